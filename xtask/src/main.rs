@@ -6,6 +6,7 @@ use std::time::Instant;
 const HELP: &str = "cargo xtask check    all checks that CI runs beside `cargo test --workspace`, the cheap ones first
 cargo xtask check layers    no import against the order of the crates, no circle of imports between the modules of one
 cargo xtask check size      files, lines and prose of documents that are too long
+cargo xtask check disk      files that are opened without the rules of the crate `disk`
 cargo xtask check links     documents that link to what is not there; pages that the book lacks
 cargo xtask check words     words that docs/glossary.md replaces by others, in code, messages and documents
 cargo xtask check deny      licences, sources and duplicate versions of other people's crates (needs cargo-deny)
@@ -25,10 +26,11 @@ cargo xtask nightly [NAME]…    the checks that take too long for CI; the last 
 /// A check: its name and the function that runs it.
 type Check = (&'static str, fn() -> Result<(), String>);
 
-const CHECKS: [Check; 11] = [
+const CHECKS: [Check; 12] = [
     ("fmt", fmt),
     ("size", size::check),
     ("layers", layers::check),
+    ("disk", disk::check),
     ("links", links::check),
     ("words", words::check),
     ("fixtures", fixtures::check),
@@ -43,6 +45,7 @@ mod book;
 mod cargo;
 mod cuda;
 mod demo;
+mod disk;
 mod emulate;
 mod first_hour;
 mod fixtures;

@@ -28,7 +28,7 @@ pub enum Done {
 /// A check: its name and the function that runs it. The first line of an error goes into the table.
 type Check = (&'static str, fn() -> Result<Done, String>);
 
-const CHECKS: [Check; 13] = [
+const CHECKS: [Check; 14] = [
     ("emulate", emulate),
     ("fleet_ends", fleet_ends),
     ("fleet_kills", fleet_kills),
@@ -40,6 +40,7 @@ const CHECKS: [Check; 13] = [
     ("mutants", mutants),
     ("network", network),
     ("sandbox", sandbox),
+    ("strangers_run", strangers_run),
     ("terminals", terminals),
     ("trl_suite", trl_suite),
 ];
@@ -176,6 +177,20 @@ fn sandbox() -> Result<Done, String> {
     match crate::sandbox::missing() {
         Some(what) => Ok(Done::Unavailable(what)),
         None => crate::sandbox::run().map(Done::Passed),
+    }
+}
+
+/// Every command and the page on runs whose files were changed, 200 times each. Takes hours on two cores.
+fn strangers_run() -> Result<Done, String> {
+    let mut command = crate::cargo::command();
+    command.args(["test", "-p", "lockstep-cli", "--test", "it", "strangers_run::"]);
+    command.args(["--", "--ignored", "--nocapture", "--test-threads=1"]);
+    let output = command.output().map_err(|e| format!("cargo: {e}"))?;
+    let said = String::from_utf8_lossy(&output.stderr).into_owned() + &String::from_utf8_lossy(&output.stdout);
+    let lines: Vec<&str> = said.lines().filter(|line| line.contains("the same bits, or")).map(str::trim).collect();
+    match output.status.success() && !lines.is_empty() {
+        true => Ok(Done::Passed(lines.join("; "))),
+        false => Err(said),
     }
 }
 

@@ -11,9 +11,7 @@ use lockstep::config::{Config, Layers, Purpose, WorkerKind, worker_kinds};
 use lockstep::error::OrBadInput;
 use lockstep::{NatsServer, Network, RunDir, StopSignal, WorkerOptions, bad_input, find_run, is_server, work};
 use std::ffi::OsString;
-use std::fs::OpenOptions;
 use std::net::SocketAddr;
-use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::OnceLock;
@@ -67,7 +65,7 @@ pub struct ServerArgs {
 impl ServerArgs {
     fn server(&self, url: String) -> anyhow::Result<NatsServer> {
         let token = match &self.nats_token_file {
-            Some(file) => std::fs::read_to_string(file).or_bad_input_in(file.display())?,
+            Some(file) => disk::read_to_string(file, disk::most::STATE).or_bad_input_in(file.display())?,
             None => std::env::var("LOCKSTEP_NATS_TOKEN").unwrap_or_default(),
         };
         let token = Some(token.trim().to_owned()).filter(|token| !token.is_empty());
@@ -198,7 +196,7 @@ pub(crate) fn supervise(args: &RunArgs, workers: Option<u32>, sharing: &SharingA
         }
     };
     let layout = Layout::of_run(&out);
-    std::fs::create_dir_all(layout.root()).or_bad_input_in(out.display())?;
+    disk::create_dir_all(layout.root()).or_bad_input_in(out.display())?;
     let role = |(i, flags): (usize, Vec<String>)| {
         let (name, log) = (format!("dev{i}"), layout.root().join(format!("dev{i}.log")));
         let (out, own) = (out.clone(), name.clone());
@@ -207,7 +205,7 @@ pub(crate) fn supervise(args: &RunArgs, workers: Option<u32>, sharing: &SharingA
             command.arg("worker").arg("--join").arg(&out).args(["--name", &own]).args(&flags);
             // A run that is resumed may have ended, or had no workers; its learner starts beside them.
             command.arg("--wait");
-            let file = OpenOptions::new().append(true).create(true).mode(0o600).open(&log);
+            let file = disk::Options::new().append().create().mode(0o600).open(&log);
             let (stdout, stderr) = match file.and_then(|file| Ok((file.try_clone()?, file))) {
                 Ok((stdout, stderr)) => (stdout.into(), stderr.into()),
                 Err(_) => (Stdio::null(), Stdio::null()),
@@ -230,10 +228,11 @@ pub(crate) fn supervise(args: &RunArgs, workers: Option<u32>, sharing: &SharingA
     let learner = Role { name: "the learner".to_owned(), command: Box::new(learner) };
     let all = (1..).zip(workers).map(role).collect();
     let mut report = |text: &str| console.warn(text);
-    let code = supervisor::run(learner, all, Limits::default(), &mut || requests.try_recv().ok(), &mut report)?;
+    let code = supervisor::run(learner, all, Limits::default(), &mut || requests.try_recv().ok(), &mut report)
+        .map_err(|error| with_last_words(&error.to_string(), layout.root()))?;
     if is_new && !out.join("config.toml").exists() {
         // It was refused before it had begun.
-        let _ = std::fs::remove_dir_all(layout.root());
+        let _ = disk::remove_dir_all(layout.root());
         let _ = std::fs::remove_dir(&out);
     }
     match code {
@@ -301,6 +300,17 @@ fn arguments(args: &RunArgs, out: &Path) -> anyhow::Result<Vec<OsString>> {
         None => arguments.extend(["--set".into(), format!("output_dir={}", utf8("--out", out)?).into()]),
     }
     Ok(arguments)
+}
+
+/// The error of the supervisor, which begins with the name of a process, with the last error in the log of that process.
+fn with_last_words(error: &str, logs: &Path) -> anyhow::Error {
+    let log = logs.join(format!("{}.log", error.split(' ').next().unwrap_or_default()));
+    let text = disk::read(&log, disk::most::STATE).unwrap_or_default();
+    let text = String::from_utf8_lossy(&text);
+    match text.lines().rev().find(|line| line.starts_with("error: ")) {
+        Some(line) => anyhow::anyhow!("{error}: {}: {line}", log.display()),
+        None => anyhow::anyhow!("{error}"),
+    }
 }
 
 #[cfg(test)]

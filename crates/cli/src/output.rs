@@ -33,7 +33,9 @@ pub(crate) fn columns<const N: usize>(rows: &[[String; N]]) -> String {
     for row in rows {
         // A column that is empty in all rows takes no room.
         let cells = row.iter().zip(widths).filter(|(_, width)| *width > 0);
-        let line: Vec<_> = cells.map(|(cell, width)| format!("{cell:width$}")).collect();
+        // Not `{cell:width$}`, which panics beyond 65535 characters: a cell may hold text of a stranger's run.
+        let line: Vec<_> =
+            cells.map(|(cell, width)| format!("{cell}{}", " ".repeat(width - cell.chars().count()))).collect();
         text += line.join("  ").trim_end();
         text += "\n";
     }
@@ -115,6 +117,12 @@ mod tests {
         let rows = [["a", "", "long"], ["é", "", ""], ["abc", "", "x"]].map(|row| row.map(str::to_owned));
         assert_eq!(columns(&rows), "a    long\né\nabc  x\n");
         assert_eq!(columns::<2>(&[]), "");
+        // Wider than a width of `format!` may be.
+        for wide in [65_535, 65_536, 70_000, 1 << 20] {
+            let rows = [["x".repeat(wide), "a".to_owned()], ["é".to_owned(), "b".to_owned()]];
+            let expected = format!("{}  a\né{}  b\n", "x".repeat(wide), " ".repeat(wide - 1));
+            assert!(columns(&rows) == expected, "{wide}");
+        }
     }
 
     #[test]

@@ -132,7 +132,7 @@ fn unknown(run: &Path, status: &Status, job: JobName) -> anyhow::Error {
             let (step, batches) = (learner.step, learner.batches);
             match () {
                 () if batch >= batches => {
-                    let last = (batches * learner.groups).saturating_sub(1);
+                    let last = batches.saturating_mul(learner.groups).saturating_sub(1);
                     format!("the last rollout of the run is {last:06}")
                 }
                 () if batch < step => {

@@ -5,11 +5,13 @@ use crate::verdict::{Moved, Verdict, moved, verdict};
 use lockstep::TokenTexts;
 use lockstep::wire::file::GroupFile;
 use serde_json::{Map, Value, json};
-use std::fs::File;
-use std::io::{Read, Seek, SeekFrom};
+use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::SystemTime;
+
+/// How many bytes of `metrics.jsonl` are read at once, and the longest line.
+const PIECE: u64 = 8 << 20;
 
 /// A training run and what has been read of its files.
 pub struct RunFiles {
@@ -29,6 +31,7 @@ pub struct RunFiles {
 impl RunFiles {
     /// The training run in this directory.
     pub fn new(root: PathBuf) -> RunFiles {
+        disk::no_links_below(&root);
         RunFiles {
             root,
             read: 0,
@@ -49,7 +52,7 @@ impl RunFiles {
 
     /// Reads the new lines of `metrics.jsonl`. A line that is still being written is left for the next call.
     pub fn refresh(&mut self) {
-        let Ok(mut file) = File::open(self.root.join("metrics.jsonl")) else { return };
+        let Ok(mut file) = disk::open(self.root.join("metrics.jsonl")) else { return };
         let length = file.metadata().map_or(0, |metadata| metadata.len());
         let mut head = vec![0; self.head.len()];
         let is_same = length >= self.read && file.read_exact(&mut head).is_ok() && head == self.head;
@@ -59,15 +62,25 @@ impl RunFiles {
                 [&mut self.groups, &mut self.updates, &mut self.evaluations].map(Option::take);
             *self = RunFiles { groups, updates, evaluations, tokens: self.tokens.take(), ..RunFiles::new(root) };
         }
-        if length == self.read || file.seek(SeekFrom::Start(self.read)).is_err() {
-            return;
+        // Piece by piece: the file of a stranger's run may claim any length.
+        while self.read < length {
+            let Ok(bytes) = disk::read_range(&file, self.read, PIECE) else { return };
+            let whole = bytes.iter().rposition(|&byte| byte == b'\n').map_or(0, |at| at + 1);
+            if whole == 0 {
+                // A line that is still being written. One that is longer than a piece is not the line of a run: then
+                // the file is read no further.
+                return;
+            }
+            self.add_lines(&bytes[..whole]);
+            if self.read == 0 {
+                self.head = bytes[..whole.min(256)].to_vec();
+            }
+            self.read += whole as u64;
         }
-        let mut bytes = Vec::new();
-        if file.take(length - self.read).read_to_end(&mut bytes).is_err() {
-            return;
-        }
-        let whole = bytes.iter().rposition(|&byte| byte == b'\n').map_or(0, |at| at + 1);
-        for line in bytes[..whole].split(|&byte| byte == b'\n') {
+    }
+
+    fn add_lines(&mut self, bytes: &[u8]) {
+        for line in bytes.split(|&byte| byte == b'\n') {
             let Ok(Value::Object(mut line)) = serde_json::from_slice(line) else { continue };
             let step = line.get("step").and_then(Value::as_u64).unwrap_or(0);
             match line.remove("alarm") {
@@ -75,10 +88,6 @@ impl RunFiles {
                 None => self.series.add(step, &line),
             }
         }
-        if self.read == 0 {
-            self.head = bytes[..whole.min(256)].to_vec();
-        }
-        self.read += whole as u64;
     }
 
     /// Adds an alarm. The line that says that an alarm has ended takes the place of the line that raised it, so that
@@ -137,16 +146,14 @@ impl RunFiles {
     }
 
     fn checkpoints(&self) -> Vec<String> {
-        let Ok(entries) = std::fs::read_dir(self.root.join("checkpoints")) else { return Vec::new() };
-        let names = entries.filter_map(|entry| entry.ok()?.file_name().into_string().ok());
-        let mut names: Vec<String> = names.filter(|name| name.starts_with("step-")).collect();
-        names.sort();
-        names
+        let entries = disk::read_dir(self.root.join("checkpoints")).unwrap_or_default();
+        let names = entries.into_iter().filter_map(|entry| entry.file_name().to_str().map(str::to_owned));
+        names.filter(|name| name.starts_with("step-")).collect()
     }
 
     /// The configuration of the run, with all keys.
     pub fn config(&self) -> Map<String, Value> {
-        let text = std::fs::read_to_string(self.root.join("config.toml")).unwrap_or_default();
+        let text = disk::read_to_string(self.root.join("config.toml"), disk::most::STATE).unwrap_or_default();
         let table: toml::Table = text.parse().unwrap_or_default();
         match serde_json::to_value(table) {
             Ok(Value::Object(config)) => config,
@@ -157,7 +164,7 @@ impl RunFiles {
     /// For each configuration key, where its value came from (a comment behind the value in the file); keys with
     /// default values have none.
     fn origins(&self) -> Map<String, Value> {
-        let text = std::fs::read_to_string(self.root.join("config.toml")).unwrap_or_default();
+        let text = disk::read_to_string(self.root.join("config.toml"), disk::most::STATE).unwrap_or_default();
         let origin = |line: &str| {
             let ((key, value), (_, origin)) = (line.split_once(" = ")?, line.rsplit_once("  # ")?);
             (!key.starts_with('#') && !value.is_empty() && origin != "default")
@@ -167,7 +174,7 @@ impl RunFiles {
     }
 
     pub(crate) fn json(&self, name: &str) -> Value {
-        let bytes = std::fs::read(self.root.join(name)).unwrap_or_default();
+        let bytes = disk::read(self.root.join(name), disk::most::STATE).unwrap_or_default();
         serde_json::from_slice(&bytes).unwrap_or(Value::Null)
     }
 
@@ -331,6 +338,35 @@ mod tests {
         assert_eq!(run.series().values("reward").collect::<Vec<_>>(), [(1, 2.0)]);
         assert!(run.alarms().is_empty());
         assert_eq!(run.facts("x")["groups"], Value::Null);
+    }
+
+    /// A long log is read in pieces, and what is not a log takes no memory: a sparse file, a line without an end.
+    #[test]
+    fn a_log_is_read_piece_by_piece() {
+        let dir = tempfile::tempdir().unwrap();
+        let log = dir.path().join("metrics.jsonl");
+        let line = |step: u64| format!("{{\"step\":{step},\"reward\":{step},\"more\":\"{}\"}}\n", "x".repeat(9000));
+        let steps = 3 * PIECE / 9000;
+        std::fs::write(&log, (1..=steps).map(line).collect::<String>()).unwrap();
+        let mut run = RunFiles::new(dir.path().to_owned());
+        run.refresh();
+        let expected: Vec<_> = (1..=steps).map(|step| (step, step as f64)).collect();
+        assert_eq!(run.series().values("reward").collect::<Vec<_>>(), expected);
+        let whole = std::fs::metadata(&log).unwrap().len();
+        for hole in [PIECE, 3 << 30, 1 << 40] {
+            std::fs::File::options().write(true).open(&log).unwrap().set_len(whole + hole).unwrap();
+            run.refresh();
+            assert_eq!((run.read, run.series().last_step()), (whole, Some(steps)));
+        }
+        std::fs::write(&log, "x".repeat(2 * PIECE as usize)).unwrap();
+        run.refresh();
+        assert_eq!((run.read, run.series().last_step()), (0, None));
+        for other in ["/dev/zero", "nothing", "."] {
+            std::fs::remove_file(&log).unwrap();
+            std::os::unix::fs::symlink(other, &log).unwrap();
+            run.refresh();
+            assert_eq!(run.series().last_step(), None);
+        }
     }
 
     #[test]

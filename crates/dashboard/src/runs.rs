@@ -70,9 +70,8 @@ fn below(dir: &Path, depth: usize) -> Vec<PathBuf> {
     if is_run(dir) {
         return vec![dir.to_owned()];
     }
-    let Ok(entries) = std::fs::read_dir(dir) else { return Vec::new() };
-    let mut dirs: Vec<PathBuf> = entries.filter_map(|e| Some(e.ok()?.path())).filter(|path| path.is_dir()).collect();
-    dirs.sort();
+    let entries = disk::read_dir(dir).unwrap_or_default();
+    let dirs: Vec<PathBuf> = entries.iter().map(disk::Entry::path).filter(|path| path.is_dir()).collect();
     if depth == 0 { Vec::new() } else { dirs.iter().flat_map(|dir| below(dir, depth - 1)).collect() }
 }
 

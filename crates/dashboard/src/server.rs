@@ -289,7 +289,7 @@ async fn completion(
 async fn spans(State(site): Shared, Path(name): Path<String>, uri: Uri) -> Response {
     let Some(run) = site.runs.get(&name) else { return missing() };
     let path = lock(&run).root().join("trace.json");
-    let trace = std::fs::read_to_string(path).unwrap_or_default();
+    let trace = disk::read_to_string(path, disk::most::STATE).unwrap_or_default();
     answer(&groups::spans(&trace, number(&words(&uri), "step", 1)))
 }
 

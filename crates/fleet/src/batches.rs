@@ -51,7 +51,7 @@ impl BatchFiles {
                 self.remove(batch)?;
                 continue;
             }
-            let bytes = std::fs::read(self.path(batch)).or_io("read", &self.path(batch))?;
+            let bytes = disk::read(self.path(batch), disk::most::GROUPS).or_io("read", &self.path(batch))?;
             match batch_from_bytes(&bytes) {
                 Ok((number, results)) if number == batch => drop(batches.insert(batch, results)),
                 Ok((number, _)) => {
@@ -79,16 +79,15 @@ impl BatchFiles {
 
     fn remove(&self, batch: u64) -> Result<()> {
         let path = self.path(batch);
-        std::fs::remove_file(&path).or_io("delete", &path)
+        disk::remove_file(&path).or_io("delete", &path)
     }
 
     /// The numbers of the batch files that exist, in order.
     pub fn numbers(&self) -> Result<Vec<u64>> {
-        let entries = std::fs::read_dir(&self.directory).or_io("read", &self.directory)?;
+        let entries = disk::read_dir(&self.directory).or_io("read", &self.directory)?;
         let mut numbers = Vec::new();
         for entry in entries {
-            let name = entry.or_io("read", &self.directory)?.file_name();
-            numbers.extend(name.to_str().and_then(|name| name.parse::<u64>().ok()));
+            numbers.extend(entry.file_name().to_str().and_then(|name| name.parse::<u64>().ok()));
         }
         numbers.sort_unstable();
         Ok(numbers)

@@ -13,8 +13,8 @@
 
 use serde::{Deserialize, Serialize};
 use std::fmt;
-use std::fs::{File, OpenOptions, TryLockError};
-use std::io::{ErrorKind, Read, Result, Seek, Write};
+use std::fs::{File, TryLockError};
+use std::io::{ErrorKind, Result, Seek, Write};
 use std::path::{Path, PathBuf};
 use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
 use std::time::Duration;
@@ -113,7 +113,7 @@ pub struct Claim {
 
 impl Drop for Claim {
     fn drop(&mut self) {
-        let _ = std::fs::remove_file(&self.path);
+        let _ = disk::remove_file(&self.path);
     }
 }
 
@@ -155,11 +155,11 @@ impl Locks {
         let mut name = path.as_os_str().to_owned();
         name.push(".claim");
         let name = PathBuf::from(name);
-        let create = || OpenOptions::new().write(true).create_new(true).open(&name);
+        let create = || disk::Options::new().write().create_new().open(&name);
         let claimed = match create() {
             // A process that was killed while it started left this claim.
             Err(exists) if exists.kind() == ErrorKind::AlreadyExists && self.is_abandoned(&name)? => {
-                std::fs::remove_file(&name)?;
+                disk::remove_file(&name)?;
                 create()
             }
             claimed => claimed,
@@ -194,7 +194,8 @@ impl Locks {
 
     /// Whether the process that made the file of a claim is gone.
     fn is_abandoned(&self, claim: &Path) -> Result<bool> {
-        let owner: Option<Owner> = std::fs::read(claim).ok().and_then(|bytes| serde_json::from_slice(&bytes).ok());
+        let owner: Option<Owner> =
+            disk::read(claim, disk::most::STATE).ok().and_then(|bytes| serde_json::from_slice(&bytes).ok());
         match owner.and_then(|owner| self.lives(&owner)) {
             Some(lives) => Ok(!lives),
             None => Ok(silence(claim)? > SILENT),
@@ -266,9 +267,8 @@ impl Locks {
 
 /// The whole text of an open file.
 fn text(mut file: &File) -> Result<String> {
-    let mut bytes = Vec::new();
     file.rewind()?;
-    file.read_to_end(&mut bytes)?;
+    let bytes = disk::read_rest(file, 0, disk::most::STATE)?;
     Ok(String::from_utf8_lossy(&bytes).into_owned())
 }
 
@@ -278,11 +278,11 @@ fn silence(path: &Path) -> Result<Duration> {
     let mut probe = path.as_os_str().to_owned();
     probe.push(format!(".clock-{}", std::process::id()));
     let probe = PathBuf::from(probe);
-    let now = File::create(&probe).and_then(|mut file| {
+    let now = disk::create(&probe).and_then(|mut file| {
         file.write_all(b"now")?;
         file.metadata()?.modified()
     });
-    let _ = std::fs::remove_file(&probe);
+    let _ = disk::remove_file(&probe);
     let written = std::fs::metadata(path)?.modified()?;
     Ok(now?.duration_since(written).unwrap_or_default())
 }

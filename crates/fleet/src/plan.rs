@@ -56,7 +56,7 @@ impl Plan {
             max_staleness,
             continued: Continued::default(),
             chunks: false,
-            slots: max_staleness as usize + 1,
+            slots: (max_staleness as usize).saturating_add(1),
             max_inflight_tasks: 1024,
             queue_maxsize: 1024,
             stale_after_ms: 60_000,

@@ -9,6 +9,10 @@ use serde::Serialize;
 use std::path::Path;
 use std::time::Duration;
 
+/// Batches of the claimed range that the status lists at most. `learner.json` may be a stranger's: the range that it
+/// claims is not believed.
+const MOST_LISTED: u64 = 1000;
+
 /// A worker on another machine counts as alive if its learner has heard from it within this many seconds.
 const HEARD_S: f64 = 10.0;
 
@@ -96,7 +100,8 @@ pub fn read(out: &Path) -> Result<Status> {
     let files = batch_files(&layout)?;
     let mut batches = Vec::new();
     if let Some(learner) = &learner {
-        let last = (learner.step + learner.max_staleness).min(learner.batches.saturating_sub(1));
+        let listed = learner.max_staleness.min(MOST_LISTED - 1);
+        let last = learner.step.saturating_add(listed).min(learner.batches.saturating_sub(1));
         for batch in learner.step..=last {
             let of_batch = |job: &&JobName| match job {
                 JobName::Rollout { number, .. } => number / learner.groups.max(1) == batch,

@@ -7,8 +7,7 @@
 //! each has one thread.
 
 use crate::{Error, Result};
-use std::fs::{DirBuilder, File, OpenOptions, TryLockError};
-use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::fs::{File, TryLockError};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -162,11 +161,10 @@ impl CoreTokens {
     /// files are kept.
     pub fn create(dir: &Path, cores: usize) -> Result<CoreTokens> {
         let fail = |path: &Path, e: std::io::Error| error(path, format!("cannot be made: {e}"));
-        DirBuilder::new().recursive(true).mode(0o700).create(dir).map_err(|e| fail(dir, e))?;
+        disk::create_private_dir_all(dir).map_err(|e| fail(dir, e))?;
         let tokens = CoreTokens { dir: dir.to_owned(), cores: cores.max(1) };
         for path in (0..tokens.cores).map(|core| tokens.core(core)).chain([tokens.gate()]) {
-            let mut options = OpenOptions::new();
-            let made = options.write(true).create(true).truncate(false).mode(0o600).open(&path);
+            let made = disk::Options::new().write().create().mode(0o600).open(&path);
             made.map_err(|e| fail(&path, e))?;
         }
         Ok(tokens)
@@ -233,7 +231,7 @@ impl CoreTokens {
         self.dir.join("gate")
     }
     fn lock_file(&self, path: &Path) -> Result<File> {
-        File::open(path).map_err(|e| error(path, format!("cannot be opened: {e}")))
+        disk::open(path).map_err(|e| error(path, format!("cannot be opened: {e}")))
     }
 }
 

@@ -93,7 +93,7 @@ pub struct AdapterConfig {
 pub fn load_adapter_config(dir: &Path) -> Result<AdapterConfig> {
     check_listed(dir, |name| name == ADAPTER_CONFIG)?;
     let path = dir.join(ADAPTER_CONFIG);
-    let text = std::fs::read(&path).map_err(|e| match e.kind() {
+    let text = disk::read(&path, disk::most::STATE).map_err(|e| match e.kind() {
         std::io::ErrorKind::NotFound => {
             Error::file(&path, "there is no such file: this is no adapter's PEFT directory")
         }
@@ -211,7 +211,7 @@ pub fn read_adapter(dir: &Path, adapter: &mut Adapter) -> Result<()> {
 /// the model that the adapter belongs to.
 pub fn save_adapter<'a>(dir: &Path, adapter: &Adapter, base: impl Into<BaseModel<'a>>) -> Result<()> {
     let (lora, base) = (&adapter.lora, base.into());
-    std::fs::create_dir_all(dir).map_err(|e| Error::io(dir, e))?;
+    disk::create_dir_all(dir).map_err(|e| Error::io(dir, e))?;
     let (task_type, modules_to_save) = match adapter.config.head {
         Head::Lm => ("CAUSAL_LM", Value::Null),
         Head::Score(_) => ("SEQ_CLS", json!(["score"])),

@@ -1,6 +1,5 @@
 //! Atomic file writes: a reader sees the old contents or the new ones, never a part.
 
-use std::fs::File;
 use std::io::Write;
 use std::path::Path;
 
@@ -13,13 +12,13 @@ pub(crate) fn write_atomically(path: &Path, bytes: &[u8]) -> Result<()> {
     name.push(format!(".{}.tmp", std::process::id()));
     let temporary = path.with_file_name(name);
     let write = || {
-        let mut file = File::create(&temporary)?;
+        let mut file = disk::create(&temporary)?;
         file.write_all(bytes)?;
         file.sync_all()?;
-        std::fs::rename(&temporary, path)
+        disk::rename(&temporary, path)
     };
     write().map_err(|source| {
-        let _ = std::fs::remove_file(&temporary);
+        let _ = disk::remove_file(&temporary);
         Error::io("write", path)(source)
     })
 }

@@ -1,7 +1,7 @@
 //! Detects that an open output file was deleted or replaced by somebody. Further writes would be lost with the last
 //! handle, without an error.
 
-use std::fs::{self, File, OpenOptions};
+use std::fs::{self, File};
 use std::io::{self, Read, Seek};
 use std::path::Path;
 
@@ -10,7 +10,7 @@ pub fn is_in_place(path: &Path, file: &File) -> bool {
     if cfg!(not(unix)) {
         return path.exists();
     }
-    let (Ok(named), Ok(open)) = (fs::metadata(path), file.metadata()) else { return false };
+    let (Ok(named), Ok(open)) = (path.symlink_metadata(), file.metadata()) else { return false };
     same_file(&named, &open)
 }
 
@@ -34,12 +34,12 @@ pub fn write_again(path: &Path, file: &File, len: u64) -> io::Result<(File, Stri
     let note = if path.symlink_metadata().is_ok() {
         let mut aside = path.as_os_str().to_owned();
         aside.push(".replaced");
-        fs::rename(path, &aside)?;
+        disk::rename(path, &aside)?;
         format!("{name} was replaced by another file while the run writes it: that one is now {}", aside.display())
     } else {
         format!("{name} was deleted while the run writes it: it is written again")
     };
-    let mut new = OpenOptions::new().read(true).write(true).create_new(true).open(path)?;
+    let mut new = disk::Options::new().read().write().create_new().open(path)?;
     let mut old = file;
     old.rewind()?;
     io::copy(&mut old.take(len), &mut new)?;
@@ -56,7 +56,7 @@ mod tests {
     fn what_was_deleted_or_replaced_is_written_again() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("log");
-        let open = || OpenOptions::new().read(true).write(true).create_new(true).open(&path).unwrap();
+        let open = || disk::Options::new().read().write().create_new().open(&path).unwrap();
         let mut file = open();
         file.write_all(b"12345").unwrap();
         assert!(is_in_place(&path, &file));

@@ -157,7 +157,7 @@ impl RunRecord {
 
     /// Reads a `record.json`.
     pub fn read(path: &Path) -> Result<Self> {
-        let text = std::fs::read(path).map_err(Error::io("read", path))?;
+        let text = disk::read(path, disk::most::STATE).map_err(Error::io("read", path))?;
         serde_json::from_slice(&text).map_err(|error| Error::format(path, error.to_string()))
     }
 }
@@ -174,7 +174,7 @@ pub fn hash_file(path: &Path) -> Result<FileHash> {
 
 /// [`hash_file`], which stops early and returns `None` once `stopped` returns true.
 pub fn hash_file_until(path: &Path, stopped: &dyn Fn() -> bool) -> Result<Option<FileHash>> {
-    let mut file = std::fs::File::open(path).map_err(Error::io("open", path))?;
+    let mut file = disk::open(path).map_err(Error::io("open", path))?;
     let (mut hasher, mut bytes) = (Sha256::new(), 0);
     let mut piece = vec![0; 1 << 20];
     loop {

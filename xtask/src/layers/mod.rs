@@ -13,21 +13,34 @@ use std::path::{Path, PathBuf};
 use serde_json::Value;
 
 /// Each crate with the workspace crates that it may import, lower layers first (docs/architecture.md).
-const CRATES: [(&str, &[&str]); 13] = [
+const CRATES: [(&str, &[&str]); 14] = [
     ("testing", &[]),
-    ("kernels", &[]),
-    ("telemetry", &[]),
-    ("fleet", &[]),
-    ("model", &["kernels"]),
+    ("disk", &[]),
+    ("kernels", &["disk"]),
+    ("telemetry", &["disk"]),
+    ("fleet", &["disk"]),
+    ("model", &["disk", "kernels"]),
     ("rollout", &["kernels", "model"]),
     ("train", &["kernels", "model"]),
     ("rewards", &["kernels", "model"]),
-    ("lockstep", &["kernels", "model", "rollout", "train", "rewards", "telemetry", "fleet"]),
-    ("dashboard", &["lockstep", "telemetry"]),
+    ("lockstep", &["disk", "kernels", "model", "rollout", "train", "rewards", "telemetry", "fleet"]),
+    ("dashboard", &["disk", "lockstep", "telemetry"]),
     ("bench", &["kernels", "model", "rollout", "train", "rewards", "telemetry", "lockstep"]),
     (
         "cli",
-        &["kernels", "model", "rollout", "train", "rewards", "telemetry", "fleet", "lockstep", "dashboard", "bench"],
+        &[
+            "disk",
+            "kernels",
+            "model",
+            "rollout",
+            "train",
+            "rewards",
+            "telemetry",
+            "fleet",
+            "lockstep",
+            "dashboard",
+            "bench",
+        ],
     ),
     ("xtask", &[]),
 ];

@@ -76,8 +76,9 @@ fn no_room_for_completions_stops_no_run() {
     let page = 1 << 12;
     let used = fs::metadata(&moved).unwrap().len().next_multiple_of(page);
     fs::write(root.join("disk/ballast"), vec![1u8; ((1 << 20) - used - page) as usize]).unwrap();
-    fs::remove_file(&file).unwrap();
-    std::os::unix::fs::symlink(&moved, &file).unwrap();
+    // Not a link, which is not followed inside a run: the file itself is on the small disk.
+    assert!(Command::new("mount").arg("--bind").args([&moved, &file]).status().unwrap().success());
+    let _bound = SmallDisk(file.clone());
     let resume = |run: &str| good(root, &["train", "--resume", run, "--set", "max_steps=60"]);
     resume("roomy");
     let said = resume("full");

@@ -67,6 +67,7 @@ mod spool_secrecy;
 mod stopping;
 mod stopping_early;
 mod stopping_workers;
+mod strangers_run;
 mod support;
 mod terminals;
 mod tools;

@@ -10,7 +10,7 @@ impl FileMap {
     /// Maps the file at `path`. It must not be truncated while the map lives (the process would be killed on access).
     pub fn open(path: &Path) -> Result<FileMap> {
         let fail = |source| Error::Map { path: path.to_owned(), source };
-        let file = std::fs::File::open(path).map_err(fail)?;
+        let file = disk::open(path).map_err(fail)?;
         if file.metadata().map_err(fail)?.len() == 0 {
             return Ok(FileMap(None));
         }

@@ -175,7 +175,7 @@ impl Resolved {
             let fix = if of_run.is_file() { format!(": give {}", of_run.display()) } else { String::new() };
             bad_input!("the configuration {} is a directory, and no TOML file{fix}", path.display());
         }
-        let text = std::fs::read_to_string(path).map_err(|e| {
+        let text = disk::read_to_string(path, disk::most::STATE).map_err(|e| {
             BadInput::new(format!(
                 "cannot read the configuration {}: {e}; `lockstep config show` prints one",
                 path.display()

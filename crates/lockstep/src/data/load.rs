@@ -23,6 +23,9 @@ use std::path::Path;
 /// The column of a row that already has token ids instead of text.
 pub(crate) const INPUT_IDS: &str = "input_ids";
 
+/// The standard input of `score-rewards --input -`.
+const STDIN: &str = "/dev/stdin";
+
 /// Files are read and hashed in pieces of this size; between two pieces a stop is checked for.
 const PIECE_BYTES: usize = 16 << 20;
 
@@ -194,7 +197,12 @@ impl DatasetSpec {
 
     fn bytes(&self, path: &Path) -> anyhow::Result<Vec<u8>> {
         let cannot = || format!("cannot read {}", path.display());
-        let mut file = File::open(path).or_bad_input_in(cannot())?;
+        // `score-rewards --input -` reads standard input, which may be a pipe.
+        let mut file = match path == Path::new(STDIN) {
+            true => File::open(path),
+            false => disk::open(path).and_then(|file| disk::refuse_holes(&file).map(|()| file)),
+        }
+        .or_bad_input_in(cannot())?;
         let mut content = Vec::new();
         loop {
             self.stop.check()?;

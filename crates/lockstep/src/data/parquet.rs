@@ -31,7 +31,7 @@ pub(super) fn read(path: &Path, limit: usize, stop: &StopSignal) -> anyhow::Resu
 
 fn rows(path: &Path, limit: usize, stop: &StopSignal) -> anyhow::Result<Vec<(usize, Row)>> {
     let bad = |e: ParquetError| BadInput::new(format!("{}: not a readable Parquet file: {e}", path.display()));
-    let file = Arc::new(File::open(path).or_bad_input_in(path.display())?);
+    let file = Arc::new(disk::open(path).or_bad_input_in(path.display())?);
     let reader = SerializedFileReader::new(file.try_clone()?).map_err(bad)?;
     let mut rows = Vec::new();
     for group in 0..reader.num_row_groups() {

@@ -6,9 +6,8 @@ use anyhow::Context as _;
 use fleet::WorkerName;
 use fleet::exchange::spool::Layout;
 use serde::{Deserialize, Serialize};
-use std::fs::{self, File, OpenOptions};
+use std::fs::File;
 use std::io::{ErrorKind, Write};
-use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 
 #[derive(Serialize, Deserialize)]
@@ -26,14 +25,14 @@ impl Expelled {
         let layout = Layout::of_run(out);
         layout.create().map_err(of_fleet)?;
         let path = layout.root().join("expelled.jsonl");
-        let text = match fs::read_to_string(&path) {
+        let text = match disk::read_to_string(&path, disk::most::STATE) {
             Err(error) if error.kind() == ErrorKind::NotFound => String::new(),
             text => text.with_context(|| path.display().to_string())?,
         };
         // The last line may be half written: then its worker is found once more.
         let lines = text.lines().filter_map(|line| serde_json::from_str::<Line>(line).ok());
         let names = lines.map(|line| line.worker).collect();
-        let file = OpenOptions::new().append(true).create(true).mode(0o600).open(&path);
+        let file = disk::Options::new().append().create().mode(0o600).open(&path);
         Ok((Expelled(file.with_context(|| path.display().to_string())?), names))
     }
 

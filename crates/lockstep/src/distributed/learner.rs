@@ -21,9 +21,7 @@ use kernels::Context;
 use model::io::ModelFiles;
 use model::{AdaptedWeights, HeldWeights};
 use std::collections::{BTreeMap, VecDeque};
-use std::fs::File;
 use std::io::Write;
-use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -471,11 +469,11 @@ fn of_batches(batches: &BTreeMap<u64, Pending>) -> impl Iterator<Item = &GroupJo
 fn forget_other_settings(out: &Path, settings: Lineage) -> anyhow::Result<()> {
     let layout = fleet::exchange::spool::Layout::of_run(out);
     let (file, text) = (layout.root().join("settings"), settings.to_string());
-    if std::fs::read_to_string(&file).is_ok_and(|known| known == text) {
+    if disk::read_to_string(&file, disk::most::STATE).is_ok_and(|known| known == text) {
         return Ok(());
     }
     layout.forget_results().map_err(of_fleet)?;
-    let opened = File::options().write(true).create(true).truncate(true).mode(0o600).open(&file);
+    let opened = disk::Options::new().write().create().truncate().mode(0o600).open(&file);
     let written = opened.and_then(|mut file| file.write_all(text.as_bytes()));
     written.with_context(|| file.display().to_string())
 }

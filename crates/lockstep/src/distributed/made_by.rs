@@ -6,9 +6,8 @@ use fleet::exchange::spool::Layout;
 use fleet::{JobName, JobResult};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
-use std::fs::{self, File, OpenOptions};
+use std::fs::File;
 use std::io::Write;
-use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
 /// A line of the file: the groups of a batch, by worker.
@@ -29,7 +28,7 @@ impl MadeBy {
     /// Opens the file of the run directory `out`.
     pub fn open(out: &Path) -> anyhow::Result<MadeBy> {
         let path = path(out);
-        let file = OpenOptions::new().append(true).create(true).mode(0o600).open(&path);
+        let file = disk::Options::new().append().create().mode(0o600).open(&path);
         Ok(MadeBy(file.with_context(|| path.display().to_string())?))
     }
 
@@ -54,7 +53,7 @@ impl MadeBy {
 /// The worker that made a group of the run in `out`, if the run has workers; if it was made in chunks, all workers that
 /// made it.
 pub fn made_by(out: &Path, group: u64) -> Option<String> {
-    let text = fs::read_to_string(path(out)).ok()?;
+    let text = disk::read_to_string(path(out), disk::most::STATE).ok()?;
     let lines = text.lines().filter_map(|line| serde_json::from_str::<Line>(line).ok());
     let of = |line: Line| {
         let makers = line.groups.into_iter().filter(|(_, groups)| groups.contains(&group)).map(|(name, _)| name);

@@ -176,7 +176,7 @@ pub(crate) fn cores_of(out: &Path) -> PathBuf {
 pub fn share_cores(ctx: &Context, out: &Path) -> anyhow::Result<()> {
     let fleet = Layout::of_run(out);
     // Without locks processes cannot take turns: each computes whenever it has work.
-    let probe = std::fs::File::open(fleet.root());
+    let probe = disk::open_dir(fleet.root());
     if probe.is_ok_and(|probe| matches!(probe.try_lock_shared(), Err(TryLockError::Error(e)) if is_unsupported(&e))) {
         return Ok(());
     }

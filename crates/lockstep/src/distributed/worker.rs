@@ -127,7 +127,7 @@ impl WorkerWork {
     /// What the learner shares; `None` if it is not there, or of another run than the worker's. The worker's loop
     /// [checks](Work::check) that, and ends it; the jobs that it has are not to blame.
     fn shared(&self) -> Option<Shared> {
-        Shared::read(&std::fs::read(self.layout.learner()).ok()?, &self.parts.identity).ok()
+        Shared::read(&disk::read(self.layout.learner(), disk::most::STATE).ok()?, &self.parts.identity).ok()
     }
 
     fn in_stage(&self, is_it: impl Fn(&Stage) -> bool) -> impl Iterator<Item = (&JobName, &Begun)> {

@@ -60,8 +60,8 @@ pub(crate) fn of_weights(files: &[FileHash]) -> String {
 /// selects files by name.
 pub(crate) fn hashes(dir: &Path, stop: &StopSignal, which: impl Fn(&str) -> bool) -> anyhow::Result<Vec<FileHash>> {
     let mut files = Vec::new();
-    for entry in std::fs::read_dir(dir).or_bad_input_in(dir.display())? {
-        let path = entry?.path();
+    for entry in disk::read_dir(dir).or_bad_input_in(dir.display())? {
+        let path = entry.path();
         let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
         let of_weights = ["model.safetensors.index.json", model::peft::ADAPTER_CONFIG].contains(&&*name)
             || name.ends_with(".safetensors");

@@ -130,7 +130,7 @@ impl Looks {
         let read = |path: &str| -> Result<String, Infallible> {
             let is_short = std::fs::metadata(path).is_ok_and(|file| file.is_file() && file.len() <= LONGEST_FILE);
             if is_short && Path::new(path).is_file() {
-                files.borrow_mut().extend(std::fs::read_to_string(path).ok());
+                files.borrow_mut().extend(disk::read_to_string(path, disk::most::STATE).ok());
             }
             Ok(path.to_owned())
         };

@@ -99,7 +99,8 @@ impl Replay {
     /// Reads and checks a file. An error is a [`BadInput`] that names file and line.
     pub fn load(path: &Path, assets: &ModelAssets, limits: &Limits) -> anyhow::Result<Replay> {
         let file = path.display();
-        let bytes = std::fs::read(path).map_err(|e| BadInput::new(format!("cannot read the rollouts {file}: {e}")))?;
+        let bytes = disk::read(path, disk::most::GROUPS)
+            .map_err(|e| BadInput::new(format!("cannot read the rollouts {file}: {e}")))?;
         let hash = Sha256::digest(&bytes).iter().map(|byte| format!("{byte:02x}")).collect();
         let mut replay = Replay { groups: Vec::new(), prompts: PromptSet::default(), reward_names: Vec::new(), hash };
         let mut functions = None;

@@ -32,14 +32,14 @@ pub fn set_aside(run: &RunDir, step: u64, log_bytes: &BTreeMap<String, u64>) -> 
 fn move_to(run: &RunDir, target: &Path, step: u64, later: &[(u64, PathBuf)]) -> anyhow::Result<()> {
     let kept = RunDir::at(target);
     for dir in [kept.checkpoints(), kept.completions(), kept.tensorboard()] {
-        fs::create_dir_all(dir)?;
+        disk::create_dir_all(dir)?;
     }
     let groups = [run.rollouts(), run.updates(), run.evaluations(), run.older_rollouts()];
     let logs = [run.config(), run.record(), run.metrics(), run.log(0)].into_iter().chain(groups);
     for file in logs.chain(files(&run.tensorboard())).filter(|file| file.is_file()) {
         let copy = target.join(file.strip_prefix(run.root())?);
-        fs::copy(&file, &copy)?;
-        fs::File::open(&copy)?.sync_all()?;
+        disk::copy(&file, &copy)?;
+        disk::open(&copy)?.sync_all()?;
     }
     let of_later = |file: &PathBuf| {
         let name = file.file_name().unwrap_or_default().to_string_lossy().into_owned();
@@ -49,7 +49,7 @@ fn move_to(run: &RunDir, target: &Path, step: u64, later: &[(u64, PathBuf)]) -> 
     let tables = files(&run.completions()).into_iter().filter(of_later);
     let newest_first = later.iter().rev().map(|(_, path)| path.clone());
     for path in tables.chain([run.model()]).chain(newest_first).filter(|path| path.exists()) {
-        fs::rename(&path, target.join(path.strip_prefix(run.root())?))?;
+        disk::rename(&path, target.join(path.strip_prefix(run.root())?))?;
     }
     let changed = [kept.checkpoints(), kept.completions(), target.to_owned(), run.checkpoints()];
     for dir in changed.iter().filter(|dir| dir.is_dir()) {
@@ -59,7 +59,7 @@ fn move_to(run: &RunDir, target: &Path, step: u64, later: &[(u64, PathBuf)]) -> 
 }
 
 fn files(dir: &Path) -> Vec<PathBuf> {
-    fs::read_dir(dir).into_iter().flatten().flatten().map(|entry| entry.path()).collect()
+    disk::read_dir(dir).into_iter().flatten().map(|entry| entry.path()).collect()
 }
 
 #[cfg(test)]

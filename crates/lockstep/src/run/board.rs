@@ -85,27 +85,25 @@ pub fn write_board(run: &RunDir, directory: &Path) -> anyhow::Result<usize> {
 
 /// The TensorBoard event file in `directory`, if there is one.
 fn event_file(directory: &Path) -> Option<PathBuf> {
-    let entries = std::fs::read_dir(directory).ok()?;
-    let mut paths = entries.filter_map(|entry| Some(entry.ok()?.path()));
+    let mut paths = disk::read_dir(directory).ok()?.into_iter().map(|entry| entry.path());
     paths.find(|path| path.file_name().is_some_and(|name| name.to_string_lossy().contains("tfevents")))
 }
 
 /// The paths of the tables of completions in `directory`, in the order of their steps.
 fn tables(directory: &Path) -> anyhow::Result<Vec<PathBuf>> {
-    let entries = std::fs::read_dir(directory).into_iter().flatten();
-    let paths = entries.map(|entry| Ok(entry?.path())).collect::<std::io::Result<Vec<_>>>()?;
+    let paths = disk::read_dir(directory).into_iter().flatten().map(|entry| entry.path());
     let is_table = |path: &PathBuf| {
         path.file_name().is_some_and(|name| name.to_string_lossy().starts_with("completions_"))
             && path.extension().is_some_and(|kind| kind == "parquet" || kind == "jsonl")
     };
-    let mut tables: Vec<PathBuf> = paths.into_iter().filter(is_table).collect();
+    let mut tables: Vec<PathBuf> = paths.filter(is_table).collect();
     tables.sort();
     Ok(tables)
 }
 
 /// The first rows of a table of completions. Its numeric columns, other than the known ones, are taken as rewards.
 fn table(path: &Path) -> anyhow::Result<Option<CompletionRows>> {
-    let content = std::fs::read(path).or_bad_input_in(path.display())?;
+    let content = disk::read(path, disk::most::GROUPS).or_bad_input_in(path.display())?;
     let rows: Vec<Map<String, Value>> =
         rows::read(path, &content, SHOWN, &StopSignal::default())?.into_iter().map(|(_, row)| row).collect();
     let Some(first) = rows.first() else { return Ok(None) };

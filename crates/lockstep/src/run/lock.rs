@@ -12,8 +12,8 @@ use fleet::lock::{Heartbeat, Locks, Owner, Taken, is_unchanged};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use std::fmt;
-use std::fs::{File, OpenOptions};
-use std::io::{Read, Seek, Write};
+use std::fs::File;
+use std::io::{Seek, Write};
 use std::path::Path;
 use std::time::Duration;
 use telemetry::in_place::is_in_place;
@@ -84,7 +84,7 @@ impl RunLock {
 
     fn take_with(locks: &Locks, root: &Path) -> anyhow::Result<RunLock> {
         let path = root.join(FILE);
-        let file = OpenOptions::new().read(true).write(true).create(true).truncate(false).open(&path);
+        let file = disk::Options::new().read().write().create().open(&path);
         let mut file = file.or_bad_input_in(format!("cannot open {}", path.display()))?;
         let owner = |text: &str| serde_json::from_str(text).ok().map(|holder: Holder| holder.owner);
         let take = || locks.take(&file, &path, owner).or_bad_input_in(format!("cannot lock {}", path.display()));
@@ -98,9 +98,8 @@ impl RunLock {
             taken = take()?;
         }
         file.rewind().or_bad_input_in(format!("cannot read {}", path.display()))?;
-        let mut text = String::new();
-        let read = file.read_to_string(&mut text);
-        let holder: Option<Holder> = read.ok().and_then(|_| serde_json::from_str(&text).ok());
+        let text = disk::read_rest(&file, 0, disk::most::STATE);
+        let holder: Option<Holder> = text.ok().and_then(|text| serde_json::from_slice(&text).ok());
         let (root, mut more) = (root.display(), String::new());
         let claim = match taken {
             Taken::Locked => None,

@@ -51,7 +51,7 @@ impl Reporter {
     pub fn open(run: &RunDir, sinks: Sinks, config: &Config) -> anyhow::Result<Reporter> {
         sinks.add(MetricsSink::open(run.metrics())?);
         // A log that a resumed run no longer writes is still cut back and kept with its checkpoints.
-        let has_events = std::fs::read_dir(run.tensorboard()).is_ok_and(|mut files| files.next().is_some());
+        let has_events = disk::read_dir(run.tensorboard()).is_ok_and(|files| !files.is_empty());
         if config.tensorboard || has_events {
             let hparams = if config.tensorboard { hparams(config) } else { Vec::new() };
             sinks.add(TensorBoardSink::open(&run.tensorboard(), hparams)?.writing(config.tensorboard));

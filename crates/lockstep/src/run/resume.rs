@@ -51,8 +51,9 @@ pub fn find_run(resume: &str, output_dir: Option<&Path>) -> anyhow::Result<(RunD
         return Ok((RunDir::fresh(&named)?, ResumeFrom::Beginning));
     }
     // A checkpoint may be named from within its run's directory, or by a link.
-    let path = named.canonicalize().unwrap_or(named);
+    let path = named.canonicalize().unwrap_or_else(|_| named.clone());
     if let Some(root) = run_of(&path) {
+        stays_in_run(&named, root)?;
         return Ok((RunDir::existing(root)?, ResumeFrom::Checkpoint(path)));
     }
     let dir = RunDir::existing(&path)?;
@@ -74,6 +75,7 @@ pub fn find_model(path: &Path) -> anyhow::Result<(RunDir, PathBuf)> {
     // As find_run: a checkpoint may be named by a link.
     let real = path.canonicalize().or_bad_input_in(path.display())?;
     if let Some(root) = run_of(&real) {
+        stays_in_run(path, root)?;
         return Ok((RunDir::open(root)?, real));
     }
     if !path.join("config.toml").is_file() && path.join("config.json").is_file() {
@@ -87,9 +89,29 @@ pub fn find_model(path: &Path) -> anyhow::Result<(RunDir, PathBuf)> {
     }
 }
 
-/// The run's directory, if the absolute `path` is one of its checkpoints.
+/// The run's directory, if the absolute `path` is one of its checkpoints. That its state is a regular file is checked
+/// when it is read, with an error that names it.
 fn run_of(path: &Path) -> Option<&Path> {
-    path.join(state::FILE).is_file().then(|| path.parent().and_then(Path::parent).unwrap_or(Path::new("/")))
+    path.join(state::FILE)
+        .symlink_metadata()
+        .is_ok()
+        .then(|| path.parent().and_then(Path::parent).unwrap_or(Path::new("/")))
+}
+
+/// An error if `named` is a checkpoint of one run by its path, and of the run `root` once links are followed: a
+/// stranger's `checkpoints` may be a link to those of another run.
+fn stays_in_run(named: &Path, root: &Path) -> anyhow::Result<()> {
+    let named = std::path::absolute(named).or_bad_input_in(named.display())?;
+    let Some(of_name) = run_of(&named).filter(|run| run.join("config.toml").is_file()) else { return Ok(()) };
+    if of_name.canonicalize().is_ok_and(|of_name| of_name != root) {
+        bad_input!(
+            "{}: a link leads out of the run {} to {}: give the checkpoint of the run that is meant",
+            named.display(),
+            of_name.display(),
+            root.display()
+        );
+    }
+    Ok(())
 }
 
 /// The configuration with which `run` is resumed: the file that `layers` names, or else the run's own `config.toml`,
@@ -210,6 +232,49 @@ mod tests {
         fs::create_dir(run.model()).unwrap();
         let ended = "the run has ended and left no checkpoint to resume from (save_strategy = \"no\")";
         assert_eq!(said(found(&text(&root), None)), format!("{}: {ended}", root.display()));
+    }
+
+    /// A checkpoint may be named by a link of the user's, but not by one of a stranger's run that leads out of it.
+    #[test]
+    fn a_checkpoint_is_of_the_run_in_which_it_is_named() {
+        use std::os::unix::fs::symlink;
+        let (dir, run) = run();
+        let root = dir.path().canonicalize().unwrap();
+        let text = |path: &Path| path.display().to_string();
+        let best = root.join("best");
+        symlink(run.checkpoint(1), &best).unwrap();
+        symlink("step-000001", run.checkpoints().join("latest")).unwrap();
+        symlink(&root, root.join("again")).unwrap();
+        let again = root.join("again/checkpoints/step-000001");
+        for named in
+            [best, run.checkpoints().join("latest"), again, root.join("checkpoints/../checkpoints/step-000001")]
+        {
+            let (found, from) = find_run(&text(&named), None).unwrap();
+            assert_eq!(
+                (found.root(), from.checkpoint()),
+                (run.root(), Some(&*run.checkpoint(1))),
+                "{}",
+                named.display()
+            );
+            assert_eq!(find_model(&named).unwrap().1, run.checkpoint(1));
+        }
+        let stranger = root.join("stranger");
+        fs::create_dir(&stranger).unwrap();
+        fs::write(stranger.join("config.toml"), "").unwrap();
+        symlink(run.checkpoints(), stranger.join("checkpoints")).unwrap();
+        let named = stranger.join("checkpoints/step-000001");
+        for said in [said(find_run(&text(&named), None).map(drop)), said(find_model(&named).map(drop))] {
+            assert!(said.starts_with(&format!("{}: a link leads out of the run", named.display())), "{said}");
+        }
+        let said = said(find_run(&text(&stranger), None).map(drop));
+        assert!(said.starts_with(&format!("{} is a symbolic link", stranger.join("checkpoints").display())), "{said}");
+        // One checkpoint alone is a link: it is not one of the run's.
+        fs::remove_file(stranger.join("checkpoints")).unwrap();
+        fs::create_dir(stranger.join("checkpoints")).unwrap();
+        symlink(run.checkpoint(2), stranger.join("checkpoints/step-000002")).unwrap();
+        let (_, from) = find_run(&text(&stranger), None).unwrap();
+        assert!(matches!(from, ResumeFrom::Beginning));
+        assert!(find_run(&text(&stranger.join("checkpoints/step-000002")), None).is_err());
     }
 
     #[test]

@@ -23,7 +23,6 @@ use super::lock::{self, RunLock};
 use crate::bad_input;
 use crate::error::{BadInput, OrBadInput, paragraph};
 use std::collections::BTreeMap;
-use std::fs::{self, File};
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -49,7 +48,7 @@ impl RunDir {
         if root.is_file() {
             return Err(BadInput::new(format!("output_dir {} is a file; give a directory", root.display())));
         }
-        match fs::read_dir(root) {
+        match disk::read_dir(root) {
             Err(e) if e.kind() == ErrorKind::NotFound && root.is_symlink() => {
                 bad_input!("output_dir {} is a link to nothing; give another --out", root.display())
             }
@@ -76,19 +75,17 @@ impl RunDir {
     /// Whether `root` does not exist, is empty, or has only those files that a run may have before its configuration is
     /// written.
     pub fn is_new(root: &Path) -> bool {
-        let not_yet_a_run = |entry: std::io::Result<fs::DirEntry>| {
-            entry.is_ok_and(|e| {
-                let name = e.file_name().to_string_lossy().into_owned();
-                // Also what belongs to the lock on a file system without locks.
-                name.starts_with(lock::FILE)
-                    // Workers may join before their learner starts.
-                    || name == "fleet"
-                    || name.starts_with(".config.toml.") && is_temporary(&name)
-                    || name.starts_with("given-") && e.path().join(GIVEN).is_file()
-            })
+        let not_yet_a_run = |entry: &disk::Entry| {
+            let name = entry.file_name().to_string_lossy();
+            // Also what belongs to the lock on a file system without locks.
+            name.starts_with(lock::FILE)
+                // Workers may join before their learner starts.
+                || name == "fleet"
+                || name.starts_with(".config.toml.") && is_temporary(&name)
+                || name.starts_with("given-") && entry.path().join(GIVEN).is_file()
         };
-        match fs::read_dir(root) {
-            Ok(mut entries) => entries.all(not_yet_a_run),
+        match disk::read_dir(root) {
+            Ok(entries) => entries.iter().all(not_yet_a_run),
             Err(error) => error.kind() == ErrorKind::NotFound,
         }
     }
@@ -105,12 +102,29 @@ impl RunDir {
     /// The existing run in `root`, locked so that no other process writes into it until this one ends.
     pub fn existing(root: &Path) -> anyhow::Result<RunDir> {
         let run = RunDir::open(root)?;
+        run.refuse_links()?;
         run.lock()?;
         Ok(run)
     }
 
+    /// An error if a directory of the run is a link. Nothing follows it ([`disk`]); but a run whose `checkpoints` cannot
+    /// be read must not begin anew.
+    fn refuse_links(&self) -> anyhow::Result<()> {
+        let fleet = fleet::exchange::spool::Layout::of_run(&self.root);
+        let own = [self.checkpoints(), self.completions(), self.tensorboard(), fleet.root().to_owned()];
+        if let Some(link) = own.iter().find(|dir| dir.is_symlink()) {
+            bad_input!(
+                "{} is a symbolic link, and no link is followed inside a run (it could lead out of it): put the \
+                 directory itself there, or move the whole run and put a link in its place",
+                link.display()
+            );
+        }
+        Ok(())
+    }
+
     /// A value for the directory `root`, without any check.
     pub(super) fn at(root: &Path) -> RunDir {
+        disk::no_links_below(root);
         RunDir { root: root.to_owned(), lock: Arc::default(), written: Arc::default() }
     }
 
@@ -147,11 +161,9 @@ impl RunDir {
     /// here while this one has the lock.
     pub(super) fn sweep(&self) -> std::io::Result<()> {
         for directory in [self.root(), &self.completions()] {
-            for entry in fs::read_dir(directory)? {
-                let entry = entry?;
+            for entry in disk::read_dir(directory)? {
                 if is_temporary(&entry.file_name().to_string_lossy()) {
-                    let is_directory = entry.file_type()?.is_dir();
-                    if is_directory { fs::remove_dir_all(entry.path())? } else { fs::remove_file(entry.path())? }
+                    if entry.is_dir() { disk::remove_dir_all(entry.path())? } else { disk::remove_file(entry.path())? }
                 }
             }
         }
@@ -265,7 +277,7 @@ fn make(dir: &Path) -> anyhow::Result<()> {
     use std::io::ErrorKind::{
         AlreadyExists, InvalidFilename, InvalidInput, NotADirectory, NotFound, PermissionDenied, ReadOnlyFilesystem,
     };
-    fs::create_dir_all(dir).map_err(|e| match e.kind() {
+    disk::create_dir_all(dir).map_err(|e| match e.kind() {
         AlreadyExists | InvalidFilename | InvalidInput | NotADirectory | NotFound | PermissionDenied
         | ReadOnlyFilesystem => {
             BadInput::new(format!("cannot make {}: {e}. Give another directory with --out", dir.display()))
@@ -282,12 +294,13 @@ pub fn write_atomically(path: &Path, bytes: &[u8]) -> model::Result<()> {
 
 /// Syncs the directory `dir`, so that renames and new files in it survive a power failure.
 pub fn sync_directory(dir: &Path) -> std::io::Result<()> {
-    File::open(dir)?.sync_all()
+    disk::sync_dir(dir)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::fs;
 
     #[test]
     fn a_directory_that_is_no_run_is_refused_and_untouched() {

@@ -10,7 +10,7 @@ use model::io::{FILE_LIST, is_listed};
 use serde_json::{Map, Value};
 use std::collections::BTreeSet;
 use std::fmt::Debug;
-use std::fs::{self, File};
+use std::fs::File;
 use std::io::{BufReader, Read};
 use std::path::{Path, PathBuf};
 
@@ -100,10 +100,9 @@ fn names(dir: &Path) -> anyhow::Result<BTreeSet<String>> {
     let (mut names, mut open) = (BTreeSet::new(), vec![PathBuf::new()]);
     while let Some(below) = open.pop() {
         let place = dir.join(&below);
-        for entry in fs::read_dir(&place).with_context(|| place.display().to_string())? {
-            let entry = entry?;
+        for entry in disk::read_dir(&place).with_context(|| place.display().to_string())? {
             let path = below.join(entry.file_name());
-            match entry.file_type()?.is_dir() {
+            match entry.is_dir() {
                 true => open.push(path),
                 false => drop(names.insert(path.to_string_lossy().into_owned())),
             }
@@ -126,10 +125,10 @@ fn rank(name: &str) -> u8 {
 fn file(name: &str, a: &Path, b: &Path, of: OfRun<'_>) -> anyhow::Result<Option<Difference>> {
     Ok(match name {
         "run_state.json" => state(&json(a)?, &json(b)?, of.same_build),
-        "frontier.bin" => frontier(&fs::read(a)?, &fs::read(b)?, of)?,
-        "frontier.begun.bin" => begun(&fs::read(a)?, &fs::read(b)?, of)?,
+        "frontier.bin" => frontier(&disk::read(a, disk::most::GROUPS)?, &disk::read(b, disk::most::GROUPS)?, of)?,
+        "frontier.begun.bin" => begun(&disk::read(a, disk::most::GROUPS)?, &disk::read(b, disk::most::GROUPS)?, of)?,
         "generation_batch.bin" => {
-            let (a, b) = (fs::read(a)?, fs::read(b)?);
+            let (a, b) = (disk::read(a, disk::most::GROUPS)?, disk::read(b, disk::most::GROUPS)?);
             match of_groups(&Group::read_all(&a)?, &Group::read_all(&b)?, of) {
                 None => unknown_column(&a, &b, of)?,
                 found => found,
@@ -145,12 +144,12 @@ fn file(name: &str, a: &Path, b: &Path, of: OfRun<'_>) -> anyhow::Result<Option<
             values("", &without_path(a)?, &without_path(b)?)
         }
         _ if name.ends_with(".safetensors") => tensors(a, b)?,
-        _ => bytes(&fs::read(a)?, &fs::read(b)?),
+        _ => bytes(&disk::read(a, disk::most::GROUPS)?, &disk::read(b, disk::most::GROUPS)?),
     })
 }
 
 fn json(path: &Path) -> anyhow::Result<Value> {
-    Ok(serde_json::from_slice(&fs::read(path)?)?)
+    Ok(serde_json::from_slice(&disk::read(path, disk::most::GROUPS)?)?)
 }
 
 fn bytes(a: &[u8], b: &[u8]) -> Option<Difference> {
@@ -309,11 +308,13 @@ struct Tensors {
 
 impl Tensors {
     fn open(path: &Path) -> anyhow::Result<Tensors> {
-        let mut file = BufReader::with_capacity(1 << 20, File::open(path)?);
+        let file = disk::open(path)?;
+        let bytes = file.metadata()?.len();
+        let mut file = BufReader::with_capacity(1 << 20, file);
         let mut length = [0; 8];
         file.read_exact(&mut length)?;
         let length = u64::from_le_bytes(length);
-        anyhow::ensure!(length <= fs::metadata(path)?.len(), "its header is longer than the file");
+        anyhow::ensure!(length <= bytes.min(disk::most::STATE), "its header is longer than the file");
         let mut header = vec![0; length as usize];
         file.read_exact(&mut header)?;
         Ok(Tensors { header: serde_json::from_slice(&header)?, file })

@@ -12,15 +12,14 @@ use super::{Choice, VerifyOptions};
 use crate::RunOptions;
 use crate::bad_input;
 use crate::config::{Config, Purpose, Resolved};
-use crate::error::BadInput;
+use crate::error::{BadInput, OrBadInput};
 use crate::run::checkpoint::state::RunState;
 use crate::run::resume::find_run;
 use crate::run::run_dir::write_atomically;
 use crate::run::{RunDir, checkpoint};
 use crate::session::Run;
 use crate::stop::StopSignal;
-use anyhow::Context as _;
-use std::fs;
+use model::io::{FILE_LIST, FileList};
 use std::path::{Path, PathBuf};
 use telemetry::record::ForkedFrom;
 
@@ -54,17 +53,17 @@ fn fork_of(root: &Path, options: &ForkOptions<'_>) -> anyhow::Result<PathBuf> {
     // As the run was at that step: what later resumes changed is not of the fork.
     let resolved = run.resolved_of(Interval { from, to: (*at).max(1) })?;
     let dir = RunDir::fresh(out)?;
-    fs::create_dir_all(dir.checkpoints())?;
+    disk::create_dir_all(dir.checkpoints())?;
     if let Some((_, path)) = begin {
         for (step, path) in kept(&run, *at, path, &resolved.config, *say)? {
             checkpoint::check(path)?;
-            copy_all(path, &dir.checkpoint(*step))?;
+            copy_checkpoint(path, &dir.checkpoint(*step))?;
         }
         let groups = [run.dir.rollouts(), run.dir.updates(), run.dir.evaluations()];
         let indexes = groups.each_ref().map(|path| path.with_extension("idx"));
         for log in [run.dir.metrics()].iter().chain(&groups).chain(&indexes) {
             if log.is_file() {
-                fs::copy(log, dir.root().join(log.file_name().unwrap_or_default()))?;
+                disk::copy(log, dir.root().join(log.file_name().unwrap_or_default())).or_bad_input_in(log.display())?;
             }
         }
         if run.dir.tensorboard().is_dir() {
@@ -160,13 +159,26 @@ fn replay(
     Ok(())
 }
 
+/// Copies the files that were written with a checkpoint: what somebody put beside them is not of the run.
+fn copy_checkpoint(from: &Path, to: &Path) -> anyhow::Result<()> {
+    // Older versions wrote no list.
+    let Some(list) = FileList::read(from).or_bad_input()? else { return copy_all(from, to) };
+    for name in list.files.keys().map(String::as_str).chain([FILE_LIST]) {
+        let (source, target) = (from.join(name), to.join(name));
+        disk::create_dir_all(target.parent().unwrap_or(to))?;
+        disk::copy(&source, &target).or_bad_input_in(source.display())?;
+    }
+    Ok(())
+}
+
+/// Copies all files of a directory and of those below it. A link is an error.
 fn copy_all(from: &Path, to: &Path) -> anyhow::Result<()> {
-    fs::create_dir_all(to)?;
-    for entry in fs::read_dir(from)? {
-        let (path, name) = entry.map(|entry| (entry.path(), entry.file_name()))?;
-        match path.is_dir() {
-            true => copy_all(&path, &to.join(name))?,
-            false => drop(fs::copy(&path, to.join(name)).with_context(|| path.display().to_string())?),
+    disk::create_dir_all(to)?;
+    for entry in disk::read_dir(from)? {
+        let (path, target) = (entry.path(), to.join(entry.file_name()));
+        match entry.is_dir() {
+            true => copy_all(&path, &target)?,
+            false => disk::copy(&path, target).or_bad_input_in(path.display())?,
         }
     }
     Ok(())

@@ -126,7 +126,7 @@ impl RecordedRun {
     /// The groups that the run recorded.
     pub fn groups(&self) -> anyhow::Result<GroupFile> {
         let path = self.dir.rollouts();
-        match GroupFile::open(&path) {
+        match GroupFile::open_by_records(&path) {
             Ok(file) if !file.index().is_empty() => Ok(file),
             Err(error) if error.kind() != ErrorKind::NotFound => missing(format!("it is damaged: {error}")),
             _ => missing(format!(

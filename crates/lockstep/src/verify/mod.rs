@@ -230,7 +230,7 @@ fn steps(
     let remade = replayed.dir().checkpoint(interval.to);
     let of_run = files::OfRun { not_asked: &record.lock().not_asked.clone(), same_build: run.is_of_same_build() };
     let found = files::difference(&checkpoint, &remade, interval.to, of_run)?;
-    std::fs::remove_dir_all(&remade).with_context(|| remade.display().to_string())?;
+    disk::remove_dir_all(&remade).with_context(|| remade.display().to_string())?;
     Ok(found)
 }
 

@@ -11,6 +11,7 @@ use anyhow::Context as _;
 use model::AdaptedWeights;
 use rollout::RolloutGroup;
 use std::collections::{BTreeMap, BTreeSet};
+use std::io::ErrorKind;
 use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use telemetry::{Event, EventKind, Sink};
@@ -67,10 +68,13 @@ impl Record {
     /// Adds the groups of a checkpoint that were generated ahead. They supply scores of groups that the run never
     /// trained on.
     pub fn add_ahead(&mut self, frontier: &Path) -> anyhow::Result<()> {
-        if let Ok(bytes) = std::fs::read(frontier) {
-            let groups = groups_of_answers(&bytes).with_context(|| frontier.display().to_string())?;
-            self.ahead.extend(groups.into_iter().map(|group| (group.id, group)));
-        }
+        let place = || frontier.display().to_string();
+        let bytes = match disk::read(frontier, disk::most::GROUPS) {
+            Err(error) if error.kind() == ErrorKind::NotFound => return Ok(()),
+            bytes => bytes.with_context(place)?,
+        };
+        let groups = groups_of_answers(&bytes).with_context(place)?;
+        self.ahead.extend(groups.into_iter().map(|group| (group.id, group)));
         Ok(())
     }
 

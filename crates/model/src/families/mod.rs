@@ -32,7 +32,7 @@ pub const FAMILIES: [&Family; 8] = [
 impl ModelConfig {
     /// Reads a `config.json`.
     pub fn load(path: &Path) -> Result<ModelConfig> {
-        ModelConfig::of_file(path, &std::fs::read(path).map_err(|e| Error::io(path, e))?)
+        ModelConfig::of_file(path, &disk::read(path, disk::most::STATE).map_err(|e| Error::io(path, e))?)
     }
 
     /// The configuration in the bytes of the file `path`.

@@ -18,7 +18,7 @@ const BLOCK: usize = 4096;
 const AT_ONCE: usize = if cfg!(test) { 2 * BLOCK } else { 8 << 20 };
 
 /// Value of Linux's `O_DIRECT` flag on this platform, if known.
-const DIRECT: Option<i32> = match () {
+const DIRECT: Option<u32> = match () {
     () if !cfg!(target_os = "linux") => None,
     () if cfg!(target_arch = "x86_64") => Some(0o40000),
     () if cfg!(target_arch = "aarch64") => Some(0o200000),
@@ -52,14 +52,8 @@ impl Disk {
 }
 
 fn open_direct(path: &Path) -> Option<File> {
-    #[cfg(unix)]
-    {
-        use std::os::unix::fs::OpenOptionsExt;
-        // Some file systems do not support direct I/O.
-        File::options().write(true).custom_flags(DIRECT?).open(path).ok()
-    }
-    #[cfg(not(unix))]
-    None
+    // Some file systems do not support direct I/O.
+    disk::Options::new().write().flags(DIRECT?).open(path).ok()
 }
 
 /// A buffer of [`AT_ONCE`] bytes, which begin at `start`, an address that is a multiple of [`BLOCK`].
@@ -119,8 +113,12 @@ pub(super) struct DirectFile {
 
 impl DirectFile {
     pub fn create(path: &Path) -> Result<DirectFile> {
-        let disk = Disk { path: path.to_owned(), file: File::create(path)?, direct: None };
-        Ok(DirectFile { disk: Some(disk), writer: None, piece: Piece::new(), len: 0, at: 0 })
+        Ok(DirectFile::of(path, disk::create(path)?))
+    }
+
+    fn of(path: &Path, file: File) -> DirectFile {
+        let disk = Disk { path: path.to_owned(), file, direct: None };
+        DirectFile { disk: Some(disk), writer: None, piece: Piece::new(), len: 0, at: 0 }
     }
 
     /// Writes the remaining bytes, and waits until the whole file is on the disk.
@@ -237,7 +235,8 @@ mod tests {
     #[test]
     fn a_full_disk_is_an_error_wherever_it_is_met() {
         for pieces in [0, 1, 2, 5] {
-            let mut file = DirectFile::create(Path::new("/dev/full")).unwrap();
+            let path = Path::new("/dev/full");
+            let mut file = DirectFile::of(path, File::options().write(true).open(path).unwrap());
             let bytes = vec![1; pieces * AT_ONCE + 1];
             let error = file.write_all(&bytes).and_then(|()| file.finish()).unwrap_err();
             assert_eq!(error.kind(), std::io::ErrorKind::StorageFull, "{pieces} pieces: {error}");

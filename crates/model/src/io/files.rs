@@ -1,13 +1,15 @@
 //! `files.json` in a checkpoint: its files with their lengths and checksums. It detects a file that is intact by
 //! itself, but belongs to the checkpoint of another step.
 
-use super::{ZERO_CHECKSUM, checksum, find_checksum, write_json};
+use super::{ZERO_CHECKSUM, find_checksum, write_json};
 use crate::{Error, Result};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
-use std::fs;
-use std::io::Read;
-use std::path::{Path, PathBuf};
+use std::fs::File;
+use std::hash::Hasher;
+use std::io::{Read, Seek};
+use std::path::{Component, Path, PathBuf};
+use twox_hash::XxHash3_64;
 
 /// Name of the file that lists the other files of its directory.
 pub const FILE_LIST: &str = "files.json";
@@ -38,10 +40,9 @@ impl FileList {
         while let Some(below) = open.pop() {
             let directory = dir.join(&below);
             let io = |e| Error::io(&directory, e);
-            for entry in fs::read_dir(&directory).map_err(io)? {
-                let entry = entry.map_err(io)?;
+            for entry in disk::read_dir(&directory).map_err(io)? {
                 let path = below.join(entry.file_name());
-                if entry.file_type().map_err(io)?.is_dir() {
+                if entry.is_dir() {
                     open.push(path);
                 } else if path != Path::new(FILE_LIST) {
                     let file = ListedFile::of(&dir.join(&path))?;
@@ -60,7 +61,7 @@ impl FileList {
     /// Reads the list of `dir`; none if there is none, as in models and in checkpoints of older versions.
     pub fn read(dir: &Path) -> Result<Option<FileList>> {
         let path = dir.join(FILE_LIST);
-        let text = match fs::read(&path) {
+        let text = match disk::read(&path, disk::most::TOKENIZER) {
             Err(e) if matches!(e.kind(), std::io::ErrorKind::NotFound | std::io::ErrorKind::NotADirectory) => {
                 return Ok(None);
             }
@@ -72,8 +73,11 @@ impl FileList {
     /// An error if a file of `dir` is missing or differs from the list. Only paths that `which` accepts are checked.
     pub fn check(&self, dir: &Path, which: impl Fn(&str) -> bool) -> Result<()> {
         for (name, listed) in self.files.iter().filter(|(name, _)| which(name)) {
+            if !is_below(name) {
+                return Err(Error::file(dir.join(FILE_LIST), format!("lists {name}, which is not a file below it")));
+            }
             let path = dir.join(name);
-            let difference = match ListedFile::of(&path) {
+            let difference = match ListedFile::of_length(&path, Some(listed.bytes)) {
                 Err(Error::Io { source, .. }) if source.kind() == std::io::ErrorKind::NotFound => "is missing".into(),
                 Err(other) => return Err(other),
                 Ok(found) if found == *listed => continue,
@@ -95,21 +99,46 @@ impl FileList {
 
 impl ListedFile {
     fn of(path: &Path) -> Result<ListedFile> {
+        ListedFile::of_length(path, None)
+    }
+
+    /// Does not read a file of another length than `expected`: then the checksum is empty.
+    fn of_length(path: &Path, expected: Option<u64>) -> Result<ListedFile> {
         let io = |e| Error::io(path, e);
-        let bytes = fs::metadata(path).map_err(io)?.len();
+        let file = disk::open(path).map_err(io)?;
+        let bytes = file.metadata().map_err(io)?.len();
+        if expected.is_some_and(|expected| expected != bytes) {
+            return Ok(ListedFile { bytes, xxh3: String::new() });
+        }
         let of_tensors = path.extension().is_some_and(|extension| extension == "safetensors");
-        let xxh3 = match of_tensors.then(|| in_header(path)).transpose().map_err(io)?.flatten() {
+        let xxh3 = match of_tensors.then(|| in_header(&file)).transpose().map_err(io)?.flatten() {
             Some(recorded) => recorded,
-            None => checksum(&fs::read(path).map_err(io)?),
+            None => checksum_of(&file).map_err(io)?,
         };
         Ok(ListedFile { bytes, xxh3 })
     }
 }
 
+/// Whether a listed path stays below the directory of the list.
+fn is_below(name: &str) -> bool {
+    Path::new(name).components().all(|part| matches!(part, Component::Normal(_)))
+}
+
+/// The checksum of a file's bytes, which are read piece by piece.
+fn checksum_of(mut file: &File) -> std::io::Result<String> {
+    let (mut hash, mut piece) = (XxHash3_64::default(), vec![0; 1 << 20]);
+    file.rewind()?;
+    loop {
+        match file.read(&mut piece)? {
+            0 => return Ok(format!("{:016x}", hash.finish())),
+            n => hash.write(&piece[..n]),
+        }
+    }
+}
+
 /// The checksum in the header of a safetensors file, if it has one.
-fn in_header(path: &Path) -> std::io::Result<Option<String>> {
-    let mut start = Vec::new();
-    fs::File::open(path)?.take(super::METADATA_BYTES).read_to_end(&mut start)?;
+fn in_header(file: &File) -> std::io::Result<Option<String>> {
+    let start = disk::read_range(file, 0, super::METADATA_BYTES)?;
     let digits = find_checksum(&start).map(|place| String::from_utf8_lossy(&start[place]).into_owned());
     Ok(digits.filter(|digits| digits != ZERO_CHECKSUM))
 }
@@ -122,6 +151,7 @@ pub(crate) fn check_listed(dir: &Path, which: impl Fn(&str) -> bool) -> Result<(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::fs;
 
     fn directory() -> tempfile::TempDir {
         let dir = tempfile::tempdir().unwrap();

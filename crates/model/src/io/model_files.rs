@@ -83,7 +83,7 @@ impl ModelFiles {
         names.retain(|name| dir.join(name).exists());
         let read = |name: String| {
             let path = dir.join(&name);
-            let bytes = std::fs::read(&path).map_err(|e| Error::io(&path, e))?;
+            let bytes = disk::read(&path, disk::most::TOKENIZER).map_err(|e| Error::io(&path, e))?;
             Ok((name, bytes))
         };
         Ok(ModelFiles { dir: dir.to_owned(), files: names.into_iter().map(read).collect::<Result<_>>()? })
@@ -150,10 +150,10 @@ fn more_templates(dir: &Path) -> Result<Vec<String>> {
         return Ok(Vec::new());
     }
     let mut names = Vec::new();
-    for entry in std::fs::read_dir(&folder).map_err(|e| Error::io(&folder, e))? {
-        let name = entry.map_err(|e| Error::io(&folder, e))?.file_name();
-        names.extend(name.to_str().map(|name| format!("{MORE_TEMPLATES}{name}")).filter(|name| is_listed(name)));
+    for entry in disk::read_dir(&folder).map_err(|e| Error::io(&folder, e))? {
+        names.extend(
+            entry.file_name().to_str().map(|name| format!("{MORE_TEMPLATES}{name}")).filter(|name| is_listed(name)),
+        );
     }
-    names.sort();
     Ok(names)
 }

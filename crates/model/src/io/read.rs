@@ -92,7 +92,7 @@ impl Files {
     }
 
     fn sharded(dir: &Path, index: PathBuf) -> Result<Files> {
-        let text = std::fs::read(&index).map_err(|e| Error::io(&index, e))?;
+        let text = disk::read(&index, disk::most::TOKENIZER).map_err(|e| Error::io(&index, e))?;
         let json: serde_json::Value =
             serde_json::from_slice(without_bom(&text)).map_err(|e| Error::file(&index, format!("not JSON: {e}")))?;
         let Some(map) = json.get("weight_map").and_then(|m| m.as_object()) else {

@@ -6,7 +6,6 @@ use super::safetensors::{header, narrowed};
 use super::{CHECKSUM, TensorSource, TensorSpec, ZERO_CHECKSUM, find_checksum};
 use crate::{Error, FileDType, ModelConfig, Result};
 use serde_json::{Map, Value, json};
-use std::fs::File;
 use std::hash::Hasher;
 use std::io::{Seek, SeekFrom, Write};
 use std::path::Path;
@@ -56,19 +55,19 @@ pub fn write_atomically(path: &Path, write: impl FnOnce(&mut dyn WriteSeek) -> R
         let _writing = lock_partial(&temporary);
         write(&mut file)?;
         file.finish().map_err(fail)?;
-        std::fs::rename(&temporary, path).map_err(fail)?;
+        disk::rename(&temporary, path).map_err(fail)?;
         sync_directory(path.parent().unwrap_or(Path::new(".")))
     };
     attempt().inspect_err(|_| {
         // The returned error is the one that matters.
-        let _ = std::fs::remove_file(&temporary);
+        let _ = disk::remove_file(&temporary);
     })
 }
 
 /// Locks a temporary file or directory as long as it is being written, so that nobody removes it who does not see this
 /// process: on another machine, or in another container. Without locks nobody removes it.
 pub fn lock_partial(path: &Path) -> Option<File> {
-    File::open(path).ok().filter(|file| file.try_lock().is_ok())
+    disk::open(path).or_else(|_| disk::open_dir(path)).ok().filter(|file| file.try_lock().is_ok())
 }
 
 /// Removes temporary files and directories that terminated processes left beside `path`. Their names are
@@ -79,17 +78,15 @@ pub fn sweep_partial(path: &Path) {
     // The temporary name repeats only the beginning of a long name.
     let start: String = format!(".{}", name.to_string_lossy()).chars().take(PARTIAL_NAME + 1).collect();
     let directory = path.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new("."));
-    for entry in std::fs::read_dir(directory).into_iter().flatten().flatten() {
+    for entry in disk::read_dir(directory).into_iter().flatten() {
         let file = entry.file_name().to_string_lossy().into_owned();
         let rest = file.strip_prefix(&start).and_then(|rest| rest.strip_prefix('.')?.strip_suffix(".partial"));
         let pid = rest.and_then(|rest| rest.split('.').next()?.parse::<u32>().ok());
-        let is_known = |kind: std::fs::FileType| kind.is_dir() || kind.is_file();
-        let Some(kind) = entry.file_type().ok().filter(|kind| is_known(*kind)) else { continue };
-        if pid.is_some_and(|pid| !Path::new(&format!("/proc/{pid}")).exists())
+        if (entry.is_dir() || entry.is_file())
+            && pid.is_some_and(|pid| !Path::new(&format!("/proc/{pid}")).exists())
             && let Some(_left_behind) = lock_partial(&entry.path())
         {
-            let remove = if kind.is_dir() { std::fs::remove_dir_all } else { std::fs::remove_file };
-            let _ = remove(entry.path());
+            let _ = if entry.is_dir() { disk::remove_dir_all(entry.path()) } else { disk::remove_file(entry.path()) };
         }
     }
 }
@@ -97,7 +94,7 @@ pub fn sweep_partial(path: &Path) {
 /// Flushes the directory, which makes renames in it durable.
 pub(super) fn sync_directory(dir: &Path) -> Result<()> {
     let dir = if dir.as_os_str().is_empty() { Path::new(".") } else { dir };
-    File::open(dir).and_then(|d| d.sync_all()).map_err(|e| Error::io(dir, e))
+    disk::sync_dir(dir).map_err(|e| Error::io(dir, e))
 }
 
 /// Writes a model directory that transformers and this crate can load: configuration, weights, generation config, and
@@ -109,7 +106,7 @@ pub fn save_model(
     copied: Option<&ModelFiles>,
     options: SaveOptions,
 ) -> Result<()> {
-    std::fs::create_dir_all(dir).map_err(|e| Error::io(dir, e))?;
+    disk::create_dir_all(dir).map_err(|e| Error::io(dir, e))?;
     write_json(&dir.join(CONFIG), &Value::Object(config_json(config, options.dtype)))?;
     save_weights(dir, source, options)?;
     copied.map_or(Ok(()), |copied| copied.write(dir))?;
@@ -154,7 +151,7 @@ impl ModelFiles {
         self.all().filter(|(name, _)| which(name)).try_for_each(|(name, bytes)| {
             let path = dir.join(name);
             let folder = path.parent().unwrap_or(dir);
-            std::fs::create_dir_all(folder).map_err(|e| Error::io(folder, e))?;
+            disk::create_dir_all(folder).map_err(|e| Error::io(folder, e))?;
             write_atomically(&path, |out| out.write_all(bytes).map_err(|e| Error::io(&path, e)))
         })
     }
@@ -213,13 +210,12 @@ fn save_weights(dir: &Path, source: &dyn TensorSource, options: SaveOptions) -> 
     }
     // Files of an earlier save would be read instead of, or beside, the new ones.
     let mine: Vec<String> = (0..count).map(name).collect();
-    for entry in std::fs::read_dir(dir).map_err(|e| Error::io(dir, e))? {
-        let file = entry.map_err(|e| Error::io(dir, e))?.file_name();
-        let file = file.to_string_lossy();
+    for entry in disk::read_dir(dir).map_err(|e| Error::io(dir, e))? {
+        let file = entry.file_name().to_string_lossy();
         let weights = file == "model.safetensors" || file.starts_with("model-") && file.ends_with(".safetensors");
         if weights && !mine.iter().any(|m| *m == file) || file == index && count == 1 {
             let path = dir.join(&*file);
-            std::fs::remove_file(&path).map_err(|e| Error::io(&path, e))?;
+            disk::remove_file(&path).map_err(|e| Error::io(&path, e))?;
         }
     }
     sync_directory(dir)

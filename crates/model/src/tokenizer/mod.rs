@@ -78,7 +78,7 @@ impl Tokenizer {
 
     /// Writes `tokenizer.json` and `tokenizer_config.json` to `dir`.
     pub fn save(&self, dir: &Path) -> Result<()> {
-        std::fs::create_dir_all(dir).map_err(|e| Error::io(dir, e))?;
+        disk::create_dir_all(dir).map_err(|e| Error::io(dir, e))?;
         let json = self.inner.to_string(true).map_err(failed)?;
         let config = serde_json::to_string_pretty(&self.config).expect("a JSON map is always JSON") + "\n";
         for (name, text) in [(TOKENIZER, json), (TOKENIZER_CONFIG, config)] {

@@ -2,8 +2,8 @@
 //! traces.
 
 use std::collections::BTreeMap;
-use std::fs::{File, OpenOptions};
-use std::io::{Read, Seek, SeekFrom, Write};
+use std::fs::File;
+use std::io::{Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
 
 use crate::in_place::{is_in_place, write_again};
@@ -21,15 +21,8 @@ impl Appended {
     /// Opens `path`, creating the file but not its directory. `whole` receives all bytes of the file and returns how
     /// many of them are complete records. The rest, left by a process that was killed while writing, is cut off.
     pub(crate) fn open(path: PathBuf, whole: impl FnOnce(&[u8]) -> usize) -> Result<Self> {
-        let mut file = OpenOptions::new()
-            .read(true)
-            .write(true)
-            .create(true)
-            .truncate(false)
-            .open(&path)
-            .map_err(Error::io("open", &path))?;
-        let mut bytes = Vec::new();
-        file.read_to_end(&mut bytes).map_err(Error::io("read", &path))?;
+        let file = disk::Options::new().read().write().create().open(&path).map_err(Error::io("open", &path))?;
+        let bytes = disk::read_rest(&file, 0, disk::most::GROUPS).map_err(Error::io("read", &path))?;
         let mut this = Appended { path, file, len: bytes.len() as u64 };
         this.truncate_to(whole(&bytes) as u64)?;
         Ok(this)
@@ -96,8 +89,7 @@ impl Appended {
                 self.len
             )));
         }
-        let mut kept = vec![0; recorded as usize];
-        self.file.rewind().and_then(|()| self.file.read_exact(&mut kept)).map_err(Error::io("read", &self.path))?;
+        let kept = disk::read_range(&self.file, 0, recorded).map_err(Error::io("read", &self.path))?;
         let end = whole(&kept) as u64;
         let note = (end < recorded).then(|| {
             format!(
@@ -119,7 +111,7 @@ impl Appended {
     /// A file on a disk without room, or opened without the right to write.
     #[cfg(target_os = "linux")]
     pub(crate) fn broken(path: &Path, is_full: bool) -> Appended {
-        let file = if is_full { OpenOptions::new().write(true).open("/dev/full") } else { File::open("/dev/null") };
+        let file = if is_full { File::options().write(true).open("/dev/full") } else { File::open("/dev/null") };
         Appended::of(path, file.unwrap(), 0)
     }
 }

@@ -39,12 +39,12 @@ impl Sink for CompletionsSink {
 
     /// Removes the tables of steps after `step`, and half-written ones.
     fn resume(&mut self, step: u64, _lengths: &BTreeMap<String, u64>) -> Result<Option<String>> {
-        for entry in std::fs::read_dir(&self.directory).into_iter().flatten().flatten() {
+        for entry in disk::read_dir(&self.directory).into_iter().flatten() {
             let name = entry.file_name().to_string_lossy().into_owned();
             let number = name.strip_prefix("completions_").and_then(|n| n.split('.').next()?.parse::<u64>().ok());
             let half_written = name.starts_with(".completions_") && name.ends_with(".tmp");
             if half_written || number.is_some_and(|n| n > step) {
-                std::fs::remove_file(entry.path()).map_err(Error::io("remove", &entry.path()))?;
+                disk::remove_file(entry.path()).map_err(Error::io("remove", &entry.path()))?;
             }
         }
         Ok(None)
@@ -63,7 +63,7 @@ fn write(directory: &Path, rows: &CompletionRows) -> Result<PathBuf> {
     let path = path(directory, rows.step);
     let bytes = columns(rows).and_then(|columns| encode(&columns, rows));
     let bytes = bytes.map_err(|message| Error::format(&path, message))?;
-    std::fs::create_dir_all(directory).map_err(Error::io("create", directory))?;
+    disk::create_dir_all(directory).map_err(Error::io("create", directory))?;
     write_atomically(&path, &bytes)?;
     Ok(path)
 }

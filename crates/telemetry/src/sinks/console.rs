@@ -7,7 +7,7 @@
 //! redirect) never stops the run.
 
 use std::ffi::OsStr;
-use std::fs::{File, OpenOptions};
+use std::fs::File;
 use std::io::{IsTerminal, Write};
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -219,7 +219,7 @@ impl Console {
     /// Opens this process's log file to append, once the run's directory exists. The lines that were logged before are
     /// written first.
     pub fn set_log_file(&self, path: PathBuf) -> Result<()> {
-        let mut file = OpenOptions::new().create(true).append(true).open(&path).map_err(Error::io("open", &path))?;
+        let mut file = disk::Options::new().create().append().open(&path).map_err(Error::io("open", &path))?;
         let mut log = self.file();
         if let LogFile::Early(said) = &*log {
             file.write_all(said).map_err(Error::io("write", &path))?;

@@ -122,7 +122,7 @@ impl Sink for ClosedLog {
 
 /// Reads all complete lines of a `metrics.jsonl`.
 pub fn read(path: &Path) -> Result<Vec<Record>> {
-    let text = std::fs::read_to_string(path).map_err(Error::io("read", path))?;
+    let text = disk::read_to_string(path, disk::most::GROUPS).map_err(Error::io("read", path))?;
     let whole = text.rfind('\n').map_or("", |last| &text[..last]);
     whole
         .lines()

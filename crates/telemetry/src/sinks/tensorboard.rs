@@ -33,7 +33,7 @@ impl TensorBoardSink {
     /// Opens the event file of `directory` to append, the last by name if there are several. File and directory are
     /// created if missing; a new file begins with the run's hyperparameters. A damaged last record is cut off.
     pub fn open(directory: &Path, hparams: Vec<(String, HParam)>) -> Result<Self> {
-        std::fs::create_dir_all(directory).map_err(Error::io("create", directory))?;
+        disk::create_dir_all(directory).map_err(Error::io("create", directory))?;
         let path = match existing(directory)? {
             Some(path) => path,
             None => {
@@ -118,8 +118,8 @@ impl Sink for TensorBoardSink {
 /// The path of the last event file of a directory by name. (Names begin with the time of creation.)
 fn existing(directory: &Path) -> Result<Option<PathBuf>> {
     let mut last: Option<PathBuf> = None;
-    for entry in std::fs::read_dir(directory).map_err(Error::io("list", directory))? {
-        let path = entry.map_err(Error::io("list", directory))?.path();
+    for entry in disk::read_dir(directory).map_err(Error::io("list", directory))? {
+        let path = entry.path();
         let is_events = path.file_name().is_some_and(|name| name.to_string_lossy().starts_with("events.out.tfevents."));
         if is_events && last.as_ref().is_none_or(|last| *last < path) {
             last = Some(path);

@@ -252,7 +252,7 @@ impl Drop for NatsLearner {
 /// same.
 fn name_of_run(layout: &Layout) -> Result<String> {
     let file = layout.root().join("run");
-    match std::fs::read_to_string(&file) {
+    match disk::read_to_string(&file, disk::most::STATE) {
         Ok(name) if name.len() == 32 => return Ok(name),
         Err(e) if e.kind() != std::io::ErrorKind::NotFound => return Err(e).or_io("read", &file),
         _ => {}

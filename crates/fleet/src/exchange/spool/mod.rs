@@ -30,14 +30,10 @@ use crate::error::{Error, OrIo, OrUnusable, Result};
 use crate::exchange::LearnerState;
 use crate::job::{JobName, WorkerName};
 use crate::lock::{Heartbeat, Held, Locks, Owner, Taken, is_unchanged};
-use std::fs::{DirBuilder, File, OpenOptions, Permissions};
+use std::fs::File;
 use std::io::{ErrorKind, Read, Write};
-use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
-
-/// Files larger than this are refused without reading them.
-const MOST_BYTES: u64 = 1 << 32;
 
 /// The paths of a spool directory.
 #[derive(Clone, Debug)]
@@ -48,6 +44,7 @@ pub struct Layout {
 impl Layout {
     /// The spool of the run directory `out`.
     pub fn of_run(out: &Path) -> Layout {
+        disk::no_links_below(out);
         Layout { root: out.join("fleet") }
     }
 
@@ -133,20 +130,16 @@ impl Layout {
 
 /// Makes a directory and its parents, accessible only to this user.
 pub(crate) fn create_dir(path: &Path) -> Result<()> {
-    DirBuilder::new().recursive(true).mode(0o700).create(path).or_unusable("create", path)?;
-    std::fs::set_permissions(path, Permissions::from_mode(0o700)).or_unusable("protect", path)
+    disk::create_private_dir_all(path).or_unusable("create", path)
 }
 
 /// The names in a directory, sorted; empty if the directory does not exist.
 pub(crate) fn names(directory: &Path) -> Result<Vec<String>> {
-    let entries = match std::fs::read_dir(directory) {
+    let entries = match disk::read_dir(directory) {
         Err(e) if e.kind() == ErrorKind::NotFound => return Ok(Vec::new()),
         entries => entries.or_io("read", directory)?,
     };
-    let name = |entry: std::io::Result<std::fs::DirEntry>| Ok(entry?.file_name().to_string_lossy().into_owned());
-    let mut names = entries.map(name).collect::<std::io::Result<Vec<String>>>().or_io("read", directory)?;
-    names.sort();
-    Ok(names)
+    Ok(entries.iter().map(|entry| entry.file_name().to_string_lossy().into_owned()).collect())
 }
 
 /// The jobs whose files are in a directory. Files that are still being written do not have the name of a job.
@@ -156,50 +149,51 @@ pub(crate) fn jobs(directory: &Path) -> Result<Vec<JobName>> {
 
 /// The bytes of a file; `None` if it does not exist.
 pub(crate) fn read(path: &Path) -> Result<Option<Vec<u8>>> {
-    let file = match File::open(path) {
-        Err(e) if e.kind() == ErrorKind::NotFound => return Ok(None),
-        file => file.or_io("open", path)?,
-    };
-    let length = file.metadata().or_io("read", path)?.len();
-    if length > MOST_BYTES {
-        return Err(Error::Corrupt { path: path.to_owned(), why: format!("{length} bytes are no file of ours") });
+    read_at_most(path, disk::most::GROUPS)
+}
+
+fn read_at_most(path: &Path, most: u64) -> Result<Option<Vec<u8>>> {
+    match disk::read(path, most) {
+        Err(e) if e.kind() == ErrorKind::NotFound => Ok(None),
+        bytes => bytes.map(Some).or_io("read", path),
     }
-    let mut bytes = Vec::new();
-    file.take(MOST_BYTES).read_to_end(&mut bytes).or_io("read", path)?;
-    Ok(Some(bytes))
 }
 
 /// The value in a JSON file; `None` if the file does not exist or cannot be read.
 pub(crate) fn read_json<T: serde::de::DeserializeOwned>(path: &Path) -> Option<T> {
-    serde_json::from_slice(&read(path).ok()??).ok()
+    serde_json::from_slice(&read_at_most(path, disk::most::STATE).ok()??).ok()
 }
 
 /// Writes a file under a temporary name that begins with a dot, and then renames it, so that no reader sees half of it.
 /// With `sync`, the bytes are synced before the rename, and the new name before this returns.
 pub(crate) fn write(path: &Path, bytes: &[u8], sync: bool) -> Result<()> {
+    write_by(path, sync, |file| file.write_all(bytes))
+}
+
+fn write_by(path: &Path, sync: bool, fill: impl FnOnce(&mut File) -> std::io::Result<()>) -> Result<()> {
     let (Some(directory), Some(name)) = (path.parent(), path.file_name()) else {
         return Err(Error::Refused(format!("{} is no file", path.display())));
     };
     let temporary = directory.join(format!(".{}", name.to_string_lossy()));
     let written = (|| {
-        let mut file = OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&temporary)?;
-        file.write_all(bytes)?;
+        let mut file = disk::Options::new().write().create().truncate().mode(0o600).open(&temporary)?;
+        fill(&mut file)?;
         if sync {
             file.sync_all()?;
         }
-        std::fs::rename(&temporary, path)?;
-        if sync { File::open(directory)?.sync_all() } else { Ok(()) }
+        disk::rename(&temporary, path)?;
+        if sync { disk::sync_dir(directory) } else { Ok(()) }
     })();
     if written.is_err() {
         // Half a file would keep others from writing where the disk is full.
-        let _ = std::fs::remove_file(&temporary);
+        let _ = disk::remove_file(&temporary);
     }
     written.or_io("write", path)
 }
 
 /// Deletes a file, which may already be gone.
 fn remove(path: &Path) -> Result<()> {
-    match std::fs::remove_file(path) {
+    match disk::remove_file(path) {
         Err(e) if e.kind() == ErrorKind::NotFound => Ok(()),
         removed => removed.or_io("delete", path),
     }
@@ -260,8 +254,7 @@ pub(crate) fn take_lock(path: &Path, who: &str, remedy: &str) -> Result<(FileLoc
 }
 
 fn take_lock_with(locks: &Locks, path: &Path, who: &str, remedy: &str) -> Result<(FileLock, Holder)> {
-    let mut options = OpenOptions::new();
-    let opened = options.read(true).write(true).create(true).truncate(false).mode(0o600).open(path);
+    let opened = disk::Options::new().read().write().create().mode(0o600).open(path);
     let mut file = opened.or_io("open", path)?;
     let mut claim = None;
     for attempt in 0.. {
@@ -278,12 +271,13 @@ fn take_lock_with(locks: &Locks, path: &Path, who: &str, remedy: &str) -> Result
             Taken::Held => String::new(),
             Taken::Owned(held) => format!(" ({held}; if it has ended, delete {})", path.display()),
         };
-        let holder = read(path)?.and_then(|text| Holder::parse(&text));
+        let holder = read_at_most(path, disk::most::STATE)?.and_then(|text| Holder::parse(&text));
         let by = holder.map_or("another process".to_owned(), |holder| format!("process {}", holder.pid));
         return Err(Error::Refused(format!("{who} is there already: {by}{why}. {remedy}")));
     }
     let mut before = Vec::new();
-    std::io::Seek::rewind(&mut file).and_then(|()| file.read_to_end(&mut before)).or_io("read", path)?;
+    std::io::Seek::rewind(&mut file).or_io("read", path)?;
+    (&file).take(disk::most::STATE).read_to_end(&mut before).or_io("read", path)?;
     let incarnation = Holder::parse(&before).unwrap_or_default().incarnation + 1;
     let holder = Holder { pid: std::process::id(), incarnation };
     let this = serde_json::to_string(&locks.this_process()).map_err(|e| Error::Failed(e.to_string()))?;
@@ -308,14 +302,14 @@ pub(crate) fn holder(path: &Path) -> Result<Option<Holder>> {
 }
 
 fn holder_with(locks: &Locks, path: &Path) -> Result<Option<Holder>> {
-    let file = match File::open(path) {
+    let file = match disk::open(path) {
         Err(e) if e.kind() == ErrorKind::NotFound => return Ok(None),
         file => file.or_io("open", path)?,
     };
     match locks.is_held(&file, path, owner).or_io("lock", path)? {
         false => Ok(None),
         true => {
-            let text = read(path)?.unwrap_or_default();
+            let text = read_at_most(path, disk::most::STATE)?.unwrap_or_default();
             Ok(Some(Holder::parse(&text).unwrap_or_default()))
         }
     }

@@ -1,12 +1,14 @@
 //! The spool directory: modes, claims, what is torn, a disk that is full, how fast a job is noticed.
 
-use super::{Layout, SpoolLearner, SpoolWorker};
+use super::{Layout, SpoolLearner, SpoolWorker, write_by};
 use crate::batches::BatchFiles;
 use crate::coordinator::{Event, HowEnded};
 use crate::exchange::{Exchange, WorkerExchange, WorkerStatus};
 use crate::job::{Answer, Job, JobName, JobResult, Lineage};
 use crate::testing::name;
-use std::os::unix::fs::{PermissionsExt, symlink};
+use std::fs::File;
+use std::io::{ErrorKind, Write};
+use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
@@ -158,19 +160,17 @@ fn who_died_gives_its_jobs_back_and_leaves_nothing_half() {
 #[test]
 fn a_full_disk_is_an_error_that_says_so_and_leaves_nothing_half() {
     let out = tempfile::tempdir().unwrap();
-    let mut worker = SpoolWorker::join(out.path(), name("dev1")).unwrap();
     let files = BatchFiles::open(out.path()).unwrap();
-    let result = result(&job(0, ""), "dev1");
-    let complete = Layout::of_run(out.path()).complete(&name("dev1"));
-    symlink("/dev/full", complete.join(".000000.0")).unwrap();
-    let error = worker.complete(&result).unwrap_err();
-    assert!(error.is_disk_full() && error.to_string().contains("cannot write"), "{error}");
-    assert_eq!(std::fs::read_dir(&complete).unwrap().count(), 0);
-    worker.complete(&result).unwrap();
-    symlink("/dev/full", files.path(0).with_file_name(".000000")).unwrap();
-    let error = files.save(0, &[result]).unwrap_err();
-    assert!(error.is_disk_full() && error.to_string().contains("batches/000000"), "{error}");
-    assert_eq!(files.numbers().unwrap(), [0u64; 0]);
+    let full = |file: &mut File| {
+        file.write_all(b"half of it")?;
+        Err(ErrorKind::StorageFull.into())
+    };
+    for sync in [false, true] {
+        let error = write_by(&files.path(0), sync, full).unwrap_err();
+        let text = error.to_string();
+        assert!(error.is_disk_full() && text.contains("cannot write") && text.contains("batches/000000"), "{text}");
+        assert_eq!(std::fs::read_dir(out.path().join("fleet/batches")).unwrap().count(), 0);
+    }
 }
 
 #[test]
@@ -199,3 +199,4 @@ fn a_job_wakes_a_worker_that_waits() {
 
 mod kills;
 mod sides;
+mod strangers;

@@ -6,6 +6,7 @@ use crate::error::{Error, OrIo, Result};
 use crate::exchange::{LearnerState, WorkerExchange, WorkerStatus};
 use crate::job::{Job, JobName, JobResult, WorkerName};
 use std::io::ErrorKind;
+use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::time::Duration;
 
@@ -21,6 +22,14 @@ pub struct SpoolWorker {
     watch: Watch,
     /// The state of a learner that had already ended before this worker joined.
     old: Option<LearnerState>,
+    /// Device and inode of a `learner.json` that could not be read when this worker joined. A learner renames its own
+    /// into place, so that another one has another inode.
+    damaged: Option<(u64, u64)>,
+}
+
+/// Device and inode of what a path names, a link itself among others.
+fn identity(path: &Path) -> Option<(u64, u64)> {
+    path.symlink_metadata().ok().map(|found| (found.dev(), found.ino()))
 }
 
 impl SpoolWorker {
@@ -38,9 +47,11 @@ impl SpoolWorker {
         let mut watch = Watch::new();
         watch.add(layout.root());
         watch.add(&layout.pending());
-        let old = read_json(&layout.learner()).filter(|learner: &LearnerState| learner.ended);
+        let old: Option<LearnerState> = read_json(&layout.learner());
+        let damaged = identity(&layout.learner()).filter(|_| old.is_none());
+        let old = old.filter(|learner| learner.ended);
         let failures = read_json(&layout.status(&name)).map_or(0, |status: WorkerStatus| status.failures);
-        let mut worker = SpoolWorker { layout, name, _alive: alive, holder, failures, watch, old };
+        let mut worker = SpoolWorker { layout, name, _alive: alive, holder, failures, watch, old, damaged };
         for job in jobs(&worker.layout.processing(&worker.name))? {
             worker.give_back(job)?;
         }
@@ -65,8 +76,16 @@ impl SpoolWorker {
 impl WorkerExchange for SpoolWorker {
     fn learner(&mut self) -> Result<Option<LearnerState>> {
         let path = self.layout.learner();
-        let Some(bytes) = read(&path)? else { return Ok(None) };
-        let state = serde_json::from_slice(&bytes).map_err(|e| Error::Corrupt { path, why: e.to_string() })?;
+        let parse = |bytes: Vec<u8>| {
+            serde_json::from_slice(&bytes).map_err(|e| Error::Corrupt { path: path.clone(), why: e.to_string() })
+        };
+        let state = match read(&path).and_then(|bytes| bytes.map(parse).transpose()) {
+            Ok(None) => return Ok(None),
+            Ok(Some(state)) => state,
+            // It was there before: the learner that comes replaces it.
+            Err(_) if self.damaged.is_some() && identity(&path) == self.damaged => return Ok(None),
+            Err(error) => return Err(error),
+        };
         // The next one may not be there yet: start in any order.
         Ok(Some(state).filter(|state| self.old.as_ref() != Some(state)))
     }
@@ -81,7 +100,7 @@ impl WorkerExchange for SpoolWorker {
                 continue;
             }
             let (from, to) = (pending.join(job.to_string()), self.layout.processing(&self.name).join(job.to_string()));
-            match std::fs::rename(&from, &to) {
+            match disk::rename(&from, &to) {
                 // Another worker was faster.
                 Err(e) if e.kind() == ErrorKind::NotFound => continue,
                 renamed => renamed.or_io("claim", &from)?,
@@ -115,7 +134,7 @@ impl WorkerExchange for SpoolWorker {
 
     fn give_back(&mut self, job: JobName) -> Result<()> {
         let from = self.layout.processing(&self.name).join(job.to_string());
-        match std::fs::rename(&from, self.layout.pending().join(job.to_string())) {
+        match disk::rename(&from, self.layout.pending().join(job.to_string())) {
             Err(e) if e.kind() == ErrorKind::NotFound => Ok(()),
             renamed => renamed.or_io("give back", &from),
         }

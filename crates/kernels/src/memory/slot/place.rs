@@ -63,14 +63,10 @@ impl Place {
 
     /// Opens a memfd or file that another process made.
     pub fn open(path: &Path) -> Result<Place> {
-        let fail = |message: String| Error::Slot { path: path.to_owned(), message };
-        // In another pid namespace the path of a memfd is another process's open file, a pipe perhaps: not to be waited
-        // for.
-        let file = OpenOptions::new().read(true).custom_flags(OFlags::NONBLOCK.bits() as i32).open(path);
-        let file = file.map_err(|e| fail(format!("cannot be opened: {e}")))?;
-        if !file.metadata().is_ok_and(|data| data.is_file()) {
-            return Err(fail("is not a regular file".into()));
-        }
+        let fail = |e: std::io::Error| Error::Slot { path: path.to_owned(), message: format!("cannot be opened: {e}") };
+        // In another pid namespace the path of a memfd is another process's open file, a pipe perhaps: `disk` refuses
+        // that, and does not wait for it.
+        let file = disk::open(path).map_err(fail)?;
         Ok(Place { file, path: path.to_owned(), is_memfd: false, owned: None })
     }
 

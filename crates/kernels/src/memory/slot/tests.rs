@@ -231,3 +231,63 @@ fn without_room_the_size_and_the_fix_are_said() {
     let words = said(&SlotWriter::create(SlotOptions { dir: Some(&dir), ..options("l\n", 64) }).unwrap());
     assert!(words.ends_with("give weights_dir a directory with more room"), "{words}");
 }
+
+/// A slot's file lies in a directory that others may share (`weights_dir`), and its path comes from a file of the run.
+#[test]
+#[cfg_attr(miri, ignore = "it writes files")]
+fn a_changed_slot_is_refused_by_name_or_read_as_it_was() {
+    let dir = std::env::temp_dir().join(format!("lockstep-changed-slots-{}", std::process::id()));
+    std::fs::create_dir_all(&dir).unwrap();
+    let layout = "a f32 [100]\n";
+    let mut slot = SlotFiller::create(SlotOptions { dir: Some(&dir), ..options(layout, 448) }).unwrap();
+    slot.write_at(0, &[3; 448]).unwrap();
+    slot.publish(contents(None)).unwrap();
+    let whole = std::fs::read(slot.path()).unwrap();
+    let path = dir.join("slot");
+    let (mut refused, mut read) = (0, 0);
+    for i in 0..200usize {
+        let _ = std::fs::remove_dir_all(&path);
+        let _ = std::fs::remove_file(&path);
+        let at = i.wrapping_mul(0x9e37_79b9) % whole.len();
+        let mut bytes = whole.clone();
+        // A flipped bit lies in the header and the layout, or in the data.
+        let flipped = if i % 16 < 8 { at % (128 + layout.len()) } else { at };
+        match i % 8 {
+            0 => bytes.truncate(at),
+            1 => bytes[flipped] ^= 1 << (i / 8 % 8),
+            2 => bytes.extend(vec![i as u8; 1 + at]),
+            3 => bytes.clear(),
+            _ => {}
+        }
+        match i % 8 {
+            4 => std::os::unix::fs::symlink(["/dev/zero", "nothing", ".", "slot"][i / 8 % 4], &path).unwrap(),
+            5 => std::fs::create_dir(&path).unwrap(),
+            6 => {
+                use rustix::fs::{CWD, FileType, Mode, mknodat};
+                mknodat(CWD, &path, FileType::Fifo, Mode::RWXU, 0).unwrap();
+            }
+            7 => {
+                let file = std::fs::File::create(&path).unwrap();
+                file.write_all_at(&whole[..at * (i / 8 % 2)], 0).unwrap();
+                file.set_len(3 << 30).unwrap();
+            }
+            _ => std::fs::write(&path, bytes).unwrap(),
+        }
+        let expected = |reader: &SlotReader| (reader.run(), reader.bytes(), reader.layout().to_owned());
+        match SlotReader::open(&path) {
+            Ok(reader) => {
+                assert_eq!(expected(&reader), ([7; 16], 448, layout.to_owned()), "{i}");
+                if let Ok(pin) = reader.pin() {
+                    pin.unwrap().read_at(0, &mut [0; 448]).unwrap();
+                }
+                read += 1;
+            }
+            Err(error) => {
+                assert!(error.to_string().contains(&*path.to_string_lossy()), "{i}: {error}");
+                refused += 1;
+            }
+        }
+    }
+    std::fs::remove_dir_all(&dir).unwrap();
+    assert!(refused > 100 && read > 25, "{refused} refused, {read} read");
+}

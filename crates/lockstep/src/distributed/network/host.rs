@@ -16,8 +16,8 @@ use fleet::exchange::spool::Layout;
 use kernels::memory::slot::{SlotFiller, SlotOptions};
 use model::io::{ModelFiles, is_listed};
 use std::collections::BTreeSet;
-use std::fs::{File, OpenOptions, TryLockError};
-use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::fs::TryLockError;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -114,14 +114,13 @@ impl Drop for Host {
 
 /// The content of the host's copy of `learner.json`.
 fn told(dir: &Path) -> Option<Shared> {
-    let bytes = std::fs::read(Layout::of_run(dir).learner()).ok()?;
+    let bytes = disk::read(Layout::of_run(dir).learner(), disk::most::STATE).ok()?;
     let state: LearnerState = serde_json::from_slice(&bytes).ok()?;
     serde_json::from_value(state.shared).ok()
 }
 
 fn fetch(dir: &Path, talk: &Arc<Talk>, bearer: Option<String>, watch: &Watch) -> anyhow::Result<()> {
-    let mut options = OpenOptions::new();
-    let lock = options.write(true).create(true).truncate(false).mode(0o600).open(dir.join("fetch.lock"))?;
+    let lock = disk::Options::new().write().create().mode(0o600).open(&dir.join("fetch.lock"))?;
     let stop = || talk.stop.load(Ordering::SeqCst);
     loop {
         match lock.try_lock() {
@@ -136,7 +135,7 @@ fn fetch(dir: &Path, talk: &Arc<Talk>, bearer: Option<String>, watch: &Watch) ->
     let mut copies = Copies { dir, talk, bearer, from: None, slots: Vec::new(), base: None, seen: None };
     let result = copies.follow(watch, &stop);
     // Its slots end with this process. A worker that takes over begins anew.
-    let _ = std::fs::remove_file(Layout::of_run(dir).learner());
+    let _ = disk::remove_file(Layout::of_run(dir).learner());
     drop(lock);
     result
 }
@@ -222,16 +221,16 @@ impl Copies<'_> {
         let say = move |text: &str| talk.says.lock().unwrap_or_else(PoisonError::into_inner).push(text.to_owned());
         let client = Client::new(&network.address, self.bearer.as_deref(), say);
         let model = self.dir.join("model");
-        std::fs::create_dir_all(&model)?;
+        disk::create_dir_all(&model)?;
         let files = network.files.iter().filter(|name| is_listed(name)).map(|name| (of_file(name), model.join(name)));
         for (blob, path) in [(CONFIG.to_owned(), self.dir.join(CONFIG))].into_iter().chain(files) {
             let Some(bytes) = client.bytes(&blob, stop).map_err(of_fleet)? else { return Ok(false) };
-            std::fs::create_dir_all(path.parent().unwrap_or(&model))?;
+            disk::create_dir_all(path.parent().unwrap_or(&model))?;
             replace(&path, &bytes)?;
         }
         // A file of an earlier learner's model that this one does not have would be read, too.
         for (name, _) in ModelFiles::read(&model)?.used().filter(|(name, _)| !network.files.iter().any(|n| n == name)) {
-            std::fs::remove_file(model.join(name))?;
+            disk::remove_file(model.join(name))?;
         }
         (self.slots, self.base, self.seen) = Default::default();
         self.from = Some((shared.run, client));
@@ -305,9 +304,9 @@ impl Copies<'_> {
 fn replace(path: &Path, bytes: &[u8]) -> anyhow::Result<()> {
     let temporary = path.with_file_name(format!(".{}", path.file_name().unwrap_or_default().to_string_lossy()));
     let written = (|| {
-        let mut file = File::options().write(true).create(true).truncate(true).mode(0o600).open(&temporary)?;
+        let mut file = disk::Options::new().write().create().truncate().mode(0o600).open(&temporary)?;
         std::io::Write::write_all(&mut file, bytes)?;
-        std::fs::rename(&temporary, path)
+        disk::rename(&temporary, path)
     })();
     written.with_context(|| path.display().to_string())
 }

@@ -9,7 +9,6 @@ use kernels::memory::slot::{Contents, Pin, SlotReader};
 use model::io::ModelFiles;
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, HashMap};
-use std::fs::File;
 use std::io::{Error, Result};
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
@@ -173,7 +172,7 @@ impl Source for Served {
     fn read(&self, name: &str, at: u64, out: &mut [u8]) -> Result<bool> {
         let Some(place) = self.places().get(name).cloned() else { return Ok(false) };
         match place {
-            Place::File(path) => File::open(path)?.read_exact_at(out, at).map(|()| true),
+            Place::File(path) => disk::open(path)?.read_exact_at(out, at).map(|()| true),
             Place::OfModel(files, name) => {
                 let bytes = bytes_of(&files, &name).and_then(|bytes| bytes.get(at as usize..at as usize + out.len()));
                 bytes.inspect(|bytes| out.copy_from_slice(bytes));

@@ -17,7 +17,7 @@
 use super::group::Group;
 use super::read::Outline;
 use super::record::{HEADER, RecordReader, WireError, record_length};
-use std::fs::{File, OpenOptions};
+use std::fs::File;
 use std::io::{Error, ErrorKind, Result, Write};
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
@@ -114,9 +114,19 @@ impl GroupFile {
     /// Opens the file, and reads its index or computes it if it does not fit. A record that is not completely written
     /// yet is ignored.
     pub fn open(path: &Path) -> Result<GroupFile> {
-        let file = File::open(path)?;
+        GroupFile::read_by(path, |path| read_index(&index_path(path)))
+    }
+
+    /// Opens the file without believing its index, which has no checksum: the records are read once.
+    pub fn open_by_records(path: &Path) -> Result<GroupFile> {
+        GroupFile::read_by(path, |_| None)
+    }
+
+    fn read_by(path: &Path, index: impl FnOnce(&Path) -> Option<Vec<IndexEntry>>) -> Result<GroupFile> {
+        let file = disk::open(path)?;
         let whole = whole_records(&file, file.metadata()?.len(), path)?;
-        let index = match read_index(&index_path(path)).filter(|index| fits(index, &whole)) {
+        // After the records: of a run that is being written the index has all that the file had.
+        let index = match index(path).filter(|index| fits(index, &whole)) {
             Some(mut index) => {
                 index.truncate(whole.len());
                 index
@@ -172,8 +182,8 @@ impl GroupLog {
     /// Opens `path` for appending and creates the file, but not its directory, if it does not exist. An incomplete
     /// record at the end, left by a killed process, is removed.
     pub fn open(path: &Path) -> Result<GroupLog> {
-        let options = || OpenOptions::new().read(true).write(true).create(true).truncate(false).clone();
-        let file = options().open(path)?;
+        let options = disk::Options::new().read().write().create();
+        let file = options.open(path)?;
         let mut whole = whole_records(&file, file.metadata()?.len(), path)?;
         // After a power failure, a record's length can be there without its bytes.
         while let Some(&(at, length)) = whole.last()
@@ -184,7 +194,7 @@ impl GroupLog {
         let len = whole.last().map_or(0, |(at, length)| at + length);
         let index_path = index_path(path);
         let known = read_index(&index_path).filter(|index| fits(index, &whole));
-        let index = options().open(&index_path)?;
+        let index = options.open(&index_path)?;
         if known.is_none() {
             let entries = whole.iter().map(|&(at, length)| read(&file, path, at, length));
             let mut bytes = [&INDEX_MAGIC[..], &(ENTRY as u32).to_le_bytes()].concat();
@@ -304,7 +314,7 @@ fn whole_records(file: &File, len: u64, path: &Path) -> Result<Vec<(u64, u64)>> 
 
 /// The entries of an index file; `None` if it is missing or no index.
 fn read_index(path: &Path) -> Option<Vec<IndexEntry>> {
-    let bytes = std::fs::read(path).ok()?;
+    let bytes = disk::read(path, disk::most::GROUPS).ok()?;
     let (header, entries) = bytes.split_at_checked(INDEX_HEADER)?;
     let size = u32::from_le_bytes(header[4..].try_into().ok()?) as usize;
     if header[..4] != INDEX_MAGIC[..] || size < ENTRY {
@@ -326,9 +336,8 @@ fn read(file: &File, path: &Path, at: u64, length: u64) -> Result<IndexEntry> {
 
 /// The bytes of a record that is known to be complete.
 fn bytes_of(file: &File, at: u64, length: u64) -> Result<Vec<u8>> {
-    let mut bytes = vec![0; length as usize];
-    file.read_exact_at(&mut bytes, at)?;
-    Ok(bytes)
+    let bytes = disk::read_range(file, at, length)?;
+    if bytes.len() as u64 == length { Ok(bytes) } else { Err(ErrorKind::UnexpectedEof.into()) }
 }
 
 fn group_of(bytes: &[u8], path: &Path, at: u64) -> Result<Group> {

@@ -77,12 +77,12 @@ impl Checkpoints {
         }
         let target = self.dir.model();
         let temporary = self.dir.root().join(".unfinished-model");
-        let _ = std::fs::remove_dir_all(&temporary);
+        let _ = disk::remove_dir_all(&temporary);
         match saved.is_dir() {
             true => link_model(&saved, &temporary)?,
             false => learner.policy.save(&temporary)?,
         }
-        let _ = std::fs::remove_dir_all(&target);
-        Ok(std::fs::rename(&temporary, &target)?)
+        let _ = disk::remove_dir_all(&target);
+        Ok(disk::rename(&temporary, &target)?)
     }
 }

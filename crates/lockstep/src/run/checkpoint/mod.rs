@@ -19,7 +19,6 @@ use crate::error::OrBadInput;
 use crate::run::run_dir::{RunDir, sync_directory};
 use anyhow::Context as _;
 use model::io::{FILE_LIST, FileList, is_listed};
-use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 
 const TEMPORARY: &str = ".unfinished-";
@@ -35,7 +34,7 @@ pub fn write(run: &RunDir, step: u64, fill: impl FnOnce(&Path) -> anyhow::Result
     let temporary = run.checkpoints().join(format!("{TEMPORARY}step-{step:06}"));
     let written = write_to(&temporary, &target, step, fill);
     if written.is_err() {
-        let _ = fs::remove_dir_all(&temporary);
+        let _ = disk::remove_dir_all(&temporary);
     }
     written.with_context(|| {
         let kept = latest(run).map_or("there is no earlier checkpoint".to_owned(), |c| {
@@ -53,7 +52,7 @@ fn write_to(
     fill: impl FnOnce(&Path) -> anyhow::Result<()>,
 ) -> anyhow::Result<()> {
     remove_if_there(temporary)?;
-    fs::create_dir_all(temporary)?;
+    disk::create_dir_all(temporary)?;
     fill(temporary)?;
     FileList::of(temporary, step)?.write(temporary)?;
     sync_tree(temporary)?;
@@ -62,16 +61,16 @@ fn write_to(
     let aside = temporary.with_extension("old");
     remove_if_there(&aside)?;
     if target.exists() {
-        fs::rename(target, &aside)?;
+        disk::rename(target, &aside)?;
     }
-    fs::rename(temporary, target)?;
+    disk::rename(temporary, target)?;
     sync_directory(target.parent().expect("checkpoints have a parent"))?;
     remove_if_there(&aside)?;
     Ok(())
 }
 
 fn remove_if_there(dir: &Path) -> std::io::Result<()> {
-    match fs::remove_dir_all(dir) {
+    match disk::remove_dir_all(dir) {
         Err(error) if error.kind() != std::io::ErrorKind::NotFound => Err(error),
         _ => Ok(()),
     }
@@ -79,9 +78,9 @@ fn remove_if_there(dir: &Path) -> std::io::Result<()> {
 
 /// Syncs `dir` and every file and directory below it.
 fn sync_tree(dir: &Path) -> std::io::Result<()> {
-    for entry in fs::read_dir(dir)? {
-        let path = entry?.path();
-        if path.is_dir() { sync_tree(&path)? } else { File::open(&path)?.sync_all()? }
+    for entry in disk::read_dir(dir)? {
+        let path = entry.path();
+        if entry.is_dir() { sync_tree(&path)? } else { disk::open(&path)?.sync_all()? }
     }
     sync_directory(dir)
 }
@@ -89,20 +88,20 @@ fn sync_tree(dir: &Path) -> std::io::Result<()> {
 /// Copies the model of `checkpoint` into the new directory `target`, without the files that only a run needs. Weight
 /// files are hard-linked where the file system allows it, since they are never changed in place.
 pub fn link_model(checkpoint: &Path, target: &Path) -> anyhow::Result<()> {
-    fs::create_dir_all(target)?;
-    for entry in fs::read_dir(checkpoint)? {
-        let from = entry?.path();
+    disk::create_dir_all(target)?;
+    for entry in disk::read_dir(checkpoint)? {
+        let from = entry.path();
         let name = from.file_name().unwrap_or_default().to_string_lossy().into_owned();
         let to = target.join(&name);
         if is_of_run(&name) {
             continue;
         }
-        if from.is_dir() {
+        if entry.is_dir() {
             copy_listed(&from, &name, &to)?;
             continue;
         }
-        if !name.ends_with(".safetensors") || fs::hard_link(&from, &to).is_err() {
-            fs::copy(&from, &to)?;
+        if !name.ends_with(".safetensors") || disk::hard_link(&from, &to).is_err() {
+            disk::copy(&from, &to)?;
         }
     }
     Ok(sync_tree(target)?)
@@ -121,11 +120,11 @@ fn is_of_run(name: &str) -> bool {
 /// Copies those files of the folder `from` that belong to a model, such as further chat templates; `name` is the
 /// folder's path in the model directory.
 fn copy_listed(from: &Path, name: &str, to: &Path) -> anyhow::Result<()> {
-    for entry in fs::read_dir(from)? {
-        let file = entry?.file_name();
+    for entry in disk::read_dir(from)? {
+        let file = entry.file_name();
         if is_listed(&format!("{name}/{}", file.to_string_lossy())) {
-            fs::create_dir_all(to)?;
-            fs::copy(from.join(&file), to.join(&file))?;
+            disk::create_dir_all(to)?;
+            disk::copy(entry.path(), to.join(file))?;
         }
     }
     Ok(())
@@ -150,10 +149,10 @@ pub fn check(dir: &Path) -> anyhow::Result<Option<String>> {
 
 /// All complete checkpoints as (step, directory), oldest first.
 pub fn all(run: &RunDir) -> Vec<(u64, PathBuf)> {
-    let mut found: Vec<(u64, PathBuf)> = fs::read_dir(run.checkpoints())
+    let mut found: Vec<(u64, PathBuf)> = disk::read_dir(run.checkpoints())
         .into_iter()
         .flatten()
-        .flatten()
+        .filter(|entry| entry.is_dir())
         .filter_map(|entry| {
             let step = entry.file_name().to_str()?.strip_prefix("step-")?.parse().ok()?;
             Some((step, entry.path()))
@@ -197,8 +196,8 @@ pub fn prune(run: &RunDir, kept: Kept) -> anyhow::Result<()> {
         // First out of the name that says "complete", so that a half-deleted one is never resumed from.
         let doomed = run.checkpoints().join(format!("{TEMPORARY}{}", path.file_name().unwrap().to_string_lossy()));
         remove_if_there(&doomed)?;
-        fs::rename(path, &doomed)?;
-        fs::remove_dir_all(&doomed)?;
+        disk::rename(path, &doomed)?;
+        disk::remove_dir_all(&doomed)?;
     }
     Ok(())
 }
@@ -209,7 +208,7 @@ pub fn put_back(run: &RunDir) -> anyhow::Result<()> {
         if let Some(original) = name.strip_suffix(".old").map(|name| run.checkpoints().join(name))
             && !original.exists()
         {
-            fs::rename(path, original)?;
+            disk::rename(path, original)?;
         }
     }
     Ok(())
@@ -218,13 +217,13 @@ pub fn put_back(run: &RunDir) -> anyhow::Result<()> {
 /// Removes temporary directories that a killed process left behind.
 pub fn sweep(run: &RunDir) -> anyhow::Result<()> {
     put_back(run)?;
-    Ok(unfinished(run).try_for_each(|(_, path)| fs::remove_dir_all(path))?)
+    Ok(unfinished(run).try_for_each(|(_, path)| disk::remove_dir_all(path))?)
 }
 
 /// The directories with a temporary name: the rest of each name, and its path.
 fn unfinished(run: &RunDir) -> impl Iterator<Item = (String, PathBuf)> {
-    fs::read_dir(run.checkpoints()).into_iter().flatten().flatten().filter_map(|entry| {
-        let name = entry.file_name().into_string().ok()?;
+    disk::read_dir(run.checkpoints()).into_iter().flatten().filter_map(|entry| {
+        let name = entry.file_name().to_str()?;
         Some((name.strip_prefix(TEMPORARY)?.to_owned(), entry.path()))
     })
 }
@@ -232,6 +231,7 @@ fn unfinished(run: &RunDir) -> impl Iterator<Item = (String, PathBuf)> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::fs;
 
     fn run() -> (tempfile::TempDir, RunDir) {
         let dir = tempfile::tempdir().unwrap();

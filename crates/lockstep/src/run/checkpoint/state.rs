@@ -111,13 +111,13 @@ impl RunState {
     pub fn write(&self, dir: &Path) -> anyhow::Result<()> {
         let text = serde_json::to_string(self)?;
         let checksum = model::io::checksum(text.as_bytes());
-        Ok(std::fs::write(dir.join(FILE), format!("{CHECKSUM}{checksum}\",{}", &text[1..]))?)
+        Ok(disk::write(dir.join(FILE), format!("{CHECKSUM}{checksum}\",{}", &text[1..]))?)
     }
 
     /// Reads the state from the checkpoint directory `dir`.
     pub fn read(dir: &Path) -> anyhow::Result<RunState> {
         let path = dir.join(FILE);
-        let bytes = std::fs::read(&path)
+        let bytes = disk::read(&path, disk::most::STATE)
             .map_err(|e| BadInput::new(format!("{}: {e}; is {} a checkpoint?", path.display(), dir.display())))?;
         let damaged = |e: &dyn std::fmt::Display| BadInput::new(format!("{} is damaged: {e}", path.display()));
         if let Some((checksum, rest)) =

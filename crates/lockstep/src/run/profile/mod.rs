@@ -15,7 +15,6 @@ use kernels::{Context, DType};
 use measured::OsCounters;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
-use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 use telemetry::record::MeasuredCeilings;
@@ -52,7 +51,7 @@ impl ProfileRecord {
 
     /// Reads the profile in the run directory `root`; `None` if there is no readable one.
     pub fn read(root: &Path) -> Option<ProfileRecord> {
-        serde_json::from_slice(&fs::read(root.join(FILE)).ok()?).ok()
+        serde_json::from_slice(&disk::read(root.join(FILE), disk::most::STATE).ok()?).ok()
     }
 }
 
@@ -207,8 +206,9 @@ impl Profile {
     fn write(&self) {
         let temporary = self.path.with_extension("json.tmp");
         let written = serde_json::to_vec_pretty(&self.record).map_err(std::io::Error::from);
-        let _ =
-            written.and_then(|bytes| fs::write(&temporary, bytes)).and_then(|()| fs::rename(&temporary, &self.path));
+        let _ = written
+            .and_then(|bytes| disk::write(&temporary, bytes))
+            .and_then(|()| disk::rename(&temporary, &self.path));
     }
 }
 

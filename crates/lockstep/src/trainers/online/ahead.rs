@@ -84,7 +84,7 @@ impl RolloutPipeline {
     /// A function that writes the batches generated ahead into a checkpoint; `None` if there are none.
     pub(super) fn write_ahead(&self) -> Option<WriteFiles> {
         let ahead = self.state.ahead.clone();
-        let write = move |dir: &Path| Ok(std::fs::write(dir.join(FILE), bytes(&ahead))?);
+        let write = move |dir: &Path| Ok(disk::write(dir.join(FILE), bytes(&ahead))?);
         (!self.state.ahead.is_empty()).then(|| -> WriteFiles { Box::new(write) })
     }
 
@@ -96,7 +96,7 @@ impl RolloutPipeline {
         }
         let file = checkpoint.join(FILE);
         let place = || file.display().to_string();
-        let bytes = std::fs::read(&file).with_context(place)?;
+        let bytes = disk::read(&file, disk::most::GROUPS).with_context(place)?;
         let rows: BTreeMap<u64, &Arc<Prompt>> = all.iter().map(|prompt| (prompt.row as u64, prompt)).collect();
         let request = self.like();
         let (mut ahead, mut rest) = (Vec::new(), &bytes[..]);

@@ -98,7 +98,7 @@ impl RolloutPipeline {
         let begun = self.state.begun.clone();
         let write = move |dir: &Path| {
             let bytes: Vec<u8> = begun.iter().flat_map(|batch| batch.to_bytes()).collect();
-            Ok(std::fs::write(dir.join(FILE), bytes)?)
+            Ok(disk::write(dir.join(FILE), bytes)?)
         };
         (!self.state.begun.is_empty()).then(|| -> WriteFiles { Box::new(write) })
     }
@@ -111,7 +111,7 @@ impl RolloutPipeline {
         }
         let file = checkpoint.join(FILE);
         let place = || file.display().to_string();
-        let bytes = std::fs::read(&file).with_context(place)?;
+        let bytes = disk::read(&file, disk::most::GROUPS).with_context(place)?;
         let rows: BTreeMap<u64, &Arc<Prompt>> = all.iter().map(|prompt| (prompt.row as u64, prompt)).collect();
         let (mut begun, mut rest) = (VecDeque::new(), &bytes[..]);
         while !rest.is_empty() {

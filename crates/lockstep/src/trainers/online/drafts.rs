@@ -17,8 +17,8 @@ impl RolloutPipeline {
         }
         let root = run.checkpoints.dir.root();
         let new = root.join(format!(".{FILE}.{}.partial", std::process::id()));
-        if let Err(error) = std::fs::write(&new, bytes).and_then(|()| std::fs::rename(&new, root.join(FILE))) {
-            let _ = std::fs::remove_file(&new);
+        if let Err(error) = disk::write(&new, bytes).and_then(|()| disk::rename(&new, root.join(FILE))) {
+            let _ = disk::remove_file(&new);
             run.log.warn(&format!(
                 "{} was not written, and a resumed run will guess less: {error}",
                 root.join(FILE).display()
@@ -29,7 +29,7 @@ impl RolloutPipeline {
     /// Restores the texts from the file, if it is there.
     pub(super) fn restore_drafts(&mut self, run: &TrainingRun) {
         if let Some(collector) = &mut self.collector
-            && let Ok(bytes) = std::fs::read(run.checkpoints.dir.root().join(FILE))
+            && let Ok(bytes) = disk::read(run.checkpoints.dir.root().join(FILE), disk::most::GROUPS)
         {
             collector.restore_drafts(&bytes);
         }

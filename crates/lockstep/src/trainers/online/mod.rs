@@ -246,7 +246,7 @@ impl RolloutPipeline {
             return None;
         }
         let bytes = records(Group::of_samples(&self.state.batch.samples));
-        Some(Box::new(move |dir| Ok(std::fs::write(dir.join(BATCH_FILE), bytes)?)))
+        Some(Box::new(move |dir| Ok(disk::write(dir.join(BATCH_FILE), bytes)?)))
     }
 
     /// Restores the state that [`state`](Self::state) returned, with the files in `checkpoint`.
@@ -265,7 +265,8 @@ impl RolloutPipeline {
         }
         if let Some(BatchPlace { used, samples: expected }) = state.batch {
             let file = checkpoint.join(BATCH_FILE);
-            let groups = Group::read_all(&std::fs::read(&file).with_context(|| file.display().to_string())?);
+            let groups =
+                Group::read_all(&disk::read(&file, disk::most::GROUPS).with_context(|| file.display().to_string())?);
             let samples = Group::into_samples(groups.with_context(|| file.display().to_string())?);
             if samples.len() != expected {
                 bad_input!("{} has {} samples, and the run left off with {expected}", file.display(), samples.len());

@@ -454,13 +454,13 @@ impl RolloutPipeline {
     /// A function that writes the lineages of the weights into a checkpoint; `None` without workers.
     pub(super) fn write_workers(&self) -> Option<WriteFiles> {
         let lineages = self.workers.as_ref()?.fleet.as_ref()?.lineages();
-        Some(Box::new(move |dir: &Path| Ok(std::fs::write(dir.join(FILE), serde_json::to_vec(&lineages)?)?)))
+        Some(Box::new(move |dir: &Path| Ok(disk::write(dir.join(FILE), serde_json::to_vec(&lineages)?)?)))
     }
 
     /// Restores the lineages from a checkpoint. Checkpoints of runs without workers have none.
     pub(super) fn restore_workers(&mut self, checkpoint: &Path) -> anyhow::Result<()> {
         let Some(workers) = &mut self.workers else { return Ok(()) };
-        match std::fs::read(checkpoint.join(FILE)) {
+        match disk::read(checkpoint.join(FILE), disk::most::STATE) {
             Ok(bytes) => workers.restored = serde_json::from_slice(&bytes)?,
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => {}
             Err(error) => return Err(error.into()),

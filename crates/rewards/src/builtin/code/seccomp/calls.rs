@@ -13,8 +13,7 @@ pub const ALLOWED: &[i64] = calls! {
     SYS_readahead SYS_openat SYS_openat2 SYS_mkdirat SYS_mknodat SYS_unlinkat SYS_renameat2 SYS_linkat SYS_symlinkat
     SYS_readlinkat SYS_faccessat SYS_faccessat2 SYS_newfstatat SYS_statx SYS_splice SYS_tee
     SYS_sync_file_range SYS_copy_file_range SYS_fallocate SYS_pipe2 SYS_getdents64 SYS_close_range SYS_getxattr
-    SYS_lgetxattr SYS_fgetxattr SYS_listxattr SYS_llistxattr SYS_flistxattr SYS_inotify_init1 SYS_inotify_add_watch
-    SYS_inotify_rm_watch
+    SYS_lgetxattr SYS_fgetxattr SYS_listxattr SYS_llistxattr SYS_flistxattr
     // Memory.
     SYS_mmap SYS_mprotect SYS_munmap SYS_brk SYS_mremap SYS_msync SYS_mincore SYS_madvise SYS_mlock SYS_mlock2
     SYS_munlock SYS_mlockall SYS_munlockall SYS_membarrier SYS_pkey_alloc SYS_pkey_free SYS_pkey_mprotect
@@ -45,7 +44,7 @@ pub const ALLOWED_OLD: &[i64] = calls! {
     SYS_open SYS_creat SYS_stat SYS_lstat SYS_poll SYS_access SYS_pipe SYS_select SYS_dup2 SYS_pause SYS_alarm
     SYS_fork SYS_vfork SYS_getdents SYS_rename SYS_renameat SYS_mkdir SYS_rmdir SYS_link SYS_unlink SYS_symlink
     SYS_readlink SYS_mknod SYS_getpgrp SYS_time SYS_epoll_create SYS_epoll_wait SYS_eventfd SYS_signalfd
-    SYS_inotify_init SYS_arch_prctl
+    SYS_arch_prctl
 };
 #[cfg(not(target_arch = "x86_64"))]
 pub const ALLOWED_OLD: &[i64] = &[];
@@ -60,11 +59,11 @@ pub const OF_NAMESPACE: &[i64] = calls! {
     SYS_kill SYS_tkill SYS_tgkill SYS_rt_sigqueueinfo SYS_rt_tgsigqueueinfo SYS_pidfd_open SYS_pidfd_send_signal
     SYS_prlimit64 SYS_setpriority SYS_sched_setaffinity SYS_sched_setscheduler
     SYS_sched_setparam SYS_connect SYS_bind SYS_listen SYS_accept SYS_accept4 SYS_fchmod SYS_fchmodat SYS_fchown
-    SYS_fchownat SYS_utimensat
+    SYS_fchownat SYS_utimensat SYS_inotify_init1 SYS_inotify_add_watch SYS_inotify_rm_watch
 };
 #[cfg(target_arch = "x86_64")]
 pub const OF_NAMESPACE_OLD: &[i64] = calls! {
-    SYS_chmod SYS_chown SYS_lchown SYS_utime SYS_utimes SYS_futimesat
+    SYS_chmod SYS_chown SYS_lchown SYS_utime SYS_utimes SYS_futimesat SYS_inotify_init
 };
 #[cfg(not(target_arch = "x86_64"))]
 pub const OF_NAMESPACE_OLD: &[i64] = &[];
@@ -88,10 +87,12 @@ pub const REFUSED: &[i64] = calls! {
     // What landlock does not cover: a file's mode, owner, times and attributes.
     SYS_fchmod SYS_fchmodat SYS_fchown SYS_fchownat SYS_utimensat SYS_setxattr SYS_lsetxattr SYS_fsetxattr
     SYS_removexattr SYS_lremovexattr SYS_fremovexattr
+    // Nor does it cover watching: who uses which file, and when.
+    SYS_inotify_init1 SYS_inotify_add_watch SYS_inotify_rm_watch SYS_fanotify_init SYS_fanotify_mark
 };
 #[cfg(target_arch = "x86_64")]
 pub const REFUSED_OLD: &[i64] = calls! {
-    SYS_chmod SYS_chown SYS_lchown SYS_utime SYS_utimes SYS_futimesat
+    SYS_chmod SYS_chown SYS_lchown SYS_utime SYS_utimes SYS_futimesat SYS_inotify_init
 };
 #[cfg(not(target_arch = "x86_64"))]
 pub const REFUSED_OLD: &[i64] = &[];

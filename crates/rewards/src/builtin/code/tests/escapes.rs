@@ -165,6 +165,38 @@ fn no_way_to_signal_a_process_outside_is_left() {
     assert!(victim.is_alive());
 }
 
+/// Tries to watch directories of others, in every way that Linux has.
+const WATCHES: &str = r#"
+READS = 0x03FF
+for name, call in [
+    ("inotify_init", (253,)), ("inotify_init1", (294, 0)), ("inotify_init1, not blocking", (294, 0o4000)),
+    ("inotify_init1, closed on exec", (294, 0o2000000)), ("inotify_rm_watch", (255, 0, 1)),
+    ("inotify_add_watch of a stream", (254, 0, b"/", READS)), ("x32 inotify_init1", (0x40000000 | 294, 0)),
+    ("fanotify_init of names", (300, 0x0E00, 0)), ("fanotify_init", (300, 0, 0)),
+    ("fanotify_mark", (301, 0, 1, READS, -100, b"/")),
+] + [(f"inotify_add_watch of {place}", (254, fd, place, READS))
+     for fd in (0, 1, 2, 3, -1) for place in (b"/", b"/tmp", b"/root", b"/home", b"/dev/shm", b"/proc/self/cwd", b".")]:
+    refused(name, lambda: syscall(*call))
+fd = os.open("/usr", os.O_RDONLY)
+for command in (1024, 1026):
+    refused(f"fcntl {command}", lambda: syscall(72, fd, command, READS))
+if bad:
+    sys.exit(f"not refused: {bad}")
+print("refused")
+"#;
+
+/// Landlock itself does not cover it: a program would learn who uses which file of the user, and when.
+#[test]
+fn no_program_under_landlock_watches_files_of_others() {
+    if !confines() || !installed(&["python3"]) || cfg!(not(target_arch = "x86_64")) {
+        return;
+    }
+    let tests = json!([{"input": std::process::id().to_string(), "output": "refused"}]);
+    let options = json!({"language": "python", "isolation": "landlock"});
+    let (scores, failures) = score(options, &[&[EVERYWHERE, WATCHES].concat()], &tests);
+    assert_eq!(scores.values, [Some(1.0)], "{failures:?}");
+}
+
 /// What a program has no use for is refused in each isolation: the kernel has had faults there.
 #[test]
 fn calls_that_are_not_listed_do_not_exist() {

@@ -1,0 +1,405 @@
+//! Opens run directories of strangers: with links that lead out of them, named pipes, devices, sparse files, and files
+//! that somebody changed. Every command and the page either gives the right result or names the file; nothing outside
+//! the run changes, and none hangs, panics or takes much memory.
+
+mod changes;
+mod commands;
+mod watched;
+
+use crate::support::runs::{arguments, directory, good, metrics};
+use changes::{CHANGES, Change, Random, make_outside};
+use commands::{COMMANDS, Tried};
+use std::collections::BTreeMap;
+use std::fs;
+use std::os::unix::fs::symlink;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use watched::{Seen, family, watched};
+
+/// Memory that differs between two runs of a command.
+const NOISE: u64 = 24 << 20;
+/// What a sparse file, and one that is not a regular file, may cost.
+const MOST: u64 = 64 << 20;
+
+/// Runs with all files that are changed: by one process, in chunks, and with workers that were killed.
+const BASES: [(&str, &[&str]); 3] = [
+    ("one", &["max_staleness=1", "num_iterations=2", "steps_per_generation=2", "tensorboard=false"]),
+    ("chunks", &["max_staleness=2", "partial_rollout_tokens=2"]),
+    ("killed", &["max_staleness=1"]),
+];
+const OWN: [&str; 6] = [
+    "record_rollouts=true",
+    "max_steps=6",
+    "eval_strategy=no",
+    "logging_steps=1",
+    "save_steps=1",
+    "save_total_limit=9",
+];
+
+/// The files that are changed, of which run, and whether the change has to be noticed by its content: the others are
+/// read as they are, by whoever shows them.
+const FILES: [(&str, &str); 22] = [
+    ("one", "checkpoints/step-000003/run_state.json"),
+    ("one", "checkpoints/step-000003/generation_batch.bin"),
+    ("one", "checkpoints/step-000003/frontier.bin"),
+    ("chunks", "checkpoints/step-000003/frontier.begun.bin"),
+    ("one", "updates.bin"),
+    ("one", "record.json"),
+    ("one", "rollouts.bin"),
+    ("one", "rollouts.idx"),
+    ("one", "metrics.jsonl"),
+    ("one", "config.toml"),
+    ("one", "checkpoints/step-000003/files.json"),
+    ("one", "checkpoints/step-000003/tokenizer.json"),
+    ("one", "checkpoints/step-000003/model.safetensors"),
+    ("killed", "fleet/learner.json"),
+    ("killed", "fleet/learner.lock"),
+    ("killed", "fleet/workers/dev1/alive.lock"),
+    ("killed", "fleet/workers/dev1/status.json"),
+    ("killed", "fleet/settings"),
+    ("killed", "fleet/made_by.jsonl"),
+    ("killed", "fleet/pending/*"),
+    ("killed", "fleet/complete_from_dev1/*"),
+    ("killed", "fleet/batches/*"),
+];
+
+/// A directory with the runs, and outside of them what must stay as it is.
+struct World {
+    dir: tempfile::TempDir,
+    /// What each command does with each unchanged run.
+    unchanged: BTreeMap<(&'static str, &'static str), (Seen, Option<Vec<u8>>)>,
+    outside: Vec<(PathBuf, Vec<u8>)>,
+}
+
+impl World {
+    fn new() -> World {
+        let dir = directory();
+        let root = dir.path();
+        make_outside(&root.join("outside"));
+        let outside = contents(&root.join("outside"));
+        World { dir, unchanged: BTreeMap::new(), outside }
+    }
+
+    /// Makes a run that is copied, unless it is there.
+    fn make(&self, base: &str) -> PathBuf {
+        let (root, place) = (self.root(), self.root().join(format!("base-{base}")));
+        if place.exists() {
+            return place;
+        }
+        let (_, set) = BASES.iter().find(|(name, _)| *name == base).unwrap();
+        let all = [&OWN[..], set].concat();
+        match base {
+            "killed" => kill_in_the_middle(root, &all),
+            _ => drop(good(root, &arguments("train", "run", &all))),
+        }
+        fs::rename(root.join("run"), &place).unwrap();
+        place
+    }
+
+    fn root(&self) -> &Path {
+        self.dir.path()
+    }
+
+    /// A copy of a run, as `run`, and nothing that another command made.
+    fn fresh(&self, base: &str) -> PathBuf {
+        let (run, from) = (self.root().join("run"), self.make(base));
+        for old in ["run", "fork", "report", "board"] {
+            let _ = fs::remove_dir_all(self.root().join(old));
+        }
+        assert!(Command::new("cp").arg("-a").arg(from).arg(&run).status().unwrap().success());
+        ["report", "board"].iter().for_each(|made| fs::create_dir(self.root().join(made)).unwrap());
+        run
+    }
+
+    fn run(&self, tried: &Tried) -> (Seen, Option<Vec<u8>>) {
+        let seen = watched(tried.command(self.root()));
+        let result = tried.result.map(|path| fs::read(self.root().join(path)).unwrap_or_default());
+        (seen, result)
+    }
+
+    fn learn(&mut self, base: &'static str, tried: &'static Tried) {
+        if !self.unchanged.contains_key(&(base, tried.name)) {
+            self.fresh(base);
+            let (seen, result) = self.run(tried);
+            // A run that was killed is not proven as a whole, which is exit code 2.
+            let is_verify = tried.name == "verify" && base == "killed" && seen.code == Some(2);
+            assert!(seen.code == Some(0) || is_verify, "{} of the unchanged run {base}: {}", tried.name, seen.said);
+            assert!(result.as_ref().is_none_or(|result| !result.is_empty()), "{} of {base}", tried.name);
+            self.unchanged.insert((base, tried.name), (seen, result));
+        }
+    }
+
+    /// Changes a file and runs a command. Returns what is wrong with the outcome.
+    fn case(
+        &mut self,
+        (base, file): (&'static str, &str),
+        change: Change,
+        tried: &'static Tried,
+        seed: u64,
+    ) -> Vec<String> {
+        self.learn(base, tried);
+        let run = self.fresh(base);
+        let path = find(&run, file);
+        let length = fs::metadata(&path).unwrap().len();
+        let what = changes::apply(change, &path, &self.root().join("outside"), &mut Random(seed));
+        let (seen, result) = self.run(tried);
+        let (expected, of_unchanged) = &self.unchanged[&(base, tried.name)];
+        let mut wrong = Vec::new();
+        if seen.hangs {
+            wrong.push("it hangs".to_owned());
+        }
+        if !matches!(seen.code, Some(0..=2)) || seen.said.contains("panicked") {
+            wrong.push(format!("it ends with {:?}", seen.code));
+        }
+        let more = match change {
+            Change::Cut | Change::Flipped | Change::Grown | Change::Emptied => 4 * length + NOISE,
+            Change::Link | Change::Directory | Change::Fifo | Change::Sparse => MOST,
+        };
+        if seen.peak > expected.peak + more {
+            wrong.push(format!("it takes {} MiB, and {} for the unchanged run", seen.peak >> 20, expected.peak >> 20));
+        }
+        if contents(&self.root().join("outside")) != self.outside {
+            wrong.push("it changes files outside of the run".to_owned());
+        }
+        // A configuration has no checksum: it is a text that people change.
+        let is_bound = file != "config.toml";
+        let name = path.file_name().unwrap().to_string_lossy();
+        // A proof that fails names what differs, and where.
+        let is_convicted = seen.code == Some(1) && seen.said.contains("DIFFERS");
+        if is_bound && seen.code != expected.code && !is_convicted && !seen.said.contains(&*name) {
+            wrong.push(format!("it does not name {name}"));
+        }
+        if is_bound && seen.code == expected.code && result != *of_unchanged && !seen.said.contains(&*name) {
+            wrong.push(format!("the result is another, and it does not name {name}"));
+        }
+        wrong.iter().map(|why| format!("{} ({what}, seed {seed}): {why}\n{}", tried.name, last(&seen.said))).collect()
+    }
+}
+
+/// The end of a text.
+fn last(text: &str) -> String {
+    let lines: Vec<&str> = text.trim_end().lines().collect();
+    lines[lines.len().saturating_sub(6)..].iter().map(|line| format!("    {line}\n")).collect()
+}
+
+/// The file that a pattern names; `*` is the first name.
+fn find(run: &Path, pattern: &str) -> PathBuf {
+    match pattern.strip_suffix("/*") {
+        None => run.join(pattern),
+        Some(directory) => {
+            let mut all: Vec<PathBuf> = fs::read_dir(run.join(directory)).unwrap().map(|e| e.unwrap().path()).collect();
+            all.sort();
+            all.into_iter().find(|path| path.is_file()).unwrap_or_else(|| panic!("{directory} is empty"))
+        }
+    }
+}
+
+/// The paths below a directory, with the bytes of files.
+fn contents(directory: &Path) -> Vec<(PathBuf, Vec<u8>)> {
+    let (mut found, mut open) = (Vec::new(), vec![directory.to_owned()]);
+    while let Some(next) = open.pop() {
+        for entry in fs::read_dir(next).unwrap() {
+            let path = entry.unwrap().path();
+            if path.is_dir() {
+                open.push(path.clone());
+            }
+            let bytes = fs::read(&path).unwrap_or_default();
+            found.push((path, bytes));
+        }
+    }
+    found.sort();
+    found
+}
+
+/// A run with a worker, all of whose processes are killed at once while jobs wait, are done, and are in batches.
+fn kill_in_the_middle(root: &Path, set: &[&str]) {
+    fs::write(root.join("slow.sh"), "while read -r line; do sleep 0.1; echo '{\"rewards\": [1, 0.5]}'; done\n")
+        .unwrap();
+    let reward = r#"reward_funcs=[{ kind = "command", command = "sh slow.sh", by_group = true }]"#;
+    let longer = [set, &["max_steps=8", reward]].concat();
+    let own = [&arguments("train", "run", &longer)[..], &["--distributed", "--workers", "1"]].concat();
+    let fleet = root.join("run/fleet");
+    let has = |name: &str| fs::read_dir(fleet.join(name)).is_ok_and(|mut entries| entries.next().is_some());
+    for attempt in 0.. {
+        assert!(attempt < 20, "a learner never has all kinds of files at once");
+        let _ = fs::remove_dir_all(root.join("run"));
+        let mut command = crate::support::command(root, &own);
+        let mut child = command.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
+        testing::wait_until("jobs in all places", || {
+            has("pending")
+                && has("complete_from_dev1")
+                && has("batches")
+                && root.join("run/checkpoints/step-000003").exists()
+        });
+        for pid in family(child.id()) {
+            let _ = Command::new("kill").args(["-9", &pid.to_string()]).stderr(Stdio::null()).status();
+        }
+        let _ = child.wait();
+        if has("pending") && has("complete_from_dev1") && has("batches") {
+            return;
+        }
+    }
+}
+
+/// Runs cases and reports all that are wrong together.
+fn all_right(world: &mut World, cases: impl Iterator<Item = (usize, Change, usize, u64)>) -> usize {
+    let (mut wrong, mut done) = (Vec::new(), 0);
+    for (file, change, command, seed) in cases {
+        let (base, name) = FILES[file];
+        if COMMANDS[command].needs_fleet && base != "killed" {
+            continue;
+        }
+        // Shown if a case hangs or fails.
+        eprintln!("{name}: {change:?}, {}, seed {seed}", COMMANDS[command].name);
+        wrong.extend(world.case((base, name), change, &COMMANDS[command], seed));
+        done += 1;
+    }
+    assert!(wrong.is_empty(), "{} wrong:\n{}", wrong.len(), wrong.join("\n"));
+    done
+}
+
+/// Some files, by changes and commands that a seed draws.
+#[test]
+fn a_changed_run_gives_the_same_bits_or_an_error_that_names_the_file() {
+    let mut world = World::new();
+    let mut random = Random(42);
+    let mut draw = |n: usize| random.below(n as u64) as usize;
+    let case = |_| (draw(FILES.len()), CHANGES[draw(CHANGES.len())], draw(COMMANDS.len()), draw(1 << 30) as u64);
+    let cases: Vec<_> = (0..10).map(case).collect();
+    all_right(&mut world, cases.into_iter());
+}
+
+/// 200 changes of each file, so that every command meets each kind of change.
+#[test]
+#[ignore = "hours: cargo xtask nightly strangers_run"]
+fn every_command_meets_every_change_of_every_file() {
+    let count = std::env::var("LOCKSTEP_CHANGES").ok().and_then(|n| n.parse().ok()).unwrap_or(200);
+    let mut world = World::new();
+    let cases = (0..FILES.len()).flat_map(|file| {
+        (0..count).map(move |i| {
+            (file, CHANGES[i % CHANGES.len()], i / CHANGES.len() % COMMANDS.len(), (file * 1000 + i) as u64)
+        })
+    });
+    let done = all_right(&mut world, cases);
+    println!(
+        "{done} changes of {} files by {} commands: the same bits, or the file is named",
+        FILES.len(),
+        COMMANDS.len()
+    );
+}
+
+/// Files and directories of a run that are links out of it, and for each a command that would write or delete there.
+const LINKS: [(&str, &str, &str); 20] = [
+    ("killed", "fleet", "resume by workers"),
+    ("killed", "fleet/batches", "resume by workers"),
+    ("killed", "fleet/pending", "resume by workers"),
+    ("killed", "fleet/complete_from_dev1", "resume by workers"),
+    ("killed", "fleet/processing_by_dev1", "resume by workers"),
+    ("killed", "fleet/workers", "resume by workers"),
+    ("killed", "fleet/workers/dev1", "resume by workers"),
+    ("killed", "fleet/cores", "resume by workers"),
+    ("killed", "fleet/settings", "resume by workers"),
+    ("killed", "fleet/made_by.jsonl", "resume by workers"),
+    ("killed", "fleet/dev1.log", "resume by workers"),
+    ("one", "checkpoints", "resume"),
+    ("one", "checkpoints/step-000002", "resume"),
+    ("one", "metrics.jsonl", "resume"),
+    ("one", "rollouts.bin", "resume"),
+    ("one", "rollouts.idx", "resume"),
+    ("one", "lockstep-0.log", "resume"),
+    ("one", "run.lock", "resume"),
+    ("one", "tensorboard", "board in place"),
+    ("one", "completions", "resume"),
+];
+
+/// Runs a command with a link in the run. Returns what is wrong with the outcome.
+fn with_link(world: &mut World, base: &'static str, link: &str, tried: &'static Tried) -> Option<String> {
+    world.learn(base, tried);
+    let path = world.fresh(base).join(link);
+    let is_dir = !path.is_file();
+    let _ = if is_dir { fs::remove_dir_all(&path) } else { fs::remove_file(&path) };
+    let target = world.root().join(if is_dir { "outside" } else { "outside/thesis" });
+    symlink(&target, &path).unwrap();
+    eprintln!("{} with {link} as a link", tried.name);
+    let (seen, _) = world.run(tried);
+    let case = format!("{} with {link} as a link: {:?}\n{}", tried.name, seen.code, last(&seen.said));
+    if contents(&world.root().join("outside")) != world.outside {
+        fs::remove_dir_all(world.root().join("outside")).unwrap();
+        make_outside(&world.root().join("outside"));
+        return Some(format!("it changes files outside: {case}"));
+    }
+    let name = path.file_name().unwrap().to_string_lossy().into_owned();
+    let is_named = seen.code == world.unchanged[&(base, tried.name)].0.code || seen.said.contains(&name);
+    let is_right = !seen.hangs && matches!(seen.code, Some(0..=2)) && is_named;
+    (!is_right).then_some(case)
+}
+
+#[test]
+fn no_command_writes_or_deletes_through_a_link() {
+    let mut world = World::new();
+    let find = |name: &str| COMMANDS.iter().find(|tried| tried.name == name).unwrap();
+    let one = |(base, link, command)| with_link(&mut world, base, link, find(command));
+    let wrong: Vec<String> = LINKS.into_iter().filter_map(one).collect();
+    assert!(wrong.is_empty(), "{} wrong:\n{}", wrong.len(), wrong.join("\n"));
+}
+
+#[test]
+#[ignore = "minutes: cargo xtask nightly strangers_run"]
+fn no_command_at_all_writes_or_deletes_through_a_link() {
+    let mut world = World::new();
+    let mut wrong = Vec::new();
+    for (base, link, _) in LINKS {
+        for tried in COMMANDS.iter().filter(|tried| !tried.needs_fleet || base == "killed") {
+            wrong.extend(with_link(&mut world, base, link, tried));
+        }
+    }
+    assert!(wrong.is_empty(), "{} wrong:\n{}", wrong.len(), wrong.join("\n"));
+}
+
+/// What a fork copies is of the checkpoint: nothing that lies beside it, and nothing that a link leads to.
+#[test]
+fn a_fork_has_the_files_of_the_checkpoint_and_no_others() {
+    let world = World::new();
+    let rows: [(&str, Option<&str>, Option<&str>); 8] = [
+        ("checkpoints/step-000003/notes.txt", Some("outside/thesis"), None),
+        ("checkpoints/step-000003/more", Some("outside"), None),
+        ("checkpoints/step-000003/.profile", Some("outside/.profile"), None),
+        ("checkpoints/step-000003/pipe", None, None),
+        (
+            "checkpoints/step-000003/tokenizer.json",
+            Some("base-one/checkpoints/step-000003/tokenizer.json"),
+            Some("tokenizer.json"),
+        ),
+        ("checkpoints/step-000003/optimizer_exp_avg.safetensors", Some("outside/thesis"), Some("optimizer_exp_avg")),
+        ("tensorboard/events.out.tfevents.9", Some("outside/thesis"), Some("events.out.tfevents.9")),
+        ("tensorboard/more", Some("outside"), Some("more")),
+    ];
+    for (place, target, refused) in rows {
+        let run = world.fresh("one");
+        let path = run.join(place);
+        let _ = fs::remove_file(&path);
+        fs::create_dir_all(path.parent().unwrap()).unwrap();
+        match target {
+            Some(target) => symlink(world.root().join(target), &path).unwrap(),
+            None => assert!(Command::new("mkfifo").arg(&path).status().unwrap().success()),
+        }
+        let fork = COMMANDS.iter().find(|tried| tried.name == "fork").unwrap();
+        let (seen, _) = world.run(fork);
+        let forked = world.root().join("fork");
+        match refused {
+            None => {
+                assert_eq!(seen.code, Some(0), "{place}: {}", seen.said);
+                assert!(!forked.join(place).exists() && !forked.join(place).is_symlink(), "{place}");
+                assert_eq!(metrics(&forked), metrics(&world.root().join("base-one")), "{place}");
+            }
+            Some(name) => {
+                assert!(seen.code == Some(2) && seen.said.contains(name), "{place}: {:?} {}", seen.code, seen.said);
+            }
+        }
+        let secret = b"years of work";
+        let copied = |path: &Path| fs::read(path).is_ok_and(|bytes| bytes == secret);
+        let leaked: Vec<_> = if forked.exists() { contents(&forked) } else { Vec::new() };
+        assert!(leaked.iter().all(|(path, _)| !copied(path)), "{place}");
+        assert_eq!(contents(&world.root().join("outside")), world.outside, "{place}");
+    }
+}

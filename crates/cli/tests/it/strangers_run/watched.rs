@@ -1,0 +1,84 @@
+//! Runs a command and watches how it ends, how much memory it takes, and whether it ends at all.
+
+use std::fs::File;
+use std::io::{Read, Seek};
+use std::os::unix::process::CommandExt;
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+/// The time after which a command hangs. The commands take seconds on a busy machine.
+const HANG: Duration = Duration::from_secs(300);
+/// A process that holds so many bytes is killed: the machine of the tests must live.
+const FAR_TOO_MUCH: u64 = 3 << 30;
+
+/// What became of a command.
+#[derive(Debug)]
+pub struct Seen {
+    /// The exit code; none if a signal ended the process.
+    pub code: Option<i32>,
+    /// Standard output and standard error.
+    pub said: String,
+    /// The most memory that one of its processes held, in bytes.
+    pub peak: u64,
+    /// True if the command did not end by itself.
+    pub hangs: bool,
+}
+
+/// Runs a command to its end. Its output is in files, so that no process that it leaves behind keeps a pipe open.
+pub fn watched(command: Command) -> Seen {
+    let mut output = tempfile::tempfile().unwrap();
+    let child = start(command, &output);
+    let (code, peak, hangs) = watch(child);
+    let mut said = Vec::new();
+    output.rewind().unwrap();
+    output.read_to_end(&mut said).unwrap();
+    Seen { code, said: String::from_utf8_lossy(&said).into_owned(), peak, hangs }
+}
+
+fn start(mut command: Command, output: &File) -> Child {
+    let stream = || Stdio::from(output.try_clone().unwrap());
+    command.stdin(Stdio::null()).stdout(stream()).stderr(stream()).process_group(0).spawn().unwrap()
+}
+
+fn watch(mut child: Child) -> (Option<i32>, u64, bool) {
+    let (begun, mut peak, mut hangs) = (Instant::now(), 0, false);
+    loop {
+        let all = family(child.id());
+        peak = all.iter().map(|pid| peak_of(*pid)).fold(peak, u64::max);
+        if let Some(status) = child.try_wait().unwrap() {
+            return (status.code(), peak, hangs);
+        }
+        hangs |= begun.elapsed() > HANG;
+        if hangs || peak > FAR_TOO_MUCH {
+            for pid in all {
+                let _ = Command::new("kill").args(["-9", &pid.to_string()]).stderr(Stdio::null()).status();
+            }
+        }
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+/// A process and its descendants, if the system lists them.
+pub fn family(pid: u32) -> Vec<u32> {
+    let mut all = vec![pid];
+    let mut next = 0;
+    while next < all.len() {
+        let of = |tid: &str| std::fs::read_to_string(format!("/proc/{}/task/{tid}/children", all[next]));
+        let threads = std::fs::read_dir(format!("/proc/{}/task", all[next])).into_iter().flatten().flatten();
+        let children: Vec<u32> = threads
+            .filter_map(|thread| of(&thread.file_name().to_string_lossy()).ok())
+            .flat_map(|text| text.split_whitespace().filter_map(|pid| pid.parse().ok()).collect::<Vec<_>>())
+            .collect();
+        all.extend(children);
+        next += 1;
+    }
+    all
+}
+
+/// The most resident memory that a process ever had, in bytes; 0 if it has ended.
+pub fn peak_of(pid: u32) -> u64 {
+    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
+    let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"));
+    let kib = line.and_then(|line| line.trim().strip_suffix(" kB")?.trim().parse::<u64>().ok());
+    kib.unwrap_or_default() << 10
+}

@@ -1,0 +1,193 @@
+//! What changes or lists the names in directories.
+
+use crate::file::{create, data, open};
+use crate::place::Place;
+use rustix::fs::{AtFlags, Dir, FileType, Mode, OFlags, linkat, mkdirat, openat, renameat, statat, unlinkat};
+use rustix::io::Errno;
+use std::ffi::{OsStr, OsString};
+use std::fs::File;
+use std::io::{Error, ErrorKind, Read, Result, Seek, SeekFrom};
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+
+/// Directories inside each other beyond this depth are refused: no file of ours lies that deep.
+const DEEPEST: usize = 64;
+
+const LISTED: OFlags = OFlags::RDONLY.union(OFlags::DIRECTORY).union(OFlags::CLOEXEC);
+
+/// A name in a directory.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Entry {
+    directory: PathBuf,
+    name: OsString,
+    is_dir: bool,
+    is_file: bool,
+}
+
+impl Entry {
+    /// The name.
+    pub fn file_name(&self) -> &OsStr {
+        &self.name
+    }
+
+    /// The directory's path with the name.
+    pub fn path(&self) -> PathBuf {
+        self.directory.join(&self.name)
+    }
+
+    /// Whether it is a directory. A link to one is not.
+    pub fn is_dir(&self) -> bool {
+        self.is_dir
+    }
+
+    /// Whether it is a regular file. A link to one is not.
+    pub fn is_file(&self) -> bool {
+        self.is_file
+    }
+}
+
+/// The entries of a directory, in the order of their names.
+pub fn read_dir(path: impl AsRef<Path>) -> Result<Vec<Entry>> {
+    let path = path.as_ref();
+    let directory = Place::of(path)?.open(LISTED, Mode::empty())?;
+    let mut entries = Vec::new();
+    for (name, kind) in entries_of(&directory)? {
+        let (is_dir, is_file) = (kind == FileType::Directory, kind == FileType::RegularFile);
+        entries.push(Entry { directory: path.to_owned(), name, is_dir, is_file });
+    }
+    entries.sort();
+    Ok(entries)
+}
+
+/// The names in an open directory, with what each is.
+fn entries_of(directory: &OwnedFd) -> Result<Vec<(OsString, FileType)>> {
+    let mut entries = Vec::new();
+    for entry in Dir::read_from(directory)? {
+        let entry = entry?;
+        let name = OsStr::from_bytes(entry.file_name().to_bytes());
+        if name == "." || name == ".." {
+            continue;
+        }
+        let kind = match entry.file_type() {
+            FileType::Unknown => match statat(directory, name, AtFlags::SYMLINK_NOFOLLOW) {
+                Err(Errno::NOENT) => continue,
+                found => FileType::from_raw_mode(found?.st_mode),
+            },
+            kind => kind,
+        };
+        entries.push((name.to_owned(), kind));
+    }
+    Ok(entries)
+}
+
+/// Makes a directory and those above it.
+pub fn create_dir_all(path: impl AsRef<Path>) -> Result<()> {
+    make(path.as_ref(), 0o777)
+}
+
+/// Makes a directory and those above it, accessible only to this user.
+pub fn create_private_dir_all(path: impl AsRef<Path>) -> Result<()> {
+    make(path.as_ref(), 0o700)?;
+    let directory = Place::of(path.as_ref())?.open(LISTED, Mode::empty())?;
+    Ok(rustix::fs::fchmod(&directory, Mode::from_raw_mode(0o700))?)
+}
+
+fn make(path: &Path, mode: u32) -> Result<()> {
+    if path.as_os_str().is_empty() {
+        return Ok(());
+    }
+    let make = || {
+        let place = Place::of(path)?;
+        match mkdirat(place.directory(), place.name(), Mode::from_raw_mode(mode as _)) {
+            // Whether it is a directory, and no link.
+            Err(Errno::EXIST) => place.open(LISTED, Mode::empty()).map(drop),
+            made => Ok(made?),
+        }
+    };
+    match make() {
+        Err(error) if error.kind() == ErrorKind::NotFound && path.parent().is_some() => {
+            make_parent(path, mode)?;
+            make()
+        }
+        made => made,
+    }
+}
+
+fn make_parent(path: &Path, mode: u32) -> Result<()> {
+    path.parent().map_or(Ok(()), |parent| make(parent, mode))
+}
+
+/// Deletes a name that is not a directory's. Of a link only the link itself goes.
+pub fn remove_file(path: impl AsRef<Path>) -> Result<()> {
+    let place = Place::of(path.as_ref())?;
+    Ok(unlinkat(place.directory(), place.name(), AtFlags::empty())?)
+}
+
+/// Deletes a directory with everything in it. Of links in it, and if `path` itself is one, only the links go.
+pub fn remove_dir_all(path: impl AsRef<Path>) -> Result<()> {
+    let place = Place::of(path.as_ref())?;
+    remove(&place.directory(), place.name(), 0)
+}
+
+fn remove(directory: &impl AsFd, name: &Path, depth: usize) -> Result<()> {
+    if depth > DEEPEST {
+        return Err(Error::new(ErrorKind::InvalidInput, format!("directories are nested deeper than {DEEPEST}")));
+    }
+    let opened = match openat(directory, name, LISTED | OFlags::NOFOLLOW, Mode::empty()) {
+        Err(Errno::NOTDIR | Errno::LOOP | Errno::MLINK) => return gone(unlinkat(directory, name, AtFlags::empty())),
+        opened => opened?,
+    };
+    for (name, kind) in entries_of(&opened)? {
+        match kind {
+            FileType::Directory => remove(&opened, Path::new(&name), depth + 1)?,
+            _ => gone(unlinkat(&opened, &name, AtFlags::empty()))?,
+        }
+    }
+    gone(unlinkat(directory, name, AtFlags::REMOVEDIR))
+}
+
+/// Somebody else may have deleted the name meanwhile.
+fn gone(deleted: rustix::io::Result<()>) -> Result<()> {
+    match deleted {
+        Err(Errno::NOENT) => Ok(()),
+        deleted => Ok(deleted?),
+    }
+}
+
+/// Gives a file or directory another name. A file or link of that name is replaced.
+pub fn rename(from: impl AsRef<Path>, to: impl AsRef<Path>) -> Result<()> {
+    let (from, to) = (Place::of(from.as_ref())?, Place::of(to.as_ref())?);
+    Ok(renameat(from.directory(), from.name(), to.directory(), to.name())?)
+}
+
+/// Gives a regular file a second name.
+pub fn hard_link(from: impl AsRef<Path>, to: impl AsRef<Path>) -> Result<()> {
+    drop(open(&from)?);
+    let (from, to) = (Place::of(from.as_ref())?, Place::of(to.as_ref())?);
+    Ok(linkat(from.directory(), from.name(), to.directory(), to.name(), AtFlags::empty())?)
+}
+
+/// Copies a regular file with its rights. Holes are not copied: they stay holes.
+pub fn copy(from: impl AsRef<Path>, to: impl AsRef<Path>) -> Result<()> {
+    let mut source = open(from)?;
+    let found = source.metadata()?;
+    let mut target = create(to)?;
+    for part in data(&source, 0..found.len())? {
+        source.seek(SeekFrom::Start(part.start))?;
+        target.seek(SeekFrom::Start(part.start))?;
+        std::io::copy(&mut (&source).take(part.end - part.start), &mut target)?;
+    }
+    target.set_len(found.len())?;
+    target.set_permissions(found.permissions())
+}
+
+/// Opens a directory.
+pub fn open_dir(path: impl AsRef<Path>) -> Result<File> {
+    Ok(Place::of(path.as_ref())?.open(LISTED, Mode::empty())?.into())
+}
+
+/// Syncs a directory to disk: the names in it.
+pub fn sync_dir(path: impl AsRef<Path>) -> Result<()> {
+    open_dir(path)?.sync_all()
+}

@@ -1,0 +1,234 @@
+//! Opening regular files, and reading them into memory up to a limit.
+
+use crate::place::Place;
+use rustix::fs::{FileType, Mode, OFlags, SeekFrom, fcntl_getfl, fcntl_setfl, fstat, seek};
+use rustix::io::Errno;
+use std::fs::File;
+use std::io::{Error, ErrorKind, Read, Result, Write};
+use std::ops::Range;
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+
+/// How many bytes of a file that is read into memory may be missing on the disk (holes, which read as zeros).
+pub const MOST_HOLES: u64 = 32 << 20;
+
+/// How a file is opened, like [`std::fs::OpenOptions`]. By default only to read.
+#[derive(Clone, Copy, Debug)]
+pub struct Options {
+    flags: OFlags,
+    write: bool,
+    read: bool,
+    mode: u32,
+}
+
+impl Default for Options {
+    fn default() -> Options {
+        Options::new()
+    }
+}
+
+impl Options {
+    /// Neither to read nor to write, until told.
+    pub fn new() -> Options {
+        Options { flags: OFlags::empty(), write: false, read: false, mode: 0o666 }
+    }
+
+    /// To read.
+    pub fn read(mut self) -> Options {
+        self.read = true;
+        self
+    }
+
+    /// To write.
+    pub fn write(mut self) -> Options {
+        self.write = true;
+        self
+    }
+
+    /// To write at the end.
+    pub fn append(mut self) -> Options {
+        self.flags |= OFlags::APPEND;
+        self.write()
+    }
+
+    /// Creates the file if it is not there.
+    pub fn create(mut self) -> Options {
+        self.flags |= OFlags::CREATE;
+        self
+    }
+
+    /// Creates the file, which must not be there.
+    pub fn create_new(mut self) -> Options {
+        self.flags |= OFlags::CREATE | OFlags::EXCL;
+        self
+    }
+
+    /// Cuts the file to no bytes.
+    pub fn truncate(mut self) -> Options {
+        self.flags |= OFlags::TRUNC;
+        self
+    }
+
+    /// The rights of a file that is created.
+    pub fn mode(mut self, mode: u32) -> Options {
+        self.mode = mode;
+        self
+    }
+
+    /// Further flags of `open(2)`, such as `O_DIRECT`.
+    pub fn flags(mut self, flags: u32) -> Options {
+        self.flags |= OFlags::from_bits_retain(flags as _);
+        self
+    }
+
+    /// Opens the file, which must be regular.
+    pub fn open(self, path: &Path) -> Result<File> {
+        let access = match (self.read, self.write) {
+            (true, true) => OFlags::RDWR,
+            (false, true) => OFlags::WRONLY,
+            _ => OFlags::RDONLY,
+        };
+        // Without O_NONBLOCK, opening a named pipe waits for its other end. A file is only cut once it is known to be
+        // regular.
+        let flags = (self.flags - OFlags::TRUNC) | access | OFlags::NONBLOCK | OFlags::NOCTTY;
+        let opened = match Place::of(path)?.open(flags, Mode::from_raw_mode(self.mode as _)) {
+            // A pipe that nobody reads, or a socket.
+            Err(error) if error.raw_os_error() == Some(Errno::NXIO.raw_os_error()) => {
+                return Err(not_regular(path, "a named pipe or a socket"));
+            }
+            Err(error) if error.raw_os_error() == Some(Errno::ISDIR.raw_os_error()) => {
+                return Err(not_regular(path, "a directory"));
+            }
+            opened => opened?,
+        };
+        let kind = FileType::from_raw_mode(fstat(&opened)?.st_mode);
+        if kind != FileType::RegularFile {
+            let kind = match kind {
+                FileType::Directory => "a directory",
+                FileType::Fifo => "a named pipe",
+                FileType::CharacterDevice | FileType::BlockDevice => "a device",
+                _ => "a socket",
+            };
+            return Err(not_regular(path, kind));
+        }
+        let flags = fcntl_getfl(&opened)?;
+        fcntl_setfl(&opened, flags - OFlags::NONBLOCK)?;
+        let file = File::from(opened);
+        if self.flags.contains(OFlags::TRUNC) {
+            file.set_len(0)?;
+        }
+        Ok(file)
+    }
+}
+
+fn not_regular(path: &Path, kind: &str) -> Error {
+    Error::new(ErrorKind::InvalidInput, format!("{} is {kind}, not a regular file", path.display()))
+}
+
+/// Opens a regular file to read it.
+pub fn open(path: impl AsRef<Path>) -> Result<File> {
+    Options::new().read().open(path.as_ref())
+}
+
+/// Creates a file, or cuts the regular file that is there.
+pub fn create(path: impl AsRef<Path>) -> Result<File> {
+    Options::new().write().create().truncate().open(path.as_ref())
+}
+
+/// Writes a whole file.
+pub fn write(path: impl AsRef<Path>, bytes: impl AsRef<[u8]>) -> Result<()> {
+    create(path)?.write_all(bytes.as_ref())
+}
+
+/// The bytes of a regular file of at most `most` bytes.
+pub fn read(path: impl AsRef<Path>, most: u64) -> Result<Vec<u8>> {
+    let path = path.as_ref();
+    let named = |error: Error| match error.get_ref() {
+        Some(why) => Error::new(error.kind(), format!("{}: {why}", path.display())),
+        None => error,
+    };
+    read_rest(&open(path)?, 0, most).map_err(named)
+}
+
+/// The text of a regular file of at most `most` bytes.
+pub fn read_to_string(path: impl AsRef<Path>, most: u64) -> Result<String> {
+    String::from_utf8(read(path, most)?)
+        .map_err(|_| Error::new(ErrorKind::InvalidData, "stream did not contain valid UTF-8"))
+}
+
+/// The bytes of an open file from `at` to its end: at most `most`.
+pub fn read_rest(file: &File, at: u64, most: u64) -> Result<Vec<u8>> {
+    let length = file.metadata()?.len().saturating_sub(at);
+    if length > most {
+        return Err(Error::new(ErrorKind::InvalidData, format!("it has {length} bytes, and at most {most} are read")));
+    }
+    read_range(file, at, length)
+}
+
+/// `length` bytes of an open file from `at`; fewer if the file ends there.
+pub fn read_range(file: &File, at: u64, length: u64) -> Result<Vec<u8>> {
+    let length = length.min(file.metadata()?.len().saturating_sub(at));
+    refuse_holes_in(file, at, length)?;
+    let size = usize::try_from(length).map_err(|_| ErrorKind::OutOfMemory)?;
+    let mut bytes = Vec::new();
+    bytes.try_reserve_exact(size).map_err(|_| ErrorKind::OutOfMemory)?;
+    // By position: other users of this handle keep theirs.
+    (At { file, at }).take(length).read_to_end(&mut bytes)?;
+    Ok(bytes)
+}
+
+/// Reads an open file from a position of its own.
+struct At<'a> {
+    file: &'a File,
+    at: u64,
+}
+
+impl Read for At<'_> {
+    fn read(&mut self, to: &mut [u8]) -> Result<usize> {
+        let read = self.file.read_at(to, self.at)?;
+        self.at += read as u64;
+        Ok(read)
+    }
+}
+
+/// An error if the file has more than [`MOST_HOLES`] bytes of holes.
+pub fn refuse_holes(file: &File) -> Result<()> {
+    refuse_holes_in(file, 0, file.metadata()?.len())
+}
+
+fn refuse_holes_in(file: &File, begin: u64, length: u64) -> Result<()> {
+    if length <= MOST_HOLES {
+        return Ok(());
+    }
+    let data: u64 = data(file, begin..begin + length)?.into_iter().map(|part| part.end - part.start).sum();
+    match length - data > MOST_HOLES {
+        false => Ok(()),
+        true => Err(Error::new(
+            ErrorKind::InvalidData,
+            format!("it is a sparse file: of {length} bytes, only {data} are on the disk"),
+        )),
+    }
+}
+
+/// The parts of a range that are on the disk: all that is not in a hole.
+pub(crate) fn data(file: &File, range: Range<u64>) -> Result<Vec<Range<u64>>> {
+    // Seeking moves the position of the handle, which belongs to its user.
+    let before = seek(file, SeekFrom::Current(0))?;
+    let mut parts = Vec::new();
+    let mut at = range.start;
+    while at < range.end {
+        at = match seek(file, SeekFrom::Data(at)) {
+            // The rest is a hole.
+            Err(Errno::NXIO) => break,
+            // Of a file system that does not know holes, everything is on the disk.
+            found => found.unwrap_or(at).min(range.end),
+        };
+        let end = seek(file, SeekFrom::Hole(at)).map_or(range.end, |end| end.min(range.end)).max(at);
+        if end > at {
+            parts.push(at..end);
+        }
+        at = end.max(at + 1);
+    }
+    seek(file, SeekFrom::Start(before))?;
+    Ok(parts)
+}

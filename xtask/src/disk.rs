@@ -1,0 +1,125 @@
+//! Finds code that opens, writes, deletes or copies files by std instead of by the crate `disk`, whose rules make a
+//! stranger's run safe to open (SECURITY.md): regular files only, no links inside a run, limits of size.
+
+use crate::sources;
+use std::collections::BTreeSet;
+
+/// The crates that open the files of runs, models and datasets.
+const CRATES: [&str; 7] = ["cli", "dashboard", "fleet", "kernels", "lockstep", "model", "telemetry"];
+
+/// The functions of std that `disk` replaces. To ask about a file (`metadata`, `exists`) is allowed: it opens nothing.
+const OF_STD: [&str; 15] = [
+    "fs::read(",
+    "fs::read_to_string(",
+    "fs::write(",
+    "fs::copy(",
+    "fs::rename(",
+    "fs::hard_link(",
+    "fs::read_dir(",
+    "fs::create_dir(",
+    "fs::create_dir_all(",
+    "fs::remove_dir_all(",
+    "fs::remove_file(",
+    "File::open(",
+    "File::create(",
+    "File::options(",
+    "OpenOptions::new(",
+];
+
+/// Files of the system itself.
+const OF_SYSTEM: [&str; 3] = ["\"/proc/", "\"/sys/", "\"/dev/"];
+
+/// Files in which std is used, each with the reason: none of them opens the files of a run.
+const EXCEPT: [(&str, &str); 15] = [
+    ("cli/src/config/mod.rs", "a script that the user names"),
+    ("cli/src/new_directory.rs", "a new directory that the user names"),
+    ("cli/src/report.rs", "a scratch directory of this process"),
+    ("cli/src/score.rs", "a file that the user names, or standard input"),
+    ("cli/src/signals.rs", "a directory that this process is making"),
+    ("fleet/src/lock.rs", "/proc"),
+    ("kernels/src/device", "programs of the CUDA toolkit, and their cache"),
+    ("kernels/src/memory/slot", "memory that this process made; another's is opened by disk"),
+    ("lockstep/src/data/files.rs", "lists a dataset that the user names"),
+    ("lockstep/src/data/load.rs", "standard input"),
+    ("lockstep/src/out_file.rs", "an output that the user names"),
+    ("model/src/hub.rs", "the cache of the Hugging Face Hub, whose files are links"),
+    ("model/src/io/read.rs", "its File is a memory map, opened by disk"),
+    ("telemetry/src/memory_limit.rs", "/sys and /proc"),
+    ("telemetry/src/system.rs", "/proc"),
+];
+
+pub fn check() -> Result<(), String> {
+    let (mut found, mut needed) = (Vec::new(), BTreeSet::new());
+    for name in CRATES {
+        for path in sources::below(&format!("crates/{name}/src"))? {
+            let shown = path.display().to_string();
+            let is_test = shown.split('/').any(|part| part == "tests") || shown.ends_with("tests.rs");
+            if is_test || !sources::is_one_of(&path, &["rs"]) {
+                continue;
+            }
+            let text = std::fs::read_to_string(&path).map_err(|e| format!("{shown}: {e}"))?;
+            let places = of_std(&text).into_iter();
+            match EXCEPT.iter().find(|(file, _)| path.starts_with(format!("crates/{file}"))) {
+                Some((file, _)) => needed.extend(places.map(|_| *file)),
+                None => found.extend(places.map(|(line, what)| format!("{shown}:{line}: {what}…): not by disk"))),
+            }
+        }
+    }
+    let idle = EXCEPT.iter().filter(|(file, _)| !needed.contains(file));
+    found.extend(idle.map(|(file, _)| format!("crates/{file} uses nothing of std any more: take it out of EXCEPT")));
+    match found.is_empty() {
+        true => Ok(()),
+        false => Err(format!(
+            "{}\nuse the function of that name in the crate `disk`; or, if the file can be of no run, add it to EXCEPT \
+             in xtask/src/disk.rs with the reason",
+            found.join("\n")
+        )),
+    }
+}
+
+/// The uses of std in a source text before its tests: the line of each, and the function.
+fn of_std(text: &str) -> Vec<(usize, &'static str)> {
+    let mut found = Vec::new();
+    let mut lines = text.lines().enumerate().peekable();
+    while let Some((i, line)) = lines.next() {
+        let next = lines.peek().map_or("", |(_, line)| line.trim_start());
+        let is_cfg = line.starts_with("#[cfg(test)]") || line.starts_with("#[cfg(all(test");
+        if is_cfg && next.contains("mod ") && next.ends_with('{') {
+            break;
+        }
+        let code = line.split("//").next().unwrap_or_default();
+        let is_system = OF_SYSTEM.iter().any(|place| line.contains(place));
+        for function in OF_STD.into_iter().filter(|_| !is_system) {
+            let hits = code.match_indices(function);
+            let of_another = |at: usize| code[..at].ends_with(|c: char| c.is_alphanumeric() || c == '_');
+            if hits.into_iter().any(|(at, _)| !of_another(at)) {
+                found.push((i + 1, function));
+            }
+        }
+    }
+    found
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_plain_read_is_found_and_what_disk_does_is_not() {
+        let rows: [(&str, &[&str]); 9] = [
+            ("let a = std::fs::read(path)?;", &["fs::read("]),
+            ("    fs::rename(a, b)?; // fs::copy(a, b)", &["fs::rename("]),
+            ("let f = File::open(&path)?;", &["File::open("]),
+            ("OpenOptions::new().append(true)", &["OpenOptions::new("]),
+            ("disk::read(path, disk::most::STATE)?; disk::Options::new().read()", &[]),
+            ("let f = GroupFile::open(&path)?; DirectFile::create(path)", &[]),
+            ("std::fs::read_to_string(\"/proc/self/status\")", &[]),
+            ("// std::fs::read(path)", &[]),
+            ("#[cfg(test)]\nmod tests {\n    std::fs::read(path);", &[]),
+        ];
+        for (text, expected) in rows {
+            let found: Vec<&str> = of_std(text).into_iter().map(|(_, what)| what).collect();
+            assert_eq!(found, expected, "{text}");
+        }
+    }
+}
