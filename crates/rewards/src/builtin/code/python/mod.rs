@@ -18,8 +18,13 @@ use std::time::Duration;
 /// The Python files that both sandboxes run, before their own.
 const BOTH: [&str; 3] = [include_str!("values.py"), include_str!("port.py"), include_str!("mirrors.py")];
 const PROGRAM: [&str; 1] = [include_str!("program.py")];
-const JUDGE: [&str; 4] =
-    [include_str!("reading.py"), include_str!("pytest.py"), include_str!("judge.py"), include_str!("running.py")];
+const JUDGE: [&str; 5] = [
+    include_str!("deciding.py"),
+    include_str!("reading.py"),
+    include_str!("pytest.py"),
+    include_str!("judge.py"),
+    include_str!("running.py"),
+];
 
 /// A script that compiles the Python source on standard input to bytecode. Compiling takes as long as a short test, so
 /// the result is kept.

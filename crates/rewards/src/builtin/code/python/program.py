@@ -87,7 +87,8 @@ class Program(Port):
         return lambda value: ["mine", self.keep(value), self.own_class(kind)]
 
     def releasable(self, number):
-        return path_of(type(self.shared[number])) == self.paths[number]
+        path = self.paths[number]
+        return path.startswith(ROW) or path_of(type(self.shared[number])) == path
 
     def decode_object(self, tag, *parts):
         if tag == "stdlib":
@@ -172,6 +173,8 @@ class Program(Port):
             return None
         if what == "names":
             return tuple(scope)
+        if what == "rows":
+            return tuple(name for name in args if define_row(name, scope.get(name)))
         if what == "special":
             name, args = args[0], args[1:]
             if name == "__await__":
