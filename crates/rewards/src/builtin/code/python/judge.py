@@ -22,6 +22,13 @@ MOST_DRAWN = 1 << 22
 MADE, MIXED = "made", "mixed"
 
 
+# What tests may change around the program.
+SURROUNDINGS = {
+    "environ": lambda: dict(os.environ),
+    "decimal": lambda: [named("decimal.getcontext")().prec, named("decimal.getcontext")().rounding],
+}
+
+
 class Refused(TypeError):
     """An object of the program would decide how it compares with a plain value."""
 
@@ -56,6 +63,8 @@ class Judge(Port):
         self.callable, self.open, self.iterators, self.opaque = set(), {}, {}, False
         self.classes, self.named, self.guards, self.random = set(), set(), [], None
         self.broken = self.failed = None
+        # What tests may change around the program, as the program last heard of it.
+        self.watched = {}
         # How many requests the program got, and how many of them it answered with more than a function of its own.
         self.asked = self.answers = 0
         self.weak = False
@@ -220,6 +229,9 @@ class Judge(Port):
         return is_mirror(method) and object.__getattribute__(method, "__dict__").get("_how") == "generator"
 
     def send(self, message):
+        for name, now in SURROUNDINGS.items():
+            if name in self.watched and now() != self.watched[name]:
+                self.watched[name] = message.setdefault("around", {})[name] = now()
         if self.random is not None:
             state = named("random.getstate")()
             if state != self.random:

@@ -66,7 +66,11 @@ class Port:
         if kind is frozenset:
             return lambda value: ["frozenset", self.encode_all(list(value))]
         if path in CONTAINERS and named(path) is kind:
+            if path == "numpy.ndarray":
+                return self.share_array
             return lambda value: self.share(value, path)
+        if path.startswith("numpy.") and issubclass(kind, named("numpy.generic")):
+            return self.encode_item
         if issubclass(kind, BaseException):
             return self.encode_error
         return self.other(kind)
@@ -92,6 +96,17 @@ class Port:
         self.shared[number], self.paths[number] = value, path
         self.numbers[id(value)] = number
         return ["shared", number]
+
+    def share_array(self, value):
+        if value.dtype.kind not in PLAIN_ITEMS:
+            return self.encode(value.tolist())
+        return self.share(value, "numpy.ndarray")
+
+    def encode_item(self, value):
+        """Encodes a number of numpy."""
+        if value.dtype.kind not in PLAIN_ITEMS:
+            return self.encode(value.item())
+        return ["numpy", value.dtype.str, value.tobytes().hex()]
 
     def keep(self, value):
         """Returns the index in `kept` of an object that stays on this side."""
@@ -175,6 +190,8 @@ class Port:
             return self.theirs[value[1]]
         if tag == "row":
             return ROWS[value[1]]
+        if tag == "numpy":
+            return numpy_items(value[1], bytes.fromhex(value[2]))[0]
         if tag in ("member", "plain"):
             kind, part = ROWS[value[1]], self.decode(value[2])
             if tag == "member" and type(kind) is not type:

@@ -263,11 +263,12 @@ class Patches:
         if isinstance(target, str):
             module, _, attribute = target.rpartition(".")
             target, value, name = named(module) if "." in module else __import__(module), (name,), attribute
-        if type(target) is type(sys) and target is not sys.modules.get("solution"):
-            raise Broken("it patches " + target.__name__ + "." + name + ", which the program does not see")
         before = getattr(target, name)
         self.undone.append(lambda: setattr(target, name, before))
         setattr(target, name, value[0])
+        if type(target) is type(sys) and (target.__name__, name) != ("builtins", "input"):
+            port.ask("patch", target.__name__, name, value[0])
+            self.undone.append(lambda: port.ask("unpatch"))
 
     def setitem(self, target, key, value):
         before = dict(target)
@@ -277,6 +278,16 @@ class Patches:
     def undo(self):
         while self.undone:
             self.undone.pop()()
+
+    def setenv(self, name, value, prepend=None):
+        before = dict(os.environ)
+        self.undone.append(lambda: (os.environ.clear(), os.environ.update(before)))
+        os.environ[name] = str(value)
+
+    def delenv(self, name, raising=True):
+        before = dict(os.environ)
+        self.undone.append(lambda: (os.environ.clear(), os.environ.update(before)))
+        os.environ.pop(name, None)
 
     def __getattr__(self, name):
         raise Broken("it uses monkeypatch." + name + ", which the program does not see")

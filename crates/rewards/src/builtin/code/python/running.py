@@ -220,6 +220,8 @@ def watch_unittest():
         return method(self, test)
 
     unittest.TestCase.run = watched
+    for name in ("assertLogs", "assertNoLogs", "assertWarns", "assertWarnsRegex"):
+        setattr(unittest.TestCase, name, refusing("it uses " + name))
     for name in ("addFailure", "addError", "addSubTest"):
         setattr(unittest.TestResult, name, failing(getattr(unittest.TestResult, name)))
     unittest.TestResult.addExpectedFailure, unittest.TestResult.addUnexpectedSuccess = expected, unexpected
@@ -247,7 +249,12 @@ def prepare(scope, reading):
 
     class Solution(types.ModuleType):
         def __setattr__(self, name, value):
+            before.setdefault(name, scope.of_program(name))
             port.ask("setname", name, value)
+
+        def __delattr__(self, name):
+            # unittest.mock deletes what it patched, and the original appears again.
+            port.ask("setname", name, before.pop(name))
 
         def __getattr__(self, name):
             if name == "__all__":
@@ -256,6 +263,7 @@ def prepare(scope, reading):
                 raise AttributeError(name)
             return scope.of_program(name)
 
+    before = {}
     sys.modules["solution"] = Solution("solution")
 
 
@@ -290,6 +298,7 @@ def judge(job):
         port.random = ()
     if any(name in ("threading", "concurrent.futures") for name in reading.modules):
         watch_threads()
+    watch_surroundings(reading)
     if "setrecursionlimit" in reading.attributes:
         sys.setrecursionlimit = lambda limit: port.ask("recursion", limit)
     if job["check"]:
@@ -303,7 +312,7 @@ def judge(job):
         try:
             failure = run(code, scope, reading, uses)
         except Undecided:
-            tell(undecided=True)
+            tell(undecided=None)
             continue
         decided = True
         tell(failure=failure)
@@ -318,6 +327,8 @@ DEFAULTS = {"stdout": sys.stdout, "stderr": sys.stderr}
 with open(os.path.join(os.path.dirname(__file__), "tests.json"), encoding="utf-8") as file:
     given = json.load(file)
 port = Judge(replies, calls)
+# Modules that are not Python's own, such as numpy.
+sys.path += __import__("site").getsitepackages()
 try:
     judge(given)
 except Gone as error:

@@ -162,8 +162,27 @@ CONTAINERS = {
     "_io.StringIO": of_file,
     "_io.BytesIO": of_file,
 }
+# Kinds of numpy's data types whose items are plain bytes.
+PLAIN_ITEMS = set("biufcSUmM")
+
+
+def numpy_items(dtype, content):
+    dtype = named("numpy.dtype")(str(dtype))
+    if dtype.kind not in PLAIN_ITEMS:
+        raise ValueError("no plain items")
+    return named("numpy.frombuffer")(bytes(content), dtype) if dtype.itemsize else named("numpy.empty")((0,), dtype)
+
+
+def refill_numpy(value, parts):
+    value[...] = numpy_items(value.dtype.str, parts[0]).reshape(value.shape)
+
+
+CONTAINERS["numpy.ndarray"] = (lambda value: [value.dtype.str, value.shape], lambda value: [value.tobytes()],
+                               refill_numpy)
+
+
 # Containers whose content is a new object each time it is read: it is compared by value, not by identity.
-BY_VALUE = {"builtins.bytearray", "array.array", "_io.StringIO", "_io.BytesIO"}
+BY_VALUE = {"builtins.bytearray", "array.array", "_io.StringIO", "_io.BytesIO", "numpy.ndarray"}
 # Immutable built-in types. An instance of a class derived from one of them is sent with its value of that type.
 IMMUTABLE = (bool, int, float, complex, str, bytes, tuple, frozenset)
 
@@ -230,6 +249,9 @@ def empty(path, kind, parameters):
     if path.startswith(ROW):
         return object.__new__(kind)
     base = named(path)
+    if path == "numpy.ndarray":
+        numpy_items(parameters[0], b"")
+        return base.__new__(kind, tuple(parameters[1]), parameters[0])
     if path == "array.array":
         return base.__new__(kind, *parameters)
     value = base.__new__(kind)
