@@ -52,7 +52,7 @@ pub(super) fn tests_of(cell: &Value, batch: &RewardBatch<'_>, i: usize, python: 
             // An output that no program could print.
             Ok(_) if inexact(text, false, 1).is_some() => None,
             Ok(json) => tests_of(&json, batch, i, python),
-            Err(_) if text.contains("check") && !(python && !text.contains("def check(")) && column("entry_point").is_some() => {
+            Err(_) if text.contains(if python { "def check" } else { "check" }) && column("entry_point").is_some() => {
                 Some(unit(vec![text.clone()], true))
             }
             Err(_) if python && is_test_file(text) => Some(unit(vec![text.clone()], false)),
@@ -75,7 +75,10 @@ pub(super) fn tests_of(cell: &Value, batch: &RewardBatch<'_>, i: usize, python: 
 fn is_test_file(text: &str) -> bool {
     let code = |line: &&str| !line.trim().is_empty() && !line.starts_with(['#', ' ', '\t', ')', ']', '}']);
     let mut lines = text.lines().filter(code);
-    let tests = |line: &str| ["class ", "def test", "async def test"].iter().any(|begin| line.starts_with(begin));
+    let tests = |line: &str| {
+        let begins = ["class Test", "def test", "async def test"].iter().any(|begin| line.starts_with(begin));
+        begins || line.starts_with("class ") && line.contains("TestCase)")
+    };
     text.contains("assert") && (lines.clone().any(tests) || lines.all(|line| !line.starts_with("assert")))
 }
 

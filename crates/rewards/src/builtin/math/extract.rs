@@ -11,7 +11,7 @@ use super::super::answer::{closed, hashed, regex, said, taken_back_before, taken
 use super::super::boxed::last_boxed;
 use super::super::formulas::{formulas, is_prose, plain_words};
 use super::super::markup::without_end;
-use super::super::number::{NUMBER, is_meant, latex_fraction_around, numbers, vulgar_fraction};
+use super::super::number::{NUMBER, is_meant, is_of_script_without_spaces, latex_fraction_around, numbers, vulgar_fraction};
 use super::equal::MAX_BYTES;
 use super::units::never_unit;
 
@@ -85,7 +85,7 @@ fn sentence(text: &str) -> Option<&str> {
                     |hundred|thousand|million|and))*\)[.!]?$",
         )
     });
-    static END: LazyLock<Regex> = LazyLock::new(|| regex(r"\.\s|[!?]\s+\p{Lu}"));
+    static END: LazyLock<Regex> = LazyLock::new(|| regex(r"\.\s|[!?]\s+\p{Lu}|[。！？；，、]"));
     let whole = text;
     let text = emphasized(text);
     // "**5** is wrong", "**5**x"
@@ -102,12 +102,22 @@ fn sentence(text: &str) -> Option<&str> {
         text = rest.trim_start();
     }
     let line = text.lines().next()?;
-    let line = line[..END.find(line).map_or(line.len(), |end| end.start() + 1)].trim();
+    let end = |end: regex::Match<'_>| end.start() + usize::from(end.as_str().is_ascii());
+    let line = line[..END.find(line).map_or(line.len(), end)].trim();
+    let line = without_word(line);
     let said = match EXPLANATION.find(line) {
         Some(explanation) => line[..explanation.start()].trim_end_matches('*'),
         None => without_end(line),
     };
     Some(said).filter(|answer| !answer.is_empty())
+}
+
+/// The number of a text such as `42人` or `42です`, whose word stands behind it without a space; else the text.
+fn without_word(line: &str) -> &str {
+    let end = line.find(is_of_script_without_spaces).unwrap_or(line.len());
+    let number = line[..end].trim_end();
+    let counts = number.ends_with(|c: char| c.is_ascii_digit()) && numbers(number).count() == 1;
+    if counts && is_meant(line, 0, number.len()) { number } else { line }
 }
 
 /// Whether the text behind an answer retracts or changes it: "is wrong", "or 6", "million".

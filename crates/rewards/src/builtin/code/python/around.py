@@ -9,6 +9,10 @@ STARTS = {"subprocess.Popen", "os.system", "os.exec", "os.posix_spawn", "os.spaw
 LOOKS = {"exists", "isfile", "isdir", "is_file", "is_dir", "getsize", "lexists", "stat"}
 
 
+USES = LOOKS | {"open", "read_text", "write_text", "read_bytes", "write_bytes", "listdir", "mkdir", "makedirs", "unlink"}
+USES |= {"TemporaryDirectory", "NamedTemporaryFile", "mkdtemp", "mkstemp", "tmp_path", "tmpdir"}
+
+
 def is_readable(path):
     path = os.fspath(path) if isinstance(path, (str, bytes, os.PathLike)) else ""
     path = path.decode("utf-8", "replace") if isinstance(path, bytes) else path
@@ -86,13 +90,29 @@ def watch_surroundings(reading):
         port.watched["decimal"] = None
     if "unittest.mock" in reading.modules or "mock" in names:
         watch_patches()
+    if "seed" in names and "numpy" in reading.modules:
+        seed_both()
     if "warnings" in names:
         watch_warnings()
     if "logging" in names:
         import logging
 
         logging.Handler.__init__ = refusing("it adds a handler of logs")
+    port.uses_files = bool(USES & names)
     watch_files(reading)
+
+
+def seed_both():
+    """A seed of numpy's random numbers acts in the program, too; what the program draws stays there."""
+    numpy = __import__("numpy")
+    own = numpy.random.seed
+
+    def seeded(seed=None):
+        own(seed)
+        if type(seed) is int:
+            port.ask("numpy_seed", seed)
+
+    numpy.random.seed = seeded
 
 
 def refusing(why):

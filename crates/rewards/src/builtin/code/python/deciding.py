@@ -8,7 +8,9 @@ import _ast
 NOTE = " decided"
 # Attributes that hold what functions printed, or how they were called.
 OBSERVED = {"stdout", "stderr", "getvalue", "readouterr", "called", "call_count", "call_args", "mock_calls"}
-OBSERVED |= {"call_args_list", "records", "output"}
+OBSERVED |= {"call_args_list", "records", "output", "import_module"}
+# Functions that may reach what belongs to the program without its name.
+REACHING = {"eval", "exec", "globals", "locals", "vars", "__import__"}
 # Assertions about their first argument alone.
 UNARY = {"assertTrue", "assertFalse", "assertIsNone", "assertIsNotNone", "assert_", "failIf", "failUnless"}
 CONTEXTS = {"raises", "warns", "deprecated_call"}
@@ -148,14 +150,15 @@ def looked_at(node):
 
 class Deciding:
     """Finds the assertions in the syntax trees of the tests that look at an answer. `program` are the names that belong
-    to the program."""
+    to the program, `outside` all that the tests do not bind."""
 
-    def __init__(self, trees, program):
+    def __init__(self, trees, program, outside):
         self.names, self.attributes, self.contents = set(program), set(OBSERVED), Contents()
-        self.program = frozenset(program)
-        self.names |= {"capsys", "capfd", "caplog", "recwarn"}
+        self.program, self.outside = frozenset(program), outside
+        self.names |= {"capsys", "capfd", "caplog", "recwarn"} | REACHING
         nodes = [node for tree in trees for node in self.walk(tree)]
         self.functions = [node for node in nodes if isinstance(node, CODE)]
+        self.classes = {node.name: node for node in nodes if isinstance(node, _ast.ClassDef)}
         kinds = BLOCKS + CODE + (_ast.ClassDef, _ast.Call, _ast.Assign, _ast.AnnAssign, _ast.AugAssign)
         kinds += (_ast.NamedExpr, _ast.comprehension)
         # Names that stand for no value of the program, however they are used.
@@ -188,6 +191,9 @@ class Deciding:
         for part in walk(node):
             if isinstance(part, _ast.Name) and (loads or not isinstance(part.ctx, _ast.Load)):
                 self.names |= {part.id} - self.never
+                if not isinstance(part.ctx, _ast.Load):
+                    # In a class it is an attribute.
+                    self.attributes |= {part.id} - self.never
             elif isinstance(part, _ast.Attribute) and not isinstance(part.ctx, _ast.Load):
                 self.attributes.add(part.attr)
             elif isinstance(part, _ast.arg):
@@ -222,6 +228,11 @@ class Deciding:
             if name and not known and any(map(self.depends, node.body)):
                 self.names.add(name)
                 self.attributes.add(name)
+                for part in getattr(node, "decorator_list", ()):
+                    # A fixture with another name.
+                    for keyword in getattr(part, "keywords", ()):
+                        if keyword.arg == "name" and isinstance(keyword.value, _ast.Constant):
+                            self.names.add(keyword.value.value)
             if any(map(self.depends, getattr(node, "decorator_list", ()))):
                 self.add(node.args if hasattr(node, "args") else node)
         elif isinstance(node, (_ast.Assign, _ast.AnnAssign, _ast.AugAssign, _ast.NamedExpr)):
@@ -261,6 +272,13 @@ class Deciding:
         if isinstance(node.func, _ast.Attribute):
             self.add_roots(node.func.value)
         name = called_name(node)
+        if name in self.classes and any(map(self.depends, arguments)):
+            # What its instances are made of.
+            for part in self.classes[name].body:
+                if isinstance(part, CODE) and part.name.startswith("__"):
+                    self.add(part.args)
+                elif isinstance(part, _ast.AnnAssign):
+                    self.add(part.target)
         for function in self.functions:
             given = getattr(function, "name", None)
             if given is not None and given == name and any(map(self.depends, arguments)):
@@ -314,6 +332,9 @@ class Deciding:
             inside = swallowed + tuple(suppressed)
         before = self.decides(node, swallowed)
         self.change(node, inside, fails)
+        if isinstance(node, _ast.ClassDef):
+            for part in node.body:
+                self.reach(part)
         if isinstance(node, _ast.Name) and node.id == "__name__" and isinstance(node.ctx, _ast.Load):
             return at(_ast.Constant("__main__"), node)
         if before and isinstance(node, _ast.Assert):
@@ -332,6 +353,24 @@ class Deciding:
             if any(is_context(item.context_expr) for item in node.items) and any(map(self.depends, node.body)):
                 node.items[0].context_expr = call(NOTE, node.items[0].context_expr)
         return node
+
+    def reach(self, node):
+        """Lets the body of a class use names of the program: Python looks them up there as in an ordinary namespace."""
+        for field in node._fields:
+            value = getattr(node, field, None)
+            if field == "body" and isinstance(node, CODE + (_ast.ClassDef,)):
+                continue
+            for i, child in enumerate(value if isinstance(value, list) else [value]):
+                if isinstance(child, _ast.Name) and isinstance(child.ctx, _ast.Load) and child.id in self.outside:
+                    inside = call("globals", child)
+                    inside.args = []
+                    new = at(_ast.Subscript(inside, at(_ast.Constant(child.id), child), _ast.Load()), child)
+                    if isinstance(value, list):
+                        value[i] = new
+                    else:
+                        setattr(node, field, new)
+                elif isinstance(child, _ast.AST):
+                    self.reach(child)
 
     def refuses(self, handler):
         """Whether an `except` fails the test itself."""

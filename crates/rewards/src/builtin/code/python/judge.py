@@ -65,6 +65,7 @@ class Judge(Port):
         self.broken = self.failed = None
         # What tests may change around the program, as the program last heard of it.
         self.watched = {}
+        self.uses_files = self.uses_data = False
         # How many requests the program got, and how many of them it answered with more than a function of its own.
         self.asked = self.answers = 0
         self.weak = False
@@ -81,6 +82,11 @@ class Judge(Port):
             before = self.answers == self.answers_before
         if before and not self.uses_data and not isinstance(error, Refused) and self.failed is None:
             self.broken = self.broken or "it fails by itself, whatever the program is: " + words(error)
+
+    def judge_files(self, error):
+        """Where programs cannot write, a test that looks for their files decides nothing."""
+        if self.uses_files and isinstance(error, PermissionError):
+            self.broken = self.broken or "it uses files, and the program has its own"
 
     # Encoding of what the tests pass to the program.
 

@@ -204,6 +204,8 @@ class Program(Port):
         if what == "unpatch":
             module, name, before = self.patched.pop()
             return delattr(module, name) if before is self else setattr(module, name, before)
+        if what == "numpy_seed":
+            return sys.modules["numpy"].random.seed(args[0]) if "numpy" in sys.modules else None
         if what == "recursion":
             return sys.setrecursionlimit(args[0])
         if what in ("copy", "deepcopy"):

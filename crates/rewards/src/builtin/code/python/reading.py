@@ -88,6 +88,10 @@ class Reading:
         return set(self.called)
 
 
+    def outside(self):
+        """The names that the tests use and do not bind."""
+        return self.loaded - self.bound - set(dir(builtins))
+
     def of_program(self, remote, own):
         """All names that belong to the program. `own` are the syntax trees of what the row itself defines."""
         loaded, bound = set(self.loaded), set(self.bound)
@@ -99,7 +103,7 @@ class Reading:
                 elif kind in ("arg", "FunctionDef", "AsyncFunctionDef", "ClassDef", "alias"):
                     bound.add(getattr(part, "arg", None) or getattr(part, "asname", None) or part.name)
         known = bound | standard_modules() | set(dir(builtins)) | {"__name__", "__file__"}
-        return (loaded - known) | set(remote) - {None} | self.imported | {"candidate", "solution"}
+        return loaded - known | set(remote) - {None} | self.imported | {"candidate", "solution"}
 
 
 def file_of(test):

@@ -6,7 +6,7 @@ class Scope(dict):
     program."""
 
     def __init__(self, remote, asserted):
-        super().__init__(__name__="tests")
+        super().__init__(__name__="tests", __file__="tests.py")
         # remote: names that are the program's even if a built-in function has the same name. own: what the row's own
         # code defines for the tests.
         self.remote, self.own, self.functions, self.read, self.asserted = remote, {}, {}, set(), asserted
@@ -148,6 +148,7 @@ def run(code, scope, reading, uses_data):
             if isinstance(error, (Broken, NameError, ImportError)):
                 raise
             port.judge_own(error)
+        port.judge_files(error)
         if port.broken is None:
             return words(error)
     if port.broken is not None:
@@ -196,7 +197,6 @@ def watch_unittest():
 
     def watched(self, result=None):
         UNITTEST.append(type(self))
-        port.begins(port.uses_data)
         return run(self, result)
 
     def failing(method):
@@ -206,6 +206,7 @@ def watch_unittest():
             if error is not None and not isinstance(error, unittest.SkipTest):
                 if isinstance(error, BaseException) and not hasattr(error, "_from_program"):
                     port.judge_own(error)
+                port.judge_files(error)
                 port.failed = port.failed or (words(error) if isinstance(error, BaseException) else "a failure")
             return method(self, test, *rest)
         return noted
@@ -243,8 +244,12 @@ def tell(**result):
     os.write(verdict, (given["nonce"] + " " + json.dumps(result) + "\n").encode())
 
 
-def prepare(scope, reading):
-    """Lets the tests import the program as the module `solution`."""
+# This script as a module, which the interpreter must not drop.
+KEPT = []
+
+
+def prepare(scope):
+    """Lets the tests import and patch the program as the modules `solution` and `__main__`."""
     import types
 
     class Solution(types.ModuleType):
@@ -264,7 +269,8 @@ def prepare(scope, reading):
             return scope.of_program(name)
 
     before = {}
-    sys.modules["solution"] = Solution("solution")
+    KEPT.append(sys.modules["__main__"])
+    sys.modules["solution"] = sys.modules["__main__"] = Solution("solution")
 
 
 def judge(job):
@@ -275,7 +281,7 @@ def judge(job):
     remote = {entry_point} if job["check"] else reading.under_test(entry_point)
     scope = Scope(remote, not job["check"])
     nodes = own_nodes(job["prompt"] if job["check"] else job["setup"], entry_point, job["check"])
-    deciding = Deciding(reading.trees + nodes, reading.of_program(remote, nodes))
+    deciding = Deciding(reading.trees + nodes, reading.of_program(remote, nodes), reading.outside())
     for node in nodes:
         deciding.instrument(node)
     uses_data = list(map(deciding.uses_data, reading.trees))
@@ -288,8 +294,7 @@ def judge(job):
         scope.own = defined(nodes)
         classes = [node.name for node in nodes if isinstance(node, _ast.ClassDef)]
         share_classes([name for name in classes if dict.__contains__(scope.own, name)], scope.own)
-    if "solution" in reading.modules:
-        prepare(scope, reading)
+    prepare(scope)
     if any(name.startswith("unittest") for name in reading.modules):
         watch_unittest()
     if "pytest" in reading.modules:

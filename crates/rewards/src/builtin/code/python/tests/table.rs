@@ -66,6 +66,13 @@ fn cases(texts: &[&str]) -> Vec<Case> {
     cases
 }
 
+/// Cases of tests in many forms. Those with numpy are left out where it is not installed.
+fn forms() -> Vec<Case> {
+    let there = std::path::Path::new("/usr/lib/python3/dist-packages/numpy").exists();
+    let needs = |case: &Case| ["np ", "evalplus"].iter().any(|begin| case.name.starts_with(begin));
+    cases(&RIGHT_WRONG_AND_ANY).into_iter().filter(|case| there || !needs(case)).collect()
+}
+
 /// The scores of some cases' programs, with why they failed.
 fn scores(cases: &[Case], programs: &[(usize, &str)], options: &Value) -> Vec<(Option<f64>, String)> {
     let mut results = vec![(None, String::new()); programs.len()];
@@ -134,7 +141,7 @@ fn right_programs_pass_wrong_ones_do_not_and_attacks_earn_nothing() {
     }
     let part = |texts, every: usize| cases(texts).into_iter().step_by(every).collect::<Vec<_>>();
     assert_eq!(sweep(&part(&RIGHT_AND_WRONG, 6), "bubblewrap"), 34);
-    assert!(sweep(&part(&RIGHT_WRONG_AND_ANY, 12), "bubblewrap") >= 30);
+    assert!(sweep(&forms().into_iter().step_by(12).collect::<Vec<_>>(), "bubblewrap") >= 30);
     attack(&part(&ATTACKS, 6), "bubblewrap");
 }
 
@@ -145,7 +152,7 @@ fn the_whole_tables_in_both_isolations_as_both_users() {
     if !installed(&["bwrap", "python3"]) {
         return;
     }
-    let (ordinary, forms, attacks) = (cases(&RIGHT_AND_WRONG), cases(&RIGHT_WRONG_AND_ANY), cases(&ATTACKS));
+    let (ordinary, forms, attacks) = (cases(&RIGHT_AND_WRONG), forms(), cases(&ATTACKS));
     assert!(ordinary.len() >= 100);
     let user = rustix::process::geteuid().as_raw();
     for isolation in ["bubblewrap", "landlock"] {
