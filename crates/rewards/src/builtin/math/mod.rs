@@ -68,7 +68,9 @@ impl Grader<1> for Math {
         let completion = &*digits;
         let (emphasized, plain) = (emphasized(completion), undecorated(completion));
         let answers = [&emphasized, &plain].map(|text| extract::answer_of(text, self.options.strict).map(bare));
-        let given = answers.iter().any(Option::is_some).then(|| answers.into_iter().flatten());
+        // A list may have a box for each item.
+        let boxes = extract::boxes(&plain).filter(|_| gold.contains(','));
+        let given = answers.iter().any(Option::is_some).then(|| answers.into_iter().flatten().chain(boxes.as_deref()));
         Some(Verdict::of(given, |mut given| given.any(|given| equal::equal(&gold, given))))
     }
 
