@@ -26,6 +26,9 @@ struct Request<'a> {
 #[derive(Serialize)]
 struct TrainerState {
     global_step: u64,
+    /// The number of this request, which an answer may repeat.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    request: Option<u64>,
 }
 
 /// Names that a dataset column must not have, because the request uses them.
@@ -34,7 +37,7 @@ const RESERVED: [&str; 3] = ["prompts", "completions", "trainer_state"];
 const LEFT_OUT: [&str; 3] = ["prompt", "completion", "completion_ids"];
 
 /// The request line (with its line feed) for a batch, with the dataset's columns beside TRL's names.
-pub(crate) fn request(batch: &RewardBatch<'_>) -> Result<Vec<u8>, Failure> {
+pub(crate) fn request(batch: &RewardBatch<'_>, number: Option<u64>) -> Result<Vec<u8>, Failure> {
     if let Some(name) = RESERVED.iter().find(|&&name| batch.columns.contains_key(name)) {
         let message = format!("the dataset's column `{name}` has a name that reward programs get for something else");
         return Err((ProblemKind::BadData, message));
@@ -44,7 +47,7 @@ pub(crate) fn request(batch: &RewardBatch<'_>) -> Result<Vec<u8>, Failure> {
         prompts: batch.prompts,
         completions: batch.completions,
         completion_ids: batch.completion_ids,
-        trainer_state: TrainerState { global_step: batch.step },
+        trainer_state: TrainerState { global_step: batch.step, request: number },
         columns: columns.map(|(name, values)| (name.as_str(), values.as_slice())).collect(),
     };
     line(&request)
@@ -78,6 +81,8 @@ fn line(value: &impl Serialize) -> Result<Vec<u8>, Failure> {
 pub(crate) struct Answer {
     rewards: Option<Vec<Value>>,
     error: Option<String>,
+    /// The number of the request that it answers, if the program repeats it.
+    pub request: Option<u64>,
     #[serde(default)]
     extra: BTreeMap<String, Vec<Value>>,
     #[serde(default)]
@@ -222,7 +227,7 @@ mod tests {
             ("completion", json!("left out")),
             ("completion_ids", json!([9])),
         ];
-        let line = with_batch(&given, request).unwrap();
+        let line = with_batch(&given, |batch| request(batch, None)).unwrap();
         assert_eq!(line.iter().filter(|byte| **byte == b'\n').count(), 1);
         assert_eq!(line.last(), Some(&b'\n'));
         let expected = json!({
@@ -252,7 +257,7 @@ mod tests {
             let columns: Vec<_> = columns.iter().map(|name| (*name, json!(1))).collect();
             let message =
                 format!("the dataset's column `{named}` has a name that reward programs get for something else");
-            assert_eq!(with_batch(&columns, request), Err((ProblemKind::BadData, message)));
+            assert_eq!(with_batch(&columns, |batch| request(batch, None)), Err((ProblemKind::BadData, message)));
         }
     }
 

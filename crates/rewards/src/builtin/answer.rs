@@ -30,8 +30,38 @@ pub(super) struct Marked<'t> {
     pub text: &'t str,
 }
 
+/// The text after the last `</think>` (or `</thinking>`, `</thought>`, `</reasoning>`), if something is there.
+pub(super) fn thought_before(text: &str) -> Option<&str> {
+    static END: LazyLock<Regex> = LazyLock::new(|| regex(r"(?i)</(?:think|thinking|thought|reasoning)\s*>"));
+    if !text.contains("</") {
+        return None;
+    }
+    let end = END.find_iter(text).last()?.end();
+    Some(&text[end..]).filter(|rest| rest.contains(char::is_alphanumeric))
+}
+
+
 /// The text inside the last closed tags or box.
 pub(super) fn closed(text: &str) -> Option<&str> {
+    let mut text = text;
+    // A mark that is taken back ("\boxed{42} is wrong") leaves the ones before it; a few are tried.
+    for _ in 0..4 {
+        let inside = innermost(text)?;
+        let end = inside.as_ptr() as usize + inside.len() - text.as_ptr() as usize;
+        let after = text[end..].trim_start_matches('}');
+        let after = after.strip_prefix("</").and_then(|tag| tag.split_once('>')).map_or(after, |(_, rest)| rest);
+        if !taken_back_behind(after, &NOTHING) {
+            return Some(inside);
+        }
+        text = &text[..end - inside.len()];
+    }
+    None
+}
+
+/// Matches nothing: what follows a mark with "or" is no part of the answer.
+static NOTHING: LazyLock<Regex> = LazyLock::new(|| regex(r"^\z.^"));
+
+fn innermost(text: &str) -> Option<&str> {
     let mut inside = outermost(text)?;
     // Tags in boxes in tags: a few, since each is searched once more.
     for _ in 0..4 {
@@ -42,6 +72,7 @@ pub(super) fn closed(text: &str) -> Option<&str> {
     }
     Some(inside)
 }
+
 
 fn outermost(text: &str) -> Option<&str> {
     let end = |part: &str| part.as_ptr() as usize + part.len();
@@ -79,7 +110,11 @@ pub(super) fn said(text: &str) -> Option<&str> {
     static WORDS: LazyLock<Regex> = LazyLock::new(|| {
         regex(
             r#"(?ix) \banswer
-            (?: \s+ (?:is|would\s+be|will\s+be|must\s+be|should\s+be) \b | ["'*_`]* \s* (?: : | = | \u{ff1a} ) )"#,
+            (?: \s+ (?:is|would\s+be|will\s+be|must\s+be|should\s+be) \b | ["'*_`]* \s* (?: : | = | \u{ff1a} ) )
+            # Chinese, Japanese, Korean.
+            | 答案 ["'*_`]* \s* (?: 就?是 | 就?[为為] | 应该是 | 應該是 | : | = | \u{ff1a} ) \s* \u{ff1a}?
+            | (?: 答え | 解答 | 正解 ) ["'*_`]* \s* (?: は | : | = | \u{ff1a} )
+            | (?: 정답 | 답 ) ["'*_`]* \s* (?: 은 | 는 | : | = | \u{ff1a} )"#,
         )
     });
     WORDS.find_iter(text).last().map(|words| &text[words.end()..])
@@ -120,6 +155,8 @@ pub(super) fn taken_back_before(before: &str) -> bool {
                 (?: \s+ (?:a|an|the|about) )? [\s*$"'`\\({\[]* $
             | (?: ≠ | != | =/= | /= | (?:^|[^<>])[<>] | [≤≥≮≯≰≱] | [<>]= | \\(?:neq?|not\s*=|[lg](?:t|e|eq|eqslant)?) )
                 [\s*$"'`\\({\[]* $
+            | (?: 不是 | 不为 | 不為 | 不等于 | 不等於 | 并非 | 並非 | 不可能是 | 大于 | 大於 | 小于 | 小於 | 超过 | 超過 | 至少 | 至多 | 最多 | 不到
+                | 或者? | 还是 | 還是 | 또는 | または ) [\s*$"'`\\({\[]* $
             # A cross before it.
             | [❌✗✘✖❎🚫] [\s*$"'`\\({\[]* $
             # Another before it.
@@ -143,11 +180,15 @@ pub(super) fn taken_back_behind(after: &str, another: &Regex) -> bool {
                     (?:not|wrong|incorrect|false|impossible|never|no|neither|excluded|out)\b
               | \b(?:isn|wasn|aren|doesn|don|can|won|couldn|wouldn|shouldn)['’]?t\b | \bcannot\b | \bcan\s+not\b
               | \b(?:does|do|did|could|would|should)\s+not\b
+              | (?: \p{L}{0,3}? (?: 是错的? | 是錯的? | 不对 | 不對 | 不正确 | 不正確 | 是错误 | ではない | ではありません | じゃない | [이가은는]?\s*아니 ) )
               | [(\[]?\b(?:wrong|incorrect|false)\b | [❌✗✘✖❎🚫] )"#,
         )
     });
     static OR: LazyLock<Regex> = LazyLock::new(|| {
-        regex(r#"(?i)^[\s*$"'`\\){}\],]*\b(?:or|and/or|versus|vs)\b\.?(?:\s+(?:maybe|perhaps|possibly|even|else))?\s*"#)
+        regex(
+            r#"(?ix)^[\s*$"'`\\){}\],]* (?: \b(?:or|and/or|versus|vs)\b\.?(?:\s+(?:maybe|perhaps|possibly|even|else))?
+                | \p{L}? (?: 或者? | 还是 | 還是 | または | か | 또는 ) ) \s*"#,
+        )
     });
     static CLAUSE: LazyLock<Regex> = LazyLock::new(|| regex(r"(?i)\b(?:since|because|as|while|whereas)\b|[.;\n]|,\s+"));
     let after = &*bare_words(head(after));

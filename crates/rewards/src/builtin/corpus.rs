@@ -28,7 +28,7 @@ fn lines(table: &str) -> impl Iterator<Item = Vec<&str>> {
     table.lines().filter(|line| !line.starts_with('#')).map(|line| line.split('\t').collect())
 }
 
-fn answers() -> Vec<Case> {
+fn answers(table: &str) -> Vec<Case> {
     let case = |cells: Vec<&str>| {
         let [grader, truth, answer, completion] = cells[..] else { panic!("four cells: {cells:?}") };
         let completion = match grader {
@@ -38,7 +38,7 @@ fn answers() -> Vec<Case> {
         let grader = if grader == "box" { "math" } else { grader };
         Case { grader: grader.into(), right: truth == "=", answer: answer.into(), completion }
     };
-    lines(include_str!("corpus/answers.tsv")).map(case).collect()
+    lines(table).map(case).collect()
 }
 
 fn markup() -> Vec<Case> {
@@ -155,7 +155,12 @@ fn check(cases: &[Case]) {
 
 #[test]
 fn answers_decided_by_hand_are_scored_as_decided() {
-    check(&answers());
+    check(&answers(include_str!("corpus/answers.tsv")));
+}
+
+#[test]
+fn points_scripts_thoughts_and_marks_are_scored_as_decided() {
+    check(&answers(include_str!("corpus/forms.tsv")));
 }
 
 #[test]

@@ -135,13 +135,15 @@ fn answer(text: &str) -> Option<Computed> {
     // In tags there may be words before it, too: the answer is 3 + 4.
     let part = said(part).unwrap_or(part);
     let plain = plain(unstyled(bare_sentence(first_sentence(part))));
-    let mut sides = plain.split('=').filter_map(compute);
+    let mut sides: Vec<Computed> = plain.split('=').filter_map(compute).collect();
     // Of `14 = (3 + 4) * 2` and `(3 + 4) * 2 = 14` the side that computes something.
-    let first = sides.next()?;
-    if first.numbers.len() > 1 {
-        return Some(first);
+    let place = sides.iter().position(|side| side.numbers.len() > 1).unwrap_or(0);
+    let mut computed = (place < sides.len()).then(|| sides.swap_remove(place))?;
+    // `(3 + 4) * 2 = 15` is no solution for 14.
+    if sides.iter().any(|side| side.numbers.len() == 1 && side.value != computed.value) {
+        computed.value = None;
     }
-    Some(sides.find(|side| side.numbers.len() > 1).unwrap_or(first))
+    Some(computed)
 }
 
 /// Rewrites an expression with ASCII signs, without LaTeX and Markdown markup around it.

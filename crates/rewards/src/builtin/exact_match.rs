@@ -9,7 +9,7 @@ use regex::Regex;
 use serde::Deserialize;
 use serde_json::Value;
 
-use super::answer::{Mark, first_line, marked, said};
+use super::answer::{Mark, first_line, marked, said, thought_before};
 use super::grader::Grader;
 use super::markup::{bare, bare_sentence, first_sentence, undecorated, unstyled};
 use crate::batch::Verdict;
@@ -60,6 +60,7 @@ pub(crate) struct ExactMatch {
 
 impl Grader<1> for ExactMatch {
     const KIND: &'static str = "exact_match";
+    const SKIPS_THOUGHTS: bool = false;
     type Options = ExactMatchOptions;
 
     fn build(options: ExactMatchOptions) -> Result<Self> {
@@ -78,8 +79,13 @@ impl Grader<1> for ExactMatch {
         if accepted.is_empty() {
             return None;
         }
-        let mut given: Vec<String> = self.parts(completion).into_iter().map(|part| self.normalise(part)).collect();
-        given.extend(self.without_markup(completion).iter().map(|part| self.normalise(part)));
+        // The whole completion, or what follows its thoughts.
+        let thinks = self.extract.is_none() && self.options.marked;
+        let text = thought_before(completion).filter(|_| thinks).unwrap_or(completion);
+        let whole = thinks.then_some(completion);
+        let parts = self.parts(text).into_iter().chain(whole);
+        let mut given: Vec<String> = parts.map(|part| self.normalise(part)).collect();
+        given.extend(self.without_markup(text).iter().map(|part| self.normalise(part)));
         let given = (!given.is_empty()).then_some(given);
         Some(Verdict::of(given, |given| accepted.iter().any(|answer| given.contains(&self.normalise(answer)))))
     }

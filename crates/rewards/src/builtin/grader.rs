@@ -5,6 +5,7 @@ use serde::de::DeserializeOwned;
 use serde_json::Value;
 
 use super::Builtin;
+use super::answer::thought_before;
 use crate::batch::Verdict;
 use crate::{Problem, ProblemKind, Result, Reward, RewardBatch, Scores};
 
@@ -15,6 +16,8 @@ pub(crate) trait Grader<const N: usize>: Sized + Send + 'static {
     /// The option that is set by the text after the colon of the short form; `None` if there is no short form with a
     /// colon.
     const MAIN_OPTION: Option<&'static str> = Some("column");
+    /// Whether a completion that thinks first is graded by what follows its thoughts.
+    const SKIPS_THOUGHTS: bool = true;
     /// The options that the reward's table may have beside `kind` and `name`.
     type Options: DeserializeOwned;
 
@@ -31,7 +34,15 @@ pub(crate) trait Grader<const N: usize>: Sized + Send + 'static {
 
     /// The scores of a batch, for a reward with the name `name`.
     fn score(&self, name: &str, batch: &RewardBatch<'_>) -> Scores {
-        score_rows(self, name, batch, |cells, completion| self.grade(cells, completion))
+        score_rows(self, name, batch, |cells, completion| {
+            // Of a completion that thinks first, the answer is what follows; if there is none there, it is anywhere.
+            let after = thought_before(completion).filter(|_| Self::SKIPS_THOUGHTS);
+            let after = after.map(|answer| self.grade(cells, answer));
+            match after {
+                Some(verdict) if verdict.is_none_or(|verdict| verdict.answered) => verdict,
+                _ => self.grade(cells, completion),
+            }
+        })
     }
 }
 

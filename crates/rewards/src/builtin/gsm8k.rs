@@ -121,6 +121,9 @@ fn plain_numbers(text: &str) -> String {
 fn first_number(line: &str) -> Option<Number> {
     static EXPLANATION: LazyLock<Regex> =
         LazyLock::new(|| regex(r"(?i)\b(?:because|since|so|which|where|given|as)\b|[;(]|,\s+[a-z]|\.\s"));
+    static APART: LazyLock<Regex> = LazyLock::new(|| regex(r"^(\s*[-\u{2212}])\s+([$€£]?[0-9.])"));
+    // "- 1234"
+    let line = &*APART.replace(line, "$1$2");
     let line = &*latex_fractions(line);
     // A bracket may open with the number itself: "(42)".
     let from = groups(line).next()?.end;

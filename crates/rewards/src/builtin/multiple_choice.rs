@@ -99,7 +99,13 @@ impl Grader<1> for MultipleChoice {
 
     fn grade(&self, [answer]: [&Value; 1], completion: &str) -> Option<Verdict> {
         let gold = self.gold(answer)?;
-        Some(Verdict::of(self.choice(completion), |choice| choice == gold))
+        let numbered = || {
+            let text = answer.as_str().filter(|text| self.numbered(text).is_some())?;
+            let marked = closed(completion).or_else(|| hashed(completion)).or_else(|| said(completion));
+            let given = self.numbered(first_line(marked.unwrap_or(completion)))?;
+            self.numbered(text).map(|_| given)
+        };
+        Some(Verdict::of(self.choice(completion).or_else(numbered), |choice| choice == gold))
     }
 
     fn unread(&self, [answer]: [&Value; 1]) -> (String, Option<String>) {
@@ -120,9 +126,18 @@ impl MultipleChoice {
             Value::Number(number) => {
                 number.as_u64().and_then(|n| usize::try_from(n).ok()).filter(|place| *place < self.options.choices)
             }
-            Value::String(text) => self.place(self.alone.captures(text)?.get(1)?.as_str()),
+            Value::String(text) => match self.alone.captures(text) {
+                Some(found) => self.place(found.get(1)?.as_str()),
+                None => self.numbered(text),
+            },
             _ => None,
         }
+    }
+
+    /// The choice of a text that is one digit: choices may be numbered from 1 on, as in some rows of ARC.
+    fn numbered(&self, text: &str) -> Option<usize> {
+        let digit: usize = text.trim().trim_matches(['(', ')', '.', '*']).parse().ok()?;
+        digit.checked_sub(1).filter(|place| *place < self.options.choices)
     }
 
     /// The choice of a completion, as it is or without markup.
@@ -158,7 +173,26 @@ impl MultipleChoice {
         if self.options.strict {
             return None;
         }
-        self.at_end(text).or_else(|| self.at_beginning(text))
+        /// Matches "A is correct", with the letter before.
+        static CORRECT: LazyLock<Regex> = LazyLock::new(|| {
+            regex(
+                r"(?x) (?:^|[\s.,:;(*]) (?:(?i:option|choice|answer)\s+)? [(]?(?P<letter>[A-Z])[)*.]*
+                \s+ (?:is|was|must\s+be|would\s+be|seems) \s+ (?:clearly\s+|definitely\s+)? (?:the\s+)?
+                (?:correct|right|best|true) (?:\s+(?:answer|choice|option|one))? \s*[.!*]* \s* (?:\n|$)",
+            )
+        });
+        // "b" alone
+        let alone = text.trim().trim_end_matches(['.', '!']);
+        if alone.len() == 1 && alone.starts_with(|c: char| c.is_ascii_lowercase()) {
+            return self.place(alone);
+        }
+        let correct = || {
+            let found = CORRECT.captures_iter(text).last()?;
+            let letter = found.name("letter")?;
+            let before = text[..letter.start()].trim_end_matches(['(', '*']);
+            (!taken_back_before(before) && !ends_with_and(before)).then(|| self.place(letter.as_str()))?
+        };
+        self.at_end(text).or_else(|| self.at_beginning(text)).or_else(correct)
     }
 
     /// The choice at the beginning of a text, where an explanation may follow. With `capital` the text is running text,
@@ -283,7 +317,7 @@ mod tests {
             ("\\boxed{\\text{(C)}} ", Some(2)),
             ("\\boxed{A}. No: \\boxed{\\textbf{D}}", Some(3)),
             ("\\boxed{Paris}", None),
-            ("\\boxed{Berlin} is wrong, so the answer is B", None),
+            ("\\boxed{Berlin} is wrong, so the answer is B", Some(1)),
             ("The answer is (B).", Some(1)),
             ("the answer is b", None),
             ("the answer is (b)", Some(1)),

@@ -33,16 +33,29 @@ pub(super) fn is_meant(text: &str, start: usize, end: usize) -> bool {
     let word = &before[letters.len()..];
     let attached = before.len() == whole.len()
         && !word.is_empty()
+        && !word.ends_with(is_of_script_without_spaces)
         && !letters.ends_with('\\')
         && !CURRENCIES.contains(&word.to_lowercase().as_str());
     let after = &text[end..];
-    let suffix: String = after.chars().take_while(|c| c.is_alphabetic()).collect();
+    let suffix: String =
+        after.chars().take_while(|c| c.is_alphabetic() && !is_of_script_without_spaces(*c)).collect();
+    let scaled = |c: char| "十百千万萬亿億兆만억조천백분".contains(c);
     !(attached
+        || after.starts_with(scaled)
+        || before.ends_with(|c: char| scaled(c) || "〇一二三四五六七八九两点點又".contains(c))
         || BELONGS.is_match(before)
         || after.strip_prefix(':').is_some_and(|rest| rest.starts_with(|c: char| c.is_ascii_digit()))
         || !is_unit(&suffix)
         || taken_back_before(before)
         || taken_back_behind(after, &NUMBER))
+}
+
+/// Whether a letter is Chinese, Japanese, Korean, Thai, Lao, Khmer or Burmese: words of these scripts stand beside
+/// numbers without a space.
+pub(super) fn is_of_script_without_spaces(c: char) -> bool {
+    matches!(c, '\u{e00}'..='\u{eff}' | '\u{1000}'..='\u{109f}' | '\u{1780}'..='\u{17ff}' | '\u{1100}'..='\u{11ff}'
+        | '\u{3040}'..='\u{30ff}' | '\u{3130}'..='\u{318f}' | '\u{31f0}'..='\u{31ff}' | '\u{3400}'..='\u{4dbf}'
+        | '\u{4e00}'..='\u{9fff}' | '\u{ac00}'..='\u{d7af}' | '\u{f900}'..='\u{faff}' | '\u{20000}'..='\u{3ffff}')
 }
 
 /// Whether letters may follow a number without a space as a unit: `5kg` is allowed, `42nd`, `5k` and `3x` are not.

@@ -62,7 +62,8 @@ impl Builtin for ThinkAnswer {
             let message = format!("`think` and `answer` must be two different names of tags: {think:?}, {answer:?}");
             return Err(Error::options("think_answer", message));
         }
-        Ok(ThinkAnswer { name, tags: four_tags(&options), options })
+        let tags = four_tags(&options).map(|tag| tag.to_ascii_lowercase());
+        Ok(ThinkAnswer { name, tags, options })
     }
 }
 
@@ -76,6 +77,9 @@ impl ThinkAnswer {
             }
             false => text,
         };
+        // The tags are those of any case.
+        let lower = text.to_ascii_lowercase();
+        let text = &*lower;
         let once = self.tags.iter().filter(|tag| text.matches(tag.as_str()).count() == 1).count();
         if once == 4 && self.parts(text).is_some() {
             return 1.0;
@@ -128,7 +132,8 @@ mod tests {
             ("<think>a</think><answer>b", 0.375),
             ("<think>a</think><answer>b</answer><answer>c</answer>", 0.25),
             ("</think>", 0.125),
-            ("<Think>", 0.0),
+            ("<Think>", 0.125),
+            ("<THINK>a</Think> <Answer>b</answer>", 1.0),
             ("", 0.0),
         ] {
             assert_eq!(score(text, ThinkAnswerOptions::default()), expected, "{text}");

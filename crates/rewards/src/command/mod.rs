@@ -1,8 +1,8 @@
 //! `command`: your own reward in any language — a program that is kept alive and answers one line for each batch.
 //!
 //! A batch is one line of JSON on the program's standard input, with the names that TRL gives to a reward function:
-//! `{"prompts": […], "completions": […], "completion_ids": […], "trainer_state": {"global_step": n}, "<column>": […],
-//! …}`. A prompt or completion is a string or a list of chat messages. The program answers with one line on its
+//! `{"prompts": […], "completions": […], "completion_ids": […], "trainer_state": {"global_step": n, "request": k}, "<column>":
+//! […], …}`. A prompt or completion is a string or a list of chat messages. The program answers with one line on its
 //! standard output: `{"rewards": [number or null or bool, …]}` (instead of a number also the scores of a completion's
 //! steps: docs/rewards.md), optionally with `"extra": {"<column>": […]}` for the completions table and `"metrics":
 //! {"<name>": number}`; or `{"error": "what is wrong"}`. Standard error is kept, and its last lines are shown when
@@ -141,6 +141,8 @@ pub struct CommandReward {
     /// The running program; `None` after a failure, until the next batch.
     process: Option<Process>,
     restarts_in_a_row: u32,
+    /// How many requests were made.
+    requests: u64,
     /// Why the program is no longer restarted, once that is so.
     given_up: Option<String>,
     stop: Arc<AtomicBool>,
@@ -171,6 +173,7 @@ impl CommandReward {
             by_group: options.by_group,
             process: None,
             restarts_in_a_row: 0,
+            requests: 0,
             given_up: None,
             stop,
         };
@@ -241,8 +244,10 @@ impl CommandReward {
 
     /// Sends a batch to the program and reads its answer.
     fn ask(&mut self, batch: &RewardBatch<'_>) -> std::result::Result<Scores, Failure> {
+        self.requests += 1;
+        let number = self.requests;
         let request = match self.dialect {
-            Dialect::Command => protocol::request(batch)?,
+            Dialect::Command => protocol::request(batch, Some(number))?,
             Dialect::Python => protocol::batch_line(batch)?,
         };
         let mut process = match self.process.take() {
@@ -260,6 +265,10 @@ impl CommandReward {
         // After any failure so far it is unknown which batch its next line would answer: it is started again.
         let with_stderr = |(kind, message), process: &Process| (kind, process.with_stderr(message));
         let answer = protocol::answer(&line?).map_err(|failure| with_stderr(failure, &process))?;
+        if let Some(other) = answer.request.filter(|&other| other != number) {
+            let message = format!("its answer is of request {other}, not of request {number}: it printed a line too many");
+            return Err(with_stderr((ProblemKind::BadAnswer, message), &process));
+        }
         // The program works: what it says is wrong with this batch needs no restart.
         let tokens: Vec<usize> = batch.completion_ids.iter().map(Vec::len).collect();
         let scores = protocol::scores(&self.name, answer, &tokens).map_err(|(kind, message)| {

@@ -21,6 +21,9 @@ const STDERR_LINE_BYTES: usize = 1_000;
 const MAX_LINE_BYTES: u64 = 256 << 20;
 /// How long a child may take to exit by itself once its input is closed.
 const GRACE: Duration = Duration::from_secs(1);
+/// How long a second answer to a request is waited for, before the next request: a program that answers twice does so
+/// at once.
+const SETTLED: Duration = Duration::from_millis(3);
 /// How often a wait checks whether the caller asked to stop.
 const POLL: Duration = Duration::from_millis(50);
 
@@ -146,10 +149,11 @@ impl Process {
         }
     }
 
-    /// Whether the child has written a line that was not requested (the end of its output does not count).
+    /// Whether the child has written a line that was not requested, or writes one within [`SETTLED`] (the end of its
+    /// output does not count).
     pub(super) fn has_unread_line(&mut self) -> bool {
         if self.unread.is_none() {
-            self.unread = self.output.try_recv().ok();
+            self.unread = self.output.recv_timeout(SETTLED).ok();
         }
         matches!(self.unread, Some(Ok(_)))
     }

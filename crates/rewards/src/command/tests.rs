@@ -83,7 +83,7 @@ echo '{{"rewards": [1], "extra": {{"why": ["so"]}}, "metrics": {{"m": 2.5}}}}'; 
         "prompts": ["2+3="],
         "completions": [[{"role": "assistant", "content": "5"}]],
         "completion_ids": [[0, 7]],
-        "trainer_state": {"global_step": 4},
+        "trainer_state": {"global_step": 4, "request": 1},
         "answer": [{"n": 5}],
     });
     assert_eq!(request, expected);

@@ -6,7 +6,7 @@
 //!
 //! A request is repeated if there is no connection, the connection breaks, no response comes within `timeout_s`, or the
 //! status is 5xx, 408 or 429: up to `retries` times, after `backoff_s`, twice that, four times that, … seconds, 30 at
-//! most. Any other status but 2xx is final, and so is a response that is not such JSON or has a wrong number of scores.
+//! most, or after as long as the service asks for (`Retry-After`, five minutes at most). Any other status but 2xx is final, and so is a response that is not such JSON or has a wrong number of scores.
 //! The completions of a failed request get `None`, never 0, and a [`Problem`] says why.
 
 #[cfg(test)]
@@ -28,6 +28,8 @@ pub(crate) const KIND: &str = "http";
 const MAX_ANSWER_BYTES: u64 = 256 << 20;
 /// The longest pause before a request is repeated.
 const MAX_BACKOFF: Duration = Duration::from_secs(30);
+/// The longest pause that a service may ask for (`Retry-After`).
+const MAX_WAIT: Duration = Duration::from_secs(300);
 /// How often a wait checks whether the scores are still wanted.
 const POLL: Duration = Duration::from_millis(50);
 /// How many bytes of a malformed response an error message shows.
@@ -78,6 +80,8 @@ struct Client {
     name: String,
     agent: Agent,
     url: String,
+    /// The address without a user, a password and the values of its query, for messages.
+    shown: String,
     authorization: Option<String>,
     timeout_s: f64,
     retries: u32,
@@ -102,7 +106,8 @@ impl HttpReward {
         let wrong = |message: String| Err(Error::options(KIND, message));
         let uri = url.parse::<ureq::http::Uri>().ok().filter(|uri| uri.host().is_some());
         let Some(uri) = uri.filter(|uri| matches!(uri.scheme_str(), Some("http" | "https"))) else {
-            return wrong(format!("`url` = `{url}` is no address such as http://localhost:8000/score"));
+            let shown = without_secrets(&url);
+            return wrong(format!("`url` = `{shown}` is no address such as http://localhost:8000/score"));
         };
         if !(timeout_s.is_finite() && timeout_s > 0.0 && timeout_s < 1e9) {
             return wrong(format!("`timeout_s` must be a positive number of seconds, but is {timeout_s}"));
@@ -115,6 +120,9 @@ impl HttpReward {
         }
         let authorization = match token_env.map(|name| (std::env::var(&name), name)) {
             None => None,
+            Some((Ok(token), name)) if token.trim().is_empty() => {
+                return wrong(format!("`token_env`: the environment's variable {name} is empty"));
+            }
             Some((Ok(token), _)) => Some(format!("Bearer {}", token.trim())),
             Some((Err(_), name)) => return wrong(format!("`token_env`: the environment has no variable {name}")),
         };
@@ -130,7 +138,8 @@ impl HttpReward {
         let config = if here { config.proxy(None) } else { config };
         let agent = config.build().new_agent();
         let backoff = Duration::from_secs_f64(backoff_s);
-        let client = Client { name: name.clone(), agent, url, authorization, timeout_s, retries, backoff };
+        let shown = without_secrets(&url);
+        let client = Client { name: name.clone(), agent, url, shown, authorization, timeout_s, retries, backoff };
         Ok(HttpReward { name, client, batch_size, concurrency, by_group, stop: Arc::default() })
     }
 
@@ -161,6 +170,20 @@ impl HttpReward {
     }
 }
 
+/// An address without what may be secret in it: a user with a password, and the values of a query.
+fn without_secrets(url: &str) -> String {
+    let (address, query) = url.split_once('?').map_or((url, None), |(address, query)| (address, Some(query)));
+    let start = address.find("://").map_or(0, |at| at + 3);
+    let end = address[start..].find('/').map_or(address.len(), |at| start + at);
+    let host = address[start..end].rfind('@').map_or(start, |at| start + at + 1);
+    let query = query.map(|query| {
+        let query = query.split('#').next().unwrap_or_default();
+        let named = query.split('&').map(|pair| pair.split_once('=').map_or("…".to_owned(), |(name, _)| format!("{name}=…")));
+        format!("?{}", named.collect::<Vec<_>>().join("&"))
+    });
+    format!("{}{}{}", &address[..start], &address[host..], query.unwrap_or_default())
+}
+
 /// The body of a request, and the number of tokens of each of its completions.
 struct Request {
     body: Vec<u8>,
@@ -170,7 +193,7 @@ struct Request {
 impl Request {
     fn of(batch: &RewardBatch<'_>) -> std::result::Result<Request, Failure> {
         let tokens = batch.completion_ids.iter().map(Vec::len).collect();
-        Ok(Request { body: protocol::request(batch)?, tokens })
+        Ok(Request { body: protocol::request(batch, None)?, tokens })
     }
 }
 
@@ -196,16 +219,16 @@ impl Client {
     fn scores(&self, request: &Request, stop: &AtomicBool) -> std::result::Result<Scores, Failure> {
         let mut tries = 0;
         let answer = loop {
-            let (kind, message) = match self.post(&request.body) {
+            let ((kind, message), wait) = match self.post(&request.body) {
                 Ok(answer) => break answer,
                 Err(Refusal::Final(failure)) => return Err(failure),
-                Err(Refusal::Again(failure)) => failure,
+                Err(Refusal::Again(failure, wait)) => (failure, wait.unwrap_or_default()),
             };
             if tries == self.retries {
                 let times = if tries == 0 { String::new() } else { format!(" ({} requests)", tries + 1) };
                 return Err((kind, format!("{message}{times}")));
             }
-            let until = Instant::now() + self.pause(tries);
+            let until = Instant::now() + self.pause(tries).max(wait.min(MAX_WAIT));
             tries += 1;
             while Instant::now() < until && !stop.load(Ordering::Relaxed) {
                 std::thread::sleep(until.saturating_duration_since(Instant::now()).min(POLL));
@@ -215,13 +238,13 @@ impl Client {
             }
         };
         let said = |(kind, message)| match kind {
-            ProblemKind::Failed => (kind, format!("{} answered with an error: {message}", self.url)),
-            _ => (kind, format!("{}: {message}", self.url)),
+            ProblemKind::Failed => (kind, format!("{} answered with an error: {message}", self.shown)),
+            _ => (kind, format!("{}: {message}", self.shown)),
         };
         let scores = protocol::answer(&answer);
         let scores = scores.and_then(|answer| protocol::scores(&self.name, answer, &request.tokens)).map_err(said);
         scores.map(|mut scores| {
-            let message = |problem: &mut Problem| problem.message = format!("{}: {}", self.url, problem.message);
+            let message = |problem: &mut Problem| problem.message = format!("{}: {}", self.shown, problem.message);
             scores.problems.iter_mut().for_each(message);
             scores
         })
@@ -234,9 +257,12 @@ impl Client {
         }
         let mut response = request.send(body).map_err(|error| self.refusal(&error))?;
         let status = response.status();
-        let location = response.headers().get("location").map(|to| String::from_utf8_lossy(to.as_bytes()).into_owned());
-        let answer = response.body_mut().with_config().limit(MAX_ANSWER_BYTES).read_to_vec();
-        let answer = answer.map_err(|error| self.refusal(&error))?;
+        let header = |name: &str| Some(String::from_utf8_lossy(response.headers().get(name)?.as_bytes()).into_owned());
+        let location = header("location").map(|to| without_secrets(&to));
+        let wait = header("retry-after").and_then(|seconds| seconds.trim().parse::<u32>().ok());
+        // The limit of the client counts the bytes of a compressed answer, this one those of its text.
+        let reader = response.body_mut().with_config().limit(MAX_ANSWER_BYTES).reader();
+        let answer = text_of(reader).map_err(|error| self.refusal(&error))?;
         if status.is_success() {
             return Ok(answer);
         }
@@ -246,24 +272,24 @@ impl Client {
             Some(to) => format!(", a redirect to {to}, which is not followed: give that address if it is meant"),
             None => String::new(),
         };
-        let failure = (ProblemKind::Crashed, format!("{} answered with status {status}{to}{text}", self.url));
+        let failure = (ProblemKind::Crashed, format!("{} answered with status {status}{to}{text}", self.shown));
         Err(match status.as_u16() {
-            408 | 429 | 500.. => Refusal::Again(failure),
+            408 | 429 | 500.. => Refusal::Again(failure, wait.map(|seconds| Duration::from_secs(seconds.into()))),
             _ => Refusal::Final(failure),
         })
     }
 
     fn refusal(&self, error: &ureq::Error) -> Refusal {
-        let url = &self.url;
+        let url = &self.shown;
         match error {
             ureq::Error::Timeout(_) => {
                 let message = format!("no answer from {url} within {} s", self.timeout_s);
-                Refusal::Again((ProblemKind::TimedOut, message))
+                Refusal::Again((ProblemKind::TimedOut, message), None)
             }
             ureq::Error::Io(_)
             | ureq::Error::HostNotFound
             | ureq::Error::ConnectionFailed
-            | ureq::Error::Protocol(_) => Refusal::Again((ProblemKind::Crashed, format!("{url}: {error}"))),
+            | ureq::Error::Protocol(_) => Refusal::Again((ProblemKind::Crashed, format!("{url}: {error}")), None),
             ureq::Error::BodyExceedsLimit(_) => {
                 Refusal::Final((ProblemKind::BadAnswer, format!("the answer of {url} is longer than 256 MiB")))
             }
@@ -272,9 +298,22 @@ impl Client {
     }
 }
 
+/// The bytes of an answer, up to the limit.
+fn text_of(reader: impl std::io::Read) -> std::result::Result<Vec<u8>, ureq::Error> {
+    use std::io::Read;
+    let mut answer = Vec::new();
+    let read = reader.take(MAX_ANSWER_BYTES + 1).read_to_end(&mut answer);
+    // A limit or a time-out of the client comes as an error of reading.
+    read.map_err(ureq::Error::from)?;
+    if answer.len() as u64 > MAX_ANSWER_BYTES {
+        return Err(ureq::Error::BodyExceedsLimit(MAX_ANSWER_BYTES));
+    }
+    Ok(answer)
+}
+
 enum Refusal {
-    /// The request failed, and repeating it may help.
-    Again(Failure),
+    /// The request failed, and repeating it may help, after the pause that the service asks for.
+    Again(Failure, Option<Duration>),
     Final(Failure),
 }
 

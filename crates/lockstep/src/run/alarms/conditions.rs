@@ -96,7 +96,8 @@ conditions! {
     TIMED_OUT "reward_timed_out" 1.0 1 Generation
         "a longer timeout_s; smaller batches (by_group = true); a faster reward";
     CRASHED "reward_crashed" 1.0 1 Generation
-        "the last lines of its standard error say why; run it alone with `lockstep score-rewards`";
+        "its message says why, a program's with the last lines of its standard error; run it alone with \
+         `lockstep score-rewards`";
     BAD_ANSWER "reward_bad_answer" 1.0 1 Generation
         "one line of JSON with one number or null for each completion; debugging output belongs on standard error";
     GIVEN_UP "reward_given_up" 1.0 1 Generation

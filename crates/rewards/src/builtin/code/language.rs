@@ -51,7 +51,7 @@ pub(super) fn named(name: &str) -> Option<Language> {
         // -I: neither the directory nor variables decide what is imported.
         "python" => of("main.py", "", "python3 -I -B {source}", "python py python3", 0, "print(2 * int(input()))"),
         "ocaml" => {
-            let compile = "ocamlc -w -a -o {program} /tmp/main.ml";
+            let compile = "ocamlc -w -a -I +unix -I +str -o {program} unix.cma str.cma /tmp/main.ml";
             of("main.ml", compile, "ocamlrun {program}", "ocaml ml", 0, "let () = print_int (2 * read_int ())")
         }
         "rust" => {

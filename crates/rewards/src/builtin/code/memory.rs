@@ -57,6 +57,8 @@ pub struct Watch {
     most_threads: Option<u64>,
     /// Whether the last measurement found too many threads.
     crowded: bool,
+    /// How much the program's threads give way to those of others.
+    nice: i32,
     /// The size of the program's `/tmp`, if it is kept in memory.
     tmp: Option<u64>,
     next: Instant,
@@ -70,8 +72,8 @@ impl Watch {
     pub fn new(members: Members, most_mb: Option<u64>, tmp_mb: Option<u64>, most_threads: Option<u64>) -> Watch {
         let [most, tmp] = [most_mb, tmp_mb].map(|mb| mb.map(|mb| mb << 20));
         let next = Instant::now() + OFTEN;
-        let (peak, suspicion, shared, shared_at, crowded) = (0, 0, 0, None, false);
-        Watch { members, most, peak, most_threads, crowded, tmp, next, suspicion, shared, shared_at }
+        let (peak, suspicion, shared, shared_at, crowded, nice) = (0, 0, 0, None, false, 0);
+        Watch { members, most, peak, most_threads, crowded, nice, tmp, next, suspicion, shared, shared_at }
     }
 
     /// The most bytes that the program was measured to hold; 0 if it ended before the first measurement.
@@ -94,6 +96,7 @@ impl Watch {
             let (found, mut lost) = table().members(self.members, attempt > 0);
             stopped.groups.extend(self.groups(&found));
             if attempt == 0 {
+                self.yields(&found);
                 // Twice in a row, as one that ended and one that it started may both be in a table.
                 let crowded = self.most_threads.is_some_and(|most| self.threads(&found) > most);
                 if std::mem::replace(&mut self.crowded, crowded) && crowded {
@@ -141,6 +144,30 @@ impl Watch {
         (self.suspicion >= SURE).then_some(Excess::Memory)
     }
 
+    /// Makes the threads of a process group give way to other programs by as much as more than one of them is running,
+    /// so that each program gets a share of the cores whatever the number of its threads. (Programs with a session of
+    /// their own, as with bubblewrap, get theirs from the kernel's autogroups.)
+    fn yields(&mut self, found: &[Row]) {
+        let Members::Group(holder) = self.members else { return };
+        let own = || found.iter().filter(|row| row.process != holder);
+        if self.nice == 0 && own().map(|row| row.threads).sum::<u64>() <= 2 {
+            return;
+        }
+        let threads: Vec<u32> = own().flat_map(|row| threads_of(row.process)).collect();
+        let running = own().map(|row| row.process).flat_map(|process| {
+            threads_of(process).into_iter().filter(move |thread| is_running(process, *thread))
+        });
+        // Each step of the nice value changes a thread's weight by a quarter.
+        let level = libm::log(running.count().max(1) as f64) / libm::log(1.25);
+        self.nice = self.nice.max((level.ceil() as i32).min(19));
+        if self.nice > 0 {
+            for thread in threads.into_iter().filter_map(|thread| Pid::from_raw(thread.cast_signed())) {
+                // Gone, or not ours.
+                let _ = rustix::process::setpriority_process(Some(thread), self.nice);
+            }
+        }
+    }
+
     /// The number of threads of these processes, without the shell that leads the group.
     fn threads(&self, found: &[Row]) -> u64 {
         let holder = match self.members {
@@ -164,6 +191,17 @@ impl Watch {
             }
         }
     }
+}
+
+fn threads_of(process: u32) -> Vec<u32> {
+    let entries = fs::read_dir(format!("/proc/{process}/task")).into_iter().flatten().flatten();
+    entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok()).collect()
+}
+
+/// Whether a thread runs or waits for a core.
+fn is_running(process: u32, thread: u32) -> bool {
+    let stat = fs::read_to_string(format!("/proc/{process}/task/{thread}/stat")).unwrap_or_default();
+    stat.rsplit_once(')').is_some_and(|(_, rest)| rest.trim_start().starts_with('R'))
 }
 
 /// When the measurement after the one that began at `start` is due.

@@ -354,13 +354,17 @@ impl Reward for Code {
             Err(problem) => return Scores::failed(batch.len(), problem),
         };
         *self.sandbox.peak.get_mut() = 0;
-        let tests: Vec<Option<Tests>> = cells.iter().enumerate().map(|(i, cell)| tests_of(cell, batch, i)).collect();
+        let tests: Vec<Option<Tests>> = {
+            let python = self.units == Some(Units::Python);
+            cells.iter().enumerate().map(|(i, cell)| tests_of(cell, batch, i, python)).collect()
+        };
         let sources: Vec<String> = batch.completions.iter().map(|completion| self.code(completion)).collect();
         let whole = |tests: &Option<Tests>| matches!(tests, Some(Tests::Streams(_)));
         let mut failed =
             self.make_ready(sources.iter().zip(&tests).filter(|(_, tests)| whole(tests)).map(|(source, _)| source));
         let verdicts = self.beside(batch.len(), |i| match tests[i].as_ref()? {
             Tests::Streams(tests) => Some(self.judge(self.cache.get(&sources[i])?, tests)),
+            Tests::Refused(why) => Some(Err(std::io::Error::other(why.clone()))),
             Tests::Unit(unit) => Some(match self.units {
                 Some(Units::Python) => {
                     let prompt = self.code(&batch.prompts[i]);

@@ -12,6 +12,8 @@ pub(super) enum Tests {
     Streams(Vec<StreamTest>),
     /// Unit tests, which call functions of the program.
     Unit(UnitTests),
+    /// Tests in a format that is known, but cannot be run, for this reason.
+    Refused(String),
 }
 
 /// Unit tests of a program's functions.
@@ -34,10 +36,11 @@ pub(super) struct StreamTest {
     pub output: Output,
 }
 
-/// The tests of row `i` of the batch, read from `cell`: `[{"input", "output"}]` or `{"inputs", "outputs"}`, a list of
-/// assertions (MBPP's `test_list`, with `test_setup_code`) or a string of them, a string of JSON, or one that defines
-/// `check` (HumanEval's `test`, with `entry_point`).
-pub(super) fn tests_of(cell: &Value, batch: &RewardBatch<'_>, i: usize) -> Option<Tests> {
+/// The tests of row `i` of the batch, read from `cell`: `[{"input", "output"}]` or `{"inputs", "outputs"}` (also with the
+/// name of a function, as in APPS, TACO and LiveCodeBench), a list of assertions (MBPP's `test_list`, with
+/// `test_setup_code`) or a string of them, a string of JSON, or one that defines `check` (HumanEval's `test`, with
+/// `entry_point`). `python`: a string may also be a file of tests for unittest or pytest.
+pub(super) fn tests_of(cell: &Value, batch: &RewardBatch<'_>, i: usize, python: bool) -> Option<Tests> {
     let column = |name: &str| batch.columns.get(name)?.get(i)?.as_str().map(str::to_owned);
     let unit = |tests: Vec<String>, check: bool| {
         let setup = column("test_setup_code").unwrap_or_default();
@@ -48,8 +51,11 @@ pub(super) fn tests_of(cell: &Value, batch: &RewardBatch<'_>, i: usize) -> Optio
             Ok(Value::String(_)) => None,
             // An output that no program could print.
             Ok(_) if inexact(text, false, 1).is_some() => None,
-            Ok(json) => tests_of(&json, batch, i),
-            Err(_) if text.contains("check") && column("entry_point").is_some() => Some(unit(vec![text.clone()], true)),
+            Ok(json) => tests_of(&json, batch, i, python),
+            Err(_) if text.contains(if python { "def check" } else { "check" }) && column("entry_point").is_some() => {
+                Some(unit(vec![text.clone()], true))
+            }
+            Err(_) if python && is_test_file(text) => Some(unit(vec![text.clone()], false)),
             Err(_) => {
                 let (setup, tests) = assertions(text);
                 let Tests::Unit(unit) = unit(tests, false) else { return None };
@@ -60,8 +66,20 @@ pub(super) fn tests_of(cell: &Value, batch: &RewardBatch<'_>, i: usize) -> Optio
         Value::Array(tests) if !tests.is_empty() && tests.iter().all(Value::is_string) => {
             Some(unit(tests.iter().filter_map(Value::as_str).map(str::to_owned).collect(), false))
         }
+        _ if functions::is_functional(cell) => Some(functions::tests(cell, &column)),
         _ => stream_tests(cell).filter(|tests| !tests.is_empty()).map(Tests::Streams),
     }
+}
+
+/// Whether a text is a file of Python tests, in classes or functions that a runner finds.
+fn is_test_file(text: &str) -> bool {
+    let code = |line: &&str| !line.trim().is_empty() && !line.starts_with(['#', ' ', '\t', ')', ']', '}']);
+    let mut lines = text.lines().filter(code);
+    let tests = |line: &str| {
+        let begins = ["class Test", "def test", "async def test"].iter().any(|begin| line.starts_with(begin));
+        begins || line.starts_with("class ") && line.contains("TestCase)")
+    };
+    text.contains("assert") && (lines.clone().any(tests) || lines.all(|line| !line.starts_with("assert")))
 }
 
 /// Splits code into the text before the first assertion and the assertions. An assertion extends to the line where the
@@ -106,20 +124,36 @@ fn input_of(value: &Value) -> Option<String> {
     }
 }
 
-/// The last code block whose language is one of `marks` or missing; if there is no such block, the whole text.
+/// The last code block whose language is one of `marks`; if there is none, the last without a language; else the whole
+/// text. Blocks are fenced by backticks or tildes; the indentation of a block, as in a list, is removed.
 pub(super) fn code_of(text: &str, marks: &[String]) -> String {
-    let mut blocks = Vec::new();
+    let (mut marked, mut bare) = (None, None);
     let mut lines = text.lines();
     while let Some(line) = lines.next() {
-        let Some(mark) = line.trim_start().strip_prefix("```") else { continue };
-        let inside: Vec<&str> = lines.by_ref().take_while(|line| !line.trim_start().starts_with("```")).collect();
-        let mark = mark.trim().to_lowercase();
-        if mark.is_empty() || marks.is_empty() || marks.contains(&mark) {
-            blocks.push(inside.join("\n") + "\n");
+        let Some((fence, info)) = fence_of(line) else { continue };
+        let indent = line.len() - line.trim_start().len();
+        let ends = |line: &&str| !fence_of(line).is_some_and(|(end, _)| end.starts_with(fence));
+        let own = |line: &str| line.len() - line.trim_start().len();
+        let inside = lines.by_ref().take_while(ends).map(|line| &line[indent.min(own(line))..]);
+        let code = inside.collect::<Vec<_>>().join("\n") + "\n";
+        let language = info.trim_start_matches(['{', '.', ' ']).split([' ', '\t', ',', '{', '}', ':']).next();
+        match language.unwrap_or_default().to_lowercase() {
+            language if language.is_empty() => bare = Some(code),
+            language if marks.is_empty() || marks.contains(&language) => marked = Some(code),
+            _ => {}
         }
     }
-    blocks.pop().unwrap_or_else(|| text.to_owned())
+    marked.or(bare).unwrap_or_else(|| text.to_owned())
 }
 
+/// The fence of a line (three or more backticks or tildes), and what comes after it.
+fn fence_of(line: &str) -> Option<(&str, &str)> {
+    let line = line.trim_start();
+    let mark = line.chars().next().filter(|mark| ['`', '~'].contains(mark))?;
+    let (fence, info) = line.split_at(line.len() - line.trim_start_matches(mark).len());
+    (fence.len() >= 3 && !(mark == '`' && info.contains('`'))).then_some((fence, info.trim()))
+}
+
+mod functions;
 #[cfg(test)]
 mod tests;

@@ -1,11 +1,14 @@
 //! Decides when two mathematical answers are equal. Independent of completions.
 
-use super::super::answer::plain_digits;
+use super::super::answer::{plain_digits, regex};
 use super::super::rational::Rational;
 use super::eval::{Complex, Power, exact, residues, value, value_of, variables};
 use super::parse::{Node, Op, Reading, parse};
 use super::units::{power, unit};
+use regex::{Captures, Regex};
+use std::borrow::Cow;
 use std::collections::BTreeSet;
+use std::sync::LazyLock;
 
 /// Relative difference up to which two irrational values count as equal.
 const PRECISION: f64 = 1e-10;
@@ -13,12 +16,17 @@ const PRECISION: f64 = 1e-10;
 /// Number of points at which expressions with variables are compared. A point gives each variable a value.
 const POINTS: u64 = 6;
 
+/// Further points, of other sizes: the size, and the relative difference up to which values are equal there. They tell
+/// |x − 3| from 3 − x; what has no value there, or one that rounding may change, is not compared.
+const FAR: [(f64, f64); 6] = [(12.0, 1e-8), (40.0, 1e-7), (900.0, 1e-6), (1e4, 1e-5), (3e4, 1e-4), (1e-3, 1e-6)];
+
 /// Answers longer than this many bytes are compared only as text.
 pub(super) const MAX_BYTES: usize = 2000;
 
 /// Whether the completion's answer `given` equals the dataset's answer `gold`.
 pub(super) fn equal(gold: &str, given: &str) -> bool {
     let (gold, given) = (&*plain_digits(gold), &*plain_digits(given));
+    let (gold, given) = (&*in_one_form(gold, given), &*in_one_form(given, gold));
     let (left, right) = (text_form(gold), text_form(given));
     if left == right {
         return !left.is_empty();
@@ -35,6 +43,44 @@ pub(super) fn equal(gold: &str, given: &str) -> bool {
     };
     // \log 100 is 2 or 4.6…, the same on both sides.
     equal(false) || (gold.contains("log") || given.contains("log")) && equal(true)
+}
+
+/// An answer with notations that mean the same replaced by one of them. A unit in letters (`5 m^2`, `7 h`) is one only
+/// if the other answer has a unit.
+fn in_one_form<'t>(text: &'t str, other: &str) -> Cow<'t, str> {
+    static COMMA: LazyLock<Regex> = LazyLock::new(|| regex(r"([0-9])\{,\}([0-9]+)"));
+    static SPACES: LazyLock<Regex> = LazyLock::new(|| regex(r"^\s*-?[0-9]{1,3}(?: [0-9]{3})+(?:\.[0-9]+)?\s*$"));
+    static CHOOSE: LazyLock<Regex> = LazyLock::new(|| regex(r"\{\s*([^{}\\]+?)\s*\\choose\s*([^{}\\]+?)\s*\}"));
+    static MODULUS: LazyLock<Regex> = LazyLock::new(|| regex(r"\\pmod\s*\{\s*([^{}]*?)\s*\}"));
+    static LETTERS: LazyLock<Regex> =
+        LazyLock::new(|| regex(r"^(\s*-?[0-9][0-9.,/]*)\s+([A-Za-z]+)(?:\^\{?([0-9])\}?)?\s*$"));
+    let mut text = Cow::Borrowed(text);
+    if text.contains("{,}") {
+        // A decimal comma, unless three digits follow.
+        let point = |found: &Captures<'_>| {
+            let sign = if found[2].len() == 3 { "," } else { "." };
+            format!("{}{sign}{}", &found[1], &found[2])
+        };
+        text = Cow::Owned(COMMA.replace_all(&text, point).into_owned());
+    }
+    if text.contains(' ') && SPACES.is_match(&text) {
+        text = Cow::Owned(text.split_whitespace().collect());
+    }
+    if text.contains("\\choose") {
+        text = Cow::Owned(CHOOSE.replace_all(&text, "\\binom{$1}{$2}").into_owned());
+    }
+    if text.contains("\\pmod") {
+        text = Cow::Owned(MODULUS.replace_all(&text, "\\pmod $1").into_owned());
+    }
+    if other.contains("\\text") || other.contains("\\mathrm") || other.contains(' ') {
+        let known = LETTERS.captures(&text).filter(|found| unit(&found[2]).is_some());
+        let written = known.map(|found| {
+            let power = found.get(3).map_or(String::new(), |power| format!("^{}", power.as_str()));
+            format!("{}\\text{{ {}}}{power}", &found[1], &found[2])
+        });
+        text = written.map_or(text, Cow::Owned);
+    }
+    text
 }
 
 /// An answer as text without markup that only changes its look: `\text{(C)}` becomes `C`.
@@ -307,8 +353,35 @@ fn vanishes(zero: Complex, rest: Complex, node: &Node) -> bool {
 }
 
 fn near(a: Complex, b: Complex) -> bool {
+    within(a, b, PRECISION)
+}
+
+fn within(a: Complex, b: Complex, precision: f64) -> bool {
     // Equal infinities have no difference.
-    a == b || a.abs().max(b.abs()).is_finite() && a.sub(b).abs() <= PRECISION * a.abs().max(b.abs())
+    a == b || a.abs().max(b.abs()).is_finite() && a.sub(b).abs() <= precision * a.abs().max(b.abs())
+}
+
+/// Whether two expressions with variables differ at a point that is far from those of `coordinate`.
+fn differ_far(gold: &Node, given: &Node) -> bool {
+    FAR.iter().enumerate().any(|(i, &(size, precision))| {
+        (0..4).any(|sign: u64| {
+            // Both signs, alike and not for different variables.
+            let at = |name: &str| {
+                let unit = coordinate(name, 100 + i as u64).abs() / 6.0 + 0.5;
+                let bit = if sign < 2 { sign } else { sign ^ u64::from(coordinate(name, 99) > 0.0) };
+                if bit % 2 == 0 { size * unit } else { -size * unit }
+            };
+            let real = |node: &Node| {
+                let found = value(node, &at)?;
+                (found.im == 0.0 && found.re.is_finite() && (1e-6..1e15).contains(&found.re.abs())).then_some(found)
+            };
+            let lost = |x: Complex, y: Complex| {
+                // Where large terms cancel, little is left of either.
+                x.abs().max(y.abs()) < 1e-3 * size.min(1.0)
+            };
+            real(gold).zip(real(given)).is_some_and(|(x, y)| !lost(x, y) && !within(x, y, precision))
+        })
+    })
 }
 
 /// Whether two values are equal if a unit may be left out, and a percent sign: `50 %` equals both one half and 50.
@@ -386,7 +459,7 @@ fn numbers(gold: &Node, given: &Node) -> bool {
             _ => return false,
         }
     }
-    compared > 0
+    compared > 0 && !(variables && differ_far(gold, given))
 }
 
 #[cfg(test)]

@@ -11,7 +11,7 @@ use super::super::answer::{closed, hashed, regex, said, taken_back_before, taken
 use super::super::boxed::last_boxed;
 use super::super::formulas::{formulas, is_prose, plain_words};
 use super::super::markup::without_end;
-use super::super::number::{NUMBER, is_meant, latex_fraction_around, numbers, vulgar_fraction};
+use super::super::number::{NUMBER, is_meant, is_of_script_without_spaces, latex_fraction_around, numbers, vulgar_fraction};
 use super::equal::MAX_BYTES;
 use super::units::never_unit;
 
@@ -62,6 +62,16 @@ pub(super) fn answer_of(completion: &str, strict: bool) -> Option<&str> {
     said.and_then(sentence).or_else(|| last_formula_or_number(completion))
 }
 
+/// The items of several boxes that follow one another, `\boxed{1}` and `\boxed{2}`, as one list.
+pub(super) fn boxes(completion: &str) -> Option<String> {
+    static BOXES: LazyLock<Regex> = LazyLock::new(|| {
+        regex(r"\\f?boxed\{[^{}]*\}(?:[\s,;$]*(?:\b(?:and|or)\b|\\text\{[^{}]*\})?[\s,;$]*\\f?boxed\{[^{}]*\})+")
+    });
+    static INSIDE: LazyLock<Regex> = LazyLock::new(|| regex(r"\\f?boxed\{([^{}]*)\}"));
+    let all = BOXES.find_iter(completion).last()?.as_str();
+    Some(INSIDE.captures_iter(all).filter_map(|found| found.get(1)).map(|one| one.as_str()).collect::<Vec<_>>().join(", "))
+}
+
 /// The last formula, or without formulas the last number. If the words around the last formula retract it, the answer
 /// is a number behind it.
 fn last_formula_or_number(completion: &str) -> Option<&str> {
@@ -78,14 +88,14 @@ fn sentence(text: &str) -> Option<&str> {
     /// Matches words that may follow an answer without changing it. Any other words do: "5 times as many" is not 5.
     static EXPLANATION: LazyLock<Regex> = LazyLock::new(|| {
         regex(
-            r"(?x) ,?\s+(?:because|since)\b | [,;]\s+(?:as|which|so|thus|hence|therefore)\b
+            r"(?x) ,?\s+(?:because|since)\b | ,\s+(?:and\s+)?not\b | [,;]\s+(?:as|which|so|thus|hence|therefore)\b
             # The number in words, but not the thousand of a number.
             | \s*\((?:zero|one|two|three|four|five|six|seven|eight|nine|ten|eleven|twelve|\w+teen|\w+ty)
                 (?:[\s-]+(?:one|two|three|four|five|six|seven|eight|nine|ten|eleven|twelve|\w+teen|\w+ty
                     |hundred|thousand|million|and))*\)[.!]?$",
         )
     });
-    static END: LazyLock<Regex> = LazyLock::new(|| regex(r"\.\s|[!?]\s+\p{Lu}"));
+    static END: LazyLock<Regex> = LazyLock::new(|| regex(r"\.\s|[!?]\s+\p{Lu}|[。！？；，、]"));
     let whole = text;
     let text = emphasized(text);
     // "**5** is wrong", "**5**x"
@@ -102,12 +112,25 @@ fn sentence(text: &str) -> Option<&str> {
         text = rest.trim_start();
     }
     let line = text.lines().next()?;
-    let line = line[..END.find(line).map_or(line.len(), |end| end.start() + 1)].trim();
+    let end = |end: regex::Match<'_>| end.start() + usize::from(end.as_str().is_ascii());
+    let line = line[..END.find(line).map_or(line.len(), end)].trim();
+    let line = without_word(line)?;
     let said = match EXPLANATION.find(line) {
         Some(explanation) => line[..explanation.start()].trim_end_matches('*'),
         None => without_end(line),
     };
     Some(said).filter(|answer| !answer.is_empty())
+}
+
+/// The number of a text such as `42人` or `42です`, whose word stands behind it without a space (`None` if the word
+/// changes or denies it); else the text.
+fn without_word(line: &str) -> Option<&str> {
+    let Some(end) = line.find(is_of_script_without_spaces) else { return Some(line) };
+    let number = line[..end].trim_end();
+    if !number.ends_with(|c: char| c.is_ascii_digit()) || numbers(number).count() != 1 {
+        return Some(line);
+    }
+    is_meant(line, 0, number.len()).then_some(number)
 }
 
 /// Whether the text behind an answer retracts or changes it: "is wrong", "or 6", "million".

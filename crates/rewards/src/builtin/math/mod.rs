@@ -4,7 +4,7 @@
 //! the last "answer is", `Answer:` or `####`, else its last formula (`$…$`, `\(…\)`), else its last number (`extract`).
 //! Both answers are parsed (`parse`): numbers, fractions, roots, powers, functions, tuples, intervals, sets, lists,
 //! matrices, equations, inequalities, ratios, units. Fractions are compared exactly; other values to ten digits, and
-//! expressions with variables at six points (`equal`). An answer that cannot be parsed equals only the same text. No
+//! expressions with variables at points of several sizes (`equal`). An answer that cannot be parsed equals only the same text. No
 //! part of a completion is executed, and the length of the answer bounds the work.
 //!
 //! Dataset: Hendrycks et al. 2021, "Measuring Mathematical Problem Solving With the MATH Dataset",
@@ -19,6 +19,7 @@ mod parse;
 use serde::Deserialize;
 use serde_json::Value;
 
+use super::answer::plain_digits;
 use super::grader::Grader;
 use super::markup::{bare, emphasized, undecorated};
 use super::units;
@@ -62,9 +63,14 @@ impl Grader<1> for Math {
     fn grade(&self, [answer]: [&Value; 1], completion: &str) -> Option<Verdict> {
         let gold = extract::gold(answer)?;
         // Emphasis says which words are the answer ("**5** of them"), or is a part of the answer's look.
+        let foreign = |c: char| c.is_numeric() && !c.is_ascii() && plain_digits(&c.to_string()) != c.to_string();
+        let digits = if completion.chars().any(foreign) { plain_digits(completion) } else { completion.into() };
+        let completion = &*digits;
         let (emphasized, plain) = (emphasized(completion), undecorated(completion));
         let answers = [&emphasized, &plain].map(|text| extract::answer_of(text, self.options.strict).map(bare));
-        let given = answers.iter().any(Option::is_some).then(|| answers.into_iter().flatten());
+        // A list may have a box for each item.
+        let boxes = extract::boxes(&plain).filter(|_| gold.contains(','));
+        let given = answers.iter().any(Option::is_some).then(|| answers.into_iter().flatten().chain(boxes.as_deref()));
         Some(Verdict::of(given, |mut given| given.any(|given| equal::equal(&gold, given))))
     }
 

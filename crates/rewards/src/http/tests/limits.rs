@@ -112,3 +112,44 @@ fn a_batch_is_cut_where_it_says() {
     assert_eq!((scores.values.len(), problem.rows, problem.kind), (4, 4, ProblemKind::BadData));
     assert!(seen.lock().unwrap().requests.is_empty());
 }
+
+#[test]
+fn an_address_is_shown_without_its_secrets() {
+    for (url, shown) in [
+        ("http://x/", "http://x/"),
+        ("http://user:pw@x/score", "http://x/score"),
+        ("https://user@x:80/a?key=secret&b=c", "https://x:80/a?key=…&b=…"),
+        ("http://a:b@c:d@x", "http://x"),
+        ("http://x?secret", "http://x?…"),
+        ("http://x/a@b", "http://x/a@b"),
+        ("x", "x"),
+    ] {
+        assert_eq!(without_secrets(url), shown);
+    }
+    // In no message: of a failure, an error, an odd answer or score, or an address that is none.
+    for deeds in [
+        vec![Deed::Close],
+        vec![Deed::Answer(500, String::new())],
+        vec![Deed::Answer(404, String::new())],
+        vec![Deed::Answer(200, "x".into())],
+        vec![rewards("[\"a\"]")],
+        vec![rewards("[]")],
+        vec![Deed::Redirect(302, "http://user:pw-secret@x/?k=pw-secret".into())],
+        vec![Deed::Answer(200, "{\"error\": \"no\"}".into())],
+    ] {
+        let (url, _) = service(deeds);
+        let url = format!("{}?key=pw-secret", url.replace("http://", "http://user:pw-secret@"));
+        let scores = ask(&mut reward(&url, json!({"retries": 0})), &["a"]);
+        assert!(!scores.problems.is_empty());
+        assert!(scores.problems.iter().all(|problem| !format!("{problem:?}").contains("pw-secret")), "{scores:?}");
+    }
+    let said = said(json!({"url": "ftp://user:pw-secret@x/"})).unwrap();
+    assert!(said.contains("`ftp://x/`"), "{said}");
+}
+
+#[test]
+fn an_answer_is_limited_once_it_is_unpacked() {
+    let text = |length: u64| text_of(std::io::Read::take(std::io::repeat(b' '), length));
+    assert_eq!(text(1000).unwrap().len(), 1000);
+    assert!(matches!(text(MAX_ANSWER_BYTES + 1), Err(ureq::Error::BodyExceedsLimit(MAX_ANSWER_BYTES))));
+}

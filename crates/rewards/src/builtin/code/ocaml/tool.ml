@@ -402,11 +402,16 @@ let exceptions env signature =
       | _ -> ());
   List.rev !found
 
+(* The libraries beside the standard one that solutions and tests may use; what is not used is not linked. *)
+let libraries () =
+  List.filter (fun name -> match Load_path.find name with _ -> true | exception Not_found -> false)
+    [ "unix.cma"; "str.cma" ]
+
 let link objects program =
   Compmisc.init_path ();
   Bytelink.reset ();
   Symtable.reset ();
-  Bytelink.link objects program
+  Bytelink.link (libraries () @ objects) program
 
 let build runtime count weak =
   let file name = Filename.concat runtime name in

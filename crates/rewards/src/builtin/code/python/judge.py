@@ -10,12 +10,23 @@ for descriptor in range(3):
     os.dup2(null, descriptor)
 # Methods of built-in types whose result is a comparison or a test of membership.
 PREDICATES = {"startswith", "endswith", "issubset", "issuperset", "isdisjoint"}
+# Requests whose answer says what the program computes.
+ANSWERING = {"special", "getattr", "isinstance", "issubclass", "copy", "deepcopy", "dir"}
 # Attributes and methods of numbers, time differences and sequences.
 NUMERIC = {"real", "imag", "numerator", "denominator", "is_integer", "conjugate", "days", "seconds", "microseconds"}
 NUMERIC |= {"total_seconds", "is_zero", "count", "index"} | PREDICATES
+# Random numbers of 32 bits that a program may draw in one call and have the tests go on after them.
+MOST_DRAWN = 1 << 22
 # How a mirror came about. MADE: the tests called a class of the program. MIXED: an operator combined an object of the
 # program with a plain value, which may have been the expected value.
 MADE, MIXED = "made", "mixed"
+
+
+# What tests may change around the program.
+SURROUNDINGS = {
+    "environ": lambda: dict(os.environ),
+    "decimal": lambda: [named("decimal.getcontext")().prec, named("decimal.getcontext")().rounding],
+}
 
 
 class Refused(TypeError):
@@ -23,7 +34,19 @@ class Refused(TypeError):
 
 
 class Raised(Exception):
-    """Replaces a StopIteration of the program that would end an iteration of the tests."""
+    """Replaces an exception of the program that ends an iteration or a task of the tests without failing them."""
+
+
+class RaisedBase(BaseException):
+    """The same for exceptions such as SystemExit, which `except Exception` does not catch."""
+
+
+# Exceptions that the machinery of tests takes for something else than a failure.
+ENDING = {"StopIteration", "StopAsyncIteration"}
+CONTROL = ENDING | {"GeneratorExit", "SystemExit", "KeyboardInterrupt", "CancelledError"}
+STANDARD_ERRORS = {"builtins", "asyncio.exceptions", "concurrent.futures._base"}
+# Modules whose exceptions a program cannot raise: for a test they mean that it is skipped.
+RUNNERS = {"unittest", "pytest", "_pytest", "tests"}
 
 
 def is_mirror(value):
@@ -38,9 +61,32 @@ class Judge(Port):
         self.lock = __import__("_thread").RLock()
         # Functions of the tests that the program may call, and objects that it may read attributes of, by id().
         self.callable, self.open, self.iterators, self.opaque = set(), {}, {}, False
-        self.classes, self.names_stop, self.guards, self.random = set(), False, [], None
+        self.classes, self.named, self.guards, self.random = set(), set(), [], None
         self.broken = self.failed = None
+        # What tests may change around the program, as the program last heard of it.
+        self.watched = {}
+        self.uses_files = self.uses_data = False
+        # How many requests the program got, and how many of them it answered with more than a function of its own.
+        self.asked = self.answers = 0
         self.weak = False
+
+    def begins(self, uses_data):
+        """Notes that a test begins, and whether it reads what an earlier one may have got from the program."""
+        self.uses_data, self.asked_before, self.answers_before = uses_data, self.asked, self.answers
+
+    def judge_own(self, error):
+        """Finds out whether an error of a test's own code has nothing to do with the program: it came before the
+        program was used."""
+        before = self.asked == self.asked_before
+        if not isinstance(error, AssertionError):
+            before = self.answers == self.answers_before
+        if before and not self.uses_data and not isinstance(error, Refused) and self.failed is None:
+            self.broken = self.broken or "it fails by itself, whatever the program is: " + words(error)
+
+    def judge_files(self, error):
+        """Where programs cannot write, a test that looks for their files decides nothing."""
+        if self.uses_files and isinstance(error, PermissionError):
+            self.broken = self.broken or "it uses files, and the program has its own"
 
     # Encoding of what the tests pass to the program.
 
@@ -91,7 +137,7 @@ class Judge(Port):
         super().describe(kind, place)
 
     def encode_class(self, kind):
-        own = kind.__module__ == "tests" or is_mirror_class(kind)
+        own = kind.__module__ == "tests" or is_mirror_class(kind) or kind in ROW_NAMES
         if not own and found(kind.__module__, kind.__qualname__) is kind:
             return ["stdlib", kind.__module__, kind.__qualname__]
         return super().encode_class(kind)
@@ -159,6 +205,7 @@ class Judge(Port):
     # Requests of the tests to the program.
 
     def ask(self, what, /, *args, **named_args):
+        self.asked += 1
         with self.lock:
             try:
                 value = super().ask(what, *args, **named_args)
@@ -166,22 +213,31 @@ class Judge(Port):
                 self.failed = self.failed or str(error)
                 raise
             except BaseException as error:
-                if isinstance(error, (StopIteration, StopAsyncIteration)) and not self.may_stop(args):
-                    error = Raised(words(error))
+                kinds = {kind.__name__ for kind in type(error).__mro__ if kind.__module__ in STANDARD_ERRORS}
+                if kinds & CONTROL and not self.expects(kinds & CONTROL, args):
+                    error = (Raised if isinstance(error, Exception) else RaisedBase)(words(error))
                 if not isinstance(error, Broken):
                     BaseException.__setattr__(error, "_from_program", True)
+                self.answers += 1
                 raise error from error.__cause__
+            if what in ANSWERING and not (what == "getattr" and str(args[1]).startswith("__")):
+                self.answers += 1
+            elif what == "name" and value[0] is True and not (is_mirror_class(value[1]) or callable(value[1])):
+                self.answers += 1
             return value
 
-    def may_stop(self, args):
-        """Whether the tests expect an exception that ends iterations. Elsewhere it would shorten an iteration of the
-        tests, and `all(map(f, cases))` of nothing is true."""
-        if self.names_stop or args and args[0] in ("__next__", "__anext__"):
+    def expects(self, names, args):
+        """Whether the tests expect an exception that ends iterations, tasks or the interpreter. Elsewhere it would
+        shorten an iteration of the tests, and `all(map(f, cases))` of nothing is true."""
+        if names & self.named or names & ENDING and args and args[0] in ("__next__", "__anext__"):
             return True
         method = args[1] if len(args) > 1 and args[0] == "__call__" else None
         return is_mirror(method) and object.__getattribute__(method, "__dict__").get("_how") == "generator"
 
     def send(self, message):
+        for name, now in SURROUNDINGS.items():
+            if name in self.watched and now() != self.watched[name]:
+                self.watched[name] = message.setdefault("around", {})[name] = now()
         if self.random is not None:
             state = named("random.getstate")()
             if state != self.random:
@@ -213,8 +269,23 @@ class Judge(Port):
             if stream is not DEFAULTS[name]:
                 stream.write(str(text))
         if "random" in message and self.random is not None:
-            self.random = self.decode(message["random"])
-            named("random.setstate")(self.random)
+            self.draw_as(self.decode(message["random"]))
+
+    def draw_as(self, state):
+        """Advances the tests' random numbers by as many as the program drew. The generator's state is never the
+        program's: one that no drawing leads to is ignored."""
+        copy = named("random.Random")()
+        copy.setstate(self.random)
+        words, place = tuple(state[1][:-1]), state[1][-1]
+        for _ in range(MOST_DRAWN // 624):
+            now = copy.getstate()[1]
+            if now[:-1] == words and now[-1] <= place <= 624:
+                if place > now[-1]:
+                    copy.getrandbits(32 * (place - now[-1]))
+                self.random = copy.getstate()
+                named("random.setstate")(self.random)
+                break
+            copy.getrandbits(32 * (625 - now[-1]))
 
     def adopted(self, made):
         kind = type(made)
@@ -231,7 +302,8 @@ class Judge(Port):
     def replaced(self, bases, also):
         # Tests must be able to catch an exception of the standard library: its mirror derives from the class of that
         # name here. That must not be a class of this script (`__main__`).
-        kind = found(also[1], also[2]) if also[1] != "__main__" else None
+        module = str(also[1])
+        kind = found(module, also[2]) if module != "__main__" and module.partition(".")[0] not in RUNNERS else None
         if isinstance(kind, type) and issubclass(kind, BaseException):
             return (kind,)
         return bases

@@ -18,8 +18,14 @@ use std::time::Duration;
 /// The Python files that both sandboxes run, before their own.
 const BOTH: [&str; 3] = [include_str!("values.py"), include_str!("port.py"), include_str!("mirrors.py")];
 const PROGRAM: [&str; 1] = [include_str!("program.py")];
-const JUDGE: [&str; 4] =
-    [include_str!("reading.py"), include_str!("pytest.py"), include_str!("judge.py"), include_str!("running.py")];
+const JUDGE: [&str; 6] = [
+    include_str!("around.py"),
+    include_str!("deciding.py"),
+    include_str!("reading.py"),
+    include_str!("pytest.py"),
+    include_str!("judge.py"),
+    include_str!("running.py"),
+];
 
 /// A script that compiles the Python source on standard input to bytecode. Compiling takes as long as a short test, so
 /// the result is kept.
@@ -45,6 +51,9 @@ static COMPILED: Mutex<Option<Arc<[Vec<u8>; 2]>>> = Mutex::new(None);
 enum Word {
     #[serde(rename = "failure")]
     Test(Option<String>),
+    /// The test evaluated no assertion on an answer of the program, and does not count.
+    #[serde(rename = "undecided")]
+    Undecided(()),
     /// The tests themselves cannot be run, for this reason.
     #[serde(rename = "broken")]
     Broken(String),
@@ -110,7 +119,7 @@ fn verdict(sandbox: &Sandbox, unit: &UnitTests, nonce: &str, outcome: &Outcome) 
     let of = if unit.check { 1 } else { unit.tests.len() };
     let mut verdict = Verdict { of, timed_out: outcome.end == End::TimedOut, ..Verdict::default() };
     let text = String::from_utf8_lossy(&outcome.stdout);
-    let mut judged = 0;
+    let (mut judged, tests) = (0, of);
     for line in text.lines().filter_map(|line| line.strip_prefix(nonce)) {
         judged += 1;
         match serde_json::from_str(line).map_err(std::io::Error::other)? {
@@ -122,13 +131,14 @@ fn verdict(sandbox: &Sandbox, unit: &UnitTests, nonce: &str, outcome: &Outcome) 
                 verdict.failure = format!("test {judged}: {why}");
             }
             Word::Test(Some(_)) => {}
+            Word::Undecided(()) => verdict.of -= 1,
             Word::Broken(why) => return Err(std::io::Error::other(format!("its tests cannot be run: {why}"))),
         }
     }
     if outcome.end == End::Stopped {
         return Err(std::io::Error::other("nobody waits for its score any more"));
     }
-    if judged == 0 || outcome.end != End::Exit(0) && judged < of && verdict.failure.is_empty() {
+    if judged == 0 || outcome.end != End::Exit(0) && judged < tests && verdict.failure.is_empty() {
         // A sandbox that did not start is no failure of the program.
         if text.contains("bwrap:") || outcome.stderr.contains("bwrap:") {
             sandbox.check(&[]).map_err(std::io::Error::other)?;

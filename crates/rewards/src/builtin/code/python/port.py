@@ -55,6 +55,8 @@ class Port:
         """Returns the function that encodes values of this type."""
         if isinstance(kind, Mirror):
             return lambda value: self.mirrored(value)
+        if kind in ROW_NAMES:
+            return self.kind_of_row(kind, ROW_NAMES[kind])
         if issubclass(kind, type):
             return self.encode_class
         path = path_of(kind)
@@ -64,10 +66,25 @@ class Port:
         if kind is frozenset:
             return lambda value: ["frozenset", self.encode_all(list(value))]
         if path in CONTAINERS and named(path) is kind:
+            if path == "numpy.ndarray":
+                return self.share_array
             return lambda value: self.share(value, path)
+        if path.startswith("numpy.") and issubclass(kind, named("numpy.generic")):
+            return self.encode_item
         if issubclass(kind, BaseException):
             return self.encode_error
         return self.other(kind)
+
+    def kind_of_row(self, kind, name):
+        """The same for a class that the row defines."""
+        base = built_in_base(kind)
+        if type(kind) is not type:
+            return lambda value: ["member", name, self.encode(value.value)]
+        if base in IMMUTABLE:
+            return lambda value: ["plain", name, self.encode(base.__new__(base, value))]
+        if base is not None and issubclass(base, BaseException):
+            return self.encode_error
+        return lambda value: self.share(value, path_of(base) if base is not None else ROW + name)
 
     def mirrored(self, value):
         return ["yours", object.__getattribute__(value, "_place")]
@@ -80,6 +97,17 @@ class Port:
         self.numbers[id(value)] = number
         return ["shared", number]
 
+    def share_array(self, value):
+        if value.dtype.kind not in PLAIN_ITEMS:
+            return self.encode(value.tolist())
+        return self.share(value, "numpy.ndarray")
+
+    def encode_item(self, value):
+        """Encodes a number of numpy."""
+        if value.dtype.kind not in PLAIN_ITEMS:
+            return self.encode(value.item())
+        return ["numpy", value.dtype.str, value.tobytes().hex()]
+
     def keep(self, value):
         """Returns the index in `kept` of an object that stays on this side."""
         place = self.places.get(id(value))
@@ -91,6 +119,8 @@ class Port:
     def encode_class(self, kind):
         if isinstance(kind, Mirror):
             return ["yours", type.__getattribute__(kind, "_place")]
+        if kind in ROW_NAMES:
+            return ["row", ROW_NAMES[kind]]
         path = path_of(kind)
         if getattr(builtins, kind.__name__, None) is kind:
             return ["type", path]
@@ -123,6 +153,7 @@ class Port:
         cause = error.__cause__ if error.__cause__ is not None else error.__context__
         cause = self.encode_error(cause, depth - 1) if cause is not None and depth and cause is not error else None
         own = getattr(builtins, kind.__name__, None) is not kind
+        own = own and kind not in ROW_NAMES
         place = self.keep(error) if own else None
         details = {} if own else {name: v for name, v in vars(error).items() if name != "_from_program"}
         args = self.encode_all(error.args)
@@ -157,6 +188,18 @@ class Port:
             return self.decode_type(value[1])
         if tag == "class":
             return self.theirs[value[1]]
+        if tag == "row":
+            return ROWS[value[1]]
+        if tag == "numpy":
+            return numpy_items(value[1], bytes.fromhex(value[2]))[0]
+        if tag in ("member", "plain"):
+            kind, part = ROWS[value[1]], self.decode(value[2])
+            if tag == "member" and type(kind) is not type:
+                return kind(part)
+            base = built_in_base(kind)
+            if tag == "member" or base not in IMMUTABLE or type(part) is not base:
+                raise ValueError("no value of its class")
+            return base.__new__(kind, part)
         if tag == "error":
             return self.decode_error(*value[1:])
         if tag == "iter":
@@ -209,7 +252,7 @@ class Port:
         if not issubclass(kind, BaseException):
             raise ValueError("no exception")
         try:
-            error = kind.__new__(kind, *args) if isinstance(kind, Mirror) else kind(*args)
+            error = kind.__new__(kind, *args) if isinstance(kind, Mirror) or kind in ROW_NAMES else kind(*args)
         except TypeError:
             error = kind.__new__(kind)
         if type(error) is kind:
@@ -251,23 +294,29 @@ class Port:
     def section(self):
         """Returns the part of a message that says what changed since the message before: classes and containers."""
         new, entries, gone = set(self.pending), [], []
-        for number in list(self.shared):
-            if number not in new:
-                path = self.paths[number]
-                content = CONTAINERS[path][1](self.shared[number])
-                if not unchanged(path, self.seen[number], content):
-                    self.pending.append(number)
-                elif self.references(number) <= self.alone and self.releasable(number):
-                    gone.append(number)
-        for number in gone:
-            self.drop(number)
+        waiting = list(self.shared)
+        while waiting:
+            number = waiting.pop()
+            if number in new or number not in self.shared:
+                continue
+            path = self.paths[number]
+            content = CONTAINERS[path][1](self.shared[number])
+            if not unchanged(path, self.seen[number], content):
+                self.pending.append(number)
+                new.add(number)
+            elif self.references(number) <= self.alone and self.releasable(number):
+                gone.append(number)
+                # What only this container referred to.
+                waiting += [self.numbers[id(item)] for item in content if id(item) in self.numbers]
+                self.drop(number)
+            del content
         # Encoding a container can add the containers inside it to `pending`.
         while self.pending:
             number = self.pending.pop()
             value, path, header = self.shared[number], self.paths[number], None
             if number not in self.seen:
                 kind = type(value)
-                header = [path, None if path_of(kind) == path else self.encode_class(kind)]
+                header = [path, None if path.startswith(ROW) or path_of(kind) == path else self.encode_class(kind)]
                 header.append(self.encode_all(CONTAINERS[path][0](value)))
                 header.append(self.keep(value) if header[1] is not None else None)
             content = self.seen[number] = CONTAINERS[path][1](value)
@@ -288,18 +337,20 @@ class Port:
                 path, kind, parameters, place = header
                 if index(number) in self.shared or path not in CONTAINERS:
                     raise ValueError("no container")
-                base = named(path)
+                base = class_at(path)
                 kind = base if kind is None else self.decode(kind)
-                if kind is not base and not (isinstance(kind, Mirror) and built_in_base(kind) is base):
+                own = isinstance(kind, Mirror) or kind in ROW_NAMES
+                if kind is not base and not (own and built_in_base(kind) is base):
                     raise ValueError("no container of its class")
                 value = empty(path, kind, self.decode_all(parameters))
-                if kind is not base:
+                if kind is not base and isinstance(kind, Mirror):
                     object.__setattr__(value, "_place", index(place))
                     self.theirs[place] = value
                     self.adopted(value)
                 self.share(value, path, number)
                 self.seen[number] = []
-        for number, _, content in entries:
+        # Instances of the row's classes first: sets and dictionaries may need their hashes.
+        for number, _, content in sorted(entries, key=lambda one: not self.paths[one[0]].startswith(ROW)):
             path, value = self.paths[number], self.shared[number]
             CONTAINERS[path][2](value, self.decode_all(content))
             self.seen[number] = CONTAINERS[path][1](value)

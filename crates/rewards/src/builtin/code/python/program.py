@@ -87,7 +87,8 @@ class Program(Port):
         return lambda value: ["mine", self.keep(value), self.own_class(kind)]
 
     def releasable(self, number):
-        return path_of(type(self.shared[number])) == self.paths[number]
+        path = self.paths[number]
+        return path.startswith(ROW) or path_of(type(self.shared[number])) == path
 
     def decode_object(self, tag, *parts):
         if tag == "stdlib":
@@ -115,7 +116,7 @@ class Program(Port):
             self.functions[id(value)] = place
         return self.theirs[place]
 
-    functions = {}
+    functions, patched = {}, []
 
     def encode(self, value):
         place = self.functions.get(id(value))
@@ -146,6 +147,13 @@ class Program(Port):
         super().send(message)
 
     def heard(self, message):
+        around = message.get("around", {})
+        if "environ" in around:
+            os.environ.clear()
+            os.environ.update(around["environ"])
+        if "decimal" in around:
+            context = named("decimal.getcontext")()
+            context.prec, context.rounding = around["decimal"]
         if "random" in message:
             self.random = self.decode(message["random"])
             named("random.setstate")(self.random)
@@ -172,6 +180,8 @@ class Program(Port):
             return None
         if what == "names":
             return tuple(scope)
+        if what == "rows":
+            return tuple(name for name in args if define_row(name, scope.get(name)))
         if what == "special":
             name, args = args[0], args[1:]
             if name == "__await__":
@@ -186,6 +196,16 @@ class Program(Port):
             if args[1] == "__signature__":
                 return named("inspect.signature")(args[0])
             return getattr(*args)
+        if what == "patch":
+            module = __import__(args[0], fromlist=["*"])
+            self.patched.append((module, args[1], vars(module).get(args[1], self)))
+            setattr(module, *args[1:])
+            return None
+        if what == "unpatch":
+            module, name, before = self.patched.pop()
+            return delattr(module, name) if before is self else setattr(module, name, before)
+        if what == "numpy_seed":
+            return sys.modules["numpy"].random.seed(args[0]) if "numpy" in sys.modules else None
         if what == "recursion":
             return sys.setrecursionlimit(args[0])
         if what in ("copy", "deepcopy"):
@@ -219,6 +239,14 @@ class Opaque:
         if not name.startswith("__"):
             port.ask("opaque", self, name)
         raise AttributeError(name)
+
+    def looked_at(self, *args):
+        port.ask("opaque", self, "a special method")
+        raise TypeError("a mock of the tests")
+
+    __enter__ = __exit__ = __iter__ = __next__ = __len__ = __getitem__ = __setitem__ = __contains__ = looked_at
+    __int__ = __float__ = __index__ = __add__ = __radd__ = __sub__ = __mul__ = __lt__ = __gt__ = __aenter__ = looked_at
+    __await__ = looked_at
 
 
 def compiles(source):

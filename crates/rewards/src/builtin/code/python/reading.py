@@ -11,8 +11,10 @@ class Reading:
     def __init__(self, tests, candidate=None):
         self.called, self.loaded, self.bound, self.classes, self.defined = set(), set(), set(), set(), set()
         self.modules, self.made, self.used, self.attributes, self.guards = set(), {}, set(), set(), []
-        for self.test, test in enumerate(tests):
-            self.visit(compile(test, "test", "exec", ONLY_AST))
+        self.trees = [compile(test, file_of(i), "exec", ONLY_AST) for i, test in enumerate(tests)]
+        self.imported = set()
+        for self.test, tree in enumerate(self.trees):
+            self.visit(tree)
         # Classes whose instances are used in a way in which plain values are not.
         self.classes |= {name for variable, name in self.made.items() if variable in self.used}
         if "candidate" in self.classes and candidate:
@@ -30,7 +32,10 @@ class Reading:
         elif kind in ("Import", "ImportFrom"):
             for name in node.names:
                 self.bound.add(name.asname or name.name.partition(".")[0])
-                self.modules.add(name.name if kind == "Import" else node.module or "")
+                module = name.name if kind == "Import" else node.module or ""
+                self.modules.add(module)
+                if module == "solution":
+                    self.imported.add(name.asname or name.name)
         self.look_for_classes(kind, node)
         if kind in ("With", "AsyncWith"):
             self.guards.append((file_of(self.test), node.lineno, node.end_lineno, asserts(node)))
@@ -81,6 +86,24 @@ class Reading:
             raise Broken("its tests call built-in functions only, " + " and ".join(sorted(self.called))
                          + ": a column `entry_point` can say which is the program's")
         return set(self.called)
+
+
+    def outside(self):
+        """The names that the tests use and do not bind."""
+        return self.loaded - self.bound - set(dir(builtins))
+
+    def of_program(self, remote, own):
+        """All names that belong to the program. `own` are the syntax trees of what the row itself defines."""
+        loaded, bound = set(self.loaded), set(self.bound)
+        for node in own:
+            for part in walk(node):
+                kind = type(part).__name__
+                if kind == "Name":
+                    (loaded if type(part.ctx).__name__ == "Load" else bound).add(part.id)
+                elif kind in ("arg", "FunctionDef", "AsyncFunctionDef", "ClassDef", "alias"):
+                    bound.add(getattr(part, "arg", None) or getattr(part, "asname", None) or part.name)
+        known = bound | standard_modules() | set(dir(builtins)) | {"__name__", "__file__"}
+        return loaded - known | set(remote) - {None} | self.imported | {"candidate", "solution"}
 
 
 def file_of(test):

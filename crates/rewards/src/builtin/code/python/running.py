@@ -6,7 +6,7 @@ class Scope(dict):
     program."""
 
     def __init__(self, remote, asserted):
-        super().__init__(__name__="tests")
+        super().__init__(__name__="tests", __file__="tests.py")
         # remote: names that are the program's even if a built-in function has the same name. own: what the row's own
         # code defines for the tests.
         self.remote, self.own, self.functions, self.read, self.asserted = remote, {}, {}, set(), asserted
@@ -46,73 +46,132 @@ class Scope(dict):
             super().__setitem__(name, value)
 
 
-def own_definitions(source, entry_point):
-    """Returns the imports, functions and constants that the row's own code (prompt or setup) defines. The tests have
-    them for themselves, since the program may have patched them in its interpreter. Classes remain the program's, since
-    its objects are instances of them."""
-    import ast
-
-    try:
-        body = ast.parse(source).body
-    except (SyntaxError, ValueError):
-        return {}
-    constant = (ast.Constant, ast.List, ast.Tuple, ast.Dict, ast.Set, ast.UnaryOp, ast.BinOp, ast.operator, ast.unaryop)
-    constant += (ast.expr_context,)
-    found = Scope(set(), False)
+def own_nodes(source, entry_point, completed):
+    """Returns the syntax trees of the imports, functions, classes and constants that the row's own code (prompt or
+    setup) defines. The tests have them for themselves, since the program may have patched them in its interpreter."""
+    for whole in (source, source + "\n    pass\n"):
+        try:
+            body = compile(whole, "tests", "exec", ONLY_AST).body
+            break
+        except (SyntaxError, ValueError):
+            body = []
+    constant = (_ast.Constant, _ast.List, _ast.Tuple, _ast.Dict, _ast.Set, _ast.UnaryOp, _ast.BinOp, _ast.operator)
+    constant += (_ast.unaryop, _ast.expr_context)
+    nodes = []
     for node in body:
-        if isinstance(node, ast.Assign):
-            if not all(isinstance(part, constant) for part in ast.walk(node.value)):
+        if isinstance(node, _ast.Assign):
+            if not all(isinstance(part, constant) for part in walk(node.value)):
                 continue
-        elif isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+        elif isinstance(node, (_ast.FunctionDef, _ast.AsyncFunctionDef)):
             if node.name == entry_point:
                 continue
-        elif not isinstance(node, (ast.Import, ast.ImportFrom)):
+        elif isinstance(node, _ast.ClassDef):
+            # The last class of a prompt may be what the program has to complete.
+            if node.name == entry_point or completed and (node is body[-1] or any(map(is_stub, node.body))):
+                continue
+        elif not isinstance(node, (_ast.Import, _ast.ImportFrom)):
             continue
+        nodes.append(node)
+    return nodes
+
+
+def is_stub(node):
+    """Whether a method has no body yet."""
+    body = getattr(node, "body", None)
+    if not isinstance(node, CODE) or not isinstance(body, list):
+        return False
+    blank = (_ast.Pass, _ast.Raise)
+    return all(isinstance(one, blank) or isinstance(one, _ast.Expr) and isinstance(one.value, _ast.Constant)
+               for one in body)
+
+
+def defined(nodes):
+    """Runs such code for the tests; returns its namespace."""
+    found = Scope(set(), False)
+    for node in nodes:
         try:
-            exec(compile(ast.Module([node], []), "tests", "exec"), found)
+            exec(compile(_ast.Module([node], []), "tests", "exec"), found)
         except Exception:
             continue
     return found
 
 
-def run(code, scope, reading):
-    """Runs a test. Returns None, or why it failed. Raises an error of the test itself, which is no failure of the
-    program."""
-    known = set(scope)
+def share_classes(names, own):
+    """Makes instances of the row's classes exist on both sides, so that the program cannot change the classes of the
+    tests. Those that inherit from a class that cannot, or have a metaclass, remain the program's."""
+    def can(name):
+        bases = own[name].__mro__[1:-1]
+        return all(base.__module__ != "tests" or ROW_NAMES.get(base) for base in bases) and define_row(name, own[name])
+
+    names = [name for name in names if isinstance(own[name], type)]
+    known = [name for name in names if can(name)]
+    taken = port.ask("rows", *known) if known else ()
+    for name in set(names) - set(taken):
+        ROW_NAMES.pop(ROWS.pop(name, None), None)
+        del own[name]
+
+
+class Undecided(Exception):
+    """A test that evaluated no assertion on what the program answered."""
+
+
+def note(value):
+    """Is called where an assertion looks at an answer (deciding.py)."""
+    NOTED.append(True)
+    return value
+
+
+# The assertions of a test that looked at an answer.
+NOTED = []
+setattr(builtins, NOTE, note)
+
+
+def run(code, scope, reading, uses_data):
+    """Runs a test. Returns None, or why it failed. Raises Undecided, or an error of the test itself, which is no
+    failure of the program."""
+    known = dict(scope)
+    NOTED.clear()
+    port.begins(uses_data)
     try:
-        exec(code, scope)
-        run_defined(set(scope) - known, scope, reading)
+        try:
+            exec(code, scope)
+        except SystemExit as error:
+            if error.code or hasattr(error, "_from_program"):
+                raise
+        except Skipped:
+            pass
+        run_defined([name for name in scope if scope[name] is not known.get(name)], scope, reading)
     except Gone as error:
         return str(error)
     except BaseException as error:
         if port.broken is None and not hasattr(error, "_from_program"):
             if isinstance(error, (Broken, NameError, ImportError)):
                 raise
+            port.judge_own(error)
+        port.judge_files(error)
         if port.broken is None:
             return words(error)
     if port.broken is not None:
         raise Broken(port.broken)
+    if port.failed is None and not (NOTED and port.answers):
+        raise Undecided
     return port.failed
 
 
 def run_defined(names, scope, reading):
-    """Runs tests that are defined but not called: classes of `unittest`, and functions whose name begins with
-    `test`."""
-    for name in sorted(names, key=list(scope).index):
+    """Runs tests that are defined but not called: classes of `unittest`, functions and classes as pytest finds them,
+    and a function `check` that takes the function asked for."""
+    for name in names:
         value = scope[name]
-        if isinstance(value, type) and UNITTEST:
-            if issubclass(value, UNITTEST[0].TestCase) and value not in UNITTEST:
+        if UNITTEST and isinstance(value, type) and issubclass(value, UNITTEST[0].TestCase):
+            if value not in UNITTEST:
                 UNITTEST[0].defaultTestLoader.loadTestsFromTestCase(value).run(UNITTEST[0].TestResult())
+        elif isinstance(value, type) and name.startswith("Test"):
+            run_class(value, scope)
         elif name.startswith("test") and type(value) is type(run) and name not in reading.called:
-            code = value.__code__
-            wanted = code.co_varnames[:code.co_argcount - len(value.__defaults__ or ())]
-            if wanted:
-                port.break_off(name + " wants fixtures: " + ", ".join(wanted))
-            result = value()
-            if type(result).__name__ == "coroutine":
-                import asyncio
-
-                asyncio.run(result)
+            run_test(value, scope)
+        elif name == "check" and type(value) is type(run) and name not in reading.called and reading.entry_point:
+            value(scope[reading.entry_point])
 
 
 # The module `unittest`, if the tests import it, and the classes whose tests have been run.
@@ -120,12 +179,20 @@ UNITTEST = []
 
 
 def watch_unittest():
-    """Makes a test fail when a unittest runner only reports a failure. Disables `unittest.main`, since there is no
-    `__main__` with tests."""
+    """Makes a test fail when a unittest runner only reports a failure. Replaces `unittest.main`, since the classes are
+    run afterwards."""
     import unittest
 
-    UNITTEST.append(unittest)
-    unittest.main = lambda *args, **named_args: None
+    UNITTEST.extend((unittest, unittest.TestCase))
+    UNITTEST.extend(getattr(unittest, name) for name in ("FunctionTestCase", "IsolatedAsyncioTestCase"))
+
+    class Program:
+        result = unittest.TestResult()
+
+        def runTests(self):
+            pass
+
+    unittest.main = lambda *args, **named_args: Program()
     run = unittest.TestCase.run
 
     def watched(self, result=None):
@@ -135,27 +202,64 @@ def watch_unittest():
     def failing(method):
         def noted(self, test, *rest):
             error = rest[-1]
-            if error is not None and not (isinstance(error, tuple) and isinstance(error[1], UNITTEST[0].SkipTest)):
-                port.failed = port.failed or (words(error[1]) if isinstance(error, tuple) else "a failure")
+            error = error[1] if isinstance(error, tuple) else error
+            if error is not None and not isinstance(error, unittest.SkipTest):
+                if isinstance(error, BaseException) and not hasattr(error, "_from_program"):
+                    port.judge_own(error)
+                port.judge_files(error)
+                port.failed = port.failed or (words(error) if isinstance(error, BaseException) else "a failure")
             return method(self, test, *rest)
         return noted
 
+    def expected(self, test, error, method=unittest.TestResult.addExpectedFailure):
+        if hasattr(error[1], "_from_program"):
+            port.failed = port.failed or words(error[1])
+        return method(self, test, error)
+
+    def unexpected(self, test, method=unittest.TestResult.addUnexpectedSuccess):
+        port.failed = port.failed or "an unexpected success"
+        return method(self, test)
+
     unittest.TestCase.run = watched
+    for name in ("assertLogs", "assertNoLogs", "assertWarns", "assertWarnsRegex"):
+        setattr(unittest.TestCase, name, refusing("it uses " + name))
     for name in ("addFailure", "addError", "addSubTest"):
         setattr(unittest.TestResult, name, failing(getattr(unittest.TestResult, name)))
+    unittest.TestResult.addExpectedFailure, unittest.TestResult.addUnexpectedSuccess = expected, unexpected
+
+
+def watch_threads():
+    """Makes a test fail when an assertion fails, or the program raises an exception, in a thread of the tests."""
+    import threading
+
+    def noted(args):
+        error = args.exc_value
+        if isinstance(error, AssertionError) or hasattr(error, "_from_program"):
+            port.failed = port.failed or words(error)
+
+    threading.excepthook = noted
 
 
 def tell(**result):
     os.write(verdict, (given["nonce"] + " " + json.dumps(result) + "\n").encode())
 
 
-def prepare(scope, reading):
-    """Lets the tests import the program as the module `solution`."""
+# This script as a module, which the interpreter must not drop.
+KEPT = []
+
+
+def prepare(scope):
+    """Lets the tests import and patch the program as the modules `solution` and `__main__`."""
     import types
 
     class Solution(types.ModuleType):
         def __setattr__(self, name, value):
+            before.setdefault(name, scope.of_program(name))
             port.ask("setname", name, value)
+
+        def __delattr__(self, name):
+            # unittest.mock deletes what it patched, and the original appears again.
+            port.ask("setname", name, before.pop(name))
 
         def __getattr__(self, name):
             if name == "__all__":
@@ -164,46 +268,63 @@ def prepare(scope, reading):
                 raise AttributeError(name)
             return scope.of_program(name)
 
-    sys.modules["solution"] = Solution("solution")
+    before = {}
+    KEPT.append(sys.modules["__main__"])
+    sys.modules["solution"] = sys.modules["__main__"] = Solution("solution")
 
 
 def judge(job):
     entry_point, tests = job["entry_point"], job["tests"]
     reading = Reading(tests, entry_point if job["check"] else None)
-    port.classes, port.guards = reading.classes, reading.guards
-    port.names_stop = "StopIteration" in reading.loaded or "StopAsyncIteration" in reading.loaded
-    if job["check"]:
-        scope = Scope({entry_point}, False)
-    else:
-        codes = [compile(test, file_of(i), "exec") for i, test in enumerate(tests)]
-        scope = Scope(reading.under_test(entry_point), True)
+    reading.entry_point = entry_point
+    port.classes, port.guards, port.named = reading.classes, reading.guards, reading.loaded | reading.attributes
+    remote = {entry_point} if job["check"] else reading.under_test(entry_point)
+    scope = Scope(remote, not job["check"])
+    nodes = own_nodes(job["prompt"] if job["check"] else job["setup"], entry_point, job["check"])
+    deciding = Deciding(reading.trees + nodes, reading.of_program(remote, nodes), reading.outside())
+    for node in nodes:
+        deciding.instrument(node)
+    uses_data = list(map(deciding.uses_data, reading.trees))
+    codes = [compile(deciding.instrument(tree), file_of(i), "exec") for i, tree in enumerate(reading.trees)]
     try:
         port.starts()
     except MALFORMED as error:
         raise Gone("an answer to no call") from error
-    source = job["prompt"] if job["check"] else job["setup"]
-    if source.strip():
-        scope.own = own_definitions(source, entry_point)
-    if "solution" in reading.modules:
-        prepare(scope, reading)
+    if nodes:
+        scope.own = defined(nodes)
+        classes = [node.name for node in nodes if isinstance(node, _ast.ClassDef)]
+        share_classes([name for name in classes if dict.__contains__(scope.own, name)], scope.own)
+    prepare(scope)
     if any(name.startswith("unittest") for name in reading.modules):
         watch_unittest()
     if "pytest" in reading.modules:
         like_pytest()
     if "seed" in reading.attributes or "seed" in reading.loaded:
         port.random = ()
+    if any(name in ("threading", "concurrent.futures") for name in reading.modules):
+        watch_threads()
+    watch_surroundings(reading)
     if "setrecursionlimit" in reading.attributes:
         sys.setrecursionlimit = lambda limit: port.ask("recursion", limit)
     if job["check"]:
-        for i, test in enumerate(tests):
-            exec(compile(test, file_of(i), "exec"), scope)
+        for code in codes:
+            exec(code, scope)
         dict.__setitem__(scope, "candidate", scope[entry_point])
         codes = [compile("check(candidate)", "test", "exec")]
-    for code in codes:
-        failure = run(code, scope, reading)
+        uses_data = [False]
+    decided = False
+    for code, uses in zip(codes, uses_data):
+        try:
+            failure = run(code, scope, reading, uses)
+        except Undecided:
+            tell(undecided=None)
+            continue
+        decided = True
         tell(failure=failure)
         if failure is not None and not job["all"]:
             break
+    if not decided:
+        raise Broken("no assertion looks at what the program answers, so every program would pass")
 
 
 sys.stdin, sys.stdout, sys.stderr = (open(os.devnull, mode) for mode in ("r", "w", "w"))
@@ -211,6 +332,8 @@ DEFAULTS = {"stdout": sys.stdout, "stderr": sys.stderr}
 with open(os.path.join(os.path.dirname(__file__), "tests.json"), encoding="utf-8") as file:
     given = json.load(file)
 port = Judge(replies, calls)
+# Modules that are not Python's own, such as numpy.
+sys.path += __import__("site").getsitepackages()
 try:
     judge(given)
 except Gone as error:

@@ -151,7 +151,7 @@ if __name__ == '__main__': 1 / 0";
     assert_eq!(values, [Some(1.0)], "{failures:?}");
     assert_eq!(asserted(&["assert sum(3, 5) == 15"], &[pair]).0, [Some(1.0)]);
     let shares = json!({"language": "python", "column": "t", "partial": true});
-    let half = json!({"t": ["assert f(1) == 2", "assert f(2) == 5", "assert f(1 / 0)", "assert f(3) == 6"]});
+    let half = json!({"t": ["assert f(1) == 2", "assert f(2) == 5", "assert f(1) == 3", "assert f(3) == 6"]});
     let (scores, failures) = score(shares, &[("q", "f = lambda x: 2 * x", half)]);
     assert_eq!((scores.values, failures[0].as_str()), (vec![Some(0.5)], "test 2: AssertionError"));
 }
@@ -164,6 +164,9 @@ fn broken_tests_are_no_zero() {
     }
     for (tests, why) in [
         (json!({"t": ["assert f(4 == 8"]}), "SyntaxError"),
+        (json!({"t": ["assert f(1) == 1", "assert f(1 / 0)"]}), "it fails by itself"),
+        (json!({"t": ["assert f(1 / 0)"]}), "it fails by itself"),
+        (json!({"t": ["print(f(1))"]}), "no assertion looks at what the program answers"),
         (json!({"t": ["assert f(memoryview(b'')) == 8"]}), "Broken: it gives the program a memoryview"),
         (json!({"t": ["class G(f): pass\nassert G()"], "p": "class f: pass"}), "inherits from the program's f"),
         (json!({"t": ["assert abs(round(2.567, 1) - 2.6) < 1e-9"]}), "`entry_point` can say which"),
@@ -225,4 +228,79 @@ fn every_reference_solution_of_mbpp_passes() {
     let wrong: Vec<_> = (0..rows.len()).filter(|&i| scores.values[i] != Some(1.0)).collect();
     let wrong: Vec<_> = wrong.iter().map(|&i| (&tasks[i]["task_id"], scores.values[i], &failures[i])).collect();
     assert!(wrong.is_empty(), "{wrong:?} {:?}", scores.problems);
+}
+
+/// Rows of APPS, TACO, LiveCodeBench and others that give a function's arguments and value.
+#[test]
+fn tests_of_a_function_by_its_arguments_are_run() {
+    if !installed(&["bwrap", "python3"]) {
+        return;
+    }
+    let apps = |inputs: Value, outputs: Value| json!({"fn_name": "f", "inputs": inputs, "outputs": outputs});
+    let live = |input: &str, output: &str| json!([{"input": input, "output": output, "testtype": "functional"}]);
+    let text = |value: Value| json!({"t": value.to_string()});
+    let name = |row: Value, key: &str, value: &str| {
+        let mut row = row;
+        row[key] = value.into();
+        row
+    };
+    let rows = [
+        json!({"t": apps(json!([[4], [5]]), json!([[8], [10]]))}),
+        json!({"t": apps(json!([[4], [5]]), json!([8, 10]))}),
+        text(apps(json!([[4]]), json!([[8]]))),
+        text(json!({"inputs": [[4]], "outputs": [8], "func_name": "f"})),
+        json!({"t": [{"type": "function_call", "fn_name": "f", "input": [4], "output": [8]}]}),
+        json!({"t": [{"type": "function_call", "fn_name": "f", "input": [4], "output": 8}]}),
+        name(json!({"t": live("4", "8")}), "metadata", "{\"func_name\": \"f\"}"),
+        name(json!({"t": live("4\n", "8\n")}), "func_name", "f"),
+        name(json!({"t": live("[4]", "[4, 4]")}), "fn_name", "f"),
+        name(json!({"t": live("\"a\"", "\"aa\"")}), "entry_point", "f"),
+        name(json!({"t": live("4", "8")}), "starter_code", "class Solution:\n    def f(self, x: int) -> int:\n        "),
+        name(text(live("4", "8")), "entry_point", "f"),
+        json!({"t": apps(json!([[[1, 2]]]), json!([[[1, 2, 1, 2]]]))}),
+        json!({"t": apps(json!([[0.5]]), json!([1.0]))}),
+        json!({"t": apps(json!([["a"]]), json!(["aa"]))}),
+        json!({"t": apps(json!([[[]]]), json!([[]]))}),
+    ];
+    let function = "def f(x): return x + x";
+    let method = "class Solution:\n    def f(self, x):\n        return x + x";
+    let wrong = "def f(x): return 99";
+    for row in &rows {
+        let options = json!({"language": "python", "column": "t"});
+        let programs = [function, method, wrong, "print(8)"].map(|program| ("q", program, row.clone()));
+        let (scores, failures) = score(options, &programs);
+        let expected = [Some(1.0), Some(1.0), Some(0.0), Some(0.0)];
+        assert_eq!(scores.values, expected, "{row}: {failures:?} {:?}", scores.problems);
+    }
+    for (row, why) in [
+        (json!({"t": live("4", "8")}), "which"),
+        (json!({"t": live("4 5", "8"), "fn_name": "f"}), "no lists of arguments"),
+        (json!({"t": {"fn_name": "f", "inputs": [4], "outputs": [8]}}), "no lists of arguments"),
+        (json!({"t": {"fn_name": "f", "inputs": [], "outputs": []}}), "no lists of arguments"),
+        (json!({"t": {"fn_name": "f()", "inputs": [[4]], "outputs": [8]}}), "which"),
+    ] {
+        let (scores, _) = score(json!({"language": "python", "column": "t"}), &[("q", function, row)]);
+        assert_eq!(scores.values, [None]);
+        assert!(scores.problems[0].message.contains(why), "{}", scores.problems[0].message);
+    }
+}
+
+/// A text with tests for a runner is one test.
+#[test]
+fn a_file_of_tests_is_run() {
+    if !installed(&["bwrap", "python3"]) {
+        return;
+    }
+    for text in [
+        "import unittest\nclass T(unittest.TestCase):\n    def test_a(self):\n        self.assertEqual(f(4), 8)\n",
+        "def test_a():\n    assert f(4) == 8\n",
+        "# a test\nfrom solution import f\n\nclass TestF:\n    def test_a(self):\n        assert f(4) == 8\n",
+        "def main():\n    assert f(4) == 8\nif __name__ == \"__main__\":\n    main()\n",
+        "import pytest\n@pytest.mark.parametrize(\"x\", [4])\ndef test_a(x):\n    assert f(x) == 8\n",
+    ] {
+        let options = json!({"language": "python", "column": "t"});
+        let programs = ["f = lambda x: 2 * x", "f = lambda x: 9"].map(|program| ("q", program, json!({"t": text})));
+        let (scores, failures) = score(options, &programs);
+        assert_eq!(scores.values, [Some(1.0), Some(0.0)], "{text}: {failures:?} {:?}", scores.problems);
+    }
 }

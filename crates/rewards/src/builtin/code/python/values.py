@@ -162,15 +162,96 @@ CONTAINERS = {
     "_io.StringIO": of_file,
     "_io.BytesIO": of_file,
 }
+# Kinds of numpy's data types whose items are plain bytes.
+PLAIN_ITEMS = set("biufcSUmM")
+
+
+def numpy_items(dtype, content):
+    dtype = named("numpy.dtype")(str(dtype))
+    if dtype.kind not in PLAIN_ITEMS:
+        raise ValueError("no plain items")
+    return named("numpy.frombuffer")(bytes(content), dtype) if dtype.itemsize else named("numpy.empty")((0,), dtype)
+
+
+def refill_numpy(value, parts):
+    value[...] = numpy_items(value.dtype.str, parts[0]).reshape(value.shape)
+
+
+CONTAINERS["numpy.ndarray"] = (lambda value: [value.dtype.str, value.shape], lambda value: [value.tobytes()],
+                               refill_numpy)
+
+
 # Containers whose content is a new object each time it is read: it is compared by value, not by identity.
-BY_VALUE = {"builtins.bytearray", "array.array", "_io.StringIO", "_io.BytesIO"}
+BY_VALUE = {"builtins.bytearray", "array.array", "_io.StringIO", "_io.BytesIO", "numpy.ndarray"}
 # Immutable built-in types. An instance of a class derived from one of them is sent with its value of that type.
 IMMUTABLE = (bool, int, float, complex, str, bytes, tuple, frozenset)
 
 
+def attributes_of(value):
+    """The attributes of an instance of a class that the row defines, as a list of names and values."""
+    kind, found = type(value), []
+    for name in [*getattr(value, "__dict__", ()), *slots_of(kind)]:
+        # What the class itself defines, such as its methods, is the class's.
+        own = getattr(kind, name, None)
+        if name in slots_of(kind) or not (callable(own) or hasattr(type(own), "__get__")):
+            try:
+                found += [name, object.__getattribute__(value, name)]
+            except AttributeError:
+                continue
+    return found
+
+
+def slots_of(kind):
+    names = []
+    for base in kind.__mro__:
+        slots = vars(base).get("__slots__", ())
+        names += [slots] if isinstance(slots, str) else list(slots)
+    return [name for name in names if not name.startswith("__")]
+
+
+def refill_attributes(value, parts):
+    kind, given = type(value), dict(zip(parts[::2], parts[1::2]))
+    known, slots = set(attributes_of(value)[::2]), slots_of(kind)
+    for name in known - given.keys():
+        object.__delattr__(value, name)
+    for name, item in given.items():
+        own = getattr(kind, name, None)
+        if type(name) is not str or name.startswith("__"):
+            raise ValueError("no attribute")
+        if name in slots:
+            object.__setattr__(value, name, item)
+        elif not (callable(own) or hasattr(type(own), "__get__")):
+            vars(value)[name] = item
+
+
+# Classes that the row itself defines, by name. They exist on both sides, each with its own methods.
+ROW = "row "
+ROWS, ROW_NAMES = {}, {}
+
+
+def define_row(name, kind):
+    """Takes a class that the row defines; returns whether its instances can exist on both sides."""
+    import enum
+
+    if not isinstance(kind, type) or type(kind) not in (type, type(enum.Enum)):
+        return False
+    ROWS[name], ROW_NAMES[kind] = kind, name
+    CONTAINERS[ROW + name] = (nothing, attributes_of, refill_attributes)
+    return True
+
+
+def class_at(path):
+    return ROWS[path[len(ROW):]] if path.startswith(ROW) else named(path)
+
+
 def empty(path, kind, parameters):
     """Makes an empty container of class `kind`, which is the class at `path` or derived from it."""
+    if path.startswith(ROW):
+        return object.__new__(kind)
     base = named(path)
+    if path == "numpy.ndarray":
+        numpy_items(parameters[0], b"")
+        return base.__new__(kind, tuple(parameters[1]), parameters[0])
     if path == "array.array":
         return base.__new__(kind, *parameters)
     value = base.__new__(kind)

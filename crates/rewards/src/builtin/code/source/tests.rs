@@ -20,7 +20,7 @@ fn tests(cell: Value, columns: Value) -> Option<Tests> {
         rows: &[],
         step: 0,
     };
-    tests_of(&cell, &batch, 1)
+    tests_of(&cell, &batch, 1, true)
 }
 
 fn unit(tests: &[&str], setup: &str, entry_point: Option<&str>, check: bool) -> Option<Tests> {
@@ -113,7 +113,22 @@ fn the_last_code_block_of_the_language_is_the_program() {
         ("x", "x", "x"),
         ("```python\na\nb\n```", "a\nb\n", "a\nb\n"),
         ("```\na\n```\nso\n```py\nb\n```\n", "b\n", "b\n"),
-        ("```py\na\n```\nso\n```\nb\n```\n", "b\n", "b\n"),
+        // A block without a language is often what the program prints.
+        ("```py\na\n```\nso\n```\nb\n```\n", "a\n", "a\n"),
+        ("```\na\n```\nso\n```\nb\n```\n", "b\n", "b\n"),
+        ("~~~python\na\n~~~\n", "a\n", "a\n"),
+        ("~~~\na\n```\nb\n~~~", "a\n```\nb\n", "a\n```\nb\n"),
+        ("```python title=\"a.py\"\na\n```", "a\n", "a\n"),
+        ("```python {linenos=true}\na\n```", "a\n", "a\n"),
+        ("```{python}\na\n```", "a\n", "a\n"),
+        ("```{.python .numberLines}\na\n```", "a\n", "a\n"),
+        ("```python:main.py\na\n```", "a\n", "a\n"),
+        ("1. So:\n   ```python\n   def f():\n       a\n\n   b\n   ```\n", "def f():\n    a\n\nb\n", "def f():\n    a\n\nb\n"),
+        ("- So:\n\t```py\n\tif a:\n\t\tb\n\t```", "if a:\n\tb\n", "if a:\n\tb\n"),
+        ("````py\na\n```\nb\n````", "a\n```\nb\n", "a\n```\nb\n"),
+        ("```PYTHON3\na\n```", "```PYTHON3\na\n```", "a\n"),
+        ("```py``` is one\n```py\na\n```", "a\n", "a\n"),
+        ("```python\na\n```\nOutput:\n```text\nb\n```\nor\n```\nc\n```", "a\n", "b\n"),
         ("```py\na\n```\nso\n```sh\nb\n```", "a\n", "b\n"),
         ("  ``` Python \na\n  ```\nb", "a\n", "a\n"),
         ("```py\na", "a\n", "a\n"),

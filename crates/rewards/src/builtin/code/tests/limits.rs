@@ -325,3 +325,25 @@ fn a_run_that_continues_keeps_its_files() {
     assert!(other.status().unwrap().success());
     assert!(directory.path().join("main.sh").exists());
 }
+
+/// Without a session of its own, a program with many busy processes gives way by as much as there are of them.
+#[test]
+fn busy_processes_give_way_to_other_programs() {
+    if !installed(&["python3"]) || !isolations().contains(&"landlock") {
+        return;
+    }
+    let busy = "import os, time
+for _ in range(40):
+    if os.fork() == 0:
+        while True: pass
+while os.getpriority(os.PRIO_PROCESS, 0) < 15: time.sleep(0.05)
+print(8)";
+    // One thread gives way to nothing.
+    let alone = "import os, time
+end = time.process_time() + 0.2
+while time.process_time() < end: pass
+print(8 if os.getpriority(os.PRIO_PROCESS, 0) == 0 else 9)";
+    for source in [busy, alone] {
+        assert_eq!(one("landlock", "python", 512, source), "", "{source}");
+    }
+}

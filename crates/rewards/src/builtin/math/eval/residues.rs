@@ -15,7 +15,8 @@ const MAX_STEPS: i128 = 10_000;
 /// A number modulo each of [`PRIMES`].
 pub(in super::super) type Residues = [u64; 3];
 
-/// The value of a node modulo the primes, if it is a fraction of any size.
+/// The value of a node modulo the primes, if it is a fraction of any size. Each variable has a fixed value modulo each
+/// prime, so that two quotients of polynomials are equal if their values are (Schwartz and Zippel).
 pub(in super::super) fn residues(node: &Node) -> Option<Residues> {
     if let Some(value) = exact(node) {
         return of(value);
@@ -23,6 +24,7 @@ pub(in super::super) fn residues(node: &Node) -> Option<Residues> {
     let hundred = || of(Rational::new(100, 1)?);
     match node {
         Node::Large(digits) => decimal(digits),
+        Node::Symbol(name) if !["pi", "e", "i", "R"].contains(&name.as_str()) => Some(of_variable(name)),
         Node::Unit(inside, _) => residues(inside),
         Node::Percent(inside) => divided(residues(inside)?, hundred()?),
         Node::Op(Op::Factorial, parts) => {
@@ -46,6 +48,16 @@ pub(in super::super) fn residues(node: &Node) -> Option<Residues> {
         }
         _ => None,
     }
+}
+
+/// The value of a variable: FNV-1a of its name and the prime.
+fn of_variable(name: &str) -> Residues {
+    PRIMES.map(|p| {
+        let bytes = name.bytes().chain(p.to_le_bytes());
+        let hash =
+            bytes.fold(0xcbf2_9ce4_8422_2325u64, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3));
+        hash.wrapping_mul(0x9e37_79b9_7f4a_7c15) % p
+    })
 }
 
 fn each(x: Residues, y: Residues, f: impl Fn(u128, u128, u128) -> u128) -> Residues {

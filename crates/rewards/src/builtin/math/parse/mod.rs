@@ -395,7 +395,9 @@ impl Parser {
                     | "rceil"
                     | "end"
             ),
-            Some(Token::Number(_) | Token::Text(_)) | None => false,
+            // 2!3!
+            Some(Token::Number(_)) => self.at > 0 && matches!(self.tokens[self.at - 1], Token::Char('!')),
+            Some(Token::Text(_)) | None => false,
         }
     }
 

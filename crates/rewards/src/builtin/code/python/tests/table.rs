@@ -13,6 +13,12 @@ const RIGHT_AND_WRONG: [&str; 5] = [
     include_str!("../cases/others.txt"),
     include_str!("../cases/surroundings.txt"),
 ];
+/// Cases with programs that get no score (`any`), too.
+const RIGHT_WRONG_AND_ANY: [&str; 3] = [
+    include_str!("../cases/deciding.txt"),
+    include_str!("../cases/own-classes.txt"),
+    include_str!("../cases/around.txt"),
+];
 const ATTACKS: [&str; 3] = [
     include_str!("../cases/attacks.txt"),
     include_str!("../cases/attacks-process.txt"),
@@ -60,6 +66,13 @@ fn cases(texts: &[&str]) -> Vec<Case> {
     cases
 }
 
+/// Cases of tests in many forms. Those with numpy are left out where it is not installed.
+fn forms() -> Vec<Case> {
+    let there = std::path::Path::new("/usr/lib/python3/dist-packages/numpy").exists();
+    let needs = |case: &Case| ["np ", "evalplus"].iter().any(|begin| case.name.starts_with(begin));
+    cases(&RIGHT_WRONG_AND_ANY).into_iter().filter(|case| there || !needs(case)).collect()
+}
+
 /// The scores of some cases' programs, with why they failed.
 fn scores(cases: &[Case], programs: &[(usize, &str)], options: &Value) -> Vec<(Option<f64>, String)> {
     let mut results = vec![(None, String::new()); programs.len()];
@@ -73,7 +86,10 @@ fn scores(cases: &[Case], programs: &[(usize, &str)], options: &Value) -> Vec<(O
                 let setup = case.parts.get("setup").map_or("", String::as_str);
                 let columns = match &case.check {
                     Some(name) => json!({"t": case.tests[0], "entry_point": name}),
-                    None => json!({"t": case.tests, "test_setup_code": setup}),
+                    None => {
+                        let entry = case.parts.get("entry").map(|name| name.trim_end());
+                        json!({"t": case.tests, "test_setup_code": setup, "entry_point": entry})
+                    }
                 };
                 (if check { setup } else { "" }, case.parts[*part].as_str(), columns)
             })
@@ -93,14 +109,16 @@ fn options(isolation: &str, timeout_s: f64) -> Value {
     json!({"language": "python", "column": "t", "timeout_s": timeout_s, "isolation": isolation})
 }
 
-/// Each right program of these cases scores 1, each wrong one 0; how many there are.
+/// Each right program of these cases scores 1, each wrong one 0, any other has no score; how many there are.
 fn sweep(cases: &[Case], isolation: &str) -> usize {
-    let programs: Vec<_> = (0..cases.len()).flat_map(|i| [(i, "right"), (i, "wrong")]).collect();
+    let kinds = [("right", Some(1.0)), ("wrong", Some(0.0)), ("any", None)];
+    let all = (0..cases.len()).flat_map(|i| kinds.map(|(part, expected)| (i, part, expected)));
+    let all: Vec<_> = all.filter(|(i, part, _)| cases[*i].parts.contains_key(*part)).collect();
+    let programs: Vec<_> = all.iter().map(|(i, part, _)| (*i, *part)).collect();
     let results = scores(cases, &programs, &options(isolation, 60.0));
-    for ((i, part), (value, why)) in programs.iter().zip(&results) {
-        let expected = f64::from(u8::from(*part == "right"));
-        assert_eq!(*value, Some(expected), "{isolation}: {}, {part}: {why}", cases[*i].name);
-    }
+    let others = all.iter().zip(&results).filter(|((.., expected), (value, _))| value != expected);
+    let others: Vec<_> = others.map(|((i, part, _), (value, why))| (&cases[*i].name, part, value, why)).collect();
+    assert!(others.is_empty(), "{isolation}: {others:#?}");
     programs.len()
 }
 
@@ -123,6 +141,7 @@ fn right_programs_pass_wrong_ones_do_not_and_attacks_earn_nothing() {
     }
     let part = |texts, every: usize| cases(texts).into_iter().step_by(every).collect::<Vec<_>>();
     assert_eq!(sweep(&part(&RIGHT_AND_WRONG, 6), "bubblewrap"), 34);
+    assert!(sweep(&forms().into_iter().step_by(12).collect::<Vec<_>>(), "bubblewrap") >= 30);
     attack(&part(&ATTACKS, 6), "bubblewrap");
 }
 
@@ -133,13 +152,16 @@ fn the_whole_tables_in_both_isolations_as_both_users() {
     if !installed(&["bwrap", "python3"]) {
         return;
     }
-    let (ordinary, attacks) = (cases(&RIGHT_AND_WRONG), cases(&ATTACKS));
+    let (ordinary, forms, attacks) = (cases(&RIGHT_AND_WRONG), forms(), cases(&ATTACKS));
     assert!(ordinary.len() >= 100);
     let user = rustix::process::geteuid().as_raw();
     for isolation in ["bubblewrap", "landlock"] {
         let start = Instant::now();
         let programs = sweep(&ordinary, isolation) / 2;
         println!("python, {isolation}, user {user}: {programs} right 1, as many wrong 0, {:.0?}", start.elapsed());
+        let start = Instant::now();
+        let programs = sweep(&forms, isolation);
+        println!("python, {isolation}, user {user}: {programs} programs on forms of tests, {:.0?}", start.elapsed());
         let start = Instant::now();
         let programs = attack(&attacks, isolation);
         println!("python, {isolation}, user {user}: {programs} attacks earned nothing, {:.0?}", start.elapsed());

@@ -1,0 +1,142 @@
+# What tests change or look at outside their own interpreter: it acts on the program's side, too, or the test gives no
+# score, since the program has other files, other logs and other modules.
+
+# Files that the judge's interpreter reads itself.
+READABLE = ("/usr/", "/lib", "/job/", "/etc/", "/proc/", "/dev/null", "/dev/urandom")
+FILES = {"os.mkdir", "os.remove", "os.rename", "os.rmdir", "os.link", "os.symlink", "os.chdir", "os.truncate"}
+FILES |= {"os.listdir", "os.scandir", "tempfile.mkstemp", "tempfile.mkdtemp", "sqlite3.connect", "os.chmod"}
+STARTS = {"subprocess.Popen", "os.system", "os.exec", "os.posix_spawn", "os.spawn", "os.fork"}
+LOOKS = {"exists", "isfile", "isdir", "is_file", "is_dir", "getsize", "lexists", "stat"}
+
+
+USES = LOOKS | {"open", "read_text", "write_text", "read_bytes", "write_bytes", "listdir", "mkdir", "makedirs", "unlink"}
+USES |= {"TemporaryDirectory", "NamedTemporaryFile", "mkdtemp", "mkstemp", "tmp_path", "tmpdir"}
+
+
+def is_readable(path):
+    path = os.fspath(path) if isinstance(path, (str, bytes, os.PathLike)) else ""
+    path = path.decode("utf-8", "replace") if isinstance(path, bytes) else path
+    return not path or path.startswith(READABLE)
+
+
+def watch_files(reading):
+    def hook(event, args):
+        if event == "open":
+            if isinstance(args[0], int) or is_readable(args[0]) and not (args[2] or 0) & (os.O_WRONLY | os.O_RDWR):
+                return
+            if str(args[0]) == os.devnull or "site-packages" in str(args[0]):
+                return
+        elif event not in FILES and event not in STARTS:
+            return
+        elif event in ("os.listdir", "os.scandir") and args and args[0] is not None and is_readable(args[0]):
+            return
+        port.break_off("it uses files or processes, and the program has its own: " + event)
+
+    sys.addaudithook(hook)
+    if LOOKS & reading.attributes:
+        places = [(os.path, ("exists", "isfile", "isdir", "getsize", "lexists")), (os, ("stat",))]
+        if "pathlib" in reading.modules:
+            places.append((named("pathlib.Path"), ("exists", "is_file", "is_dir", "stat")))
+        for place, names in places:
+            for name in names:
+                setattr(place, name, looking(getattr(place, name)))
+
+
+def looking(function):
+    def looked(path, *args, **named_args):
+        if sys._getframe(1).f_code.co_filename.startswith("test") and not is_readable(path):
+            port.break_off("it looks for a file, and the program has its own")
+        return function(path, *args, **named_args)
+
+    return looked
+
+
+def watch_patches():
+    """Patches of modules act in the program's interpreter, too."""
+    from unittest import mock
+
+    enter, leave = mock._patch.__enter__, mock._patch.__exit__
+
+    def foreign(self):
+        target = self.getter() if not hasattr(self, "target") or self.target is None else self.target
+        if type(target) is not type(sys) or target.__name__ in ("sys", "__main__", "tests"):
+            if target is sys and self.attribute not in ("stdout", "stderr", "stdin"):
+                port.break_off("it patches sys." + self.attribute)
+            return None
+        return None if (target.__name__, self.attribute) == ("builtins", "input") else target
+
+    def entered(self):
+        value = enter(self)
+        target = foreign(self)
+        self._forwarded = target is not None
+        if self._forwarded:
+            port.ask("patch", target.__name__, self.attribute, getattr(target, self.attribute))
+        return value
+
+    def left(self, *error):
+        if getattr(self, "_forwarded", False):
+            self._forwarded = False
+            port.ask("unpatch")
+        return leave(self, *error)
+
+    mock._patch.__enter__, mock._patch.__exit__ = entered, left
+
+
+def watch_surroundings(reading):
+    names = reading.attributes | reading.loaded | reading.modules
+    if names & {"environ", "putenv", "unsetenv", "setenv", "delenv"}:
+        port.watched["environ"] = SURROUNDINGS["environ"]()
+    if names & {"getcontext", "localcontext", "setcontext"}:
+        port.watched["decimal"] = None
+    if "unittest.mock" in reading.modules or "mock" in names:
+        watch_patches()
+    if "seed" in names and "numpy" in reading.modules:
+        seed_both()
+    if "warnings" in names:
+        watch_warnings()
+    if "logging" in names:
+        import logging
+
+        logging.Handler.__init__ = refusing("it adds a handler of logs")
+    port.uses_files = bool(USES & names)
+    watch_files(reading)
+
+
+def seed_both():
+    """A seed of numpy's random numbers acts in the program, too; what the program draws stays there."""
+    numpy = __import__("numpy")
+    own = numpy.random.seed
+
+    def seeded(seed=None):
+        own(seed)
+        if type(seed) is int:
+            port.ask("numpy_seed", seed)
+
+    numpy.random.seed = seeded
+
+
+def refusing(why):
+    def refused(*args, **named_args):
+        port.break_off(why + ", and what the program logs or warns of stays in its sandbox")
+
+    return refused
+
+
+def watch_warnings():
+    import warnings
+
+    caught, refuse = warnings.catch_warnings.__init__, refusing("it records warnings")
+
+    def init(self, *, record=False, **more):
+        if record or more.get("action") == "error":
+            refuse()
+        caught(self, record=record, **more)
+
+    warnings.catch_warnings.__init__ = init
+    for name in ("simplefilter", "filterwarnings"):
+        def filtered(action, *args, _then=getattr(warnings, name), **more):
+            if action == "error":
+                refuse()
+            return _then(action, *args, **more)
+
+        setattr(warnings, name, filtered)
