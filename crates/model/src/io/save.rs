@@ -66,7 +66,7 @@ pub fn write_atomically(path: &Path, write: impl FnOnce(&mut dyn WriteSeek) -> R
 
 /// Locks a temporary file or directory as long as it is being written, so that nobody removes it who does not see this
 /// process: on another machine, or in another container. Without locks nobody removes it.
-pub fn lock_partial(path: &Path) -> Option<File> {
+pub fn lock_partial(path: &Path) -> Option<std::fs::File> {
     disk::open(path).or_else(|_| disk::open_dir(path)).ok().filter(|file| file.try_lock().is_ok())
 }
 
