@@ -137,8 +137,8 @@ fn cut(root: &Path, arguments: &[&str], takes: Duration, random: &mut Random) {
     child.wait().unwrap();
 }
 
-/// Kills so many commands `verify` and `fork` in the middle. A run that is verified or forked is not changed, and a fork
-/// is made again or goes on, to the same bits.
+/// Kills so many commands `verify` and `fork` in the middle. A run that is verified or forked is not changed, and a
+/// fork is made again or goes on, to the same bits.
 fn killed_readers(root: &Path, kills: u32, seed: u64) {
     let set = ["record_rollouts=true", "save_steps=4", "eval_strategy=no", "logging_steps=1"];
     good(root, &arguments("train", "original", &set));
@@ -206,8 +206,11 @@ fn two_hundred_kills_change_no_bit() {
     println!("seed {seed}");
     let dir = directory();
     let root = dir.path();
-    fs::write(root.join(REWARDS[0].0), REWARDS[0].1).unwrap();
-    let reward = format!(r#"reward_funcs=[{{ kind = "command", command = "sh {}", by_group = true }}]"#, REWARDS[0].0);
+    let [two, one] = ["[1, 0.5]", "[0.5]"].map(|scores| REWARDS[0].1.replace("[1, 0.5]", scores));
+    fs::write(root.join("sure.sh"), two).unwrap();
+    // Groups of PPO are one completion.
+    fs::write(root.join("one.sh"), one).unwrap();
+    let reward = |name: &str| format!(r#"reward_funcs=[{{ kind = "command", command = "sh {name}", by_group = true }}]"#);
     let (mut random, mut kills) = (Random(seed), Kills::default());
     let kinds: [&[&str]; 4] = [
         &["max_staleness=0"],

@@ -1,6 +1,6 @@
-//! Runs on a real terminal, by `script`: one that closes (a lost connection), one in which only the foreground may write
-//! (`stty tostop`), and Ctrl-C typed once and twice. Closing a terminal sends SIGHUP more than once, and every write to
-//! it fails from then on.
+//! Runs on a real terminal, by `script`: one that closes (a lost connection), one in which only the foreground may
+//! write (`stty tostop`), and Ctrl-C typed once and twice. Closing a terminal sends SIGHUP more than once, and every
+//! write to it fails from then on.
 
 use super::distributed::{distributed, pids};
 use crate::support::command;
