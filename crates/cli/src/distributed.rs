@@ -302,7 +302,7 @@ fn arguments(args: &RunArgs, out: &Path) -> anyhow::Result<Vec<OsString>> {
     Ok(arguments)
 }
 
-/// The error of the supervisor, which begins with the name of a process, with the last error in the log of that process.
+/// The error of the supervisor, which begins with the name of a process, with the last error in that process's log.
 fn with_last_words(error: &str, logs: &Path) -> anyhow::Error {
     let log = logs.join(format!("{}.log", error.split(' ').next().unwrap_or_default()));
     let text = disk::read(&log, disk::most::STATE).unwrap_or_default();

@@ -21,6 +21,7 @@ mod assets;
 mod groups;
 mod guard;
 mod jobs;
+mod meaning;
 mod prompts;
 pub mod report;
 mod run;

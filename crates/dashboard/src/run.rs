@@ -1,11 +1,12 @@
 //! The files of one training run, read incrementally as they grow.
 
+use crate::meaning::meaning;
 use crate::series::Series;
 use crate::verdict::{Moved, Verdict, moved, verdict};
 use lockstep::TokenTexts;
 use lockstep::wire::file::GroupFile;
 use serde_json::{Map, Value, json};
-use std::io::Read;
+use std::io::{ErrorKind, Read};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::SystemTime;
@@ -200,8 +201,27 @@ impl RunFiles {
         SystemTime::now().duration_since(changed).ok().map(|silent| silent.as_secs())
     }
 
+    /// The first file that is there and cannot be read, with the reason.
+    pub fn unreadable(&self) -> Option<String> {
+        let names = ["config.toml", "record.json", "profile.json", "metrics.jsonl", "rollouts.bin", "evaluations.bin"];
+        names.into_iter().find_map(|name| {
+            let path = self.root.join(name);
+            // The first ones are read as a whole.
+            let is_state = !name.ends_with(".bin") && !name.ends_with(".jsonl");
+            let read = disk::open(&path).and_then(|file| match is_state {
+                true => disk::read_rest(&file, 0, disk::most::STATE).map(drop),
+                false => Ok(()),
+            });
+            let error = read.err().filter(|error| error.kind() != ErrorKind::NotFound)?;
+            Some(format!("cannot read {}: {error}", path.display()))
+        })
+    }
+
     /// Whether the run learns, judging by the reward, the accuracy of preference pairs, or the loss.
     pub fn verdict(&self) -> Verdict {
+        if let Some(says) = self.unreadable() {
+            return Verdict { state: "nothing", says };
+        }
         let of = |key: &str| -> Vec<f64> { self.series.values(key).map(|(_, x)| x).collect() };
         for (key, higher) in [("reward", true), ("rewards/accuracies", true), ("accuracy", true), ("loss", false)] {
             let values = of(key);
@@ -282,36 +302,6 @@ fn opened(path: &Path, known: &mut Option<(u64, Arc<GroupFile>)>) -> Option<Arc<
     known.as_ref().map(|(_, file)| file.clone())
 }
 
-/// The description of a metric, which the page shows as a tooltip.
-fn meaning(name: &str) -> Option<(String, Value)> {
-    let metric = telemetry::outputs::metric(name)?;
-    let parts = [("", metric.meaning), (" Unit: ", metric.unit), (" Healthy: ", metric.healthy)];
-    let mut text: String = parts.iter().filter(|(_, part)| !part.is_empty()).flat_map(|(a, b)| [*a, *b]).collect();
-    if !metric.remedy.is_empty() {
-        text = format!("{text}. What helps where it is not: {}", metric.remedy);
-    }
-    Some((name.to_owned(), without_markdown(&text).into()))
-}
-
-/// The text of Markdown: of `[text](address)` the text, and no backticks.
-fn without_markdown(text: &str) -> String {
-    let mut plain = String::new();
-    let mut rest = text;
-    while let Some((before, label, after)) = link(rest) {
-        plain += before;
-        plain += label;
-        rest = after;
-    }
-    (plain + rest).replace('`', "")
-}
-
-/// What is before the first link, its text, and what is behind it.
-fn link(text: &str) -> Option<(&str, &str, &str)> {
-    let (before, rest) = text.split_at_checked(text.find("](")?)?;
-    let (before, label) = before.rsplit_once('[')?;
-    Some((before, label, rest.split_once(')')?.1))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -361,22 +351,10 @@ mod tests {
         std::fs::write(&log, "x".repeat(2 * PIECE as usize)).unwrap();
         run.refresh();
         assert_eq!((run.read, run.series().last_step()), (0, None));
-        for other in ["/dev/zero", "nothing", "."] {
-            std::fs::remove_file(&log).unwrap();
-            std::os::unix::fs::symlink(other, &log).unwrap();
-            run.refresh();
-            assert_eq!(run.series().last_step(), None);
-        }
-    }
-
-    #[test]
-    fn a_tooltip_has_no_markdown() {
-        let text = "Seconds of `step_time`; see [profiling](profiling.md) and [more](a.md), a[0] (not a link).";
-        let plain = "Seconds of step_time; see profiling and more, a[0] (not a link).";
-        assert_eq!(without_markdown(text), plain);
-        let all = telemetry::outputs::SECTIONS.iter().flat_map(|section| section.metrics);
-        let texts: Vec<_> = all.filter_map(|metric| meaning(metric.name)).collect();
-        assert!(texts.len() > 50 && texts.iter().all(|(_, text)| !text.as_str().unwrap().contains("](")));
+        std::fs::remove_file(&log).unwrap();
+        std::os::unix::fs::symlink("/dev/zero", &log).unwrap();
+        run.refresh();
+        assert!(run.series().last_step().is_none() && run.verdict().says.contains("metrics.jsonl is a symbolic link"));
     }
 
     #[test]

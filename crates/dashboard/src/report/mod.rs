@@ -92,6 +92,9 @@ impl Report {
         if !root.join("config.toml").is_file() {
             anyhow::bail!("{}: there is no config.toml: this is no run's directory", root.display());
         }
+        if let Some(why) = run.unreadable() {
+            anyhow::bail!(why);
+        }
         let name = root.canonicalize().unwrap_or_else(|_| root.to_owned());
         let name = name.file_name().map_or_else(String::new, |name| name.to_string_lossy().into_owned());
         let curves = CURVES.iter().filter_map(|&name| curve(&run, name)).collect();

@@ -107,8 +107,8 @@ impl RunDir {
         Ok(run)
     }
 
-    /// An error if a directory of the run is a link. Nothing follows it ([`disk`]); but a run whose `checkpoints` cannot
-    /// be read must not begin anew.
+    /// An error if a directory of the run is a link. Nothing follows it ([`disk`]); but a run whose `checkpoints`
+    /// cannot be read must not begin anew.
     fn refuse_links(&self) -> anyhow::Result<()> {
         let fleet = fleet::exchange::spool::Layout::of_run(&self.root);
         let own = [self.checkpoints(), self.completions(), self.tensorboard(), fleet.root().to_owned()];

@@ -129,6 +129,21 @@ fn no_part_of_a_spool_leads_out_of_it_or_is_waited_for() {
     for place in PLACES {
         for (kind, make) in KINDS {
             for (who, operation) in OPERATIONS {
+                // Who does not open it has nothing to refuse.
+                let opens = match who {
+                    "the batches" => ["", "batches", "batches/000000"].contains(&place),
+                    "a learner with other settings" => {
+                        ["", "batches", "complete_from_dev1", "workers"].contains(&place)
+                    }
+                    "the directories" => ["", "pending", "workers"].contains(&place),
+                    "a learner" => !place.starts_with("processing"),
+                    "a worker" => place != "batches",
+                    "the status" => place != "",
+                    _ => !["batches", "workers/dev1"].contains(&place) && !place.ends_with(".lock"),
+                };
+                if !opens {
+                    continue;
+                }
                 let (dir, out) = spool();
                 let path = out.join("fleet").join(place);
                 let is_dir = path.is_dir();
@@ -149,23 +164,11 @@ fn no_part_of_a_spool_leads_out_of_it_or_is_waited_for() {
                     refused += 1;
                 }
                 let is_followed = is_dir && kind == "link to a directory" && said.is_ok();
-                // Who does not open it cannot refuse it.
-                let opens = match who {
-                    "the batches" => ["", "batches"].contains(&place),
-                    "a learner with other settings" => {
-                        ["", "batches", "complete_from_dev1", "workers"].contains(&place)
-                    }
-                    "the directories" => ["", "pending", "workers"].contains(&place),
-                    "a learner" => !place.starts_with("processing"),
-                    "a worker" => place != "batches",
-                    "the status" => place != "",
-                    _ => ["", "pending", "workers", "complete_from_dev1", "processing_by_dev1"].contains(&place),
-                };
-                assert!(!(is_followed && opens), "{case}: nobody noticed");
+                assert!(!is_followed, "{case}: nobody noticed");
             }
         }
     }
-    assert!(refused > 200, "{refused}");
+    assert!(refused > 100, "{refused}");
 }
 
 /// What a learner claims of itself may be a stranger's: the status lists a part, and adds nothing up that overflows.

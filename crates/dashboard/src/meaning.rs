@@ -1,0 +1,48 @@
+//! Describes metrics for tooltips of the page.
+
+use serde_json::Value;
+
+/// The description of a metric, which the page shows as a tooltip.
+pub fn meaning(name: &str) -> Option<(String, Value)> {
+    let metric = telemetry::outputs::metric(name)?;
+    let parts = [("", metric.meaning), (" Unit: ", metric.unit), (" Healthy: ", metric.healthy)];
+    let mut text: String = parts.iter().filter(|(_, part)| !part.is_empty()).flat_map(|(a, b)| [*a, *b]).collect();
+    if !metric.remedy.is_empty() {
+        text = format!("{text}. What helps where it is not: {}", metric.remedy);
+    }
+    Some((name.to_owned(), without_markdown(&text).into()))
+}
+
+/// The text of Markdown: of `[text](address)` the text, and no backticks.
+fn without_markdown(text: &str) -> String {
+    let mut plain = String::new();
+    let mut rest = text;
+    while let Some((before, label, after)) = link(rest) {
+        plain += before;
+        plain += label;
+        rest = after;
+    }
+    (plain + rest).replace('`', "")
+}
+
+/// What is before the first link, its text, and what is behind it.
+fn link(text: &str) -> Option<(&str, &str, &str)> {
+    let (before, rest) = text.split_at_checked(text.find("](")?)?;
+    let (before, label) = before.rsplit_once('[')?;
+    Some((before, label, rest.split_once(')')?.1))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_tooltip_has_no_markdown() {
+        let text = "Seconds of `step_time`; see [profiling](profiling.md) and [more](a.md), a[0] (not a link).";
+        let plain = "Seconds of step_time; see profiling and more, a[0] (not a link).";
+        assert_eq!(without_markdown(text), plain);
+        let all = telemetry::outputs::SECTIONS.iter().flat_map(|section| section.metrics);
+        let texts: Vec<_> = all.filter_map(|metric| meaning(metric.name)).collect();
+        assert!(texts.len() > 50 && texts.iter().all(|(_, text)| !text.as_str().unwrap().contains("](")));
+    }
+}
