@@ -96,9 +96,9 @@ fn fork_of(root: &Path, options: &ForkOptions<'_>) -> anyhow::Result<PathBuf> {
     Ok(if *at > 0 { dir.checkpoint(*at) } else { dir.root().to_owned() })
 }
 
-/// The checkpoints that a fork at step `at`, which begins from the checkpoint `begin`, has from the first run: that one,
-/// the best one so far, whose model the fork's result may be, and those at which keys changed, since a replay has one
-/// configuration from a checkpoint to the next.
+/// The checkpoints that a fork at step `at`, which begins from the checkpoint `begin`, has from the first run: that
+/// one, the best one so far, whose model the fork's result may be, and those at which keys changed, since a replay has
+/// one configuration from a checkpoint to the next.
 fn kept<'a>(
     run: &'a RecordedRun,
     at: u64,

@@ -1,5 +1,5 @@
-//! Lies in each field of the files of a run, with the right checksums: each is found, or the field is in a list of those
-//! that are not compared. docs/verify.md has these lists, with reasons. A field without a row makes a test fail.
+//! Lies in each field of the files of a run, with the right checksums: each is found, or the field is in a list of
+//! those that are not compared. docs/verify.md has these lists, with reasons. A field without a row makes a test fail.
 
 mod checkpoint;
 mod groups;
