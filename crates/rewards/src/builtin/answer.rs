@@ -40,7 +40,6 @@ pub(super) fn thought_before(text: &str) -> Option<&str> {
     Some(&text[end..]).filter(|rest| rest.contains(char::is_alphanumeric))
 }
 
-
 /// The text inside the last closed tags or box.
 pub(super) fn closed(text: &str) -> Option<&str> {
     let mut text = text;
@@ -72,7 +71,6 @@ fn innermost(text: &str) -> Option<&str> {
     }
     Some(inside)
 }
-
 
 fn outermost(text: &str) -> Option<&str> {
     let end = |part: &str| part.as_ptr() as usize + part.len();

@@ -37,8 +37,7 @@ pub(super) fn is_meant(text: &str, start: usize, end: usize) -> bool {
         && !letters.ends_with('\\')
         && !CURRENCIES.contains(&word.to_lowercase().as_str());
     let after = &text[end..];
-    let suffix: String =
-        after.chars().take_while(|c| c.is_alphabetic() && !is_of_script_without_spaces(*c)).collect();
+    let suffix: String = after.chars().take_while(|c| c.is_alphabetic() && !is_of_script_without_spaces(*c)).collect();
     let scaled = |c: char| "十百千万萬亿億兆만억조천백분".contains(c);
     !(attached
         || after.starts_with(scaled)

@@ -1,10 +1,11 @@
 //! `command`: your own reward in any language — a program that is kept alive and answers one line for each batch.
 //!
 //! A batch is one line of JSON on the program's standard input, with the names that TRL gives to a reward function:
-//! `{"prompts": […], "completions": […], "completion_ids": […], "trainer_state": {"global_step": n, "request": k}, "<column>":
-//! […], …}`. A prompt or completion is a string or a list of chat messages. The program answers with one line on its
+//! `{"prompts": […], "completions": […], "completion_ids": […], "trainer_state": {"global_step": n, "request": k},
+//! "<column>": […], …}`. A prompt or completion is a string or a list of chat messages. The program answers with one line on its
 //! standard output: `{"rewards": [number or null or bool, …]}` (instead of a number also the scores of a completion's
-//! steps: docs/rewards.md), optionally with `"extra": {"<column>": […]}` for the completions table and `"metrics":
+//! steps: docs/rewards.md), optionally with `"request": k`,
+//! the number of the request, which is then checked, `"extra": {"<column>": […]}` for the completions table and `"metrics":
 //! {"<name>": number}`; or `{"error": "what is wrong"}`. Standard error is kept, and its last lines are shown when
 //! something fails.
 //!
@@ -266,7 +267,8 @@ impl CommandReward {
         let with_stderr = |(kind, message), process: &Process| (kind, process.with_stderr(message));
         let answer = protocol::answer(&line?).map_err(|failure| with_stderr(failure, &process))?;
         if let Some(other) = answer.request.filter(|&other| other != number) {
-            let message = format!("its answer is of request {other}, not of request {number}: it printed a line too many");
+            let why = "it printed a line too many";
+            let message = format!("its answer is of request {other}, not of request {number}: {why}");
             return Err(with_stderr((ProblemKind::BadAnswer, message), &process));
         }
         // The program works: what it says is wrong with this batch needs no restart.

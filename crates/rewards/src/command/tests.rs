@@ -286,3 +286,36 @@ fn lines_are_split_at_white_space_outside_of_quotes() {
     assert_eq!(split("a 'b"), None);
     assert_eq!(split(" ").unwrap(), Vec::<String>::new());
 }
+
+/// A program that answers twice would answer each later batch with the scores of the one before.
+#[test]
+fn an_answer_to_another_request_is_no_answer() {
+    let number = r#"k=${line##*\"request\":}; k=${k%%\}*};"#;
+    let answer = |number: &str| format!("echo \"{{\\\"rewards\\\": [$k, 0], \\\"request\\\": {number}}}\"");
+    for (body, good) in [
+        // Repeats the number; repeats it and is one behind; answers twice, at once and later.
+        (answer("$k"), [true, true, true]),
+        (answer("$((k - 1))"), [false, false, false]),
+        (format!("{a}; {a}", a = answer("$k")), [true, false, true]),
+        (format!("{a}; (sleep 0.02; {a}) &", a = answer("$k")), [true, false, true]),
+        ("echo '{\"rewards\": [1, 0]}'; echo '{\"rewards\": [1, 0]}'".to_owned(), [true, false, true]),
+    ] {
+        let dir = tempfile::tempdir().unwrap();
+        let slow = body.contains("sleep");
+        let body = format!("while read -r line; do {number} {body}; done");
+        let mut reward = reward(&script(dir.path(), &body), 30.0, 9);
+        for (i, good) in good.into_iter().enumerate() {
+            let scores = score(&mut reward);
+            // Whether a late line comes before or behind the next answer, that answer is not taken for the next batch's.
+            if slow && i == 2 {
+                continue;
+            }
+            if good {
+                assert!(scores.values[0].is_some(), "{body}: {:?}", scores.problems);
+            } else {
+                let said = failure(&scores);
+                assert!(said.contains("of request") || said.contains("answers no batch"), "{body}: {said}");
+            }
+        }
+    }
+}

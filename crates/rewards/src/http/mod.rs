@@ -178,7 +178,8 @@ fn without_secrets(url: &str) -> String {
     let host = address[start..end].rfind('@').map_or(start, |at| start + at + 1);
     let query = query.map(|query| {
         let query = query.split('#').next().unwrap_or_default();
-        let named = query.split('&').map(|pair| pair.split_once('=').map_or("…".to_owned(), |(name, _)| format!("{name}=…")));
+        let named =
+            query.split('&').map(|pair| pair.split_once('=').map_or("…".to_owned(), |(name, _)| format!("{name}=…")));
         format!("?{}", named.collect::<Vec<_>>().join("&"))
     });
     format!("{}{}{}", &address[..start], &address[host..], query.unwrap_or_default())

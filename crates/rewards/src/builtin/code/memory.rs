@@ -154,9 +154,9 @@ impl Watch {
             return;
         }
         let threads: Vec<u32> = own().flat_map(|row| threads_of(row.process)).collect();
-        let running = own().map(|row| row.process).flat_map(|process| {
-            threads_of(process).into_iter().filter(move |thread| is_running(process, *thread))
-        });
+        let running = own()
+            .map(|row| row.process)
+            .flat_map(|process| threads_of(process).into_iter().filter(move |thread| is_running(process, *thread)));
         // Each step of the nice value changes a thread's weight by a quarter.
         let level = libm::log(running.count().max(1) as f64) / libm::log(1.25);
         self.nice = self.nice.max((level.ceil() as i32).min(19));

@@ -11,7 +11,9 @@ use super::super::answer::{closed, hashed, regex, said, taken_back_before, taken
 use super::super::boxed::last_boxed;
 use super::super::formulas::{formulas, is_prose, plain_words};
 use super::super::markup::without_end;
-use super::super::number::{NUMBER, is_meant, is_of_script_without_spaces, latex_fraction_around, numbers, vulgar_fraction};
+use super::super::number::{
+    NUMBER, is_meant, is_of_script_without_spaces, latex_fraction_around, numbers, vulgar_fraction,
+};
 use super::equal::MAX_BYTES;
 use super::units::never_unit;
 
@@ -69,7 +71,14 @@ pub(super) fn boxes(completion: &str) -> Option<String> {
     });
     static INSIDE: LazyLock<Regex> = LazyLock::new(|| regex(r"\\f?boxed\{([^{}]*)\}"));
     let all = BOXES.find_iter(completion).last()?.as_str();
-    Some(INSIDE.captures_iter(all).filter_map(|found| found.get(1)).map(|one| one.as_str()).collect::<Vec<_>>().join(", "))
+    Some(
+        INSIDE
+            .captures_iter(all)
+            .filter_map(|found| found.get(1))
+            .map(|one| one.as_str())
+            .collect::<Vec<_>>()
+            .join(", "),
+    )
 }
 
 /// The last formula, or without formulas the last number. If the words around the last formula retract it, the answer

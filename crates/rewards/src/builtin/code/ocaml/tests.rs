@@ -410,3 +410,28 @@ fn nothing_is_refused_by_name() {
     let (scores, failures) = scored(json!({"language": "ocaml"}), &rows);
     assert_eq!(scores.values, [Some(1.0); 5], "{failures:?} {:?}", scores.problems);
 }
+
+#[test]
+fn solutions_and_tests_may_use_str_and_unix() {
+    if !installed(&["bwrap", "ocamlc"]) {
+        return;
+    }
+    let tests = |tests: &[&str]| json!({"tests": tests});
+    let words = tests(&["assert (f \"a b\" = [ \"a\"; \"b\" ])"]);
+    let year = tests(&["assert (f 0.0 = 70)"]);
+    let matched = tests(&["assert (Str.string_match (Str.regexp \"a+$\") (f 3) 0)"]);
+    let stream = json!({"tests": [{"input": "a b\n", "output": "b"}]});
+    let rows = [
+        ("let f s = Str.split (Str.regexp \" \") s", words.clone(), 1.0),
+        ("let f s = Str.split (Str.regexp \"x\") s", words, 0.0),
+        ("let f t = (Unix.gmtime t).Unix.tm_year", year.clone(), 1.0),
+        ("let f t = (Unix.gmtime t).Unix.tm_mon", year, 0.0),
+        ("let f n = String.make n 'a'", matched.clone(), 1.0),
+        ("let f n = String.make n 'b'", matched, 0.0),
+        ("let () = print_string (List.nth (Str.split (Str.regexp \" \") (read_line ())) 1)", stream, 1.0),
+    ];
+    for (solution, tests, expected) in rows {
+        let (scores, failures) = scored(json!({"language": "ocaml"}), &[(solution, tests)]);
+        assert_eq!(scores.values, [Some(expected)], "{solution}: {failures:?} {:?}", scores.problems);
+    }
+}

@@ -9,7 +9,7 @@ STARTS = {"subprocess.Popen", "os.system", "os.exec", "os.posix_spawn", "os.spaw
 LOOKS = {"exists", "isfile", "isdir", "is_file", "is_dir", "getsize", "lexists", "stat"}
 
 
-USES = LOOKS | {"open", "read_text", "write_text", "read_bytes", "write_bytes", "listdir", "mkdir", "makedirs", "unlink"}
+USES = LOOKS | {"open", "read_text", "write_text", "read_bytes", "write_bytes", "listdir", "mkdir", "makedirs"}
 USES |= {"TemporaryDirectory", "NamedTemporaryFile", "mkdtemp", "mkstemp", "tmp_path", "tmpdir"}
 
 

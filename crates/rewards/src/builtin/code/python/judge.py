@@ -78,7 +78,8 @@ class Judge(Port):
         """Finds out whether an error of a test's own code has nothing to do with the program: it came before the
         program was used."""
         before = self.asked == self.asked_before
-        if not isinstance(error, AssertionError):
+        # An argument of the first call may fail (`f(1 / 0)`). What the program calls its function may be no function.
+        if not isinstance(error, (AssertionError, TypeError)):
             before = self.answers == self.answers_before
         if before and not self.uses_data and not isinstance(error, Refused) and self.failed is None:
             self.broken = self.broken or "it fails by itself, whatever the program is: " + words(error)
@@ -222,7 +223,7 @@ class Judge(Port):
                 raise error from error.__cause__
             if what in ANSWERING and not (what == "getattr" and str(args[1]).startswith("__")):
                 self.answers += 1
-            elif what == "name" and value[0] is True and not (is_mirror_class(value[1]) or callable(value[1])):
+            elif what == "name" and value[0] is True and not (is_mirror_class(value[1]) or is_mirror(value[1]) and callable(value[1])):
                 self.answers += 1
             return value
 

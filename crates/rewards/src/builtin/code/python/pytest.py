@@ -408,7 +408,8 @@ def run_test(test, scope, owner=None):
                 choices = [{**choice, one._fixture["name"]: value[0] if isinstance(value, Case) else value}
                            for choice in choices for value in one._fixture["params"]]
         for choice in choices:
-            run_case(test, given, names, [one._fixture["name"] for one in closure], Fixtures(scope, owner, test, choice))
+            needed = [one._fixture["name"] for one in closure]
+            run_case(test, given, names, needed, Fixtures(scope, owner, test, choice))
 
 
 def run_case(test, given, names, needed, fixtures):

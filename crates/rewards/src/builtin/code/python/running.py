@@ -96,7 +96,7 @@ def defined(nodes):
     return found
 
 
-def share_classes(names, own):
+def share_classes(names, own, nodes):
     """Makes instances of the row's classes exist on both sides, so that the program cannot change the classes of the
     tests. Those that inherit from a class that cannot, or have a metaclass, remain the program's."""
     def can(name):
@@ -105,6 +105,12 @@ def share_classes(names, own):
 
     names = [name for name in names if isinstance(own[name], type)]
     known = [name for name in names if can(name)]
+    # Attributes that some class sets on its instances, or declares as a field.
+    set_there = {part.attr for node in nodes for part in walk(node)
+                 if isinstance(part, _ast.Attribute) and not isinstance(part.ctx, _ast.Load)}
+    set_there |= {part.target.id for node in nodes for part in walk(node)
+                  if isinstance(part, _ast.AnnAssign) and isinstance(part.target, _ast.Name)}
+    FIELDS.update({own[name]: set_there for name in known})
     taken = port.ask("rows", *known) if known else ()
     for name in set(names) - set(taken):
         ROW_NAMES.pop(ROWS.pop(name, None), None)
@@ -293,7 +299,7 @@ def judge(job):
     if nodes:
         scope.own = defined(nodes)
         classes = [node.name for node in nodes if isinstance(node, _ast.ClassDef)]
-        share_classes([name for name in classes if dict.__contains__(scope.own, name)], scope.own)
+        share_classes([name for name in classes if dict.__contains__(scope.own, name)], scope.own, nodes)
     prepare(scope)
     if any(name.startswith("unittest") for name in reading.modules):
         watch_unittest()

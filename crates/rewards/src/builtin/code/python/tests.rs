@@ -255,7 +255,11 @@ fn tests_of_a_function_by_its_arguments_are_run() {
         name(json!({"t": live("4\n", "8\n")}), "func_name", "f"),
         name(json!({"t": live("[4]", "[4, 4]")}), "fn_name", "f"),
         name(json!({"t": live("\"a\"", "\"aa\"")}), "entry_point", "f"),
-        name(json!({"t": live("4", "8")}), "starter_code", "class Solution:\n    def f(self, x: int) -> int:\n        "),
+        name(
+            json!({"t": live("4", "8")}),
+            "starter_code",
+            "class Solution:\n    def f(self, x: int) -> int:\n        ",
+        ),
         name(text(live("4", "8")), "entry_point", "f"),
         json!({"t": apps(json!([[[1, 2]]]), json!([[[1, 2, 1, 2]]]))}),
         json!({"t": apps(json!([[0.5]]), json!([1.0]))}),

@@ -218,6 +218,9 @@ def refill_attributes(value, parts):
         own = getattr(kind, name, None)
         if type(name) is not str or name.startswith("__"):
             raise ValueError("no attribute")
+        if hasattr(kind, name) and name not in slots and name not in FIELDS.get(kind, (name,)):
+            # A constant of the class.
+            continue
         if name in slots:
             object.__setattr__(value, name, item)
         elif not (callable(own) or hasattr(type(own), "__get__")):
@@ -227,6 +230,8 @@ def refill_attributes(value, parts):
 # Classes that the row itself defines, by name. They exist on both sides, each with its own methods.
 ROW = "row "
 ROWS, ROW_NAMES = {}, {}
+# For the tests: the attributes of instances that a class's own code sets or declares.
+FIELDS = {}
 
 
 def define_row(name, kind):

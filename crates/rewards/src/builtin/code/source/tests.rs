@@ -123,7 +123,11 @@ fn the_last_code_block_of_the_language_is_the_program() {
         ("```{python}\na\n```", "a\n", "a\n"),
         ("```{.python .numberLines}\na\n```", "a\n", "a\n"),
         ("```python:main.py\na\n```", "a\n", "a\n"),
-        ("1. So:\n   ```python\n   def f():\n       a\n\n   b\n   ```\n", "def f():\n    a\n\nb\n", "def f():\n    a\n\nb\n"),
+        (
+            "1. So:\n   ```python\n   def f():\n       a\n\n   b\n   ```\n",
+            "def f():\n    a\n\nb\n",
+            "def f():\n    a\n\nb\n",
+        ),
         ("- So:\n\t```py\n\tif a:\n\t\tb\n\t```", "if a:\n\tb\n", "if a:\n\tb\n"),
         ("````py\na\n```\nb\n````", "a\n```\nb\n", "a\n```\nb\n"),
         ("```PYTHON3\na\n```", "```PYTHON3\na\n```", "a\n"),
