@@ -4,11 +4,11 @@ use super::owned::{Owned, is_in_place};
 use super::{Head, SlotOptions};
 use crate::{Error, Result};
 use memmap2::{Advice, MmapOptions, MmapRaw};
-use rustix::fs::{FallocateFlags, MemfdFlags, OFlags, SealFlags, fallocate, fcntl_add_seals, memfd_create};
+use rustix::fs::{FallocateFlags, MemfdFlags, SealFlags, fallocate, fcntl_add_seals, memfd_create};
 use rustix::io::Errno;
-use std::fs::{File, OpenOptions, Permissions};
+use std::fs::{File, Permissions};
 use std::os::fd::AsRawFd;
-use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
 pub(super) struct Place {
