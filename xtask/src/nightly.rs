@@ -49,7 +49,7 @@ fn emulate() -> Result<Done, String> {
     crate::emulate::full().map(|()| Done::Passed("crates/kernels/emulated.txt is written".to_owned()))
 }
 
-/// Ends every kind of run with workers in every way, and goes on with it.
+/// Ends every kind of run with workers in every way, and continues it.
 fn fleet_ends() -> Result<Done, String> {
     let mut command = crate::cargo::command();
     command.args(["test", "-p", "lockstep-cli", "--test", "it", "ways_to_end::", "--", "--ignored", "--nocapture"]);

@@ -24,8 +24,8 @@ const LOOK: Duration = Duration::from_millis(100);
 
 /// Supplies the content of jobs, and reads the content of results.
 pub trait Feed: Send {
-    /// The sampling profile and the payload of a job. `before` has the results of the earlier chunks of its group. For a
-    /// job that is offered again it is called again, and must return the same content.
+    /// The sampling profile and the payload of a job. `before` has the results of the earlier chunks of its group. For
+    /// a job that is offered again it is called again, and must return the same content.
     fn job(&mut self, job: JobName, before: &[JobResult]) -> Result<(String, Vec<u8>)>;
 
     /// Checks whether a result is an answer to its job, before it is accepted; an error is the reason why it is not.

@@ -4,9 +4,9 @@
 use crate::job::JobName;
 use serde::{Deserialize, Serialize};
 
-/// The point from which a run goes on with fewer batches made ahead than its staleness allows, because it was to end
+/// The point from which a run continues with fewer batches ahead than its staleness allows, because it was to end
 /// before: older weights are gone, so the weights of then also sample the batches that older ones would have sampled. A
-/// new run goes on from batch 0 with version 0.
+/// new run continues from batch 0 with version 0.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Continued {
     /// The first batch that older weights did not make.
@@ -24,7 +24,7 @@ pub struct Plan {
     pub groups: u64,
     /// k, how many batches old the sampling weights may be.
     pub max_staleness: u64,
-    /// The point from which the run goes on.
+    /// The point from which the run continues.
     pub continued: Continued,
     /// True if completions are sampled in chunks of `partial_rollout_tokens`, each with newer weights.
     pub chunks: bool,
@@ -149,7 +149,7 @@ mod tests {
         assert_eq!(versions(2, true, 0), [[4, 4, 4], [4, 4, 5], [4, 5, 6], [5, 6, 7], [6, 7, 8]]);
         assert_eq!(versions(2, true, 1), [[2, 3, 4], [4, 4, 5], [4, 5, 6], [5, 6, 7], [6, 7, 8]]);
         assert_eq!(versions(2, true, 2), [[2, 3, 4], [3, 4, 5], [4, 5, 6], [5, 6, 7], [6, 7, 8]]);
-        // In the middle of a batch the weights of the next one are those to go on with.
+        // In the middle of a batch the weights of the next one are those to continue with.
         let plan = Plan { continued: Continued { batch: 5, version: 5 }, ..Plan::new(9, 2, 2) };
         assert_eq!([4, 5, 6, 7, 8].map(|batch| plan.version(batch, 0)), [2, 5, 5, 5, 6]);
     }

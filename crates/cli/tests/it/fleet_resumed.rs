@@ -1,4 +1,4 @@
-//! Workers that join a run which goes on, or which does not.
+//! Workers that join a run which continues, or which does not.
 
 use super::distributed::{distributed, end, pids, start};
 use crate::support::runs::{arguments, directory, good, same_but_workers};
@@ -98,7 +98,7 @@ fn a_worker_of_a_run_that_has_no_learner_says_so_and_ends() {
     fs::remove_dir_all(root.join("out")).unwrap();
     good(root, &distributed("out", "1", &short));
     refused(root, &JOIN, &["w1 cannot work for out", "the run has ended, after 4 of 4 batches", "--wait"]);
-    // Somebody goes on with it later.
+    // Somebody continues it later.
     let waits = start(root, &[&JOIN[..], &["--wait"]].concat());
     let is_there = |worker: &status::WorkerLine| worker.name.as_str() == "w1" && worker.alive.is_some();
     testing::wait_until("the worker joins", || {

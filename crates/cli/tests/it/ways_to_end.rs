@@ -1,4 +1,4 @@
-//! Every kind of run with workers, ended in every way and gone on with: a checkpoint where one is promised, the same
+//! Every kind of run with workers, ended in every way and continued: a checkpoint where one is promised, the same
 //! bits afterwards, and no wait without end. CI takes a tenth of the table; `cargo xtask nightly fleet_ends` all of it.
 
 mod answers;
@@ -15,7 +15,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
-/// A way to end a run and to go on with it.
+/// A way to end a run and to continue it.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Way {
     /// A signal, once or twice, with the code of the program.
@@ -28,7 +28,7 @@ enum Way {
     Raised {
         by_workers: bool,
     },
-    /// Every process is killed. The run goes on from its first checkpoint with another learning rate.
+    /// Every process is killed. The run continues from its first checkpoint with another learning rate.
     ChangedKey,
     /// The learner is killed; below it, every process.
     LearnerKilled,
@@ -120,8 +120,8 @@ impl Row<'_> {
         fs::remove_file(self.slow()).unwrap();
     }
 
-    /// Waits until the program and all of its processes end. Returns the code, and what was said on standard error, after
-    /// what was said on standard output.
+    /// Waits until the program and all of its processes end. Returns the code, and what was printed on standard output
+    /// and standard error.
     fn ended(&self, mut child: Child) -> (Option<i32>, String) {
         let (stdout, stderr) = (child.stdout.take().unwrap(), child.stderr.take().unwrap());
         let said = std::thread::spawn(move || std::io::read_to_string(stderr).unwrap());
@@ -139,10 +139,10 @@ impl Row<'_> {
         steps
     }
 
-    /// Goes on with the run, and compares it with one that was never ended.
+    /// Continues the run, and compares it with one that was never ended.
     fn go_on(&self, way: Way) {
         let mut all: Vec<&str> = vec!["train", "--resume", &self.out];
-        // Either goes on with what the other began.
+        // Either continues what the other began.
         if self.out.len() % 2 == 0 || way == (Way::Raised { by_workers: false }) {
             all.extend(["--distributed", "--workers", "2"]);
         }
@@ -255,8 +255,8 @@ fn kill(pid: u32) {
     let _ = Command::new("kill").args(["-9", &pid.to_string()]).stderr(Stdio::null()).status();
 }
 
-/// A program that runs another one in a terminal of its own. Told to, it closes the terminal, and prints the code of the
-/// other.
+/// A program that runs another one in a terminal of its own. Told to, it closes the terminal, and prints the code of
+/// the other.
 const TERMINAL: &str = "
 import os, pty, sys, threading
 pid, terminal = pty.fork()

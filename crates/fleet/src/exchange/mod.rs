@@ -150,7 +150,7 @@ pub struct LearnerState {
     pub groups: u64,
     /// k, how many batches old the sampling weights may be.
     pub max_staleness: u64,
-    /// The point from which the run goes on.
+    /// The point from which the run continues.
     #[serde(default)]
     pub continued: Continued,
     /// The lineage of the published version.

@@ -21,7 +21,7 @@ pub struct Refused {
 }
 
 impl<E: Exchange> Learner<E> {
-    /// Looks at a result that the coordinator would accept. If it is no answer to its job, refuses it, and returns true.
+    /// Looks at a result that the coordinator would accept. If it is no answer to its job, refuses it and returns true.
     pub(super) fn refuses(&mut self, worker: &WorkerName, job: JobName) -> Result<bool> {
         // What is no longer there is found out when it is accepted.
         let Some(result) = self.exchange.take(worker, job) else { return Ok(false) };

@@ -164,8 +164,8 @@ fn results_of_a_file_are_taken_back() {
     let foreign = "000003: it has the result of job 000000.0, which is not of this batch; it is made again";
     assert!(said[0].ends_with(foreign) && said[1] == "train 0: 000000.0" && said.len() == 2, "{said:?}");
     assert_eq!(fleet.learner.files.numbers().unwrap(), [0, 1, 2]);
-    // The second batch, while the first one is trained on. The third one has its file no more, and its result: the weights
-    // before the second one made it.
+    // The second batch, while the first one is trained on. The third one loses its file, and keeps its result: the
+    // weights before the second batch made it.
     fleet.learner.take_back(1, &[job(1)]).unwrap();
     assert_eq!(fleet.learner.files.numbers().unwrap(), [0]);
     assert_eq!(fleet.pending().iter().map(|job| job.name.to_string()).collect::<Vec<_>>(), ["000001.0"]);

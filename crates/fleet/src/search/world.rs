@@ -152,7 +152,7 @@ const TORN: u64 = 0xbad;
 impl World {
     pub fn new(plan: Plan, rules: Rules, environment: Environment, budget: Budget) -> World {
         let origin = Lineage([0; 16]);
-        // A run that goes on has its checkpoint, with nothing made ahead.
+        // A run that continues has its checkpoint, with nothing made ahead.
         let step = plan.continued.version;
         let saved = Saved { step, lineages: BTreeMap::from([(step, origin)]), frontier: BTreeMap::new() };
         let name = |i: usize| WorkerName::new(&format!("w{i}")).unwrap();

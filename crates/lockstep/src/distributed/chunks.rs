@@ -20,8 +20,8 @@ pub struct Chunks {
 }
 
 impl Chunks {
-    /// The rule for a run that has not published any weights yet, with `tokens` in a chunk, of a model with a vocabulary
-    /// of this size.
+    /// The rule for a run that has not published any weights yet, with `tokens` in a chunk, and a model with a
+    /// vocabulary of this size.
     pub fn new(plan: &Plan, tokens: Option<usize>, vocabulary: usize) -> Chunks {
         Chunks { plan: plan.clone(), tokens, vocabulary, updates: BTreeMap::new() }
     }
@@ -108,8 +108,8 @@ impl Chunks {
         Ok(Link { job, answer })
     }
 
-    /// The first of a batch's `results` that is no answer to its job; `jobs` are the jobs of its groups. If the batch is
-    /// `whole`, it must have the answers of every group up to the end.
+    /// The first of a batch's `results` that is no answer to its job; `jobs` are the jobs of its groups. If the batch
+    /// is `whole`, it must have the answers of every group up to the end.
     pub fn first_unusable(&self, jobs: &[GroupJob], results: &[JobResult], whole: bool) -> Option<Unusable> {
         let of_groups = by_group(results);
         jobs.iter().find_map(|job| {

@@ -304,8 +304,8 @@ impl Distributed {
         }
         self.profile_of_nobody(batch).map(|profile| {
             format!(
-                "no worker makes groups of the profile \"{profile}\": start one with `lockstep worker --join DIR --name \
-                 NAME --profiles {profile}`"
+                "no worker makes groups of the profile \"{profile}\": start one with `lockstep worker --join DIR \
+                 --name NAME --profiles {profile}`"
             )
         })
     }

@@ -182,8 +182,8 @@ impl Run {
         if self.ended.is_none() {
             self.ended = match self.advance() {
                 Err(error) if is_stopped(&error) => {
-                    // Where what a checkpoint needs can no longer be made, a warning has told so: a resume goes on from
-                    // the checkpoint before.
+                    // Where what a checkpoint needs can no longer be made, a warning has told so: a resume continues
+                    // from the checkpoint before.
                     self.save_step().or_else(|error| if is_stopped(&error) { Ok(()) } else { Err(error) })?;
                     Some(StopReason::Interrupted)
                 }

@@ -1,5 +1,5 @@
-//! Answers on the disk that are none to their jobs, as an earlier learner may have accepted them: a run that goes on has
-//! them made again.
+//! Answers on the disk that are none to their jobs, as an earlier learner may have accepted them: a run that continues
+//! has them made again.
 
 use super::kinds::{KINDS, Runs};
 use super::{Row, USUAL};

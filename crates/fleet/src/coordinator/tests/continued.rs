@@ -1,4 +1,4 @@
-//! Runs that go on after their end, what nobody can make, and results that are none.
+//! Runs that continue after their end, what nobody can make, and results that are none.
 
 use super::*;
 use crate::plan::Continued;

@@ -1,6 +1,6 @@
-//! Runs with workers that are stopped, or that have done their steps, and go on: whatever is configured, wherever the
-//! stop comes, and whoever did the steps before. A stop leaves a checkpoint of the last step. Learner and workers are
-//! threads.
+//! Runs with workers that are stopped, or that have done their steps, and continue: whatever is configured, wherever
+//! the stop comes, and whoever did the steps before. A stop leaves a checkpoint of the last step. Learner and workers
+//! are threads.
 
 use super::super::worker::{WorkerOptions, work};
 use super::{config, directory, rows};
@@ -120,7 +120,7 @@ impl Place {
         })
     }
 
-    /// Goes on with the run in `out`, with so many steps in all.
+    /// Continues the run in `out`, with so many steps in all.
     fn resume(&self, out: &str, steps: i64, by_workers: bool) -> RunResult {
         let root = self.dir.path().join(out);
         let file = root.join("config.toml");

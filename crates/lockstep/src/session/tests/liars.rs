@@ -284,8 +284,8 @@ fn lies_about_chunks_are_found() {
 const UNREADABLE: [Lie; 7] =
     [Lie::Rubbish, Lie::Empty, Lie::Vocabulary, Lie::Version, Lie::Group, Lie::Count, Lie::Columns];
 
-/// Without an audit, what cannot be read is done again, by the same worker if there is no other. Who never says anything
-/// else is expelled.
+/// Without an audit, what cannot be read is done again, by the same worker if there is no other. A worker whose answers
+/// are all of this kind is expelled.
 #[test]
 fn an_answer_that_is_none_is_made_again() {
     let chunks = |c: &mut Config| (c.max_staleness, c.partial_rollout_tokens) = (2, Some(2));

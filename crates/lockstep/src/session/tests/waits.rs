@@ -1,7 +1,7 @@
 //! Waits of a learner with workers. Only one core of the machine is left to the run, and what the learner waits for
 //! needs that core: a worker that computes, or a reward or callback that takes it. A learner that kept the core while
-//! it waits would wait for ever, however many cores the machine has. While a reward is slow, in a step, an evaluation or
-//! beside an audit, the workers go on.
+//! it waits would wait for ever, however many cores the machine has. While a reward is slow, in a step, an evaluation
+//! or beside an audit, the workers continue.
 
 use super::liars::{Lie, join};
 use super::{config, directory, rows};
@@ -24,7 +24,7 @@ pub(super) fn all_cores_but_one(out: &Path) -> Option<HeldCores> {
 }
 
 /// Waits until the workers have done every job that they may do now. Nothing is published while the learner waits, so
-/// that they must go on by themselves.
+/// that they must continue by themselves.
 fn let_workers_go_on(out: &Path) {
     testing::wait_until("workers do what is offered while the learner waits", || {
         let Ok(status) = fleet::status::read(out) else { return false };

@@ -54,8 +54,8 @@ impl Awaited<'_> {
         Ok(self.is_server || Layout::of_run(self.run).is_of_learner(state).map_err(of_fleet)?)
     }
 
-    /// Fails if the run has begun, and nobody says that it will have a learner (again). `since` is when the worker began
-    /// to wait.
+    /// Fails if the run has begun, and nobody says that it will have a learner (again). `since` is when the worker
+    /// began to wait.
     pub fn refuse_a_run_without_learner(&self, since: Instant) -> anyhow::Result<()> {
         if self.is_server || self.waits {
             return Ok(());
@@ -75,7 +75,7 @@ impl Awaited<'_> {
         }
         let dir = self.run.display();
         Err(BadInput::new(format!(
-            "{} cannot work for {dir}: {why}. To go on with it, `lockstep learner --resume {dir}` (with a greater \
+            "{} cannot work for {dir}: {why}. To continue it, `lockstep learner --resume {dir}` (with a greater \
              max_steps, if it has done all); with --wait the worker waits for that",
             self.name
         )))

@@ -227,7 +227,7 @@ impl RolloutPipeline {
         let batches = run.learner.schedule.total_steps.div_ceil(self.sizes.steps());
         let at_beginning = self.batch_is_used_up();
         let batch = self.next_number() - u64::from(!at_beginning);
-        // Batches that the checkpoint does not have are sampled by the weights with which the run goes on.
+        // Batches that the checkpoint does not have are sampled by the weights with which the run continues.
         let first = self.next_number() + (self.state.ahead.len() + self.state.begun.len()) as u64;
         let continued = Continued { batch: first, version: self.next_number() };
         let refusals_per_worker = if config.trust == Trust::Audit { 1 } else { MOST_REFUSALS };
