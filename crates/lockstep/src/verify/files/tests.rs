@@ -456,7 +456,7 @@ fn a_state_of_an_older_version_is_compared_as_far_as_it_goes() {
         (json!({"cursor": 1, "extra": 4}), task.clone(), "sampler.extra"),
         (json!({"cursor": 2}), task.clone(), "sampler.cursor"),
         (json!({"cursor": 1, "extra": 3, "other": 4}), task, "sampler.other"),
-        (full.clone(), json!({"number": 9}), "task.number"),
+        (full.clone(), json!({"number": 9, "more": [1]}), "task.number"),
         (full, json!({"number": 8, "more": [2]}), "task.more[0]"),
     ];
     for (sampler, task, at) in lies {

@@ -126,7 +126,7 @@ fn each_group_is_recorded_once_and_in_its_place() {
         records
     };
     let last = good.len();
-    let rows: Vec<(&str, Vec<Vec<u8>>, &str)> = vec![
+    let rows: [(&str, Vec<Vec<u8>>, &str); 22] = [
         ("a forged group before the true one", with(1, other(1, forged)), "group"),
         ("a forged group at the beginning", with(0, other(1, forged)), "group"),
         ("a forged group behind the true one", with(2, other(1, forged)), "group"),
