@@ -2,12 +2,11 @@
 //!
 //! A batch is one line of JSON on the program's standard input, with the names that TRL gives to a reward function:
 //! `{"prompts": […], "completions": […], "completion_ids": […], "trainer_state": {"global_step": n, "request": k},
-//! "<column>": […], …}`. A prompt or completion is a string or a list of chat messages. The program answers with one line on its
-//! standard output: `{"rewards": [number or null or bool, …]}` (instead of a number also the scores of a completion's
-//! steps: docs/rewards.md), optionally with `"request": k`,
-//! the number of the request, which is then checked, `"extra": {"<column>": […]}` for the completions table and `"metrics":
-//! {"<name>": number}`; or `{"error": "what is wrong"}`. Standard error is kept, and its last lines are shown when
-//! something fails.
+//! "<column>": […], …}`. A prompt or completion is a string or a list of chat messages. The program answers with one
+//! line on its standard output: `{"rewards": [number or null or bool, …]}` (instead of a number also the scores of a
+//! completion's steps: docs/rewards.md), optionally with `"request": k`, the number of the request, which is then
+//! checked, `"extra": {"<column>": […]}` for the completions table and `"metrics": {"<name>": number}`; or `{"error":
+//! "what is wrong"}`. Standard error is kept, and its last lines are shown when something fails.
 //!
 //! If a batch takes longer than `timeout_s`, the program crashes, its line is not such an answer, or a score is
 //! missing, superfluous or not finite, then the whole batch gets `None`, never 0, and a [`Problem`] says why. After a

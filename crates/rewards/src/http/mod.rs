@@ -6,8 +6,9 @@
 //!
 //! A request is repeated if there is no connection, the connection breaks, no response comes within `timeout_s`, or the
 //! status is 5xx, 408 or 429: up to `retries` times, after `backoff_s`, twice that, four times that, … seconds, 30 at
-//! most, or after as long as the service asks for (`Retry-After`, five minutes at most). Any other status but 2xx is final, and so is a response that is not such JSON or has a wrong number of scores.
-//! The completions of a failed request get `None`, never 0, and a [`Problem`] says why.
+//! most, or after as long as the service asks for (`Retry-After`, five minutes at most). Any other status but 2xx is
+//! final, and so is a response that is not such JSON or has a wrong number of scores. The completions of a failed
+//! request get `None`, never 0, and a [`Problem`] says why.
 
 #[cfg(test)]
 mod tests;

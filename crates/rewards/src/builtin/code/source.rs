@@ -36,8 +36,8 @@ pub(super) struct StreamTest {
     pub output: Output,
 }
 
-/// The tests of row `i` of the batch, read from `cell`: `[{"input", "output"}]` or `{"inputs", "outputs"}` (also with the
-/// name of a function, as in APPS, TACO and LiveCodeBench), a list of assertions (MBPP's `test_list`, with
+/// The tests of row `i` of the batch, read from `cell`: `[{"input", "output"}]` or `{"inputs", "outputs"}` (also with
+/// the name of a function, as in APPS, TACO and LiveCodeBench), a list of assertions (MBPP's `test_list`, with
 /// `test_setup_code`) or a string of them, a string of JSON, or one that defines `check` (HumanEval's `test`, with
 /// `entry_point`). `python`: a string may also be a file of tests for unittest or pytest.
 pub(super) fn tests_of(cell: &Value, batch: &RewardBatch<'_>, i: usize, python: bool) -> Option<Tests> {

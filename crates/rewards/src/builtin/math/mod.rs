@@ -4,8 +4,8 @@
 //! the last "answer is", `Answer:` or `####`, else its last formula (`$…$`, `\(…\)`), else its last number (`extract`).
 //! Both answers are parsed (`parse`): numbers, fractions, roots, powers, functions, tuples, intervals, sets, lists,
 //! matrices, equations, inequalities, ratios, units. Fractions are compared exactly; other values to ten digits, and
-//! expressions with variables at points of several sizes (`equal`). An answer that cannot be parsed equals only the same text. No
-//! part of a completion is executed, and the length of the answer bounds the work.
+//! expressions with variables at points of several sizes (`equal`). An answer that cannot be parsed equals only the
+//! same text. No part of a completion is executed, and the length of the answer bounds the work.
 //!
 //! Dataset: Hendrycks et al. 2021, "Measuring Mathematical Problem Solving With the MATH Dataset",
 //! <https://arxiv.org/abs/2103.03874>.

@@ -15,7 +15,7 @@ ANSWERING = {"special", "getattr", "isinstance", "issubclass", "copy", "deepcopy
 # Attributes and methods of numbers, time differences and sequences.
 NUMERIC = {"real", "imag", "numerator", "denominator", "is_integer", "conjugate", "days", "seconds", "microseconds"}
 NUMERIC |= {"total_seconds", "is_zero", "count", "index"} | PREDICATES
-# Random numbers of 32 bits that a program may draw in one call and have the tests go on after them.
+# Random numbers of 32 bits that a program may draw in one call and have the tests continue after them.
 MOST_DRAWN = 1 << 22
 # How a mirror came about. MADE: the tests called a class of the program. MIXED: an operator combined an object of the
 # program with a plain value, which may have been the expected value.
@@ -223,8 +223,9 @@ class Judge(Port):
                 raise error from error.__cause__
             if what in ANSWERING and not (what == "getattr" and str(args[1]).startswith("__")):
                 self.answers += 1
-            elif what == "name" and value[0] is True and not (is_mirror_class(value[1]) or is_mirror(value[1]) and callable(value[1])):
-                self.answers += 1
+            elif what == "name" and value[0] is True:
+                function = is_mirror_class(value[1]) or is_mirror(value[1]) and callable(value[1])
+                self.answers += not function
             return value
 
     def expects(self, names, args):

@@ -72,7 +72,8 @@ pub(super) fn tests(cell: &Value, column: &dyn Fn(&str) -> Option<String>) -> Te
         let text = |value: Value| Value::String(value.to_string()).to_string();
         let wrapped = if wrapped { "True" } else { "False" };
         format!(
-            "{COMPARE}try:\n    function = Solution().{name}\nexcept (NameError, AttributeError):\n    function = {name}\n\
+            "{COMPARE}try:\n    function = Solution().{name}\n\
+             except (NameError, AttributeError):\n    function = {name}\n\
              assert is_answer(function(*json.loads({})), json.loads({}), {wrapped})\n",
             text(arguments),
             text(expected)
