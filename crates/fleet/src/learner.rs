@@ -307,10 +307,10 @@ impl<E: Exchange> Learner<E> {
                     self.steps.push_back(Step::Warning(format!("worker {worker} ended without being asked to")));
                 }
                 Event::Lost(_) => self.counts.remade += 1,
-                Event::Result { worker, job, lineage, answer } => {
-                    if self.coordinator.accepts(worker, *job, *lineage, *answer) && self.refuses(worker, *job)? {
-                        continue;
-                    }
+                Event::Result { worker, job, lineage, answer }
+                    if self.coordinator.accepts(worker, *job, *lineage, *answer) && self.refuses(worker, *job)? =>
+                {
+                    continue;
                 }
                 _ => {}
             }

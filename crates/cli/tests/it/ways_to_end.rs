@@ -143,7 +143,7 @@ impl Row<'_> {
     fn go_on(&self, way: Way) {
         let mut all: Vec<&str> = vec!["train", "--resume", &self.out];
         // Either continues what the other began.
-        if self.out.len() % 2 == 0 || way == (Way::Raised { by_workers: false }) {
+        if self.out.len().is_multiple_of(2) || way == (Way::Raised { by_workers: false }) {
             all.extend(["--distributed", "--workers", "2"]);
         }
         let from = format!("{}/checkpoints/step-000004", self.out);

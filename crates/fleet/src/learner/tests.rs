@@ -143,14 +143,16 @@ fn results_that_are_none_are_asked_for_again_and_their_worker_is_expelled_at_las
 /// What an earlier learner accepted is looked at when it is trained on.
 #[test]
 fn results_of_a_file_are_taken_back() {
-    let Fleet { out, mut learner, workers: _workers } = open(Plan::new(4, 1, 1));
+    let Fleet { out, learner, workers: _workers } = open(Plan::new(4, 1, 1));
     let results: Vec<JobResult> = (0..3)
         .map(|number| {
             let (lineage, answer) = (ORIGIN, Answer { fingerprint: 1, more: false });
             JobResult { job: job(number), lineage, worker: name("dev1"), answer, bytes: b"x".to_vec() }
         })
         .collect();
-    results.iter().for_each(|one| drop(learner.files.save(one_batch(one), std::slice::from_ref(one)).unwrap()));
+    for one in &results {
+        learner.files.save(one_batch(one), std::slice::from_ref(one)).unwrap();
+    }
     // One that is not of its batch ends those that are believed.
     learner.files.save(3, &results[..1]).unwrap();
     drop(learner);
