@@ -57,7 +57,8 @@ pub struct Role<'a> {
 pub struct Limits {
     /// If one child fails and is restarted this many times within `window`, the run ends.
     pub restarts: u32,
-    /// The same limit for a child that a signal from outside ended. It is higher, since a user may have sent the signal.
+    /// The same limit for a child that a signal from outside ended. It is higher, since a user may have sent the
+    /// signal.
     pub kills: u32,
     /// The period in which restarts are counted.
     pub window: Duration,

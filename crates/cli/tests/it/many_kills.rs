@@ -210,7 +210,8 @@ fn two_hundred_kills_change_no_bit() {
     fs::write(root.join("sure.sh"), two).unwrap();
     // Groups of PPO are one completion.
     fs::write(root.join("one.sh"), one).unwrap();
-    let reward = |name: &str| format!(r#"reward_funcs=[{{ kind = "command", command = "sh {name}", by_group = true }}]"#);
+    let reward =
+        |name: &str| format!(r#"reward_funcs=[{{ kind = "command", command = "sh {name}", by_group = true }}]"#);
     let (mut random, mut kills) = (Random(seed), Kills::default());
     let kinds: [&[&str]; 4] = [
         &["max_staleness=0"],

@@ -336,7 +336,9 @@ fn who_stands_still_is_killed_at_the_limit_and_not_before() {
 #[test]
 fn jobs_of_a_worker_that_cannot_be_killed_are_offered_to_others() {
     let mut run = Run::start(Plan { stale_after_ms: 4, ..plan(2, 2, 1) });
-    ["dev1", "dev2"].map(|worker| run.tell(Event::Joined(name(worker))));
+    for worker in ["dev1", "dev2"] {
+        run.tell(Event::Joined(name(worker)));
+    }
     run.tell(Event::Begin);
     run.claim("dev1", job(0));
     run.claim("dev2", job(1));

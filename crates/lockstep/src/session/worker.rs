@@ -206,8 +206,8 @@ fn refuse_memory_of_others(layout: &Layout, shared: &Shared) -> anyhow::Result<(
              --nats URL --listen ADDR`, `lockstep worker --join URL`)"
         ))),
         Some(Owner { pid, .. }) => Err(BadInput::new(format!(
-            "the learner is process {pid} of another container, whose memory this worker cannot open: start the learner \
-             with --weights-dir and a directory that both see, /dev/shm"
+            "the learner is process {pid} of another container, whose memory this worker cannot open: start the \
+             learner with --weights-dir and a directory that both see, /dev/shm"
         ))),
         None => Ok(()),
     }

@@ -3,8 +3,8 @@
 //! Lines and progress bars go to standard error; [`Console::print`] (results, tables) writes to standard output. On a
 //! terminal, progress is a bar that log lines do not break; elsewhere it is a plain line from time to time. `NO_COLOR`
 //! (not empty) disables colour, and `LOCKSTEP_LOG` (error, warn, info, debug) sets the level. Each process has its own
-//! log file, which gets every level. A console that cannot be written to (a closed pipe or terminal, a full disk behind a
-//! redirect) never stops the run.
+//! log file, which gets every level. A console that cannot be written to (a closed pipe or terminal, a full disk behind
+//! a redirect) never stops the run.
 
 use std::ffi::OsStr;
 use std::fs::File;

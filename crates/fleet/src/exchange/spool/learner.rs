@@ -111,8 +111,8 @@ impl SpoolLearner {
         };
         if self.unreachable.insert((worker.clone(), before.incarnation)) {
             self.problems.push(format!(
-                "worker {worker} stands still, and process {} is not killed: {why}. Its jobs are offered to others; end \
-                 it where it runs",
+                "worker {worker} stands still, and process {} is not killed: {why}. Its jobs are offered to others; \
+                 end it where it runs",
                 before.pid
             ));
         }

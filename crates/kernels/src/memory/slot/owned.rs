@@ -2,7 +2,7 @@
 //!
 //! Beside each slot `NAME.slot` is a file `NAME.lock`, which the slot's writer has locked as long as it lives. (The
 //! slot's own lock says who may touch its bytes, and is free while nobody does.) Whoever can take the lock of another
-//! slot knows that its writer is gone, and deletes both files. The number of the writer in the name is for people alone:
+//! slot knows that its writer is gone, and deletes both files. The number of the writer in the name is only for people:
 //! a directory may be shared by containers, in each of which a number is another process. Slots of older versions have
 //! no such lock, and are left alone.
 

@@ -83,8 +83,8 @@ impl Place {
         let has_errno = |error: &std::io::Error, errno: Errno| error.raw_os_error() == Some(errno.raw_os_error());
         let populated = populate();
         match &populated {
-            // Kernels before 5.14 do not know it. Pages that cannot be had are a bad address to it, whatever is missing:
-            // `fallocate` reports that.
+            // Kernels before 5.14 do not know it. Pages that cannot be had are a bad address to it, and `fallocate`
+            // reports what is missing.
             Err(error) if !has_errno(error, Errno::INVAL) && !has_errno(error, Errno::FAULT) => {
                 return Err(self.no_room(head.data + head.bytes, error));
             }
