@@ -247,7 +247,7 @@ mod tests {
         let (none, here) = (dir.path().join("none"), dir.path());
         let missing = format!("cannot open {}: No such file or directory (os error 2)", none.display());
         assert_eq!(hash_file(&none).map_err(says), Err(missing));
-        let directory = format!("cannot read {}: Is a directory (os error 21)", here.display());
+        let directory = format!("cannot open {0}: {0} is a directory, not a regular file", here.display());
         assert_eq!(hash_file(here).map_err(says), Err(directory));
         assert!(RunRecord::read(&none).unwrap_err().to_string().starts_with("cannot read "));
     }

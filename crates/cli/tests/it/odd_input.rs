@@ -76,7 +76,7 @@ fn a_tokenizer_that_the_library_panics_on_is_an_error_with_its_words() {
 }
 
 #[test]
-fn devices_and_pipes_are_read_as_files() {
+fn standard_input_is_read_and_a_device_is_refused() {
     let dir = directory();
     let root = dir.path();
     let score = ["score-rewards", "--reward", "unique_chars", "--json", "--input"];
@@ -92,9 +92,11 @@ fn devices_and_pipes_are_read_as_files() {
     assert_eq!(output.status.code(), Some(0), "{said}");
     let report: Value = serde_json::from_slice(&output.stdout).unwrap();
     assert!(report.to_string().contains("unique_chars"), "{report}");
-    refused(root, &[&score[..], &["/dev/null"]].concat(), &["/dev/null is empty"]);
+    refused(root, &[&score[..], &["/dev/null"]].concat(), &["/dev/null is a device, not a regular file"]);
     let train = ["train", "--model", "model", "--reward", "unique_chars", "--out", "out", "--dataset"];
-    refused(root, &[&train[..], &["/dev/null"]].concat(), &["/dev/null is empty"]);
+    for device in ["/dev/null", "/dev/zero"] {
+        refused(root, &[&train[..], &[device]].concat(), &[device, "is a device, not a regular file"]);
+    }
     refused(root, &[&train[..], &["none.jsonl"]].concat(), &["none.jsonl"]);
 }
 

@@ -150,12 +150,15 @@ fn an_evaluation_is_cancelled_and_done_again() {
 fn the_first_signal_is_acknowledged_at_once_and_the_second_ends_programs_and_all() {
     let dir = directory();
     let root = dir.path();
-    assert!(Command::new("mkfifo").arg(root.join("fifo.jsonl")).status().unwrap().success());
     // Ignores the end of its input, and has a child.
     fs::write(root.join("reward.sh"), "sleep 1000 & echo $$ $! > pids; while :; do sleep 1; done\n").unwrap();
-    let set = ["reward_funcs=[\"command:sh reward.sh\"]", "dataset_name=fifo.jsonl"];
+    let set = ["reward_funcs=[\"command:sh reward.sh\"]", "dataset_name=/dev/stdin"];
     for (name, code) in [("INT", 130), ("TERM", 143)] {
-        let mut child = start(root, &arguments("train", "run", &set));
+        let mut command = command(root, &arguments("train", "run", &set));
+        command.stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::piped());
+        // Nobody writes the data, or closes the pipe.
+        let mut child = command.spawn().unwrap();
+        let _input = child.stdin.take();
         wait_for(&root.join("pids"), true);
         let pids = fs::read_to_string(root.join("pids")).unwrap();
         fs::remove_file(root.join("pids")).unwrap();

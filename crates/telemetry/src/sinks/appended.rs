@@ -3,7 +3,7 @@
 
 use std::collections::BTreeMap;
 use std::fs::File;
-use std::io::{Seek, SeekFrom, Write};
+use std::io::{ErrorKind, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
 
 use crate::in_place::{is_in_place, write_again};
@@ -89,7 +89,12 @@ impl Appended {
                 self.len
             )));
         }
-        let kept = disk::read_range(&self.file, 0, recorded).map_err(Error::io("read", &self.path))?;
+        let whole_range = |kept: Vec<u8>| match kept.len() as u64 == recorded {
+            true => Ok(kept),
+            false => Err(ErrorKind::UnexpectedEof.into()),
+        };
+        let kept = disk::read_range(&self.file, 0, recorded).and_then(whole_range);
+        let kept = kept.map_err(Error::io("read", &self.path))?;
         let end = whole(&kept) as u64;
         let note = (end < recorded).then(|| {
             format!(
@@ -210,6 +215,6 @@ mod tests {
         assert_eq!(error, "cannot truncate some/log: Invalid argument (os error 22)");
         closed.len = 5;
         let error = closed.resume("log", &BTreeMap::from([("log".to_owned(), 5)]), pairs).unwrap_err().to_string();
-        assert_eq!(error, "cannot read some/log: failed to fill whole buffer");
+        assert_eq!(error, "cannot read some/log: unexpected end of file");
     }
 }
