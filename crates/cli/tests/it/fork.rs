@@ -49,7 +49,14 @@ fn unchanged_it_is_the_original() {
 fn a_fork_of_a_fork_of_workers_is_proven() {
     let dir = directory();
     let root = dir.path();
-    let set = ["save_steps=2", "max_staleness=1", "eval_strategy=steps", "eval_steps=2", "load_best_model_at_end=true"];
+    let set = [
+        "save_steps=2",
+        "max_staleness=1",
+        "eval_strategy=steps",
+        "eval_steps=2",
+        "load_best_model_at_end=true",
+        "metric_for_best_model=reward",
+    ];
     let set = [RECORDED, &set].concat();
     good(root, &[&arguments("train", "run", &set)[..], &["--distributed", "--workers", "2"]].concat());
     for (of, at, rate, out) in [("run", "4", "3e-4", "a"), ("a", "7", "1e-4", "b"), ("b", "7", "2e-4", "c")] {
