@@ -13,7 +13,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use std::fmt;
 use std::fs::File;
-use std::io::{Seek, Write};
+use std::io::{Read, Seek, Write};
 use std::path::Path;
 use std::time::Duration;
 use telemetry::in_place::is_in_place;
@@ -37,7 +37,7 @@ pub fn writer(root: &Path) -> Option<Value> {
 
 fn writer_with(locks: &Locks, root: &Path) -> Option<Value> {
     let path = root.join(FILE);
-    let file = std::fs::metadata(&path).is_ok_and(|data| data.is_file()).then(|| File::open(&path).ok())??;
+    let file = disk::open(&path).ok()?;
     let is_held = locks.is_held(&file, &path, |text| serde_json::from_str(text).ok()).ok()?;
     (&file).rewind().ok()?;
     let mut text = String::new();
