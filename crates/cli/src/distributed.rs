@@ -250,7 +250,7 @@ impl SharingArgs {
             bad_input!("{}: there is no such directory; give one that exists, /dev/shm", flag());
         }
         let probe = dir.join(format!(".lockstep-{}.probe", telemetry::system::since_1970().as_nanos()));
-        OpenOptions::new().write(true).create_new(true).open(&probe).or_bad_input_in(flag())?;
+        disk::Options::new().write().create_new().open(&probe).or_bad_input_in(flag())?;
         std::fs::remove_file(&probe).or_bad_input_in(flag())
     }
 }
