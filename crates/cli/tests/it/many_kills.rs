@@ -224,6 +224,7 @@ fn two_hundred_kills_change_no_bit() {
         if left == 0 {
             break;
         }
+        let reward = reward(if kind.contains(&"algorithm=ppo") { "one.sh" } else { "sure.sh" });
         let set =
             [&["max_steps=100", "save_steps=5", "record_rollouts=true", "eval_steps=50", &reward], *kind].concat();
         let (one, out) = (format!("one-{}", i % kinds.len()), format!("out-{i}"));
