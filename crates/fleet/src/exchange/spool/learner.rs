@@ -1,7 +1,9 @@
 //! The learner's side of a spool directory.
 
 use super::watch::Watch;
-use super::{FileLock, Holder, Layout, create_dir, holder, jobs, owner, read, read_json, remove, sweep, take_lock, write};
+use super::{
+    FileLock, Holder, Layout, create_dir, holder, jobs, owner, read, read_json, remove, sweep, take_lock, write,
+};
 use crate::coordinator::Event;
 use crate::error::{Error, Result};
 use crate::exchange::{Exchange, LearnerState, Observer, Scan, Seen, Waiter, WorkerStatus};
