@@ -3,6 +3,7 @@
 use super::*;
 use crate::rollouts::wire::Completion;
 use serde_json::json;
+use std::fs;
 
 /// A run of this build, all of whose rewards are called again.
 const SAME: OfRun<'_> = OfRun { not_asked: &[], same_build: true };
