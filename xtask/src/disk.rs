@@ -3,6 +3,7 @@
 
 use crate::sources;
 use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
 
 /// The crates that open the files of runs, models and datasets.
 const CRATES: [&str; 7] = ["cli", "dashboard", "fleet", "kernels", "lockstep", "model", "telemetry"];
@@ -30,13 +31,14 @@ const OF_STD: [&str; 15] = [
 const OF_SYSTEM: [&str; 3] = ["\"/proc/", "\"/sys/", "\"/dev/"];
 
 /// Files in which std is used, each with the reason: none of them opens the files of a run.
-const EXCEPT: [(&str, &str); 15] = [
+const EXCEPT: [(&str, &str); 16] = [
     ("cli/src/config/mod.rs", "a script that the user names"),
     ("cli/src/new_directory.rs", "a new directory that the user names"),
     ("cli/src/report.rs", "a scratch directory of this process"),
     ("cli/src/score.rs", "a file that the user names, or standard input"),
     ("cli/src/signals.rs", "a directory that this process is making"),
     ("fleet/src/lock.rs", "/proc"),
+    ("fleet/src/lock/proof.rs", "/proc"),
     ("kernels/src/device", "programs of the CUDA toolkit, and their cache"),
     ("kernels/src/memory/slot", "memory that this process made; another's is opened by disk"),
     ("lockstep/src/data/files.rs", "lists a dataset that the user names"),
@@ -51,13 +53,19 @@ const EXCEPT: [(&str, &str); 15] = [
 pub fn check() -> Result<(), String> {
     let (mut found, mut needed) = (Vec::new(), BTreeSet::new());
     for name in CRATES {
+        let mut files = Vec::new();
         for path in sources::below(&format!("crates/{name}/src"))? {
-            let shown = path.display().to_string();
-            let is_test = shown.split('/').any(|part| part == "tests") || shown.ends_with("tests.rs");
-            if is_test || !sources::is_one_of(&path, &["rs"]) {
+            if sources::is_one_of(&path, &["rs"]) {
+                let text = std::fs::read_to_string(&path).map_err(|e| format!("{}: {e}", path.display()))?;
+                files.push((path, text));
+            }
+        }
+        let of_tests: Vec<PathBuf> = files.iter().flat_map(|(path, text)| modules_of_tests(path, text)).collect();
+        for (path, text) in files {
+            if of_tests.iter().any(|module| path.starts_with(module) || path == module.with_extension("rs")) {
                 continue;
             }
-            let text = std::fs::read_to_string(&path).map_err(|e| format!("{shown}: {e}"))?;
+            let shown = path.display().to_string();
             let places = of_std(&text).into_iter();
             match EXCEPT.iter().find(|(file, _)| path.starts_with(format!("crates/{file}"))) {
                 Some((file, _)) => needed.extend(places.map(|_| *file)),
@@ -75,6 +83,16 @@ pub fn check() -> Result<(), String> {
             found.join("\n")
         )),
     }
+}
+
+/// The modules that a source file has for tests alone, each as the path of its directory.
+fn modules_of_tests(path: &Path, text: &str) -> Vec<PathBuf> {
+    let is_root = path.file_stem().is_some_and(|stem| ["mod", "lib", "main"].iter().any(|root| stem == *root));
+    let directory = if is_root { path.parent().unwrap_or(path).to_owned() } else { path.with_extension("") };
+    let lines = text.lines().zip(text.lines().skip(1));
+    let tests = lines.filter(|(line, _)| line.trim_start().starts_with("#[cfg(test)]"));
+    let named = tests.filter_map(|(_, next)| next.trim().strip_suffix(';')?.rsplit_once("mod ").map(|(_, name)| name));
+    named.map(|name| directory.join(name)).collect()
 }
 
 /// The uses of std in a source text before its tests: the line of each, and the function.
@@ -103,6 +121,15 @@ fn of_std(text: &str) -> Vec<(usize, &'static str)> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn modules_of_tests_are_found_beside_and_below_a_file() {
+        let text = "mod a;\n#[cfg(test)]\nmod lies;\n\n#[cfg(test)]\npub(crate) mod tests;\n#[cfg(test)]\nmod inner {\n";
+        for (path, directory) in [("src/verify/mod.rs", "src/verify"), ("src/lib.rs", "src"), ("src/lock.rs", "src/lock")] {
+            let found = modules_of_tests(Path::new(path), text);
+            assert_eq!(found, ["lies", "tests"].map(|name| Path::new(directory).join(name)), "{path}");
+        }
+    }
 
     #[test]
     fn a_plain_read_is_found_and_what_disk_does_is_not() {

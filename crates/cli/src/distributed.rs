@@ -251,7 +251,7 @@ impl SharingArgs {
         }
         let probe = dir.join(format!(".lockstep-{}.probe", telemetry::system::since_1970().as_nanos()));
         disk::Options::new().write().create_new().open(&probe).or_bad_input_in(flag())?;
-        std::fs::remove_file(&probe).or_bad_input_in(flag())
+        disk::remove_file(&probe).or_bad_input_in(flag())
     }
 }
 

@@ -44,7 +44,7 @@ pub(crate) fn run(args: Args) -> anyhow::Result<()> {
         let (ends, end) = (&config.eos_token_ids, made.eos_id());
         if ends.iter().any(|id| Some(*id) != end) {
             bad_input!(
-                "{}: eos_token_id is {ends:?}, but the <eos> of --characters is token {}: set that, or remove the field",
+                "{}: eos_token_id is {ends:?}, but the <eos> of --characters is token {}: set it, or remove the field",
                 args.config.display(),
                 end.unwrap_or_default()
             );

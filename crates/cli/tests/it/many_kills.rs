@@ -138,7 +138,7 @@ fn cut(root: &Path, arguments: &[&str], takes: Duration, random: &mut Random) {
 }
 
 /// Kills so many commands `verify` and `fork` in the middle. A run that is verified or forked is not changed, and a
-/// fork is made again or goes on, to the same bits.
+/// fork is made again or continues, to the same bits.
 fn killed_readers(root: &Path, kills: u32, seed: u64) {
     let set = ["record_rollouts=true", "save_steps=4", "eval_strategy=no", "logging_steps=1"];
     good(root, &arguments("train", "original", &set));

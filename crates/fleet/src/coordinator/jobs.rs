@@ -318,8 +318,8 @@ impl Coordinator {
         self.offer_again(ms, out);
     }
 
-    /// Offers the jobs again that only this worker is doing, which stands still and cannot be killed. It may go on some
-    /// time; the first result counts.
+    /// Offers the jobs again that only this worker is doing, which stands still and cannot be killed. It may continue
+    /// later; the first result counts.
     pub(super) fn offer_those_of(&mut self, worker: &WorkerName, out: &mut Vec<Action>) {
         let open: BTreeSet<JobName> = self.open_jobs().into_iter().collect();
         let mut again = Vec::new();

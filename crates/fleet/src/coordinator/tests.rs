@@ -348,7 +348,7 @@ fn jobs_of_a_worker_that_cannot_be_killed_are_offered_to_others() {
     run.claim("dev2", job(0));
     assert_eq!(unreachable(&mut run, "dev1"), "", "another one does it");
     assert_eq!(unreachable(&mut run, "nobody"), "");
-    // It goes on after all: the first result counts.
+    // It continues after all: the first result counts.
     assert_eq!(run.result(job(0)), "accept 0 of dev1; withdraw 0");
     assert_eq!(unreachable(&mut run, "dev1"), "", "it has nothing any more");
 }

@@ -142,7 +142,7 @@ impl RunLock {
     pub fn is_held(root: &Path) -> bool {
         let path = root.join(FILE);
         let owner = |text: &str| serde_json::from_str(text).ok().map(|holder: Holder| holder.owner);
-        File::open(&path).is_ok_and(|file| Locks::of_system().is_held(&file, &path, owner).unwrap_or(false))
+        disk::open(&path).is_ok_and(|file| Locks::of_system().is_held(&file, &path, owner).unwrap_or(false))
     }
 
     /// Whether the file `run.lock` in `root` is still the one that this process has locked, and was not deleted or

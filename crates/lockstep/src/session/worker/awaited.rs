@@ -84,5 +84,5 @@ impl Awaited<'_> {
 
 /// What the last learner of a run told its workers.
 fn last_learner(run: &Path) -> Option<LearnerState> {
-    serde_json::from_slice(&std::fs::read(Layout::of_run(run).learner()).ok()?).ok()
+    serde_json::from_slice(&disk::read(Layout::of_run(run).learner(), disk::most::STATE).ok()?).ok()
 }
