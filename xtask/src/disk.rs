@@ -124,8 +124,11 @@ mod tests {
 
     #[test]
     fn modules_of_tests_are_found_beside_and_below_a_file() {
-        let text = "mod a;\n#[cfg(test)]\nmod lies;\n\n#[cfg(test)]\npub(crate) mod tests;\n#[cfg(test)]\nmod inner {\n";
-        for (path, directory) in [("src/verify/mod.rs", "src/verify"), ("src/lib.rs", "src"), ("src/lock.rs", "src/lock")] {
+        let text =
+            "mod a;\n#[cfg(test)]\nmod lies;\n\n#[cfg(test)]\npub(crate) mod tests;\n#[cfg(test)]\nmod inner {\n";
+        for (path, directory) in
+            [("src/verify/mod.rs", "src/verify"), ("src/lib.rs", "src"), ("src/lock.rs", "src/lock")]
+        {
             let found = modules_of_tests(Path::new(path), text);
             assert_eq!(found, ["lies", "tests"].map(|name| Path::new(directory).join(name)), "{path}");
         }

@@ -63,7 +63,7 @@ fn every_command_ends_as_it_would_on_a_good_console() {
     std::fs::write(&metrics, bytes).unwrap();
     let differs = crate::support::lockstep(root, &["verify", "lie", "--all"]).code.unwrap();
     assert_ne!(differs, 0, "a changed result is not proven");
-    let plan = vec!["plan", "--model", "model", "--dataset", "d.jsonl", "--reward", "unique_chars"];
+    let plan = ["plan", "--model", "model", "--dataset", "d.jsonl", "--reward", "unique_chars"];
     let plan = [&plan[..], &["--set", "max_completion_length=6"]].concat();
     let score = ["score-rewards", "--input", "d.jsonl", "--reward", "unique_chars"];
     let eval = ["eval", "--model", "model", "--dataset", "e.jsonl", "--reward", "unique_chars"];

@@ -141,7 +141,7 @@ fn a_run_of_another_user_is_refused_with_the_reason() {
             mode(&fleet, fleet_mode);
         }
         mode(&run, run_mode);
-        let child = start_as(root, &["worker", "--join", "run", "--name", "w"], Some(65534));
+        let child = start_as(root, &["worker", "--join", "run", "--name", "w", "--wait"], Some(65534));
         let output = child.wait_with_output().unwrap();
         let said = String::from_utf8_lossy(&output.stderr).into_owned();
         let what = format!("{run_mode:o} {fleet_mode:?}");
@@ -149,7 +149,7 @@ fn a_run_of_another_user_is_refused_with_the_reason() {
     }
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
     // Its own is accepted.
-    let mut own = command(root, &["worker", "--join", "run", "--name", "w"]);
+    let mut own = command(root, &["worker", "--join", "run", "--name", "w", "--wait"]);
     mode(&run, 0o755);
     let _ = fs::remove_dir_all(&fleet);
     let mut child = own.stderr(std::process::Stdio::null()).spawn().unwrap();

@@ -186,7 +186,8 @@ fn a_forged_result_differs() {
     let root = dir.path();
     good(root, &arguments("train", "run", &[RECORDED, &["max_steps=2"]].concat()));
     good(root, &["verify", "run", "--all"]);
-    let rows: [(&str, fn(&Path)); 5] = [
+    type Forge = fn(&Path);
+    let rows: [(&str, Forge); 5] = [
         ("model-00001-of-00001.safetensors", |model| {
             // Other weights, under a name that an index gives.
             fs::rename(model.join("model.safetensors"), model.join("model-00001-of-00001.safetensors")).unwrap();

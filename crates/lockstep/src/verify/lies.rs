@@ -15,6 +15,9 @@ use std::fs;
 
 const DOCS: &str = include_str!("../../../../docs/verify.md");
 
+/// The settings of a kind of run.
+type Change = fn(&mut Config);
+
 /// Checks that the table of docs/verify.md has a row of the field.
 #[track_caller]
 fn is_documented(file: &str, field: &str) {

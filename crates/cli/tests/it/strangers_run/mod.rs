@@ -63,11 +63,16 @@ const FILES: [(&str, &str); 22] = [
     ("killed", "fleet/batches/*"),
 ];
 
+/// A command and a run.
+type Call = (&'static str, &'static str);
+/// What a command does: its end, and the weights that it leaves.
+type Done = (Seen, Option<Vec<u8>>);
+
 /// A directory with the runs, and outside of them what must stay as it is.
 struct World {
     dir: tempfile::TempDir,
     /// What each command does with each unchanged run.
-    unchanged: BTreeMap<(&'static str, &'static str), (Seen, Option<Vec<u8>>)>,
+    unchanged: BTreeMap<Call, Done>,
     outside: Vec<(PathBuf, Vec<u8>)>,
 }
 

@@ -130,7 +130,9 @@ impl Layout {
 
 /// Makes a directory and its parents, accessible only to this user.
 pub(crate) fn create_dir(path: &Path) -> Result<()> {
-    disk::create_private_dir_all(path).or_unusable("create", path)
+    // One that is there is only protected.
+    let doing = if path.is_dir() { "protect" } else { "create" };
+    disk::create_private_dir_all(path).or_unusable(doing, path)
 }
 
 /// The names in a directory, sorted; empty if the directory does not exist.

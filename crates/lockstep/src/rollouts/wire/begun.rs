@@ -74,10 +74,12 @@ fn head(bytes: &[u8]) -> Result<(RecordReader<'_>, &[u8]), WireError> {
     Ok((head, rest))
 }
 
-/// The first records of the batches that are concatenated in `bytes`: for each batch the optimizer steps done when it
-/// was begun, the number of its first group, and the rows of its groups. The scores so far are left out: which groups
+/// The optimizer steps done when a batch was begun, the number of its first group; and the rows of its groups.
+pub(crate) type HeadOfBegun = ([u64; 2], Vec<u64>);
+
+/// The first records of the batches that are concatenated in `bytes`. The scores so far are left out: which groups
 /// have been scored depends on when their workers answered.
-pub(crate) fn heads_of_begun(mut bytes: &[u8]) -> Result<Vec<([u64; 2], Vec<u64>)>, WireError> {
+pub(crate) fn heads_of_begun(mut bytes: &[u8]) -> Result<Vec<HeadOfBegun>, WireError> {
     let mut heads = Vec::new();
     while !bytes.is_empty() {
         let (of_batch, rest) = head(bytes)?;

@@ -14,7 +14,7 @@ const OF_BEGUN: [&str; 5] = ["answer", "rollout_s", "rewards", "scored", "values
 
 #[test]
 fn a_lie_in_any_column_of_a_checkpoint_is_found() {
-    let kinds: [(&str, fn(&mut Config)); 3] = [
+    let kinds: [(&str, Change); 3] = [
         ("frontier.bin", |c| c.max_staleness = 1),
         ("generation_batch.bin", |c| c.num_iterations = 2),
         ("frontier.begun.bin", |c| (c.max_staleness, c.partial_rollout_tokens, c.max_steps) = (2, Some(2), 3)),
@@ -33,17 +33,17 @@ fn a_lie_in_any_column_of_a_checkpoint_is_found() {
             FileList::of(&checkpoint, 1).unwrap().write(&checkpoint).unwrap();
         };
         let (mut compared, mut seen) = (0, BTreeSet::new());
-        for place in 0..good.len() {
-            for column in columns(&good[place]) {
+        for (place, record) in good.iter().enumerate() {
+            for column in columns(record) {
                 // One record of each kind is enough.
-                if !seen.insert((columns(&good[place])[0].clone(), column.clone())) {
+                if !seen.insert((columns(record)[0].clone(), column.clone())) {
                     continue;
                 }
-                let Some(lie) = changed(&good[place], &column) else { continue };
+                let Some(lie) = changed(record, &column) else { continue };
                 let what = format!("{name}, record {place}, `{column}`");
                 tell(place, lie);
                 let plain = column.rsplit('.').next().unwrap();
-                let of_answer = columns(&good[place])[0] == "answer";
+                let of_answer = columns(record)[0] == "answer";
                 let is_left_out = TIMES.contains(&plain)
                     || name == "frontier.begun.bin" && (of_answer || OF_BEGUN.contains(&&*column));
                 match is_left_out {
@@ -60,7 +60,7 @@ fn a_lie_in_any_column_of_a_checkpoint_is_found() {
                 }
             }
             if name != "frontier.begun.bin" {
-                tell(place, with_more(&good[place], "later"));
+                tell(place, with_more(record, "later"));
                 assert_eq!(convicted(&root, "a column of a later version").kind, "column");
             }
         }
@@ -95,7 +95,7 @@ pub(super) fn leaves(at: &str, value: &Value, found: &mut Vec<String>) {
 
 #[test]
 fn a_lie_in_any_field_of_the_state_is_found() {
-    let kinds: [(&str, fn(&mut Config)); 3] = [
+    let kinds: [(&str, Change); 3] = [
         ("GRPO", |_| {}),
         ("PPO", |c| (c.algorithm, c.num_generations) = (Algorithm::Ppo, 1)),
         ("stale", |c| (c.max_staleness, c.num_iterations) = (1, 2)),

@@ -13,8 +13,10 @@ use serde_json::json;
 use std::collections::BTreeSet;
 use train::Advantage;
 
+type Lie = fn(&mut Group);
+
 /// Values for columns that runs like those here do not record.
-const OTHERS: [(&str, fn(&mut Group)); 14] = [
+const OTHERS: [(&str, Lie); 14] = [
     ("problems", |g| g.problems.push(json!({"reward": "unique_chars", "kind": "crashed", "rows": 1}))),
     ("prompt_in_batch", |g| g.prompt_in_batch = Some(0)),
     ("generations", |g| g.completions.iter_mut().for_each(|c| c.generation ^= 1)),
@@ -42,7 +44,7 @@ const OTHERS: [(&str, fn(&mut Group)); 14] = [
 
 #[test]
 fn a_lie_in_any_column_of_the_record_is_found() {
-    let kinds: [(&str, fn(&mut Config)); 3] = [
+    let kinds: [(&str, Change); 3] = [
         ("GRPO", |_| {}),
         ("PPO", |c| (c.algorithm, c.num_generations) = (Algorithm::Ppo, 1)),
         ("stale", |c| (c.max_staleness, c.num_iterations, c.record_entropies) = (1, 2, true)),

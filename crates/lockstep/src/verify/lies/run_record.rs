@@ -191,7 +191,8 @@ fn a_lie_in_any_field_of_the_record_is_found_or_in_the_list() {
         .iter()
         .position(|line| line.starts_with("learning_rate was 0.01"))
         .unwrap_or_else(|| panic!("{changed:?}"));
-    let of_starts: [(&str, fn(&mut Vec<String>, usize)); 3] = [
+    type Lie = fn(&mut Vec<String>, usize);
+    let of_starts: [(&str, Lie); 3] = [
         ("another old value", |lines, rate| lines[rate] = lines[rate].replace("was 0.01", "was 0.03")),
         ("another key", |lines, rate| lines[rate] = "beta was 0.2, now 0.1".to_owned()),
         ("no change", |lines, rate| drop(lines.remove(rate))),
