@@ -202,7 +202,8 @@ fn only_regular_files_are_opened_and_nobody_waits_for_others() {
         make(&dir.path().join("file"));
         dir
     };
-    let kinds: [(&str, &dyn Fn(&Path)); 4] = [
+    type Make<'a> = &'a dyn Fn(&Path);
+    let kinds: [(&str, Make<'_>); 4] = [
         ("named pipe", &|path| fifo(path)),
         ("directory", &|path| fs::create_dir(path).unwrap()),
         ("socket", &|path| drop(std::os::unix::net::UnixListener::bind(path).unwrap())),

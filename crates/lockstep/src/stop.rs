@@ -11,7 +11,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 /// gradient check the flag between decode steps and layers. An evaluation is cancelled likewise. A resumed run computes
 /// the cancelled step again, with the same bits.
 ///
-/// Work that the checkpoint of a stopped run needs is not cancelled: while a [`Held`] exists, all such checks find no
+/// Work that the checkpoint of a stopped run needs is not cancelled: while a `Held` exists, all such checks find no
 /// request, and only [`is_requested`](Self::is_requested) tells of it.
 #[derive(Clone, Debug, Default)]
 pub struct StopSignal {

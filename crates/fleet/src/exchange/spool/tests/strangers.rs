@@ -32,7 +32,8 @@ const PLACES: [&str; 14] = [
 ];
 
 /// What is put in the place of one, given the directory outside of the run.
-const KINDS: [(&str, fn(&Path, &Path)); 6] = [
+type Replace = fn(&Path, &Path);
+const KINDS: [(&str, Replace); 6] = [
     ("link to a directory", |path, outside| symlink(outside, path).unwrap()),
     ("link to a file", |path, outside| symlink(outside.join("thesis"), path).unwrap()),
     ("link to a device", |path, _| symlink("/dev/zero", path).unwrap()),
@@ -138,7 +139,7 @@ fn no_part_of_a_spool_leads_out_of_it_or_is_waited_for() {
                     "the directories" => ["", "pending", "workers"].contains(&place),
                     "a learner" => !place.starts_with("processing"),
                     "a worker" => place != "batches",
-                    "the status" => place != "",
+                    "the status" => !place.is_empty(),
                     _ => !["batches", "workers/dev1"].contains(&place) && !place.ends_with(".lock"),
                 };
                 if !opens {
