@@ -107,7 +107,7 @@ fn restarts_that_are_used_up_end_the_run_at_once_and_as_json() {
 fn a_run_resumes_from_where_its_reward_died() {
     let dir = directory();
     let root = dir.path();
-    let program = "while read -r line; do\ncase \"$line\" in *'\"global_step\":5}'*) [ -e fixed ] || exit 3;; esac\n\
+    let program = "while read -r line; do\ncase \"$line\" in *'\"global_step\":5,'*) [ -e fixed ] || exit 3;; esac\n\
                    echo '{\"rewards\": [1, 2, 0, 1], \"metrics\": {\"length\": 3}}'\ndone\n";
     fs::write(root.join("serve.sh"), program).unwrap();
     let command = "reward_funcs=[{kind = \"command\", command = \"sh serve.sh\", max_restarts = 0}]";

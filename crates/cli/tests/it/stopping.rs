@@ -135,7 +135,7 @@ fn stopped_while_waiting(word: &str, after: u64) {
 
 #[test]
 fn a_wait_for_rewards_is_cancelled_and_done_again() {
-    stopped_while_waiting("\"global_step\":5}", 5);
+    stopped_while_waiting("\"global_step\":5,", 5);
 }
 
 #[test]
