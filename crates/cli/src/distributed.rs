@@ -227,9 +227,12 @@ pub(crate) fn supervise(args: &RunArgs, workers: Option<u32>, sharing: &SharingA
     let requests = requests()?;
     let learner = Role { name: "the learner".to_owned(), command: Box::new(learner) };
     let all = (1..).zip(workers).map(role).collect();
-    let mut report = |text: &str| console.warn(text);
+    let mut report = |text: &str| match text.contains(" was refused: ") {
+        true => console.warn(&with_last_words(text, layout.root())),
+        false => console.warn(text),
+    };
     let code = supervisor::run(learner, all, Limits::default(), &mut || requests.try_recv().ok(), &mut report)
-        .map_err(|error| with_last_words(&error.to_string(), layout.root()))?;
+        .map_err(|error| anyhow::anyhow!(with_last_words(&error.to_string(), layout.root())))?;
     if is_new && !out.join("config.toml").exists() {
         // It was refused before it had begun.
         let _ = disk::remove_dir_all(layout.root());
@@ -302,14 +305,14 @@ fn arguments(args: &RunArgs, out: &Path) -> anyhow::Result<Vec<OsString>> {
     Ok(arguments)
 }
 
-/// The error of the supervisor, which begins with the name of a process, with the last error in that process's log.
-fn with_last_words(error: &str, logs: &Path) -> anyhow::Error {
-    let log = logs.join(format!("{}.log", error.split(' ').next().unwrap_or_default()));
+/// A message of the supervisor, which begins with the name of a process, with the last error in that process's log.
+fn with_last_words(message: &str, logs: &Path) -> String {
+    let log = logs.join(format!("{}.log", message.split(' ').next().unwrap_or_default()));
     let text = disk::read(&log, disk::most::STATE).unwrap_or_default();
     let text = String::from_utf8_lossy(&text);
     match text.lines().rev().find(|line| line.starts_with("error: ")) {
-        Some(line) => anyhow::anyhow!("{error}: {}: {line}", log.display()),
-        None => anyhow::anyhow!("{error}"),
+        Some(line) => format!("{message}: {}: {line}", log.display()),
+        None => message.to_owned(),
     }
 }
 
