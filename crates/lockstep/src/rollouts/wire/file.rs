@@ -117,9 +117,10 @@ impl GroupFile {
         GroupFile::read_by(path, |path| read_index(&index_path(path)))
     }
 
-    /// Opens the file without believing its index, which has no checksum: the records are read once.
+    /// Opens the file without believing its index, which has no checksum: the records are read once. If one is damaged,
+    /// the index says which group it is.
     pub fn open_by_records(path: &Path) -> Result<GroupFile> {
-        GroupFile::read_by(path, |_| None)
+        GroupFile::read_by(path, |_| None).or_else(|damaged| GroupFile::open(path).map_err(|_| damaged))
     }
 
     fn read_by(path: &Path, index: impl FnOnce(&Path) -> Option<Vec<IndexEntry>>) -> Result<GroupFile> {
