@@ -97,12 +97,25 @@ def _directory_of(name: str, argument: str) -> str:
     return os.path.abspath(name) if os.path.isdir(name) else _native.locate(name)
 
 
+def _same_file(source: str, target: str) -> None:
+    if os.path.isdir(source):
+        os.mkdir(target)
+        for name in os.listdir(source):
+            _same_file(os.path.realpath(os.path.join(source, name)), os.path.join(target, name))
+        return
+    try:
+        os.link(source, target)
+    except OSError:
+        shutil.copyfile(source, target)
+
+
 def _link(source: str, target: str) -> str:
-    """Makes links in `target` to a model's files, except those of its tokenizer. Returns the directory where the
-    tokenizer belongs: for an adapter, that of its base model."""
+    """Makes hard links in `target` to a model's files, except those of its tokenizer, or copies on another file system:
+    no symbolic link inside a run is followed. Returns the directory where the tokenizer belongs: for an adapter, that
+    of its base model."""
     for name in os.listdir(source):
         if not _is_of_tokenizer(name) and name != "adapter_config.json":
-            os.symlink(os.path.join(source, name), os.path.join(target, name))
+            _same_file(os.path.realpath(os.path.join(source, name)), os.path.join(target, name))
     if not os.path.exists(os.path.join(source, "adapter_config.json")):
         return target
     with open(os.path.join(source, "adapter_config.json")) as file:

@@ -240,7 +240,12 @@ fn weights_of_a_killed_writer_stay_readable_and_its_files_are_removed_by_the_nex
 
     let dir = std::env::temp_dir().join(format!("lockstep-slots-{}", std::process::id()));
     std::fs::create_dir_all(&dir).unwrap();
-    let names = || std::fs::read_dir(&dir).unwrap().map(|entry| entry.unwrap().path()).collect::<Vec<_>>();
+    // Beside each slot there is its lock.
+    let is_slot = |path: &PathBuf| path.extension().is_some_and(|ending| ending == "slot");
+    let names = || {
+        let all = std::fs::read_dir(&dir).unwrap().map(|entry| entry.unwrap().path());
+        all.filter(is_slot).collect::<Vec<_>>()
+    };
     let mut other = Other::start("write", &dir);
     let path = PathBuf::from(other.says());
     assert_eq!(names(), std::slice::from_ref(&path));

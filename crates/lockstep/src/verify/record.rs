@@ -218,8 +218,8 @@ fn misplaced(file: &GroupFile) -> Option<Difference> {
 
 /// An entry of the file's index that the file's records do not give.
 fn wrong_index(file: &GroupFile) -> Option<Difference> {
-    let (place, of_record) = file.wrong_entry()?;
-    let (recorded, remade) = (format!("{:?}", file.index()[place]), format!("{of_record:?}"));
+    let (place, entry, of_record) = file.wrong_entry()?;
+    let (recorded, remade) = (format!("{entry:?}"), format!("{of_record:?}"));
     Some(Difference {
         step: of_record.step,
         group: Some(of_record.group),

@@ -154,12 +154,13 @@ impl GroupFile {
         Ok((group_of(&bytes, &self.path, entry.offset)?, bytes))
     }
 
-    /// The first entry of the index that is not that of its record: its index, and the entry that the record gives.
-    /// Records that cannot be read are left out.
-    pub(crate) fn wrong_entry(&self) -> Option<(usize, IndexEntry)> {
-        self.index.iter().enumerate().find_map(|(place, entry)| {
+    /// The first entry of the index on the disk that is not that of its record: its place, the entry, and the one that
+    /// the record gives. Records that cannot be read are left out.
+    pub(crate) fn wrong_entry(&self) -> Option<(usize, IndexEntry, IndexEntry)> {
+        let by_index = GroupFile::open(&self.path).ok()?;
+        by_index.index.iter().enumerate().find_map(|(place, entry)| {
             let of_record = read(&self.file, &self.path, entry.offset, entry.length).ok()?;
-            (of_record.to_bytes() != entry.to_bytes()).then_some((place, of_record))
+            (of_record.to_bytes() != entry.to_bytes()).then_some((place, *entry, of_record))
         })
     }
 
