@@ -81,7 +81,7 @@ pub fn set_partial(path: Option<PathBuf>) {
     *PARTIAL.lock().unwrap_or_else(PoisonError::into_inner) = path;
 }
 
-/// What a signal requests, given those before it.
+/// Decides the request that a signal makes, given the signals before it.
 #[derive(Debug, Default)]
 struct Rules {
     first: Option<(i32, Instant)>,

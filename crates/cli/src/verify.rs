@@ -76,7 +76,7 @@ pub(crate) fn run(args: Args) -> anyhow::Result<()> {
         false => output::text(&lines(&report, code)),
     };
     match printed {
-        // What was found out is known by the code, whoever reads the report.
+        // The exit code tells the outcome, even if the report cannot be printed.
         Err(error) if !error.is_closed() && code == 0 => Err(error).or_bad_input(),
         Err(error) if !error.is_closed() => {
             output::note(format_args!("error: {error}"));

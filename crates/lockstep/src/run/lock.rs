@@ -13,7 +13,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use std::fmt;
 use std::fs::File;
-use std::io::{Read, Seek, Write};
+use std::io::{Seek, Write};
 use std::path::Path;
 use std::time::Duration;
 use telemetry::in_place::is_in_place;
@@ -25,8 +25,6 @@ pub const FILE: &str = "run.lock";
 /// How often a lock that another process has is tried again, and the pause before.
 const LOOKS: u32 = 20;
 const LOOK: Duration = Duration::from_millis(10);
-/// A lock file is shorter.
-const MOST_BYTES: u64 = 1 << 20;
 
 /// The process that writes into the run in `root`, as its lock file names it; `None` if no process does. The lock
 /// decides, not the number, which may be another process's. Of a run of another machine, whose locks may not be seen
@@ -39,9 +37,7 @@ fn writer_with(locks: &Locks, root: &Path) -> Option<Value> {
     let path = root.join(FILE);
     let file = disk::open(&path).ok()?;
     let is_held = locks.is_held(&file, &path, |text| serde_json::from_str(text).ok()).ok()?;
-    (&file).rewind().ok()?;
-    let mut text = String::new();
-    (&file).take(MOST_BYTES).read_to_string(&mut text).ok()?;
+    let text = String::from_utf8(disk::read_rest(&file, 0, disk::most::STATE).ok()?).ok()?;
     let owner: Owner = serde_json::from_str(&text).unwrap_or_default();
     let here = locks.this_process();
     let is_elsewhere = match owner.boot.is_empty() {
@@ -75,6 +71,11 @@ pub struct Holder {
     command: Vec<String>,
 }
 
+/// The process that a lock file names.
+fn owner(text: &str) -> Option<Owner> {
+    serde_json::from_str(text).ok().map(|holder: Holder| holder.owner)
+}
+
 impl RunLock {
     /// Takes the lock of the directory `root`. If another process holds it, the error is a [`crate::BadInput`] that
     /// names that process.
@@ -86,7 +87,6 @@ impl RunLock {
         let path = root.join(FILE);
         let file = disk::Options::new().read().write().create().open(&path);
         let mut file = file.or_bad_input_in(format!("cannot open {}", path.display()))?;
-        let owner = |text: &str| serde_json::from_str(text).ok().map(|holder: Holder| holder.owner);
         let take = || locks.take(&file, &path, owner).or_bad_input_in(format!("cannot lock {}", path.display()));
         let mut taken = take()?;
         for _ in 0..LOOKS {
@@ -141,7 +141,6 @@ impl RunLock {
     /// Whether a process writes into the directory `root`.
     pub fn is_held(root: &Path) -> bool {
         let path = root.join(FILE);
-        let owner = |text: &str| serde_json::from_str(text).ok().map(|holder: Holder| holder.owner);
         disk::open(&path).is_ok_and(|file| Locks::of_system().is_held(&file, &path, owner).unwrap_or(false))
     }
 

@@ -65,8 +65,8 @@ impl Auditor {
         ((self.pick.hash_one(number) >> 11) as f64) < share * (1u64 << 53) as f64
     }
 
-    /// The metrics that are logged, without their prefix. So many workers were `expelled`, also for answers that cannot
-    /// be read.
+    /// The metrics that are logged, without their prefix. `expelled` counts the workers that were expelled, also for
+    /// answers that cannot be read.
     pub fn metrics(&self, expelled: usize) -> Vec<(&'static str, f64)> {
         let Counts { groups, tokens, mismatches } = &self.counts;
         let all = [

@@ -31,7 +31,7 @@ use std::time::Instant;
 /// The checkpoint file with the lineages of those weights that workers may still sample from.
 const FILE: &str = "fleet.json";
 
-/// So many answers of a worker that are none to their jobs are made again, before the worker is expelled.
+/// A worker that has given this many answers which do not answer their jobs is expelled.
 const MOST_REFUSALS: u32 = 3;
 
 /// A batch as it was offered, with the results of its jobs.
