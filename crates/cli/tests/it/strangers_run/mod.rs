@@ -6,6 +6,7 @@ mod changes;
 mod commands;
 mod watched;
 
+use super::distributed_faults::learner_of;
 use crate::support::runs::{arguments, directory, good, metrics};
 use changes::{CHANGES, Change, Random, make_outside};
 use commands::{COMMANDS, Tried};
@@ -25,7 +26,7 @@ const MOST: u64 = 64 << 20;
 const BASES: [(&str, &[&str]); 3] = [
     ("one", &["max_staleness=1", "num_iterations=2", "steps_per_generation=2", "tensorboard=false"]),
     ("chunks", &["max_staleness=2", "partial_rollout_tokens=2"]),
-    ("killed", &["max_staleness=1"]),
+    ("killed", &["max_staleness=3", "save_steps=3"]),
 ];
 const OWN: [&str; 6] = [
     "record_rollouts=true",
@@ -217,29 +218,34 @@ fn contents(directory: &Path) -> Vec<(PathBuf, Vec<u8>)> {
     found
 }
 
-/// A run with a worker, all of whose processes are killed at once while jobs wait, are done, and are in batches.
+/// A run with a worker, all of whose processes are killed while jobs wait, are done, and are in batches.
 fn kill_in_the_middle(root: &Path, set: &[&str]) {
     fs::write(root.join("slow.sh"), "while read -r line; do sleep 0.1; echo '{\"rewards\": [1, 0.5]}'; done\n")
         .unwrap();
     let reward = r#"reward_funcs=[{ kind = "command", command = "sh slow.sh", by_group = true }]"#;
     let longer = [set, &["max_steps=12", reward]].concat();
     let own = [&arguments("train", "run", &longer)[..], &["--distributed", "--workers", "1"]].concat();
-    let fleet = root.join("run/fleet");
-    let has = |name: &str| fs::read_dir(fleet.join(name)).is_ok_and(|mut entries| entries.next().is_some());
-    let from = root.join("run/checkpoints/step-000003");
+    let run = root.join("run");
+    let has = |name: &str| fs::read_dir(run.join("fleet").join(name)).is_ok_and(|mut all| all.next().is_some());
     for attempt in 0.. {
         assert!(attempt < 20, "a learner never has all kinds of files at once");
-        let _ = fs::remove_dir_all(root.join("run"));
+        let _ = fs::remove_dir_all(&run);
         let mut command = crate::support::command(root, &own);
         let mut child = command.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
-        let is_there = || has("pending") && has("complete_from_dev1") && has("batches") && from.exists();
-        // On a busy machine it may end before anybody looks.
-        testing::wait_until("jobs in all places", || is_there() || child.try_wait().unwrap().is_some());
+        // Batches stay until the next checkpoint.
+        let learns = || run.join("checkpoints/step-000003").exists() && has("batches");
+        testing::wait_until("a batch is learned", || learns() || child.try_wait().unwrap().is_some());
+        // A learner that stands still collects no answer, and the worker makes more of them.
+        if let Some(learner) = learner_of(&run) {
+            let _ = Command::new("kill").args(["-STOP", &learner.to_string()]).stderr(Stdio::null()).status();
+            let is_done = || has("complete_from_dev1") || !has("pending");
+            testing::wait_until("an answer is there", || is_done() || child.try_wait().unwrap().is_some());
+        }
         for pid in family(child.id()) {
             let _ = Command::new("kill").args(["-9", &pid.to_string()]).stderr(Stdio::null()).status();
         }
         let _ = child.wait();
-        if has("pending") && has("complete_from_dev1") && has("batches") && from.exists() {
+        if has("pending") && has("complete_from_dev1") && learns() {
             return;
         }
     }
