@@ -218,37 +218,47 @@ fn contents(directory: &Path) -> Vec<(PathBuf, Vec<u8>)> {
     found
 }
 
-/// A run with a worker, all of whose processes are killed while jobs wait, are done, and are in batches.
+/// A reward that needs a ticket for each answer, while there is a directory of them.
+const TICKETS: &str = r#"while read -r line; do
+    while [ -d tickets ] && ! rmdir tickets/* 2>/dev/null; do sleep 0.02; done
+    echo '{"rewards": [1, 0.5]}'
+done
+"#;
+
+/// A run of three steps that goes on with a worker, and all of whose processes are killed while jobs wait, are done,
+/// and are in batches.
 fn kill_in_the_middle(root: &Path, set: &[&str]) {
-    fs::write(root.join("slow.sh"), "while read -r line; do sleep 0.1; echo '{\"rewards\": [1, 0.5]}'; done\n")
-        .unwrap();
-    let reward = r#"reward_funcs=[{ kind = "command", command = "sh slow.sh", by_group = true }]"#;
-    let longer = [set, &["max_steps=12", reward]].concat();
-    let own = [&arguments("train", "run", &longer)[..], &["--distributed", "--workers", "1"]].concat();
-    let run = root.join("run");
-    let has = |name: &str| fs::read_dir(run.join("fleet").join(name)).is_ok_and(|mut all| all.next().is_some());
-    for attempt in 0.. {
-        assert!(attempt < 20, "a learner never has all kinds of files at once");
-        let _ = fs::remove_dir_all(&run);
-        let mut command = crate::support::command(root, &own);
-        let mut child = command.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
-        // Batches stay until the next checkpoint.
-        let learns = || run.join("checkpoints/step-000003").exists() && has("batches");
-        testing::wait_until("a batch is learned", || learns() || child.try_wait().unwrap().is_some());
-        // A learner that stands still collects no answer, and the worker makes more of them.
-        if let Some(learner) = learner_of(&run) {
-            let _ = Command::new("kill").args(["-STOP", &learner.to_string()]).stderr(Stdio::null()).status();
-            let is_done = || has("complete_from_dev1") || !has("pending");
-            testing::wait_until("an answer is there", || is_done() || child.try_wait().unwrap().is_some());
-        }
-        for pid in family(child.id()) {
-            let _ = Command::new("kill").args(["-9", &pid.to_string()]).stderr(Stdio::null()).status();
-        }
-        let _ = child.wait();
-        if has("pending") && has("complete_from_dev1") && learns() {
-            return;
-        }
+    fs::write(root.join("tickets.sh"), TICKETS).unwrap();
+    let reward = r#"reward_funcs=[{ kind = "command", command = "sh tickets.sh", by_group = true }]"#;
+    good(root, &arguments("train", "run", &[set, &["max_steps=3", reward]].concat()));
+    let (run, tickets) = (root.join("run"), root.join("tickets"));
+    fs::create_dir(&tickets).unwrap();
+    let resume = ["train", "--resume", "run", "--set", "max_steps=12", "--distributed", "--workers", "1"];
+    let mut command = crate::support::command(root, &resume);
+    let mut child = command.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
+    let all = |name: &str| fs::read_dir(run.join("fleet").join(name)).into_iter().flatten().flatten();
+    let answer_until = |name: &str| {
+        testing::wait_until(name, || {
+            let _ = fs::create_dir(tickets.join("one"));
+            all(name).next().is_some()
+        });
+    };
+    // A batch stays until the next checkpoint. A learner that stands still collects no answer.
+    answer_until("batches");
+    let learner = learner_of(&run).expect("a learner that learns");
+    assert!(Command::new("kill").args(["-STOP", &learner.to_string()]).status().unwrap().success());
+    answer_until("complete_from_dev1");
+    for pid in family(child.id()) {
+        let _ = Command::new("kill").args(["-9", &pid.to_string()]).stderr(Stdio::null()).status();
     }
+    let _ = child.wait();
+    if all("pending").next().is_none() {
+        // The worker has claimed them all. This one it gave back at its end.
+        let job = all("processing_by_dev1").next().expect("a job that nobody has answered");
+        fs::rename(job.path(), run.join("fleet/pending").join(job.file_name())).unwrap();
+    }
+    assert!(all("complete_from_dev1").next().is_some() && all("batches").next().is_some());
+    fs::remove_dir_all(tickets).unwrap();
 }
 
 /// Runs cases and reports all that are wrong together.
