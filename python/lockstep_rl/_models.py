@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 from . import _native, _peft
+from ._torch_state import check_read
 
 
 def check_path(name: str, argument: str) -> str:
@@ -45,13 +46,14 @@ def source_of(model: Any, processing_class: Any) -> str | None:
     return None
 
 
-def write_given(model: Any, processing_class: Any, target: str) -> None:
+def write_given(model: Any, processing_class: Any, target: str, argument: str = "model") -> None:
     """Writes a model and its tokenizer into an empty directory. The weights of a model that is given by name are
     linked."""
     if isinstance(model, (str, os.PathLike)):
         tokenizer = _tokenizer_for(None, processing_class)
         _save_tokenizer(tokenizer, _link(_directory_of(os.fspath(model), "model"), target))
         return
+    check_read(model, argument)
     tokenizer = _tokenizer_for(model, processing_class)
     if _peft.is_new_adapter(model):
         _peft.save_below(model, target)
@@ -79,7 +81,12 @@ def of_reference(model: Any) -> dict[str, Callable[[str], None]]:
     is in memory."""
     if model is None or isinstance(model, str):
         return {}
-    return {"ref_model": model.save_pretrained}
+
+    def write(place: str) -> None:
+        check_read(model, "ref_model")
+        model.save_pretrained(place)
+
+    return {"ref_model": write}
 
 
 def _is_same_place(processing_class: Any, source: str) -> bool:
@@ -230,6 +237,8 @@ def sync_weights(model: Any, directory: str, file: str | None = None) -> None:
     in place. They are read from `file` in the directory, or from all of the model's files there."""
     own = model.state_dict()
     of_adapter = _peft.is_peft_model(model)
+    if of_adapter:
+        _peft.mark_trained(model)
     names = _peft.names_in_model if of_adapter else (lambda name: (name,))
     try:
         seen = set()

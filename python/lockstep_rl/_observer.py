@@ -6,7 +6,7 @@ import math
 import os
 from typing import Any
 
-from ._rewards import RewardSet
+from ._rewards import RewardSet, logger
 
 STOP, SAVE, EVALUATE = 1, 2, 4
 # Metrics that transformers logs itself, only at steps that are due; TRL logs all others.
@@ -51,6 +51,7 @@ class Observer:
         state = self.trainer.state
         state.global_step, state.epoch = step, step / self.steps_per_epoch
         wishes = self._tell("on_optimizer_step") | self._tell("on_step_end")
+        self.trainer._model.check(only_frozen=True)  # a callback may have changed it
         return wishes | (self._tell("on_epoch_end") if step % self.steps_per_epoch == 0 else 0)
 
     def log(self, step: int, metrics: dict) -> int:
@@ -105,6 +106,18 @@ class Observer:
             state.best_model_checkpoint = alias
         self.trainer.save_model(os.fspath(path), _internal_call=True)
         return self._tell("on_save")
+
+    def warn(self, text: str) -> None:
+        """Receives the warnings of the engine where its console is silent. Each is given once."""
+        if text not in self.trainer._warned:
+            self.trainer._warned.add(text)
+            logger.warning("%s", text)
+
+    def leave(self, step: int) -> int:
+        """Called when training ends after `step` without a result: by an exception, or a stop signal."""
+        if self.only_evaluate is None:
+            self.trainer._left(step)
+        return 0
 
     def _tell(self, event: str, **kwargs: Any) -> int:
         self.trainer._callbacks.call(event, **kwargs)

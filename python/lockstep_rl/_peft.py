@@ -83,6 +83,12 @@ def is_new_adapter(model: Any) -> bool:
     return bool(getattr(model, _NEW, False))
 
 
+def mark_trained(model: Any) -> None:
+    """Makes the adapter one whose training continues: it has weights of the engine."""
+    if is_new_adapter(model):
+        setattr(model, _NEW, False)
+
+
 def set_base(source: str, target: str, below: str) -> None:
     """Writes the configuration of the adapter in `source` into `target`, with the directory `below` as its base
     model."""

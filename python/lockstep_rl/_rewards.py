@@ -13,7 +13,7 @@ from typing import Any
 
 from ._calling import RewardFunction
 from ._models import name_of as name_of_model, source_of, write_given
-from .rewards import Builtin
+from .rewards import Builtin, check_package
 
 logger = logging.getLogger("lockstep_rl")
 # Prefix of directories of reward models that were given in memory.
@@ -85,6 +85,7 @@ class RewardSet:
                 self.specs.append(function.spec)
                 self.names.append(getattr(function, "kind", "reward"))
             elif callable(function):
+                check_package(function)
                 name = name_of(function)
                 number = 2
                 while name in taken or name in ("step", "prompt", "completion", "advantage"):
@@ -109,7 +110,7 @@ class RewardSet:
 
     def _take_model(self, model: Any, tokenizer: Any) -> None:
         if source_of(model, tokenizer) is None:
-            self.in_memory[len(self.specs) - 1] = functools.partial(write_given, model, tokenizer)
+            self.in_memory[len(self.specs) - 1] = functools.partial(write_given, model, tokenizer, argument="reward_funcs")
 
     def objects(self) -> dict[str, Callable[[str], None]]:
         """Returns functions that write the files of reward models in memory, by directory. The last part of a

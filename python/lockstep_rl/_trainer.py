@@ -56,6 +56,8 @@ class Trainer(WithDatasets, ScriptMethods):
     _rollout_function: Any = None
     # Whether the trained model has a score head.
     _trains_scores = False
+    # The directory into which the engine writes.
+    _run_dir = ""
     # Address of the page in the browser, with `dashboard`.
     dashboard_url: str | None = None
     # Whether worker processes generate the completions.
@@ -114,6 +116,10 @@ class Trainer(WithDatasets, ScriptMethods):
         self._trains_now = False
         self._stop: Any = None
         self._result: dict | None = None
+        # Warnings of the engine that were passed on.
+        self._warned: set[str] = set()
+        # The model's directory after training that ended without a result.
+        self._stopped_in: Any = None
         self._pending: dict | None = None
         self._tail: dict = {}
         self._model = LiveModel(self)
@@ -164,6 +170,7 @@ class Trainer(WithDatasets, ScriptMethods):
             raise TypeError(f"train() has no argument `{name}`")
         check_class(self)
         self._warn_of_torch_contexts()
+        self._model.check()
         resume = resume_from_checkpoint
         if resume is None or resume is False:
             resume = getattr(self.args, "resume_from_checkpoint", None) or None
@@ -179,6 +186,7 @@ class Trainer(WithDatasets, ScriptMethods):
             self._result = self._run(resume=resume, eval_metrics=self._eval_metrics("eval", predicts=False))
         finally:
             self.is_in_train = False
+        self._model.settle()
         self.is_trained = True
         if self._result["best"] is not None:
             self.state.best_global_step, self.state.best_metric = self._result["best"]
@@ -340,6 +348,8 @@ class Trainer(WithDatasets, ScriptMethods):
         """Returns the name or directory of the trained model, or of the initial model before training."""
         if self._result is not None:
             return self._result["model"]
+        if self._stopped_in is not None:
+            return getattr(self._stopped_in, "name", self._stopped_in)
         objects = self._objects()
         if "model_name_or_path" not in objects:
             return self._source
@@ -367,8 +377,8 @@ class Trainer(WithDatasets, ScriptMethods):
         if not objects:
             yield {}
             return
-        root = self._values["output_dir"] if resume is None else run_of(resume)
-        if resume is None:
+        root = self._values["output_dir"]
+        if resume is None or run_of(resume) != os.path.realpath(root):
             _native.check_fresh(root)
         elif self._given_of == root:
             yield {key: self._values[key] for key in objects}
@@ -377,7 +387,10 @@ class Trainer(WithDatasets, ScriptMethods):
         try:
             for key, write in objects.items():
                 write(files.place(key))
-            path = files.or_earlier()
+            weights = "adapter_model" if is_peft_model(self._given_model) else "model"
+            keeps_base = self._values.get("use_peft") and weights == "model"
+            trained = None if resume is None or keeps_base else f"model_name_or_path/{weights}*.safetensors"
+            path = files.or_earlier(trained)
             values = {key: os.path.join(path, key) for key in objects}
             self._values.update(values)
             self._given_of = root
@@ -460,6 +473,7 @@ class Trainer(WithDatasets, ScriptMethods):
 
     def _begun(self, directory: str) -> None:
         """Called when the run's directory exists, before the first step."""
+        self._run_dir, self._stopped_in = directory, None
         wanted = self.args.dashboard
         if wanted is False:
             return
@@ -470,6 +484,17 @@ class Trainer(WithDatasets, ScriptMethods):
         except OSError as error:
             logger.warning("no page: port %s: %s; `python -m lockstep_rl dashboard %s --port 0` shows the run, too",
                            port, error, directory)
+
+    def _left(self, step: int) -> None:
+        """Called with the engine's weights when training ends after `step` without a result. As in TRL, the model then
+        has the weights of that step."""
+        place = os.path.join(self._run_dir, "checkpoints", f"step-{step:06}")
+        if os.path.isdir(place):
+            self._stopped_in = place
+        elif self._live is not None and step > 0:
+            self._stopped_in = tempfile.TemporaryDirectory(prefix="lockstep-stopped-")
+            self._live.save(self._stopped_in.name)
+        self._model.settle()
 
     def _ended(self) -> None:
         """Called when the engine has ended, also after an error."""

@@ -36,7 +36,8 @@ impl Failure {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).take()
     }
 
-    fn is_set(&self) -> bool {
+    /// Whether there is one.
+    pub fn is_set(&self) -> bool {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).is_some()
     }
 }
@@ -101,6 +102,31 @@ impl Observer {
         if self.failure.is_set() {
             return ControlFlow::Break(());
         }
+        let wishes = self.with(policy, method, arguments);
+        self.wishes.fetch_or(wishes, Ordering::Relaxed);
+        if wishes & STOP == 0 { ControlFlow::Continue(()) } else { ControlFlow::Break(()) }
+    }
+
+    /// Calls `leave` of the object: the run ends after `step` without a result, also after an exception.
+    pub fn leave(&self, step: u64, policy: &Policy) {
+        self.with(policy, "leave", |py| {
+            let arguments = PyDict::new(py);
+            arguments.set_item("step", step)?;
+            Ok(arguments)
+        });
+    }
+
+    /// Passes on a warning of the engine.
+    pub fn warn(&self, text: &str) {
+        let _ = Python::attach(|py| self.object.bind(py).call_method1("warn", (text,)).map(drop));
+    }
+
+    fn with(
+        &self,
+        policy: &Policy,
+        method: &str,
+        arguments: impl for<'py> FnOnce(Python<'py>) -> PyResult<Bound<'py, PyDict>>,
+    ) -> u8 {
         self.live.set(Some(policy));
         let wishes = Python::attach(|py| {
             let called = || -> PyResult<u8> {
@@ -113,8 +139,7 @@ impl Observer {
             })
         });
         self.live.set(None);
-        self.wishes.fetch_or(wishes, Ordering::Relaxed);
-        if wishes & STOP == 0 { ControlFlow::Continue(()) } else { ControlFlow::Break(()) }
+        wishes
     }
 
     /// What was wished since it was asked last.

@@ -55,6 +55,7 @@ pub use rollouts::pieces::TokenTexts;
 pub use rollouts::samples::of_groups as samples_of_groups;
 pub use rollouts::wire;
 pub use run::board::write_board;
+pub use run::branch::Branch;
 pub use run::eval_metrics::{EvalBatch, EvalMetrics, SetSize};
 pub use run::inputs::{Flow, LogRecord, RunEvent};
 pub use run::lock::writer;

@@ -6,6 +6,7 @@ pub mod alarms;
 pub mod begin;
 pub(crate) mod bits64;
 pub mod board;
+pub mod branch;
 pub mod checkpoint;
 pub mod completion_log;
 pub mod context;

@@ -58,6 +58,25 @@ pub struct ConsoleOptions {
     pub log_file: Option<PathBuf>,
     /// Whether nothing is printed, whatever the level; the log file still gets its lines.
     pub silent: bool,
+    /// Receives the warnings and errors of a silent console: they are never lost.
+    pub warnings: Option<Listener>,
+}
+
+/// A function that receives messages.
+#[derive(Clone)]
+pub struct Listener(Arc<dyn Fn(&str) + Send + Sync>);
+
+impl Listener {
+    /// A listener that calls `function`.
+    pub fn new(function: impl Fn(&str) + Send + Sync + 'static) -> Listener {
+        Listener(Arc::new(function))
+    }
+}
+
+impl std::fmt::Debug for Listener {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Listener")
+    }
 }
 
 /// The console of a process. A clone is another handle to the same console.
@@ -71,6 +90,7 @@ struct Inner {
     level: Level,
     colour: bool,
     silent: bool,
+    warnings: Option<Listener>,
     bars: MultiProgress,
     /// Whether progress bars are drawn: standard error is a terminal and the format is plain.
     terminal: bool,
@@ -133,6 +153,7 @@ impl Console {
             level: options.level,
             colour,
             silent: options.silent,
+            warnings: options.warnings,
             bars: MultiProgress::with_draw_target(target),
             terminal,
             start: Instant::now(),
@@ -161,6 +182,9 @@ impl Console {
     pub fn log(&self, level: Level, message: &str, fields: &Record) {
         let line = |colour| self.line(level, message, fields, colour);
         let _ = writeln!(self.file(), "{}", line(false));
+        if let (true, true, Some(Listener(receive))) = (self.inner.silent, level <= Level::Warn, &self.inner.warnings) {
+            receive(message);
+        }
         if level <= self.inner.level {
             self.write(&(line(self.inner.colour) + "\n"), false);
         }
