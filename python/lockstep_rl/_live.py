@@ -11,7 +11,7 @@ from typing import Any
 
 from . import _peft
 from ._config import warn_once
-from ._models import sync_weights
+from ._models import name_base, sync_weights
 from ._torch_state import check_frozen, check_trained
 
 
@@ -100,6 +100,7 @@ class LiveModel:
         live = self._engine()
         if live is not None:
             live.save(directory)
+            name_base(directory, self._given)
             return
         source = self._trainer._current_model()
         if not os.path.isdir(source):
@@ -108,6 +109,7 @@ class LiveModel:
             source = _native.locate(source)
         if os.path.realpath(source) != os.path.realpath(directory):
             shutil.copytree(source, directory, dirs_exist_ok=True)
+            name_base(directory, self._given)
 
     def is_given(self) -> bool:
         """Whether `trainer.model` is the model object that the user gave."""

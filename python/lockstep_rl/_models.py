@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
@@ -9,6 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 from . import _native, _peft
+from ._given import PREFIX
 from ._torch_state import check_read
 
 
@@ -230,6 +232,46 @@ def name_of(model: Any) -> str:
     """Returns the name or directory from which a model was loaded; an empty text if that is unknown."""
     inner = model.get_base_model() if _peft.is_peft_model(model) else model
     return getattr(inner, "name_or_path", "") or ""
+
+
+def name_base(directory: str, given: Any) -> None:
+    """Writes the name of the model that was given into an adapter that leaves its run: in the run, the adapter's base is
+    what was written of the model in `given-…`."""
+    path = os.path.join(directory, "adapter_config.json")
+    if not os.path.exists(path):
+        return
+    with open(path) as file:
+        config = json.load(file)
+    if PREFIX not in (config.get("base_model_name_or_path") or ""):
+        return
+    name = os.fspath(given) if isinstance(given, (str, os.PathLike)) else name_of(given)
+    below = os.path.join(name, "adapter_config.json")
+    if os.path.exists(below):
+        with open(below) as file:
+            name = json.load(file).get("base_model_name_or_path") or ""
+    if not name:  # a model that was never loaded from anywhere
+        return
+    name = os.path.abspath(name) if os.path.isdir(name) else name
+    with open(path, "w") as file:
+        json.dump({**config, "base_model_name_or_path": name}, file, indent=2)
+    if not isinstance(given, (str, os.PathLike)):
+        # Its files in the run have the same weights, but not the same bytes as those of its name.
+        _forget_hash(os.path.join(directory, "adapter_model.safetensors"))
+    # Hashes of files as they were.
+    with contextlib.suppress(FileNotFoundError):
+        os.remove(os.path.join(directory, "files.json"))
+
+
+def _forget_hash(path: str) -> None:
+    """Removes the hash of the base model from an adapter's file."""
+    with open(path, "rb") as file:
+        length = int.from_bytes(file.read(8), "little")
+        header, tensors = json.loads(file.read(length)), file.read()
+    header.get("__metadata__", {}).pop("base_model_sha256", None)
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    with open(path, "wb") as file:
+        file.write(len(text).to_bytes(8, "little") + text + tensors)
 
 
 def sync_weights(model: Any, directory: str, file: str | None = None) -> None:

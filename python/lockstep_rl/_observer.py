@@ -37,6 +37,7 @@ class Observer:
         if self.only_evaluate is None:
             state.global_step, state.max_steps = step, total_steps
             state.epoch = step / steps_per_epoch
+            self.trainer._logged_before = step // state.logging_steps * state.logging_steps
             self.trainer._begun(self.dir)
         return 0
 
@@ -71,6 +72,8 @@ class Observer:
         if is_evaluation:
             self._evaluated(metrics)
             return self._wishes()
+        if "loss" in metrics:
+            trainer._losses.append((step, metrics["loss"]))
         # The engine logs the last step even if it is not due. TRL has its metrics in the last entry, with the runtime.
         every = trainer.state.logging_steps
         is_due = step % every == 0 or (step == 1 and getattr(trainer.args, "logging_first_step", False))

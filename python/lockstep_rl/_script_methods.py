@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import tempfile
 from typing import Any
 
 
@@ -46,7 +47,7 @@ class ScriptMethods:
     args: Any
     state: Any
     _values: dict
-    _current_model: Any
+    _model: Any
     _hub_name: str | None = None
 
     def push_to_hub(
@@ -72,8 +73,11 @@ class ScriptMethods:
         revision = revision or args.hub_revision
         if revision is not None:
             api.create_branch(self._hub_name, branch=revision, exist_ok=True)
+        # A copy, in which an adapter's base has the name that others know.
+        self._uploaded = tempfile.TemporaryDirectory(prefix="lockstep-upload-")
+        self._model.save(self._uploaded.name)
         return api.upload_folder(
-            repo_id=self._hub_name, folder_path=self._current_model(), commit_message=commit_message,
+            repo_id=self._hub_name, folder_path=self._uploaded.name, commit_message=commit_message,
             revision=revision, run_as_future=not blocking,
         )
 

@@ -116,6 +116,9 @@ class Trainer(WithDatasets, ScriptMethods):
         self._trains_now = False
         self._stop: Any = None
         self._result: dict | None = None
+        # Steps that were logged in this training, with their losses, and the last one that was logged before.
+        self._losses: list[tuple[int, float]] = []
+        self._logged_before = 0
         # Warnings of the engine that were passed on.
         self._warned: set[str] = set()
         # The model's directory after training that ended without a result.
@@ -181,7 +184,7 @@ class Trainer(WithDatasets, ScriptMethods):
         began = time.monotonic()
         steps_before = self.state.global_step
         self._callbacks.call("on_train_begin")
-        self.is_in_train, self._tail = True, {}
+        self.is_in_train, self._tail, self._losses = True, {}, []
         try:
             self._result = self._run(resume=resume, eval_metrics=self._eval_metrics("eval", predicts=False))
         finally:
@@ -191,8 +194,7 @@ class Trainer(WithDatasets, ScriptMethods):
         if self._result["best"] is not None:
             self.state.best_global_step, self.state.best_metric = self._result["best"]
         seconds = time.monotonic() - began
-        losses = [entry["loss"] for entry in self.state.log_history if "loss" in entry]
-        loss = sum(losses) / len(losses) if losses else float("nan")
+        loss = self._mean_loss()
         steps = self.state.global_step - steps_before
         metrics = {
             "train_runtime": seconds,
@@ -338,8 +340,25 @@ class Trainer(WithDatasets, ScriptMethods):
         return None
 
     def _evaluation_values(self) -> dict:
-        """Returns the engine's keys for an evaluation, except those of the evaluation data."""
-        return {key: value for key, value in self._values.items() if key not in EVAL_KEYS}
+        """Returns the engine's keys for an evaluation, except those of the evaluation data. The reference stays what it
+        was when training began."""
+        values = {key: value for key, value in self._values.items() if key not in EVAL_KEYS}
+        ended = self._result is not None or self._stopped_in is not None
+        if ended and self.args.method in ("grpo", "rloo", "dpo") and getattr(self.args, "beta", None):
+            began = values["model_name_or_path"]
+            if not values.get("use_peft") or os.path.exists(os.path.join(began, "adapter_config.json")):
+                if values.get("ref_adapter") != "none":
+                    values.setdefault("ref_model", began)
+            else:
+                values["ref_adapter"] = "none"  # the adapter was new
+        return values
+
+    def _mean_loss(self) -> float:
+        """Returns the mean loss of all steps. Each logged loss is the mean since the last logged step."""
+        steps = [step for step, _ in self._losses]
+        weights = [step - before for step, before in zip(steps, [self._logged_before, *steps])]
+        total = sum(weights)
+        return sum(w * loss for w, (_, loss) in zip(weights, self._losses)) / total if total else float("nan")
 
     def _samples_per_step(self) -> int:
         return self.args.per_device_train_batch_size * self.args.gradient_accumulation_steps
@@ -427,7 +446,7 @@ class Trainer(WithDatasets, ScriptMethods):
             rewards.state = self.state
             given = [(function.name, function, function.by_group) for function in rewards.functions]
             places = {key: values.pop(key) for key in list(values) if key.startswith(OF_MODEL)}
-            values["reward_funcs"] = rewards.specs_at(places)
+            values["reward_funcs"] = rewards.specs_at(places, None if resume is None else run_of(resume))
         if self._stop is not None:
             raise RuntimeError("this trainer is training already; make another one")
         observer = Observer(self, rewards, only_evaluate, eval_metrics)

@@ -97,7 +97,7 @@ class GRPOTrainer(Trainer):
     @property
     def ref_model(self) -> Any:
         """The reference model, if `beta` is not 0: the initial model or, with `sync_ref_model`, the reference model in
-        the newest checkpoint. None with an adapter, because the base model without the adapter is the reference."""
+        the newest checkpoint. None with an adapter, as in TRL: the reference is then the base model, or the adapter as it was."""
         if not self._values.get("beta") or self._values.get("use_peft"):
             return None
         return self._reference.get()
@@ -309,15 +309,12 @@ class DPOTrainer(PairTrainer):
         return input_ids
 
     def _evaluation_values(self) -> dict:
-        """Returns the engine's keys for an evaluation. The reference stays the model with which training began; with an
-        adapter, it is the base model and needs no key."""
+        """Returns the engine's keys for an evaluation."""
         values = super()._evaluation_values()
         if self._reference is not None and "ref_model" not in values:  # its files are not written yet
             self._written_reference = tempfile.TemporaryDirectory(prefix="lockstep-given-")
             values["ref_model"] = self._written_reference.name
             of_reference(self._reference)["ref_model"](values["ref_model"])
-        if not values.get("use_peft"):
-            values.setdefault("ref_model", self._values["model_name_or_path"] or self._current_model())
         return values
 
     def _objects(self) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 
 use super::keys::{Config, KEYS};
 use super::resolved::{Origin, Resolved};
+use super::values::RefAdapter;
 use crate::bad_input;
 use crate::error::OrBadInput;
 use model::TargetModules;
@@ -26,9 +27,15 @@ pub(super) fn adopt(resolved: &mut Resolved) -> anyhow::Result<()> {
         TargetModules::Regex(pattern) => vec![pattern],
         TargetModules::Names(names) => names,
     });
+    if !resolved.is_set("ref_adapter") {
+        own.ref_adapter = RefAdapter::Initial;
+    }
     // All keys of the adapter section except disable_dropout, which belongs to training and not to the adapter.
     for key in KEYS.iter().filter(|key| key.name == "use_peft" || matches!(key.row.needs, Some(("use_peft", _)))) {
         let name = key.name;
+        if name == "ref_adapter" && resolved.is_set(name) {
+            continue;
+        }
         let same = match name {
             "lora_target_modules" => listed(&own) == listed(&resolved.config),
             _ => key.value(&own) == key.value(&resolved.config),

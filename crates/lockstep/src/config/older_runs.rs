@@ -1,7 +1,8 @@
-//! The configuration of a run that an older version wrote: it lacks newer keys. A key whose default changes prompts
-//! then has the value that older versions acted on, so that the run continues with the prompts it began with.
+//! The configuration of a run that an older version wrote: it lacks newer keys. A key whose default changes prompts, or
+//! the reference model, then has the value that older versions acted on, so that the run continues as it began.
 
-use super::resolved::Resolved;
+use super::resolved::{Origin, Resolved};
+use super::values::RefAdapter;
 use std::path::Path;
 
 /// If `path` is the `config.toml` of a run, sets the keys that `table` lacks to the values of older versions.
@@ -10,5 +11,10 @@ pub(super) fn complete(resolved: &mut Resolved, table: &toml::Table, path: &Path
         && path.parent().is_some_and(|run| run.join("record.json").is_file());
     if is_of_run && !table.contains_key("template_columns") {
         resolved.config.template_columns = Vec::new();
+    }
+    if is_of_run && !table.contains_key("ref_adapter") {
+        // It is set, so that an adapter's directory does not set it.
+        resolved.config.ref_adapter = RefAdapter::None;
+        resolved.origins.insert("ref_adapter", Origin::File(path.to_owned()));
     }
 }

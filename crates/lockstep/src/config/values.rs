@@ -329,6 +329,7 @@ words! {
     }
     Strategy { "no" => Strategy::No, "steps" => Strategy::Steps, "epoch" => Strategy::Epoch }
     Trust { "workers" => Trust::Workers, "audit" => Trust::Audit }
+    RefAdapter { "none" => RefAdapter::None, "initial" => RefAdapter::Initial }
     RewardErrors { "stop" => RewardErrors::Stop, "continue" => RewardErrors::Continue }
     SftLoss { "nll" => SftLoss::Nll, "dft" => SftLoss::Dft }
     EvalSampling { "sampled" => EvalSampling::Sampled, "greedy" => EvalSampling::Greedy }
@@ -424,6 +425,16 @@ pub enum Trust {
     Workers,
     /// The learner computes a share of the workers' results again before it uses them.
     Audit,
+}
+
+/// The adapter of the reference model, in a run that trains an adapter (`ref_adapter`).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum RefAdapter {
+    /// The reference is the model without an adapter.
+    #[default]
+    None,
+    /// The reference has the adapter with which the run began.
+    Initial,
 }
 
 /// What happens when a reward function no longer scores.

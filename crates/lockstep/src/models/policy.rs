@@ -369,7 +369,7 @@ pub fn locate_model(name: &str) -> anyhow::Result<(PathBuf, Option<PathBuf>)> {
 }
 
 /// Refuses an adapter's directory where a model is needed, before errors about missing files would come.
-pub(super) fn refuse_adapter(dir: &Path) -> anyhow::Result<()> {
+fn refuse_adapter(dir: &Path) -> anyhow::Result<()> {
     if is_adapter(dir) {
         return Err(BadInput::new(format!(
             "{} is an adapter: give the model that it was trained on as the model (generate, score and eval take the \

@@ -5,7 +5,7 @@ use crate::algorithms::Reference;
 use crate::bad_input;
 use crate::config::{Config, Purpose};
 use crate::error::BadInput;
-use crate::models::{ModelSource, hashes, hashes_of, locate, of_weights, prompt_hashes};
+use crate::models::{ModelSource, hashes, hashes_of, locate, of_weights, prompt_hashes, separate_reference};
 use crate::run::run_dir::RunDir;
 use crate::stop::StopSignal;
 use kernels::Context;
@@ -154,7 +154,7 @@ impl Models {
             Some(Reference::Teacher { name, .. }) => ("teacher", Some(name)),
             // One that has moved is in the checkpoint.
             Some(Reference::Policy) if resumes && config.sync_ref_model => ("", None),
-            Some(Reference::Policy) => ("reference model", config.ref_model.as_deref()),
+            Some(Reference::Policy) => ("reference model", separate_reference(config)),
             None => ("", None),
         };
         let other = other.map(|name| locate(name, HubKind::Model)).transpose()?;

@@ -14,6 +14,9 @@ use telemetry::{
 /// The largest size of `trace.json`, in bytes.
 const TRACE_BYTES: u64 = 32 << 20;
 
+/// Metrics of which, as in transformers, the last step's value is logged and no mean.
+const LAST: [&str; 2] = ["learning_rate", "grad_norm"];
+
 /// The sinks of a run, and the sums of the metrics that are logged next.
 pub struct Reporter {
     sinks: Sinks,
@@ -132,9 +135,13 @@ impl Reporter {
         &self.sums
     }
 
-    /// Adds a value to the metric `name`, whose mean is logged at the next logging step.
+    /// Adds a value to the metric `name`, whose mean is logged at the next logging step; of a metric in [`LAST`], the
+    /// value of the last step is logged.
     pub fn add(&mut self, name: &str, value: f64) {
-        self.sums.add(name, value);
+        match LAST.contains(&name) {
+            true => self.sums.set(name, value),
+            false => self.sums.add(name, value),
+        }
         self.step_values.insert(name.to_owned(), value);
     }
 

@@ -5,7 +5,7 @@ use super::{Choice, VerifyOptions};
 use crate::algorithms::Reference;
 use crate::config::{Config, Layers, Purpose, Resolved, Strategy, keys, settings_of_weights, undo};
 use crate::data::DatasetSpec;
-use crate::models::{ModelSource, hashes, locate, prompt_hashes};
+use crate::models::{ModelSource, hashes, locate, prompt_hashes, separate_reference};
 use crate::rollouts::wire::file::GroupFile;
 use crate::run::checkpoint::state::RunState;
 use crate::run::{self, RunDir, checkpoint};
@@ -206,7 +206,7 @@ impl RecordedRun {
     fn reference(&self) -> anyhow::Result<Option<PathBuf>> {
         let name = match self.config().reference() {
             Some(Reference::Teacher { name, .. }) => Some(name),
-            Some(Reference::Policy) => self.config().ref_model.as_deref(),
+            Some(Reference::Policy) => separate_reference(self.config()),
             None => None,
         };
         name.map(|name| locate(name, HubKind::Model)).transpose()

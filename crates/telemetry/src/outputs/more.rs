@@ -172,7 +172,13 @@ pub(super) const EVALUATION: &[Metric] = &[
     row("eval_rewards/<name>/mean", "", "Mean of one reward.", "rising", ""),
     row("eval_rewards/<name>/std", "", "Its standard deviation.", "", ""),
     row("eval_pass@<k>", "share", "Prompts of which one of k completions is right (unbiased estimate).", "rising", ""),
+    row("eval_frac_reward_zero_std", "share", "Prompts whose completions all have the same reward.", "", ""),
     row("eval_completions/mean_length", "tokens", "Mean length.", "", ""),
+    row("eval_completions/min_length", "tokens", "The shortest.", "", ""),
+    row("eval_completions/max_length", "tokens", "The longest.", "", ""),
+    row("eval_completions/mean_terminated_length", "tokens", "Mean length of those that ended by themselves.", "", ""),
+    row("eval_completions/min_terminated_length", "tokens", "The shortest of those.", "", ""),
+    row("eval_completions/max_terminated_length", "tokens", "The longest of those.", "", ""),
     row(
         "eval_completions/clipped_ratio",
         "share",

@@ -4,8 +4,8 @@ macro_rules! model_keys { ($collect:ident $($rows:tt)*) => { $collect! { $($rows
     /// The model to train: a Hugging Face directory, or a Hub id (fetched into the local cache); or the PEFT directory
     /// of a low-rank adapter to continue with, on the model that its adapter_config.json names.
     model_name_or_path: Option<String> = None => TRL.name().on_resume(Warn);
-    /// The reference model of the KL term and of DPO, frozen; not set: the model as it was at the start. Loaded only if
-    /// beta > 0.
+    /// The reference model of the KL term and of DPO, frozen; not set: the model as it was at the start (of an
+    /// adapter: ref_adapter). It may be an adapter's directory. Loaded only if beta > 0.
     ref_model: Option<String> = None => OURS.name().read_by(REFERENCE.and(DPO)).on_resume(Warn);
     /// What matmuls read: f32; or bf16, which halves the memory of weights (beside f32 masters of what is trained), of
     /// keys and values, and of what the backward pass keeps. Sums, gradients and moments stay f32.

@@ -68,6 +68,15 @@ fn means_are_logged_at_logging_steps() {
         assert_eq!(logged, (step == 3).then(|| vec![pair("epoch", 3.0), pair("loss", 3.0)]));
     }
     assert_eq!(seen.metrics(), [(3, vec![pair("epoch", 3.0), pair("loss", 3.0)])]);
+    // As in transformers: not their means.
+    for (step, value) in [(4, 4.0), (5, 5.0), (6, 7.0)] {
+        ["grad_norm", "learning_rate", "val/grad_norm"].iter().for_each(|name| reporter.add(name, value));
+        let logged = reporter.end_step(step, false).unwrap();
+        let last = vec![pair("grad_norm", 7.0), pair("learning_rate", 7.0), pair("val/grad_norm", 16.0 / 3.0)];
+        assert_eq!(logged, (step == 6).then_some(last));
+    }
+    reporter.take_step_values();
+    seen.take();
     assert_eq!(reporter.unlogged(), &MetricSums::default());
     // What a checkpoint has kept is logged with what comes.
     let mut sums = MetricSums::default();
