@@ -1,5 +1,5 @@
-//! The configuration of a run that an older version wrote: it lacks newer keys. A key whose default changes prompts, or
-//! the reference model, then has the value that older versions acted on, so that the run continues as it began.
+//! The configuration of a run that an older version wrote: it lacks newer keys. A key whose default changes prompts,
+//! the reference model or rewards then has the value that older versions acted on, so that the run continues as it began.
 
 use super::resolved::{Origin, Resolved};
 use super::values::RefAdapter;
@@ -16,5 +16,10 @@ pub(super) fn complete(resolved: &mut Resolved, table: &toml::Table, path: &Path
         // It is set, so that an adapter's directory does not set it.
         resolved.config.ref_adapter = RefAdapter::None;
         resolved.origins.insert("ref_adapter", Origin::File(path.to_owned()));
+    }
+    let rewards = table.get("reward_funcs").map(ToString::to_string).unwrap_or_default();
+    if is_of_run && !table.contains_key("reward_model_end_token") && rewards.contains("model") {
+        resolved.config.reward_model_end_token = true;
+        resolved.origins.insert("reward_model_end_token", Origin::File(path.to_owned()));
     }
 }
