@@ -249,7 +249,7 @@ impl Job {
             run.evaluate_now()?;
             return run.finish();
         }
-        let driven = self.drive(&mut run);
+        let driven = drive(&mut run, &self.observer);
         if self.failure.is_set() || !matches!(driven, Ok(reason) if reason != StopReason::Interrupted) {
             self.observer.leave(run.steps_done(), run.policy());
         }
@@ -262,27 +262,27 @@ impl Job {
         let out = self.layers.clone().resolve()?.config.output_dir;
         out.map_or(Ok(None), |out| lockstep::Branch::find(resume, &out))
     }
+}
 
-    /// Takes steps until the run ends.
-    fn drive(&self, run: &mut Run) -> anyhow::Result<StopReason> {
-        loop {
-            let step = run.steps_done();
-            let _ = self.observer.call("step_begin", run.policy(), |py| {
-                let arguments = PyDict::new(py);
-                arguments.set_item("step", step)?;
-                Ok(arguments)
-            });
-            let ended = run.step()?;
-            let wishes = self.observer.take_wishes();
-            if wishes & EVALUATE != 0 {
-                run.evaluate_now()?;
-            }
-            if wishes & SAVE != 0 {
-                run.save_checkpoint()?;
-            }
-            if let Some(reason) = ended {
-                return Ok(reason);
-            }
+/// Takes steps until the run ends.
+fn drive(run: &mut Run, observer: &Observer) -> anyhow::Result<StopReason> {
+    loop {
+        let step = run.steps_done();
+        let _ = observer.call("step_begin", run.policy(), |py| {
+            let arguments = PyDict::new(py);
+            arguments.set_item("step", step)?;
+            Ok(arguments)
+        });
+        let ended = run.step()?;
+        let wishes = observer.take_wishes();
+        if wishes & EVALUATE != 0 {
+            run.evaluate_now()?;
+        }
+        if wishes & SAVE != 0 {
+            run.save_checkpoint()?;
+        }
+        if let Some(reason) = ended {
+            return Ok(reason);
         }
     }
 }
