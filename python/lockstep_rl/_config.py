@@ -460,7 +460,7 @@ def field_table(method: str) -> list[dict]:
     rows = [own.get(row["name"], row) for row in _native.fields(method)]
     more = {**own, **_OF_PAGES, **(_OF_REFERENCE if method == "dpo" else {})}
     rows += [row for name, row in more.items() if name not in {row["name"] for row in rows}]
-    return [_without_patience(row) if row["name"] == "reward_patience" else row for row in rows]
+    return [_UNSET[row["name"]](row) if row["name"] in _UNSET else row for row in rows]
 
 
 def _without_patience(row: dict) -> dict:
@@ -469,6 +469,15 @@ def _without_patience(row: dict) -> dict:
     schema = {"anyOf": [row["schema"], {"type": "null"}]}
     doc = f"{row['doc']} Not set: for ever, with a warning each time."
     return {**row, "default": None, "schema": schema, "doc": doc}
+
+
+def _of_the_model(row: dict) -> dict:
+    """Returns the field `ref_adapter` with the default None: then the model says it."""
+    return {**row, "default": None, "schema": {"anyOf": [row["schema"], {"type": "null"}]}}
+
+
+# Fields whose default here is None, which no value of the engine's key means.
+_UNSET = {"reward_patience": _without_patience, "ref_adapter": _of_the_model}
 
 
 GRPOConfig = _config("GRPOConfig", "grpo", "TRL's GRPOConfig")

@@ -37,7 +37,7 @@ class Observer:
         if self.only_evaluate is None:
             state.global_step, state.max_steps = step, total_steps
             state.epoch = step / steps_per_epoch
-            self.trainer._logged_before = step // state.logging_steps * state.logging_steps
+            self.trainer._logged_before = step
             self.trainer._begun(self.dir)
         return 0
 

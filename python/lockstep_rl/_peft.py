@@ -19,6 +19,11 @@ def is_peft_model(model: Any) -> bool:
     return hasattr(model, "peft_config") and hasattr(model, "get_base_model")
 
 
+def is_adapter(model: Any) -> bool:
+    """Whether a model is given as the directory of an adapter."""
+    return isinstance(model, (str, os.PathLike)) and os.path.exists(os.path.join(model, "adapter_config.json"))
+
+
 def config_of(model: Any) -> Any:
     """Returns the configuration of a PeftModel's only adapter."""
     configs = model.peft_config

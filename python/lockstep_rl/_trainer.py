@@ -116,7 +116,7 @@ class Trainer(WithDatasets, ScriptMethods):
         self._trains_now = False
         self._stop: Any = None
         self._result: dict | None = None
-        # Steps that were logged in this training, with their losses, and the last one that was logged before.
+        # Steps that were logged in this training, with their losses, and the step after which it began.
         self._losses: list[tuple[int, float]] = []
         self._logged_before = 0
         # Warnings of the engine that were passed on.
@@ -507,6 +507,7 @@ class Trainer(WithDatasets, ScriptMethods):
     def _left(self, step: int) -> None:
         """Called with the engine's weights when training ends after `step` without a result. As in TRL, the model then
         has the weights of that step."""
+        self.state.global_step = step
         place = os.path.join(self._run_dir, "checkpoints", f"step-{step:06}")
         if os.path.isdir(place):
             self._stopped_in = place

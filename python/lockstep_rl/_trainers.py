@@ -15,6 +15,7 @@ from ._calling import note
 from ._metrics import PADDING, EvalMetrics, checked
 from ._live import LiveReference
 from ._models import check_reference, of_reference, with_eos
+from ._peft import is_adapter
 from ._rewards import RewardSet, logger
 from ._rollouts import RolloutEngine, RolloutFunction
 from ._trainer import Trainer, TrainOutput
@@ -98,7 +99,7 @@ class GRPOTrainer(Trainer):
     def ref_model(self) -> Any:
         """The reference model, if `beta` is not 0: the initial model or, with `sync_ref_model`, the reference model in
         the newest checkpoint. None with an adapter, as in TRL: the reference is then the base model, or the adapter as it was."""
-        if not self._values.get("beta") or self._values.get("use_peft"):
+        if not self.args.beta or self._values.get("use_peft") or is_adapter(self._given_model):
             return None
         return self._reference.get()
 
@@ -299,7 +300,8 @@ class DPOTrainer(PairTrainer):
     def __init__(self, model: Any = None, ref_model: Any = None, args: Any = None, *rest: Any, **kwargs: Any):
         self._reference: Any = None
         super().__init__(model, args, *rest, **kwargs)
-        if ref_model is not None and ref_model is not model:
+        is_other = ref_model is not model or isinstance(ref_model, (str, os.PathLike))
+        if ref_model is not None and is_other:
             self._reference = check_reference(ref_model)
             if isinstance(self._reference, str):
                 self._values["ref_model"] = self._reference

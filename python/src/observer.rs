@@ -142,6 +142,11 @@ impl Observer {
         wishes
     }
 
+    /// Whether a callback or a reward has raised an exception.
+    pub fn has_failed(&self) -> bool {
+        self.failure.is_set()
+    }
+
     /// What was wished since it was asked last.
     pub fn take_wishes(&self) -> u8 {
         self.wishes.swap(0, Ordering::Relaxed)

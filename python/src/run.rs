@@ -273,6 +273,9 @@ fn drive(run: &mut Run, observer: &Observer) -> anyhow::Result<StopReason> {
             arguments.set_item("step", step)?;
             Ok(arguments)
         });
+        if observer.has_failed() {
+            return Ok(StopReason::Requested);
+        }
         let ended = run.step()?;
         let wishes = observer.take_wishes();
         if wishes & EVALUATE != 0 {

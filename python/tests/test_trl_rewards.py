@@ -100,7 +100,7 @@ def test_a_missing_package_is_named_before_training(model, rows, reward, monkeyp
     with pytest.raises(ImportError, match="pip install math-verify.*builtin"):
         grpo(model, rows, reward)
     with pytest.raises(ImportError, match="pip install math-verify"):
-        reward([conversation("3")], ["3"], [[1]])
+        reward(completions=[conversation("3")], solution=["3"], completion_ids=[[1]])
 
 
 def test_a_reward_of_the_users_may_have_an_attribute_requires(model, rows):

@@ -166,7 +166,8 @@ mod tests {
         let other = CONFIG.replace("\"pad_token_id\": 0", "\"pad_token_id\": 1");
         assert_eq!(of(&other, Some("<pad>")), at_the_end, "whatever config.json says: 1 is the end token here");
         // A text alone, as TRL reads it, ends with its last token.
-        let alone = |pad| scores(&mut RewardModel { end_token: false, ..reward_model(&silent, pad) }, ["cd", "ce"]).values;
+        let alone =
+            |pad| scores(&mut RewardModel { end_token: false, ..reward_model(&silent, pad) }, ["cd", "ce"]).values;
         assert_eq!((alone(Some("<pad>")), alone(Some("<e>"))), (at_the_text.clone(), at_the_text));
     }
 

@@ -37,8 +37,7 @@ fn the_reference_of_a_continued_adapter_is_that_adapter_or_what_is_asked_for() {
     good(root, &arguments("sft", "first", &LORA));
     good(root, &arguments("sft", "second", &[&LORA[..], &["seed=7"]].concat()));
     let initial: [&[&str]; 3] = [&[], &["ref_adapter=initial"], &["ref_model=first/model"]];
-    let base: [&[&str]; 3] =
-        [&["ref_adapter=none"], &["ref_model=model"], &["ref_adapter=initial", "ref_model=model"]];
+    let base: [&[&str]; 3] = [&["ref_adapter=none"], &["ref_model=model"], &["ref_adapter=initial", "ref_model=model"]];
     let other: [&[&str]; 2] = [&["ref_model=second/model"], &["ref_adapter=none", "ref_model=second/model"]];
     let methods: [(&str, &[&str]); 5] = [
         ("train", &["beta=0.3"]),
@@ -82,7 +81,8 @@ fn an_older_run_keeps_its_reference_on_resume_and_the_adapter_is_the_one_it_was(
         run(&none, &["ref_adapter=none"]);
         assert!(adapter(root, &new) != adapter(root, &none), "{purpose}");
         let cut = |from: &str| {
-            let copied = std::process::Command::new("cp").args(["-r", from, &older]).current_dir(root).status().unwrap();
+            let copied =
+                std::process::Command::new("cp").args(["-r", from, &older]).current_dir(root).status().unwrap();
             assert!(copied.success());
             for step in [2, 3, 4] {
                 let _ = fs::remove_dir_all(root.join(&older).join(format!("checkpoints/step-{step:06}")));

@@ -40,7 +40,8 @@ pub use row::OnResume;
 pub use show::hyperparameters;
 pub use unsupported_keys::{UnsupportedKey, unsupported_key, unsupported_keys};
 pub use values::{
-    ComputeDType, EvalSampling, OptimizerName, RefAdapter, RewardErrors, SftLoss, Strategy, Task, Trust, toml_on_one_line,
+    ComputeDType, EvalSampling, OptimizerName, RefAdapter, RewardErrors, SftLoss, Strategy, Task, Trust,
+    toml_on_one_line,
 };
 
 #[cfg(test)]

@@ -46,9 +46,10 @@ pub fn reference_source(config: &Config, source: &ModelSource) -> anyhow::Result
 /// The path or Hub id of a reference model with files other than the run's base model: `ref_model`, or the adapter from
 /// which training began.
 pub fn separate_reference(config: &Config) -> Option<&str> {
-    let initial = config.model_name_or_path.as_deref().filter(|name| {
-        config.ref_adapter == RefAdapter::Initial && is_adapter(Path::new(name))
-    });
+    let initial = config
+        .model_name_or_path
+        .as_deref()
+        .filter(|name| config.ref_adapter == RefAdapter::Initial && is_adapter(Path::new(name)));
     config.ref_model.as_deref().or(initial)
 }
 

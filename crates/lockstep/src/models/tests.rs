@@ -194,10 +194,8 @@ fn models_and_adapters_are_told_apart() {
     assert_eq!(load_config(&base, kernels::DType::Bf16).unwrap().compute, kernels::DType::Bf16);
     write(json);
     // The reference model: a name, a model, an adapter; without a name the policy's own, as `ref_adapter` says.
-    let source = |dir: &Path, adapter: Option<&Path>| ModelSource {
-        dir: dir.to_owned(),
-        adapter: adapter.map(Path::to_owned),
-    };
+    let source =
+        |dir: &Path, adapter: Option<&Path>| ModelSource { dir: dir.to_owned(), adapter: adapter.map(Path::to_owned) };
     let of_run = source(&base, Some(&adapter));
     let reference = |ref_model: Option<&str>, ref_adapter| {
         let config = Config { ref_model: ref_model.map(Into::into), ref_adapter, ..Config::default() };

@@ -1,10 +1,10 @@
 //! Branches a run: a second run continues from a checkpoint of the first one, in a directory of its own. The first run
 //! is only read, and another process may be writing into it.
 
+use super::RunDir;
 use super::checkpoint::{self, state::RunState};
 use super::resume::{ResumeFrom, find_checkpoint};
 use super::run_dir::write_atomically;
-use super::RunDir;
 use crate::bad_input;
 use crate::error::OrBadInput;
 use model::io::{FILE_LIST, FileList};

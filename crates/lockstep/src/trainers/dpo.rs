@@ -70,7 +70,8 @@ impl Offline for Dpo {
     ) -> anyhow::Result<()> {
         let ModelSource { dir, adapter } = reference_source(inputs.config(), source)?;
         let weights = load_weights(&inputs.ctx, &dir, &assets.config)?;
-        let adapter = adapter.map(|dir| load_adapter(inputs.ctx.memory(), &dir, &weights)).transpose().or_bad_input()?;
+        let adapter =
+            adapter.map(|dir| load_adapter(inputs.ctx.memory(), &dir, &weights)).transpose().or_bad_input()?;
         let reference = ModelView::new(&weights, adapter.as_ref());
         let count = rows.train.len() + rows.held_out_rows();
         inputs.sinks.info(&format!("log-probabilities of the reference for {}, once", counted(count, "pair")));

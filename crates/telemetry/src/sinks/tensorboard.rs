@@ -267,7 +267,17 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let mut sink = TensorBoardSink::open(&dir.path().join("tensorboard"), Vec::new()).unwrap();
         logged(&mut sink, 300, &[("reward", 0.25), ("é", f64::INFINITY)]);
-        logged(&mut sink, 301, &[("kl", f64::NAN), ("eval_loss", 1.0), ("rewards/a/mean", 1.0), ("eval_rewards/a", 1.0), ("evaluated", 1.0)]);
+        logged(
+            &mut sink,
+            301,
+            &[
+                ("kl", f64::NAN),
+                ("eval_loss", 1.0),
+                ("rewards/a/mean", 1.0),
+                ("eval_rewards/a", 1.0),
+                ("evaluated", 1.0),
+            ],
+        );
         let events = read(sink.file.path());
         assert_eq!((events[0].0, events[0].1.as_str()), (300, "train/reward"));
         assert_eq!(field(&events[0].2, 2), 0.25f32.to_le_bytes());
