@@ -256,22 +256,10 @@ def name_base(directory: str, given: Any) -> None:
         json.dump({**config, "base_model_name_or_path": name}, file, indent=2)
     if not isinstance(given, (str, os.PathLike)):
         # Its files in the run have the same weights, but not the same bytes as those of its name.
-        _forget_hash(os.path.join(directory, "adapter_model.safetensors"))
+        _peft.forget_hash(os.path.join(directory, "adapter_model.safetensors"))
     # Hashes of files as they were.
     with contextlib.suppress(FileNotFoundError):
         os.remove(os.path.join(directory, "files.json"))
-
-
-def _forget_hash(path: str) -> None:
-    """Removes the hash of the base model from an adapter's file."""
-    with open(path, "rb") as file:
-        length = int.from_bytes(file.read(8), "little")
-        header, tensors = json.loads(file.read(length)), file.read()
-    header.get("__metadata__", {}).pop("base_model_sha256", None)
-    text = json.dumps(header).encode()
-    text += b" " * (-len(text) % 8)
-    with open(path, "wb") as file:
-        file.write(len(text).to_bytes(8, "little") + text + tensors)
 
 
 def sync_weights(model: Any, directory: str, file: str | None = None) -> None:
