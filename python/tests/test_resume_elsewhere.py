@@ -37,8 +37,9 @@ def test_a_checkpoint_of_another_run_is_continued_in_the_own_directory(model, ki
     assert weights("runs/b/model") == weights("runs/a/model") and files("runs/a") == before
 
 
-@pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("out", ["runs/b", "b", "runs/a/nested", "/absolute"])
+@pytest.mark.parametrize("name, out", [
+    ("link", "b"), ("checkpoint", "runs/a/nested"), ("run", "runs/b"), ("link", "/absolute"),
+])
 def test_every_name_of_a_checkpoint_and_every_place(model, place, name, out):
     class Ends(TrainerCallback):
         def on_step_end(self, args, state, control, **kwargs):
