@@ -362,7 +362,7 @@ mod tests {
         assert_eq!(read(&path).len(), 2);
         sink.resume(1, &at_checkpoint).unwrap();
         logged(&mut sink, 2, &[("b", 2.5)]);
-        assert_eq!(read(&path).iter().map(|event| event.1.as_str()).collect::<Vec<_>>(), ["a", "b"]);
+        assert_eq!(read(&path).iter().map(|event| event.1.as_str()).collect::<Vec<_>>(), ["train/a", "train/b"]);
         let mut file = std::fs::read(&path).unwrap();
         *file.last_mut().unwrap() ^= 1;
         assert_eq!(records(&file).count(), 2, "the damaged record is not taken");
