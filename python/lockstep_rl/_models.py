@@ -235,8 +235,8 @@ def name_of(model: Any) -> str:
 
 
 def name_base(directory: str, given: Any) -> None:
-    """Writes the name of the model that was given into an adapter that leaves its run: in the run, the adapter's base is
-    what was written of the model in `given-…`."""
+    """Writes the name of the model that was given into an adapter that leaves its run: in the run, the adapter's base
+    is what was written of the model in `given-…`."""
     path = os.path.join(directory, "adapter_config.json")
     if not os.path.exists(path):
         return

@@ -110,7 +110,8 @@ class RewardSet:
         self.names.append(_free_name(os.path.basename(os.path.normpath(own)), taken))
         self.specs.append({"kind": "model", "name": self.names[-1], "model": place})
         if source_of(model, tokenizer) is None:
-            self.in_memory[len(self.specs) - 1] = functools.partial(write_given, model, tokenizer, argument="reward_funcs")
+            write = functools.partial(write_given, model, tokenizer, argument="reward_funcs")
+            self.in_memory[len(self.specs) - 1] = write
 
     def objects(self) -> dict[str, Callable[[str], None]]:
         """Returns functions that write the files of reward models in memory, by directory. The last part of a

@@ -74,8 +74,8 @@ def _completions(output: Any, count: int) -> list[tuple]:
         if logps[i] is not None and len(logps[i]) == len(ids) and _are_placeholders(logps[i], mask):
             logps[i] = None
             warn_once(
-                "rollout_func: log-probabilities of a completion are all 0.0, which are placeholders: they are not used, "
-                "as in TRL without vLLM (None says the same)"
+                "rollout_func: log-probabilities of a completion are all 0.0, which are placeholders: they are not "
+                "used, as in TRL without vLLM (None says the same)"
             )
     columns = [{} for _ in range(count)]
     for name, values in fields.items():

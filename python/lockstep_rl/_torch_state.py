@@ -248,8 +248,8 @@ def _ties(model: Any, argument: str) -> Iterator[str]:
         says = getattr(inner.config, "tie_word_embeddings", None)
         if says is not None and bool(says) != (head is embedding):
             yield (
-                f"`{argument}`: the weights of embedding and head are {'the same' if head is embedding else 'two'}, and "
-                f"its configuration says tie_word_embeddings = {bool(says)}: set it to {head is embedding}"
+                f"`{argument}`: the weights of embedding and head are {'the same' if head is embedding else 'two'}, "
+                f"and its configuration says tie_word_embeddings = {bool(says)}: set it to {head is embedding}"
             )
     names: dict = {}
     for name, parameter in _all_parameters(inner):

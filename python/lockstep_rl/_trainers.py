@@ -98,7 +98,8 @@ class GRPOTrainer(Trainer):
     @property
     def ref_model(self) -> Any:
         """The reference model, if `beta` is not 0: the initial model or, with `sync_ref_model`, the reference model in
-        the newest checkpoint. None with an adapter, as in TRL: the reference is then the base model, or the adapter as it was."""
+        the newest checkpoint. None with an adapter, as in TRL: the reference is then the base model, or the adapter as
+        it was."""
         if not self.args.beta or self._values.get("use_peft") or is_adapter(self._given_model):
             return None
         return self._reference.get()

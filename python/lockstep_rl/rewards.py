@@ -114,8 +114,8 @@ def get_cosine_scaled_reward(
     max_len: int, min_value_wrong: float = -1.0, max_value_wrong: float = -0.5, min_value_correct: float = 0.5,
     max_value_correct: float = 1.0,
 ) -> Callable:
-    """Returns a reward that is `accuracy_reward` scaled by the completion's length, from the maximum down to the minimum
-    at `max_len` tokens along a cosine; for wrong answers it rises."""
+    """Returns a reward that is `accuracy_reward` scaled by the completion's length, from the maximum down to the
+    minimum at `max_len` tokens along a cosine; for wrong answers it rises."""
     return _CosineScaled(max_len, (max_value_wrong, min_value_wrong), (min_value_correct, max_value_correct))
 
 

@@ -1,5 +1,5 @@
-"""An object that was given holds the trained weights when `train()` ends, however it ends; a second trainer on the object
-continues. Without torch: a stand-in takes the weights from the files from which a torch model would."""
+"""An object that was given holds the trained weights when `train()` ends, however it ends; a second trainer on the
+object continues. Without torch: a stand-in takes the weights from the files from which a torch model would."""
 
 import os
 import pathlib
@@ -123,7 +123,8 @@ def test_the_object_has_the_trained_weights(model, scorer, kind, how):
 
 
 @pytest.mark.parametrize("first, second", [
-    ("sft", "sft"), ("sft", "dpo"), ("sft", "grpo"), ("dpo", "sft"), ("grpo", "grpo"), ("grpo", "rloo"), ("rloo", "ppo"),
+    ("sft", "sft"), ("sft", "dpo"), ("sft", "grpo"), ("dpo", "sft"), ("grpo", "grpo"), ("grpo", "rloo"),
+    ("rloo", "ppo"),
     ("ppo", "grpo"), ("sft", "ppo"), ("dpo", "rloo"),
 ])
 def test_a_second_trainer_continues(model, first, second):

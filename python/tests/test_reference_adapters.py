@@ -14,9 +14,13 @@ from test_given import InMemory
 import lockstep_rl
 from lockstep_rl import DPOConfig, DPOTrainer, GRPOConfig, GRPOTrainer, RLOOConfig, RLOOTrainer, SFTConfig, SFTTrainer
 
-FEW = dict(per_device_train_batch_size=2, max_steps=2, threads=1, disable_tqdm=True, learning_rate=0.02, logging_steps=1)
+FEW = dict(
+    per_device_train_batch_size=2, max_steps=2, threads=1, disable_tqdm=True, learning_rate=0.02, logging_steps=1,
+)
 ONLINE = dict(num_generations=2, max_completion_length=6, **FEW)
-PAIRS = [{"prompt": "ab ", "chosen": "sun", "rejected": "moon"}, {"prompt": "x ", "chosen": "tree", "rejected": "a"}] * 2
+PAIRS = [
+    {"prompt": "ab ", "chosen": "sun", "rejected": "moon"}, {"prompt": "x ", "chosen": "tree", "rejected": "a"},
+] * 2
 PROMPTS = [{"prompt": f"{word} "} for word in ("ab", "sun", "moon", "x")]
 
 

@@ -40,7 +40,8 @@ def test_the_base_is_the_model_that_was_given(model, kind, given):
     # Moved away, and without the run: it is loaded with the model of that name.
     shutil.move("saved", "elsewhere")
     shutil.rmtree("out")
-    assert _native.main(["lockstep", "merge", "--model", base("elsewhere"), "--adapter", "elsewhere", "--out", "one"]) == 0
+    merge = ["lockstep", "merge", "--model", base("elsewhere"), "--adapter", "elsewhere", "--out", "one"]
+    assert _native.main(merge) == 0
     assert os.path.exists("one/model.safetensors")
 
 

@@ -159,7 +159,8 @@ def played(env_mask, logprobs):
 
 
 @pytest.mark.parametrize("env_mask, tokens", [
-    (None, 4), ([1, 1, 1, 1], 4), ([1, 0, 0, 1], 2), ([1, 1, 1, 0], 3), ([0, 0, 0, 1], 1), ([True, False, True, True], 3),
+    (None, 4), ([1, 1, 1, 1], 4), ([1, 0, 0, 1], 2), ([1, 1, 1, 0], 3), ([0, 0, 0, 1], 1),
+    ([True, False, True, True], 3),
 ])
 def test_tokens_of_an_environment_are_not_counted(model, rows, env_mask, tokens):
     args = GRPOConfig("out", **{**SMALL, "max_steps": 1})

@@ -1,4 +1,4 @@
-"""Rewards with TRL's names give TRL's values (conformance/trl_rewards_fixtures.py recorded them) and take TRL's calls."""
+"""Rewards with TRL's names give TRL's values (conformance/trl_rewards_fixtures.py recorded them) and take its calls."""
 
 import functools
 import importlib.util
@@ -50,7 +50,8 @@ def test_the_overlong_punishment_is_trls(most, cache, length, value):
 @pytest.mark.parametrize("length, text, solution, value", ROWS["cosine"])
 def test_the_cosine_is_trls(length, text, solution, value):
     scaled = rewards.get_cosine_scaled_reward(max_len=100)
-    assert scaled([conversation(text)], [solution], [[1] * length]) == [value if value is None else pytest.approx(value)]
+    expected = value if value is None else pytest.approx(value)
+    assert scaled([conversation(text)], [solution], [[1] * length]) == [expected]
 
 
 @pytest.mark.parametrize("size, ids, value", ROWS["repetition"])

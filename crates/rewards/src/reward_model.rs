@@ -1,8 +1,8 @@
 //! `model`: a reward that is the score of a reward model, `reward_funcs = ["model:DIR"]`.
 //!
 //! The reward model has its own tokenizer and chat template. It gets the prompt and the completion as text: of a
-//! conversation, as the chosen and rejected responses of its training; of a text prompt, as TRL, the text alone, or with
-//! the tokenizer's special tokens and the end token, as in its training. The caller loads the model's files.
+//! conversation, as the chosen and rejected responses of its training; of a text prompt, as TRL, the text alone, or
+//! with the tokenizer's special tokens and the end token, as in its training. The caller loads the model's files.
 
 use kernels::Context;
 use model::chat::{ChatTemplate, Content, PromptEncoder};

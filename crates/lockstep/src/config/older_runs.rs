@@ -1,5 +1,6 @@
 //! The configuration of a run that an older version wrote: it lacks newer keys. A key whose default changes prompts,
-//! the reference model or rewards then has the value that older versions acted on, so that the run continues as it began.
+//! the reference model or rewards then has the value that older versions acted on, so that the run continues as it
+//! began.
 
 use super::resolved::{Origin, Resolved};
 use super::values::RefAdapter;

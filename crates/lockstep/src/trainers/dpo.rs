@@ -1,9 +1,9 @@
 //! Direct preference optimization (DPO): a policy learns from pairs of a chosen and a rejected answer, and is kept near
 //! the model that it began as.
 //!
-//! The reference model is `ref_model`, or else the model of `model_name_or_path`; if that is an adapter, the adapter with
-//! which training began (`ref_adapter`). The log-probabilities of the reference model are computed once, before training, and again when a run is
-//! resumed (the same bits on the same machine). So no second model stays in memory.
+//! The reference model is `ref_model`, or else the model of `model_name_or_path`; if that is an adapter, the adapter
+//! with which training began (`ref_adapter`). The log-probabilities of the reference model are computed once, before
+//! training, and again when a run is resumed (the same bits on the same machine). So no second model stays in memory.
 
 use super::offline::{Loaded, Offline, Row, Rows, load_pairs};
 use crate::config::{Config, Purpose};
