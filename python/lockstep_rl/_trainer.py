@@ -17,6 +17,7 @@ from ._calling import note
 from ._callbacks import CallbackList, TrainerControl, TrainerState
 from ._config import warn_once
 from ._datasets import EVAL_KEYS, EvalData, WithDatasets
+from ._ended import Ended, run_of
 from ._given import GivenFiles
 from ._live import LiveModel
 from ._models import check_path, name_of, source_of, write_given
@@ -47,7 +48,7 @@ class PredictionOutput(NamedTuple):
     metrics: dict
 
 
-class Trainer(WithDatasets, ScriptMethods):
+class Trainer(WithDatasets, Ended, ScriptMethods):
     """Base class of the trainers: a model, data and callbacks. The engine trains or evaluates for a trainer once at a
     time."""
 
@@ -56,8 +57,6 @@ class Trainer(WithDatasets, ScriptMethods):
     _rollout_function: Any = None
     # Whether the trained model has a score head.
     _trains_scores = False
-    # The directory into which the engine writes.
-    _run_dir = ""
     # Address of the page in the browser, with `dashboard`.
     dashboard_url: str | None = None
     # Whether worker processes generate the completions.
@@ -116,13 +115,8 @@ class Trainer(WithDatasets, ScriptMethods):
         self._trains_now = False
         self._stop: Any = None
         self._result: dict | None = None
-        # Steps that were logged in this training, with their losses, and the step after which it began.
-        self._losses: list[tuple[int, float]] = []
-        self._logged_before = 0
         # Warnings of the engine that were passed on.
         self._warned: set[str] = set()
-        # The model's directory after training that ended without a result.
-        self._stopped_in: Any = None
         self._pending: dict | None = None
         self._tail: dict = {}
         self._model = LiveModel(self)
@@ -339,43 +333,8 @@ class Trainer(WithDatasets, ScriptMethods):
         """Returns the object to which the engine passes the outputs of evaluations, or None."""
         return None
 
-    def _evaluation_values(self) -> dict:
-        """Returns the engine's keys for an evaluation, except those of the evaluation data. The reference stays what it
-        was when training began."""
-        values = {key: value for key, value in self._values.items() if key not in EVAL_KEYS}
-        ended = self._result is not None or self._stopped_in is not None
-        if ended and self.args.method in ("grpo", "rloo", "dpo") and getattr(self.args, "beta", None):
-            began = values["model_name_or_path"]
-            if not values.get("use_peft") or os.path.exists(os.path.join(began, "adapter_config.json")):
-                if values.get("ref_adapter") != "none":
-                    values.setdefault("ref_model", began)
-            else:
-                values["ref_adapter"] = "none"  # the adapter was new
-        return values
-
-    def _mean_loss(self) -> float:
-        """Returns the mean loss of all steps. Each logged loss is the mean since the last logged step."""
-        steps = [step for step, _ in self._losses]
-        weights = [step - before for step, before in zip(steps, [self._logged_before, *steps])]
-        total = sum(weights)
-        return sum(w * loss for w, (_, loss) in zip(weights, self._losses)) / total if total else float("nan")
-
     def _samples_per_step(self) -> int:
         return self.args.per_device_train_batch_size * self.args.gradient_accumulation_steps
-
-    def _current_model(self) -> str:
-        """Returns the name or directory of the trained model, or of the initial model before training."""
-        if self._result is not None:
-            return self._result["model"]
-        if self._stopped_in is not None:
-            return getattr(self._stopped_in, "name", self._stopped_in)
-        objects = self._objects()
-        if "model_name_or_path" not in objects:
-            return self._source
-        # Temporary files of the model in memory, kept until the next call.
-        self._written = tempfile.TemporaryDirectory(prefix="lockstep-given-")
-        objects["model_name_or_path"](self._written.name)
-        return self._written.name
 
     def _objects(self) -> dict[str, Any]:
         """Returns functions that write the files of what was given in memory, by the engine's key. Each function writes
@@ -504,18 +463,6 @@ class Trainer(WithDatasets, ScriptMethods):
             logger.warning("no page: port %s: %s; `python -m lockstep_rl dashboard %s --port 0` shows the run, too",
                            port, error, directory)
 
-    def _left(self, step: int) -> None:
-        """Called with the engine's weights when training ends after `step` without a result. As in TRL, the model then
-        has the weights of that step."""
-        self.state.global_step = step
-        place = os.path.join(self._run_dir, "checkpoints", f"step-{step:06}")
-        if os.path.isdir(place):
-            self._stopped_in = place
-        elif self._live is not None and step > 0:
-            self._stopped_in = tempfile.TemporaryDirectory(prefix="lockstep-stopped-")
-            self._live.save(self._stopped_in.name)
-        self._model.settle()
-
     def _ended(self) -> None:
         """Called when the engine has ended, also after an error."""
 
@@ -543,15 +490,6 @@ def by_set(metrics: dict, datasets: Any, prefix: str) -> list[dict]:
         of_all = list(datasets)[-1]
         parts[next((name for name in names if key.startswith(f"{prefix}_{name}_")), of_all)][key] = value
     return list(parts.values())
-
-
-def run_of(resume: str) -> str:
-    """Returns the run's directory; `resume` is this directory or one of its checkpoints."""
-    place = os.path.realpath(resume)
-    for root in (place, os.path.dirname(place), os.path.dirname(os.path.dirname(place))):
-        if os.path.exists(os.path.join(root, "config.toml")):
-            return root
-    raise ValueError(f"`resume_from_checkpoint` = {resume}: it is neither a run nor a checkpoint of one")
 
 
 def _short_name(model: Any) -> str:

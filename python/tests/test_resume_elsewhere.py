@@ -1,4 +1,4 @@
-"""A checkpoint of another run is read there, and training goes on in `output_dir`, as in TRL."""
+"""A checkpoint of another run is read there, and training continues in `output_dir`, as in TRL."""
 
 import json
 import logging

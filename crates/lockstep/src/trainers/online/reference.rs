@@ -31,8 +31,8 @@ pub(super) struct Reference {
 
 impl Reference {
     /// Loads a model of the shape `model` from `dir`, or uses the weights below the policy's adapter if `dir` is
-    /// `None`; and the adapter on it, if there is one. A reference model that moves is loaded from the run's checkpoint.
-    /// `name` is the part in the memory plan.
+    /// `None`; and the adapter on it, if there is one. A reference model that moves is loaded from the run's
+    /// checkpoint. `name` is the part in the memory plan.
     pub fn load(
         builder: &mut Builder<'_>,
         name: &str,
