@@ -42,6 +42,7 @@ class WithDatasets:
 
     args: Any
     _values: dict
+    _samples_per_step: Any
     # Columns of the datasets that the engine reads.
     columns: tuple[str, ...] = ("prompt",)
 
@@ -93,9 +94,13 @@ class WithDatasets:
         """Returns the engine's name of a dataset (a path, or `memory`), and its rows if they are in memory."""
         if isinstance(dataset, (str, os.PathLike)):
             return check_path(os.fspath(dataset), name), RowSet()
+        limit = self._values.get(most)
         if is_stream(dataset):
             self._not_dispatched()
-        rows = self._rows_of(dataset, name, self._values.get(most))
+            if name == "train_dataset":
+                needed = self._rows_needed()
+                limit = needed if limit is None else min(limit, needed or limit)
+        rows = self._rows_of(dataset, name, limit)
         return "memory", RowSet(rows, json_of(rows, name, self.columns))
 
     def _not_dispatched(self) -> None:
@@ -108,6 +113,11 @@ class WithDatasets:
             )
         config.dispatch_batches = False
         self.args.dataloader_num_workers = 0
+
+    def _rows_needed(self) -> int | None:
+        """Returns how many rows of a stream training reads; None if that is not known, without `max_steps`."""
+        steps = self._values.get("max_steps") or 0
+        return steps * self._samples_per_step() if steps > 0 else None
 
     def _rows_of(self, dataset: Any, name: str, most: int | None) -> list[dict]:
         return rows_of(dataset, name, most)

@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 from collections.abc import Callable
+from importlib.util import find_spec
 from typing import Any
 
 from . import _native, _peft
@@ -150,11 +151,20 @@ class _TokenizerFiles:
     def __init__(self, path: str):
         self.path = path
 
-    def save_pretrained(self, target: str) -> None:
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        raise AttributeError(
+            f"`processing_class.{name}` needs transformers: pip install transformers. Without it the tokenizer has "
+            "save_pretrained(DIRECTORY)"
+        )
+
+    def save_pretrained(self, target: str, **_: Any) -> None:
+        os.makedirs(target, exist_ok=True)
         for name in os.listdir(self.path):
             path = os.path.join(self.path, name)
             if _is_of_tokenizer(name) and os.path.isdir(path):
-                shutil.copytree(path, os.path.join(target, name))
+                shutil.copytree(path, os.path.join(target, name), dirs_exist_ok=True)
             elif _is_of_tokenizer(name):
                 shutil.copy(path, target)
 
@@ -174,6 +184,41 @@ def _tokenizer_of(name: str) -> Any:
     return _TokenizerFiles(place)
 
 
+def has_only_files(tokenizer: Any) -> bool:
+    """Whether a tokenizer is only named, or only has files: it is not an object of transformers."""
+    return tokenizer is None or isinstance(tokenizer, (str, os.PathLike, _TokenizerFiles, _WithEos))
+
+
+def loaded_tokenizer(given: Any, model: Any) -> Any:
+    """Returns a tokenizer of transformers, loaded from what was given (a directory, a Hub id, or files with another
+    end-of-sequence token), or else from where the model is. Without transformers, returns an object that only has the
+    files."""
+    name = given if isinstance(given, (str, os.PathLike)) else _tokenizer_place(model)
+    files = given if isinstance(given, (_TokenizerFiles, _WithEos)) else _tokenizer_of(os.fspath(name))
+    if find_spec("transformers") is None:
+        return files
+    from transformers import AutoTokenizer
+
+    place = files.files.path if isinstance(files, _WithEos) else files.path
+    more = {"eos_token": files.eos} if isinstance(files, _WithEos) else {}
+    tokenizer = AutoTokenizer.from_pretrained(place, **more)
+    if tokenizer.pad_token is None:
+        tokenizer.pad_token = tokenizer.eos_token
+    return tokenizer
+
+
+def _tokenizer_place(model: Any) -> str:
+    """Returns the name or directory of a model's tokenizer: for an adapter, that of its base model."""
+    name = os.fspath(model) if isinstance(model, (str, os.PathLike)) else name_of(model)
+    config = os.path.join(name, "adapter_config.json")
+    if name and os.path.exists(config):
+        with open(config) as file:
+            base = json.load(file).get("base_model_name_or_path") or ""
+        below = base if os.path.isabs(base) or os.path.exists(base) else os.path.join(name, base)
+        return below if os.path.exists(below) else base
+    return name
+
+
 def with_eos(processing_class: Any, eos: str, model: Any) -> Any:
     """Returns the tokenizer with another end-of-sequence token: the one that SFTConfig's `eos_token` names."""
     if processing_class is None or isinstance(processing_class, (str, os.PathLike)):
@@ -187,6 +232,9 @@ def with_eos(processing_class: Any, eos: str, model: Any) -> Any:
 
 class _WithEos:
     """A tokenizer's files, written with another end-of-sequence token."""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(vars(self)["files"], name)
 
     def __init__(self, files: _TokenizerFiles, eos: str):
         with open(os.path.join(files.path, "tokenizer.json")) as file:

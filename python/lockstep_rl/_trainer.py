@@ -16,14 +16,16 @@ from ._background import BackgroundRun
 from ._calling import note
 from ._callbacks import CallbackList, TrainerControl, TrainerState
 from ._config import warn_once
+from ._data import is_stream
 from ._datasets import EVAL_KEYS, EvalData, WithDatasets
 from ._given import GivenFiles
+from ._late import ReadLate
 from ._live import LiveModel
 from ._models import check_path, name_of, source_of, write_given
 from ._notebook import NotebookProgress
 from ._observer import Observer
 from ._peft import config_of, is_peft_model, lora_values
-from ._overrides import REFUSED_METHODS, check_attribute, check_class
+from ._overrides import REFUSED_METHODS, check_class
 from ._refused import REFUSED_ARGUMENTS, with_gen_kwargs
 from ._reporters import reporters
 from ._rewards import OF_MODEL, RewardSet, logger
@@ -47,7 +49,7 @@ class PredictionOutput(NamedTuple):
     metrics: dict
 
 
-class Trainer(WithDatasets, ScriptMethods):
+class Trainer(ReadLate, WithDatasets, ScriptMethods):
     """Base class of the trainers: a model, data and callbacks. The engine trains or evaluates for a trainer once at a
     time."""
 
@@ -60,6 +62,8 @@ class Trainer(WithDatasets, ScriptMethods):
     dashboard_url: str | None = None
     # Whether worker processes generate the completions.
     _is_distributed = False
+    # Whether rows of a stream are learned from in their order.
+    _reads_in_order = False
     # TRL's attribute for mixture-of-experts models, which are not supported.
     aux_loss_enabled = False
 
@@ -93,9 +97,9 @@ class Trainer(WithDatasets, ScriptMethods):
                 f"{type(args).__name__}: import it from here, too"
             )
         self.args = args if gen_kwargs is None else with_gen_kwargs(args, gen_kwargs)
-        self.processing_class = processing_class
         self._given_model = model
-        self._values = self.args.values()
+        self.processing_class = processing_class
+        self._values = self._first_values()
         of_adapter = is_peft_model(model)
         if of_adapter:
             if peft_config is not None:
@@ -120,9 +124,9 @@ class Trainer(WithDatasets, ScriptMethods):
         self.train_dataset = train_dataset
         self.eval_dataset = eval_dataset
         self.state = TrainerState(
-            logging_steps=self._values.get("logging_steps", 10),
-            save_steps=self._values.get("save_steps", 500),
-            eval_steps=self._values.get("eval_steps"),
+            logging_steps=self.args.logging_steps,
+            save_steps=self.args.save_steps,
+            eval_steps=self.args.eval_steps,
             num_train_epochs=self.args.num_train_epochs,
             train_batch_size=self.args.per_device_train_batch_size,
         )
@@ -164,6 +168,7 @@ class Trainer(WithDatasets, ScriptMethods):
             raise TypeError(f"train() has no argument `{name}`")
         check_class(self)
         self._warn_of_torch_contexts()
+        self._read_args()
         resume = resume_from_checkpoint
         if resume is None or resume is False:
             resume = getattr(self.args, "resume_from_checkpoint", None) or None
@@ -172,8 +177,7 @@ class Trainer(WithDatasets, ScriptMethods):
         elif resume is not None:
             resume = check_path(os.fspath(resume), "resume_from_checkpoint")
         began = time.monotonic()
-        steps_before = self.state.global_step
-        self._callbacks.call("on_train_begin")
+        self._resumes_from = resume
         self.is_in_train, self._tail = True, {}
         try:
             self._result = self._run(resume=resume, eval_metrics=self._eval_metrics("eval", predicts=False))
@@ -183,9 +187,10 @@ class Trainer(WithDatasets, ScriptMethods):
         if self._result["best"] is not None:
             self.state.best_global_step, self.state.best_metric = self._result["best"]
         seconds = time.monotonic() - began
-        losses = [entry["loss"] for entry in self.state.log_history if "loss" in entry]
+        own = [entry for entry in self.state.log_history if entry["step"] > self._first_step]
+        losses = [entry["loss"] for entry in own if "loss" in entry]
         loss = sum(losses) / len(losses) if losses else float("nan")
-        steps = self.state.global_step - steps_before
+        steps = self.state.global_step - self._first_step
         metrics = {
             "train_runtime": seconds,
             "train_samples_per_second": steps * self._samples_per_step() / seconds,
@@ -245,6 +250,8 @@ class Trainer(WithDatasets, ScriptMethods):
         return PredictionOutput(predictions, labels, metrics)
 
     def _evaluated(self, eval_dataset: Any, metric_key_prefix: str, own: Any) -> dict:
+        if not self._trains_now:
+            self._read_args()
         values = self._evaluation_values()
         data = self._eval if eval_dataset is None else self._eval_data(eval_dataset)
         given = {key: self._values[key] for key in EVAL_KEYS if key in self._values}
@@ -308,10 +315,6 @@ class Trainer(WithDatasets, ScriptMethods):
         """The callbacks, under transformers' name."""
         return self._callbacks
 
-    def __setattr__(self, name: str, value: Any) -> None:
-        check_attribute(self, name, value)
-        super().__setattr__(name, value)
-
     def __getattr__(self, name: str) -> Any:
         if name in REFUSED_METHODS:
             raise AttributeError(f"{type(self).__name__} has no `{name}`: {REFUSED_METHODS[name]}")
@@ -338,6 +341,11 @@ class Trainer(WithDatasets, ScriptMethods):
 
     def _current_model(self) -> str:
         """Returns the name or directory of the trained model, or of the initial model before training."""
+        if self._trains_now and self._live is not None and self._live.version() is not None:
+            # Inside a callback: the weights of this step.
+            self._written = tempfile.TemporaryDirectory(prefix="lockstep-live-")
+            self._live.save(self._written.name)
+            return self._written.name
         if self._result is not None:
             return self._result["model"]
         objects = self._objects()
@@ -354,7 +362,7 @@ class Trainer(WithDatasets, ScriptMethods):
         model = self._model.to_train()
         if self._source is not None and model is self._given_model:
             return {}
-        tokenizer = self.processing_class
+        tokenizer = self._tokenizer
         if tokenizer is None and model is not self._given_model and self._source is not None:
             tokenizer = self._source
         return {"model_name_or_path": lambda place: write_given(model, tokenizer, place)}
@@ -397,7 +405,10 @@ class Trainer(WithDatasets, ScriptMethods):
     ) -> dict:
         if only_evaluate is None:
             with self._files(resume) as given:
-                return self._driven({**self._values, **given}, resume, evaluation, None, eval_metrics)
+                values = {**self._values, **given}
+                if resume is None and self._reads_in_order and is_stream(self._given_train):
+                    values.setdefault("shuffle_dataset", False)
+                return self._driven(values, resume, evaluation, None, eval_metrics)
         return self._driven(dict(values or {}), None, evaluation, only_evaluate, eval_metrics)
 
     def _driven(
@@ -405,8 +416,15 @@ class Trainer(WithDatasets, ScriptMethods):
         eval_metrics: Any,
     ) -> dict:
         evaluation = self._eval if evaluation is None else evaluation
+        before = (self._stop, self._live, self._trains_now)
+        if before[0] is not None and (only_evaluate is None or before[1] is None or before[1].version() is None):
+            raise RuntimeError(
+                "this trainer is training already: evaluate() is called in callbacks then; make another trainer to "
+                "train at the same time"
+            )
         rewards = self._rewards()
         given = []
+        kept = None if rewards is None else (rewards.sources, rewards.state)
         if rewards is not None:
             sets = [evaluation.rows, *evaluation.sets.values()]
             sets = [self._train, *sets] if only_evaluate is None else sets
@@ -415,10 +433,8 @@ class Trainer(WithDatasets, ScriptMethods):
             given = [(function.name, function, function.by_group) for function in rewards.functions]
             places = {key: values.pop(key) for key in list(values) if key.startswith(OF_MODEL)}
             values["reward_funcs"] = rewards.specs_at(places)
-        if self._stop is not None:
-            raise RuntimeError("this trainer is training already; make another one")
         observer = Observer(self, rewards, only_evaluate, eval_metrics)
-        self._stop, self._trains_now = _native.StopSignal(), only_evaluate is None
+        self._stop, self._trains_now = _native.StopSignal(), only_evaluate is None or before[2]
         silent = only_evaluate is not None or bool(getattr(self.args, "disable_tqdm", False)) or in_notebook()
         try:
             with Interrupts(self._stop):
@@ -449,8 +465,11 @@ class Trainer(WithDatasets, ScriptMethods):
                                 f"train(resume_from_checkpoint=True) continues in {place}")
             raise
         finally:
-            self._ended()
-            self._stop, self._live, self._trains_now = None, None, False
+            if only_evaluate is None:
+                self._ended()
+            self._stop, self._live, self._trains_now = before
+            if rewards is not None and before[0] is not None:  # the training goes on
+                rewards.sources, rewards.state = kept
         ended = {**ended, "model": os.fspath(ended["model"]), "dir": os.fspath(ended["dir"])}
         if ended["stop_reason"] == "interrupted" and only_evaluate is None:
             raise KeyboardInterrupt(

@@ -4,7 +4,7 @@ use crate::errors::{exception, of_panic};
 use crate::eval_metrics::PythonEvalMetrics;
 use crate::fields::method;
 use crate::json;
-use crate::observer::{EVALUATE, Failure, Observer, SAVE};
+use crate::observer::{Failure, Observer};
 use crate::process::use_engine;
 use crate::reward::PythonReward;
 use crate::rollouts::PythonRollouts;
@@ -91,7 +91,8 @@ struct Job {
 /// Trains: `values` is a JSON object of configuration values, rows are JSON objects, `rewards` are
 /// `(name, function, by_group)`; `rollout_function` makes the completions, where there is one, and `eval_metrics`
 /// measures held-out rows. The methods of
-/// `observer` are called with keyword arguments: `begin`, `step_begin`, `step_end`, `log`, `save`. With `only_evaluate`
+/// `observer` are called with keyword arguments: `begin`, `step_begin`, `step_end`, `epoch_end`, `log`, `save`; `wants`
+/// decides what follows. With `only_evaluate`
 /// no step is made.
 #[pyfunction]
 #[pyo3(signature = (
@@ -232,25 +233,8 @@ impl Job {
             run.evaluate_now()?;
             return run.finish();
         }
-        loop {
-            let step = run.steps_done();
-            let _ = self.observer.call("step_begin", run.policy(), |py| {
-                let arguments = PyDict::new(py);
-                arguments.set_item("step", step)?;
-                Ok(arguments)
-            });
-            let ended = run.step()?;
-            let wishes = self.observer.take_wishes();
-            if wishes & EVALUATE != 0 {
-                run.evaluate_now()?;
-            }
-            if wishes & SAVE != 0 {
-                run.save_checkpoint()?;
-            }
-            if ended.is_some() {
-                return run.finish();
-            }
-        }
+        while run.step()?.is_none() {}
+        run.finish()
     }
 }
 

@@ -7,7 +7,7 @@
 //! | what | public items |
 //! |---|---|
 //! | a training run | [`Run`], [`RunOptions`], [`RunResult`], [`StopReason`], [`StopSignal`], [`context()`] |
-//! | what a program passes to a run | [`RewardInput`], [`Rows`], [`LogRecord`], [`RunEvent`], [`Flow`]; `telemetry::Sink`, `rewards::Reward` |
+//! | what a program passes to a run | [`RewardInput`], [`Rows`], [`LogRecord`], [`RunEvent`], [`Follow`], [`Flow`]; `telemetry::Sink`, `rewards::Reward` |
 //! | the program's own evaluation metrics | [`EvalMetrics`], [`EvalBatch`], [`SetSize`] |
 //! | the program's own generation of completions | [`RolloutFunction`], [`RolloutRequest`], [`Generate`], [`RolloutPrompt`], [`GivenCompletion`] |
 //! | the configuration of a run | [`Config`], [`Purpose`], [`config`] (its layers, the table of its keys) |
@@ -56,7 +56,7 @@ pub use rollouts::samples::of_groups as samples_of_groups;
 pub use rollouts::wire;
 pub use run::board::write_board;
 pub use run::eval_metrics::{EvalBatch, EvalMetrics, SetSize};
-pub use run::inputs::{Flow, LogRecord, RunEvent};
+pub use run::inputs::{Flow, Follow, LogRecord, RunEvent};
 pub use run::lock::writer;
 pub use run::memory_plan::{Available, MemoryPlan};
 pub use run::profile::ProfileRecord;

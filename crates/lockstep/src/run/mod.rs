@@ -20,6 +20,7 @@ pub mod lock;
 pub mod log;
 pub mod memory_advice;
 pub mod memory_plan;
+mod own_files;
 pub mod prepared;
 pub mod profile;
 pub mod provenance;

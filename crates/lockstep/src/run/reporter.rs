@@ -153,12 +153,13 @@ impl Reporter {
         step.is_multiple_of(self.logging_steps) || last || (step == 1 && self.first_step)
     }
 
-    /// Ends optimizer step `step`. On a logging step, reports the means of the metrics and returns them.
-    pub fn end_step(&mut self, step: u64, last: bool) -> anyhow::Result<Option<Vec<(String, f64)>>> {
-        if !self.logs_at(step, last) {
+    /// Reports the means of the metrics since the last log, as those of `step`, and returns them; `None` if there are
+    /// none.
+    pub fn log_now(&mut self, step: u64) -> anyhow::Result<Option<Vec<(String, f64)>>> {
+        let means: Vec<(String, f64)> = self.sums.take_means().into_iter().collect();
+        if means.is_empty() {
             return Ok(None);
         }
-        let means: Vec<(String, f64)> = self.sums.take_means().into_iter().collect();
         self.metrics(step, means.clone())?;
         Ok(Some(means))
     }

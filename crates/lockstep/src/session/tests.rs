@@ -1,5 +1,6 @@
 //! Tests that drive training runs from user code, through the library's public interface.
 
+mod decide;
 mod drafts;
 mod elsewhere;
 mod goes_on;

@@ -24,8 +24,10 @@ use std::path::{Path, PathBuf};
 const TEMPORARY: &str = ".unfinished-";
 
 /// Prefixes of the checkpoint's files that do not belong to the model: optimizer state, value model, reference model,
-/// the generation batch in use, generation batches made ahead, and lineages of the weights that workers may have.
-const OF_RUN: [&str; 6] = ["optimizer_", "value_", "reference.", "generation_batch.", "frontier.", "fleet."];
+/// the generation batch in use, generation batches made ahead, lineages of the weights that workers may have, and the
+/// state of the Python package's trainer.
+const OF_RUN: [&str; 7] =
+    ["optimizer_", "value_", "reference.", "generation_batch.", "frontier.", "fleet.", "trainer_state."];
 
 /// Writes the checkpoint of `step`; `fill` writes the files into the empty directory that it gets. On an error, such as
 /// a full disk, the unfinished files are removed and older checkpoints stay as they are.

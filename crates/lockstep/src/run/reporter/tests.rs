@@ -64,9 +64,10 @@ fn means_are_logged_at_logging_steps() {
         reporter.add("loss", loss);
         reporter.set("epoch", step as f64);
         assert_eq!(reporter.take_step_values(), BTreeMap::from([pair("loss", loss)]));
-        let logged = reporter.end_step(step, false).unwrap();
-        assert_eq!(logged, (step == 3).then(|| vec![pair("epoch", 3.0), pair("loss", 3.0)]));
     }
+    let logged = reporter.log_now(3).unwrap();
+    assert_eq!(logged, Some(vec![pair("epoch", 3.0), pair("loss", 3.0)]));
+    assert_eq!(reporter.log_now(3).unwrap(), None);
     assert_eq!(seen.metrics(), [(3, vec![pair("epoch", 3.0), pair("loss", 3.0)])]);
     assert_eq!(reporter.unlogged(), &MetricSums::default());
     // What a checkpoint has kept is logged with what comes.
@@ -75,7 +76,7 @@ fn means_are_logged_at_logging_steps() {
     reporter.resume(4, &BTreeMap::new(), sums.clone()).unwrap();
     assert_eq!(reporter.unlogged(), &sums);
     reporter.add("loss", 1.0);
-    assert_eq!(reporter.end_step(6, false).unwrap(), Some(vec![pair("loss", 3.0)]));
+    assert_eq!(reporter.log_now(6).unwrap(), Some(vec![pair("loss", 3.0)]));
     reporter.metrics(9, vec![pair("eval_loss", 0.5)]).unwrap();
     assert_eq!(seen.metrics()[1..], [(9, vec![pair("eval_loss", 0.5)])]);
     let mut lines = telemetry::metrics::read(&dir.path().join("metrics.jsonl")).unwrap().into_iter();
@@ -90,7 +91,7 @@ fn a_sink_that_fails_fails_the_step_and_tables_do_not() {
     let seen = Seen { fails: Some(fails), ..Seen::default() };
     let mut reporter = open(dir.path(), &config, &seen);
     reporter.add("loss", 1.0);
-    assert!(reporter.end_step(1, false).is_err());
+    assert!(reporter.log_now(1).is_err());
     assert!(reporter.metrics(1, Vec::new()).is_err());
     seen.take();
     for _ in 0..2 {
