@@ -75,7 +75,6 @@ _FALSE = (
 READ_BACK: dict[str, Any] = {
     **dict.fromkeys(_TRUE.split(), True),
     **dict.fromkeys(_FALSE.split(), False),
-    "optim": "adamw_torch_fused",
     "log_level": "passive",
     "log_level_replica": "warning",
     "dataloader_num_workers": 0,
@@ -111,6 +110,8 @@ class ArgumentMethods:
                 values["steps_per_generation"] = steps
             if whole is None:
                 values["generation_batch_size"] = batch * steps
+        if self.optim is None:
+            values["optim"] = "adamw_torch_fused"
         if str(getattr(self.eval_strategy, "value", self.eval_strategy)) == "steps" and not self.eval_steps:
             values["eval_steps"] = self.logging_steps
         if self.load_best_model_at_end and self.metric_for_best_model is None:

@@ -352,10 +352,7 @@ class _Config(ArgumentMethods):
             field = self._fields.get(name)
             if field is None or name in self._own_fields():
                 continue
-            value = _from_json(name, value, field.schema)
-            setattr(self, name, value)
-            if name in _READ_AS or (field.status == "supported" and name not in _SPECIAL):
-                _check_type(name, value, field.schema)
+            setattr(self, name, _from_json(name, value, field.schema))
         self.accelerator_config = AcceleratorConfig.of(self.accelerator_config)
         self.check()
         self._derived = self.derive()
@@ -365,6 +362,12 @@ class _Config(ArgumentMethods):
         """Raises an error if the engine cannot train with these values."""
         if self.save_strategy == "best" and self.metric_for_best_model is None:
             raise ValueError("`save_strategy` = best: set metric_for_best_model, the metric of an evaluation")
+        others = self._own_fields()
+        for name, field in self._fields.items():
+            if name in others:
+                continue
+            if name in _READ_AS or (field.status == "supported" and (name not in _SPECIAL or name in _STEPS)):
+                _check_type(name, getattr(self, name), field.schema)
         values = self.values()
         # Placeholders for what the trainer's own arguments will say, so that all other values can be checked now.
         values.setdefault("model_name_or_path", "model")

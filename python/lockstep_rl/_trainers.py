@@ -23,8 +23,6 @@ from ._workers import WorkerProcesses, check_sendable, of_workers
 
 # A `reward_patience` that no training run reaches.
 _ENDLESS = 1 << 40
-# Rows of a stream that are read for a packed sequence.
-_PER_SEQUENCE = 16
 
 
 class GRPOTrainer(Trainer):
@@ -191,8 +189,8 @@ class GRPOTrainer(Trainer):
             return None
         args = self.args
         # Whole generation batches, and one that is made ahead.
-        batch = args.per_device_train_batch_size * (args.steps_per_generation or args.gradient_accumulation_steps)
-        batch = max(args.generation_batch_size or batch, self._samples_per_step())
+        steps = getattr(args, "steps_per_generation", None) or args.gradient_accumulation_steps
+        batch = max(args.per_device_train_batch_size * steps, self._samples_per_step())
         ahead = 1 + (getattr(args, "max_staleness", None) or 0)
         return (-(-completions // batch) + ahead) * -(-batch // args.num_generations)
 
@@ -352,11 +350,6 @@ class SFTTrainer(OfflineTrainer):
         self._formatting_func = formatting_func
         self.train_dataset, self.eval_dataset = self._given_train, self._given_eval
 
-    def _rows_needed(self) -> int | None:
-        rows = super()._rows_needed()
-        # A packed sequence has several rows.
-        return None if rows is None else rows * (_PER_SEQUENCE if self.args.packing else 1)
-
     def _rows(self, dataset: Any, name: str, most: str) -> Any:
         if self.formatting_func is not None and isinstance(dataset, (str, os.PathLike)):
             raise ValueError(f"`{name}` is a file, which the engine reads: formatting_func needs rows in memory")
@@ -406,6 +399,9 @@ def _of_trls_choice(row: dict, text_field: str) -> dict:
         left_out = ("conversations", text_field)
     elif _is_conversation(row.get("conversations"), "role"):
         left_out = (text_field,)
+    elif row.get(text_field) is not None:
+        # A dataset with rows of both kinds has both columns in each row.
+        left_out = tuple(name for name in ("messages", "conversations") if not row.get(name))
     else:
         return row
     return {key: value for key, value in row.items() if key not in left_out}
