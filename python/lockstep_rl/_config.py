@@ -415,10 +415,11 @@ class _Config(ArgumentMethods):
                 values[key] = item if key not in fields_of else _joined(key, values[key], item, fields_of[key], name)
                 fields_of[key] = name
         if values.get("save_strategy") == "best":
-            # Python asks for each of these checkpoints; the engine needs a strategy that saves at all.
-            by_epoch = values.get("eval_strategy") == "epoch"
-            values["save_strategy"] = "epoch" if by_epoch else "steps"
-            if not by_epoch:
+            # Python asks for each of these checkpoints. Where the best one is to be the result, the engine needs the
+            # strategy of the evaluation.
+            own = values.get("eval_strategy") if values.get("load_best_model_at_end") else None
+            values["save_strategy"] = own or "no"
+            if own == "steps":
                 values["save_steps"] = values.get("eval_steps") or values.get("logging_steps") or 10
         if values.get("load_best_model_at_end"):
             values.setdefault("metric_for_best_model", "eval_loss")

@@ -406,10 +406,18 @@ class Trainer(ReadLate, WithDatasets, ScriptMethods):
         if only_evaluate is None:
             with self._files(resume) as given:
                 values = {**self._values, **given}
-                if resume is None and self._reads_in_order and is_stream(self._given_train):
-                    values.setdefault("shuffle_dataset", False)
+                if is_stream(self._given_train):
+                    values = self._with_stream(values, resume)
                 return self._driven(values, resume, evaluation, None, eval_metrics)
         return self._driven(dict(values or {}), None, evaluation, only_evaluate, eval_metrics)
+
+    def _with_stream(self, values: dict, resume: str | None) -> dict:
+        """Returns the engine's keys of a run whose rows are a stream's."""
+        if resume is not None:
+            self._read_as_in(run_of(resume))
+            return values
+        own = {} if self._stream_rows is None else {"max_samples": self._stream_rows}
+        return {**({"shuffle_dataset": False} if self._reads_in_order else {}), **own, **values}
 
     def _driven(
         self, values: dict, resume: str | None, evaluation: EvalData | None, only_evaluate: dict | None,

@@ -211,7 +211,7 @@ def test_an_epoch_that_is_not_the_last_one_cannot_be_ended(model):
 def test_a_run_that_a_callback_ends_keeps_its_last_checkpoint(model):
     """TRL saves none there."""
     events, _ = train(model, asks("on_step_end", 2, "should_training_stop"), save_strategy="steps", save_steps=50)
-    assert events.endswith("step2 log2 save2 epoch_end2 log2 train_end2")
+    assert events.endswith("step2 log2 epoch_end2 save2 log2 train_end2")
 
 
 def test_log_history_is_whole_after_a_resume(model):
@@ -260,69 +260,74 @@ def test_the_state_before_training_is_not_that_of_training(model):
     assert [entry["step"] for entry in trainer.state.log_history] == [1, 2, 2]
 
 
-def test_evaluate_inside_a_callback(model):
-    """At each event the metrics are those of the weights of this moment, and training goes on as without."""
+# The event in which a callback evaluates, and the steps of the state at which it is called, each with the step whose
+# weights are evaluated.
+INSIDE = [
+    ("train_begin", {0: 0}),
+    ("epoch_begin", {0: 0}),
+    ("step_begin", {0: 0, 1: 1, 2: 2}),
+    ("optimizer_step", {0: 1, 1: 2, 2: 3}),
+    ("step_end", {1: 1, 2: 2, 3: 3}),
+    ("log", {1: 1, 2: 2, 3: 3}),
+    ("save", {1: 1, 2: 2, 3: 3}),
+    ("epoch_end", {3: 3}),
+    ("train_end", {3: 3}),
+]
+
+
+@pytest.fixture(scope="module")
+def plain(model, tmp_path_factory):
+    """Three steps with their evaluations, without callbacks: the losses by step, and the weights."""
+    place = str(tmp_path_factory.mktemp("plain") / "run")
+    _, trainer = train(model, output_dir=place, max_steps=3, eval_strategy="steps", eval_steps=1, eval_on_start=True)
+    losses = {entry["step"]: entry["eval_loss"] for entry in trainer.state.log_history if "eval_loss" in entry}
+    assert list(losses) == [0, 1, 2, 3] and len(set(losses.values())) == 4
+    return losses, weights(f"{place}/model")
+
+
+@pytest.mark.parametrize("event, steps", INSIDE, ids=[event for event, _ in INSIDE])
+def test_evaluate_inside_a_callback(model, plain, event, steps):
+    """The metrics are those of the weights of this moment, and training goes on as without."""
     rows = [{"text": f"{word} {word}"} for word in WORDS]
     found = {}
 
+    def call(self, args, state, control, logs=None, **kwargs):
+        if event != "log" or "loss" in logs:
+            found[state.global_step] = self.trainer.evaluate()["eval_loss"]
+
+    callback = type("Evaluates", (TrainerCallback,), {f"on_{event}": call})()
+    args = SFTConfig("out", per_device_train_batch_size=2, learning_rate=0.05, logging_steps=1, max_steps=3,
+                     num_train_epochs=2, save_strategy="steps", save_steps=1, threads=1, disable_tqdm=True)
+    callback.trainer = SFTTrainer(model, args, rows, rows, callbacks=[callback])
+    callback.trainer.train()
+    losses, trained = plain
+    assert found == {step: pytest.approx(losses[of], abs=1e-6) for step, of in steps.items()}
+    assert weights("out/model") == trained
+    logged = [entry["step"] for entry in callback.trainer.state.log_history if "loss" in entry]
+    # As in TRL, an evaluation answers the request for a log, because it logs.
+    assert logged == ([] if event == "step_end" else [1, 2, 3])
+
+
+@pytest.mark.parametrize("fields", [{}, {"use_peft": True, "lora_r": 2}, {"beta": 0.1}, {"num_iterations": 2}])
+def test_evaluate_inside_a_callback_of_grpo(model, rows, fields):
     class Evaluates(TrainerCallback):
-        trainer = None
-
-        def ask(self, name, state):
-            found[name, state.global_step] = self.trainer.evaluate()["eval_loss"]
-
-        def on_train_begin(self, args, state, control, **kwargs):
-            self.ask("train_begin", state)
-
-        def on_step_end(self, args, state, control, **kwargs):
-            self.ask("step_end", state)
+        trainer, found = None, 0
 
         def on_log(self, args, state, control, logs, **kwargs):
             if "loss" in logs:
-                self.ask("log", state)
+                self.found += "eval_reward" in self.trainer.evaluate()
 
-        def on_save(self, args, state, control, **kwargs):
-            self.ask("save", state)
-
-        def on_train_end(self, args, state, control, **kwargs):
-            self.ask("train_end", state)
-
-    def trained(place, callbacks, **fields):
-        args = SFTConfig(place, per_device_train_batch_size=2, learning_rate=0.05, logging_steps=1, max_steps=3,
-                         save_strategy="steps", save_steps=1, threads=1, disable_tqdm=True, **fields)
-        trainer = SFTTrainer(model, args, rows, rows, callbacks=callbacks)
-        for callback in callbacks:
-            callback.trainer = trainer
-        trainer.train()
-        return trainer
-
-    plain = trained("plain", [], eval_strategy="steps", eval_steps=1)
-    losses = {e["step"]: e["eval_loss"] for e in plain.state.log_history if "eval_loss" in e}
-    trained("asked", [Evaluates()])
-    assert weights("asked/model") == weights("plain/model")
-    assert {key: found[key] for key in found if key[1] > 0} == {
-        (name, step): pytest.approx(losses[step], abs=1e-6)
-        for name in ("step_end", "log", "save") for step in (1, 2, 3)
-    } | {("train_end", 3): pytest.approx(losses[3], abs=1e-6)}
-    assert found["train_begin", 0] > losses[1]
-
-
-def test_evaluate_inside_a_callback_of_grpo(model, rows):
-    class Evaluates(TrainerCallback):
-        trainer, found = None, []
-
-        def on_step_end(self, args, state, control, **kwargs):
-            self.found.append(self.trainer.evaluate()["eval_reward"])
-
-    plain = grpo(model, rows, output_dir="plain", trainer={"eval_dataset": rows})
+    plain = grpo(model, rows, output_dir="plain", trainer={"eval_dataset": rows}, **fields)
     plain.train()
     callback = Evaluates()
-    trainer = grpo(model, rows, callbacks=[callback], trainer={"eval_dataset": rows})
+    trainer = grpo(model, rows, callbacks=[callback], trainer={"eval_dataset": rows}, **fields)
     callback.trainer = trainer
     trainer.train()
-    assert len(callback.found) == 4 and weights("out/model") == weights("plain/model")
+    name = "adapter_model" if fields.get("use_peft") else "model"
+    whole = [open(f"{place}/model/{name}.safetensors", "rb").read() for place in ("out", "plain")]
+    assert callback.found == 4 and whole[0] == whole[1]
     rewards = [[e["reward"] for e in t.state.log_history if "reward" in e] for t in (trainer, plain)]
-    assert rewards[0] == rewards[1]
+    assert rewards[0] == rewards[1] and len(rewards[0]) >= 2
 
 
 def test_training_inside_a_callback_is_refused(model, rows):

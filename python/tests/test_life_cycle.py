@@ -227,7 +227,7 @@ STREAMS = [
     ("sft", dict(max_steps=2), lambda i: {"text": letter(i)}, 4),
     ("sft", dict(max_steps=3, gradient_accumulation_steps=2), lambda i: {"text": letter(i)}, 12),
     ("sft", dict(max_steps=2, max_samples=3), lambda i: {"text": letter(i)}, 3),
-    ("sft", dict(max_steps=2, max_samples=30), lambda i: {"text": letter(i)}, 4),
+    ("sft", dict(max_steps=2, max_samples=30), lambda i: {"text": letter(i)}, 30),
     ("sft", dict(max_steps=2, packing=True, max_length=16), lambda i: {"text": letter(i) * 3}, 4),
     ("sft", dict(max_steps=1), lambda i: {"messages": [{"role": "user", "content": letter(i) * 3}]}, 2),
     ("sft", dict(max_steps=1), lambda i: {"prompt": letter(i), "completion": "a"}, 2),
@@ -265,6 +265,28 @@ def test_more_steps_read_more_rows(model):
     trainer.args.max_steps = 3
     trainer.train()
     assert trainer.state.global_step == 3 and stream.count == 4 + 6
+
+
+def test_a_run_of_a_stream_is_resumed_with_its_rows(model):
+    """Also with more steps; and a run of an older version, which has the whole stream and shuffled it."""
+    stop = type("Stop", (TrainerCallback,), {"on_step_end": lambda self, args, state, control, **kwargs: setattr(
+        control, "should_training_stop", state.global_step == 2)})
+
+    def made(place, rows, callbacks=None, **fields):
+        args = SFTConfig(place, **{**COMMON, "max_steps": 4, "save_steps": 2, **fields})
+        return SFTTrainer(model, args, rows, callbacks=callbacks)
+
+    rows = [{"text": letter(i) * (i + 1)} for i in range(26)]
+    endless = Stream(lambda i: rows[i % 26])
+    made("whole", endless).train()
+    made("out", endless, [stop]).train()
+    made("out", endless).train(resume_from_checkpoint=True)
+    assert weights("out/model") == weights("whole/model")
+    made("out", endless, max_steps=6).train(resume_from_checkpoint=True)
+    made("older", rows[:9], [stop]).train()
+    made("older", iter_of(rows[:9])).train(resume_from_checkpoint=True)
+    made("older-whole", rows[:9]).train()
+    assert weights("older/model") == weights("older-whole/model")
 
 
 def test_streams_that_end_and_streams_without_steps(model, monkeypatch):

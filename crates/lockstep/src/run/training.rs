@@ -114,13 +114,13 @@ impl TrainingRun {
     }
 
     /// Whether a checkpoint is saved: as configured or as the caller decides, after the best evaluation so far, and at
-    /// the end. With `save_strategy = "no"` only the caller's are. (When a signal stops the run, one is saved in any
-    /// case.)
-    pub(crate) fn saves_now(&mut self, ended: Option<StopReason>) -> bool {
+    /// the end, if nothing else follows (`last`). With `save_strategy = "no"` only the caller's are. (When a signal
+    /// stops the run, one is saved in any case.)
+    pub(crate) fn saves_now(&mut self, ended: Option<StopReason>, last: bool) -> bool {
         let best = self.config.load_best_model_at_end
             && self.evaluations.best.as_ref().is_some_and(|best| best.step == self.learner.step);
         let strategy = self.config.save_strategy;
-        let at_end = ended.is_some() || self.learner.is_done();
+        let at_end = last && (ended.is_some() || self.learner.is_done());
         let is_due = self.is_due(strategy, self.config.save_steps);
         self.log.callbacks.follows(Follow::Save, is_due) || (strategy != Strategy::No && (at_end || best))
     }

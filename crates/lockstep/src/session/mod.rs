@@ -268,10 +268,10 @@ impl Run {
     fn end_step(&mut self) -> anyhow::Result<Option<StopReason>> {
         let decides = self.training.log.callbacks.decide.is_some();
         let by_epoch = decides && self.training.config.eval_strategy == Strategy::Epoch;
-        let mut ended = self.follow(by_epoch)?;
+        let mut ended = self.follow(by_epoch, !decides, None)?;
         if decides && (ended.is_some() || self.training.learner.is_done() || self.training.ends_epoch()) {
             self.training.log.end_epoch(&self.training.learner, self.task.shown_metrics())?;
-            ended = self.follow(false)?.or(ended);
+            ended = self.follow(false, true, ended)?;
         }
         self.training.evaluations.due = false;
         let ended = ended.or(self.training.learner.is_done().then_some(StopReason::Completed));
@@ -284,9 +284,10 @@ impl Run {
         Ok(ended)
     }
 
-    /// Makes the evaluation and the checkpoint that follow now, and returns why the run ends. An evaluation that is due
-    /// and does not follow is dropped, unless it `waits` for the end of the epoch: a checkpoint says so then.
-    fn follow(&mut self, waits: bool) -> anyhow::Result<Option<StopReason>> {
+    /// Makes the evaluation and the checkpoint that follow now, and returns why the run ends; `before` if it was ended
+    /// before. An evaluation that is due and does not follow is dropped, unless it `waits` for the end of the epoch: a
+    /// checkpoint says so then. The checkpoint at the end of the run comes with what follows `last`.
+    fn follow(&mut self, waits: bool, last: bool, before: Option<StopReason>) -> anyhow::Result<Option<StopReason>> {
         let mut early = false;
         let is_due = self.training.evaluations.due;
         self.training.evaluations.due = self.training.log.callbacks.follows(Follow::Evaluate, is_due);
@@ -296,10 +297,10 @@ impl Run {
         self.training.evaluations.due = waits && is_due && !self.training.evaluations.due;
         let stops = |training: &TrainingRun| match training.stop_reason(early) {
             Some(StopReason::Interrupted) => Err(Stopped),
-            ended => Ok(ended),
+            ended => Ok(ended.or(before)),
         };
         let ended = stops(&self.training)?;
-        if self.training.saves_now(ended) {
+        if self.training.saves_now(ended, last) {
             self.training.save(&mut *self.task)?;
             if self.training.log.callbacks.follows(Follow::Complete, false) {
                 self.training.finish_checkpoint()?;

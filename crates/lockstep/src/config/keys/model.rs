@@ -10,7 +10,7 @@ macro_rules! model_keys { ($collect:ident $($rows:tt)*) => { $collect! { $($rows
     /// What matmuls read: f32; or bf16, which halves the memory of weights (beside f32 masters of what is trained), of
     /// keys and values, and of what the backward pass keeps. Sums, gradients and moments stay f32.
     dtype: ComputeDType = ComputeDType::F32 => OURS.trl_has("float32 weights, computed with in bfloat16 (bf16 = true)");
-    /// The run's directory; it must not exist, or be a run that is resumed.
+    /// The run's directory. Other files may be there, which the run leaves alone; a run may be there only to be resumed.
     output_dir: Option<PathBuf> = None => TRL.trl_has("the same; not set, it is trainer_output").on_resume(Free);
     /// A name for the run, kept in its config.toml.
     run_name: Option<String> = None => TRL.on_resume(Free);
