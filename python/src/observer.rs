@@ -57,7 +57,7 @@ impl LiveModel {
     fn save(&self, py: Python<'_>, dir: PathBuf) -> PyResult<()> {
         let saved = py.detach(|| {
             let now = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-            now.as_ref().map(|(_, snapshot)| snapshot.save(&dir))
+            now.as_ref().map(|(_, snapshot)| snapshot.export(&dir))
         });
         match saved {
             Some(saved) => saved.map_err(|error| exception(&error)),

@@ -1,6 +1,7 @@
 //! The types of key values: reading them from TOML or from the text of a flag, writing them as TOML, and naming them.
 
 use super::methods::Algorithm;
+use super::save_dtype::SaveDType;
 use kernels::Device;
 use rewards::RewardSpec;
 use rollout::Speculative;
@@ -335,6 +336,10 @@ words! {
     Speculative { "auto" => Speculative::Auto, "off" => Speculative::Off }
     KlEstimator { "k1" => KlEstimator::K1, "k3" => KlEstimator::K3 }
     MomentsDType { "f32" => MomentsDType::F32, "bf16" => MomentsDType::Bf16 }
+    SaveDType {
+        "auto" => SaveDType::Auto, "f32" => SaveDType::F32, "bf16" => SaveDType::Bf16, "f16" => SaveDType::F16,
+        "float32" => SaveDType::F32, "bfloat16" => SaveDType::Bf16, "float16" => SaveDType::F16,
+    }
     ComputeDType {
         "f32" => ComputeDType::F32, "bf16" => ComputeDType::Bf16,
         "float32" => ComputeDType::F32, "bfloat16" => ComputeDType::Bf16,

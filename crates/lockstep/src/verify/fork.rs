@@ -61,7 +61,7 @@ fn fork_of(root: &Path, options: &ForkOptions<'_>) -> anyhow::Result<PathBuf> {
         }
         let groups = [run.dir.rollouts(), run.dir.updates(), run.dir.evaluations()];
         let indexes = groups.each_ref().map(|path| path.with_extension("idx"));
-        for log in [run.dir.metrics()].iter().chain(&groups).chain(&indexes) {
+        for log in [run.dir.metrics(), run.dir.steps()].iter().chain(&groups).chain(&indexes) {
             if log.is_file() {
                 disk::copy(log, dir.root().join(log.file_name().unwrap_or_default())).or_bad_input_in(log.display())?;
             }

@@ -10,6 +10,9 @@ macro_rules! model_keys { ($collect:ident $($rows:tt)*) => { $collect! { $($rows
     /// What matmuls read: f32; or bf16, which halves the memory of weights (beside f32 masters of what is trained), of
     /// keys and values, and of what the backward pass keeps. Sums, gradients and moments stay f32.
     dtype: ComputeDType = ComputeDType::F32 => OURS.trl_has("float32 weights, computed with in bfloat16 (bf16 = true)");
+    /// The dtype of the weights in OUT/model, to which they are rounded: f32, bf16 or f16; "auto" is that of the files
+    /// that the run began with (bf16 where `dtype` is; a new adapter is f32). Checkpoints keep every bit.
+    save_dtype: SaveDType = SaveDType::Auto => OURS.trl_has("the dtype of the model in memory").on_resume(Free);
     /// The run's directory; it must not exist, or be a run that is resumed.
     output_dir: Option<PathBuf> = None => TRL.trl_has("the same; not set, it is trainer_output").on_resume(Free);
     /// A name for the run, kept in its config.toml.
