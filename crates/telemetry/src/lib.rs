@@ -28,7 +28,7 @@ pub use record::RunRecord;
 pub use rollout_line::{RecordedCompletion, RolloutLine, number};
 pub use sinks::completions::CompletionsSink;
 pub use sinks::console::{Console, ConsoleOptions, ConsoleSink, LogFormat, Progress, counted, duration};
-pub use sinks::metrics::{self, ClosedLog, MetricsSink};
+pub use sinks::metrics::{self, ClosedLog, MetricsSink, StepsSink};
 pub use sinks::tensorboard::{HParam, TensorBoardSink};
 pub use sinks::trace::TraceSink;
 pub use sinks::{Sink, Sinks};

@@ -47,3 +47,15 @@ pub enum StopReason {
     /// A signal stopped the run. It can be resumed from its last checkpoint, and no final model was written.
     Interrupted,
 }
+
+impl StopReason {
+    /// The reason as one word, for programs that read the log.
+    pub fn name(self) -> &'static str {
+        match self {
+            StopReason::Completed => "completed",
+            StopReason::EarlyStopping => "early_stopping",
+            StopReason::Requested => "requested",
+            StopReason::Interrupted => "interrupted",
+        }
+    }
+}

@@ -4,6 +4,7 @@
 //! OUT/config.toml              the resolved configuration
 //!     record.json              versions, ISA, seed, hashes of model and data
 //!     metrics.jsonl            one line per logged step, TRL's names
+//!     steps.jsonl              one line per step: the values by which the run is judged
 //!     tensorboard/             the same for TensorBoard
 //!     rollouts.bin             the groups that were trained on, if asked for (rollouts.idx says where each lies)
 //!     updates.bin              what steps did to the tokens of some of them
@@ -215,6 +216,10 @@ impl RunDir {
     /// Path of the record: versions, instruction set, seed, hashes.
     pub fn record(&self) -> PathBuf {
         self.root.join("record.json")
+    }
+    /// Path of the values by which the run is judged, one line for each step.
+    pub fn steps(&self) -> PathBuf {
+        self.root.join("steps.jsonl")
     }
     /// Path of the metrics, one line for each logged step.
     pub fn metrics(&self) -> PathBuf {

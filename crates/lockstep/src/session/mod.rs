@@ -236,7 +236,13 @@ impl Run {
         if self.training.learner.step > 0 {
             self.training.save(&mut *self.task)?;
         }
-        self.training.finish_checkpoint()
+        self.finish_checkpoint()
+    }
+
+    /// Waits for the last checkpoint. The task learns that it is complete: no step follows that would tell it.
+    fn finish_checkpoint(&mut self) -> anyhow::Result<()> {
+        self.training.finish_checkpoint()?;
+        self.task.checkpoint_written()
     }
 
     fn advance(&mut self) -> anyhow::Result<Option<StopReason>> {
@@ -275,7 +281,7 @@ impl Run {
         }
         let ended = ended.or(self.training.learner.is_done().then_some(StopReason::Completed));
         if ended.is_some() {
-            self.training.finish_checkpoint()?;
+            self.finish_checkpoint()?;
         }
         Ok(ended)
     }
@@ -306,6 +312,7 @@ impl Run {
             }
         };
         if stop_reason != StopReason::Interrupted {
+            self.finish_checkpoint()?;
             self.task.end()?;
         }
         let TrainingRun { learner, log, .. } = &mut self.training;

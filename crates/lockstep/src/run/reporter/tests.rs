@@ -83,6 +83,37 @@ fn means_are_logged_at_logging_steps() {
 }
 
 #[test]
+fn each_step_reports_its_own_values_of_the_judged_metrics() {
+    let dir = tempfile::tempdir().unwrap();
+    let (config, seen) = (Config { logging_steps: 10, tensorboard: false, ..Config::default() }, Seen::default());
+    let mut reporter = open(dir.path(), &config, &seen);
+    // A step with two generations, one with none, one that measures nothing of them, one of pairs.
+    let mut step = 0;
+    let mut end = |reporter: &mut Reporter, values: &[(&str, f64)]| {
+        step += 1;
+        values.iter().for_each(|(name, value)| reporter.add(name, *value));
+        assert_eq!(reporter.end_step(step, false).unwrap(), None);
+    };
+    end(&mut reporter, &[("reward", 1.0), ("reward", 2.0), ("kl", 9.0), ("loss", 0.5)]);
+    end(&mut reporter, &[("loss", 0.25)]);
+    end(&mut reporter, &[("kl", 1.0)]);
+    end(&mut reporter, &[("rewards/accuracies", 1.0), ("accuracy", 0.0), ("rewards/chosen", 3.0)]);
+    let own = |event| match event {
+        EventKind::StepValues { step, values } => Some((step, values)),
+        _ => None,
+    };
+    let found: Vec<_> = seen.take().into_iter().filter_map(own).collect();
+    let expected = [
+        (1, vec![pair("loss", 0.5), pair("reward", 1.5)]),
+        (2, vec![pair("loss", 0.25)]),
+        (4, vec![pair("accuracy", 0.0), pair("rewards/accuracies", 1.0)]),
+    ];
+    assert_eq!(found, expected);
+    let text = std::fs::read_to_string(dir.path().join("steps.jsonl")).unwrap();
+    assert_eq!(text.lines().next(), Some("{\"step\":1,\"loss\":0.5,\"reward\":1.5}"));
+}
+
+#[test]
 fn a_sink_that_fails_fails_the_step_and_tables_do_not() {
     let dir = tempfile::tempdir().unwrap();
     let config = Config { logging_steps: 1, tensorboard: false, ..Config::default() };
