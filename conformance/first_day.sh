@@ -17,6 +17,15 @@ ITEMS=(
     "A2|the refusal of a run that does not fit names every key that makes it fit"
     "A3|a build has an identity: in --version, records, verify, and between learner and worker"
     "A4|without file locks a living run is protected all the same"
+    "A5|a run of 30 steps is judged by each step's own reward, whatever it logs"
+    "A7|the tutorial's commands print the page's digits"
+    "A8|demo --steps 0 ends after supervised fine-tuning"
+    "A9|the reward of writing-a-reward.md is learned in its last step"
+    "A11|a distributed run that has ended has its last checkpoint, no batch and no job"
+    "A12|a log in JSON has tables, alarms and the verdict as fields"
+    "A13|a profile of three short steps finds nothing about hundredths of a second"
+    "A14|examples of an alarm about one of two rewards have its own score"
+    "A15|report makes its directory and tells two runs apart; plan says by its exit code that a run does not fit"
     "A10|releases and the image can join workers on other machines"
 )
 
@@ -130,7 +139,7 @@ item_A1() {
     in_group() { sh -c 'echo $$ > "$1/job/step/cgroup.procs" && shift && exec "$@"' sh "$group" "$program" "$@"; }
     out=$(in_group "${plan[@]}" 2>&1); code=$?
     show "$(grep -E 'predicted peak|fit' <<<"$out")"
-    [ $code = 0 ] || { fail "plan ended with code $code in a group of 800 MB"; return; }
+    [ $code = 1 ] || { fail "plan ended with code $code in a group of 800 MB, and not with 1"; return; }
     grep -q "does not fit" <<<"$out" && grep -q "$group/job/memory" <<<"$out" || { fail "plan does not see the limit of the group above its own"; return; }
     out=$(in_group train --model "$work/wide" --dataset "$work/one.jsonl" --reward length:10 \
         --set num_generations=2 --set per_device_train_batch_size=2 --set max_completion_length=64 \
@@ -271,6 +280,173 @@ C
     out=$(LD_PRELOAD=$work/flock.so "$program" $(train_words --set max_steps=2 --out "$work/a4-fleet") --distributed --workers 2 2>&1); code=$?
     show "ENOSYS, a learner with two workers: exit code $code"
     [ $code = 0 ] || { show "$(tail -5 <<<"$out")"; fail "a distributed run without locks should train"; return; }
+}
+
+# --- A5 ----------------------------------------------------------------------------------------------------------------
+
+item_A5() {
+    small_model || return
+    local steps logging out last report
+    for steps in 3 30; do for logging in 10 100; do
+        # shellcheck disable=SC2046
+        out=$("$program" $(train_words --set max_steps=$steps --set logging_steps=$logging --out "$work/a5-$steps-$logging") 2>&1) || { show "$(tail -3 <<<"$out")"; fail "a run of $steps steps fails"; return; }
+        last=$(tail -2 <<<"$out" | head -1 | sed 's/^\[[^]]*\] //')
+        report=$("$program" report "$work/a5-$steps-$logging" --print | sed -n 3p)
+        show "$steps steps, logging_steps $logging: $last"
+        [ "$last" = "$report" ] || { fail "the report says: $report"; return; }
+        if [ $steps = 30 ]; then
+            grep -q "Too early" <<<"$last" && { fail "thirty steps are enough for a verdict"; return; }
+        else
+            [ "$last" = "Too early to tell: 3 values of reward, and 4 are needed." ] || { fail "three steps are too few"; return; }
+        fi
+    done; done
+    return 0
+}
+
+# --- A7, A8, A9 --------------------------------------------------------------------------------------------------------
+
+# The model of the demo, trained once.
+demo_model() {
+    [ -e "$work/demo/sft/model/model.safetensors" ] && return 0
+    (cd "$work" && "$program" demo --steps 0 --out demo) > "$work/demo.log" 2>&1 || { show "$(tail -3 "$work/demo.log")"; fail "demo --steps 0 fails"; }
+}
+
+# The fenced block number $2 of the page $1 that begins with $3, without its first line if $4 is given.
+block() { awk -v begin="$2" '/^```/ {inside = !inside; if (inside) {first = 1; next} else if (found) exit} inside && first {first = 0; found = index($0, begin) == 1} inside && found' "$root/docs/$1"; }
+
+item_A7() {
+    demo_model || return
+    block tutorial.md "# step.toml" > "$work/step.toml"
+    local out row
+    out=$(cd "$work" && "$program" train step.toml --out one 2>&1) || { show "$(tail -3 <<<"$out")"; fail "the first step fails"; return; }
+    row=$(grep -E '^\[ .*\]  *1 ' <<<"$out" | sed 's/^\[[^]]*\] *//; s/  */ /g' | cut -d' ' -f1-12)
+    show "step 1: $row"
+    block tutorial.md '$ lockstep train step.toml' | sed -n 3p | sed 's/^ *//; s/  */ /g' | grep -qF "$row" || { fail "the page has another row"; return; }
+    grep -qF '"loss":0.03463501691818236' "$work/one/metrics.jsonl" || { fail "the loss is another one"; return; }
+    out=$(tail -c 16 "$work/one/model/model.safetensors" | od -A n -t f4)
+    show "the last weights: $out"
+    grep -qF "$(echo $out | cut -d' ' -f1)" "$root/docs/tutorial.md" || { fail "the weights are other ones"; return; }
+    out=$("$program" verify "$work/one" --all 2>&1 | tail -1)
+    [ "$out" = "proven: 1 step" ] || { fail "verify says: $out"; return; }
+}
+
+item_A8() {
+    demo_model || return
+    show "$(grep "held-out accuracy" "$work/demo.log" | tail -1)"
+    grep -q "after SFT" "$work/demo.log" || { fail "no accuracy after SFT"; return; }
+    if grep -q "GRPO:" "$work/demo.log" || [ -e "$work/demo/grpo" ]; then fail "it continues with GRPO"; return; fi
+    grep -rqE "demo --steps [1-9]" "$root/docs/tutorial.md" "$root/docs/writing-a-reward.md" && { fail "a page still trains one step"; return; }
+    return 0
+}
+
+item_A9() {
+    demo_model || return
+    command -v python3 > /dev/null || { skip "no python3"; return; }
+    block writing-a-reward.md "# rewards.py" > "$work/rewards.py"
+    local command out last expected
+    command=$(block writing-a-reward.md '$ lockstep train' | sed -n '/^\$/,/[^\\]$/p' | sed 's/^\$ lockstep//; s/\\$//' | tr -d '\n')
+    expected=$(block writing-a-reward.md '$ lockstep train' | tail -1)
+    # shellcheck disable=SC2086
+    out=$(cd "$work" && "$program" $command 2>&1) || { show "$(tail -3 <<<"$out")"; fail "the command fails"; return; }
+    last=$(tail -2 <<<"$out" | head -1 | sed 's/^\[[^]]*\] //')
+    show "$last"
+    case $last in "${expected%…*}"*) ;; *) fail "the page promises: $expected"; return ;; esac
+}
+
+# --- A11 ---------------------------------------------------------------------------------------------------------------
+
+item_A11() {
+    small_model || return
+    local run=$work/a11 out
+    # shellcheck disable=SC2046
+    out=$("$program" $(train_words --set max_steps=10 --set save_steps=5 --out "$run") --distributed --workers 2 2>&1) || { show "$(tail -3 <<<"$out")"; fail "the run fails"; return; }
+    out=$("$program" status "$run")
+    show "$(head -1 <<<"$out")"
+    head -1 <<<"$out" | grep -q "ended  checkpoint 10$" || { fail "the last checkpoint is of step 10"; return; }
+    out=$("$program" queue "$run" ls)
+    show "queue: $out"
+    [ "$out" = "no jobs" ] && [ -z "$(ls "$run/fleet/batches")" ] || { fail "something is left"; return; }
+}
+
+# --- A12 ---------------------------------------------------------------------------------------------------------------
+
+item_A12() {
+    small_model || return
+    command -v python3 > /dev/null || { skip "no python3, which reads the log"; return; }
+    local out
+    # shellcheck disable=SC2046
+    "$program" $(train_words --reward length:7 --set max_steps=20 --set logging_steps=5 --set log_completions=true --set log_completions_steps=10 --out "$work/a12" --log-format json) 2> "$work/a12.log" > "$work/a12.out" || { show "$(tail -3 "$work/a12.log")"; fail "the run fails"; return; }
+    out=$(python3 - "$work/a12.log" "$work/a12/metrics.jsonl" <<'PY'
+import json, sys
+lines = [json.loads(line) for line in open(sys.argv[1])]
+long = [line["message"] for line in lines if "\n" in line["message"] or "──" in line["message"]]
+assert not long, f"a table or several lines in a message: {long[0]!r}"
+alarms = [line for line in map(json.loads, open(sys.argv[2])) if "alarm" in line]
+logged = [{"step": line["step"], "alarm": line["alarm"]} for line in lines if "alarm" in line]
+assert logged == alarms, f"{len(logged)} alarms in the log, {len(alarms)} in metrics.jsonl"
+assert [line for line in lines if line.get("stages") and line["wall_s"] > 0], "no stages"
+assert [line for line in lines if line.get("verdict", {}).get("says")], "no verdict"
+assert [line for line in lines if line.get("stop_reason") == "completed" and line["step"] == 20], "no end"
+print(f"{len(lines)} lines, {len(alarms)} alarms as in metrics.jsonl")
+PY
+    ) 2>&1 || { show "$out"; fail "the log is not made of fields"; return; }
+    show "$out"
+    [ ! -s "$work/a12.out" ] || { fail "standard output is not empty"; return; }
+}
+
+# --- A13 ---------------------------------------------------------------------------------------------------------------
+
+item_A13() {
+    small_model || return
+    local out
+    # shellcheck disable=SC2046
+    out=$("$program" $(train_words --steps 3 | sed 's/^train /profile /') 2>&1) || { show "$(tail -3 <<<"$out")"; fail "the profile fails"; return; }
+    show "$(grep -A3 "## Findings" <<<"$out" | tr '\n' ' ')"
+    grep -qE " 0\.[0-4] (of .* )?s\b.*(waited|computed)|waited 0\.0 s" <<<"$(grep -E '^- \*\*' <<<"$out")" && { fail "a finding about nothing"; return; }
+    return 0
+}
+
+# --- A14 ---------------------------------------------------------------------------------------------------------------
+
+item_A14() {
+    small_model || return
+    command -v python3 > /dev/null || { skip "no python3, which gives the rewards"; return; }
+    printf '%s\n' 'def short(completions, **kwargs):' '    return [-0.32] * len(completions)' \
+        'def long(completions, **kwargs):' '    return [len(text) / 10 for text in completions]' > "$work/two.py"
+    local out
+    out=$("$program" train --model "$work/model" --dataset "$work/data.jsonl" --reward "python:$work/two.py:short" \
+        --reward "python:$work/two.py:long" --set num_generations=2 --set per_device_train_batch_size=4 \
+        --set max_completion_length=16 --set max_steps=15 --set learning_rate=0.001 --out "$work/a14" 2>&1) || { show "$(tail -3 <<<"$out")"; fail "the run fails"; return; }
+    out=$(grep -A3 "alarm constant_reward (short)" <<<"$out")
+    show "$out"
+    [ "$(grep -c '|.*: -0.32$' <<<"$out")" -ge 2 ] || { fail "the examples end in another number than the score of short"; return; }
+}
+
+# --- A15 ---------------------------------------------------------------------------------------------------------------
+
+item_A15() {
+    small_model || return
+    local out code rate metric
+    for rate in 0.001 0.002; do
+        # shellcheck disable=SC2046
+        out=$("$program" $(train_words --set max_steps=1 --set learning_rate=$rate --out "$work/a15-$rate") 2>&1) || { show "$(tail -3 <<<"$out")"; fail "a run fails"; return; }
+    done
+    out=$("$program" report "$work/a15-0.001" "$work/a15-0.002" --out "$work/new/rep" 2>&1) || { show "$out"; fail "report --out does not make its directory"; return; }
+    out=$(sed -n '/^## What differs/,/^## Curves/p' "$work/new/rep/report.md" | grep '^| ')
+    show "$out"
+    [ "$(grep -c . <<<"$out")" = 2 ] && grep -q "learning_rate" <<<"$out" || { fail "two runs differ in one key"; return; }
+    grep "^| reward " "$work/new/rep/report.md" | grep -q "–" && { fail "a run of one logged line has no numbers"; return; }
+    (ulimit -v 4000000; "$program" plan --model "$work/model" --set max_completion_length=256 --set num_generations=512 \
+        --set per_device_train_batch_size=65536 --set max_num_seqs=65536) > "$work/plan.log" 2>&1; code=$?
+    show "plan: exit code $code: $(grep -o "does not fit" "$work/plan.log")"
+    [ $code = 1 ] && grep -q "does not fit" "$work/plan.log" || { fail "a plan that does not fit should end with 1"; return; }
+    "$program" plan --model "$work/model" --set max_completion_length=64 > "$work/plan.log" 2>&1 || { fail "a plan that fits ends with $?"; return; }
+    for metric in update/skipped_tokens rewards/r/std completions/min_length eval_margin; do
+        out=$("$program" outputs "$metric" | sed -n 2p)
+        show "$metric: $out"
+        grep -qE "^ *(The rows that they|Its |The shortest\.|Mean difference of the two)" <<<"$out" && { fail "$metric is not said by itself"; return; }
+    done
+    if grep -n 'command`\](\.\./README' "$root/docs/rewards.md"; then fail "a link to options leads to the README"; return; fi
 }
 
 # --- A10 ---------------------------------------------------------------------------------------------------------------

@@ -1,4 +1,5 @@
-"""GRPO on a math dataset in a few lines. Under TRL: `from trl import …`, `from trl.rewards import …`."""
+"""GRPO on a math dataset in a few lines. Under TRL: `from trl import …`, `from trl.rewards import …`.
+`accuracy_reward` is TRL's, and needs math_verify: `pip install math-verify`."""
 
 import os
 

@@ -56,6 +56,48 @@ def begin_accelerate(on_cpu: bool) -> None:
         state(cpu=True) if on_cpu else state()
 
 
+_TRUE = (
+    "average_tokens_across_devices dataloader_in_order dataloader_pin_memory ds3_gather_for_generation "
+    "gradient_checkpointing log_multimodal log_on_each_node logging_nan_inf_filter remove_unused_columns "
+    "skip_memory_metrics vllm_importance_sampling_correction"
+)
+_FALSE = (
+    "activation_offloading auto_find_batch_size bf16_full_eval cast_lm_head_to_fp32 dataloader_drop_last "
+    "dataloader_persistent_workers disable_dropout do_eval do_predict do_train enable_jit_checkpoint "
+    "eval_use_gather_object fp16 fp16_full_eval full_determinism hub_always_push ignore_data_skip log_completions "
+    "log_unique_prompts normalize_advantages padding_free precompute_ref_log_probs push_to_hub "
+    "restore_callback_states_from_checkpoint save_on_each_node save_only_model sync_ref_model torch_compile "
+    "trust_remote_code use_cache use_cpu use_liger_kernel use_transformers_continuous_batching use_transformers_paged "
+    "use_vllm use_weighting vllm_enable_sleep_mode"
+)
+# TRL's defaults of fields that the engine does not have, as scripts read them back. Parsers see from them which fields
+# are flags.
+READ_BACK: dict[str, Any] = {
+    **dict.fromkeys(_TRUE.split(), True),
+    **dict.fromkeys(_FALSE.split(), False),
+    "log_level": "passive",
+    "log_level_replica": "warning",
+    "dataloader_num_workers": 0,
+    "per_device_eval_batch_size": 8,
+}
+_LOG_LEVELS = {"detail": 5, "debug": 10, "info": 20, "warning": 30, "error": 40, "critical": 50}
+
+
+class Computed(int):
+    """A number that was computed from other arguments, which `dataclasses.replace` passes on."""
+
+
+class ComputedText(str):
+    """The same for a text."""
+
+
+def plain_of(value: Any) -> Any:
+    """Returns a value without the mark that it was computed."""
+    if isinstance(value, Computed):
+        return int(value)
+    return str(value) if isinstance(value, ComputedText) else value
+
+
 class ArgumentMethods:
     """Properties and methods of transformers' TrainingArguments. One process trains, and the engine has the devices."""
 
@@ -64,6 +106,52 @@ class ArgumentMethods:
     local_process_index = 0
     should_save = True
     should_log = True
+    place_model_on_device = True
+    _derived: dict
+    _fields: dict
+
+    def forget(self) -> None:
+        """Sets the fields that were computed from others to their defaults: here, or in the arguments of which these
+        are a changed copy."""
+        before = vars(self).get("_derived", {})
+        for name, value in list(vars(self).items()):
+            if isinstance(value, (Computed, ComputedText)) or (name in before and value == before[name]):
+                setattr(self, name, self._fields[name].default)
+
+    def derive(self) -> dict:
+        """Sets the fields that transformers and TRL compute from others where a script left them out, and returns their
+        values."""
+        self.forget()
+        values: dict = {}
+        if "generation_batch_size" in self._fields:
+            batch = self.per_device_train_batch_size
+            steps, whole = self.steps_per_generation, self.generation_batch_size
+            if steps is None:
+                steps = self.gradient_accumulation_steps if whole is None else whole // batch
+                values["steps_per_generation"] = steps
+            if whole is None:
+                values["generation_batch_size"] = batch * steps
+        if self.optim is None:
+            values["optim"] = "adamw_torch_fused"
+        if str(getattr(self.eval_strategy, "value", self.eval_strategy)) == "steps" and not self.eval_steps:
+            values["eval_steps"] = self.logging_steps
+        if self.load_best_model_at_end and self.metric_for_best_model is None:
+            values["metric_for_best_model"] = "loss"
+        metric = values.get("metric_for_best_model", self.metric_for_best_model)
+        if metric is not None and self.greater_is_better is None:
+            values["greater_is_better"] = not metric.endswith("loss")
+        marks = {int: Computed, str: ComputedText}
+        values = {name: marks.get(type(value), lambda same: same)(value) for name, value in values.items()}
+        for name, value in values.items():
+            setattr(self, name, value)
+        return values
+
+    def get_process_log_level(self) -> int:
+        """Returns the level of Python's `logging` for this process."""
+        level = self.log_level
+        if level in (None, "passive"):
+            return _LOG_LEVELS["warning"]
+        return level if isinstance(level, int) else _LOG_LEVELS[level]
 
     @property
     def n_gpu(self) -> int:

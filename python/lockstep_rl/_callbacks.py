@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
+import json
+import os
 from typing import Any
 
 from ._live import may_use
 from ._overrides import REFUSED_METHODS, check_callback
+
+
+# The file with the state in a checkpoint, and in `output_dir`.
+STATE_FILE = "trainer_state.json"
 
 
 @dataclasses.dataclass
@@ -33,6 +39,20 @@ class TrainerState:
     trial_name: str | None = None
     trial_params: dict | None = None
     stateful_callbacks: dict = dataclasses.field(default_factory=dict)
+
+    def save_to_json(self, json_path: str) -> None:
+        """Writes the state to a file, whole or not at all."""
+        partial = f"{json_path}.{os.getpid()}.partial"
+        with open(partial, "w") as file:
+            json.dump(dataclasses.asdict(self), file, indent=2, sort_keys=True, default=str)
+        os.replace(partial, json_path)
+
+    @classmethod
+    def load_from_json(cls, json_path: str) -> TrainerState:
+        """Reads the state from a file, also one of transformers. Fields that this class lacks are left out."""
+        with open(json_path) as file:
+            values = json.load(file)
+        return cls(**{field.name: values[field.name] for field in dataclasses.fields(cls) if field.name in values})
 
 
 @dataclasses.dataclass
@@ -117,6 +137,23 @@ _NOT_HERE = {
 }
 
 
+# The requests that an event answers.
+_ANSWERED = {
+    "on_train_begin": ("should_training_stop",),
+    "on_epoch_begin": ("should_epoch_stop",),
+    "on_step_begin": ("should_log", "should_evaluate", "should_save"),
+    "on_log": ("should_log",),
+    "on_evaluate": ("should_evaluate",),
+    "on_save": ("should_save",),
+}
+
+
+def _is_own(callback: Any, event: str) -> bool:
+    """Whether a callback's method for `event` is not the empty one of its base class."""
+    method = getattr(callback, event, None)
+    return method is not None and getattr(method, "__qualname__", "") != f"TrainerCallback.{event}"
+
+
 class CallbackList:
     """The callbacks of a trainer. Calls them in order, and passes their requests on to the trainer."""
 
@@ -151,9 +188,16 @@ class CallbackList:
         """Class names of the callbacks, one per line."""
         return "\n".join(type(callback).__name__ for callback in self.callbacks)
 
+    def has_own(self, event: str) -> bool:
+        """Whether a callback has a method of its own for `event`."""
+        return any(_is_own(callback, event) for callback in self.callbacks)
+
     def call(self, event: str, **kwargs: Any) -> None:
-        """Calls the method `event` of each callback that has this method."""
+        """Calls the method `event` of each callback that has this method. As in transformers, requests that the event
+        answers are withdrawn before."""
         trainer = self.trainer
+        for name in _ANSWERED.get(event, ()):
+            setattr(trainer.control, name, False)
         for callback in list(self.callbacks):
             method = getattr(callback, event, None)
             if method is None:
@@ -161,9 +205,10 @@ class CallbackList:
             live = trainer._model
             # If the user gave a model object, its weights are updated only for callbacks that use `model`.
             model = live.get() if not live.is_given() or may_use(method, "model") else live.base()
+            tokenizer = trainer.processing_class if may_use(method, "processing_class") else None
             control = method(
                 trainer.args, trainer.state, trainer.control,
-                model=model, processing_class=trainer.processing_class, **_NOT_HERE, **kwargs,
+                model=model, processing_class=tokenizer, **_NOT_HERE, **kwargs,
             )
             if control is not None:
                 trainer.control = control

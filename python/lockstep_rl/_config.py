@@ -15,7 +15,10 @@ import warnings
 from typing import Any
 
 from . import _native
-from ._arguments import AcceleratorConfig, ArgumentMethods, begin_accelerate, check_one_process
+from ._arguments import READ_BACK, AcceleratorConfig, ArgumentMethods, begin_accelerate, check_one_process, plain_of
+from ._own_fields import (
+    OF_FLOW, OF_METRICS, OF_PAGES, OF_REFERENCE, OF_SERVERS, OF_WORKERS, WITHOUT_METRICS, WITH_METRICS,
+)
 
 # Keys that a trainer sets from its own arguments; they are not fields of a configuration class.
 _NOT_FIELDS = {"model_name_or_path", "reward_funcs"}
@@ -122,11 +125,14 @@ class Field:
         self.name: str = row["name"]
         self.status: str = row["status"]
         self.doc: str = row["doc"]
-        self.default: Any = row.get("default")
-        self.schema: dict = row.get("schema") or _READ_AS.get(self.name, {})
+        self.default: Any = row.get("default", READ_BACK.get(self.name))
+        own = {"type": "boolean"} if isinstance(self.default, bool) else {}
+        self.schema: dict = row.get("schema") or _READ_AS.get(self.name, own)
         self.trl_name: str | None = row.get("trl_name")
         self.type: str = row.get("type", "")
         self.trl: str = row.get("trl", "")
+        # Whether the key is one that TRL lacks.
+        self.is_only_here: bool = row["status"] == "supported" and self.trl == "no such key"
 
 
 _TEXT = {"type": "string"}
@@ -200,7 +206,20 @@ def _of_push_to_hub(on: Any) -> dict:
     return {}
 
 
+def _of_steps(name: str) -> Any:
+    """A number of steps; a number below 1 is a share of all steps, of which the package takes care."""
+
+    def of(value: Any) -> dict:
+        if isinstance(value, (int, float)) and not isinstance(value, bool) and 0 < value < 1:
+            return {}
+        whole = isinstance(value, float) and value.is_integer()
+        return {name: int(value) if whole else value}
+
+    return of
+
+
 _SPECIAL = {
+    **{name: _of_steps(name) for name in ("logging_steps", "eval_steps", "save_steps")},
     "bf16": _of_bf16,
     "scale_rewards": _of_scale_rewards,
     "report_to": _of_report_to,
@@ -241,77 +260,6 @@ MAPPED = {
 }
 
 
-def _own(name: str, default: Any, doc: str, **schema: Any) -> dict:
-    return {"name": name, "status": "supported", "default": default, "doc": doc, "schema": schema,
-            "type": schema["type"]}
-
-
-# Fields of transformers' TrainingArguments that this package reads itself, in trainers with `compute_metrics`.
-_OF_METRICS = {
-    row["name"]: row
-    for row in (
-        _own("per_device_eval_batch_size", 8, "Rows whose outputs compute_metrics, preprocess_logits_for_metrics and "
-             "predict are given at once. (Memory of the evaluation itself: max_tokens_per_micro_batch.)",
-             type="integer"),
-        _own("batch_eval_metrics", False, "compute_metrics is called with each batch, and compute_result=True with the "
-             "last.", type="boolean"),
-        _own("include_for_metrics", [], "What compute_metrics is given beside predictions and labels: inputs (token "
-             "ids), loss (of each batch).", type="array", items={"type": "string"}),
-        _own("prediction_loss_only", False, "compute_metrics is not called, and predict gives metrics alone.",
-             type="boolean"),
-        _own("eval_do_concat_batches", True, "Outputs of batches are joined, padded with -100; else compute_metrics "
-             "and predict have a list of them.", type="boolean"),
-    )
-}
-# Fields of every trainer that this package reads itself.
-_OF_PAGES = {
-    row["name"]: row
-    for row in (
-        _own("dashboard", False, "A page at http://127.0.0.1:7860 that shows the run while it trains: True, or another "
-             "port.", anyOf=[{"type": "boolean"}, {"type": "integer"}], type="boolean"),
-    )
-}
-# Fields of trainers with worker processes that this package reads itself.
-_OF_WORKERS = {
-    row["name"]: row
-    for row in (
-        _own("num_workers", 1, "Processes of this machine that the trainer starts to generate and score. 0: workers "
-             "join by hand, `python -m lockstep_rl worker --join OUTPUT_DIR --name NAME --setup setup.py`.",
-             type="integer"),
-        _own("max_restarts", 10, "Workers that end by themselves are started again, so often in a minute.",
-             type="integer"),
-    )
-}
-# TRL's fields for its vLLM server, which have no effect here.
-_OF_SERVERS = {
-    name: {"name": name, "status": "ignored", "doc": f"workers are started by the trainer and share its memory: {why}"}
-    for name, why in (
-        ("vllm_server_base_url", "there is no server"),
-        ("vllm_server_timeout", "there is no server"),
-        ("request_timeout", "there are no requests"),
-        ("weight_sync_timeout", "weights are not sent"),
-        ("weight_sync_steps", "every generation batch has new weights"),
-    )
-}
-_WITH_METRICS = ("sft", "dpo", "reward")
-# TRL's of DPO, which are keys of other methods.
-_OF_REFERENCE = {
-    name: {"name": name, "status": status, "doc": doc}
-    for name, status, doc in (
-        ("sync_ref_model", "refused", "the reference of DPO is what training begins with, or ref_model, and stays it"),
-        ("ref_model_mixup_alpha", "ignored", "it is sync_ref_model's, which is refused"),
-        ("ref_model_sync_steps", "ignored", "it is sync_ref_model's, which is refused"),
-    )
-}
-# The trainers that generate what they evaluate.
-_WITHOUT_METRICS = {
-    "per_device_eval_batch_size": {
-        "name": "per_device_eval_batch_size", "status": "ignored",
-        "doc": "how many completions are generated or scored at once the engine decides: max_tokens_per_micro_batch",
-    },
-}
-
-
 class _Config(ArgumentMethods):
     """Base class of the configuration classes."""
 
@@ -322,15 +270,27 @@ class _Config(ArgumentMethods):
 
     def __post_init__(self) -> None:
         check_one_process()
+        self.forget()
         for name, value in list(vars(self).items()):
             field = self._fields.get(name)
-            if field is None:
+            if field is None or name in self._own_fields():
                 continue
-            value = _from_json(name, value, field.schema)
-            setattr(self, name, value)
-            if name in _READ_AS or (field.status == "supported" and name not in _SPECIAL):
-                _check_type(name, value, field.schema)
+            setattr(self, name, _from_json(name, value, field.schema))
         self.accelerator_config = AcceleratorConfig.of(self.accelerator_config)
+        self.check()
+        self._derived = self.derive()
+        begin_accelerate(bool(getattr(self, "use_cpu", False)))
+
+    def check(self) -> None:
+        """Raises an error if the engine cannot train with these values."""
+        if self.save_strategy == "best" and self.metric_for_best_model is None:
+            raise ValueError("`save_strategy` = best: set metric_for_best_model, the metric of an evaluation")
+        others = self._own_fields()
+        for name, field in self._fields.items():
+            if name in others:
+                continue
+            if name in _READ_AS or (field.status == "supported" and (name not in _SPECIAL or name in _STEPS)):
+                _check_type(name, getattr(self, name), field.schema)
         values = self.values()
         # Placeholders for what the trainer's own arguments will say, so that all other values can be checked now.
         values.setdefault("model_name_or_path", "model")
@@ -341,13 +301,13 @@ class _Config(ArgumentMethods):
             count = len(values.get("reward_weights") or [0])
             values["reward_funcs"] = [f"function:f{i}" for i in range(count)]
         _native.check(self.method, json.dumps(values))
-        begin_accelerate(bool(getattr(self, "use_cpu", False)))
 
     def values(self) -> dict:
         """Returns the fields that were set, as the engine's keys. Warns about fields that have no effect here."""
         values: dict = {} if self._algorithm is None else {"algorithm": self._algorithm}
         # The field that each key is from.
         fields_of: dict[str, str] = {}
+        own_fields, derived = self._own_fields(), vars(self).get("_derived", {})
         if self.method == "sft":
             # Without this key, the engine would take all rows as one batch.
             values["per_device_eval_batch_size"] = plain(self.per_device_eval_batch_size, "per_device_eval_batch_size")
@@ -359,7 +319,9 @@ class _Config(ArgumentMethods):
                 value = "nll"  # TRL's old name of it
             if value == field.default:
                 continue
-            if name in {**_OF_METRICS, **_OF_WORKERS, **_OF_PAGES} and field.status == "supported":
+            if name in {**OF_METRICS, **OF_WORKERS, **OF_PAGES, **OF_FLOW} and field.status == "supported":
+                continue
+            if name in own_fields or value == derived.get(name, field):
                 continue
             if name in _SPECIAL:
                 own = plain(_SPECIAL[name](value), name)
@@ -375,7 +337,26 @@ class _Config(ArgumentMethods):
             for key, item in own.items():
                 values[key] = item if key not in fields_of else _joined(key, values[key], item, fields_of[key], name)
                 fields_of[key] = name
+        if values.get("save_strategy") == "best":
+            # Python asks for each of these checkpoints. Where the best one is to be the result, the engine needs the
+            # strategy of the evaluation.
+            own = values.get("eval_strategy") if values.get("load_best_model_at_end") else None
+            values["save_strategy"] = own or "no"
+            if own == "steps":
+                values["save_steps"] = values.get("eval_steps") or values.get("logging_steps") or 10
+        if values.get("load_best_model_at_end"):
+            values.setdefault("metric_for_best_model", "eval_loss")
+            if any(0 < (getattr(self, name) or 0) < 1 for name in _STEPS):
+                values.update(eval_steps=1, save_steps=1)  # the engine compares them, and is asked for each
         return values
+
+    @classmethod
+    def _own_fields(cls) -> set[str]:
+        """Returns the fields that a class of the script declares under the name of a key that TRL lacks: they are the
+        script's own, which the engine does not read."""
+        script = [one for one in cls.__mro__ if issubclass(one, _Config) and not one.__module__.startswith(_PACKAGE)]
+        declared = {name for one in script for name in vars(one).get("__annotations__", {})}
+        return {name for name in declared & cls._fields.keys() if cls._fields[name].is_only_here}
 
     @classmethod
     def of_training_arguments(cls, args: Any) -> Any:
@@ -392,13 +373,24 @@ class _Config(ArgumentMethods):
 
     def to_dict(self) -> dict:
         """Returns the fields and their values as a dict."""
-        return {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        return {field.name: plain_of(getattr(self, field.name)) for field in dataclasses.fields(self)}
 
     def to_json_string(self) -> str:
         """Returns the fields and their values as JSON."""
         return json.dumps(self.to_dict(), indent=2, default=str)
 
+    def __str__(self) -> str:
+        values = {name: value for name, value in sorted(self.to_dict().items())}
+        for name in values:
+            if name.endswith("_token") and name != "eos_token" and values[name] is not None:
+                values[name] = f"<{name.upper()}>"
+        return f"{type(self).__name__}(\n" + "".join(f"{name}={value!r},\n" for name, value in values.items()) + ")"
 
+    __repr__ = __str__
+
+
+_PACKAGE = __name__.rpartition(".")[0]
+_STEPS = ("logging_steps", "eval_steps", "save_steps")
 _PYTHON = {"integer": int, "number": float, "boolean": bool, "string": str, "object": dict}
 
 
@@ -407,6 +399,10 @@ def _annotation(field: Field) -> Any:
     parts = alternatives(field.schema)
     kind = parts[0].get("type")
     items = alternatives(parts[0].get("items", {}))[0].get("type")
+    if field.name in _STEPS:
+        return float if field.default is not None else float | None
+    if kind == "boolean" and field.default is not None and len(parts) == 1:
+        return bool
     known = list[_PYTHON.get(items, str)] if kind == "array" else _PYTHON.get(kind, str)
     return known if field.status == "supported" and len(parts) == 1 and field.default is not None else known | None
 
@@ -456,11 +452,23 @@ def _naming_the_nearest(init: Any, name: str, fields: list[str]) -> Any:
 def field_table(method: str) -> list[dict]:
     """Returns every field of a configuration class (`grpo`, `rloo`, `ppo`, `sft`, `dpo` or `reward`). Each is a dict
     with its name, status (`supported`, `ignored` or `refused`), default and meaning."""
-    own = _OF_METRICS if method in _WITH_METRICS else _WITHOUT_METRICS
+    own = OF_METRICS if method in WITH_METRICS else WITHOUT_METRICS
     rows = [own.get(row["name"], row) for row in _native.fields(method)]
-    more = {**own, **_OF_PAGES, **(_OF_REFERENCE if method == "dpo" else {})}
+    more = {**own, **OF_PAGES, **OF_FLOW, **(OF_REFERENCE if method == "dpo" else {})}
+    rows = [OF_FLOW.get(row["name"], _with_shares(row)) for row in rows]
     rows += [row for name, row in more.items() if name not in {row["name"] for row in rows}]
-    return [_without_patience(row) if row["name"] == "reward_patience" else row for row in rows]
+    return [_UNSET[row["name"]](row) if row["name"] in _UNSET else row for row in rows]
+
+
+def _with_shares(row: dict) -> dict:
+    """Returns a field of a number of steps, which may also be a share of all steps."""
+    if row["name"] in _STEPS:
+        doc = f"{row['doc']} A number below 1 is a share of all steps."
+        return {**row, "doc": doc, "schema": {"anyOf": [row["schema"], {"type": "number"}]}}
+    if row["name"] == "save_strategy" and "enum" in row["schema"]:
+        doc = f"{row['doc']} \"best\": after each evaluation that is the best so far."
+        return {**row, "doc": doc, "schema": {**row["schema"], "enum": [*row["schema"]["enum"], "best"]}}
+    return row
 
 
 def _without_patience(row: dict) -> dict:
@@ -469,6 +477,15 @@ def _without_patience(row: dict) -> dict:
     schema = {"anyOf": [row["schema"], {"type": "null"}]}
     doc = f"{row['doc']} Not set: for ever, with a warning each time."
     return {**row, "default": None, "schema": schema, "doc": doc}
+
+
+def _of_the_model(row: dict) -> dict:
+    """Returns the field `ref_adapter` with the default None: then the model says it."""
+    return {**row, "default": None, "schema": {"anyOf": [row["schema"], {"type": "null"}]}}
+
+
+# Fields whose default here is None, which no value of the engine's key means.
+_UNSET = {"reward_patience": _without_patience, "ref_adapter": _of_the_model}
 
 
 GRPOConfig = _config("GRPOConfig", "grpo", "TRL's GRPOConfig")
@@ -484,7 +501,7 @@ _STALE = {row["name"]: {**row, "default": 1} for row in field_table("grpo") if r
 
 
 class AsyncGRPOConfig(
-    _config("AsyncGRPOConfig", "grpo", "TRL's experimental AsyncGRPOConfig", own=_STALE | _OF_WORKERS | _OF_SERVERS)
+    _config("AsyncGRPOConfig", "grpo", "TRL's experimental AsyncGRPOConfig", own=_STALE | OF_WORKERS | OF_SERVERS)
 ):
     """GRPOConfig for AsyncGRPOTrainer, whose completions are generated by other processes while the model trains.
     `max_staleness` counts generation batches. (TRL's counts weight updates, with a default of 4, and discards older

@@ -30,7 +30,8 @@ def rows_of(dataset: Any, name: str, most: int | None = None) -> list[dict]:
         rows = list(itertools.islice(iter(dataset), (most or STREAM_ROWS) + (most is None)))
         if most is None and len(rows) > STREAM_ROWS:
             raise ValueError(
-                f"`{name}` is a stream of more than {STREAM_ROWS} rows: set max_samples to as many as are to be read"
+                f"`{name}` is a stream of more than {STREAM_ROWS} rows: set max_steps, or max_samples to as many as "
+                "are to be read"
             )
     else:
         raise TypeError(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import os
+import re
 from typing import Any, NamedTuple
 
 from ._data import is_stream, json_of, rows_of
@@ -42,6 +43,9 @@ class WithDatasets:
 
     args: Any
     _values: dict
+    _samples_per_step: Any
+    # How many rows of a stream were read, if only some were.
+    _stream_rows: int | None = None
     # Columns of the datasets that the engine reads.
     columns: tuple[str, ...] = ("prompt",)
 
@@ -93,9 +97,12 @@ class WithDatasets:
         """Returns the engine's name of a dataset (a path, or `memory`), and its rows if they are in memory."""
         if isinstance(dataset, (str, os.PathLike)):
             return check_path(os.fspath(dataset), name), RowSet()
+        limit = self._values.get(most)
         if is_stream(dataset):
             self._not_dispatched()
-        rows = self._rows_of(dataset, name, self._values.get(most))
+            if name == "train_dataset" and limit is None:
+                limit = self._stream_rows = self._rows_needed()
+        rows = self._rows_of(dataset, name, limit)
         return "memory", RowSet(rows, json_of(rows, name, self.columns))
 
     def _not_dispatched(self) -> None:
@@ -108,6 +115,24 @@ class WithDatasets:
             )
         config.dispatch_batches = False
         self.args.dataloader_num_workers = 0
+
+    def _read_as_in(self, root: str) -> None:
+        """Reads as many rows of a stream as the run in `root` has, which is resumed: its data stay the same. A run of
+        an older version has the whole stream."""
+        if self._values.get("max_samples") is not None:
+            return
+        with open(os.path.join(root, "config.toml")) as file:
+            found = re.search(r"^max_samples = (\d+)", file.read(), re.MULTILINE)
+        count = int(found[1]) if found else None
+        if count != self._stream_rows:
+            self._stream_rows = count
+            rows = self._rows_of(self._given_train, "train_dataset", count)
+            self._train = RowSet(rows, json_of(rows, "train_dataset", self.columns))
+
+    def _rows_needed(self) -> int | None:
+        """Returns how many rows of a stream training reads; None if that is not known, without `max_steps`."""
+        steps = self._values.get("max_steps") or 0
+        return steps * self._samples_per_step() if steps > 0 else None
 
     def _rows_of(self, dataset: Any, name: str, most: int | None) -> list[dict]:
         return rows_of(dataset, name, most)

@@ -15,14 +15,16 @@ def kinds(schema: dict) -> list[str]:
     return [part["type"] for part in alternatives(schema) if "type" in part]
 
 
-def add_flag(parser: argparse.ArgumentParser, name: str, text: str, schema: dict) -> None:
-    """`--name` and `--na-me`, and `--no_name` of what may be on by itself, here or in TRL."""
+def add_flag(
+    parser: argparse.ArgumentParser, name: str, text: str, schema: dict, aliases: list[str] | tuple = ()
+) -> None:
+    """`--name`, `--na-me` and its aliases, and `--no_name` of what may be on by itself, here or in TRL."""
     possible = kinds(schema)
     if not possible:  # a field without meaning here, or refused: whatever TRL reads
         several: dict = {"nargs": "*"}
     else:
         several = {"nargs": "+"} if "array" in possible else {"nargs": "?", "const": "true"}
-    names = list(dict.fromkeys([f"--{name}", f"--{name.replace('_', '-')}"]))
+    names = list(dict.fromkeys([f"--{name}", f"--{name.replace('_', '-')}", *aliases]))
     parser.add_argument(*names, dest=name, help=text.replace("%", "%%"), **several)
     if "boolean" in possible or not possible:
         names = list(dict.fromkeys([f"--no_{name}", f"--no-{name.replace('_', '-')}"]))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import fcntl
 import filecmp
+import fnmatch
 import json
 import os
 import secrets
@@ -55,12 +56,13 @@ class GivenFiles:
             except OSError:
                 pass  # it contains other files
 
-    def or_earlier(self) -> str:
+    def or_earlier(self, trained: str | None = None) -> str:
         """Returns the directory of an earlier start of the run if it has the same files, and deletes this one.
-        Otherwise returns this one."""
+        Otherwise returns this one. The weights in files `trained` may differ: a run that is resumed has them in its
+        checkpoint, and the object that was given has been trained since."""
         for name in sorted(os.listdir(self.root)):
             other = os.path.join(self.root, name)
-            if other != self.path and is_ours(other) and _same(self.path, other):
+            if other != self.path and is_ours(other) and _same(self.path, other, trained):
                 self.remove()
                 return other
         return self.path
@@ -96,16 +98,17 @@ def _lock(file: Any) -> bool:
     return True
 
 
-def _same(one: str, other: str) -> bool:
-    """Whether two directories have the same files with the same bytes. The marker file and the directories' own paths
-    are ignored."""
+def _same(one: str, other: str, trained: str | None) -> bool:
+    """Whether two directories have the same files with the same bytes. The marker file, the directories' own paths and
+    the files `trained` (a pattern) are ignored."""
     files = {}
     for root in (one, other):
         found = (os.path.join(place, name) for place, _, names in os.walk(root) for name in names)
         files[root] = sorted(os.path.relpath(path, root) for path in found)
     if files[one] != files[other]:
         return False
-    return all(_same_file(one, other, name) for name in files[one] if name != MARKER)
+    ignored = [name for name in files[one] if name == MARKER or trained and fnmatch.fnmatch(name, trained)]
+    return all(_same_file(one, other, name) for name in files[one] if name not in ignored)
 
 
 def _same_file(one: str, other: str, name: str) -> bool:

@@ -11,7 +11,8 @@ from typing import Any
 
 from . import _peft
 from ._config import warn_once
-from ._models import sync_weights
+from ._models import name_base, sync_weights
+from ._torch_state import check_frozen, check_trained
 
 
 class Model:
@@ -99,6 +100,7 @@ class LiveModel:
         live = self._engine()
         if live is not None:
             live.save(directory)
+            name_base(directory, self._given)
             return
         source = self._trainer._current_model()
         if not os.path.isdir(source):
@@ -107,6 +109,7 @@ class LiveModel:
             source = _native.locate(source)
         if os.path.realpath(source) != os.path.realpath(directory):
             shutil.copytree(source, directory, dirs_exist_ok=True)
+            name_base(directory, self._given)
 
     def is_given(self) -> bool:
         """Whether `trainer.model` is the model object that the user gave."""
@@ -124,12 +127,40 @@ class LiveModel:
             with tempfile.TemporaryDirectory(prefix="lockstep-live-") as place:
                 live = self._engine()
                 if live is None:
-                    place = self._trainer._result["model"]
+                    place = self.path()
                 else:
                     live.save(place)
                 sync_weights(self._object, place)
             self._seen, self._seen_step = version, self._trainer.state.global_step
         return self._object
+
+    def settle(self) -> None:
+        """Gives the object that the user has the engine's weights, when training ends. What the user neither gave nor
+        looked at has no object."""
+        if not hasattr(self._object if self._object is not None else self._given, "state_dict"):
+            return
+        if self._object is None:
+            self._object = self._load("trainer.model")
+        version = self._ended_version()
+        if version is not None and version != self._seen:
+            sync_weights(self._object, self.path())
+            self._seen, self._seen_step = version, self._trainer.state.global_step
+        if self.handle is not None and self._trainer._result is None:
+            # These weights are the engine's, and no change of the user's to train on.
+            self._fingerprint = _fingerprint(self._object)
+
+    def check(self, only_frozen: bool = False) -> None:
+        """Raises a ValueError if something is set in the model's object that the engine would ignore. With
+        `only_frozen` only its parameters are looked at."""
+        model = self.base()
+        values = self._trainer._values
+        new_adapter = bool(values.get("use_peft")) and not _peft.is_peft_model(model)
+        if isinstance(model, (str, os.PathLike)):
+            return
+        if only_frozen:
+            check_frozen(model, new_adapter)
+            return
+        check_trained(model, new_adapter, bool(getattr(self._trainer.args, "disable_dropout", False)))
 
     def to_train(self) -> Any:
         """Returns the model with which training begins: the one that was given, or `trainer.model` if its weights were
@@ -159,14 +190,19 @@ class LiveModel:
                     f"{self._seen_step}"
                 )
             return None
-        result = self._trainer._result
-        return None if result is None else ("result", result["model"], result["step"], id(result))
+        return self._ended_version()
+
+    def _ended_version(self) -> Any:
+        result, stopped = self._trainer._result, self._trainer._stopped_in
+        if result is None:
+            return None if stopped is None else ("stopped", stopped)
+        return ("result", result["model"], result["step"], id(result))
 
     def _load(self, used: str) -> Any:
         trainer = self._trainer
         config = trainer._peft_config
         if self.handle is None:
-            if config is None or _peft.is_peft_model(self._given):
+            if not trainer._values.get("use_peft") or _peft.is_peft_model(self._given):
                 return self._given
             return _peft.wrapped(self._given, config, trainer._values)
         name = os.fspath(self._given)
@@ -238,12 +274,12 @@ class LiveReference(LiveModel):
         trainer = self._trainer
         if isinstance(self._given, (str, os.PathLike)):
             return load(os.fspath(self._given), trainer, used)
+        written = trainer._values.get("model_name_or_path")
+        if written is not None:  # training has begun, and these are the weights with which it did
+            return load(written, trainer, used)
         import copy
 
-        with_weights = trainer._model.current(None) if trainer._result is None else None
-        if with_weights is None:
-            return load(trainer._values["model_name_or_path"], trainer, used)
-        return copy.deepcopy(with_weights)
+        return copy.deepcopy(trainer._model.current(None))
 
 
 def _fingerprint(model: Any) -> list:

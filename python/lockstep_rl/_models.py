@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
 from collections.abc import Callable
+from importlib.util import find_spec
 from typing import Any
 
 from . import _native, _peft
+from ._given import PREFIX
+from ._torch_state import check_read
 
 
 def check_path(name: str, argument: str) -> str:
@@ -45,13 +49,14 @@ def source_of(model: Any, processing_class: Any) -> str | None:
     return None
 
 
-def write_given(model: Any, processing_class: Any, target: str) -> None:
+def write_given(model: Any, processing_class: Any, target: str, argument: str = "model") -> None:
     """Writes a model and its tokenizer into an empty directory. The weights of a model that is given by name are
     linked."""
     if isinstance(model, (str, os.PathLike)):
         tokenizer = _tokenizer_for(None, processing_class)
         _save_tokenizer(tokenizer, _link(_directory_of(os.fspath(model), "model"), target))
         return
+    check_read(model, argument)
     tokenizer = _tokenizer_for(model, processing_class)
     if _peft.is_new_adapter(model):
         _peft.save_below(model, target)
@@ -79,7 +84,12 @@ def of_reference(model: Any) -> dict[str, Callable[[str], None]]:
     is in memory."""
     if model is None or isinstance(model, str):
         return {}
-    return {"ref_model": model.save_pretrained}
+
+    def write(place: str) -> None:
+        check_read(model, "ref_model")
+        model.save_pretrained(place)
+
+    return {"ref_model": write}
 
 
 def _is_same_place(processing_class: Any, source: str) -> bool:
@@ -150,11 +160,20 @@ class _TokenizerFiles:
     def __init__(self, path: str):
         self.path = path
 
-    def save_pretrained(self, target: str) -> None:
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        raise AttributeError(
+            f"`processing_class.{name}` needs transformers: pip install transformers. Without it the tokenizer has "
+            "save_pretrained(DIRECTORY)"
+        )
+
+    def save_pretrained(self, target: str, **_: Any) -> None:
+        os.makedirs(target, exist_ok=True)
         for name in os.listdir(self.path):
             path = os.path.join(self.path, name)
             if _is_of_tokenizer(name) and os.path.isdir(path):
-                shutil.copytree(path, os.path.join(target, name))
+                shutil.copytree(path, os.path.join(target, name), dirs_exist_ok=True)
             elif _is_of_tokenizer(name):
                 shutil.copy(path, target)
 
@@ -174,6 +193,41 @@ def _tokenizer_of(name: str) -> Any:
     return _TokenizerFiles(place)
 
 
+def has_only_files(tokenizer: Any) -> bool:
+    """Whether a tokenizer is only named, or only has files: it is not an object of transformers."""
+    return tokenizer is None or isinstance(tokenizer, (str, os.PathLike, _TokenizerFiles, _WithEos))
+
+
+def loaded_tokenizer(given: Any, model: Any) -> Any:
+    """Returns a tokenizer of transformers, loaded from what was given (a directory, a Hub id, or files with another
+    end-of-sequence token), or else from where the model is. Without transformers, returns an object that only has the
+    files."""
+    name = given if isinstance(given, (str, os.PathLike)) else _tokenizer_place(model)
+    files = given if isinstance(given, (_TokenizerFiles, _WithEos)) else _tokenizer_of(os.fspath(name))
+    if find_spec("transformers") is None:
+        return files
+    from transformers import AutoTokenizer
+
+    place = files.files.path if isinstance(files, _WithEos) else files.path
+    more = {"eos_token": files.eos} if isinstance(files, _WithEos) else {}
+    tokenizer = AutoTokenizer.from_pretrained(place, **more)
+    if tokenizer.pad_token is None:
+        tokenizer.pad_token = tokenizer.eos_token
+    return tokenizer
+
+
+def _tokenizer_place(model: Any) -> str:
+    """Returns the name or directory of a model's tokenizer: for an adapter, that of its base model."""
+    name = os.fspath(model) if isinstance(model, (str, os.PathLike)) else name_of(model)
+    config = os.path.join(name, "adapter_config.json")
+    if name and os.path.exists(config):
+        with open(config) as file:
+            base = json.load(file).get("base_model_name_or_path") or ""
+        below = base if os.path.isabs(base) or os.path.exists(base) else os.path.join(name, base)
+        return below if os.path.exists(below) else base
+    return name
+
+
 def with_eos(processing_class: Any, eos: str, model: Any) -> Any:
     """Returns the tokenizer with another end-of-sequence token: the one that SFTConfig's `eos_token` names."""
     if processing_class is None or isinstance(processing_class, (str, os.PathLike)):
@@ -187,6 +241,9 @@ def with_eos(processing_class: Any, eos: str, model: Any) -> Any:
 
 class _WithEos:
     """A tokenizer's files, written with another end-of-sequence token."""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(vars(self)["files"], name)
 
     def __init__(self, files: _TokenizerFiles, eos: str):
         with open(os.path.join(files.path, "tokenizer.json")) as file:
@@ -225,11 +282,41 @@ def name_of(model: Any) -> str:
     return getattr(inner, "name_or_path", "") or ""
 
 
+def name_base(directory: str, given: Any) -> None:
+    """Writes the name of the model that was given into an adapter that leaves its run: in the run, the adapter's base
+    is what was written of the model in `given-…`."""
+    path = os.path.join(directory, "adapter_config.json")
+    if not os.path.exists(path):
+        return
+    with open(path) as file:
+        config = json.load(file)
+    if PREFIX not in (config.get("base_model_name_or_path") or ""):
+        return
+    name = os.fspath(given) if isinstance(given, (str, os.PathLike)) else name_of(given)
+    below = os.path.join(name, "adapter_config.json")
+    if os.path.exists(below):
+        with open(below) as file:
+            name = json.load(file).get("base_model_name_or_path") or ""
+    if not name:  # a model that was never loaded from anywhere
+        return
+    name = os.path.abspath(name) if os.path.isdir(name) else name
+    with open(path, "w") as file:
+        json.dump({**config, "base_model_name_or_path": name}, file, indent=2)
+    if not isinstance(given, (str, os.PathLike)):
+        # Its files in the run have the same weights, but not the same bytes as those of its name.
+        _peft.forget_hash(os.path.join(directory, "adapter_model.safetensors"))
+    # Hashes of files as they were.
+    with contextlib.suppress(FileNotFoundError):
+        os.remove(os.path.join(directory, "files.json"))
+
+
 def sync_weights(model: Any, directory: str, file: str | None = None) -> None:
     """Copies weights that the engine has written into a transformers model, or an adapter's weights into a PeftModel,
     in place. They are read from `file` in the directory, or from all of the model's files there."""
     own = model.state_dict()
     of_adapter = _peft.is_peft_model(model)
+    if of_adapter:
+        _peft.mark_trained(model)
     names = _peft.names_in_model if of_adapter else (lambda name: (name,))
     try:
         seen = set()

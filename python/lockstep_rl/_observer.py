@@ -6,9 +6,11 @@ import math
 import os
 from typing import Any
 
-from ._rewards import RewardSet
+from ._callbacks import STATE_FILE
+from ._flow import after_epoch, after_step, strategy
+from ._rewards import RewardSet, logger
 
-STOP, SAVE, EVALUATE = 1, 2, 4
+STOP = 1
 # Metrics that transformers logs itself, only at steps that are due; TRL logs all others.
 _OF_TRANSFORMERS = ("loss", "grad_norm", "learning_rate", "epoch")
 
@@ -24,6 +26,10 @@ class Observer:
         self.eval_metrics = eval_metrics
         self.steps_per_epoch = 1
         self.dir = ""
+        # Whether a step was made since the engine began, the step that was logged last, and whether an epoch has begun.
+        self.has_stepped = False
+        self.logged_at = -1
+        self.in_epoch = False
 
     def __setattr__(self, name: str, value: Any) -> None:
         super().__setattr__(name, value)
@@ -34,24 +40,52 @@ class Observer:
         state = self.trainer.state
         self.steps_per_epoch = steps_per_epoch
         self.dir = os.fspath(dir)
-        if self.only_evaluate is None:
-            state.global_step, state.max_steps = step, total_steps
-            state.epoch = step / steps_per_epoch
-            self.trainer._begun(self.dir)
-        return 0
+        if self.only_evaluate is not None:
+            return 0
+        state.epoch = step / steps_per_epoch
+        self.trainer._prepare_state(step, total_steps, steps_per_epoch)
+        self.trainer._begun(self.dir)
+        return self._tell("on_train_begin")
 
     def step_begin(self, step: int) -> int:
-        if self.only_evaluate is not None or step >= self.trainer.state.max_steps:
+        if self.only_evaluate is not None:
             return 0
-        if step % self.steps_per_epoch == 0:
+        if not self.in_epoch:
+            self.in_epoch = True
             self.trainer._callbacks.call("on_epoch_begin")
-        return self._tell("on_step_begin")
+        self.trainer._callbacks.call("on_step_begin")
+        self.trainer._check_unchanged()
+        return 0  # as in transformers, a wish to stop counts at the end of the step
 
     def step_end(self, step: int) -> int:
-        state = self.trainer.state
+        trainer, state = self.trainer, self.trainer.state
+        self.has_stepped = True
+        wishes = self._tell("on_optimizer_step")
         state.global_step, state.epoch = step, step / self.steps_per_epoch
-        wishes = self._tell("on_optimizer_step") | self._tell("on_step_end")
-        return wishes | (self._tell("on_epoch_end") if step % self.steps_per_epoch == 0 else 0)
+        after_step(trainer.args, state, trainer.control)
+        wishes |= self._tell("on_step_end")
+        trainer._model.check(only_frozen=True)  # a callback may have changed it
+        return wishes
+
+    def epoch_end(self, step: int) -> int:
+        if not self.in_epoch:  # the engine has only made up for an evaluation of an earlier start
+            return 0
+        self.in_epoch = False
+        after_epoch(self.trainer.args, self.trainer.state, self.trainer.control)
+        return self._tell("on_epoch_end")
+
+    def wants(self, what: str, is_due: bool) -> bool:
+        """Whether logging, an evaluation or a checkpoint follows now, or the engine waits for a checkpoint."""
+        if self.only_evaluate is not None or not self.has_stepped:
+            return is_due
+        trainer, control = self.trainer, self.trainer.control
+        if what == "log":
+            return control.should_log and trainer.state.global_step > self.logged_at
+        if what == "evaluate":
+            return control.should_evaluate
+        if what == "save":
+            return control.should_save
+        return trainer._callbacks.has_own("on_save")
 
     def log(self, step: int, metrics: dict) -> int:
         is_evaluation = any(key.startswith("eval_") for key in metrics)
@@ -70,11 +104,15 @@ class Observer:
         if is_evaluation:
             self._evaluated(metrics)
             return self._wishes()
-        # The engine logs the last step even if it is not due. TRL has its metrics in the last entry, with the runtime.
-        every = trainer.state.logging_steps
-        is_due = step % every == 0 or (step == 1 and getattr(trainer.args, "logging_first_step", False))
+        if "loss" in metrics:
+            trainer._losses.append((step, metrics["loss"]))
+        self.logged_at = step
+        # The engine logs the last step even if it is not due. TRL has its metrics only in the last entry, with the
+        # runtime.
+        is_due = trainer.control.should_log
         trainer._tail = {} if is_due else {key: metrics[key] for key in metrics if key not in _OF_TRANSFORMERS}
-        trainer.log(metrics)
+        if is_due:
+            trainer.log(metrics)
         return self._wishes()
 
     def _evaluated(self, metrics: dict) -> None:
@@ -96,25 +134,50 @@ class Observer:
         greater = getattr(trainer.args, "greater_is_better", None)
         greater = not name.endswith("loss") if greater is None else greater
         best = state.best_metric
-        if best is None or (value > best if greater else value < best):
+        is_best = best is None or (value > best if greater else value < best)
+        if is_best:
             state.best_metric, state.best_global_step = value, state.global_step
+        if strategy(trainer.args, "save_strategy") == "best":
+            trainer.control.should_save = is_best
 
     def save(self, step: int, path: Any) -> int:
         state, alias = self.trainer.state, link_checkpoint(self.dir, step, os.fspath(path))
         if step == state.best_global_step:
             state.best_model_checkpoint = alias
+        state.save_to_json(os.path.join(os.fspath(path), STATE_FILE))
         self.trainer.save_model(os.fspath(path), _internal_call=True)
         return self._tell("on_save")
+
+    def warn(self, text: str) -> None:
+        """Receives the warnings of the engine where its console is silent. Each is given once."""
+        if text not in self.trainer._warned:
+            self.trainer._warned.add(text)
+            logger.warning("%s", text)
+
+    def leave(self, step: int) -> int:
+        """Called when training ends after `step` without a result: by an exception, or a stop signal."""
+        if self.only_evaluate is None:
+            self.trainer._left(step)
+        return 0
 
     def _tell(self, event: str, **kwargs: Any) -> int:
         self.trainer._callbacks.call(event, **kwargs)
         return self._wishes()
 
     def _wishes(self) -> int:
-        control = self.trainer.control
-        wishes = STOP * control.should_training_stop + SAVE * control.should_save + EVALUATE * control.should_evaluate
-        control.should_save = control.should_evaluate = control.should_log = False
-        return wishes
+        return STOP * (self.trainer.control.should_training_stop or self._ends_early())
+
+    def _ends_early(self) -> bool:
+        """Whether a callback ends the epoch, and training with it, because it is the last one."""
+        done, every = self.trainer.state.global_step, self.steps_per_epoch
+        if not self.trainer.control.should_epoch_stop or done % every == 0:
+            return False
+        if done // every * every + every < self.trainer.state.max_steps:
+            raise ValueError(
+                "control.should_epoch_stop: the engine draws all rows of an epoch, and this is not the last one: end "
+                "training with should_training_stop, or set num_train_epochs=1"
+            )
+        return True
 
 
 def best_metric(args: Any) -> str | None:

@@ -19,6 +19,11 @@ def is_peft_model(model: Any) -> bool:
     return hasattr(model, "peft_config") and hasattr(model, "get_base_model")
 
 
+def is_adapter(model: Any) -> bool:
+    """Whether a model is given as the directory of an adapter."""
+    return isinstance(model, (str, os.PathLike)) and os.path.exists(os.path.join(model, "adapter_config.json"))
+
+
 def config_of(model: Any) -> Any:
     """Returns the configuration of a PeftModel's only adapter."""
     configs = model.peft_config
@@ -38,6 +43,8 @@ def save_base(model: Any, target: str) -> str:
     save_below(model, below)
     model.save_pretrained(target)
     set_base(target, target, below)
+    # That of the files from which the base model was loaded, which are other bytes of the same weights.
+    forget_hash(os.path.join(target, "adapter_model.safetensors"))
     if has_scores(model.get_base_model()):
         _add_scores(model, target)
     return below
@@ -81,6 +88,26 @@ def is_new_adapter(model: Any) -> bool:
     """Whether `wrapped` put the adapter on this model. Training then begins with an adapter that the engine
     initialises."""
     return bool(getattr(model, _NEW, False))
+
+
+def mark_trained(model: Any) -> None:
+    """Makes the adapter one whose training continues: it has weights of the engine."""
+    if is_new_adapter(model):
+        setattr(model, _NEW, False)
+
+
+def forget_hash(path: str) -> None:
+    """Removes the hash of the base model from an adapter's file, if there is one."""
+    if not os.path.exists(path):
+        return
+    with open(path, "rb") as file:
+        length = int.from_bytes(file.read(8), "little")
+        header, tensors = json.loads(file.read(length)), file.read()
+    header.get("__metadata__", {}).pop("base_model_sha256", None)
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    with open(path, "wb") as file:
+        file.write(len(text).to_bytes(8, "little") + text + tensors)
 
 
 def set_base(source: str, target: str, below: str) -> None:

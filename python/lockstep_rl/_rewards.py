@@ -13,7 +13,7 @@ from typing import Any
 
 from ._calling import RewardFunction
 from ._models import name_of as name_of_model, source_of, write_given
-from .rewards import Builtin
+from .rewards import Builtin, check_package
 
 logger = logging.getLogger("lockstep_rl")
 # Prefix of directories of reward models that were given in memory.
@@ -73,23 +73,20 @@ class RewardSet:
         taken: set[str] = set()
         for function, tokenizer in zip(given, self.processing_classes):
             if isinstance(function, (str, os.PathLike)):
-                self.specs.append(_spec_of(os.fspath(function)))
-                self.names.append(os.path.basename(os.path.normpath(os.fspath(function))))
-                if str(self.specs[-1]).startswith("model:"):
-                    self._take_model(os.fspath(function), tokenizer)
+                spec = _spec_of(os.fspath(function))
+                if spec.startswith("model:"):
+                    self._take_model(os.fspath(function), spec.removeprefix("model:"), tokenizer, taken)
+                else:
+                    self.specs.append(spec)
+                    self.names.append(os.path.basename(os.path.normpath(os.fspath(function))))
             elif _is_model(function):
-                self.names.append(os.path.basename(os.path.normpath(name_of_model(function) or "reward_model")))
-                self.specs.append("model:")
-                self._take_model(function, tokenizer)
+                self._take_model(function, "", tokenizer, taken)
             elif isinstance(function, Builtin):
                 self.specs.append(function.spec)
                 self.names.append(getattr(function, "kind", "reward"))
             elif callable(function):
-                name = name_of(function)
-                number = 2
-                while name in taken or name in ("step", "prompt", "completion", "advantage"):
-                    name, number = f"{name_of(function)}_{number}", number + 1
-                taken.add(name)
+                check_package(function)
+                name = _free_name(name_of(function), taken)
                 self.functions.append(_Function(name, function, self))
                 self.specs.append(f"function:{name}")
                 self.names.append(name)
@@ -107,20 +104,28 @@ class RewardSet:
         self._started: dict[str, Any] = {}
         self._silent: dict[str, list[bool]] = {}
 
-    def _take_model(self, model: Any, tokenizer: Any) -> None:
+    def _take_model(self, model: Any, place: str, tokenizer: Any, taken: set[str]) -> None:
+        """Takes a reward model, which has the name that TRL gives it: the last part of its own."""
+        own = place if place else name_of_model(model) or "reward_model"
+        self.names.append(_free_name(os.path.basename(os.path.normpath(own)), taken))
+        self.specs.append({"kind": "model", "name": self.names[-1], "model": place})
         if source_of(model, tokenizer) is None:
-            self.in_memory[len(self.specs) - 1] = functools.partial(write_given, model, tokenizer)
+            write = functools.partial(write_given, model, tokenizer, argument="reward_funcs")
+            self.in_memory[len(self.specs) - 1] = write
 
     def objects(self) -> dict[str, Callable[[str], None]]:
         """Returns functions that write the files of reward models in memory, by directory. The last part of a
         directory's name is the reward's name."""
         return {f"{OF_MODEL}{place}/{self.names[place]}": write for place, write in self.in_memory.items()}
 
-    def specs_at(self, places: dict[str, str]) -> list[str | dict]:
-        """Returns the specifications, with the directories of the reward models that were in memory."""
+    def specs_at(self, places: dict[str, str], run: str | None = None) -> list[str | dict]:
+        """Returns the specifications, with the directories of the reward models that were in memory. Those of a `run`
+        of an older version stay as they are there."""
         specs = list(self.specs)
         for place, name in zip(self.in_memory, self.objects()):
-            specs[place] = f"model:{places[name]}"
+            specs[place] = {**specs[place], "model": places[name]}
+        if run is not None and _has_short_models(run):
+            specs = [f"model:{spec['model']}" if _is_of_model(spec) else spec for spec in specs]
         return specs
 
     def judged(self, name: str, rewards: list, arguments: dict) -> None:
@@ -161,6 +166,28 @@ class RewardSet:
                 if other.is_async and (other is function or not (function.by_group or other.by_group)):
                     self._started[other.name] = self.loop.start(other.call(**arguments, **other.loggers()))
         return self._started.pop(function.name).result()
+
+
+def _free_name(name: str, taken: set[str]) -> str:
+    """Returns a name that is not taken, and takes it."""
+    free, number = name, 2
+    while free in taken or free in ("step", "prompt", "completion", "advantage"):
+        free, number = f"{name}_{number}", number + 1
+    taken.add(free)
+    return free
+
+
+def _is_of_model(spec: str | dict) -> bool:
+    return isinstance(spec, dict) and spec.get("kind") == "model"
+
+
+def _has_short_models(run: str) -> bool:
+    """Whether the configuration of a run names reward models without names of their own."""
+    try:
+        with open(os.path.join(run, "config.toml")) as file:
+            return '"model:' in file.read()
+    except OSError:
+        return False
 
 
 def _is_model(function: Any) -> bool:

@@ -7,6 +7,7 @@ import json
 from collections.abc import Callable
 from typing import Any
 
+from ._config import warn_once
 from ._data import DIGITS, Encoder, exact
 
 _NEEDED = ("prompt_ids", "completion_ids", "logprobs")
@@ -69,6 +70,13 @@ def _completions(output: Any, count: int) -> list[tuple]:
     prompt_ids, completion_ids = (_lists(output[name], name, count) for name in _NEEDED[:2])
     logps = _optional(output["logprobs"], "logprobs", count, _logps)
     masks = _optional(output.get("env_mask"), "env_mask", count, lambda mask, _: [bool(one) for one in mask])
+    for i, (ids, mask) in enumerate(zip(completion_ids, masks)):
+        if logps[i] is not None and len(logps[i]) == len(ids) and _are_placeholders(logps[i], mask):
+            logps[i] = None
+            warn_once(
+                "rollout_func: log-probabilities of a completion are all 0.0, which are placeholders: they are not "
+                "used, as in TRL without vLLM (None says the same)"
+            )
     columns = [{} for _ in range(count)]
     for name, values in fields.items():
         if isinstance(values, list) and len(values) != count:
@@ -80,6 +88,12 @@ def _completions(output: Any, count: int) -> list[tuple]:
          _json(columns[i]))
         for i in range(count)
     ]
+
+
+def _are_placeholders(logps: list[float], mask: list[bool] | None) -> bool:
+    """Whether each token of the policy would have been certain."""
+    own = [logp for logp, is_own in zip(logps, mask or [True] * len(logps)) if is_own]
+    return len(own) > 0 and all(logp == 0.0 for logp in own)
 
 
 def _lists(values: Any, name: str, count: int) -> list:

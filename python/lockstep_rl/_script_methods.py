@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import os
+import tempfile
 from typing import Any
+
+from ._accelerator import OneProcess
+from ._callbacks import STATE_FILE
 
 
 # Attributes of TRL's trainers, and the fields of the arguments from which they are read.
@@ -22,32 +25,15 @@ OF_ARGS = {
 } | {"epsilon_low": "epsilon", "epsilon_high": "epsilon_high"}
 
 
-class OneProcess:
-    """Stands in for accelerate's `Accelerator`, as far as a single process needs it."""
-
-    is_main_process = is_local_main_process = is_last_process = True
-    process_index = local_process_index = 0
-    num_processes = 1
-
-    def print(self, *args: Any, **kwargs: Any) -> None:
-        """Prints its arguments."""
-        print(*args, **kwargs)
-
-    def wait_for_everyone(self) -> None:
-        """Does nothing: there is no other process."""
-
-    def __getattr__(self, name: str) -> Any:
-        raise AttributeError(f"accelerator has no `{name}`: one process trains, in the engine; there is no accelerate")
-
-
 class ScriptMethods:
     """Mixin with those methods of transformers' Trainer that have little to do with training."""
 
     args: Any
     state: Any
     _values: dict
-    _current_model: Any
+    _model: Any
     _hub_name: str | None = None
+    _accelerator: OneProcess | None = None
 
     def push_to_hub(
         self,
@@ -72,8 +58,11 @@ class ScriptMethods:
         revision = revision or args.hub_revision
         if revision is not None:
             api.create_branch(self._hub_name, branch=revision, exist_ok=True)
+        # A copy, in which an adapter's base has the name that others know.
+        self._uploaded = tempfile.TemporaryDirectory(prefix="lockstep-upload-")
+        self._model.save(self._uploaded.name)
         return api.upload_folder(
-            repo_id=self._hub_name, folder_path=self._current_model(), commit_message=commit_message,
+            repo_id=self._hub_name, folder_path=self._uploaded.name, commit_message=commit_message,
             revision=revision, run_as_future=not blocking,
         )
 
@@ -99,11 +88,10 @@ class ScriptMethods:
                 json.dump({**there, **metrics}, file, indent=4, sort_keys=True)
 
     def save_state(self) -> None:
-        """Writes `trainer.state` to `trainer_state.json` in `output_dir`. Resuming does not need this file: a
-        checkpoint has its own state."""
+        """Writes `trainer.state` to `trainer_state.json` in `output_dir`. Resuming does not need this file: each
+        checkpoint has one of its own."""
         os.makedirs(self._values["output_dir"], exist_ok=True)
-        with open(os.path.join(self._values["output_dir"], "trainer_state.json"), "w") as file:
-            json.dump(dataclasses.asdict(self.state), file, indent=2, sort_keys=True, default=str)
+        self.state.save_to_json(os.path.join(self._values["output_dir"], STATE_FILE))
 
     def is_world_process_zero(self) -> bool:
         """Returns True: one process trains."""
@@ -113,8 +101,10 @@ class ScriptMethods:
 
     @property
     def accelerator(self) -> OneProcess:
-        """A stand-in for accelerate's `Accelerator`, for a single process."""
-        return OneProcess()
+        """Acts as accelerate's `Accelerator` of a single process."""
+        if self._accelerator is None:
+            self._accelerator = OneProcess(self)
+        return self._accelerator
 
     @property
     def hub_model_id(self) -> str | None:

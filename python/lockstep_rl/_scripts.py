@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import enum
 import sys
 import types
 import typing
 from importlib.util import find_spec
 from typing import Any
 
-from ._config import _Config
+from ._config import _Config, alternatives
 from ._flags import add_flag, kinds, read_file, value_of
 
 
@@ -168,17 +169,24 @@ class TrlParser(argparse.ArgumentParser):
         self.dataclass_types = (dataclass_types,) if isinstance(dataclass_types, type) else tuple(dataclass_types)
         self.add_argument("--config", metavar="FILE.yaml", help="a YAML file of arguments")
         self._owners: dict[str, type] = {}
+        self._required: list[str] = []
         self._schemas: dict[str, dict] = {}
         for cls in sorted(self.dataclass_types, key=lambda cls: issubclass(cls, _Config)):
-            hints = {} if issubclass(cls, _Config) else typing.get_type_hints(cls)
+            known = cls._fields if issubclass(cls, _Config) else {}
+            # A subclass of a configuration class has fields of its own beside those of the engine's table.
+            others = cls._own_fields() if issubclass(cls, _Config) else set()
             for field in dataclasses.fields(cls):
                 if not field.init or field.name in self._owners:
                     continue
-                own = cls._fields.get(field.name) if issubclass(cls, _Config) else None
+                own = None if field.name in others else known.get(field.name)
                 self._owners[field.name] = cls
-                self._schemas[field.name] = _schema_of(hints[field.name]) if own is None else own.schema
+                self._schemas[field.name] = _schema_of(_hint_of(cls, field)) if own is None else own.schema
+                if own is None and field.default is dataclasses.MISSING and field.default_factory is field.default:
+                    self._required.append(field.name)
                 text = field.metadata.get("help", "") if own is None else own.doc
-                add_flag(self, field.name, text, self._schemas[field.name])
+                aliases = field.metadata.get("aliases", [])
+                aliases = [aliases] if isinstance(aliases, str) else aliases
+                add_flag(self, field.name, text, self._schemas[field.name], aliases)
 
     def parse_args_and_config(
         self,
@@ -199,6 +207,9 @@ class TrlParser(argparse.ArgumentParser):
         of_class: dict[type, dict] = {cls: {} for cls in self.dataclass_types}
         for name, text in {**{name: file[name] for name in file if name in self._owners}, **values}.items():
             of_class[self._owners[name]][name] = self._read(name, text)
+        missing = [f"--{name}" for name in self._required if name not in of_class[self._owners[name]]]
+        if missing:
+            self.error(f"the following arguments are required: {', '.join(missing)}")
         remaining = [word for name in strangers for word in (f"--{name}", str(file[name]))] + unknown
         if any(issubclass(cls, _Config) for cls in self.dataclass_types) and find_spec("accelerate") is not None:
             # Scripts log with accelerate's loggers, which need a state that TRL's arguments make, and these, too, where
@@ -217,20 +228,62 @@ class TrlParser(argparse.ArgumentParser):
         items = value if isinstance(value, list) else [value]
         wrong = [item for item in items if isinstance(item, str)] if kinds(schema) else []
         of_items = kinds(schema.get("items", {})) if isinstance(value, list) else kinds(schema)
-        if wrong and "string" not in of_items and not issubclass(self._owners[name], _Config):
+        owner = self._owners[name]
+        is_own = not issubclass(owner, _Config) or name not in owner._fields or name in owner._own_fields()
+        if wrong and "string" not in of_items and is_own:
             self.error(f"argument --{name}: {wrong[0]!r} is no {' or '.join(of_items)}")
+        if is_own:
+            return self._chosen(name, value, schema)
         return value
+
+    def _chosen(self, name: str, value: Any, schema: dict) -> Any:
+        """Returns the value, which must be one of its choices if there are any."""
+        if isinstance(value, list):
+            return [self._chosen(name, item, schema.get("items", {})) for item in value]
+        choices = [choice for part in alternatives(schema) for choice in part.get("enum", [])]
+        if not choices or value is None or value in choices:
+            return value
+        found = [choice for choice in choices if str(choice) == str(value)]
+        if not found:
+            self.error(f"argument --{name}: invalid choice: {value!r} (choose from {', '.join(map(repr, choices))})")
+        return found[0]
 
 
 _KINDS = {bool: "boolean", int: "integer", float: "number", dict: "object"}
 
 
+def _hint_of(cls: type, field: Any) -> Any:
+    """Returns the type of a dataclass field. A type that is a text is read in the module of the class that declares
+    the field."""
+    if not isinstance(field.type, str):
+        return field.type
+    try:
+        return typing.get_type_hints(cls)[field.name]
+    except NameError as error:
+        raise RuntimeError(
+            f"{cls.__qualname__}.{field.name}: its type {field.type!r} is not known: {error}: declare it at the top "
+            "level of the module"
+        ) from None
+
+
 def _schema_of(hint: Any) -> dict:
     """Returns the JSON Schema of a dataclass field's type, as far as flags need it."""
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
+    if origin is typing.Literal:
+        return _schema_of_choices(list(arguments))
+    if isinstance(hint, type) and issubclass(hint, enum.Enum):
+        return _schema_of_choices([one.value for one in hint])
     if origin in (typing.Union, types.UnionType):
         parts = [_schema_of(part) for part in arguments if part is not type(None)]
         return parts[0] if len(parts) == 1 else {"anyOf": parts}
     if origin is list or hint is list:
         return {"type": "array", "items": _schema_of(arguments[0]) if arguments else {"type": "string"}}
     return {"type": _KINDS.get(origin or hint, "string")}
+
+
+def _schema_of_choices(choices: list) -> dict:
+    by_kind: dict[str, list] = {}
+    for choice in choices:
+        by_kind.setdefault(_KINDS.get(type(choice), "string"), []).append(choice)
+    parts = [{"type": kind, "enum": of_kind} for kind, of_kind in by_kind.items()]
+    return parts[0] if len(parts) == 1 else {"anyOf": parts}

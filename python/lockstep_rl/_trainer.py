@@ -16,14 +16,17 @@ from ._background import BackgroundRun
 from ._calling import note
 from ._callbacks import CallbackList, TrainerControl, TrainerState
 from ._config import warn_once
+from ._data import is_stream
 from ._datasets import EVAL_KEYS, EvalData, WithDatasets
+from ._ended import Ended, run_of
 from ._given import GivenFiles
+from ._late import ReadLate
 from ._live import LiveModel
 from ._models import check_path, name_of, source_of, write_given
 from ._notebook import NotebookProgress
 from ._observer import Observer
 from ._peft import config_of, is_peft_model, lora_values
-from ._overrides import REFUSED_METHODS, check_attribute, check_class
+from ._overrides import REFUSED_METHODS, check_class
 from ._refused import REFUSED_ARGUMENTS, with_gen_kwargs
 from ._reporters import reporters
 from ._rewards import OF_MODEL, RewardSet, logger
@@ -47,7 +50,7 @@ class PredictionOutput(NamedTuple):
     metrics: dict
 
 
-class Trainer(WithDatasets, ScriptMethods):
+class Trainer(ReadLate, WithDatasets, Ended, ScriptMethods):
     """Base class of the trainers: a model, data and callbacks. The engine trains or evaluates for a trainer once at a
     time."""
 
@@ -60,6 +63,8 @@ class Trainer(WithDatasets, ScriptMethods):
     dashboard_url: str | None = None
     # Whether worker processes generate the completions.
     _is_distributed = False
+    # Whether rows of a stream are learned from in their order.
+    _reads_in_order = False
     # TRL's attribute for mixture-of-experts models, which are not supported.
     aux_loss_enabled = False
 
@@ -93,9 +98,9 @@ class Trainer(WithDatasets, ScriptMethods):
                 f"{type(args).__name__}: import it from here, too"
             )
         self.args = args if gen_kwargs is None else with_gen_kwargs(args, gen_kwargs)
-        self.processing_class = processing_class
         self._given_model = model
-        self._values = self.args.values()
+        self.processing_class = processing_class
+        self._values = self._first_values()
         of_adapter = is_peft_model(model)
         if of_adapter:
             if peft_config is not None:
@@ -114,15 +119,17 @@ class Trainer(WithDatasets, ScriptMethods):
         self._trains_now = False
         self._stop: Any = None
         self._result: dict | None = None
+        # Warnings of the engine that were passed on.
+        self._warned: set[str] = set()
         self._pending: dict | None = None
         self._tail: dict = {}
         self._model = LiveModel(self)
         self.train_dataset = train_dataset
         self.eval_dataset = eval_dataset
         self.state = TrainerState(
-            logging_steps=self._values.get("logging_steps", 10),
-            save_steps=self._values.get("save_steps", 500),
-            eval_steps=self._values.get("eval_steps"),
+            logging_steps=self.args.logging_steps,
+            save_steps=self.args.save_steps,
+            eval_steps=self.args.eval_steps,
             num_train_epochs=self.args.num_train_epochs,
             train_batch_size=self.args.per_device_train_batch_size,
         )
@@ -164,6 +171,8 @@ class Trainer(WithDatasets, ScriptMethods):
             raise TypeError(f"train() has no argument `{name}`")
         check_class(self)
         self._warn_of_torch_contexts()
+        self._model.check()
+        self._read_args()
         resume = resume_from_checkpoint
         if resume is None or resume is False:
             resume = getattr(self.args, "resume_from_checkpoint", None) or None
@@ -172,20 +181,19 @@ class Trainer(WithDatasets, ScriptMethods):
         elif resume is not None:
             resume = check_path(os.fspath(resume), "resume_from_checkpoint")
         began = time.monotonic()
-        steps_before = self.state.global_step
-        self._callbacks.call("on_train_begin")
-        self.is_in_train, self._tail = True, {}
+        self._resumes_from = resume
+        self.is_in_train, self._tail, self._losses = True, {}, []
         try:
             self._result = self._run(resume=resume, eval_metrics=self._eval_metrics("eval", predicts=False))
         finally:
             self.is_in_train = False
+        self._model.settle()
         self.is_trained = True
         if self._result["best"] is not None:
             self.state.best_global_step, self.state.best_metric = self._result["best"]
         seconds = time.monotonic() - began
-        losses = [entry["loss"] for entry in self.state.log_history if "loss" in entry]
-        loss = sum(losses) / len(losses) if losses else float("nan")
-        steps = self.state.global_step - steps_before
+        loss = self._mean_loss()
+        steps = self.state.global_step - self._first_step
         metrics = {
             "train_runtime": seconds,
             "train_samples_per_second": steps * self._samples_per_step() / seconds,
@@ -245,6 +253,8 @@ class Trainer(WithDatasets, ScriptMethods):
         return PredictionOutput(predictions, labels, metrics)
 
     def _evaluated(self, eval_dataset: Any, metric_key_prefix: str, own: Any) -> dict:
+        if not self._trains_now:
+            self._read_args()
         values = self._evaluation_values()
         data = self._eval if eval_dataset is None else self._eval_data(eval_dataset)
         given = {key: self._values[key] for key in EVAL_KEYS if key in self._values}
@@ -308,10 +318,6 @@ class Trainer(WithDatasets, ScriptMethods):
         """The callbacks, under transformers' name."""
         return self._callbacks
 
-    def __setattr__(self, name: str, value: Any) -> None:
-        check_attribute(self, name, value)
-        super().__setattr__(name, value)
-
     def __getattr__(self, name: str) -> Any:
         if name in REFUSED_METHODS:
             raise AttributeError(f"{type(self).__name__} has no `{name}`: {REFUSED_METHODS[name]}")
@@ -329,24 +335,8 @@ class Trainer(WithDatasets, ScriptMethods):
         """Returns the object to which the engine passes the outputs of evaluations, or None."""
         return None
 
-    def _evaluation_values(self) -> dict:
-        """Returns the engine's keys for an evaluation, except those of the evaluation data."""
-        return {key: value for key, value in self._values.items() if key not in EVAL_KEYS}
-
     def _samples_per_step(self) -> int:
         return self.args.per_device_train_batch_size * self.args.gradient_accumulation_steps
-
-    def _current_model(self) -> str:
-        """Returns the name or directory of the trained model, or of the initial model before training."""
-        if self._result is not None:
-            return self._result["model"]
-        objects = self._objects()
-        if "model_name_or_path" not in objects:
-            return self._source
-        # Temporary files of the model in memory, kept until the next call.
-        self._written = tempfile.TemporaryDirectory(prefix="lockstep-given-")
-        objects["model_name_or_path"](self._written.name)
-        return self._written.name
 
     def _objects(self) -> dict[str, Any]:
         """Returns functions that write the files of what was given in memory, by the engine's key. Each function writes
@@ -354,7 +344,7 @@ class Trainer(WithDatasets, ScriptMethods):
         model = self._model.to_train()
         if self._source is not None and model is self._given_model:
             return {}
-        tokenizer = self.processing_class
+        tokenizer = self._tokenizer
         if tokenizer is None and model is not self._given_model and self._source is not None:
             tokenizer = self._source
         return {"model_name_or_path": lambda place: write_given(model, tokenizer, place)}
@@ -367,8 +357,8 @@ class Trainer(WithDatasets, ScriptMethods):
         if not objects:
             yield {}
             return
-        root = self._values["output_dir"] if resume is None else run_of(resume)
-        if resume is None:
+        root = self._values["output_dir"]
+        if resume is None or run_of(resume) != os.path.realpath(root):
             _native.check_fresh(root)
         elif self._given_of == root:
             yield {key: self._values[key] for key in objects}
@@ -377,7 +367,10 @@ class Trainer(WithDatasets, ScriptMethods):
         try:
             for key, write in objects.items():
                 write(files.place(key))
-            path = files.or_earlier()
+            weights = "adapter_model" if is_peft_model(self._given_model) else "model"
+            keeps_base = self._values.get("use_peft") and weights == "model"
+            trained = None if resume is None or keeps_base else f"model_name_or_path/{weights}*.safetensors"
+            path = files.or_earlier(trained)
             values = {key: os.path.join(path, key) for key in objects}
             self._values.update(values)
             self._given_of = root
@@ -397,16 +390,34 @@ class Trainer(WithDatasets, ScriptMethods):
     ) -> dict:
         if only_evaluate is None:
             with self._files(resume) as given:
-                return self._driven({**self._values, **given}, resume, evaluation, None, eval_metrics)
+                values = {**self._values, **given}
+                if is_stream(self._given_train):
+                    values = self._with_stream(values, resume)
+                return self._driven(values, resume, evaluation, None, eval_metrics)
         return self._driven(dict(values or {}), None, evaluation, only_evaluate, eval_metrics)
+
+    def _with_stream(self, values: dict, resume: str | None) -> dict:
+        """Returns the engine's keys of a run whose rows are a stream's."""
+        if resume is not None:
+            self._read_as_in(run_of(resume))
+            return values
+        own = {} if self._stream_rows is None else {"max_samples": self._stream_rows}
+        return {**({"shuffle_dataset": False} if self._reads_in_order else {}), **own, **values}
 
     def _driven(
         self, values: dict, resume: str | None, evaluation: EvalData | None, only_evaluate: dict | None,
         eval_metrics: Any,
     ) -> dict:
         evaluation = self._eval if evaluation is None else evaluation
+        before = (self._stop, self._live, self._trains_now)
+        if before[0] is not None and (only_evaluate is None or before[1] is None or before[1].version() is None):
+            raise RuntimeError(
+                "this trainer is training already: evaluate() is called in callbacks then; make another trainer to "
+                "train at the same time"
+            )
         rewards = self._rewards()
         given = []
+        kept = None if rewards is None else (rewards.sources, rewards.state)
         if rewards is not None:
             sets = [evaluation.rows, *evaluation.sets.values()]
             sets = [self._train, *sets] if only_evaluate is None else sets
@@ -414,11 +425,9 @@ class Trainer(WithDatasets, ScriptMethods):
             rewards.state = self.state
             given = [(function.name, function, function.by_group) for function in rewards.functions]
             places = {key: values.pop(key) for key in list(values) if key.startswith(OF_MODEL)}
-            values["reward_funcs"] = rewards.specs_at(places)
-        if self._stop is not None:
-            raise RuntimeError("this trainer is training already; make another one")
+            values["reward_funcs"] = rewards.specs_at(places, None if resume is None else run_of(resume))
         observer = Observer(self, rewards, only_evaluate, eval_metrics)
-        self._stop, self._trains_now = _native.StopSignal(), only_evaluate is None
+        self._stop, self._trains_now = _native.StopSignal(), only_evaluate is None or before[2]
         silent = only_evaluate is not None or bool(getattr(self.args, "disable_tqdm", False)) or in_notebook()
         try:
             with Interrupts(self._stop):
@@ -449,8 +458,11 @@ class Trainer(WithDatasets, ScriptMethods):
                                 f"train(resume_from_checkpoint=True) continues in {place}")
             raise
         finally:
-            self._ended()
-            self._stop, self._live, self._trains_now = None, None, False
+            if only_evaluate is None:
+                self._ended()
+            self._stop, self._live, self._trains_now = before
+            if rewards is not None and before[0] is not None:  # the training continues
+                rewards.sources, rewards.state = kept
         ended = {**ended, "model": os.fspath(ended["model"]), "dir": os.fspath(ended["dir"])}
         if ended["stop_reason"] == "interrupted" and only_evaluate is None:
             raise KeyboardInterrupt(
@@ -460,6 +472,7 @@ class Trainer(WithDatasets, ScriptMethods):
 
     def _begun(self, directory: str) -> None:
         """Called when the run's directory exists, before the first step."""
+        self._run_dir, self._stopped_in = directory, None
         wanted = self.args.dashboard
         if wanted is False:
             return
@@ -498,15 +511,6 @@ def by_set(metrics: dict, datasets: Any, prefix: str) -> list[dict]:
         of_all = list(datasets)[-1]
         parts[next((name for name in names if key.startswith(f"{prefix}_{name}_")), of_all)][key] = value
     return list(parts.values())
-
-
-def run_of(resume: str) -> str:
-    """Returns the run's directory; `resume` is this directory or one of its checkpoints."""
-    place = os.path.realpath(resume)
-    for root in (place, os.path.dirname(place), os.path.dirname(os.path.dirname(place))):
-        if os.path.exists(os.path.join(root, "config.toml")):
-            return root
-    raise ValueError(f"`resume_from_checkpoint` = {resume}: it is neither a run nor a checkpoint of one")
 
 
 def _short_name(model: Any) -> str:

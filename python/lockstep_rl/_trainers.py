@@ -15,6 +15,7 @@ from ._calling import note
 from ._metrics import PADDING, EvalMetrics, checked
 from ._live import LiveReference
 from ._models import check_reference, of_reference, with_eos
+from ._peft import is_adapter
 from ._rewards import RewardSet, logger
 from ._rollouts import RolloutEngine, RolloutFunction
 from ._trainer import Trainer, TrainOutput
@@ -46,17 +47,26 @@ class GRPOTrainer(Trainer):
     ):
         # Distillation may train without rewards, from the teacher model alone.
         required = getattr(args, "algorithm", None) != "distillation"
-        self._reward_set = RewardSet(reward_funcs, reward_processing_classes, required)
-        self.reward_funcs = self._reward_set.given
-        self.reward_func_names = self._reward_set.names
-        self.reward_processing_classes = self._reward_set.processing_classes
+        self._set_rewards(reward_funcs, reward_processing_classes, required)
         self.rollout_func = rollout_func
-        self._rollout_function = None if rollout_func is None else RolloutFunction(rollout_func, self)
         self._rollout_engine: RolloutEngine | None = None
         super().__init__(
             model, args, train_dataset, eval_dataset, processing_class, callbacks, peft_config, **others
         )
         self._reference = LiveReference(self)
+        self._args_changed(set())
+        self._warn_of_long_sequences()
+
+    def _set_rewards(self, reward_funcs: Any, processing_classes: Any = None, required: bool = True) -> None:
+        rewards = RewardSet(reward_funcs, processing_classes, required)
+        self._check_rewards(rewards)
+        self._reward_set, self._rewards_given = rewards, list(rewards.given)
+        self._weights: Any = None
+
+    def _check_rewards(self, rewards: RewardSet) -> None:
+        """Raises an error if the trainer cannot call these rewards."""
+
+    def _args_changed(self, changed: set[str]) -> None:
         if self.args.reward_patience is None:
             self._values["reward_patience"] = _ENDLESS
         weights = self._values.get("reward_weights")
@@ -66,7 +76,58 @@ class GRPOTrainer(Trainer):
                 "one weight for each"
             )
 
-        self._warn_of_long_sequences()
+    def _read_args(self) -> None:
+        rewards = self._reward_set
+        if rewards.given != self._rewards_given:  # the list was changed in place
+            classes = rewards.processing_classes
+            self._set_rewards(rewards.given, classes if len(classes) == len(rewards.given) else None)
+        if self._weights is not None and _numbers(self._weights) != self._weights_seen:
+            self.args.reward_weights, self._weights = _numbers(self._weights), None
+        super()._read_args()
+        self._args_changed(set())
+
+    def _check_unchanged(self) -> None:
+        super()._check_unchanged()
+        if self._reward_set.given != self._rewards_given:
+            raise RuntimeError("trainer.reward_funcs was changed while training: it is read when training begins")
+        if self._weights is not None and _numbers(self._weights) != self._weights_seen:
+            raise RuntimeError(
+                "trainer.reward_weights was changed while training: the weights are read when training begins; scale "
+                "the scores in the reward function, which is given trainer_state"
+            )
+
+    @property
+    def reward_funcs(self) -> list:
+        """The rewards, as they were given. They may be set until training begins."""
+        return self._reward_set.given
+
+    @reward_funcs.setter
+    def reward_funcs(self, reward_funcs: Any) -> None:
+        self._set_rewards(reward_funcs)
+
+    @property
+    def reward_func_names(self) -> list[str]:
+        """The names of the rewards, as metrics have them."""
+        return self._reward_set.names
+
+    @property
+    def reward_processing_classes(self) -> list:
+        """The tokenizers of the reward models."""
+        return self._reward_set.processing_classes
+
+    @reward_processing_classes.setter
+    def reward_processing_classes(self, processing_classes: Any) -> None:
+        self._set_rewards(self._reward_set.given, processing_classes)
+
+    @property
+    def rollout_func(self) -> Callable | None:
+        """The function that makes the completions instead of the engine."""
+        return self._rollout_func
+
+    @rollout_func.setter
+    def rollout_func(self, rollout_func: Callable | None) -> None:
+        self._rollout_func = rollout_func
+        self._rollout_function = None if rollout_func is None else RolloutFunction(rollout_func, self)
 
     def _warn_of_long_sequences(self) -> None:
         level, loss = (getattr(self.args, name, None) for name in ("importance_sampling_level", "loss_type"))
@@ -78,13 +139,22 @@ class GRPOTrainer(Trainer):
 
     @property
     def reward_weights(self) -> Any:
-        """The weight of each reward: a tensor if torch is imported, else a list."""
-        weights = self.args.reward_weights or [1.0] * len(self._reward_set.specs)
-        if "torch" in sys.modules:
-            import torch
+        """The weight of each reward: a tensor if torch is imported, else a list. It may be changed until training
+        begins."""
+        if self._weights is None:
+            self._weights = [float(one) for one in self.args.reward_weights or [1.0] * len(self._reward_set.specs)]
+            if "torch" in sys.modules:
+                import torch
 
-            return torch.tensor(weights, dtype=torch.float32)
-        return list(weights)
+                self._weights = torch.tensor(self._weights, dtype=torch.float32)
+            # In float32, where it is a tensor.
+            self._weights_seen = _numbers(self._weights)
+        return self._weights
+
+    @reward_weights.setter
+    def reward_weights(self, weights: Any) -> None:
+        self.args.reward_weights = None if weights is None else _numbers(weights)
+        self._weights = None
 
     @property
     def entropy_coef(self) -> float:
@@ -97,8 +167,9 @@ class GRPOTrainer(Trainer):
     @property
     def ref_model(self) -> Any:
         """The reference model, if `beta` is not 0: the initial model or, with `sync_ref_model`, the reference model in
-        the newest checkpoint. None with an adapter, because the base model without the adapter is the reference."""
-        if not self._values.get("beta") or self._values.get("use_peft"):
+        the newest checkpoint. None with an adapter, as in TRL: the reference is then the base model, or the adapter as
+        it was."""
+        if not self.args.beta or self._values.get("use_peft") or is_adapter(self._given_model):
             return None
         return self._reference.get()
 
@@ -113,6 +184,17 @@ class GRPOTrainer(Trainer):
                 "generate() is for rollout_func, while it is called; elsewhere take lockstep_rl.Model and Engine"
             )
         return self._rollout_engine.generate(prompts, num_generations, sampling)
+
+    def _rows_needed(self) -> int | None:
+        completions = super()._rows_needed()
+        if completions is None:
+            return None
+        args = self.args
+        # Whole generation batches, and one that is made ahead.
+        steps = getattr(args, "steps_per_generation", None) or args.gradient_accumulation_steps
+        batch = max(args.per_device_train_batch_size * steps, self._samples_per_step())
+        ahead = 1 + (getattr(args, "max_staleness", None) or 0)
+        return (-(-completions // batch) + ahead) * -(-batch // args.num_generations)
 
     def _rewards(self) -> RewardSet:
         return self._reward_set
@@ -140,8 +222,10 @@ class AsyncGRPOTrainer(GRPOTrainer):
         if self.args.workers:
             raise ValueError("AsyncGRPOTrainer: `workers` is of `lockstep train --distributed`; this trainer starts "
                              "num_workers that are alike, and others join by hand with --profiles")
-        of_workers(self._reward_set)
-        check_sendable(self._functions())
+
+    def _check_rewards(self, rewards: RewardSet) -> None:
+        of_workers(rewards)
+        check_sendable([function.call for function in rewards.functions])
 
     def _functions(self) -> list[Callable]:
         return [function.call for function in self._reward_set.functions]
@@ -191,9 +275,14 @@ class PPOTrainer(GRPOTrainer):
         return {**super()._evaluation_values(), "ref_model": None}
 
 
+def _numbers(weights: Any) -> list[float]:
+    return [float(weight) for weight in (weights.tolist() if hasattr(weights, "tolist") else weights)]
+
+
 class OfflineTrainer(Trainer):
     """Base class of the trainers that learn from given rows instead of generating. They have `compute_metrics`."""
 
+    _reads_in_order = True
     # Whether `compute_metrics` receives logits.
     _has_logits = True
 
@@ -246,12 +335,22 @@ class SFTTrainer(OfflineTrainer):
     def __init__(self, *args: Any, formatting_func: Callable | None = None, **kwargs: Any):
         if formatting_func is not None and not callable(formatting_func):
             raise TypeError(f"`formatting_func` must be a function, but is {formatting_func!r:.80}")
-        self.formatting_func = formatting_func
+        self._formatting_func = formatting_func
         super().__init__(*args, **kwargs)
         eos = getattr(self.args, "eos_token", None)
         if eos is not None:
-            self.processing_class = with_eos(self.processing_class, eos, self._given_model)
+            self.processing_class = with_eos(self._tokenizer, eos, self._given_model)
             self._source = None
+
+    @property
+    def formatting_func(self) -> Callable | None:
+        """The function that makes the text of each row. It may be set until training begins."""
+        return self._formatting_func
+
+    @formatting_func.setter
+    def formatting_func(self, formatting_func: Callable | None) -> None:
+        self._formatting_func = formatting_func
+        self.train_dataset, self.eval_dataset = self._given_train, self._given_eval
 
     def _rows(self, dataset: Any, name: str, most: str) -> Any:
         if self.formatting_func is not None and isinstance(dataset, (str, os.PathLike)):
@@ -261,7 +360,7 @@ class SFTTrainer(OfflineTrainer):
     def _rows_of(self, dataset: Any, name: str, most: int | None) -> list[dict]:
         rows = super()._rows_of(dataset, name, most)
         if self.formatting_func is None:
-            return rows
+            return [_of_trls_choice(row, self.args.dataset_text_field or "text") for row in rows]
         return [self._formatted(row, f"`{name}`, row {i}") for i, row in enumerate(rows)]
 
     def _formatted(self, row: dict, place: str) -> dict:
@@ -289,6 +388,31 @@ class SFTTrainer(OfflineTrainer):
         return labels
 
 
+def _of_trls_choice(row: dict, text_field: str) -> dict:
+    """Returns a row without the columns that TRL does not choose: of a conversation and a text, the conversation is
+    learned, and of two conversations the one that has `from` and `value`."""
+    if "prompt" in row:
+        return row
+    of_values, of_roles = (_is_conversation(row.get(name), key)
+                           for name, key in (("conversations", "from"), ("messages", "role")))
+    if of_values:
+        left_out = ("messages", text_field)
+    elif of_roles:
+        left_out = ("conversations", text_field)
+    elif _is_conversation(row.get("conversations"), "role"):
+        left_out = (text_field,)
+    elif row.get(text_field) is not None:
+        # A dataset with rows of both kinds has both columns in each row.
+        left_out = tuple(name for name in ("messages", "conversations") if not row.get(name))
+    else:
+        return row
+    return {key: value for key, value in row.items() if key not in left_out}
+
+
+def _is_conversation(value: Any, key: str) -> bool:
+    return isinstance(value, (list, tuple)) and len(value) > 0 and isinstance(value[0], dict) and key in value[0]
+
+
 class DPOTrainer(PairTrainer):
     """TRL's DPOTrainer, for rows with a chosen and a rejected answer. `compute_metrics` receives logits `[2 * rows,
     tokens, vocabulary]` and token ids `[2 * rows, tokens]`. In each batch, the chosen answers (after their prompts)
@@ -299,7 +423,8 @@ class DPOTrainer(PairTrainer):
     def __init__(self, model: Any = None, ref_model: Any = None, args: Any = None, *rest: Any, **kwargs: Any):
         self._reference: Any = None
         super().__init__(model, args, *rest, **kwargs)
-        if ref_model is not None and ref_model is not model:
+        is_other = ref_model is not model or isinstance(ref_model, (str, os.PathLike))
+        if ref_model is not None and is_other:
             self._reference = check_reference(ref_model)
             if isinstance(self._reference, str):
                 self._values["ref_model"] = self._reference
@@ -309,15 +434,12 @@ class DPOTrainer(PairTrainer):
         return input_ids
 
     def _evaluation_values(self) -> dict:
-        """Returns the engine's keys for an evaluation. The reference stays the model with which training began; with an
-        adapter, it is the base model and needs no key."""
+        """Returns the engine's keys for an evaluation."""
         values = super()._evaluation_values()
         if self._reference is not None and "ref_model" not in values:  # its files are not written yet
             self._written_reference = tempfile.TemporaryDirectory(prefix="lockstep-given-")
             values["ref_model"] = self._written_reference.name
             of_reference(self._reference)["ref_model"](values["ref_model"])
-        if not values.get("use_peft"):
-            values.setdefault("ref_model", self._values["model_name_or_path"] or self._current_model())
         return values
 
     def _objects(self) -> dict[str, Any]:

@@ -121,7 +121,7 @@ impl LanguageModel {
 
     /// Writes a directory that loads again, here and in transformers.
     fn save(&self, py: Python<'_>, dir: PathBuf) -> PyResult<()> {
-        py.detach(|| self.policy().save(Path::new(&dir))).map_err(|error| exception(&error))
+        py.detach(|| self.policy().export(Path::new(&dir))).map_err(|error| exception(&error))
     }
 }
 

@@ -1,22 +1,17 @@
 //! The Python object whose callbacks a run calls, and what they request.
 
 use crate::errors::exception;
-use lockstep::{Flow, LogRecord, Policy, RunEvent, RunOptions, Snapshot};
+use lockstep::{Flow, Follow, LogRecord, Policy, RunEvent, RunOptions, Snapshot};
 use pyo3::exceptions::PyKeyboardInterrupt;
 use pyo3::exceptions::PyRuntimeError;
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 use std::ops::ControlFlow;
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicU8, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// End the run after this step.
-pub const STOP: u8 = 1;
-/// Write a checkpoint of this step.
-pub const SAVE: u8 = 2;
-/// Evaluate after this step.
-pub const EVALUATE: u8 = 4;
+/// The wish to end the run after this step.
+const STOP: u8 = 1;
 
 /// The exception of a reward or a callback that ends the run; the first one stays.
 #[derive(Clone, Default)]
@@ -36,7 +31,8 @@ impl Failure {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).take()
     }
 
-    fn is_set(&self) -> bool {
+    /// Whether there is one.
+    pub fn is_set(&self) -> bool {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).is_some()
     }
 }
@@ -57,7 +53,7 @@ impl LiveModel {
     fn save(&self, py: Python<'_>, dir: PathBuf) -> PyResult<()> {
         let saved = py.detach(|| {
             let now = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-            now.as_ref().map(|(_, snapshot)| snapshot.save(&dir))
+            now.as_ref().map(|(_, snapshot)| snapshot.export(&dir))
         });
         match saved {
             Some(saved) => saved.map_err(|error| exception(&error)),
@@ -77,7 +73,6 @@ impl LiveModel {
 #[derive(Clone)]
 pub struct Observer {
     object: Arc<Py<PyAny>>,
-    wishes: Arc<AtomicU8>,
     failure: Failure,
     stop: lockstep::StopSignal,
     live: LiveModel,
@@ -88,7 +83,7 @@ impl Observer {
     pub fn new(object: &Bound<'_, PyAny>, failure: Failure, stop: lockstep::StopSignal) -> PyResult<Observer> {
         let live = LiveModel::default();
         object.setattr("live", live.clone())?;
-        Ok(Observer { object: Arc::new(object.clone().unbind()), wishes: Arc::default(), failure, stop, live })
+        Ok(Observer { object: Arc::new(object.clone().unbind()), failure, stop, live })
     }
 
     /// Calls `method`; after an exception, which ends the run, nothing more is called.
@@ -101,6 +96,30 @@ impl Observer {
         if self.failure.is_set() {
             return ControlFlow::Break(());
         }
+        let wishes = self.with(policy, method, arguments);
+        if wishes & STOP == 0 { ControlFlow::Continue(()) } else { ControlFlow::Break(()) }
+    }
+
+    /// Calls `leave` of the object: the run ends after `step` without a result, also after an exception.
+    pub fn leave(&self, step: u64, policy: &Policy) {
+        self.with(policy, "leave", |py| {
+            let arguments = PyDict::new(py);
+            arguments.set_item("step", step)?;
+            Ok(arguments)
+        });
+    }
+
+    /// Passes on a warning of the engine.
+    pub fn warn(&self, text: &str) {
+        let _ = Python::attach(|py| self.object.bind(py).call_method1("warn", (text,)).map(drop));
+    }
+
+    fn with(
+        &self,
+        policy: &Policy,
+        method: &str,
+        arguments: impl for<'py> FnOnce(Python<'py>) -> PyResult<Bound<'py, PyDict>>,
+    ) -> u8 {
         self.live.set(Some(policy));
         let wishes = Python::attach(|py| {
             let called = || -> PyResult<u8> {
@@ -113,24 +132,45 @@ impl Observer {
             })
         });
         self.live.set(None);
-        self.wishes.fetch_or(wishes, Ordering::Relaxed);
-        if wishes & STOP == 0 { ControlFlow::Continue(()) } else { ControlFlow::Break(()) }
+        wishes
     }
 
-    /// What was wished since it was asked last.
-    pub fn take_wishes(&self) -> u8 {
-        self.wishes.swap(0, Ordering::Relaxed)
+    /// Asks whether `what` follows now. After an exception nothing is asked.
+    fn wants(&self, what: Follow, is_due: bool) -> bool {
+        if self.failure.is_set() {
+            return is_due;
+        }
+        let name = match what {
+            Follow::Log => "log",
+            Follow::Evaluate => "evaluate",
+            Follow::Save => "save",
+            Follow::Complete => "complete",
+        };
+        Python::attach(|py| {
+            let asked = self.object.bind(py).call_method1("wants", (name, is_due)).and_then(|wants| wants.extract());
+            asked.unwrap_or_else(|error| {
+                self.failure.set(py, error, &self.stop);
+                is_due
+            })
+        })
     }
 
-    /// A run's options that tell this object of steps, logs and checkpoints.
+    /// A run's options that tell this object of steps, epochs, logs and checkpoints, and ask it what follows them.
     pub fn told_by(&self, options: RunOptions) -> RunOptions {
+        let asked = self.clone();
+        let options = options.decide(move |what, is_due| asked.wants(what, is_due));
         let observer = self.clone();
-        options.on_event(move |event, policy| match event {
-            RunEvent::Step(step) => observer.call("step_end", policy, |py| {
+        let told = |method: &'static str, step: &u64, policy: &Policy, observer: &Observer| {
+            observer.call(method, policy, |py| {
                 let arguments = PyDict::new(py);
                 arguments.set_item("step", step)?;
                 Ok(arguments)
-            }),
+            })
+        };
+        options.on_event(move |event, policy| match event {
+            RunEvent::Begin(step) => told("step_begin", step, policy, &observer),
+            RunEvent::Step(step) => told("step_end", step, policy, &observer),
+            RunEvent::Epoch(step) => told("epoch_end", step, policy, &observer),
             RunEvent::Log(LogRecord { step, metrics: logged }) => observer.call("log", policy, |py| {
                 let (arguments, metrics) = (PyDict::new(py), PyDict::new(py));
                 logged.iter().try_for_each(|(name, value)| metrics.set_item(name, value))?;

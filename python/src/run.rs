@@ -4,7 +4,7 @@ use crate::errors::{exception, of_panic};
 use crate::eval_metrics::PythonEvalMetrics;
 use crate::fields::method;
 use crate::json;
-use crate::observer::{EVALUATE, Failure, Observer, SAVE};
+use crate::observer::{Failure, Observer};
 use crate::process::use_engine;
 use crate::reward::PythonReward;
 use crate::rollouts::PythonRollouts;
@@ -17,7 +17,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use telemetry::{Console, ConsoleOptions, Level};
+use telemetry::{Console, ConsoleOptions, Level, Listener};
 
 /// A wish to stop that any thread may give, and how far the run has come: a callback that was interrupted may not have
 /// heard of it.
@@ -91,7 +91,8 @@ struct Job {
 /// Trains: `values` is a JSON object of configuration values, rows are JSON objects, `rewards` are
 /// `(name, function, by_group)`; `rollout_function` makes the completions, where there is one, and `eval_metrics`
 /// measures held-out rows. The methods of
-/// `observer` are called with keyword arguments: `begin`, `step_begin`, `step_end`, `log`, `save`. With `only_evaluate`
+/// `observer` are called with keyword arguments: `begin`, `step_begin`, `step_end`, `epoch_end`, `log`, `save`; `wants`
+/// decides what follows. With `only_evaluate`
 /// no step is made.
 #[pyfunction]
 #[pyo3(signature = (
@@ -162,20 +163,33 @@ pub fn run<'py>(
 
 impl Job {
     fn run(self) -> anyhow::Result<RunResult> {
+        let warned = self.observer.clone();
         let console = Console::new(ConsoleOptions {
             level: Level::from_env().map_err(BadInput::new)?,
             silent: self.silent,
+            warnings: Some(Listener::new(move |text| warned.warn(text))),
             ..ConsoleOptions::default()
         })?;
-        let (resolved, dir, resume_from) = match &self.resume {
-            None => {
+        let mut branch = match &self.resume {
+            Some(resume) => self.branch(resume)?,
+            None => None,
+        };
+        let (resolved, dir, resume_from) = match (&self.resume, &mut branch) {
+            (Some(_), Some(branch)) => {
+                lockstep::check_command(branch.of(), self.purpose.command())?;
+                let (resolved, changes) = lockstep::resolve_resumed(branch.of(), self.layers.clone())?;
+                changes.iter().for_each(|change| console.warn(&format!("changed on resume: {change}")));
+                let (dir, resume_from) = branch.make()?;
+                (resolved, dir, resume_from)
+            }
+            (None, _) => {
                 let resolved = self.layers.resolve()?;
                 let Some(out) = resolved.config.output_dir.clone() else {
                     return Err(BadInput::new("`output_dir` is missing: the directory that the run writes"));
                 };
                 (resolved, RunDir::fresh(&out)?, ResumeFrom::Nothing)
             }
-            Some(resume) => {
+            (Some(resume), None) => {
                 let (dir, resume_from) = lockstep::find_run(resume, None)?;
                 lockstep::check_command(&dir, self.purpose.command())?;
                 let (resolved, changes) = lockstep::resolve_resumed(&dir, self.layers.clone())?;
@@ -217,7 +231,11 @@ impl Job {
         if self.distributed {
             options = options.distributed(None).functions_of_workers();
         }
-        let mut run = Run::resolved(self.purpose, resolved, dir, resume_from, options)?;
+        let run = Run::resolved(self.purpose, resolved, dir, resume_from, options);
+        if let (Err(_), Some(branch)) = (&run, &branch) {
+            branch.remove();
+        }
+        let mut run = run?;
         self.steps_done.store(run.steps_done(), Ordering::Relaxed);
         let begun = (run.steps_done(), run.total_steps(), run.steps_per_epoch(), run.dir().root().to_owned());
         let _ = self.observer.call("begin", run.policy(), |py| {
@@ -232,24 +250,26 @@ impl Job {
             run.evaluate_now()?;
             return run.finish();
         }
-        loop {
-            let step = run.steps_done();
-            let _ = self.observer.call("step_begin", run.policy(), |py| {
-                let arguments = PyDict::new(py);
-                arguments.set_item("step", step)?;
-                Ok(arguments)
-            });
-            let ended = run.step()?;
-            let wishes = self.observer.take_wishes();
-            if wishes & EVALUATE != 0 {
-                run.evaluate_now()?;
-            }
-            if wishes & SAVE != 0 {
-                run.save_checkpoint()?;
-            }
-            if ended.is_some() {
-                return run.finish();
-            }
+        let driven = drive(&mut run);
+        if self.failure.is_set() || !matches!(driven, Ok(reason) if reason != StopReason::Interrupted) {
+            self.observer.leave(run.steps_done(), run.policy());
+        }
+        driven?;
+        run.finish()
+    }
+
+    /// The branch that the run is, if it is resumed from another run than that in its own directory.
+    fn branch(&self, resume: &str) -> anyhow::Result<Option<lockstep::Branch>> {
+        let out = self.layers.clone().resolve()?.config.output_dir;
+        out.map_or(Ok(None), |out| lockstep::Branch::find(resume, &out))
+    }
+}
+
+/// Takes steps until the run ends.
+fn drive(run: &mut Run) -> anyhow::Result<StopReason> {
+    loop {
+        if let Some(reason) = run.step()? {
+            return Ok(reason);
         }
     }
 }

@@ -84,7 +84,7 @@ def test_errors_speak_of_python(model, rows):
         grpo(model, rows).train()
     text = str(error.value)
     assert "resume_from_checkpoint=True" in text and "another output_dir" in text and "--" not in text
-    os.makedirs("work/of/mine")
+    os.makedirs("work/model/of/mine")
     with pytest.raises(ValueError) as error:
         grpo(model, rows, output_dir="work").train()
     assert "--" not in str(error.value)

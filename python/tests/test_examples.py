@@ -7,6 +7,7 @@ import shutil
 
 import pytest
 from conftest import python
+from recorded import lines
 
 EXAMPLES = pathlib.Path(__file__).parent.parent / "examples"
 QUESTIONS = [
@@ -33,6 +34,16 @@ def test_the_quickstart(bytes_model):
     said = run(EXAMPLES / "quickstart.py", MODEL=bytes_model, DATA="rows.jsonl", STEPS="2", TOKENS="16")
     assert said.returncode == 0, said.stderr
     assert "rewards/accuracy_reward/mean" in logged("quickstart")[0]
+
+
+def test_two_turns_with_an_answer_between(bytes_model):
+    said = run(EXAMPLES / "two_turns.py", MODEL=bytes_model, STEPS="2", TOKENS="4")
+    assert said.returncode == 0, said.stderr
+    assert "rewards/near/mean" in logged("two-turns")[0]
+    for line in lines("two-turns/rollouts.bin"):
+        # The tokens of the game between those of the model: " That is no number. Guess:", …
+        begin, end = line["mask"].index(False), len(line["mask"]) - line["mask"][::-1].index(False)
+        assert 0 < begin < end < len(line["mask"]) and not any(line["mask"][begin:end]), line["mask"]
 
 
 def test_gsm8k_with_xml_rewards(bytes_model):

@@ -85,7 +85,7 @@ def test_a_directory_with_work_in_it_is_refused_and_stays(model, rows):
     pathlib.Path("out/given-12345678").mkdir()
     before = files("out")
     trainer = GRPOTrainer(InMemory(model), vowels, GRPOConfig("out", **SMALL), rows)
-    with pytest.raises(ValueError, match="is not empty and is not a run"):
+    with pytest.raises(ValueError, match="is not a run .* and has `model`"):
         trainer.train()
     assert files("out") == before and given() == ["given-12345678"]
 

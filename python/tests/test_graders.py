@@ -31,12 +31,6 @@ def test_a_grader_as_a_function(reward, completion, columns, score):
     assert reward(completions=given * 2, **{name: values * 2 for name, values in columns.items()}) == [score] * 2
 
 
-def test_the_overlong_punishment_is_daps():
-    punish = rewards.get_soft_overlong_punishment(max_completion_len=100, soft_punish_cache=20)
-    ids = [[1] * 50, [1] * 80, [1] * 90, [1] * 120]
-    assert punish(completions=[""] * 4, completion_ids=ids) == pytest.approx([0.0, 0.0, -0.5, -1.0])
-
-
 def test_what_cannot_be_judged_is_none_and_a_warning():
     with pytest.warns(UserWarning, match="gsm8k"):
         assert rewards.gsm8k(completions=["8", "8"], answer=["#### 8", "eight"]) == [1.0, None]

@@ -49,8 +49,13 @@ def logged():
     """(step, name) and value of every line of metrics.jsonl, in the f32 that an event file has."""
     with open("out/metrics.jsonl") as file:
         lines = [line for line in jsonl(file.read()) if "alarm" not in line]
-    return {(line["step"], name): np.float32(value) for line in lines for name, value in line.items()
+    return {(line["step"], tag(name)): np.float32(value) for line in lines for name, value in line.items()
             if name not in ("step", "time_s")}
+
+
+def tag(name):
+    """As transformers has it, so that runs of both are one curve."""
+    return f"eval/{name[5:]}" if name.startswith("eval_") else f"train/{name}"
 
 
 def recorded():
@@ -68,7 +73,7 @@ def test_tensorboard_shows_what_a_run_and_lockstep_board_wrote(model, rows):
     grpo(model, rows, report_to=["tensorboard"], trainer=dict(eval_dataset=rows[:2]), **trained).train()
     assert _native.main(["lockstep", "board", "out", "--out", "made"]) == 0
     metrics, completions = logged(), recorded()
-    assert {step for step, _ in metrics} == {1, 2, 3, 4} and any(name.startswith("eval_") for _, name in metrics)
+    assert {step for step, _ in metrics} == {1, 2, 3, 4} and any(name.startswith("eval/") for _, name in metrics)
     for directory in ["out/tensorboard", "made/out"]:
         events = read(directory)
         scalars = of_plugin(events, "scalars")

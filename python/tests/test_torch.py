@@ -192,7 +192,7 @@ def test_a_callback_that_does_not_look_costs_nothing(model, rows, monkeypatch):
     trainer = GRPOTrainer(load(model), vowels, GRPOConfig("out", **SMALL), rows, callbacks=[Quiet],
                           processing_class=tokenizer(model))
     trainer.train()
-    assert synced == []
+    assert len(synced) == 1, "at the end"
 
 
 def test_what_is_changed_in_trainer_model_is_trained_on(model, rows):

@@ -28,7 +28,7 @@ pub enum Done {
 /// A check: its name and the function that runs it. The first line of an error goes into the table.
 type Check = (&'static str, fn() -> Result<Done, String>);
 
-const CHECKS: [Check; 14] = [
+const CHECKS: [Check; 16] = [
     ("emulate", emulate),
     ("fleet_ends", fleet_ends),
     ("fleet_kills", fleet_kills),
@@ -36,9 +36,11 @@ const CHECKS: [Check; 14] = [
     ("fleet_search", fleet_search),
     ("fleet_simulations", fleet_simulations),
     ("kills", kills),
+    ("last_words", last_words),
     ("miri", miri),
     ("mutants", mutants),
     ("network", network),
+    ("pages", pages),
     ("sandbox", sandbox),
     ("strangers_run", strangers_run),
     ("terminals", terminals),
@@ -163,6 +165,17 @@ fn network() -> Result<Done, String> {
     let words = ["bytes fetched by", "cuts of", "killed and emptied"];
     let lines = said.lines().map(str::trim).filter(|line| words.iter().any(|words| line.contains(words)));
     Ok(Done::Passed(lines.collect::<Vec<_>>().join("; ")))
+}
+
+/// Compares what runs of every kind say at their end with their steps' own values, and the dtype of their results.
+/// Takes two minutes.
+fn last_words() -> Result<Done, String> {
+    program(&["last_words::", "save_dtype::"], &["runs are judged by", "results have the dtype"])
+}
+
+/// Runs the commands of the tutorial and its neighbours, which train the demo's model. Takes fifteen minutes.
+fn pages() -> Result<Done, String> {
+    program(&["pages::"], &["every command prints what the page shows"])
 }
 
 /// Runs the full tables of the sandbox's tests. Takes about 15 minutes on two cores.

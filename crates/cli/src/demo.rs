@@ -10,13 +10,14 @@ use kernels::Device;
 use lockstep::Policy;
 use lockstep::RunDir;
 use lockstep::Stopped;
+use lockstep::bad_input;
 use lockstep::config::ComputeDType;
 use lockstep::config::Purpose;
 use lockstep::context;
 use lockstep_bench::addition::workspace::{Examined, SFT_STEPS, Workspace};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Instant;
-use telemetry::{Align, Table};
+use telemetry::{Align, Record, Table};
 
 /// Trains a small model from nothing, then with GRPO; no network, no files needed.
 #[derive(Debug, clap::Args)]
@@ -27,8 +28,8 @@ pub struct Args {
     /// The run directory; must not exist.
     #[arg(long, value_name = "DIR")]
     pub out: Option<PathBuf>,
-    /// GRPO steps.
-    #[arg(long, value_name = "N", default_value_t = 500, value_parser = clap::value_parser!(u64).range(1..))]
+    /// GRPO steps; with 0 the demo ends after supervised fine-tuning.
+    #[arg(long, value_name = "N", default_value_t = 500)]
     pub steps: u64,
     /// What computes: cpu, cuda, cuda:1, …; LOCKSTEP_DEVICE or the CPU if not given.
     #[arg(long, value_name = "DEVICE", value_parser = device)]
@@ -53,6 +54,10 @@ pub(crate) fn run(args: Args) -> anyhow::Result<()> {
     let ctx = context(args.device, args.threads, ComputeDType::F32)?;
     let root = args.out.clone().unwrap_or_else(default_root);
     RunDir::fresh(&root)?;
+    // The demo writes more than a run does, and the names of its other files are nobody's.
+    if disk::read_dir(&root).is_ok_and(|entries| !entries.is_empty()) {
+        bad_input!("--out {}: the directory is not empty; give a new one", root.display());
+    }
     let stop = stop_on_signals(&console, Promise::Stops("the demo stops"))?;
 
     console.print(&format!(
@@ -64,31 +69,44 @@ pub(crate) fn run(args: Args) -> anyhow::Result<()> {
     let workspace = Workspace { root: &root, seed: args.seed, ctx: &ctx, console: &console, stop: &stop };
     let base = workspace.make_inputs()?;
     let untaught = workspace.examine(&Policy::load(&ctx, &base, ComputeDType::F32)?)?;
-    console.print(&untaught.line("before", "SFT"));
+    untaught.report(&console, "before", "SFT");
 
     let Some(taught) = workspace.run(&workspace.layers(Purpose::Sft, "sft", &base, SFT_STEPS, &[]))? else {
         return Err(Stopped.into());
     };
     let before = workspace.examine(&taught.policy)?;
-    console.print(&before.line("after", "SFT"));
+    before.report(&console, "after", "SFT");
 
-    let taught_dir = taught.dir.model();
-    let rewarded = workspace.run(&workspace.layers(Purpose::Grpo, "grpo", &taught_dir, args.steps, RECORDED))?;
-    let Some(rewarded) = rewarded else { return Err(Stopped.into()) };
-    let after = workspace.examine(&rewarded.policy)?;
-
-    console.print(&show(&before, &after, &rewarded.policy)?.render(console.width()));
-    for (name, finished) in [("SFT", &taught), ("GRPO", &rewarded)] {
-        console.print(&format!("Where the time of {name} went:"));
-        console.print(&finished.summary.table().render(console.width()));
+    let rewarded = match args.steps {
+        0 => None,
+        steps => {
+            let taught_dir = taught.dir.model();
+            let layers = workspace.layers(Purpose::Grpo, "grpo", &taught_dir, steps, RECORDED);
+            let Some(rewarded) = workspace.run(&layers)? else { return Err(Stopped.into()) };
+            let after = workspace.examine(&rewarded.policy)?;
+            let table = show(&before, &after, &rewarded.policy)?;
+            let mut fields = Record::new();
+            fields.set("completions", table.to_json());
+            console.table(&table.render(console.width()), "held-out completions before and after GRPO", &fields);
+            Some((rewarded, after))
+        }
+    };
+    let (model, next) = match &rewarded {
+        Some((rewarded, _)) => (rewarded.dir.model(), String::new()),
+        None => (taught.dir.model(), reward_it(&root, &taught.dir.model())),
+    };
+    for (name, finished) in [("SFT", &taught)].into_iter().chain(rewarded.as_ref().map(|(run, _)| ("GRPO", run))) {
+        let text = format!("Where the time of {name} went:\n{}", finished.summary.table().render(console.width()));
+        console.table(&text, &format!("where the time of {name} went"), &finished.summary.fields());
     }
-    console.print(&untaught.line("before", "SFT"));
-    console.print(&before.line("after", "SFT"));
-    console.print(&after.line("after", "GRPO"));
-    let model = rewarded.dir.model();
+    untaught.report(&console, "before", "SFT");
+    before.report(&console, "after", "SFT");
+    if let Some((_, after)) = &rewarded {
+        after.report(&console, "after", "GRPO");
+    }
     console.print(&format!(
         "{:.0} s in all. The run: {}; its model: {}\n\
-         Ask it:            lockstep generate --model {} --prompt 58+67= --temperature 0\n\
+         Ask it:            lockstep generate --model {} --prompt 58+67= --temperature 0\n{next}\
          Your own model:    lockstep train --model DIR --dataset FILE.jsonl --reward gsm8k --out runs/mine",
         started.elapsed().as_secs_f64(),
         root.display(),
@@ -96,6 +114,16 @@ pub(crate) fn run(args: Args) -> anyhow::Result<()> {
         model.display(),
     ));
     Ok(())
+}
+
+/// The line that says how to train the model of supervised fine-tuning by reward.
+fn reward_it(root: &Path, model: &Path) -> String {
+    format!(
+        "Reward it:         lockstep train --model {} --dataset {} --task prompt_answer --set max_completion_length=4 \
+         --set max_steps=100 --set learning_rate=1e-4\n",
+        model.display(),
+        root.join("problems.jsonl").display(),
+    )
 }
 
 fn default_root() -> PathBuf {

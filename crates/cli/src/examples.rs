@@ -252,4 +252,8 @@ Examples:
 pub const PLAN: &str = "\
 Examples:
   lockstep plan my.toml
-  lockstep plan my.toml --set max_tokens_per_micro_batch=2048";
+  lockstep plan my.toml --set max_tokens_per_micro_batch=2048
+  lockstep plan my.toml && lockstep train my.toml
+
+Exit codes: 0 it fits, or what is available is not known; 1 it does not fit; 2 the
+configuration is wrong.";

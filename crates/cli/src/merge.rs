@@ -3,9 +3,11 @@
 use crate::new_directory::new_directory;
 use crate::output;
 use lockstep::Policy;
-use lockstep::config::ComputeDType;
+use lockstep::config::{ComputeDType, SaveDType};
 use lockstep::context;
+use lockstep::error::OrBadInput;
 use lockstep::{StopSignal, check_base};
+use model::io::dtype_of_files;
 use std::path::PathBuf;
 
 /// Adds a low-rank adapter to the model that it was trained on, and writes a model of its own (of a reward model's
@@ -21,6 +23,9 @@ pub struct Args {
     /// Merge even if the model's weights are not those that the adapter says it was trained on.
     #[arg(long)]
     pub other_base: bool,
+    /// The dtype of the weights that are written: auto (that of the model's files), f32, bf16 or f16.
+    #[arg(long, value_name = "DTYPE", default_value = "auto", value_parser = ["auto", "f32", "bf16", "f16"])]
+    pub save_dtype: String,
     /// The directory to write; must not exist, or be empty.
     #[arg(long, value_name = "DIR")]
     pub out: PathBuf,
@@ -30,13 +35,16 @@ pub(crate) fn run(args: Args) -> anyhow::Result<()> {
     if !args.other_base {
         check_base(&args.adapter, &args.model, &StopSignal::new(), output::warn)?;
     }
+    let loaded = dtype_of_files(&args.model).or_bad_input()?;
+    let dtype = SaveDType::from(&*args.save_dtype).of_files(false, false, Some(loaded));
     let ctx = context(None, None, ComputeDType::F32)?;
     new_directory(&args.out, |dir| {
         let mut policy = Policy::load_below(&ctx, &args.model, &args.adapter, ComputeDType::F32)?;
         if let Some(adapter) = policy.weights.adapter.take() {
             policy.weights.base.overwrite(|weights| weights.merge(adapter.current()));
         }
-        policy.save(dir)
+        policy.exported = dtype;
+        policy.export(dir)
     })?;
     output::note(format_args!(
         "{}: {} with {} added",

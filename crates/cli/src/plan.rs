@@ -1,5 +1,6 @@
 //! `lockstep plan`: predicts the memory of a training run.
 
+use crate::distributed::EndedWith;
 use crate::options::{ConfigArgs, LogArgs, RewardArgs};
 use crate::output;
 use kernels::Device;
@@ -22,7 +23,11 @@ pub struct Planned {
     pub command: Command,
 }
 
-/// Says what memory a run will take, by part, before it starts.
+/// Exit code if the run does not fit.
+const DOES_NOT_FIT: u8 = 1;
+
+/// Says what memory a run will take, by part, before it starts. Exit code: 0 if the run fits, or if what is available
+/// is not known; 1 if it does not fit.
 #[derive(Debug, clap::Args)]
 pub struct Args {
     #[command(flatten)]
@@ -75,6 +80,18 @@ pub(crate) fn run(mut args: Args) -> anyhow::Result<()> {
     };
     let run = PlannedRun { purpose, config: &config, distributed: args.distributed, device };
     let (plan, fits) = run.check(&available, &sinks)?;
+    // That the run does not fit is told by the exit code, as `verify` tells that something differs, even if the plan
+    // cannot be printed.
+    let fits_here = fits.is_ok();
+    let ended = |printed: Result<(), output::NotPrinted>| match printed {
+        Err(error) if !error.is_closed() && fits_here => Err(error).or_bad_input(),
+        _ if fits_here => Ok(()),
+        Err(error) if !error.is_closed() => {
+            output::note(format_args!("error: {error}"));
+            Err(EndedWith(DOES_NOT_FIT).into())
+        }
+        _ => Err(EndedWith(DOES_NOT_FIT).into()),
+    };
     if args.json {
         let mut object = json!({
             "parts": plan.parts,
@@ -96,7 +113,7 @@ pub(crate) fn run(mut args: Args) -> anyhow::Result<()> {
                 "name": device.name(), "total_bytes": total, "available_bytes": available.device,
             });
         }
-        return Ok(output::json(&object)?);
+        return ended(output::json(&object));
     }
     let mut text = table(&plan).render(110);
     let of = if config.dataset_name.is_some() || config.replay.is_some() {
@@ -121,7 +138,7 @@ pub(crate) fn run(mut args: Args) -> anyhow::Result<()> {
     if let Some(Err(why)) = opened {
         text += &format!("what {} has is not known here: {}\n", device.name(), error::paragraph(&why));
     }
-    Ok(output::text(&text)?)
+    ended(output::text(&text))
 }
 
 /// The configuration that is planned, and the purpose of its command.

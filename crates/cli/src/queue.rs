@@ -7,6 +7,7 @@ use fleet::status::{JobFiles, Status, WorkerLine};
 use fleet::{JobName, JobResult, Plan, WorkerName};
 use lockstep::error::{BadInput, OrBadInput};
 use serde_json::{Value, json};
+use std::cmp::Ordering;
 use std::path::{Path, PathBuf};
 
 /// The jobs of a distributed run: who does which, and what became of one. Only reads the run's files.
@@ -85,15 +86,23 @@ fn list(status: &Status, json: bool) -> anyhow::Result<()> {
         row("processing", job.to_string(), format!("by {}{does}", worker.name))
     }));
     rows.extend(complete().map(|(worker, job)| row("complete", job.to_string(), format!("from {}", worker.name))));
-    let step = status.learner.as_ref().map(|learner| learner.step);
     rows.extend(status.synced.iter().map(|batch| {
-        let is_past = step.is_some_and(|step| *batch < step);
-        let why = if is_past { "trained on, in no checkpoint yet" } else { "" };
+        let why = status.learner.as_ref().map_or("", |learner| why_synced(learner, *batch));
         row("synced", format!("batch {batch}"), why.to_owned())
     }));
     match rows.is_empty() {
         true => Ok(output::text("no jobs\n")?),
         false => Ok(output::text(&columns(&rows))?),
+    }
+}
+
+/// Why the file of a batch is still there.
+fn why_synced(learner: &LearnerState, batch: u64) -> &'static str {
+    match (batch.cmp(&learner.step), learner.ended) {
+        (Ordering::Less, false) => "trained on, in no checkpoint yet",
+        (Ordering::Less, true) => "trained on, and the run has ended without a checkpoint of it",
+        (Ordering::Equal, true) => "the run has ended before all of its steps were taken",
+        _ => "",
     }
 }
 

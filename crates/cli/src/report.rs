@@ -10,17 +10,17 @@ use lockstep::config::{Purpose, Resolved};
 use lockstep::error::OrBadInput;
 use lockstep::{ResumeFrom, Run, RunDir, RunOptions, StopReason, Stopped, bad_input, context, write_atomically};
 use std::path::{Path, PathBuf};
-use telemetry::Console;
+use telemetry::{Console, Record};
 
 /// Writes what a run learned, where its time went and what was found into one HTML file and one Markdown file; of two
-/// runs, side by side with ratios.
+/// runs, what differs in their configurations, and the rest side by side with ratios.
 #[derive(Debug, clap::Args)]
 pub struct ReportArgs {
     /// The run; with a second one, before and after.
     #[arg(value_name = "RUN", required = true, num_args = 1..=2)]
     pub runs: Vec<PathBuf>,
-    /// Where report.html and report.md go; without it, into the (second) run's directory. Those of an earlier report
-    /// are replaced.
+    /// Where report.html and report.md go, which is made if needed; without it, into the (second) run's directory.
+    /// Those of an earlier report are replaced.
     #[arg(long, value_name = "DIR")]
     pub out: Option<PathBuf>,
     /// Prints the Markdown, and writes nothing.
@@ -35,9 +35,10 @@ pub(crate) fn report(args: ReportArgs) -> anyhow::Result<()> {
         return Ok(output::text(&markdown(&reports))?);
     }
     let into = args.out.as_ref().or(args.runs.last()).expect("one run at least");
-    if !into.is_dir() {
-        bad_input!("--out {}: there is no such directory", into.display());
+    if into.exists() && !into.is_dir() {
+        bad_input!("--out {}: is a file; give a directory", into.display());
     }
+    std::fs::create_dir_all(into).or_bad_input_in(format_args!("--out {}", into.display()))?;
     for (name, text) in [("report.html", html(&reports)), ("report.md", markdown(&reports))] {
         let path = into.join(name);
         write_atomically(&path, text.as_bytes())?;
@@ -88,6 +89,8 @@ fn run(purpose: Purpose, resolved: Resolved, out: &Path, console: &Console) -> a
         return Err(Stopped.into());
     }
     let report = Report { name: "profile".to_owned(), ..Report::read(finished.dir.root())? };
-    console.print(&time(&[report]));
+    let mut fields = Record::new();
+    fields.set("profile", serde_json::to_value(&report.profile)?);
+    console.table(&time(&[report]), "where the time went", &fields);
     Ok(())
 }

@@ -11,7 +11,7 @@ use lockstep::{ResumeFrom, find_run, resolve_resumed};
 use lockstep::{RunDir, StopReason, StopSignal, check_command, context};
 use lockstep::{Stopped, is_stopped};
 use std::path::PathBuf;
-use telemetry::{Alarm, Console, counted};
+use telemetry::{Alarm, Console, Level, Record, counted};
 
 /// A training run that is ready to begin.
 struct Session {
@@ -138,9 +138,10 @@ fn alarms(raised: &[Alarm]) -> String {
 
 /// Prints the summary at the end of a run.
 fn summarize(finished: &RunResult, ctx: &Context, console: &Console) {
-    console.print(&finished.summary.table().render(console.width()));
+    let summary = &finished.summary;
+    console.table(&summary.table().render(console.width()), "where the time went", &summary.fields());
     let ceilings = finished.profile.measured.ceilings.unwrap_or_default();
-    console.info(&finished.summary.bottleneck(&ceilings));
+    console.info(&summary.bottleneck(&ceilings));
     if let Ok(Some(memory)) = ctx.device_memory() {
         let most = memory.peak as f64 / f64::from(1 << 20);
         console.info(&format!("{}: {most:.1} MiB of its memory were held at most", ctx.describe()));
@@ -148,9 +149,11 @@ fn summarize(finished: &RunResult, ctx: &Context, console: &Console) {
     // What the run is configured for is no alarm.
     let raised: Vec<Alarm> = finished.alarms.iter().filter(|alarm| !alarm.quiet).cloned().collect();
     if !raised.is_empty() {
-        console.warn(&alarms(&raised));
+        let message = format!("{} raised", counted(raised.len(), "alarm"));
+        console.report(Level::Warn, &alarms(&raised), &message, &field("alarms", &raised));
     }
-    console.info(&dashboard::verdict_of(finished.dir.root()).says);
+    let verdict = dashboard::verdict_of(finished.dir.root());
+    console.report(Level::Info, &verdict.says, &verdict.says, &field("verdict", &verdict.to_json()));
     let root = finished.dir.root().display();
     let end = match finished.stop_reason {
         StopReason::Completed | StopReason::Requested => {
@@ -164,7 +167,19 @@ fn summarize(finished: &RunResult, ctx: &Context, console: &Console) {
             format!("stopped as asked after step {}; resume with --resume {root}", finished.step)
         }
     };
-    console.info(&end);
+    let mut fields = field("stop_reason", &finished.stop_reason.name());
+    fields.set("step", finished.step).set("directory", root.to_string());
+    if finished.stop_reason != StopReason::Interrupted {
+        fields.set("model", finished.dir.model().display().to_string());
+    }
+    console.report(Level::Info, &end, &end, &fields);
+}
+
+/// A value as a field of a log line.
+fn field(name: &str, value: &impl serde::Serialize) -> Record {
+    let mut fields = Record::new();
+    fields.set(name, serde_json::to_value(value).unwrap_or_default());
+    fields
 }
 
 #[cfg(test)]

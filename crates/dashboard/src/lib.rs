@@ -8,6 +8,7 @@
 //! |---|---|
 //! | `runs` | finds runs in directories |
 //! | `run` | one run's files, read on as they grow |
+//! | `lines` | a log of JSON lines, read on as it grows |
 //! | `series` | metrics by step, and the buckets that a chart of some pixels shows |
 //! | `verdict` | one sentence that says how a run is |
 //! | `groups` | recorded rollouts: summaries, a group, its tokens |
@@ -21,6 +22,7 @@ mod assets;
 mod groups;
 mod guard;
 mod jobs;
+mod lines;
 mod meaning;
 mod prompts;
 pub mod report;

@@ -1,28 +1,27 @@
 //! The files of one training run, read incrementally as they grow.
 
+use crate::lines::Lines;
 use crate::meaning::meaning;
 use crate::series::Series;
 use crate::verdict::{Moved, Verdict, moved, verdict};
 use lockstep::TokenTexts;
 use lockstep::wire::file::GroupFile;
 use serde_json::{Map, Value, json};
-use std::io::{ErrorKind, Read};
+use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::SystemTime;
 
-/// How many bytes of `metrics.jsonl` are read at once, and the longest line.
-const PIECE: u64 = 8 << 20;
-
 /// A training run and what has been read of its files.
 pub struct RunFiles {
     root: PathBuf,
-    /// How many bytes of `metrics.jsonl` have been read, and its first bytes: if those change, the file is read again
-    /// from the start.
-    read: u64,
-    head: Vec<u8>,
+    /// `metrics.jsonl`, and what it has: metrics of logged steps, and alarms.
+    log: Lines,
     series: Series,
     alarms: Vec<Value>,
+    /// `steps.jsonl`, and what it has: the values of each step by which the run is judged.
+    step_log: Lines,
+    steps: Series,
     groups: Option<(u64, Arc<GroupFile>)>,
     updates: Option<(u64, Arc<GroupFile>)>,
     evaluations: Option<(u64, Arc<GroupFile>)>,
@@ -34,11 +33,12 @@ impl RunFiles {
     pub fn new(root: PathBuf) -> RunFiles {
         disk::no_links_below(&root);
         RunFiles {
+            log: Lines::new(root.join("metrics.jsonl")),
+            step_log: Lines::new(root.join("steps.jsonl")),
             root,
-            read: 0,
-            head: Vec::new(),
             series: Series::default(),
             alarms: Vec::new(),
+            steps: Series::default(),
             groups: None,
             updates: None,
             evaluations: None,
@@ -51,39 +51,29 @@ impl RunFiles {
         &self.root
     }
 
-    /// Reads the new lines of `metrics.jsonl`. A line that is still being written is left for the next call.
+    /// Reads the new lines of `metrics.jsonl` and `steps.jsonl`.
     pub fn refresh(&mut self) {
-        let Ok(mut file) = disk::open(self.root.join("metrics.jsonl")) else { return };
-        let length = file.metadata().map_or(0, |metadata| metadata.len());
-        let mut head = vec![0; self.head.len()];
-        let is_same = length >= self.read && file.read_exact(&mut head).is_ok() && head == self.head;
-        if !is_same {
-            let root = std::mem::take(&mut self.root);
-            let [groups, updates, evaluations] =
-                [&mut self.groups, &mut self.updates, &mut self.evaluations].map(Option::take);
-            *self = RunFiles { groups, updates, evaluations, tokens: self.tokens.take(), ..RunFiles::new(root) };
+        if let Some(opened) = self.log.open() {
+            if opened.begins_anew {
+                (self.series, self.alarms) = (Series::default(), Vec::new());
+                (self.groups, self.updates, self.evaluations) = (None, None, None);
+            }
+            while let Some(lines) = self.log.next(&opened) {
+                self.add_lines(&lines);
+            }
         }
-        // Piece by piece: the file of a stranger's run may claim any length.
-        while self.read < length {
-            let Ok(bytes) = disk::read_range(&file, self.read, PIECE) else { return };
-            let whole = bytes.iter().rposition(|&byte| byte == b'\n').map_or(0, |at| at + 1);
-            if whole == 0 {
-                // A line that is still being written. One that is longer than a piece is not the line of a run: then
-                // the file is read no further.
-                return;
+        if let Some(opened) = self.step_log.open() {
+            if opened.begins_anew {
+                self.steps = Series::default();
             }
-            self.add_lines(&bytes[..whole]);
-            if self.read == 0 {
-                self.head = bytes[..whole.min(256)].to_vec();
+            while let Some(lines) = self.step_log.next(&opened) {
+                objects(&lines).for_each(|(step, line)| self.steps.add(step, &line));
             }
-            self.read += whole as u64;
         }
     }
 
     fn add_lines(&mut self, bytes: &[u8]) {
-        for line in bytes.split(|&byte| byte == b'\n') {
-            let Ok(Value::Object(mut line)) = serde_json::from_slice(line) else { continue };
-            let step = line.get("step").and_then(Value::as_u64).unwrap_or(0);
+        for (step, mut line) in objects(bytes) {
             match line.remove("alarm") {
                 Some(alarm) => self.add_alarm(json!({ "step": step, "alarm": alarm })),
                 None => self.series.add(step, &line),
@@ -116,7 +106,7 @@ impl RunFiles {
     pub fn mark(&mut self) -> (u64, u64) {
         self.refresh();
         let index = std::fs::metadata(self.root.join("rollouts.idx")).map_or(0, |metadata| metadata.len());
-        (self.read, index)
+        (self.log.read(), index)
     }
 
     /// The recorded groups of training; `None` if the run records none.
@@ -203,7 +193,8 @@ impl RunFiles {
 
     /// The first file that is there and cannot be read, with the reason.
     pub fn unreadable(&self) -> Option<String> {
-        let names = ["config.toml", "record.json", "profile.json", "metrics.jsonl", "rollouts.bin", "evaluations.bin"];
+        let names = ["config.toml", "record.json", "profile.json", "metrics.jsonl", "steps.jsonl", "rollouts.bin"];
+        let names = names.into_iter().chain(["evaluations.bin"]);
         names.into_iter().find_map(|name| {
             let path = self.root.join(name);
             // The first ones are read as a whole.
@@ -217,19 +208,27 @@ impl RunFiles {
         })
     }
 
-    /// Whether the run learns, judging by the reward, the accuracy of preference pairs, or the loss.
+    /// Whether the run learns, judging by the reward, the accuracy of preference pairs, or the loss: by each step's own
+    /// value, whatever was logged.
     pub fn verdict(&self) -> Verdict {
         if let Some(says) = self.unreadable() {
             return Verdict { state: "nothing", says };
         }
-        let of = |key: &str| -> Vec<f64> { self.series.values(key).map(|(_, x)| x).collect() };
-        for (key, higher) in [("reward", true), ("rewards/accuracies", true), ("accuracy", true), ("loss", false)] {
-            let values = of(key);
+        for (key, higher) in lockstep::JUDGED {
+            let values = self.judged(key);
             if !values.is_empty() {
                 return verdict(key, &values, higher);
             }
         }
         verdict("reward", &[], true)
+    }
+
+    /// The steps' own values of a metric. Before the first of them (runs of older versions have none), the logged ones.
+    fn judged(&self, key: &str) -> Vec<f64> {
+        let own: Vec<(u64, f64)> = self.steps.values(key).collect();
+        let begin = own.first().map_or(u64::MAX, |(step, _)| *step);
+        let logged = self.series.values(key).filter(|(step, _)| *step < begin);
+        logged.chain(own.iter().copied()).map(|(_, value)| value).collect()
     }
 
     /// When the first and the last line of metrics were written, in seconds since 1970.
@@ -287,6 +286,14 @@ impl RunFiles {
     }
 }
 
+/// The JSON objects of these lines, with their steps.
+fn objects(lines: &[u8]) -> impl Iterator<Item = (u64, Map<String, Value>)> + '_ {
+    lines.split(|&byte| byte == b'\n').filter_map(|line| {
+        let Ok(Value::Object(line)) = serde_json::from_slice(line) else { return None };
+        Some((line.get("step").and_then(Value::as_u64).unwrap_or(0), line))
+    })
+}
+
 /// The first and the last step of the recorded groups.
 fn steps_of(groups: Option<&GroupFile>) -> [Option<u64>; 2] {
     let steps = || groups.iter().flat_map(|groups| groups.index()).filter_map(|entry| entry.step);
@@ -303,184 +310,4 @@ fn opened(path: &Path, known: &mut Option<(u64, Arc<GroupFile>)>) -> Option<Arc<
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use std::io::Write;
-
-    #[test]
-    fn a_log_is_read_on_and_anew_when_it_begins_anew() {
-        let dir = tempfile::tempdir().unwrap();
-        let log = dir.path().join("metrics.jsonl");
-        std::fs::write(&log, "{\"step\":1,\"reward\":0.5}\n{\"step\":2,\"rew").unwrap();
-        let mut run = RunFiles::new(dir.path().to_owned());
-        run.refresh();
-        assert_eq!(run.series().last_step(), Some(1));
-        let mut file = std::fs::OpenOptions::new().append(true).open(&log).unwrap();
-        file.write_all(b"ard\":0.75}\n{\"step\":2,\"alarm\":{\"id\":\"truncated\"}}\nnot json\n").unwrap();
-        run.refresh();
-        assert_eq!(run.series().values("reward").collect::<Vec<_>>(), [(1, 0.5), (2, 0.75)]);
-        assert_eq!(run.alarms()[0]["alarm"]["id"], "truncated");
-        assert_eq!(run.facts("x")["written_s"], json!([null, null]), "lines without a time");
-        assert_eq!((run.alarms().len(), run.active_alarms()), (1, 1));
-        assert_eq!(run.state(), "stopped");
-        std::fs::write(&log, "{\"step\":1,\"reward\":2}\n").unwrap();
-        run.refresh();
-        assert_eq!(run.series().values("reward").collect::<Vec<_>>(), [(1, 2.0)]);
-        assert!(run.alarms().is_empty());
-        assert_eq!(run.facts("x")["groups"], Value::Null);
-    }
-
-    /// A long log is read in pieces, and what is not a log takes no memory: a sparse file, a line without an end.
-    #[test]
-    fn a_log_is_read_piece_by_piece() {
-        let dir = tempfile::tempdir().unwrap();
-        let log = dir.path().join("metrics.jsonl");
-        let line = |step: u64| format!("{{\"step\":{step},\"reward\":{step},\"more\":\"{}\"}}\n", "x".repeat(9000));
-        let steps = 3 * PIECE / 9000;
-        std::fs::write(&log, (1..=steps).map(line).collect::<String>()).unwrap();
-        let mut run = RunFiles::new(dir.path().to_owned());
-        run.refresh();
-        let expected: Vec<_> = (1..=steps).map(|step| (step, step as f64)).collect();
-        assert_eq!(run.series().values("reward").collect::<Vec<_>>(), expected);
-        let whole = std::fs::metadata(&log).unwrap().len();
-        for hole in [PIECE, 3 << 30, 1 << 40] {
-            std::fs::File::options().write(true).open(&log).unwrap().set_len(whole + hole).unwrap();
-            run.refresh();
-            assert_eq!((run.read, run.series().last_step()), (whole, Some(steps)));
-        }
-        std::fs::write(&log, "x".repeat(2 * PIECE as usize)).unwrap();
-        run.refresh();
-        assert_eq!((run.read, run.series().last_step()), (0, None));
-        std::fs::remove_file(&log).unwrap();
-        std::os::unix::fs::symlink("/dev/zero", &log).unwrap();
-        run.refresh();
-        assert!(run.series().last_step().is_none() && run.verdict().says.contains("metrics.jsonl is a symbolic link"));
-    }
-
-    #[test]
-    fn an_alarm_that_ended_is_one_alarm_and_not_active() {
-        let dir = tempfile::tempdir().unwrap();
-        let line = |step: u64, alarm: Value| json!({ "step": step, "alarm": alarm }).to_string() + "\n";
-        // Raised, ended, raised again; and one for each of two rewards.
-        let lines = [
-            line(181, json!({ "id": "zero_variance", "since": 179 })),
-            line(181, json!({ "id": "constant_reward", "subject": "happy", "since": 179 })),
-            line(182, json!({ "id": "constant_reward", "subject": "said", "since": 179 })),
-            line(233, json!({ "id": "zero_variance", "since": 179, "until": 233 })),
-            line(239, json!({ "id": "zero_variance", "since": 237 })),
-        ];
-        std::fs::write(dir.path().join("metrics.jsonl"), lines.concat()).unwrap();
-        let mut run = RunFiles::new(dir.path().to_owned());
-        run.refresh();
-        let found: Vec<_> = run.alarms().iter().map(|line| &line["alarm"]).collect();
-        let since: Vec<_> = found.iter().map(|alarm| (&alarm["since"], alarm.get("until"))).collect();
-        let (first, second) = (json!(179), json!(237));
-        assert_eq!(since, [(&first, Some(&json!(233))), (&first, None), (&first, None), (&second, None)]);
-        assert_eq!(run.active_alarms(), 3);
-    }
-
-    #[test]
-    fn the_facts_of_a_run_are_those_of_its_files() {
-        let dir = tempfile::tempdir().unwrap();
-        let root = dir.path();
-        let mut run = RunFiles::new(root.to_owned());
-        assert_eq!((run.progress(), run.silent_s(), run.mark()), ((0, None), None, (0, 0)));
-        let write = |name: &str, text: &str| std::fs::write(root.join(name), text).unwrap();
-        let config = "seed = 1  # the file\n# beta = 2  # the file\nlr = 1e-6  # default\nname = \"a = b\"  # --set\n";
-        write("config.toml", config);
-        write("record.json", r#"{"total_steps": 9}"#);
-        write("profile.json", "no json");
-        for name in ["step-000002", "step-000001", ".step-3", "other"] {
-            std::fs::create_dir_all(root.join("checkpoints").join(name)).unwrap();
-        }
-        let line = |step: u64, a: f64, b: f64| {
-            json!({"step": step, "reward": a, "rewards/a/mean": a, "rewards/b/mean": b, "time_s": 100 + step})
-                .to_string()
-                + "\n"
-        };
-        let late = |step: u64| if step > 6 { 1.0 } else { 0.0 };
-        let early = |step: u64| if step > 3 { 1.0 } else { 0.0 };
-        let lines: String = (1..=9).map(|step| line(step, late(step), early(step))).collect();
-        write("metrics.jsonl", &lines);
-        let facts = run.facts("it");
-        let config = json!({"seed": 1, "lr": 1e-6, "name": "a = b"});
-        let moved = json!([
-            {"name": "b", "from": 0.0, "to": 1.0, "half": 4}, {"name": "a", "from": 0.0, "to": 1.0, "half": 7},
-        ]);
-        for (key, value) in [
-            ("id", json!("it")),
-            ("state", json!("stopped")),
-            ("step", json!(9)),
-            ("total", json!(9)),
-            ("alarms", json!([])),
-            ("moved", moved),
-            ("written_s", json!([101.0, 109.0])),
-            ("config", config),
-            ("origins", json!({"seed": "the file", "name": "--set"})),
-            ("record", json!({"total_steps": 9})),
-            ("checkpoints", json!(["step-000001", "step-000002"])),
-            ("keys", json!(["reward", "rewards/a/mean", "rewards/b/mean", "time_s"])),
-            ("updates", Value::Null),
-            ("groups", Value::Null),
-            ("group_steps", json!([null, null])),
-            ("evaluated", Value::Null),
-            ("profile", Value::Null),
-            ("directory", json!(root)),
-        ] {
-            assert_eq!(facts[key], value, "{key}");
-        }
-        assert_eq!(
-            run.verdict().says,
-            verdict("reward", &run.series.values("reward").map(|(_, x)| x).collect::<Vec<_>>(), true).says
-        );
-        assert!(facts["meanings"]["reward"].as_str().is_some_and(|text| !text.is_empty()));
-        assert_eq!(run.mark(), (lines.len() as u64, 0));
-        // The configuration's number comes first, unless it says nothing.
-        for (steps, total) in [("12", Some(12)), ("-1", Some(9)), ("0", Some(9)), ("1", Some(1))] {
-            write("config.toml", &format!("max_steps = {steps}\n"));
-            assert_eq!(run.progress(), (9, total));
-        }
-        std::fs::create_dir(root.join("model")).unwrap();
-        assert_eq!(run.state(), "finished");
-        let here = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
-        // The lock decides, whichever process has the number here.
-        for (host, pid, is_locked, state) in [
-            (here.trim(), std::process::id(), false, "finished"),
-            (here.trim(), std::process::id(), true, "running"),
-            (here.trim(), u32::MAX, false, "finished"),
-            (here.trim(), u32::MAX, true, "running"),
-            ("another-machine", u32::MAX, false, "running"),
-        ] {
-            write("run.lock", &json!({"pid": pid, "host": host}).to_string());
-            let lock = std::fs::File::open(root.join("run.lock")).unwrap();
-            if is_locked {
-                lock.try_lock().unwrap();
-            }
-            assert_eq!(run.state(), state, "{host} {pid}");
-        }
-    }
-
-    #[test]
-    fn recorded_groups_are_opened_again_as_they_grow() {
-        use crate::groups::tests::recorded;
-        use lockstep::wire::Group;
-        let dir = tempfile::tempdir().unwrap();
-        let mut run = RunFiles::new(dir.path().to_owned());
-        assert!(run.groups().is_none() && run.updates().is_none() && run.evaluations().is_none());
-        let group = |step: Option<u64>| Group { step, prompt_ids: vec![1], ..Group::default() };
-        recorded(dir.path(), [group(Some(4)), group(Some(2)), group(None)]);
-        let first = run.groups().unwrap();
-        assert!(Arc::ptr_eq(&first, &run.groups().unwrap()), "nothing has changed");
-        assert_eq!((steps_of(Some(&first)), steps_of(None)), ([Some(2), Some(4)], [None, None]));
-        recorded(dir.path(), [group(Some(7))]);
-        assert_eq!(run.groups().unwrap().index().len(), 4);
-        assert!(run.mark().1 > 0);
-        for name in ["updates.bin", "evaluations.bin"] {
-            std::fs::copy(dir.path().join("rollouts.bin"), dir.path().join(name)).unwrap();
-        }
-        std::fs::write(dir.path().join("metrics.jsonl"), "").unwrap();
-        let facts = run.facts("x");
-        assert_eq!((&facts["groups"], &facts["updates"], &facts["evaluated"]), (&json!(4), &json!(4), &json!(4)));
-        assert_eq!((&facts["group_steps"], &facts["evaluated_steps"]), (&json!([2, 7]), &json!([2, 7])));
-    }
-}
+mod tests;

@@ -20,15 +20,17 @@ impl Verdict {
     }
 }
 
-/// Compares the first of a metric's values (one per logged step) with the mean of the last tenth. A change counts if it
-/// exceeds three standard errors. What follows an improvement is said by a line fitted to the last third of the values.
+/// Compares the first of a metric's values (one per step) with the mean of the last tenth. A change counts if it
+/// exceeds three standard errors. One step's value is noisy, so if that change does not count, the mean of the first
+/// tenth takes the place of the first value. What follows an improvement is said by a line fitted to the last third of
+/// the values.
 pub fn verdict(name: &str, values: &[f64], higher_is_better: bool) -> Verdict {
     let values: Vec<f64> = values.iter().copied().filter(|x| x.is_finite()).collect();
     if values.len() < 4 {
-        let says = format!("Too early to tell: {} of {name}.", counted(values.len(), "value"));
+        let says = format!("Too early to tell: {} of {name}, and 4 are needed.", counted(values.len(), "value"));
         return Verdict { state: "nothing", says };
     }
-    let change = Change::of(&values);
+    let change = Some(Change::of(&values)).filter(Change::counts).unwrap_or_else(|| Change::of_tenths(&values));
     let sign = if higher_is_better { 1.0 } else { -1.0 };
     let (from, to) = (number(change.from), number(change.to));
     let went = format!("{name} went from {from} to {to}");
@@ -79,6 +81,18 @@ impl Change {
         // Means of equal values differ by rounding.
         let noise = (3.0 * (variance + variance / tenth as f64).sqrt()).max(1e-9 * to.abs());
         Change { from: values[0], to, noise }
+    }
+
+    /// From the mean of the first tenth, if that has two values at least: else from the first value.
+    fn of_tenths(values: &[f64]) -> Change {
+        let (tenth, of_first) = (values.len() / 10, Change::of(values));
+        if tenth < 2 {
+            return of_first;
+        }
+        let (from, to) = (mean(&values[..tenth]), of_first.to);
+        let last = values.len().div_ceil(10);
+        let noise = 3.0 * deviation(values) * (1.0 / tenth as f64 + 1.0 / last as f64).sqrt();
+        Change { from, to, noise: noise.max(1e-9 * to.abs()) }
     }
 
     fn counts(&self) -> bool {
@@ -236,6 +250,45 @@ mod tests {
         assert_eq!(says, "Learned: reward went from -0.050 to 0.997, and is level now.");
     }
 
+    /// Rewards of 0.7 to 0.9 that one step's prompts change by 0.3: the first value is not enough, the first tenth is.
+    #[test]
+    fn a_noisy_first_step_does_not_hide_what_a_run_learns() {
+        let of = |n: usize, gain: f64, first: f64| {
+            let mut values: Vec<f64> = (0..n)
+                .map(|i| 0.7 + gain * (2.0 * i as f64 / n as f64).min(1.0) + 0.15 * (((i * 5) % 7) as f64 / 3.0 - 1.0))
+                .collect();
+            values[0] = first;
+            verdict("reward", &values, true)
+        };
+        let rows = [
+            // (values, gain, the first value, the state)
+            (100, 0.3, 0.95, true),
+            (100, 0.2, 0.7, true),
+            (100, 0.2, 0.5, true),
+            (60, 0.4, 0.95, true),
+            (30, 0.5, 0.95, true),
+            (20, 0.6, 0.95, true),
+            (200, 0.15, 0.95, true),
+            (1000, 0.1, 0.95, true),
+            // Of so few values a tenth is one value.
+            (12, 0.2, 0.95, false),
+            (4, 0.2, 0.95, false),
+            // Nothing is learned.
+            (20, 0.0, 0.95, false),
+            (100, 0.0, 0.7, false),
+            (100, 0.0, 0.95, false),
+            (1000, 0.0, 0.95, false),
+            (1000, 0.005, 0.95, false),
+        ];
+        for (n, gain, first, learns) in rows {
+            let Verdict { state, says } = of(n, gain, first);
+            assert_eq!(state != "not yet", learns, "{n} {gain} {first}: {says}");
+            assert!(!learns || says.starts_with("Learn"), "{n} {gain} {first}: {says}");
+        }
+        assert_eq!(of(100, -0.2, 0.65).state, "worse");
+        assert!(of(100, 0.3, 0.95).says.starts_with("Learned: reward went from 0.7"), "{}", of(100, 0.3, 0.95).says);
+    }
+
     /// By hand: the differences 1, 2, −1, 4 less their mean 1.5 have the squares' sum 13.
     #[test]
     fn noise_and_change_are_these_numbers() {
@@ -306,8 +359,8 @@ mod tests {
     #[test]
     fn each_state_has_its_sentence() {
         let says = |values: &[f64], higher| verdict("loss", values, higher).says;
-        assert_eq!(says(&[1.0], true), "Too early to tell: 1 value of loss.");
-        assert_eq!(says(&[1.0, 2.0, 3.0], true), "Too early to tell: 3 values of loss.");
+        assert_eq!(says(&[1.0], true), "Too early to tell: 1 value of loss, and 4 are needed.");
+        assert_eq!(says(&[1.0, 2.0, 3.0], true), "Too early to tell: 3 values of loss, and 4 are needed.");
         assert_eq!(says(&[1.0; 4], true), "Not learning yet: loss began at 1.00 and is 1.00, which may be chance.");
         let line = [1.0, 2.0, 3.0, 4.0];
         assert_eq!(says(&line, true), "Learning: loss went from 1.00 to 3.50, and it still improves.");

@@ -101,6 +101,8 @@ impl<E: Exchange> Learner<E> {
         feed: Box<dyn Feed>,
         shared: serde_json::Value,
     ) -> Result<Learner<E>> {
+        // What the checkpoint has: left there by a learner that was killed after it, or by an older version.
+        files.remove_before(saved.step)?;
         let (mut batches, mut problems) = files.load(saved.step)?;
         if let Some((batch, why)) = batches.iter().find_map(|(batch, all)| Some((*batch, misfit(&plan, *batch, all)?)))
         {

@@ -7,11 +7,11 @@
 //! | what | public items |
 //! |---|---|
 //! | a training run | [`Run`], [`RunOptions`], [`RunResult`], [`StopReason`], [`StopSignal`], [`context()`] |
-//! | what a program passes to a run | [`RewardInput`], [`Rows`], [`LogRecord`], [`RunEvent`], [`Flow`]; `telemetry::Sink`, `rewards::Reward` |
+//! | what a program passes to a run | [`RewardInput`], [`Rows`], [`LogRecord`], [`RunEvent`], [`Follow`], [`Flow`]; `telemetry::Sink`, `rewards::Reward` |
 //! | the program's own evaluation metrics | [`EvalMetrics`], [`EvalBatch`], [`SetSize`] |
 //! | the program's own generation of completions | [`RolloutFunction`], [`RolloutRequest`], [`Generate`], [`RolloutPrompt`], [`GivenCompletion`] |
 //! | the configuration of a run | [`Config`], [`Purpose`], [`config`] (its layers, the table of its keys) |
-//! | the directory of a run | [`RunDir`], [`ResumeFrom`], [`find_run`], [`find_model`], [`resolve_resumed`], [`check_command`], [`prompt_time`], [`check_base`], [`write_atomically`] |
+//! | the directory of a run | [`RunDir`], [`ResumeFrom`], [`find_run`], [`find_model`], [`resolve_resumed`], [`check_command`], [`prompt_time`], [`check_base`], [`write_atomically`]; by which metrics a run is judged: [`JUDGED`] |
 //! | the file that a command writes its result into | [`OutFile`], [`Input`] |
 //! | scored groups on disk and between processes | [`wire`] |
 //! | before and after a run: memory plan, evaluation, scoring a file | [`plan`], [`PlannedRun`], [`MemoryPlan`], [`Available`], [`Evaluator`], [`Outcome`], [`score_file`], [`ScoredFile`], [`ScoredRow`] |
@@ -55,12 +55,14 @@ pub use rollouts::pieces::TokenTexts;
 pub use rollouts::samples::of_groups as samples_of_groups;
 pub use rollouts::wire;
 pub use run::board::write_board;
+pub use run::branch::Branch;
 pub use run::eval_metrics::{EvalBatch, EvalMetrics, SetSize};
-pub use run::inputs::{Flow, LogRecord, RunEvent};
+pub use run::inputs::{Flow, Follow, LogRecord, RunEvent};
 pub use run::lock::writer;
 pub use run::memory_plan::{Available, MemoryPlan};
 pub use run::profile::ProfileRecord;
 pub use run::provenance::{check_command, prompt_time};
+pub use run::reporter::JUDGED;
 pub use run::resume::{ResumeFrom, find_model, find_run, resolve_resumed};
 pub use run::run_dir::write_atomically;
 pub use run::{RunDir, StopReason, context};

@@ -3,8 +3,8 @@
 //! A field of `adapter_config.json` that asks for an unsupported feature is an error; it is never ignored.
 
 use crate::io::{
-    ModelFiles, SaveOptions, check_listed, load_tensors, load_weights, read_metadata, save_model, save_tensors_with,
-    without_bom, write_json,
+    ADAPTER_WEIGHTS as WEIGHTS, BASE_SHA256, ModelFiles, SaveOptions, check_listed, load_tensors, load_weights,
+    read_metadata, save_model, save_tensors_with, without_bom, write_json,
 };
 use crate::weights::{
     AdaptedWeights, Adapter, AdapterFiles, AdapterFilesMut, HeldWeights, LoraConfig, TargetModules, Weights,
@@ -21,10 +21,6 @@ pub const ADAPTER_CONFIG: &str = "adapter_config.json";
 pub fn is_adapter(dir: &Path) -> bool {
     dir.join(ADAPTER_CONFIG).exists() && !dir.join("config.json").exists()
 }
-const WEIGHTS: &str = "adapter_model.safetensors";
-/// The metadata entry of `adapter_model.safetensors` with the hash of the base model that the adapter was trained on.
-/// It is in the metadata because PEFT refuses unknown fields in `adapter_config.json`, but ignores unknown metadata.
-const BASE_SHA256: &str = "base_model_sha256";
 
 /// The base model that an adapter belongs to.
 #[derive(Clone, Copy, Debug)]
@@ -210,6 +206,11 @@ pub fn read_adapter(dir: &Path, adapter: &mut Adapter) -> Result<()> {
 /// Writes an adapter, with its score head if it has one, as a directory that PEFT and this crate can load. `base` is
 /// the model that the adapter belongs to.
 pub fn save_adapter<'a>(dir: &Path, adapter: &Adapter, base: impl Into<BaseModel<'a>>) -> Result<()> {
+    save_adapter_in(dir, adapter, base, FileDType::F32)
+}
+
+/// [`save_adapter`] in another dtype than f32, which keeps every bit.
+fn save_adapter_in<'a>(dir: &Path, adapter: &Adapter, base: impl Into<BaseModel<'a>>, dtype: FileDType) -> Result<()> {
     let (lora, base) = (&adapter.lora, base.into());
     disk::create_dir_all(dir).map_err(|e| Error::io(dir, e))?;
     let (task_type, modules_to_save) = match adapter.config.head {
@@ -235,7 +236,7 @@ pub fn save_adapter<'a>(dir: &Path, adapter: &Adapter, base: impl Into<BaseModel
         "alpha_pattern": {},
     });
     let metadata: Vec<_> = base.sha256.iter().map(|sha256| (BASE_SHA256, *sha256)).collect();
-    save_tensors_with(&dir.join(WEIGHTS), &AdapterFiles(&adapter.params), FileDType::F32, &metadata)?;
+    save_tensors_with(&dir.join(WEIGHTS), &AdapterFiles(&adapter.params), dtype, &metadata)?;
     write_json(&dir.join(ADAPTER_CONFIG), &config)
 }
 
@@ -244,12 +245,25 @@ impl HeldWeights {
     /// adapter alone, as PEFT does. The tokenizer files are `copied` from the model's directory. Weights are saved in
     /// the dtype that the model computes in, which keeps every bit.
     pub fn save(&self, dir: &Path, base: BaseModel<'_>, copied: &ModelFiles) -> Result<()> {
+        self.save_in(self.exact_dtype(), dir, base, copied)
+    }
+
+    /// The smallest dtype that keeps every bit of what [`save`](Self::save) writes.
+    pub fn exact_dtype(&self) -> FileDType {
+        match self.adapter {
+            Some(_) => FileDType::F32,
+            None => SaveOptions::exact(&self.base.config).dtype,
+        }
+    }
+
+    /// [`save`](Self::save) in another dtype, to which weights are rounded.
+    pub fn save_in(&self, dtype: FileDType, dir: &Path, base: BaseModel<'_>, copied: &ModelFiles) -> Result<()> {
         if let Some(adapter) = &self.adapter {
-            save_adapter(dir, adapter, base)?;
+            save_adapter_in(dir, adapter, base, dtype)?;
             return copied.write_tokenizer(dir);
         }
-        let config = &self.base.config;
-        save_model(dir, config, &*self.base, Some(copied), SaveOptions::exact(config))
+        let options = SaveOptions { dtype, ..SaveOptions::default() };
+        save_model(dir, &self.base.config, &*self.base, Some(copied), options)
     }
 }
 

@@ -1,7 +1,8 @@
 //! `model`: a reward that is the score of a reward model, `reward_funcs = ["model:DIR"]`.
 //!
-//! The reward model has its own tokenizer and chat template. It gets the prompt and the completion as text, encoded
-//! like the chosen and rejected responses of its training, with the end token. The caller loads the model's files.
+//! The reward model has its own tokenizer and chat template. It gets the prompt and the completion as text: of a
+//! conversation, as the chosen and rejected responses of its training; of a text prompt, as TRL, the text alone, or
+//! with the tokenizer's special tokens and the end token, as in its training. The caller loads the model's files.
 
 use kernels::Context;
 use model::chat::{ChatTemplate, Content, PromptEncoder};
@@ -29,6 +30,8 @@ pub struct RewardModel {
     pub template: Option<Arc<ChatTemplate>>,
     /// The arguments of the chat template (`chat_template_kwargs`).
     pub kwargs: Map<String, Value>,
+    /// Whether a text prompt with its answer gets special tokens and the end token (`reward_model_end_token`).
+    pub end_token: bool,
     /// Computes the scores of token sequences.
     pub scorer: Scorer,
 }
@@ -42,7 +45,11 @@ impl RewardModel {
             kwargs: &self.kwargs,
             tools: None,
         };
-        let mut ids = encoder.encode_answered(prompt, completion)?;
+        let is_plain = matches!(prompt, Content::Text(_)) && !self.end_token;
+        let mut ids = match is_plain {
+            true => self.tokenizer.encode_rendered(&(prompt.text().into_owned() + &completion.text()))?,
+            false => encoder.encode_answered(prompt, completion)?,
+        };
         strip_padding(&mut ids, padding_token(&self.tokenizer, &self.weights.config));
         let most = self.weights.config.max_position_embeddings;
         if ids.is_empty() || ids.len() > most {
@@ -51,7 +58,10 @@ impl RewardModel {
                 ids.len()
             )));
         }
-        let alone = encoder.encode(prompt)?;
+        let alone = match is_plain {
+            true => self.tokenizer.encode_rendered(&prompt.text())?,
+            false => encoder.encode(prompt)?,
+        };
         let shared = ids.iter().zip(&alone).take_while(|(a, b)| a == b).count().clamp(1, ids.len());
         let rest = ids.split_off(shared);
         Ok((ids, rest))
@@ -122,6 +132,7 @@ mod tests {
             tokenizer: Arc::new(Tokenizer::characters("abcdefghijklmnopqrstuvwxyz ".chars(), &special).unwrap()),
             template: None,
             kwargs: Map::new(),
+            end_token: true,
             scorer: Scorer::new(ctx.memory(), 100, true),
             ctx,
         }
@@ -154,6 +165,11 @@ mod tests {
         assert!(at_the_end.iter().zip(&at_the_text).all(|(end, text)| end.is_some() && end != text));
         let other = CONFIG.replace("\"pad_token_id\": 0", "\"pad_token_id\": 1");
         assert_eq!(of(&other, Some("<pad>")), at_the_end, "whatever config.json says: 1 is the end token here");
+        // A text alone, as TRL reads it, ends with its last token.
+        let alone =
+            |pad| scores(&mut RewardModel { end_token: false, ..reward_model(&silent, pad) }, ["cd", "ce"]).values;
+        assert_eq!(alone(Some("<e>")), at_the_text);
+        assert!(alone(Some("<pad>")).iter().zip(&at_the_end).all(|(text, end)| text.is_some() && text != end));
     }
 
     #[test]

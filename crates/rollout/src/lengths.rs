@@ -7,7 +7,8 @@ use kernels::mean::{mean, share};
 /// by themselves, and the share of truncated ones. Those of nothing are missing. (Where none ended by itself, TRL gives
 /// 0 as the terminated lengths.)
 pub fn length_metrics<'a>(completions: impl Iterator<Item = &'a Completion> + Clone) -> Vec<(String, f64)> {
-    let length = |c: &Completion| c.ids.len() as f64;
+    // As in TRL, without the tokens that an environment wrote.
+    let length = |c: &Completion| c.sampled_tokens() as f64;
     let lengths: Vec<f64> = completions.clone().map(length).collect();
     let terminated: Vec<f64> = completions.filter(|c| c.finish_reason == FinishReason::Stop).map(length).collect();
     let mut metrics = Vec::new();
@@ -48,6 +49,9 @@ mod tests {
         assert_eq!(values(&all), [5.0, 2.0, 9.0, 3.0, 2.0, 4.0, 1.0 - 2.0 / 3.0]);
         assert_eq!(values(&all[2..]), [9.0, 9.0, 9.0, 1.0], "none ended by itself");
         assert_eq!(values(&[completion(0, stop)]), [0.0; 7], "a length of 0 is measured");
+        let mut played = completion(5, stop);
+        played.mask[1..4].fill(false);
+        assert_eq!(values(&[played]), [2.0, 2.0, 2.0, 2.0, 2.0, 2.0, 0.0], "three are of an environment");
     }
 
     #[test]

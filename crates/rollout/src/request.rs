@@ -229,6 +229,11 @@ impl Completion {
         self.columns.sampler_logps().unwrap_or_default()
     }
 
+    /// The number of tokens that the model sampled.
+    pub fn sampled_tokens(&self) -> usize {
+        self.mask.iter().filter(|&&sampled| sampled).count()
+    }
+
     /// Whether the completion is unfinished, and can be continued.
     pub fn is_unfinished(&self) -> bool {
         self.finish_reason == FinishReason::Unfinished

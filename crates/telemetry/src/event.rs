@@ -30,6 +30,12 @@ pub enum EventKind {
         #[serde(with = "numbers")]
         values: Vec<(String, f64)>,
     },
+    /// Values of one optimizer step alone, whether or not the step is logged: those by which a run is judged.
+    StepValues {
+        step: u64,
+        #[serde(with = "numbers")]
+        values: Vec<(String, f64)>,
+    },
     /// The table of the completions that a step trains on.
     Completions {
         rows: CompletionRows,
@@ -101,10 +107,18 @@ pub struct Finding {
     pub steps: (u64, u64),
 }
 
+impl Finding {
+    /// The finding and its steps, without the measurements.
+    pub fn headline(&self) -> String {
+        let Finding { id, steps: (first, last), .. } = self;
+        format!("finding {id}, steps {first} to {last}")
+    }
+}
+
 impl std::fmt::Display for Finding {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let Finding { id, says, evidence, remedy, steps: (first, last) } = self;
-        write!(f, "finding {id}, steps {first} to {last}: {says} {evidence}\n  what helps: {remedy}")
+        let Finding { says, evidence, remedy, .. } = self;
+        write!(f, "{}: {says} {evidence}\n  what helps: {remedy}", self.headline())
     }
 }
 
@@ -133,16 +147,28 @@ pub struct Alarm {
     pub quiet: bool,
 }
 
+impl Alarm {
+    /// The alarm, its subject and its steps, without the measurements.
+    pub fn headline(&self) -> String {
+        let Alarm { id, subject, since, until, quiet, .. } = self;
+        let of = if subject.is_empty() { String::new() } else { format!(" ({subject})") };
+        match until {
+            Some(until) => format!("alarm {id}{of} is over: it held from step {since} to step {until}"),
+            None => format!("{} {id}{of} since step {since}", if *quiet { "note:" } else { "alarm" }),
+        }
+    }
+}
+
 impl std::fmt::Display for Alarm {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let Alarm { id, subject, since, until, evidence, examples, remedy, quiet } = self;
-        let of = if subject.is_empty() { String::new() } else { format!(" ({subject})") };
-        if *quiet && until.is_none() {
-            return write!(f, "note: {id}{of} since step {since}: {evidence}");
+        let Alarm { until, evidence, examples, remedy, quiet, .. } = self;
+        let headline = self.headline();
+        if until.is_some() {
+            return f.write_str(&headline);
         }
-        match until {
-            Some(until) => return write!(f, "alarm {id}{of} is over: it held from step {since} to step {until}"),
-            None => write!(f, "alarm {id}{of} since step {since}: {evidence}")?,
+        write!(f, "{headline}: {evidence}")?;
+        if *quiet {
+            return Ok(());
         }
         examples.iter().try_for_each(|example| write!(f, "\n  | {example}"))?;
         write!(f, "\n  what helps: {remedy}")
@@ -341,6 +367,7 @@ mod tests {
         };
         let kinds = [
             EventKind::Metrics { step: 7, values: vec![("z".into(), 0.1 + 0.2), ("a".into(), -0.0)] },
+            EventKind::StepValues { step: 7, values: vec![("reward".into(), 0.1 + 0.2)] },
             EventKind::Completions { rows, shown: 1 },
             EventKind::Distributions { step: 7, values: vec![("reward".into(), vec![0.1 + 0.2, -0.0])] },
             EventKind::Rollout { record: vec![0, 255, 7, 1] },

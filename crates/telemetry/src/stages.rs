@@ -14,7 +14,7 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use std::thread::ThreadId;
 use std::time::Instant;
 
-use crate::{Align, EventKind, Sinks, Table};
+use crate::{Align, EventKind, Record, Sinks, Table};
 use serde::{Deserialize, Serialize};
 
 /// The timers of a training run. A clone is another handle to the same timers.
@@ -374,6 +374,28 @@ impl Summary {
         table.row(["(not measured)".to_owned(), format!("{rest:.2}"), share(rest), "-".to_owned(), "-".to_owned()]);
         table.row(["run".to_owned(), format!("{:.2}", self.wall_s), share(self.wall_s)]);
         table
+    }
+
+    /// What [`table`](Self::table) shows, as fields of a log line: `wall_s`, `unmeasured_s` and `stages`, each with its
+    /// path, seconds, operations and bytes.
+    pub fn fields(&self) -> Record {
+        let stage = |stage: &StageTotal| {
+            let StageTotal { path, seconds, flops, bytes, .. } = stage;
+            let mut row = serde_json::json!({ "path": path, "seconds": seconds, "flops": flops, "bytes": bytes });
+            if stage.device.is_any() {
+                let DeviceWork { launches, copies_in, copies_out, waits, seconds } = stage.device;
+                row["device"] = serde_json::json!({
+                    "seconds": seconds, "launches": launches, "copies_in": copies_in, "copies_out": copies_out,
+                    "waits": waits,
+                });
+            }
+            row
+        };
+        let mut stages = Vec::new();
+        self.visit("", &mut |one, _| stages.push(stage(one)));
+        let mut fields = Record::new();
+        fields.set("wall_s", self.wall_s).set("unmeasured_s", self.unmeasured_s()).set("stages", stages);
+        fields
     }
 
     /// Calls `see` with the stages below `parent`, each before the stages nested in it.

@@ -79,6 +79,15 @@ impl Table {
         out
     }
 
+    /// The rows as JSON objects of text, by the names of the columns.
+    pub fn to_json(&self) -> Value {
+        let row = |row: &Vec<String>| {
+            let cells = self.headers.iter().zip(row).map(|(name, cell)| (name.clone(), cell.as_str().into()));
+            Value::Object(cells.collect())
+        };
+        self.rows.iter().map(row).collect()
+    }
+
     /// The widths of the columns: the widest line of each, except that the widest text columns are narrowed until a row
     /// fits into `width`.
     fn widths(&self, width: usize) -> Vec<usize> {
@@ -160,6 +169,24 @@ pub fn completions(rows: &crate::CompletionRows, max_rows: usize, width: usize) 
         table.row(cells);
     }
     format!("Step {}\n{}", rows.step, table.render(width))
+}
+
+/// The same rows as JSON: for each completion its prompt, text, advantage, and each reward's score by name; `null` if
+/// there is none.
+pub fn completions_json(rows: &crate::CompletionRows, max_rows: usize) -> Value {
+    let row = |i: usize| {
+        let scores = rows.rewards.iter().map(|(name, scores)| (name.clone(), scores[i].into()));
+        let extra = rows.extra.iter().map(|(name, values)| (name.clone(), values[i].clone()));
+        let mut row = serde_json::json!({
+            "prompt": rows.prompts[i], "completion": rows.completions[i], "advantage": rows.advantages[i],
+            "rewards": scores.collect::<serde_json::Map<_, _>>(),
+        });
+        if !rows.extra.is_empty() {
+            row["extra"] = extra.collect::<serde_json::Map<_, _>>().into();
+        }
+        row
+    };
+    (0..rows.prompts.len().min(max_rows)).map(row).collect()
 }
 
 /// Text as it is, chat messages with their roles, and anything else as JSON.

@@ -14,7 +14,7 @@ use model::{ModelConfig, Weights};
 use serde_json::json;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use telemetry::{Console, Sinks};
+use telemetry::{Console, Record, Sinks};
 
 /// Optimizer steps of supervised fine-tuning.
 pub const SFT_STEPS: u64 = 800;
@@ -174,12 +174,16 @@ impl Examined {
         [&self.sampled, &self.greedy].map(|o| o.metric("reward").unwrap_or(f64::NAN))
     }
 
-    /// Both accuracies as a line of text.
-    pub fn line(&self, when: &str, phase: &str) -> String {
-        let [sampled, greedy] = self.accuracy().map(|share| 100.0 * share);
-        format!(
+    /// Prints both accuracies.
+    pub fn report(&self, console: &Console, when: &str, phase: &str) {
+        let accuracy = self.accuracy();
+        let [sampled, greedy] = accuracy.map(|share| 100.0 * share);
+        let text = format!(
             "held-out accuracy {when} {phase}: {sampled:.1} % sampled at T = 1, {greedy:.1} % greedy ({} problems)",
             self.prompts.len()
-        )
+        );
+        let mut fields = Record::new();
+        fields.set("sampled", accuracy[0]).set("greedy", accuracy[1]).set("problems", self.prompts.len());
+        console.table(&text, &format!("held-out accuracy {when} {phase}"), &fields);
     }
 }

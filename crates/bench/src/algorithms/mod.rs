@@ -22,7 +22,7 @@ use outcome::{Outcome, curve, mean_std};
 use serde_json::{Value, json};
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
-use telemetry::{Align, Console, Table};
+use telemetry::{Align, Console, Record, Table};
 
 /// Number of evaluations during a training run.
 const EVALUATIONS: u64 = 12;
@@ -107,7 +107,10 @@ pub fn run(args: &AlgorithmsOptions) -> anyhow::Result<Value> {
         write_atomically(&args.out.join(name), text.as_bytes())?;
     }
     if !args.json {
-        console.print(&table(&rows, args.seeds.len()).0.render(console.width()));
+        let table = table(&rows, args.seeds.len()).0;
+        let mut fields = Record::new();
+        fields.set("rows", table.to_json());
+        console.table(&table.render(console.width()), "results of the algorithms", &fields);
         console.print(&format!("results.json, table.md, curves.csv and curves.svg are in {}", args.out.display()));
     }
     Ok(json)

@@ -36,7 +36,7 @@ fn usage() {
     assert!(said.out.starts_with("Reinforcement-learning post-training for language models"), "{}", said.out);
     refused(dir.path(), &["config", "explain", "num_generatons"], &["did you mean `num_generations`?"]);
     refused(dir.path(), &["config", "from-trl", "none.py"], &["none.py"]);
-    misused(dir.path(), &["demo", "--steps", "0"], &["'0'", "--steps"]);
+    misused(dir.path(), &["demo", "--steps", "x"], &["'x'", "--steps"]);
     let scored = ["score-rewards", "--input", "c.jsonl", "--reward", "unique_chars", "--out", "none/x.jsonl"];
     write(dir.path(), "c.jsonl", "{\"completion\": \"a\"}\n");
     refused(dir.path(), &["score-rewards", "--input", ".", "--reward", "unique_chars"], &["--input .", "directory"]);
@@ -191,8 +191,9 @@ fn models() {
 fn output_directories() {
     let dir = good();
     std::fs::create_dir(dir.path().join("run")).unwrap();
-    write(&dir.path().join("run"), "thesis.txt", "mine");
-    train(dir.path(), &[], &["run", "exists"]);
+    // A name that the run gives to a file of its own; other files may be there.
+    write(&dir.path().join("run"), "metrics.jsonl", "mine");
+    train(dir.path(), &[], &["run", "metrics.jsonl", "--out"]);
     write(dir.path(), "file", "");
     train(dir.path(), &["--set", "output_dir=file"], &["file"]);
     train(dir.path(), &["--set", "output_dir=new", "--resume", "run"], &["run", "not a run"]);

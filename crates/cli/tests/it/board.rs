@@ -25,7 +25,7 @@ fn a_finished_run_gets_the_events_that_it_would_have_written() {
     fs::create_dir(root.join("made")).unwrap();
     fs::rename(root.join("tb/with"), root.join("made/tensorboard")).unwrap();
     assert_eq!(scalars("with"), scalars("made"));
-    assert!(scalars("made").iter().any(|(_, tag, _)| tag == "reward_p90"));
+    assert!(scalars("made").iter().any(|(_, tag, _)| tag == "train/reward_p90"));
     // Histograms of six generations, and tables of the steps that log completions.
     assert_eq!(texts("with"), texts("made"));
 

@@ -72,7 +72,7 @@ fn every_command_ends_as_it_would_on_a_good_console() {
         ("config show", vec!["config", "show"], Result(1), 0),
         ("config explain", vec!["config", "explain", "beta"], Result(1), 0),
         ("config schema", vec!["config", "schema"], Result(1), 0),
-        ("plan", plan, Result(1), 0),
+        ("plan", plan, Result(2), 0),
         ("generate", vec!["generate", "--model", "model", "--prompt", "a", "--max-new-tokens", "4"], Result(1), 0),
         ("generate --json", vec!["generate", "--model", "model", "--prompt", "a", "--json", "--n", "2"], Result(1), 0),
         ("score", vec!["score", "--model", "model", "--input", "ids.jsonl"], Result(1), 0),

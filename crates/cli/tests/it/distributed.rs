@@ -24,9 +24,26 @@ fn same(set: &[&str], workers: &[&str]) {
         same_but_workers(&root.join("one"), &root.join(&out));
         let status = status::read(&root.join(&out)).unwrap();
         assert!(!status.learner_alive && status.workers.iter().all(|worker| worker.alive.is_none()), "{status:?}");
+        ended_well(root, &out, &status);
         let done: u64 = status.workers.iter().filter_map(|worker| worker.status.as_ref()).map(|s| s.done).sum();
         assert!(done >= 12, "two groups for each batch, of which there are six at least: {done}");
         assert_eq!(of_lines_of(&root.join(&out), "async/weight_sync_bytes_copied").iter().sum::<f64>(), 0.0);
+    }
+}
+
+/// What a run that has ended says: its last checkpoint is its last batch, and nothing is left to do or to keep.
+fn ended_well(root: &Path, out: &str, status: &status::Status) {
+    let learner = status.learner.as_ref().unwrap();
+    assert!(learner.ended, "{learner:?}");
+    assert_eq!(learner.checkpoints.last, Some(learner.step), "{out}: {learner:?}");
+    // A batch is kept whose steps are not all done.
+    let open = if learner.step < learner.batches { vec![learner.step] } else { Vec::new() };
+    assert_eq!(status.synced, open, "{out}");
+    if learner.step == learner.batches {
+        let said = lockstep(root, &["status", out]).out;
+        let expected = format!("ended  checkpoint {}", learner.batches);
+        assert!(said.lines().next().is_some_and(|line| line.ends_with(&expected)), "{said}");
+        assert_eq!(lockstep(root, &["queue", out, "ls"]).out, "no jobs\n", "{out}");
     }
 }
 

@@ -23,6 +23,96 @@ fn adapter(root: &Path, run: &str) -> [Vec<u8>; 2] {
     [of("adapter_model.safetensors"), of("adapter_config.json")]
 }
 
+/// What a run logged of the policy's distance from its reference.
+fn from_reference(run: &Path) -> Vec<f64> {
+    ["kl", "objective/kl", "rewards/margins"].iter().flat_map(|name| of_lines(run, name)).collect()
+}
+
+/// `ref_adapter` and `ref_model` under every method that has a reference: which runs have the same weights, and whether
+/// the policy begins as its reference.
+#[test]
+fn the_reference_of_a_continued_adapter_is_that_adapter_or_what_is_asked_for() {
+    let dir = directory();
+    let root = dir.path();
+    good(root, &arguments("sft", "first", &LORA));
+    good(root, &arguments("sft", "second", &[&LORA[..], &["seed=7"]].concat()));
+    let initial: [&[&str]; 3] = [&[], &["ref_adapter=initial"], &["ref_model=first/model"]];
+    let base: [&[&str]; 3] = [&["ref_adapter=none"], &["ref_model=model"], &["ref_adapter=initial", "ref_model=model"]];
+    let other: [&[&str]; 2] = [&["ref_model=second/model"], &["ref_adapter=none", "ref_model=second/model"]];
+    let methods: [(&str, &[&str]); 5] = [
+        ("train", &["beta=0.3"]),
+        ("train", &["algorithm=rloo", "beta=0.3"]),
+        ("train", &["algorithm=ppo", "kl_coef=0.3", "kl_estimator=k3"]),
+        ("train", &["beta=0.3", "num_iterations=2", "max_staleness=1"]),
+        ("dpo", &["dataset_name=p.jsonl", "eval_dataset_name=q.jsonl", "beta=1"]),
+    ];
+    for (i, (purpose, set)) in methods.into_iter().enumerate() {
+        let mut firsts = Vec::new();
+        for (kind, ways) in [(0, &initial[..]), (1, &base[..]), (2, &other[..])] {
+            for (j, way) in ways.iter().enumerate() {
+                let out = format!("run-{i}-{kind}-{j}");
+                let few = ["max_steps=4", "logging_steps=1", "learning_rate=0.02", "eval_strategy=no"];
+                good(root, &with_adapter(purpose, "first/model", &out, &[set, &few, way].concat()));
+                let begins = from_reference(&root.join(&out))[0];
+                assert_eq!(begins == 0.0, kind == 0, "{purpose} {set:?} {way:?}: {begins}");
+                match j {
+                    0 => firsts.push(adapter(root, &out)),
+                    _ => assert!(adapter(root, &out) == firsts[kind], "{purpose} {set:?} {way:?}"),
+                }
+            }
+        }
+        assert!(firsts[0] != firsts[1] && firsts[1] != firsts[2] && firsts[0] != firsts[2], "{purpose} {set:?}");
+    }
+}
+
+/// A run of an older version has no `ref_adapter` in its configuration: its reference was the model without an adapter.
+#[test]
+fn an_older_run_keeps_its_reference_on_resume_and_the_adapter_is_the_one_it_was() {
+    let dir = directory();
+    let root = dir.path();
+    good(root, &arguments("sft", "first", &LORA));
+    good(root, &arguments("sft", "second", &[&LORA[..], &["seed=7"]].concat()));
+    for (i, (purpose, set)) in [("train", &["beta=0.3"][..]), ("dpo", &PAIRS[..])].into_iter().enumerate() {
+        let [new, none, older] = ["new", "none", "older"].map(|name| format!("{name}-{i}"));
+        let few = ["save_steps=1", "save_total_limit=9", "max_steps=4", "logging_steps=1", "learning_rate=0.02"];
+        let run = |out: &str, more: &[&str]| {
+            good(root, &with_adapter(purpose, "first/model", out, &[set, &few, more].concat()));
+        };
+        run(&new, &[]);
+        run(&none, &["ref_adapter=none"]);
+        assert!(adapter(root, &new) != adapter(root, &none), "{purpose}");
+        let cut = |from: &str| {
+            let copied =
+                std::process::Command::new("cp").args(["-r", from, &older]).current_dir(root).status().unwrap();
+            assert!(copied.success());
+            for step in [2, 3, 4] {
+                let _ = fs::remove_dir_all(root.join(&older).join(format!("checkpoints/step-{step:06}")));
+            }
+            fs::remove_dir_all(root.join(&older).join("model")).unwrap();
+        };
+        cut(&none);
+        let path = root.join(&older).join("config.toml");
+        let text = fs::read_to_string(&path).unwrap();
+        let lines = text.lines().filter(|line| !line.starts_with("ref_adapter"));
+        let without: String = lines.map(|line| format!("{line}\n")).collect();
+        assert_ne!(text, without, "new runs say it");
+        fs::write(&path, without).unwrap();
+        let said = good(root, &[purpose, "--resume", &older]);
+        assert!(!said.err.contains("ref_adapter"), "{}", said.err);
+        assert!(adapter(root, &older) == adapter(root, &none), "{purpose}");
+        // A new run keeps the reference with which it began, and its adapter must be what it was.
+        fs::remove_dir_all(root.join(&older)).unwrap();
+        cut(&new);
+        fs::rename(root.join("first/model"), root.join("first/kept")).unwrap();
+        fs::rename(root.join("second/model"), root.join("first/model")).unwrap();
+        refused(root, &[purpose, "--resume", &older], &["adapter_model.safetensors", "reference model"]);
+        fs::rename(root.join("first/model"), root.join("second/model")).unwrap();
+        fs::rename(root.join("first/kept"), root.join("first/model")).unwrap();
+        good(root, &[purpose, "--resume", &older]);
+        assert!(adapter(root, &older) == adapter(root, &new), "{purpose}");
+    }
+}
+
 #[test]
 fn every_command_continues_with_an_adapter() {
     let dir = directory();
@@ -42,9 +132,8 @@ fn every_command_continues_with_an_adapter() {
         {
             assert!(told.contains(line), "{line}: {told}");
         }
-        // The reference is the model below, which the adapter has left.
-        let left = ["kl", "objective/kl", "rewards/margins"].map(|name| of_lines(&root.join(&still), name));
-        assert_eq!(left.iter().flatten().any(|&x| x != 0.0), purpose != "sft", "{purpose} {left:?}");
+        // The reference is the adapter as it was at the start.
+        assert!(from_reference(&root.join(&still)).iter().all(|&x| x == 0.0), "{purpose}");
         assert!(of_lines(&root.join(&still), "sampling/logp_mismatch_tokens").iter().all(|&n| n == 0.0), "{purpose}");
 
         // It moves, and is resumed exactly.

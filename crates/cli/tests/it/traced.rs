@@ -7,7 +7,9 @@ use std::fs;
 
 /// The spans of the main thread in one step, in their order. A step begins with the log and the callbacks of the step
 /// before it.
-const STAGES: [&str; 14] = [
+const STAGES: [&str; 16] = [
+    "log",
+    "callbacks",
     "log",
     "callbacks",
     "rollout",

@@ -1,7 +1,7 @@
 //! Writes a report as one HTML file, without scripts and without references to other files or sites.
 
 use super::time::Time;
-use super::{Curve, Report, curve_names, number};
+use super::{Curve, Report, curve_names, differences, number};
 use std::fmt::Write as _;
 
 const STYLE: &str = "\
@@ -40,12 +40,19 @@ pub fn html(reports: &[Report]) -> String {
             escape(&report.name),
             escape(&report.verdict.says)
         );
-        out += "<dl>";
-        for (name, value) in &report.facts {
-            let _ = write!(out, "<dt>{name}</dt><dd>{}</dd>", escape(value));
+        if reports.len() == 1 {
+            out += "<dl>";
+            for (name, value) in &report.facts {
+                let _ = write!(out, "<dt>{name}</dt><dd>{}</dd>", escape(value));
+            }
+            out += "</dl>\n";
         }
-        out += "</dl>\n";
         list(&mut out, report.alarms.iter().map(|alarm| format!("<b>alarm</b> {}", escape(alarm))));
+    }
+    if reports.len() > 1 {
+        let rows = differences(reports);
+        let shown = if rows.len() > 1 { table(&rows) } else { "<p>No key of their configurations.</p>\n".to_owned() };
+        let _ = write!(out, "<h2>What differs</h2>\n{shown}");
     }
     out += "<h2>Curves</h2>\n<div class=\"curves\">\n";
     out.extend(curve_names(reports).into_iter().map(|name| figure(name, reports)));
@@ -106,10 +113,16 @@ fn figure(name: &str, reports: &[Report]) -> String {
     let (wide, tall) = ((last - first).max(1) as f64, if high > low { high - low } else { 1.0 });
     let mut lines = String::new();
     for (place, curve) in &curves {
-        let point = |&(x, y): &(u64, f64)| {
-            format!("{:.1},{:.1}", (x - first) as f64 / wide * 300.0, 98.0 - (y - low) / tall * 96.0)
+        let place_of = |&(x, y): &(u64, f64)| ((x - first) as f64 / wide * 300.0, 98.0 - (y - low) / tall * 96.0);
+        let places: Vec<(f64, f64)> = match &curve.points[..] {
+            // One point alone is a short line: else nothing of it could be seen.
+            [one] => {
+                let (x, y) = place_of(one);
+                vec![((x - 3.0).max(0.0), y), ((x + 3.0).min(300.0), y)]
+            }
+            points => points.iter().map(place_of).collect(),
         };
-        let points: Vec<String> = curve.points.iter().map(point).collect();
+        let points: Vec<String> = places.iter().map(|(x, y)| format!("{x:.1},{y:.1}")).collect();
         let _ = write!(lines, "<polyline class=\"r{}\" points=\"{}\"/>", place % 2, points.join(" "));
     }
     let said: Vec<String> = curves

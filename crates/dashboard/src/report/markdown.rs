@@ -1,7 +1,7 @@
 //! Writes a report as Markdown, which is also readable in a terminal.
 
 use super::time::Time;
-use super::{Report, curve_names, number};
+use super::{Report, curve_names, differences, number};
 use std::fmt::Write as _;
 
 /// The Markdown report of one or more training runs.
@@ -9,13 +9,20 @@ pub fn markdown(reports: &[Report]) -> String {
     let mut out = String::new();
     for report in reports {
         let _ = writeln!(out, "# {}\n\n{}\n", report.name, report.verdict.says);
-        for (name, value) in &report.facts {
+        // Of two runs that are compared, what differs stands below them.
+        for (name, value) in report.facts.iter().filter(|_| reports.len() == 1) {
             let _ = writeln!(out, "- {name}: {}", line(value));
         }
         for alarm in &report.alarms {
             let _ = writeln!(out, "- **alarm** {}", line(alarm));
         }
         out += "\n";
+    }
+    if reports.len() > 1 {
+        let rows: Vec<Vec<String>> =
+            differences(reports).iter().map(|row| row.iter().map(|x| line(x)).collect()).collect();
+        let shown = if rows.len() > 1 { table(&rows) } else { "No key of their configurations.\n".to_owned() };
+        let _ = writeln!(out, "## What differs\n\n{shown}");
     }
     out += &curves(reports);
     out += &time(reports);

@@ -15,6 +15,7 @@ use crate::run::RunFiles;
 use crate::verdict::Verdict;
 use lockstep::ProfileRecord;
 use serde_json::Value;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 use telemetry::table::short_number;
 
@@ -46,6 +47,8 @@ pub struct Report {
     pub verdict: Verdict,
     /// Facts about the run (model, data, …): name and value.
     pub facts: Vec<(&'static str, String)>,
+    /// The keys of the run's configuration with their values as text, but its directory.
+    pub keys: BTreeMap<String, String>,
     /// Metrics over the optimizer steps.
     pub curves: Vec<Curve>,
     /// Where the time went; `None` for runs of older versions, which do not record it.
@@ -101,7 +104,9 @@ impl Report {
         let alarms = run.alarms().iter().filter_map(alarm).collect();
         let samples = samples(&mut run);
         let (verdict, facts) = (run.verdict(), facts(&run));
-        Ok(Report { name, verdict, facts, curves, profile: ProfileRecord::read(root), alarms, samples })
+        let keys = run.config().into_iter().filter(|(key, _)| key != "output_dir");
+        let keys = keys.map(|(key, value)| (key, text(&value))).collect();
+        Ok(Report { name, verdict, facts, keys, curves, profile: ProfileRecord::read(root), alarms, samples })
     }
 }
 
@@ -110,16 +115,45 @@ fn curve(run: &RunFiles, name: &'static str) -> Option<Curve> {
     let width = values.len().div_ceil(POINTS).max(1);
     let mean = |part: &[(u64, f64)]| (part[0].0, part.iter().map(|(_, x)| x).sum::<f64>() / part.len() as f64);
     let points: Vec<_> = values.chunks(width).map(mean).collect();
-    (points.len() > 1).then_some(Curve { name, points })
+    (!points.is_empty()).then_some(Curve { name, points })
+}
+
+/// A configuration's value as text.
+fn text(value: &Value) -> String {
+    match value {
+        Value::String(text) => text.clone(),
+        Value::Null => String::new(),
+        // As a configuration has it.
+        Value::Number(x) if x.is_f64() && x.as_f64().is_some_and(|x| x != 0.0 && x.abs() < 1e-3) => {
+            format!("{:e}", x.as_f64().unwrap_or_default())
+        }
+        other => other.to_string(),
+    }
+}
+
+/// The facts of a run that are no keys of its configuration.
+const OF_RUN: [&str; 4] = ["command", "state", "steps", "machine"];
+
+/// What two runs differ in: a row with the names of the runs, then one for each fact and each key of the configuration
+/// that is not the same in all of them.
+fn differences(reports: &[Report]) -> Vec<Vec<String>> {
+    let row = |name: &str, of: &dyn Fn(&Report) -> Option<String>| {
+        let values: Vec<Option<String>> = reports.iter().map(of).collect();
+        let differ = values.iter().any(|value| *value != values[0]);
+        let cells = values.into_iter().map(|value| value.unwrap_or_else(|| "–".to_owned()));
+        differ.then(|| std::iter::once(name.to_owned()).chain(cells).collect::<Vec<_>>())
+    };
+    let fact =
+        |report: &Report, name: &str| report.facts.iter().find(|(own, _)| *own == name).map(|(_, value)| value.clone());
+    let keys: BTreeSet<&String> = reports.iter().flat_map(|report| report.keys.keys()).collect();
+    let mut rows = vec![std::iter::once("key".to_owned()).chain(reports.iter().map(|r| r.name.clone())).collect()];
+    rows.extend(OF_RUN.iter().filter_map(|name| row(name, &|report| fact(report, name))));
+    rows.extend(keys.into_iter().filter_map(|key| row(key, &|report| report.keys.get(key).cloned())));
+    rows
 }
 
 fn facts(run: &RunFiles) -> Vec<(&'static str, String)> {
     let (config, record) = (run.config(), run.json("record.json"));
-    let text = |value: &Value| match value {
-        Value::String(text) => text.clone(),
-        Value::Null => String::new(),
-        other => other.to_string(),
-    };
     let of = |key: &str| config.get(key).map(text).unwrap_or_default();
     let (step, total) = run.progress();
     let steps = total.map_or_else(|| step.to_string(), |total| format!("{step} of {total}"));

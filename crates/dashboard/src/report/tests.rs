@@ -106,9 +106,64 @@ fn two_runs_stand_side_by_side_with_the_ratio() {
     assert!(text.contains("| reward | 0.013 | 0.500 | 0.025 | 1.00 |"), "{text}");
     assert!(text.contains("| rollout | 0.500 | 50.0 % | – | 8.00 | 0.200 | 28.6 % | – | 20.0 | 2.50 × |"), "{text}");
     assert!(text.contains("| a step | 1.00 | 100.0 % | – | – | 0.700 | 100.0 % | – | – | 1.43 × |"), "{text}");
+    assert!(text.contains("## What differs\n\nNo key of their configurations.\n"), "{text}");
     let page = html(&reports);
     assert_eq!((page.matches("<polyline").count(), page.matches("<figure>").count()), (2, 1));
     assert!(page.contains("<td>2.50 ×</td>"), "{page}");
+}
+
+/// Each row: the configurations of two runs, and the rows of the table of what differs, in words.
+#[test]
+fn two_runs_show_the_keys_that_differ_and_no_others() {
+    let rows: &[(&str, &str, &[&str])] = &[
+        ("seed = 1", "seed = 1", &[]),
+        ("seed = 1", "seed = 2", &["seed 1 2"]),
+        ("seed = 1\nbeta = 0.0", "seed = 1\nbeta = 0.1", &["beta 0.0 0.1"]),
+        ("seed = 1\nbeta = 0.0", "seed = 2\nbeta = 0.1", &["beta 0.0 0.1", "seed 1 2"]),
+        ("output_dir = \"a\"", "output_dir = \"b\"", &[]),
+        ("learning_rate = 1e-6", "learning_rate = 1e-5", &["learning_rate 1e-6 1e-5"]),
+        ("algorithm = \"grpo\"", "algorithm = \"ppo\"", &["algorithm grpo ppo"]),
+        ("use_peft = true", "use_peft = false", &["use_peft true false"]),
+        ("reward_weights = [1.0]", "reward_weights = [1.0, 2.0]", &["reward_weights [1.0] [1.0,2.0]"]),
+        ("reward_funcs = [\"math\"]", "reward_funcs = [\"math\"]", &[]),
+        ("seed = 1", "seed = 1\nvocab = 3", &["vocab – 3"]),
+        ("seed = 1\nold = \"x\"", "seed = 1", &["old x –"]),
+        ("", "seed = 1", &["seed – 1"]),
+        ("", "", &[]),
+        ("dataset_name = \"a b\"", "dataset_name = \"a  b\"", &["dataset_name a b a b"]),
+        ("model_name_or_path = \"<b>\"", "model_name_or_path = \"c\"", &["model_name_or_path <b> c"]),
+        ("max_steps = 4", "max_steps = 8", &["steps 1 of 4 1 of 8", "max_steps 4 8"]),
+        ("max_steps = -1", "max_steps = -1", &[]),
+        ("dtype = \"f32\"", "dtype = \"bf16\"", &["dtype f32 bf16"]),
+        (
+            "sampling_profiles = { a = { temperature = 1.0 } }",
+            "sampling_profiles = {}",
+            &["sampling_profiles {\"a\":{\"temperature\":1.0}} {}"],
+        ),
+    ];
+    for (one, other, expected) in rows {
+        let dir = tempfile::tempdir().unwrap();
+        let reports = [("a", one), ("b", other)].map(|(name, config)| {
+            let root = dir.path().join(name);
+            fs::create_dir(&root).unwrap();
+            fs::write(root.join("config.toml"), format!("{config}\n")).unwrap();
+            // One logged line.
+            fs::write(root.join("metrics.jsonl"), "{\"step\":1,\"reward\":0.5}\n").unwrap();
+            Report::read(&root).unwrap()
+        });
+        let found: Vec<String> = differences(&reports)[1..].iter().map(|row| row.join(" ")).collect();
+        let found: Vec<String> = found.iter().map(|row| unaligned(row)).collect();
+        assert_eq!(found, *expected, "{one:?} {other:?}");
+        let (text, page) = (unaligned(&markdown(&reports)), html(&reports));
+        assert_eq!(text.contains("No key of their configurations."), expected.is_empty(), "{text}");
+        assert_eq!(page.contains("No key of their configurations."), expected.is_empty(), "{page}");
+        // What one logged line has is shown.
+        assert!(text.contains("| reward | 0.500 | 0.500 | 0.500 | 0.500 |"), "{text}");
+        assert_eq!(page.matches("<polyline").count(), 2, "{page}");
+        // The keys of a run alone are facts.
+        let alone = markdown(&reports[..1]);
+        assert!(alone.contains("- state: stopped") && !alone.contains("What differs"), "{alone}");
+    }
 }
 
 #[test]

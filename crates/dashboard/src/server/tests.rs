@@ -315,7 +315,7 @@ fn each_answer_has_its_type_and_the_headers_of_a_browser() {
     }
     let runs = site.json("/api/runs");
     let silent = runs[0]["silent_s"].as_u64().unwrap();
-    let verdict = json!({ "state": "nothing", "says": "Too early to tell: 3 values of reward." });
+    let verdict = json!({ "state": "nothing", "says": "Too early to tell: 3 values of reward, and 4 are needed." });
     let expected = json!([{
         "id": "a", "state": "stopped", "step": 3, "total": 10, "silent_s": silent, "verdict": verdict, "alarms": 0,
     }]);

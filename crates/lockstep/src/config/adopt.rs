@@ -2,7 +2,9 @@
 //! modules that the adapter's own configuration says.
 
 use super::keys::{Config, KEYS};
+use super::methods::{Methods, Purpose};
 use super::resolved::{Origin, Resolved};
+use super::values::RefAdapter;
 use crate::bad_input;
 use crate::error::OrBadInput;
 use model::TargetModules;
@@ -12,7 +14,7 @@ use std::path::Path;
 
 /// If the model is an adapter's directory, sets the adapter keys (rank, alpha, target modules, …) from it. A key that
 /// was set to another value is refused.
-pub(super) fn adopt(resolved: &mut Resolved) -> anyhow::Result<()> {
+pub(super) fn adopt(resolved: &mut Resolved, purpose: Purpose) -> anyhow::Result<()> {
     let Some(dir) = resolved.config.model_name_or_path.clone().filter(|name| is_adapter(Path::new(name))) else {
         return Ok(());
     };
@@ -26,9 +28,17 @@ pub(super) fn adopt(resolved: &mut Resolved) -> anyhow::Result<()> {
         TargetModules::Regex(pattern) => vec![pattern],
         TargetModules::Names(names) => names,
     });
+    let method = Methods::of(purpose, own.algorithm);
+    let has_reference = KEYS.iter().any(|key| key.name == "ref_adapter" && key.row.read_by.contain(method));
+    if has_reference && !resolved.is_set("ref_adapter") {
+        own.ref_adapter = RefAdapter::Initial;
+    }
     // All keys of the adapter section except disable_dropout, which belongs to training and not to the adapter.
     for key in KEYS.iter().filter(|key| key.name == "use_peft" || matches!(key.row.needs, Some(("use_peft", _)))) {
         let name = key.name;
+        if name == "ref_adapter" && (resolved.is_set(name) || !has_reference) {
+            continue;
+        }
         let same = match name {
             "lora_target_modules" => listed(&own) == listed(&resolved.config),
             _ => key.value(&own) == key.value(&resolved.config),

@@ -134,7 +134,7 @@ impl Layers {
         super::paths::make_absolute(&mut resolved)?;
         // An evaluation uses an adapter as it is and trains nothing.
         if self.purpose != Purpose::Eval {
-            super::adopt::adopt(&mut resolved)?;
+            super::adopt::adopt(&mut resolved, self.purpose)?;
         }
         super::tasks::apply(&mut resolved);
         if resolved.config.replay.is_some() && !resolved.is_set("num_train_epochs") {

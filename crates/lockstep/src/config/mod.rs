@@ -17,6 +17,7 @@ pub(crate) mod profiles;
 mod resolved;
 mod resume;
 mod row;
+mod save_dtype;
 mod show;
 mod tasks;
 mod unsupported_keys;
@@ -37,10 +38,12 @@ pub(crate) use resume::changes_on_resume;
 pub(crate) use resume::settings_of_weights;
 pub(crate) use resume::undo;
 pub use row::OnResume;
+pub use save_dtype::SaveDType;
 pub use show::hyperparameters;
 pub use unsupported_keys::{UnsupportedKey, unsupported_key, unsupported_keys};
 pub use values::{
-    ComputeDType, EvalSampling, OptimizerName, RewardErrors, SftLoss, Strategy, Task, Trust, toml_on_one_line,
+    ComputeDType, EvalSampling, OptimizerName, RefAdapter, RewardErrors, SftLoss, Strategy, Task, Trust,
+    toml_on_one_line,
 };
 
 #[cfg(test)]

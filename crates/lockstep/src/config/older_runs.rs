@@ -1,7 +1,10 @@
-//! The configuration of a run that an older version wrote: it lacks newer keys. A key whose default changes prompts
-//! then has the value that older versions acted on, so that the run continues with the prompts it began with.
+//! The configuration of a run that an older version wrote: it lacks newer keys. A key whose default changes prompts,
+//! the reference model, rewards or results then has the value that older versions acted on, so that the run continues
+//! as it began.
 
-use super::resolved::Resolved;
+use super::resolved::{Origin, Resolved};
+use super::save_dtype::SaveDType;
+use super::values::RefAdapter;
 use std::path::Path;
 
 /// If `path` is the `config.toml` of a run, sets the keys that `table` lacks to the values of older versions.
@@ -10,5 +13,21 @@ pub(super) fn complete(resolved: &mut Resolved, table: &toml::Table, path: &Path
         && path.parent().is_some_and(|run| run.join("record.json").is_file());
     if is_of_run && !table.contains_key("template_columns") {
         resolved.config.template_columns = Vec::new();
+    }
+    if is_of_run && !table.contains_key("ref_adapter") {
+        // It is set, so that an adapter's directory does not set it.
+        resolved.config.ref_adapter = RefAdapter::None;
+        resolved.origins.insert("ref_adapter", Origin::File(path.to_owned()));
+    }
+    let rewards = table.get("reward_funcs").map(ToString::to_string).unwrap_or_default();
+    if is_of_run && !table.contains_key("reward_model_end_token") && rewards.contains("model") {
+        resolved.config.reward_model_end_token = true;
+        resolved.origins.insert("reward_model_end_token", Origin::File(path.to_owned()));
+    }
+    if is_of_run && !table.contains_key("save_dtype") {
+        // The dtype that kept every bit. (Of the run's own file: the configuration does not have its values yet.)
+        let is_bf16 = table.get("dtype").and_then(toml::Value::as_str).is_some_and(|dtype| dtype.starts_with("b"));
+        let adapts = table.get("use_peft").and_then(toml::Value::as_bool).unwrap_or(false);
+        resolved.config.save_dtype = if is_bf16 && !adapts { SaveDType::Bf16 } else { SaveDType::F32 };
     }
 }

@@ -60,8 +60,10 @@ pub(crate) fn settings_of_weights(config: &Config) -> String {
         let name = |path: &str| Ok::<_, Infallible>(file_name(path));
         spec.map_paths(name).unwrap_or_else(|never| match never {});
     }
-    // Runs that began before there was this key have none of the columns, and the lineage that they had.
+    // Runs that began before there were these keys have none of the columns, and reward models with the end token.
+    // Their lineage is the one that they had.
     config.template_columns.clone_from(&default.template_columns);
+    config.reward_model_end_token = default.reward_model_end_token;
     let decides = |key: &&Key| key.decides_bits() && key.value(&config) != key.value(&default);
     KEYS.iter().filter(decides).map(|key| format!("{} = {}\n", key.name, key.value_text(&config))).collect()
 }

@@ -1,6 +1,7 @@
 //! The types of key values: reading them from TOML or from the text of a flag, writing them as TOML, and naming them.
 
 use super::methods::Algorithm;
+use super::save_dtype::SaveDType;
 use kernels::Device;
 use rewards::RewardSpec;
 use rollout::Speculative;
@@ -329,12 +330,17 @@ words! {
     }
     Strategy { "no" => Strategy::No, "steps" => Strategy::Steps, "epoch" => Strategy::Epoch }
     Trust { "workers" => Trust::Workers, "audit" => Trust::Audit }
+    RefAdapter { "none" => RefAdapter::None, "initial" => RefAdapter::Initial }
     RewardErrors { "stop" => RewardErrors::Stop, "continue" => RewardErrors::Continue }
     SftLoss { "nll" => SftLoss::Nll, "dft" => SftLoss::Dft }
     EvalSampling { "sampled" => EvalSampling::Sampled, "greedy" => EvalSampling::Greedy }
     Speculative { "auto" => Speculative::Auto, "off" => Speculative::Off }
     KlEstimator { "k1" => KlEstimator::K1, "k3" => KlEstimator::K3 }
     MomentsDType { "f32" => MomentsDType::F32, "bf16" => MomentsDType::Bf16 }
+    SaveDType {
+        "auto" => SaveDType::Auto, "f32" => SaveDType::F32, "bf16" => SaveDType::Bf16, "f16" => SaveDType::F16,
+        "float32" => SaveDType::F32, "bfloat16" => SaveDType::Bf16, "float16" => SaveDType::F16,
+    }
     ComputeDType {
         "f32" => ComputeDType::F32, "bf16" => ComputeDType::Bf16,
         "float32" => ComputeDType::F32, "bfloat16" => ComputeDType::Bf16,
@@ -424,6 +430,16 @@ pub enum Trust {
     Workers,
     /// The learner computes a share of the workers' results again before it uses them.
     Audit,
+}
+
+/// The adapter of the reference model, in a run that trains an adapter (`ref_adapter`).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum RefAdapter {
+    /// The reference is the model without an adapter.
+    #[default]
+    None,
+    /// The reference has the adapter with which the run began.
+    Initial,
 }
 
 /// What happens when a reward function no longer scores.

@@ -10,7 +10,6 @@ mod value_model;
 pub use base::check_base;
 pub(crate) use base::{compare_base, hashes, hashes_of, of_weights, prompt_hashes};
 pub use builder::{Builder, Counted, Longest, Work};
-use policy::refuse_adapter;
 pub use policy::{
     ModelSource, Policy, Snapshot, WriteFiles, load_assets, load_config, load_generator, load_scorer, load_weights,
     locate_model, trained_weights,
@@ -18,10 +17,12 @@ pub use policy::{
 pub use teacher::teacher;
 pub use value_model::value_model_shape;
 
-use crate::config::Config;
+use crate::config::{Config, RefAdapter};
 use crate::error::{BadInput, OrBadInput};
+use model::Head;
 use model::hub::HubKind;
-use std::path::PathBuf;
+use model::peft::is_adapter;
+use std::path::{Path, PathBuf};
 
 /// The path of `name`: `name` itself if that path exists, else the Hub snapshot of that id, downloaded if not cached.
 pub fn locate(name: &str, kind: HubKind) -> anyhow::Result<PathBuf> {
@@ -32,14 +33,24 @@ pub fn locate(name: &str, kind: HubKind) -> anyhow::Result<PathBuf> {
     })
 }
 
-/// The path of `ref_model`; `None` if the key is not set. An adapter is refused.
-pub fn locate_ref_model(config: &Config) -> anyhow::Result<Option<PathBuf>> {
-    let found = |name: &String| -> anyhow::Result<PathBuf> {
-        let dir = locate(name, HubKind::Model)?;
-        refuse_adapter(&dir)?;
-        Ok(dir)
-    };
-    config.ref_model.as_ref().map(found).transpose().or_bad_input_in("`ref_model`")
+/// Where the reference model lies: `ref_model`, which may be an adapter, or else the model of `source` with the adapter
+/// that `ref_adapter` says.
+pub fn reference_source(config: &Config, source: &ModelSource) -> anyhow::Result<ModelSource> {
+    if let Some(name) = &config.ref_model {
+        return ModelSource::named(name, Head::Lm).or_bad_input_in("`ref_model`");
+    }
+    let adapter = source.adapter.clone().filter(|_| config.ref_adapter == RefAdapter::Initial);
+    Ok(ModelSource { dir: source.dir.clone(), adapter })
+}
+
+/// The path or Hub id of a reference model with files other than the run's base model: `ref_model`, or the adapter from
+/// which training began.
+pub fn separate_reference(config: &Config) -> Option<&str> {
+    let initial = config
+        .model_name_or_path
+        .as_deref()
+        .filter(|name| config.ref_adapter == RefAdapter::Initial && is_adapter(Path::new(name)));
+    config.ref_model.as_deref().or(initial)
 }
 
 #[cfg(test)]

@@ -8,10 +8,10 @@ use crate::stop::StopSignal;
 use kernels::{Context, Memory};
 use model::chat::{ChatTemplate, PromptTime};
 use model::hub::HubKind;
-use model::io::{CONFIG, ModelFiles, TensorSource};
+use model::io::{CONFIG, ModelFiles, TensorSource, dtype_of_files};
 use model::peft::{BaseModel, is_adapter};
 use model::tokenizer::Tokenizer;
-use model::{AdaptedWeights, Adapter, Head, HeldWeights, ModelAssets, ModelConfig, WeightSlots, Weights};
+use model::{AdaptedWeights, Adapter, FileDType, Head, HeldWeights, ModelAssets, ModelConfig, WeightSlots, Weights};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use telemetry::counted;
@@ -35,13 +35,28 @@ pub struct Policy {
     pub chat: Option<Arc<ChatTemplate>>,
     /// Token ids that end a completion.
     pub eos_ids: Vec<u32>,
+    /// The dtype in which [`export`](Self::export) writes weights.
+    pub exported: FileDType,
 }
 
 impl Policy {
     /// A policy of the model in `dir`, made of parts that are loaded already.
     pub(crate) fn of(dir: PathBuf, assets: ModelAssets, weights: AdaptedWeights) -> Policy {
         let ModelAssets { tokenizer, chat, eos_ids, files, .. } = assets;
-        Policy { dir, base_sha256: None, files: Arc::new(files), weights, tokenizer, chat, eos_ids }
+        let exported = weights.hold().exact_dtype();
+        Policy { dir, base_sha256: None, files: Arc::new(files), weights, tokenizer, chat, eos_ids, exported }
+    }
+
+    /// Has [`export`](Self::export) write the dtype that the configuration asks for. `source` is what the run began
+    /// with.
+    pub(crate) fn exporting(mut self, config: &Config, source: &ModelSource) -> anyhow::Result<Policy> {
+        let adapts = self.weights.adapter.is_some();
+        let loaded = match (&source.adapter, adapts) {
+            (None, true) => None,
+            (adapter, _) => Some(dtype_of_files(adapter.as_ref().unwrap_or(&source.dir)).or_bad_input()?),
+        };
+        self.exported = config.save_dtype.of_files(config.dtype == ComputeDType::Bf16, adapts, loaded);
+        Ok(self)
     }
 
     /// Loads a model directory. The chat template renders prompts with the present time. An error is the user's bad
@@ -108,6 +123,17 @@ impl Policy {
         self.writer()(dir)
     }
 
+    /// Writes the result that people get: as [`save`](Self::save), in the dtype [`exported`](Self::exported), to which
+    /// weights are rounded.
+    pub fn export(&self, dir: &Path) -> anyhow::Result<()> {
+        self.snapshot().export(dir)
+    }
+
+    /// The dtype that [`export`](Self::export) rounds to; `None` if it keeps every bit in the dtype of checkpoints.
+    pub(crate) fn rounds_to(&self) -> Option<FileDType> {
+        (self.exported != self.weights.hold().exact_dtype()).then_some(self.exported)
+    }
+
     /// A closure that saves the present weights, even if the policy is updated before the closure runs.
     pub(crate) fn writer(&self) -> WriteFiles {
         let snapshot = self.snapshot();
@@ -122,6 +148,7 @@ impl Policy {
             files: self.files.clone(),
             base: self.dir.display().to_string(),
             base_sha256: self.base_sha256.clone(),
+            exported: self.exported,
         }
     }
 
@@ -180,13 +207,23 @@ pub struct Snapshot {
     files: Arc<ModelFiles>,
     base: String,
     base_sha256: Option<String>,
+    exported: FileDType,
 }
 
 impl Snapshot {
     /// Saves the snapshot as [`Policy::save`] does.
     pub fn save(&self, dir: &Path) -> anyhow::Result<()> {
+        self.save_in(self.weights.exact_dtype(), dir)
+    }
+
+    /// Saves the snapshot as [`Policy::export`] does.
+    pub fn export(&self, dir: &Path) -> anyhow::Result<()> {
+        self.save_in(self.exported, dir)
+    }
+
+    fn save_in(&self, dtype: FileDType, dir: &Path) -> anyhow::Result<()> {
         let base = BaseModel { name: &self.base, sha256: self.base_sha256.as_deref() };
-        Ok(self.weights.save(dir, base, &self.files)?)
+        Ok(self.weights.save_in(dtype, dir, base, &self.files)?)
     }
 }
 
@@ -369,7 +406,7 @@ pub fn locate_model(name: &str) -> anyhow::Result<(PathBuf, Option<PathBuf>)> {
 }
 
 /// Refuses an adapter's directory where a model is needed, before errors about missing files would come.
-pub(super) fn refuse_adapter(dir: &Path) -> anyhow::Result<()> {
+fn refuse_adapter(dir: &Path) -> anyhow::Result<()> {
     if is_adapter(dir) {
         return Err(BadInput::new(format!(
             "{} is an adapter: give the model that it was trained on as the model (generate, score and eval take the \

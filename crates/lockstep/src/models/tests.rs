@@ -192,12 +192,35 @@ fn models_and_adapters_are_told_apart() {
     let missing = said(load_config(dir.path(), kernels::DType::F32));
     assert!(missing.contains("config.json"), "{missing}");
     assert_eq!(load_config(&base, kernels::DType::Bf16).unwrap().compute, kernels::DType::Bf16);
-    let reference = Config { ref_model: Some("/no/such".into()), ..Config::default() };
-    assert!(said(locate_ref_model(&reference)).starts_with("`ref_model`: "));
-    let reference = Config { ref_model: Some(a.clone()), ..Config::default() };
-    assert_eq!(said(locate_ref_model(&reference)), format!("`ref_model`: {refused}"));
-    assert_eq!(locate_ref_model(&Config { ref_model: Some(b.clone()), ..Config::default() }).unwrap(), Some(base));
-    assert_eq!(locate_ref_model(&Config::default()).unwrap(), None);
+    write(json);
+    // The reference model: a name, a model, an adapter; without a name the policy's own, as `ref_adapter` says.
+    let source =
+        |dir: &Path, adapter: Option<&Path>| ModelSource { dir: dir.to_owned(), adapter: adapter.map(Path::to_owned) };
+    let of_run = source(&base, Some(&adapter));
+    let reference = |ref_model: Option<&str>, ref_adapter| {
+        let config = Config { ref_model: ref_model.map(Into::into), ref_adapter, ..Config::default() };
+        reference_source(&config, &of_run)
+    };
+    let missing = said(reference(Some("/no/such"), RefAdapter::None));
+    assert!(missing.starts_with("`ref_model`: "), "{missing}");
+    for ref_adapter in [RefAdapter::None, RefAdapter::Initial] {
+        assert_eq!(reference(Some(&a), ref_adapter).unwrap(), source(&base, Some(&adapter)));
+        assert_eq!(reference(Some(&b), ref_adapter).unwrap(), source(&base, None));
+    }
+    assert_eq!(reference(None, RefAdapter::None).unwrap(), source(&base, None));
+    assert_eq!(reference(None, RefAdapter::Initial).unwrap(), of_run);
+    let new = Config { ref_adapter: RefAdapter::Initial, ..Config::default() };
+    assert_eq!(reference_source(&new, &source(&base, None)).unwrap(), source(&base, None), "a new adapter");
+    // What is hashed beside the base model.
+    let named = |name: &str, ref_model: Option<&str>, ref_adapter| {
+        let ref_model = ref_model.map(Into::into);
+        let config = Config { model_name_or_path: Some(name.into()), ref_model, ref_adapter, ..Config::default() };
+        separate_reference(&config).map(str::to_owned)
+    };
+    assert_eq!(named(&a, None, RefAdapter::Initial), Some(a.clone()));
+    assert_eq!(named(&a, None, RefAdapter::None), None);
+    assert_eq!(named(&b, None, RefAdapter::Initial), None);
+    assert_eq!(named(&a, Some(&b), RefAdapter::Initial), Some(b.clone()));
 }
 
 #[test]

@@ -26,6 +26,16 @@ const RIGHT: f64 = 1.0;
 /// Names of the metrics on lengths that an evaluation reports.
 const MEAN_LENGTH: &str = "completions/mean_length";
 const CLIPPED_RATIO: &str = "completions/clipped_ratio";
+/// The further ones, of which TRL logs the same.
+const LENGTHS: [&str; 5] = [
+    "completions/min_length",
+    "completions/max_length",
+    "completions/mean_terminated_length",
+    "completions/min_terminated_length",
+    "completions/max_terminated_length",
+];
+/// The share of prompts whose completions all have the same reward.
+const ZERO_STD: &str = "frac_reward_zero_std";
 
 /// The held-out prompts of an evaluation, in one or several sets, and how completions are sampled.
 pub struct Evaluation {
@@ -119,14 +129,14 @@ fn explained(error: anyhow::Error, policy: &Policy) -> anyhow::Error {
 /// The names of all metrics that an evaluation reports if every reward function scores.
 pub fn metric_names(config: &Config, rewards: &[Box<dyn Reward>]) -> Vec<String> {
     let of_rewards = rewards.iter().flat_map(|r| ["mean", "std"].map(|what| format!("rewards/{}/{what}", r.name())));
-    let of_all = ["reward", "reward_std"].into_iter().filter(|_| !rewards.is_empty());
-    let fixed = of_all.chain([MEAN_LENGTH, CLIPPED_RATIO]).map(str::to_owned);
+    let of_all = ["reward", "reward_std", ZERO_STD].into_iter().filter(|_| !rewards.is_empty());
+    let fixed = of_all.chain([MEAN_LENGTH, CLIPPED_RATIO]).chain(LENGTHS).map(str::to_owned);
     let loss = config.has_eval_loss().then(|| "loss".to_owned());
     let pass = config.eval_pass_at_k.iter().map(|k| format!("pass@{k}"));
     let of_set: Vec<String> = of_rewards.chain(fixed).chain(loss).chain(pass).collect();
     let sets = config.eval_dataset_name.iter().map(|_| "").chain(config.eval_datasets.keys().map(String::as_str));
     let names = sets.flat_map(|set| of_set.iter().map(move |name| prefix(set) + name));
-    names.chain(["eval_runtime".to_owned()]).collect()
+    names.chain(["eval_num_tokens", "eval_runtime"].map(str::to_owned)).collect()
 }
 
 impl Evaluation {
@@ -196,12 +206,7 @@ impl Evaluation {
         let totals = train::advantages::compute(&rollouts.rewards(), train::ScaleRewards::None);
         let mut metrics: Vec<(String, f64)> = Vec::new();
         for (name, value) in &totals.metrics {
-            // Of the metrics that come with advantages, only those about rewards mean something in an evaluation.
-            if name != "frac_reward_zero_std"
-                && let Some(value) = value
-            {
-                metrics.push((format!("{prefix}{name}"), *value));
-            }
+            metrics.extend(value.map(|value| (format!("{prefix}{name}"), value)));
         }
         let completions = || rollouts.completions().map(|c| &c.completion);
         let lengths = rollout::length_metrics(completions());
@@ -210,6 +215,8 @@ impl Evaluation {
         let cut = completions().filter(|c| c.finish_reason == FinishReason::Length).count();
         let cut = share(cut, completions().count());
         metrics.extend(cut.map(|share| (prefix.clone() + CLIPPED_RATIO, share)));
+        let further = LENGTHS.iter().filter_map(|name| Some((format!("{prefix}{name}"), find(&lengths, name)?)));
+        metrics.extend(further);
         // There may be no reward function at all.
         let right = |c: &ScoredCompletion| c.rewards.get(self.right)?.map(|score| score >= RIGHT);
         let groups: Vec<Vec<bool>> =

@@ -69,6 +69,7 @@ impl RewardModelFiles {
             tokenizer: assets.tokenizer.clone(),
             template: assets.chat.clone(),
             kwargs: config.chat_template_kwargs.clone(),
+            end_token: config.reward_model_end_token,
             scorer: Scorer::new(ctx.memory(), config.micro_batch_tokens(), config.prefix_sharing),
         })
     }

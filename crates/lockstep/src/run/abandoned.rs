@@ -35,7 +35,7 @@ fn move_to(run: &RunDir, target: &Path, step: u64, later: &[(u64, PathBuf)]) -> 
         disk::create_dir_all(dir)?;
     }
     let groups = [run.rollouts(), run.updates(), run.evaluations(), run.older_rollouts()];
-    let logs = [run.config(), run.record(), run.metrics(), run.log(0)].into_iter().chain(groups);
+    let logs = [run.config(), run.record(), run.metrics(), run.steps(), run.log(0)].into_iter().chain(groups);
     for file in logs.chain(files(&run.tensorboard())).filter(|file| file.is_file()) {
         let copy = target.join(file.strip_prefix(run.root())?);
         disk::copy(&file, &copy)?;
@@ -90,8 +90,10 @@ mod tests {
         let tables =
             ["completions_00001.parquet", "completions_00002.parquet", "completions_3.jsonl", "completions_x.parquet"];
         tables.iter().for_each(|name| fs::write(run.completions().join(name), name).unwrap());
-        for file in [run.metrics(), run.record(), run.log(0), run.rollouts(), run.updates(), run.evaluations()] {
-            fs::write(&file, "logged").unwrap();
+        let logs =
+            [run.metrics(), run.steps(), run.record(), run.log(0), run.rollouts(), run.updates(), run.evaluations()];
+        for file in &logs {
+            fs::write(file, "logged").unwrap();
         }
         fs::write(run.tensorboard().join("events"), "events").unwrap();
         fs::create_dir(run.model()).unwrap();
@@ -105,11 +107,9 @@ mod tests {
         let there = |run: &RunDir| tables.map(|name| run.completions().join(name).exists());
         assert_eq!((there(&run), there(&kept)), ([true, false, false, true], [false, true, true, false]));
         assert!(kept.model().is_dir() && !run.model().exists());
-        for file in
-            [run.config(), run.metrics(), run.record(), run.log(0), run.rollouts(), run.updates(), run.evaluations()]
-        {
+        for file in logs.iter().chain([&run.config()]) {
             let copy = target.join(file.file_name().unwrap());
-            assert_eq!(fs::read(&copy).unwrap(), fs::read(&file).unwrap(), "{}", copy.display());
+            assert_eq!(fs::read(&copy).unwrap(), fs::read(file).unwrap(), "{}", copy.display());
         }
         assert_eq!(fs::read_to_string(kept.tensorboard().join("events")).unwrap(), "events");
         // The next one has a name of its own.

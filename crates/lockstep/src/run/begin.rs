@@ -97,6 +97,9 @@ impl TrainingRun {
         dir.sweep()?;
         console.set_log_file(dir.log(0))?;
         let mut reporter = Reporter::open(&dir, sinks, &config)?;
+        if injected.callbacks.decide.is_some() {
+            reporter.log_last_values();
+        }
         reporter.resume(step, &log_bytes, unlogged)?;
         let stages = device_meter::stages(&reporter, &learner.ctx);
         stages.begin_step(step + 1);

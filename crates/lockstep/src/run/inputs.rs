@@ -138,14 +138,35 @@ impl LogRecord<'_> {
 
 /// An event that a run reports to its callbacks.
 pub enum RunEvent<'a> {
+    /// An optimizer step begins; the number counts the steps done before it. A callback that breaks ends the run before
+    /// this step.
+    Begin(u64),
     /// An optimizer step has ended; the number counts the steps done so far.
     Step(u64),
+    /// An epoch has ended, or the run, with the step of this number. Everything that followed the step is done. It is
+    /// reported only to callers that [decide](crate::RunOptions::decide).
+    Epoch(u64),
     /// Metrics of a logged step or of an evaluation are available.
     Log(LogRecord<'a>),
     /// A checkpoint is complete: its step and its directory.
     Checkpoint(u64, &'a Path),
 }
 
+/// What can follow an optimizer step or an epoch.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Follow {
+    /// The metrics since the last log are logged.
+    Log,
+    /// The model is evaluated.
+    Evaluate,
+    /// A checkpoint is saved.
+    Save,
+    /// The run waits until the checkpoint that it has begun is complete. Otherwise it is completed while the next step
+    /// is prepared.
+    Complete,
+}
+
+type Decide = Box<dyn FnMut(Follow, bool) -> bool>;
 type OnEvent = Box<dyn FnMut(&RunEvent<'_>, &Policy) -> Flow>;
 type OnStep = Box<dyn FnMut(u64) -> Flow>;
 type OnLog = Box<dyn FnMut(&LogRecord<'_>) -> Flow>;
@@ -158,18 +179,25 @@ pub struct Callbacks {
     pub(crate) on_log: Vec<OnLog>,
     pub(crate) on_checkpoint: Vec<OnCheckpoint>,
     pub(crate) on_event: Vec<OnEvent>,
+    /// Decides what follows a step, instead of the configuration.
+    pub(crate) decide: Option<Decide>,
     /// True once a callback has asked the run to stop.
     pub(crate) stops: bool,
 }
 
 impl Callbacks {
+    /// Whether `what` follows now; `is_due` if the configuration makes it due.
+    pub(crate) fn follows(&mut self, what: Follow, is_due: bool) -> bool {
+        self.decide.as_mut().map_or(is_due, |decide| decide(what, is_due))
+    }
+
     pub(crate) fn step(&mut self, step: u64, policy: &Policy) {
         let flows = self.on_step.iter_mut().map(|call| call(step));
         self.stops |= flows.filter(Flow::is_break).count() > 0;
         self.event(&RunEvent::Step(step), policy);
     }
 
-    fn event(&mut self, event: &RunEvent<'_>, policy: &Policy) {
+    pub(crate) fn event(&mut self, event: &RunEvent<'_>, policy: &Policy) {
         let flows = self.on_event.iter_mut().map(|call| call(event, policy));
         self.stops |= flows.filter(Flow::is_break).count() > 0;
     }

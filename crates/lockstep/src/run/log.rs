@@ -3,7 +3,7 @@
 use super::alarms::Alarms;
 use super::data_position::DataPosition;
 use super::device_meter;
-use super::inputs::Callbacks;
+use super::inputs::{Callbacks, Follow, RunEvent};
 use super::learner::{Learner, Update, not_finite};
 use super::profile::Profile;
 use super::reporter::Reporter;
@@ -159,7 +159,29 @@ impl RunLog {
         self.emit_alarms(step, alarms)?;
         let findings = self.profile.end_step(step, seconds, &totals, &values, &learner.ctx);
         self.emit_findings(step, findings)?;
-        let logged = self.reporter.end_step(step, learner.is_done())?;
+        self.reporter.end_step(step)?;
+        logging.end();
+        let calling = self.stages.span("callbacks");
+        self.callbacks.step(step, &learner.policy);
+        let is_due = self.reporter.logs_at(step, learner.is_done());
+        let logs = self.callbacks.follows(Follow::Log, is_due);
+        calling.end();
+        self.log_now(learner, shown, logs)
+    }
+
+    /// Reports the end of an epoch to the callbacks, and logs what was not logged yet if they ask for it.
+    pub fn end_epoch(&mut self, learner: &Learner, shown: &[&str]) -> anyhow::Result<()> {
+        let calling = self.stages.span("callbacks");
+        self.callbacks.event(&RunEvent::Epoch(learner.step), &learner.policy);
+        let logs = self.callbacks.follows(Follow::Log, false);
+        calling.end();
+        self.log_now(learner, shown, logs)
+    }
+
+    /// Logs the means of the metrics since the last log, if `logs` and if there are any.
+    pub fn log_now(&mut self, learner: &Learner, shown: &[&str], logs: bool) -> anyhow::Result<()> {
+        let (step, logging) = (learner.step, self.stages.span("log"));
+        let logged = if logs { self.reporter.log_now(step)? } else { None };
         if let Some(means) = &logged {
             let value = |name: &str| find(means, name).filter(|v| v.is_finite());
             let part = |name: &&str| value(name).map(|v| format!("{name} {v:.4}"));
@@ -172,7 +194,6 @@ impl RunLog {
         }
         logging.end();
         let _span = self.stages.span("callbacks");
-        self.callbacks.step(step, &learner.policy);
         if let Some(means) = logged {
             self.callbacks.log(step, &means, &learner.policy);
             self.last_logged = means;

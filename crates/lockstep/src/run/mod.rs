@@ -6,6 +6,7 @@ pub mod alarms;
 pub mod begin;
 pub(crate) mod bits64;
 pub mod board;
+pub mod branch;
 pub mod checkpoint;
 pub mod completion_log;
 pub mod context;
@@ -20,6 +21,7 @@ pub mod lock;
 pub mod log;
 pub mod memory_advice;
 pub mod memory_plan;
+mod own_files;
 pub mod prepared;
 pub mod profile;
 pub mod provenance;
@@ -46,4 +48,16 @@ pub enum StopReason {
     Requested,
     /// A signal stopped the run. It can be resumed from its last checkpoint, and no final model was written.
     Interrupted,
+}
+
+impl StopReason {
+    /// The reason as one word, for programs that read the log.
+    pub fn name(self) -> &'static str {
+        match self {
+            StopReason::Completed => "completed",
+            StopReason::EarlyStopping => "early_stopping",
+            StopReason::Requested => "requested",
+            StopReason::Interrupted => "interrupted",
+        }
+    }
 }

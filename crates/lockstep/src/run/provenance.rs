@@ -5,7 +5,7 @@ use crate::algorithms::Reference;
 use crate::bad_input;
 use crate::config::{Config, Purpose};
 use crate::error::BadInput;
-use crate::models::{ModelSource, hashes, hashes_of, locate, of_weights, prompt_hashes};
+use crate::models::{ModelSource, hashes, hashes_of, locate, of_weights, prompt_hashes, separate_reference};
 use crate::run::run_dir::RunDir;
 use crate::stop::StopSignal;
 use kernels::Context;
@@ -154,7 +154,7 @@ impl Models {
             Some(Reference::Teacher { name, .. }) => ("teacher", Some(name)),
             // One that has moved is in the checkpoint.
             Some(Reference::Policy) if resumes && config.sync_ref_model => ("", None),
-            Some(Reference::Policy) => ("reference model", config.ref_model.as_deref()),
+            Some(Reference::Policy) => ("reference model", separate_reference(config)),
             None => ("", None),
         };
         let other = other.map(|name| locate(name, HubKind::Model)).transpose()?;
@@ -251,15 +251,15 @@ fn check_prompt_files(dir: &Path, recorded: &[FileHash], found: &[FileHash]) -> 
     let is_in = |files: &[FileHash], file: &FileHash| files.iter().any(|other| other.name == file.name);
     if let Some(new) = found.iter().find(|file| !is_in(recorded, file)) {
         bad_input!(
-            "{}: the model is not the one that the run began with: this file did not exist, and it decides prompts. \
-             Remove it, or start a new run",
+            "{}: the model is not the one that the run began with: this file did not exist (record.json), and it \
+             decides prompts. Remove it, or start a new run",
             dir.join(&new.name).display()
         );
     }
     if let Some(old) = recorded.iter().find(|file| !is_in(found, file)) {
         bad_input!(
             "{}: the model is not the one that the run began with: this file is missing, and it decides prompts (its \
-             SHA-256 was {}). Put the old file back, or start a new run",
+             SHA-256 in record.json is {}). Put the old file back, or start a new run",
             dir.join(&old.name).display(),
             old.sha256
         );
@@ -274,8 +274,8 @@ fn check_unchanged(what: &str, dir: &Path, recorded: &[FileHash], found: &[FileH
             && old.sha256 != file.sha256
         {
             bad_input!(
-                "{}: the {what} is not the one that the run began with: its SHA-256 is {}, and was {}. Put the old \
-                 file back, or start a new run",
+                "{}: the {what} is not the one that the run began with: its SHA-256 is {}, and in record.json it is \
+                 {}. Put the old file back, or start a new run",
                 dir.join(&file.name).display(),
                 file.sha256,
                 old.sha256

@@ -8,20 +8,32 @@ use crate::config::{Config, hyperparameters};
 use crate::rollouts::wire::{Group, records};
 use std::collections::BTreeMap;
 use telemetry::{
-    ClosedLog, CompletionRows, CompletionsSink, EventKind, HParam, MetricsSink, Sinks, TensorBoardSink, TraceSink,
+    ClosedLog, CompletionRows, CompletionsSink, EventKind, HParam, MetricsSink, Sinks, StepsSink, TensorBoardSink,
+    TraceSink,
 };
+
+/// The metrics by which a run is judged, the first of them that it has, and whether a higher value is better. Of these
+/// each step's own value is kept in `steps.jsonl`, whatever is logged.
+pub const JUDGED: [(&str, bool); 4] =
+    [("reward", true), ("rewards/accuracies", true), ("accuracy", true), ("loss", false)];
 
 /// The largest size of `trace.json`, in bytes.
 const TRACE_BYTES: u64 = 32 << 20;
+
+/// Metrics of which transformers logs the last step's value, and no mean.
+const LAST: [&str; 2] = ["learning_rate", "grad_norm"];
 
 /// The sinks of a run, and the sums of the metrics that are logged next.
 pub struct Reporter {
     sinks: Sinks,
     logging_steps: u64,
     first_step: bool,
+    logs_last: bool,
     sums: MetricSums,
     /// Values of the metrics in the current step.
     step_values: BTreeMap<String, f64>,
+    /// Sums of the metrics in the current step.
+    step_sums: MetricSums,
     /// True once a table of completions could not be written and the user was warned.
     lacks_tables: bool,
 }
@@ -50,6 +62,7 @@ impl Reporter {
     /// Adds the files of the directory `run` to the caller's sinks.
     pub fn open(run: &RunDir, sinks: Sinks, config: &Config) -> anyhow::Result<Reporter> {
         sinks.add(MetricsSink::open(run.metrics())?);
+        sinks.add(StepsSink::open(run.steps())?);
         // A log that a resumed run no longer writes is still cut back and kept with its checkpoints.
         let has_events = disk::read_dir(run.tensorboard()).is_ok_and(|files| !files.is_empty());
         if config.tensorboard || has_events {
@@ -75,8 +88,10 @@ impl Reporter {
             sinks,
             logging_steps: config.logging_steps,
             first_step: config.logging_first_step,
+            logs_last: false,
             sums: MetricSums::default(),
             step_values: BTreeMap::new(),
+            step_sums: MetricSums::default(),
             lacks_tables: false,
         })
     }
@@ -132,10 +147,21 @@ impl Reporter {
         &self.sums
     }
 
+    /// Logs the last step's value of the metrics in [`LAST`] from now on, as transformers does.
+    pub fn log_last_values(&mut self) {
+        self.logs_last = true;
+    }
+
     /// Adds a value to the metric `name`, whose mean is logged at the next logging step.
     pub fn add(&mut self, name: &str, value: f64) {
-        self.sums.add(name, value);
+        match self.logs_last && LAST.contains(&name) {
+            true => self.sums.set(name, value),
+            false => self.sums.add(name, value),
+        }
         self.step_values.insert(name.to_owned(), value);
+        if JUDGED.iter().any(|(judged, _)| *judged == name) {
+            self.step_sums.add(name, value);
+        }
     }
 
     /// Takes the values added in this step; the next step begins with none.
@@ -153,12 +179,22 @@ impl Reporter {
         step.is_multiple_of(self.logging_steps) || last || (step == 1 && self.first_step)
     }
 
-    /// Ends optimizer step `step`. On a logging step, reports the means of the metrics and returns them.
-    pub fn end_step(&mut self, step: u64, last: bool) -> anyhow::Result<Option<Vec<(String, f64)>>> {
-        if !self.logs_at(step, last) {
+    /// Ends optimizer step `step`: reports its own values of the metrics in [`JUDGED`].
+    pub fn end_step(&mut self, step: u64) -> anyhow::Result<()> {
+        let values: Vec<(String, f64)> = self.step_sums.take_means().into_iter().collect();
+        match values.is_empty() {
+            true => Ok(()),
+            false => Ok(self.sinks.emit(EventKind::StepValues { step, values })?),
+        }
+    }
+
+    /// Reports the means of the metrics since the last log, as those of `step`, and returns them; `None` if there are
+    /// none.
+    pub fn log_now(&mut self, step: u64) -> anyhow::Result<Option<Vec<(String, f64)>>> {
+        let means: Vec<(String, f64)> = self.sums.take_means().into_iter().collect();
+        if means.is_empty() {
             return Ok(None);
         }
-        let means: Vec<(String, f64)> = self.sums.take_means().into_iter().collect();
         self.metrics(step, means.clone())?;
         Ok(Some(means))
     }

@@ -72,11 +72,8 @@ pub fn find_run(resume: &str, output_dir: Option<&Path>) -> anyhow::Result<(RunD
 /// for a run it is the final model or else the newest checkpoint. Does not take the run's lock and writes nothing,
 /// since another process may be training that run.
 pub fn find_model(path: &Path) -> anyhow::Result<(RunDir, PathBuf)> {
-    // As find_run: a checkpoint may be named by a link.
-    let real = path.canonicalize().or_bad_input_in(path.display())?;
-    if let Some(root) = run_of(&real) {
-        stays_in_run(path, root)?;
-        return Ok((RunDir::open(root)?, real));
+    if let Some(found) = named_checkpoint(path)? {
+        return Ok(found);
     }
     if !path.join("config.toml").is_file() && path.join("config.json").is_file() {
         bad_input!("{0} is a model, not a run: give it as --model {0}", path.display());
@@ -87,6 +84,24 @@ pub fn find_model(path: &Path) -> anyhow::Result<(RunDir, PathBuf)> {
         Some(model) => Ok((run, model)),
         None => bad_input!("{}: the run has neither a model nor a checkpoint yet", path.display()),
     }
+}
+
+/// Finds a run and the checkpoint that `path` names, or else its newest one. It only reads, as [`find_model`].
+pub(super) fn find_checkpoint(path: &Path) -> anyhow::Result<(RunDir, Option<PathBuf>)> {
+    if let Some((run, checkpoint)) = named_checkpoint(path)? {
+        return Ok((run, Some(checkpoint)));
+    }
+    let run = RunDir::open(&path.canonicalize().or_bad_input_in(path.display())?)?;
+    let checkpoint = checkpoint::latest(&run);
+    Ok((run, checkpoint))
+}
+
+/// The run and the checkpoint, if `path` names a checkpoint. As in [`find_run`], the name may be a link.
+fn named_checkpoint(path: &Path) -> anyhow::Result<Option<(RunDir, PathBuf)>> {
+    let real = path.canonicalize().or_bad_input_in(path.display())?;
+    let Some(root) = run_of(&real) else { return Ok(None) };
+    stays_in_run(path, root)?;
+    Ok(Some((RunDir::open(root)?, real)))
 }
 
 /// The run's directory, if the absolute `path` is one of its checkpoints. That its state is a regular file is checked

@@ -4,6 +4,7 @@
 //! OUT/config.toml              the resolved configuration
 //!     record.json              versions, ISA, seed, hashes of model and data
 //!     metrics.jsonl            one line per logged step, TRL's names
+//!     steps.jsonl              one line per step: the values by which the run is judged
 //!     tensorboard/             the same for TensorBoard
 //!     rollouts.bin             the groups that were trained on, if asked for (rollouts.idx says where each lies)
 //!     updates.bin              what steps did to the tokens of some of them
@@ -20,16 +21,13 @@
 //! ```
 
 use super::lock::{self, RunLock};
+use super::own_files::in_the_way;
 use crate::bad_input;
 use crate::error::{BadInput, OrBadInput, paragraph};
 use std::collections::BTreeMap;
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
-
-/// The file by which the Python package marks the directories `given-…`. It writes models and tokenizers that were
-/// passed in memory there before a run begins.
-const GIVEN: &str = "written_by_lockstep_rl.json";
 
 /// The directory of one run. Clones of this value share the lock of the directory.
 #[derive(Clone, Debug)]
@@ -42,8 +40,8 @@ pub struct RunDir {
 }
 
 impl RunDir {
-    /// A new run in `root`, which must be empty or not exist. Nothing is written yet: call [`RunDir::create`] once all
-    /// inputs have been checked.
+    /// A new run in `root`. Other files may be there, since a run changes only its own; a file whose name the run needs
+    /// is an error. Nothing is written yet: call [`RunDir::create`] once all inputs have been checked.
     pub fn fresh(root: &Path) -> anyhow::Result<RunDir> {
         if root.is_file() {
             return Err(BadInput::new(format!("output_dir {} is a file; give a directory", root.display())));
@@ -55,39 +53,31 @@ impl RunDir {
             Err(e) if e.kind() != ErrorKind::NotFound => bad_input!("output_dir {}: {e}", root.display()),
             _ => {}
         }
-        let occupied = !RunDir::is_new(root);
         let run = RunDir::at(&std::path::absolute(root).or_bad_input_in("output_dir")?);
-        if occupied && run.config().exists() {
+        if run.config().exists() {
             return Err(BadInput::new(format!(
                 "output_dir {0} already holds a run; resume it with --resume {0}, or give another --out",
                 root.display()
             )));
         }
-        if occupied {
+        if let Some(name) = in_the_way(root) {
             return Err(BadInput::new(format!(
-                "output_dir {} exists, is not empty and is not a run (it has no config.toml); give another --out",
+                "output_dir {} is not a run (it has no config.toml), and has `{name}`, a name that a run gives to its \
+                 own files and may replace or delete; move it, or give another --out",
                 root.display()
             )));
         }
         Ok(run)
     }
 
-    /// Whether `root` does not exist, is empty, or has only those files that a run may have before its configuration is
-    /// written.
+    /// Whether `root` has none of the files of a run, apart from those that a run may have before its configuration is
+    /// written. It may be missing, and may have other files.
     pub fn is_new(root: &Path) -> bool {
-        let not_yet_a_run = |entry: &disk::Entry| {
-            let name = entry.file_name().to_string_lossy();
-            // Also what belongs to the lock on a file system without locks.
-            name.starts_with(lock::FILE)
-                // Workers may join before their learner starts.
-                || name == "fleet"
-                || name.starts_with(".config.toml.") && is_temporary(&name)
-                || name.starts_with("given-") && entry.path().join(GIVEN).is_file()
-        };
-        match disk::read_dir(root) {
-            Ok(entries) => entries.iter().all(not_yet_a_run),
+        let is_directory = match disk::read_dir(root) {
+            Ok(_) => true,
             Err(error) => error.kind() == ErrorKind::NotFound,
-        }
+        };
+        is_directory && in_the_way(root).is_none()
     }
 
     /// The existing run in `root`, for reading only: another process may be writing into it.
@@ -216,6 +206,10 @@ impl RunDir {
     pub fn record(&self) -> PathBuf {
         self.root.join("record.json")
     }
+    /// Path of the values by which the run is judged, one line for each step.
+    pub fn steps(&self) -> PathBuf {
+        self.root.join("steps.jsonl")
+    }
     /// Path of the metrics, one line for each logged step.
     pub fn metrics(&self) -> PathBuf {
         self.root.join("metrics.jsonl")
@@ -267,7 +261,7 @@ impl RunDir {
 }
 
 /// Whether `name` is that of a temporary file (`.NAME.PID.partial`, `.NAME.PID.tmp`) or of an unfinished result.
-fn is_temporary(name: &str) -> bool {
+pub(super) fn is_temporary(name: &str) -> bool {
     let file = name.strip_prefix('.').and_then(|name| name.strip_suffix(".partial").or(name.strip_suffix(".tmp")));
     let pid = file.and_then(|name| name.rsplit_once('.')).is_some_and(|(_, pid)| pid.parse::<u32>().is_ok());
     pid || name.starts_with(".unfinished-")
@@ -302,19 +296,6 @@ mod tests {
     use super::*;
     use std::fs;
 
-    #[test]
-    fn a_directory_that_is_no_run_is_refused_and_untouched() {
-        let dir = tempfile::tempdir().unwrap();
-        fs::write(dir.path().join("thesis.tex"), "years of work").unwrap();
-        let refusal = RunDir::fresh(dir.path()).unwrap_err().to_string();
-        assert!(refusal.contains("not a run"), "{refusal}");
-        assert!(RunDir::existing(dir.path()).is_err());
-        fs::write(dir.path().join("config.toml"), "").unwrap();
-        let refusal = RunDir::fresh(dir.path()).unwrap_err().to_string();
-        assert!(refusal.contains("--resume"), "{refusal}");
-        assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 2);
-    }
-
     /// Checks that files left by a run that was killed before its configuration was written do not block a new run.
     #[test]
     fn a_directory_that_was_only_locked_is_new() {
@@ -323,14 +304,10 @@ mod tests {
         for name in [lock::FILE, ".config.toml.12.partial"] {
             fs::write(dir.path().join(name), "").unwrap();
         }
-        assert!(RunDir::is_new(dir.path()) && RunDir::fresh(dir.path()).is_ok());
         let given = dir.path().join("given-12345678");
         fs::create_dir(&given).unwrap();
-        assert!(!RunDir::is_new(dir.path()), "somebody's own directory of that name");
-        fs::write(given.join(GIVEN), "{}").unwrap();
+        fs::create_dir(dir.path().join("fleet")).unwrap();
         assert!(RunDir::is_new(dir.path()) && RunDir::fresh(dir.path()).is_ok());
-        fs::write(dir.path().join("other.partial"), "").unwrap();
-        assert!(!RunDir::is_new(dir.path()));
     }
 
     #[test]
@@ -360,7 +337,9 @@ mod tests {
             std::os::unix::fs::symlink(at("nothing"), at("link")).unwrap();
             assert_eq!(said(&at("link")), "output_dir DIR/link is a link to nothing; give another --out");
         }
-        let words = "output_dir DIR exists, is not empty and is not a run (it has no config.toml); give another --out";
+        fs::write(at("record.json"), "").unwrap();
+        let words = "output_dir DIR is not a run (it has no config.toml), and has `record.json`, a name that a run \
+                     gives to its own files and may replace or delete; move it, or give another --out";
         assert_eq!(said(dir.path()), words);
         fs::write(at("config.toml"), "").unwrap();
         assert_eq!(

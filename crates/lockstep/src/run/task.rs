@@ -42,6 +42,11 @@ pub trait TrainingTask {
         true
     }
 
+    /// Called when a checkpoint is complete after which no step is taken for now: at the end, and at a stop.
+    fn checkpoint_written(&mut self) -> anyhow::Result<()> {
+        Ok(())
+    }
+
     /// Called when the run has ended and will not take another step.
     fn end(&mut self) -> anyhow::Result<()> {
         Ok(())
@@ -85,6 +90,11 @@ pub trait Task {
         true
     }
 
+    /// Forwards to [`TrainingTask::checkpoint_written`].
+    fn checkpoint_written(&mut self) -> anyhow::Result<()> {
+        Ok(())
+    }
+
     /// Forwards to [`TrainingTask::end`].
     fn end(&mut self) -> anyhow::Result<()> {
         Ok(())
@@ -122,6 +132,10 @@ impl<T: TrainingTask> Task for T {
 
     fn saves_on_failure(&self) -> bool {
         TrainingTask::saves_on_failure(self)
+    }
+
+    fn checkpoint_written(&mut self) -> anyhow::Result<()> {
+        TrainingTask::checkpoint_written(self)
     }
 
     fn end(&mut self) -> anyhow::Result<()> {

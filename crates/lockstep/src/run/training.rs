@@ -8,6 +8,7 @@ use super::checkpoint::state::RunState;
 use super::checkpoint::{Checkpoints, Kept};
 use super::data_position::DataPosition;
 use super::evaluations::Evaluations;
+use super::inputs::Follow;
 use super::learner::Learner;
 use super::log::RunLog;
 use super::task::Task;
@@ -78,7 +79,7 @@ impl TrainingRun {
         match strategy {
             Strategy::No => false,
             Strategy::Steps => self.learner.step.is_multiple_of(every),
-            Strategy::Epoch => self.learner.step.is_multiple_of(self.data.steps_per_epoch),
+            Strategy::Epoch => self.ends_epoch(),
         }
     }
 
@@ -107,14 +108,21 @@ impl TrainingRun {
         self.log.callbacks.stops.then_some(StopReason::Requested)
     }
 
-    /// Whether a checkpoint is due: as configured, after the best evaluation so far, and at the end. With
-    /// `save_strategy = "no"` none is. (When a signal stops the run, one is saved in any case.)
-    pub(crate) fn saves_now(&self, ended: Option<StopReason>) -> bool {
+    /// Whether the current step is the last one of an epoch.
+    pub(crate) fn ends_epoch(&self) -> bool {
+        self.learner.step.is_multiple_of(self.data.steps_per_epoch)
+    }
+
+    /// Whether a checkpoint is saved: as configured or as the caller decides, after the best evaluation so far, and at
+    /// the end, if nothing else follows (`last`). With `save_strategy = "no"` only the caller's are. (When a signal
+    /// stops the run, one is saved in any case.)
+    pub(crate) fn saves_now(&mut self, ended: Option<StopReason>, last: bool) -> bool {
         let best = self.config.load_best_model_at_end
             && self.evaluations.best.as_ref().is_some_and(|best| best.step == self.learner.step);
         let strategy = self.config.save_strategy;
-        let at_end = ended.is_some() || self.learner.is_done();
-        strategy != Strategy::No && (at_end || best || self.is_due(strategy, self.config.save_steps))
+        let at_end = last && (ended.is_some() || self.learner.is_done());
+        let is_due = self.is_due(strategy, self.config.save_steps);
+        self.log.callbacks.follows(Follow::Save, is_due) || (strategy != Strategy::No && (at_end || best))
     }
 
     /// Begins to write a checkpoint of the current step; [`finish_checkpoint`](Self::finish_checkpoint) waits for it.

@@ -12,12 +12,12 @@ pub use plan::{PlannedRun, plan};
 pub use score_file::{ScoredFile, ScoredRow, score_file};
 pub use worker::{Expelled, MakeFunctions, WorkerOptions, work};
 
-use crate::config::{Config, Layers, Purpose, Resolved};
+use crate::config::{Config, Layers, Purpose, Resolved, Strategy};
 use crate::models::Policy;
 use crate::rollouts::function::RolloutFailed;
 use crate::rollouts::health::RewardFailed;
 use crate::run::eval_metrics::MetricsFailed;
-use crate::run::inputs::RunInputs;
+use crate::run::inputs::{Follow, RunEvent, RunInputs};
 use crate::run::profile::ProfileRecord;
 use crate::run::provenance;
 use crate::run::resume::{ResumeFrom, find_run, or_earlier};
@@ -236,7 +236,13 @@ impl Run {
         if self.training.learner.step > 0 {
             self.training.save(&mut *self.task)?;
         }
-        self.training.finish_checkpoint()
+        self.finish_checkpoint()
+    }
+
+    /// Waits for the last checkpoint. The task learns that it is complete: no step follows that would tell it.
+    fn finish_checkpoint(&mut self) -> anyhow::Result<()> {
+        self.training.finish_checkpoint()?;
+        self.task.checkpoint_written()
     }
 
     fn advance(&mut self) -> anyhow::Result<Option<StopReason>> {
@@ -253,6 +259,13 @@ impl Run {
         if self.training.learner.is_done() {
             return Ok(Some(StopReason::Completed));
         }
+        let TrainingRun { learner, log, .. } = &mut self.training;
+        log.callbacks.event(&RunEvent::Begin(learner.step), &learner.policy);
+        self.training.stop.check()?;
+        if self.training.log.callbacks.stops {
+            self.save_step()?;
+            return Ok(Some(StopReason::Requested));
+        }
         self.task.take_step(&mut self.training)?;
         self.training.check_files()?;
         let TrainingRun { learner, data, log, .. } = &mut self.training;
@@ -262,20 +275,48 @@ impl Run {
         self.end_step()
     }
 
-    /// Makes the evaluation and the checkpoint that are due after a step.
+    /// Makes what follows a step, and what follows an epoch if the step is its last one.
     fn end_step(&mut self) -> anyhow::Result<Option<StopReason>> {
-        let early = self.training.evaluations.due && self.evaluate()?;
+        let decides = self.training.log.callbacks.decide.is_some();
+        let by_epoch = decides && self.training.config.eval_strategy == Strategy::Epoch;
+        let mut ended = self.follow(by_epoch, !decides, None)?;
+        if decides && (ended.is_some() || self.training.learner.is_done() || self.training.ends_epoch()) {
+            self.training.log.end_epoch(&self.training.learner, self.task.shown_metrics())?;
+            ended = self.follow(false, true, ended)?;
+        }
         self.training.evaluations.due = false;
-        let ended = self.training.stop_reason(early);
-        if ended == Some(StopReason::Interrupted) {
-            return Err(Stopped.into());
-        }
-        if self.training.saves_now(ended) {
-            self.training.save(&mut *self.task)?;
-        }
         let ended = ended.or(self.training.learner.is_done().then_some(StopReason::Completed));
         if ended.is_some() {
-            self.training.finish_checkpoint()?;
+            self.finish_checkpoint()?;
+            // The last step is logged in any case.
+            let TrainingRun { learner, log, .. } = &mut self.training;
+            log.log_now(learner, self.task.shown_metrics(), learner.is_done())?;
+        }
+        Ok(ended)
+    }
+
+    /// Makes the evaluation and the checkpoint that follow now, and returns why the run ends; `before` if it was ended
+    /// before. An evaluation that is due and does not follow is dropped, unless it `waits` for the end of the epoch: a
+    /// checkpoint says so then. The checkpoint at the end of the run comes with what follows `last`.
+    fn follow(&mut self, waits: bool, last: bool, before: Option<StopReason>) -> anyhow::Result<Option<StopReason>> {
+        let mut early = false;
+        let is_due = self.training.evaluations.due;
+        self.training.evaluations.due = self.training.log.callbacks.follows(Follow::Evaluate, is_due);
+        if self.training.evaluations.due {
+            early = self.evaluate()?;
+        }
+        self.training.evaluations.due = waits && is_due && !self.training.evaluations.due;
+        let stops = |training: &TrainingRun| match training.stop_reason(early) {
+            Some(StopReason::Interrupted) => Err(Stopped),
+            ended => Ok(ended.or(before)),
+        };
+        let ended = stops(&self.training)?;
+        if self.training.saves_now(ended, last) {
+            self.training.save(&mut *self.task)?;
+            if self.training.log.callbacks.follows(Follow::Complete, false) {
+                self.finish_checkpoint()?;
+                return Ok(stops(&self.training)?);
+            }
         }
         Ok(ended)
     }
@@ -306,6 +347,7 @@ impl Run {
             }
         };
         if stop_reason != StopReason::Interrupted {
+            self.finish_checkpoint()?;
             self.task.end()?;
         }
         let TrainingRun { learner, log, .. } = &mut self.training;

@@ -6,7 +6,7 @@ use crate::models::Policy;
 use crate::rollouts::collector::PlaceCollector;
 use crate::rollouts::function::RolloutFunction;
 use crate::run::eval_metrics::EvalMetrics;
-use crate::run::inputs::{Flow, Injected, LogRecord, RunEvent};
+use crate::run::inputs::{Flow, Follow, Injected, LogRecord, RunEvent};
 use crate::stop::StopSignal;
 use kernels::Context;
 use model::Sharing;
@@ -80,6 +80,13 @@ impl RunOptions {
     /// Calls `call` after each step, log and checkpoint, with the event and the current model.
     pub fn on_event(mut self, call: impl FnMut(&RunEvent<'_>, &Policy) -> Flow + 'static) -> Self {
         self.injected.callbacks.on_event.push(Box::new(call));
+        self
+    }
+
+    /// Calls `call` to decide what follows each step and each epoch; it is also told whether the configuration makes
+    /// that due. The run still logs and saves its last step, and saves the best evaluation if that is to be its result.
+    pub fn decide(mut self, call: impl FnMut(Follow, bool) -> bool + 'static) -> Self {
+        self.injected.callbacks.decide = Some(Box::new(call));
         self
     }
 

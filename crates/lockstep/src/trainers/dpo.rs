@@ -1,18 +1,20 @@
 //! Direct preference optimization (DPO): a policy learns from pairs of a chosen and a rejected answer, and is kept near
 //! the model that it began as.
 //!
-//! The reference model is `ref_model`, or else the model of `model_name_or_path`; if that is an adapter, the base model
-//! below it. The log-probabilities of the reference model are computed once, before training, and again when a run is
-//! resumed (the same bits on the same machine). So no second model stays in memory.
+//! The reference model is `ref_model`, or else the model of `model_name_or_path`; if that is an adapter, the adapter
+//! with which training began (`ref_adapter`). The log-probabilities of the reference model are computed once, before
+//! training, and again when a run is resumed (the same bits on the same machine). So no second model stays in memory.
 
 use super::offline::{Loaded, Offline, Row, Rows, load_pairs};
 use crate::config::{Config, Purpose};
 use crate::data::{DatasetSpec, Pair};
-use crate::models::{ModelSource, load_weights, locate_ref_model};
+use crate::error::OrBadInput;
+use crate::models::{ModelSource, load_weights, reference_source};
 use crate::run::inputs::RunInputs;
 use crate::run::learner::Learner;
 use model::columns::REF_LOGPS;
-use model::{Head, ModelAssets, Scorer};
+use model::peft::load_adapter;
+use model::{Head, ModelAssets, ModelView, Scorer};
 use telemetry::{Sinks, counted};
 use train::loss::dpo::{Answer, pair};
 use train::{Means, Objective, PreferencePair};
@@ -66,13 +68,16 @@ impl Offline for Dpo {
         scorer: &mut Scorer,
         rows: &mut Rows<PreferencePair>,
     ) -> anyhow::Result<()> {
-        let other = locate_ref_model(inputs.config())?;
-        let reference = load_weights(&inputs.ctx, other.as_ref().unwrap_or(&source.dir), &assets.config)?;
+        let ModelSource { dir, adapter } = reference_source(inputs.config(), source)?;
+        let weights = load_weights(&inputs.ctx, &dir, &assets.config)?;
+        let adapter =
+            adapter.map(|dir| load_adapter(inputs.ctx.memory(), &dir, &weights)).transpose().or_bad_input()?;
+        let reference = ModelView::new(&weights, adapter.as_ref());
         let count = rows.train.len() + rows.held_out_rows();
         inputs.sinks.info(&format!("log-probabilities of the reference for {}, once", counted(count, "pair")));
         let held_out = rows.held_out.iter_mut().map(|set| &mut set.rows);
         for pairs in [&mut rows.train].into_iter().chain(held_out) {
-            let scores = scorer.score(&inputs.ctx, &reference, &PreferencePair::sequences(pairs), 1.0)?;
+            let scores = scorer.score(&inputs.ctx, reference, &PreferencePair::sequences(pairs), 1.0)?;
             let responses = pairs.iter_mut().flat_map(|pair| [&mut pair.chosen, &mut pair.rejected]);
             responses.zip(scores).for_each(|(response, scores)| response.columns.set(REF_LOGPS, scores.logps));
         }

@@ -67,6 +67,10 @@ impl TrainingTask for Grpo {
         !self.pipeline.has_workers()
     }
 
+    fn checkpoint_written(&mut self) -> anyhow::Result<()> {
+        self.pipeline.checkpoint_written()
+    }
+
     fn end(&mut self) -> anyhow::Result<()> {
         self.pipeline.end()
     }

@@ -307,7 +307,7 @@ pub fn build<O: Offline>(mut inputs: RunInputs) -> anyhow::Result<(OfflineTask<O
     }
     let scorer = scorer.filter(|_| !rows.held_out.is_empty());
     let (weights, trainer) = trained::<O>(&mut builder, &source, &assets, work)?;
-    let policy = Policy::of(source.dir, assets, weights);
+    let policy = Policy::of(source.dir.clone(), assets, weights).exporting(&config, &source)?;
     inputs.sinks.info(&policy.describe(&ctx));
     if let Some(line) = O::describe([rows.train.len(), rows.held_out_rows()]) {
         inputs.sinks.info(&line);

@@ -21,6 +21,10 @@ pub(super) const STATE: [&str; 8] =
 /// Files of a checkpoint that are not compared here, because they are checked elsewhere or describe only processes.
 const NOT_COMPARED: [&str; 2] = [FILE_LIST, "fleet.json"];
 
+/// The state of the Python package's trainer, which that package writes into a checkpoint once it is complete. The
+/// engine does not read the file, and a replay has no such trainer.
+const OF_TRAINER: &str = "trainer_state.json";
+
 /// Files that people add to a model, and that no program reads as a part of it.
 pub(super) const ADDED: [&str; 6] = ["README.md", "LICENSE", "LICENSE.md", "LICENSE.txt", "NOTICE", ".gitattributes"];
 
@@ -42,7 +46,9 @@ pub fn difference(recorded: &Path, remade: &Path, step: u64, of: OfRun<'_>) -> a
     // PPO's value model is in a folder itself.
     let of_model = |name: &str| is_in_folder(name) || name.split_once('/').is_some_and(|(_, name)| is_in_folder(name));
     let left_out = |name: &String| of_model(name) && !in_recorded.contains(name);
-    let compared = |name: &String| !NOT_COMPARED.contains(&&**name) && !left_out(name);
+    let compared = |name: &String| {
+        !NOT_COMPARED.contains(&&**name) && (name != OF_TRAINER || in_remade.contains(name)) && !left_out(name)
+    };
     // Weights first: all else follows from them.
     let mut names: Vec<String> = names.into_iter().filter(compared).collect();
     names.sort_by_key(|name| (rank(name), name.clone()));

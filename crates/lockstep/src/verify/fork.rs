@@ -13,13 +13,13 @@ use crate::RunOptions;
 use crate::bad_input;
 use crate::config::{Config, Purpose, Resolved};
 use crate::error::{BadInput, OrBadInput};
+use crate::run::branch::{self, copy_all, copy_checkpoint};
 use crate::run::checkpoint::state::RunState;
 use crate::run::resume::find_run;
 use crate::run::run_dir::write_atomically;
 use crate::run::{RunDir, checkpoint};
 use crate::session::Run;
 use crate::stop::StopSignal;
-use model::io::{FILE_LIST, FileList};
 use std::path::{Path, PathBuf};
 use telemetry::record::ForkedFrom;
 
@@ -59,12 +59,8 @@ fn fork_of(root: &Path, options: &ForkOptions<'_>) -> anyhow::Result<PathBuf> {
             checkpoint::check(path)?;
             copy_checkpoint(path, &dir.checkpoint(*step))?;
         }
-        let groups = [run.dir.rollouts(), run.dir.updates(), run.dir.evaluations()];
-        let indexes = groups.each_ref().map(|path| path.with_extension("idx"));
-        for log in [run.dir.metrics()].iter().chain(&groups).chain(&indexes) {
-            if log.is_file() {
-                disk::copy(log, dir.root().join(log.file_name().unwrap_or_default())).or_bad_input_in(log.display())?;
-            }
+        for (log, target) in branch::logs(&run.dir).iter().zip(branch::logs(&dir)).filter(|(log, _)| log.is_file()) {
+            disk::copy(log, target).or_bad_input_in(log.display())?;
         }
         if run.dir.tensorboard().is_dir() {
             copy_all(&run.dir.tensorboard(), &dir.tensorboard())?;
@@ -156,30 +152,5 @@ fn replay(
     }
     replayed.save_checkpoint()?;
     replayed.dir().unlock();
-    Ok(())
-}
-
-/// Copies the files that were written with a checkpoint: what somebody put beside them is not of the run.
-fn copy_checkpoint(from: &Path, to: &Path) -> anyhow::Result<()> {
-    // Older versions wrote no list.
-    let Some(list) = FileList::read(from).or_bad_input()? else { return copy_all(from, to) };
-    for name in list.files.keys().map(String::as_str).chain([FILE_LIST]) {
-        let (source, target) = (from.join(name), to.join(name));
-        disk::create_dir_all(target.parent().unwrap_or(to))?;
-        disk::copy(&source, &target).or_bad_input_in(source.display())?;
-    }
-    Ok(())
-}
-
-/// Copies all files of a directory and of those below it. A link is an error.
-fn copy_all(from: &Path, to: &Path) -> anyhow::Result<()> {
-    disk::create_dir_all(to)?;
-    for entry in disk::read_dir(from)? {
-        let (path, target) = (entry.path(), to.join(entry.file_name()));
-        match entry.is_dir() {
-            true => copy_all(&path, &target)?,
-            false => disk::copy(&path, target).or_bad_input_in(path.display())?,
-        }
-    }
     Ok(())
 }

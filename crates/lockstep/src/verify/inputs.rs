@@ -3,16 +3,19 @@
 use super::report::{Difference, Interval, Report, missing};
 use super::{Choice, VerifyOptions};
 use crate::algorithms::Reference;
-use crate::config::{Config, Layers, Purpose, Resolved, Strategy, keys, settings_of_weights, undo};
+use crate::config::{ComputeDType, Config, Layers, Purpose, Resolved, Strategy, keys, settings_of_weights, undo};
 use crate::data::DatasetSpec;
-use crate::models::{ModelSource, hashes, locate, prompt_hashes};
+use crate::error::OrBadInput;
+use crate::models::{ModelSource, hashes, locate, prompt_hashes, separate_reference};
 use crate::rollouts::wire::file::GroupFile;
 use crate::run::checkpoint::state::RunState;
 use crate::run::{self, RunDir, checkpoint};
 use kernels::Context;
-use model::Head;
 use model::chat::PromptTime;
 use model::hub::HubKind;
+use model::io::dtype_of_files;
+use model::peft::is_adapter;
+use model::{FileDType, Head};
 use rewards::RewardSpec;
 use std::collections::BTreeSet;
 use std::io::ErrorKind;
@@ -206,7 +209,7 @@ impl RecordedRun {
     fn reference(&self) -> anyhow::Result<Option<PathBuf>> {
         let name = match self.config().reference() {
             Some(Reference::Teacher { name, .. }) => Some(name),
-            Some(Reference::Policy) => self.config().ref_model.as_deref(),
+            Some(Reference::Policy) => separate_reference(self.config()),
             None => None,
         };
         name.map(|name| locate(name, HubKind::Model)).transpose()
@@ -293,6 +296,16 @@ impl RecordedRun {
         let mut config = self.config().clone();
         undo(&mut config, &lines(&starts[later..]))?;
         Ok(config)
+    }
+
+    /// The dtype to which the final model was rounded from the checkpoint; `None` if it is a copy.
+    pub fn result_rounds_to(&self, checkpoint: &Path) -> anyhow::Result<Option<FileDType>> {
+        let (config, adapts) = (&self.resolved.config, is_adapter(checkpoint));
+        let name = config.model_name_or_path.as_deref().unwrap_or_default();
+        let began = locate(name, HubKind::Model)?;
+        let loaded = (!adapts || is_adapter(&began)).then(|| dtype_of_files(&began)).transpose().or_bad_input()?;
+        let dtype = config.save_dtype.of_files(config.dtype == ComputeDType::Bf16, adapts, loaded);
+        Ok((dtype != dtype_of_files(checkpoint).or_bad_input()?).then_some(dtype))
     }
 
     /// The step of the checkpoint whose model became the final model.

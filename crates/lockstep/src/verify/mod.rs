@@ -25,11 +25,13 @@ use crate::config::Purpose;
 use crate::distributed::made_by;
 use crate::error::{is_bad_input, paragraph};
 use crate::run::RunDir;
+use crate::run::checkpoint::link_model;
 use crate::run::resume::ResumeFrom;
 use crate::session::Run;
 use crate::stop::StopSignal;
 use anyhow::Context as _;
 use inputs::{RecordedRun, choose};
+use model::FileDType;
 use record::{Record, SharedRecord};
 use report::{NotVerifiable, missing};
 use std::path::{Path, PathBuf};
@@ -130,7 +132,19 @@ fn verify_into(root: &Path, options: &VerifyOptions<'_>, report: &mut Report) ->
 /// Compares the final model with the checkpoint that it is a copy of.
 fn result(run: &RecordedRun, report: &mut Report) -> anyhow::Result<()> {
     let Some(step) = run.step_of_result()? else { return Ok(()) };
-    let compared = |step: u64| files::of_result(&run.dir.model(), &run.dir.checkpoint(step), step);
+    let compared = |step: u64| {
+        let (model, checkpoint) = (run.dir.model(), run.dir.checkpoint(step));
+        let Some(dtype) = run.result_rounds_to(&checkpoint)? else {
+            return files::of_result(&model, &checkpoint, step);
+        };
+        let scratch = tempfile::Builder::new().prefix("lockstep-verify-").tempdir()?;
+        let rounded = scratch.path().join("model");
+        if link_model(&checkpoint, &rounded, Some(dtype)).is_err() && dtype == FileDType::F16 {
+            // A weight was too large: then the result is f32.
+            return files::of_result(&model, &checkpoint, step);
+        }
+        files::of_result(&model, &rounded, step)
+    };
     if run.dir.checkpoint(step).is_dir() {
         report.difference = compared(step)?;
         report.result = report.difference.is_none().then_some(step);

@@ -7,6 +7,7 @@
 //! This module does not know how weights are stored in memory: it reads into a [`TensorSink`] and writes from a
 //! [`TensorSource`].
 
+mod convert;
 mod direct;
 mod files;
 mod model_files;
@@ -16,6 +17,7 @@ mod save;
 #[cfg(test)]
 mod tests;
 
+pub use convert::{convert_weights, dtype_of_files};
 pub(crate) use files::check_listed;
 pub use files::{FILE_LIST, FileList, ListedFile};
 pub use model_files::{CONFIG, ModelFiles, identifies_model, is_listed};
@@ -30,6 +32,11 @@ pub(crate) use save::{save_tensors_with, write_json};
 use crate::Result;
 use std::ops::Range;
 
+/// The file with an adapter's weights.
+pub(crate) const ADAPTER_WEIGHTS: &str = "adapter_model.safetensors";
+/// The metadata entry of that file with the hash of the base model that the adapter was trained on. It is in the
+/// metadata because PEFT refuses unknown fields in `adapter_config.json`, but ignores unknown metadata.
+pub(crate) const BASE_SHA256: &str = "base_model_sha256";
 /// The metadata entry with a file's checksum: XXH3 (64 bits) of the whole file, with zeros in place of the checksum.
 const CHECKSUM: &str = "xxh3";
 /// The metadata comes first in the header, within this many bytes of the file's beginning.

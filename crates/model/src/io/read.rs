@@ -63,7 +63,7 @@ pub(crate) fn read_metadata(path: &Path, name: &str) -> Result<Option<String>> {
 }
 
 /// The weight files of a model, and which file each tensor is in.
-struct Files {
+pub(super) struct Files {
     files: Vec<File>,
     /// Index of the file that has the tensor of this name.
     places: HashMap<String, usize>,
@@ -72,13 +72,49 @@ struct Files {
 }
 
 impl Files {
-    fn one(path: PathBuf) -> Result<Files> {
+    pub(super) fn one(path: PathBuf) -> Result<Files> {
         let file = File::open(path.clone())?;
         let places = file.entries.keys().map(|name| (name.clone(), 0)).collect();
         Ok(Files { files: vec![file], places, listing: path })
     }
 
-    fn of_model(dir: &Path) -> Result<Files> {
+    /// The paths of a model's weight files.
+    pub(super) fn paths_of_model(dir: &Path) -> Result<Vec<PathBuf>> {
+        let single = dir.join("model.safetensors");
+        if single.exists() {
+            return Ok(vec![single]);
+        }
+        let index = dir.join("model.safetensors.index.json");
+        let text = disk::read(&index, disk::most::TOKENIZER).map_err(|e| Error::io(&index, e))?;
+        let json: serde_json::Value =
+            serde_json::from_slice(without_bom(&text)).map_err(|e| Error::file(&index, format!("not JSON: {e}")))?;
+        let names = json.get("weight_map").and_then(|map| map.as_object()).into_iter().flat_map(|map| map.values());
+        let names = names.filter_map(|name| Path::new(name.as_str()?).file_name());
+        let names: std::collections::BTreeSet<PathBuf> = names.map(|name| dir.join(name)).collect();
+        Ok(names.into_iter().collect())
+    }
+
+    /// All tensors, in the order of the files and of their bytes.
+    pub(super) fn specs(&self) -> Vec<TensorSpec> {
+        let mut all: Vec<(usize, usize, &Entry)> = self
+            .places
+            .iter()
+            .map(|(name, place)| (*place, &self.files[*place].entries[name]))
+            .map(|(place, entry)| (place, entry.bytes.start, entry))
+            .collect();
+        all.sort_by(|a, b| (a.0, a.1, &a.2.name).cmp(&(b.0, b.1, &b.2.name)));
+        all.into_iter().map(|(.., entry)| TensorSpec { name: entry.name.clone(), shape: entry.shape.clone() }).collect()
+    }
+
+    /// The elements of one tensor.
+    pub(super) fn elements(&self, name: &str) -> Result<Vec<f32>> {
+        let Some((file, entry)) = self.find(name) else {
+            return Err(Error::tensor(&self.listing, name, "is missing"));
+        };
+        file.elements(entry)
+    }
+
+    pub(super) fn of_model(dir: &Path) -> Result<Files> {
         let single = dir.join("model.safetensors");
         let index = dir.join("model.safetensors.index.json");
         match (single.exists(), index.exists()) {

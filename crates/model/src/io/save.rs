@@ -160,10 +160,15 @@ impl ModelFiles {
 /// The configuration as it was read, with the dtype of the weights that are written.
 fn config_json(config: &ModelConfig, dtype: FileDType) -> Map<String, Value> {
     let mut json = config.raw.clone();
-    let key = if json.contains_key("torch_dtype") && !json.contains_key("dtype") { "torch_dtype" } else { "dtype" };
-    json.insert(key.into(), dtype.config_name().into());
+    name_dtype(&mut json, dtype);
     json.entry("architectures").or_insert_with(|| json!([config.family.architecture]));
     json
+}
+
+/// Sets the dtype in the text of a `config.json`, under the name that it has there.
+pub(super) fn name_dtype(json: &mut Map<String, Value>, dtype: FileDType) {
+    let key = if json.contains_key("torch_dtype") && !json.contains_key("dtype") { "torch_dtype" } else { "dtype" };
+    json.insert(key.into(), dtype.config_name().into());
 }
 
 fn generation_json(config: &ModelConfig) -> Value {
@@ -180,7 +185,7 @@ fn generation_json(config: &ModelConfig) -> Value {
     })
 }
 
-fn save_weights(dir: &Path, source: &dyn TensorSource, options: SaveOptions) -> Result<()> {
+pub(super) fn save_weights(dir: &Path, source: &dyn TensorSource, options: SaveOptions) -> Result<()> {
     let specs = source.tensors();
     let bytes = |s: &TensorSpec| (s.shape.iter().product::<usize>() * options.dtype.bytes()) as u64;
     let mut shards: Vec<Vec<TensorSpec>> = vec![vec![]];

@@ -10,9 +10,11 @@
 //! final, and so is a response that is not such JSON or has a wrong number of scores. The completions of a failed
 //! request get `None`, never 0, and a [`Problem`] says why.
 
+mod certificates;
 #[cfg(test)]
 mod tests;
 
+use std::ffi::OsStr;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::sync::{Arc, Mutex};
@@ -20,6 +22,7 @@ use std::time::{Duration, Instant};
 
 use serde::Deserialize;
 use ureq::Agent;
+use ureq::tls::TlsConfig;
 
 use crate::protocol::{self, Failure};
 use crate::{Columns, Error, Problem, ProblemKind, Result, Reward, RewardBatch, Scores};
@@ -103,6 +106,12 @@ pub(crate) struct HttpReward {
 impl HttpReward {
     /// Builds the reward from its options, without making a request.
     pub(crate) fn new(name: String, options: HttpOptions) -> Result<Self> {
+        let authorities = std::env::var_os(certificates::VARIABLE);
+        Self::trusting(authorities.as_deref(), name, options)
+    }
+
+    /// The same with the file of certificate authorities as an argument.
+    fn trusting(authorities: Option<&OsStr>, name: String, options: HttpOptions) -> Result<Self> {
         let HttpOptions { url, timeout_s, retries, backoff_s, batch_size, concurrency, by_group, token_env } = options;
         let wrong = |message: String| Err(Error::options(KIND, message));
         let uri = url.parse::<ureq::http::Uri>().ok().filter(|uri| uri.host().is_some());
@@ -127,7 +136,15 @@ impl HttpReward {
             Some((Ok(token), _)) => Some(format!("Bearer {}", token.trim())),
             Some((Err(_), name)) => return wrong(format!("`token_env`: the environment has no variable {name}")),
         };
+        let tls = match authorities.filter(|file| !file.is_empty() && uri.scheme_str() == Some("https")) {
+            None => TlsConfig::default(),
+            Some(file) => match certificates::read(file) {
+                Ok(roots) => TlsConfig::builder().root_certs(roots).build(),
+                Err(why) => return wrong(why),
+            },
+        };
         let config = Agent::config_builder()
+            .tls_config(tls)
             .timeout_global(Some(Duration::from_secs_f64(timeout_s)))
             .http_status_as_error(false)
             // The completions are for this address alone; and a GET that a redirect makes of a POST has none.

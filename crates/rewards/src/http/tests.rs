@@ -7,6 +7,7 @@ use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
 
 mod limits;
+mod tls;
 
 /// What a service does with a request.
 #[derive(Clone)]

@@ -35,9 +35,15 @@ pub const FILES: &[RunFile] = &[
         "A JSON object for each logged step, each evaluation and each alarm. A number that is not finite is `null`.",
     ),
     file(
+        "steps.jsonl",
+        "",
+        "A JSON object for each step, logged or not: its own reward, accuracy of pairs and loss, by which the last \
+         line of a run and the page say whether the run learns.",
+    ),
+    file(
         "tensorboard/",
         "`tensorboard = true`",
-        "The same for TensorBoard, with histograms, completions as text and hyperparameters.",
+        "The metrics for TensorBoard, with histograms, completions as text and hyperparameters.",
     ),
     file(
         "trace.json",
@@ -48,8 +54,8 @@ pub const FILES: &[RunFile] = &[
     file(
         "profile.json",
         "",
-        "The same as sums over all steps since the last start but the first, and the findings \
-         ([profiling](profiling.md)).",
+        "Seconds, operations and bytes of each stage, as sums over all steps since the last start but the first, and \
+         the findings ([profiling](profiling.md)).",
     ),
     file("lockstep-<process>.log", "", "Every message of a process, those that LOCKSTEP_LOG hides, too."),
     file(
@@ -58,21 +64,29 @@ pub const FILES: &[RunFile] = &[
         "The groups that were trained on, in a checked binary form ([runs](runs.md#recorded-rollouts)); `lockstep \
          rollouts` prints them.",
     ),
-    file("rollouts.idx", "`record_rollouts = true`", "Where each group lies, with its step, reward and lengths."),
+    file(
+        "rollouts.idx",
+        "`record_rollouts = true`",
+        "Where each group of rollouts.bin lies, with its step, reward and lengths.",
+    ),
     file(
         "updates.bin",
         "`record_rollouts = true`",
         "Log-probabilities after the optimizer step, of some groups (`record_updates`); `updates.idx` says where each \
          lies.",
     ),
-    file("updates.idx", "`record_rollouts = true`", "The same for updates.bin."),
+    file("updates.idx", "`record_rollouts = true`", "Where each group of updates.bin lies."),
     file(
         "evaluations.bin",
         "`record_rollouts = true` and evaluation data",
         "The groups of evaluations, as rollouts.bin has those of training.",
     ),
-    file("evaluations.idx", "the same", "Where each lies."),
-    file("rollouts.jsonl", "runs of 0.1", "What older versions recorded instead."),
+    file(
+        "evaluations.idx",
+        "`record_rollouts = true` and evaluation data",
+        "Where each group of evaluations.bin lies.",
+    ),
+    file("rollouts.jsonl", "runs of 0.1", "The groups that were trained on, as older versions recorded them."),
     file(
         "completions/completions_<step>.parquet",
         "`log_completions = true`",
@@ -100,5 +114,5 @@ pub const FILES: &[RunFile] = &[
         "What learner and workers exchange; nothing in it is needed once the run has ended.",
     ),
     file("report.html", "`lockstep report`", "Curves, time, memory, findings and samples in one file."),
-    file("report.md", "`lockstep report`", "The same as Markdown."),
+    file("report.md", "`lockstep report`", "Curves, time, memory, findings and samples as Markdown."),
 ];

@@ -33,7 +33,7 @@ const REWARD: &[Metric] = &[
     row(
         "reward_std",
         "",
-        "Standard deviation of these totals over the batch.",
+        "Standard deviation of the weighted totals over the batch.",
         "above 0",
         "a reward with partial credit; prompts that are solved sometimes",
     ),
@@ -61,7 +61,7 @@ const REWARD: &[Metric] = &[
     row(
         "rewards/<name>/std",
         "",
-        "Its standard deviation.",
+        "Standard deviation of one reward over the batch, before its weight.",
         "above 0",
         "a reward that gives everything the same teaches nothing",
     ),
@@ -74,7 +74,13 @@ const REWARD: &[Metric] = &[
     ),
     row("rewards/<name>/<metric>", "", "What a reward reports of itself.", "", ""),
     row("sampling_profiles/<name>/reward", "", "Mean reward of the groups of a sampling profile.", "rising", ""),
-    row("sampling_profiles/<name>/mean_length", "tokens", "Mean length of its completions.", "", ""),
+    row(
+        "sampling_profiles/<name>/mean_length",
+        "tokens",
+        "Mean length of the completions of a sampling profile.",
+        "",
+        "",
+    ),
 ];
 
 const COMPLETIONS: &[Metric] = &[
@@ -85,8 +91,8 @@ const COMPLETIONS: &[Metric] = &[
         "steady, or as the task asks",
         "the `length` reward if it only grows",
     ),
-    row("completions/min_length", "tokens", "The shortest.", "", ""),
-    row("completions/max_length", "tokens", "The longest.", "", ""),
+    row("completions/min_length", "tokens", "Length of the shortest completion.", "", ""),
+    row("completions/max_length", "tokens", "Length of the longest completion.", "", ""),
     row(
         "completions/p<percent>_length",
         "tokens",
@@ -97,12 +103,24 @@ const COMPLETIONS: &[Metric] = &[
     row(
         "completions/mean_terminated_length",
         "tokens",
-        "Mean length of those that ended by themselves; missing if none did.",
+        "Mean length of the completions that ended by themselves; missing if none did.",
         "",
         "",
     ),
-    row("completions/min_terminated_length", "tokens", "The shortest of those.", "", ""),
-    row("completions/max_terminated_length", "tokens", "The longest of those.", "", ""),
+    row(
+        "completions/min_terminated_length",
+        "tokens",
+        "Length of the shortest completion that ended by itself.",
+        "",
+        "",
+    ),
+    row(
+        "completions/max_terminated_length",
+        "tokens",
+        "Length of the longest completion that ended by itself.",
+        "",
+        "",
+    ),
     row(
         "completions/clipped_ratio",
         "share",
@@ -193,7 +211,13 @@ const LOSS_AND_GRADIENT: &[Metric] = &[
         "below 0.2; 0 on policy",
         "a lower learning_rate; fewer num_iterations",
     ),
-    row("clip_ratio/low_min", "share", "The least of these shares over sequences.", "", ""),
+    row(
+        "clip_ratio/low_min",
+        "share",
+        "The least share of tokens whose ratio was clipped below, over sequences.",
+        "",
+        "",
+    ),
     row(
         "clip_ratio/high_mean",
         "share",
@@ -201,11 +225,17 @@ const LOSS_AND_GRADIENT: &[Metric] = &[
         "below 0.2; 0 on policy",
         "a lower learning_rate; fewer num_iterations",
     ),
-    row("clip_ratio/high_max", "share", "The greatest of these shares over sequences.", "", ""),
+    row(
+        "clip_ratio/high_max",
+        "share",
+        "The greatest share of tokens whose ratio was clipped above, over sequences.",
+        "",
+        "",
+    ),
     row(
         "clip_ratio/region_mean",
         "share",
-        "Both together.",
+        "Tokens whose ratio was clipped, below or above.",
         "below 0.2; 0 on policy",
         "a lower learning_rate; fewer num_iterations",
     ),
@@ -233,7 +263,14 @@ const LOSS_AND_GRADIENT: &[Metric] = &[
         "few",
         "as `frac_reward_zero_std`",
     ),
-    row("update/skipped_tokens", "tokens", "The rows that they would have had in the model.", "", ""),
+    row(
+        "update/skipped_tokens",
+        "tokens",
+        "Tokens of the left-out groups that the model did not have to compute (a shared prompt once; a \
+         completion's last token never).",
+        "",
+        "",
+    ),
     row(
         "mean_token_accuracy",
         "share",
@@ -259,39 +296,45 @@ const SAMPLER_AND_TRAINER: &[Metric] = &[
         "0, always",
         "report it: it is an error of Lockstep",
     ),
-    row("sampling/logp_compared_tokens", "tokens", "Tokens that were compared for this.", "above 0 on policy", ""),
+    row(
+        "sampling/logp_compared_tokens",
+        "tokens",
+        "Tokens whose recorded log-probability was compared with the trainer's.",
+        "above 0 on policy",
+        "",
+    ),
     row(
         "sampling/max_logp_difference",
         "nats",
-        "The largest difference among them; missing if none were compared.",
+        "The largest difference between a recorded log-probability and the trainer's; missing if none were compared.",
         "0, always",
         "report it",
     ),
     row(
         "sampling/importance_sampling_ratio/min",
         "",
-        "The least ratio between trainer and sampler where that is corrected for.",
+        "The least ratio between trainer and sampler, where the loss corrects for it.",
         "near 1",
         "fewer steps per generation; a lower max_staleness",
     ),
     row(
         "sampling/importance_sampling_ratio/mean",
         "",
-        "The mean ratio.",
+        "The mean ratio between trainer and sampler, where the loss corrects for it.",
         "near 1",
         "fewer steps per generation; a lower max_staleness",
     ),
     row(
         "sampling/importance_sampling_ratio/max",
         "",
-        "The greatest ratio.",
+        "The greatest ratio between trainer and sampler, where the loss corrects for it.",
         "near 1",
         "fewer steps per generation; a lower max_staleness",
     ),
     row(
         "sampling/importance_sampling_ratio/bounded",
         "share",
-        "Ratios that were bounded.",
+        "Ratios between trainer and sampler that were bounded.",
         "below 0.1",
         "fewer steps per generation; a lower max_staleness",
     ),
@@ -302,7 +345,13 @@ const SAMPLER_AND_TRAINER: &[Metric] = &[
         "near 0",
         "",
     ),
-    row("sampling/sampling_logp_difference/max", "nats", "The greatest distance.", "", ""),
+    row(
+        "sampling/sampling_logp_difference/max",
+        "nats",
+        "The greatest distance between the sampler's and the old policy's log-probabilities.",
+        "",
+        "",
+    ),
 ];
 
 const PPO: &[Metric] = &[
@@ -313,7 +362,7 @@ const PPO: &[Metric] = &[
         "below 1 per token",
         "a higher kl_coef; a lower learning_rate",
     ),
-    row("objective/kl_coef", "", "The weight of the divergence.", "", ""),
+    row("objective/kl_coef", "", "The weight of the divergence from the reference (`objective/kl`).", "", ""),
     row(
         "objective/entropy",
         "nats",
@@ -324,11 +373,17 @@ const PPO: &[Metric] = &[
     row(
         "objective/non_score_reward",
         "",
-        "The part of the reward that the divergence takes.",
+        "The part of the reward that the divergence from the reference takes.",
         "near 0",
         "a lower kl_coef",
     ),
-    row("objective/rlhf_reward", "", "Score and that part together: what is maximised.", "rising", ""),
+    row(
+        "objective/rlhf_reward",
+        "",
+        "The score, less what the divergence from the reference takes: what is maximised.",
+        "rising",
+        "",
+    ),
     row("objective/scores", "", "Mean score of the completions.", "rising", ""),
     row(
         "policy/approxkl_avg",
@@ -360,8 +415,14 @@ const PPO: &[Metric] = &[
         "falling",
         "a higher value_learning_rate; more warm-up",
     ),
-    row("val/clipfrac_avg", "share", "Values that were clipped.", "below 0.3", "a higher cliprange_value"),
-    row("val/ratio", "", "Mean importance ratio.", "near 1", "a lower learning_rate"),
+    row(
+        "val/clipfrac_avg",
+        "share",
+        "Values of the value model that were clipped.",
+        "below 0.3",
+        "a higher cliprange_value",
+    ),
+    row("val/ratio", "", "Mean importance ratio of the policy.", "near 1", "a lower learning_rate"),
     row(
         "val/explained_variance",
         "",
@@ -377,5 +438,5 @@ const PPO: &[Metric] = &[
         "a lower learning_rate; longer warm-up; max_grad_norm",
     ),
     row("values_time_s", "s", "Seconds in the forward pass of the value model.", "", ""),
-    row("value_update_time_s", "s", "Seconds in its update.", "", ""),
+    row("value_update_time_s", "s", "Seconds in the update of the value model.", "", ""),
 ];

@@ -142,6 +142,30 @@ mod tests {
         assert_eq!(files.len(), FILES.len());
     }
 
+    /// `lockstep outputs METRIC` and the page print one meaning without those around it.
+    #[test]
+    fn a_meaning_refers_to_nothing_beside_it() {
+        let metrics = SECTIONS.iter().flat_map(|section| section.metrics).map(|metric| (metric.name, metric.meaning));
+        for (name, meaning) in metrics.chain(FILES.iter().map(|file| (file.path, file.meaning))) {
+            let begins =
+                ["Both", "Its ", "It ", "Of these", "They ", "The same", "As in", "The shortest.", "The longest."];
+            let names_none = ["The mean ratio.", "The greatest ratio.", "The greatest distance.", "Where each lies."];
+            assert!(!begins.iter().chain(&names_none).any(|begin| meaning.starts_with(begin)), "{name}: {meaning}");
+            for word in [
+                "longest of those.",
+                "shortest of those.",
+                "of those that ended",
+                "for this",
+                "these shares",
+                "that part",
+                "these prob",
+                "in it;",
+            ] {
+                assert!(!meaning.contains(word), "{name}: {meaning}");
+            }
+        }
+    }
+
     #[test]
     fn the_set_of_an_evaluation_is_the_shortest_that_leaves_a_metric() {
         let table = [

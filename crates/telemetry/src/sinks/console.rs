@@ -31,7 +31,8 @@ pub enum LogFormat {
     /// Text for people.
     #[default]
     Plain,
-    /// One JSON object per line: `time_s` (since 1970), `level`, `message`, and the fields.
+    /// One JSON object per line: `time_s` (since 1970), `level`, `message`, and the fields. Tables, alarms and findings
+    /// are fields, with the names and values of `metrics.jsonl` and `profile.json`; `message` is one line for people.
     Json,
 }
 
@@ -58,6 +59,25 @@ pub struct ConsoleOptions {
     pub log_file: Option<PathBuf>,
     /// Whether nothing is printed, whatever the level; the log file still gets its lines.
     pub silent: bool,
+    /// Receives the warnings and errors of a silent console: they are never lost.
+    pub warnings: Option<Listener>,
+}
+
+/// A function that receives messages.
+#[derive(Clone)]
+pub struct Listener(Arc<dyn Fn(&str) + Send + Sync>);
+
+impl Listener {
+    /// A listener that calls `function`.
+    pub fn new(function: impl Fn(&str) + Send + Sync + 'static) -> Listener {
+        Listener(Arc::new(function))
+    }
+}
+
+impl std::fmt::Debug for Listener {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Listener")
+    }
 }
 
 /// The console of a process. A clone is another handle to the same console.
@@ -71,6 +91,7 @@ struct Inner {
     level: Level,
     colour: bool,
     silent: bool,
+    warnings: Option<Listener>,
     bars: MultiProgress,
     /// Whether progress bars are drawn: standard error is a terminal and the format is plain.
     terminal: bool,
@@ -133,6 +154,7 @@ impl Console {
             level: options.level,
             colour,
             silent: options.silent,
+            warnings: options.warnings,
             bars: MultiProgress::with_draw_target(target),
             terminal,
             start: Instant::now(),
@@ -161,6 +183,9 @@ impl Console {
     pub fn log(&self, level: Level, message: &str, fields: &Record) {
         let line = |colour| self.line(level, message, fields, colour);
         let _ = writeln!(self.file(), "{}", line(false));
+        if let (true, true, Some(Listener(receive))) = (self.inner.silent, level <= Level::Warn, &self.inner.warnings) {
+            receive(message);
+        }
         if level <= self.inner.level {
             self.write(&(line(self.inner.colour) + "\n"), false);
         }
@@ -204,9 +229,26 @@ impl Console {
         self.log(Level::Debug, message, &Record::new());
     }
 
-    /// Prints a block of text (a table) on standard output, whatever the level, and into the log file. In the JSON
-    /// format it is logged as a line of level info instead, so that standard error and the log file have one object per
-    /// line, and standard output is empty.
+    /// Logs a message that has values: as `text` for people; in the JSON format as a short message with fields.
+    pub fn report(&self, level: Level, text: &str, message: &str, fields: &Record) {
+        match self.inner.format {
+            LogFormat::Plain => self.log(level, text, &Record::new()),
+            LogFormat::Json => self.log(level, message, fields),
+        }
+    }
+
+    /// [Prints](Self::print) a table: as `text` for people; in the JSON format as a line of level info with a short
+    /// message and the table's values as fields.
+    pub fn table(&self, text: &str, message: &str, fields: &Record) {
+        match self.inner.format {
+            LogFormat::Plain => self.print(text),
+            LogFormat::Json => self.log(Level::Info, message, fields),
+        }
+    }
+
+    /// Prints a block of text on standard output, whatever the level, and into the log file. In the JSON format it is
+    /// logged as a line of level info instead, so that standard error and the log file have one object per line, and
+    /// standard output is empty.
     pub fn print(&self, text: &str) {
         if self.inner.format == LogFormat::Json {
             return self.info(text.trim_end());
@@ -303,15 +345,19 @@ impl Sink for ConsoleSink {
         match &event.kind {
             EventKind::Metrics { step, values } => self.metrics(*step, values),
             EventKind::Message { level, text, fields } => self.console.log(*level, text, fields),
-            EventKind::Alarm { alarm, .. } => {
+            EventKind::Alarm { step, alarm } => {
                 let level = if alarm.until.is_some() || alarm.quiet { Level::Info } else { Level::Warn };
-                self.console.log(level, &alarm.to_string(), &Record::new());
+                let fields = of_step(*step, "alarm", serde_json::to_value(alarm).unwrap_or_default());
+                self.console.report(level, &alarm.to_string(), &alarm.headline(), &fields);
             }
-            EventKind::Finding { finding, .. } => {
-                self.console.log(Level::Info, &finding.to_string(), &Record::new());
+            EventKind::Finding { step, finding } => {
+                let fields = of_step(*step, "finding", serde_json::to_value(finding).unwrap_or_default());
+                self.console.report(Level::Info, &finding.to_string(), &finding.headline(), &fields);
             }
             EventKind::Completions { rows, shown } if *shown > 0 => {
-                self.console.print(&table::completions(rows, *shown, self.console.width()));
+                let text = table::completions(rows, *shown, self.console.width());
+                let fields = of_step(rows.step, "completions", table::completions_json(rows, *shown));
+                self.console.table(&text, &format!("completions of step {}", rows.step), &fields);
             }
             EventKind::Progress { label, done, total, note } => match &mut self.progress {
                 Some(progress) if progress.is_of(label, *total) => progress.set(*done, note),
@@ -330,6 +376,12 @@ impl Sink for ConsoleSink {
         self.progress = None;
         Ok(())
     }
+}
+
+fn of_step(step: u64, name: &str, value: Value) -> Record {
+    let mut fields = Record::new();
+    fields.set("step", step).set(name, value);
+    fields
 }
 
 fn json_line(now_s: f64, level: Level, message: &str, fields: &Record) -> String {

@@ -1,4 +1,5 @@
-//! Writes and reads `metrics.jsonl`: one JSON object for each logged step, appended and flushed.
+//! Writes and reads `metrics.jsonl`: one JSON object for each logged step, appended and flushed. Writes `steps.jsonl`:
+//! one for each optimizer step, with the few values by which a run is judged.
 //!
 //! An alarm is a line of its own, `{"step": n, "alarm": {…}}`.
 //!
@@ -84,6 +85,43 @@ impl Sink for MetricsSink {
 
     fn resume(&mut self, _step: u64, lengths: &BTreeMap<String, u64>) -> Result<Option<String>> {
         self.lines.file.resume("metrics.jsonl", lengths, whole_lines)
+    }
+}
+
+/// The sink that writes `steps.jsonl`. A run that logs each tenth step only is judged by these lines.
+#[derive(Debug)]
+pub struct StepsSink {
+    lines: JsonLines,
+}
+
+impl StepsSink {
+    /// Opens the file to append. An incomplete last line is cut off.
+    pub fn open(path: impl Into<PathBuf>) -> Result<Self> {
+        Ok(StepsSink { lines: JsonLines::open(path)? })
+    }
+}
+
+impl Sink for StepsSink {
+    fn receive(&mut self, event: &Event) -> Result<()> {
+        let EventKind::StepValues { step, values } = &event.kind else { return Ok(()) };
+        let mut line = Record::new();
+        line.set("step", *step);
+        for (name, value) in values {
+            line.set(name, *value);
+        }
+        self.lines.append(&line.0)
+    }
+
+    fn check(&mut self) -> Result<Option<String>> {
+        self.lines.file.check()
+    }
+
+    fn checkpoint(&mut self, lengths: &mut BTreeMap<String, u64>) -> Result<()> {
+        self.lines.file.checkpoint("steps.jsonl", lengths)
+    }
+
+    fn resume(&mut self, _step: u64, lengths: &BTreeMap<String, u64>) -> Result<Option<String>> {
+        self.lines.file.resume("steps.jsonl", lengths, whole_lines)
     }
 }
 
@@ -199,6 +237,31 @@ mod tests {
         assert_eq!(steps, [1.0, 22.0]);
         sink.resume(0, &BTreeMap::new()).unwrap();
         assert!(read(&path).unwrap().is_empty());
+    }
+
+    #[test]
+    fn each_step_has_a_line_that_a_resume_cuts() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("steps.jsonl");
+        let mut sink = StepsSink::open(&path).unwrap();
+        let step = |sink: &mut StepsSink, step, reward: f64| {
+            sink.receive(&EventKind::StepValues { step, values: vec![("reward".into(), reward)] }.into()).unwrap();
+        };
+        step(&mut sink, 1, 0.5);
+        logged(&mut sink, 1, &[("not here", 1.0)]);
+        let mut lengths = BTreeMap::new();
+        sink.checkpoint(&mut lengths).unwrap();
+        step(&mut sink, 2, f64::NAN);
+        let text = "{\"step\":1,\"reward\":0.5}\n{\"step\":2,\"reward\":null}\n";
+        assert_eq!(std::fs::read_to_string(&path).unwrap(), text);
+        assert_eq!(lengths, BTreeMap::from([("steps.jsonl".to_owned(), 24)]));
+        assert_eq!(sink.resume(1, &lengths).unwrap(), None);
+        assert_eq!(std::fs::read_to_string(&path).unwrap(), text[..24]);
+        // A checkpoint of an older version has no length of it.
+        assert_eq!(sink.resume(1, &BTreeMap::new()).unwrap(), None);
+        assert_eq!(std::fs::read_to_string(&path).unwrap(), "");
+        std::fs::remove_file(&path).unwrap();
+        assert!(sink.check().unwrap().unwrap().contains("was deleted"));
     }
 
     #[test]

@@ -86,9 +86,9 @@ impl Sink for TensorBoardSink {
         }
         let time_s = event.time_s;
         match &event.kind {
-            EventKind::Metrics { step, values } => {
-                values.iter().try_for_each(|(name, value)| self.append(time_s, *step, &summary::scalar(name, *value)))
-            }
+            EventKind::Metrics { step, values } => values
+                .iter()
+                .try_for_each(|(name, value)| self.append(time_s, *step, &summary::scalar(&tag(name), *value))),
             EventKind::Distributions { step, values } => values
                 .iter()
                 .filter_map(|(name, values)| summary::histogram(&format!("distribution/{name}"), values))
@@ -113,6 +113,11 @@ impl Sink for TensorBoardSink {
         self.begin()?;
         Ok(note)
     }
+}
+
+/// The tag of a metric, as transformers has it: `eval/…` for the metrics of evaluations, `train/…` for all others.
+fn tag(name: &str) -> String {
+    name.strip_prefix("eval_").map_or_else(|| format!("train/{name}"), |name| format!("eval/{name}"))
 }
 
 /// The path of the last event file of a directory by name. (Names begin with the time of creation.)
@@ -261,14 +266,26 @@ mod tests {
     fn what_is_written_reads_back() {
         let dir = tempfile::tempdir().unwrap();
         let mut sink = TensorBoardSink::open(&dir.path().join("tensorboard"), Vec::new()).unwrap();
-        logged(&mut sink, 300, &[("train/reward", 0.25), ("é", f64::INFINITY)]);
-        logged(&mut sink, 301, &[("train/kl", f64::NAN)]);
+        logged(&mut sink, 300, &[("reward", 0.25), ("é", f64::INFINITY)]);
+        logged(
+            &mut sink,
+            301,
+            &[
+                ("kl", f64::NAN),
+                ("eval_loss", 1.0),
+                ("rewards/a/mean", 1.0),
+                ("eval_rewards/a", 1.0),
+                ("evaluated", 1.0),
+            ],
+        );
         let events = read(sink.file.path());
         assert_eq!((events[0].0, events[0].1.as_str()), (300, "train/reward"));
         assert_eq!(field(&events[0].2, 2), 0.25f32.to_le_bytes());
-        assert_eq!((events[1].1.as_str(), field(&events[1].2, 2)), ("é", f32::INFINITY.to_le_bytes().to_vec()));
+        assert_eq!((events[1].1.as_str(), field(&events[1].2, 2)), ("train/é", f32::INFINITY.to_le_bytes().to_vec()));
         assert_eq!(events[2].0, 301);
         assert!(f32::from_le_bytes(field(&events[2].2, 2).try_into().unwrap()).is_nan());
+        let tags: Vec<&str> = events[2..].iter().map(|(_, tag, _)| tag.as_str()).collect();
+        assert_eq!(tags, ["train/kl", "eval/loss", "train/rewards/a/mean", "eval/rewards/a", "train/evaluated"]);
         assert_eq!(sink.file.len(), std::fs::metadata(sink.file.path()).unwrap().len());
     }
 
@@ -345,7 +362,7 @@ mod tests {
         assert_eq!(read(&path).len(), 2);
         sink.resume(1, &at_checkpoint).unwrap();
         logged(&mut sink, 2, &[("b", 2.5)]);
-        assert_eq!(read(&path).iter().map(|event| event.1.as_str()).collect::<Vec<_>>(), ["a", "b"]);
+        assert_eq!(read(&path).iter().map(|event| event.1.as_str()).collect::<Vec<_>>(), ["train/a", "train/b"]);
         let mut file = std::fs::read(&path).unwrap();
         *file.last_mut().unwrap() ^= 1;
         assert_eq!(records(&file).count(), 2, "the damaged record is not taken");

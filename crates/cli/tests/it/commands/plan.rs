@@ -158,7 +158,9 @@ fn a_model_larger_than_any_machine_is_counted_and_training_it_refused() {
     let config = config.replace("\"intermediate_size\": 48", "\"intermediate_size\": 131072");
     std::fs::write(dir.path().join("model/config.json"), config).unwrap();
     let arguments = ["plan", "--model", "model", "--set", "max_completion_length=32"];
-    let text = lockstep(dir.path(), &arguments, "").ok();
+    let planned = lockstep(dir.path(), &arguments, "");
+    let (code, text) = (planned.code, planned.out);
+    assert_eq!(code, Some(1), "{text}");
     assert!(text.contains("does not fit") && text.contains("No key makes it fit"), "{text}");
 
     std::fs::write(dir.path().join("data.jsonl"), "{\"prompt\":\"abc\"}\n".repeat(8)).unwrap();

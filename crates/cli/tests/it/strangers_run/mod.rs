@@ -24,12 +24,13 @@ const MOST: u64 = 64 << 20;
 
 /// Runs with all files that are changed: by one process, in chunks, and with workers that were killed.
 const BASES: [(&str, &[&str]); 3] = [
-    ("one", &["max_staleness=1", "num_iterations=2", "steps_per_generation=2", "tensorboard=false"]),
+    ("one", &["max_staleness=1", "num_iterations=2", "steps_per_generation=2"]),
     ("chunks", &["max_staleness=2", "partial_rollout_tokens=2"]),
     ("killed", &["max_staleness=3", "save_steps=3"]),
 ];
-const OWN: [&str; 6] = [
+const OWN: [&str; 7] = [
     "record_rollouts=true",
+    "tensorboard=false",
     "max_steps=6",
     "eval_strategy=no",
     "logging_steps=1",
@@ -39,7 +40,7 @@ const OWN: [&str; 6] = [
 
 /// The files that are changed, of which run, and whether the change has to be noticed by its content: the others are
 /// read as they are, by whoever shows them.
-const FILES: [(&str, &str); 22] = [
+const FILES: [(&str, &str); 23] = [
     ("one", "checkpoints/step-000003/run_state.json"),
     ("one", "checkpoints/step-000003/generation_batch.bin"),
     ("one", "checkpoints/step-000003/frontier.bin"),
@@ -49,6 +50,7 @@ const FILES: [(&str, &str); 22] = [
     ("one", "rollouts.bin"),
     ("one", "rollouts.idx"),
     ("one", "metrics.jsonl"),
+    ("one", "steps.jsonl"),
     ("one", "config.toml"),
     ("one", "checkpoints/step-000003/files.json"),
     ("one", "checkpoints/step-000003/tokenizer.json"),
@@ -225,7 +227,7 @@ const TICKETS: &str = r#"while read -r line; do
 done
 "#;
 
-/// A run of three steps that goes on with a worker, and all of whose processes are killed while jobs wait, are done,
+/// A run of three steps that continues with a worker, and all of whose processes are killed while jobs wait, are done,
 /// and are in batches.
 fn kill_in_the_middle(root: &Path, set: &[&str]) {
     fs::write(root.join("tickets.sh"), TICKETS).unwrap();
@@ -309,7 +311,7 @@ fn every_command_meets_every_change_of_every_file() {
 }
 
 /// Files and directories of a run that are links out of it, and for each a command that would write or delete there.
-const LINKS: [(&str, &str, &str); 20] = [
+const LINKS: [(&str, &str, &str); 21] = [
     ("killed", "fleet", "resume by workers"),
     ("killed", "fleet/batches", "resume by workers"),
     ("killed", "fleet/pending", "resume by workers"),
@@ -324,6 +326,7 @@ const LINKS: [(&str, &str, &str); 20] = [
     ("one", "checkpoints", "resume"),
     ("one", "checkpoints/step-000002", "resume"),
     ("one", "metrics.jsonl", "resume"),
+    ("one", "steps.jsonl", "resume"),
     ("one", "rollouts.bin", "resume"),
     ("one", "rollouts.idx", "resume"),
     ("one", "lockstep-0.log", "resume"),

@@ -19,12 +19,17 @@ pub struct Said {
 /// `lockstep` with `arguments` in `directory`, without the caller's `LOCKSTEP_` variables but those of the emulator.
 pub fn command(directory: &Path, arguments: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_lockstep"));
+    without_settings(&mut command);
+    command.args(arguments).current_dir(directory).env("HF_HUB_OFFLINE", "1");
+    command
+}
+
+/// Takes the caller's `LOCKSTEP_` variables but those of the emulator from a command.
+pub fn without_settings(command: &mut Command) {
     let ours = |name: &str| name.starts_with("LOCKSTEP_") && !name.starts_with("LOCKSTEP_EMULATOR_");
     for (name, _) in std::env::vars().filter(|(name, _)| ours(name)) {
         command.env_remove(name);
     }
-    command.args(arguments).current_dir(directory).env("HF_HUB_OFFLINE", "1");
-    command
 }
 
 /// Runs it to its end.

@@ -138,7 +138,12 @@ pub fn events(run: &Path) -> Vec<(u64, String, u32)> {
         }
     }
     // Before the first step are the hyperparameters, which runs that are compared may differ in.
-    found.retain(|(step, tag, _)| *step > 0 && !measured(tag));
+    let metric = |tag: &str| match tag.split_once('/') {
+        Some(("train", name)) => name.to_owned(),
+        Some(("eval", name)) => format!("eval_{name}"),
+        _ => tag.to_owned(),
+    };
+    found.retain(|(step, tag, _)| *step > 0 && !measured(&metric(tag)));
     found
 }
 

@@ -12,6 +12,7 @@ fn empty(name: &str) -> Report {
         name: name.to_owned(),
         verdict: Verdict { state: "level", says: "Level.".to_owned() },
         facts: Vec::new(),
+        keys: BTreeMap::new(),
         curves: Vec::new(),
         profile: None,
         alarms: Vec::new(),
@@ -47,13 +48,16 @@ fn a_report_in_markdown_is_this_text() {
 
 Level.
 
-- model: x y
 - **alarm** it is
 
 # other
 
 Level.
 
+
+## What differs
+
+No key of their configurations.
 
 ## Curves
 
@@ -107,9 +111,10 @@ fn a_report_in_html_has_these_parts() {
     let page = html(&[report.clone(), other]);
     for part in [
         "<title>a&lt;b, o</title>\n",
-        "<h1 class=\"k0\">a&lt;b</h1>\n<p>Level.</p>\n<dl><dt>model</dt><dd>x&amp;y</dd></dl>\n<ul>\
+        "<h1 class=\"k0\">a&lt;b</h1>\n<p>Level.</p>\n<ul>\
          <li><b>alarm</b> it</li>\n</ul>\n",
-        "<h1 class=\"k1\">o</h1>\n<p>Level.</p>\n<dl></dl>\n<h2>Curves</h2>\n",
+        "<h1 class=\"k1\">o</h1>\n<p>Level.</p>\n<h2>What differs</h2>\n<p>No key of their configurations.</p>\n\
+         <h2>Curves</h2>\n",
         "<figure><figcaption>reward: <span class=\"k0\">0.500 → 1.50</span>, <span class=\"k1\">1.50 → 1.50</span>; \
          from 0.500 to 2.50</figcaption>",
         "aria-label=\"reward of steps 0 to 4\"><polyline class=\"r0\" points=\"150.0,98.0 225.0,2.0 300.0,50.0\"/>\
@@ -130,6 +135,7 @@ fn a_report_in_html_has_these_parts() {
         .unwrap(),
     );
     let page = html(&[report]);
+    assert!(page.contains("<dl><dt>model</dt><dd>x&amp;y</dd></dl>"), "{page}");
     assert!(page.contains("points=\"0.0,98.0 0.0,98.0\""), "{page}");
     assert!(page.contains("<li><b>tail</b>, steps 2 to 11: Slow. E. What helps: r.</li>"), "{page}");
     assert!(!page.contains("<p>None.</p>") && page.contains("No profile.json") && !page.contains("<table>"), "{page}");
@@ -165,7 +171,7 @@ fn two_runs_have_their_ratio_only_where_both_have_the_stage() {
 }
 
 #[test]
-fn a_curve_is_thinned_to_means_and_one_value_is_none() {
+fn a_curve_is_thinned_to_means_and_one_value_is_a_curve() {
     let dir = tempfile::tempdir().unwrap();
     let of = |lines: &str| {
         write(dir.path(), "metrics.jsonl", lines);
@@ -174,7 +180,7 @@ fn a_curve_is_thinned_to_means_and_one_value_is_none() {
         curve(&run, "reward").map(|curve| curve.points)
     };
     let line = |step: u64, reward: f64| json!({"step": step, "reward": reward}).to_string() + "\n";
-    assert_eq!(of(&line(1, 2.0)), None);
+    assert_eq!(of(&line(1, 2.0)), Some(vec![(1, 2.0)]));
     assert_eq!(of("{\"step\":1,\"loss\":1}\n{\"step\":2,\"loss\":1}\n"), None);
     assert_eq!(
         of(&(line(1, 2.0) + "{\"step\":2,\"reward\":\"NaN\"}\n" + &line(3, 4.0))),

@@ -9,8 +9,8 @@ pub(in crate::config) const LORA: Row = TRL.needs("use_peft", "true");
 
 macro_rules! adapter_keys { ($collect:ident $($rows:tt)*) => { $collect! { $($rows)* "Adapter" {
     /// Train a low-rank adapter (LoRA) and freeze the model: no gradients and no moments of its weights. The run's
-    /// result is a PEFT directory. The reference model of beta > 0 is then the model without its adapter, and takes no
-    /// memory. In a reward model the head is trained beside it. True by itself where the model is an adapter's
+    /// result is a PEFT directory. The reference model of beta > 0 then takes no memory for weights of its own
+    /// (ref_adapter). In a reward model the head is trained beside it. True by itself where the model is an adapter's
     /// directory, whose adapter_config.json then gives the keys of this section; one that says otherwise is refused.
     use_peft: bool = false => TRL;
     /// The adapter's rank.
@@ -27,6 +27,11 @@ macro_rules! adapter_keys { ($collect:ident $($rows:tt)*) => { $collect! { $($ro
     lora_target_modules: Option<Vec<String>> = None => LORA;
     /// Scale by lora_alpha / √lora_r instead.
     use_rslora: bool = false => LORA;
+    /// The reference model of beta > 0 and of DPO, where an adapter is trained and ref_model is not set: the model
+    /// without an adapter (none), or with the adapter from which training began (initial). Initial by itself where the
+    /// model is an adapter's directory, as in TRL; a new adapter is the same model as none.
+    ref_adapter: RefAdapter = RefAdapter::None
+        => OURS.read_by(REFERENCE.and(DPO)).needs("use_peft", "true").on_resume(Warn);
 } } } }
 pub(in crate::config) use adapter_keys;
 
@@ -55,8 +60,8 @@ impl Config {
 pub(in crate::config) fn check(c: &Config) -> anyhow::Result<()> {
     if c.use_peft && c.sync_ref_model {
         bad_input!(
-            "`sync_ref_model` = true, but with use_peft the reference is the model without its adapter, which does not \
-             move: set sync_ref_model = false"
+            "`sync_ref_model` = true, but with use_peft the reference is the model without its adapter, or with the \
+             adapter from which training began, which does not move: set sync_ref_model = false"
         );
     }
     Ok(())

@@ -56,7 +56,8 @@ macro_rules! batches_keys { ($collect:ident $($rows:tt)*) => { $collect! { $($ro
     /// Of a distributed run: whether workers are believed ("workers"), or the learner makes a share of each one's
     /// groups again, and expels who answered another bit ("audit").
     trust: Trust = Trust::Workers => OURS.read_by(ONLINE).on_resume(Free);
-    /// With trust = "audit": that share. Which groups it is nobody knows before.
+    /// With trust = "audit": the share of each batch's groups that the learner generates again. It is drawn after the
+    /// workers have answered.
     audit_share: f64 = 0.05
         => OURS.range(above(0.0).at_most(1.0)).read_by(ONLINE).needs("trust", "audit").on_resume(Free);
     /// Optimizer steps of the run; -1: as num_train_epochs says.

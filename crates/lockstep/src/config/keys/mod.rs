@@ -31,8 +31,9 @@ use self::{machine::*, model::*, optimizer::*, ppo::*, preferences::*, rewards::
 use super::methods::*;
 use super::row::OnResume::{Fixed, Free, Warn};
 use super::row::{LONG, MANY, OURS, Row, TRL, Trl, above, at_least};
+use super::save_dtype::SaveDType;
 use super::values::{
-    ComputeDType, EvalSampling, KeyValue, OptimizerName, RewardErrors, SftLoss, Strategy, Task, Trust,
+    ComputeDType, EvalSampling, KeyValue, OptimizerName, RefAdapter, RewardErrors, SftLoss, Strategy, Task, Trust,
 };
 use ::rewards::RewardSpec;
 use kernels::Device;

@@ -30,8 +30,8 @@ macro_rules! optimizer_keys { ($collect:ident $($rows:tt)*) => { $collect! { $($
     adam_beta2: f64 = 0.999 => TRL.range(at_least(0.0).below(1.0)).on_resume(Warn);
     /// AdamW's ε.
     adam_epsilon: f64 = 1e-8 => TRL.range(above(0.0)).on_resume(Warn);
-    /// What AdamW's moments are kept in: f32, or bf16 by stochastic rounding, which halves their memory. With muon it
-    /// is said of the parameters that AdamW steps; the momentum of the matrices stays f32.
+    /// What AdamW's moments are kept in: f32, or bf16 by stochastic rounding, which halves their memory. With muon
+    /// this applies to the parameters that AdamW updates; the momentum of matrices stays f32.
     adam_moments_dtype: MomentsDType = MomentsDType::F32 => OURS;
     /// Gradients are scaled down to this norm; 0: never.
     max_grad_norm: f64 = 1.0 => TRL.range(at_least(0.0)).on_resume(Warn);

@@ -18,6 +18,9 @@ macro_rules! rewards_keys { ($collect:ident $($rows:tt)*) => { $collect! { $($ro
     /// Leave special tokens out of the completions that rewards read and that are logged, as TRL does. False shows
     /// them, except those that end or fill a text: for models whose think or answer tags are special tokens.
     skip_special_tokens: bool = true => OURS.read_by(ONLINE).on_resume(Warn);
+    /// Let a reward model read a text prompt with its answer as in its training, with the tokenizer's special tokens
+    /// and the end token. False: the text alone, as TRL. A conversation has what the chat template prints.
+    reward_model_end_token: bool = false => OURS.read_by(ONLINE).on_resume(Warn);
     /// What follows when a reward no longer scores: the run writes a checkpoint and ends with the cause, or it
     /// continues without it.
     reward_errors: RewardErrors = RewardErrors::Stop => OURS.read_by(ONLINE).on_resume(Free);

@@ -77,8 +77,8 @@ fn weights_that_are_all_0_are_noted_and_accepted() {
 #[test]
 fn reference_and_adapter() {
     let lora = [("use_peft", "true"), ("sync_ref_model", "true"), ("beta", "0.1")];
-    let words = "`sync_ref_model` = true, but with use_peft the reference is the model without its adapter, which does \
-                 not move: set sync_ref_model = false";
+    let words = "`sync_ref_model` = true, but with use_peft the reference is the model without its adapter, or with \
+                 the adapter from which training began, which does not move: set sync_ref_model = false";
     train(&lora, words, &[("use_peft", "false")]);
     train(&lora, words, &[("sync_ref_model", "false")]);
     let error = grpo(&[("optim_args", "momentum")]).unwrap_err().to_string();

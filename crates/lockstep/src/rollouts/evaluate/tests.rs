@@ -66,21 +66,27 @@ fn the_names_of_metrics_are_known_before_an_evaluation() {
         "rewards/b/std",
         "reward",
         "reward_std",
+        "frac_reward_zero_std",
         "completions/mean_length",
         "completions/clipped_ratio",
+        "completions/min_length",
+        "completions/max_length",
+        "completions/mean_terminated_length",
+        "completions/min_terminated_length",
+        "completions/max_terminated_length",
         "loss",
         "pass@1",
         "pass@4",
     ];
     let with = |prefixes: &[&str], names: &[&str]| -> Vec<String> {
         let names = prefixes.iter().flat_map(|prefix| names.iter().map(move |name| format!("{prefix}{name}")));
-        names.chain(["eval_runtime".to_owned()]).collect()
+        names.chain(["eval_num_tokens", "eval_runtime"].map(str::to_owned)).collect()
     };
     assert_eq!(metric_names(&config, &rewards), with(&["eval_"], &all));
     config.eval_datasets.insert("easy".into(), "e".into());
     assert_eq!(metric_names(&config, &rewards), with(&["eval_", "eval_easy_"], &all));
     (config.eval_dataset_name, config.eval_loss, config.eval_pass_at_k) = (None, false, Vec::new());
-    assert_eq!(metric_names(&config, &[]), with(&["eval_easy_"], &all[6..8]));
+    assert_eq!(metric_names(&config, &[]), with(&["eval_easy_"], &all[7..14]));
 }
 
 #[test]
@@ -110,6 +116,7 @@ fn the_metrics_of_a_set_are_of_its_scored_completions() {
     for (place, c) in rollouts.groups.iter_mut().flat_map(|group| &mut group.completions).enumerate() {
         c.rewards.push(second[place]);
         c.completion.ids = vec![4; place + 2];
+        c.completion.mask = vec![true; place + 2];
         c.completion.finish_reason = if place == 1 { FinishReason::Length } else { FinishReason::Stop };
     }
     let config = Config { eval_pass_at_k: vec![1, 2], eval_pass_at_k_reward: Some("b".into()), ..Config::default() };
@@ -128,7 +135,11 @@ fn the_metrics_of_a_set_are_of_its_scored_completions() {
     assert_eq!((metric("completions/mean_length"), metric("completions/clipped_ratio")), (Some(3.5), Some(0.25)));
     assert_eq!((metric("pass@1"), metric("pass@2")), (Some(0.75), Some(1.0)));
     assert!(outcome.metrics.iter().all(|(name, _)| name.starts_with("eval_easy_")), "{:?}", outcome.metrics);
-    assert_eq!((metric("frac_reward_zero_std"), metric("completions/max_length")), (None, None));
+    assert_eq!(metric("completions/max_length"), Some(5.0));
+    assert!(metric("frac_reward_zero_std").is_some_and(|share| (0.0..=1.0).contains(&share)));
+    let lengths = ["min_length", "mean_terminated_length", "min_terminated_length", "max_terminated_length"];
+    let lengths = lengths.map(|name| metric(&format!("completions/{name}")).unwrap());
+    assert_eq!(lengths, [2.0, 11.0 / 3.0, 2.0, 5.0], "the second one was cut");
     let plain = of("", &rollouts);
     assert_eq!(plain.metric("reward"), find(&plain.metrics, "eval_reward"));
     assert!(plain.metric("reward").is_some());

@@ -156,6 +156,13 @@ impl Detection {
         Detection { examples: rows.into_iter().take(EXAMPLES).map(Row::example).collect(), ..self }
     }
 
+    /// An alarm about the reward `k`: its examples are completions that this reward has scored, with its own scores.
+    fn of_reward(self, signs: &GenerationSigns, k: usize) -> Detection {
+        let scored = signs.rows().filter(|row| row.scores.get(k).is_some_and(Option::is_some));
+        let examples = scored.take(EXAMPLES).map(|row| row.example_of(k)).collect();
+        Detection { examples, ..self.of(&signs.rewards[k].name) }
+    }
+
     fn of_problem(problem: &Problem) -> Detection {
         let condition = conditions::of_problem(problem.kind);
         Detection::new(condition, problem.to_string()).of(problem.reward.clone())
@@ -299,12 +306,12 @@ impl History {
             let evidence = format!("no reward gave a score for {count} of {all} completions");
             seen.push(Detection::new(&conditions::UNSCORED, evidence).showing(unscored));
         }
-        for reward in &signs.rewards {
+        for (k, reward) in signs.rewards.iter().enumerate() {
             let name = &reward.name;
             if reward.overflows {
                 let (low, high) = reward.range.unwrap_or_default();
                 let evidence = format!("scores from {low:e} to {high:e} have no finite deviation");
-                seen.push(Detection::new(&conditions::OVERFLOW, evidence).of(name));
+                seen.push(Detection::new(&conditions::OVERFLOW, evidence).of_reward(signs, k));
             }
             let dependence = self.dependences.entry(name.clone()).or_default();
             dependence.take(&reward.portion);
@@ -321,7 +328,7 @@ impl History {
                      length, repetition, log-probability nor any token (at most {strongest:.1} standard deviations of \
                      chance), and it does not rise"
                 );
-                seen.push(Detection::new(&conditions::NOISE, evidence).of(name).showing(signs.rows()));
+                seen.push(Detection::new(&conditions::NOISE, evidence).of_reward(signs, k));
             }
             if let Some(example) = &reward.contradiction {
                 let detection = Detection::new(&conditions::CONTRADICTION, "two scores for the same text".to_owned());
@@ -336,7 +343,7 @@ impl History {
             };
             if let Some(value) = value.filter(|value| before.is_none_or(|before| before == Bits64(*value))) {
                 let evidence = format!("it gives {value} for every completion");
-                seen.push(Detection::new(&conditions::CONSTANT, evidence).of(name).showing(signs.rows()));
+                seen.push(Detection::new(&conditions::CONSTANT, evidence).of_reward(signs, k));
             }
         }
         self.look_at_characters(signs, seen);

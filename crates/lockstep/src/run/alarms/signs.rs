@@ -21,6 +21,8 @@ pub struct Row {
     pub prompt: usize,
     /// The weighted sum of its rewards; `None` if it has no score.
     pub total: Option<f64>,
+    /// The score of each reward, before its weight.
+    pub scores: Vec<Option<f64>>,
     pub text: String,
     /// True if it ended at the length limit.
     pub cut: bool,
@@ -39,9 +41,19 @@ pub struct Row {
 }
 
 impl Row {
-    /// The completion as an example for people: prompt, completion and score.
+    /// The completion as an example for people: prompt, completion and total score.
     pub fn example(&self) -> String {
-        let score = self.total.map_or_else(|| "no score".to_owned(), |total| format!("{total}"));
+        self.with(self.total)
+    }
+
+    /// The same with the score of the reward `k`, for an alarm about that reward.
+    pub fn example_of(&self, k: usize) -> String {
+        self.with(self.scores.get(k).copied().flatten())
+    }
+
+    fn with(&self, score: Option<f64>) -> String {
+        let text = |score: f64| if score.abs() < 1e16 { format!("{score}") } else { format!("{score:e}") };
+        let score = score.map_or_else(|| "no score".to_owned(), text);
         format!("{}: {score}", self.shown)
     }
 }
@@ -90,6 +102,7 @@ impl GenerationSigns {
                 Row {
                     prompt: group.prompt.row,
                     total: rollouts.total(c),
+                    scores: c.rewards.clone(),
                     cut,
                     empty: has_no_answer(&text),
                     broken: (!cut || all_cut)

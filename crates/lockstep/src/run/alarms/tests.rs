@@ -1,3 +1,4 @@
+mod examples;
 mod nothing;
 mod numbers;
 

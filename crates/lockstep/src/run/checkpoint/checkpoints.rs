@@ -1,10 +1,12 @@
 //! The checkpoints of a training run: which step is saved, and which one is being written.
 
 use super::{CheckpointWriter, Kept, link_model};
-use crate::models::WriteFiles;
+use crate::error::paragraph;
+use crate::models::{Policy, WriteFiles};
 use crate::run::RunDir;
 use crate::run::learner::Learner;
 use crate::run::log::RunLog;
+use model::FileDType;
 use std::time::Duration;
 use telemetry::EventKind;
 
@@ -60,9 +62,10 @@ impl Checkpoints {
         Ok(())
     }
 
-    /// Writes the run's result: a copy of the model in the checkpoint of the last step. If `best` names another step,
-    /// the model of that checkpoint is copied, and `learner` loads its weights. If the checkpoint does not exist, the
-    /// weights of `learner` are written.
+    /// Writes the run's result: a copy of the model in the checkpoint of the last step, in the dtype that the
+    /// configuration asks for. (If a weight is too large for f16, it is f32, and a warning says so.) If `best` names
+    /// another step, the model of that checkpoint is copied, and `learner` loads its weights. If the checkpoint does
+    /// not exist, the weights of `learner` are written.
     pub fn write_result(&self, best: Option<u64>, learner: &mut Learner, log: &RunLog) -> anyhow::Result<()> {
         let mut saved = self.dir.checkpoint(learner.step);
         if let Some(step) = best.filter(|&step| step != learner.step) {
@@ -77,10 +80,20 @@ impl Checkpoints {
         }
         let target = self.dir.model();
         let temporary = self.dir.root().join(".unfinished-model");
-        let _ = disk::remove_dir_all(&temporary);
-        match saved.is_dir() {
-            true => link_model(&saved, &temporary)?,
-            false => learner.policy.save(&temporary)?,
+        let write = |policy: &Policy| {
+            let _ = disk::remove_dir_all(&temporary);
+            match saved.is_dir() {
+                true => link_model(&saved, &temporary, policy.rounds_to()),
+                false => policy.export(&temporary),
+            }
+        };
+        if let Err(error) = write(&learner.policy) {
+            if learner.policy.exported != FileDType::F16 {
+                return Err(error);
+            }
+            log.warn(&format!("the result is f32: {}", paragraph(&error)));
+            learner.policy.exported = FileDType::F32;
+            write(&learner.policy)?;
         }
         let _ = disk::remove_dir_all(&target);
         Ok(disk::rename(&temporary, &target)?)

@@ -18,14 +18,17 @@ use crate::config::Config;
 use crate::error::OrBadInput;
 use crate::run::run_dir::{RunDir, sync_directory};
 use anyhow::Context as _;
-use model::io::{FILE_LIST, FileList, is_listed};
+use model::FileDType;
+use model::io::{CONFIG, FILE_LIST, FileList, convert_weights, is_listed};
 use std::path::{Path, PathBuf};
 
 const TEMPORARY: &str = ".unfinished-";
 
 /// Prefixes of the checkpoint's files that do not belong to the model: optimizer state, value model, reference model,
-/// the generation batch in use, generation batches made ahead, and lineages of the weights that workers may have.
-const OF_RUN: [&str; 6] = ["optimizer_", "value_", "reference.", "generation_batch.", "frontier.", "fleet."];
+/// the generation batch in use, generation batches made ahead, lineages of the weights that workers may have, and the
+/// state of the Python package's trainer.
+const OF_RUN: [&str; 7] =
+    ["optimizer_", "value_", "reference.", "generation_batch.", "frontier.", "fleet.", "trainer_state."];
 
 /// Writes the checkpoint of `step`; `fill` writes the files into the empty directory that it gets. On an error, such as
 /// a full disk, the unfinished files are removed and older checkpoints stay as they are.
@@ -87,13 +90,19 @@ fn sync_tree(dir: &Path) -> std::io::Result<()> {
 
 /// Copies the model of `checkpoint` into the new directory `target`, without the files that only a run needs. Weight
 /// files are hard-linked where the file system allows it, since they are never changed in place.
-pub fn link_model(checkpoint: &Path, target: &Path) -> anyhow::Result<()> {
+///
+/// If `in_dtype` names another dtype than that of the checkpoint, weights are rounded to it.
+pub fn link_model(checkpoint: &Path, target: &Path, in_dtype: Option<FileDType>) -> anyhow::Result<()> {
     disk::create_dir_all(target)?;
+    if let Some(dtype) = in_dtype {
+        convert_weights(checkpoint, target, dtype)?;
+    }
     for entry in disk::read_dir(checkpoint)? {
         let from = entry.path();
         let name = from.file_name().unwrap_or_default().to_string_lossy().into_owned();
         let to = target.join(&name);
-        if is_of_run(&name) {
+        let is_written = name == CONFIG || name.ends_with(".safetensors") || name.ends_with(".safetensors.index.json");
+        if is_of_run(&name) || in_dtype.is_some() && is_written {
             continue;
         }
         if entry.is_dir() {
@@ -392,7 +401,7 @@ mod tests {
         })
         .unwrap();
         let target = dir.path().join("a model");
-        link_model(&run.checkpoint(1), &target).unwrap();
+        link_model(&run.checkpoint(1), &target, None).unwrap();
         let names: Vec<String> = FileList::of(&target, 1).unwrap().files.into_keys().collect();
         assert_eq!(names, ["additional_chat_templates/tool_use.jinja", "config.json", "model.safetensors"]);
         assert_eq!(fs::read_to_string(target.join("config.json")).unwrap(), "config.json");

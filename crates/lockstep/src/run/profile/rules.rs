@@ -17,6 +17,9 @@ pub struct Rule {
     pub holds: fn(&Measured) -> Option<String>,
 }
 
+/// A finding names at least this many seconds: less is noise, and nobody can win it back. (Windows of a run take at
+/// least five seconds; `lockstep profile` judges a run of any length.)
+const LEAST_S: f64 = 0.5;
 /// If decoding takes a smaller share of the steps than this, the rules about decoding do not hold.
 const MUCH: f64 = 0.4;
 /// Decoding counts as limited by memory or arithmetic if it reaches this share of the machine's peak.
@@ -154,7 +157,7 @@ fn percent(share: f64) -> String {
 
 fn reward_bound(m: &Measured) -> Option<String> {
     let share = m.share("rewards");
-    if share < REWARDS {
+    if share < REWARDS || m.stage("rewards") < LEAST_S {
         return None;
     }
     let slowest = m.rewards.iter().max_by(|a, b| a.1.total_cmp(b.1));
@@ -175,7 +178,7 @@ fn interpreter_lock(m: &Measured) -> Option<String> {
     let waits = m.interpreter.iter().filter_map(|(name, &(waited_s, held_s))| {
         let took = m.rewards.get(name).copied().unwrap_or(0.0);
         let share = waited_s / (waited_s + held_s).max(f64::MIN_POSITIVE);
-        (share >= LOCKED && took >= ASKED * m.seconds).then_some((name, share, took))
+        (share >= LOCKED && took >= (ASKED * m.seconds).max(LEAST_S)).then_some((name, share, took))
     });
     let (name, share, took) = waits.max_by(|a, b| a.2.total_cmp(&b.2))?;
     Some(format!("`{name}` took {took:.1} s, and waited {} of them for the interpreter's lock.", percent(share)))
@@ -184,8 +187,13 @@ fn interpreter_lock(m: &Measured) -> Option<String> {
 fn worker_bound(m: &Measured) -> Option<String> {
     let waited = m.count("waited_for_workers_s");
     let share = waited / m.seconds.max(f64::MIN_POSITIVE);
-    (share >= WORKERS)
+    (share >= WORKERS && waited >= LEAST_S)
         .then(|| format!("{waited:.1} of {:.1} s ({}) were waited for the next batch.", m.seconds, percent(share)))
+}
+
+/// Whether decoding takes so much of the steps that the rules about it can hold.
+fn takes_much(m: &Measured) -> bool {
+    m.share("rollout/decode") >= MUCH && m.stage("rollout/decode") >= LEAST_S
 }
 
 enum Bound {
@@ -199,7 +207,7 @@ fn decode_bound(m: &Measured, bound: Bound) -> Option<String> {
     let decode = m.share("rollout/decode");
     let rollout = m.stages.iter().find(|stage| stage.path == "rollout")?;
     let inside = m.stage("rollout/decode") + m.stage("rollout/sampling");
-    if decode < MUCH || inside < 0.7 * rollout.seconds {
+    if !takes_much(m) || inside < 0.7 * rollout.seconds {
         return None;
     }
     let of = |amount: f64, ceiling: Option<f64>| amount / rollout.seconds / ceiling.unwrap_or(f64::INFINITY);
@@ -223,20 +231,20 @@ fn small_batch(m: &Measured) -> Option<String> {
     let share = m.share("rollout/decode");
     // A tail is something else.
     let has_tail = long_tail(m).is_some();
-    (share >= MUCH && live < FEW && !has_tail)
+    (takes_much(m) && live < FEW && !has_tail)
         .then(|| format!("A decode step has {live:.1} sequences; decoding takes {} of the steps.", percent(share)))
 }
 
 fn long_tail(m: &Measured) -> Option<String> {
     let alone = over(m.tail.alone as f64, m.tail.steps)?;
     let (n, all) = (m.tail.longest, m.tail.completions);
-    (m.share("rollout/decode") >= MUCH && alone >= ALONE)
+    (takes_much(m) && alone >= ALONE)
         .then(|| format!("{n} of {all} completions took {} of the decode steps alone.", percent(alone)))
 }
 
 fn kv_preemption(m: &Measured) -> Option<String> {
     let (times, all) = (m.count("preemptions"), m.tail.completions);
-    (all > 0 && times > 0.0 && times >= PREEMPTED * all as f64)
+    (all > 0 && times > 0.0 && times >= PREEMPTED * all as f64 && m.stage("rollout") >= LEAST_S)
         .then(|| format!("{times:.0} times one of {all} completions lost its pages before it had ended."))
 }
 
@@ -248,14 +256,15 @@ fn zero_spread(m: &Measured) -> Option<String> {
 
 fn data_bound(m: &Measured) -> Option<String> {
     let rest = m.seconds - m.covered() + m.stage("batch") + m.stage("callbacks");
-    let rest = rest / m.seconds.max(f64::MIN_POSITIVE);
-    let of = percent(rest);
-    (rest >= PREPARING).then(|| format!("{of} of the steps' {:.1} s go to batches, callbacks or no stage.", m.seconds))
+    let share = rest / m.seconds.max(f64::MIN_POSITIVE);
+    let of = percent(share);
+    (share >= PREPARING && rest >= LEAST_S)
+        .then(|| format!("{of} of the steps' {:.1} s go to batches, callbacks or no stage.", m.seconds))
 }
 
 fn checkpoint_bound(m: &Measured) -> Option<String> {
     let share = m.share("checkpoint");
-    (share >= SAVING).then(|| {
+    (share >= SAVING && m.stage("checkpoint") >= LEAST_S).then(|| {
         format!("{:.1} of {:.1} s ({}) were waited for checkpoints.", m.stage("checkpoint"), m.seconds, percent(share))
     })
 }
@@ -263,18 +272,19 @@ fn checkpoint_bound(m: &Measured) -> Option<String> {
 fn evaluation_bound(m: &Measured) -> Option<String> {
     let evaluation = m.stage("evaluation");
     let share = evaluation / (evaluation + m.seconds).max(f64::MIN_POSITIVE);
-    (share >= EVALUATING).then(|| format!("{evaluation:.1} s of evaluations beside {:.1} s of steps.", m.seconds))
+    (share >= EVALUATING && evaluation >= LEAST_S)
+        .then(|| format!("{evaluation:.1} s of evaluations beside {:.1} s of steps.", m.seconds))
 }
 
 fn oversubscribed(m: &Measured) -> Option<String> {
     let waited = m.waited_s.unwrap_or(0.0);
-    (m.threads > m.cores && waited >= WAITING * m.cpu_s)
+    (m.threads > m.cores && waited >= (WAITING * m.cpu_s).max(LEAST_S))
         .then(|| format!("{} threads on {} cores waited {waited:.1} s for one.", m.threads, m.cores))
 }
 
 fn cores_shared(m: &Measured) -> Option<String> {
     let waited = m.waited_s?;
-    (m.threads <= m.cores && m.cpu_s > 0.0 && waited >= WAITING * m.cpu_s)
+    (m.threads <= m.cores && m.cpu_s > 0.0 && waited >= (WAITING * m.cpu_s).max(LEAST_S))
         .then(|| format!("Threads waited {waited:.1} s for a core, and computed {:.1} s.", m.cpu_s))
 }
 

@@ -1,6 +1,8 @@
 //! Tests of the profile's rules on invented measurements, and of its windows. Tests that provoke rules with real runs
 //! are in `session/tests/profile.rs`.
 
+mod least;
+
 use super::measured::{Stage, Tail};
 use super::*;
 use telemetry::StageTotal;

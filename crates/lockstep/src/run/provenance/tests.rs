@@ -115,9 +115,8 @@ fn a_resumed_run_has_the_model_that_it_began_with() {
     for error in [place.hashed(&lora, Purpose::Sft, true), place.hashed(&config, Purpose::Dpo, true)] {
         let error = error.err().unwrap();
         let words = format!(
-            "{}: the model is not the one that the run began with: its SHA-256 is {}, and was {}. Put the old file \
-             back, \
-             or start a new run",
+            "{}: the model is not the one that the run began with: its SHA-256 is {}, and in record.json it is {}. \
+             Put the old file back, or start a new run",
             place.at("model/model.safetensors").display(),
             sha256(b"others"),
             sha256(b"weights")
@@ -151,16 +150,17 @@ fn files_that_decide_prompts_are_those_of_the_first_start() {
         let same = format!("{}: the model is not the one that the run began with: ", path.display());
         let (was, is) = (sha256(b"text"), sha256(b"texts"));
         fs::write(&path, "texts").unwrap();
-        let changed = format!("its SHA-256 is {is}, and was {was}. Put the old file back, or start a new run");
-        assert_eq!(why(), same.clone() + &changed);
+        let changed = format!("its SHA-256 is {is}, and in record.json it is {was}. Put the old file");
+        assert_eq!(why(), same.clone() + &changed + " back, or start a new run");
         fs::remove_file(&path).unwrap();
-        let missing = format!("this file is missing, and it decides prompts (its SHA-256 was {was}). Put the old file");
-        assert_eq!(why(), same + &missing + " back, or start a new run");
+        let missing =
+            format!("this file is missing, and it decides prompts (its SHA-256 in record.json is {was}). Put the old");
+        assert_eq!(why(), same + &missing + " file back, or start a new run");
         fs::write(&path, "text").unwrap();
     }
     let new = model.join("tokenizer_config.json");
     fs::write(&new, "{}").unwrap();
-    let did_not_exist = "this file did not exist, and it decides prompts. Remove it, or start a new run";
+    let did_not_exist = "this file did not exist (record.json), and it decides prompts. Remove it, or start a new run";
     let same = "the model is not the one that the run began with";
     assert_eq!(why(), format!("{}: {same}: {did_not_exist}", new.display()));
     // A record of an older version says nothing of these files: a note, and from this start on they are compared.

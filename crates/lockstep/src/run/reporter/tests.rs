@@ -64,10 +64,20 @@ fn means_are_logged_at_logging_steps() {
         reporter.add("loss", loss);
         reporter.set("epoch", step as f64);
         assert_eq!(reporter.take_step_values(), BTreeMap::from([pair("loss", loss)]));
-        let logged = reporter.end_step(step, false).unwrap();
-        assert_eq!(logged, (step == 3).then(|| vec![pair("epoch", 3.0), pair("loss", 3.0)]));
     }
+    let logged = reporter.log_now(3).unwrap();
+    assert_eq!(logged, Some(vec![pair("epoch", 3.0), pair("loss", 3.0)]));
+    assert_eq!(reporter.log_now(3).unwrap(), None);
     assert_eq!(seen.metrics(), [(3, vec![pair("epoch", 3.0), pair("loss", 3.0)])]);
+    // As in transformers: not their means.
+    reporter.log_last_values();
+    for value in [4.0, 5.0, 7.0] {
+        ["grad_norm", "learning_rate", "val/grad_norm"].iter().for_each(|name| reporter.add(name, value));
+    }
+    let last = vec![pair("grad_norm", 7.0), pair("learning_rate", 7.0), pair("val/grad_norm", 16.0 / 3.0)];
+    assert_eq!(reporter.log_now(6).unwrap(), Some(last));
+    reporter.take_step_values();
+    seen.take();
     assert_eq!(reporter.unlogged(), &MetricSums::default());
     // What a checkpoint has kept is logged with what comes.
     let mut sums = MetricSums::default();
@@ -75,11 +85,42 @@ fn means_are_logged_at_logging_steps() {
     reporter.resume(4, &BTreeMap::new(), sums.clone()).unwrap();
     assert_eq!(reporter.unlogged(), &sums);
     reporter.add("loss", 1.0);
-    assert_eq!(reporter.end_step(6, false).unwrap(), Some(vec![pair("loss", 3.0)]));
+    assert_eq!(reporter.log_now(6).unwrap(), Some(vec![pair("loss", 3.0)]));
     reporter.metrics(9, vec![pair("eval_loss", 0.5)]).unwrap();
     assert_eq!(seen.metrics()[1..], [(9, vec![pair("eval_loss", 0.5)])]);
     let mut lines = telemetry::metrics::read(&dir.path().join("metrics.jsonl")).unwrap().into_iter();
     assert_eq!(lines.next_back().and_then(|line| line.number("eval_loss")), Some(0.5));
+}
+
+#[test]
+fn each_step_reports_its_own_values_of_the_judged_metrics() {
+    let dir = tempfile::tempdir().unwrap();
+    let (config, seen) = (Config { logging_steps: 10, tensorboard: false, ..Config::default() }, Seen::default());
+    let mut reporter = open(dir.path(), &config, &seen);
+    // A step with two generations, one with none, one that measures nothing of them, one of pairs.
+    let mut step = 0;
+    let mut end = |reporter: &mut Reporter, values: &[(&str, f64)]| {
+        step += 1;
+        values.iter().for_each(|(name, value)| reporter.add(name, *value));
+        reporter.end_step(step).unwrap();
+    };
+    end(&mut reporter, &[("reward", 1.0), ("reward", 2.0), ("kl", 9.0), ("loss", 0.5)]);
+    end(&mut reporter, &[("loss", 0.25)]);
+    end(&mut reporter, &[("kl", 1.0)]);
+    end(&mut reporter, &[("rewards/accuracies", 1.0), ("accuracy", 0.0), ("rewards/chosen", 3.0)]);
+    let own = |event| match event {
+        EventKind::StepValues { step, values } => Some((step, values)),
+        _ => None,
+    };
+    let found: Vec<_> = seen.take().into_iter().filter_map(own).collect();
+    let expected = [
+        (1, vec![pair("loss", 0.5), pair("reward", 1.5)]),
+        (2, vec![pair("loss", 0.25)]),
+        (4, vec![pair("accuracy", 0.0), pair("rewards/accuracies", 1.0)]),
+    ];
+    assert_eq!(found, expected);
+    let text = std::fs::read_to_string(dir.path().join("steps.jsonl")).unwrap();
+    assert_eq!(text.lines().next(), Some("{\"step\":1,\"loss\":0.5,\"reward\":1.5}"));
 }
 
 #[test]
@@ -90,7 +131,7 @@ fn a_sink_that_fails_fails_the_step_and_tables_do_not() {
     let seen = Seen { fails: Some(fails), ..Seen::default() };
     let mut reporter = open(dir.path(), &config, &seen);
     reporter.add("loss", 1.0);
-    assert!(reporter.end_step(1, false).is_err());
+    assert!(reporter.log_now(1).is_err());
     assert!(reporter.metrics(1, Vec::new()).is_err());
     seen.take();
     for _ in 0..2 {

@@ -3,6 +3,7 @@
 //! stopped.
 
 mod begins;
+mod decide;
 mod ends;
 mod scored;
 

@@ -161,7 +161,7 @@ impl Prepared {
                 None => Box::new(here),
             });
         }
-        let policy = Policy::of(model.dir, assets, weights);
+        let policy = Policy::of(model.dir.clone(), assets, weights).exporting(&config, &model)?;
         let settings = lineage::settings(&config, &ctx);
         let eval_weights = config.weights_of_rewards();
         let parts = RunParts {

@@ -8,7 +8,7 @@ use crate::config::{Config, EvalSampling, SamplingPlan, Trust, WorkloadBounds, e
 use crate::data::DatasetSpec;
 use crate::data::prompt_dataset::{PromptDataset, context};
 use crate::error::OrBadInput;
-use crate::models::{Builder, Longest, ModelSource, Work, locate_ref_model, teacher, trained_weights};
+use crate::models::{Builder, Longest, ModelSource, Work, reference_source, teacher, trained_weights};
 use crate::rollouts::function::SharedScorer;
 use crate::rollouts::replay::{Limits, Replay};
 use crate::rollouts::reward_model::RewardModelFiles;
@@ -82,14 +82,15 @@ impl<T> Parts<T> {
         };
         let reference = match config.reference().filter(|_| config.loads_reference(bounds.ref_logps)) {
             Some(algorithms::Reference::Policy) => {
-                // Without its adapter, the policy is the model below.
-                let other = locate_ref_model(config)?;
-                let own = other.or_else(|| (!config.use_peft).then(|| source.dir.clone()));
-                Some(Reference::load(builder, "reference", own.as_deref(), model, evaluated)?)
+                let ModelSource { dir, adapter } = reference_source(config, source)?;
+                // What is below a trained adapter is frozen, and held once.
+                let own = Some(&*dir).filter(|_| !config.use_peft || dir != source.dir);
+                let place = (own, adapter.as_deref());
+                Some(Reference::load(builder, "reference", place, (&weights, model), evaluated)?)
             }
             Some(algorithms::Reference::Teacher { key, name }) => {
                 let (dir, shape) = teacher(config, key, name, inputs.assets)?;
-                Some(Reference::load(builder, "teacher", Some(&dir), &shape, evaluated)?)
+                Some(Reference::load(builder, "teacher", (Some(&dir), None), (&weights, &shape), evaluated)?)
             }
             None => None,
         };

@@ -5,12 +5,13 @@
 //! optimizer steps each parameter is updated as π_ref ← α π + (1 − α) π_ref. A reference model that moves is part of
 //! every checkpoint.
 
-use crate::error::BadInput;
+use crate::error::{BadInput, OrBadInput};
 use crate::models::{Builder, Work, WriteFiles, load_weights};
 use kernels::Context;
 use kernels::ops::lerp::{Lerp, lerp};
 use model::net::Scores;
-use model::{AdaptedWeights, ModelConfig, PromptCompletion, Scorer, WeightSlots, Weights};
+use model::peft::load_adapter;
+use model::{AdaptedWeights, Adapter, ModelConfig, ModelView, PromptCompletion, Scorer, WeightSlots, Weights};
 use std::path::Path;
 use std::sync::Arc;
 
@@ -19,21 +20,24 @@ const FILE: &str = "reference.safetensors";
 
 /// A reference model or teacher, with its scorer.
 pub(super) struct Reference {
-    /// The model's own weights; `None` if it is the policy without its adapter.
+    /// The model's own weights; `None` if they are those below the policy's adapter.
     weights: Option<WeightSlots<Weights>>,
+    /// The frozen adapter of this model, if it has one.
+    adapter: Option<Adapter>,
     scorer: Scorer,
     /// The mixing factor α and the number of optimizer steps between updates; `None` if the model is frozen.
     moves: Option<(f64, u64)>,
 }
 
 impl Reference {
-    /// Loads a model of the shape `model` from `dir`, or uses the policy without its adapter if `dir` is `None`. A
-    /// reference model that moves is loaded from the run's checkpoint. `name` is the part in the memory plan.
+    /// Loads a model of the shape `model` from `dir`, or uses the weights below the policy's adapter if `dir` is
+    /// `None`; and the adapter on it, if there is one. A reference model that moves is loaded from the run's
+    /// checkpoint. `name` is the part in the memory plan.
     pub fn load(
         builder: &mut Builder<'_>,
         name: &str,
-        dir: Option<&Path>,
-        model: &Arc<ModelConfig>,
+        (dir, adapter): (Option<&Path>, Option<&Path>),
+        (policy, model): (&AdaptedWeights, &Arc<ModelConfig>),
         work: Work,
     ) -> anyhow::Result<Reference> {
         let (ctx, config) = (builder.part(name), builder.config);
@@ -48,10 +52,12 @@ impl Reference {
                 Some(weights)
             }
         };
+        let base = weights.as_ref().unwrap_or_else(|| policy.base.current());
+        let adapter = adapter.map(|dir| load_adapter(ctx.memory(), dir, base)).transpose().or_bad_input()?;
         let scorer = builder.scorer(name, model, work);
         let weights = weights.map(|weights| WeightSlots::new(ctx.memory(), weights));
         let moves = config.sync_ref_model.then_some((config.ref_model_mixup_alpha, config.ref_model_sync_steps));
-        Ok(Reference { weights, scorer, moves })
+        Ok(Reference { weights, adapter, scorer, moves })
     }
 
     /// Log-probabilities of completions under this model.
@@ -64,7 +70,7 @@ impl Reference {
     ) -> anyhow::Result<Vec<Scores>> {
         // Without weights of its own it is the policy's base.
         let weights = self.weights.as_ref().unwrap_or(&policy.base).current();
-        Ok(self.scorer.score(ctx, weights, sequences, temperature)?)
+        Ok(self.scorer.score(ctx, ModelView::new(weights, self.adapter.as_ref()), sequences, temperature)?)
     }
 
     /// Moves the model towards `policy`, if an update is due after optimizer step `step`.

@@ -346,6 +346,7 @@ impl RolloutPipeline {
         let _span = run.log.stages.span("log");
         let alarms = run.log.alarms.evaluation(run.learner.step, &problems, unscored);
         run.log.emit_alarms(run.learner.step, alarms)?;
+        metrics.push(("eval_num_tokens".into(), run.data.num_tokens as f64));
         metrics.push(("eval_runtime".into(), seconds));
         Ok(Some(metrics))
     }
@@ -463,6 +464,6 @@ fn end_generation(
 /// Adds the tokens of prompts and completions to TRL's `num_tokens`.
 fn count_tokens(next: &mut OnlineBatch, rollouts: &Rollouts) {
     let prompts: usize = rollouts.groups.iter().map(|g| g.prompt.tokens.ids.len() * g.completions.len()).sum();
-    let tokens: usize = rollouts.completions().map(|c| c.completion.ids.len()).sum();
+    let tokens: usize = rollouts.completions().map(|c| c.completion.sampled_tokens()).sum();
     next.run.data.num_tokens += (prompts + tokens) as u64;
 }

@@ -446,6 +446,15 @@ impl RolloutPipeline {
         fleet.advance(&mut learner.policy.weights, offered, &|text| log.warn(text))
     }
 
+    /// Called when the run takes no further step now and its last checkpoint is whole: batches before it are deleted.
+    pub fn checkpoint_written(&mut self) -> anyhow::Result<()> {
+        let Some(workers) = &mut self.workers else { return Ok(()) };
+        match &workers.fleet {
+            Some(fleet) if std::mem::take(&mut workers.saving) => fleet.checkpoint_written(),
+            _ => Ok(()),
+        }
+    }
+
     /// Ends the run, which will not take another step.
     pub fn end(&self) -> anyhow::Result<()> {
         self.workers.as_ref().and_then(|workers| workers.fleet.as_ref()).map_or(Ok(()), |fleet| fleet.end())

@@ -106,6 +106,8 @@ fn weights_are_compared_first_and_logs_of_the_state_last() {
     // Neither is compared: a list of the files, and lineages of weights that workers may have.
     two.write(FILE_LIST, "1", "2");
     two.write("fleet.json", "1", "2");
+    // Nor is what the Python package writes beside them.
+    fs::write(two.recorded.join("trainer_state.json"), "{}").unwrap();
     fs::create_dir(two.recorded.join("empty")).unwrap();
     for name in names {
         let found = two.found().unwrap();
@@ -359,6 +361,7 @@ fn a_result_has_all_files_of_the_model_and_no_others() {
         (Add, "README.md/model.safetensors", true),
         (Add, "readme.md", true),
         (Add, "optimizer_policy.safetensors", true),
+        (Add, "trainer_state.json", true),
         (Replace, "run_state.json", true),
         (Add, "README.md", false),
         (Add, "LICENSE", false),

@@ -13,7 +13,17 @@ pub(super) struct Evaluations {
 }
 
 /// Metrics that have no row in the table: they are in its headline, or not shown.
-const ELSEWHERE: [&str; 3] = ["runtime", "num_tokens", "samples_per_second"];
+const ELSEWHERE: [&str; 9] = [
+    "runtime",
+    "num_tokens",
+    "samples_per_second",
+    "frac_reward_zero_std",
+    "completions/min_length",
+    "completions/max_length",
+    "completions/mean_terminated_length",
+    "completions/min_terminated_length",
+    "completions/max_terminated_length",
+];
 
 impl Evaluations {
     /// The text of the table of an evaluation after `step`.

@@ -85,7 +85,10 @@ impl Progress {
     fn line(&self, message: &str) {
         let mut fields = Record::new();
         if self.console.inner.format == LogFormat::Json {
-            fields.set("done", self.done).set("total", self.total);
+            fields.set("label", &*self.label).set("done", self.done).set("total", self.total);
+            if let Some(left) = self.remaining_s() {
+                fields.set("remaining_s", left);
+            }
         }
         let note = if message.is_empty() { String::new() } else { format!(", {message}") };
         self.console.log(Level::Info, &format!("{} {}/{}{note}", self.label, self.done, self.total), &fields);
@@ -103,12 +106,11 @@ impl Drop for Progress {
             bar.finish_and_clear();
             self.console.inner.bars.remove(&bar);
         }
-        let took = duration(self.started.elapsed().as_secs_f64());
-        self.console.log(
-            Level::Debug,
-            &format!("{} {}/{} in {took}", self.label, self.done, self.total),
-            &Record::new(),
-        );
+        let seconds = self.started.elapsed().as_secs_f64();
+        let text = format!("{} {}/{} in {}", self.label, self.done, self.total, duration(seconds));
+        let mut fields = Record::new();
+        fields.set("label", &*self.label).set("done", self.done).set("total", self.total).set("seconds", seconds);
+        self.console.report(Level::Debug, &text, &text, &fields);
     }
 }
 
@@ -186,7 +188,10 @@ mod tests {
         Progress::new(console, "grpo", 9, 0).set(9, "reward 1");
         let text = String::from_utf8(memory.lock().unwrap().clone()).unwrap();
         let (_, line) = text.split_once(',').unwrap();
-        assert_eq!(line, "\"level\":\"info\",\"message\":\"grpo 9/9, reward 1\",\"done\":9,\"total\":9}\n");
+        assert_eq!(
+            line,
+            "\"level\":\"info\",\"message\":\"grpo 9/9, reward 1\",\"label\":\"grpo\",\"done\":9,\"total\":9}\n"
+        );
     }
 
     #[test]

@@ -1,6 +1,7 @@
 use super::*;
 
 mod exact;
+mod fields;
 
 /// A console that writes to memory, and that memory.
 fn captured(format: LogFormat, level: Level, colour: bool) -> (Console, Arc<Mutex<Vec<u8>>>) {

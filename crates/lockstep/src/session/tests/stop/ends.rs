@@ -87,7 +87,9 @@ fn events_come_in_order() {
     let options = sft().on_event(move |event, policy| {
         assert_eq!(policy.eos_ids, [0]);
         seen.lock().unwrap().push(match event {
+            RunEvent::Begin(step) => ("begin", *step),
             RunEvent::Step(step) => ("step", *step),
+            RunEvent::Epoch(step) => ("epoch", *step),
             RunEvent::Log(log) => (if log.get("eval_loss").is_some() { "evaluation" } else { "log" }, log.step),
             RunEvent::Checkpoint(step, path) => {
                 assert!(path.join("run_state.json").is_file());
@@ -108,8 +110,10 @@ fn events_come_in_order() {
     train(config, options);
     let expected = [
         ("evaluation", 0),
+        ("begin", 0),
         ("step", 1),
         ("log", 1),
+        ("begin", 1),
         ("checkpoint", 1),
         ("step", 2),
         ("log", 2),

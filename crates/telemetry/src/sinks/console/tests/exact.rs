@@ -111,15 +111,27 @@ fn a_silent_console_writes_its_log_file_alone() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("main.log");
     let memory = Arc::new(Mutex::new(Vec::new()));
-    let options = ConsoleOptions { silent: true, log_file: Some(path.clone()), ..ConsoleOptions::default() };
+    let warned = Arc::new(Mutex::new(Vec::new()));
+    let listener = Listener::new({
+        let warned = Arc::clone(&warned);
+        move |text| warned.lock().unwrap().push(text.to_owned())
+    });
+    let options = ConsoleOptions {
+        silent: true,
+        log_file: Some(path.clone()),
+        warnings: Some(listener),
+        ..ConsoleOptions::default()
+    };
     let console = Console::with(options, false, false, Some(Arc::clone(&memory))).unwrap();
     console.info("one");
     console.print("two\n");
+    console.warn("four");
     console.fatal("three");
     assert_eq!(text(&memory), "");
     let file = std::fs::read_to_string(&path).unwrap();
     let lines: Vec<&str> = file.lines().map(|line| line.rsplit("s] ").next().unwrap()).collect();
-    assert_eq!(lines, ["one", "two", "error: three"]);
+    assert_eq!(lines, ["one", "two", "warning: four", "error: three"]);
+    assert_eq!(*warned.lock().unwrap(), ["four"], "a warning is never lost");
 }
 
 #[cfg(target_os = "linux")]

@@ -1,0 +1,64 @@
+//! A file of JSON lines, read on as it grows. It does not know what the lines mean.
+
+use std::fs::File;
+use std::io::Read;
+use std::path::PathBuf;
+
+/// How many bytes are read at once, and the longest line.
+pub(crate) const PIECE: u64 = 8 << 20;
+
+/// A file and how much of it was read.
+pub(crate) struct Lines {
+    path: PathBuf,
+    /// How many bytes have been read, and the first ones of them: if those change, the file is another one and is read
+    /// from the start.
+    read: u64,
+    head: Vec<u8>,
+}
+
+/// An opened file with its length, and whether what was read before is no longer in it.
+pub(crate) struct Opened {
+    file: File,
+    length: u64,
+    pub begins_anew: bool,
+}
+
+impl Lines {
+    /// The file at this path, of which nothing was read.
+    pub fn new(path: PathBuf) -> Lines {
+        Lines { path, read: 0, head: Vec::new() }
+    }
+
+    /// How many bytes were read.
+    pub fn read(&self) -> u64 {
+        self.read
+    }
+
+    /// Opens the file; `None` if there is none.
+    pub fn open(&mut self) -> Option<Opened> {
+        let mut file = disk::open(&self.path).ok()?;
+        let length = file.metadata().map_or(0, |metadata| metadata.len());
+        let mut head = vec![0; self.head.len()];
+        let begins_anew = length < self.read || file.read_exact(&mut head).is_err() || head != self.head;
+        if begins_anew {
+            (self.read, self.head) = (0, Vec::new());
+        }
+        Some(Opened { file, length, begins_anew })
+    }
+
+    /// Reads the next whole lines; `None` at the end. A line that is still being written is left for the next call. The
+    /// file of a stranger's run may claim any length, and be one line: a line that is longer than a piece is not the
+    /// line of a run, and the file is read no further.
+    pub fn next(&mut self, of: &Opened) -> Option<Vec<u8>> {
+        if self.read >= of.length {
+            return None;
+        }
+        let mut bytes = disk::read_range(&of.file, self.read, PIECE).ok()?;
+        bytes.truncate(bytes.iter().rposition(|&byte| byte == b'\n')? + 1);
+        if self.read == 0 {
+            self.head = bytes[..bytes.len().min(256)].to_vec();
+        }
+        self.read += bytes.len() as u64;
+        Some(bytes)
+    }
+}

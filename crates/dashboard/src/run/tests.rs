@@ -1,0 +1,247 @@
+use super::*;
+use crate::lines::PIECE;
+use std::io::Write;
+
+#[test]
+fn a_log_is_read_on_and_anew_when_it_begins_anew() {
+    let dir = tempfile::tempdir().unwrap();
+    let log = dir.path().join("metrics.jsonl");
+    std::fs::write(&log, "{\"step\":1,\"reward\":0.5}\n{\"step\":2,\"rew").unwrap();
+    let mut run = RunFiles::new(dir.path().to_owned());
+    run.refresh();
+    assert_eq!(run.series().last_step(), Some(1));
+    let mut file = std::fs::OpenOptions::new().append(true).open(&log).unwrap();
+    file.write_all(b"ard\":0.75}\n{\"step\":2,\"alarm\":{\"id\":\"truncated\"}}\nnot json\n").unwrap();
+    run.refresh();
+    assert_eq!(run.series().values("reward").collect::<Vec<_>>(), [(1, 0.5), (2, 0.75)]);
+    assert_eq!(run.alarms()[0]["alarm"]["id"], "truncated");
+    assert_eq!(run.facts("x")["written_s"], json!([null, null]), "lines without a time");
+    assert_eq!((run.alarms().len(), run.active_alarms()), (1, 1));
+    assert_eq!(run.state(), "stopped");
+    std::fs::write(&log, "{\"step\":1,\"reward\":2}\n").unwrap();
+    run.refresh();
+    assert_eq!(run.series().values("reward").collect::<Vec<_>>(), [(1, 2.0)]);
+    assert!(run.alarms().is_empty());
+    assert_eq!(run.facts("x")["groups"], Value::Null);
+}
+
+/// A long log is read in pieces, and what is not a log takes no memory: a sparse file, a line without an end.
+#[test]
+fn a_log_is_read_piece_by_piece() {
+    let dir = tempfile::tempdir().unwrap();
+    let log = dir.path().join("metrics.jsonl");
+    let line = |step: u64| format!("{{\"step\":{step},\"reward\":{step},\"more\":\"{}\"}}\n", "x".repeat(9000));
+    let steps = 3 * PIECE / 9000;
+    std::fs::write(&log, (1..=steps).map(line).collect::<String>()).unwrap();
+    let mut run = RunFiles::new(dir.path().to_owned());
+    run.refresh();
+    let expected: Vec<_> = (1..=steps).map(|step| (step, step as f64)).collect();
+    assert_eq!(run.series().values("reward").collect::<Vec<_>>(), expected);
+    let whole = std::fs::metadata(&log).unwrap().len();
+    for hole in [PIECE, 3 << 30, 1 << 40] {
+        std::fs::File::options().write(true).open(&log).unwrap().set_len(whole + hole).unwrap();
+        run.refresh();
+        assert_eq!((run.log.read(), run.series().last_step()), (whole, Some(steps)));
+    }
+    std::fs::write(&log, "x".repeat(2 * PIECE as usize)).unwrap();
+    run.refresh();
+    assert_eq!((run.log.read(), run.series().last_step()), (0, None));
+    std::fs::remove_file(&log).unwrap();
+    std::os::unix::fs::symlink("/dev/zero", &log).unwrap();
+    run.refresh();
+    assert!(run.series().last_step().is_none() && run.verdict().says.contains("metrics.jsonl is a symbolic link"));
+}
+
+/// Each row: logged lines, the steps' own lines, how many values the verdict counts, and its state.
+#[test]
+fn a_run_is_judged_by_its_steps_own_values() {
+    let line = |key: &str, step: u64, value: f64| json!({"step": step, key: value}).to_string();
+    let all = |key: &'static str, steps: std::ops::RangeInclusive<u64>| -> String {
+        steps.map(|step| line(key, step, step as f64) + "\n").collect()
+    };
+    let some = |key: &'static str, steps: &[u64]| -> String {
+        steps.iter().map(|step| line(key, *step, *step as f64) + "\n").collect()
+    };
+    let none = String::new;
+    let rows: Vec<(String, String, &str, Option<usize>, &str)> = vec![
+        (none(), none(), "reward", Some(0), "nothing"),
+        (none(), all("reward", 1..=1), "reward", Some(1), "nothing"),
+        (none(), all("reward", 1..=3), "reward", Some(3), "nothing"),
+        (none(), all("reward", 1..=4), "reward", None, "learning"),
+        (some("reward", &[10, 20, 30]), all("reward", 1..=30), "reward", None, "learning"),
+        (some("reward", &[10]), all("reward", 1..=12), "reward", None, "learning"),
+        (some("reward", &[3]), all("reward", 1..=3), "reward", Some(3), "nothing"),
+        // Older runs have logged values alone.
+        (some("reward", &[10, 20, 30]), none(), "reward", Some(3), "nothing"),
+        (some("reward", &[10, 20, 30, 40]), none(), "reward", None, "learning"),
+        // Resumed by this version: a step's values begin behind the logged ones.
+        (some("reward", &[10, 20, 30]), all("reward", 21..=30), "reward", None, "learning"),
+        (some("reward", &[10, 20]), all("reward", 21..=21), "reward", Some(3), "nothing"),
+        (some("reward", &[10, 20, 30]), some("reward", &[21, 30]), "reward", None, "learning"),
+        // A generation every other step.
+        (some("reward", &[10]), some("reward", &[1, 3, 5, 7, 9]), "reward", None, "learning"),
+        (some("reward", &[4]), some("reward", &[1, 3]), "reward", Some(2), "nothing"),
+        // Other metrics, by which other runs are judged.
+        (none(), all("rewards/accuracies", 1..=3), "rewards/accuracies", Some(3), "nothing"),
+        (none(), all("rewards/accuracies", 1..=9), "rewards/accuracies", None, "learning"),
+        (none(), all("accuracy", 1..=9), "accuracy", None, "learning"),
+        (none(), all("loss", 1..=9), "loss", None, "worse"),
+        (none(), all("loss", 1..=2), "loss", Some(2), "nothing"),
+        // The reward comes first, wherever it is.
+        (some("reward", &[10]), all("loss", 1..=9), "reward", Some(1), "nothing"),
+        (all("loss", 1..=9), all("reward", 1..=2), "reward", Some(2), "nothing"),
+        // An evaluation is not a step.
+        (some("eval_reward", &[1, 2, 3, 4]), all("reward", 1..=3), "reward", Some(3), "nothing"),
+        // What is no number, a line that is being written, what is no line.
+        (none(), all("reward", 1..=3) + "{\"step\":4,\"reward\":null}\n", "reward", Some(3), "nothing"),
+        (none(), all("reward", 1..=3) + "{\"step\":4,\"rew", "reward", Some(3), "nothing"),
+        (none(), "no json\n".to_owned() + &all("reward", 1..=4), "reward", None, "learning"),
+    ];
+    for (logged, own, key, few, state) in rows {
+        let dir = tempfile::tempdir().unwrap();
+        std::fs::write(dir.path().join("metrics.jsonl"), &logged).unwrap();
+        if !own.is_empty() {
+            std::fs::write(dir.path().join("steps.jsonl"), &own).unwrap();
+        }
+        let mut run = RunFiles::new(dir.path().to_owned());
+        run.refresh();
+        let Verdict { state: found, says } = run.verdict();
+        let values = |n: usize| format!("{n} value{}", if n == 1 { "" } else { "s" });
+        let expected = few.map(|n| format!("Too early to tell: {} of {key}, and 4 are needed.", values(n)));
+        assert_eq!(found, state, "{logged} {own}: {says}");
+        assert!(expected.is_none_or(|expected| says == expected) && says.contains(key), "{logged} {own}: {says}");
+        // Read on, step by step, it is the same; and after the file began anew.
+        let mut other = RunFiles::new(dir.path().to_owned());
+        std::fs::write(dir.path().join("steps.jsonl"), "{\"step\":1,\"reward\":77}\n").unwrap();
+        other.refresh();
+        std::fs::write(dir.path().join("steps.jsonl"), &own).unwrap();
+        other.refresh();
+        assert_eq!(other.verdict(), run.verdict(), "{logged} {own}");
+    }
+}
+
+#[test]
+fn an_alarm_that_ended_is_one_alarm_and_not_active() {
+    let dir = tempfile::tempdir().unwrap();
+    let line = |step: u64, alarm: Value| json!({ "step": step, "alarm": alarm }).to_string() + "\n";
+    // Raised, ended, raised again; and one for each of two rewards.
+    let lines = [
+        line(181, json!({ "id": "zero_variance", "since": 179 })),
+        line(181, json!({ "id": "constant_reward", "subject": "happy", "since": 179 })),
+        line(182, json!({ "id": "constant_reward", "subject": "said", "since": 179 })),
+        line(233, json!({ "id": "zero_variance", "since": 179, "until": 233 })),
+        line(239, json!({ "id": "zero_variance", "since": 237 })),
+    ];
+    std::fs::write(dir.path().join("metrics.jsonl"), lines.concat()).unwrap();
+    let mut run = RunFiles::new(dir.path().to_owned());
+    run.refresh();
+    let found: Vec<_> = run.alarms().iter().map(|line| &line["alarm"]).collect();
+    let since: Vec<_> = found.iter().map(|alarm| (&alarm["since"], alarm.get("until"))).collect();
+    let (first, second) = (json!(179), json!(237));
+    assert_eq!(since, [(&first, Some(&json!(233))), (&first, None), (&first, None), (&second, None)]);
+    assert_eq!(run.active_alarms(), 3);
+}
+
+#[test]
+fn the_facts_of_a_run_are_those_of_its_files() {
+    let dir = tempfile::tempdir().unwrap();
+    let root = dir.path();
+    let mut run = RunFiles::new(root.to_owned());
+    assert_eq!((run.progress(), run.silent_s(), run.mark()), ((0, None), None, (0, 0)));
+    let write = |name: &str, text: &str| std::fs::write(root.join(name), text).unwrap();
+    let config = "seed = 1  # the file\n# beta = 2  # the file\nlr = 1e-6  # default\nname = \"a = b\"  # --set\n";
+    write("config.toml", config);
+    write("record.json", r#"{"total_steps": 9}"#);
+    write("profile.json", "no json");
+    for name in ["step-000002", "step-000001", ".step-3", "other"] {
+        std::fs::create_dir_all(root.join("checkpoints").join(name)).unwrap();
+    }
+    let line = |step: u64, a: f64, b: f64| {
+        json!({"step": step, "reward": a, "rewards/a/mean": a, "rewards/b/mean": b, "time_s": 100 + step}).to_string()
+            + "\n"
+    };
+    let late = |step: u64| if step > 6 { 1.0 } else { 0.0 };
+    let early = |step: u64| if step > 3 { 1.0 } else { 0.0 };
+    let lines: String = (1..=9).map(|step| line(step, late(step), early(step))).collect();
+    write("metrics.jsonl", &lines);
+    let facts = run.facts("it");
+    let config = json!({"seed": 1, "lr": 1e-6, "name": "a = b"});
+    let moved = json!([
+        {"name": "b", "from": 0.0, "to": 1.0, "half": 4}, {"name": "a", "from": 0.0, "to": 1.0, "half": 7},
+    ]);
+    for (key, value) in [
+        ("id", json!("it")),
+        ("state", json!("stopped")),
+        ("step", json!(9)),
+        ("total", json!(9)),
+        ("alarms", json!([])),
+        ("moved", moved),
+        ("written_s", json!([101.0, 109.0])),
+        ("config", config),
+        ("origins", json!({"seed": "the file", "name": "--set"})),
+        ("record", json!({"total_steps": 9})),
+        ("checkpoints", json!(["step-000001", "step-000002"])),
+        ("keys", json!(["reward", "rewards/a/mean", "rewards/b/mean", "time_s"])),
+        ("updates", Value::Null),
+        ("groups", Value::Null),
+        ("group_steps", json!([null, null])),
+        ("evaluated", Value::Null),
+        ("profile", Value::Null),
+        ("directory", json!(root)),
+    ] {
+        assert_eq!(facts[key], value, "{key}");
+    }
+    assert_eq!(
+        run.verdict().says,
+        verdict("reward", &run.series.values("reward").map(|(_, x)| x).collect::<Vec<_>>(), true).says
+    );
+    assert!(facts["meanings"]["reward"].as_str().is_some_and(|text| !text.is_empty()));
+    assert_eq!(run.mark(), (lines.len() as u64, 0));
+    // The configuration's number comes first, unless it says nothing.
+    for (steps, total) in [("12", Some(12)), ("-1", Some(9)), ("0", Some(9)), ("1", Some(1))] {
+        write("config.toml", &format!("max_steps = {steps}\n"));
+        assert_eq!(run.progress(), (9, total));
+    }
+    std::fs::create_dir(root.join("model")).unwrap();
+    assert_eq!(run.state(), "finished");
+    let here = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
+    // The lock decides, whichever process has the number here.
+    for (host, pid, is_locked, state) in [
+        (here.trim(), std::process::id(), false, "finished"),
+        (here.trim(), std::process::id(), true, "running"),
+        (here.trim(), u32::MAX, false, "finished"),
+        (here.trim(), u32::MAX, true, "running"),
+        ("another-machine", u32::MAX, false, "running"),
+    ] {
+        write("run.lock", &json!({"pid": pid, "host": host}).to_string());
+        let lock = std::fs::File::open(root.join("run.lock")).unwrap();
+        if is_locked {
+            lock.try_lock().unwrap();
+        }
+        assert_eq!(run.state(), state, "{host} {pid}");
+    }
+}
+
+#[test]
+fn recorded_groups_are_opened_again_as_they_grow() {
+    use crate::groups::tests::recorded;
+    use lockstep::wire::Group;
+    let dir = tempfile::tempdir().unwrap();
+    let mut run = RunFiles::new(dir.path().to_owned());
+    assert!(run.groups().is_none() && run.updates().is_none() && run.evaluations().is_none());
+    let group = |step: Option<u64>| Group { step, prompt_ids: vec![1], ..Group::default() };
+    recorded(dir.path(), [group(Some(4)), group(Some(2)), group(None)]);
+    let first = run.groups().unwrap();
+    assert!(Arc::ptr_eq(&first, &run.groups().unwrap()), "nothing has changed");
+    assert_eq!((steps_of(Some(&first)), steps_of(None)), ([Some(2), Some(4)], [None, None]));
+    recorded(dir.path(), [group(Some(7))]);
+    assert_eq!(run.groups().unwrap().index().len(), 4);
+    assert!(run.mark().1 > 0);
+    for name in ["updates.bin", "evaluations.bin"] {
+        std::fs::copy(dir.path().join("rollouts.bin"), dir.path().join(name)).unwrap();
+    }
+    std::fs::write(dir.path().join("metrics.jsonl"), "").unwrap();
+    let facts = run.facts("x");
+    assert_eq!((&facts["groups"], &facts["updates"], &facts["evaluated"]), (&json!(4), &json!(4), &json!(4)));
+    assert_eq!((&facts["group_steps"], &facts["evaluated_steps"]), (&json!([2, 7]), &json!([2, 7])));
+}

@@ -1,0 +1,45 @@
+//! The dtype of a run's result.
+
+use model::FileDType;
+
+/// The dtype of the weights in a run's result (`save_dtype`).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum SaveDType {
+    /// That of the files that the run began with.
+    #[default]
+    Auto,
+    /// Every bit of f32 weights.
+    F32,
+    /// Rounded to bf16.
+    Bf16,
+    /// Rounded to f16.
+    F16,
+}
+
+impl SaveDType {
+    /// The dtype of the files that are written. `is_bf16` is whether the model computes in bf16, `adapts` whether an
+    /// adapter is trained. `loaded` is that of the files that training began with; of a new
+    /// adapter there are none.
+    pub fn of_files(self, is_bf16: bool, adapts: bool, loaded: Option<FileDType>) -> FileDType {
+        match self {
+            SaveDType::F32 => FileDType::F32,
+            SaveDType::Bf16 => FileDType::Bf16,
+            SaveDType::F16 => FileDType::F16,
+            // Weights that are computed with in bf16 have no more bits.
+            SaveDType::Auto if !adapts && is_bf16 => FileDType::Bf16,
+            SaveDType::Auto => loaded.unwrap_or(FileDType::F32),
+        }
+    }
+}
+
+/// Converts the text of a flag, which clap's `value_parser` has checked.
+impl From<&str> for SaveDType {
+    fn from(text: &str) -> SaveDType {
+        match text {
+            "f32" => SaveDType::F32,
+            "bf16" => SaveDType::Bf16,
+            "f16" => SaveDType::F16,
+            _ => SaveDType::Auto,
+        }
+    }
+}

@@ -1,0 +1,130 @@
+//! Branches a run: a second run continues from a checkpoint of the first one, in a directory of its own. The first run
+//! is only read, and another process may be writing into it.
+
+use super::RunDir;
+use super::checkpoint::{self, state::RunState};
+use super::resume::{ResumeFrom, find_checkpoint};
+use super::run_dir::write_atomically;
+use crate::bad_input;
+use crate::error::OrBadInput;
+use model::io::{FILE_LIST, FileList};
+use std::path::{Path, PathBuf};
+use telemetry::RunRecord;
+use telemetry::record::ForkedFrom;
+
+/// A run that is to continue from a checkpoint of another one.
+pub struct Branch {
+    of: RunDir,
+    checkpoint: PathBuf,
+    out: RunDir,
+    /// The files and directories that were made.
+    made: Vec<PathBuf>,
+}
+
+impl Branch {
+    /// The branch in `out` of what `resume` names, a run or one of its checkpoints; `None` if that is the run in `out`.
+    pub fn find(resume: &str, out: &Path) -> anyhow::Result<Option<Branch>> {
+        let (of, checkpoint) = find_checkpoint(Path::new(resume))?;
+        if out.canonicalize().is_ok_and(|out| out == of.root()) {
+            return Ok(None);
+        }
+        let Some(checkpoint) = checkpoint else {
+            bad_input!("{}: the run has no checkpoint to continue from in {}", of.root().display(), out.display());
+        };
+        Ok(Some(Branch { of, checkpoint, out: RunDir::fresh(out)?, made: Vec::new() }))
+    }
+
+    /// The run that is branched.
+    pub fn of(&self) -> &RunDir {
+        &self.of
+    }
+
+    /// Copies what the first run was at the checkpoint. The result is a run that is resumed from it.
+    pub fn make(&mut self) -> anyhow::Result<(RunDir, ResumeFrom)> {
+        let copied = self.copy();
+        if copied.is_err() {
+            self.remove();
+        }
+        copied
+    }
+
+    fn copy(&mut self) -> anyhow::Result<(RunDir, ResumeFrom)> {
+        checkpoint::check(&self.checkpoint)?;
+        let state = RunState::read(&self.checkpoint)?;
+        let all = checkpoint::all(&self.of);
+        let best = state.best.as_ref().and_then(|best| all.iter().find(|(step, _)| *step == best.step));
+        let from = self.out.checkpoint(state.step);
+        self.makes(self.out.checkpoints());
+        disk::create_dir_all(self.out.checkpoints())?;
+        if let Some((step, best)) = best.filter(|(step, _)| *step != state.step) {
+            copy_checkpoint(best, &self.out.checkpoint(*step))?;
+        }
+        copy_checkpoint(&self.checkpoint, &from)?;
+        for (log, target) in logs(&self.of).into_iter().zip(logs(&self.out)).filter(|(log, _)| log.is_file()) {
+            self.makes(target.clone());
+            disk::copy(&log, target).or_bad_input_in(log.display())?;
+        }
+        if self.of.tensorboard().is_dir() {
+            self.makes(self.out.tensorboard());
+            copy_all(&self.of.tensorboard(), &self.out.tensorboard())?;
+        }
+        let mut record = RunRecord::read(&self.of.record())?;
+        let lineage = state.task.get("lineage").or_else(|| state.task.pointer("/pipeline/lineage"));
+        let lineage = lineage.and_then(|lineage| Some(lineage.as_str()?.to_owned()));
+        record.forked_from = Some(ForkedFrom { run: self.of.root().display().to_string(), step: state.step, lineage });
+        self.makes(self.out.record());
+        write_atomically(&self.out.record(), &record.to_bytes()?)?;
+        // Last: with a configuration the directory is a run.
+        let config = disk::read(self.of.config(), disk::most::STATE).or_bad_input_in(self.of.config().display())?;
+        self.makes(self.out.config());
+        write_atomically(&self.out.config(), &config)?;
+        Ok((self.out.clone(), ResumeFrom::Checkpoint(from)))
+    }
+
+    fn makes(&mut self, path: PathBuf) {
+        if !path.exists() {
+            self.made.push(path);
+        }
+    }
+
+    /// Removes what was made, if the run cannot begin: its configuration first, since without it there is no run.
+    pub fn remove(&self) {
+        for path in self.made.iter().rev() {
+            let _ = if path.is_dir() { disk::remove_dir_all(path) } else { disk::remove_file(path) };
+        }
+        // Only if nothing else is in it.
+        let _ = std::fs::remove_dir(self.out.root());
+    }
+}
+
+/// The logs that a resumed run continues, and cuts back to the checkpoint.
+pub(crate) fn logs(run: &RunDir) -> Vec<PathBuf> {
+    let groups = [run.rollouts(), run.updates(), run.evaluations()];
+    let indexes = groups.each_ref().map(|path| path.with_extension("idx"));
+    [run.metrics(), run.steps()].into_iter().chain(groups).chain(indexes).collect()
+}
+
+/// Copies the files that were written with a checkpoint: what somebody put beside them is not of the run.
+pub(crate) fn copy_checkpoint(from: &Path, to: &Path) -> anyhow::Result<()> {
+    // Older versions wrote no list.
+    let Some(list) = FileList::read(from).or_bad_input()? else { return copy_all(from, to) };
+    for name in list.files.keys().map(String::as_str).chain([FILE_LIST]) {
+        let (source, target) = (from.join(name), to.join(name));
+        disk::create_dir_all(target.parent().unwrap_or(to))?;
+        disk::copy(&source, &target).or_bad_input_in(source.display())?;
+    }
+    Ok(())
+}
+
+/// Copies all files of a directory and of those below it. A link is an error.
+pub(crate) fn copy_all(from: &Path, to: &Path) -> anyhow::Result<()> {
+    disk::create_dir_all(to)?;
+    for entry in disk::read_dir(from)? {
+        let (path, target) = (entry.path(), to.join(entry.file_name()));
+        match entry.is_dir() {
+            true => copy_all(&path, &target)?,
+            false => disk::copy(&path, target).or_bad_input_in(path.display())?,
+        }
+    }
+    Ok(())
+}

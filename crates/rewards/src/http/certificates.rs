@@ -1,0 +1,28 @@
+//! Certificate authorities that a cluster or a company has for itself: `SSL_CERT_FILE`, as OpenSSL reads it.
+
+use std::ffi::OsStr;
+use std::path::Path;
+use ureq::tls::{PemItem, RootCerts, parse_pem};
+
+/// The environment variable that names the file.
+pub(super) const VARIABLE: &str = "SSL_CERT_FILE";
+
+/// The authorities in a file of certificates (PEM). They take the place of the built-in ones.
+pub(super) fn read(file: &OsStr) -> Result<RootCerts, String> {
+    let path = Path::new(file);
+    let wrong = |why: &str| format!("the environment's variable {VARIABLE} names {}: {why}", path.display());
+    let bytes = std::fs::read(path).map_err(|error| wrong(&error.to_string()))?;
+    let mut found = Vec::new();
+    for item in parse_pem(&bytes) {
+        match item {
+            Ok(PemItem::Certificate(certificate)) => found.push(certificate),
+            // A key beside them is no authority.
+            Ok(_) => {}
+            Err(error) => return Err(wrong(&error.to_string())),
+        }
+    }
+    if found.is_empty() {
+        return Err(wrong("it has no certificate (-----BEGIN CERTIFICATE-----)"));
+    }
+    Ok(found.into())
+}

@@ -1,0 +1,86 @@
+"""Fields of configuration classes that the engine does not have, and this package reads or refuses."""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+def _own(name: str, default: Any, doc: str, **schema: Any) -> dict:
+    return {"name": name, "status": "supported", "default": default, "doc": doc, "schema": schema,
+            "type": schema["type"]}
+
+
+# Fields of transformers' TrainingArguments that this package reads itself, in trainers with `compute_metrics`.
+OF_METRICS = {
+    row["name"]: row
+    for row in (
+        _own("per_device_eval_batch_size", 8, "Rows whose outputs compute_metrics, preprocess_logits_for_metrics and "
+             "predict are given at once. (Memory of the evaluation itself: max_tokens_per_micro_batch.)",
+             type="integer"),
+        _own("batch_eval_metrics", False, "compute_metrics is called with each batch, and compute_result=True with the "
+             "last.", type="boolean"),
+        _own("include_for_metrics", [], "What compute_metrics is given beside predictions and labels: inputs (token "
+             "ids), loss (of each batch).", type="array", items={"type": "string"}),
+        _own("prediction_loss_only", False, "compute_metrics is not called, and predict gives metrics alone.",
+             type="boolean"),
+        _own("eval_do_concat_batches", True, "Outputs of batches are joined, padded with -100; else compute_metrics "
+             "and predict have a list of them.", type="boolean"),
+    )
+}
+# Fields of every trainer that this package reads itself.
+OF_PAGES = {
+    row["name"]: row
+    for row in (
+        _own("dashboard", False, "A page at http://127.0.0.1:7860 that shows the run while it trains: True, or another "
+             "port.", anyOf=[{"type": "boolean"}, {"type": "integer"}], type="boolean"),
+    )
+}
+# Fields of every trainer about what follows a step, of which this package takes care.
+OF_FLOW = {
+    row["name"]: row
+    for row in (
+        _own("logging_strategy", "steps", "When metrics are logged: every logging_steps, at the end of each epoch, or "
+             "never. (metrics.jsonl has at least the last step.)", type="string", enum=["no", "steps", "epoch"]),
+        _own("eval_delay", 0, "The first step that is evaluated, or the first epoch with eval_strategy=\"epoch\".",
+             type="number"),
+    )
+}
+# Fields of trainers with worker processes that this package reads itself.
+OF_WORKERS = {
+    row["name"]: row
+    for row in (
+        _own("num_workers", 1, "Processes of this machine that the trainer starts to generate and score. 0: workers "
+             "join by hand, `python -m lockstep_rl worker --join OUTPUT_DIR --name NAME --setup setup.py`.",
+             type="integer"),
+        _own("max_restarts", 10, "Workers that end by themselves are started again, so often in a minute.",
+             type="integer"),
+    )
+}
+# TRL's fields for its vLLM server, which have no effect here.
+OF_SERVERS = {
+    name: {"name": name, "status": "ignored", "doc": f"workers are started by the trainer and share its memory: {why}"}
+    for name, why in (
+        ("vllm_server_base_url", "there is no server"),
+        ("vllm_server_timeout", "there is no server"),
+        ("request_timeout", "there are no requests"),
+        ("weight_sync_timeout", "weights are not sent"),
+        ("weight_sync_steps", "every generation batch has new weights"),
+    )
+}
+WITH_METRICS = ("sft", "dpo", "reward")
+# TRL's of DPO, which are keys of other methods.
+OF_REFERENCE = {
+    name: {"name": name, "status": status, "doc": doc}
+    for name, status, doc in (
+        ("sync_ref_model", "refused", "the reference of DPO is what training begins with, or ref_model, and stays it"),
+        ("ref_model_mixup_alpha", "ignored", "it is sync_ref_model's, which is refused"),
+        ("ref_model_sync_steps", "ignored", "it is sync_ref_model's, which is refused"),
+    )
+}
+# The trainers that generate what they evaluate.
+WITHOUT_METRICS = {
+    "per_device_eval_batch_size": {
+        "name": "per_device_eval_batch_size", "status": "ignored",
+        "doc": "how many completions are generated or scored at once the engine decides: max_tokens_per_micro_batch",
+    },
+}

@@ -1,0 +1,193 @@
+"""Numbers and names that TRL logs: last values and means, evaluations, reward models, tokens of environments."""
+
+import os
+import shutil
+
+import pytest
+from conftest import SMALL, grpo, vowels
+from test_given import InMemory
+from test_given_objects import PAIRS, make
+
+from lockstep_rl import GRPOConfig, GRPOTrainer, RewardConfig, RewardTrainer
+
+
+@pytest.fixture(scope="module")
+def steps(model, tmp_path_factory):
+    """The log of each trainer, step by step."""
+    logs = {}
+    for kind in ("grpo", "rloo", "ppo", "sft", "dpo", "reward"):
+        trainer = make(kind, model, tmp_path_factory.mktemp(kind) / "run", max_steps=5)
+        trainer.train()
+        logs[kind] = trainer.state.log_history[:5]
+    return logs
+
+
+@pytest.mark.parametrize("kind", ["grpo", "rloo", "ppo", "sft", "dpo", "reward"])
+@pytest.mark.parametrize("every, first", [(2, False), (3, False), (9, False), (3, True)])
+def test_the_last_values_and_the_mean_loss_are_transformers(model, steps, kind, every, first):
+    trainer = make(kind, model, "out", max_steps=5, logging_steps=every, logging_first_step=first)
+    output = trainer.train()
+    mean = sum(step["loss"] for step in steps[kind]) / 5
+    assert output.training_loss == output.metrics["train_loss"] == pytest.approx(mean, rel=1e-9, abs=1e-12)
+    assert trainer.state.log_history[-1]["train_loss"] == output.training_loss
+    entries = [entry for entry in trainer.state.log_history if "loss" in entry]
+    assert bool(entries) == (every <= 5)
+    for entry in entries:
+        own = steps[kind][entry["step"] - 1]
+        assert (entry["learning_rate"], entry["grad_norm"]) == (own["learning_rate"], own["grad_norm"])
+
+
+@pytest.mark.parametrize("every", [1, 2, 3])
+def test_a_resumed_training_has_the_mean_of_its_own_steps(model, steps, every):
+    fields = dict(max_steps=5, save_strategy="steps", save_steps=2)
+    make("sft", model, "out", **fields).train()
+    output = make("sft", model, "out", logging_steps=every, **fields).train(resume_from_checkpoint="out/checkpoint-2")
+    own = [step["loss"] for step in steps["sft"]]
+    assert output.training_loss == pytest.approx(sum(own[2:]) / 3, rel=1e-9)
+
+
+EVALUATED = {
+    "eval_reward", "eval_reward_std", "eval_frac_reward_zero_std", "eval_num_tokens", "eval_loss", "eval_runtime",
+    "eval_rewards/vowels/mean", "eval_rewards/vowels/std",
+    *(f"eval_completions/{what}" for what in ("mean_length", "min_length", "max_length", "clipped_ratio")),
+}
+
+
+@pytest.mark.parametrize("when", ["before", "after", "during"])
+@pytest.mark.parametrize("kind", ["grpo", "rloo"])
+def test_an_evaluation_logs_what_trl_logs(model, kind, when):
+    trainer = make(kind, model, "out", **({"eval_strategy": "steps", "eval_steps": 2} if when == "during" else {}))
+    trainer.eval_dataset = [{"prompt": "ab "}, {"prompt": "x "}]
+    if when != "before":
+        trainer.train()
+    if when == "during":
+        metrics = [entry for entry in trainer.state.log_history if "eval_reward" in entry][0]
+        trained = trainer.state.log_history[1]["num_tokens"]
+        assert metrics["eval_num_tokens"] == trained
+    else:
+        metrics = trainer.evaluate()
+        assert (metrics["eval_num_tokens"] > 0) == (when == "after")
+    assert EVALUATED <= metrics.keys(), EVALUATED - metrics.keys()
+    lengths = [metrics[f"eval_completions/{what}_length"] for what in ("min", "mean", "max")]
+    assert lengths == sorted(lengths) and lengths[0] >= 1
+
+
+@pytest.fixture(scope="module")
+def scorer(model, tmp_path_factory):
+    """A reward model."""
+    out = str(tmp_path_factory.mktemp("reward") / "run")
+    args = RewardConfig(out, per_device_train_batch_size=2, max_steps=1, threads=1, disable_tqdm=True)
+    RewardTrainer(model, args, PAIRS * 2).train()
+    return os.path.join(out, "model")
+
+
+class Scorer(InMemory):
+    """A loaded reward model."""
+
+    config = None
+
+    def __init__(self, directory, name):
+        self.directory, self.name_or_path = directory, name
+
+    def state_dict(self):
+        return {}
+
+    def save_pretrained(self, target):
+        InMemory(self.directory).save_pretrained(target)
+
+
+def named(scorer, names):
+    """The model in directories of these names."""
+    for name in set(names):
+        if not os.path.exists(name):
+            shutil.copytree(scorer, name)
+    return names
+
+
+@pytest.mark.parametrize("names, logged", [
+    (["Skywork-Reward"], ["Skywork-Reward"]),
+    (["org/rm-a", "org/rm-b"], ["rm-a", "rm-b"]),
+    (["one/rm", "two/rm"], ["rm", "rm_2"]),
+    (["rm.v1-7B_x"], ["rm.v1-7B_x"]),
+    (["vowels"], ["vowels"]),
+    (["a/reward"], ["reward"]),
+])
+@pytest.mark.parametrize("given", ["named", "loaded"])
+def test_a_reward_model_has_its_own_name(model, rows, scorer, names, logged, given):
+    names = named(scorer, names)
+    models = [Scorer(name, os.path.abspath(name)) for name in names] if given == "loaded" else names
+    trainer = grpo(model, rows, [*models], max_steps=1)
+    assert trainer.reward_func_names == logged
+    trainer.train()
+    assert {f"rewards/{name}/mean" for name in logged} <= trainer.state.log_history[0].keys()
+    assert f"eval_rewards/{logged[0]}/mean" in trainer.evaluate(rows)
+
+
+def test_a_reward_model_beside_a_function_of_its_name(model, rows, scorer):
+    (name,) = named(scorer, ["vowels"])
+    trainer = grpo(model, rows, [vowels, name, Scorer(scorer, os.path.abspath(name))], max_steps=1)
+    assert trainer.reward_func_names == ["vowels", "vowels_2", "vowels_3"]
+    trainer.train()
+    assert {"rewards/vowels_2/mean", "rewards/vowels_3/mean"} <= trainer.state.log_history[0].keys()
+
+
+def test_an_older_run_with_a_reward_model_is_resumed(model, rows, scorer):
+    """Its configuration has no name for the model."""
+    saved = dict(save_strategy="steps", save_steps=1, max_steps=3)
+    grpo(model, rows, [scorer], **saved).train()
+    with open("out/config.toml") as file:
+        text = file.read()
+    (line,) = [line for line in text.splitlines() if line.startswith("reward_funcs")]
+    older = text.replace(line, f'reward_funcs = ["model:{scorer}"]')
+    with open("out/config.toml", "w") as file:
+        file.write(older)
+    trainer = grpo(model, rows, [scorer], **saved)
+    trainer.train(resume_from_checkpoint="out/checkpoint-1")
+    assert trainer.state.global_step == 3
+
+
+def played(env_mask, logprobs):
+    """A rollout of four tokens, of which an environment wrote some."""
+    def play(prompts, trainer):
+        count = len(prompts)
+        return {
+            "prompt_ids": [[1, 2, 3]] * count, "completion_ids": [[4 + i, 5, 6, 7] for i in range(count)],
+            "logprobs": None if logprobs is None else [logprobs] * count,
+            **({} if env_mask is None else {"env_mask": [env_mask] * count}),
+        }
+    return play
+
+
+@pytest.mark.parametrize("env_mask, tokens", [
+    (None, 4), ([1, 1, 1, 1], 4), ([1, 0, 0, 1], 2), ([1, 1, 1, 0], 3), ([0, 0, 0, 1], 1),
+    ([True, False, True, True], 3),
+])
+def test_tokens_of_an_environment_are_not_counted(model, rows, env_mask, tokens):
+    args = GRPOConfig("out", **{**SMALL, "max_steps": 1})
+    trainer = GRPOTrainer(model, vowels, args, [rows[0]] * 4, rollout_func=played(env_mask, None))
+    trainer.train()
+    logged = trainer.state.log_history[0]
+    lengths = [logged[f"completions/{what}_length"] for what in ("mean", "min", "max")]
+    assert lengths == [tokens] * 3 and logged["num_tokens"] == 4 * (3 + tokens)
+
+
+@pytest.mark.parametrize("env_mask", [None, [1, 0, 1, 1]])
+@pytest.mark.parametrize("logprobs, is_placeholder", [
+    ([0.0] * 4, True), ([-0.0] * 4, True), ([0, 0, 0, 0], True), ([0.0, 0.0, 0.0, -1.0], False), ([-2.0] * 4, False),
+    ([0.0, -3.0, 0.0, 0.0], "where the environment wrote it"),
+])
+def test_placeholders_of_log_probabilities_are_not_used(model, rows, env_mask, logprobs, is_placeholder):
+    """As in TRL without vLLM: the gradient is the current policy's."""
+    is_placeholder = is_placeholder is True or (bool(is_placeholder) and env_mask is not None)
+
+    def norm(out, logprobs):
+        args = GRPOConfig(out, **{**SMALL, "max_steps": 1})
+        trainer = GRPOTrainer(model, vowels, args, [rows[0]] * 4, rollout_func=played(env_mask, logprobs))
+        trainer.train()
+        return trainer.state.log_history[0]["grad_norm"]
+
+    if is_placeholder:
+        with pytest.warns(UserWarning, match="all 0.0, which are placeholders"):
+            assert norm("placeholders", logprobs) == norm("none", None) > 0
+    else:
+        assert norm("given", logprobs) != norm("none", None)
