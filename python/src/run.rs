@@ -293,12 +293,7 @@ struct Ended {
 
 impl Ended {
     fn of(result: RunResult) -> Ended {
-        let stop_reason = match result.stop_reason {
-            StopReason::Completed => "completed",
-            StopReason::Requested => "requested",
-            StopReason::EarlyStopping => "early_stopping",
-            StopReason::Interrupted => "interrupted",
-        };
+        let stop_reason = result.stop_reason.name();
         let RunResult { step, num_tokens, best, entropy_coef, metrics, dir, summary, .. } = result;
         Ended {
             stop_reason,

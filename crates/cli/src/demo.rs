@@ -54,7 +54,7 @@ pub(crate) fn run(args: Args) -> anyhow::Result<()> {
     let ctx = context(args.device, args.threads, ComputeDType::F32)?;
     let root = args.out.clone().unwrap_or_else(default_root);
     RunDir::fresh(&root)?;
-    // The demo writes more than a run does, and the names of its other files are nobody's.
+    // The demo also writes a model and data, whose names `fresh` does not know.
     if disk::read_dir(&root).is_ok_and(|entries| !entries.is_empty()) {
         bad_input!("--out {}: the directory is not empty; give a new one", root.display());
     }

@@ -80,17 +80,17 @@ pub(crate) fn run(mut args: Args) -> anyhow::Result<()> {
     };
     let run = PlannedRun { purpose, config: &config, distributed: args.distributed, device };
     let (plan, fits) = run.check(&available, &sinks)?;
-    // That the run does not fit is told by the exit code, as `verify` tells that something differs, even if the plan
-    // cannot be printed.
+    // The exit code reports a run that does not fit even if the plan cannot be printed.
     let fits_here = fits.is_ok();
-    let ended = |printed: Result<(), output::NotPrinted>| match printed {
-        Err(error) if !error.is_closed() && fits_here => Err(error).or_bad_input(),
-        _ if fits_here => Ok(()),
-        Err(error) if !error.is_closed() => {
-            output::note(format_args!("error: {error}"));
-            Err(EndedWith(DOES_NOT_FIT).into())
+    let ended = |printed: Result<(), output::NotPrinted>| {
+        let printed = printed.or_else(|error| if error.is_closed() { Ok(()) } else { Err(error) });
+        if fits_here {
+            return printed.or_bad_input();
         }
-        _ => Err(EndedWith(DOES_NOT_FIT).into()),
+        if let Err(error) = printed {
+            output::note(format_args!("error: {error}"));
+        }
+        Err(EndedWith(DOES_NOT_FIT).into())
     };
     if args.json {
         let mut object = json!({

@@ -31,7 +31,7 @@ fn same(set: &[&str], workers: &[&str]) {
     }
 }
 
-/// What a run that has ended says: its last checkpoint is its last batch, and nothing is left to do or to keep.
+/// Checks the status of a run that has ended: its last checkpoint is its last batch, and no job is left.
 fn ended_well(root: &Path, out: &str, status: &status::Status) {
     let learner = status.learner.as_ref().unwrap();
     assert!(learner.ended, "{learner:?}");

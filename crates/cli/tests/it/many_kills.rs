@@ -169,7 +169,7 @@ fn killed_readers(root: &Path, kills: u32, seed: u64) {
         }
         match is_run() {
             true => good(root, &resume),
-            // Without a configuration the directory is no run: it is removed, and the fork is made again.
+            // A directory without a configuration is not a run: it is removed, and the fork is made again.
             false => {
                 let _ = fs::remove_dir_all(root.join(&out));
                 good(root, &again)

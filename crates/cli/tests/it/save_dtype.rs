@@ -24,7 +24,7 @@ const ROWS: [Row; 26] = [
     ("F32", "train", &["save_dtype=float16"], "F16", "F32"),
     ("F32", "train", &["save_dtype=bfloat16"], "BF16", "F32"),
     ("F16", "train", &["save_dtype=auto"], "F16", "F32"),
-    // What is computed with in bf16 has no more bits.
+    // A model that is computed in bf16 has no more bits.
     ("BF16", "train", &["dtype=bf16"], "BF16", "BF16"),
     ("F32", "train", &["dtype=bf16"], "BF16", "BF16"),
     ("F32", "train", &["dtype=bf16", "save_dtype=f32"], "F32", "BF16"),

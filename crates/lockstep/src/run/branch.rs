@@ -2,7 +2,7 @@
 //! is only read, and another process may be writing into it.
 
 use super::RunDir;
-use super::checkpoint::{self, state::RunState};
+use super::checkpoint::{self, state::RunState, state::lineage_of};
 use super::resume::{ResumeFrom, find_checkpoint};
 use super::run_dir::write_atomically;
 use crate::bad_input;
@@ -60,17 +60,10 @@ impl Branch {
             copy_checkpoint(best, &self.out.checkpoint(*step))?;
         }
         copy_checkpoint(&self.checkpoint, &from)?;
-        for (log, target) in logs(&self.of).into_iter().zip(logs(&self.out)).filter(|(log, _)| log.is_file()) {
-            self.makes(target.clone());
-            disk::copy(&log, target).or_bad_input_in(log.display())?;
-        }
-        if self.of.tensorboard().is_dir() {
-            self.makes(self.out.tensorboard());
-            copy_all(&self.of.tensorboard(), &self.out.tensorboard())?;
-        }
+        logs(&self.out).into_iter().chain([self.out.tensorboard()]).for_each(|target| self.makes(target));
+        copy_logs(&self.of, &self.out)?;
         let mut record = RunRecord::read(&self.of.record())?;
-        let lineage = state.task.get("lineage").or_else(|| state.task.pointer("/pipeline/lineage"));
-        let lineage = lineage.and_then(|lineage| Some(lineage.as_str()?.to_owned()));
+        let lineage = lineage_of(&state.task).and_then(|lineage| Some(lineage.as_str()?.to_owned()));
         record.forked_from = Some(ForkedFrom { run: self.of.root().display().to_string(), step: state.step, lineage });
         self.makes(self.out.record());
         write_atomically(&self.out.record(), &record.to_bytes()?)?;
@@ -98,10 +91,21 @@ impl Branch {
 }
 
 /// The logs that a resumed run continues, and cuts back to the checkpoint.
-pub(crate) fn logs(run: &RunDir) -> Vec<PathBuf> {
+fn logs(run: &RunDir) -> Vec<PathBuf> {
     let groups = [run.rollouts(), run.updates(), run.evaluations()];
     let indexes = groups.each_ref().map(|path| path.with_extension("idx"));
     [run.metrics(), run.steps()].into_iter().chain(groups).chain(indexes).collect()
+}
+
+/// Copies the logs of a run, and what it wrote for TensorBoard, into the directory of another one.
+pub(crate) fn copy_logs(from: &RunDir, to: &RunDir) -> anyhow::Result<()> {
+    for (log, target) in logs(from).iter().zip(logs(to)).filter(|(log, _)| log.is_file()) {
+        disk::copy(log, target).or_bad_input_in(log.display())?;
+    }
+    match from.tensorboard().is_dir() {
+        true => copy_all(&from.tensorboard(), &to.tensorboard()),
+        false => Ok(()),
+    }
 }
 
 /// Copies the files that were written with a checkpoint: what somebody put beside them is not of the run.
@@ -117,7 +121,7 @@ pub(crate) fn copy_checkpoint(from: &Path, to: &Path) -> anyhow::Result<()> {
 }
 
 /// Copies all files of a directory and of those below it. A link is an error.
-pub(crate) fn copy_all(from: &Path, to: &Path) -> anyhow::Result<()> {
+fn copy_all(from: &Path, to: &Path) -> anyhow::Result<()> {
     disk::create_dir_all(to)?;
     for entry in disk::read_dir(from)? {
         let (path, target) = (entry.path(), to.join(entry.file_name()));

@@ -5,6 +5,7 @@ use super::groups::{self, LeftOut};
 use super::report::{Difference, f32_bits, f64_bits};
 use crate::rollouts::wire::{Group, WrittenAnswer, column_beyond, groups_of_begun, heads_of_begun, written_answers};
 use crate::run::checkpoint::is_of_model;
+use crate::run::checkpoint::state::lineage_of;
 use anyhow::Context as _;
 use model::io::{FILE_LIST, is_listed};
 use serde_json::{Map, Value};
@@ -254,11 +255,7 @@ fn state(a: &Value, b: &Value, same_build: bool) -> Option<Difference> {
         of_older = as_far_as(a, b);
         &of_older
     };
-    let task = |state: &Value| {
-        let task = &state["task"];
-        // PPO keeps the state of its pipeline beside others.
-        task.get("lineage").or_else(|| task.pointer("/pipeline/lineage")).cloned().unwrap_or_default()
-    };
+    let task = |state: &Value| lineage_of(&state["task"]).cloned().unwrap_or_default();
     let (lineage_a, lineage_b) = (task(a), task(b));
     if lineage_a != lineage_b {
         return Some(Difference {

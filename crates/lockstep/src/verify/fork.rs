@@ -12,9 +12,9 @@ use super::{Choice, VerifyOptions};
 use crate::RunOptions;
 use crate::bad_input;
 use crate::config::{Config, Purpose, Resolved};
-use crate::error::{BadInput, OrBadInput};
-use crate::run::branch::{self, copy_all, copy_checkpoint};
-use crate::run::checkpoint::state::RunState;
+use crate::error::BadInput;
+use crate::run::branch::{copy_checkpoint, copy_logs};
+use crate::run::checkpoint::state::{RunState, lineage_of};
 use crate::run::resume::find_run;
 use crate::run::run_dir::write_atomically;
 use crate::run::{RunDir, checkpoint};
@@ -59,12 +59,7 @@ fn fork_of(root: &Path, options: &ForkOptions<'_>) -> anyhow::Result<PathBuf> {
             checkpoint::check(path)?;
             copy_checkpoint(path, &dir.checkpoint(*step))?;
         }
-        for (log, target) in branch::logs(&run.dir).iter().zip(branch::logs(&dir)).filter(|(log, _)| log.is_file()) {
-            disk::copy(log, target).or_bad_input_in(log.display())?;
-        }
-        if run.dir.tensorboard().is_dir() {
-            copy_all(&run.dir.tensorboard(), &dir.tensorboard())?;
-        }
+        copy_logs(&run.dir, &dir)?;
     }
     let mut record = run.record.clone();
     record.starts = run.starts_of(*at).to_vec();
@@ -82,7 +77,7 @@ fn fork_of(root: &Path, options: &ForkOptions<'_>) -> anyhow::Result<PathBuf> {
     }
     if *at > 0 {
         let state = RunState::read(&dir.checkpoint(*at))?;
-        lineage = state.task.get("lineage").or_else(|| state.task.pointer("/pipeline/lineage")).cloned();
+        lineage = lineage_of(&state.task).cloned();
     }
     let lineage = lineage.and_then(|lineage| Some(lineage.as_str()?.to_owned()));
     let run = run.dir.root().display().to_string();

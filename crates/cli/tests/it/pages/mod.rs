@@ -119,7 +119,7 @@ fn every_page_whose_commands_are_tested_is_marked_and_no_other() {
     assert_eq!(marked, QUICK.iter().chain(&LONG).map(|name| (*name).to_owned()).collect());
 }
 
-/// Of the long pages, what needs no trained model.
+/// Runs those parts of the long pages that need no trained model.
 #[test]
 fn the_first_commands_of_the_long_pages_run() {
     let mut shell = reverse();

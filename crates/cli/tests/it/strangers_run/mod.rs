@@ -6,7 +6,7 @@ mod changes;
 mod commands;
 mod watched;
 
-use super::distributed_faults::learner_of;
+use super::distributed_faults::{learner_of, signal};
 use crate::support::runs::{arguments, directory, good, metrics};
 use changes::{CHANGES, Change, Random, make_outside};
 use commands::{COMMANDS, Tried};
@@ -248,7 +248,7 @@ fn kill_in_the_middle(root: &Path, set: &[&str]) {
     // A batch stays until the next checkpoint. A learner that stands still collects no answer.
     answer_until("batches");
     let learner = learner_of(&run).expect("a learner that learns");
-    assert!(Command::new("kill").args(["-STOP", &learner.to_string()]).status().unwrap().success());
+    signal(learner, "STOP");
     answer_until("complete_from_dev1");
     for pid in family(child.id()) {
         let _ = Command::new("kill").args(["-9", &pid.to_string()]).stderr(Stdio::null()).status();

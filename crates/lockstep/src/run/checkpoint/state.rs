@@ -143,6 +143,11 @@ impl RunState {
     }
 }
 
+/// The lineage of the weights in the state of a task. PPO keeps the state of its pipeline beside others.
+pub fn lineage_of(task: &Value) -> Option<&Value> {
+    task.get("lineage").or_else(|| task.pointer("/pipeline/lineage"))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -6,6 +6,18 @@ use crate::{Follow, Run, RunEvent, RunOptions};
 use std::ops::ControlFlow::Continue;
 use std::sync::{Arc, Mutex};
 
+/// An event as a word with its step.
+fn named(event: &RunEvent<'_>) -> String {
+    match event {
+        RunEvent::Begin(step) => format!("begin{step}"),
+        RunEvent::Step(step) => format!("step{step}"),
+        RunEvent::Epoch(step) => format!("epoch{step}"),
+        RunEvent::Log(log) if log.get("eval_loss").is_some() => format!("eval{}", log.step),
+        RunEvent::Log(log) => format!("log{}", log.step),
+        RunEvent::Checkpoint(step, _) => format!("save{step}"),
+    }
+}
+
 /// The events of a run of three steps in each of two epochs. `asks` decides from the events so far.
 fn events(change: impl Fn(&mut Config), asks: impl Fn(&[String], Follow, bool) -> bool + 'static) -> String {
     let dir = directory();
@@ -16,14 +28,7 @@ fn events(change: impl Fn(&mut Config), asks: impl Fn(&[String], Follow, bool) -
         .train_rows(rows())
         .eval_rows(rows())
         .on_event(move |event, _| {
-            events.lock().unwrap().push(match event {
-                RunEvent::Begin(step) => format!("begin{step}"),
-                RunEvent::Step(step) => format!("step{step}"),
-                RunEvent::Epoch(step) => format!("epoch{step}"),
-                RunEvent::Log(log) if log.get("eval_loss").is_some() => format!("eval{}", log.step),
-                RunEvent::Log(log) => format!("log{}", log.step),
-                RunEvent::Checkpoint(step, _) => format!("save{step}"),
-            });
+            events.lock().unwrap().push(named(event));
             Continue(())
         })
         .decide(move |what, is_due| asks(&so_far.lock().unwrap(), what, is_due));
@@ -112,14 +117,7 @@ fn a_stop_at_any_event_ends_after_the_step() {
             .train_rows(rows())
             .eval_rows(rows())
             .on_event(move |event, _| {
-                let name = match event {
-                    RunEvent::Begin(step) => format!("begin{step}"),
-                    RunEvent::Step(step) => format!("step{step}"),
-                    RunEvent::Epoch(step) => format!("epoch{step}"),
-                    RunEvent::Log(log) if log.get("eval_loss").is_some() => format!("eval{}", log.step),
-                    RunEvent::Log(log) => format!("log{}", log.step),
-                    RunEvent::Checkpoint(step, _) => format!("save{step}"),
-                };
+                let name = named(event);
                 let stops = name == at;
                 events.lock().unwrap().push(name);
                 if stops { std::ops::ControlFlow::Break(()) } else { Continue(()) }
