@@ -53,21 +53,28 @@ fn service(deeds: Vec<Deed>) -> (String, Arc<Mutex<Seen>>) {
     (url, seen)
 }
 
-fn serve(mut stream: TcpStream, deed: Deed, log: &Mutex<Seen>) {
+/// The head and the body of a request; an error if the client hangs up first.
+fn read_request(stream: &mut impl Read) -> std::io::Result<(String, Value)> {
     let mut request = Vec::new();
     let mut piece = [0; 4096];
-    let (head, body) = loop {
-        let count = stream.read(&mut piece).unwrap();
-        assert!(count > 0, "the request ended early");
+    loop {
+        let count = stream.read(&mut piece)?;
+        if count == 0 {
+            return Err(std::io::ErrorKind::UnexpectedEof.into());
+        }
         request.extend_from_slice(&piece[..count]);
         let text = String::from_utf8_lossy(&request).into_owned();
         if let Some((head, body)) = text.split_once("\r\n\r\n") {
             let length = head.to_ascii_lowercase().split("content-length: ").nth(1).unwrap().to_owned();
             if body.len() >= length.split("\r\n").next().unwrap().parse::<usize>().unwrap() {
-                break (head.to_owned(), serde_json::from_str::<Value>(body).unwrap());
+                return Ok((head.to_owned(), serde_json::from_str(body).unwrap()));
             }
         }
-    };
+    }
+}
+
+fn serve(mut stream: TcpStream, deed: Deed, log: &Mutex<Seen>) {
+    let (head, body) = read_request(&mut stream).expect("the request ended early");
     {
         let mut seen = log.lock().unwrap();
         seen.requests.push((head, body.clone()));
