@@ -1,7 +1,8 @@
 //! Runs the cargo that runs this program.
 
+use serde_json::Value;
 use std::path::PathBuf;
-use std::process::Command;
+use std::process::{Command, Stdio};
 
 /// A cargo command, to which the caller adds arguments.
 pub fn command() -> Command {
@@ -23,4 +24,17 @@ pub fn release() -> Result<PathBuf, String> {
     run(&["build", "--release"], &[])?;
     let target = std::env::var_os("CARGO_TARGET_DIR").unwrap_or_else(|| "target".into());
     Ok(PathBuf::from(target).join("release"))
+}
+
+/// Builds the program or the tests of a library, as `cargo test --workspace` does, and returns the path.
+pub fn executable(name: &str, kind: &str) -> Result<PathBuf, String> {
+    let build: &[&str] =
+        if kind == "bin" { &["build", "--workspace", "--bins"] } else { &["test", "--workspace", "--lib", "--no-run"] };
+    let output = command().args(build).arg("--message-format=json").stderr(Stdio::inherit()).output();
+    let output = output.map_err(|e| format!("cargo: {e}"))?;
+    let text = String::from_utf8_lossy(&output.stdout);
+    let artifacts = text.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
+    let is_it = |artifact: &Value| artifact["target"]["name"] == name && artifact["target"]["kind"][0] == kind;
+    let found = artifacts.filter(is_it).find_map(|artifact| artifact["executable"].as_str().map(PathBuf::from));
+    found.ok_or_else(|| format!("cargo {}: no executable {name}", build.join(" ")))
 }

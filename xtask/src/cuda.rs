@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 /// Two versions of NVRTC: the last one that compiles for Volta, and the newest.
-const PACKAGES: [&str; 2] = ["nvidia-cuda-nvrtc-cu12==12.9.86", "nvidia-cuda-nvrtc==13.5.37"];
+pub const PACKAGES: [&str; 2] = ["nvidia-cuda-nvrtc-cu12==12.9.86", "nvidia-cuda-nvrtc==13.5.37"];
 
 /// Compiles every kernel for every architecture with both versions, and checks that no register is spilled and nothing
 /// is approximate.

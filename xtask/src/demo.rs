@@ -10,11 +10,20 @@ use std::process::Command;
 const PLAN_TOLERANCE: f64 = 0.02;
 const PLAN_TOLERANCE_BYTES: f64 = 16e6;
 
-/// Runs the demo in a directory of its own and checks the accuracy and the memory.
+/// Runs the demo with the program that `cargo test --workspace` builds.
 pub fn check() -> Result<(), String> {
-    let program = crate::cargo::release()?.join("lockstep");
+    demo(&crate::cargo::executable("lockstep", "bin")?)
+}
+
+/// Runs the demo with the release build.
+pub fn check_release() -> Result<(), String> {
+    demo(&crate::cargo::release()?.join("lockstep"))
+}
+
+/// Runs the demo in a directory of its own and checks the accuracy and the memory.
+fn demo(program: &Path) -> Result<(), String> {
     let out = std::env::temp_dir().join(format!("lockstep-demo-{}", std::process::id()));
-    let run = Command::new(&program)
+    let run = Command::new(program)
         .arg("demo")
         .arg("--out")
         .arg(&out)
@@ -32,8 +41,8 @@ pub fn check() -> Result<(), String> {
         number.ok_or_else(|| format!("the demo printed no line {key:?}"))
     };
     let (before, after) = (read("held-out accuracy after SFT")?, read("held-out accuracy after GRPO")?);
-    let planned = memory(&program, &out.join("grpo"));
-    let recorded = recorded(&program, &out.join("grpo"));
+    let planned = memory(program, &out.join("grpo"));
+    let recorded = recorded(program, &out.join("grpo"));
     let _ = std::fs::remove_dir_all(&out);
     let (planned, measured) = planned?;
     recorded?;

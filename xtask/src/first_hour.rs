@@ -13,7 +13,7 @@ const MINUTES: Duration = Duration::from_secs(600);
 
 pub fn check() -> Result<(), String> {
     // As `cargo test --workspace` builds them.
-    let programs = [executable("lockstep", "bin")?, executable("kernels", "lib")?];
+    let programs = [cargo::executable("lockstep", "bin")?, cargo::executable("kernels", "lib")?];
     let root = std::path::absolute("target/first-hour").map_err(|e| e.to_string())?;
     if root.exists() {
         std::fs::remove_dir_all(&root).map_err(|e| format!("{}: {e}", root.display()))?;
@@ -248,17 +248,4 @@ fn is<T: PartialEq + std::fmt::Debug>(what: &str, found: &T, expected: &T) -> Re
         return Ok(());
     }
     Err(format!("{what}: {found:?}, expected {expected:?}"))
-}
-
-/// The path of something that cargo builds: the program, or the tests of a library.
-fn executable(name: &str, kind: &str) -> Result<PathBuf, String> {
-    let build: &[&str] =
-        if kind == "bin" { &["build", "--workspace", "--bins"] } else { &["test", "--workspace", "--lib", "--no-run"] };
-    let output = cargo::command().args(build).arg("--message-format=json").stderr(Stdio::inherit()).output();
-    let output = output.map_err(|e| format!("cargo: {e}"))?;
-    let text = String::from_utf8_lossy(&output.stdout);
-    let artifacts = text.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
-    let is_it = |artifact: &Value| artifact["target"]["name"] == name && artifact["target"]["kind"][0] == kind;
-    let found = artifacts.filter(is_it).find_map(|artifact| artifact["executable"].as_str().map(PathBuf::from));
-    found.ok_or_else(|| format!("cargo {}: no executable {name}", build.join(" ")))
 }

@@ -1,6 +1,8 @@
 //! Developer commands: `cargo xtask check` runs what CI runs after the tests.
 
-use std::process::ExitCode;
+use receipts::Inputs;
+use std::path::Path;
+use std::process::{Command, ExitCode};
 use std::time::Instant;
 
 const HELP: &str = "cargo xtask check    all checks that CI runs beside `cargo test --workspace`, the cheap ones first
@@ -11,11 +13,14 @@ cargo xtask check links     documents that link to what is not there; pages that
 cargo xtask check words     words that docs/glossary.md replaces by others, in code, messages and documents
 cargo xtask check deny      licences, sources and duplicate versions of other people's crates (needs cargo-deny)
 cargo xtask check vectors   no vector instruction that was compiled to a call of a function
+cargo xtask check release   the demo on the release build; only after a change of a manifest or the lock file
 cargo xtask check fmt|clippy|docs|fixtures|demo    one of the others
 cargo xtask cuda            NVIDIA's compiler over every CUDA kernel, without a GPU (python3 with pip fetches it)
 cargo xtask cubins [DIR]    every CUDA kernel compiled for every architecture (target/cubins)
 cargo xtask emulate         which CUDA kernels changed since all were emulated; `--full` does that, in many minutes
 cargo xtask first-hour      bench/cuda/first_hour.sh, packed, on the emulator at small sizes; and its reports
+cargo xtask browser         the page in a headless browser (needs Chromium and npm)
+cargo xtask passed NAME     exit code 0 if a check with a receipt passed on these files (xtask/receipts.txt)
 cargo xtask miri            undefined behaviour in kernels, on small shapes (needs a nightly toolchain with miri)
 cargo xtask mutants [LIST|NUMBER]…    which planted changes the tests notice (docs/testing.md)
 cargo xtask mutants random --seed S --count N [--crate C]    the same of changes that are drawn at random
@@ -26,7 +31,7 @@ cargo xtask nightly [NAME]…    the checks that take too long for CI; the last 
 /// A check: its name and the function that runs it.
 type Check = (&'static str, fn() -> Result<(), String>);
 
-const CHECKS: [Check; 12] = [
+const CHECKS: [Check; 13] = [
     ("fmt", fmt),
     ("size", size::check),
     ("layers", layers::check),
@@ -34,12 +39,53 @@ const CHECKS: [Check; 12] = [
     ("links", links::check),
     ("words", words::check),
     ("fixtures", fixtures::check),
-    ("deny", deny),
+    ("deny", || DENY.once(deny)),
     ("clippy", clippy),
     ("docs", docs),
     ("vectors", vectors::check),
     ("demo", demo::check),
+    ("release", || RELEASE.once(release)),
 ];
+
+/// Licences and versions of other people's crates.
+const DENY: Inputs = Inputs {
+    name: "deny",
+    files: &[
+        "Cargo.toml",
+        "crates/*/Cargo.toml",
+        "xtask/Cargo.toml",
+        "python/Cargo.toml",
+        "python/Cargo.lock",
+        "deny.toml",
+    ],
+    versions: &[DENY_VERSION],
+    tools: &[],
+};
+const DENY_VERSION: &str = "0.20.2";
+/// NVIDIA's compiler over every kernel.
+const CUDA: Inputs = Inputs {
+    name: "cuda",
+    files: &["Cargo.toml", "crates/kernels", "crates/testing", "xtask/src/cuda.rs"],
+    versions: &cuda::PACKAGES,
+    tools: &[],
+};
+/// The script for a machine with a GPU, whose programs use most crates.
+const FIRST_HOUR: Inputs = Inputs {
+    name: "first-hour",
+    files: &["Cargo.toml", "crates", "bench/cuda", "xtask/src/first_hour.rs"],
+    versions: &[],
+    tools: &[&["c++", "--version"], &["bash", "--version"], &["python3", "--version"]],
+};
+/// The release build: what decides it besides the sources, which `demo` and `vectors` check on the build of the tests.
+const RELEASE: Inputs =
+    Inputs { name: "release", files: &["Cargo.toml", "crates/*/Cargo.toml"], versions: &[], tools: &[] };
+/// The page, on runs that the program trains.
+const BROWSER: Inputs = Inputs {
+    name: "browser",
+    files: &["Cargo.toml", "crates"],
+    versions: &[],
+    tools: &[&["chromium", "--version"], &["node", "--version"]],
+};
 
 mod book;
 mod cargo;
@@ -52,10 +98,10 @@ mod fixtures;
 mod layers;
 mod links;
 mod miri;
-mod mutants;
 mod nightly;
 mod provenance;
 mod read;
+mod receipts;
 mod release;
 mod sandbox;
 mod size;
@@ -68,7 +114,7 @@ fn main() -> ExitCode {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     let words: Vec<&str> = arguments.iter().map(String::as_str).collect();
     let done = match &words[..] {
-        ["mutants", chosen @ ..] => Some(mutants::run(chosen)),
+        ["mutants", chosen @ ..] => Some(mutants(chosen)),
         ["nightly", chosen @ ..] => Some(nightly::run(chosen)),
         ["read", arguments @ ..] => Some(read::run(arguments)),
         ["book", arguments @ ..] => Some(book::preprocess(arguments)),
@@ -76,6 +122,7 @@ fn main() -> ExitCode {
         ["release", target] => Some(release::run(Some(target))),
         ["cubins"] => Some(cuda::cubins("target/cubins")),
         ["cubins", to] => Some(cuda::cubins(to)),
+        ["passed", name] => Some(passed(name)),
         _ => None,
     };
     match done {
@@ -87,10 +134,11 @@ fn main() -> ExitCode {
         None => {}
     }
     let chosen: Vec<Check> = match words[..] {
-        ["cuda"] => vec![("cuda", cuda::check)],
+        ["cuda"] => vec![("cuda", || CUDA.once(cuda::check))],
         ["emulate"] => vec![("emulate", emulate::check)],
         ["emulate", "--full"] => vec![("emulate --full", emulate::full)],
-        ["first-hour"] => vec![("first-hour", first_hour::check)],
+        ["first-hour"] => vec![("first-hour", || FIRST_HOUR.once(first_hour::check))],
+        ["browser"] => vec![("browser", || BROWSER.once(browser))],
         ["miri"] => vec![("miri", miri::check)],
         ["check"] => CHECKS.to_vec(),
         ["check", name] => CHECKS.into_iter().filter(|check| check.0 == name).collect(),
@@ -122,6 +170,41 @@ fn clippy() -> Result<(), String> {
 
 fn docs() -> Result<(), String> {
     cargo::run(&["doc", "--workspace", "--no-deps"], &[("RUSTDOCFLAGS", "-D warnings")])
+}
+
+/// Cargo's arguments that start the mutation tests.
+const MUTANTS: [&str; 7] =
+    ["run", "--quiet", "--manifest-path", "mutants/Cargo.toml", "--target-dir", "target/mutants/program", "--"];
+
+/// Runs the mutation tests, which are a workspace of their own.
+fn mutants(words: &[&str]) -> Result<(), String> {
+    cargo::run(&[&MUTANTS[..], words].concat(), &[])
+}
+
+/// Whether a check has a receipt for the present files, so that its tools need not be installed.
+fn passed(name: &str) -> Result<(), String> {
+    let all = [DENY, CUDA, FIRST_HOUR, BROWSER, RELEASE];
+    let inputs = all.iter().find(|inputs| inputs.name == name).ok_or(format!("{name} has no receipts\n{HELP}"))?;
+    match inputs.passed_before(Path::new(".")) {
+        true => Ok(()),
+        false => Err(format!("{name} has not passed on these files")),
+    }
+}
+
+fn browser() -> Result<(), String> {
+    cargo::run(&["build", "--bin", "lockstep"], &[])?;
+    let status = Command::new("crates/dashboard/browser/check.sh").status();
+    match status {
+        Ok(status) if status.success() => Ok(()),
+        Ok(status) => Err(format!("check.sh: {status}")),
+        Err(error) => Err(format!("check.sh: {error}")),
+    }
+}
+
+/// The README's first command: the release build runs the demo.
+fn release() -> Result<(), String> {
+    vectors::check_release()?;
+    demo::check_release()
 }
 
 /// Runs `cargo deny` on both workspaces. An exception that only one of them needs is not reported as unused for the

@@ -28,13 +28,15 @@ pub enum Done {
 /// A check: its name and the function that runs it. The first line of an error goes into the table.
 type Check = (&'static str, fn() -> Result<Done, String>);
 
-const CHECKS: [Check; 16] = [
+const CHECKS: [Check; 18] = [
+    ("commands", commands),
     ("emulate", emulate),
     ("fleet_ends", fleet_ends),
     ("fleet_kills", fleet_kills),
     ("fleet_runs", fleet_runs),
     ("fleet_search", fleet_search),
     ("fleet_simulations", fleet_simulations),
+    ("golden", golden),
     ("kills", kills),
     ("last_words", last_words),
     ("miri", miri),
@@ -49,6 +51,35 @@ const CHECKS: [Check; 16] = [
 
 fn emulate() -> Result<Done, String> {
     crate::emulate::full().map(|()| Done::Passed("crates/kernels/emulated.txt is written".to_owned()))
+}
+
+/// Runs the README's two commands in a clean clone.
+fn commands() -> Result<Done, String> {
+    let clone = std::env::temp_dir().join(format!("lockstep-clone-{}", std::process::id()));
+    let place = clone.to_string_lossy();
+    let git = std::process::Command::new("git").args(["clone", "--quiet", ".", &*place]).status();
+    if !git.is_ok_and(|status| status.success()) {
+        return Err("git clone failed".to_owned());
+    }
+    let mut figures = Vec::new();
+    for words in [&["run", "--release", "--", "demo", "--out", "target/demo"][..], &["test", "--workspace"]] {
+        let start = Instant::now();
+        let mut command = crate::cargo::command();
+        let status = command.args(words).current_dir(&clone).env_remove("CARGO_TARGET_DIR").status();
+        if !status.as_ref().is_ok_and(std::process::ExitStatus::success) {
+            return Err(format!("cargo {}: {status:?}", words.join(" ")));
+        }
+        figures.push(format!("cargo {}: {:.0} s, build included", words[..2].join(" "), start.elapsed().as_secs_f64()));
+    }
+    let _ = fs::remove_dir_all(&clone);
+    Ok(Done::Passed(figures.join("; ")))
+}
+
+/// The golden runs on every instruction set that this machine has.
+fn golden() -> Result<Done, String> {
+    let test = ["test", "-p", "lockstep-cli", "--test", "golden", "runs_leave_the_bits_of_the_file"];
+    crate::cargo::run(&test, &[("GOLDEN_RUNS", "all")])?;
+    Ok(Done::Passed("the bits of bits.txt on every instruction set".to_owned()))
 }
 
 /// Ends every kind of run with workers in every way, and continues it.
@@ -200,7 +231,14 @@ fn trl_suite() -> Result<Done, String> {
 
 /// Runs random mutants. Takes hours on two cores.
 fn mutants() -> Result<Done, String> {
-    crate::mutants::fresh(200).map(Done::Passed)
+    let mut command = crate::cargo::command();
+    command.args(crate::MUTANTS).args(["fresh", "200"]);
+    let output = command.stderr(std::process::Stdio::inherit()).output().map_err(|e| format!("cargo: {e}"))?;
+    let said = String::from_utf8_lossy(&output.stdout).into_owned();
+    match said.trim().lines().last().filter(|_| output.status.success()) {
+        Some(summary) => Ok(Done::Passed(summary.to_owned())),
+        None => Err(said),
+    }
 }
 
 /// Runs the checks in `names`, or all checks if it is empty.

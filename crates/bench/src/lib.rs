@@ -16,8 +16,6 @@ pub mod plot;
 pub mod report;
 pub mod rollout;
 pub mod shapes;
-pub mod skip;
-pub mod speculative;
 pub mod step;
 pub mod train;
 pub mod workload;
@@ -44,11 +42,6 @@ pub fn median(times: &[f64]) -> f64 {
     let mut sorted = times.to_vec();
     sorted.sort_by(f64::total_cmp);
     sorted[(sorted.len() - 1) / 2]
-}
-
-/// The smallest and the greatest value.
-fn extremes(values: &[f64]) -> [f64; 2] {
-    [f64::min, f64::max].map(|one: fn(f64, f64) -> f64| values.iter().copied().fold(values[0], one))
 }
 
 #[cfg(test)]

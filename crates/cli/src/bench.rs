@@ -80,20 +80,6 @@ impl StepArgs {
     }
 }
 
-/// Pairs of tails.
-#[derive(Clone, Debug, clap::Args)]
-pub struct SpeculativeArgs {
-    /// The model and how it runs.
-    #[command(flatten)]
-    pub common: Common,
-    /// Tokens of a tail.
-    #[arg(long, value_name = "N", default_value_t = 256, value_parser = clap::value_parser!(u32).range(1..4096))]
-    pub new_tokens: u32,
-    /// Pairs of each case that are timed, after one that takes the memory.
-    #[arg(long, value_name = "N", default_value_t = 20, value_parser = clap::value_parser!(u32).range(1..))]
-    pub repeats: u32,
-}
-
 /// Updates.
 #[derive(Clone, Debug, clap::Args)]
 pub struct TrainArgs {
@@ -116,10 +102,6 @@ pub enum What {
     Train(TrainArgs),
     /// A whole GRPO step against its roofline.
     Step(StepArgs),
-    /// Updates of 16 groups, some without a gradient: left out, and computed.
-    Skip(StepArgs),
-    /// The tail of a generation with tokens guessed and without, in pairs.
-    Speculative(SpeculativeArgs),
     /// What a step holds in memory, by part, and what log-probabilities take.
     Memory(Common),
     /// Sampler against trainer, bit by bit, over batches, threads, sharing, chunks.
@@ -151,12 +133,6 @@ pub(crate) fn run(args: Args) -> anyhow::Result<()> {
         What::Step(args) => {
             report(&args.common, &|ctx, shape| bench::step::run(ctx, shape, args.sizes(shape), args.repeats as usize))
         }
-        What::Skip(args) => {
-            report(&args.common, &|ctx, shape| bench::skip::run(ctx, shape, args.sizes(shape), args.repeats as usize))
-        }
-        What::Speculative(args) => report(&args.common, &|ctx, shape| {
-            bench::speculative::run(ctx, shape, args.new_tokens as usize, args.repeats as usize)
-        }),
         What::Memory(common) => report(common, &bench::memory::run),
         What::Parity(common) => report(common, &bench::parity::run),
         What::Levels(flags) => levels(flags),

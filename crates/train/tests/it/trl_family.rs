@@ -2,10 +2,8 @@
 //! clipped surrogate, GDPO's advantages, and RLOOTrainer. `conformance/trl_family_fixtures.py` says how TRL's numbers
 //! were made.
 
-mod common;
-
-use common::model::{context, policy, scaled};
-use common::{Fixture, close, get};
+use crate::common::model::{context, policy, scaled};
+use crate::common::{Fixture, close, get};
 use model::columns::{OLD_LOGPS, REF_LOGPS, SAMPLER_LOGPS};
 use model::{Columns, Prompt, PromptCompletion, Scorer, Weights};
 use serde_json::Value;
@@ -30,7 +28,8 @@ struct Family {
 impl Family {
     fn load() -> Family {
         let base = Fixture::load();
-        let text = std::fs::read_to_string(common::directory().join("../trl_family/cases.json")).expect("fixture");
+        let text =
+            std::fs::read_to_string(crate::common::directory().join("../trl_family/cases.json")).expect("fixture");
         let ctx = context(1);
         let score = |weights: &Weights| -> Vec<Vec<f32>> {
             let pair = |(i, completion): (usize, _)| PromptCompletion {
@@ -251,7 +250,7 @@ fn cutting_the_batch_changes_no_bit() {
             samples.iter_mut().zip(advantages).for_each(|(s, a)| s.advantage = a);
             let mut trainer = family.trainer(case, &weights, micro_batch);
             trainer.update(&ctx, &mut weights, &samples, 1e-2).expect("update");
-            common::model::elements(&weights).iter().map(|x| x.to_bits()).collect::<Vec<_>>()
+            crate::common::model::elements(&weights).iter().map(|x| x.to_bits()).collect::<Vec<_>>()
         };
         assert!(run(1) == run(10_000), "{} {}", case["name"], case["config"]);
     }

@@ -1,9 +1,7 @@
 //! Advantages, losses, gradients by log-probability, metrics, AdamW's and the schedules' numbers against TRL 1.16 and
 //! torch, given the log-probabilities that TRL computed. `trl_step.rs` is the same through the model.
 
-mod common;
-
-use common::{Fixture, close, distance, get};
+use crate::common::{Fixture, close, distance, get};
 use train::loss::{LossSums, Normalizer, Sequence, policy};
 use train::{Schedule, ScheduleKind};
 

@@ -1,7 +1,5 @@
 //! The fixture that `conformance/trl_fixtures.py` makes: GRPO steps of TRL, as numbers.
 
-#![allow(dead_code)]
-
 pub mod model;
 
 use ::model::columns::{REF_LOGPS, SAMPLER_LOGPS};

@@ -9,7 +9,7 @@ use serde_json::Value;
 use std::collections::HashMap;
 
 fn fixtures() -> Value {
-    serde_json::from_str(include_str!("fixtures/chat.json")).unwrap()
+    serde_json::from_str(include_str!("../fixtures/chat.json")).unwrap()
 }
 
 fn ids(value: &Value) -> Vec<u32> {

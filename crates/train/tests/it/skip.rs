@@ -1,9 +1,7 @@
 //! Groups that are left out of the update because their gradient is known to be 0: weights, moments, gradient norm and
 //! loss keep their bits, the others' metrics their values, and what is not computed is not called equal.
 
-mod common;
-
-use common::model::{bits, context, context_of, policy};
+use crate::common::model::{bits, context, context_of, policy};
 use kernels::check::normal;
 use kernels::{Context, DType, Isa};
 use model::columns::{ENTROPIES, OLD_LOGPS, REF_LOGPS, SAMPLER_LOGPS};

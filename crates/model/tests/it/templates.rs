@@ -61,7 +61,7 @@ fn is_in(expressions: &[&str], template: &str) -> bool {
 }
 
 fn fixture() -> Value {
-    serde_json::from_str(include_str!("fixtures/templates.json")).unwrap()
+    serde_json::from_str(include_str!("../fixtures/templates.json")).unwrap()
 }
 
 #[test]

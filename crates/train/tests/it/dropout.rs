@@ -1,9 +1,7 @@
 //! Steps on an adapter with dropout: what the loss compares knows none, the gradient is that of the noise, and nothing
 //! but the seed and the step decides the noise.
 
-mod common;
-
-use common::model::{bits, config, context, context_of, policy};
+use crate::common::model::{bits, config, context, context_of, policy};
 use kernels::check::{normal, relative_error};
 use kernels::{Context, Isa};
 use model::columns::{REF_LOGPS, SAMPLER_LOGPS};

@@ -43,7 +43,7 @@ fn every_family_has_fixtures() {
         assert!(
             listed.contains(&family),
             "{family} is not compared with transformers: make its fixtures (CONTRIBUTING.md, Adding a model family), \
-             and add their directory to FAMILIES in crates/model/tests/net/main.rs"
+             and add their directory to FAMILIES in crates/model/tests/it/net/mod.rs"
         );
     }
 }

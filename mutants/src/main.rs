@@ -1,6 +1,6 @@
 //! `cargo xtask mutants`: mutation testing. It finds which planted changes of the source the tests notice.
 //!
-//! The lists under `xtask/mutants` name changes of single expressions; `random` draws others. All mutants are inserted
+//! The lists under `mutants/lists` name changes of single expressions; `random` draws others. All mutants are inserted
 //! into one copy of the source tree, each behind a switch (the environment variable `MUTANT` selects one by number), so
 //! that one build serves all. The repository's source is never changed. A test is run against a mutant only if it
 //! evaluates the changed expression; a first run of the test without mutants finds this out.
@@ -15,17 +15,19 @@ use list::Mutant;
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::process::{Command, ExitCode};
 use std::sync::Mutex;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use suite::{Limits, Outcome, STAGES, Suite};
 
-const USAGE: &str = "cargo xtask mutants [quick] [LIST|NUMBER]…              of the lists under xtask/mutants
+const USAGE: &str = "cargo xtask mutants [quick] [LIST|NUMBER]…              of the lists under mutants/lists
 cargo xtask mutants --list FILE [NUMBER]…               of another list
 cargo xtask mutants random --seed S --count N [--crate C]
+cargo xtask mutants fresh N                             random ones, of a new seed
 with --target DIR (or CARGO_TARGET_DIR) for the build, --seconds N: the tests of other crates that are left after that
 are not asked";
 /// The folder in the repository with the lists and their results.
-const LISTS: &str = "xtask/mutants";
+const LISTS: &str = "mutants/lists";
 /// The folder for copied trees and for what is known about their tests.
 const WORK: &str = "target/mutants";
 /// How many percent more changes are drawn than requested, because some do not compile.
@@ -85,9 +87,37 @@ impl MutantsOptions {
     }
 }
 
+/// Started by `cargo xtask mutants`, in the root of the repository.
+fn main() -> ExitCode {
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    let words: Vec<&str> = arguments.iter().map(String::as_str).collect();
+    match run(&words) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(why) => {
+            eprintln!("{why}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// A cargo command, to which the caller adds arguments.
+fn cargo() -> Command {
+    Command::new(std::env::var("CARGO").unwrap_or_else(|_| "cargo".to_owned()))
+}
+
+/// The current commit.
+fn commit() -> String {
+    let output = Command::new("git").args(["rev-parse", "--short", "HEAD"]).output();
+    output.map(|output| String::from_utf8_lossy(&output.stdout).trim().to_owned()).unwrap_or_default()
+}
+
 /// Runs the mutants that `words` select, by number or by list, or draws random ones; without words all mutants of the
 /// lists.
-pub fn run(words: &[&str]) -> Result<(), String> {
+fn run(words: &[&str]) -> Result<(), String> {
+    if let ["fresh", count] = words {
+        let count = count.parse().map_err(|_| format!("{count}: not a number"))?;
+        return fresh(count).map(|summary| println!("{summary}"));
+    }
     let options = MutantsOptions::parse(words)?;
     if options.words.first().is_some_and(|word| word == "random") {
         return drawn(&options).map(|summary| println!("{summary}"));
@@ -120,7 +150,7 @@ pub fn run(words: &[&str]) -> Result<(), String> {
 }
 
 /// Draws `count` mutants with a new seed, and reports how many the tests notice.
-pub fn fresh(count: usize) -> Result<String, String> {
+fn fresh(count: usize) -> Result<String, String> {
     let seed = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
     drawn(&MutantsOptions::parse(&[
         "random",
@@ -161,7 +191,7 @@ fn drawn(options: &MutantsOptions) -> Result<String, String> {
             let text = format!(
                 "# `cargo xtask mutants random --seed {seed} --count {count}` of {}\n\
                  # {} mutants; {tried} more that were drawn do not compile\n",
-                crate::provenance::commit(),
+                commit(),
                 kept.len()
             );
             fs::write(&head, text).and_then(|()| fs::write(&list, list::write(&kept))).map_err(|e| e.to_string())?;

@@ -1,9 +1,7 @@
 //! What an optimizer step promises besides its numbers: the same bits however it is cut, exact continuation, skipped
 //! steps.
 
-mod common;
-
-use common::model::{bits, config, context, context_of, policy};
+use crate::common::model::{bits, config, context, context_of, policy};
 use kernels::rng::Stream;
 use kernels::{Context, Copies, DType, Isa};
 use model::columns::{REF_LOGPS, SAMPLER_LOGPS};

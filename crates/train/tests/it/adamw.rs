@@ -1,8 +1,6 @@
 //! The optimizer's arithmetic against torch: four steps, two of them clipped, one with gradient 0.
 
-mod common;
-
-use common::{Fixture, get, model::context};
+use crate::common::{Fixture, get, model::context};
 use kernels::ops::{adamw, grad_norm};
 use kernels::{DType, Tensor};
 

@@ -1,10 +1,8 @@
 //! A step on preference pairs, through the model, against TRL 1.16's `DPOTrainer`: `conformance/dpo_fixtures.py` says
 //! how TRL's numbers were made.
 
-mod common;
-
-use common::model::{bits, context, policy, scaled};
-use common::{close, get};
+use crate::common::model::{bits, context, policy, scaled};
+use crate::common::{close, get};
 use kernels::Context;
 use model::columns::REF_LOGPS;
 use model::{Columns, Prompt, PromptCompletion, Scorer};
@@ -15,7 +13,7 @@ use train::{
 };
 
 fn fixture() -> Value {
-    let path = common::directory().join("../dpo/cases.json");
+    let path = crate::common::directory().join("../dpo/cases.json");
     serde_json::from_str(&std::fs::read_to_string(path).expect("fixture")).expect("fixture")
 }
 

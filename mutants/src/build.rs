@@ -3,7 +3,6 @@
 
 use super::list::{self, Mutant};
 use super::suite::Binary;
-use crate::cargo;
 use serde_json::Value;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -153,7 +152,7 @@ pub fn compile(
     crates.extend(["lockstep", "cli"]);
     crates.sort_unstable();
     crates.dedup();
-    let mut command = cargo::command();
+    let mut command = crate::cargo();
     command.args(match goal {
         Goal::Check => &["check"][..],
         Goal::Tests => &["build", "--tests"],

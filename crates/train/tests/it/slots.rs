@@ -1,8 +1,6 @@
 //! Updates from slot to slot: while somebody holds every version, the bits of updates in place, and nothing is copied.
 
-mod common;
-
-use common::model::{context_of, policy};
+use crate::common::model::{context_of, policy};
 use kernels::{Context, DType, Isa};
 use model::io::{TensorSink, TensorSource};
 use model::{AdaptedWeights, Adapter, LoraConfig, ModelConfig, Prompt, TargetModules, Weights};

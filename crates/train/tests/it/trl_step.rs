@@ -1,10 +1,8 @@
 //! A whole optimizer step, through the model, against TRL 1.16's `GRPOTrainer` on the same rollouts, rewards and
 //! weights: `conformance/trl_fixtures.py` says how TRL's numbers were made.
 
-mod common;
-
-use common::model::{context, elements, policy, scaled};
-use common::{Fixture, close, get};
+use crate::common::model::{context, elements, policy, scaled};
+use crate::common::{Fixture, close, get};
 use model::columns::REF_LOGPS;
 use model::weights::NamedMut;
 use model::{Params, PromptCompletion, Scorer, Weights};
@@ -105,7 +103,7 @@ fn every_step_is_trls() {
         if case.json["name"] == "step" {
             let before = elements(&policy(ctx.memory()));
             let mut after = Params::zeros(ctx.memory(), &weights.config);
-            let path = common::directory().join("after.safetensors");
+            let path = crate::common::directory().join("after.safetensors");
             model::io::load_tensors(&path, &mut NamedMut { params: &mut after }).expect("after");
             let theirs = elements(&model::weights::Named { params: &after });
             let change = |x: &[f32]| -> Vec<f32> { x.iter().zip(&before).map(|(a, b)| a - b).collect() };

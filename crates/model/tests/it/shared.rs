@@ -50,7 +50,7 @@ fn private() -> usize {
 /// What another process reads: the sum of the weights at `path`, their number and version; its private bytes for that.
 fn read_elsewhere(path: &Path) -> Vec<u64> {
     let mut command = Command::new(std::env::current_exe().unwrap());
-    command.args(["--ignored", "--exact", "child", "--nocapture"]).env("SHARED_SLOT", path);
+    command.args(["--ignored", "--exact", "shared::child", "--nocapture"]).env("SHARED_SLOT", path);
     let out = String::from_utf8(command.output().unwrap().stdout).unwrap();
     let line = out.lines().find_map(|line| line.split("> ").nth(1)).unwrap_or_else(|| panic!("{out}"));
     line.split(' ').map(|word| word.parse().unwrap()).collect()

@@ -1,10 +1,8 @@
 //! A step of a reward model, trunk and head, against TRL 1.16's `RewardTrainer`: `conformance/reward_fixtures.py` says
 //! how TRL's numbers were made.
 
-mod common;
-
-use common::model::{bits, config, context, policy};
-use common::{close, get};
+use crate::common::model::{bits, config, context, policy};
+use crate::common::{close, get};
 use kernels::Memory;
 use model::io::TensorSink;
 use model::{Prompt, PromptCompletion, Scorer, Weights};
@@ -13,7 +11,7 @@ use std::collections::BTreeMap;
 use train::{Error, Objective, OptimizerConfig, PreferencePair, RankingConfig, Trainer, TrainerConfig};
 
 fn fixture() -> Value {
-    let path = common::directory().join("../reward/cases.json");
+    let path = crate::common::directory().join("../reward/cases.json");
     serde_json::from_str(&std::fs::read_to_string(path).expect("fixture")).expect("fixture")
 }
 

@@ -1,0 +1,14 @@
+//! The formulas and steps of this crate against TRL, torch and slow references: one executable, which links once.
+
+mod adamw;
+mod common;
+mod dropout;
+mod ppo_reference;
+mod skip;
+mod slots;
+mod trl_dpo;
+mod trl_family;
+mod trl_loss;
+mod trl_reward;
+mod trl_step;
+mod update;
