@@ -299,6 +299,6 @@ mod tests {
 
     #[test]
     fn a_name_that_is_no_check_is_refused() {
-        assert!(run(&["emulat"]).unwrap_err().contains("no check emulat: there are emulate, fleet_ends, fleet_kills"));
+        assert!(run(&["emulat"]).unwrap_err().contains("no check emulat: there are commands, emulate, fleet_ends"));
     }
 }
