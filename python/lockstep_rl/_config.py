@@ -218,7 +218,21 @@ def _of_steps(name: str) -> Any:
     return of
 
 
+def _without_none(name: str) -> Any:
+    """A dict without values that are None, which stand for a default."""
+
+    def of(value: Any) -> dict:
+        if value is not None and not isinstance(value, dict):
+            raise TypeError(f"`{name}` must be a dict, but is {value!r} ({type(value).__name__})")
+        return {name: {key: one for key, one in (value or {}).items() if one is not None}}
+
+    return of
+
+
 _SPECIAL = {
+    # As in transformers, None leaves no token out.
+    "top_k": lambda value: {"top_k": 0 if value is None else value},
+    "lr_scheduler_kwargs": _without_none("lr_scheduler_kwargs"),
     **{name: _of_steps(name) for name in ("logging_steps", "eval_steps", "save_steps")},
     "bf16": _of_bf16,
     "scale_rewards": _of_scale_rewards,
@@ -484,8 +498,15 @@ def _of_the_model(row: dict) -> dict:
     return {**row, "default": None, "schema": {"anyOf": [row["schema"], {"type": "null"}]}}
 
 
-# Fields whose default here is None, which no value of the engine's key means.
-_UNSET = {"reward_patience": _without_patience, "ref_adapter": _of_the_model}
+def _kept_as_in_trl(row: dict) -> dict:
+    """Returns the field `dataloader_drop_last` with TRL's default. The engine's own is that of older runs."""
+    return {**row, "default": False}
+
+
+# Fields whose default here is another than the engine's: most of them None, which no value of the engine's key means.
+_UNSET = {
+    "reward_patience": _without_patience, "ref_adapter": _of_the_model, "dataloader_drop_last": _kept_as_in_trl,
+}
 
 
 GRPOConfig = _config("GRPOConfig", "grpo", "TRL's GRPOConfig")

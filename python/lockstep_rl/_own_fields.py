@@ -65,6 +65,8 @@ OF_SERVERS = {
         ("request_timeout", "there are no requests"),
         ("weight_sync_timeout", "weights are not sent"),
         ("weight_sync_steps", "every generation batch has new weights"),
+        ("fork_threshold_tokens", "a shared prompt is computed once, whatever its length"),
+        ("token_budget", "nothing is padded: see max_tokens_per_micro_batch"),
     )
 }
 WITH_METRICS = ("sft", "dpo", "reward")

@@ -21,7 +21,7 @@ from ._datasets import EVAL_KEYS, EvalData, WithDatasets
 from ._ended import Ended, run_of
 from ._given import GivenFiles
 from ._late import ReadLate
-from ._live import LiveModel
+from ._live import LiveModel, opened
 from ._models import check_path, name_of, source_of, write_given
 from ._notebook import NotebookProgress
 from ._observer import Observer
@@ -98,6 +98,7 @@ class Trainer(ReadLate, WithDatasets, Ended, ScriptMethods):
                 f"{type(args).__name__}: import it from here, too"
             )
         self.args = args if gen_kwargs is None else with_gen_kwargs(args, gen_kwargs)
+        model = opened(model)
         self._given_model = model
         self.processing_class = processing_class
         self._values = self._first_values()
@@ -230,7 +231,7 @@ class Trainer(ReadLate, WithDatasets, Ended, ScriptMethods):
         """Adds an entry to `state.log_history`, and calls `on_log` of the callbacks. It is called for everything that
         is logged."""
         if self.state.epoch is not None:
-            logs = {**logs, "epoch": self.state.epoch}
+            logs["epoch"] = self.state.epoch  # as in transformers, evaluate() returns it, too
         self.state.log_history.append({**logs, "step": self.state.global_step})
         self._callbacks.call("on_log", logs=logs)
 
@@ -392,15 +393,18 @@ class Trainer(ReadLate, WithDatasets, Ended, ScriptMethods):
             with self._files(resume) as given:
                 values = {**self._values, **given}
                 if is_stream(self._given_train):
-                    values = self._with_stream(values, resume)
+                    values = self._for_new_run(values, resume)
                 return self._driven(values, resume, evaluation, None, eval_metrics)
         return self._driven(dict(values or {}), None, evaluation, only_evaluate, eval_metrics)
 
-    def _with_stream(self, values: dict, resume: str | None) -> dict:
-        """Returns the engine's keys of a run whose rows are a stream's."""
+    def _for_new_run(self, values: dict, resume: str | None) -> dict:
+        """Returns the engine's keys, with those that a new run has and a resumed one keeps."""
         if resume is not None:
             self._read_as_in(run_of(resume))
             return values
+        if self.args.method in ("sft", "dpo", "reward"):
+            # TRL's default, for new runs: a resumed one goes on as it began.
+            values = {"dataloader_drop_last": False, **values}
         own = {} if self._stream_rows is None else {"max_samples": self._stream_rows}
         return {**({"shuffle_dataset": False} if self._reads_in_order else {}), **own, **values}
 

@@ -18,6 +18,7 @@ mod resolved;
 mod resume;
 mod row;
 mod save_dtype;
+mod schedule;
 mod show;
 mod tasks;
 mod unsupported_keys;
