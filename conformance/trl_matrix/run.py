@@ -225,7 +225,7 @@ class Pair:
             batches = self.recorded(own, "second", 2)
             second = self.make(other, "second", theirs.model, 2, batches, more=dict(more))
             second.train()
-            self.compare_logs(first, second)
+            self.compare_logs(first, second, begins=False)
         with self.part("resume elsewhere"):
             first = self.make(own, "b", self.model(), self.steps)
             first.train(resume_from_checkpoint=str(own.place / "a" / "checkpoint-2"))
@@ -250,15 +250,16 @@ class Pair:
     def recorded(self, side, name, steps):
         return rollouts(side.place / name, steps, self.size) if self.trainer in ONLINE else None
 
-    def compare_logs(self, mine, theirs):
-        """Compares all that TRL logs of each step. A new adapter is drawn at random: of it, the names and the first
-        loss, which it does not change yet."""
+    def compare_logs(self, mine, theirs, begins=True):
+        """Compares all that TRL logs of each step. A new adapter is drawn at random: of it, the names and, where it
+        `begins`, the first loss, which it does not change yet."""
         logs = [[entry for entry in trainer.state.log_history if "loss" in entry] for trainer in (mine, theirs)]
         assert [e["step"] for e in logs[0]] == [e["step"] for e in logs[1]], "other steps"
         for ours, others in zip(*logs):
             if self.given == "new adapter":
-                first = {"loss": others["loss"]} if others["step"] == 1 else {}
-                others = {name: ours.get(name, "missing") for name in others} | first
+                first = {"loss": others["loss"]} if others["step"] == 1 and begins else {}
+                named = [name for name in others if not name.endswith("_terminated_length")]
+                others = {name: ours.get(name, "missing") for name in named} | {"step": others["step"], **first}
             self.compare(ours, others, f"step {others['step']}")
 
     def compare(self, ours, theirs, what):
@@ -280,7 +281,8 @@ class Pair:
         """Compares the metrics. Of trainers that generate each draws its own completions: their names are compared."""
         if self.trainer in ONLINE:
             names = {name for name, value in theirs.items() if value is not None}
-            missing = {n for n in names - ours.keys() if not n.endswith(("_per_second", "_terminated_length"))}
+            own = ours.keys() | {name.replace("eval_two_", "eval_") for name in ours}
+            missing = {n for n in names - own if not n.endswith(("_per_second", "_terminated_length", "_runtime"))}
             assert not missing - NOT_LOGGED, f"not logged: {sorted(missing)}"
         elif self.given == "several evaluation sets":
             # TRL names a set in the loss alone, and keeps the other metrics of the last set.
@@ -341,8 +343,8 @@ DIFFERS = {
     **{(trainer, given, "second trainer"): OBJECTS
        for trainer in ("DPO", *ONLINE) for given in ("name", "object", "tokenizer", "conversations", "stream",
                                                      "incomplete batch", "several evaluation sets")},
-    **{("DPO", given, "second trainer"): "TRL: the adapter `ref` exists already" for given in
-       ("new adapter", "trained adapter")},
+    **{(trainer, "trained adapter", "second trainer"): "TRL: the adapter `ref` exists already"
+       for trainer in ("DPO", *ONLINE)},
 }
 # What cannot be done on one of both sides, and why.
 NOT_A_CELL = {

@@ -503,9 +503,16 @@ def _kept_as_in_trl(row: dict) -> dict:
     return {**row, "default": False}
 
 
+def _as_it_was_given(row: dict) -> dict:
+    """Returns the field `save_dtype` with the default None."""
+    doc = f"{row['doc']} Not set: f32 if the model was given by name, which TRL loads as float32; else auto."
+    return {**row, "default": None, "doc": doc, "schema": {"anyOf": [row["schema"], {"type": "null"}]}}
+
+
 # Fields whose default here is another than the engine's: most of them None, which no value of the engine's key means.
 _UNSET = {
     "reward_patience": _without_patience, "ref_adapter": _of_the_model, "dataloader_drop_last": _kept_as_in_trl,
+    "save_dtype": _as_it_was_given,
 }
 
 

@@ -225,6 +225,8 @@ class Trainer(ReadLate, WithDatasets, Ended, ScriptMethods):
         for of_set in by_set(metrics, data, metric_key_prefix):
             self.log(of_set)
             self._callbacks.call("on_evaluate", metrics=of_set)
+        if self.state.epoch is not None:
+            metrics.setdefault("epoch", self.state.epoch)
         return metrics
 
     def log(self, logs: dict, start_time: float | None = None) -> None:
@@ -391,20 +393,29 @@ class Trainer(ReadLate, WithDatasets, Ended, ScriptMethods):
     ) -> dict:
         if only_evaluate is None:
             with self._files(resume) as given:
-                values = {**self._values, **given}
+                values = {**({} if resume else self._of_new_run()), **self._values, **given}
                 if is_stream(self._given_train):
-                    values = self._for_new_run(values, resume)
+                    values = self._with_stream(values, resume)
                 return self._driven(values, resume, evaluation, None, eval_metrics)
         return self._driven(dict(values or {}), None, evaluation, only_evaluate, eval_metrics)
 
-    def _for_new_run(self, values: dict, resume: str | None) -> dict:
-        """Returns the engine's keys, with those that a new run has and a resumed one keeps."""
+    def _of_new_run(self) -> dict:
+        """Returns engine's keys with TRL's defaults. A resumed run goes on with what it began with."""
+        own: dict = {}
+        if self.args.method in ("sft", "dpo", "reward"):
+            own["dataloader_drop_last"] = False
+        # A model that is given by name is loaded as float32 and saved so, whatever its files have.
+        init = getattr(self.args, "model_init_kwargs", None) or {}
+        chosen = {"dtype", "torch_dtype"} & init.keys() or {"dtype", "save_dtype"} & self._values.keys()
+        if isinstance(self._given_model, (str, os.PathLike)) and not is_adapter(self._given_model) and not chosen:
+            own["save_dtype"] = "f32"
+        return own
+
+    def _with_stream(self, values: dict, resume: str | None) -> dict:
+        """Returns the engine's keys of a run whose rows are a stream's."""
         if resume is not None:
             self._read_as_in(run_of(resume))
             return values
-        if self.args.method in ("sft", "dpo", "reward"):
-            # TRL's default, for new runs: a resumed one goes on as it began.
-            values = {"dataloader_drop_last": False, **values}
         own = {} if self._stream_rows is None else {"max_samples": self._stream_rows}
         return {**({"shuffle_dataset": False} if self._reads_in_order else {}), **own, **values}
 
@@ -496,6 +507,11 @@ class Trainer(ReadLate, WithDatasets, Ended, ScriptMethods):
         torch = sys.modules.get("torch")
         if torch is not None and not torch.is_grad_enabled():
             warn_once("train() is called under torch.no_grad(): that has no meaning here, the engine has gradients")
+
+
+def is_adapter(model: Any) -> bool:
+    """Whether a model that is given by name is the directory of an adapter."""
+    return os.path.exists(os.path.join(model, "adapter_config.json"))
 
 
 def is_training_arguments(args: Any) -> bool:
