@@ -181,7 +181,7 @@ class Observer:
         return done + ends_now >= math.ceil(state.max_steps / every) and (ends_now or self.steps_skipped > 0)
 
     def _ends_epoch(self) -> bool:
-        """Whether a callback ends the epoch before its last step. Training goes on with the next one's first."""
+        """Whether a callback ends the epoch before its last step. Training continues with the next one's first."""
         step, every = self.trainer.state.global_step, self.steps_per_epoch
         if not self.trainer.control.should_epoch_stop or self._is_epochs_end() or self._wishes():
             return False

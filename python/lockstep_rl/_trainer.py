@@ -23,6 +23,7 @@ from ._given import GivenFiles
 from ._late import ReadLate
 from ._live import LiveModel, opened
 from ._models import check_path, name_of, source_of, write_given
+from ._new_run import of_new_run
 from ._notebook import NotebookProgress
 from ._observer import Observer
 from ._peft import config_of, is_peft_model, lora_values
@@ -98,8 +99,7 @@ class Trainer(ReadLate, WithDatasets, Ended, ScriptMethods):
                 f"{type(args).__name__}: import it from here, too"
             )
         self.args = args if gen_kwargs is None else with_gen_kwargs(args, gen_kwargs)
-        model = opened(model)
-        self._given_model = model
+        self._given_model = model = opened(model)
         self.processing_class = processing_class
         self._values = self._first_values()
         of_adapter = is_peft_model(model)
@@ -135,8 +135,7 @@ class Trainer(ReadLate, WithDatasets, Ended, ScriptMethods):
             train_batch_size=self.args.per_device_train_batch_size,
         )
         self.control = TrainerControl()
-        self.is_trained = False
-        self.is_in_train = False
+        self.is_trained = self.is_in_train = False
         shown = [NotebookProgress()] if in_notebook() and not getattr(self.args, "disable_tqdm", False) else []
         self._callbacks = CallbackList([*reporters(self.args), *shown, *(callbacks or [])], self)
         self._callbacks.call("on_init_end")
@@ -393,23 +392,11 @@ class Trainer(ReadLate, WithDatasets, Ended, ScriptMethods):
     ) -> dict:
         if only_evaluate is None:
             with self._files(resume) as given:
-                values = {**({} if resume else self._of_new_run()), **self._values, **given}
+                values = {**({} if resume else of_new_run(self)), **self._values, **given}
                 if is_stream(self._given_train):
                     values = self._with_stream(values, resume)
                 return self._driven(values, resume, evaluation, None, eval_metrics)
         return self._driven(dict(values or {}), None, evaluation, only_evaluate, eval_metrics)
-
-    def _of_new_run(self) -> dict:
-        """Returns engine's keys with TRL's defaults. A resumed run goes on with what it began with."""
-        own: dict = {}
-        if self.args.method in ("sft", "dpo", "reward"):
-            own["dataloader_drop_last"] = False
-        # A model that is given by name is loaded as float32 and saved so, whatever its files have.
-        init = getattr(self.args, "model_init_kwargs", None) or {}
-        chosen = {"dtype", "torch_dtype"} & init.keys() or {"dtype", "save_dtype"} & self._values.keys()
-        if isinstance(self._given_model, (str, os.PathLike)) and not is_adapter(self._given_model) and not chosen:
-            own["save_dtype"] = "f32"
-        return own
 
     def _with_stream(self, values: dict, resume: str | None) -> dict:
         """Returns the engine's keys of a run whose rows are a stream's."""
@@ -507,11 +494,6 @@ class Trainer(ReadLate, WithDatasets, Ended, ScriptMethods):
         torch = sys.modules.get("torch")
         if torch is not None and not torch.is_grad_enabled():
             warn_once("train() is called under torch.no_grad(): that has no meaning here, the engine has gradients")
-
-
-def is_adapter(model: Any) -> bool:
-    """Whether a model that is given by name is the directory of an adapter."""
-    return os.path.exists(os.path.join(model, "adapter_config.json"))
 
 
 def is_training_arguments(args: Any) -> bool:

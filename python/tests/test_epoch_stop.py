@@ -1,6 +1,6 @@
-"""`control.should_epoch_stop`: the order of calls and the epochs beside TRL 1.16, resumed runs, and where it is refused.
+"""`control.should_epoch_stop`: order of calls and epochs beside TRL 1.16, resumed runs, and where it is refused.
 
-Each row was recorded with TRL's SFTTrainer on six rows, two in a batch: three steps in an epoch (test_callback_order.py).
+Each row was recorded with TRL's SFTTrainer on six rows, two in a batch, as those of test_callback_order.py.
 """
 
 import pytest

@@ -1,6 +1,6 @@
 //! `cargo xtask nightly trl_suite`: runs TRL's own tests of its trainers on the Python package, with
-//! `conformance/trl_suite/run.py`, which writes docs/python/trl-suite.md. `cargo xtask nightly trl_matrix` trains beside
-//! TRL, with `conformance/trl_matrix/run.py`, which writes a table of docs/python/from-trl.md.
+//! `conformance/trl_suite/run.py`, which writes docs/python/trl-suite.md. `cargo xtask nightly trl_matrix` trains
+//! beside TRL, with `conformance/trl_matrix/run.py`, which writes a table of docs/python/from-trl.md.
 
 use std::env;
 use std::path::Path;

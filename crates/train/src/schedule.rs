@@ -44,16 +44,13 @@ pub enum ScheduleKind {
 }
 
 /// The curve of a warm-up or decay of `warmup_stable_decay`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ramp {
     /// A line.
-    #[serde(rename = "linear")]
     Linear,
     /// A cosine.
-    #[serde(rename = "cosine")]
     Cosine,
     /// 1 minus a square root.
-    #[serde(rename = "1-sqrt")]
     OneMinusSqrt,
 }
 

@@ -18,7 +18,6 @@ mod resolved;
 mod resume;
 mod row;
 mod save_dtype;
-mod schedule;
 mod show;
 mod tasks;
 mod unsupported_keys;

@@ -1,7 +1,7 @@
 //! Configuration keys of the optimizer and the learning-rate schedule.
 
 use crate::config::keys::Config;
-use crate::config::schedule;
+use crate::config::keys::schedule;
 use crate::config::values::OptimizerName;
 use crate::error::BadInput;
 

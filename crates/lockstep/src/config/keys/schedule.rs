@@ -1,7 +1,7 @@
 //! The learning-rate schedule of a configuration: the keys `lr_scheduler_type` and `lr_scheduler_kwargs`.
 
-use super::keys::Config;
-use super::values::KeyValue;
+use crate::config::keys::Config;
+use crate::config::values::KeyValue;
 use crate::error::BadInput;
 use serde_json::{Value as Json, json};
 use toml::Value;
@@ -154,12 +154,12 @@ pub(super) fn check(c: &Config) -> anyhow::Result<()> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::tests::{grpo, refused};
     use super::*;
+    use crate::config::tests::{grpo, refused};
 
     #[test]
     fn learning_rates_are_those_of_transformers() {
-        let fixture: Json = serde_json::from_str(include_str!("../../tests/fixtures/schedules.json")).unwrap();
+        let fixture: Json = serde_json::from_str(include_str!("../../../tests/fixtures/schedules.json")).unwrap();
         let cases = fixture["cases"].as_array().unwrap();
         assert!(cases.len() >= 35);
         for case in cases {
