@@ -13,6 +13,7 @@ KINDS = {
     "later": "a feature that lockstep_rl refuses and may have later: tools, environments, images, mixtures of experts",
     "TRL's own": "TRL's wording, private names, helpers or logger, which are no part of what a script uses",
     "refused": "refused with an error that says why and what to do instead",
+    "differs": "works otherwise, as the table of differences in [from-trl.md](from-trl.md) says",
 }
 # Kinds whose tests must not pass.
 LATEST = ("later", "refused")

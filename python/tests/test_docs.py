@@ -37,8 +37,8 @@ def test_every_difference_from_trl_is_shown_by_a_test():
     assert len(table) >= 10
     for line in table:
         shown = line.rstrip("| ").rpartition("| ")[2]
-        if shown.startswith("`trl_matrix`"):
-            assert (ROOT / "conformance/trl_matrix/run.py").exists()
+        if shown.startswith(("`trl_matrix`", "`trl_suite`")):
+            assert (ROOT / "conformance" / shown.split("`")[1] / "run.py").exists()
             continue
         file, name = shown.strip("`").split("::")
         assert f"def {name}(" in (ROOT / "python/tests" / file).read_text(), shown

@@ -95,7 +95,10 @@ fn the_names_of_metrics_are_known_before_an_evaluation() {
         let mut config = Config { eval_pass_at_k: Vec::new(), ..config.clone() };
         change(&mut config);
         let names = metric_names(&config, &[]).into_iter().skip_while(|name| name != "eval_loss");
-        names.take_while(|name| name != "eval_num_tokens").map(|name| name["eval_".len()..].to_owned()).collect::<Vec<_>>()
+        names
+            .take_while(|name| name != "eval_num_tokens")
+            .map(|name| name["eval_".len()..].to_owned())
+            .collect::<Vec<_>>()
     };
     assert_eq!(of_loss(|c| c.beta = 0.1)[..3], ["loss", "entropy", "kl"]);
     assert_eq!(of_loss(|c| (c.algorithm, c.beta) = (Algorithm::Rloo, 0.1))[..4], ["loss", "entropy", "kl", all[16]]);
