@@ -4,8 +4,8 @@
 
 CHECKOUT is a clone of TRL (with or without a work tree), or a directory with its `tests/`, `scripts/` and
 `trl/chat_templates/`; none of it is part of this repository. DIRECTORY has Qwen2.5's tokenizer. The Python environment
-needs torch, transformers, peft, datasets, pytest, TRL of the pinned version (whose helpers the tests import) and
-lockstep_rl.
+needs torch, transformers, peft, datasets, pytest, jmespath, TRL of the pinned version (whose helpers the tests import)
+and lockstep_rl.
 
 In a copy of the tests, `from trl import …` becomes `from lockstep_rl import …`; nothing else is changed. Models and
 datasets are made here (prepare.py). `table.toml` says what each test is expected to do. The script fails if a test that

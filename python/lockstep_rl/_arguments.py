@@ -62,7 +62,7 @@ _TRUE = (
     "skip_memory_metrics vllm_importance_sampling_correction"
 )
 _FALSE = (
-    "activation_offloading auto_find_batch_size bf16_full_eval cast_lm_head_to_fp32 dataloader_drop_last "
+    "activation_offloading auto_find_batch_size bf16_full_eval cast_lm_head_to_fp32 "
     "dataloader_persistent_workers disable_dropout do_eval do_predict do_train enable_jit_checkpoint "
     "eval_use_gather_object fp16 fp16_full_eval full_determinism hub_always_push ignore_data_skip log_completions "
     "log_unique_prompts normalize_advantages padding_free precompute_ref_log_probs push_to_hub "

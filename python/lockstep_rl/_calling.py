@@ -110,6 +110,8 @@ class RewardFunction:
         completion."""
         if hasattr(given, "tolist"):
             given = given.tolist()
+        if isinstance(given, collections.abc.Iterator):  # a generator, map, zip
+            given = list(given)
         if isinstance(given, (str, bytes, collections.abc.Mapping)) or not hasattr(given, "__len__"):
             raise TypeError(f"reward `{self.name}` must give a list of numbers, but gave {given!r:.100}")
         if isinstance(given, collections.abc.Set):

@@ -17,7 +17,7 @@ from typing import Any
 from . import _native
 from ._arguments import READ_BACK, AcceleratorConfig, ArgumentMethods, begin_accelerate, check_one_process, plain_of
 from ._own_fields import (
-    OF_FLOW, OF_METRICS, OF_PAGES, OF_REFERENCE, OF_SERVERS, OF_WORKERS, WITHOUT_METRICS, WITH_METRICS,
+    OF_FLOW, OF_METRICS, OF_PAGES, OF_REFERENCE, OF_SERVERS, OF_WORKERS, OWN_DEFAULTS, WITHOUT_METRICS, WITH_METRICS,
 )
 
 # Keys that a trainer sets from its own arguments; they are not fields of a configuration class.
@@ -218,7 +218,21 @@ def _of_steps(name: str) -> Any:
     return of
 
 
+def _without_none(name: str) -> Any:
+    """A dict without values that are None, which stand for a default."""
+
+    def of(value: Any) -> dict:
+        if value is not None and not isinstance(value, dict):
+            raise TypeError(f"`{name}` must be a dict, but is {value!r} ({type(value).__name__})")
+        return {name: {key: one for key, one in (value or {}).items() if one is not None}}
+
+    return of
+
+
 _SPECIAL = {
+    # As in transformers, None leaves no token out.
+    "top_k": lambda value: {"top_k": 0 if value is None else value},
+    "lr_scheduler_kwargs": _without_none("lr_scheduler_kwargs"),
     **{name: _of_steps(name) for name in ("logging_steps", "eval_steps", "save_steps")},
     "bf16": _of_bf16,
     "scale_rewards": _of_scale_rewards,
@@ -457,7 +471,7 @@ def field_table(method: str) -> list[dict]:
     more = {**own, **OF_PAGES, **OF_FLOW, **(OF_REFERENCE if method == "dpo" else {})}
     rows = [OF_FLOW.get(row["name"], _with_shares(row)) for row in rows]
     rows += [row for name, row in more.items() if name not in {row["name"] for row in rows}]
-    return [_UNSET[row["name"]](row) if row["name"] in _UNSET else row for row in rows]
+    return [OWN_DEFAULTS[row["name"]](row) if row["name"] in OWN_DEFAULTS else row for row in rows]
 
 
 def _with_shares(row: dict) -> dict:
@@ -469,23 +483,6 @@ def _with_shares(row: dict) -> dict:
         doc = f"{row['doc']} \"best\": after each evaluation that is the best so far."
         return {**row, "doc": doc, "schema": {**row["schema"], "enum": [*row["schema"]["enum"], "best"]}}
     return row
-
-
-def _without_patience(row: dict) -> dict:
-    """Returns the field `reward_patience` with the default None: as in TRL, a reward that scores nothing causes
-    warnings and does not end training."""
-    schema = {"anyOf": [row["schema"], {"type": "null"}]}
-    doc = f"{row['doc']} Not set: for ever, with a warning each time."
-    return {**row, "default": None, "schema": schema, "doc": doc}
-
-
-def _of_the_model(row: dict) -> dict:
-    """Returns the field `ref_adapter` with the default None: then the model says it."""
-    return {**row, "default": None, "schema": {"anyOf": [row["schema"], {"type": "null"}]}}
-
-
-# Fields whose default here is None, which no value of the engine's key means.
-_UNSET = {"reward_patience": _without_patience, "ref_adapter": _of_the_model}
 
 
 GRPOConfig = _config("GRPOConfig", "grpo", "TRL's GRPOConfig")

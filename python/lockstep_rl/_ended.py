@@ -35,7 +35,8 @@ class Ended:
         steps = [step for step, _ in self._losses]
         weights = [step - before for step, before in zip(steps, [self._first_step, *steps])]
         total = sum(weights)
-        return sum(w * loss for w, (_, loss) in zip(weights, self._losses)) / total if total else float("nan")
+        # As in TRL, a step without a token has the loss 0.
+        return sum(w * loss for w, (_, loss) in zip(weights, self._losses)) / total if total else 0.0
 
     def _current_model(self) -> str:
         """Returns the name or directory of the trained model, or of the initial model before training."""

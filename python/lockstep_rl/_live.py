@@ -68,6 +68,14 @@ class Model:
         return f"Model({self.name_or_path!r})" if loaded is None else repr(loaded)
 
 
+def opened(model: Any) -> Any:
+    """Returns the transformers model of another trainer's `trainer.model`, so that training continues in this object.
+    Anything else, and such a model without torch and transformers, is returned as it is."""
+    if type(model) is Model and _has_packages():
+        return vars(model)["_live"].current(model)
+    return model
+
+
 def _has_packages() -> bool:
     return find_spec("torch") is not None and find_spec("transformers") is not None
 

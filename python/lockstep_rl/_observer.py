@@ -25,6 +25,8 @@ class Observer:
         self.only_evaluate = only_evaluate
         self.eval_metrics = eval_metrics
         self.steps_per_epoch = 1
+        # Steps that were left out where callbacks ended epochs early.
+        self.steps_skipped = 0
         self.dir = ""
         # Whether a step was made since the engine began, the step that was logged last, and whether an epoch has begun.
         self.has_stepped = False
@@ -36,13 +38,13 @@ class Observer:
         if name == "live" and self.only_evaluate is None:
             self.trainer._live = value
 
-    def begin(self, step: int, total_steps: int, steps_per_epoch: int, dir: Any) -> int:
+    def begin(self, step: int, total_steps: int, steps_per_epoch: int, steps_skipped: int, dir: Any) -> int:
         state = self.trainer.state
-        self.steps_per_epoch = steps_per_epoch
+        self.steps_per_epoch, self.steps_skipped = steps_per_epoch, steps_skipped
         self.dir = os.fspath(dir)
         if self.only_evaluate is not None:
             return 0
-        state.epoch = step / steps_per_epoch
+        state.epoch = (step + steps_skipped) / steps_per_epoch
         self.trainer._prepare_state(step, total_steps, steps_per_epoch)
         self.trainer._begun(self.dir)
         return self._tell("on_train_begin")
@@ -61,7 +63,7 @@ class Observer:
         trainer, state = self.trainer, self.trainer.state
         self.has_stepped = True
         wishes = self._tell("on_optimizer_step")
-        state.global_step, state.epoch = step, step / self.steps_per_epoch
+        state.global_step, state.epoch = step, (step + self.steps_skipped) / self.steps_per_epoch
         after_step(trainer.args, state, trainer.control)
         wishes |= self._tell("on_step_end")
         trainer._model.check(only_frozen=True)  # a callback may have changed it
@@ -75,7 +77,8 @@ class Observer:
         return self._tell("on_epoch_end")
 
     def wants(self, what: str, is_due: bool) -> bool:
-        """Whether logging, an evaluation or a checkpoint follows now, or the engine waits for a checkpoint."""
+        """Whether logging, an evaluation, a checkpoint or the end of the epoch follows now, or the engine waits for a
+        checkpoint."""
         if self.only_evaluate is not None or not self.has_stepped:
             return is_due
         trainer, control = self.trainer, self.trainer.control
@@ -85,6 +88,8 @@ class Observer:
             return control.should_evaluate
         if what == "save":
             return control.should_save
+        if what == "end_epoch":
+            return self._ends_epoch()
         return trainer._callbacks.has_own("on_save")
 
     def log(self, step: int, metrics: dict) -> int:
@@ -168,16 +173,23 @@ class Observer:
         return STOP * (self.trainer.control.should_training_stop or self._ends_early())
 
     def _ends_early(self) -> bool:
-        """Whether a callback ends the epoch, and training with it, because it is the last one."""
-        done, every = self.trainer.state.global_step, self.steps_per_epoch
-        if not self.trainer.control.should_epoch_stop or done % every == 0:
+        """Whether all epochs are over before the last step, because callbacks have ended some of them."""
+        state, every = self.trainer.state, self.steps_per_epoch
+        done = (state.global_step + self.steps_skipped) // every
+        ends_now = self.trainer.control.should_epoch_stop and not self._is_epochs_end()
+        # As transformers counts them.
+        return done + ends_now >= math.ceil(state.max_steps / every) and (ends_now or self.steps_skipped > 0)
+
+    def _ends_epoch(self) -> bool:
+        """Whether a callback ends the epoch before its last step. Training continues with the next one's first."""
+        step, every = self.trainer.state.global_step, self.steps_per_epoch
+        if not self.trainer.control.should_epoch_stop or self._is_epochs_end() or self._wishes():
             return False
-        if done // every * every + every < self.trainer.state.max_steps:
-            raise ValueError(
-                "control.should_epoch_stop: the engine draws all rows of an epoch, and this is not the last one: end "
-                "training with should_training_stop, or set num_train_epochs=1"
-            )
+        self.steps_skipped += every - (step + self.steps_skipped) % every
         return True
+
+    def _is_epochs_end(self) -> bool:
+        return (self.trainer.state.global_step + self.steps_skipped) % self.steps_per_epoch == 0
 
 
 def best_metric(args: Any) -> str | None:

@@ -65,6 +65,8 @@ OF_SERVERS = {
         ("request_timeout", "there are no requests"),
         ("weight_sync_timeout", "weights are not sent"),
         ("weight_sync_steps", "every generation batch has new weights"),
+        ("fork_threshold_tokens", "a shared prompt is computed once, whatever its length"),
+        ("token_budget", "nothing is padded: see max_tokens_per_micro_batch"),
     )
 }
 WITH_METRICS = ("sft", "dpo", "reward")
@@ -83,4 +85,35 @@ WITHOUT_METRICS = {
         "name": "per_device_eval_batch_size", "status": "ignored",
         "doc": "how many completions are generated or scored at once the engine decides: max_tokens_per_micro_batch",
     },
+}
+
+
+def _without_patience(row: dict) -> dict:
+    """Returns the field `reward_patience` with the default None: as in TRL, a reward that scores nothing causes
+    warnings and does not end training."""
+    schema = {"anyOf": [row["schema"], {"type": "null"}]}
+    doc = f"{row['doc']} Not set: for ever, with a warning each time."
+    return {**row, "default": None, "schema": schema, "doc": doc}
+
+
+def _of_the_model(row: dict) -> dict:
+    """Returns the field `ref_adapter` with the default None: then the model says it."""
+    return {**row, "default": None, "schema": {"anyOf": [row["schema"], {"type": "null"}]}}
+
+
+def _kept_as_in_trl(row: dict) -> dict:
+    """Returns the field `dataloader_drop_last` with TRL's default. The engine's own is that of older runs."""
+    return {**row, "default": False}
+
+
+def _as_it_was_given(row: dict) -> dict:
+    """Returns the field `save_dtype` with the default None."""
+    doc = f"{row['doc']} Not set: f32 if the model was given by name, which TRL loads as float32; else auto."
+    return {**row, "default": None, "doc": doc, "schema": {"anyOf": [row["schema"], {"type": "null"}]}}
+
+
+# Fields whose default here is another than the engine's: most of them None, which no value of the engine's key means.
+OWN_DEFAULTS = {
+    "reward_patience": _without_patience, "ref_adapter": _of_the_model, "dataloader_drop_last": _kept_as_in_trl,
+    "save_dtype": _as_it_was_given,
 }

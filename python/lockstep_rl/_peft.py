@@ -191,7 +191,8 @@ def lora_values(peft_config: Any, has_weights: bool = False, has_scores: bool = 
             continue
         if name in _LORA or name.startswith("_") or value in _LORA_NEUTRAL.get(name, (None, False)) or value == {}:
             continue
-        if has_scores and name == "modules_to_save" and list(value) == ["score"]:
+        # PEFT adds the names that a head may have to those that it was given.
+        if has_scores and name == "modules_to_save" and "score" in value and set(value) <= {"score", "classifier"}:
             continue
         if name in _LORA_IGNORED or value == [] or (has_weights and name == "init_lora_weights"):
             continue

@@ -21,8 +21,9 @@ from ._datasets import EVAL_KEYS, EvalData, WithDatasets
 from ._ended import Ended, run_of
 from ._given import GivenFiles
 from ._late import ReadLate
-from ._live import LiveModel
+from ._live import LiveModel, opened
 from ._models import check_path, name_of, source_of, write_given
+from ._new_run import of_new_run
 from ._notebook import NotebookProgress
 from ._observer import Observer
 from ._peft import config_of, is_peft_model, lora_values
@@ -98,7 +99,7 @@ class Trainer(ReadLate, WithDatasets, Ended, ScriptMethods):
                 f"{type(args).__name__}: import it from here, too"
             )
         self.args = args if gen_kwargs is None else with_gen_kwargs(args, gen_kwargs)
-        self._given_model = model
+        self._given_model = model = opened(model)
         self.processing_class = processing_class
         self._values = self._first_values()
         of_adapter = is_peft_model(model)
@@ -134,8 +135,7 @@ class Trainer(ReadLate, WithDatasets, Ended, ScriptMethods):
             train_batch_size=self.args.per_device_train_batch_size,
         )
         self.control = TrainerControl()
-        self.is_trained = False
-        self.is_in_train = False
+        self.is_trained = self.is_in_train = False
         shown = [NotebookProgress()] if in_notebook() and not getattr(self.args, "disable_tqdm", False) else []
         self._callbacks = CallbackList([*reporters(self.args), *shown, *(callbacks or [])], self)
         self._callbacks.call("on_init_end")
@@ -224,13 +224,15 @@ class Trainer(ReadLate, WithDatasets, Ended, ScriptMethods):
         for of_set in by_set(metrics, data, metric_key_prefix):
             self.log(of_set)
             self._callbacks.call("on_evaluate", metrics=of_set)
+        if self.state.epoch is not None:
+            metrics.setdefault("epoch", self.state.epoch)
         return metrics
 
     def log(self, logs: dict, start_time: float | None = None) -> None:
         """Adds an entry to `state.log_history`, and calls `on_log` of the callbacks. It is called for everything that
         is logged."""
         if self.state.epoch is not None:
-            logs = {**logs, "epoch": self.state.epoch}
+            logs["epoch"] = self.state.epoch  # as in transformers, evaluate() returns it, too
         self.state.log_history.append({**logs, "step": self.state.global_step})
         self._callbacks.call("on_log", logs=logs)
 
@@ -390,7 +392,7 @@ class Trainer(ReadLate, WithDatasets, Ended, ScriptMethods):
     ) -> dict:
         if only_evaluate is None:
             with self._files(resume) as given:
-                values = {**self._values, **given}
+                values = {**({} if resume else of_new_run(self)), **self._values, **given}
                 if is_stream(self._given_train):
                     values = self._with_stream(values, resume)
                 return self._driven(values, resume, evaluation, None, eval_metrics)

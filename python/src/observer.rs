@@ -145,6 +145,7 @@ impl Observer {
             Follow::Evaluate => "evaluate",
             Follow::Save => "save",
             Follow::Complete => "complete",
+            Follow::EndEpoch => "end_epoch",
         };
         Python::attach(|py| {
             let asked = self.object.bind(py).call_method1("wants", (name, is_due)).and_then(|wants| wants.extract());

@@ -237,13 +237,13 @@ impl Job {
         }
         let mut run = run?;
         self.steps_done.store(run.steps_done(), Ordering::Relaxed);
-        let begun = (run.steps_done(), run.total_steps(), run.steps_per_epoch(), run.dir().root().to_owned());
+        let steps = [run.steps_done(), run.total_steps(), run.steps_per_epoch(), run.steps_skipped()];
+        let dir = run.dir().root().to_owned();
         let _ = self.observer.call("begin", run.policy(), |py| {
             let arguments = PyDict::new(py);
-            arguments.set_item("step", begun.0)?;
-            arguments.set_item("total_steps", begun.1)?;
-            arguments.set_item("steps_per_epoch", begun.2)?;
-            arguments.set_item("dir", begun.3)?;
+            let names = ["step", "total_steps", "steps_per_epoch", "steps_skipped"];
+            names.into_iter().zip(steps).try_for_each(|(name, steps)| arguments.set_item(name, steps))?;
+            arguments.set_item("dir", dir)?;
             Ok(arguments)
         });
         if self.only_evaluate {

@@ -203,11 +203,6 @@ def test_the_order_of_calls_is_trls(model, name, callback, fields, state, expect
     assert own.log_history[-1].keys() >= {"train_runtime", "train_loss", "step"}
 
 
-def test_an_epoch_that_is_not_the_last_one_cannot_be_ended(model):
-    with pytest.raises(ValueError, match="should_epoch_stop.*should_training_stop"):
-        train(model, asks("on_step_end", 2, "should_epoch_stop"))
-
-
 def test_a_run_that_a_callback_ends_keeps_its_last_checkpoint(model):
     """TRL saves none there."""
     events, _ = train(model, asks("on_step_end", 2, "should_training_stop"), save_strategy="steps", save_steps=50)

@@ -31,6 +31,19 @@ def test_every_field_has_its_row():
         assert not missing, missing
 
 
+def test_every_difference_from_trl_is_shown_by_a_test():
+    text = (ROOT / "docs/python/from-trl.md").read_text()
+    table = text.split("| here | in TRL 1.16 | why | shown by |")[1].split("\n\n")[0].splitlines()[2:]
+    assert len(table) >= 10
+    for line in table:
+        shown = line.rstrip("| ").rpartition("| ")[2]
+        if shown.startswith(("`trl_matrix`", "`trl_suite`")):
+            assert (ROOT / "conformance" / shown.split("`")[1] / "run.py").exists()
+            continue
+        file, name = shown.strip("`").split("::")
+        assert f"def {name}(" in (ROOT / "python/tests" / file).read_text(), shown
+
+
 def names_of(stub):
     """The names that a stub declares, methods of classes with a dot."""
     names = set()

@@ -1,14 +1,15 @@
 """Numbers and names that TRL logs: last values and means, evaluations, reward models, tokens of environments."""
 
+import math
 import os
 import shutil
 
 import pytest
-from conftest import SMALL, grpo, vowels
+from conftest import SMALL, grpo, vowels, weights
 from test_given import InMemory
 from test_given_objects import PAIRS, make
 
-from lockstep_rl import GRPOConfig, GRPOTrainer, RewardConfig, RewardTrainer
+from lockstep_rl import GRPOConfig, GRPOTrainer, RewardConfig, RewardTrainer, SFTConfig, SFTTrainer
 
 
 @pytest.fixture(scope="module")
@@ -50,6 +51,8 @@ EVALUATED = {
     "eval_reward", "eval_reward_std", "eval_frac_reward_zero_std", "eval_num_tokens", "eval_loss", "eval_runtime",
     "eval_rewards/vowels/mean", "eval_rewards/vowels/std",
     *(f"eval_completions/{what}" for what in ("mean_length", "min_length", "max_length", "clipped_ratio")),
+    "eval_entropy", *(f"eval_clip_ratio/{what}" for what in (
+        "low_mean", "low_min", "high_mean", "high_max", "region_mean")),
 }
 
 
@@ -70,6 +73,120 @@ def test_an_evaluation_logs_what_trl_logs(model, kind, when):
     assert EVALUATED <= metrics.keys(), EVALUATED - metrics.keys()
     lengths = [metrics[f"eval_completions/{what}_length"] for what in ("min", "mean", "max")]
     assert lengths == sorted(lengths) and lengths[0] >= 1
+    # Of 40 tokens; the completions are the policy's own, so that nothing is clipped.
+    assert 0 < metrics["eval_entropy"] <= math.log(40) + 1e-6 and metrics["eval_clip_ratio/region_mean"] == 0
+    assert "epoch" in metrics or when == "before"
+
+
+@pytest.mark.parametrize("kind", ["grpo", "rloo"])
+def test_an_evaluation_logs_the_divergence(model, kind):
+    """It is 0 before training, and not afterwards; without a reference there is none."""
+    fields = dict(beta=0.1, eval_strategy="steps", eval_steps=4, eval_on_start=True, max_steps=4)
+    trainer = make(kind, model, "out", **fields)
+    trainer.eval_dataset = [{"prompt": "ab "}, {"prompt": "x "}]
+    trainer.train()
+    kl = [entry["eval_kl"] for entry in trainer.state.log_history if "eval_reward" in entry]
+    assert kl[0] == 0.0 and kl[1] != 0.0 and len(kl) == 2
+    plain = make(kind, model, "plain", beta=0.0, eval_on_start=True, max_steps=1)
+    plain.eval_dataset = [{"prompt": "ab "}]
+    assert "eval_kl" not in plain.evaluate() and "eval_entropy" in plain.evaluate()
+
+
+def test_a_mean_over_nothing_is_not_logged(model, rows):
+    trainer = grpo(model, rows, max_completion_length=1, max_steps=2)
+    trainer.train()
+    for entry in trainer.state.log_history[:2]:
+        assert ("completions/mean_terminated_length" in entry) == (entry["completions/clipped_ratio"] < 1)
+
+
+def test_the_third_argument_is_the_dataset(model):
+    rows = [{"text": "ab"}, {"text": "sun"}]
+    trainer = SFTTrainer(model, SFTConfig("out"), rows)
+    assert trainer.train_dataset is rows
+
+
+def _generated(completions, **kwargs):
+    for text in completions:
+        yield float(len(text))
+
+
+@pytest.mark.parametrize("given", [
+    _generated, lambda completions, **kwargs: map(len, completions),
+    lambda completions, **kwargs: (len(text) for text in completions),
+    lambda completions, **kwargs: tuple(map(len, completions)),
+], ids=["generator", "map", "expression", "tuple"])
+def test_scores_may_come_one_after_another(model, rows, given):
+    def listed(completions, **kwargs):
+        return [float(len(text)) for text in completions]
+
+    logs = []
+    for number, function in enumerate((given, listed)):
+        function.__name__ = "given"
+        trainer = grpo(model, rows, function, output_dir=f"out{number}", max_steps=2)
+        trainer.train()
+        logs.append([entry["rewards/given/mean"] for entry in trainer.state.log_history[:2]])
+    assert logs[0] == logs[1]
+    with pytest.raises(ValueError, match="gave 1 scores for 4 completions"):
+        grpo(model, rows, lambda completions, **kwargs: iter([1.0]), output_dir="short").train()
+
+
+def test_no_limit_of_the_most_likely_tokens(model, rows):
+    logs = []
+    for top_k in (None, 0):
+        trainer = grpo(model, rows, output_dir=f"out{top_k}", top_k=top_k, max_steps=1)
+        trainer.train()
+        logs.append(trainer.state.log_history[0]["reward"])
+    assert logs[0] == logs[1]
+
+
+# Rows, batch, epochs, dataloader_drop_last → the tokens of each step: row i has i + 1 letters and an end.
+LAST = [
+    (10, 4, 2, False, [14, 30, 21] * 2), (10, 4, 2, True, [14, 30] * 2), (8, 4, 1, False, [14, 30]),
+    (9, 4, 1, False, [14, 30, 10]), (3, 4, 2, False, [9, 9]), (1, 8, 3, False, [2, 2, 2]), (5, 2, 1, False, [5, 9, 6]),
+    (5, 2, 1, True, [5, 9]), (4, 4, 2, False, [14, 14]), (7, 3, 1, False, [9, 18, 8]),
+]
+
+
+@pytest.mark.parametrize("count, batch, epochs, drops, tokens", LAST)
+def test_the_last_batch_of_an_epoch_is_learned(model, count, batch, epochs, drops, tokens):
+    rows = [{"text": "a" * (i + 1)} for i in range(count)]
+    more = {"dataloader_drop_last": True} if drops else {}
+    args = SFTConfig("out", per_device_train_batch_size=batch, num_train_epochs=epochs, shuffle_dataset=False,
+                     logging_steps=1, threads=1, disable_tqdm=True, **more)
+    trainer = SFTTrainer(model, args, rows)
+    trainer.train()
+    seen = [entry["num_tokens"] for entry in trainer.state.log_history if "loss" in entry]
+    assert [b - a for a, b in zip([0, *seen], seen)] == tokens
+    assert trainer.state.max_steps == len(tokens)
+    assert trainer.state.log_history[-1]["epoch"] == epochs
+
+
+@pytest.mark.parametrize("kind", ["dpo", "reward"])
+def test_the_last_pairs_of_an_epoch_are_learned(model, kind):
+    trainer = make(kind, model, "out", max_steps=-1, num_train_epochs=2)
+    trainer.train_dataset = PAIRS * 3 + PAIRS[:1]
+    trainer.train()
+    batch = trainer.args.per_device_train_batch_size
+    assert trainer.state.global_step == 2 * (len(trainer.train_dataset) // batch + 1)
+
+
+def test_a_run_that_left_out_its_last_batches_goes_on_so(model):
+    """As a run of an older version, whose configuration has no such key."""
+    rows = [{"text": f"{'ab' * (i + 1)}"} for i in range(5)]
+
+    def args(**more):
+        return SFTConfig("out", per_device_train_batch_size=2, num_train_epochs=3, shuffle_dataset=False,
+                         logging_steps=1, save_strategy="steps", save_steps=1, threads=1, disable_tqdm=True, **more)
+
+    SFTTrainer(model, args(dataloader_drop_last=True), rows).train()
+    config = open("out/config.toml").read()
+    assert "dataloader_drop_last = true" in config
+    kept = [line for line in config.splitlines() if not line.startswith("dataloader_drop_last")]
+    open("out/config.toml", "w").write("\n".join(kept))
+    trained = weights("out/model")
+    again = SFTTrainer(model, args(), rows)
+    again.train(resume_from_checkpoint="out/checkpoint-3")
+    assert again.state.global_step == 6 and weights("out/model") == trained
 
 
 @pytest.fixture(scope="module")
@@ -191,3 +308,38 @@ def test_placeholders_of_log_probabilities_are_not_used(model, rows, env_mask, l
             assert norm("placeholders", logprobs) == norm("none", None) > 0
     else:
         assert norm("given", logprobs) != norm("none", None)
+
+
+SCHEDULES = [
+    ("cosine_with_min_lr", {"min_lr_rate": 0.1}, None),
+    ("cosine_with_min_lr", '{"min_lr": 0.005, "num_cycles": 0.5}', None),
+    ("cosine_with_restarts", {"num_cycles": 2}, None),
+    ("polynomial", {"power": 2.0, "lr_end": 0.001}, None),
+    ("inverse_sqrt", {"timescale": None}, [0.0, 0.5, 1.0, (2 / 3) ** 0.5, 0.5**0.5, 0.4**0.5]),
+    ("warmup_stable_decay", {"num_decay_steps": 2, "decay_type": "linear"}, [0.0, 0.5, 1.0, 1.0, 1.0, 0.5]),
+    ("cosine_warmup_with_min_lr", {"min_lr_rate": 0.1, "warmup_lr_rate": 0.2}, None),
+]
+
+
+@pytest.mark.parametrize("kind, arguments, factors", SCHEDULES, ids=[row[0] for row in SCHEDULES])
+def test_schedules_are_transformers(model, kind, arguments, factors):
+    """Beside transformers itself, where torch is there; some points by hand."""
+    trainer = make("sft", model, "out", max_steps=6, learning_rate=0.01, warmup_steps=2, lr_scheduler_type=kind,
+                   lr_scheduler_kwargs=arguments)
+    trainer.train()
+    rates = [entry["learning_rate"] for entry in trainer.state.log_history if "loss" in entry]
+    assert len(rates) == 6 and len(set(rates)) >= 3
+    if factors is not None:
+        assert rates == pytest.approx([0.01 * factor for factor in factors], rel=1e-12)
+    try:
+        import torch
+        from transformers.optimization import get_scheduler
+    except ImportError:
+        return
+    given = trainer.args.lr_scheduler_kwargs
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.01)
+    schedule = get_scheduler(kind, optimizer, 2, 6, scheduler_specific_kwargs=given)
+    for rate in rates:
+        assert rate == pytest.approx(schedule.get_last_lr()[0], rel=1e-12)
+        optimizer.step()
+        schedule.step()

@@ -28,7 +28,7 @@ pub enum Done {
 /// A check: its name and the function that runs it. The first line of an error goes into the table.
 type Check = (&'static str, fn() -> Result<Done, String>);
 
-const CHECKS: [Check; 18] = [
+const CHECKS: [Check; 19] = [
     ("commands", commands),
     ("emulate", emulate),
     ("fleet_ends", fleet_ends),
@@ -46,6 +46,7 @@ const CHECKS: [Check; 18] = [
     ("sandbox", sandbox),
     ("strangers_run", strangers_run),
     ("terminals", terminals),
+    ("trl_matrix", trl_matrix),
     ("trl_suite", trl_suite),
 ];
 
@@ -220,6 +221,14 @@ fn sandbox() -> Result<Done, String> {
 /// Every command and the page on runs whose files were changed, 200 times each. Takes hours on two cores.
 fn strangers_run() -> Result<Done, String> {
     program(&["strangers_run::"], &["the same bits, or"])
+}
+
+/// Every trainer with all that it may be given, beside TRL. Takes ten minutes on two cores.
+fn trl_matrix() -> Result<Done, String> {
+    match crate::trl_suite::missing_python() {
+        Some(what) => Ok(Done::Unavailable(what)),
+        None => crate::trl_suite::matrix().map(Done::Passed),
+    }
 }
 
 fn trl_suite() -> Result<Done, String> {

@@ -1,5 +1,6 @@
 //! `cargo xtask nightly trl_suite`: runs TRL's own tests of its trainers on the Python package, with
-//! `conformance/trl_suite/run.py`, which writes docs/python/trl-suite.md.
+//! `conformance/trl_suite/run.py`, which writes docs/python/trl-suite.md. `cargo xtask nightly trl_matrix` trains
+//! beside TRL, with `conformance/trl_matrix/run.py`, which writes a table of docs/python/from-trl.md.
 
 use std::env;
 use std::path::Path;
@@ -14,9 +15,33 @@ const PAGE: &str = "docs/python/trl-suite.md";
 
 /// What is missing on this machine to run the tests, if anything.
 pub fn missing() -> Option<String> {
-    let unset = |name: &&str| env::var_os(name).is_none_or(|value| !Path::new(&value).exists());
-    let missing: Vec<&str> = [CHECKOUT, PYTHON].into_iter().filter(unset).collect();
+    unset(&[CHECKOUT, PYTHON])
+}
+
+/// What is missing to train beside TRL, if anything.
+pub fn missing_python() -> Option<String> {
+    unset(&[PYTHON])
+}
+
+fn unset(names: &[&str]) -> Option<String> {
+    let unset = |name: &&&str| env::var_os(name).is_none_or(|value| !Path::new(&value).exists());
+    let missing: Vec<&str> = names.iter().filter(unset).copied().collect();
     (!missing.is_empty()).then(|| format!("set {} (conformance/trl_suite/run.py says to what)", missing.join(" and ")))
+}
+
+/// Trains with every trainer and all that it may be given, beside TRL. Returns how many cells hold.
+pub fn matrix() -> Result<String, String> {
+    let python = env::var_os(PYTHON).unwrap_or_default();
+    let output = Command::new(python)
+        .args(["conformance/trl_matrix/run.py", "--write"])
+        .output()
+        .map_err(|e| format!("{PYTHON}: {e}"))?;
+    let printed = String::from_utf8_lossy(&output.stdout);
+    let last = printed.lines().last().unwrap_or_default().to_owned();
+    match output.status.success() && last.ends_with("cells hold") {
+        true => Ok(last),
+        false => Err(format!("{last}\n{printed}{}", String::from_utf8_lossy(&output.stderr))),
+    }
 }
 
 /// Runs all five test files and returns the totals of the page.

@@ -34,6 +34,6 @@ pub use metrics::UpdateMetrics;
 pub use objective::{Objective, Scored, Source};
 pub use optimizer::{MomentsDType, Optimizer, OptimizerConfig, OptimizerKind, SavedTree};
 pub use sample::{Advantage, PreferencePair, Response, Sample, Samples};
-pub use schedule::{Schedule, ScheduleKind};
+pub use schedule::{Ramp, Schedule, ScheduleArguments, ScheduleKind};
 pub use step_rewards::StepRewards;
-pub use trainer::{StepParams, Trainer, TrainerConfig, TrainerState};
+pub use trainer::{HeldOut, StepParams, Trainer, TrainerConfig, TrainerState};

@@ -70,6 +70,23 @@ impl UpdateMetrics {
         self.loss_tokens > 0
     }
 
+    /// The metrics of the loss itself, which an evaluation reports, too.
+    pub(crate) fn of_loss(&self) -> Vec<(&'static str, f64)> {
+        let clip = self.clip.iter().flat_map(|clip| {
+            [
+                ("clip_ratio/low_mean", clip.low_mean),
+                ("clip_ratio/low_min", clip.low_min),
+                ("clip_ratio/high_mean", clip.high_mean),
+                ("clip_ratio/high_max", clip.high_max),
+                ("clip_ratio/region_mean", clip.region_mean),
+            ]
+        });
+        let first = [("entropy", self.entropy), ("kl", self.kl)];
+        let last = [("policy_loss", self.policy_loss), ("entropy_coef", self.entropy_coef)];
+        let known = |(name, value): (&'static str, Option<f64>)| value.map(|value| (name, value));
+        first.into_iter().filter_map(known).chain(clip).chain(last.into_iter().filter_map(known)).collect()
+    }
+
     /// The logged metrics by name: TRL's, and Lockstep's own `sampling/logp_mismatch_tokens`,
     /// `sampling/logp_compared_tokens`, `sampling/max_logp_difference`, `update/…` and `skipped_steps`. For a log
     /// interval of several optimizer steps, TRL takes the mean of each. A mean over nothing is not an entry. Times and
@@ -78,19 +95,7 @@ impl UpdateMetrics {
         let mut out: Vec<(&str, f64)> = Vec::new();
         out.extend(self.learns().then_some(("loss", self.loss)));
         out.extend([("grad_norm", self.grad_norm), ("learning_rate", self.learning_rate)]);
-        out.extend(self.entropy.map(|x| ("entropy", x)));
-        out.extend(self.kl.map(|x| ("kl", x)));
-        if let Some(clip) = &self.clip {
-            out.extend([
-                ("clip_ratio/low_mean", clip.low_mean),
-                ("clip_ratio/low_min", clip.low_min),
-                ("clip_ratio/high_mean", clip.high_mean),
-                ("clip_ratio/high_max", clip.high_max),
-                ("clip_ratio/region_mean", clip.region_mean),
-            ]);
-        }
-        out.extend(self.policy_loss.map(|x| ("policy_loss", x)));
-        out.extend(self.entropy_coef.map(|x| ("entropy_coef", x)));
+        out.extend(self.of_loss());
         if let Some(sampling) = &self.sampling {
             let [min, mean, max] = sampling.importance_sampling_ratio;
             out.extend([

@@ -1,12 +1,20 @@
-//! Learning-rate schedules over the optimizer steps, by the formulas of transformers' `get_scheduler`.
+//! Learning-rate schedules over the optimizer steps, by the formulas of transformers' `get_scheduler`. A schedule is a
+//! function of the step alone: those of transformers that follow a metric are not here.
 //!
-//! With s = step (from 0), w = warm-up steps, n = total steps, the learning rate is multiplied by s / max(1, w) while
-//! s < w, then by
+//! With s = step (from 0), w = warm-up steps, n = total steps, p = (s − w) / max(1, n − w), the learning rate is
+//! multiplied by s / max(1, w) while s < w, then by
 //! - constant, constant_with_warmup: 1 (plain `constant` ignores w, as transformers does),
 //! - linear: max(0, (n − s) / max(1, n − w)),
-//! - cosine: max(0, ½ (1 + cos(π (s − w) / max(1, n − w)))).
+//! - cosine: max(0, ½ (1 + cos(2π c p))) with c = num_cycles,
+//! - cosine_with_restarts: max(0, ½ (1 + cos(π (c p mod 1)))), and 0 from p = 1 on,
+//! - cosine_with_min_lr: max(0, m + (1 − m) ½ (1 + cos(2π c p))), where m is the least factor,
+//! - cosine_warmup_with_min_lr: the same one step ahead, and a warm-up that does not begin at 0,
+//! - polynomial: (e + (η − e) (1 − p)^power) / η, from η = the learning rate to e = lr_end,
+//! - inverse_sqrt: 1 / √((s + t − w) / t) with t = timescale,
+//! - warmup_stable_decay: 1, then num_decay_steps from 1 to min_lr_ratio.
 
 use serde::{Deserialize, Serialize};
+use std::f64::consts::PI;
 
 /// The shape of the schedule; the names are transformers' `lr_scheduler_type`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -21,13 +29,105 @@ pub enum ScheduleKind {
     Linear,
     /// Warm-up, then decay along half a cosine to 0 at the last step.
     Cosine,
+    /// Warm-up, then half cosines that begin again at the highest learning rate.
+    CosineWithRestarts,
+    /// Warm-up, then decay along half a cosine to a least learning rate.
+    CosineWithMinLr,
+    /// As [`CosineWithMinLr`](Self::CosineWithMinLr), with a warm-up whose first step has a learning rate above 0.
+    CosineWarmupWithMinLr,
+    /// Warm-up, then decay along a power of the steps that are left.
+    Polynomial,
+    /// Warm-up, then decay with the inverse square root of the step.
+    InverseSqrt,
+    /// Warm-up, a constant learning rate, and a decay in the last steps.
+    WarmupStableDecay,
+}
+
+/// The curve of a warm-up or decay of `warmup_stable_decay`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Ramp {
+    /// A line.
+    Linear,
+    /// A cosine.
+    Cosine,
+    /// 1 minus a square root.
+    OneMinusSqrt,
+}
+
+/// The arguments of a schedule: transformers' `lr_scheduler_kwargs`. Each kind reads those of
+/// [`ScheduleKind::arguments`].
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct ScheduleArguments {
+    /// Periods of the cosine, or number of restarts.
+    pub num_cycles: f64,
+    /// The least learning rate.
+    pub min_lr: Option<f64>,
+    /// The least learning rate as a share of the highest.
+    pub min_lr_rate: f64,
+    /// The first learning rate as a share of the highest.
+    pub warmup_lr_rate: Option<f64>,
+    /// The last learning rate.
+    pub lr_end: f64,
+    /// The power of the steps that are left.
+    pub power: f64,
+    /// The number of steps over which the square root counts; by itself the warm-up steps, or 10,000 without.
+    pub timescale: Option<f64>,
+    /// The steps of the constant part; by itself all that remain.
+    pub num_stable_steps: Option<u64>,
+    /// The steps of the decay.
+    pub num_decay_steps: u64,
+    /// The curve of the warm-up.
+    pub warmup_type: Ramp,
+    /// The curve of the decay.
+    pub decay_type: Ramp,
+    /// The first and last learning rate as a share of the highest.
+    pub min_lr_ratio: f64,
+}
+
+impl ScheduleKind {
+    /// The names of the arguments that a schedule of this kind reads.
+    pub fn arguments(self) -> &'static [&'static str] {
+        match self {
+            ScheduleKind::Constant | ScheduleKind::ConstantWithWarmup | ScheduleKind::Linear => &[],
+            ScheduleKind::Cosine | ScheduleKind::CosineWithRestarts => &["num_cycles"],
+            ScheduleKind::CosineWithMinLr => &["num_cycles", "min_lr", "min_lr_rate"],
+            ScheduleKind::CosineWarmupWithMinLr => &["num_cycles", "min_lr", "min_lr_rate", "warmup_lr_rate"],
+            ScheduleKind::Polynomial => &["lr_end", "power"],
+            ScheduleKind::InverseSqrt => &["timescale"],
+            ScheduleKind::WarmupStableDecay => {
+                &["num_decay_steps", "num_stable_steps", "warmup_type", "decay_type", "min_lr_ratio", "num_cycles"]
+            }
+        }
+    }
+}
+
+impl ScheduleArguments {
+    /// The defaults of transformers.
+    pub fn of(kind: ScheduleKind) -> ScheduleArguments {
+        ScheduleArguments {
+            num_cycles: if kind == ScheduleKind::CosineWithRestarts { 1.0 } else { 0.5 },
+            min_lr: None,
+            min_lr_rate: 0.0,
+            warmup_lr_rate: None,
+            lr_end: 1e-7,
+            power: 1.0,
+            timescale: None,
+            num_stable_steps: None,
+            num_decay_steps: 0,
+            warmup_type: Ramp::Linear,
+            decay_type: Ramp::Cosine,
+            min_lr_ratio: 0.0,
+        }
+    }
 }
 
 /// A learning-rate schedule: the learning rate of every optimizer step.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Schedule {
     /// Shape of the schedule.
     pub kind: ScheduleKind,
+    /// Arguments of the shape.
+    pub arguments: ScheduleArguments,
     /// The highest learning rate, reached after warm-up.
     pub learning_rate: f64,
     /// Number of warm-up steps, in which the learning rate rises.
@@ -45,42 +145,128 @@ impl Schedule {
     /// The factor on the highest learning rate at `step`.
     pub fn factor(&self, step: u64) -> f64 {
         let (s, w, n) = (step as f64, self.warmup_steps as f64, self.total_steps as f64);
+        let given = &self.arguments;
         if self.kind == ScheduleKind::Constant {
             return 1.0;
         }
         if step < self.warmup_steps {
-            return s / w.max(1.0);
+            return self.warmup(s, w);
         }
+        let progress = (s - w) / (n - w).max(1.0);
         match self.kind {
             ScheduleKind::Constant | ScheduleKind::ConstantWithWarmup => 1.0,
             ScheduleKind::Linear => ((n - s) / (n - w).max(1.0)).max(0.0),
-            ScheduleKind::Cosine => {
-                let progress = (s - w) / (n - w).max(1.0);
-                (0.5 * (1.0 + libm::cos(std::f64::consts::PI * progress))).max(0.0)
+            ScheduleKind::Cosine => cosine(given.num_cycles, progress).max(0.0),
+            ScheduleKind::CosineWithRestarts if progress >= 1.0 => 0.0,
+            ScheduleKind::CosineWithRestarts => {
+                (0.5 * (1.0 + libm::cos(PI * (given.num_cycles * progress).rem_euclid(1.0)))).max(0.0)
             }
+            ScheduleKind::CosineWithMinLr => between(self.least(), cosine(given.num_cycles, progress)).max(0.0),
+            ScheduleKind::CosineWarmupWithMinLr => {
+                let progress = (s - w + 1.0) / (n - w).max(1.0);
+                between(self.least(), cosine(given.num_cycles, progress)).max(0.0)
+            }
+            ScheduleKind::Polynomial if step > self.total_steps || n == w => given.lr_end / self.learning_rate,
+            ScheduleKind::Polynomial => {
+                let left = libm::pow(1.0 - (s - w) / (n - w), given.power);
+                ((self.learning_rate - given.lr_end) * left + given.lr_end) / self.learning_rate
+            }
+            ScheduleKind::InverseSqrt => {
+                let scale = given.timescale.unwrap_or(if self.warmup_steps == 0 { 10_000.0 } else { w });
+                1.0 / ((s + (scale - w)) / scale).sqrt()
+            }
+            ScheduleKind::WarmupStableDecay => self.stable_and_decay(s, w, n),
         }
     }
+
+    fn warmup(&self, s: f64, w: f64) -> f64 {
+        let given = &self.arguments;
+        match (self.kind, given.warmup_lr_rate) {
+            (ScheduleKind::CosineWarmupWithMinLr, None) => (s + 1.0) / w.max(1.0),
+            (ScheduleKind::CosineWarmupWithMinLr, Some(first)) => first + (1.0 - first) * s / (w - 1.0).max(1.0),
+            (ScheduleKind::WarmupStableDecay, _) => {
+                let progress = s / w.max(1.0);
+                let rise = match given.warmup_type {
+                    Ramp::Linear => progress,
+                    Ramp::Cosine => 0.5 * (1.0 - libm::cos(PI * progress)),
+                    Ramp::OneMinusSqrt => 1.0 - (1.0 - progress).sqrt(),
+                };
+                between(given.min_lr_ratio, rise).max(0.0)
+            }
+            _ => s / w.max(1.0),
+        }
+    }
+
+    fn stable_and_decay(&self, s: f64, w: f64, n: f64) -> f64 {
+        let given = &self.arguments;
+        let decay = given.num_decay_steps as f64;
+        let stable = given.num_stable_steps.map_or(n - w - decay, |steps| steps as f64);
+        if s < w + stable {
+            return 1.0;
+        }
+        if s >= w + stable + decay {
+            return given.min_lr_ratio;
+        }
+        let progress = (s - w - stable) / decay.max(1.0);
+        let fall = match given.decay_type {
+            Ramp::Linear => 1.0 - progress,
+            Ramp::Cosine => cosine(given.num_cycles, progress),
+            Ramp::OneMinusSqrt => 1.0 - progress.sqrt(),
+        };
+        between(given.min_lr_ratio, fall).max(0.0)
+    }
+
+    /// The least factor of the schedules with a least learning rate.
+    fn least(&self) -> f64 {
+        self.arguments.min_lr.map_or(self.arguments.min_lr_rate, |least| least / self.learning_rate)
+    }
+}
+
+/// ½ (1 + cos(2π `cycles` `progress`)), in the order in which transformers multiplies.
+fn cosine(cycles: f64, progress: f64) -> f64 {
+    0.5 * (1.0 + libm::cos(PI * cycles * 2.0 * progress))
+}
+
+/// `factor` of 0 to 1 as a number from `least` to 1.
+fn between(least: f64, factor: f64) -> f64 {
+    factor * (1.0 - least) + least
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
+    fn schedule(kind: ScheduleKind, learning_rate: f64, warmup_steps: u64, total_steps: u64) -> Schedule {
+        Schedule { kind, arguments: ScheduleArguments::of(kind), learning_rate, warmup_steps, total_steps }
+    }
+
     #[test]
     fn hand_computed_points() {
-        let at = |kind, step| Schedule { kind, learning_rate: 2.0, warmup_steps: 4, total_steps: 12 }.at(step);
+        let at = |kind, step| schedule(kind, 2.0, 4, 12).at(step);
         assert_eq!(at(ScheduleKind::Constant, 0), 2.0);
         assert_eq!([0, 1, 4, 100].map(|s| at(ScheduleKind::ConstantWithWarmup, s)), [0.0, 0.5, 2.0, 2.0]);
         assert_eq!([0, 2, 4, 8, 12, 13].map(|s| at(ScheduleKind::Linear, s)), [0.0, 1.0, 2.0, 1.0, 0.0, 0.0]);
         assert_eq!([0, 2, 4].map(|s| at(ScheduleKind::Cosine, s)), [0.0, 1.0, 2.0]);
         assert!((at(ScheduleKind::Cosine, 8) - 1.0).abs() < 1e-15 && at(ScheduleKind::Cosine, 12) == 0.0);
+        assert_eq!([0, 3, 4, 16].map(|s| at(ScheduleKind::InverseSqrt, s)), [0.0, 1.5, 2.0, 1.0]);
+        assert_eq!(at(ScheduleKind::Polynomial, 8), 1.0 + 0.5e-7);
+    }
+
+    #[test]
+    fn the_cosine_has_the_bits_that_it_had_without_arguments() {
+        for (warmup, total) in [(0u64, 1u64), (0, 7), (3, 10), (2, 1000), (500, 100_000), (9, 9)] {
+            for step in (warmup..total + 3).step_by(1 + total as usize / 500) {
+                let progress = (step as f64 - warmup as f64) / (total as f64 - warmup as f64).max(1.0);
+                let before = (0.5 * (1.0 + libm::cos(PI * progress))).max(0.0);
+                let now = schedule(ScheduleKind::Cosine, 1.0, warmup, total).factor(step);
+                assert_eq!(now.to_bits(), before.to_bits(), "{warmup} {total} {step}");
+            }
+        }
     }
 
     #[test]
     fn schedules_without_warm_up_or_without_decay() {
-        let at = |kind, warmup_steps, total_steps, step| {
-            Schedule { kind, learning_rate: 4.0, warmup_steps, total_steps }.at(step)
-        };
+        let at = |kind, warmup_steps, total_steps, step| schedule(kind, 4.0, warmup_steps, total_steps).at(step);
         let (linear, cosine) = (ScheduleKind::Linear, ScheduleKind::Cosine);
         assert_eq!([0, 1, 2, 3].map(|s| at(linear, 0, 2, s)), [4.0, 2.0, 0.0, 0.0]);
         assert_eq!([0, 1, 2].map(|s| at(linear, 1, 2, s)), [0.0, 4.0, 0.0]);
@@ -88,7 +274,9 @@ mod tests {
         assert_eq!([1, 2, 3].map(|s| at(linear, 2, 2, s)), [2.0, 0.0, 0.0]);
         assert_eq!([1, 2, 3].map(|s| at(cosine, 2, 2, s)), [2.0, 4.0, 0.0]);
         assert_eq!(at(ScheduleKind::Constant, 5, 9, 0), 4.0, "plain constant has no warm-up");
-        let expected = |s: f64| 2.0 * (1.0 + (std::f64::consts::PI * (s - 2.0) / 8.0).cos());
+        // No step is left for the decay: transformers divides by 0.
+        assert_eq!(at(ScheduleKind::Polynomial, 2, 2, 2), 1e-7);
+        let expected = |s: f64| 2.0 * (1.0 + (PI * (s - 2.0) / 8.0).cos());
         for s in 2..10 {
             assert!((at(cosine, 2, 10, s) - expected(s as f64)).abs() < 1e-12);
             assert_eq!(at(linear, 2, 10, s), 4.0 * (10 - s) as f64 / 8.0);

@@ -12,6 +12,8 @@ mod held_out;
 mod passes;
 mod skip;
 
+pub use held_out::HeldOut;
+
 use self::passes::{Forward, LossBatch, Measured};
 use self::skip::Skipped;
 use crate::loss::Normalizer;

@@ -14,7 +14,7 @@ use train::loss::dpo::DpoLoss;
 use train::loss::sampling::CorrectionMode;
 use train::{
     ImportanceSamplingLevel, KlEstimator, LossType, MomentsDType, MultiObjectiveAggregation, OptimizerKind,
-    ScaleRewards, ScheduleKind,
+    ScaleRewards,
 };
 
 /// A type that the value of a key can have.
@@ -318,10 +318,6 @@ words! {
         "token" => ImportanceSamplingLevel::Token, "sequence" => ImportanceSamplingLevel::Sequence,
     }
     ScaleRewards { "group" => ScaleRewards::Group, "batch" => ScaleRewards::Batch, "none" => ScaleRewards::None }
-    ScheduleKind {
-        "constant" => ScheduleKind::Constant, "constant_with_warmup" => ScheduleKind::ConstantWithWarmup,
-        "linear" => ScheduleKind::Linear, "cosine" => ScheduleKind::Cosine,
-    }
     DpoLoss {
         "sigmoid" => DpoLoss::Sigmoid, "hinge" => DpoLoss::Hinge, "ipo" => DpoLoss::Ipo,
         "exo_pair" => DpoLoss::ExoPair, "nca_pair" => DpoLoss::NcaPair, "robust" => DpoLoss::Robust,

@@ -1,5 +1,5 @@
 //! The order in which training draws prompts. As in TRL, each epoch has a seeded permutation of the rows, cut into
-//! chunks of as many prompts as a generation batch has; an incomplete last chunk is dropped.
+//! chunks of as many prompts as a generation batch has; an incomplete last chunk is dropped, or kept.
 //!
 //! Each prompt of a chunk gets its G completions in one group. The training loop, not the sampler, uses a chunk for
 //! `num_iterations` × `steps_per_generation` before it draws the next.
@@ -18,6 +18,9 @@ pub struct SamplerState {
     /// Prompts drawn so far beside whole chunks, in place of others. Checkpoints of older versions do not have it.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub extra: u64,
+    /// Optimizer steps that were left out where epochs were ended early. Checkpoints of older versions do not have it.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub skipped_steps: u64,
 }
 
 fn is_zero(count: &u64) -> bool {
@@ -31,6 +34,8 @@ pub struct Sampler {
     chunk: usize,
     /// The seed of the permutations; `None` keeps the files' order.
     shuffle_seed: Option<u64>,
+    /// Whether an epoch ends with the rows that are fewer than a chunk.
+    keeps_last: bool,
     state: SamplerState,
     /// This epoch's permutation of all rows; clones of the sampler share the list.
     order: Arc<[usize]>,
@@ -44,23 +49,37 @@ impl Sampler {
             return None;
         }
         let state = SamplerState::default();
-        Some(Sampler { rows, chunk, shuffle_seed, state, order: permutation(rows, shuffle_seed, 0) })
+        let order = permutation(rows, shuffle_seed, 0);
+        Some(Sampler { rows, chunk, shuffle_seed, keeps_last: false, state, order })
     }
 
-    /// Complete chunks in an epoch.
+    /// The sampler with the incomplete last chunk of an epoch. A chunk may be larger than the data then.
+    pub fn keeping_last(rows: usize, chunk: usize, shuffle_seed: Option<u64>) -> Option<Sampler> {
+        let sampler = Sampler::new(rows, chunk.min(rows), shuffle_seed)?;
+        Some(Sampler { keeps_last: true, ..sampler })
+    }
+
+    /// Chunks in an epoch.
     pub fn chunks_per_epoch(&self) -> usize {
-        self.rows / self.chunk
+        if self.keeps_last { self.rows.div_ceil(self.chunk) } else { self.rows / self.chunk }
     }
 
-    /// The row indices of the next chunk. After an epoch's last complete chunk comes the next epoch's first.
+    /// The row indices of the next chunk. After an epoch's last chunk comes the next epoch's first.
     pub fn next_batch(&mut self) -> Vec<usize> {
-        self.take(self.chunk)
+        let left = self.rows - self.state.cursor.min(self.rows);
+        self.take(if self.keeps_last && left > 0 { self.chunk.min(left) } else { self.chunk })
     }
 
     /// The next `count` row indices, beside the chunks; `count` is at most a chunk.
     pub fn take_extra(&mut self, count: usize) -> Vec<usize> {
         self.state.extra = self.state.extra.saturating_add(count as u64);
         self.take(count)
+    }
+
+    /// Ends the epoch, so that the next chunk is the next epoch's first; `steps` of this epoch are left out.
+    pub fn end_epoch(&mut self, steps: u64) {
+        self.state.cursor = self.rows;
+        self.state.skipped_steps = self.state.skipped_steps.saturating_add(steps);
     }
 
     /// How many times the rows of an epoch were drawn beside the chunks.
@@ -117,9 +136,9 @@ mod tests {
         let first: Vec<usize> = (0..2).flat_map(|_| sampler.next_batch()).collect();
         assert_eq!(first.iter().collect::<BTreeSet<_>>().len(), 8);
         assert!(first.iter().all(|&row| row < 11));
-        assert_eq!(sampler.state(), SamplerState { epoch: 0, cursor: 8, extra: 0 });
+        assert_eq!(sampler.state(), SamplerState { cursor: 8, ..SamplerState::default() });
         let second: Vec<usize> = (0..2).flat_map(|_| sampler.next_batch()).collect();
-        assert_eq!(sampler.state(), SamplerState { epoch: 1, cursor: 8, extra: 0 });
+        assert_eq!(sampler.state(), SamplerState { epoch: 1, cursor: 8, ..SamplerState::default() });
         assert_ne!(first, second, "each epoch has its own order");
     }
 
@@ -151,14 +170,71 @@ mod tests {
         assert_eq!((sampler.next_batch(), sampler.take_extra(3)), (vec![0, 1, 2, 3], vec![4, 5, 6]));
         assert_eq!(sampler.take_extra(0), Vec::<usize>::new());
         assert_eq!(sampler.take_extra(3), [7, 8, 9]);
-        let state = SamplerState { epoch: 1, cursor: 2, extra: 8 };
+        let state = SamplerState { epoch: 1, cursor: 2, extra: 8, skipped_steps: 0 };
         assert_eq!((sampler.take_extra(2), sampler.state()), (vec![0, 1], state));
         // An epoch has two chunks of four rows.
         assert_eq!(sampler.extra_epochs(), 1.0);
         let older: SamplerState = serde_json::from_str("{\"epoch\": 1, \"cursor\": 2}").unwrap();
         assert_eq!(older, SamplerState { extra: 0, ..state });
         let written = serde_json::to_value(older).unwrap();
-        assert_eq!(written.get("extra"), None, "a checkpoint without extra prompts has the bytes of older versions");
+        let newer = (written.get("extra"), written.get("skipped_steps"));
+        assert_eq!(newer, (None, None), "a checkpoint without extra prompts has the bytes of older versions");
+    }
+
+    #[test]
+    fn an_epoch_that_is_ended_goes_on_with_the_first_chunk_of_the_next() {
+        for seed in [None, Some(3)] {
+            let mut whole = Sampler::new(10, 3, seed).unwrap();
+            let chunks: Vec<Vec<usize>> = (0..9).map(|_| whole.next_batch()).collect();
+            let mut ended = Sampler::new(10, 3, seed).unwrap();
+            assert_eq!(ended.next_batch(), chunks[0]);
+            ended.end_epoch(2);
+            assert_eq!(ended.state(), SamplerState { cursor: 10, skipped_steps: 2, ..SamplerState::default() });
+            let mut resumed = Sampler::new(10, 3, seed).unwrap();
+            resumed.restore(ended.state());
+            for chunk in &chunks[3..6] {
+                assert_eq!((&ended.next_batch(), &resumed.next_batch()), (chunk, chunk));
+            }
+            // At the end of an epoch nothing is left out.
+            ended.end_epoch(0);
+            assert_eq!((ended.next_batch(), ended.state().skipped_steps), (chunks[6].clone(), 2));
+        }
+    }
+
+    #[test]
+    fn an_incomplete_last_chunk_is_kept() {
+        for (rows, chunk, sizes) in [
+            (10, 4, &[4, 4, 2][..]),
+            (8, 4, &[4, 4]),
+            (9, 4, &[4, 4, 1]),
+            (3, 4, &[3]),
+            (1, 8, &[1]),
+            (4, 4, &[4]),
+            (7, 1, &[1; 7]),
+        ] {
+            for seed in [None, Some(5)] {
+                let mut sampler = Sampler::keeping_last(rows, chunk, seed).unwrap();
+                assert_eq!(sampler.chunks_per_epoch(), sizes.len(), "{rows} rows by {chunk}");
+                for epoch in 0..3 {
+                    let chunks: Vec<Vec<usize>> = sizes.iter().map(|_| sampler.next_batch()).collect();
+                    assert_eq!(chunks.iter().map(Vec::len).collect::<Vec<_>>(), sizes, "{rows} rows by {chunk}");
+                    assert_eq!(
+                        *chunks.concat(),
+                        *permutation(rows, seed, epoch),
+                        "each row once, in the epoch's order"
+                    );
+                    // A resumed sampler continues between any two chunks.
+                    let mut resumed = Sampler::keeping_last(rows, chunk, seed).unwrap();
+                    resumed.restore(sampler.state());
+                    assert_eq!(resumed.next_batch(), sampler.clone().next_batch());
+                }
+            }
+        }
+        assert!(Sampler::keeping_last(0, 4, None).is_none());
+        let mut ended = Sampler::keeping_last(10, 4, None).unwrap();
+        ended.next_batch();
+        ended.end_epoch(2);
+        assert_eq!((ended.next_batch(), ended.state().epoch), (vec![0, 1, 2, 3], 1));
     }
 
     #[test]

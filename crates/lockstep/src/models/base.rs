@@ -74,6 +74,29 @@ pub(crate) fn hashes(dir: &Path, stop: &StopSignal, which: impl Fn(&str) -> bool
     Ok(files)
 }
 
+/// The name under which the settings of an adapter are hashed, without the path of its base: that is another in each
+/// run that has a copy of the base.
+const SETTINGS: &str = "adapter_config.json without base_model_name_or_path";
+
+/// Hashes of the files of a reference model or teacher: [`hashes`], and those of the settings of an adapter.
+pub(crate) fn hashes_of_reference(dir: &Path, stop: &StopSignal) -> anyhow::Result<Vec<FileHash>> {
+    let mut files = hashes(dir, stop, |_| true)?;
+    if files.iter().any(|file| file.name == model::peft::ADAPTER_CONFIG) {
+        let bytes = disk::read(dir.join(model::peft::ADAPTER_CONFIG), disk::most::STATE).or_bad_input()?;
+        let mut settings: serde_json::Value = serde_json::from_slice(&bytes).or_bad_input()?;
+        settings.as_object_mut().and_then(|settings| settings.remove("base_model_name_or_path"));
+        files.extend(hashes_of([(SETTINGS, settings.to_string().as_bytes())].into_iter()));
+    }
+    Ok(files)
+}
+
+/// Whether `file` is the configuration of an adapter whose settings are the recorded ones. Its base may lie elsewhere.
+pub(crate) fn is_moved_adapter(file: &FileHash, recorded: &[FileHash], found: &[FileHash]) -> bool {
+    let settings = |files: &[FileHash]| files.iter().find(|file| file.name == SETTINGS).map(|file| file.sha256.clone());
+    file.name == model::peft::ADAPTER_CONFIG
+        && settings(recorded).is_some_and(|own| settings(found).as_deref() == Some(&*own))
+}
+
 /// Hashes of files of a model that were read.
 pub(crate) fn hashes_of<'a>(files: impl Iterator<Item = (&'a str, &'a [u8])>) -> Vec<FileHash> {
     let hash = |(name, bytes): (&str, &[u8])| FileHash {

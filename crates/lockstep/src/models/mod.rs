@@ -8,7 +8,9 @@ mod teacher;
 mod value_model;
 
 pub use base::check_base;
-pub(crate) use base::{compare_base, hashes, hashes_of, of_weights, prompt_hashes};
+pub(crate) use base::{
+    compare_base, hashes, hashes_of, hashes_of_reference, is_moved_adapter, of_weights, prompt_hashes,
+};
 pub use builder::{Builder, Counted, Longest, Work};
 pub use policy::{
     ModelSource, Policy, Snapshot, WriteFiles, load_assets, load_config, load_generator, load_scorer, load_weights,

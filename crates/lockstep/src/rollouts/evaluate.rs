@@ -1,6 +1,7 @@
 //! Evaluation: generates completions of held-out prompts, scores them with the run's reward functions, and computes
 //! pass@k. Completions without a score are left out of every mean.
 
+use crate::algorithms;
 use crate::config::{Config, SamplingPlan, WorkloadBounds, eval_sampling};
 use crate::data::DatasetSpec;
 use crate::data::prompt_dataset::PromptDataset;
@@ -131,12 +132,26 @@ pub fn metric_names(config: &Config, rewards: &[Box<dyn Reward>]) -> Vec<String>
     let of_rewards = rewards.iter().flat_map(|r| ["mean", "std"].map(|what| format!("rewards/{}/{what}", r.name())));
     let of_all = ["reward", "reward_std", ZERO_STD].into_iter().filter(|_| !rewards.is_empty());
     let fixed = of_all.chain([MEAN_LENGTH, CLIPPED_RATIO]).chain(LENGTHS).map(str::to_owned);
-    let loss = config.has_eval_loss().then(|| "loss".to_owned());
+    let loss = config.has_eval_loss().then(|| names_of_loss(config)).into_iter().flatten();
     let pass = config.eval_pass_at_k.iter().map(|k| format!("pass@{k}"));
     let of_set: Vec<String> = of_rewards.chain(fixed).chain(loss).chain(pass).collect();
     let sets = config.eval_dataset_name.iter().map(|_| "").chain(config.eval_datasets.keys().map(String::as_str));
     let names = sets.flat_map(|set| of_set.iter().map(move |name| prefix(set) + name));
     names.chain(["eval_num_tokens", "eval_runtime"].map(str::to_owned)).collect()
+}
+
+/// The names of the loss of an evaluation and of its metrics.
+fn names_of_loss(config: &Config) -> Vec<String> {
+    let objective = config.objective();
+    let has_kl = matches!(config.reference(), Some(algorithms::Reference::Policy));
+    let clips: &[&str] = match objective.clips() {
+        true => &["low_mean", "low_min", "high_mean", "high_max", "region_mean"],
+        false => &[],
+    };
+    let bonus: &[&str] = if objective.entropy().is_on() { &["policy_loss", "entropy_coef"] } else { &[] };
+    let kl: &[&str] = if has_kl { &["kl"] } else { &[] };
+    let named = ["loss", "entropy"].iter().chain(kl).chain(bonus).map(|name| (*name).to_owned());
+    named.chain(clips.iter().map(|name| format!("clip_ratio/{name}"))).collect()
 }
 
 impl Evaluation {

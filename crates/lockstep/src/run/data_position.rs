@@ -24,9 +24,26 @@ impl DataPosition {
         DataPosition { hash, sampler, steps_per_epoch: steps_per_epoch.max(1), num_tokens: 0 }
     }
 
-    /// How often the data was read after `step`: by steps, and by prompts that were drawn in place of others.
+    /// How often the data was read after `step`: by steps, and by prompts that were drawn in place of others. An epoch
+    /// that was ended early counts as one.
     pub fn epoch(&self, step: u64) -> f64 {
-        step as f64 / self.steps_per_epoch as f64 + self.sampler.extra_epochs()
+        self.steps_of_epochs(step) as f64 / self.steps_per_epoch as f64 + self.sampler.extra_epochs()
+    }
+
+    /// Whether `step` is the last one of an epoch.
+    pub fn ends_epoch(&self, step: u64) -> bool {
+        self.steps_of_epochs(step).is_multiple_of(self.steps_per_epoch)
+    }
+
+    /// Ends the epoch after `step`. Steps of it that are not taken are left out.
+    pub fn end_epoch(&mut self, step: u64) {
+        let done = self.steps_of_epochs(step) % self.steps_per_epoch;
+        self.sampler.end_epoch(if done == 0 { 0 } else { self.steps_per_epoch - done });
+    }
+
+    /// The number of steps up to `step`, with those that were left out.
+    fn steps_of_epochs(&self, step: u64) -> u64 {
+        step.saturating_add(self.sampler.state().skipped_steps)
     }
 
     /// Restores the position that a checkpoint has saved.
@@ -39,7 +56,19 @@ impl DataPosition {
 /// A sampler of a dataset of `rows` rows that draws `chunk` rows at a time. A `chunk` larger than the dataset is
 /// refused.
 pub fn sampler(rows: usize, chunk: usize, config: &Config) -> anyhow::Result<Sampler> {
-    Sampler::new(rows, chunk, config.shuffle_seed()).ok_or_else(|| {
+    checked(Sampler::new(rows, chunk, config.shuffle_seed()), rows, chunk)
+}
+
+/// A sampler that draws an incomplete last chunk of an epoch, too, unless `dataloader_drop_last` leaves it out.
+pub fn sampler_of_rows(rows: usize, chunk: usize, config: &Config) -> anyhow::Result<Sampler> {
+    match config.dataloader_drop_last {
+        true => sampler(rows, chunk, config),
+        false => checked(Sampler::keeping_last(rows, chunk, config.shuffle_seed()), rows, chunk),
+    }
+}
+
+fn checked(sampler: Option<Sampler>, rows: usize, chunk: usize) -> anyhow::Result<Sampler> {
+    sampler.ok_or_else(|| {
         BadInput::new(format!(
             "one step takes {chunk} rows of the training data, which has {rows}: lower per_device_train_batch_size (or \
              generation_batch_size), or give more data"
@@ -63,6 +92,9 @@ mod tests {
             "one step takes 4 rows of the training data, which has 3: lower per_device_train_batch_size (or \
              generation_batch_size), or give more data"
         );
+        let keeping = |rows| sampler_of_rows(rows, 4, &Config { dataloader_drop_last: false, ..config.clone() });
+        assert_eq!(keeping(3).unwrap().next_batch(), [0, 1, 2]);
+        assert!(keeping(0).is_err() && sampler_of_rows(3, 4, &config).is_err());
         let shuffled = |seed| sampler(50, 50, &Config { seed, ..Config::default() }).unwrap().next_batch();
         assert_ne!(shuffled(1), shuffled(2));
         // An epoch has a step at least.
@@ -73,5 +105,18 @@ mod tests {
         assert_eq!(position.epoch(3), 1.5);
         (0..5).for_each(|_| drop(position.sampler.take_extra(2)));
         assert_eq!(position.epoch(3), 4.0);
+    }
+
+    #[test]
+    fn an_epoch_that_was_ended_early_counts_as_one() {
+        let config = Config { shuffle_dataset: false, ..Config::default() };
+        let mut position = DataPosition::new("h".into(), sampler(8, 2, &config).unwrap(), 4);
+        position.end_epoch(1);
+        assert_eq!((position.epoch(1), position.epoch(2)), (1.0, 1.25));
+        assert_eq!([1, 2, 4, 5].map(|step| position.ends_epoch(step)), [true, false, false, true]);
+        position.end_epoch(3);
+        assert_eq!((position.epoch(3), position.epoch(7)), (2.0, 3.0));
+        position.end_epoch(7);
+        assert_eq!((position.epoch(7), position.sampler.state().skipped_steps), (3.0, 5));
     }
 }

@@ -164,6 +164,8 @@ pub enum Follow {
     /// The run waits until the checkpoint that it has begun is complete. Otherwise it is completed while the next step
     /// is prepared.
     Complete,
+    /// The epoch ends, and the rows that are left of it are not learned from. (Its last step ends it in any case.)
+    EndEpoch,
 }
 
 type Decide = Box<dyn FnMut(Follow, bool) -> bool>;

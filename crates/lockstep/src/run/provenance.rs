@@ -5,7 +5,10 @@ use crate::algorithms::Reference;
 use crate::bad_input;
 use crate::config::{Config, Purpose};
 use crate::error::BadInput;
-use crate::models::{ModelSource, hashes, hashes_of, locate, of_weights, prompt_hashes, separate_reference};
+use crate::models::{
+    ModelSource, hashes, hashes_of, hashes_of_reference, is_moved_adapter, locate, of_weights, prompt_hashes,
+    separate_reference,
+};
 use crate::run::run_dir::RunDir;
 use crate::stop::StopSignal;
 use kernels::Context;
@@ -77,7 +80,8 @@ pub fn write(run: &RunDir, metadata: RunMetadata<'_>) -> anyhow::Result<()> {
     if begins || record.prompt_files.is_none() {
         record.prompt_files = Some(metadata.models.prompt_files.clone());
     }
-    if begins || record.reference.is_empty() {
+    // A resumed run has the same reference, but a run that continues another one may have its adapter elsewhere.
+    if begins || !metadata.models.reference.is_empty() {
         record.reference.clone_from(&metadata.models.reference);
     }
     record.rewards.clone_from(&metadata.models.rewards);
@@ -158,7 +162,7 @@ impl Models {
             None => ("", None),
         };
         let other = other.map(|name| locate(name, HubKind::Model)).transpose()?;
-        let reference = other.as_ref().map_or(Ok(Vec::new()), |dir| hashes(dir, stop, |_| true))?;
+        let reference = other.as_ref().map_or(Ok(Vec::new()), |dir| hashes_of_reference(dir, stop))?;
         let record = RunRecord::read(&run.record()).unwrap_or_default();
         let unchecked = (resumes && record.model.is_empty()).then(|| {
             format!(
@@ -272,6 +276,7 @@ fn check_unchanged(what: &str, dir: &Path, recorded: &[FileHash], found: &[FileH
     for file in found {
         if let Some(old) = recorded.iter().find(|old| old.name == file.name)
             && old.sha256 != file.sha256
+            && !is_moved_adapter(file, recorded, found)
         {
             bad_input!(
                 "{}: the {what} is not the one that the run began with: its SHA-256 is {}, and in record.json it is \

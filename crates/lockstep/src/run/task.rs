@@ -32,6 +32,11 @@ pub trait TrainingTask {
         false
     }
 
+    /// Returns an error that says why if an epoch of the run cannot be ended before its last step.
+    fn check_ends_epochs(&self, _run: &TrainingRun) -> anyhow::Result<()> {
+        Ok(())
+    }
+
     /// Waits for results that are still being made elsewhere and that a checkpoint at this step must contain.
     fn complete_state(&mut self, _run: &TrainingRun) -> anyhow::Result<()> {
         Ok(())
@@ -80,6 +85,11 @@ pub trait Task {
     /// Forwards to [`TrainingTask::evaluates_at_end`].
     fn evaluates_at_end(&self) -> bool;
 
+    /// Forwards to [`TrainingTask::check_ends_epochs`].
+    fn check_ends_epochs(&self, _run: &TrainingRun) -> anyhow::Result<()> {
+        Ok(())
+    }
+
     /// Forwards to [`TrainingTask::complete_state`].
     fn complete_state(&mut self, _run: &TrainingRun) -> anyhow::Result<()> {
         Ok(())
@@ -124,6 +134,10 @@ impl<T: TrainingTask> Task for T {
 
     fn evaluates_at_end(&self) -> bool {
         TrainingTask::evaluates_at_end(self)
+    }
+
+    fn check_ends_epochs(&self, run: &TrainingRun) -> anyhow::Result<()> {
+        TrainingTask::check_ends_epochs(self, run)
     }
 
     fn complete_state(&mut self, run: &TrainingRun) -> anyhow::Result<()> {

@@ -110,7 +110,7 @@ impl TrainingRun {
 
     /// Whether the current step is the last one of an epoch.
     pub(crate) fn ends_epoch(&self) -> bool {
-        self.learner.step.is_multiple_of(self.data.steps_per_epoch)
+        self.data.ends_epoch(self.learner.step)
     }
 
     /// Whether a checkpoint is saved: as configured or as the caller decides, after the best evaluation so far, and at

@@ -165,6 +165,11 @@ impl Run {
         self.training.data.steps_per_epoch
     }
 
+    /// Steps that were left out where the caller ended epochs early.
+    pub fn steps_skipped(&self) -> u64 {
+        self.training.data.sampler.state().skipped_steps
+    }
+
     /// The run's directory.
     pub fn dir(&self) -> &RunDir {
         &self.training.checkpoints.dir
@@ -280,6 +285,7 @@ impl Run {
         let decides = self.training.log.callbacks.decide.is_some();
         let by_epoch = decides && self.training.config.eval_strategy == Strategy::Epoch;
         let mut ended = self.follow(by_epoch, !decides, None)?;
+        self.ask_for_the_end_of_the_epoch()?;
         if decides && (ended.is_some() || self.training.learner.is_done() || self.training.ends_epoch()) {
             self.training.log.end_epoch(&self.training.learner, self.task.shown_metrics())?;
             ended = self.follow(false, true, ended)?;
@@ -311,6 +317,8 @@ impl Run {
             ended => Ok(ended.or(before)),
         };
         let ended = stops(&self.training)?;
+        // Before the checkpoint, which a resumed run begins with.
+        self.ask_for_the_end_of_the_epoch()?;
         if self.training.saves_now(ended, last) {
             self.training.save(&mut *self.task)?;
             if self.training.log.callbacks.follows(Follow::Complete, false) {
@@ -319,6 +327,16 @@ impl Run {
             }
         }
         Ok(ended)
+    }
+
+    /// Ends the epoch if the caller asks for it before its last step.
+    fn ask_for_the_end_of_the_epoch(&mut self) -> anyhow::Result<()> {
+        let step = self.training.learner.step;
+        if !self.training.ends_epoch() && self.training.log.callbacks.follows(Follow::EndEpoch, false) {
+            self.task.check_ends_epochs(&self.training)?;
+            self.training.data.end_epoch(step);
+        }
+        Ok(())
     }
 
     /// Evaluates, and returns whether the run should stop early.

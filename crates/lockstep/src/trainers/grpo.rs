@@ -63,6 +63,10 @@ impl TrainingTask for Grpo {
         self.pipeline.complete_ahead(run)
     }
 
+    fn check_ends_epochs(&self, run: &TrainingRun) -> anyhow::Result<()> {
+        self.pipeline.check_ends_epochs(&run.config)
+    }
+
     fn saves_on_failure(&self) -> bool {
         !self.pipeline.has_workers()
     }

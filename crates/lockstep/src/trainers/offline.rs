@@ -9,7 +9,7 @@ use crate::error::{BadInput, OrBadInput};
 use crate::models::{Builder, ModelSource, Policy, Work, load_assets, trained_weights};
 use crate::rollouts::evaluate::{find, prefix};
 use crate::run::begin::RunParts;
-use crate::run::data_position::{DataPosition, sampler};
+use crate::run::data_position::{DataPosition, sampler, sampler_of_rows};
 use crate::run::eval_metrics::{EvalBatch, EvalMetrics, MetricsFailed, PADDING, SetSize};
 use crate::run::evaluations::Evaluations;
 use crate::run::inputs::RunInputs;
@@ -297,7 +297,7 @@ pub fn build<O: Offline>(mut inputs: RunInputs) -> anyhow::Result<(OfflineTask<O
     }
     let sampler = match inputs.injected.only_evaluates {
         true => sampler(1, 1, &config)?,
-        false => sampler(rows.train.len(), config.completions_per_step(), &config)?,
+        false => sampler_of_rows(rows.train.len(), config.completions_per_step(), &config)?,
     };
     let chunks = sampler.chunks_per_epoch();
     let (mut builder, work) = (inputs.builder(), rows.largest_work::<O>(&config));

@@ -6,7 +6,7 @@ use crate::algorithms::Reference;
 use crate::config::{ComputeDType, Config, Layers, Purpose, Resolved, Strategy, keys, settings_of_weights, undo};
 use crate::data::DatasetSpec;
 use crate::error::OrBadInput;
-use crate::models::{ModelSource, hashes, locate, prompt_hashes, separate_reference};
+use crate::models::{ModelSource, hashes, hashes_of_reference, locate, prompt_hashes, separate_reference};
 use crate::rollouts::wire::file::GroupFile;
 use crate::run::checkpoint::state::RunState;
 use crate::run::{self, RunDir, checkpoint};
@@ -178,7 +178,7 @@ impl RecordedRun {
         };
         compare(&source.dir, &all(&self.record.model, &found), &found, report);
         if let Some(dir) = self.reference()? {
-            let found = hashes(&dir, &options.stop, |_| true)?;
+            let found = hashes_of_reference(&dir, &options.stop)?;
             compare(&dir, &all(&self.record.reference, &found), &found, report);
         }
         let prompt_files = self.record.prompt_files.as_deref();

@@ -189,8 +189,11 @@ fn the_loss_of_given_scores_is_that_of_one_batch() {
     let samples = [sample(&[3, 4, 5]), sample(&[6])];
     let scores = |logps: &[f32], entropies: &[f32]| Scores { logps: logps.to_vec(), entropies: entropies.to_vec() };
     let given = [scores(&[-1.0, -2.0, -3.0], &[]), scores(&[-6.0], &[])];
-    assert_eq!(supervised.loss(&samples, &given).unwrap(), Some(3.0));
-    let error = supervised.loss(&samples, &given[..1]).unwrap_err().to_string();
+    let loss_of = |trainer: &Trainer, samples: &[Sample], given: &[Scores]| {
+        trainer.held_out(samples, given).map(|found| found.map(|held_out| held_out.loss))
+    };
+    assert_eq!(loss_of(&supervised, &samples, &given).unwrap(), Some(3.0));
+    let error = loss_of(&supervised, &samples, &given[..1]).unwrap_err().to_string();
     assert_eq!(error, "2 samples and the scores of 1");
     // A policy loss with a bonus for the tokens of highest entropy: its mean is over these alone.
     let entropy = EntropyConfig { entropy_coef: 0.5, ..EntropyConfig::default() };
@@ -204,9 +207,14 @@ fn the_loss_of_given_scores_is_that_of_one_batch() {
     }
     let given = [scores(&[-1.0, -2.0, -3.0], &[1.0, 4.0, 2.0]), scores(&[-6.0], &[3.0])];
     // Of four tokens the two above the median 2.5 stay: −A each, over four tokens; and −0.5 · (4 + 3) / 2.
-    assert_eq!(policy.loss(&samples, &given).unwrap(), Some(-2.0 * 2.0 / 4.0 - 0.5 * 3.5));
+    let held_out = policy.held_out(&samples, &given).unwrap().unwrap();
+    assert_eq!(held_out.loss, -2.0 * 2.0 / 4.0 - 0.5 * 3.5);
+    // The entropy is that of all tokens, and the loss without the bonus is a metric.
+    let metric = |name: &str| held_out.metrics.iter().find(|(own, _)| own == name).map(|(_, value)| *value);
+    let names = ["entropy", "policy_loss", "entropy_coef", "kl", "clip_ratio/region_mean"];
+    assert_eq!(names.map(metric), [Some(2.5), Some(-1.0), Some(0.5), None, Some(0.0)]);
     let masked = samples.clone().map(|sample| Sample { mask: vec![false; sample.completion.len()], ..sample });
-    assert_eq!(policy.loss(&masked, &given).unwrap(), None, "the loss of no tokens is missing");
+    assert_eq!(loss_of(&policy, &masked, &given).unwrap(), None, "the loss of no tokens is missing");
     samples[0].columns.remove(SAMPLER_LOGPS);
-    assert!(policy.loss(&samples, &given).is_err());
+    assert!(loss_of(&policy, &samples, &given).is_err());
 }

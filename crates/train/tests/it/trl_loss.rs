@@ -3,7 +3,7 @@
 
 use crate::common::{Fixture, close, distance, get};
 use train::loss::{LossSums, Normalizer, Sequence, policy};
-use train::{Schedule, ScheduleKind};
+use train::{Schedule, ScheduleArguments, ScheduleKind};
 
 #[test]
 fn advantages_and_reward_metrics() {
@@ -75,7 +75,8 @@ fn schedules_are_transformers() {
         let mut words = name.split(' ');
         let kind: ScheduleKind = get(&words.next().expect("kind").into());
         let mut number = || words.next().expect("number").parse().expect("number");
-        let schedule = Schedule { kind, learning_rate: 0.5, warmup_steps: number(), total_steps: number() };
+        let arguments = ScheduleArguments::of(kind);
+        let schedule = Schedule { kind, arguments, learning_rate: 0.5, warmup_steps: number(), total_steps: number() };
         for (step, rate) in get::<Vec<f64>>(rates).iter().enumerate() {
             assert!(
                 (schedule.at(step as u64) - rate).abs() < 1e-15,

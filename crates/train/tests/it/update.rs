@@ -11,8 +11,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use train::loss::entropy::EntropyConfig;
 use train::{
-    Advantage, Error, ImportanceSamplingLevel, LossConfig, Objective, OptimizerConfig, Sample, StepParams, Trainer,
-    TrainerConfig, UpdateMetrics,
+    Advantage, Error, HeldOut, ImportanceSamplingLevel, LossConfig, Objective, OptimizerConfig, Sample, StepParams,
+    Trainer, TrainerConfig, UpdateMetrics,
 };
 
 const TEMPERATURE: f64 = 0.7;
@@ -448,10 +448,18 @@ fn the_loss_without_a_step_is_that_of_the_step() {
         let scores = Scorer::new(ctx.memory(), 100, true).score(&ctx, &weights, &pairs, TEMPERATURE).expect("scores");
         let mut trainer = Trainer::new(ctx.memory(), &weights.config.clone(), config.clone()).expect("trainer");
         let before = bits(&weights);
-        let held_out = trainer.loss(&samples, &scores).expect("loss").expect("tokens");
+        let HeldOut { loss: held_out, metrics } = trainer.held_out(&samples, &scores).expect("loss").expect("tokens");
         assert_eq!(before, bits(&weights));
-        let taken = trainer.update(&ctx, &mut weights, &samples[..], 0.01).expect("step").loss;
+        let step = trainer.update(&ctx, &mut weights, &samples[..], 0.01).expect("step");
+        let taken = step.loss;
         assert!((held_out - taken).abs() <= 1e-12 && held_out != 0.0, "{held_out} and {taken} of {config:?}");
-        assert!(trainer.loss(&samples, &scores[1..]).is_err());
+        // And so are its metrics. (The coefficient is that before the step, which adapts it.)
+        let entries = step.entries();
+        assert!(["entropy", "clip_ratio/region_mean"].iter().all(|name| metrics.iter().any(|(n, _)| n == name)));
+        for (name, value) in metrics.iter().filter(|(name, _)| name != "entropy_coef") {
+            let taken = entries.iter().find(|(n, _)| n == name).expect(name).1;
+            assert!((value - taken).abs() <= 1e-12, "{name}: {value} and {taken} of {config:?}");
+        }
+        assert!(trainer.held_out(&samples, &scores[1..]).is_err());
     }
 }

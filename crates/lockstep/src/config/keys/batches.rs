@@ -9,6 +9,9 @@ macro_rules! batches_keys { ($collect:ident $($rows:tt)*) => { $collect! { $($ro
     per_device_train_batch_size: usize = 8 => TRL.range(at_least(1.0).at_most(MANY));
     /// One optimizer step sees per_device_train_batch_size × this many completions.
     gradient_accumulation_steps: usize = 1 => TRL.range(at_least(1.0).at_most(MANY));
+    /// Leave out the incomplete last batch of an epoch. With false, SFT, DPO and reward models learn it, too, as their
+    /// trainers in TRL and in Python do by default. Generation batches are always complete.
+    dataloader_drop_last: bool = true => TRL.trl_defaults(&[(ALL, "false")]);
     /// Completions made at once; not set: per_device_train_batch_size × steps_per_generation. Divisible by
     /// num_generations.
     generation_batch_size: Option<usize> = None

@@ -39,7 +39,8 @@ macro_rules! evaluation_keys { ($collect:ident $($rows:tt)*) => { $collect! { $(
     /// reward_weights say. Not set: the first. What it did not score is left out.
     eval_pass_at_k_reward: Option<String> = None => OURS.read_by(ONLINE).on_resume(Warn);
     /// Report eval_loss, as TRL does: the loss of the evaluation's completions, as one batch and without a step. With
-    /// beta, the reference model scores them for it. PPO has none.
+    /// beta, the reference model scores them for it. eval_entropy, eval_kl and eval_clip_ratio/… are reported with it.
+    /// PPO has none.
     eval_loss: bool = true => OURS.read_by(ONLINE).on_resume(Warn);
 } } } }
 pub(in crate::config) use evaluation_keys;

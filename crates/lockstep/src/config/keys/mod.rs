@@ -25,6 +25,7 @@ mod ppo;
 pub(super) mod preferences;
 pub(crate) mod rewards;
 pub(crate) mod sampling;
+mod schedule;
 
 use self::{adapter::*, algorithms::*, batches::*, checkpoints::*, data::*, evaluation::*, logging::*, loss::*};
 use self::{machine::*, model::*, optimizer::*, ppo::*, preferences::*, rewards::*, sampling::*};

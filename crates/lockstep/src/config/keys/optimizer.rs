@@ -1,6 +1,7 @@
 //! Configuration keys of the optimizer and the learning-rate schedule.
 
 use crate::config::keys::Config;
+use crate::config::keys::schedule;
 use crate::config::values::OptimizerName;
 use crate::error::BadInput;
 
@@ -10,6 +11,9 @@ macro_rules! optimizer_keys { ($collect:ident $($rows:tt)*) => { $collect! { $($
     learning_rate: f64 = 1e-6, SFT = 2e-5, REWARD = 1e-4, PPO = 3e-6 => TRL.range(at_least(0.0)).on_resume(Warn);
     /// The learning-rate schedule after warm-up.
     lr_scheduler_type: ScheduleKind = ScheduleKind::Linear => TRL.on_resume(Warn);
+    /// Arguments of the schedule, as transformers names them, such as { min_lr_rate = 0.1 } of cosine_with_min_lr or
+    /// { num_decay_steps = 100 } of warmup_stable_decay.
+    lr_scheduler_kwargs: Map<String, Json> = Map::new() => TRL.on_resume(Warn);
     /// Steps of rising learning rate; a number below 1 is a share of all steps.
     warmup_steps: f64 = 0.0 => TRL.range(at_least(0.0)).on_resume(Warn);
     /// The same as a share of all steps, used where warmup_steps is 0.
@@ -57,16 +61,6 @@ impl Config {
         train::OptimizerKind::parse(optimizer_name(self), self.optim_args.as_deref().unwrap_or_default())
     }
 
-    /// The learning-rate schedule over `total` optimizer steps.
-    pub(crate) fn schedule(&self, total: u64) -> train::Schedule {
-        train::Schedule {
-            kind: self.lr_scheduler_type,
-            learning_rate: self.learning_rate,
-            warmup_steps: self.warmup(total),
-            total_steps: total,
-        }
-    }
-
     /// Warm-up steps, during which the learning rate rises, in a run of `total` steps.
     pub(crate) fn warmup(&self, total: u64) -> u64 {
         let share = if self.warmup_steps == 0.0 { self.warmup_ratio.unwrap_or(0.0) } else { self.warmup_steps };
@@ -76,10 +70,10 @@ impl Config {
     }
 }
 
-/// Checks the optimizer keys together.
+/// Checks the keys of optimizer and schedule.
 pub(in crate::config) fn check(c: &Config) -> anyhow::Result<()> {
     match c.optimizer_kind() {
-        Ok(_) => Ok(()),
+        Ok(_) => schedule::check(c),
         Err(why) => Err(BadInput::new(format!("`optim` = {:?}: {why}", optimizer_name(c)))),
     }
 }

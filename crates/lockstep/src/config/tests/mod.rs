@@ -26,11 +26,11 @@ fn resolve(purpose: Purpose, set: &[(&str, &str)]) -> anyhow::Result<Resolved> {
 
 const ENOUGH: [(&str, &str); 3] = [("model_name_or_path", "m"), ("dataset_name", "d"), ("reward_funcs", "gsm8k")];
 
-fn grpo(set: &[(&str, &str)]) -> anyhow::Result<Resolved> {
+pub(super) fn grpo(set: &[(&str, &str)]) -> anyhow::Result<Resolved> {
     resolve(Purpose::Grpo, &[&ENOUGH, set].concat())
 }
 
-fn refused(set: &[(&str, &str)], words: &[&str]) {
+pub(super) fn refused(set: &[(&str, &str)], words: &[&str]) {
     let error = grpo(set).expect_err(&format!("{set:?} was accepted"));
     let message = error.to_string();
     assert!(is_bad_input(&error), "{message}");

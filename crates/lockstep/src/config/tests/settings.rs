@@ -6,7 +6,7 @@ use crate::config::{engine_config, eval_sampling, sampling};
 use model::{LoraConfig, TargetModules};
 use rollout::{EngineConfig, SamplingParams, Speculative};
 use serde_json::json;
-use train::{Objective, Schedule, ScheduleKind};
+use train::{Objective, Schedule, ScheduleArguments, ScheduleKind};
 
 #[test]
 fn sampling_parameters() {
@@ -193,6 +193,7 @@ fn optimizers_and_schedules() {
         seed: 7,
         learning_rate: 0.01,
         lr_scheduler_type: ScheduleKind::Cosine,
+        lr_scheduler_kwargs: [("num_cycles".to_owned(), 1.5.into())].into_iter().collect(),
         warmup_steps: 3.0,
         ..Config::default()
     };
@@ -209,7 +210,9 @@ fn optimizers_and_schedules() {
     assert_eq!(config.optimizer(), expected);
     let muon = Config { optim: "muon".parse().ok(), optim_args: Some("momentum=0.5".into()), ..config.clone() };
     assert_eq!(muon.optimizer().optim, train::OptimizerKind::parse("muon", "momentum=0.5").unwrap());
-    let schedule = Schedule { kind: ScheduleKind::Cosine, learning_rate: 0.01, warmup_steps: 3, total_steps: 50 };
+    let kind = ScheduleKind::Cosine;
+    let arguments = ScheduleArguments { num_cycles: 1.5, ..ScheduleArguments::of(kind) };
+    let schedule = Schedule { kind, arguments, learning_rate: 0.01, warmup_steps: 3, total_steps: 50 };
     assert_eq!(config.schedule(50), schedule);
     // Steps, a share of all below 1, and the ratio where steps are 0.
     let steps = |warmup_steps: f64, warmup_ratio| Config { warmup_steps, warmup_ratio, ..Config::default() }.warmup(30);

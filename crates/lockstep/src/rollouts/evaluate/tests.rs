@@ -1,9 +1,10 @@
 use super::*;
-use crate::config::EvalSampling;
+use crate::config::{Algorithm, EvalSampling};
 use crate::data::prompts::Prompt;
 use crate::rollouts::generation::tests::round;
 use rewards::FunctionReward;
 use serde_json::Map;
+use train::LossType;
 
 fn named(metrics: &[(&str, f64)]) -> Vec<(String, f64)> {
     metrics.iter().map(|(name, value)| ((*name).to_owned(), *value)).collect()
@@ -75,6 +76,12 @@ fn the_names_of_metrics_are_known_before_an_evaluation() {
         "completions/min_terminated_length",
         "completions/max_terminated_length",
         "loss",
+        "entropy",
+        "clip_ratio/low_mean",
+        "clip_ratio/low_min",
+        "clip_ratio/high_mean",
+        "clip_ratio/high_max",
+        "clip_ratio/region_mean",
         "pass@1",
         "pass@4",
     ];
@@ -83,6 +90,20 @@ fn the_names_of_metrics_are_known_before_an_evaluation() {
         names.chain(["eval_num_tokens", "eval_runtime"].map(str::to_owned)).collect()
     };
     assert_eq!(metric_names(&config, &rewards), with(&["eval_"], &all));
+    // What the loss has beside: the divergence from a reference, and an entropy bonus; not every loss clips.
+    let of_loss = |change: fn(&mut Config)| {
+        let mut config = Config { eval_pass_at_k: Vec::new(), ..config.clone() };
+        change(&mut config);
+        let names = metric_names(&config, &[]).into_iter().skip_while(|name| name != "eval_loss");
+        names
+            .take_while(|name| name != "eval_num_tokens")
+            .map(|name| name["eval_".len()..].to_owned())
+            .collect::<Vec<_>>()
+    };
+    assert_eq!(of_loss(|c| c.beta = 0.1)[..3], ["loss", "entropy", "kl"]);
+    assert_eq!(of_loss(|c| (c.algorithm, c.beta) = (Algorithm::Rloo, 0.1))[..4], ["loss", "entropy", "kl", all[16]]);
+    assert_eq!(of_loss(|c| c.entropy_coef = 0.1)[..4], ["loss", "entropy", "policy_loss", "entropy_coef"]);
+    assert_eq!(of_loss(|c| c.loss_type = LossType::Cispo), ["loss", "entropy"]);
     config.eval_datasets.insert("easy".into(), "e".into());
     assert_eq!(metric_names(&config, &rewards), with(&["eval_", "eval_easy_"], &all));
     (config.eval_dataset_name, config.eval_loss, config.eval_pass_at_k) = (None, false, Vec::new());

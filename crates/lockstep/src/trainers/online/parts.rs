@@ -4,7 +4,7 @@
 use super::reference::Reference;
 use crate::algorithms;
 use crate::bad_input;
-use crate::config::{Config, EvalSampling, SamplingPlan, Trust, WorkloadBounds, engine_config, eval_sampling};
+use crate::config::{Config, SamplingPlan, Trust, WorkloadBounds, engine_config, eval_sampling};
 use crate::data::DatasetSpec;
 use crate::data::prompt_dataset::{PromptDataset, context};
 use crate::error::OrBadInput;
@@ -97,7 +97,7 @@ impl<T> Parts<T> {
         // Of given completions the log-probabilities may be missing.
         let replays = config.replay.is_some();
         let replay_scorer = replays.then(|| Box::new(builder.scorer("given rollouts", model, generation)));
-        let of_evaluation = config.has_eval_data() && config.has_eval_loss() && needs_scores(config);
+        let of_evaluation = config.has_eval_data() && config.has_eval_loss();
         let of_stale = scores_stale(config) || builder.sharing.is_some() && config.audit_stale > 0.0;
         let of_updates = config.records_updates();
         let scorer = (bounds.given || of_evaluation || of_stale || of_updates).then(|| {
@@ -166,14 +166,6 @@ fn scores_stale(config: &Config) -> bool {
     config.max_staleness > 0 && config.vllm_importance_sampling_correction
 }
 
-/// Whether the loss of an evaluation's completions needs more than the log-probabilities that the engine recorded.
-pub(super) fn needs_scores(config: &Config) -> bool {
-    let objective = config.objective();
-    objective.entropy().is_on()
-        || objective.entropy_quantile().is_some()
-        || config.eval_sampling == EvalSampling::Greedy
-}
-
 /// The longest prompt and the number of sequences in the run's data. Without data, the longest prompt is what the
 /// context length and the configuration allow.
 fn bounds(config: &Config, assets: &ModelAssets) -> anyhow::Result<WorkloadBounds> {
@@ -209,19 +201,6 @@ fn bounds(config: &Config, assets: &ModelAssets) -> anyhow::Result<WorkloadBound
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config::Algorithm;
-
-    #[test]
-    fn a_loss_of_an_evaluation_needs_scores_where_the_engine_records_too_little() {
-        let needs = |change: fn(&mut Config)| {
-            let mut config = Config::default();
-            change(&mut config);
-            needs_scores(&config)
-        };
-        assert!(!needs(|_| {}) && !needs(|c| c.algorithm = Algorithm::Rloo));
-        assert!(needs(|c| c.entropy_coef = 0.1) && needs(|c| c.top_entropy_quantile = 0.5));
-        assert!(needs(|c| c.eval_sampling = EvalSampling::Greedy));
-    }
 
     #[test]
     fn completions_are_scored_again_if_they_are_stale_and_corrected() {

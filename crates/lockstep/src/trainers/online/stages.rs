@@ -1,7 +1,6 @@
 //! The stages of a training step with rollouts, in the order of its data.
 
 use super::ahead::log_lag;
-use super::parts::needs_scores;
 use super::reference::Reference;
 use super::spread::{distributions, quantiles};
 use super::waiting::Progress;
@@ -24,11 +23,13 @@ use crate::run::training::TrainingRun;
 use kernels::mean::mean;
 use model::Scorer;
 use model::columns::{OLD_LOGPS, REF_LOGPS, SAMPLER_LOGPS};
-use model::net::Scores;
 use std::collections::BTreeMap;
 use std::sync::{Arc, MutexGuard, PoisonError};
 use telemetry::Stages;
-use train::{Advantages, Sample};
+use train::{Advantages, HeldOut, Sample};
+
+/// The metric of the divergence from the reference model.
+const KL: &str = "kl";
 
 impl RolloutPipeline {
     /// Prepares the next step of `run`. It still has the current generation batch, which may be used up.
@@ -339,8 +340,9 @@ impl RolloutPipeline {
             unscored = unscored.or(outcome.unscored);
             metrics.extend(outcome.metrics);
             if run.config.has_eval_loss() {
-                let loss = self.eval_loss(run, &outcome.rollouts, &advantages)?;
-                metrics.extend(loss.map(|loss| (evaluate::prefix(&outcome.name) + "loss", loss)));
+                let of_loss = self.loss_of_evaluation(run, &outcome.rollouts, &advantages)?;
+                let prefix = evaluate::prefix(&outcome.name);
+                metrics.extend(of_loss.into_iter().map(|(name, value)| (format!("{prefix}{name}"), value)));
             }
         }
         let _span = run.log.stages.span("log");
@@ -353,55 +355,45 @@ impl RolloutPipeline {
 }
 
 impl RolloutPipeline {
-    /// The loss of held-out completions, taken as one batch; none if no token is in it, or if nothing was scored. The
-    /// current policy generated them, so their importance ratios are 1.
-    fn eval_loss(
+    /// The loss of held-out completions, taken as one batch, and its metrics; none if no token is in it, or if nothing
+    /// was scored. The current policy generated them, so their importance ratios are 1.
+    fn loss_of_evaluation(
         &mut self,
         run: &mut TrainingRun,
         rollouts: &Rollouts,
         advantages: impl Fn(&Config, &Rollouts, &[Sample]) -> Advantages,
-    ) -> anyhow::Result<Option<f64>> {
+    ) -> anyhow::Result<Vec<(String, f64)>> {
         if !rollouts.reward_names.is_empty() && rollouts.completions().all(|c| rollouts.total(c).is_none()) {
-            return Ok(None);
+            return Ok(Vec::new());
         }
         let mut samples = samples::of_rollouts(rollouts);
         self.score_reference(run, &mut samples)?;
-        let scored = self.has_function || needs_scores(&run.config);
-        let scores = match self.scorer.as_ref().filter(|_| scored).map(lock) {
-            Some(mut scorer) => {
-                let sequences: Vec<_> = samples.iter().map(Sample::sequence).collect();
-                let scores = scorer.score(
-                    &run.learner.ctx,
-                    &run.learner.policy.weights,
-                    &sequences,
-                    self.sampling.common().temperature,
-                )?;
-                for (sample, scores) in samples.iter_mut().zip(&scores) {
-                    sample.columns.set(OLD_LOGPS, scores.logps.clone());
-                    if !self.has_function {
-                        // Drawn greedily, they have no record of this temperature.
-                        sample.columns.set(SAMPLER_LOGPS, scores.logps.clone());
-                    }
-                }
-                scores
+        let Some(scorer) = &self.scorer else { unreachable!("an evaluation with a loss has a scorer") };
+        let sequences: Vec<_> = samples.iter().map(Sample::sequence).collect();
+        let temperature = self.sampling.common().temperature;
+        let policy = &run.learner.policy.weights;
+        let scores = lock(scorer).score(&run.learner.ctx, policy, &sequences, temperature)?;
+        for (sample, scores) in samples.iter_mut().zip(&scores) {
+            sample.columns.set(OLD_LOGPS, scores.logps.clone());
+            if !self.has_function {
+                // Drawn greedily, they have no record of this temperature.
+                sample.columns.set(SAMPLER_LOGPS, scores.logps.clone());
             }
-            // The engine's record is what the trainer would compute, and entropies are of no use.
-            None => samples.iter().map(recorded).collect(),
-        };
+        }
         // After log π_old, with which some are made.
-        let advantages = advantages(&run.config, rollouts, &samples).advantages;
+        let Advantages { advantages, metrics, .. } = advantages(&run.config, rollouts, &samples);
         samples.iter_mut().zip(advantages).for_each(|(sample, advantage)| sample.advantage = advantage);
-        Ok(run.learner.trainer.loss(&samples, &scores)?)
+        let Some(HeldOut { loss, metrics: of_loss }) = run.learner.trainer.held_out(&samples, &scores)? else {
+            return Ok(Vec::new());
+        };
+        // Where the reward has the divergence, its mean is known with the advantages.
+        let kl = metrics.into_iter().filter(|(name, _)| name == KL).filter_map(|(name, kl)| Some((name, kl?)));
+        Ok([("loss".to_owned(), loss)].into_iter().chain(of_loss).chain(kl).collect())
     }
 }
 
 pub(super) fn lock(scorer: &SharedScorer) -> MutexGuard<'_, Scorer> {
     scorer.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-fn recorded(sample: &Sample) -> Scores {
-    let logps = sample.columns.sampler_logps().unwrap_or_default().to_vec();
-    Scores { entropies: vec![0.0; logps.len()], logps }
 }
 
 /// Takes the groups out of a collector's answer, and logs its times and metrics.

@@ -14,6 +14,7 @@ use crate::config::{Config, Trust};
 use crate::distributed::{
     Chunks, Distributed, Frontier, FrontierGroup, Identity, Network, Pending, Shared, Start, by_group, share_cores,
 };
+use crate::error::BadInput;
 use crate::models::WriteFiles;
 use crate::rollouts::collector::{Collect, CollectRequest, Collected, Collector, Observer};
 use crate::rollouts::jobs::{Assembler, BegunBatch, GroupJob};
@@ -178,6 +179,22 @@ impl RolloutPipeline {
     /// Whether workers generate the batches.
     pub fn has_workers(&self) -> bool {
         self.workers.is_some()
+    }
+
+    /// Returns an error if an epoch cannot be ended early: its next batches are being made already, or a record of the
+    /// rollouts would not tell of it.
+    pub fn check_ends_epochs(&self, config: &Config) -> anyhow::Result<()> {
+        let why = if self.has_workers() || config.max_staleness > 0 {
+            "its next batches are being generated already (workers, max_staleness)"
+        } else if config.record_rollouts {
+            "`lockstep verify` draws the recorded prompts again, and would draw others (record_rollouts)"
+        } else {
+            return Ok(());
+        };
+        Err(BadInput::new(format!(
+            "the epoch cannot be ended before its last step (should_epoch_stop): {why}: end training with \
+             should_training_stop, or change that"
+        )))
     }
 
     fn groups(&self) -> u64 {

@@ -92,6 +92,16 @@ fn callers_decide_what_follows_steps_and_epochs() {
     );
     let late = |events: &[String], what: Follow, _: bool| what == Follow::Evaluate && last(events, "epoch3");
     assert_eq!(events(by_epoch, late), "begin0 step1 begin1 step2 begin2 step3 epoch3 eval3 log3");
+    // An epoch of three steps ends after its first, and the steps of the others follow.
+    let five = |config: &mut Config| config.max_steps = 5;
+    assert_eq!(
+        events(five, |events, what, is_due| match what {
+            Follow::EndEpoch => last(events, "step1"),
+            Follow::Log => false,
+            _ => is_due,
+        }),
+        "begin0 step1 epoch1 begin1 step2 begin2 step3 begin3 step4 epoch4 begin4 step5 epoch5 log5"
+    );
     let best = |config: &mut Config| {
         (config.max_steps, config.save_strategy, config.load_best_model_at_end) = (2, Strategy::Steps, true);
         (config.eval_strategy, config.eval_steps, config.save_steps) = (Strategy::Steps, Some(1), 1);

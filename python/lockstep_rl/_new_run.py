@@ -1,0 +1,21 @@
+"""What a new run is given beside the fields of its configuration: defaults of TRL that are not the engine's."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+
+def of_new_run(trainer: Any) -> dict:
+    """Returns the engine's keys with these defaults. A resumed run keeps what it began with."""
+    args, own = trainer.args, {}
+    if args.method in ("sft", "dpo", "reward"):
+        own["dataloader_drop_last"] = False
+    # A model that is given by name is loaded as float32 and saved so, whatever its files have.
+    init = getattr(args, "model_init_kwargs", None) or {}
+    chosen = {"dtype", "torch_dtype"} & init.keys() or {"dtype", "save_dtype"} & trainer._values.keys()
+    model = trainer._given_model
+    if isinstance(model, (str, os.PathLike)) and not chosen:
+        if not os.path.exists(os.path.join(model, "adapter_config.json")):
+            own["save_dtype"] = "f32"
+    return own
