@@ -252,6 +252,9 @@ class Deciding:
             if self.depends(node):
                 for item in node.items:
                     self.add(item)
+            # A context manager of the program may end the block early.
+            if any(self.depends(item.context_expr) for item in node.items):
+                self.bound(node)
         elif isinstance(node, TRY):
             if any(map(self.depends, node.body)):
                 self.bound(node)
@@ -289,6 +292,31 @@ class Deciding:
                 self.add(function.args)
                 for part in function.body if isinstance(function.body, list) else [function.body]:
                     self.bound(part)
+
+    def draws_questions(self, trees):
+        """Whether the tests ask the program about random numbers that they draw. Then no draw of the program may
+        decide which numbers these are."""
+        nodes = [node for tree in trees for node in self.walk(tree)]
+        drawn = {"random"} | {name.asname or name.name for node in nodes for name in getattr(node, "names", ())
+                              if isinstance(node, _ast.ImportFrom) and node.module == "random"}
+        drawn |= {name.asname for node in nodes if isinstance(node, _ast.Import) for name in node.names
+                  if name.name == "random" and name.asname}
+        size = 0
+        while size != len(drawn):
+            size = len(drawn)
+            for node in nodes:
+                value = getattr(node, "iter", None) or getattr(node, "value", None)
+                if isinstance(node, CODE) and not isinstance(node, _ast.Lambda):
+                    if not self.depends(node) and not self.contents.of(node)[0].isdisjoint(drawn):
+                        drawn.add(node.name)
+                elif isinstance(value, _ast.AST) and not self.contents.of(value)[0].isdisjoint(drawn):
+                    for target in getattr(node, "targets", None) or [getattr(node, "target", None)]:
+                        roots = [] if target is None or self.depends(value) else walk(target)
+                        drawn |= {part.id for part in roots if isinstance(part, _ast.Name)}
+        given = ((node, node.args + [keyword.value for keyword in node.keywords])
+                 for node in nodes if isinstance(node, _ast.Call))
+        return any(self.depends(node.func) and not self.contents.of(argument)[0].isdisjoint(drawn)
+                   for node, arguments in given for argument in arguments)
 
     # Instrumentation.
 

@@ -422,9 +422,10 @@ def run_case(test, given, names, needed, fixtures):
         for name in needed:
             fixtures.value(name)
         values = {name: fixtures.value(name) for name in names}
-        result = test(*([] if owner is None else [owner]), **given, **values)
-        if type(result).__name__ == "coroutine" and type(result).__module__ == "builtins":
-            fixtures.wait(result)
+        with reaching(test, scope, type(owner)):
+            result = test(*([] if owner is None else [owner]), **given, **values)
+            if type(result).__name__ == "coroutine" and type(result).__module__ == "builtins":
+                fixtures.wait(result)
         if owner is not None and hasattr(owner, "teardown_method"):
             owner.teardown_method(*[test][:len(wanted(type(owner).teardown_method, 1))])
         if owner is None and "teardown_function" in scope:
