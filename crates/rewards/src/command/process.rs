@@ -140,7 +140,16 @@ impl Process {
         let stderr = Arc::new(Mutex::new(Stderr::default()));
         let kept = Arc::clone(&stderr);
         std::thread::spawn(move || keep_last_lines(child_stderr, &kept));
-        Ok(Process { child, guard, input: Some(input), output, unread: None, heard: Instant::now(), stderr, status: None })
+        Ok(Process {
+            child,
+            guard,
+            input: Some(input),
+            output,
+            unread: None,
+            heard: Instant::now(),
+            stderr,
+            status: None,
+        })
     }
 
     /// Queues a line for the child's input.

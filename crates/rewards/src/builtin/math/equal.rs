@@ -65,9 +65,10 @@ fn in_one_form<'t>(text: &'t str, other: &str) -> Cow<'t, str> {
     });
     let mut text = Cow::Borrowed(text);
     if text.contains("{,}") {
-        // A decimal comma, unless three digits follow.
+        // A decimal comma, unless three digits follow. In brackets a comma alone would separate two members.
+        let thousands = if text.contains(['(', '[']) || text.contains("\\{") { "" } else { "," };
         let point = |found: &Captures<'_>| {
-            let sign = if found[2].len() == 3 { "," } else { "." };
+            let sign = if found[2].len() == 3 { thousands } else { "." };
             format!("{}{sign}{}", &found[1], &found[2])
         };
         // A number has several; each replacement makes the text shorter.

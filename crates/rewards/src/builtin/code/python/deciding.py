@@ -6,6 +6,7 @@ import _ast
 
 # No name that tests can have.
 NOTE = " decided"
+SAME = " same"
 # Attributes that hold what functions printed, or how they were called.
 OBSERVED = {"stdout", "stderr", "getvalue", "readouterr", "called", "call_count", "call_args", "mock_calls"}
 OBSERVED |= {"call_args_list", "records", "output", "import_module"}
@@ -133,6 +134,19 @@ def truth(node):
     return True if isinstance(node, (_ast.Lambda, _ast.GeneratorExp, _ast.JoinedStr)) else None
 
 
+def of_pairs(node):
+    """The comprehension of `all(a == b for a, b in zip(answers, expected))`, which is true if there is no pair. None
+    for any other expression."""
+    if called_name(node) in UNARY and node.args or isinstance(node, _ast.UnaryOp):
+        node = node.operand if isinstance(node, _ast.UnaryOp) else node.args[0]
+    if called_name(node) not in ("all", "any") or len(node.args) != 1 or not hasattr(node.args[0], "generators"):
+        return None
+    first = node.args[0].generators[0].iter
+    while called_name(first) in ("enumerate", "list", "tuple") and first.args:
+        first = first.args[0]
+    return node.args[0] if called_name(first) == "zip" and hasattr(node.args[0], "elt") else None
+
+
 def looked_at(node):
     """The parts of an assertion that decide it."""
     if isinstance(node, _ast.Assert):
@@ -152,7 +166,9 @@ class Deciding:
     """Finds the assertions in the syntax trees of the tests that look at an answer. `program` are the names that belong
     to the program, `outside` all that the tests do not bind."""
 
-    def __init__(self, trees, program, outside):
+    def __init__(self, trees, program, outside, arrays=False):
+        # arrays: whether the tests use numpy.
+        self.arrays = arrays
         self.names, self.attributes, self.contents = set(program), set(OBSERVED), Contents()
         self.program, self.outside = frozenset(program), outside
         self.names |= {"capsys", "capfd", "caplog", "recwarn"} | REACHING
@@ -309,6 +325,10 @@ class Deciding:
                 if isinstance(node, CODE) and not isinstance(node, _ast.Lambda):
                     if not self.depends(node) and not self.contents.of(node)[0].isdisjoint(drawn):
                         drawn.add(node.name)
+                elif isinstance(node, _ast.Call) and not self.contents.of(node.func)[0].isdisjoint(drawn):
+                    # It may shuffle its arguments.
+                    parts = [part for argument in node.args for part in walk(argument)]
+                    drawn |= {part.id for part in parts if isinstance(part, _ast.Name)} - self.program
                 elif isinstance(value, _ast.AST) and not self.contents.of(value)[0].isdisjoint(drawn):
                     for target in getattr(node, "targets", None) or [getattr(node, "target", None)]:
                         roots = [] if target is None or self.depends(value) else walk(target)
@@ -359,13 +379,21 @@ class Deciding:
                           for argument in item.context_expr.args for name in wider(name_at_end(argument))}
             inside = swallowed + tuple(suppressed)
         before = self.decides(node, swallowed)
+        arrays = self.arrays and isinstance(node, _ast.Compare) and self.depends(node)
         self.change(node, inside, fails)
+        if arrays and len(node.ops) == 1 and isinstance(node.ops[0], _ast.Eq):
+            same = call(SAME, node.left)
+            same.args.append(node.comparators[0])
+            return same
         if isinstance(node, _ast.ClassDef):
             for part in node.body:
                 self.reach(part)
         if isinstance(node, _ast.Name) and node.id == "__name__" and isinstance(node.ctx, _ast.Load):
             return at(_ast.Constant("__main__"), node)
-        if before and isinstance(node, _ast.Assert):
+        pairs = of_pairs(node.test if isinstance(node, _ast.Assert) else node) if before else None
+        if pairs is not None:
+            pairs.elt = call(NOTE, pairs.elt)
+        elif before and isinstance(node, _ast.Assert):
             node.test = call(NOTE, node.test)
         elif before:
             return call(NOTE, node)

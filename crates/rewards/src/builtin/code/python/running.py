@@ -166,6 +166,7 @@ class reaching:
 # The assertions of a test that looked at an answer.
 NOTED = []
 setattr(builtins, NOTE, note)
+setattr(builtins, SAME, same)
 
 
 def run(code, scope, reading, uses_data):
@@ -331,7 +332,8 @@ def judge(job):
     scope = Scope(remote, not job["check"])
     nodes = constants(job["constants"]) + own_nodes(
         job["prompt"] if job["check"] else job["setup"], entry_point, job["check"])
-    deciding = Deciding(reading.trees + nodes, reading.of_program(remote, nodes), reading.outside())
+    deciding = Deciding(reading.trees + nodes, reading.of_program(remote, nodes), reading.outside(),
+                        any(name.partition(".")[0] == "numpy" for name in reading.modules))
     for node in nodes:
         deciding.instrument(node)
     uses_data = list(map(deciding.uses_data, reading.trees))

@@ -99,10 +99,9 @@ fn row(case: &Case) -> (&str, Value) {
     let entry = case.parts.get("entry").map(|name| name.trim_end());
     match (&case.check, case.parts.get("columns")) {
         (_, Some(columns)) => (prompt, serde_json::from_str(columns).unwrap()),
-        (Some(name), None) => (
-            if prompt.is_empty() { setup } else { prompt },
-            json!({"t": case.tests[0], "entry_point": name}),
-        ),
+        (Some(name), None) => {
+            (if prompt.is_empty() { setup } else { prompt }, json!({"t": case.tests[0], "entry_point": name}))
+        }
         _ => (prompt, json!({"t": case.tests, "test_setup_code": setup, "entry_point": entry})),
     }
 }
