@@ -394,8 +394,12 @@ async def nothing_to_wait_for():
 def run_test(test, scope, owner=None):
     """Runs a function as pytest does, with each of its cases."""
     marks = marks_of(test, owner) + marks_of(type("Own", (), {"_marks": scope.get("pytestmark", ())}))
-    if is_skipped(marks):
-        return
+    if not is_skipped(marks):
+        with reaching(test, scope, type(owner)):
+            run_cases(test, scope, owner, marks)
+
+
+def run_cases(test, scope, owner, marks):
     for given, more in parameters(marks):
         if is_skipped(more):
             continue
@@ -422,10 +426,9 @@ def run_case(test, given, names, needed, fixtures):
         for name in needed:
             fixtures.value(name)
         values = {name: fixtures.value(name) for name in names}
-        with reaching(test, scope, type(owner)):
-            result = test(*([] if owner is None else [owner]), **given, **values)
-            if type(result).__name__ == "coroutine" and type(result).__module__ == "builtins":
-                fixtures.wait(result)
+        result = test(*([] if owner is None else [owner]), **given, **values)
+        if type(result).__name__ == "coroutine" and type(result).__module__ == "builtins":
+            fixtures.wait(result)
         if owner is not None and hasattr(owner, "teardown_method"):
             owner.teardown_method(*[test][:len(wanted(type(owner).teardown_method, 1))])
         if owner is None and "teardown_function" in scope:
