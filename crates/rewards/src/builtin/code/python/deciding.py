@@ -335,7 +335,7 @@ class Deciding:
             for node in nodes:
                 value = getattr(node, "iter", None) or getattr(node, "value", None)
                 if isinstance(node, CODE) and not isinstance(node, _ast.Lambda):
-                    if node.name not in self.program and not self.contents.of(node)[0].isdisjoint(drawn):
+                    if not self.contents.of(node)[0].isdisjoint(drawn):
                         drawn.add(node.name)
                 elif isinstance(node, _ast.Call) and not self.contents.of(node.func)[0].isdisjoint(drawn):
                     # It may shuffle its arguments.
