@@ -62,7 +62,7 @@ class Judge(Port):
         # Functions of the tests that the program may call, and objects that it may read attributes of, by id().
         self.callable, self.open, self.iterators, self.opaque = set(), {}, {}, False
         self.classes, self.named, self.guards, self.random = set(), set(), [], None
-        # Whether the tests' random numbers go on behind those that the program draws.
+        # Whether the tests' random numbers continue behind those that the program draws.
         self.follows = True
         self.broken = self.failed = None
         # What tests may change around the program, as the program last heard of it.
