@@ -154,7 +154,9 @@ fn terminals() -> Result<Done, String> {
 /// Runs tests of the program that CI ignores. The result is the lines of their output that contain one of `words`.
 fn program(tests: &[&str], words: &[&str]) -> Result<Done, String> {
     let mut command = crate::cargo::command();
-    command.args(["test", "-p", "lockstep-cli", "--test", "it", "--", "--ignored", "--nocapture", "--test-threads=1"]);
+    // The build that CI tests; a single package would be built again, with other features.
+    command.args(["test", "--workspace", "--test", "it", "--"]);
+    command.args(["--ignored", "--nocapture", "--test-threads=1"]);
     let output = command.args(tests).output().map_err(|e| format!("cargo: {e}"))?;
     let said = String::from_utf8_lossy(&output.stderr).into_owned() + &String::from_utf8_lossy(&output.stdout);
     let lines = said.lines().map(str::trim).filter(|line| words.iter().any(|words| line.contains(words)));

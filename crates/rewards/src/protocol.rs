@@ -80,7 +80,7 @@ fn line(value: &impl Serialize) -> Result<Vec<u8>, Failure> {
 #[derive(Debug, Deserialize)]
 pub(crate) struct Answer {
     rewards: Option<Vec<Value>>,
-    error: Option<String>,
+    pub error: Option<String>,
     /// The number of the request that it answers, if the program repeats it.
     pub request: Option<u64>,
     #[serde(default)]

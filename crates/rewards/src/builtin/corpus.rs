@@ -164,6 +164,11 @@ fn points_scripts_thoughts_and_marks_are_scored_as_decided() {
 }
 
 #[test]
+fn answers_written_from_the_documentation_are_scored_as_decided() {
+    check(&answers(include_str!("corpus/afresh.tsv")));
+}
+
+#[test]
 fn markup_around_an_answer_changes_no_score() {
     check(&markup());
 }

@@ -11,7 +11,7 @@ use serde_json::Value;
 
 use super::answer::{Mark, first_line, marked, said, thought_before};
 use super::grader::Grader;
-use super::markup::{bare, bare_sentence, first_sentence, undecorated, unstyled};
+use super::markup::{bare, bare_sentence, first_sentence, undecorated, unstyled, without_copula};
 use crate::batch::Verdict;
 use crate::{Error, Result};
 
@@ -152,6 +152,8 @@ impl ExactMatch {
                 }
             }
         }
+        let said: Vec<String> = parts[1..].iter().filter_map(|part| without_copula(part)).map(str::to_owned).collect();
+        parts.extend(said);
         parts.retain(|part| !part.is_empty());
         parts
     }

@@ -60,6 +60,13 @@ pub(super) fn bare_sentence(answer: &str) -> &str {
     if rest.ends_with(|c: char| c.is_ascii_digit()) { bare(rest) } else { text }
 }
 
+/// An answer without the word that ends its sentence in Japanese or Korean: 東京です, 서울입니다.
+pub(super) fn without_copula(answer: &str) -> Option<&str> {
+    let words = ["です", "でした", "である", "だ", "になります", "となります", "입니다", "이에요", "예요", "이다"];
+    let answer = bare(answer);
+    words.iter().find_map(|word| answer.strip_suffix(word)).map(bare).filter(|rest| !rest.is_empty())
+}
+
 /// The first sentence of a line: "The answer is 5. Done."
 pub(super) fn first_sentence(line: &str) -> &str {
     static END: LazyLock<Regex> = LazyLock::new(|| regex(r"[.!?]\s+\p{Lu}"));

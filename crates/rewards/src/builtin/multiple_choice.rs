@@ -16,6 +16,7 @@ use serde_json::Value;
 use super::answer::{bare_words, closed, first_line, hashed, regex, said, taken_back_before, taken_back_behind};
 use super::grader::Grader;
 use super::markup::{emphasized, undecorated};
+use super::number::is_of_script_without_spaces;
 use crate::batch::Verdict;
 use crate::{Error, Result};
 
@@ -202,7 +203,8 @@ impl MultipleChoice {
         let (opening, letter, rest) = (&found["opening"], &found["letter"], &found["rest"]);
         let marked = opening.contains(['(', '[', '*', '`', '"', '{', '“']);
         let lower = letter.starts_with(|c: char| c.is_ascii_lowercase());
-        let stands = !rest.starts_with(|c: char| c.is_alphanumeric() || matches!(c, '_' | '\'' | '’' | '-'));
+        let goes_on = |c: char| c.is_alphanumeric() && !is_of_script_without_spaces(c);
+        let stands = !rest.starts_with(|c: char| goes_on(c) || matches!(c, '_' | '\'' | '’' | '-'));
         // "a" and "I" with a word behind are words.
         let word = lower && rest.starts_with(' ') && rest.trim_start().starts_with(char::is_alphabetic);
         (stands && !word && (!lower || !capital || marked) && !self.takes_back(rest)).then(|| self.place(letter))?

@@ -143,6 +143,8 @@ pub struct CommandReward {
     restarts_in_a_row: u32,
     /// How many requests were made.
     requests: u64,
+    /// Whether the program repeats the number of a request in its answer.
+    numbered: bool,
     /// Why the program is no longer restarted, once that is so.
     given_up: Option<String>,
     stop: Arc<AtomicBool>,
@@ -174,6 +176,7 @@ impl CommandReward {
             process: None,
             restarts_in_a_row: 0,
             requests: 0,
+            numbered: false,
             given_up: None,
             stop,
         };
@@ -254,7 +257,8 @@ impl CommandReward {
             Some(process) => process,
             None => self.restarted()?,
         };
-        let line = if process.has_unread_line() {
+        // The Python adapter alone writes to its pipe.
+        let line = if process.has_unread_line(self.numbered || self.dialect == Dialect::Python) {
             let message = "it printed a line that answers no batch; print debugging output to standard error";
             Err((ProblemKind::BadAnswer, message.to_owned()))
         } else {
@@ -270,6 +274,11 @@ impl CommandReward {
             let message = format!("its answer is of request {other}, not of request {number}: {why}");
             return Err(with_stderr((ProblemKind::BadAnswer, message), &process));
         }
+        if self.numbered && answer.request.is_none() && answer.error.is_none() {
+            let message = "its answer has no `request`, as its answers before had, so it may be a line too many";
+            return Err(with_stderr((ProblemKind::BadAnswer, message.to_owned()), &process));
+        }
+        self.numbered |= answer.request.is_some();
         // The program works: what it says is wrong with this batch needs no restart.
         let tokens: Vec<usize> = batch.completion_ids.iter().map(Vec::len).collect();
         let scores = protocol::scores(&self.name, answer, &tokens).map_err(|(kind, message)| {

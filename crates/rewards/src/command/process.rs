@@ -21,8 +21,8 @@ const STDERR_LINE_BYTES: usize = 1_000;
 const MAX_LINE_BYTES: u64 = 256 << 20;
 /// How long a child may take to exit by itself once its input is closed.
 const GRACE: Duration = Duration::from_secs(1);
-/// How long a second answer to a request is waited for, before the next request: a program that answers twice does so
-/// at once.
+/// How long after an answer without a number a second one is waited for, before the next request: a program that
+/// answers twice does so at once.
 const SETTLED: Duration = Duration::from_millis(3);
 /// How often a wait checks whether the caller asked to stop.
 const POLL: Duration = Duration::from_millis(50);
@@ -101,6 +101,8 @@ pub(super) struct Process {
     output: Receiver<Result<Vec<u8>, Silence>>,
     /// A line that was received before one was requested.
     unread: Option<Result<Vec<u8>, Silence>>,
+    /// When the child started, or sent the last line that was received.
+    heard: Instant,
     stderr: Arc<Mutex<Stderr>>,
     status: Option<ExitStatus>,
 }
@@ -138,7 +140,16 @@ impl Process {
         let stderr = Arc::new(Mutex::new(Stderr::default()));
         let kept = Arc::clone(&stderr);
         std::thread::spawn(move || keep_last_lines(child_stderr, &kept));
-        Ok(Process { child, guard, input: Some(input), output, unread: None, stderr, status: None })
+        Ok(Process {
+            child,
+            guard,
+            input: Some(input),
+            output,
+            unread: None,
+            heard: Instant::now(),
+            stderr,
+            status: None,
+        })
     }
 
     /// Queues a line for the child's input.
@@ -149,11 +160,12 @@ impl Process {
         }
     }
 
-    /// Whether the child has written a line that was not requested, or writes one within [`SETTLED`] (the end of its
-    /// output does not count).
-    pub(super) fn has_unread_line(&mut self) -> bool {
+    /// Whether the child has written a line that was not requested (the end of its output does not count). If its
+    /// answers have no numbers, by which such a line could be told later, waits until [`SETTLED`] after the last one.
+    pub(super) fn has_unread_line(&mut self, numbered: bool) -> bool {
         if self.unread.is_none() {
-            self.unread = self.output.recv_timeout(SETTLED).ok();
+            let wait = if numbered { Duration::ZERO } else { SETTLED.saturating_sub(self.heard.elapsed()) };
+            self.unread = self.output.recv_timeout(wait).ok();
         }
         matches!(self.unread, Some(Ok(_)))
     }
@@ -166,7 +178,10 @@ impl Process {
         loop {
             let left = deadline.saturating_duration_since(Instant::now());
             match self.output.recv_timeout(left.min(POLL)) {
-                Ok(line) => return line,
+                Ok(line) => {
+                    self.heard = Instant::now();
+                    return line;
+                }
                 Err(RecvTimeoutError::Disconnected) => return Err(Silence::Ended),
                 Err(RecvTimeoutError::Timeout) if stop.load(Ordering::Relaxed) => return Err(Silence::Stopped),
                 Err(RecvTimeoutError::Timeout) if left <= POLL => return Err(Silence::TimedOut),

@@ -223,7 +223,7 @@ fn a_line_too_many_is_not_taken_for_the_next_answer() {
     let body = r#"while read -r line; do printf '{"rewards": [1, 2]}\n{"rewards": [3, 4]}\n'; done"#;
     let mut reward = reward(&script(dir.path(), body), 30.0, 3);
     assert_eq!(score(&mut reward).values, [Some(1.0), Some(2.0)]);
-    testing::wait_until("a second line", || reward.process.as_mut().unwrap().has_unread_line());
+    testing::wait_until("a second line", || reward.process.as_mut().unwrap().has_unread_line(false));
     assert!(failure(&score(&mut reward)).contains("answers no batch"));
 }
 
@@ -299,6 +299,11 @@ fn an_answer_to_another_request_is_no_answer() {
         (format!("{a}; {a}", a = answer("$k")), [true, false, true]),
         (format!("{a}; (sleep 0.02; {a}) &", a = answer("$k")), [true, false, true]),
         ("echo '{\"rewards\": [1, 0]}'; echo '{\"rewards\": [1, 0]}'".to_owned(), [true, false, true]),
+        // Answers twice, the second time without the number; answers from now on without it.
+        (format!("{}; echo '{{\"rewards\": [1, 0]}}'", answer("$k")), [true, false, true]),
+        (format!("test $k = 2 && echo '{{\"rewards\": [1, 0]}}' || {}", answer("$k")), [true, false, true]),
+        // An error needs no number.
+        (format!("test $k = 2 && echo '{{\"error\": \"of request\"}}' || {}", answer("$k")), [true, false, true]),
     ] {
         let dir = tempfile::tempdir().unwrap();
         let slow = body.contains("sleep");
@@ -313,7 +318,7 @@ fn an_answer_to_another_request_is_no_answer() {
                 assert!(scores.values[0].is_some(), "{body}: {:?}", scores.problems);
             } else {
                 let said = failure(&scores);
-                assert!(said.contains("of request") || said.contains("answers no batch"), "{body}: {said}");
+                assert!(said.contains("request") || said.contains("answers no batch"), "{body}: {said}");
             }
         }
     }

@@ -54,14 +54,30 @@ fn in_one_form<'t>(text: &'t str, other: &str) -> Cow<'t, str> {
     static MODULUS: LazyLock<Regex> = LazyLock::new(|| regex(r"\\pmod\s*\{\s*([^{}]*?)\s*\}"));
     static LETTERS: LazyLock<Regex> =
         LazyLock::new(|| regex(r"^(\s*-?[0-9][0-9.,/]*)\s+([A-Za-z]+)(?:\^\{?([0-9])\}?)?\s*$"));
+    // A unit per another: `\frac{\text{m}}{\text{s}}`, `\text{m}/\text{s}`.
+    static QUOTIENT: LazyLock<Regex> = LazyLock::new(|| {
+        let unit = |begin: &str, end: &str| {
+            format!(r"{begin}\\(?:text|mathrm|rm)\s*\{{\s*([A-Za-z]+(?:\^[0-9])?)\s*\}}\s*{end}")
+        };
+        let fraction = [unit(r"\\[dt]?frac\s*\{\s*", r"\}\s*"), unit(r"\{\s*", r"\}")].concat();
+        let slash = [unit("", "/"), unit(r"\s*", "")].concat();
+        regex(&format!("{fraction}|{slash}"))
+    });
     let mut text = Cow::Borrowed(text);
     if text.contains("{,}") {
-        // A decimal comma, unless three digits follow.
+        // A decimal comma, unless three digits follow. In brackets a comma alone would separate two members.
+        let thousands = if text.contains(['(', '[']) || text.contains("\\{") { "" } else { "," };
         let point = |found: &Captures<'_>| {
-            let sign = if found[2].len() == 3 { "," } else { "." };
+            let sign = if found[2].len() == 3 { thousands } else { "." };
             format!("{}{sign}{}", &found[1], &found[2])
         };
-        text = Cow::Owned(COMMA.replace_all(&text, point).into_owned());
+        // A number has several; each replacement makes the text shorter.
+        while let Cow::Owned(next) = COMMA.replace_all(&text, point) {
+            text = Cow::Owned(next);
+        }
+    }
+    if text.contains("frac") || text.contains("}/\\") {
+        text = Cow::Owned(QUOTIENT.replace_all(&text, "\\text{ $1$3/$2$4}").into_owned());
     }
     if text.contains(' ') && SPACES.is_match(&text) {
         text = Cow::Owned(text.split_whitespace().collect());

@@ -49,6 +49,55 @@ let asserts e =
 
 let is_false e = match e.pexp_desc with Pexp_construct ({ txt = Lident "false"; _ }, None) -> true | _ -> false
 
+(* How many assertions of an expression look at something. *)
+let looking e =
+  let found = ref 0 in
+  let expr it e =
+    (match e.pexp_desc with Pexp_assert c when not (is_false c) -> incr found | _ -> ());
+    Ast_iterator.default_iterator.expr it e
+  in
+  let it = { Ast_iterator.default_iterator with expr } in
+  it.expr it e;
+  !found
+
+(* Notes when an assertion is reached. *)
+let noting judge =
+  let unit = Ast_helper.Exp.construct (Location.mknoloc (Longident.Lident "()")) None in
+  let expr it e =
+    let e = Ast_mapper.default_mapper.expr it e in
+    match e.pexp_desc with
+    | Pexp_assert c when not (is_false c) ->
+      { e with pexp_desc = Pexp_assert (Ast_helper.Exp.sequence (call (judge ^ ".note") [ unit ]) c) }
+    | _ -> e
+  in
+  { Ast_mapper.default_mapper with expr }
+
+let noted judge e = let it = noting judge in it.expr it e
+let noted_item judge i = let it = noting judge in it.structure_item it i
+
+let mentions names e =
+  let found = ref false in
+  let expr it e =
+    (match e.pexp_desc with
+     | Pexp_ident { txt = Lident name; _ } when List.mem name names -> found := true
+     | _ -> ());
+    Ast_iterator.default_iterator.expr it e
+  in
+  let it = { Ast_iterator.default_iterator with expr } in
+  it.expr it e;
+  !found
+
+(* Functions of the tests that contain assertions, or call such functions. *)
+let helpers items =
+  let is_function e = match e.pexp_desc with Pexp_fun _ | Pexp_function _ -> true | _ -> false in
+  let add found { pvb_pat; pvb_expr; _ } =
+    match pvb_pat.ppat_desc with
+    | Ppat_var { txt; _ } when is_function pvb_expr && (looking pvb_expr > 0 || mentions found pvb_expr) -> txt :: found
+    | _ -> found
+  in
+  let item found i = match i.pstr_desc with Pstr_value (_, bindings) -> List.fold_left add found bindings | _ -> found in
+  List.fold_left item [] items
+
 (* Makes each assertion that an expression is sure to reach a check of its own, numbered from `next`. The second result
    says whether the expression contains anything else. *)
 let rec cut judge next e =
@@ -62,7 +111,9 @@ let rec cut judge next e =
       | Pexp_let (r, [ ({ pvb_pat; pvb_expr; _ } as binding) ], b) when unit_pattern pvb_pat && asserts pvb_expr ->
         let first = spine pvb_expr in
         Pexp_let (r, [ { binding with pvb_expr = first } ], spine b)
-      | Pexp_let (r, bindings, b) -> Pexp_let (r, bindings, spine b)
+      | Pexp_let (r, bindings, b) ->
+        let binding b = { b with pvb_expr = noted judge b.pvb_expr } in
+        Pexp_let (r, List.map binding bindings, spine b)
       | Pexp_open (m, b) -> Pexp_open (m, spine b)
       | Pexp_letmodule (n, m, b) -> Pexp_letmodule (n, m, spine b)
       | Pexp_letexception (x, b) -> Pexp_letexception (x, spine b)
@@ -72,19 +123,20 @@ let rec cut judge next e =
         incr next;
         (call (judge ^ ".check") [ number k; delayed c ]).pexp_desc
       | Pexp_construct ({ txt = Lident "()"; _ }, None) -> e.pexp_desc
-      | desc ->
+      | _ ->
         if asserts e then more := true;
-        desc
+        (noted judge e).pexp_desc
     in
     { e with pexp_desc = desc }
   in
   let cut = spine e in
   (cut, !more)
 
-(* Makes an expression a test, with its assertions as checks. *)
-and test judge next conditions e =
+(* Makes an expression a test, with its assertions as checks. `helpers` are functions with assertions. *)
+and test judge next conditions helpers e =
   let first = !next in
   let has = asserts e in
+  let all = looking e and helped = mentions helpers e in
   let e, more =
     if has then cut judge next e
     else if conditions then begin
@@ -93,21 +145,23 @@ and test judge next conditions e =
     end
     else (e, true)
   in
+  (* Whether its only assertions are some that the solution may keep it from reaching. *)
+  let open_ = !next = first && (all > 0 || helped) in
   let whole = if more || !next = first then (incr next; !next - 1) else -1 in
   let whole = if whole < 0 then ident (judge ^ ".none") else number whole in
-  call (judge ^ ".item") [ number first; number (!next - 1); whole; delayed e ]
+  call (judge ^ ".item") [ number first; number (!next - 1); whole; number (Bool.to_int open_); delayed e ]
 
-let test_items judge next conditions items =
+let test_items judge next conditions helpers items =
   let item it =
     match it.pstr_desc with
     | Pstr_eval (e, attributes) ->
-      { it with pstr_desc = Pstr_eval (test judge next conditions e, attributes) }
+      { it with pstr_desc = Pstr_eval (test judge next conditions helpers e, attributes) }
     | Pstr_value (r, [ ({ pvb_pat; pvb_expr; _ } as binding) ])
       when unit_pattern pvb_pat || (match pvb_expr.pexp_desc with Pexp_assert _ -> true | _ -> false) ->
       (* `let _ = f 1 = 2` is a test, too. *)
       let conditions = conditions && (match pvb_pat.ppat_desc with Ppat_any -> true | _ -> false) in
-      { it with pstr_desc = Pstr_value (r, [ { binding with pvb_expr = test judge next conditions pvb_expr } ]) }
-    | _ -> it
+      { it with pstr_desc = Pstr_value (r, [ { binding with pvb_expr = test judge next conditions helpers pvb_expr } ]) }
+    | _ -> noted_item judge it
   in
   List.map item items
 

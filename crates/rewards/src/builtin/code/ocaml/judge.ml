@@ -1,5 +1,5 @@
 (* Runs in the tests' process. Writes lines: R at the start; P and the number of a test that passed; F, the number of a
-   test that failed, and why; last E (the end), B and why the tests cannot be run, or G and why the solution no longer
+   test that failed, and why; U and the number of one that reached no assertion; last E (the end), B and why the tests cannot be run, or G and why the solution no longer
    answers. *)
 let verdicts = ref stderr
 let pass = ref [||]
@@ -43,6 +43,7 @@ let start text count exceptions =
 
 let settle k reason =
   if !pass.(k) = None then begin
+    let reason = if reason = None && !Carry.failed then Some "false, in a function of the tests" else reason in
     !pass.(k) <- Some (reason = None);
     match reason with None -> tell "P" (string_of_int k) | Some reason -> failed k reason
   end
@@ -54,12 +55,26 @@ let check k test =
   | false -> settle k (Some "false")
   | exception e -> settle k (Some (why e))
 
-(* Runs code that contains assertions k to l. An exception fails those that have no verdict yet. `whole` is the number
-   under which the rest of the code, which is no assertion, gets a verdict, or -1. *)
-let item k l whole (work : unit -> unit) =
+(* How many assertions were reached that are no checks of their own. *)
+let reached = ref 0
+let note () = incr reached
+
+(* Runs code that contains assertions k to l. An exception fails those that have no verdict yet, or the last one.
+   `whole` is the number under which the rest of the code, which is no assertion, gets a verdict, or -1. If `open_`, all
+   assertions of the code are in the rest, and one of them must be reached. *)
+let item k l whole open_ (work : unit -> unit) =
+  let before = !reached and calls_before = !calls in
   match work () with
-  | () -> if whole >= 0 then settle whole None
-  | exception e -> for i = k to l do settle i (Some (why e)) done
+  | () ->
+    if whole >= 0 && open_ = 1 && !reached = before && !calls > calls_before && not !Carry.failed then begin
+      !pass.(whole) <- Some false;
+      tell "U" (string_of_int whole)
+    end
+    else if whole >= 0 then settle whole None
+    else if !Carry.failed then failed l "false, in a function of the tests"
+  | exception e ->
+    let rest = List.filter (fun i -> !pass.(i) = None) (List.init (l - k + 1) (fun i -> k + i)) in
+    if rest = [] then failed l (why e) else List.iter (fun i -> settle i (Some (why e))) rest
 
 let none = -1
 let single f = f

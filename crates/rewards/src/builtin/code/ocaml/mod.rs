@@ -267,6 +267,13 @@ pub(super) fn run(
     verdict(&text, of, &outcome).map_err(|why| std::io::Error::other(format!("its tests cannot be run: {why}")))
 }
 
+/// Why a test that asked the solution, and whose assertions it did not reach, is not passed.
+const UNREACHED: &str = "reached no assertion with what the solution answered";
+
+fn passed_or_unreached(result: &Option<String>) -> bool {
+    matches!(result.as_deref(), Some("" | UNREACHED))
+}
+
 /// Parses the output of the tests' process. An `Err` says what is wrong with the tests.
 fn verdict(text: &str, of: usize, outcome: &Outcome) -> Result<Verdict, String> {
     let mut results: Vec<Option<String>> = vec![None; of];
@@ -279,6 +286,7 @@ fn verdict(text: &str, of: usize, outcome: &Outcome) -> Result<Verdict, String> 
         match (kind, result) {
             ("P", Some(result)) => *result = Some(String::new()),
             ("F", Some(result)) => *result = Some(why.to_owned()),
+            ("U", Some(result)) => *result = Some(UNREACHED.to_owned()),
             ("B", _) => return Err(rest.to_owned()),
             ("G", _) => gone = Some(rest.to_owned()),
             ("E", _) => ended = true,
@@ -286,6 +294,10 @@ fn verdict(text: &str, of: usize, outcome: &Outcome) -> Result<Verdict, String> 
         }
     }
     let passed = results.iter().filter(|result| result.as_deref() == Some("")).count();
+    let unreached = results.iter().position(|result| result.as_deref() == Some(UNREACHED));
+    if let Some(test) = unreached.filter(|_| ended && results.iter().all(passed_or_unreached)) {
+        return Err(format!("test {} {UNREACHED}", test + 1));
+    }
     let last_words = outcome.stderr.trim().lines().next_back().unwrap_or_default();
     let end = || match (&outcome.end, &gone) {
         (End::Exit(_), Some(why)) if last_words.is_empty() => why.clone(),

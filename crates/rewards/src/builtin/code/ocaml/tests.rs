@@ -247,43 +247,56 @@ fn all_ordinary_solutions_in_both_isolations_as_both_users() {
     println!("{}", again_as_an_ordinary_user(own));
 }
 
-/// Solutions that would rather pass, of many kinds: each with its tests.
-fn attacks() -> Vec<(String, Vec<String>)> {
-    [include_str!("attacks.txt"), include_str!("attacks-outside.txt")].into_iter().flat_map(attacks_of).collect()
+/// A solution that would rather pass (A, or U if it gets no score) or is right (R), and its tests.
+#[derive(Clone, Debug)]
+struct Attack {
+    letter: &'static str,
+    source: String,
+    tests: Vec<String>,
 }
 
-fn attacks_of(text: &str) -> Vec<(String, Vec<String>)> {
-    let (mut usual, mut attacks) = (Vec::new(), Vec::<(String, Vec<String>)>::new());
+fn attacks() -> Vec<Attack> {
+    let files = [include_str!("attacks.txt"), include_str!("attacks-outside.txt"), include_str!("attacks-tried.txt")];
+    files.into_iter().flat_map(attacks_of).collect()
+}
+
+fn attacks_of(text: &str) -> Vec<Attack> {
+    let (mut usual, mut attacks) = (Vec::new(), Vec::<Attack>::new());
     for (letter, text) in lettered(text) {
-        match (letter, attacks.last_mut()) {
-            ("A", _) => attacks.push((text, vec![])),
-            ("T", Some((_, tests))) => tests.push(text),
-            ("T", None) => usual.push(text),
+        match (["A", "U", "R"].into_iter().find(|known| *known == letter), letter, attacks.last_mut()) {
+            (Some(letter), ..) => attacks.push(Attack { letter, source: text, tests: Vec::new() }),
+            (_, "T", Some(attack)) => attack.tests.push(text),
+            (_, "T", None) => usual.push(text),
             _ => {}
         }
     }
-    for (_, tests) in attacks.iter_mut().filter(|(_, tests)| tests.is_empty()) {
-        tests.clone_from(&usual);
+    for attack in attacks.iter_mut().filter(|attack| attack.tests.is_empty()) {
+        attack.tests.clone_from(&usual);
     }
     attacks
 }
 
-fn attack(isolation: &str, attacks: &[(String, Vec<String>)]) {
-    let rows: Vec<_> = attacks.iter().map(|(source, tests)| (source.as_str(), json!({"tests": tests}))).collect();
+fn attack(isolation: &str, attacks: &[Attack]) {
+    let rows: Vec<_> = attacks.iter().map(|one| (one.source.as_str(), json!({"tests": one.tests}))).collect();
     let options = json!({"language": "ocaml", "partial": true, "timeout_s": 5.0, "compile_timeout_s": 20.0,
         "isolation": isolation});
     let (scores, failures) = scored(options, &rows);
     let results = attacks.iter().zip(scores.values.iter().zip(&failures));
-    let earned: Vec<_> = results.filter(|(_, (value, failure))| **value != Some(0.0) || failure.is_empty()).collect();
-    assert!(earned.is_empty(), "{isolation}: {earned:#?} {:?}", scores.problems);
+    let otherwise = |(attack, (value, failure)): &(&Attack, (&Option<f64>, &String))| match attack.letter {
+        "R" => **value != Some(1.0),
+        "U" => value.is_some(),
+        _ => **value != Some(0.0) || failure.is_empty(),
+    };
+    let otherwise: Vec<_> = results.filter(otherwise).collect();
+    assert!(otherwise.is_empty(), "{isolation}: {otherwise:#?} {:?}", scores.problems);
 }
 
 #[test]
 fn nothing_is_earned_by_attacks() {
     if installed(&["bwrap", "ocamlc"]) {
         let all = attacks();
-        assert!(all.len() >= 100);
-        attack("bubblewrap", &all.into_iter().step_by(8).collect::<Vec<_>>());
+        assert!(all.len() >= 300);
+        attack("bubblewrap", &all.into_iter().step_by(12).collect::<Vec<_>>());
     }
 }
 

@@ -283,7 +283,9 @@ let opens items =
 
 let cut_tests judge conditions (setup, tests) =
   let next = ref 0 in
-  let items = setup @ List.concat_map (test_items judge next conditions) tests in
+  let helpers = helpers (setup @ List.concat tests) in
+  let setup = List.map (noted_item judge) setup in
+  let items = setup @ List.concat_map (test_items judge next conditions helpers) tests in
   (items, !next)
 
 (* Returns why the tests are ill-typed for every solution, whether conditions without `assert` count as tests or not;

@@ -92,6 +92,8 @@ def watch_surroundings(reading):
         watch_patches()
     if "seed" in names and "numpy" in reading.modules:
         seed_both()
+    if any(name.partition(".")[0] == "numpy" for name in reading.modules):
+        watch_empty_arrays()
     if "warnings" in names:
         watch_warnings()
     if "logging" in names:
@@ -113,6 +115,45 @@ def seed_both():
             port.ask("numpy_seed", seed)
 
     numpy.random.seed = seeded
+
+
+def size(value):
+    """How many members an array or a list has; None for anything else, and for single numbers."""
+    if type(value).__module__ == "numpy":
+        return value.size if value.ndim else None
+    return len(value) if type(value) in (list, tuple) else None
+
+
+def is_empty_beside(left, right):
+    """Whether one of two arrays is empty and the other is not. numpy compares nothing then, and finds all equal."""
+    sizes = size(left), size(right)
+    return None not in sizes and 0 in sizes and any(sizes)
+
+
+def same(left, right):
+    """`left == right`, where all members of an empty array do not equal those of another."""
+    equal = left == right
+    if type(equal).__module__ == "numpy" and is_empty_beside(left, right):
+        return sys.modules["numpy"].array(False)
+    return equal
+
+
+def watch_empty_arrays():
+    """Makes comparisons of an empty array with one that is not fail."""
+    numpy = __import__("numpy")
+    __import__("numpy.testing")
+    testing = [name for name in dir(numpy.testing) if name.startswith("assert_") and name != "assert_raises"]
+    for module, names in ((numpy, ["allclose", "isclose"]), (numpy.testing, testing)):
+        for name in names:
+            def watched(*args, _then=getattr(module, name), _fails=module is numpy.testing, **named_args):
+                if len(args) > 1 and is_empty_beside(*args[:2]):
+                    if _fails:
+                        raise AssertionError("an empty array is compared with one that is not")
+                    return numpy.array(False)
+                return _then(*args, **named_args)
+
+            if type(getattr(module, name)) is type(size) or module is numpy:
+                setattr(module, name, watched)
 
 
 def refusing(why):

@@ -6,6 +6,7 @@ import _ast
 
 # No name that tests can have.
 NOTE = " decided"
+SAME = " same"
 # Attributes that hold what functions printed, or how they were called.
 OBSERVED = {"stdout", "stderr", "getvalue", "readouterr", "called", "call_count", "call_args", "mock_calls"}
 OBSERVED |= {"call_args_list", "records", "output", "import_module"}
@@ -133,6 +134,19 @@ def truth(node):
     return True if isinstance(node, (_ast.Lambda, _ast.GeneratorExp, _ast.JoinedStr)) else None
 
 
+def of_pairs(node):
+    """The comprehension of `all(a == b for a, b in zip(answers, expected))`, which is true if there is no pair. None
+    for any other expression."""
+    if called_name(node) in UNARY and node.args or isinstance(node, _ast.UnaryOp):
+        node = node.operand if isinstance(node, _ast.UnaryOp) else node.args[0]
+    if called_name(node) not in ("all", "any") or len(node.args) != 1 or not hasattr(node.args[0], "generators"):
+        return None
+    first = node.args[0].generators[0].iter
+    while called_name(first) in ("enumerate", "list", "tuple") and first.args:
+        first = first.args[0]
+    return node.args[0] if called_name(first) == "zip" and hasattr(node.args[0], "elt") else None
+
+
 def looked_at(node):
     """The parts of an assertion that decide it."""
     if isinstance(node, _ast.Assert):
@@ -152,7 +166,9 @@ class Deciding:
     """Finds the assertions in the syntax trees of the tests that look at an answer. `program` are the names that belong
     to the program, `outside` all that the tests do not bind."""
 
-    def __init__(self, trees, program, outside):
+    def __init__(self, trees, program, outside, arrays=False):
+        # arrays: whether the tests use numpy.
+        self.arrays = arrays
         self.names, self.attributes, self.contents = set(program), set(OBSERVED), Contents()
         self.program, self.outside = frozenset(program), outside
         self.names |= {"capsys", "capfd", "caplog", "recwarn"} | REACHING
@@ -210,6 +226,12 @@ class Deciding:
             elif isinstance(part, _ast.ExceptHandler) and part.name:
                 self.names.add(part.name)
 
+    def methods(self, kind):
+        """Takes the arguments of a class's methods."""
+        for part in kind.body:
+            if isinstance(part, CODE):
+                self.add(part.args)
+
     def add_roots(self, node):
         while isinstance(node, (_ast.Attribute, _ast.Subscript)):
             if isinstance(node, _ast.Attribute) and getattr(node.value, "id", None) == "self":
@@ -243,6 +265,8 @@ class Deciding:
                 for target in targets:
                     self.add(target) if isinstance(target, _ast.Name) else self.add(target, loads=False)
                     self.add_roots(target)
+            if called_name(node.value) in self.classes and any(map(self.depends, targets)):
+                self.methods(self.classes[called_name(node.value)])
             if any(getattr(target, "attr", None) in OBSERVED for target in targets):
                 self.add(node.value)
         elif isinstance(node, _ast.comprehension):
@@ -252,6 +276,9 @@ class Deciding:
             if self.depends(node):
                 for item in node.items:
                     self.add(item)
+            # A context manager of the program may end the block early.
+            if any(self.depends(item.context_expr) for item in node.items):
+                self.bound(node)
         elif isinstance(node, TRY):
             if any(map(self.depends, node.body)):
                 self.bound(node)
@@ -272,6 +299,10 @@ class Deciding:
         if isinstance(node.func, _ast.Attribute):
             self.add_roots(node.func.value)
         name = called_name(node)
+        # The program may call the methods of what it is given.
+        for kind in {part.id for argument in arguments for part in walk(argument) if isinstance(part, _ast.Name)}:
+            if kind in self.classes and self.depends(node.func):
+                self.methods(self.classes[kind])
         if name in self.classes and any(map(self.depends, arguments)):
             # What its instances are made of.
             for part in self.classes[name].body:
@@ -289,6 +320,35 @@ class Deciding:
                 self.add(function.args)
                 for part in function.body if isinstance(function.body, list) else [function.body]:
                     self.bound(part)
+
+    def draws_questions(self, trees):
+        """Whether the tests ask the program about random numbers that they draw. Then no draw of the program may
+        decide which numbers these are."""
+        nodes = [node for tree in trees for node in self.walk(tree)]
+        drawn = {"random"} | {name.asname or name.name for node in nodes for name in getattr(node, "names", ())
+                              if isinstance(node, _ast.ImportFrom) and node.module == "random"}
+        drawn |= {name.asname for node in nodes if isinstance(node, _ast.Import) for name in node.names
+                  if name.name == "random" and name.asname}
+        size = 0
+        while size != len(drawn):
+            size = len(drawn)
+            for node in nodes:
+                value = getattr(node, "iter", None) or getattr(node, "value", None)
+                if isinstance(node, CODE) and not isinstance(node, _ast.Lambda):
+                    if not self.contents.of(node)[0].isdisjoint(drawn):
+                        drawn.add(node.name)
+                elif isinstance(node, _ast.Call) and not self.contents.of(node.func)[0].isdisjoint(drawn):
+                    # It may shuffle its arguments.
+                    parts = [part for argument in node.args for part in walk(argument)]
+                    drawn |= {part.id for part in parts if isinstance(part, _ast.Name)} - self.program
+                elif isinstance(value, _ast.AST) and not self.contents.of(value)[0].isdisjoint(drawn):
+                    for target in getattr(node, "targets", None) or [getattr(node, "target", None)]:
+                        roots = [] if target is None else walk(target)
+                        drawn |= {part.id for part in roots if isinstance(part, _ast.Name)}
+        given = ((node, node.args + [keyword.value for keyword in node.keywords])
+                 for node in nodes if isinstance(node, _ast.Call))
+        return any(self.depends(node.func) and not self.contents.of(argument)[0].isdisjoint(drawn)
+                   for node, arguments in given for argument in arguments)
 
     # Instrumentation.
 
@@ -331,16 +391,25 @@ class Deciding:
                           for argument in item.context_expr.args for name in wider(name_at_end(argument))}
             inside = swallowed + tuple(suppressed)
         before = self.decides(node, swallowed)
+        arrays = self.arrays and isinstance(node, _ast.Compare) and self.depends(node)
         self.change(node, inside, fails)
+        if arrays and len(node.ops) == 1 and isinstance(node.ops[0], _ast.Eq):
+            same = call(SAME, node.left)
+            same.args.append(node.comparators[0])
+            return same
         if isinstance(node, _ast.ClassDef):
             for part in node.body:
                 self.reach(part)
         if isinstance(node, _ast.Name) and node.id == "__name__" and isinstance(node.ctx, _ast.Load):
             return at(_ast.Constant("__main__"), node)
-        if before and isinstance(node, _ast.Assert):
+        pairs = of_pairs(node.test if isinstance(node, _ast.Assert) else node) if before else None
+        if pairs is not None:
+            pairs.elt = call(NOTE, pairs.elt)
+        elif before and isinstance(node, _ast.Assert):
             node.test = call(NOTE, node.test)
         elif before:
-            return call(NOTE, node)
+            # Noted before it is evaluated, since it may fail, as some tests expect.
+            return at(_ast.BoolOp(_ast.Or(), [call(NOTE, at(_ast.Constant(False), node)), node]), node)
         elif isinstance(node, (_ast.If, _ast.While, _ast.IfExp)) and self.depends(node.test):
             if fails or any(map(is_failure, walk(node))):
                 node.test = call(NOTE, node.test)

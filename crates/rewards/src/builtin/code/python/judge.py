@@ -62,6 +62,8 @@ class Judge(Port):
         # Functions of the tests that the program may call, and objects that it may read attributes of, by id().
         self.callable, self.open, self.iterators, self.opaque = set(), {}, {}, False
         self.classes, self.named, self.guards, self.random = set(), set(), [], None
+        # Whether the tests' random numbers continue behind those that the program draws.
+        self.follows = True
         self.broken = self.failed = None
         # What tests may change around the program, as the program last heard of it.
         self.watched = {}
@@ -69,10 +71,13 @@ class Judge(Port):
         # How many requests the program got, and how many of them it answered with more than a function of its own.
         self.asked = self.answers = 0
         self.weak = False
+        # A name that the program does not define, and whether a test function reached none of its assertions.
+        self.missing, self.unreached = None, False
 
     def begins(self, uses_data):
         """Notes that a test begins, and whether it reads what an earlier one may have got from the program."""
         self.uses_data, self.asked_before, self.answers_before = uses_data, self.asked, self.answers
+        self.missing, self.unreached = None, False
 
     def judge_own(self, error):
         """Finds out whether an error of a test's own code has nothing to do with the program: it came before the
@@ -270,7 +275,7 @@ class Judge(Port):
             stream = {"stdout": sys.stdout, "stderr": sys.stderr}[name]
             if stream is not DEFAULTS[name]:
                 stream.write(str(text))
-        if "random" in message and self.random is not None:
+        if "random" in message and self.random is not None and self.follows:
             self.draw_as(self.decode(message["random"]))
 
     def draw_as(self, state):

@@ -54,6 +54,9 @@ enum Word {
     /// The test evaluated no assertion on an answer of the program, and does not count.
     #[serde(rename = "undecided")]
     Undecided(()),
+    /// The test asked the program, and reached none of its assertions because of what the program answered.
+    #[serde(rename = "unreached")]
+    Unreached(()),
     /// The tests themselves cannot be run, for this reason.
     #[serde(rename = "broken")]
     Broken(String),
@@ -69,7 +72,7 @@ pub(super) fn judge(
     sandbox: &Sandbox,
 ) -> std::io::Result<Verdict> {
     let (program, judge) = (directory()?, directory()?);
-    let prompt = if unit.check { prompt } else { "" };
+    let (prompt, constants) = if unit.check { (prompt, "") } else { ("", prompt) };
     let compiled = compiled(sandbox)?;
     let sources = [("main.py", source), ("prompt.py", prompt), ("setup.py", &unit.setup)];
     for (name, text) in
@@ -79,7 +82,7 @@ pub(super) fn judge(
     }
     let nonce = super::nonce()?;
     let given = json!({"nonce": nonce, "tests": unit.tests, "entry_point": unit.entry_point, "check": unit.check,
-        "prompt": prompt, "all": all, "setup": unit.setup});
+        "prompt": prompt, "constants": constants, "all": all, "setup": unit.setup});
     write(judge.path(), "judge.pyc", &compiled[1])?;
     write(judge.path(), "tests.json", given.to_string().as_bytes())?;
     let python = |more: &[&str], file: &str| -> Vec<String> {
@@ -119,7 +122,7 @@ fn verdict(sandbox: &Sandbox, unit: &UnitTests, nonce: &str, outcome: &Outcome) 
     let of = if unit.check { 1 } else { unit.tests.len() };
     let mut verdict = Verdict { of, timed_out: outcome.end == End::TimedOut, ..Verdict::default() };
     let text = String::from_utf8_lossy(&outcome.stdout);
-    let (mut judged, tests) = (0, of);
+    let (mut judged, mut unreached, tests) = (0, None, of);
     for line in text.lines().filter_map(|line| line.strip_prefix(nonce)) {
         judged += 1;
         match serde_json::from_str(line).map_err(std::io::Error::other)? {
@@ -132,6 +135,7 @@ fn verdict(sandbox: &Sandbox, unit: &UnitTests, nonce: &str, outcome: &Outcome) 
             }
             Word::Test(Some(_)) => {}
             Word::Undecided(()) => verdict.of -= 1,
+            Word::Unreached(()) => unreached = unreached.or(Some(judged)),
             Word::Broken(why) => return Err(std::io::Error::other(format!("its tests cannot be run: {why}"))),
         }
     }
@@ -148,7 +152,13 @@ fn verdict(sandbox: &Sandbox, unit: &UnitTests, nonce: &str, outcome: &Outcome) 
             _ => format!("test {}: {}", judged + 1, words_of(outcome)),
         };
     }
-    Ok(verdict)
+    match unreached {
+        // Tests that a right program passes may be like this, too, so it is no failure.
+        Some(test) if verdict.failure.is_empty() => Err(std::io::Error::other(format!(
+            "its tests cannot be run: test {test} reached no assertion with what the program answered"
+        ))),
+        _ => Ok(verdict),
+    }
 }
 
 #[cfg(test)]

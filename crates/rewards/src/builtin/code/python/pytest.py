@@ -394,8 +394,12 @@ async def nothing_to_wait_for():
 def run_test(test, scope, owner=None):
     """Runs a function as pytest does, with each of its cases."""
     marks = marks_of(test, owner) + marks_of(type("Own", (), {"_marks": scope.get("pytestmark", ())}))
-    if is_skipped(marks):
-        return
+    if not is_skipped(marks):
+        with reaching(test, scope, type(owner)):
+            run_cases(test, scope, owner, marks)
+
+
+def run_cases(test, scope, owner, marks):
     for given, more in parameters(marks):
         if is_skipped(more):
             continue

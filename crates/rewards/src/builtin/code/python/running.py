@@ -31,6 +31,7 @@ class Scope(dict):
             error = NameError("the program does not define " + name)
             if name in self.remote or self.asserted:
                 error._from_program = True
+                port.missing = name
             raise error
         if is_mirror_class(value) or is_mirror(value) and callable(value):
             self.functions[name] = value
@@ -73,6 +74,12 @@ def own_nodes(source, entry_point, completed):
             continue
         nodes.append(node)
     return nodes
+
+
+def constants(prompt):
+    """The constants of a prompt that is code: a tolerance that the tests read is not the program's."""
+    return [node for node in own_nodes(prompt, None, True) if isinstance(node, _ast.Assign)
+            and all(isinstance(target, _ast.Name) and target.id.isupper() for target in node.targets)]
 
 
 def is_stub(node):
@@ -121,20 +128,50 @@ class Undecided(Exception):
     """A test that evaluated no assertion on what the program answered."""
 
 
+class Unreached(Exception):
+    """A test that asked the program, and reached none of its assertions because of what the program answered."""
+
+
 def note(value):
     """Is called where an assertion looks at an answer (deciding.py)."""
     NOTED.append(True)
     return value
 
 
+def has_notes(code, scope, owner=None, seen=()):
+    """Whether code of the tests, or a function of theirs that it names, has an assertion that looks at an answer."""
+    if NOTE in code.co_names:
+        return True
+    named = [dict.get(scope, name) or getattr(owner, name, None) for name in code.co_names]
+    parts = [part.__code__ for part in named if type(part) is type(note)] + list(code.co_consts)
+    return any(type(part) is type(code) and part not in seen and has_notes(part, scope, owner, (*seen, code))
+               for part in parts)
+
+
+class reaching:
+    """Notes whether a test function that asks the program reaches an assertion."""
+
+    def __init__(self, test, scope, owner=None):
+        self.code, self.scope, self.owner = getattr(test, "__code__", None), scope, owner
+
+    def __enter__(self):
+        self.before = len(NOTED), port.answers
+
+    def __exit__(self, *error):
+        if len(NOTED) == self.before[0] and port.answers > self.before[1] and self.code is not None:
+            port.unreached |= has_notes(self.code, self.scope, self.owner)
+        return False
+
+
 # The assertions of a test that looked at an answer.
 NOTED = []
 setattr(builtins, NOTE, note)
+setattr(builtins, SAME, same)
 
 
 def run(code, scope, reading, uses_data):
-    """Runs a test. Returns None, or why it failed. Raises Undecided, or an error of the test itself, which is no
-    failure of the program."""
+    """Runs a test. Returns None, or why it failed. Raises Undecided, Unreached, or an error of the test itself, which
+    is no failure of the program."""
     known = dict(scope)
     NOTED.clear()
     port.begins(uses_data)
@@ -160,7 +197,12 @@ def run(code, scope, reading, uses_data):
     if port.broken is not None:
         raise Broken(port.broken)
     if port.failed is None and not (NOTED and port.answers):
-        raise Undecided
+        if port.missing is not None:
+            return "the program does not define " + port.missing
+        asked = port.answers > port.answers_before
+        raise Unreached if not NOTED and asked and has_notes(code, scope) else Undecided
+    if port.failed is None and port.unreached:
+        raise Unreached
     return port.failed
 
 
@@ -184,7 +226,7 @@ def run_defined(names, scope, reading):
 UNITTEST = []
 
 
-def watch_unittest():
+def watch_unittest(scope):
     """Makes a test fail when a unittest runner only reports a failure. Replaces `unittest.main`, since the classes are
     run afterwards."""
     import unittest
@@ -203,7 +245,9 @@ def watch_unittest():
 
     def watched(self, result=None):
         UNITTEST.append(type(self))
-        return run(self, result)
+        test = getattr(type(self), self._testMethodName, None)
+        with reaching(test, scope, type(self)):
+            return run(self, result)
 
     def failing(method):
         def noted(self, test, *rest):
@@ -286,8 +330,10 @@ def judge(job):
     port.classes, port.guards, port.named = reading.classes, reading.guards, reading.loaded | reading.attributes
     remote = {entry_point} if job["check"] else reading.under_test(entry_point)
     scope = Scope(remote, not job["check"])
-    nodes = own_nodes(job["prompt"] if job["check"] else job["setup"], entry_point, job["check"])
-    deciding = Deciding(reading.trees + nodes, reading.of_program(remote, nodes), reading.outside())
+    nodes = constants(job["constants"]) + own_nodes(
+        job["prompt"] if job["check"] else job["setup"], entry_point, job["check"])
+    deciding = Deciding(reading.trees + nodes, reading.of_program(remote, nodes), reading.outside(),
+                        any(name.partition(".")[0] == "numpy" for name in reading.modules))
     for node in nodes:
         deciding.instrument(node)
     uses_data = list(map(deciding.uses_data, reading.trees))
@@ -302,11 +348,11 @@ def judge(job):
         share_classes([name for name in classes if dict.__contains__(scope.own, name)], scope.own, nodes)
     prepare(scope)
     if any(name.startswith("unittest") for name in reading.modules):
-        watch_unittest()
+        watch_unittest(scope)
     if "pytest" in reading.modules:
         like_pytest()
     if "seed" in reading.attributes or "seed" in reading.loaded:
-        port.random = ()
+        port.random, port.follows = (), not deciding.draws_questions(reading.trees)
     if any(name in ("threading", "concurrent.futures") for name in reading.modules):
         watch_threads()
     watch_surroundings(reading)
@@ -324,6 +370,10 @@ def judge(job):
             failure = run(code, scope, reading, uses)
         except Undecided:
             tell(undecided=None)
+            continue
+        except Unreached:
+            tell(unreached=None)
+            decided = True
             continue
         decided = True
         tell(failure=failure)

@@ -14,20 +14,24 @@ const RIGHT_AND_WRONG: [&str; 5] = [
     include_str!("../cases/surroundings.txt"),
 ];
 /// Cases with programs that get no score (`any`), too.
-const RIGHT_WRONG_AND_ANY: [&str; 3] = [
+const RIGHT_WRONG_AND_ANY: [&str; 5] = [
     include_str!("../cases/deciding.txt"),
     include_str!("../cases/own-classes.txt"),
     include_str!("../cases/around.txt"),
+    include_str!("../cases/reaching.txt"),
+    include_str!("../cases/styles.txt"),
 ];
-const ATTACKS: [&str; 3] = [
+const ATTACKS: [&str; 4] = [
     include_str!("../cases/attacks.txt"),
     include_str!("../cases/attacks-process.txt"),
     include_str!("../cases/attacks-outside.txt"),
+    include_str!("../cases/attacks-tried.txt"),
 ];
 
-#[derive(Default)]
+#[derive(Clone, Default)]
 struct Case {
     name: String,
+    /// Its programs, and what stands around the tests.
     parts: BTreeMap<String, String>,
     tests: Vec<String>,
     /// What its tests' function `check` is called with.
@@ -63,43 +67,60 @@ fn cases(texts: &[&str]) -> Vec<Case> {
         text.push_str(line);
         text.push('\n');
     }
+    for i in 1..cases.len() {
+        // A case without tests has those of the one before.
+        if cases[i].tests.is_empty() && !cases[i].parts.contains_key("columns") {
+            (cases[i].tests, cases[i].check) = (cases[i - 1].tests.clone(), cases[i - 1].check.clone());
+            for part in ["setup", "prompt", "columns", "entry"] {
+                if let Some(text) = cases[i - 1].parts.get(part).cloned() {
+                    cases[i].parts.entry(part.to_owned()).or_insert(text);
+                }
+            }
+        }
+    }
     cases
 }
 
-/// Cases of tests in many forms. Those with numpy are left out where it is not installed.
-fn forms() -> Vec<Case> {
+/// Whether the tests of a case can be run on this machine: those with numpy need it.
+fn can_run(case: &Case) -> bool {
     let there = std::path::Path::new("/usr/lib/python3/dist-packages/numpy").exists();
-    let needs = |case: &Case| ["np ", "evalplus"].iter().any(|begin| case.name.starts_with(begin));
-    cases(&RIGHT_WRONG_AND_ANY).into_iter().filter(|case| there || !needs(case)).collect()
+    there || !["np ", "numpy", "evalplus"].iter().any(|begin| case.name.starts_with(begin))
+}
+
+/// Cases of tests in many forms.
+fn forms() -> Vec<Case> {
+    cases(&RIGHT_WRONG_AND_ANY).into_iter().filter(can_run).collect()
+}
+
+/// The columns of a case's row, and its prompt.
+fn row(case: &Case) -> (&str, Value) {
+    let part = |name: &str| case.parts.get(name).map_or("", String::as_str);
+    let (setup, prompt) = (part("setup"), part("prompt"));
+    let entry = case.parts.get("entry").map(|name| name.trim_end());
+    match (&case.check, case.parts.get("columns")) {
+        (_, Some(columns)) => (prompt, serde_json::from_str(columns).unwrap()),
+        (Some(name), None) => {
+            (if prompt.is_empty() { setup } else { prompt }, json!({"t": case.tests[0], "entry_point": name}))
+        }
+        _ => (prompt, json!({"t": case.tests, "test_setup_code": setup, "entry_point": entry})),
+    }
 }
 
 /// The scores of some cases' programs, with why they failed.
 fn scores(cases: &[Case], programs: &[(usize, &str)], options: &Value) -> Vec<(Option<f64>, String)> {
     let mut results = vec![(None, String::new()); programs.len()];
-    for check in [false, true] {
-        let places: Vec<usize> =
-            (0..programs.len()).filter(|&i| cases[programs[i].0].check.is_some() == check).collect();
-        let rows: Vec<_> = places.iter().map(|&i| (&cases[programs[i].0], programs[i].1)).collect();
-        let rows: Vec<_> = rows
-            .iter()
-            .map(|(case, part)| {
-                let setup = case.parts.get("setup").map_or("", String::as_str);
-                let columns = match &case.check {
-                    Some(name) => json!({"t": case.tests[0], "entry_point": name}),
-                    None => {
-                        let entry = case.parts.get("entry").map(|name| name.trim_end());
-                        json!({"t": case.tests, "test_setup_code": setup, "entry_point": entry})
-                    }
-                };
-                (if check { setup } else { "" }, case.parts[*part].as_str(), columns)
-            })
-            .collect();
-        if !rows.is_empty() {
-            let (scores, failures) = score(options.clone(), &rows);
-            for (i, result) in places.into_iter().zip(scores.values.into_iter().zip(failures)) {
-                let problems = scores.problems.iter().map(|problem| problem.message.as_str());
-                results[i] = (result.0, format!("{} {}", result.1, problems.collect::<String>()));
-            }
+    // The rows of a batch have the same columns.
+    let mut batches: BTreeMap<Vec<String>, Vec<usize>> = BTreeMap::new();
+    let rows: Vec<_> = programs.iter().map(|(case, part)| (row(&cases[*case]), &cases[*case].parts[*part])).collect();
+    for (i, ((_, columns), _)) in rows.iter().enumerate() {
+        batches.entry(columns.as_object().unwrap().keys().cloned().collect()).or_default().push(i);
+    }
+    for places in batches.into_values() {
+        let rows: Vec<_> = places.iter().map(|&i| (rows[i].0.0, rows[i].1.as_str(), rows[i].0.1.clone())).collect();
+        let (scores, failures) = score(options.clone(), &rows);
+        let problems = scores.problems.iter().map(|problem| problem.message.as_str()).collect::<String>();
+        for (i, result) in places.into_iter().zip(scores.values.into_iter().zip(failures)) {
+            results[i] = (result.0, format!("{} {problems}", result.1));
         }
     }
     results
@@ -114,6 +135,9 @@ fn sweep(cases: &[Case], isolation: &str) -> usize {
     let kinds = [("right", Some(1.0)), ("wrong", Some(0.0)), ("any", None)];
     let all = (0..cases.len()).flat_map(|i| kinds.map(|(part, expected)| (i, part, expected)));
     let all: Vec<_> = all.filter(|(i, part, _)| cases[*i].parts.contains_key(*part)).collect();
+    // With landlock programs cannot write files.
+    let only = |i: usize| isolation != "bubblewrap" && cases[i].parts.contains_key("bubblewrap");
+    let all: Vec<_> = all.into_iter().filter(|(i, ..)| !only(*i)).collect();
     let programs: Vec<_> = all.iter().map(|(i, part, _)| (*i, *part)).collect();
     let results = scores(cases, &programs, &options(isolation, 60.0));
     let others = all.iter().zip(&results).filter(|((.., expected), (value, _))| value != expected);
@@ -139,7 +163,7 @@ fn right_programs_pass_wrong_ones_do_not_and_attacks_earn_nothing() {
     if !installed(&["bwrap", "python3"]) {
         return;
     }
-    let part = |texts, every: usize| cases(texts).into_iter().step_by(every).collect::<Vec<_>>();
+    let part = |texts, every: usize| cases(texts).into_iter().filter(can_run).step_by(every).collect::<Vec<_>>();
     assert_eq!(sweep(&part(&RIGHT_AND_WRONG, 6), "bubblewrap"), 34);
     assert!(sweep(&forms().into_iter().step_by(12).collect::<Vec<_>>(), "bubblewrap") >= 30);
     attack(&part(&ATTACKS, 6), "bubblewrap");
@@ -152,7 +176,8 @@ fn the_whole_tables_in_both_isolations_as_both_users() {
     if !installed(&["bwrap", "python3"]) {
         return;
     }
-    let (ordinary, forms, attacks) = (cases(&RIGHT_AND_WRONG), forms(), cases(&ATTACKS));
+    let (ordinary, forms) = (cases(&RIGHT_AND_WRONG), forms());
+    let attacks: Vec<_> = cases(&ATTACKS).into_iter().filter(can_run).collect();
     assert!(ordinary.len() >= 100);
     let user = rustix::process::geteuid().as_raw();
     for isolation in ["bubblewrap", "landlock"] {
