@@ -4,6 +4,10 @@ use serde_json::Value;
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
 
+/// Arguments that start the mutation tests, which are a workspace of their own.
+pub const MUTANTS: [&str; 7] =
+    ["run", "--quiet", "--manifest-path", "mutants/Cargo.toml", "--target-dir", "target/mutants/program", "--"];
+
 /// A cargo command, to which the caller adds arguments.
 pub fn command() -> Command {
     Command::new(std::env::var("CARGO").unwrap_or_else(|_| "cargo".to_owned()))

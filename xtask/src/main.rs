@@ -172,13 +172,9 @@ fn docs() -> Result<(), String> {
     cargo::run(&["doc", "--workspace", "--no-deps"], &[("RUSTDOCFLAGS", "-D warnings")])
 }
 
-/// Cargo's arguments that start the mutation tests.
-const MUTANTS: [&str; 7] =
-    ["run", "--quiet", "--manifest-path", "mutants/Cargo.toml", "--target-dir", "target/mutants/program", "--"];
-
 /// Runs the mutation tests, which are a workspace of their own.
 fn mutants(words: &[&str]) -> Result<(), String> {
-    cargo::run(&[&MUTANTS[..], words].concat(), &[])
+    cargo::run(&[&cargo::MUTANTS[..], words].concat(), &[])
 }
 
 /// Whether a check has a receipt for the present files, so that its tools need not be installed.

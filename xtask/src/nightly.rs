@@ -243,7 +243,7 @@ fn trl_suite() -> Result<Done, String> {
 /// Runs random mutants. Takes hours on two cores.
 fn mutants() -> Result<Done, String> {
     let mut command = crate::cargo::command();
-    command.args(crate::MUTANTS).args(["fresh", "200"]);
+    command.args(crate::cargo::MUTANTS).args(["fresh", "200"]);
     let output = command.stderr(std::process::Stdio::inherit()).output().map_err(|e| format!("cargo: {e}"))?;
     let said = String::from_utf8_lossy(&output.stdout).into_owned();
     match said.trim().lines().last().filter(|_| output.status.success()) {

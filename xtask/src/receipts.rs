@@ -7,7 +7,6 @@
 use crate::sources;
 use sha2::{Digest, Sha256};
 use std::collections::BTreeMap;
-use std::fmt::Write as _;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -87,9 +86,7 @@ impl Inputs {
             }
             part(&output.stdout);
         }
-        let mut hash = String::new();
-        hasher.finalize().iter().for_each(|byte| drop(write!(hash, "{byte:02x}")));
-        Some(hash)
+        Some(hasher.finalize().iter().map(|byte| format!("{byte:02x}")).collect())
     }
 }
 

@@ -250,8 +250,8 @@ fn kill_in_the_middle(root: &Path, set: &[&str]) {
     answer_until("batches");
     let learner = learner_of(&run).expect("a learner that learns");
     signal(learner, "STOP");
-    // A learner that was stopped while it computes keeps its cores, and the worker waits for them: it goes on for a
-    // moment now and then, without tickets.
+    // A learner that was stopped while it computes keeps its cores, and the worker waits for them. So the learner
+    // continues for a moment now and then, without tickets.
     let mut looks = 0;
     testing::wait_until("an answer that is not collected", || {
         looks += 1;
