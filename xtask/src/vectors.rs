@@ -12,8 +12,8 @@ use std::time::SystemTime;
 /// The beginning of the symbol name of a function in `core::arch::x86`.
 const INTRINSIC: &[u8] = b"_ZN4core9core_arch3x86";
 
-/// Checks the kernels of the release build. (The build of the tests is cut into more units, and keeps some intrinsics as
-/// functions that nothing hot calls.)
+/// Checks the kernels of the release build. (The build of the tests is cut into more units. It keeps some intrinsics as
+/// functions, which nothing hot calls.)
 pub fn check() -> Result<(), String> {
     let library = newest(&crate::cargo::release()?.join("deps"))?;
     let bytes = std::fs::read(&library).map_err(|e| format!("{}: {e}", library.display()))?;
