@@ -330,6 +330,8 @@ impl RolloutPipeline {
             evaluation.run(collector, &run.learner.policy, &self.eval_weights, run.learner.step, &observer)?;
         let (seconds, sampling) = (span.end(), evaluation.sampling());
         let (mut metrics, mut problems, mut unscored) = (Vec::new(), Vec::new(), None);
+        // The records and the loss, which `eval_runtime` does not count.
+        let span = run.log.stages.span("evaluation");
         for outcome in outcomes {
             if run.config.record_rollouts {
                 wire::records_of_evaluation(&outcome.rollouts, &sampling, run.learner.step, &outcome.name)
@@ -345,6 +347,7 @@ impl RolloutPipeline {
                 metrics.extend(of_loss.into_iter().map(|(name, value)| (format!("{prefix}{name}"), value)));
             }
         }
+        span.end();
         let _span = run.log.stages.span("log");
         let alarms = run.log.alarms.evaluation(run.learner.step, &problems, unscored);
         run.log.emit_alarms(run.learner.step, alarms)?;
