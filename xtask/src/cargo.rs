@@ -30,15 +30,19 @@ pub fn release() -> Result<PathBuf, String> {
     Ok(PathBuf::from(target).join("release"))
 }
 
-/// Builds the program or the tests of a library, as `cargo test --workspace` does, and returns the path.
+/// The path of the program (`kind` "bin") or of the tests of a library ("lib") that `cargo test --workspace` builds, so
+/// that nothing is built a second time with other features.
 pub fn executable(name: &str, kind: &str) -> Result<PathBuf, String> {
-    let build: &[&str] =
-        if kind == "bin" { &["build", "--workspace", "--bins"] } else { &["test", "--workspace", "--lib", "--no-run"] };
-    let output = command().args(build).arg("--message-format=json").stderr(Stdio::inherit()).output();
+    let build = ["test", "--workspace", "--no-run", "--message-format=json"];
+    let output = command().args(build).stderr(Stdio::inherit()).output();
     let output = output.map_err(|e| format!("cargo: {e}"))?;
     let text = String::from_utf8_lossy(&output.stdout);
     let artifacts = text.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
-    let is_it = |artifact: &Value| artifact["target"]["name"] == name && artifact["target"]["kind"][0] == kind;
+    let is_it = |artifact: &Value| {
+        let is_named = artifact["target"]["name"] == name && artifact["target"]["kind"][0] == kind;
+        // A program has unit tests, too.
+        is_named && artifact["profile"]["test"] == (kind == "lib")
+    };
     let found = artifacts.filter(is_it).find_map(|artifact| artifact["executable"].as_str().map(PathBuf::from));
     found.ok_or_else(|| format!("cargo {}: no executable {name}", build.join(" ")))
 }

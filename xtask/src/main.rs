@@ -46,21 +46,21 @@ const CHECKS: [Check; 12] = [
     ("release", || RELEASE.once(release)),
 ];
 
-/// Licences and versions of other people's crates.
+/// Licences and versions of other people's crates. `.ci/run` names the version of cargo-deny.
 const DENY: Inputs = Inputs {
     name: "deny",
     files: &[
         "Cargo.toml",
+        ".ci/run",
         "crates/*/Cargo.toml",
         "xtask/Cargo.toml",
         "python/Cargo.toml",
         "python/Cargo.lock",
         "deny.toml",
     ],
-    versions: &[DENY_VERSION],
+    versions: &[],
     tools: &[],
 };
-const DENY_VERSION: &str = "0.20.2";
 /// NVIDIA's compiler over every kernel.
 const CUDA: Inputs = Inputs {
     name: "cuda",
@@ -192,8 +192,8 @@ fn passed(name: &str) -> Result<(), String> {
 }
 
 fn browser() -> Result<(), String> {
-    cargo::run(&["build", "--bin", "lockstep"], &[])?;
-    let status = Command::new("crates/dashboard/browser/check.sh").status();
+    let program = cargo::executable("lockstep", "bin")?;
+    let status = Command::new("crates/dashboard/browser/check.sh").env("LOCKSTEP", program).status();
     match status {
         Ok(status) if status.success() => Ok(()),
         Ok(status) => Err(format!("check.sh: {status}")),

@@ -78,7 +78,7 @@ fn commands() -> Result<Done, String> {
 
 /// The golden runs on every instruction set that this machine has.
 fn golden() -> Result<Done, String> {
-    let test = ["test", "-p", "lockstep-cli", "--test", "golden", "runs_leave_the_bits_of_the_file"];
+    let test = ["test", "--workspace", "--test", "golden", "runs_leave_the_bits_of_the_file"];
     crate::cargo::run(&test, &[("GOLDEN_RUNS", "all")])?;
     Ok(Done::Passed("the bits of bits.txt on every instruction set".to_owned()))
 }

@@ -33,14 +33,15 @@ pub struct Inputs {
 impl Inputs {
     /// Runs the check, unless it passed before on the same inputs. A check that passes leaves its receipt.
     pub fn once(&self, check: impl FnOnce() -> Result<(), String>) -> Result<(), String> {
-        let before = self.hash(Path::new("."));
-        if before.is_some() && read(Path::new(RECEIPTS)).get(self.name) == before.as_ref() {
+        let root = Path::new(".");
+        let before = self.hash(root);
+        if self.is_recorded(root, before.as_ref()) {
             println!("skipped: it passed on these files and tools ({RECEIPTS}; delete its line to run it again)");
             return Ok(());
         }
         check()?;
         // A check whose files changed meanwhile has read neither state.
-        match before.filter(|before| self.hash(Path::new(".")).as_ref() == Some(before)) {
+        match before.filter(|before| self.hash(root).as_ref() == Some(before)) {
             Some(hash) => write(Path::new(RECEIPTS), self.name, &hash),
             None => Ok(()),
         }
@@ -48,8 +49,11 @@ impl Inputs {
 
     /// Whether the receipt is that of the present files and tools.
     pub fn passed_before(&self, root: &Path) -> bool {
-        let hash = self.hash(root);
-        hash.is_some() && read(&root.join(RECEIPTS)).get(self.name) == hash.as_ref()
+        self.is_recorded(root, self.hash(root).as_ref())
+    }
+
+    fn is_recorded(&self, root: &Path, hash: Option<&String>) -> bool {
+        hash.is_some() && read(&root.join(RECEIPTS)).get(self.name) == hash
     }
 
     /// The hash; none if a file or a tool is missing, so that the check runs and names it.

@@ -30,7 +30,7 @@ pub use gae::KlEstimator;
 pub use loss::bradley_terry::RankingConfig;
 pub use loss::{ImportanceSamplingLevel, LossConfig, LossType};
 pub use means::{ClipRatios, Means};
-pub use metrics::UpdateMetrics;
+pub use metrics::{CLIP_RATIOS, UpdateMetrics};
 pub use objective::{Objective, Scored, Source};
 pub use optimizer::{MomentsDType, Optimizer, OptimizerConfig, OptimizerKind, SavedTree};
 pub use sample::{Advantage, PreferencePair, Response, Sample, Samples};

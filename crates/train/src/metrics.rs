@@ -64,6 +64,15 @@ pub struct UpdateMetrics {
     pub optimizer_time_s: f64,
 }
 
+/// The names of the metrics of clipping, which an objective that clips reports.
+pub const CLIP_RATIOS: [&str; 5] = [
+    "clip_ratio/low_mean",
+    "clip_ratio/low_min",
+    "clip_ratio/high_mean",
+    "clip_ratio/high_max",
+    "clip_ratio/region_mean",
+];
+
 impl UpdateMetrics {
     /// Whether a token is in the loss. If none is, nothing was learned from the samples.
     pub fn learns(&self) -> bool {
@@ -73,13 +82,8 @@ impl UpdateMetrics {
     /// The metrics of the loss itself, which an evaluation reports, too.
     pub(crate) fn of_loss(&self) -> Vec<(&'static str, f64)> {
         let clip = self.clip.iter().flat_map(|clip| {
-            [
-                ("clip_ratio/low_mean", clip.low_mean),
-                ("clip_ratio/low_min", clip.low_min),
-                ("clip_ratio/high_mean", clip.high_mean),
-                ("clip_ratio/high_max", clip.high_max),
-                ("clip_ratio/region_mean", clip.region_mean),
-            ]
+            let shares = [clip.low_mean, clip.low_min, clip.high_mean, clip.high_max, clip.region_mean];
+            CLIP_RATIOS.into_iter().zip(shares)
         });
         let first = [("entropy", self.entropy), ("kl", self.kl)];
         let last = [("policy_loss", self.policy_loss), ("entropy_coef", self.entropy_coef)];

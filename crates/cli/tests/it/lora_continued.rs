@@ -18,6 +18,14 @@ fn with_adapter<'a>(purpose: &'a str, from: &'a str, out: &'a str, set: &[&'a st
     all
 }
 
+/// A directory with two trained adapters, in `first/model` and `second/model`.
+fn with_two_adapters() -> tempfile::TempDir {
+    let dir = directory();
+    good(dir.path(), &arguments("sft", "first", &LORA));
+    good(dir.path(), &arguments("sft", "second", &[&LORA[..], &["seed=7"]].concat()));
+    dir
+}
+
 fn adapter(root: &Path, run: &str) -> [Vec<u8>; 2] {
     let of = |file: &str| fs::read(root.join(run).join("model").join(file)).unwrap();
     [of("adapter_model.safetensors"), of("adapter_config.json")]
@@ -32,10 +40,8 @@ fn from_reference(run: &Path) -> Vec<f64> {
 /// the policy begins as its reference.
 #[test]
 fn the_reference_of_a_continued_adapter_is_that_adapter_or_what_is_asked_for() {
-    let dir = directory();
+    let dir = with_two_adapters();
     let root = dir.path();
-    good(root, &arguments("sft", "first", &LORA));
-    good(root, &arguments("sft", "second", &[&LORA[..], &["seed=7"]].concat()));
     let initial: [&[&str]; 3] = [&[], &["ref_adapter=initial"], &["ref_model=first/model"]];
     let base: [&[&str]; 3] = [&["ref_adapter=none"], &["ref_model=model"], &["ref_adapter=initial", "ref_model=model"]];
     let other: [&[&str]; 2] = [&["ref_model=second/model"], &["ref_adapter=none", "ref_model=second/model"]];
@@ -68,10 +74,8 @@ fn the_reference_of_a_continued_adapter_is_that_adapter_or_what_is_asked_for() {
 /// A run of an older version has no `ref_adapter` in its configuration: its reference was the model without an adapter.
 #[test]
 fn an_older_run_keeps_its_reference_on_resume_and_the_adapter_is_the_one_it_was() {
-    let dir = directory();
+    let dir = with_two_adapters();
     let root = dir.path();
-    good(root, &arguments("sft", "first", &LORA));
-    good(root, &arguments("sft", "second", &[&LORA[..], &["seed=7"]].concat()));
     for (i, (purpose, set)) in [("train", &["beta=0.3"][..]), ("dpo", &PAIRS[..])].into_iter().enumerate() {
         let [new, none, older] = ["new", "none", "older"].map(|name| format!("{name}-{i}"));
         let few = ["save_steps=1", "save_total_limit=9", "max_steps=4", "logging_steps=1", "learning_rate=0.02"];

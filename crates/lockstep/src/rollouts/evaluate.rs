@@ -144,14 +144,10 @@ pub fn metric_names(config: &Config, rewards: &[Box<dyn Reward>]) -> Vec<String>
 fn names_of_loss(config: &Config) -> Vec<String> {
     let objective = config.objective();
     let has_kl = matches!(config.reference(), Some(algorithms::Reference::Policy));
-    let clips: &[&str] = match objective.clips() {
-        true => &["low_mean", "low_min", "high_mean", "high_max", "region_mean"],
-        false => &[],
-    };
+    let clips: &[&str] = if objective.clips() { &train::CLIP_RATIOS } else { &[] };
     let bonus: &[&str] = if objective.entropy().is_on() { &["policy_loss", "entropy_coef"] } else { &[] };
     let kl: &[&str] = if has_kl { &["kl"] } else { &[] };
-    let named = ["loss", "entropy"].iter().chain(kl).chain(bonus).map(|name| (*name).to_owned());
-    named.chain(clips.iter().map(|name| format!("clip_ratio/{name}"))).collect()
+    ["loss", "entropy"].iter().chain(kl).chain(bonus).chain(clips).map(|name| (*name).to_owned()).collect()
 }
 
 impl Evaluation {

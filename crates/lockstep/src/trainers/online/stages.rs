@@ -328,10 +328,9 @@ impl RolloutPipeline {
         let observer = Observer { stages: &Stages::default(), on_wait: &|reward, time| progress.waits(reward, time) };
         let outcomes =
             evaluation.run(collector, &run.learner.policy, &self.eval_weights, run.learner.step, &observer)?;
-        let (seconds, sampling) = (span.end(), evaluation.sampling());
+        // Without the records and the loss.
+        let (seconds, sampling) = (span.seconds(), evaluation.sampling());
         let (mut metrics, mut problems, mut unscored) = (Vec::new(), Vec::new(), None);
-        // The records and the loss, which `eval_runtime` does not count.
-        let span = run.log.stages.span("evaluation");
         for outcome in outcomes {
             if run.config.record_rollouts {
                 wire::records_of_evaluation(&outcome.rollouts, &sampling, run.learner.step, &outcome.name)

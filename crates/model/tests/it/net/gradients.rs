@@ -93,30 +93,34 @@ fn a_prompt_computed_once_gives_the_same_scores_and_gradients() {
     }
 }
 
+/// Asserts that the objective, the sum of weighted log-probabilities and half entropies, rises along the gradient of
+/// `at` by its squared length: an end-to-end check that needs no fixture. `moved` moves the weights along it.
+pub fn is_the_slope(at: &Outcome, weight: &[f32], mut moved: impl FnMut(&[Vec<f32>], f64) -> Outcome) {
+    let objective = |o: &Outcome| -> f64 {
+        let terms = o.logps.iter().zip(&o.entropies).zip(weight);
+        terms.map(|((l, e), w)| f64::from(*w) * (f64::from(*l) + 0.5 * f64::from(*e))).sum()
+    };
+    let g: Vec<Vec<f32>> = at.grads.params.tensors().iter().map(|t| t.to_vec_f32()).collect();
+    let square: f64 = g.iter().flatten().map(|&g| f64::from(g) * f64::from(g)).sum();
+    let step = 1e-3 / square.sqrt();
+    let (up, down) = (objective(&moved(&g, step)), objective(&moved(&g, -2.0 * step)));
+    let slope = (up - down) / (2.0 * step);
+    assert!((slope / square - 1.0).abs() < 2e-2, "slope {slope}, |g|² {square}");
+}
+
 #[test]
 fn the_gradient_is_the_slope() {
-    // Along the gradient itself, the objective rises by its squared length: an end-to-end check that knows no fixture.
     let ctx = context(2);
     let mut weights = load(&ctx, "qwen3");
     let groups = groups(weights.config.vocab_size as u32);
     let whole = [batch(&groups, true)];
     let weight: Vec<f32> = normal::<f32>(3, whole[0].targets.len()).iter().map(|w| w / 100.0).collect();
-    let objective = |o: &Outcome| -> f64 {
-        let terms = o.logps.iter().zip(&o.entropies).zip(&weight);
-        terms.map(|((l, e), w)| f64::from(*w) * (f64::from(*l) + 0.5 * f64::from(*e))).sum()
-    };
     let at = gradients(&ctx, &weights, &whole, &weight, false);
-    let g: Vec<Vec<f32>> = at.grads.params.tensors().iter().map(|t| t.to_vec_f32()).collect();
-    let square: f64 = g.iter().flatten().map(|&g| f64::from(g) * f64::from(g)).sum();
-    let step = 1e-3 / square.sqrt();
-    let mut moved = |by: f64| {
-        for (t, g) in weights.params.tensors_mut().into_iter().zip(&g) {
+    is_the_slope(&at, &weight, |g, by| {
+        for (t, g) in weights.params.tensors_mut().into_iter().zip(g) {
             let to: Vec<f32> = t.to_vec_f32().iter().zip(g).map(|(w, g)| w + (by * f64::from(*g)) as f32).collect();
             t.view_mut().copy_from_f32(&to);
         }
-        objective(&gradients(&ctx, &weights, &whole, &weight, false))
-    };
-    let (up, down) = (moved(step), moved(-2.0 * step));
-    let slope = (up - down) / (2.0 * step);
-    assert!((slope / square - 1.0).abs() < 2e-2, "slope {slope}, |g|² {square}");
+        gradients(&ctx, &weights, &whole, &weight, false)
+    });
 }

@@ -2,7 +2,7 @@
 //! frozen weights, bits.
 
 use super::fixtures::{Expected, GRADIENT, LOGITS, gradient_errors_of};
-use super::gradients::{batch, groups};
+use super::gradients::{batch, groups, is_the_slope};
 use super::*;
 use kernels::Memory;
 use kernels::check::{normal, relative_error};
@@ -130,21 +130,11 @@ fn the_gradient_of_an_adapter_is_the_slope() {
     let mut weights = adapted(&ctx, "qwen2", &lora(TargetModules::AllLinear));
     let (whole, weight) = whole(&weights);
     let weight: Vec<f32> = weight.iter().map(|w| w / 100.0).collect();
-    let objective = |o: &Outcome| -> f64 {
-        let terms = o.logps.iter().zip(&o.entropies).zip(&weight);
-        terms.map(|((l, e), w)| f64::from(*w) * (f64::from(*l) + 0.5 * f64::from(*e))).sum()
-    };
     let at = gradients(&ctx, &weights, &whole, &weight, false);
-    let g: Vec<Vec<f32>> = at.grads.params.tensors().iter().map(|t| t.to_vec_f32()).collect();
-    let square: f64 = g.iter().flatten().map(|&g| f64::from(g) * f64::from(g)).sum();
-    let step = 1e-3 / square.sqrt();
-    let mut moved = |by: f64| {
-        move_along(&mut weights, &g, by);
-        objective(&gradients(&ctx, &weights, &whole, &weight, false))
-    };
-    let (up, down) = (moved(step), moved(-2.0 * step));
-    let slope = (up - down) / (2.0 * step);
-    assert!((slope / square - 1.0).abs() < 2e-2, "slope {slope}, |g|² {square}");
+    is_the_slope(&at, &weight, |g, by| {
+        move_along(&mut weights, g, by);
+        gradients(&ctx, &weights, &whole, &weight, false)
+    });
 }
 
 #[test]
