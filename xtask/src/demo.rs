@@ -19,9 +19,22 @@ pub fn check() -> Result<(), String> {
     demo(&crate::cargo::executable("lockstep", "bin")?)
 }
 
-/// Runs the demo with the release build.
+/// Runs the demo with the release build. That build has the default features; the build of the tests has NATS, too.
 pub fn check_release() -> Result<(), String> {
-    demo(&crate::cargo::release()?.join("lockstep"))
+    let program = crate::cargo::release()?.join("lockstep");
+    refuses_nats(&program)?;
+    demo(&program)
+}
+
+/// A program without NATS names the feature that it lacks.
+fn refuses_nats(program: &Path) -> Result<(), String> {
+    let join = ["worker", "--join", "nats://127.0.0.1:1", "--name", "dev1"];
+    let run = Command::new(program).args(join).output().map_err(|e| format!("{}: {e}", program.display()))?;
+    let said = String::from_utf8_lossy(&run.stderr);
+    match run.status.code() == Some(2) && said.contains("without NATS") && said.contains("--features nats") {
+        true => Ok(()),
+        false => Err(format!("a program without NATS: {}: {said}", run.status)),
+    }
 }
 
 /// Runs the demo in a directory of its own and checks the accuracy and the memory.

@@ -22,7 +22,7 @@ pub fn full() -> Result<(), String> {
     for schedule in 0..SCHEDULES {
         let schedule = [("LOCKSTEP_EMULATOR_SCHEDULE", schedule.to_string())];
         let one = [(schedule[0].0, schedule[0].1.as_str()), ("LOCKSTEP_EMULATOR_SECONDS", "600")];
-        runs += passed(&["test", "-p", "lockstep-cli", "--test", "it", "--", "emulated"], &one)?;
+        runs += passed(&["test", "--workspace", "--test", "it", "--", "emulated"], &one)?;
     }
     let after = sources(Path::new("."))?;
     if after != before {

@@ -98,18 +98,8 @@ fn fleet_runs() -> Result<Done, String> {
     if !is_root {
         return Ok(Done::Unavailable("root, who mounts a small file system".to_owned()));
     }
-    let mut command = crate::cargo::command();
-    command.args(["test", "-p", "lockstep-cli", "--test", "it", "many_kills::"]);
-    // The check `kills` runs that test.
-    command.args(["--", "--ignored", "--nocapture", "--test-threads=1", "--skip", "two_hundred_kills"]);
-    let output = command.output().map_err(|e| format!("cargo: {e}"))?;
-    let said = String::from_utf8_lossy(&output.stderr).into_owned() + &String::from_utf8_lossy(&output.stdout);
-    let words = ["kills of learners", "waited for room", "GSM8K:"];
-    let lines = said.lines().map(str::trim).filter(|line| words.iter().any(|words| line.contains(words)));
-    match output.status.success() {
-        true => Ok(Done::Passed(lines.collect::<Vec<_>>().join("; "))),
-        false => Err(said),
-    }
+    let tests = ["kills_of_any_process", "a_worker_whose_disk_is_full", "gsm8k_with_workers"];
+    program(&tests, &["kills of learners", "waited for room", "GSM8K:"])
 }
 
 fn fleet_search() -> Result<Done, String> {
@@ -184,21 +174,7 @@ fn network() -> Result<Done, String> {
     if !is_root || !is_there("nats-server") || !is_there("ip") {
         return Ok(Done::Unavailable("root, and apt-get install nats-server iproute2".to_owned()));
     }
-    let mut said = String::new();
-    for (package, tests) in [("lockstep-fleet", "nats::"), ("lockstep-cli", "network::")] {
-        let mut command = crate::cargo::command();
-        command.args(["test", "-p", package, "--features", "nats", "--test", "it", tests]);
-        command.args(["--", "--include-ignored", "--nocapture", "--test-threads=1"]);
-        let output = command.output().map_err(|e| format!("cargo: {e}"))?;
-        let all = String::from_utf8_lossy(&output.stderr).into_owned() + &String::from_utf8_lossy(&output.stdout);
-        if !output.status.success() {
-            return Err(all);
-        }
-        said += &all;
-    }
-    let words = ["bytes fetched by", "cuts of", "killed and emptied"];
-    let lines = said.lines().map(str::trim).filter(|line| words.iter().any(|words| line.contains(words)));
-    Ok(Done::Passed(lines.collect::<Vec<_>>().join("; ")))
+    program(&["machines_whose_network_is_cut"], &["bytes fetched by", "cuts of"])
 }
 
 /// Compares what runs of every kind say at their end with their steps' own values, and the dtype of their results.

@@ -1,5 +1,6 @@
 //! Checks the length of files and lines of Rust and Python, and of prose lines in the documents. Formatters do not
-//! break strings and comments, so they need this check.
+//! break strings and comments, so they need this check. And the code that a reader meets who follows one prompt through
+//! a training step stays short enough for an evening.
 
 use crate::sources;
 
@@ -13,8 +14,15 @@ const PAGES: [&str; 3] = ["README.md", "CONTRIBUTING.md", "SECURITY.md"];
 const NOT_WRITTEN: [&str; 4] =
     ["docs/SUMMARY.md", "docs/python/api.md", "docs/python/fields.md", "docs/python/trl-suite.md"];
 
+/// The page whose diagram follows a prompt through a step and names the file of each station.
+const WALK: &str = "docs/architecture.md";
+const WALK_HEADING: &str = "## One prompt through a step";
+/// Most lines of these files together. A commit that raises the number by up to 5 % says why.
+const MOST_WALKED: usize = 4900;
+
 pub fn check() -> Result<(), String> {
     let mut wrong = Vec::new();
+    of_walk(&std::fs::read_to_string(WALK).map_err(|e| format!("{WALK}: {e}"))?, &mut wrong);
     for page in PAGES {
         of_page(page, &std::fs::read_to_string(page).map_err(|e| format!("{page}: {e}"))?, &mut wrong);
     }
@@ -32,6 +40,39 @@ pub fn check() -> Result<(), String> {
         true => Ok(()),
         false => Err(wrong.join("\n")),
     }
+}
+
+/// Counts the files that the section names, below `crates/`.
+fn of_walk(page: &str, wrong: &mut Vec<String>) {
+    let files = walked(page);
+    if files.is_empty() {
+        wrong.push(format!("{WALK}: no files below \"{WALK_HEADING}\""));
+    }
+    let mut lines = 0;
+    for file in files {
+        match std::fs::read_to_string(&file) {
+            Ok(text) => lines += text.lines().count(),
+            Err(error) => wrong.push(format!("{WALK}: {file}: {error}")),
+        }
+    }
+    if lines > MOST_WALKED {
+        wrong.push(format!(
+            "the files of the diagram in {WALK} have {lines} lines, {MOST_WALKED} are allowed: move what a reader of \
+             the step does not need"
+        ));
+    }
+}
+
+/// The Rust files that the section of the walk names, each once.
+fn walked(page: &str) -> Vec<String> {
+    let section = page.split_once(WALK_HEADING).map_or("", |(_, rest)| rest);
+    let section = section.split("\n## ").next().unwrap_or_default();
+    let words = section.split([' ', ',', ':', '`', '(', ')', '\n']);
+    let files = words.filter(|word| word.contains("/src/") && word.ends_with(".rs"));
+    let mut files: Vec<String> = files.map(|word| format!("crates/{}", word.trim_start_matches("crates/"))).collect();
+    files.sort();
+    files.dedup();
+    files
 }
 
 fn of_file(name: &str, text: &str, wrong: &mut Vec<String>) {
@@ -91,6 +132,18 @@ mod tests {
         let mut wrong = Vec::new();
         of_file("a.rs", text, &mut wrong);
         wrong
+    }
+
+    #[test]
+    fn the_walk_is_the_files_of_its_section() {
+        let page = "## A\n`crates/a/src/x.rs`\n## One prompt through a step\n```\n row   b/src/y.rs   f\n    b/src/z.rs, \
+                    b/src/y.rs: where\n c/src/folder/\n```\nand `crates/d/src/w.rs`.\n## B\n`crates/e/src/v.rs`\n";
+        assert_eq!(walked(page), ["crates/b/src/y.rs", "crates/b/src/z.rs", "crates/d/src/w.rs"]);
+        let mut wrong = Vec::new();
+        of_walk(page, &mut wrong);
+        assert_eq!(wrong.len(), 3, "none of them exists: {wrong:?}");
+        of_walk("## One prompt", &mut wrong);
+        assert!(wrong[3].contains("no files"), "{wrong:?}");
     }
 
     #[test]

@@ -1,7 +1,10 @@
 //! `lockstep dashboard`, and the page that `--dashboard` shows beside a training run.
 
+mod jobs;
+
+use self::jobs::{LevelJobs, Runnable};
 use crate::output;
-use dashboard::{Jobs, Runnable, Runs, Server, serve_in_thread};
+use dashboard::{Runs, Server, serve_in_thread};
 use lockstep::bad_input;
 use lockstep_bench::Shape;
 use lockstep_bench::levels::{Algorithm, PRESETS};
@@ -47,7 +50,7 @@ pub(crate) fn run(args: Args) -> anyhow::Result<()> {
             args.port.saturating_add(1)
         ),
     };
-    let server = server.with_jobs(Jobs::new(Runnable {
+    let server = server.with_jobs(LevelJobs::new(Runnable {
         program: std::env::current_exe()?,
         algorithms: Algorithm::ALL.map(Algorithm::json).to_vec(),
         presets: PRESETS.map(|preset| preset.json()).to_vec(),

@@ -2,7 +2,7 @@
 //!
 //! It reads the files of training runs, running or ended, and never communicates with a running one. So watching does
 //! not slow, stop or change a run, and a run from another machine or from last year is shown like any other. It writes
-//! nothing.
+//! nothing and starts no program.
 //!
 //! | module | what |
 //! |---|---|
@@ -14,14 +14,12 @@
 //! | `groups` | recorded rollouts: summaries, a group, its tokens |
 //! | `prompts` | the same by prompt: how its reward changed |
 //! | `report` | a run, or two, on one page: `lockstep report` |
-//! | `jobs` | levels of optimization, measured from the page |
 //! | `guard` | who may ask |
 //! | `server` | addresses and answers |
 
 mod assets;
 mod groups;
 mod guard;
-mod jobs;
 mod lines;
 mod meaning;
 mod prompts;
@@ -33,8 +31,8 @@ mod server;
 mod verdict;
 
 pub use guard::Guard;
-pub use jobs::{Jobs, Runnable};
 pub use runs::Runs;
+pub use server::jobs::{Jobs, Refusal};
 pub use server::{Server, serve_in_thread};
 pub use verdict::{Verdict, verdict};
 

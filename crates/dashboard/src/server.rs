@@ -1,9 +1,9 @@
 //! The HTTP server of the dashboard: routes and responses.
 
+use self::jobs::{Jobs, NoJobs};
 use crate::assets::asset;
 use crate::groups::{self, Wanted};
 use crate::guard::{Guard, POLICY};
-use crate::jobs::Jobs;
 use crate::prompts;
 use crate::run::RunFiles;
 use crate::runs::{Runs, lock};
@@ -35,7 +35,7 @@ pub struct Server {
     listener: TcpListener,
     guard: Guard,
     runs: Arc<Runs>,
-    jobs: Jobs,
+    jobs: Box<dyn Jobs>,
     /// The URL that the user opens.
     pub url: String,
 }
@@ -43,7 +43,7 @@ pub struct Server {
 struct Site {
     guard: Guard,
     runs: Arc<Runs>,
-    jobs: Jobs,
+    jobs: Box<dyn Jobs>,
     streams: AtomicUsize,
 }
 
@@ -65,12 +65,12 @@ impl Server {
         };
         let token = token.map_or(String::new(), |token| format!("#token={token}"));
         let url = format!("http://{shown}:{}/{token}", address.port());
-        Ok(Server { listener, guard, runs: Arc::new(runs), jobs: Jobs::default(), url })
+        Ok(Server { listener, guard, runs: Arc::new(runs), jobs: Box::new(NoJobs), url })
     }
 
     /// Lets the page show the jobs, and start them where that is allowed.
-    pub fn with_jobs(self, jobs: Jobs) -> Server {
-        Server { jobs, ..self }
+    pub fn with_jobs(self, jobs: impl Jobs + 'static) -> Server {
+        Server { jobs: Box::new(jobs), ..self }
     }
 
     /// Serves requests until the process ends.
@@ -370,6 +370,6 @@ async fn file(uri: Uri) -> Response {
     }
 }
 
-mod jobs;
+pub(crate) mod jobs;
 #[cfg(test)]
 mod tests;

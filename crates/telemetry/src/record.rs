@@ -176,7 +176,7 @@ pub fn hash_file(path: &Path) -> Result<FileHash> {
 pub fn hash_file_until(path: &Path, stopped: &dyn Fn() -> bool) -> Result<Option<FileHash>> {
     let mut file = disk::open(path).map_err(Error::io("open", path))?;
     let (mut hasher, mut bytes) = (Sha256::new(), 0);
-    let mut piece = vec![0; 1 << 20];
+    let mut piece = vec![0; 1 << 16];
     loop {
         let n = file.read(&mut piece).map_err(Error::io("read", path))?;
         if n == 0 {

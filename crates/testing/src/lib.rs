@@ -5,9 +5,11 @@
 //! count. With `CI=true` it fails instead, so that nothing is skipped unnoticed.
 
 pub mod foreign;
+mod nats;
 mod programs;
 mod waits;
 
+pub use nats::{NATS_TOKEN, NatsServer};
 pub use programs::write_program;
 pub use waits::{HANG, receive, wait_for, wait_for_end, wait_until};
 

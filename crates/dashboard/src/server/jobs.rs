@@ -1,12 +1,59 @@
-//! HTTP routes for benchmark jobs: list the jobs that can be started, start and stop one, read its output.
+//! HTTP routes for jobs: list what can be started, start and stop a job, read its output. The page starts no program:
+//! whoever serves the page may pass an implementation of [`Jobs`] to it.
 
 use super::{Shared, answer, missing, number, words};
-use crate::jobs::Refusal;
 use axum::body::Bytes;
 use axum::extract::{Path, State};
 use axum::http::{StatusCode, Uri};
 use axum::response::{IntoResponse, Response};
 use serde_json::{Value, json};
+
+/// Starts jobs for the page, one at a time.
+pub trait Jobs: Send + Sync {
+    /// What can be started, and the state of the last job: an object with `allowed`, `algorithms`, `presets`, `shapes`,
+    /// `most_steps` and `job`.
+    fn state(&self) -> Value;
+
+    /// The lines of job `number` from index `from` on, and its state; `None` if that job is no longer the last one.
+    fn events(&self, number: u64, from: usize) -> Option<(Vec<Value>, &'static str)>;
+
+    /// Starts the requested job: `{"algorithm": …, "shape": …, "levels": [ids], "steps": n}`, or with a `preset`
+    /// instead of the algorithm. Returns the new state.
+    fn start(&self, asked: &Value) -> Result<Value, Refusal>;
+
+    /// Stops the running job. Its measurements so far are kept.
+    fn stop(&self);
+}
+
+/// Why a job was not started.
+#[derive(Debug, PartialEq, Eq)]
+pub enum Refusal {
+    /// The page may not start jobs.
+    NotAllowed,
+    /// Another job is running.
+    Busy,
+    /// The request describes no valid job; holds the reason.
+    Bad(String),
+}
+
+/// The jobs of a page that can start none.
+pub(super) struct NoJobs;
+
+impl Jobs for NoJobs {
+    fn state(&self) -> Value {
+        json!({ "allowed": false, "algorithms": [], "presets": [], "shapes": [], "job": null })
+    }
+
+    fn events(&self, _: u64, _: usize) -> Option<(Vec<Value>, &'static str)> {
+        None
+    }
+
+    fn start(&self, _: &Value) -> Result<Value, Refusal> {
+        Err(Refusal::NotAllowed)
+    }
+
+    fn stop(&self) {}
+}
 
 pub(super) async fn state(State(site): Shared) -> Response {
     answer(&site.jobs.state())

@@ -1,5 +1,6 @@
 //! Requests as a browser sends them, to a server that listens.
 
+use super::jobs::Refusal;
 use super::*;
 use std::io::{Read, Write};
 use std::net::TcpStream;
@@ -136,20 +137,33 @@ fn news_are_streamed_and_the_65th_stream_is_refused() {
     });
 }
 
+/// Jobs that can be started if `allowed`, and start nothing.
+struct OneJob {
+    allowed: bool,
+}
+
+impl Jobs for OneJob {
+    fn state(&self) -> Value {
+        json!({ "allowed": self.allowed, "job": null })
+    }
+
+    fn events(&self, number: u64, _: usize) -> Option<(Vec<Value>, &'static str)> {
+        (number == 1).then(|| (Vec::new(), "done"))
+    }
+
+    fn start(&self, _: &Value) -> Result<Value, Refusal> {
+        if self.allowed { Ok(self.state()) } else { Err(Refusal::NotAllowed) }
+    }
+
+    fn stop(&self) {}
+}
+
 /// Without --allow-run nothing is run, and a page of another site starts nothing: both are refused in words.
 #[test]
 fn jobs_are_begun_by_the_page_alone_and_only_with_leave() {
-    let algorithms = vec![json!({ "id": "grpo", "levels": [{ "id": "none" }] })];
-    let runnable = |allowed| crate::Runnable {
-        program: "/bin/true".into(),
-        algorithms: algorithms.clone(),
-        presets: Vec::new(),
-        shapes: vec!["tiny".into()],
-        allowed,
-    };
     for allowed in [false, true] {
         let server = Server::bind("127.0.0.1", 0, Runs::new(Vec::new())).unwrap();
-        let server = server.with_jobs(crate::Jobs::new(runnable(allowed)));
+        let server = server.with_jobs(OneJob { allowed });
         let port = server.listener.local_addr().unwrap().port();
         std::thread::spawn(move || server.run());
         let ask = |method: &str, path: &str, headers: &str, body: &str| {

@@ -7,81 +7,35 @@ use fleet::exchange::nats::{Address, NatsLearner, NatsOptions, NatsWorker};
 use fleet::exchange::{Exchange, WorkerExchange};
 use fleet::worker::{End, Worker};
 use fleet::{Plan, WorkerName};
-use std::net::{TcpListener, TcpStream};
+use std::net::TcpListener;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::Command;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
+use testing::{NATS_TOKEN as TOKEN, NatsServer};
 
-const TOKEN: &str = "let-me-in";
-
-struct Server {
-    process: Option<Child>,
-    dir: tempfile::TempDir,
-    port: u16,
-    more: Vec<String>,
+/// A server with a certificate that it has signed itself, for 127.0.0.1.
+fn encrypted(dir: &Path) -> Option<(NatsServer, PathBuf)> {
+    testing::program("nats-server")?;
+    let [key, certificate] = ["key.pem", "cert.pem"].map(|name| dir.join(name));
+    let mut openssl = Command::new("openssl");
+    openssl.args(["req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-days", "2"]);
+    openssl.args(["-subj", "/CN=127.0.0.1", "-addext", "subjectAltName=IP:127.0.0.1"]);
+    // One that could sign others is refused as a server's.
+    openssl.args(["-addext", "basicConstraints=critical,CA:FALSE"]);
+    let output = openssl.arg("-keyout").arg(&key).arg("-out").arg(&certificate).output().expect("openssl");
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let [key, file] = [&key, &certificate].map(|path| path.to_str().unwrap());
+    Some((NatsServer::with(&["-js", "--tls", "--tlscert", file, "--tlskey", key])?, certificate))
 }
 
-impl Server {
-    fn start() -> Server {
-        Server::with(&["-js"])
-    }
-
-    fn with(more: &[&str]) -> Server {
-        let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
-        let more = more.iter().map(|word| (*word).to_owned()).collect();
-        let mut server = Server { process: None, dir: tempfile::tempdir().unwrap(), port, more };
-        server.begin();
-        server
-    }
-
-    /// With a certificate that it has signed itself, for 127.0.0.1.
-    fn encrypted(dir: &Path) -> (Server, PathBuf) {
-        let [key, certificate] = ["key.pem", "cert.pem"].map(|name| dir.join(name));
-        let mut openssl = Command::new("openssl");
-        openssl.args(["req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-days", "2"]);
-        openssl.args(["-subj", "/CN=127.0.0.1", "-addext", "subjectAltName=IP:127.0.0.1"]);
-        // One that could sign others is refused as a server's.
-        openssl.args(["-addext", "basicConstraints=critical,CA:FALSE"]);
-        let output = openssl.arg("-keyout").arg(&key).arg("-out").arg(&certificate).output().expect("openssl");
-        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-        let [key, file] = [&key, &certificate].map(|path| path.to_str().unwrap());
-        (Server::with(&["-js", "--tls", "--tlscert", file, "--tlskey", key]), certificate)
-    }
-
-    fn store(&self) -> PathBuf {
-        self.dir.path().join("store")
-    }
-
-    fn begin(&mut self) {
-        let mut command = Command::new("nats-server");
-        command.args(["-a", "127.0.0.1", "-p", &self.port.to_string(), "--auth", TOKEN]).args(&self.more);
-        command.arg("-sd").arg(self.store()).stdout(Stdio::null()).stderr(Stdio::null());
-        self.process = Some(command.spawn().expect("nats-server, Debian's package of that name"));
-        testing::wait_until("the server starts", || TcpStream::connect(("127.0.0.1", self.port)).is_ok());
-    }
-
-    fn kill(&mut self) {
-        if let Some(mut process) = self.process.take() {
-            let _ = process.kill();
-            process.wait().unwrap();
-        }
-    }
-
-    fn options(&self, token: Option<&str>) -> NatsOptions {
-        let address = Address::parse(&format!("nats://127.0.0.1:{}/test", self.port)).unwrap();
-        NatsOptions { address, token: token.map(str::to_owned), certificates: None }
-    }
-
-    fn learner(&self, out: &Path) -> NatsLearner {
-        NatsLearner::open(out, &self.options(Some(TOKEN))).unwrap()
-    }
+fn options_of(server: &NatsServer, token: Option<&str>) -> NatsOptions {
+    let address = Address::parse(&server.url()).unwrap();
+    NatsOptions { address, token: token.map(str::to_owned), certificates: None }
 }
 
-impl Drop for Server {
-    fn drop(&mut self) {
-        self.kill();
-    }
+fn learner(server: &NatsServer, out: &Path) -> NatsLearner {
+    NatsLearner::open(out, &options_of(server, Some(TOKEN))).unwrap()
 }
 
 fn name(name: &str) -> WorkerName {
@@ -101,17 +55,17 @@ fn work(out: &Path, options: &NatsOptions, called: &str, slots: usize, takes: Du
 
 #[test]
 fn workers_over_nats_give_the_sequential_run() {
-    let server = Server::start();
+    let Some(server) = NatsServer::start() else { return };
     for (k, chunks, workers) in [(0, false, 1), (2, true, 3)] {
         let out = tempfile::tempdir().unwrap();
         let plan = plan(8, k, chunks);
         std::thread::scope(|scope| {
             for i in 0..workers {
-                let (out, slots, options) = (out.path(), plan.slots, server.options(Some(TOKEN)));
+                let (out, slots, options) = (out.path(), plan.slots, options_of(&server, Some(TOKEN)));
                 let takes = Duration::from_millis(2);
                 scope.spawn(move || assert_eq!(work(out, &options, &format!("w{i}"), slots, takes), End::RunEnded));
             }
-            let end = learn(out.path(), plan.clone(), server.learner(out.path()), 3, &|| false).unwrap();
+            let end = learn(out.path(), plan.clone(), learner(&server, out.path()), 3, &|| false).unwrap();
             assert_eq!(end, Some(sequential(&plan)), "k = {k}, chunks: {chunks}, {workers} workers");
         });
         let learner = fleet::status::read(out.path()).unwrap().learner.unwrap();
@@ -122,8 +76,8 @@ fn workers_over_nats_give_the_sequential_run() {
 #[test]
 fn an_encrypted_server_is_one_whose_certificate_is_trusted() {
     let dir = tempfile::tempdir().unwrap();
-    let (server, certificate) = Server::encrypted(dir.path());
-    let mut options = server.options(Some(TOKEN));
+    let Some((server, certificate)) = encrypted(dir.path()) else { return };
+    let mut options = options_of(&server, Some(TOKEN));
     options.address = Address::parse(&format!("tls://127.0.0.1:{}/test", server.port)).unwrap();
     // No authority of the system has signed it.
     let stranger = NatsWorker::join(&options, name("dev1")).map(drop).unwrap_err().to_string();
@@ -142,17 +96,17 @@ fn an_encrypted_server_is_one_whose_certificate_is_trusted() {
 /// Three times in a run the server is killed; its store is deleted with it.
 #[test]
 fn a_server_that_is_killed_and_emptied_changes_no_bit() {
-    let mut server = Server::start();
+    let Some(mut server) = NatsServer::start() else { return };
     let out = tempfile::tempdir().unwrap();
     let plan = plan(24, 2, true);
     let (ended, emptied) = (AtomicBool::new(false), AtomicUsize::new(0));
     std::thread::scope(|scope| {
         let takes = Duration::from_millis(60);
         for i in 0..2 {
-            let (out, slots, options) = (out.path(), plan.slots, server.options(Some(TOKEN)));
+            let (out, slots, options) = (out.path(), plan.slots, options_of(&server, Some(TOKEN)));
             scope.spawn(move || work(out, &options, &format!("w{i}"), slots, takes));
         }
-        let exchange = server.learner(out.path());
+        let exchange = learner(&server, out.path());
         let learner = scope.spawn(|| {
             let end = learn(out.path(), plan.clone(), exchange, 5, &|| false);
             ended.store(true, Ordering::SeqCst);
@@ -164,8 +118,7 @@ fn a_server_that_is_killed_and_emptied_changes_no_bit() {
             while trained() < at && !ended.load(Ordering::SeqCst) {
                 std::thread::sleep(Duration::from_millis(5));
             }
-            server.kill();
-            std::fs::remove_dir_all(server.store()).unwrap();
+            server.empty();
             std::thread::sleep(Duration::from_millis(700));
             emptied.fetch_add(usize::from(!ended.load(Ordering::SeqCst)), Ordering::SeqCst);
             server.begin();
@@ -181,7 +134,7 @@ fn a_server_that_is_killed_and_emptied_changes_no_bit() {
 
 #[test]
 fn what_cannot_be_is_refused_in_words() {
-    let server = Server::start();
+    let Some(server) = NatsServer::start() else { return };
     let out = tempfile::tempdir().unwrap();
     let refused = |result: fleet::Result<()>| match result {
         Err(Error::Refused(why)) => why,
@@ -190,24 +143,24 @@ fn what_cannot_be_is_refused_in_words() {
     let open = |out: &Path, options: &NatsOptions| NatsLearner::open(out, options).map(drop);
     let join = |options: &NatsOptions| NatsWorker::join(options, name("dev1")).map(drop);
     for (token, why) in [(Some("wrong"), "refuses the token"), (None, "asks for a token")] {
-        let options = server.options(token);
+        let options = options_of(&server, token);
         assert!(refused(join(&options)).contains(why));
         assert!(refused(open(out.path(), &options)).contains(why));
     }
-    let mut nobody = server.options(None);
+    let mut nobody = options_of(&server, None);
     let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
     nobody.address = Address::parse(&format!("nats://127.0.0.1:{port}")).unwrap();
     assert!(refused(join(&nobody)).contains("no NATS server answers"));
-    let plain = Server::with(&[]);
-    assert!(refused(open(out.path(), &plain.options(Some(TOKEN)))).contains("has no JetStream"));
+    let plain = NatsServer::with(&[]).unwrap();
+    assert!(refused(open(out.path(), &options_of(&plain, Some(TOKEN)))).contains("has no JetStream"));
     // A second learner of the name, and a second worker.
-    let mut first = server.learner(out.path());
+    let mut first = learner(&server, out.path());
     let learner = fleet::exchange::LearnerState { pid: 4711, ..idle() };
     first.announce(&learner).unwrap();
     let other = tempfile::tempdir().unwrap();
-    let why = refused(open(other.path(), &server.options(Some(TOKEN))));
+    let why = refused(open(other.path(), &options_of(&server, Some(TOKEN))));
     assert!(why.contains("a learner has the name test") && why.contains("4711"), "{why}");
-    let mut one = NatsWorker::join(&server.options(Some(TOKEN)), name("dev1")).unwrap();
+    let mut one = NatsWorker::join(&options_of(&server, Some(TOKEN)), name("dev1")).unwrap();
     let until = |worker: &mut NatsWorker, is_it: &dyn Fn(&fleet::Result<bool>) -> bool| {
         testing::wait_for("the worker hears of the learner, or is refused", || {
             let there = worker.learner().map(|learner| learner.is_some());
@@ -215,7 +168,7 @@ fn what_cannot_be_is_refused_in_words() {
         })
     };
     assert!(until(&mut one, &|there| matches!(there, Ok(true))).unwrap());
-    let mut two = NatsWorker::join(&server.options(Some(TOKEN)), name("dev1")).unwrap();
+    let mut two = NatsWorker::join(&options_of(&server, Some(TOKEN)), name("dev1")).unwrap();
     let why = until(&mut two, &|there| there.is_err()).unwrap_err().to_string();
     assert!(why.contains("a worker named dev1 is there already"), "{why}");
     assert!(one.learner().unwrap().is_some(), "the first one stays");
@@ -236,11 +189,11 @@ fn idle() -> fleet::exchange::LearnerState {
 fn large_results_are_cut_into_messages() {
     use fleet::coordinator::Event;
     use fleet::{Answer, Job, JobName, JobResult};
-    let server = Server::start();
+    let Some(server) = NatsServer::start() else { return };
     let out = tempfile::tempdir().unwrap();
-    let mut learner = server.learner(out.path());
+    let mut learner = learner(&server, out.path());
     learner.announce(&idle()).unwrap();
-    let mut worker = NatsWorker::join(&server.options(Some(TOKEN)), name("dev1")).unwrap();
+    let mut worker = NatsWorker::join(&options_of(&server, Some(TOKEN)), name("dev1")).unwrap();
     let lineage = crate::fake::origin();
     let job = JobName::Rollout { number: 3, chunk: 0 };
     let payload = b"prompt".to_vec();

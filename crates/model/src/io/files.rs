@@ -126,7 +126,7 @@ fn is_below(name: &str) -> bool {
 
 /// The checksum of a file's bytes, which are read piece by piece.
 fn checksum_of(mut file: &File) -> std::io::Result<String> {
-    let (mut hash, mut piece) = (XxHash3_64::default(), vec![0; 1 << 20]);
+    let (mut hash, mut piece) = (XxHash3_64::default(), vec![0; 1 << 16]);
     file.rewind()?;
     loop {
         match file.read(&mut piece)? {

@@ -1,12 +1,12 @@
-//! Benchmark jobs started from the page: measures levels of optimization (`lockstep bench levels`). One job runs at a
+//! The jobs that the page may start: measurements of levels of optimization (`lockstep bench levels`). One runs at a
 //! time, as a child process, and only if the user who started the page allows it.
 
-use crate::runs::lock;
+use dashboard::{Jobs, Refusal};
 use serde_json::{Value, json};
 use std::io::{BufRead, BufReader, Read};
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// The most steps per level that the page may request.
 const MOST_STEPS: u64 = 200;
@@ -15,7 +15,7 @@ const SAID: u64 = 4000;
 
 /// The jobs that the page may start.
 #[derive(Clone, Debug)]
-pub struct Runnable {
+pub(super) struct Runnable {
     /// Path of the `lockstep` program itself.
     pub program: PathBuf,
     /// The algorithms to choose from: objects with `id`, `name`, `says` and `levels`; each level is an object with
@@ -30,9 +30,9 @@ pub struct Runnable {
 }
 
 /// The running job, or the last one.
-#[derive(Debug, Default)]
-pub struct Jobs {
-    runnable: Option<Runnable>,
+#[derive(Debug)]
+pub(super) struct LevelJobs {
+    runnable: Runnable,
     job: Mutex<Option<Job>>,
 }
 
@@ -54,42 +54,29 @@ struct Output {
     is_stopped: bool,
 }
 
-/// Why a job was not started.
-#[derive(Debug, PartialEq, Eq)]
-pub enum Refusal {
-    /// The page may not start jobs.
-    NotAllowed,
-    /// Another job is running.
-    Busy,
-    /// The request describes no valid job; holds the reason.
-    Bad(String),
+impl LevelJobs {
+    /// The jobs of a page that may start what `runnable` describes.
+    pub(super) fn new(runnable: Runnable) -> LevelJobs {
+        LevelJobs { runnable, job: Mutex::default() }
+    }
 }
 
-impl Jobs {
-    /// The jobs of a page that may start what `runnable` describes.
-    pub fn new(runnable: Runnable) -> Jobs {
-        Jobs { runnable: Some(runnable), job: Mutex::default() }
-    }
-
-    /// The jobs that can be started, and the state of the last one.
-    pub fn state(&self) -> Value {
+impl Jobs for LevelJobs {
+    fn state(&self) -> Value {
         let job = lock(&self.job).as_ref().map(|job| {
             let output = lock(&job.output);
             let (state, why) = output.end.clone().unwrap_or(("running", String::new()));
             let events = output.events.len();
             json!({ "number": job.number, "asked": job.asked, "state": state, "why": why, "events": events })
         });
-        match &self.runnable {
-            None => json!({ "allowed": false, "algorithms": [], "presets": [], "shapes": [], "job": job }),
-            Some(Runnable { algorithms, presets, shapes, allowed, .. }) => json!({
-                "allowed": allowed, "algorithms": algorithms, "presets": presets, "shapes": shapes, "job": job,
-                "most_steps": MOST_STEPS,
-            }),
-        }
+        let Runnable { algorithms, presets, shapes, allowed, .. } = &self.runnable;
+        json!({
+            "allowed": allowed, "algorithms": algorithms, "presets": presets, "shapes": shapes, "job": job,
+            "most_steps": MOST_STEPS,
+        })
     }
 
-    /// The lines of job `number` from index `from` on, and its state; `None` if that job is no longer the last one.
-    pub fn events(&self, number: u64, from: usize) -> Option<(Vec<Value>, &'static str)> {
+    fn events(&self, number: u64, from: usize) -> Option<(Vec<Value>, &'static str)> {
         let job = lock(&self.job);
         let job = job.as_ref().filter(|job| job.number == number)?;
         let output = lock(&job.output);
@@ -99,8 +86,11 @@ impl Jobs {
 
     /// Starts the requested job: `{"algorithm": …, "shape": …, "levels": [ids], "steps": n}`, or with a `preset`
     /// instead of the algorithm.
-    pub fn start(&self, asked: &Value) -> Result<Value, Refusal> {
-        let runnable = self.runnable.as_ref().filter(|runnable| runnable.allowed).ok_or(Refusal::NotAllowed)?;
+    fn start(&self, asked: &Value) -> Result<Value, Refusal> {
+        let runnable = &self.runnable;
+        if !runnable.allowed {
+            return Err(Refusal::NotAllowed);
+        }
         let arguments = arguments(runnable, asked).map_err(Refusal::Bad)?;
         let mut job = lock(&self.job);
         if job.as_ref().is_some_and(|job| lock(&job.output).end.is_none()) {
@@ -119,8 +109,7 @@ impl Jobs {
         Ok(self.state())
     }
 
-    /// Stops the running job. Its measurements so far are kept.
-    pub fn stop(&self) {
+    fn stop(&self) {
         if let Some(job) = lock(&self.job).as_mut() {
             lock(&job.output).is_stopped = true;
             // It has ended by itself, then.
@@ -129,10 +118,14 @@ impl Jobs {
     }
 }
 
-impl Drop for Jobs {
+impl Drop for LevelJobs {
     fn drop(&mut self) {
         self.stop();
     }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// The command line of a job. All its words come from `runnable`; no text of the request is passed on.
@@ -211,7 +204,7 @@ fn listen(child: &mut Child, output: Arc<Mutex<Output>>) {
 mod tests {
     use super::*;
 
-    fn jobs(script: &str, allowed: bool) -> (tempfile::TempDir, Jobs) {
+    fn jobs(script: &str, allowed: bool) -> (tempfile::TempDir, LevelJobs) {
         let dir = tempfile::tempdir().unwrap();
         let program = dir.path().join("program");
         testing::write_program(&program, format!("#!/bin/sh\n{script}\n"));
@@ -221,10 +214,10 @@ mod tests {
         ];
         let presets = vec![json!({ "id": "document", "algorithm": "ppo" })];
         let runnable = Runnable { program, algorithms, presets, shapes: vec!["tiny".into()], allowed };
-        (dir, Jobs::new(runnable))
+        (dir, LevelJobs::new(runnable))
     }
 
-    fn ended(jobs: &Jobs) -> Value {
+    fn ended(jobs: &LevelJobs) -> Value {
         testing::wait_for("the job ends", || {
             let job = jobs.state()["job"].clone();
             (job["state"] != "running").then_some(job)
@@ -301,14 +294,10 @@ mod tests {
         assert_eq!((&job["state"], &job["why"]), (&json!("failed"), &json!("error: no memory")));
         let (_dir, jobs) = self::jobs("true", false);
         assert_eq!(jobs.start(&asked()), Err(Refusal::NotAllowed));
-        assert_eq!(Jobs::default().start(&asked()), Err(Refusal::NotAllowed));
     }
 
     #[test]
     fn the_state_says_what_can_be_started_and_how_the_last_job_went() {
-        let none = json!({ "allowed": false, "algorithms": [], "presets": [], "shapes": [], "job": null });
-        assert_eq!(Jobs::default().state(), none);
-        assert!(Jobs::default().events(1, 0).is_none());
         let (_dir, jobs) = jobs(r#"echo '{"event":"start"}'; echo '{"event":"end"}'"#, true);
         let state = jobs.state();
         assert_eq!((&state["allowed"], &state["most_steps"], &state["job"]), (&json!(true), &json!(200), &Value::Null));
