@@ -1,4 +1,4 @@
-//! Runs the full tables of the `code` reward's tests, of which CI runs a part: right, wrong and hostile programs, with
+//! Runs the full tables of the sandbox's tests, of which CI runs a part: right, wrong and hostile programs, with
 //! each kind of isolation, as root and as an ordinary user.
 
 use std::path::Path;
@@ -24,7 +24,7 @@ pub fn missing() -> Option<String> {
 /// Runs the tests and returns their reported results.
 pub fn run() -> Result<String, String> {
     let mut cargo = crate::cargo::command();
-    cargo.args(["test", "--workspace", "--lib", "--"]).args(TESTS).args(["--ignored", "--nocapture"]);
+    cargo.args(["test", "-p", "lockstep-sandbox", "--lib", "--"]).args(TESTS).args(["--ignored", "--nocapture"]);
     cargo.args(["--test-threads", "1"]).env("CI", "true");
     let output = cargo.stderr(Stdio::inherit()).output().map_err(|error| format!("cargo test: {error}"))?;
     let text = String::from_utf8_lossy(&output.stdout);

@@ -15,7 +15,6 @@ mod command;
 mod error;
 mod function;
 mod http;
-mod inexact;
 mod manager;
 mod protocol;
 mod python;
@@ -27,13 +26,13 @@ pub use batch::{Columns, NO_ANSWER, Problem, ProblemKind, RewardBatch, Scores};
 pub use command::end_programs;
 pub use error::{Error, Result};
 pub use function::{FunctionReward, RewardInput};
-pub use inexact::{Inexact, inexact};
 pub use manager::{
     Asked, CompletionScores, GivenScores, MakeInputs, RewardInputs, RewardJob, RewardManager, RewardOutput, score_group,
 };
 pub use model::chat::Content;
 pub use registry::{RewardSpec, TABLE_COLUMNS, build, build_until, names};
 pub use reward_model::RewardModel;
+pub use sandbox::{Inexact, inexact};
 pub use steps::{StepEnd, StepScore};
 
 use std::sync::Arc;

@@ -110,7 +110,7 @@ impl RewardSpec {
         if let Ok((kind, _, options)) = self.parts()
             && kind == "code"
         {
-            return builtin::code::isolation(parse(&kind, options).ok()?);
+            return parse::<sandbox::Options>(&kind, options).ok()?.isolation();
         }
         None
     }

@@ -39,6 +39,22 @@ pub fn program(name: &str) -> Option<()> {
     }
 }
 
+/// Checks that programs are installed under /usr, where sandboxed programs see them. If one is missing, the result is
+/// false, and the test should return. With `CI=true` that is a failure, but for what CI does not install, and if
+/// `SANDBOX_TESTS=skip` (from `.ci/run`): nothing can be isolated.
+pub fn installed(programs: &[&str]) -> bool {
+    let missing: Vec<_> = programs.iter().filter(|program| !Path::new("/usr/bin").join(program).exists()).collect();
+    let is_skipped = std::env::var("SANDBOX_TESTS").as_deref() == Ok("skip");
+    let why = format!("/usr/bin has no {missing:?} (apt install bubblewrap ocaml-nox python3 nodejs gcc)");
+    match missing.is_empty() {
+        true if is_skipped => eprintln!("skipped: nothing can be isolated here (SANDBOX_TESTS=skip)"),
+        true => return true,
+        false if is_skipped || missing == [&"node"] => eprintln!("skipped: {why}"),
+        false => drop(skip::<()>(&why)),
+    }
+    false
+}
+
 /// Reports that a test is skipped, and why; fails the test in CI.
 pub fn skip<T>(why: &str) -> Option<T> {
     refuse(why, std::env::var("CI").as_deref() == Ok("true"));

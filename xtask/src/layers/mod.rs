@@ -13,7 +13,7 @@ use std::path::{Path, PathBuf};
 use serde_json::Value;
 
 /// Each crate with the workspace crates that it may import, lower layers first (docs/architecture.md).
-const CRATES: [(&str, &[&str]); 14] = [
+const CRATES: [(&str, &[&str]); 15] = [
     ("testing", &[]),
     ("disk", &[]),
     ("kernels", &["disk"]),
@@ -22,7 +22,8 @@ const CRATES: [(&str, &[&str]); 14] = [
     ("model", &["disk", "kernels"]),
     ("rollout", &["kernels", "model"]),
     ("train", &["kernels", "model"]),
-    ("rewards", &["kernels", "model"]),
+    ("sandbox", &[]),
+    ("rewards", &["kernels", "model", "sandbox"]),
     ("lockstep", &["disk", "kernels", "model", "rollout", "train", "rewards", "telemetry", "fleet"]),
     ("dashboard", &["disk", "lockstep", "telemetry"]),
     ("bench", &["kernels", "model", "rollout", "train", "rewards", "telemetry", "lockstep"]),

@@ -9,7 +9,7 @@ use grader::Graded;
 mod answer;
 mod boxed;
 #[cfg(target_os = "linux")]
-pub(crate) mod code;
+mod code;
 #[cfg(test)]
 mod corpus;
 mod countdown;

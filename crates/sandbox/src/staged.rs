@@ -1,0 +1,136 @@
+//! The staged reward of OCaml: 0.25 for types, 0.10 for compiling with the tests, 0.65 × the share of tests passed.
+//!
+//! Each ill-typed definition takes 0.05 off the 0.25. A solution that cannot be parsed, or compiled in time, scores 0.
+//! A full score loses up to 0.10 for style: 0.02 for each compiler warning, 0.01 for each line that is longer than 100
+//! characters or ends in a blank. A degenerate completion gets 0.3 of its score.
+
+use std::collections::HashSet;
+
+/// Why a solution was not built.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) enum NotBuilt {
+    Syntax,
+    /// Compiling it takes too much time or memory.
+    TooMuch,
+    /// It has this many ill-typed definitions.
+    Types(usize),
+    /// It is well-typed by itself, but not with its tests.
+    Tests,
+}
+
+impl std::fmt::Display for NotBuilt {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            NotBuilt::Syntax => write!(f, "not parsed: "),
+            NotBuilt::TooMuch => write!(f, "not compiled: "),
+            NotBuilt::Types(1) => write!(f, "ill-typed: "),
+            NotBuilt::Types(definitions) => write!(f, "{definitions} ill-typed definitions: "),
+            NotBuilt::Tests => write!(f, "not compiled with its tests: "),
+        }
+    }
+}
+
+/// The score of a completion, by stages.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Staged {
+    /// Up to 0.25, for the types.
+    pub types: f64,
+    /// 0.10 if it compiles with the tests.
+    pub compile: f64,
+    /// Up to 0.65, for the tests.
+    pub tests: f64,
+    /// How much its style takes off a full score.
+    pub style: f64,
+    /// Why the completion counts as degenerate, if it does.
+    pub degenerate: Option<&'static str>,
+}
+
+impl Staged {
+    /// The stages of a solution that could not be built.
+    pub(crate) fn not_built(why: NotBuilt) -> Staged {
+        let types = match why {
+            NotBuilt::Syntax | NotBuilt::TooMuch => 0.0,
+            NotBuilt::Types(errors) => (0.25 - 0.05 * errors as f64).max(0.0),
+            NotBuilt::Tests => 0.25,
+        };
+        Staged { types, ..Staged::default() }
+    }
+
+    /// The stages of a solution that was tested.
+    pub(crate) fn tested(passed: usize, of: usize, warnings: usize, solution: &str) -> Staged {
+        let tests = 0.65 * passed as f64 / of as f64;
+        let untidy = |line: &&str| line.chars().count() > 100 || line.ends_with([' ', '\t']);
+        let untidy = solution.lines().filter(untidy).count();
+        let style = if passed == of { (0.02 * warnings as f64 + 0.01 * untidy as f64).min(0.10) } else { 0.0 };
+        Staged { types: 0.25, compile: 0.10, tests, style, degenerate: None }
+    }
+
+    /// Adds what depends on the text of `completion`, whose program is `solution`.
+    pub(crate) fn of(mut self, completion: &str, solution: &str) -> Staged {
+        self.degenerate = degenerate(completion, solution);
+        self
+    }
+
+    /// The sum of the stages, less what style and degeneration take off.
+    pub fn score(&self) -> f64 {
+        let score = self.types + self.compile + self.tests - self.style;
+        // Hundredths are sums of binary fractions.
+        let score = (score * 1e9).round() / 1e9;
+        if self.degenerate.is_some() { 0.3 * score } else { score }
+    }
+}
+
+/// Says why a completion collects points without solving the task, if it does: repetition, prose, many code blocks,
+/// stubs.
+fn degenerate(completion: &str, solution: &str) -> Option<&'static str> {
+    let fences = completion.lines().filter(|line| line.trim_start().starts_with("```")).count();
+    if fences > 8 {
+        return Some("more than four code blocks");
+    }
+    let words: Vec<&str> = completion.split_whitespace().collect();
+    let fours: HashSet<&[&str]> = words.windows(4).collect();
+    if words.len() >= 60 && 2 * fours.len() < words.len() - 3 {
+        return Some("repetition");
+    }
+    let code = without_comments(solution);
+    let letters = |text: &str| text.chars().filter(|c| c.is_alphabetic()).count();
+    let (all, useful) = (letters(completion), letters(&code));
+    if all > 400 && all > 4 * useful {
+        return Some("prose");
+    }
+    let body = |line: &str| line.split_once('=').map(|(_, body)| body.trim().to_owned());
+    let stub = |body: &String| {
+        let body = body.trim_end_matches(";;").trim().trim_matches(['(', ')']);
+        let begins = ["failwith", "assert false", "raise ", "invalid_arg", "exit "];
+        begins.iter().any(|begin| body.starts_with(begin)) || body.is_empty()
+    };
+    let items: Vec<&str> = code.split("\nlet ").collect();
+    let stubs = items.iter().filter(|item| {
+        // A body of several lines, or with a condition, is a definition.
+        let text = item.trim();
+        body(text).is_some_and(|body| !body.contains('\n') && !body.contains(" then ") && stub(&body))
+    });
+    let stubs = stubs.count();
+    (!code.contains("let ") || stubs > 0 && 2 * stubs >= items.len()).then_some("a stub")
+}
+
+/// The source without its comments. String literals that look like comments are removed too, which does no harm here.
+fn without_comments(source: &str) -> String {
+    let (mut code, mut depth, mut rest) = (String::new(), 0usize, source);
+    while let Some(c) = rest.chars().next() {
+        let (open, close) = (rest.starts_with("(*"), rest.starts_with("*)") && depth > 0);
+        if open || close {
+            depth = if open { depth + 1 } else { depth - 1 };
+            rest = &rest[2..];
+            continue;
+        }
+        if depth == 0 {
+            code.push(c);
+        }
+        rest = &rest[c.len_utf8()..];
+    }
+    code
+}
+
+#[cfg(test)]
+mod tests;
