@@ -56,20 +56,32 @@ fn open_direct(path: &Path) -> Option<File> {
     disk::Options::new().write().flags(DIRECT?).open(path).ok()
 }
 
-/// A buffer of [`AT_ONCE`] bytes, which begin at `start`, an address that is a multiple of [`BLOCK`].
+/// A buffer of `room` bytes, which begin at `start`, an address that is a multiple of [`BLOCK`]. It grows up to
+/// [`AT_ONCE`] bytes: most files are much smaller, and the system clears each page that is touched.
 struct Piece {
     memory: Vec<u8>,
     start: usize,
+    room: usize,
 }
 
 impl Piece {
-    fn new() -> Piece {
-        let memory = vec![0; AT_ONCE + BLOCK];
+    fn new(room: usize) -> Piece {
+        let memory = vec![0; room + BLOCK];
         let start = memory.as_ptr().align_offset(BLOCK).min(BLOCK);
-        Piece { memory, start }
+        Piece { memory, start, room }
     }
+
     fn bytes(&mut self) -> &mut [u8] {
-        &mut self.memory[self.start..][..AT_ONCE]
+        &mut self.memory[self.start..][..self.room]
+    }
+
+    /// Makes room for `len` bytes and keeps the first `kept`.
+    fn grow(&mut self, len: usize, kept: usize) {
+        if len > self.room {
+            let mut larger = Piece::new(len.next_power_of_two().min(AT_ONCE));
+            larger.bytes()[..kept].copy_from_slice(&self.bytes()[..kept]);
+            *self = larger;
+        }
     }
 }
 
@@ -118,7 +130,7 @@ impl DirectFile {
 
     fn of(path: &Path, file: File) -> DirectFile {
         let disk = Disk { path: path.to_owned(), file, direct: None };
-        DirectFile { disk: Some(disk), writer: None, piece: Piece::new(), len: 0, at: 0 }
+        DirectFile { disk: Some(disk), writer: None, piece: Piece::new(BLOCK), len: 0, at: 0 }
     }
 
     /// Writes the remaining bytes, and waits until the whole file is on the disk.
@@ -137,7 +149,7 @@ impl DirectFile {
             }
             (None, Some(disk)) => {
                 self.writer = Some(Writer::start(disk)?);
-                Piece::new()
+                Piece::new(AT_ONCE)
             }
             (None, None) => return Err(gone()),
         };
@@ -168,6 +180,7 @@ fn gone() -> Error {
 impl Write for DirectFile {
     fn write(&mut self, bytes: &[u8]) -> Result<usize> {
         let n = bytes.len().min(AT_ONCE - self.len);
+        self.piece.grow(self.len + n, self.len);
         self.piece.bytes()[self.len..][..n].copy_from_slice(&bytes[..n]);
         self.len += n;
         if self.len == AT_ONCE {
