@@ -8,9 +8,19 @@ use std::process::{Command, Stdio};
 pub const MUTANTS: [&str; 7] =
     ["run", "--quiet", "--manifest-path", "mutants/Cargo.toml", "--target-dir", "target/mutants/program", "--"];
 
-/// A cargo command, to which the caller adds arguments.
+/// A cargo command, to which the caller adds arguments. `cargo run` describes xtask in the environment. A build script
+/// that reads such a variable (ring's does) would run again, and all that depends on it would be built again: so they
+/// are not passed on.
 pub fn command() -> Command {
-    Command::new(std::env::var("CARGO").unwrap_or_else(|_| "cargo".to_owned()))
+    let mut command = Command::new(std::env::var("CARGO").unwrap_or_else(|_| "cargo".to_owned()));
+    let names = std::env::vars_os().filter_map(|(name, _)| name.into_string().ok());
+    names.filter(|name| describes_a_package(name)).for_each(|name| drop(command.env_remove(name)));
+    command
+}
+
+/// Whether cargo sets this variable for the program of a package.
+fn describes_a_package(name: &str) -> bool {
+    name.starts_with("CARGO_PKG_") || name.starts_with("CARGO_MANIFEST_")
 }
 
 /// Runs a cargo command and shows its output.
@@ -45,4 +55,17 @@ pub fn executable(name: &str, kind: &str) -> Result<PathBuf, String> {
     };
     let found = artifacts.filter(is_it).find_map(|artifact| artifact["executable"].as_str().map(PathBuf::from));
     found.ok_or_else(|| format!("cargo {}: no executable {name}", build.join(" ")))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn variables_of_this_package_are_not_passed_on() {
+        let command = command();
+        let removed = |name: &str| command.get_envs().any(|(of, value)| of == name && value.is_none());
+        assert!(removed("CARGO_MANIFEST_DIR") && removed("CARGO_PKG_NAME") && removed("CARGO_PKG_VERSION_MAJOR"));
+        assert!(!removed("PATH") && !removed("CARGO") && !describes_a_package("CARGO_TARGET_DIR"));
+    }
 }
