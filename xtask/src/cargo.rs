@@ -14,7 +14,9 @@ pub const MUTANTS: [&str; 7] =
 pub fn command() -> Command {
     let mut command = Command::new(std::env::var("CARGO").unwrap_or_else(|_| "cargo".to_owned()));
     let names = std::env::vars_os().filter_map(|(name, _)| name.into_string().ok());
-    names.filter(|name| describes_a_package(name)).for_each(|name| drop(command.env_remove(name)));
+    for name in names.filter(|name| describes_a_package(name)) {
+        command.env_remove(name);
+    }
     command
 }
 

@@ -31,9 +31,10 @@ fn refuses_nats(program: &Path) -> Result<(), String> {
     let join = ["worker", "--join", "nats://127.0.0.1:1", "--name", "dev1"];
     let run = Command::new(program).args(join).output().map_err(|e| format!("{}: {e}", program.display()))?;
     let said = String::from_utf8_lossy(&run.stderr);
-    match run.status.code() == Some(2) && said.contains("without NATS") && said.contains("--features nats") {
-        true => Ok(()),
-        false => Err(format!("a program without NATS: {}: {said}", run.status)),
+    if run.status.code() == Some(2) && said.contains("without NATS") && said.contains("--features nats") {
+        Ok(())
+    } else {
+        Err(format!("a program without NATS: {}: {said}", run.status))
     }
 }
 

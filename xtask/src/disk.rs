@@ -77,13 +77,14 @@ pub fn check() -> Result<(), String> {
     }
     let idle = EXCEPT.iter().filter(|(file, _)| !needed.contains(file));
     found.extend(idle.map(|(file, _)| format!("crates/{file} uses nothing of std any more: take it out of EXCEPT")));
-    match found.is_empty() {
-        true => Ok(()),
-        false => Err(format!(
+    if found.is_empty() {
+        Ok(())
+    } else {
+        Err(format!(
             "{}\nuse the function of that name in the crate `disk`; or, if the file can be of no run, add it to EXCEPT \
-             in xtask/src/disk.rs with the reason",
+         in xtask/src/disk.rs with the reason",
             found.join("\n")
-        )),
+        ))
     }
 }
 

@@ -44,12 +44,13 @@ pub fn full() -> Result<(), String> {
 pub fn check() -> Result<(), String> {
     let text = std::fs::read_to_string(RESULT).unwrap_or_default();
     let changed = changed(&text, &sources(Path::new("."))?);
-    match changed.is_empty() {
-        true => println!("{RESULT} is of these kernels"),
-        false => println!(
+    if changed.is_empty() {
+        println!("{RESULT} is of these kernels")
+    } else {
+        println!(
             "note: changed since all of it was emulated: {}; `cargo xtask emulate --full` does it again",
             changed.join(", ")
-        ),
+        )
     }
     Ok(())
 }

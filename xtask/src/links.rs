@@ -21,10 +21,7 @@ pub fn check() -> Result<(), String> {
     for page in &pages {
         wrong.extend(broken(page, &read(page)?).into_iter().map(|what| format!("{}: {what}", page.display())));
     }
-    match wrong.is_empty() {
-        true => Ok(()),
-        false => Err(wrong.join("\n")),
-    }
+    if wrong.is_empty() { Ok(()) } else { Err(wrong.join("\n")) }
 }
 
 fn read(page: &Path) -> Result<String, String> {
@@ -100,9 +97,8 @@ pub fn targets(text: &str) -> Vec<Range<usize>> {
 /// A line with its code spans blanked out, of the same length.
 fn without_code(line: &str) -> String {
     let parts: Vec<&str> = line.split('`').collect();
-    let blank = |(i, part): (usize, &&str)| match i % 2 == 1 && i + 1 < parts.len() {
-        true => " ".repeat(part.len()),
-        false => (*part).to_owned(),
+    let blank = |(i, part): (usize, &&str)| {
+        if i % 2 == 1 && i + 1 < parts.len() { " ".repeat(part.len()) } else { (*part).to_owned() }
     };
     parts.iter().enumerate().map(blank).collect::<Vec<_>>().join("`")
 }

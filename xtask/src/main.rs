@@ -185,10 +185,7 @@ fn mutants(words: &[&str]) -> Result<(), String> {
 fn passed(name: &str) -> Result<(), String> {
     let all = [DENY, CUDA, FIRST_HOUR, BROWSER, RELEASE];
     let inputs = all.iter().find(|inputs| inputs.name == name).ok_or(format!("{name} has no receipts\n{HELP}"))?;
-    match inputs.passed_before(Path::new(".")) {
-        true => Ok(()),
-        false => Err(format!("{name} has not passed on these files")),
-    }
+    if inputs.passed_before(Path::new(".")) { Ok(()) } else { Err(format!("{name} has not passed on these files")) }
 }
 
 fn browser() -> Result<(), String> {

@@ -118,10 +118,7 @@ fn fleet(target: &str, test: &str, words: &str) -> Result<Done, String> {
     let output = command.args(["--", "--ignored", "--nocapture", test]).output().map_err(|e| format!("cargo: {e}"))?;
     let said = String::from_utf8_lossy(&output.stderr).into_owned() + &String::from_utf8_lossy(&output.stdout);
     let lines: Vec<&str> = said.lines().filter(|line| line.contains(words)).map(str::trim).collect();
-    match output.status.success() && !lines.is_empty() {
-        true => Ok(Done::Passed(lines.join("; "))),
-        false => Err(said),
-    }
+    if output.status.success() && !lines.is_empty() { Ok(Done::Passed(lines.join("; "))) } else { Err(said) }
 }
 
 /// Kills learners, workers, `verify` and `fork`. Takes about ten minutes on two cores.
@@ -151,10 +148,7 @@ fn program(tests: &[&str], words: &[&str]) -> Result<Done, String> {
     let said = String::from_utf8_lossy(&output.stderr).into_owned() + &String::from_utf8_lossy(&output.stdout);
     let lines = said.lines().map(str::trim).filter(|line| words.iter().any(|words| line.contains(words)));
     let lines: Vec<&str> = lines.collect();
-    match output.status.success() && lines.len() >= tests.len() {
-        true => Ok(Done::Passed(lines.join("; "))),
-        false => Err(said),
-    }
+    if output.status.success() && lines.len() >= tests.len() { Ok(Done::Passed(lines.join("; "))) } else { Err(said) }
 }
 
 fn miri() -> Result<Done, String> {
@@ -257,10 +251,7 @@ pub fn run(names: &[&str]) -> Result<(), String> {
         let before = fs::read_to_string(RESULTS).unwrap_or_default();
         fs::write(RESULTS, with_row(&before, name, &row.join(" | "))).map_err(|e| format!("{RESULTS}: {e}"))?;
     }
-    match failed.is_empty() {
-        true => Ok(()),
-        false => Err(format!("failed: {}", failed.join(", "))),
-    }
+    if failed.is_empty() { Ok(()) } else { Err(format!("failed: {}", failed.join(", "))) }
 }
 
 /// The table with the row of check `name` replaced.

@@ -103,9 +103,10 @@ fn archive(program: &Path, name: &str, dist: &Path) -> Result<PathBuf, String> {
 /// The standard output of a program, if it succeeds.
 fn output(command: &mut Command) -> Result<String, String> {
     let output = command.output().map_err(|e| format!("{}: {e}", command.get_program().display()))?;
-    match output.status.success() {
-        true => Ok(String::from_utf8_lossy(&output.stdout).into_owned()),
-        false => Err(format!("{command:?}: {}: {}", output.status, String::from_utf8_lossy(&output.stderr))),
+    if output.status.success() {
+        Ok(String::from_utf8_lossy(&output.stdout).into_owned())
+    } else {
+        Err(format!("{command:?}: {}: {}", output.status, String::from_utf8_lossy(&output.stderr)))
     }
 }
 

@@ -36,10 +36,7 @@ pub fn run() -> Result<String, String> {
         return Err(format!("cargo test: {}", output.status));
     }
     let found = found(&text);
-    match found.is_empty() {
-        true => Err(format!("no test said what it found: {text}")),
-        false => Ok(found.join("; ")),
-    }
+    if found.is_empty() { Err(format!("no test said what it found: {text}")) } else { Ok(found.join("; ")) }
 }
 
 /// The lines in which the tests report results, each once.

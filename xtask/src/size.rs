@@ -36,10 +36,7 @@ pub fn check() -> Result<(), String> {
             }
         }
     }
-    match wrong.is_empty() {
-        true => Ok(()),
-        false => Err(wrong.join("\n")),
-    }
+    if wrong.is_empty() { Ok(()) } else { Err(wrong.join("\n")) }
 }
 
 /// Counts the files that the section names, below `crates/`.
@@ -136,7 +133,7 @@ mod tests {
 
     #[test]
     fn the_walk_is_the_files_of_its_section() {
-        let page = "## A\n`crates/a/src/x.rs`\n## One prompt through a step\n```\n row   b/src/y.rs   f\n    b/src/z.rs, \
+        let page = "## A\n`crates/a/src/x.rs`\n## One prompt through a step\n```\n row   b/src/y.rs   f\n  b/src/z.rs, \
                     b/src/y.rs: where\n c/src/folder/\n```\nand `crates/d/src/w.rs`.\n## B\n`crates/e/src/v.rs`\n";
         assert_eq!(walked(page), ["crates/b/src/y.rs", "crates/b/src/z.rs", "crates/d/src/w.rs"]);
         let mut wrong = Vec::new();

@@ -38,9 +38,10 @@ pub fn matrix() -> Result<String, String> {
         .map_err(|e| format!("{PYTHON}: {e}"))?;
     let printed = String::from_utf8_lossy(&output.stdout);
     let last = printed.lines().last().unwrap_or_default().to_owned();
-    match output.status.success() && last.ends_with("cells hold") {
-        true => Ok(last),
-        false => Err(format!("{last}\n{printed}{}", String::from_utf8_lossy(&output.stderr))),
+    if output.status.success() && last.ends_with("cells hold") {
+        Ok(last)
+    } else {
+        Err(format!("{last}\n{printed}{}", String::from_utf8_lossy(&output.stderr)))
     }
 }
 
@@ -53,9 +54,10 @@ pub fn run() -> Result<String, String> {
         .map_err(|e| format!("{PYTHON}: {e}"))?;
     let page = std::fs::read_to_string(PAGE).map_err(|e| format!("{PAGE}: {e}"))?;
     let totals = totals(&page).ok_or_else(|| format!("{PAGE} has no totals"))?;
-    match status.success() {
-        true => Ok(totals),
-        false => Err(format!("{totals}; a test is not as conformance/trl_suite/table.toml says: the output names it")),
+    if status.success() {
+        Ok(totals)
+    } else {
+        Err(format!("{totals}; a test is not as conformance/trl_suite/table.toml says: the output names it"))
     }
 }
 

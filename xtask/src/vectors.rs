@@ -18,14 +18,15 @@ pub fn check() -> Result<(), String> {
     let library = newest(&crate::cargo::release()?.join("deps"))?;
     let bytes = std::fs::read(&library).map_err(|e| format!("{}: {e}", library.display()))?;
     let alone = intrinsics(&bytes);
-    match alone.is_empty() {
-        true => Ok(()),
-        false => Err(format!(
+    if alone.is_empty() {
+        Ok(())
+    } else {
+        Err(format!(
             "intrinsics that are functions in {}: {}; a closure calls them, or `array::from_fn` or `map` of one, where \
-             a loop would be inlined",
+         a loop would be inlined",
             library.display(),
             alone.into_iter().collect::<Vec<_>>().join(", ")
-        )),
+        ))
     }
 }
 

@@ -92,9 +92,10 @@ pub fn check() -> Result<(), String> {
         let text = std::fs::read_to_string(page).map_err(|e| format!("{page}: {e}"))?;
         wrong.extend(of_file(page, &text));
     }
-    match wrong.is_empty() {
-        true => Ok(()),
-        false => Err(format!("{} words that docs/glossary.md replaces:\n{}", wrong.len(), wrong.join("\n"))),
+    if wrong.is_empty() {
+        Ok(())
+    } else {
+        Err(format!("{} words that docs/glossary.md replaces:\n{}", wrong.len(), wrong.join("\n")))
     }
 }
 

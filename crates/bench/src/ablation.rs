@@ -97,9 +97,10 @@ pub fn run(ctx: &Context, subject: Subject) -> anyhow::Result<Report> {
 }
 
 fn asked(of: Copies) -> Value {
-    match of == Copies::default() {
-        true => Value::Null,
-        false => json!(format!("{} + {} + {}, {}", of.launches, of.to_device, of.to_host, of.waits)),
+    if of == Copies::default() {
+        Value::Null
+    } else {
+        json!(format!("{} + {} + {}, {}", of.launches, of.to_device, of.to_host, of.waits))
     }
 }
 

@@ -125,9 +125,12 @@ pub(crate) fn run(args: Args) -> anyhow::Result<()> {
     };
     match &args.what {
         What::Gemm(common) => report(common, &|ctx, subject| bench::gemm::run(ctx, subject.dtype.dtype(), 0.3)),
-        What::Rollout(args) => report(&args.common, &|ctx, shape| match args.group.completions.is_empty() {
-            true => bench::rollout::run(ctx, shape, 24),
-            false => bench::group::run(ctx, shape, &(&args.group).into()),
+        What::Rollout(args) => report(&args.common, &|ctx, shape| {
+            if args.group.completions.is_empty() {
+                bench::rollout::run(ctx, shape, 24)
+            } else {
+                bench::group::run(ctx, shape, &(&args.group).into())
+            }
         }),
         What::Train(args) => report(&args.common, &|ctx, shape| bench::train::run(ctx, shape, args.repeats as usize)),
         What::Step(args) => {
@@ -146,10 +149,8 @@ pub(crate) fn run(args: Args) -> anyhow::Result<()> {
 }
 
 fn levels(flags: &LevelsFlags) -> anyhow::Result<()> {
-    let mut hear = |event: &serde_json::Value| match flags.events {
-        true => Ok(output::exact(&format!("{event}\n"))?),
-        false => Ok(()),
-    };
+    let mut hear =
+        |event: &serde_json::Value| if flags.events { Ok(output::exact(&format!("{event}\n"))?) } else { Ok(()) };
     let report = bench::levels::run(&flags.options()?, &mut hear)?;
     match (flags.events, flags.json) {
         (true, _) => Ok(()),

@@ -187,9 +187,10 @@ pub(crate) fn supervise(args: &RunArgs, workers: Option<u32>, sharing: &SharingA
         move |starts: u32| {
             let mut command = this_program();
             command.arg("learner");
-            match starts > 0 && out.join("config.toml").is_file() {
-                true => command.arg("--resume").arg(&out),
-                false => command.args(&first),
+            if starts > 0 && out.join("config.toml").is_file() {
+                command.arg("--resume").arg(&out)
+            } else {
+                command.args(&first)
             };
             command.args(&shared);
             command
@@ -227,9 +228,12 @@ pub(crate) fn supervise(args: &RunArgs, workers: Option<u32>, sharing: &SharingA
     let requests = requests()?;
     let learner = Role { name: "the learner".to_owned(), command: Box::new(learner) };
     let all = (1..).zip(workers).map(role).collect();
-    let mut report = |text: &str| match text.contains(" was refused: ") {
-        true => console.warn(&with_last_words(text, layout.root())),
-        false => console.warn(text),
+    let mut report = |text: &str| {
+        if text.contains(" was refused: ") {
+            console.warn(&with_last_words(text, layout.root()))
+        } else {
+            console.warn(text)
+        }
     };
     let code = supervisor::run(learner, all, Limits::default(), &mut || requests.try_recv().ok(), &mut report)
         .map_err(|error| anyhow::anyhow!(with_last_words(&error.to_string(), layout.root())))?;

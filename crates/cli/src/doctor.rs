@@ -115,9 +115,10 @@ impl Findings {
     }
 
     fn kernels_used(&self, why: &str) -> String {
-        match self.ctx.memory().device().is_cuda() {
-            true => "those of CUDA".to_owned(),
-            false => format!("{}: {why}", self.ctx.describe()),
+        if self.ctx.memory().device().is_cuda() {
+            "those of CUDA".to_owned()
+        } else {
+            format!("{}: {why}", self.ctx.describe())
         }
     }
 

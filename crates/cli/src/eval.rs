@@ -82,7 +82,9 @@ pub struct Args {
 
 pub(crate) fn run(args: Args) -> anyhow::Result<()> {
     let Resolved { config, notes, .. } = configuration(&args)?;
-    notes.iter().for_each(|note| output::note(format_args!("note: {note}")));
+    for note in &notes {
+        output::note(format_args!("note: {note}"));
+    }
     let ctx = context(config.device, config.threads, config.dtype)?;
     let (model, below) = locate_model(config.model_name_or_path.as_deref().unwrap_or_default())?;
     let adapter = match (&below, &args.adapter) {
@@ -97,9 +99,10 @@ pub(crate) fn run(args: Args) -> anyhow::Result<()> {
     let run = args.source.as_deref().filter(|source| source.is_dir()).map(find_model).transpose()?;
     let time = run.and_then(|(run, _)| prompt_time(&run)).unwrap_or_else(PromptTime::now);
     let mut evaluator = Evaluator::new(&ctx, config.clone(), (&model, time), &output::sinks(&console), stop)?;
-    let policy = match config.allow_other_base {
-        true => Policy::load_with_other(&ctx, &model, adapter, config.dtype)?,
-        false => Policy::load_with(&ctx, &model, adapter, config.dtype, output::warn)?,
+    let policy = if config.allow_other_base {
+        Policy::load_with_other(&ctx, &model, adapter, config.dtype)?
+    } else {
+        Policy::load_with(&ctx, &model, adapter, config.dtype, output::warn)?
     };
     let adapter = adapter.map(|dir| dir.display().to_string());
     let settings = Settings { config: &config, model: model.display().to_string(), adapter, evaluator: &evaluator };

@@ -88,9 +88,10 @@ pub(crate) fn run(args: Args) -> anyhow::Result<()> {
     let ctx = context(args.device, args.threads, args.dtype.as_str().into())?;
     let model = locate(&utf8("--model", &args.model)?, HubKind::Model)?;
     let (adapter, dtype) = (args.adapter.as_deref(), args.dtype.as_str().into());
-    let policy = match args.other_base {
-        true => Policy::load_with_other(&ctx, &model, adapter, dtype)?,
-        false => Policy::load_with(&ctx, &model, adapter, dtype, output::warn)?,
+    let policy = if args.other_base {
+        Policy::load_with_other(&ctx, &model, adapter, dtype)?
+    } else {
+        Policy::load_with(&ctx, &model, adapter, dtype, output::warn)?
     };
     let ids = encode(&args, &policy)?;
     let context = policy.config().max_position_embeddings;

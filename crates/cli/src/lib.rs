@@ -218,10 +218,7 @@ fn parse(arguments: impl IntoIterator<Item = OsString>) -> Result<Cli, clap::Err
 
 /// Lets flags take negative numbers, so that an error about `--n -1` is about `--n` and not about an unknown flag `-1`.
 fn with_negative_numbers(command: clap::Command) -> clap::Command {
-    let valued = |arg: clap::Arg| match arg.get_action().takes_values() {
-        true => arg.allow_negative_numbers(true),
-        false => arg,
-    };
+    let valued = |arg: clap::Arg| if arg.get_action().takes_values() { arg.allow_negative_numbers(true) } else { arg };
     command.mut_args(valued).mut_subcommands(with_negative_numbers)
 }
 

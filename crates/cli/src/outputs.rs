@@ -16,9 +16,10 @@ pub struct Args {
 }
 
 pub(crate) fn run(args: Args) -> anyhow::Result<()> {
-    let text = match args.names.is_empty() {
-        true => page(),
-        false => args.names.iter().map(|name| explain(name)).collect::<anyhow::Result<Vec<_>>>()?.join("\n"),
+    let text = if args.names.is_empty() {
+        page()
+    } else {
+        args.names.iter().map(|name| explain(name)).collect::<anyhow::Result<Vec<_>>>()?.join("\n")
     };
     Ok(output::exact(&text)?)
 }

@@ -53,10 +53,7 @@ pub(crate) fn run(args: Args) -> anyhow::Result<()> {
                 return Err(unknown(&args.run, &status, job));
             }
             let shown = Shown { job, places, version: version(&status, &found, job), found };
-            match json {
-                true => Ok(output::json(&shown.json())?),
-                false => Ok(output::text(&shown.text())?),
-            }
+            if json { Ok(output::json(&shown.json())?) } else { Ok(output::text(&shown.text())?) }
         }
     }
 }
@@ -90,10 +87,7 @@ fn list(status: &Status, json: bool) -> anyhow::Result<()> {
         let why = status.learner.as_ref().map_or("", |learner| why_synced(learner, *batch));
         row("synced", format!("batch {batch}"), why.to_owned())
     }));
-    match rows.is_empty() {
-        true => Ok(output::text("no jobs\n")?),
-        false => Ok(output::text(&columns(&rows))?),
-    }
+    if rows.is_empty() { Ok(output::text("no jobs\n")?) } else { Ok(output::text(&columns(&rows))?) }
 }
 
 /// Why the file of a batch is still there.
@@ -126,9 +120,10 @@ fn nearly(text: &str) -> Option<JobName> {
     let numbers = text.strip_prefix("eval-").unwrap_or(text);
     let (first, second) = numbers.split_once('.').unwrap_or((numbers, "0"));
     let (first, second): (u64, u32) = (first.parse().ok()?, second.parse().ok()?);
-    Some(match numbers.len() < text.len() {
-        true => JobName::Evaluation { version: first, index: second },
-        false => JobName::Rollout { number: first, chunk: second },
+    Some(if numbers.len() < text.len() {
+        JobName::Evaluation { version: first, index: second }
+    } else {
+        JobName::Rollout { number: first, chunk: second }
     })
 }
 
@@ -248,7 +243,9 @@ impl Shown {
         if let Some(batch) = found.synced {
             row("state", format!("synced in batch {batch}"));
         }
-        version.iter().for_each(|version| row("version", version.to_string()));
+        for version in version {
+            row("version", version.to_string());
+        }
         if let Some((job, _)) = &found.job {
             row("lineage", job.lineage.to_string());
             row("profile", job.profile.clone());

@@ -37,16 +37,15 @@ pub enum Of {
 }
 
 pub(crate) fn run(args: Args) -> anyhow::Result<()> {
-    let path = match args.run.is_dir() {
-        true => {
-            let run = RunDir::open(&args.run)?;
-            match args.of {
-                Of::Training => run.rollouts(),
-                Of::Updates => run.updates(),
-                Of::Evaluations => run.evaluations(),
-            }
+    let path = if args.run.is_dir() {
+        let run = RunDir::open(&args.run)?;
+        match args.of {
+            Of::Training => run.rollouts(),
+            Of::Updates => run.updates(),
+            Of::Evaluations => run.evaluations(),
         }
-        false => args.run,
+    } else {
+        args.run
     };
     let file = GroupFile::open(&path).map_err(|error| match error.kind() {
         std::io::ErrorKind::NotFound if path.with_extension("jsonl").exists() => BadInput::new(format!(

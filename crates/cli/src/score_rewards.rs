@@ -78,9 +78,10 @@ pub(crate) fn run(args: Args) -> anyhow::Result<()> {
         file.write(lines(&scored).as_bytes())?;
     }
     let summaries: Vec<Summary<'_>> = (0..scored.names.len()).map(|place| Summary::of(&scored, place)).collect();
-    let printed = match args.json {
-        true => output::json(&report(&scored, &summaries, args.examples)),
-        false => output::text(&text(&scored, &summaries, args.examples)),
+    let printed = if args.json {
+        output::json(&report(&scored, &summaries, args.examples))
+    } else {
+        output::text(&text(&scored, &summaries, args.examples))
     };
     match summaries.iter().find(|summary| summary.sorted.is_empty()) {
         Some(Summary { name, .. }) => anyhow::bail!("reward `{name}` scored no completion of {input}"),

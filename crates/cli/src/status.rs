@@ -85,9 +85,10 @@ fn text(run: &Path, status: &Status) -> String {
     if let Some(learner) = &status.learner {
         rows.push(["counts".to_owned(), counts(learner)]);
     }
-    let workers = match status.workers.is_empty() {
-        true => "no worker has joined\n".to_owned(),
-        false => columns(&status.workers.iter().map(worker).collect::<Vec<_>>()),
+    let workers = if status.workers.is_empty() {
+        "no worker has joined\n".to_owned()
+    } else {
+        columns(&status.workers.iter().map(worker).collect::<Vec<_>>())
     };
     columns(&rows) + &workers
 }
@@ -195,7 +196,9 @@ fn worker(worker: &WorkerLine) -> [String; 7] {
         (Some(_), [(job, stage)]) => format!("{stage} {job}"),
         (Some(_), jobs) => {
             let mut stages: BTreeMap<&str, usize> = BTreeMap::new();
-            jobs.iter().for_each(|(_, stage)| *stages.entry(stage).or_default() += 1);
+            for (_, stage) in jobs {
+                *stages.entry(stage).or_default() += 1;
+            }
             let stages: Vec<String> = stages.into_iter().map(|(stage, count)| format!("{stage} {count}")).collect();
             stages.join(", ")
         }

@@ -30,8 +30,9 @@ pub(crate) fn run(args: Args) -> anyhow::Result<()> {
     let replay = args.replay.as_deref().map(|path| utf8("--replay", path)).transpose()?;
     args.rewards.give(&mut run.config.more)?;
     run.config.more.given("--replay", "replay", replay);
-    match args.distributed {
-        true => crate::distributed::supervise(&run, args.workers, &args.sharing),
-        false => crate::session::run(Purpose::Grpo, &run),
+    if args.distributed {
+        crate::distributed::supervise(&run, args.workers, &args.sharing)
+    } else {
+        crate::session::run(Purpose::Grpo, &run)
     }
 }

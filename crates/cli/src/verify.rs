@@ -71,10 +71,7 @@ pub(crate) fn run(args: Args) -> anyhow::Result<()> {
         () if report.proven.is_empty() || args.all && !report.not_verified.is_empty() => NOT_VERIFIED,
         () => 0,
     };
-    let printed = match args.json {
-        true => output::json(&report),
-        false => output::text(&lines(&report, code)),
-    };
+    let printed = if args.json { output::json(&report) } else { output::text(&lines(&report, code)) };
     match printed {
         // The exit code tells the outcome, even if the report cannot be printed.
         Err(error) if !error.is_closed() && code == 0 => Err(error).or_bad_input(),

@@ -89,7 +89,9 @@ mod tests {
     fn headers(host: &str, cookie: Option<&str>) -> HeaderMap {
         let mut headers = HeaderMap::new();
         headers.insert(header::HOST, host.parse().unwrap());
-        cookie.into_iter().for_each(|cookie| drop(headers.insert(header::COOKIE, cookie.parse().unwrap())));
+        for cookie in cookie.into_iter() {
+            drop(headers.insert(header::COOKIE, cookie.parse().unwrap()));
+        }
         headers
     }
 
@@ -121,7 +123,9 @@ mod tests {
         let may = |ours: bool, origin: Option<&str>| {
             let mut headers = headers("localhost:7860", None);
             ours.then(|| headers.insert(OURS, "1".parse().unwrap()));
-            origin.into_iter().for_each(|origin| drop(headers.insert(header::ORIGIN, origin.parse().unwrap())));
+            for origin in origin.into_iter() {
+                drop(headers.insert(header::ORIGIN, origin.parse().unwrap()));
+            }
             local.may_change(&headers)
         };
         assert!(may(true, None) && may(true, Some("http://localhost:7860")));

@@ -199,9 +199,8 @@ impl RunFiles {
             let path = self.root.join(name);
             // The first ones are read as a whole.
             let is_state = !name.ends_with(".bin") && !name.ends_with(".jsonl");
-            let read = disk::open(&path).and_then(|file| match is_state {
-                true => disk::read_rest(&file, 0, disk::most::STATE).map(drop),
-                false => Ok(()),
+            let read = disk::open(&path).and_then(|file| {
+                if is_state { disk::read_rest(&file, 0, disk::most::STATE).map(drop) } else { Ok(()) }
             });
             let error = read.err().filter(|error| error.kind() != ErrorKind::NotFound)?;
             Some(format!("cannot read {}: {error}", path.display()))

@@ -85,7 +85,9 @@ impl Series {
         let mut width = 1u64;
         while grid.len() > pixels.max(1) {
             width *= 2;
-            grid.iter_mut().for_each(|step| *step = *step / width * width);
+            for step in &mut grid {
+                *step = *step / width * width;
+            }
             grid.dedup();
         }
         let mut all: BTreeMap<u64, Vec<Bucket>> = BTreeMap::new();

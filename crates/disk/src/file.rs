@@ -201,12 +201,13 @@ fn refuse_holes_in(file: &File, begin: u64, length: u64) -> Result<()> {
         return Ok(());
     }
     let data: u64 = data(file, begin..begin + length)?.into_iter().map(|part| part.end - part.start).sum();
-    match length - data > MOST_HOLES {
-        false => Ok(()),
-        true => Err(Error::new(
+    if length - data <= MOST_HOLES {
+        Ok(())
+    } else {
+        Err(Error::new(
             ErrorKind::InvalidData,
             format!("it is a sparse file: of {length} bytes, only {data} are on the disk"),
-        )),
+        ))
     }
 }
 

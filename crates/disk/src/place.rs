@@ -82,16 +82,17 @@ fn refusal(directory: &impl AsFd, name: impl AsRef<Path>, shown: &Path, error: E
     let is_link = matches!(error, Errno::LOOP | Errno::NOTDIR | Errno::MLINK)
         && statat(directory, name.as_ref(), AtFlags::SYMLINK_NOFOLLOW)
             .is_ok_and(|found| FileType::from_raw_mode(found.st_mode) == FileType::Symlink);
-    match is_link {
-        true => Error::new(
+    if is_link {
+        Error::new(
             ErrorKind::InvalidInput,
             format!(
                 "{} is a symbolic link, and no link is followed inside a run (it could lead out of it): put the file \
-                 or directory itself there",
+             or directory itself there",
                 shown.display()
             ),
-        ),
-        false => error.into(),
+        )
+    } else {
+        error.into()
     }
 }
 

@@ -33,9 +33,10 @@ impl World {
         while let Some(next) = open.pop() {
             for entry in fs::read_dir(next).unwrap() {
                 let path = entry.unwrap().path();
-                match path.is_dir() {
-                    true => open.push(path.clone()),
-                    false => found.push((path.clone(), fs::read(&path).unwrap())),
+                if path.is_dir() {
+                    open.push(path.clone())
+                } else {
+                    found.push((path.clone(), fs::read(&path).unwrap()))
                 }
                 found.push((path, Vec::new()));
             }

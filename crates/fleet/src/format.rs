@@ -154,7 +154,9 @@ impl JobResult {
 /// The results of a batch as the bytes of a file.
 pub fn batch_to_bytes(batch: u64, results: &[JobResult]) -> Vec<u8> {
     let mut content = batch.to_le_bytes().to_vec();
-    results.iter().for_each(|result| push(&mut content, &result.to_bytes()));
+    for result in results {
+        push(&mut content, &result.to_bytes());
+    }
     sealed(BATCH, &content)
 }
 

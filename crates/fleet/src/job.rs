@@ -61,9 +61,10 @@ impl FromStr for JobName {
         };
         let (first, second) = numbers.split_once('.').ok_or_else(bad)?;
         let (first, second): (u64, u32) = (first.parse().map_err(|_| bad())?, second.parse().map_err(|_| bad())?);
-        let name = match evaluation {
-            true => JobName::Evaluation { version: first, index: second },
-            false => JobName::Rollout { number: first, chunk: second },
+        let name = if evaluation {
+            JobName::Evaluation { version: first, index: second }
+        } else {
+            JobName::Rollout { number: first, chunk: second }
         };
         // One job has one name: no plus sign, no missing zeros.
         if name.to_string() == text { Ok(name) } else { Err(bad()) }
@@ -93,9 +94,10 @@ impl WorkerName {
     /// Checks a name: it must have 1 to 64 letters, digits, `-` and `_`.
     pub fn new(name: &str) -> Result<WorkerName, String> {
         let fits = |c: char| c.is_ascii_alphanumeric() || c == '-' || c == '_';
-        match !name.is_empty() && name.len() <= 64 && name.chars().all(fits) {
-            true => Ok(WorkerName(name.into())),
-            false => Err(format!("{name:?} cannot name a worker: use 1 to 64 letters, digits, - and _")),
+        if !name.is_empty() && name.len() <= 64 && name.chars().all(fits) {
+            Ok(WorkerName(name.into()))
+        } else {
+            Err(format!("{name:?} cannot name a worker: use 1 to 64 letters, digits, - and _"))
         }
     }
 

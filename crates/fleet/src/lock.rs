@@ -127,9 +127,10 @@ pub fn is_unsupported(error: &std::io::Error) -> bool {
 
 /// The reason why locks fail on the file system of `path`, and the fix.
 fn advice(path: &Path, error: &std::io::Error) -> String {
-    let fix = match error.raw_os_error() == Some(rustix::io::Errno::NOLCK.raw_os_error()) {
-        true => "on NFS start its lock daemon (rpc.statd), or mount it with nolock or local_lock=flock",
-        false => "on Lustre mount it with flock or localflock",
+    let fix = if error.raw_os_error() == Some(rustix::io::Errno::NOLCK.raw_os_error()) {
+        "on NFS start its lock daemon (rpc.statd), or mount it with nolock or local_lock=flock"
+    } else {
+        "on Lustre mount it with flock or localflock"
     };
     format!(
         "{}: this file system does not lock files ({error}), so nothing but the text in it keeps two processes apart. \
@@ -214,10 +215,10 @@ impl Locks {
     /// Whether a process of this machine lives; `None` if it is on another one, or in another container.
     fn lives(&self, owner: &Owner) -> Option<bool> {
         let here = self.this_process();
-        let is_visible = match owner.boot.is_empty() {
-            // Older versions wrote the machine's name alone.
-            true => !owner.host.is_empty() && owner.host == here.host,
-            false => owner.boot == here.boot && owner.namespace == here.namespace,
+        let is_visible = if owner.boot.is_empty() {
+            !owner.host.is_empty() && owner.host == here.host
+        } else {
+            owner.boot == here.boot && owner.namespace == here.namespace
         };
         if !is_visible || here.started.is_none() {
             return None;

@@ -69,9 +69,8 @@ impl Plan {
 
     /// Checks the numbers. Values with which no run could end are an error.
     pub fn check(&self) -> Result<(), String> {
-        let least = |name: &str, value: u64, least: u64| match value >= least {
-            true => Ok(()),
-            false => Err(format!("{name} is {value}: it must be at least {least}")),
+        let least = |name: &str, value: u64, least: u64| {
+            if value >= least { Ok(()) } else { Err(format!("{name} is {value}: it must be at least {least}")) }
         };
         least("groups of a batch", self.groups, 1)?;
         least("slots for weights", self.slots as u64, self.max_staleness.saturating_add(1))?;

@@ -147,8 +147,12 @@ impl Drop for Group<'_> {
     fn drop(&mut self) {
         let mut children: Vec<Child> = self.0.iter_mut().filter_map(|running| running.child.take()).collect();
         // They have ended by themselves, or end now.
-        children.iter_mut().for_each(|child| drop(child.kill()));
-        children.iter_mut().for_each(|child| drop(child.wait()));
+        for child in &mut children {
+            drop(child.kill());
+        }
+        for child in &mut children {
+            drop(child.wait());
+        }
     }
 }
 

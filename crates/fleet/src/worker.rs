@@ -180,9 +180,12 @@ impl<'s, 'a> Shift<'s, 'a> {
             if self.held.is_empty() || looked.is_none_or(|looked| looked.elapsed() >= GLANCE) {
                 looked = Some(since);
                 learner = desk.exchange.learner()?;
-                let end = learner.as_ref().and_then(|learner| match learner.expelled.contains(self.name) {
-                    true => Some(End::Expelled),
-                    false => learner.ended.then_some(End::RunEnded),
+                let end = learner.as_ref().and_then(|learner| {
+                    if learner.expelled.contains(self.name) {
+                        Some(End::Expelled)
+                    } else {
+                        learner.ended.then_some(End::RunEnded)
+                    }
                 });
                 if let Some(end) = end {
                     drop(desk);

@@ -68,7 +68,9 @@ mod tests {
     fn a_mean_has_the_bits_of_the_sum_divided_by_the_count() {
         let values = [0.1, 0.2, 0.7, -0.3];
         let mut sums = Mean::default();
-        values.iter().for_each(|&value| sums.add(value));
+        for &value in &values {
+            sums.add(value);
+        }
         let expected = values.iter().sum::<f64>() / 4.0;
         assert_eq!((sums.get(), mean(values), sums.count()), (Some(expected), Some(expected), 4));
         assert_eq!(mean([-0.0, -0.0]).map(f64::to_bits), Some((-0.0f64).to_bits()));

@@ -65,7 +65,9 @@ impl Columns {
     /// Builds columns that have one number per token.
     pub fn of<const N: usize>(columns: [(&'static str, Vec<f32>); N]) -> Columns {
         let mut out = Columns::default();
-        columns.into_iter().for_each(|(name, values)| out.set(name, values));
+        for (name, values) in columns.into_iter() {
+            out.set(name, values);
+        }
         out
     }
 

@@ -200,9 +200,10 @@ impl<'a> RewardManager<'a> {
         let here = rewards.iter_mut().enumerate().filter(|(place, _)| !elsewhere.contains(place));
         let (early, late): (Vec<_>, Vec<_>) = here.partition(|(_, reward)| reward.scores_by_group());
         let asked = Asked::default();
-        let worker = match early.is_empty() {
-            true => None,
-            false => Some(RewardWorker::start(scope, early, make_inputs.clone(), step, asked.clone())?),
+        let worker = if early.is_empty() {
+            None
+        } else {
+            Some(RewardWorker::start(scope, early, make_inputs.clone(), step, asked.clone())?)
         };
         Ok(RewardJob { make_inputs, step, names, asked, late, worker })
     }

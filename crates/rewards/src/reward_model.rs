@@ -46,9 +46,10 @@ impl RewardModel {
             tools: None,
         };
         let is_plain = matches!(prompt, Content::Text(_)) && !self.end_token;
-        let mut ids = match is_plain {
-            true => self.tokenizer.encode_rendered(&(prompt.text().into_owned() + &completion.text()))?,
-            false => encoder.encode_answered(prompt, completion)?,
+        let mut ids = if is_plain {
+            self.tokenizer.encode_rendered(&(prompt.text().into_owned() + &completion.text()))?
+        } else {
+            encoder.encode_answered(prompt, completion)?
         };
         strip_padding(&mut ids, padding_token(&self.tokenizer, &self.weights.config));
         let most = self.weights.config.max_position_embeddings;
@@ -58,10 +59,7 @@ impl RewardModel {
                 ids.len()
             )));
         }
-        let alone = match is_plain {
-            true => self.tokenizer.encode_rendered(&prompt.text())?,
-            false => encoder.encode(prompt)?,
-        };
+        let alone = if is_plain { self.tokenizer.encode_rendered(&prompt.text())? } else { encoder.encode(prompt)? };
         let shared = ids.iter().zip(&alone).take_while(|(a, b)| a == b).count().clamp(1, ids.len());
         let rest = ids.split_off(shared);
         Ok((ids, rest))

@@ -64,9 +64,10 @@ impl EngineConfig {
 
     /// Rows (tokens) that one step can compute.
     pub fn rows(&self) -> usize {
-        match self.chunked_prefill {
-            true => self.max_batched_tokens.max(self.max_num_seqs),
-            false => self.max_batched_tokens.max(self.max_num_seqs).max(self.max_model_len),
+        if self.chunked_prefill {
+            self.max_batched_tokens.max(self.max_num_seqs)
+        } else {
+            self.max_batched_tokens.max(self.max_num_seqs).max(self.max_model_len)
         }
     }
 

@@ -38,7 +38,9 @@ impl StepCost {
         let kept = 1.0 - 1.0 / REMEMBERED;
         let sums =
             [(&mut self.n, 1.0), (&mut self.x, x), (&mut self.y, y), (&mut self.xx, x * x), (&mut self.xy, x * y)];
-        sums.into_iter().for_each(|(sum, value)| *sum = *sum * kept + value);
+        for (sum, value) in sums.into_iter() {
+            *sum = *sum * kept + value;
+        }
         let (x, y) = (self.x / self.n, self.y / self.n);
         let variance = self.xx / self.n - x * x;
         if self.n >= STEPS && variance >= VARIANCE {

@@ -207,7 +207,9 @@ impl Engine {
             }
             self.compute(models)?;
             let ended = self.scheduler.take_finished();
-            ended.iter().for_each(|(_, group)| on_end(group));
+            for (_, group) in &ended {
+                on_end(group);
+            }
             groups.extend(ended);
         }
         groups.sort_unstable_by_key(|(serial, _)| *serial);

@@ -106,9 +106,12 @@ impl Judge {
         if language.run.is_empty() || !plain {
             return Err(Error(format!("a language needs a `file` name and a `run` command: {language:?}")));
         }
-        let seconds = |key: &str, seconds: f64| match seconds.is_finite() && seconds > 0.0 && seconds < 1e6 {
-            true => Ok(Duration::from_secs_f64(seconds)),
-            false => Err(Error(format!("`{key}` must be a positive number of seconds, not {seconds}"))),
+        let seconds = |key: &str, seconds: f64| {
+            if seconds.is_finite() && seconds > 0.0 && seconds < 1e6 {
+                Ok(Duration::from_secs_f64(seconds))
+            } else {
+                Err(Error(format!("`{key}` must be a positive number of seconds, not {seconds}")))
+            }
         };
         if options.workers == Some(0) || options.memory_mb == 0 || options.processes == 0 {
             return Err(Error("`workers`, `memory_mb` and `processes` must be at least 1".to_owned()));
@@ -249,9 +252,10 @@ impl Judge {
     fn starts(&self) -> std::io::Result<Option<String>> {
         let directory = directory()?;
         write(directory.path(), &self.language.file, b"")?;
-        let (words, limits) = match self.language.compile.is_empty() {
-            true => (&self.language.run, self.run_limits),
-            false => (&self.language.compile, self.compile_limits),
+        let (words, limits) = if self.language.compile.is_empty() {
+            (&self.language.run, self.run_limits)
+        } else {
+            (&self.language.compile, self.compile_limits)
         };
         let script = [r#"cp /job/* /tmp/ 2>/dev/null; "$@""#, "sh"];
         let mut all: Vec<String> = ["/bin/sh", "-c"].iter().chain(&script).map(|word| (*word).to_owned()).collect();

@@ -128,9 +128,10 @@ impl Watch {
         }
         let other = self.shared + self.tmp.map_or(0, |size| files(&processes, size));
         // What processes share was counted for each of them.
-        let held = match other + most_seen > most {
-            true => held_together(&rows).map(|sum| other + sum),
-            false => Some(other + most_seen),
+        let held = if other + most_seen > most {
+            held_together(&rows).map(|sum| other + sum)
+        } else {
+            Some(other + most_seen)
         };
         self.peak = self.peak.max(held.unwrap_or(0));
         // A child that is about to run another program has its parent's memory for a moment, and what is gone by now
@@ -270,7 +271,9 @@ impl Table {
         let members = self.processes(of);
         let mut rows: Vec<Row> = self.rows.iter().filter(|row| members.contains(&row.process)).cloned().collect();
         if !anew {
-            rows.iter_mut().for_each(|row| row.memory = None);
+            for row in &mut rows {
+                row.memory = None;
+            }
         }
         (rows, lost)
     }

@@ -71,10 +71,7 @@ pub fn write_program(path: &Path, bytes: &[u8]) -> Result<()> {
     let written = child.stdin.take().map_or(Ok(()), |mut input| input.write_all(bytes));
     let is_done = child.wait()?.success();
     written?;
-    match is_done {
-        true => Ok(()),
-        false => Err(std::io::Error::other(format!("{} cannot be written", path.display()))),
-    }
+    if is_done { Ok(()) } else { Err(std::io::Error::other(format!("{} cannot be written", path.display()))) }
 }
 
 /// The prefix of the file names that belong to a lock file.

@@ -198,10 +198,7 @@ impl Sandbox {
     /// A failure of bubblewrap itself looks like a failure of the program. Returns an error unless bubblewrap still
     /// works.
     pub fn still_works(&self, outcome: &Outcome) -> std::io::Result<()> {
-        match outcome.stderr.contains("bwrap:") {
-            true => self.check(&[]).map_err(std::io::Error::other),
-            false => Ok(()),
-        }
+        if outcome.stderr.contains("bwrap:") { self.check(&[]).map_err(std::io::Error::other) } else { Ok(()) }
     }
 
     /// Runs the command `words` with `stdin` as its input; the directory `job` is visible, read-only, at [`JOB`].

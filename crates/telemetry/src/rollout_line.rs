@@ -94,11 +94,10 @@ impl RolloutLine {
             Some(names) => Some(list(names, "reward_names", |v| v.as_str().map(str::to_owned), "a text")?),
         };
         let group = object["completion_ids"].get(0).is_some_and(Value::is_array);
-        let completions = match group {
-            false => vec![RecordedCompletion::read(object, vocabulary)?],
-            true => {
-                split(object)?.iter().map(|one| RecordedCompletion::read(one, vocabulary)).collect::<Result<_, _>>()?
-            }
+        let completions = if !group {
+            vec![RecordedCompletion::read(object, vocabulary)?]
+        } else {
+            split(object)?.iter().map(|one| RecordedCompletion::read(one, vocabulary)).collect::<Result<_, _>>()?
         };
         let lineage = match object.get("lineage") {
             None | Some(Value::Null) => None,

@@ -350,9 +350,8 @@ impl Summary {
         let of_device = ["device s", "launches", "copies in", "out", "waits"].map(|name| (name, right));
         let mut table = Table::new(columns.into_iter().chain(of_device.into_iter().filter(|_| on_device)));
         let share = |seconds: f64| format!("{:.1} %", 100.0 * seconds / self.wall_s.max(f64::MIN_POSITIVE));
-        let rate = |amount: f64, seconds: f64| match amount > 0.0 && seconds > 0.0 {
-            true => format!("{:.1}", amount / seconds / 1e9),
-            false => "-".to_owned(),
+        let rate = |amount: f64, seconds: f64| {
+            if amount > 0.0 && seconds > 0.0 { format!("{:.1}", amount / seconds / 1e9) } else { "-".to_owned() }
         };
         self.visit("", &mut |stage, depth| {
             let name = stage.path.rsplit('/').next().unwrap_or_default();

@@ -24,10 +24,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 pub fn shared(name: &str) -> Option<PathBuf> {
     let beside = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../../shared");
     let path = std::env::var_os("LOCKSTEP_SHARED").map_or(beside, PathBuf::from).join(name);
-    match path.exists() {
-        true => Some(path),
-        false => skip(&format!("{} is missing", path.display())),
-    }
+    if path.exists() { Some(path) } else { skip(&format!("{} is missing", path.display())) }
 }
 
 /// Checks that the program `name` can be run, by asking for its version. If not, the result is `None`, and the test

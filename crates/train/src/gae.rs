@@ -51,10 +51,7 @@ impl KlEstimator {
 /// The estimated KL divergence at each token; 0 where `mask` is false.
 pub fn kl(estimator: KlEstimator, logps: &[f32], ref_logps: &[f32], mask: &[bool]) -> Vec<f64> {
     assert!(logps.len() == mask.len() && ref_logps.len() == mask.len());
-    let token = |t: usize| match mask[t] {
-        true => estimator.estimate(f64::from(logps[t]), f64::from(ref_logps[t])),
-        false => 0.0,
-    };
+    let token = |t: usize| if mask[t] { estimator.estimate(f64::from(logps[t]), f64::from(ref_logps[t])) } else { 0.0 };
     (0..mask.len()).map(token).collect()
 }
 

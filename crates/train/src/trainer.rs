@@ -245,7 +245,9 @@ impl Trainer {
         let skipped = !self.check_finite(loss, norm)?;
         if !skipped {
             model.update(|weights| self.optimizer.step(ctx, weights, &self.grads, params.learning_rate))?;
-            kept_entropy.into_iter().for_each(|entropy| self.entropy.adapt(&bonus, entropy));
+            for entropy in kept_entropy.into_iter() {
+                self.entropy.adapt(&bonus, entropy);
+            }
         }
         Ok(UpdateMetrics {
             loss,

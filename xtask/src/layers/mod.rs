@@ -97,10 +97,7 @@ pub fn check() -> Result<(), String> {
     }
     let redrawn = CIRCLED.iter().filter(|folder| !circled.contains(**folder));
     wrong.extend(redrawn.map(|folder| format!("{folder} has no circle any more: take it out of CIRCLED")));
-    match wrong.is_empty() {
-        true => Ok(()),
-        false => Err(wrong.join("\n")),
-    }
+    if wrong.is_empty() { Ok(()) } else { Err(wrong.join("\n")) }
 }
 
 /// Lists the dependencies that [`CRATES`] does not allow.

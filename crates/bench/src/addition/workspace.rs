@@ -128,9 +128,10 @@ impl Workspace<'_> {
     pub fn run(&self, layers: &Layers) -> anyhow::Result<Option<RunResult>> {
         let resolved = layers.resolve()?;
         let out = resolved.config.output_dir.clone().unwrap_or_default();
-        let (run, from) = match RunDir::is_new(&out) {
-            true => (RunDir::fresh(&out)?, ResumeFrom::Nothing),
-            false => find_run("latest", Some(&out))?,
+        let (run, from) = if RunDir::is_new(&out) {
+            (RunDir::fresh(&out)?, ResumeFrom::Nothing)
+        } else {
+            find_run("latest", Some(&out))?
         };
         let options =
             RunOptions::new().context(self.ctx.clone()).console(self.console.clone()).stop_signal(self.stop.clone());

@@ -179,9 +179,10 @@ impl Level {
 
     pub(super) fn context(&self, threads: Option<usize>) -> anyhow::Result<Context> {
         let threads = if self.threads { threads } else { Some(1) };
-        Ok(match self.vectors {
-            true => lockstep::context(None, threads, self.dtype())?,
-            false => Context::cpu(Isa::PORTABLE, threads.unwrap_or(1)),
+        Ok(if self.vectors {
+            lockstep::context(None, threads, self.dtype())?
+        } else {
+            Context::cpu(Isa::PORTABLE, threads.unwrap_or(1))
         })
     }
 

@@ -99,9 +99,10 @@ impl Naive {
         learning_rate: f64,
     ) -> anyhow::Result<(f64, f64)> {
         let mut pass = self.pass(ctx, weights, samples)?;
-        let loss = match self.objective.is_of_scores() {
-            true => self.score_gradient(ctx, weights, samples, &mut pass)?,
-            false => self.head_gradient(ctx, weights, samples, &mut pass)?,
+        let loss = if self.objective.is_of_scores() {
+            self.score_gradient(ctx, weights, samples, &mut pass)?
+        } else {
+            self.head_gradient(ctx, weights, samples, &mut pass)?
         };
         net::backward(ctx, &*weights, &pass.rope, &pass.tensors, &mut pass.tape, &mut self.grads)?;
         self.grads.finish(ctx)?;
@@ -216,9 +217,12 @@ impl Naive {
             let row = |t: usize| (first + t) * vocabulary;
             let target = |t: usize| pass.batch.targets[first + t] as usize;
             let logps: Vec<f32> = (0..mask.len()).map(|t| d_logits[row(t) + target(t)].ln()).collect();
-            let entropy = |t: usize| match with_entropy {
-                true => d_logits[row(t)..row(t) + vocabulary].iter().map(|&p| surprise(p)).sum(),
-                false => 0.0,
+            let entropy = |t: usize| {
+                if with_entropy {
+                    d_logits[row(t)..row(t) + vocabulary].iter().map(|&p| surprise(p)).sum()
+                } else {
+                    0.0
+                }
             };
             let entropies: Vec<f32> = (0..mask.len()).map(entropy).collect();
             let (mut d_logps, mut d_entropies) = (vec![0.0; mask.len()], vec![0.0; mask.len()]);
@@ -237,12 +241,15 @@ impl Naive {
                     cells.fill(0.0);
                     continue;
                 };
-                match with_entropy {
-                    true => {
-                        let (h, d_h) = (entropies[t], d_entropies[t]);
-                        cells.iter_mut().for_each(|p| *p = *p * -d + d_h * (surprise(*p) - *p * h));
+                if with_entropy {
+                    let (h, d_h) = (entropies[t], d_entropies[t]);
+                    for p in cells.iter_mut() {
+                        *p = *p * -d + d_h * (surprise(*p) - *p * h);
                     }
-                    false => cells.iter_mut().for_each(|p| *p *= -d),
+                } else {
+                    for p in cells.iter_mut() {
+                        *p *= -d;
+                    }
                 }
                 cells[target(t)] += d;
             }

@@ -291,7 +291,9 @@ fn bits(numbers: &[f32]) -> Vec<u32> {
 fn hash(weights: &Weights, hasher: &mut DefaultHasher) -> anyhow::Result<()> {
     for tensor in weights.tensors() {
         weights.read(&tensor.name, &mut |piece| {
-            piece.iter().for_each(|x| x.to_bits().hash(hasher));
+            for x in piece {
+                x.to_bits().hash(hasher);
+            }
             Ok(())
         })?;
     }

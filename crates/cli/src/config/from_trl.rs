@@ -106,9 +106,8 @@ fn others(calls: &[Call], translated: &[String], open: &mut Vec<String>) {
             seen.push(name);
             continue;
         }
-        let argument = |(name, value): &(String, Literal)| match name.is_empty() {
-            true => text_of(value),
-            false => format!("{name} = {}", text_of(value)),
+        let argument = |(name, value): &(String, Literal)| {
+            if name.is_empty() { text_of(value) } else { format!("{name} = {}", text_of(value)) }
         };
         let arguments = arguments.iter().map(argument).collect::<Vec<_>>().join(", ");
         if changes_data {

@@ -19,7 +19,9 @@ impl Hash {
         Hash(0xcbf2_9ce4_8422_2325)
     }
     fn add(&mut self, bytes: &[u8]) {
-        bytes.iter().for_each(|&byte| self.0 = (self.0 ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3));
+        for &byte in bytes {
+            self.0 = (self.0 ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3);
+        }
     }
     /// Numbers by their bits, so that no way of writing them counts.
     fn add_value(&mut self, value: &Value) {
@@ -27,7 +29,9 @@ impl Hash {
             Value::Number(number) => self.add(&number.as_f64().unwrap().to_bits().to_le_bytes()),
             Value::Array(values) => {
                 self.add(b"[");
-                values.iter().for_each(|value| self.add_value(value));
+                for value in values {
+                    self.add_value(value);
+                }
             }
             other => self.add(other.to_string().as_bytes()),
         }
@@ -98,7 +102,9 @@ fn records(file: &Path) -> Vec<Map<String, Value>> {
         return text.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
     }
     let mut lines: Vec<_> = GroupFile::open(file).unwrap().groups().flat_map(|group| group.unwrap().lines()).collect();
-    lines.iter_mut().for_each(|line| line.retain(|name, _| HASHED.contains(&name.as_str())));
+    for line in &mut lines {
+        line.retain(|name, _| HASHED.contains(&name.as_str()));
+    }
     lines
 }
 

@@ -49,7 +49,9 @@ fn misused(directory: &Path, arguments: &[&str], words: &[&str]) {
     let said = lockstep(directory, arguments);
     let first = said.err.lines().next().unwrap_or_default();
     assert_eq!(said.code, Some(2), "{arguments:?} said {}", said.err);
-    words.iter().for_each(|word| assert!(first.contains(word), "{arguments:?}: `{word}` is not in {first}"));
+    for word in words {
+        assert!(first.contains(word), "{arguments:?}: `{word}` is not in {first}");
+    }
 }
 
 /// A negative number is no flag: the one that it was given for is named.
@@ -237,7 +239,9 @@ fn what_is_right_runs() {
     let base = ["train", "--model", "model", "--dataset", "d.jsonl", "--reward", "exact_match", "--out", "run"];
     let small = ["num_generations=4", "per_device_train_batch_size=4", "max_completion_length=4", "max_steps=1"];
     let mut arguments = base.to_vec();
-    small.iter().for_each(|pair| arguments.extend(["--set", pair]));
+    for pair in &small {
+        arguments.extend(["--set", pair]);
+    }
     let said = lockstep(dir.path(), &arguments);
     assert_eq!(said.code, Some(0), "{}{}", said.out, said.err);
     assert!(dir.path().join("run/config.toml").is_file() && dir.path().join("run/metrics.jsonl").is_file());

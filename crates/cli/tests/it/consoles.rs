@@ -138,9 +138,10 @@ fn same_results(rows: &[&str]) {
         assert_eq!(code(root, &all(name, "good"), Console::Good, Console::Good), Some(0), "{name}");
         for (out, stdout, stderr) in [("closed", Closed, Closed), ("full", Full, Full)] {
             assert_eq!(code(root, &all(name, out), stdout, stderr), Some(0), "{name}: {out}");
-            match name.starts_with("workers") {
-                true => same_but_workers(&root.join("good"), &root.join(out)),
-                false => same(&root.join("good"), &root.join(out)),
+            if name.starts_with("workers") {
+                same_but_workers(&root.join("good"), &root.join(out))
+            } else {
+                same(&root.join("good"), &root.join(out))
             }
             std::fs::remove_dir_all(root.join(out)).unwrap();
         }

@@ -86,7 +86,9 @@ fn a_device_that_is_not_there_is_refused_before_anything_is_written() {
         let run = [&arguments("train", "out", set)[..], &["--device", device]].concat();
         let (code, said) = with(root, &run, variables);
         assert_eq!(code, Some(2), "{device}: {said}");
-        words.iter().for_each(|word| assert!(said.contains(word), "{device}: `{word}` is missing: {said}"));
+        for word in words {
+            assert!(said.contains(word), "{device}: `{word}` is missing: {said}");
+        }
         assert_eq!(listing(root), before, "{device}");
     };
     refused("tpu", &[], &[], &["no such device; there are: cpu, cpu-checked, cuda, cuda-emulated"]);

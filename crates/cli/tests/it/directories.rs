@@ -12,9 +12,10 @@ use std::process::Command;
 fn assert_refused(what: &str, code: Option<i32>, said: &str, words: &[&str]) -> Result<(), String> {
     let errors = said.lines().filter(|line| line.starts_with("error: ")).count();
     let is_named = words.iter().all(|word| said.contains(word));
-    match code == Some(2) && errors == 1 && is_named && !said.contains("panicked") {
-        true => Ok(()),
-        false => Err(format!("{what}: {code:?}, {words:?} expected:\n{said}")),
+    if code == Some(2) && errors == 1 && is_named && !said.contains("panicked") {
+        Ok(())
+    } else {
+        Err(format!("{what}: {code:?}, {words:?} expected:\n{said}"))
     }
 }
 

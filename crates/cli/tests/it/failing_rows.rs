@@ -49,7 +49,9 @@ fn a_run_continues_beside_a_reward_that_crashes_hangs_and_answers_nonsense() {
     for line in rollouts(&whole) {
         let problems = line["problems"].as_array().map_or(&[][..], Vec::as_slice);
         assert_eq!(problems.len(), usize::from(line["rewards"][0].is_null()), "{line}");
-        problems.iter().for_each(|problem| *said_of.entry(problem.to_string()).or_insert(0) += 1);
+        for problem in problems {
+            *said_of.entry(problem.to_string()).or_insert(0) += 1;
+        }
     }
     let kinds = ["crashed", "timed_out", "bad_answer"];
     let words = ["cannot judge x", "no answer within 2 s", "it begins: what?"];
@@ -70,7 +72,9 @@ fn a_run_continues_beside_a_reward_that_crashes_hangs_and_answers_nonsense() {
         let own = ["num_generations=2", "max_completion_length=6", "per_device_train_batch_size=4", "max_steps=12"];
         let mut all =
             vec!["train", "--model", "model", "--replay", file, "--out", out, "--set", "record_rollouts=true"];
-        own.iter().for_each(|pair| all.extend(["--set", *pair]));
+        for pair in &own {
+            all.extend(["--set", *pair]);
+        }
         good(root, &all);
         assert!(kept("whole") == kept(out) && kept(out).len() == 48, "{file}");
     }

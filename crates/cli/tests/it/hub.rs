@@ -101,7 +101,9 @@ fn a_model_and_a_data_set_are_fetched_once_and_a_broken_download_continues() {
         let set = ["num_generations=2", "per_device_train_batch_size=4", "max_steps=1", "max_completion_length=4"];
         let mut arguments = vec!["train", "--model", "tiny/letters", "--dataset", "tiny/words", "--reward", "length:3"];
         arguments.extend(["--out", out]);
-        set.iter().for_each(|pair| arguments.extend(["--set", *pair]));
+        for pair in &set {
+            arguments.extend(["--set", *pair]);
+        }
         lockstep(dir.path(), endpoint, &arguments)
     };
 

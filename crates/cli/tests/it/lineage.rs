@@ -34,7 +34,9 @@ fn resumed(root: &Path, out: &str, step: u64, set: &[&str]) -> String {
     assert!(copied.success());
     let checkpoint = format!("{out}/checkpoints/step-{step:06}");
     let mut all = vec!["train", "--resume", &checkpoint];
-    set.iter().for_each(|pair| all.extend(["--set", *pair]));
+    for pair in set {
+        all.extend(["--set", *pair]);
+    }
     good(root, &all).err
 }
 

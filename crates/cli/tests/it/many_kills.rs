@@ -107,13 +107,11 @@ fn kills_of_any_process_change_no_bit() {
         assert!(pids(&run).is_empty());
         let groups = GroupFile::open(&run.join("rollouts.bin")).unwrap();
         assert!(groups.groups().map(|group| group.unwrap().id).eq(0..800), "each number is learned from once");
-        match is_sure {
-            true => {
-                let model = |run: &Path| fs::read(run.join("model/model.safetensors")).unwrap();
-                assert!(model(&run) == model(&root.join("one")), "{out}");
-            }
-            // What it learned from follows from its record, and its weights from that.
-            false => assert!(good(root, &["verify", &out, "--all"]).out.contains("proven: 400 steps")),
+        if is_sure {
+            let model = |run: &Path| fs::read(run.join("model/model.safetensors")).unwrap();
+            assert!(model(&run) == model(&root.join("one")), "{out}");
+        } else {
+            assert!(good(root, &["verify", &out, "--all"]).out.contains("proven: 400 steps"))
         }
         runs += 1;
     }
@@ -167,13 +165,11 @@ fn killed_readers(root: &Path, kills: u32, seed: u64) {
         if is_run() && random.below(2) == 0 {
             cut(root, &resume, takes[which].1, &mut random);
         }
-        match is_run() {
-            true => good(root, &resume),
-            // A directory without a configuration is not a run: it is removed, and the fork is made again.
-            false => {
-                let _ = fs::remove_dir_all(root.join(&out));
-                good(root, &again)
-            }
+        if is_run() {
+            good(root, &resume)
+        } else {
+            let _ = fs::remove_dir_all(root.join(&out));
+            good(root, &again)
         };
         let fork = root.join(&out);
         same_bits(&whole, &fork);
@@ -341,7 +337,9 @@ fn gsm8k_with_workers_is_the_run_of_one_process() {
     ];
     let run = |out: &str, more: &[&str]| {
         let mut all = vec!["train", &example, "--model", &model, "--dataset", &train, "--out", out];
-        set.iter().for_each(|pair| all.extend(["--set", *pair]));
+        for pair in &set {
+            all.extend(["--set", *pair]);
+        }
         let begun = Instant::now();
         good(root, &[&all[..], more].concat());
         begun.elapsed().as_secs_f64()

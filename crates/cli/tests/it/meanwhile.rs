@@ -119,5 +119,7 @@ fn what_a_killed_process_left_is_swept_by_the_next() {
     let all = left.iter().map(String::as_str).chain(directories);
     let stale: Vec<_> = all.filter(|name| root.join(name).exists()).collect();
     assert!(stale.is_empty(), "{stale:?}");
-    kept.iter().for_each(|name| assert!(root.join(name).exists(), "{name}"));
+    for name in &kept {
+        assert!(root.join(name).exists(), "{name}");
+    }
 }

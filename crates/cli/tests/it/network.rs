@@ -1,4 +1,4 @@
-//! Workers that join over a NATS server. (A program without the feature `nats` refuses to: `cargo xtask check release`.)
+//! Workers that join over a NATS server. (`cargo xtask check release` shows what a program without NATS does.)
 
 use crate::support::runs::{arguments, directory, directory_of, good, metrics, same_but_workers};
 use crate::support::{command, refused};
@@ -47,7 +47,9 @@ fn same(set: &[&str]) {
     workers
         .extend([("host-a", "dev2"), ("host-b", "dev3")].map(|(host, name)| worker(root, &server.url(), host, name)));
     end(learner);
-    workers.into_iter().for_each(|worker| drop(end(worker)));
+    for worker in workers.into_iter() {
+        drop(end(worker));
+    }
     same_but_workers(&root.join("one"), &root.join("many"));
     let status = status::read(&root.join("many")).unwrap();
     assert!(!status.learner_alive && status.workers.iter().all(|worker| worker.alive.is_none()), "{status:?}");
@@ -97,7 +99,9 @@ fn a_server_that_is_killed_and_emptied_and_workers_that_are_killed_change_no_bit
         server.begin();
     }
     end(learner);
-    workers.into_iter().for_each(|worker| drop(end(worker)));
+    for worker in workers.into_iter() {
+        drop(end(worker));
+    }
     same_but_workers(&root.join("one"), &root.join("many"));
 }
 
@@ -123,7 +127,9 @@ fn a_learner_that_is_killed_resumes_with_the_workers_that_are_there() {
     std::thread::sleep(Duration::from_millis(500));
     let mut next = command(root, &["learner", "--resume", "many", "--nats", &server.url(), "--listen", "127.0.0.1:0"]);
     end(next.env("LOCKSTEP_NATS_TOKEN", TOKEN).stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap());
-    workers.into_iter().for_each(|worker| drop(end(worker)));
+    for worker in workers.into_iter() {
+        drop(end(worker));
+    }
     let last = |run: &str| std::fs::read(root.join(run).join("model/model.safetensors")).unwrap();
     assert!(last("many") == last("one"));
 }
@@ -279,7 +285,9 @@ fn machines_whose_network_is_cut_change_no_bit_and_fetch_each_version_once() {
     // Undisturbed: every machine fetches every version once, though it has two workers.
     let workers = join_all();
     end(learn("many", &quiet));
-    workers.into_iter().for_each(|worker| drop(end(worker)));
+    for worker in workers.into_iter() {
+        drop(end(worker));
+    }
     same_but_workers(&root.join("one"), &root.join("many"));
     let text = std::fs::read_to_string(root.join("many/fleet/learner.json")).unwrap();
     let state: serde_json::Value = serde_json::from_str(&text).unwrap();
@@ -308,7 +316,9 @@ fn machines_whose_network_is_cut_change_no_bit_and_fetch_each_version_once() {
         std::thread::sleep(Duration::from_secs(5));
     }
     end(learner);
-    workers.into_iter().for_each(|worker| drop(end(worker)));
+    for worker in workers.into_iter() {
+        drop(end(worker));
+    }
     let model = |run: &str| std::fs::read(root.join(run).join("model/model.safetensors")).unwrap();
     assert!(model("one-cut") == model("cut"));
     assert_eq!(metrics(&root.join("one-cut")), metrics(&root.join("cut")));

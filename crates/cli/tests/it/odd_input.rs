@@ -38,7 +38,9 @@ fn a_row_that_is_far_too_long_takes_no_memory() {
     let arguments = |command: &'static str, dataset: &'static str, set: &[&'static str]| {
         let mut all = vec![command, "--model", "model", "--dataset", dataset, "--out", "out", "--steps", "1"];
         all.extend(["--set", "threads=1", "--set", "per_device_train_batch_size=2"]);
-        set.iter().for_each(|pair| all.extend(["--set", *pair]));
+        for pair in set {
+            all.extend(["--set", *pair]);
+        }
         all
     };
     let online = ["reward_funcs=[\"unique_chars\"]", "max_completion_length=4", "num_generations=2"];

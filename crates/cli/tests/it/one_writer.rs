@@ -62,5 +62,7 @@ fn runs_that_start_together_do_not_mix() {
     assert_eq!(together(&nameless), [Some(0); 3]);
     let made: Vec<_> = fs::read_dir(root.join("runs")).unwrap().map(|entry| entry.unwrap().path()).collect();
     assert_eq!(made.len(), 3, "{made:?}");
-    made.iter().for_each(|run| same(&root.join("whole"), run));
+    for run in &made {
+        same(&root.join("whole"), run);
+    }
 }

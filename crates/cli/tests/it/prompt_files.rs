@@ -49,7 +49,9 @@ fn conversations() -> tempfile::TempDir {
     let special = SpecialTokens { eos: Some("<e>".into()), ..SpecialTokens::default() };
     Tokenizer::characters("abcdefghijklmnopqrstuvw .0123456789".chars(), &special).unwrap().save(&model).unwrap();
     fs::create_dir(model.join("additional_chat_templates")).unwrap();
-    FILES.iter().for_each(|(name, text)| fs::write(model.join(name), text).unwrap());
+    for (name, text) in &FILES {
+        fs::write(model.join(name), text).unwrap();
+    }
     let user = |text: &str| json!({"role": "user", "content": text});
     let said = |text: &str| json!({"role": "assistant", "content": text});
     let rows = |of: &dyn Fn(&str) -> Value| -> String {
@@ -112,7 +114,9 @@ fn changes(model: &Path) -> Vec<Change> {
 }
 
 fn restore(model: &Path) {
-    FILES.iter().for_each(|(name, text)| fs::write(model.join(name), text).unwrap());
+    for (name, text) in &FILES {
+        fs::write(model.join(name), text).unwrap();
+    }
     let _ = fs::remove_file(model.join("additional_chat_templates/rag.jinja"));
 }
 
@@ -261,7 +265,9 @@ fn opened(watched: &[&Path], run: impl FnOnce()) -> BTreeSet<String> {
 fn only_listed_files_and_weights_are_opened() {
     let dir = conversations();
     let (root, model) = (dir.path(), dir.path().join("model"));
-    OTHERS.iter().for_each(|name| fs::write(model.join(name), "{").unwrap());
+    for name in &OTHERS {
+        fs::write(model.join(name), "{").unwrap();
+    }
     for name in ["notes.txt", "draft.jinja.bak"] {
         fs::write(model.join("additional_chat_templates").join(name), "{").unwrap();
     }

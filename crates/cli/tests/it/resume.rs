@@ -70,12 +70,11 @@ fn survives(purpose: &str, set: &[&str], kills: usize, seed: u64) {
                 0 => Moment::AtCheckpoint(&checkpoints),
                 _ => Moment::After(length.mul_f64(random.below_one())),
             };
-            let done = match killed < kills {
-                true => kill_at(dir.path(), arguments, moment),
-                false => {
-                    good(dir.path(), arguments);
-                    true
-                }
+            let done = if killed < kills {
+                kill_at(dir.path(), arguments, moment)
+            } else {
+                good(dir.path(), arguments);
+                true
             };
             if done {
                 break;

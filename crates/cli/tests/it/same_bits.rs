@@ -152,7 +152,9 @@ fn same_on_another_device(expected: &Path, found: &Path) {
     let (left, right) = (files(expected), files(found));
     assert!(left.contains_key("checkpoints/step-000002/optimizer_exp_avg.safetensors"));
     assert!(left.keys().eq(right.keys()));
-    left.iter().for_each(|(name, bytes)| assert!(*bytes == right[name], "{}: {name}", expected.display()));
+    for (name, bytes) in &left {
+        assert!(*bytes == right[name], "{}: {name}", expected.display());
+    }
     assert_eq!(metrics(expected), metrics(found));
 }
 

@@ -84,7 +84,9 @@ fn reward(isolation: &str) -> String {
 fn give(path: &Path, user: u32) {
     std::os::unix::fs::chown(path, Some(user), Some(user)).unwrap();
     if path.is_dir() {
-        listing_names(path).iter().for_each(|name| give(&path.join(name), user));
+        for name in &listing_names(path) {
+            give(&path.join(name), user);
+        }
     }
 }
 
@@ -93,7 +95,9 @@ fn is_private(path: &Path) {
     let metadata = fs::symlink_metadata(path).unwrap();
     assert_eq!(metadata.permissions().mode() & 0o077, 0, "{}: {:o}", path.display(), metadata.permissions().mode());
     if metadata.is_dir() {
-        listing_names(path).iter().for_each(|name| is_private(&path.join(name)));
+        for name in &listing_names(path) {
+            is_private(&path.join(name));
+        }
     }
 }
 
@@ -127,7 +131,9 @@ fn run_beside(isolation: &str, user: Option<u32>) {
     };
     rows("d.jsonl");
     rows("e.jsonl");
-    user.into_iter().for_each(|user| give(root, user));
+    for user in user.into_iter() {
+        give(root, user);
+    }
     let (reward, steps) = (reward(isolation), ["max_steps=8", "record_rollouts=true", "eval_strategy=no"]);
     let mut child = start_as(root, &distributed("out", "1", &[&[&reward[..]], &steps[..]].concat()), user);
     let saved = out.join("checkpoints/step-000002");

@@ -76,7 +76,9 @@ fn stop_and_resume(rows: &[Row]) {
                 To::Learner => &[learner],
                 To::Workers => &workers,
             };
-            to.iter().for_each(|pid| send(*pid, name));
+            for pid in to {
+                send(*pid, name);
+            }
         }
         fs::write(root.join("hold"), "nothing").unwrap();
         let (status, said) = ended(child);
@@ -154,7 +156,9 @@ fn nohup_ignores_the_hangup_in_every_process() {
         sh.args(["-c", &script]).current_dir(root).stderr(Stdio::piped()).stdout(Stdio::null()).spawn().unwrap();
     wait_for(&root.join("out/metrics.jsonl"), true);
     signal(&child, "HUP");
-    pids(&root.join("out")).iter().for_each(|pid| send(*pid, "HUP"));
+    for pid in &pids(&root.join("out")) {
+        send(*pid, "HUP");
+    }
     signal(&child, "HUP");
     fs::write(root.join("hold"), "nothing").unwrap();
     let (status, said) = ended(child);

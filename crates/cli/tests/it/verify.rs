@@ -200,7 +200,9 @@ fn a_forged_result_differs() {
         ("chat_template.jinja", |model| fs::write(model.join("chat_template.jinja"), "{{ messages }}").unwrap()),
         ("tokenizer.json", |model| fs::remove_file(model.join("tokenizer.json")).unwrap()),
         ("model.safetensors", |model| {
-            fs::read_dir(model).unwrap().for_each(|entry| fs::remove_file(entry.unwrap().path()).unwrap());
+            for entry in fs::read_dir(model).unwrap() {
+                fs::remove_file(entry.unwrap().path()).unwrap();
+            }
         }),
     ];
     for (name, lie) in rows {

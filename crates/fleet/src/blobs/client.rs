@@ -56,9 +56,10 @@ impl Client {
         let Some(bytes) = self.patiently(&format!("{name}/head"), None, stop)? else { return Ok(None) };
         let head: Head = serde_json::from_slice(&bytes)
             .map_err(|e| Error::Failed(format!("{}/blobs/{name}/head is none of a blob: {e}", self.url)))?;
-        match head.is_sound() {
-            true => Ok(Some(head)),
-            false => Err(Error::Failed(format!("{}/blobs/{name}/head: its numbers do not fit", self.url))),
+        if head.is_sound() {
+            Ok(Some(head))
+        } else {
+            Err(Error::Failed(format!("{}/blobs/{name}/head: its numbers do not fit", self.url)))
         }
     }
 

@@ -99,9 +99,10 @@ impl Shared {
         let Some(bearer) = &self.bearer else { return Ok(()) };
         let shown = headers.get(AUTHORIZATION).and_then(|value| value.to_str().ok());
         let shown = shown.and_then(|value| value.strip_prefix("Bearer ")).unwrap_or_default();
-        match is_same(shown.as_bytes(), bearer.as_bytes()) {
-            true => Ok(()),
-            false => Err(status(StatusCode::UNAUTHORIZED, "the token is another one")),
+        if is_same(shown.as_bytes(), bearer.as_bytes()) {
+            Ok(())
+        } else {
+            Err(status(StatusCode::UNAUTHORIZED, "the token is another one"))
         }
     }
 

@@ -330,7 +330,9 @@ impl Coordinator {
                 again.push(*job);
             }
         }
-        again.into_iter().for_each(|job| self.push_offer(job, out));
+        for job in again.into_iter() {
+            self.push_offer(job, out);
+        }
     }
 
     /// Offers jobs again that are unfinished for too long, because a worker is slow or a message was lost. The first

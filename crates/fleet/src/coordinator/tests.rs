@@ -232,9 +232,10 @@ fn a_run_ends_after_its_evaluations_and_a_stop_does_not_wait_for_them() {
         run.tell(Event::Writing(0));
         run.0.evaluations.insert(0, 1);
         assert_eq!(run.tell(Event::Trained { written: true }), "publish 1 in 0; offer e0.0@0");
-        match stops {
-            true => assert_eq!(run.tell(Event::Stop), "", "the checkpoint needs the evaluation of older weights"),
-            false => assert_eq!(run.tell(Event::Checkpoint), ""),
+        if stops {
+            assert_eq!(run.tell(Event::Stop), "", "the checkpoint needs the evaluation of older weights")
+        } else {
+            assert_eq!(run.tell(Event::Checkpoint), "")
         }
         let end =
             "accept e0.0 of dev1; withdraw e0.0; evaluated 0: e0.0; acknowledge e0.0; commit 1 of [1] with e0.0; end";

@@ -278,7 +278,9 @@ mod tests {
         learner.announce(&state).unwrap();
         assert_eq!(worker.learner().unwrap(), Some(state));
         let [slow, fast, third] = [job(0, "slow"), job(1, "fast"), job(2, "fast")];
-        [&slow, &fast, &third].into_iter().for_each(|job| learner.offer(job).unwrap());
+        for job in [&slow, &fast, &third].into_iter() {
+            learner.offer(job).unwrap();
+        }
         assert_eq!(worker.claim(&["fast".to_owned()]).unwrap().as_ref(), Some(&fast));
         assert!(worker.is_wanted(fast.name) && !worker.is_wanted(slow.name));
         worker.give_back(fast.name).unwrap();

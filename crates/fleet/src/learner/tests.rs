@@ -17,9 +17,10 @@ impl Feed for Names {
     }
 
     fn check(&mut self, result: &JobResult, before: &[JobResult]) -> std::result::Result<(), String> {
-        match result.bytes.starts_with(b"spoiled") {
-            true => Err(format!("it is spoiled, after {}", before.len())),
-            false => Ok(()),
+        if result.bytes.starts_with(b"spoiled") {
+            Err(format!("it is spoiled, after {}", before.len()))
+        } else {
+            Ok(())
         }
     }
 }

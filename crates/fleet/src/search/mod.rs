@@ -75,7 +75,9 @@ fn search(plan: &Plan, rules: Rules, environment: Environment, budget: Budget) -
     }
     let mut reaches = vec![false; seen.len()];
     let mut queue: Vec<usize> = goals;
-    queue.iter().for_each(|goal| reaches[*goal] = true);
+    for goal in &queue {
+        reaches[*goal] = true;
+    }
     while let Some(at) = queue.pop() {
         for from in std::mem::take(&mut before[at]) {
             if !std::mem::replace(&mut reaches[from as usize], true) {

@@ -29,9 +29,10 @@ fn simulate(plan: &Plan, seed: u64, disturbed: bool) -> Result<(World, usize), S
     let workers = if disturbed { 1 + random.below(4) } else { 1 };
     // Rot is left out: it may change what a judge says, and so the weights. Of several workers one may be expelled.
     let lies = u32::from(workers > 1);
-    let budget = match disturbed {
-        true => Budget { kills: 4, stops: 3, crashes: 2, lies, ..Budget::default() },
-        false => Budget::default(),
+    let budget = if disturbed {
+        Budget { kills: 4, stops: 3, crashes: 2, lies, ..Budget::default() }
+    } else {
+        Budget::default()
     };
     let environment = Environment { lossy: true, judge: false, workers, ..Environment::SOUND };
     let mut world = World::new(plan.clone(), Rules::ALL, environment, budget);

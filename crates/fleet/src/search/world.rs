@@ -429,7 +429,9 @@ impl World {
         }
         if let Action::Kill(name) = &action {
             let i = self.workers.iter().position(|worker| worker.name == *name);
-            i.into_iter().for_each(|i| self.kill(i));
+            for i in i.into_iter() {
+                self.kill(i);
+            }
             return Ok(None);
         }
         let Some(learner) = &mut self.learner else { return Ok(None) };

@@ -170,9 +170,10 @@ impl Tasks for Plan<'_> {
         // Usually the group of panels changes slowest, so that threads read the same panels at the same time. Where
         // each thread has one block of rows, its tasks come together, so that it reads the rows that it wrote in the
         // operation before.
-        let (block, group) = match self.own_rows {
-            true => (index / self.groups, index % self.groups),
-            false => (index % self.row_blocks, index / self.row_blocks),
+        let (block, group) = if self.own_rows {
+            (index / self.groups, index % self.groups)
+        } else {
+            (index % self.row_blocks, index / self.row_blocks)
         };
         let rows = self.rows::<V>(block);
         // Where there are many panels, groups start at multiples of four, so that the wide tiles of few rows stay

@@ -86,10 +86,7 @@ fn advantages(config: &Config, batch: &Scored<'_>) -> Advantages {
         for t in (1..to_go.len()).rev() {
             to_go[t - 1] += discount * to_go[t];
         }
-        let token = |t: usize| match sample.mask[t] {
-            true => (f64::from(advantage.at(t)) - coef * to_go[t]) as f32,
-            false => 0.0,
-        };
+        let token = |t: usize| if sample.mask[t] { (f64::from(advantage.at(t)) - coef * to_go[t]) as f32 } else { 0.0 };
         *advantage = Advantage::Tokens((0..sample.mask.len()).map(token).collect());
     }
     advantages.metrics.push(("distillation/reverse_kl".to_owned(), per_token.get()));

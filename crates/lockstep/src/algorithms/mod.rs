@@ -135,9 +135,10 @@ const CENTERED: &str = "advantages are centred over the batch, so those of a gro
 impl Config {
     /// Why the update computes every group, as a clause for a message; `None` if groups without a gradient are skipped.
     pub fn computes_every_group(&self) -> Option<&'static str> {
-        match self.skip_zero_gradients {
-            true => self.policy_gradient().computes_every_group(self),
-            false => Some("skip_zero_gradients = false"),
+        if self.skip_zero_gradients {
+            self.policy_gradient().computes_every_group(self)
+        } else {
+            Some("skip_zero_gradients = false")
         }
     }
 

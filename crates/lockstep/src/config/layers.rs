@@ -190,9 +190,10 @@ impl Resolved {
             };
             // For example `--reward command:python3 reward.py` without quotes: its last word is taken as another
             // argument.
-            let hint = match path.extension().is_some_and(|ending| ending == "toml") {
-                true => "",
-                false => "; it was taken for a configuration: a reward's command of several words stands in quotes",
+            let hint = if path.extension().is_some_and(|ending| ending == "toml") {
+                ""
+            } else {
+                "; it was taken for a configuration: a reward's command of several words stands in quotes"
             };
             BadInput::new(format!("{}, line {line}: not valid TOML: {message}{hint}", path.display()))
         })?;

@@ -94,9 +94,10 @@ impl SamplingPlan {
 
     /// All distinct sampling parameters that groups may have.
     pub fn ways(&self) -> Vec<&SamplingParams> {
-        match self.profiles.is_empty() {
-            true => vec![&self.all],
-            false => self.profiles.iter().map(|(_, _, params)| &**params).collect(),
+        if self.profiles.is_empty() {
+            vec![&self.all]
+        } else {
+            self.profiles.iter().map(|(_, _, params)| &**params).collect()
         }
     }
 

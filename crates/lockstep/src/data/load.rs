@@ -198,9 +198,10 @@ impl DatasetSpec {
     fn bytes(&self, path: &Path) -> anyhow::Result<Vec<u8>> {
         let cannot = || format!("cannot read {}", path.display());
         // `score-rewards --input -` reads standard input, which may be a pipe.
-        let mut file = match path == Path::new(STDIN) {
-            true => File::open(path),
-            false => disk::open(path).and_then(|file| disk::refuse_holes(&file).map(|()| file)),
+        let mut file = if path == Path::new(STDIN) {
+            File::open(path)
+        } else {
+            disk::open(path).and_then(|file| disk::refuse_holes(&file).map(|()| file))
         }
         .or_bad_input_in(cannot())?;
         let mut content = Vec::new();

@@ -187,14 +187,13 @@ fn of_row(
     if chosen == rejected {
         bad_input!("`{CHOSEN_IDS}` and `{REJECTED_IDS}` are the same: there is nothing to learn from such a pair");
     }
-    let prompt = match row.contains_key(PROMPT_IDS) {
-        true => ids(row, PROMPT_IDS, vocab)?,
-        false => {
-            let shared = chosen.iter().zip(&rejected).take_while(|(c, r)| c == r).count();
-            let shared = shared.min(chosen.len().min(rejected.len()).saturating_sub(1));
-            rejected.drain(..shared);
-            chosen.drain(..shared).collect()
-        }
+    let prompt = if row.contains_key(PROMPT_IDS) {
+        ids(row, PROMPT_IDS, vocab)?
+    } else {
+        let shared = chosen.iter().zip(&rejected).take_while(|(c, r)| c == r).count();
+        let shared = shared.min(chosen.len().min(rejected.len()).saturating_sub(1));
+        rejected.drain(..shared);
+        chosen.drain(..shared).collect()
     };
     if prompt.is_empty() {
         bad_input!("the prompt has no token: give `{PROMPT_IDS}`, or answers that begin with the same ids");

@@ -197,7 +197,9 @@ pub fn by_group(results: &[JobResult]) -> BTreeMap<u64, Vec<&JobResult>> {
             groups.entry(number).or_default().push(result);
         }
     }
-    groups.values_mut().for_each(|results| results.sort_by_key(|result| result.job));
+    for results in groups.values_mut() {
+        results.sort_by_key(|result| result.job);
+    }
     groups
 }
 

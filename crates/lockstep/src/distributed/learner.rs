@@ -265,9 +265,10 @@ impl Distributed {
             Some(Step::Refused(Refused { worker, job, why, expels })) => {
                 let group = if let JobName::Rollout { number, .. } = job { number } else { 0 };
                 let what = format!("its answer to the job of group {group} ({job}) cannot be read: {why}");
-                match expels {
-                    true => self.expel(&worker, self.open, &what, warn)?,
-                    false => warn(&format!("worker {worker}: {what}; the job is done again")),
+                if expels {
+                    self.expel(&worker, self.open, &what, warn)?
+                } else {
+                    warn(&format!("worker {worker}: {what}; the job is done again"))
                 }
             }
             Some(Step::CommitCheckpoint(_) | Step::Evaluated(..) | Step::End) | None => {}

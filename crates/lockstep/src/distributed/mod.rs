@@ -75,9 +75,10 @@ impl Identity {
         let (own, theirs) = (&self.build, &learner.build);
         let is_same = own.is_same(theirs).unwrap_or((&own.commit, &theirs.commit) == (&None, &None));
         (!is_same).then(|| {
-            let of_learner = match theirs.version.is_empty() {
-                true => format!("{}, which does not say its commit", learner.program),
-                false => theirs.to_string(),
+            let of_learner = if theirs.version.is_empty() {
+                format!("{}, which does not say its commit", learner.program)
+            } else {
+                theirs.to_string()
             };
             format!("its build is {own}, and the learner's is {of_learner}")
         })

@@ -264,10 +264,10 @@ impl WorkerWork {
                 continue;
             };
             begun.stage = Stage::Scoring(GroupAnswer::fingerprint(&group));
-            match group.is_unfinished() {
-                // The next chunk has it scored, or the one after.
-                true => self.unscored.push(GroupAnswer { group, scores: Vec::new(), rollout_s }),
-                false => self.parts.scorers.submit(begun.group.clone(), group, rollout_s)?,
+            if group.is_unfinished() {
+                self.unscored.push(GroupAnswer { group, scores: Vec::new(), rollout_s })
+            } else {
+                self.parts.scorers.submit(begun.group.clone(), group, rollout_s)?
             }
         }
         self.unpin();

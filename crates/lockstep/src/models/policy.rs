@@ -332,9 +332,10 @@ fn in_slots(
     base: Option<PathBuf>,
 ) -> anyhow::Result<AdaptedWeights> {
     let Some(sharing) = &builder.sharing else { return Ok(AdaptedWeights::new(ctx.memory(), weights, adapter)) };
-    let mut slots = match builder.is_plan() {
-        true => AdaptedWeights::new(ctx.memory(), weights, adapter),
-        false => AdaptedWeights::shared(ctx.memory(), weights, adapter, sharing, base).or_bad_input()?,
+    let mut slots = if builder.is_plan() {
+        AdaptedWeights::new(ctx.memory(), weights, adapter)
+    } else {
+        AdaptedWeights::shared(ctx.memory(), weights, adapter, sharing, base).or_bad_input()?
     };
     slots.reserve(builder.config.max_staleness + 1).or_bad_input()?;
     Ok(slots)
@@ -372,9 +373,10 @@ impl ModelSource {
         }
         let adapter = model::peft::load_adapter_config(&dir).or_bad_input()?;
         if adapter.scores != (head != Head::Lm) {
-            let (is, needed) = match adapter.scores {
-                true => ("a reward model (SEQ_CLS)", "a language model is needed here"),
-                false => ("a language model", "a reward model begins from one of a reward model, or from a model"),
+            let (is, needed) = if adapter.scores {
+                ("a reward model (SEQ_CLS)", "a language model is needed here")
+            } else {
+                ("a language model", "a reward model begins from one of a reward model, or from a model")
             };
             bad_input!(
                 "{} is an adapter of {is}, and {needed}: make one model of it and what it was trained on (`lockstep \

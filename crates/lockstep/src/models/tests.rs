@@ -377,9 +377,10 @@ fn adapters_and_the_engine_count_too() {
         let mut meta = Builder::new(&one_thread(), config, None, &sinks, &stop).on_meta();
         let sizes = engine_config(config, 64, WorkloadBounds::of_prompts(10, 6));
         let (training, draws, drafts) = (sampling(config, &[]), sizes.draws(), sizes.draft_bytes());
-        match with_engine {
-            true => drop(meta.engine(&assets, sizes, &[&training]).unwrap()),
-            false => drop(meta.scorer("reference", &assets.config, work(2, 2))),
+        if with_engine {
+            drop(meta.engine(&assets, sizes, &[&training]).unwrap())
+        } else {
+            drop(meta.scorer("reference", &assets.config, work(2, 2)))
         }
         let (_, counted) = meta.counted();
         (counted, draws, drafts)

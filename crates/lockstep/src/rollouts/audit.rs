@@ -71,9 +71,10 @@ impl Remaker<'_> {
             let job = jobs.iter().find(|job| job.number == group.id).context("a group of each job")?;
             let mut job = job.clone();
             job.rewards.retain(|name| asked(name));
-            let scores = match group.is_unfinished() {
-                true => Vec::new(),
-                false => score(self.rewards, self.tokenizer, self.stop, &group, &job)?,
+            let scores = if group.is_unfinished() {
+                Vec::new()
+            } else {
+                score(self.rewards, self.tokenizer, self.stop, &group, &job)?
             };
             made.insert(job.number, (job, GroupAnswer { group, scores, rollout_s: 0.0 }));
         }

@@ -203,12 +203,16 @@ impl Collector {
             let mut job = scorer.start(scope, &prompts, &[])?;
             let groups = match given {
                 Some(groups) => {
-                    groups.iter().for_each(|group| job.group_ended(group));
+                    for group in &groups {
+                        job.group_ended(group);
+                    }
                     groups
                 }
                 None => {
                     let (ended, open) = so_far.into_iter().partition::<Vec<_>, _>(|group| !group.is_unfinished());
-                    ended.iter().for_each(|group| job.group_ended(group));
+                    for group in &ended {
+                        job.group_ended(group);
+                    }
                     let mut requests = requests(&prompts, num_generations, sampling);
                     requests.retain(|request| !ended.iter().any(|group| group.id == request.id));
                     for group in open {
@@ -272,7 +276,9 @@ fn record_counters(stages: &Stages, span: &Span, done: Counters) {
         ("drafted_tokens", done.drafted_tokens),
         ("accepted_tokens", done.accepted_tokens),
     ];
-    counts.into_iter().for_each(|(name, n)| stages.count(name, n as f64));
+    for (name, n) in counts.into_iter() {
+        stages.count(name, n as f64);
+    }
     stages.count("draft_saved_s", done.undrafted_time.as_secs_f64() - done.draft_time.as_secs_f64());
 }
 

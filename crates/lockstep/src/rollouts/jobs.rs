@@ -184,7 +184,9 @@ impl Assembler {
         let (mut groups, mut given) = (BTreeMap::new(), BTreeMap::new());
         for bytes in answers {
             let GroupAnswer { mut group, mut scores, .. } = answer_to(bytes, jobs)?;
-            scores.iter_mut().for_each(|given| given.reward = places[given.reward]);
+            for given in &mut scores {
+                given.reward = places[given.reward];
+            }
             // Groups of the same prompt object share its computation.
             group.prompt = request.prompts[&group.id].tokens.clone();
             given.insert(group.id, scores);
@@ -210,7 +212,9 @@ impl Assembler {
         };
         let (scored, reward_s) = std::thread::scope(|scope| -> anyhow::Result<_> {
             let mut job = scorer.start(scope, &prompts, &places)?;
-            groups.iter().for_each(|group| job.group_ended(group));
+            for group in &groups {
+                job.group_ended(group);
+            }
             let span = stages.span("rewards");
             let scored = watched(scope, job.asked(), *on_wait, || job.finish(groups, given))?;
             Ok((scored, span.end()))

@@ -283,14 +283,16 @@ fn scored_completion(
             generation,
             ids: recorded.ids.clone(),
             mask: recorded.mask.clone().unwrap_or_else(|| vec![true; tokens]),
-            versions: match recorded.versions.is_empty() || recorded.logps.is_none() {
-                true => vec![version; tokens],
-                false => recorded.versions.iter().map(|version| version | OF_ANOTHER_RUN).collect(),
+            versions: if recorded.versions.is_empty() || recorded.logps.is_none() {
+                vec![version; tokens]
+            } else {
+                recorded.versions.iter().map(|version| version | OF_ANOTHER_RUN).collect()
             },
             columns,
-            finish_reason: match recorded.truncated.unwrap_or_else(cut) {
-                true => FinishReason::Length,
-                false => FinishReason::Stop,
+            finish_reason: if recorded.truncated.unwrap_or_else(cut) {
+                FinishReason::Length
+            } else {
+                FinishReason::Stop
             },
         },
         content: Content::Text(policy.tokenizer.completion(&recorded.ids)?),

@@ -122,9 +122,10 @@ impl ScoringJob<'_, '_> {
         let mut score = |completion: Completion| -> anyhow::Result<_> {
             let (content, scores) = scores.next().expect("scores of each completion");
             let CompletionScores { rewards, steps, extra } = scores;
-            let steps = match steps.iter().all(Option::is_none) {
-                true => Vec::new(),
-                false => steps_at_tokens(tokenizer, &completion.ids, steps)?,
+            let steps = if steps.iter().all(Option::is_none) {
+                Vec::new()
+            } else {
+                steps_at_tokens(tokenizer, &completion.ids, steps)?
             };
             Ok(ScoredCompletion { completion, content, rewards, steps, extra })
         };

@@ -89,7 +89,9 @@ mod tests {
         checkpoints(&[1, 2, 3]);
         let tables =
             ["completions_00001.parquet", "completions_00002.parquet", "completions_3.jsonl", "completions_x.parquet"];
-        tables.iter().for_each(|name| fs::write(run.completions().join(name), name).unwrap());
+        for name in &tables {
+            fs::write(run.completions().join(name), name).unwrap();
+        }
         let logs =
             [run.metrics(), run.steps(), run.record(), run.log(0), run.rollouts(), run.updates(), run.evaluations()];
         for file in &logs {

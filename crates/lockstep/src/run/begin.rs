@@ -109,7 +109,9 @@ impl TrainingRun {
         let sinks = log.sinks();
         models.unchecked.iter().for_each(|what| sinks.warn(what));
         models.older.iter().for_each(|what| sinks.info(what));
-        other_build.iter().for_each(|what| sinks.warn(what));
+        if let Some(what) = &other_build {
+            sinks.warn(what);
+        }
         for what in &models.changed_rewards {
             sinks.warn(&format!("a reward is no longer what the run was trained with until here: {what}"));
         }

@@ -102,10 +102,7 @@ pub(crate) fn copy_logs(from: &RunDir, to: &RunDir) -> anyhow::Result<()> {
     for (log, target) in logs(from).iter().zip(logs(to)).filter(|(log, _)| log.is_file()) {
         disk::copy(log, target).or_bad_input_in(log.display())?;
     }
-    match from.tensorboard().is_dir() {
-        true => copy_all(&from.tensorboard(), &to.tensorboard()),
-        false => Ok(()),
-    }
+    if from.tensorboard().is_dir() { copy_all(&from.tensorboard(), &to.tensorboard()) } else { Ok(()) }
 }
 
 /// Copies the files that were written with a checkpoint: what somebody put beside them is not of the run.
@@ -125,9 +122,10 @@ fn copy_all(from: &Path, to: &Path) -> anyhow::Result<()> {
     disk::create_dir_all(to)?;
     for entry in disk::read_dir(from)? {
         let (path, target) = (entry.path(), to.join(entry.file_name()));
-        match entry.is_dir() {
-            true => copy_all(&path, &target)?,
-            false => disk::copy(&path, target).or_bad_input_in(path.display())?,
+        if entry.is_dir() {
+            copy_all(&path, &target)?
+        } else {
+            disk::copy(&path, target).or_bad_input_in(path.display())?
         }
     }
     Ok(())

@@ -61,9 +61,10 @@ pub fn sampler(rows: usize, chunk: usize, config: &Config) -> anyhow::Result<Sam
 
 /// A sampler that draws an incomplete last chunk of an epoch, too, unless `dataloader_drop_last` leaves it out.
 pub fn sampler_of_rows(rows: usize, chunk: usize, config: &Config) -> anyhow::Result<Sampler> {
-    match config.dataloader_drop_last {
-        true => sampler(rows, chunk, config),
-        false => checked(Sampler::keeping_last(rows, chunk, config.shuffle_seed()), rows, chunk),
+    if config.dataloader_drop_last {
+        sampler(rows, chunk, config)
+    } else {
+        checked(Sampler::keeping_last(rows, chunk, config.shuffle_seed()), rows, chunk)
     }
 }
 

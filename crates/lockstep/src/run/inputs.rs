@@ -109,9 +109,10 @@ impl RunInputs {
         let (injected, mut sets) = (&self.injected, DatasetSpec::eval_sets(self.config()));
         for (name, spec) in &mut sets {
             spec.stop = self.stop.clone();
-            spec.rows = match name.is_empty() {
-                true => injected.eval_rows.clone(),
-                false => injected.eval_sets.iter().find(|(own, _)| own == name).map(|(_, rows)| rows.clone()),
+            spec.rows = if name.is_empty() {
+                injected.eval_rows.clone()
+            } else {
+                injected.eval_sets.iter().find(|(own, _)| own == name).map(|(_, rows)| rows.clone())
             };
         }
         sets

@@ -40,10 +40,8 @@ fn writer_with(locks: &Locks, root: &Path) -> Option<Value> {
     let text = String::from_utf8(disk::read_rest(&file, 0, disk::most::STATE).ok()?).ok()?;
     let owner: Owner = serde_json::from_str(&text).unwrap_or_default();
     let here = locks.this_process();
-    let is_elsewhere = match owner.boot.is_empty() {
-        true => !owner.host.is_empty() && owner.host != here.host,
-        false => owner.boot != here.boot,
-    };
+    let is_elsewhere =
+        if owner.boot.is_empty() { !owner.host.is_empty() && owner.host != here.host } else { owner.boot != here.boot };
     (is_held || is_elsewhere).then(|| serde_json::from_str(&text).unwrap_or(Value::Null))
 }
 

@@ -108,9 +108,10 @@ impl Replan<'_> {
                 with(&together)
             );
         }
-        let rest = match together.texts.is_empty() {
-            true => String::new(),
-            false => format!(": with {} it would need {} MiB", together.texts.join(", "), mib(needed(&together))),
+        let rest = if together.texts.is_empty() {
+            String::new()
+        } else {
+            format!(": with {} it would need {} MiB", together.texts.join(", "), mib(needed(&together)))
         };
         format!("No key makes it fit{rest}. Train a smaller model, or on a machine with more memory")
     }

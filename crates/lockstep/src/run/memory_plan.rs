@@ -89,7 +89,9 @@ pub fn planned<T>(
     let _parts = build(&mut meta)?;
     let (ledgers, counted) = meta.counted();
     let mut parts = Vec::new();
-    ledgers.iter().for_each(|(name, memory)| add(&mut parts, memory, name));
+    for (name, memory) in &ledgers {
+        add(&mut parts, memory, name);
+    }
     MemoryPlan::of(builder, model, longest, parts, counted)
 }
 

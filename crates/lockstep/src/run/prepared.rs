@@ -49,7 +49,9 @@ impl TrainingRun {
         self.log.profile.take(&measured);
         self.log.alarms.take(observed);
         self.log.notes = notes;
-        metrics.iter().for_each(|(name, value)| self.log.add(name, *value));
+        for (name, value) in &metrics {
+            self.log.add(name, *value);
+        }
         Ok(())
     }
 }

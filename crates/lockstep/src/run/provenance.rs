@@ -228,10 +228,8 @@ fn reward_files(config: &Config, stop: &StopSignal) -> anyhow::Result<Vec<FileHa
 fn of_reward_model(dir: &Path, stop: &StopSignal) -> anyhow::Result<Vec<FileHash>> {
     let place = |dir: &Path, file: FileHash| FileHash { name: dir.join(&file.name).display().to_string(), ..file };
     let mut found: Vec<_> = hashes(dir, stop, |_| true)?.into_iter().map(|file| place(dir, file)).collect();
-    let below = match is_adapter(dir) {
-        true => ModelSource::named(&dir.to_string_lossy(), Head::Score(1))?.dir,
-        false => dir.to_owned(),
-    };
+    let below =
+        if is_adapter(dir) { ModelSource::named(&dir.to_string_lossy(), Head::Score(1))?.dir } else { dir.to_owned() };
     if below != dir {
         let shape = hashes(&below, stop, |name| !name.ends_with(".safetensors"))?;
         found.extend(shape.into_iter().map(|file| place(&below, file)));

@@ -126,9 +126,10 @@ impl Reporter {
 
     /// Reports histograms of the generation that the step after `step` learns from.
     pub fn distributions(&mut self, step: u64, values: Vec<(String, Vec<f64>)>) -> anyhow::Result<()> {
-        match values.is_empty() {
-            true => Ok(()),
-            false => Ok(self.sinks.emit(EventKind::Distributions { step: step + 1, values })?),
+        if values.is_empty() {
+            Ok(())
+        } else {
+            Ok(self.sinks.emit(EventKind::Distributions { step: step + 1, values })?)
         }
     }
 
@@ -154,9 +155,10 @@ impl Reporter {
 
     /// Adds a value to the metric `name`, whose mean is logged at the next logging step.
     pub fn add(&mut self, name: &str, value: f64) {
-        match self.logs_last && LAST.contains(&name) {
-            true => self.sums.set(name, value),
-            false => self.sums.add(name, value),
+        if self.logs_last && LAST.contains(&name) {
+            self.sums.set(name, value)
+        } else {
+            self.sums.add(name, value)
         }
         self.step_values.insert(name.to_owned(), value);
         if JUDGED.iter().any(|(judged, _)| *judged == name) {
@@ -182,10 +184,7 @@ impl Reporter {
     /// Ends optimizer step `step`: reports its own values of the metrics in [`JUDGED`].
     pub fn end_step(&mut self, step: u64) -> anyhow::Result<()> {
         let values: Vec<(String, f64)> = self.step_sums.take_means().into_iter().collect();
-        match values.is_empty() {
-            true => Ok(()),
-            false => Ok(self.sinks.emit(EventKind::StepValues { step, values })?),
-        }
+        if values.is_empty() { Ok(()) } else { Ok(self.sinks.emit(EventKind::StepValues { step, values })?) }
     }
 
     /// Reports the means of the metrics since the last log, as those of `step`, and returns them; `None` if there are

@@ -45,10 +45,14 @@ impl Evaluator {
         let assets = load_generator(model, &config, time)?;
         let rewards = named_rewards(&config, Vec::new(), time, &stop)?;
         let mut specs = DatasetSpec::eval_sets(&config);
-        specs.iter_mut().for_each(|(_, spec)| spec.stop = stop.clone());
+        for (_, spec) in &mut specs {
+            spec.stop = stop.clone();
+        }
         let sets = load_sets(specs, &config, &assets, &rewards)?;
         notices::other_sampling(&config, &assets.files)?.iter().for_each(|line| sinks.info(line));
-        sets.iter().for_each(|set| set.questions.notices.report(sinks));
+        for set in &sets {
+            set.questions.notices.report(sinks);
+        }
         let prompts = sets.iter().flat_map(|set| &set.questions.all);
         notices::unseen_tags(&config, &assets, prompts)?.iter().for_each(|sentence| sinks.warn(sentence));
         let bounds = with_sets(WorkloadBounds::of_prompts(0, 0), &sets, &config);

@@ -132,14 +132,18 @@ impl Run {
         };
         let sinks = Sinks::new();
         sinks.add(ConsoleSink::new(console.clone()));
-        of_caller.into_iter().for_each(|sink| sinks.add_boxed(sink));
+        for sink in of_caller.into_iter() {
+            sinks.add_boxed(sink);
+        }
         for note in &resolved.notes {
             sinks.info(note);
         }
         let (from, place) = (resume_from.clone(), dir.clone());
         let only_evaluates = injected.only_evaluates;
         let unlisted = or_earlier(from.checkpoint().map_or(Ok(None), checkpoint::check), &from, &place)?;
-        unlisted.iter().for_each(|what| sinks.info(what));
+        if let Some(what) = &unlisted {
+            sinks.info(what);
+        }
         let prompt_time = injected.prompt_time.unwrap_or_else(|| match resume_from {
             ResumeFrom::Nothing => PromptTime::now(),
             _ => provenance::prompt_time(&dir).unwrap_or_else(PromptTime::now),
@@ -227,12 +231,13 @@ impl Run {
         }
         self.save_step()?;
         let (step, root) = (self.training.learner.step, self.training.checkpoints.dir.root().display());
-        Err(error.context(match of_reward {
-            true => format!(
+        Err(error.context(if of_reward {
+            format!(
                 "stopped after step {step}; fix the reward and resume with --resume {root}, or continue without it \
-                 with reward_errors = \"continue\""
-            ),
-            false => format!("stopped after step {step}; resume the run in {root}"),
+             with reward_errors = \"continue\""
+            )
+        } else {
+            format!("stopped after step {step}; resume the run in {root}")
         }))
     }
 

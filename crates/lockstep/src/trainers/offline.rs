@@ -295,9 +295,10 @@ pub fn build<O: Offline>(mut inputs: RunInputs) -> anyhow::Result<(OfflineTask<O
         let sizes = rows.held_out.iter().map(|set| set_size::<O>(&set.rows, &assets.config));
         sizes.into_iter().try_for_each(|size| size.check(&**metrics, &available, plan.needed()))?;
     }
-    let sampler = match inputs.injected.only_evaluates {
-        true => sampler(1, 1, &config)?,
-        false => sampler_of_rows(rows.train.len(), config.completions_per_step(), &config)?,
+    let sampler = if inputs.injected.only_evaluates {
+        sampler(1, 1, &config)?
+    } else {
+        sampler_of_rows(rows.train.len(), config.completions_per_step(), &config)?
     };
     let chunks = sampler.chunks_per_epoch();
     let (mut builder, work) = (inputs.builder(), rows.largest_work::<O>(&config));
@@ -314,9 +315,10 @@ pub fn build<O: Offline>(mut inputs: RunInputs) -> anyhow::Result<(OfflineTask<O
     }
     let names = |set: &HeldOut<O::Row>| O::EVALUATION_METRICS.iter().map(|name| prefix(&set.name) + name).collect();
     let names: Vec<Vec<String>> = rows.held_out.iter().map(names).collect();
-    let total_steps = match config.max_steps > 0 {
-        true => config.max_steps as u64,
-        false => (config.num_train_epochs * chunks as f64).ceil() as u64,
+    let total_steps = if config.max_steps > 0 {
+        config.max_steps as u64
+    } else {
+        (config.num_train_epochs * chunks as f64).ceil() as u64
     };
     let parts = RunParts {
         learner: Learner::new(ctx, policy, trainer, config.schedule(total_steps)),
@@ -351,7 +353,9 @@ fn measured<O: Offline>(
         let ids: Vec<Vec<u32>> = sequences.iter().map(|s| [s.prompt, s.completion].concat()).collect();
         let mut learned: Vec<Vec<bool>> = first_of_each(O::Row::learned(rows), O::Row::SEQUENCES);
         if set.whole {
-            learned.iter_mut().for_each(|row| row.fill(true));
+            for row in &mut learned {
+                row.fill(true);
+            }
         }
         let (outputs, vocab) = match O::HEAD {
             Head::Lm => (logits(&run.learner, scorer, &ids)?, Some(run.learner.policy.config().vocab_size)),
@@ -359,9 +363,10 @@ fn measured<O: Offline>(
                 (scorer.sequence_scores(&run.learner.ctx, &run.learner.policy.weights, &sequences)?, None)
             }
         };
-        let loss = match metrics.needs_loss() {
-            true => find(&O::evaluate(&run.config, &run.learner, scorer, rows)?, "loss"),
-            false => None,
+        let loss = if metrics.needs_loss() {
+            find(&O::evaluate(&run.config, &run.learner, scorer, rows)?, "loss")
+        } else {
+            None
         };
         metrics.batch(EvalBatch { ids, learned, outputs, vocab, pad, loss }).context(MetricsFailed)?;
     }

@@ -56,9 +56,10 @@ pub fn difference(recorded: &Path, remade: &Path, step: u64, of: OfRun<'_>) -> a
     for name in names {
         let place = recorded.join(&name).display().to_string();
         let (a, b) = (in_recorded.contains(&name), in_remade.contains(&name));
-        let found = match a && b {
-            true => file(&name, &recorded.join(&name), &remade.join(&name), of).with_context(|| place.clone())?,
-            false => Some(only_in_one(a, b)),
+        let found = if a && b {
+            file(&name, &recorded.join(&name), &remade.join(&name), of).with_context(|| place.clone())?
+        } else {
+            Some(only_in_one(a, b))
         };
         if let Some(found) = found {
             let within = found.place.map_or_else(|| place.clone(), |within| format!("{place}, {within}"));
@@ -109,9 +110,10 @@ fn names(dir: &Path) -> anyhow::Result<BTreeSet<String>> {
         let place = dir.join(&below);
         for entry in disk::read_dir(&place).with_context(|| place.display().to_string())? {
             let path = below.join(entry.file_name());
-            match entry.is_dir() {
-                true => open.push(path),
-                false => drop(names.insert(path.to_string_lossy().into_owned())),
+            if entry.is_dir() {
+                open.push(path);
+            } else {
+                names.insert(path.to_string_lossy().into_owned());
             }
         }
     }

@@ -120,9 +120,10 @@ impl RecordedRun {
         let Some((_, path)) = self.checkpoints.last() else { return Ok(()) };
         let task = RunState::read(path)?.task;
         let has_function = [task.get("has_program"), task.pointer("/pipeline/has_program")];
-        match has_function.into_iter().flatten().any(|value| value == true) {
-            true => missing("the completions come from a function of a program (rollout_func), which is not here"),
-            false => Ok(()),
+        if has_function.into_iter().flatten().any(|value| value == true) {
+            missing("the completions come from a function of a program (rollout_func), which is not here")
+        } else {
+            Ok(())
         }
     }
 
@@ -172,9 +173,8 @@ impl RecordedRun {
         }
         // Records of older versions may name fewer files.
         let is_same = self.is_of_same_build();
-        let all = |recorded: &[FileHash], found: &[FileHash]| match is_same {
-            true => filled(recorded, found),
-            false => recorded.to_vec(),
+        let all = |recorded: &[FileHash], found: &[FileHash]| {
+            if is_same { filled(recorded, found) } else { recorded.to_vec() }
         };
         compare(&source.dir, &all(&self.record.model, &found), &found, report);
         if let Some(dir) = self.reference()? {

@@ -98,7 +98,9 @@ fn a_result_has_the_files_of_its_checkpoint_and_texts_beside_them() {
     proven(&root, "the result as it was");
     // All at once, as of a directory that was emptied.
     let kept: Vec<Vec<u8>> = model.iter().map(|path| fs::read(path).unwrap()).collect();
-    model.iter().for_each(|path| fs::remove_file(path).unwrap());
+    for path in &model {
+        fs::remove_file(path).unwrap();
+    }
     assert_eq!(convicted(&root, "an empty directory").kind, "file");
     model.iter().zip(kept).for_each(|(path, bytes)| fs::write(path, bytes).unwrap());
     proven(&root, "the result as it was");

@@ -83,7 +83,9 @@ fn record(root: &Path, groups: &[Group]) {
         fs::remove_file(root.join(name)).unwrap();
     }
     let mut bytes = Vec::new();
-    groups.iter().for_each(|group| group.write(&mut bytes));
+    for group in groups {
+        group.write(&mut bytes);
+    }
     GroupLog::open(&root.join("rollouts.bin")).unwrap().append(&bytes).unwrap();
 }
 

@@ -28,7 +28,9 @@ pub(super) fn head_pieces(groups: &[u32]) -> Vec<(Range<usize>, Vec<u32>)> {
             }
         }
     }
-    out.iter_mut().for_each(|(piece, groups)| groups.push(piece.len() as u32));
+    for (piece, groups) in &mut out {
+        groups.push(piece.len() as u32);
+    }
     out
 }
 

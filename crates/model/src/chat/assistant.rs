@@ -31,10 +31,8 @@ impl PromptEncoder<'_> {
         let messages = [prompt, completion].concat();
         let chat = self.whole(&messages);
         let (name, has_marks) = template.for_training(chat.tools.is_some())?;
-        let (ids, mask) = match has_marks {
-            true => self.marked(template, &name, &chat)?,
-            false => self.found(template, &name, &chat)?,
-        };
+        let (ids, mask) =
+            if has_marks { self.marked(template, &name, &chat)? } else { self.found(template, &name, &chat)? };
         if !mask.contains(&true) {
             return Err(Error::Value(
                 "no token of the conversation is an assistant's: leave the row out, or assistant_only_loss".into(),
@@ -101,7 +99,9 @@ impl PromptEncoder<'_> {
                     i + 1
                 )));
             }
-            own.into_iter().for_each(|at| mask[at] = true);
+            for at in own.into_iter() {
+                mask[at] = true;
+            }
         }
         Ok((ids, mask))
     }

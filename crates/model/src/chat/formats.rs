@@ -48,19 +48,13 @@ fn while_in(text: &str, belongs: impl Fn(char) -> bool) -> (&str, &str) {
 
 /// A number at the beginning of a text, or a `*`.
 fn size(text: &str) -> (Option<&str>, &str) {
-    let (digits, rest) = match text.starts_with('*') {
-        true => text.split_at(1),
-        false => while_in(text, |c| c.is_ascii_digit()),
-    };
+    let (digits, rest) = if text.starts_with('*') { text.split_at(1) } else { while_in(text, |c| c.is_ascii_digit()) };
     (Some(digits).filter(|digits| !digits.is_empty()), rest)
 }
 
 /// Python's `format % values`: a tuple gives several values, a dictionary gives them by name.
 pub(super) fn percent(text: &str, values: &Value) -> Result<String, Error> {
-    let of_tuple: Vec<Value> = match values.is_tuple() {
-        true => values.try_iter()?.collect(),
-        false => vec![values.clone()],
-    };
+    let of_tuple: Vec<Value> = if values.is_tuple() { values.try_iter()?.collect() } else { vec![values.clone()] };
     let mut left = of_tuple.into_iter();
     let mut next = || left.next().ok_or_else(|| refused("%: not enough values for the format"));
     let (mut out, mut rest) = (String::new(), text);

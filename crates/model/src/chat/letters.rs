@@ -122,9 +122,10 @@ fn title_letter(c: char) -> Result<String, Error> {
 pub(super) fn title(text: &str) -> Result<String, Error> {
     let (mut out, mut in_word) = (String::with_capacity(text.len()), false);
     for c in text.chars() {
-        match in_word {
-            true => out.extend(c.to_lowercase()),
-            false => out.push_str(&title_letter(c)?),
+        if in_word {
+            out.extend(c.to_lowercase())
+        } else {
+            out.push_str(&title_letter(c)?)
         }
         in_word = c.is_lowercase() || c.is_uppercase() || is_title_letter(c);
     }

@@ -85,7 +85,9 @@ impl ChatTemplate {
     }
 
     fn named(mut sources: BTreeMap<String, String>, special: &SpecialTokens, time: PromptTime) -> Result<ChatTemplate> {
-        sources.values_mut().for_each(|source| *source = with_line_feeds(source));
+        for source in sources.values_mut() {
+            *source = with_line_feeds(source);
+        }
         let default = sources.get("default").filter(|source| !environment::marks_generation(source));
         let training = default.and_then(|source| training::version(source));
         let mut all = sources.clone();
@@ -132,10 +134,7 @@ impl ChatTemplate {
         }
         parts::refuse_media(chat.messages)?;
         let mut messages = chat.messages.iter().map(plain_message).collect::<Result<Vec<_>>>()?;
-        let continued = match chat.continue_final_message {
-            true => Some(mark_final(&mut messages)?),
-            false => None,
-        };
+        let continued = if chat.continue_final_message { Some(mark_final(&mut messages)?) } else { None };
         let mut variables = Map::new();
         variables.extend(self.special.named().map(|(name, token)| (name.to_owned(), token.into())));
         variables.extend(chat.kwargs.cloned().unwrap_or_default());

@@ -72,9 +72,10 @@ pub(crate) fn like_llama(f: &Fields<'_>, family: &'static Family, defaults: Defa
     let hidden_size = f.size("hidden_size", None)?;
     // Absent and null differ: absent takes the default of the family's configuration class, null means "as many as
     // heads".
-    let kv_default = match f.map.contains_key("num_key_value_heads") {
-        false => defaults.num_key_value_heads.unwrap_or(num_heads),
-        true => num_heads,
+    let kv_default = if !f.map.contains_key("num_key_value_heads") {
+        defaults.num_key_value_heads.unwrap_or(num_heads)
+    } else {
+        num_heads
     };
     let num_kv_heads = f.size("num_key_value_heads", Some(kv_default))?;
     if num_heads % num_kv_heads != 0 {
@@ -141,9 +142,10 @@ pub(crate) fn like_llama(f: &Fields<'_>, family: &'static Family, defaults: Defa
 
 /// An error if the boolean field `key` is not `value`: the family's weights support no other value.
 pub(crate) fn only(f: &Fields<'_>, family: &Family, key: &str, value: bool) -> Result<()> {
-    match f.bool(key, value)? == value {
-        true => Ok(()),
-        false => Err(f.error(key, format!("is not supported for {}; supported: {value}", family.model_type))),
+    if f.bool(key, value)? == value {
+        Ok(())
+    } else {
+        Err(f.error(key, format!("is not supported for {}; supported: {value}", family.model_type)))
     }
 }
 

@@ -27,9 +27,10 @@ fn read(f: &Fields<'_>, family: &'static Family) -> Result<ModelConfig> {
     c.attention_output_bias = c.attention_bias;
     c.mlp_bias = f.bool("mlp_bias", false)?;
     c.layer_ropes = ropes(f, c.num_layers)?;
-    let window = match f.bool("use_sliding_window", false)? && f.get("sliding_window").is_some() {
-        true => Some(f.size("sliding_window", None)?),
-        false => None,
+    let window = if f.bool("use_sliding_window", false)? && f.get("sliding_window").is_some() {
+        Some(f.size("sliding_window", None)?)
+    } else {
+        None
     };
     let slides = match slides(f, c.num_layers)? {
         Some(slides) => slides,

@@ -46,10 +46,7 @@ pub(super) fn forward(
 
     let low_rank = pass.low_rank(layer, Linears::Qkv);
     let rounds = config.compute != DType::F32;
-    let mut qkv = match rounds {
-        false => s.qkv.rows_mut(0..n),
-        true => scratch.wide.view_mut(n, config.qkv_width()),
-    };
+    let mut qkv = if !rounds { s.qkv.rows_mut(0..n) } else { scratch.wide.view_mut(n, config.qkv_width()) };
     let h = scratch.normed.rows(0..n);
     match (&w.qk_norm, &mut s.raw_qkv) {
         (Some((q_weight, k_weight)), Some((raw, rstd))) => {
@@ -70,18 +67,13 @@ pub(super) fn forward(
         }
         _ => w.qkv.forward(ctx, h, low_rank, qkv.reborrow())?,
     }
-    match rounds {
-        false => rope::forward(ctx, rotate(pass, layer, s.qkv.rows_mut(0..n)))?,
-        true => {
-            let (heads, head_dim, positions) =
-                (config.num_heads + config.num_kv_heads, config.head_dim, rows.positions);
-            let (x, y, table) = (
-                scratch.wide.view(n, config.qkv_width()),
-                s.qkv.rows_mut(0..n),
-                pass.rope.of(config.layer_ropes[layer]),
-            );
-            rope::forward_into(ctx, rope::RotateInto { x, y, heads, head_dim, positions, table })?;
-        }
+    if !rounds {
+        rope::forward(ctx, rotate(pass, layer, s.qkv.rows_mut(0..n)))?
+    } else {
+        let (heads, head_dim, positions) = (config.num_heads + config.num_kv_heads, config.head_dim, rows.positions);
+        let (x, y, table) =
+            (scratch.wide.view(n, config.qkv_width()), s.qkv.rows_mut(0..n), pass.rope.of(config.layer_ropes[layer]));
+        rope::forward_into(ctx, rope::RotateInto { x, y, heads, head_dim, positions, table })?;
     }
     write_kv(pass, layer, s, pages)?;
     let attend = attention::Forward {

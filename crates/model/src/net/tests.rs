@@ -191,12 +191,11 @@ fn gradients_are_of_the_adapter_that_computed_them() {
         assert_eq!(tape.d_hidden_mut().shape(), [3, 6]);
         tape.d_hidden_mut().fill(1.0);
         let done = super::backward(&ctx, model, &rope, &tensors, &mut tape, &mut grads);
-        match adapted == trained {
-            true => assert!(done.is_ok()),
-            false => {
-                let error = done.unwrap_err().to_string();
-                assert!(error.contains("backward: weights and gradients are not of the same adapter"), "{error}");
-            }
+        if adapted == trained {
+            assert!(done.is_ok())
+        } else {
+            let error = done.unwrap_err().to_string();
+            assert!(error.contains("backward: weights and gradients are not of the same adapter"), "{error}");
         }
     }
 }

@@ -100,7 +100,9 @@ pub(crate) struct AdapterFilesMut<'a>(pub &'a mut Params);
 fn of_adapter(params: &Params) -> Vec<TensorSpec> {
     let mut specs = listed(params, Some(Role::Base));
     specs.retain(|s| s.name == SCORES);
-    specs.iter_mut().for_each(|s| s.name.insert_str(0, PREFIX));
+    for s in &mut specs {
+        s.name.insert_str(0, PREFIX);
+    }
     specs.extend(listed(params, Some(Role::Adapter)));
     specs
 }

@@ -108,13 +108,14 @@ impl LoraConfig {
             },
             TargetModules::Regex(pattern) => {
                 let regex = Whole::new(pattern)?;
-                match modules.iter().any(|m| regex.matches(m)) {
-                    true => Ok(()),
-                    false => bad(format!(
+                if modules.iter().any(|m| regex.matches(m)) {
+                    Ok(())
+                } else {
+                    bad(format!(
                         "`lora_target_modules`: `{pattern}` matches no linear layer of the model; their names \
-                         are like {}",
+                     are like {}",
                         modules.first().map_or("", |m| m)
-                    )),
+                    ))
                 }
             }
         }
@@ -154,9 +155,10 @@ impl LoraConfig {
                     modules(config).map(|(module, _)| module).partition(|module| wanted(module));
                 let is_adapted = |last: &&str| adapted.iter().any(|module| names(last, module));
                 let short: Vec<&str> = LINEAR_MODULES.into_iter().filter(is_adapted).collect();
-                match others.iter().any(|other| short.iter().any(|last| names(last, other))) {
-                    true => adapted,
-                    false => short.into_iter().map(str::to_owned).collect(),
+                if others.iter().any(|other| short.iter().any(|last| names(last, other))) {
+                    adapted
+                } else {
+                    short.into_iter().map(str::to_owned).collect()
                 }
             }
         }

@@ -224,10 +224,13 @@ impl Params {
                 assert_eq!(data.len(), rows.len() * m.cols(), "{name}");
                 m.pack_rows(rows.start, data);
             }
-            SlotMut::Vector(v) if rows.end <= v.shape()[0] => match rounded {
-                true => v.rows_mut(rows).copy_from_f32(&kernels::tensor::rounded_to_bf16(data)),
-                false => v.rows_mut(rows).copy_from_f32(data),
-            },
+            SlotMut::Vector(v) if rows.end <= v.shape()[0] => {
+                if rounded {
+                    v.rows_mut(rows).copy_from_f32(&kernels::tensor::rounded_to_bf16(data))
+                } else {
+                    v.rows_mut(rows).copy_from_f32(data)
+                }
+            }
             _ => return false,
         }
         true

@@ -456,7 +456,9 @@ mod tests {
             let before: Vec<Vec<f32>> = held.params.tensors().iter().map(|t| t.to_vec_f32()).collect();
             slots.update(|p| add(p, leaves)).unwrap();
             for (_, tensor) in expected.iter_mut().enumerate().filter(|(i, _)| !leaves.contains(i)) {
-                tensor.iter_mut().for_each(|x| *x += 1.0);
+                for x in tensor.iter_mut() {
+                    *x += 1.0;
+                }
             }
             copied += leaves.iter().map(|&i| held.params.tensors()[i].bytes() as u64).sum::<u64>();
             assert_eq!(slots.bytes_copied(), copied);

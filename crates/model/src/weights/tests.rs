@@ -65,11 +65,10 @@ fn specs_follow_the_tensors() {
         assert_eq!(specs.len(), tensors.len());
         for (spec, tensor) in specs.iter().zip(tensors) {
             let rows = spec.parts.last().unwrap().rows.end;
-            match spec.matrix {
-                true => {
-                    assert_eq!(tensor.shape()[..2], [rows.div_ceil(32), spec.parts[0].shape[1]], "{spec:?}");
-                }
-                false => assert_eq!(tensor.shape(), [rows], "{spec:?}"),
+            if spec.matrix {
+                assert_eq!(tensor.shape()[..2], [rows.div_ceil(32), spec.parts[0].shape[1]], "{spec:?}");
+            } else {
+                assert_eq!(tensor.shape(), [rows], "{spec:?}")
             }
         }
     }

@@ -162,12 +162,11 @@ impl<'a> RowAdapters<'a> {
             RowAdapters::All(adapter) => Ok(*adapter),
             RowAdapters::Ranges(ranges, of_sequences) => {
                 let first = ranges.first().and_then(|&(_, of)| of_sequences[of]);
-                match ranges.iter().all(|&(_, of)| same(first, of_sequences[of])) {
-                    true => Ok(first),
-                    false => {
-                        let message = "gradients are those of one adapter, and the batch has several".into();
-                        Err(Error::Value { op: "backward", message })
-                    }
+                if ranges.iter().all(|&(_, of)| same(first, of_sequences[of])) {
+                    Ok(first)
+                } else {
+                    let message = "gradients are those of one adapter, and the batch has several".into();
+                    Err(Error::Value { op: "backward", message })
                 }
             }
         }

@@ -80,7 +80,9 @@ fn byte_pairs() -> Value {
 
 fn load_tokenizer(files: [(&str, Vec<u8>); 2]) {
     let dir = tempfile::tempdir().unwrap();
-    files.iter().for_each(|(name, bytes)| fs::write(dir.path().join(name), bytes).unwrap());
+    for (name, bytes) in &files {
+        fs::write(dir.path().join(name), bytes).unwrap();
+    }
     if let Ok(tokenizer) = Tokenizer::load(dir.path()) {
         let _ = tokenizer.encode("ab cd<e>").and_then(|ids| tokenizer.decode(&ids, true));
     }

@@ -69,7 +69,9 @@ fn child() {
     for tensor in weights.params.tensors() {
         for row in 0..tensor.shape()[0] {
             let data = tensor.rows(row..row + 1).to_vec_f32();
-            data.iter().for_each(|x| sum = sum.rotate_left(5) ^ u64::from(x.to_bits()));
+            for x in &data {
+                sum = sum.rotate_left(5) ^ u64::from(x.to_bits());
+            }
         }
     }
     let more = private().saturating_sub(before);

@@ -70,7 +70,9 @@ impl Builtin for Keyword {
             ));
         }
         if options.ignore_case {
-            words.iter_mut().for_each(|word| *word = word.to_lowercase());
+            for word in &mut words {
+                *word = word.to_lowercase();
+            }
         }
         Ok(Keyword { name, words, options })
     }
@@ -79,12 +81,11 @@ impl Builtin for Keyword {
 impl Keyword {
     fn score_of(&self, text: &str) -> f64 {
         let lower;
-        let text = match self.options.ignore_case {
-            true => {
-                lower = text.to_lowercase();
-                &lower
-            }
-            false => text,
+        let text = if self.options.ignore_case {
+            lower = text.to_lowercase();
+            &lower
+        } else {
+            text
         };
         let found = self.words.iter().filter(|word| self.occurs(word, text)).count();
         let share = found as f64 / self.words.len() as f64;

@@ -70,12 +70,11 @@ impl Builtin for ThinkAnswer {
 impl ThinkAnswer {
     fn score_of(&self, text: &str) -> f64 {
         let opened;
-        let text = match self.options.think_in_prompt {
-            true => {
-                opened = format!("{}{text}", self.tags[0]);
-                &opened
-            }
-            false => text,
+        let text = if self.options.think_in_prompt {
+            opened = format!("{}{text}", self.tags[0]);
+            &opened
+        } else {
+            text
         };
         // The tags are those of any case.
         let lower = text.to_ascii_lowercase();

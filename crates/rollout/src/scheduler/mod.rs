@@ -105,9 +105,10 @@ pub struct Counters {
 impl Counters {
     /// Counts a step whose forward pass took `time`.
     pub(crate) fn ran(&mut self, is_prefill: bool, time: Duration) {
-        let (steps, total) = match is_prefill {
-            true => (&mut self.prefill_steps, &mut self.prefill_time),
-            false => (&mut self.decode_steps, &mut self.decode_time),
+        let (steps, total) = if is_prefill {
+            (&mut self.prefill_steps, &mut self.prefill_time)
+        } else {
+            (&mut self.decode_steps, &mut self.decode_time)
         };
         *steps += 1;
         *total += time;

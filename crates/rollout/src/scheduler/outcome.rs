@@ -65,10 +65,7 @@ impl Scheduler {
                 finish_reason: None,
             };
             if stop.stops(&group.request.sampling, s.known()) {
-                match group.request.pause_on_stop {
-                    true => self.pause(id),
-                    false => self.finish(id, FinishReason::Stop),
-                }
+                if group.request.pause_on_stop { self.pause(id) } else { self.finish(id, FinishReason::Stop) }
             } else if self.is_full(id) {
                 self.finish(id, FinishReason::Length);
             } else if self.tokens_wanted(id) == 0 {
@@ -125,12 +122,11 @@ impl Scheduler {
         for &token in tokens {
             s.push(token, 0.0, false, version);
         }
-        match self.is_full(id) {
-            true => self.finish(id, FinishReason::Length),
-            false => {
-                self.leave(id, State::Waiting);
-                self.extended.push_back(id);
-            }
+        if self.is_full(id) {
+            self.finish(id, FinishReason::Length)
+        } else {
+            self.leave(id, State::Waiting);
+            self.extended.push_back(id);
         }
     }
 

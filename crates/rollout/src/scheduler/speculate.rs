@@ -88,9 +88,10 @@ impl Scheduler {
     fn rows_for(&self, id: usize, live: usize) -> usize {
         let most = (ROWS.min(self.limits.max_rows) / live).saturating_sub(1);
         let s = &self.sequences[id];
-        match self.blocks.available() > self.running.len() {
-            true => most,
-            false => most.min((s.blocks.len() * BLOCK).saturating_sub(s.known().len())),
+        if self.blocks.available() > self.running.len() {
+            most
+        } else {
+            most.min((s.blocks.len() * BLOCK).saturating_sub(s.known().len()))
         }
     }
 

@@ -74,9 +74,10 @@ fn what_stops_after_some_tokens_has_the_bits_of_what_never_stops() {
                 engine.set_detokenizer(Arc::new(Letters));
                 let mut reference = poisoned(&ctx, weights, roomy(200));
                 reference.set_detokenizer(Arc::new(Letters));
-                let whole = match sampling.stop_strings.is_empty() {
-                    true => whole.clone(),
-                    false => reference.generate(weights, load(&sampling)).unwrap(),
+                let whole = if sampling.stop_strings.is_empty() {
+                    whole.clone()
+                } else {
+                    reference.generate(weights, load(&sampling)).unwrap()
                 };
                 let mut same = |_| Models::from(weights);
                 let mut made = in_chunks(&mut engine, &mut same, load(&sampling), chunk, last);

@@ -347,9 +347,10 @@ fn a_turn_computes_only_its_new_tokens() {
         let turn = c.mask[..said - 1].windows(2).filter(|pair| pair[0] && !pair[1]).count() + 1;
         engine.submit(request(9, &prompt(VOCAB, 50 + turn, 500), 1, sampling(5))).unwrap();
         run(&mut engine, &weights);
-        match turn == TURNS {
-            true => assert!(engine.finish(id)),
-            false => assert!(engine.extend(id, &prompt(VOCAB, turn, 20).ids)),
+        if turn == TURNS {
+            assert!(engine.finish(id))
+        } else {
+            assert!(engine.extend(id, &prompt(VOCAB, turn, 20).ids))
         }
         if turn == TURNS {
             crowded = engine.step(&weights).unwrap().pop();

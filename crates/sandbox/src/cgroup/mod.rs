@@ -113,10 +113,7 @@ impl Cgroups {
         admitted?;
         let path = cgroup.path.clone();
         drop(cgroup);
-        match status.success() && !path.exists() {
-            true => Ok(()),
-            false => Err(Error::other("it cannot be used")),
-        }
+        if status.success() && !path.exists() { Ok(()) } else { Err(Error::other("it cannot be used")) }
     }
 
     /// Makes the cgroup of a program.

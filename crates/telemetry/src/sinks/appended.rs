@@ -89,10 +89,8 @@ impl Appended {
                 self.len
             )));
         }
-        let whole_range = |kept: Vec<u8>| match kept.len() as u64 == recorded {
-            true => Ok(kept),
-            false => Err(ErrorKind::UnexpectedEof.into()),
-        };
+        let whole_range =
+            |kept: Vec<u8>| if kept.len() as u64 == recorded { Ok(kept) } else { Err(ErrorKind::UnexpectedEof.into()) };
         let kept = disk::read_range(&self.file, 0, recorded).and_then(whole_range);
         let kept = kept.map_err(Error::io("read", &self.path))?;
         let end = whole(&kept) as u64;

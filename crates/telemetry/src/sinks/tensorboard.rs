@@ -62,9 +62,10 @@ impl TensorBoardSink {
         double(&mut event, 1, since_1970().as_secs_f64());
         bytes(&mut event, 3, b"brain.Event:2");
         self.file.append(&record(&event))?;
-        match self.hparams.is_empty() {
-            true => Ok(()),
-            false => self.append(since_1970().as_secs_f64(), 0, &summary::hparams(&self.hparams)),
+        if self.hparams.is_empty() {
+            Ok(())
+        } else {
+            self.append(since_1970().as_secs_f64(), 0, &summary::hparams(&self.hparams))
         }
     }
 

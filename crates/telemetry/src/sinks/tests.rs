@@ -40,7 +40,9 @@ fn checkpoint(step: u64) -> EventKind {
 #[test]
 fn every_sink_hears_everything_and_failures_are_reported_once() {
     let (sinks, heard) = (Sinks::new(), [(); 2].map(|()| Arc::new(Mutex::new(Vec::new()))));
-    heard.iter().for_each(|list| sinks.add(Keep(Arc::clone(list))));
+    for list in &heard {
+        sinks.add(Keep(Arc::clone(list)));
+    }
     sinks.emit(checkpoint(1)).unwrap();
     sinks.clone().info("from another handle");
     // Where nobody listens to an error, whoever emits next does.

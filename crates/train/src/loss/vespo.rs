@@ -38,9 +38,10 @@ impl Vespo {
 
     /// The weight φ(w) of the sequence's tokens, for this advantage.
     pub fn phi(&self, config: &LossConfig, advantage: f64) -> f64 {
-        let (k, lambda) = match advantage >= 0.0 {
-            true => (config.vespo_k_pos, config.vespo_lambda_pos),
-            false => (config.vespo_k_neg, config.vespo_lambda_neg),
+        let (k, lambda) = if advantage >= 0.0 {
+            (config.vespo_k_pos, config.vespo_lambda_pos)
+        } else {
+            (config.vespo_k_neg, config.vespo_lambda_neg)
         };
         let lambda = lambda.max(1e-4);
         let phi = libm::exp(lambda + k * self.log_weight - lambda * libm::exp(self.log_weight));

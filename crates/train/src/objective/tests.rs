@@ -90,15 +90,12 @@ fn each_loss_accepts_its_kind_and_refuses_the_other() {
     for (name, loss) in all() {
         let (of_samples, of_pairs) = (loss.check(samples[..].into()), loss.check(pairs[..].into()));
         let told = |result: Result<()>| result.map_err(|e| e.to_string());
-        match loss.is_of_pairs() {
-            true => {
-                assert_eq!(told(of_pairs), Ok(()), "{name}");
-                assert_eq!(told(of_samples), Err("the loss is of pairs, and there are none".into()), "{name}");
-            }
-            false => {
-                assert_eq!(told(of_samples), Ok(()), "{name}");
-                assert_eq!(told(of_pairs), Err("the loss is not of pairs".into()), "{name}");
-            }
+        if loss.is_of_pairs() {
+            assert_eq!(told(of_pairs), Ok(()), "{name}");
+            assert_eq!(told(of_samples), Err("the loss is of pairs, and there are none".into()), "{name}");
+        } else {
+            assert_eq!(told(of_samples), Ok(()), "{name}");
+            assert_eq!(told(of_pairs), Err("the loss is not of pairs".into()), "{name}");
         }
     }
 }

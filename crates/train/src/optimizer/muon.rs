@@ -167,7 +167,9 @@ impl Rule for Muon {
         for Part { name, shape, .. } in parts {
             let read = |params: &Params| params.read(&name).expect("a tensor of this name");
             let (mut buffer, mut update) = (read(buffers), read(grads));
-            update.iter_mut().for_each(|g| *g *= clip);
+            for g in &mut update {
+                *g *= clip;
+            }
             let mut param = read(masters.as_deref().unwrap_or(weights.current()));
             let rates = [learning_rate, config.weight_decay];
             self.matrix_step(ctx, &mut iterations, [shape[0], shape[1]], rates, &mut param, &mut buffer, &mut update)?;
@@ -240,7 +242,9 @@ impl NewtonSchulz {
         let Some(at) = at else { return Ok(()) };
         let shape = &mut self.shapes[at];
         let norm = u.iter().map(|&x| f64::from(x) * f64::from(x)).sum::<f64>().sqrt().max(config.eps) as f32;
-        u.iter_mut().for_each(|x| *x /= norm);
+        for x in u.iter_mut() {
+            *x /= norm;
+        }
         let mut x = if rows > cols { transpose(u, rows, cols) } else { u.to_vec() };
         for _ in 0..config.ns_steps {
             shape.iterate(ctx, &mut x)?;
@@ -307,7 +311,9 @@ mod tests {
         let (m, n) = (rows.min(cols), rows.max(cols));
         let mut x = if rows > cols { transposed(u, rows, cols) } else { u.to_vec() };
         let norm = x.iter().map(|x| x * x).sum::<f64>().sqrt().max(1e-7);
-        x.iter_mut().for_each(|x| *x /= norm);
+        for x in &mut x {
+            *x /= norm;
+        }
         let [a, b, c] = COEFFICIENTS.map(f64::from);
         for _ in 0..steps {
             let gram = matmul(&x, &transposed(&x, m, n), m, n, m);

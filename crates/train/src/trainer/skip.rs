@@ -55,9 +55,10 @@ impl Skipped {
 
     /// The groups to compute, with placeholders without completions at the indices of skipped groups.
     pub(crate) fn others<'g, 'a>(&self, groups: &'g [PromptGroup<'a>]) -> Cow<'g, [PromptGroup<'a>]> {
-        match self.groups.is_empty() {
-            true => Cow::Borrowed(groups),
-            false => Cow::Owned(only(groups, |place| self.groups.binary_search(&place).is_err())),
+        if self.groups.is_empty() {
+            Cow::Borrowed(groups)
+        } else {
+            Cow::Owned(only(groups, |place| self.groups.binary_search(&place).is_err()))
         }
     }
 }

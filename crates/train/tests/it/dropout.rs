@@ -138,7 +138,9 @@ fn the_gradient_is_that_of_the_pass_with_dropout() {
     let gradient = |dropout: f64, supervised: bool, seed: u64| {
         let mut weights = adapted(&ctx, dropout);
         let mut samples = samples(&ctx, &weights);
-        samples.iter_mut().for_each(|s| s.advantage = Advantage::Sequence(1.0));
+        for s in &mut samples {
+            s.advantage = Advantage::Sequence(1.0);
+        }
         samples.retain(|s| s.completion.len() == 3 || s.completion.len() == 20);
         for sample in &mut samples {
             sample.completion.truncate(3);

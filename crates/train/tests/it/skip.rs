@@ -227,7 +227,9 @@ fn a_batch_of_which_nothing_is_left_still_steps() {
 #[test]
 fn the_first_step_may_compute_nothing() {
     let change = |samples: &mut Vec<Sample>| {
-        samples.iter_mut().for_each(|s| s.group += 1);
+        for s in samples.iter_mut() {
+            s.group += 1;
+        }
         without(&[1, 2, 3, 4])(samples);
     };
     let metrics = same("nothing", Isa::best(), DType::F32, &config(Objective::Policy(dapo())), &change);

@@ -91,9 +91,10 @@ impl Family {
             };
             return rloo::compute(&matrix, samples, &rewards);
         }
-        match config["multi_objective_aggregation"] == "normalize_then_sum" {
-            true => gdpo::compute(&matrix),
-            false => advantages::compute(&matrix, ScaleRewards::Group),
+        if config["multi_objective_aggregation"] == "normalize_then_sum" {
+            gdpo::compute(&matrix)
+        } else {
+            advantages::compute(&matrix, ScaleRewards::Group)
         }
     }
 
@@ -131,14 +132,15 @@ impl Family {
                 entropy_target: of("entropy_target", EntropyConfig::default().entropy_target),
                 ..EntropyConfig::default()
             },
-            importance_sampling: match flag(config, "vllm") {
-                false => Correction::default(),
-                true => Correction {
+            importance_sampling: if !flag(config, "vllm") {
+                Correction::default()
+            } else {
+                Correction {
                     enabled: true,
                     mode: get(&config["vllm_importance_sampling_mode"]),
                     clip_max: config["vllm_importance_sampling_clip_max"].as_f64(),
                     clip_min: config["vllm_importance_sampling_clip_min"].as_f64(),
-                },
+                }
             },
             ..default
         })

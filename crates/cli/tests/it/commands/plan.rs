@@ -213,7 +213,9 @@ fn what_the_sampler_of_a_configuration_holds_is_counted() {
     std::fs::write(root.join("data.jsonl"), "{\"prompt\":\"abc\"}\n".repeat(8)).unwrap();
     let scratch = |set: &[&str]| {
         let mut all = vec!["--device", "cuda-emulated", "--reward", "length:10"];
-        set.iter().for_each(|pair| all.extend(["--set", pair]));
+        for pair in set {
+            all.extend(["--set", pair]);
+        }
         plan(root, &all).0["scratch of operations"].as_u64().unwrap()
     };
     let drawn = |key: &str| scratch(&["dataset_name=data.jsonl", "generation_batch_size=64", "num_generations=8", key]);

@@ -21,7 +21,9 @@ fn has_all(model: &Path, written: &Path, is_adapter: bool) {
 fn checkpoints_results_and_merged_models_have_all_listed_files() {
     let dir = conversations();
     let (root, model) = (dir.path(), dir.path().join("model"));
-    OTHERS.iter().for_each(|name| fs::write(model.join(name), "{}").unwrap());
+    for name in &OTHERS {
+        fs::write(model.join(name), "{}").unwrap();
+    }
     fs::write(model.join("additional_chat_templates/notes.txt"), "mine").unwrap();
     for (kind, command, own) in KINDS {
         good(root, &arguments(command, kind, &keys(command, own)));

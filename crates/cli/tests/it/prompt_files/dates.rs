@@ -11,7 +11,9 @@ const LATER: u64 = 800 * 86_400;
 fn begun_in_the_past(root: &Path, command: &str, out: &str, set: &[&str], more: &[&str]) {
     good(root, &arguments(command, out, set));
     let run = root.join(out);
-    ["checkpoints", "model"].iter().for_each(|name| fs::remove_dir_all(run.join(name)).unwrap());
+    for name in &["checkpoints", "model"] {
+        fs::remove_dir_all(run.join(name)).unwrap();
+    }
     first_start_at(&run, PAST);
     good(root, &[&[command, "--resume", out], more].concat());
     assert!(record(&run)["starts"].as_array().unwrap().iter().all(|start| start["prompt_time_s"] == PAST));
@@ -88,7 +90,9 @@ fn supervised_runs_keep_the_date_too() {
         };
         assert_eq!(of("whole"), of("resumed"), "{kind}");
         assert_ne!(of("whole"), of("now"), "{kind}: the year is part of what is learned");
-        ["whole", "resumed", "now"].iter().for_each(|run| fs::remove_dir_all(root.join(run)).unwrap());
+        for run in &["whole", "resumed", "now"] {
+            fs::remove_dir_all(root.join(run)).unwrap();
+        }
     }
 }
 

@@ -117,7 +117,9 @@ impl World {
             let _ = fs::remove_dir_all(self.root().join(old));
         }
         assert!(Command::new("cp").arg("-a").arg(from).arg(&run).status().unwrap().success());
-        ["report", "board"].iter().for_each(|made| fs::create_dir(self.root().join(made)).unwrap());
+        for made in &["report", "board"] {
+            fs::create_dir(self.root().join(made)).unwrap();
+        }
         run
     }
 

@@ -161,7 +161,9 @@ pub fn files(run: &Path) -> BTreeMap<String, Vec<u8>> {
             let mut state: Map<String, Value> = serde_json::from_slice(&bytes).unwrap();
             // Lengths of logs that hold times, written with more digits or fewer; and the instruction set: of two with
             // the same bits each process measures which is faster (`Isa::best`).
-            ["log_bytes", "xxh3", "isa"].iter().for_each(|name| drop(state.remove(*name).unwrap()));
+            for name in &["log_bytes", "xxh3", "isa"] {
+                drop(state.remove(*name).unwrap());
+            }
             let unlogged = state.remove("unlogged").unwrap().as_object().unwrap().clone();
             state.insert("unlogged".into(), lasting(unlogged).into());
             bytes = Value::Object(state).to_string().into_bytes();

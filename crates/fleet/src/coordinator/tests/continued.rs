@@ -49,9 +49,10 @@ fn a_run_that_was_to_end_goes_on_with_the_weights_of_its_end() {
         assert!(next.starts_with("publish 5") && (next.ends_with(&expected) || there > 1), "{case}: {next}");
         // Without that rule the weights before it are needed, which nobody has.
         let (begun, run) = start(Continued::default());
-        match there == k {
-            true => assert_eq!(begun, offers, "{case}"),
-            false => assert!(begun.ends_with("which is gone") && run.0.has_ended(), "{case}: {begun}"),
+        if there == k {
+            assert_eq!(begun, offers, "{case}")
+        } else {
+            assert!(begun.ends_with("which is gone") && run.0.has_ended(), "{case}: {begun}")
         }
     }
 }

@@ -31,7 +31,9 @@ impl Post {
 
     fn message(&self, subject: &str, headers: &[(&str, &str)], payload: Vec<u8>) -> Message {
         let mut all = HeaderMap::new();
-        headers.iter().for_each(|(name, value)| all.insert(*name, *value));
+        for (name, value) in headers {
+            all.insert(*name, *value);
+        }
         let message = async_nats::Message {
             subject: subject.into(),
             reply: None,

@@ -308,11 +308,10 @@ fn holder_with(locks: &Locks, path: &Path) -> Result<Option<Holder>> {
         Err(e) if e.kind() == ErrorKind::NotFound => return Ok(None),
         file => file.or_io("open", path)?,
     };
-    match locks.is_held(&file, path, owner).or_io("lock", path)? {
-        false => Ok(None),
-        true => {
-            let text = read_at_most(path, disk::most::STATE)?.unwrap_or_default();
-            Ok(Some(Holder::parse(&text).unwrap_or_default()))
-        }
+    if !locks.is_held(&file, path, owner).or_io("lock", path)? {
+        Ok(None)
+    } else {
+        let text = read_at_most(path, disk::most::STATE)?.unwrap_or_default();
+        Ok(Some(Holder::parse(&text).unwrap_or_default()))
     }
 }

@@ -49,7 +49,9 @@ fn a_job_goes_its_way_and_only_this_user_can_read_it() {
     worker.report(&WorkerStatus::default()).unwrap();
     assert_eq!(learner.poll().unwrap(), [Event::Joined(name("dev1"))]);
     let jobs = [job(0, "fast"), job(1, "quality"), job(2, "fast")];
-    jobs.iter().for_each(|job| learner.offer(job).unwrap());
+    for job in &jobs {
+        learner.offer(job).unwrap();
+    }
     assert_eq!(worker.claim(&["quality".to_owned()]).unwrap().as_ref(), Some(&jobs[1]));
     assert_eq!(worker.claim(&["quality".to_owned()]).unwrap(), None);
     assert_eq!(learner.poll().unwrap(), [Event::Claimed(name("dev1"), jobs[1].name)]);

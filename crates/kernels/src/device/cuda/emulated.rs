@@ -87,9 +87,10 @@ fn compile(source: &Source) -> Outcome<Module> {
         let _ = std::fs::remove_file(&input);
         let run = run.map_err(|e| format!("{compiler}: {e}"))?;
         let said = String::from_utf8_lossy(&run.stderr);
-        match run.status.success() {
-            true => Ok(()),
-            false => Err(format!("{compiler} refused {}.cu:\n{}", source.name, said.trim())),
+        if run.status.success() {
+            Ok(())
+        } else {
+            Err(format!("{compiler} refused {}.cu:\n{}", source.name, said.trim()))
         }
     })?;
     let fail = |e: libloading::Error| format!("{}: {e}", path.display());

@@ -202,7 +202,9 @@ mod tests {
         locks.clear();
         remove_left_behind(&dir);
         assert!(!path("lockstep-89abcdef-2-0", "slot").exists(), "its writer is gone now");
-        [dir, elsewhere].iter().for_each(|dir| fs::remove_dir_all(dir).unwrap());
+        for dir in &[dir, elsewhere] {
+            fs::remove_dir_all(dir).unwrap();
+        }
     }
 
     #[test]

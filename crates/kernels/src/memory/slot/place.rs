@@ -132,9 +132,10 @@ impl Place {
     }
 
     pub(super) fn no_room(&self, length: usize, error: &std::io::Error) -> Error {
-        let fix = match self.owned.is_some() {
-            true => "give weights_dir a directory with more room",
-            false => "use a smaller max_staleness, or a container with more memory",
+        let fix = if self.owned.is_some() {
+            "give weights_dir a directory with more room"
+        } else {
+            "use a smaller max_staleness, or a container with more memory"
         };
         self.error(format!("there is no room for a slot of weights of {:.1} MB ({error}): {fix}", length as f64 / 1e6))
     }

@@ -14,9 +14,10 @@ pub(super) fn step(cuda: &Cuda, mut args: Step<'_>) -> Result<()> {
     let (param, grad) = (args.param.f32_at(cuda)?, args.grad.f32_at(cuda)?);
     let from = args.from.unwrap_or_else(|| args.param.view()).f32_at(cuda)?;
     let narrow = args.m.dtype() == DType::Bf16;
-    let (m, v) = match narrow {
-        true => (args.m.bf16_at(cuda), args.v.bf16_at(cuda)),
-        false => (args.m.f32_at(cuda)?, args.v.f32_at(cuda)?),
+    let (m, v) = if narrow {
+        (args.m.bf16_at(cuda), args.v.bf16_at(cuda))
+    } else {
+        (args.m.f32_at(cuda)?, args.v.f32_at(cuda)?)
     };
     let norm = args.norm.f32_at(cuda)?;
     let Factors { decay, blend, beta2, rest2, root, eps, step } = Factors::new(&args.hyper);

@@ -23,9 +23,10 @@ impl Geometry {
         Arg::U32(self.window.map_or(0, |window| u32::try_from(window).unwrap_or(0)))
     }
     fn fits(&self, cuda: &Cuda) -> Result<()> {
-        match self.head_dim > MOST_DIM {
-            true => Err(cuda.lacks(&format!("a head_dim of {}, above {MOST_DIM},", self.head_dim))),
-            false => Ok(()),
+        if self.head_dim > MOST_DIM {
+            Err(cuda.lacks(&format!("a head_dim of {}, above {MOST_DIM},", self.head_dim)))
+        } else {
+            Ok(())
         }
     }
 }

@@ -82,7 +82,9 @@ fn layout(groups: &[(usize, &[usize])], seed: u64) -> Layout {
     }
     l.table_len = tables.iter().map(Vec::len).max().unwrap_or(0);
     for mut table in tables {
-        table.iter_mut().for_each(|page| *page = number[*page as usize]);
+        for page in &mut table {
+            *page = number[*page as usize];
+        }
         table.resize(l.table_len, 0);
         l.tables.extend(table);
     }

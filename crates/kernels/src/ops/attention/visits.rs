@@ -192,7 +192,9 @@ mod tests {
             let (tables, table_len) = (tables.as_flattened(), 3);
             let places = Places { positions: &positions, tables_of_rows: &of_rows, tables, table_len };
             let mut pages = vec![Page::default(); 16];
-            written.iter().for_each(|&(page, end)| pages[page].end = end);
+            for &(page, end) in written {
+                pages[page].end = end;
+            }
             let group = Group::new(&Geometry { window, ..WIDE }, &places, 0..positions.len(), &mut pages);
             let part = group.whole();
             assert_eq!((part.rows.clone(), part.begins), (0..positions.len(), true));

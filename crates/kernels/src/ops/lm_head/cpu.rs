@@ -105,7 +105,9 @@ fn cut(rows: usize, segments: Option<&[u32]>) -> Vec<(Range<usize>, Vec<u32>)> {
             _ => out.push((step, vec![0])),
         }
     }
-    out.iter_mut().for_each(|(block, segments)| segments.push(block.len() as u32));
+    for (block, segments) in &mut out {
+        segments.push(block.len() as u32);
+    }
     out
 }
 

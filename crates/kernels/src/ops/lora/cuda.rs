@@ -169,7 +169,9 @@ mod tests {
             };
             backward(ctx, args)?;
             let mut all = results![y, d_x, d_a.data()];
-            d_b.iter().for_each(|d_b| all.extend(results![d_b.data()]));
+            for d_b in &d_b {
+                all.extend(results![d_b.data()]);
+            }
             Ok(all)
         });
     }

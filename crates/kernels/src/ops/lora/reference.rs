@@ -34,10 +34,7 @@ pub fn factors<F: Float>(p: f64, key: u64, samples: &[u32], positions: &[u32], b
 
 impl<F: Float> Block<F> {
     fn dropped(&self, x: &[F]) -> Vec<F> {
-        match self.factors.is_empty() {
-            true => x.to_vec(),
-            false => self.factors.iter().zip(x).map(|(&f, &x)| f * x).collect(),
-        }
+        if self.factors.is_empty() { x.to_vec() } else { self.factors.iter().zip(x).map(|(&f, &x)| f * x).collect() }
     }
 }
 

@@ -93,9 +93,10 @@ struct Parts {
 impl Parts {
     fn of(heads: usize, kv_heads: usize, head_dim: usize, q_weight: View<'_>) -> Parts {
         let width = (heads + 2 * kv_heads) * head_dim;
-        match q_weight.shape() == [head_dim] {
-            true => Parts { q: heads, k: kv_heads, q_dim: head_dim, k_dim: head_dim, width },
-            false => Parts { q: 1, k: 1, q_dim: heads * head_dim, k_dim: kv_heads * head_dim, width },
+        if q_weight.shape() == [head_dim] {
+            Parts { q: heads, k: kv_heads, q_dim: head_dim, k_dim: head_dim, width }
+        } else {
+            Parts { q: 1, k: 1, q_dim: heads * head_dim, k_dim: kv_heads * head_dim, width }
         }
     }
     fn normed(self) -> usize {

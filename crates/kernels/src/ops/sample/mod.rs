@@ -165,9 +165,6 @@ impl RowParams<'_> {
         if !(self.repetition_penalty > 0.0 && self.repetition_penalty.is_finite()) {
             return fail(format!("repetition_penalty is {}, expected above 0", self.repetition_penalty));
         }
-        match self.repetition_penalty != 1.0 {
-            true => expect_below(op, "history", self.history, vocab),
-            false => Ok(()),
-        }
+        if self.repetition_penalty != 1.0 { expect_below(op, "history", self.history, vocab) } else { Ok(()) }
     }
 }

@@ -25,7 +25,9 @@ pub fn distribution(logits: &[f64], params: &RowParams<'_>) -> Vec<f64> {
         let best = descending(&z)[0];
         return (0..z.len()).map(|id| f64::from(u8::from(id == best))).collect();
     }
-    z.iter_mut().for_each(|z| *z /= params.temperature);
+    for z in &mut z {
+        *z /= params.temperature;
+    }
     if params.top_k > 0 && params.top_k < z.len() {
         let least = z[descending(&z)[params.top_k - 1]];
         z.iter_mut().filter(|z| **z < least).for_each(|z| *z = f64::NEG_INFINITY);

@@ -143,7 +143,9 @@ fn draws_do_not_depend_on_threads_isa_or_batch() {
 fn chi_square(ids: &[u32], p: &[f64]) -> f64 {
     let n = ids.len() as f64;
     let mut counts = vec![0.0; p.len()];
-    ids.iter().for_each(|&id| counts[id as usize] += 1.0);
+    for &id in ids {
+        counts[id as usize] += 1.0;
+    }
     let (mut chi, mut bins, mut rare) = (0.0, 0.0, (0.0, 0.0));
     for (&count, &p) in counts.iter().zip(p) {
         if p * n >= 8.0 {

@@ -37,12 +37,13 @@ impl KeyValue for ScheduleKind {
             return Ok(kind.1);
         }
         let expected = format!("expected one of {}, got {value}", names(", "));
-        Err(match given.is_some_and(|name| OF_METRICS.contains(&name)) {
-            true => format!(
+        Err(if given.is_some_and(|name| OF_METRICS.contains(&name)) {
+            format!(
                 "{expected}: it follows a metric, while a schedule here is a function of the step, so that a resumed \
-                 run has it: take constant_with_warmup, or cosine_with_min_lr"
-            ),
-            false => expected,
+             run has it: take constant_with_warmup, or cosine_with_min_lr"
+            )
+        } else {
+            expected
         })
     }
     fn write(&self) -> Option<Value> {

@@ -85,7 +85,9 @@ fn ranges_hold_at_their_ends() {
         ("seed", &["0"]),
         ("stop", &["a"]),
     ] {
-        inside.iter().for_each(|text| assert_eq!(said(name, text), None, "{name} = {text}"));
+        for text in inside {
+            assert_eq!(said(name, text), None, "{name} = {text}");
+        }
     }
     for (name, text, words) in [
         ("learning_rate", "-1e-9", "`learning_rate` must be at least 0, but is -0.000000001"),

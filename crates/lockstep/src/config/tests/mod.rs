@@ -404,7 +404,9 @@ fn settings_of_weights_are_the_keys_that_decide_bits() {
         ("model_name_or_path", "/a/b"),
         ("dataset_name", "/a/d"),
     ];
-    free.iter().for_each(|&key| assert_eq!(of(&[key]), own, "{key:?}"));
+    for &key in &free {
+        assert_eq!(of(&[key]), own, "{key:?}");
+    }
     let decides = [
         ("learning_rate", "2e-6"),
         ("temperature", "0.5"),
@@ -414,7 +416,9 @@ fn settings_of_weights_are_the_keys_that_decide_bits() {
         ("max_steps", "9"),
     ];
     let named = |key: &str| of(&[(key, decides.iter().find(|(name, _)| *name == key).unwrap().1)]);
-    decides.iter().for_each(|(key, _)| assert!(named(key).contains(&format!("{key} = ")), "{key}"));
+    for (key, _) in &decides {
+        assert!(named(key).contains(&format!("{key} = ")), "{key}");
+    }
     // A program's place does not count, its name does.
     let reward = |path: &str| of(&[("reward_funcs", &format!("command:{path} -x"))]);
     assert_eq!(reward("/a/score.sh"), reward("/b/score.sh"));

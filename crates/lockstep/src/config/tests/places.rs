@@ -10,7 +10,9 @@ fn beside(text: &str, names: &[&str]) -> (tempfile::TempDir, Layers) {
     let dir = tempfile::tempdir().unwrap();
     let file = dir.path().join("c.toml");
     std::fs::write(&file, text).unwrap();
-    names.iter().for_each(|name| std::fs::write(dir.path().join(name), "").unwrap());
+    for name in names {
+        std::fs::write(dir.path().join(name), "").unwrap();
+    }
     let layers = Layers { file: Some(file), purpose: Purpose::Show, ..Layers::default() };
     (dir, layers)
 }

@@ -123,9 +123,10 @@ fn pair(row: &Value, of_reward: bool, encoder: &PromptEncoder<'_>) -> Outcome {
         Ok(pairs) => {
             let Pair { prompt, chosen, rejected, .. } = &pairs.all[0];
             let prompt = &prompt.ids[..];
-            Outcome::Pair(match of_reward {
-                true => vec![[prompt, chosen].concat(), [prompt, rejected].concat()],
-                false => vec![prompt.to_vec(), chosen.clone(), rejected.clone()],
+            Outcome::Pair(if of_reward {
+                vec![[prompt, chosen].concat(), [prompt, rejected].concat()]
+            } else {
+                vec![prompt.to_vec(), chosen.clone(), rejected.clone()]
             })
         }
     }

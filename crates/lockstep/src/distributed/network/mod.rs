@@ -86,9 +86,10 @@ impl Network {
     /// The address that workers are told.
     fn advertised(&self, bound: SocketAddr, server: &str) -> anyhow::Result<String> {
         if let Some(advertise) = &self.advertise {
-            return Ok(match advertise.rsplit_once(':').is_some_and(|(_, port)| port.parse::<u16>().is_ok()) {
-                true => advertise.clone(),
-                false => format!("{advertise}:{}", bound.port()),
+            return Ok(if advertise.rsplit_once(':').is_some_and(|(_, port)| port.parse::<u16>().is_ok()) {
+                advertise.clone()
+            } else {
+                format!("{advertise}:{}", bound.port())
             });
         }
         if !bound.ip().is_unspecified() {

@@ -25,9 +25,10 @@ fn group(number: u64) -> GroupJob {
 }
 
 fn payloads(config: &Config, chunks: bool) -> Payloads {
-    let sampling = match config.sampling_profiles.is_empty() {
-        true => SamplingPlan::alike(Arc::new(sampling(config, &[]))),
-        false => SamplingPlan::new(config, &[]).unwrap(),
+    let sampling = if config.sampling_profiles.is_empty() {
+        SamplingPlan::alike(Arc::new(sampling(config, &[])))
+    } else {
+        SamplingPlan::new(config, &[]).unwrap()
     };
     let plan = Plan { chunks, ..Plan::new(9, 2, 1) };
     Payloads::new(Chunks::new(&plan, chunks.then_some(3), 40), sampling)

@@ -62,7 +62,9 @@ fn scored(rewards: &mut [Box<dyn Reward>], order: &[usize]) -> ScoredRollouts {
         let scorer =
             RolloutScorer { rewards, weights: &weights, tokenizer: &tokenizer, step: 3, columns: GivenColumns::new() };
         let mut job = scorer.start(scope, &prompts, &[]).unwrap();
-        order.iter().for_each(|&i| job.group_ended(&groups[i]));
+        for &i in order {
+            job.group_ended(&groups[i]);
+        }
         job.finish(groups, BTreeMap::new()).unwrap()
     })
 }
@@ -244,7 +246,9 @@ fn groups_are_scored_while_the_engine_writes_others() {
                 assert_eq!(was_asked.recv_timeout(testing::HANG).unwrap(), format!("q{}", group.id - FIRST));
             }
             if ended == 2 {
-                prompts.iter().for_each(|_| answer.send(()).unwrap());
+                for _ in &prompts {
+                    answer.send(()).unwrap();
+                }
             }
         };
         let groups = engine.generate_with(&weights, requests, on_end).unwrap();
@@ -267,7 +271,9 @@ fn a_generation_that_fails_waits_for_one_group_and_no_more() {
         let (rewards, columns) = (&mut rewards[..], GivenColumns::new());
         let scorer = RolloutScorer { rewards, weights: &[1.0], tokenizer: &tokenizer, step: 0, columns };
         let mut job = scorer.start(scope, &prompts, &[]).unwrap();
-        groups(&tokenizer).iter().for_each(|group| job.group_ended(group));
+        for group in &groups(&tokenizer) {
+            job.group_ended(group);
+        }
         was_asked.recv_timeout(testing::HANG).unwrap();
         drop(job);
         answer.send(()).unwrap();
@@ -386,9 +392,10 @@ fn scores_of(tokenizer: &Tokenizer, text: &str, specs: &[&str], chat: bool) -> (
         columns: model::Columns::default(),
         finish_reason: FinishReason::Stop,
     };
-    let content = match chat {
-        true => Content::Messages(vec![serde_json::json!({"role": "user", "content": "q"})]),
-        false => Content::from("q"),
+    let content = if chat {
+        Content::Messages(vec![serde_json::json!({"role": "user", "content": "q"})])
+    } else {
+        Content::from("q")
     };
     let (tokens, columns) = (model::Prompt::new([1]), Map::new());
     let prompts = Prompts::from([(0, Arc::new(Prompt { row: 0, tokens: tokens.clone(), content, columns }))]);

@@ -27,7 +27,9 @@ impl BegunBatch {
         head.texts("rewards", rewards);
         let mut bytes = Vec::new();
         head.finish(&mut bytes);
-        answers.iter().for_each(|answer| bytes.extend(answer.to_bytes()));
+        for answer in answers {
+            bytes.extend(answer.to_bytes());
+        }
         bytes
     }
 

@@ -103,9 +103,12 @@ impl Collected {
         let scored =
             rows.zip(groups).map(|(row, group)| scored_group(row, group, request.num_generations, &reward_names));
         let groups = scored.collect::<Result<Vec<_>, _>>()?;
-        let of_rewards = |name: &str, found: usize| match found == reward_names.len() {
-            true => Ok(()),
-            false => Err(WireError::new(format!("column `{name}` does not have a value for each reward"))),
+        let of_rewards = |name: &str, found: usize| {
+            if found == reward_names.len() {
+                Ok(())
+            } else {
+                Err(WireError::new(format!("column `{name}` does not have a value for each reward")))
+            }
         };
         let (metrics, problems) = (metrics(head)?, problems(head)?);
         let seconds = floats(head, "seconds")?;

@@ -263,9 +263,12 @@ fn wrong_for(job: &GroupJob, place: usize, c: &rollout::Completion) -> Option<St
         let bits: Vec<u32> = c.logps().iter().take(begun).map(|logp| logp.to_bits()).collect();
         (c.ids[..begun].to_vec(), c.versions[..begun].to_vec(), bits)
     };
-    let continues = |so_far: &rollout::Completion| match is_over {
-        true => (tokens, c.finish_reason) == (begun, so_far.finish_reason) && first(so_far) == first(c),
-        false => tokens > begun && first(so_far) == first(c),
+    let continues = |so_far: &rollout::Completion| {
+        if is_over {
+            (tokens, c.finish_reason) == (begun, so_far.finish_reason) && first(so_far) == first(c)
+        } else {
+            tokens > begun && first(so_far) == first(c)
+        }
     };
     if so_far.is_some_and(|so_far| !continues(so_far)) {
         return Some("does not continue what it was given".to_owned());
@@ -325,7 +328,9 @@ fn scores(record: &RecordReader<'_>, k: usize, reward: &str, completions: usize)
     }
     let mut problems: Vec<Problem> = all_json(record, &name("problems"))?;
     // A worker cannot report a problem of another reward, which an audit may compare while this one cannot be repeated.
-    problems.iter_mut().for_each(|problem| problem.reward = reward.to_owned());
+    for problem in &mut problems {
+        problem.reward = reward.to_owned();
+    }
     if problems.iter().flat_map(|problem| &problem.completions).any(|&place| place >= completions) {
         return Err(wrong("problems"));
     }

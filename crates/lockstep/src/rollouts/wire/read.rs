@@ -149,9 +149,10 @@ impl Fields<'_> {
         let names: Vec<String> =
             self.record.texts("reward_names")?.unwrap_or_default().into_iter().map(str::to_owned).collect();
         let weights = self.record.f64s("reward_weights")?.unwrap_or_default();
-        match weights.is_empty() || weights.len() == names.len() {
-            true => Ok((names, weights)),
-            false => Err(wrong("reward_weights", "does not have a weight for each of `reward_names`")),
+        if weights.is_empty() || weights.len() == names.len() {
+            Ok((names, weights))
+        } else {
+            Err(wrong("reward_weights", "does not have a weight for each of `reward_names`"))
         }
     }
 
@@ -288,9 +289,10 @@ impl Fields<'_> {
         let scores = self.record.f64s("scores")?.ok_or_else(|| missing("scores"))?;
         let mut next = scores.iter();
         let mut score = |scored: &u64| {
-            Ok(match flag_of("scored", *scored)? {
-                true => Some(*next.next().ok_or_else(|| wrong("scores", "has fewer scores than `scored` says"))?),
-                false => None,
+            Ok(if flag_of("scored", *scored)? {
+                Some(*next.next().ok_or_else(|| wrong("scores", "has fewer scores than `scored` says"))?)
+            } else {
+                None
             })
         };
         let all = scored.chunks_exact(rewards).map(|of_one| of_one.iter().map(&mut score).collect());
@@ -375,9 +377,12 @@ impl Fields<'_> {
     fn column(&self, name: &str, tokens: &[usize]) -> Result<Vec<Column>, WireError> {
         let width = usize::try_from(self.record.width(name)).map_err(|_| wrong(name, "is too wide"))?;
         let expected = tokens.iter().sum::<usize>().checked_mul(width);
-        let fits = |found: usize| match expected == Some(found) {
-            true => Ok(()),
-            false => Err(wrong(name, &format!("has {found} values, which does not fit the tokens and its width"))),
+        let fits = |found: usize| {
+            if expected == Some(found) {
+                Ok(())
+            } else {
+                Err(wrong(name, &format!("has {found} values, which does not fit the tokens and its width")))
+            }
         };
         let mut parts = Vec::with_capacity(tokens.len());
         match self.record.kind(name) {
@@ -433,10 +438,7 @@ impl Fields<'_> {
     }
 
     fn expect(&self, name: &str, found: usize, expected: usize) -> Result<(), WireError> {
-        match found == expected {
-            true => Ok(()),
-            false => Err(wrong(name, &format!("has {found} values, not {expected}"))),
-        }
+        if found == expected { Ok(()) } else { Err(wrong(name, &format!("has {found} values, not {expected}"))) }
     }
 }
 

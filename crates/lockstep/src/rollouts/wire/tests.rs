@@ -300,7 +300,9 @@ fn samples_come_back_and_share_their_prompts_as_before() {
     let mut bytes = Vec::new();
     let groups = Group::of_samples(&[sample.clone(), sample.clone(), again.clone(), other.clone()]);
     assert_eq!(groups.len(), 3);
-    groups.iter().for_each(|group| group.write(&mut bytes));
+    for group in &groups {
+        group.write(&mut bytes);
+    }
     let back = Group::into_samples(Group::read_all(&bytes).unwrap());
     assert_eq!(back[..3], [sample.clone(), sample, again]);
     assert!(Arc::ptr_eq(&back[0].prompt, &back[1].prompt) && Arc::ptr_eq(&back[0].prompt, &back[2].prompt));
@@ -331,7 +333,9 @@ fn a_group_is_shown_as_a_line_for_each_completion() {
         ("columns", json!({"answer": "7", "z": {"a": 1e-300}})),
         ("step_scores", json!([[[0, 0.1], [3, -4.0]], null])),
     ];
-    expected.into_iter().for_each(|(key, value)| assert_eq!(first[key], value, "{key}"));
+    for (key, value) in expected.into_iter() {
+        assert_eq!(first[key], value, "{key}");
+    }
     assert_eq!((&lines[1]["fork"], &lines[1]["advantages"]), (&json!({"parent": 0, "at": 1}), &json!(-0.0)));
     assert!(!lines[2].contains_key("completion") && !lines[2].contains_key("truncated"));
 
@@ -384,7 +388,9 @@ fn completion(rewards: usize) -> impl Strategy<Value = Completion> {
     .prop_map(|(ids, (masks, versions), columns, rewards, (generation, known, x, text))| {
         let names = [SAMPLER_LOGPS, REF_LOGPS, "entropies"];
         let mut all = Columns::default();
-        columns.into_iter().for_each(|(name, values)| all.set(names[name], values));
+        for (name, values) in columns.into_iter() {
+            all.set(names[name], values);
+        }
         let advantages = vec![x; ids.len()];
         Completion {
             generation: usize::from(generation),

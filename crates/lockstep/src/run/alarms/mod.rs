@@ -454,7 +454,9 @@ impl History {
 
     fn look_at_one_text(&self, winners: &[&Row], seen: &mut Vec<Detection>) {
         let mut texts: BTreeMap<&str, Vec<&Row>> = BTreeMap::new();
-        winners.iter().for_each(|row| texts.entry(&row.text).or_default().push(row));
+        for row in winners {
+            texts.entry(&row.text).or_default().push(row);
+        }
         let Some(rows) = texts.into_values().max_by_key(Vec::len) else { return };
         let prompts = |rows: &[&Row]| rows.iter().map(|row| row.prompt).collect::<BTreeSet<_>>().len();
         let share = rows.len() as f64 / winners.len() as f64;

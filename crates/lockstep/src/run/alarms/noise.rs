@@ -56,7 +56,9 @@ impl Portion {
                 .iter()
                 .filter_map(|c| Some((c, c.rewards[k].filter(|score| score.is_finite())?)))
                 .collect();
-            scored.iter().for_each(|(_, score)| all = (all.0 + score, all.1 + 1));
+            for (_, score) in &scored {
+                all = (all.0 + score, all.1 + 1);
+            }
             portion.add(&scored);
         }
         portion.mean = (all.1 > 0).then(|| all.0 / all.1 as f64);
@@ -102,7 +104,9 @@ fn features(completion: &ScoredCompletion) -> Vec<f64> {
     all[2] = ids.iter().collect::<BTreeSet<_>>().len() as f64 / length;
     all[3] = repetition(ids);
     all[4] = logps.iter().map(|logp| f64::from(*logp)).sum::<f64>() / logps.len().max(1) as f64;
-    ids.iter().for_each(|id| all[NUMBERS + *id as usize % BUCKETS] = 1.0);
+    for id in ids {
+        all[NUMBERS + *id as usize % BUCKETS] = 1.0;
+    }
     all
 }
 

@@ -12,7 +12,9 @@ fn tables_of_completions_are_found_in_order() {
     let dir = tempfile::tempdir().unwrap();
     let names =
         ["completions_00002.parquet", "completions_00001.jsonl", "completions_00003.csv", "x_1.jsonl", "completions_"];
-    names.iter().for_each(|name| fs::write(dir.path().join(name), "").unwrap());
+    for name in &names {
+        fs::write(dir.path().join(name), "").unwrap();
+    }
     let expected = [names[1], names[0]].map(|name| dir.path().join(name));
     assert_eq!(tables(dir.path()).unwrap(), expected);
     assert!(tables(&dir.path().join("none")).unwrap().is_empty());

@@ -82,10 +82,7 @@ impl Checkpoints {
         let temporary = self.dir.root().join(".unfinished-model");
         let write = |policy: &Policy| {
             let _ = disk::remove_dir_all(&temporary);
-            match saved.is_dir() {
-                true => link_model(&saved, &temporary, policy.rounds_to()),
-                false => policy.export(&temporary),
-            }
+            if saved.is_dir() { link_model(&saved, &temporary, policy.rounds_to()) } else { policy.export(&temporary) }
         };
         if let Err(error) = write(&learner.policy) {
             if learner.policy.exported != FileDType::F16 {

@@ -363,7 +363,9 @@ mod tests {
     #[test]
     fn names_and_limits_of_checkpoints() {
         let (_dir, run) = run();
-        [10, 9, 1_000_000].iter().for_each(|step| put(&run, *step));
+        for step in &[10, 9, 1_000_000] {
+            put(&run, *step);
+        }
         for other in ["step-x", "steps-3", "step-", "3"] {
             fs::create_dir(run.checkpoints().join(other)).unwrap();
         }

@@ -128,11 +128,10 @@ impl RunState {
         }
         let Format { format } = serde_json::from_slice(&bytes).map_err(|e| damaged(&e))?;
         if !(OLDEST..=FORMAT).contains(&format) {
-            let fix = match format < FORMAT {
-                true => {
-                    "finish the run with the version that began it, or start a new one from the model in the checkpoint"
-                }
-                false => "use a newer one",
+            let fix = if format < FORMAT {
+                "finish the run with the version that began it, or start a new one from the model in the checkpoint"
+            } else {
+                "use a newer one"
             };
             return Err(BadInput::new(format!(
                 "{} has format {format}; this program reads formats {OLDEST} to {FORMAT}: {fix}",

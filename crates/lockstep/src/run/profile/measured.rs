@@ -231,5 +231,7 @@ impl Tail {
 }
 
 fn add(to: &mut BTreeMap<String, f64>, from: &BTreeMap<String, f64>) {
-    from.iter().for_each(|(name, value)| *to.entry(name.clone()).or_default() += value);
+    for (name, value) in from {
+        *to.entry(name.clone()).or_default() += value;
+    }
 }

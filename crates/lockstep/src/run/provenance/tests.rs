@@ -141,7 +141,9 @@ fn files_that_decide_prompts_are_those_of_the_first_start() {
     let model = place.at("model");
     let listed = ["chat_template.jinja", "additional_chat_templates/tool_use.jinja"];
     fs::create_dir(model.join("additional_chat_templates")).unwrap();
-    listed.iter().for_each(|name| fs::write(model.join(name), "text").unwrap());
+    for name in &listed {
+        fs::write(model.join(name), "text").unwrap();
+    }
     let record = place.start(&config, &place.hashed(&config, Purpose::Sft, false).unwrap(), "sft", 0, &[]);
     assert_eq!(names(record.prompt_files.as_ref().unwrap()), listed);
     let why = || place.hashed(&config, Purpose::Sft, true).err().unwrap().to_string();

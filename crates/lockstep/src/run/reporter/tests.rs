@@ -12,13 +12,10 @@ struct Seen {
 impl Sink for Seen {
     fn receive(&mut self, event: &Event) -> Result<()> {
         self.events.lock().unwrap().push(event.kind.clone());
-        match self.fails.is_some_and(|fails| fails(&event.kind)) {
-            true => Err(Error::Io {
-                action: "write",
-                path: "a file".into(),
-                source: std::io::ErrorKind::StorageFull.into(),
-            }),
-            false => Ok(()),
+        if self.fails.is_some_and(|fails| fails(&event.kind)) {
+            Err(Error::Io { action: "write", path: "a file".into(), source: std::io::ErrorKind::StorageFull.into() })
+        } else {
+            Ok(())
         }
     }
 }
@@ -72,7 +69,9 @@ fn means_are_logged_at_logging_steps() {
     // As in transformers: not their means.
     reporter.log_last_values();
     for value in [4.0, 5.0, 7.0] {
-        ["grad_norm", "learning_rate", "val/grad_norm"].iter().for_each(|name| reporter.add(name, value));
+        for name in &["grad_norm", "learning_rate", "val/grad_norm"] {
+            reporter.add(name, value);
+        }
     }
     let last = vec![pair("grad_norm", 7.0), pair("learning_rate", 7.0), pair("val/grad_norm", 16.0 / 3.0)];
     assert_eq!(reporter.log_now(6).unwrap(), Some(last));
@@ -101,7 +100,9 @@ fn each_step_reports_its_own_values_of_the_judged_metrics() {
     let mut step = 0;
     let mut end = |reporter: &mut Reporter, values: &[(&str, f64)]| {
         step += 1;
-        values.iter().for_each(|(name, value)| reporter.add(name, *value));
+        for (name, value) in values {
+            reporter.add(name, *value);
+        }
         reporter.end_step(step).unwrap();
     };
     end(&mut reporter, &[("reward", 1.0), ("reward", 2.0), ("kl", 9.0), ("loss", 0.5)]);

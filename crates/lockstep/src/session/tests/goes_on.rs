@@ -125,9 +125,8 @@ impl Place {
         let root = self.dir.path().join(out);
         let file = root.join("config.toml");
         let text = std::fs::read_to_string(&file).unwrap();
-        let lines = text.lines().map(|line| match line.starts_with("max_steps") {
-            true => format!("max_steps = {steps}\n"),
-            false => format!("{line}\n"),
+        let lines = text.lines().map(|line| {
+            if line.starts_with("max_steps") { format!("max_steps = {steps}\n") } else { format!("{line}\n") }
         });
         std::fs::write(&file, lines.collect::<String>()).unwrap();
         self.run(&root, by_workers, Stop::Never, |options| Run::resume(Purpose::Grpo, &root, options).unwrap())

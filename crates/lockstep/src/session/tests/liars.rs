@@ -87,11 +87,15 @@ impl Liar {
             Lie::Score => scores.iter_mut().for_each(|given| given.scores.values[1] = Some(1.5)),
             Lie::Problem => {
                 let problem = Problem::new("unique_chars", 1, "x").of_kind(ProblemKind::Crashed).at(vec![1]);
-                scores.iter_mut().for_each(|given| given.scores.problems.push(problem.clone()));
+                for given in &mut scores {
+                    given.scores.problems.push(problem.clone());
+                }
             }
             Lie::Metric => scores.iter_mut().for_each(|given| given.scores.metrics.push(("x".into(), 9.0))),
             Lie::Extra => {
-                scores.iter_mut().for_each(|given| given.scores.extra.push(("x".into(), vec!["a".into(); 2])));
+                for given in &mut scores {
+                    given.scores.extra.push(("x".into(), vec!["a".into(); 2]));
+                }
             }
             Lie::TimedOut => scores.iter_mut().for_each(|given| given.scores.timed_out = 1),
         }

@@ -369,7 +369,9 @@ fn what_cannot_be_generated_ahead_is_refused() {
         }
         let error = Run::new(Purpose::Grpo, config, options).err().expect("refused");
         assert!(crate::error::is_bad_input(&error), "{error:#}");
-        words.iter().for_each(|word| assert!(error.to_string().contains(word), "{error}"));
+        for word in words {
+            assert!(error.to_string().contains(word), "{error}");
+        }
         assert!(!dir.path().join("out").exists());
     };
     refused(|config| config.dynamic_sampling = true, false, &["max_staleness", "dynamic_sampling"]);

@@ -52,7 +52,9 @@ pub(super) fn files(run: &Path, steps: u64) -> BTreeMap<String, Vec<u8>> {
             bytes = text.lines().map(line).collect::<String>().into_bytes();
         } else if name.ends_with("run_state.json") {
             let mut state: Map<String, Value> = serde_json::from_slice(&bytes).unwrap();
-            ["log_bytes", "xxh3"].iter().for_each(|name| drop(state.remove(*name).unwrap()));
+            for name in &["log_bytes", "xxh3"] {
+                drop(state.remove(*name).unwrap());
+            }
             let Some(Value::Object(unlogged)) = state.remove("unlogged") else { panic!("no sums") };
             state.insert("unlogged".into(), without_times(unlogged).into());
             bytes = Value::from(state).to_string().into_bytes();

@@ -106,7 +106,9 @@ fn run_on_one_core(staleness: usize, workers: usize, changes: &[Change]) -> [usi
         max_steps: 4,
         ..config(dir.path(), "out")
     };
-    changes.iter().for_each(|change| change(&mut config));
+    for change in changes {
+        change(&mut config);
+    }
     let (out, cores) = (dir.path().join("out"), cores_of(&dir.path().join("out")));
     let taken: [Arc<AtomicUsize>; 2] = Default::default();
     let take = |place: usize| {

@@ -80,12 +80,11 @@ impl Prepared {
         if let Some(id) = config.stop_token_ids.iter().find(|&&id| id >= vocabulary as u64) {
             bad_input!("`stop_token_ids` has {id}, but the model's vocabulary ends before {vocabulary}");
         }
-        let rewards = match inputs.injected.recorded_scores {
-            true => rewards_of_record(&config, &inputs.stop)?,
-            false => {
-                let functions = std::mem::take(&mut inputs.injected.rewards);
-                named_rewards(&config, functions, inputs.prompt_time, &inputs.stop)?
-            }
+        let rewards = if inputs.injected.recorded_scores {
+            rewards_of_record(&config, &inputs.stop)?
+        } else {
+            let functions = std::mem::take(&mut inputs.injected.rewards);
+            named_rewards(&config, functions, inputs.prompt_time, &inputs.stop)?
         };
         let Data { rollouts, rows, bounds, hash } = data(inputs, &assets, &rewards)?;
         let held_out = evaluate::load_sets(inputs.eval_sets(), &config, &assets, &rewards)?;
@@ -101,9 +100,10 @@ impl Prepared {
             group: config.num_generations,
             iterations: config.passes(),
         };
-        let sampler = match inputs.injected.only_evaluates {
-            true => sampler(1, 1, &config)?,
-            false => sampler(rows, config.prompts_per_generation(), &config)?,
+        let sampler = if inputs.injected.only_evaluates {
+            sampler(1, 1, &config)?
+        } else {
+            sampler(rows, config.prompts_per_generation(), &config)?
         };
         let chunks = sampler.chunks_per_epoch();
         let mut builder = inputs.builder();
@@ -131,9 +131,10 @@ impl Prepared {
         let of_workers = asked_by_workers(&rewards, inputs.injected.functions_of_workers);
         let rewards = ready_rewards(rewards, reward_models, &inputs.stop);
         let sampling = SamplingPlan::new(&config, &assets.eos_ids)?;
-        let evaluation = match held_out.is_empty() {
-            true => None,
-            false => Some(Evaluation::new(&config, held_out, sampling.common(), &rewards)?),
+        let evaluation = if held_out.is_empty() {
+            None
+        } else {
+            Some(Evaluation::new(&config, held_out, sampling.common(), &rewards)?)
         };
         let evaluation_metrics = evaluate::metric_names(&config, &rewards);
         let has_function = inputs.injected.rollout_function.is_some();
@@ -265,7 +266,9 @@ fn data(inputs: &RunInputs, assets: &ModelAssets, rewards: &[ConfiguredReward]) 
 /// Reports what the user should know before completions are generated and scored. Replayed completions are neither.
 fn report(inputs: &RunInputs, assets: &ModelAssets, data: &RolloutData, held_out: &[EvalSet]) -> anyhow::Result<()> {
     let (config, sinks) = (inputs.config(), &inputs.sinks);
-    held_out.iter().for_each(|set| set.questions.notices.report(sinks));
+    for set in held_out {
+        set.questions.notices.report(sinks);
+    }
     let prompts: &[Arc<Prompt>] = match data {
         RolloutData::Prompts(prompts) => prompts,
         RolloutData::File(_) => &[],

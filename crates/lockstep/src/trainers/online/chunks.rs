@@ -65,7 +65,9 @@ impl RolloutPipeline {
         next.state.health.check(&collected.scored.rollouts, &collected.scored.problems, &run.config)?;
         collected.record_overlapped(&run.log.stages);
         let mut made: BTreeMap<u64, RolloutGroup> = made.into_iter().map(|group| (group.id, group)).collect();
-        begun.iter_mut().for_each(|later| later.take_up(&mut made));
+        for later in &mut begun {
+            later.take_up(&mut made);
+        }
         next.state.begun = begun.into_iter().map(Arc::new).collect();
         next.sampled_by = self.state.lineage;
         next.run.data.sampler.next_batch();

@@ -72,13 +72,14 @@ impl<T> Parts<T> {
         let trainer = builder.trainer("training", model, config.objective(), step)?;
         let own = own(builder, inputs, LargestWork { step, generation })?;
         // An evaluation's loss is that of its completions.
-        let evaluated = match config.has_eval_data() && config.has_eval_loss() {
-            true => Work {
+        let evaluated = if config.has_eval_data() && config.has_eval_loss() {
+            Work {
                 completions: completions.max(bounds.sequences),
                 group: group.max(config.generations_eval()),
                 ..generation
-            },
-            false => generation,
+            }
+        } else {
+            generation
         };
         let reference = match config.reference().filter(|_| config.loads_reference(bounds.ref_logps)) {
             Some(algorithms::Reference::Policy) => {
@@ -111,16 +112,15 @@ impl<T> Parts<T> {
         });
         // Workers generate; whoever does not believe them does it again.
         let generates = !replays && (builder.sharing.is_none() || config.trust == Trust::Audit);
-        let engine = match generates || config.has_eval_data() {
-            true => {
-                let training = SamplingPlan::new(config, &[])?;
-                let evaluation = eval_sampling(config, training.common());
-                let mut drawn = if generates { training.ways() } else { Vec::new() };
-                drawn.extend(config.has_eval_data().then_some(&evaluation));
-                let sizes = engine_config(config, context(config, assets), bounds);
-                Some(builder.engine(assets, sizes, &drawn)?)
-            }
-            false => None,
+        let engine = if generates || config.has_eval_data() {
+            let training = SamplingPlan::new(config, &[])?;
+            let evaluation = eval_sampling(config, training.common());
+            let mut drawn = if generates { training.ways() } else { Vec::new() };
+            drawn.extend(config.has_eval_data().then_some(&evaluation));
+            let sizes = engine_config(config, context(config, assets), bounds);
+            Some(builder.engine(assets, sizes, &drawn)?)
+        } else {
+            None
         };
         let rewards = rewards.iter().map(|files| files.build(builder, generation)).collect::<anyhow::Result<_>>()?;
         Ok(Parts { weights, trainer, own, reference, replay_scorer, scorer, engine, rewards })

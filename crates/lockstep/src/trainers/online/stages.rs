@@ -168,10 +168,8 @@ impl RolloutPipeline {
         advantages: Advantages,
     ) -> anyhow::Result<()> {
         for (sample, advantage) in samples.iter_mut().zip(&advantages.advantages) {
-            sample.advantage = match run.config.without_groups.contains(&sample.group) {
-                true => advantage.zero(),
-                false => advantage.clone(),
-            };
+            sample.advantage =
+                if run.config.without_groups.contains(&sample.group) { advantage.zero() } else { advantage.clone() };
         }
         for (name, value) in &advantages.metrics {
             if let Some(value) = value {
@@ -201,7 +199,9 @@ impl RolloutPipeline {
         let batch = batch_hash(&self.settings, &samples);
         next.state.lineage = self.state.lineage.map(|lineage| lineage.advance(&batch));
         let distributions = distributions(rollouts, advantages);
-        quantiles(&distributions).iter().for_each(|(name, value)| next.run.add(name, *value));
+        for (name, value) in &quantiles(&distributions) {
+            next.run.add(name, *value);
+        }
         next.report = Some(Report {
             recorded,
             completions: completion_log::rows(&run.config, &run.learner, &run.log, rollouts, advantages)?,
@@ -278,7 +278,9 @@ impl RolloutPipeline {
                 self.after.iter_mut().for_each(|after| after.recorded(seconds));
             }
             let span = run.log.stages.span("log");
-            completions.into_iter().for_each(|(rows, shown)| run.log.reporter.completions(rows, shown));
+            for (rows, shown) in completions.into_iter() {
+                run.log.reporter.completions(rows, shown);
+            }
             span.end();
         }
         run.commit(changes)?;

@@ -82,7 +82,9 @@ fn the_batch_in_use_has_the_samples_that_were_left() {
     let mut groups = Group::read_all(&bytes).unwrap();
     groups[1].completions.pop();
     let mut fewer = Vec::new();
-    groups.iter().for_each(|group| group.write(&mut fewer));
+    for group in &groups {
+        group.write(&mut fewer);
+    }
     let words = "generation_batch.bin has 3 samples, and the run left off with 4";
     assert_eq!(refused(&checkpoint, name, &fewer), words);
     let said = refused(&checkpoint, name, &bytes[..bytes.len() - 1]);

@@ -272,10 +272,8 @@ impl RolloutPipeline {
             groups.extend(workers.frontier_of(answers, &chunks)?);
         }
         let last = (batch + plan.max_staleness).min(batches.saturating_sub(1));
-        let mut pending = match at_beginning && batch < batches {
-            true => self.offered(run, &workers, first, last),
-            false => BTreeMap::new(),
-        };
+        let mut pending =
+            if at_beginning && batch < batches { self.offered(run, &workers, first, last) } else { BTreeMap::new() };
         workers.remember(&pending, self.state.lineage);
         pending.append(&mut begun);
         let dir = &run.checkpoints.dir;

@@ -46,17 +46,17 @@ fn a_lie_in_any_column_of_a_checkpoint_is_found() {
                 let of_answer = columns(record)[0] == "answer";
                 let is_left_out = TIMES.contains(&plain)
                     || name == "frontier.begun.bin" && (of_answer || OF_BEGUN.contains(&&*column));
-                match is_left_out {
-                    true => proven(&root, &what),
-                    // A record that cannot be read any more is an error that names the file.
-                    false => match verify_all(&root) {
+                if is_left_out {
+                    proven(&root, &what)
+                } else {
+                    match verify_all(&root) {
                         Ok(report) => {
                             let found = report.difference.unwrap_or_else(|| panic!("{what} is proven"));
                             assert!(found.place.unwrap().contains(name), "{what}");
                             compared += 1;
                         }
                         Err(error) => assert!(format!("{error:#}").contains(name), "{what}: {error:#}"),
-                    },
+                    }
                 }
             }
             if name != "frontier.begun.bin" {
@@ -66,8 +66,12 @@ fn a_lie_in_any_column_of_a_checkpoint_is_found() {
         }
         assert!(compared >= 3, "{name}: {compared} columns were compared");
     }
-    TIMES.iter().for_each(|column| is_documented("`frontier.bin`", column));
-    OF_BEGUN.iter().for_each(|column| is_documented("`frontier.begun.bin`", column));
+    for column in &TIMES {
+        is_documented("`frontier.bin`", column);
+    }
+    for column in &OF_BEGUN {
+        is_documented("`frontier.begun.bin`", column);
+    }
 }
 
 fn verify_all(root: &Path) -> anyhow::Result<Report> {
@@ -125,14 +129,13 @@ fn a_lie_in_any_field_of_the_state_is_found() {
             fs::write(&path, state.to_string()).unwrap();
             FileList::of(&checkpoint, 1).unwrap().write(&checkpoint).unwrap();
             let what = format!("{kind}, {leaf}");
-            match OF_LOGS.contains(&field) {
-                true => {
-                    // A value that no run writes is refused.
-                    let report = verified(&root);
-                    assert!(report.difference.is_none_or(|found| found.kind == "hash"), "{what}");
-                    assert!(report.not_verified.is_empty(), "{what}");
-                }
-                false => assert_eq!(convicted(&root, &what).step, Some(1), "{what}"),
+            if OF_LOGS.contains(&field) {
+                // A value that no run writes is refused.
+                let report = verified(&root);
+                assert!(report.difference.is_none_or(|found| found.kind == "hash"), "{what}");
+                assert!(report.not_verified.is_empty(), "{what}");
+            } else {
+                assert_eq!(convicted(&root, &what).step, Some(1), "{what}")
             }
         }
         // Every field has a row: it is compared, or it is in the list.
@@ -145,5 +148,7 @@ fn a_lie_in_any_field_of_the_state_is_found() {
             .collect();
         assert!(without_row.is_empty(), "{without_row:?}");
     }
-    OF_LOGS.iter().for_each(|field| is_documented("`run_state.json`", field));
+    for field in &OF_LOGS {
+        is_documented("`run_state.json`", field);
+    }
 }

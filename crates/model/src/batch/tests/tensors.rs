@@ -83,9 +83,10 @@ fn a_batch_on_the_device_has_its_lists() {
         assert_eq!(tensors.targets().to_vec_u32(), batch.targets);
         let pieces: Vec<_> = tensors.head_pieces().map(|(piece, groups)| (piece, groups.to_vec_u32())).collect();
         assert_eq!(pieces, head_pieces(&batch.score_groups));
-        let expected = match sharing {
-            true => vec![(0..73, 0..2), (73..74, 2..3), (74..77, 3..3)],
-            false => vec![(0..4, 0..1), (4..75, 1..2), (75..76, 2..3), (76..79, 3..3)],
+        let expected = if sharing {
+            vec![(0..73, 0..2), (73..74, 2..3), (74..77, 3..3)]
+        } else {
+            vec![(0..4, 0..1), (4..75, 1..2), (75..76, 2..3), (76..79, 3..3)]
         };
         assert_eq!(tensors.sequences().collect::<Vec<_>>(), expected);
         let views = tensors.rows.views();

@@ -195,17 +195,20 @@ fn inequality(node: &Node) -> Option<Node> {
     let (low, high) = (|sign| bracket(sign, ['(', '[']), |sign| bracket(sign, [')', ']']));
     let infinite = Node::Op(Op::Neg, vec![Node::Infinity]);
     match (sides.as_slice(), signs.as_slice()) {
-        ([x, a], &[sign]) if variable(x) => Some(match up(sign) {
-            true => interval('(', &infinite, a, high(sign)),
-            false => interval(low(sign), a, &Node::Infinity, ')'),
+        ([x, a], &[sign]) if variable(x) => Some(if up(sign) {
+            interval('(', &infinite, a, high(sign))
+        } else {
+            interval(low(sign), a, &Node::Infinity, ')')
         }),
-        ([a, x], &[sign]) if variable(x) => Some(match up(sign) {
-            true => interval(low(sign), a, &Node::Infinity, ')'),
-            false => interval('(', &infinite, a, high(sign)),
+        ([a, x], &[sign]) if variable(x) => Some(if up(sign) {
+            interval(low(sign), a, &Node::Infinity, ')')
+        } else {
+            interval('(', &infinite, a, high(sign))
         }),
-        ([a, x, b], &[first, second]) if variable(x) && up(first) == up(second) => Some(match up(first) {
-            true => interval(low(first), a, b, high(second)),
-            false => interval(low(second), b, a, high(first)),
+        ([a, x, b], &[first, second]) if variable(x) && up(first) == up(second) => Some(if up(first) {
+            interval(low(first), a, b, high(second))
+        } else {
+            interval(low(second), b, a, high(first))
         }),
         _ => None,
     }
@@ -338,7 +341,9 @@ fn relations(sides: [&[Node]; 2], signs: [&[char]; 2]) -> bool {
 
 fn names(nodes: [&Node; 2]) -> BTreeSet<String> {
     let mut all = BTreeSet::new();
-    nodes.into_iter().for_each(|node| variables(node, &mut all));
+    for node in nodes.into_iter() {
+        variables(node, &mut all);
+    }
     all
 }
 

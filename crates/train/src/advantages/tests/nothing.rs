@@ -84,7 +84,9 @@ fn a_divergence_of_no_token_is_missing() {
     let m = one_function(&[Some(1.0), Some(0.0)], 2);
     for (mask, expected) in [(true, Some(1.0)), (false, None)] {
         let mut masked = samples.clone();
-        masked.iter_mut().for_each(|sample| sample.mask = vec![mask]);
+        for sample in &mut masked {
+            sample.mask = vec![mask];
+        }
         let of_rloo = rloo::compute(&m, &masked, &RlooRewards::default());
         let masks = vec![vec![mask]; 2];
         let of_tokens = reinforce_plus_plus::compute(&m, &samples, &masks, 0.1, Baseline::Batch);

@@ -140,7 +140,9 @@ fn a_worker_takes_evaluations_first_and_only_whole_jobs() {
     let mut worker = SpoolWorker::join(out.path(), name("dev1")).unwrap();
     let layout = Layout::of_run(out.path());
     let evaluation = Job { name: JobName::Evaluation { version: 9, index: 0 }, ..job(0, "") };
-    [&job(3, ""), &job(1, ""), &evaluation].into_iter().for_each(|job| learner.offer(job).unwrap());
+    for job in [&job(3, ""), &job(1, ""), &evaluation].into_iter() {
+        learner.offer(job).unwrap();
+    }
     // One under another's name.
     std::fs::write(layout.pending().join("000002.0"), job(7, "").to_bytes()).unwrap();
     let claimed: Vec<_> = std::iter::from_fn(|| worker.claim(&[]).unwrap()).map(|job| job.name.to_string()).collect();

@@ -148,9 +148,10 @@ fn no_part_of_a_spool_leads_out_of_it_or_is_waited_for() {
                 let (dir, out) = spool();
                 let path = out.join("fleet").join(place);
                 let is_dir = path.is_dir();
-                match is_dir {
-                    true => fs::remove_dir_all(&path).unwrap(),
-                    false => fs::remove_file(&path).unwrap(),
+                if is_dir {
+                    fs::remove_dir_all(&path).unwrap()
+                } else {
+                    fs::remove_file(&path).unwrap()
                 }
                 let outside = dir.path().join("outside");
                 // Without a slash at the end, which would follow a link.

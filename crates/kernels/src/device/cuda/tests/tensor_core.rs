@@ -86,9 +86,10 @@ fn exact_step(family: Family, factor: Factor, c: f32, terms: &[(f32, f32)]) -> f
     for &(a, b) in terms {
         let ((m, i), (n, j)) = (pair(a), pair(b));
         let zero = m * n == 0;
-        let (value, e) = match zero {
-            true => (Exact::of(0, 0), family.zero),
-            false => (Exact::of(m * n, i + j), exponent(a, least) + exponent(b, least)),
+        let (value, e) = if zero {
+            (Exact::of(0, 0), family.zero)
+        } else {
+            (Exact::of(m * n, i + j), exponent(a, least) + exponent(b, least))
         };
         all.push((a.is_sign_negative() != b.is_sign_negative(), value, e));
     }

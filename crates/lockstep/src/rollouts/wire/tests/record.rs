@@ -10,7 +10,9 @@ fn raw(columns: &[(&str, u8, u8, &[u8])]) -> Vec<u8> {
         body.extend_from_slice(name.as_bytes());
         body.extend_from_slice(&[*kind, *width, bytes.len() as u8]);
     }
-    columns.iter().for_each(|(_, _, _, bytes)| body.extend_from_slice(bytes));
+    for (_, _, _, bytes) in columns {
+        body.extend_from_slice(bytes);
+    }
     sealed(&body)
 }
 

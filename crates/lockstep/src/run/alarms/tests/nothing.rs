@@ -52,10 +52,7 @@ fn a_missing_metric_neither_holds_nor_ends() {
         let over = steps.len() as u64;
         // The conditions on a generation's spread are measured by the generation, too.
         let spread = id == "zero_variance";
-        let expected = match spread {
-            true => vec![],
-            false => vec![(raised, id.to_owned()), (over, format!("-{id}"))],
-        };
+        let expected = if spread { vec![] } else { vec![(raised, id.to_owned()), (over, format!("-{id}"))] };
         let found = course(&steps);
         if found != expected {
             wrong.push(format!("{id} by {name}: {found:?}, not {expected:?}"));

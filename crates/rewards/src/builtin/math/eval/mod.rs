@@ -347,12 +347,16 @@ pub(super) fn variables(node: &Node, names: &mut BTreeSet<String>) {
         | Node::Ratio(parts)
         | Node::Clock(parts, _)
         | Node::Relation(parts, _) => {
-            parts.iter().for_each(|part| variables(part, names));
+            for part in parts {
+                variables(part, names);
+            }
         }
         Node::List { items, .. } => items.iter().for_each(|item| variables(item, names)),
         Node::Function(_, argument, base) => {
             variables(argument, names);
-            base.iter().for_each(|base| variables(base, names));
+            if let Some(base) = base {
+                variables(base, names);
+            }
         }
         Node::Unit(inside, _) | Node::Percent(inside) => variables(inside, names),
         Node::Member(left, right) => [left, right].into_iter().for_each(|side| variables(side, names)),
