@@ -243,7 +243,7 @@ impl Shown {
         if let Some(batch) = found.synced {
             row("state", format!("synced in batch {batch}"));
         }
-        for version in version {
+        if let Some(version) = version {
             row("version", version.to_string());
         }
         if let Some((job, _)) = &found.job {
