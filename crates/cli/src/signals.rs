@@ -9,7 +9,7 @@
 //! - A learner and its workers leave a second signal to their supervisor, which may have passed the first one on to a
 //!   process that has it already, and which kills them if it is asked to end at once.
 //!
-//! While there is nothing to save, the program also ends if it does not stop within [`PATIENCE`]: loading, tokenising
+//! While there is nothing to save, the program also ends if it does not stop within [`STOP_TIMEOUT`]: loading, tokenising
 //! and hashing check for a stop request only between pieces of work, and a piece may take long.
 
 use fleet::supervisor::{Asked, SUPERVISED};
@@ -25,7 +25,7 @@ use std::time::{Duration, Instant};
 use telemetry::Console;
 
 /// How long the program may take to stop while it has nothing to save.
-const PATIENCE: Duration = Duration::from_millis(1000);
+const STOP_TIMEOUT: Duration = Duration::from_millis(1000);
 
 /// How long a signal that comes again counts as the same one. The message comes after it, so that whoever has read the
 /// message is obeyed.
@@ -141,7 +141,7 @@ pub fn stop_on_signals(console: &Console, promise: Promise) -> anyhow::Result<St
                 drop(written);
             });
             std::thread::spawn(move || {
-                std::thread::sleep(PATIENCE);
+                std::thread::sleep(STOP_TIMEOUT);
                 if NOTHING_TO_SAVE.load(Ordering::Relaxed) {
                     end_at_once(signal);
                 }
@@ -166,7 +166,7 @@ fn end_at_once(signal: i32) -> ! {
 pub fn exit_code() -> u8 {
     let acknowledged = ACKNOWLEDGED.lock().unwrap_or_else(PoisonError::into_inner).take();
     // A console that nobody reads holds the end up no longer.
-    acknowledged.map(|acknowledged| acknowledged.recv_timeout(PATIENCE));
+    acknowledged.map(|acknowledged| acknowledged.recv_timeout(STOP_TIMEOUT));
     code(FIRST.load(Ordering::Relaxed)) as u8
 }
 

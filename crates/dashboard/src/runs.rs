@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 /// How often the directories are searched again.
-const LOOK: Duration = Duration::from_secs(2);
+const RESCAN_INTERVAL: Duration = Duration::from_secs(2);
 /// How many levels below a directory are searched.
 const DEPTH: usize = 2;
 
@@ -41,7 +41,7 @@ impl Runs {
 
     fn known(&self) -> MutexGuard<'_, Known> {
         let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
-        if known.looked.is_none_or(|looked| looked.elapsed() >= LOOK) {
+        if known.looked.is_none_or(|looked| looked.elapsed() >= RESCAN_INTERVAL) {
             known.looked = Some(Instant::now());
             let found: Vec<PathBuf> = self.roots.iter().flat_map(|root| below(root, DEPTH)).collect();
             known.runs.retain(|_, run| found.contains(&lock(run).root().to_owned()));
@@ -120,7 +120,7 @@ mod tests {
         std::fs::remove_file(dir.path().join("d/e/config.toml")).unwrap();
         assert_eq!(names(&runs), ["e", "f"], "it is not looked again at once");
         let e = runs.get("f").unwrap();
-        runs.known.lock().unwrap().looked = Instant::now().checked_sub(LOOK);
+        runs.known.lock().unwrap().looked = Instant::now().checked_sub(RESCAN_INTERVAL);
         assert_eq!(names(&runs), ["f", "g"]);
         assert!(Arc::ptr_eq(&e, &runs.get("f").unwrap()), "what was read of a run is kept");
         make("g-2/x");

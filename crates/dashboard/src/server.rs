@@ -28,7 +28,7 @@ const STREAMS: usize = 64;
 /// Most metrics in one response.
 const MOST_KEYS: usize = 512;
 /// How often a run's files are checked for new data.
-const LOOK: Duration = Duration::from_millis(500);
+const POLL_INTERVAL: Duration = Duration::from_millis(500);
 
 /// A server that is bound to its address but does not respond yet.
 pub struct Server {
@@ -344,7 +344,7 @@ impl Events {
                 if let Some(news) = news {
                     return Some((Ok(news), events));
                 }
-                tokio::time::sleep(LOOK).await;
+                tokio::time::sleep(POLL_INTERVAL).await;
             }
         })
     }

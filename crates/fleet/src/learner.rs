@@ -20,7 +20,7 @@ pub use handle::LearnerHandle;
 pub use refused::Refused;
 
 /// The longest time that the loop sleeps. It must look regularly, because a worker that dies causes no wake-up.
-const LOOK: Duration = Duration::from_millis(100);
+const POLL_INTERVAL: Duration = Duration::from_millis(100);
 
 /// Supplies the content of jobs, and reads the content of results.
 pub trait Feed: Send {

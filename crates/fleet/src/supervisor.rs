@@ -14,7 +14,7 @@ use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
 /// How often the children are checked.
-const LOOK: Duration = Duration::from_millis(20);
+const POLL_INTERVAL: Duration = Duration::from_millis(20);
 /// The environment variable that tells a child that its standard input is the supervisor's pipe.
 pub const SUPERVISED: &str = "LOCKSTEP_SUPERVISED";
 
@@ -223,7 +223,7 @@ pub fn run(
             is_asked = true;
             all.0[0].stop(Signal::TERM);
         }
-        std::thread::sleep(LOOK);
+        std::thread::sleep(POLL_INTERVAL);
     };
     // Workers read that the run has ended; whoever does not is told by its pipe, and at last killed.
     let end = Instant::now() + limits.grace;
@@ -246,7 +246,7 @@ pub fn run(
             return Ok(code);
         }
         closed |= Instant::now() + limits.grace / 2 >= end;
-        std::thread::sleep(LOOK);
+        std::thread::sleep(POLL_INTERVAL);
     }
 }
 

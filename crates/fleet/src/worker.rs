@@ -9,7 +9,7 @@ use std::sync::{Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
 /// How often an idle worker looks for jobs, and how often a busy worker reports progress.
-const LOOK: Duration = Duration::from_millis(200);
+const POLL_INTERVAL: Duration = Duration::from_millis(200);
 /// How often a worker checks whether its jobs are still wanted.
 const GLANCE: Duration = Duration::from_millis(50);
 /// The longest sleep while the work waits for something.
@@ -123,7 +123,7 @@ impl<E: WorkerExchange + Send> Worker<E> {
             // A long step of the work, a pass over a long prompt, is no standstill.
             let reporter = scope.spawn(|| {
                 while !ended.load(Ordering::Relaxed) {
-                    std::thread::park_timeout(LOOK);
+                    std::thread::park_timeout(POLL_INTERVAL);
                     lock(&desk).report(false);
                 }
             });
@@ -203,7 +203,7 @@ impl<'s, 'a> Shift<'s, 'a> {
             }
             if self.held.is_empty() {
                 desk.report(true);
-                desk.exchange.wait(LOOK);
+                desk.exchange.wait(POLL_INTERVAL);
                 desk.status.idle_s += since.elapsed().as_secs_f64();
                 continue;
             }

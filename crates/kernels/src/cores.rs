@@ -14,7 +14,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 /// How often the first process of the queue looks for a free core.
-const LOOK: Duration = Duration::from_micros(300);
+const POLL_INTERVAL: Duration = Duration::from_micros(300);
 /// How long a process keeps its cores before it lets other processes have them.
 const TURN: Duration = Duration::from_millis(3);
 
@@ -195,7 +195,7 @@ impl CoreTokens {
         let first = loop {
             match self.free(1)?.pop() {
                 Some(core) => break core,
-                None => std::thread::sleep(LOOK),
+                None => std::thread::sleep(POLL_INTERVAL),
             }
         };
         drop(gate);

@@ -36,7 +36,7 @@ pub trait Tasks: Sync {
 /// it up would cost about as much.
 const SPIN: Duration = Duration::from_micros(if cfg!(miri) { 0 } else { 50 });
 /// Checks of the awaited condition between two readings of the clock.
-const LOOKS: usize = if cfg!(miri) { 2 } else { 64 };
+const SPINS: usize = if cfg!(miri) { 2 } else { 64 };
 
 struct Shared {
     region: Region,
@@ -129,11 +129,11 @@ impl Pool {
             (0..count).for_each(job);
             return;
         }
-        for first in (0..count).step_by(region::MOST) {
+        for first in (0..count).step_by(region::MAX_TASKS) {
             let job = |index: usize| job(first + index);
             // SAFETY: `job` is Sync, as `tasks` is, and lives until `region` returns, which it does, by value or panic,
             // when every task that was begun has ended.
-            let waited = unsafe { self.shared.region(region::MOST.min(count - first), &Job::new(&job)) };
+            let waited = unsafe { self.shared.region(region::MAX_TASKS.min(count - first), &Job::new(&job)) };
             watch.waited(waited);
         }
     }
@@ -247,9 +247,9 @@ impl Shared {
     }
 }
 
-/// Checks up to [`LOOKS`] times whether `come` is true, and returns whether it was.
+/// Checks up to [`SPINS`] times whether `come` is true, and returns whether it was.
 fn looks(come: impl Fn() -> bool) -> bool {
-    (0..LOOKS).any(|_| {
+    (0..SPINS).any(|_| {
         std::hint::spin_loop();
         come()
     })

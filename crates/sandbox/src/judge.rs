@@ -31,7 +31,7 @@ mod throughput;
 /// How many compiled sources are cached.
 const CACHED: usize = 256;
 /// The shortest time limit for the trial program of a language, which must pass.
-const PATIENCE: Duration = Duration::from_secs(20);
+const TRIAL_TIMEOUT: Duration = Duration::from_secs(20);
 /// The largest compiled program, in bytes.
 const PROGRAM_BYTES: usize = 64 << 20;
 
@@ -153,8 +153,8 @@ impl Judge {
         let (built, ocaml) = (Mutex::default(), ocaml::Tool::default());
         let mut judge = Judge { language, units, built, ocaml, options, run_limits, compile_limits, cache, sandbox };
         // However busy the machine is when a run starts.
-        judge.run_limits.wall = run_limits.wall.max(PATIENCE);
-        judge.compile_limits.wall = compile_limits.wall.max(3 * PATIENCE);
+        judge.run_limits.wall = run_limits.wall.max(TRIAL_TIMEOUT);
+        judge.compile_limits.wall = compile_limits.wall.max(3 * TRIAL_TIMEOUT);
         judge.try_out().map_err(Error)?;
         (judge.run_limits, judge.compile_limits) = (run_limits, compile_limits);
         Ok(judge)
@@ -260,7 +260,7 @@ impl Judge {
         let script = [r#"cp /job/* /tmp/ 2>/dev/null; "$@""#, "sh"];
         let mut all: Vec<String> = ["/bin/sh", "-c"].iter().chain(&script).map(|word| (*word).to_owned()).collect();
         all.extend(self.words(words, "/tmp/program"));
-        let outcome = self.sandbox.run(directory.path(), &all, b"", Limits { wall: PATIENCE / 4, ..limits })?;
+        let outcome = self.sandbox.run(directory.path(), &all, b"", Limits { wall: TRIAL_TIMEOUT / 4, ..limits })?;
         let fails = match outcome.end {
             End::Exit(126 | 127) | End::TooMuchMemory(_) | End::TooManyProcesses(_) => true,
             End::Exit(_) | End::TimedOut | End::TooMuchOutput | End::Stopped => false,

@@ -8,7 +8,7 @@ const PER_COMPLETION: [&str; 8] =
     ["completion_ids", "rewards", "logprobs", "ref_logprobs", "mask", "truncated", "versions", "problems"];
 
 /// The largest number accepted as a log-probability: slightly above 0, because other programs round.
-const MOST: f64 = 1e-3;
+const MAX_LOGP: f64 = 1e-3;
 
 /// A completion read from a file. Its lists have one element per token.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -133,7 +133,7 @@ impl RecordedCompletion {
         let per_token = |key: &str| -> Result<Option<Vec<f32>>, String> {
             let Some(value) = get(key) else { return Ok(None) };
             let what = "a log-probability (a number, at most 0)";
-            let read = |v: &Value| v.as_f64().filter(|&x| x <= MOST).map(|x| x as f32);
+            let read = |v: &Value| v.as_f64().filter(|&x| x <= MAX_LOGP).map(|x| x as f32);
             let values = list(value, key, read, what)?;
             same_length(key, values.len(), completion.len())?;
             Ok(Some(values))

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 pub const HANG: Duration = Duration::from_secs(600);
 
 /// The pause between two looks.
-const LOOK: Duration = Duration::from_millis(5);
+const POLL_INTERVAL: Duration = Duration::from_millis(5);
 
 /// Waits until `happened` returns true. Fails the test, which names `what`, after [`HANG`].
 #[track_caller]
@@ -26,7 +26,7 @@ pub fn wait_for<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T {
             return seen;
         }
         assert!(begun.elapsed() < HANG, "it does not happen: {what}");
-        std::thread::sleep(LOOK);
+        std::thread::sleep(POLL_INTERVAL);
     }
 }
 
@@ -47,7 +47,7 @@ pub fn wait_for_end(what: &str, child: &mut Child) -> ExitStatus {
     loop {
         match child.try_wait() {
             Ok(Some(status)) => return status,
-            Ok(None) if begun.elapsed() < HANG => std::thread::sleep(LOOK),
+            Ok(None) if begun.elapsed() < HANG => std::thread::sleep(POLL_INTERVAL),
             other => {
                 let _ = child.kill();
                 panic!("a process does not end: {what} ({other:?})");

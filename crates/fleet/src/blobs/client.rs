@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 /// A connection that is not made within this time is tried again.
 const CONNECT: Duration = Duration::from_secs(5);
 /// A block that has not arrived within this time is requested again.
-const PATIENCE: Duration = Duration::from_secs(20);
+const REQUEST_TIMEOUT: Duration = Duration::from_secs(20);
 /// The pause before a block is requested again.
 const PAUSE: Duration = Duration::from_millis(200);
 /// How often a block may arrive with a wrong hash before fetching fails.
@@ -42,7 +42,7 @@ impl Client {
         let config = ureq::Agent::config_builder()
             .http_status_as_error(false)
             .timeout_connect(Some(CONNECT))
-            .timeout_global(Some(PATIENCE))
+            .timeout_global(Some(REQUEST_TIMEOUT))
             .max_redirects(0)
             .proxy(None)
             .build();

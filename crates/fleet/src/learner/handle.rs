@@ -1,6 +1,6 @@
 //! A learner on a thread of its own.
 
-use super::{LOOK, Learner, Step};
+use super::{Learner, POLL_INTERVAL, Step};
 use crate::error::{Error, Result};
 use crate::exchange::Exchange;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
@@ -43,7 +43,7 @@ impl<E: Exchange + Send + 'static> LearnerHandle<E> {
                 }
                 drop(state);
                 served.changed.notify_all();
-                waiter(LOOK);
+                waiter(POLL_INTERVAL);
             }
         };
         let thread = std::thread::Builder::new().name("fleet".to_owned()).spawn(serve);

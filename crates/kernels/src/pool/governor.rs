@@ -20,8 +20,8 @@ use std::time::{Duration, Instant};
 /// Time between two comparisons of gain and cost: two or three time slices of the scheduler. A comparison takes some
 /// microseconds.
 const WINDOW: Duration = Duration::from_millis(8);
-/// A thread is taken to share its core if it waited for a core for more than one part in `SHARE` of the time.
-const SHARE: u32 = 8;
+/// A thread is taken to share its core if it waited for a core for more than one part in `WAITED_PART` of the time.
+const WAITED_PART: u32 = 8;
 /// Time until one thread more is tried: at first, and at most, since it doubles with every failure.
 const REST: Duration = Duration::from_millis(16);
 const LONGEST_REST: Duration = Duration::from_millis(640);
@@ -186,7 +186,7 @@ impl Watch {
             }
             let did = new_busy.saturating_sub(new_delay);
             all += did;
-            if new_delay > window / SHARE {
+            if new_delay > window / WAITED_PART {
                 (sharing, delays, theirs) = (sharing + 1, delays + new_delay, theirs + did);
             }
         }
@@ -205,7 +205,7 @@ impl Watch {
         self.balance.gain = faded(self.balance.gain, new.gain);
         self.balance.cost = faded(self.balance.cost, new.cost);
         let Balance { gain, cost, .. } = self.balance;
-        if limit > 1 && new.cost > window / SHARE && cost > gain {
+        if limit > 1 && new.cost > window / WAITED_PART && cost > gain {
             // Regions may be longer than the window.
             self.again = now + self.rest.max(16 * window);
             self.rest = (2 * self.rest).min(LONGEST_REST);
@@ -300,7 +300,7 @@ mod tests {
     fn delays_that_cost_little_send_nobody_home() {
         let (mut watch, now) = (Watch::new(2), Instant::now());
         for _ in 0..100 {
-            let little = Balance { sharing: 1, gain: Duration::ZERO, cost: WINDOW / (SHARE + 1) };
+            let little = Balance { sharing: 1, gain: Duration::ZERO, cost: WINDOW / (WAITED_PART + 1) };
             assert_eq!(watch.next_limit(2, 2, little, WINDOW, now), 2);
         }
     }
@@ -471,8 +471,8 @@ mod tests {
         watch.rest = 10 * REST;
         watch.next_limit(2, 2, balance(1, 8, 0), WINDOW, now);
         assert_eq!(watch.rest, 10 * REST - 10 * REST / 8);
-        // A cost of exactly one part in SHARE, or one that equals the gain, is none.
-        for new in [Balance { cost: WINDOW / SHARE, ..balance(1, 0, 0) }, balance(1, 7, 7)] {
+        // A cost of exactly one part in WAITED_PART, or one that equals the gain, is none.
+        for new in [Balance { cost: WINDOW / WAITED_PART, ..balance(1, 0, 0) }, balance(1, 7, 7)] {
             let mut watch = Watch::new(2);
             assert_eq!(watch.next_limit(2, 2, new, WINDOW, now), 2);
         }

@@ -15,7 +15,7 @@ use std::ops::Range;
 use std::sync::atomic::{AtomicPtr, AtomicU64, AtomicUsize, Ordering};
 
 /// The largest number of tasks in one region.
-pub(super) const MOST: usize = 1 << 30;
+pub(super) const MAX_TASKS: usize = 1 << 30;
 /// The largest number of queues, each on a cache line of its own. There are few, so that a thread soon finds a task or
 /// sees that there is none. With more threads than queues, several threads share a queue.
 const MOST_QUEUES: usize = 8;
@@ -97,7 +97,7 @@ impl Region {
     /// The region before is closed and its claimed tasks are done. The job's closure is [`Sync`] and lives until the
     /// same holds for this region.
     pub unsafe fn open(&self, count: usize, threads: usize, job: &Job) {
-        debug_assert!(count <= MOST);
+        debug_assert!(count <= MAX_TASKS);
         self.data.store(job.data.cast_mut(), Ordering::Relaxed);
         self.call.store(job.call as *mut (), Ordering::Relaxed);
         self.done.store(0, Ordering::Relaxed);

@@ -43,7 +43,7 @@ pub(crate) struct Range {
 
 /// The upper bound for counts of completions, sequences or repetitions. A larger value is a typo, with which
 /// allocations would fail before any check could report it.
-pub(super) const MANY: f64 = (1 << 20) as f64;
+pub(super) const MAX_COUNT: f64 = (1 << 20) as f64;
 /// The upper bound for counts of tokens.
 pub(super) const LONG: f64 = (1u64 << 31) as f64;
 

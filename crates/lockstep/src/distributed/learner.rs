@@ -27,9 +27,9 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// The longest time that one wait for an event takes. Stop requests are checked between waits.
-const LOOK: Duration = Duration::from_millis(50);
+const POLL_INTERVAL: Duration = Duration::from_millis(50);
 /// How long a learner that must stop waits for a worker to come back.
-const PATIENCE: Duration = Duration::from_secs(3);
+const LONELY_TIMEOUT: Duration = Duration::from_secs(3);
 
 /// A batch that was offered to workers and has not been trained on yet.
 #[derive(Clone)]
@@ -241,7 +241,7 @@ impl Distributed {
             if !is_lonely {
                 lonely_since = Instant::now();
                 self.look_for_missing(&mut missing, batch, warn);
-            } else if self.gave_up || lonely_since.elapsed() > PATIENCE {
+            } else if self.gave_up || lonely_since.elapsed() > LONELY_TIMEOUT {
                 if !std::mem::replace(&mut self.gave_up, true) {
                     warn(
                         "no worker is left to make what a checkpoint of this step needs: a resume repeats the steps \
@@ -256,7 +256,7 @@ impl Distributed {
     /// Waits for an event and takes it. All waits for workers go through this function.
     fn take_step(&mut self, warn: &dyn Fn(&str)) -> anyhow::Result<()> {
         self.ctx.release_cores();
-        match self.handle.next_step(LOOK).map_err(of_fleet)? {
+        match self.handle.next_step(POLL_INTERVAL).map_err(of_fleet)? {
             Some(Step::Train(batch, results)) => {
                 self.made_by.note(batch, &results)?;
                 self.arrived.insert(batch, results);

@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 /// How often a waiting learner looks whether a worker is missing.
-const LOOK: Duration = Duration::from_secs(10);
+const POLL_INTERVAL: Duration = Duration::from_secs(10);
 
 /// What was found missing in one wait.
 pub(super) struct Missing {
@@ -19,7 +19,7 @@ impl Missing {
 
     /// Whether it is time to look.
     pub fn is_due(&mut self) -> bool {
-        let is_due = self.looked.elapsed() > LOOK;
+        let is_due = self.looked.elapsed() > POLL_INTERVAL;
         if is_due {
             self.looked = Instant::now();
         }

@@ -22,7 +22,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// How often a worker looks for weights that are not published yet.
-const LOOK: Duration = Duration::from_millis(5);
+const POLL_INTERVAL: Duration = Duration::from_millis(5);
 /// The engine runs for this long before the worker looks at anything else.
 const STEPS: Duration = Duration::from_millis(2);
 
@@ -138,7 +138,7 @@ impl WorkerWork {
     fn submit(&mut self) -> anyhow::Result<()> {
         let waiting = self.in_stage(|stage| matches!(stage, Stage::WaitsForWeights));
         let waiting: Vec<JobName> = waiting.map(|(job, _)| *job).collect();
-        if waiting.is_empty() || self.looked.is_some_and(|looked| looked.elapsed() < LOOK) {
+        if waiting.is_empty() || self.looked.is_some_and(|looked| looked.elapsed() < POLL_INTERVAL) {
             return Ok(());
         }
         self.looked = Some(Instant::now());

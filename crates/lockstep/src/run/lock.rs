@@ -23,8 +23,8 @@ use telemetry::system::since_1970;
 pub const FILE: &str = "run.lock";
 
 /// How often a lock that another process has is tried again, and the pause before.
-const LOOKS: u32 = 20;
-const LOOK: Duration = Duration::from_millis(10);
+const MAX_TRIES: u32 = 20;
+const POLL_INTERVAL: Duration = Duration::from_millis(10);
 
 /// The process that writes into the run in `root`, as its lock file names it; `None` if no process does. The lock
 /// decides, not the number, which may be another process's. Of a run of another machine, whose locks may not be seen
@@ -87,12 +87,12 @@ impl RunLock {
         let mut file = file.or_bad_input_in(format!("cannot open {}", path.display()))?;
         let take = || locks.take(&file, &path, owner).or_bad_input_in(format!("cannot lock {}", path.display()));
         let mut taken = take()?;
-        for _ in 0..LOOKS {
+        for _ in 0..MAX_TRIES {
             if !matches!(taken, Taken::Held) {
                 break;
             }
             // A process that looks whether the run is in use (a page) holds the lock for a moment.
-            std::thread::sleep(LOOK);
+            std::thread::sleep(POLL_INTERVAL);
             taken = take()?;
         }
         file.rewind().or_bad_input_in(format!("cannot read {}", path.display()))?;

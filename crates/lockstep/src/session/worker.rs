@@ -29,7 +29,7 @@ use std::time::{Duration, Instant};
 mod awaited;
 
 /// How often the worker looks whether the learner's files are there.
-const LOOK: Duration = Duration::from_millis(20);
+const POLL_INTERVAL: Duration = Duration::from_millis(20);
 
 /// Makes the rewards that are functions of user code, a new set at each call.
 pub type MakeFunctions = dyn Fn() -> Vec<Box<dyn Reward>> + Send + Sync;
@@ -172,7 +172,7 @@ fn wait_for_files(host: &Host, run: [u8; 16], stop: &StopSignal, say: &dyn Fn(&s
         if let Some(error) = host.failure() {
             return Err(error);
         }
-        std::thread::sleep(LOOK);
+        std::thread::sleep(POLL_INTERVAL);
     }
     Ok(())
 }

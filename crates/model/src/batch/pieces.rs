@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 /// Most rows of a piece. It equals the block size of the head's operation, so that cutting costs nothing.
-const MOST: usize = 512;
+const MAX_ROWS: usize = 512;
 /// Pieces are cut at multiples of this many rows of a group, since sums over rows are formed in steps of 32 (bf16 on
 /// AMX tiles).
 const STEP: usize = 32;
@@ -18,7 +18,7 @@ pub(super) fn head_pieces(groups: &[u32]) -> Vec<(Range<usize>, Vec<u32>)> {
         for from in (start..end).step_by(STEP) {
             let to = end.min(from + STEP);
             match out.last_mut() {
-                Some((piece, groups)) if to - piece.start <= MOST => {
+                Some((piece, groups)) if to - piece.start <= MAX_ROWS => {
                     if from == start {
                         groups.push((from - piece.start) as u32);
                     }

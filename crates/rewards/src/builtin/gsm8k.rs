@@ -218,7 +218,7 @@ fn stands_outside(text: &str, start: usize, end: usize) -> bool {
 
 /// Whether the text around a number in a formula does not change it: units, brackets, spaces, a relation sign.
 fn leaves_as_it_is(before: &str, after: &str) -> bool {
-    static LOOK: LazyLock<Regex> = LazyLock::new(|| {
+    static MARKUP: LazyLock<Regex> = LazyLock::new(|| {
         regex(
             r"(?x) \\(?:text\w*|math(?:rm|bf|it|sf)|mbox|operatorname)\s*\{[^{}]*\}(?:\^\{?[0-9]\}?)?
             | \\(?:left|right|approx|simeq|quad|qquad|therefore|Rightarrow|Longrightarrow|rightarrow|implies|to|degree
@@ -233,7 +233,7 @@ fn leaves_as_it_is(before: &str, after: &str) -> bool {
     };
     // "+5"
     let before = before.trim_end().strip_suffix('+').filter(|rest| rest.trim().is_empty()).unwrap_or(before);
-    [before, after].iter().all(|part| words(&LOOK.replace_all(part, "")))
+    [before, after].iter().all(|part| words(&MARKUP.replace_all(part, "")))
 }
 
 #[cfg(test)]

@@ -29,7 +29,7 @@ const OWN_LIMITS: [(&str, &str); 4] =
 /// The processes in a cgroup that are not the program's: bubblewrap, and the shells that start it.
 const SPARE_PROCESSES: u64 = 8;
 /// How long the processes of a cgroup may take to end after they were killed. After that the cgroup stays.
-const PATIENCE: Duration = Duration::from_secs(2);
+const REMOVE_TIMEOUT: Duration = Duration::from_secs(2);
 /// How many names are tried for a cgroup.
 const NAMES: usize = 100;
 
@@ -228,7 +228,7 @@ impl Cgroup {
 impl Drop for Cgroup {
     fn drop(&mut self) {
         self.kill();
-        let deadline = Instant::now() + PATIENCE;
+        let deadline = Instant::now() + REMOVE_TIMEOUT;
         while (self.remove)(&self.path).is_err() && self.path.exists() && Instant::now() < deadline {
             std::thread::sleep(Duration::from_millis(1));
         }

@@ -29,7 +29,7 @@ pub enum Baseline {
 }
 
 /// Lower bound of the standard deviation that is divided by.
-const LEAST: f64 = 1e-4;
+const MIN_STD: f64 = 1e-4;
 
 /// Computes the advantages of the tokens of `samples` that `masks` keep; other tokens get 0. Row i of `matrix` has the
 /// rewards of sample i. `beta` is used with [`Baseline::Batch`] only. The advantages in `samples` are not read. Panics
@@ -73,7 +73,7 @@ pub fn compute(
         .zip(masks)
         .map(|(a, mask)| {
             let token = |t: usize| match a {
-                Some(a) if mask[t] => ((a[t] - center) / std.max(LEAST)) as f32,
+                Some(a) if mask[t] => ((a[t] - center) / std.max(MIN_STD)) as f32,
                 _ => 0.0,
             };
             Advantage::Tokens((0..mask.len()).map(token).collect())

@@ -21,7 +21,7 @@ use watched::{Seen, family, watched};
 /// Memory that differs between two runs of a command.
 const NOISE: u64 = 24 << 20;
 /// What a sparse file, and one that is not a regular file, may cost.
-const MOST: u64 = 64 << 20;
+const MAX_EXTRA_BYTES: u64 = 64 << 20;
 
 /// Runs with all files that are changed: by one process, in chunks, and with workers that were killed.
 const BASES: [(&str, &[&str]); 3] = [
@@ -165,7 +165,7 @@ impl World {
         }
         let more = match change {
             Change::Cut | Change::Flipped | Change::Grown | Change::Emptied => 4 * length + NOISE,
-            Change::Link | Change::Directory | Change::Fifo | Change::Sparse => MOST,
+            Change::Link | Change::Directory | Change::Fifo | Change::Sparse => MAX_EXTRA_BYTES,
         };
         if seen.peak > expected.peak + more {
             wrong.push(format!("it takes {} MiB, and {} for the unchanged run", seen.peak >> 20, expected.peak >> 20));

@@ -3,7 +3,8 @@
 use super::inbox::{Inbox, Known};
 use super::link::{Link, is_connected, until_connected};
 use super::{
-    ACK_WAIT, ANSWER, Announced, BEAT, Beat, MOST_PENDING, Names, NatsOptions, PAUSE, RUN, host, number_of_process,
+    ACK_WAIT, ANSWER, Announced, BEAT, Beat, MOST_PENDING, Names, NatsOptions, PAUSE, RUN, UNANSWERED, host,
+    number_of_process,
 };
 use crate::coordinator::Event;
 use crate::error::{Error, OrIo, Result};
@@ -406,15 +407,24 @@ async fn jobs_of(names: &Names, jetstream: &Context) -> Option<BTreeSet<JobName>
 
 /// Receives results as they come.
 async fn receive(shared: Arc<Shared>, client: Client, jetstream: Context) {
+    let mut unanswered = 0;
     loop {
         until_connected(&client).await;
         if let Some(mut messages) = results(&shared.names, &jetstream).await {
+            let asked = Instant::now();
             while let Some(Ok(message)) = messages.next().await {
+                unanswered = 0;
                 let useless = shared.inbox().receive(&shared.run, message);
                 shared.changed.notify_all();
                 for message in useless {
                     let _ = message.ack().await;
                 }
+            }
+            // With heartbeats it would have lasted longer.
+            unanswered = if asked.elapsed() > 2 * ANSWER { 0 } else { unanswered + usize::from(is_connected(&client)) };
+            if unanswered == UNANSWERED {
+                unanswered = 0;
+                let _ = jetstream.delete_stream(&shared.names.results).await;
             }
         }
         tokio::time::sleep(PAUSE).await;

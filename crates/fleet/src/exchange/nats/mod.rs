@@ -11,6 +11,7 @@
 //! The server's data are never relied on. The server acknowledges before it syncs, and it may be restarted, lose its
 //! data or become unreachable; all of that costs only time. The learner compares the jobs that it has offered with
 //! those that the server lists, and offers missing jobs again. Workers keep their results until the server has them.
+//! A stream that answers nobody is deleted: so the learner finds it missing.
 //! Every message carries the run's identifier.
 //!
 //! Whether a process on another machine is alive cannot be observed directly. A worker that has not been heard for
@@ -59,6 +60,9 @@ const STATUS: Duration = Duration::from_millis(50);
 const ANSWER: Duration = Duration::from_secs(5);
 /// The pause before a failed operation is tried again.
 const PAUSE: Duration = Duration::from_millis(200);
+/// A stream that leaves so many requests in a row without an answer is deleted, and the learner makes it again.
+/// nats-server 2.9.10, started again on an emptied store, now and then has a stream that takes messages and sends none.
+const UNANSWERED: usize = 10;
 /// The message header with the run's identifier.
 const RUN: &str = "Lockstep-Run";
 /// The message header for a result in several messages: index and number of the part, and the hash of the whole.

@@ -3,8 +3,8 @@
 use super::inbox::part;
 use super::link::{Link, is_connected, until_connected};
 use super::{
-    ACK_WAIT, ANSWER, Announced, BEAT, Beat, Control, MOST_PENDING, Names, NatsOptions, PART, PAUSE, RUN, STATUS, host,
-    number_of_process,
+    ACK_WAIT, ANSWER, Announced, BEAT, Beat, Control, MOST_PENDING, Names, NatsOptions, PART, PAUSE, RUN, STATUS,
+    UNANSWERED, host, number_of_process,
 };
 use crate::error::{Error, Result};
 use crate::exchange::{LearnerState, WorkerExchange, WorkerStatus};
@@ -30,7 +30,7 @@ const SETTLED: Duration = Duration::from_secs(2);
 /// How long an ending worker waits until its results are sent.
 const FAREWELL: Duration = Duration::from_secs(3);
 /// How long a worker tries to get a name that another process has. That process may just have been killed.
-const PATIENCE: Duration = Duration::from_secs(8);
+const JOIN_TIMEOUT: Duration = Duration::from_secs(8);
 /// Bytes of a message that are reserved for headers.
 const HEADROOM: usize = 4096;
 /// The name of the workers' consumer of jobs.
@@ -138,7 +138,7 @@ impl WorkerExchange for NatsWorker {
     fn learner(&mut self) -> Result<Option<LearnerState>> {
         let mut desk = self.shared.desk();
         if let Some(why) = &desk.refused
-            && self.shared.joined.elapsed() > PATIENCE
+            && self.shared.joined.elapsed() > JOIN_TIMEOUT
         {
             return Err(Error::Refused(why.clone()));
         }
@@ -296,6 +296,7 @@ async fn say(shared: &Shared, client: &Client) {
 /// Fetches a job when the worker wants one.
 async fn pull_jobs(shared: Arc<Shared>, client: Client, jetstream: Context) {
     let mut consumer = None;
+    let mut unanswered = 0;
     loop {
         let wanted = shared.desk().wanted;
         if wanted.is_none_or(|wanted| wanted.elapsed() > OFFERED) {
@@ -325,8 +326,14 @@ async fn pull_jobs(shared: Arc<Shared>, client: Client, jetstream: Context) {
         // A server without the stream never answers.
         let Ok(answer) = tokio::time::timeout(PULL + PAUSE, batch.next()).await else {
             consumer = None;
+            unanswered += 1;
+            if unanswered == UNANSWERED {
+                unanswered = 0;
+                let _ = jetstream.delete_stream(&shared.names.jobs).await;
+            }
             continue;
         };
+        unanswered = 0;
         match answer {
             Some(Ok(message)) => match Job::from_bytes(&message.payload) {
                 Ok(job) => {

@@ -14,7 +14,7 @@ macro_rules! adapter_keys { ($collect:ident $($rows:tt)*) => { $collect! { $($ro
     /// directory, whose adapter_config.json then gives the keys of this section; one that says otherwise is refused.
     use_peft: bool = false => TRL;
     /// The adapter's rank.
-    lora_r: usize = 16 => LORA.range(at_least(1.0).at_most(MANY));
+    lora_r: usize = 16 => LORA.range(at_least(1.0).at_most(MAX_COUNT));
     /// The adapter's scale is lora_alpha / lora_r.
     lora_alpha: f64 = 32.0 => LORA;
     /// The chance that an input of the adapter is dropped, for the gradient of a training step alone: rollout and every

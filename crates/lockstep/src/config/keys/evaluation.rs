@@ -32,7 +32,7 @@ macro_rules! evaluation_keys { ($collect:ident $($rows:tt)*) => { $collect! { $(
     eval_sampling: EvalSampling = EvalSampling::Sampled => OURS.trl_has("sampled").read_by(ONLINE).on_resume(Warn);
     /// Completions of each evaluation prompt; not set: num_generations if sampled, 1 if greedy.
     num_generations_eval: Option<usize> = None
-        => TRL.range(at_least(1.0).at_most(MANY)).read_by(ONLINE).on_resume(Warn);
+        => TRL.range(at_least(1.0).at_most(MAX_COUNT)).read_by(ONLINE).on_resume(Warn);
     /// The k of pass@k (a prompt counts if one of k completions is right); each at most num_generations_eval.
     eval_pass_at_k: Vec<usize> = Vec::new() => OURS.read_by(ONLINE).on_resume(Warn);
     /// The name of the reward that says what is right in pass@k: a completion to which it gives 1 or more, whatever

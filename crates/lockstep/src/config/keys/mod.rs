@@ -31,7 +31,7 @@ use self::{adapter::*, algorithms::*, batches::*, checkpoints::*, data::*, evalu
 use self::{machine::*, model::*, optimizer::*, ppo::*, preferences::*, rewards::*, sampling::*};
 use super::methods::*;
 use super::row::OnResume::{Fixed, Free, Warn};
-use super::row::{LONG, MANY, OURS, Row, TRL, Trl, above, at_least};
+use super::row::{LONG, MAX_COUNT, OURS, Row, TRL, Trl, above, at_least};
 use super::save_dtype::SaveDType;
 use super::values::{
     ComputeDType, EvalSampling, KeyValue, OptimizerName, RefAdapter, RewardErrors, SftLoss, Strategy, Task, Trust,

@@ -45,10 +45,10 @@ macro_rules! ppo_keys { ($collect:ident $($rows:tt)*) => { $collect! { $($rows)*
     /// The value model's highest learning rate; not set: learning_rate.
     value_learning_rate: Option<f64> = None => OF_PPO.range(at_least(0.0));
     /// Times that each generation is trained on.
-    num_ppo_epochs: usize = 4 => OF_PPO.range(at_least(1.0).at_most(MANY)).on_resume(Fixed);
+    num_ppo_epochs: usize = 4 => OF_PPO.range(at_least(1.0).at_most(MAX_COUNT)).on_resume(Fixed);
     /// Optimizer steps that each pass over a generation is cut into: a generation is this many times
     /// per_device_train_batch_size × gradient_accumulation_steps completions.
-    num_mini_batches: usize = 1 => OF_PPO.range(at_least(1.0).at_most(MANY)).on_resume(Fixed);
+    num_mini_batches: usize = 1 => OF_PPO.range(at_least(1.0).at_most(MAX_COUNT)).on_resume(Fixed);
     /// Continue to the next generation once the new policy is further than 1.5 times this (in nats per token) from the
     /// old.
     target_kl: Option<f64> = None => OF_PPO.trl_has("target_kl of the PPOConfig of TRL 0.11").range(above(0.0));

@@ -1,6 +1,6 @@
 //! Files, environment and names of keys: how layers are read and merged, and what is said of what cannot be read.
 
-use super::{ENOUGH, grpo, layers, resolve};
+use super::{REQUIRED, grpo, layers, resolve};
 use crate::config::resolved::Origin;
 use crate::config::{
     Config, Layers, Purpose, UnsupportedKey, changes, hyperparameters, settings_of_weights, unknown_key,
@@ -150,7 +150,7 @@ fn presets_of_tasks() {
 
 #[test]
 fn origins_have_names() {
-    let c = resolve(Purpose::Grpo, &[&ENOUGH[..], &[("algorithm", "rloo")]].concat()).unwrap();
+    let c = resolve(Purpose::Grpo, &[&REQUIRED[..], &[("algorithm", "rloo")]].concat()).unwrap();
     let names = ["num_generations", "algorithm", "seed"].map(|key| c.origin(key).to_string());
     assert_eq!(names, ["algorithm", "command line", "default"]);
     assert_eq!((c.is_set("num_generations"), c.is_set("seed")), (true, false));
@@ -159,7 +159,7 @@ fn origins_have_names() {
         ["task", "the adapter", "program"]
     );
     // A method that has no algorithm says nothing of one.
-    let sft = resolve(Purpose::Sft, &ENOUGH[..2]).unwrap();
+    let sft = resolve(Purpose::Sft, &REQUIRED[..2]).unwrap();
     assert_eq!((sft.config.learning_rate, sft.origin("learning_rate")), (2e-5, &Origin::Default));
 }
 
@@ -208,7 +208,8 @@ fn changes_have_lines() {
 /// Values by the name that TRL has for a key whose name differs here.
 #[test]
 fn keys_that_are_not_read() {
-    let note = |purpose: Purpose, set: &[(&str, &str)]| resolve(purpose, &[&ENOUGH[..2], set].concat()).unwrap().notes;
+    let note =
+        |purpose: Purpose, set: &[(&str, &str)]| resolve(purpose, &[&REQUIRED[..2], set].concat()).unwrap().notes;
     let dpo = "without meaning in `lockstep dpo`: num_iterations, loss_type (dpo_loss_type in its place)";
     assert_eq!(note(Purpose::Dpo, &[("num_iterations", "2"), ("loss_type", "grpo")]), [dpo]);
     // Neither an evaluation nor a configuration that is shown is of one command.

@@ -24,10 +24,10 @@ fn resolve(purpose: Purpose, set: &[(&str, &str)]) -> anyhow::Result<Resolved> {
     layers(purpose, set).resolve()
 }
 
-const ENOUGH: [(&str, &str); 3] = [("model_name_or_path", "m"), ("dataset_name", "d"), ("reward_funcs", "gsm8k")];
+const REQUIRED: [(&str, &str); 3] = [("model_name_or_path", "m"), ("dataset_name", "d"), ("reward_funcs", "gsm8k")];
 
 pub(super) fn grpo(set: &[(&str, &str)]) -> anyhow::Result<Resolved> {
-    resolve(Purpose::Grpo, &[&ENOUGH, set].concat())
+    resolve(Purpose::Grpo, &[&REQUIRED, set].concat())
 }
 
 pub(super) fn refused(set: &[(&str, &str)], words: &[&str]) {
@@ -46,7 +46,7 @@ fn defaults_are_trls_where_the_table_says_so() {
     assert_eq!((c.num_generations, c.per_device_train_batch_size, c.max_completion_length), (8, 8, 512));
     assert_eq!((c.learning_rate, c.beta, c.epsilon, c.max_grad_norm), (1e-6, 0.0, 0.2, 1.0));
     assert_eq!((c.loss_type, c.seed, c.save_steps, c.logging_steps), (train::LossType::Dapo, 42, 500, 10));
-    assert_eq!(resolve(Purpose::Sft, &ENOUGH[..2]).unwrap().config.learning_rate, 2e-5);
+    assert_eq!(resolve(Purpose::Sft, &REQUIRED[..2]).unwrap().config.learning_rate, 2e-5);
     let mut names: Vec<&str> = KEYS.iter().map(|key| key.name).collect();
     names.sort_unstable();
     names.dedup();
@@ -168,7 +168,8 @@ fn keys_of_the_loss_fit_each_other() {
 
 #[test]
 fn keys_of_other_commands_are_said() {
-    let notes = |purpose: Purpose, set: &[(&str, &str)]| resolve(purpose, &[&ENOUGH[..2], set].concat()).unwrap().notes;
+    let notes =
+        |purpose: Purpose, set: &[(&str, &str)]| resolve(purpose, &[&REQUIRED[..2], set].concat()).unwrap().notes;
     let of_train = [("algorithm", "rloo"), ("epsilon", "0.3"), ("vf_coef", "2"), ("record_rollouts", "true")];
     let said = notes(Purpose::Dpo, &of_train);
     assert_eq!(said, ["without meaning in `lockstep dpo`: algorithm, epsilon, vf_coef, record_rollouts"]);
@@ -177,10 +178,10 @@ fn keys_of_other_commands_are_said() {
     let said = grpo(&[("dpo_loss_type", "ipo")]).unwrap().notes;
     assert_eq!(said, ["without meaning in `lockstep train`: dpo_loss_type"]);
     // Nor do an algorithm's defaults reach where there is none.
-    assert_eq!(resolve(Purpose::Dpo, &[&ENOUGH[..2], &of_train].concat()).unwrap().config.beta, 0.1);
-    let ppo = resolve(Purpose::Sft, &[&ENOUGH[..2], &[("algorithm", "ppo")]].concat()).unwrap().config;
+    assert_eq!(resolve(Purpose::Dpo, &[&REQUIRED[..2], &of_train].concat()).unwrap().config.beta, 0.1);
+    let ppo = resolve(Purpose::Sft, &[&REQUIRED[..2], &[("algorithm", "ppo")]].concat()).unwrap().config;
     assert_eq!((ppo.learning_rate, ppo.num_generations), (2e-5, 8));
-    let recorded = |purpose| resolve(purpose, &[&ENOUGH[..], &[("record_rollouts", "true")]].concat()).unwrap();
+    let recorded = |purpose| resolve(purpose, &[&REQUIRED[..], &[("record_rollouts", "true")]].concat()).unwrap();
     assert!(recorded(Purpose::Grpo).config.record_rollouts && !recorded(Purpose::Sft).config.record_rollouts);
 }
 
@@ -194,7 +195,7 @@ fn keys_that_change_nothing_are_reported() {
     let ppo = ("algorithm", "ppo");
     assert_eq!(notes(&[ppo, ("beta", "0.1")]), ["beta has no meaning with algorithm = \"ppo\" (kl_coef in its place)"]);
     refused(&[("algorithm", "rloo"), ("sapo_temperature_pos", "2")], &["`sapo_temperature_pos`", "\"rloo\"", "remove"]);
-    let dpo = resolve(Purpose::Dpo, &[&ENOUGH[..2], &[("loss_type", "grpo")]].concat()).unwrap().notes;
+    let dpo = resolve(Purpose::Dpo, &[&REQUIRED[..2], &[("loss_type", "grpo")]].concat()).unwrap().notes;
     assert_eq!(dpo, ["without meaning in `lockstep dpo`: loss_type (dpo_loss_type in its place)"]);
 }
 
@@ -259,8 +260,8 @@ fn sampling() {
 fn rewards_data_and_model_must_be_there() {
     let error = |set: &[(&str, &str)]| resolve(Purpose::Grpo, set).unwrap_err().to_string();
     assert!(error(&[]).contains("--model"));
-    assert!(error(&ENOUGH[..1]).contains("--dataset"));
-    assert!(error(&ENOUGH[..2]).contains("--reward"));
+    assert!(error(&REQUIRED[..1]).contains("--dataset"));
+    assert!(error(&REQUIRED[..2]).contains("--reward"));
     refused(&[("reward_weights", "[1, 2]")], &["has 2 numbers, but there are 1"]);
     refused(&[("delta", "1.1")], &["above 1 + epsilon_high = 1.2"]);
     refused(&[("columns", "{answer = 3}")], &["`columns`", "answer = 3"]);

@@ -1,6 +1,6 @@
 //! Every refusal of the checks of configuration keys, word for word, beside the nearest configuration that is accepted.
 
-use super::{ENOUGH, grpo, resolve};
+use super::{REQUIRED, grpo, resolve};
 use crate::config::{Config, Layers, Purpose};
 use crate::error::is_bad_input;
 
@@ -19,7 +19,7 @@ fn of(purpose: Purpose, base: Set<'_>, set: Set<'_>, words: &str, fix: Set<'_>) 
 
 #[track_caller]
 fn train(set: Set<'_>, words: &str, fix: Set<'_>) {
-    of(Purpose::Grpo, &ENOUGH, set, words, fix);
+    of(Purpose::Grpo, &REQUIRED, set, words, fix);
 }
 
 #[test]
@@ -58,7 +58,7 @@ fn a_temperature_that_overflows_is_refused_in_every_command() {
         let kwargs = format!("{{temperature = {text}}}");
         train(&[("generation_kwargs", &kwargs)], &words, &[("generation_kwargs", "{temperature = 0.5}")]);
         for purpose in [Purpose::Sft, Purpose::Eval] {
-            let error = resolve(purpose, &[&ENOUGH[..], &[("temperature", text)]].concat()).unwrap_err();
+            let error = resolve(purpose, &[&REQUIRED[..], &[("temperature", text)]].concat()).unwrap_err();
             assert!(is_bad_input(&error) && error.to_string() == words, "{error}");
         }
     }
@@ -293,7 +293,7 @@ fn evaluations_and_the_best() {
     let unused = "evaluation data is set, but eval_strategy is \"no\": nothing is evaluated during the run";
     assert_eq!(grpo(&eval[1..]).unwrap().notes, [unused]);
     assert_eq!(grpo(&eval).unwrap().notes, [""; 0]);
-    let model_and_reward = [ENOUGH[0], ENOUGH[2], eval[1]];
+    let model_and_reward = [REQUIRED[0], REQUIRED[2], eval[1]];
     assert_eq!(resolve(Purpose::Eval, &model_and_reward).unwrap().notes, [""; 0], "this is what is evaluated");
 }
 
@@ -302,12 +302,12 @@ fn what_must_be_there() {
     let without_model = "no model: give --model DIR, or model_name_or_path in the configuration";
     let without_data = "no training data: give --dataset FILE, or dataset_name in the configuration";
     for purpose in [Purpose::Grpo, Purpose::Sft, Purpose::Dpo, Purpose::Reward] {
-        of(purpose, &[], &ENOUGH[1..], without_model, &ENOUGH[..1]);
-        of(purpose, &[], &[ENOUGH[0], ENOUGH[2]], without_data, &ENOUGH[1..2]);
+        of(purpose, &[], &REQUIRED[1..], without_model, &REQUIRED[..1]);
+        of(purpose, &[], &[REQUIRED[0], REQUIRED[2]], without_data, &REQUIRED[1..2]);
     }
     grpo(&[("dataset_name", "none"), ("replay", "r.jsonl")]).unwrap();
     resolve(Purpose::Show, &[]).unwrap();
-    let evaluated = [ENOUGH[0], ENOUGH[2], ("eval_dataset_name", "e")];
+    let evaluated = [REQUIRED[0], REQUIRED[2], ("eval_dataset_name", "e")];
     of(
         Purpose::Eval,
         &[],
@@ -330,13 +330,13 @@ fn what_must_be_there() {
         (Purpose::Dpo, "direct preference optimization learns"),
     ] {
         let words = format!("`replay` is for `lockstep train`: {learns} from dataset_name");
-        of(purpose, &ENOUGH[..2], &[("replay", "r.jsonl")], &words, &[("replay", "none")]);
+        of(purpose, &REQUIRED[..2], &[("replay", "r.jsonl")], &words, &[("replay", "none")]);
     }
 }
 
 #[test]
 fn preference_pairs() {
-    let dpo = |set: Set<'_>, words: &str, fix: Set<'_>| of(Purpose::Dpo, &ENOUGH[..2], set, words, fix);
+    let dpo = |set: Set<'_>, words: &str, fix: Set<'_>| of(Purpose::Dpo, &REQUIRED[..2], set, words, fix);
     dpo(
         &[("beta", "0")],
         "`beta` = 0 must be above 0: it is what holds the policy to its reference (0.1 is usual)",
@@ -357,7 +357,7 @@ fn preference_pairs() {
         "dpo_loss_type = \"exo_pair\" needs `label_smoothing` above 0: 0.001 is the paper's",
         &[("label_smoothing", "0.001")],
     );
-    resolve(Purpose::Dpo, &[&ENOUGH[..2], &[("dpo_loss_type", "robust")]].concat()).unwrap();
+    resolve(Purpose::Dpo, &[&REQUIRED[..2], &[("dpo_loss_type", "robust")]].concat()).unwrap();
 }
 
 #[test]
@@ -366,7 +366,7 @@ fn profiles_and_workers() {
     let profiles = |table: &str, words: &str, fix: &str| {
         of(
             Purpose::Grpo,
-            &[&ENOUGH[..], &base].concat(),
+            &[&REQUIRED[..], &base].concat(),
             &[("sampling_profiles", table)],
             words,
             &[("sampling_profiles", fix)],

@@ -25,7 +25,7 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 /// How often the learner's state is checked.
-const LOOK: Duration = Duration::from_millis(5);
+const POLL_INTERVAL: Duration = Duration::from_millis(5);
 /// How often a worker checks whether it has become the one that fetches.
 const TURN: Duration = Duration::from_millis(100);
 
@@ -168,7 +168,7 @@ impl Copies<'_> {
         while !stop() {
             let state = watch();
             if state == before {
-                std::thread::sleep(LOOK);
+                std::thread::sleep(POLL_INTERVAL);
                 continue;
             }
             let Some(state) = state else { continue };

@@ -39,7 +39,7 @@ use serde::de::DeserializeOwned;
 use serde_json::Value;
 
 /// An upper bound of the completions in one job; more are an error.
-const MANY: u64 = 1 << 20;
+const MAX_GENERATIONS: u64 = 1 << 20;
 
 impl GroupJob {
     /// The job as bytes. Equal jobs give equal bytes.
@@ -86,7 +86,7 @@ impl GroupJob {
             return Err(WireError::new("column `sampling` has a number that no run samples with"));
         }
         let prompt_ids = ids(&record, "prompt_ids")?;
-        if prompt_ids.is_empty() || !(1..=MANY).contains(&generations) || max_new_tokens == 0 {
+        if prompt_ids.is_empty() || !(1..=MAX_GENERATIONS).contains(&generations) || max_new_tokens == 0 {
             return Err(WireError::new("it asks for nothing: no prompt, no completion or no token"));
         }
         let prompt = Prompt {

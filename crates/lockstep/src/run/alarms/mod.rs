@@ -39,7 +39,7 @@ const EXAMPLES: usize = 3;
 /// Alarms about the best-scored completions need at least this many of them.
 const FEWEST_WINNERS: usize = 2;
 /// After this many completions and generations a reward may be reported as independent of the text.
-const ENOUGH: (u64, u64) = (400, 20);
+const MIN_SEEN: (u64, u64) = (400, 20);
 /// From this many pairs of equal texts with equal scores on, a reward does not count as random.
 const FEWEST_EQUAL: u64 = 5;
 /// The largest number of alarms that are remembered for the end of the run.
@@ -317,8 +317,8 @@ impl History {
             dependence.take(&reward.portion);
             let (completions, generations) = dependence.seen();
             let strongest = dependence.strongest();
-            if completions >= ENOUGH.0
-                && generations >= ENOUGH.1
+            if completions >= MIN_SEEN.0
+                && generations >= MIN_SEEN.1
                 && strongest < conditions::NOISE.threshold
                 && dependence.equal() < FEWEST_EQUAL
                 && !dependence.rises()

@@ -25,7 +25,7 @@ pub const FILE: &str = "profile.json";
 /// A window ends after at least 3 steps and 5 seconds, or after 30 seconds, whichever comes first.
 const WINDOW: (u64, f64, f64) = (3, 5.0, 30.0);
 /// A rule is reported when it holds in this many windows in a row.
-const PATIENCE: u32 = 2;
+const MIN_WINDOWS: u32 = 2;
 /// In seconds: a shorter run gets no findings at its end, because its timings say too little.
 const WORTH_JUDGING_S: f64 = 10.0;
 /// How long the machine's peak speeds are measured, once per run. It is done only after [`CEILINGS_AFTER_S`] seconds,
@@ -140,7 +140,7 @@ impl Profile {
             let evidence = (rule.holds)(&window);
             let held = self.held.entry(rule.id).or_default();
             *held = if evidence.is_some() { *held + 1 } else { 0 };
-            if *held >= PATIENCE {
+            if *held >= MIN_WINDOWS {
                 found.extend(evidence.and_then(|evidence| self.record.found(rule, evidence, window.span())));
             }
         }

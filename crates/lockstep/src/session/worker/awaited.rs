@@ -10,7 +10,7 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 /// How often the worker looks.
-const LOOK: Duration = Duration::from_millis(200);
+const POLL_INTERVAL: Duration = Duration::from_millis(200);
 /// How long a process that writes into the run's directory may take to become its learner.
 const START: Duration = Duration::from_secs(60);
 
@@ -44,7 +44,7 @@ impl Awaited<'_> {
             if !std::mem::replace(&mut has_waited, true) {
                 (self.say)(&format!("{} waits for a learner of {}", self.name, self.run.display()));
             }
-            exchange.wait(LOOK);
+            exchange.wait(POLL_INTERVAL);
         }
     }
 

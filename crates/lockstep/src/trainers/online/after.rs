@@ -13,10 +13,10 @@ use telemetry::system::cpu_s;
 use train::Sample;
 
 /// The share of the run's CPU seconds that all recording may take.
-const SHARE: f64 = 0.01;
+const MAX_SHARE: f64 = 0.01;
 
 /// The share that scoring may take where the recording of rollouts leaves less, as with tiny models.
-const LEAST: f64 = 0.0015;
+const MIN_SHARE: f64 = 0.0015;
 
 /// Chooses the groups to record, and measures how much time scoring them takes.
 pub struct AfterStep {
@@ -64,7 +64,7 @@ impl AfterStep {
         let per_token_s = self.per_token_s.unwrap_or(step_s / 4.0 / tokens(part).max(1) as f64);
         let estimate = per_token_s * tokens(group) as f64;
         let run_s = now - self.began_s;
-        if self.scored_s + estimate <= (SHARE * run_s - self.recorded_s).max(LEAST * run_s) {
+        if self.scored_s + estimate <= (MAX_SHARE * run_s - self.recorded_s).max(MIN_SHARE * run_s) {
             self.chosen = group.to_vec();
         }
     }
@@ -157,7 +157,7 @@ mod tests {
                 after.scored(0.05, tokens(&chosen));
                 spent += 0.05;
             }
-            assert!(spent <= SHARE * now, "{spent} of {now}");
+            assert!(spent <= MAX_SHARE * now, "{spent} of {now}");
         }
         // The first one once half of a hundredth of the run pays for a quarter of a third of a step; then each tenth
         // step.

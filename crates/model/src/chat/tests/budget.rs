@@ -6,12 +6,12 @@ use super::*;
 
 /// What a rendering of this template took of its budget.
 fn taken(template: &str) -> usize {
-    const MOST: usize = 4096;
+    const MAX_COST: usize = 4096;
     let x = json!({"s": "héllo", "x": [1, 2, 3, 4], "m": {"a": 1}, "n": 1, "w": 40, "a_b": "a b\nc", "e": "",
         "f": "%s=%d", "pad": "%40d", "star": "%d*", "braces": "{}{}", "t": "abcdefgh"});
     render(template, x);
-    limits::charge(BUDGET - MOST).unwrap_or_else(|_| panic!("{template}: more than {MOST}"));
-    MOST - (0..=MOST).take_while(|_| limits::charge(1).is_ok()).count()
+    limits::charge(BUDGET - MAX_COST).unwrap_or_else(|_| panic!("{template}: more than {MAX_COST}"));
+    MAX_COST - (0..=MAX_COST).take_while(|_| limits::charge(1).is_ok()).count()
 }
 
 /// What the evaluation of an expression takes that is not printed.
