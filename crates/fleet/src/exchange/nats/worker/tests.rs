@@ -76,7 +76,7 @@ fn a_learner_that_knows_another_process_of_the_name_is_not_ours() {
     worker.shared.desk().learner = Some(announced(&[("dev1", 5)], "run", false));
     worker.learner().unwrap();
     assert_eq!(worker.shared.desk().refused, None);
-    let mut late = self::worker(Instant::now().checked_sub(PATIENCE + Duration::from_secs(1)).unwrap());
+    let mut late = self::worker(Instant::now().checked_sub(JOIN_TIMEOUT + Duration::from_secs(1)).unwrap());
     refuse(&late);
     assert!(matches!(late.learner(), Err(Error::Refused(why)) if why == "why"));
 }
