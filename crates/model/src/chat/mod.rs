@@ -80,8 +80,13 @@ impl ChatTemplate {
     /// Compiles a template. `special` has the special tokens that it may print by name. `strftime_now` gives the time
     /// of this call.
     pub fn new(source: &str, special: &SpecialTokens) -> Result<ChatTemplate> {
+        ChatTemplate::new_at(source, special, PromptTime::now())
+    }
+
+    /// Compiles a template whose `strftime_now` gives `time`.
+    pub fn new_at(source: &str, special: &SpecialTokens, time: PromptTime) -> Result<ChatTemplate> {
         let sources = [("default".to_owned(), source.to_owned())];
-        ChatTemplate::named(sources.into(), special, PromptTime::now())
+        ChatTemplate::named(sources.into(), special, time)
     }
 
     fn named(mut sources: BTreeMap<String, String>, special: &SpecialTokens, time: PromptTime) -> Result<ChatTemplate> {
