@@ -36,7 +36,7 @@ use std::ops::Range;
 /// tests, for several spans.)
 const SPAN: usize = if cfg!(test) { 1 << 13 } else { 1 << 21 };
 /// The fewest multiply-adds for which packing ahead is worth a parallel region.
-const MIN_PRODUCTS: usize = if cfg!(test) { 1 << 15 } else { 1 << 20 };
+const MIN_MULTIPLY_ADDS: usize = if cfg!(test) { 1 << 15 } else { 1 << 20 };
 
 /// Elements of packed rows, without AMX tiles. Below `LEAST_SHARED` each thread packs faster for itself than it fetches
 /// what another core packed. At most `MOST_SHARED` are packed at once.
@@ -62,7 +62,7 @@ impl Matmul<'_> {
             Right::Transposed(_) => self.m > tiles::ROWS && self.depth.is_multiple_of(PANEL),
             Right::Panels(_) | Right::Tiles(_) | Right::Words(_) => false,
         };
-        several && self.tiles.is_some() && self.m * self.n * self.depth >= MIN_PRODUCTS
+        several && self.tiles.is_some() && self.m * self.n * self.depth >= MIN_MULTIPLY_ADDS
     }
 
     /// Packs operands into tiles and multiplies them, one span of the depth after the other.

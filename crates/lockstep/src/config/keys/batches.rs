@@ -3,7 +3,8 @@
 
 macro_rules! batches_keys { ($collect:ident $($rows:tt)*) => { $collect! { $($rows)* "Batches" {
     /// Completions of each prompt (the group, G). At least 2 where they are compared with each other.
-    num_generations: usize = 8, RLOO = 2, RPP = 1, PPO = 1 => TRL.range(at_least(1.0).at_most(MAX_COUNT)).read_by(ONLINE);
+    num_generations: usize = 8, RLOO = 2, RPP = 1, PPO = 1
+        => TRL.range(at_least(1.0).at_most(MAX_COUNT)).read_by(ONLINE);
     /// Completions of one micro-batch in TRL's sense: times gradient_accumulation_steps is what one optimizer step
     /// sees. How many are computed at once is max_tokens_per_micro_batch.
     per_device_train_batch_size: usize = 8 => TRL.range(at_least(1.0).at_most(MAX_COUNT));
