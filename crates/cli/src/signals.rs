@@ -9,8 +9,8 @@
 //! - A learner and its workers leave a second signal to their supervisor, which may have passed the first one on to a
 //!   process that has it already, and which kills them if it is asked to end at once.
 //!
-//! While there is nothing to save, the program also ends if it does not stop within [`STOP_TIMEOUT`]: loading, tokenising
-//! and hashing check for a stop request only between pieces of work, and a piece may take long.
+//! While there is nothing to save, the program also ends if it does not stop within [`STOP_TIMEOUT`]: loading,
+//! tokenising and hashing check for a stop request only between pieces of work, and a piece may take long.
 
 use fleet::supervisor::{Asked, SUPERVISED};
 use lockstep::StopSignal;
