@@ -16,7 +16,7 @@ use testing::{NATS_TOKEN as TOKEN, NatsServer};
 
 /// A server with a certificate that it has signed itself, for 127.0.0.1.
 fn encrypted(dir: &Path) -> Option<(NatsServer, PathBuf)> {
-    testing::program("nats-server")?;
+    NatsServer::installed()?;
     let [key, certificate] = ["key.pem", "cert.pem"].map(|name| dir.join(name));
     let mut openssl = Command::new("openssl");
     openssl.args(["req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-days", "2"]);
