@@ -26,16 +26,20 @@ pub fn check_release() -> Result<(), String> {
     demo(&program)
 }
 
-/// A program without NATS names the feature that it lacks.
+/// A learner and a worker of a program without NATS name the feature that it lacks, before they read anything.
 fn refuses_nats(program: &Path) -> Result<(), String> {
-    let join = ["worker", "--join", "nats://127.0.0.1:1", "--name", "dev1"];
-    let run = Command::new(program).args(join).output().map_err(|e| format!("{}: {e}", program.display()))?;
-    let said = String::from_utf8_lossy(&run.stderr);
-    if run.status.code() == Some(2) && said.contains("without NATS") && said.contains("--features nats") {
-        Ok(())
-    } else {
-        Err(format!("a program without NATS: {}: {said}", run.status))
+    let server = "nats://127.0.0.1:1";
+    let worker = ["worker", "--join", server, "--name", "dev1"];
+    let learner = ["learner", "--model", "none", "--dataset", "none", "--reward", "unique_chars", "--out", "none"];
+    let learner = [&learner[..], &["--nats", server, "--listen", "127.0.0.1:0"]].concat();
+    for arguments in [&worker[..], &learner] {
+        let run = Command::new(program).args(arguments).output().map_err(|e| format!("{}: {e}", program.display()))?;
+        let printed = String::from_utf8_lossy(&run.stderr);
+        if run.status.code() != Some(2) || !printed.contains("without NATS") || !printed.contains("--features nats") {
+            return Err(format!("{} of a program without NATS: {}: {printed}", arguments[0], run.status));
+        }
     }
+    Ok(())
 }
 
 /// Runs the demo in a directory of its own and checks the accuracy and the memory.

@@ -148,10 +148,10 @@ impl Drop for Group<'_> {
         let mut children: Vec<Child> = self.0.iter_mut().filter_map(|running| running.child.take()).collect();
         // They have ended by themselves, or end now.
         for child in &mut children {
-            drop(child.kill());
+            let _ = child.kill();
         }
         for child in &mut children {
-            drop(child.wait());
+            let _ = child.wait();
         }
     }
 }

@@ -65,7 +65,7 @@ impl Columns {
     /// Builds columns that have one number per token.
     pub fn of<const N: usize>(columns: [(&'static str, Vec<f32>); N]) -> Columns {
         let mut out = Columns::default();
-        for (name, values) in columns.into_iter() {
+        for (name, values) in columns {
             out.set(name, values);
         }
         out

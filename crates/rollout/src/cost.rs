@@ -38,7 +38,7 @@ impl StepCost {
         let kept = 1.0 - 1.0 / REMEMBERED;
         let sums =
             [(&mut self.n, 1.0), (&mut self.x, x), (&mut self.y, y), (&mut self.xx, x * x), (&mut self.xy, x * y)];
-        for (sum, value) in sums.into_iter() {
+        for (sum, value) in sums {
             *sum = *sum * kept + value;
         }
         let (x, y) = (self.x / self.n, self.y / self.n);

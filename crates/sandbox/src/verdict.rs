@@ -1,4 +1,4 @@
-//! What is known of a program once its tests have run.
+//! The result of running a program on its tests.
 
 use super::staged::Staged;
 

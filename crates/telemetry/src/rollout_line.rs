@@ -94,10 +94,10 @@ impl RolloutLine {
             Some(names) => Some(list(names, "reward_names", |v| v.as_str().map(str::to_owned), "a text")?),
         };
         let group = object["completion_ids"].get(0).is_some_and(Value::is_array);
-        let completions = if !group {
-            vec![RecordedCompletion::read(object, vocabulary)?]
-        } else {
+        let completions = if group {
             split(object)?.iter().map(|one| RecordedCompletion::read(one, vocabulary)).collect::<Result<_, _>>()?
+        } else {
+            vec![RecordedCompletion::read(object, vocabulary)?]
         };
         let lineage = match object.get("lineage") {
             None | Some(Value::Null) => None,

@@ -245,7 +245,7 @@ impl Trainer {
         let skipped = !self.check_finite(loss, norm)?;
         if !skipped {
             model.update(|weights| self.optimizer.step(ctx, weights, &self.grads, params.learning_rate))?;
-            for entropy in kept_entropy.into_iter() {
+            if let Some(entropy) = kept_entropy {
                 self.entropy.adapt(&bonus, entropy);
             }
         }

@@ -47,8 +47,8 @@ fn same(set: &[&str]) {
     workers
         .extend([("host-a", "dev2"), ("host-b", "dev3")].map(|(host, name)| worker(root, &server.url(), host, name)));
     end(learner);
-    for worker in workers.into_iter() {
-        drop(end(worker));
+    for worker in workers {
+        end(worker);
     }
     same_but_workers(&root.join("one"), &root.join("many"));
     let status = status::read(&root.join("many")).unwrap();
@@ -99,8 +99,8 @@ fn a_server_that_is_killed_and_emptied_and_workers_that_are_killed_change_no_bit
         server.begin();
     }
     end(learner);
-    for worker in workers.into_iter() {
-        drop(end(worker));
+    for worker in workers {
+        end(worker);
     }
     same_but_workers(&root.join("one"), &root.join("many"));
 }
@@ -127,8 +127,8 @@ fn a_learner_that_is_killed_resumes_with_the_workers_that_are_there() {
     std::thread::sleep(Duration::from_millis(500));
     let mut next = command(root, &["learner", "--resume", "many", "--nats", &server.url(), "--listen", "127.0.0.1:0"]);
     end(next.env("LOCKSTEP_NATS_TOKEN", TOKEN).stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap());
-    for worker in workers.into_iter() {
-        drop(end(worker));
+    for worker in workers {
+        end(worker);
     }
     let last = |run: &str| std::fs::read(root.join(run).join("model/model.safetensors")).unwrap();
     assert!(last("many") == last("one"));
@@ -285,8 +285,8 @@ fn machines_whose_network_is_cut_change_no_bit_and_fetch_each_version_once() {
     // Undisturbed: every machine fetches every version once, though it has two workers.
     let workers = join_all();
     end(learn("many", &quiet));
-    for worker in workers.into_iter() {
-        drop(end(worker));
+    for worker in workers {
+        end(worker);
     }
     same_but_workers(&root.join("one"), &root.join("many"));
     let text = std::fs::read_to_string(root.join("many/fleet/learner.json")).unwrap();
@@ -316,8 +316,8 @@ fn machines_whose_network_is_cut_change_no_bit_and_fetch_each_version_once() {
         std::thread::sleep(Duration::from_secs(5));
     }
     end(learner);
-    for worker in workers.into_iter() {
-        drop(end(worker));
+    for worker in workers {
+        end(worker);
     }
     let model = |run: &str| std::fs::read(root.join(run).join("model/model.safetensors")).unwrap();
     assert!(model("one-cut") == model("cut"));

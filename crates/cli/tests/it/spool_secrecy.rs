@@ -131,7 +131,7 @@ fn run_beside(isolation: &str, user: Option<u32>) {
     };
     rows("d.jsonl");
     rows("e.jsonl");
-    for user in user.into_iter() {
+    if let Some(user) = user {
         give(root, user);
     }
     let (reward, steps) = (reward(isolation), ["max_steps=8", "record_rollouts=true", "eval_strategy=no"]);

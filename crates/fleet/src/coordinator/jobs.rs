@@ -330,7 +330,7 @@ impl Coordinator {
                 again.push(*job);
             }
         }
-        for job in again.into_iter() {
+        for job in again {
             self.push_offer(job, out);
         }
     }

@@ -278,7 +278,7 @@ mod tests {
         learner.announce(&state).unwrap();
         assert_eq!(worker.learner().unwrap(), Some(state));
         let [slow, fast, third] = [job(0, "slow"), job(1, "fast"), job(2, "fast")];
-        for job in [&slow, &fast, &third].into_iter() {
+        for job in [&slow, &fast, &third] {
             learner.offer(job).unwrap();
         }
         assert_eq!(worker.claim(&["fast".to_owned()]).unwrap().as_ref(), Some(&fast));

@@ -428,8 +428,7 @@ impl World {
             return Ok(None);
         }
         if let Action::Kill(name) = &action {
-            let i = self.workers.iter().position(|worker| worker.name == *name);
-            for i in i.into_iter() {
+            if let Some(i) = self.workers.iter().position(|worker| worker.name == *name) {
                 self.kill(i);
             }
             return Ok(None);

@@ -378,9 +378,9 @@ fn adapters_and_the_engine_count_too() {
         let sizes = engine_config(config, 64, WorkloadBounds::of_prompts(10, 6));
         let (training, draws, drafts) = (sampling(config, &[]), sizes.draws(), sizes.draft_bytes());
         if with_engine {
-            drop(meta.engine(&assets, sizes, &[&training]).unwrap())
+            meta.engine(&assets, sizes, &[&training]).unwrap();
         } else {
-            drop(meta.scorer("reference", &assets.config, work(2, 2)))
+            drop(meta.scorer("reference", &assets.config, work(2, 2)));
         }
         let (_, counted) = meta.counted();
         (counted, draws, drafts)

@@ -276,7 +276,7 @@ fn record_counters(stages: &Stages, span: &Span, done: Counters) {
         ("drafted_tokens", done.drafted_tokens),
         ("accepted_tokens", done.accepted_tokens),
     ];
-    for (name, n) in counts.into_iter() {
+    for (name, n) in counts {
         stages.count(name, n as f64);
     }
     stages.count("draft_saved_s", done.undrafted_time.as_secs_f64() - done.draft_time.as_secs_f64());

@@ -132,7 +132,7 @@ impl Run {
         };
         let sinks = Sinks::new();
         sinks.add(ConsoleSink::new(console.clone()));
-        for sink in of_caller.into_iter() {
+        for sink in of_caller {
             sinks.add_boxed(sink);
         }
         for note in &resolved.notes {

@@ -84,12 +84,12 @@ pub(super) fn work_as<W: Work>(
     let awaited = Awaited { name: name.as_str(), run, is_server: is_server(run), waits, stop: &stop, say };
     // Before the worker makes its directories there.
     awaited.refuse_a_run_without_learner(Instant::now())?;
-    let (exchange, host): (Box<dyn WorkerExchange + Send>, _) = if !awaited.is_server {
-        (Box::new(SpoolWorker::join(run, name.clone()).map_err(of_fleet)?), None)
-    } else {
+    let (exchange, host): (Box<dyn WorkerExchange + Send>, _) = if awaited.is_server {
         let server = NatsServer { url: run.display().to_string(), ..server };
         let (exchange, watch) = join(&server, name.clone())?;
         (exchange, Some(Host::open(&server, watch)?))
+    } else {
+        (Box::new(SpoolWorker::join(run, name.clone()).map_err(of_fleet)?), None)
     };
     let mut worker = Worker::new(exchange, name.clone(), profiles.clone());
     let wanted = Wanted { name: &name, threads, profiles: &profiles, rewards, allow_other_build, stop: &stop, say };

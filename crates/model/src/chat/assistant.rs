@@ -99,7 +99,7 @@ impl PromptEncoder<'_> {
                     i + 1
                 )));
             }
-            for at in own.into_iter() {
+            for at in own {
                 mask[at] = true;
             }
         }

@@ -67,13 +67,13 @@ pub(super) fn forward(
         }
         _ => w.qkv.forward(ctx, h, low_rank, qkv.reborrow())?,
     }
-    if !rounds {
-        rope::forward(ctx, rotate(pass, layer, s.qkv.rows_mut(0..n)))?
-    } else {
+    if rounds {
         let (heads, head_dim, positions) = (config.num_heads + config.num_kv_heads, config.head_dim, rows.positions);
         let (x, y, table) =
             (scratch.wide.view(n, config.qkv_width()), s.qkv.rows_mut(0..n), pass.rope.of(config.layer_ropes[layer]));
         rope::forward_into(ctx, rope::RotateInto { x, y, heads, head_dim, positions, table })?;
+    } else {
+        rope::forward(ctx, rotate(pass, layer, s.qkv.rows_mut(0..n)))?;
     }
     write_kv(pass, layer, s, pages)?;
     let attend = attention::Forward {

@@ -74,10 +74,10 @@ impl Weights {
         };
         use CorrectionMode::{SequenceMask, SequenceTruncate, TokenMask, TokenTruncate};
         let of_sequence = matches!(config.mode, SequenceTruncate | SequenceMask);
-        let raw: Vec<f64> = if !of_sequence {
-            (0..mask.len()).map(|t| libm::exp(difference(t))).collect()
-        } else {
+        let raw: Vec<f64> = if of_sequence {
             vec![libm::exp((0..mask.len()).map(difference).sum())]
+        } else {
+            (0..mask.len()).map(|t| libm::exp(difference(t))).collect()
         };
         let (low, high) = (config.clip_min.unwrap_or(f64::NEG_INFINITY), config.clip_max.unwrap_or(f64::INFINITY));
         let bound = |&c: &f64| match config.mode {

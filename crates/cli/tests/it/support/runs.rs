@@ -162,7 +162,7 @@ pub fn files(run: &Path) -> BTreeMap<String, Vec<u8>> {
             // Lengths of logs that hold times, written with more digits or fewer; and the instruction set: of two with
             // the same bits each process measures which is faster (`Isa::best`).
             for name in &["log_bytes", "xxh3", "isa"] {
-                drop(state.remove(*name).unwrap());
+                state.remove(*name).unwrap();
             }
             let unlogged = state.remove("unlogged").unwrap().as_object().unwrap().clone();
             state.insert("unlogged".into(), lasting(unlogged).into());

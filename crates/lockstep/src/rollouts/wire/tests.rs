@@ -333,7 +333,7 @@ fn a_group_is_shown_as_a_line_for_each_completion() {
         ("columns", json!({"answer": "7", "z": {"a": 1e-300}})),
         ("step_scores", json!([[[0, 0.1], [3, -4.0]], null])),
     ];
-    for (key, value) in expected.into_iter() {
+    for (key, value) in expected {
         assert_eq!(first[key], value, "{key}");
     }
     assert_eq!((&lines[1]["fork"], &lines[1]["advantages"]), (&json!({"parent": 0, "at": 1}), &json!(-0.0)));
@@ -388,7 +388,7 @@ fn completion(rewards: usize) -> impl Strategy<Value = Completion> {
     .prop_map(|(ids, (masks, versions), columns, rewards, (generation, known, x, text))| {
         let names = [SAMPLER_LOGPS, REF_LOGPS, "entropies"];
         let mut all = Columns::default();
-        for (name, values) in columns.into_iter() {
+        for (name, values) in columns {
             all.set(names[name], values);
         }
         let advantages = vec![x; ids.len()];

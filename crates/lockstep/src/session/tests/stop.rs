@@ -53,7 +53,7 @@ pub(super) fn files(run: &Path, steps: u64) -> BTreeMap<String, Vec<u8>> {
         } else if name.ends_with("run_state.json") {
             let mut state: Map<String, Value> = serde_json::from_slice(&bytes).unwrap();
             for name in &["log_bytes", "xxh3"] {
-                drop(state.remove(*name).unwrap());
+                state.remove(*name).unwrap();
             }
             let Some(Value::Object(unlogged)) = state.remove("unlogged") else { panic!("no sums") };
             state.insert("unlogged".into(), without_times(unlogged).into());

@@ -278,7 +278,7 @@ impl RolloutPipeline {
                 self.after.iter_mut().for_each(|after| after.recorded(seconds));
             }
             let span = run.log.stages.span("log");
-            for (rows, shown) in completions.into_iter() {
+            if let Some((rows, shown)) = completions {
                 run.log.reporter.completions(rows, shown);
             }
             span.end();

@@ -341,7 +341,7 @@ fn relations(sides: [&[Node]; 2], signs: [&[char]; 2]) -> bool {
 
 fn names(nodes: [&Node; 2]) -> BTreeSet<String> {
     let mut all = BTreeSet::new();
-    for node in nodes.into_iter() {
+    for node in nodes {
         variables(node, &mut all);
     }
     all

@@ -140,7 +140,7 @@ fn a_worker_takes_evaluations_first_and_only_whole_jobs() {
     let mut worker = SpoolWorker::join(out.path(), name("dev1")).unwrap();
     let layout = Layout::of_run(out.path());
     let evaluation = Job { name: JobName::Evaluation { version: 9, index: 0 }, ..job(0, "") };
-    for job in [&job(3, ""), &job(1, ""), &evaluation].into_iter() {
+    for job in [&job(3, ""), &job(1, ""), &evaluation] {
         learner.offer(job).unwrap();
     }
     // One under another's name.
