@@ -3,8 +3,10 @@
 use crate::options::{FlagKeys, RewardArgs, utf8};
 use crate::output;
 use crate::signals::{Promise, stop_on_signals};
+use lockstep::bad_input;
 use lockstep::config::{Layers, Purpose, Resolved};
-use lockstep::{Input, OutFile, ScoredFile, ScoredRow, bad_input, score_file};
+use lockstep::evaluation::{ScoredFile, ScoredRow, score_file};
+use lockstep::files::{Input, OutFile};
 use rewards::RewardSpec;
 use serde_json::{Map, Value, json};
 use std::path::{Path, PathBuf};

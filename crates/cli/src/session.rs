@@ -6,10 +6,11 @@ use crate::options::{ConfigArgs, RunArgs};
 use crate::signals::{Promise, run_begins, steps_done, stop_on_signals};
 use kernels::Context;
 use lockstep::config::{Config, Layers, Purpose, Resolved};
-use lockstep::{Flow, Network, Run, RunOptions, RunResult};
-use lockstep::{ResumeFrom, find_run, resolve_resumed};
-use lockstep::{RunDir, StopReason, StopSignal, check_command, context};
-use lockstep::{Stopped, is_stopped};
+use lockstep::directory::{check_command, find_run, resolve_resumed};
+use lockstep::workers::Network;
+use lockstep::{
+    Flow, ResumeFrom, Run, RunDir, RunOptions, RunResult, StopReason, StopSignal, Stopped, context, is_stopped,
+};
 use std::path::PathBuf;
 use telemetry::{Alarm, Console, Level, Record, counted};
 

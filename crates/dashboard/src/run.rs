@@ -4,7 +4,7 @@ use crate::lines::Lines;
 use crate::meaning::meaning;
 use crate::series::Series;
 use crate::verdict::{Moved, Verdict, moved, verdict};
-use lockstep::TokenTexts;
+use lockstep::evaluation::TokenTexts;
 use lockstep::wire::file::GroupFile;
 use serde_json::{Map, Value, json};
 use std::io::ErrorKind;
@@ -171,7 +171,7 @@ impl RunFiles {
 
     /// The state of the run: `running`, `finished`, or `stopped` before its end.
     pub fn state(&self) -> &'static str {
-        match (lockstep::writer(&self.root), self.root.join("model").is_dir()) {
+        match (lockstep::directory::writer(&self.root), self.root.join("model").is_dir()) {
             (Some(_), _) => "running",
             (None, true) => "finished",
             (None, false) => "stopped",
@@ -213,7 +213,7 @@ impl RunFiles {
         if let Some(says) = self.unreadable() {
             return Verdict { state: "nothing", says };
         }
-        for (key, higher) in lockstep::JUDGED {
+        for (key, higher) in lockstep::directory::JUDGED {
             let values = self.judged(key);
             if !values.is_empty() {
                 return verdict(key, &values, higher);

@@ -13,7 +13,7 @@ pub use markdown::{markdown, time};
 use crate::groups::{self, Wanted};
 use crate::run::RunFiles;
 use crate::verdict::Verdict;
-use lockstep::ProfileRecord;
+use lockstep::directory::ProfileRecord;
 use serde_json::Value;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;

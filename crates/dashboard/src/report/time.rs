@@ -2,7 +2,7 @@
 
 use super::markdown::line;
 use super::{Report, distinct, number};
-use lockstep::ProfileRecord;
+use lockstep::directory::ProfileRecord;
 
 /// Seconds, operations and bytes of a stage.
 type Sums = (f64, f64, f64);
