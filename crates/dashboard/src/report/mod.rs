@@ -219,6 +219,11 @@ fn sample(group: &Value) -> Option<Sample> {
     Some(Sample { step: group["step"].as_u64()?, prompt, best: all.last()?.clone(), worst: all.first()?.clone() })
 }
 
+/// The text in one line.
+fn line(text: &str) -> String {
+    text.split_whitespace().collect::<Vec<_>>().join(" ")
+}
+
 /// The distinct names, in the order of first appearance.
 fn distinct<'a>(names: impl Iterator<Item = &'a str>) -> Vec<&'a str> {
     let mut all = Vec::new();

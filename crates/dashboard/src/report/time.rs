@@ -1,7 +1,6 @@
 //! Where the time of training runs went, as sentences and a table; `markdown` and `html` format both.
 
-use super::markdown::line;
-use super::{Report, distinct, number};
+use super::{Report, distinct, line, number};
 use lockstep::directory::ProfileRecord;
 
 /// Seconds, operations and bytes of a stage.

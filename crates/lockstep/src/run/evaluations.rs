@@ -1,8 +1,8 @@
 //! The evaluations of a training run: whether one is due, which was the best, and how many in a row since then were no
 //! better.
 
-use super::checkpoint::state::{Best, RunState};
 use super::eval_metrics::{MetricsFailed, check_best_metric, no_such_metric};
+use super::state::{Best, RunState};
 use crate::config::Config;
 use crate::rollouts::evaluate::find;
 use anyhow::Context as _;

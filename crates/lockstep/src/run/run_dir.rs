@@ -21,7 +21,7 @@
 //! ```
 
 use super::lock::{self, RunLock};
-use super::own_files::in_the_way;
+use super::own_files::{in_the_way, is_temporary};
 use crate::bad_input;
 use crate::error::{BadInput, OrBadInput, paragraph};
 use std::collections::BTreeMap;
@@ -258,13 +258,6 @@ impl RunDir {
     pub fn log(&self, rank: usize) -> PathBuf {
         self.root.join(format!("lockstep-{rank}.log"))
     }
-}
-
-/// Whether `name` is that of a temporary file (`.NAME.PID.partial`, `.NAME.PID.tmp`) or of an unfinished result.
-pub(super) fn is_temporary(name: &str) -> bool {
-    let file = name.strip_prefix('.').and_then(|name| name.strip_suffix(".partial").or(name.strip_suffix(".tmp")));
-    let pid = file.and_then(|name| name.rsplit_once('.')).is_some_and(|(_, pid)| pid.parse::<u32>().is_ok());
-    pid || name.starts_with(".unfinished-")
 }
 
 fn make(dir: &Path) -> anyhow::Result<()> {

@@ -6,8 +6,6 @@
 //! named `step-…` is complete. This module does not depend on the kind of run.
 
 mod checkpoints;
-pub mod moments;
-pub mod state;
 mod writer;
 
 pub use checkpoints::Checkpoints;
@@ -17,6 +15,7 @@ use crate::bad_input;
 use crate::config::Config;
 use crate::error::OrBadInput;
 use crate::run::run_dir::{RunDir, sync_directory};
+use crate::run::state;
 use anyhow::Context as _;
 use model::FileDType;
 use model::io::{CONFIG, FILE_LIST, FileList, convert_weights, is_listed};
