@@ -101,9 +101,9 @@ impl Report {
         let name = root.canonicalize().unwrap_or_else(|_| root.to_owned());
         let name = name.file_name().map_or_else(String::new, |name| name.to_string_lossy().into_owned());
         let curves = CURVES.iter().filter_map(|&name| curve(&run, name)).collect();
-        let alarms = run.alarms().iter().filter_map(alarm).collect();
         let samples = samples(&mut run);
         let (verdict, facts) = (run.verdict(), facts(&run));
+        let alarms = run.alarms(&verdict).iter().filter_map(alarm).collect();
         let keys = run.config().into_iter().filter(|(key, _)| key != "output_dir");
         let keys = keys.map(|(key, value)| (key, text(&value))).collect();
         Ok(Report { name, verdict, facts, keys, curves, profile: ProfileRecord::read(root), alarms, samples })
@@ -179,7 +179,7 @@ fn facts(run: &RunFiles) -> Vec<(&'static str, String)> {
 fn alarm(line: &Value) -> Option<String> {
     let alarm = &line["alarm"];
     let word = |key: &str| alarm[key].as_str().unwrap_or_default().to_owned();
-    if alarm["until"].is_u64() || alarm["quiet"] == Value::Bool(true) {
+    if alarm["until"].is_u64() || line["weight"] == "note" {
         return None;
     }
     let (id, of, since) = (word("id"), word("subject"), alarm["since"].as_u64()?);
