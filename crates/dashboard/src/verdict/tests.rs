@@ -115,65 +115,6 @@ fn a_noisy_first_step_does_not_hide_what_a_run_learns() {
     assert!(of(100, 0.3, 0.95).says.starts_with("Learned: reward went from 0.7"), "{}", of(100, 0.3, 0.95).says);
 }
 
-/// By hand: the differences 1, 2, −1, 4 less their mean 1.5 have the squares' sum 13.
-#[test]
-fn noise_and_change_are_these_numbers() {
-    let values = [0.0, 1.0, 3.0, 2.0, 6.0];
-    assert_eq!((mean(&values), deviation(&values)), (2.4, 1.625f64.sqrt()));
-    let Change { from, to, noise } = Change::of(&values);
-    assert!((from, to) == (0.0, 4.0) && (noise - 3.0 * (1.625f64 * 1.5).sqrt()).abs() < 1e-12, "{noise}");
-    let values: Vec<f64> = (0..21).map(f64::from).collect();
-    let Change { from, to, noise } = Change::of(&values);
-    // Of 21 values a tenth are three; the smallest noise that counts is that of rounding.
-    assert!((from, to) == (0.0, 19.0) && (noise - 19e-9).abs() < 1e-15, "{noise}");
-    let counts = |to: f64, noise: f64| Change { from: 1.0, to, noise }.counts();
-    assert_eq!([counts(3.0, 2.0), counts(3.1, 2.0), counts(-1.1, 2.0), counts(-1.0, 2.0)], [false, true, true, false]);
-}
-
-#[test]
-fn the_last_third_is_judged_by_its_rise_its_noise_and_the_gain() {
-    let of = |third: [f64; 4], gain: f64| {
-        let values = [&[5.0; 8][..], &third].concat();
-        match Tail::of(&values, gain) {
-            Tail::Improves => "improves",
-            Tail::Level => "level",
-            Tail::Falls => "falls",
-            Tail::Unknown => "unknown",
-        }
-    };
-    let minus = |third: [f64; 4]| third.map(|x| -x);
-    // Without noise: a rise of 3.
-    let line = [0.0, 1.0, 2.0, 3.0];
-    assert_eq!([of(line, 29.0), of(line, 31.0), of(minus(line), 29.0)], ["improves", "level", "falls"]);
-    assert_eq!([of(minus(line), -29.0), of(line, -29.0), of(line, -31.0)], ["improves", "falls", "level"]);
-    // With a deviation of 1: the rise is 2.4, and its standard error 3/√5.
-    let noisy = [0.0, 2.0, 1.0, 3.0];
-    assert_eq!([of(noisy, 50.0), of(noisy, 51.0), of(noisy, 1.0)], ["unknown", "level", "unknown"]);
-    // Rises of 3.9 and of 4.2, on both sides of three standard errors; of 5.4, on both sides of a tenth of a gain.
-    assert_eq!([of([0.0, 2.5, 2.0, 4.5], 1.0), of([0.0, 2.6, 2.2, 4.8], 1.0)], ["unknown", "improves"]);
-    assert_eq!([of([0.0, 3.0, 3.0, 6.0], 53.0), of([0.0, 3.0, 3.0, 6.0], 55.0)], ["improves", "unknown"]);
-    assert_eq!([of(minus([0.0, 2.5, 2.0, 4.5]), 1.0), of(minus([0.0, 2.6, 2.2, 4.8]), 1.0)], ["unknown", "falls"]);
-    // A third of 13 values are five.
-    let thirteen = [&[9.0; 8][..], &[0.0, 1.0, 2.0, 3.0, 4.0]].concat();
-    assert!(matches!(Tail::of(&thirteen, 39.0), Tail::Improves), "its rise is 4");
-    assert!(matches!(Tail::of(&[0.0, 1.0, 2.0], 19.0), Tail::Improves), "of three values all: 2");
-}
-
-#[test]
-fn half_of_the_way_is_where_the_neighbourhood_is_half_way() {
-    let of = |values: &[f64]| moved(&(1..).map(|i| 10 * i).zip(values.iter().copied()).collect::<Vec<_>>()).unwrap();
-    let step = [0.0, 0.0, 0.0, 0.0, 4.0, 4.0, 4.0, 4.0];
-    assert_eq!(of(&step), Moved { from: 0.0, to: 4.0, half: Some(50) });
-    assert_eq!(of(&step.map(|x| -x)), Moved { from: 0.0, to: -4.0, half: Some(50) });
-    // In long runs a twentieth of all: 11 of 200, the first of them 6. Exactly half counts.
-    let line: Vec<f64> = (0..200).map(f64::from).collect();
-    assert_eq!(of(&line), Moved { from: 2.5, to: 189.5, half: Some(970) });
-    let holes = [0.0, f64::NAN, 0.0, 0.0, 0.0, f64::INFINITY, 4.0, 4.0, 4.0, 4.0];
-    assert_eq!(of(&holes), Moved { from: 0.0, to: 4.0, half: Some(70) }, "steps of values that are none are left out");
-    assert_eq!(moved(&[(1, 1.0), (2, 2.0), (3, 3.0), (4, f64::NAN)]), None);
-    assert_eq!(moved(&[(1, 1.0), (2, 2.0), (3, 3.0), (4, 4.0)]).map(|moved| moved.to), Some(3.5));
-}
-
 #[test]
 fn each_state_has_its_sentence() {
     let says = |values: &[f64], higher| verdict("loss", values, higher).says;

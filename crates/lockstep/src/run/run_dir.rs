@@ -403,11 +403,4 @@ mod tests {
         let words = "the run's directory, is gone: was it moved or deleted? Nothing is written any more";
         assert_eq!(gone, format!("{place}, {words}"));
     }
-
-    #[test]
-    fn places_in_a_run() {
-        let run = RunDir::at(Path::new("r"));
-        assert_eq!((run.checkpoint(7), run.log(2)), ("r/checkpoints/step-000007".into(), "r/lockstep-2.log".into()));
-        assert_eq!((run.checkpoint(1_234_567), run.root()), ("r/checkpoints/step-1234567".into(), Path::new("r")));
-    }
 }

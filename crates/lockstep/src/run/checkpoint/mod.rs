@@ -267,16 +267,6 @@ mod tests {
     }
 
     #[test]
-    fn pruning_keeps_the_newest_and_the_best() {
-        let (_dir, run) = run();
-        (1..=6).for_each(|step| put(&run, step));
-        prune(&run, Kept { limit: Some(3), best: Some(2) }).unwrap();
-        assert_eq!(all(&run).iter().map(|c| c.0).collect::<Vec<_>>(), [2, 5, 6]);
-        prune(&run, Kept { limit: None, best: None }).unwrap();
-        assert_eq!(all(&run).len(), 3);
-    }
-
-    #[test]
     fn sweeping_restores_a_checkpoint_that_was_moved_aside() {
         let (_dir, run) = run();
         put(&run, 7);
