@@ -74,8 +74,8 @@ impl Series {
     }
 
     /// For each metric in `keys`, at most `pixels` buckets over the steps `from` to `to`: `{"width", "steps", "keys":
-    /// {KEY: {"mean", "min", "max", "count", "non_finite", "gaps"}}}`. If a bucket is one step, `min`, `max` and `count` are
-    /// not given.
+    /// {KEY: {"mean", "min", "max", "count", "non_finite", "gaps"}}}`. If a bucket is one step, `min`, `max` and `count`
+    /// are left out; `gaps` (the places of buckets whose values are all NaN or infinite) if there are none.
     pub fn buckets(&self, keys: &[String], from: u64, to: u64, pixels: usize) -> Value {
         let to = to.min(self.last_step().unwrap_or(0));
         let mut grid: Vec<u64> = self.steps.iter().copied().filter(|step| (from..=to).contains(step)).collect();
@@ -113,7 +113,6 @@ impl Series {
             }
             let non_finite: u64 = all.values().map(|buckets| buckets[place].non_finite).sum();
             of_key.insert("non_finite".into(), non_finite.into());
-            // A bucket whose values are all NaN or infinite is a gap; one without the metric is none.
             let is_gap = |buckets: &Vec<Bucket>| buckets[place].count == 0 && buckets[place].non_finite > 0;
             let gaps: Vec<usize> = (0..).zip(all.values()).filter(|(_, b)| is_gap(b)).map(|(i, _)| i).collect();
             if !gaps.is_empty() {

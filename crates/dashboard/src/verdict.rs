@@ -1,5 +1,5 @@
-//! Sums up a training run in one sentence: whether it learns, what it is paid for, and whether something is wrong. Page,
-//! report and terminal take sentence, alarms and their order from here.
+//! Sums up a training run in one sentence: whether it learns, what it is paid for, and whether something is wrong.
+//! Page, report and terminal take this sentence and the order of alarms from here.
 
 use serde_json::{Value, json};
 use telemetry::table::short_number;
@@ -78,9 +78,9 @@ fn of_held_out(values: &[f64]) -> String {
     }
 }
 
-/// Compares the first of a metric's values with the mean of the last tenth. A change counts if it exceeds three standard
-/// errors. One step's value is noisy, so if that change does not count, the mean of the first tenth takes the place of
-/// the first value. What follows an improvement is said by a line fitted to the last third of the values.
+/// Compares the first of a metric's values with the mean of the last tenth. A change counts if it exceeds three
+/// standard errors. One step's value is noisy, so if that change does not count, the mean of the first tenth takes the
+/// place of the first value. A line fitted to the last third of the values decides what follows an improvement.
 fn of_curve(Judged { name, values, higher_is_better, has_ended }: Judged<'_>) -> Verdict {
     let values: Vec<f64> = values.iter().copied().filter(|x| x.is_finite()).collect();
     if values.len() < 4 {

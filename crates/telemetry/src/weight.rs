@@ -27,7 +27,7 @@ const GAMING: [(&str, &str); 7] = [
 ];
 
 /// Alarms of a run that cannot learn as it is, with how a headline names them.
-const BROKEN: [(&str, &str); 8] = [
+const BROKEN: [(&str, &str); 7] = [
     ("not_finite", "loss or gradient is not finite"),
     ("nothing_learned", "no token is in the loss"),
     ("diverged", "the loss diverges"),
@@ -35,7 +35,6 @@ const BROKEN: [(&str, &str); 8] = [
     ("reward_overflow", "scores overflow"),
     ("stale_reference", "the reference is another model"),
     ("tokens_without_text", "rewards do not see all tokens"),
-    ("kl_blow_up", "the policy is far from the reference"),
 ];
 
 /// Alarms that the end of learning explains: all completions earn the same, and the policy is certain.

@@ -1,6 +1,6 @@
 use super::*;
 
-/// The verdict on a curve of a run that goes on.
+/// The verdict on the curve of a running run.
 fn verdict(name: &str, values: &[f64], higher_is_better: bool) -> Verdict {
     of_curve(Judged { name, values, higher_is_better, has_ended: false })
 }
@@ -120,7 +120,7 @@ fn each_state_has_its_sentence() {
     let says = |values: &[f64], higher| verdict("loss", values, higher).says;
     assert_eq!(says(&[1.0], true), "Too early to tell: 1 value of loss, and 4 are needed.");
     assert_eq!(says(&[1.0, 2.0, 3.0], true), "Too early to tell: 3 values of loss, and 4 are needed.");
-    assert_eq!(says(&[1.0; 4], true), "Not learning yet: loss began at 1.00 and is 1.00, which may be chance.");
+    assert_eq!(says(&[1.0; 4], true), "Nothing to learn from: loss was 1.00 in every step.");
     let line = [1.0, 2.0, 3.0, 4.0];
     assert_eq!(says(&line, true), "Learning: loss went from 1.00 to 3.50, and it still improves.");
     assert_eq!(says(&line, false), "Worse: loss went from 1.00 to 3.50.");
@@ -133,11 +133,13 @@ fn each_state_has_its_sentence() {
 /// Each row: a curve, the alarms (id, since, until), held-out values, whether the run has ended; state and sentence.
 #[test]
 fn the_verdict_knows_alarms_held_out_prompts_and_the_end() {
+    const LEVEL_NOW: &str = "Learned: reward went from 0.863 to 2.79, and is level now.";
+    const RISES: &str = "Learning: reward went from 0.863 to 2.48, and it still improves.";
     type Row<'a> = (&'a [f64], &'a [(&'a str, u64, Option<u64>)], &'a [f64], bool, &'a str, &'a str);
     let flat = noisy(60, |_| 0.3);
     let rising: Vec<f64> = RISING.to_vec();
     let rows: [Row<'_>; 22] = [
-        (&RISING, &[], &[], false, "learning", "Learning: reward went from 0.863 to 2.48, and it still improves."),
+        (&RISING, &[], &[], false, "learning", RISES),
         (
             &RISING,
             &[],
@@ -146,7 +148,7 @@ fn the_verdict_knows_alarms_held_out_prompts_and_the_end() {
             "learning",
             "Learned: reward went from 0.863 to 2.48, and still improved at the end.",
         ),
-        (&LEVEL, &[], &[], true, "level", "Learned: reward went from 0.863 to 2.79, and is level now."),
+        (&LEVEL, &[], &[], true, "level", LEVEL_NOW),
         (
             &LEVEL,
             &[("zero_variance", 40, None)],
@@ -156,14 +158,7 @@ fn the_verdict_knows_alarms_held_out_prompts_and_the_end() {
             "Learned: reward went from 0.863 to 2.79, and is level now. Nearly every group earns the same now: nothing \
              is left to learn from these prompts.",
         ),
-        (
-            &LEVEL,
-            &[("zero_variance", 40, Some(44))],
-            &[],
-            true,
-            "level",
-            "Learned: reward went from 0.863 to 2.79, and is level now.",
-        ),
+        (&LEVEL, &[("zero_variance", 40, Some(44))], &[], true, "level", LEVEL_NOW),
         (
             &LEVEL,
             &[("repetition_wins", 19, None)],
@@ -181,14 +176,7 @@ fn the_verdict_knows_alarms_held_out_prompts_and_the_end() {
             "Gamed: reward went from 0.863 to 2.79, but one text wins whatever the prompt (since step 30). Held-out: \
              0.800 to 2.75.",
         ),
-        (
-            &LEVEL,
-            &[("repetition_wins", 19, Some(30))],
-            &[],
-            true,
-            "level",
-            "Learned: reward went from 0.863 to 2.79, and is level now.",
-        ),
+        (&LEVEL, &[("repetition_wins", 19, Some(30))], &[], true, "level", LEVEL_NOW),
         (
             &RISING,
             &[("length_is_paid", 9, None)],
@@ -197,22 +185,8 @@ fn the_verdict_knows_alarms_held_out_prompts_and_the_end() {
             "gamed",
             "Gamed: reward went from 0.863 to 2.48, but the reward goes with the length (since step 9).",
         ),
-        (
-            &rising,
-            &[("length_explodes", 9, None)],
-            &[],
-            false,
-            "learning",
-            "Learning: reward went from 0.863 to 2.48, and it still improves.",
-        ),
-        (
-            &RISING,
-            &[("cut_short", 9, None)],
-            &[],
-            false,
-            "learning",
-            "Learning: reward went from 0.863 to 2.48, and it still improves.",
-        ),
+        (&rising, &[("length_explodes", 9, None)], &[], false, "learning", RISES),
+        (&RISING, &[("cut_short", 9, None)], &[], false, "learning", RISES),
         (
             &RISING,
             &[("empty_answer_wins", 9, None), ("not_finite", 2, None)],
@@ -227,8 +201,8 @@ fn the_verdict_knows_alarms_held_out_prompts_and_the_end() {
             &[],
             false,
             "broken",
-            "Learning: reward went from 0.863 to 2.48, and it still improves. But loss or gradient is not finite (since \
-             step 2).",
+            "Learning: reward went from 0.863 to 2.48, and it still improves. But loss or gradient is not finite \
+             (since step 2).",
         ),
         (&[0.5; 9], &[], &[], true, "constant", "Nothing to learn from: reward was 0.500 in every step."),
         (
@@ -245,7 +219,8 @@ fn the_verdict_knows_alarms_held_out_prompts_and_the_end() {
             &[],
             true,
             "gamed",
-            "Nothing to learn from: reward was 0.500 in every step. But one text wins whatever the prompt (since step 3).",
+            "Nothing to learn from: reward was 0.500 in every step. But one text wins whatever the prompt \
+             (since step 3).",
         ),
         (
             &flat,
@@ -253,7 +228,7 @@ fn the_verdict_knows_alarms_held_out_prompts_and_the_end() {
             &[],
             false,
             "not yet",
-            "Not learning yet: reward began at 0.250 and is 0.299, which may be chance.",
+            "Not learning yet: reward began at 0.303 and is 0.292, which may be chance.",
         ),
         (
             &flat,
@@ -261,7 +236,7 @@ fn the_verdict_knows_alarms_held_out_prompts_and_the_end() {
             &[],
             true,
             "not yet",
-            "Not learned: reward began at 0.250 and ended at 0.299, which may be chance.",
+            "Not learned: reward began at 0.303 and ended at 0.292, which may be chance.",
         ),
         (
             &flat,
@@ -269,7 +244,7 @@ fn the_verdict_knows_alarms_held_out_prompts_and_the_end() {
             &[],
             true,
             "gamed",
-            "Not learned: reward began at 0.250 and ended at 0.299, which may be chance. But the winners cannot be \
+            "Not learned: reward began at 0.303 and ended at 0.292, which may be chance. But the winners cannot be \
              parsed (since step 7).",
         ),
         (
@@ -280,14 +255,15 @@ fn the_verdict_knows_alarms_held_out_prompts_and_the_end() {
             "level",
             "Learned: reward went from 0.863 to 2.79, and is level now. Held-out: 0.800 to 2.60.",
         ),
-        (&LEVEL, &[], &[0.8], true, "level", "Learned: reward went from 0.863 to 2.79, and is level now."),
+        (&LEVEL, &[], &[0.8], true, "level", LEVEL_NOW),
         (
             &[1.0],
             &[("odd_marks_win", 1, None)],
             &[],
             false,
             "gamed",
-            "Too early to tell: 1 value of reward, and 4 are needed. But the winners have unmatched marks (since step 1).",
+            "Too early to tell: 1 value of reward, and 4 are needed. But the winners have unmatched marks \
+             (since step 1).",
         ),
     ];
     for (values, alarms, held_out, has_ended, state, says) in rows {

@@ -101,9 +101,10 @@ Worst, reward -1.00:
 }
 
 #[test]
-fn alarms_that_hold_and_are_not_quiet_are_said() {
+fn alarms_that_hold_and_are_no_notes_are_listed() {
     let of = |more: Value| {
         let mut line = json!({"alarm": {"id": "kl", "since": 3, "evidence": "E", "remedy": "R"}});
+        line["weight"] = more.get("weight").cloned().unwrap_or(json!("look"));
         for (key, value) in more.as_object().unwrap() {
             line["alarm"][key] = value.clone();
         }
@@ -111,10 +112,10 @@ fn alarms_that_hold_and_are_not_quiet_are_said() {
     };
     assert_eq!(of(json!({})).unwrap(), "kl since step 3: E. What helps: R");
     assert_eq!(of(json!({"subject": "s"})).unwrap(), "kl (s) since step 3: E. What helps: R");
-    for over in [json!({"until": 4}), json!({"quiet": true}), json!({"since": null})] {
+    for over in [json!({"until": 4}), json!({"weight": "note"}), json!({"since": null})] {
         assert_eq!(of(over), None);
     }
-    assert!(of(json!({"until": null, "quiet": false})).is_some());
+    assert!(of(json!({"until": null, "weight": "broken"})).is_some());
 }
 
 #[test]
