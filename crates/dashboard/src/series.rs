@@ -74,8 +74,8 @@ impl Series {
     }
 
     /// For each metric in `keys`, at most `pixels` buckets over the steps `from` to `to`: `{"width", "steps", "keys":
-    /// {KEY: {"mean", "min", "max", "count", "non_finite", "gaps"}}}`. `min`, `max` and `count` are left out if a bucket
-    /// is one step; `gaps` (the places of buckets whose values are all NaN or infinite) if there are none.
+    /// {KEY: {"mean", "min", "max", "count", "non_finite", "gaps"}}}`. `min`, `max` and `count` are left out if a
+    /// bucket is one step; `gaps` (the places of buckets whose values are all NaN or infinite) if there are none.
     pub fn buckets(&self, keys: &[String], from: u64, to: u64, pixels: usize) -> Value {
         let to = to.min(self.last_step().unwrap_or(0));
         let mut grid: Vec<u64> = self.steps.iter().copied().filter(|step| (from..=to).contains(step)).collect();
