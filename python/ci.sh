@@ -10,12 +10,13 @@ target="${CARGO_TARGET_DIR:-$(cd .. && pwd)/target}"
 python="${PYTHON:-python3}"
 environment="$target/python-ci"
 [ -x "$environment/bin/python" ] || "$python" -m venv "$environment"
-"$environment/bin/pip" install --quiet --disable-pip-version-check "maturin>=1.9,<2" "pytest>=8" "numpy>=2" pyyaml nbclient ipykernel \
+"$environment/bin/pip" install --quiet --disable-pip-version-check "maturin>=1.9,<2" "pytest>=8" "pytest-xdist>=3" "numpy>=2" pyyaml nbclient ipykernel \
   datasets transformers tensorboard math-verify
 export CARGO_TARGET_DIR="$target" VIRTUAL_ENV="$environment"
 cargo fmt --check
 # The committed lock file is that of these manifests.
 cargo fetch --locked --quiet
 "$environment/bin/maturin" develop --quiet
-"$environment/bin/pytest" "$@"
+# Most tests use one core: as many at once as there are cores.
+"$environment/bin/pytest" -n "$(nproc)" --dist worksteal "$@"
 [ $# -gt 0 ] || "$environment/bin/python" tools/notebooks.py

@@ -1,7 +1,7 @@
 //! Metrics of held-out rows that Python computes.
 
 use crate::observer::Failure;
-use lockstep::{EvalBatch, EvalMetrics, SetSize};
+use lockstep::functions::{EvalBatch, EvalMetrics, SetSize};
 use numpy::{IntoPyArray, PyArray1};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;

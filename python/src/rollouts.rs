@@ -4,7 +4,7 @@ use crate::errors::exception;
 use crate::observer::Failure;
 use crate::reward::contents;
 use lockstep::error::{BadInput, OrBadInput};
-use lockstep::{Generate, GivenCompletion, RolloutFunction, RolloutPrompt, RolloutRequest};
+use lockstep::functions::{Generate, GivenCompletion, RolloutFunction, RolloutPrompt, RolloutRequest};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 use rewards::Content;

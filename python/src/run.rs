@@ -176,8 +176,8 @@ impl Job {
         };
         let (resolved, dir, resume_from) = match (&self.resume, &mut branch) {
             (Some(_), Some(branch)) => {
-                lockstep::check_command(branch.of(), self.purpose.command())?;
-                let (resolved, changes) = lockstep::resolve_resumed(branch.of(), self.layers.clone())?;
+                lockstep::directory::check_command(branch.of(), self.purpose.command())?;
+                let (resolved, changes) = lockstep::directory::resolve_resumed(branch.of(), self.layers.clone())?;
                 changes.iter().for_each(|change| console.warn(&format!("changed on resume: {change}")));
                 let (dir, resume_from) = branch.make()?;
                 (resolved, dir, resume_from)
@@ -190,9 +190,9 @@ impl Job {
                 (resolved, RunDir::fresh(&out)?, ResumeFrom::Nothing)
             }
             (Some(resume), None) => {
-                let (dir, resume_from) = lockstep::find_run(resume, None)?;
-                lockstep::check_command(&dir, self.purpose.command())?;
-                let (resolved, changes) = lockstep::resolve_resumed(&dir, self.layers.clone())?;
+                let (dir, resume_from) = lockstep::directory::find_run(resume, None)?;
+                lockstep::directory::check_command(&dir, self.purpose.command())?;
+                let (resolved, changes) = lockstep::directory::resolve_resumed(&dir, self.layers.clone())?;
                 changes.iter().for_each(|change| console.warn(&format!("changed on resume: {change}")));
                 (resolved, dir, resume_from)
             }
@@ -259,9 +259,9 @@ impl Job {
     }
 
     /// The branch that the run is, if it is resumed from another run than that in its own directory.
-    fn branch(&self, resume: &str) -> anyhow::Result<Option<lockstep::Branch>> {
+    fn branch(&self, resume: &str) -> anyhow::Result<Option<lockstep::directory::Branch>> {
         let out = self.layers.clone().resolve()?.config.output_dir;
-        out.map_or(Ok(None), |out| lockstep::Branch::find(resume, &out))
+        out.map_or(Ok(None), |out| lockstep::directory::Branch::find(resume, &out))
     }
 }
 

@@ -5,7 +5,7 @@ use crate::observer::Failure;
 use crate::process::use_engine;
 use crate::reward::PythonReward;
 use crate::run::{GivenReward, StopSignal};
-use lockstep::{MakeFunctions, NatsServer, WorkerOptions};
+use lockstep::workers::{MakeFunctions, NatsServer, WorkerOptions};
 use pyo3::prelude::*;
 use rewards::Reward;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -51,7 +51,7 @@ pub fn work(
         let (rewards, run) = (Some(make), &*run);
         let options =
             WorkerOptions { run, server, name, threads, profiles, rewards, allow_other_build, waits, stop, say: &say };
-        catch_unwind(AssertUnwindSafe(|| lockstep::work(options)))
+        catch_unwind(AssertUnwindSafe(|| lockstep::workers::work(options)))
     });
     match (failure.take(), ended) {
         (Some(error), _) => Err(error),

@@ -168,7 +168,8 @@ fn network() -> Result<Done, String> {
     if !is_root || !is_there("nats-server") || !is_there("ip") {
         return Ok(Done::Unavailable("root, and apt-get install nats-server iproute2".to_owned()));
     }
-    program(&["machines_whose_network_is_cut"], &["bytes fetched by", "cuts of"])
+    let tests = ["machines_whose_network_is_cut", "a_stream_that_answers_no_request"];
+    program(&tests, &["bytes fetched by", "cuts of", "deaf streams"])
 }
 
 /// Compares what runs of every kind say at their end with their steps' own values, and the dtype of their results.

@@ -7,8 +7,9 @@
 use super::report::column;
 use super::{Machine, Report, Subject, Workload, median};
 use kernels::Context;
+use lockstep::bad_input;
 use lockstep::error::{BadInput, OrBadInput};
-use lockstep::{bad_input, load_config, load_weights};
+use lockstep::weights::{load_config, load_weights};
 use model::{ModelConfig, Prompt, Weights};
 use rollout::Engine;
 use serde_json::json;

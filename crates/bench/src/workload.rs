@@ -3,7 +3,7 @@
 
 use kernels::Context;
 use kernels::rng::Stream;
-use lockstep::samples_of_groups;
+use lockstep::evaluation::samples_of_groups;
 use model::{ModelConfig, Prompt, Weights};
 use rollout::{Engine, EngineConfig, Request, RolloutGroup, SamplingParams};
 use std::sync::Arc;

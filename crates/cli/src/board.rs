@@ -1,7 +1,8 @@
 //! `lockstep board`: writes TensorBoard event files for existing training runs.
 
 use crate::output;
-use lockstep::{RunDir, bad_input, write_board};
+use lockstep::directory::write_board;
+use lockstep::{RunDir, bad_input};
 use std::collections::BTreeSet;
 use std::path::PathBuf;
 

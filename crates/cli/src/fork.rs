@@ -4,7 +4,7 @@ use crate::options::{ConfigArgs, LogArgs, RunArgs, utf8};
 use crate::session::run_on;
 use crate::signals::{Promise, stop_on_signals};
 use lockstep::config::Purpose;
-use lockstep::{ForkOptions, fork};
+use lockstep::replay::{ForkOptions, fork};
 use std::path::PathBuf;
 
 /// An exact counterfactual: a run that is another one, bit for bit, up to a step, and continues with a change.

@@ -202,7 +202,7 @@ pub fn main(arguments: impl IntoIterator<Item = OsString>) -> u8 {
                 None => output::note(format_args!("error: {text}")),
             }
             match () {
-                () if error.is::<lockstep::Expelled>() => fleet::supervisor::EXPELLED,
+                () if error.is::<lockstep::workers::Expelled>() => fleet::supervisor::EXPELLED,
                 () if is_bad_input(&error) => 2,
                 () => 1,
             }

@@ -3,10 +3,11 @@
 use crate::new_directory::new_directory;
 use crate::output;
 use lockstep::Policy;
+use lockstep::StopSignal;
 use lockstep::config::{ComputeDType, SaveDType};
 use lockstep::context;
 use lockstep::error::OrBadInput;
-use lockstep::{StopSignal, check_base};
+use lockstep::weights::check_base;
 use model::io::dtype_of_files;
 use std::path::PathBuf;
 

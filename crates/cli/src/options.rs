@@ -245,33 +245,6 @@ mod tests {
     }
 
     #[test]
-    fn every_flag_of_a_run_sets_its_key() {
-        let text = |text: &str| Some(text.to_owned());
-        let args = ConfigArgs {
-            model: text("m"),
-            dataset: text("d"),
-            task: text("gsm8k"),
-            out: Some("o".into()),
-            seed: Some(4),
-            steps: Some(5),
-            trace_steps: text("1-2"),
-            device: Some(Device::Cpu),
-            threads: Some(6),
-            set: vec!["beta=0.5".to_owned()],
-            ..ConfigArgs::default()
-        };
-        let set = args.layers(Purpose::Show).unwrap().set;
-        let set: Vec<_> = set.iter().map(|(key, value)| format!("{key}={value}")).collect();
-        let all = "model_name_or_path=m dataset_name=d task=gsm8k output_dir=o seed=4 max_steps=5 trace_steps=1-2 \
-                   device=cpu threads=6 beta=0.5";
-        assert_eq!(set.join(" "), all);
-        let mut flags = FlagKeys::default();
-        RewardArgs { reward: vec!["a".to_owned(), "b:\"".to_owned()] }.give(&mut flags).unwrap();
-        RewardArgs::default().give(&mut flags).unwrap();
-        assert_eq!(joined(flags, &[]).unwrap(), [("reward_funcs".to_owned(), r#"["a","b:\""]"#.to_owned())]);
-    }
-
-    #[test]
     fn threads_devices_and_paths_are_checked() {
         assert_eq!((threads("1"), threads("64")), (Ok(1), Ok(64)));
         for bad in ["0", "-1", "", "two", "1.5"] {

@@ -266,7 +266,6 @@ impl Shown {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use fleet::{Answer, Job, Lineage};
 
     #[test]
     fn an_abbreviated_name_is_understood() {
@@ -282,61 +281,5 @@ mod tests {
             assert_eq!(nearly(text).map(|job| job.to_string()).as_deref(), job, "{text}");
         }
         assert!(!parse("x").unwrap_err().to_string().contains("did you mean"));
-    }
-
-    #[test]
-    fn a_job_is_shown_with_everything_that_is_known() {
-        let (name, worker) = (JobName::Evaluation { version: 20, index: 3 }, WorkerName::new("dev1").unwrap());
-        let lineage = Lineage([1; 16]);
-        let result = |more| JobResult {
-            job: name,
-            lineage: Lineage([2; 16]),
-            worker: worker.clone(),
-            answer: Answer { fingerprint: 10, more },
-            bytes: vec![0; 5],
-        };
-        let job =
-            Job { name, version: 20, lineage, continues: None, alone: false, profile: "p".into(), payload: vec![0; 7] };
-        let place =
-            |state, stage: Option<&str>| Place { state, worker: Some(worker.clone()), stage: stage.map(str::to_owned) };
-        let places = vec![place("processing", Some("scoring")), place("complete", None)];
-        let found = JobFiles {
-            job: Some((job, None)),
-            results: vec![result(false), result(true)],
-            synced: Some(9),
-            unreadable: vec!["why".to_owned()],
-        };
-        let shown = Shown { job: name, places, version: Some(20), found };
-        let expected = "\
-job         eval-000020.3: evaluation after 20 batches, part 3
-state       processing by dev1 (scoring)
-state       complete from dev1
-state       synced in batch 9
-version     20
-lineage     01010101010101010101010101010101
-profile     p
-payload     7 bytes
-result      from dev1: fingerprint 000000000000000a, 5 bytes
-result      from dev1: fingerprint 000000000000000a, 5 bytes, another chunk follows
-unreadable  why
-";
-        assert_eq!(shown.text(), expected);
-        let of = |fingerprint: &str, more| {
-            let lineage = "02".repeat(16);
-            json!({"worker": "dev1", "lineage": lineage, "fingerprint": fingerprint, "more": more, "bytes": 5})
-        };
-        let states = json!([
-            {"state": "processing", "worker": "dev1", "stage": "scoring"},
-            {"state": "complete", "worker": "dev1", "stage": null},
-        ]);
-        let expected = json!({
-            "job": "eval-000020.3", "states": states, "synced": 9, "version": 20, "lineage": "01".repeat(16),
-            "profile": "p", "payload_bytes": 7, "unreadable": ["why"],
-            "results": [of("000000000000000a", false), of("000000000000000a", true)],
-        });
-        assert_eq!(shown.json(), expected);
-        let done = Shown { found: JobFiles { job: None, ..shown.found }, version: None, ..shown };
-        assert_eq!(done.json()["lineage"], json!("02".repeat(16)));
-        assert!(done.text().contains("\nlineage     02020202020202020202020202020202\nresult "), "{}", done.text());
     }
 }

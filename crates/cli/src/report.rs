@@ -7,8 +7,9 @@ use crate::plan::Planned;
 use crate::signals::{Promise, stop_on_signals};
 use dashboard::report::{Report, html, markdown, time};
 use lockstep::config::{Purpose, Resolved};
+use lockstep::directory::write_atomically;
 use lockstep::error::OrBadInput;
-use lockstep::{ResumeFrom, Run, RunDir, RunOptions, StopReason, Stopped, bad_input, context, write_atomically};
+use lockstep::{ResumeFrom, Run, RunDir, RunOptions, StopReason, Stopped, bad_input, context};
 use std::path::{Path, PathBuf};
 use telemetry::{Console, Record};
 

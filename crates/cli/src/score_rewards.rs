@@ -3,8 +3,10 @@
 use crate::options::{FlagKeys, RewardArgs, utf8};
 use crate::output;
 use crate::signals::{Promise, stop_on_signals};
+use lockstep::bad_input;
 use lockstep::config::{Layers, Purpose, Resolved};
-use lockstep::{Input, OutFile, ScoredFile, ScoredRow, bad_input, score_file};
+use lockstep::evaluation::{ScoredFile, ScoredRow, score_file};
+use lockstep::files::{Input, OutFile};
 use rewards::RewardSpec;
 use serde_json::{Map, Value, json};
 use std::path::{Path, PathBuf};
@@ -286,32 +288,6 @@ mod tests {
     }
 
     #[test]
-    fn a_file_of_scores_is_this_text() {
-        let scored = scored(&[Some(0.5), None, Some(-1.0), Some(0.5), Some(2.0)]);
-        let summary = Summary::of(&scored, 0);
-        let text = text(&scored, &[summary], 1);
-        let lines: Vec<&str> = text.lines().map(str::trim_end).collect();
-        let row: Vec<&str> =
-            lines.iter().find(|line| line.trim_start().starts_with("r ")).unwrap().split_whitespace().collect();
-        assert_eq!(row, ["r", "4/5", "0.5000", "1.2247", "-1.0000", "0.5000", "0.5000", "0.5000", "2.0000"]);
-        let from = lines.iter().position(|line| *line == "r").unwrap();
-        assert_eq!(lines[0], "5 completions, 1.25 s");
-        assert_eq!(lines[from - 1], "", "a reward's section begins with its name");
-        let expected = [
-            "r",
-            "                    -1        1  ########",
-            "                   0.5        2  ################",
-            "                     2        1  ########",
-            "  not scored: reward `r` gave no score for 1 completion: why",
-            "  highest, row 5: 2: \"c4\"",
-            "  lowest, row 3: -1: \"c2\"",
-            "  not scored, row 2: no score: \"c1\"",
-            "m 0.5",
-        ];
-        assert_eq!(lines[from..], expected);
-    }
-
-    #[test]
     fn a_summary_has_these_numbers() {
         let of = |rewards: &[f64]| -> Vec<Option<f64>> { rewards.iter().copied().map(Some).collect() };
         let none = scored(&[None, None]);
@@ -348,37 +324,5 @@ mod tests {
         expected[9].2 = 2;
         assert_eq!(Summary::of(&eleven, 0).counts(), expected);
         assert!(text(&eleven, &[Summary::of(&eleven, 0)], 0).contains("   9.0000 to 10.0000        2  ########\n"));
-    }
-
-    #[test]
-    fn what_is_written_and_reported_is_this_json() {
-        let mut scored = scored(&[Some(1.0), None]);
-        scored.rows[1].extra.insert("k".to_owned(), json!(3));
-        let expected = "{\"completion\":\"c0\",\"prompt\":\"p0\",\"rewards\":{\"r\":1.0},\"row\":0}\n\
-                        {\"completion\":\"c1\",\"extra\":{\"k\":3},\"prompt\":\"p1\",\"rewards\":{\"r\":null},\
-                        \"row\":1}\n";
-        let parsed =
-            |text: &str| text.lines().map(|line| serde_json::from_str::<Value>(line).unwrap()).collect::<Vec<_>>();
-        assert_eq!(parsed(&lines(&scored)), parsed(expected));
-        let report = report(&scored, &[Summary::of(&scored, 0)], 1);
-        let rewards = json!([{
-            "reward": "r", "judged": 1, "of": 2, "mean": 1.0, "std": null, "min": 1.0, "p25": 1.0, "median": 1.0,
-            "p75": 1.0, "max": 1.0, "distribution": [{"from": 1.0, "to": 1.0, "count": 1}],
-            "examples": [
-                {"of": "highest", "row": 0, "score": 1.0, "prompt": "p0", "completion": "c0"},
-                {"of": "not scored", "row": 1, "score": null, "prompt": "p1", "completion": "c1"},
-            ],
-        }]);
-        assert_eq!(report["rewards"], rewards);
-        assert_eq!(
-            (&report["rows"], &report["seconds"], &report["metrics"]),
-            (&json!(2), &json!(1.25), &json!({"m": 0.5}))
-        );
-        let problem = json!({"reward": "r", "rows": 1, "message": "why", "example": null});
-        assert_eq!((report["problems"].as_array().unwrap().len(), &report["problems"][0]), (2, &problem));
-        assert_eq!(
-            (end(&"é".repeat(300)), end(&format!("a{}", "é".repeat(300)))),
-            ("é".repeat(300), format!("…{}", "é".repeat(300)))
-        );
     }
 }

@@ -6,12 +6,13 @@ use crate::options::{ConfigArgs, RunArgs};
 use crate::signals::{Promise, run_begins, steps_done, stop_on_signals};
 use kernels::Context;
 use lockstep::config::{Config, Layers, Purpose, Resolved};
-use lockstep::{Flow, Network, Run, RunOptions, RunResult};
-use lockstep::{ResumeFrom, find_run, resolve_resumed};
-use lockstep::{RunDir, StopReason, StopSignal, check_command, context};
-use lockstep::{Stopped, is_stopped};
+use lockstep::directory::{check_command, find_run, resolve_resumed};
+use lockstep::workers::Network;
+use lockstep::{
+    Flow, ResumeFrom, Run, RunDir, RunOptions, RunResult, StopReason, StopSignal, Stopped, context, is_stopped,
+};
 use std::path::PathBuf;
-use telemetry::{Alarm, Console, Level, Record, counted};
+use telemetry::{Alarm, Console, Level, Record, Weight, counted};
 
 /// A training run that is ready to begin.
 struct Session {
@@ -123,17 +124,24 @@ fn resumed(purpose: Purpose, args: &ConfigArgs, resume: &str, console: &Console)
     Ok(Session { resolved, run, resume_from })
 }
 
-/// The alarms of a run as text; those that still hold come first.
+/// The alarms of a run as text, in their order.
 fn alarms(raised: &[Alarm]) -> String {
-    let (over, open): (Vec<&Alarm>, Vec<&Alarm>) = raised.iter().partition(|alarm| alarm.until.is_some());
     let line = |alarm: &Alarm| {
         let of = if alarm.subject.is_empty() { String::new() } else { format!(" ({})", alarm.subject) };
         let until = alarm.until.map_or_else(|| "to the end".to_owned(), |step| format!("to step {step}"));
         let first = alarm.evidence.lines().next().unwrap_or_default();
         format!("\n  {}{of}, from step {} {until}: {first}", alarm.id, alarm.since)
     };
-    let lines: String = open.into_iter().chain(over).map(line).collect();
+    let lines: String = raised.iter().map(line).collect();
     format!("{} raised (docs/alarms.md):{lines}", counted(raised.len(), "alarm"))
+}
+
+/// The alarms without notes: those that hold before those that are over, the weightiest first.
+fn by_weight(all: &[Alarm], has_learned: bool) -> Vec<Alarm> {
+    let mut raised: Vec<Alarm> =
+        all.iter().filter(|alarm| alarm.weight(has_learned) != Weight::Note).cloned().collect();
+    raised.sort_by_key(|alarm| alarm.place(has_learned));
+    raised
 }
 
 /// Prints the summary at the end of a run.
@@ -146,13 +154,12 @@ fn summarize(finished: &RunResult, ctx: &Context, console: &Console) {
         let most = memory.peak as f64 / f64::from(1 << 20);
         console.info(&format!("{}: {most:.1} MiB of its memory were held at most", ctx.describe()));
     }
-    // What the run is configured for is no alarm.
-    let raised: Vec<Alarm> = finished.alarms.iter().filter(|alarm| !alarm.quiet).cloned().collect();
+    let verdict = dashboard::verdict_of(finished.dir.root());
+    let raised = by_weight(&finished.alarms, verdict.has_learned());
     if !raised.is_empty() {
         let message = format!("{} raised", counted(raised.len(), "alarm"));
         console.report(Level::Warn, &alarms(&raised), &message, &field("alarms", &raised));
     }
-    let verdict = dashboard::verdict_of(finished.dir.root());
     console.report(Level::Info, &verdict.says, &verdict.says, &field("verdict", &verdict.to_json()));
     let root = finished.dir.root().display();
     let end = match finished.stop_reason {
@@ -187,7 +194,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn alarms_that_hold_come_first() {
+    fn the_weightiest_alarms_that_hold_come_first() {
         let alarm = |id: &str, subject: &str, until: Option<u64>| Alarm {
             id: id.to_owned(),
             subject: subject.to_owned(),
@@ -198,12 +205,19 @@ mod tests {
             remedy: String::new(),
             quiet: false,
         };
-        let text = alarms(&[alarm("over", "", Some(9)), alarm("open", "a reward", None)]);
+        let all = [
+            alarm("over", "", Some(9)),
+            alarm("zero_variance", "", None),
+            alarm("open", "a reward", None),
+            alarm("repetition_wins", "", None),
+        ];
+        let text = alarms(&by_weight(&all, true));
         assert_eq!(
             text,
-            "2 alarms raised (docs/alarms.md):\n  open (a reward), from step 3 to the end: first\n  \
-             over, from step 3 to step 9: first"
+            "3 alarms raised (docs/alarms.md):\n  repetition_wins, from step 3 to the end: first\n  \
+             open (a reward), from step 3 to the end: first\n  over, from step 3 to step 9: first"
         );
+        assert_eq!(by_weight(&all, false).len(), 4);
         assert!(alarms(&[alarm("x", "", None)]).starts_with("1 alarm raised"));
     }
 

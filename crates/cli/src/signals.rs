@@ -132,16 +132,19 @@ pub fn stop_on_signals(console: &Console, promise: Promise) -> anyhow::Result<St
             FIRST.store(signal, Ordering::Relaxed);
             let (written, acknowledged) = channel();
             *ACKNOWLEDGED.lock().unwrap_or_else(PoisonError::into_inner) = Some(acknowledged);
+            let (reported, message) = channel::<()>();
             asked.request();
             let console = console.clone();
             // On threads of their own: a console that nobody reads must not hold up the second signal.
             std::thread::spawn(move || {
                 std::thread::sleep(SAME);
                 console.warn(&line);
-                drop(written);
+                drop((written, reported));
             });
             std::thread::spawn(move || {
                 std::thread::sleep(STOP_TIMEOUT);
+                // On a busy machine the message may take as long; a console that nobody reads holds the end up once.
+                let _ = message.recv_timeout(STOP_TIMEOUT);
                 if NOTHING_TO_SAVE.load(Ordering::Relaxed) {
                     end_at_once(signal);
                 }

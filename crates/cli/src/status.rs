@@ -278,63 +278,6 @@ mod tests {
     }
 
     #[test]
-    fn jobs_are_counted_in_words() {
-        assert_eq!(in_words(0, 0, 0), None);
-        assert_eq!(in_words(3, 0, 1).unwrap(), "3 complete, 1 pending");
-        let part = |index| JobName::Evaluation { version: 1, index };
-        let worker = WorkerLine { processing: vec![part(1), job(0)], ..line(Some(7), WorkerStatus::default()) };
-        let status = Status {
-            learner: None,
-            learner_alive: true,
-            batches: Vec::new(),
-            workers: vec![worker],
-            pending: vec![job(1), part(2)],
-            complete: vec![part(0), part(3), job(2)],
-            synced: Vec::new(),
-        };
-        assert_eq!(evaluations(&status).unwrap(), "2 complete, 1 processing, 1 pending");
-        let text = text(Path::new("/no/such/run"), &status);
-        let lines: Vec<&str> = text.lines().collect();
-        assert_eq!(lines[..2], ["learner     starting", "evaluation  2 complete, 1 processing, 1 pending"]);
-    }
-
-    #[test]
-    fn slots_and_batches_are_said_as_they_are() {
-        let learner: LearnerState = serde_json::from_value(serde_json::json!({
-            "pid": 1, "step": 4, "batches": 9, "groups": 1, "max_staleness": 2,
-            "lineage": "00000000000000000000000000000000", "ended": false,
-            "slots": [{"versions": [4, 4]}, {"versions": [2, 3]}, {"versions": null}],
-            "checkpoints": {"last": null, "waiting": [[4, 1, 3], [5, 0, 2]]},
-            "counts": fleet::exchange::Counts::default(),
-        }))
-        .unwrap();
-        assert_eq!(slots(&learner), "0: v4   1: v2 to v3   2: empty");
-        let batch =
-            |batch, synced, complete| BatchStatus { batch, synced, complete, processing: 0, pending: 0, groups: 1 };
-        let status = Status {
-            learner: Some(learner.clone()),
-            learner_alive: true,
-            batches: vec![batch(4, true, 1), batch(5, true, 1), batch(6, false, 1), batch(7, false, 0)],
-            workers: Vec::new(),
-            pending: Vec::new(),
-            complete: Vec::new(),
-            synced: Vec::new(),
-        };
-        let head = "of 1 group, max_staleness 2";
-        assert_eq!(
-            batches(&status, &learner),
-            format!("{head}   4 training   5 synced   6: 1 complete   7: nothing yet")
-        );
-        let dead = Status { learner_alive: false, ..status.clone() };
-        assert!(batches(&dead, &learner).starts_with(&format!("{head}   4 synced   5 synced")));
-        let ended = LearnerState { ended: true, ..learner.clone() };
-        assert!(batches(&status, &ended).starts_with(&format!("{head}   4 synced   5 synced")));
-        let said = super::learner(Path::new("/x"), &status);
-        assert_eq!(said, "step 4/9  version 4  pid 1  checkpoint none yet (4: frontier 1/3, 5: frontier 0/2)");
-        assert!(text(Path::new("/x"), &status).ends_with("killed 0\nno worker has joined\n"));
-    }
-
-    #[test]
     fn a_directory_that_cannot_be_looked_at_says_why() {
         let dir = tempfile::tempdir().unwrap();
         let why = |path: &Path| read(path).unwrap_err().to_string();

@@ -5,7 +5,8 @@ use crate::options::{LogArgs, threads};
 use crate::output;
 use crate::signals::{Promise, stop_on_signals};
 use lockstep::error::OrBadInput;
-use lockstep::{Choice, Interval, Report, VerifyOptions, is_stopped, verify};
+use lockstep::is_stopped;
+use lockstep::replay::{Choice, Interval, Report, VerifyOptions, verify};
 use std::path::PathBuf;
 use telemetry::counted;
 
@@ -134,7 +135,7 @@ fn groups(n: u64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use lockstep::Difference;
+    use lockstep::replay::Difference;
 
     #[test]
     fn a_report_says_what_is_proven_and_what_is_not() {

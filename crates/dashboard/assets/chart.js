@@ -12,9 +12,10 @@ export function chart(key, runs, { height = 150, onstep, marks = [], meaning, ra
   const colors = [css("--run-a"), css("--run-b")];
   const all = runs.map(({ series }) => [series.steps, series.keys[key]?.mean ?? []]);
   const steps = [...new Set(all.flatMap(([steps]) => steps))].sort((a, b) => a - b);
-  const aligned = (of, series) => {
+  const aligned = (of, series, gaps = []) => {
     // A step that the other run alone has is no gap of this one: uPlot draws the line over what is undefined.
-    const known = new Map(series.steps.map((step, i) => [step, of?.[i] ?? null]));
+    // Nor is a step that has no such metric: an evaluation, a reward of which several steps learn.
+    const known = new Map(series.steps.map((step, i) => [step, of?.[i] ?? (gaps.includes(i) ? null : undefined)]));
     return steps.map((step) => known.get(step));
   };
   const data = [steps];
@@ -22,9 +23,8 @@ export function chart(key, runs, { height = 150, onstep, marks = [], meaning, ra
   const bands = [];
   runs.forEach(({ name, series }, i) => {
     const own = series.keys[key];
-    const line = aligned(own?.mean, series);
-    // What comes once in many steps (an evaluation) is joined; a gap of what comes in each stays one.
-    const [known, all] = [line.filter((x) => x !== null && x !== undefined).length, series.steps.length];
+    const line = aligned(own?.mean, series, own?.gaps);
+    const known = line.filter((x) => x !== null && x !== undefined).length;
     data.push(line);
     lines.push({
       label: name,
@@ -32,7 +32,6 @@ export function chart(key, runs, { height = 150, onstep, marks = [], meaning, ra
       width: 1.6,
       dash: i ? [5, 3] : undefined,
       points: { show: known < 40, size: 4, fill: colors[i] },
-      spanGaps: known < all / 2,
     });
     if (i === 0 && own?.min) {
       data.push(aligned(own.max, series), aligned(own.min, series));

@@ -56,7 +56,16 @@ export const turn = (data, words) =>
     ? change({ prompt: "", by: "", step: data.step, g: data.place, all: "" })
     : change({ prompt: data.prompt_hash, g: data.place, all: "" });
 
-export function group(box, run, data, words) {
+/** What a group teaches, where its rewards are equal; empty where they are not, or where nothing was recorded. */
+function lesson(data, config) {
+  if (hasSpread(data.spread) || data.of === "evaluations") return "";
+  const all = data.completions.flatMap((one) => one.advantages ?? one.advantage ?? []);
+  if (!all.length || all.some((x) => x !== null && Math.abs(x) > 1e-8)) return "";
+  const penalty = config.algorithm === "ppo" ? 0 : config.beta;
+  return penalty > 0 ? ", so only the divergence from the reference model is learned from it" : ", so nothing is learned from it";
+}
+
+export function group(box, run, data, words, config) {
   const color = COLORS[words.color] ? words.color : "surprise";
   const names = data.reward_names ?? [];
   const chosen = Number(words.c ?? -1);
@@ -102,8 +111,7 @@ export function group(box, run, data, words) {
       h(
         "p",
         {},
-        `Reward ${around(data.reward, data.spread)}`,
-        !hasSpread(data.spread) && data.of !== "evaluations" ? ", so nothing is learned from it." : ".",
+        `Reward ${around(data.reward, data.spread)}${lesson(data, config)}.`,
         " ",
         history,
       ),

@@ -92,16 +92,23 @@ export async function overview(main, run, words, runs) {
     );
     // The browser keeps what the reader has opened.
     const opened = new Set([...alarms.querySelectorAll("details[open]")].map((one) => one.dataset.alarm));
-    const [open, over] = [facts.alarms.filter(isOpen), facts.alarms.filter((line) => !isOpen(line))];
-    const ended = over.length
-      ? h(
-          "details",
-          { class: "ended", "data-alarm": "ended" },
-          h("summary", {}, counted(over.length, "ended alarm")),
-          over.map((line) => alarm(run, line, facts, series)),
-        )
-      : null;
-    fill(alarms, ...open.map((line) => alarm(run, line, facts, series)), ended);
+    const [open, rest] = [facts.alarms.filter(isActive), facts.alarms.filter((line) => !isActive(line))];
+    const [notes, over] = [rest.filter(isOpen), rest.filter((line) => !isOpen(line))];
+    const folded = (lines, name) =>
+      lines.length
+        ? h(
+            "details",
+            { class: "ended", "data-alarm": name },
+            h("summary", {}, counted(lines.length, name)),
+            lines.map((line) => alarm(run, line, facts, series)),
+          )
+        : null;
+    fill(
+      alarms,
+      ...open.map((line) => alarm(run, line, facts, series)),
+      folded(notes, "note"),
+      folded(over, "ended alarm"),
+    );
     alarms.querySelectorAll("details").forEach((one) => (one.open = opened.has(one.dataset.alarm)));
     fill(
       tools,
@@ -187,10 +194,13 @@ function first(moved) {
 
 const isOpen = (line) => line.alarm.until === undefined;
 
+/** Whether a person should look at it now: the configuration or success explains a note. */
+const isActive = (line) => isOpen(line) && line.weight !== "note";
+
 const named = ({ id, subject }) => id.replaceAll("_", " ") + (subject ? ` (${subject})` : "");
 
 function health(facts) {
-  const open = facts.alarms.filter(isOpen).map((line) => line.alarm);
+  const open = facts.alarms.filter(isActive).map((line) => line.alarm);
   // Groups without spread cost time, and are no question of speed.
   const findings = (facts.profile?.findings ?? []).filter((one) => one.id !== "zero_spread");
   const slow = findings.length ? ` Time: ${findings.map(named).join(", ")}.` : "";
@@ -211,26 +221,24 @@ function left(facts, series) {
 }
 
 /** What all completions of a group earning the same means depends on what they earn. */
-function solved({ id, since }, facts, series) {
+function solved({ id, since }, series) {
   if (!["zero_variance", "entropy_collapse", "constant_reward"].includes(id)) return null;
   const at = series.steps.findLastIndex((step, i) => step <= since && (series.keys.reward?.mean[i] ?? null) !== null);
-  if (at < 0) return null;
-  const isLevel = facts.verdict.state === "level";
-  const rest = isLevel ? " If that is the most that a completion can earn, nothing is left to learn." : "";
-  return ` The mean reward was ${number(series.keys.reward.mean[at])} then.${rest}`;
+  return at < 0 ? null : ` The mean reward was ${number(series.keys.reward.mean[at])} then.`;
 }
 
 /** One line that opens: what was measured, what helps, examples, and the step's rollouts. */
-function alarm(run, { alarm }, facts, series) {
+function alarm(run, line, facts, series) {
+  const { alarm, weight } = line;
   const open = alarm.until === undefined;
   const steps = open ? `since step ${alarm.since}` : `step ${alarm.since} – ${alarm.until}`;
   const [first, last] = facts.group_steps ?? [];
   const isRecorded = facts.groups && first <= alarm.since && alarm.since <= last;
   return h(
     "details",
-    { class: open ? "alarm open" : "alarm", "data-alarm": `${alarm.id} ${alarm.subject ?? ""} ${alarm.since}` },
-    h("summary", {}, open ? "⚠ " : "", h("b", {}, named(alarm)), `, ${steps}`),
-    h("p", {}, marked(`${alarm.evidence}.`), solved(alarm, facts, series)),
+    { class: open ? `alarm open ${weight}` : "alarm", "data-alarm": `${alarm.id} ${alarm.subject ?? ""} ${alarm.since}` },
+    h("summary", {}, isActive(line) ? "⚠ " : "", h("b", {}, named(alarm)), `, ${steps}`),
+    h("p", {}, marked(`${alarm.evidence}.`), solved(alarm, series)),
     alarm.remedy ? h("p", {}, h("b", {}, "What helps: "), marked(alarm.remedy)) : null,
     alarm.examples?.length
       ? h(

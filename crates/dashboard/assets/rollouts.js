@@ -114,7 +114,7 @@ export async function rollouts(main, run, words) {
       read.dataset.place = g;
       read.group = data && { ...data, of };
     }
-    if (read.group) group(read, run, read.group, words);
+    if (read.group) group(read, run, read.group, words, facts.config);
   }
 
   function keep(typed) {
@@ -282,6 +282,8 @@ export async function rollouts(main, run, words) {
     return h("i", { style: { width: `${Math.round(100 * share)}%` } });
   }
 
+  // Only algorithms that compare the completions of a group need a spread.
+  const compares = facts.config.algorithm !== "ppo" && facts.config.num_generations > 1;
   // The map is drawn once for each new set of groups.
   const cells = await get(`runs/${run}/map`, { px: 240, rows: 32, of });
   const rewards = cells.cells
@@ -318,7 +320,7 @@ export async function rollouts(main, run, words) {
           y: y * high,
           width: wide - 0.5,
           height: high - 0.5,
-          class: hasSpread(deviation) ? "" : "flat",
+          class: compares && !hasSpread(deviation) ? "flat" : "",
           "fill-opacity": reward === null ? 0 : 0.08 + 0.92 * share,
           onclick: () => open(x, at),
         },
@@ -334,7 +336,7 @@ export async function rollouts(main, run, words) {
     h(
       "p",
       { class: "legend" },
-      `Steps ${steps.join(" – ")}, ${cells.width > 1 ? `${cells.width} in a column` : "one in a column"}; its groups from the best to the worst. Full colour is a high reward (${number(scale[0])} – ${number(scale[1])}), a cell with a border has no spread.`,
+      `Steps ${steps.join(" – ")}, ${cells.width > 1 ? `${cells.width} in a column` : "one in a column"}; its groups from the best to the worst. Full colour is a high reward (${number(scale[0])} – ${number(scale[1])})${compares ? ", a cell with a border has no spread" : ""}.`,
     ),
   );
 

@@ -8,12 +8,12 @@ await test("an alarm that ended is folded, and the count is of those that hold",
   const page = await open("#/logged/overview");
   await page.waitForSelector(".alarm");
   assert.equal(await page.textContent("#head .warn"), "⚠ 1 alarm");
-  assert.match(await page.textContent(".verdict p"), /^1 alarm: zero variance, since step 43\./);
+  assert.match(await page.textContent(".verdict p"), /^1 alarm: cut short, since step 43\./);
   const shown = await page.$$eval(".alarms > details > summary", (all) => all.map((one) => one.textContent));
-  assert.deepEqual(shown, ["⚠ zero variance, since step 43", "1 ended alarm"]);
+  assert.deepEqual(shown, ["⚠ cut short, since step 43", "1 ended alarm"]);
   assert.equal(await page.isVisible(".ended .alarm"), false);
   await page.click(".ended > summary");
-  assert.equal(await page.textContent(".ended .alarm > summary"), "zero variance, step 18 – 30");
+  assert.equal(await page.textContent(".ended .alarm > summary"), "cut short, step 18 – 30");
   // Nothing is recorded that could be read.
   assert.equal(await page.locator("text=Read step").count(), 0);
   await page.close();

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# The page in headless Chromium, on three runs that are trained here: what `.ci/run` runs of it. Needs Chromium, Node.js with
+# The page in headless Chromium, on runs that are trained here: what `.ci/run` runs of it. Needs Chromium, Node.js with
 # npm, and the built program (`cargo build -p lockstep-cli`, or LOCKSTEP=PROGRAM). Screenshots: SHOTS=DIR.
 set -euo pipefail
 cd "$(dirname "$0")"
@@ -21,6 +21,15 @@ train --out "$work/runs/a" --set max_steps=40
 train --out "$work/runs/b" --set max_steps=40 --set learning_rate=0.002 --seed 3
 # Long enough for some groups to be scored after their step.
 train --out "$work/runs/c" --set max_steps=200 --set eval_dataset_name="$work/rows.jsonl" --set eval_strategy=steps --set eval_steps=100
+# One run of each kind.
+train --out "$work/runs/iterations" --set max_steps=80 --set num_iterations=2
+train --out "$work/runs/ppo" --set max_steps=80 --set algorithm=ppo --set num_mini_batches=2
+train --out "$work/runs/reference" --set max_steps=40 --set beta=0.05
+train --out "$work/runs/lora" --set max_steps=40 --set use_peft=true --set lora_r=2
+for kind in sft dpo; do
+  "$lockstep" $kind --model "$work/model" --dataset "$work/$kind.jsonl" --out "$work/runs/$kind" --set max_steps=40 \
+    --set logging_steps=1 --set save_strategy=no >"$work/log" 2>&1 || { cat "$work/log"; exit 1; }
+done
 for of in training updates evaluations; do "$lockstep" rollouts "$work/runs/c" --of $of >"$work/c.$of.jsonl"; done
 "$lockstep" rollouts "$work/runs/c" --index >"$work/c.index.jsonl"
 "$lockstep" rollouts "$work/runs/a" >"$work/a.jsonl"

@@ -45,6 +45,10 @@ writeFileSync(
   `${work}/rows.jsonl`,
   prompts.map((prompt) => JSON.stringify({ prompt, note: "<b>bold</b> \u202eright to left" })).join("\n") + "\n",
 );
+const written = (name, row) =>
+  writeFileSync(`${work}/${name}`, prompts.map((prompt) => JSON.stringify(row(prompt))).join("\n") + "\n");
+written("sft.jsonl", (prompt) => ({ prompt, completion: "it was warm" }));
+written("dpo.jsonl", (prompt) => ({ prompt, chosen: "it was warm", rejected: "it was cold" }));
 execFileSync(process.env.LOCKSTEP ?? "../../../target/debug/lockstep", [
   "init",
   "--config",
@@ -61,7 +65,7 @@ for (let step = 1; step <= 60; step++) {
   const rewards = { "rewards/early/mean": rises(step, 15), "rewards/late/mean": rises(step, 40) };
   const times = { time_s: 1.7e9 + step, step_time: 0.5 };
   metrics.push({ step, reward: rises(step, 15) + rises(step, 40), ...rewards, "rewards/still/mean": 0.8, ...times });
-  const alarm = (since, rest) => metrics.push({ step, alarm: { id: "zero_variance", since, evidence: "x", ...rest } });
+  const alarm = (since, rest) => metrics.push({ step, alarm: { id: "cut_short", since, evidence: "x", ...rest } });
   if (step === 20) alarm(18, {});
   if (step === 30) alarm(18, { until: 30 });
   if (step === 45) alarm(43, {});

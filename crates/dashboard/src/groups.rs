@@ -1,7 +1,7 @@
 //! Recorded rollouts for the page: summaries of groups, one group as a whole, and the tokens of its completions.
 
 use crate::series::short;
-use lockstep::TokenTexts;
+use lockstep::evaluation::TokenTexts;
 use lockstep::wire::file::{GroupFile, IndexEntry};
 use lockstep::wire::{Completion, Group, NEW_LOGPS};
 use serde_json::{Map, Value, json};

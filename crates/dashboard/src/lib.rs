@@ -34,7 +34,7 @@ pub use guard::Guard;
 pub use runs::Runs;
 pub use server::jobs::{Jobs, Refusal};
 pub use server::{Server, serve_in_thread};
-pub use verdict::{Verdict, verdict};
+pub use verdict::{Judged, Verdict, verdict};
 
 /// The verdict on the training run in this directory, as the page and reports show it.
 pub fn verdict_of(run: &std::path::Path) -> Verdict {

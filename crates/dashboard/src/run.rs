@@ -3,14 +3,15 @@
 use crate::lines::Lines;
 use crate::meaning::meaning;
 use crate::series::Series;
-use crate::verdict::{Moved, Verdict, moved, verdict};
-use lockstep::TokenTexts;
+use crate::verdict::{Judged, Moved, Verdict, moved, verdict};
+use lockstep::evaluation::TokenTexts;
 use lockstep::wire::file::GroupFile;
 use serde_json::{Map, Value, json};
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::SystemTime;
+use telemetry::{Alarm, Weight};
 
 /// A training run and what has been read of its files.
 pub struct RunFiles {
@@ -92,9 +93,11 @@ impl RunFiles {
         }
     }
 
-    /// How many alarms hold now.
-    pub fn active_alarms(&self) -> usize {
-        self.alarms.iter().filter(|line| line["alarm"].get("until").is_none()).count()
+    /// How many alarms hold now, without notes.
+    pub fn active_alarms(&self, verdict: &Verdict) -> usize {
+        let has_learned = verdict.has_learned();
+        let open = |alarm: &Alarm| alarm.until.is_none() && alarm.weight(has_learned) != Weight::Note;
+        self.alarms.iter().map(read_alarm).filter(open).count()
     }
 
     /// The metrics read so far.
@@ -171,7 +174,7 @@ impl RunFiles {
 
     /// The state of the run: `running`, `finished`, or `stopped` before its end.
     pub fn state(&self) -> &'static str {
-        match (lockstep::writer(&self.root), self.root.join("model").is_dir()) {
+        match (lockstep::directory::writer(&self.root), self.root.join("model").is_dir()) {
             (Some(_), _) => "running",
             (None, true) => "finished",
             (None, false) => "stopped",
@@ -213,13 +216,13 @@ impl RunFiles {
         if let Some(says) = self.unreadable() {
             return Verdict { state: "nothing", says };
         }
-        for (key, higher) in lockstep::JUDGED {
-            let values = self.judged(key);
-            if !values.is_empty() {
-                return verdict(key, &values, higher);
-            }
-        }
-        verdict("reward", &[], true)
+        let judged = lockstep::directory::JUDGED.iter().map(|(name, higher)| (*name, self.judged(name), *higher));
+        let found = judged.into_iter().find(|(_, values, _)| !values.is_empty());
+        let (name, values, higher_is_better) = found.unwrap_or(("reward", Vec::new(), true));
+        let held_out: Vec<f64> = self.series.values(&format!("eval_{name}")).map(|(_, value)| value).collect();
+        let alarms: Vec<Alarm> = self.alarms.iter().map(read_alarm).collect();
+        let has_ended = self.state() != "running";
+        verdict(Judged { name, values: &values, higher_is_better, has_ended }, &alarms, &held_out)
     }
 
     /// The steps' own values of a metric. Before the first of them (runs of older versions have none), the logged ones.
@@ -247,15 +250,24 @@ impl RunFiles {
         all.iter().map(line).collect()
     }
 
-    /// The alarms, each once, the newest last; an alarm that has ended has the key `until`.
-    pub fn alarms(&self) -> &[Value] {
-        &self.alarms
+    /// The alarms, each once, in the order in which they are listed, with their weights; an alarm that is over has the
+    /// key `until`.
+    pub fn alarms(&self, verdict: &Verdict) -> Vec<Value> {
+        let has_learned = verdict.has_learned();
+        let mut all: Vec<(Alarm, Value)> = self.alarms.iter().map(|line| (read_alarm(line), line.clone())).collect();
+        all.sort_by_key(|(alarm, _)| alarm.place(has_learned));
+        let weighed = |(alarm, mut line): (Alarm, Value)| {
+            line["weight"] = json!(alarm.weight(has_learned));
+            line["gaming"] = json!(alarm.gaming().is_some());
+            line
+        };
+        all.into_iter().map(weighed).collect()
     }
 
     /// Everything about the run that is not a curve, for the page.
     pub fn facts(&mut self, name: &str) -> Value {
         self.refresh();
-        let (step, total) = self.progress();
+        let ((step, total), verdict) = (self.progress(), self.verdict());
         let recorded = self.groups().map(|groups| groups.index().len());
         let (groups, evaluations) = (self.groups(), self.evaluations());
         json!({
@@ -264,8 +276,8 @@ impl RunFiles {
             "step": step,
             "total": total,
             "silent_s": self.silent_s(),
-            "verdict": self.verdict().to_json(),
-            "alarms": self.alarms,
+            "verdict": verdict.to_json(),
+            "alarms": self.alarms(&verdict),
             "moved": self.moved(),
             "written_s": self.written_s(),
             "config": self.config(),
@@ -282,6 +294,20 @@ impl RunFiles {
             "profile": self.json("profile.json"),
             "directory": self.root,
         })
+    }
+}
+
+/// The alarm of a line of metrics, without its texts.
+fn read_alarm(line: &Value) -> Alarm {
+    let alarm = &line["alarm"];
+    let word = |key: &str| alarm[key].as_str().unwrap_or_default().to_owned();
+    Alarm {
+        id: word("id"),
+        subject: word("subject"),
+        since: alarm["since"].as_u64().unwrap_or_default(),
+        until: alarm["until"].as_u64(),
+        quiet: alarm["quiet"].as_bool().unwrap_or_default(),
+        ..Alarm::default()
     }
 }
 

@@ -25,14 +25,12 @@ struct Bucket {
     sum: f64,
     min: f64,
     max: f64,
-    last: f64,
     /// Number of NaN or infinite values, which the mean leaves out.
     non_finite: u64,
 }
 
 impl Bucket {
     fn add(&mut self, x: f64) {
-        self.last = x;
         if !x.is_finite() {
             self.non_finite += 1;
             return;
@@ -76,7 +74,8 @@ impl Series {
     }
 
     /// For each metric in `keys`, at most `pixels` buckets over the steps `from` to `to`: `{"width", "steps", "keys":
-    /// {KEY: {"mean", "min", "max", "last", "non_finite"}}}`. If a bucket is one step, only `mean` is given.
+    /// {KEY: {"mean", "min", "max", "count", "non_finite", "gaps"}}}`. `min`, `max` and `count` are left out if a
+    /// bucket is one step; `gaps` (the places of buckets whose values are all NaN or infinite) if there are none.
     pub fn buckets(&self, keys: &[String], from: u64, to: u64, pixels: usize) -> Value {
         let to = to.min(self.last_step().unwrap_or(0));
         let mut grid: Vec<u64> = self.steps.iter().copied().filter(|step| (from..=to).contains(step)).collect();
@@ -110,9 +109,15 @@ impl Series {
             if width > 1 {
                 of_key.insert("min".into(), column(place, &|b| b.min).into());
                 of_key.insert("max".into(), column(place, &|b| b.max).into());
+                of_key.insert("count".into(), all.values().map(|buckets| buckets[place].count).collect());
             }
             let non_finite: u64 = all.values().map(|buckets| buckets[place].non_finite).sum();
             of_key.insert("non_finite".into(), non_finite.into());
+            let is_gap = |buckets: &Vec<Bucket>| buckets[place].count == 0 && buckets[place].non_finite > 0;
+            let gaps: Vec<usize> = (0..).zip(all.values()).filter(|(_, b)| is_gap(b)).map(|(i, _)| i).collect();
+            if !gaps.is_empty() {
+                of_key.insert("gaps".into(), gaps.into());
+            }
             of_keys.insert(key.clone(), of_key.into());
         }
         let steps: Vec<u64> = all.keys().copied().collect();
@@ -181,7 +186,7 @@ mod tests {
         assert_eq!(series.values("reward").collect::<Vec<_>>(), [(1, 1.0)]);
         assert_eq!(series.values("eval_loss").collect::<Vec<_>>(), [(2, 3.0)]);
         let buckets = series.buckets(&["reward".into(), "loss".into()], 0, 9, 100);
-        assert_eq!(buckets["keys"]["loss"], json!({ "mean": [null, null], "non_finite": 1 }));
+        assert_eq!(buckets["keys"]["loss"], json!({ "mean": [null, null], "non_finite": 1, "gaps": [1] }));
         assert_eq!(buckets["keys"]["reward"]["mean"], json!([1.0, null]));
     }
 
@@ -195,10 +200,13 @@ mod tests {
         assert_eq!((series.keys().collect::<Vec<_>>(), series.last_step()), (vec!["a"], Some(7)));
         let buckets = |from, to, pixels| series.buckets(&["a".into(), "b".into()], from, to, pixels);
         let none = vec![Value::Null; 3];
-        let b = json!({ "mean": none, "min": none, "max": none, "non_finite": 0 });
-        let a = json!({ "mean": [2.5, -2.0, 8.0], "min": [1.0, -2.0, 8.0], "max": [4.0, -2.0, 8.0], "non_finite": 2 });
+        let b = json!({ "mean": none, "min": none, "max": none, "count": [0, 0, 0], "non_finite": 0 });
+        let (least, most) = ([1.0, -2.0, 8.0], [4.0, -2.0, 8.0]);
+        let a = json!({
+            "mean": [2.5, -2.0, 8.0], "min": least, "max": most, "count": [2, 1, 1], "non_finite": 2,
+        });
         assert_eq!(buckets(0, 99, 3), json!({ "width": 2, "steps": [2, 4, 6], "keys": { "a": a, "b": b } }));
-        let a = json!({ "mean": [1.0, 4.0, -2.0, null, null, 8.0], "non_finite": 2 });
+        let a = json!({ "mean": [1.0, 4.0, -2.0, null, null, 8.0], "non_finite": 2, "gaps": [3, 4] });
         let none = json!({ "mean": vec![Value::Null; 6], "non_finite": 0 });
         assert_eq!(buckets(2, 7, 6), json!({ "width": 1, "steps": [2, 3, 4, 5, 6, 7], "keys": { "a": a, "b": none } }));
         assert_eq!([5, 2, 1, 0].map(|pixels| buckets(2, 7, pixels)["width"].as_u64().unwrap()), [2, 4, 8, 8]);

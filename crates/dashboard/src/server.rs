@@ -175,10 +175,11 @@ async fn runs(State(site): Shared) -> Response {
         let mut run = lock(&run);
         run.refresh();
         let (step, total) = run.progress();
-        let alarms = run.active_alarms();
+        let verdict = run.verdict();
+        let alarms = run.active_alarms(&verdict);
         json!({
             "id": name, "state": run.state(), "step": step, "total": total, "silent_s": run.silent_s(),
-            "verdict": run.verdict().to_json(), "alarms": alarms,
+            "verdict": verdict.to_json(), "alarms": alarms,
         })
     };
     answer(&site.runs.all().into_iter().map(line).collect())

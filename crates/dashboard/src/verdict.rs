@@ -1,13 +1,15 @@
-//! Sums up a training run in one sentence: whether it learns, and whether something is wrong.
+//! Sums up a training run in one sentence: whether it learns, what it is paid for, and whether something is wrong.
+//! Page, report and terminal take this sentence and the order of alarms from here.
 
 use serde_json::{Value, json};
 use telemetry::table::short_number;
+use telemetry::{Alarm, Weight};
 
 /// The verdict on a training run.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Verdict {
-    /// The state: `learning`, `level`, `falling`, `learned` (noise hides what follows), `not yet`, `worse`, or
-    /// `nothing` if there are too few values.
+    /// The state: `learning`, `level`, `falling`, `learned` (noise hides what follows), `not yet`, `worse`, `constant`,
+    /// `gamed`, `broken`, or `nothing` if there are too few values.
     pub state: &'static str,
     /// The verdict as a sentence.
     pub says: String,
@@ -18,30 +20,94 @@ impl Verdict {
     pub fn to_json(&self) -> Value {
         json!({ "state": self.state, "says": self.says })
     }
+
+    /// Whether the metric improved, and does not fall now.
+    pub fn has_learned(&self) -> bool {
+        ["level", "learned"].contains(&self.state)
+    }
 }
 
-/// Compares the first of a metric's values (one per step) with the mean of the last tenth. A change counts if it
-/// exceeds three standard errors. One step's value is noisy, so if that change does not count, the mean of the first
-/// tenth takes the place of the first value. What follows an improvement is said by a line fitted to the last third of
-/// the values.
-pub fn verdict(name: &str, values: &[f64], higher_is_better: bool) -> Verdict {
+/// The values of a metric that a run is judged by.
+#[derive(Clone, Copy, Debug)]
+pub struct Judged<'a> {
+    /// The metric's name.
+    pub name: &'a str,
+    /// One value per step.
+    pub values: &'a [f64],
+    /// Whether a higher value is a better one.
+    pub higher_is_better: bool,
+    /// Whether the run has ended.
+    pub has_ended: bool,
+}
+
+/// The verdict on a run by its curve, the alarms that hold, and the metric's values on held-out prompts.
+pub fn verdict(judged: Judged<'_>, alarms: &[Alarm], held_out: &[f64]) -> Verdict {
+    let mut verdict = of_curve(judged);
+    let improved = ["learning", "level", "falling", "learned"].contains(&verdict.state);
+    let mut open: Vec<&Alarm> = alarms.iter().filter(|alarm| alarm.until.is_none()).collect();
+    open.sort_by_key(|alarm| alarm.place(verdict.has_learned()));
+    let worst = open.first().filter(|alarm| alarm.weight(verdict.has_learned()) == Weight::Broken);
+    if let Some(alarm) = worst {
+        let (state, words) = match (alarm.gaming(), alarm.broken()) {
+            (Some(words), _) => ("gamed", words),
+            (None, words) => ("broken", words.unwrap_or_default()),
+        };
+        let since = format!("{words} (since step {})", alarm.since);
+        verdict.says = match verdict.says.split_once(": ") {
+            // The change without what follows: it is not what the run was meant to learn.
+            Some((_, went)) if state == "gamed" && improved => {
+                let end = went.find([',', ';']).unwrap_or(went.len());
+                format!("Gamed: {}, but {since}.", went[..end].trim_end_matches('.'))
+            }
+            _ => format!("{} But {since}.", verdict.says),
+        };
+        verdict.state = state;
+    } else if verdict.has_learned() && open.iter().any(|alarm| alarm.id == "zero_variance") {
+        verdict.says += " Nearly every group earns the same now: nothing is left to learn from these prompts.";
+    }
+    verdict.says += &of_held_out(held_out);
+    verdict
+}
+
+/// A sentence about the metric's values on held-out prompts; empty if there are fewer than two.
+fn of_held_out(values: &[f64]) -> String {
+    let values: Vec<f64> = values.iter().copied().filter(|x| x.is_finite()).collect();
+    match values[..] {
+        [first, .., last] => format!(" Held-out: {} to {}.", number(first), number(last)),
+        _ => String::new(),
+    }
+}
+
+/// Compares the first of a metric's values with the mean of the last tenth. A change counts if it exceeds three
+/// standard errors. One step's value is noisy, so if that change does not count, the mean of the first tenth takes the
+/// place of the first value. A line fitted to the last third of the values decides what follows an improvement.
+fn of_curve(Judged { name, values, higher_is_better, has_ended }: Judged<'_>) -> Verdict {
     let values: Vec<f64> = values.iter().copied().filter(|x| x.is_finite()).collect();
     if values.len() < 4 {
         let says = format!("Too early to tell: {} of {name}, and 4 are needed.", counted(values.len(), "value"));
         return Verdict { state: "nothing", says };
+    }
+    // Equal values have means that differ by rounding.
+    if values.iter().all(|x| (x - values[0]).abs() <= 1e-9 * values[0].abs()) {
+        let says = format!("Nothing to learn from: {name} was {} in every step.", number(values[0]));
+        return Verdict { state: "constant", says };
     }
     let change = Some(Change::of(&values)).filter(Change::counts).unwrap_or_else(|| Change::of_tenths(&values));
     let sign = if higher_is_better { 1.0 } else { -1.0 };
     let (from, to) = (number(change.from), number(change.to));
     let went = format!("{name} went from {from} to {to}");
     if !change.counts() {
-        let says = format!("Not learning yet: {name} began at {from} and is {to}, which may be chance.");
+        let says = match has_ended {
+            true => format!("Not learned: {name} began at {from} and ended at {to}, which may be chance."),
+            false => format!("Not learning yet: {name} began at {from} and is {to}, which may be chance."),
+        };
         return Verdict { state: "not yet", says };
     }
     if sign * (change.to - change.from) < 0.0 {
         return Verdict { state: "worse", says: format!("Worse: {went}.") };
     }
     let (state, says) = match Tail::of(&values, change.to - change.from) {
+        Tail::Improves if has_ended => ("learning", format!("Learned: {went}, and still improved at the end.")),
         Tail::Improves => ("learning", format!("Learning: {went}, and it still improves.")),
         Tail::Level => ("level", format!("Learned: {went}, and is level now.")),
         Tail::Falls => ("falling", format!("Learned: {went}, but it became worse in the last third of the steps.")),
@@ -176,201 +242,4 @@ fn number(x: f64) -> String {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    /// Values of the function `of` at 0 to n − 1, with noise of ±0.05 that repeats every seven values.
-    fn noisy(n: usize, of: impl Fn(f64) -> f64) -> Vec<f64> {
-        (0..n).map(|i| of(i as f64 / n as f64) + 0.05 * (((i * 5) % 7) as f64 / 3.0 - 1.0)).collect()
-    }
-
-    /// Rewards of 60 steps of GRPO on a story model, with a learning rate of 1e-4: means of ten steps are 0.97, 1.27,
-    /// 1.67, 2.02, 2.19, 2.44.
-    #[rustfmt::skip]
-    const RISING: [f64; 60] = [
-        0.863, 0.956, 0.956, 0.894, 0.988, 0.956, 1.05, 1.019, 1.019, 0.956, 1.144, 1.05, 1.331, 1.05, 1.237,
-        1.238, 1.581, 1.3, 1.362, 1.425, 1.519, 1.581, 1.769, 1.487, 1.55, 1.612, 1.675, 1.8, 1.831, 1.831,
-        2.05, 1.987, 2.019, 1.925, 2.112, 1.894, 2.112, 1.987, 2.175, 1.956, 2.144, 2.081, 2.237, 2.269,
-        2.144, 2.237, 2.237, 2.112, 2.05, 2.394, 2.55, 2.55, 2.019, 2.456, 2.425, 2.456, 2.394, 2.581, 2.675,
-        2.331,
-    ];
-    /// The same with 3e-4: 1.13, 2.04, 2.66, 2.79, 2.78, 2.79.
-    #[rustfmt::skip]
-    const LEVEL: [f64; 60] = [
-        0.863, 0.956, 1.019, 0.956, 1.081, 1.394, 1.237, 1.144, 1.144, 1.487, 1.581, 1.581, 1.925, 1.862,
-        2.081, 2.394, 2.206, 2.269, 2.237, 2.3, 2.519, 2.487, 2.737, 2.612, 2.706, 2.675, 2.769, 2.737, 2.675,
-        2.675, 2.8, 2.8, 2.737, 2.8, 2.8, 2.8, 2.8, 2.8, 2.769, 2.8, 2.8, 2.769, 2.8, 2.8, 2.8, 2.769, 2.8,
-        2.769, 2.737, 2.769, 2.769, 2.8, 2.8, 2.8, 2.8, 2.769, 2.8, 2.8, 2.8, 2.8,
-    ];
-
-    #[test]
-    fn what_moved_first_is_found_by_half_of_its_way() {
-        let of = |of: &dyn Fn(f64) -> f64| -> Option<Moved> {
-            let values = noisy(60, of);
-            moved(&(1..).zip(values).collect::<Vec<_>>())
-        };
-        let half = |middle: f64| of(&|t| (5.0 * (t - middle) + 0.5).clamp(0.0, 1.0)).unwrap().half.unwrap();
-        assert!((16..=20).contains(&half(0.3)), "{}", half(0.3));
-        assert!((40..=44).contains(&half(0.7)), "{}", half(0.7));
-        assert_eq!(of(&|_| 0.8).unwrap().half, None, "noise alone");
-        // What falls moves, too; what never changes has no noise and does not.
-        assert_eq!(of(&|t| -t).unwrap().half.map(|step| step / 10), Some(3));
-        assert_eq!(moved(&[(1, 0.8); 9]).unwrap().half, None);
-        assert_eq!(moved(&[(1, 0.8); 3]), None);
-    }
-
-    #[test]
-    fn level_is_said_only_of_a_last_third_that_is_level() {
-        let of = |values: &[f64]| verdict("reward", values, true);
-        assert_eq!(of(&RISING).says, "Learning: reward went from 0.863 to 2.48, and it still improves.");
-        assert_eq!(of(&LEVEL).says, "Learned: reward went from 0.863 to 2.79, and is level now.");
-        // The same run while it still rose.
-        assert_eq!(of(&LEVEL[..24]).state, "learning");
-        // Level on average, but so noisy that a rise cannot be told from none.
-        let noisy: Vec<f64> = LEVEL.iter().enumerate().map(|(i, x)| x + [0.3, -0.3, -0.3, 0.3][i % 4]).collect();
-        assert_eq!(of(&noisy).state, "learned");
-        let fell: Vec<f64> = LEVEL.iter().enumerate().map(|(i, x)| x - 0.03 * i.saturating_sub(40) as f64).collect();
-        assert_eq!(of(&fell).state, "falling");
-        // A loss falls where a reward rises.
-        let loss: Vec<f64> = RISING.iter().map(|x| 3.0 - x).collect();
-        assert_eq!(verdict("loss", &loss, false).state, "learning");
-    }
-
-    #[test]
-    fn what_a_curve_shows_is_said() {
-        let state = |values: &[f64]| verdict("reward", values, true).state;
-        assert_eq!(state(&noisy(200, |t| t)), "learning");
-        assert_eq!(state(&noisy(200, |t| (4.0 * t).min(1.0))), "level");
-        assert_eq!(state(&noisy(200, |_| 0.3)), "not yet");
-        assert_eq!(state(&noisy(200, |t| 1.0 - t)), "worse");
-        assert_eq!(state(&[1.0, 2.0]), "nothing");
-        assert_eq!(state(&[f64::NAN; 9]), "nothing");
-        assert_eq!(verdict("loss", &noisy(200, |t| 1.0 - t), false).state, "learning");
-        let says = verdict("reward", &noisy(200, |t| (4.0 * t).min(1.0)), true).says;
-        assert_eq!(says, "Learned: reward went from -0.050 to 0.997, and is level now.");
-    }
-
-    /// Rewards of 0.7 to 0.9 that one step's prompts change by 0.3: the first value is not enough, the first tenth is.
-    #[test]
-    fn a_noisy_first_step_does_not_hide_what_a_run_learns() {
-        let of = |n: usize, gain: f64, first: f64| {
-            let mut values: Vec<f64> = (0..n)
-                .map(|i| 0.7 + gain * (2.0 * i as f64 / n as f64).min(1.0) + 0.15 * (((i * 5) % 7) as f64 / 3.0 - 1.0))
-                .collect();
-            values[0] = first;
-            verdict("reward", &values, true)
-        };
-        let rows = [
-            // (values, gain, the first value, the state)
-            (100, 0.3, 0.95, true),
-            (100, 0.2, 0.7, true),
-            (100, 0.2, 0.5, true),
-            (60, 0.4, 0.95, true),
-            (30, 0.5, 0.95, true),
-            (20, 0.6, 0.95, true),
-            (200, 0.15, 0.95, true),
-            (1000, 0.1, 0.95, true),
-            // Of so few values a tenth is one value.
-            (12, 0.2, 0.95, false),
-            (4, 0.2, 0.95, false),
-            // Nothing is learned.
-            (20, 0.0, 0.95, false),
-            (100, 0.0, 0.7, false),
-            (100, 0.0, 0.95, false),
-            (1000, 0.0, 0.95, false),
-            (1000, 0.005, 0.95, false),
-        ];
-        for (n, gain, first, learns) in rows {
-            let Verdict { state, says } = of(n, gain, first);
-            assert_eq!(state != "not yet", learns, "{n} {gain} {first}: {says}");
-            assert!(!learns || says.starts_with("Learn"), "{n} {gain} {first}: {says}");
-        }
-        assert_eq!(of(100, -0.2, 0.65).state, "worse");
-        assert!(of(100, 0.3, 0.95).says.starts_with("Learned: reward went from 0.7"), "{}", of(100, 0.3, 0.95).says);
-    }
-
-    /// By hand: the differences 1, 2, −1, 4 less their mean 1.5 have the squares' sum 13.
-    #[test]
-    fn noise_and_change_are_these_numbers() {
-        let values = [0.0, 1.0, 3.0, 2.0, 6.0];
-        assert_eq!((mean(&values), deviation(&values)), (2.4, 1.625f64.sqrt()));
-        let Change { from, to, noise } = Change::of(&values);
-        assert!((from, to) == (0.0, 4.0) && (noise - 3.0 * (1.625f64 * 1.5).sqrt()).abs() < 1e-12, "{noise}");
-        let values: Vec<f64> = (0..21).map(f64::from).collect();
-        let Change { from, to, noise } = Change::of(&values);
-        // Of 21 values a tenth are three; the smallest noise that counts is that of rounding.
-        assert!((from, to) == (0.0, 19.0) && (noise - 19e-9).abs() < 1e-15, "{noise}");
-        let counts = |to: f64, noise: f64| Change { from: 1.0, to, noise }.counts();
-        assert_eq!(
-            [counts(3.0, 2.0), counts(3.1, 2.0), counts(-1.1, 2.0), counts(-1.0, 2.0)],
-            [false, true, true, false]
-        );
-    }
-
-    #[test]
-    fn the_last_third_is_judged_by_its_rise_its_noise_and_the_gain() {
-        let of = |third: [f64; 4], gain: f64| {
-            let values = [&[5.0; 8][..], &third].concat();
-            match Tail::of(&values, gain) {
-                Tail::Improves => "improves",
-                Tail::Level => "level",
-                Tail::Falls => "falls",
-                Tail::Unknown => "unknown",
-            }
-        };
-        let minus = |third: [f64; 4]| third.map(|x| -x);
-        // Without noise: a rise of 3.
-        let line = [0.0, 1.0, 2.0, 3.0];
-        assert_eq!([of(line, 29.0), of(line, 31.0), of(minus(line), 29.0)], ["improves", "level", "falls"]);
-        assert_eq!([of(minus(line), -29.0), of(line, -29.0), of(line, -31.0)], ["improves", "falls", "level"]);
-        // With a deviation of 1: the rise is 2.4, and its standard error 3/√5.
-        let noisy = [0.0, 2.0, 1.0, 3.0];
-        assert_eq!([of(noisy, 50.0), of(noisy, 51.0), of(noisy, 1.0)], ["unknown", "level", "unknown"]);
-        // Rises of 3.9 and of 4.2, on both sides of three standard errors; of 5.4, on both sides of a tenth of a gain.
-        assert_eq!([of([0.0, 2.5, 2.0, 4.5], 1.0), of([0.0, 2.6, 2.2, 4.8], 1.0)], ["unknown", "improves"]);
-        assert_eq!([of([0.0, 3.0, 3.0, 6.0], 53.0), of([0.0, 3.0, 3.0, 6.0], 55.0)], ["improves", "unknown"]);
-        assert_eq!([of(minus([0.0, 2.5, 2.0, 4.5]), 1.0), of(minus([0.0, 2.6, 2.2, 4.8]), 1.0)], ["unknown", "falls"]);
-        // A third of 13 values are five.
-        let thirteen = [&[9.0; 8][..], &[0.0, 1.0, 2.0, 3.0, 4.0]].concat();
-        assert!(matches!(Tail::of(&thirteen, 39.0), Tail::Improves), "its rise is 4");
-        assert!(matches!(Tail::of(&[0.0, 1.0, 2.0], 19.0), Tail::Improves), "of three values all: 2");
-    }
-
-    #[test]
-    fn half_of_the_way_is_where_the_neighbourhood_is_half_way() {
-        let of =
-            |values: &[f64]| moved(&(1..).map(|i| 10 * i).zip(values.iter().copied()).collect::<Vec<_>>()).unwrap();
-        let step = [0.0, 0.0, 0.0, 0.0, 4.0, 4.0, 4.0, 4.0];
-        assert_eq!(of(&step), Moved { from: 0.0, to: 4.0, half: Some(50) });
-        assert_eq!(of(&step.map(|x| -x)), Moved { from: 0.0, to: -4.0, half: Some(50) });
-        // In long runs a twentieth of all: 11 of 200, the first of them 6. Exactly half counts.
-        let line: Vec<f64> = (0..200).map(f64::from).collect();
-        assert_eq!(of(&line), Moved { from: 2.5, to: 189.5, half: Some(970) });
-        let holes = [0.0, f64::NAN, 0.0, 0.0, 0.0, f64::INFINITY, 4.0, 4.0, 4.0, 4.0];
-        assert_eq!(
-            of(&holes),
-            Moved { from: 0.0, to: 4.0, half: Some(70) },
-            "steps of values that are none are left out"
-        );
-        assert_eq!(moved(&[(1, 1.0), (2, 2.0), (3, 3.0), (4, f64::NAN)]), None);
-        assert_eq!(moved(&[(1, 1.0), (2, 2.0), (3, 3.0), (4, 4.0)]).map(|moved| moved.to), Some(3.5));
-    }
-
-    #[test]
-    fn each_state_has_its_sentence() {
-        let says = |values: &[f64], higher| verdict("loss", values, higher).says;
-        assert_eq!(says(&[1.0], true), "Too early to tell: 1 value of loss, and 4 are needed.");
-        assert_eq!(says(&[1.0, 2.0, 3.0], true), "Too early to tell: 3 values of loss, and 4 are needed.");
-        assert_eq!(says(&[1.0; 4], true), "Not learning yet: loss began at 1.00 and is 1.00, which may be chance.");
-        let line = [1.0, 2.0, 3.0, 4.0];
-        assert_eq!(says(&line, true), "Learning: loss went from 1.00 to 3.50, and it still improves.");
-        assert_eq!(says(&line, false), "Worse: loss went from 1.00 to 3.50.");
-        let falls = [&[0.0, 10.0][..], &[20.0; 8], &[20.0, 19.0, 18.0, 17.0, 16.0]].concat();
-        let fell = verdict("loss", &falls, true);
-        assert_eq!((fell.state, fell.to_json()), ("falling", json!({ "state": "falling", "says": fell.says })));
-        assert_eq!(
-            fell.says,
-            "Learned: loss went from 0.000 to 16.5, but it became worse in the last third of the steps."
-        );
-    }
-}
+mod tests;

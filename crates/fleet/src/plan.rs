@@ -159,37 +159,4 @@ mod tests {
         assert!(Plan { slots: 2, ..Plan::new(1, 1, 2) }.check().unwrap_err().contains("at least 3"));
         assert!(Plan { groups: 0, ..Plan::new(1, 1, 0) }.check().is_err());
     }
-
-    #[test]
-    fn each_number_has_its_least_and_its_default() {
-        let plan = Plan::new(5, 2, 3);
-        let Plan { batches, groups, max_staleness, chunks, slots, max_inflight_tasks, queue_maxsize, .. } =
-            plan.clone();
-        assert_eq!((batches, groups, max_staleness, chunks, slots), (5, 2, 3, false, 4));
-        assert_eq!((max_inflight_tasks, queue_maxsize, plan.stale_after_ms), (1024, 1024, 60_000));
-        assert_eq!((plan.straggler_after_ms, plan.failures_per_job, plan.kills_per_job), (Some(30_000), 3, 30));
-        assert_eq!(plan.check(), Ok(()));
-        type Change = fn(&mut Plan);
-        let zero: [(Change, &str); 6] = [
-            (|plan| plan.groups = 0, "groups of a batch is 0: it must be at least 1"),
-            (|plan| plan.slots = 3, "slots for weights is 3: it must be at least 4"),
-            (|plan| plan.max_inflight_tasks = 0, "max_inflight_tasks is 0: it must be at least 1"),
-            (|plan| plan.stale_after_ms = 0, "heartbeat_stale_after_s in ms is 0: it must be at least 1"),
-            (|plan| plan.failures_per_job = 0, "max_failures_per_job is 0: it must be at least 1"),
-            (|plan| plan.kills_per_job = 0, "max_kills_per_job is 0: it must be at least 1"),
-        ];
-        for (change, why) in zero {
-            let mut plan = plan.clone();
-            change(&mut plan);
-            assert_eq!(plan.check(), Err(why.to_owned()));
-        }
-        let least = Plan { slots: 1, max_inflight_tasks: 1, stale_after_ms: 1, ..Plan::new(0, 1, 0) };
-        let least = Plan { failures_per_job: 1, kills_per_job: 1, queue_maxsize: 0, ..least };
-        assert_eq!(least.check(), Ok(()));
-        assert_eq!((plan.numbers(3), plan.batch_of(5), plan.batch_of(6)), (6..8, 2, 3));
-        let rollout = JobName::Rollout { number: 9, chunk: 1 };
-        assert_eq!((plan.version_of(rollout), plan.version(4, 9), plan.version(1, 1)), (2, 4, 0));
-        assert_eq!(plan.version_of(JobName::Evaluation { version: 7, index: 1 }), 7);
-        assert_eq!((plan.last_chunk(), Plan { chunks: true, ..plan }.last_chunk()), (0, 3));
-    }
 }

@@ -265,27 +265,4 @@ mod tests {
         assert_eq!((Flushed::of(0.1), Flushed(0.5).f64()), (Flushed(0.1), 0.5));
         assert_eq!(Flushed::values(&Flushed::all(&[1.0, -2.0])), [1.0, -2.0]);
     }
-
-    #[test]
-    fn planted_numbers_are_of_four_kinds_by_row() {
-        let numbers = planted(3, 8, 50);
-        assert_eq!((numbers.len(), &numbers), (400, &planted(3, 8, 50)));
-        assert_ne!(numbers, planted(4, 8, 50));
-        assert!(
-            numbers.iter().all(|x| bf16::from_f32(*x).to_f32().to_bits() == x.to_bits()),
-            "bf16 can represent them"
-        );
-        let row = |row: usize| &numbers[row * 50..][..50];
-        let near = |x: f32, exponent: i32| (1e-4..10.0).contains(&(x.abs() / 2.0f32.powi(exponent)));
-        for first in [0, 4] {
-            assert!(row(first).iter().all(|&x| near(x, 0)));
-            assert!(row(first + 1).iter().all(|&x| near(x, -63)));
-            assert!(row(first + 2).iter().any(|x| x.is_subnormal()) && row(first + 2).iter().any(|&x| near(x, -100)));
-            assert!(row(first + 3).iter().all(|x| x.to_bits() == (-0.0f32).to_bits()));
-        }
-        let normal: Vec<f64> = normal(5, 20_000);
-        let mean = normal.iter().sum::<f64>() / 20_000.0;
-        let variance = normal.iter().map(|x| (x - mean).powi(2)).sum::<f64>() / 20_000.0;
-        assert!(mean.abs() < 0.03 && (variance - 1.0).abs() < 0.05, "{mean} {variance}");
-    }
 }

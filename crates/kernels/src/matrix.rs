@@ -300,32 +300,6 @@ mod tests {
     }
 
     #[test]
-    fn layouts_are_those_of_the_dtype_on_every_device() {
-        for device in [Device::Cpu, Device::CpuChecked, Device::Cuda(0), Device::CudaEmulated, Device::Meta] {
-            assert_eq!(Layout::of(device, DType::Bf16), Layout::Pairs);
-            assert_eq!([DType::F32, DType::U32].map(|dtype| Layout::of(device, dtype)), [Layout::Panels; 2]);
-        }
-        // Row 35 is row 3 of the second panel; inputs 4 and 5 of 6 are the third pair.
-        assert_eq!(
-            (Layout::Panels.at(6, 35, 5), Layout::Pairs.at(6, 35, 5)),
-            (6 * 32 + 5 * 32 + 3, 6 * 32 + 2 * 64 + 7)
-        );
-        assert_eq!(
-            (Layout::Panels.at(6, 35, 4), Layout::Pairs.at(6, 35, 4)),
-            (6 * 32 + 4 * 32 + 3, 6 * 32 + 2 * 64 + 6)
-        );
-        let memory = Memory::new(Device::Cpu);
-        for (dtype, layout, name, shape) in [
-            (DType::F32, Layout::Panels, "Matrix([70, 6] Panels)", &[3, 6, 32][..]),
-            (DType::Bf16, Layout::Pairs, "Matrix([70, 6] Pairs)", &[3, 3, 32, 2]),
-        ] {
-            let matrix = Matrix::zeros_of(&memory, 70, 6, dtype);
-            assert_eq!((matrix.layout(), matrix.data().shape(), matrix.data().dtype()), (layout, shape, dtype));
-            assert_eq!((format!("{matrix:?}").as_str(), matrix.rows(), matrix.cols()), (name, 70, 6));
-        }
-    }
-
-    #[test]
     fn any_rows_are_unpacked_on_either_device_in_either_layout() {
         let (n, k) = (100, 70);
         let data: Vec<f32> = (0..n * k).map(|i| (i % 251) as f32).collect();

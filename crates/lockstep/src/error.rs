@@ -123,17 +123,6 @@ mod tests {
     use anyhow::Context;
 
     #[test]
-    fn memory_that_could_not_be_had_says_what_to_lower() {
-        let error = || kernels::Error::OutOfMemory { part: "kv cache", bytes: 1 << 40 };
-        let text = paragraph(&anyhow::Error::from(rollout::Error::from(error())));
-        assert!(
-            text.starts_with("out of memory: kv cache: 1099511627776 bytes could not be had: lower max_num_seqs"),
-            "{text}"
-        );
-        assert!(paragraph(&anyhow::Error::from(model::Error::from(error()))).contains("max_num_seqs"));
-    }
-
-    #[test]
     fn one_paragraph_says_each_cause_once() {
         let error = BadInput::new("regex parse error:\n    (\n    ^\nerror: unclosed group");
         let error = Err::<(), _>(error).context("reward `format`").unwrap_err();

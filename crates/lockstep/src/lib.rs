@@ -4,20 +4,16 @@
 //! A program makes a [`Config`] and [`RunOptions`] and drives a [`Run`]; `examples/reward_closure.rs` does it in thirty
 //! lines.
 //!
-//! | what | public items |
+//! | what | where |
 //! |---|---|
-//! | a training run | [`Run`], [`RunOptions`], [`RunResult`], [`StopReason`], [`StopSignal`], [`context()`] |
-//! | what a program passes to a run | [`RewardInput`], [`Rows`], [`LogRecord`], [`RunEvent`], [`Follow`], [`Flow`]; `telemetry::Sink`, `rewards::Reward` |
-//! | the program's own evaluation metrics | [`EvalMetrics`], [`EvalBatch`], [`SetSize`] |
-//! | the program's own generation of completions | [`RolloutFunction`], [`RolloutRequest`], [`Generate`], [`RolloutPrompt`], [`GivenCompletion`] |
+//! | a training run: made, driven, stopped | [`Run`], [`RunOptions`], [`RunResult`], [`RunDir`], [`ResumeFrom`], [`StopReason`], [`StopSignal`], [`Stopped`], [`context()`] |
+//! | what a program passes to a run, and hears of it | [`RewardInput`], [`Rows`], [`Policy`], [`LogRecord`], [`RunEvent`], [`Follow`], [`Flow`], [`functions`]; `telemetry::Sink`, `rewards::Reward` |
 //! | the configuration of a run | [`Config`], [`Purpose`], [`config`] (its layers, the table of its keys) |
-//! | the directory of a run | [`RunDir`], [`ResumeFrom`], [`find_run`], [`find_model`], [`resolve_resumed`], [`check_command`], [`prompt_time`], [`check_base`], [`write_atomically`]; by which metrics a run is judged: [`JUDGED`] |
-//! | the file that a command writes its result into | [`OutFile`], [`Input`] |
-//! | scored groups on disk and between processes | [`wire`] |
-//! | before and after a run: memory plan, evaluation, scoring a file | [`plan`], [`PlannedRun`], [`MemoryPlan`], [`Available`], [`Evaluator`], [`Outcome`], [`score_file`], [`ScoredFile`], [`ScoredRow`] |
-//! | replaying a recorded run | [`verify()`], [`VerifyOptions`], [`Choice`], [`Report`], [`Difference`], [`Interval`]; [`fork()`], [`ForkOptions`] |
-//! | models | [`Policy`], [`Snapshot`], [`load_config`], [`load_weights`], [`locate`], [`locate_model`], [`HubKind`], [`samples_of_groups`] |
 //! | errors in the user's input | [`BadInput`], [`error`], [`bad_input!`] |
+//! | the files of a run and of its results | [`directory`], [`files`], [`wire`] (scored groups on disk and between processes) |
+//! | before a run and without one | [`planning`], [`evaluation`], [`weights`] |
+//! | a recorded run, replayed | [`replay`] |
+//! | workers of a run | [`workers`] |
 //!
 //! The modules, from the lowest layer to the highest: `config` (every key), `algorithms` (what each algorithm minimises
 //! and needs), `models` (what a run trains), `data` (prompts and preference pairs), `rollouts` (generated and scored
@@ -42,33 +38,66 @@ mod verify;
 
 pub use config::{Config, Purpose};
 pub use data::Rows;
-pub use data::rows::WHOLE_LINES;
-pub use distributed::{NatsServer, Network, is_server};
 pub use error::BadInput;
-pub use model::hub::HubKind;
-pub use models::{Policy, Snapshot, check_base, load_config, load_weights, locate, locate_model};
-pub use out_file::{Input, OutFile};
+pub use models::Policy;
 pub use rewards::RewardInput;
-pub use rollouts::evaluate::Outcome;
-pub use rollouts::function::{Generate, GivenCompletion, RolloutFunction, RolloutPrompt, RolloutRequest};
-pub use rollouts::pieces::TokenTexts;
-pub use rollouts::samples::of_groups as samples_of_groups;
 pub use rollouts::wire;
-pub use run::board::write_board;
-pub use run::branch::Branch;
-pub use run::eval_metrics::{EvalBatch, EvalMetrics, SetSize};
-pub use run::inputs::{Flow, Follow, LogRecord, RunEvent};
-pub use run::lock::writer;
-pub use run::memory_plan::{Available, MemoryPlan};
-pub use run::profile::ProfileRecord;
-pub use run::provenance::{check_command, prompt_time};
-pub use run::reporter::JUDGED;
-pub use run::resume::{ResumeFrom, find_model, find_run, resolve_resumed};
-pub use run::run_dir::write_atomically;
+pub use run::inputs::{Flow, Follow, LogRecord, ResumeFrom, RunEvent};
 pub use run::{RunDir, StopReason, context};
-pub use session::{
-    Evaluator, Expelled, MakeFunctions, PlannedRun, Run, RunOptions, RunResult, ScoredFile, ScoredRow, WorkerOptions,
-    plan, score_file, work,
-};
+pub use session::{Run, RunOptions, RunResult};
 pub use stop::{StopSignal, Stopped, is_stopped};
-pub use verify::{Choice, Difference, ForkOptions, Interval, Report, VerifyOptions, fork, verify};
+
+/// Functions of a program that a run calls, beside rewards.
+pub mod functions {
+    pub use crate::rollouts::function::{Generate, GivenCompletion, RolloutFunction, RolloutPrompt, RolloutRequest};
+    pub use crate::run::eval_metrics::{EvalBatch, EvalMetrics, SetSize};
+}
+
+/// The directory of a run: found, read and written.
+pub mod directory {
+    pub use crate::run::board::write_board;
+    pub use crate::run::branch::Branch;
+    pub use crate::run::lock::writer;
+    pub use crate::run::profile::ProfileRecord;
+    pub use crate::run::provenance::{check_command, prompt_time};
+    pub use crate::run::reporter::JUDGED;
+    pub use crate::run::resume::{find_model, find_run, resolve_resumed};
+    pub use crate::run::run_dir::write_atomically;
+}
+
+/// The files that a command reads and writes.
+pub mod files {
+    pub use crate::data::rows::WHOLE_LINES;
+    pub use crate::out_file::{Input, OutFile};
+}
+
+/// The memory that a run would take.
+pub mod planning {
+    pub use crate::run::memory_plan::{Available, MemoryPlan};
+    pub use crate::session::{PlannedRun, plan};
+}
+
+/// Completions and their scores without training.
+pub mod evaluation {
+    pub use crate::rollouts::evaluate::Outcome;
+    pub use crate::rollouts::pieces::TokenTexts;
+    pub use crate::rollouts::samples::of_groups as samples_of_groups;
+    pub use crate::session::{Evaluator, ScoredFile, ScoredRow, score_file};
+}
+
+/// Models as files: found, read and checked.
+pub mod weights {
+    pub use crate::models::{Snapshot, check_base, load_config, load_weights, locate, locate_model};
+    pub use model::hub::HubKind;
+}
+
+/// A recorded run, compared with its replay, or continued with a change.
+pub mod replay {
+    pub use crate::verify::{Choice, Difference, ForkOptions, Interval, Report, VerifyOptions, fork, verify};
+}
+
+/// Processes that make a run's completions.
+pub mod workers {
+    pub use crate::distributed::{NatsServer, Network, is_server};
+    pub use crate::session::{Expelled, MakeFunctions, WorkerOptions, work};
+}

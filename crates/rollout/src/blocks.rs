@@ -92,20 +92,6 @@ mod tests {
     }
 
     #[test]
-    fn pages_are_taken_the_last_freed_first_and_new_ones_in_order() {
-        let mut pool = BlockPool::new(4, false);
-        assert_eq!(pool.available(), 4);
-        let mut taken: Vec<u32> = (0..3).map(|_| pool.take().unwrap()).collect();
-        assert_eq!((&taken[..], pool.available()), (&[0, 1, 2][..], 1));
-        pool.release(&mut taken);
-        assert_eq!(pool.available(), 4);
-        let again: Vec<u32> = (0..4).map(|_| pool.take().unwrap()).collect();
-        assert_eq!((&again[..], pool.available(), pool.take()), (&[0, 1, 2, 3][..], 0, None));
-        pool.release(&mut vec![2, 0]);
-        assert_eq!((pool.take(), pool.take()), (Some(2), Some(0)), "a sequence's last pages first");
-    }
-
-    #[test]
     fn cached_pages_are_taken_after_all_others_and_can_be_found_until_then() {
         use crate::models::ModelVersion;
         use crate::prefix::ROOT;

@@ -84,6 +84,3 @@ impl EngineConfig {
         }
     }
 }
-
-#[cfg(test)]
-mod tests;

@@ -270,59 +270,6 @@ mod tests {
         assert_eq!(agreement(&[7; BEFORE], &[7; 60]), BEFORE);
     }
 
-    /// With probability p of a right token, k guesses give 1 + p + … + pᵏ tokens in the time 1 + k · row.
-    #[test]
-    fn the_length_is_that_of_the_greatest_gain() {
-        for (right, of) in [(1.0, 2.0), (1.8, 2.0), (1.0, 1.0), (0.0, 1.0), (3.0, 4.0)] {
-            for row in [0.0, 0.05, 0.125, 0.3, 1.0] {
-                for most in [0, 1, 3, 15] {
-                    let mut pace = Pace::new();
-                    pace.odds[0] = Odds { right, of, silent: 0 };
-                    let p = right / of;
-                    let gain =
-                        |k: usize| -> f32 { (0..=k).map(|i| p.powi(i as i32)).sum::<f32>() / (1.0 + k as f32 * row) };
-                    let found = pace.length(GRAM, row, most);
-                    let best = (1..=most).map(gain).fold(1.05, f32::max);
-                    let expected = (1..=most).find(|&k| gain(k) >= best - 1e-6 && gain(k) > 1.05).unwrap_or(0);
-                    assert!(
-                        found == expected || (gain(found) - gain(expected)).abs() < 1e-5,
-                        "{p} {row} {most}: {found}"
-                    );
-                    assert_eq!(pace.odds[0].silent, u32::from(found == 0));
-                }
-            }
-        }
-    }
-
-    #[test]
-    fn success_is_learned_of_what_was_seen() {
-        let mut pace = Pace::new();
-        assert_eq!((pace.odds[0].right / pace.odds[0].of, pace.odds[1].right / pace.odds[1].of), (0.5, 0.75));
-        // Four guesses, two right: three were seen.
-        pace.ask(LONG - 1, 4);
-        (0..2).for_each(|_| pace.right());
-        pace.learn();
-        let kept = 1.0 - 3.0 / 32.0;
-        assert_eq!((pace.odds[0].right, pace.odds[0].of), (1.0 * kept + 2.0, 2.0 * kept + 3.0));
-        assert_eq!((pace.odds[1].of, pace.asked, pace.right), (2.0, 0, 0));
-        // All right: as many were seen as there were; after a long agreement.
-        pace.ask(LONG, 2);
-        (0..2).for_each(|_| pace.right());
-        pace.learn();
-        let kept = 1.0 - 2.0 / 32.0;
-        assert_eq!((pace.odds[1].right, pace.odds[1].of), (1.5 * kept + 2.0, 2.0 * kept + 2.0));
-        pace.ask(LONG, 0);
-        pace.learn();
-        assert_eq!(pace.odds[1].of, 2.0 * kept + 2.0, "nothing was asked");
-        // A trial comes after so many times of silence, and a guess ends the silence.
-        pace.odds[0] = Odds { right: 0.0, of: 1.0, silent: 0 };
-        let lengths: Vec<usize> = (0..67).map(|_| pace.length(GRAM, 0.1, 5)).collect();
-        assert_eq!((0..67).filter(|&i| lengths[i] == 1).collect::<Vec<_>>(), [32, 65]);
-        assert_eq!(lengths.iter().sum::<usize>(), 2);
-        pace.odds[0] = Odds { right: 1.0, of: 1.0, silent: 30 };
-        assert!(pace.length(GRAM, 0.1, 5) == 5 && pace.odds[0].silent == 0);
-    }
-
     #[test]
     fn no_place_is_found_in_an_empty_index_and_text_is_added_once() {
         let mut drafts = Drafts::new();

@@ -435,35 +435,4 @@ mod tests {
         let words = "finding long_tail, steps 2 to 5: Few are long. 3 of 9.\n  what helps: a limit";
         assert_eq!(finding.to_string(), words);
     }
-
-    #[test]
-    fn what_is_empty_is_left_out_and_every_level_has_a_name() {
-        let (text, _) = round_trip(EventKind::Alarm { step: 9, alarm: Alarm::default() });
-        let rest = r#""event":"alarm","step":9,"alarm":{"id":"","since":0,"evidence":"","remedy":""}}"#;
-        assert!(text.ends_with(rest), "{text}");
-        let quiet =
-            Alarm { quiet: true, until: Some(2), examples: vec!["x".into()], subject: "s".into(), ..Alarm::default() };
-        let (text, _) = round_trip(EventKind::Alarm { step: 9, alarm: quiet });
-        let rest = concat!(
-            r#""alarm":{"id":"","subject":"s","since":0,"until":2,"evidence":"","examples":["x"],"#,
-            r#""remedy":"","quiet":true}}"#
-        );
-        assert!(text.ends_with(rest), "{text}");
-        let message = |fields| round_trip(EventKind::Message { level: Level::Warn, text: "t".into(), fields }).0;
-        assert!(message(Record::new()).ends_with(r#""level":"warn","text":"t"}"#));
-        let mut fields = Record::new();
-        fields.set("a", 1.5).set("b", "x").set("a", 2);
-        assert_eq!((fields.number("a"), fields.number("b"), fields.number("c")), (Some(2.0), None, None));
-        assert!(message(fields).ends_with(r#""fields":{"a":2,"b":"x"}}"#));
-        for (level, name) in
-            [(Level::Error, "error"), (Level::Warn, "warn"), (Level::Info, "info"), (Level::Debug, "debug")]
-        {
-            assert_eq!((level.name(), name.parse(), name.to_uppercase().parse()), (name, Ok(level), Ok(level)));
-        }
-        assert_eq!("".parse::<Level>(), Err("expected error, warn, info or debug".to_owned()));
-        let negative = EventKind::Metrics { step: 1, values: vec![("a".into(), f64::NAN.copysign(-1.0))] };
-        assert!(round_trip(negative).0.contains("{\"a\":\"NaN\"}"));
-        let record = EventKind::Rollout { record: vec![0, 255, 7, 1] };
-        assert!(round_trip(record).0.ends_with(r#""record":"AP8HAQ=="}"#));
-    }
 }

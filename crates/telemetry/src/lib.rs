@@ -21,6 +21,7 @@ pub mod stages;
 pub mod system;
 pub mod table;
 mod visible;
+mod weight;
 
 pub use error::{Error, Result};
 pub use event::{Alarm, CompletionRows, Event, EventKind, Finding, Level, Record};
@@ -35,3 +36,4 @@ pub use sinks::{Sink, Sinks};
 pub use stages::{Ceilings, DeviceMeter, DeviceWork, StageTotal, Stages, StepTotals, Summary};
 pub use table::{Align, Table};
 pub use visible::{visible, visible_json};
+pub use weight::Weight;

@@ -248,32 +248,6 @@ mod tests {
     }
 
     #[test]
-    fn short_numbers_at_their_edges() {
-        let table = [
-            (0.0, "0.000"),
-            (-0.0, "-0.000"),
-            (0.000_999, "9.99e-4"),
-            (0.001, "0.001"),
-            (-0.5, "-0.500"),
-            (0.999_4, "0.999"),
-            (1.0, "1.00"),
-            (-9.99, "-9.99"),
-            (10.0, "10.0"),
-            (99.94, "99.9"),
-            (100.0, "100"),
-            (999.4, "999"),
-            (1000.0, "1.00e3"),
-            (-12_345.0, "-1.23e4"),
-            (f64::INFINITY, "inf"),
-            (f64::NAN, "NaN"),
-        ];
-        for (x, expected) in table {
-            assert_eq!(short_number(x, 1e3, 2), expected, "{x}");
-        }
-        assert_eq!((short_number(1000.0, 1e4, 1), short_number(1e4, 1e4, 0)), ("1000".into(), "1e4".into()));
-    }
-
-    #[test]
     fn cells_are_wrapped_at_spaces_or_broken() {
         let table: [(&str, usize, &[&str]); 14] = [
             ("", 5, &[""]),
@@ -325,40 +299,5 @@ mod tests {
         table.row(["5\n\n6", "7"]);
         assert_eq!(table.render(80), "a    b\n───  ─\n1    2\none  3\ntwo\n\n4\n\n5    7\n\n6\n");
         assert_eq!(Table::new([("a", Align::Right)]).render(80), "a\n─\n");
-    }
-
-    #[test]
-    fn completions_as_a_table_exactly() {
-        let rows = crate::CompletionRows {
-            step: 42,
-            prompts: vec!["p".into(), "q".into(), "r".into()],
-            completions: vec!["c".into(), serde_json::json!([1]), 7.into()],
-            rewards: vec![("x".into(), vec![Some(0.789), None, Some(-1.0)]), ("y".into(), vec![Some(1.0); 3])],
-            extra: vec![("e".into(), vec!["A".into(), Value::Null, true.into()])],
-            advantages: vec![Some(0.987), Some(0.0), Some(-0.5)],
-        };
-        let head = [
-            "Step 42\nPrompt  Completion      x     y  Advantage  e\n",
-            "──────  ──────────  ─────  ────  ─────────  ────\n",
-        ]
-        .concat();
-        let lines = [
-            "p       c            0.79  1.00       0.99  A\n",
-            "q       [1]             -  1.00       0.00\n",
-            "r       7           -1.00  1.00      -0.50  true\n",
-        ];
-        for shown in [3, 9] {
-            assert_eq!(completions(&rows, shown, 100), head.clone() + &lines.concat());
-        }
-        let few = completions(&rows, 2, 100);
-        assert_eq!((few.lines().count(), few.lines().last()), (5, Some("q       [1]            -  1.00       0.00")));
-        let json = |value: Value| shown(&value);
-        let messages = serde_json::json!([
-            {"role": "user", "content": "hi"}, {"role": "tool", "content": [1]}, {"role": "assistant", "content": ""}
-        ]);
-        assert_eq!(json(messages), "USER\nhi\n\nTOOL\n[1]\n\nASSISTANT\n");
-        assert_eq!(json(serde_json::json!([{"role": "user"}])), "[{\"role\":\"user\"}]");
-        assert_eq!(json(serde_json::json!([{"role": 1, "content": "x"}])), "[{\"role\":1,\"content\":\"x\"}]");
-        assert_eq!((json(Value::Null), json(1.5.into())), (String::new(), "1.5".to_owned()));
     }
 }

@@ -4,10 +4,9 @@
 use super::task;
 use kernels::Context;
 use lockstep::config::{EvalSampling, Layers, Purpose};
-use lockstep::{
-    Evaluator, Outcome, Policy, ResumeFrom, Run, RunDir, RunOptions, RunResult, StopReason, StopSignal, find_run,
-    write_atomically,
-};
+use lockstep::directory::{find_run, write_atomically};
+use lockstep::evaluation::{Evaluator, Outcome};
+use lockstep::{Policy, ResumeFrom, Run, RunDir, RunOptions, RunResult, StopReason, StopSignal};
 use model::chat::PromptTime;
 use model::tokenizer::{SpecialTokens, Tokenizer};
 use model::{ModelConfig, Weights};

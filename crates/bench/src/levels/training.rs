@@ -163,7 +163,7 @@ impl Run {
         for (group, &length) in groups.iter_mut().zip(&lengths) {
             group.completions.iter_mut().for_each(|c| cut(c, length));
         }
-        let mut samples = lockstep::samples_of_groups(&groups);
+        let mut samples = lockstep::evaluation::samples_of_groups(&groups);
         let scores = self.scores(&samples);
         let completions = groups.iter().flat_map(|group| &group.completions);
         let mut step = Step {

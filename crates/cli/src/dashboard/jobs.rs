@@ -295,39 +295,4 @@ mod tests {
         let (_dir, jobs) = self::jobs("true", false);
         assert_eq!(jobs.start(&asked()), Err(Refusal::NotAllowed));
     }
-
-    #[test]
-    fn the_state_says_what_can_be_started_and_how_the_last_job_went() {
-        let (_dir, jobs) = jobs(r#"echo '{"event":"start"}'; echo '{"event":"end"}'"#, true);
-        let state = jobs.state();
-        assert_eq!((&state["allowed"], &state["most_steps"], &state["job"]), (&json!(true), &json!(200), &Value::Null));
-        assert_eq!((&state["shapes"], &state["presets"][0]["id"]), (&json!(["tiny"]), &json!("document")));
-        assert_eq!(state["algorithms"][1]["id"], "ppo");
-        let most = json!({ "algorithm": "grpo", "shape": "tiny", "levels": ["shared"], "steps": 200 });
-        let started = jobs.start(&most).unwrap();
-        assert_eq!((&started["job"]["number"], &started["job"]["asked"]), (&json!(1), &most));
-        let job = json!({ "number": 1, "asked": most, "state": "done", "why": "", "events": 2 });
-        assert_eq!(ended(&jobs), job);
-        assert_eq!((jobs.events(1, 2).unwrap().0.len(), jobs.events(1, 9).unwrap().0.len()), (0, 0));
-        jobs.stop();
-        assert_eq!(ended(&jobs)["state"], "done", "it had ended");
-        let (dir, jobs) = self::jobs("true", true);
-        std::fs::remove_file(dir.path().join("program")).unwrap();
-        let Err(Refusal::Bad(why)) = jobs.start(&asked()) else { panic!("there is no program") };
-        assert!(why.starts_with("cannot start ") && why.contains("program: "), "{why}");
-        for (key, wrong, says) in [
-            ("shape", json!("x"), "shape: there is no `x`; there are tiny"),
-            ("steps", json!(0), "steps: a number from 1 to 200"),
-            ("algorithm", json!("x"), "algorithm: there is no \"x\"; there are grpo, ppo"),
-            ("algorithm", json!(null), "algorithm: choose one"),
-            ("levels", json!(["none", null]), "levels: one has no name"),
-            ("levels", json!(["x"]), "levels: there is no \"x\"; there are none, cache, shared"),
-            ("levels", json!([]), "levels: choose at least one"),
-            ("preset", json!(3), "preset: there is no 3; there are document"),
-        ] {
-            let mut asked = asked();
-            asked[key] = wrong;
-            assert_eq!(jobs.start(&asked), Err(Refusal::Bad(says.into())));
-        }
-    }
 }

@@ -35,32 +35,6 @@ fn without_a_configuration_one_completion_is_greedy_and_several_are_sampled() {
 }
 
 #[test]
-fn every_flag_sets_its_key() {
-    let of = config(&[
-        "--max-samples",
-        "7",
-        "--max-completion-length",
-        "9",
-        "--dtype",
-        "bf16",
-        "--seed",
-        "3",
-        "--device",
-        "cpu",
-        "--threads",
-        "2",
-        "--other-base",
-        "--set",
-        "prompt_column=question",
-    ]);
-    assert_eq!((of.eval_max_samples, of.max_completion_length, of.seed, of.threads), (Some(7), 9, 3, Some(2)));
-    assert_eq!((of.device, of.allow_other_base, of.prompt_column.as_str()), (Some(Device::Cpu), true, "question"));
-    assert_eq!((of.model_name_or_path.as_deref(), of.eval_dataset_name.as_deref()), (Some("m"), Some("d.jsonl")));
-    assert!(format!("{:?}", of.dtype).eq_ignore_ascii_case("bf16") && of.reward_funcs.len() == 1);
-    assert!(!config(&[]).allow_other_base);
-}
-
-#[test]
 fn sets_of_data_are_named_and_one_may_have_none() {
     let of = |given: &[&str]| {
         let given: Vec<String> = given.iter().map(|text| (*text).to_owned()).collect();

@@ -1,7 +1,7 @@
 //! Writes a report as Markdown, which is also readable in a terminal.
 
 use super::time::Time;
-use super::{Report, curve_names, differences, number};
+use super::{Report, curve_names, differences, line, number};
 use std::fmt::Write as _;
 
 /// The Markdown report of one or more training runs.
@@ -103,11 +103,6 @@ fn table(rows: &[Vec<String>]) -> String {
         }
     }
     out
-}
-
-/// The text in one line.
-pub(super) fn line(text: &str) -> String {
-    text.split_whitespace().collect::<Vec<_>>().join(" ")
 }
 
 fn cell(text: &str) -> String {

@@ -13,7 +13,7 @@ pub use markdown::{markdown, time};
 use crate::groups::{self, Wanted};
 use crate::run::RunFiles;
 use crate::verdict::Verdict;
-use lockstep::ProfileRecord;
+use lockstep::directory::ProfileRecord;
 use serde_json::Value;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -101,9 +101,9 @@ impl Report {
         let name = root.canonicalize().unwrap_or_else(|_| root.to_owned());
         let name = name.file_name().map_or_else(String::new, |name| name.to_string_lossy().into_owned());
         let curves = CURVES.iter().filter_map(|&name| curve(&run, name)).collect();
-        let alarms = run.alarms().iter().filter_map(alarm).collect();
         let samples = samples(&mut run);
         let (verdict, facts) = (run.verdict(), facts(&run));
+        let alarms = run.alarms(&verdict).iter().filter_map(alarm).collect();
         let keys = run.config().into_iter().filter(|(key, _)| key != "output_dir");
         let keys = keys.map(|(key, value)| (key, text(&value))).collect();
         Ok(Report { name, verdict, facts, keys, curves, profile: ProfileRecord::read(root), alarms, samples })
@@ -179,7 +179,7 @@ fn facts(run: &RunFiles) -> Vec<(&'static str, String)> {
 fn alarm(line: &Value) -> Option<String> {
     let alarm = &line["alarm"];
     let word = |key: &str| alarm[key].as_str().unwrap_or_default().to_owned();
-    if alarm["until"].is_u64() || alarm["quiet"] == Value::Bool(true) {
+    if alarm["until"].is_u64() || line["weight"] == "note" {
         return None;
     }
     let (id, of, since) = (word("id"), word("subject"), alarm["since"].as_u64()?);
@@ -217,6 +217,11 @@ fn sample(group: &Value) -> Option<Sample> {
     all.sort_by(|a, b| a.0.total_cmp(&b.0));
     let prompt = shown(&groups::plain(&group["prompt"]));
     Some(Sample { step: group["step"].as_u64()?, prompt, best: all.last()?.clone(), worst: all.first()?.clone() })
+}
+
+/// The text in one line.
+fn line(text: &str) -> String {
+    text.split_whitespace().collect::<Vec<_>>().join(" ")
 }
 
 /// The distinct names, in the order of first appearance.

@@ -50,7 +50,7 @@ fn a_report_has_the_numbers_of_the_files() {
     let report = run(dir.path(), "a", 1.0, 5.0);
     let text = unaligned(&markdown(std::slice::from_ref(&report)));
     for part in [
-        "# a\n\nLearning: reward went from 0.025 to 0.",
+        "# a\n\nLearned: reward went from 0.025 to 0.",
         "- steps: 40 of 40\n",
         "- **alarm** kl_blow_up since step 39: a | b. What helps: c",
         "| reward | 0.025 | 1.00 |",

@@ -1,8 +1,7 @@
 //! Where the time of training runs went, as sentences and a table; `markdown` and `html` format both.
 
-use super::markdown::line;
-use super::{Report, distinct, number};
-use lockstep::ProfileRecord;
+use super::{Report, distinct, line, number};
+use lockstep::directory::ProfileRecord;
 
 /// Seconds, operations and bytes of a stage.
 type Sums = (f64, f64, f64);

@@ -388,8 +388,8 @@ fn an_event_has_the_state_and_is_not_sent_to_who_has_it() {
     };
     let (id, data) = next("", &|| ());
     assert_eq!(id, format!("{}-0-stopped", length()));
-    let verdict =
-        json!({ "state": "learning", "says": "Learning: reward went from 0.250 to 0.875, and it still improves." });
+    let says = "Learned: reward went from 0.250 to 0.875, and still improved at the end.";
+    let verdict = json!({ "state": "learning", "says": says });
     assert_eq!(data, json!({ "step": 4, "total": 10, "state": "stopped", "verdict": verdict }));
     let (later, data) = next(&id, &|| {
         let mut file = std::fs::OpenOptions::new().append(true).open(&log).unwrap();

@@ -2,7 +2,6 @@
 
 use super::*;
 use crate::exchange::{Memory, MemoryLearner, MemoryWorker, WorkerExchange};
-use crate::plan::Continued;
 use crate::testing::{chunk, job, name};
 
 const ORIGIN: Lineage = Lineage([3; 16]);
@@ -215,59 +214,6 @@ fn a_file_has_the_results_of_its_batch() {
     assert_eq!(said(true, &[&[(job(2), true)][..], &third].concat()), lacks(chunk(2, 1)));
     assert_eq!(said(true, &[&[(job(2), false)][..], &third[..2]].concat()), lacks(chunk(3, 2)));
     assert_eq!(said(true, &[&[(job(2), false)][..], &third[1..]].concat()), lacks(job(3)));
-}
-
-#[test]
-fn the_state_is_announced_as_it_is() {
-    let mut fleet = open(Plan::new(4, 1, 1));
-    let state = LearnerState {
-        pid: std::process::id(),
-        step: 0,
-        batches: 4,
-        groups: 1,
-        max_staleness: 1,
-        continued: Continued::default(),
-        incarnation: 0,
-        lineage: ORIGIN,
-        slots: vec![SlotState { versions: Some((0, 0)) }, SlotState { versions: None }],
-        ended: false,
-        checkpoints: CheckpointStates::default(),
-        workers: 2,
-        expelled: Vec::new(),
-        counts: Counts::default(),
-        shared: "shared".into(),
-    };
-    assert_eq!(fleet.state(), state);
-    fleet.learner.share("other".into()).unwrap();
-    assert_eq!(fleet.state().shared, "other");
-    fleet.give(0, job(0), 1, false);
-    assert_eq!(fleet.steps(), ["train 0: 000000.0"]);
-    assert_eq!(fleet.learner.files.numbers().unwrap(), [0], "it is on the disk before it is trained on");
-    let refused = fleet.learner.writing(0).unwrap_err().to_string();
-    assert_eq!(refused, "slot 0 may not be written: [1] may");
-    fleet.learner.writing(1).unwrap();
-    assert_eq!(fleet.learner.writing(1).unwrap_err().to_string(), "slot 1 may not be written: [] may");
-    fleet.learner.trained(true).unwrap();
-    let after = fleet.state();
-    assert_eq!((after.step, &after.slots[1].versions), (1, &Some((1, 1))));
-    assert_eq!(after.lineage, fleet.learner.coordinator().lineage());
-    // A checkpoint that waits for 1 is announced, and the last one from when it is complete.
-    fleet.learner.checkpoint().unwrap();
-    assert_eq!(fleet.state().checkpoints, CheckpointStates { last: None, waiting: vec![(1, 0, 1)] });
-    fleet.give(1, job(1), 1, false);
-    assert_eq!(fleet.steps(), ["commit 1 [0, 1] 000001.0 []", "train 1: 000001.0"]);
-    assert_eq!(fleet.learner.files.numbers().unwrap(), [0, 1]);
-    fleet.learner.committed(1).unwrap();
-    assert_eq!(fleet.state().checkpoints, CheckpointStates { last: Some(1), waiting: vec![] });
-    assert_eq!(fleet.learner.files.numbers().unwrap(), [1]);
-    fleet.learner.committed(0).unwrap();
-    assert_eq!(fleet.state().checkpoints.last, Some(1), "the newest");
-    fleet.train(0);
-    fleet.learner.stop().unwrap();
-    assert_eq!(fleet.state().checkpoints.waiting, [(2, 0, 1)]);
-    fleet.give(1, job(2), 1, false);
-    assert_eq!(fleet.steps(), ["commit 2 [1, 2] 000002.0 []", "end"]);
-    assert!(fleet.state().ended);
 }
 
 #[test]

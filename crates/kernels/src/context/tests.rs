@@ -15,27 +15,6 @@ fn work_is_counted_for_the_calling_thread() {
 }
 
 #[test]
-fn a_context_says_what_computes() {
-    let cpu = Context::cpu(Isa::PORTABLE, 3);
-    assert_eq!((cpu.describe(), cpu.threads(), cpu.memory().device()), ("portable", 3, Device::Cpu));
-    assert_eq!((cpu.rows_at_once(), cpu.device_memory().unwrap().is_none()), (256, true));
-    assert!(cpu.record_event().unwrap().is_none() && cpu.range("x").is_none());
-    let fewer = cpu.with_threads(2);
-    let _weights = Tensor::zeros(cpu.memory(), &[4], DType::F32);
-    assert_eq!((fewer.threads(), fewer.describe(), fewer.memory().usage().len()), (2, "portable", 0));
-    let checked = Context::cpu_checked(Isa::AMX_EMULATED, 1);
-    assert_eq!((checked.describe(), checked.memory().device()), ("amx-emulated", Device::CpuChecked));
-    assert_eq!(checked.with_threads(2).memory().device(), Device::CpuChecked);
-    assert_eq!(Context::meta().memory().device(), Device::Meta);
-    for (context, formula) in [(&cpu, "bf16-chain"), (&checked, "bf16-amx")] {
-        assert_eq!(context.arithmetic(DType::Bf16), formula);
-        assert_eq!((context.arithmetic(DType::F32), context.arithmetic(DType::U32)), ("f32", "f32"));
-    }
-    let clone = cpu.clone();
-    assert_eq!(clone.memory().usage()["other"].bytes, 16, "clones share the ledger");
-}
-
-#[test]
 fn gates_are_fused_on_tiles_in_bf16_where_both_halves_are_whole_panels() {
     let memory = Memory::new(Device::Cpu);
     for (isa, dtype, rows, fuses) in [

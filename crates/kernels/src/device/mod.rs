@@ -105,24 +105,4 @@ mod tests {
             assert_eq!(refused, "no such device; there are: cpu, cpu-checked, cuda, cuda-emulated");
         }
     }
-
-    #[test]
-    fn every_device_has_a_name_of_its_own() {
-        for (device, name, is_cuda) in [
-            (Device::Cpu, "cpu", false),
-            (Device::CpuChecked, "cpu-checked", false),
-            (Device::Cuda(0), "cuda", true),
-            (Device::Cuda(15), "cuda:15", true),
-            (Device::Cuda(16), "cuda", true),
-            (Device::CudaEmulated, "cuda-emulated", true),
-            (Device::Meta, "meta", false),
-        ] {
-            assert_eq!((device.name(), device.is_cuda()), (name, is_cuda));
-        }
-        for number in 0..16 {
-            assert_eq!(Device::from_name(Device::Cuda(number).name()).unwrap(), Device::Cuda(number));
-        }
-        assert_eq!(Device::from_name("cuda-emulated").unwrap(), Device::CudaEmulated);
-        assert!(Device::from_name("meta").is_err(), "it cannot compute");
-    }
 }

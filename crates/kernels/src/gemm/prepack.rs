@@ -305,9 +305,6 @@ thread_local! {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::gemm::MatmulDType;
-    use crate::gemm::tests::{Kind, L, R, with};
-    use crate::{Device, Isa};
 
     #[test]
     fn spans_cover_all() {
@@ -316,47 +313,6 @@ mod tests {
             assert_eq!((cut[0].start, cut[cut.len() - 1].end), (0, len));
             assert!(cut.windows(2).all(|w| w[0].end == w[1].start));
             assert!(cut.iter().all(|s| (1..=most.max(1)).contains(&s.len())), "{cut:?}");
-        }
-    }
-
-    #[test]
-    fn spans_are_nearly_equal() {
-        let cut = |len: usize, most: usize| spans(len, most).map(|s| (s.start, s.end)).collect::<Vec<_>>();
-        assert_eq!(cut(10, 4), [(0, 4), (4, 8), (8, 10)]);
-        assert_eq!(cut(9, 4), [(0, 3), (3, 6), (6, 9)]);
-        assert_eq!((cut(8, 4), cut(4, 4)), (vec![(0, 4), (4, 8)], vec![(0, 4)]));
-        assert_eq!((cut(2, 0), cut(0, 5)), (vec![(0, 1), (1, 2)], vec![]));
-    }
-
-    /// The elements of packed operands that the calling thread keeps after a matmul.
-    fn packed(kind: Kind, shape: [usize; 3]) -> usize {
-        let run = move || {
-            let cpu = Cpu::new(kind.isa, 1, Device::Cpu).unwrap();
-            with(kind, shape, |matmul| matmul.run(&cpu));
-            PACKED.with_borrow(Vec::len)
-        };
-        std::thread::spawn(run).join().unwrap()
-    }
-
-    /// As many steps of the depth are packed at once as fit into the buffer, and at least one.
-    #[test]
-    fn spans_fill_the_buffer() {
-        let rows = Kind { isa: Isa::AMX_EMULATED, left: L::Bf16, right: R::Rows, dtype: MatmulDType::Bf16 };
-        let columns = Kind { left: L::Columns, ..rows };
-        // A step of 32 terms takes 512 elements for 32 columns and, if they are packed, as many for 32 rows.
-        for (kind, shape, elements) in [
-            (rows, [32, 32, 320], 10 * 512),
-            (rows, [32, 32, 512], 16 * 512),
-            (rows, [32, 32, 513], 9 * 512),
-            (rows, [32, 32, 640], 10 * 512),
-            (rows, [32, 33, 256], 8 * 1024),
-            (columns, [32, 32, 256], 8 * 1024),
-            (columns, [32, 32, 288], 5 * 1024),
-            (columns, [33, 32, 128], 4 * (512 + 768)),
-            (rows, [1, 545, 64], 18 * 512),
-            (rows, [31, 32, 32], 0),
-        ] {
-            assert_eq!(packed(kind, shape), elements + if elements > 0 { LANES } else { 0 }, "{shape:?}");
         }
     }
 }

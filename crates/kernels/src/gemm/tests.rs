@@ -8,7 +8,6 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 pub(super) enum L {
     F32,
     Bf16,
-    Columns,
 }
 
 /// The right operand of a test's matmul.
@@ -19,7 +18,6 @@ pub(super) enum R {
     Transposed,
     Transposed16,
     Rows,
-    Rows16,
 }
 
 /// What decides how a matmul is computed, beside its shape.
@@ -44,13 +42,11 @@ pub(super) fn with<T>(kind: Kind, [m, n, depth]: [usize; 3], f: impl FnOnce(&Mat
     let [x, w] = lens.map(|len| vec![0.0f32; len]);
     // (Zeros of bf16 take longer than those of f32, which the system has.)
     let x16 = vec![bf16::ZERO; if kind.left == L::Bf16 { lens[0] } else { 0 }];
-    let w16 =
-        vec![bf16::ZERO; if matches!(kind.right, R::Panels16 | R::Transposed16 | R::Rows16) { lens[1] } else { 0 }];
+    let w16 = vec![bf16::ZERO; if matches!(kind.right, R::Panels16 | R::Transposed16) { lens[1] } else { 0 }];
     let mut c = vec![0.0; m * n];
     let left = match kind.left {
         L::F32 => Left::Rows(Elements::F32(&x), depth),
         L::Bf16 => Left::Rows(Elements::Bf16(&x16), depth),
-        L::Columns => Left::Columns(Elements::F32(&x), m),
     };
     let right = match kind.right {
         R::Panels => Right::Panels(Elements::F32(&w)),
@@ -58,103 +54,11 @@ pub(super) fn with<T>(kind: Kind, [m, n, depth]: [usize; 3], f: impl FnOnce(&Mat
         R::Transposed => Right::Transposed(Elements::F32(&w)),
         R::Transposed16 => Right::Transposed(Elements::Bf16(&w16)),
         R::Rows => Right::Rows(Elements::F32(&w), n),
-        R::Rows16 => Right::Rows(Elements::Bf16(&w16), n),
     };
     let (order, dtype) = (Order::Rows(n), kind.dtype);
     let operands =
         Operands { m, n, depth, left, right, c: &mut c, order, accumulate: false, bias: None, dtype, segments: None };
     f(&Matmul::new(kind.isa, operands))
-}
-
-fn tiles(right: R) -> Kind {
-    Kind { isa: Isa::AMX_EMULATED, left: L::Bf16, right, dtype: MatmulDType::Bf16 }
-}
-
-fn words(right: R) -> Kind {
-    Kind { isa: Isa::DOTS_EMULATED, left: L::Bf16, right, dtype: MatmulDType::Bf16 }
-}
-
-/// What is packed ahead, at the edges of each rule (with the small limits of tests).
-#[test]
-fn which_operands_are_packed_ahead() {
-    for (kind, shape, prepacks) in [
-        (tiles(R::Rows), [32, 32, 32], true),
-        (tiles(R::Rows16), [32, 32, 32], true),
-        (tiles(R::Rows), [31, 32, 32], false),
-        (tiles(R::Transposed16), [97, 32, 32], true),
-        (tiles(R::Transposed16), [96, 32, 32], false),
-        (tiles(R::Transposed16), [97, 32, 34], false),
-        (tiles(R::Panels16), [97, 32, 32], false),
-        (words(R::Rows), [32, 32, 32], false),
-    ] {
-        assert_eq!(with(kind, shape, |matmul| matmul.prepacks()), prepacks, "{shape:?}");
-    }
-    for (kind, shape, zips) in [
-        (words(R::Rows), [2, 128, 1], true),
-        (words(R::Rows16), [2, 128, 1], true),
-        (words(R::Rows), [2, 127, 9], false),
-        (words(R::Rows), [1, 256, 9], false),
-        (words(R::Rows), [2, 128, 0], false),
-        (words(R::Panels16), [2, 128, 2], false),
-        (tiles(R::Rows), [2, 128, 1], false),
-        (Kind { dtype: MatmulDType::Stored, ..words(R::Rows) }, [2, 128, 1], false),
-    ] {
-        assert_eq!(with(kind, shape, |matmul| matmul.zips()), zips, "{shape:?}");
-    }
-    // Whether tasks share packed rows, and whether there are so few that each task packs them.
-    let (plain, columns) = (Kind::default(), Kind { left: L::Columns, ..Kind::default() });
-    for (kind, shape, shares, few) in [
-        (plain, [2, 32, 32], true, false),
-        (columns, [2, 32, 32], true, false),
-        (plain, [2, 32, 31], false, true),
-        (columns, [3, 32, 21], false, true),
-        (plain, [1, 32, 64], false, false),
-        (plain, [4096, 1, 1024], true, false),
-        (plain, [4097, 1, 1024], false, false),
-        (words(R::Rows), [2, 128, 1], true, false),
-        (words(R::Rows), [2, 127, 1], false, true),
-        (tiles(R::Rows), [2, 32, 32], false, false),
-    ] {
-        let found = with(kind, shape, |matmul| (matmul.shares_rows(), matmul.packs_few_rows()));
-        assert_eq!(found, (shares, few), "{shape:?}");
-    }
-}
-
-#[test]
-fn a_transposed_weight_is_read_as_stored_for_few_rows_in_f32() {
-    let few = Kind { right: R::Transposed, ..Kind::default() };
-    for (kind, shape, reads) in [
-        (few, [64, 32, 1], true),
-        (few, [65, 32, 1], false),
-        (few, [64, 32, 0], false),
-        (Kind::default(), [2, 32, 2], false),
-        (Kind { left: L::Columns, ..few }, [2, 32, 2], false),
-        (Kind { left: L::Bf16, ..few }, [2, 32, 2], false),
-        (Kind { right: R::Transposed16, ..few }, [2, 32, 2], false),
-        (Kind { dtype: MatmulDType::Bf16, ..few }, [2, 32, 2], false),
-    ] {
-        assert_eq!(with(kind, shape, |matmul| matmul.reads_transposed()), reads, "{shape:?}");
-    }
-    let (x, w, bias) = ([0.0; 4], [0.0; 1024], [0.0; 32]);
-    for (order, bias, reads) in
-        [(Order::Rows(32), None, true), (Order::Panels, None, false), (Order::Rows(32), Some(&bias[..]), false)]
-    {
-        let mut c = [0.0; 64];
-        let operands = Operands {
-            m: 2,
-            n: 32,
-            depth: 2,
-            left: Left::Rows(Elements::F32(&x), 2),
-            right: Right::Transposed(Elements::F32(&w)),
-            c: &mut c,
-            order,
-            accumulate: false,
-            bias,
-            dtype: MatmulDType::Stored,
-            segments: None,
-        };
-        assert_eq!(Matmul::new(Isa::PORTABLE, operands).reads_transposed(), reads);
-    }
 }
 
 /// Lengths and strides of operands `[m, n, depth]` = `[3, 33, 5]`.
@@ -189,7 +93,6 @@ fn is_accepted(lens: Lens) -> bool {
             R::Transposed => Right::Transposed(f32s),
             R::Transposed16 => Right::Transposed(bf16s),
             R::Rows => Right::Rows(f32s, lens.right_stride),
-            R::Rows16 => Right::Rows(bf16s, lens.right_stride),
         },
         c: &mut c[..lens.c],
         order: lens.c_stride.map_or(Order::Panels, Order::Rows),
@@ -256,35 +159,6 @@ fn an_operand_that_is_too_short_is_refused() {
         ("no segments", Lens { segments: Some(&[]), ..columns }, false),
     ] {
         assert_eq!(is_accepted(lens), accepted, "{what}");
-    }
-}
-
-#[test]
-fn the_operands_of_some_rows_and_outputs() {
-    let x: Vec<f32> = (0..5 * 3).map(|i| i as f32).collect();
-    let w: Vec<f32> = (0..4 * 32 * 3).map(|i| i as f32).collect();
-    let (bias, mut c) = ([1.0; 40], [0.0; 80]);
-    let operands = Operands::of_outputs((Elements::F32(&x), Elements::F32(&w)), 3, 2..4, 64..104, Some(&bias), &mut c);
-    assert_eq!((operands.m, operands.n, operands.depth, operands.accumulate), (2, 40, 3, false));
-    let Left::Rows(Elements::F32(left), 3) = operands.left else { panic!("rows of 3") };
-    let Right::Panels(Elements::F32(right)) = operands.right else { panic!("panels") };
-    assert_eq!((left, right[0], right.len()), (&x[6..12], 192.0, w.len() - 192));
-    assert!(matches!(operands.order, Order::Rows(40)) && operands.bias.is_some_and(|bias| bias.len() == 40));
-    assert!(operands.dtype == MatmulDType::Stored && operands.segments.is_none() && operands.c.len() == 80);
-    let (wide, narrow) = (Elements::F32(&x), Elements::Bf16(&[]));
-    assert!(MatmulDType::of(&[narrow, narrow]) == MatmulDType::Bf16);
-    assert!([[wide, narrow], [narrow, wide]].iter().all(|of| MatmulDType::of(of) == MatmulDType::Stored));
-}
-
-#[test]
-fn matmuls_run_on_tiles_where_these_exist_in_bf16() {
-    for (kind, depth, tiles) in [
-        (tiles(R::Panels16), 4, true),
-        (tiles(R::Panels16), 0, false),
-        (Kind { dtype: MatmulDType::Stored, ..tiles(R::Panels16) }, 4, false),
-        (words(R::Panels16), 4, false),
-    ] {
-        assert_eq!(with(kind, [2, 32, depth], |matmul| matmul.tiles.is_some()), tiles);
     }
 }
 

@@ -166,59 +166,6 @@ fn files_are_mapped_and_a_missing_one_is_named() {
     assert!(message.contains("lockstep-map-"), "{message}");
 }
 
-/// Sizes of the host memory that is allocated for so many bytes.
-#[test]
-fn small_buffers_are_powers_of_two_and_larger_ones_whole_pages() {
-    let ledger = Ledger::default();
-    for (bytes, size) in [
-        (0, 64),
-        (1, 64),
-        (64, 64),
-        (65, 128),
-        (100, 128),
-        (MAP_FROM - 1, MAP_FROM),
-        (MAP_FROM, MAP_FROM),
-        (MAP_FROM + 1, MAP_FROM + PAGE),
-        (POOLED - 1, POOLED),
-        (POOLED, POOLED),
-        (POOLED + 64, POOLED + 64),
-    ] {
-        assert_eq!(ledger.host_bytes(bytes).unwrap().len(), size, "{bytes}");
-    }
-}
-
-#[test]
-fn the_pool_keeps_sixteen_of_a_size_and_gives_out_the_smallest_that_fits() {
-    let ledger = Ledger::default();
-    let sizes = || {
-        let pool = lock(&ledger.pool);
-        let mut all: Vec<usize> = pool.values().flatten().map(HostBytes::len).collect();
-        all.sort();
-        all
-    };
-    // Seventeen of 128 KiB and a bit, in another order: the smallest is let go of.
-    let of = |pages: usize| 2 * MAP_FROM + pages * PAGE;
-    for i in 0..17 {
-        ledger.give_back(HostBytes::zeroed(of(i * 5 % 17)).unwrap());
-    }
-    assert_eq!(sizes(), (1..17).map(of).collect::<Vec<_>>());
-    // One that is larger than what is asked, but no other one's size.
-    for (bytes, size) in [(of(3) - PAGE + 1, of(3)), (of(3), of(4)), (of(16), of(16))] {
-        let taken = ledger.host_bytes(bytes).unwrap();
-        assert_eq!(taken.len(), size);
-        assert!(!sizes().contains(&size));
-    }
-    assert_eq!(ledger.host_bytes(of(16)).unwrap().len(), of(16), "none is left: it is new");
-    assert_eq!(sizes().len(), 13);
-    // What is larger than the limit of the pool is not kept.
-    let before = sizes().len();
-    ledger.give_back(HostBytes::zeroed(POOLED + PAGE).unwrap());
-    assert_eq!(sizes().len(), before);
-    ledger.give_back(HostBytes::zeroed(POOLED).unwrap());
-    ledger.give_back(HostBytes::zeroed(64).unwrap());
-    assert_eq!((sizes()[0], sizes().last().copied(), sizes().len()), (64, Some(POOLED), before + 2));
-}
-
 #[test]
 fn what_is_taken_from_the_pool_is_zero_where_it_was_asked_for() {
     let ledger = Ledger::default();
@@ -232,27 +179,6 @@ fn what_is_taken_from_the_pool_is_zero_where_it_was_asked_for() {
     // SAFETY: as above.
     let bytes = unsafe { std::slice::from_raw_parts(again.start.as_ptr(), 128) };
     assert!(bytes[..100].iter().all(|&byte| byte == 0));
-}
-
-#[test]
-fn counts_of_copies_are_subtracted_one_by_one() {
-    let copies = |[a, b, c, d, e, f]: [u64; 6]| Copies {
-        to_device: a,
-        to_device_bytes: b,
-        to_host: c,
-        to_host_bytes: d,
-        launches: e,
-        waits: f,
-    };
-    let difference = copies([10, 200, 30, 400, 50, 600]) - copies([1, 20, 3, 40, 5, 60]);
-    assert_eq!(difference, copies([9, 180, 27, 360, 45, 540]));
-    for device in [Device::Cpu, Device::Meta] {
-        let memory = Memory::new(device);
-        let mut tensor = crate::Tensor::zeros(&memory, &[2, 3], DType::F32);
-        tensor.view_mut().copy_from_f32(&[1.0; 6]);
-        assert_eq!(memory.copies(), Copies::default(), "{device:?}");
-        assert_eq!((memory.has_values(), memory.rows_at_once()), (device == Device::Cpu, 256));
-    }
 }
 
 #[test]

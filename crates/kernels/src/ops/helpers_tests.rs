@@ -1,8 +1,8 @@
-//! The helpers that operations share: checks of arguments, cutting rows into tasks and chunks, and the bound of scratch
+//! The helpers that operations share: checks of arguments, cutting rows into chunks, and the bound of scratch
 //! memory, which on the emulator is compared with what the operations take.
 
-use super::args::{expect_below, expect_offsets, two_dims};
-use super::lanes::{chunks, rows, rows_of_task};
+use super::args::{expect_below, expect_offsets};
+use super::lanes::chunks;
 use super::{Passes, attention, lm_head, lora, sample};
 use crate::DType::{F32, U32};
 use crate::check::normal;
@@ -35,64 +35,12 @@ fn offsets_ascend_from_0_to_the_length() {
 }
 
 #[test]
-fn a_matrix_has_two_dimensions() {
-    let ctx = Context::cpu(Isa::PORTABLE, 1);
-    let of = |shape: &[usize]| two_dims("op", "x", Tensor::zeros(ctx.memory(), shape, F32).view());
-    assert_eq!(of(&[3, 5]).unwrap(), [3, 5]);
-    for shape in [&[3][..], &[3, 5, 1]] {
-        let message = format!("op: x has shape {shape:?}, expected two dimensions");
-        assert_eq!(of(shape).unwrap_err().to_string(), message);
-    }
-}
-
-#[test]
-fn a_task_has_4096_elements_or_one_row() {
-    let of_width = [(0, 4096), (1, 4096), (3, 1365), (64, 64), (4095, 1), (4096, 1), (4097, 1), (100_000, 1)];
-    for (width, expected) in of_width {
-        assert_eq!(rows_of_task(width), expected, "{width}");
-    }
-    // Ten rows in tasks of four.
-    assert_eq!([0, 1, 2].map(|task| rows(task, 4, 10)), [0..4, 4..8, 8..10]);
-}
-
-#[test]
 fn chunks_of_64_rows_begin_where_segments_do() {
     let of = |segments: Option<&[u32]>, all| chunks(segments, all).collect::<Vec<_>>();
     assert_eq!(of(None, 0), []);
     assert_eq!(of(None, 64), std::iter::once(0..64).collect::<Vec<_>>());
     assert_eq!(of(None, 130), [0..64, 64..128, 128..130]);
     assert_eq!(of(Some(&[0, 3, 3, 68, 70]), 70), [0..3, 3..67, 67..68, 68..70]);
-}
-
-/// Each of the four operations that need scratch memory is the largest once.
-#[test]
-fn scratch_memory_is_that_of_the_operation_that_needs_most() {
-    assert_eq!(Passes::default().scratch_bytes(), 4 * 2, "the end of a list of pages");
-    // Logits of 512 rows by 4096 ids at most, and three numbers for each chunk of 512 ids.
-    let scored = Passes { tokens: 3, vocab: 1025, ..Passes::default() };
-    assert_eq!(scored.scratch_bytes(), 4 * (3 * 1025 + 3 * 3 * 3));
-    let scored = Passes { tokens: 700, vocab: 5000, ..Passes::default() };
-    assert_eq!(scored.scratch_bytes(), 4 * (512 * 4096 + 512 * 10 * 3));
-    // What sampling takes for its rows, and for each of them twelve parameters and its tokens.
-    let sampled = Passes { sequences: 7, positions: 90, vocab: 100, ..Passes::default() };
-    assert_eq!(sampled.scratch_bytes(), 4 * (7 * (100 + 3) + 7 * (12 + 90)));
-    let whole = Passes { whole: true, ..sampled };
-    assert_eq!(whole.scratch_bytes(), 4 * (7 * (4 * 100 + 2 * 128 + 3) + 7 * (12 + 90)));
-    // Of each token: a number for each head, and its place in two lists; of each page of 64 positions that it sees two
-    // numbers; of each page two, and two lengths.
-    let attended = Passes { tokens: 11, positions: 129, pages: 13, heads: 5, ..Passes::default() };
-    assert_eq!(attended.scratch_bytes(), 4 * (11 * (5 + 2) + 2 * 11 * 3 + 2 * (13 + 1)));
-    // Of each token x Aᵀ and its gradient, the dropped-out input and the factors.
-    let adapted = Passes { tokens: 11, rank: 24, ..Passes::default() };
-    assert_eq!(adapted.scratch_bytes(), 4 * 11 * 2 * 24);
-    let dropped = Passes { dropped: 31, ..adapted };
-    assert_eq!(dropped.scratch_bytes(), 4 * 11 * 2 * (24 + 31));
-    // In tests at most 512 elements of inputs and as many factors, or those of one row.
-    let dropped = Passes { tokens: 100, ..dropped };
-    assert_eq!(dropped.scratch_bytes(), 4 * 2 * (100 * 24 + 512));
-    let dropped = Passes { dropped: 700, ..dropped };
-    assert_eq!(dropped.scratch_bytes(), 4 * 2 * (100 * 24 + 700));
-    assert_eq!(Passes::staging_bytes(), 4 << 20);
 }
 
 /// Bytes of scratch memory that `run` takes on the emulator, beside the tensors that it is given.

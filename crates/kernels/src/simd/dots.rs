@@ -186,12 +186,6 @@ mod tests {
         }));
     }
 
-    #[test]
-    fn the_operations_of_a_spin_are_counted() {
-        assert_eq!(Spin::<false> { rounds: 3 }.flops(), 3.0 * 20.0 * 16.0 * 2.0);
-        assert_eq!(Spin::<true> { rounds: 3 }.flops(), 3.0 * 20.0 * 16.0 * 4.0);
-    }
-
     /// What Linux says of the processor is what is found, and a gain is measured only where nothing refuses it.
     #[cfg(all(target_os = "linux", target_arch = "x86_64"))]
     #[test]

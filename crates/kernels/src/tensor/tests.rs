@@ -32,27 +32,6 @@ fn shapes_have_elements_rows_and_a_limit() {
 }
 
 #[test]
-fn tensors_say_what_they_are() {
-    for device in [Device::Cpu, Device::CpuChecked, Device::Meta] {
-        let memory = Memory::new(device);
-        for (dtype, bytes) in [(DType::F32, 24), (DType::U32, 24), (DType::Bf16, 12)] {
-            let tensor = Tensor::zeros(&memory, &[2, 3], dtype);
-            assert_eq!(
-                (tensor.shape(), tensor.dtype(), tensor.device(), tensor.bytes()),
-                (&[2, 3][..], dtype, device, bytes)
-            );
-            assert_eq!(format!("{tensor:?}"), format!("Tensor([2, 3] {dtype:?})"));
-            assert_eq!((tensor.view().shape(), tensor.view().dtype()), (&[2, 3][..], dtype));
-            assert_eq!(memory.usage()["other"].bytes, bytes);
-        }
-    }
-    let memory = Memory::new(Device::Cpu);
-    assert_eq!(Tensor::from_f32(&memory, &[3], &[1.0, 2.0, 3.0]).to_vec_f32(), [1.0, 2.0, 3.0]);
-    assert_eq!(Tensor::from_u32(&memory, &[2], &[4, 5]).view().to_vec_u32(), [4, 5]);
-    assert_eq!(rounded_to_bf16(&[1.0, 1.001, -1.01]), [1.0, 1.0, -1.007_812_5]);
-}
-
-#[test]
 fn rows_of_views_are_relative_to_them() {
     for device in DEVICES {
         let memory = Memory::new(device);

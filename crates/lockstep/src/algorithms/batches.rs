@@ -128,22 +128,6 @@ mod tests {
     use super::*;
     use crate::config::Algorithm;
 
-    #[test]
-    fn numbers_that_would_do_are_named() {
-        assert_eq!([gcd(12, 8), gcd(8, 12), gcd(7, 3), gcd(5, 0), gcd(0, 5)], [4, 4, 1, 5, 5]);
-        let text = |n: usize, unit: usize| multiples(n, unit);
-        assert_eq!((text(7, 3), text(2, 3), text(3, 3)), ("6 or 9".into(), "3".into(), "3 or 3".into()));
-        assert_eq!(
-            (divisors(1), divisors(2), divisors(7)),
-            ("nothing (the batch is too small)".into(), "2".into(), "7".into())
-        );
-        assert_eq!(
-            (divisors(4), divisors(12), divisors(60)),
-            ("2, 4".into(), "3, 4, 6, 12".into(), "15, 20, 30, 60".into())
-        );
-        assert_eq!(divisors(8192), "512, 1024, 2048, 4096", "no larger ones");
-    }
-
     /// The numbers are powers of different primes, so that each number tells its factors.
     #[test]
     fn batches_and_steps_are_counted_as_in_trl() {

@@ -19,35 +19,6 @@ fn config(algorithm: Algorithm, change: impl FnOnce(&mut Config)) -> Config {
 }
 
 #[test]
-fn each_algorithm_has_its_own_needs() {
-    let least = |change: fn(&mut Config)| {
-        ALL.map(|algorithm| {
-            let config = config(algorithm, change);
-            config.policy_gradient().least_generations(&config)
-        })
-    };
-    assert_eq!(least(|_| {}), [2, 2, 1, 2, 1, 1]);
-    assert_eq!(least(|c| c.reward_funcs = vec!["unique_chars".into()]), [2, 2, 1, 2, 1, 2]);
-    let of = |read: fn(&'static dyn PolicyGradient, &Config) -> usize| {
-        let change = |c: &mut Config| (c.num_iterations, c.num_ppo_epochs, c.num_mini_batches) = (3, 5, 7);
-        ALL.map(|algorithm| {
-            let config = config(algorithm, change);
-            read(config.policy_gradient(), &config)
-        })
-    };
-    assert_eq!(of(|algorithm, config| algorithm.passes(config)), [3, 3, 3, 3, 5, 3]);
-    assert_eq!(of(|algorithm, config| algorithm.mini_batches(config)), [1, 1, 1, 1, 7, 1]);
-    let without = ALL.map(|algorithm| config(algorithm, |_| {}).policy_gradient().learns_without_rewards());
-    assert_eq!(without, [false, false, false, false, false, true]);
-    let has_values =
-        ALL.map(|algorithm| matches!(config(algorithm, |_| {}).policy_gradient().estimator(), Estimator::ValueModel));
-    assert_eq!(has_values, [false, false, false, false, true, false]);
-    let shown = ALL.map(|algorithm| config(algorithm, |_| {}).policy_gradient().shown_metrics()[1]);
-    assert_eq!(shown[..4], ["reward"; 4]);
-    assert_eq!(shown[5], "distillation/reverse_kl");
-}
-
-#[test]
 fn the_reference_is_there_if_something_needs_it() {
     let reference = |algorithm, change: fn(&mut Config)| config(algorithm, change).reference().is_some();
     for algorithm in ALL {
@@ -99,34 +70,6 @@ fn objectives_have_the_settings_of_the_configuration() {
     let RlooConfig { epsilon, epsilon_high, mask_truncated_completions } = rloo;
     assert_eq!((epsilon, epsilon_high, mask_truncated_completions), (0.125, Some(0.25), true));
     assert!(matches!(objective(Ppo), Objective::Ppo(_)));
-}
-
-/// Whether groups are skipped, in one sentence, which says why not.
-#[test]
-fn what_is_skipped_is_said() {
-    let said = |algorithm, change: fn(&mut Config)| config(algorithm, change).skipping();
-    let skipped = "groups without a gradient: left out of the update";
-    let computed = |why: &str| format!("groups without a gradient: computed, since {why}");
-    assert_eq!((said(Algorithm::Grpo, |_| {}), said(Algorithm::Rloo, |_| {})), (skipped.into(), skipped.into()));
-    let off = said(Algorithm::Grpo, |c| c.skip_zero_gradients = false);
-    assert_eq!(off, computed("skip_zero_gradients = false"));
-    let beta = "the KL divergence to the reference (beta) has a gradient of its own";
-    assert_eq!(said(Algorithm::Grpo, |c| c.beta = 0.1), computed(beta));
-    let entropy = computed("the entropy bonus has a gradient of its own");
-    assert_eq!(said(Algorithm::Grpo, |c| c.entropy_coef = 0.1), entropy);
-    assert_eq!(said(Algorithm::Grpo, |c| c.use_adaptive_entropy = true), entropy);
-    let quantile = computed("top_entropy_quantile is of the entropies of all tokens");
-    assert_eq!(said(Algorithm::Grpo, |c| c.top_entropy_quantile = 0.99), quantile);
-    let gdpo = |c: &mut Config| c.multi_objective_aggregation = train::MultiObjectiveAggregation::NormalizeThenSum;
-    assert_eq!(said(Algorithm::Grpo, gdpo), computed(CENTERED));
-    let in_reward = computed("the KL divergence to the reference (beta) is in the reward");
-    assert_eq!(said(Algorithm::Rloo, |c| c.beta = 0.1), in_reward);
-    assert_eq!(said(Algorithm::Rloo, |c| c.normalize_advantages = true), computed(CENTERED));
-    for algorithm in [Algorithm::ReinforcePlusPlus, Algorithm::ReinforcePlusPlusBaseline] {
-        assert_eq!(said(algorithm, |_| {}), computed(CENTERED));
-    }
-    assert_eq!(said(Algorithm::Ppo, |_| {}), computed("the value model learns from every completion"));
-    assert_eq!(said(Algorithm::Distillation, |_| {}), computed("the teacher has something to say of every completion"));
 }
 
 #[test]

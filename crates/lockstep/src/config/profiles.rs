@@ -256,33 +256,4 @@ mod tests {
         let plan = SamplingPlan::new(&config(json!({}), json!([])), &[0]).unwrap();
         assert!((0..9).all(|n| plan.profile(n).is_none() && Arc::ptr_eq(plan.of(n), plan.common())));
     }
-
-    #[test]
-    fn what_no_run_could_have_is_refused() {
-        let half = json!({"a": {"share": 0.5}, "b": {"share": 0.5}});
-        let refused = |profiles: Json, workers: Json| check(&config(profiles, workers)).unwrap_err().to_string();
-        for (profiles, words) in [
-            (json!({"a": {"share": 0.5}}), "sum to 0.5"),
-            (json!({"a": {"share": 0.0}}), "`sampling_profiles.a.share` is 0"),
-            (json!({"a": {}}), "share"),
-            (json!({"a": {"share": 1.0, "temperature": 2.0}}), "temperature"),
-            (json!({"a": {"share": 1.0, "max_completion_length": 65}}), "1 to max_completion_length, 64"),
-            (json!({"a": {"share": 1.0, "top_p": 0.0}}), "top_p"),
-            (json!({"a": {"share": 1.0, "min_p": 2.0}}), "min_p"),
-            (json!({"a": {"share": 1.0, "repetition_penalty": 0.0}}), "repetition_penalty"),
-        ] {
-            let said = refused(profiles, json!([]));
-            assert!(said.contains(words), "{said}");
-        }
-        for (workers, words) in [
-            (json!([{"profiles": ["c"]}]), "no `[sampling_profiles.c]`; there are: a, b"),
-            (json!([{"profiles": ["a"]}]), "no entry of `workers` has the profile \"b\""),
-            (json!([{"count": 0}]), "at least 1"),
-            (json!([{"speed": 2}]), "`workers`, entry 1"),
-        ] {
-            let said = refused(half.clone(), workers);
-            assert!(said.contains(words), "{said}");
-        }
-        check(&config(half, json!([{"profiles": ["a"], "threads": 1}, {"count": 2}]))).unwrap();
-    }
 }

@@ -234,35 +234,6 @@ fn the_tools_and_arguments_of_a_prompts_row_are_passed_to_the_template() {
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
 }
 
-#[test]
-fn long_prompts_are_left_out_or_refused_and_never_cut() {
-    let (tokenizer, kwargs) = (tokenizer(), Map::new());
-    let encoder = PromptEncoder { tokenizer: &tokenizer, template: None, kwargs: &kwargs, tools: None };
-    let data = load("{\"prompt\": \"abcdef\"}\n{\"prompt\": \"ab\"}\n", |_| {}).unwrap();
-    let all = encode_all(&encoder, &data, None, 10, 4, &StopSignal::new()).unwrap();
-    assert_eq!((all.prompts.len(), all.left_out, all.prompts[0].tokens.ids.len()), (2, 0, 6));
-    let some = encode_all(&encoder, &data, Some(5), 10, 4, &StopSignal::new()).unwrap();
-    assert_eq!((some.prompts.len(), some.left_out, some.prompts[0].row), (1, 1, 1));
-    for (most, context, words) in [
-        (None, 9, ["row 1", "6 tokens", "context of 9", "max_prompt_length = 5"]),
-        (None, 3, ["row 1", "6 tokens", "context of 3", "lower max_completion_length"]),
-        (Some(1), 10, ["every prompt", "max_prompt_length = 1", "nothing is left", "raise it"]),
-    ] {
-        let error = encode_all(&encoder, &data, most, context, 4, &StopSignal::new()).unwrap_err();
-        assert!(is_bad_input(&error));
-        for word in words {
-            assert!(error.to_string().contains(word), "`{word}` is not in: {error}");
-        }
-    }
-    let empty = load("{\"prompt\": \"\"}\n", |_| {}).unwrap();
-    assert!(
-        encode_all(&encoder, &empty, None, 10, 4, &StopSignal::new())
-            .unwrap_err()
-            .to_string()
-            .contains("the prompt is empty")
-    );
-}
-
 mod foreign {
     use super::*;
     use proptest::prelude::*;
@@ -355,22 +326,5 @@ fn parquet_in_every_compression() {
         let path = dir.path().join(name);
         std::fs::write(&path, &bytes).unwrap();
         assert!(is_bad_input(&super::rows::read(&path, &bytes, 100, &StopSignal::default()).unwrap_err()), "{name}");
-    }
-}
-
-#[test]
-fn a_json_file_is_lines_or_a_list() {
-    let dir = tempfile::tempdir().unwrap();
-    let path = dir.path().join("train.json");
-    let read = |text: &str| {
-        std::fs::write(&path, text).unwrap();
-        let rows = super::rows::read(&path, text.as_bytes(), 2, &StopSignal::default())?;
-        anyhow::Ok(rows.into_iter().map(|(place, row)| (place, row["prompt"].clone())).collect::<Vec<_>>())
-    };
-    let both = vec![(1, json!("a")), (2, json!("b"))];
-    assert_eq!(read("{\"prompt\": \"a\"}\n{\"prompt\": \"b\"}\n").unwrap(), both);
-    assert_eq!(read(" [\n {\"prompt\": \"a\"},\n {\"prompt\": \"b\"}, {\"prompt\": \"c\"}]").unwrap(), both);
-    for broken in ["[1]", "[{\"prompt\": \"a\"}"] {
-        assert!(is_bad_input(&read(broken).unwrap_err()), "{broken}");
     }
 }

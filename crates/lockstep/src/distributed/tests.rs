@@ -2,10 +2,8 @@
 
 use super::expelled::Expelled;
 use super::made_by::MadeBy;
-use super::network::{NatsServer, Network};
 use super::*;
 use fleet::{Answer, JobName, JobResult, WorkerName};
-use std::net::SocketAddr;
 
 fn worker(name: &str) -> WorkerName {
     WorkerName::new(name).unwrap()
@@ -181,31 +179,4 @@ fn an_identity_is_of_what_decides_bits() {
     );
     assert_eq!(own, of(&Config { threads: Some(3), ..Config::default() }));
     assert!(own.difference(&of(&Config { temperature: 0.5, ..Config::default() })).is_some());
-}
-
-#[test]
-fn addresses_of_servers_and_directories() {
-    for address in ["nats://host/x", "tls://host/x"] {
-        assert!(is_server(Path::new(address)), "{address}");
-    }
-    for directory in ["run", "/run/nats://", "http://host", "nats:/host"] {
-        assert!(!is_server(Path::new(directory)), "{directory}");
-    }
-    let network = |token: Option<&str>, listen: [u8; 4]| Network {
-        server: NatsServer { url: "nats://h/x".into(), token: token.map(str::to_owned), certificates: None },
-        listen: SocketAddr::from((listen, 70)),
-        advertise: None,
-    };
-    let shown = |network: Network| network.check().err().map(|e| e.to_string()).filter(|e| e.contains("to anybody"));
-    let words = "--listen 0.0.0.0:70 would show the weights to anybody: give the NATS server a token, and it to the \
-                 learner and its workers by --nats-token-file or LOCKSTEP_NATS_TOKEN";
-    assert_eq!(shown(network(None, [0, 0, 0, 0])).as_deref(), Some(words));
-    assert_eq!((shown(network(None, [127, 0, 0, 1])), shown(network(Some("t"), [0, 0, 0, 0]))), (None, None));
-}
-
-#[test]
-fn a_refusal_of_the_fleet_is_the_users() {
-    let refused = of_fleet(fleet::Error::Refused("no".into()));
-    assert!(crate::error::is_bad_input(&refused) && refused.to_string() == "no");
-    assert!(!crate::error::is_bad_input(&of_fleet(fleet::Error::Failed("no".into()))));
 }

@@ -1,23 +1,21 @@
-//! Model directories: what is refused, which hash is one of a model's weights, and what a plan counts.
+//! Model directories: what is refused, and which hash is one of a model's weights.
 
 use super::*;
-use crate::config::{ComputeDType, WorkloadBounds, engine_config, sampling};
+use crate::config::ComputeDType;
 use crate::data::prompt_dataset::{PromptDataset, context, encoder};
 use crate::data::{DatasetSpec, Rows};
 use crate::error::is_bad_input;
 use crate::stop::{StopSignal, is_stopped};
 use kernels::Context;
-use kernels::ops::Passes;
 use model::chat::PromptTime;
 use model::io::SaveOptions;
 use model::peft::BaseModel;
 use model::tokenizer::{SpecialTokens, Tokenizer};
-use model::{Adapter, Capacity, Head, LoraConfig, ModelAssets, ModelConfig, Weights};
+use model::{Adapter, Head, LoraConfig, ModelAssets, ModelConfig, Weights};
 use std::cell::RefCell;
 use std::fs;
 use std::path::Path;
 use std::sync::Arc;
-use telemetry::Sinks;
 use telemetry::record::{FileHash, sha256};
 
 const SHAPE: &str = r#"{"model_type": "qwen3", "architectures": ["Qwen3ForCausalLM"], "vocab_size": 40,
@@ -325,78 +323,6 @@ fn a_policy_says_what_it_is_and_whether_it_is_broken() {
     let adapted = Policy::load_with_other(&ctx, &base, Some(&adapter), ComputeDType::Bf16).unwrap();
     let described = adapted.describe(&ctx);
     assert!(described.contains(" parameters · 0.00 M of an adapter of rank 2 · bf16 on "), "{described}");
-}
-
-fn work(completions: usize, group: usize) -> Work {
-    Work { completions, group, longest: Longest { prompt: 70, completion: 9 } }
-}
-
-#[test]
-fn a_plan_counts_the_largest_pass() {
-    let config = Config { max_tokens_per_micro_batch: 128, ..Config::default() };
-    let (sinks, stop, model) = (Sinks::new(), StopSignal::new(), shape(40));
-    let builder = Builder::new(&one_thread(), &config, None, &sinks, &stop);
-    assert!(!builder.is_plan() && builder.on_meta().is_plan());
-    let counted = |parts: &dyn Fn(&mut Builder<'_>)| {
-        let mut meta = builder.on_meta();
-        parts(&mut meta);
-        meta.counted()
-    };
-    let capacity = |completions: usize, group: usize| {
-        let one = Capacity::of_group(70, &vec![9; group], true);
-        Capacity::of_micro_batch(one, completions.div_ceil(group), completions, 128)
-    };
-    let (_, of) = counted(&|meta| drop(meta.scorer("reference", &model, work(8, 2))));
-    let most = capacity(8, 2);
-    let expected =
-        Passes { tokens: most.tokens, pages: most.blocks, positions: 79, vocab: 40, heads: 2, ..Passes::default() };
-    assert_eq!((of.passes, of.drafts), (expected, 0));
-    // A group is no larger than the work, and the largest of all passes counts.
-    let (_, of) = counted(&|meta| drop(meta.scorer("reference", &model, work(3, 99))));
-    assert_eq!((of.passes.tokens, of.passes.pages), (capacity(3, 3).tokens, capacity(3, 3).blocks));
-    let (parts, of) = counted(&|meta| {
-        drop(meta.scorer("reference", &model, work(8, 2)));
-        drop(meta.scorer("teacher", &shape(99), Work { longest: Longest { prompt: 3, completion: 2 }, ..work(1, 1) }));
-        drop(meta.scorer("reference", &model, work(1, 1)));
-    });
-    assert_eq!((of.passes.vocab, of.passes.positions, of.passes.tokens), (99, 79, most.tokens));
-    assert_eq!(parts.iter().map(|(name, _)| name.as_str()).collect::<Vec<_>>(), ["reference", "teacher"]);
-    let (parts, of) = counted(&|_| {});
-    assert!(parts.is_empty() && of.passes == Passes::default());
-    let (run, of) = builder.counted();
-    assert!(run.is_empty() && of.passes == Passes::default());
-}
-
-#[test]
-fn adapters_and_the_engine_count_too() {
-    let dir = tempfile::tempdir().unwrap();
-    save(dir.path(), &shape(40), "abc");
-    let assets = load_assets(dir.path(), Head::Lm, ComputeDType::F32, PromptTime(0)).unwrap();
-    let (sinks, stop) = (Sinks::new(), StopSignal::new());
-    let passes = |config: &Config, with_engine: bool| {
-        let mut meta = Builder::new(&one_thread(), config, None, &sinks, &stop).on_meta();
-        let sizes = engine_config(config, 64, WorkloadBounds::of_prompts(10, 6));
-        let (training, draws, drafts) = (sampling(config, &[]), sizes.draws(), sizes.draft_bytes());
-        if with_engine {
-            meta.engine(&assets, sizes, &[&training]).unwrap();
-        } else {
-            drop(meta.scorer("reference", &assets.config, work(2, 2)));
-        }
-        let (_, counted) = meta.counted();
-        (counted, draws, drafts)
-    };
-    let lora = Config { use_peft: true, lora_r: 4, lora_dropout: 0.1, ..Config::default() };
-    let (of, ..) = passes(&lora, false);
-    assert_eq!((of.passes.rank, of.passes.dropped), (12, 24));
-    let (of, ..) = passes(&Config { lora_dropout: 0.0, ..lora }, false);
-    assert_eq!((of.passes.rank, of.passes.dropped, of.passes.sequences), (12, 0, 0));
-    let config = Config { max_completion_length: 20, ..Config::default() };
-    let (of, draws, drafts) = passes(&config, true);
-    assert_eq!((of.passes.sequences, of.passes.positions, of.passes.whole, of.drafts), (draws, 30, false, drafts));
-    assert_eq!((drafts, of.passes.rank), (0, 0));
-    let whole = Config { top_k: 3, speculative: rollout::Speculative::Auto, ..config };
-    let (of, draws, drafts) = passes(&whole, true);
-    assert!(of.passes.whole && of.passes.sequences == draws && of.drafts == drafts && drafts > 0);
 }
 
 #[test]

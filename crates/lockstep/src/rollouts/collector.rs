@@ -312,46 +312,6 @@ mod tests {
     use rollout::FinishReason;
 
     #[test]
-    fn the_engines_counts_and_times_are_those_of_the_step() {
-        let (stages, ms) = (Stages::default(), Duration::from_millis);
-        let span = stages.span("rollout");
-        let done = Counters {
-            computed_tokens: 1,
-            cached_tokens: 2,
-            preemptions: 3,
-            prefill_time: ms(250),
-            decode_steps: 5,
-            decode_time: ms(500),
-            decode_passes: 7,
-            decoded_tokens: 8,
-            sampling_time: ms(750),
-            drafted_tokens: 10,
-            accepted_tokens: 11,
-            draft_time: ms(500),
-            undrafted_time: ms(2000),
-            ..Counters::default()
-        };
-        record_counters(&stages, &span, done);
-        span.end();
-        let step = stages.take_step();
-        let expected = [
-            ("accepted_tokens", 11.0),
-            ("cached_tokens", 2.0),
-            ("computed_tokens", 1.0),
-            ("decode_passes", 7.0),
-            ("decode_steps", 5.0),
-            ("decoded_tokens", 8.0),
-            ("draft_saved_s", 1.5),
-            ("drafted_tokens", 10.0),
-            ("preemptions", 3.0),
-        ];
-        assert_eq!(step.counts, expected.map(|(name, n)| (name.to_owned(), n)).into());
-        let parts: BTreeMap<&str, f64> = step.stages.iter().map(|stage| (&*stage.path, stage.seconds)).collect();
-        let of = |name: &str| parts[&*format!("rollout/{name}")];
-        assert_eq!((of("prefill"), of("decode"), of("sampling"), parts.len()), (0.25, 0.5, 0.75, 4));
-    }
-
-    #[test]
     fn the_first_log_probability_that_is_not_finite_is_named() {
         let group = |id: u64, logps: &[f32]| {
             let tokens = logps.len();

@@ -265,7 +265,7 @@ fn completion(
         }
         (Some(logps), None) => (logps.clone(), of_engine.is_some_and(|(own, _)| bits(own) == bits(logps))),
     };
-    let version = if is_policys { version } else { super::replay::NO_VERSION };
+    let version = if is_policys { version } else { super::versions::NO_VERSION };
     // As in TRL, a completion whose last token is not an end-of-sequence id counts as truncated.
     let ended = given.ids.last().is_some_and(|id| stop_ids.contains(id));
     let reason = if ended { FinishReason::Stop } else { FinishReason::Length };

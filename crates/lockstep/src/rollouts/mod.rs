@@ -17,6 +17,7 @@ pub mod reward_model;
 pub mod rewards;
 pub mod samples;
 pub mod scoring;
+mod versions;
 pub mod wire;
 
 pub use groups::{Rollouts, ScoredCompletion, ScoredGroup};

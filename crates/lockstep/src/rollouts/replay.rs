@@ -18,6 +18,7 @@ use crate::data::rows::WHOLE_LINES;
 use crate::error::{BadInput, OrBadInput};
 use crate::models::Policy;
 use crate::rollouts::lineage::Lineage;
+use crate::rollouts::versions::{NO_VERSION, OF_ANOTHER_RUN};
 use crate::rollouts::wire::{self, Group};
 use crate::rollouts::{Rollouts, ScoredCompletion, ScoredGroup};
 use kernels::Context;
@@ -29,27 +30,10 @@ use rewards::{Content, Problem};
 use rollout::{Completion, FinishReason};
 use serde_json::{Map, Value, json};
 use sha2::{Digest, Sha256};
-use std::borrow::Cow;
 use std::io::BufRead;
 use std::path::Path;
 use std::sync::Arc;
 use telemetry::{RecordedCompletion, RolloutLine, counted};
-
-/// The version of unknown weights. Log-probabilities with this version are never compared with the trainer's.
-pub(super) const NO_VERSION: u64 = u64::MAX;
-
-/// A bit in a weight version: the number counts versions of the run that recorded it, not of this run.
-const OF_ANOTHER_RUN: u64 = 1 << 63;
-
-/// The versions as the recording run numbered them; empty if one of them is not known.
-pub fn recorded_versions(versions: &[u64]) -> Cow<'_, [u64]> {
-    // `NO_VERSION` has this bit, too.
-    match versions.iter().any(|version| version & OF_ANOTHER_RUN != 0) {
-        true if versions.contains(&NO_VERSION) => Cow::Borrowed(&[]),
-        true => versions.iter().map(|version| version & !OF_ANOTHER_RUN).collect(),
-        false => Cow::Borrowed(versions),
-    }
-}
 
 /// A prompt and its recorded completions.
 struct ReplayGroup {

@@ -2,9 +2,11 @@
 //! is only read, and another process may be writing into it.
 
 use super::RunDir;
-use super::checkpoint::{self, state::RunState, state::lineage_of};
-use super::resume::{ResumeFrom, find_checkpoint};
+use super::checkpoint;
+use super::inputs::ResumeFrom;
+use super::resume::find_checkpoint;
 use super::run_dir::write_atomically;
+use super::state::{RunState, lineage_of};
 use crate::bad_input;
 use crate::error::OrBadInput;
 use model::io::{FILE_LIST, FileList};

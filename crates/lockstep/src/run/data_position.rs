@@ -3,7 +3,7 @@
 use crate::config::Config;
 use crate::data::Sampler;
 use crate::error::BadInput;
-use crate::run::checkpoint::state::RunState;
+use crate::run::state::RunState;
 
 /// How much of the training data a run has used.
 #[derive(Clone, Debug)]

@@ -158,42 +158,4 @@ mod tests {
         assert_eq!(check(true, 1, SetSize { vocab: None, ..size }), Ok(()), "scores are nothing");
         assert!(size.check(&Keeps(true), &Available::default(), 1).is_ok(), "the available memory is unknown");
     }
-
-    #[test]
-    fn what_does_not_fit_is_said_in_full() {
-        let size = SetSize { rows: 10, sequences: 20, longest: 64, vocab: Some(256) };
-        let available = &Available { host: Some((1 << 20) + 1000), ..Available::default() };
-        let said = |keeps, size: SetSize| size.check(&Keeps(keeps), available, 1000).unwrap_err().to_string();
-        assert_eq!(
-            said(true, SetSize { longest: 1024, ..size }),
-            "the logits of the evaluation, [20, 1024, 256] in f32, take 28.0 MiB and 1.0 MiB are left beside the run: \
-             give preprocess_logits_for_metrics, which sees one batch at a time (8.0 MiB), set batch_eval_metrics, or \
-             evaluate fewer rows (eval_max_samples)"
-        );
-        assert_eq!(
-            said(false, SetSize { longest: 1024, ..size }),
-            "the logits of one batch of the evaluation take 8.0 MiB and 1.0 MiB are left beside the run: lower \
-             per_device_eval_batch_size (now 4)"
-        );
-        // An empty set needs nothing; scores are one number for each sequence.
-        assert_eq!(SetSize { rows: 0, sequences: 0, ..size }.bytes(4), 0);
-        assert_eq!(SetSize { vocab: None, ..size }.bytes(3), 4 * 6);
-        assert_eq!((size.bytes(3), size.bytes(99)), (4 * 6 * 64 * 256, 4 * 20 * 64 * 256));
-    }
-
-    #[test]
-    fn the_best_metric_is_one_that_there_is() {
-        let config =
-            |name: Option<&str>| Config { metric_for_best_model: name.map(str::to_owned), ..Config::default() };
-        let known = ["eval_reward".to_owned(), "loss".to_owned()];
-        for name in [None, Some("reward"), Some("eval_reward"), Some("loss")] {
-            assert!(check_best_metric(&config(name), &known).is_ok(), "{name:?}");
-        }
-        for name in ["eval_loss", "rewar", "eval_"] {
-            let error = check_best_metric(&config(Some(name)), &known).unwrap_err();
-            let words =
-                format!("`metric_for_best_model` = {name}: no such evaluation metric; there are eval_reward, loss");
-            assert_eq!((crate::error::is_bad_input(&error), error.to_string()), (true, words));
-        }
-    }
 }

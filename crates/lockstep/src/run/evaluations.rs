@@ -1,8 +1,8 @@
 //! The evaluations of a training run: whether one is due, which was the best, and how many in a row since then were no
 //! better.
 
-use super::checkpoint::state::{Best, RunState};
 use super::eval_metrics::{MetricsFailed, check_best_metric, no_such_metric};
+use super::state::{Best, RunState};
 use crate::config::Config;
 use crate::rollouts::evaluate::find;
 use anyhow::Context as _;
@@ -163,15 +163,5 @@ mod tests {
         let mut first = new(&["reward"], false).unwrap();
         assert!(!first.take(&config, 0, &[("eval_reward".to_owned(), 1.0)], &Sinks::new()).unwrap());
         assert_eq!(first.best, None);
-    }
-
-    #[test]
-    fn patience_is_reached_at_its_number() {
-        let mut evaluations = Evaluations { due: false, best: None, without_improvement: 1, has_other_metrics: false };
-        let patience = |patience| config(|c| c.early_stopping_patience = patience);
-        let out = |evaluations: &Evaluations, p| evaluations.out_of_patience(&patience(p));
-        assert!(!out(&evaluations, Some(2)) && !out(&evaluations, None) && out(&evaluations, Some(1)));
-        evaluations.without_improvement = 3;
-        assert!(out(&evaluations, Some(2)));
     }
 }

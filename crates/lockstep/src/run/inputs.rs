@@ -3,8 +3,7 @@
 
 use super::RunDir;
 use super::eval_metrics::EvalMetrics;
-use super::resume::ResumeFrom;
-use crate::config::{Config, Resolved};
+use crate::config::{Config, Layers, Purpose, Resolved};
 use crate::data::{DatasetSpec, Rows};
 use crate::distributed::Network;
 use crate::models::{Builder, Policy};
@@ -16,7 +15,7 @@ use model::Sharing;
 use model::chat::PromptTime;
 use rewards::Reward;
 use std::ops::ControlFlow;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use telemetry::{Console, Sinks};
 
 /// The inputs that every task is built from.
@@ -40,6 +39,36 @@ pub struct RunInputs {
     pub stop: StopSignal,
     /// Objects that the caller injects.
     pub injected: Injected,
+}
+
+/// The point from which a run begins.
+#[derive(Clone, Debug)]
+pub enum ResumeFrom {
+    /// A new run in a new directory.
+    Nothing,
+    /// After the step of this checkpoint.
+    Checkpoint(PathBuf),
+    /// From step 0 again, in the directory of a run that was killed before its first checkpoint.
+    Beginning,
+}
+
+impl ResumeFrom {
+    /// The directory of the checkpoint, if the run begins from one.
+    pub fn checkpoint(&self) -> Option<&Path> {
+        match self {
+            ResumeFrom::Checkpoint(dir) => Some(dir),
+            _ => None,
+        }
+    }
+
+    /// The configuration with which the run in `dir` was last started; `None` for a new run.
+    pub(super) fn configuration(&self, dir: &RunDir, purpose: Purpose) -> anyhow::Result<Option<Config>> {
+        if matches!(self, ResumeFrom::Nothing) || !dir.config().exists() {
+            return Ok(None);
+        }
+        let layers = Layers { purpose, file: Some(dir.config()), ..Layers::default() };
+        Ok(Some(layers.resolve()?.config))
+    }
 }
 
 /// Objects that the caller injects beside the configuration. They move as a whole from

@@ -4,8 +4,8 @@
 use crate::bad_input;
 use crate::models::{Policy, WriteFiles};
 use crate::rollouts::collector::record_ops;
-use crate::run::checkpoint::moments;
-use crate::run::checkpoint::state::RunState;
+use crate::run::moments;
+use crate::run::state::RunState;
 use kernels::Context;
 use model::Trainable;
 use std::path::Path;

@@ -1,6 +1,6 @@
 //! The lineage, a hash of everything that made the weights, at the start of a training run.
 
-use super::resume::ResumeFrom;
+use super::inputs::ResumeFrom;
 use super::training::TrainingRun;
 use crate::config::{Config, settings_of_weights};
 use crate::models::hashes;

@@ -40,7 +40,8 @@ pub struct RunLog {
 }
 
 /// Stages whose seconds are logged as metrics: path of the stage, name of the metric.
-const TIMED: [(&str, &str); 3] = [
+const TIMED: [(&str, &str); 4] = [
+    ("reference", "ref_time_s"),
     ("rollout/prefill", "prefill_time_s"),
     ("rollout/decode", "decode_time_s"),
     ("rollout/sampling", "sampling_time_s"),

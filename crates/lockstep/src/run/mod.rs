@@ -21,6 +21,7 @@ pub mod lock;
 pub mod log;
 pub mod memory_advice;
 pub mod memory_plan;
+pub mod moments;
 mod own_files;
 pub mod prepared;
 pub mod profile;
@@ -30,6 +31,8 @@ pub mod resume;
 pub mod reward_notes;
 mod rollout_log;
 pub mod run_dir;
+mod save;
+pub mod state;
 pub mod task;
 pub mod training;
 

@@ -1,7 +1,6 @@
 //! The names that a run gives to its own files. Other files in a run's directory are the user's: a run neither changes
 //! nor deletes them.
 
-use super::run_dir::is_temporary;
 use std::path::Path;
 
 /// The names of what a run writes into its directory; `*` stands for any characters. (`fleet` is missing, because
@@ -30,6 +29,13 @@ const OF_A_RUN: [&str; 21] = [
     "abandoned",
     "drafts.bin",
 ];
+
+/// Whether `name` is that of a temporary file (`.NAME.PID.partial`, `.NAME.PID.tmp`) or of an unfinished result.
+pub(super) fn is_temporary(name: &str) -> bool {
+    let file = name.strip_prefix('.').and_then(|name| name.strip_suffix(".partial").or(name.strip_suffix(".tmp")));
+    let pid = file.and_then(|name| name.rsplit_once('.')).is_some_and(|(_, pid)| pid.parse::<u32>().is_ok());
+    pid || name.starts_with(".unfinished-")
+}
 
 /// The first name in the directory `root` that a run would use for a file of its own. Empty directories are none.
 pub(super) fn in_the_way(root: &Path) -> Option<String> {

@@ -2,8 +2,8 @@
 //! and everything else as it happens. It does not know what a metric means, nor where the events end up.
 
 use super::RunDir;
-use super::checkpoint::state::MetricSums;
 use super::rollout_log::{Recorded, RolloutLog};
+use super::state::MetricSums;
 use crate::config::{Config, hyperparameters};
 use crate::rollouts::wire::{Group, records};
 use std::collections::BTreeMap;

@@ -2,42 +2,13 @@
 
 use super::RunDir;
 use super::checkpoint;
-use super::checkpoint::state::{self, RunState};
+use super::inputs::ResumeFrom;
+use super::state::{self, RunState};
 use crate::bad_input;
-use crate::config::{Config, Layers, Purpose, Resolved, changes_on_resume};
+use crate::config::{Config, Layers, Resolved, changes_on_resume};
 use crate::error::{BadInput, OrBadInput, paragraph};
 use kernels::Context;
 use std::path::{Path, PathBuf};
-
-/// The point from which a run begins.
-#[derive(Clone, Debug)]
-pub enum ResumeFrom {
-    /// A new run in a new directory.
-    Nothing,
-    /// After the step of this checkpoint.
-    Checkpoint(PathBuf),
-    /// From step 0 again, in the directory of a run that was killed before its first checkpoint.
-    Beginning,
-}
-
-impl ResumeFrom {
-    /// The directory of the checkpoint, if the run begins from one.
-    pub fn checkpoint(&self) -> Option<&Path> {
-        match self {
-            ResumeFrom::Checkpoint(dir) => Some(dir),
-            _ => None,
-        }
-    }
-
-    /// The configuration with which the run in `dir` was last started; `None` for a new run.
-    pub(super) fn configuration(&self, dir: &RunDir, purpose: Purpose) -> anyhow::Result<Option<Config>> {
-        if matches!(self, ResumeFrom::Nothing) || !dir.config().exists() {
-            return Ok(None);
-        }
-        let layers = Layers { purpose, file: Some(dir.config()), ..Layers::default() };
-        Ok(Some(layers.resolve()?.config))
-    }
-}
 
 /// Finds the run and the checkpoint that `resume` names. `latest` means the run in `output_dir`.
 pub fn find_run(resume: &str, output_dir: Option<&Path>) -> anyhow::Result<(RunDir, ResumeFrom)> {

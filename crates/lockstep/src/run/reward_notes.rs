@@ -83,21 +83,4 @@ mod tests {
         notes.waited(0.0, 3.0, &BTreeMap::from([("r".to_owned(), 3.0)]));
         assert!(!notes.is_news(), "it is as slow as before");
     }
-
-    #[test]
-    fn a_reward_is_slow_beyond_a_second_and_the_rollout() {
-        let said = |rollout_s, waited_s| {
-            let mut notes = RewardNotes::default();
-            notes.waited(rollout_s, waited_s, &BTreeMap::from([("a".to_owned(), 1.5)]));
-            notes.text().is_some()
-        };
-        assert!(!said(0.0, 1.0) && said(0.0, 1.01) && !said(2.0, 2.0) && said(2.0, 2.01));
-        let mut notes = RewardNotes::default();
-        assert!(!notes.is_news(), "there is nothing to say");
-        notes.timed_out("a", 1);
-        assert!(notes.is_news());
-        notes.waited(0.0, 2.0, &BTreeMap::from([("a".to_owned(), 1.5)]));
-        notes.waited(9.0, 2.0, &BTreeMap::from([("a".to_owned(), 1.5)]));
-        assert_eq!(notes.text().unwrap(), "timed out so far: a 1", "it is no longer slow");
-    }
 }

@@ -21,7 +21,7 @@
 //! ```
 
 use super::lock::{self, RunLock};
-use super::own_files::in_the_way;
+use super::own_files::{in_the_way, is_temporary};
 use crate::bad_input;
 use crate::error::{BadInput, OrBadInput, paragraph};
 use std::collections::BTreeMap;
@@ -260,13 +260,6 @@ impl RunDir {
     }
 }
 
-/// Whether `name` is that of a temporary file (`.NAME.PID.partial`, `.NAME.PID.tmp`) or of an unfinished result.
-pub(super) fn is_temporary(name: &str) -> bool {
-    let file = name.strip_prefix('.').and_then(|name| name.strip_suffix(".partial").or(name.strip_suffix(".tmp")));
-    let pid = file.and_then(|name| name.rsplit_once('.')).is_some_and(|(_, pid)| pid.parse::<u32>().is_ok());
-    pid || name.starts_with(".unfinished-")
-}
-
 fn make(dir: &Path) -> anyhow::Result<()> {
     use std::io::ErrorKind::{
         AlreadyExists, InvalidFilename, InvalidInput, NotADirectory, NotFound, PermissionDenied, ReadOnlyFilesystem,
@@ -409,12 +402,5 @@ mod tests {
         let gone = run.check().unwrap_err().to_string();
         let words = "the run's directory, is gone: was it moved or deleted? Nothing is written any more";
         assert_eq!(gone, format!("{place}, {words}"));
-    }
-
-    #[test]
-    fn places_in_a_run() {
-        let run = RunDir::at(Path::new("r"));
-        assert_eq!((run.checkpoint(7), run.log(2)), ("r/checkpoints/step-000007".into(), "r/lockstep-2.log".into()));
-        assert_eq!((run.checkpoint(1_234_567), run.root()), ("r/checkpoints/step-1234567".into(), Path::new("r")));
     }
 }

@@ -4,14 +4,12 @@
 //! own state goes into the same checkpoint as an opaque value.
 
 use super::StopReason;
-use super::checkpoint::state::RunState;
-use super::checkpoint::{Checkpoints, Kept};
+use super::checkpoint::Checkpoints;
 use super::data_position::DataPosition;
 use super::evaluations::Evaluations;
 use super::inputs::Follow;
 use super::learner::Learner;
 use super::log::RunLog;
-use super::task::Task;
 use crate::config::{Config, Strategy};
 use crate::stop::StopSignal;
 use model::chat::PromptTime;
@@ -123,47 +121,6 @@ impl TrainingRun {
         let at_end = last && (ended.is_some() || self.learner.is_done());
         let is_due = self.is_due(strategy, self.config.save_steps);
         self.log.callbacks.follows(Follow::Save, is_due) || (strategy != Strategy::No && (at_end || best))
-    }
-
-    /// Begins to write a checkpoint of the current step; [`finish_checkpoint`](Self::finish_checkpoint) waits for it.
-    /// A stop request does not cancel work that the checkpoint needs.
-    pub(crate) fn save(&mut self, task: &mut dyn Task) -> anyhow::Result<()> {
-        if self.checkpoints.has(self.learner.step) {
-            return Ok(());
-        }
-        let _held = self.stop.hold();
-        self.finish_checkpoint()?;
-        let _span = self.log.stages.span("checkpoint");
-        task.complete_state(self)?;
-        let state = self.state(task)?;
-        let mut writes = self.learner.writers();
-        writes.extend(task.write_tensors(&self.learner));
-        writes.push(Box::new(move |dir| state.write(dir)));
-        let kept = Kept::new(&self.config, self.evaluations.best.as_ref());
-        self.checkpoints.start(self.learner.step, writes, kept)
-    }
-
-    /// Everything that the next step depends on, apart from weights and moments.
-    fn state(&self, task: &dyn Task) -> anyhow::Result<RunState> {
-        let TrainingRun { config, learner, data, log, evaluations, .. } = self;
-        Ok(RunState {
-            format: RunState::FORMAT,
-            step: learner.step,
-            weights_version: learner.policy.weights.version(),
-            isa: learner.ctx.describe().to_owned(),
-            arithmetic: Some(learner.ctx.arithmetic(config.dtype.dtype()).to_owned()),
-            data_hash: data.hash.clone(),
-            sampler: data.sampler.state(),
-            trainer: learner.trainer.state(),
-            task: task.state()?,
-            num_tokens: data.num_tokens,
-            unlogged: log.reporter.unlogged().clone(),
-            best: evaluations.best.clone(),
-            evaluations_without_improvement: evaluations.without_improvement,
-            evaluation_due: evaluations.due,
-            alarms: log.alarms.state(),
-            log_bytes: log.sinks().checkpoint()?,
-        })
     }
 
     /// Checks, before more is written, whether somebody deleted files that a resume needs.

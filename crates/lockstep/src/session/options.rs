@@ -157,8 +157,9 @@ impl RunOptions {
         self
     }
 
-    /// Lets workers make the completions: processes that join the run's directory ([`work`](crate::work)). Weights are
-    /// in shared memory, or in files in `weights_dir` where processes do not see each other's `/proc`.
+    /// Lets workers make the completions: processes that join the run's directory
+    /// ([`work`](crate::workers::work)). Weights are in shared memory, or in files in `weights_dir` where processes do
+    /// not see each other's `/proc`.
     pub fn distributed(mut self, weights_dir: Option<PathBuf>) -> Self {
         let now = telemetry::system::since_1970().as_nanos() as u64;
         let mut run = [0; 16];
@@ -175,7 +176,8 @@ impl RunOptions {
     }
 
     /// Says that the workers of a distributed run have the user's reward functions as well
-    /// ([`WorkerOptions`](crate::WorkerOptions)). Workers then call those functions that score one group at a time.
+    /// ([`WorkerOptions`](crate::workers::WorkerOptions)). Workers then call those functions that score one group at a
+    /// time.
     pub fn functions_of_workers(mut self) -> Self {
         self.injected.functions_of_workers = true;
         self

@@ -5,7 +5,7 @@ use super::groups::{self, LeftOut};
 use super::report::{Difference, f32_bits, f64_bits};
 use crate::rollouts::wire::{Group, WrittenAnswer, column_beyond, groups_of_begun, heads_of_begun, written_answers};
 use crate::run::checkpoint::is_of_model;
-use crate::run::checkpoint::state::lineage_of;
+use crate::run::state::lineage_of;
 use anyhow::Context as _;
 use model::io::{FILE_LIST, is_listed};
 use serde_json::{Map, Value};

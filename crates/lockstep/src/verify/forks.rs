@@ -3,8 +3,8 @@
 use super::tests::{directory, run, verified};
 use super::*;
 use crate::config::{Algorithm, Config, Layers, Strategy};
-use crate::run::checkpoint::state::RunState;
 use crate::run::resume::find_run;
+use crate::run::state::RunState;
 use std::fs;
 
 /// A change of keys that a fork makes.

@@ -8,7 +8,7 @@ use crate::data::DatasetSpec;
 use crate::error::OrBadInput;
 use crate::models::{ModelSource, hashes, hashes_of_reference, locate, prompt_hashes, separate_reference};
 use crate::rollouts::wire::file::GroupFile;
-use crate::run::checkpoint::state::RunState;
+use crate::run::state::RunState;
 use crate::run::{self, RunDir, checkpoint};
 use kernels::Context;
 use model::chat::PromptTime;

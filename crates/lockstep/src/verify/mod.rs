@@ -26,7 +26,7 @@ use crate::distributed::made_by;
 use crate::error::{is_bad_input, paragraph};
 use crate::run::RunDir;
 use crate::run::checkpoint::link_model;
-use crate::run::resume::ResumeFrom;
+use crate::run::inputs::ResumeFrom;
 use crate::session::Run;
 use crate::stop::StopSignal;
 use anyhow::Context as _;

@@ -1,5 +1,4 @@
 mod bounds;
-mod budget;
 mod contents;
 mod encoder;
 mod messages;

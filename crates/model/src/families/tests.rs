@@ -22,33 +22,6 @@ fn with(fields: Value) -> Result<ModelConfig> {
     ModelConfig::parse(&config.to_string())
 }
 
-#[test]
-fn defaults_are_those_of_transformers() {
-    let c = with(json!({})).unwrap();
-    assert_eq!((c.head_dim, c.max_position_embeddings, c.rms_norm_eps), (8, 2048, 1e-6));
-    assert_eq!((c.bos_token_id, c.eos_token_ids, c.pad_token_id), (Some(1), vec![2], None));
-    assert_eq!(c.rope, Rope { theta: 10_000.0, scaling: RopeScaling::Default });
-    assert_eq!((c.qk_norm, c.attention_bias, c.tie_word_embeddings, c.dtype), (QkNorm::Off, false, false, None));
-    let c = with(json!({"eos_token_id": null, "bos_token_id": null, "pad_token_id": -1})).unwrap();
-    assert_eq!((c.bos_token_id, c.eos_token_ids, c.pad_token_id), (None, vec![], None));
-    let c = with(json!({"model_type": "qwen2", "eos_token_id": [7, 8]})).unwrap();
-    assert_eq!((c.attention_bias, c.attention_output_bias, c.eos_token_ids), (true, false, vec![7, 8]));
-    let c = with(json!({"model_type": "olmo3", "rope_theta": 7.0, "num_hidden_layers": 4})).unwrap();
-    let (rope, windows) =
-        (Rope { theta: 7.0, scaling: RopeScaling::Default }, [Some(4096), Some(4096), Some(4096), None]);
-    assert_eq!((&c.rope, &c.local_rope, c.rms_norm_eps), (&rope, &Some(rope.clone()), 1e-5));
-    assert_eq!((&c.windows[..], c.layer_ropes[3], c.pad_token_id), (&windows[..], LayerRope::Global, Some(1)));
-    let gemma = json!({"model_type": "gemma3_text", "num_hidden_layers": 6, "num_key_value_heads": "(absent)"});
-    let c = with(gemma).unwrap();
-    let local = Rope { theta: 10_000.0, scaling: RopeScaling::Default };
-    assert_eq!((c.rope.theta, &c.local_rope, c.head_dim, c.num_kv_heads), (1_000_000.0, &Some(local), 256, 4));
-    assert_eq!((c.windows[4], c.windows[5], c.layer_ropes[5]), (Some(4096), None, LayerRope::Global));
-    assert_eq!((c.attention_scale(), c.embedding_scale(), c.norm_offset), (0.0625, 8.0, 1.0));
-    assert_eq!((c.bos_token_id, c.eos_token_ids, c.pad_token_id), (Some(2), vec![1], Some(0)));
-    let c = with(json!({"model_type": "qwen3", "attention_bias": true})).unwrap();
-    assert_eq!((c.qk_norm, c.head_dim, c.attention_output_bias, c.qkv_width()), (QkNorm::EachHead, 128, true, 2048));
-}
-
 /// All that the model reads; `raw` is what differs.
 fn meaning(c: &ModelConfig) -> String {
     let mut c = c.clone();

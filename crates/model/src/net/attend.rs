@@ -11,8 +11,8 @@
 //! Training reads keys and values from KV-cache pages, as decoding does. So the sums of a row run in the same order
 //! whether earlier rows are in this pass or were computed long ago: training, prefill and decoding give the same bits.
 
-use super::layer::{BackwardBuffers, Buffers, Input, LayerActivations, Linears, Pass};
 use super::norms::{self, HalfInput, InputBackward};
+use super::pass::{BackwardBuffers, Buffers, Input, LayerActivations, Linears, Pass};
 use crate::kv::LayerPages;
 use crate::weights::{Layer, SavedInput, trained};
 use kernels::ops::{attention, qk_norm, rope};

@@ -11,8 +11,8 @@
 //! layers with adapters, which add to gate and up in f32, and an MLP width F that is no multiple of a panel. In these
 //! cases gate and up are written: some rows at a time, or all rows where f32 activations are kept.
 
-use super::layer::{BackwardBuffers, Buffers, LayerScratch, Linears, Pass};
 use super::norms::{self, HalfInput, InputBackward};
+use super::pass::{BackwardBuffers, Buffers, LayerScratch, Linears, Pass};
 use crate::weights::{Layer, SavedInput};
 use kernels::ops::glu;
 use kernels::{DType, Error, Result, Tensor, View};

@@ -10,6 +10,7 @@ mod head;
 mod layer;
 mod mlp;
 mod norms;
+mod pass;
 mod rope;
 mod tape;
 
@@ -25,7 +26,7 @@ use crate::kv::KvCache;
 use crate::weights::{AdapterRanges, Grads, ModelView, RowAdapters, Weights, trained};
 use kernels::ops::{embedding, rmsnorm, zero};
 use kernels::{Context, Error, Result};
-use layer::{Buffers, Input, Pass};
+use pass::{Buffers, Input, Pass};
 use tape::Activations;
 
 /// The forward pass of inference: computes `rows`, attending to the keys and values in `kv`, and writes their own keys

@@ -1,7 +1,7 @@
 //! RMS norms around the attention and MLP parts of a decoder layer: before the part, after it, or neither, as the model
 //! family has it.
 
-use super::layer::Pass;
+use super::pass::Pass;
 use crate::weights::trained;
 use kernels::ops::{residual, rmsnorm, zero};
 use kernels::{Result, Tensor, View, ViewMut};

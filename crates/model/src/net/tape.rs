@@ -1,7 +1,7 @@
 //! Buffers for passes through the decoder, allocated once with a fixed capacity: the activations that a forward pass
 //! keeps for the backward pass, or scratch alone for inference.
 
-use super::layer::{BackwardBuffers, LayerActivations, LayerScratch};
+use super::pass::{BackwardBuffers, LayerActivations, LayerScratch};
 use crate::ModelConfig;
 use crate::StopCheck;
 use crate::batch::Capacity;

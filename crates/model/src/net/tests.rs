@@ -1,10 +1,9 @@
-//! The memory of buffers, worked out from the shapes that their fields are documented with, and what does not fit them.
+//! What does not fit the buffers, and whose gradients they take.
 
 use super::*;
 use crate::batch::{Batch, Capacity, GroupSegment, StepRows};
 use crate::{ModelConfig, StopCheck};
-use kernels::ops::attention::BLOCK;
-use kernels::{DType, Device, Isa, Memory};
+use kernels::{DType, Isa};
 use std::sync::Arc;
 
 fn config(more: &str) -> ModelConfig {
@@ -13,102 +12,6 @@ fn config(more: &str) -> ModelConfig {
         "num_key_value_heads": 1, "head_dim": 4, "vocab_size": 50, {more}}}"#
     );
     ModelConfig::parse(&json).unwrap()
-}
-
-/// Models that differ in their norms: none but before, on each head, on all heads and after, all of them.
-fn configs() -> [ModelConfig; 4] {
-    ["llama", "qwen3", "olmo2", "gemma3_text"].map(|family| config(&format!(r#""model_type": "{family}""#)))
-}
-
-/// Elements of the activations of one layer: in f32, and in the dtype that matmuls read.
-fn of_layer(c: &ModelConfig, rows: usize, gates: bool) -> (usize, usize) {
-    let qkv = (c.num_heads + 2 * c.num_kv_heads) * c.head_dim;
-    let mut f32s = rows * (1 + 1 + c.num_heads + c.hidden_size);
-    if let Some((_, _, norms)) = c.qk_norm_widths() {
-        f32s += rows * (qkv + norms);
-    }
-    let after = [c.norms.attention.after, c.norms.mlp.after].into_iter().flatten().count();
-    f32s += after * rows * (c.hidden_size + 1);
-    let read = rows * (qkv + c.num_heads * c.head_dim) + if gates { rows * 2 * c.intermediate_size } else { 0 };
-    (f32s, read)
-}
-
-/// Bytes of activations and of scratch, for a pass that keeps `inputs` inputs and `layers` layers' activations.
-fn activations(c: &ModelConfig, rows: usize, inputs: usize, layers: usize, gates: bool) -> [usize; 2] {
-    let read = c.compute.bytes();
-    let (f32s, of_dtype) = of_layer(c, rows, gates);
-    let kept = inputs * rows * c.hidden_size + layers * f32s + 2 * rows * c.hidden_size + rows;
-    let kept = 4 * kept + read * (layers * of_dtype + rows * c.hidden_size);
-    let qkv = (c.num_heads + 2 * c.num_kv_heads) * c.head_dim;
-    let at_once = 2 * c.intermediate_size * rows.min(256);
-    let wide = match c.compute {
-        DType::F32 => {
-            if gates {
-                0
-            } else {
-                at_once
-            }
-        }
-        _ => at_once.max(rows * qkv),
-    };
-    [kept, read * rows * (c.hidden_size + c.intermediate_size) + 4 * wide]
-}
-
-fn pages(c: &ModelConfig, blocks: usize, bytes: usize) -> usize {
-    2 * blocks * c.num_kv_heads * c.head_dim * BLOCK * bytes
-}
-
-/// Bytes of the head's buffers for the scored tokens.
-fn head(c: &ModelConfig, score_rows: usize) -> usize {
-    score_rows * (c.hidden_size * c.compute.bytes() + 3 * 4)
-}
-
-fn backward(c: &ModelConfig, capacity: Capacity) -> usize {
-    let (rows, bf16) = (capacity.tokens, c.compute != DType::F32);
-    let qkv = (c.num_heads + 2 * c.num_kv_heads) * c.head_dim;
-    let after = c.norms.attention.after.is_some() || c.norms.mlp.after.is_some();
-    let narrow =
-        c.intermediate_size.max(c.num_heads * c.head_dim).max(if c.qk_norm_widths().is_some() { qkv } else { 0 });
-    let gates = if bf16 { rows.min(256) } else { rows };
-    let f32s = (2 + usize::from(after)) * rows * c.hidden_size
-        + rows * narrow
-        + (rows * qkv).max(2 * c.intermediate_size * gates)
-        + (rows + capacity.score_rows) * c.hidden_size;
-    4 * f32s + if bf16 { 2 * rows * 2 * c.intermediate_size } else { 0 } + pages(c, capacity.blocks, 4)
-}
-
-#[test]
-fn buffers_take_the_memory_of_their_shapes() {
-    for config in configs() {
-        for compute in [DType::F32, DType::Bf16] {
-            // Rows below and above the number that are computed at once, and heads wider than the MLP.
-            for (tokens, intermediate_size) in [(10, 70), (600, 70), (600, 8)] {
-                let c = &ModelConfig { compute, intermediate_size, ..config.clone() };
-                let capacity = Capacity { tokens, blocks: 7, score_rows: 5 };
-                let usage = |build: &dyn Fn(&Memory)| {
-                    let memory = Memory::new(Device::Meta);
-                    build(&memory);
-                    let usage = memory.usage();
-                    ["activations", "workspace", "kv cache"].map(|part| usage.get(part).map_or(0, |u| u.peak_bytes))
-                };
-                let what = format!("{} {compute:?} {tokens} {intermediate_size}", c.family.model_type);
-                for (checkpointing, layers) in [(false, 3), (true, 1)] {
-                    let [kept, scratch] = activations(c, tokens, 3, layers, true);
-                    let rest = pages(c, 7, compute.bytes()) + head(c, 5) + backward(c, capacity);
-                    let found = usage(&|memory| drop(Tape::new(memory, c, capacity, checkpointing)));
-                    assert_eq!(found, [kept, scratch + rest, 0], "{what} {checkpointing}");
-                }
-                let alone = activations(c, tokens, 1, 1, false).iter().sum::<usize>();
-                let found = usage(&|memory| drop(Tape::forward_only(memory, c, capacity)));
-                assert_eq!(found, [0, alone + pages(c, 7, compute.bytes()) + head(c, 5), 0], "{what}");
-                let found = usage(&|memory| drop(Workspace::new(memory, c, tokens)));
-                assert_eq!(found, [0, alone, 0], "{what}");
-                let found = usage(&|memory| drop(KvCache::new(memory, c, 7)));
-                assert_eq!(found, [0, 0, 3 * pages(c, 7, compute.bytes())], "{what}");
-                assert_eq!(7 * KvCache::block_bytes(c), found[2], "{what}");
-            }
-        }
-    }
 }
 
 #[test]
@@ -198,9 +101,4 @@ fn gradients_are_of_the_adapter_that_computed_them() {
             assert!(error.contains("backward: weights and gradients are not of the same adapter"), "{error}");
         }
     }
-}
-
-#[test]
-fn an_inverse_temperature_is_rounded_to_f32() {
-    assert_eq!([1.0, 0.5, 4.0, 0.7].map(inv_temperature), [1.0, 2.0, 0.25, (1.0 / 0.7) as f32]);
 }

@@ -38,27 +38,6 @@ fn padding_is_removed_from_the_end_alone() {
 }
 
 #[test]
-fn buffers_grow_to_the_largest_of_each_size() {
-    let memory = Memory::new(Device::Meta);
-    let mut scorer = Scorer::new(&memory, 100, true);
-    let capacity = |tokens, blocks, score_rows| Capacity { tokens, blocks, score_rows };
-    let sizes = |scorer: &Scorer| (scorer.tape.as_ref().unwrap().capacity(), scorer.rope.as_ref().unwrap().0);
-    scorer.reserve(&config(10), capacity(5, 2, 3), 8);
-    assert_eq!(sizes(&scorer), (capacity(5, 2, 3), 8));
-    let bytes = memory.usage()["workspace"].bytes;
-    scorer.reserve(&config(10), capacity(4, 1, 3), 7);
-    assert_eq!((sizes(&scorer), memory.usage()["workspace"].bytes), ((capacity(5, 2, 3), 8), bytes), "what fits stays");
-    scorer.reserve(&config(10), capacity(1, 1, 9), 9);
-    assert_eq!(sizes(&scorer), (capacity(5, 2, 9), 9));
-    assert!(memory.usage()["workspace"].bytes > bytes);
-    let mut rope = None;
-    for (positions, expected) in [(4, 4), (3, 4), (4, 4), (5, 5)] {
-        grow_rope(&mut rope, &memory, &config(10), positions);
-        assert_eq!(rope.as_ref().unwrap().0, expected);
-    }
-}
-
-#[test]
 fn a_scorer_that_is_stopped_says_so_before_and_after_it_has_buffers() {
     let ctx = Context::cpu(Isa::best(), 1);
     let weights = Weights::random(ctx.memory(), &config(10), 1).unwrap();

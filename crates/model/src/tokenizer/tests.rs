@@ -59,27 +59,6 @@ fn a_vocabulary_larger_than_the_embedding_is_an_error() {
     assert!(error.contains("up to 9") && error.contains("9 rows") && error.contains(r#""\"""#), "{error}");
 }
 
-#[test]
-fn end_tokens_of_all_places_are_honoured() {
-    let dir = tempfile::tempdir().unwrap();
-    let json = r#"{"model_type":"llama","hidden_size":4,"intermediate_size":3,"num_hidden_layers":1,
-        "num_attention_heads":2,"vocab_size":10,"eos_token_id":7}"#;
-    let config = ModelConfig::parse(json).unwrap();
-    let eos = || letters().eos_ids(&ModelFiles::read(dir.path()).unwrap(), &config);
-    assert_eq!(eos().unwrap(), [1, 7]);
-    let write = |text: &str| std::fs::write(dir.path().join("generation_config.json"), text).unwrap();
-    write(r#"{"eos_token_id":[9,8]}"#);
-    assert_eq!(eos().unwrap(), [1, 8, 9]);
-    write(r#"{"eos_token_id":3}"#);
-    assert_eq!(eos().unwrap(), [1, 3]);
-    write(r#"{"temperature":1}"#);
-    assert_eq!(eos().unwrap(), [1, 7]);
-    write(r#"{"eos_token_id":"x"}"#);
-    assert!(eos().unwrap_err().to_string().contains("generation_config.json"));
-    write("{");
-    assert!(eos().unwrap_err().to_string().contains("not a JSON object"));
-}
-
 /// Padding is for batches. To 100,000,000 tokens it took gigabytes when the file was read; for as many as here there is
 /// no memory.
 #[test]
@@ -105,38 +84,4 @@ fn an_end_token_is_a_number_from_0_or_none() {
     assert!(read("-1").unwrap().eos_token_ids.is_empty());
     let error = read("-5").unwrap_err().to_string();
     assert!(error.contains("eos_token_id") && error.contains("-5"), "{error}");
-}
-
-#[test]
-fn directories_without_a_readable_tokenizer_say_so() {
-    let dir = tempfile::tempdir().unwrap();
-    assert!(Tokenizer::load(dir.path()).unwrap_err().to_string().contains("tokenizer.json"));
-    for garbage in ["", "{", "[]", "{\"model\":1}", "\u{0}"] {
-        std::fs::write(dir.path().join("tokenizer.json"), garbage).unwrap();
-        assert!(Tokenizer::load(dir.path()).unwrap_err().to_string().contains("tokenizer.json"));
-    }
-}
-
-#[test]
-fn settings_beside_tokenizer_json_are_honoured() {
-    let dir = tempfile::tempdir().unwrap();
-    letters().save(dir.path()).unwrap();
-    let config = |json: &str| std::fs::write(dir.path().join("tokenizer_config.json"), json).unwrap();
-    // Tokens as objects, tokens that tokenizer.json lacks, and a start token before every text but where it is already.
-    config(
-        r#"{"eos_token":{"content":"<eos>"},"bos_token":"<s>","add_bos_token":true,"pad_token":null,
-        "additional_special_tokens":["<tool>",{"content":"<eos>"}]}"#,
-    );
-    let t = Tokenizer::load(dir.path()).unwrap();
-    assert_eq!((t.bos_id(), t.eos_id(), t.pad_id(), t.token_id("<tool>")), (Some(10), Some(1), None, Some(11)));
-    assert_eq!(t.encode("a<tool>").unwrap(), [10, 2, 11]);
-    assert_eq!(t.encode("<s>a").unwrap(), [10, 2]);
-    assert_eq!(t.encode_rendered("<s>a").unwrap(), [10, 2]);
-    assert_eq!(t.special_ids(), [0, 1, 10, 11]);
-    config(r#"{"eos_token":"<eos>","add_eos_token":true}"#);
-    assert_eq!(Tokenizer::load(dir.path()).unwrap().encode("a").unwrap(), [2, 1]);
-    // transformers 4 kept the names in a file of their own.
-    config("{}");
-    std::fs::write(dir.path().join("special_tokens_map.json"), r#"{"eos_token":"<eos>"}"#).unwrap();
-    assert_eq!(Tokenizer::load(dir.path()).unwrap().eos_id(), Some(1));
 }

@@ -1,7 +1,8 @@
 //! The tree of a decoder's parameters.
 
-use super::linear::{Linear, LowRank};
+use super::linear::Linear;
 use super::lora::{LoraConfig, adapter_specs};
+use super::low_rank::LowRank;
 use super::spec::{ParamSpec, specs};
 use crate::{Head, ModelConfig, Result};
 use kernels::matrix::PANEL;

@@ -1,6 +1,6 @@
 //! A view of a model for one forward or backward pass: the base weights, and the LoRA adapter of each sequence.
 
-use super::linear::LowRank;
+use super::low_rank::LowRank;
 use super::{Adapter, LoraConfig, Weights};
 use crate::{Head, ModelConfig};
 use kernels::ops::lora;

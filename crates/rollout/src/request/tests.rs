@@ -96,24 +96,3 @@ fn what_cannot_be_continued_is_told() {
     assert_eq!((check(good(), None, 9), told(good(), None, 8)), (Ok(()), full.to_owned()), "3 tokens are the prompt's");
     assert_eq!(check(of([(9, stop), (5, open), (1, open)]), Some(7), 100), Ok(()), "what has ended may be long");
 }
-
-#[test]
-fn parameters_have_transformers_defaults() {
-    let p = SamplingParams::default();
-    assert_eq!((p.temperature, p.top_k, p.top_p, p.min_p, p.repetition_penalty), (1.0, 0, 1.0, 0.0, 1.0));
-    assert_eq!((p.max_new_tokens, p.seed, p.top_logprobs, p.prompt_logprobs, p.entropies), (256, 0, 0, false, false));
-    assert!(p.stop_ids.is_empty() && p.stop_strings.is_empty() && !p.needs_logits());
-    let needs = |p: SamplingParams| p.needs_logits();
-    assert!(needs(SamplingParams { top_k: 5, ..SamplingParams::default() }));
-    assert!(needs(SamplingParams { top_p: 0.5, ..SamplingParams::default() }));
-    assert!(needs(SamplingParams { repetition_penalty: 1.1, ..SamplingParams::default() }));
-    let request = Request::new(9, Prompt::new([1]), 3, Arc::default());
-    assert_eq!((request.id, request.num_generations, request.pause_on_stop, request.until), (9, 3, false, None));
-    assert!(request.so_far.is_empty() && request.model.is_none());
-    let group = |reasons: &[FinishReason]| {
-        let of = |(i, &reason): (usize, &FinishReason)| completion(i, 1, reason, &SamplingParams::default());
-        RolloutGroup::new(1, Prompt::new([1]), reasons.iter().enumerate().map(of).collect())
-    };
-    assert!(group(&[FinishReason::Stop, FinishReason::Unfinished]).is_unfinished());
-    assert!(!group(&[FinishReason::Stop, FinishReason::Length]).is_unfinished() && !group(&[]).is_unfinished());
-}

@@ -1,6 +1,5 @@
 //! Tests of the sequences that run in each step, with schedules worked out by hand.
 
-mod order;
 mod pages;
 
 use super::*;

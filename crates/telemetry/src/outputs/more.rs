@@ -81,6 +81,13 @@ pub(super) const PROGRESS_AND_TIME: &[Metric] = &[
         "`by_group = true`; workers; a faster reward",
     ),
     row("reward_hidden_time_s", "s", "Seconds of rewards that were computed during generation.", "", ""),
+    row(
+        "ref_time_s",
+        "s",
+        "Seconds in the forward pass of the reference model (`beta > 0`).",
+        "",
+        "`beta = 0` removes it",
+    ),
     row("update_time_s", "s", "Seconds of the update.", "", ""),
     row("forward_time_s", "s", "Seconds of the update in the forward pass.", "", ""),
     row("backward_time_s", "s", "Seconds of the update in the backward pass.", "", ""),

@@ -218,29 +218,6 @@ mod tests {
     }
 
     #[test]
-    fn the_text_of_a_span_and_its_work() {
-        let dir = tempfile::tempdir().unwrap();
-        let path = dir.path().join("trace.json");
-        let mut sink = TraceSink::open(&path, 1 << 20).unwrap();
-        sink.receive(&EventKind::Rollout { record: vec![1] }.into()).unwrap();
-        for work in [(0.0, 0.0), (1.5, 0.0), (0.0, 2.5)] {
-            let mut event = span("a");
-            if let EventKind::Span { flops, bytes, .. } = &mut event.kind {
-                (*flops, *bytes) = work;
-            }
-            sink.receive(&event).unwrap();
-        }
-        sink.finish().unwrap();
-        let begin = format!(
-            "{{\"name\":\"a\",\"ph\":\"X\",\"pid\":{},\"tid\":3,\"ts\":1.235,\"dur\":2.0,\"args\":{{\"step\":7",
-            std::process::id()
-        );
-        let ends = ["}},", ",\"flops\":1.5,\"bytes\":0.0}},", ",\"flops\":0.0,\"bytes\":2.5}},"];
-        let lines = ends.map(|end| format!("{begin}{end}\n")).concat();
-        assert_eq!(std::fs::read_to_string(&path).unwrap(), format!("[\n{lines}{{}}]\n"));
-    }
-
-    #[test]
     fn it_is_full_where_a_span_and_the_last_event_no_longer_fit() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("trace.json");

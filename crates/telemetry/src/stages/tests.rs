@@ -2,8 +2,6 @@ use std::time::Duration;
 
 use super::*;
 
-mod words;
-
 fn paths(totals: &[StageTotal]) -> Vec<(&str, u64)> {
     totals.iter().map(|total| (total.path.as_str(), total.count)).collect()
 }
@@ -202,4 +200,27 @@ fn a_device_is_read_where_spans_open_and_close() {
     let table = summary.table().render(120);
     assert!(table.contains("launches") && table.contains("waits"), "{table}");
     assert!(!Stages::default().summary().table().render(120).contains("launches"));
+}
+
+#[test]
+fn a_span_that_has_ended_takes_no_more_and_totals_are_those_of_what_ended() {
+    let stages = Stages::default();
+    let open = stages.span("open");
+    let inside = stages.span("inside");
+    assert_eq!(stages.take_step(), StepTotals::default(), "nothing has ended");
+    assert!(stages.summary().stages.is_empty());
+    inside.work(3.0, 1.0);
+    stages.count("a", 1.0);
+    drop(inside);
+    let step = stages.take_step();
+    assert_eq!((paths(&step.stages), step.counts), (vec![("open/inside", 1)], BTreeMap::from([("a".into(), 1.0)])));
+    let gone = Span { inner: Arc::clone(&open.inner), id: 99 };
+    gone.work(1.0, 1.0);
+    gone.part("p", 1.0);
+    assert_eq!((gone.seconds(), gone.end()), (0.0, 0.0));
+    drop(open);
+    let summary = stages.summary();
+    assert_eq!(paths(&summary.stages), [("open", 1), ("open/inside", 1)]);
+    assert_eq!((summary.stages[0].flops, summary.stages[0].bytes), (3.0, 1.0));
+    assert!(lock(&stages.inner).stacks.is_empty() && lock(&stages.inner).open.is_empty());
 }

@@ -1,7 +1,6 @@
 //! What each loss is of, what it needs of its samples, and what it says where something is missing.
 
 use super::*;
-use crate::loss::entropy::EntropyConfig;
 use crate::{Response, StepRewards};
 use model::Prompt;
 use model::columns::{REF_LOGPS, RETURNS, SAMPLER_LOGPS, VALUES};
@@ -23,50 +22,6 @@ fn all() -> [(&'static str, Objective); 8] {
         ("supervised", Objective::Supervised),
         ("dft", Objective::Dft),
     ]
-}
-
-fn names(which: impl Fn(&Objective) -> bool) -> Vec<&'static str> {
-    all().iter().filter(|(_, loss)| which(loss)).map(|(name, _)| *name).collect()
-}
-
-#[test]
-fn losses_differ_in_what_they_are_of() {
-    assert_eq!(names(Objective::is_of_pairs), ["ranking", "preference"]);
-    assert_eq!(names(Objective::is_of_scores), ["value", "ranking"]);
-    assert_eq!(names(Objective::is_policy), ["policy", "rloo", "ppo"]);
-    assert_eq!(names(Objective::clips), ["policy", "rloo", "ppo"]);
-    assert_eq!(names(Objective::can_skip), ["policy", "rloo"]);
-    assert_eq!(names(Objective::has_kl), [""; 0]);
-    assert_eq!(names(|loss| loss.entropy_quantile().is_some()), [""; 0]);
-    assert_eq!(names(|loss| loss.entropy() != EntropyConfig::default()), [""; 0]);
-    let normalizer = |entropy_coef| Normalizer { entropy_coef, ..Normalizer::default() };
-    assert_eq!(names(|loss| loss.has_entropy_grad(&normalizer(0.5))), [""; 0]);
-
-    let kl = policy_with(|c| c.beta = 0.1);
-    assert!(kl.has_kl() && !kl.can_skip());
-    let negative = policy_with(|c| c.beta = -0.1);
-    assert!(negative.has_kl() && !negative.can_skip());
-    let quantile = policy_with(|c| c.top_entropy_quantile = 0.25);
-    assert_eq!((quantile.entropy_quantile(), quantile.can_skip()), (Some(0.75), false));
-    let bonus = policy_with(|c| c.entropy.entropy_coef = 0.5);
-    assert!(!bonus.can_skip() && bonus.entropy().is_on());
-    assert!(bonus.has_entropy_grad(&normalizer(0.5)) && !bonus.has_entropy_grad(&normalizer(0.0)));
-    let ppo = Objective::Ppo(PpoConfig { entropy_coef: 0.5, ..PpoConfig::default() });
-    assert!(ppo.has_entropy_grad(&normalizer(0.0)) && !ppo.entropy().is_on());
-    let clips: Vec<&str> = LossType::NAMES
-        .iter()
-        .filter(|(_, loss_type)| policy_with(|c| c.loss_type = *loss_type).clips())
-        .map(|(name, _)| *name)
-        .collect();
-    assert_eq!(clips, ["grpo", "bnpo", "dr_grpo", "dapo", "luspo"]);
-    // Truncated completions are left out by the losses that have the switch.
-    let sample = Sample { truncated: true, mask: vec![true, false], ..sample(2) };
-    for (name, loss) in all() {
-        assert_eq!(loss.loss_mask(&sample), [true, false], "{name}");
-    }
-    let rloo = Objective::Rloo(RlooConfig { mask_truncated_completions: true, ..RlooConfig::default() });
-    assert_eq!(rloo.loss_mask(&sample), [false, false]);
-    assert_eq!(policy_with(|c| c.mask_truncated_completions = true).loss_mask(&sample), [false, false]);
 }
 
 /// A sample with everything that any loss needs.

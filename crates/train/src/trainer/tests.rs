@@ -109,27 +109,6 @@ fn a_step_follows_what_was_accumulated_and_reduced() {
 }
 
 #[test]
-fn buffers_grow_and_a_stop_reaches_those_that_are_there() {
-    let (ctx, mut weights, mut trainer) = trainer(Objective::Supervised);
-    let capacity = |tokens, blocks, score_rows| Capacity { tokens, blocks, score_rows };
-    let sizes = |t: &Trainer| (t.tape.as_ref().unwrap().capacity(), t.rope.as_ref().unwrap().0);
-    trainer.reserve(&weights.config, 5, capacity(5, 2, 3), 8);
-    trainer.reserve(&weights.config, 5, capacity(4, 2, 3), 7);
-    assert_eq!(sizes(&trainer), (capacity(5, 2, 3), 8));
-    trainer.reserve(&weights.config, 5, capacity(1, 3, 9), 9);
-    assert_eq!(sizes(&trainer), (capacity(5, 3, 9), 9));
-    let samples = [Sample::supervised(Prompt::new([1, 2]), vec![3, 4])];
-    trainer.stop_with(StopCheck::new(|| true));
-    let stopped = trainer.update(&ctx, &mut weights, &samples[..], 1e-3);
-    assert!(matches!(stopped, Err(Error::Model(model::Error::Stopped))) && weights.version == 0);
-    // Larger buffers have it, too.
-    trainer.reserve(&weights.config, 5, capacity(50, 3, 9), 9);
-    assert!(trainer.update(&ctx, &mut weights, &samples[..], 1e-3).is_err());
-    trainer.stop_with(StopCheck::default());
-    assert!(trainer.update(&ctx, &mut weights, &samples[..], 1e-3).is_ok() && weights.version == 1);
-}
-
-#[test]
 fn a_state_is_what_lasts_from_step_to_step() {
     let entropy = EntropyConfig { entropy_coef: 0.5, use_adaptive_entropy: true, ..EntropyConfig::default() };
     let adaptive = Objective::Policy(LossConfig { entropy, ..LossConfig::default() });

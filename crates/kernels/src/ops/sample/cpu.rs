@@ -1,5 +1,6 @@
 //! Sampling tokens on the CPU. Each row is drawn by one task.
 
+use super::inverse::{exp_below, inverse_cdf, uniform};
 use super::truncate::{self, Drawn};
 use super::{Forward, RowParams};
 use crate::device::Cpu;
@@ -7,8 +8,7 @@ use crate::math;
 use crate::ops::lm_head::CHUNK;
 use crate::ops::lm_head::cpu::{Beta, Chunks, Head, KEPT, blocks, combine, statistics, with_workspace};
 use crate::pool::{Disjoint, Scratch, Tasks};
-use crate::rng::{philox, unit_f64};
-use crate::simd::{LANES, Simd};
+use crate::simd::Simd;
 use std::ops::Range;
 
 /// Rows with truncation or penalty whose logits are in memory at once.
@@ -94,32 +94,6 @@ impl Draws<'_> {
     }
 }
 
-/// The uniform random number of a row, in [0, 1).
-pub(super) fn uniform(row: &RowParams<'_>) -> f64 {
-    let words = philox(row.key, row.counter);
-    unit_f64(words[0], words[1])
-}
-
-/// Inverse CDF: returns the first index at which the cumulated weight exceeds the fraction `u` of the total, and where
-/// inside that weight the fraction falls (0 to 1). If no weight is positive (logits that are not finite), index 0.
-#[inline(always)]
-pub(super) fn inverse_cdf(weights: impl Iterator<Item = f32> + Clone, u: f64) -> (usize, f64) {
-    let goal = u * weights.clone().map(f64::from).sum::<f64>();
-    let (mut below, mut last) = (0.0, 0);
-    for (i, weight) in weights.enumerate() {
-        let weight = f64::from(weight);
-        if goal < below + weight {
-            return (i, (goal - below) / weight);
-        }
-        if weight > 0.0 {
-            last = i;
-        }
-        below += weight;
-    }
-    // Because of rounding, `u` fell past the end.
-    (last, 1.0 - f64::EPSILON)
-}
-
 /// Tasks that draw a token from the statistics of all chunks and the logits of one chunk.
 struct Plain<'a> {
     draws: &'a Draws<'a>,
@@ -174,14 +148,6 @@ impl Tasks for Plain<'_> {
         let logp = z[at] - whole.lse;
         // SAFETY: each row is one task's.
         unsafe { self.draws.outputs.write(row, ids.start + at, logp, if greedy { 0.0 } else { logp }) };
-    }
-}
-
-/// Computes `to = exp(z − max)` for every element.
-#[inline(always)]
-pub(super) fn exp_below<V: Simd>(z: &[f32], max: f32, to: &mut [f32]) {
-    for (z, to) in z.chunks(LANES).zip(to.chunks_mut(LANES)) {
-        math::exp(V::load_partial(z, z.len()).sub(V::splat(max))).store_partial(to, z.len());
     }
 }
 

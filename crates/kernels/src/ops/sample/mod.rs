@@ -19,6 +19,7 @@
 
 mod cpu;
 pub(super) mod cuda;
+mod inverse;
 pub mod reference;
 #[cfg(test)]
 mod tests;

@@ -190,7 +190,7 @@ fn draws_follow_the_distribution() {
 
 #[test]
 fn what_has_no_weight_is_never_drawn() {
-    let drawn = |weights: &[f32], u: f64| super::cpu::inverse_cdf(weights.iter().copied(), u);
+    let drawn = |weights: &[f32], u: f64| super::inverse::inverse_cdf(weights.iter().copied(), u);
     assert_eq!(drawn(&[0.0, 1.0], 0.0), (1, 0.0));
     assert_eq!(drawn(&[0.0, 1.0, 0.0, 3.0], 0.25), (3, 0.0));
     assert_eq!(drawn(&[1.0, 3.0, 0.0], 0.625), (1, 0.5));

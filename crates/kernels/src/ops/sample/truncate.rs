@@ -2,7 +2,7 @@
 //! warpers.
 
 use super::RowParams;
-use super::cpu::{exp_below, inverse_cdf};
+use super::inverse::{exp_below, inverse_cdf};
 use crate::math;
 use crate::simd::Simd;
 

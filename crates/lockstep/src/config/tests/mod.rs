@@ -8,7 +8,6 @@ mod settings;
 mod table;
 mod values;
 
-use super::keys::KEYS;
 use super::resolved::Origin;
 use super::values::KeyValue;
 use super::*;
@@ -38,20 +37,6 @@ pub(super) fn refused(set: &[(&str, &str)], words: &[&str]) {
     for word in words {
         assert!(message.contains(word), "`{word}` is not in: {message}");
     }
-}
-
-#[test]
-fn defaults_are_trls_where_the_table_says_so() {
-    let c = Config::default();
-    assert_eq!((c.num_generations, c.per_device_train_batch_size, c.max_completion_length), (8, 8, 512));
-    assert_eq!((c.learning_rate, c.beta, c.epsilon, c.max_grad_norm), (1e-6, 0.0, 0.2, 1.0));
-    assert_eq!((c.loss_type, c.seed, c.save_steps, c.logging_steps), (train::LossType::Dapo, 42, 500, 10));
-    assert_eq!(resolve(Purpose::Sft, &REQUIRED[..2]).unwrap().config.learning_rate, 2e-5);
-    let mut names: Vec<&str> = KEYS.iter().map(|key| key.name).collect();
-    names.sort_unstable();
-    names.dedup();
-    assert_eq!(names.len(), KEYS.len(), "a key stands twice in the table");
-    assert!(unsupported_keys::names().all(|name| Config::key(name).is_none()));
 }
 
 #[test]
@@ -112,28 +97,6 @@ fn texts_of_flags() {
 }
 
 #[test]
-fn misspelt_keys_name_the_nearest() {
-    refused(&[("num_generation", "4")], &["unknown key `num_generation`", "did you mean `num_generations`?"]);
-    refused(&[("use_vlm", "true")], &["did you mean `use_vllm`?"]);
-    let far = grpo(&[("wibble_wobble", "1")]).unwrap_err().to_string();
-    assert!(!far.contains("did you mean"), "{far}");
-    let dir = tempfile::tempdir().unwrap();
-    let file = dir.path().join("c.toml");
-    let resolve = |text: &str| {
-        std::fs::write(&file, text).unwrap();
-        Layers { file: Some(file.clone()), purpose: Purpose::Show, ..Layers::default() }.resolve()
-    };
-    let error = resolve("[training]\nbeta = 1\n").unwrap_err().to_string();
-    assert!(error.contains("c.toml") && error.contains("no sections"), "{error}");
-    let error = resolve("seed = 1\nbeta = = 1\n").unwrap_err().to_string();
-    assert!(error.contains("c.toml, line 2") && !error.contains('\n'), "{error}");
-    let error = resolve("beta = \"much\"\n").unwrap_err().to_string();
-    assert!(error.contains("`beta`") && error.contains("a number"), "{error}");
-    let missing = Layers { file: Some("no/such.toml".into()), ..Layers::default() }.resolve().unwrap_err();
-    assert!(is_bad_input(&missing) && missing.to_string().contains("no/such.toml"));
-}
-
-#[test]
 fn trl_keys_without_meaning_are_said_and_impossible_ones_refused() {
     let notes =
         grpo(&[("use_vllm", "true"), ("report_to", "wandb"), ("bf16", "false"), ("fp16", "False")]).unwrap().notes;
@@ -142,28 +105,6 @@ fn trl_keys_without_meaning_are_said_and_impossible_ones_refused() {
     refused(&[("dtype", "bf16"), ("beta", "0.1"), ("sync_ref_model", "true")], &["sync_ref_model", "dtype"]);
     refused(&[("bf16", "true")], &["`bf16 = true`", "dtype = \"bf16\""]);
     refused(&[("deepspeed", "ds.json")], &["deepspeed"]);
-}
-
-#[test]
-fn keys_of_the_loss_fit_each_other() {
-    let notes = grpo(&[("loss_type", "cispo")]).unwrap().notes;
-    assert!(notes.len() == 1 && notes[0].contains("epsilon_high"), "{notes:?}");
-    assert!(grpo(&[("loss_type", "cispo"), ("epsilon_high", "5")]).unwrap().notes.is_empty());
-    let set = [("entropy_coef", "0.01"), ("top_entropy_quantile", "0.2"), ("off_policy_mask_threshold", "0.5")];
-    let loss = grpo(&set).unwrap().config.loss();
-    assert_eq!((loss.entropy.entropy_coef, loss.top_entropy_quantile), (0.01, 0.2));
-    assert_eq!(loss.off_policy_mask_threshold, Some(0.5));
-    refused(&[("top_entropy_quantile", "1.5")], &["`top_entropy_quantile`", "at most 1"]);
-    refused(&[("entropy_coef_min", "2")], &["`entropy_coef_min`", "at most 1"]);
-    refused(&[("sapo_temperature_pos", "0")], &["`sapo_temperature_pos`", "above 0"]);
-    refused(&[("loss_type", "papo")], &["cispo", "vespo"]);
-    let on = ("vllm_importance_sampling_correction", "true");
-    refused(&[on, ("vllm_importance_sampling_clip_min", "3")], &["below vllm_importance_sampling_clip_max = 3"]);
-    let truncate = ("vllm_importance_sampling_mode", "token_truncate");
-    refused(&[on, truncate, ("vllm_importance_sampling_clip_max", "none")], &["nothing to truncate at"]);
-    refused(&[on, ("loss_type", "vespo")], &["\"token_mask\""]);
-    assert!(grpo(&[on, ("loss_type", "vespo"), truncate]).is_ok());
-    refused(&[("vllm_importance_sampling_cap", "2")], &["vllm_importance_sampling_clip_max"]);
 }
 
 #[test]
@@ -197,103 +138,6 @@ fn keys_that_change_nothing_are_reported() {
     refused(&[("algorithm", "rloo"), ("sapo_temperature_pos", "2")], &["`sapo_temperature_pos`", "\"rloo\"", "remove"]);
     let dpo = resolve(Purpose::Dpo, &[&REQUIRED[..2], &[("loss_type", "grpo")]].concat()).unwrap().notes;
     assert_eq!(dpo, ["without meaning in `lockstep dpo`: loss_type (dpo_loss_type in its place)"]);
-}
-
-#[test]
-fn groups_and_batches() {
-    refused(&[("num_generations", "1")], &["`num_generations` must be at least 2"]);
-    refused(&[("num_generations", "0")], &["at least 1"]);
-    refused(
-        &[("num_generations", "3")],
-        &[
-            "8 × 1 = 8",
-            "multiple of num_generations = 3",
-            "per_device_train_batch_size to 6 or 9",
-            "num_generations to 2, 4, 8",
-        ],
-    );
-    refused(
-        &[("num_generations", "6"), ("gradient_accumulation_steps", "4"), ("per_device_train_batch_size", "4")],
-        &["per_device_train_batch_size to 3 or 6"],
-    );
-    refused(&[("generation_batch_size", "12")], &["multiple of per_device_train_batch_size = 8: 8 or 16"]);
-    refused(&[("generation_batch_size", "16"), ("steps_per_generation", "2")], &["remove one"]);
-    refused(
-        &[("gradient_accumulation_steps", "4"), ("steps_per_generation", "6")],
-        &["whole number of optimizer steps", "steps_per_generation to 4 or 8"],
-    );
-    refused(&[("per_device_train_batch_size", "0")], &["at least 1"]);
-
-    let set = [("gradient_accumulation_steps", "2"), ("steps_per_generation", "4"), ("num_iterations", "3")];
-    let c = grpo(&set).unwrap().config;
-    assert_eq!((c.generation_batch(), c.prompts_per_generation(), c.completions_per_step()), (32, 4, 16));
-    // 10 generations an epoch, each 4/2 steps three times over, for 3 epochs.
-    assert_eq!((c.steps_per_pass(), c.total_steps(10)), (2, 180));
-    let c = grpo(&[("generation_batch_size", "32")]).unwrap().config;
-    assert_eq!((c.steps_per_generation(), c.steps_per_pass()), (4, 4));
-    assert_eq!(grpo(&[("max_steps", "7")]).unwrap().config.total_steps(10), 7);
-}
-
-#[test]
-fn warm_up_is_steps_or_a_share() {
-    let warmup = |set: &[(&str, &str)]| grpo(set).unwrap().config.warmup(101);
-    assert_eq!(warmup(&[("warmup_steps", "5")]), 5);
-    assert_eq!(warmup(&[("warmup_steps", "0.1")]), 11);
-    assert_eq!(warmup(&[("warmup_ratio", "0.1")]), 11);
-    assert_eq!(warmup(&[]), 0);
-}
-
-#[test]
-fn sampling() {
-    refused(&[("temperature", "0")], &["`temperature` = 0", "nothing can be learned"]);
-    refused(&[("temperature", "-1")], &["at least 0"]);
-    refused(&[("top_p", "0")], &["above 0 and at most 1"]);
-    refused(&[("generation_kwargs", "{top_p = 2}")], &["`top_p`"]);
-    refused(&[("generation_kwargs", "{num_beams = 2}")], &["num_beams is not supported"]);
-    let resolved = grpo(&[("generation_kwargs", "{top_p = 0.9, stop_strings = [\"\\n\"]}"), ("top_k", "20")]).unwrap();
-    assert_eq!((resolved.config.top_p, resolved.config.stop.as_slice()), (0.9, ["\n".to_owned()].as_slice()));
-    assert!(resolved.notes.iter().any(|n| n.contains("top_p, top_k") && n.contains("biased")), "{:?}", resolved.notes);
-    assert!(grpo(&[]).unwrap().notes.is_empty());
-}
-
-#[test]
-fn rewards_data_and_model_must_be_there() {
-    let error = |set: &[(&str, &str)]| resolve(Purpose::Grpo, set).unwrap_err().to_string();
-    assert!(error(&[]).contains("--model"));
-    assert!(error(&REQUIRED[..1]).contains("--dataset"));
-    assert!(error(&REQUIRED[..2]).contains("--reward"));
-    refused(&[("reward_weights", "[1, 2]")], &["has 2 numbers, but there are 1"]);
-    refused(&[("delta", "1.1")], &["above 1 + epsilon_high = 1.2"]);
-    refused(&[("columns", "{answer = 3}")], &["`columns`", "answer = 3"]);
-    refused(&[("max_steps", "0")], &["`max_steps`"]);
-}
-
-#[test]
-fn evaluation_and_checkpoints_agree() {
-    let eval = [("eval_strategy", "steps"), ("eval_dataset_name", "e")];
-    refused(&eval[..1], &["eval_dataset_name"]);
-    refused(&[("load_best_model_at_end", "true")], &["needs evaluation"]);
-    refused(&[("early_stopping_patience", "2")], &["needs evaluation"]);
-    refused(
-        &[eval[0], eval[1], ("early_stopping_patience", "2")],
-        &["early_stopping_patience", "metric_for_best_model"],
-    );
-    let best = [
-        eval[0],
-        eval[1],
-        ("load_best_model_at_end", "true"),
-        ("metric_for_best_model", "reward"),
-        ("eval_steps", "20"),
-        ("save_steps", "50"),
-    ];
-    refused(&best, &["save_steps = 60"]);
-    refused(&[eval[0], eval[1], ("eval_pass_at_k", "[1, 16]")], &["num_generations_eval = 16"]);
-    assert!(grpo(&[eval[0], eval[1], ("eval_pass_at_k", "[1, 8]")]).is_ok());
-    for name in ["a b", "a/b", "é"] {
-        let sets = format!("{{ \"{name}\" = \"e.jsonl\" }}");
-        refused(&[eval[0], ("eval_datasets", &sets)], &["`eval_datasets`", "letters, digits"]);
-    }
-    assert_eq!(grpo(&[("eval_sampling", "greedy")]).unwrap().config.generations_eval(), 1);
 }
 
 /// Groups without a gradient are left out only where they can be, and a run says why not.

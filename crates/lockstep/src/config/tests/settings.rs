@@ -248,28 +248,6 @@ fn losses_of_a_configuration() {
     assert_eq!(config.ranking().center_rewards_coefficient, Some(0.05));
 }
 
-#[test]
-fn evaluations_logs_and_data() {
-    let config = Config { logging_steps: 7, num_generations: 5, ..Config::default() };
-    assert_eq!((config.eval_steps(), Config { eval_steps: Some(3), ..config.clone() }.eval_steps()), (7, 3));
-    assert!(!config.has_eval_data());
-    assert!(Config { eval_dataset_name: Some("e".into()), ..config.clone() }.has_eval_data());
-    let sets = json!({"a": "e"}).as_object().cloned().unwrap();
-    assert!(Config { eval_datasets: sets, ..config.clone() }.has_eval_data());
-    let greedy = Config { eval_sampling: EvalSampling::Greedy, ..config.clone() };
-    let own = Config { num_generations_eval: Some(4), ..greedy.clone() };
-    assert_eq!((config.generations_eval(), greedy.generations_eval(), own.generations_eval()), (5, 1, 4));
-    for (rollouts, updates) in [(true, true), (true, false), (false, true)] {
-        let config = Config { record_rollouts: rollouts, record_updates: updates, ..config.clone() };
-        assert_eq!(config.records_updates(), rollouts && updates);
-    }
-    let seeds = Config { seed: 3, ..Config::default() };
-    assert_eq!(seeds.shuffle_seed(), Some(3));
-    assert_eq!(Config { data_seed: Some(4), ..seeds.clone() }.shuffle_seed(), Some(4));
-    assert_eq!(Config { shuffle_dataset: false, ..seeds.clone() }.shuffle_seed(), None);
-    assert_eq!(Config { replay: Some("r".into()), ..seeds }.shuffle_seed(), None);
-}
-
 /// Only a run that generates completions records them, and a replayed file is read once unless something else is said.
 #[test]
 fn what_a_command_and_a_replay_change() {

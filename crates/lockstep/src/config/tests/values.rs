@@ -1,7 +1,6 @@
-//! What the types of keys accept, how they say what they do not, and how values are written.
+//! What the types of keys accept, and how values are written.
 
-use crate::config::values::{ComputeDType, KeyValue, OptimizerName, Strategy, Task, toml_of_text, toml_on_one_line};
-use kernels::Device;
+use crate::config::values::{KeyValue, toml_of_text, toml_on_one_line};
 use rewards::RewardSpec;
 use serde_json::{Map, Value as Json, json};
 use std::path::PathBuf;
@@ -88,63 +87,6 @@ fn lists_tables_and_rewards() {
         let refused = RewardSpec::read(&other).unwrap_err();
         assert!(refused.starts_with("expected a reward's name or a table with its `kind`, got "), "{refused}");
     }
-}
-
-#[test]
-fn words() {
-    assert_eq!(Strategy::read(&text("epoch")), Ok(Strategy::Epoch));
-    assert_eq!(Strategy::read(&text("often")), Err("expected one of no, steps, epoch, got \"often\"".to_owned()));
-    assert_eq!(Task::PromptAnswer.write(), Some(text("prompt_answer")));
-    assert_eq!(Device::read(&text("cpu")).map(|device| device.write()), Ok(Some(text("cpu"))));
-    assert_eq!(Device::read(&Value::Integer(1)), Err("expected a device's name in quotes, got 1".to_owned()));
-    assert!(Device::read(&text("tpu")).unwrap_err().starts_with("tpu: "));
-    assert_eq!(OptimizerName::read(&text("muon")).map(OptimizerName::as_str), Ok("muon"));
-    assert_eq!(OptimizerName::read(&text("muon")).ok().and_then(|name| name.write()), Some(text("muon")));
-    let refused = OptimizerName::read(&Value::Integer(1));
-    assert_eq!(refused, Err("expected an optimizer's name in quotes, got 1".to_owned()));
-    assert!(OptimizerName::read(&text("lion")).unwrap_err().starts_with("there is no optimizer `lion`"));
-    for (name, spelled, dtype) in [("f32", "float32", kernels::DType::F32), ("bf16", "bfloat16", kernels::DType::Bf16)]
-    {
-        let read = ComputeDType::read(&text(spelled)).unwrap();
-        assert_eq!((read, read.name(), read.dtype()), (ComputeDType::from(name), name, dtype));
-        assert_eq!(ComputeDType::read(&text(name)), Ok(read));
-    }
-}
-
-#[test]
-fn names_and_schemas_of_types() {
-    fn of<T: KeyValue>() -> (String, Json) {
-        (T::type_name(), T::schema())
-    }
-    let integer = json!({"type": "integer", "minimum": 0});
-    let string = json!({"type": "string"});
-    let words = json!({"enum": ["no", "steps", "epoch"]});
-    let list = json!({"anyOf": [{"type": "array", "items": integer}, integer]});
-    let device = "^(cpu|cuda|cuda:([0-9]|1[0-5])|cpu-checked|cuda-emulated)$";
-    let reward = json!({"anyOf": [{"type": "string"}, {"type": "object", "required": ["kind"]}]});
-    for ((name, schema), expected, of_type) in [
-        (of::<u64>(), "integer", integer.clone()),
-        (of::<i64>(), "integer", json!({"type": "integer", "minimum": i64::MIN})),
-        (of::<f64>(), "number", json!({"type": "number"})),
-        (of::<bool>(), "true or false", json!({"type": "boolean"})),
-        (of::<String>(), "text", string.clone()),
-        (of::<PathBuf>(), "path", string),
-        (of::<Map<String, Json>>(), "table", json!({"type": "object"})),
-        (of::<Vec<u64>>(), "list of integer", list),
-        (of::<Option<u64>>(), "integer or \"none\"", json!({"anyOf": [integer, {"const": "none"}]})),
-        (of::<RewardSpec>(), "reward (\"name\", \"name:argument\" or a table)", reward),
-        (of::<Strategy>(), "no | steps | epoch", words),
-        (
-            of::<Device>(),
-            "cpu | cuda | cuda:N | cpu-checked | cuda-emulated",
-            json!({"type": "string", "pattern": device}),
-        ),
-    ] {
-        assert_eq!((name.as_str(), schema), (expected, of_type));
-    }
-    let (names, schema) = of::<OptimizerName>();
-    assert!(names.contains("adamw_torch | ") && names.contains("muon"), "{names}");
-    assert_eq!(schema["enum"].as_array().map(Vec::len), Some(names.split(" | ").count()));
 }
 
 #[test]

@@ -131,25 +131,3 @@ fn marks_of_ids_and_what_they_may_be() {
         assert_eq!(show(ALL, columns), Err(words.to_owned()));
     }
 }
-
-#[test]
-fn tools_that_are_none_and_what_is_no_list_of_them() {
-    let talk = || json!([{"role": "user", "content": "x"}]);
-    let show = |columns: Value| shown(ALL, talk(), Value::Null, columns).map_err(|e| e.to_string());
-    for none in [json!(null), json!([]), json!("null"), json!("[]")] {
-        assert_eq!(show(json!({"tools": none})), Ok("UX.!".to_owned()), "{none}");
-    }
-    assert_eq!(show(json!({"chat_template_kwargs": null})), Ok("UX.!".to_owned()));
-    let words =
-        |what: &str| Err(format!("`tools` must be a list of JSON schemas, or a JSON text of one, but is {what}"));
-    assert_eq!(show(json!({"tools": 3})), words("3"));
-    assert_eq!(show(json!({"tools": "{}"})), words("{}"));
-    assert_eq!(show(json!({"tools": "x".repeat(99)})), words(&"x".repeat(80)));
-    let arguments = show(json!({"chat_template_kwargs": [1]}));
-    assert_eq!(arguments, Err("`chat_template_kwargs` must be an object, but is [1]".to_owned()));
-    // What a row says wins over what the configuration says.
-    let kwargs = json!({"mark": "m", "other": 1}).as_object().cloned().unwrap();
-    let own = json!({"chat_template_kwargs": {"mark": "n"}}).as_object().cloned().unwrap();
-    let of = OfTemplate::of(&own, &kwargs).unwrap();
-    assert_eq!(Value::Object(of.kwargs), json!({"mark": "n", "other": 1}));
-}

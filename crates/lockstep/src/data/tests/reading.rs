@@ -182,36 +182,6 @@ fn rows_in_memory_are_counted_and_hashed() {
 }
 
 #[test]
-fn what_a_row_lacks_is_said_with_what_it_has() {
-    let said = |text: &str, change: fn(&mut DatasetSpec)| {
-        let error = load(text, change).unwrap_err().to_string();
-        error[error.find("d.jsonl").unwrap()..].to_owned()
-    };
-    assert_eq!(
-        said("{\"question\": \"a\", \"x\": 1}", |_| {}),
-        "d.jsonl, line 1: there is no column `prompt` for the prompt; the columns are `question`, `x`: set \
-         prompt_column (or task) to the one that holds it"
-    );
-    assert_eq!(
-        said("{\"prompt\": \"a\"}", |s| s.columns = vec![("b".into(), "prompt".into()), ("y".into(), "x".into())]),
-        "d.jsonl, line 1: there is no column `x`, which `columns` renames; the columns are `prompt`"
-    );
-    assert_eq!(
-        said("{\"prompt\": \"a\"}", |s| s.needs_completion = true),
-        "d.jsonl, line 1: there is no column `completion` for the completion; the columns are `prompt`: set \
-         completion_column to the one that holds it"
-    );
-    assert_eq!(
-        said("{\"prompt\": \"a\", \"completion\": 7}", |_| {}),
-        "d.jsonl, line 1: `completion`: expected a text, or a list of messages {\"role\": …, \"content\": …}, got 7"
-    );
-    assert_eq!(
-        said("{\"text\": 7}", |s| s.whole_texts = true),
-        "d.jsonl, line 1: `text`: expected a text, or a list of messages {\"role\": …, \"content\": …}, got 7"
-    );
-}
-
-#[test]
 fn columns_of_an_example() {
     let example = |text: &str, change: fn(&mut DatasetSpec)| load(text, change).unwrap().examples.remove(0);
     let columns = |example: &Example| Value::Object(example.columns.clone());

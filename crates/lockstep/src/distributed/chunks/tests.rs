@@ -134,13 +134,3 @@ fn a_chain_continues_each_answer() {
         (Some(6), believed[0].answer.group.completions.clone())
     );
 }
-
-#[test]
-fn results_are_sorted_by_group_and_chunk() {
-    let results = [(8, 1), (7, 0), (8, 0), (7, 1)].map(|(number, chunk)| result(number, chunk, Vec::new(), false));
-    let groups = by_group(&results);
-    let names: Vec<_> =
-        groups.iter().map(|(n, all)| (*n, all.iter().map(|r| chunk(r.job)).collect::<Vec<_>>())).collect();
-    assert_eq!(names, [(7, vec![0, 1]), (8, vec![0, 1])]);
-    assert_eq!(chunk(JobName::Evaluation { version: 1, index: 4 }), 4);
-}

@@ -44,19 +44,6 @@ fn a_metric_is_found_with_and_without_its_prefix() {
 }
 
 #[test]
-fn the_bounds_are_those_of_the_longest_prompt_and_the_largest_set() {
-    let config = Config { num_generations_eval: Some(3), ..Config::default() };
-    let sets = [set("", &[4, 9]), set("easy", &[5, 2, 1])];
-    let of = |bounds: WorkloadBounds, sets: &[EvalSet]| {
-        let bounds = with_sets(bounds, sets, &config);
-        (bounds.longest_prompt, bounds.sequences)
-    };
-    assert_eq!(of(WorkloadBounds::of_prompts(6, 8), &sets), (9, 9));
-    assert_eq!(of(WorkloadBounds::of_prompts(12, 10), &sets), (12, 10));
-    assert_eq!(of(WorkloadBounds::of_prompts(6, 8), &[]), (6, 8));
-}
-
-#[test]
 fn the_names_of_metrics_are_known_before_an_evaluation() {
     let rewards = [reward("a"), reward("b")];
     let mut config = Config { eval_dataset_name: Some("d".into()), eval_pass_at_k: vec![1, 4], ..Config::default() };

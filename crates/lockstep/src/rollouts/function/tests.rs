@@ -77,7 +77,7 @@ fn a_completion_of_the_engine_that_comes_back_unchanged_is_the_policys() {
     let written = Written::from([((vec![1], vec![2, 3]), (logps.clone(), FinishReason::Length))]);
     let of = |given: &GivenCompletion, scores: Option<Vec<f32>>| completion(1, given, scores, &written, 6, &[3]);
     let with = |logps: Option<Vec<f32>>| GivenCompletion { logps, ..given(&[1], &[2, 3]) };
-    let none = super::super::replay::NO_VERSION;
+    let none = crate::rollouts::versions::NO_VERSION;
     let shown = |c: Completion| (c.columns.sampler_logps().unwrap().to_vec(), c.versions, c.finish_reason);
     // The policy scored it, or its engine did; else nobody knows which weights gave these log-probabilities.
     assert_eq!(shown(of(&with(None), Some(vec![-2.0; 2]))), (vec![-2.0; 2], vec![6; 2], FinishReason::Length));

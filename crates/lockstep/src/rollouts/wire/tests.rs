@@ -223,63 +223,6 @@ fn reserved_columns_need_not_be_known() {
     assert!(said.contains("`ids`"), "{said}");
 }
 
-/// What a column says is compared with the others before anything is allocated for it.
-#[test]
-fn columns_that_do_not_fit_are_named() {
-    let group = |more: &dyn Fn(&mut RecordWriter)| {
-        let mut record = RecordWriter::new();
-        record.uints("group", 1, [4]);
-        record.uints("prompt_ids", 1, [1]);
-        record.uints("ids", 1, [9, 9]);
-        more(&mut record);
-        let mut bytes = Vec::new();
-        record.finish(&mut bytes);
-        Group::read(&bytes).unwrap_err().to_string()
-    };
-    let with = |more: &dyn Fn(&mut RecordWriter)| {
-        group(&|record| {
-            record.uints("lengths", 1, [1, 1]);
-            more(record);
-        })
-    };
-    let many = "\x01\u{7f}\u{7f}\u{7f}"; // 3 times 127 is not 2
-    let cases: [(&str, String); 14] = [
-        ("`lengths` is missing", group(&|_| {})),
-        ("`lengths` names more", group(&|r| r.uints("lengths", 1, [1, u64::MAX]))),
-        ("`lengths` names fewer", group(&|r| r.uints("lengths", 1, [1]))),
-        ("`lengths` is there twice", with(&|r| r.uints("lengths", 1, [2]))),
-        ("`versions` does not have 2", with(&|r| r.runs("versions", [1; 3]))),
-        ("`versions` has values of kind 6", with(&|r| r.bytes("versions", many.as_bytes()))),
-        ("`token.x` has 1 values", with(&|r| r.f32s("token.x", 1, &[0.0]))),
-        ("`token.x` has 2 values", with(&|r| r.f32s("token.x", usize::MAX, &[0.0, 0.0]))),
-        ("`token.ids` has a number above", with(&|r| r.uints("token.ids", 1, [0, 1 << 32]))),
-        ("`mask` has something else", with(&|r| r.runs("mask", [0, 2]))),
-        ("`forks` names a token", with(&|r| r.uints("forks", 2, [0, 0, 1, 2]))),
-        ("`lineage` does not have 16", with(&|r| r.bytes("lineage", &[1]))),
-        ("`prompt` has broken JSON", with(&|r| r.texts("prompt", ["{"]))),
-        ("`finish_reasons` has a reason", with(&|r| r.runs("finish_reasons", [0, 9]))),
-    ];
-    for (words, said) in cases {
-        let starts = said.starts_with("group 4: ") || words.contains("twice");
-        assert!(starts && said.contains(words), "{words}: {said}");
-    }
-    // A run of 2^62 tokens in nine bytes.
-    let mut long = vec![0x04];
-    for (name, kind, values) in [
-        ("group", 1, &[4][..]),
-        ("ids", 1, &[9]),
-        ("lengths", 1, &[1]),
-        ("versions", 4, b"\x01\x80\x80\x80\x80\x80\x80\x80\x80\x40"),
-    ] {
-        long.push(name.len() as u8);
-        long.extend_from_slice(name.as_bytes());
-        long.extend_from_slice(&[kind, 1, values.len() as u8]);
-    }
-    long.extend_from_slice(b"\x04\x09\x01\x01\x80\x80\x80\x80\x80\x80\x80\x80\x40");
-    let said = RecordReader::take(&sealed(&long)).unwrap().0.runs("versions", 1).unwrap_err().to_string();
-    assert!(said.contains("does not have 1 values"), "{said}");
-}
-
 #[test]
 fn samples_come_back_and_share_their_prompts_as_before() {
     let prompt = model::Prompt::new([1, 2, 3]);

@@ -96,7 +96,7 @@ impl<'a> CompletionView<'a> {
             ids: &c.ids,
             sampled: &c.mask,
             mask: &c.mask,
-            versions: crate::rollouts::replay::recorded_versions(&c.versions),
+            versions: crate::rollouts::versions::recorded_versions(&c.versions),
             columns: &c.columns,
             finish_reason: Some(c.finish_reason),
             advantage: None,

@@ -1,6 +1,5 @@
 mod examples;
 mod nothing;
-mod numbers;
 
 use super::*;
 use crate::data::prompts::Prompt;
@@ -283,39 +282,6 @@ fn raised(count: u64, groups: &[&[Text<'_>]]) -> Vec<String> {
 const NOTHING: [&str; 0] = [];
 
 #[test]
-fn at_a_threshold_and_just_short_of_it() {
-    let texts: Vec<String> = (0..21).map(|i| format!("text {i}")).collect();
-    // Of so many completions one without a score.
-    let unscored = |count: usize| -> Vec<Text<'_>> {
-        let score = |i: usize| if i == 0 { None } else { Some(0.1 * (i % 3) as f64) };
-        (0..count).map(|i| (texts[i].as_str(), score(i), false)).collect()
-    };
-    assert_eq!(raised(1, &[&unscored(20)]), ["unscored"]);
-    assert_eq!(raised(1, &[&unscored(21)]), NOTHING);
-    // Of so many completions one was cut, and the others earn all.
-    let cut = |count: usize| -> Vec<Text<'_>> {
-        (0..count).map(|i| (texts[i].as_str(), Some(if i == 0 { 0.0 } else { 1.0 }), i == 0)).collect()
-    };
-    assert_eq!(raised(3, &[&cut(4)]), ["cut_short"]);
-    assert_eq!(raised(3, &[&cut(5)]), NOTHING);
-    // Of those that ended half earn much, or fewer; the cut one earned something.
-    let ended = |cut: f64, scores: [f64; 2]| {
-        raised(3, &[&[("a", Some(cut), true), ("b", Some(scores[0]), false), ("c", Some(scores[1]), false)], WELL[0]])
-    };
-    let mixed: &[Text<'_>] = &[("a", Some(0.0), true), ("b", Some(1.0), false), ("c", Some(0.0), false)];
-    assert_eq!(raised(3, &[mixed]), ["cut_short"]);
-    let few: &[Text<'_>] =
-        &[("a", Some(0.0), true), ("b", Some(1.0), false), ("c", Some(0.0), false), ("d", Some(0.0), false)];
-    assert_eq!(raised(3, &[few]), NOTHING);
-    assert_eq!(ended(0.2, [1.0, 1.0]), NOTHING);
-    // A third were cut, and earned something.
-    let earned: &[Text<'_>] = &[("a", Some(0.2), true), ("b", Some(1.0), false), ("c", Some(1.0), false)];
-    assert_eq!(raised(3, &[earned]), NOTHING);
-    let nothing: &[Text<'_>] = &[("a", Some(0.0), true), ("b", Some(1.0), false), ("c", Some(1.0), false)];
-    assert_eq!(raised(3, &[nothing]), ["cut_short"]);
-}
-
-#[test]
 fn what_winners_are_is_said_of_two_at_least_and_of_half_of_them() {
     let empty = ("", Some(1.0), false);
     let good = |text| (text, Some(1.0), false);
@@ -346,30 +312,6 @@ fn one_score_is_no_constant_and_another_prompt_no_contradiction() {
     let by_prompt: &[&[Text<'_>]] =
         &[&[("a", Some(1.0), false), ("b", Some(0.0), false)], &[("a", Some(0.0), false), ("b", Some(1.0), false)]];
     assert_eq!(steps(&mut Alarms::default(), 1..9, by_prompt), []);
-}
-
-#[test]
-fn length_is_compared_at_twice_and_a_rise_with_the_rewards_spread() {
-    // Five generations, five of another length, in which the reward rises, or goes up and down.
-    let course = |before: usize, after: usize, score: fn(u64) -> f64| {
-        let mut alarms = Alarms::default();
-        let mut found = Vec::new();
-        for step in 1..=12 {
-            let length = if step <= 5 { before } else { after };
-            let text: String = (0..length).map(|i| char::from_u32(200 + i as u32).unwrap()).collect();
-            alarms.take(seen(&rollouts(&[&[(&text, Some(score(step)), false), ("", Some(-1.0), false)]])));
-            found.extend(alarms.end_step(step, &BTreeMap::new()).into_iter().map(|alarm| (step, alarm.id)));
-        }
-        found
-    };
-    let rises = |step: u64| step as f64;
-    assert_eq!(course(10, 20, rises), [(12, "length_explodes".to_owned())]);
-    assert_eq!(course(10, 19, rises), []);
-    assert_eq!(course(10, 20, |step| (step % 2) as f64), []);
-    // A rise of 0.2 where the deviation is 0.5: 0, 1, 0, 1, 0 and then 1, 0, 1, 0, 1.
-    assert_eq!(course(10, 20, |step| ((step + u64::from(step > 5)) % 2) as f64), []);
-    assert_eq!(course(10, 20, |step| ((step + 1) % 2) as f64), []);
-    assert_eq!(course(10, 20, |_| 0.0), []);
 }
 
 /// Takes steps with these shares of cut completions, whose greatest length is `longest` tokens.

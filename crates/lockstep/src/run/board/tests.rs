@@ -4,49 +4,7 @@ use crate::rollouts::wire::Completion;
 use model::tokenizer::{SpecialTokens, Tokenizer};
 use model::{Columns, columns};
 use rewards::Content;
-use serde_json::json;
 use std::fs;
-
-#[test]
-fn tables_of_completions_are_found_in_order() {
-    let dir = tempfile::tempdir().unwrap();
-    let names =
-        ["completions_00002.parquet", "completions_00001.jsonl", "completions_00003.csv", "x_1.jsonl", "completions_"];
-    for name in &names {
-        fs::write(dir.path().join(name), "").unwrap();
-    }
-    let expected = [names[1], names[0]].map(|name| dir.path().join(name));
-    assert_eq!(tables(dir.path()).unwrap(), expected);
-    assert!(tables(&dir.path().join("none")).unwrap().is_empty());
-    assert_eq!(event_file(dir.path()), None);
-    fs::write(dir.path().join("events.out.tfevents.1"), "").unwrap();
-    assert_eq!(event_file(dir.path()), Some(dir.path().join("events.out.tfevents.1")));
-    assert_eq!(event_file(&dir.path().join("none")), None);
-}
-
-#[test]
-fn the_first_rows_of_a_table() {
-    let dir = tempfile::tempdir().unwrap();
-    let path = dir.path().join("completions_00007.jsonl");
-    let row = |i: usize| {
-        let score = (i != 1).then_some(i as f64);
-        json!({"step": 7, "prompt": format!("p{i}"), "completion": format!("c{i}"), "r": score, "note": "text",
-            "advantage": i as f64 / 2.0})
-    };
-    fs::write(&path, (0..10).map(|i| format!("{}\n", row(i))).collect::<String>()).unwrap();
-    let rows = table(&path).unwrap().unwrap();
-    assert_eq!((rows.step, rows.prompts.len(), rows.completions.len()), (7, 8, 8));
-    assert_eq!((&rows.prompts[7], &rows.completions[7]), (&json!("p7"), &json!("c7")));
-    let scores = [0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0].map(|score| (score != 1.0).then_some(score)).to_vec();
-    assert_eq!(rows.rewards, [("r".to_owned(), scores)]);
-    assert_eq!(rows.advantages[..3], [0.0, 0.5, 1.0].map(Some));
-    fs::write(&path, "{\"prompt\": \"p\"}\n").unwrap();
-    let bare = table(&path).unwrap().unwrap();
-    assert_eq!((bare.step, bare.rewards.len(), bare.advantages), (0, 0, vec![None]));
-    fs::write(&path, "\n").unwrap();
-    assert!(table(&path).unwrap().is_none());
-    assert!(is_bad_input(&table(&dir.path().join("none.jsonl")).err().unwrap()));
-}
 
 /// A group of two rewards whose completions have these ids.
 fn group(id: u64, all: &[&[u32]]) -> Group {

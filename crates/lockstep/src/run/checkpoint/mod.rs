@@ -6,8 +6,6 @@
 //! named `step-…` is complete. This module does not depend on the kind of run.
 
 mod checkpoints;
-pub mod moments;
-pub mod state;
 mod writer;
 
 pub use checkpoints::Checkpoints;
@@ -17,6 +15,7 @@ use crate::bad_input;
 use crate::config::Config;
 use crate::error::OrBadInput;
 use crate::run::run_dir::{RunDir, sync_directory};
+use crate::run::state;
 use anyhow::Context as _;
 use model::FileDType;
 use model::io::{CONFIG, FILE_LIST, FileList, convert_weights, is_listed};
@@ -265,16 +264,6 @@ mod tests {
         assert!(message.contains("No space left") && message.contains("step-000005"), "{message}");
         assert_eq!(latest(&run), Some(run.checkpoint(5)));
         assert_eq!(fs::read_dir(run.checkpoints()).unwrap().count(), 1);
-    }
-
-    #[test]
-    fn pruning_keeps_the_newest_and_the_best() {
-        let (_dir, run) = run();
-        (1..=6).for_each(|step| put(&run, step));
-        prune(&run, Kept { limit: Some(3), best: Some(2) }).unwrap();
-        assert_eq!(all(&run).iter().map(|c| c.0).collect::<Vec<_>>(), [2, 5, 6]);
-        prune(&run, Kept { limit: None, best: None }).unwrap();
-        assert_eq!(all(&run).len(), 3);
     }
 
     #[test]

@@ -1,6 +1,6 @@
 use super::*;
-use crate::PlannedRun;
 use crate::error::is_bad_input;
+use crate::session::PlannedRun;
 use kernels::Device;
 use std::path::Path;
 use telemetry::Sinks;

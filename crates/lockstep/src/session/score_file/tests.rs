@@ -1,7 +1,6 @@
 use super::*;
 use crate::error::is_bad_input;
 use crate::stop::is_stopped;
-use model::tokenizer::SpecialTokens;
 use rewards::RewardSpec;
 use serde_json::json;
 
@@ -46,30 +45,6 @@ fn completions_have_their_scores_in_the_order_of_the_file() {
     let matches: Vec<_> = found.rows.iter().map(|row| row.rewards[1]).collect();
     assert_eq!((matches[0], matches[1], matches[2], matches[4]), (Some(1.0), Some(0.0), Some(1.0), Some(0.0)));
     assert!(found.seconds >= 0.0 && found.rows.iter().all(|row| row.rewards.len() == 2));
-}
-
-#[test]
-fn token_ids_are_the_files_or_a_tokenizers() {
-    let length = || vec![RewardSpec::from("length:4")];
-    let rows = [
-        json!({"completion": "ab", "completion_ids": [1, 2, 3]}),
-        json!({"completion": "abcd", "completion_ids": [1]}),
-    ];
-    let found = scored(&rows, &length(), None).unwrap();
-    let scores = |found: &ScoredFile| found.rows.iter().map(|row| row.rewards[0].unwrap()).collect::<Vec<_>>();
-    assert_eq!((found.without_ids, scores(&found)), (false, vec![0.75, 0.25]));
-    let dir = tempfile::tempdir().unwrap();
-    Tokenizer::characters("abcd".chars(), &SpecialTokens::default()).unwrap().save(dir.path()).unwrap();
-    let plain = rows.clone().map(|row| json!({"completion": row["completion"]}));
-    let found = scored(&plain, &length(), Some(dir.path())).unwrap();
-    assert_eq!((found.without_ids, scores(&found)), (false, vec![0.5, 1.0]));
-    // The file's own win over the tokenizer's.
-    assert_eq!(scores(&scored(&rows, &length(), Some(dir.path())).unwrap()), [0.75, 0.25]);
-    let words = "has no column `completion_ids`: give --tokenizer DIR, a model's directory";
-    assert_eq!(said(&plain, &length()), format!(" {words}"));
-    let wrong = [rows[0].clone(), json!({"completion": "a", "completion_ids": "12"})];
-    let said = said(&wrong, &length());
-    assert!(said.starts_with(", row 2: `completion_ids` is no list of token ids: "), "{said}");
 }
 
 #[test]

@@ -6,10 +6,9 @@ use super::stop::files;
 use super::{config, directory, one_thread, rows};
 use crate::config::{Algorithm, Config, Purpose, SamplingPlan, Strategy};
 use crate::rollouts::collector::{Collect, CollectRequest, Collected, Collector, Observer, PlaceCollector};
+use crate::rollouts::function::{Generate, GivenCompletion, RolloutFunction, RolloutPrompt, RolloutRequest};
 use crate::rollouts::scoring::Prompts;
-use crate::{
-    Generate, GivenCompletion, RolloutFunction, RolloutPrompt, RolloutRequest, Run, RunOptions, StopReason, StopSignal,
-};
+use crate::{Run, RunOptions, StopReason, StopSignal};
 use model::{AdaptedWeights, HeldWeights};
 use std::path::Path;
 use std::sync::atomic::{AtomicUsize, Ordering};

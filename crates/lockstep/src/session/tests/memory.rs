@@ -1,7 +1,7 @@
 //! Tests that the planned memory of a run equals the memory that the run counts when it allocates.
 
 use super::*;
-use crate::MemoryPlan;
+use crate::run::memory_plan::MemoryPlan;
 use std::collections::BTreeMap;
 use telemetry::Sinks;
 
@@ -75,7 +75,7 @@ fn a_run_holds_what_was_planned() {
     ];
     for config in cases {
         let out = config.output_dir.clone().unwrap();
-        let plan = crate::plan(Purpose::Grpo, &config, false, &Sinks::new()).unwrap();
+        let plan = crate::session::plan(Purpose::Grpo, &config, false, &Sinks::new()).unwrap();
         let planned = by_kind(&plan);
         let ctx = one_thread();
         Run::new(Purpose::Grpo, config, RunOptions::new().context(ctx.clone())).unwrap().run().unwrap();

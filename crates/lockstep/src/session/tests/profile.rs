@@ -13,12 +13,12 @@ fn options() -> RunOptions {
 }
 
 /// The findings of a run. The finding that cores are shared is left out, because other tests run at the same time.
-fn found(change: impl FnOnce(&mut Config), options: RunOptions) -> (Vec<String>, crate::ProfileRecord) {
+fn found(change: impl FnOnce(&mut Config), options: RunOptions) -> (Vec<String>, crate::run::profile::ProfileRecord) {
     let dir = directory();
     let mut config = Config { max_steps: 8, save_strategy: Strategy::No, ..config(dir.path(), "run") };
     change(&mut config);
     let result = Run::new(Purpose::Grpo, config, options).unwrap().run().unwrap();
-    let read = crate::ProfileRecord::read(result.dir.root()).unwrap();
+    let read = crate::run::profile::ProfileRecord::read(result.dir.root()).unwrap();
     assert_eq!(read, result.profile);
     let ids = read.findings.iter().map(|finding| finding.id.clone());
     (ids.filter(|id| !["cores_shared", "oversubscribed"].contains(&&**id)).collect(), read)

@@ -1,9 +1,6 @@
 //! Rows as sequences, and the sizes of what is computed of them.
 
 use super::*;
-use crate::trainers::dpo::Dpo;
-use crate::trainers::reward::RewardModel;
-use crate::trainers::sft::Sft;
 use model::{Prompt, PromptCompletion};
 use train::{PreferencePair, Sample};
 
@@ -48,37 +45,6 @@ fn the_chosen_response_of_each_pair_comes_before_the_rejected_one() {
     assert_eq!(shown(&Sample::sequences(&samples)), [(vec![1, 2], vec![3, 4]), (vec![5], vec![6])]);
     assert_eq!(Sample::learned(&samples), [vec![false, false, false, true], vec![false, true]]);
     assert_eq!((Sample::samples(&samples).len(), PreferencePair::samples(&pairs[..1]).len()), (2, 1));
-}
-
-#[test]
-fn the_largest_work_is_that_of_the_longest_sequence_and_the_largest_set() {
-    let rows = |train: usize, sets: &[usize]| Rows {
-        train: vec![pair(&[1, 2, 3], &[4], &[5, 6]); train],
-        held_out: sets
-            .iter()
-            .map(|&rows| HeldOut { name: "set".into(), rows: vec![pair(&[1], &[2; 7], &[3]); rows], whole: false })
-            .collect(),
-        hash: String::new(),
-    };
-    let config = Config { per_device_train_batch_size: 3, gradient_accumulation_steps: 2, ..Config::default() };
-    let all = rows(5, &[2, 4, 1]);
-    assert_eq!(all.held_out_rows(), 7);
-    let of = |[step, scored]: [Work; 2]| [step, scored].map(|work| (work.completions, work.group));
-    let work = all.largest_work::<RewardModel>(&config);
-    assert_eq!(of(work), [(12, 2), (8, 2)], "two responses of six rows and of the four of the largest set");
-    // Rows of training are scored by DPO's reference, too.
-    assert_eq!(of(all.largest_work::<Dpo>(&config)), [(12, 2), (10, 2)]);
-    assert_eq!(of(rows(3, &[4]).largest_work::<Dpo>(&config)), [(12, 2), (8, 2)]);
-    let longest = |work: [Work; 2]| (work[0].longest.prompt, work[0].longest.completion);
-    let (reward, dpo) = (longest(work), longest(all.largest_work::<Dpo>(&config)));
-    // A reward model reads its score at one more token.
-    assert_eq!(reward.0 + reward.1, dpo.0 + dpo.1 + 1);
-    let none = rows(5, &[]);
-    assert_eq!((none.held_out_rows(), of(none.largest_work::<RewardModel>(&config))), (0, [(12, 2), (0, 2)]));
-    assert_eq!((Sft::scored([5, 3]), Dpo::scored([5, 3]), Dpo::scored([3, 5])), (3, 5, 5));
-    assert_eq!(RewardModel::describe([1, 0]), Some("1 pair to learn from".into()));
-    assert_eq!(RewardModel::describe([2, 1]), Some("2 pairs to learn from, 1 held out".into()));
-    assert_eq!(Sft::describe([2, 1]), None);
 }
 
 #[test]

@@ -167,44 +167,4 @@ mod tests {
         after.choose(&part[2..4], 1000.0);
         assert!(after.chosen.is_empty());
     }
-
-    #[test]
-    fn a_group_is_chosen_if_its_score_fits_into_what_is_left_of_the_share() {
-        // The run began 1000 CPU seconds ago: all recording may take ten of them, and scoring one and a half at least.
-        let (began_s, now) = (500.0, 1500.0);
-        let part: Vec<Sample> = vec![sample(1, 10, 0.5), sample(1, 10, 0.0)];
-        let chosen = |step_s: f64, recorded_s: f64, scored_s: f64| {
-            let begun = AfterStep { began_s, last_s: now - step_s, ..AfterStep::new() };
-            let mut after = AfterStep { scored_s, ..begun };
-            after.recorded(recorded_s);
-            after.choose(&part, now);
-            assert_eq!(after.last_s, now);
-            after.chosen.len()
-        };
-        // A score is a quarter of a step.
-        assert_eq!((chosen(40.0, 0.0, 0.0), chosen(40.5, 0.0, 0.0)), (2, 0));
-        assert_eq!((chosen(24.0, 4.0, 0.0), chosen(24.5, 4.0, 0.0)), (2, 0));
-        assert_eq!((chosen(24.0, 0.0, 4.0), chosen(24.5, 0.0, 4.0)), (2, 0));
-        assert_eq!((chosen(6.0, 20.0, 0.0), chosen(6.5, 20.0, 0.0)), (2, 0));
-
-        // A group's share of its step is that of its tokens: 1 + 20 of 1 + 20 + 40.
-        let both = [&part[..], &[sample(3, 20, 1.0), sample(3, 20, -1.0)]].concat();
-        let begun = |step_s: f64| AfterStep { began_s, last_s: now - step_s, ..AfterStep::new() };
-        let mut after = begun(117.0);
-        after.choose(&both, now);
-        assert!(after.chosen.is_empty());
-        let mut after = begun(116.0);
-        after.choose(&both, now);
-        assert_eq!(std::mem::take(&mut after.chosen).iter().map(|s| s.group).collect::<Vec<_>>(), [1, 1]);
-        // What it took is what the next one is expected to take.
-        after.scored(4.25, 17);
-        assert_eq!((after.scored_s, after.count, after.per_token_s), (4.25, 1, Some(0.25)));
-        after.choose(&both, now);
-        assert!(after.chosen.is_empty(), "41 tokens take 10.25 seconds");
-        after.per_token_s = Some(0.125);
-        after.choose(&both, now);
-        assert_eq!(after.chosen.iter().map(|s| s.group).collect::<Vec<_>>(), [3, 3]);
-        after.scored(0.5, 0);
-        assert_eq!((after.scored_s, after.count, after.per_token_s), (4.75, 2, Some(0.5)));
-    }
 }

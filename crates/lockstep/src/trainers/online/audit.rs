@@ -233,17 +233,4 @@ mod tests {
         assert!((450..1550).contains(&quarter.len()) && (1400..2600).contains(&half.len()));
         assert!(quarter.is_subset(&half) && quarter == picked(0.25), "the choice is the same each time");
     }
-
-    #[test]
-    fn metrics_are_those_of_the_audits_that_are_on() {
-        let mut auditor = auditor(|c| (c.trust, c.max_staleness) = (Trust::Audit, 1));
-        auditor.counts = Counts { groups: [7, 9].into(), tokens: 5, mismatches: 3 };
-        let names = ["groups_audited", "workers_expelled", "logp_audited_tokens", "logp_mismatch_tokens"];
-        let all: Vec<(&str, f64)> = names.into_iter().zip([2.0, 1.0, 5.0, 3.0]).collect();
-        assert_eq!(auditor.metrics(1), all);
-        auditor.rescored = 0.0;
-        assert_eq!(auditor.metrics(1), all[..2]);
-        (auditor.remade, auditor.rescored) = (0.0, 0.5);
-        assert_eq!(auditor.metrics(1), all[2..]);
-    }
 }

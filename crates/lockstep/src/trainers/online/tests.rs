@@ -1,17 +1,10 @@
 //! What a checkpoint of an online run has of its batches, and which of it is refused by a resume.
 
-use super::BatchSizes;
 use crate::config::{ComputeDType, Config, Purpose};
 use crate::rollouts::wire::{Group, RecordReader};
 use crate::verify::tests::{directory, run};
 use crate::{Run, RunOptions};
 use std::path::Path;
-
-#[test]
-fn the_steps_of_a_batch_are_its_parts_once_for_each_pass() {
-    let sizes = BatchSizes { generation: 24, optimizer: 8, group: 4, iterations: 5 };
-    assert_eq!((sizes.parts(), sizes.steps()), (3, 15));
-}
 
 /// The error of a run that resumes from `checkpoint` with other bytes in its file `name`.
 fn refused(checkpoint: &Path, name: &str, bytes: &[u8]) -> String {

@@ -6,8 +6,8 @@
 use crate::error::OrBadInput;
 use crate::models::{Builder, WriteFiles, load_weights, locate, value_model_shape};
 use crate::rollouts::collector::record_ops;
-use crate::run::checkpoint::moments::{restore_moments, write_moments};
 use crate::run::learner::{Update, record_parts};
+use crate::run::moments::{restore_moments, write_moments};
 use crate::trainers::online::{LargestWork, PartInputs};
 use kernels::Context;
 use model::hub::HubKind;

@@ -13,15 +13,6 @@ fn capacity(tokens: usize, blocks: usize, score_rows: usize) -> Capacity {
 }
 
 #[test]
-fn capacities_are_added_and_compared_each_by_each() {
-    let (a, b) = (capacity(1, 20, 300), capacity(4, 5, 600));
-    assert_eq!((a + b, a.max(b), b.max(a)), (capacity(5, 25, 900), capacity(4, 20, 600), capacity(4, 20, 600)));
-    let room = capacity(4, 5, 6);
-    assert!(room.holds(room) && room.holds(capacity(0, 0, 0)));
-    assert!(!room.holds(capacity(5, 5, 6)) && !room.holds(capacity(4, 6, 6)) && !room.holds(capacity(4, 5, 7)));
-}
-
-#[test]
 fn groups_take_the_rows_and_pages_of_their_sequences() {
     for (prefix, branches, shared, apart) in [
         (10, &[][..], (10, 1, 0), (10, 1, 0)),
@@ -63,54 +54,6 @@ fn a_micro_batch_has_an_upper_bound() {
     assert_eq!(large, capacity(100, 40, 900));
 }
 
-#[test]
-fn a_batch_on_the_device_has_its_lists() {
-    let memory = cpu();
-    let long = ids(100, 70);
-    let branches: [&[u32]; 3] = [&[1, 2, 3], &long, &[4]];
-    let groups = [
-        GroupSegment { prefix: &[9, 8], branches: &branches[..2] },
-        GroupSegment { prefix: &[7], branches: &branches[2..] },
-        GroupSegment { prefix: &[6, 5, 4], branches: &[] },
-    ];
-    for sharing in [true, false] {
-        let batch = Batch::new(&groups, sharing);
-        let tensors = BatchTensors::new(&memory, &batch);
-        assert_eq!((tensors.capacity(), &tensors.ids), (batch.capacity(), &batch.ids));
-        assert_eq!(tensors.groups().to_vec_u32(), batch.groups);
-        assert_eq!(tensors.score_groups().to_vec_u32(), batch.score_groups);
-        assert_eq!(tensors.score_rows().to_vec_u32(), batch.score_rows);
-        assert_eq!(tensors.targets().to_vec_u32(), batch.targets);
-        let pieces: Vec<_> = tensors.head_pieces().map(|(piece, groups)| (piece, groups.to_vec_u32())).collect();
-        assert_eq!(pieces, head_pieces(&batch.score_groups));
-        let expected = if sharing {
-            vec![(0..73, 0..2), (73..74, 2..3), (74..77, 3..3)]
-        } else {
-            vec![(0..4, 0..1), (4..75, 1..2), (75..76, 2..3), (76..79, 3..3)]
-        };
-        assert_eq!(tensors.sequences().collect::<Vec<_>>(), expected);
-        let views = tensors.rows.views();
-        let rows = views.attention();
-        assert_eq!((views.len(), views.ids.to_vec_u32()), (batch.ids.len(), batch.ids.clone()));
-        assert_eq!(views.positions.to_vec_u32(), batch.positions);
-        assert_eq!(views.write_rows.to_vec_u32(), batch.write_rows);
-        assert_eq!(views.write_slots.to_vec_u32(), batch.write_slots);
-        assert_eq!(rows.tables_of_rows.to_vec_u32(), batch.tables_of_rows);
-        assert_eq!(rows.tables.to_vec_u32(), batch.tables);
-        assert_eq!(rows.tables.shape(), [batch.tables.len() / batch.table_len, batch.table_len]);
-    }
-    // Nothing is allocated beyond the lists.
-    let memory = Memory::new(Device::Meta);
-    let batch = Batch::new(&groups, true);
-    let tensors = BatchTensors::new(&memory, &batch);
-    let rows = 3 * batch.ids.len() + 2 * batch.write_rows.len() + batch.tables.len();
-    let lists = batch.groups.len() + batch.score_groups.len() + 2 * batch.targets.len();
-    let pieces: usize = tensors.head_pieces.iter().map(|(_, groups)| groups.len()).sum();
-    assert_eq!(memory.usage()["workspace"].bytes, 4 * (rows + lists + pieces));
-    let empty = BatchTensors::new(&memory, &Batch::new(&[], true));
-    assert_eq!((empty.capacity(), empty.sequences().count()), (Capacity::default(), 0));
-}
-
 fn step<'a>(ids: &'a [u32], tables: &'a [u32], sampled: &'a [u32], draws: &'a [u32]) -> StepRows<'a> {
     StepRows { ids, positions: ids, tables_of_rows: tables, write_rows: ids, write_slots: ids, sampled, draws }
 }
@@ -150,21 +93,6 @@ fn the_rows_of_a_step_are_those_that_were_set_last() {
     assert!(panics(&mut || rows.set(step(&[1], &[0], &[0; 4], &[]))), "no room to sample from four rows");
     assert!(panics(&mut || rows.set_sampled(&[0; 4], &[])));
     assert!(panics(&mut || rows.set_table(3, &[1])) && panics(&mut || rows.set_table(0, &[1, 2, 3])));
-}
-
-#[test]
-fn a_step_takes_the_memory_of_its_lists() {
-    let bytes = |memory: &Memory| memory.usage()["workspace"].bytes;
-    let memory = Memory::new(Device::Meta);
-    let _rows = InferRows::with_room(&memory, [5, 7, 3], 11, 13);
-    assert_eq!(bytes(&memory), 4 * (3 * 5 + 2 * 7 + 11 * 13 + 3));
-    let memory = Memory::new(Device::Meta);
-    let rows = InferRows::new(&memory, 5, 3, 2);
-    assert_eq!((bytes(&memory), rows.max_sampled()), (4 * (3 * 5 + 2 * 5 + 3 * 2 + 3), 3));
-    let draws = kernels::ops::sample::packed_len(Device::CudaEmulated, 3, 13 * BLOCK);
-    let memory = Memory::new(Device::CudaEmulated);
-    let _rows = InferRows::with_room(&memory, [5, 7, 3], 11, 13);
-    assert_eq!(bytes(&memory), 4 * (3 * 5 + 2 * 7 + 11 * 13 + 3 + draws));
 }
 
 #[test]

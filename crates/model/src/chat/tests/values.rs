@@ -170,3 +170,12 @@ fn the_parts_of_a_time_are_pythons() {
     let year: u64 = render("{{ strftime_now('%Y') }}", json!({})).parse().unwrap();
     assert!((2024..2200).contains(&year), "{year}");
 }
+
+#[test]
+fn numbers_are_compared_as_pythons() {
+    let x = json!({"n": 1, "a": "a"});
+    let template = "{{ n < 1 }} {{ n <= 1 }} {{ n > 1 }} {{ n >= 1 }} {{ n < 2 }} {{ n > 0 }} {{ n == 1 }} \
+                    {{ n != 1 }} {{ n <= 0 }} {{ n >= 2 }} {{ a == 'b' }} {{ a != 'b' }}";
+    let expected = "False True False True True True True False False False False True";
+    assert_eq!(render(template, x), expected);
+}

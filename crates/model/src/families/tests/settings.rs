@@ -92,56 +92,6 @@ fn null_and_absent_differ_where_transformers_makes_them_differ() {
 }
 
 #[test]
-fn sizes_and_numbers_have_their_limits() {
-    let large = 1u64 << 31;
-    assert_eq!(with(json!({"vocab_size": large})).unwrap().vocab_size as u64, large);
-    refused(json!({"vocab_size": large + 1}), &["vocab_size", "2147483649", "expected at most 2147483648"]);
-    assert_eq!(with(json!({"vocab_size": 1})).unwrap().vocab_size, 1);
-    refused(json!({"vocab_size": 0}), &["expected a positive integer"]);
-    assert_eq!(with(json!({"num_hidden_layers": 65_536})).unwrap().windows.len(), 65_536);
-    refused(json!({"num_hidden_layers": 65_537}), &["num_hidden_layers", "more layers than any model has"]);
-    for (x, range) in [(json!(0), 0.0), (json!(1), 1.0), (json!(0.5), 0.5)] {
-        assert_eq!(with(json!({"initializer_range": x})).unwrap().initializer_range, range);
-    }
-    for x in [json!(-0.1), json!(1.1), json!("x")] {
-        refused(json!({"initializer_range": x}), &["initializer_range", "expected a number from 0 to 1"]);
-    }
-    for key in ["rms_norm_eps", "rope_theta"] {
-        for x in [json!(0), json!(-1.0), json!("x"), json!([])] {
-            refused(json!({key: x}), &[key, "expected a positive number"]);
-        }
-    }
-    for x in [json!(1), json!(0.5)] {
-        refused(json!({"rope_theta": x}), &["`rope_theta`", "expected a number above 1"]);
-        refused(
-            json!({"rope_scaling": {"rope_theta": x}}),
-            &["`rope_scaling.rope_theta`", "expected a number above 1"],
-        );
-    }
-    for x in [json!(1), json!("true")] {
-        refused(json!({"tie_word_embeddings": x}), &["tie_word_embeddings", "expected true or false"]);
-    }
-    refused(json!({"hidden_act": 1}), &["hidden_act", "expected a string"]);
-    let most = u64::from(u32::MAX);
-    assert_eq!(with(json!({"eos_token_id": [most, -1, 0]})).unwrap().eos_token_ids, [u32::MAX, 0]);
-    refused(json!({"eos_token_id": most + 1}), &["eos_token_id", "expected a token id, not 4294967296"]);
-    refused(json!({"eos_token_id": [1, -2]}), &["expected a token id, not -2"]);
-    refused(json!({"pad_token_id": 1.5}), &["pad_token_id", "expected a token id, not 1.5"]);
-    assert_eq!(with(json!({"pad_token_id": [8, 9]})).unwrap().pad_token_id, Some(8));
-    // Long values are shown in part.
-    let text = |n: usize| "é".repeat(n);
-    refused(json!({"hidden_act": text(78)}), &[&format!("= \"{}\":", text(78))]);
-    refused(json!({"hidden_act": text(79)}), &[&format!("= \"{}…:", text(79))]);
-    // A missing field may be there under a misspelt name.
-    refused(
-        json!({"hidden_size": "(absent)", "hiden_size": 64}),
-        &["`hidden_size`: is missing; there is `hiden_size`, which nothing reads"],
-    );
-    let error = with(json!({"vocab_size": "(absent)"})).unwrap_err().to_string();
-    assert_eq!(error, "config.json: `vocab_size`: is missing");
-}
-
-#[test]
 fn what_would_change_the_arithmetic_is_refused_and_what_does_not_is_read() {
     for (key, neutral) in [
         ("attention_dropout", &[json!(0), json!(0.0)][..]),
@@ -237,74 +187,6 @@ fn models_that_compute_in_bf16_have_even_sizes() {
         (512f32.sqrt(), rounded)
     );
     assert_eq!(bare("gemma3_text", json!({"query_pre_attn_scalar": 64})).unwrap().attention_scale(), 0.125);
-}
-
-#[test]
-fn ropes_are_read_with_the_names_of_both_versions() {
-    let scaling =
-        |fields: Value| with(json!({"max_position_embeddings": 100, "rope_scaling": fields})).unwrap().rope.scaling;
-    assert_eq!(scaling(json!({"type": "linear", "factor": 2})), RopeScaling::Linear { factor: 2.0 });
-    assert_eq!(scaling(json!({"rope_type": "default", "type": "linear"})), RopeScaling::Default);
-    assert_eq!(scaling(json!({})), RopeScaling::Default);
-    let llama3 = json!({"rope_type": "llama3", "factor": 8, "low_freq_factor": 1, "high_freq_factor": 4});
-    let of = |original| RopeScaling::Llama3 {
-        factor: 8.0,
-        low_freq_factor: 1.0,
-        high_freq_factor: 4.0,
-        original_max_position_embeddings: original,
-    };
-    assert_eq!(scaling(llama3.clone()), of(100.0));
-    let mut inside = llama3.clone();
-    inside["original_max_position_embeddings"] = json!(50);
-    assert_eq!(scaling(inside.clone()), of(50.0));
-    let both = json!({"rope_scaling": inside, "original_max_position_embeddings": 20});
-    assert_eq!(with(both).unwrap().rope.scaling, of(20.0), "the field outside takes precedence");
-    for (key, value, word) in [
-        ("high_freq_factor", json!(1), "`rope_scaling.high_freq_factor` = 1: is not above low_freq_factor = 1"),
-        ("factor", json!(null), "`rope_scaling.factor`"),
-        ("low_freq_factor", json!(0), "expected a positive number"),
-        ("surprise", json!(1), "`rope_scaling.surprise` = 1: is not supported"),
-        ("partial_rotary_factor", json!(0.5), "is not supported; supported: 1"),
-    ] {
-        let mut bad = llama3.clone();
-        bad[key] = value;
-        refused(json!({"rope_scaling": bad}), &[word]);
-    }
-    scaling(json!({"type": "default", "partial_rotary_factor": 1}));
-    for bad in [json!(1), json!("yarn"), json!([])] {
-        refused(json!({"rope_scaling": bad}), &["`rope_scaling`", "expected an object"]);
-        refused(json!({"rope_parameters": bad}), &["`rope_parameters`", "expected an object"]);
-    }
-    // YaRN: the factor is that of the context lengths, and the temper 0.1 ln(factor) + 1.
-    let temper = |mscale: f64, factor: f64| 0.1 * mscale * libm::log(factor) + 1.0;
-    let yarn = |more: Value| {
-        let mut fields = json!({"rope_type": "yarn", "original_max_position_embeddings": 25});
-        fields.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
-        match scaling(fields) {
-            RopeScaling::Yarn { factor, attention_factor, beta_fast, beta_slow, truncate, .. } => {
-                (factor, attention_factor, beta_fast, beta_slow, truncate)
-            }
-            other => panic!("{other:?}"),
-        }
-    };
-    let near = |a: f64, b: f64| assert!((a - b).abs() < 1e-12, "{a} {b}");
-    let (factor, attention, fast, slow, truncate) = yarn(json!({}));
-    assert_eq!((factor, fast, slow, truncate), (4.0, 32.0, 1.0, true));
-    near(attention, temper(1.0, 4.0));
-    let given = yarn(json!({"factor": 3, "attention_factor": 1.5, "mscale": 2, "mscale_all_dim": 1, "beta_fast": 20,
-        "beta_slow": 2, "truncate": false}));
-    assert_eq!(given, (3.0, 1.5, 20.0, 2.0, false));
-    near(yarn(json!({"factor": 3, "mscale": 2, "mscale_all_dim": 0.5})).1, temper(2.0, 3.0) / temper(0.5, 3.0));
-    near(yarn(json!({"factor": 3, "mscale": 2})).1, temper(1.0, 3.0));
-    near(yarn(json!({"factor": 3, "mscale_all_dim": 2})).1, temper(1.0, 3.0));
-    assert_eq!((yarn(json!({"factor": 1})).1, yarn(json!({"factor": 0.5})).1), (1.0, 1.0));
-    // θ inside before θ outside; `rope_scaling` before `rope_parameters`.
-    let theta = |fields: Value| with(fields).unwrap().rope.theta;
-    assert_eq!(theta(json!({"rope_theta": 7})), 7.0);
-    assert_eq!(theta(json!({"rope_theta": 7, "rope_parameters": {"rope_theta": 8}})), 8.0);
-    let all = json!({"rope_theta": 7, "rope_parameters": {"rope_theta": 8}, "rope_scaling": {"rope_theta": 9}});
-    assert_eq!(theta(all), 9.0);
-    assert_eq!(theta(json!({"rope_parameters": {"rope_theta": 8}, "rope_scaling": {}})), 8.0);
 }
 
 #[test]

@@ -1,6 +1,6 @@
 //! What is written beside the weights, how they are cut into files, and the headers of files.
 
-use super::super::safetensors::{elements, entries, metadata};
+use super::super::safetensors::{entries, metadata};
 use super::*;
 use serde_json::{Value, json};
 
@@ -13,97 +13,6 @@ fn names(dir: &Path) -> Vec<String> {
         std::fs::read_dir(dir).unwrap().map(|f| f.unwrap().file_name().into_string().unwrap()).collect();
     names.sort();
     names
-}
-
-/// A file with one tensor of this dtype and shape, and this many bytes.
-fn of_dtype(dtype: &str, shape: &[usize], bytes: usize) -> Vec<u8> {
-    let header = json!({"x": {"dtype": dtype, "shape": shape, "data_offsets": [0, bytes]}}).to_string();
-    [&(header.len() as u64).to_le_bytes(), header.as_bytes(), &vec![0; bytes]].concat()
-}
-
-#[test]
-fn every_dtype_of_the_format_has_its_size() {
-    let path = Path::new("x");
-    for (dtype, bits) in [
-        ("F4", 4),
-        ("F6_E2M3", 6),
-        ("F6_E3M2", 6),
-        ("BOOL", 8),
-        ("U8", 8),
-        ("I8", 8),
-        ("F8_E5M2", 8),
-        ("F8_E4M3", 8),
-        ("F8_E8M0", 8),
-        ("F8_E4M3FNUZ", 8),
-        ("F8_E5M2FNUZ", 8),
-        ("I16", 16),
-        ("U16", 16),
-        ("F16", 16),
-        ("BF16", 16),
-        ("I32", 32),
-        ("U32", 32),
-        ("F32", 32),
-        ("I64", 64),
-        ("U64", 64),
-        ("F64", 64),
-        ("C64", 64),
-    ] {
-        let bytes = 3 * 4 * bits / 8;
-        let found = entries(path, &of_dtype(dtype, &[3, 4], bytes)).unwrap();
-        assert_eq!((found[0].dtype.as_str(), found[0].bytes.len(), &found[0].shape[..]), (dtype, bytes, &[3, 4][..]));
-        for wrong in [bytes - 1, bytes + 1] {
-            let error = entries(path, &of_dtype(dtype, &[3, 4], wrong)).unwrap_err().to_string();
-            let why = format!("its header entry says {dtype} [3, 4], but its data has {wrong} bytes");
-            assert_eq!(error, format!("x: tensor `x`: {why}"));
-        }
-    }
-    assert!(entries(path, &of_dtype("F4", &[3], 1)).is_err(), "one and a half bytes");
-    assert_eq!(entries(path, &of_dtype("F4", &[2], 1)).unwrap()[0].bytes.len(), 1);
-    let scalar = of_dtype("BF16", &[], 2);
-    let found = entries(path, &scalar).unwrap();
-    assert_eq!(elements(path, &found[0], &scalar).unwrap(), [0.0]);
-    assert_eq!(entries(path, &of_dtype("F32", &[0, 7], 0)).unwrap()[0].bytes.len(), 0);
-}
-
-#[test]
-fn headers_say_what_is_wrong_with_them() {
-    let path = Path::new("x");
-    let long = |length: u64| entries(path, &[&length.to_le_bytes()[..], b"{}"].concat()).unwrap_err().to_string();
-    let most = 100_000_000;
-    assert_eq!(long(most), format!("x: is truncated: the header takes {most} bytes, the file has 10"));
-    let more = most + 1;
-    assert_eq!(long(more), format!("x: is not a safetensors file: it says that its header takes {more} bytes"));
-    assert_eq!(long(3), "x: is truncated: the header takes 3 bytes, the file has 10");
-    assert_eq!(entries(path, &[&2u64.to_le_bytes()[..], b"{}"].concat()).unwrap(), []);
-    let of = |header: Value, bytes: usize| {
-        let header = header.to_string();
-        let file = [&(header.len() as u64).to_le_bytes(), header.as_bytes(), &vec![0; bytes]].concat();
-        entries(path, &file).map(|all| all.into_iter().map(|e| e.name).collect::<Vec<_>>()).map_err(|e| e.to_string())
-    };
-    let entry = |from: usize, to: usize| json!({"dtype": "U8", "shape": [to - from], "data_offsets": [from, to]});
-    assert_eq!(of(json!({"b": entry(3, 5), "a": entry(0, 3)}), 5).unwrap(), ["a", "b"], "in the order of their bytes");
-    let bad = |field: &str, value: Value| {
-        let mut one = entry(0, 3);
-        match value {
-            Value::Null => drop(one.as_object_mut().unwrap().remove(field)),
-            value => one[field] = value,
-        }
-        of(json!({"a": one}), 3).unwrap_err()
-    };
-    let no_range = "x: tensor `a`: its header entry has data_offsets that are no range";
-    assert_eq!(bad("dtype", json!(null)), "x: tensor `a`: its header entry has no dtype");
-    assert_eq!(bad("dtype", json!("Q4")), "x: tensor `a`: its header entry has an unknown dtype, Q4");
-    assert_eq!(bad("shape", json!(null)), "x: tensor `a`: its header entry has no shape");
-    assert_eq!(bad("data_offsets", json!(null)), "x: tensor `a`: its header entry has no data_offsets");
-    for offsets in [json!([3, 0]), json!([0]), json!([0, 1, 2]), json!([0, u64::MAX])] {
-        assert_eq!(bad("data_offsets", offsets), no_range);
-    }
-    let follow = "x: tensor `b`: its bytes do not follow those of the tensor before it";
-    assert_eq!(of(json!({"a": entry(0, 3), "b": entry(4, 5)}), 5).unwrap_err(), follow, "a gap");
-    assert_eq!(of(json!({"a": entry(0, 3), "b": entry(2, 5)}), 5).unwrap_err(), follow, "an overlap");
-    let error = of(json!({"a": entry(0, 3), "b": entry(3, 5)}), 4).unwrap_err();
-    assert!(error.starts_with("x: tensor `b`: the file is truncated: it ends at byte "), "{error}");
-    assert_eq!(of(json!({"a": entry(0, 3)}), 5).unwrap_err(), "x: has 2 bytes that belong to no tensor");
 }
 
 #[test]

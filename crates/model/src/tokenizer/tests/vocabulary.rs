@@ -51,43 +51,11 @@ fn long_texts_are_beyond_a_number_of_tokens_that_are_as_long_as_can_be() {
 }
 
 #[test]
-fn a_vocabulary_and_an_embedding_of_one_size_fit() {
-    let t = of("abc", &SpecialTokens::default());
-    assert!(t.check_fits(&config(3)).is_ok() && t.check_fits(&config(4)).is_ok());
-    let error = t.check_fits(&config(2)).unwrap_err().to_string();
-    let why = "the vocabulary has ids up to 2 (\"c\"), but the embedding has 2 rows (`vocab_size` in config.json)";
-    assert_eq!(error, format!("tokenizer: {why}"));
-}
-
-#[test]
 fn ids_stand_for_ranges_of_bytes() {
     let (ids, ranges) = letters().encode_offsets("éa<eos>b").unwrap();
     assert_eq!(ids, [7, 2, 1, 3]);
     assert_eq!(ranges, [0..2, 2..3, 3..8, 8..9]);
     assert!(letters().encode_offsets("€").is_err());
-}
-
-#[test]
-fn the_first_character_that_is_missing_is_named() {
-    let error = |text: &str| letters().encode(text).unwrap_err().to_string();
-    assert_eq!(error("ab€x"), "tokenizer: the vocabulary has no character '€'");
-    assert_eq!(error("x€"), "tokenizer: the vocabulary has no character 'x'");
-}
-
-#[test]
-fn what_is_saved_is_complete_text() {
-    let dir = tempfile::tempdir().unwrap();
-    let below = dir.path().join("a/b");
-    letters().save(&below).unwrap();
-    let read = |name: &str| std::fs::read_to_string(below.join(name)).unwrap();
-    let config: serde_json::Value = serde_json::from_str(&read("tokenizer_config.json")).unwrap();
-    let expected = json!({"eos_token": "<eos>", "pad_token": "<pad>", "tokenizer_class": "PreTrainedTokenizerFast",
-        "clean_up_tokenization_spaces": false});
-    assert_eq!(config, expected);
-    assert!(read("tokenizer_config.json").ends_with("}\n"));
-    let file: serde_json::Value = serde_json::from_str(&read("tokenizer.json")).unwrap();
-    let added: Vec<_> = file["added_tokens"].as_array().unwrap().iter().map(|t| t["special"].clone()).collect();
-    assert_eq!(added, [json!(true), json!(true)]);
 }
 
 /// Byte tokens, of which three make a `€`; a text's first space is taken away, as SentencePiece does.

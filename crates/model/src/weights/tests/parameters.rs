@@ -205,21 +205,6 @@ fn settings_of_adapters_are_checked() {
 }
 
 #[test]
-fn reading_takes_the_memory_of_the_largest_tensors() {
-    let config = parse("");
-    assert_eq!(config.largest_tensor(), 600);
-    // The first tensor, the embedding, is read last in memory that was untouched by what follows it.
-    let sizes: Vec<usize> = tensor_specs(&config).iter().map(|t| t.shape.iter().product()).collect();
-    let after = |i: usize| 4 * sizes[i + 1..].iter().sum::<usize>();
-    let expected = (0..sizes.len()).map(|i| (4 * sizes[i]).saturating_sub(after(i))).max().unwrap();
-    assert_eq!(config.reading_bytes(), expected);
-    let half = config.computing_in(DType::Bf16).unwrap();
-    let after = |i: usize| 2 * sizes[i + 1..].iter().sum::<usize>();
-    let expected = (0..sizes.len()).map(|i| (6 * sizes[i]).saturating_sub(after(i))).max().unwrap();
-    assert_eq!(half.reading_bytes(), expected);
-}
-
-#[test]
 fn the_gradient_of_a_tied_matrix_is_the_sum_of_both_uses() {
     let ctx = kernels::Context::cpu(kernels::Isa::best(), 1);
     let config = parse(r#", "tie_word_embeddings": true"#);

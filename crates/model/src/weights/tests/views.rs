@@ -1,4 +1,4 @@
-//! Which adapter each row of a pass has, and which linear layers it changes.
+//! Which adapter each row of a pass has.
 
 use super::*;
 use std::ops::Range;
@@ -25,43 +25,6 @@ fn ranges(rows: &RowAdapters<'_>, all: &[&Adapter]) -> Vec<(Range<usize>, usize)
             ranges.iter().map(|(range, sequence)| (range.clone(), of(of_sequences[*sequence].unwrap()))).collect()
         }
     }
-}
-
-#[test]
-fn adapters_of_sequences_are_one_where_they_are_the_same() {
-    let base = base();
-    let (a, b) = (adapter(&base, &["q_proj"]), adapter(&base, &["q_proj"]));
-    let kind = |list: &[Option<&Adapter>]| match Adapters::of_sequences(list) {
-        Adapters::Off => "off".to_owned(),
-        Adapters::One(one) => format!("one {}", std::ptr::eq(one, &raw const a)),
-        Adapters::PerSequence(list) => format!("{} sequences", list.len()),
-    };
-    assert_eq!(kind(&[]), "off");
-    assert_eq!(kind(&[None, None]), "off");
-    assert_eq!(kind(&[Some(&a), Some(&a)]), "one true");
-    assert_eq!(kind(&[Some(&b)]), "one false");
-    assert_eq!(kind(&[Some(&a), Some(&b), Some(&a)]), "3 sequences", "equal numbers are not the same object");
-    assert_eq!(kind(&[Some(&a), None]), "2 sequences");
-    assert_eq!(kind(&[None, Some(&a)]), "2 sequences");
-}
-
-#[test]
-fn a_view_has_the_versions_of_what_it_holds() {
-    let mut base = base();
-    base.version = 3;
-    let mut a = adapter(&base, &["q_proj"]);
-    a.version = 7;
-    let plain = ModelView::from(&base);
-    assert_eq!((plain.version(), plain.version().trained()), (Version { base: 3, adapter: None }, 3));
-    assert!(plain.adapter().is_none() && plain.lora().is_none());
-    assert!(matches!(ModelView::new(&base, None).adapters, Adapters::Off));
-    let adapted = ModelView::new(&base, Some(&a));
-    assert_eq!((adapted.version(), adapted.version().trained()), (Version { base: 3, adapter: Some(7) }, 7));
-    assert_eq!(adapted.lora(), Some(&a.lora));
-    let list = [Some(&a), None];
-    let mixed = ModelView { weights: &base, adapters: Adapters::PerSequence(&list) };
-    assert_eq!(mixed.version(), Version { base: 3, adapter: None });
-    assert!(std::ptr::eq(mixed.head().unwrap(), base.head()));
 }
 
 #[test]
@@ -116,56 +79,4 @@ fn rows_have_the_adapter_of_their_sequence() {
     let mut room = AdapterRanges::default();
     let off = RowAdapters::new(Adapters::Off, groups(), &mut room).unwrap();
     assert!(ranges(&off, &all).is_empty() && off.trained().unwrap().is_none());
-}
-
-#[test]
-fn a_linear_layer_gets_the_rows_of_adapters_that_change_it() {
-    let base = base();
-    let (qkv, down) = (adapter(&base, &["k_proj"]), adapter(&base, &["down_proj", "v_proj"]));
-    let list = [Some(&qkv), None, Some(&down), Some(&qkv)];
-    let mut room = AdapterRanges::default();
-    let sequences = [(0..3, 0..1), (3..4, 1..2), (4..9, 2..3), (9..12, 3..4)];
-    let rows = RowAdapters::new(Adapters::PerSequence(&list), sequences.into_iter(), &mut room).unwrap();
-    let all = [RowAdapters::All(None), RowAdapters::All(Some(&qkv)), RowAdapters::All(Some(&down)), rows];
-    let given = |adapters, linear, rows: Option<Range<usize>>, len| {
-        let mut of = LowRankRows { adapters, layer: 1, linear, dropout: None, first: 0 };
-        if let Some(rows) = rows {
-            of = of.rows(rows);
-        }
-        let mut given = Vec::new();
-        of.each(len, |rows, low_rank, _| {
-            given.push((rows, low_rank.b.len()));
-            Ok(())
-        })
-        .unwrap();
-        assert_eq!(of.is_empty(), linear_is_empty(adapters, linear), "linear {linear}");
-        given
-    };
-    fn linear_is_empty(adapters: &RowAdapters<'_>, linear: usize) -> bool {
-        let changes = |adapter: &Adapter| adapter.params.layers[1].linears()[linear].low_rank.is_some();
-        match adapters {
-            RowAdapters::All(adapter) => !adapter.is_some_and(changes),
-            RowAdapters::Ranges(ranges, of) => !ranges.iter().any(|&(_, at)| of[at].is_some_and(changes)),
-        }
-    }
-    for linear in 0..4 {
-        assert_eq!(given(&all[0], linear, None, 12), []);
-        let (of_qkv, of_down) = (linear == 0, linear == 0 || linear == 3);
-        assert_eq!(given(&all[1], linear, None, 12), vec![(0..12, 1); usize::from(of_qkv)]);
-        assert_eq!(given(&all[2], linear, None, 7), vec![(0..7, 1); usize::from(of_down)]);
-    }
-    assert_eq!(given(&all[3], 0, None, 12), [(0..3, 1), (4..9, 1), (9..12, 1)]);
-    assert_eq!(given(&all[3], 3, None, 12), [(4..9, 1)]);
-    assert_eq!(given(&all[3], 1, None, 12), []);
-    // A part of the rows: ranges are counted from its first row.
-    assert_eq!(given(&all[3], 0, Some(2..6), 4), [(0..1, 1), (2..4, 1)]);
-    assert_eq!(given(&all[3], 0, Some(3..4), 1), []);
-    assert_eq!(given(&all[3], 0, Some(10..12), 2), [(0..2, 1)]);
-    assert_eq!(given(&all[1], 0, Some(2..6), 4), [(0..4, 1)]);
-    let part = LowRankRows { adapters: &all[3], layer: 0, linear: 0, dropout: None, first: 0 }.rows(2..9).rows(3..7);
-    assert_eq!(part.first, 5, "a part of a part");
-    let error = kernels::Error::Device("full".into());
-    let mut left = Some(error);
-    let of = LowRankRows { adapters: &all[3], layer: 0, linear: 0, dropout: None, first: 0 };
-    assert!(of.each(12, |_, _, _| left.take().map_or(Ok(()), Err)).is_err(), "an error ends it");
 }

@@ -89,30 +89,6 @@ fn the_longest_agreement_is_followed_and_of_equals_the_newest() {
 }
 
 #[test]
-fn texts_of_a_group_are_added_as_they_grow() {
-    let mut s = scheduler(Speculative::Always(1), 20);
-    s.earlier.remember(&[1, 2, 3], [&[4, 5, 6][..]].into_iter());
-    let id = run(&mut s, &[1, 2, 3], &[4]);
-    let group = s.sequences[id].group;
-    assert_eq!(s.groups[group].earlier.as_deref(), Some(&[1, 2, 3, 4, 5, 6][..]));
-    let mut drafts = s.drafts.take().unwrap();
-    s.index_group(group, &mut drafts);
-    assert_eq!(s.sequences[id].indexed, 4);
-    let serial = s.groups[group].serial;
-    let found = |drafts: &Drafts, tokens: &[u32]| -> Vec<(u32, u32)> {
-        drafts.places(serial, tokens).map(|place| (place.sequence, place.at)).collect()
-    };
-    assert_eq!(found(&drafts, &[1, 2, 3]), [(id as u32, 3), (EARLIER, 3)]);
-    assert_eq!(found(&drafts, &[3, 4, 5]), [(EARLIER, 5)]);
-    assert_eq!(s.best_place(id, &drafts), Some((4, (EARLIER, 4))), "what was said before is guessed");
-    // Again: only the new token.
-    s.sequences[id].push(5, 0.0, true, 0);
-    s.index_group(group, &mut drafts);
-    assert_eq!(found(&drafts, &[1, 2, 3]).len(), 2);
-    assert_eq!(found(&drafts, &[2, 3, 4]), [(id as u32, 4), (EARLIER, 4)]);
-}
-
-#[test]
 fn draft_tokens_take_rows_that_are_free() {
     let mut s = scheduler(Speculative::Auto, 4);
     let id = run(&mut s, &[1; 60], &[2]);

@@ -1,4 +1,4 @@
-//! Pages that are shared, kept, found and taken away, with the exact number of free ones after each step.
+//! Pages that are shared, kept and taken away, with the exact number of free ones after each step.
 
 use super::*;
 
@@ -73,33 +73,6 @@ fn computed_prompts_are_given_up_before_nothing_can_run() {
 }
 
 #[test]
-fn idle_sequences_give_pages_in_their_order() {
-    let mut s = scheduler(20, &[60, 61, 62, 63], 1, false);
-    step(&mut s);
-    for id in [2, 0, 1] {
-        s.pause(id);
-    }
-    s.extend(1, &[5]);
-    s.pause(3);
-    s.extend(3, &[5]);
-    assert_eq!((s.paused(), s.extended.clone()), (&[2, 0][..], VecDeque::from([1, 3])));
-    let has = |s: &Scheduler| [0, 1, 2, 3].map(|id| !s.sequences[id].blocks.is_empty());
-    assert_eq!(has(&s), [true; 4]);
-    // Those that have been paused longest first, then the last of those that wait; never the one that asks.
-    for (asks, expected) in
-        [(9, [true, true, false, true]), (0, [true, true, false, false]), (9, [false, true, false, false])]
-    {
-        assert!(s.evict_idle(asks));
-        assert_eq!(has(&s), expected);
-    }
-    assert!(!s.evict_idle(1) && s.evict_idle(9) && !s.evict_idle(9));
-    assert_eq!((has(&s), s.blocks.available(), s.sequences[1].computed), ([false; 4], 20, 0));
-    // Extended ones come before waiting ones, in their order.
-    s.submit(Arc::new(request(5, 1)), false);
-    assert_eq!(step(&mut s), [(1, 0, 63), (3, 0, 65), (4, 0, 5)]);
-}
-
-#[test]
 fn new_weights_make_stale_what_names_none() {
     let mut s = scheduler(30, &[], 1, false);
     let named = Some(ModelVersion { base: 0, adapter: None });
@@ -127,37 +100,6 @@ fn new_weights_make_stale_what_names_none() {
     let of = |id: usize| rows.iter().find(|row| row.0 == id).map(|row| row.1);
     assert_eq!((of(completion), of(members(&s, 3)[1])), (Some(0), Some(73)));
     assert_eq!((of(kept), of(0), of(1)), (Some(75), Some(0), Some(71)));
-}
-
-#[test]
-fn the_cache_is_used_where_it_covers_more_than_the_prompt() {
-    let mut s = scheduler(40, &[], 1, false);
-    s.blocks = BlockPool::new(40, true);
-    // One completion of a group was computed far beyond its prompt, and cancelled.
-    let group = s.submit(Arc::new(request(70, 2)), true).index;
-    step(&mut s);
-    let members = s.groups[group].members.clone();
-    for _ in 0..60 {
-        step(&mut s);
-    }
-    let id = members[0];
-    assert_eq!(s.sequences[id].computed, 130);
-    s.running.retain(|&other| other != id);
-    s.preempt(id);
-    // Two full pages of its tokens are in the cache: more than the 70 of the prompt.
-    assert_eq!(s.counters.cached_tokens, 0);
-    let (rows, copies) = next(&mut s);
-    assert!(rows.contains(&(id, 128, 131)) && copies.is_empty(), "{rows:?}");
-    assert_eq!(s.counters.cached_tokens, 128);
-    assert_eq!(s.sequences[id].cached, 2);
-    // With fewer tokens than the prompt's the prompt is shared: what the cache has covers 64.
-    let mut s = scheduler(40, &[], 1, false);
-    s.blocks = BlockPool::new(40, true);
-    s.submit(Arc::new(request(70, 2)), true);
-    step(&mut s);
-    let (rows, copies) = next(&mut s);
-    assert_eq!((rows, copies.len()), (vec![(0, 70, 71), (1, 70, 71)], 2));
-    assert_eq!((s.counters.cached_tokens, s.sequences[0].cached), (0, 1));
 }
 
 #[test]

@@ -168,29 +168,6 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_bytes_of_numbers() {
-        let table: [(u64, &[u8]); 7] = [
-            (0, &[0]),
-            (127, &[127]),
-            (128, &[0x80, 1]),
-            (300, &[0xac, 2]),
-            (16_383, &[0xff, 0x7f]),
-            (16_384, &[0x80, 0x80, 1]),
-            (u64::MAX, &[0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 1]),
-        ];
-        for (number, bytes) in table {
-            let mut out = Vec::new();
-            varint(&mut out, number);
-            assert_eq!(out, bytes, "{number}");
-        }
-        let mut out = Vec::new();
-        integer(&mut out, 4, 300);
-        double(&mut out, 16, 1.0);
-        bytes(&mut out, 2, b"xy");
-        assert_eq!(out, [0x20, 0xac, 2, 0x81, 1, 0, 0, 0, 0, 0, 0, 0xf0, 0x3f, 0x12, 2, b'x', b'y']);
-    }
-
-    #[test]
     fn the_bytes_of_scalars_texts_and_hyperparameters() {
         assert_eq!(scalar("a", 1.0), [0x0a, 1, b'a', 0x15, 0, 0, 0x80, 0x3f]);
         let tensor = [&[0x08, 7, 0x12, 4, 0x12, 2, 0x08, 1, 0x42, 2][..], b"xy"].concat();
@@ -244,39 +221,5 @@ mod tests {
         assert_eq!((sums, limits), (vec![-2.0, -2.0, 2.0, -4.0, 8.0], vec![-2.0; BUCKETS]));
         assert_eq!((counts[0], counts.iter().sum::<f64>()), (2.0, 2.0));
         assert_eq!((histogram("none", &[]), histogram("none", &[f64::NAN, f64::INFINITY])), (None, None));
-    }
-
-    #[test]
-    fn the_first_eight_completions_as_markdown() {
-        let long = "é".repeat(CHARACTERS);
-        let rows = CompletionRows {
-            prompts: (0..9).map(|i| format!("p{i}").into()).collect(),
-            completions: std::iter::once(format!("{long}!").into()).chain((1..9).map(|i| i.into())).collect(),
-            rewards: vec![
-                ("a|b".into(), (0..9).map(|i| (i != 1).then_some(f64::from(i))).collect()),
-                ("c".into(), vec![Some(0.25); 9]),
-            ],
-            advantages: (0..9).map(|i| Some(f64::from(i) / 3.0)).collect(),
-            ..CompletionRows::default()
-        };
-        let mut expected = vec![
-            "| prompt | completion | a\\|b | c | advantage |".to_owned(),
-            "|---|---|---|---|---|".to_owned(),
-            format!("| p0 | {long} | 0 | 0.25 | 0.000 |"),
-            "| p1 | 1 | – | 0.25 | 0.333 |".to_owned(),
-        ];
-        expected.extend((2..8).map(|i| format!("| p{i} | {i} | {i} | 0.25 | {:.3} |", f64::from(i) / 3.0)));
-        assert_eq!(completions(&rows).lines().collect::<Vec<_>>(), expected);
-        let few = CompletionRows {
-            prompts: vec!["a&<\nb".into()],
-            completions: vec!["".into()],
-            advantages: vec![Some(1.0)],
-            ..rows
-        };
-        let few = CompletionRows { rewards: Vec::new(), ..few };
-        assert_eq!(
-            completions(&few),
-            "| prompt | completion | advantage |\n|---|---|---|\n| a&amp;&lt;<br>b |  | 1.000 |"
-        );
     }
 }

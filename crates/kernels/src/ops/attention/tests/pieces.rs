@@ -1,77 +1,14 @@
-//! What attention on the CPU is made of: the mask cut into blocks, the layouts of pages, and the small matmul.
+//! What attention on the CPU is made of: the layouts of pages, pages of two blocks, and the small matmul.
 
 use super::formula::Arithmetic;
 use super::*;
-use crate::ops::attention::gradients::rows_of_tile;
 use crate::ops::attention::matmul::{Matmul, Right};
 use crate::ops::attention::pages;
-use crate::ops::attention::places::{mask_blocks, span};
 use crate::simd::Element;
 use crate::tensor::rounded_to_bf16;
 use half::bf16;
 use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-
-#[test]
-fn spans_are_what_all_and_what_any_have() {
-    assert_eq!(span([2..5, 3..9].into_iter()), (3..5, 2..9));
-    assert_eq!(span([3..9, 2..5].into_iter()), (3..5, 2..9));
-    // Nothing in common: empty, from the largest start.
-    assert_eq!(span([0..2, 5..7].into_iter()), (5..5, 0..7));
-    assert_eq!(span(std::iter::once(4..6)), (4..6, 4..6));
-}
-
-/// The matmuls of rows and slots, in their order.
-fn blocks(rows: Range<usize>, per: usize, slots: impl Fn(usize) -> Range<usize>) -> Vec<[Range<usize>; 2]> {
-    let mut all = Vec::new();
-    mask_blocks(rows, per, slots, |rows, slots| all.push([rows, slots]));
-    all
-}
-
-#[test]
-fn a_mask_is_cut_into_rectangles() {
-    assert!(blocks(0..0, 2, |_| 0..64).is_empty());
-    assert_eq!(blocks(3..53, 2, |_| 5..64), [[3..53, 5..64]], "all see the same");
-    // Causal, two query heads: three rows at a time.
-    let causal = [
-        [10..13, 0..1],
-        [11..12, 1..2],
-        [12..13, 1..3],
-        [13..16, 0..4],
-        [14..15, 4..5],
-        [15..16, 4..6],
-        [16..17, 0..7],
-    ];
-    assert_eq!(blocks(10..17, 2, |row| 0..row - 9), causal);
-    // A window of three: what only the first row of two sees comes before, what only the second one sees after.
-    let window = [[0..1, 0..1], [0..2, 1..3], [1..2, 3..4], [2..3, 2..3], [2..4, 3..5], [3..4, 5..6]];
-    assert_eq!(blocks(0..4, 3, |row| row..row + 3), window);
-    // As many heads as six queries, or more: row by row.
-    let alone = [[0..1, 0..1], [1..2, 0..2], [2..3, 0..3]];
-    assert_eq!(blocks(0..3, 6, |row| 0..row + 1), alone);
-    assert_eq!(blocks(0..3, 9, |row| 0..row + 1), alone);
-    // Rows that have no slot in common.
-    assert_eq!(blocks(0..2, 3, |row| [0..2, 5..7][row].clone()), [[0..1, 0..2], [1..2, 5..7]]);
-    assert_eq!(blocks(0..2, 3, |row| [5..7, 0..2][row].clone()), [[1..2, 0..2], [0..1, 5..7]]);
-}
-
-#[test]
-fn a_query_sees_itself_and_what_its_window_reaches() {
-    let g = |window| geometry(1, 1, 8, window);
-    assert_eq!([None, Some(1), Some(3), Some(6), Some(9)].map(|w| g(w).seen(5)), [0..6, 5..6, 3..6, 0..6, 0..6]);
-    assert_eq!([0, 1, 2].map(|block| g(None).slots(70, block)), [0..64, 0..7, 0..0]);
-    assert_eq!([0, 1, 2].map(|block| g(None).slots(127, block)), [0..64, 0..64, 0..0]);
-    assert_eq!([0, 1, 2].map(|block| g(Some(3)).slots(65, block)), [63..64, 0..2, 0..0]);
-    // Past the window nothing is left of a block.
-    assert_eq!([0, 1, 2].map(|block| g(Some(3)).slots(70, block)), [64..64, 4..7, 0..0]);
-    assert_eq!((geometry(6, 3, 20, None).width(), geometry(6, 3, 20, None).group()), (240, 2));
-}
-
-#[test]
-fn tiles_have_about_36_queries() {
-    let of = |heads, kv_heads| rows_of_tile(&geometry(heads, kv_heads, 8, None));
-    assert_eq!((of(1, 1), of(2, 1), of(14, 2), of(36, 1), of(37, 1), of(80, 1)), (36, 18, 5, 1, 1, 1));
-}
 
 #[test]
 fn pages_have_the_documented_layouts() {

@@ -2,7 +2,6 @@
 
 use super::*;
 use crate::simd::portable::F32x16;
-use crate::{DType, Device, Memory, Tensor};
 
 #[test]
 fn blocks_of_rows_end_at_steps_of_a_segment() {
@@ -19,32 +18,6 @@ fn blocks_of_rows_end_at_steps_of_a_segment() {
     assert_eq!(blocks(3..10, 4).collect::<Vec<_>>(), [3..7, 7..10]);
     assert_eq!(blocks(3..11, 4).collect::<Vec<_>>(), [3..7, 7..11]);
     assert_eq!(blocks(3..3, 4).collect::<Vec<_>>(), []);
-}
-
-#[test]
-fn tasks_are_rows_that_fit_into_the_cache() {
-    let memory = Memory::new(Device::Cpu);
-    for (isa, dtype, expected) in [
-        (Isa::PORTABLE, DType::F32, 120),
-        (Isa::PORTABLE, DType::Bf16, 120),
-        (Isa::AMX_EMULATED, DType::F32, 120),
-        (Isa::AMX_EMULATED, DType::Bf16, 256),
-    ] {
-        let cpu = Cpu::new(isa, 1, Device::Cpu).unwrap();
-        let (hidden, weight) = (Tensor::zeros(&memory, &[600, 2], dtype), Matrix::zeros_of(&memory, 1030, 2, dtype));
-        let head = Head::new(&cpu, hidden.view(), &weight);
-        assert_eq!(
-            (head.task_rows, head.width, head.vocab, head.chunks()),
-            (expected, 2, 1030, 3),
-            "{isa:?} {dtype:?}"
-        );
-        assert_eq!([0, 1, 2].map(|chunk| head.ids(chunk)), [0..512, 512..1024, 1024..1030]);
-        assert_eq!(head.blocks().collect::<Vec<_>>(), [0..512, 512..600]);
-        assert_eq!(head.with_partials(7, |partials| partials.len()), 7 * 3 * KEPT);
-        let block = 512..600 + expected;
-        assert_eq!(head.rows_of_task(&block, 0), 512..512 + expected);
-        assert_eq!(head.rows_of_task(&block, 1), 512 + expected..600 + expected);
-    }
 }
 
 #[test]

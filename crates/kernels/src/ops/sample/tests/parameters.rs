@@ -1,8 +1,6 @@
-//! Sampling parameters of a row: which are refused, which need the whole row of logits, and how they are packed.
+//! Sampling parameters of a row: which are refused, and which need the whole row of logits.
 
 use super::*;
-use crate::ops::sample::cuda::{COLUMNS, block};
-use crate::rng::philox;
 
 /// The error of sampling a row of logits of ten tokens, if there is one.
 pub(super) fn says(params: RowParams<'_>) -> Option<String> {
@@ -92,79 +90,4 @@ fn truncation_and_a_penalty_need_the_whole_row() {
     }
     let inverse = |temperature| RowParams { temperature, ..PLAIN }.inv_temperature();
     assert_eq!((inverse(0.0), inverse(0.5), inverse(3.0)), (1.0, 2.0, 1.0 / 3.0));
-}
-
-/// Column after column of all rows, then the histories: `sample.cu` reads them so.
-#[test]
-fn parameters_are_packed_in_columns() {
-    let all = RowParams {
-        temperature: 0.5,
-        top_k: 7,
-        top_p: 0.75,
-        min_p: 0.125,
-        repetition_penalty: 1.5,
-        history: &[4, 2],
-        key: 9,
-        counter: [1, 2, 3, 4],
-    };
-    let rows = [
-        all,
-        RowParams { history: &[8], ..RowParams::GREEDY },
-        RowParams { repetition_penalty: 2.0, history: &[5], key: 3, ..RowParams::GREEDY },
-        // More than all tokens are kept.
-        RowParams { top_k: usize::MAX, ..PLAIN },
-    ];
-    let mut words = vec![77];
-    pack(Device::CudaEmulated, rows.iter().copied(), &mut words);
-    let random = rows.map(|row| philox(row.key, row.counter));
-    let bits = |x: f32| x.to_bits();
-    let half = |x: f64, shift: u32| (x.to_bits() >> shift) as u32;
-    let expected = [
-        [random[0][0], random[1][0], random[2][0], random[3][0]],
-        [random[0][1], random[1][1], random[2][1], random[3][1]],
-        [bits(2.0), bits(1.0), bits(1.0), bits(1.0)],
-        // 1: greedy, 2: the whole row.
-        [2, 1, 3, 2],
-        [7, 0, 0, 0],
-        [bits(1.5), bits(1.0), bits(2.0), bits(1.0)],
-        [half(0.75, 0), half(1.0, 0), half(1.0, 0), half(1.0, 0)],
-        [half(0.75, 32), half(1.0, 32), half(1.0, 32), half(1.0, 32)],
-        [half(0.125, 0), 0, 0, 0],
-        [half(0.125, 32), 0, 0, 0],
-        // Where the histories begin, counted from the first word, and their lengths.
-        [48, 50, 50, 51],
-        [2, 0, 1, 0],
-    ];
-    assert_eq!(words, [&[77][..], expected.as_flattened(), &[4, 2, 5]].concat());
-    assert_eq!(words.len() - 1, rows.iter().map(RowParams::words).sum::<usize>());
-    assert_eq!(COLUMNS, 12);
-    for device in [Device::Cuda(0), Device::CudaEmulated] {
-        assert_eq!(packed_len(device, 4, 90), 4 * (12 + 90));
-    }
-    for device in [Device::Cpu, Device::CpuChecked, Device::Meta] {
-        let mut words = vec![77];
-        pack(device, rows.iter().copied(), &mut words);
-        assert_eq!((words, packed_len(device, 4, 90)), (vec![77], 0));
-    }
-}
-
-/// In tests 4096 words of logits at once, or 16384 with truncation.
-#[test]
-fn rows_are_drawn_in_blocks_that_fit_into_memory() {
-    for (all, vocab, whole, expected) in [
-        (0, 0, false, (1, 0)),
-        (0, 100, false, (1, 100 + 3)),
-        (7, 100, false, (7, 7 * (100 + 3))),
-        (50, 100, false, (40, 40 * (100 + 3))),
-        (50, 1024, false, (4, 4 * (1024 + 2 * 3))),
-        (50, 1025, false, (3, 3 * (1025 + 3 * 3))),
-        // One row, however long.
-        (50, 5000, false, (1, 5000 + 10 * 3)),
-        // Four words of each logit, and two of each place to sort in, of which there are a power of two.
-        (50, 100, true, (24, 24 * (4 * 100 + 2 * 128 + 3))),
-        (9, 128, true, (9, 9 * (4 * 128 + 2 * 128 + 3))),
-        (50, 5000, true, (1, 4 * 5000 + 2 * 8192 + 10 * 3)),
-    ] {
-        assert_eq!(block(all, vocab, whole), expected, "{all} rows of {vocab}");
-    }
 }

@@ -3,6 +3,7 @@
 use super::*;
 use crate::config::ComputeDType;
 use crate::models::load_assets;
+use crate::rollouts::versions::recorded_versions;
 use crate::verify::tests::directory;
 use model::Head;
 use model::chat::PromptTime;

@@ -1,7 +1,7 @@
 //! The columns of jobs and answers, and what is said of each that does not fit.
 
-use super::super::tests::{widths, with_column};
-use super::super::{Group, RecordReader, RecordWriter};
+use super::super::tests::with_column;
+use super::super::{Group, RecordWriter};
 use super::*;
 
 type Put<'a> = &'a dyn Fn(&mut RecordWriter);
@@ -20,57 +20,6 @@ fn job_with(name: &str, put: Put<'_>) -> String {
 fn answer_with(name: &str, put: Put<'_>) -> String {
     let bytes = with_column(&answer().to_bytes(), name, put);
     GroupAnswer::from_bytes(&bytes, &job()).unwrap_err().to_string()
-}
-
-#[test]
-fn the_columns_are_those_that_the_documentation_names() {
-    let bytes = GroupJob { until: Some(3), ..job() }.to_bytes();
-    let names = "job prompt_ids prompt dataset sampling sampling_counts stop_ids stop rewards until";
-    assert_eq!(widths(&bytes), names.split(' ').map(|name| (name, 1)).collect::<Vec<_>>());
-    let (record, rest) = RecordReader::take(&bytes).unwrap();
-    assert!(rest.is_empty());
-    let uints = |name: &str| record.uints(name).unwrap().unwrap();
-    assert_eq!((uints("job"), uints("until")), (vec![9, 6, 8, 2, 3], vec![3]));
-    assert_eq!((uints("prompt_ids"), uints("stop_ids")), (vec![7, 300], vec![0, 2]));
-    assert_eq!(uints("sampling_counts"), [5, 4, u64::MAX, 1, 0, 1]);
-    assert_eq!(record.f64s("sampling").unwrap().unwrap(), [0.7, 0.1 + 0.2, 0.01, 1.1]);
-    assert_eq!(record.texts("rewards").unwrap().unwrap(), ["a", "b"]);
-    let must_be_known = |name: &str| record.refuse_unknown(|known| known != name).is_err();
-    let optional: Vec<&str> = record.names().filter(|name| !must_be_known(name)).collect();
-    assert_eq!(optional, ["prompt", "dataset"]);
-    assert_eq!(widths(&job().to_bytes()).len(), 9, "without a length at which it is returned");
-    let flags = SamplingParams { prompt_logprobs: true, entropies: false, ..job().sampling };
-    let bytes = GroupJob { sampling: flags.clone(), ..job() }.to_bytes();
-    assert_eq!(GroupJob::from_bytes(&bytes).unwrap().sampling, flags);
-
-    let bytes = answer().to_bytes();
-    let of_reward = |k: usize, names: &str| names.split(' ').map(|name| format!("{k}.{name}")).collect::<Vec<_>>();
-    let first = of_reward(0, "scored values steps problems extra metrics metric_values timed_out seconds");
-    let second = of_reward(1, "scored values problems extra metrics metric_values timed_out seconds");
-    let names: Vec<String> = [vec!["answer".to_owned(), "rollout_s".to_owned()], first, second].concat();
-    assert_eq!(widths(&bytes), names.iter().map(|name| (&**name, 1)).collect::<Vec<_>>());
-    let (record, rest) = RecordReader::take(&bytes).unwrap();
-    assert_eq!(record.uints("answer").unwrap().unwrap(), [9, 2]);
-    assert_eq!(
-        (record.f64s("rollout_s").unwrap().unwrap(), record.f64s("0.seconds").unwrap().unwrap()),
-        (vec![1.5], vec![0.25])
-    );
-    assert_eq!(record.runs("0.scored", 2).unwrap().unwrap(), [1, 0]);
-    assert_eq!(record.f64s("0.values").unwrap().unwrap(), [0.1 + 0.2]);
-    assert_eq!(record.f64s("1.values").unwrap().unwrap(), [f64::INFINITY, f64::MIN_POSITIVE]);
-    let step = format!("[[1,2,{}]]", (-0.0f64).to_bits());
-    assert_eq!(record.texts("0.steps").unwrap().unwrap(), [&step, "null"]);
-    assert_eq!(record.texts("0.metrics").unwrap().unwrap(), ["m", "l"]);
-    assert_eq!(record.f64s("0.metric_values").unwrap().unwrap(), [1e300, 5e-324]);
-    assert_eq!(
-        (record.uints("0.timed_out").unwrap(), record.uints("1.timed_out").unwrap()),
-        (Some(vec![1]), Some(vec![0]))
-    );
-    let (group, rest) = Group::read(rest).unwrap();
-    assert_eq!((group.id, &group.prompt_ids, group.completions.len(), rest.len()), (9, &vec![7, 300], 2, 0));
-    let mut at_token = answer();
-    at_token.scores[0].scores.steps[1] = Some(vec![StepScore { end: StepEnd::Token(3), score: 0.5 }]);
-    assert_eq!(GroupAnswer::from_bytes(&at_token.to_bytes(), &job()).unwrap(), at_token);
 }
 
 #[test]

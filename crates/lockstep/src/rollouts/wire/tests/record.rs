@@ -118,36 +118,6 @@ fn a_column_of_another_kind_is_not_read() {
 }
 
 #[test]
-fn what_is_no_record_is_said() {
-    let good = raw(&[("c", 1, 1, &[5])]);
-    let length = good.len();
-    assert_eq!(said(&good[..15]), "15 bytes are no record: its header alone has 16");
-    assert_eq!(said(&good[..16]), format!("the record is cut off: it has {length} bytes, and 16 are there"));
-    assert_eq!(
-        said(&good[..length - 1]),
-        format!("the record is cut off: it has {length} bytes, and {} are there", length - 1)
-    );
-    let spoiled = |at: usize, byte: u8| {
-        let mut bytes = good.clone();
-        bytes[at] = byte;
-        said(&bytes)
-    };
-    assert_eq!(spoiled(2, b'H'), "no record begins here: it does not begin with LSG");
-    let version = |version: u8, which: &str| {
-        format!("the record has version {version} of the layout, and this program reads version 1: use {which}")
-    };
-    assert_eq!(spoiled(3, 0), version(0, "the one that wrote it"));
-    assert_eq!(spoiled(3, 2), version(2, "a newer one"));
-    assert_eq!(spoiled(length - 1, 4), "its bytes do not have the checksum (XXH3) that was written with them");
-
-    let two = [good.clone(), raw(&[])].concat();
-    let (_, rest) = RecordReader::take(&two).unwrap();
-    let (empty, rest) = RecordReader::take(rest).unwrap();
-    assert_eq!((empty.names().count(), rest.len()), (0, 0));
-    assert!(is_records(&good) && is_records(b"LSG") && !is_records(b"{LSG") && !is_records(b"LS"));
-}
-
-#[test]
 fn a_broken_directory_is_said() {
     let broken = "the directory of its columns is broken";
     for body in [

@@ -2,8 +2,9 @@
 
 use super::super::{config, directory, one_thread, options, rows, weights_of};
 use crate::config::{Config, Purpose, Strategy};
+use crate::rollouts::function::{Generate, GivenCompletion, RolloutFunction, RolloutRequest};
 use crate::run::eval_metrics::{EvalBatch, EvalMetrics, SetSize};
-use crate::{Generate, GivenCompletion, RolloutFunction, RolloutRequest, Run, RunEvent, RunOptions, StopReason};
+use crate::{Run, RunEvent, RunOptions, StopReason};
 use std::ops::ControlFlow::{Break, Continue};
 use std::path::Path;
 use std::sync::{Arc, Mutex};
@@ -342,7 +343,7 @@ fn a_run_that_only_evaluates() {
     let result = run.finish().unwrap();
     assert!(!result.dir.model().exists() && saved(&result).is_empty());
     assert_eq!(seen.logged().len(), 1);
-    let no_model = crate::plan(Purpose::Sft, &Config::default(), false, &Sinks::new()).unwrap_err();
+    let no_model = crate::session::plan(Purpose::Sft, &Config::default(), false, &Sinks::new()).unwrap_err();
     let words = "no model: give --model DIR, or model_name_or_path in the configuration";
     assert_eq!((crate::error::is_bad_input(&no_model), no_model.to_string()), (true, words.to_owned()));
 }

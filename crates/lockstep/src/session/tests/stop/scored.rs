@@ -2,7 +2,8 @@
 
 use super::super::{config, directory, one_thread};
 use crate::config::{Config, EvalSampling, Purpose};
-use crate::{Evaluator, Policy, Run, RunOptions, StopSignal, is_stopped};
+use crate::session::Evaluator;
+use crate::{Policy, Run, RunOptions, StopSignal, is_stopped};
 use model::chat::PromptTime;
 use serde_json::json;
 use std::path::Path;
@@ -38,7 +39,7 @@ fn an_evaluator_serves_models_of_one_shape() {
     let policy = Policy::load(&ctx, &model, crate::config::ComputeDType::F32).unwrap();
     let mut evaluate = |sampling| evaluator.evaluate(&policy, sampling).unwrap();
     let sampled = evaluate(EvalSampling::Sampled);
-    let shape = |outcome: &crate::Outcome| {
+    let shape = |outcome: &crate::rollouts::evaluate::Outcome| {
         let groups = outcome.rollouts.groups.iter().map(|group| group.completions.len()).collect::<Vec<_>>();
         (outcome.name.clone(), groups)
     };
@@ -54,7 +55,7 @@ fn an_evaluator_serves_models_of_one_shape() {
             .collect();
         assert_eq!(scores, words.iter().map(|n| *n as f64).collect::<Vec<_>>());
     }
-    let ids = |outcomes: &[crate::Outcome]| {
+    let ids = |outcomes: &[crate::rollouts::evaluate::Outcome]| {
         let all = outcomes.iter().flat_map(|outcome| outcome.rollouts.completions().map(|c| c.completion.ids.clone()));
         all.collect::<Vec<_>>()
     };

@@ -1,0 +1,103 @@
+//! Streams that answer no request for messages: nats-server 2.9.10, started again on an emptied store, now and then has
+//! one.
+
+use crate::fake::{FakeWork, learn, sequential};
+use fleet::exchange::nats::{Address, NatsLearner, NatsOptions, NatsWorker};
+use fleet::worker::{End, Worker};
+use fleet::{Plan, WorkerName};
+use std::collections::BTreeSet;
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::{TcpListener, TcpStream};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+use testing::{NATS_TOKEN, NatsServer};
+
+/// Lies between clients and a server, and drops the clients' requests for messages of some streams until such a stream
+/// is deleted.
+struct Proxy {
+    port: u16,
+    /// The streams that are deaf.
+    deaf: Arc<Mutex<BTreeSet<String>>>,
+}
+
+impl Proxy {
+    fn start(server: u16, deaf: &[&str]) -> Proxy {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let port = listener.local_addr().unwrap().port();
+        let deaf = Arc::new(Mutex::new(deaf.iter().map(|stream| (*stream).to_owned()).collect()));
+        let shared = Arc::clone(&deaf);
+        // Its threads end with the test's process.
+        std::thread::spawn(move || {
+            for client in listener.incoming() {
+                let (client, deaf) = (client.unwrap(), Arc::clone(&shared));
+                let server = TcpStream::connect(("127.0.0.1", server)).unwrap();
+                let (mut from_server, mut to_client) = (server.try_clone().unwrap(), client.try_clone().unwrap());
+                std::thread::spawn(move || drop(std::io::copy(&mut from_server, &mut to_client)));
+                std::thread::spawn(move || drop(forward(client, server, &deaf)));
+            }
+        });
+        Proxy { port, deaf }
+    }
+}
+
+/// Forwards what a client sends: lines, and the payloads of `PUB` and `HPUB`, whose number of bytes ends the line.
+fn forward(client: TcpStream, mut server: TcpStream, deaf: &Mutex<BTreeSet<String>>) -> std::io::Result<()> {
+    let mut client = BufReader::new(client);
+    loop {
+        let mut message = Vec::new();
+        if client.read_until(b'\n', &mut message)? == 0 {
+            return Ok(());
+        }
+        let line = String::from_utf8_lossy(&message).into_owned();
+        let words: Vec<&str> = line.split_ascii_whitespace().collect();
+        if !matches!(words.first(), Some(&"PUB" | &"HPUB")) {
+            server.write_all(&message)?;
+            continue;
+        }
+        let length: usize = words.last().and_then(|number| number.parse().ok()).expect("a number of bytes");
+        let start = message.len();
+        message.resize(start + length + 2, 0);
+        client.read_exact(&mut message[start..])?;
+        let subject = words[1];
+        if let Some(stream) = subject.strip_prefix("$JS.API.STREAM.DELETE.") {
+            deaf.lock().unwrap().remove(stream);
+        }
+        let asked = subject.strip_prefix("$JS.API.CONSUMER.MSG.NEXT.").and_then(|rest| rest.split('.').next());
+        if !asked.is_some_and(|stream| deaf.lock().unwrap().contains(stream)) {
+            server.write_all(&message)?;
+        }
+    }
+}
+
+#[test]
+#[ignore = "a minute: cargo xtask nightly network"]
+fn a_stream_that_answers_no_request_is_made_again() {
+    let Some(server) = NatsServer::start() else { return };
+    let cases: [&[&str]; 3] =
+        [&["LOCKSTEP_test_JOBS"], &["LOCKSTEP_test_RESULTS"], &["LOCKSTEP_test_JOBS", "LOCKSTEP_test_RESULTS"]];
+    for streams in cases {
+        let proxy = Proxy::start(server.port, streams);
+        let address = Address::parse(&format!("nats://127.0.0.1:{}/test", proxy.port)).unwrap();
+        let options = NatsOptions { address, token: Some(NATS_TOKEN.to_owned()), certificates: None };
+        let out = tempfile::tempdir().unwrap();
+        let plan = Plan { chunks: true, ..Plan::new(6, 3, 2) };
+        std::thread::scope(|scope| {
+            for name in ["w0", "w1"].map(|name| WorkerName::new(name).unwrap()) {
+                let (out, slots, options) = (out.path(), plan.slots, options.clone());
+                scope.spawn(move || {
+                    let mut work = FakeWork::new(out, slots, Duration::from_millis(2), false);
+                    let exchange = NatsWorker::join(&options, name.clone()).unwrap();
+                    let end = Worker::new(exchange, name, Vec::new()).run(&mut work, &|| false).unwrap();
+                    assert_eq!(end, End::RunEnded);
+                });
+            }
+            let exchange = NatsLearner::open(out.path(), &options).unwrap();
+            let end = learn(out.path(), plan.clone(), exchange, 3, &|| false).unwrap();
+            assert_eq!(end, Some(sequential(&plan)), "{streams:?}");
+        });
+        assert!(proxy.deaf.lock().unwrap().is_empty(), "{streams:?}: each was deleted once, and made again");
+        let counts = fleet::status::read(out.path()).unwrap().learner.unwrap().counts;
+        assert_eq!((counts.differing, counts.died), (0, 0), "{counts:?}");
+    }
+    eprintln!("runs on {} servers with deaf streams end with the same bits", cases.len());
+}

@@ -1,0 +1,195 @@
+//! What the layers of one pass share: arguments, activations, and buffers. The letters in the shapes are those of
+//! `layer.rs`.
+
+use super::Rope;
+use crate::ModelConfig;
+use crate::batch::{Dropout, RowViews};
+use crate::config::QkNorm;
+use crate::kv::LayerPages;
+use crate::weights::{LowRankRows, RowAdapters};
+use kernels::{Context, DType, Memory, Tensor, View, ViewMut};
+
+/// Arguments that all layers of one pass share.
+#[derive(Clone, Copy)]
+pub(super) struct Pass<'a> {
+    pub ctx: &'a Context,
+    pub config: &'a ModelConfig,
+    pub rope: &'a Rope,
+    pub rows: RowViews<'a>,
+    /// The LoRA adapter of each row.
+    pub adapters: &'a RowAdapters<'a>,
+    /// Dropout on the inputs of adapters; none in inference.
+    pub dropout: Option<&'a Dropout>,
+}
+
+/// The four linear layers of a decoder layer, in the order of [`Layer::linears`](crate::weights::Layer::linears).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Linears {
+    Qkv,
+    O,
+    GateUp,
+    Down,
+}
+
+impl<'a> Pass<'a> {
+    /// The LoRA adapters of this linear layer, by rows.
+    pub fn low_rank(&self, layer: usize, linear: Linears) -> LowRankRows<'a> {
+        let place = 4 * layer as u32 + linear as u32;
+        let dropout = self.dropout.map(|dropout| dropout.of(place, self.rows.positions));
+        LowRankRows { adapters: self.adapters, layer, linear: linear as usize, dropout, first: 0 }
+    }
+}
+
+/// Where a decoder layer reads its input from.
+pub(super) enum Input<'a> {
+    /// The buffer `x` holds the input: the first layer, or a layer that is recomputed.
+    Ready,
+    /// The input is the sum of `delta` and the `mid` of the layer before.
+    After(&'a LayerActivations),
+    /// As `After`, where all layers share one [`LayerActivations`], which still holds the `mid` of the layer before.
+    AfterInPlace,
+}
+
+/// The activations of one decoder layer: written by the forward pass and read by the backward pass. The first T rows of
+/// each tensor are in use.
+///
+/// Inputs of matmuls and of attention have the model's compute dtype; the residual stream and the statistics of norms
+/// are f32. What is cheap to recompute is not kept: see [`LayerScratch`].
+pub(super) struct LayerActivations {
+    /// 1 / rms of each row of the layer's input x `[T]`.
+    pub attend_rstd: Tensor,
+    /// Queries, keys and values before the q/k norms `[T, (nh + 2 nkv)·hd]`, and 1 / rms of each of these norms
+    /// `[T, nh + nkv]` (a norm for each head) or `[T, 2]` (one for q, one for k).
+    pub raw_qkv: Option<(Tensor, Tensor)>,
+    /// Queries, keys and values as attention reads them `[T, (nh + 2 nkv)·hd]`.
+    pub qkv: Tensor,
+    /// a, the output of the attention heads before the output projection `[T, nh·hd]`.
+    pub attended: Tensor,
+    /// Log-sum-exp of each query's attention scores `[T, nh]`.
+    pub lse: Tensor,
+    /// Output of the attention part before the norm after it `[T, H]`, and 1 / rms of each row `[T]`; none if the model
+    /// has no norm there.
+    pub attention_out: Option<(Tensor, Tensor)>,
+    /// Output of the MLP part before the norm after it `[T, H]`, and 1 / rms of each row `[T]`; none if the model has
+    /// no norm there.
+    pub mlp_out: Option<(Tensor, Tensor)>,
+    /// m, the residual stream after the attention part `[T, H]`.
+    pub mid: Tensor,
+    /// 1 / rms of each row of m `[T]`.
+    pub mlp_rstd: Tensor,
+    /// Gate and up projections of the MLP's input g, g Wgateᵀ and g Wupᵀ `[T, 2F]`; none where there is no backward
+    /// pass.
+    pub gate_up: Option<Tensor>,
+}
+
+impl LayerActivations {
+    /// Activations for `rows` rows; gate and up projections are among them if they are `kept`.
+    pub fn new(memory: &Memory, c: &ModelConfig, rows: usize, kept: bool) -> LayerActivations {
+        let zeros = |width: usize| Tensor::zeros(memory, &[rows, width], DType::F32);
+        let fed = |width: usize| Tensor::zeros(memory, &[rows, width], c.compute);
+        let column = || Tensor::zeros(memory, &[rows], DType::F32);
+        LayerActivations {
+            attend_rstd: column(),
+            raw_qkv: c.qk_norm_widths().map(|(_, _, norms)| (zeros(c.qkv_width()), zeros(norms))),
+            attention_out: c.norms.attention.after.map(|_| (zeros(c.hidden_size), column())),
+            mlp_out: c.norms.mlp.after.map(|_| (zeros(c.hidden_size), column())),
+            qkv: fed(c.qkv_width()),
+            attended: fed(c.num_heads * c.head_dim),
+            lse: zeros(c.num_heads),
+            mid: zeros(c.hidden_size),
+            mlp_rstd: column(),
+            gate_up: kept.then(|| fed(2 * c.intermediate_size)),
+        }
+    }
+}
+
+/// Scratch that all layers use. The backward pass recomputes `normed` and `gated` from the kept activations, to the
+/// same bits.
+pub(super) struct LayerScratch {
+    /// The normed input of the attention part (h) or of the MLP part (g) `[T, H]`.
+    pub normed: Tensor,
+    /// u = act(gate) · up, the MLP's hidden activation `[T, F]`.
+    pub gated: Tensor,
+    /// f32 outputs of matmuls that are rounded to the compute dtype afterwards, or not kept.
+    pub wide: Scratch,
+}
+
+impl LayerScratch {
+    /// Scratch for `rows` rows; smaller in f32 if gate and up projections are `kept` as activations.
+    pub fn new(memory: &Memory, c: &ModelConfig, rows: usize, kept: bool) -> LayerScratch {
+        let fed = |width: usize| Tensor::zeros(memory, &[rows, width], c.compute);
+        let gates = 2 * c.intermediate_size * rows.min(memory.rows_at_once());
+        let wide = match c.compute {
+            DType::F32 if kept => 0,
+            DType::F32 => gates,
+            _ => gates.max(rows * c.qkv_width()),
+        };
+        LayerScratch { normed: fed(c.hidden_size), gated: fed(c.intermediate_size), wide: Scratch::new(memory, wide) }
+    }
+}
+
+/// The buffers of one layer in a pass: its input, its activations, KV-cache pages for its keys and values, and scratch.
+pub(super) struct Buffers<'a> {
+    /// The layer's input, a residual stream `[T, H]`.
+    pub x: &'a mut Tensor,
+    pub saved: &'a mut LayerActivations,
+    pub pages: &'a mut LayerPages,
+    pub scratch: &'a mut LayerScratch,
+}
+
+/// Gradient buffers of the backward pass, used for one layer at a time.
+pub(super) struct BackwardBuffers {
+    /// The gradient of the residual stream `[T, H]`.
+    pub d_x: Tensor,
+    /// The gradient of a norm's output `[T, H]`.
+    pub d_normed: Tensor,
+    /// The gradient of a part's output before the norm after it `[T, H]`; none in a model without such norms.
+    pub d_out: Option<Tensor>,
+    /// Gradients of a (attention heads' output), of u (the MLP's hidden activation), and of q, k, v before the q/k
+    /// norms.
+    pub narrow: Scratch,
+    /// Gradients of q, k, v as attention reads them, and of gate and up where those are f32.
+    pub wide: Scratch,
+    /// Gradients of gate and up `[T, 2F]`, rounded to bf16 for the matmuls that read them; none in f32.
+    pub d_gates: Option<Tensor>,
+    /// Gradients of the keys and values in the KV-cache pages.
+    pub d_pages: LayerPages,
+}
+
+impl BackwardBuffers {
+    /// Buffers for `rows` rows whose keys and values fill `blocks` KV-cache pages.
+    pub fn new(memory: &Memory, c: &ModelConfig, rows: usize, blocks: usize) -> BackwardBuffers {
+        let stream = || Tensor::zeros(memory, &[rows, c.hidden_size], DType::F32);
+        let scratch = |width: usize| Scratch::new(memory, rows * width);
+        let raw = if c.qk_norm == QkNorm::Off { 0 } else { c.qkv_width() };
+        let gates = if c.compute == DType::F32 { rows } else { rows.min(memory.rows_at_once()) };
+        BackwardBuffers {
+            d_x: stream(),
+            d_normed: stream(),
+            d_out: (c.norms.attention.after.or(c.norms.mlp.after)).map(|_| stream()),
+            narrow: scratch(c.intermediate_size.max(c.num_heads * c.head_dim).max(raw)),
+            wide: Scratch::new(memory, (rows * c.qkv_width()).max(2 * c.intermediate_size * gates)),
+            d_gates: (c.compute != DType::F32)
+                .then(|| Tensor::zeros(memory, &[rows, 2 * c.intermediate_size], c.compute)),
+            d_pages: LayerPages::of(memory, c, blocks, DType::F32),
+        }
+    }
+}
+
+/// f32 memory that is viewed as rows of one width, then of another.
+pub(super) struct Scratch(Tensor);
+
+impl Scratch {
+    /// Scratch of `elements` f32 elements.
+    pub fn new(memory: &Memory, elements: usize) -> Scratch {
+        Scratch(Tensor::zeros(memory, &[elements], DType::F32))
+    }
+    /// The scratch as a matrix `[rows, width]`, to read.
+    pub fn view(&self, rows: usize, width: usize) -> View<'_> {
+        self.0.rows(0..rows * width).reshape(&[rows, width])
+    }
+    /// The scratch as a matrix `[rows, width]`, to write.
+    pub fn view_mut(&mut self, rows: usize, width: usize) -> ViewMut<'_> {
+        self.0.rows_mut(0..rows * width).reshape(&[rows, width])
+    }
+}
