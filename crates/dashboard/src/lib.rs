@@ -11,6 +11,7 @@
 //! | `lines` | a log of JSON lines, read on as it grows |
 //! | `series` | metrics by step, and the buckets that a chart of some pixels shows |
 //! | `verdict` | one sentence that says how a run is |
+//! | `table` | all runs: what each came to, and the keys that differ |
 //! | `groups` | recorded rollouts: summaries, a group, its tokens |
 //! | `prompts` | the same by prompt: how its reward changed |
 //! | `report` | a run, or two, on one page: `lockstep report` |
@@ -28,6 +29,7 @@ mod run;
 mod runs;
 mod series;
 mod server;
+mod table;
 mod verdict;
 
 pub use guard::Guard;

@@ -190,8 +190,16 @@ impl RunFiles {
 
     /// Seconds since the last line of metrics was written.
     pub fn silent_s(&self) -> Option<u64> {
-        let changed = std::fs::metadata(self.root.join("metrics.jsonl")).ok()?.modified().ok()?;
-        SystemTime::now().duration_since(changed).ok().map(|silent| silent.as_secs())
+        SystemTime::now().duration_since(self.changed()?).ok().map(|silent| silent.as_secs())
+    }
+
+    /// When the last line of metrics was written, in seconds since 1970.
+    pub fn changed_s(&self) -> Option<u64> {
+        self.changed()?.duration_since(SystemTime::UNIX_EPOCH).ok().map(|time| time.as_secs())
+    }
+
+    fn changed(&self) -> Option<SystemTime> {
+        std::fs::metadata(self.root.join("metrics.jsonl")).ok()?.modified().ok()
     }
 
     /// The first file that is there and cannot be read, with the reason.
@@ -216,13 +224,18 @@ impl RunFiles {
         if let Some(says) = self.unreadable() {
             return Verdict { state: "nothing", says };
         }
-        let judged = lockstep::directory::JUDGED.iter().map(|(name, higher)| (*name, self.judged(name), *higher));
-        let found = judged.into_iter().find(|(_, values, _)| !values.is_empty());
-        let (name, values, higher_is_better) = found.unwrap_or(("reward", Vec::new(), true));
+        let (name, values) = self.judged_by();
+        let higher_is_better = lockstep::directory::JUDGED.iter().any(|&(judged, higher)| judged == name && higher);
         let held_out: Vec<f64> = self.series.values(&format!("eval_{name}")).map(|(_, value)| value).collect();
         let alarms: Vec<Alarm> = self.alarms.iter().map(read_alarm).collect();
         let has_ended = self.state() != "running";
         verdict(Judged { name, values: &values, higher_is_better, has_ended }, &alarms, &held_out)
+    }
+
+    /// The metric by which the run is judged, and its values: one per step, whatever was logged.
+    pub fn judged_by(&self) -> (&'static str, Vec<f64>) {
+        let judged = lockstep::directory::JUDGED.iter().map(|(name, _)| (*name, self.judged(name)));
+        judged.into_iter().find(|(_, values)| !values.is_empty()).unwrap_or(("reward", Vec::new()))
     }
 
     /// The steps' own values of a metric. Before the first of them (runs of older versions have none), the logged ones.

@@ -7,6 +7,7 @@ use crate::guard::{Guard, POLICY};
 use crate::prompts;
 use crate::run::RunFiles;
 use crate::runs::{Runs, lock};
+use crate::table::{Row, table};
 use axum::Router;
 use axum::body::Body;
 use axum::extract::{Path, Request, State};
@@ -97,6 +98,7 @@ pub fn serve_in_thread(host: &str, port: u16, runs: Runs) -> std::io::Result<Str
 fn router(site: Arc<Site>) -> Router {
     Router::new()
         .route("/api/runs", get(runs))
+        .route("/api/table", get(all_runs))
         .route("/api/runs/{run}", get(facts))
         .route("/api/runs/{run}/series", get(series))
         .route("/api/runs/{run}/map", get(map))
@@ -183,6 +185,11 @@ async fn runs(State(site): Shared) -> Response {
         })
     };
     answer(&site.runs.all().into_iter().map(line).collect())
+}
+
+async fn all_runs(State(site): Shared) -> Response {
+    let rows = site.runs.all().into_iter().map(|(name, run)| Row::of(&name, &mut lock(&run)));
+    answer(&table(rows.collect()))
 }
 
 async fn facts(State(site): Shared, Path(name): Path<String>) -> Response {

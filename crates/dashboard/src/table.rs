@@ -1,0 +1,144 @@
+//! The table of all runs: what each is, what it came to, and by which keys of the configuration they differ.
+
+use crate::run::RunFiles;
+use serde_json::{Map, Value, json};
+use std::collections::BTreeMap;
+use std::collections::hash_map::DefaultHasher;
+use std::hash::{Hash, Hasher};
+
+/// The number of points of the small curve of a run.
+const POINTS: usize = 60;
+/// Keys that say where a run is and which one it is, and nothing about how it trains.
+const OF_PLACE: [&str; 3] = ["output_dir", "run_name", "logging_dir"];
+
+/// What the table needs of one run.
+pub struct Row {
+    /// The run without the keys in which runs differ.
+    line: Map<String, Value>,
+    config: Map<String, Value>,
+}
+
+impl Row {
+    /// Reads the run with this id.
+    pub fn of(id: &str, run: &mut RunFiles) -> Row {
+        run.refresh();
+        let ((step, total), verdict, config) = (run.progress(), run.verdict(), run.config());
+        let (metric, values) = run.judged_by();
+        let held_out = run.series().values(&format!("eval_{metric}")).map(|(_, value)| value).last();
+        let name = config.get("run_name").and_then(Value::as_str).filter(|name| !name.is_empty());
+        let alarms = run
+            .alarms(&verdict)
+            .into_iter()
+            .filter(|line| line["alarm"].get("until").is_none() && line["weight"] != "note");
+        let alarms: Vec<Value> = alarms.map(|line| line["alarm"]["id"].clone()).collect();
+        let last = &values[values.len() - values.len().div_ceil(10)..];
+        let reached = (!last.is_empty()).then(|| last.iter().sum::<f64>() / last.len() as f64);
+        let mut line = Map::new();
+        for (key, value) in [
+            ("id", json!(id)),
+            ("name", json!(name)),
+            ("state", json!(run.state())),
+            ("step", json!(step)),
+            ("total", json!(total)),
+            ("changed_s", json!(run.changed_s())),
+            ("verdict", verdict.to_json()),
+            ("metric", json!(metric)),
+            ("reached", json!(reached.map(crate::series::short))),
+            ("held_out", json!(held_out.map(crate::series::short))),
+            ("curve", curve(&values)),
+            ("alarms", json!(alarms)),
+        ] {
+            line.insert(key.to_owned(), value);
+        }
+        Row { line, config }
+    }
+
+    /// A number that runs share whose configurations differ in nothing but the seed.
+    fn group(&self) -> u64 {
+        let mut hasher = DefaultHasher::new();
+        for (key, value) in &self.config {
+            if key != "seed" && !OF_PLACE.contains(&key.as_str()) {
+                (key, value.to_string()).hash(&mut hasher);
+            }
+        }
+        hasher.finish()
+    }
+}
+
+/// The rows as JSON. `keys` are those in which the runs differ, with each run's values; runs of one `group` differ only
+/// in their seed.
+pub fn table(rows: Vec<Row>) -> Value {
+    let mut values: BTreeMap<&String, Vec<Option<&Value>>> = BTreeMap::new();
+    for (place, row) in rows.iter().enumerate() {
+        for (key, value) in &row.config {
+            values.entry(key).or_insert_with(|| vec![None; rows.len()])[place] = Some(value);
+        }
+    }
+    let differ = |(key, of): &(&&String, &Vec<Option<&Value>>)| {
+        !OF_PLACE.contains(&key.as_str()) && of.iter().any(|value| *value != of[0])
+    };
+    let keys: Vec<String> = values.iter().filter(differ).map(|(key, _)| (**key).clone()).collect();
+    let lines: Vec<Value> = rows
+        .into_iter()
+        .map(|row| {
+            let group = format!("{:016x}", row.group());
+            let own = keys.iter().filter_map(|key| Some((key.clone(), row.config.get(key)?.clone())));
+            let own: Map<String, Value> = own.collect();
+            let mut line = row.line;
+            line.insert("group".to_owned(), group.into());
+            line.insert("keys".to_owned(), own.into());
+            line.into()
+        })
+        .collect();
+    json!({ "keys": keys, "runs": lines })
+}
+
+/// The means of equal pieces of the values.
+fn curve(values: &[f64]) -> Value {
+    let finite: Vec<f64> = values.iter().copied().filter(|x| x.is_finite()).collect();
+    let width = finite.len().div_ceil(POINTS).max(1);
+    finite.chunks(width).map(|part| crate::series::short(part.iter().sum::<f64>() / part.len() as f64)).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::path::Path;
+
+    fn run(root: &Path, name: &str, config: &str, rewards: &[f64]) -> Row {
+        let dir = root.join(name);
+        std::fs::create_dir_all(&dir).unwrap();
+        std::fs::write(dir.join("config.toml"), format!("output_dir = \"{name}\"\n{config}")).unwrap();
+        let lines =
+            (1..).zip(rewards).map(|(step, reward)| json!({ "step": step, "reward": reward }).to_string() + "\n");
+        std::fs::write(dir.join("metrics.jsonl"), lines.collect::<String>()).unwrap();
+        Row::of(name, &mut RunFiles::new(dir))
+    }
+
+    #[test]
+    fn rows_have_the_keys_that_differ_and_seeds_of_one_configuration_are_a_group() {
+        let dir = tempfile::tempdir().unwrap();
+        let rising: Vec<f64> = (0..200).map(|i| f64::from(i) / 200.0).collect();
+        let rows = vec![
+            run(dir.path(), "a", "seed = 1\nbeta = 0.0\nmax_steps = 200", &rising),
+            run(dir.path(), "b", "seed = 2\nbeta = 0.0\nmax_steps = 200\nrun_name = \"second\"", &rising),
+            run(dir.path(), "c", "seed = 1\nbeta = 0.1\nmax_steps = 200", &[0.5; 8]),
+            run(dir.path(), "d", "seed = 1\nbeta = 0.1\nmax_steps = 200\nlr = 3", &[]),
+        ];
+        let table = table(rows);
+        assert_eq!(table["keys"], json!(["beta", "lr", "seed"]));
+        let of = |place: usize, key: &str| table["runs"][place][key].clone();
+        assert_eq!(of(0, "keys"), json!({ "beta": 0.0, "seed": 1 }));
+        assert_eq!(of(3, "keys"), json!({ "beta": 0.1, "seed": 1, "lr": 3 }));
+        assert_eq!(of(0, "group"), of(1, "group"));
+        assert!(of(0, "group") != of(2, "group") && of(2, "group") != of(3, "group"));
+        assert_eq!((of(0, "name"), of(1, "name")), (Value::Null, json!("second")));
+        assert_eq!(
+            (of(0, "verdict")["state"].clone(), of(2, "verdict")["state"].clone()),
+            (json!("learning"), json!("constant"))
+        );
+        assert_eq!((of(0, "reached"), of(3, "reached")), (json!(0.9475), Value::Null));
+        assert_eq!((of(0, "curve").as_array().unwrap().len(), of(3, "curve")), (50, json!([])));
+        assert_eq!((of(0, "metric"), of(0, "step"), of(0, "total")), (json!("reward"), json!(200), json!(200)));
+    }
+}
