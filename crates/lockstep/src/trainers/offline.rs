@@ -18,7 +18,7 @@ use crate::run::memory_advice::Replan;
 use crate::run::memory_plan::{Available, MemoryPlan, longest_of, planned};
 use crate::run::prepared::PreparedStep;
 use crate::run::provenance;
-use crate::run::task::TrainingTask;
+use crate::run::task::{Task, TrainingTask};
 use crate::run::training::TrainingRun;
 use crate::trainers::Planner;
 use anyhow::Context as _;
@@ -205,7 +205,9 @@ impl<O: Offline> TrainingTask for OfflineTask<O> {
         run.step_policy()?;
         Ok(())
     }
+}
 
+impl<O: Offline> Task for OfflineTask<O> {
     fn evaluate(&mut self, run: &mut TrainingRun) -> anyhow::Result<Option<Vec<(String, f64)>>> {
         let Some(scorer) = &mut self.scorer else { return Ok(None) };
         let span = run.log.stages.span("evaluation");
