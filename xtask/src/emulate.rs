@@ -1,9 +1,11 @@
 //! Runs all tests of the CUDA kernels on the emulator, after the kernels changed, and records for which sources they
 //! passed.
 
-use crate::{cargo, provenance::date};
+use crate::cargo;
+use crate::provenance::date;
+use crate::sources::{below, is_one_of};
 use std::collections::BTreeMap;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 /// The committed file with the result.
 const RESULT: &str = "crates/kernels/emulated.txt";
@@ -66,23 +68,12 @@ fn changed(result: &str, now: &BTreeMap<String, String>) -> Vec<String> {
 
 /// Hashes of the kernels, their include files and the emulator, by path; without tests.
 fn sources(root: &Path) -> Result<BTreeMap<String, String>, String> {
-    let (mut found, mut open) = (BTreeMap::new(), vec![PathBuf::from(SOURCES)]);
-    while let Some(directory) = open.pop() {
-        let place = root.join(&directory);
-        let entries = std::fs::read_dir(&place).map_err(|e| format!("{}: {e}", place.display()))?;
-        for entry in entries.flatten() {
-            let path = directory.join(entry.file_name());
-            if entry.path().is_dir() {
-                if !path.ends_with("tests") {
-                    open.push(path);
-                }
-            } else if path
-                .extension()
-                .is_some_and(|extension| extension == "cu" || extension == "cuh" || extension == "h")
-            {
-                let bytes = std::fs::read(entry.path()).map_err(|e| format!("{}: {e}", path.display()))?;
-                found.insert(path.display().to_string(), fnv(&bytes));
-            }
+    let mut found = BTreeMap::new();
+    for file in below(&root.join(SOURCES).to_string_lossy())? {
+        let path = file.strip_prefix(root).unwrap_or(&file);
+        if is_one_of(path, &["cu", "cuh", "h"]) && !path.iter().any(|part| part == "tests") {
+            let bytes = std::fs::read(&file).map_err(|e| format!("{}: {e}", path.display()))?;
+            found.insert(path.display().to_string(), fnv(&bytes));
         }
     }
     Ok(found)

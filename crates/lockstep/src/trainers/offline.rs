@@ -25,7 +25,7 @@ use anyhow::Context as _;
 use model::{AdaptedWeights, Head, ModelAssets, ModelConfig, Scorer};
 use serde_json::Value;
 use telemetry::{Sinks, counted};
-use train::{Objective, Trainer};
+use train::{Objective, PreferencePair, Trainer};
 
 mod rows;
 
@@ -432,7 +432,7 @@ pub fn load_pairs(
     sinks: &Sinks,
     needs_prompt: bool,
     change: impl Fn(&mut Pair) -> anyhow::Result<()>,
-) -> anyhow::Result<Pairs> {
+) -> anyhow::Result<Loaded<PreferencePair>> {
     let most = longest_row(config, assets);
     let pairs = Pairs::load(spec, &encoder(config, assets)?, most, needs_prompt, change)?;
     pairs.notices.report(sinks);
@@ -440,7 +440,8 @@ pub fn load_pairs(
         let left_out = counted(pairs.left_out, "pair");
         sinks.info(&format!("{}: left out: {left_out} longer than {most} tokens (max_length)", spec.name));
     }
-    Ok(pairs)
+    let rows = pairs.all.into_iter().map(Pair::into_preference_pair).collect();
+    Ok(Loaded { rows, hash: pairs.hash, whole: false })
 }
 
 #[cfg(test)]

@@ -3,7 +3,7 @@
 use super::*;
 
 fn bottleneck(stages: Vec<StageTotal>, flops: Option<f64>, bytes: Option<f64>) -> String {
-    let summary = Summary { wall_s: 10.0, stages, counts: BTreeMap::new() };
+    let summary = Summary { wall_s: 10.0, stages };
     let text = summary.bottleneck(&Ceilings { flops_per_s: flops, bytes_per_s: bytes });
     text.strip_prefix("the bottleneck is ").unwrap_or(&text).to_owned()
 }
@@ -76,11 +76,7 @@ fn a_stage_is_judged_by_what_is_its_own() {
     assert!(bottleneck(plain, one, one).starts_with("x/y: 5.00 s, 50 %"));
     let nothing = vec![total("x", 0.0, 1.0, 1.0)];
     assert_eq!(bottleneck(nothing, one, one), "nothing was measured");
-    let alike = Summary {
-        wall_s: 2.0,
-        stages: vec![total("x", 2.5, 0.0, 0.0), total("y", 1.0, 0.0, 0.0)],
-        counts: BTreeMap::new(),
-    };
+    let alike = Summary { wall_s: 2.0, stages: vec![total("x", 2.5, 0.0, 0.0), total("y", 1.0, 0.0, 0.0)] };
     assert_eq!(alike.unmeasured_s(), 0.0, "stages of several threads overlap");
     let some = Summary { wall_s: 9.5, ..alike };
     assert_eq!(some.unmeasured_s(), 6.0);
@@ -97,7 +93,6 @@ fn the_table_line_by_line() {
             StageTotal { device, ..total("step/rollout", 4.0, 12e9, 1e9) },
             total("step/rollout/decode", 0.0, 1.0, 1.0),
         ],
-        counts: BTreeMap::new(),
     };
     let expected = "\
 stage           seconds    share  GFLOP/s  GB/s  device s  launches  copies in  out  waits
