@@ -1,4 +1,4 @@
-//! The floating-point trait that losses and reference implementations are generic over, and the gradient check of tests.
+//! The floating-point trait that losses and reference implementations are generic over, and tools for tests.
 
 #![allow(clippy::disallowed_methods)]
 

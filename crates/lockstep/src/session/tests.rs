@@ -13,8 +13,6 @@ mod workers;
 
 use super::{Run, RunOptions, TakeStep, TrainingRun};
 use crate::config::{Config, Purpose, Strategy};
-use crate::models::WriteFiles;
-use crate::run::learner::Learner;
 use crate::run::task::{Task, TrainingTask};
 use crate::{LogRecord, Rows, StopReason, StopSignal};
 use kernels::Context;
@@ -315,15 +313,6 @@ impl Task for Evaluated {
     }
     fn evaluate(&mut self, _run: &mut TrainingRun) -> anyhow::Result<Option<Vec<(String, f64)>>> {
         Ok(self.losses.next().map(|loss| vec![("eval_loss".to_owned(), loss)]))
-    }
-    fn evaluates_at_end(&self) -> bool {
-        self.task.evaluates_at_end()
-    }
-    fn state(&self) -> anyhow::Result<Value> {
-        self.task.state()
-    }
-    fn write_tensors(&self, learner: &Learner) -> Vec<WriteFiles> {
-        self.task.write_tensors(learner)
     }
 }
 
