@@ -20,7 +20,7 @@ fn levels_and_fields() {
     let mut fields = Record::new();
     fields.set("reward", 0.123456).set("step", 12).set("kl", f64::NAN).set("lr", 1e-6).set("tok_s", 8123.4);
     console.log(Level::Info, "step", &fields);
-    console.debug("hidden");
+    console.log(Level::Debug, "hidden", &Record::new());
     console.warn("careful");
     console.print("a table\n\n");
     let text = text(&memory);
@@ -41,7 +41,7 @@ fn colour_needs_a_terminal_and_no_no_color() {
 #[test]
 fn colour_only_where_wanted() {
     let (console, memory) = captured(LogFormat::Plain, Level::Debug, true);
-    console.error("bad");
+    console.log(Level::Error, "bad", &Record::new());
     console.info("plain");
     assert!(text(&memory).contains("\u{1b}[31merror: bad\u{1b}[0m"));
 }
@@ -67,10 +67,10 @@ fn the_log_file_gets_every_level_without_colour() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("main.log");
     let (console, memory) = captured(LogFormat::Plain, Level::Error, true);
-    console.debug("early");
+    console.log(Level::Debug, "early", &Record::new());
     console.set_log_file(path.clone()).unwrap();
-    console.clone().debug("details");
-    console.error("bad");
+    console.clone().log(Level::Debug, "details", &Record::new());
+    console.log(Level::Error, "bad", &Record::new());
     console.print("table");
     let file = std::fs::read_to_string(&path).unwrap();
     assert!(file.contains("debug: early\n") && file.find("early") < file.find("details"), "{file}");
