@@ -2,9 +2,10 @@
 //! passed.
 
 use crate::cargo;
+use crate::provenance::date;
+use crate::sources::{below, is_one_of};
 use std::collections::BTreeMap;
-use std::path::{Path, PathBuf};
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::path::Path;
 
 /// The committed file with the result.
 const RESULT: &str = "crates/kernels/emulated.txt";
@@ -31,7 +32,7 @@ pub fn full() -> Result<(), String> {
     let text = format!(
         "# What `cargo xtask emulate --full` found, and of which sources. Not edited by hand.\n\
          date {}\nschedules {SCHEDULES}\npassed {kernels} tests of kernels, {runs} of whole runs\n{}",
-        date(SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs() / 86_400)),
+        date(),
         after.iter().map(|(path, hash)| format!("{hash} {path}\n")).collect::<String>()
     );
     std::fs::write(RESULT, text).map_err(|e| format!("{RESULT}: {e}"))?;
@@ -67,23 +68,12 @@ fn changed(result: &str, now: &BTreeMap<String, String>) -> Vec<String> {
 
 /// Hashes of the kernels, their include files and the emulator, by path; without tests.
 fn sources(root: &Path) -> Result<BTreeMap<String, String>, String> {
-    let (mut found, mut open) = (BTreeMap::new(), vec![PathBuf::from(SOURCES)]);
-    while let Some(directory) = open.pop() {
-        let place = root.join(&directory);
-        let entries = std::fs::read_dir(&place).map_err(|e| format!("{}: {e}", place.display()))?;
-        for entry in entries.flatten() {
-            let path = directory.join(entry.file_name());
-            if entry.path().is_dir() {
-                if !path.ends_with("tests") {
-                    open.push(path);
-                }
-            } else if path
-                .extension()
-                .is_some_and(|extension| extension == "cu" || extension == "cuh" || extension == "h")
-            {
-                let bytes = std::fs::read(entry.path()).map_err(|e| format!("{}: {e}", path.display()))?;
-                found.insert(path.display().to_string(), fnv(&bytes));
-            }
+    let mut found = BTreeMap::new();
+    for file in below(&root.join(SOURCES).to_string_lossy())? {
+        let path = file.strip_prefix(root).unwrap_or(&file);
+        if is_one_of(path, &["cu", "cuh", "h"]) && !path.iter().any(|part| part == "tests") {
+            let bytes = std::fs::read(&file).map_err(|e| format!("{}: {e}", path.display()))?;
+            found.insert(path.display().to_string(), fnv(&bytes));
         }
     }
     Ok(found)
@@ -93,22 +83,6 @@ fn sources(root: &Path) -> Result<BTreeMap<String, String>, String> {
 fn fnv(bytes: &[u8]) -> String {
     let step = |hash: u64, &byte: &u8| (hash ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3);
     format!("{:016x}", bytes.iter().fold(0xcbf2_9ce4_8422_2325, step))
-}
-
-/// The calendar date that is `days` days after 1970-01-01.
-fn date(days: u64) -> String {
-    let leap = |year: u64| year.is_multiple_of(4) && (!year.is_multiple_of(100) || year.is_multiple_of(400));
-    let (mut year, mut month, mut day) = (1970, 0, days);
-    while day >= 365 + u64::from(leap(year)) {
-        day -= 365 + u64::from(leap(year));
-        year += 1;
-    }
-    let months = [31, 28 + u64::from(leap(year)), 31, 30, 31, 30, 31, 31, 30, 31, 30, 31];
-    while day >= months[month] {
-        day -= months[month];
-        month += 1;
-    }
-    format!("{year}-{:02}-{:02}", month + 1, day + 1)
 }
 
 /// Runs tests and returns how many passed; an error if none did.
@@ -163,9 +137,8 @@ mod tests {
     }
 
     #[test]
-    fn hashes_dates_and_counts_are_right() {
+    fn hashes_and_counts_are_right() {
         assert_eq!([fnv(b""), fnv(b"a")], ["cbf29ce484222325", "af63dc4c8601ec8c"]);
-        assert_eq!([0, 59, 11_016, 20_780].map(date), ["1970-01-01", "1970-03-01", "2000-02-29", "2026-11-23"]);
         assert_eq!(count("test result: ok. 3 passed; 0 failed\nx\ntest result: ok. 4 passed; 0 failed"), 7);
         assert_eq!(count("test result: FAILED. 3 passed; 1 failed"), 0);
     }

@@ -67,11 +67,6 @@ impl Guard {
         let origin = headers.get(header::ORIGIN).map(|origin| origin.to_str().unwrap_or_default());
         headers.contains_key(OURS) && origin.is_none_or(|origin| origin == format!("http://{host}"))
     }
-
-    /// Whether requests need a token.
-    pub fn needs_token(&self) -> bool {
-        self.token.is_some()
-    }
 }
 
 /// 32 random bytes from the operating system, in hexadecimal.
@@ -98,7 +93,7 @@ mod tests {
     #[test]
     fn other_hosts_are_refused_and_beyond_this_machine_a_token_is_needed() {
         let (local, none) = Guard::new("127.0.0.1", "127.0.0.1".parse().unwrap(), 7860).unwrap();
-        assert!(none.is_none() && !local.needs_token());
+        assert!(none.is_none() && local.token.is_none());
         for host in ["localhost:7860", "127.0.0.1:7860", "[::1]:7860"] {
             assert_eq!(local.check(&headers(host, None)), Ok(()));
         }

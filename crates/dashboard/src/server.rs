@@ -149,23 +149,7 @@ fn missing() -> Response {
 
 /// The query parameters of a URL.
 fn words(uri: &Uri) -> BTreeMap<String, String> {
-    let pair = |pair: &str| {
-        let (key, value) = pair.split_once('=').unwrap_or((pair, ""));
-        (decoded(key), decoded(value))
-    };
-    uri.query().unwrap_or("").split('&').filter(|pair| !pair.is_empty()).map(pair).collect()
-}
-
-/// Decodes `%41` and `+` in a URL.
-fn decoded(text: &str) -> String {
-    let (text, mut bytes, mut at) = (text.as_bytes(), Vec::new(), 0);
-    while at < text.len() {
-        let digits = text.get(at + 1..at + 3).and_then(|digits| std::str::from_utf8(digits).ok());
-        let value = digits.filter(|_| text[at] == b'%').and_then(|digits| u8::from_str_radix(digits, 16).ok());
-        bytes.push(value.unwrap_or(if text[at] == b'+' { b' ' } else { text[at] }));
-        at += if value.is_some() { 3 } else { 1 };
-    }
-    String::from_utf8_lossy(&bytes).into_owned()
+    form_urlencoded::parse(uri.query().unwrap_or("").as_bytes()).into_owned().collect()
 }
 
 fn number<T: std::str::FromStr>(words: &BTreeMap<String, String>, name: &str, default: T) -> T {

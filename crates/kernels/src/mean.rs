@@ -24,11 +24,6 @@ impl Mean {
         self.count += count;
     }
 
-    /// The number of values.
-    pub fn count(&self) -> u64 {
-        self.count
-    }
-
     /// The mean; `None` without a value.
     pub fn get(&self) -> Option<f64> {
         over(self.sum, self.count)
@@ -61,7 +56,7 @@ mod tests {
         let mut sums = Mean::default();
         sums.add_sum(0.0, 0);
         assert_eq!([sums.get(), mean([]), share(0, 0), over(3.0, 0)], [None; 4]);
-        assert_eq!(sums.count(), 0);
+        assert_eq!(sums.count, 0);
     }
 
     #[test]
@@ -72,7 +67,7 @@ mod tests {
             sums.add(value);
         }
         let expected = values.iter().sum::<f64>() / 4.0;
-        assert_eq!((sums.get(), mean(values), sums.count()), (Some(expected), Some(expected), 4));
+        assert_eq!((sums.get(), mean(values), sums.count), (Some(expected), Some(expected), 4));
         assert_eq!(mean([-0.0, -0.0]).map(f64::to_bits), Some((-0.0f64).to_bits()));
         assert_eq!([share(0, 3), share(1, 4), share(2, 2)], [Some(0.0), Some(0.25), Some(1.0)]);
         assert!(mean([1.0, f64::NAN]).is_some_and(f64::is_nan), "a NaN shows");

@@ -227,15 +227,6 @@ impl<'a> View<'a> {
         self.expect(DType::U32);
         self.download(<[u32]>::to_vec)
     }
-    /// Copies the view's elements (f32 or bf16) as f32 to `to`, which must have the same length.
-    pub fn copy_to_f32(&self, to: &mut [f32]) {
-        assert_eq!(to.len(), self.shape.len(), "copy {:?}", self.shape);
-        match self.dtype {
-            DType::F32 => self.download(|d| to.copy_from_slice(d)),
-            DType::Bf16 => self.download(|d: &[bf16]| to.iter_mut().zip(d).for_each(|(to, x)| *to = x.to_f32())),
-            DType::U32 => panic!("copy_to_f32 of a u32 tensor"),
-        }
-    }
     /// Copies the view's elements (u32) to `to`, which must have the same length.
     pub fn copy_to_u32(&self, to: &mut [u32]) {
         self.expect(DType::U32);

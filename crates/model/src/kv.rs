@@ -13,7 +13,6 @@ pub use kernels::ops::attention::BLOCK;
 #[derive(Debug)]
 pub struct KvCache {
     layers: Vec<LayerPages>,
-    blocks: usize,
 }
 
 /// The KV-cache pages of one layer.
@@ -50,16 +49,12 @@ impl KvCache {
     /// is booked under "kv cache".
     pub fn new(memory: &Memory, config: &ModelConfig, blocks: usize) -> KvCache {
         let memory = memory.part("kv cache");
-        KvCache { layers: (0..config.num_layers).map(|_| LayerPages::zeros(&memory, config, blocks)).collect(), blocks }
+        KvCache { layers: (0..config.num_layers).map(|_| LayerPages::zeros(&memory, config, blocks)).collect() }
     }
     /// A KV cache with `blocks` pages that all layers use in turn, for batches of whole sequences (training and
     /// scoring).
     pub(crate) fn one_layer(memory: &Memory, config: &ModelConfig, blocks: usize) -> KvCache {
-        KvCache { layers: vec![LayerPages::zeros(memory, config, blocks)], blocks }
-    }
-    /// Number of pages in each layer.
-    pub fn blocks(&self) -> usize {
-        self.blocks
+        KvCache { layers: vec![LayerPages::zeros(memory, config, blocks)] }
     }
     /// Bytes of one KV-cache page, summed over all layers of the model.
     pub fn block_bytes(c: &ModelConfig) -> usize {

@@ -15,21 +15,8 @@ pub fn did_you_mean<'a>(name: &str, known: impl IntoIterator<Item = &'a str>) ->
 /// Optimal string alignment distance: the number of insertions, deletions, substitutions and swaps of neighbours.
 /// Differences in letter case, and `-` for `_`, cost nothing.
 fn distance(a: &str, b: &str) -> usize {
-    let fold = |text: &str| text.to_lowercase().replace('-', "_").chars().collect::<Vec<char>>();
-    let (a, b) = (fold(a), fold(b));
-    let mut rows = vec![(0..=b.len()).collect::<Vec<usize>>()];
-    for i in 1..=a.len() {
-        let mut row = vec![i; b.len() + 1];
-        for j in 1..=b.len() {
-            let change = rows[i - 1][j - 1] + usize::from(a[i - 1] != b[j - 1]);
-            row[j] = change.min(rows[i - 1][j] + 1).min(row[j - 1] + 1);
-            if i > 1 && j > 1 && a[i - 1] == b[j - 2] && a[i - 2] == b[j - 1] {
-                row[j] = row[j].min(rows[i - 2][j - 2] + 1);
-            }
-        }
-        rows.push(row);
-    }
-    rows[a.len()][b.len()]
+    let fold = |text: &str| text.to_lowercase().replace('-', "_");
+    strsim::osa_distance(&fold(a), &fold(b))
 }
 
 #[cfg(test)]

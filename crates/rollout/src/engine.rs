@@ -132,11 +132,6 @@ impl Engine {
         }
     }
 
-    /// Number of times so far that a sequence was preempted because the KV cache was full.
-    pub fn preemptions(&self) -> u64 {
-        self.scheduler.counters.preemptions
-    }
-
     /// Accepts a request. After each step, [`drawn`](Self::drawn) has the tokens that were drawn for it.
     pub fn submit(&mut self, request: Request) -> Result<RequestId> {
         let (prompt, max_model_len) = (request.prompt.ids.len(), self.config.max_model_len);

@@ -167,12 +167,7 @@ pub fn sha256(bytes: &[u8]) -> String {
     hex(&Sha256::digest(bytes))
 }
 
-/// Hashes a file, which is read piece by piece.
-pub fn hash_file(path: &Path) -> Result<FileHash> {
-    Ok(hash_file_until(path, &|| false)?.unwrap_or_default())
-}
-
-/// [`hash_file`], which stops early and returns `None` once `stopped` returns true.
+/// Hashes a file, which is read piece by piece. Returns `None` once `stopped` returns true.
 pub fn hash_file_until(path: &Path, stopped: &dyn Fn() -> bool) -> Result<Option<FileHash>> {
     let mut file = disk::open(path).map_err(Error::io("open", path))?;
     let (mut hasher, mut bytes) = (Sha256::new(), 0);
@@ -199,6 +194,10 @@ fn hex(bytes: &[u8]) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    fn hash_file(path: &Path) -> Result<FileHash> {
+        hash_file_until(path, &|| false).map(Option::unwrap)
+    }
 
     #[test]
     fn hashes_of_the_standard() {

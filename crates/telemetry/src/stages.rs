@@ -30,8 +30,8 @@ struct Inner {
     step: Totals,
     /// The current step, for the events.
     number: u64,
-    /// Named counts of the whole run, and of the current step.
-    counts: [BTreeMap<String, f64>; 2],
+    /// Named counts of the current step.
+    counts: BTreeMap<String, f64>,
     /// The stack of open spans of each thread, as indices into `open`.
     stacks: HashMap<ThreadId, Vec<u64>>,
     open: HashMap<u64, Open>,
@@ -184,9 +184,7 @@ impl Stages {
 
     /// Adds `n` to the count `name`.
     pub fn count(&self, name: &str, n: f64) {
-        for counts in &mut lock(&self.inner).counts {
-            *counts.entry(name.to_owned()).or_default() += n;
-        }
+        *lock(&self.inner).counts.entry(name.to_owned()).or_default() += n;
     }
 
     /// Returns the totals of the spans that ended since the last call (those of one step), and the counts since then.
@@ -196,7 +194,7 @@ impl Stages {
         inner.time_device();
         let mut stages = std::mem::take(&mut inner.step).list;
         stages.retain(|total| total.count > 0);
-        StepTotals { stages, counts: std::mem::take(&mut inner.counts[1]) }
+        StepTotals { stages, counts: std::mem::take(&mut inner.counts) }
     }
 
     /// The totals of the run so far.
@@ -204,7 +202,7 @@ impl Stages {
         let mut inner = lock(&self.inner);
         inner.time_device();
         let stages = inner.run.list.iter().filter(|total| total.count > 0).cloned().collect();
-        Summary { wall_s: inner.start.elapsed().as_secs_f64(), stages, counts: inner.counts[0].clone() }
+        Summary { wall_s: inner.start.elapsed().as_secs_f64(), stages }
     }
 
     /// Reports a span of this thread that began at `start` and took `seconds`, around the spans that ended in it. It is
@@ -335,8 +333,6 @@ pub struct Summary {
     pub wall_s: f64,
     /// The totals of each stage, in the order of first appearance.
     pub stages: Vec<StageTotal>,
-    /// The counts by name.
-    pub counts: BTreeMap<String, f64>,
 }
 
 impl Summary {

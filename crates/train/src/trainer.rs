@@ -143,11 +143,6 @@ impl Trainer {
         Ok(trainer)
     }
 
-    /// The settings that the trainer was created with.
-    pub fn config(&self) -> &TrainerConfig {
-        &self.config
-    }
-
     /// Makes the passes of a gradient check `stop` before each layer, and end with [`model::Error::Stopped`] once it
     /// says so. The accumulated gradient is then discarded, and the step has changed nothing.
     pub fn stop_with(&mut self, stop: impl Into<StopCheck>) {

@@ -11,7 +11,11 @@
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::path::{Path, PathBuf};
 
-use super::tokens::{Kind, Token, tokens, without_tests};
+use proc_macro2::{Ident, Span, TokenStream, TokenTree};
+use syn::visit::{self, Visit};
+use syn::{Attribute, Expr, ExprLit, Lit, UseTree, Visibility};
+
+use super::tokens::without_tests;
 
 /// The pseudo-module of the items that `lib.rs` or `main.rs` itself defines.
 pub const ROOT: &str = "(root)";
@@ -63,70 +67,14 @@ impl Source {
 
     /// Reads the file of module `module`, whose submodules lie in `directory`.
     fn file(&mut self, file: &Path, directory: &Path, module: &[String]) -> Result<(), String> {
-        let source = std::fs::read_to_string(file).map_err(|e| format!("{}: {e}", file.display()))?;
-        let tokens = without_tests(&tokens(&source).map_err(|e| format!("{}: {e}", file.display()))?);
-        // Inline modules: their name and the depth of braces outside them.
-        let (mut inline, mut depth): (Vec<(String, i32)>, i32) = (Vec::new(), 0);
-        let mut i = 0;
-        while i < tokens.len() {
-            let token = &tokens[i];
-            let here = || module.iter().cloned().chain(inline.iter().map(|(name, _)| name.clone())).collect::<Vec<_>>();
-            let place = Place { file: file.to_owned(), line: token.line };
-            match token.word() {
-                Some("mod") if tokens.get(i + 2).is_some_and(|t| t.is(';') || t.is('{')) => {
-                    let name = tokens[i + 1].word().unwrap_or_default().to_owned();
-                    self.modules.insert([here(), vec![name.clone()]].concat());
-                    if tokens[i + 2].is('{') {
-                        inline.push((name, depth));
-                    } else {
-                        let inside = inline.iter().fold(directory.to_owned(), |path, (name, _)| path.join(name));
-                        let below = [here(), vec![name.clone()]].concat();
-                        let found = submodule(file, &inside, &name, path_attribute(&tokens[..i]));
-                        let found = found.ok_or_else(|| format!("{}: no file of `mod {name}`", file.display()))?;
-                        self.file(&found, &inside.join(&name), &below)?;
-                    }
-                    // The brace, if there is one, is counted below.
-                    i += 2;
-                    continue;
-                }
-                Some("use") => {
-                    let mut leaves = Vec::new();
-                    let end = use_tree(&tokens, i + 1, &[], &mut leaves);
-                    let is_export = here().is_empty() && i > 0 && is_public(&tokens[..i]);
-                    for (path, alias) in leaves {
-                        let resolved = resolve(&here(), &path);
-                        if is_export || !here().is_empty() {
-                            // Without `crate`, `self` or `super` it is a module below, or another crate.
-                            let origin = resolved.clone().unwrap_or_else(|| [here(), path].concat());
-                            self.imported.insert([here(), vec![alias]].concat(), origin);
-                        }
-                        if let Some(path) = resolved.filter(|_| !is_export) {
-                            self.named.push(Named { from: here(), path, place: place.clone() });
-                        }
-                    }
-                    i = end;
-                    continue;
-                }
-                // `pub(in crate::x)` says who may see, and imports nothing.
-                Some("crate" | "super" | "self")
-                    if tokens.get(i + 1).is_some_and(|t| t.kind == Kind::PathSep)
-                        && !(i > 1 && tokens[i - 1].word() == Some("in") && tokens[i - 2].is('(')) =>
-                {
-                    let path = plain_path(&tokens, i);
-                    i += 2 * path.len() - 1;
-                    if let Some(path) = resolve(&here(), &path) {
-                        self.named.push(Named { from: here(), path, place });
-                    }
-                    continue;
-                }
-                Some(word) if here().is_empty() => self.root_words.push((word.to_owned(), place)),
-                _ => {}
-            }
-            depth += i32::from(token.is('{')) - i32::from(token.is('}'));
-            inline.retain(|&(_, outside)| depth > outside || token.is('{'));
-            i += 1;
-        }
-        Ok(())
+        let named = |e: &dyn std::fmt::Display| format!("{}: {e}", file.display());
+        let text = std::fs::read_to_string(file).map_err(|e| named(&e))?;
+        let tokens = text.parse::<TokenStream>().map_err(|e| named(&e))?;
+        let parsed = syn::parse2::<syn::File>(without_tests(tokens)).map_err(|e| named(&e))?;
+        let (module, directory, result) = (module.to_vec(), directory.to_owned(), Ok(()));
+        let mut reader = Reader { source: self, file, directory, module, result };
+        reader.visit_file(&parsed);
+        reader.result
     }
 
     /// The import graph of the top-level modules.
@@ -180,6 +128,125 @@ fn add(arrows: &mut Arrows, from: &str, to: Option<String>, place: &Place) {
     }
 }
 
+/// Visits one file.
+struct Reader<'a> {
+    source: &'a mut Source,
+    file: &'a Path,
+    /// The directory of submodules.
+    directory: PathBuf,
+    /// The module whose items are being read.
+    module: Vec<String>,
+    result: Result<(), String>,
+}
+
+impl Reader<'_> {
+    fn place(&self, span: Span) -> Place {
+        Place { file: self.file.to_owned(), line: span.start().line }
+    }
+
+    fn path(&mut self, path: Vec<String>, span: Span) {
+        let place = self.place(span);
+        if path.len() > 1 && ["crate", "super", "self"].contains(&path[0].as_str()) {
+            let resolved = resolve(&self.module, &path);
+            self.source.named.extend(resolved.map(|path| Named { from: self.module.clone(), path, place }));
+        } else if self.module.is_empty() {
+            self.source.root_words.extend(path.into_iter().map(|word| (word, place.clone())));
+        }
+    }
+
+    /// The paths in the arguments of a macro or an attribute.
+    fn tokens(&mut self, stream: TokenStream) {
+        let trees: Vec<_> = stream.into_iter().collect();
+        let mut rest = &trees[..];
+        while let [first, after @ ..] = rest {
+            rest = after;
+            match first {
+                TokenTree::Group(group) => self.tokens(group.stream()),
+                TokenTree::Ident(first) => {
+                    let mut path = vec![name(first)];
+                    while let [TokenTree::Punct(a), TokenTree::Punct(b), TokenTree::Ident(next), after @ ..] = rest
+                        && [a, b].map(proc_macro2::Punct::as_char) == [':', ':']
+                    {
+                        path.push(name(next));
+                        rest = after;
+                    }
+                    self.path(path, first.span());
+                }
+                _ => {}
+            }
+        }
+    }
+}
+
+impl<'ast> Visit<'ast> for Reader<'_> {
+    fn visit_item_mod(&mut self, item: &'ast syn::ItemMod) {
+        let name = name(&item.ident);
+        let outer = self.directory.clone();
+        self.module.push(name.clone());
+        self.source.modules.insert(self.module.clone());
+        self.directory.push(&name);
+        if let Some((_, items)) = &item.content {
+            items.iter().for_each(|item| self.visit_item(item));
+        } else {
+            let found = submodule(self.file, &outer, &name, path_attribute(&item.attrs).as_deref());
+            let found = found.ok_or_else(|| format!("{}: no file of `mod {name}`", self.file.display()));
+            let read = found.and_then(|found| self.source.file(&found, &self.directory, &self.module));
+            self.result = std::mem::replace(&mut self.result, Ok(())).and(read);
+        }
+        self.module.pop();
+        self.directory = outer;
+    }
+
+    fn visit_item_use(&mut self, item: &'ast syn::ItemUse) {
+        let mut leaves = Vec::new();
+        use_tree(&item.tree, &[], &mut leaves);
+        let (here, is_root) = (self.module.clone(), self.module.is_empty());
+        let is_export = is_root && !matches!(item.vis, Visibility::Inherited);
+        for (path, alias) in leaves {
+            let resolved = resolve(&here, &path);
+            if is_export || !is_root {
+                // Without `crate`, `self` or `super` it is a module below, or another crate.
+                let origin = resolved.clone().unwrap_or_else(|| [&here[..], &path].concat());
+                self.source.imported.insert([&here[..], &[alias]].concat(), origin);
+            }
+            if let Some(path) = resolved.filter(|_| !is_export) {
+                let place = self.place(item.use_token.span);
+                self.source.named.push(Named { from: here.clone(), path, place });
+            }
+        }
+    }
+
+    fn visit_path(&mut self, path: &'ast syn::Path) {
+        let names: Vec<String> = path.segments.iter().map(|segment| name(&segment.ident)).collect();
+        if let Some(first) = path.segments.first() {
+            self.path(names, first.ident.span());
+        }
+        path.segments.iter().for_each(|segment| self.visit_path_arguments(&segment.arguments));
+    }
+
+    fn visit_macro(&mut self, call: &'ast syn::Macro) {
+        self.visit_path(&call.path);
+        self.tokens(call.tokens.clone());
+    }
+
+    fn visit_meta_list(&mut self, list: &'ast syn::MetaList) {
+        visit::visit_meta_list(self, list);
+        self.tokens(list.tokens.clone());
+    }
+
+    /// `pub(in crate::x)` says who may see, and imports nothing.
+    fn visit_vis_restricted(&mut self, _: &'ast syn::VisRestricted) {}
+
+    fn visit_ident(&mut self, ident: &'ast Ident) {
+        self.path(vec![name(ident)], ident.span());
+    }
+}
+
+/// An identifier without `r#`.
+fn name(ident: &Ident) -> String {
+    ident.to_string().trim_start_matches("r#").to_owned()
+}
+
 /// The file of the module that `file` declares with `mod name;`, looked up in `directory`; `path` is the value of its
 /// `#[path]` attribute.
 fn submodule(file: &Path, directory: &Path, name: &str, path: Option<&str>) -> Option<PathBuf> {
@@ -188,75 +255,25 @@ fn submodule(file: &Path, directory: &Path, name: &str, path: Option<&str>) -> O
     candidates.into_iter().flatten().find(|candidate| candidate.is_file())
 }
 
-/// The value of a `#[path = "…"]` attribute that is the last thing before an item.
-fn path_attribute(before: &[Token]) -> Option<&str> {
-    match before {
-        [.., word, equals, Token { kind: Kind::Text(text), .. }, close]
-            if word.word() == Some("path") && equals.is('=') && close.is(']') =>
-        {
-            Some(text)
-        }
+/// The value of a `#[path = "…"]` attribute.
+fn path_attribute(attributes: &[Attribute]) -> Option<String> {
+    let path = attributes.iter().find(|attribute| attribute.path().is_ident("path"))?;
+    match &path.meta.require_name_value().ok()?.value {
+        Expr::Lit(ExprLit { lit: Lit::Str(text), .. }) => Some(text.value()),
         _ => None,
     }
 }
 
-/// Whether the tokens before an item end with `pub` or `pub(…)`.
-fn is_public(before: &[Token]) -> bool {
-    match before {
-        [.., token] if token.word() == Some("pub") => true,
-        [.., token] if token.is(')') => {
-            let open = before.iter().rposition(|token| token.is('(')).unwrap_or(0);
-            open > 0 && before[open - 1].word() == Some("pub")
-        }
-        _ => false,
+/// Collects the leaves of a `use` tree below `before`, each with the name that it binds.
+fn use_tree(tree: &UseTree, before: &[String], leaves: &mut Vec<(Vec<String>, String)>) {
+    let with = |ident: &Ident| [before, &[name(ident)]].concat();
+    match tree {
+        UseTree::Path(path) => use_tree(&path.tree, &with(&path.ident), leaves),
+        UseTree::Name(leaf) => leaves.push((with(&leaf.ident), name(&leaf.ident))),
+        UseTree::Rename(leaf) => leaves.push((with(&leaf.ident), name(&leaf.rename))),
+        UseTree::Glob(_) => leaves.push(([before, &["*".to_owned()]].concat(), "*".to_owned())),
+        UseTree::Group(group) => group.items.iter().for_each(|tree| use_tree(tree, before, leaves)),
     }
-}
-
-/// The segments of the path that begins at token `i`.
-fn plain_path(tokens: &[Token], i: usize) -> Vec<String> {
-    let mut path = vec![tokens[i].word().unwrap_or_default().to_owned()];
-    let mut i = i + 1;
-    while let [separator, next, ..] = &tokens[i.min(tokens.len())..]
-        && separator.kind == Kind::PathSep
-        && let Some(word) = next.word()
-    {
-        path.push(word.to_owned());
-        i += 2;
-    }
-    path
-}
-
-/// Collects the leaves of the `use` tree that begins at token `i`, each with the name that it binds, and returns the
-/// index after the tree.
-fn use_tree(tokens: &[Token], mut i: usize, before: &[String], leaves: &mut Vec<(Vec<String>, String)>) -> usize {
-    let mut path = before.to_vec();
-    while let Some(token) = tokens.get(i) {
-        match &token.kind {
-            Kind::Word(word) if word == "as" => {
-                let alias = tokens.get(i + 1).and_then(Token::word).unwrap_or("_").to_owned();
-                leaves.push((path, alias));
-                return i + 2;
-            }
-            Kind::Word(word) => path.push(word.clone()),
-            Kind::PathSep => {}
-            Kind::Mark('*') => path.push("*".to_owned()),
-            Kind::Mark('{') => {
-                i += 1;
-                while tokens.get(i).is_some_and(|token| !token.is('}')) {
-                    i = use_tree(tokens, i, &path, leaves);
-                    i += usize::from(tokens.get(i).is_some_and(|token| token.is(',')));
-                }
-                return i + 1;
-            }
-            _ => break,
-        }
-        i += 1;
-    }
-    if path.len() > before.len() {
-        let alias = path.last().cloned().unwrap_or_default();
-        leaves.push((path, alias));
-    }
-    i
 }
 
 /// The path from the crate root that `path` means in module `here`; `None` if it leads out of the crate or to `here`.

@@ -72,10 +72,8 @@ fn copies_convert_between_f32_and_bf16_and_nothing_else() {
             ramp(&memory, &[2, 2], DType::U32),
         );
         for tensor in [&f32s, &bf16s] {
-            let mut to = [9.0; 2];
-            tensor.rows(1..2).copy_to_f32(&mut to);
-            assert_eq!((to, tensor.to_vec_f32()), ([2.0, 3.0], vec![0.0, 1.0, 2.0, 3.0]));
-            assert_eq!(refusal(|| tensor.view().copy_to_f32(&mut [0.0; 3])), refused_copy("[2, 2]", 3));
+            assert_eq!(tensor.rows(1..2).to_vec_f32(), [2.0, 3.0]);
+            assert_eq!(tensor.to_vec_f32(), [0.0, 1.0, 2.0, 3.0]);
             assert_eq!(refusal(|| tensor.view().to_vec_u32()), format!("expected U32, got {:?}", tensor.dtype()));
             assert_eq!(
                 refusal(|| tensor.view().copy_to_u32(&mut [0; 4])),
@@ -86,7 +84,6 @@ fn copies_convert_between_f32_and_bf16_and_nothing_else() {
         u32s.rows(1..2).copy_to_u32(&mut to);
         assert_eq!((to, u32s.view().to_vec_u32()), ([2, 3], vec![0, 1, 2, 3]));
         assert_eq!(refusal(|| u32s.to_vec_f32()), "to_vec_f32 of a u32 tensor");
-        assert_eq!(refusal(|| u32s.view().copy_to_f32(&mut [0.0; 4])), "copy_to_f32 of a u32 tensor");
 
         let mut target = ramp(&memory, &[2, 2], DType::U32);
         assert_eq!(refusal(|| target.view_mut().copy_from_f32(&[0.0; 4])), "copy_from_f32 into a u32 tensor");
@@ -104,11 +101,6 @@ fn copies_convert_between_f32_and_bf16_and_nothing_else() {
             assert_eq!(tensor.to_vec_f32(), [rounded, -rounded, rounded, rounded]);
         }
     }
-}
-
-/// What `assert_eq` says of lengths that differ.
-fn refused_copy(shape: &str, len: usize) -> String {
-    format!("assertion `left == right` failed: copy {shape}\n  left: {len}\n right: 4")
 }
 
 #[test]

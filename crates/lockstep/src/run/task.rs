@@ -7,13 +7,10 @@ use serde_json::Value;
 
 /// A way to train: GRPO, PPO, SFT, DPO or reward models. The run that drives it counts steps, logs, evaluates, saves
 /// and stops; the task decides what is learned from which data.
-pub trait TrainingTask {
+pub trait TrainingTask: Task {
     /// The data of one optimizer step, together with all changes that making it causes: in the run
-    /// ([`PreparedStep`](super::prepared::PreparedStep)) and in the task's own [`state`](Self::state).
+    /// ([`PreparedStep`](super::prepared::PreparedStep)) and in the task's own [`state`](Task::state).
     type Batch;
-
-    /// Names of the metrics that the progress line shows.
-    fn shown_metrics(&self) -> &'static [&'static str];
 
     /// Makes the batch of the next optimizer step. A task that has to wait for data checks whether the run is to stop.
     /// If the batch is dropped, neither the run nor the task's state has changed, and another call makes the same batch
@@ -23,6 +20,12 @@ pub trait TrainingTask {
     /// Takes one optimizer step on `batch`. A stop request can interrupt the gradient, and the batch is then dropped.
     /// After the gradient the batch is [committed](TrainingRun::commit), and from there on the step is completed.
     fn step(&mut self, run: &mut TrainingRun, batch: Self::Batch) -> anyhow::Result<()>;
+}
+
+/// What a run asks of a way to train between two steps.
+pub trait Task {
+    /// Names of the metrics that the progress line shows.
+    fn shown_metrics(&self) -> &'static [&'static str];
 
     /// The metrics of held-out data; `None` if there are no such data.
     fn evaluate(&mut self, run: &mut TrainingRun) -> anyhow::Result<Option<Vec<(String, f64)>>>;
@@ -70,97 +73,17 @@ pub trait TrainingTask {
     }
 }
 
-/// A [`TrainingTask`] without its batch type, so that a run can hold any task as `dyn Task`.
-pub trait Task {
-    /// Forwards to [`TrainingTask::shown_metrics`].
-    fn shown_metrics(&self) -> &'static [&'static str];
-
+/// A [`TrainingTask`] without its batch type, so that a run can hold any task.
+pub trait TakeStep: Task {
     /// Makes the next batch and takes the optimizer step on it. If this fails before the step is committed, nothing has
     /// changed.
     fn take_step(&mut self, run: &mut TrainingRun) -> anyhow::Result<()>;
-
-    /// Forwards to [`TrainingTask::evaluate`].
-    fn evaluate(&mut self, run: &mut TrainingRun) -> anyhow::Result<Option<Vec<(String, f64)>>>;
-
-    /// Forwards to [`TrainingTask::evaluates_at_end`].
-    fn evaluates_at_end(&self) -> bool;
-
-    /// Forwards to [`TrainingTask::check_ends_epochs`].
-    fn check_ends_epochs(&self, _run: &TrainingRun) -> anyhow::Result<()> {
-        Ok(())
-    }
-
-    /// Forwards to [`TrainingTask::complete_state`].
-    fn complete_state(&mut self, _run: &TrainingRun) -> anyhow::Result<()> {
-        Ok(())
-    }
-
-    /// Forwards to [`TrainingTask::saves_on_failure`].
-    fn saves_on_failure(&self) -> bool {
-        true
-    }
-
-    /// Forwards to [`TrainingTask::checkpoint_written`].
-    fn checkpoint_written(&mut self) -> anyhow::Result<()> {
-        Ok(())
-    }
-
-    /// Forwards to [`TrainingTask::end`].
-    fn end(&mut self) -> anyhow::Result<()> {
-        Ok(())
-    }
-
-    /// Forwards to [`TrainingTask::state`].
-    fn state(&self) -> anyhow::Result<Value>;
-
-    /// Forwards to [`TrainingTask::write_tensors`].
-    fn write_tensors(&self, learner: &Learner) -> Vec<WriteFiles>;
 }
 
-impl<T: TrainingTask> Task for T {
-    fn shown_metrics(&self) -> &'static [&'static str] {
-        TrainingTask::shown_metrics(self)
-    }
-
+impl<T: TrainingTask> TakeStep for T {
     fn take_step(&mut self, run: &mut TrainingRun) -> anyhow::Result<()> {
         let batch = self.next_batch(run)?;
         run.checkpoints.release();
         self.step(run, batch)
-    }
-
-    fn evaluate(&mut self, run: &mut TrainingRun) -> anyhow::Result<Option<Vec<(String, f64)>>> {
-        TrainingTask::evaluate(self, run)
-    }
-
-    fn evaluates_at_end(&self) -> bool {
-        TrainingTask::evaluates_at_end(self)
-    }
-
-    fn check_ends_epochs(&self, run: &TrainingRun) -> anyhow::Result<()> {
-        TrainingTask::check_ends_epochs(self, run)
-    }
-
-    fn complete_state(&mut self, run: &TrainingRun) -> anyhow::Result<()> {
-        TrainingTask::complete_state(self, run)
-    }
-
-    fn saves_on_failure(&self) -> bool {
-        TrainingTask::saves_on_failure(self)
-    }
-
-    fn checkpoint_written(&mut self) -> anyhow::Result<()> {
-        TrainingTask::checkpoint_written(self)
-    }
-
-    fn end(&mut self) -> anyhow::Result<()> {
-        TrainingTask::end(self)
-    }
-
-    fn state(&self) -> anyhow::Result<Value> {
-        TrainingTask::state(self)
-    }
-
-    fn write_tensors(&self, learner: &Learner) -> Vec<WriteFiles> {
-        TrainingTask::write_tensors(self, learner)
     }
 }

@@ -21,7 +21,7 @@ use crate::run::inputs::{Follow, ResumeFrom, RunEvent, RunInputs};
 use crate::run::profile::ProfileRecord;
 use crate::run::provenance;
 use crate::run::resume::{find_run, or_earlier};
-use crate::run::task::Task;
+use crate::run::task::TakeStep;
 use crate::run::training::TrainingRun;
 use crate::run::{self, RunDir, StopReason, checkpoint};
 use crate::stop::{Stopped, is_stopped};
@@ -37,7 +37,7 @@ const IN_MEMORY: &str = "memory";
 
 /// A training run, driven by its caller.
 pub struct Run {
-    task: Box<dyn Task>,
+    task: Box<dyn TakeStep>,
     training: TrainingRun,
     has_begun: bool,
     ended: Option<StopReason>,

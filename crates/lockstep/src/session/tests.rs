@@ -11,10 +11,9 @@ mod stop;
 mod waits;
 mod workers;
 
-use super::{Run, RunOptions, Task, TrainingRun};
+use super::{Run, RunOptions, TakeStep, TrainingRun};
 use crate::config::{Config, Purpose, Strategy};
-use crate::models::WriteFiles;
-use crate::run::{learner::Learner, task::TrainingTask};
+use crate::run::task::{Task, TrainingTask};
 use crate::{LogRecord, Rows, StopReason, StopSignal};
 use kernels::Context;
 use model::tokenizer::{SpecialTokens, Tokenizer};
@@ -304,7 +303,7 @@ fn a_run_that_is_done_takes_no_further_step() {
 
 /// A task whose evaluations return the given losses.
 struct Evaluated {
-    task: Box<dyn Task>,
+    task: Box<dyn TakeStep>,
     losses: std::array::IntoIter<f64, 6>,
 }
 
@@ -312,20 +311,14 @@ impl Task for Evaluated {
     fn shown_metrics(&self) -> &'static [&'static str] {
         self.task.shown_metrics()
     }
-    fn take_step(&mut self, run: &mut TrainingRun) -> anyhow::Result<()> {
-        self.task.take_step(run)
-    }
     fn evaluate(&mut self, _run: &mut TrainingRun) -> anyhow::Result<Option<Vec<(String, f64)>>> {
         Ok(self.losses.next().map(|loss| vec![("eval_loss".to_owned(), loss)]))
     }
-    fn evaluates_at_end(&self) -> bool {
-        self.task.evaluates_at_end()
-    }
-    fn state(&self) -> anyhow::Result<Value> {
-        self.task.state()
-    }
-    fn write_tensors(&self, learner: &Learner) -> Vec<WriteFiles> {
-        self.task.write_tensors(learner)
+}
+
+impl TakeStep for Evaluated {
+    fn take_step(&mut self, run: &mut TrainingRun) -> anyhow::Result<()> {
+        self.task.take_step(run)
     }
 }
 
@@ -358,9 +351,6 @@ struct Waiting(Box<dyn Fn() + Send>);
 impl TrainingTask for Waiting {
     type Batch = ();
 
-    fn shown_metrics(&self) -> &'static [&'static str] {
-        &[]
-    }
     fn next_batch(&mut self, run: &TrainingRun) -> anyhow::Result<()> {
         loop {
             run.stop.check()?;
@@ -369,6 +359,12 @@ impl TrainingTask for Waiting {
     }
     fn step(&mut self, _run: &mut TrainingRun, (): ()) -> anyhow::Result<()> {
         unreachable!("no batch")
+    }
+}
+
+impl Task for Waiting {
+    fn shown_metrics(&self) -> &'static [&'static str] {
+        &[]
     }
     fn evaluate(&mut self, _run: &mut TrainingRun) -> anyhow::Result<Option<Vec<(String, f64)>>> {
         Ok(None)

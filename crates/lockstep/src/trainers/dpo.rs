@@ -7,7 +7,7 @@
 
 use super::offline::{Loaded, Offline, Row, Rows, load_pairs};
 use crate::config::{Config, Purpose};
-use crate::data::{DatasetSpec, Pair};
+use crate::data::DatasetSpec;
 use crate::error::OrBadInput;
 use crate::models::{ModelSource, load_weights, reference_source};
 use crate::run::inputs::RunInputs;
@@ -51,9 +51,7 @@ impl Offline for Dpo {
         assets: &ModelAssets,
         sinks: &Sinks,
     ) -> anyhow::Result<Loaded<PreferencePair>> {
-        let pairs = load_pairs(config, &spec, assets, sinks, true, |_| Ok(()))?;
-        let rows = pairs.all.into_iter().map(Pair::into_preference_pair).collect();
-        Ok(Loaded { rows, hash: pairs.hash, whole: false })
+        load_pairs(config, &spec, assets, sinks, true, |_| Ok(()))
     }
 
     /// Rows to score at once: training and held-out rows, since the reference model scores both. The reference model is

@@ -13,7 +13,7 @@ use crate::models::{Builder, ModelSource, WriteFiles};
 use crate::rollouts::Rollouts;
 use crate::run::inputs::RunInputs;
 use crate::run::learner::Learner;
-use crate::run::task::TrainingTask;
+use crate::run::task::{Task, TrainingTask};
 use crate::run::training::TrainingRun;
 use crate::trainers::Planner;
 use model::ModelAssets;
@@ -52,7 +52,9 @@ impl TrainingTask for Grpo {
         run.step_policy()?;
         self.pipeline.end_step(run)
     }
+}
 
+impl Task for Grpo {
     fn evaluate(&mut self, run: &mut TrainingRun) -> anyhow::Result<Option<Vec<(String, f64)>>> {
         let compute = self.advantages;
         self.pipeline.evaluate(run, |config, rollouts, samples| advantages_of(compute, config, rollouts, samples))

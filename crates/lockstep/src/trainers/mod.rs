@@ -14,7 +14,7 @@ use crate::config::{Config, Purpose};
 use crate::models::{Builder, ModelSource};
 use crate::run::inputs::RunInputs;
 use crate::run::memory_plan::MemoryPlan;
-use crate::run::task::{Task, TrainingTask};
+use crate::run::task::TakeStep;
 use crate::run::training::TrainingRun;
 use dpo::Dpo;
 use model::ModelAssets;
@@ -23,8 +23,8 @@ use sft::Sft;
 
 /// Builds the training task of a command, and the run that trains it. Nothing is written before all inputs have been
 /// checked.
-pub fn build(purpose: Purpose, inputs: RunInputs) -> anyhow::Result<(Box<dyn Task>, TrainingRun)> {
-    fn boxed<T: TrainingTask + 'static>((task, run): (T, TrainingRun)) -> (Box<dyn Task>, TrainingRun) {
+pub fn build(purpose: Purpose, inputs: RunInputs) -> anyhow::Result<(Box<dyn TakeStep>, TrainingRun)> {
+    fn boxed<T: TakeStep + 'static>((task, run): (T, TrainingRun)) -> (Box<dyn TakeStep>, TrainingRun) {
         (Box::new(task), run)
     }
     let is_offline = matches!(purpose, Purpose::Sft | Purpose::Reward | Purpose::Dpo);

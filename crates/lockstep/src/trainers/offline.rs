@@ -18,14 +18,14 @@ use crate::run::memory_advice::Replan;
 use crate::run::memory_plan::{Available, MemoryPlan, longest_of, planned};
 use crate::run::prepared::PreparedStep;
 use crate::run::provenance;
-use crate::run::task::TrainingTask;
+use crate::run::task::{Task, TrainingTask};
 use crate::run::training::TrainingRun;
 use crate::trainers::Planner;
 use anyhow::Context as _;
 use model::{AdaptedWeights, Head, ModelAssets, ModelConfig, Scorer};
 use serde_json::Value;
 use telemetry::{Sinks, counted};
-use train::{Objective, Trainer};
+use train::{Objective, PreferencePair, Trainer};
 
 mod rows;
 
@@ -205,7 +205,9 @@ impl<O: Offline> TrainingTask for OfflineTask<O> {
         run.step_policy()?;
         Ok(())
     }
+}
 
+impl<O: Offline> Task for OfflineTask<O> {
     fn evaluate(&mut self, run: &mut TrainingRun) -> anyhow::Result<Option<Vec<(String, f64)>>> {
         let Some(scorer) = &mut self.scorer else { return Ok(None) };
         let span = run.log.stages.span("evaluation");
@@ -430,7 +432,7 @@ pub fn load_pairs(
     sinks: &Sinks,
     needs_prompt: bool,
     change: impl Fn(&mut Pair) -> anyhow::Result<()>,
-) -> anyhow::Result<Pairs> {
+) -> anyhow::Result<Loaded<PreferencePair>> {
     let most = longest_row(config, assets);
     let pairs = Pairs::load(spec, &encoder(config, assets)?, most, needs_prompt, change)?;
     pairs.notices.report(sinks);
@@ -438,7 +440,8 @@ pub fn load_pairs(
         let left_out = counted(pairs.left_out, "pair");
         sinks.info(&format!("{}: left out: {left_out} longer than {most} tokens (max_length)", spec.name));
     }
-    Ok(pairs)
+    let rows = pairs.all.into_iter().map(Pair::into_preference_pair).collect();
+    Ok(Loaded { rows, hash: pairs.hash, whole: false })
 }
 
 #[cfg(test)]

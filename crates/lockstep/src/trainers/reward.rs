@@ -54,9 +54,7 @@ impl Offline for RewardModel {
             }
             Ok(())
         };
-        let pairs = load_pairs(config, &spec, assets, sinks, false, without_padding)?;
-        let rows = pairs.all.into_iter().map(Pair::into_preference_pair).collect();
-        Ok(Loaded { rows, hash: pairs.hash, whole: false })
+        load_pairs(config, &spec, assets, sinks, false, without_padding)
     }
 
     fn describe([train, held_out]: [usize; 2]) -> Option<String> {

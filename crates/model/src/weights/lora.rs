@@ -68,12 +68,6 @@ fn names(name: &str, module: &str) -> bool {
 }
 
 impl LoraConfig {
-    /// Upper bound on the number of elements of the adapter's largest matrix.
-    pub fn largest_tensor(&self, config: &ModelConfig) -> usize {
-        let widths = [config.intermediate_size, config.hidden_size, config.num_heads * config.head_dim];
-        self.r * widths.into_iter().max().unwrap_or(0)
-    }
-
     /// The scale: the factor on `B (A x)`.
     pub fn scale(&self) -> f32 {
         let r = self.r as f64;

@@ -14,11 +14,10 @@ use sandbox::{Judge, Options, Submission, Tests};
 use serde_json::Value;
 
 use super::Builtin;
-use crate::{Error, Problem, Result, Reward, RewardBatch, Scores};
+use crate::{Error, Problem, Result, RewardBatch, Scores};
 
 /// The `code` reward.
 pub(crate) struct Code {
-    name: String,
     judge: Judge,
 }
 
@@ -27,31 +26,21 @@ impl Builtin for Code {
     const MAIN_OPTION: Option<&'static str> = Some("language");
     type Options = Options;
 
-    fn build(name: String, options: Options) -> Result<Self> {
+    fn build(options: Options) -> Result<Self> {
         let judge = Judge::new(options).map_err(|error| Error::options(Self::KIND, error.to_string()))?;
-        Ok(Code { name, judge })
-    }
-}
-
-impl Reward for Code {
-    fn name(&self) -> &str {
-        &self.name
+        Ok(Code { judge })
     }
 
     fn required_columns(&self) -> Vec<String> {
         vec![self.judge.column().to_owned()]
     }
 
-    fn scores_by_group(&self) -> bool {
-        true
-    }
-
     fn stop_with(&mut self, stop: Arc<AtomicBool>) {
         self.judge.stop_with(stop);
     }
 
-    fn score(&mut self, batch: &RewardBatch<'_>) -> Scores {
-        if let Err(problem) = batch.column(&self.name, self.judge.column()) {
+    fn score(&mut self, name: &str, batch: &RewardBatch<'_>) -> Scores {
+        if let Err(problem) = batch.column(name, self.judge.column()) {
             return Scores::failed(batch.len(), problem);
         }
         let tests: Vec<Option<Tests>> =
@@ -89,11 +78,11 @@ impl Reward for Code {
                  or a `check(candidate)` beside a column `entry_point`",
                 self.judge.column()
             );
-            scores.problems.push(Problem::new(&self.name, untested, message));
+            scores.problems.push(Problem::new(name, untested, message));
         }
         if let Some(error) = errors.first() {
             let message = format!("a program could not be judged: {error}");
-            scores.problems.push(Problem::new(&self.name, errors.len(), message));
+            scores.problems.push(Problem::new(name, errors.len(), message));
         }
         let peak = self.judge.peak_bytes();
         if peak > 0 {
@@ -108,17 +97,18 @@ impl Reward for Code {
 mod tests {
     //! What a reward makes of verdicts. What programs can do is tested in the crate `sandbox`.
 
+    use super::super::Named;
     use super::*;
-    use crate::{Columns, Content};
+    use crate::{Columns, Content, Reward};
     use serde_json::json;
     use testing::installed;
 
-    fn code(options: Value) -> Code {
-        Code::build("code".into(), serde_json::from_value(options).unwrap()).unwrap()
+    fn code(options: Value) -> Named<Code> {
+        Named::build("code".into(), serde_json::from_value(options).unwrap()).unwrap()
     }
 
     /// Scores programs, each with its tests.
-    fn scored(reward: &mut Code, rows: &[(&str, Value)]) -> Scores {
+    fn scored(reward: &mut Named<Code>, rows: &[(&str, Value)]) -> Scores {
         let texts: Vec<Content> = rows.iter().map(|(program, _)| (*program).into()).collect();
         reward.score(&RewardBatch {
             prompts: &vec!["q".into(); rows.len()],
@@ -134,7 +124,7 @@ mod tests {
         json!([{"input": "4\n", "output": "8\n"}, {"input": "-3\n", "output": "-6"}])
     }
 
-    fn shell() -> Option<Code> {
+    fn shell() -> Option<Named<Code>> {
         installed(&["bwrap"]).then(|| code(json!({"language": "shell"})))
     }
 
@@ -236,7 +226,7 @@ mod tests {
     fn options_are_those_of_a_judge() {
         let build = |options: Value| {
             let options = options.as_object().unwrap().clone();
-            let built = super::super::parse("code", options).and_then(|options| Code::build("c".into(), options));
+            let built = super::super::parse("code", options).and_then(|options| Code::build(options));
             built.map(|_| ()).map_err(|error| error.to_string())
         };
         for (options, expected) in [

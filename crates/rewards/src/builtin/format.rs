@@ -8,7 +8,7 @@ use regex::Regex;
 use serde::Deserialize;
 
 use super::Builtin;
-use crate::{Error, Result, Reward, RewardBatch, Scores};
+use crate::{Error, Result, RewardBatch, Scores};
 
 /// The options of [`Format`].
 #[derive(Clone, Debug, Deserialize)]
@@ -24,7 +24,6 @@ pub(crate) struct FormatOptions {
 /// The `format` reward; the header of `format.rs` describes it.
 #[derive(Clone, Debug)]
 pub(crate) struct Format {
-    name: String,
     regex: Regex,
     /// Whether `$` may match before a last line feed.
     line_end: bool,
@@ -35,7 +34,7 @@ impl Builtin for Format {
     const MAIN_OPTION: Option<&'static str> = Some("pattern");
     type Options = FormatOptions;
 
-    fn build(name: String, options: FormatOptions) -> Result<Self> {
+    fn build(options: FormatOptions) -> Result<Self> {
         let compile = |pattern: &str| {
             Regex::new(pattern).map_err(|e| {
                 Error::options("format", format!("the pattern is not a regular expression (no look-around here): {e}"))
@@ -47,7 +46,16 @@ impl Builtin for Format {
             regex = compile(&format!(r"\A(?:{}{})\z", options.pattern, line_feed_if_comments(&options.pattern)))?;
         }
         let line_end = !options.full && has_dollar(&options.pattern);
-        Ok(Format { name, regex, line_end })
+        Ok(Format { regex, line_end })
+    }
+
+    fn score(&mut self, _: &str, batch: &RewardBatch<'_>) -> Scores {
+        let found = |text: &str| {
+            let before = text.strip_suffix('\n').filter(|_| self.line_end);
+            self.regex.is_match(text) || before.is_some_and(|text| self.regex.is_match(text))
+        };
+        let matches = |text: &str| f64::from(u8::from(found(text)));
+        Scores::new(batch.completions.iter().map(|completion| Some(matches(&completion.text()))).collect())
     }
 }
 
@@ -80,32 +88,13 @@ fn has_dollar(pattern: &str) -> bool {
     dollar
 }
 
-impl Reward for Format {
-    fn name(&self) -> &str {
-        &self.name
-    }
-
-    fn scores_by_group(&self) -> bool {
-        true
-    }
-
-    fn score(&mut self, batch: &RewardBatch<'_>) -> Scores {
-        let found = |text: &str| {
-            let before = text.strip_suffix('\n').filter(|_| self.line_end);
-            self.regex.is_match(text) || before.is_some_and(|text| self.regex.is_match(text))
-        };
-        let matches = |text: &str| f64::from(u8::from(found(text)));
-        Scores::new(batch.completions.iter().map(|completion| Some(matches(&completion.text()))).collect())
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::{Columns, Content};
 
     fn score(pattern: &str, full: bool, completion: &str) -> f64 {
-        let mut reward = Format::build("tags".into(), FormatOptions { pattern: pattern.into(), full }).unwrap();
+        let mut reward = Format::build(FormatOptions { pattern: pattern.into(), full }).unwrap();
         let completions = [Content::from(completion)];
         let batch = RewardBatch {
             prompts: &["".into()],
@@ -115,7 +104,7 @@ mod tests {
             rows: &[],
             step: 0,
         };
-        reward.score(&batch).values[0].unwrap()
+        reward.score("r", &batch).values[0].unwrap()
     }
 
     #[test]
@@ -162,9 +151,7 @@ mod tests {
     #[test]
     fn a_bad_pattern_is_an_error() {
         for pattern in ["(", "a(?=b)", "a)|(b"] {
-            let error = Format::build("f".into(), FormatOptions { pattern: pattern.into(), full: true })
-                .unwrap_err()
-                .to_string();
+            let error = Format::build(FormatOptions { pattern: pattern.into(), full: true }).unwrap_err().to_string();
             assert!(error.contains("pattern"), "{error}");
         }
     }

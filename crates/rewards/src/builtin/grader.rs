@@ -7,7 +7,7 @@ use serde_json::Value;
 use super::Builtin;
 use super::answer::thought_before;
 use crate::batch::Verdict;
-use crate::{Problem, ProblemKind, Result, Reward, RewardBatch, Scores};
+use crate::{Problem, ProblemKind, Result, RewardBatch, Scores};
 
 /// A reward that compares a completion with cells of its dataset row.
 pub(crate) trait Grader<const N: usize>: Sized + Send + 'static {
@@ -73,38 +73,25 @@ pub(super) fn score_rows<G: Grader<N>, const N: usize>(
     scores
 }
 
-/// A grader with the name of its reward.
+/// A grader as a built-in reward.
 #[derive(Debug)]
-pub(crate) struct Graded<G, const N: usize> {
-    name: String,
-    grader: G,
-}
+pub(crate) struct Graded<G, const N: usize>(G);
 
 impl<G: Grader<N>, const N: usize> Builtin for Graded<G, N> {
     const KIND: &'static str = G::KIND;
     const MAIN_OPTION: Option<&'static str> = G::MAIN_OPTION;
     type Options = G::Options;
 
-    fn build(name: String, options: G::Options) -> Result<Self> {
-        Ok(Graded { name, grader: G::build(options)? })
-    }
-}
-
-impl<G: Grader<N>, const N: usize> Reward for Graded<G, N> {
-    fn name(&self) -> &str {
-        &self.name
+    fn build(options: G::Options) -> Result<Self> {
+        G::build(options).map(Graded)
     }
 
     fn required_columns(&self) -> Vec<String> {
-        self.grader.columns().map(str::to_owned).to_vec()
+        self.0.columns().map(str::to_owned).to_vec()
     }
 
-    fn scores_by_group(&self) -> bool {
-        true
-    }
-
-    fn score(&mut self, batch: &RewardBatch<'_>) -> Scores {
-        self.grader.score(&self.name, batch)
+    fn score(&mut self, name: &str, batch: &RewardBatch<'_>) -> Scores {
+        self.0.score(name, batch)
     }
 }
 

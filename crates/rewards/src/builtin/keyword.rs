@@ -4,7 +4,7 @@
 use serde::Deserialize;
 
 use super::Builtin;
-use crate::{Error, Result, Reward, RewardBatch, Scores};
+use crate::{Error, Result, RewardBatch, Scores};
 
 /// The words to look for: one text or several.
 #[derive(Clone, Debug, Deserialize)]
@@ -48,7 +48,6 @@ fn yes() -> bool {
 /// The `keyword` reward; the header of `keyword.rs` describes it.
 #[derive(Clone, Debug)]
 pub(crate) struct Keyword {
-    name: String,
     words: Vec<String>,
     options: KeywordOptions,
 }
@@ -58,7 +57,7 @@ impl Builtin for Keyword {
     const MAIN_OPTION: Option<&'static str> = Some("words");
     type Options = KeywordOptions;
 
-    fn build(name: String, options: KeywordOptions) -> Result<Self> {
+    fn build(options: KeywordOptions) -> Result<Self> {
         let mut words = match &options.words {
             Words::One(word) => vec![word.clone()],
             Words::Several(words) => words.clone(),
@@ -74,7 +73,11 @@ impl Builtin for Keyword {
                 *word = word.to_lowercase();
             }
         }
-        Ok(Keyword { name, words, options })
+        Ok(Keyword { words, options })
+    }
+
+    fn score(&mut self, _: &str, batch: &RewardBatch<'_>) -> Scores {
+        Scores::new(batch.completions.iter().map(|completion| Some(self.score_of(&completion.text()))).collect())
     }
 }
 
@@ -107,27 +110,13 @@ impl Keyword {
     }
 }
 
-impl Reward for Keyword {
-    fn name(&self) -> &str {
-        &self.name
-    }
-
-    fn scores_by_group(&self) -> bool {
-        true
-    }
-
-    fn score(&mut self, batch: &RewardBatch<'_>) -> Scores {
-        Scores::new(batch.completions.iter().map(|completion| Some(self.score_of(&completion.text()))).collect())
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
     use serde_json::{Value, json};
 
     fn score(options: Value, text: &str) -> f64 {
-        Keyword::build("k".into(), serde_json::from_value(options).unwrap()).unwrap().score_of(text)
+        Keyword::build(serde_json::from_value(options).unwrap()).unwrap().score_of(text)
     }
 
     #[test]
@@ -154,7 +143,7 @@ mod tests {
         assert_eq!(score(words("any"), "a cat"), 0.0);
         for bad in [json!([]), json!(""), json!(["a", " "])] {
             let options = serde_json::from_value(json!({"words": bad})).unwrap();
-            assert!(Keyword::build("k".into(), options).is_err());
+            assert!(Keyword::build(options).is_err());
         }
     }
 
@@ -180,7 +169,7 @@ mod tests {
         }
         assert_eq!(score(json!({"words": "art"}), "ART"), 0.0);
         let empty = serde_json::from_value(json!({"words": ["a", " "]})).unwrap();
-        let said = Keyword::build("k".into(), empty).unwrap_err().to_string();
+        let said = Keyword::build(empty).unwrap_err().to_string();
         let expected = "give at least one word, and none that is empty, as in \"keyword:happy\"";
         assert_eq!(said, format!("reward `keyword`: {expected}"));
     }

@@ -9,7 +9,7 @@ use serde::Deserialize;
 use serde_json::Value;
 
 use super::Builtin;
-use crate::{Error, Result, Reward, RewardBatch, Scores};
+use crate::{Error, Result, RewardBatch, Scores};
 
 /// The unit in which length is measured.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
@@ -39,7 +39,6 @@ pub(crate) struct LengthOptions {
 /// The `length` reward; the header of `length.rs` describes it.
 #[derive(Clone, Debug)]
 pub(crate) struct Length {
-    name: String,
     rule: Rule,
     unit: Unit,
 }
@@ -59,7 +58,7 @@ impl Builtin for Length {
         text.trim().parse::<u64>().map_or_else(|_| text.into(), Value::from)
     }
 
-    fn build(name: String, options: LengthOptions) -> Result<Self> {
+    fn build(options: LengthOptions) -> Result<Self> {
         let rule = match (options.target, options.max) {
             (Some(target), None) if target > 0 && options.margin == 0 => Rule::Target(target.into()),
             (None, Some(max)) if options.margin <= max => Rule::Max { max: max.into(), margin: options.margin.into() },
@@ -71,7 +70,19 @@ impl Builtin for Length {
             }
             (None, Some(_)) => return Err(Error::options("length", "`margin` must be at most `max`")),
         };
-        Ok(Length { name, rule, unit: options.unit })
+        Ok(Length { rule, unit: options.unit })
+    }
+
+    fn reads_ids(&self) -> bool {
+        self.unit == Unit::Tokens
+    }
+
+    fn score(&mut self, _: &str, batch: &RewardBatch<'_>) -> Scores {
+        let lengths: Vec<usize> = match self.unit {
+            Unit::Tokens => batch.completion_ids.iter().map(Vec::len).collect(),
+            Unit::Chars => batch.completions.iter().map(|completion| completion.text().chars().count()).collect(),
+        };
+        Scores::new(lengths.into_iter().map(|n| Some(self.rule.score(n))).collect())
     }
 }
 
@@ -85,28 +96,6 @@ impl Rule {
             Rule::Max { max, margin } if n > max - margin => (max - margin - n) / margin,
             Rule::Max { .. } => 0.0,
         }
-    }
-}
-
-impl Reward for Length {
-    fn name(&self) -> &str {
-        &self.name
-    }
-
-    fn scores_by_group(&self) -> bool {
-        true
-    }
-
-    fn reads_ids(&self) -> bool {
-        self.unit == Unit::Tokens
-    }
-
-    fn score(&mut self, batch: &RewardBatch<'_>) -> Scores {
-        let lengths: Vec<usize> = match self.unit {
-            Unit::Tokens => batch.completion_ids.iter().map(Vec::len).collect(),
-            Unit::Chars => batch.completions.iter().map(|completion| completion.text().chars().count()).collect(),
-        };
-        Scores::new(lengths.into_iter().map(|n| Some(self.rule.score(n))).collect())
     }
 }
 
@@ -126,7 +115,7 @@ mod tests {
             rows: &[],
             step: 0,
         };
-        Length::build("length".into(), options).unwrap().score(&batch).values
+        Length::build(options).unwrap().score("r", &batch).values
     }
 
     #[test]
@@ -150,7 +139,7 @@ mod tests {
             LengthOptions { max: Some(1), margin: 2, ..LengthOptions::default() },
         ];
         for options in bad {
-            assert!(Length::build("length".into(), options).is_err());
+            assert!(Length::build(options).is_err());
         }
     }
 
@@ -178,7 +167,7 @@ mod tests {
             (options(Some(4), None, 1), Some("`target` must be at least 1, and takes no `margin`")),
             (options(None, Some(4), 5), Some("`margin` must be at most `max`")),
         ] {
-            let said = Length::build("length".into(), options).err().map(|error| error.to_string());
+            let said = Length::build(options).err().map(|error| error.to_string());
             assert_eq!(said, expected.map(|expected| format!("reward `length`: {expected}")));
         }
         assert_eq!((Length::main_value(" 20 "), Length::main_value("many")), (20.into(), "many".into()));

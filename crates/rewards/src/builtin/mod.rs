@@ -1,9 +1,12 @@
 //! The built-in rewards. Each has a file, and a row in the table [`BUILTIN`].
 
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+
 use serde::de::DeserializeOwned;
 use serde_json::{Map, Value};
 
-use crate::{Error, Result, Reward};
+use crate::{Error, Result, Reward, RewardBatch, Scores};
 use grader::Graded;
 
 mod answer;
@@ -49,8 +52,8 @@ pub(crate) const BUILTIN: &[Kind] = &[
     Kind::of::<Graded<exact_match::ExactMatch, 1>>(),
 ];
 
-/// A built-in reward, built from its name and options alone.
-pub(crate) trait Builtin: Reward + Sized + 'static {
+/// A built-in reward, built from its options alone. It scores each completion by itself.
+pub(crate) trait Builtin: Sized + Send + 'static {
     /// The name of this kind of reward in a configuration.
     const KIND: &'static str;
     /// The option that is set by the text after the colon of the short form; `None` if there is no short form with a
@@ -64,8 +67,61 @@ pub(crate) trait Builtin: Reward + Sized + 'static {
         text.into()
     }
 
-    /// Builds the reward with the name `name`, under which its scores are logged.
-    fn build(name: String, options: Self::Options) -> Result<Self>;
+    fn build(options: Self::Options) -> Result<Self>;
+
+    /// As [`Reward::required_columns`].
+    fn required_columns(&self) -> Vec<String> {
+        Vec::new()
+    }
+
+    /// As [`Reward::reads_ids`].
+    fn reads_ids(&self) -> bool {
+        false
+    }
+
+    /// As [`Reward::stop_with`].
+    fn stop_with(&mut self, _stop: Arc<AtomicBool>) {}
+
+    /// As [`Reward::score`]; problems name the reward `name`.
+    fn score(&mut self, name: &str, batch: &RewardBatch<'_>) -> Scores;
+}
+
+/// A built-in reward with the name under which its scores are logged.
+pub(crate) struct Named<B> {
+    name: String,
+    reward: B,
+}
+
+impl<B: Builtin> Named<B> {
+    pub fn build(name: String, options: B::Options) -> Result<Named<B>> {
+        Ok(Named { name, reward: B::build(options)? })
+    }
+}
+
+impl<B: Builtin> Reward for Named<B> {
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    fn required_columns(&self) -> Vec<String> {
+        self.reward.required_columns()
+    }
+
+    fn reads_ids(&self) -> bool {
+        self.reward.reads_ids()
+    }
+
+    fn scores_by_group(&self) -> bool {
+        true
+    }
+
+    fn stop_with(&mut self, stop: Arc<AtomicBool>) {
+        self.reward.stop_with(stop);
+    }
+
+    fn score(&mut self, batch: &RewardBatch<'_>) -> Scores {
+        self.reward.score(&self.name, batch)
+    }
 }
 
 /// A function that builds a reward from its name and its options.
@@ -86,7 +142,7 @@ impl Kind {
             name: R::KIND,
             main_option: R::MAIN_OPTION,
             main_value: R::main_value,
-            build: |name, options| Ok(Box::new(R::build(name, parse(R::KIND, options)?)?)),
+            build: |name, options| Ok(Box::new(Named::<R>::build(name, parse(R::KIND, options)?)?)),
         }
     }
 }

@@ -10,7 +10,7 @@ use serde::Deserialize;
 use serde_json::Value;
 
 use super::Builtin;
-use crate::{Error, Result, Reward, RewardBatch, Scores};
+use crate::{Error, Result, RewardBatch, Scores};
 
 /// The elements of an n-gram.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
@@ -44,7 +44,6 @@ impl Default for RepetitionOptions {
 /// The `repetition` reward; the header of `repetition.rs` describes it.
 #[derive(Clone, Debug)]
 pub(crate) struct Repetition {
-    name: String,
     options: RepetitionOptions,
 }
 
@@ -57,14 +56,29 @@ impl Builtin for Repetition {
         text.trim().parse::<u64>().map_or_else(|_| text.into(), Value::from)
     }
 
-    fn build(name: String, options: RepetitionOptions) -> Result<Self> {
+    fn build(options: RepetitionOptions) -> Result<Self> {
         if options.ngram == 0 {
             return Err(Error::options("repetition", "`ngram` must be at least 1"));
         }
         if !(options.weight.is_finite() && options.weight >= 0.0) {
             return Err(Error::options("repetition", "`weight` must be a number that is not negative"));
         }
-        Ok(Repetition { name, options })
+        Ok(Repetition { options })
+    }
+
+    fn reads_ids(&self) -> bool {
+        self.options.unit == Unit::Tokens
+    }
+
+    fn score(&mut self, _: &str, batch: &RewardBatch<'_>) -> Scores {
+        let words = |text: &str| {
+            let lower = text.to_lowercase();
+            self.score_of(&lower.split_whitespace().flat_map(words_of).collect::<Vec<_>>())
+        };
+        Scores::new(match self.options.unit {
+            Unit::Tokens => batch.completion_ids.iter().map(|ids| Some(self.score_of(ids))).collect(),
+            Unit::Words => batch.completions.iter().map(|completion| Some(words(&completion.text()))).collect(),
+        })
     }
 }
 
@@ -94,31 +108,6 @@ fn words_of(text: &str) -> impl Iterator<Item = &str> {
     })
 }
 
-impl Reward for Repetition {
-    fn name(&self) -> &str {
-        &self.name
-    }
-
-    fn scores_by_group(&self) -> bool {
-        true
-    }
-
-    fn reads_ids(&self) -> bool {
-        self.options.unit == Unit::Tokens
-    }
-
-    fn score(&mut self, batch: &RewardBatch<'_>) -> Scores {
-        let words = |text: &str| {
-            let lower = text.to_lowercase();
-            self.score_of(&lower.split_whitespace().flat_map(words_of).collect::<Vec<_>>())
-        };
-        Scores::new(match self.options.unit {
-            Unit::Tokens => batch.completion_ids.iter().map(|ids| Some(self.score_of(ids))).collect(),
-            Unit::Words => batch.completions.iter().map(|completion| Some(words(&completion.text()))).collect(),
-        })
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -133,7 +122,7 @@ mod tests {
             rows: &[],
             step: 0,
         };
-        Repetition::build("r".into(), options).unwrap().score(&batch).values[0].unwrap()
+        Repetition::build(options).unwrap().score("r", &batch).values[0].unwrap()
     }
 
     #[test]
@@ -182,7 +171,7 @@ mod tests {
             RepetitionOptions { weight: -1.0, ..RepetitionOptions::default() },
             RepetitionOptions { weight: f64::NAN, ..RepetitionOptions::default() },
         ] {
-            assert!(Repetition::build("r".into(), options).is_err());
+            assert!(Repetition::build(options).is_err());
         }
     }
 
@@ -198,7 +187,7 @@ mod tests {
             (RepetitionOptions { weight: -0.5, ..ngram(1) }, Some("`weight` must be a number that is not negative")),
             (RepetitionOptions { weight: 0.0, ..ngram(1) }, None),
         ] {
-            let said = Repetition::build("r".into(), options).err().map(|error| error.to_string());
+            let said = Repetition::build(options).err().map(|error| error.to_string());
             assert_eq!(said, expected.map(|expected| format!("reward `repetition`: {expected}")));
         }
         assert_eq!((Repetition::main_value(" 4 "), Repetition::main_value("x")), (4.into(), "x".into()));

@@ -10,7 +10,7 @@
 use serde::Deserialize;
 
 use super::Builtin;
-use crate::{Error, Result, Reward, RewardBatch, Scores};
+use crate::{Error, Result, RewardBatch, Scores};
 
 /// The options of [`ThinkAnswer`].
 #[derive(Clone, Debug, Deserialize)]
@@ -35,7 +35,6 @@ impl Default for ThinkAnswerOptions {
 /// The `think_answer` reward; the header of `think_answer.rs` describes it.
 #[derive(Clone, Debug)]
 pub(crate) struct ThinkAnswer {
-    name: String,
     /// The four tags: `<think>`, `</think>`, `<answer>`, `</answer>`, with the configured names.
     tags: [String; 4],
     options: ThinkAnswerOptions,
@@ -55,7 +54,7 @@ impl Builtin for ThinkAnswer {
     const KIND: &'static str = "think_answer";
     type Options = ThinkAnswerOptions;
 
-    fn build(name: String, options: ThinkAnswerOptions) -> Result<Self> {
+    fn build(options: ThinkAnswerOptions) -> Result<Self> {
         let ThinkAnswerOptions { think, answer, .. } = &options;
         let usable = |tag: &str| !tag.is_empty() && tag.chars().all(|c| c.is_alphanumeric() || matches!(c, '_' | '-'));
         if !usable(think) || !usable(answer) || think == answer {
@@ -63,7 +62,11 @@ impl Builtin for ThinkAnswer {
             return Err(Error::options("think_answer", message));
         }
         let tags = four_tags(&options).map(|tag| tag.to_ascii_lowercase());
-        Ok(ThinkAnswer { name, tags, options })
+        Ok(ThinkAnswer { tags, options })
+    }
+
+    fn score(&mut self, _: &str, batch: &RewardBatch<'_>) -> Scores {
+        Scores::new(batch.completions.iter().map(|completion| Some(self.score_of(&completion.text()))).collect())
     }
 }
 
@@ -95,26 +98,12 @@ impl ThinkAnswer {
     }
 }
 
-impl Reward for ThinkAnswer {
-    fn name(&self) -> &str {
-        &self.name
-    }
-
-    fn scores_by_group(&self) -> bool {
-        true
-    }
-
-    fn score(&mut self, batch: &RewardBatch<'_>) -> Scores {
-        Scores::new(batch.completions.iter().map(|completion| Some(self.score_of(&completion.text()))).collect())
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
     fn score(text: &str, options: ThinkAnswerOptions) -> f64 {
-        ThinkAnswer::build("t".into(), options).unwrap().score_of(text)
+        ThinkAnswer::build(options).unwrap().score_of(text)
     }
 
     #[test]
@@ -150,7 +139,7 @@ mod tests {
         assert_eq!(score("<think>a</think><answer>b</answer>", open()), 0.375);
         for bad in ["", "a>", "answer"] {
             let options = ThinkAnswerOptions { think: bad.into(), ..ThinkAnswerOptions::default() };
-            assert!(ThinkAnswer::build("t".into(), options).unwrap_err().to_string().contains("tags"), "{bad}");
+            assert!(ThinkAnswer::build(options).unwrap_err().to_string().contains("tags"), "{bad}");
         }
     }
 
@@ -158,7 +147,7 @@ mod tests {
     fn tags_have_two_different_names_of_letters_digits_and_dashes() {
         let built = |think: &str, answer: &str| {
             let options = ThinkAnswerOptions { think: think.into(), answer: answer.into(), ..Default::default() };
-            ThinkAnswer::build("t".into(), options).map_err(|error| error.to_string())
+            ThinkAnswer::build(options).map_err(|error| error.to_string())
         };
         for (think, answer) in [("", "b"), ("a", ""), ("a b", "b"), ("a", "b/"), ("a", "a")] {
             let expected = format!("`think` and `answer` must be two different names of tags: {think:?}, {answer:?}");

@@ -7,7 +7,7 @@ use std::collections::HashSet;
 use serde::Deserialize;
 
 use super::Builtin;
-use crate::{Result, Reward, RewardBatch, Scores};
+use crate::{Result, RewardBatch, Scores};
 
 /// The options of [`UniqueChars`].
 #[derive(Clone, Debug, Default, Deserialize)]
@@ -20,7 +20,6 @@ pub(crate) struct UniqueCharsOptions {
 /// The `unique_chars` reward; the header of `unique_chars.rs` describes it.
 #[derive(Clone, Debug)]
 pub(crate) struct UniqueChars {
-    name: String,
     options: UniqueCharsOptions,
 }
 
@@ -28,21 +27,11 @@ impl Builtin for UniqueChars {
     const KIND: &'static str = "unique_chars";
     type Options = UniqueCharsOptions;
 
-    fn build(name: String, options: UniqueCharsOptions) -> Result<Self> {
-        Ok(UniqueChars { name, options })
-    }
-}
-
-impl Reward for UniqueChars {
-    fn name(&self) -> &str {
-        &self.name
+    fn build(options: UniqueCharsOptions) -> Result<Self> {
+        Ok(UniqueChars { options })
     }
 
-    fn scores_by_group(&self) -> bool {
-        true
-    }
-
-    fn score(&mut self, batch: &RewardBatch<'_>) -> Scores {
+    fn score(&mut self, _: &str, batch: &RewardBatch<'_>) -> Scores {
         let score = |text: &str| {
             let unique = text.chars().collect::<HashSet<_>>().len() as f64;
             let length = if self.options.fraction { text.chars().count().max(1) as f64 } else { 1.0 };
@@ -68,9 +57,9 @@ mod tests {
             rows: &[],
             step: 0,
         };
-        let mut counts = UniqueChars::build("u".into(), UniqueCharsOptions::default()).unwrap();
-        assert_eq!(counts.score(&batch).values, [Some(0.0), Some(2.0), Some(3.0)]);
-        let mut fractions = UniqueChars::build("u".into(), UniqueCharsOptions { fraction: true }).unwrap();
-        assert_eq!(fractions.score(&batch).values, [Some(0.0), Some(0.5), Some(0.75)]);
+        let mut counts = UniqueChars::build(UniqueCharsOptions::default()).unwrap();
+        assert_eq!(counts.score("r", &batch).values, [Some(0.0), Some(2.0), Some(3.0)]);
+        let mut fractions = UniqueChars::build(UniqueCharsOptions { fraction: true }).unwrap();
+        assert_eq!(fractions.score("r", &batch).values, [Some(0.0), Some(0.5), Some(0.75)]);
     }
 }

@@ -75,7 +75,7 @@ fn a_generation_counts_its_work_and_gives_its_pages_back() {
     let counters = engine.counters();
     // 3 + 3 rows of the first, and of the second 70 once and one for each completion.
     assert_eq!((counters.computed_tokens, counters.cached_tokens, counters.preemptions), (78, 0, 0));
-    assert_eq!((engine.preemptions(), engine.free_blocks(), engine.is_idle()), (0, 6, true));
+    assert_eq!((engine.counters().preemptions, engine.free_blocks(), engine.is_idle()), (0, 6, true));
     assert_eq!((counters.drafted_tokens, engine.drafts()), (0, vec![]));
     assert_eq!(counters.prefill_steps + counters.decode_steps, 4);
     assert!(engine.step(&weights).unwrap().is_empty() && engine.drawn().is_empty(), "nothing to do");

@@ -131,7 +131,7 @@ fn all_pages_come_back() {
                 200 => false,
                 _ => continue,
             };
-            assert_eq!(engine.preemptions() > 0, expected, "{kv_blocks} {prefix_sharing} {max_num_seqs}");
+            assert_eq!(engine.counters().preemptions > 0, expected, "{kv_blocks} {prefix_sharing} {max_num_seqs}");
         }
     }
 }

@@ -193,8 +193,8 @@ impl Forward<'_> {
         let vocab = w.head().rows();
         let chunk = if self.fault == Fault::ThreadDependentChunk { vocab.div_ceil(3) } else { lm_head::CHUNK };
         let head = w.head().unpack_rows(0..vocab);
-        let (hidden, dot) = (scored.to_vec_f32(), lm_head::reference::chain);
-        lm_head::reference::emulated(h, &hidden, &head, &b.targets, inv_temperature, chunk, dot).logps
+        let (hidden, dot) = (scored.to_vec_f32(), lm_head::emulated::chain);
+        lm_head::emulated::emulated(h, &hidden, &head, &b.targets, inv_temperature, chunk, dot).logps
     }
 }
 

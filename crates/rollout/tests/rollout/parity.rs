@@ -70,7 +70,7 @@ fn matrix_on<'a>(
                     }
                     let mut engine = poisoned(ctx, model.weights, config.clone());
                     let groups = engine.generate(model, load.requests(temperature)).unwrap();
-                    assert!(!few || max_num_seqs < 3 || engine.preemptions() > 0, "{config:?} was to preempt");
+                    assert!(!few || max_num_seqs < 3 || engine.counters().preemptions > 0, "{config:?} was to preempt");
                     assert_eq!(completions(&groups).count(), load.prompts.len() * load.generations);
                     compared += completions(&groups).map(|c| c.ids.len()).sum::<usize>();
                     match &first {

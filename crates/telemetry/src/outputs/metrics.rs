@@ -23,139 +23,78 @@ pub const SECTIONS: &[Section] = &[
 ];
 
 const REWARD: &[Metric] = &[
-    row(
-        "reward",
-        "",
-        "Mean of the weighted totals of the completions that were scored.",
-        "rising",
-        "read the rollouts; `lockstep score-rewards`; a higher learning_rate if nothing moves",
-    ),
-    row(
-        "reward_std",
-        "",
-        "Standard deviation of the weighted totals over the batch.",
-        "above 0",
-        "a reward with partial credit; prompts that are solved sometimes",
-    ),
-    row(
-        "reward_p<percent>",
-        "",
-        "The total below which 10, 50 and 90 % of the completions lie.",
-        "p90 above p10",
-        "as `reward_std`",
-    ),
+    row("reward", "", "Mean of the weighted totals of the completions that were scored.")
+        .healthy("rising")
+        .remedy("read the rollouts; `lockstep score-rewards`; a higher learning_rate if nothing moves"),
+    row("reward_std", "", "Standard deviation of the weighted totals over the batch.")
+        .healthy("above 0")
+        .remedy("a reward with partial credit; prompts that are solved sometimes"),
+    row("reward_p<percent>", "", "The total below which 10, 50 and 90 % of the completions lie.")
+        .healthy("p90 above p10")
+        .remedy("as `reward_std`"),
     row(
         "frac_reward_zero_std",
         "share",
         "Completions in groups whose totals are all equal: they have no advantage and teach nothing.",
-        "below 0.75",
+    )
+    .healthy("below 0.75")
+    .remedy(
         "`dynamic_sampling`; more num_generations; easier or harder prompts; weights under which rewards do not cancel",
     ),
-    row(
-        "rewards/<name>/mean",
-        "",
-        "Mean of one reward, before its weight.",
-        "rising",
-        "try it on recorded completions: `lockstep score-rewards`",
-    ),
-    row(
-        "rewards/<name>/std",
-        "",
-        "Standard deviation of one reward over the batch, before its weight.",
-        "above 0",
-        "a reward that gives everything the same teaches nothing",
-    ),
-    row(
-        "rewards/<name>/no_answer",
-        "share",
-        "Completions in which a grader found no answer, right or wrong.",
-        "below 0.9, and falling",
-        "a prompt that says where the answer stands; a warm-up (sft)",
-    ),
-    row("rewards/<name>/<metric>", "", "What a reward reports of itself.", "", ""),
-    row("sampling_profiles/<name>/reward", "", "Mean reward of the groups of a sampling profile.", "rising", ""),
-    row(
-        "sampling_profiles/<name>/mean_length",
-        "tokens",
-        "Mean length of the completions of a sampling profile.",
-        "",
-        "",
-    ),
+    row("rewards/<name>/mean", "", "Mean of one reward, before its weight.")
+        .healthy("rising")
+        .remedy("try it on recorded completions: `lockstep score-rewards`"),
+    row("rewards/<name>/std", "", "Standard deviation of one reward over the batch, before its weight.")
+        .healthy("above 0")
+        .remedy("a reward that gives everything the same teaches nothing"),
+    row("rewards/<name>/no_answer", "share", "Completions in which a grader found no answer, right or wrong.")
+        .healthy("below 0.9, and falling")
+        .remedy("a prompt that says where the answer stands; a warm-up (sft)"),
+    row("rewards/<name>/<metric>", "", "What a reward reports of itself."),
+    row("sampling_profiles/<name>/reward", "", "Mean reward of the groups of a sampling profile.").healthy("rising"),
+    row("sampling_profiles/<name>/mean_length", "tokens", "Mean length of the completions of a sampling profile."),
 ];
 
 const COMPLETIONS: &[Metric] = &[
-    row(
-        "completions/mean_length",
-        "tokens",
-        "Mean length of the completions.",
-        "steady, or as the task asks",
-        "the `length` reward if it only grows",
-    ),
-    row("completions/min_length", "tokens", "Length of the shortest completion.", "", ""),
-    row("completions/max_length", "tokens", "Length of the longest completion.", "", ""),
-    row(
-        "completions/p<percent>_length",
-        "tokens",
-        "The length below which 10, 50 and 90 % of the completions lie.",
-        "p90 below max_completion_length",
-        "as `completions/clipped_ratio`",
-    ),
+    row("completions/mean_length", "tokens", "Mean length of the completions.")
+        .healthy("steady, or as the task asks")
+        .remedy("the `length` reward if it only grows"),
+    row("completions/min_length", "tokens", "Length of the shortest completion."),
+    row("completions/max_length", "tokens", "Length of the longest completion."),
+    row("completions/p<percent>_length", "tokens", "The length below which 10, 50 and 90 % of the completions lie.")
+        .healthy("p90 below max_completion_length")
+        .remedy("as `completions/clipped_ratio`"),
     row(
         "completions/mean_terminated_length",
         "tokens",
         "Mean length of the completions that ended by themselves; missing if none did.",
-        "",
-        "",
     ),
-    row(
-        "completions/min_terminated_length",
-        "tokens",
-        "Length of the shortest completion that ended by itself.",
-        "",
-        "",
-    ),
-    row(
-        "completions/max_terminated_length",
-        "tokens",
-        "Length of the longest completion that ended by itself.",
-        "",
-        "",
-    ),
-    row(
-        "completions/clipped_ratio",
-        "share",
-        "Completions that were cut at max_completion_length.",
-        "below 0.25",
-        "a higher max_completion_length; the right eos token; a warm-up that teaches the model to end",
-    ),
-    row(
-        "dynamic_sampling/rounds",
-        "",
-        "How many times prompts were drawn until the batch was full.",
-        "near 1",
-        "prompts that the model solves sometimes",
-    ),
+    row("completions/min_terminated_length", "tokens", "Length of the shortest completion that ended by itself."),
+    row("completions/max_terminated_length", "tokens", "Length of the longest completion that ended by itself."),
+    row("completions/clipped_ratio", "share", "Completions that were cut at max_completion_length.")
+        .healthy("below 0.25")
+        .remedy("a higher max_completion_length; the right eos token; a warm-up that teaches the model to end"),
+    row("dynamic_sampling/rounds", "", "How many times prompts were drawn until the batch was full.")
+        .healthy("near 1")
+        .remedy("prompts that the model solves sometimes"),
     row(
         "dynamic_sampling/groups_replaced",
         "groups",
         "Groups that were drawn again, because their rewards were all equal.",
-        "",
-        "",
     ),
     row(
         "dynamic_sampling/groups_without_spread",
         "groups",
         "Groups without a spread that are in the batch nevertheless.",
-        "0",
-        "more dynamic_sampling_max_rounds",
-    ),
+    )
+    .healthy("0")
+    .remedy("more dynamic_sampling_max_rounds"),
     row(
         "dynamic_sampling/reward",
         "",
         "Mean reward of all that was drawn, the replaced groups too: `reward` is of what was kept.",
-        "rising",
-        "",
-    ),
+    )
+    .healthy("rising"),
 ];
 
 const LOSS_AND_GRADIENT: &[Metric] = &[
@@ -164,127 +103,74 @@ const LOSS_AND_GRADIENT: &[Metric] = &[
         "",
         "The loss that was minimised. In GRPO it is near 0 by construction, and its size says little; supervised and \
          DPO losses fall.",
-        "finite",
-        "`not_finite` and `diverged` are alarms",
-    ),
-    row(
-        "grad_norm",
-        "",
-        "L2 norm of the gradient over all parameters, before clipping.",
-        "within ten times its median",
-        "a lower learning_rate; longer warm-up; max_grad_norm",
-    ),
-    row("learning_rate", "", "The learning rate of the step.", "", ""),
-    row(
-        "entropy",
-        "nats",
-        "Mean entropy of the model at the tokens that are learned from.",
-        "above 0.1; falling slowly",
-        "an entropy bonus (entropy_coef); epsilon_high = 0.28; a higher temperature; a lower learning_rate",
-    ),
+    )
+    .healthy("finite")
+    .remedy("`not_finite` and `diverged` are alarms"),
+    row("grad_norm", "", "L2 norm of the gradient over all parameters, before clipping.")
+        .healthy("within ten times its median")
+        .remedy("a lower learning_rate; longer warm-up; max_grad_norm"),
+    row("learning_rate", "", "The learning rate of the step."),
+    row("entropy", "nats", "Mean entropy of the model at the tokens that are learned from.")
+        .healthy("above 0.1; falling slowly")
+        .remedy("an entropy bonus (entropy_coef); epsilon_high = 0.28; a higher temperature; a lower learning_rate"),
     row(
         "entropy_p<percent>",
         "nats",
         "The sampler's entropy below which 10, 50 and 90 % of the tokens lie (`record_entropies = true`).",
-        "p90 well above 0",
-        "as `entropy`",
-    ),
-    row(
-        "logprob_p<percent>",
-        "nats",
-        "The sampler's log-probability below which 10, 50 and 90 % of the tokens lie.",
-        "",
-        "",
-    ),
+    )
+    .healthy("p90 well above 0")
+    .remedy("as `entropy`"),
+    row("logprob_p<percent>", "nats", "The sampler's log-probability below which 10, 50 and 90 % of the tokens lie."),
     row(
         "kl",
         "nats",
         "Mean KL divergence to the reference model per token, as the loss has it (k3); in RLOO and REINFORCE++ as \
          the reward has it.",
-        "below 1",
-        "a higher beta; a lower learning_rate",
-    ),
-    row(
-        "clip_ratio/low_mean",
-        "share",
-        "Tokens whose ratio was clipped below.",
-        "below 0.2; 0 on policy",
-        "a lower learning_rate; fewer num_iterations",
-    ),
-    row(
-        "clip_ratio/low_min",
-        "share",
-        "The least share of tokens whose ratio was clipped below, over sequences.",
-        "",
-        "",
-    ),
-    row(
-        "clip_ratio/high_mean",
-        "share",
-        "Tokens whose ratio was clipped above.",
-        "below 0.2; 0 on policy",
-        "a lower learning_rate; fewer num_iterations",
-    ),
-    row(
-        "clip_ratio/high_max",
-        "share",
-        "The greatest share of tokens whose ratio was clipped above, over sequences.",
-        "",
-        "",
-    ),
-    row(
-        "clip_ratio/region_mean",
-        "share",
-        "Tokens whose ratio was clipped, below or above.",
-        "below 0.2; 0 on policy",
-        "a lower learning_rate; fewer num_iterations",
-    ),
-    row(
-        "cispo_clip_ratio",
-        "share",
-        "Tokens whose weight CISPO clipped.",
-        "below 0.2",
-        "a lower learning_rate; longer warm-up; max_grad_norm",
-    ),
-    row("vespo/phi_seq_mean", "", "Mean weight that VESPO gives a sequence.", "near 1 on policy", ""),
-    row("policy_loss", "", "The loss without its entropy bonus.", "", ""),
-    row("entropy_coef", "", "The weight of the entropy bonus after this step.", "", ""),
+    )
+    .healthy("below 1")
+    .remedy("a higher beta; a lower learning_rate"),
+    row("clip_ratio/low_mean", "share", "Tokens whose ratio was clipped below.")
+        .healthy("below 0.2; 0 on policy")
+        .remedy("a lower learning_rate; fewer num_iterations"),
+    row("clip_ratio/low_min", "share", "The least share of tokens whose ratio was clipped below, over sequences."),
+    row("clip_ratio/high_mean", "share", "Tokens whose ratio was clipped above.")
+        .healthy("below 0.2; 0 on policy")
+        .remedy("a lower learning_rate; fewer num_iterations"),
+    row("clip_ratio/high_max", "share", "The greatest share of tokens whose ratio was clipped above, over sequences."),
+    row("clip_ratio/region_mean", "share", "Tokens whose ratio was clipped, below or above.")
+        .healthy("below 0.2; 0 on policy")
+        .remedy("a lower learning_rate; fewer num_iterations"),
+    row("cispo_clip_ratio", "share", "Tokens whose weight CISPO clipped.")
+        .healthy("below 0.2")
+        .remedy("a lower learning_rate; longer warm-up; max_grad_norm"),
+    row("vespo/phi_seq_mean", "", "Mean weight that VESPO gives a sequence.").healthy("near 1 on policy"),
+    row("policy_loss", "", "The loss without its entropy bonus."),
+    row("entropy_coef", "", "The weight of the entropy bonus after this step."),
     row(
         "skipped_steps",
         "steps",
         "Optimizer steps of the whole run that were not taken, because loss or gradient was not finite.",
-        "0",
-        "a lower learning_rate; dtype = \"f32\"; a reward without extreme values",
-    ),
+    )
+    .healthy("0")
+    .remedy("a lower learning_rate; dtype = \"f32\"; a reward without extreme values"),
     row(
         "update/skipped_groups",
         "groups",
         "Groups that were left out of the update, because their gradient is known to be 0.",
-        "few",
-        "as `frac_reward_zero_std`",
-    ),
+    )
+    .healthy("few")
+    .remedy("as `frac_reward_zero_std`"),
     row(
         "update/skipped_tokens",
         "tokens",
         "Tokens of the left-out groups that the model did not have to compute (a shared prompt once; a \
          completion's last token never).",
-        "",
-        "",
     ),
-    row(
-        "mean_token_accuracy",
-        "share",
-        "How often the next token is the likeliest one (supervised and DPO).",
-        "rising",
-        "",
-    ),
-    row(
-        "distillation/reverse_kl",
-        "nats",
-        "Mean of log π − log π_teacher over the sampled tokens.",
-        "falling",
-        "a higher learning_rate or distillation_coef",
-    ),
+    row("mean_token_accuracy", "share", "How often the next token is the likeliest one (supervised and DPO).")
+        .healthy("rising"),
+    row("distillation/reverse_kl", "nats", "Mean of log π − log π_teacher over the sampled tokens.")
+        .healthy("falling")
+        .remedy("a higher learning_rate or distillation_coef"),
 ];
 
 const SAMPLER_AND_TRAINER: &[Metric] = &[
@@ -293,150 +179,113 @@ const SAMPLER_AND_TRAINER: &[Metric] = &[
         "tokens",
         "Tokens whose recorded log-probability differs in any bit from the trainer's, over sequences that were \
          sampled with the weights of the step.",
-        "0, always",
-        "report it: it is an error of Lockstep",
-    ),
+    )
+    .healthy("0, always")
+    .remedy("report it: it is an error of Lockstep"),
     row(
         "sampling/logp_compared_tokens",
         "tokens",
         "Tokens whose recorded log-probability was compared with the trainer's.",
-        "above 0 on policy",
-        "",
-    ),
+    )
+    .healthy("above 0 on policy"),
     row(
         "sampling/max_logp_difference",
         "nats",
         "The largest difference between a recorded log-probability and the trainer's; missing if none were compared.",
-        "0, always",
-        "report it",
-    ),
+    )
+    .healthy("0, always")
+    .remedy("report it"),
     row(
         "sampling/importance_sampling_ratio/min",
         "",
         "The least ratio between trainer and sampler, where the loss corrects for it.",
-        "near 1",
-        "fewer steps per generation; a lower max_staleness",
-    ),
+    )
+    .healthy("near 1")
+    .remedy("fewer steps per generation; a lower max_staleness"),
     row(
         "sampling/importance_sampling_ratio/mean",
         "",
         "The mean ratio between trainer and sampler, where the loss corrects for it.",
-        "near 1",
-        "fewer steps per generation; a lower max_staleness",
-    ),
+    )
+    .healthy("near 1")
+    .remedy("fewer steps per generation; a lower max_staleness"),
     row(
         "sampling/importance_sampling_ratio/max",
         "",
         "The greatest ratio between trainer and sampler, where the loss corrects for it.",
-        "near 1",
-        "fewer steps per generation; a lower max_staleness",
-    ),
-    row(
-        "sampling/importance_sampling_ratio/bounded",
-        "share",
-        "Ratios between trainer and sampler that were bounded.",
-        "below 0.1",
-        "fewer steps per generation; a lower max_staleness",
-    ),
+    )
+    .healthy("near 1")
+    .remedy("fewer steps per generation; a lower max_staleness"),
+    row("sampling/importance_sampling_ratio/bounded", "share", "Ratios between trainer and sampler that were bounded.")
+        .healthy("below 0.1")
+        .remedy("fewer steps per generation; a lower max_staleness"),
     row(
         "sampling/sampling_logp_difference/mean",
         "nats",
         "Mean distance between the sampler's and the old policy's log-probabilities.",
-        "near 0",
-        "",
-    ),
+    )
+    .healthy("near 0"),
     row(
         "sampling/sampling_logp_difference/max",
         "nats",
         "The greatest distance between the sampler's and the old policy's log-probabilities.",
-        "",
-        "",
     ),
 ];
 
 const PPO: &[Metric] = &[
-    row(
-        "objective/kl",
-        "nats",
-        "Divergence from the reference, summed over a completion; mean over completions.",
-        "below 1 per token",
-        "a higher kl_coef; a lower learning_rate",
-    ),
-    row("objective/kl_coef", "", "The weight of the divergence from the reference (`objective/kl`).", "", ""),
-    row(
-        "objective/entropy",
-        "nats",
-        "Minus the log-probability of a completion under the old policy, mean.",
-        "above 0",
-        "as `entropy`",
-    ),
-    row(
-        "objective/non_score_reward",
-        "",
-        "The part of the reward that the divergence from the reference takes.",
-        "near 0",
-        "a lower kl_coef",
-    ),
+    row("objective/kl", "nats", "Divergence from the reference, summed over a completion; mean over completions.")
+        .healthy("below 1 per token")
+        .remedy("a higher kl_coef; a lower learning_rate"),
+    row("objective/kl_coef", "", "The weight of the divergence from the reference (`objective/kl`)."),
+    row("objective/entropy", "nats", "Minus the log-probability of a completion under the old policy, mean.")
+        .healthy("above 0")
+        .remedy("as `entropy`"),
+    row("objective/non_score_reward", "", "The part of the reward that the divergence from the reference takes.")
+        .healthy("near 0")
+        .remedy("a lower kl_coef"),
     row(
         "objective/rlhf_reward",
         "",
         "The score, less what the divergence from the reference takes: what is maximised.",
-        "rising",
-        "",
-    ),
-    row("objective/scores", "", "Mean score of the completions.", "rising", ""),
+    )
+    .healthy("rising"),
+    row("objective/scores", "", "Mean score of the completions.").healthy("rising"),
     row(
         "policy/approxkl_avg",
         "nats",
         "Half the mean square of log r: how far the policy moved within the generation.",
-        "below 0.05",
-        "a lower learning_rate; fewer num_ppo_epochs; target_kl",
-    ),
-    row(
-        "policy/clipfrac_avg",
-        "share",
-        "Tokens whose ratio was clipped.",
-        "below 0.3",
-        "a lower learning_rate; fewer num_ppo_epochs",
-    ),
-    row("policy/entropy_avg", "nats", "Mean entropy of the policy.", "above 0.1", "as `entropy`"),
+    )
+    .healthy("below 0.05")
+    .remedy("a lower learning_rate; fewer num_ppo_epochs; target_kl"),
+    row("policy/clipfrac_avg", "share", "Tokens whose ratio was clipped.")
+        .healthy("below 0.3")
+        .remedy("a lower learning_rate; fewer num_ppo_epochs"),
+    row("policy/entropy_avg", "nats", "Mean entropy of the policy.").healthy("above 0.1").remedy("as `entropy`"),
     row(
         "policy/early_stop",
         "",
         "1 where the generation was discarded because the policy moved beyond 1.5 × target_kl.",
-        "mostly 0",
-        "a lower learning_rate",
-    ),
-    row("loss/policy_avg", "", "The clipped loss of the policy.", "finite", ""),
-    row(
-        "loss/value_avg",
-        "",
-        "The clipped loss of the value model.",
-        "falling",
-        "a higher value_learning_rate; more warm-up",
-    ),
-    row(
-        "val/clipfrac_avg",
-        "share",
-        "Values of the value model that were clipped.",
-        "below 0.3",
-        "a higher cliprange_value",
-    ),
-    row("val/ratio", "", "Mean importance ratio of the policy.", "near 1", "a lower learning_rate"),
+    )
+    .healthy("mostly 0")
+    .remedy("a lower learning_rate"),
+    row("loss/policy_avg", "", "The clipped loss of the policy.").healthy("finite"),
+    row("loss/value_avg", "", "The clipped loss of the value model.")
+        .healthy("falling")
+        .remedy("a higher value_learning_rate; more warm-up"),
+    row("val/clipfrac_avg", "share", "Values of the value model that were clipped.")
+        .healthy("below 0.3")
+        .remedy("a higher cliprange_value"),
+    row("val/ratio", "", "Mean importance ratio of the policy.").healthy("near 1").remedy("a lower learning_rate"),
     row(
         "val/explained_variance",
         "",
         "1 − Var(return − value) / Var(return): what the value model knows of the returns.",
-        "above 0, and rising",
-        "a higher value_learning_rate; a value model that begins as a reward model",
-    ),
-    row(
-        "val/grad_norm",
-        "",
-        "Gradient norm of the value model.",
-        "within ten times its median",
-        "a lower learning_rate; longer warm-up; max_grad_norm",
-    ),
-    row("values_time_s", "s", "Seconds in the forward pass of the value model.", "", ""),
-    row("value_update_time_s", "s", "Seconds in the update of the value model.", "", ""),
+    )
+    .healthy("above 0, and rising")
+    .remedy("a higher value_learning_rate; a value model that begins as a reward model"),
+    row("val/grad_norm", "", "Gradient norm of the value model.")
+        .healthy("within ten times its median")
+        .remedy("a lower learning_rate; longer warm-up; max_grad_norm"),
+    row("values_time_s", "s", "Seconds in the forward pass of the value model."),
+    row("value_update_time_s", "s", "Seconds in the update of the value model."),
 ];

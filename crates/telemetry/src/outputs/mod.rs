@@ -27,14 +27,8 @@ pub struct Metric {
     pub remedy: &'static str,
 }
 
-const fn row(
-    name: &'static str,
-    unit: &'static str,
-    meaning: &'static str,
-    healthy: &'static str,
-    remedy: &'static str,
-) -> Metric {
-    Metric { name, unit, meaning, healthy, remedy }
+const fn row(name: &'static str, unit: &'static str, meaning: &'static str) -> Metric {
+    Metric { name, unit, meaning, healthy: "", remedy: "" }
 }
 
 /// A group of metrics on one subject.
@@ -49,6 +43,14 @@ pub struct Section {
 }
 
 impl Metric {
+    const fn healthy(self, healthy: &'static str) -> Metric {
+        Metric { healthy, ..self }
+    }
+
+    const fn remedy(self, remedy: &'static str) -> Metric {
+        Metric { remedy, ..self }
+    }
+
     /// Whether `name` is the name of this metric, or fits its pattern with `<…>`.
     pub fn is(&self, name: &str) -> bool {
         matches(self.name, name)

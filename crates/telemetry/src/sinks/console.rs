@@ -219,16 +219,6 @@ impl Console {
         self.log(Level::Warn, message, &Record::new());
     }
 
-    /// Logs a message at level error, without fields.
-    pub fn error(&self, message: &str) {
-        self.log(Level::Error, message, &Record::new());
-    }
-
-    /// Logs a message at level debug, without fields.
-    pub fn debug(&self, message: &str) {
-        self.log(Level::Debug, message, &Record::new());
-    }
-
     /// Logs a message that has values: as `text` for people; in the JSON format as a short message with fields.
     pub fn report(&self, level: Level, text: &str, message: &str, fields: &Record) {
         match self.inner.format {

@@ -46,7 +46,7 @@ fn a_temperature_is_a_number_above_0() {
         assert_eq!(error, format!("temperature = {temperature}: {why}"));
     }
     let small = TrainerConfig { temperature: 1e-9, ..config(Objective::Supervised) };
-    assert_eq!(Trainer::new(ctx.memory(), &weights.config, small.clone()).unwrap().config(), &small);
+    assert_eq!(Trainer::new(ctx.memory(), &weights.config, small.clone()).unwrap().config, small);
 }
 
 #[test]

@@ -26,7 +26,8 @@
 
 mod cpu;
 mod cuda;
-pub mod reference;
+#[cfg(test)]
+pub(crate) mod reference;
 #[cfg(test)]
 mod tests;
 

@@ -37,7 +37,8 @@ mod matmul;
 mod pages;
 mod parts;
 mod places;
-pub mod reference;
+#[cfg(test)]
+pub(crate) mod reference;
 mod tiles;
 mod visits;
 mod writes;

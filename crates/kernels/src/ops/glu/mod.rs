@@ -20,7 +20,8 @@
 mod cpu;
 mod cuda;
 mod fused;
-pub mod reference;
+#[cfg(test)]
+pub(crate) mod reference;
 
 use crate::context::count_matmul;
 use crate::device::Backend;

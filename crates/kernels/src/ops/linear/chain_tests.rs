@@ -3,7 +3,7 @@
 use super::tiles_tests::{Case, SHAPES, same};
 use super::*;
 use crate::Isa;
-use crate::check::{Flushed, planted};
+use crate::check::flushed::{Flushed, planted};
 use crate::tensor::rounded_to_bf16;
 
 fn contexts() -> impl Iterator<Item = Context> {

@@ -26,7 +26,8 @@
 mod chain_tests;
 mod cpu;
 pub(crate) mod cuda;
-pub mod reference;
+#[cfg(test)]
+pub(crate) mod reference;
 #[cfg(test)]
 mod tensor_core_tests;
 #[cfg(test)]

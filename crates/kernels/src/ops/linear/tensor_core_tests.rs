@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::Tensor;
-use crate::check::{normal, planted};
+use crate::check::{flushed::planted, normal};
 use crate::device::cuda::tensor_core::{Factor, Family, HOPPER, TURING};
 use crate::device::cuda::tests::{emulated_as, full, schedules, with_tensor_cores};
 use crate::tensor::rounded_to_bf16;

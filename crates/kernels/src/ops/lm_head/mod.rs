@@ -23,7 +23,9 @@
 
 pub(crate) mod cpu;
 pub(crate) mod cuda;
-pub mod reference;
+pub mod emulated;
+#[cfg(test)]
+pub(crate) mod reference;
 #[cfg(test)]
 mod tests;
 

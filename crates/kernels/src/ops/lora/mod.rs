@@ -27,7 +27,8 @@
 mod cpu;
 pub(super) mod cuda;
 mod dropout;
-pub mod reference;
+#[cfg(test)]
+pub(crate) mod reference;
 #[cfg(test)]
 mod tests;
 

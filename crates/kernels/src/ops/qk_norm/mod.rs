@@ -18,7 +18,8 @@
 
 mod cpu;
 mod cuda;
-pub mod reference;
+#[cfg(test)]
+pub(crate) mod reference;
 
 use crate::device::Backend;
 use crate::ops::args::{expect, expect_offsets, two_dims};

@@ -21,7 +21,8 @@
 
 pub(crate) mod cpu;
 mod cuda;
-pub mod reference;
+#[cfg(test)]
+pub(crate) mod reference;
 
 use crate::device::Backend;
 use crate::ops::args::{expect, expect_floats, expect_offsets, two_dims};

@@ -14,7 +14,8 @@
 
 mod cpu;
 mod cuda;
-pub mod reference;
+#[cfg(test)]
+pub(crate) mod reference;
 
 use crate::DType::{F32, U32};
 use crate::device::Backend;

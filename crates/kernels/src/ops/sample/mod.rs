@@ -20,7 +20,8 @@
 mod cpu;
 pub(super) mod cuda;
 mod inverse;
-pub mod reference;
+#[cfg(test)]
+pub(crate) mod reference;
 #[cfg(test)]
 mod tests;
 mod truncate;

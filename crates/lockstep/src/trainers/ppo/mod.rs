@@ -14,7 +14,7 @@ use crate::models::{Builder, ModelSource, WriteFiles};
 use crate::run::bits64;
 use crate::run::inputs::RunInputs;
 use crate::run::learner::Learner;
-use crate::run::task::TrainingTask;
+use crate::run::task::{Task, TrainingTask};
 use crate::run::training::TrainingRun;
 use crate::trainers::Planner;
 use critic::Critic;
@@ -81,7 +81,9 @@ impl TrainingTask for Ppo {
         self.stop_generation_if_too_far(run, &metrics);
         self.pipeline.end_step(run)
     }
+}
 
+impl Task for Ppo {
     fn evaluate(&mut self, run: &mut TrainingRun) -> anyhow::Result<Option<Vec<(String, f64)>>> {
         self.pipeline.evaluate(run, |_, _, _| unreachable!("PPO has no loss of completions alone"))
     }

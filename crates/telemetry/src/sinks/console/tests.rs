@@ -42,10 +42,10 @@ fn the_log_file_gets_every_level_without_colour() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("main.log");
     let (console, memory) = captured(LogFormat::Plain, Level::Error, true);
-    console.debug("early");
+    console.log(Level::Debug, "early", &Record::new());
     console.set_log_file(path.clone()).unwrap();
-    console.clone().debug("details");
-    console.error("bad");
+    console.clone().log(Level::Debug, "details", &Record::new());
+    console.log(Level::Error, "bad", &Record::new());
     console.print("table");
     let file = std::fs::read_to_string(&path).unwrap();
     assert!(file.contains("debug: early\n") && file.find("early") < file.find("details"), "{file}");

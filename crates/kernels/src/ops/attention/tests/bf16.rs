@@ -3,7 +3,7 @@
 
 use super::formula::{Arithmetic, BF16, TILES, emulated, emulated_backward};
 use super::*;
-use crate::check::planted;
+use crate::check::flushed::planted;
 use crate::tensor::rounded_to_bf16;
 
 fn arithmetic(isa: Isa) -> Arithmetic {

@@ -71,10 +71,10 @@ fn numbers_have_four_digits() {
 fn a_level_hides_what_is_less_important() {
     for (level, shown) in [(Level::Error, 1), (Level::Warn, 2), (Level::Info, 3), (Level::Debug, 4)] {
         let (console, memory) = captured(LogFormat::Plain, level, false);
-        console.error("e");
+        console.log(Level::Error, "e", &Record::new());
         console.warn("w");
         console.info("i");
-        console.debug("d");
+        console.log(Level::Debug, "d", &Record::new());
         assert_eq!(said(&memory), ["error: e", "warning: w", "i", "debug: d"][..shown], "{level:?}");
     }
 }
