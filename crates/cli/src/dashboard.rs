@@ -27,6 +27,10 @@ pub struct Args {
     /// The address to listen at. Beyond this machine (0.0.0.0) the page asks for the token in the printed address.
     #[arg(long, default_value = "127.0.0.1", value_name = "ADDRESS")]
     pub host: String,
+    /// A host and port by which browsers reach the page as well, such as localhost:8888 of a forwarded port; may be
+    /// given several times.
+    #[arg(long, value_name = "HOST:PORT")]
+    pub allow_host: Vec<String>,
     /// Lets the page run `lockstep bench levels` on this machine, one at a time (the view Levels).
     #[arg(long)]
     pub allow_run: bool,
@@ -50,7 +54,7 @@ pub(crate) fn run(args: Args) -> anyhow::Result<()> {
             args.port.saturating_add(1)
         ),
     };
-    let server = server.with_jobs(LevelJobs::new(Runnable {
+    let server = server.allow_hosts(&args.allow_host).with_jobs(LevelJobs::new(Runnable {
         program: std::env::current_exe()?,
         algorithms: Algorithm::ALL.map(Algorithm::json).to_vec(),
         presets: PRESETS.map(|preset| preset.json()).to_vec(),
@@ -89,7 +93,9 @@ mod tests {
         let port = taken.local_addr().unwrap().port();
         let why = |runs: &[&str], allow_run: bool| {
             let runs = runs.iter().map(PathBuf::from).collect();
-            run(Args { runs, port, host: "127.0.0.1".to_owned(), allow_run }).unwrap_err().to_string()
+            run(Args { runs, port, host: "127.0.0.1".to_owned(), allow_host: Vec::new(), allow_run })
+                .unwrap_err()
+                .to_string()
         };
         let none = "/no/such: there is no such directory; name a run, or a directory with runs";
         assert_eq!([why(&["/no/such"], false), why(&["/", "/no/such"], true)], [none, none]);

@@ -3,6 +3,7 @@ import { address, change, counted, fill, get, h, place } from "/lib.js";
 import { overview } from "/overview.js";
 import { rollouts } from "/rollouts.js";
 import { time } from "/time.js";
+import { home } from "/home.js";
 import { levels } from "/levels.js";
 import { run } from "/run.js";
 
@@ -13,7 +14,10 @@ const VIEWS = {
   run: ["Run", run],
   levels: ["Levels", levels],
 };
+// Views of the machine and of all runs, which need no run.
+const FREE = { runs: ["Runs", home], levels: VIEWS.levels };
 const KEYS = [
+  ["0", "all runs"],
   ["1 – 5", "Overview, Rollouts, Time, Run, Levels"],
   ["[ and ]", "the run before, the next one"],
   ["j and k", "Rollouts: the next completion, the one before; beyond the last one the next group"],
@@ -57,9 +61,8 @@ async function show() {
   try {
     if (!runs.length) runs = await get("runs");
     const now = place();
-    // Levels are of the machine, not of a run.
-    const free = now.view === "levels";
-    if (!runs.length && !free)
+    const free = !now.run || now.view === "levels";
+    if (!runs.length && now.view !== "levels")
       return fill(
         main,
         h(
@@ -70,21 +73,36 @@ async function show() {
           " measures this machine meanwhile.",
         ),
       );
-    if (runs.length && !runs.some((one) => one.id === now.run))
-      return void location.replace(address(runs[0].id, free ? "levels" : "overview"));
-    const view = VIEWS[now.view] ? now.view : "overview";
+    if (!now.run && !FREE[now.view]) {
+      // The run in progress, or the only one.
+      const live = runs.filter((one) => one.state === "running");
+      const [one] = live.length === 1 ? live : runs.length === 1 ? runs : [];
+      return void location.replace(one ? address(one.id, "overview") : address("", "runs"));
+    }
+    if (now.run && !runs.some((one) => one.id === now.run)) runs = await get("runs");
+    if (now.run && now.view !== "levels" && !runs.some((one) => one.id === now.run)) {
+      shown.end?.();
+      shown = { run: null, view: null, update: null, end: null };
+      head();
+      return fill(
+        main,
+        h("p", { class: "none", role: "alert" }, `The run ${now.run} is not here. `, h("a", { href: address("", "runs") }, "All runs")),
+      );
+    }
+    const views = free ? FREE : VIEWS;
+    const view = views[now.view] ? now.view : "overview";
     const same = shown.run === now.run && shown.view === view && shown.of === now.words.of && shown.update;
     if (same) await shown.update(now.words, false);
     else {
       shown.end?.();
       fill(main);
       shown = { run: now.run, view, of: now.words.of, update: null, end: null };
-      const made = await VIEWS[view][1](main, now.run, now.words, runs);
+      const made = await views[view][1](main, now.run, now.words, runs);
       Object.assign(shown, made);
       listen(false);
     }
     head();
-    document.title = [VIEWS[view][0], now.run, "Lockstep"].filter(Boolean).join(" · ");
+    document.title = [views[view][0], now.run, "Lockstep"].filter(Boolean).join(" · ");
   } catch (error) {
     fill(main, h("p", { class: "none", role: "alert" }, error.message));
   }
@@ -93,12 +111,16 @@ async function show() {
 function head() {
   const now = place();
   const one = runs.find((one) => one.id === now.run);
-  if (!one) return fill(document.getElementById("head"), h("strong", { class: "mark" }, "Lockstep"));
+  const mark = h("a", { class: "mark", href: address("", "runs"), title: "All runs" }, "Lockstep");
+  if (!one) {
+    const other = now.view === "levels" ? [] : h("nav", {}, h("a", { href: address("", "levels") }, "Levels"));
+    return fill(document.getElementById("head"), mark, other);
+  }
   const select = h(
     "select",
     { "aria-label": "Run", onchange: (event) => (location.hash = address(event.target.value, now.view || "overview")) },
     runs.map((other) =>
-      h("option", { value: other.id, selected: other.id === now.run }, `${other.id} · ${other.state}`),
+      h("option", { value: other.id, selected: other.id === now.run }, `${other.name ?? other.id.replaceAll("~", "/")} · ${other.state}`),
     ),
   );
   const tab = ([id, [name]]) =>
@@ -122,7 +144,7 @@ function head() {
   if (focused) return;
   fill(
     document.getElementById("head"),
-    h("strong", { class: "mark" }, "Lockstep"),
+    mark,
     select,
     h("nav", { "aria-label": "Views" }, Object.entries(VIEWS).map(tab)),
     h(
@@ -188,8 +210,9 @@ function key(event) {
   const now = place();
   const views = Object.keys(VIEWS);
   const at = runs.findIndex((one) => one.id === now.run);
-  if ("12345".includes(event.key)) location.hash = address(now.run, views[event.key - 1], { vs: now.words.vs });
-  else if (event.key === "[" || event.key === "]") {
+  if (event.key === "0") location.hash = address("", "runs");
+  else if ("12345".includes(event.key) && now.run) location.hash = address(now.run, views[event.key - 1], { vs: now.words.vs });
+  else if ((event.key === "[" || event.key === "]") && runs.length) {
     const next = runs[(at + (event.key === "]" ? 1 : runs.length - 1)) % runs.length];
     location.hash = address(next.id, now.view || "overview");
   } else if (event.key === "d") {

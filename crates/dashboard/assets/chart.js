@@ -3,13 +3,17 @@ import { css, h, number } from "/lib.js";
 
 const sync = "lockstep";
 
-/** A chart of one metric: `runs` are [{name, series}], the first one's band is shown. */
+/** The colours of runs that lie over each other, and their dashes beyond the first one. */
+export const COLORS = ["--run-a", "--run-b", "--r2", "--r3", "--r4", "--r1", "--bad", "--ink2"];
+const DASHES = [undefined, [5, 3], [2, 2], [8, 3], [1, 3], [8, 2, 2, 2], [4, 4], [3, 1]];
+
+/** A chart of one metric: `runs` are up to eight [{name, series}]; of one or two the first one's band is shown. */
 export function chart(key, runs, { height = 150, onstep, marks = [], meaning, range } = {}) {
   const title = h("h3", meaning ? { title: meaning } : {}, key);
   const value = h("output", { class: "value" });
   const box = h("div", { class: "plot", tabindex: 0, role: "img" });
   const figure = h("figure", { class: "chart" }, h("figcaption", {}, title, range ? h("small", {}, "one scale for all rewards") : null, value), box);
-  const colors = [css("--run-a"), css("--run-b")];
+  const colors = COLORS.map(css);
   const all = runs.map(({ series }) => [series.steps, series.keys[key]?.mean ?? []]);
   const steps = [...new Set(all.flatMap(([steps]) => steps))].sort((a, b) => a - b);
   const aligned = (of, series, gaps = []) => {
@@ -30,21 +34,22 @@ export function chart(key, runs, { height = 150, onstep, marks = [], meaning, ra
       label: name,
       stroke: colors[i],
       width: 1.6,
-      dash: i ? [5, 3] : undefined,
+      dash: DASHES[i],
       points: { show: known < 40, size: 4, fill: colors[i] },
     });
-    if (i === 0 && own?.min) {
+    if (i === 0 && own?.min && runs.length < 3) {
       data.push(aligned(own.max, series), aligned(own.min, series));
       lines.push({ stroke: "transparent" }, { stroke: "transparent" });
       bands.push({ series: [2, 3], fill: colors[0] + "2e" });
     }
   });
   const last = (i) => data[i]?.filter((x) => x !== null && x !== undefined).at(-1);
+  // The lines of the runs; the band's edges lie between the first and the second one.
+  const rows = lines.map((line, i) => [line.label, i]).filter(([label], i) => i && label);
   const say = (at) => {
     const isEnd = at === null || at === undefined;
-    const of = (i) => number(isEnd ? last(i) : data[i]?.[at]);
-    const other = runs.length > 1 ? ` · ${of(data.length - 1)}` : "";
-    value.textContent = `${isEnd ? "" : `step ${steps[at]}: `}${of(1)}${other}`;
+    const of = ([name, i]) => `${rows.length > 2 ? `${name} ` : ""}${number(isEnd ? last(i) : data[i]?.[at])}`;
+    value.textContent = `${isEnd ? "" : `step ${steps[at]}: `}${rows.map(of).join(" · ")}`;
   };
   say(null);
   const first = data[1]?.find((x) => x !== null && x !== undefined);

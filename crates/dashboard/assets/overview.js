@@ -1,6 +1,7 @@
 // Is it learning? Is something wrong? How long will it take?
 import { chart, sparkline } from "/chart.js";
-import { results } from "/results.js";
+import { differing, results } from "/results.js";
+import { thenAndNow } from "/then.js";
 import { address, change, counted, fill, get, h, isReward, marked, number, percent, place, seconds } from "/lib.js";
 
 // The charts of a run, of those that it has, the first ones.
@@ -65,7 +66,10 @@ export async function overview(main, run, words, runs) {
   });
   const search = h("p", { class: "tools" }, all, filter);
   const grid = h("section", { class: "charts", "aria-label": "Charts" });
-  main.append(say, numbers, alarms, tools, compared, order, search, grid);
+  const then = h("section", { class: "then", "aria-label": "Completions then and now" });
+  main.append(say, numbers, alarms, then, tools, compared, order, search, grid);
+  // What the section shows: it is read again when there is more.
+  let [told, since] = [null, 0];
 
   async function draw(words, fresh) {
     if (fresh) facts = (await get(`runs/${run}`)) ?? facts;
@@ -132,10 +136,19 @@ export async function overview(main, run, words, runs) {
         ? h("span", {}, `A point is ${series.width} steps; the band is their least and greatest value.`)
         : null,
     );
-    fill(compared, other ? results([run, words.vs], [facts, otherFacts], [series, other]) : null);
+    fill(
+      compared,
+      other ? [differing([facts, otherFacts]), results([run, words.vs], [facts, otherFacts], [series, other])] : null,
+    );
     const moved = first(facts.moved ?? []);
     fill(order, other && moved ? `${run}: ` : null, moved);
     fill(all, words.metrics || words.filter ? "The main metrics" : `All metrics (${facts.keys.length})`);
+    const tells = JSON.stringify([words.vs, facts.evaluated ? facts.evaluated_steps : facts.group_steps]);
+    // Groups of training come with each step, and the texts of ten steps ago are as telling.
+    if (tells !== told && (facts.evaluated || words.vs || !told || Date.now() - since > 30000)) {
+      [told, since] = [tells, Date.now()];
+      thenAndNow(run, facts, isTwo ? words.vs : null).then((pairs) => fill(then, pairs));
+    }
     charts.forEach((one) => one.end());
     const marks = (facts.record?.starts ?? []).map((start) => start.step).filter((step) => step > 0);
     const both = [{ name: run, series }, ...(other ? [{ name: words.vs, series: other }] : [])];

@@ -1,5 +1,5 @@
 // What two runs came to, and the difference.
-import { h, isReward, number, seconds } from "/lib.js";
+import { h, isReward, key, number, seconds } from "/lib.js";
 
 const there = (series, key) => (series.keys[key]?.mean ?? []).filter((x) => x !== null);
 
@@ -27,11 +27,28 @@ const ROWS = [
   ["entropy, mean of the last tenth", (series) => end(series, "entropy"), number],
   ["kl, mean of the last tenth", (series) => end(series, "kl"), number],
   ["mean length, last tenth", (series) => end(series, "completions/mean_length"), number],
-  ["a step, mean of the last tenth", (series) => end(series, "step_time"), seconds],
-  ["from first to last line", (series, facts) => lasted(facts), seconds],
+  ["step time, mean of the last tenth", (series) => end(series, "step_time"), seconds],
+  ["time from first to last line", (series, facts) => lasted(facts), seconds],
   ["steps", (series, facts) => facts.step, number],
-  ["alarms that hold", (series, facts) => facts.alarms.filter((line) => line.alarm.until === undefined).length, number],
+  ["active alarms", (series, facts) => facts.alarms.filter((line) => line.alarm.until === undefined && line.weight !== "note").length, number],
 ];
+
+// Keys that say where a run is, and how often it writes.
+const OF_PLACE = ["output_dir", "run_name", "logging_dir"];
+// Where these differ, the results are no comparison of the same thing.
+const OF_TASK = ["reward_funcs", "reward_weights", "dataset_name", "eval_dataset_name", "model_name_or_path"];
+
+/** The keys in which two configurations differ, as paragraphs; those that make their results incomparable first. */
+export function differing([a, b]) {
+  const all = [...new Set([...Object.keys(a.config), ...Object.keys(b.config)])].filter((key) => !OF_PLACE.includes(key));
+  const differ = all.filter((key) => JSON.stringify(a.config[key]) !== JSON.stringify(b.config[key]));
+  const task = OF_TASK.filter((key) => differ.includes(key));
+  const names = (keys) => keys.flatMap((one, i) => [i ? ", " : "", key(one)]);
+  return [
+    task.length ? h("p", { class: "warn" }, "⚠ These runs differ in ", names(task), ": their results are not of the same task.") : null,
+    h("p", {}, differ.length ? ["Keys that differ: ", names(differ.slice(0, 12)), differ.length > 12 ? ", …" : "", "."] : "No key differs."),
+  ];
+}
 
 /** The table of two runs: what each came to, and the second less the first. */
 export function results(names, facts, series) {

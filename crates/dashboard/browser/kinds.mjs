@@ -1,6 +1,6 @@
 // Every kind of run: each metric has a chart that shows it, and the shares of time sum to the whole.
 import assert from "node:assert/strict";
-import { open, test } from "./page.mjs";
+import { base, lines, open, test } from "./page.mjs";
 
 const KINDS = ["a", "iterations", "ppo", "reference", "lora", "sft", "dpo"];
 
@@ -60,5 +60,82 @@ await test("a group of PPO, whose advantages are not 0, teaches something", asyn
   await page.waitForSelector(".completion .t", { state: "attached" });
   assert.ok(!(await page.textContent(".read header")).includes("nothing is learned"));
   assert.equal(await page.locator("svg rect.flat").count(), 0);
+  await page.close();
+});
+
+await test("home is a table of runs: sorted, filtered, chosen and laid over each other, and the address keeps it", async () => {
+  const { runs, keys } = await (await fetch(`${base}/api/table`)).json();
+  const page = await open("", { script: "node_modules/axe-core/axe.min.js" });
+  await page.waitForSelector(".runs tbody tr");
+  assert.match(page.url(), /#\/\/runs/);
+  const shown = () => page.$$eval(".runs tbody tr", (all) => all.map((row) => row.dataset.run));
+  assert.deepEqual([...(await shown())].sort(), runs.map((one) => one.id).sort());
+  const changed = new Map(runs.map((one) => [one.id, one.changed_s]));
+  const times = (await shown()).map((id) => changed.get(id));
+  assert.deepEqual(times, [...times].sort((a, b) => b - a), "the newest first");
+  assert.ok(keys.includes("algorithm") && keys.includes("learning_rate"));
+  await page.click(".runs th button:text-is('run')");
+  await page.waitForFunction(() => location.hash.includes("sort=run"));
+  await page.waitForTimeout(200);
+  const names = runs.map((one) => one.name ?? one.id);
+  assert.deepEqual(await shown(), [...names].sort((a, b) => a.localeCompare(b, "en", { numeric: true })));
+  for (const run of ["a", "b", "ppo"]) {
+    await page.check(`tr[data-run="${run}"] input`);
+    await page.waitForFunction((run) => location.hash.includes(run), run);
+  }
+  await page.waitForSelector(".charts .u-over");
+  const again = await open(new URL(page.url()).hash);
+  await again.waitForSelector(".charts .u-over");
+  assert.equal(await again.$$eval(".runs input:checked", (all) => all.length), 3);
+  const value = await again.textContent(".charts .value");
+  ["a ", "b ", "ppo "].forEach((name) => assert.ok(value.includes(name), value));
+  await again.fill('input[aria-label="Filter runs"]', "ppo");
+  await again.waitForFunction(() => document.querySelectorAll(".runs tbody tr").length === 1);
+  await again.click('tr[data-run="ppo"] a');
+  await again.waitForSelector(".verdict h1");
+  assert.match(again.url(), /#\/ppo\/overview/);
+  const serious = await page.evaluate(async () => {
+    const found = (await axe.run("main")).violations.filter((one) => ["serious", "critical"].includes(one.impact));
+    return found.map((one) => `${one.id}: ${one.nodes[0].html.slice(0, 80)}`);
+  });
+  assert.deepEqual(serious, []);
+  await page.setViewportSize({ width: 390, height: 800 });
+  assert.ok((await page.evaluate(() => document.documentElement.scrollWidth - innerWidth)) <= 0, "beyond the edge");
+  await page.close();
+  await again.close();
+});
+
+await test("a run that is not here is said not to be here", async () => {
+  const page = await open("#/gone/overview");
+  await page.waitForSelector("[role=alert]");
+  assert.equal(await page.textContent("main"), "The run gone is not here. All runs");
+  await page.close();
+});
+
+await test("then and now: the first and the latest completion of held-out prompts, differences marked", async () => {
+  const evaluated = lines("c.evaluations.jsonl");
+  const page = await open("#/c/overview");
+  await page.waitForSelector(".pair mark");
+  const pairs = await page.$$eval(".pair", (all) =>
+    all.map((one) => ({
+      captions: [...one.querySelectorAll("figcaption")].map((caption) => caption.textContent),
+      texts: [...one.querySelectorAll(".text")].map((text) => text.textContent),
+      same: [...one.querySelectorAll(".text")].map((text) =>
+        [...text.childNodes].filter((node) => node.nodeName !== "MARK").map((node) => node.textContent).join(""),
+      ),
+    })),
+  );
+  assert.ok(pairs.length >= 1);
+  for (const { captions, texts, same } of pairs) {
+    const steps = captions.map((caption) => Number(/step (\d+)/.exec(caption)[1]));
+    assert.ok(steps[0] < steps[1] && steps.every((step) => evaluated.some((line) => line.step === step)), `${steps}`);
+    assert.equal(same[0], same[1], "what is not marked is in both");
+    texts.forEach((text, i) =>
+      assert.ok(
+        evaluated.some((line) => line.step === steps[i] && (line.completion ?? "") === text.replaceAll("<e>", "")),
+        text,
+      ),
+    );
+  }
   await page.close();
 });

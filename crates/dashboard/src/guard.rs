@@ -21,6 +21,8 @@ pub struct Guard {
     port: u16,
     /// The host name that is allowed in `Host`, beside this machine's names.
     host: Option<String>,
+    /// Values of `Host` that are allowed as well, such as those of a forwarded port.
+    also: Vec<String>,
     /// Hash of the token. Only hashes are compared, so that the time of the comparison reveals nothing.
     token: Option<[u8; 32]>,
 }
@@ -33,7 +35,24 @@ impl Guard {
         let token = if is_local { None } else { Some(random()?) };
         let hashed = token.as_ref().map(|token| Sha256::digest(token.as_bytes()).into());
         let named = (!is_local && !address.is_unspecified()).then(|| host.to_owned());
-        Ok((Guard { port, host: named, token: hashed }, token))
+        Ok((Guard { port, host: named, also: Vec::new(), token: hashed }, token))
+    }
+
+    /// Allows these values of `Host` as well: `NAME:PORT`, or `NAME` for port 80.
+    pub fn allow(&mut self, hosts: &[String]) {
+        self.also.extend(hosts.iter().map(|host| host.trim_end_matches(":80").to_owned()));
+    }
+
+    /// Says to a browser why a request with this `Host` was refused with status 421.
+    pub fn misdirected(&self, headers: &HeaderMap) -> String {
+        let host = headers.get(header::HOST).and_then(|host| host.to_str().ok()).unwrap_or("no host");
+        format!(
+            "This page is served at port {port} of the machine that it runs on, and the browser asked for {host}. \
+             A page that answered to any name could be read by other sites. If you forward a port, forward it to the \
+             same number (ssh -L {port}:localhost:{port} MACHINE), or start the page with: \
+             lockstep dashboard --allow-host {host}\n",
+            port = self.port
+        )
     }
 
     /// Refuses a request with a status: 421 for another host's name (DNS rebinding by another site's page), 401 without
@@ -48,7 +67,8 @@ impl Guard {
         let is_ours = ["localhost", "127.0.0.1", "[::1]"].contains(&name) || self.host.as_deref() == Some(name);
         // Where every address of the machine is listened at, its names are not known, and the token decides.
         let any = self.token.is_some() && self.host.is_none();
-        if port != self.port || !(is_ours || any) {
+        let is_allowed = self.also.iter().any(|also| also == host.trim_end_matches(":80"));
+        if !is_allowed && (port != self.port || !(is_ours || any)) {
             return Err(StatusCode::MISDIRECTED_REQUEST);
         }
         let Some(token) = self.token else { return Ok(()) };
@@ -88,6 +108,27 @@ mod tests {
             headers.insert(header::COOKIE, cookie.parse().unwrap());
         }
         headers
+    }
+
+    #[test]
+    fn a_forwarded_port_is_explained_and_can_be_allowed() {
+        let (mut guard, _) = Guard::new("127.0.0.1", "127.0.0.1".parse().unwrap(), 7860).unwrap();
+        let forwarded = headers("localhost:8888", None);
+        assert_eq!(guard.check(&forwarded), Err(StatusCode::MISDIRECTED_REQUEST));
+        let why = guard.misdirected(&forwarded);
+        assert!(why.contains("ssh -L 7860:localhost:7860") && why.contains("--allow-host localhost:8888"), "{why}");
+        guard.allow(&["localhost:8888".to_owned(), "box.example:80".to_owned()]);
+        for host in ["localhost:8888", "box.example", "box.example:80", "localhost:7860"] {
+            assert_eq!(guard.check(&headers(host, None)), Ok(()), "{host}");
+        }
+        for host in ["localhost:8889", "evil.example:8888", "box.example:8888"] {
+            assert_eq!(guard.check(&headers(host, None)), Err(StatusCode::MISDIRECTED_REQUEST), "{host}");
+        }
+        let (mut remote, token) = Guard::new("0.0.0.0", "0.0.0.0".parse().unwrap(), 7860).unwrap();
+        remote.allow(&["box.example:8888".to_owned()]);
+        assert_eq!(remote.check(&headers("box.example:8888", None)), Err(StatusCode::UNAUTHORIZED));
+        let cookie = format!("{COOKIE}={}", token.unwrap());
+        assert_eq!(remote.check(&headers("box.example:8888", Some(&cookie))), Ok(()));
     }
 
     #[test]

@@ -172,6 +172,12 @@ impl RunFiles {
         serde_json::from_slice(&bytes).unwrap_or(Value::Null)
     }
 
+    /// The name that the configuration gives the run.
+    pub fn name(&self) -> Option<String> {
+        let name = self.config().get("run_name").and_then(Value::as_str).map(str::to_owned);
+        name.filter(|name| !name.is_empty())
+    }
+
     /// The state of the run: `running`, `finished`, or `stopped` before its end.
     pub fn state(&self) -> &'static str {
         match (lockstep::directory::writer(&self.root), self.root.join("model").is_dir()) {

@@ -2,6 +2,8 @@
 
 use crate::run::RunFiles;
 use std::collections::BTreeMap;
+use std::collections::hash_map::DefaultHasher;
+use std::hash::{Hash, Hasher};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -43,12 +45,14 @@ impl Runs {
         let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
         if known.looked.is_none_or(|looked| looked.elapsed() >= RESCAN_INTERVAL) {
             known.looked = Some(Instant::now());
-            let found: Vec<PathBuf> = self.roots.iter().flat_map(|root| below(root, DEPTH)).collect();
-            known.runs.retain(|_, run| found.contains(&lock(run).root().to_owned()));
-            for root in found {
-                if !known.runs.values().any(|run| lock(run).root() == root) {
-                    let name = free_name(&known.runs, &root);
-                    known.runs.insert(name, Arc::new(Mutex::new(RunFiles::new(root))));
+            let of_root =
+                |root: &PathBuf| below(root, DEPTH).into_iter().map(|run| (id(root, &run), run)).collect::<Vec<_>>();
+            let found: Vec<(String, PathBuf)> = self.roots.iter().flat_map(of_root).collect();
+            known.runs.retain(|_, run| found.iter().any(|(_, found)| found == lock(run).root()));
+            for (id, run) in found {
+                if !known.runs.values().any(|known| lock(known).root() == run) {
+                    let id = if known.runs.contains_key(&id) { hashed(&id, &run) } else { id };
+                    known.runs.insert(id, Arc::new(Mutex::new(RunFiles::new(run))));
                 }
             }
         }
@@ -75,13 +79,25 @@ fn below(dir: &Path, depth: usize) -> Vec<PathBuf> {
     if depth == 0 { Vec::new() } else { dirs.iter().flat_map(|dir| below(dir, depth - 1)).collect() }
 }
 
-/// The directory's name, in characters allowed in URLs; with a number appended if another run has that name.
-fn free_name(runs: &BTreeMap<String, Arc<Mutex<RunFiles>>>, root: &Path) -> String {
-    let name = root.file_name().map_or_else(|| "run".into(), |name| name.to_string_lossy());
-    let allowed = |c: char| if c.is_ascii_alphanumeric() || "-_.".contains(c) { c } else { '-' };
-    let name: String = name.chars().map(allowed).collect();
-    let mut names = std::iter::once(name.clone()).chain((2..).map(|number| format!("{name}-{number}")));
-    names.find(|name| !runs.contains_key(name)).unwrap_or(name)
+/// The id of a run in URLs: its path below `root`, with `~` between directories, or the name of `root` if that is the
+/// run. It is the same after a restart. Where a name has other characters than URLs allow, a hash of the path tells the
+/// run apart.
+fn id(root: &Path, run: &Path) -> String {
+    let below = run.strip_prefix(root).ok().filter(|below| !below.as_os_str().is_empty());
+    let path = below.map_or_else(|| PathBuf::from(root.file_name().unwrap_or_default()), Path::to_owned);
+    let names: Vec<_> = path.iter().map(|name| name.to_string_lossy()).collect();
+    let name = names.join("~");
+    let allowed = |c: char| c.is_ascii_alphanumeric() || "-_.~".contains(c);
+    if !name.is_empty() && name.chars().all(allowed) {
+        return name;
+    }
+    hashed(&name.chars().map(|c| if allowed(c) { c } else { '-' }).collect::<String>(), run)
+}
+
+fn hashed(id: &str, run: &Path) -> String {
+    let mut hasher = DefaultHasher::new();
+    run.hash(&mut hasher);
+    format!("{id}-{:06x}", hasher.finish() >> 40)
 }
 
 #[cfg(test)]
@@ -99,7 +115,10 @@ mod tests {
         }
         let runs = Runs::new(vec![dir.path().to_owned()]);
         let names: Vec<String> = runs.all().into_iter().map(|(name, _)| name).collect();
-        assert_eq!(names, ["my-run", "out", "out-2"]);
+        assert_eq!((&names[..2], names.len()), (&["a~out".to_owned(), "b~out".to_owned()][..], 3));
+        assert!(names[2].starts_with("my-run-") && names[2].len() == "my-run-123456".len(), "{names:?}");
+        let again = Runs::new(vec![dir.path().to_owned()]);
+        assert_eq!(again.all().into_iter().map(|(name, _)| name).collect::<Vec<_>>(), names, "after a restart");
         assert!(runs.get("../etc").is_none());
         let one = Runs::new(vec![dir.path().join("a/out")]);
         assert_eq!(one.all().len(), 1);
@@ -115,17 +134,18 @@ mod tests {
         ["a/b/c", "d/e", "f", "f/checkpoints"].into_iter().for_each(make);
         let runs = Runs::new(vec![dir.path().to_owned()]);
         let names = |runs: &Runs| runs.all().into_iter().map(|(name, _)| name).collect::<Vec<_>>();
-        assert_eq!(names(&runs), ["e", "f"], "c is too deep, and what is below a run is no run");
+        assert_eq!(names(&runs), ["d~e", "f"], "c is too deep, and what is below a run is no run");
         make("g");
         std::fs::remove_file(dir.path().join("d/e/config.toml")).unwrap();
-        assert_eq!(names(&runs), ["e", "f"], "it is not looked again at once");
+        assert_eq!(names(&runs), ["d~e", "f"], "it is not looked again at once");
         let e = runs.get("f").unwrap();
         runs.known.lock().unwrap().looked = Instant::now().checked_sub(RESCAN_INTERVAL);
         assert_eq!(names(&runs), ["f", "g"]);
         assert!(Arc::ptr_eq(&e, &runs.get("f").unwrap()), "what was read of a run is kept");
-        make("g-2/x");
-        assert_eq!(free_name(&BTreeMap::new(), Path::new("/a/ü b.c_d-1")), "--b.c_d-1");
-        assert_eq!(free_name(&runs.known().runs, Path::new("/x/g")), "g-2");
-        assert_eq!(free_name(&BTreeMap::new(), Path::new("/")), "run");
+        let roots = ["f", "g"].map(|run| dir.path().join(run));
+        assert_eq!(names(&Runs::new(roots.to_vec())), ["f", "g"], "a root that is a run");
+        make("other/f");
+        let both = names(&Runs::new(vec![dir.path().join("f"), dir.path().join("other/f")]));
+        assert!(both[0] == "f" && both[1].starts_with("f-") && both.len() == 2, "{both:?}");
     }
 }

@@ -69,6 +69,12 @@ impl Server {
         Ok(Server { listener, guard, runs: Arc::new(runs), jobs: Box::new(NoJobs), url })
     }
 
+    /// Answers requests for these hosts as well, such as `localhost:8888` of a forwarded port.
+    pub fn allow_hosts(mut self, hosts: &[String]) -> Server {
+        self.guard.allow(hosts);
+        self
+    }
+
     /// Lets the page show the jobs, and start them where that is allowed.
     pub fn with_jobs(self, jobs: impl Jobs + 'static) -> Server {
         Server { jobs: Box::new(jobs), ..self }
@@ -121,6 +127,9 @@ async fn guarded(State(site): Shared, request: Request, next: Next) -> Response 
     // Files of the page are no secret: it must load to read the token of its address.
     let is_open = !request.uri().path().starts_with("/api/");
     let mut response = match site.guard.check(request.headers()) {
+        Err(StatusCode::MISDIRECTED_REQUEST) => {
+            (StatusCode::MISDIRECTED_REQUEST, site.guard.misdirected(request.headers())).into_response()
+        }
         Err(status) if !(is_open && status == StatusCode::UNAUTHORIZED) => status.into_response(),
         _ if !request.method().is_safe() && !site.guard.may_change(request.headers()) => {
             (StatusCode::FORBIDDEN, "only the page itself may ask for this").into_response()
@@ -164,7 +173,7 @@ async fn runs(State(site): Shared) -> Response {
         let verdict = run.verdict();
         let alarms = run.active_alarms(&verdict);
         json!({
-            "id": name, "state": run.state(), "step": step, "total": total, "silent_s": run.silent_s(),
+            "id": name, "name": run.name(), "state": run.state(), "step": step, "total": total, "silent_s": run.silent_s(),
             "verdict": verdict.to_json(), "alarms": alarms,
         })
     };

@@ -25,7 +25,6 @@ impl Row {
         let ((step, total), verdict, config) = (run.progress(), run.verdict(), run.config());
         let (metric, values) = run.judged_by();
         let held_out = run.series().values(&format!("eval_{metric}")).map(|(_, value)| value).last();
-        let name = config.get("run_name").and_then(Value::as_str).filter(|name| !name.is_empty());
         let alarms = run
             .alarms(&verdict)
             .into_iter()
@@ -36,7 +35,7 @@ impl Row {
         let mut line = Map::new();
         for (key, value) in [
             ("id", json!(id)),
-            ("name", json!(name)),
+            ("name", json!(run.name())),
             ("state", json!(run.state())),
             ("step", json!(step)),
             ("total", json!(total)),

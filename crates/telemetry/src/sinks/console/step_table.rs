@@ -46,12 +46,18 @@ const COLUMNS: [(&str, Shown); 18] = [
     ("step s", Shown::Seconds("step_time")),
 ];
 
+/// The columns that a narrow terminal does without, those that go first before the others. The other ones always stay.
+const SPARE: [&str; 12] =
+    ["clip", "tok/s", "rewards", "rollout", "update", "grad", "cut", "margin", "entropy", "length", "kl", "loss"];
+
 /// The state of the table.
 #[derive(Debug, Default)]
 pub(super) struct StepTable {
     names: Vec<String>,
     widths: Vec<usize>,
     rows: usize,
+    /// Columns that did not fit. They stay away, so that the others keep their places.
+    dropped: Vec<String>,
 }
 
 impl StepTable {
@@ -90,31 +96,45 @@ impl StepTable {
             }
         }
         cells.push(("left".to_owned(), left_s.map_or_else(|| MISSING.to_owned(), duration)));
-        self.rows_of(&self.with_known(cells), room)
+        let cells = self.with_known(cells);
+        self.rows_of(cells, room)
     }
 
-    /// The cells of the columns so far, with a dash in those that the step did not measure. If the step has another
-    /// column, its own cells.
+    /// The cells of the columns so far and of those that the step adds, each in its place, with a dash in those that the
+    /// step did not measure: with several steps per generation every other step lacks the rewards.
     fn with_known(&self, cells: Vec<(String, String)>) -> Vec<(String, String)> {
-        let mut rest = cells.iter().peekable();
-        let known = self.names.iter().map(|name| match rest.next_if(|(own, _)| own == name) {
-            Some(cell) => cell.clone(),
-            None => (name.clone(), MISSING.to_owned()),
-        });
-        let known: Vec<_> = known.collect();
-        if rest.peek().is_none() { known } else { cells }
+        let mut names = self.names.clone();
+        let new = cells.iter().filter(|(name, _)| !self.dropped.contains(name) && !self.names.contains(name));
+        names.extend(new.map(|(name, _)| name.clone()));
+        names.sort_by_key(|name| rank(name));
+        let of = |name: &String| cells.iter().find(|(own, _)| own == name).map(|(_, text)| text.clone());
+        let cell = |name: String| {
+            let text = of(&name).unwrap_or_else(|| MISSING.to_owned());
+            (name, text)
+        };
+        names.into_iter().map(cell).collect()
     }
 
-    fn rows_of(&mut self, cells: &[(String, String)], room: usize) -> Vec<String> {
+    fn rows_of(&mut self, mut cells: Vec<(String, String)>, room: usize) -> Vec<String> {
+        let known = |names: &[String], widths: &[usize], name: &String| {
+            names.iter().position(|known| known == name).map_or(0, |place| widths[place])
+        };
+        let width = |(name, text): &(String, String)| {
+            known(&self.names, &self.widths, name).max(name.chars().count()).max(text.chars().count())
+        };
+        let mut widths: Vec<usize> = cells.iter().map(width).collect();
+        let mut spare = SPARE.iter();
+        while widths.iter().sum::<usize>() + 2 * widths.len().saturating_sub(1) > room
+            && let Some(next) = spare.next()
+        {
+            if let Some(place) = cells.iter().position(|(name, _)| name == next) {
+                self.dropped.push(cells.remove(place).0);
+                widths.remove(place);
+            }
+        }
         let names: Vec<String> = cells.iter().map(|(name, _)| name.clone()).collect();
         let begins = self.names != names || self.rows >= ROWS;
-        if self.names != names {
-            self.widths = vec![0; names.len()];
-            self.names = names;
-        }
-        for (width, (name, text)) in self.widths.iter_mut().zip(cells) {
-            *width = (*width).max(name.chars().count()).max(text.chars().count());
-        }
+        (self.names, self.widths) = (names, widths);
         self.rows = if begins { 1 } else { self.rows + 1 };
         let line = |of: fn(&(String, String)) -> &String| {
             let aligned = cells.iter().zip(&self.widths).map(|(cell, &width)| format!("{:>width$}", of(cell)));
@@ -124,6 +144,16 @@ impl StepTable {
         };
         let head = begins.then(|| line(|(name, _)| name));
         head.into_iter().chain([line(|(_, text)| text)]).collect()
+    }
+}
+
+/// The place of a column among the others; each of several rewards comes after their sum.
+fn rank(name: &str) -> usize {
+    match COLUMNS.iter().position(|(known, _)| *known == name) {
+        Some(place) => 2 * place + 1,
+        None if name == "step" => 0,
+        None if name == "left" => usize::MAX,
+        None => 2,
     }
 }
 
@@ -152,7 +182,37 @@ mod tests {
         let lines: Vec<usize> = (0..30).map(|step| table.lines(step, &of(0.5), None, 200).len()).collect();
         assert_eq!((lines.iter().sum::<usize>(), lines[ROWS - 2]), (31, 2));
         assert_eq!(table.lines(3, &values(&[("loss", 2.0)]), None, 200).len(), 2);
-        assert_eq!(table.lines(3, &values(&[("loss", 2.0)]), None, 7), ["   3  2"]);
+        // What cannot fit at all is cut.
+        assert_eq!(StepTable::default().lines(3, &values(&[("reward", 2.0)]), None, 9)[1], "   3    2");
+    }
+
+    /// At 80 and at 120 columns, less the time before a line, the row has its last column.
+    #[test]
+    fn a_narrow_terminal_does_without_some_columns() {
+        let all: Vec<(String, f64)> = COLUMNS
+            .iter()
+            .filter(|(name, _)| !["accuracy", "margin"].contains(name))
+            .flat_map(|(_, shown)| match shown {
+                Shown::WithDeviation(a, b) => vec![(*a).to_owned(), (*b).to_owned()],
+                Shown::Number(key) | Shown::Percent(key) | Shown::Seconds(key) => vec![(*key).to_owned()],
+            })
+            .filter(|key| key != "objective/kl")
+            .map(|key| (key, 0.12345))
+            .collect();
+        for (room, heads) in [
+            (68, "step reward loss kl entropy length step s left"),
+            (108, "step reward loss kl entropy length cut grad rollout rewards update step s left"),
+        ] {
+            let mut table = StepTable::default();
+            let lines = table.lines(7, &all, Some(12.0), room);
+            assert!(lines.iter().all(|line| line.chars().count() <= room), "{lines:?}");
+            assert_eq!(lines[0].split_whitespace().collect::<Vec<_>>(), heads.split_whitespace().collect::<Vec<_>>());
+            // They stay away where they would fit.
+            assert_eq!(
+                table.lines(8, &values(&[("reward", 1.0), ("clip_ratio/region_mean", 0.5)]), None, 200).len(),
+                1
+            );
+        }
     }
 
     #[test]
@@ -167,11 +227,13 @@ mod tests {
         assert_eq!(table.lines(2, &of(None, Some(0.25)), None, 200), ["   2   0.500  0.250        –  0.000     –"]);
         assert_eq!(table.lines(3, &of(None, None), None, 200), ["   3   0.500      –        –  0.000     –"]);
         assert_eq!(table.lines(4, &of(Some(1.0), None), None, 200), ["   4   0.500      –     1.00  0.000     –"]);
-        // A column that is measured for the first time begins the table anew.
+        // A column that is measured for the first time gets its place, once.
         let mut table = StepTable::default();
         assert_eq!(table.lines(1, &of(None, Some(0.25)), None, 200).len(), 2);
         let begun = table.lines(2, &of(Some(2.0), None), None, 200);
-        assert_eq!(begun, ["step  reward  entropy   grad  left", "   2   0.500     2.00  0.000     –"]);
+        assert_eq!(begun, ["step  reward     kl  entropy   grad  left", "   2   0.500      –     2.00  0.000     –"]);
+        assert_eq!(table.lines(3, &of(None, Some(0.25)), None, 200), ["   3   0.500  0.250        –  0.000     –"]);
+        assert_eq!(table.lines(4, &of(Some(2.0), None), None, 200).len(), 1, "every other step has the same columns");
     }
 
     #[test]
@@ -189,8 +251,8 @@ mod tests {
         let mut table = StepTable::default();
         table.lines(1, &values(&[("loss", 1234.5)]), Some(7380.0), 200);
         assert_eq!(table.lines(2, &values(&[("loss", 1.0)]), None, 200), ["   2  1.00           –"]);
-        // Others begin anew, in their names' widths.
-        assert_eq!(table.lines(3, &values(&[("kl", 1.0)]), None, 200), ["step    kl  left", "   3  1.00     –"]);
+        let both = ["step  loss    kl        left", "   3     –  1.00           –"];
+        assert_eq!(table.lines(3, &values(&[("kl", 1.0)]), None, 200), both);
         let heads = (0..60).map(|step| table.lines(step, &values(&[("kl", 1.0)]), None, 200).len() - 1);
         let at: Vec<usize> = heads.enumerate().filter(|(_, head)| *head == 1).map(|(at, _)| at).collect();
         assert_eq!(at, [ROWS - 1, 2 * ROWS - 1]);

@@ -1,0 +1,197 @@
+// All runs: what each came to, in which keys they differ, and up to eight of their curves in one chart.
+import { chart, sparkline, COLORS } from "/chart.js";
+import { address, change, counted, fill, get, h, key as named, number, place } from "/lib.js";
+
+const MOST = 8;
+
+const date = (s) => (s === null ? "–" : new Date(1000 * s).toLocaleString());
+const plain = (value) => (value === undefined ? "–" : typeof value === "string" ? value : JSON.stringify(value));
+
+// Columns: id, heading, what the rows are sorted by, and the cell.
+const COLUMNS = [
+  ["run", "run", (one) => title(one), (one) => link(one)],
+  ["state", "state", (one) => one.state, (one) => state(one)],
+  ["verdict", "verdict", (one) => one.verdict.state, (one) => one.verdict.says],
+  ["curve", "", null, (one) => sparkline(one.curve) ?? ""],
+  ["reached", "reached", (one) => one.reached, (one) => (one.reached === null ? "–" : `${number(one.reached)}`)],
+  ["held", "held-out", (one) => one.held_out, (one) => number(one.held_out)],
+  ["alarms", "alarms", (one) => one.alarms.length, (one) => alarms(one)],
+  ["changed", "last line", (one) => one.changed_s, (one) => date(one.changed_s)],
+];
+
+const title = (one) => one.name ?? one.id.replaceAll("~", "/");
+const link = (one) => h("a", { href: address(one.id, "overview") }, title(one));
+const state = ({ state, step, total }) => `${state === "running" ? "● " : ""}${state}, step ${step}${total ? ` of ${total}` : ""}`;
+const alarms = (one) =>
+  one.alarms.length
+    ? h("span", { class: "warn" }, `⚠ ${[...new Set(one.alarms)].map((id) => id.replaceAll("_", " ")).join(", ")}`)
+    : "";
+
+/** The newest first: runs that go on, then by the time of the last line. */
+const newest = (a, b) => (b.state === "running") - (a.state === "running") || (b.changed_s ?? 0) - (a.changed_s ?? 0);
+
+export async function home(main) {
+  let charts = [];
+  const head = h("section", { class: "verdict" });
+  const filter = h("input", {
+    type: "search",
+    placeholder: "Filter runs",
+    "aria-label": "Filter runs",
+    value: place().words.filter ?? "",
+    oninput: () => {
+      clearTimeout(filter.waits);
+      filter.waits = setTimeout(() => change({ filter: filter.value }), 200);
+    },
+  });
+  const tools = h("p", { class: "tools" }, filter);
+  const overlay = h("section", { class: "charts", "aria-label": "Chosen runs" });
+  const seeds = h("section", { class: "results", "aria-label": "Runs that differ in their seed" });
+  const list = h("section", { class: "runs", "aria-label": "Runs" });
+  main.append(head, tools, overlay, list, seeds);
+
+  async function draw(words) {
+    const { runs, keys } = await get("table");
+    const text = (words.filter ?? "").toLowerCase();
+    const words_of = (one) => [title(one), one.state, one.verdict.says, ...Object.entries(one.keys).flat().map(plain)];
+    const shown = runs.filter((one) => words_of(one).join(" ").toLowerCase().includes(text)).sort(newest);
+    const [by, up] = [words.sort?.replace("-", ""), !words.sort?.startsWith("-")];
+    const of = by?.startsWith("key:")
+      ? (one) => one.keys[by.slice(4)]
+      : COLUMNS.find(([id]) => id === by)?.[2];
+    if (of) shown.sort((a, b) => compare(of(a), of(b)) * (up ? 1 : -1));
+    const chosen = (words.on ?? "").split(",").filter((id) => runs.some((one) => one.id === id));
+    fill(
+      head,
+      h("h1", {}, counted(runs.length, "run")),
+      h("p", {}, says(runs), " Choose up to eight to lay their curves over each other."),
+    );
+    const heading = (id, name) =>
+      h(
+        "th",
+        { scope: "col", "aria-sort": by === id ? (up ? "ascending" : "descending") : null },
+        name
+          ? h("button", { class: "plain", onclick: () => change({ sort: by === id && up ? `-${id}` : id }) }, name)
+          : h("span", { class: "unseen" }, "curve"),
+      );
+    const wide = keys.slice(0, 8);
+    const row = (one) =>
+      h(
+        "tr",
+        { "data-run": one.id },
+        h("td", {}, box(one, chosen)),
+        COLUMNS.map(([id, , , cell]) => h(id === "run" ? "th" : "td", id === "run" ? { scope: "row" } : {}, cell(one))),
+        wide.map((key) => h("td", {}, plain(one.keys[key]))),
+      );
+    fill(
+      list,
+      h(
+        "table",
+        { class: "wide" },
+        h(
+          "thead",
+          {},
+          h(
+            "tr",
+            {},
+            h("th", { scope: "col" }, h("span", { class: "unseen" }, "chosen")),
+            COLUMNS.map(([id, name, sorts]) => (sorts || !name ? heading(id, name) : h("th", { scope: "col" }, name))),
+            wide.map((key) => heading(`key:${key}`, named(key))),
+          ),
+        ),
+        h("tbody", {}, shown.map(row)),
+      ),
+      keys.length > wide.length
+        ? h("p", {}, `${counted(keys.length - wide.length, "more key")} differ; the view Run compares two runs.`)
+        : null,
+    );
+    charts.forEach((one) => one.end());
+    charts = await curves(chosen, runs);
+    fill(overlay, charts);
+    fill(seeds, groups(shown));
+  }
+
+  function box(one, chosen) {
+    const is = chosen.includes(one.id);
+    const all = is ? chosen.filter((id) => id !== one.id) : [...chosen, one.id];
+    return h("input", {
+      type: "checkbox",
+      checked: is,
+      disabled: !is && chosen.length >= MOST,
+      "aria-label": `Choose ${title(one)}`,
+      style: is ? { "accent-color": `var(${COLORS[chosen.indexOf(one.id)]})` } : {},
+      onchange: () => change({ on: all.join(",") }),
+    });
+  }
+  await draw(place().words);
+  const waits = setInterval(() => !document.hidden && draw(place().words), 5000);
+  return {
+    update: draw,
+    end: () => {
+      clearInterval(waits);
+      charts.forEach((one) => one.end());
+    },
+  };
+}
+
+function compare(a, b) {
+  // What is not there comes last when sorted upwards.
+  if ((a ?? null) === null || (b ?? null) === null) return ((a ?? null) === null) - ((b ?? null) === null);
+  return typeof a === "number" && typeof b === "number" ? a - b : plain(a).localeCompare(plain(b), "en", { numeric: true });
+}
+
+function says(runs) {
+  const count = (state) => runs.filter((one) => one.state === state).length;
+  const gamed = runs.filter((one) => one.verdict.state === "gamed").length;
+  const parts = ["running", "finished", "stopped"].filter(count).map((state) => `${count(state)} ${state}`);
+  return `${parts.join(", ")}.${gamed ? ` ${gamed} gamed.` : ""}`;
+}
+
+/** The judged metric of each chosen run, and the held-out one, in one chart each. */
+async function curves(chosen, runs) {
+  if (!chosen.length) return [];
+  const metrics = [...new Set(chosen.map((id) => runs.find((one) => one.id === id).metric))];
+  const keys = metrics.flatMap((metric) => [metric, `eval_${metric}`]);
+  const all = await Promise.all(
+    chosen.map(async (id) => ({
+      name: title(runs.find((one) => one.id === id)),
+      series: await get(`runs/${id}/series`, { keys: keys.join(","), px: 500 }),
+    })),
+  );
+  const has = (key) => all.some(({ series }) => series.keys[key]?.mean.some((x) => x !== null));
+  return keys.filter(has).map((key) => chart(key, all, { height: 260 }));
+}
+
+/** Runs whose configurations differ in nothing but the seed: mean and spread of what they reached. */
+function groups(runs) {
+  const all = new Map();
+  for (const one of runs) all.set(one.group, [...(all.get(one.group) ?? []), one]);
+  const several = [...all.values()].filter((group) => group.length > 1);
+  if (!several.length) return null;
+  const of = (group, key) => {
+    const values = group.map((one) => one[key]).filter((x) => x !== null);
+    if (values.length < 2) return "–";
+    const mean = values.reduce((a, b) => a + b, 0) / values.length;
+    const spread = Math.sqrt(values.reduce((sum, x) => sum + (x - mean) ** 2, 0) / (values.length - 1));
+    return `${number(mean)} ± ${number(spread)}`;
+  };
+  const heads = ["runs that differ in their seed alone", "seeds", "reached", "held-out"];
+  return h(
+    "table",
+    {},
+    h("thead", {}, h("tr", {}, heads.map((name) => h("th", { scope: "col" }, name)))),
+    h(
+      "tbody",
+      {},
+      several.map((group) =>
+        h(
+          "tr",
+          {},
+          h("th", { scope: "row" }, group.map(title).join(", ")),
+          h("td", {}, group.map((one) => plain(one.keys.seed)).join(", ")),
+          h("td", {}, of(group, "reached")),
+          h("td", {}, of(group, "held_out")),
+        ),
+      ),
+    ),
+  );
+}

@@ -1,0 +1,94 @@
+// Then and now: the first and the latest completion of a prompt side by side, or the latest of two runs.
+import { address, get, h, number } from "/lib.js";
+
+const PAIRS = 3;
+// Words beyond these are compared no more: the table of common words has their product.
+const MOST_WORDS = 600;
+
+/** The section for a run, or for two; null where nothing was recorded twice. */
+export async function thenAndNow(run, facts, vs) {
+  const of = facts.evaluated ? "evaluations" : "";
+  if (!facts.evaluated && !facts.groups) return null;
+  const list = async (run, words) => (await get(`runs/${run}/prompts`, { of, ...words }))?.prompts ?? [];
+  const [rose, fell] = await Promise.all(["rose", "fell"].map((sort) => list(run, { sort, limit: PAIRS })));
+  // What rose most, and of the others what fell most.
+  const all = new Map([...rose.slice(0, PAIRS - 1), ...fell, ...rose].map((one) => [one.prompt_hash, one]));
+  const several = [...all.values()].filter((one) => vs || one.first[0] < one.last[0]);
+  const pairs = [];
+  for (const one of several) {
+    const other = vs ? (await list(vs, { prompt: one.prompt_hash }))[0] : null;
+    if (vs && !other) continue;
+    const [before, after] = vs ? [one.last, other.last] : [one.first, one.last];
+    pairs.push(await pair(one, [run, before], [vs || run, after], of));
+    if (pairs.length === PAIRS) break;
+  }
+  if (!pairs.length) return null;
+  const what = of ? "held-out prompts" : "prompts of training";
+  return [
+    h("h2", {}, vs ? `The latest completions of ${run} and ${vs}` : "Then and now"),
+    h(
+      "p",
+      {},
+      `Of the ${what}, those whose reward rose and fell most. `,
+      h("a", { href: address(run, "rollouts", { by: "prompts", of }) }, "All prompts"),
+    ),
+    ...pairs,
+  ];
+}
+
+async function pair(prompt, [runA, a], [runB, b], of) {
+  const read = async (run, [step, , place]) => {
+    const { completions, reward_names: names, weights } = await get(`runs/${run}/groups/${place}`, { of });
+    const [one] = completions;
+    const total = one.rewards?.reduce((sum, x, i) => (x === null ? sum : sum + x * (weights?.[i] ?? 1)), 0);
+    return { step, total, names, place, run, text: one.text ?? one.pieces?.join("") ?? "", cut: one.length > (one.ids?.length ?? 0) };
+  };
+  const [first, last] = [await read(runA, a), await read(runB, b)];
+  const [left, right] = compared(first.text, last.text);
+  const side = (one, marks) =>
+    h(
+      "figure",
+      {},
+      h(
+        "figcaption",
+        {},
+        h(
+          "a",
+          { href: address(one.run, "rollouts", { step: one.step, g: one.place, of }) },
+          runA === runB ? `step ${one.step}` : `${one.run}, step ${one.step}`,
+        ),
+        `, reward ${number(one.total)}`,
+      ),
+      h("p", { class: "text", tabindex: 0 }, marks.length ? marks : "(empty)", one.cut ? " …" : ""),
+    );
+  return h("article", { class: "pair" }, h("p", { class: "prompt" }, prompt.prompt), side(first, left), side(last, right));
+}
+
+/** Both texts with what the other one lacks marked: by words, along their longest common subsequence. */
+export function compared(a, b) {
+  const words = (text) => text.match(/\s+|[^\s]+/g) ?? [];
+  const [left, right] = [words(a), words(b)];
+  if (left.length > MOST_WORDS || right.length > MOST_WORDS) return [[a], [b]];
+  const common = Array.from({ length: left.length + 1 }, () => new Uint16Array(right.length + 1));
+  for (let i = left.length - 1; i >= 0; i--)
+    for (let j = right.length - 1; j >= 0; j--)
+      common[i][j] = left[i] === right[j] ? common[i + 1][j + 1] + 1 : Math.max(common[i + 1][j], common[i][j + 1]);
+  const [out, own] = [[[], []], [[], []]];
+  const flush = (side) => {
+    if (own[side].length) out[side].push(h("mark", {}, own[side].join("")));
+    own[side] = [];
+  };
+  let [i, j] = [0, 0];
+  while (i < left.length || j < right.length) {
+    if (i < left.length && j < right.length && left[i] === right[j]) {
+      flush(0);
+      flush(1);
+      out[0].push(left[i++]);
+      out[1].push(right[j++]);
+    } else if (j === right.length || (i < left.length && common[i + 1][j] >= common[i][j + 1])) own[0].push(left[i++]);
+    else own[1].push(right[j++]);
+  }
+  flush(0);
+  flush(1);
+  return out;
+}
