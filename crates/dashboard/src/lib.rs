@@ -38,9 +38,9 @@ pub use server::jobs::{Jobs, Refusal};
 pub use server::{Server, serve_in_thread};
 pub use verdict::{Judged, Verdict, verdict};
 
-/// The verdict on the training run in this directory, as the page and reports show it.
+/// The verdict on the training run in this directory, which is ending, as the page and reports show it afterwards.
 pub fn verdict_of(run: &std::path::Path) -> Verdict {
     let mut files = run::RunFiles::new(run.to_owned());
     files.refresh();
-    files.verdict()
+    files.verdict_as(true)
 }

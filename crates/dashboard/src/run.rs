@@ -227,6 +227,11 @@ impl RunFiles {
     /// Whether the run learns, judging by the reward, the accuracy of preference pairs, or the loss: by each step's own
     /// value, whatever was logged.
     pub fn verdict(&self) -> Verdict {
+        self.verdict_as(self.state() != "running")
+    }
+
+    /// The verdict on the run if it has ended, or if it has not.
+    pub fn verdict_as(&self, has_ended: bool) -> Verdict {
         if let Some(says) = self.unreadable() {
             return Verdict { state: "nothing", says };
         }
@@ -234,7 +239,6 @@ impl RunFiles {
         let higher_is_better = lockstep::directory::JUDGED.iter().any(|&(judged, higher)| judged == name && higher);
         let held_out: Vec<f64> = self.series.values(&format!("eval_{name}")).map(|(_, value)| value).collect();
         let alarms: Vec<Alarm> = self.alarms.iter().map(read_alarm).collect();
-        let has_ended = self.state() != "running";
         verdict(Judged { name, values: &values, higher_is_better, has_ended }, &alarms, &held_out)
     }
 
