@@ -4,6 +4,7 @@
 //! It writes the files that a user would bring (a model directory, data files) into its directory, then calls the
 //! functions behind `lockstep sft`, `lockstep train` and `lockstep eval`.
 
+use crate::dashboard::beside;
 use crate::options::{LogArgs, device, threads};
 use crate::signals::{Promise, stop_on_signals};
 use kernels::Device;
@@ -37,6 +38,9 @@ pub struct Args {
     /// Threads; all cores if not given.
     #[arg(long, value_name = "N", value_parser = threads)]
     pub threads: Option<usize>,
+    /// Shows the demo on a page, at port 7860 or --dashboard=PORT, while it trains.
+    #[arg(long, value_name = "PORT", num_args = 0..=1, require_equals = true, default_missing_value = "7860")]
+    pub dashboard: Option<u16>,
     #[command(flatten)]
     pub log: LogArgs,
 }
@@ -66,6 +70,9 @@ pub(crate) fn run(args: Args) -> anyhow::Result<()> {
          Run directory: {}",
         root.display()
     ));
+    if let Some(port) = args.dashboard {
+        beside(&root, port, &console);
+    }
     let workspace = Workspace { root: &root, seed: args.seed, ctx: &ctx, console: &console, stop: &stop };
     let base = workspace.make_inputs()?;
     let untaught = workspace.examine(&Policy::load(&ctx, &base, ComputeDType::F32)?)?;
@@ -106,11 +113,13 @@ pub(crate) fn run(args: Args) -> anyhow::Result<()> {
     }
     console.print(&format!(
         "{:.0} s in all. The run: {}; its model: {}\n\
+         See it:            lockstep dashboard {}\n\
          Ask it:            lockstep generate --model {} --prompt 58+67= --temperature 0\n{next}\
          Your own model:    lockstep train --model DIR --dataset FILE.jsonl --reward gsm8k --out runs/mine",
         started.elapsed().as_secs_f64(),
         root.display(),
         model.display(),
+        root.display(),
         model.display(),
     ));
     Ok(())

@@ -9,9 +9,10 @@ async function ask(method, body) {
   return answer.json();
 }
 
-const median = (list) => [...list].sort((a, b) => a - b)[Math.floor((list.length - 1) / 2)];
+/** The step that took as long as half of the others at most: its stages sum to its seconds. */
+const median = (steps, seconds) => [...steps].sort((a, b) => seconds(a) - seconds(b))[Math.floor((steps.length - 1) / 2)];
 
-/** What is compared with the level before, bit for bit. */
+/** What step 1 is compared in with that of the level before, bit for bit. */
 const SAME = [
   ["same tokens", "same_completions"],
   ["same values", "same_values"],
@@ -28,11 +29,13 @@ export function measured(events) {
   const rows = all.filter((level) => level.steps.length);
   const stages = start?.stages ?? [];
   rows.forEach((row, i) => {
-    row.stages = stages.map(({ key }) => median(row.steps.map((step) => step[key])));
-    row.step = median(row.steps.map((step) => stages.reduce((sum, { key }) => sum + step[key], 0)));
+    const whole = (step) => stages.reduce((sum, { key }) => sum + step[key], 0);
+    const middle = median(row.steps, whole);
+    row.stages = stages.map(({ key }) => middle[key]);
+    row.step = whole(middle);
     row.speedup = rows[0].step / row.step;
     row.gain = i ? rows[i - 1].step / row.step : null;
-    const same = (key) => (i ? row.steps.every((step) => step[key]) : null);
+    const same = (key) => (i ? row.steps[0][key] : null);
     row.same = SAME.filter(([, key]) => key in row.steps[0]).map(([name, key]) => [name, same(key)]);
   });
   const running = events.findLast((event) => event.event === "level")?.level;
@@ -305,7 +308,9 @@ function result(stages, rows) {
     h(
       "p",
       { class: "legend" },
-      `${sames.join(", ")}: compared with the level before, bit for bit, over all steps. Medians of the steps; × is a ratio of this run.`,
+      `${sames.join(", ")}: step 1 beside that of the level before, bit for bit. `,
+      "Where the updated weights differ by rounding, later steps may draw other tokens. ",
+      "The seconds are those of the median step; × is a ratio of this run.",
     ),
   ];
 }
