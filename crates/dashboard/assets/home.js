@@ -27,7 +27,7 @@ const alarms = (one) =>
     ? h("span", { class: "warn" }, `⚠ ${[...new Set(one.alarms)].map((id) => id.replaceAll("_", " ")).join(", ")}`)
     : "";
 
-/** The newest first: runs that go on, then by the time of the last line. */
+/** The newest first: running ones, then by the time of the last line. */
 const newest = (a, b) => (b.state === "running") - (a.state === "running") || (b.changed_s ?? 0) - (a.changed_s ?? 0);
 
 export async function home(main) {

@@ -2,7 +2,7 @@
 import { address, get, h, number } from "/lib.js";
 
 const PAIRS = 3;
-// Words beyond these are compared no more: the table of common words has their product.
+// Longer texts are not compared: the table of common words has a cell for each pair of words.
 const MOST_WORDS = 600;
 
 /** The section for a run, or for two; null where nothing was recorded twice. */

@@ -173,8 +173,8 @@ async fn runs(State(site): Shared) -> Response {
         let verdict = run.verdict();
         let alarms = run.active_alarms(&verdict);
         json!({
-            "id": name, "name": run.name(), "state": run.state(), "step": step, "total": total, "silent_s": run.silent_s(),
-            "verdict": verdict.to_json(), "alarms": alarms,
+            "id": name, "name": run.name(), "state": run.state(), "step": step, "total": total,
+            "silent_s": run.silent_s(), "verdict": verdict.to_json(), "alarms": alarms,
         })
     };
     answer(&site.runs.all().into_iter().map(line).collect())

@@ -331,7 +331,8 @@ fn each_answer_has_its_type_and_the_headers_of_a_browser() {
     let silent = runs[0]["silent_s"].as_u64().unwrap();
     let verdict = json!({ "state": "nothing", "says": "Too early to tell: 3 values of reward, and 4 are needed." });
     let expected = json!([{
-        "id": "a", "name": null, "state": "stopped", "step": 3, "total": 10, "silent_s": silent, "verdict": verdict, "alarms": 0,
+        "id": "a", "name": null, "state": "stopped", "step": 3, "total": 10, "silent_s": silent, "verdict": verdict,
+        "alarms": 0,
     }]);
     assert_eq!(runs, expected);
     let server = Server::bind("[::1]", 0, Runs::new(Vec::new()));

@@ -100,8 +100,8 @@ impl StepTable {
         self.rows_of(cells, room)
     }
 
-    /// The cells of the columns so far and of those that the step adds, each in its place, with a dash in those that the
-    /// step did not measure: with several steps per generation every other step lacks the rewards.
+    /// The cells of the columns so far and of those that the step adds, each in its place, with a dash in those that
+    /// the step did not measure: with several steps per generation every other step lacks the rewards.
     fn with_known(&self, cells: Vec<(String, String)>) -> Vec<(String, String)> {
         let mut names = self.names.clone();
         let new = cells.iter().filter(|(name, _)| !self.dropped.contains(name) && !self.names.contains(name));
