@@ -153,13 +153,13 @@ impl Detection {
     }
 
     fn showing<'a>(self, rows: impl IntoIterator<Item = &'a Row>) -> Detection {
-        Detection { examples: rows.into_iter().take(EXAMPLES).map(Row::example).collect(), ..self }
+        Detection { examples: of_several_prompts(rows).map(Row::example).collect(), ..self }
     }
 
     /// An alarm about the reward `k`: its examples are completions that this reward has scored, with its own scores.
     fn of_reward(self, signs: &GenerationSigns, k: usize) -> Detection {
         let scored = signs.rows().filter(|row| row.scores.get(k).is_some_and(Option::is_some));
-        let examples = scored.take(EXAMPLES).map(|row| row.example_of(k)).collect();
+        let examples = of_several_prompts(scored).map(|row| row.example_of(k)).collect();
         Detection { examples, ..self.of(&signs.rewards[k].name) }
     }
 
@@ -167,6 +167,13 @@ impl Detection {
         let condition = conditions::of_problem(problem.kind);
         Detection::new(condition, problem.to_string()).of(problem.reward.clone())
     }
+}
+
+/// Some of the rows as examples: the first one of each prompt, and then others if prompts are few.
+fn of_several_prompts<'a>(rows: impl IntoIterator<Item = &'a Row>) -> impl Iterator<Item = &'a Row> {
+    let mut seen = BTreeSet::new();
+    let (first, others): (Vec<&Row>, Vec<&Row>) = rows.into_iter().partition(|row| seen.insert(row.prompt));
+    first.into_iter().chain(others).take(EXAMPLES)
 }
 
 impl Alarms {

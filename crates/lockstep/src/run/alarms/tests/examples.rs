@@ -178,3 +178,23 @@ fn examples_of_an_alarm_about_a_reward_have_its_own_score() {
         assert_eq!(ends, expected, "{id} of {subject:?} with the weights {weights:?}: {alarm:?}");
     }
 }
+
+#[test]
+fn examples_are_of_several_prompts_where_there_are_several() {
+    let text = |text: &'static str| -> Text<'static> { (text, Some(1.0), false) };
+    let of = |groups: &[&[Text<'_>]]| {
+        let mut alarms = Alarms::default();
+        for step in 1..20 {
+            alarms.take(seen(&rollouts(groups)));
+            let raised = alarms.end_step(step, &BTreeMap::new());
+            if let Some(alarm) = raised.into_iter().find(|alarm| alarm.id == "constant_reward") {
+                return alarm.examples.iter().map(|one| one.split(':').next().unwrap().to_owned()).collect::<Vec<_>>();
+            }
+        }
+        panic!("the reward is constant")
+    };
+    let (a, b) = ([text("a"), text("b"), text("c")], [text("d"), text("e")]);
+    assert_eq!(of(&[&a, &b, &b, &b]), ["\"p0", "\"p1", "\"p2"]);
+    assert_eq!(of(&[&a, &b]), ["\"p0", "\"p1", "\"p0"]);
+    assert_eq!(of(&[&a]), ["\"p0"; 3]);
+}
