@@ -345,10 +345,17 @@ mod tests {
             }
         }
         assert!(!files.is_empty());
+        let mut lost = Vec::new();
         for (file, mutants) in files {
-            let source = fs::read_to_string(root.join(&file)).unwrap_or_else(|e| panic!("{file}: {e}"));
-            let planted = list::plant(&source, &mutants.iter().collect::<Vec<_>>());
-            assert!(planted.is_ok(), "{file}: {}", planted.err().unwrap_or_default());
+            match fs::read_to_string(root.join(&file)) {
+                Err(error) => lost.push(format!("{file}: {error}")),
+                // Each alone, so that all that are lost are listed.
+                Ok(source) => {
+                    let of_each = mutants.iter().filter_map(|mutant| list::plant(&source, &[mutant]).err());
+                    lost.extend(of_each.map(|error| format!("{file}: {error}")));
+                }
+            }
         }
+        assert!(lost.is_empty(), "{}", lost.join("\n"));
     }
 }
