@@ -140,8 +140,13 @@ function head() {
   const alarms = one.alarms
     ? h("a", { class: "warn", href: address(now.run, "overview") }, `⚠ ${counted(one.alarms, "alarm")}`)
     : null;
-  const focused = document.activeElement?.matches?.("#head select");
-  if (focused) return;
+  const words = `${one.state === "running" ? "● " : ""}${one.state}, ${progress}${quiet}`;
+  const state = document.querySelector("#head .state");
+  // What has the keyboard's focus stays as it is.
+  if (state && document.activeElement?.closest?.("#head") && shown.run === now.run) {
+    state.textContent = words;
+    return;
+  }
   fill(
     document.getElementById("head"),
     mark,
@@ -150,7 +155,7 @@ function head() {
     h(
       "span",
       { class: `state ${one.state}` },
-      `${one.state === "running" ? "● " : ""}${one.state}, ${progress}${quiet}`,
+      words,
     ),
     alarms,
     h("button", { class: "plain", onclick: help, "aria-label": "Keys" }, "?"),

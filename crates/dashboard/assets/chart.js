@@ -7,12 +7,8 @@ const sync = "lockstep";
 export const COLORS = ["--run-a", "--run-b", "--r2", "--r3", "--r4", "--r1", "--bad", "--ink2"];
 const DASHES = [undefined, [5, 3], [2, 2], [8, 3], [1, 3], [8, 2, 2, 2], [4, 4], [3, 1]];
 
-/** A chart of one metric: `runs` are up to eight [{name, series}]; of one or two the first one's band is shown. */
-export function chart(key, runs, { height = 150, onstep, marks = [], meaning, range } = {}) {
-  const title = h("h3", meaning ? { title: meaning } : {}, key);
-  const value = h("output", { class: "value" });
-  const box = h("div", { class: "plot", tabindex: 0, role: "img" });
-  const figure = h("figure", { class: "chart" }, h("figcaption", {}, title, range ? h("small", {}, "one scale for all rewards") : null, value), box);
+/** The steps of all runs, and for each run a line over them; of one or two runs the first one's band as well. */
+function shape(key, runs) {
   const colors = COLORS.map(css);
   const all = runs.map(({ series }) => [series.steps, series.keys[key]?.mean ?? []]);
   const steps = [...new Set(all.flatMap(([steps]) => steps))].sort((a, b) => a - b);
@@ -43,17 +39,35 @@ export function chart(key, runs, { height = 150, onstep, marks = [], meaning, ra
       bands.push({ series: [2, 3], fill: colors[0] + "2e" });
     }
   });
-  const last = (i) => data[i]?.filter((x) => x !== null && x !== undefined).at(-1);
-  // The lines of the runs; the band's edges lie between the first and the second one.
   const rows = lines.map((line, i) => [line.label, i]).filter(([label], i) => i && label);
+  return { steps, data, lines, bands, rows, kind: lines.map(({ points }) => points?.show).join() };
+}
+
+/**
+ * A chart of one metric: `runs` are up to eight [{name, series}]. Its `update` takes what has come since, and leaves the
+ * cursor and the keyboard's focus where they are.
+ */
+export function chart(key, runs, { height = 150, onstep, marks = [], meaning, range } = {}) {
+  const title = h("h3", meaning ? { title: meaning } : {}, key);
+  const value = h("output", { class: "value" });
+  const scale = h("small", {}, range ? "one scale for all rewards" : "");
+  const box = h("div", { class: "plot", tabindex: 0, role: "img" });
+  const figure = h("figure", { class: "chart" }, h("figcaption", {}, title, scale, value), box);
+  let now = shape(key, runs);
+  const isThere = (x) => x !== null && x !== undefined;
+  const last = (i) => now.data[i]?.filter(isThere).at(-1);
   const say = (at) => {
-    const isEnd = at === null || at === undefined;
-    const of = ([name, i]) => `${rows.length > 2 ? `${name} ` : ""}${number(isEnd ? last(i) : data[i]?.[at])}`;
-    value.textContent = `${isEnd ? "" : `step ${steps[at]}: `}${rows.map(of).join(" · ")}`;
+    const of = ([name, i]) => `${now.rows.length > 2 ? `${name} ` : ""}${number(isThere(at) ? now.data[i]?.[at] : last(i))}`;
+    value.textContent = `${isThere(at) ? `step ${now.steps[at]}: ` : ""}${now.rows.map(of).join(" · ")}`;
+  };
+  const label = () => {
+    const first = now.data[1]?.find(isThere);
+    box.setAttribute("aria-label", `${key}: from ${number(first)} to ${number(last(1))} in ${now.steps.length} points`);
+    if (range) figure.dataset.range = range.join(" ");
+    else delete figure.dataset.range;
   };
   say(null);
-  const first = data[1]?.find((x) => x !== null && x !== undefined);
-  box.setAttribute("aria-label", `${key}: from ${number(first)} to ${number(last(1))} in ${steps.length} points`);
+  label();
   const axis = {
     stroke: css("--ink3"),
     grid: { stroke: css("--line"), width: 1 },
@@ -61,6 +75,18 @@ export function chart(key, runs, { height = 150, onstep, marks = [], meaning, ra
     font: "12px 'Source Sans 3', sans-serif",
     size: 42,
   };
+  const mark = (u) =>
+    marks.forEach((step) => {
+      const x = u.valToPos(step, "x", true);
+      u.ctx.save();
+      u.ctx.strokeStyle = css("--ink3");
+      u.ctx.setLineDash([2, 4]);
+      u.ctx.beginPath();
+      u.ctx.moveTo(x, u.bbox.top);
+      u.ctx.lineTo(x, u.bbox.top + u.bbox.height);
+      u.ctx.stroke();
+      u.ctx.restore();
+    });
   let plot = null;
   const draw = () => {
     plot?.destroy();
@@ -68,41 +94,25 @@ export function chart(key, runs, { height = 150, onstep, marks = [], meaning, ra
       {
         width: Math.max(200, box.clientWidth),
         height,
-        scales: { x: { time: false }, ...(range ? { y: { range } } : {}) },
+        scales: { x: { time: false }, ...(range ? { y: { range: () => range } } : {}) },
         axes: [
           { ...axis, size: 26 },
           { ...axis, values: (_, ticks) => ticks.map((x) => number(x, digits(ticks))) },
         ],
-        series: lines,
-        bands,
+        series: now.lines,
+        bands: now.bands,
         legend: { show: false },
         cursor: { sync: { key: sync, setSeries: false }, y: false, drag: { x: false, y: false }, points: { size: 7 } },
-        hooks: {
-          setCursor: [(u) => say(u.cursor.idx)],
-          draw: [
-            (u) =>
-              marks.forEach((step) => {
-                const x = u.valToPos(step, "x", true);
-                u.ctx.save();
-                u.ctx.strokeStyle = css("--ink3");
-                u.ctx.setLineDash([2, 4]);
-                u.ctx.beginPath();
-                u.ctx.moveTo(x, u.bbox.top);
-                u.ctx.lineTo(x, u.bbox.top + u.bbox.height);
-                u.ctx.stroke();
-                u.ctx.restore();
-              }),
-          ],
-        },
+        hooks: { setCursor: [(u) => say(u.cursor.idx)], draw: [mark] },
       },
-      data,
+      now.data,
       box,
     );
   };
   const move = (by) => {
-    const now = plot?.cursor.idx ?? steps.length - 1;
-    const next = Math.min(steps.length - 1, Math.max(0, now + by));
-    plot.setCursor({ left: plot.valToPos(steps[next], "x"), top: 10 });
+    const at = plot?.cursor.idx ?? now.steps.length - 1;
+    const next = Math.min(now.steps.length - 1, Math.max(0, at + by));
+    plot.setCursor({ left: plot.valToPos(now.steps[next], "x"), top: 10 });
   };
   box.addEventListener("keydown", (event) => {
     const by = { ArrowLeft: -1, ArrowRight: 1 }[event.key];
@@ -111,18 +121,27 @@ export function chart(key, runs, { height = 150, onstep, marks = [], meaning, ra
       event.preventDefault();
       event.stopPropagation();
     }
-    if (event.key === "Enter" && onstep && plot.cursor.idx !== null) onstep(steps[plot.cursor.idx]);
+    if (event.key === "Enter" && onstep && isThere(plot.cursor.idx)) onstep(now.steps[plot.cursor.idx]);
   });
-  if (onstep)
-    box.addEventListener(
-      "click",
-      () => plot?.cursor.idx !== null && plot?.cursor.idx !== undefined && onstep(steps[plot.cursor.idx]),
-    );
+  if (onstep) box.addEventListener("click", () => isThere(plot?.cursor.idx) && onstep(now.steps[plot.cursor.idx]));
   const watch = new ResizeObserver(() => {
     if (box.clientWidth && plot?.width !== box.clientWidth) draw();
   });
   watch.observe(box);
-  if (range) figure.dataset.range = range.join(" ");
+  figure.update = (runs, options) => {
+    const [before, ranged] = [now.kind, Boolean(range)];
+    const step = isThere(plot?.cursor.idx) ? now.steps[plot.cursor.idx] : null;
+    now = shape(key, runs);
+    [marks, range] = [options.marks ?? [], options.range];
+    scale.textContent = range ? "one scale for all rewards" : "";
+    if (plot && before === now.kind && ranged === Boolean(range)) plot.setData(now.data);
+    else if (plot) draw();
+    // The cursor stays on its step, which is at another place now.
+    const at = step === null ? -1 : now.steps.indexOf(step);
+    if (at >= 0) plot.setCursor({ left: plot.valToPos(step, "x"), top: 10 });
+    say(at >= 0 ? at : null);
+    label();
+  };
   figure.end = () => {
     watch.disconnect();
     plot?.destroy();

@@ -38,7 +38,8 @@ const NUMBERS = [
 ];
 
 export async function overview(main, run, words, runs) {
-  let charts = [];
+  // By metric; they stay while the run trains, so that the cursor and the focus do.
+  let charts = new Map();
   let facts = await get(`runs/${run}`);
   const say = h("section", { class: "verdict" });
   const numbers = h("section", { class: "numbers", "aria-label": "Numbers" });
@@ -107,15 +108,14 @@ export async function overview(main, run, words, runs) {
             lines.map((line) => alarm(run, line, facts, series)),
           )
         : null;
-    fill(
-      alarms,
+    refill(alarms, JSON.stringify(facts.alarms), () => [
       ...open.map((line) => alarm(run, line, facts, series)),
       folded(notes, "note"),
       folded(over, "ended alarm"),
-    );
+    ]);
     alarms.querySelectorAll("details").forEach((one) => (one.open = opened.has(one.dataset.alarm)));
-    fill(
-      tools,
+    const listed = JSON.stringify([runs.map((one) => one.id), words.vs, Boolean(other), series.width]);
+    refill(tools, listed, () => [
       h(
         "label",
         {},
@@ -135,7 +135,7 @@ export async function overview(main, run, words, runs) {
       series.width > 1
         ? h("span", {}, `A point is ${series.width} steps; the band is their least and greatest value.`)
         : null,
-    );
+    ]);
     fill(
       compared,
       other ? [differing([facts, otherFacts]), results([run, words.vs], [facts, otherFacts], [series, other])] : null,
@@ -149,7 +149,6 @@ export async function overview(main, run, words, runs) {
       [told, since] = [tells, Date.now()];
       thenAndNow(run, facts, isTwo ? words.vs : null).then((pairs) => fill(then, pairs));
     }
-    charts.forEach((one) => one.end());
     const marks = (facts.record?.starts ?? []).map((start) => start.step).filter((step) => step > 0);
     const both = [{ name: run, series }, ...(other ? [{ name: words.vs, series: other }] : [])];
     const onstep = facts.groups
@@ -157,12 +156,30 @@ export async function overview(main, run, words, runs) {
       : undefined;
     const range = together(keys.filter(isReward), both);
     const options = (key) => ({ onstep, marks, meaning: facts.meanings?.[key], range: isReward(key) ? range : undefined });
-    charts = keys.map((key) => chart(key, both, options(key)));
+    // What a click does depends on these.
+    const fits = [words.vs, Boolean(facts.groups), series.width].join();
+    const kept = new Map();
+    for (const key of keys) {
+      const one = fresh && charts.fits === fits ? charts.get(key) : null;
+      one?.update(both, options(key));
+      kept.set(key, one ?? chart(key, both, options(key)));
+    }
+    charts.forEach((one, key) => kept.get(key) !== one && one.end());
+    charts = Object.assign(kept, { fits });
     const none = words.filter ? `No metric's name contains “${words.filter}”.` : "Nothing has been logged yet.";
-    fill(grid, charts.length ? charts : h("p", { class: "none" }, none));
+    const shownCharts = [...charts.values()];
+    const isSame = grid.children.length === shownCharts.length && shownCharts.every((one, i) => grid.children[i] === one);
+    if (!isSame || !shownCharts.length) fill(grid, shownCharts.length ? shownCharts : h("p", { class: "none" }, none));
   }
   await draw(words, false);
   return { update: draw, end: () => charts.forEach((one) => one.end()) };
+}
+
+/** Fills an element anew if what it shows has changed, so that the focus stays in it otherwise. */
+function refill(element, what, make) {
+  if (element.shows === what) return;
+  element.shows = what;
+  fill(element, make());
 }
 
 const nearest = (step, width) => step + (width > 1 ? Math.floor(width / 2) : 0);

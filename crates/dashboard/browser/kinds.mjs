@@ -1,6 +1,7 @@
 // Every kind of run: each metric has a chart that shows it, and the shares of time sum to the whole.
 import assert from "node:assert/strict";
-import { base, lines, open, test } from "./page.mjs";
+import { appendFileSync, mkdirSync, writeFileSync } from "node:fs";
+import { base, lines, open, test, work } from "./page.mjs";
 
 const KINDS = ["a", "iterations", "ppo", "reference", "lora", "sft", "dpo"];
 
@@ -137,5 +138,36 @@ await test("then and now: the first and the latest completion of held-out prompt
       ),
     );
   }
+  await page.close();
+});
+
+await test("live: charts, the value under the cursor and the keyboard's focus survive a step", async () => {
+  const directory = `${work}/runs/live`;
+  const line = (step) => `${JSON.stringify({ step, reward: step / 100, loss: 1 / step, step_time: 0.5 })}\n`;
+  mkdirSync(directory, { recursive: true });
+  writeFileSync(`${directory}/config.toml`, "max_steps = 100\n");
+  writeFileSync(`${directory}/metrics.jsonl`, Array.from({ length: 20 }, (_, i) => line(i + 1)).join(""));
+  const page = await open("#/live/overview");
+  await page.waitForFunction(() => document.querySelector(".chart canvas") || document.querySelector("[role=alert]"));
+  if (await page.locator("[role=alert]").count()) await page.reload();
+  await page.waitForSelector(".chart canvas");
+  await page.focus(".chart .plot");
+  for (let i = 0; i < 5; i++) await page.keyboard.press("ArrowLeft");
+  await page.waitForFunction(() => document.querySelector(".chart .value").textContent.startsWith("step 1"));
+  const before = await page.textContent(".chart .value");
+  await page.evaluate(() => (window.canvas = document.querySelector(".chart canvas")));
+  for (const step of [21, 22, 23]) {
+    appendFileSync(`${directory}/metrics.jsonl`, line(step));
+    await page.waitForFunction(
+      (step) => document.querySelector(".chart .plot").getAttribute("aria-label").includes(`in ${step} points`),
+      step,
+    );
+  }
+  const after = await page.evaluate(() => ({
+    value: document.querySelector(".chart .value").textContent,
+    isSame: window.canvas === document.querySelector(".chart canvas"),
+    hasFocus: document.activeElement === document.querySelector(".chart .plot"),
+  }));
+  assert.deepEqual(after, { value: before, isSame: true, hasFocus: true });
   await page.close();
 });
