@@ -14,6 +14,12 @@ const CHARTS = [
   "rewards/margins",
   "kl",
   "entropy",
+  // PPO's own, and workers'.
+  "policy/approxkl_avg",
+  "policy/clipfrac_avg",
+  "loss/value_avg",
+  "val/explained_variance",
+  "async/lag_mean",
   "completions/mean_length",
   "completions/clipped_ratio",
   "frac_reward_zero_std",
@@ -22,8 +28,9 @@ const CHARTS = [
   "step_time",
   "accuracy",
   "mean_token_accuracy",
-  "async/lag_mean",
 ];
+// How many of them are shown before all are asked for.
+const MOST_CHARTS = 15;
 // What the table of two runs needs beside the charts.
 const RESULTS = ["reward", "entropy", "eval_reward", "loss", "eval_loss", "kl", "completions/mean_length", "step_time"];
 const NUMBERS = [
@@ -190,7 +197,7 @@ function shown(keys, words) {
   const known = CHARTS.filter((key) => keys.includes(key));
   const at = known.indexOf("reward") + 1;
   const main = [...known.slice(0, at), ...(rewards.length > 1 ? rewards : []), ...known.slice(at)];
-  if (!words.metrics && !words.filter) return main.slice(0, 12);
+  if (!words.metrics && !words.filter) return main.slice(0, MOST_CHARTS);
   const text = (words.filter ?? "").toLowerCase();
   return [...new Set([...main, ...keys])].filter((key) => key.toLowerCase().includes(text));
 }

@@ -142,12 +142,12 @@ await test("then and now: the first and the latest completion of held-out prompt
 });
 
 await test("live: charts, the value under the cursor and the keyboard's focus survive a step", async () => {
-  const directory = `${work}/runs/live`;
+  const directory = `${work}/runs/growing`;
   const line = (step) => `${JSON.stringify({ step, reward: step / 100, loss: 1 / step, step_time: 0.5 })}\n`;
   mkdirSync(directory, { recursive: true });
   writeFileSync(`${directory}/config.toml`, "max_steps = 100\n");
   writeFileSync(`${directory}/metrics.jsonl`, Array.from({ length: 20 }, (_, i) => line(i + 1)).join(""));
-  const page = await open("#/live/overview");
+  const page = await open("#/growing/overview");
   await page.waitForFunction(() => document.querySelector(".chart canvas") || document.querySelector("[role=alert]"));
   if (await page.locator("[role=alert]").count()) await page.reload();
   await page.waitForSelector(".chart canvas");
