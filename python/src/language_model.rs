@@ -3,9 +3,9 @@
 use crate::errors::exception;
 use crate::process::use_engine;
 use kernels::{Context, Device};
+use lockstep::Policy;
 use lockstep::config::ComputeDType;
 use lockstep::error::OrBadInput;
-use lockstep::Policy;
 use lockstep::weights::{HubKind, locate};
 use model::{PromptCompletion, Scorer};
 use numpy::{IntoPyArray, PyArray1, PyReadonlyArray1};

@@ -1,8 +1,8 @@
 //! The Python object whose callbacks a run calls, and what they request.
 
 use crate::errors::exception;
-use lockstep::{Flow, Follow, LogRecord, Policy, RunEvent, RunOptions};
 use lockstep::weights::Snapshot;
+use lockstep::{Flow, Follow, LogRecord, Policy, RunEvent, RunOptions};
 use pyo3::exceptions::PyKeyboardInterrupt;
 use pyo3::exceptions::PyRuntimeError;
 use pyo3::prelude::*;

@@ -35,7 +35,7 @@ export async function home(main) {
   const head = h("section", { class: "verdict" });
   const filter = h("input", {
     type: "search",
-    placeholder: "Filter runs",
+    placeholder: "Filter runs: a name, a value, or key=value",
     "aria-label": "Filter runs",
     value: place().words.filter ?? "",
     oninput: () => {
@@ -52,8 +52,10 @@ export async function home(main) {
   async function draw(words) {
     const { runs, keys } = await get("table");
     const text = (words.filter ?? "").toLowerCase();
-    const words_of = (one) => [title(one), one.state, one.verdict.says, ...Object.entries(one.keys).flat().map(plain)];
-    const shown = runs.filter((one) => words_of(one).join(" ").toLowerCase().includes(text)).sort(newest);
+    // A text with = is looked for in keys with their values, any other one in values alone.
+    const ofKeys = ([key, value]) => (text.includes("=") ? `${key}=${plain(value)}` : plain(value));
+    const wordsOf = (one) => [title(one), one.state, one.verdict.says, ...Object.entries(one.keys).map(ofKeys)];
+    const shown = runs.filter((one) => wordsOf(one).join(" ").toLowerCase().includes(text)).sort(newest);
     const [by, up] = [words.sort?.replace("-", ""), !words.sort?.startsWith("-")];
     const of = by?.startsWith("key:")
       ? (one) => one.keys[by.slice(4)]

@@ -115,7 +115,8 @@ export async function time(main, run, words) {
               {},
               h("th", { scope: "row" }, h("i", { class: color(name) }), name),
               h("td", {}, seconds(took / steps)),
-              h("td", {}, percent(took / whole)),
+              // With one decimal each, so that they sum to the whole.
+              h("td", {}, `${((100 * took) / whole).toFixed(1)} %`),
             ),
           ),
         ),

@@ -202,7 +202,10 @@ await test("filters and search find what the files have", async () => {
 await test("one cursor shows one step in every chart, of both runs", async () => {
   const page = await open("#/a/overview?vs=b");
   await page.waitForSelector(".u-over");
-  await page.waitForTimeout(500);
+  // It is above the charts, and is read after them.
+  await page.waitForSelector(".pair");
+  await page.locator(".u-over").first().scrollIntoViewIfNeeded();
+  await page.waitForTimeout(300);
   const box = await (await page.$(".u-over")).boundingBox();
   await page.mouse.move(box.x + box.width * 0.7, box.y + 40);
   await page.waitForFunction(() =>

@@ -27,7 +27,7 @@ train --out "$work/runs/ppo" --set max_steps=80 --set algorithm=ppo --set num_mi
 train --out "$work/runs/reference" --set max_steps=40 --set beta=0.05
 train --out "$work/runs/lora" --set max_steps=40 --set use_peft=true --set lora_r=2
 for kind in sft dpo; do
-  "$lockstep" $kind --model "$work/model" --dataset "$work/$kind.jsonl" --out "$work/runs/$kind" --set max_steps=40 \
+  "$lockstep" $kind --model "$work/model" --dataset "$work/$kind.jsonl" --out "$work/runs/$kind" --set max_steps=40 --set per_device_train_batch_size=4 \
     --set logging_steps=1 --set save_strategy=no >"$work/log" 2>&1 || { cat "$work/log"; exit 1; }
 done
 for of in training updates evaluations; do "$lockstep" rollouts "$work/runs/c" --of $of >"$work/c.$of.jsonl"; done

@@ -97,9 +97,10 @@ fn of_curve(Judged { name, values, higher_is_better, has_ended }: Judged<'_>) ->
     let (from, to) = (number(change.from), number(change.to));
     let went = format!("{name} went from {from} to {to}");
     if !change.counts() {
-        let says = match has_ended {
-            true => format!("Not learned: {name} began at {from} and ended at {to}, which may be chance."),
-            false => format!("Not learning yet: {name} began at {from} and is {to}, which may be chance."),
+        let says = if has_ended {
+            format!("Not learned: {name} began at {from} and ended at {to}, which may be chance.")
+        } else {
+            format!("Not learning yet: {name} began at {from} and is {to}, which may be chance.")
         };
         return Verdict { state: "not yet", says };
     }

@@ -186,7 +186,9 @@ impl<'ast> Visit<'ast> for Reader<'_> {
         self.source.modules.insert(self.module.clone());
         self.directory.push(&name);
         if let Some((_, items)) = &item.content {
-            items.iter().for_each(|item| self.visit_item(item));
+            for item in items {
+                self.visit_item(item);
+            }
         } else {
             let found = submodule(self.file, &outer, &name, path_attribute(&item.attrs).as_deref());
             let found = found.ok_or_else(|| format!("{}: no file of `mod {name}`", self.file.display()));

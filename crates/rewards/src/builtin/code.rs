@@ -226,7 +226,7 @@ mod tests {
     fn options_are_those_of_a_judge() {
         let build = |options: Value| {
             let options = options.as_object().unwrap().clone();
-            let built = super::super::parse("code", options).and_then(|options| Code::build(options));
+            let built = super::super::parse("code", options).and_then(Code::build);
             built.map(|_| ()).map_err(|error| error.to_string())
         };
         for (options, expected) in [

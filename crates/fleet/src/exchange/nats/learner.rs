@@ -426,6 +426,9 @@ async fn receive(shared: Arc<Shared>, client: Client, jetstream: Context) {
                 unanswered = 0;
                 let _ = jetstream.delete_stream(&shared.names.results).await;
             }
+        } else {
+            // It may be this stream alone that is gone.
+            let _ = make_streams(&shared.names, &jetstream).await;
         }
         tokio::time::sleep(PAUSE).await;
     }
