@@ -45,7 +45,7 @@ function shape(key, runs) {
 
 /**
  * A chart of one metric: `runs` are up to eight [{name, series}]. Its `update` takes what has come since, and leaves the
- * cursor and the keyboard's focus where they are.
+ * keyboard's focus where it is.
  */
 export function chart(key, runs, { height = 150, onstep, marks = [], meaning, range } = {}) {
   const title = h("h3", meaning ? { title: meaning } : {}, key);
@@ -128,18 +128,20 @@ export function chart(key, runs, { height = 150, onstep, marks = [], meaning, ra
     if (box.clientWidth && plot?.width !== box.clientWidth) draw();
   });
   watch.observe(box);
+  /** The step under the cursor. */
+  figure.step = () => (isThere(plot?.cursor.idx) ? now.steps[plot.cursor.idx] : null);
+  /** Puts the cursor on a step, here and in the charts beside it, once all of them have what has come. */
+  figure.hold = (step) => {
+    if (plot && now.steps.includes(step)) plot.setCursor({ left: plot.valToPos(step, "x"), top: 10 });
+  };
   figure.update = (runs, options) => {
     const [before, ranged] = [now.kind, Boolean(range)];
-    const step = isThere(plot?.cursor.idx) ? now.steps[plot.cursor.idx] : null;
     now = shape(key, runs);
     [marks, range] = [options.marks ?? [], options.range];
     scale.textContent = range ? "one scale for all rewards" : "";
     if (plot && before === now.kind && ranged === Boolean(range)) plot.setData(now.data);
     else if (plot) draw();
-    // The cursor stays on its step, which is at another place now.
-    const at = step === null ? -1 : now.steps.indexOf(step);
-    if (at >= 0) plot.setCursor({ left: plot.valToPos(step, "x"), top: 10 });
-    say(at >= 0 ? at : null);
+    say(null);
     label();
   };
   figure.end = () => {

@@ -114,14 +114,18 @@ export async function home(main) {
 
   function box(one, chosen) {
     const is = chosen.includes(one.id);
-    const all = is ? chosen.filter((id) => id !== one.id) : [...chosen, one.id];
+    // By the address of that moment: the next choice may come before this one is drawn.
+    const toggled = () => {
+      const now = (place().words.on ?? "").split(",").filter(Boolean);
+      return (now.includes(one.id) ? now.filter((id) => id !== one.id) : [...now, one.id]).slice(0, MOST);
+    };
     return h("input", {
       type: "checkbox",
       checked: is,
       disabled: !is && chosen.length >= MOST,
       "aria-label": `Choose ${title(one)}`,
       style: is ? { "accent-color": `var(${COLORS[chosen.indexOf(one.id)]})` } : {},
-      onchange: () => change({ on: all.join(",") }),
+      onchange: () => change({ on: toggled().join(",") }),
     });
   }
   await draw(place().words);

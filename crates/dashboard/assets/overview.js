@@ -166,12 +166,15 @@ export async function overview(main, run, words, runs) {
     // What a click does depends on these.
     const fits = [words.vs, Boolean(facts.groups), series.width].join();
     const kept = new Map();
+    const step = [...charts.values()].map((one) => one.step()).find((step) => step !== null);
     for (const key of keys) {
       const one = fresh && charts.fits === fits ? charts.get(key) : null;
       one?.update(both, options(key));
       kept.set(key, one ?? chart(key, both, options(key)));
     }
     charts.forEach((one, key) => kept.get(key) !== one && one.end());
+    // The charts have their new scales in the next frame.
+    if (step !== undefined) requestAnimationFrame(() => [...kept.values()][0]?.hold(step));
     charts = Object.assign(kept, { fits });
     const none = words.filter ? `No metric's name contains “${words.filter}”.` : "Nothing has been logged yet.";
     const shownCharts = [...charts.values()];

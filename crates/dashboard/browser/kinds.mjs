@@ -164,6 +164,7 @@ await test("live: charts, the value under the cursor and the keyboard's focus su
       step,
     );
   }
+  await page.waitForTimeout(100);
   const after = await page.evaluate(() => ({
     value: document.querySelector(".chart .value").textContent,
     isSame: window.canvas === document.querySelector(".chart canvas"),
