@@ -43,6 +43,9 @@ pub struct Judged<'a> {
 /// The verdict on a run by its curve, the alarms that hold, and the metric's values on held-out prompts.
 pub fn verdict(judged: Judged<'_>, alarms: &[Alarm], held_out: &[f64]) -> Verdict {
     let mut verdict = of_curve(judged);
+    if verdict.state == "nothing" {
+        return verdict;
+    }
     let improved = ["learning", "level", "falling", "learned"].contains(&verdict.state);
     let mut open: Vec<&Alarm> = alarms.iter().filter(|alarm| alarm.until.is_none()).collect();
     open.sort_by_key(|alarm| alarm.place(verdict.has_learned()));

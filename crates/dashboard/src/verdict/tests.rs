@@ -259,11 +259,10 @@ fn the_verdict_knows_alarms_held_out_prompts_and_the_end() {
         (
             &[1.0],
             &[("odd_marks_win", 1, None)],
-            &[],
+            &[0.0, 1.0],
             false,
-            "gamed",
-            "Too early to tell: 1 value of reward, and 4 are needed. But the winners have unmatched marks \
-             (since step 1).",
+            "nothing",
+            "Too early to tell: 1 value of reward, and 4 are needed.",
         ),
     ];
     for (values, alarms, held_out, has_ended, state, says) in rows {
