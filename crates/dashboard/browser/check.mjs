@@ -2,7 +2,7 @@
 import { spawn } from "node:child_process";
 import assert from "node:assert/strict";
 import { mkdirSync } from "node:fs";
-import { base, browser, lines, noise, open, test, work } from "./page.mjs";
+import { base, browser, lines, listed, noise, open, test, work } from "./page.mjs";
 
 const [records, index] = [lines("a.jsonl"), lines("a.index.jsonl")];
 
@@ -248,12 +248,7 @@ await test("a run in progress moves the page without a reload, and what is read 
     { stdio: "ignore" },
   );
   try {
-    for (let tries = 0; ; tries++) {
-      const runs = await (await fetch(`${base}/api/runs`)).json();
-      if (runs.some((one) => one.id === "live" && one.step > 0)) break;
-      assert.ok(tries < 300, "the run does not begin");
-      await new Promise((done) => setTimeout(done, 100));
-    }
+    await listed((one) => one.id === "live" && one.step > 0);
     const page = await open("#/live/overview");
     const state = () => page.textContent(".state");
     await page.waitForSelector(".state.running");

@@ -1,7 +1,7 @@
 // Every kind of run: each metric has a chart that shows it, and the shares of time sum to the whole.
 import assert from "node:assert/strict";
 import { appendFileSync, mkdirSync, writeFileSync } from "node:fs";
-import { base, lines, open, test, work } from "./page.mjs";
+import { base, lines, listed, open, test, work } from "./page.mjs";
 
 const KINDS = ["a", "iterations", "ppo", "reference", "lora", "sft", "dpo"];
 
@@ -144,12 +144,7 @@ await test("live: charts, the value under the cursor and the keyboard's focus su
   mkdirSync(directory, { recursive: true });
   writeFileSync(`${directory}/config.toml`, "max_steps = 100\n");
   writeFileSync(`${directory}/metrics.jsonl`, Array.from({ length: 20 }, (_, i) => line(i + 1)).join(""));
-  for (let tries = 0; ; tries++) {
-    const runs = await (await fetch(`${base}/api/runs`)).json();
-    if (runs.some((one) => one.id === "growing")) break;
-    assert.ok(tries < 300, "the run is not found");
-    await new Promise((done) => setTimeout(done, 100));
-  }
+  await listed((one) => one.id === "growing");
   const page = await open("#/growing/overview");
   await page.waitForSelector(".chart canvas");
   await page.focus(".chart .plot");

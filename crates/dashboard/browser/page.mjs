@@ -33,6 +33,16 @@ export async function open(address, { width = 1280, height = 900, scheme = "ligh
   return page;
 }
 
+/** Waits until the server lists a run for which `is` holds. */
+export async function listed(is) {
+  for (let tries = 0; tries < 300; tries++) {
+    const runs = await (await fetch(`${base}/api/runs`)).json();
+    if (runs.some(is)) return;
+    await new Promise((done) => setTimeout(done, 100));
+  }
+  throw new Error("the run is not listed");
+}
+
 export async function test(name, check) {
   const since = Date.now();
   await check();

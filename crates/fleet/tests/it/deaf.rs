@@ -1,10 +1,10 @@
 //! Streams that answer no request for messages: nats-server 2.9.10, started again on an emptied store, now and then has
 //! one.
 
-use crate::fake::{FakeWork, learn, sequential};
-use fleet::exchange::nats::{Address, NatsLearner, NatsOptions, NatsWorker};
-use fleet::worker::{End, Worker};
-use fleet::{Plan, WorkerName};
+use crate::fake::{learn, sequential};
+use crate::nats::{options_of, plan, work};
+use fleet::exchange::nats::{Address, NatsLearner, NatsOptions};
+use fleet::worker::End;
 use std::collections::BTreeSet;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{TcpListener, TcpStream};
@@ -78,18 +78,14 @@ fn a_stream_that_answers_no_request_is_made_again() {
     for streams in cases {
         let proxy = Proxy::start(server.port, streams);
         let address = Address::parse(&format!("nats://127.0.0.1:{}/test", proxy.port)).unwrap();
-        let options = NatsOptions { address, token: Some(NATS_TOKEN.to_owned()), certificates: None };
+        let options = NatsOptions { address, ..options_of(&server, Some(NATS_TOKEN)) };
         let out = tempfile::tempdir().unwrap();
-        let plan = Plan { chunks: true, ..Plan::new(6, 3, 2) };
+        let plan = plan(6, 2, true);
         std::thread::scope(|scope| {
-            for name in ["w0", "w1"].map(|name| WorkerName::new(name).unwrap()) {
+            for name in ["w0", "w1"] {
                 let (out, slots, options) = (out.path(), plan.slots, options.clone());
-                scope.spawn(move || {
-                    let mut work = FakeWork::new(out, slots, Duration::from_millis(2), false);
-                    let exchange = NatsWorker::join(&options, name.clone()).unwrap();
-                    let end = Worker::new(exchange, name, Vec::new()).run(&mut work, &|| false).unwrap();
-                    assert_eq!(end, End::RunEnded);
-                });
+                let takes = Duration::from_millis(2);
+                scope.spawn(move || assert_eq!(work(out, &options, name, slots, takes), End::RunEnded));
             }
             let exchange = NatsLearner::open(out.path(), &options).unwrap();
             let end = learn(out.path(), plan.clone(), exchange, 3, &|| false).unwrap();

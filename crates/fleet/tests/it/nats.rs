@@ -29,7 +29,7 @@ fn encrypted(dir: &Path) -> Option<(NatsServer, PathBuf)> {
     Some((NatsServer::with(&["-js", "--tls", "--tlscert", file, "--tlskey", key])?, certificate))
 }
 
-fn options_of(server: &NatsServer, token: Option<&str>) -> NatsOptions {
+pub fn options_of(server: &NatsServer, token: Option<&str>) -> NatsOptions {
     let address = Address::parse(&server.url()).unwrap();
     NatsOptions { address, token: token.map(str::to_owned), certificates: None }
 }
@@ -42,11 +42,11 @@ fn name(name: &str) -> WorkerName {
     WorkerName::new(name).unwrap()
 }
 
-fn plan(batches: u64, k: u64, chunks: bool) -> Plan {
+pub fn plan(batches: u64, k: u64, chunks: bool) -> Plan {
     Plan { chunks, ..Plan::new(batches, 3, k) }
 }
 
-fn work(out: &Path, options: &NatsOptions, called: &str, slots: usize, takes: Duration) -> End {
+pub fn work(out: &Path, options: &NatsOptions, called: &str, slots: usize, takes: Duration) -> End {
     let mut fake = FakeWork::new(out, slots, takes, false);
     let exchange = NatsWorker::join(options, name(called)).unwrap();
     let end = Worker::new(exchange, name(called), Vec::new()).run(&mut fake, &|| false);
