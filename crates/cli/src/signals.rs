@@ -143,7 +143,7 @@ pub fn stop_on_signals(console: &Console, promise: Promise) -> anyhow::Result<St
             });
             std::thread::spawn(move || {
                 std::thread::sleep(STOP_TIMEOUT);
-                // On a busy machine the message may take as long; a console that nobody reads holds the end up once.
+                // On a busy machine the message may need longer. A console that is not read delays the end once.
                 let _ = message.recv_timeout(STOP_TIMEOUT);
                 if NOTHING_TO_SAVE.load(Ordering::Relaxed) {
                     end_at_once(signal);

@@ -1,5 +1,5 @@
 // The frame: runs, views, keys, and news of the run that is looked at.
-import { address, change, counted, fill, get, h, place } from "/lib.js";
+import { address, change, counted, fill, get, h, place, titleOf } from "/lib.js";
 import { overview } from "/overview.js";
 import { rollouts } from "/rollouts.js";
 import { time } from "/time.js";
@@ -120,7 +120,7 @@ function head() {
     "select",
     { "aria-label": "Run", onchange: (event) => (location.hash = address(event.target.value, now.view || "overview")) },
     runs.map((other) =>
-      h("option", { value: other.id, selected: other.id === now.run }, `${other.name ?? other.id.replaceAll("~", "/")} · ${other.state}`),
+      h("option", { value: other.id, selected: other.id === now.run }, `${titleOf(other)} · ${other.state}`),
     ),
   );
   const tab = ([id, [name]]) =>
@@ -142,7 +142,7 @@ function head() {
     : null;
   const words = `${one.state === "running" ? "● " : ""}${one.state}, ${progress}${quiet}`;
   const state = document.querySelector("#head .state");
-  // What has the keyboard's focus stays as it is.
+  // The element with the keyboard's focus stays.
   if (state && document.activeElement?.closest?.("#head") && shown.run === now.run) {
     state.textContent = words;
     return;

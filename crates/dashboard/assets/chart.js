@@ -7,14 +7,16 @@ const sync = "lockstep";
 export const COLORS = ["--run-a", "--run-b", "--r2", "--r3", "--r4", "--r1", "--bad", "--ink2"];
 const DASHES = [undefined, [5, 3], [2, 2], [8, 3], [1, 3], [8, 2, 2, 2], [4, 4], [3, 1]];
 
+const isThere = (x) => x !== null && x !== undefined;
+
 /** The steps of all runs, and for each run a line over them; of one or two runs the first one's band as well. */
 function shape(key, runs) {
-  const colors = COLORS.map(css);
+  const colors = runs.map((_, i) => css(COLORS[i]));
   const all = runs.map(({ series }) => [series.steps, series.keys[key]?.mean ?? []]);
   const steps = [...new Set(all.flatMap(([steps]) => steps))].sort((a, b) => a - b);
   const aligned = (of, series, gaps = []) => {
     // A step that the other run alone has is no gap of this one: uPlot draws the line over what is undefined.
-    // Nor is a step that has no such metric: an evaluation, a reward of which several steps learn.
+    // A step without this metric is not a gap either: an evaluation, a reward of which several steps learn.
     const known = new Map(series.steps.map((step, i) => [step, of?.[i] ?? (gaps.includes(i) ? null : undefined)]));
     return steps.map((step) => known.get(step));
   };
@@ -24,7 +26,7 @@ function shape(key, runs) {
   runs.forEach(({ name, series }, i) => {
     const own = series.keys[key];
     const line = aligned(own?.mean, series, own?.gaps);
-    const known = line.filter((x) => x !== null && x !== undefined).length;
+    const known = line.filter(isThere).length;
     data.push(line);
     lines.push({
       label: name,
@@ -54,7 +56,6 @@ export function chart(key, runs, { height = 150, onstep, marks = [], meaning, ra
   const box = h("div", { class: "plot", tabindex: 0, role: "img" });
   const figure = h("figure", { class: "chart" }, h("figcaption", {}, title, scale, value), box);
   let now = shape(key, runs);
-  const isThere = (x) => x !== null && x !== undefined;
   const last = (i) => now.data[i]?.filter(isThere).at(-1);
   const say = (at) => {
     const of = ([name, i]) => `${now.rows.length > 2 ? `${name} ` : ""}${number(isThere(at) ? now.data[i]?.[at] : last(i))}`;

@@ -1,6 +1,6 @@
 // All runs: what each came to, in which keys they differ, and up to eight of their curves in one chart.
 import { chart, sparkline, COLORS } from "/chart.js";
-import { address, change, counted, fill, get, h, key as named, number, place } from "/lib.js";
+import { address, change, counted, fill, get, h, key as named, number, place, titleOf } from "/lib.js";
 
 const MOST = 8;
 
@@ -9,7 +9,7 @@ const plain = (value) => (value === undefined ? "–" : typeof value === "string
 
 // Columns: id, heading, what the rows are sorted by, and the cell.
 const COLUMNS = [
-  ["run", "run", (one) => title(one), (one) => link(one)],
+  ["run", "run", (one) => titleOf(one), (one) => link(one)],
   ["state", "state", (one) => one.state, (one) => state(one)],
   ["verdict", "verdict", (one) => one.verdict.state, (one) => one.verdict.says],
   ["curve", "", null, (one) => sparkline(one.curve) ?? ""],
@@ -19,8 +19,7 @@ const COLUMNS = [
   ["changed", "last line", (one) => one.changed_s, (one) => date(one.changed_s)],
 ];
 
-const title = (one) => one.name ?? one.id.replaceAll("~", "/");
-const link = (one) => h("a", { href: address(one.id, "overview") }, title(one));
+const link = (one) => h("a", { href: address(one.id, "overview") }, titleOf(one));
 const state = ({ state, step, total }) => `${state === "running" ? "● " : ""}${state}, step ${step}${total ? ` of ${total}` : ""}`;
 const alarms = (one) =>
   one.alarms.length
@@ -49,12 +48,19 @@ export async function home(main) {
   const list = h("section", { class: "runs", "aria-label": "Runs" });
   main.append(head, tools, overlay, list, seeds);
 
+  let drawn = null;
+
   async function draw(words) {
-    const { runs, keys } = await get("table");
+    const table = await get("table");
+    // It asks every five seconds, and mostly nothing has changed: the focus and the cursor stay then.
+    const what = JSON.stringify([table, words]);
+    if (what === drawn) return;
+    drawn = what;
+    const { runs, keys } = table;
     const text = (words.filter ?? "").toLowerCase();
     // A text with = is looked for in keys with their values, any other one in values alone.
     const ofKeys = ([key, value]) => (text.includes("=") ? `${key}=${plain(value)}` : plain(value));
-    const wordsOf = (one) => [title(one), one.state, one.verdict.says, ...Object.entries(one.keys).map(ofKeys)];
+    const wordsOf = (one) => [titleOf(one), one.state, one.verdict.says, ...Object.entries(one.keys).map(ofKeys)];
     const shown = runs.filter((one) => wordsOf(one).join(" ").toLowerCase().includes(text)).sort(newest);
     const [by, up] = [words.sort?.replace("-", ""), !words.sort?.startsWith("-")];
     const of = by?.startsWith("key:")
@@ -123,7 +129,7 @@ export async function home(main) {
       type: "checkbox",
       checked: is,
       disabled: !is && chosen.length >= MOST,
-      "aria-label": `Choose ${title(one)}`,
+      "aria-label": `Choose ${titleOf(one)}`,
       style: is ? { "accent-color": `var(${COLORS[chosen.indexOf(one.id)]})` } : {},
       onchange: () => change({ on: toggled().join(",") }),
     });
@@ -140,7 +146,7 @@ export async function home(main) {
 }
 
 function compare(a, b) {
-  // What is not there comes last when sorted upwards.
+  // Missing values come last in ascending order.
   if ((a ?? null) === null || (b ?? null) === null) return ((a ?? null) === null) - ((b ?? null) === null);
   return typeof a === "number" && typeof b === "number" ? a - b : plain(a).localeCompare(plain(b), "en", { numeric: true });
 }
@@ -159,7 +165,7 @@ async function curves(chosen, runs) {
   const keys = metrics.flatMap((metric) => [metric, `eval_${metric}`]);
   const all = await Promise.all(
     chosen.map(async (id) => ({
-      name: title(runs.find((one) => one.id === id)),
+      name: titleOf(runs.find((one) => one.id === id)),
       series: await get(`runs/${id}/series`, { keys: keys.join(","), px: 500 }),
     })),
   );
@@ -192,7 +198,7 @@ function groups(runs) {
         h(
           "tr",
           {},
-          h("th", { scope: "row" }, group.map(title).join(", ")),
+          h("th", { scope: "row" }, group.map(titleOf).join(", ")),
           h("td", {}, group.map((one) => plain(one.keys.seed)).join(", ")),
           h("td", {}, of(group, "reached")),
           h("td", {}, of(group, "held_out")),

@@ -20,6 +20,21 @@ const there = (children) =>
 /** Puts these in the place of what an element has. */
 export const fill = (element, ...children) => element.replaceChildren(...there(children));
 
+/** Fills an element anew if what it shows has changed, so that the focus stays in it otherwise. */
+export function refill(element, what, make) {
+  if (element.shows === what) return;
+  element.shows = what;
+  fill(element, make());
+}
+
+/** A run as people know it: its name, or its directories. */
+export const titleOf = (run) => run.name ?? run.id.replaceAll("~", "/");
+
+export const isOpen = (line) => line.alarm.until === undefined;
+
+/** Whether a person should look at an alarm now: the configuration or success explains a note. */
+export const isActive = (line) => isOpen(line) && line.weight !== "note";
+
 /** An answer of the server; null where there is no such thing. */
 export async function get(path, words = {}) {
   const query = new URLSearchParams(Object.entries(words).filter(([, value]) => value !== undefined && value !== ""));

@@ -2,7 +2,24 @@
 import { chart, sparkline } from "/chart.js";
 import { differing, results } from "/results.js";
 import { thenAndNow } from "/then.js";
-import { address, change, counted, fill, get, h, isReward, marked, number, percent, place, seconds } from "/lib.js";
+import {
+  address,
+  change,
+  counted,
+  fill,
+  get,
+  h,
+  isActive,
+  isOpen,
+  isReward,
+  marked,
+  number,
+  percent,
+  place,
+  refill,
+  seconds,
+  titleOf,
+} from "/lib.js";
 
 // The charts of a run, of those that it has, the first ones.
 const CHARTS = [
@@ -76,7 +93,7 @@ export async function overview(main, run, words, runs) {
   const grid = h("section", { class: "charts", "aria-label": "Charts" });
   const then = h("section", { class: "then", "aria-label": "Completions then and now" });
   main.append(say, numbers, alarms, then, tools, compared, order, search, grid);
-  // What the section shows: it is read again when there is more.
+  // The steps that the section shows, and when they were read.
   let [told, since] = [null, 0];
 
   async function draw(words, fresh) {
@@ -133,7 +150,7 @@ export async function overview(main, run, words, runs) {
           h("option", { value: "" }, "no other run"),
           runs
             .filter((one) => one.id !== run)
-            .map((one) => h("option", { value: one.id, selected: one.id === words.vs }, one.id)),
+            .map((one) => h("option", { value: one.id, selected: one.id === words.vs }, titleOf(one))),
         ),
       ),
       other
@@ -163,7 +180,7 @@ export async function overview(main, run, words, runs) {
       : undefined;
     const range = together(keys.filter(isReward), both);
     const options = (key) => ({ onstep, marks, meaning: facts.meanings?.[key], range: isReward(key) ? range : undefined });
-    // What a click does depends on these.
+    // A click depends on these.
     const fits = [words.vs, Boolean(facts.groups), series.width].join();
     const kept = new Map();
     const step = [...charts.values()].map((one) => one.step()).find((step) => step !== null);
@@ -183,13 +200,6 @@ export async function overview(main, run, words, runs) {
   }
   await draw(words, false);
   return { update: draw, end: () => charts.forEach((one) => one.end()) };
-}
-
-/** Fills an element anew if what it shows has changed, so that the focus stays in it otherwise. */
-function refill(element, what, make) {
-  if (element.shows === what) return;
-  element.shows = what;
-  fill(element, make());
 }
 
 const nearest = (step, width) => step + (width > 1 ? Math.floor(width / 2) : 0);
@@ -231,11 +241,6 @@ function first(moved) {
   if (!moves.length) return `Rewards:${still}`;
   return `Rewards by the step at which half of their change was reached: ${moves.map(went).join(", ")}.${still}`;
 }
-
-const isOpen = (line) => line.alarm.until === undefined;
-
-/** Whether a person should look at it now: the configuration or success explains a note. */
-const isActive = (line) => isOpen(line) && line.weight !== "note";
 
 const named = ({ id, subject }) => id.replaceAll("_", " ") + (subject ? ` (${subject})` : "");
 

@@ -1,7 +1,7 @@
-// What profile.json has: findings, stages inside stages, memory.
+// The contents of profile.json: findings, stages inside stages, memory.
 import { h, marked, number, percent, seconds } from "/lib.js";
 
-// What the run found itself: what was measured, and what usually helps.
+// The run's own findings: the measurements, and the usual remedy.
 export function found(profile) {
   if (!profile) return null;
   const findings = [...(profile.findings ?? []), ...byShare(profile.measured)];

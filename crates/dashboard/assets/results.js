@@ -1,5 +1,5 @@
 // What two runs came to, and the difference.
-import { h, isReward, key, number, seconds } from "/lib.js";
+import { h, isActive, isReward, key, number, seconds } from "/lib.js";
 
 const there = (series, key) => (series.keys[key]?.mean ?? []).filter((x) => x !== null);
 
@@ -30,7 +30,7 @@ const ROWS = [
   ["step time, mean of the last tenth", (series) => end(series, "step_time"), seconds],
   ["time from first to last line", (series, facts) => lasted(facts), seconds],
   ["steps", (series, facts) => facts.step, number],
-  ["active alarms", (series, facts) => facts.alarms.filter((line) => line.alarm.until === undefined && line.weight !== "note").length, number],
+  ["active alarms", (series, facts) => facts.alarms.filter(isActive).length, number],
 ];
 
 // Keys that say where a run is, and how often it writes.

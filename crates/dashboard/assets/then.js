@@ -43,7 +43,7 @@ async function pair(prompt, [runA, a], [runB, b], of) {
     const total = one.rewards?.reduce((sum, x, i) => (x === null ? sum : sum + x * (weights?.[i] ?? 1)), 0);
     return { step, total, names, place, run, text: one.text ?? one.pieces?.join("") ?? "", cut: one.length > (one.ids?.length ?? 0) };
   };
-  const [first, last] = [await read(runA, a), await read(runB, b)];
+  const [first, last] = await Promise.all([read(runA, a), read(runB, b)]);
   const [left, right] = compared(first.text, last.text);
   const side = (one, marks) =>
     h(

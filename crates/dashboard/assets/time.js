@@ -23,7 +23,6 @@ export async function time(main, run, words) {
       "update_tokens_per_s",
       "update_time_s",
       "reward_hidden_time_s",
-      "peak_bytes",
     ].filter((key) => facts.keys.includes(key));
     const series = await get(`runs/${run}/series`, { keys: keys.join(","), px: 240 });
     const sums = shares(facts.profile, series);

@@ -21,8 +21,8 @@ pub struct Guard {
     port: u16,
     /// The host name that is allowed in `Host`, beside this machine's names.
     host: Option<String>,
-    /// Values of `Host` that are allowed as well, such as those of a forwarded port.
-    also: Vec<String>,
+    /// Names and ports that are allowed as well, such as those of a forwarded port.
+    also: Vec<(String, u16)>,
     /// Hash of the token. Only hashes are compared, so that the time of the comparison reveals nothing.
     token: Option<[u8; 32]>,
 }
@@ -40,10 +40,11 @@ impl Guard {
 
     /// Allows these values of `Host` as well: `NAME:PORT`, or `NAME` for port 80.
     pub fn allow(&mut self, hosts: &[String]) {
-        self.also.extend(hosts.iter().map(|host| host.trim_end_matches(":80").to_owned()));
+        let parts = hosts.iter().map(|host| name_and_port(host));
+        self.also.extend(parts.map(|(name, port)| (name.to_owned(), port)));
     }
 
-    /// Says to a browser why a request with this `Host` was refused with status 421.
+    /// Explains to a browser why a request with this `Host` was refused with status 421.
     pub fn misdirected(&self, headers: &HeaderMap) -> String {
         let host = headers.get(header::HOST).and_then(|host| host.to_str().ok()).unwrap_or("no host");
         format!(
@@ -60,14 +61,11 @@ impl Guard {
     pub fn check(&self, headers: &HeaderMap) -> Result<(), StatusCode> {
         let host =
             headers.get(header::HOST).and_then(|host| host.to_str().ok()).ok_or(StatusCode::MISDIRECTED_REQUEST)?;
-        let (name, port) = match host.rsplit_once(':').filter(|(_, port)| port.bytes().all(|c| c.is_ascii_digit())) {
-            Some((name, port)) => (name, port.parse().unwrap_or(0)),
-            None => (host, 80),
-        };
+        let (name, port) = name_and_port(host);
         let is_ours = ["localhost", "127.0.0.1", "[::1]"].contains(&name) || self.host.as_deref() == Some(name);
         // Where every address of the machine is listened at, its names are not known, and the token decides.
         let any = self.token.is_some() && self.host.is_none();
-        let is_allowed = self.also.iter().any(|also| also == host.trim_end_matches(":80"));
+        let is_allowed = self.also.iter().any(|also| (also.0.as_str(), also.1) == (name, port));
         if !is_allowed && (port != self.port || !(is_ours || any)) {
             return Err(StatusCode::MISDIRECTED_REQUEST);
         }
@@ -86,6 +84,14 @@ impl Guard {
         let host = headers.get(header::HOST).and_then(|host| host.to_str().ok()).unwrap_or_default();
         let origin = headers.get(header::ORIGIN).map(|origin| origin.to_str().unwrap_or_default());
         headers.contains_key(OURS) && origin.is_none_or(|origin| origin == format!("http://{host}"))
+    }
+}
+
+/// The parts of a value of `Host`: without a port it is 80.
+fn name_and_port(host: &str) -> (&str, u16) {
+    match host.rsplit_once(':').filter(|(_, port)| port.bytes().all(|c| c.is_ascii_digit())) {
+        Some((name, port)) => (name, port.parse().unwrap_or(0)),
+        None => (host, 80),
     }
 }
 

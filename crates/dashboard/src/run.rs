@@ -93,11 +93,13 @@ impl RunFiles {
         }
     }
 
-    /// How many alarms hold now, without notes.
-    pub fn active_alarms(&self, verdict: &Verdict) -> usize {
+    /// The alarms that hold now, without notes, in the order in which they are listed.
+    pub fn active_alarms(&self, verdict: &Verdict) -> Vec<Alarm> {
         let has_learned = verdict.has_learned();
-        let open = |alarm: &Alarm| alarm.until.is_none() && alarm.weight(has_learned) != Weight::Note;
-        self.alarms.iter().map(read_alarm).filter(open).count()
+        let is_active = |alarm: &Alarm| alarm.until.is_none() && alarm.weight(has_learned) != Weight::Note;
+        let mut active: Vec<Alarm> = self.alarms.iter().map(read_alarm).filter(is_active).collect();
+        active.sort_by_key(|alarm| alarm.place(has_learned));
+        active
     }
 
     /// The metrics read so far.
@@ -172,12 +174,6 @@ impl RunFiles {
         serde_json::from_slice(&bytes).unwrap_or(Value::Null)
     }
 
-    /// The name that the configuration gives the run.
-    pub fn name(&self) -> Option<String> {
-        let name = self.config().get("run_name").and_then(Value::as_str).map(str::to_owned);
-        name.filter(|name| !name.is_empty())
-    }
-
     /// The state of the run: `running`, `finished`, or `stopped` before its end.
     pub fn state(&self) -> &'static str {
         match (lockstep::directory::writer(&self.root), self.root.join("model").is_dir()) {
@@ -189,7 +185,12 @@ impl RunFiles {
 
     /// The last step, and the planned number of steps.
     pub fn progress(&self) -> (u64, Option<u64>) {
-        let total = self.config().get("max_steps").and_then(Value::as_i64).filter(|&steps| steps > 0);
+        self.progress_of(&self.config())
+    }
+
+    /// The same for a configuration that was read already.
+    pub fn progress_of(&self, config: &Map<String, Value>) -> (u64, Option<u64>) {
+        let total = config.get("max_steps").and_then(Value::as_i64).filter(|&steps| steps > 0);
         let total = total.map(|steps| steps as u64).or_else(|| self.json("record.json").get("total_steps")?.as_u64());
         (self.series.last_step().unwrap_or(0), total)
     }
@@ -290,7 +291,8 @@ impl RunFiles {
     /// Everything about the run that is not a curve, for the page.
     pub fn facts(&mut self, name: &str) -> Value {
         self.refresh();
-        let ((step, total), verdict) = (self.progress(), self.verdict());
+        let (config, verdict) = (self.config(), self.verdict());
+        let (step, total) = self.progress_of(&config);
         let recorded = self.groups().map(|groups| groups.index().len());
         let (groups, evaluations) = (self.groups(), self.evaluations());
         json!({
@@ -303,7 +305,7 @@ impl RunFiles {
             "alarms": self.alarms(&verdict),
             "moved": self.moved(),
             "written_s": self.written_s(),
-            "config": self.config(),
+            "config": config,
             "origins": self.origins(),
             "record": self.json("record.json"),
             "checkpoints": self.checkpoints(),
@@ -318,6 +320,11 @@ impl RunFiles {
             "directory": self.root,
         })
     }
+}
+
+/// The name that a configuration gives its run.
+pub fn name_of(config: &Map<String, Value>) -> Option<&str> {
+    config.get("run_name").and_then(Value::as_str).filter(|name| !name.is_empty())
 }
 
 /// The alarm of a line of metrics, without its texts.

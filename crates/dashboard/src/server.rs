@@ -5,7 +5,7 @@ use crate::assets::asset;
 use crate::groups::{self, Wanted};
 use crate::guard::{Guard, POLICY};
 use crate::prompts;
-use crate::run::RunFiles;
+use crate::run::{RunFiles, name_of};
 use crate::runs::{Runs, lock};
 use crate::table::{Row, table};
 use axum::Router;
@@ -169,11 +169,11 @@ async fn runs(State(site): Shared) -> Response {
     let line = |(name, run): (String, Arc<Mutex<RunFiles>>)| {
         let mut run = lock(&run);
         run.refresh();
-        let (step, total) = run.progress();
-        let verdict = run.verdict();
-        let alarms = run.active_alarms(&verdict);
+        let (config, verdict) = (run.config(), run.verdict());
+        let (step, total) = run.progress_of(&config);
+        let alarms = run.active_alarms(&verdict).len();
         json!({
-            "id": name, "name": run.name(), "state": run.state(), "step": step, "total": total,
+            "id": name, "name": name_of(&config), "state": run.state(), "step": step, "total": total,
             "silent_s": run.silent_s(), "verdict": verdict.to_json(), "alarms": alarms,
         })
     };

@@ -1,6 +1,7 @@
 //! The table of all runs: what each is, what it came to, and by which keys of the configuration they differ.
 
-use crate::run::RunFiles;
+use crate::run::{RunFiles, name_of};
+use crate::series::short;
 use serde_json::{Map, Value, json};
 use std::collections::BTreeMap;
 use std::collections::hash_map::DefaultHasher;
@@ -22,28 +23,25 @@ impl Row {
     /// Reads the run with this id.
     pub fn of(id: &str, run: &mut RunFiles) -> Row {
         run.refresh();
-        let ((step, total), verdict, config) = (run.progress(), run.verdict(), run.config());
+        let (config, verdict) = (run.config(), run.verdict());
+        let (step, total) = run.progress_of(&config);
         let (metric, values) = run.judged_by();
         let held_out = run.series().values(&format!("eval_{metric}")).map(|(_, value)| value).last();
-        let alarms = run
-            .alarms(&verdict)
-            .into_iter()
-            .filter(|line| line["alarm"].get("until").is_none() && line["weight"] != "note");
-        let alarms: Vec<Value> = alarms.map(|line| line["alarm"]["id"].clone()).collect();
+        let alarms: Vec<String> = run.active_alarms(&verdict).into_iter().map(|alarm| alarm.id).collect();
         let last = &values[values.len() - values.len().div_ceil(10)..];
         let reached = (!last.is_empty()).then(|| last.iter().sum::<f64>() / last.len() as f64);
         let mut line = Map::new();
         for (key, value) in [
             ("id", json!(id)),
-            ("name", json!(run.name())),
+            ("name", json!(name_of(&config))),
             ("state", json!(run.state())),
             ("step", json!(step)),
             ("total", json!(total)),
             ("changed_s", json!(run.changed_s())),
             ("verdict", verdict.to_json()),
             ("metric", json!(metric)),
-            ("reached", json!(reached.map(crate::series::short))),
-            ("held_out", json!(held_out.map(crate::series::short))),
+            ("reached", json!(reached.map(short))),
+            ("held_out", json!(held_out.map(short))),
             ("curve", curve(&values)),
             ("alarms", json!(alarms)),
         ] {
@@ -96,7 +94,7 @@ pub fn table(rows: Vec<Row>) -> Value {
 fn curve(values: &[f64]) -> Value {
     let finite: Vec<f64> = values.iter().copied().filter(|x| x.is_finite()).collect();
     let width = finite.len().div_ceil(POINTS).max(1);
-    finite.chunks(width).map(|part| crate::series::short(part.iter().sum::<f64>() / part.len() as f64)).collect()
+    finite.chunks(width).map(|part| short(part.iter().sum::<f64>() / part.len() as f64)).collect()
 }
 
 #[cfg(test)]

@@ -42,29 +42,26 @@ pub struct Judged<'a> {
 
 /// The verdict on a run by its curve, the alarms that hold, and the metric's values on held-out prompts.
 pub fn verdict(judged: Judged<'_>, alarms: &[Alarm], held_out: &[f64]) -> Verdict {
-    let mut verdict = of_curve(judged);
+    let (mut verdict, improvement) = of_curve(judged);
     if verdict.state == "nothing" {
         return verdict;
     }
-    let improved = ["learning", "level", "falling", "learned"].contains(&verdict.state);
     let mut open: Vec<&Alarm> = alarms.iter().filter(|alarm| alarm.until.is_none()).collect();
     open.sort_by_key(|alarm| alarm.place(verdict.has_learned()));
     let worst = open.first().filter(|alarm| alarm.weight(verdict.has_learned()) == Weight::Broken);
     if let Some(alarm) = worst {
-        let (state, words) = match (alarm.gaming(), alarm.broken()) {
-            (Some(words), _) => ("gamed", words),
-            (None, words) => ("broken", words.unwrap_or_default()),
-        };
-        let since = format!("{words} (since step {})", alarm.since);
-        verdict.says = match verdict.says.split_once(": ") {
-            // The change without what follows: it is not what the run was meant to learn.
-            Some((_, went)) if state == "gamed" && improved => {
-                let end = went.find([',', ';']).unwrap_or(went.len());
-                format!("Gamed: {}, but {since}.", went[..end].trim_end_matches('.'))
+        let since = |words: &str| format!("{words} (since step {})", alarm.since);
+        verdict = match (alarm.gaming(), improvement) {
+            // Without what follows the change: it is not what the run was meant to learn.
+            (Some(words), Some(went)) => {
+                Verdict { state: "gamed", says: format!("Gamed: {went}, but {}.", since(words)) }
             }
-            _ => format!("{} But {since}.", verdict.says),
+            (Some(words), None) => Verdict { state: "gamed", says: format!("{} But {}.", verdict.says, since(words)) },
+            (None, _) => {
+                let words = since(alarm.broken().unwrap_or_default());
+                Verdict { state: "broken", says: format!("{} But {words}.", verdict.says) }
+            }
         };
-        verdict.state = state;
     } else if verdict.has_learned() && open.iter().any(|alarm| alarm.id == "zero_variance") {
         verdict.says += " Nearly every group earns the same now: nothing is left to learn from these prompts.";
     }
@@ -83,17 +80,18 @@ fn of_held_out(values: &[f64]) -> String {
 
 /// Compares the first of a metric's values with the mean of the last tenth. A change counts if it exceeds three
 /// standard errors. One step's value is noisy, so if that change does not count, the mean of the first tenth takes the
-/// place of the first value. A line fitted to the last third of the values decides what follows an improvement.
-fn of_curve(Judged { name, values, higher_is_better, has_ended }: Judged<'_>) -> Verdict {
+/// place of the first value. A line fitted to the last third of the values decides what follows an improvement. The
+/// second result is the improvement in words, if there is one.
+fn of_curve(Judged { name, values, higher_is_better, has_ended }: Judged<'_>) -> (Verdict, Option<String>) {
     let values: Vec<f64> = values.iter().copied().filter(|x| x.is_finite()).collect();
     if values.len() < 4 {
         let says = format!("Too early to tell: {} of {name}, and 4 are needed.", counted(values.len(), "value"));
-        return Verdict { state: "nothing", says };
+        return (Verdict { state: "nothing", says }, None);
     }
     // Equal values have means that differ by rounding.
     if values.iter().all(|x| (x - values[0]).abs() <= 1e-9 * values[0].abs()) {
         let says = format!("Nothing to learn from: {name} was {} in every step.", number(values[0]));
-        return Verdict { state: "constant", says };
+        return (Verdict { state: "constant", says }, None);
     }
     let change = Some(Change::of(&values)).filter(Change::counts).unwrap_or_else(|| Change::of_tenths(&values));
     let sign = if higher_is_better { 1.0 } else { -1.0 };
@@ -105,10 +103,10 @@ fn of_curve(Judged { name, values, higher_is_better, has_ended }: Judged<'_>) ->
         } else {
             format!("Not learning yet: {name} began at {from} and is {to}, which may be chance.")
         };
-        return Verdict { state: "not yet", says };
+        return (Verdict { state: "not yet", says }, None);
     }
     if sign * (change.to - change.from) < 0.0 {
-        return Verdict { state: "worse", says: format!("Worse: {went}.") };
+        return (Verdict { state: "worse", says: format!("Worse: {went}.") }, None);
     }
     let (state, says) = match Tail::of(&values, change.to - change.from) {
         Tail::Improves if has_ended => ("learning", format!("Learned: {went}, and still improved at the end.")),
@@ -117,7 +115,7 @@ fn of_curve(Judged { name, values, higher_is_better, has_ended }: Judged<'_>) ->
         Tail::Falls => ("falling", format!("Learned: {went}, but it became worse in the last third of the steps.")),
         Tail::Unknown => ("learned", format!("Learned: {went}; it may still improve, which the noise hides.")),
     };
-    Verdict { state, says }
+    (Verdict { state, says }, Some(went))
 }
 
 /// The standard deviation of the noise in a metric's values, from the differences between neighbouring values, less

@@ -182,12 +182,10 @@ fn table(machine: Machine, settings: &Settings, runs: &[(Level, Vec<Step>)]) -> 
     for (level, steps) in runs {
         let Some(middle) = median_step(steps) else { continue };
         let step_s = middle.seconds();
-        // Weights that differ by rounding after step 1 may draw other tokens later, which is no fault of the level.
+        // Weights that differ by rounding after step 1 may draw other tokens later: that is not the level's fault.
         let same = |is_same: fn(&Step, &Step) -> bool| match before {
             None => Value::Null,
-            Some(before) => {
-                json!(if before.iter().zip(steps).take(1).all(|(a, b)| is_same(a, b)) { "yes" } else { "no" })
-            }
+            Some(before) => json!(if is_same(&before[0], &steps[0]) { "yes" } else { "no" }),
         };
         let mut row = vec![json!(level.id)];
         row.extend(stages.iter().map(|(_, _, seconds)| json!(seconds(middle))));

@@ -2,7 +2,7 @@ use super::*;
 
 /// The verdict on the curve of a running run.
 fn verdict(name: &str, values: &[f64], higher_is_better: bool) -> Verdict {
-    of_curve(Judged { name, values, higher_is_better, has_ended: false })
+    of_curve(Judged { name, values, higher_is_better, has_ended: false }).0
 }
 
 /// Values of the function `of` at 0 to n − 1, with noise of ±0.05 that repeats every seven values.

@@ -116,11 +116,9 @@ impl StepTable {
     }
 
     fn rows_of(&mut self, mut cells: Vec<(String, String)>, room: usize) -> Vec<String> {
-        let known = |names: &[String], widths: &[usize], name: &String| {
-            names.iter().position(|known| known == name).map_or(0, |place| widths[place])
-        };
         let width = |(name, text): &(String, String)| {
-            known(&self.names, &self.widths, name).max(name.chars().count()).max(text.chars().count())
+            let known = self.names.iter().position(|known| known == name).map_or(0, |place| self.widths[place]);
+            known.max(name.chars().count()).max(text.chars().count())
         };
         let mut widths: Vec<usize> = cells.iter().map(width).collect();
         let mut spare = SPARE.iter();
