@@ -10,8 +10,13 @@ macro_rules! assets {
 
 /// All files of the page; `index.html` is the page itself.
 const ASSETS: &[Asset] = assets! {
-    "index.html" "style.css" "rollouts.css" "app.js" "lib.js" "chart.js" "overview.js" "home.js" "rollouts.js"
-    "group.js" "prompts.js" "results.js" "then.js" "time.js" "stages.js" "spans.js" "profile.js" "levels.js" "run.js"
+    "index.html"
+    "theme.css" "style.css" "home.css" "overview.css" "time.css" "rollouts.css"
+    "app.js" "lib.js" "home.js"
+    "overview.js" "chart.js" "results.js" "then.js"
+    "rollouts.js" "group.js" "prompts.js"
+    "time.js" "stages.js" "spans.js" "profile.js"
+    "levels.js" "run.js"
     "vendor/uplot-1.6.32/uPlot.iife.min.js" "vendor/uplot-1.6.32/uPlot.min.css"
     "vendor/source-serif-4-5.3.1/source-serif-4-latin-400-normal.woff2"
     "vendor/source-serif-4-5.3.1/source-serif-4-latin-400-italic.woff2"
