@@ -107,8 +107,12 @@ export function seconds(s) {
 
 export const counted = (n, what) => `${n.toLocaleString("en")} ${what}${n === 1 ? "" : "s"}`;
 
-/** A text with `code` in backticks. */
-export const marked = (text) => text.split("`").map((part, i) => (i % 2 ? h("code", {}, part) : part));
+/** A text with `code` in backticks; a flag such as `--distributed` stays in one line. */
+export const marked = (text) =>
+  text.split("`").map((part, i) => (i % 2 ? h("code", {}, flags(part)) : flags(part)));
+
+const flags = (text) =>
+  text.split(/(--[a-z][\w-]*)/).map((part, i) => (i % 2 ? h("span", { class: "flag" }, part) : part));
 
 /** A key of the configuration as the page writes it. */
 export const key = (name) => h("code", {}, name);

@@ -15,7 +15,7 @@ const ASSETS: &[Asset] = assets! {
     "app.js" "lib.js" "home.js"
     "overview.js" "chart.js" "results.js" "then.js"
     "rollouts.js" "group.js" "prompts.js"
-    "time.js" "stages.js" "spans.js" "profile.js"
+    "time.js" "stages.js" "bars.js" "stack.js" "spans.js" "profile.js"
     "levels.js" "run.js"
     "vendor/uplot-1.6.32/uPlot.iife.min.js" "vendor/uplot-1.6.32/uPlot.min.css"
     "vendor/source-serif-4-5.3.1/source-serif-4-latin-400-normal.woff2"

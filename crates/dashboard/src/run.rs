@@ -3,6 +3,7 @@
 use crate::lines::Lines;
 use crate::meaning::meaning;
 use crate::series::Series;
+use crate::trace::Traced;
 use crate::verdict::{Judged, Moved, Verdict, moved, verdict};
 use lockstep::directory::ProfileRecord;
 use lockstep::evaluation::TokenTexts;
@@ -28,6 +29,8 @@ pub struct RunFiles {
     updates: Option<(u64, Arc<GroupFile>)>,
     evaluations: Option<(u64, Arc<GroupFile>)>,
     tokens: Option<Option<Arc<TokenTexts>>>,
+    /// `trace.json`, once it was asked for.
+    traced: Option<Traced>,
 }
 
 impl RunFiles {
@@ -45,6 +48,7 @@ impl RunFiles {
             updates: None,
             evaluations: None,
             tokens: None,
+            traced: None,
         }
     }
 
@@ -128,6 +132,13 @@ impl RunFiles {
     /// The recorded groups of evaluations.
     pub fn evaluations(&mut self) -> Option<Arc<GroupFile>> {
         opened(&self.root.join("evaluations.bin"), &mut self.evaluations)
+    }
+
+    /// The seconds of each step by stage, as far as the run traces them.
+    pub fn traced(&mut self) -> &Traced {
+        let traced = self.traced.get_or_insert_with(|| Traced::new(self.root.join("trace.json")));
+        traced.refresh();
+        traced
     }
 
     /// The tokenizer of the final model, of a checkpoint, or of the initial model.

@@ -115,7 +115,7 @@ fn router(site: Arc<Site>) -> Router {
         .route("/api/runs/{run}/groups/{place}", get(group))
         .route("/api/runs/{run}/groups/{place}/completions/{number}", get(completion))
         .route("/api/runs/{run}/spans", get(spans))
-        .route("/api/runs/{run}/beside", get(beside))
+        .route("/api/runs/{run}/stages", get(stages))
         .route("/api/runs/{run}/report", get(report_of))
         .route("/api/events", get(events))
         .route("/api/jobs", get(jobs::state).merge(post(jobs::start)).delete(jobs::stop))
@@ -291,20 +291,16 @@ async fn completion(
     }
 }
 
-/// The text of `trace.json`; empty if the run has none.
-fn trace_of(site: &Site, name: &str) -> Option<String> {
-    let path = lock(&site.runs.get(name)?).root().join("trace.json");
-    Some(disk::read_to_string(path, disk::most::STATE).unwrap_or_default())
-}
-
 async fn spans(State(site): Shared, Path(name): Path<String>, uri: Uri) -> Response {
-    let Some(text) = trace_of(&site, &name) else { return missing() };
+    let Some(run) = site.runs.get(&name) else { return missing() };
+    let path = lock(&run).root().join("trace.json");
+    let text = disk::read_to_string(path, disk::most::STATE).unwrap_or_default();
     answer(&trace::spans(&text, number(&words(&uri), "step", 1)))
 }
 
-async fn beside(State(site): Shared, Path(name): Path<String>) -> Response {
-    let Some(text) = trace_of(&site, &name) else { return missing() };
-    answer(&trace::beside(&text))
+async fn stages(State(site): Shared, Path(name): Path<String>, uri: Uri) -> Response {
+    let Some(run) = site.runs.get(&name) else { return missing() };
+    answer(&lock(&run).traced().json(number(&words(&uri), "px", 240).clamp(1, 4000)))
 }
 
 /// The report of `lockstep report` as a file to download: of the run, or of two runs with `vs`.

@@ -287,7 +287,7 @@ fn each_parameter_of_an_address_has_its_effect() {
     assert_eq!(site.json("/api/runs/a/groups/0/completions/0?of=evaluations")["length"], 3);
     assert_eq!(site.json("/api/runs/a/spans").as_array().unwrap().len(), 1);
     assert_eq!(site.json("/api/runs/a/spans?step=2"), json!([]));
-    assert_eq!(site.json("/api/runs/a/beside"), json!({ "steps": 0, "seconds": {} }));
+    assert_eq!(site.json("/api/runs/a/stages")["beside"], json!({ "steps": 0, "seconds": {} }));
     let steps = |query: &str| site.json(&format!("/api/runs/a/series?keys=reward&{query}"))["steps"].clone();
     assert_eq!(
         (steps(""), steps("from=2"), steps("to=2"), steps("px=0")),
@@ -302,7 +302,7 @@ fn each_parameter_of_an_address_has_its_effect() {
         "/api/runs/b/map",
         "/api/runs/b/prompts",
         "/api/runs/b/spans",
-        "/api/runs/b/beside",
+        "/api/runs/b/stages",
         "/api/runs/b/report",
         "/api/runs/a/report?vs=b",
         "/api/runs/b/series",
