@@ -30,6 +30,19 @@ export function refill(element, what, make) {
 /** A run as people know it: its name, or its directories. */
 export const titleOf = (run) => run.name ?? run.id.replaceAll("~", "/");
 
+/** A link that downloads the report of `lockstep report`: of a run, or of two. */
+export const reportLink = (run, vs) =>
+  h(
+    "a",
+    {
+      class: "button",
+      href: `/api/runs/${encodeURIComponent(run)}/report${vs ? `?vs=${encodeURIComponent(vs)}` : ""}`,
+      download: "",
+      title: "One HTML file without scripts, to keep or to send",
+    },
+    "Report",
+  );
+
 export const isOpen = (line) => line.alarm.until === undefined;
 
 /** Whether a person should look at an alarm now: the configuration or success explains a note. */
