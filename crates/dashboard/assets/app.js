@@ -189,7 +189,7 @@ function listen(again) {
   stream.addEventListener("mark", async (event) => {
     const news = JSON.parse(event.data);
     const one = runs.find((one) => one.id === shown.run);
-    if (one) Object.assign(one, { step: news.step, total: news.total, state: news.state, verdict: news.verdict });
+    if (one) Object.assign(one, news);
     head();
     hear();
     // What came with the first mark is shown already.

@@ -93,7 +93,7 @@ export async function overview(main, run, words, runs) {
   const search = h("p", { class: "tools" }, all, filter);
   const grid = h("section", { class: "charts", "aria-label": "Charts" });
   const then = h("section", { class: "then", "aria-label": "Completions then and now" });
-  main.append(say, numbers, alarms, then, tools, compared, order, search, grid);
+  main.append(say, numbers, alarms, then, tools, compared, order, search, h("h2", { class: "unseen" }, "Charts"), grid);
   // The steps that the section shows, and when they were read.
   let [told, since] = [null, 0];
 

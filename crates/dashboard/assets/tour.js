@@ -1,5 +1,6 @@
 // A tour of a run in five steps: a dialog beside the element that each step is about. Its figures are the run's.
 import { address, counted, get, h, number, percent } from "/lib.js";
+import { STAGES } from "/stages.js";
 
 // How long a step waits for its element, in milliseconds; what does not come is passed over.
 const WAIT = 4000;
@@ -74,6 +75,7 @@ async function token(run, facts) {
 
 /** The bar of a whole step. */
 function whole(run, facts) {
+  if (!facts.profile?.measured?.steps && !STAGES.some(([key]) => facts.keys.includes(key))) return null;
   const findings = facts.findings?.length ?? 0;
   return {
     hash: address(run, "time"),

@@ -365,8 +365,12 @@ impl Events {
                     (id != events.seen).then(|| {
                         events.seen = id.clone();
                         let (step, total) = run.progress();
-                        let verdict = run.verdict().to_json();
-                        let data = json!({ "step": step, "total": total, "state": run.state(), "verdict": verdict });
+                        let verdict = run.verdict();
+                        let alarms = run.active_alarms(&verdict).len();
+                        let data = json!({
+                            "step": step, "total": total, "state": run.state(), "verdict": verdict.to_json(),
+                            "alarms": alarms,
+                        });
                         Event::default().event("mark").id(id).data(data.to_string())
                     })
                 };

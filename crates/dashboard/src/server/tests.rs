@@ -413,7 +413,7 @@ fn an_event_has_the_state_and_is_not_sent_to_who_has_it() {
     assert_eq!(id, format!("{}-0-stopped", length()));
     let says = "Learned: reward went from 0.250 to 0.875, and still improved at the end.";
     let verdict = json!({ "state": "learning", "says": says });
-    assert_eq!(data, json!({ "step": 4, "total": 10, "state": "stopped", "verdict": verdict }));
+    assert_eq!(data, json!({ "step": 4, "total": 10, "state": "stopped", "verdict": verdict, "alarms": 0 }));
     let (later, data) = next(&id, &|| {
         let mut file = std::fs::OpenOptions::new().append(true).open(&log).unwrap();
         file.write_all(b"{\"step\":5,\"reward\":2}\n").unwrap();
