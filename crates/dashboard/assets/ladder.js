@@ -99,7 +99,7 @@ export function result(stages, rows) {
       { class: "legend" },
       stages.map(({ name }) => h("span", {}, h("i", { class: color(name) }), name)),
     ),
-    h("p", { class: "legend narrow" }, "The table goes on to the right: scroll it."),
+    h("p", { class: "legend narrow" }, "The table continues to the right: scroll it."),
     // Beyond a narrow screen it scrolls, by keys, too.
     h("div", { class: "wide", tabindex: 0, role: "region", "aria-label": "Measured levels" }, [
       h(

@@ -28,7 +28,7 @@ export async function time(main, run, words) {
   const step = h("section", { class: "spans", "aria-label": "Spans of a step" });
   const deep = h("section", { class: "stack", "aria-label": "Stages inside stages" });
   main.append(says, whole, h("div", { class: "side-by-side" }, sums, helps), steps, step, deep);
-  // The step whose spans are shown: they stay while the run goes on.
+  // The step whose spans are shown: they stay while the run continues.
   let shown = null;
 
   async function draw(words, fresh) {

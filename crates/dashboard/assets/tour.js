@@ -17,8 +17,10 @@ function verdict(run, facts) {
     find: () => document.querySelector(".verdict h1"),
     title: "Does it learn?",
     says: [
-      `This sentence answers it, from the ${counted(facts.step, "step")} so far. It compares the beginning with the last ${tenth}, and a difference counts only where it is larger than the noise.`,
-      `Below it: the numbers, and ${alarms ? counted(alarms, "active alarm") : "alarms, of which none is active"}. An alarm opens with what was measured and what helps.`,
+      `This sentence answers it, from the ${counted(facts.step, "step")} so far. It compares the beginning with the ` +
+        `last ${tenth}, and a difference counts only where it is larger than the noise.`,
+      `Below it: the numbers, and ${alarms ? counted(alarms, "active alarm") : "alarms, of which none is active"}. ` +
+        "An alarm opens with what was measured and what helps.",
     ],
   };
 }
@@ -36,7 +38,9 @@ async function flat(run, facts) {
       find: () => document.querySelector(".read header"),
       title: "Why is nothing learned from this group?",
       says: [
-        `A completion is pushed up if it earned more than the others of its group, and down if it earned less. All ${completions.length} of this group earned ${number(reward)}: none is better, each advantage is 0, and so is its part of the gradient.${penalty}`,
+        "A completion is pushed up if it earned more than the others of its group, and down if it earned less. " +
+          `All ${completions.length} of this group earned ${number(reward)}: none is better, each advantage is 0, ` +
+          `and so is its part of the gradient.${penalty}`,
         `${list.total.toLocaleString("en")} of this run's ${counted(facts.groups, "group")} are like that (${percent(list.total / facts.groups)}).`,
       ],
     };
@@ -57,6 +61,10 @@ async function token(run, facts) {
   if (!one.logprobs?.length || !one.pieces) return null;
   const t = one.logprobs.indexOf(Math.min(...one.logprobs));
   const [own, after] = [advantage(one, t), one.new_logprobs?.[t]];
+  const entropy = one.entropies
+    ? ` The distribution it was drawn from had an entropy of ${number(one.entropies[t])} nats.`
+    : "";
+  const since = (after ?? null) === null ? "" : ` After the step its probability was × ${number(Math.exp(after - one.logprobs[t]))}.`;
   const way = own > 0 ? "likelier" : own < 0 ? "less likely" : "neither likelier nor less likely";
   return {
     hash: address(run, "rollouts", { step, g: place, color: "surprise" }),
@@ -66,9 +74,11 @@ async function token(run, facts) {
       [
         "The model drew ",
         quoted(one.pieces[t]),
-        ` with probability ${percent(Math.exp(one.logprobs[t]))}: a surprise of ${number(-one.logprobs[t])} nats, which is its colour.${one.entropies ? ` The distribution it was drawn from had an entropy of ${number(one.entropies[t])} nats.` : ""}`,
+        ` with probability ${percent(Math.exp(one.logprobs[t]))}: a surprise of ${number(-one.logprobs[t])} nats, ` +
+          `which is its colour.${entropy}`,
       ],
-      `Its advantage is ${number(own)}, so the step makes it ${way}.${after === undefined || after === null ? "" : ` After the step its probability was × ${number(Math.exp(after - one.logprobs[t]))}.`} Rest on any token to read its numbers; c changes the colour.`,
+      `Its advantage is ${number(own)}, so the step makes it ${way}.${since} ` +
+        "Rest on any token to read its numbers; c changes the colour.",
     ],
   };
 }
@@ -77,13 +87,18 @@ async function token(run, facts) {
 function whole(run, facts) {
   if (!facts.profile?.measured?.steps && !STAGES.some(([key]) => facts.keys.includes(key))) return null;
   const findings = facts.findings?.length ?? 0;
+  const helps = findings
+    ? `What would help is beside the table: ${counted(findings, "finding")}, those that cost most first.`
+    : facts.profile
+      ? "No rule about wasted time holds for this run; such findings would be beside the table."
+      : "What would help is beside the table, once a run took 10 seconds.";
   return {
     hash: address(run, "time"),
     find: () => document.querySelector(".whole"),
     title: "Where does the time go?",
     says: [
       "The bar is a whole step, to the last per cent; its parts are the rows of the table below it.",
-      `${findings ? `What would help is beside the table: ${counted(findings, "finding")}, those that cost most first.` : "No rule about wasted time holds for this run; such findings would be beside the table."} Click a step in the chart to see its spans.`,
+      `${helps} Click a step in the chart to see its spans.`,
     ],
   };
 }
@@ -96,7 +111,8 @@ function thenAndNow(run, facts) {
     find: () => document.querySelector(".then .pair"),
     title: "What does it write now?",
     says: [
-      `${facts.evaluated ? "A held-out prompt" : "A prompt"} with its first and its latest completion side by side. What the other one lacks is marked, and the reward is beside the step.`,
+      `${facts.evaluated ? "A held-out prompt" : "A prompt"} with its first and its latest completion side by side. ` +
+        "What the other one lacks is marked, and the reward is beside the step.",
       "That was the tour. The button ? lists the keys.",
     ],
   };

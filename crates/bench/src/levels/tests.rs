@@ -83,7 +83,11 @@ fn named_levels_have_all_ideas_of_their_parts() {
     let runs = [(level("none"), vec![step(3.0)]), (level("shared"), vec![step(0.5), step(0.25)])];
     let lines = named_lines(Algorithm::Grpo, &runs);
     assert_eq!(lines.len(), 2);
-    assert!(lines[0].starts_with("baseline: 3.000 s per step, 1.0 × as fast as the first level. No optimization"), "{}", lines[0]);
+    assert!(
+        lines[0].starts_with("baseline: 3.000 s per step, 1.0 × as fast as the first level. No optimization"),
+        "{}",
+        lines[0]
+    );
     let fast = "optimal: 0.250 s per step, 12.0 × as fast as the first level.";
     assert_eq!(lines[1], format!("{fast} As far as it was measured: shared prompt."));
     assert!(Preset::find("ppo-document").unwrap().levels().iter().any(|level| level.stage == "baseline"));
