@@ -113,7 +113,7 @@ pub(crate) fn run(args: Args) -> anyhow::Result<()> {
     }
     console.print(&format!(
         "{:.0} s in all. The run: {}; its model: {}\n\
-         See it:            lockstep dashboard {}\n\
+         See it:            lockstep dashboard {}  (press T there for a tour)\n\
          Ask it:            lockstep generate --model {} --prompt 58+67= --temperature 0\n{next}\
          Your own model:    lockstep train --model DIR --dataset FILE.jsonl --reward gsm8k --out runs/mine",
         started.elapsed().as_secs_f64(),

@@ -5,7 +5,9 @@ import { rollouts } from "/rollouts.js";
 import { time } from "/time.js";
 import { home } from "/home.js";
 import { levels } from "/levels.js";
+import { announce } from "/live.js";
 import { run } from "/run.js";
+import { tour, wasSeen } from "/tour.js";
 
 const VIEWS = {
   overview: ["Overview", overview],
@@ -29,6 +31,7 @@ const KEYS = [
   ["b, w, z, t", "Rollouts: best, worst, no spread, cut"],
   ["/", "Rollouts: search"],
   ["d", "light or dark"],
+  ["T", "a tour of the run in five steps"],
   ["?", "these keys"],
 ];
 const main = document.getElementById("main");
@@ -53,6 +56,7 @@ async function start() {
     if (!document.hidden) {
       runs = await get("runs").catch(() => runs);
       head();
+      hear();
     }
   }, 5000);
 }
@@ -102,7 +106,9 @@ async function show() {
       listen(false);
     }
     head();
-    document.title = [views[view][0], now.run, "Lockstep"].filter(Boolean).join(" · ");
+    const one = runs.find((one) => one.id === now.run);
+    document.title = [views[view][0], one && titleOf(one), "Lockstep"].filter(Boolean).join(" · ");
+    hear();
   } catch (error) {
     fill(main, h("p", { class: "none", role: "alert" }, error.message));
   }
@@ -158,8 +164,15 @@ function head() {
       words,
     ),
     alarms,
+    h("button", { class: `plain${wasSeen() ? "" : " news"}`, onclick: () => tour(place().run) }, "Tour"),
     h("button", { class: "plain", onclick: help, "aria-label": "Keys" }, "?"),
   );
+}
+
+/** What happens to the run is told to those who hear the page. */
+function hear() {
+  const one = runs.find((one) => one.id === shown.run);
+  if (one) announce(one);
 }
 
 function close() {
@@ -176,8 +189,9 @@ function listen(again) {
   stream.addEventListener("mark", async (event) => {
     const news = JSON.parse(event.data);
     const one = runs.find((one) => one.id === shown.run);
-    if (one) Object.assign(one, { step: news.step, total: news.total, state: news.state, verdict: news.verdict });
+    if (one) Object.assign(one, news);
     head();
+    hear();
     // What came with the first mark is shown already.
     if (!first) await shown.update?.(place().words, true);
     first = false;
@@ -227,6 +241,7 @@ function key(event) {
     shown.view = null;
     show();
   } else if (event.key === "?") help();
+  else if (event.key === "T" && now.run) tour(now.run);
   else if (shown.key?.(event, now.words, change)) event.preventDefault();
 }
 

@@ -17,6 +17,7 @@ import {
   percent,
   place,
   refill,
+  reportLink,
   seconds,
   titleOf,
 } from "/lib.js";
@@ -92,7 +93,7 @@ export async function overview(main, run, words, runs) {
   const search = h("p", { class: "tools" }, all, filter);
   const grid = h("section", { class: "charts", "aria-label": "Charts" });
   const then = h("section", { class: "then", "aria-label": "Completions then and now" });
-  main.append(say, numbers, alarms, then, tools, compared, order, search, grid);
+  main.append(say, numbers, alarms, then, tools, compared, order, search, h("h2", { class: "unseen" }, "Charts"), grid);
   // The steps that the section shows, and when they were read.
   let [told, since] = [null, 0];
 
@@ -156,6 +157,7 @@ export async function overview(main, run, words, runs) {
       other
         ? h("span", { class: "key" }, h("i", { class: "line a" }), run, h("i", { class: "line b" }), words.vs)
         : null,
+      reportLink(run, other ? words.vs : null),
       series.width > 1
         ? h("span", {}, `A point is ${series.width} steps; the band is their least and greatest value.`)
         : null,
@@ -248,7 +250,7 @@ function health(facts) {
   const open = facts.alarms.filter(isActive).map((line) => line.alarm);
   // Groups without spread cost time, and are no question of speed.
   const findings = (facts.profile?.findings ?? []).filter((one) => one.id !== "zero_spread");
-  const slow = findings.length ? ` Time: ${findings.map(named).join(", ")}.` : "";
+  const slow = findings.length ? ` The view Time has findings: ${findings.map(named).join(", ")}.` : "";
   if (!open.length) return `No alarm is active.${slow}`;
   const since = open.map((one) => `${named(one)}, since step ${one.since}`).join("; ");
   return `${counted(open.length, "alarm")}: ${since}.${slow}`;

@@ -26,6 +26,9 @@ train --out "$work/runs/iterations" --set max_steps=80 --set num_iterations=2
 train --out "$work/runs/ppo" --set max_steps=80 --set algorithm=ppo --set num_mini_batches=2
 train --out "$work/runs/reference" --set max_steps=40 --set beta=0.05
 train --out "$work/runs/lora" --set max_steps=40 --set use_peft=true --set lora_r=2
+# Checkpoints that are written beside the learner; its model was deleted afterwards.
+train --out "$work/runs/saved" --set max_steps=40 --set save_strategy=steps --set save_steps=5 --set "run_name=Checkpoints <b>beside</b>"
+rm -r "$work/runs/saved/model"
 for kind in sft dpo; do
   "$lockstep" $kind --model "$work/model" --dataset "$work/$kind.jsonl" --out "$work/runs/$kind" --set max_steps=40 --set per_device_train_batch_size=4 \
     --set logging_steps=1 --set save_strategy=no >"$work/log" 2>&1 || { cat "$work/log"; exit 1; }

@@ -11,12 +11,12 @@ macro_rules! assets {
 /// All files of the page; `index.html` is the page itself.
 const ASSETS: &[Asset] = assets! {
     "index.html"
-    "theme.css" "style.css" "home.css" "overview.css" "time.css" "rollouts.css"
+    "theme.css" "style.css" "home.css" "overview.css" "time.css" "rollouts.css" "tour.css"
     "app.js" "lib.js" "home.js"
     "overview.js" "chart.js" "results.js" "then.js"
     "rollouts.js" "group.js" "prompts.js"
-    "time.js" "stages.js" "spans.js" "profile.js"
-    "levels.js" "run.js"
+    "time.js" "stages.js" "bars.js" "stack.js" "spans.js" "profile.js"
+    "levels.js" "ladder.js" "run.js" "live.js" "tour.js"
     "vendor/uplot-1.6.32/uPlot.iife.min.js" "vendor/uplot-1.6.32/uPlot.min.css"
     "vendor/source-serif-4-5.3.1/source-serif-4-latin-400-normal.woff2"
     "vendor/source-serif-4-5.3.1/source-serif-4-latin-400-italic.woff2"

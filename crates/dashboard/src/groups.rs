@@ -291,28 +291,6 @@ fn completion(
     }))
 }
 
-/// The spans of an optimizer step in `trace.json`.
-pub fn spans(trace: &str, step: u64) -> Value {
-    let (mut found, mut before) = (Vec::<Value>::new(), 0);
-    for line in trace.lines() {
-        let Ok(span) = serde_json::from_str::<Value>(line.trim_end_matches(',')) else { continue };
-        let Some(at) = span["args"]["step"].as_u64() else { continue };
-        // A run that is resumed writes some steps again, behind later ones: the last ones count.
-        if at < before && at <= step {
-            found.clear();
-        }
-        before = at;
-        // The step itself is around the others.
-        if at == step && span["name"] != "step" {
-            found.push(json!({
-                "name": span["name"], "track": span["tid"], "start_us": span["ts"], "duration_us": span["dur"],
-                "flops": span["args"]["flops"], "bytes": span["args"]["bytes"],
-            }));
-        }
-    }
-    found.into()
-}
-
 #[cfg(test)]
 pub(crate) mod tests {
     use super::*;
@@ -412,23 +390,6 @@ pub(crate) mod tests {
         assert_eq!((&cut["from"], &cut["ids"], &cut["length"]), (&json!(1), &json!([2]), &json!(3)));
         assert_eq!(cut["new_logprobs"], json!([-0.5]));
         assert!(window(&file, 2, 9, None, None, (0, 1)).unwrap().is_none());
-    }
-
-    #[test]
-    fn spans_belong_to_the_step_that_they_name() {
-        let span = |name: &str, step: u64, ts: u64| {
-            format!("{{\"name\":\"{name}\",\"tid\":0,\"ts\":{ts},\"dur\":2,\"args\":{{\"step\":{step}}}}},\n")
-        };
-        // A gradient and an optimizer step are two spans of one name.
-        let trace = ["rollout", "update", "update"].map(|name| span(name, 1, 3)).concat();
-        let trace = format!("[\n{trace}{}{}", span("rollout", 2, 6), span("update", 3, 7));
-        let count = |trace: &str, step| spans(trace, step).as_array().unwrap().len();
-        assert_eq!([1, 2, 3, 4].map(|step| count(&trace, step)), [3, 1, 1, 0]);
-        assert_eq!(spans(&trace, 2)[0]["start_us"], 6);
-        // Resumed after step 1.
-        let trace = trace + &span("rollout", 2, 9) + &span("rollout", 3, 10);
-        assert_eq!((count(&trace, 2), spans(&trace, 2)[0]["start_us"].as_u64()), (1, Some(9)));
-        assert_eq!(spans(&trace, 3)[0]["start_us"], 10);
     }
 }
 

@@ -16,6 +16,7 @@
 //! | `prompts` | the same by prompt: how its reward changed |
 //! | `report` | a run, or two, on one page: `lockstep report` |
 //! | `guard` | who may ask |
+//! | `trace` | the spans of a step, and the work beside the learner |
 //! | `server` | addresses and answers |
 
 mod assets;
@@ -30,6 +31,7 @@ mod runs;
 mod series;
 mod server;
 mod table;
+mod trace;
 mod verdict;
 
 pub use guard::Guard;

@@ -5,9 +5,11 @@ use crate::assets::asset;
 use crate::groups::{self, Wanted};
 use crate::guard::{Guard, POLICY};
 use crate::prompts;
+use crate::report::{self, Report};
 use crate::run::{RunFiles, name_of};
 use crate::runs::{Runs, lock};
 use crate::table::{Row, table};
+use crate::trace;
 use axum::Router;
 use axum::body::Body;
 use axum::extract::{Path, Request, State};
@@ -113,6 +115,8 @@ fn router(site: Arc<Site>) -> Router {
         .route("/api/runs/{run}/groups/{place}", get(group))
         .route("/api/runs/{run}/groups/{place}/completions/{number}", get(completion))
         .route("/api/runs/{run}/spans", get(spans))
+        .route("/api/runs/{run}/stages", get(stages))
+        .route("/api/runs/{run}/report", get(report_of))
         .route("/api/events", get(events))
         .route("/api/jobs", get(jobs::state).merge(post(jobs::start)).delete(jobs::stop))
         .route("/api/jobs/{job}", get(jobs::events))
@@ -290,8 +294,32 @@ async fn completion(
 async fn spans(State(site): Shared, Path(name): Path<String>, uri: Uri) -> Response {
     let Some(run) = site.runs.get(&name) else { return missing() };
     let path = lock(&run).root().join("trace.json");
-    let trace = disk::read_to_string(path, disk::most::STATE).unwrap_or_default();
-    answer(&groups::spans(&trace, number(&words(&uri), "step", 1)))
+    let text = disk::read_to_string(path, disk::most::STATE).unwrap_or_default();
+    answer(&trace::spans(&text, number(&words(&uri), "step", 1)))
+}
+
+async fn stages(State(site): Shared, Path(name): Path<String>, uri: Uri) -> Response {
+    let Some(run) = site.runs.get(&name) else { return missing() };
+    answer(&lock(&run).traced().json(number(&words(&uri), "px", 240).clamp(1, 4000)))
+}
+
+/// The report of `lockstep report` as a file to download: of the run, or of two runs with `vs`.
+async fn report_of(State(site): Shared, Path(name): Path<String>, uri: Uri) -> Response {
+    let words = words(&uri);
+    let names = std::iter::once(name.as_str()).chain(words.get("vs").map(String::as_str));
+    let mut reports = Vec::new();
+    for name in names {
+        let Some(run) = site.runs.get(name) else { return missing() };
+        let root = lock(&run).root().to_owned();
+        match Report::read(&root) {
+            Ok(report) => reports.push(report),
+            Err(error) => return (StatusCode::INTERNAL_SERVER_ERROR, format!("{error:#}")).into_response(),
+        }
+    }
+    // Ids of runs have letters, digits and `-_.~` alone.
+    let file = format!("attachment; filename=\"report-{name}.html\"");
+    let headers = [(header::CONTENT_TYPE, "text/html; charset=utf-8".to_owned()), (header::CONTENT_DISPOSITION, file)];
+    (headers, report::html(&reports)).into_response()
 }
 
 /// Counts a live-update stream; dropping it ends the count.
@@ -337,8 +365,12 @@ impl Events {
                     (id != events.seen).then(|| {
                         events.seen = id.clone();
                         let (step, total) = run.progress();
-                        let verdict = run.verdict().to_json();
-                        let data = json!({ "step": step, "total": total, "state": run.state(), "verdict": verdict });
+                        let verdict = run.verdict();
+                        let alarms = run.active_alarms(&verdict).len();
+                        let data = json!({
+                            "step": step, "total": total, "state": run.state(), "verdict": verdict.to_json(),
+                            "alarms": alarms,
+                        });
                         Event::default().event("mark").id(id).data(data.to_string())
                     })
                 };

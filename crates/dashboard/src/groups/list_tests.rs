@@ -213,16 +213,3 @@ fn a_completion_has_what_was_recorded_of_each_of_its_tokens() {
     assert_eq!(ids(&window(&file, 0, 0, None, None, (0, usize::MAX)).unwrap().unwrap()), WINDOW);
     assert_eq!(ids(&window(&file, 0, 0, None, None, (WINDOW, usize::MAX)).unwrap().unwrap()), 1);
 }
-
-#[test]
-fn a_span_is_answered_whole() {
-    let line = |name: &str, step: u64| {
-        let span =
-            json!({"name": name, "tid": 2, "ts": 30, "dur": 4, "args": {"step": step, "flops": 5.0, "bytes": 6.0}});
-        format!("{span},\n")
-    };
-    let trace = format!("[\n{}{}{}no json\n", line("step", 1), line("decode", 1), line("decode", 2));
-    let decode = json!({ "name": "decode", "track": 2, "start_us": 30, "duration_us": 4, "flops": 5.0, "bytes": 6.0 });
-    assert_eq!(spans(&trace, 1), json!([decode]), "the step itself is around it");
-    assert_eq!(spans("", 1), json!([]));
-}

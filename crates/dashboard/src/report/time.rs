@@ -2,6 +2,7 @@
 
 use super::{Report, distinct, line, number};
 use lockstep::directory::ProfileRecord;
+use telemetry::Finding;
 
 /// Seconds, operations and bytes of a stage.
 type Sums = (f64, f64, f64);
@@ -47,6 +48,14 @@ impl Time {
         rows.push(row("a step".to_owned(), &profiles, |profile| Some((profile.measured.seconds, 0.0, 0.0))));
         Time { says, rows }
     }
+}
+
+/// The findings, those that cost most first, each with the seconds of a step that could be saved as words; these are
+/// empty where they are unknown.
+pub fn gains(profile: &ProfileRecord) -> Vec<(&Finding, String)> {
+    let steps = profile.measured.steps.max(1) as f64;
+    let words = |seconds: f64| format!(", up to {} s of a step", number(seconds / steps));
+    profile.by_gain().into_iter().map(|(finding, gain)| (finding, gain.map_or_else(String::new, words))).collect()
 }
 
 fn sentence(name: &str, ProfileRecord { measured, .. }: &ProfileRecord) -> String {

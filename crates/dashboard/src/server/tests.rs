@@ -287,6 +287,7 @@ fn each_parameter_of_an_address_has_its_effect() {
     assert_eq!(site.json("/api/runs/a/groups/0/completions/0?of=evaluations")["length"], 3);
     assert_eq!(site.json("/api/runs/a/spans").as_array().unwrap().len(), 1);
     assert_eq!(site.json("/api/runs/a/spans?step=2"), json!([]));
+    assert_eq!(site.json("/api/runs/a/stages")["beside"], json!({ "steps": 0, "seconds": {} }));
     let steps = |query: &str| site.json(&format!("/api/runs/a/series?keys=reward&{query}"))["steps"].clone();
     assert_eq!(
         (steps(""), steps("from=2"), steps("to=2"), steps("px=0")),
@@ -301,6 +302,9 @@ fn each_parameter_of_an_address_has_its_effect() {
         "/api/runs/b/map",
         "/api/runs/b/prompts",
         "/api/runs/b/spans",
+        "/api/runs/b/stages",
+        "/api/runs/b/report",
+        "/api/runs/a/report?vs=b",
         "/api/runs/b/series",
         "/api/runs/b/groups/0",
         "/api/runs/b/groups/0/completions/0",
@@ -308,6 +312,24 @@ fn each_parameter_of_an_address_has_its_effect() {
     ] {
         assert_eq!(site.get(path).0, 404, "{path}");
     }
+}
+
+#[test]
+fn the_report_of_one_run_or_two_is_downloaded() {
+    let site = listening(10);
+    let other = site.dir.path().join("two");
+    std::fs::create_dir(&other).unwrap();
+    std::fs::write(other.join("config.toml"), "max_steps = 10\nseed = 2\n").unwrap();
+    let (status, text) = site.get("/api/runs/a/report");
+    let (head, body) = text.split_once("\r\n\r\n").unwrap();
+    assert_eq!(status, 200, "{head}");
+    for header in ["content-type: text/html; charset=utf-8", "attachment; filename=\"report-a.html\"", "no-store"] {
+        assert!(head.contains(header), "{header}: {head}");
+    }
+    assert_eq!(body, report::html(&[Report::read(&site.dir.path().join("a")).unwrap()]));
+    let (_, both) = site.get("/api/runs/a/report?vs=two");
+    assert!(both.contains("What differs") && both.contains("<td>seed</td><td>1</td><td>2</td>"), "{both}");
+    assert_eq!(site.get_as("/api/runs/a/report", "evil.example").0, 421);
 }
 
 #[test]
@@ -391,7 +413,7 @@ fn an_event_has_the_state_and_is_not_sent_to_who_has_it() {
     assert_eq!(id, format!("{}-0-stopped", length()));
     let says = "Learned: reward went from 0.250 to 0.875, and still improved at the end.";
     let verdict = json!({ "state": "learning", "says": says });
-    assert_eq!(data, json!({ "step": 4, "total": 10, "state": "stopped", "verdict": verdict }));
+    assert_eq!(data, json!({ "step": 4, "total": 10, "state": "stopped", "verdict": verdict, "alarms": 0 }));
     let (later, data) = next(&id, &|| {
         let mut file = std::fs::OpenOptions::new().append(true).open(&log).unwrap();
         file.write_all(b"{\"step\":5,\"reward\":2}\n").unwrap();

@@ -53,6 +53,19 @@ impl ProfileRecord {
     pub fn read(root: &Path) -> Option<ProfileRecord> {
         serde_json::from_slice(&disk::read(root.join(FILE), disk::most::STATE).ok()?).ok()
     }
+
+    /// The findings with the most seconds that could be saved, summed over the measured steps; those that cost most
+    /// come first, and those of which this is unknown last.
+    pub fn by_gain(&self) -> Vec<(&Finding, Option<f64>)> {
+        let gain = |finding: &Finding| {
+            let rule = rules::ALL.iter().find(|rule| rule.id == finding.id)?;
+            (rule.gain_s)(&self.measured).filter(|seconds| *seconds > 0.0)
+        };
+        let mut all: Vec<_> = self.findings.iter().map(|finding| (finding, gain(finding))).collect();
+        // Stable: findings without a figure keep their order.
+        all.sort_by(|(_, a), (_, b)| b.unwrap_or(0.0).total_cmp(&a.unwrap_or(0.0)));
+        all
+    }
 }
 
 /// Measures a run and reports findings about it.

@@ -54,6 +54,19 @@ fn stage<'a>(measured: &'a mut Measured, path: &str) -> &'a mut Stage {
     measured.stages.iter_mut().find(|stage| stage.path == path).unwrap()
 }
 
+#[test]
+fn findings_are_sorted_by_the_seconds_that_they_cost() {
+    let ids = ["zero_spread", "data_bound", "worker_bound", "evaluation_bound", "long_tail", "no such rule"];
+    let findings = ids.map(|id| Finding { id: id.to_owned(), ..Finding::default() });
+    let record = ProfileRecord { measured: healthy(), findings: findings.into(), ..ProfileRecord::default() };
+    let found: Vec<_> = record.by_gain().into_iter().map(|(finding, gain)| (finding.id.as_str(), gain)).collect();
+    let (evaluations, tail, rest) = (10.0, 48.0 * 0.2, 100.0 - 98.0);
+    let known = [("evaluation_bound", Some(evaluations)), ("long_tail", Some(tail)), ("data_bound", Some(rest))];
+    // Nobody waited for workers.
+    let unknown = ["zero_spread", "worker_bound", "no such rule"].map(|id| (id, None));
+    assert_eq!(found, [known, unknown].concat());
+}
+
 /// Asserts that after `change` exactly the rule `id` holds, and that its evidence contains `part`.
 #[track_caller]
 fn only(id: &str, part: &str, change: impl FnOnce(&mut Measured)) {
