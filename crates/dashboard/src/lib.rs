@@ -15,6 +15,7 @@
 //! | `groups` | recorded rollouts: summaries, a group, its tokens |
 //! | `prompts` | the same by prompt: how its reward changed |
 //! | `report` | a run, or two, on one page: `lockstep report` |
+//! | `workers` | which worker made which batch |
 //! | `guard` | who may ask |
 //! | `server` | addresses and answers |
 
@@ -31,6 +32,7 @@ mod series;
 mod server;
 mod table;
 mod verdict;
+mod workers;
 
 pub use guard::Guard;
 pub use runs::Runs;
