@@ -19,18 +19,18 @@ export function fullWindow() {
   const dialog = h(
     "dialog",
     { class: "fullsize", "aria-label": "Chart in full size", onclose: () => change({ chart: "" }) },
-    title,
-    meaning,
-    h("div", { class: "charting" }, tools),
-    key,
-    place,
     h(
-      "p",
-      { class: "tools" },
+      "header",
+      {},
+      title,
       h("button", { onclick: asCsv }, "CSV"),
       h("button", { onclick: asPng }, "PNG"),
       h("button", { onclick: () => dialog.close() }, "Close"),
     ),
+    meaning,
+    h("div", { class: "charting" }, tools),
+    key,
+    place,
   );
   // Keys of the page behind it wait.
   dialog.addEventListener("keydown", (event) => event.stopPropagation());
@@ -50,7 +50,7 @@ export function fullWindow() {
     }
     tools.update(words, axes);
     tools.x = options.x;
-    const height = Math.max(200, Math.min(620, innerHeight - 310));
+    const height = Math.max(200, Math.min(620, innerHeight - 320));
     const own = { ...options, onfull: undefined, height };
     if (shown === metric) figure.update(runs, own);
     else {
