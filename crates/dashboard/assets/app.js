@@ -1,11 +1,12 @@
 // The frame: runs, views, keys, and news of the run that is looked at.
-import { address, change, counted, fill, get, h, place, titleOf } from "/lib.js";
+import { address, change, counted, fill, get, h, kept, place, titleOf } from "/lib.js";
 import { overview } from "/overview.js";
 import { rollouts } from "/rollouts.js";
 import { time } from "/time.js";
 import { home } from "/home.js";
 import { levels } from "/levels.js";
 import { announce } from "/live.js";
+import { notices } from "/notices.js";
 import { run } from "/run.js";
 import { tour, wasSeen } from "/tour.js";
 
@@ -25,6 +26,7 @@ const KEYS = [
   ["j and k", "Rollouts: the next completion, the one before; beyond the last one the next group"],
   ["J and K", "Rollouts: the next group, the one before"],
   ["← and →", "Rollouts: the step before, the next one; on a chart: its points"],
+  ["+ and −, Escape", "on a chart: nearer, farther, the whole run"],
   ["c", "Rollouts: colour tokens by surprise, entropy, advantage, nothing"],
   ["h", "Rollouts: the history of this prompt"],
   ["p", "Rollouts: the list of prompts, which fell, rose, or were never solved"],
@@ -35,6 +37,7 @@ const KEYS = [
   ["?", "these keys"],
 ];
 const main = document.getElementById("main");
+const bell = notices();
 let shown = { run: null, view: null, update: null, end: null };
 let runs = [];
 let stream = null;
@@ -120,11 +123,11 @@ function head() {
   const mark = h("a", { class: "mark", href: address("", "runs"), title: "All runs" }, "Lockstep");
   if (!one) {
     const other = now.view === "levels" ? [] : h("nav", {}, h("a", { href: address("", "levels") }, "Levels"));
-    return fill(document.getElementById("head"), mark, other);
+    return fill(document.getElementById("head"), mark, other, bell);
   }
   const select = h(
     "select",
-    { "aria-label": "Run", onchange: (event) => (location.hash = address(event.target.value, now.view || "overview")) },
+    { "aria-label": "Run", onchange: (event) => (location.hash = address(event.target.value, now.view || "overview", kept({ ...now.words, vs: "" }))) },
     runs.map((other) =>
       h("option", { value: other.id, selected: other.id === now.run }, `${titleOf(other)} · ${other.state}`),
     ),
@@ -133,7 +136,7 @@ function head() {
     h(
       "a",
       {
-        href: address(now.run, id, id === now.view ? now.words : { vs: now.words.vs }),
+        href: address(now.run, id, id === now.view ? now.words : kept(now.words)),
         "aria-current": (VIEWS[now.view] ? now.view : "overview") === id ? "page" : null,
       },
       name,
@@ -164,6 +167,7 @@ function head() {
       words,
     ),
     alarms,
+    bell,
     h("button", { class: `plain${wasSeen() ? "" : " news"}`, onclick: () => tour(place().run) }, "Tour"),
     h("button", { class: "plain", onclick: help, "aria-label": "Keys" }, "?"),
   );
@@ -230,10 +234,10 @@ function key(event) {
   const views = Object.keys(VIEWS);
   const at = runs.findIndex((one) => one.id === now.run);
   if (event.key === "0") location.hash = address("", "runs");
-  else if ("12345".includes(event.key) && now.run) location.hash = address(now.run, views[event.key - 1], { vs: now.words.vs });
+  else if ("12345".includes(event.key) && now.run) location.hash = address(now.run, views[event.key - 1], kept(now.words));
   else if ((event.key === "[" || event.key === "]") && runs.length) {
     const next = runs[(at + (event.key === "]" ? 1 : runs.length - 1)) % runs.length];
-    location.hash = address(next.id, now.view || "overview");
+    location.hash = address(next.id, now.view || "overview", kept({ ...now.words, vs: "" }));
   } else if (event.key === "d") {
     const dark = getComputedStyle(document.documentElement).getPropertyValue("--is-dark").trim() === "1";
     document.documentElement.dataset.theme = dark ? "light" : "dark";

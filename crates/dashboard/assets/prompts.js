@@ -1,5 +1,5 @@
 // A prompt from step to step: the list of all prompts, and the curve of one.
-import { sparkline } from "/chart.js";
+import { sparkline } from "/spark.js";
 import { address, change, counted, fill, h, number } from "/lib.js";
 
 export const ORDER = [

@@ -382,6 +382,7 @@ await test("PPO's levels have a value model, and its document's hyperparameters 
 await import("./answers.mjs");
 await import("./kinds.mjs");
 await import("./door.mjs");
+await import("./charts.mjs");
 
 /** What axe-core finds that keeps people from using the page: rule and elements. */
 async function barriers(page) {
@@ -394,6 +395,7 @@ async function barriers(page) {
 const VIEWS = [
   "overview",
   "overview?metrics=all&vs=b",
+  "overview?chart=reward&smooth=0.6",
   "rollouts?step=3&all=1&q=script",
   "rollouts?by=prompts&color=ratio",
   "time",

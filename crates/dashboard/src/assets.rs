@@ -11,9 +11,11 @@ macro_rules! assets {
 /// All files of the page; `index.html` is the page itself.
 const ASSETS: &[Asset] = assets! {
     "index.html"
-    "theme.css" "style.css" "home.css" "overview.css" "time.css" "rollouts.css" "tour.css"
+    "theme.css" "style.css" "home.css" "overview.css" "charts.css" "time.css" "rollouts.css" "tour.css"
     "app.js" "lib.js" "home.js"
-    "overview.js" "chart.js" "results.js" "then.js"
+    "overview.js" "results.js" "then.js" "notices.js"
+    "charts.js" "metrics.js" "families.js" "tools.js" "overlay.js"
+    "chart.js" "curve.js" "marks.js" "units.js" "spark.js" "full.js" "export.js" "lanes.js"
     "rollouts.js" "group.js" "prompts.js"
     "time.js" "stages.js" "bars.js" "stack.js" "spans.js" "profile.js"
     "levels.js" "ladder.js" "run.js" "live.js" "tour.js"

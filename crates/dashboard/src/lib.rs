@@ -15,6 +15,7 @@
 //! | `groups` | recorded rollouts: summaries, a group, its tokens |
 //! | `prompts` | the same by prompt: how its reward changed |
 //! | `report` | a run, or two, on one page: `lockstep report` |
+//! | `workers` | which worker made which batch |
 //! | `guard` | who may ask |
 //! | `trace` | the spans of a step, and the work beside the learner |
 //! | `server` | addresses and answers |
@@ -33,6 +34,7 @@ mod server;
 mod table;
 mod trace;
 mod verdict;
+mod workers;
 
 pub use guard::Guard;
 pub use runs::Runs;

@@ -1,11 +1,12 @@
 //! The files of one training run, read incrementally as they grow.
 
 use crate::lines::Lines;
-use crate::meaning::meaning;
+use crate::meaning::{meaning, unit};
 use crate::series::Series;
 use crate::trace::Traced;
 use crate::verdict::{Judged, Moved, Verdict, moved, verdict};
 use lockstep::directory::ProfileRecord;
+use crate::workers;
 use lockstep::evaluation::TokenTexts;
 use lockstep::wire::file::GroupFile;
 use serde_json::{Map, Value, json};
@@ -338,11 +339,13 @@ impl RunFiles {
             "checkpoints": self.checkpoints(),
             "keys": self.series.keys().collect::<Vec<_>>(),
             "meanings": self.series.keys().filter_map(meaning).collect::<Map<_, _>>(),
+            "units": self.series.keys().filter_map(unit).collect::<Map<_, _>>(),
             "updates": self.updates().map(|updates| updates.index().len()),
             "groups": recorded,
             "group_steps": steps_of(groups.as_deref()),
             "evaluated": evaluations.as_ref().map(|groups| groups.index().len()),
             "evaluated_steps": steps_of(evaluations.as_deref()),
+            "workers": workers::path(&self.root).is_file(),
             "profile": self.json("profile.json"),
             "findings": self.findings(),
             "directory": self.root,

@@ -8,8 +8,10 @@ use crate::prompts;
 use crate::report::{self, Report};
 use crate::run::{RunFiles, name_of};
 use crate::runs::{Runs, lock};
+use crate::series::Axis;
 use crate::table::{Row, table};
 use crate::trace;
+use crate::workers;
 use axum::Router;
 use axum::body::Body;
 use axum::extract::{Path, Request, State};
@@ -117,6 +119,7 @@ fn router(site: Arc<Site>) -> Router {
         .route("/api/runs/{run}/spans", get(spans))
         .route("/api/runs/{run}/stages", get(stages))
         .route("/api/runs/{run}/report", get(report_of))
+        .route("/api/runs/{run}/workers", get(workers_of))
         .route("/api/events", get(events))
         .route("/api/jobs", get(jobs::state).merge(post(jobs::start)).delete(jobs::stop))
         .route("/api/jobs/{job}", get(jobs::events))
@@ -203,7 +206,20 @@ async fn series(State(site): Shared, Path(name): Path<String>, uri: Uri) -> Resp
     let keys = words.get("keys").map_or("", String::as_str);
     let keys: Vec<String> = keys.split(',').filter(|key| !key.is_empty()).take(MOST_KEYS).map(str::to_owned).collect();
     let pixels = number(&words, "px", 500).clamp(1, 4000);
-    answer(&run.series().buckets(&keys, number(&words, "from", 0), number(&words, "to", u64::MAX), pixels))
+    let axis = match words.get("x").map(String::as_str) {
+        None | Some("step") => {
+            let (from, to) = (number(&words, "from", 0), number(&words, "to", u64::MAX));
+            return answer(&run.series().buckets(&keys, from, to, pixels));
+        }
+        Some("minutes") => Axis::Minutes,
+        Some("tokens") => Axis::Tokens,
+        Some(other) => {
+            let says = format!("x = {other:?} is not an axis: it is step, minutes or tokens");
+            return (StatusCode::BAD_REQUEST, says).into_response();
+        }
+    };
+    let (from, to) = (number(&words, "from", 0.0), number(&words, "to", f64::MAX));
+    answer(&run.series().buckets_along(axis, &keys, from, to, pixels))
 }
 
 /// The requested recorded groups: those of training, or with `of=evaluations` those of evaluations.
@@ -320,6 +336,15 @@ async fn report_of(State(site): Shared, Path(name): Path<String>, uri: Uri) -> R
     let file = format!("attachment; filename=\"report-{name}.html\"");
     let headers = [(header::CONTENT_TYPE, "text/html; charset=utf-8".to_owned()), (header::CONTENT_DISPOSITION, file)];
     (headers, report::html(&reports)).into_response()
+}
+
+async fn workers_of(State(site): Shared, Path(name): Path<String>, uri: Uri) -> Response {
+    let root = site.runs.get(&name).map(|run| lock(&run).root().to_owned());
+    let pixels = number(&words(&uri), "px", 200).clamp(1, 2000);
+    match root.and_then(|root| workers::workers(&root, pixels)) {
+        Some(workers) => answer(&workers),
+        None => missing(),
+    }
 }
 
 /// Counts a live-update stream; dropping it ends the count.

@@ -75,6 +75,19 @@ fn a_hundred_thousand_steps_are_answered_in_little() {
 }
 
 #[test]
+fn a_chart_may_be_along_minutes_or_tokens() {
+    let site = listening(0);
+    let line = |step: u64| format!("{{\"step\":{step},\"reward\":{step},\"step_time\":60,\"num_tokens\":{step}0}}\n");
+    std::fs::write(site.dir.path().join("a/metrics.jsonl"), (1..=5).map(line).collect::<String>()).unwrap();
+    let series = |query: &str| site.json(&format!("/api/runs/a/series?keys=reward&{query}"));
+    let minutes = series("x=minutes&from=0.5&to=3");
+    assert_eq!((&minutes["x"], &minutes["steps"]), (&json!([1.0, 2.0, 3.0]), &json!([2, 3, 4])));
+    assert_eq!(series("x=tokens&px=1")["x"], json!([10.0]));
+    assert_eq!(series("x=step")["x"], Value::Null);
+    assert_eq!(site.json("/api/runs/a")["units"], json!({ "step_time": "s", "num_tokens": "tokens" }));
+}
+
+#[test]
 fn what_is_not_ours_is_refused() {
     let site = listening(3);
     for host in ["evil.example", "evil.example:PORT", "localhost:1", "127.0.0.1"] {
@@ -293,6 +306,9 @@ fn each_parameter_of_an_address_has_its_effect() {
         (steps(""), steps("from=2"), steps("to=2"), steps("px=0")),
         (json!([1, 2, 3]), json!([2, 3]), json!([1, 2]), json!([0]))
     );
+    assert_eq!(site.json("/api/runs/a/series?keys=reward&x=tokens")["x"], json!([]), "it logs no tokens");
+    let (status, why) = site.get("/api/runs/a/series?keys=reward&x=hours");
+    assert!(status == 400 && why.ends_with("x = \"hours\" is not an axis: it is step, minutes or tokens"), "{why}");
     assert_eq!(site.json("/api/runs/a/series?keys=reward,,loss")["keys"].as_object().unwrap().len(), 2);
     for path in [
         "/api/runs/a/groups/3",
@@ -306,6 +322,8 @@ fn each_parameter_of_an_address_has_its_effect() {
         "/api/runs/b/report",
         "/api/runs/a/report?vs=b",
         "/api/runs/b/series",
+        "/api/runs/a/workers",
+        "/api/runs/b/workers",
         "/api/runs/b/groups/0",
         "/api/runs/b/groups/0/completions/0",
         "/api/events?run=b",
