@@ -377,6 +377,7 @@ await test("PPO's levels have a value model, and its document's hyperparameters 
 
 await import("./answers.mjs");
 await import("./kinds.mjs");
+await import("./reader.mjs");
 
 /** What axe-core finds that keeps people from using the page: rule and elements. */
 async function barriers(page) {
