@@ -199,12 +199,15 @@ function absent(color, data, run) {
 }
 
 function prompt(content, how) {
+  const text = (content) => (typeof content === "string" ? content : JSON.stringify(content ?? ""));
   const messages = Array.isArray(content) ? content : [{ content: content ?? "" }];
+  const length = messages.reduce((sum, message) => sum + text(message.content).length, 0);
   return h(
     "section",
-    { class: "asked", "aria-label": "Prompt" },
+    // On a narrow screen a long one is scrolled.
+    { class: "asked", "aria-label": "Prompt", tabindex: length > 200 ? 0 : null },
     messages.map((message) =>
-      h("div", {}, message.role ? h("small", {}, message.role) : null, long(String(message.content ?? ""), how)),
+      h("div", {}, message.role ? h("small", {}, message.role) : null, long(text(message.content), how)),
     ),
   );
 }

@@ -163,18 +163,43 @@ await test("the map's cells, a curve's points and the numbers of a token are rea
   await page.close();
 });
 
+await test("while a group is loaded, the header is there, and the page says that it loads", async () => {
+  const page = await open("#/reader/overview");
+  await page.waitForSelector(".verdict");
+  let answer = null;
+  await page.route(/\/groups\/\d/, async (route) => {
+    await new Promise((done) => (answer = done));
+    await route.continue();
+  });
+  await page.goto(`${base}/#/reader/rollouts?step=2`);
+  await page.waitForFunction(() => document.querySelector(".read")?.textContent === "Loading the groups.");
+  assert.equal(await page.textContent('#head nav a[aria-current="page"]'), "Rollouts");
+  await page.waitForFunction(() => document.querySelectorAll(".map g").length === 4);
+  while (!answer) await page.waitForTimeout(20);
+  answer();
+  await page.waitForSelector(".completion");
+  await page.close();
+});
+
 await test("on a phone the first completion is on the first screen, and all can read the rendered view", async () => {
   const script = "node_modules/axe-core/axe.min.js";
   for (const [words, scheme] of [
-    ["&as=rendered", "light"],
-    ["&think=1&spaces=1", "dark"],
-    ["&pair=best", "light"],
+    ["&as=rendered&think=1", "light"],
+    ["&pair=best&spaces=1", "dark"],
   ]) {
     const page = await reading(1, words, { width: 390, height: 800, scheme, script });
-    if (words === "&as=rendered") {
+    if (words.includes("rendered")) {
       await page.waitForSelector(".rendered math");
       const top = await page.$eval(".completion .body", (box) => box.getBoundingClientRect().top);
       assert.ok(top < 700, `the first completion begins at ${top}`);
+      // Also below a long prompt.
+      await page.goto(`${base}/#/reader/rollouts?step=3`);
+      await page.waitForFunction(() => document.querySelector(".read h1").textContent.endsWith("step 3"));
+      assert.match(await page.textContent(".asked .more"), /^… \d+ more characters$/);
+      const below = await page.$eval(".completion .body", (box) => box.getBoundingClientRect().top);
+      assert.ok(below < 700, `the first completion begins at ${below}`);
+      await page.goto(`${base}/#/reader/rollouts?step=1${words}`);
+      await page.waitForSelector(".rendered math");
       assert.equal(await page.isVisible("#search"), false);
       await page.keyboard.press("/");
       await page.waitForFunction(() => document.activeElement.id === "search");

@@ -32,7 +32,7 @@ export const OPENED = "Solve it.\n<think>\n";
 export const GROUPS = [
   [OPENED, [ANSWER.replace("<think>", ""), "no end of it", "I know.</think>It is 4.", "</think>2"], [1, 0, 0.5, 0.25]],
   ["Be <b>bold</b> ", [HOSTILE, LONG, "a\tb  c\n", "none"], [0.1, 0.2, 0.3, 0.6]],
-  ["Again ", ["one two\nsame\nfive", "one 2\nsame\nfive six", "x", "y"], [1, 1, 1, 1]],
+  [`Again ${"and again ".repeat(200)}`, ["one two\nsame\nfive", "one 2\nsame\nfive six", "x", "y"], [1, 1, 1, 1]],
   [OPENED, ["</think>a", "</think>b", "c", "d"], [0, 0, 0, 0]],
 ];
 const LETTERS = ["<e>", "\n", "\t", ...Array.from({ length: 95 }, (_, i) => String.fromCharCode(32 + i)), "\u202e"];
