@@ -25,12 +25,16 @@ const KEYS = [
   ["[ and ]", "the run before, the next one"],
   ["j and k", "Rollouts: the next completion, the one before; beyond the last one the next group"],
   ["J and K", "Rollouts: the next group, the one before"],
-  ["← and →", "Rollouts: the step before, the next one; on a chart: its points"],
+  ["← and →", "Rollouts: the step before, the next one; on a chart, the map, a curve or a text: its parts"],
   ["+ and −, Escape", "on a chart: nearer, farther, the whole run"],
   ["c", "Rollouts: colour tokens by surprise, entropy, advantage, nothing"],
+  ["v", "Rollouts: completions as tokens, as text, as Markdown"],
+  ["s, f", "Rollouts: visible spaces; thinking open or folded"],
+  ["a", "Rollouts: two completions side by side"],
+  ["y", "Rollouts: copy the chosen completion as JSON"],
   ["h", "Rollouts: the history of this prompt"],
   ["p", "Rollouts: the list of prompts, which fell, rose, or were never solved"],
-  ["b, w, z, t", "Rollouts: best, worst, no spread, cut"],
+  ["b, w, z, t", "Rollouts: best, worst, no spread, cut; in the list of prompts, b and w: what rose most, what is worst"],
   ["/", "Rollouts: search"],
   ["d", "light or dark"],
   ["T", "a tour of the run in five steps"],
@@ -104,6 +108,8 @@ async function show() {
       shown.end?.();
       fill(main);
       shown = { run: now.run, view, of: now.words.of, update: null, end: null };
+      // A view may take its time, as the first one of a large vocabulary does.
+      head();
       const made = await views[view][1](main, now.run, now.words, runs);
       Object.assign(shown, made);
       listen(false);

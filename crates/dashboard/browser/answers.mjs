@@ -114,18 +114,22 @@ await test("a long list goes on, and a filter without a step says that it is of 
   await page.close();
 });
 
-await test("a group without spread keeps its reward's colour", async () => {
+await test("a group without spread is a thin cell of its reward's colour", async () => {
   const page = await open("#/c/rollouts");
-  await page.waitForSelector(".map rect");
+  await page.waitForSelector(".map rect", { state: "attached" });
   const cells = await page.$$eval(".map rect", (all) =>
     all.map((one) => {
       const style = getComputedStyle(one);
-      return { flat: one.classList.contains("flat"), fill: style.fill, stroke: style.stroke, a: style.fillOpacity };
+      const isFlat = one.classList.contains("flat");
+      return { isFlat, fill: style.fill, high: Number(one.getAttribute("height")), a: Number(style.fillOpacity) };
     }),
   );
   assert.equal(new Set(cells.map((one) => one.fill)).size, 1, "one colour, of which each cell has a share");
-  assert.ok(cells.every((one) => one.fill !== "none" && Number(one.a) > 0));
-  for (const one of cells.filter((one) => one.flat)) assert.notEqual(one.stroke, "none");
+  assert.ok(cells.every((one) => one.fill !== "none" && one.a > 0));
+  const flat = lines("c.index.jsonl").filter((entry) => entry.reward_std <= 1e-8).length;
+  assert.equal(cells.filter((one) => one.isFlat).length, flat);
+  const [thin, full] = [true, false].map((isFlat) => new Set(cells.filter((one) => one.isFlat === isFlat).map((one) => one.high)));
+  for (const high of thin) assert.ok(high < 0.5 * Math.max(...full), `${high}`);
   await page.close();
 });
 

@@ -383,6 +383,7 @@ await import("./answers.mjs");
 await import("./kinds.mjs");
 await import("./door.mjs");
 await import("./charts.mjs");
+await import("./reader.mjs");
 
 /** What axe-core finds that keeps people from using the page: rule and elements. */
 async function barriers(page) {

@@ -1,5 +1,6 @@
 //! Recorded rollouts for the page: summaries of groups, one group as a whole, and the tokens of its completions.
 
+use crate::range::RewardRange;
 use crate::series::short;
 use lockstep::evaluation::TokenTexts;
 use lockstep::wire::file::{GroupFile, IndexEntry};
@@ -10,8 +11,10 @@ use std::time::{Duration, Instant};
 
 /// How many tokens of a completion one response has; the page requests the rest.
 const WINDOW: usize = 4096;
+/// How many tokens of a prompt's end one response has: those in which a chat template opens the answer.
+const PROMPT_END: usize = 16;
 /// How long a text search or a filter reads groups at most.
-const READ_AT_MOST: Duration = Duration::from_secs(2);
+pub(crate) const READ_AT_MOST: Duration = Duration::from_secs(2);
 
 /// Filters and order of the groups that the page requests.
 #[derive(Clone, Debug, Default)]
@@ -22,6 +25,8 @@ pub struct Wanted {
     pub to: u64,
     /// A filter: `best`, `worst`, `spread`, `no-spread`, `cut` or `updated`.
     pub only: String,
+    /// The rewards that the groups must have.
+    pub rewards: RewardRange,
     /// The order: `step`, `reward`, `spread` or `tokens`; a `-` before it reverses the order.
     pub sort: String,
     /// A text that the prompt or a completion must contain.
@@ -44,7 +49,9 @@ pub fn list(file: &GroupFile, wanted: &Wanted, texts: Option<&TokenTexts>) -> Va
     let mut places: Vec<usize> = (0..file.index().len()).collect();
     places.retain(|&place| {
         let entry = &file.index()[place];
-        range.contains(&step(entry)) && wanted.prompt.is_none_or(|prompt| prompt == entry.prompt_hash)
+        range.contains(&step(entry))
+            && wanted.prompt.is_none_or(|prompt| prompt == entry.prompt_hash)
+            && wanted.rewards.fits_mean(entry.reward)
     });
     let of_index = |place: &usize| &file.index()[*place];
     match wanted.only.as_str() {
@@ -67,7 +74,7 @@ pub fn list(file: &GroupFile, wanted: &Wanted, texts: Option<&TokenTexts>) -> Va
     if !key.is_empty() {
         order(&mut places, number, turned);
     }
-    let reads = wanted.only == "cut" || !wanted.text.is_empty();
+    let reads = wanted.only == "cut" || !wanted.text.is_empty() || wanted.rewards.reads();
     let mut unread = 0;
     if reads {
         let (since, text) = (Instant::now(), wanted.text.to_lowercase());
@@ -76,7 +83,8 @@ pub fn list(file: &GroupFile, wanted: &Wanted, texts: Option<&TokenTexts>) -> Va
                 unread += 1;
                 return false;
             }
-            file.read(place).is_ok_and(|group| fits(&group, &wanted.only, &text, texts))
+            let is_wanted = |group: Group| wanted.rewards.fits_one(&group) && fits(&group, &wanted.only, &text, texts);
+            file.read(place).is_ok_and(is_wanted)
         });
     }
     let shown: Vec<Value> = places
@@ -127,10 +135,14 @@ pub(crate) fn plain(content: &Value) -> String {
     }
 }
 
+/// A group's prompt, as text.
+pub(crate) fn whole_prompt_of(file: &GroupFile, place: usize) -> String {
+    file.read(place).ok().and_then(|group| Some(plain(&json!(group.prompt?)))).unwrap_or_default()
+}
+
 /// The beginning of a group's prompt, as text.
 pub(crate) fn prompt_of(file: &GroupFile, place: usize) -> String {
-    let prompt = file.read(place).ok().and_then(|group| Some(plain(&json!(group.prompt?))));
-    prompt.unwrap_or_default().chars().take(160).collect()
+    whole_prompt_of(file, place).chars().take(160).collect()
 }
 
 fn summary(file: &GroupFile, place: usize, updated: &HashSet<u64>) -> Value {
@@ -150,14 +162,16 @@ fn summary(file: &GroupFile, place: usize, updated: &HashSet<u64>) -> Value {
 }
 
 /// A map of rewards: each step's groups in order of reward, the best first, with at most so many columns (`pixels`) and
-/// rows: `{"steps", "width", "cells": [[[reward, spread, place], …], …]}`.
-pub fn map(file: &GroupFile, pixels: usize, rows: usize) -> Value {
+/// rows: `{"steps", "width", "cells": [[[reward, spread, place], …], …]}`. Columns before the one that has the step
+/// `from` are left out: a page that watches a run has them.
+pub fn map(file: &GroupFile, pixels: usize, rows: usize, from: u64) -> Value {
     let steps: Vec<u64> = file.index().iter().filter_map(|entry| entry.step).collect();
     let (first, last) = (steps.iter().min().copied().unwrap_or(0), steps.iter().max().copied().unwrap_or(0));
     let width = (last - first + 1).div_ceil(pixels.max(1) as u64).max(1);
     let mut columns: std::collections::BTreeMap<u64, Vec<usize>> = Default::default();
+    let from = from.saturating_sub(first) / width * width + first;
     for (place, entry) in file.index().iter().enumerate() {
-        if let Some(step) = entry.step {
+        if let Some(step) = entry.step.filter(|&step| step >= from) {
             columns.entry((step - first) / width * width + first).or_default().push(place);
         }
     }
@@ -228,6 +242,8 @@ pub fn group(
         put("sampling", first.get("sampling"));
         put("lineage", first.get("lineage"));
         put("reward_names", first.get("reward_names"));
+        let end = &group.prompt_ids[group.prompt_ids.len().saturating_sub(PROMPT_END)..];
+        of_group.insert("prompt_end".into(), json!(texts.and_then(|texts| texts.text(end).ok())));
         of_group.insert("nearest_scored".into(), nearest(file, place, &updated));
         of_group.insert("weights".into(), json!(group.reward_weights));
         of_group.insert("problems".into(), json!(group.problems));
@@ -352,7 +368,7 @@ pub(crate) mod tests {
         assert_eq!(numbers(Wanted { prompt: Some(prompt), ..Wanted::default() }), [1, 3]);
         let first = list(&file, &Wanted { to: 9, limit: 3, ..Wanted::default() }, None);
         assert_eq!((&first["total"], &first["next"]), (&json!(4), &json!(3)));
-        assert_eq!(map(&file, 10, 10)["cells"][0][0], json!([1.5, 0.5, 1]));
+        assert_eq!(map(&file, 10, 10, 0)["cells"][0][0], json!([1.5, 0.5, 1]));
     }
 
     #[test]

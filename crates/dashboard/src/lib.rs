@@ -13,6 +13,7 @@
 //! | `verdict` | one sentence that says how a run is |
 //! | `table` | all runs: what each came to, and the keys that differ |
 //! | `groups` | recorded rollouts: summaries, a group, its tokens |
+//! | `range` | rewards by which groups are filtered |
 //! | `prompts` | the same by prompt: how its reward changed |
 //! | `report` | a run, or two, on one page: `lockstep report` |
 //! | `workers` | which worker made which batch |
@@ -26,6 +27,7 @@ mod guard;
 mod lines;
 mod meaning;
 mod prompts;
+mod range;
 pub mod report;
 mod run;
 mod runs;

@@ -6,6 +6,7 @@ use crate::groups::{self, Wanted};
 use crate::guard::{Guard, POLICY};
 use crate::prompts;
 use crate::report::{self, Report};
+use crate::range::RewardRange;
 use crate::run::{RunFiles, name_of};
 use crate::runs::{Runs, lock};
 use crate::series::Axis;
@@ -234,15 +235,22 @@ async fn map(State(site): Shared, Path(name): Path<String>, uri: Uri) -> Respons
     let words = words(&uri);
     let groups = site.runs.get(&name).and_then(|run| groups_of(&mut lock(&run), &words));
     let Some(groups) = groups else { return missing() };
-    answer(&groups::map(&groups, number(&words, "px", 300).clamp(1, 2000), number(&words, "rows", 48).clamp(1, 512)))
+    let (pixels, rows) = (number(&words, "px", 300).clamp(1, 2000), number(&words, "rows", 48).clamp(1, 512));
+    answer(&groups::map(&groups, pixels, rows, number(&words, "from", 0)))
 }
 
 async fn list(State(site): Shared, Path(name): Path<String>, uri: Uri) -> Response {
     let Some(run) = site.runs.get(&name) else { return missing() };
     let words = words(&uri);
+    let rewards = match RewardRange::parse(&words) {
+        Ok(rewards) => rewards,
+        Err(error) => return (StatusCode::BAD_REQUEST, error).into_response(),
+    };
+    let is_search = words.get("q").is_some_and(|text| !text.is_empty());
     let (file, texts, updates) = {
         let mut run = lock(&run);
-        (groups_of(&mut run, &words), run.tokens(), run.updates())
+        // A list alone does not wait for the tokenizer to be loaded.
+        (groups_of(&mut run, &words), is_search.then(|| run.tokens()).flatten(), run.updates())
     };
     let Some(file) = file else { return missing() };
     let word = |name: &str| words.get(name).cloned().unwrap_or_default();
@@ -251,6 +259,7 @@ async fn list(State(site): Shared, Path(name): Path<String>, uri: Uri) -> Respon
         from: step.unwrap_or_else(|| number(&words, "from", 0)),
         to: step.unwrap_or_else(|| number(&words, "to", u64::MAX)),
         only: word("only"),
+        rewards,
         sort: word("sort"),
         text: word("q"),
         prompt: words.get("prompt").and_then(|hash| u64::from_str_radix(hash, 16).ok()),
@@ -265,8 +274,10 @@ async fn prompts(State(site): Shared, Path(name): Path<String>, uri: Uri) -> Res
     let words = words(&uri);
     let file = site.runs.get(&name).and_then(|run| groups_of(&mut lock(&run), &words));
     let Some(file) = file else { return missing() };
+    let word = |name: &str| words.get(name).cloned().unwrap_or_default();
     let wanted = prompts::Wanted {
-        sort: words.get("sort").cloned().unwrap_or_default(),
+        sort: word("sort"),
+        text: word("q"),
         prompt: words.get("prompt").and_then(|hash| u64::from_str_radix(hash, 16).ok()),
         after: number(&words, "cursor", 0),
         limit: number(&words, "limit", 20).clamp(1, 200),

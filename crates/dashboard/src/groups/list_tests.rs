@@ -132,13 +132,39 @@ fn a_map_has_each_steps_groups_from_the_best_down() {
     let dir = tempfile::tempdir().unwrap();
     let file = four(dir.path());
     let cells = json!([[[3.0, 0.0, 1], [1.0, 0.5, 0]], [[0.0, 2.0, 2]], [[2.0, 1.0, 3]]]);
-    assert_eq!(map(&file, 4, 9), json!({ "steps": [5, 7, 8], "width": 1, "cells": cells }));
+    assert_eq!(map(&file, 4, 9, 0), json!({ "steps": [5, 7, 8], "width": 1, "cells": cells }));
     // Four steps in two columns, on a grid that begins at the first.
     let cells = json!([[[3.0, 0.0, 1], [1.0, 0.5, 0]], [[2.0, 1.0, 3], [0.0, 2.0, 2]]]);
-    assert_eq!(map(&file, 3, 2), json!({ "steps": [5, 7], "width": 2, "cells": cells }));
+    assert_eq!(map(&file, 3, 2, 0), json!({ "steps": [5, 7], "width": 2, "cells": cells }));
     let one = json!([[[3.0, 0.0, 1], [1.0, 0.5, 0]]]);
-    assert_eq!(map(&file, 0, 2), json!({ "steps": [5], "width": 4, "cells": one }), "of four every second");
-    assert_eq!(map(&file, 1, 0)["cells"], json!([[[3.0, 0.0, 1]]]));
+    assert_eq!(map(&file, 0, 2, 0), json!({ "steps": [5], "width": 4, "cells": one }), "of four every second");
+    assert_eq!(map(&file, 1, 0, 0)["cells"], json!([[[3.0, 0.0, 1]]]));
+    // From a step on: whole columns, on the same grid.
+    let last = json!([[[2.0, 1.0, 3], [0.0, 2.0, 2]]]);
+    assert_eq!(map(&file, 3, 2, 8), json!({ "steps": [7], "width": 2, "cells": last }));
+    assert_eq!((&map(&file, 4, 9, 7)["steps"], &map(&file, 4, 9, 9)["steps"]), (&json!([7, 8]), &json!([])));
+}
+
+#[test]
+fn groups_are_filtered_by_their_mean_reward_or_by_that_of_a_completion() {
+    let dir = tempfile::tempdir().unwrap();
+    let no_score = Group { completions: vec![Completion::new(0, vec![1])], ..group_of(14, 9, &[], 0) };
+    let weighted = Group { reward_weights: vec![0.5], ..group_of(15, 9, &[8.0, 10.0], 1) };
+    four(dir.path());
+    let file = recorded(dir.path(), [no_score, weighted]);
+    let within = |min: Option<f64>, max: Option<f64>, per_completion: bool| {
+        numbers(&file, &Wanted { rewards: RewardRange { min, max, per_completion }, ..wanted() })
+    };
+    // Means 1, 3, 0, 2, none, 4.5.
+    assert_eq!(within(None, None, true), [10, 11, 12, 13, 14, 15]);
+    assert_eq!(within(Some(2.0), None, false), [11, 13, 15]);
+    assert_eq!(within(None, Some(1.0), false), [10, 12]);
+    assert_eq!(within(Some(1.0), Some(2.0), false), [10, 13]);
+    // Completions 0.5 1.5, 3 3, -2 2, 1 3, none, 4 5.
+    assert_eq!(within(Some(2.0), None, true), [11, 12, 13, 15]);
+    assert_eq!(within(Some(4.5), None, true), [15]);
+    assert_eq!(within(Some(1.2), Some(1.8), true), [10]);
+    assert_eq!(within(None, Some(-1.0), true), [12]);
 }
 
 #[test]

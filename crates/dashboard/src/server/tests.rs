@@ -267,6 +267,9 @@ fn each_parameter_of_an_address_has_its_effect() {
         ("sort=-reward", vec![3, 2, 1]),
         ("only=best", vec![3, 2, 1]),
         ("only=updated", vec![]),
+        ("min=2", vec![2, 3]),
+        ("max=2&min=", vec![1, 2]),
+        ("min=2&max=2.5&per=completion", vec![2]),
         ("q=TRAINED+3", vec![3]),
         ("cursor=1&limit=1", vec![2]),
         ("limit=0", vec![1]),
@@ -275,11 +278,15 @@ fn each_parameter_of_an_address_has_its_effect() {
     ] {
         assert_eq!(numbers(query), expected, "{query}");
     }
+    let (status, error) = site.get("/api/runs/a/groups?min=much");
+    assert_eq!(status, 400);
+    assert!(error.ends_with("min=much is not a number: give a reward, such as min=0.5"), "{error}");
     let map = |query: &str| site.json(&format!("/api/runs/a/map?{query}"))["steps"].clone();
     assert_eq!(
         (map("px=2"), map("px=0"), map(""), map("of=evaluations")),
         (json!([1, 3]), json!([1]), json!([1, 2, 3]), json!([9]))
     );
+    assert_eq!((map("from=3"), map("px=2&from=2")), (json!([3]), json!([1, 3])), "whole columns");
     assert_eq!(site.json("/api/runs/a/map?px=1&rows=2")["cells"], json!([[[3.0, 0.0, 2], [1.0, 0.0, 0]]]));
     let prompts = |query: &str| -> Vec<String> {
         let answer = site.json(&format!("/api/runs/a/prompts?{query}"));
@@ -291,6 +298,7 @@ fn each_parameter_of_an_address_has_its_effect() {
         (prompts(&format!("prompt={hash}")), prompts("of=evaluations")),
         (vec!["trained 2".to_owned()], vec!["evaluated 9".to_owned()])
     );
+    assert_eq!(prompts("q=Trained+2"), ["trained 2"]);
     assert_eq!(prompts("limit=0").len(), 1);
     assert_eq!(site.json("/api/runs/a/groups/2")["group"], 3);
     assert_eq!(site.json("/api/runs/a/groups/0?of=evaluations")["prompt"], "evaluated 9");
