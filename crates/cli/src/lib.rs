@@ -31,6 +31,7 @@ mod score_rewards;
 mod session;
 mod signals;
 mod status;
+mod time_spent;
 mod train;
 mod verify;
 

@@ -28,7 +28,8 @@ pub use event::{Alarm, CompletionRows, Event, EventKind, Finding, Level, Record}
 pub use record::RunRecord;
 pub use rollout_line::{RecordedCompletion, RolloutLine, number};
 pub use sinks::completions::CompletionsSink;
-pub use sinks::console::{Console, ConsoleOptions, ConsoleSink, Listener, LogFormat, Progress, counted, duration};
+pub use sinks::console::{Console, ConsoleOptions, ConsoleSink, Listener, LogFormat, Painted, Progress, Tone};
+pub use sinks::console::{brief, counted, duration};
 pub use sinks::metrics::{self, ClosedLog, MetricsSink, StepsSink};
 pub use sinks::tensorboard::{HParam, TensorBoardSink};
 pub use sinks::trace::TraceSink;

@@ -61,7 +61,7 @@ pub fn gains(profile: &ProfileRecord) -> Vec<(&Finding, String)> {
 fn sentence(name: &str, ProfileRecord { measured, .. }: &ProfileRecord) -> String {
     let (first, last) = measured.span();
     let per_step = measured.seconds / measured.steps as f64;
-    let busy = measured.cpu_s / measured.seconds.max(f64::MIN_POSITIVE);
+    let busy = measured.busy_cores().unwrap_or_default();
     let mut says = format!(
         "{name}: steps {first} to {last}, {} s for one; {} cores busy of {}",
         number(per_step),

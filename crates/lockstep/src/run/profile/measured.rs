@@ -109,6 +109,12 @@ impl Measured {
         outermost.map(|stage| stage.seconds).sum()
     }
 
+    /// How many cores were busy on average, evaluations included; `None` before anything is measured.
+    pub fn busy_cores(&self) -> Option<f64> {
+        let seconds = self.seconds + self.stage("evaluation");
+        (seconds > 0.0).then(|| self.cpu_s / seconds)
+    }
+
     /// The value of the counter `name`.
     pub fn count(&self, name: &str) -> f64 {
         self.counts.get(name).copied().unwrap_or(0.0)
