@@ -62,7 +62,7 @@ export function inside(profile) {
         : `; in all of these steps together threads waited ${seconds(measured.waited_s)} for a core.`,
       ceilings
         ? ` This machine does ${number(ceilings.flops_per_s / 1e9)} GFLOP/s and reads ${number(ceilings.bytes_per_s / 1e9)} GB/s.`
-        : "",
+        : ` ${measured.without_ceilings ?? ""}`,
     ),
     h(
       "table",

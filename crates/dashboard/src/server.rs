@@ -125,6 +125,7 @@ fn router(site: Arc<Site>) -> Router {
         .route("/api/jobs", get(jobs::state).merge(post(jobs::start)).delete(jobs::stop))
         .route("/api/jobs/{job}", get(jobs::events))
         .route("/api/login", get(login))
+        .route("/metrics", get(metrics::metrics))
         .fallback(file)
         .layer(from_fn_with_state(site.clone(), guarded))
         .with_state(site)
@@ -133,7 +134,8 @@ fn router(site: Arc<Site>) -> Router {
 /// Refuses unauthorised requests, and adds the security headers for browsers to responses.
 async fn guarded(State(site): Shared, request: Request, next: Next) -> Response {
     // Files of the page are no secret: it must load to read the token of its address.
-    let is_open = !request.uri().path().starts_with("/api/");
+    let path = request.uri().path();
+    let is_open = !path.starts_with("/api/") && path != "/metrics";
     let mut response = match site.guard.check(request.headers()) {
         Err(StatusCode::MISDIRECTED_REQUEST) => {
             (StatusCode::MISDIRECTED_REQUEST, site.guard.misdirected(request.headers())).into_response()
@@ -440,5 +442,6 @@ async fn file(uri: Uri) -> Response {
 }
 
 pub(crate) mod jobs;
+mod metrics;
 #[cfg(test)]
 mod tests;

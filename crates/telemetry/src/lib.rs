@@ -12,8 +12,10 @@ pub mod build;
 pub mod error;
 pub mod event;
 pub mod in_place;
+mod load;
 mod memory_limit;
 pub mod outputs;
+pub mod prometheus;
 pub mod record;
 mod rollout_line;
 pub mod sinks;
@@ -25,6 +27,7 @@ mod weight;
 
 pub use error::{Error, Result};
 pub use event::{Alarm, CompletionRows, Event, EventKind, Finding, Level, Record};
+pub use load::CpuTimes;
 pub use record::RunRecord;
 pub use rollout_line::{RecordedCompletion, RolloutLine, number};
 pub use sinks::completions::CompletionsSink;

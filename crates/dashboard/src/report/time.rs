@@ -76,7 +76,11 @@ fn sentence(name: &str, ProfileRecord { measured, .. }: &ProfileRecord) -> Strin
         let (flops, bytes) = (giga(ceilings.flops_per_s), giga(ceilings.bytes_per_s));
         says += &format!("; the machine does {flops} GFLOP/s and reads {bytes} GB/s");
     }
-    says + "."
+    says += ".";
+    if let Some(why) = &measured.without_ceilings {
+        says += &format!(" {}", line(why));
+    }
+    says
 }
 
 /// A row of the table: for each run the sums that `of` selects, per step.

@@ -5,6 +5,8 @@ use super::*;
 use std::io::{Read, Write};
 use std::net::TcpStream;
 
+mod metrics;
+
 struct Listening {
     port: u16,
     dir: tempfile::TempDir,

@@ -52,6 +52,9 @@ pub struct Measured {
     pub memory_resident: BTreeMap<String, u64>,
     /// The peak speeds of the machine, if they were measured.
     pub ceilings: Option<Ceilings>,
+    /// Why they were not measured, as a sentence; `None` where they are, or where a run is too short for it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub without_ceilings: Option<String>,
 }
 
 /// The totals of one stage of a run's steps.
