@@ -4,7 +4,7 @@ use crate::range::RewardRange;
 use crate::series::short;
 use lockstep::evaluation::TokenTexts;
 use lockstep::wire::file::{GroupFile, IndexEntry};
-use lockstep::wire::{Completion, Group, NEW_LOGPS};
+use lockstep::wire::{Completion, Group, GroupId, NEW_LOGPS};
 use serde_json::{Map, Value, json};
 use std::collections::HashSet;
 use std::time::{Duration, Instant};
@@ -34,7 +34,7 @@ pub struct Wanted {
     /// The prompt (by number) that the groups must belong to.
     pub prompt: Option<u64>,
     /// The groups with recorded log-probabilities after the step.
-    pub updated: HashSet<u64>,
+    pub updated: HashSet<GroupId>,
     /// Index of the first group in the response; `limit` is the number of groups.
     pub after: usize,
     /// Most groups in the response.
@@ -145,7 +145,7 @@ pub(crate) fn prompt_of(file: &GroupFile, place: usize) -> String {
     whole_prompt_of(file, place).chars().take(160).collect()
 }
 
-fn summary(file: &GroupFile, place: usize, updated: &HashSet<u64>) -> Value {
+fn summary(file: &GroupFile, place: usize, updated: &HashSet<GroupId>) -> Value {
     let entry = &file.index()[place];
     json!({
         "place": place,
@@ -191,13 +191,13 @@ pub fn map(file: &GroupFile, pixels: usize, rows: usize, from: u64) -> Value {
     json!({ "steps": columns.keys().collect::<Vec<_>>(), "width": width, "cells": cells })
 }
 
-/// The numbers of the groups with recorded log-probabilities after the step.
-pub fn updated(updates: Option<&GroupFile>) -> HashSet<u64> {
+/// The groups with recorded log-probabilities after the step.
+pub fn updated(updates: Option<&GroupFile>) -> HashSet<GroupId> {
     updates.iter().flat_map(|file| file.index()).map(|entry| entry.group).collect()
 }
 
 /// The group with recorded log-probabilities after its step that is nearest to this one by step: `{"place", "step"}`.
-fn nearest(file: &GroupFile, place: usize, updated: &HashSet<u64>) -> Value {
+fn nearest(file: &GroupFile, place: usize, updated: &HashSet<GroupId>) -> Value {
     let index = file.index();
     let step = index[place].step.unwrap_or(0);
     let scored = (0..index.len()).filter(|&other| updated.contains(&index[other].group));
@@ -207,7 +207,7 @@ fn nearest(file: &GroupFile, place: usize, updated: &HashSet<u64>) -> Value {
 
 /// For each completion of a group, the log-probabilities of its tokens after the optimizer step, where they are
 /// recorded.
-fn after_step(updates: Option<&GroupFile>, group: u64) -> Vec<Vec<Value>> {
+fn after_step(updates: Option<&GroupFile>, group: GroupId) -> Vec<Vec<Value>> {
     let Some(file) = updates else { return Vec::new() };
     // A group that a resumed run learned from again is there once more: the last one counts.
     let place = file.index().iter().rposition(|entry| entry.group == group);
@@ -228,7 +228,7 @@ pub fn group(
     let group = file.read(place)?;
     let updated = updated(updates);
     let mut of_group = summary(file, place, &updated);
-    let (lines, after) = (group.lines(), after_step(updates, group.id));
+    let (lines, after) = (group.lines(), after_step(updates, group.group));
     let completions =
         lines.iter().enumerate().map(|(number, line)| completion(line, number, texts, after.get(number), (0, WINDOW)));
     let completions = completions.collect::<anyhow::Result<Vec<_>>>()?;
@@ -262,7 +262,7 @@ pub fn window(
     (from, count): (usize, usize),
 ) -> anyhow::Result<Option<Value>> {
     let group = file.read(place)?;
-    let (lines, after) = (group.lines(), after_step(updates, group.id));
+    let (lines, after) = (group.lines(), after_step(updates, group.group));
     let window = (from, count.min(WINDOW));
     lines.get(number).map(|line| completion(line, number, texts, after.get(number), window)).transpose()
 }
@@ -335,7 +335,7 @@ pub(crate) mod tests {
                 ..Completion::new(generation, vec![1, 2, 3])
             };
             Group {
-                id,
+                group: GroupId(id),
                 step: Some(id / 2 + 1),
                 prompt_ids: vec![(id % 2) as u32],
                 prompt: Some(format!("question {}", id % 2).into()),
@@ -388,7 +388,7 @@ pub(crate) mod tests {
             completion.columns.set(NEW_LOGPS, vec![-1.0, logp, -2.0]);
             let completions = vec![Completion::new(0, vec![1, 2, 3]), completion];
             let mut record = Vec::new();
-            Group { id: 2, completions, ..Group::default() }.write(&mut record);
+            Group { group: GroupId(2), completions, ..Group::default() }.write(&mut record);
             log.append(&record).unwrap();
         }
         let updates = GroupFile::open(&updates).unwrap();

@@ -159,7 +159,7 @@ pub fn prompts(file: &GroupFile, wanted: &Wanted) -> Value {
 mod tests {
     use super::*;
     use crate::groups::tests::recorded;
-    use lockstep::wire::{Completion, Group};
+    use lockstep::wire::{Completion, Group, GroupId};
 
     #[test]
     fn prompts_are_sorted_by_how_their_reward_changed() {
@@ -171,7 +171,7 @@ mod tests {
             let completion =
                 |i| Completion { rewards: vec![Some(rewards[prompt][step])], ..Completion::new(i, vec![1]) };
             Group {
-                id: (3 * step + prompt) as u64,
+                group: GroupId((3 * step + prompt) as u64),
                 step: Some(step as u64 + 1),
                 prompt_ids: vec![prompt as u32],
                 prompt: Some(format!("question {prompt}").into()),
@@ -223,7 +223,7 @@ mod tests {
     fn a_prompt_is_answered_in_full_and_a_long_curve_thinned_from_its_end() {
         let dir = tempfile::tempdir().unwrap();
         let group = |id: u64, step: Option<u64>, reward: f64, prompt: u32| Group {
-            id,
+            group: GroupId(id),
             step,
             prompt_ids: vec![prompt],
             prompt: Some(format!("question {prompt}").into()),

@@ -2,8 +2,8 @@
 
 use super::tests::recorded;
 use super::*;
-use lockstep::wire::RecordWriter;
 use lockstep::wire::file::GroupLog;
+use lockstep::wire::{GroupId, RecordWriter};
 
 fn completion(place: usize, ids: &[u32], reward: f64, text: Option<&str>) -> Completion {
     Completion { rewards: vec![Some(reward)], content: text.map(Into::into), ..Completion::new(place, ids.to_vec()) }
@@ -13,7 +13,7 @@ fn completion(place: usize, ids: &[u32], reward: f64, text: Option<&str>) -> Com
 fn group_of(id: u64, step: u64, rewards: &[f64], tokens: usize) -> Group {
     let one = |(place, reward): (usize, &f64)| completion(place, &vec![1; tokens], *reward, Some("none"));
     Group {
-        id,
+        group: GroupId(id),
         step: Some(step),
         prompt_ids: vec![id as u32],
         prompt: Some(format!("question {id}").into()),
@@ -68,7 +68,7 @@ fn a_list_has_these_summaries() {
             "prompt": format!("question {}", 10 + place), "scored": scored,
         })
     };
-    let updated = HashSet::from([12]);
+    let updated = HashSet::from([GroupId(12)]);
     let answer = list(&file, &Wanted { after: 1, limit: 2, updated, ..wanted() }, None);
     let shown = [of(1, 3.0, 0.0, 8, false), of(2, 0.0, 2.0, 2, true)];
     assert_eq!(answer, json!({ "total": 4, "unread": 0, "groups": shown, "next": 3 }));
@@ -98,7 +98,9 @@ fn every_order_and_filter_gives_these_groups() {
     ] {
         assert_eq!(sorted(sort), expected, "{sort}");
     }
-    let only = |only: &str| numbers(&file, &Wanted { only: only.into(), updated: HashSet::from([13, 99]), ..wanted() });
+    let only = |only: &str| {
+        numbers(&file, &Wanted { only: only.into(), updated: HashSet::from([13, 99].map(GroupId)), ..wanted() })
+    };
     assert_eq!((only("best"), only("worst")), (vec![11, 13, 10, 12], vec![12, 10, 13, 11]));
     assert_eq!((only("spread"), only("no-spread")), (vec![10, 12, 13], vec![11]));
     assert_eq!((only("updated"), only("cut"), only("other")), (vec![13], vec![], vec![10, 11, 12, 13]));
@@ -171,7 +173,7 @@ fn groups_are_filtered_by_their_mean_reward_or_by_that_of_a_completion() {
 fn the_nearest_group_that_was_scored_is_the_nearest_by_step() {
     let dir = tempfile::tempdir().unwrap();
     let file = four(dir.path());
-    let of = |place: usize, updated: &[u64]| nearest(&file, place, &updated.iter().copied().collect());
+    let of = |place: usize, updated: &[u64]| nearest(&file, place, &updated.iter().copied().map(GroupId).collect());
     assert_eq!(of(0, &[]), Value::Null);
     assert_eq!(of(2, &[10, 13]), json!({ "place": 3, "step": 8 }), "one step after, and not two before");
     assert_eq!(of(3, &[11, 12]), json!({ "place": 2, "step": 7 }));
@@ -192,7 +194,7 @@ fn a_completion_has_what_was_recorded_of_each_of_its_tokens() {
     let mut scored = Completion::new(0, vec![4, 5, 6]);
     scored.columns.set(NEW_LOGPS, vec![-0.5, -0.25, -8.0]);
     let mut record = Vec::new();
-    Group { id: 3, completions: vec![scored], ..Group::default() }.write(&mut record);
+    Group { group: GroupId(3), completions: vec![scored], ..Group::default() }.write(&mut record);
     log.append(&record).unwrap();
     let updates = GroupFile::open(&updates).unwrap();
     let cut = |from, count| window(&file, 0, 0, None, Some(&updates), (from, count)).unwrap().unwrap();

@@ -232,10 +232,10 @@ fn an_evaluation_before_the_first_step_is_in_the_series() {
 /// Three groups of training at steps 1 to 3, and one of an evaluation.
 fn with_groups() -> Listening {
     use crate::groups::tests::recorded;
-    use lockstep::wire::{Completion, Group};
+    use lockstep::wire::{Completion, Group, GroupId};
     let site = listening(3);
     let group = |id: u64, name: &str| Group {
-        id,
+        group: GroupId(id),
         step: Some(id),
         prompt_ids: vec![id as u32],
         prompt: Some(format!("{name} {id}").into()),
