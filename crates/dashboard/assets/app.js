@@ -133,7 +133,11 @@ function head() {
   }
   const select = h(
     "select",
-    { "aria-label": "Run", onchange: (event) => (location.hash = address(event.target.value, now.view || "overview", kept({ ...now.words, vs: "" }))) },
+    {
+      "aria-label": "Run",
+      onchange: (event) =>
+        (location.hash = address(event.target.value, now.view || "overview", kept({ ...now.words, vs: "" }))),
+    },
     runs.map((other) =>
       h("option", { value: other.id, selected: other.id === now.run }, `${titleOf(other)} · ${other.state}`),
     ),

@@ -34,8 +34,11 @@ export function chart(key, runs, options = {}) {
   let plot = null;
 
   const place = (at) => (options.x && options.x !== "step" ? text(now.places[at], X[options.x]) : `step ${now.steps[at]}`);
-  // Runs of different steps: each one's last value up to the cursor.
-  const known = (line, at) => (now.rows.length > 1 ? now.data[line].slice(0, at + 1).findLast(isThere) : now.data[line][at]);
+  // Runs of different steps: each one's last value up to the cursor, and none behind its end.
+  const known = (line, at) => {
+    const values = now.data[line];
+    return now.rows.length > 1 && values.findLastIndex(isThere) >= at ? values.slice(0, at + 1).findLast(isThere) : values[at];
+  };
   const last = (line) => now.data[line]?.findLast(isThere);
   const say = (at) => {
     const several = now.rows.length > 1;
@@ -90,7 +93,8 @@ export function chart(key, runs, options = {}) {
   const draw = () => {
     plot?.destroy();
     const unit = options.unit;
-    const y = now.isLog ? { distr: 3, log: unit === "bytes" ? 2 : 10 } : { range: (u, low, high) => options.range ?? (isThere(low) ? rangeOf(unit, low, high) : [0, 1]) };
+    const range = (u, low, high) => options.range ?? (isThere(low) ? rangeOf(unit, low, high) : [0, 1]);
+    const y = now.isLog ? { distr: 3, log: unit === "bytes" ? 2 : 10 } : { range };
     const narrow = !["bytes", "date", "s"].includes(unit);
     plot = new uPlot(
       {
@@ -99,11 +103,7 @@ export function chart(key, runs, options = {}) {
         scales: { x: { time: false, range: xRange }, y },
         axes: [
           { ...axis(X[options.x ?? "step"]), size: 26 },
-          {
-            ...axis(unit),
-            size: narrow ? 42 : 62,
-            ...(now.isLog ? logarithmic(unit) : {}),
-          },
+          { ...axis(unit), size: narrow ? 42 : 62, ...(now.isLog ? logarithmic(unit) : {}) },
         ],
         series: now.lines,
         bands: now.bands,
@@ -125,16 +125,16 @@ export function chart(key, runs, options = {}) {
   let waits = null;
   const zoom = (part) => {
     clearTimeout(waits);
-    if (part || options.isZoomed) options.onzoom?.(part);
+    if (part || options.isZoomed?.()) options.onzoom?.(part);
   };
-  /** The part of the x axis over which the pointer was drawn. Charts beside it show it, and do not zoom again. */
+  /** Zooms to the selected part of the x axis. Only the chart under the pointer does so, not those that follow it. */
   function chosen(u) {
     const { left, width } = u.select;
     u.setSelect({ left: 0, top: 0, width: 0, height: 0 }, false);
     if (!width || !u.cursor.event) return;
     zoom([u.posToVal(left, "x"), u.posToVal(left + width, "x")]);
   }
-  /** Makes what is shown so many times as long, about the cursor. */
+  /** Makes the shown part of the x axis longer by this factor, around the cursor. */
   const stretch = (by) => {
     const { min, max } = plot.scales.x;
     const middle = isThere(plot.cursor.idx) ? now.places[plot.cursor.idx] : (min + max) / 2;
@@ -158,7 +158,7 @@ export function chart(key, runs, options = {}) {
   box.addEventListener("keydown", (event) => {
     const does = event.ctrlKey || event.metaKey || event.altKey ? null : keys[event.key];
     // Escape closes a window where nothing is zoomed.
-    if (!does || !plot || (event.key === "Escape" && !options.isZoomed)) return;
+    if (!does || !plot || (event.key === "Escape" && !options.isZoomed?.())) return;
     does();
     event.preventDefault();
     event.stopPropagation();
@@ -167,7 +167,7 @@ export function chart(key, runs, options = {}) {
     const at = plot?.cursor.idx;
     if (!options.onstep || !isThere(at) || event.detail > 1) return;
     const step = now.steps[at];
-    waits = setTimeout(() => options.onstep?.(step), options.isZoomed ? SECOND_CLICK : 0);
+    waits = setTimeout(() => options.onstep?.(step), options.isZoomed?.() ? SECOND_CLICK : 0);
   });
   const watch = new ResizeObserver(() => {
     if (!box.clientWidth) return;

@@ -1,10 +1,10 @@
-// The charts of a run, or of two over each other, and what all of them share.
+// The charts of a run, or of two over each other, with their shared controls.
 import { chart } from "/chart.js";
 import { family, isClosed } from "/families.js";
 import { address, change, fill, h, isReward, place, refill } from "/lib.js";
 import { legend, marksOf } from "/marks.js";
 import { SYSTEM, about, grouped, seriesOf, together } from "/metrics.js";
-import { axesOf, chartTools, chosenOf, queryOf, zoom } from "/tools.js";
+import { axesOf, chartTools, chosenOf, isZoomed, queryOf, zoom } from "/tools.js";
 
 // The most points of a chart, and of one in full size.
 const [POINTS, FULL] = [500, 1500];
@@ -55,7 +55,7 @@ export function charts(run) {
     const options = (key) => ({
       ...chosen,
       ...about(key, facts),
-      isZoomed: Boolean(chosen.part),
+      isZoomed,
       range: isReward(key) ? range : undefined,
       marks,
       onzoom: (part) => zoom(part, chosen.x),
@@ -91,7 +91,7 @@ export function charts(run) {
     await workers(facts);
   }
 
-  /** Puts the charts into their sections, and moves only what is elsewhere. */
+  /** Puts the charts into their sections. A chart that is in its place is not moved. */
   function arrange(groups, text) {
     for (const [name, keys] of groups) {
       if (!families.has(name)) families.set(name, family(name, () => change({})));
@@ -103,7 +103,7 @@ export function charts(run) {
     if (!isSame || !shown.length) fill(grid, shown.length ? shown : h("p", { class: "none" }, none));
   }
 
-  /** Below the charts of the machine: who made which batch. */
+  /** Adds the lanes of workers below the charts of the machine. */
   async function workers(facts) {
     const section = families.get(SYSTEM);
     if (!section || isClosed(SYSTEM) || !facts.workers) return;
@@ -113,7 +113,12 @@ export function charts(run) {
   }
 
   return {
-    elements: [h("h2", { class: "unseen" }, "Charts"), h("div", { class: "charting" }, tools, h("p", { class: "tools" }, all, filter)), explained, grid],
+    elements: [
+      h("h2", { class: "unseen" }, "Charts"),
+      h("div", { class: "charting" }, tools, h("p", { class: "tools" }, all, filter)),
+      explained,
+      grid,
+    ],
     update,
     end: () => {
       turns++;

@@ -1,4 +1,4 @@
-// What a chart draws: one line for each run over the steps, minutes or tokens of all, smoothed or as it is.
+// The data of a chart: a line for each run over the steps, minutes or tokens of all runs, smoothed or not.
 import { css } from "/lib.js";
 import { rangeOf } from "/units.js";
 
@@ -26,8 +26,8 @@ export function smoothed(values, weight) {
 
 /** The values of a run at the places of all runs. */
 function aligned(values, series, places, gaps = []) {
-  // A step that another run alone has is not a gap of this one: uPlot draws the line over what is undefined. A step
-  // without this metric is not a gap either: an evaluation, a reward of which several steps learn.
+  // A step that only another run has is not a gap of this one: uPlot draws the line across undefined values. A step
+  // without this metric is not a gap either: an evaluation, a reward from which several steps learn.
   const known = new Map(placesOf(series).map((x, i) => [x, values?.[i] ?? (gaps.includes(i) ? null : undefined)]));
   return places.map((x) => known.get(x));
 }
@@ -86,7 +86,7 @@ export function curve(key, runs, { smooth = 0, log = false, unit = "" } = {}) {
   };
 }
 
-/** The place of a step on the x axis: where the run's last line up to it is; none outside of what is drawn. */
+/** The place of a step on the x axis, which is that of the run's last line up to it; none outside the drawn part. */
 export function placeOf(step, { series }) {
   const at = series.steps.findLastIndex((known) => known <= step);
   if (at < 0 || step >= series.steps.at(-1) + series.width) return undefined;

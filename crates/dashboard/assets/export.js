@@ -2,7 +2,7 @@
 import { css } from "/lib.js";
 import { COLORS } from "/curve.js";
 
-/** A field of CSV. Spreadsheets compute what begins with one of these signs, so a text begins with another one. */
+/** A field of CSV. Spreadsheets evaluate a text that begins with one of these signs, so a quote is put before it. */
 function field(value) {
   if (value === null || value === undefined) return "";
   if (typeof value === "number") return `${value}`;

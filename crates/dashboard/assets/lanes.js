@@ -1,4 +1,4 @@
-// A lane for each worker of a distributed run: which batches it made, and how much of each.
+// A lane for each worker of a distributed run: the number of groups that it made of each batch.
 import { fill, get, h, percent, seconds } from "/lib.js";
 
 const [WIDE, TALL] = [1000, 22];
@@ -49,7 +49,11 @@ export function lanes(run) {
         h("span", {}, `batch ${batches[0]}`),
         h("span", {}, `batch ${batches.at(-1) + width - 1}`),
       ),
-      h("p", { class: "legend" }, `The height is how many groups of ${width > 1 ? `each ${width} batches` : "a batch"} the worker made. When it made them is not recorded.`),
+      h(
+        "p",
+        { class: "legend" },
+        `Height: the worker's groups of ${width > 1 ? `each ${width} batches` : "a batch"}. The run does not record the time of generation.`,
+      ),
     );
   };
   return element;

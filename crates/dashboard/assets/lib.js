@@ -74,7 +74,7 @@ export function address(run, view, words = {}) {
   return `#/${encodeURIComponent(run)}/${view}${query.size ? `?${query}` : ""}`;
 }
 
-/** The words of an address that the next view keeps: how charts are drawn. */
+/** The words of an address that the next view keeps: the other run, and the settings of charts. */
 export const kept = ({ vs, smooth, log, x }) => ({ vs, smooth, log, x });
 
 /** Goes there with some words changed; without a new entry in the history where only those change. */

@@ -1,20 +1,21 @@
 // Marks on charts: alarms, checkpoints and resumes of a run.
-import { css, h } from "/lib.js";
+import { css, h, isOpen } from "/lib.js";
 import { placeOf } from "/curve.js";
 
 const KINDS = { alarm: "alarm", over: "alarm that ended", checkpoint: "checkpoint", resume: "resume" };
 // A mark is named while the cursor is so near, in pixels.
 const NEAR = 7;
 
-/** What is marked of a run: [{step, kind, name}]. Notes are explained by the configuration, and are left out. */
+/** The marks of a run: [{step, kind, name}]. Notes are left out, since the configuration or success explains them. */
 export function marksOf(facts) {
   const alarms = facts.alarms
     .filter(({ weight }) => weight !== "note")
-    .map(({ alarm }) => ({
-      step: alarm.since,
-      kind: alarm.until === undefined ? "alarm" : "over",
-      name: `⚠ ${alarm.id.replaceAll("_", " ")}${alarm.subject ? ` (${alarm.subject})` : ""}, ${alarm.until === undefined ? `since step ${alarm.since}` : `step ${alarm.since} – ${alarm.until}`}`,
-    }));
+    .map((line) => {
+      const { id, subject, since, until } = line.alarm;
+      const steps = isOpen(line) ? `since step ${since}` : `step ${since} – ${until}`;
+      const name = `⚠ ${id.replaceAll("_", " ")}${subject ? ` (${subject})` : ""}, ${steps}`;
+      return { step: since, kind: isOpen(line) ? "alarm" : "over", name };
+    });
   const checkpoints = facts.checkpoints
     .map((name) => Number(name.replace("step-", "")))
     .filter(Number.isFinite)
@@ -72,7 +73,7 @@ export function namedAt(u, marks, run) {
   return names.length > 3 ? `${names.slice(0, 2).join("; ")}; ${names.length - 2} more` : names.join("; ");
 }
 
-/** What the marks mean, of those kinds that there are. */
+/** A legend with the kinds of these marks. */
 export const legend = (marks) =>
   Object.keys(KINDS)
     .filter((kind) => marks.some((mark) => mark.kind === kind))

@@ -68,7 +68,7 @@ export async function seriesOf(id, keys, query) {
   return series;
 }
 
-/** What is known of a metric: its unit, and what it means. */
+/** The unit and the meaning of a metric. */
 export function about(key, facts) {
   if (key !== CORES) return { unit: unitOf(key, facts.units), meaning: facts.meanings?.[key] };
   const cores = facts.profile?.cores;

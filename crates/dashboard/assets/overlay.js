@@ -1,7 +1,7 @@
 // The curves of up to eight chosen runs over each other: the metric by which each is judged, and the held-out one.
 import { chart } from "/chart.js";
 import { fill, get, h, titleOf } from "/lib.js";
-import { axesOf, chartTools, chosenOf, queryOf, zoom } from "/tools.js";
+import { axesOf, chartTools, chosenOf, isZoomed, queryOf, zoom } from "/tools.js";
 import { unitOf } from "/units.js";
 
 export function overlay() {
@@ -14,7 +14,7 @@ export function overlay() {
   async function update(words, runs) {
     const turn = ++turns;
     const keys = [...new Set(runs.flatMap(({ metric }) => [metric, `eval_${metric}`]))];
-    // A run has an axis if it has logged what the axis shows.
+    // A run has an axis if it has logged the axis's metric.
     const logged = await Promise.all(runs.map(({ id }) => get(`runs/${id}/series`, { keys: "step_time,num_tokens", px: 1 })));
     const hasValue = ({ mean }) => mean.some((x) => x !== null);
     const axes = runs.length ? axesOf(logged.map((one) => Object.keys(one?.keys ?? {}).filter((key) => hasValue(one.keys[key])))) : [];
@@ -32,7 +32,7 @@ export function overlay() {
       ...chosen,
       height: 260,
       unit: unitOf(key),
-      isZoomed: Boolean(chosen.part),
+      isZoomed,
       onzoom: (part) => zoom(part, chosen.x),
     });
     const shown = keys.filter((key) => all.some(({ series }) => hasValue(series.keys[key])));

@@ -22,7 +22,7 @@ import {
   titleOf,
 } from "/lib.js";
 
-// What the table of two runs needs.
+// Metrics of the table of two runs.
 const RESULTS = ["reward", "entropy", "eval_reward", "loss", "eval_loss", "kl", "completions/mean_length", "step_time"];
 const NUMBERS = [
   ["reward", "reward"],
@@ -54,7 +54,7 @@ export async function overview(main, run, words, runs) {
     const isTwo = words.vs && words.vs !== run;
     const otherFacts = isTwo ? await get(`runs/${words.vs}`) : null;
     const rewards = facts.keys.filter(isReward);
-    // All steps, whatever part of them the charts show.
+    // Of all steps, also while the charts show a part of them.
     const query = { keys: [...NUMBERS.map(([key]) => key), ...RESULTS, ...rewards].join(","), px: 500 };
     const [series, other] = await Promise.all([
       get(`runs/${run}/series`, query),

@@ -1,8 +1,8 @@
-// What all charts of a view have in common: the part that is shown, smoothing, a logarithmic axis, the x axis. The
-// address has it.
-import { change, fill, h, number } from "/lib.js";
+// The controls of all charts of a view: the x axis and its shown part, smoothing, a logarithmic axis. The address keeps
+// their state.
+import { change, fill, h, number, place } from "/lib.js";
 
-/** What the address says of the charts, checked. `part` is what is shown of the x axis; null if everything is. */
+/** The settings of charts in the address, checked. `part` is the shown part of the x axis; null: everything. */
 export function chosenOf(words, axes) {
   const [smooth, from, to] = [Number(words.smooth), Number(words.from ?? 0), Number(words.to ?? Infinity)];
   const isPart = (words.from !== undefined || words.to !== undefined) && from >= 0 && to > from;
@@ -14,18 +14,24 @@ export function chosenOf(words, axes) {
   };
 }
 
-/** What the server is asked for besides keys. */
+/** The parameters of a request for series, besides the keys. */
 export const queryOf = ({ x, part }) => ({
   x: x === "step" ? undefined : x,
   from: part?.[0],
   to: part && Number.isFinite(part[1]) ? part[1] : undefined,
 });
 
-/** The x axes that all of these runs have: of each its metrics. */
+/** The x axes that all of these runs have; of each run, its metrics. */
 export const axesOf = (keys) =>
   Object.entries({ minutes: "step_time", tokens: "num_tokens" })
     .filter(([, key]) => keys.every((of) => of.includes(key)))
     .map(([axis]) => axis);
+
+/** Whether the address has a part of the x axis; charts may not have drawn it yet. */
+export function isZoomed() {
+  const { from, to } = place().words;
+  return from !== undefined || to !== undefined;
+}
 
 /** Shows a part of the x axis, in the address; everything where it is null. */
 export function zoom(part, x) {
@@ -36,7 +42,7 @@ export function zoom(part, x) {
   change({ from: Number(low.toPrecision(6)), to: Number(high.toPrecision(6)) });
 }
 
-/** The controls, one line; `update` takes the address' words and which axes the run has. */
+/** The controls; `update` takes the words of the address and the axes of the run. */
 export function chartTools() {
   const names = { step: "step", minutes: "minutes", tokens: "tokens" };
   const axis = h("select", { "aria-label": "x axis", onchange: () => change({ x: axis.value === "step" ? "" : axis.value, from: "", to: "" }) });
@@ -85,7 +91,7 @@ export function chartTools() {
     }
     axis.value = chosen.x;
     unit.textContent = { step: "Steps ", minutes: "Minutes ", tokens: "Tokens " }[chosen.x];
-    // What is being typed stays.
+    // An input with the focus keeps its text.
     const put = (input, value) => document.activeElement !== input && (input.value = value);
     ends.forEach((input, i) => put(input, Number.isFinite(chosen.part?.[i]) ? `${chosen.part[i]}` : ""));
     whole.hidden = !chosen.part;

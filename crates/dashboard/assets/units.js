@@ -1,4 +1,4 @@
-// Units of metrics: how an axis writes its numbers, and where it begins and ends.
+// Units of metrics: the tick labels of an axis, and its range.
 import { number } from "/lib.js";
 
 // By the end of a name, where the program's list of metrics has no unit: metrics of the user's own.
@@ -47,10 +47,10 @@ export function increments(unit) {
   return undefined;
 }
 
-// So far beyond a limit of the values an axis goes, so that a line along the limit is whole.
+// The part of its length by which an axis exceeds a limit of the values, so that a line along the limit is whole.
 const EDGE = 0.04;
 
-/** Where an axis begins and ends. Values that are all the same are not at its end, and a share is between 0 and 1. */
+/** The range of an axis. A constant is not at its end, and a share stays between 0 and 1. */
 export function rangeOf(unit, low, high) {
   if (!Number.isFinite(low)) return [0, 1];
   const isShare = unit === "share" && low >= 0 && high <= 1;

@@ -36,7 +36,7 @@ const points = (page) =>
   page.$$eval(".families .plot", (all) => all.map((one) => Number(/in (\d+) points/.exec(one.getAttribute("aria-label"))[1])));
 const words = (page) => Object.fromEntries(new URLSearchParams(page.url().split("?")[1] ?? ""));
 
-/** Waits until the charts show so many points. */
+/** Waits until all charts have this number of points. */
 const drawn = (page, count) =>
   page.waitForFunction((count) => {
     const all = [...document.querySelectorAll(".families .plot")];
@@ -55,7 +55,7 @@ async function drag(page, of, from, to) {
   await page.mouse.up();
 }
 
-/** How high the first run's line is at these places of a chart, from 0 to 1, both of its plot. */
+/** The height of the first run's line at these places of a chart, both from 0 to 1. */
 const heights = (of, places) =>
   of.evaluate((figure, places) => {
     const [canvas, over] = [figure.querySelector("canvas"), figure.querySelector(".u-over")];
@@ -131,7 +131,7 @@ await test("a click reads the step, and does not zoom", async () => {
   await page.close();
 });
 
-await test("smoothing is the mean of what is behind, weighted by distance, and the raw value is beside it", async () => {
+await test("smoothing is the weighted mean of the values so far, and the raw value is beside it", async () => {
   const page = await open("#/logged/overview?smooth=0.8");
   await page.waitForSelector(".u-over");
   const logged = readFileSync(`${work}/runs/logged/metrics.jsonl`, "utf8").trim().split("\n").map(JSON.parse);
@@ -146,7 +146,7 @@ await test("smoothing is the mean of what is behind, weighted by distance, and t
   await page.close();
 });
 
-await test("a logarithmic axis makes a line of what doubles, and what is not above 0 stays linear", async () => {
+await test("a logarithmic axis makes a straight line of a value that doubles, and a chart without values above 0 stays linear", async () => {
   const page = await open("#/long/overview?metrics=all&filter=doubling");
   const of = figure(page, "objective/doubling");
   await of.locator(".u-over").waitFor();
@@ -307,6 +307,9 @@ await test("one chart in full size has its own address, and is saved as CSV and 
   assert.deepEqual(serious, []);
   await drag(page, page.locator("dialog .u-over"), 0.5, 0.6);
   await page.waitForFunction(() => location.hash.includes("from=") && location.hash.includes("chart=reward"));
+  // Escape shows the whole run, and then closes the window.
+  await page.keyboard.press("Escape");
+  await page.waitForFunction(() => !location.hash.includes("from=") && location.hash.includes("chart=reward"));
   await page.keyboard.press("Escape");
   await page.waitForSelector("dialog.fullsize", { state: "detached" });
   assert.equal(words(page).chart, undefined);

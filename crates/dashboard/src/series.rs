@@ -11,7 +11,7 @@ use std::collections::BTreeMap;
 /// Bits of the NaN that marks a line without the metric; no metric has these bits.
 const MISSING: u64 = 0x7ff8_dead_beef_0001;
 
-/// What the horizontal axis of a chart shows, if not the steps.
+/// A horizontal axis of charts other than the steps.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Axis {
     /// Minutes of training since the first logged step: the sum of `step_time`, so without evaluations, and without
@@ -83,7 +83,7 @@ impl Series {
         self.steps.iter().zip(column).filter_map(there)
     }
 
-    /// The axis at each line of metrics; empty if the run does not log what the axis shows.
+    /// The value of the axis at each line of metrics; empty if the run does not log the metric that the axis needs.
     fn along(&self, axis: Axis) -> Vec<f64> {
         let key = if axis == Axis::Minutes { "step_time" } else { "num_tokens" };
         let Some(column) = self.columns.get(key) else { return Vec::new() };

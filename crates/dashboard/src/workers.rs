@@ -1,18 +1,17 @@
-//! Which worker of a distributed run made which batch, from `fleet/made_by.jsonl`. When a worker made it is not
-//! recorded.
+//! The batches that each worker of a distributed run made, from `fleet/made_by.jsonl`, which has no times.
 
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-/// The file that says which worker made which groups; it is there if the run has had workers.
+/// The file with the groups of each worker. A run that never had workers does not have it.
 pub fn path(root: &Path) -> PathBuf {
     root.join("fleet/made_by.jsonl")
 }
 
-/// For each worker, how many groups it made of each batch: `{"width", "batches", "workers": [{"name", "groups",
-/// "busy_s", "idle_s"}]}`. A bucket has `width` batches, a power of two, so that there are at most `pixels` buckets.
-/// `None` if the run has no workers.
+/// For each worker, the number of groups that it made of each batch: `{"width", "batches", "workers": [{"name",
+/// "groups", "busy_s", "idle_s"}]}`. A bucket has `width` batches, a power of two, so that there are at most `pixels`
+/// buckets. `None` if the run has no workers.
 pub fn workers(root: &Path, pixels: usize) -> Option<Value> {
     let text = disk::read_to_string(path(root), disk::most::STATE).ok()?;
     // A batch that was made again has a later line.
@@ -42,7 +41,7 @@ pub fn workers(root: &Path, pixels: usize) -> Option<Value> {
     (!grid.is_empty()).then(|| json!({ "width": width, "batches": grid, "workers": lanes }))
 }
 
-/// The batch of a line, and how many groups each worker made of it.
+/// The batch of a line, and the number of its groups by worker.
 fn batch(line: &str) -> Option<(u64, BTreeMap<String, u64>)> {
     let line: Value = serde_json::from_str(line).ok()?;
     let count = |groups: &Value| groups.as_array().map_or(0, Vec::len) as u64;
