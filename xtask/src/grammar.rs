@@ -19,7 +19,11 @@ struct Pattern {
 const PATTERNS: [Pattern; 4] = [
     Pattern { name: "what", instead: "a noun for the clause: `Rejected tokens are dropped`", count: what },
     Pattern { name: "is_no", instead: "`is not a …`", count: is_no },
-    Pattern { name: "said", instead: "log, print, report, return or raise", count: |line| words(line, |w| w == "said") },
+    Pattern {
+        name: "said",
+        instead: "log, print, report, return or raise",
+        count: |line| words(line, |w| w == "said"),
+    },
     Pattern { name: "of_", instead: "the noun: `group_steps`, `by_name`", count: |line| names(line, "of_") },
 ];
 

@@ -72,8 +72,7 @@ impl Texts {
         // Within a file, tests are below the code.
         let tests = text.lines().position(|line| line.trim() == "#[cfg(test)]").filter(|_| !is_test(path));
         let from = if is_test(path) { 0 } else { tests.unwrap_or(usize::MAX) };
-        let (comments, mine): (Vec<_>, Vec<_>) =
-            blocks(text, "//").into_iter().partition(|(line, _)| *line <= from);
+        let (comments, mine): (Vec<_>, Vec<_>) = blocks(text, "//").into_iter().partition(|(line, _)| *line <= from);
         self.comments.extend(comments.into_iter().map(at));
         self.test_comments.extend(mine.into_iter().map(at));
         let docs = [blocks(text, "//!"), blocks(text, "///")].concat();
@@ -86,7 +85,8 @@ impl Texts {
         let lines: Vec<&str> = text.lines().collect();
         for (i, _) in lines.iter().enumerate().filter(|(_, line)| line.trim() == "#[test]") {
             let next = lines[i + 1..].iter().enumerate().find(|(_, line)| line.contains("fn "));
-            let name = next.and_then(|(n, line)| Some((i + 2 + n, line.split("fn ").nth(1)?.split('(').next()?.to_owned())));
+            let name =
+                next.and_then(|(n, line)| Some((i + 2 + n, line.split("fn ").nth(1)?.split('(').next()?.to_owned())));
             self.test_names.extend(name.map(at));
         }
     }
@@ -102,7 +102,9 @@ fn strings(tokens: TokenStream, found: &mut Vec<(usize, String)>) {
     for token in tokens {
         match token {
             // Attributes and doc comments are groups after a `#`; their texts are docs.
-            TokenTree::Group(group) if !group.stream().to_string().starts_with("doc =") => strings(group.stream(), found),
+            TokenTree::Group(group) if !group.stream().to_string().starts_with("doc =") => {
+                strings(group.stream(), found)
+            }
             TokenTree::Literal(literal) => {
                 let text = literal.to_string();
                 let words = text.split_whitespace().filter(|word| word.chars().any(char::is_alphabetic)).count();
@@ -121,9 +123,7 @@ fn files() -> Result<Vec<PathBuf>, String> {
     for folder in ["crates", "docs", "xtask/src"] {
         found.extend(sources::below(folder)?);
     }
-    found.retain(|path| {
-        sources::is_one_of(path, &["rs", "md"]) && !NOT_READ.iter().any(|one| path.starts_with(one))
-    });
+    found.retain(|path| sources::is_one_of(path, &["rs", "md"]) && !NOT_READ.iter().any(|one| path.starts_with(one)));
     found.sort();
     Ok(found)
 }
