@@ -46,6 +46,7 @@ fn service(statuses: &'static [&'static str]) -> (String, Requests<String>) {
             };
             while length(&text).is_none() {
                 let count = stream.read(&mut piece).unwrap();
+                assert!(count > 0, "the request ended early: {text}");
                 text += &String::from_utf8_lossy(&piece[..count]);
             }
             let status = statuses[i.min(statuses.len() - 1)];
@@ -88,7 +89,7 @@ fn a_program_gets_each_record_as_a_line() {
 }
 
 #[test]
-fn a_run_that_fails_sends_what_is_queued() {
+fn a_run_that_fails_sends_its_queue() {
     let dir = tempfile::tempdir().unwrap();
     let out = dir.path().join("out");
     let mut sink = started(&script(dir.path(), &format!("cat > '{}'", out.display())));

@@ -3,6 +3,7 @@
 #![cfg(unix)]
 
 use super::*;
+use crate::config::Algorithm;
 use std::path::PathBuf;
 
 /// A receiver that appends its input to a file.
@@ -81,33 +82,26 @@ fn a_dead_receiver_costs_a_run_a_warning() {
 #[test]
 fn every_kind_of_run_reports() {
     let dir = directory();
-    for (purpose, change) in [
-        (Purpose::Grpo, &[("algorithm", "ppo"), ("num_generations", "1")][..]),
-        (Purpose::Sft, &[]),
-        (Purpose::Dpo, &[]),
-        (Purpose::Reward, &[]),
-    ] {
+    let pair = |word: &str| json!({"prompt": format!("{word} "), "chosen": format!("{word}."), "rejected": "no"});
+    let pairs = || Rows::try_from(["ab", "sun", "moon", "tree"].map(pair).to_vec()).unwrap();
+    for purpose in [Purpose::Grpo, Purpose::Sft, Purpose::Dpo, Purpose::Reward] {
         let name = format!("{purpose:?}");
         let (path, receiver) = appends(dir.path(), &name);
         let mut config = Config {
-            model_name_or_path: Some(dir.path().join("model").display().to_string()),
-            output_dir: Some(dir.path().join(format!("out {name}"))),
             per_device_train_batch_size: 2,
-            max_completion_length: 4,
             max_steps: 2,
             logging_steps: 1,
-            save_strategy: Strategy::No,
             report_to: vec![receiver],
-            ..Config::defaults(purpose, crate::config::Algorithm::Grpo)
+            ..config(dir.path(), &format!("out {name}"))
         };
-        for (key, value) in change {
-            (Config::key(key).unwrap().read_text)(&mut config, value).unwrap();
-        }
-        let pair =
-            |word: &str| json!({"prompt": format!("{word} "), "chosen": "a.", "rejected": "b?", "completion": "a."});
-        let rows = Rows::try_from(["ab", "sun", "moon", "tree"].map(pair).to_vec()).unwrap();
-        let options = RunOptions::new().context(one_thread()).train_rows(rows);
-        let options = if purpose == Purpose::Grpo { options.reward("one", |_| Some(1.0)) } else { options };
+        let options = match purpose {
+            Purpose::Grpo => {
+                (config.algorithm, config.num_generations) = (Algorithm::Ppo, 1);
+                options()
+            }
+            Purpose::Sft => RunOptions::new().context(one_thread()).train_rows(rows()),
+            _ => RunOptions::new().context(one_thread()).train_rows(pairs()),
+        };
         Run::new(purpose, config, options).unwrap().run().unwrap();
         assert_eq!(steps_of(&got(&path)), [1, 2], "{name}");
     }
