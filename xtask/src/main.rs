@@ -103,6 +103,7 @@ mod layers;
 mod links;
 mod miri;
 mod nightly;
+mod page_runs;
 mod provenance;
 mod read;
 mod receipts;
@@ -112,6 +113,7 @@ mod size;
 mod sources;
 mod trl_suite;
 mod vectors;
+mod verdicts;
 mod words;
 
 fn main() -> ExitCode {

@@ -1,4 +1,5 @@
 // The browser that all checks share, and what they hold the page against.
+import assert from "node:assert/strict";
 import { readFileSync } from "node:fs";
 import { chromium } from "playwright-core";
 
@@ -47,4 +48,12 @@ export async function test(name, check) {
   const since = Date.now();
   await check();
   console.log(`ok: ${name} (${Date.now() - since} ms)`);
+}
+
+/** Ends the browser. What pages wrote to their consoles must contain one of the texts in `wanted`. */
+export async function finish(says, wanted = []) {
+  await browser.close();
+  const real = noise.filter((line) => !wanted.some((one) => line.includes(one)));
+  assert.deepEqual(real, [], "the console is quiet");
+  console.log(says);
 }
