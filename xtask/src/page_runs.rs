@@ -28,7 +28,7 @@ struct Facts {
 
 /// Trains all runs and compares them with the committed ones. Returns how many there are.
 pub fn run() -> Result<String, String> {
-    let program = crate::cargo::executable("lockstep", "bin")?;
+    let program = crate::cargo::program()?;
     let root = std::env::temp_dir().join(format!("lockstep-page-runs-{}", std::process::id()));
     let result = compare(&program, &root);
     // What is left of it is of no use.
@@ -64,8 +64,18 @@ fn unpacked(program: &Path, packed: &Path, into: &Path) -> Result<BTreeMap<Strin
     for archive in ARCHIVES {
         let place = into.join(archive);
         fs::create_dir_all(&place).map_err(|e| format!("{}: {e}", place.display()))?;
-        let file = packed.join(format!("{archive}.tar.gz"));
-        call(Command::new("tar").arg("-xzf").arg(&file).arg("-C").arg(&place))?;
+        let name = packed.join(format!("{archive}.tar.br"));
+        let file = fs::File::open(&name).map_err(|e| format!("{}: {e}", name.display()))?;
+        let mut unpack = Command::new("node")
+            .arg(Path::new(FOLDER).join("archive.mjs"))
+            .arg("unpack")
+            .stdin(file)
+            .stdout(std::process::Stdio::piped())
+            .spawn()
+            .map_err(|e| format!("node: {e}"))?;
+        let tar = unpack.stdout.take().ok_or("node has no output")?;
+        call(Command::new("tar").arg("-x").arg("-C").arg(&place).stdin(tar))?;
+        unpack.wait().map_err(|e| format!("node: {e}"))?;
         for entry in fs::read_dir(&place).map_err(|e| format!("{}: {e}", place.display()))?.flatten() {
             let report = call(Command::new(program).arg("report").arg(entry.path()).arg("--print"))?;
             let name = format!("{archive}/{}", entry.file_name().to_string_lossy());
@@ -83,6 +93,8 @@ fn facts(dir: &Path, report: &str) -> Result<Facts, String> {
     for path in crate::sources::below(&dir.to_string_lossy())? {
         files.insert(without_steps(path.strip_prefix(dir).unwrap_or(&path)));
     }
+    // Only a run of five seconds has it.
+    files.remove("profile.json");
     let mut metrics = BTreeSet::new();
     for line in read("metrics.jsonl")?.lines() {
         metrics.extend(json(line)?.as_object().into_iter().flatten().map(|(name, _)| name.clone()));

@@ -42,7 +42,7 @@ fn stories() -> PathBuf {
 
 /// Trains all runs, and returns how many are called gamed.
 pub fn run() -> Result<String, String> {
-    let program = crate::cargo::executable("lockstep", "bin")?;
+    let program = crate::cargo::program()?;
     let root = std::env::temp_dir().join(format!("lockstep-verdicts-{}", std::process::id()));
     fs::create_dir_all(&root).map_err(|e| format!("{}: {e}", root.display()))?;
     let result = Trials { program, root: root.clone() }.all();

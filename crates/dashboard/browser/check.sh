@@ -24,8 +24,10 @@ train --out "$work/runs/b" --set max_steps=40 --set learning_rate=0.002 --seed 3
 # Long enough for some groups to be scored after their step.
 train --out "$work/runs/c" --set max_steps=200 --set eval_dataset_name="$work/rows.jsonl" --set eval_strategy=steps --set eval_steps=100
 mkdir "$work/kinds" "$work/sweep"
-for name in kinds long; do tar -xzf "runs/$name.tar.gz" -C "$work/kinds"; done
-tar -xzf runs/sweep.tar.gz -C "$work/sweep"
+unpack() { node archive.mjs unpack <"runs/$1.tar.br" | tar -x -C "$work/$2"; }
+unpack kinds kinds
+unpack long kinds
+unpack sweep sweep
 for of in training updates evaluations; do "$lockstep" rollouts "$work/runs/c" --of $of >"$work/c.$of.jsonl"; done
 "$lockstep" rollouts "$work/runs/c" --index >"$work/c.index.jsonl"
 "$lockstep" rollouts "$work/runs/a" >"$work/a.jsonl"
