@@ -4,7 +4,11 @@ import { readFileSync } from "node:fs";
 import { chromium } from "playwright-core";
 
 export const [base, work] = [process.argv[2].replace(/\/$/, ""), process.argv[3]];
-export const lines = (name) => readFileSync(`${work}/${name}`, "utf8").trim().split("\n").map(JSON.parse);
+export const text = (name) => readFileSync(`${work}/${name}`, "utf8");
+export const lines = (name) => text(name).trim().split("\n").map(JSON.parse);
+export const mean = (values) => values.reduce((a, b) => a + b, 0) / values.length;
+/** A number with three digits, as the page writes it. */
+export const short = (x) => Number(x.toPrecision(3));
 export const browser = await chromium.launch({
   executablePath: process.env.CHROMIUM,
   args: [

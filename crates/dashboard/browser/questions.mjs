@@ -1,15 +1,11 @@
 // Six questions about a run, asked of a good, a gamed and a constant one: from its Overview, each is answered after two
 // actions at most, and the answer is what the run's files say.
 import assert from "node:assert/strict";
-import { readFileSync } from "node:fs";
-import { join } from "node:path";
-import { lines, open, test, work } from "./page.mjs";
+import { lines, mean, open, short, test, text } from "./page.mjs";
 
 const MOST_ACTIONS = 2;
-const short = (x) => Number(x.toPrecision(3));
-const mean = (values) => values.reduce((a, b) => a + b, 0) / values.length;
-const file = (run, name) => readFileSync(join(work, "kinds", run, name), "utf8");
-const jsonl = (run, name) => file(run, name).trim().split("\n").map(JSON.parse);
+const file = (run, name) => text(`kinds/${run}/${name}`);
+const jsonl = (run, name) => lines(`kinds/${run}/${name}`);
 const metrics = (run) => jsonl(run, "metrics.jsonl").filter((line) => !line.alarm);
 const alarms = (run) => jsonl(run, "metrics.jsonl").flatMap((line) => (line.alarm ? [line.alarm] : []));
 
@@ -75,7 +71,7 @@ await ask("What does it write now, against the beginning?", THREE, async (at, ru
     all.map((one) => ({
       prompt: one.querySelector(".prompt").textContent,
       captions: [...one.querySelectorAll("figcaption")].map((caption) => caption.textContent),
-      texts: [...one.querySelectorAll(".text")].map((text) => text.textContent),
+      texts: [...one.querySelectorAll(".text")].map((box) => box.textContent),
     })),
   );
   assert.ok(pairs.length > 0);
@@ -136,7 +132,7 @@ await ask("Is the reward being gamed?", THREE, async (at, run) => {
 
 await ask("Where does the time go, and what helps?", [...THREE, "slow"], async (at, run) => {
   await at.click('nav a:text-is("Time")');
-  await at.page.waitForSelector(".stack table");
+  await at.page.waitForSelector('.stack table:has(th:text-is("per step"))');
   const [, took, unit, share, stage] = /A step takes ([\d.]+) (ms|s) on average; ([\d.]+) % of the time is (.+)\./.exec(
     await at.headline(),
   );
@@ -169,8 +165,8 @@ await ask("Where does the time go, and what helps?", [...THREE, "slow"], async (
 });
 
 await ask("What differs between two runs?", THREE, async (at, run) => {
-  const other = run === "constant" ? "gamed" : "constant";
-  await at.choose('.tools select', other);
+  const other = run === "gamed" ? "grpo" : "gamed";
+  await at.choose(".tools select", other);
   await at.page.waitForSelector(".results td");
   const [a, b] = [config(run), config(other)];
   const keys = [...new Set([...a.keys(), ...b.keys()])];
