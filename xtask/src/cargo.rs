@@ -59,6 +59,14 @@ pub fn executable(name: &str, kind: &str) -> Result<PathBuf, String> {
     found.ok_or_else(|| format!("cargo {}: no executable {name}", build.join(" ")))
 }
 
+/// The program: that of the environment variable LOCKSTEP, or the one that the tests build.
+pub fn program() -> Result<PathBuf, String> {
+    match std::env::var_os("LOCKSTEP") {
+        Some(program) => std::path::absolute(program).map_err(|e| format!("LOCKSTEP: {e}")),
+        None => executable("lockstep", "bin"),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

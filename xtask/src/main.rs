@@ -105,6 +105,7 @@ mod layers;
 mod links;
 mod miri;
 mod nightly;
+mod page_runs;
 mod provenance;
 mod read;
 mod receipts;
@@ -114,6 +115,7 @@ mod size;
 mod sources;
 mod trl_suite;
 mod vectors;
+mod verdicts;
 mod words;
 
 fn main() -> ExitCode {

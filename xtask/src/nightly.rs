@@ -28,7 +28,7 @@ pub enum Done {
 /// A check: its name and the function that runs it. The first line of an error goes into the table.
 type Check = (&'static str, fn() -> Result<Done, String>);
 
-const CHECKS: [Check; 19] = [
+const CHECKS: [Check; 21] = [
     ("commands", commands),
     ("emulate", emulate),
     ("fleet_ends", fleet_ends),
@@ -42,12 +42,14 @@ const CHECKS: [Check; 19] = [
     ("miri", miri),
     ("mutants", mutants),
     ("network", network),
+    ("page_runs", page_runs),
     ("pages", pages),
     ("sandbox", sandbox),
     ("strangers_run", strangers_run),
     ("terminals", terminals),
     ("trl_matrix", trl_matrix),
     ("trl_suite", trl_suite),
+    ("verdicts", verdicts),
 ];
 
 fn emulate() -> Result<Done, String> {
@@ -178,6 +180,11 @@ fn last_words() -> Result<Done, String> {
     program(&["last_words::", "save_dtype::"], &["runs are judged by", "results have the dtype"])
 }
 
+/// Trains the runs that the page's checks open again. Takes ten minutes on two cores.
+fn page_runs() -> Result<Done, String> {
+    crate::page_runs::run().map(Done::Passed)
+}
+
 /// Runs the commands of the tutorial and its neighbours, which train the demo's model. Takes fifteen minutes.
 fn pages() -> Result<Done, String> {
     program(&["pages::"], &["every command prints what the page shows"])
@@ -208,6 +215,15 @@ fn trl_suite() -> Result<Done, String> {
     match crate::trl_suite::missing() {
         Some(what) => Ok(Done::Unavailable(what)),
         None => crate::trl_suite::run().map(Done::Passed),
+    }
+}
+
+/// Trains ten runs whose rewards are gamed and ten that learn honestly, and reads their headlines. Takes ten
+/// minutes on two cores.
+fn verdicts() -> Result<Done, String> {
+    match crate::verdicts::missing() {
+        Some(what) => Ok(Done::Unavailable(what)),
+        None => crate::verdicts::run().map(Done::Passed),
     }
 }
 

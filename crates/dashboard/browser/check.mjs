@@ -2,7 +2,8 @@
 import { spawn } from "node:child_process";
 import assert from "node:assert/strict";
 import { mkdirSync } from "node:fs";
-import { base, browser, lines, listed, noise, open, test, work } from "./page.mjs";
+import { base, finish, lines, listed, open, test, work } from "./page.mjs";
+import { barriers, beyond, contrast } from "./readable.mjs";
 
 const [records, index] = [lines("a.jsonl"), lines("a.index.jsonl")];
 
@@ -385,14 +386,6 @@ await import("./door.mjs");
 await import("./charts.mjs");
 await import("./reader.mjs");
 
-/** What axe-core finds that keeps people from using the page: rule and elements. */
-async function barriers(page) {
-  const { violations } = await page.evaluate(() => axe.run(document, { preload: false, resultTypes: ["violations"] }));
-  return violations
-    .filter(({ impact }) => impact === "serious" || impact === "critical")
-    .map(({ id, nodes }) => `${id}: ${nodes.map(({ html }) => html.slice(0, 120)).join(" | ")}`);
-}
-
 const VIEWS = [
   "overview",
   "overview?metrics=all&vs=b",
@@ -417,8 +410,7 @@ await test("every view, light and dark, wide and narrow: nothing runs, nothing i
       for (const view of VIEWS) {
         await page.goto(`${base}/#/a/${view}`);
         await page.waitForTimeout(450);
-        const beyond = await page.evaluate(() => document.documentElement.scrollWidth - innerWidth);
-        assert.ok(beyond <= 0, `${view} at ${width}: ${beyond} pixels beyond the edge`);
+        assert.deepEqual(await beyond(page), [], `${view} at ${width}`);
         const low = await page.evaluate(contrast);
         assert.deepEqual(low, [], `${view} ${scheme}`);
         assert.deepEqual(await barriers(page), [], `${view} ${scheme} at ${width}`);
@@ -444,42 +436,8 @@ await test("a finger reads what a mouse reads when it rests", async () => {
   await page.close();
 });
 
-/** Texts whose contrast with what is behind them is below 4.5. */
-function contrast(of = "main *, header *") {
-  const canvas = Object.assign(document.createElement("canvas"), { width: 1, height: 1 }).getContext("2d", {
-    willReadFrequently: true,
-  });
-  const over = (colors) => {
-    colors.forEach((color) => {
-      canvas.fillStyle = color;
-      canvas.fillRect(0, 0, 1, 1);
-    });
-    return [...canvas.getImageData(0, 0, 1, 1).data]
-      .slice(0, 3)
-      .map((x) => x / 255)
-      .map((x) => (x <= 0.04045 ? x / 12.92 : ((x + 0.055) / 1.055) ** 2.4));
-  };
-  const light = ([r, g, b]) => 0.2126 * r + 0.7152 * g + 0.0722 * b;
-  const low = new Set();
-  for (const element of document.querySelectorAll(of)) {
-    const own = [...element.childNodes].some((node) => node.nodeType === 3 && node.textContent.trim());
-    if (!own || !element.getClientRects().length || element.closest("svg, option")) continue;
-    const behind = [];
-    for (let at = element; at; at = at.parentElement) behind.unshift(getComputedStyle(at).backgroundColor);
-    const [a, b] = [light(over(behind)), light(over([...behind, getComputedStyle(element).color]))];
-    const ratio = (Math.max(a, b) + 0.05) / (Math.min(a, b) + 0.05);
-    if (ratio < 4.5)
-      low.add(`${element.tagName}.${element.className} ${ratio.toFixed(2)}: ${element.textContent.slice(0, 30)}`);
-  }
-  return [...low];
-}
-
-await browser.close();
 // A connection that was cut, and a job that was refused, as the checks above wanted.
-const wanted = [
+await finish("the page shows what the files say", [
   "ERR_INCOMPLETE_CHUNKED_ENCODING",
   "levels: Failed to load resource: the server responded with a status of 409",
-];
-const real = noise.filter((line) => !wanted.some((one) => line.includes(one)));
-assert.deepEqual(real, [], "the console is quiet");
-console.log("the page shows what the files say");
+]);

@@ -1,9 +1,14 @@
 // The browser that all checks share, and what they hold the page against.
+import assert from "node:assert/strict";
 import { readFileSync } from "node:fs";
 import { chromium } from "playwright-core";
 
 export const [base, work] = [process.argv[2].replace(/\/$/, ""), process.argv[3]];
-export const lines = (name) => readFileSync(`${work}/${name}`, "utf8").trim().split("\n").map(JSON.parse);
+export const text = (name) => readFileSync(`${work}/${name}`, "utf8");
+export const lines = (name) => text(name).trim().split("\n").map(JSON.parse);
+export const mean = (values) => values.reduce((a, b) => a + b, 0) / values.length;
+/** A number with three digits, as the page writes it. */
+export const short = (x) => Number(x.toPrecision(3));
 export const browser = await chromium.launch({
   executablePath: process.env.CHROMIUM,
   args: [
@@ -47,4 +52,12 @@ export async function test(name, check) {
   const since = Date.now();
   await check();
   console.log(`ok: ${name} (${Date.now() - since} ms)`);
+}
+
+/** Ends the browser. What pages wrote to their consoles must contain one of the texts in `wanted`. */
+export async function finish(says, wanted = []) {
+  await browser.close();
+  const real = noise.filter((line) => !wanted.some((one) => line.includes(one)));
+  assert.deepEqual(real, [], "the console is quiet");
+  console.log(says);
 }
