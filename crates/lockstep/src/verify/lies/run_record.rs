@@ -21,7 +21,7 @@ enum Gives {
 }
 
 /// Every field of `record.json`.
-const OF_RECORD: [(&str, Gives); 50] = [
+const OF_RECORD: [(&str, Gives); 51] = [
     ("/kind", Gives::Refused),
     ("/versions/lockstep", Gives::Nothing),
     ("/isa", Gives::Nothing),
