@@ -185,8 +185,17 @@ export async function tour(run) {
     dialog.querySelector("[autofocus]").focus();
   }
 
+  // A view that draws itself again, when a text or a step arrives, replaces its elements.
+  const renewed = setInterval(() => {
+    const element = at >= 0 && marked && !marked.isConnected ? steps[at]?.find() : null;
+    if (!element) return;
+    marked = element;
+    element.classList.add("toured");
+    put(dialog, element);
+  }, 150);
   dialog.addEventListener("close", () => {
     isOpen = false;
+    clearInterval(renewed);
     marked?.classList.remove("toured");
     dialog.remove();
     localStorage.setItem("tour", "seen");
