@@ -1,6 +1,6 @@
 //! Prints texts of the repository that people read, drawn by a seed: docs, comments, messages, comments and names of
-//! tests, headlines of commits. They are for somebody who knows PyTorch and Rust but not this project. Texts that such a
-//! reader cannot paraphrase without opening another file should be rewritten.
+//! tests, headlines of commits. They are for somebody who knows PyTorch and Rust but not this project. Texts that such
+//! a reader cannot paraphrase without opening another file should be rewritten.
 
 use crate::sources;
 use proc_macro2::{TokenStream, TokenTree};
@@ -195,7 +195,8 @@ mod tests {
     #[test]
     fn texts_are_told_apart() {
         let code = "/// Doc.\nfn a() {\n    // Why.\n    bail!(\"the file {} is not there\", x)\n}\n#[cfg(test)]\n\
-            mod tests {\n    // Fact.\n    #[test]\n    fn a_is_b() {\n        f(\"a text of four words\");\n    }\n}\n";
+            mod tests {\n    // Fact.\n    #[test]\n    fn a_is_b() {\n        \
+            f(\"a text of four words\");\n    }\n}\n";
         let mut texts = Texts::default();
         texts.add(Path::new("a.rs"), code);
         let only = |texts: &[Text]| texts.iter().map(|(_, text)| text.trim().to_owned()).collect::<Vec<_>>();

@@ -1,5 +1,5 @@
-//! Where the time of a training run went, as it is printed when the run ends: its largest stages, what was busy and what
-//! limited it; with `--verbose` a table of all stages before these two lines.
+//! Where the time of a training run went, as it is printed when the run ends: its largest stages, what was busy and
+//! what limited it; with `--verbose` a table of all stages before these two lines.
 
 use lockstep::RunResult;
 use telemetry::{Console, Level, LogFormat, Record, duration};

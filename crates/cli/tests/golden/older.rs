@@ -3,8 +3,8 @@
 //!
 //! `COMMIT/NAME/` was written by that commit on the portable instruction set: `run/`, cut off after step 2 of 6, in the
 //! middle of a generation batch's uses; `bits.txt`, the bits of the run that was not cut off; for runs of 63ed136 also
-//! `recorded.jsonl`, its rollouts, and `replayed.txt`, the bits of a run on these. `@SITE@` stands for the directory that
-//! the run was in.
+//! `recorded.jsonl`, its rollouts, and `replayed.txt`, the bits of a run on these. `@SITE@` stands for the directory
+//! that the run was in.
 //!
 //! Runs of another commit: `OLDER=PROGRAM cargo test -p lockstep-cli --test golden runs_are_kept -- --ignored` writes
 //! those of [`EBC6ED8`] with a program that was built from it.
@@ -22,7 +22,8 @@ const PPO: &[&str] =
     &["algorithm=ppo", "num_generations=1", "num_mini_batches=2", "num_ppo_epochs=4", "per_device_train_batch_size=4"];
 const KEPT: [(&str, &[&str]); 3] = [("grpo", GRPO), ("grpo-lora", GRPO), ("ppo", PPO)];
 
-/// A run of ebc6ed8, the last commit before batches had one source: its command, its keys, and how many workers made it.
+/// A run of ebc6ed8, the last commit before batches had one source: its command, its keys, and how many workers made
+/// it.
 struct Kept {
     name: &'static str,
     command: &'static str,

@@ -1,5 +1,5 @@
-//! What a training run prints for people: a line for an evaluation, two lines of time at its end, tables with `--verbose`,
-//! and the verdict that report and page show.
+//! What a training run prints for people: a line for an evaluation, two lines of time at its end, tables with
+//! `--verbose`, and the verdict that report and page show.
 
 use crate::support::runs::{arguments, directory, good};
 use serde_json::Value;

@@ -82,7 +82,8 @@ fn receiver(entry: &str) -> Result<Option<Receiver>, String> {
         return Ok(None);
     }
     Err(format!(
-        "`{}` is not a receiver: command:PROGRAM ARGUMENTS…, http://ADDRESS or https://ADDRESS; or one of TRL's values: {}",
+        "`{}` is not a receiver: command:PROGRAM ARGUMENTS…, http://ADDRESS or https://ADDRESS; \
+         or one of TRL's values: {}",
         shown(entry),
         TRL_VALUES.join(", ")
     ))

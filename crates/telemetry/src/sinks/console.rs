@@ -3,8 +3,8 @@
 //! Lines and progress bars go to standard error; [`Console::print`] (results, tables) writes to standard output. On a
 //! terminal, progress is a bar that log lines do not break; elsewhere it is a plain line from time to time. Lines are
 //! coloured on a terminal only; `NO_COLOR` (not empty) and `TERM=dumb` disable that. `LOCKSTEP_LOG` (error, warn, info,
-//! debug) sets the level. Each process has its own log file, which gets every level. A console that cannot be written to
-//! (a closed pipe or terminal, a full disk behind a redirect) never stops the run.
+//! debug) sets the level. Each process has its own log file, which gets every level. A console that cannot be written
+//! to (a closed pipe or terminal, a full disk behind a redirect) never stops the run.
 
 use std::ffi::OsStr;
 use std::fs::File;
@@ -248,8 +248,8 @@ impl Console {
         }
     }
 
-    /// A table of details, which only a [verbose](ConsoleOptions::verbose) console [prints](Self::table); for people who
-    /// did not ask for it, it is a line of level debug. In the JSON format it is as any table.
+    /// A table of details, which only a [verbose](ConsoleOptions::verbose) console [prints](Self::table); for people
+    /// who did not ask for it, it is a line of level debug. In the JSON format it is as any table.
     pub fn details(&self, text: &str, message: &str, fields: &Record) {
         match self.inner.format {
             LogFormat::Plain if !self.inner.verbose => self.log(Level::Debug, text.trim_end(), &Record::new()),
