@@ -42,7 +42,7 @@ const EBC6ED8: [Kept; 7] = [
     Kept {
         name: "ahead",
         command: "train",
-        set: &["num_generations=4", "max_staleness=2", "dtype=bf16", "use_peft=true", "lora_r=2"],
+        set: &["num_generations=4", "max_staleness=2", "dtype=bf16", "record_entropies=true"],
         workers: 0,
     },
     Kept {

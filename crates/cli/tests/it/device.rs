@@ -187,7 +187,7 @@ fn the_planned_memory_of_a_device_is_what_a_run_takes() {
         assert!(parts.iter().filter(on_device).any(|p| p["part"] == part), "{part}: {parts:?}");
     }
     assert!(parts.iter().any(|p| p["part"] == "staging of copies" && p["on"].is_null()));
-    let (code, said) = with(root, &emulated("train", "unlimited"), &[]);
+    let (code, said) = with(root, &[&emulated("train", "unlimited")[..], &["--verbose"]].concat(), &[]);
     if no_compiler(&said) {
         return;
     }
@@ -250,7 +250,7 @@ fn stages_count_launches_copies_waits_and_the_devices_seconds() {
     let fake = fake_driver(root).map(|path| path.to_str().unwrap().to_owned()).unwrap_or_default();
     let ranges = root.join("ranges");
     let profiler = [("LOCKSTEP_NVTX", fake.as_str()), ("LOCKSTEP_TEST_RANGES", ranges.to_str().unwrap())];
-    let (code, said) = with(root, &emulated("train", "out"), &profiler);
+    let (code, said) = with(root, &[&emulated("train", "out")[..], &["--verbose"]].concat(), &profiler);
     if no_compiler(&said) {
         return;
     }
