@@ -136,7 +136,7 @@ class Field:
 
 
 _TEXT = {"type": "string"}
-# The values of fields that the engine has not under TRL's name, and this package reads.
+# The values of fields that this package reads, most of which the engine has not under TRL's name.
 _READ_AS = {
     "bf16": {"type": "boolean"},
     "report_to": {"anyOf": [{"type": "array", "items": _TEXT}, _TEXT]},
@@ -154,8 +154,9 @@ _READ_AS = {
     "eos_token": _TEXT,
 }
 
-# Where metrics may go; wandb, trackio and mlflow by way of their own packages.
+# Where metrics may go; wandb, trackio and mlflow by way of their own packages. Beside them are receivers.
 REPORTERS = ("none", "all", "tensorboard", "wandb", "trackio", "mlflow")
+_RECEIVERS = ("command:", "http://", "https://")
 
 # Functions that translate the value of a TRL field into the engine's keys, where name or meaning differ.
 def _of_bf16(on: Any) -> dict:
@@ -168,10 +169,16 @@ def _of_scale_rewards(value: Any) -> dict:
 
 def _of_report_to(value: Any) -> dict:
     names = [value] if isinstance(value, str) else list(value or [])
+    receivers = [name for name in names if str(name).startswith(_RECEIVERS)]
     for name in names:
-        if name not in REPORTERS:
-            raise ValueError(f"`report_to` = {name!r}: expected one or several of {', '.join(REPORTERS)}")
-    return {"tensorboard": False} if names and not {"tensorboard", "all"} & set(names) else {}
+        if name not in REPORTERS and name not in receivers:
+            shown = str(name).partition("://")[0]  # what follows may be a password
+            raise ValueError(
+                f"`report_to` = {shown!r}: expected one or several of {', '.join(REPORTERS)}, command:PROGRAM, "
+                "http://ADDRESS, https://ADDRESS"
+            )
+    own = {"report_to": receivers} if receivers else {}
+    return own if not names or {"tensorboard", "all"} & set(names) else {"tensorboard": False, **own}
 
 
 def _of_text_field(value: Any) -> dict:
@@ -255,7 +262,6 @@ _SPECIAL = {
 # What these fields do, for docs/python/fields.md.
 MAPPED = {
     "bf16": "dtype = \"bf16\"",
-    "report_to": "tensorboard (on by itself): the engine's; wandb, trackio and mlflow through their own packages",
     "model_init_kwargs": "torch_dtype or dtype is the field dtype (float32 with bf16 is bf16: it is computed in that); "
     "what is about PyTorch has no meaning; the rest is refused",
     "dataset_text_field": "columns = {\"text\": NAME}",

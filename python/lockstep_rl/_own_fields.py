@@ -112,8 +112,20 @@ def _as_it_was_given(row: dict) -> dict:
     return {**row, "default": None, "doc": doc, "schema": {"anyOf": [row["schema"], {"type": "null"}]}}
 
 
-# Fields whose default here is another than the engine's: most of them None, which no value of the engine's key means.
+def _with_services(row: dict) -> dict:
+    """Returns the field `report_to`, whose services Python knows, too."""
+    doc = (
+        "Where metrics go: TensorBoard's files (on by itself) by the engine; wandb, trackio and mlflow through their own "
+        "packages; and receivers of each logged line of metrics and each alarm, as JSON: \"command:PROGRAM ARGUMENTS\" "
+        "reads lines on its standard input, \"http://HOST/PATH\" and \"https://HOST/PATH\" get POST requests "
+        "(docs/runs.md)."
+    )
+    return {**row, "doc": doc}
+
+
+# Fields whose default or meaning here is another than the engine's: most defaults are None, which no value of the
+# engine's key means.
 OWN_DEFAULTS = {
     "reward_patience": _without_patience, "ref_adapter": _of_the_model, "dataloader_drop_last": _kept_as_in_trl,
-    "save_dtype": _as_it_was_given,
+    "save_dtype": _as_it_was_given, "report_to": _with_services,
 }

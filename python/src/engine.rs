@@ -3,7 +3,7 @@
 use crate::errors::exception;
 use crate::language_model::{Column, Ids, LanguageModel, slice};
 use crate::process::use_engine;
-use model::Prompt;
+use model::{GroupId, Prompt};
 use numpy::{IntoPyArray, PyArray1};
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
@@ -84,8 +84,8 @@ impl Generator {
         let generated = py.detach(|| {
             let mut engine = self.engine.lock().unwrap_or_else(PoisonError::into_inner);
             let (engine, next) = &mut *engine;
-            let request = |(id, prompt)| Request::new(id, prompt, num_generations, sampling.clone());
-            let requests: Vec<_> = (*next..).zip(given).map(request).collect();
+            let request = |(group, prompt)| Request::new(group, prompt, num_generations, sampling.clone());
+            let requests: Vec<_> = (*next..).map(GroupId).zip(given).map(request).collect();
             *next += requests.len() as u64;
             engine.generate(&self.model.policy().weights, requests)
         });
@@ -96,7 +96,7 @@ impl Generator {
         let completion = |mut completion: rollout::Completion| {
             let logps = std::mem::take(&mut completion.columns);
             let logps = logps.sampler_logps().map(<[f32]>::to_vec).unwrap_or_default();
-            let version = completion.versions.first().copied().unwrap_or_default();
+            let version = completion.versions.first().copied().unwrap_or_default().0;
             let reason = completion.finish_reason.name();
             (completion.ids.into_pyarray(py), logps.into_pyarray(py), reason, version)
         };

@@ -81,7 +81,7 @@ impl LanguageModel {
     /// How many steps the weights have come from those of the files.
     #[getter]
     fn version(&self) -> u64 {
-        self.policy().weights.version()
+        self.policy().weights.version().0
     }
 
     /// The ids of a text.

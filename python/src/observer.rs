@@ -65,7 +65,7 @@ impl LiveModel {
 
 impl LiveModel {
     fn set(&self, policy: Option<&Policy>) {
-        let now = policy.map(|policy| (policy.weights.version(), policy.snapshot()));
+        let now = policy.map(|policy| (policy.weights.version().0, policy.snapshot()));
         *self.0.lock().unwrap_or_else(PoisonError::into_inner) = now;
     }
 }

@@ -20,7 +20,8 @@ pub struct PythonRollouts {
     pub stop: lockstep::StopSignal,
 }
 
-/// What Python gives of a completion: ids of the prompt and of itself, log-probabilities, mask, columns as JSON.
+/// What Python gives of a completion: ids of the prompt and of itself, log-probabilities, whether each token was
+/// sampled, columns as JSON.
 type GivenByPython = (Vec<u32>, Vec<u32>, Option<Vec<f32>>, Option<Vec<bool>>, String);
 
 /// What the engine is asked for, and where the answer goes.
@@ -130,9 +131,9 @@ impl RolloutFunction for PythonRollouts {
                 })
             })
         })?;
-        let completion = |(prompt_ids, ids, logps, mask, columns): GivenByPython| -> anyhow::Result<_> {
+        let completion = |(prompt_ids, ids, logps, sampled, columns): GivenByPython| -> anyhow::Result<_> {
             let columns = serde_json::from_str(&columns).or_bad_input()?;
-            Ok(GivenCompletion { prompt_ids, ids, logps, mask, columns })
+            Ok(GivenCompletion { prompt_ids, ids, logps, sampled, columns })
         };
         given.into_iter().map(completion).collect()
     }

@@ -6,9 +6,8 @@ use crate::json;
 use crate::language_model::{Ids, LanguageModel, slice};
 use crate::process::use_engine;
 use lockstep::config::{Layers, trainer_config};
-use model::Columns;
-use model::Prompt;
 use model::columns::{REF_LOGPS, SAMPLER_LOGPS};
+use model::{Columns, FinishReason, GroupId, Prompt, Updates};
 use numpy::PyReadonlyArray1;
 use pyo3::exceptions::{PyRuntimeError, PyValueError};
 use pyo3::prelude::*;
@@ -119,14 +118,14 @@ impl Stepper {
             None => vec![true; ids.len()],
         };
         // Weights of another version: none has this one.
-        let version = version.unwrap_or(u64::MAX);
+        let version = Updates(version.unwrap_or(u64::MAX));
         Ok(Sample {
-            group: group as u64,
+            group: GroupId(group as u64),
             prompt: prompt.clone(),
             completion: ids.to_vec(),
-            mask,
+            loss_mask: mask,
             versions: vec![version; ids.len()],
-            truncated: *truncated,
+            finish_reason: FinishReason::of_ended(*truncated),
             advantage,
             columns,
         })

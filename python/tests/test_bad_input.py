@@ -72,6 +72,8 @@ FIELDS = [
     (dict(sync_ref_model=True), ValueError, "beta"),
     (dict(threads=0), ValueError, "`threads`"),
     (dict(report_to="wandbb"), ValueError, "one or several of.*wandb"),
+    (dict(report_to="http://me:hush@h.example/"), ValueError, "a user or a password before"),
+    (dict(report_to=["wandb", "htps://me:hush@h.example/"]), ValueError, "'htps': expected one or several of"),
 ]
 
 

@@ -1,5 +1,6 @@
 """What datasets may look like, several sets of them to evaluate, and where metrics go."""
 
+import json
 import sys
 import types
 
@@ -159,6 +160,17 @@ def test_metrics_go_to_mlflow(model, rows, service):
     logs = calls(package, "log_metrics")
     assert [kwargs["step"] for _, kwargs in logs] == [1, 2, 3, 4, 4]
     assert all(isinstance(value, float) for args, _ in logs for value in args[0].values())
+
+
+def test_records_go_to_a_program(model, rows, service):
+    package = service("wandb")
+    grpo(model, rows, report_to=["wandb", "command:sh -c 'cat > got'"], run_name="first").train()
+    with open("got") as file:
+        records = [json.loads(line) for line in file]
+    logged = [record for record in records if record["event"] == "metrics"]
+    assert [record["step"] for record in logged] == [1, 2, 3, 4] and records[0]["run"] == "first"
+    assert all("rewards/vowels/gil_wait_s" in record["values"] for record in logged)
+    assert calls(package, "log"), "the service gets its own"
 
 
 def test_a_service_whose_package_is_missing_is_named(model, rows, monkeypatch):

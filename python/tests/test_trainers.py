@@ -147,6 +147,8 @@ def test_what_has_no_meaning_is_said_once():
     (dict(scale_rewards=False), {"scale_rewards": "none"}),
     (dict(report_to="none"), {"tensorboard": False}),
     (dict(report_to=["tensorboard"]), {}),
+    (dict(report_to="command:cat"), {"tensorboard": False, "report_to": ["command:cat"]}),
+    (dict(report_to=["tensorboard", "https://h.example/x"]), {"report_to": ["https://h.example/x"]}),
     (dict(model_init_kwargs={"torch_dtype": "bfloat16", "device_map": None}), {"dtype": "bfloat16"}),
     (dict(vllm_max_model_length=64), {"max_model_len": 64}),
     (dict(learning_rate=5), {"learning_rate": 5}),

@@ -10,7 +10,8 @@ cargo xtask check layers    no import against the order of the crates, no circle
 cargo xtask check size      files, lines and prose of documents that are too long
 cargo xtask check disk      files that are opened without the rules of the crate `disk`
 cargo xtask check links     documents that link to what is not there; pages that the book lacks
-cargo xtask check words     words that docs/glossary.md replaces by others, in code, messages and documents
+cargo xtask check words     words that docs/glossary.md replaces by others, in code, messages and documents; sentences
+                            that CONTRIBUTING.md rewrites, of which no crate may have more than before
 cargo xtask check deny      licences, sources and duplicate versions of other people's crates (needs cargo-deny)
 cargo xtask check release   the release build runs the demo, and no vector instruction in it is a call of a function;
                             only after a change of a manifest, the lock file or a kernel
@@ -24,7 +25,7 @@ cargo xtask passed NAME     exit code 0 if a check with a receipt passed on thes
 cargo xtask miri            undefined behaviour in kernels, on small shapes (needs a nightly toolchain with miri)
 cargo xtask mutants [LIST|NUMBER]…    which planted changes the tests notice (docs/testing.md)
 cargo xtask mutants random --seed S --count N [--crate C]    the same of changes that are drawn at random
-cargo xtask read SEED       ten headers, doc comments and paragraphs at random, to be read with fresh eyes
+cargo xtask read SEED       docs, comments, messages, headlines and tests at random, to be read with fresh eyes
 cargo xtask release [TARGET]    each crate as for crates.io; the built program in an archive with its checksum
 cargo xtask nightly [NAME]…    the checks that take too long for CI; the last results are in docs/nightly.md";
 
@@ -37,7 +38,7 @@ const CHECKS: [Check; 12] = [
     ("layers", layers::check),
     ("disk", disk::check),
     ("links", links::check),
-    ("words", words::check),
+    ("words", || words::check().and_then(|()| grammar::check())),
     ("fixtures", fixtures::check),
     ("deny", || DENY.once(deny)),
     ("clippy", clippy),
@@ -99,6 +100,7 @@ mod disk;
 mod emulate;
 mod first_hour;
 mod fixtures;
+mod grammar;
 mod layers;
 mod links;
 mod miri;

@@ -1,11 +1,12 @@
-//! Prints ten headers, ten doc comments and ten paragraphs of documents, drawn by a seed, to be read by somebody who
-//! knows PyTorch and Rust but not this project. Texts that such a reader cannot paraphrase without opening another file
-//! should be rewritten.
+//! Prints texts of the repository that people read, drawn by a seed: docs, comments, messages, comments and names of
+//! tests, headlines of commits. They are for somebody who knows PyTorch and Rust but not this project. Texts that such a
+//! reader cannot paraphrase without opening another file should be rewritten.
 
 use crate::sources;
-use std::path::PathBuf;
+use proc_macro2::{TokenStream, TokenTree};
+use std::path::{Path, PathBuf};
+use std::process::Command;
 
-const EACH: usize = 10;
 /// Files that are not drawn from: generated tables and lists, and diaries.
 const NOT_READ: [&str; 6] = [
     "docs/SUMMARY.md",
@@ -15,42 +16,114 @@ const NOT_READ: [&str; 6] = [
     "docs/python/fields.md",
     "docs/python/trl-suite.md",
 ];
+/// How many of the newest headlines are drawn from: older ones are nobody's work any more.
+const HEADLINES: &str = "-200";
+
+/// A text and its place: a file and a line, or a commit.
+type Text = (String, String);
+
+#[derive(Default)]
+struct Texts {
+    docs: Vec<Text>,
+    comments: Vec<Text>,
+    messages: Vec<Text>,
+    test_comments: Vec<Text>,
+    test_names: Vec<Text>,
+}
 
 pub fn run(arguments: &[&str]) -> Result<(), String> {
     let [seed] = arguments else { return Err("cargo xtask read SEED".into()) };
     let mut seed: u64 = seed.parse().map_err(|_| format!("the seed {seed} is not a number"))?;
-    let (mut headers, mut comments, mut paragraphs) = (Vec::new(), Vec::new(), Vec::new());
+    let mut texts = Texts::default();
     for path in files()? {
         let text = std::fs::read_to_string(&path).map_err(|e| format!("{}: {e}", path.display()))?;
-        let name = path.display().to_string();
-        if name.ends_with(".rs") {
-            headers.extend(blocks(&text, "//!").into_iter().take(1).map(|(line, text)| (name.clone(), line, text)));
-            comments.extend(blocks(&text, "///").into_iter().map(|(line, text)| (name.clone(), line, text)));
-        } else {
-            paragraphs.extend(prose(&text).into_iter().map(|(line, text)| (name.clone(), line, text)));
-        }
+        texts.add(&path, &text);
     }
-    for (what, all) in [("headers", headers), ("doc comments", comments), ("paragraphs", paragraphs)] {
-        println!("── {EACH} of {} {what}", all.len());
-        for (name, line, text) in drawn(all, &mut seed) {
-            println!("\n{name}:{line}\n{text}");
+    let log = Command::new("git").args(["log", "--no-merges", HEADLINES, "--format=%h %s"]).output();
+    let log = log.map_err(|e| format!("git log: {e}"))?.stdout;
+    let headlines = String::from_utf8_lossy(&log).lines().filter_map(split_once).collect();
+    for (name, count, all) in [
+        ("docs: headers, doc comments, paragraphs", 10, texts.docs),
+        ("comments", 10, texts.comments),
+        ("messages", 10, texts.messages),
+        ("comments of tests", 4, texts.test_comments),
+        ("headlines", 6, headlines),
+        ("names of tests", 10, texts.test_names),
+    ] {
+        println!("── {count} of {} {name}", all.len());
+        for (place, text) in drawn(all, count, &mut seed) {
+            println!("\n{place}\n{text}");
         }
         println!();
     }
     Ok(())
 }
 
-/// The paths of all sources except tests, and of documents, sorted.
+fn split_once(line: &str) -> Option<Text> {
+    line.split_once(' ').map(|(commit, headline)| (commit.to_owned(), headline.to_owned()))
+}
+
+impl Texts {
+    fn add(&mut self, path: &Path, text: &str) {
+        let at = |(line, text): (usize, String)| (format!("{}:{line}", path.display()), text);
+        if !sources::is_one_of(path, &["rs"]) {
+            return self.docs.extend(prose(text).into_iter().map(at));
+        }
+        // Within a file, tests are below the code.
+        let tests = text.lines().position(|line| line.trim() == "#[cfg(test)]").filter(|_| !is_test(path));
+        let from = if is_test(path) { 0 } else { tests.unwrap_or(usize::MAX) };
+        let (comments, mine): (Vec<_>, Vec<_>) = blocks(text, "//").into_iter().partition(|(line, _)| *line <= from);
+        self.comments.extend(comments.into_iter().map(at));
+        self.test_comments.extend(mine.into_iter().map(at));
+        let docs = [blocks(text, "//!"), blocks(text, "///")].concat();
+        self.docs.extend(docs.into_iter().filter(|(line, _)| *line <= from).map(at));
+        if let Ok(tokens) = text.parse::<TokenStream>() {
+            let mut found = Vec::new();
+            strings(tokens, &mut found);
+            self.messages.extend(found.into_iter().filter(|(line, _)| *line <= from).map(at));
+        }
+        let lines: Vec<&str> = text.lines().collect();
+        for (i, _) in lines.iter().enumerate().filter(|(_, line)| line.trim() == "#[test]") {
+            let next = lines[i + 1..].iter().enumerate().find(|(_, line)| line.contains("fn "));
+            let name =
+                next.and_then(|(n, line)| Some((i + 2 + n, line.split("fn ").nth(1)?.split('(').next()?.to_owned())));
+            self.test_names.extend(name.map(at));
+        }
+    }
+}
+
+fn is_test(path: &Path) -> bool {
+    path.iter().any(|part| ["tests", "tests.rs"].iter().any(|test| part == *test))
+        || path.to_string_lossy().ends_with("_tests.rs")
+}
+
+/// String literals that are sentences, inside macros, too, each with its line.
+fn strings(tokens: TokenStream, found: &mut Vec<(usize, String)>) {
+    for token in tokens {
+        match token {
+            // Attributes and doc comments are groups after a `#`; their texts are docs.
+            TokenTree::Group(group) if !group.stream().to_string().starts_with("doc =") => {
+                strings(group.stream(), found)
+            }
+            TokenTree::Literal(literal) => {
+                let text = literal.to_string();
+                let words = text.split_whitespace().filter(|word| word.chars().any(char::is_alphabetic)).count();
+                if text.starts_with('"') && words >= 4 {
+                    found.push((literal.span().start().line, text));
+                }
+            }
+            _ => {}
+        }
+    }
+}
+
+/// The paths of all sources and documents, sorted.
 fn files() -> Result<Vec<PathBuf>, String> {
     let mut found: Vec<PathBuf> = ["README.md", "CONTRIBUTING.md"].map(PathBuf::from).to_vec();
     for folder in ["crates", "docs", "xtask/src"] {
         found.extend(sources::below(folder)?);
     }
-    found.retain(|path| {
-        let is_test = path.iter().any(|part| ["tests", "tests.rs"].iter().any(|test| part == *test))
-            || path.to_string_lossy().ends_with("_tests.rs");
-        sources::is_one_of(path, &["rs", "md"]) && !is_test && !NOT_READ.iter().any(|one| path.starts_with(one))
-    });
+    found.retain(|path| sources::is_one_of(path, &["rs", "md"]) && !NOT_READ.iter().any(|one| path.starts_with(one)));
     found.sort();
     Ok(found)
 }
@@ -60,7 +133,9 @@ fn blocks(text: &str, mark: &str) -> Vec<(usize, String)> {
     let mut found: Vec<(usize, String)> = Vec::new();
     let mut last = 0;
     for (i, line) in text.lines().enumerate().map(|(i, line)| (i + 1, line.trim_start())) {
-        let Some(line) = line.strip_prefix(mark) else { continue };
+        let Some(line) = line.strip_prefix(mark).filter(|rest| mark != "//" || !rest.starts_with(['/', '!'])) else {
+            continue;
+        };
         match found.last_mut().filter(|_| last + 1 == i && last > 0) {
             Some((_, block)) => *block += &format!("\n{line}"),
             None => found.push((i, line.to_owned())),
@@ -92,15 +167,15 @@ fn prose(text: &str) -> Vec<(usize, String)> {
     found
 }
 
-/// Draws `EACH` items without repetition (SplitMix64).
-fn drawn<T>(mut all: Vec<T>, seed: &mut u64) -> Vec<T> {
+/// Draws `count` items without repetition (SplitMix64).
+fn drawn<T>(mut all: Vec<T>, count: usize, seed: &mut u64) -> Vec<T> {
     let mut next = || {
         *seed = seed.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mixed = (*seed ^ *seed >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
         let mixed = (mixed ^ mixed >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
         mixed ^ mixed >> 31
     };
-    (0..EACH.min(all.len())).map(|_| all.swap_remove((next() % all.len() as u64) as usize)).collect()
+    (0..count.min(all.len())).map(|_| all.swap_remove((next() % all.len() as u64) as usize)).collect()
 }
 
 #[cfg(test)]
@@ -118,12 +193,29 @@ mod tests {
     }
 
     #[test]
+    fn texts_are_told_apart() {
+        let code = "/// Doc.\nfn a() {\n    // Why.\n    bail!(\"the file {} is not there\", x)\n}\n#[cfg(test)]\n\
+            mod tests {\n    // Fact.\n    #[test]\n    fn a_is_b() {\n        f(\"a text of four words\");\n    }\n}\n";
+        let mut texts = Texts::default();
+        texts.add(Path::new("a.rs"), code);
+        let only = |texts: &[Text]| texts.iter().map(|(_, text)| text.trim().to_owned()).collect::<Vec<_>>();
+        assert_eq!(only(&texts.docs), ["Doc."]);
+        assert_eq!(only(&texts.comments), ["Why."]);
+        assert_eq!(only(&texts.messages), ["\"the file {} is not there\""]);
+        assert_eq!(only(&texts.test_comments), ["Fact."]);
+        assert_eq!(texts.test_names, [("a.rs:10".to_owned(), "a_is_b".to_owned())]);
+        let mut tests = Texts::default();
+        tests.add(Path::new("crates/a/tests/it.rs"), code);
+        assert_eq!((tests.comments.len(), tests.test_comments.len(), tests.messages.len()), (0, 2, 0));
+    }
+
+    #[test]
     fn a_seed_draws_the_same_again_and_none_twice() {
-        let draw = |mut seed| drawn((0..40).collect(), &mut seed);
+        let draw = |mut seed| drawn((0..40).collect(), 10, &mut seed);
         let mut one = draw(7);
         assert!(one == draw(7) && one != draw(8));
         one.sort_unstable();
         one.dedup();
-        assert_eq!(one.len(), EACH);
+        assert_eq!(one.len(), 10);
     }
 }

@@ -4,7 +4,7 @@ use kernels::ceilings::Ceilings;
 use kernels::{Context, DType, Device};
 use serde_json::{Map, Value, json};
 use std::time::Duration;
-use telemetry::{Align, Table};
+use telemetry::{Align, CpuTimes, Table};
 
 /// The device that computes, with its measured peaks.
 #[derive(Clone, Debug)]
@@ -15,13 +15,17 @@ pub struct Machine {
     pub threads: usize,
     /// The peaks of multiply-adds and of memory reads, measured at the start of the benchmark.
     pub ceilings: Ceilings,
+    /// The load by other processes while the peaks were measured, per core; `None` where the system does not report it.
+    pub load: Option<f64>,
 }
 
 impl Machine {
     /// Measures the peaks of the device of `ctx`, which takes about a second.
     pub fn measure(ctx: &Context) -> kernels::Result<Machine> {
+        let before = CpuTimes::now();
         let ceilings = kernels::ceilings::measure(ctx, Duration::from_secs(1))?;
-        Ok(Machine { device: ctx.describe(), threads: ctx.threads(), ceilings })
+        let load = before.load_until(&CpuTimes::now());
+        Ok(Machine { device: ctx.describe(), threads: ctx.threads(), ceilings, load })
     }
 
     /// The machine with the peak for matmuls in `dtype`: that of AMX tiles if such matmuls use them.
@@ -52,6 +56,7 @@ impl Machine {
             "threads": self.threads,
             "ceiling_flops_per_s": self.ceilings.flops_per_s,
             "ceiling_read_bytes_per_s": self.ceilings.read_bytes_per_s,
+            "ceiling_load": self.load,
         })
     }
 
@@ -63,8 +68,14 @@ impl Machine {
     fn line(&self) -> String {
         let own = Some(self.ceilings.flops_per_s);
         let (tiles, pairs) = (self.ceilings.tile_flops_per_s == own, self.ceilings.pair_flops_per_s == own);
+        let busy = self.load.filter(|load| *load >= CpuTimes::QUIET).map_or(String::new(), |load| {
+            format!(
+                " · other processes kept {:.0} % of the cores' time meanwhile: the ceilings are higher",
+                100.0 * load
+            )
+        });
         format!(
-            "{} · {} threads · ceilings measured now: {:.0} GFLOP/s of {}, {:.1} GB/s of {}{}",
+            "{} · {} threads · ceilings measured now: {:.0} GFLOP/s of {}, {:.1} GB/s of {}{busy}{}",
             self.device,
             self.threads,
             self.ceilings.flops_per_s / 1e9,

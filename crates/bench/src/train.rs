@@ -86,7 +86,7 @@ fn samples(workload: &Workload, weights: &Weights) -> Vec<Sample> {
     let each = prompts.iter().flat_map(|prompt| std::iter::repeat_n(prompt, workload.generations));
     let sample = |(i, (prompt, completion)): (usize, (&Arc<Prompt>, Arc<Prompt>))| Sample {
         columns: Columns::of([(SAMPLER_LOGPS, vec![-1.0; completion.ids.len()])]),
-        versions: vec![u64::MAX; completion.ids.len()],
+        versions: vec![model::Updates(u64::MAX); completion.ids.len()],
         advantage: Advantage::Sequence(if i % 2 == 0 { 1.0 } else { -1.0 }),
         ..Sample::supervised(prompt.clone(), completion.ids.clone())
     };

@@ -4,7 +4,7 @@
 use kernels::Context;
 use kernels::rng::Stream;
 use lockstep::evaluation::samples_of_groups;
-use model::{ModelConfig, Prompt, Weights};
+use model::{GroupId, ModelConfig, Prompt, Weights};
 use rollout::{Engine, EngineConfig, Request, RolloutGroup, SamplingParams};
 use std::sync::Arc;
 use train::{
@@ -122,7 +122,7 @@ impl Workload {
             ..SamplingParams::default()
         });
         let request = |(i, prompt): (usize, &Arc<Prompt>)| {
-            Request::new(i as u64, prompt.clone(), self.generations, sampling.clone())
+            Request::new(GroupId(i as u64), prompt.clone(), self.generations, sampling.clone())
         };
         prompts.iter().enumerate().map(request).collect()
     }

@@ -15,14 +15,15 @@ pub struct LevelsFlags {
     #[arg(long, value_parser = ["grpo", "ppo"], conflicts_with = "preset")]
     pub algorithm: Option<String>,
     /// A named set of an algorithm, a size and hyperparameters. ppo-document: examples/ppo_preset.toml's PPO (8
-    /// completions of 128 tokens, learning rate 3e-4, γ 0.99, λ 0.95, ε 0.2), at the levels from vectors on.
+    /// completions of 128 tokens, learning rate 3e-4, γ 0.99, λ 0.95, ε 0.2), at the four named levels: baseline (none),
+    /// basic (threads), advanced (fused) and optimal (bf16). A step of its baseline takes many minutes.
     #[arg(long, value_name = "NAME", value_parser = levels::PRESETS.map(|preset| preset.id))]
     pub preset: Option<String>,
     /// The size of the model (random weights); 7m, or the preset's, if not given.
     #[arg(long, value_enum)]
     pub shape: Option<ShapeFlag>,
-    /// Which levels, in this order; all of them if not given. Each adds one idea to the one before it: none, cache
-    /// (key-value cache), vectors, threads, batching, fused (head), shared (prompt; GRPO's alone), bf16.
+    /// Which levels, in this order; all of them if not given, or the preset's. Each adds one idea to the one before it:
+    /// none, cache (key-value cache), vectors, threads, batching, fused (head), shared (prompt; GRPO's alone), bf16.
     #[arg(long, value_name = "LEVEL,…", value_delimiter = ',')]
     pub levels: Vec<String>,
     /// Training steps of each level.

@@ -5,8 +5,9 @@
 //! functions behind `lockstep sft`, `lockstep train` and `lockstep eval`.
 
 use crate::dashboard::beside;
-use crate::options::{LogArgs, device, threads};
+use crate::options::{RunLogArgs, device, threads};
 use crate::signals::{Promise, stop_on_signals};
+use crate::time_spent::{self, Whose};
 use kernels::Device;
 use lockstep::Policy;
 use lockstep::RunDir;
@@ -42,7 +43,7 @@ pub struct Args {
     #[arg(long, value_name = "PORT", num_args = 0..=1, require_equals = true, default_missing_value = "7860")]
     pub dashboard: Option<u16>,
     #[command(flatten)]
-    pub log: LogArgs,
+    pub log: RunLogArgs,
 }
 
 /// What GRPO records, so that the dashboard shows its completions and what each step did to their tokens. No bit of
@@ -103,8 +104,7 @@ pub(crate) fn run(args: Args) -> anyhow::Result<()> {
         None => (taught.dir.model(), reward_it(&root, &taught.dir.model())),
     };
     for (name, finished) in [("SFT", &taught)].into_iter().chain(rewarded.as_ref().map(|(run, _)| ("GRPO", run))) {
-        let text = format!("Where the time of {name} went:\n{}", finished.summary.table().render(console.width()));
-        console.table(&text, &format!("where the time of {name} went"), &finished.summary.fields());
+        time_spent::print(&console, finished, Whose::Named(name), None);
     }
     untaught.report(&console, "before", "SFT");
     before.report(&console, "after", "SFT");
@@ -113,7 +113,7 @@ pub(crate) fn run(args: Args) -> anyhow::Result<()> {
     }
     console.print(&format!(
         "{:.0} s in all. The run: {}; its model: {}\n\
-         See it:            lockstep dashboard {}\n\
+         See it:            lockstep dashboard {}  (press T there for a tour)\n\
          Ask it:            lockstep generate --model {} --prompt 58+67= --temperature 0\n{next}\
          Your own model:    lockstep train --model DIR --dataset FILE.jsonl --reward gsm8k --out runs/mine",
         started.elapsed().as_secs_f64(),

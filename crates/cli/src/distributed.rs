@@ -4,7 +4,6 @@ use crate::dashboard::beside;
 use crate::options::{ConfigArgs, LogArgs, RewardArgs, RunArgs, SharingArgs, threads, utf8};
 use crate::session::{Distribution, new_directory, resolve_distributed, run_on};
 use crate::signals::{Promise, requests, stop_on_signals};
-use clap::ValueEnum;
 use fleet::exchange::spool::Layout;
 use fleet::supervisor::{self, Limits, Role};
 use lockstep::config::{Config, Layers, Purpose, WorkerKind, worker_kinds};
@@ -178,9 +177,7 @@ pub(crate) fn supervise(args: &RunArgs, workers: Option<u32>, sharing: &SharingA
     let workers = flags_of_workers(&config, workers)?;
     let is_new = RunDir::is_new(&out);
     let first = arguments(args, &out)?;
-    let format = args.log.log_format.to_possible_value().map(|value| value.get_name().to_owned()).unwrap_or_default();
-    let log_format = ["--log-format".into(), format.into()];
-    let mut shared: Vec<OsString> = log_format.to_vec();
+    let mut shared: Vec<OsString> = args.log.flags().into_iter().map(Into::into).collect();
     if let Some(dir) = &sharing.weights_dir {
         shared.extend(["--weights-dir".into(), dir.clone().into()]);
     }

@@ -11,6 +11,7 @@ use lockstep::error::paragraph;
 use serde_json::{Value, json};
 use std::fmt::Write;
 use std::time::Duration;
+use telemetry::CpuTimes;
 use telemetry::system::{MemoryLimit, memory_limits};
 
 /// Says what this machine has, what will be used, and why.
@@ -49,6 +50,8 @@ struct Findings {
     available_memory: Option<u64>,
     memory_limit: Option<MemoryLimit>,
     ceilings: Ceilings,
+    /// The load by other processes while the ceilings were measured, per core.
+    load: Option<f64>,
 }
 
 pub(crate) fn run(args: Args) -> anyhow::Result<()> {
@@ -67,6 +70,9 @@ pub(crate) fn run(args: Args) -> anyhow::Result<()> {
             mib(MEASURED_BYTES)
         ));
     }
+    let before = CpuTimes::now();
+    let ceilings = measure(&ctx, Duration::from_secs(1))?;
+    let load = before.load_until(&CpuTimes::now());
     let findings = Findings {
         cpu: cpu_name(),
         cores: std::thread::available_parallelism().map_or(1, |n| n.get()),
@@ -75,7 +81,8 @@ pub(crate) fn run(args: Args) -> anyhow::Result<()> {
         total_memory: memory.0,
         available_memory: memory.1,
         memory_limit,
-        ceilings: measure(&ctx, Duration::from_secs(1))?,
+        ceilings,
+        load,
         cuda: CudaProbe::new(),
         refused,
         ctx,
@@ -109,6 +116,7 @@ impl Findings {
             "tile_flops_per_s": self.ceilings.tile_flops_per_s,
             "pair_flops_per_s": self.ceilings.pair_flops_per_s,
             "read_bytes_per_s": self.ceilings.read_bytes_per_s,
+            "load_of_others": self.load,
             "device": self.refused.is_none().then(|| self.ctx.memory().device().name()),
             "cuda": self.cuda_json(),
         })
@@ -286,6 +294,14 @@ impl Findings {
                 text,
                 "warning: {} threads on {} cores wait for each other; use {} or fewer",
                 self.threads, self.cores, self.cores
+            );
+        }
+        if let Some(load) = self.load.filter(|load| *load >= CpuTimes::QUIET) {
+            let _ = writeln!(
+                text,
+                "warning: other processes kept {:.0} % of the cores' time while this was measured: the machine can do \
+                 more than these figures",
+                100.0 * load
             );
         }
         if self.ctx.describe() == Isa::PORTABLE.name() {

@@ -1,6 +1,6 @@
 //! `lockstep fork`: makes a run that equals another up to a step.
 
-use crate::options::{ConfigArgs, LogArgs, RunArgs, utf8};
+use crate::options::{ConfigArgs, RunArgs, RunLogArgs, utf8};
 use crate::session::run_on;
 use crate::signals::{Promise, stop_on_signals};
 use lockstep::config::Purpose;
@@ -28,7 +28,7 @@ pub struct Args {
     #[arg(long, value_name = "KEY=VALUE")]
     pub set: Vec<String>,
     #[command(flatten)]
-    pub log: LogArgs,
+    pub log: RunLogArgs,
 }
 
 pub(crate) fn run(args: Args) -> anyhow::Result<()> {

@@ -8,7 +8,7 @@ use lockstep::error::OrBadInput;
 use lockstep::weights::{HubKind, locate};
 use lockstep::{Policy, context};
 use model::net::LEAST_TEMPERATURE;
-use model::{Chat, Prompt, TextStream, Tokenizer};
+use model::{Chat, GroupId, Prompt, TextStream, Tokenizer};
 use rollout::{Engine, EngineConfig, Request, SamplingParams, Speculative};
 use serde_json::json;
 use std::path::PathBuf;
@@ -114,7 +114,7 @@ pub(crate) fn run(args: Args) -> anyhow::Result<()> {
     let sizes = EngineConfig { speculative, ..EngineConfig::new(max_num_seqs, max_model_len) };
     let mut engine = Engine::new(&ctx, policy.config(), sizes)?;
     engine.set_detokenizer(policy.tokenizer.clone());
-    let request = Request::new(0, Prompt::new(ids), args.n, Arc::new(sampling(&args, &policy)));
+    let request = Request::new(GroupId(0), Prompt::new(ids), args.n, Arc::new(sampling(&args, &policy)));
     if args.n == 1 && !args.json {
         return stream(engine, &policy, request);
     }

@@ -31,6 +31,7 @@ mod score_rewards;
 mod session;
 mod signals;
 mod status;
+mod time_spent;
 mod train;
 mod verify;
 
@@ -66,7 +67,8 @@ SIGTERM, 129 SIGHUP, 138 SIGUSR1).
 Environment: LOCKSTEP_DEVICE (cpu, cuda, cuda:1, …: where neither --device nor a
 configuration says it), LOCKSTEP_THREADS, LOCKSTEP_ISA (portable, avx2, avx512,
 amx), LOCKSTEP_LIBCUDA, LOCKSTEP_NVRTC, LOCKSTEP_CUBINS, LOCKSTEP_KERNEL_CACHE
-(docs/cuda.md), LOCKSTEP_LOG (error, warn, info, debug), NO_COLOR, and
+(docs/cuda.md), LOCKSTEP_LOG (error, warn, info, debug), LOCKSTEP_REPORT_TOKEN
+(docs/runs.md), NO_COLOR, and
 LOCKSTEP_<KEY> for every key of a configuration, in the commands that read one
 (the others refuse it).";
 

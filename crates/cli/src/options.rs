@@ -164,7 +164,7 @@ pub struct RunArgs {
     #[arg(long, value_name = "PORT", num_args = 0..=1, require_equals = true, default_missing_value = "7860")]
     pub dashboard: Option<u16>,
     #[command(flatten)]
-    pub log: LogArgs,
+    pub log: RunLogArgs,
 }
 
 /// Where a distributed run has its weights.
@@ -175,7 +175,31 @@ pub struct SharingArgs {
     pub weights_dir: Option<PathBuf>,
 }
 
-/// What a run prints, and in which form.
+/// What a training run prints, and in which form.
+#[derive(Clone, Debug, Default, clap::Args)]
+pub struct RunLogArgs {
+    #[command(flatten)]
+    pub format: LogArgs,
+    /// Prints a table of all metrics of each evaluation, and at the end a table of all stages.
+    #[arg(long)]
+    pub verbose: bool,
+}
+
+impl RunLogArgs {
+    /// Opens the console of this process.
+    pub fn open(&self) -> anyhow::Result<Console> {
+        open(ConsoleOptions { verbose: self.verbose, ..self.format.options()? })
+    }
+
+    /// The flags that give another process the same console.
+    pub fn flags(&self) -> Vec<String> {
+        let format = self.format.log_format.to_possible_value().map(|value| value.get_name().to_owned());
+        let verbose = self.verbose.then(|| "--verbose".to_owned());
+        ["--log-format".to_owned(), format.unwrap_or_default()].into_iter().chain(verbose).collect()
+    }
+}
+
+/// The form in which a command prints.
 #[derive(Clone, Debug, Default, clap::Args)]
 pub struct LogArgs {
     /// Lines for people, or one JSON object for each line.
@@ -196,11 +220,15 @@ pub enum LogFormatArg {
 /// The console that shows the error that ends the program; empty in commands without a console.
 pub static CONSOLE: OnceLock<Console> = OnceLock::new();
 
+fn open(options: ConsoleOptions) -> anyhow::Result<Console> {
+    let console = Console::new(options)?;
+    Ok(CONSOLE.get_or_init(|| console).clone())
+}
+
 impl LogArgs {
     /// Opens the console of this process.
     pub fn open(&self) -> anyhow::Result<Console> {
-        let console = Console::new(self.options()?)?;
-        Ok(CONSOLE.get_or_init(|| console).clone())
+        open(self.options()?)
     }
 
     /// The console's options; the log level comes from `LOCKSTEP_LOG`.
@@ -242,6 +270,19 @@ mod tests {
         assert!(joined(flags(), &["eval_sampling=greedy", "max_steps=9"]).is_ok(), "what follows from a flag is none");
         let why = joined(flags(), &["seed"]).unwrap_err();
         assert_eq!(why, "--set seed: expected KEY=VALUE, for example --set num_generations=4");
+    }
+
+    #[test]
+    fn the_flags_of_a_console_are_those_that_it_was_opened_with() {
+        #[derive(clap::Parser)]
+        struct Line {
+            #[command(flatten)]
+            log: RunLogArgs,
+        }
+        for words in ["--log-format plain", "--log-format json --verbose"] {
+            let log = <Line as clap::Parser>::parse_from(["train"].into_iter().chain(words.split(' '))).log;
+            assert_eq!(log.flags().join(" "), words);
+        }
     }
 
     #[test]

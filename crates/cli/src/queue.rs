@@ -4,7 +4,7 @@ use crate::output::{self, columns};
 use crate::status;
 use fleet::exchange::LearnerState;
 use fleet::status::{JobFiles, Status, WorkerLine};
-use fleet::{JobName, JobResult, Plan, WorkerName};
+use fleet::{BatchId, GroupId, JobName, JobResult, Plan, Version, WorkerName};
 use lockstep::error::{BadInput, OrBadInput};
 use serde_json::{Value, json};
 use std::cmp::Ordering;
@@ -91,8 +91,8 @@ fn list(status: &Status, json: bool) -> anyhow::Result<()> {
 }
 
 /// Why the file of a batch is still there.
-fn why_synced(learner: &LearnerState, batch: u64) -> &'static str {
-    match (batch.cmp(&learner.step), learner.ended) {
+fn why_synced(learner: &LearnerState, batch: BatchId) -> &'static str {
+    match (batch.cmp(&learner.batch), learner.ended) {
         (Ordering::Less, false) => "trained on, in no checkpoint yet",
         (Ordering::Less, true) => "trained on, and the run has ended without a checkpoint of it",
         (Ordering::Equal, true) => "the run has ended before all of its steps were taken",
@@ -121,9 +121,9 @@ fn nearly(text: &str) -> Option<JobName> {
     let (first, second) = numbers.split_once('.').unwrap_or((numbers, "0"));
     let (first, second): (u64, u32) = (first.parse().ok()?, second.parse().ok()?);
     Some(if numbers.len() < text.len() {
-        JobName::Evaluation { version: first, index: second }
+        JobName::Evaluation { version: Version(first), index: second }
     } else {
-        JobName::Rollout { number: first, chunk: second }
+        JobName::Rollout { group: GroupId(first), chunk: second }
     })
 }
 
@@ -131,18 +131,18 @@ fn nearly(text: &str) -> Option<JobName> {
 fn unknown(run: &Path, status: &Status, job: JobName) -> anyhow::Error {
     let run = run.display();
     let why = match (job, &status.learner) {
-        (JobName::Rollout { number, .. }, Some(learner)) => {
-            let batch = number / learner.groups.max(1);
-            let (step, batches) = (learner.step, learner.batches);
+        (JobName::Rollout { group, .. }, Some(learner)) => {
+            let batch = learner.batch_of(group);
+            let now = learner.batch;
             match () {
-                () if batch >= batches => {
-                    let last = batches.saturating_mul(learner.groups).saturating_sub(1);
+                () if batch >= BatchId(learner.batches) => {
+                    let last = learner.batches.saturating_mul(learner.groups).saturating_sub(1);
                     format!("the last rollout of the run is {last:06}")
                 }
-                () if batch < step => {
+                () if batch < now => {
                     format!("its batch, {batch}, is trained on and in a checkpoint, so that its files are deleted")
                 }
-                () => format!("it is of batch {batch} and not offered; the run is at batch {step}"),
+                () => format!("it is of batch {batch} and not offered; the run is at batch {now}"),
             }
         }
         _ => "no file has it".to_owned(),
@@ -178,7 +178,7 @@ fn places(status: &Status, job: JobName) -> Vec<Place> {
 }
 
 /// The version of the weights that sample the job, which follows from the job's name.
-fn version(status: &Status, found: &JobFiles, job: JobName) -> Option<u64> {
+fn version(status: &Status, found: &JobFiles, job: JobName) -> Option<Version> {
     let plan = |learner: &LearnerState| {
         let plan = Plan::new(learner.batches, learner.groups.max(1), learner.max_staleness);
         Plan { continued: learner.continued, ..plan }.version_of(job)
@@ -190,7 +190,7 @@ fn version(status: &Status, found: &JobFiles, job: JobName) -> Option<u64> {
 struct Shown {
     job: JobName,
     places: Vec<Place>,
-    version: Option<u64>,
+    version: Option<Version>,
     found: JobFiles,
 }
 
@@ -228,7 +228,7 @@ impl Shown {
         row(
             "job",
             match job {
-                JobName::Rollout { number, chunk } => format!("{job}: rollout {number}, chunk {chunk}"),
+                JobName::Rollout { group, chunk } => format!("{job}: rollout {group}, chunk {chunk}"),
                 JobName::Evaluation { version, index } => {
                     format!("{job}: evaluation after {version} batches, part {index}")
                 }

@@ -59,7 +59,7 @@ pub(crate) fn run(args: Args) -> anyhow::Result<()> {
         std::io::ErrorKind::InvalidData => BadInput::new(error.to_string()),
         _ => BadInput::new(format!("{}: {error}", path.display())),
     })?;
-    let wanted = |entry: &IndexEntry| args.group.is_none_or(|group| entry.group == group);
+    let wanted = |entry: &IndexEntry| args.group.is_none_or(|group| entry.group.0 == group);
     if let Some(group) = args.group
         && !file.index().iter().any(wanted)
     {

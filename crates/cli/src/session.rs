@@ -4,6 +4,8 @@
 use crate::dashboard::beside;
 use crate::options::{ConfigArgs, RunArgs};
 use crate::signals::{Promise, run_begins, steps_done, stop_on_signals};
+use crate::time_spent::{self, Whose};
+use dashboard::Verdict;
 use kernels::Context;
 use lockstep::config::{Config, Layers, Purpose, Resolved};
 use lockstep::directory::{check_command, find_run, resolve_resumed};
@@ -12,7 +14,7 @@ use lockstep::{
     Flow, ResumeFrom, Run, RunDir, RunOptions, RunResult, StopReason, StopSignal, Stopped, context, is_stopped,
 };
 use std::path::PathBuf;
-use telemetry::{Alarm, Console, Level, Record, Weight, counted};
+use telemetry::{Alarm, Console, Level, Painted, Record, Tone, Weight, counted};
 
 /// A training run that is ready to begin.
 struct Session {
@@ -55,6 +57,7 @@ pub fn run_on(
         Flow::Continue(())
     };
     let options = RunOptions::new().context(ctx.clone()).console(console.clone()).stop_signal(stop).on_step(count);
+    let whose = if distribution.is_some() { Whose::Learner } else { Whose::Run };
     let options = match distribution {
         Some(Distribution { weights_dir, network }) => {
             let options = options.distributed(weights_dir);
@@ -76,7 +79,7 @@ pub fn run_on(
     }
     run_begins(run.steps_done());
     let finished = run.run()?;
-    summarize(&finished, &ctx, &console);
+    summarize(&finished, whose, &ctx, &console);
     if finished.stop_reason == StopReason::Interrupted { Err(Stopped.into()) } else { Ok(()) }
 }
 
@@ -124,16 +127,29 @@ fn resumed(purpose: Purpose, args: &ConfigArgs, resume: &str, console: &Console)
     Ok(Session { resolved, run, resume_from })
 }
 
-/// The alarms of a run as text, in their order.
-fn alarms(raised: &[Alarm]) -> String {
+/// The alarms of a run as text, in their order, those that hold in the colours of their weights.
+fn alarms(raised: &[Alarm], has_learned: bool) -> Painted {
     let line = |alarm: &Alarm| {
         let of = if alarm.subject.is_empty() { String::new() } else { format!(" ({})", alarm.subject) };
         let until = alarm.until.map_or_else(|| "to the end".to_owned(), |step| format!("to step {step}"));
         let first = alarm.evidence.lines().next().unwrap_or_default();
         format!("\n  {}{of}, from step {} {until}: {first}", alarm.id, alarm.since)
     };
-    let lines: String = raised.iter().map(line).collect();
-    format!("{} raised (docs/alarms.md):{lines}", counted(raised.len(), "alarm"))
+    let tone = |alarm: &Alarm| if alarm.until.is_some() { Tone::Dim } else { alarm.weight(has_learned).into() };
+    let head = format!("{} raised (docs/alarms.md):", counted(raised.len(), "alarm"));
+    let head = Painted::new(raised.first().map_or(Tone::OfLevel, tone), head);
+    raised.iter().fold(head, |text, alarm| text.and(tone(alarm), line(alarm)))
+}
+
+/// The verdict in the colour of what it says.
+fn painted(verdict: &Verdict) -> Painted {
+    let tone = match verdict.state {
+        "learning" | "level" | "learned" => Tone::BoldGreen,
+        "worse" | "gamed" | "broken" => Tone::BoldRed,
+        "nothing" => Tone::Bold,
+        _ => Tone::BoldYellow,
+    };
+    Painted::new(tone, &verdict.says)
 }
 
 /// The alarms without notes: those that hold before those that are over, the weightiest first.
@@ -145,22 +161,17 @@ fn by_weight(all: &[Alarm], has_learned: bool) -> Vec<Alarm> {
 }
 
 /// Prints the summary at the end of a run.
-fn summarize(finished: &RunResult, ctx: &Context, console: &Console) {
-    let summary = &finished.summary;
-    console.table(&summary.table().render(console.width()), "where the time went", &summary.fields());
-    let ceilings = finished.profile.measured.ceilings.unwrap_or_default();
-    console.info(&summary.bottleneck(&ceilings));
-    if let Ok(Some(memory)) = ctx.device_memory() {
-        let most = memory.peak as f64 / f64::from(1 << 20);
-        console.info(&format!("{}: {most:.1} MiB of its memory were held at most", ctx.describe()));
-    }
+fn summarize(finished: &RunResult, whose: Whose, ctx: &Context, console: &Console) {
+    let device = ctx.device_memory().ok().flatten().map(|memory| (ctx.describe(), memory.peak));
+    time_spent::print(console, finished, whose, device);
     let verdict = dashboard::verdict_of(finished.dir.root());
     let raised = by_weight(&finished.alarms, verdict.has_learned());
     if !raised.is_empty() {
         let message = format!("{} raised", counted(raised.len(), "alarm"));
-        console.report(Level::Warn, &alarms(&raised), &message, &field("alarms", &raised));
+        let text = alarms(&raised, verdict.has_learned());
+        console.report(Level::Warn, text, &message, &field("alarms", &raised));
     }
-    console.report(Level::Info, &verdict.says, &verdict.says, &field("verdict", &verdict.to_json()));
+    console.report(Level::Info, painted(&verdict), &verdict.says, &field("verdict", &verdict.to_json()));
     let root = finished.dir.root().display();
     let end = match finished.stop_reason {
         StopReason::Completed | StopReason::Requested => {
@@ -211,14 +222,14 @@ mod tests {
             alarm("open", "a reward", None),
             alarm("repetition_wins", "", None),
         ];
-        let text = alarms(&by_weight(&all, true));
+        let text = alarms(&by_weight(&all, true), true).to_string();
         assert_eq!(
             text,
             "3 alarms raised (docs/alarms.md):\n  repetition_wins, from step 3 to the end: first\n  \
              open (a reward), from step 3 to the end: first\n  over, from step 3 to step 9: first"
         );
         assert_eq!(by_weight(&all, false).len(), 4);
-        assert!(alarms(&[alarm("x", "", None)]).starts_with("1 alarm raised"));
+        assert!(alarms(&[alarm("x", "", None)], true).to_string().starts_with("1 alarm raised"));
     }
 
     #[test]

@@ -1,10 +1,10 @@
 //! `lockstep status`: shows a distributed run.
 
 use crate::output::{self, columns};
-use fleet::JobName;
 use fleet::exchange::LearnerState;
 use fleet::exchange::spool::Layout;
 use fleet::status::{BatchStatus, Status, WorkerLine};
+use fleet::{JobName, Version};
 use lockstep::bad_input;
 use lockstep::error::OrBadInput;
 use std::collections::BTreeMap;
@@ -106,21 +106,21 @@ fn learner(run: &Path, status: &Status) -> String {
     let process = match (status.learner_alive, learner.ended) {
         (true, false) => format!("pid {pid}"),
         (true, true) => format!("ending  pid {pid}"),
-        (false, true) if learner.step < learner.batches => "stopped".to_owned(),
+        (false, true) if learner.batch.0 < learner.batches => "stopped".to_owned(),
         (false, true) => "ended".to_owned(),
         (false, false) => format!("DEAD (it was pid {pid})"),
     };
-    let last = learner.checkpoints.last.map_or("none yet".to_owned(), |step| step.to_string());
+    let last = learner.checkpoints.last.map_or("none yet".to_owned(), |version| version.to_string());
     let waiting = learner.checkpoints.waiting.iter();
-    let waiting: Vec<_> = waiting.map(|(step, there, least)| format!("{step}: frontier {there}/{least}")).collect();
+    let one = |(version, there, least): &(Version, usize, usize)| format!("{version}: frontier {there}/{least}");
+    let waiting: Vec<_> = waiting.map(one).collect();
     let waiting = if waiting.is_empty() { String::new() } else { format!(" ({})", waiting.join(", ")) };
-    // Version b is the weights after b batches.
-    let step = learner.step;
-    format!("step {step}/{}  version {step}  {process}  checkpoint {last}{waiting}", learner.batches)
+    let (batch, version) = (learner.batch, learner.batch.version());
+    format!("step {batch}/{}  version {version}  {process}  checkpoint {last}{waiting}", learner.batches)
 }
 
 fn slots(learner: &LearnerState) -> String {
-    let one = |(slot, versions): (usize, Option<(u64, u64)>)| match versions {
+    let one = |(slot, versions): (usize, Option<(Version, Version)>)| match versions {
         Some((first, last)) if first == last => format!("{slot}: v{last}"),
         Some((first, last)) => format!("{slot}: v{first} to v{last}"),
         // Being written, or not yet.
@@ -133,7 +133,7 @@ fn batches(status: &Status, learner: &LearnerState) -> String {
     let one = |batch: &BatchStatus| {
         let number = batch.batch;
         if batch.synced {
-            let trains = number == learner.step && status.learner_alive && !learner.ended;
+            let trains = number == learner.batch && status.learner_alive && !learner.ended;
             return format!("{number} {}", if trains { "training" } else { "synced" });
         }
         match in_words(batch.complete, batch.processing, batch.pending) {
@@ -224,16 +224,16 @@ fn worker(worker: &WorkerLine) -> [String; 7] {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use fleet::WorkerName;
     use fleet::exchange::WorkerStatus;
+    use fleet::{GroupId, WorkerName};
 
     fn line(alive: Option<u32>, status: WorkerStatus) -> WorkerLine {
         let name = WorkerName::new("dev1").unwrap();
         WorkerLine { name, alive, status: Some(status), processing: Vec::new(), complete: Vec::new(), silent_s: None }
     }
 
-    fn job(number: u64) -> JobName {
-        JobName::Rollout { number, chunk: 0 }
+    fn job(group: u64) -> JobName {
+        JobName::Rollout { group: GroupId(group), chunk: 0 }
     }
 
     #[test]

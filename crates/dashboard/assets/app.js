@@ -1,11 +1,14 @@
 // The frame: runs, views, keys, and news of the run that is looked at.
-import { address, change, counted, fill, get, h, place, titleOf } from "/lib.js";
+import { address, change, counted, fill, get, h, kept, place, titleOf } from "/lib.js";
 import { overview } from "/overview.js";
 import { rollouts } from "/rollouts.js";
 import { time } from "/time.js";
 import { home } from "/home.js";
 import { levels } from "/levels.js";
+import { announce } from "/live.js";
+import { notices } from "/notices.js";
 import { run } from "/run.js";
+import { tour, wasSeen } from "/tour.js";
 
 const VIEWS = {
   overview: ["Overview", overview],
@@ -22,16 +25,23 @@ const KEYS = [
   ["[ and ]", "the run before, the next one"],
   ["j and k", "Rollouts: the next completion, the one before; beyond the last one the next group"],
   ["J and K", "Rollouts: the next group, the one before"],
-  ["← and →", "Rollouts: the step before, the next one; on a chart: its points"],
+  ["← and →", "Rollouts: the step before, the next one; on a chart, the map, a curve or a text: its parts"],
+  ["+ and −, Escape", "on a chart: nearer, farther, the whole run"],
   ["c", "Rollouts: colour tokens by surprise, entropy, advantage, nothing"],
+  ["v", "Rollouts: completions as tokens, as text, as Markdown"],
+  ["s, f", "Rollouts: visible spaces; thinking open or folded"],
+  ["a", "Rollouts: two completions side by side"],
+  ["y", "Rollouts: copy the chosen completion as JSON"],
   ["h", "Rollouts: the history of this prompt"],
   ["p", "Rollouts: the list of prompts, which fell, rose, or were never solved"],
-  ["b, w, z, t", "Rollouts: best, worst, no spread, cut"],
+  ["b, w, z, t", "Rollouts: best, worst, no spread, cut; in the list of prompts, b and w: what rose most, what is worst"],
   ["/", "Rollouts: search"],
   ["d", "light or dark"],
+  ["T", "a tour of the run in five steps"],
   ["?", "these keys"],
 ];
 const main = document.getElementById("main");
+const bell = notices();
 let shown = { run: null, view: null, update: null, end: null };
 let runs = [];
 let stream = null;
@@ -53,6 +63,7 @@ async function start() {
     if (!document.hidden) {
       runs = await get("runs").catch(() => runs);
       head();
+      hear();
     }
   }, 5000);
 }
@@ -97,12 +108,16 @@ async function show() {
       shown.end?.();
       fill(main);
       shown = { run: now.run, view, of: now.words.of, update: null, end: null };
+      // A view may take its time, as the first one of a large vocabulary does.
+      head();
       const made = await views[view][1](main, now.run, now.words, runs);
       Object.assign(shown, made);
       listen(false);
     }
     head();
-    document.title = [views[view][0], now.run, "Lockstep"].filter(Boolean).join(" · ");
+    const one = runs.find((one) => one.id === now.run);
+    document.title = [views[view][0], one && titleOf(one), "Lockstep"].filter(Boolean).join(" · ");
+    hear();
   } catch (error) {
     fill(main, h("p", { class: "none", role: "alert" }, error.message));
   }
@@ -114,11 +129,15 @@ function head() {
   const mark = h("a", { class: "mark", href: address("", "runs"), title: "All runs" }, "Lockstep");
   if (!one) {
     const other = now.view === "levels" ? [] : h("nav", {}, h("a", { href: address("", "levels") }, "Levels"));
-    return fill(document.getElementById("head"), mark, other);
+    return fill(document.getElementById("head"), mark, other, bell);
   }
   const select = h(
     "select",
-    { "aria-label": "Run", onchange: (event) => (location.hash = address(event.target.value, now.view || "overview")) },
+    {
+      "aria-label": "Run",
+      onchange: (event) =>
+        (location.hash = address(event.target.value, now.view || "overview", kept({ ...now.words, vs: "" }))),
+    },
     runs.map((other) =>
       h("option", { value: other.id, selected: other.id === now.run }, `${titleOf(other)} · ${other.state}`),
     ),
@@ -127,7 +146,7 @@ function head() {
     h(
       "a",
       {
-        href: address(now.run, id, id === now.view ? now.words : { vs: now.words.vs }),
+        href: address(now.run, id, id === now.view ? now.words : kept(now.words)),
         "aria-current": (VIEWS[now.view] ? now.view : "overview") === id ? "page" : null,
       },
       name,
@@ -158,8 +177,16 @@ function head() {
       words,
     ),
     alarms,
+    bell,
+    h("button", { class: `plain${wasSeen() ? "" : " news"}`, onclick: () => tour(place().run) }, "Tour"),
     h("button", { class: "plain", onclick: help, "aria-label": "Keys" }, "?"),
   );
+}
+
+/** What happens to the run is told to those who hear the page. */
+function hear() {
+  const one = runs.find((one) => one.id === shown.run);
+  if (one) announce(one);
 }
 
 function close() {
@@ -176,8 +203,9 @@ function listen(again) {
   stream.addEventListener("mark", async (event) => {
     const news = JSON.parse(event.data);
     const one = runs.find((one) => one.id === shown.run);
-    if (one) Object.assign(one, { step: news.step, total: news.total, state: news.state, verdict: news.verdict });
+    if (one) Object.assign(one, news);
     head();
+    hear();
     // What came with the first mark is shown already.
     if (!first) await shown.update?.(place().words, true);
     first = false;
@@ -216,10 +244,10 @@ function key(event) {
   const views = Object.keys(VIEWS);
   const at = runs.findIndex((one) => one.id === now.run);
   if (event.key === "0") location.hash = address("", "runs");
-  else if ("12345".includes(event.key) && now.run) location.hash = address(now.run, views[event.key - 1], { vs: now.words.vs });
+  else if ("12345".includes(event.key) && now.run) location.hash = address(now.run, views[event.key - 1], kept(now.words));
   else if ((event.key === "[" || event.key === "]") && runs.length) {
     const next = runs[(at + (event.key === "]" ? 1 : runs.length - 1)) % runs.length];
-    location.hash = address(next.id, now.view || "overview");
+    location.hash = address(next.id, now.view || "overview", kept({ ...now.words, vs: "" }));
   } else if (event.key === "d") {
     const dark = getComputedStyle(document.documentElement).getPropertyValue("--is-dark").trim() === "1";
     document.documentElement.dataset.theme = dark ? "light" : "dark";
@@ -227,6 +255,7 @@ function key(event) {
     shown.view = null;
     show();
   } else if (event.key === "?") help();
+  else if (event.key === "T" && now.run) tour(now.run);
   else if (shown.key?.(event, now.words, change)) event.preventDefault();
 }
 

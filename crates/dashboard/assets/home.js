@@ -1,6 +1,8 @@
 // All runs: what each came to, in which keys they differ, and up to eight of their curves in one chart.
-import { chart, sparkline, COLORS } from "/chart.js";
+import { COLORS } from "/curve.js";
 import { address, change, counted, fill, get, h, key as named, number, place, titleOf } from "/lib.js";
+import { overlay } from "/overlay.js";
+import { sparkline } from "/spark.js";
 
 const MOST = 8;
 
@@ -30,7 +32,7 @@ const alarms = (one) =>
 const newest = (a, b) => (b.state === "running") - (a.state === "running") || (b.changed_s ?? 0) - (a.changed_s ?? 0);
 
 export async function home(main) {
-  let charts = [];
+  const curves = overlay();
   const head = h("section", { class: "verdict" });
   const filter = h("input", {
     type: "search",
@@ -43,10 +45,9 @@ export async function home(main) {
     },
   });
   const tools = h("p", { class: "tools" }, filter);
-  const overlay = h("section", { class: "charts", "aria-label": "Chosen runs" });
   const seeds = h("section", { class: "results", "aria-label": "Runs that differ in their seed" });
   const list = h("section", { class: "runs", "aria-label": "Runs" });
-  main.append(head, tools, overlay, list, seeds);
+  main.append(head, tools, ...curves.elements, list, seeds);
 
   let drawn = null;
 
@@ -112,9 +113,7 @@ export async function home(main) {
         ? h("p", {}, `${counted(keys.length - wide.length, "more key")} differ; the view Run compares two runs.`)
         : null,
     );
-    charts.forEach((one) => one.end());
-    charts = await curves(chosen, runs);
-    fill(overlay, charts);
+    await curves.update(words, chosen.map((id) => runs.find((one) => one.id === id)));
     fill(seeds, groups(shown));
   }
 
@@ -140,7 +139,7 @@ export async function home(main) {
     update: draw,
     end: () => {
       clearInterval(waits);
-      charts.forEach((one) => one.end());
+      curves.end();
     },
   };
 }
@@ -156,21 +155,6 @@ function says(runs) {
   const gamed = runs.filter((one) => one.verdict.state === "gamed").length;
   const parts = ["running", "finished", "stopped"].filter(count).map((state) => `${count(state)} ${state}`);
   return `${parts.join(", ")}.${gamed ? ` ${gamed} gamed.` : ""}`;
-}
-
-/** The judged metric of each chosen run, and the held-out one, in one chart each. */
-async function curves(chosen, runs) {
-  if (!chosen.length) return [];
-  const metrics = [...new Set(chosen.map((id) => runs.find((one) => one.id === id).metric))];
-  const keys = metrics.flatMap((metric) => [metric, `eval_${metric}`]);
-  const all = await Promise.all(
-    chosen.map(async (id) => ({
-      name: titleOf(runs.find((one) => one.id === id)),
-      series: await get(`runs/${id}/series`, { keys: keys.join(","), px: 500 }),
-    })),
-  );
-  const has = (key) => all.some(({ series }) => series.keys[key]?.mean.some((x) => x !== null));
-  return keys.filter(has).map((key) => chart(key, all, { height: 260 }));
 }
 
 /** Runs whose configurations differ in nothing but the seed: mean and spread of what they reached. */

@@ -30,6 +30,19 @@ export function refill(element, what, make) {
 /** A run as people know it: its name, or its directories. */
 export const titleOf = (run) => run.name ?? run.id.replaceAll("~", "/");
 
+/** A link that downloads the report of `lockstep report`: of a run, or of two. */
+export const reportLink = (run, vs) =>
+  h(
+    "a",
+    {
+      class: "button",
+      href: `/api/runs/${encodeURIComponent(run)}/report${vs ? `?vs=${encodeURIComponent(vs)}` : ""}`,
+      download: "",
+      title: "One HTML file without scripts, to keep or to send",
+    },
+    "Report",
+  );
+
 export const isOpen = (line) => line.alarm.until === undefined;
 
 /** Whether a person should look at an alarm now: the configuration or success explains a note. */
@@ -60,6 +73,9 @@ export function address(run, view, words = {}) {
   );
   return `#/${encodeURIComponent(run)}/${view}${query.size ? `?${query}` : ""}`;
 }
+
+/** The words of an address that the next view keeps: the other run, and the settings of charts. */
+export const kept = ({ vs, smooth, log, x }) => ({ vs, smooth, log, x });
 
 /** Goes there with some words changed; without a new entry in the history where only those change. */
 export function change(words) {
@@ -107,8 +123,12 @@ export function seconds(s) {
 
 export const counted = (n, what) => `${n.toLocaleString("en")} ${what}${n === 1 ? "" : "s"}`;
 
-/** A text with `code` in backticks. */
-export const marked = (text) => text.split("`").map((part, i) => (i % 2 ? h("code", {}, part) : part));
+/** A text with `code` in backticks; a flag such as `--distributed` stays in one line. */
+export const marked = (text) =>
+  text.split("`").map((part, i) => (i % 2 ? h("code", {}, flags(part)) : flags(part)));
+
+const flags = (text) =>
+  text.split(/(--[a-z][\w-]*)/).map((part, i) => (i % 2 ? h("span", { class: "flag" }, part) : part));
 
 /** A key of the configuration as the page writes it. */
 export const key = (name) => h("code", {}, name);

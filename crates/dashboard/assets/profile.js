@@ -1,38 +1,36 @@
 // The contents of profile.json: findings, stages inside stages, memory.
 import { h, marked, number, percent, seconds } from "/lib.js";
 
-// The run's own findings: the measurements, and the usual remedy.
-export function found(profile) {
+/** The run's findings: what was measured, and the usual remedy; those that cost the most seconds first. */
+export function found({ profile, findings = [] }) {
   if (!profile) return null;
-  const findings = [...(profile.findings ?? []), ...byShare(profile.measured)];
-  if (!findings.length)
-    return h("p", { class: "findings" }, "No finding: none of the rules of docs/profiling.md holds.");
-  return h(
-    "ul",
-    { class: "findings" },
-    findings.map((finding) =>
-      h(
-        "li",
-        {},
-        h("b", {}, title(finding.id)),
-        finding.steps ? ` (steps ${finding.steps[0]} – ${finding.steps[1]})` : "",
-        ":",
-        ` ${finding.says} ${finding.evidence} `,
-        h("span", { class: "remedy" }, "What helps: ", marked(finding.remedy), "."),
-      ),
-    ),
-  );
+  const all = [...findings, ...ofReference(profile.measured)].sort((a, b) => (b.gain_s ?? 0) - (a.gain_s ?? 0));
+  if (!all.length) return h("p", { class: "findings" }, "No finding: none of the rules of docs/profiling.md holds.");
+  const perStep = profile.measured?.steps ? profile.measured.seconds / profile.measured.steps : null;
+  const item = ({ id, says, evidence, remedy, steps, gain_s: gain }) =>
+    h(
+      "li",
+      {},
+      h("b", {}, title(id)),
+      steps ? ` (steps ${steps[0]} – ${steps[1]})` : "",
+      ": ",
+      marked(`${says} ${evidence} `),
+      gain && perStep ? h("b", {}, `Saves up to ${seconds(gain)} of a step's ${seconds(perStep)}. `) : null,
+      h("span", { class: "remedy" }, "What helps: ", marked(remedy), "."),
+    );
+  return [h("h2", {}, "What would help"), h("ul", { class: "findings" }, all.map(item))];
 }
 
 const title = (id) => id[0].toUpperCase() + id.slice(1).replaceAll("_", " ");
 
-// What a stage's share offers, beside the findings.
-function byShare(measured) {
+// A stage that a key of the configuration removes.
+function ofReference(measured) {
   const reference = measured?.stages?.find((stage) => stage.path === "reference");
   const share = reference ? reference.seconds / measured.seconds : 0;
   if (share < 0.1) return [];
   const says = "The reference model scores each completion.";
-  return [{ id: "reference", says, evidence: `It takes ${percent(share)} of a step.`, remedy: "beta = 0 removes it" }];
+  const evidence = `It takes ${percent(share)} of a step.`;
+  return [{ id: "reference", says, evidence, remedy: "`beta = 0` removes it", gain_s: reference.seconds / measured.steps }];
 }
 
 // Stages in the order of their seconds, what is inside of one below it.
@@ -64,7 +62,7 @@ export function inside(profile) {
         : `; in all of these steps together threads waited ${seconds(measured.waited_s)} for a core.`,
       ceilings
         ? ` This machine does ${number(ceilings.flops_per_s / 1e9)} GFLOP/s and reads ${number(ceilings.bytes_per_s / 1e9)} GB/s.`
-        : "",
+        : ` ${measured.without_ceilings ?? ""}`,
     ),
     h(
       "table",

@@ -21,14 +21,14 @@ export function lasted({ written_s: [first, last] }) {
 }
 
 const ROWS = [
-  ["reward, mean of the last tenth", (series) => end(series, "reward"), number],
+  ["reward, mean of the last tenth of the steps", (series) => end(series, "reward"), number],
   ["best eval_reward", (series) => most(series, "eval_reward"), number],
   ["loss, mean of the last tenth", (series) => (there(series, "reward").length ? undefined : end(series, "loss")), number],
   ["entropy, mean of the last tenth", (series) => end(series, "entropy"), number],
   ["kl, mean of the last tenth", (series) => end(series, "kl"), number],
   ["mean length, last tenth", (series) => end(series, "completions/mean_length"), number],
-  ["step time, mean of the last tenth", (series) => end(series, "step_time"), seconds],
-  ["time from first to last line", (series, facts) => lasted(facts), seconds],
+  ["seconds of a step, mean of the last tenth", (series) => end(series, "step_time"), seconds],
+  ["time between the first and the last line", (series, facts) => lasted(facts), seconds],
   ["steps", (series, facts) => facts.step, number],
   ["active alarms", (series, facts) => facts.alarms.filter(isActive).length, number],
 ];
@@ -60,7 +60,7 @@ export function results(names, facts, series) {
   return h(
     "table",
     {},
-    h("thead", {}, h("tr", {}, ["", ...names, "difference"].map((name) => h("th", { scope: "col" }, name)))),
+    h("thead", {}, h("tr", {}, ["result", ...names, "difference"].map((name) => h("th", { scope: "col" }, name)))),
     h(
       "tbody",
       {},

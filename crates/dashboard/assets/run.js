@@ -1,12 +1,13 @@
 // What was it? The configuration, what it was made of, and how it continued.
 import { lasted } from "/results.js";
-import { change, counted, fill, get, h, key, number, seconds } from "/lib.js";
+import { change, counted, fill, get, h, key, number, reportLink, seconds, titleOf } from "/lib.js";
 
 // Steps that no run reaches: the largest number of 32 bits, or more.
 const NEVER = 2 ** 32 - 1;
 
 export async function run(main, name, words, runs) {
   const [facts, table] = [await get(`runs/${name}`), h("section", {})];
+  const named = (id) => titleOf(runs.find((one) => one.id === id) ?? { id });
   const record = facts.record ?? {};
   const times = await get(`runs/${name}/series`, { keys: "num_tokens" });
   const [first, last] = facts.written_s;
@@ -31,8 +32,9 @@ export async function run(main, name, words, runs) {
     ]);
   main.append(
     ...[
-      h("h1", {}, name),
+      h("h1", {}, titleOf(facts)),
       h("p", {}, h("code", {}, facts.directory)),
+      h("p", { class: "tools" }, reportLink(name)),
       table,
       list(
         "Duration",
@@ -40,7 +42,7 @@ export async function run(main, name, words, runs) {
           ? [
               ["first line", date(first)],
               ["last line", date(last)],
-              ["time from first to last", seconds(lasted(facts))],
+              ["time between them", seconds(lasted(facts))],
               ...times.keys.num_tokens.mean
                 .filter((x) => x !== null)
                 .slice(-1)
@@ -114,7 +116,7 @@ export async function run(main, name, words, runs) {
             h("option", { value: "" }, "another run"),
             runs
               .filter((one) => one.id !== name)
-              .map((one) => h("option", { value: one.id, selected: one.id === words.vs }, one.id)),
+              .map((one) => h("option", { value: one.id, selected: one.id === words.vs }, titleOf(one))),
           ),
         ),
         toChoose ? null : h("span", { class: "count" }, counted(keys.length, "key")),
@@ -128,8 +130,8 @@ export async function run(main, name, words, runs) {
           {},
           h("tr", {}, [
             h("th", { scope: "col" }, "key"),
-            h("th", { scope: "col" }, name),
-            other ? h("th", { scope: "col" }, words.vs) : null,
+            h("th", { scope: "col" }, named(name)),
+            other ? h("th", { scope: "col" }, named(words.vs)) : null,
           ]),
         ),
         h(

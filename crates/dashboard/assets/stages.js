@@ -1,6 +1,7 @@
-// The stages of a step: their colours, and their shares of the learner's wall clock.
+// The stages of a step: their colours, their names in bars, and their shares of the learner's wall clock.
 
-// A stage has one colour everywhere; what is none of these is grey.
+// A stage has one colour everywhere; what is none of these is grey. Two colours look different to everybody, those who
+// do not see red, green or blue included.
 const COLOR = {
   rollout: 0,
   rewards: 1,
@@ -9,10 +10,28 @@ const COLOR = {
   forward: 3,
   update: 3,
   backward: 4,
-  "value update": 4,
+  "value update": 3,
   optimizer: 5,
+  log: 6,
+  evaluation: 7,
+  record: 8,
+  checkpoint: 9,
 };
-export const color = (name) => `stage ${COLOR[name] === undefined ? "other" : `s${COLOR[name]}`}`;
+// What the value model does has stripes, over the colour of what the policy does.
+const STRIPED = ["values", "value update"];
+
+export const hasColor = (name) => COLOR[name] !== undefined;
+export const isStriped = (name) => STRIPED.includes(name);
+
+/** The classes of a stage's colour. */
+export const color = (name) =>
+  `stage ${hasColor(name) ? `s${COLOR[name]}` : "other"}${isStriped(name) ? " striped" : ""}`;
+
+/** Hides the names that do not fit into their bars: a part of a name says nothing. */
+export function fitNames(bars) {
+  const tight = bars.map((bar) => bar.scrollWidth > bar.clientWidth);
+  bars.forEach((bar, i) => bar.classList.toggle("tight", tight[i]));
+}
 
 /** Metrics that have the seconds of a stage in one step. No two of them overlap. */
 export const STAGES = [
@@ -39,32 +58,50 @@ export function inBucket(series, key, i) {
   return own?.count ? (mean * own.count[i]) / Math.max(1, all.count[i]) : mean;
 }
 
+/** The steps of bucket `i` that have a time. */
+export const stepsIn = ({ keys: { step_time: all } }, i) =>
+  (all?.mean[i] ?? null) === null ? 0 : (all.count?.[i] ?? 1);
+
+/** How many steps of bucket `i` of a trace have the stage `name`. */
+export const tracedIn = (traced, name, i) =>
+  traced.keys[name].count?.[i] ?? (traced.keys[name].mean[i] === null ? 0 : 1);
+
 /**
  * Where the learner's seconds went: stages by their seconds, and what no stage covers; they sum to `whole`. From the sums
- * of profile.json; of a run without them, from the metrics of each step. Null if nothing was measured.
+ * of profile.json; of a run without them, from the trace; of one that traces few of its steps, from the metrics of each
+ * step. Null if nothing was measured.
  */
-export function shares(profile, series) {
+export function shares(profile, series, traced) {
   const measured = profile?.measured;
   if (measured?.steps) {
     const outer = measured.stages.filter((stage) => !stage.path.includes("/")).map((stage) => [stage.path, stage.seconds]);
     // Evaluations are no part of the steps' seconds.
     const whole = measured.seconds + (outer.find(([name]) => name === "evaluation")?.[1] ?? 0);
-    return complete(outer, whole, measured.steps, [measured.first_step, measured.last_step]);
+    return complete(outer, whole, measured.steps);
   }
   if (!series.keys.step_time) return null;
-  const places = series.steps.map((_, i) => i).filter((i) => series.keys.step_time.mean[i] !== null);
-  const steps = sum(places.map((i) => series.keys.step_time.count?.[i] ?? 1));
-  const over = (key) => sum(places.map((i) => inBucket(series, key, i) * (series.keys.step_time.count?.[i] ?? 1)));
+  const places = series.steps.map((_, i) => i).filter((i) => stepsIn(series, i));
+  const steps = sum(places.map((i) => stepsIn(series, i)));
+  const over = (key) => sum(places.map((i) => inBucket(series, key, i) * stepsIn(series, i)));
+  if (traced && traced.beside.steps >= TRACED * steps) return ofTrace(traced);
   const known = STAGES.filter(([key]) => series.keys[key]);
   if (!known.length || !steps) return null;
-  const parts = known.map(([key, name]) => [name, over(key)]);
-  return complete(parts, over("step_time"), steps, [series.steps[places[0]], series.steps[places.at(-1)]]);
+  return complete(known.map(([key, name]) => [name, over(key)]), over("step_time"), steps);
 }
 
-function complete(parts, seconds, steps, [first, last]) {
+// A trace of this share of the steps stands for all of them.
+const TRACED = 0.9;
+
+function ofTrace(traced) {
+  const all = (name) => sum(traced.steps.map((_, i) => (traced.keys[name].mean[i] ?? 0) * tracedIn(traced, name, i)));
+  const { step_s: whole, ...stages } = Object.fromEntries(Object.keys(traced.keys).map((name) => [name, all(name)]));
+  return complete(Object.entries(stages), whole + (stages.evaluation ?? 0), traced.beside.steps);
+}
+
+function complete(parts, seconds, steps) {
   const covered = sum(parts.map(([, x]) => x));
   // Clocks of stages and of steps differ by rounding.
   const whole = Math.max(seconds, covered);
   const all = parts.filter(([, x]) => x > 0).sort((a, b) => b[1] - a[1]);
-  return { whole, steps, first, last, parts: [...all, [REST, whole - covered]] };
+  return { whole, steps, parts: [...all, [REST, whole - covered]] };
 }

@@ -1,9 +1,8 @@
 // Then and now: the first and the latest completion of a prompt side by side, or the latest of two runs.
+import { compared } from "/diff.js";
 import { address, get, h, number } from "/lib.js";
 
 const PAIRS = 3;
-// Longer texts are not compared: the table of common words has a cell for each pair of words.
-const MOST_WORDS = 600;
 
 /** The section for a run, or for two; null where nothing was recorded twice. */
 export async function thenAndNow(run, facts, vs) {
@@ -44,7 +43,8 @@ async function pair(prompt, [runA, a], [runB, b], of) {
     return { step, total, names, place, run, text: one.text ?? one.pieces?.join("") ?? "", cut: one.length > (one.ids?.length ?? 0) };
   };
   const [first, last] = await Promise.all([read(runA, a), read(runB, b)]);
-  const [left, right] = compared(first.text, last.text);
+  const marked = (pieces) => pieces.map(([text, isDifferent]) => (isDifferent ? h("mark", {}, text) : text));
+  const [left, right] = compared(first.text, last.text).map(marked);
   const side = (one, marks) =>
     h(
       "figure",
@@ -62,33 +62,4 @@ async function pair(prompt, [runA, a], [runB, b], of) {
       h("p", { class: "text", tabindex: 0 }, marks.length ? marks : "(empty)", one.cut ? " …" : ""),
     );
   return h("article", { class: "pair" }, h("p", { class: "prompt" }, prompt.prompt), side(first, left), side(last, right));
-}
-
-/** Both texts with what the other one lacks marked: by words, along their longest common subsequence. */
-export function compared(a, b) {
-  const words = (text) => text.match(/\s+|[^\s]+/g) ?? [];
-  const [left, right] = [words(a), words(b)];
-  if (left.length > MOST_WORDS || right.length > MOST_WORDS) return [[a], [b]];
-  const common = Array.from({ length: left.length + 1 }, () => new Uint16Array(right.length + 1));
-  for (let i = left.length - 1; i >= 0; i--)
-    for (let j = right.length - 1; j >= 0; j--)
-      common[i][j] = left[i] === right[j] ? common[i + 1][j + 1] + 1 : Math.max(common[i + 1][j], common[i][j + 1]);
-  const [out, own] = [[[], []], [[], []]];
-  const flush = (side) => {
-    if (own[side].length) out[side].push(h("mark", {}, own[side].join("")));
-    own[side] = [];
-  };
-  let [i, j] = [0, 0];
-  while (i < left.length || j < right.length) {
-    if (i < left.length && j < right.length && left[i] === right[j]) {
-      flush(0);
-      flush(1);
-      out[0].push(left[i++]);
-      out[1].push(right[j++]);
-    } else if (j === right.length || (i < left.length && common[i + 1][j] >= common[i][j + 1])) own[0].push(left[i++]);
-    else own[1].push(right[j++]);
-  }
-  flush(0);
-  flush(1);
-  return out;
 }

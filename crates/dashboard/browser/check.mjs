@@ -311,7 +311,7 @@ async function measures(page, steps, stages, sames) {
 
 await test("levels are run from the page, one job at a time, and what it shows is what was measured", async () => {
   const page = await open("#/a/levels");
-  await page.waitForSelector(".levels input");
+  await page.waitForSelector(".named button");
   await page.selectOption("#shape", "tiny");
   await page.fill("#steps", "200");
   await page.click("button.run");
@@ -336,6 +336,7 @@ await test("levels are run from the page, one job at a time, and what it shows i
 
 await test("PPO's levels have a value model, and its document's hyperparameters are a preset", async () => {
   const page = await open("#/a/levels");
+  await page.click(".ideas > summary");
   await page.waitForSelector(".levels input");
   await page.selectOption("#algorithm", "ppo");
   const offered = await page.$$eval(".levels b", (all) => all.map((one) => one.textContent.trim()));
@@ -363,13 +364,16 @@ await test("PPO's levels have a value model, and its document's hyperparameters 
   await page.waitForSelector(".ladder");
   assert.deepEqual([await page.inputValue("#algorithm"), await page.inputValue("#steps")], ["ppo", "2"]);
 
+  await page.click(".ideas > summary");
   await page.selectOption("#preset", "ppo-document");
   assert.equal(await page.inputValue("#shape"), "4m");
+  assert.equal(await page.inputValue("#steps"), "1");
   const says = await page.textContent(".settings");
   for (const part of ["learning rate 0.0003", "γ 0.99", "λ 0.95", "± 0.2", "entropy bonus 0.01", "of up to 128"])
     assert.ok(says.includes(part), says);
-  assert.equal(await page.getByLabel("vector instructions").isChecked(), true);
-  assert.equal(await page.getByLabel("key-value cache").isChecked(), false);
+  // The four named levels, from the baseline on.
+  for (const [level, is] of [["nothing", true], ["key-value cache", false], ["threads", true], ["fused head", true], ["bf16", true]])
+    assert.equal(await page.locator(".levels label", { hasText: level }).locator("input").isChecked(), is, level);
   // Another algorithm has no hyperparameters of PPO's.
   await page.selectOption("#algorithm", "grpo");
   assert.equal(await page.inputValue("#preset"), "");
@@ -378,10 +382,14 @@ await test("PPO's levels have a value model, and its document's hyperparameters 
 
 await import("./answers.mjs");
 await import("./kinds.mjs");
+await import("./door.mjs");
+await import("./charts.mjs");
+await import("./reader.mjs");
 
 const VIEWS = [
   "overview",
   "overview?metrics=all&vs=b",
+  "overview?chart=reward&smooth=0.6",
   "rollouts?step=3&all=1&q=script",
   "rollouts?by=prompts&color=ratio",
   "time",

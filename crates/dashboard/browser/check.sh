@@ -23,6 +23,9 @@ train --out "$work/runs/a" --set max_steps=40
 train --out "$work/runs/b" --set max_steps=40 --set learning_rate=0.002 --seed 3
 # Long enough for some groups to be scored after their step.
 train --out "$work/runs/c" --set max_steps=200 --set eval_dataset_name="$work/rows.jsonl" --set eval_strategy=steps --set eval_steps=100
+# Checkpoints that are written beside the learner; its model was deleted afterwards.
+train --out "$work/runs/saved" --set max_steps=40 --set save_strategy=steps --set save_steps=5 --set "run_name=Checkpoints <b>beside</b>"
+rm -r "$work/runs/saved/model"
 mkdir "$work/kinds" "$work/sweep"
 unpack() { node archive.mjs unpack <"runs/$1.tar.br" | tar -x -C "$work/$2"; }
 unpack kinds kinds

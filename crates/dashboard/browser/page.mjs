@@ -48,15 +48,24 @@ export async function listed(is) {
   throw new Error("the run is not listed");
 }
 
+const failed = [];
+
+/** Runs a check; after one that fails the others still run, and `finish` ends with an error. */
 export async function test(name, check) {
   const since = Date.now();
-  await check();
-  console.log(`ok: ${name} (${Date.now() - since} ms)`);
+  try {
+    await check();
+    console.log(`ok: ${name} (${Date.now() - since} ms)`);
+  } catch (error) {
+    failed.push(name);
+    console.log(`FAILED: ${name}\n${error.stack}`);
+  }
 }
 
 /** Ends the browser. What pages wrote to their consoles must contain one of the texts in `wanted`. */
 export async function finish(says, wanted = []) {
   await browser.close();
+  assert.deepEqual(failed, [], "every check passes");
   const real = noise.filter((line) => !wanted.some((one) => line.includes(one)));
   assert.deepEqual(real, [], "the console is quiet");
   console.log(says);

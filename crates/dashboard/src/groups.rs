@@ -1,17 +1,20 @@
 //! Recorded rollouts for the page: summaries of groups, one group as a whole, and the tokens of its completions.
 
+use crate::range::RewardRange;
 use crate::series::short;
 use lockstep::evaluation::TokenTexts;
 use lockstep::wire::file::{GroupFile, IndexEntry};
-use lockstep::wire::{Completion, Group, NEW_LOGPS};
+use lockstep::wire::{Completion, Group, GroupId, NEW_LOGPS};
 use serde_json::{Map, Value, json};
 use std::collections::HashSet;
 use std::time::{Duration, Instant};
 
 /// How many tokens of a completion one response has; the page requests the rest.
 const WINDOW: usize = 4096;
+/// How many tokens of a prompt's end one response has: those in which a chat template opens the answer.
+const PROMPT_END: usize = 16;
 /// How long a text search or a filter reads groups at most.
-const READ_AT_MOST: Duration = Duration::from_secs(2);
+pub(crate) const READ_AT_MOST: Duration = Duration::from_secs(2);
 
 /// Filters and order of the groups that the page requests.
 #[derive(Clone, Debug, Default)]
@@ -22,6 +25,8 @@ pub struct Wanted {
     pub to: u64,
     /// A filter: `best`, `worst`, `spread`, `no-spread`, `cut` or `updated`.
     pub only: String,
+    /// The rewards that the groups must have.
+    pub rewards: RewardRange,
     /// The order: `step`, `reward`, `spread` or `tokens`; a `-` before it reverses the order.
     pub sort: String,
     /// A text that the prompt or a completion must contain.
@@ -29,7 +34,7 @@ pub struct Wanted {
     /// The prompt (by number) that the groups must belong to.
     pub prompt: Option<u64>,
     /// The groups with recorded log-probabilities after the step.
-    pub updated: HashSet<u64>,
+    pub updated: HashSet<GroupId>,
     /// Index of the first group in the response; `limit` is the number of groups.
     pub after: usize,
     /// Most groups in the response.
@@ -44,7 +49,9 @@ pub fn list(file: &GroupFile, wanted: &Wanted, texts: Option<&TokenTexts>) -> Va
     let mut places: Vec<usize> = (0..file.index().len()).collect();
     places.retain(|&place| {
         let entry = &file.index()[place];
-        range.contains(&step(entry)) && wanted.prompt.is_none_or(|prompt| prompt == entry.prompt_hash)
+        range.contains(&step(entry))
+            && wanted.prompt.is_none_or(|prompt| prompt == entry.prompt_hash)
+            && wanted.rewards.fits_mean(entry.reward)
     });
     let of_index = |place: &usize| &file.index()[*place];
     match wanted.only.as_str() {
@@ -67,7 +74,7 @@ pub fn list(file: &GroupFile, wanted: &Wanted, texts: Option<&TokenTexts>) -> Va
     if !key.is_empty() {
         order(&mut places, number, turned);
     }
-    let reads = wanted.only == "cut" || !wanted.text.is_empty();
+    let reads = wanted.only == "cut" || !wanted.text.is_empty() || wanted.rewards.reads();
     let mut unread = 0;
     if reads {
         let (since, text) = (Instant::now(), wanted.text.to_lowercase());
@@ -76,7 +83,8 @@ pub fn list(file: &GroupFile, wanted: &Wanted, texts: Option<&TokenTexts>) -> Va
                 unread += 1;
                 return false;
             }
-            file.read(place).is_ok_and(|group| fits(&group, &wanted.only, &text, texts))
+            let is_wanted = |group: Group| wanted.rewards.fits_one(&group) && fits(&group, &wanted.only, &text, texts);
+            file.read(place).is_ok_and(is_wanted)
         });
     }
     let shown: Vec<Value> = places
@@ -127,13 +135,17 @@ pub(crate) fn plain(content: &Value) -> String {
     }
 }
 
-/// The beginning of a group's prompt, as text.
-pub(crate) fn prompt_of(file: &GroupFile, place: usize) -> String {
-    let prompt = file.read(place).ok().and_then(|group| Some(plain(&json!(group.prompt?))));
-    prompt.unwrap_or_default().chars().take(160).collect()
+/// A group's prompt, as text.
+pub(crate) fn whole_prompt_of(file: &GroupFile, place: usize) -> String {
+    file.read(place).ok().and_then(|group| Some(plain(&json!(group.prompt?)))).unwrap_or_default()
 }
 
-fn summary(file: &GroupFile, place: usize, updated: &HashSet<u64>) -> Value {
+/// The beginning of a group's prompt, as text.
+pub(crate) fn prompt_of(file: &GroupFile, place: usize) -> String {
+    whole_prompt_of(file, place).chars().take(160).collect()
+}
+
+fn summary(file: &GroupFile, place: usize, updated: &HashSet<GroupId>) -> Value {
     let entry = &file.index()[place];
     json!({
         "place": place,
@@ -150,14 +162,16 @@ fn summary(file: &GroupFile, place: usize, updated: &HashSet<u64>) -> Value {
 }
 
 /// A map of rewards: each step's groups in order of reward, the best first, with at most so many columns (`pixels`) and
-/// rows: `{"steps", "width", "cells": [[[reward, spread, place], …], …]}`.
-pub fn map(file: &GroupFile, pixels: usize, rows: usize) -> Value {
+/// rows: `{"steps", "width", "cells": [[[reward, spread, place], …], …]}`. Columns before the one that has the step
+/// `from` are left out: a page that watches a run has them.
+pub fn map(file: &GroupFile, pixels: usize, rows: usize, from: u64) -> Value {
     let steps: Vec<u64> = file.index().iter().filter_map(|entry| entry.step).collect();
     let (first, last) = (steps.iter().min().copied().unwrap_or(0), steps.iter().max().copied().unwrap_or(0));
     let width = (last - first + 1).div_ceil(pixels.max(1) as u64).max(1);
     let mut columns: std::collections::BTreeMap<u64, Vec<usize>> = Default::default();
+    let from = from.saturating_sub(first) / width * width + first;
     for (place, entry) in file.index().iter().enumerate() {
-        if let Some(step) = entry.step {
+        if let Some(step) = entry.step.filter(|&step| step >= from) {
             columns.entry((step - first) / width * width + first).or_default().push(place);
         }
     }
@@ -177,13 +191,13 @@ pub fn map(file: &GroupFile, pixels: usize, rows: usize) -> Value {
     json!({ "steps": columns.keys().collect::<Vec<_>>(), "width": width, "cells": cells })
 }
 
-/// The numbers of the groups with recorded log-probabilities after the step.
-pub fn updated(updates: Option<&GroupFile>) -> HashSet<u64> {
+/// The groups with recorded log-probabilities after the step.
+pub fn updated(updates: Option<&GroupFile>) -> HashSet<GroupId> {
     updates.iter().flat_map(|file| file.index()).map(|entry| entry.group).collect()
 }
 
 /// The group with recorded log-probabilities after its step that is nearest to this one by step: `{"place", "step"}`.
-fn nearest(file: &GroupFile, place: usize, updated: &HashSet<u64>) -> Value {
+fn nearest(file: &GroupFile, place: usize, updated: &HashSet<GroupId>) -> Value {
     let index = file.index();
     let step = index[place].step.unwrap_or(0);
     let scored = (0..index.len()).filter(|&other| updated.contains(&index[other].group));
@@ -193,7 +207,7 @@ fn nearest(file: &GroupFile, place: usize, updated: &HashSet<u64>) -> Value {
 
 /// For each completion of a group, the log-probabilities of its tokens after the optimizer step, where they are
 /// recorded.
-fn after_step(updates: Option<&GroupFile>, group: u64) -> Vec<Vec<Value>> {
+fn after_step(updates: Option<&GroupFile>, group: GroupId) -> Vec<Vec<Value>> {
     let Some(file) = updates else { return Vec::new() };
     // A group that a resumed run learned from again is there once more: the last one counts.
     let place = file.index().iter().rposition(|entry| entry.group == group);
@@ -214,7 +228,7 @@ pub fn group(
     let group = file.read(place)?;
     let updated = updated(updates);
     let mut of_group = summary(file, place, &updated);
-    let (lines, after) = (group.lines(), after_step(updates, group.id));
+    let (lines, after) = (group.lines(), after_step(updates, group.group));
     let completions =
         lines.iter().enumerate().map(|(number, line)| completion(line, number, texts, after.get(number), (0, WINDOW)));
     let completions = completions.collect::<anyhow::Result<Vec<_>>>()?;
@@ -228,6 +242,8 @@ pub fn group(
         put("sampling", first.get("sampling"));
         put("lineage", first.get("lineage"));
         put("reward_names", first.get("reward_names"));
+        let end = &group.prompt_ids[group.prompt_ids.len().saturating_sub(PROMPT_END)..];
+        of_group.insert("prompt_end".into(), json!(texts.and_then(|texts| texts.text(end).ok())));
         of_group.insert("nearest_scored".into(), nearest(file, place, &updated));
         of_group.insert("weights".into(), json!(group.reward_weights));
         of_group.insert("problems".into(), json!(group.problems));
@@ -246,7 +262,7 @@ pub fn window(
     (from, count): (usize, usize),
 ) -> anyhow::Result<Option<Value>> {
     let group = file.read(place)?;
-    let (lines, after) = (group.lines(), after_step(updates, group.id));
+    let (lines, after) = (group.lines(), after_step(updates, group.group));
     let window = (from, count.min(WINDOW));
     lines.get(number).map(|line| completion(line, number, texts, after.get(number), window)).transpose()
 }
@@ -291,28 +307,6 @@ fn completion(
     }))
 }
 
-/// The spans of an optimizer step in `trace.json`.
-pub fn spans(trace: &str, step: u64) -> Value {
-    let (mut found, mut before) = (Vec::<Value>::new(), 0);
-    for line in trace.lines() {
-        let Ok(span) = serde_json::from_str::<Value>(line.trim_end_matches(',')) else { continue };
-        let Some(at) = span["args"]["step"].as_u64() else { continue };
-        // A run that is resumed writes some steps again, behind later ones: the last ones count.
-        if at < before && at <= step {
-            found.clear();
-        }
-        before = at;
-        // The step itself is around the others.
-        if at == step && span["name"] != "step" {
-            found.push(json!({
-                "name": span["name"], "track": span["tid"], "start_us": span["ts"], "duration_us": span["dur"],
-                "flops": span["args"]["flops"], "bytes": span["args"]["bytes"],
-            }));
-        }
-    }
-    found.into()
-}
-
 #[cfg(test)]
 pub(crate) mod tests {
     use super::*;
@@ -341,7 +335,7 @@ pub(crate) mod tests {
                 ..Completion::new(generation, vec![1, 2, 3])
             };
             Group {
-                id,
+                group: GroupId(id),
                 step: Some(id / 2 + 1),
                 prompt_ids: vec![(id % 2) as u32],
                 prompt: Some(format!("question {}", id % 2).into()),
@@ -374,7 +368,7 @@ pub(crate) mod tests {
         assert_eq!(numbers(Wanted { prompt: Some(prompt), ..Wanted::default() }), [1, 3]);
         let first = list(&file, &Wanted { to: 9, limit: 3, ..Wanted::default() }, None);
         assert_eq!((&first["total"], &first["next"]), (&json!(4), &json!(3)));
-        assert_eq!(map(&file, 10, 10)["cells"][0][0], json!([1.5, 0.5, 1]));
+        assert_eq!(map(&file, 10, 10, 0)["cells"][0][0], json!([1.5, 0.5, 1]));
     }
 
     #[test]
@@ -394,7 +388,7 @@ pub(crate) mod tests {
             completion.columns.set(NEW_LOGPS, vec![-1.0, logp, -2.0]);
             let completions = vec![Completion::new(0, vec![1, 2, 3]), completion];
             let mut record = Vec::new();
-            Group { id: 2, completions, ..Group::default() }.write(&mut record);
+            Group { group: GroupId(2), completions, ..Group::default() }.write(&mut record);
             log.append(&record).unwrap();
         }
         let updates = GroupFile::open(&updates).unwrap();
@@ -412,23 +406,6 @@ pub(crate) mod tests {
         assert_eq!((&cut["from"], &cut["ids"], &cut["length"]), (&json!(1), &json!([2]), &json!(3)));
         assert_eq!(cut["new_logprobs"], json!([-0.5]));
         assert!(window(&file, 2, 9, None, None, (0, 1)).unwrap().is_none());
-    }
-
-    #[test]
-    fn spans_belong_to_the_step_that_they_name() {
-        let span = |name: &str, step: u64, ts: u64| {
-            format!("{{\"name\":\"{name}\",\"tid\":0,\"ts\":{ts},\"dur\":2,\"args\":{{\"step\":{step}}}}},\n")
-        };
-        // A gradient and an optimizer step are two spans of one name.
-        let trace = ["rollout", "update", "update"].map(|name| span(name, 1, 3)).concat();
-        let trace = format!("[\n{trace}{}{}", span("rollout", 2, 6), span("update", 3, 7));
-        let count = |trace: &str, step| spans(trace, step).as_array().unwrap().len();
-        assert_eq!([1, 2, 3, 4].map(|step| count(&trace, step)), [3, 1, 1, 0]);
-        assert_eq!(spans(&trace, 2)[0]["start_us"], 6);
-        // Resumed after step 1.
-        let trace = trace + &span("rollout", 2, 9) + &span("rollout", 3, 10);
-        assert_eq!((count(&trace, 2), spans(&trace, 2)[0]["start_us"].as_u64()), (1, Some(9)));
-        assert_eq!(spans(&trace, 3)[0]["start_us"], 10);
     }
 }
 

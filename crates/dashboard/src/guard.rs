@@ -13,7 +13,7 @@ const OURS: &str = "x-lockstep";
 /// (docs/dashboard.md).
 pub const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; font-src 'self'; \
      img-src 'self' data:; connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'; \
-     require-trusted-types-for 'script'";
+     require-trusted-types-for 'script'; trusted-types vendor";
 
 /// The requirements that a request must meet.
 #[derive(Clone, Debug)]

@@ -13,9 +13,12 @@
 //! | `verdict` | one sentence that says how a run is |
 //! | `table` | all runs: what each came to, and the keys that differ |
 //! | `groups` | recorded rollouts: summaries, a group, its tokens |
+//! | `range` | rewards by which groups are filtered |
 //! | `prompts` | the same by prompt: how its reward changed |
 //! | `report` | a run, or two, on one page: `lockstep report` |
+//! | `workers` | which worker made which batch |
 //! | `guard` | who may ask |
+//! | `trace` | the spans of a step, and the work beside the learner |
 //! | `server` | addresses and answers |
 
 mod assets;
@@ -24,13 +27,16 @@ mod guard;
 mod lines;
 mod meaning;
 mod prompts;
+mod range;
 pub mod report;
 mod run;
 mod runs;
 mod series;
 mod server;
 mod table;
+mod trace;
 mod verdict;
+mod workers;
 
 pub use guard::Guard;
 pub use runs::Runs;

@@ -1,4 +1,4 @@
-//! Describes metrics for tooltips of the page.
+//! Describes metrics for the page: tooltips, and units of axes.
 
 use serde_json::Value;
 
@@ -11,6 +11,12 @@ pub fn meaning(name: &str) -> Option<(String, Value)> {
         text = format!("{text}. What helps where it is not: {}", metric.remedy);
     }
     Some((name.to_owned(), without_markdown(&text).into()))
+}
+
+/// The unit of a metric's values, such as `s`, `bytes` or `share`; none where the values have none.
+pub fn unit(name: &str) -> Option<(String, Value)> {
+    let unit = telemetry::outputs::metric(name)?.unit;
+    (!unit.is_empty()).then(|| (name.to_owned(), unit.into()))
 }
 
 /// The text of Markdown: of `[text](address)` the text, and no backticks.
@@ -35,6 +41,15 @@ fn link(text: &str) -> Option<(&str, &str, &str)> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn units_are_those_of_the_list_of_metrics() {
+        let of = |name: &str| unit(name).map(|(_, unit)| unit);
+        assert_eq!(of("peak_bytes"), Some("bytes".into()));
+        assert_eq!(of("rewards/a/no_answer"), Some("share".into()));
+        assert_eq!(of("eval_my_set_completions/mean_length"), Some("tokens".into()));
+        assert_eq!((of("reward"), of("rewrad")), (None, None));
+    }
 
     #[test]
     fn a_tooltip_has_no_markdown() {

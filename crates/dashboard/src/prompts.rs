@@ -1,10 +1,11 @@
 //! Recorded groups by prompt: what the model earned for the same prompt from step to step.
 
-use crate::groups::prompt_of;
+use crate::groups::{READ_AT_MOST, prompt_of, whole_prompt_of};
 use crate::series::short;
 use lockstep::wire::file::GroupFile;
 use serde_json::{Value, json};
 use std::collections::HashMap;
+use std::time::Instant;
 
 /// Most points of a prompt's curve in a list of prompts, and of the curve of one prompt.
 const IN_LIST: usize = 40;
@@ -16,6 +17,8 @@ pub struct Wanted {
     /// The order: `fell` (from the first groups to the last, most first), `rose` (likewise), or `unsolved` (the lowest
     /// best reward first).
     pub sort: String,
+    /// A text that the prompt must contain, in whatever case.
+    pub text: String,
     /// Only this prompt, with all points.
     pub prompt: Option<u64>,
     /// Index of the first prompt in the response; `limit` is the number of prompts.
@@ -77,6 +80,11 @@ impl Prompt<'_> {
         points.max_by(|a, b| a.1.total_cmp(&b.1)).unwrap_or_else(|| self.last())
     }
 
+    /// The lowest reward; NaN if no group has a score.
+    fn least(&self) -> f64 {
+        self.places.iter().map(|&place| self.point(place).1).fold(f64::NAN, f64::min)
+    }
+
     fn to_json(&self, most: usize) -> Value {
         let every = self.places.len().div_ceil(most).max(1);
         // The last point is always there.
@@ -91,6 +99,7 @@ impl Prompt<'_> {
             "first": point(self.first()),
             "best": point(self.best()),
             "last": point(self.last()),
+            "least": short(self.least()),
             "from": short(self.change.from),
             "to": short(self.change.to),
             "fell": self.change.fell,
@@ -100,13 +109,24 @@ impl Prompt<'_> {
 }
 
 /// The requested prompts, how many there are, and the rewards of how many fell by more than noise: `{"total", "fell",
-/// "prompts": […], "next"}`. A point is `[step, reward, place]`.
+/// "prompts": […], "next", "unread"}`. A point is `[step, reward, place]`. `unread` is how many prompts a search had no
+/// time to read.
 pub fn prompts(file: &GroupFile, wanted: &Wanted) -> Value {
     let mut by_prompt: HashMap<u64, Vec<usize>> = HashMap::new();
     for (place, entry) in file.index().iter().enumerate() {
         if entry.step.is_some() && wanted.prompt.is_none_or(|prompt| prompt == entry.prompt_hash) {
             by_prompt.entry(entry.prompt_hash).or_default().push(place);
         }
+    }
+    let (since, text, mut unread) = (Instant::now(), wanted.text.to_lowercase(), 0);
+    if !text.is_empty() {
+        by_prompt.retain(|_, places| {
+            if since.elapsed() > READ_AT_MOST {
+                unread += 1;
+                return false;
+            }
+            whole_prompt_of(file, places[0]).to_lowercase().contains(&text)
+        });
     }
     let in_order = |mut places: Vec<usize>| {
         places.sort_by_key(|&place| (file.index()[place].step, place));
@@ -132,14 +152,14 @@ pub fn prompts(file: &GroupFile, wanted: &Wanted) -> Value {
         all.iter().skip(wanted.after).take(wanted.limit).map(|(_, prompt)| prompt.to_json(most)).collect();
     let next = Some(wanted.after + shown.len()).filter(|&next| next < all.len());
     let fell = all.iter().filter(|(_, prompt)| prompt.change.fell).count();
-    json!({ "total": all.len(), "fell": fell, "prompts": shown, "next": next })
+    json!({ "total": all.len(), "fell": fell, "prompts": shown, "next": next, "unread": unread })
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::groups::tests::recorded;
-    use lockstep::wire::{Completion, Group};
+    use lockstep::wire::{Completion, Group, GroupId};
 
     #[test]
     fn prompts_are_sorted_by_how_their_reward_changed() {
@@ -151,7 +171,7 @@ mod tests {
             let completion =
                 |i| Completion { rewards: vec![Some(rewards[prompt][step])], ..Completion::new(i, vec![1]) };
             Group {
-                id: (3 * step + prompt) as u64,
+                group: GroupId((3 * step + prompt) as u64),
                 step: Some(step as u64 + 1),
                 prompt_ids: vec![prompt as u32],
                 prompt: Some(format!("question {prompt}").into()),
@@ -203,7 +223,7 @@ mod tests {
     fn a_prompt_is_answered_in_full_and_a_long_curve_thinned_from_its_end() {
         let dir = tempfile::tempdir().unwrap();
         let group = |id: u64, step: Option<u64>, reward: f64, prompt: u32| Group {
-            id,
+            group: GroupId(id),
             step,
             prompt_ids: vec![prompt],
             prompt: Some(format!("question {prompt}").into()),
@@ -233,15 +253,22 @@ mod tests {
             "first": [1, 0.0, 3],
             "best": [3, 1.0, 2],
             "last": [4, 0.5, 0],
+            "least": 0.0,
             "from": 0.5,
             "to": 0.75,
             "fell": false,
             "points": [[1, 0.0, 3], [2, 1.0, 1], [3, 1.0, 2], [4, 0.5, 0]],
         });
-        assert_eq!(rest, json!({ "total": 3, "fell": 0, "prompts": [one], "next": null }));
+        assert_eq!(rest, json!({ "total": 3, "fell": 0, "prompts": [one], "next": null, "unread": 0 }));
         let hash = file.index()[4].prompt_hash;
         let alone = prompts(&file, &Wanted { prompt: Some(hash), limit: 9, ..Wanted::default() });
         assert_eq!((&alone["total"], alone["prompts"][0]["points"].as_array().unwrap().len()), (&json!(1), 81));
+        let found = |text: &str| {
+            let answer = prompts(&file, &Wanted { text: text.into(), limit: 9, ..Wanted::default() });
+            (answer["total"].clone(), answer["prompts"][0]["prompt"].clone())
+        };
+        assert_eq!(found("ION 8"), (json!(1), json!("question 8")), "in whatever case");
+        assert_eq!((found("question").0, found("answer").0), (json!(3), json!(0)));
         // Equal changes: in the order of the first places.
         let equal = prompts(&file, &Wanted { limit: 9, ..Wanted::default() });
         let names: Vec<_> = equal["prompts"].as_array().unwrap().iter().map(|one| &one["prompt"]).collect();

@@ -1,9 +1,12 @@
 //! The files of one training run, read incrementally as they grow.
 
 use crate::lines::Lines;
-use crate::meaning::meaning;
+use crate::meaning::{meaning, unit};
 use crate::series::Series;
+use crate::trace::Traced;
 use crate::verdict::{Judged, Moved, Verdict, moved, verdict};
+use crate::workers;
+use lockstep::directory::ProfileRecord;
 use lockstep::evaluation::TokenTexts;
 use lockstep::wire::file::GroupFile;
 use serde_json::{Map, Value, json};
@@ -11,7 +14,7 @@ use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::SystemTime;
-use telemetry::{Alarm, Weight};
+use telemetry::{Alarm, Finding, Weight};
 
 /// A training run and what has been read of its files.
 pub struct RunFiles {
@@ -27,6 +30,8 @@ pub struct RunFiles {
     updates: Option<(u64, Arc<GroupFile>)>,
     evaluations: Option<(u64, Arc<GroupFile>)>,
     tokens: Option<Option<Arc<TokenTexts>>>,
+    /// `trace.json`, once it was asked for.
+    traced: Option<Traced>,
 }
 
 impl RunFiles {
@@ -44,6 +49,7 @@ impl RunFiles {
             updates: None,
             evaluations: None,
             tokens: None,
+            traced: None,
         }
     }
 
@@ -129,6 +135,13 @@ impl RunFiles {
         opened(&self.root.join("evaluations.bin"), &mut self.evaluations)
     }
 
+    /// The seconds of each step by stage, as far as the run traces them.
+    pub fn traced(&mut self) -> &Traced {
+        let traced = self.traced.get_or_insert_with(|| Traced::new(self.root.join("trace.json")));
+        traced.refresh();
+        traced
+    }
+
     /// The tokenizer of the final model, of a checkpoint, or of the initial model.
     pub fn tokens(&mut self) -> Option<Arc<TokenTexts>> {
         if self.tokens.is_none() {
@@ -174,13 +187,14 @@ impl RunFiles {
         serde_json::from_slice(&bytes).unwrap_or(Value::Null)
     }
 
-    /// The state of the run: `running`, `finished`, or `stopped` before its end.
+    /// The state of the run: `running`, `finished`, or `stopped` before its end. A run whose model was deleted has
+    /// finished if it took all of its steps.
     pub fn state(&self) -> &'static str {
-        match (lockstep::directory::writer(&self.root), self.root.join("model").is_dir()) {
-            (Some(_), _) => "running",
-            (None, true) => "finished",
-            (None, false) => "stopped",
+        if lockstep::directory::writer(&self.root).is_some() {
+            return "running";
         }
+        let took_all = || self.progress().1.is_some_and(|total| self.series.last_step() >= Some(total));
+        if self.root.join("model").is_dir() || took_all() { "finished" } else { "stopped" }
     }
 
     /// The last step, and the planned number of steps.
@@ -288,6 +302,19 @@ impl RunFiles {
         all.into_iter().map(weighed).collect()
     }
 
+    /// The profile's findings, those that cost the most first; `gain_s` is the most seconds of a step that could be
+    /// saved, where that is known.
+    fn findings(&self) -> Vec<Value> {
+        let profile = ProfileRecord::read(&self.root).unwrap_or_default();
+        let steps = profile.measured.steps.max(1) as f64;
+        let with_gain = |(finding, gain_s): (&Finding, Option<f64>)| {
+            let mut line = json!(finding);
+            line["gain_s"] = json!(gain_s.map(|seconds| seconds / steps));
+            line
+        };
+        profile.by_gain().into_iter().map(with_gain).collect()
+    }
+
     /// Everything about the run that is not a curve, for the page.
     pub fn facts(&mut self, name: &str) -> Value {
         self.refresh();
@@ -297,6 +324,7 @@ impl RunFiles {
         let (groups, evaluations) = (self.groups(), self.evaluations());
         json!({
             "id": name,
+            "name": name_of(&config),
             "state": self.state(),
             "step": step,
             "total": total,
@@ -311,12 +339,15 @@ impl RunFiles {
             "checkpoints": self.checkpoints(),
             "keys": self.series.keys().collect::<Vec<_>>(),
             "meanings": self.series.keys().filter_map(meaning).collect::<Map<_, _>>(),
+            "units": self.series.keys().filter_map(unit).collect::<Map<_, _>>(),
             "updates": self.updates().map(|updates| updates.index().len()),
             "groups": recorded,
             "group_steps": steps_of(groups.as_deref()),
             "evaluated": evaluations.as_ref().map(|groups| groups.index().len()),
             "evaluated_steps": steps_of(evaluations.as_deref()),
+            "workers": workers::path(&self.root).is_file(),
             "profile": self.json("profile.json"),
+            "findings": self.findings(),
             "directory": self.root,
         })
     }

@@ -11,6 +11,16 @@ use std::collections::BTreeMap;
 /// Bits of the NaN that marks a line without the metric; no metric has these bits.
 const MISSING: u64 = 0x7ff8_dead_beef_0001;
 
+/// A horizontal axis of charts other than the steps.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Axis {
+    /// Minutes of training since the first logged step: the sum of `step_time`, so without evaluations, and without
+    /// the time between a stop and a resume.
+    Minutes,
+    /// Tokens of training so far: `num_tokens`.
+    Tokens,
+}
+
 /// The metrics of one training run, as read from `metrics.jsonl` line by line.
 #[derive(Default)]
 pub struct Series {
@@ -71,6 +81,48 @@ impl Series {
         let column = self.columns.get(key).map_or(&[][..], Vec::as_slice);
         let there = |(&step, &x): (&u64, &f64)| (x.to_bits() != MISSING).then_some((step, x));
         self.steps.iter().zip(column).filter_map(there)
+    }
+
+    /// The value of the axis at each line of metrics; empty if the run does not log the metric that the axis needs.
+    fn along(&self, axis: Axis) -> Vec<f64> {
+        let key = if axis == Axis::Minutes { "step_time" } else { "num_tokens" };
+        let Some(column) = self.columns.get(key) else { return Vec::new() };
+        let (mut at, mut before) = (0.0, None);
+        let rows = self.steps.iter().enumerate().map(|(row, &step)| {
+            match column.get(row).copied().filter(|x| x.is_finite()) {
+                Some(tokens) if axis == Axis::Tokens => at = tokens,
+                // The logged time is the mean over the steps since the line before.
+                Some(seconds) => {
+                    at += seconds * step.saturating_sub(before.unwrap_or(step)) as f64 / 60.0;
+                    before = Some(step);
+                }
+                // An evaluation has the place of the step before it.
+                None => {}
+            }
+            at
+        });
+        rows.collect()
+    }
+
+    /// The [`buckets`](Self::buckets) of the steps for which the axis is between `from` and `to`. Their additional key
+    /// `x` is the axis at the first line of each bucket.
+    pub fn buckets_along(&self, axis: Axis, keys: &[String], from: f64, to: f64, pixels: usize) -> Value {
+        let places = self.along(axis);
+        let inside: Vec<(u64, f64)> =
+            self.steps.iter().copied().zip(places).filter(|(_, x)| (from..=to).contains(x)).collect();
+        let steps = || inside.iter().map(|(step, _)| *step);
+        // No step is from 1 to 0.
+        let (first, last) = (steps().min().unwrap_or(1), steps().max().unwrap_or(0));
+        let mut buckets = self.buckets(keys, first, last, pixels);
+        let width = buckets["width"].as_u64().unwrap_or(1);
+        let mut x: BTreeMap<u64, f64> = BTreeMap::new();
+        for (step, place) in inside {
+            x.entry(step / width * width).or_insert((place * 1e6).round() / 1e6);
+        }
+        let of_bucket = |step: &Value| x.get(&step.as_u64().unwrap_or_default()).copied();
+        let places: Vec<Option<f64>> = buckets["steps"].as_array().into_iter().flatten().map(of_bucket).collect();
+        buckets["x"] = json!(places);
+        buckets
     }
 
     /// For each metric in `keys`, at most `pixels` buckets over the steps `from` to `to`: `{"width", "steps", "keys":
@@ -166,6 +218,45 @@ mod tests {
         let after = series.buckets(&["reward".into()], 0, u64::MAX, 500);
         let means = |value: &Value| value["keys"]["reward"]["mean"].as_array().unwrap().clone();
         assert_eq!(means(&all)[..steps - 1], means(&after)[..steps - 1]);
+    }
+
+    /// Ten steps of 30 s and 100 tokens each; every second one is logged, and an evaluation after step 6.
+    fn with_times() -> Series {
+        let mut series = Series::default();
+        for step in (2..=10).step_by(2) {
+            let line = json!({ "step_time": 30.0, "num_tokens": 100 * step, "reward": step });
+            series.add(step, line.as_object().unwrap());
+            if step == 6 {
+                series.add(7, json!({ "eval_reward": 0.5 }).as_object().unwrap());
+            }
+        }
+        series
+    }
+
+    #[test]
+    fn the_axis_is_minutes_of_steps_or_tokens() {
+        let series = with_times();
+        let of = |axis, from, to, pixels| series.buckets_along(axis, &["reward".into()], from, to, pixels);
+        let all = of(Axis::Minutes, 0.0, f64::MAX, 99);
+        assert_eq!((&all["x"], &all["steps"]), (&json!([0.0, 1.0, 2.0, 3.0, 4.0]), &json!([2, 4, 6, 8, 10])));
+        assert_eq!(of(Axis::Tokens, 0.0, f64::MAX, 99)["x"], json!([200.0, 400.0, 600.0, 800.0, 1000.0]));
+        // Both ends are in it, and a bucket is where its first line is.
+        assert_eq!(of(Axis::Minutes, 1.0, 3.0, 99)["steps"], json!([4, 6, 8]));
+        assert_eq!(of(Axis::Tokens, 201.0, 1e9, 2)["steps"], json!([4, 8]));
+        assert_eq!(of(Axis::Tokens, 201.0, 1e9, 2)["x"], json!([400.0, 800.0]));
+        assert_eq!(of(Axis::Tokens, 5000.0, 1e9, 2)["steps"], json!([]));
+        let evaluated = series.buckets_along(Axis::Minutes, &["eval_reward".into()], 0.0, 9.0, 99);
+        assert_eq!((&evaluated["steps"], &evaluated["x"]), (&json!([7]), &json!([2.0])));
+    }
+
+    #[test]
+    fn a_run_without_times_or_tokens_has_no_such_axis() {
+        let mut series = Series::default();
+        series.add(1, &line(1.0));
+        for axis in [Axis::Minutes, Axis::Tokens] {
+            let none = series.buckets_along(axis, &["reward".into()], 0.0, f64::MAX, 99);
+            assert_eq!((&none["steps"], &none["x"]), (&json!([]), &json!([])));
+        }
     }
 
     #[test]

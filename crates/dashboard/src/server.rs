@@ -5,9 +5,14 @@ use crate::assets::asset;
 use crate::groups::{self, Wanted};
 use crate::guard::{Guard, POLICY};
 use crate::prompts;
+use crate::range::RewardRange;
+use crate::report::{self, Report};
 use crate::run::{RunFiles, name_of};
 use crate::runs::{Runs, lock};
+use crate::series::Axis;
 use crate::table::{Row, table};
+use crate::trace;
+use crate::workers;
 use axum::Router;
 use axum::body::Body;
 use axum::extract::{Path, Request, State};
@@ -113,10 +118,14 @@ fn router(site: Arc<Site>) -> Router {
         .route("/api/runs/{run}/groups/{place}", get(group))
         .route("/api/runs/{run}/groups/{place}/completions/{number}", get(completion))
         .route("/api/runs/{run}/spans", get(spans))
+        .route("/api/runs/{run}/stages", get(stages))
+        .route("/api/runs/{run}/report", get(report_of))
+        .route("/api/runs/{run}/workers", get(workers_of))
         .route("/api/events", get(events))
         .route("/api/jobs", get(jobs::state).merge(post(jobs::start)).delete(jobs::stop))
         .route("/api/jobs/{job}", get(jobs::events))
         .route("/api/login", get(login))
+        .route("/metrics", get(metrics::metrics))
         .fallback(file)
         .layer(from_fn_with_state(site.clone(), guarded))
         .with_state(site)
@@ -125,7 +134,8 @@ fn router(site: Arc<Site>) -> Router {
 /// Refuses unauthorised requests, and adds the security headers for browsers to responses.
 async fn guarded(State(site): Shared, request: Request, next: Next) -> Response {
     // Files of the page are no secret: it must load to read the token of its address.
-    let is_open = !request.uri().path().starts_with("/api/");
+    let path = request.uri().path();
+    let is_open = !path.starts_with("/api/") && path != "/metrics";
     let mut response = match site.guard.check(request.headers()) {
         Err(StatusCode::MISDIRECTED_REQUEST) => {
             (StatusCode::MISDIRECTED_REQUEST, site.guard.misdirected(request.headers())).into_response()
@@ -199,7 +209,20 @@ async fn series(State(site): Shared, Path(name): Path<String>, uri: Uri) -> Resp
     let keys = words.get("keys").map_or("", String::as_str);
     let keys: Vec<String> = keys.split(',').filter(|key| !key.is_empty()).take(MOST_KEYS).map(str::to_owned).collect();
     let pixels = number(&words, "px", 500).clamp(1, 4000);
-    answer(&run.series().buckets(&keys, number(&words, "from", 0), number(&words, "to", u64::MAX), pixels))
+    let axis = match words.get("x").map(String::as_str) {
+        None | Some("step") => {
+            let (from, to) = (number(&words, "from", 0), number(&words, "to", u64::MAX));
+            return answer(&run.series().buckets(&keys, from, to, pixels));
+        }
+        Some("minutes") => Axis::Minutes,
+        Some("tokens") => Axis::Tokens,
+        Some(other) => {
+            let says = format!("x = {other:?} is not an axis: it is step, minutes or tokens");
+            return (StatusCode::BAD_REQUEST, says).into_response();
+        }
+    };
+    let (from, to) = (number(&words, "from", 0.0), number(&words, "to", f64::MAX));
+    answer(&run.series().buckets_along(axis, &keys, from, to, pixels))
 }
 
 /// The requested recorded groups: those of training, or with `of=evaluations` those of evaluations.
@@ -214,15 +237,22 @@ async fn map(State(site): Shared, Path(name): Path<String>, uri: Uri) -> Respons
     let words = words(&uri);
     let groups = site.runs.get(&name).and_then(|run| groups_of(&mut lock(&run), &words));
     let Some(groups) = groups else { return missing() };
-    answer(&groups::map(&groups, number(&words, "px", 300).clamp(1, 2000), number(&words, "rows", 48).clamp(1, 512)))
+    let (pixels, rows) = (number(&words, "px", 300).clamp(1, 2000), number(&words, "rows", 48).clamp(1, 512));
+    answer(&groups::map(&groups, pixels, rows, number(&words, "from", 0)))
 }
 
 async fn list(State(site): Shared, Path(name): Path<String>, uri: Uri) -> Response {
     let Some(run) = site.runs.get(&name) else { return missing() };
     let words = words(&uri);
+    let rewards = match RewardRange::parse(&words) {
+        Ok(rewards) => rewards,
+        Err(error) => return (StatusCode::BAD_REQUEST, error).into_response(),
+    };
+    let is_search = words.get("q").is_some_and(|text| !text.is_empty());
     let (file, texts, updates) = {
         let mut run = lock(&run);
-        (groups_of(&mut run, &words), run.tokens(), run.updates())
+        // A list alone does not wait for the tokenizer to be loaded.
+        (groups_of(&mut run, &words), is_search.then(|| run.tokens()).flatten(), run.updates())
     };
     let Some(file) = file else { return missing() };
     let word = |name: &str| words.get(name).cloned().unwrap_or_default();
@@ -231,6 +261,7 @@ async fn list(State(site): Shared, Path(name): Path<String>, uri: Uri) -> Respon
         from: step.unwrap_or_else(|| number(&words, "from", 0)),
         to: step.unwrap_or_else(|| number(&words, "to", u64::MAX)),
         only: word("only"),
+        rewards,
         sort: word("sort"),
         text: word("q"),
         prompt: words.get("prompt").and_then(|hash| u64::from_str_radix(hash, 16).ok()),
@@ -245,8 +276,10 @@ async fn prompts(State(site): Shared, Path(name): Path<String>, uri: Uri) -> Res
     let words = words(&uri);
     let file = site.runs.get(&name).and_then(|run| groups_of(&mut lock(&run), &words));
     let Some(file) = file else { return missing() };
+    let word = |name: &str| words.get(name).cloned().unwrap_or_default();
     let wanted = prompts::Wanted {
-        sort: words.get("sort").cloned().unwrap_or_default(),
+        sort: word("sort"),
+        text: word("q"),
         prompt: words.get("prompt").and_then(|hash| u64::from_str_radix(hash, 16).ok()),
         after: number(&words, "cursor", 0),
         limit: number(&words, "limit", 20).clamp(1, 200),
@@ -290,8 +323,41 @@ async fn completion(
 async fn spans(State(site): Shared, Path(name): Path<String>, uri: Uri) -> Response {
     let Some(run) = site.runs.get(&name) else { return missing() };
     let path = lock(&run).root().join("trace.json");
-    let trace = disk::read_to_string(path, disk::most::STATE).unwrap_or_default();
-    answer(&groups::spans(&trace, number(&words(&uri), "step", 1)))
+    let text = disk::read_to_string(path, disk::most::STATE).unwrap_or_default();
+    answer(&trace::spans(&text, number(&words(&uri), "step", 1)))
+}
+
+async fn stages(State(site): Shared, Path(name): Path<String>, uri: Uri) -> Response {
+    let Some(run) = site.runs.get(&name) else { return missing() };
+    answer(&lock(&run).traced().json(number(&words(&uri), "px", 240).clamp(1, 4000)))
+}
+
+/// The report of `lockstep report` as a file to download: of the run, or of two runs with `vs`.
+async fn report_of(State(site): Shared, Path(name): Path<String>, uri: Uri) -> Response {
+    let words = words(&uri);
+    let names = std::iter::once(name.as_str()).chain(words.get("vs").map(String::as_str));
+    let mut reports = Vec::new();
+    for name in names {
+        let Some(run) = site.runs.get(name) else { return missing() };
+        let root = lock(&run).root().to_owned();
+        match Report::read(&root) {
+            Ok(report) => reports.push(report),
+            Err(error) => return (StatusCode::INTERNAL_SERVER_ERROR, format!("{error:#}")).into_response(),
+        }
+    }
+    // Ids of runs have letters, digits and `-_.~` alone.
+    let file = format!("attachment; filename=\"report-{name}.html\"");
+    let headers = [(header::CONTENT_TYPE, "text/html; charset=utf-8".to_owned()), (header::CONTENT_DISPOSITION, file)];
+    (headers, report::html(&reports)).into_response()
+}
+
+async fn workers_of(State(site): Shared, Path(name): Path<String>, uri: Uri) -> Response {
+    let root = site.runs.get(&name).map(|run| lock(&run).root().to_owned());
+    let pixels = number(&words(&uri), "px", 200).clamp(1, 2000);
+    match root.and_then(|root| workers::workers(&root, pixels)) {
+        Some(workers) => answer(&workers),
+        None => missing(),
+    }
 }
 
 /// Counts a live-update stream; dropping it ends the count.
@@ -337,8 +403,12 @@ impl Events {
                     (id != events.seen).then(|| {
                         events.seen = id.clone();
                         let (step, total) = run.progress();
-                        let verdict = run.verdict().to_json();
-                        let data = json!({ "step": step, "total": total, "state": run.state(), "verdict": verdict });
+                        let verdict = run.verdict();
+                        let alarms = run.active_alarms(&verdict).len();
+                        let data = json!({
+                            "step": step, "total": total, "state": run.state(), "verdict": verdict.to_json(),
+                            "alarms": alarms,
+                        });
                         Event::default().event("mark").id(id).data(data.to_string())
                     })
                 };
@@ -372,5 +442,6 @@ async fn file(uri: Uri) -> Response {
 }
 
 pub(crate) mod jobs;
+mod metrics;
 #[cfg(test)]
 mod tests;

@@ -6,6 +6,7 @@ use crate::coordinator::SyncedBatch;
 use crate::error::{OrIo, Result};
 use crate::exchange::spool;
 use crate::format::{batch_from_bytes, batch_to_bytes};
+use crate::ids::BatchId;
 use crate::job::{BatchDigest, JobResult};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -29,23 +30,23 @@ impl BatchFiles {
     }
 
     /// The path of the file of a batch.
-    pub fn path(&self, batch: u64) -> PathBuf {
+    pub fn path(&self, batch: BatchId) -> PathBuf {
         self.directory.join(format!("{batch:06}"))
     }
 
     /// Writes the file of a batch, and syncs it to disk.
-    pub fn save(&self, batch: u64, results: &[JobResult]) -> Result<BatchDigest> {
+    pub fn save(&self, batch: BatchId, results: &[JobResult]) -> Result<BatchDigest> {
         spool::write(&self.path(batch), &batch_to_bytes(batch, results), true)?;
         Ok(BatchDigest::of(results))
     }
 
-    /// Loads the batches from number `step` on, up to the first gap. A file that cannot be read also ends them: it and
-    /// all later files are deleted, so that these batches are made again. The texts give the reasons.
-    pub fn load(&self, step: u64) -> Result<(BTreeMap<u64, Batch>, Vec<String>)> {
+    /// Loads the batches from `first` on, up to the first gap. A file that cannot be read also ends them: it and all
+    /// later files are deleted, so that these batches are made again. The texts give the reasons.
+    pub fn load(&self, first: BatchId) -> Result<(BTreeMap<BatchId, Batch>, Vec<String>)> {
         let mut batches = BTreeMap::new();
         let mut problems = Vec::new();
-        for batch in self.numbers()?.into_iter().filter(|batch| *batch >= step) {
-            if batch != step + batches.len() as u64 {
+        for batch in self.numbers()?.into_iter().filter(|batch| *batch >= first) {
+            if batch.0 != first.0 + batches.len() as u64 {
                 problems
                     .push(format!("{}: a batch before it is missing; it is made again", self.path(batch).display()));
                 self.remove(batch)?;
@@ -67,27 +68,27 @@ impl BatchFiles {
         Ok((batches, problems))
     }
 
-    /// Deletes the batches before `step`, since the checkpoint of that step is complete.
-    pub fn remove_before(&self, step: u64) -> Result<()> {
-        self.numbers()?.into_iter().filter(|batch| *batch < step).try_for_each(|batch| self.remove(batch))
+    /// Deletes the batches before `first`, since a checkpoint of the weights trained on them is complete.
+    pub fn remove_before(&self, first: BatchId) -> Result<()> {
+        self.numbers()?.into_iter().filter(|batch| *batch < first).try_for_each(|batch| self.remove(batch))
     }
 
-    /// Deletes the batches from `step` on.
-    pub fn remove_from(&self, step: u64) -> Result<()> {
-        self.numbers()?.into_iter().filter(|batch| *batch >= step).try_for_each(|batch| self.remove(batch))
+    /// Deletes the batches from `first` on.
+    pub fn remove_from(&self, first: BatchId) -> Result<()> {
+        self.numbers()?.into_iter().filter(|batch| *batch >= first).try_for_each(|batch| self.remove(batch))
     }
 
-    fn remove(&self, batch: u64) -> Result<()> {
+    fn remove(&self, batch: BatchId) -> Result<()> {
         let path = self.path(batch);
         disk::remove_file(&path).or_io("delete", &path)
     }
 
-    /// The numbers of the batch files that exist, in order.
-    pub fn numbers(&self) -> Result<Vec<u64>> {
+    /// The batches whose files exist, in order.
+    pub fn numbers(&self) -> Result<Vec<BatchId>> {
         let entries = disk::read_dir(&self.directory).or_io("read", &self.directory)?;
         let mut numbers = Vec::new();
         for entry in entries {
-            numbers.extend(entry.file_name().to_str().and_then(|name| name.parse::<u64>().ok()));
+            numbers.extend(entry.file_name().to_str().and_then(|name| name.parse().ok()).map(BatchId));
         }
         numbers.sort_unstable();
         Ok(numbers)
@@ -107,15 +108,16 @@ impl SyncedBatch {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::job::{Answer, JobName, Lineage, WorkerName};
+    use crate::job::{Answer, Lineage, WorkerName};
+    use crate::testing::job;
 
-    fn result(number: u64) -> JobResult {
+    fn result(group: u64) -> JobResult {
         JobResult {
-            job: JobName::Rollout { number, chunk: 0 },
+            job: job(group),
             lineage: Lineage([1; 16]),
             worker: WorkerName::new("a").unwrap(),
             answer: Answer::of(b"x"),
-            bytes: vec![number as u8; 100],
+            bytes: vec![group as u8; 100],
         }
     }
 
@@ -124,17 +126,17 @@ mod tests {
         let out = tempfile::tempdir().unwrap();
         let files = BatchFiles::open(out.path()).unwrap();
         for batch in 0..5 {
-            assert_eq!(files.save(batch, &[result(batch)]).unwrap(), BatchDigest::of(&[result(batch)]));
+            assert_eq!(files.save(BatchId(batch), &[result(batch)]).unwrap(), BatchDigest::of(&[result(batch)]));
         }
-        files.remove_before(1).unwrap();
-        let mut bytes = std::fs::read(files.path(3)).unwrap();
+        files.remove_before(BatchId(1)).unwrap();
+        let mut bytes = std::fs::read(files.path(BatchId(3))).unwrap();
         bytes[40] ^= 4;
-        std::fs::write(files.path(3), bytes).unwrap();
-        let (batches, problems) = files.load(1).unwrap();
-        assert_eq!(batches, BTreeMap::from([(1, vec![result(1)]), (2, vec![result(2)])]));
+        std::fs::write(files.path(BatchId(3)), bytes).unwrap();
+        let (batches, problems) = files.load(BatchId(1)).unwrap();
+        assert_eq!(batches, BTreeMap::from([1, 2].map(|batch| (BatchId(batch), vec![result(batch)]))));
         assert!(problems[0].contains("000003: its checksum does not fit"), "{problems:?}");
         assert!(problems[1].contains("000004: a batch before it is missing"), "{problems:?}");
-        assert_eq!(files.numbers().unwrap(), [1, 2]);
+        assert_eq!(files.numbers().unwrap(), [1, 2].map(BatchId));
     }
 
     #[test]
@@ -145,7 +147,7 @@ mod tests {
         drop(files);
         let files = BatchFiles::open(out.path()).unwrap();
         assert_eq!(std::fs::read_dir(out.path().join("fleet/batches")).unwrap().count(), 0);
-        assert_eq!(files.load(0).unwrap().0, BTreeMap::new());
+        assert_eq!(files.load(BatchId(0)).unwrap().0, BTreeMap::new());
     }
 
     #[test]
@@ -153,23 +155,23 @@ mod tests {
         let out = tempfile::tempdir().unwrap();
         let files = BatchFiles::open(out.path()).unwrap();
         for batch in 0..6 {
-            files.save(batch, &[result(batch)]).unwrap();
+            files.save(BatchId(batch), &[result(batch)]).unwrap();
         }
-        files.remove_from(5).unwrap();
-        files.remove_before(1).unwrap();
-        assert_eq!(files.numbers().unwrap(), [1, 2, 3, 4]);
-        let (batches, problems) = files.load(2).unwrap();
-        assert_eq!((batches.keys().copied().collect::<Vec<_>>(), problems.len()), (vec![2, 3, 4], 0));
-        assert_eq!(files.numbers().unwrap(), [1, 2, 3, 4], "those before are left");
+        files.remove_from(BatchId(5)).unwrap();
+        files.remove_before(BatchId(1)).unwrap();
+        assert_eq!(files.numbers().unwrap(), [1, 2, 3, 4].map(BatchId));
+        let (batches, problems) = files.load(BatchId(2)).unwrap();
+        assert_eq!((batches.keys().copied().collect::<Vec<_>>(), problems.len()), ([2, 3, 4].map(BatchId).to_vec(), 0));
+        assert_eq!(files.numbers().unwrap(), [1, 2, 3, 4].map(BatchId), "those before are left");
         // One under another's name is not trained on, and nothing after it.
-        std::fs::copy(files.path(4), files.path(3)).unwrap();
-        let (batches, problems) = files.load(2).unwrap();
-        assert_eq!(batches.keys().copied().collect::<Vec<_>>(), [2]);
+        std::fs::copy(files.path(BatchId(4)), files.path(BatchId(3))).unwrap();
+        let (batches, problems) = files.load(BatchId(2)).unwrap();
+        assert_eq!(batches.keys().copied().collect::<Vec<_>>(), [BatchId(2)]);
         assert!(problems[0].ends_with("/000003: it is batch 4; it is made again"), "{problems:?}");
         assert!(problems[1].ends_with("/000004: a batch before it is missing; it is made again"), "{problems:?}");
-        assert_eq!(files.numbers().unwrap(), [1, 2]);
+        assert_eq!(files.numbers().unwrap(), [1, 2].map(BatchId));
         let SyncedBatch { digest, answers } = SyncedBatch::of(&[result(1), result(2)]);
         assert_eq!(digest, BatchDigest::of(&[result(1), result(2)]));
-        assert_eq!(answers, [1, 2].map(|number| (result(number).job, Answer::of(b"x"))).into());
+        assert_eq!(answers, [1, 2].map(|group| (result(group).job, Answer::of(b"x"))).into());
     }
 }

@@ -3,6 +3,7 @@
 //! by their length. Any bytes can be given to the reading functions: incomplete or changed ones are an error with a
 //! text.
 
+use crate::ids::{BatchId, Version};
 use crate::job::{Answer, Job, JobName, JobResult, Lineage, WorkerName};
 use twox_hash::XxHash3_64;
 
@@ -97,7 +98,7 @@ impl Job {
     pub fn to_bytes(&self) -> Vec<u8> {
         let mut content = Vec::with_capacity(self.payload.len() + 128);
         push(&mut content, self.name.to_string().as_bytes());
-        content.extend_from_slice(&self.version.to_le_bytes());
+        content.extend_from_slice(&self.version.0.to_le_bytes());
         content.extend_from_slice(&self.lineage.0);
         content.push(u8::from(self.alone) | u8::from(self.continues.is_some()) << 1);
         content.extend(self.continues.iter().flat_map(|before| before.to_le_bytes()));
@@ -109,7 +110,7 @@ impl Job {
     /// Reads a job from the bytes of a file. Anything else is an error with a text.
     pub fn from_bytes(file: &[u8]) -> Result<Job, String> {
         let mut content = Reader(unsealed(JOB, file)?);
-        let (name, version, lineage) = (content.job()?, content.u64()?, Lineage(content.array()?));
+        let (name, version, lineage) = (content.job()?, Version(content.u64()?), Lineage(content.array()?));
         let flags = content.u8()?;
         let job = Job {
             name,
@@ -152,8 +153,8 @@ impl JobResult {
 }
 
 /// The results of a batch as the bytes of a file.
-pub fn batch_to_bytes(batch: u64, results: &[JobResult]) -> Vec<u8> {
-    let mut content = batch.to_le_bytes().to_vec();
+pub fn batch_to_bytes(batch: BatchId, results: &[JobResult]) -> Vec<u8> {
+    let mut content = batch.0.to_le_bytes().to_vec();
     for result in results {
         push(&mut content, &result.to_bytes());
     }
@@ -161,9 +162,9 @@ pub fn batch_to_bytes(batch: u64, results: &[JobResult]) -> Vec<u8> {
 }
 
 /// Reads a batch's number and results from the bytes of a file. Anything else is an error with a text.
-pub fn batch_from_bytes(file: &[u8]) -> Result<(u64, Vec<JobResult>), String> {
+pub fn batch_from_bytes(file: &[u8]) -> Result<(BatchId, Vec<JobResult>), String> {
     let mut content = Reader(unsealed(BATCH, file)?);
-    let batch = content.u64()?;
+    let batch = BatchId(content.u64()?);
     let mut results = Vec::new();
     while !content.0.is_empty() {
         results.push(JobResult::from_bytes(content.bytes()?)?);
@@ -174,17 +175,18 @@ pub fn batch_from_bytes(file: &[u8]) -> Result<(u64, Vec<JobResult>), String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::testing::{chunk, part};
     use proptest::prelude::*;
 
     fn job(payload: Vec<u8>) -> Job {
-        let name = JobName::Rollout { number: 7, chunk: 2 };
+        let (name, version) = (chunk(7, 2), Version(3));
         let (lineage, profile) = (Lineage([9; 16]), "fast".to_owned());
-        Job { name, version: 3, lineage, continues: Some(5), alone: true, profile, payload }
+        Job { name, version, lineage, continues: Some(5), alone: true, profile, payload }
     }
 
     fn result(bytes: Vec<u8>, more: bool) -> JobResult {
         JobResult {
-            job: JobName::Evaluation { version: 4, index: 1 },
+            job: part(4, 1),
             lineage: Lineage([3; 16]),
             worker: WorkerName::new("dev1").unwrap(),
             answer: Answer { fingerprint: 77, more },
@@ -197,8 +199,8 @@ mod tests {
         fn what_is_written_is_read(payload: Vec<u8>, more: bool) {
             prop_assert_eq!(Job::from_bytes(&job(payload.clone()).to_bytes()).unwrap(), job(payload.clone()));
             let results = vec![result(payload, more), result(vec![], !more)];
-            let (batch, read) = batch_from_bytes(&batch_to_bytes(5, &results)).unwrap();
-            prop_assert_eq!((batch, read), (5, results));
+            let (batch, read) = batch_from_bytes(&batch_to_bytes(BatchId(5), &results)).unwrap();
+            prop_assert_eq!((batch, read), (BatchId(5), results));
         }
 
         #[test]

@@ -1,6 +1,7 @@
 //! Jobs that workers do, and their results. The tokens of a job follow from its name alone: whichever worker does it,
 //! and however often, it gives the same tokens.
 
+use crate::ids::{GroupId, Version};
 use serde::{Deserialize, Serialize};
 use sha2::{Digest as _, Sha256};
 use std::fmt;
@@ -14,16 +15,16 @@ use twox_hash::XxHash3_64;
 pub enum JobName {
     /// A rollout: one group of completions, or one chunk of it. Written as `000123.0`.
     Rollout {
-        /// The rollout number of the group. With g groups per batch, batch b has the numbers b·g … b·g + g − 1.
-        number: u64,
+        /// The group.
+        group: GroupId,
         /// The index of the chunk. With C tokens per chunk, it has the tokens chunk · C … (chunk + 1) · C − 1 of each
         /// completion. It is 0 where completions are not split.
         chunk: u32,
     },
     /// A part of an evaluation, written as `eval-000020.3`.
     Evaluation {
-        /// The version of the evaluated weights: the number of batches they were trained on.
-        version: u64,
+        /// The version of the evaluated weights.
+        version: Version,
         /// The index of the part.
         index: u32,
     },
@@ -33,8 +34,8 @@ impl JobName {
     /// Whether this job is `other` or a later chunk of the same group.
     pub(crate) fn is_or_continues(self, other: JobName) -> bool {
         match (self, other) {
-            (JobName::Rollout { number, chunk }, JobName::Rollout { number: same, chunk: from }) => {
-                number == same && chunk >= from
+            (JobName::Rollout { group, chunk }, JobName::Rollout { group: same, chunk: from }) => {
+                group == same && chunk >= from
             }
             _ => self == other,
         }
@@ -44,7 +45,7 @@ impl JobName {
 impl fmt::Display for JobName {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            JobName::Rollout { number, chunk } => write!(f, "{number:06}.{chunk}"),
+            JobName::Rollout { group, chunk } => write!(f, "{group:06}.{chunk}"),
             JobName::Evaluation { version, index } => write!(f, "eval-{version:06}.{index}"),
         }
     }
@@ -62,9 +63,9 @@ impl FromStr for JobName {
         let (first, second) = numbers.split_once('.').ok_or_else(bad)?;
         let (first, second): (u64, u32) = (first.parse().map_err(|_| bad())?, second.parse().map_err(|_| bad())?);
         let name = if evaluation {
-            JobName::Evaluation { version: first, index: second }
+            JobName::Evaluation { version: Version(first), index: second }
         } else {
-            JobName::Rollout { number: first, chunk: second }
+            JobName::Rollout { group: GroupId(first), chunk: second }
         };
         // One job has one name: no plus sign, no missing zeros.
         if name.to_string() == text { Ok(name) } else { Err(bad()) }
@@ -245,8 +246,8 @@ impl BatchDigest {
 pub struct Job {
     /// The name of the job.
     pub name: JobName,
-    /// The version number of the weights that must sample it.
-    pub version: u64,
+    /// The version of the weights that must sample it.
+    pub version: Version,
     /// The lineage of the weights that must sample it.
     pub lineage: Lineage,
     /// For a later chunk: the fingerprint of the answer to the previous chunk, which is part of the payload.
@@ -295,11 +296,11 @@ pub struct JobResult {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::testing::{chunk, job, part};
 
     #[test]
     fn a_job_has_one_name() {
-        for name in [JobName::Rollout { number: 123, chunk: 0 }, JobName::Evaluation { version: 12_345_678, index: 3 }]
-        {
+        for name in [job(123), part(12_345_678, 3)] {
             assert_eq!(name.to_string().parse(), Ok(name));
         }
         for bad in ["123.0", "000123", "000123.00", "+00123.0", "eval-20.3", "000123.0.tmp", "", ".", "000123.-1"] {
@@ -320,7 +321,7 @@ mod tests {
         let origin = Lineage::origin(&[b"model", b"config"]);
         assert_ne!(origin, Lineage::origin(&[b"modelc", b"onfig"]));
         let result = |worker: &str, bytes: &[u8]| JobResult {
-            job: JobName::Rollout { number: 1, chunk: 0 },
+            job: job(1),
             lineage: origin,
             worker: WorkerName::new(worker).unwrap(),
             answer: Answer::of(bytes),
@@ -334,11 +335,9 @@ mod tests {
 
     #[test]
     fn names_are_ordered_written_and_read_as_they_are() {
-        let [rollout, evaluation] =
-            [JobName::Rollout { number: 7, chunk: 2 }, JobName::Evaluation { version: 20, index: 3 }];
+        let [rollout, evaluation] = [chunk(7, 2), part(20, 3)];
         assert_eq!([rollout, evaluation].map(|job| job.to_string()), ["000007.2", "eval-000020.3"]);
         assert_eq!(serde_json::to_string(&[rollout, evaluation]).unwrap(), r#"["000007.2","eval-000020.3"]"#);
-        let chunk = |number, chunk| JobName::Rollout { number, chunk };
         let continues = |job: JobName| job.is_or_continues(chunk(7, 1));
         assert!(continues(chunk(7, 1)) && continues(chunk(7, 2)));
         assert!(!continues(chunk(7, 0)) && !continues(chunk(8, 1)) && !continues(evaluation));
@@ -364,7 +363,7 @@ mod tests {
         assert_eq!(one.of_result(None), one);
         assert_eq!(format!("{one:?}"), "01".repeat(16));
         let result = JobResult {
-            job: JobName::Rollout { number: 1, chunk: 0 },
+            job: job(1),
             lineage: one,
             worker: WorkerName::new("a").unwrap(),
             answer: Answer { fingerprint: 9, more: true },

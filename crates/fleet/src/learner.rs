@@ -8,6 +8,7 @@ use crate::batches::{Batch, BatchFiles};
 use crate::coordinator::{Action, Coordinator, Dropped, Event, HowEnded, Saved, SyncedBatch};
 use crate::error::{Error, Result};
 use crate::exchange::{CheckpointStates, Counts, Exchange, LearnerState, SlotState, Waiter};
+use crate::ids::{BatchId, GroupId, Version};
 use crate::job::{Answer, Job, JobName, JobResult, Lineage, WorkerName};
 use crate::plan::Plan;
 use std::collections::{BTreeMap, VecDeque};
@@ -41,10 +42,10 @@ pub enum Step {
     /// Train on this batch, whose file is on the disk. Then lock one of the slots in [`Learner::writable`], call
     /// [`Learner::writing`], run the optimizer, and call [`Learner::trained`]. The results are in the order of their
     /// names.
-    Train(u64, Batch),
+    Train(BatchId, Batch),
     /// The evaluation of this version is complete.
-    Evaluated(u64, Batch),
-    /// The checkpoint of this step may be renamed to its final name. This value must be written into it first.
+    Evaluated(Version, Batch),
+    /// This checkpoint may be renamed to its final name. This value must be written into it first.
     CommitCheckpoint(SavedFrontier),
     /// A message for the user: an unreadable file, results that differ, a worker that was killed.
     Warning(String),
@@ -57,10 +58,10 @@ pub enum Step {
 /// The fleet's part of a checkpoint: results that only older weights could sample, and the lineages of weights.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SavedFrontier {
-    /// Batches that have been trained on.
-    pub step: u64,
+    /// The version of the weights in the checkpoint.
+    pub version: Version,
     /// The lineages of this version and of older ones.
-    pub lineages: BTreeMap<u64, Lineage>,
+    pub lineages: BTreeMap<Version, Lineage>,
     /// The results, in the order of their names; [`crate::batch_to_bytes`] writes them.
     pub frontier: Batch,
     /// Workers whose results are no longer accepted.
@@ -83,7 +84,7 @@ pub struct Learner<E> {
     refusals: BTreeMap<WorkerName, u32>,
     steps: VecDeque<Step>,
     counts: Counts,
-    last_checkpoint: Option<u64>,
+    last_checkpoint: Option<Version>,
     /// True if the caller has ended the run before its last batch.
     ended: bool,
     shared: serde_json::Value,
@@ -91,7 +92,7 @@ pub struct Learner<E> {
 }
 
 impl<E: Exchange> Learner<E> {
-    /// A learner at the start of a run (`saved` then has step 0, the first lineage and no frontier) or from a
+    /// A learner at the start of a run (`saved` then has version 0, the first lineage and no frontier) or from a
     /// checkpoint, with the batch files on the disk. `shared` is passed on to the workers.
     pub fn open(
         plan: Plan,
@@ -102,8 +103,8 @@ impl<E: Exchange> Learner<E> {
         shared: serde_json::Value,
     ) -> Result<Learner<E>> {
         // What the checkpoint has: left there by a learner that was killed after it, or by an older version.
-        files.remove_before(saved.step)?;
-        let (mut batches, mut problems) = files.load(saved.step)?;
+        files.remove_before(saved.version.batch())?;
+        let (mut batches, mut problems) = files.load(saved.version.batch())?;
         if let Some((batch, why)) = batches.iter().find_map(|(batch, all)| Some((*batch, misfit(&plan, *batch, all)?)))
         {
             problems.push(format!("{}: {why}; it is made again", files.path(batch).display()));
@@ -112,7 +113,7 @@ impl<E: Exchange> Learner<E> {
         }
         let synced = batches.iter().map(|(batch, results)| (*batch, SyncedBatch::of(results))).collect();
         let frontier = saved.frontier.iter().map(|result| (result.job, result.answer)).collect();
-        let state = Saved { step: saved.step, lineages: saved.lineages, frontier };
+        let state = Saved { version: saved.version, lineages: saved.lineages, frontier };
         let mut coordinator = Coordinator::resume(plan, state, synced).map_err(Error::Refused)?;
         for worker in saved.expelled {
             // What it has left is refused, and it ends when it reads that.
@@ -121,7 +122,7 @@ impl<E: Exchange> Learner<E> {
         let frontier: BTreeMap<JobName, JobResult> =
             saved.frontier.into_iter().map(|result| (result.job, result)).collect();
         let all = frontier.values().cloned().chain(batches.into_values().flatten());
-        let last_checkpoint = (saved.step > 0).then_some(saved.step);
+        let last_checkpoint = (saved.version > Version(0)).then_some(saved.version);
         let mut learner = Learner {
             coordinator,
             exchange,
@@ -204,12 +205,12 @@ impl<E: Exchange> Learner<E> {
 
     /// The results of a batch that versions before `version` make, in the order of their job names; `None` until all
     /// are there. They are for the frontier of a checkpoint.
-    pub fn made_before(&self, version: u64, batch: u64) -> Option<Batch> {
+    pub fn made_before(&self, version: Version, batch: BatchId) -> Option<Batch> {
         let plan = self.coordinator.plan();
         let mut results = Vec::new();
-        for number in plan.numbers(batch) {
+        for group in plan.groups_of(batch) {
             for chunk in (0..=plan.last_chunk()).take_while(|chunk| plan.version(batch, *chunk) < version) {
-                let result = self.kept.get(&JobName::Rollout { number, chunk })?;
+                let result = self.kept.get(&JobName::Rollout { group, chunk })?;
                 results.push(result.clone());
                 if !result.answer.more {
                     break;
@@ -221,9 +222,9 @@ impl<E: Exchange> Learner<E> {
 
     /// Deletes all results from `batch` on, because their scores are wrong; a learner that resumes the run has them
     /// made again. After this call the run must end.
-    pub fn forget_from(&mut self, batch: u64) -> Result<()> {
+    pub fn forget_from(&mut self, batch: BatchId) -> Result<()> {
         self.files.remove_from(batch)?;
-        let first = JobName::Rollout { number: self.coordinator.plan().numbers(batch).start, chunk: 0 };
+        let first = JobName::Rollout { group: self.coordinator.plan().first_group(batch), chunk: 0 };
         let jobs: Vec<JobName> = self.kept.range(first..).map(|(job, _)| *job).collect();
         self.exchange.acknowledge(&jobs)
     }
@@ -231,12 +232,12 @@ impl<E: Exchange> Learner<E> {
     /// Expels a worker that gave a wrong result. It gets no further jobs. Its results for the batches from `from` on
     /// that have not been trained on are made again. If such a batch was already returned as [`Step::Train`], it will
     /// be returned once more.
-    pub fn expel(&mut self, worker: &WorkerName, from: u64) -> Result<()> {
+    pub fn expel(&mut self, worker: &WorkerName, from: BatchId) -> Result<()> {
         if !self.coordinator.may_expel() {
             return Err(Error::Failed(format!("worker {worker} cannot be expelled while weights are written")));
         }
-        let from = from.max(self.coordinator.step());
-        let first = JobName::Rollout { number: self.coordinator.plan().numbers(from).start, chunk: 0 };
+        let from = from.max(self.coordinator.batch());
+        let first = JobName::Rollout { group: self.coordinator.plan().first_group(from), chunk: 0 };
         let of_worker = self.kept.range(first..).filter(|(_, result)| result.worker == *worker);
         let jobs = of_worker.map(|(job, _)| *job).filter(|job| self.coordinator.can_remake(*job));
         let jobs: Vec<JobName> = jobs.collect();
@@ -249,8 +250,8 @@ impl<E: Exchange> Learner<E> {
             .filter(|(job, _)| is_taken(job))
             .map(|(job, result)| (result.worker.clone(), *job))
             .collect();
-        if let Some(JobName::Rollout { number, .. }) = jobs.first() {
-            let batch = self.coordinator.plan().batch_of(*number);
+        if let Some(JobName::Rollout { group, .. }) = jobs.first() {
+            let batch = self.coordinator.plan().batch_of(*group);
             self.files.remove_from(batch)?;
             self.steps.retain(|step| !matches!(step, Step::Train(other, _) if *other >= batch));
             self.kept.retain(|job, _| !is_taken(job));
@@ -262,10 +263,10 @@ impl<E: Exchange> Learner<E> {
         self.announce()
     }
 
-    /// Tells the learner that the checkpoint of `step` is complete. Deletes the batch files before it.
-    pub fn committed(&mut self, step: u64) -> Result<()> {
-        self.last_checkpoint = self.last_checkpoint.max(Some(step));
-        self.files.remove_before(step)?;
+    /// Tells the learner that the checkpoint of this version is complete. Deletes the batch files before it.
+    pub fn committed(&mut self, version: Version) -> Result<()> {
+        self.last_checkpoint = self.last_checkpoint.max(Some(version));
+        self.files.remove_before(version.batch())?;
         self.announce()
     }
 
@@ -370,8 +371,8 @@ impl<E: Exchange> Learner<E> {
             }
             Action::Acknowledge(jobs) => self.exchange.acknowledge(&jobs)?,
             Action::Train(batch) => {
-                let numbers = self.coordinator.plan().numbers(batch);
-                let jobs: Vec<JobName> = numbers.flat_map(|number| self.coordinator.chain(number)).collect();
+                let groups = self.coordinator.plan().groups_of(batch);
+                let jobs: Vec<JobName> = groups.flat_map(|group| self.coordinator.chain(group)).collect();
                 let results = self.results(&jobs)?;
                 self.steps.push_back(Step::Train(batch, results));
             }
@@ -383,7 +384,7 @@ impl<E: Exchange> Learner<E> {
                 let jobs: Vec<JobName> = saved.frontier.into_keys().collect();
                 let frontier = self.results(&jobs)?;
                 let expelled = self.coordinator.expelled().cloned().collect();
-                let saved = SavedFrontier { step: saved.step, lineages: saved.lineages, frontier, expelled };
+                let saved = SavedFrontier { version: saved.version, lineages: saved.lineages, frontier, expelled };
                 self.steps.push_back(Step::CommitCheckpoint(saved));
                 self.forget();
             }
@@ -441,17 +442,18 @@ impl<E: Exchange> Learner<E> {
     }
 
     fn chunks_before(&self, job: JobName) -> Batch {
-        let JobName::Rollout { number, .. } = job else { return Vec::new() };
-        self.kept.range(JobName::Rollout { number, chunk: 0 }..job).map(|(_, result)| result.clone()).collect()
+        let JobName::Rollout { group, .. } = job else { return Vec::new() };
+        self.kept.range(JobName::Rollout { group, chunk: 0 }..job).map(|(_, result)| result.clone()).collect()
     }
 
     /// Removes results that nothing needs any more.
     fn forget(&mut self) {
         let coordinator = &self.coordinator;
-        let waiting = coordinator.waiting_checkpoints().first().map_or(coordinator.step(), |(step, ..)| *step);
-        let first = coordinator.plan().numbers(waiting.min(coordinator.step())).start;
+        let version = coordinator.version();
+        let waiting = coordinator.waiting_checkpoints().first().map_or(version, |(waiting, ..)| *waiting);
+        let first = coordinator.plan().first_group(waiting.min(version).batch());
         let is_needed = |job: &JobName| match job {
-            JobName::Rollout { number, .. } => *number >= first,
+            JobName::Rollout { group, .. } => *group >= first,
             JobName::Evaluation { version, .. } => coordinator.needs_evaluation(*version),
         };
         self.kept.retain(|job, _| is_needed(job));
@@ -463,7 +465,7 @@ impl<E: Exchange> Learner<E> {
         let plan = coordinator.plan();
         let state = LearnerState {
             pid: std::process::id(),
-            step: coordinator.step(),
+            batch: coordinator.batch(),
             batches: plan.batches,
             groups: plan.groups,
             max_staleness: plan.max_staleness,
@@ -483,17 +485,17 @@ impl<E: Exchange> Learner<E> {
 }
 
 /// Why the results in the file of a batch are not those of this batch; `None` if they are.
-fn misfit(plan: &Plan, batch: u64, results: &[JobResult]) -> Option<String> {
+fn misfit(plan: &Plan, batch: BatchId, results: &[JobResult]) -> Option<String> {
     let is_of = |job: JobName| match job {
-        JobName::Rollout { number, chunk } => plan.batch_of(number) == batch && chunk <= plan.last_chunk(),
+        JobName::Rollout { group, chunk } => plan.batch_of(group) == batch && chunk <= plan.last_chunk(),
         JobName::Evaluation { .. } => false,
     };
     if let Some(other) = results.iter().find(|result| !is_of(result.job)) {
         return Some(format!("it has the result of job {}, which is not of this batch", other.job));
     }
     let answers: BTreeMap<JobName, Answer> = results.iter().map(|result| (result.job, result.answer)).collect();
-    let missing = |number: u64| {
-        let jobs = (0..=plan.last_chunk()).map(|chunk| JobName::Rollout { number, chunk });
+    let missing = |group: GroupId| {
+        let jobs = (0..=plan.last_chunk()).map(|chunk| JobName::Rollout { group, chunk });
         // Up to the last chunk, or the first one that no other follows.
         jobs.map(|job| (job, answers.get(&job))).find_map(|(job, answer)| match answer {
             None => Some(Some(job)),
@@ -501,7 +503,7 @@ fn misfit(plan: &Plan, batch: u64, results: &[JobResult]) -> Option<String> {
             Some(_) => None,
         })
     };
-    let missing = plan.numbers(batch).find_map(|number| missing(number).flatten())?;
+    let missing = plan.groups_of(batch).find_map(|group| missing(group).flatten())?;
     Some(format!("it lacks the result of job {missing}"))
 }
 

@@ -36,6 +36,7 @@ pub mod coordinator;
 mod error;
 pub mod exchange;
 mod format;
+mod ids;
 mod job;
 #[cfg(unix)]
 pub mod learner;
@@ -55,5 +56,6 @@ mod testing;
 
 pub use error::{Error, Result};
 pub use format::{batch_from_bytes, batch_to_bytes};
+pub use ids::{BatchId, GroupId, Version};
 pub use job::{Answer, BatchDigest, Job, JobName, JobResult, Lineage, WorkerName, takes};
 pub use plan::{Continued, Plan};

@@ -1,6 +1,7 @@
 //! The sizes and limits of a run's fleet: how many batches, how stale, how many jobs at once. It also has the formula
 //! for which version of the weights samples a chunk of a batch.
 
+use crate::ids::{BatchId, GroupId, Version};
 use crate::job::JobName;
 use serde::{Deserialize, Serialize};
 
@@ -10,9 +11,9 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Continued {
     /// The first batch that older weights did not make.
-    pub batch: u64,
+    pub batch: BatchId,
     /// The version of the weights that make it.
-    pub version: u64,
+    pub version: Version,
 }
 
 /// The sizes and limits of a run that the protocol depends on.
@@ -83,10 +84,11 @@ impl Plan {
 
     /// V(b, c) = clamp(b − k + c, v, b): the version of the weights that samples chunk c of batch b. v is 0; where the
     /// run was continued, the version from then for the batches that were not made before.
-    pub fn version(&self, batch: u64, chunk: u32) -> u64 {
+    pub fn version(&self, batch: BatchId, chunk: u32) -> Version {
         let Continued { batch: first, version } = self.continued;
-        let oldest = if batch < first { 0 } else { version };
-        batch.saturating_add(u64::from(chunk)).saturating_sub(self.max_staleness).max(oldest).min(batch)
+        let oldest = if batch < first { Version(0) } else { version };
+        let version = batch.0.saturating_add(u64::from(chunk)).saturating_sub(self.max_staleness);
+        Version(version).max(oldest).min(batch.version())
     }
 
     /// The index of the last chunk of a group; 0 if completions are not split.
@@ -94,20 +96,30 @@ impl Plan {
         if self.chunks { u32::try_from(self.max_staleness).unwrap_or(u32::MAX) } else { 0 }
     }
 
-    /// The batch to which a rollout number belongs.
-    pub fn batch_of(&self, number: u64) -> u64 {
-        number / self.groups
+    /// The batch to which a group belongs.
+    pub fn batch_of(&self, group: GroupId) -> BatchId {
+        BatchId(group.0 / self.groups)
     }
 
-    /// The rollout numbers of the groups in a batch.
-    pub fn numbers(&self, batch: u64) -> std::ops::Range<u64> {
-        batch * self.groups..(batch + 1) * self.groups
+    /// The first group of a batch.
+    pub fn first_group(&self, batch: BatchId) -> GroupId {
+        GroupId(batch.0 * self.groups)
+    }
+
+    /// The groups of a batch.
+    pub fn groups_of(&self, batch: BatchId) -> impl Iterator<Item = GroupId> + Clone + use<> {
+        (self.first_group(batch).0..self.first_group(batch.next()).0).map(GroupId)
+    }
+
+    /// The number after the last batch.
+    pub fn end(&self) -> BatchId {
+        BatchId(self.batches)
     }
 
     /// The version of the weights that samples a job.
-    pub fn version_of(&self, job: JobName) -> u64 {
+    pub fn version_of(&self, job: JobName) -> Version {
         match job {
-            JobName::Rollout { number, chunk } => self.version(self.batch_of(number), chunk),
+            JobName::Rollout { group, chunk } => self.version(self.batch_of(group), chunk),
             JobName::Evaluation { version, .. } => version,
         }
     }
@@ -121,7 +133,7 @@ mod tests {
     fn versions_follow_from_the_place_in_the_run() {
         let versions = |k, chunks| {
             let plan = Plan { chunks, ..Plan::new(5, 2, k) };
-            let batch = move |b| (0..=plan.last_chunk()).map(|c| plan.version(b, c)).collect::<Vec<_>>();
+            let batch = move |b| (0..=plan.last_chunk()).map(|c| plan.version(BatchId(b), c).0).collect::<Vec<_>>();
             (0..5).map(batch).collect::<Vec<_>>()
         };
         assert_eq!(versions(0, true), [[0], [1], [2], [3], [4]]);
@@ -133,9 +145,9 @@ mod tests {
     #[test]
     fn a_continued_run_samples_with_the_weights_that_are_there() {
         let versions = |k, chunks, there: u64| {
-            let continued = Continued { batch: 4 + there, version: 4 };
+            let continued = Continued { batch: BatchId(4 + there), version: Version(4) };
             let plan = Plan { chunks, continued, ..Plan::new(9, 2, k) };
-            let batch = move |b| (0..=plan.last_chunk()).map(|c| plan.version(b, c)).collect::<Vec<_>>();
+            let batch = move |b| (0..=plan.last_chunk()).map(|c| plan.version(BatchId(b), c).0).collect::<Vec<_>>();
             (4..9).map(batch).collect::<Vec<_>>()
         };
         assert_eq!(versions(0, false, 0), [[4], [5], [6], [7], [8]]);
@@ -149,8 +161,8 @@ mod tests {
         assert_eq!(versions(2, true, 1), [[2, 3, 4], [4, 4, 5], [4, 5, 6], [5, 6, 7], [6, 7, 8]]);
         assert_eq!(versions(2, true, 2), [[2, 3, 4], [3, 4, 5], [4, 5, 6], [5, 6, 7], [6, 7, 8]]);
         // In the middle of a batch the weights of the next one are those to continue with.
-        let plan = Plan { continued: Continued { batch: 5, version: 5 }, ..Plan::new(9, 2, 2) };
-        assert_eq!([4, 5, 6, 7, 8].map(|batch| plan.version(batch, 0)), [2, 5, 5, 5, 6]);
+        let plan = Plan { continued: Continued { batch: BatchId(5), version: Version(5) }, ..Plan::new(9, 2, 2) };
+        assert_eq!([4, 5, 6, 7, 8].map(|batch| plan.version(BatchId(batch), 0).0), [2, 5, 5, 5, 6]);
     }
 
     #[test]

@@ -4,6 +4,7 @@ use crate::error::Result;
 use crate::exchange::spool::{self, Layout};
 use crate::exchange::{LearnerState, WorkerStatus};
 use crate::format::batch_from_bytes;
+use crate::ids::BatchId;
 use crate::job::{Job, JobName, JobResult, WorkerName};
 use serde::Serialize;
 use std::path::Path;
@@ -32,14 +33,14 @@ pub struct Status {
     /// Jobs that are done and not in a batch file yet.
     pub complete: Vec<JobName>,
     /// Batches that have a file, in order. No checkpoint covers them yet.
-    pub synced: Vec<u64>,
+    pub synced: Vec<BatchId>,
 }
 
 /// The status of a batch that is not trained on yet, or being trained on.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct BatchStatus {
-    /// The number of the batch.
-    pub batch: u64,
+    /// The batch.
+    pub batch: BatchId,
     /// True if its file is on the disk, so that it can be trained on.
     pub synced: bool,
     /// Jobs that have a result.
@@ -101,10 +102,10 @@ pub fn read(out: &Path) -> Result<Status> {
     let mut batches = Vec::new();
     if let Some(learner) = &learner {
         let listed = learner.max_staleness.min(MOST_LISTED - 1);
-        let last = learner.step.saturating_add(listed).min(learner.batches.saturating_sub(1));
-        for batch in learner.step..=last {
+        let last = learner.batch.0.saturating_add(listed).min(learner.batches.saturating_sub(1));
+        for batch in (learner.batch.0..=last).map(BatchId) {
             let of_batch = |job: &&JobName| match job {
-                JobName::Rollout { number, .. } => number / learner.groups.max(1) == batch,
+                JobName::Rollout { group, .. } => learner.batch_of(*group) == batch,
                 JobName::Evaluation { .. } => false,
             };
             let count = |jobs: &[JobName]| jobs.iter().filter(of_batch).count() as u64;
@@ -122,12 +123,13 @@ pub fn read(out: &Path) -> Result<Status> {
     Ok(Status { learner, learner_alive, batches, workers, pending, complete, synced: files })
 }
 
-/// The numbers of the batch files, in order. Files that are still being written have a name with a leading dot and are
+/// The batches that have a file, in order. Files that are still being written have a name with a leading dot and are
 /// left out.
-fn batch_files(layout: &Layout) -> Result<Vec<u64>> {
-    let mut numbers: Vec<u64> = spool::names(&layout.batches())?.iter().filter_map(|name| name.parse().ok()).collect();
-    numbers.sort_unstable();
-    Ok(numbers)
+fn batch_files(layout: &Layout) -> Result<Vec<BatchId>> {
+    let names = spool::names(&layout.batches())?;
+    let mut batches: Vec<BatchId> = names.iter().filter_map(|name| name.parse().ok()).map(BatchId).collect();
+    batches.sort_unstable();
+    Ok(batches)
 }
 
 /// A job in all the places where it can be: as it was offered, and its results. For `lockstep queue DIR show JOB`.
@@ -138,7 +140,7 @@ pub struct JobFiles {
     /// The results of the job, one for each worker that did it, including the one in the batch file.
     pub results: Vec<JobResult>,
     /// The batch whose file has the result.
-    pub synced: Option<u64>,
+    pub synced: Option<BatchId>,
     /// Files of the job that cannot be read, each with the reason.
     pub unreadable: Vec<String>,
 }
@@ -160,10 +162,10 @@ pub fn find(out: &Path, job: JobName) -> Result<JobFiles> {
         let path = layout.complete(&worker).join(&name);
         found.results.extend(read_as(&path, JobResult::from_bytes, &mut unreadable)?);
     }
-    if let JobName::Rollout { number, .. } = job
+    if let JobName::Rollout { group, .. } = job
         && let Some(learner) = spool::read_json::<LearnerState>(&layout.learner())
     {
-        let batch = number / learner.groups.max(1);
+        let batch = learner.batch_of(group);
         let path = layout.batches().join(format!("{batch:06}"));
         let results = read_as(&path, batch_from_bytes, &mut unreadable)?.map_or(Vec::new(), |(_, results)| results);
         for result in results.into_iter().filter(|result| result.job == job) {

@@ -1,15 +1,20 @@
 //! Names that tests of several modules use.
 
+use crate::ids::{GroupId, Version};
 use crate::job::{JobName, WorkerName};
 
 pub(crate) fn name(text: &str) -> WorkerName {
     WorkerName::new(text).unwrap()
 }
 
-pub(crate) fn job(number: u64) -> JobName {
-    chunk(number, 0)
+pub(crate) fn job(group: u64) -> JobName {
+    chunk(group, 0)
 }
 
-pub(crate) fn chunk(number: u64, chunk: u32) -> JobName {
-    JobName::Rollout { number, chunk }
+pub(crate) fn chunk(group: u64, chunk: u32) -> JobName {
+    JobName::Rollout { group: GroupId(group), chunk }
+}
+
+pub(crate) fn part(version: u64, index: u32) -> JobName {
+    JobName::Evaluation { version: Version(version), index }
 }

@@ -16,6 +16,7 @@ mod error;
 mod function;
 mod http;
 mod manager;
+mod program;
 mod protocol;
 mod python;
 mod registry;
@@ -23,13 +24,13 @@ mod reward_model;
 mod steps;
 
 pub use batch::{Columns, NO_ANSWER, Problem, ProblemKind, RewardBatch, Scores};
-pub use command::end_programs;
 pub use error::{Error, Result};
 pub use function::{FunctionReward, RewardInput};
 pub use manager::{
     Asked, CompletionScores, GivenScores, MakeInputs, RewardInputs, RewardJob, RewardManager, RewardOutput, score_group,
 };
 pub use model::chat::Content;
+pub use program::end_programs;
 pub use registry::{RewardSpec, TABLE_COLUMNS, build, build_until, names};
 pub use reward_model::RewardModel;
 pub use sandbox::{Inexact, inexact};
@@ -37,6 +38,12 @@ pub use steps::{StepEnd, StepScore};
 
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
+
+/// Programs that are started and requests that are sent, for rewards and for others.
+pub mod outside {
+    pub use crate::http::Address;
+    pub use crate::program::{Program, absolute_line, explain, split_line};
+}
 
 /// A reward function: a source of scores.
 pub trait Reward: Send {

@@ -10,6 +10,7 @@
 
 use crate::steps::misplaced;
 use crate::{Columns, Content, Problem, ProblemKind, Reward, RewardBatch, Scores, StepScore, TABLE_COLUMNS};
+use model::GroupId;
 use serde_json::{Map, Value};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -51,8 +52,8 @@ impl RewardInputs {
     }
 }
 
-/// A function that makes the reward inputs of a group from the group's number and the token ids of its completions.
-pub type MakeInputs<'a> = Arc<dyn Fn(u64, Vec<Vec<u32>>) -> model::Result<RewardInputs> + Send + Sync + 'a>;
+/// A function that makes the reward inputs of a group from the group and the token ids of its completions.
+pub type MakeInputs<'a> = Arc<dyn Fn(GroupId, Vec<Vec<u32>>) -> model::Result<RewardInputs> + Send + Sync + 'a>;
 
 /// The reward functions, and what they are called with.
 pub struct RewardManager<'a> {
@@ -162,7 +163,7 @@ pub struct RewardJob<'scope, 'a> {
 struct RewardWorker<'scope> {
     /// Declared first, and so dropped first: after a failed generation the thread then scores no further group.
     cancel: CancelOnDrop,
-    groups: Sender<(u64, Vec<Vec<u32>>)>,
+    groups: Sender<(GroupId, Vec<Vec<u32>>)>,
     thread: ScopedJoinHandle<'scope, model::Result<EarlyScores>>,
 }
 
@@ -179,8 +180,8 @@ impl Drop for CancelOnDrop {
 struct EarlyScores {
     /// Indices of the rewards that the thread called.
     places: Vec<usize>,
-    /// By group number: the group's inputs, and the scores and seconds of each of the thread's rewards.
-    groups: BTreeMap<u64, (RewardInputs, Vec<(Scores, f64)>)>,
+    /// By group: its inputs, and the scores and seconds of each of the thread's rewards.
+    groups: BTreeMap<GroupId, (RewardInputs, Vec<(Scores, f64)>)>,
     times: Vec<(Instant, Instant)>,
 }
 
@@ -221,7 +222,7 @@ impl RewardJob<'_, '_> {
     }
 
     /// Reports that a group ended, with its completions: the rewards that score by group are called on it.
-    pub fn group_ended(&mut self, group: u64, completions: impl FnOnce() -> Vec<Vec<u32>>) {
+    pub fn group_ended(&mut self, group: GroupId, completions: impl FnOnce() -> Vec<Vec<u32>>) {
         if let Some(worker) = &self.worker {
             // If nobody receives it, `finish` says why.
             let _ = worker.groups.send((group, completions()));
@@ -229,12 +230,12 @@ impl RewardJob<'_, '_> {
     }
 
     /// Called when all groups have ended: waits for groups that are still being scored, and calls the rewards that need
-    /// all completions. `given` has the scores from other processes, by group number: every group must have scores of
+    /// all completions. `given` has the scores from other processes, by group: every group must have scores of
     /// the same rewards, or none must have any.
     pub fn finish(
         self,
-        groups: impl ExactSizeIterator<Item = (u64, impl FnOnce() -> Vec<Vec<u32>>)>,
-        mut given: BTreeMap<u64, Vec<GivenScores>>,
+        groups: impl ExactSizeIterator<Item = (GroupId, impl FnOnce() -> Vec<Vec<u32>>)>,
+        mut given: BTreeMap<GroupId, Vec<GivenScores>>,
     ) -> model::Result<RewardOutput> {
         let generated = Instant::now();
         let RewardJob { make_inputs, step, names, asked, late, worker } = self;
@@ -326,7 +327,7 @@ fn score_groups(
     mut rewards: Vec<(usize, &mut Box<dyn Reward>)>,
     make_inputs: &MakeInputs<'_>,
     step: u64,
-    received: &Receiver<(u64, Vec<Vec<u32>>)>,
+    received: &Receiver<(GroupId, Vec<Vec<u32>>)>,
     cancelled: &AtomicBool,
     asked: &Asked,
 ) -> model::Result<EarlyScores> {

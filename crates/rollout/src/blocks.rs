@@ -95,7 +95,8 @@ mod tests {
     fn cached_pages_are_taken_after_all_others_and_can_be_found_until_then() {
         use crate::models::ModelVersion;
         use crate::prefix::ROOT;
-        let model = ModelVersion { base: 0, adapter: None };
+        use model::Updates;
+        let model = ModelVersion { base: Updates(0), adapter: None };
         let tokens = |page: u32| [page; model::kv::BLOCK];
         let mut pool = BlockPool::new(4, true);
         let mut pages: Vec<u32> = (0..3).map(|_| pool.take().unwrap()).collect();

@@ -16,7 +16,7 @@ use crate::{Error, Result};
 use kernels::Context;
 use model::kv::{BLOCK, KvCache};
 use model::net::{Rope, Workspace};
-use model::{Adapter, ModelConfig, ModelView};
+use model::{Adapter, GroupId, ModelConfig, ModelView};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
@@ -298,20 +298,22 @@ impl Engine {
     }
 
     /// The completions that have not ended: group id, index of the completion in the group, and its tokens so far.
-    pub fn live(&self) -> impl Iterator<Item = (u64, usize, &[u32])> {
+    pub fn live(&self) -> impl Iterator<Item = (GroupId, usize, &[u32])> {
         self.scheduler.sequences.iter().filter_map(|(_, s)| match (s.role, s.state) {
             (Role::Prompt, _) | (_, State::Finished(_)) => None,
-            (Role::Completion(g), _) => Some((self.scheduler.groups[s.group].request.id, g as usize, s.completion())),
+            (Role::Completion(g), _) => {
+                Some((self.scheduler.groups[s.group].request.group, g as usize, s.completion()))
+            }
         })
     }
 
     /// The paused completions, the one that was paused first in front: sequence id, group id, index of the completion
     /// in the group, and its tokens so far.
-    pub fn paused(&self) -> Vec<(SequenceId, u64, usize, &[u32])> {
+    pub fn paused(&self) -> Vec<(SequenceId, GroupId, usize, &[u32])> {
         let of = |&index: &usize| {
             let s = &self.scheduler.sequences[index];
             let id = SequenceId { index, serial: s.serial };
-            (id, self.scheduler.groups[s.group].request.id, s.generation(), s.completion())
+            (id, self.scheduler.groups[s.group].request.group, s.generation(), s.completion())
         };
         self.scheduler.paused().iter().map(of).collect()
     }

@@ -47,7 +47,7 @@ pub enum Error {
     #[error("the step was not given version {version} of the weights, which a request names")]
     NoSuchBase {
         /// The missing version of the base weights.
-        version: u64,
+        version: model::Updates,
     },
     /// A request names a version of an adapter that the step was not given.
     #[error("the step was not given version {version} of adapter {id}, which a request names")]
@@ -55,13 +55,13 @@ pub enum Error {
         /// Id of the missing adapter.
         id: u64,
         /// The missing version of the adapter.
-        version: u64,
+        version: model::Updates,
     },
     /// The completions that a request should continue do not fit the request.
-    #[error("the completions of request {id} cannot be continued: {what}")]
+    #[error("the completions of request {group} cannot be continued: {what}")]
     CannotContinue {
-        /// Id of the request.
-        id: u64,
+        /// The group of the request.
+        group: model::GroupId,
         /// The reason.
         what: String,
     },

@@ -32,8 +32,8 @@ mod tests {
         Completion {
             generation: 0,
             ids: vec![1; tokens],
-            mask: vec![true; tokens],
-            versions: vec![0; tokens],
+            sampled: vec![true; tokens],
+            versions: vec![model::Updates(0); tokens],
             columns: model::Columns::default(),
             finish_reason,
         }
@@ -50,7 +50,7 @@ mod tests {
         assert_eq!(values(&all[2..]), [9.0, 9.0, 9.0, 1.0], "none ended by itself");
         assert_eq!(values(&[completion(0, stop)]), [0.0; 7], "a length of 0 is measured");
         let mut played = completion(5, stop);
-        played.mask[1..4].fill(false);
+        played.sampled[1..4].fill(false);
         assert_eq!(values(&[played]), [2.0, 2.0, 2.0, 2.0, 2.0, 2.0, 0.0], "three are of an environment");
     }
 

@@ -1,6 +1,7 @@
 //! The weights that compute each sequence. The engine owns none: a step is given the weights that its sequences name.
 
 use crate::{Error, Result};
+use model::Updates;
 use model::weights::{Adapter, Adapters, ModelView, Weights};
 
 /// One version of one low-rank adapter.
@@ -9,7 +10,7 @@ pub struct AdapterVersion {
     /// Id of the adapter, chosen by the caller. [`AdapterVersion::OF_VIEW`] is the adapter of a [`ModelView`].
     pub id: u64,
     /// Version of the adapter, [`Adapter::version`].
-    pub version: u64,
+    pub version: Updates,
 }
 
 impl AdapterVersion {
@@ -21,14 +22,14 @@ impl AdapterVersion {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct ModelVersion {
     /// Version of the base weights, [`Weights::version`].
-    pub base: u64,
+    pub base: Updates,
     /// The version of the adapter, if there is one.
     pub adapter: Option<AdapterVersion>,
 }
 
 impl ModelVersion {
     /// The version of the weights that are trained: the adapter's, or the base's if there is no adapter.
-    pub fn trained(self) -> u64 {
+    pub fn trained(self) -> Updates {
         self.adapter.map_or(self.base, |adapter| adapter.version)
     }
 
@@ -62,7 +63,7 @@ impl<'a> Models<'a> {
     }
 
     /// The base weights with this version.
-    pub(crate) fn base(&self, version: u64) -> Result<&'a Weights> {
+    pub(crate) fn base(&self, version: Updates) -> Result<&'a Weights> {
         let current = self.current.map(|view| view.weights);
         let mut all = current.into_iter().chain(self.bases.iter().copied());
         all.find(|weights| weights.version == version).ok_or(Error::NoSuchBase { version })

@@ -164,8 +164,9 @@ impl PrefixCache {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use model::Updates;
 
-    const MODEL: ModelVersion = ModelVersion { base: 0, adapter: None };
+    const MODEL: ModelVersion = ModelVersion { base: Updates(0), adapter: None };
 
     fn tokens(first: u32) -> [u32; BLOCK] {
         std::array::from_fn(|i| first + i as u32)
@@ -176,7 +177,7 @@ mod tests {
         let mut cache = PrefixCache::new(4);
         let node = cache.insert(2, ROOT, MODEL, &tokens(0));
         assert_eq!(cache.find(ROOT, MODEL, &tokens(0)), Some((2, node)));
-        let other = ModelVersion { base: 1, adapter: None };
+        let other = ModelVersion { base: Updates(1), adapter: None };
         assert_eq!(cache.find(ROOT, other, &tokens(0)), None);
         assert_eq!(cache.find(ROOT, MODEL, &tokens(1)), None);
         assert_eq!(cache.find(node, MODEL, &tokens(0)), None, "the same tokens after others");

@@ -2,8 +2,9 @@
 
 use crate::models::ModelVersion;
 use crate::{Error, Result};
+pub use model::FinishReason;
 use model::columns::{Column, ENTROPIES, SAMPLER_LOGPS, TOP_IDS, TOP_LOGPS, Values};
-use model::{Columns, Prompt};
+use model::{Columns, GroupId, Prompt, Updates};
 use std::sync::Arc;
 
 /// The sampling parameters of a request, with transformers' names.
@@ -59,10 +60,10 @@ impl Default for SamplingParams {
 /// A request for completions of one prompt.
 #[derive(Clone, Debug)]
 pub struct Request {
-    /// Id of the group, unique in the training run. Together with the index of the completion and of the token it names
+    /// The group, unique in the training run. Together with the index of the completion and of the token it names
     /// the random numbers of every draw, so that they do not depend on scheduling, and a prompt that comes again gets
     /// new ones.
-    pub id: u64,
+    pub group: GroupId,
     /// The prompt, shared by all completions.
     pub prompt: Arc<Prompt>,
     /// Number of completions of the prompt.
@@ -86,9 +87,9 @@ pub struct Request {
 
 impl Request {
     /// A request for `num_generations` completions with the current weights of each step, which end by themselves.
-    pub fn new(id: u64, prompt: Arc<Prompt>, num_generations: usize, sampling: Arc<SamplingParams>) -> Request {
+    pub fn new(group: GroupId, prompt: Arc<Prompt>, num_generations: usize, sampling: Arc<SamplingParams>) -> Request {
         let (so_far, until) = (Vec::new(), None);
-        Request { id, prompt, num_generations, sampling, pause_on_stop: false, model: None, so_far, until }
+        Request { group, prompt, num_generations, sampling, pause_on_stop: false, model: None, so_far, until }
     }
 
     /// Fails if [`so_far`](Self::so_far) does not fit this request.
@@ -113,7 +114,7 @@ impl Request {
             None if !self.so_far.iter().any(Completion::is_unfinished) => "all of them have ended".to_owned(),
             None => return Ok(()),
         };
-        Err(Error::CannotContinue { id: self.id, what })
+        Err(Error::CannotContinue { group: self.group, what })
     }
 }
 
@@ -138,8 +139,8 @@ pub struct Drawn {
     pub request: RequestId,
     /// The sequence that got the token.
     pub sequence: SequenceId,
-    /// Id of the group, [`Request::id`].
-    pub group: u64,
+    /// The group, [`Request::group`].
+    pub group: GroupId,
     /// Index of the completion in the group.
     pub generation: usize,
     /// Index of the token in the completion.
@@ -152,33 +153,11 @@ pub struct Drawn {
     pub finish_reason: Option<FinishReason>,
 }
 
-/// Why a completion ended.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum FinishReason {
-    /// It reached a stop id or a stop string.
-    Stop,
-    /// It reached `max_new_tokens`, or the end of the context.
-    Length,
-    /// It has not ended, but reached [`Request::until`].
-    Unfinished,
-}
-
-impl FinishReason {
-    /// The reason's name in JSON output: `stop` and `length` are those of OpenAI's API.
-    pub fn name(self) -> &'static str {
-        match self {
-            FinishReason::Stop => "stop",
-            FinishReason::Length => "length",
-            FinishReason::Unfinished => "unfinished",
-        }
-    }
-}
-
 /// The result of a request: a prompt and its completions.
 #[derive(Clone, Debug, PartialEq)]
 pub struct RolloutGroup {
-    /// Id of the request, [`Request::id`].
-    pub id: u64,
+    /// The group of the request, [`Request::group`].
+    pub group: GroupId,
     /// The request's prompt, the same shared object.
     pub prompt: Arc<Prompt>,
     /// All completions, ordered by [`Completion::generation`].
@@ -190,8 +169,8 @@ pub struct RolloutGroup {
 
 impl RolloutGroup {
     /// A group with these completions.
-    pub fn new(id: u64, prompt: Arc<Prompt>, completions: Vec<Completion>) -> RolloutGroup {
-        RolloutGroup { id, prompt, completions, prompt_columns: Columns::default() }
+    pub fn new(group: GroupId, prompt: Arc<Prompt>, completions: Vec<Completion>) -> RolloutGroup {
+        RolloutGroup { group, prompt, completions, prompt_columns: Columns::default() }
     }
 
     /// Whether a completion of the group is unfinished, and can be continued.
@@ -209,9 +188,9 @@ pub struct Completion {
     /// Token ids, including the stop id.
     pub ids: Vec<u32>,
     /// Whether the model sampled the token, instead of it being inserted.
-    pub mask: Vec<bool>,
+    pub sampled: Vec<bool>,
     /// Version of the weights with which the token was sampled.
-    pub versions: Vec<u64>,
+    pub versions: Vec<Updates>,
     /// Further columns with a value per token. The engine records [`SAMPLER_LOGPS`](model::columns::SAMPLER_LOGPS):
     /// log-softmax of all logits / T, before penalty and truncation (T = 1 when greedy); 0 where the model did not
     /// sample. With [`SamplingParams::top_logprobs`] = k there are also [`TOP_IDS`](model::columns::TOP_IDS) and
@@ -231,7 +210,7 @@ impl Completion {
 
     /// The number of tokens that the model sampled.
     pub fn sampled_tokens(&self) -> usize {
-        self.mask.iter().filter(|&&sampled| sampled).count()
+        self.sampled.iter().filter(|&&sampled| sampled).count()
     }
 
     /// Whether the completion is unfinished, and can be continued.
@@ -257,7 +236,7 @@ impl Completion {
             }
             _ => false,
         };
-        [self.mask.len(), self.versions.len()] == [tokens; 2]
+        [self.sampled.len(), self.versions.len()] == [tokens; 2]
             && number(SAMPLER_LOGPS, true)
             && number(ENTROPIES, sampling.entropies && tokens > 0)
             && top

@@ -11,7 +11,7 @@ use crate::sequence::{Draw, Sampled};
 use kernels::ops::{rows, sample};
 use kernels::{Context, DType, Memory, Tensor, View};
 use model::batch::InferRows;
-use model::{ModelConfig, ModelView};
+use model::{GroupId, ModelConfig, ModelView};
 
 /// Buffers of a fixed size for sampling. Every call uses their first rows.
 pub(crate) struct SamplerBuffers {
@@ -81,7 +81,7 @@ impl SamplingParams {
     /// Whether sampling needs whole rows of logits, because of truncation or a penalty. A device needs more memory for
     /// that.
     pub fn needs_logits(&self) -> bool {
-        row_params(self, 0, 0, &[], 0).needs_logits()
+        row_params(self, GroupId(0), 0, &[], 0).needs_logits()
     }
 }
 
@@ -95,13 +95,13 @@ pub(crate) fn params<'a>(
         let request = &scheduler.groups[s.group].request;
         // Of a guess that has just turned out wrong nothing is left; what is drawn after it is dropped.
         let tokens = &s.tokens[..draw.at.min(s.tokens.len())];
-        row_params(&request.sampling, request.id, s.generation() as u32, tokens, s.prompt_len)
+        row_params(&request.sampling, request.group, s.generation() as u32, tokens, s.prompt_len)
     })
 }
 
 fn row_params<'a>(
     sampling: &SamplingParams,
-    id: u64,
+    group: GroupId,
     generation: u32,
     tokens: &'a [u32],
     prompt_len: usize,
@@ -114,7 +114,7 @@ fn row_params<'a>(
         repetition_penalty: sampling.repetition_penalty,
         history: tokens,
         key: sampling.seed,
-        counter: [(tokens.len() - prompt_len) as u32, generation, id as u32, (id >> 32) as u32],
+        counter: [(tokens.len() - prompt_len) as u32, generation, group.0 as u32, (group.0 >> 32) as u32],
     }
 }
 
@@ -127,7 +127,7 @@ mod tests {
     fn noise_is_named_by_seed_token_generation_and_group() {
         let sampling = SamplingParams { seed: 9, ..SamplingParams::default() };
         let tokens = [7; 13];
-        let params = row_params(&sampling, (3 << 32) + 4, 2, &tokens, 10);
+        let params = row_params(&sampling, GroupId((3 << 32) + 4), 2, &tokens, 10);
         assert_eq!((params.key, params.counter, params.history), (9, [3, 2, 4, 3], &tokens[..]));
     }
 
@@ -141,7 +141,7 @@ mod tests {
             repetition_penalty: 1.5,
             ..SamplingParams::default()
         };
-        let of = row_params(&sampling, 1, 0, &[4, 5], 2);
+        let of = row_params(&sampling, GroupId(1), 0, &[4, 5], 2);
         let found = (of.temperature, of.top_k, of.top_p, of.min_p, of.repetition_penalty);
         assert_eq!((found, of.counter), ((0.5, 3, 0.25, 0.125, 1.5), [0, 0, 1, 0]));
     }

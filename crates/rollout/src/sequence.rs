@@ -4,9 +4,9 @@ use crate::drafts::Pace;
 use crate::models::ModelVersion;
 use crate::prefix::{Node, ROOT};
 use crate::request::{Completion, FinishReason};
-use model::Columns;
 use model::columns::{Column, ENTROPIES, SAMPLER_LOGPS, TOP_IDS, TOP_LOGPS, Values};
 use model::kv::BLOCK;
+use model::{Columns, Updates};
 
 /// The role of a sequence in its group.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -58,8 +58,8 @@ pub(crate) struct Sequence {
     pub(crate) node: Node,
     /// The log-probability of each token after the prompt.
     pub(crate) logps: Vec<f32>,
-    pub(crate) mask: Vec<bool>,
-    pub(crate) versions: Vec<u64>,
+    pub(crate) sampled: Vec<bool>,
+    pub(crate) versions: Vec<Updates>,
     /// The entropy at each token up to the last sampled one; empty unless wanted.
     pub(crate) entropies: Vec<f32>,
     pub(crate) top: Alternatives,
@@ -121,7 +121,7 @@ impl Sequence {
             cached: 0,
             node: ROOT,
             logps: Vec::with_capacity(room),
-            mask: Vec::with_capacity(room),
+            sampled: Vec::with_capacity(room),
             versions: Vec::with_capacity(room),
             entropies: Vec::new(),
             top: Alternatives::default(),
@@ -129,10 +129,10 @@ impl Sequence {
     }
     /// Continues from the tokens and records of an unfinished completion.
     pub(crate) fn continue_from(&mut self, so_far: &Completion) {
-        let Completion { ids, mask, versions, columns, finish_reason, .. } = so_far;
+        let Completion { ids, sampled, versions, columns, finish_reason, .. } = so_far;
         self.tokens.extend_from_slice(ids);
         self.logps.extend_from_slice(so_far.logps());
-        self.mask.extend_from_slice(mask);
+        self.sampled.extend_from_slice(sampled);
         self.versions.extend_from_slice(versions);
         self.entropies.extend_from_slice(columns.f32(ENTROPIES).unwrap_or_default());
         if let (Some(ids), Some(logps)) = (columns.get(TOP_IDS), columns.get(TOP_LOGPS))
@@ -190,14 +190,14 @@ impl Sequence {
             generation,
             ids: self.tokens.split_off(self.prompt_len),
             columns,
-            mask: self.mask,
+            sampled: self.sampled,
             versions: self.versions,
             finish_reason,
         }
     }
     /// Appends a token after the prompt. Returns whether it equals the draft token at its place, so that the computed
     /// keys and values stay valid.
-    pub(crate) fn push(&mut self, id: u32, logp: f32, sampled: bool, version: u64) -> bool {
+    pub(crate) fn push(&mut self, id: u32, logp: f32, sampled: bool, version: Updates) -> bool {
         let guessed = self.drafted > 0 && self.tokens[self.tokens.len() - self.drafted] == id;
         if guessed {
             self.drafted -= 1;
@@ -207,7 +207,7 @@ impl Sequence {
             self.tokens.push(id);
         }
         self.logps.push(logp);
-        self.mask.push(sampled);
+        self.sampled.push(sampled);
         if !sampled {
             self.top.pad();
         }

@@ -5,7 +5,7 @@
 //! A binary of its own, with one test: the counts are those of the process.
 
 use kernels::{Context, DType, Isa};
-use model::{AdaptedWeights, Adapter, LoraConfig, ModelConfig, ModelView, Prompt, TargetModules, Weights};
+use model::{AdaptedWeights, Adapter, GroupId, LoraConfig, ModelConfig, ModelView, Prompt, TargetModules, Weights};
 use rollout::{AdapterVersion, Engine, EngineConfig, ModelVersion, Models, Request, SamplingParams};
 use stats_alloc::{INSTRUMENTED_SYSTEM, Region, StatsAlloc};
 use std::alloc::System;
@@ -47,9 +47,9 @@ fn counted(ctx: &Context, model: ModelView<'_>, sampling: SamplingParams, prefix
     let sampling = Arc::new(SamplingParams { max_new_tokens: NEW_TOKENS, seed: 5, ..sampling });
     for number in 0..PROMPTS {
         let prompt = Prompt::new((0..PROMPT).map(|i| ((i * 37 + number * 11 + 3) % VOCAB) as u32).collect::<Vec<_>>());
-        let (num_generations, id) = (GENERATIONS, number as u64);
+        let (num_generations, group) = (GENERATIONS, GroupId(number as u64));
         let sampling = sampling.clone();
-        engine.submit(Request::new(id, prompt, num_generations, sampling)).unwrap();
+        engine.submit(Request::new(group, prompt, num_generations, sampling)).unwrap();
     }
     counted_steps(&mut engine, model.into())
 }
@@ -77,7 +77,7 @@ fn serving(ctx: &Context, base: &Weights, adapters: &[(u64, &Adapter)]) -> Vec<u
     let versions = adapters.iter().map(|&(id, adapter)| AdapterVersion { id, version: adapter.version });
     for (id, adapter) in versions.map(Some).chain([None]).cycle().take(PROMPTS * GENERATIONS).enumerate() {
         let prompt = Prompt::new((0..PROMPT).map(|i| ((i * 37 + id * 11 + 3) % VOCAB) as u32).collect::<Vec<_>>());
-        let request = Request::new(id as u64, prompt, 1, sampling.clone());
+        let request = Request::new(GroupId(id as u64), prompt, 1, sampling.clone());
         engine.submit(Request { model: Some(ModelVersion { base: base.version, adapter }), ..request }).unwrap();
     }
     let [others, _] = counted_steps(&mut engine, Models { current: None, bases: &[base], adapters });
@@ -95,7 +95,7 @@ fn requests_leave_nothing(ctx: &Context, weights: &Weights) {
     let (mut ended, mut cancelled, mut held_early) = (0, 0, None);
     for number in 0..requests {
         let prompt = Prompt::new([(number % VOCAB as u64) as u32, (number / 7 % VOCAB as u64) as u32]);
-        let id = engine.submit(Request::new(number, prompt, 2, sampling.clone())).unwrap();
+        let id = engine.submit(Request::new(GroupId(number), prompt, 2, sampling.clone())).unwrap();
         cancelled += u64::from(number % 5 == 0 && engine.cancel(id));
         while engine.live().count() >= 128 {
             ended += engine.step(weights).unwrap().len() as u64;

@@ -95,6 +95,10 @@ pub struct MeasuredCeilings {
     pub flops_per_s: f64,
     /// Bytes per second read from memory.
     pub read_bytes_per_s: f64,
+    /// The load by other processes, per core, while it was measured and around it. `None` in a record of an older
+    /// version, which measured on a busy machine, too.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub load: Option<f64>,
 }
 
 /// A start of a training run, the first one or a resume.

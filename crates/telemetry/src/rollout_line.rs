@@ -20,7 +20,7 @@ pub struct RecordedCompletion {
     /// Log-probability of each token under the reference model, if given.
     pub ref_logps: Option<Vec<f32>>,
     /// Whether the model sampled each token; if not given, it sampled all.
-    pub mask: Option<Vec<bool>>,
+    pub sampled: Option<Vec<bool>>,
     /// Whether the completion was cut off at the length limit, if given.
     pub truncated: Option<bool>,
     /// Version of the weights that each token was sampled with; empty if not given.
@@ -138,14 +138,14 @@ impl RecordedCompletion {
             same_length(key, values.len(), completion.len())?;
             Ok(Some(values))
         };
-        let mask = match get("mask") {
+        let sampled = match get("mask") {
             None => None,
             // As tensors are often written, 0 and 1 too.
             Some(value) => {
                 let read = |v: &Value| v.as_bool().or_else(|| v.as_u64().filter(|&n| n < 2).map(|n| n == 1));
-                let mask = list(value, "mask", read, "true or false")?;
-                same_length("mask", mask.len(), completion.len())?;
-                Some(mask)
+                let sampled = list(value, "mask", read, "true or false")?;
+                same_length("mask", sampled.len(), completion.len())?;
+                Some(sampled)
             }
         };
         let versions = get("versions").map(|value| versions(value, completion.len())).transpose()?.unwrap_or_default();
@@ -171,7 +171,7 @@ impl RecordedCompletion {
             ids: completion,
             logps,
             ref_logps,
-            mask,
+            sampled,
             truncated,
             versions,
             rewards,
@@ -193,7 +193,7 @@ impl RecordedCompletion {
         put("reward_names", json!(reward_names));
         self.logps.as_deref().map(|l| put("logprobs", logps(l)));
         self.ref_logps.as_deref().map(|l| put("ref_logprobs", logps(l)));
-        self.mask.as_ref().map(|mask| put("mask", json!(mask)));
+        self.sampled.as_ref().map(|sampled| put("mask", json!(sampled)));
         self.truncated.map(|truncated| put("truncated", json!(truncated)));
         if !self.versions.is_empty() {
             let spans = self.versions.chunk_by(|a, b| a == b).map(|span| json!([span[0], span.len()]));
@@ -267,7 +267,7 @@ mod tests {
             ids: vec![1, 2, 3, 4, 5, 6],
             logps: Some(awkward.to_vec()),
             ref_logps: Some(awkward.iter().rev().copied().collect()),
-            mask: Some(vec![true, false, true, true, true, true]),
+            sampled: Some(vec![true, false, true, true, true, true]),
             truncated: Some(true),
             versions: vec![3, 3, 3, 4, 4, u64::MAX],
             rewards: vec![Some(0.1 + 0.2), None],
@@ -295,7 +295,7 @@ mod tests {
         assert_eq!(line.completions[1].rewards, [None]);
         assert_eq!(line.completions[1].truncated, Some(true));
         assert_eq!(line.completions[2].ids, [3, 4]);
-        assert_eq!(line.completions[2].mask, Some(vec![false, true]));
+        assert_eq!(line.completions[2].sampled, Some(vec![false, true]));
         let empty = parse(r#"{"prompt_ids": [1], "completion_ids": [], "rewards": 0}"#).unwrap();
         assert_eq!(
             empty.completions,
@@ -399,7 +399,7 @@ mod tests {
         let completion = RecordedCompletion {
             ids: vec![9, 0],
             logps: Some(vec![0.001, -1.0]),
-            mask: Some(vec![true, false]),
+            sampled: Some(vec![true, false]),
             versions: vec![7, 9],
             rewards: vec![None, Some(2.0)],
             ..RecordedCompletion::default()
@@ -430,7 +430,7 @@ mod tests {
         let full = RecordedCompletion {
             logps: Some(vec![-0.1, -2.0]),
             ref_logps: Some(vec![-1.0, -0.0]),
-            mask: Some(vec![true, false]),
+            sampled: Some(vec![true, false]),
             truncated: Some(false),
             versions: vec![3, 4],
             problems: vec![json!({"x": 1})],

@@ -6,15 +6,17 @@
 //! shows none. [`Summary::bottleneck`] says in words which stage takes the most time, and what limits it.
 
 mod device;
+mod summary;
 
 pub use device::{DeviceMeter, DeviceWork};
+pub use summary::Summary;
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::thread::ThreadId;
 use std::time::Instant;
 
-use crate::{Align, EventKind, Record, Sinks, Table};
+use crate::{EventKind, Sinks};
 use serde::{Deserialize, Serialize};
 
 /// The timers of a training run. A clone is another handle to the same timers.
@@ -324,143 +326,6 @@ fn close(inner: &mut Inner, id: u64) -> f64 {
 
 fn lock(inner: &Mutex<Inner>) -> MutexGuard<'_, Inner> {
     inner.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
-}
-
-/// The totals of a training run by stage.
-#[derive(Clone, Debug, Default)]
-pub struct Summary {
-    /// Wall seconds since the timers started.
-    pub wall_s: f64,
-    /// The totals of each stage, in the order of first appearance.
-    pub stages: Vec<StageTotal>,
-}
-
-impl Summary {
-    /// A table with a row for each stage (indented by nesting): seconds, share of the run's wall time, GFLOP/s, GB/s,
-    /// and the work of a device if there is one. The last row is the time that no outermost stage covers.
-    pub fn table(&self) -> Table {
-        let right = Align::Right;
-        let columns =
-            [("stage", Align::Left), ("seconds", right), ("share", right), ("GFLOP/s", right), ("GB/s", right)];
-        let on_device = self.stages.iter().any(|stage| stage.device.is_any());
-        let of_device = ["device s", "launches", "copies in", "out", "waits"].map(|name| (name, right));
-        let mut table = Table::new(columns.into_iter().chain(of_device.into_iter().filter(|_| on_device)));
-        let share = |seconds: f64| format!("{:.1} %", 100.0 * seconds / self.wall_s.max(f64::MIN_POSITIVE));
-        let rate = |amount: f64, seconds: f64| {
-            if amount > 0.0 && seconds > 0.0 { format!("{:.1}", amount / seconds / 1e9) } else { "-".to_owned() }
-        };
-        self.visit("", &mut |stage, depth| {
-            let name = stage.path.rsplit('/').next().unwrap_or_default();
-            let mut cells = vec![
-                format!("{}{name}", "  ".repeat(depth)),
-                format!("{:.2}", stage.seconds),
-                share(stage.seconds),
-                rate(stage.flops, stage.seconds),
-                rate(stage.bytes, stage.seconds),
-            ];
-            if on_device {
-                let DeviceWork { launches, copies_in, copies_out, waits, seconds } = stage.device;
-                cells.push(format!("{seconds:.2}"));
-                cells.extend([launches, copies_in, copies_out, waits].map(|n| n.to_string()));
-            }
-            table.row(cells);
-        });
-        let rest = self.unmeasured_s();
-        table.row(["(not measured)".to_owned(), format!("{rest:.2}"), share(rest), "-".to_owned(), "-".to_owned()]);
-        table.row(["run".to_owned(), format!("{:.2}", self.wall_s), share(self.wall_s)]);
-        table
-    }
-
-    /// What [`table`](Self::table) shows, as fields of a log line: `wall_s`, `unmeasured_s` and `stages`, each with its
-    /// path, seconds, operations and bytes.
-    pub fn fields(&self) -> Record {
-        let stage = |stage: &StageTotal| {
-            let StageTotal { path, seconds, flops, bytes, .. } = stage;
-            let mut row = serde_json::json!({ "path": path, "seconds": seconds, "flops": flops, "bytes": bytes });
-            if stage.device.is_any() {
-                let DeviceWork { launches, copies_in, copies_out, waits, seconds } = stage.device;
-                row["device"] = serde_json::json!({
-                    "seconds": seconds, "launches": launches, "copies_in": copies_in, "copies_out": copies_out,
-                    "waits": waits,
-                });
-            }
-            row
-        };
-        let mut stages = Vec::new();
-        self.visit("", &mut |one, _| stages.push(stage(one)));
-        let mut fields = Record::new();
-        fields.set("wall_s", self.wall_s).set("unmeasured_s", self.unmeasured_s()).set("stages", stages);
-        fields
-    }
-
-    /// Calls `see` with the stages below `parent`, each before the stages nested in it.
-    fn visit(&self, parent: &str, see: &mut impl FnMut(&StageTotal, usize)) {
-        for stage in &self.stages {
-            if stage.path.rsplit_once('/').map_or("", |(outer, _)| outer) == parent {
-                see(stage, stage.path.matches('/').count());
-                self.visit(&stage.path, see);
-            }
-        }
-    }
-
-    /// Wall seconds that no outermost stage covers (0 if stages of several threads overlap).
-    pub fn unmeasured_s(&self) -> f64 {
-        let outermost = self.stages.iter().filter(|stage| !stage.path.contains('/'));
-        (self.wall_s - outermost.map(|stage| stage.seconds).sum::<f64>()).max(0.0)
-    }
-
-    /// Says in words which stage takes the most time of its own (without nested stages), and what limits it.
-    pub fn bottleneck(&self, ceilings: &Ceilings) -> String {
-        // Of parts that only seconds are known of, the stage around them is judged.
-        let works = |stage: &&StageTotal| stage.flops + stage.bytes > 0.0;
-        let around = |stage: &StageTotal| {
-            let outer = stage.path.rsplit_once('/').map(|(outer, _)| outer);
-            self.stages.iter().find(|other| Some(&*other.path) == outer)
-        };
-        let judged: Vec<&StageTotal> =
-            self.stages.iter().filter(|stage| works(stage) || !around(stage).as_ref().is_some_and(works)).collect();
-        let inside = |outer: &StageTotal, of: fn(&StageTotal) -> f64| -> f64 {
-            let children = judged
-                .iter()
-                .copied()
-                .filter(|stage| stage.path.rsplit_once('/').is_some_and(|(path, _)| path == outer.path));
-            children.map(of).sum()
-        };
-        let own = |stage: &StageTotal| StageTotal {
-            path: stage.path.clone(),
-            count: stage.count,
-            seconds: (stage.seconds - inside(stage, |s| s.seconds)).max(0.0),
-            flops: (stage.flops - inside(stage, |s| s.flops)).max(0.0),
-            bytes: (stage.bytes - inside(stage, |s| s.bytes)).max(0.0),
-            device: stage.device,
-        };
-        let slowest = judged.iter().copied().map(own).max_by(|a, b| a.seconds.total_cmp(&b.seconds));
-        let Some(slowest) = slowest.filter(|stage| stage.seconds > 0.0) else {
-            return "nothing was measured".to_owned();
-        };
-        let share = 100.0 * slowest.seconds / self.wall_s.max(f64::MIN_POSITIVE);
-        let of = |amount: f64, ceiling: Option<f64>| {
-            ceiling
-                .filter(|&ceiling| ceiling > 0.0 && amount > 0.0)
-                .map(|ceiling| 100.0 * amount / slowest.seconds / ceiling)
-        };
-        let why = match (of(slowest.flops, ceilings.flops_per_s), of(slowest.bytes, ceilings.bytes_per_s)) {
-            (Some(compute), Some(memory)) if compute.max(memory) < 25.0 => format!(
-                "neither arithmetic ({compute:.0} % of the measured ceiling) nor memory ({memory:.0} %) limits it: the \
-                 time goes to waiting or overhead"
-            ),
-            (Some(compute), Some(memory)) if memory > compute => {
-                format!("limited by memory: {memory:.0} % of the measured bandwidth, {compute:.0} % of the arithmetic")
-            }
-            (Some(compute), Some(memory)) => {
-                format!("limited by arithmetic: {compute:.0} % of the measured ceiling, {memory:.0} % of the bandwidth")
-            }
-            (Some(compute), None) => format!("it reaches {compute:.0} % of this machine's measured arithmetic"),
-            (None, Some(memory)) => format!("it reaches {memory:.0} % of this machine's measured bandwidth"),
-            (None, None) => "its FLOPs and bytes, or this machine's ceilings, were not measured".to_owned(),
-        };
-        format!("the bottleneck is {}: {:.2} s, {share:.0} % of the run; {why}", slowest.path, slowest.seconds)
-    }
 }
 
 #[cfg(test)]

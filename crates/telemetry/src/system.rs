@@ -27,7 +27,12 @@ pub fn cpu_s() -> f64 {
 pub fn machine_cpu_s() -> Option<f64> {
     let text = std::fs::read_to_string("/proc/stat").ok()?;
     let ticks: Vec<u64> = text.lines().next()?.split_whitespace().skip(1).filter_map(|n| n.parse().ok()).collect();
-    // user nice system idle iowait irq softirq steal, in hundredths of a second
+    busy_s(&ticks)
+}
+
+/// The busy seconds of a line of `/proc/stat`, whose columns are user, nice, system, idle, iowait, irq, softirq and
+/// steal, in hundredths of a second.
+pub(crate) fn busy_s(ticks: &[u64]) -> Option<f64> {
     (ticks.len() >= 8).then(|| (ticks[..8].iter().sum::<u64>() - ticks[3] - ticks[4]) as f64 * 0.01)
 }
 

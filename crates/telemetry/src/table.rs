@@ -111,8 +111,9 @@ impl Table {
 }
 
 /// A number for people, with three digits. From `most` on, or below a thousandth, it has an exponent and `behind`
-/// digits after the point.
+/// digits after the point. Zero has no sign.
 pub fn short_number(x: f64, most: f64, behind: usize) -> String {
+    let x = if x == 0.0 { 0.0 } else { x };
     match x.abs() {
         size if size != 0.0 && !(1e-3..most).contains(&size) => format!("{x:.behind$e}"),
         size if size >= 100.0 => format!("{x:.0}"),

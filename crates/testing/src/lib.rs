@@ -7,6 +7,7 @@
 pub mod foreign;
 mod nats;
 mod programs;
+pub mod prometheus;
 mod waits;
 
 pub use nats::{NATS_TOKEN, NatsServer};

@@ -87,7 +87,7 @@ impl Objective {
             | Objective::Ppo(_)
             | Objective::Value(_)
             | Objective::Ranking(_)
-            | Objective::Preference(_) => sample.mask.clone(),
+            | Objective::Preference(_) => sample.loss_mask.clone(),
         }
     }
 
@@ -269,7 +269,7 @@ impl Objective {
     fn check_sample(&self, index: usize, sample: &Sample) -> Result<()> {
         let tokens = sample.completion.len();
         let lacks = |message: &str| Err(Error::Sample { index, message: message.to_owned() });
-        fit(index, tokens, "mask", sample.mask.len())?;
+        fit(index, tokens, "mask", sample.loss_mask.len())?;
         fits(index, tokens, &sample.columns)?;
         if let Objective::Value(_) = self {
             return match sample.values_and_returns() {

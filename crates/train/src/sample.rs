@@ -3,7 +3,7 @@
 
 use kernels::mean::mean;
 use model::columns::{RETURNS, VALUES};
-use model::{Columns, Prompt, PromptCompletion};
+use model::{Columns, FinishReason, GroupId, Prompt, PromptCompletion, Updates};
 use std::sync::Arc;
 
 /// The advantage of a completion: how much better than expected it was.
@@ -53,20 +53,19 @@ impl Advantage {
 /// One sequence to learn from: a prompt and a completion. Lists have one element per completion token.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Sample {
-    /// Index in the training run of the group that it was sampled in. The samples of a group are consecutive. 0 for
-    /// supervised samples.
-    pub group: u64,
+    /// The group that it was sampled in. The samples of a group are consecutive. 0 for supervised samples.
+    pub group: GroupId,
     /// The prompt. Consecutive samples with the same prompt (the same `Arc`) share its computation.
     pub prompt: Arc<Prompt>,
     /// Token ids of the completion, sampled by the model or inserted (tool output).
     pub completion: Vec<u32>,
     /// The completion tokens that the loss may use: those that the model sampled.
-    pub mask: Vec<bool>,
+    pub loss_mask: Vec<bool>,
     /// For each token, the version of the weights that it (and its KV-cache entry) was sampled with. Empty for
     /// supervised samples.
-    pub versions: Vec<u64>,
-    /// Whether the completion reached the length limit instead of being ended by the model.
-    pub truncated: bool,
+    pub versions: Vec<Updates>,
+    /// Why the completion ended.
+    pub finish_reason: FinishReason,
     /// The advantage; supervised training does not use it.
     pub advantage: Advantage,
     /// Further numbers for each token: from its sampler, a reference model, or a value model.
@@ -76,14 +75,14 @@ pub struct Sample {
 impl Sample {
     /// A sample for supervised training: the loss uses every completion token.
     pub fn supervised(prompt: Arc<Prompt>, completion: Vec<u32>) -> Sample {
-        let mask = vec![true; completion.len()];
+        let loss_mask = vec![true; completion.len()];
         Sample {
-            group: 0,
+            group: GroupId(0),
             prompt,
             completion,
-            mask,
+            loss_mask,
             versions: Vec::new(),
-            truncated: false,
+            finish_reason: FinishReason::Stop,
             advantage: Advantage::Sequence(0.0),
             columns: Columns::default(),
         }
@@ -94,8 +93,13 @@ impl Sample {
         PromptCompletion { prompt: &self.prompt.ids, completion: &self.completion }
     }
 
+    /// Whether the completion reached the length limit instead of being ended by the model.
+    pub fn truncated(&self) -> bool {
+        self.finish_reason == FinishReason::Length
+    }
+
     /// Whether every token was sampled with weights of this version.
-    pub(crate) fn is_of_version(&self, version: u64) -> bool {
+    pub(crate) fn is_of_version(&self, version: Updates) -> bool {
         !self.versions.is_empty() && self.versions.iter().all(|&v| v == version)
     }
 
@@ -211,11 +215,13 @@ mod tests {
         let mut sample = Sample::supervised(Prompt::new([1, 2]), vec![3, 4, 5]);
         let sequence = sample.sequence();
         assert_eq!((sequence.prompt, sequence.completion), (&[1, 2][..], &[3, 4, 5][..]));
-        assert_eq!((sample.group, sample.truncated, &sample.mask[..]), (0, false, &[true; 3][..]));
-        assert!(!sample.is_of_version(0) && sample.old_logps().is_empty() && sample.values_and_returns().is_none());
-        for (versions, of_7) in [(vec![7, 7, 7], true), (vec![7, 7, 6], false), (vec![6, 7, 7], false)] {
-            sample.versions = versions;
-            assert_eq!(sample.is_of_version(7), of_7);
+        assert_eq!((sample.group, sample.truncated(), &sample.loss_mask[..]), (GroupId(0), false, &[true; 3][..]));
+        assert!(
+            !sample.is_of_version(Updates(0)) && sample.old_logps().is_empty() && sample.values_and_returns().is_none()
+        );
+        for (versions, of_7) in [([7, 7, 7], true), ([7, 7, 6], false), ([6, 7, 7], false)] {
+            sample.versions = versions.map(Updates).to_vec();
+            assert_eq!(sample.is_of_version(Updates(7)), of_7);
         }
         sample.columns.set(VALUES, vec![1.0; 3]);
         assert!(sample.values_and_returns().is_none());

@@ -38,7 +38,7 @@ pub struct Level {
     pub id: &'static str,
     /// What the level adds, in a few words.
     pub name: &'static str,
-    /// The level's stage, one of four: baseline, basic, advanced, optimal.
+    /// The named level that it is a part of, one of four: baseline, basic, advanced, optimal.
     pub stage: &'static str,
     /// What the level adds, in a sentence.
     pub idea: &'static str,
@@ -52,6 +52,25 @@ pub struct Level {
     pub(super) threads: bool,
     /// Whether matmuls compute in bf16, instead of f32.
     pub(super) bf16: bool,
+}
+
+/// A level with a name: the last of the levels that are a part of it, so that it has all of their ideas and those of
+/// the named levels before it.
+#[derive(Clone, Copy, Debug)]
+pub struct NamedLevel {
+    /// Its name: baseline, basic, advanced or optimal.
+    pub id: &'static str,
+    /// What it has, in one line.
+    pub says: &'static str,
+    /// The level that is measured for it.
+    pub level: Level,
+}
+
+impl NamedLevel {
+    /// The named level's description as JSON.
+    pub fn json(&self) -> Value {
+        json!({ "id": self.id, "says": self.says, "level": self.level.id })
+    }
 }
 
 /// The first level, without optimizations. Every other level changes something of the one before it.
@@ -165,6 +184,27 @@ const PPO_BF16: Level = Level {
     update: PPO_FUSED.update,
     ..BF16
 };
+
+const BASELINE: &str = "No optimization: no cache, padded batches, plain instructions on one thread.";
+const BASIC: &str = "A key-value cache, vector instructions, and all threads.";
+const ADVANCED: &str = "Continuous batching, no padding, and a head without logits in memory.";
+const OPTIMAL: &str = "A prompt computed once for all of its completions, and matmuls in bf16.";
+const PPO_OPTIMAL: &str = "Matmuls of policy and value model in bf16.";
+
+/// The named levels of GRPO.
+pub const GRPO_NAMED: [NamedLevel; 4] = [
+    NamedLevel { id: "baseline", says: BASELINE, level: NOTHING },
+    NamedLevel { id: "basic", says: BASIC, level: THREADS },
+    NamedLevel { id: "advanced", says: ADVANCED, level: FUSED },
+    NamedLevel { id: "optimal", says: OPTIMAL, level: BF16 },
+];
+/// The named levels of PPO.
+pub const PPO_NAMED: [NamedLevel; 4] = [
+    NamedLevel { id: "baseline", says: BASELINE, level: PPO_NOTHING },
+    NamedLevel { id: "basic", says: BASIC, level: THREADS },
+    NamedLevel { id: "advanced", says: ADVANCED, level: PPO_FUSED },
+    NamedLevel { id: "optimal", says: PPO_OPTIMAL, level: PPO_BF16 },
+];
 
 /// The levels of GRPO, from no optimization to all.
 pub const GRPO_LEVELS: [Level; 8] = [NOTHING, CACHE, VECTORS, THREADS, BATCHING, FUSED, SHARED, BF16];

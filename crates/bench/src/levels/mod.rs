@@ -15,7 +15,7 @@ mod training;
 use crate::report::{Column, column};
 use crate::{Machine, Report, Shape};
 use anyhow::ensure;
-pub use ladder::Level;
+pub use ladder::{Level, NamedLevel};
 use lockstep::config::ComputeDType;
 use serde_json::{Value, json};
 pub use settings::{Algorithm, PRESETS, Ppo, Preset, Settings};
@@ -120,6 +120,7 @@ pub fn run(options: &LevelsOptions, hear: Listener<'_>) -> anyhow::Result<Report
         runs.push((*level, steps));
     }
     let mut report = table(machine, settings, &runs);
+    named_lines(settings.algorithm(), &runs).into_iter().for_each(|line| report.note(line));
     report.note(what);
     if let (Some(before), Some(after)) = (all, telemetry::system::machine_cpu_s()) {
         let others = (after - before - (telemetry::system::cpu_s() - own)).max(0.0) / began.elapsed().as_secs_f64();
@@ -161,6 +162,21 @@ fn median_step(steps: &[Step]) -> Option<&Step> {
     let mut sorted: Vec<&Step> = steps.iter().collect();
     sorted.sort_by(|a, b| a.seconds().total_cmp(&b.seconds()));
     sorted.get(sorted.len().saturating_sub(1) / 2).copied()
+}
+
+/// A line for each named level of which something was measured: its result, and what it has.
+fn named_lines(algorithm: Algorithm, runs: &[(Level, Vec<Step>)]) -> Vec<String> {
+    let seconds = |steps: &[Step]| median_step(steps).map(Step::seconds);
+    let first = runs.first().and_then(|(_, steps)| seconds(steps)).unwrap_or(f64::NAN);
+    let line = |named: &NamedLevel| {
+        let (level, steps) = runs.iter().rev().find(|(level, _)| level.stage == named.id)?;
+        let step_s = seconds(steps)?;
+        let is_whole = level.id == named.level.id;
+        let has = if is_whole { named.says } else { &format!("As far as it was measured: {}.", level.name) };
+        let fast = first / step_s;
+        Some(format!("{}: {step_s:.3} s per step, {fast:.1} × as fast as the first level. {has}", named.id))
+    };
+    algorithm.named().iter().filter_map(line).collect()
 }
 
 fn table(machine: Machine, settings: &Settings, runs: &[(Level, Vec<Step>)]) -> Report {

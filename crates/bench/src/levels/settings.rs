@@ -1,7 +1,7 @@
 //! The settings of the training runs of `lockstep bench levels`: algorithm, sizes and hyperparameters, and named
 //! presets.
 
-use super::ladder::{GRPO_LEVELS, Level, PPO_LEVELS};
+use super::ladder::{GRPO_LEVELS, GRPO_NAMED, Level, NamedLevel, PPO_LEVELS, PPO_NAMED};
 use crate::{Shape, Workload};
 use serde_json::{Value, json};
 use train::loss::ppo::{PpoConfig, ValueConfig};
@@ -60,8 +60,6 @@ pub struct Preset {
     pub algorithm: Algorithm,
     /// The size of its model.
     pub shape: Shape,
-    /// The first level that runs by default; from it on a step takes only seconds.
-    pub first_level: &'static str,
     /// The other settings.
     pub settings: Settings,
 }
@@ -112,7 +110,6 @@ pub const PRESETS: [Preset; 1] = [Preset {
     name: "the PPO document's",
     algorithm: Algorithm::Ppo,
     shape: Shape::M4,
-    first_level: "vectors",
     settings: PPO_DOCUMENT,
 }];
 
@@ -144,6 +141,14 @@ impl Algorithm {
         }
     }
 
+    /// The named levels of this algorithm, from the baseline to the optimal one.
+    pub fn named(self) -> &'static [NamedLevel] {
+        match self {
+            Algorithm::Grpo => &GRPO_NAMED,
+            Algorithm::Ppo => &PPO_NAMED,
+        }
+    }
+
     /// The level with this name, if the algorithm has it.
     pub fn level(self, id: &str) -> Option<Level> {
         self.levels().iter().copied().find(|level| level.id == id)
@@ -160,7 +165,9 @@ impl Algorithm {
     /// The algorithm with its levels and default settings, as JSON.
     pub fn json(self) -> Value {
         let levels: Vec<Value> = self.levels().iter().map(Level::json).collect();
-        json!({ "id": self.id(), "name": self.name(), "says": self.settings().says(), "levels": levels })
+        let named: Vec<Value> = self.named().iter().map(NamedLevel::json).collect();
+        let says = self.settings().says();
+        json!({ "id": self.id(), "name": self.name(), "says": says, "levels": levels, "named": named })
     }
 }
 
@@ -170,9 +177,9 @@ impl Preset {
         PRESETS.into_iter().find(|preset| preset.id == id)
     }
 
-    /// The levels that run by default.
+    /// The levels that run by default: the named ones, from the baseline on.
     pub fn levels(&self) -> Vec<Level> {
-        self.algorithm.levels().iter().copied().skip_while(|level| level.id != self.first_level).collect()
+        self.algorithm.named().iter().map(|named| named.level).collect()
     }
 
     /// The preset's description as JSON.

@@ -56,7 +56,41 @@ fn levels_differ_in_speed_alone() {
         let said: Vec<&str> = start["stages"].as_array().unwrap().iter().map(|s| s["key"].as_str().unwrap()).collect();
         assert_eq!((&start["event"], said), (&json!("start"), stages));
         assert_eq!(events.last().unwrap()["event"], "end");
+        let notes = report["notes"].as_array().unwrap();
+        let row = |id: &str| report["rows"].as_array().unwrap().iter().find(|row| row["level"] == id).unwrap();
+        for (note, named) in notes.iter().zip(algorithm.named()) {
+            let row = row(named.level.id);
+            let [step_s, speedup] = ["step_s", "speedup"].map(|key| row[key].as_f64().unwrap());
+            let line = format!("{}: {step_s:.3} s per step, {speedup:.1} × as fast as the first level. ", named.id);
+            assert_eq!(note, &(line + named.says));
+        }
     }
+}
+
+/// A named level is the last one of its part, so that it has all of its ideas; of a part of them the line says so.
+#[test]
+fn named_levels_have_all_ideas_of_their_parts() {
+    for algorithm in Algorithm::ALL {
+        for named in algorithm.named() {
+            let last = algorithm.levels().iter().rfind(|level| level.stage == named.id).unwrap();
+            assert_eq!((last.id, last.idea), (named.level.id, named.level.idea), "{}", named.id);
+        }
+        let stages: std::collections::BTreeSet<&str> = algorithm.levels().iter().map(|level| level.stage).collect();
+        assert_eq!(stages, algorithm.named().iter().map(|named| named.id).collect());
+    }
+    let step = |update_s: f64| Step { update_s, ..Step::default() };
+    let level = |id: &str| Algorithm::Grpo.level(id).unwrap();
+    let runs = [(level("none"), vec![step(3.0)]), (level("shared"), vec![step(0.5), step(0.25)])];
+    let lines = named_lines(Algorithm::Grpo, &runs);
+    assert_eq!(lines.len(), 2);
+    assert!(
+        lines[0].starts_with("baseline: 3.000 s per step, 1.0 × as fast as the first level. No optimization"),
+        "{}",
+        lines[0]
+    );
+    let fast = "optimal: 0.250 s per step, 12.0 × as fast as the first level.";
+    assert_eq!(lines[1], format!("{fast} As far as it was measured: shared prompt."));
+    assert!(Preset::find("ppo-document").unwrap().levels().iter().any(|level| level.stage == "baseline"));
 }
 
 /// The value model of PPO's levels says something before it has learned, else equal values would say nothing.

@@ -248,7 +248,7 @@ impl Run {
                 self.engine.set_model(sequence, model);
             }
         }
-        groups.sort_by_key(|group| group.id);
+        groups.sort_by_key(|group| group.group);
         Ok(groups)
     }
 
@@ -321,7 +321,7 @@ fn requests(workload: &Workload, prompts: &[Arc<Prompt>], lengths: &[usize], see
 
 fn cut(completion: &mut rollout::Completion, length: usize) {
     completion.ids.truncate(length);
-    completion.mask.truncate(length);
+    completion.sampled.truncate(length);
     completion.versions.truncate(length);
     let logps: Vec<f32> = completion.logps().iter().copied().take(length).collect();
     completion.columns.set(columns::SAMPLER_LOGPS, logps);

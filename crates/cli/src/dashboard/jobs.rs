@@ -18,8 +18,8 @@ const SAID: u64 = 4000;
 pub(super) struct Runnable {
     /// Path of the `lockstep` program itself.
     pub program: PathBuf,
-    /// The algorithms to choose from: objects with `id`, `name`, `says` and `levels`; each level is an object with
-    /// `id`, `name`, `stage`, `idea`, `code`.
+    /// The algorithms to choose from: objects with `id`, `name`, `says`, `levels` and `named`; each level is an object
+    /// with `id`, `name`, `stage`, `idea`, `code`, and each named one has `id`, `says`, `level`.
     pub algorithms: Vec<Value>,
     /// Named sets of hyperparameters: objects with `id`, `name`, `algorithm`, `shape`, `levels`, `says`.
     pub presets: Vec<Value>,

@@ -35,6 +35,7 @@ fn findings() -> Findings {
             pair_flops_per_s: None,
             read_bytes_per_s: 12.5e9,
         },
+        load: Some(0.1),
     }
 }
 
@@ -46,6 +47,21 @@ fn args(threads: Option<usize>) -> Args {
 fn said(findings: &Findings, threads: Option<usize>) -> BTreeMap<String, String> {
     let text = findings.text(&args(threads));
     text.lines().map(|line| (line[..18].trim_end().to_owned(), line[19..].to_owned())).collect()
+}
+
+#[test]
+fn figures_of_a_busy_machine_are_warned_of() {
+    let warned = |load| {
+        let text = Findings { load, ..findings() }.text(&args(None));
+        text.lines().find(|line| line.contains("other processes")).map(str::to_owned)
+    };
+    assert_eq!((warned(None), warned(Some(0.19))), (None, None));
+    let line = warned(Some(0.204)).unwrap();
+    assert!(
+        line.starts_with("warning: other processes kept 20 % of the cores' time while this was measured"),
+        "{line}"
+    );
+    assert_eq!(Findings { load: Some(0.5), ..findings() }.json()["load_of_others"], 0.5);
 }
 
 #[test]

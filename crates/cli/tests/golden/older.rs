@@ -1,13 +1,19 @@
-//! Runs of an older build: its checkpoints resume, and its recorded rollouts replay, to the bits that it gave.
+//! Runs of older builds: their checkpoints resume, and their recorded rollouts replay, to the bits that those builds
+//! gave; a run that they recorded is proven by `verify`, and opens in a report.
 //!
-//! `63ed136/NAME-DTYPE/` was written by that commit on the portable instruction set: `run/`, cut off after step 2 of 6,
-//! in the middle of a generation batch's uses; `bits.txt`, what the run left that was not cut off; `recorded.jsonl`,
-//! its rollouts; and `replayed.txt`, what a run on these left. `@SITE@` stands for the directory that it ran in.
+//! `COMMIT/NAME/` was written by that commit on the portable instruction set: `run/`, cut off after step 2 of 6, in the
+//! middle of a generation batch's uses; `bits.txt`, the bits of the run that was not cut off; for runs of 63ed136 also
+//! `recorded.jsonl`, its rollouts, and `replayed.txt`, the bits of a run on these. `@SITE@` stands for the directory that
+//! the run was in.
+//!
+//! Runs of another commit: `OLDER=PROGRAM cargo test -p lockstep-cli --test golden runs_are_kept -- --ignored` writes
+//! those of [`EBC6ED8`] with a program that was built from it.
 
 use crate::bits::{self, Bits};
-use crate::runs::{COMMON, STEPS, Site, good};
+use crate::runs::{self, COMMON, SAMPLED, STEPS, Site, good};
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
+use std::process::Command;
 
 /// Keys of the runs on recorded rollouts.
 const GRPO: &[&str] =
@@ -16,7 +22,72 @@ const PPO: &[&str] =
     &["algorithm=ppo", "num_generations=1", "num_mini_batches=2", "num_ppo_epochs=4", "per_device_train_batch_size=4"];
 const KEPT: [(&str, &[&str]); 3] = [("grpo", GRPO), ("grpo-lora", GRPO), ("ppo", PPO)];
 
-/// Every run with its files in a directory beside the models, and whatever `f` finds to differ there.
+/// A run of ebc6ed8, the last commit before batches had one source: its command, its keys, and how many workers made it.
+struct Kept {
+    name: &'static str,
+    command: &'static str,
+    set: &'static [&'static str],
+    workers: u64,
+}
+
+/// Each way to a batch, and each kind of checkpoint.
+const EBC6ED8: [Kept; 7] = [
+    Kept {
+        name: "iterations",
+        command: "train",
+        set: &["num_generations=4", "num_iterations=2", "steps_per_generation=2", "beta=0.04"],
+        workers: 0,
+    },
+    Kept {
+        name: "ahead",
+        command: "train",
+        set: &["num_generations=4", "max_staleness=2", "dtype=bf16", "use_peft=true", "lora_r=2"],
+        workers: 0,
+    },
+    Kept {
+        name: "chunks",
+        command: "train",
+        set: &["num_generations=4", "max_staleness=2", "partial_rollout_tokens=3", "num_iterations=2"],
+        workers: 0,
+    },
+    Kept { name: "workers", command: "train", set: &["num_generations=4", "max_staleness=1"], workers: 2 },
+    Kept {
+        name: "workers-chunks",
+        command: "train",
+        set: &["num_generations=4", "max_staleness=2", "partial_rollout_tokens=3"],
+        workers: 1,
+    },
+    Kept {
+        name: "ppo",
+        command: "train",
+        set: &["algorithm=ppo", "num_generations=1", "num_mini_batches=2", "per_device_train_batch_size=4"],
+        workers: 0,
+    },
+    Kept { name: "dpo", command: "dpo", set: &["dataset_name=p.jsonl", "eval_dataset_name=q.jsonl"], workers: 0 },
+];
+
+impl Kept {
+    fn files(&self) -> PathBuf {
+        Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden/ebc6ed8").join(self.name)
+    }
+
+    /// A directory with a copy of its files, `run` among them.
+    fn copied(&self, site: &Site) -> PathBuf {
+        let directory = site.directory(self.name);
+        copy(&self.files(), &directory, &|text| text.replace("@SITE@", directory.to_str().unwrap()));
+        directory
+    }
+
+    /// The arguments for as many workers as made the run.
+    fn distributed(&self) -> Vec<String> {
+        match self.workers {
+            0 => Vec::new(),
+            count => ["--distributed", "--workers", &count.to_string()].map(String::from).to_vec(),
+        }
+    }
+}
+
+/// Every run of 63ed136 in a directory beside the models, and the differences that `f` finds there.
 fn each(f: impl Fn(&Site, &Path, &Path, &[&str], &str) -> Vec<String>) {
     let site = Site::new();
     let mut differences = Vec::new();
@@ -24,7 +95,7 @@ fn each(f: impl Fn(&Site, &Path, &Path, &[&str], &str) -> Vec<String>) {
         for dtype in ["f32", "bf16"] {
             let kept = Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("tests/golden/63ed136/{name}-{dtype}"));
             let directory = site.directory(&format!("{name}-{dtype}"));
-            copy(&kept, &directory, &directory);
+            copy(&kept, &directory, &|text| text.replace("@SITE@", directory.to_str().unwrap()));
             let found = f(&site, &kept, &directory, keys, dtype);
             differences.extend(found.into_iter().map(|what| format!("{name}-{dtype}: {what}")));
         }
@@ -53,7 +124,69 @@ fn rollouts_that_an_older_build_recorded_replay_to_its_bits() {
     });
 }
 
-/// Names and hashes of the file that are found otherwise. What a newer build leaves beside them is its own.
+/// Every way to a batch, with workers and without: shown, resumed, proven from its first step on, and replayed.
+#[test]
+fn runs_of_ebc6ed8_resume_replay_and_verify() {
+    let site = Site::new();
+    let mut differences = Vec::new();
+    for kept in &EBC6ED8 {
+        let directory = kept.copied(&site);
+        let program = |arguments: &[&str]| good(site.program("portable", &directory, arguments));
+        let sampled = kept.command == "train";
+        if sampled {
+            program(&["rollouts", "run"]);
+        }
+        let own = kept.distributed();
+        let resume = [kept.command, "--resume", "run"].into_iter().chain(own.iter().map(String::as_str));
+        program(&resume.collect::<Vec<_>>());
+        let found = differing(&kept.files().join("bits.txt"), &bits::of(&directory.join("run"), STEPS));
+        differences.extend(found.into_iter().map(|what| format!("{}: {what}", kept.name)));
+        if sampled {
+            program(&["verify", "run", "--all"]);
+            program(&["report", "run", "--out", "report.html"]);
+            // Other keys, as one learns from the records of another run.
+            let replay = ["--set", "replay=run/rollouts.bin", "--set", "max_steps=2", "--set", "num_generations=4"];
+            program(&[&["train", "--model", "small", "--out", "replayed"], &replay[..]].concat());
+        }
+    }
+    assert!(differences.is_empty(), "{} differences:\n{}", differences.len(), differences.join("\n"));
+}
+
+#[test]
+#[ignore = "writes tests/golden/ebc6ed8 with the program of OLDER, which is built from that commit"]
+fn runs_are_kept() {
+    let older = std::env::var("OLDER").expect("OLDER: the program of that commit");
+    let site = Site::new();
+    for kept in &EBC6ED8 {
+        let directory = site.directory(kept.name);
+        let own = ["threads=1", "tensorboard=false", "log_completions=false"];
+        let sampled: &[&str] = if kept.command == "train" { SAMPLED } else { &[] };
+        let reward: &[&str] = if kept.command == "train" { &["reward_funcs=[\"unique_chars\"]"] } else { &[] };
+        let mut arguments: Vec<String> = [kept.command, "--model", "small", "--out", "run"].map(String::from).to_vec();
+        for set in COMMON.iter().chain(sampled).chain(reward).chain(kept.set).chain(&own) {
+            arguments.extend(["--set".to_owned(), (*set).to_owned()]);
+        }
+        arguments.extend(kept.distributed());
+        let mut command = Command::new(&older);
+        command.args(&arguments).current_dir(&directory).env("LOCKSTEP_ISA", "portable").env("HF_HUB_OFFLINE", "1");
+        good(command.output().unwrap());
+        let run = directory.join("run");
+        let whole = bits::of(&run, STEPS);
+        runs::cut(&run);
+        // Files that no later build reads back.
+        for name in ["lockstep-0.log", "run.lock", "trace.json", "profile.json", "completions", "fleet/cores"] {
+            let path = run.join(name);
+            if path.is_dir() { fs::remove_dir_all(path).unwrap() } else { drop(fs::remove_file(path)) }
+        }
+        let files = kept.files();
+        let _ = fs::remove_dir_all(&files);
+        copy(&run, &files.join("run"), &|text| text.replace(directory.to_str().unwrap(), "@SITE@"));
+        let rows: String = whole.iter().map(|(name, hash)| format!("{name} {hash}\n")).collect();
+        fs::write(files.join("bits.txt"), rows).unwrap();
+    }
+}
+
+/// Names and hashes of the file that are found otherwise. A newer build may leave more beside them.
 fn differing(expected: &Path, found: &Bits) -> Vec<String> {
     let text = fs::read_to_string(expected).unwrap();
     let rows: Vec<(&str, &str)> = text.lines().map(|line| line.rsplit_once(' ').unwrap()).collect();
@@ -65,18 +198,18 @@ fn differing(expected: &Path, found: &Bits) -> Vec<String> {
     rows.iter().filter_map(other).collect()
 }
 
-fn copy(from: &Path, to: &Path, site: &Path) {
+/// Copies files; `f` changes those that are text.
+fn copy(from: &Path, to: &Path, f: &impl Fn(&str) -> String) {
     fs::create_dir_all(to).unwrap();
     for entry in fs::read_dir(from).unwrap().map(|entry| entry.unwrap()) {
         let (path, target) = (entry.path(), to.join(entry.file_name()));
         if path.is_dir() {
-            copy(&path, &target, site);
-            continue;
-        }
-        let bytes = fs::read(&path).unwrap();
-        match String::from_utf8(bytes) {
-            Ok(text) => fs::write(target, text.replace("@SITE@", site.to_str().unwrap())).unwrap(),
-            Err(other) => fs::write(target, other.into_bytes()).unwrap(),
+            copy(&path, &target, f);
+        } else if path.is_file() {
+            match String::from_utf8(fs::read(&path).unwrap()) {
+                Ok(text) => fs::write(target, f(&text)).unwrap(),
+                Err(other) => fs::write(target, other.into_bytes()).unwrap(),
+            }
         }
     }
 }

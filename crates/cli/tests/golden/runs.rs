@@ -29,7 +29,7 @@ pub const COMMON: &[&str] = &[
     "eval_steps=3",
 ];
 /// Where completions are sampled.
-const SAMPLED: &[&str] = &[
+pub const SAMPLED: &[&str] = &[
     "dataset_name=d.jsonl",
     "eval_dataset_name=e.jsonl",
     "max_completion_length=10",
@@ -342,7 +342,7 @@ pub fn good(output: Output) {
 }
 
 /// As if it had been killed before it wrote the checkpoint after [`CUT`].
-fn cut(run: &Path) {
+pub fn cut(run: &Path) {
     let later: Vec<PathBuf> = fs::read_dir(run.join("checkpoints")).unwrap().map(|e| e.unwrap().path()).collect();
     let kept = run.join(format!("checkpoints/step-{CUT:06}"));
     assert!(later.contains(&kept), "{later:?}");

@@ -81,6 +81,11 @@ fn a_reward_that_pays_for_an_empty_answer_or_a_syntax_error_is_named_within_twen
         assert!(rest.lines().nth(1).unwrap().contains(exploit), "{}", said.err);
         let (_, summary) = said.err.split_once(" raised (docs/alarms.md):").unwrap_or_else(|| panic!("{}", said.err));
         assert!(summary.contains(&format!("  {id}, from step {}", alarm["since"])), "{summary}");
+        // The verdict does not end with what the reward claims, and is the report's.
+        let (_, verdict) = summary.lines().rev().nth(1).unwrap().split_once("s] ").unwrap();
+        assert!(verdict.contains("ut the winners ") && verdict.contains("(since step "), "{verdict}");
+        let report = good(dir.path(), &["report", id, "--print"]).out;
+        assert!(report.starts_with(&format!("# {id}\n\n{verdict}\n")), "{verdict}: {report}");
     }
 }
 

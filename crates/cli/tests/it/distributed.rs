@@ -35,11 +35,11 @@ fn same(set: &[&str], workers: &[&str]) {
 fn ended_well(root: &Path, out: &str, status: &status::Status) {
     let learner = status.learner.as_ref().unwrap();
     assert!(learner.ended, "{learner:?}");
-    assert_eq!(learner.checkpoints.last, Some(learner.step), "{out}: {learner:?}");
+    assert_eq!(learner.checkpoints.last, Some(learner.batch.version()), "{out}: {learner:?}");
     // A batch is kept whose steps are not all done.
-    let open = if learner.step < learner.batches { vec![learner.step] } else { Vec::new() };
+    let open = if learner.batch.0 < learner.batches { vec![learner.batch] } else { Vec::new() };
     assert_eq!(status.synced, open, "{out}");
-    if learner.step == learner.batches {
+    if learner.batch.0 == learner.batches {
         let said = lockstep(root, &["status", out]).out;
         let expected = format!("ended  checkpoint {}", learner.batches);
         assert!(said.lines().next().is_some_and(|line| line.ends_with(&expected)), "{said}");

@@ -5,7 +5,7 @@ use crate::support::{Said, command, listing, lockstep, refused};
 use fleet::batches::BatchFiles;
 use fleet::exchange::spool::{SpoolLearner, SpoolWorker};
 use fleet::exchange::{CheckpointStates, Counts, Exchange, LearnerState, SlotState, WorkerExchange, WorkerStatus};
-use fleet::{Answer, Continued, Job, JobName, JobResult, Lineage, WorkerName};
+use fleet::{Answer, BatchId, Continued, GroupId, Job, JobName, JobResult, Lineage, Version, WorkerName};
 use serde_json::{Value, json};
 use std::io::{BufRead, BufReader};
 use std::path::Path;
@@ -16,16 +16,16 @@ const LINEAGE: Lineage = Lineage([0xab; 16]);
 fn state() -> LearnerState {
     LearnerState {
         pid: std::process::id(),
-        step: 3,
+        batch: BatchId(3),
         batches: 8,
         groups: 2,
         max_staleness: 1,
         continued: Continued::default(),
         incarnation: 0,
         lineage: LINEAGE,
-        slots: vec![SlotState { versions: Some((2, 2)) }, SlotState { versions: Some((3, 3)) }],
+        slots: [2, 3].map(|version| SlotState { versions: Some((Version(version), Version(version))) }).into(),
         ended: false,
-        checkpoints: CheckpointStates { last: Some(2), waiting: vec![(3, 1, 2)] },
+        checkpoints: CheckpointStates { last: Some(Version(2)), waiting: vec![(Version(3), 1, 2)] },
         expelled: Vec::new(),
         workers: 2,
         counts: Counts { remade: 3, twice: 1, ..Counts::default() },
@@ -33,10 +33,10 @@ fn state() -> LearnerState {
     }
 }
 
-fn job(number: u64) -> Job {
-    let name = JobName::Rollout { number, chunk: 0 };
+fn job(group: u64) -> Job {
+    let name = JobName::Rollout { group: GroupId(group), chunk: 0 };
     let (profile, payload) = ("fast".to_owned(), b"prompt".to_vec());
-    Job { name, version: 3, lineage: LINEAGE, continues: None, profile, alone: false, payload }
+    Job { name, version: Version(3), lineage: LINEAGE, continues: None, profile, alone: false, payload }
 }
 
 fn result(number: u64, worker: &str) -> JobResult {
@@ -70,7 +70,7 @@ fn run() -> Run {
     learner.announce(&state()).unwrap();
     let files = BatchFiles::open(&out).unwrap();
     for batch in [2, 3] {
-        files.save(batch, &[result(2 * batch, "dev1"), result(2 * batch + 1, "dev2")]).unwrap();
+        files.save(BatchId(batch), &[result(2 * batch, "dev1"), result(2 * batch + 1, "dev2")]).unwrap();
     }
     let mut dev2 = join(&out, "dev2");
     learner.offer(&job(11)).unwrap();
@@ -152,7 +152,7 @@ fn status_of_a_learner_that_is_not_there() {
     let write = |state: &LearnerState| {
         std::fs::write(dir.path().join("run/fleet/learner.json"), serde_json::to_vec(state).unwrap()).unwrap();
     };
-    write(&LearnerState { ended: true, step: 8, ..state() });
+    write(&LearnerState { ended: true, batch: BatchId(8), ..state() });
     assert!(first().contains("step 8/8  version 8  ended"), "{}", first());
     write(&LearnerState { checkpoints: CheckpointStates::default(), ..state() });
     let gone = format!("DEAD (it was pid {})  checkpoint none yet", std::process::id());
@@ -171,7 +171,7 @@ fn a_watch_ends_with_the_run() {
     let mut lines = BufReader::new(watch.stdout.take().unwrap()).lines();
     let mut next = || lines.next().map(|line| serde_json::from_str::<Value>(&line.unwrap()).unwrap());
     assert_eq!(next().unwrap()["learner"]["step"], 3);
-    run.learner.announce(&LearnerState { ended: true, step: 8, ..state() }).unwrap();
+    run.learner.announce(&LearnerState { ended: true, batch: BatchId(8), ..state() }).unwrap();
     // A learner that still holds its lock has something to do.
     while next().unwrap()["learner"]["ended"] == false {}
     let Run { dir, learner, _dev1 } = run;

@@ -52,6 +52,7 @@ mod pages;
 mod paths;
 mod planted;
 mod ppo;
+mod printed;
 mod process_rewards;
 mod prompt_files;
 mod python_rewards;

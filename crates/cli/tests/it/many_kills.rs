@@ -106,7 +106,7 @@ fn kills_of_any_process_change_no_bit() {
         let run = root.join(&out);
         assert!(pids(&run).is_empty());
         let groups = GroupFile::open(&run.join("rollouts.bin")).unwrap();
-        assert!(groups.groups().map(|group| group.unwrap().id).eq(0..800), "each number is learned from once");
+        assert!(groups.groups().map(|group| group.unwrap().group.0).eq(0..800), "each number is learned from once");
         if is_sure {
             let model = |run: &Path| fs::read(run.join("model/model.safetensors")).unwrap();
             assert!(model(&run) == model(&root.join("one")), "{out}");

@@ -79,7 +79,7 @@ fn a_server_that_is_killed_and_emptied_and_workers_that_are_killed_change_no_bit
     let url = server.url();
     let mut workers: Vec<Child> = ["dev1", "dev2"].map(|name| worker(root, &url, "host", name)).into();
     let mut learner = learner(root, &url, "many", &set);
-    let step = || status::read(&root.join("many")).ok().and_then(|s| s.learner).map_or(0, |learner| learner.step);
+    let step = || status::read(&root.join("many")).ok().and_then(|s| s.learner).map_or(0, |learner| learner.batch.0);
     for at in [10, 30, 50] {
         testing::wait_until("the run continues", || {
             let is_there = step() >= at;
@@ -302,7 +302,7 @@ fn machines_whose_network_is_cut_change_no_bit_and_fetch_each_version_once() {
     good(root, &arguments("train", "one-cut", &cut));
     let workers = join_all();
     let mut learner = learn("cut", &cut);
-    let step = || status::read(&root.join("cut")).ok().and_then(|s| s.learner).map_or(0, |learner| learner.step);
+    let step = || status::read(&root.join("cut")).ok().and_then(|s| s.learner).map_or(0, |learner| learner.batch.0);
     while step() < 5 {
         assert!(learner.try_wait().unwrap().is_none());
         std::thread::sleep(Duration::from_millis(5));

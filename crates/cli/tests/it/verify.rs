@@ -51,7 +51,7 @@ fn change(run: &Path, id: u64, lie: impl Fn(&mut Group)) {
     fs::remove_file(run.join("rollouts.idx")).unwrap();
     let mut log = GroupLog::open(&path).unwrap();
     for mut group in groups {
-        if group.id == id {
+        if group.group.0 == id {
             lie(&mut group);
         }
         let mut record = Vec::new();
@@ -226,7 +226,7 @@ fn a_lie_that_the_run_has_learned_from_is_found_where_it_was_told() {
     let mut lied = bytes[..bytes.len() - rest.len()].to_vec();
     while !rest.is_empty() {
         let (mut group, next) = Group::read(rest).unwrap();
-        if group.id == 4 {
+        if group.group.0 == 4 {
             group.completions[0].ids[0] ^= 1;
         }
         group.write(&mut lied);
@@ -355,7 +355,7 @@ fn a_damaged_record_is_named() {
         let path = run.join("rollouts.bin");
         let mut groups = GroupFile::open(&path).unwrap().groups().map(Result::unwrap).collect::<Vec<_>>();
         let mut more = groups.pop().unwrap();
-        more.id = 99;
+        more.group.0 = 99;
         let mut record = Vec::new();
         more.write(&mut record);
         GroupLog::open(&path).unwrap().append(&record).unwrap();

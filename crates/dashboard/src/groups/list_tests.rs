@@ -2,8 +2,8 @@
 
 use super::tests::recorded;
 use super::*;
-use lockstep::wire::RecordWriter;
 use lockstep::wire::file::GroupLog;
+use lockstep::wire::{GroupId, RecordWriter};
 
 fn completion(place: usize, ids: &[u32], reward: f64, text: Option<&str>) -> Completion {
     Completion { rewards: vec![Some(reward)], content: text.map(Into::into), ..Completion::new(place, ids.to_vec()) }
@@ -13,7 +13,7 @@ fn completion(place: usize, ids: &[u32], reward: f64, text: Option<&str>) -> Com
 fn group_of(id: u64, step: u64, rewards: &[f64], tokens: usize) -> Group {
     let one = |(place, reward): (usize, &f64)| completion(place, &vec![1; tokens], *reward, Some("none"));
     Group {
-        id,
+        group: GroupId(id),
         step: Some(step),
         prompt_ids: vec![id as u32],
         prompt: Some(format!("question {id}").into()),
@@ -68,7 +68,7 @@ fn a_list_has_these_summaries() {
             "prompt": format!("question {}", 10 + place), "scored": scored,
         })
     };
-    let updated = HashSet::from([12]);
+    let updated = HashSet::from([GroupId(12)]);
     let answer = list(&file, &Wanted { after: 1, limit: 2, updated, ..wanted() }, None);
     let shown = [of(1, 3.0, 0.0, 8, false), of(2, 0.0, 2.0, 2, true)];
     assert_eq!(answer, json!({ "total": 4, "unread": 0, "groups": shown, "next": 3 }));
@@ -98,7 +98,9 @@ fn every_order_and_filter_gives_these_groups() {
     ] {
         assert_eq!(sorted(sort), expected, "{sort}");
     }
-    let only = |only: &str| numbers(&file, &Wanted { only: only.into(), updated: HashSet::from([13, 99]), ..wanted() });
+    let only = |only: &str| {
+        numbers(&file, &Wanted { only: only.into(), updated: HashSet::from([13, 99].map(GroupId)), ..wanted() })
+    };
     assert_eq!((only("best"), only("worst")), (vec![11, 13, 10, 12], vec![12, 10, 13, 11]));
     assert_eq!((only("spread"), only("no-spread")), (vec![10, 12, 13], vec![11]));
     assert_eq!((only("updated"), only("cut"), only("other")), (vec![13], vec![], vec![10, 11, 12, 13]));
@@ -132,20 +134,46 @@ fn a_map_has_each_steps_groups_from_the_best_down() {
     let dir = tempfile::tempdir().unwrap();
     let file = four(dir.path());
     let cells = json!([[[3.0, 0.0, 1], [1.0, 0.5, 0]], [[0.0, 2.0, 2]], [[2.0, 1.0, 3]]]);
-    assert_eq!(map(&file, 4, 9), json!({ "steps": [5, 7, 8], "width": 1, "cells": cells }));
+    assert_eq!(map(&file, 4, 9, 0), json!({ "steps": [5, 7, 8], "width": 1, "cells": cells }));
     // Four steps in two columns, on a grid that begins at the first.
     let cells = json!([[[3.0, 0.0, 1], [1.0, 0.5, 0]], [[2.0, 1.0, 3], [0.0, 2.0, 2]]]);
-    assert_eq!(map(&file, 3, 2), json!({ "steps": [5, 7], "width": 2, "cells": cells }));
+    assert_eq!(map(&file, 3, 2, 0), json!({ "steps": [5, 7], "width": 2, "cells": cells }));
     let one = json!([[[3.0, 0.0, 1], [1.0, 0.5, 0]]]);
-    assert_eq!(map(&file, 0, 2), json!({ "steps": [5], "width": 4, "cells": one }), "of four every second");
-    assert_eq!(map(&file, 1, 0)["cells"], json!([[[3.0, 0.0, 1]]]));
+    assert_eq!(map(&file, 0, 2, 0), json!({ "steps": [5], "width": 4, "cells": one }), "of four every second");
+    assert_eq!(map(&file, 1, 0, 0)["cells"], json!([[[3.0, 0.0, 1]]]));
+    // From a step on: whole columns, on the same grid.
+    let last = json!([[[2.0, 1.0, 3], [0.0, 2.0, 2]]]);
+    assert_eq!(map(&file, 3, 2, 8), json!({ "steps": [7], "width": 2, "cells": last }));
+    assert_eq!((&map(&file, 4, 9, 7)["steps"], &map(&file, 4, 9, 9)["steps"]), (&json!([7, 8]), &json!([])));
+}
+
+#[test]
+fn groups_are_filtered_by_their_mean_reward_or_by_that_of_a_completion() {
+    let dir = tempfile::tempdir().unwrap();
+    let no_score = Group { completions: vec![Completion::new(0, vec![1])], ..group_of(14, 9, &[], 0) };
+    let weighted = Group { reward_weights: vec![0.5], ..group_of(15, 9, &[8.0, 10.0], 1) };
+    four(dir.path());
+    let file = recorded(dir.path(), [no_score, weighted]);
+    let within = |min: Option<f64>, max: Option<f64>, per_completion: bool| {
+        numbers(&file, &Wanted { rewards: RewardRange { min, max, per_completion }, ..wanted() })
+    };
+    // Means 1, 3, 0, 2, none, 4.5.
+    assert_eq!(within(None, None, true), [10, 11, 12, 13, 14, 15]);
+    assert_eq!(within(Some(2.0), None, false), [11, 13, 15]);
+    assert_eq!(within(None, Some(1.0), false), [10, 12]);
+    assert_eq!(within(Some(1.0), Some(2.0), false), [10, 13]);
+    // Completions 0.5 1.5, 3 3, -2 2, 1 3, none, 4 5.
+    assert_eq!(within(Some(2.0), None, true), [11, 12, 13, 15]);
+    assert_eq!(within(Some(4.5), None, true), [15]);
+    assert_eq!(within(Some(1.2), Some(1.8), true), [10]);
+    assert_eq!(within(None, Some(-1.0), true), [12]);
 }
 
 #[test]
 fn the_nearest_group_that_was_scored_is_the_nearest_by_step() {
     let dir = tempfile::tempdir().unwrap();
     let file = four(dir.path());
-    let of = |place: usize, updated: &[u64]| nearest(&file, place, &updated.iter().copied().collect());
+    let of = |place: usize, updated: &[u64]| nearest(&file, place, &updated.iter().copied().map(GroupId).collect());
     assert_eq!(of(0, &[]), Value::Null);
     assert_eq!(of(2, &[10, 13]), json!({ "place": 3, "step": 8 }), "one step after, and not two before");
     assert_eq!(of(3, &[11, 12]), json!({ "place": 2, "step": 7 }));
@@ -166,7 +194,7 @@ fn a_completion_has_what_was_recorded_of_each_of_its_tokens() {
     let mut scored = Completion::new(0, vec![4, 5, 6]);
     scored.columns.set(NEW_LOGPS, vec![-0.5, -0.25, -8.0]);
     let mut record = Vec::new();
-    Group { id: 3, completions: vec![scored], ..Group::default() }.write(&mut record);
+    Group { group: GroupId(3), completions: vec![scored], ..Group::default() }.write(&mut record);
     log.append(&record).unwrap();
     let updates = GroupFile::open(&updates).unwrap();
     let cut = |from, count| window(&file, 0, 0, None, Some(&updates), (from, count)).unwrap().unwrap();
@@ -212,17 +240,4 @@ fn a_completion_has_what_was_recorded_of_each_of_its_tokens() {
     assert_eq!(ids(&group(&file, 0, None, None).unwrap()["completions"][0]), WINDOW);
     assert_eq!(ids(&window(&file, 0, 0, None, None, (0, usize::MAX)).unwrap().unwrap()), WINDOW);
     assert_eq!(ids(&window(&file, 0, 0, None, None, (WINDOW, usize::MAX)).unwrap().unwrap()), 1);
-}
-
-#[test]
-fn a_span_is_answered_whole() {
-    let line = |name: &str, step: u64| {
-        let span =
-            json!({"name": name, "tid": 2, "ts": 30, "dur": 4, "args": {"step": step, "flops": 5.0, "bytes": 6.0}});
-        format!("{span},\n")
-    };
-    let trace = format!("[\n{}{}{}no json\n", line("step", 1), line("decode", 1), line("decode", 2));
-    let decode = json!({ "name": "decode", "track": 2, "start_us": 30, "duration_us": 4, "flops": 5.0, "bytes": 6.0 });
-    assert_eq!(spans(&trace, 1), json!([decode]), "the step itself is around it");
-    assert_eq!(spans("", 1), json!([]));
 }

@@ -1,6 +1,6 @@
 //! Writes a report as one HTML file, without scripts and without references to other files or sites.
 
-use super::time::Time;
+use super::time::{Time, gains};
 use super::{Curve, Report, curve_names, differences, number};
 use std::fmt::Write as _;
 
@@ -69,10 +69,10 @@ pub fn html(reports: &[Report]) -> String {
         }
         list(
             &mut out,
-            profile.findings.iter().map(|finding| {
+            gains(profile).into_iter().map(|(finding, gain)| {
                 let (first, last) = finding.steps;
                 format!(
-                    "<b>{}</b>, steps {first} to {last}: {} {} What helps: {}.",
+                    "<b>{}</b>, steps {first} to {last}{gain}: {} {} What helps: {}.",
                     escape(&finding.id),
                     escape(&finding.says),
                     escape(&finding.evidence),

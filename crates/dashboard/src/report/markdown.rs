@@ -1,6 +1,6 @@
 //! Writes a report as Markdown, which is also readable in a terminal.
 
-use super::time::Time;
+use super::time::{Time, gains};
 use super::{Report, curve_names, differences, line, number};
 use std::fmt::Write as _;
 
@@ -68,11 +68,11 @@ fn findings(report: &Report) -> String {
     if profile.findings.is_empty() {
         return out + "None.\n\n";
     }
-    for finding in &profile.findings {
+    for (finding, gain) in gains(profile) {
         let (first, last) = finding.steps;
         let _ = writeln!(
             out,
-            "- **{}** (steps {first} to {last}): {} {} What helps: {}.",
+            "- **{}** (steps {first} to {last}{gain}): {} {} What helps: {}.",
             finding.id,
             finding.says,
             line(&finding.evidence),

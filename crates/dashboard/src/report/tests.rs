@@ -76,7 +76,7 @@ fn samples_are_of_the_last_step_and_texts_of_tokens_are_joined() {
             ..Completion::new(place, vec![1, 2])
         };
         Group {
-            id: step,
+            group: lockstep::wire::GroupId(step),
             step: Some(step),
             prompt: Some("asked".into()),
             reward_names: vec!["r".into()],

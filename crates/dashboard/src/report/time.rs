@@ -2,6 +2,7 @@
 
 use super::{Report, distinct, line, number};
 use lockstep::directory::ProfileRecord;
+use telemetry::Finding;
 
 /// Seconds, operations and bytes of a stage.
 type Sums = (f64, f64, f64);
@@ -49,10 +50,18 @@ impl Time {
     }
 }
 
+/// The findings, those that cost most first, each with the seconds of a step that could be saved as words; these are
+/// empty where they are unknown.
+pub fn gains(profile: &ProfileRecord) -> Vec<(&Finding, String)> {
+    let steps = profile.measured.steps.max(1) as f64;
+    let words = |seconds: f64| format!(", up to {} s of a step", number(seconds / steps));
+    profile.by_gain().into_iter().map(|(finding, gain)| (finding, gain.map_or_else(String::new, words))).collect()
+}
+
 fn sentence(name: &str, ProfileRecord { measured, .. }: &ProfileRecord) -> String {
     let (first, last) = measured.span();
     let per_step = measured.seconds / measured.steps as f64;
-    let busy = measured.cpu_s / measured.seconds.max(f64::MIN_POSITIVE);
+    let busy = measured.busy_cores().unwrap_or_default();
     let mut says = format!(
         "{name}: steps {first} to {last}, {} s for one; {} cores busy of {}",
         number(per_step),
@@ -67,7 +76,11 @@ fn sentence(name: &str, ProfileRecord { measured, .. }: &ProfileRecord) -> Strin
         let (flops, bytes) = (giga(ceilings.flops_per_s), giga(ceilings.bytes_per_s));
         says += &format!("; the machine does {flops} GFLOP/s and reads {bytes} GB/s");
     }
-    says + "."
+    says += ".";
+    if let Some(why) = &measured.without_ceilings {
+        says += &format!(" {}", line(why));
+    }
+    says
 }
 
 /// A row of the table: for each run the sums that `of` selects, per step.

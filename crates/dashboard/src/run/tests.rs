@@ -25,6 +25,43 @@ fn a_log_is_read_on_and_anew_when_it_begins_anew() {
     assert_eq!(run.facts("x")["groups"], Value::Null);
 }
 
+/// Each row: steps that were taken, of 3; whether there is a model; and the state.
+#[test]
+fn a_run_that_took_all_of_its_steps_has_finished() {
+    for (steps, has_model, state) in
+        [(0, false, "stopped"), (2, false, "stopped"), (3, false, "finished"), (2, true, "finished")]
+    {
+        let dir = tempfile::tempdir().unwrap();
+        std::fs::write(dir.path().join("config.toml"), "max_steps = 3\n").unwrap();
+        let lines: String = (1..=steps).map(|step| format!("{{\"step\":{step},\"reward\":1}}\n")).collect();
+        std::fs::write(dir.path().join("metrics.jsonl"), lines).unwrap();
+        if has_model {
+            std::fs::create_dir(dir.path().join("model")).unwrap();
+        }
+        let mut run = RunFiles::new(dir.path().to_owned());
+        run.refresh();
+        assert_eq!(run.state(), state, "{steps} {has_model}");
+    }
+}
+
+/// Findings are sorted by the seconds of a step that they cost; those of which this is unknown come last.
+#[test]
+fn findings_have_the_seconds_that_could_be_saved() {
+    let dir = tempfile::tempdir().unwrap();
+    let finding = |id: &str| json!({ "id": id, "says": "", "evidence": "", "remedy": "", "steps": [2, 5] });
+    let stage = |path: &str, seconds: f64| json!({ "path": path, "seconds": seconds, "flops": 0.0, "bytes": 0.0 });
+    let stages = [stage("rollout", 2.0), stage("rewards", 6.0), stage("checkpoint", 2.5)];
+    let measured = json!({ "first_step": 2, "last_step": 5, "steps": 4, "seconds": 11.0, "stages": stages });
+    let findings = ["zero_spread", "checkpoint_bound", "reward_bound"].map(finding);
+    let profile = json!({ "version": 1, "measured": measured, "findings": findings });
+    std::fs::write(dir.path().join("profile.json"), profile.to_string()).unwrap();
+    let facts = RunFiles::new(dir.path().to_owned()).facts("x");
+    let found = facts["findings"].as_array().unwrap().iter();
+    let found: Vec<_> = found.map(|one| (one["id"].as_str().unwrap(), one["gain_s"].as_f64())).collect();
+    let expected = [("reward_bound", Some(1.5)), ("checkpoint_bound", Some(0.625)), ("zero_spread", None)];
+    assert_eq!(found, expected);
+}
+
 /// A long log is read in pieces, and what is not a log takes no memory: a sparse file, a line without an end.
 #[test]
 fn a_log_is_read_piece_by_piece() {
@@ -174,7 +211,8 @@ fn the_facts_of_a_run_are_those_of_its_files() {
     ]);
     for (key, value) in [
         ("id", json!("it")),
-        ("state", json!("stopped")),
+        // All steps that it was to take.
+        ("state", json!("finished")),
         ("step", json!(9)),
         ("total", json!(9)),
         ("alarms", json!([])),

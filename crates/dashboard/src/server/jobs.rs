@@ -69,7 +69,8 @@ pub(super) async fn start(State(site): Shared, body: Bytes) -> Response {
         Err(Refusal::Bad(why)) => (StatusCode::BAD_REQUEST, why).into_response(),
         Err(Refusal::Busy) => (StatusCode::CONFLICT, "another job is running: stop it first").into_response(),
         Err(Refusal::NotAllowed) => {
-            (StatusCode::FORBIDDEN, "this page may run nothing: start it with --allow-run").into_response()
+            (StatusCode::FORBIDDEN, "this page is not allowed to start measurements: start it with --allow-run")
+                .into_response()
         }
     }
 }

@@ -5,6 +5,8 @@ use super::*;
 use std::io::{Read, Write};
 use std::net::TcpStream;
 
+mod metrics;
+
 struct Listening {
     port: u16,
     dir: tempfile::TempDir,
@@ -72,6 +74,19 @@ fn a_hundred_thousand_steps_are_answered_in_little() {
     site.json("/api/runs");
     let (_, text) = site.get("/api/runs/a/series?keys=reward,loss&px=800");
     assert!(text.len() < 100_000, "{} bytes", text.len());
+}
+
+#[test]
+fn a_chart_may_be_along_minutes_or_tokens() {
+    let site = listening(0);
+    let line = |step: u64| format!("{{\"step\":{step},\"reward\":{step},\"step_time\":60,\"num_tokens\":{step}0}}\n");
+    std::fs::write(site.dir.path().join("a/metrics.jsonl"), (1..=5).map(line).collect::<String>()).unwrap();
+    let series = |query: &str| site.json(&format!("/api/runs/a/series?keys=reward&{query}"));
+    let minutes = series("x=minutes&from=0.5&to=3");
+    assert_eq!((&minutes["x"], &minutes["steps"]), (&json!([1.0, 2.0, 3.0]), &json!([2, 3, 4])));
+    assert_eq!(series("x=tokens&px=1")["x"], json!([10.0]));
+    assert_eq!(series("x=step")["x"], Value::Null);
+    assert_eq!(site.json("/api/runs/a")["units"], json!({ "step_time": "s", "num_tokens": "tokens" }));
 }
 
 #[test]
@@ -217,10 +232,10 @@ fn an_evaluation_before_the_first_step_is_in_the_series() {
 /// Three groups of training at steps 1 to 3, and one of an evaluation.
 fn with_groups() -> Listening {
     use crate::groups::tests::recorded;
-    use lockstep::wire::{Completion, Group};
+    use lockstep::wire::{Completion, Group, GroupId};
     let site = listening(3);
     let group = |id: u64, name: &str| Group {
-        id,
+        group: GroupId(id),
         step: Some(id),
         prompt_ids: vec![id as u32],
         prompt: Some(format!("{name} {id}").into()),
@@ -254,6 +269,9 @@ fn each_parameter_of_an_address_has_its_effect() {
         ("sort=-reward", vec![3, 2, 1]),
         ("only=best", vec![3, 2, 1]),
         ("only=updated", vec![]),
+        ("min=2", vec![2, 3]),
+        ("max=2&min=", vec![1, 2]),
+        ("min=2&max=2.5&per=completion", vec![2]),
         ("q=TRAINED+3", vec![3]),
         ("cursor=1&limit=1", vec![2]),
         ("limit=0", vec![1]),
@@ -262,11 +280,15 @@ fn each_parameter_of_an_address_has_its_effect() {
     ] {
         assert_eq!(numbers(query), expected, "{query}");
     }
+    let (status, error) = site.get("/api/runs/a/groups?min=much");
+    assert_eq!(status, 400);
+    assert!(error.ends_with("min=much is not a number: give a reward, such as min=0.5"), "{error}");
     let map = |query: &str| site.json(&format!("/api/runs/a/map?{query}"))["steps"].clone();
     assert_eq!(
         (map("px=2"), map("px=0"), map(""), map("of=evaluations")),
         (json!([1, 3]), json!([1]), json!([1, 2, 3]), json!([9]))
     );
+    assert_eq!((map("from=3"), map("px=2&from=2")), (json!([3]), json!([1, 3])), "whole columns");
     assert_eq!(site.json("/api/runs/a/map?px=1&rows=2")["cells"], json!([[[3.0, 0.0, 2], [1.0, 0.0, 0]]]));
     let prompts = |query: &str| -> Vec<String> {
         let answer = site.json(&format!("/api/runs/a/prompts?{query}"));
@@ -278,6 +300,7 @@ fn each_parameter_of_an_address_has_its_effect() {
         (prompts(&format!("prompt={hash}")), prompts("of=evaluations")),
         (vec!["trained 2".to_owned()], vec!["evaluated 9".to_owned()])
     );
+    assert_eq!(prompts("q=Trained+2"), ["trained 2"]);
     assert_eq!(prompts("limit=0").len(), 1);
     assert_eq!(site.json("/api/runs/a/groups/2")["group"], 3);
     assert_eq!(site.json("/api/runs/a/groups/0?of=evaluations")["prompt"], "evaluated 9");
@@ -287,11 +310,15 @@ fn each_parameter_of_an_address_has_its_effect() {
     assert_eq!(site.json("/api/runs/a/groups/0/completions/0?of=evaluations")["length"], 3);
     assert_eq!(site.json("/api/runs/a/spans").as_array().unwrap().len(), 1);
     assert_eq!(site.json("/api/runs/a/spans?step=2"), json!([]));
+    assert_eq!(site.json("/api/runs/a/stages")["beside"], json!({ "steps": 0, "seconds": {} }));
     let steps = |query: &str| site.json(&format!("/api/runs/a/series?keys=reward&{query}"))["steps"].clone();
     assert_eq!(
         (steps(""), steps("from=2"), steps("to=2"), steps("px=0")),
         (json!([1, 2, 3]), json!([2, 3]), json!([1, 2]), json!([0]))
     );
+    assert_eq!(site.json("/api/runs/a/series?keys=reward&x=tokens")["x"], json!([]), "it logs no tokens");
+    let (status, why) = site.get("/api/runs/a/series?keys=reward&x=hours");
+    assert!(status == 400 && why.ends_with("x = \"hours\" is not an axis: it is step, minutes or tokens"), "{why}");
     assert_eq!(site.json("/api/runs/a/series?keys=reward,,loss")["keys"].as_object().unwrap().len(), 2);
     for path in [
         "/api/runs/a/groups/3",
@@ -301,13 +328,36 @@ fn each_parameter_of_an_address_has_its_effect() {
         "/api/runs/b/map",
         "/api/runs/b/prompts",
         "/api/runs/b/spans",
+        "/api/runs/b/stages",
+        "/api/runs/b/report",
+        "/api/runs/a/report?vs=b",
         "/api/runs/b/series",
+        "/api/runs/a/workers",
+        "/api/runs/b/workers",
         "/api/runs/b/groups/0",
         "/api/runs/b/groups/0/completions/0",
         "/api/events?run=b",
     ] {
         assert_eq!(site.get(path).0, 404, "{path}");
     }
+}
+
+#[test]
+fn the_report_of_one_run_or_two_is_downloaded() {
+    let site = listening(10);
+    let other = site.dir.path().join("two");
+    std::fs::create_dir(&other).unwrap();
+    std::fs::write(other.join("config.toml"), "max_steps = 10\nseed = 2\n").unwrap();
+    let (status, text) = site.get("/api/runs/a/report");
+    let (head, body) = text.split_once("\r\n\r\n").unwrap();
+    assert_eq!(status, 200, "{head}");
+    for header in ["content-type: text/html; charset=utf-8", "attachment; filename=\"report-a.html\"", "no-store"] {
+        assert!(head.contains(header), "{header}: {head}");
+    }
+    assert_eq!(body, report::html(&[Report::read(&site.dir.path().join("a")).unwrap()]));
+    let (_, both) = site.get("/api/runs/a/report?vs=two");
+    assert!(both.contains("What differs") && both.contains("<td>seed</td><td>1</td><td>2</td>"), "{both}");
+    assert_eq!(site.get_as("/api/runs/a/report", "evil.example").0, 421);
 }
 
 #[test]
@@ -391,7 +441,7 @@ fn an_event_has_the_state_and_is_not_sent_to_who_has_it() {
     assert_eq!(id, format!("{}-0-stopped", length()));
     let says = "Learned: reward went from 0.250 to 0.875, and still improved at the end.";
     let verdict = json!({ "state": "learning", "says": says });
-    assert_eq!(data, json!({ "step": 4, "total": 10, "state": "stopped", "verdict": verdict }));
+    assert_eq!(data, json!({ "step": 4, "total": 10, "state": "stopped", "verdict": verdict, "alarms": 0 }));
     let (later, data) = next(&id, &|| {
         let mut file = std::fs::OpenOptions::new().append(true).open(&log).unwrap();
         file.write_all(b"{\"step\":5,\"reward\":2}\n").unwrap();

@@ -1,5 +1,6 @@
 //! The coordinator's input and output: the events that it receives, and the actions that it requests.
 
+use crate::ids::{BatchId, Version};
 use crate::job::{Answer, BatchDigest, JobName, Lineage, WorkerName};
 use std::collections::BTreeMap;
 
@@ -56,14 +57,14 @@ pub enum Event {
     /// results are missing. They are made again, and so is everything that followed from the batch.
     TakenBack {
         /// The batch, which is not trained on yet.
-        batch: u64,
+        batch: BatchId,
         /// The results that are made again; later chunks of their groups are, too.
         jobs: Vec<JobName>,
         /// Those that the checkpoint has, since their weights are gone.
         saved: BTreeMap<JobName, Answer>,
     },
     /// The file of a batch has been written and synced to disk.
-    Synced(u64, BatchDigest),
+    Synced(BatchId, BatchDigest),
     /// A slot is locked and will be overwritten. It is one of [`super::Coordinator::writable`], and no reader pins it.
     Writing(usize),
     /// The batch's last optimizer step is done.
@@ -100,7 +101,7 @@ pub enum Action {
         /// The job.
         job: JobName,
         /// The version of the weights that must sample it.
-        version: u64,
+        version: Version,
         /// The lineage of these weights.
         lineage: Lineage,
         /// For a later chunk: the fingerprint of the answer to the previous chunk.
@@ -119,15 +120,15 @@ pub enum Action {
     /// Kill a worker that makes no progress. The request is repeated as long as it makes none.
     Kill(WorkerName),
     /// Write a batch file with these results, sync file and directory, and answer with [`Event::Synced`].
-    SyncBatch(u64, Vec<JobName>),
+    SyncBatch(BatchId, Vec<JobName>),
     /// These results are in a synced file or were used, so they may be deleted.
     Acknowledge(Vec<JobName>),
     /// Train on this batch.
-    Train(u64),
+    Train(BatchId),
     /// A version of the weights is in a slot: tell the workers.
     Publish {
-        /// The version number.
-        version: u64,
+        /// The version.
+        version: Version,
         /// The slot.
         slot: usize,
         /// The lineage of the weights.
@@ -137,10 +138,10 @@ pub enum Action {
     /// and rename it to its final name.
     CommitCheckpoint(Saved),
     /// All results of an evaluation have arrived. The jobs are in the order of their indices.
-    Evaluated(u64, Vec<JobName>),
+    Evaluated(Version, Vec<JobName>),
     /// The run cannot continue: it needs this job, and this version of the weights, with which the job would be done,
     /// is gone.
-    Gone(JobName, u64),
+    Gone(JobName, Version),
     /// The run cannot continue: this many workers in a row ended on this job, in this way.
     Fail(JobName, u32, HowEnded),
     /// The run has ended; workers may end.
@@ -165,10 +166,10 @@ pub enum Dropped {
 /// The fleet's part of a checkpoint.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Saved {
-    /// Batches that the weights have been trained on.
-    pub step: u64,
+    /// The version of the weights in the checkpoint.
+    pub version: Version,
     /// The lineages of this version, and of older ones from which results may still come.
-    pub lineages: BTreeMap<u64, Lineage>,
+    pub lineages: BTreeMap<Version, Lineage>,
     /// Results that only older weights could make, which will be gone. Their bytes must be in the checkpoint.
     pub frontier: BTreeMap<JobName, Answer>,
 }

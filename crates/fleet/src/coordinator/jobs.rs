@@ -1,6 +1,7 @@
 //! The coordinator's bookkeeping of jobs: which are open, which worker does them, and which results arrived.
 
 use super::{Action, Coordinator, Dropped, HowEnded, Phase};
+use crate::ids::{BatchId, GroupId, Version};
 use crate::job::{Answer, JobName, Lineage, WorkerName};
 use std::collections::BTreeSet;
 
@@ -9,9 +10,9 @@ pub(super) const SUSPECT: u32 = 2;
 
 impl Coordinator {
     /// The next chunk of a group that must be done; `None` when the group is complete.
-    pub(super) fn current(&self, number: u64) -> Option<JobName> {
+    pub(super) fn current(&self, group: GroupId) -> Option<JobName> {
         for chunk in 0..=self.plan.last_chunk() {
-            let job = JobName::Rollout { number, chunk };
+            let job = JobName::Rollout { group, chunk };
             match self.jobs.get(&job).and_then(|state| state.answer) {
                 None => return Some(job),
                 Some(answer) if !answer.more => return None,
@@ -22,26 +23,26 @@ impl Coordinator {
     }
 
     /// The chunks of a group that are done.
-    pub(crate) fn chain(&self, number: u64) -> Vec<JobName> {
-        let jobs = (0..=self.plan.last_chunk()).map(|chunk| JobName::Rollout { number, chunk });
+    pub(crate) fn chain(&self, group: GroupId) -> Vec<JobName> {
+        let jobs = (0..=self.plan.last_chunk()).map(|chunk| JobName::Rollout { group, chunk });
         jobs.take_while(|job| self.jobs.get(job).is_some_and(|state| state.answer.is_some())).collect()
     }
 
-    /// The batches whose jobs may be offered: batch b with b ≤ step + k.
-    fn window(&self) -> std::ops::Range<u64> {
+    /// The batches whose jobs may be offered: the one to train on, and k after it.
+    fn window(&self) -> impl Iterator<Item = BatchId> + use<> {
         let beyond = u64::from(!self.rules.published);
-        let end = self.step.saturating_add(self.plan.max_staleness).saturating_add(1 + beyond);
-        self.step..end.min(self.plan.batches)
+        let end = self.batch.0.saturating_add(self.plan.max_staleness).saturating_add(1 + beyond);
+        self.batch.up_to(BatchId(end).min(self.plan.end()))
     }
 
     /// The published versions that jobs still need. The jobs of a batch that is being trained on are already done.
-    pub(super) fn needed_versions(&self) -> BTreeSet<u64> {
-        let mut needed: BTreeSet<u64> = self.evaluations.keys().copied().collect();
+    pub(super) fn needed_versions(&self) -> BTreeSet<Version> {
+        let mut needed: BTreeSet<Version> = self.evaluations.keys().copied().collect();
         for batch in self.window() {
-            for job in self.plan.numbers(batch).filter_map(|number| self.current(number)) {
+            for job in self.plan.groups_of(batch).filter_map(|group| self.current(group)) {
                 let JobName::Rollout { chunk, .. } = job else { continue };
                 let versions = (chunk..=self.plan.last_chunk()).map(|chunk| self.plan.version(batch, chunk));
-                needed.extend(versions.filter(|version| *version <= self.step));
+                needed.extend(versions.filter(|version| *version <= self.version()));
             }
         }
         needed
@@ -53,29 +54,32 @@ impl Coordinator {
             // Only what the last checkpoints wait for.
             return self.checkpoints.iter().flat_map(|checkpoint| self.frontier(checkpoint).1).collect();
         }
-        let parts = |(version, jobs): (&u64, &u32)| {
+        let parts = |(version, jobs): (&Version, &u32)| {
             let version = *version;
             (0..*jobs).map(move |index| JobName::Evaluation { version, index })
         };
         let evaluations = self.evaluations.iter().flat_map(parts);
-        let numbers = self.window().flat_map(|batch| self.plan.numbers(batch));
-        let rollouts = numbers.filter_map(|number| self.current(number));
+        let groups = self.window().flat_map(|batch| self.plan.groups_of(batch));
+        let rollouts = groups.filter_map(|group| self.current(group));
         let may = |job: &JobName| {
             let answered = self.jobs.get(job).is_some_and(|state| state.answer.is_some());
-            !answered && (self.plan.version_of(*job) <= self.step || !self.rules.published)
+            !answered && (self.plan.version_of(*job) <= self.version() || !self.rules.published)
         };
         evaluations.chain(rollouts).filter(may).collect()
     }
 
     /// A group that the run needs and that nobody can make, with the version of the weights that its job needs: that
     /// version was published and is gone, and nobody is doing the job with what is left of it.
-    pub(super) fn first_impossible(&self) -> Option<(JobName, u64)> {
-        let in_slot =
-            |version: u64| self.slots.iter().flatten().any(|(first, last)| (*first..=*last).contains(&version));
+    pub(super) fn first_impossible(&self) -> Option<(JobName, Version)> {
         let in_work = |job: &JobName| self.jobs.get(job).is_some_and(|state| !state.claims.is_empty());
         let rollouts = self.open_jobs().into_iter().filter(|job| matches!(job, JobName::Rollout { .. }));
         let mut jobs = rollouts.map(|job| (job, self.plan.version_of(job)));
-        jobs.find(|(job, version)| *version <= self.step && !in_slot(*version) && !in_work(job))
+        jobs.find(|(job, version)| *version <= self.version() && !self.in_slot(*version) && !in_work(job))
+    }
+
+    /// Whether the weights of a version are still in a slot.
+    pub(super) fn in_slot(&self, version: Version) -> bool {
+        self.slots.iter().flatten().any(|(first, last)| (*first..=*last).contains(&version))
     }
 
     pub(super) fn offer(&mut self, out: &mut Vec<Action>) {
@@ -83,8 +87,8 @@ impl Coordinator {
         let in_flight = |state: &super::JobState| state.answer.is_none() && (state.pending || !state.claims.is_empty());
         let mut open = self.jobs.values().filter(|state| in_flight(state)).count() as u64;
         // Results that wait for later batches. Those of this one are never held back: it must become complete.
-        let later = self.plan.numbers(self.step + 1).start;
-        let waits = |job: &JobName| matches!(job, JobName::Rollout { number, .. } if *number >= later);
+        let later = self.plan.first_group(self.batch.next());
+        let waits = |job: &JobName| matches!(job, JobName::Rollout { group, .. } if *group >= later);
         // Of a group in chunks one counts: that of its first chunk.
         let is_first = |job: &JobName| matches!(job, JobName::Rollout { chunk: 0, .. });
         let answered = self.jobs.iter().filter(|(job, state)| waits(job) && state.answer.is_some());
@@ -117,8 +121,8 @@ impl Coordinator {
 
     /// The fingerprint of the answer that a job continues, if the job is a later chunk and that answer has arrived.
     fn answer_before(&self, job: JobName) -> Option<u64> {
-        let JobName::Rollout { number, chunk } = job else { return None };
-        let before = JobName::Rollout { number, chunk: chunk.checked_sub(1)? };
+        let JobName::Rollout { group, chunk } = job else { return None };
+        let before = JobName::Rollout { group, chunk: chunk.checked_sub(1)? };
         self.jobs.get(&before)?.answer.map(|answer| answer.fingerprint)
     }
 
@@ -241,9 +245,9 @@ impl Coordinator {
     fn why_dropped(&self, from: &WorkerName, job: JobName, of: Lineage, answer: Answer) -> Option<Dropped> {
         let known = self.lineages.get(&self.plan.version_of(job));
         let is_ours = known.is_some_and(|known| self.may_be_of(job, of, *known)) || !self.rules.lineage;
-        let first = self.plan.numbers(self.step.saturating_sub(1)).start;
+        let first = self.plan.first_group(self.batch.before());
         let is_asked = match job {
-            JobName::Rollout { number, .. } => number >= first && self.jobs.contains_key(&job) || self.is_open(job),
+            JobName::Rollout { group, .. } => group >= first && self.jobs.contains_key(&job) || self.is_open(job),
             JobName::Evaluation { version, .. } => self.evaluations.contains_key(&version),
         };
         match self.jobs.get(&job).and_then(|state| state.answer) {
@@ -275,13 +279,13 @@ impl Coordinator {
     /// Called when the answer to a job has arrived: later chunks that arrived earlier and continue another answer are
     /// discarded and made again.
     fn drop_what_continues_another(&mut self, job: JobName) {
-        let JobName::Rollout { number, chunk } = job else { return };
-        let next = JobName::Rollout { number, chunk: chunk + 1 };
+        let JobName::Rollout { group, chunk } = job else { return };
+        let next = JobName::Rollout { group, chunk: chunk + 1 };
         let known = self.lineages.get(&self.plan.version_of(next));
         let of = self.jobs.get(&next).and_then(|state| state.of);
         if of.is_some_and(|of| known.is_none_or(|known| !self.may_be_of(next, of, *known))) {
             for chunk in chunk + 1..=self.plan.last_chunk() {
-                self.jobs.remove(&JobName::Rollout { number, chunk });
+                self.jobs.remove(&JobName::Rollout { group, chunk });
             }
         }
     }
@@ -289,8 +293,8 @@ impl Coordinator {
     /// Whether the run needs this job now, or needed it before it was restarted from an older checkpoint.
     fn is_open(&self, job: JobName) -> bool {
         match job {
-            JobName::Rollout { number, chunk } => {
-                (self.step..self.plan.batches).contains(&self.plan.batch_of(number)) && chunk <= self.plan.last_chunk()
+            JobName::Rollout { group, chunk } => {
+                (self.batch..self.plan.end()).contains(&self.plan.batch_of(group)) && chunk <= self.plan.last_chunk()
             }
             JobName::Evaluation { version, .. } => self.evaluations.contains_key(&version),
         }

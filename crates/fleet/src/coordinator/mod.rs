@@ -12,6 +12,7 @@ mod trust;
 
 pub use event::{Action, Dropped, Event, HowEnded, Saved, SyncedBatch};
 
+use crate::ids::{BatchId, GroupId, Version};
 use crate::job::{Answer, JobName, Lineage, WorkerName};
 use crate::plan::Plan;
 use std::collections::{BTreeMap, BTreeSet};
@@ -21,21 +22,21 @@ use std::collections::{BTreeMap, BTreeSet};
 pub struct Coordinator {
     plan: Plan,
     rules: Rules,
-    /// Batches that have been trained on, which is the number of the published version.
-    step: u64,
+    /// The batch that is trained on now or next. All batches before it have been trained on.
+    batch: BatchId,
     phase: Phase,
     /// Lineages of the versions from which results may come.
-    lineages: BTreeMap<u64, Lineage>,
-    /// Batches from `step` on whose files are on the disk.
-    synced: BTreeSet<u64>,
+    lineages: BTreeMap<Version, Lineage>,
+    /// Batches from `batch` on whose files are on the disk.
+    synced: BTreeSet<BatchId>,
     /// The first batch that no earlier learner had written to disk.
-    replayed: u64,
+    replayed: BatchId,
     /// The first and the last version in each slot. They differ if steps were skipped, since the weights are then
     /// equal.
-    slots: Vec<Option<(u64, u64)>>,
+    slots: Vec<Option<(Version, Version)>>,
     jobs: BTreeMap<JobName, JobState>,
     /// Incomplete evaluations: version, and number of jobs.
-    evaluations: BTreeMap<u64, u32>,
+    evaluations: BTreeMap<Version, u32>,
     workers: BTreeMap<WorkerName, WorkerState>,
     /// Workers that gave a wrong result.
     expelled: BTreeSet<WorkerName>,
@@ -118,16 +119,21 @@ struct WorkerState {
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 struct Checkpoint {
-    step: u64,
-    lineages: BTreeMap<u64, Lineage>,
+    version: Version,
+    lineages: BTreeMap<Version, Lineage>,
     /// Evaluations of older weights that were not complete when the checkpoint was begun.
-    evaluations: BTreeMap<u64, u32>,
+    evaluations: BTreeMap<Version, u32>,
 }
 
 impl Coordinator {
-    /// Batches that have been trained on, which is the number of the published version.
-    pub fn step(&self) -> u64 {
-        self.step
+    /// The batch that is trained on now or next. All batches before it have been trained on.
+    pub fn batch(&self) -> BatchId {
+        self.batch
+    }
+
+    /// The published version of the weights.
+    pub fn version(&self) -> Version {
+        self.batch.version()
     }
 
     /// The sizes and limits of the run.
@@ -137,16 +143,16 @@ impl Coordinator {
 
     /// The lineage of the published version.
     pub fn lineage(&self) -> Lineage {
-        self.lineages[&self.step]
+        self.lineages[&self.version()]
     }
 
     /// The lineage of a version that is still needed, or of the version that results from the batch in training.
-    pub fn lineage_of(&self, version: u64) -> Option<Lineage> {
+    pub fn lineage_of(&self, version: Version) -> Option<Lineage> {
         self.lineages.get(&version).copied()
     }
 
     /// The lineages of all these versions.
-    pub fn lineages(&self) -> &BTreeMap<u64, Lineage> {
+    pub fn lineages(&self) -> &BTreeMap<Version, Lineage> {
         &self.lineages
     }
 
@@ -155,24 +161,24 @@ impl Coordinator {
         self.phase == Phase::Ended
     }
 
-    /// Checkpoints that wait for their frontier: for each its step, the number of results that have arrived, and the
-    /// number that it needs at least.
-    pub fn waiting_checkpoints(&self) -> Vec<(u64, usize, usize)> {
+    /// Checkpoints that wait for their frontier: for each the version of its weights, the number of results that have
+    /// arrived, and the number that it needs at least.
+    pub fn waiting_checkpoints(&self) -> Vec<(Version, usize, usize)> {
         let one = |checkpoint: &Checkpoint| {
             let (there, missing) = self.frontier(checkpoint);
-            (checkpoint.step, there.len(), there.len() + missing.len())
+            (checkpoint.version, there.len(), there.len() + missing.len())
         };
         self.checkpoints.iter().map(one).collect()
     }
 
     /// How many groups of a batch are complete.
-    pub fn complete_groups(&self, batch: u64) -> u64 {
+    pub fn complete_groups(&self, batch: BatchId) -> u64 {
         self.plan.groups - self.open_groups(batch).count() as u64
     }
 
     /// The groups of a batch that are not complete.
-    pub fn open_groups(&self, batch: u64) -> impl Iterator<Item = u64> {
-        self.plan.numbers(batch).filter(|number| self.current(*number).is_some())
+    pub fn open_groups(&self, batch: BatchId) -> impl Iterator<Item = GroupId> {
+        self.plan.groups_of(batch).filter(|group| self.current(*group).is_some())
     }
 
     /// The workers that have joined and not ended.
@@ -182,13 +188,13 @@ impl Coordinator {
 
     /// Whether results of an evaluation of this version are needed, by the evaluation itself or by a waiting
     /// checkpoint.
-    pub fn needs_evaluation(&self, version: u64) -> bool {
+    pub fn needs_evaluation(&self, version: Version) -> bool {
         let held = |checkpoint: &Checkpoint| checkpoint.evaluations.contains_key(&version);
         self.evaluations.contains_key(&version) || self.checkpoints.iter().any(held)
     }
 
     /// The first and the last version in each slot; `None` for a slot without weights.
-    pub fn slots(&self) -> &[Option<(u64, u64)>] {
+    pub fn slots(&self) -> &[Option<(Version, Version)>] {
         &self.slots
     }
 
@@ -199,11 +205,11 @@ impl Coordinator {
             return Vec::new();
         }
         let needed = self.needed_versions();
-        let free = |slot: &Option<(u64, u64)>| match slot {
+        let free = |slot: &Option<(Version, Version)>| match slot {
             None => true,
             Some((first, last)) => {
                 let is_needed = self.rules.needed && needed.range(first..=last).next().is_some();
-                let is_current = *last == self.step && self.slots.len() > 1;
+                let is_current = *last == self.version() && self.slots.len() > 1;
                 !is_needed && !is_current
             }
         };
@@ -251,10 +257,11 @@ impl Coordinator {
             }
             Event::TakenBack { batch, jobs, saved } => self.take_back(batch, &jobs, saved),
             Event::Synced(batch, digest) => {
-                if self.phase == Phase::Syncing && batch == self.step {
+                if self.phase == Phase::Syncing && batch == self.batch {
                     self.synced.insert(batch);
-                    self.lineages.insert(batch + 1, self.lineages[&batch].after(&digest));
-                    let done = self.plan.numbers(batch).flat_map(|number| self.chain(number)).collect();
+                    let lineage = self.lineages[&batch.version()].after(&digest);
+                    self.lineages.insert(batch.next().version(), lineage);
+                    let done = self.plan.groups_of(batch).flat_map(|group| self.chain(group)).collect();
                     out.push(Action::Acknowledge(done));
                     self.phase = Phase::Collecting;
                 }
@@ -262,7 +269,7 @@ impl Coordinator {
             Event::Writing(slot) => {
                 if self.phase == Phase::Training(None) && slot < self.slots.len() {
                     self.phase = Phase::Training(Some(slot));
-                    if self.slots[slot].is_none_or(|(_, last)| last != self.step) {
+                    if self.slots[slot].is_none_or(|(_, last)| last != self.version()) {
                         self.slots[slot] = None;
                     }
                 }
@@ -271,7 +278,7 @@ impl Coordinator {
             Event::Checkpoint => self.begin_checkpoint(),
             Event::Evaluate(jobs) => {
                 if jobs > 0 {
-                    self.evaluations.insert(self.step, jobs);
+                    self.evaluations.insert(self.version(), jobs);
                 }
             }
             Event::Stop => {
@@ -287,8 +294,9 @@ impl Coordinator {
 
     fn trained(&mut self, written: bool, out: &mut Vec<Action>) {
         let Phase::Training(slot) = self.phase else { return };
-        let version = self.step + 1;
-        let current = self.slots.iter().position(|slot| slot.is_some_and(|(_, last)| last == self.step));
+        let (trained, batch) = (self.batch, self.batch.next());
+        let version = batch.version();
+        let current = self.slots.iter().position(|slot| slot.is_some_and(|(_, last)| last == self.version()));
         let slot = match (written, slot, current) {
             (true, Some(slot), _) => {
                 self.slots[slot] = Some((version, version));
@@ -302,21 +310,22 @@ impl Coordinator {
             }
             _ => return,
         };
-        self.step = version;
+        self.batch = batch;
         self.phase = Phase::Collecting;
-        self.synced.remove(&(version - 1));
+        self.synced.remove(&trained);
         self.prune();
         out.push(Action::Publish { version, slot, lineage: self.lineages[&version] });
     }
 
     fn begin_checkpoint(&mut self) {
-        if self.checkpoints.iter().any(|checkpoint| checkpoint.step == self.step) {
+        let version = self.version();
+        if self.checkpoints.iter().any(|checkpoint| checkpoint.version == version) {
             return;
         }
         let oldest = self.oldest_version();
-        let lineages = self.lineages.range(oldest..=self.step).map(|(version, lineage)| (*version, *lineage)).collect();
-        let evaluations = self.evaluations.range(..self.step).map(|(version, jobs)| (*version, *jobs)).collect();
-        self.checkpoints.push(Checkpoint { step: self.step, lineages, evaluations });
+        let lineages = self.lineages.range(oldest..=version).map(|(version, lineage)| (*version, *lineage)).collect();
+        let evaluations = self.evaluations.range(..version).map(|(version, jobs)| (*version, *jobs)).collect();
+        self.checkpoints.push(Checkpoint { version, lineages, evaluations });
     }
 
     /// Takes all further steps that have become possible.
@@ -327,8 +336,8 @@ impl Coordinator {
         self.finish_evaluations(out);
         self.commit_checkpoints(out);
         if self.phase == Phase::Collecting {
-            let is_last = self.stopping || self.step >= self.plan.batches;
-            let replays = self.synced.contains(&self.step);
+            let is_last = self.stopping || self.batch >= self.plan.end();
+            let replays = self.synced.contains(&self.batch);
             if is_last {
                 if self.checkpoints.is_empty() && (self.stopping || self.evaluations.is_empty()) {
                     self.phase = Phase::Ended;
@@ -337,11 +346,11 @@ impl Coordinator {
                 }
             } else if replays {
                 self.phase = Phase::Training(None);
-                out.push(Action::Train(self.step));
-            } else if self.complete_groups(self.step) == self.plan.groups {
+                out.push(Action::Train(self.batch));
+            } else if self.complete_groups(self.batch) == self.plan.groups {
                 self.phase = Phase::Syncing;
-                let jobs = self.plan.numbers(self.step).flat_map(|number| self.chain(number)).collect();
-                out.push(Action::SyncBatch(self.step, jobs));
+                let jobs = self.plan.groups_of(self.batch).flat_map(|group| self.chain(group)).collect();
+                out.push(Action::SyncBatch(self.batch, jobs));
             }
         }
         if let Some((job, version)) = self.first_impossible() {
@@ -353,9 +362,9 @@ impl Coordinator {
     }
 
     fn finish_evaluations(&mut self, out: &mut Vec<Action>) {
-        let parts = |version: u64, jobs: u32| (0..jobs).map(move |index| JobName::Evaluation { version, index });
+        let parts = |version: Version, jobs: u32| (0..jobs).map(move |index| JobName::Evaluation { version, index });
         let done = |job: JobName| self.jobs.get(&job).is_some_and(|state| state.answer.is_some());
-        let complete: Vec<(u64, u32)> =
+        let complete: Vec<(Version, u32)> =
             self.evaluations.iter().map(|(v, n)| (*v, *n)).filter(|(v, n)| parts(*v, *n).all(done)).collect();
         for (version, jobs) in complete {
             self.evaluations.remove(&version);
@@ -373,7 +382,7 @@ impl Coordinator {
             }
             let checkpoint = self.checkpoints.remove(0);
             out.push(Action::CommitCheckpoint(Saved {
-                step: checkpoint.step,
+                version: checkpoint.version,
                 lineages: checkpoint.lineages,
                 frontier,
             }));
@@ -383,7 +392,7 @@ impl Coordinator {
 
     /// The results that a checkpoint needs from older versions, and the jobs among them that are still open.
     fn frontier(&self, checkpoint: &Checkpoint) -> (BTreeMap<JobName, Answer>, Vec<JobName>) {
-        let step = checkpoint.step;
+        let version = checkpoint.version;
         let mut there = BTreeMap::new();
         let mut missing = Vec::new();
         let mut look = |job: JobName| match self.jobs.get(&job).and_then(|state| state.answer) {
@@ -396,11 +405,12 @@ impl Coordinator {
                 false
             }
         };
-        let end = step.saturating_add(self.plan.max_staleness).min(self.plan.batches);
-        for number in (step..end).flat_map(|batch| self.plan.numbers(batch)) {
+        let next = version.batch();
+        let end = BatchId(next.0.saturating_add(self.plan.max_staleness)).min(self.plan.end());
+        for group in next.up_to(end).flat_map(|batch| self.plan.groups_of(batch)) {
             for chunk in 0..=self.plan.last_chunk() {
-                let job = JobName::Rollout { number, chunk };
-                if self.plan.version_of(job) >= step || !look(job) {
+                let job = JobName::Rollout { group, chunk };
+                if self.plan.version_of(job) >= version || !look(job) {
                     break;
                 }
             }
@@ -414,18 +424,19 @@ impl Coordinator {
     }
 
     /// The oldest version that a job of the current batch can need.
-    fn oldest_version(&self) -> u64 {
-        self.plan.version(self.step, 0)
+    fn oldest_version(&self) -> Version {
+        self.plan.version(self.batch, 0)
     }
 
     /// Removes what nothing needs any more. One batch more is kept, to compare late second results with.
     fn prune(&mut self) {
-        let step = self.checkpoints.first().map_or(self.step, |checkpoint| checkpoint.step.min(self.step));
-        let oldest = self.plan.version(self.step.saturating_sub(1), 0);
-        let first = self.plan.numbers(step.saturating_sub(1)).start;
+        let waiting = self.checkpoints.first().map_or(self.version(), |checkpoint| checkpoint.version);
+        let needed = waiting.min(self.version()).batch();
+        let oldest = self.plan.version(self.batch.before(), 0);
+        let first = self.plan.first_group(needed.before());
         let mut jobs = std::mem::take(&mut self.jobs);
         jobs.retain(|job, _| match job {
-            JobName::Rollout { number, .. } => *number >= first,
+            JobName::Rollout { group, .. } => *group >= first,
             JobName::Evaluation { version, .. } => self.needs_evaluation(*version),
         });
         self.jobs = jobs;

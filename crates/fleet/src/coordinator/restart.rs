@@ -1,6 +1,7 @@
 //! How a coordinator starts: for a new run, or from a checkpoint and the batch files that survived.
 
 use super::{Coordinator, JobState, Phase, Rules, Saved, SyncedBatch};
+use crate::ids::{BatchId, Version};
 use crate::job::Lineage;
 use crate::plan::Plan;
 use std::collections::BTreeMap;
@@ -8,38 +9,39 @@ use std::collections::BTreeMap;
 impl Coordinator {
     /// The coordinator of a new run; slot 0 has version 0. It offers nothing before [`super::Event::Begin`].
     pub fn start(plan: Plan, origin: Lineage) -> Result<Coordinator, String> {
-        let saved = Saved { step: 0, lineages: BTreeMap::from([(0, origin)]), frontier: BTreeMap::new() };
+        let version = Version(0);
+        let saved = Saved { version, lineages: BTreeMap::from([(version, origin)]), frontier: BTreeMap::new() };
         Coordinator::resume(plan, saved, BTreeMap::new())
     }
 
     /// The coordinator of a run that continues from a checkpoint, whose weights are in slot 0, and from the batch files
     /// on the disk. Before [`super::Event::Begin`] it must be told which workers are there, what they are doing, and
     /// which results survived.
-    pub fn resume(plan: Plan, saved: Saved, files: BTreeMap<u64, SyncedBatch>) -> Result<Coordinator, String> {
+    pub fn resume(plan: Plan, saved: Saved, files: BTreeMap<BatchId, SyncedBatch>) -> Result<Coordinator, String> {
         Coordinator::with_rules(plan, saved, files, Rules::ALL)
     }
 
     pub(crate) fn with_rules(
         plan: Plan,
         saved: Saved,
-        files: BTreeMap<u64, SyncedBatch>,
+        files: BTreeMap<BatchId, SyncedBatch>,
         rules: Rules,
     ) -> Result<Coordinator, String> {
         plan.check()?;
-        let step = saved.step;
-        if !saved.lineages.contains_key(&step) {
-            return Err(format!("the checkpoint of step {step} does not say the lineage of its own weights"));
+        let version = saved.version;
+        if !saved.lineages.contains_key(&version) {
+            return Err(format!("the checkpoint of step {version} does not say the lineage of its own weights"));
         }
         let mut slots = vec![None; plan.slots];
-        slots[0] = Some((step, step));
+        slots[0] = Some((version, version));
         let mut coordinator = Coordinator {
             plan,
             rules,
-            step,
+            batch: version.batch(),
             phase: Phase::Starting,
             lineages: saved.lineages,
             synced: Default::default(),
-            replayed: step,
+            replayed: version.batch(),
             slots,
             jobs: BTreeMap::new(),
             evaluations: BTreeMap::new(),
@@ -49,12 +51,13 @@ impl Coordinator {
             stopping: false,
         };
         let mut answers = saved.frontier;
-        for batch in step.. {
-            let Some(file) = files.get(&batch).filter(|_| rules.replay) else { break };
-            let lineage = coordinator.lineages[&batch].after(&file.digest);
-            coordinator.lineages.insert(batch + 1, lineage);
+        let mut batch = version.batch();
+        while let Some(file) = files.get(&batch).filter(|_| rules.replay) {
+            let lineage = coordinator.lineages[&batch.version()].after(&file.digest);
             coordinator.synced.insert(batch);
-            coordinator.replayed = batch + 1;
+            batch = batch.next();
+            coordinator.lineages.insert(batch.version(), lineage);
+            coordinator.replayed = batch;
             answers.extend(file.answers.iter().map(|(job, answer)| (*job, *answer)));
         }
         for (job, answer) in answers {

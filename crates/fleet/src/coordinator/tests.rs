@@ -2,18 +2,14 @@
 
 use super::*;
 use crate::job::BatchDigest;
-use crate::testing::{chunk, job, name};
+use crate::testing::{chunk, job, name, part};
 
 const ORIGIN: Lineage = Lineage([7; 16]);
 const DIGEST: BatchDigest = BatchDigest([9; 32]);
 
-fn part(version: u64, index: u32) -> JobName {
-    JobName::Evaluation { version, index }
-}
-
 /// The lineage of a version where every batch has the digest [`DIGEST`].
-fn lineage(version: u64) -> Lineage {
-    (0..version).fold(ORIGIN, |lineage, _| lineage.after(&DIGEST))
+fn lineage(version: Version) -> Lineage {
+    (0..version.0).fold(ORIGIN, |lineage, _| lineage.after(&DIGEST))
 }
 
 fn plan(batches: u64, groups: u64, k: u64) -> Plan {
@@ -22,8 +18,8 @@ fn plan(batches: u64, groups: u64, k: u64) -> Plan {
 
 fn jobs(jobs: &[JobName]) -> String {
     let one = |job: &JobName| match job {
-        JobName::Rollout { number, chunk: 0 } => number.to_string(),
-        JobName::Rollout { number, chunk } => format!("{number}.{chunk}"),
+        JobName::Rollout { group, chunk: 0 } => group.to_string(),
+        JobName::Rollout { group, chunk } => format!("{group}.{chunk}"),
         JobName::Evaluation { version, index } => format!("e{version}.{index}"),
     };
     jobs.iter().map(one).collect::<Vec<_>>().join(",")
@@ -48,11 +44,11 @@ fn said(action: &Action) -> String {
             assert_eq!(*of, lineage(*version));
             format!("publish {version} in {slot}")
         }
-        Action::CommitCheckpoint(Saved { step, lineages, frontier }) => {
+        Action::CommitCheckpoint(Saved { version, lineages, frontier }) => {
             assert!(lineages.iter().all(|(version, of)| *of == lineage(*version)));
             let (versions, frontier): (Vec<_>, Vec<_>) =
                 (lineages.keys().collect(), frontier.keys().copied().collect());
-            format!("commit {step} of {versions:?} with {}", jobs(&frontier))
+            format!("commit {version} of {versions:?} with {}", jobs(&frontier))
         }
         Action::Evaluated(version, all) => format!("evaluated {version}: {}", jobs(all)),
         Action::Gone(job, version) => format!("{} needs {version}, which is gone", jobs(&[*job])),
@@ -91,9 +87,9 @@ impl Run {
 
     /// Trains on the batch that is complete, into this slot.
     fn train(&mut self, slot: usize) -> String {
-        let step = self.0.step();
-        let trains = self.tell(Event::Synced(step, DIGEST));
-        assert!(trains.contains(&format!("train {step}")), "{trains}");
+        let batch = self.0.batch();
+        let trains = self.tell(Event::Synced(batch, DIGEST));
+        assert!(trains.contains(&format!("train {batch}")), "{trains}");
         self.tell(Event::Writing(slot));
         self.tell(Event::Trained { written: true })
     }
@@ -106,20 +102,21 @@ fn a_checkpoint_waits_for_what_only_older_weights_can_make() {
     run.result(job(0));
     assert_eq!(run.train(1), "publish 1 in 1; offer 3@1");
     assert_eq!(run.tell(Event::Checkpoint), "");
-    assert_eq!(run.0.waiting_checkpoints(), [(1, 0, 2)], "1 and 2; version 1 makes 3");
+    assert_eq!(run.0.waiting_checkpoints(), [(Version(1), 0, 2)], "1 and 2; version 1 makes 3");
     assert_eq!(run.tell(Event::Checkpoint), "");
     run.result(job(2));
-    assert_eq!(run.0.waiting_checkpoints(), [(1, 1, 2)]);
+    assert_eq!(run.0.waiting_checkpoints(), [(Version(1), 1, 2)]);
     assert_eq!(run.result(job(1)), "accept 1 of dev1; withdraw 1; commit 1 of [0, 1] with 1,2; sync 1: 1");
     assert_eq!(run.0.waiting_checkpoints(), []);
     // Jobs that a waiting checkpoint needs are kept, however far the run is; the last batch ends what is ahead.
     run.train(2);
     run.result(job(2));
     run.train(0);
-    assert_eq!((run.0.step(), run.0.slots().to_vec()), (3, vec![Some((3, 3)), Some((1, 1)), Some((2, 2))]));
+    let slots = [3, 1, 2].map(|version| Some((Version(version), Version(version))));
+    assert_eq!((run.0.batch(), run.0.slots()), (BatchId(3), &slots[..]));
     assert_eq!(run.tell(Event::Checkpoint), "");
-    assert_eq!(run.0.waiting_checkpoints(), [(3, 0, 2)], "3 and 4; there is no 5");
-    assert_eq!(run.0.lineages().keys().copied().collect::<Vec<_>>(), [0, 1, 2, 3]);
+    assert_eq!(run.0.waiting_checkpoints(), [(Version(3), 0, 2)], "3 and 4; there is no 5");
+    assert_eq!(run.0.lineages().keys().copied().collect::<Vec<_>>(), [0, 1, 2, 3].map(Version));
 }
 
 #[test]
@@ -129,18 +126,18 @@ fn evaluations_come_first_and_hold_their_weights() {
     run.result(job(0));
     run.train(1);
     assert_eq!(run.tell(Event::Evaluate(0)), "");
-    assert!(!run.0.needs_evaluation(1));
+    assert!(!run.0.needs_evaluation(Version(1)));
     assert_eq!(run.tell(Event::Evaluate(2)), "offer e1.0@1; offer e1.1@1");
-    assert_eq!([0, 1, 2].map(|version| run.0.needs_evaluation(version)), [false, true, false]);
+    assert_eq!([0, 1, 2].map(|version| run.0.needs_evaluation(Version(version))), [false, true, false]);
     run.result(job(1));
-    run.tell(Event::Synced(1, DIGEST));
+    run.tell(Event::Synced(BatchId(1), DIGEST));
     assert_eq!(run.0.writable(), [0], "the evaluation needs version 1, as 2 does");
     run.tell(Event::Writing(0));
     assert_eq!(run.tell(Event::Trained { written: true }), "publish 2 in 0; offer 3@2");
     run.tell(Event::Checkpoint);
-    assert_eq!(run.0.waiting_checkpoints(), [(2, 0, 3)], "2, and both parts of the evaluation of version 1");
+    assert_eq!(run.0.waiting_checkpoints(), [(Version(2), 0, 3)], "2, and both parts of the evaluation of version 1");
     run.result(job(2));
-    run.tell(Event::Synced(2, DIGEST));
+    run.tell(Event::Synced(BatchId(2), DIGEST));
     assert_eq!(run.0.writable(), [0usize; 0], "version 1 is evaluated, and 2 is that of now");
     assert_eq!(run.result(part(1, 1)), "accept e1.1 of dev1; withdraw e1.1");
     assert_eq!(run.result(part(1, 1)), "drop e1.1 of dev1: Twice");
@@ -149,7 +146,7 @@ fn evaluations_come_first_and_hold_their_weights() {
     let all = "accept e1.0 of dev1; withdraw e1.0; evaluated 1: e1.0,e1.1; acknowledge e1.0,e1.1; \
                commit 2 of [1, 2] with 2,e1.0,e1.1";
     assert_eq!(run.result(part(1, 0)), all);
-    assert!(!run.0.needs_evaluation(1));
+    assert!(!run.0.needs_evaluation(Version(1)));
     assert_eq!(run.0.writable(), [1]);
     assert_eq!(run.result(part(1, 0)), "drop e1.0 of dev1: NotAsked");
 }
@@ -160,9 +157,9 @@ fn a_run_ends_after_its_evaluations_and_a_stop_does_not_wait_for_them() {
         let mut run = Run::start(plan(1, 1, 0));
         run.tell(Event::Begin);
         run.result(job(0));
-        run.tell(Event::Synced(0, DIGEST));
+        run.tell(Event::Synced(BatchId(0), DIGEST));
         run.tell(Event::Writing(0));
-        run.0.evaluations.insert(0, 1);
+        run.0.evaluations.insert(Version(0), 1);
         assert_eq!(run.tell(Event::Trained { written: true }), "publish 1 in 0; offer e0.0@0");
         if stops {
             assert_eq!(run.tell(Event::Stop), "", "the checkpoint needs the evaluation of older weights")
@@ -183,7 +180,7 @@ fn a_run_ends_after_its_evaluations_and_a_stop_does_not_wait_for_them() {
     run.train(1);
     run.result(job(2));
     assert_eq!(run.tell(Event::Stop), "");
-    assert_eq!(run.0.waiting_checkpoints(), [(1, 1, 2)]);
+    assert_eq!(run.0.waiting_checkpoints(), [(Version(1), 1, 2)]);
     assert_eq!(run.tell(Event::Stop), "");
     assert_eq!(run.tell(Event::Lost(job(3))), "", "no checkpoint needs 3");
     assert_eq!(run.tell(Event::Lost(job(1))), "offer 1@0");
@@ -318,7 +315,7 @@ fn so_many_jobs_are_offered_for_each_worker() {
     assert_eq!(run.tell(Event::Begin), "offer 0@0; offer 1@0");
     assert_eq!(run.result(job(1)), "accept 1 of dev1; withdraw 1");
     assert_eq!(run.result(job(0)), "accept 0 of dev1; withdraw 0; sync 0: 0; offer 2@0");
-    run.tell(Event::Synced(0, DIGEST));
+    run.tell(Event::Synced(BatchId(0), DIGEST));
     run.tell(Event::Writing(1));
     assert_eq!(run.tell(Event::Trained { written: true }), "publish 1 in 1; sync 1: 1; offer 3@0");
 }

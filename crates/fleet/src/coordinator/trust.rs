@@ -1,6 +1,7 @@
 //! Workers that the run has expelled, and results that are taken back.
 
 use super::{Action, Coordinator, HowEnded, JobState, Phase};
+use crate::ids::{BatchId, GroupId};
 use crate::job::{Answer, JobName, WorkerName};
 use std::collections::BTreeMap;
 
@@ -21,16 +22,14 @@ impl Coordinator {
     /// that it made. What an earlier learner believed stays believed.)
     pub fn can_remake(&self, job: JobName) -> bool {
         let versions = match job {
-            JobName::Rollout { number, .. } if self.plan.batch_of(number) < self.replayed => return false,
-            JobName::Rollout { number, chunk } => {
-                let batch = self.plan.batch_of(number);
+            JobName::Rollout { group, .. } if self.plan.batch_of(group) < self.replayed => return false,
+            JobName::Rollout { group, chunk } => {
+                let batch = self.plan.batch_of(group);
                 (chunk..=self.plan.last_chunk()).map(|chunk| self.plan.version(batch, chunk)).collect()
             }
             JobName::Evaluation { version, .. } => vec![version],
         };
-        let in_slot =
-            |version: &u64| self.slots.iter().flatten().any(|(first, last)| (*first..=*last).contains(version));
-        versions.iter().filter(|version| **version <= self.step).all(in_slot)
+        versions.iter().filter(|version| **version <= self.version()).all(|version| self.in_slot(*version))
     }
 
     /// Expels a worker, and reopens those of its `jobs` that can be done again.
@@ -41,43 +40,43 @@ impl Coordinator {
         if !self.may_expel() {
             return;
         }
-        let first = self.plan.numbers(self.step).start;
+        let first = self.plan.first_group(self.batch);
         let of_rollout = |job: &JobName| match job {
-            JobName::Rollout { number, chunk } if *number >= first && self.can_remake(*job) => Some((*number, *chunk)),
+            JobName::Rollout { group, chunk } if *group >= first && self.can_remake(*job) => Some((*group, *chunk)),
             _ => None,
         };
-        let Some(batch) = jobs.iter().filter_map(of_rollout).map(|(number, _)| self.plan.batch_of(number)).min() else {
+        let Some(batch) = jobs.iter().filter_map(of_rollout).map(|(group, _)| self.plan.batch_of(group)).min() else {
             return;
         };
-        let open: Vec<(u64, u32)> = jobs.iter().filter_map(of_rollout).collect();
-        for (number, chunk) in open {
+        let open: Vec<(GroupId, u32)> = jobs.iter().filter_map(of_rollout).collect();
+        for (group, chunk) in open {
             // Later chunks continue from this one.
             for chunk in chunk..=self.plan.last_chunk() {
-                self.jobs.remove(&JobName::Rollout { number, chunk });
+                self.jobs.remove(&JobName::Rollout { group, chunk });
             }
         }
         self.forget_what_follows(batch);
     }
 
     /// Forgets that this batch and later ones were complete, and the weights that they would have made.
-    fn forget_what_follows(&mut self, batch: u64) {
+    fn forget_what_follows(&mut self, batch: BatchId) {
         self.synced.retain(|synced| *synced < batch);
-        self.lineages.retain(|version, _| *version <= batch);
-        if batch == self.step && self.phase == Phase::Training(None) {
+        self.lineages.retain(|version, _| *version <= batch.version());
+        if batch == self.batch && self.phase == Phase::Training(None) {
             self.phase = Phase::Collecting;
         }
     }
 
     /// Reopens these jobs of a batch whose file an earlier learner wrote, and those that were sampled with weights that
     /// the batch made then.
-    pub(super) fn take_back(&mut self, batch: u64, jobs: &[JobName], saved: BTreeMap<JobName, Answer>) {
-        if !self.may_expel() || batch < self.step {
+    pub(super) fn take_back(&mut self, batch: BatchId, jobs: &[JobName], saved: BTreeMap<JobName, Answer>) {
+        if !self.may_expel() || batch < self.batch {
             return;
         }
         let plan = self.plan.clone();
         self.jobs.retain(|job, _| {
             let is_taken = jobs.iter().any(|taken| job.is_or_continues(*taken));
-            !is_taken && plan.version_of(*job) <= batch
+            !is_taken && plan.version_of(*job) <= batch.version()
         });
         for (job, answer) in saved {
             self.jobs.entry(job).or_insert(JobState { answer: Some(answer), ..JobState::default() });

@@ -244,15 +244,16 @@ impl Drop for MemoryWorker {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::ids::Version;
     use crate::job::{Answer, Lineage};
     use serde_json::json;
 
-    fn job(number: u64, profile: &str) -> Job {
-        let name = JobName::Rollout { number, chunk: 0 };
+    fn job(group: u64, profile: &str) -> Job {
+        let name = crate::testing::job(group);
         let lineage = Lineage([1; 16]);
         Job {
             name,
-            version: 0,
+            version: Version(0),
             lineage,
             continues: None,
             alone: false,
@@ -294,8 +295,8 @@ mod tests {
         let status = WorkerStatus { progress: 5, ..WorkerStatus::default() };
         worker.report(&status).unwrap();
         assert_eq!(memory.status(&name), Some(status));
-        let result = |number: u64| JobResult {
-            job: job(number, "").name,
+        let result = |group: u64| JobResult {
+            job: job(group, "").name,
             lineage: Lineage([1; 16]),
             worker: name.clone(),
             answer: Answer::of(b"x"),
@@ -304,8 +305,8 @@ mod tests {
         worker.complete(&result(1)).unwrap();
         worker.complete(&result(2)).unwrap();
         let events = learner.poll().unwrap();
-        let done = |number: u64| {
-            let JobResult { job, lineage, worker, answer, .. } = result(number);
+        let done = |group: u64| {
+            let JobResult { job, lineage, worker, answer, .. } = result(group);
             Event::Result { worker, job, lineage, answer }
         };
         let returned = Event::Returned { worker: name.clone(), job: slow.name, faulty: false };

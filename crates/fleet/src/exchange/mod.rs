@@ -19,6 +19,7 @@ pub(crate) use observer::{Observer, Scan, Seen};
 
 use crate::coordinator::Event;
 use crate::error::Result;
+use crate::ids::{BatchId, GroupId, Version};
 use crate::job::{Job, JobName, JobResult, Lineage, WorkerName};
 use crate::plan::Continued;
 use serde::{Deserialize, Serialize};
@@ -142,8 +143,9 @@ pub struct LearnerState {
     /// Counts the processes that were the run's learner, where the exchange counts them.
     #[serde(default)]
     pub incarnation: u64,
-    /// Batches that have been trained on.
-    pub step: u64,
+    /// The batch that is trained on now or next. All batches before it have been trained on.
+    #[serde(rename = "step")]
+    pub batch: BatchId,
     /// Batches in the whole run.
     pub batches: u64,
     /// Groups in each batch.
@@ -175,21 +177,28 @@ pub struct LearnerState {
     pub shared: serde_json::Value,
 }
 
+impl LearnerState {
+    /// The batch to which a group belongs. The state may be a stranger's: it may name no groups.
+    pub fn batch_of(&self, group: GroupId) -> BatchId {
+        BatchId(group.0 / self.groups.max(1))
+    }
+}
+
 /// A slot for weights.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SlotState {
     /// The first and the last version in it (they have equal weights, where steps were skipped); `None` while it is
     /// being written.
-    pub versions: Option<(u64, u64)>,
+    pub versions: Option<(Version, Version)>,
 }
 
 /// Checkpoints, as `lockstep status` shows them.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CheckpointStates {
-    /// The step of the last complete checkpoint.
-    pub last: Option<u64>,
-    /// Waiting checkpoints: step, results that have arrived, and results that it needs at least.
-    pub waiting: Vec<(u64, usize, usize)>,
+    /// The version of the weights in the last complete checkpoint.
+    pub last: Option<Version>,
+    /// Waiting checkpoints: version, results that have arrived, and results that it needs at least.
+    pub waiting: Vec<(Version, usize, usize)>,
 }
 
 /// Counts of what happened to jobs and workers.

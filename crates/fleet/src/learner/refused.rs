@@ -5,6 +5,7 @@ use super::{Learner, Step};
 use crate::coordinator::Event;
 use crate::error::{Error, Result};
 use crate::exchange::Exchange;
+use crate::ids::BatchId;
 use crate::job::{JobName, JobResult, WorkerName};
 
 /// A result that was refused.
@@ -48,13 +49,14 @@ impl<E: Exchange> Learner<E> {
     /// Has results of a batch made again that are no answers to their jobs: those of its file, which an earlier learner
     /// wrote, could not be looked at before. If the batch was already returned as [`Step::Train`], it will be returned
     /// once more. Without `jobs`, results are missing.
-    pub fn take_back(&mut self, batch: u64, jobs: &[JobName]) -> Result<()> {
+    pub fn take_back(&mut self, batch: BatchId, jobs: &[JobName]) -> Result<()> {
         if !self.coordinator.may_expel() {
             return Err(Error::Failed(format!("batch {batch} cannot be taken back while weights are written")));
         }
         let plan = self.coordinator.plan().clone();
-        let is_taken =
-            |job: &JobName| jobs.iter().any(|taken| job.is_or_continues(*taken)) || plan.version_of(*job) > batch;
+        let is_taken = |job: &JobName| {
+            jobs.iter().any(|taken| job.is_or_continues(*taken)) || plan.version_of(*job) > batch.version()
+        };
         let taken: Vec<JobResult> =
             self.kept.extract_if(.., |job, _| is_taken(job)).map(|(_, result)| result).collect();
         let saved: Vec<JobResult> = taken.iter().filter_map(|result| self.frontier.get(&result.job)).cloned().collect();

@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::exchange::{Memory, MemoryLearner, MemoryWorker, WorkerExchange};
-use crate::testing::{chunk, job, name};
+use crate::testing::{chunk, job, name, part};
 
 const ORIGIN: Lineage = Lineage([3; 16]);
 
@@ -31,7 +31,8 @@ struct Fleet {
 }
 
 fn first() -> SavedFrontier {
-    SavedFrontier { step: 0, lineages: BTreeMap::from([(0, ORIGIN)]), frontier: Vec::new(), expelled: Vec::new() }
+    let (version, frontier, expelled) = (Version(0), Vec::new(), Vec::new());
+    SavedFrontier { version, lineages: BTreeMap::from([(version, ORIGIN)]), frontier, expelled }
 }
 
 fn open(plan: Plan) -> Fleet {
@@ -53,8 +54,8 @@ impl Fleet {
         let coordinator = self.learner.coordinator();
         let lineage = coordinator.lineage_of(coordinator.plan().version_of(job)).unwrap();
         let continues = match job {
-            JobName::Rollout { number, chunk: later @ 1.. } => {
-                self.learner.kept.get(&chunk(number, later - 1)).map(|before| before.answer.fingerprint)
+            JobName::Rollout { group, chunk: later @ 1.. } => {
+                self.learner.kept.get(&chunk(group.0, later - 1)).map(|before| before.answer.fingerprint)
             }
             _ => None,
         };
@@ -75,8 +76,8 @@ impl Fleet {
             Step::Train(batch, results) => format!("train {batch}: {}", names(&results)),
             Step::Evaluated(version, results) => format!("evaluated {version}: {}", names(&results)),
             Step::CommitCheckpoint(saved) => {
-                let versions: Vec<u64> = saved.lineages.keys().copied().collect();
-                format!("commit {} {versions:?} {} {:?}", saved.step, names(&saved.frontier), saved.expelled)
+                let versions: Vec<Version> = saved.lineages.keys().copied().collect();
+                format!("commit {} {versions:?} {} {:?}", saved.version, names(&saved.frontier), saved.expelled)
             }
             Step::Warning(text) => text,
             Step::Refused(Refused { worker, job, why, expels }) => {
@@ -145,16 +146,16 @@ fn results_that_are_none_are_asked_for_again_and_their_worker_is_expelled_at_las
 fn results_of_a_file_are_taken_back() {
     let Fleet { out, learner, workers: _workers } = open(Plan::new(4, 1, 1));
     let results: Vec<JobResult> = (0..3)
-        .map(|number| {
+        .map(|group| {
             let (lineage, answer) = (ORIGIN, Answer { fingerprint: 1, more: false });
-            JobResult { job: job(number), lineage, worker: name("dev1"), answer, bytes: b"x".to_vec() }
+            JobResult { job: job(group), lineage, worker: name("dev1"), answer, bytes: b"x".to_vec() }
         })
         .collect();
     for one in &results {
-        learner.files.save(one_batch(one), std::slice::from_ref(one)).unwrap();
+        learner.files.save(BatchId(one_batch(one)), std::slice::from_ref(one)).unwrap();
     }
     // One that is not of its batch ends those that are believed.
-    learner.files.save(3, &results[..1]).unwrap();
+    learner.files.save(BatchId(3), &results[..1]).unwrap();
     drop(learner);
     let memory = Memory::new();
     let workers = ["dev1", "dev2"].map(|worker| memory.worker(name(worker)));
@@ -165,11 +166,11 @@ fn results_of_a_file_are_taken_back() {
     let said = fleet.steps();
     let foreign = "000003: it has the result of job 000000.0, which is not of this batch; it is made again";
     assert!(said[0].ends_with(foreign) && said[1] == "train 0: 000000.0" && said.len() == 2, "{said:?}");
-    assert_eq!(fleet.learner.files.numbers().unwrap(), [0, 1, 2]);
+    assert_eq!(fleet.learner.files.numbers().unwrap(), [0, 1, 2].map(BatchId));
     // The second batch, while the first one is trained on. The third one loses its file, and keeps its result: the
     // weights before the second batch made it.
-    fleet.learner.take_back(1, &[job(1)]).unwrap();
-    assert_eq!(fleet.learner.files.numbers().unwrap(), [0]);
+    fleet.learner.take_back(BatchId(1), &[job(1)]).unwrap();
+    assert_eq!(fleet.learner.files.numbers().unwrap(), [BatchId(0)]);
     assert_eq!(fleet.pending().iter().map(|job| job.name.to_string()).collect::<Vec<_>>(), ["000001.0"]);
     assert_eq!(fleet.learner.kept.keys().copied().collect::<Vec<_>>(), [job(0), job(2)]);
     fleet.learner.look().unwrap();
@@ -177,13 +178,13 @@ fn results_of_a_file_are_taken_back() {
     fleet.train(1);
     assert_eq!(fleet.steps(), ["train 1: 000001.0"]);
     fleet.learner.writing(0).unwrap();
-    let why = fleet.learner.take_back(1, &[job(1)]).unwrap_err().to_string();
+    let why = fleet.learner.take_back(BatchId(1), &[job(1)]).unwrap_err().to_string();
     assert_eq!(why, "batch 1 cannot be taken back while weights are written");
 }
 
 fn one_batch(result: &JobResult) -> u64 {
-    let JobName::Rollout { number, .. } = result.job else { panic!("a rollout") };
-    number
+    let JobName::Rollout { group, .. } = result.job else { panic!("a rollout") };
+    group.0
 }
 
 /// What a file of batch 1 has, of two groups, and why it is not believed.
@@ -198,7 +199,7 @@ fn a_file_has_the_results_of_its_batch() {
             answer: Answer { fingerprint: 1, more: *more },
             bytes: Vec::new(),
         };
-        misfit(&plan(chunks), 1, &all.iter().map(result).collect::<Vec<_>>())
+        misfit(&plan(chunks), BatchId(1), &all.iter().map(result).collect::<Vec<_>>())
     };
     let lacks = |job: JobName| Some(format!("it lacks the result of job {job}"));
     let other = |job: JobName| Some(format!("it has the result of job {job}, which is not of this batch"));
@@ -207,7 +208,7 @@ fn a_file_has_the_results_of_its_batch() {
     assert_eq!((said(false, &[]), said(false, &[(job(2), false)])), (lacks(job(2)), lacks(job(3))));
     assert_eq!(said(false, &[(job(2), false), (job(3), false), (job(4), false)]), other(job(4)));
     assert_eq!(said(false, &[(job(2), false), (chunk(3, 1), false)]), other(chunk(3, 1)));
-    let evaluation = JobName::Evaluation { version: 1, index: 0 };
+    let evaluation = part(1, 0);
     assert_eq!(said(false, &[(job(2), false), (job(3), false), (evaluation, false)]), other(evaluation));
     let third = [(job(3), true), (chunk(3, 1), true), (chunk(3, 2), true)];
     assert_eq!(said(true, &[&[(job(2), false)][..], &third].concat()), None, "the last chunk ends it");
@@ -225,7 +226,7 @@ fn jobs_have_the_content_of_what_came_before_and_only_what_is_needed_is_kept() {
     let names: Vec<String> = jobs.iter().map(|job| job.name.to_string()).collect();
     assert_eq!(names, ["000000.2", "000001.0", "000002.0"]);
     let last = &jobs[0];
-    assert_eq!((last.version, last.lineage, last.continues, last.alone), (0, ORIGIN, Some(8), false));
+    assert_eq!((last.version, last.lineage, last.continues, last.alone), (Version(0), ORIGIN, Some(8), false));
     assert_eq!(last.profile, "fast");
     assert_eq!(String::from_utf8_lossy(&last.payload), r#"000000.2 after ["000000.0", "000000.1"]"#);
     assert_eq!(String::from_utf8_lossy(&jobs[1].payload), "000001.0 after []");
@@ -234,12 +235,12 @@ fn jobs_have_the_content_of_what_came_before_and_only_what_is_needed_is_kept() {
     fleet.train(1);
     assert_eq!(fleet.learner.kept.len(), 0, "what was trained on is forgotten");
     // Of batch 1 the first two chunks are made before version 1, of batch 2 the first.
-    assert_eq!(fleet.learner.made_before(1, 1), None);
+    assert_eq!(fleet.learner.made_before(Version(1), BatchId(1)), None);
     fleet.give(1, job(1), 1, true);
-    assert_eq!(fleet.learner.made_before(1, 1), None, "its second chunk is missing");
+    assert_eq!(fleet.learner.made_before(Version(1), BatchId(1)), None, "its second chunk is missing");
     fleet.give(1, chunk(1, 1), 2, true);
     let made = |fleet: &Fleet, version, batch| -> Option<Vec<String>> {
-        let made = fleet.learner.made_before(version, batch)?;
+        let made = fleet.learner.made_before(Version(version), BatchId(batch))?;
         Some(made.iter().map(|result| result.job.to_string()).collect())
     };
     assert_eq!(made(&fleet, 1, 1).unwrap(), ["000001.0", "000001.1"]);
@@ -251,7 +252,7 @@ fn jobs_have_the_content_of_what_came_before_and_only_what_is_needed_is_kept() {
     fleet.learner.evaluate(1).unwrap();
     assert_eq!(fleet.learner.counts(), Counts::default());
     fleet.give(1, chunk(1, 2), 4, false);
-    fleet.give(1, JobName::Evaluation { version: 1, index: 0 }, 5, false);
+    fleet.give(1, part(1, 0), 5, false);
     assert_eq!(fleet.steps(), ["train 1: 000001.0 000001.1 000001.2", "evaluated 1: eval-000001.0"]);
     fleet.train(2);
     assert_eq!(fleet.learner.kept.keys().copied().collect::<Vec<_>>(), [job(2)]);
@@ -308,7 +309,7 @@ fn what_goes_wrong_is_counted_and_said() {
     assert!(why.contains("raise max_kills_per_job. --resume continues"), "{why}");
     let why = fleet.learner.carry_out(Action::Accept(name("dev9"), job(1))).unwrap_err().to_string();
     assert_eq!(why, "the result 000001.0 of dev9 is gone");
-    let why = fleet.learner.carry_out(Action::SyncBatch(0, vec![job(1)])).unwrap_err().to_string();
+    let why = fleet.learner.carry_out(Action::SyncBatch(BatchId(0), vec![job(1)])).unwrap_err().to_string();
     assert_eq!(why, "the result of job 000001.0 is gone");
 }
 
@@ -321,17 +322,17 @@ fn an_expelled_workers_results_are_taken_back_and_stay_refused_after_a_resume() 
     fleet.give(0, job(2), 4, false);
     fleet.give(1, job(3), 5, false);
     assert_eq!(fleet.steps(), ["train 0: 000000.0 000000.1 000001.0"]);
-    fleet.learner.steps.push_back(Step::Train(0, Vec::new()));
+    fleet.learner.steps.push_back(Step::Train(BatchId(0), Vec::new()));
     // Results from batch 1 on, of which dev1 made one; then all, and what continues them.
-    fleet.learner.expel(&name("dev1"), 1).unwrap();
+    fleet.learner.expel(&name("dev1"), BatchId(1)).unwrap();
     assert_eq!(fleet.learner.kept.keys().copied().collect::<Vec<_>>(), [job(0), chunk(0, 1), job(1), job(3)]);
     assert_eq!(fleet.learner.counts(), Counts { remade: 1, expelled: 1, ..Counts::default() });
     assert_eq!((fleet.state().expelled, fleet.learner.steps.len()), (vec![name("dev1")], 1));
-    assert_eq!(fleet.learner.files.numbers().unwrap(), [0]);
-    fleet.learner.expel(&name("dev1"), 0).unwrap();
+    assert_eq!(fleet.learner.files.numbers().unwrap(), [BatchId(0)]);
+    fleet.learner.expel(&name("dev1"), BatchId(0)).unwrap();
     assert_eq!(fleet.learner.kept.keys().copied().collect::<Vec<_>>(), [job(1), job(3)]);
     assert_eq!(fleet.learner.counts(), Counts { remade: 3, expelled: 2, ..Counts::default() });
-    assert_eq!(fleet.learner.files.numbers().unwrap(), [0u64; 0], "the file had a wrong result");
+    assert_eq!(fleet.learner.files.numbers().unwrap(), [BatchId(0); 0], "the file had a wrong result");
     assert_eq!(fleet.steps(), [""; 0], "it is not trained on, and nobody is said to stand still");
     let offered: Vec<JobName> = fleet.pending().iter().map(|job| job.name).collect();
     assert_eq!(offered, [job(0), job(2)]);
@@ -340,7 +341,7 @@ fn an_expelled_workers_results_are_taken_back_and_stay_refused_after_a_resume() 
     let steps = fleet.steps();
     assert_eq!(steps, ["train 0: 000000.0 000001.0", "commit 0 [0]  [WorkerName(\"dev1\")]"]);
     fleet.learner.writing(1).unwrap();
-    let refused = fleet.learner.expel(&name("dev2"), 0).unwrap_err().to_string();
+    let refused = fleet.learner.expel(&name("dev2"), BatchId(0)).unwrap_err().to_string();
     assert_eq!(refused, "worker dev2 cannot be expelled while weights are written");
 
     let saved = SavedFrontier { expelled: vec![name("dev1")], ..first() };
@@ -351,7 +352,7 @@ fn an_expelled_workers_results_are_taken_back_and_stay_refused_after_a_resume() 
     let mut learner =
         Learner::open(plan, saved, memory.learner(), files, Box::new(Names), serde_json::Value::Null).unwrap();
     assert_eq!(worker.learner().unwrap().unwrap().expelled, [name("dev1")]);
-    let Some(Step::Train(0, results)) = learner.next_step() else { panic!("the batch on the disk") };
+    let Some(Step::Train(BatchId(0), results)) = learner.next_step() else { panic!("the batch on the disk") };
     assert_eq!(results.len(), 2);
 }
 
@@ -361,16 +362,16 @@ fn wrong_scores_are_forgotten_and_unreadable_files_are_said() {
     fleet.give(0, job(0), 1, false);
     fleet.give(0, job(1), 1, false);
     let kept: Vec<JobResult> = fleet.learner.kept.values().cloned().collect();
-    fleet.learner.files.save(1, &kept[1..]).unwrap();
-    fleet.learner.forget_from(1).unwrap();
-    assert_eq!(fleet.learner.files.numbers().unwrap(), [0]);
-    let mut left = |number| fleet.learner.exchange.take(&name("dev1"), job(number)).is_some();
+    fleet.learner.files.save(BatchId(1), &kept[1..]).unwrap();
+    fleet.learner.forget_from(BatchId(1)).unwrap();
+    assert_eq!(fleet.learner.files.numbers().unwrap(), [BatchId(0)]);
+    let mut left = |group| fleet.learner.exchange.take(&name("dev1"), job(group)).is_some();
     assert!(!left(1), "it is not told to the next learner");
-    let broken = fleet.learner.files.path(0);
+    let broken = fleet.learner.files.path(BatchId(0));
     std::fs::write(&broken, b"half").unwrap();
     let files = BatchFiles::open(fleet.out.path()).unwrap();
     let memory = Memory::new();
-    let saved = SavedFrontier { lineages: BTreeMap::from([(1, ORIGIN)]), ..first() };
+    let saved = SavedFrontier { lineages: BTreeMap::from([(Version(1), ORIGIN)]), ..first() };
     let shared = serde_json::Value::Null;
     let refused = Learner::open(Plan::new(1, 1, 0), saved, memory.learner(), files, Box::new(Names), shared.clone());
     assert!(matches!(refused.map(drop), Err(Error::Refused(why)) if why.contains("step 0 does not say")));
@@ -382,11 +383,11 @@ fn wrong_scores_are_forgotten_and_unreadable_files_are_said() {
     let Some(Step::Warning(text)) = learner.next_step() else { panic!("it is said") };
     assert!(text.contains("000000: cut off: 4 bytes; it is made again"), "{text}");
     assert_eq!((learner.next_step(), learner.last_checkpoint), (None, None));
-    let saved = SavedFrontier { step: 1, lineages: BTreeMap::from([(1, ORIGIN)]), ..first() };
+    let saved = SavedFrontier { version: Version(1), lineages: BTreeMap::from([(Version(1), ORIGIN)]), ..first() };
     let files = BatchFiles::open(fleet.out.path()).unwrap();
     let shared = serde_json::Value::Null;
     let learner = Learner::open(Plan::new(2, 1, 0), saved, memory.learner(), files, Box::new(Names), shared).unwrap();
-    assert_eq!(learner.last_checkpoint, Some(1));
+    assert_eq!(learner.last_checkpoint, Some(Version(1)));
 }
 
 #[test]

@@ -11,6 +11,7 @@ mod simulation;
 mod world;
 
 use super::coordinator::Rules;
+use crate::ids::{BatchId, Version};
 use crate::plan::{Continued, Plan};
 use std::collections::{HashMap, VecDeque};
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -122,7 +123,7 @@ fn small() -> Vec<Case> {
 
 /// A run that was to end after two batches.
 fn continued(plan: Plan) -> Plan {
-    Plan { continued: Continued { batch: 2, version: 2 }, ..plan }
+    Plan { continued: Continued { batch: BatchId(2), version: Version(2) }, ..plan }
 }
 
 fn whole() -> Vec<Case> {

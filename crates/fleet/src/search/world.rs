@@ -5,6 +5,7 @@ mod moves;
 
 use crate::coordinator::{Action, Coordinator, Dropped, Event, HowEnded, Rules, Saved, SyncedBatch};
 use crate::exchange::{Observer, Queue, Seen};
+use crate::ids::{BatchId, Version};
 use crate::job::{BatchDigest, Job, JobName, JobResult, Lineage, WorkerName};
 use crate::plan::Plan;
 use std::collections::{BTreeMap, VecDeque};
@@ -52,7 +53,7 @@ impl Environment {
 }
 
 /// The content of a slot of memory: version, lineage, weights.
-type Slot = Option<(u64, Lineage, u64)>;
+type Slot = Option<(Version, Lineage, u64)>;
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 enum Doing {
@@ -80,12 +81,12 @@ struct Learner {
     weights: u64,
     kept: BTreeMap<JobName, JobResult>,
     /// The batch to train on; below it, the slot that is being written.
-    trains: Option<u64>,
+    trains: Option<BatchId>,
     writes: Option<usize>,
-    /// The weights of checkpoints that are being written, by step.
-    checkpoints: BTreeMap<u64, u64>,
+    /// The weights of checkpoints that are being written, by version.
+    checkpoints: BTreeMap<Version, u64>,
     /// Batch files that have not been synced.
-    unsynced: BTreeMap<u64, Vec<JobResult>>,
+    unsynced: BTreeMap<BatchId, Vec<JobResult>>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -97,11 +98,11 @@ pub struct World {
     learner: Option<Learner>,
     queue: Queue,
     workers: Vec<Worker>,
-    /// The checkpoint on the disk (step and lineages, weights, frontier); below it, the batch files.
+    /// The checkpoint on the disk (version and lineages, weights, frontier); below it, the batch files.
     checkpoint: (Saved, u64, Vec<JobResult>),
-    files: BTreeMap<u64, Vec<JobResult>>,
+    files: BTreeMap<BatchId, Vec<JobResult>>,
     /// The content of each version that was ever published.
-    published: BTreeMap<u64, u64>,
+    published: BTreeMap<Version, u64>,
     /// True once the first rollout has been scored: its next score will differ.
     scored: bool,
     /// Events that have been sent and not delivered yet, if they can be lost.
@@ -143,7 +144,7 @@ fn hash(parts: &[u64]) -> u64 {
 
 /// The tokens that a job samples, and whether another chunk follows. In groups with an even number one always does.
 fn tokens(job: JobName, weights: u64, payload: &[u8]) -> (u64, bool) {
-    let more = matches!(job, JobName::Rollout { number, .. } if number % 2 == 0);
+    let more = matches!(job, JobName::Rollout { group, .. } if group.0 % 2 == 0);
     (hash(&[XxHash3_64::oneshot(job.to_string().as_bytes()), weights, XxHash3_64::oneshot(payload)]), more)
 }
 
@@ -153,8 +154,8 @@ impl World {
     pub fn new(plan: Plan, rules: Rules, environment: Environment, budget: Budget) -> World {
         let origin = Lineage([0; 16]);
         // A run that continues has its checkpoint, with nothing made ahead.
-        let step = plan.continued.version;
-        let saved = Saved { step, lineages: BTreeMap::from([(step, origin)]), frontier: BTreeMap::new() };
+        let version = plan.continued.version;
+        let saved = Saved { version, lineages: BTreeMap::from([(version, origin)]), frontier: BTreeMap::new() };
         let name = |i: usize| WorkerName::new(&format!("w{i}")).unwrap();
         let worker = |i| Worker { name: name(i), doing: Doing::Dead, stopped: false, expelled: false };
         let mut world = World {
@@ -167,7 +168,7 @@ impl World {
             workers: (0..environment.workers).map(worker).collect(),
             checkpoint: (saved, 1, Vec::new()),
             files: BTreeMap::new(),
-            published: BTreeMap::from([(step, 1)]),
+            published: BTreeMap::from([(version, 1)]),
             scored: false,
             mail: Vec::new(),
             ended: false,
@@ -182,7 +183,7 @@ impl World {
     }
 
     /// The weights of each published version.
-    pub fn published(&self) -> &BTreeMap<u64, u64> {
+    pub fn published(&self) -> &BTreeMap<Version, u64> {
         &self.published
     }
 
@@ -219,7 +220,7 @@ impl World {
             Move::Stop => {
                 self.budget.ends -= 1;
                 if let Some(learner) = &mut self.learner {
-                    learner.checkpoints.insert(learner.coordinator.step(), learner.weights);
+                    learner.checkpoints.insert(learner.coordinator.version(), learner.weights);
                 }
                 self.tell(Event::Stop)?;
             }
@@ -241,7 +242,7 @@ impl World {
                 self.crash();
                 if let Some((batch, _)) = self.files.pop_last() {
                     // What was published after it is history that nobody can know.
-                    self.published.retain(|version, _| *version <= batch);
+                    self.published.retain(|version, _| *version <= batch.version());
                 }
             }
             Move::Claim(i, job) => {
@@ -326,13 +327,13 @@ impl World {
 
     fn restart(&mut self) -> Result<(), String> {
         let (saved, weights, frontier) = self.checkpoint.clone();
-        let step = saved.step;
-        let files = self.files.range(step..);
+        let version = saved.version;
+        let files = self.files.range(version.batch()..);
         let synced = files.clone().map(|(batch, results)| (*batch, SyncedBatch::of(results))).collect();
         let replayed = files.flat_map(|(_, results)| results).filter(|_| self.rules.replay);
         let kept = frontier.iter().chain(replayed).map(|result| (result.job, result.clone())).collect();
         let mut memory: Vec<Slot> = vec![None; self.plan.slots];
-        memory[0] = Some((step, saved.lineages[&step], weights));
+        memory[0] = Some((version, saved.lineages[&version], weights));
         let coordinator = Coordinator::with_rules(self.plan.clone(), saved, synced, self.rules)?;
         self.queue.pending.clear();
         self.learner = Some(Learner {
@@ -377,8 +378,8 @@ impl World {
     fn update(&mut self, checkpoint: bool) -> Result<(), String> {
         let Some(learner) = &self.learner else { return Ok(()) };
         let (Some(batch), Some(slot)) = (learner.trains, learner.writes) else { return Ok(()) };
-        let numbers = self.plan.numbers(batch);
-        let jobs = numbers.flat_map(|number| learner.coordinator.chain(number));
+        let version = batch.next().version();
+        let jobs = self.plan.groups_of(batch).flat_map(|group| learner.coordinator.chain(group));
         let results: Vec<JobResult> = jobs.filter_map(|job| learner.kept.get(&job).cloned()).collect();
         for result in &results {
             let version = self.plan.version_of(result.job);
@@ -392,15 +393,15 @@ impl World {
         let parts = results.iter().map(|result| XxHash3_64::oneshot(&result.bytes));
         let weights = hash(&std::iter::once(learner.weights).chain(parts).collect::<Vec<_>>());
         let lineage = learner.coordinator.lineage().after(&BatchDigest::of(&results));
-        if *self.published.entry(batch + 1).or_insert(weights) != weights {
-            return Err(format!("version {} has two contents", batch + 1));
+        if *self.published.entry(version).or_insert(weights) != weights {
+            return Err(format!("version {version} has two contents"));
         }
         if let Some(learner) = &mut self.learner {
             learner.weights = weights;
-            learner.memory[slot] = Some((batch + 1, lineage, weights));
+            learner.memory[slot] = Some((version, lineage, weights));
             (learner.trains, learner.writes) = (None, None);
             if checkpoint {
-                learner.checkpoints.insert(batch + 1, weights);
+                learner.checkpoints.insert(version, weights);
             }
         }
         self.tell(Event::Trained { written: true })?;
@@ -470,8 +471,8 @@ impl World {
             Action::Train(batch) => learner.trains = Some(batch),
             Action::CommitCheckpoint(saved) => {
                 let frontier = saved.frontier.keys().map(result).collect::<Result<Vec<_>, _>>()?;
-                let weights = learner.checkpoints.remove(&saved.step).ok_or("a checkpoint that was not begun")?;
-                self.files.retain(|batch, _| *batch >= saved.step);
+                let weights = learner.checkpoints.remove(&saved.version).ok_or("a checkpoint that was not begun")?;
+                self.files.retain(|batch, _| *batch >= saved.version.batch());
                 self.checkpoint = (saved, weights, frontier);
             }
             Action::Gone(job, version) => {
@@ -480,10 +481,10 @@ impl World {
             Action::Fail(job, count, _) => return Err(format!("job {job} ended {count} workers")),
             Action::End => self.ended = true,
             Action::Publish { .. } => {
-                let waiting = learner.coordinator.waiting_checkpoints().first().map(|(step, ..)| *step);
-                let step = learner.coordinator.step();
-                let first = self.plan.numbers(waiting.unwrap_or(step).min(step)).start;
-                learner.kept.retain(|job, _| matches!(job, JobName::Rollout { number, .. } if *number >= first));
+                let waiting = learner.coordinator.waiting_checkpoints().first().map(|(version, ..)| *version);
+                let version = learner.coordinator.version();
+                let first = self.plan.first_group(waiting.unwrap_or(version).min(version).batch());
+                learner.kept.retain(|job, _| matches!(job, JobName::Rollout { group, .. } if *group >= first));
             }
             Action::Offer { .. } | Action::Kill(_) | Action::Evaluated(..) => {}
         }

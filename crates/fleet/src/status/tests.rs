@@ -4,12 +4,14 @@ use super::*;
 use crate::batches::BatchFiles;
 use crate::exchange::spool::{SpoolLearner, SpoolWorker};
 use crate::exchange::{Exchange, WorkerExchange};
+use crate::ids::Version;
 use crate::job::{Answer, Lineage};
 use crate::testing::name;
 
-fn job(number: u64) -> Job {
-    let (name, profile) = (JobName::Rollout { number, chunk: 0 }, "fast".to_owned());
-    Job { name, version: 1, lineage: Lineage([1; 16]), continues: None, alone: false, profile, payload: Vec::new() }
+fn job(group: u64) -> Job {
+    let (name, profile) = (crate::testing::job(group), "fast".to_owned());
+    let (version, lineage) = (Version(1), Lineage([1; 16]));
+    Job { name, version, lineage, continues: None, alone: false, profile, payload: Vec::new() }
 }
 
 fn result(number: u64, worker: &str) -> JobResult {
@@ -28,7 +30,7 @@ fn state(step: u64) -> LearnerState {
 }
 
 fn batch(batch: u64, synced: bool, complete: u64, processing: u64, pending: u64) -> BatchStatus {
-    BatchStatus { batch, synced, complete, processing, pending, groups: 2 }
+    BatchStatus { batch: BatchId(batch), synced, complete, processing, pending, groups: 2 }
 }
 
 #[test]
@@ -43,7 +45,7 @@ fn batches_in_work_are_counted_and_no_others() {
         learner.offer(&job(number)).unwrap();
     }
     let files = BatchFiles::open(out.path()).unwrap();
-    files.save(1, &[result(2, "dev1")]).unwrap();
+    files.save(BatchId(1), &[result(2, "dev1")]).unwrap();
     for _ in 0..3 {
         dev1.claim(&[]).unwrap().unwrap();
     }
@@ -51,7 +53,7 @@ fn batches_in_work_are_counted_and_no_others() {
     dev1.complete(&result(4, "dev1")).unwrap();
     let status = read(out.path()).unwrap();
     assert_eq!(status.batches, [batch(1, true, 2, 2, 0), batch(2, false, 1, 0, 1)]);
-    assert_eq!((status.learner_alive, &status.synced), (true, &vec![1]));
+    assert_eq!((status.learner_alive, &status.synced), (true, &vec![BatchId(1)]));
     assert_eq!(status.complete, [job(4).name], "once, though two have done it");
     assert_eq!(status.pending, [5, 6, 7].map(|number| job(number).name));
     let [first, second] = &status.workers[..] else { panic!("{:?}", status.workers) };
@@ -60,12 +62,12 @@ fn batches_in_work_are_counted_and_no_others() {
     drop((learner, dev2));
     std::fs::write(out.path().join("fleet/batches/.000009"), b"half").unwrap();
     let status = read(out.path()).unwrap();
-    assert_eq!((status.learner_alive, status.workers[1].alive, status.synced), (false, None, vec![1]));
+    assert_eq!((status.learner_alive, status.workers[1].alive, status.synced), (false, None, vec![BatchId(1)]));
     // The last batch is the end.
     let mut learner = SpoolLearner::open(out.path()).unwrap();
     for (step, expected) in [(3, vec![3]), (4, vec![])] {
         learner.announce(&state(step)).unwrap();
-        let batches: Vec<u64> = read(out.path()).unwrap().batches.iter().map(|batch| batch.batch).collect();
+        let batches: Vec<u64> = read(out.path()).unwrap().batches.iter().map(|batch| batch.batch.0).collect();
         assert_eq!(batches, expected);
     }
 }
@@ -114,17 +116,17 @@ fn a_job_is_found_wherever_it_is() {
     assert_eq!(found(2).job, Some((job(2), Some(name("dev1")))));
     dev1.complete(&result(2, "dev1")).unwrap();
     let files = BatchFiles::open(out.path()).unwrap();
-    files.save(1, &[result(2, "dev1"), result(3, "dev2")]).unwrap();
-    let done = JobFiles { results: vec![result(2, "dev1")], synced: Some(1), ..JobFiles::default() };
+    files.save(BatchId(1), &[result(2, "dev1"), result(3, "dev2")]).unwrap();
+    let done = JobFiles { results: vec![result(2, "dev1")], synced: Some(BatchId(1)), ..JobFiles::default() };
     assert_eq!(found(2), done, "in both places the same");
-    let done = JobFiles { results: vec![result(3, "dev2")], synced: Some(1), ..JobFiles::default() };
+    let done = JobFiles { results: vec![result(3, "dev2")], synced: Some(BatchId(1)), ..JobFiles::default() };
     assert_eq!(found(3), done);
     assert_eq!(found(4), JobFiles::default());
-    std::fs::write(files.path(1), b"half").unwrap();
+    std::fs::write(files.path(BatchId(1)), b"half").unwrap();
     std::fs::write(out.path().join("fleet/pending/000003.0"), b"torn").unwrap();
     let torn = found(3);
     assert_eq!((torn.job, torn.results.len(), torn.synced, torn.unreadable.len()), (None, 0, None, 2));
     assert!(torn.unreadable[0].ends_with("/pending/000003.0: cut off: 4 bytes"), "{:?}", torn.unreadable);
-    let evaluation = JobName::Evaluation { version: 2, index: 0 };
+    let evaluation = crate::testing::part(2, 0);
     assert_eq!(find(out.path(), evaluation).unwrap(), JobFiles::default());
 }

@@ -2,7 +2,9 @@
 
 use super::*;
 use crate::error::Error;
+use crate::ids::Version;
 use crate::job::Lineage;
+use crate::testing::job as job_name;
 use std::collections::BTreeSet;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -11,13 +13,10 @@ fn name() -> WorkerName {
     WorkerName::new("dev1").unwrap()
 }
 
-fn job_name(number: u64) -> JobName {
-    JobName::Rollout { number, chunk: 0 }
-}
-
-fn job(number: u64) -> Job {
-    let (lineage, profile) = (Lineage([number as u8; 16]), "fast".to_owned());
-    Job { name: job_name(number), version: 0, lineage, continues: None, alone: false, profile, payload: Vec::new() }
+fn job(group: u64) -> Job {
+    let (lineage, profile) = (Lineage([group as u8; 16]), "fast".to_owned());
+    let (name, version) = (job_name(group), Version(0));
+    Job { name, version, lineage, continues: None, alone: false, profile, payload: Vec::new() }
 }
 
 fn state(workers: u64) -> LearnerState {
@@ -68,8 +67,8 @@ impl Script {
 }
 
 fn short(job: JobName) -> String {
-    let JobName::Rollout { number, .. } = job else { panic!("{job}") };
-    number.to_string()
+    let JobName::Rollout { group, .. } = job else { panic!("{job}") };
+    group.to_string()
 }
 
 impl WorkerExchange for Script {
@@ -279,7 +278,7 @@ fn results_wait_where_the_disk_is_full() {
     let mut shift = Shift::new(&desk, &name);
     shift.finish(job_name(9), done(job_name(9))).unwrap();
     assert!(shift.unwritten.is_empty(), "a job that it does not have");
-    shift.held.extend([0, 1].map(|number| (job_name(number), job(number))));
+    shift.held.extend([0, 1].map(|group| (job_name(group), job(group))));
     shift.finish(job_name(0), done(job_name(0))).unwrap();
     shift.finish(job_name(1), done(job_name(1))).unwrap();
     assert_eq!((shift.unwritten.len(), shift.held.len(), script.said().as_str()), (2, 2, ""));

@@ -7,7 +7,7 @@ use fleet::coordinator::SyncedBatch;
 use fleet::exchange::Exchange;
 use fleet::learner::{Feed, Learner, LearnerHandle, SavedFrontier, Step};
 use fleet::worker::{Done, Proceeded, Work};
-use fleet::{Answer, BatchDigest, Error, Job, JobName, JobResult, Lineage, Plan, Result};
+use fleet::{Answer, BatchDigest, BatchId, Error, Job, JobName, JobResult, Lineage, Plan, Result, Version};
 use std::collections::BTreeMap;
 use std::fs::{File, OpenOptions};
 use std::io::{Read, Seek, Write};
@@ -46,13 +46,13 @@ fn payload(before: &[JobResult]) -> Vec<u8> {
 /// The weights at the end, without any fleet.
 pub fn sequential(plan: &Plan) -> u64 {
     let mut versions = vec![1u64];
-    for batch in 0..plan.batches {
+    for batch in BatchId(0).up_to(plan.end()) {
         let mut results: Vec<JobResult> = Vec::new();
-        for number in plan.numbers(batch) {
+        for group in plan.groups_of(batch) {
             let mut before = Vec::new();
             for chunk in 0..=plan.last_chunk() {
-                let job = JobName::Rollout { number, chunk };
-                let (bytes, answer) = sample(job, versions[plan.version_of(job) as usize], &payload(&before));
+                let job = JobName::Rollout { group, chunk };
+                let (bytes, answer) = sample(job, versions[plan.version_of(job).0 as usize], &payload(&before));
                 let worker = fleet::WorkerName::new("x").unwrap();
                 before.push(JobResult { job, lineage: Lineage([0; 16]), worker, answer, bytes });
                 if !answer.more {
@@ -61,7 +61,7 @@ pub fn sequential(plan: &Plan) -> u64 {
             }
             results.extend(before);
         }
-        versions.push(update(versions[batch as usize], &results));
+        versions.push(update(versions[batch.0 as usize], &results));
     }
     versions[plan.batches as usize]
 }
@@ -103,28 +103,28 @@ impl Slots {
     }
 
     /// Writes slowly and in pieces, so that a reader without a pin would see half of it.
-    pub fn write(mut file: &File, version: u64, lineage: Lineage, weights: u64) {
+    pub fn write(mut file: &File, version: Version, lineage: Lineage, weights: u64) {
         file.rewind().unwrap();
         file.write_all(&[0xff; 8]).unwrap();
         std::thread::sleep(Duration::from_millis(1));
         file.write_all(&lineage.0).unwrap();
         file.write_all(&weights.to_le_bytes()).unwrap();
         file.rewind().unwrap();
-        file.write_all(&version.to_le_bytes()).unwrap();
+        file.write_all(&version.0.to_le_bytes()).unwrap();
     }
 
-    fn read(mut file: &File) -> Option<(u64, Lineage, u64)> {
+    fn read(mut file: &File) -> Option<(Version, Lineage, u64)> {
         let mut bytes = [0; 32];
         file.rewind().ok()?;
         file.read_exact(&mut bytes).ok()?;
         let word = |at: usize| u64::from_le_bytes(bytes[at..at + 8].try_into().unwrap());
         let mut lineage = [0; 16];
         lineage.copy_from_slice(&bytes[8..24]);
-        Some((word(0), Lineage(lineage), word(24)))
+        Some((Version(word(0)), Lineage(lineage), word(24)))
     }
 
     /// A pinned slot with these weights.
-    fn pin(&self, slots: usize, version: u64, lineage: Lineage) -> Option<File> {
+    fn pin(&self, slots: usize, version: Version, lineage: Lineage) -> Option<File> {
         (0..slots).map(|slot| self.open(slot)).find(|file| {
             let pinned = file.try_lock_shared().is_ok();
             pinned && Self::read(file).is_some_and(|(v, l, _)| (v, l) == (version, lineage))
@@ -147,7 +147,7 @@ pub struct FakeWork {
 /// A job, and since when it has its weights: the slot that it pins, and what it read there.
 pub struct Begun {
     job: Job,
-    pinned: Option<(File, (u64, Lineage, u64), Instant)>,
+    pinned: Option<(File, (Version, Lineage, u64), Instant)>,
 }
 
 impl FakeWork {
@@ -210,28 +210,26 @@ pub struct Checkpoint {
 
 impl Checkpoint {
     pub fn first() -> Checkpoint {
-        let saved = SavedFrontier {
-            step: 0,
-            lineages: BTreeMap::from([(0, origin())]),
-            frontier: Vec::new(),
-            expelled: Vec::new(),
-        };
+        let (version, frontier, expelled) = (Version(0), Vec::new(), Vec::new());
+        let lineages = BTreeMap::from([(version, origin())]);
+        let saved = SavedFrontier { version, lineages, frontier, expelled };
         Checkpoint { weights: 1, saved }
     }
 
     fn load(out: &Path) -> Checkpoint {
         let Ok(bytes) = std::fs::read(out.join("checkpoint")) else { return Checkpoint::first() };
         let (head, frontier) = bytes.split_at(4 + u32::from_le_bytes(bytes[..4].try_into().unwrap()) as usize);
-        let (weights, step, lineages): (u64, u64, BTreeMap<u64, Lineage>) = serde_json::from_slice(&head[4..]).unwrap();
+        let head: (u64, Version, BTreeMap<Version, Lineage>) = serde_json::from_slice(&head[4..]).unwrap();
+        let (weights, version, lineages) = head;
         let (_, frontier) = fleet::batch_from_bytes(frontier).unwrap();
-        Checkpoint { weights, saved: SavedFrontier { step, lineages, frontier, expelled: Vec::new() } }
+        Checkpoint { weights, saved: SavedFrontier { version, lineages, frontier, expelled: Vec::new() } }
     }
 
     fn save(&self, out: &Path) {
-        let head = serde_json::to_vec(&(self.weights, self.saved.step, &self.saved.lineages)).unwrap();
+        let head = serde_json::to_vec(&(self.weights, self.saved.version, &self.saved.lineages)).unwrap();
         let mut bytes = (head.len() as u32).to_le_bytes().to_vec();
         bytes.extend(head);
-        bytes.extend(fleet::batch_to_bytes(self.saved.step, &self.saved.frontier));
+        bytes.extend(fleet::batch_to_bytes(self.saved.version.batch(), &self.saved.frontier));
         std::fs::write(out.join(".checkpoint"), bytes).unwrap();
         std::fs::rename(out.join(".checkpoint"), out.join("checkpoint")).unwrap();
     }
@@ -247,7 +245,7 @@ pub fn learn<E: Exchange + Send + 'static>(
 ) -> Result<Option<u64>> {
     let Checkpoint { mut weights, saved } = Checkpoint::load(out);
     let slots = Slots::new(out);
-    let mut step = saved.step;
+    let mut version = saved.version;
     let lock = loop {
         // A reader of the learner before this one may pin it still.
         if let Some(file) = slots.lock(0) {
@@ -255,28 +253,28 @@ pub fn learn<E: Exchange + Send + 'static>(
         }
         std::thread::sleep(Duration::from_millis(1));
     };
-    Slots::write(&lock, step, saved.lineages[&step], weights);
+    Slots::write(&lock, version, saved.lineages[&version], weights);
     drop(lock);
     for slot in 1..plan.slots {
         drop(slots.open(slot));
     }
-    let batches = plan.batches;
+    let end = plan.end();
     let files = BatchFiles::open(out)?;
     let learner = Learner::open(plan, saved, exchange, files, Box::new(Payloads), serde_json::Value::Null)?;
     let handle = LearnerHandle::start(learner)?;
-    let mut waiting: BTreeMap<u64, u64> = BTreeMap::new();
+    let mut waiting: BTreeMap<Version, u64> = BTreeMap::new();
     let mut is_stopping = false;
     loop {
         if stop() && !is_stopping {
             is_stopping = true;
-            waiting.insert(step, weights);
+            waiting.insert(version, weights);
             handle.with(|learner| learner.stop())?;
         }
         match handle.next_step(Duration::from_millis(20))? {
             None => {}
             Some(Step::Train(batch, results)) => {
-                assert_eq!(batch, step, "batches come in order");
-                wait_for_kills(out, batch, batches);
+                assert_eq!(batch, version.batch(), "batches come in order");
+                wait_for_kills(out, batch, end);
                 let mut log = OpenOptions::new().append(true).create(true).open(out.join("trained.log")).unwrap();
                 let digest = SyncedBatch::of(&results).digest;
                 // In one write: a kill in the middle of several would leave half a line for the next learner to
@@ -295,25 +293,25 @@ pub fn learn<E: Exchange + Send + 'static>(
                 handle.with(|learner| learner.writing(slot.0))?;
                 let lineage = handle.with(|learner| learner.coordinator().lineage());
                 weights = update(weights, &results);
-                step += 1;
-                Slots::write(&slot.1, step, lineage.after(&BatchDigest::of(&results)), weights);
+                version = batch.next().version();
+                Slots::write(&slot.1, version, lineage.after(&BatchDigest::of(&results)), weights);
                 drop(slot);
                 handle.with(|learner| learner.trained(true))?;
-                assert_eq!(handle.with(|l| l.coordinator().step()), step);
-                if step % every == 0 || step == batches {
-                    waiting.insert(step, weights);
+                assert_eq!(handle.with(|l| l.coordinator().version()), version);
+                if version.0 % every == 0 || version.batch() == end {
+                    waiting.insert(version, weights);
                     handle.with(|learner| learner.checkpoint())?;
                 }
             }
             Some(Step::CommitCheckpoint(saved)) => {
-                let step = saved.step;
-                Checkpoint { weights: waiting[&step], saved }.save(out);
-                handle.with(|learner| learner.committed(step))?;
+                let version = saved.version;
+                Checkpoint { weights: waiting[&version], saved }.save(out);
+                handle.with(|learner| learner.committed(version))?;
             }
             Some(Step::Evaluated(..)) => {}
             Some(Step::Warning(text)) => eprintln!("{text}"),
             Some(Step::Refused(refused)) => panic!("{refused:?}"),
-            Some(Step::End) if step == batches => return Ok(Some(weights)),
+            Some(Step::End) if version.batch() == end => return Ok(Some(weights)),
             Some(Step::End) => return Ok(None),
         }
     }
@@ -327,9 +325,9 @@ pub fn count_kill(out: &Path) {
 
 /// Of `FLEET_KILLS` kills a batch's share comes before it is trained on, so that a fast machine does not reach the end
 /// before the last kill.
-fn wait_for_kills(out: &Path, batch: u64, batches: u64) {
+fn wait_for_kills(out: &Path, batch: BatchId, end: BatchId) {
     let Ok(kills) = std::env::var("FLEET_KILLS") else { return };
-    let share = kills.parse::<u64>().unwrap() * (batch + 1) / batches;
+    let share = kills.parse::<u64>().unwrap() * batch.next().0 / end.0;
     while std::fs::metadata(out.join("kills")).map_or(0, |file| file.len()) < share {
         std::thread::sleep(Duration::from_millis(1));
     }

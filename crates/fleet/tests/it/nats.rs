@@ -188,17 +188,17 @@ fn idle() -> fleet::exchange::LearnerState {
 #[test]
 fn large_results_are_cut_into_messages() {
     use fleet::coordinator::Event;
-    use fleet::{Answer, Job, JobName, JobResult};
+    use fleet::{Answer, GroupId, Job, JobName, JobResult, Version};
     let Some(server) = NatsServer::start() else { return };
     let out = tempfile::tempdir().unwrap();
     let mut learner = learner(&server, out.path());
     learner.announce(&idle()).unwrap();
     let mut worker = NatsWorker::join(&options_of(&server, Some(TOKEN)), name("dev1")).unwrap();
     let lineage = crate::fake::origin();
-    let job = JobName::Rollout { number: 3, chunk: 0 };
+    let job = JobName::Rollout { group: GroupId(3), chunk: 0 };
     let payload = b"prompt".to_vec();
     let (profile, continues) = ("any".to_owned(), None);
-    learner.offer(&Job { name: job, version: 0, lineage, continues, alone: false, profile, payload }).unwrap();
+    learner.offer(&Job { name: job, version: Version(0), lineage, continues, alone: false, profile, payload }).unwrap();
     let claimed = testing::wait_for("the worker gets the job", || {
         worker.learner().unwrap()?;
         worker.claim(&[]).unwrap()

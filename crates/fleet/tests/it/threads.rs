@@ -69,7 +69,7 @@ fn a_spool_directory_gives_the_same_whoever_starts_first_and_after_a_stop() {
     assert!(check_log(out.path()).unwrap() >= 8, "every batch");
     let status = fleet::status::read(out.path()).unwrap();
     let learner = status.learner.unwrap();
-    assert!(learner.ended && learner.step == 8 && learner.counts.differing == 0, "{learner:?}");
+    assert!(learner.ended && learner.batch == plan.end() && learner.counts.differing == 0, "{learner:?}");
     assert!(status.workers.len() == 3 && status.pending.is_empty(), "{:?}", status.workers);
     assert!(status.complete.is_empty(), "what is in a batch file is deleted: {:?}", status.complete);
 }

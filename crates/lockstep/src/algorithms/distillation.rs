@@ -81,13 +81,14 @@ fn advantages(config: &Config, batch: &Scored<'_>) -> Advantages {
     for (sample, advantage) in batch.samples.iter().zip(&mut advantages.advantages) {
         let teacher = sample.columns.ref_logps().expect("a teacher scores every completion");
         // Entries of tokens that the mask leaves out are 0.
-        let mut to_go = kl(KlEstimator::K1, sample.old_logps(), teacher, &sample.mask);
-        per_token.add_sum(to_go.iter().sum(), sample.mask.iter().filter(|&&m| m).count() as u64);
+        let mut to_go = kl(KlEstimator::K1, sample.old_logps(), teacher, &sample.loss_mask);
+        per_token.add_sum(to_go.iter().sum(), sample.loss_mask.iter().filter(|&&m| m).count() as u64);
         for t in (1..to_go.len()).rev() {
             to_go[t - 1] += discount * to_go[t];
         }
-        let token = |t: usize| if sample.mask[t] { (f64::from(advantage.at(t)) - coef * to_go[t]) as f32 } else { 0.0 };
-        *advantage = Advantage::Tokens((0..sample.mask.len()).map(token).collect());
+        let token =
+            |t: usize| if sample.loss_mask[t] { (f64::from(advantage.at(t)) - coef * to_go[t]) as f32 } else { 0.0 };
+        *advantage = Advantage::Tokens((0..sample.loss_mask.len()).map(token).collect());
     }
     advantages.metrics.push(("distillation/reverse_kl".to_owned(), per_token.get()));
     advantages
@@ -96,16 +97,16 @@ fn advantages(config: &Config, batch: &Scored<'_>) -> Advantages {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use model::Prompt;
     use model::columns::{OLD_LOGPS, REF_LOGPS, SAMPLER_LOGPS};
+    use model::{GroupId, Prompt};
     use train::loss::{LossSums, Normalizer, Sequence, policy};
     use train::{RewardMatrix, RewardRow, Sample};
 
     /// A completion with the log-probabilities `own` of the policy and `teacher`. Tokens whose `own` is 0 are masked
     /// out.
     fn sample(group: u64, own: &[f32], teacher: &[f32]) -> Sample {
-        let mut sample = Sample { group, ..Sample::supervised(Prompt::new([1]), vec![7; own.len()]) };
-        sample.mask = own.iter().map(|&logp| logp != 0.0).collect();
+        let mut sample = Sample { group: GroupId(group), ..Sample::supervised(Prompt::new([1]), vec![7; own.len()]) };
+        sample.loss_mask = own.iter().map(|&logp| logp != 0.0).collect();
         sample.columns.set(SAMPLER_LOGPS, own.to_vec());
         sample.columns.set(OLD_LOGPS, own.to_vec());
         sample.columns.set(REF_LOGPS, teacher.to_vec());

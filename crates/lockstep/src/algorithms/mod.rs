@@ -39,7 +39,7 @@ pub trait PolicyGradient {
 
     /// Names of the metrics that the console shows at each step.
     fn shown_metrics(&self) -> &'static [&'static str] {
-        &["loss", "reward", "kl", "completions/mean_length"]
+        &["reward", "kl", "completions/mean_length"]
     }
 
     /// The smallest number of completions per prompt with which the algorithm works.

@@ -139,7 +139,8 @@ fn what_an_algorithm_cannot_train_is_refused() {
 #[test]
 fn advantages_are_those_of_the_configured_formula() {
     let sample = |group: u64, tokens: usize| {
-        let mut sample = Sample { group, ..Sample::supervised(model::Prompt::new([1]), vec![4; tokens]) };
+        let mut sample =
+            Sample { group: model::GroupId(group), ..Sample::supervised(model::Prompt::new([1]), vec![4; tokens]) };
         sample.columns.set(model::columns::SAMPLER_LOGPS, vec![-1.0; tokens]);
         sample.columns.set(model::columns::REF_LOGPS, vec![-1.5; tokens]);
         sample

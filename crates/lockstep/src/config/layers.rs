@@ -41,7 +41,7 @@ pub fn unknown_key(name: &str) -> String {
 
 /// Names of `LOCKSTEP_` variables that set no configuration key. `LOCKSTEP_DEVICE` is the machine's default device, as
 /// `LOCKSTEP_ISA` is its instruction set: unlike the variables of keys, it does not override a configuration file.
-const NOT_KEYS: [&str; 12] = [
+const NOT_KEYS: [&str; 13] = [
     "DEVICE",
     "ISA",
     "LOG",
@@ -54,6 +54,7 @@ const NOT_KEYS: [&str; 12] = [
     "CUBINS",
     "KERNEL_CACHE",
     "NATS_TOKEN",
+    "REPORT_TOKEN",
 ];
 
 /// The `LOCKSTEP_*` environment variables of this process, sorted by name.
@@ -62,10 +63,10 @@ fn environment() -> anyhow::Result<Vec<(String, String)>> {
     let text = |(name, value): (std::ffi::OsString, std::ffi::OsString)| match (name.into_string(), value.into_string())
     {
         (Ok(name), Ok(value)) => Ok((name, value)),
-        (name, value) => Err(BadInput::new(format!(
-            "environment variable {} = {}: not UTF-8",
-            name.unwrap_or_else(|name| name.display().to_string()),
-            value.unwrap_or_else(|value| value.display().to_string())
+        // Its value may be a token.
+        (name, _) => Err(BadInput::new(format!(
+            "environment variable {}: its name or its value is not UTF-8",
+            name.unwrap_or_else(|name| name.display().to_string())
         ))),
     };
     let mut all = ours.map(text).collect::<anyhow::Result<Vec<_>>>()?;

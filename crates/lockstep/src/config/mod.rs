@@ -14,6 +14,7 @@ mod methods;
 mod older_runs;
 mod paths;
 pub(crate) mod profiles;
+pub(crate) mod report_to;
 mod resolved;
 mod resume;
 mod row;

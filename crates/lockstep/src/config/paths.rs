@@ -3,9 +3,11 @@
 //! working directory.
 
 use super::keys::{Config, KEYS};
+use super::report_to;
 use super::resolved::{Origin, Resolved};
 use crate::bad_input;
 use crate::error::{BadInput, OrBadInput};
+use rewards::outside::absolute_line;
 use std::path::{Path, PathBuf, absolute};
 
 type PathOf = fn(&mut Config) -> Option<&mut PathBuf>;
@@ -35,6 +37,13 @@ pub(super) fn make_absolute(resolved: &mut Resolved) -> anyhow::Result<()> {
     for name in resolved.config.eval_datasets.values_mut() {
         if let serde_json::Value::String(name) = name {
             *name = located("eval_datasets", name, &origin, &working)?;
+        }
+    }
+    let origin = resolved.origin("report_to").clone();
+    for entry in &mut resolved.config.report_to {
+        if let Some(line) = report_to::command(entry) {
+            let line = absolute_line(line, |path| located("report_to", path, &origin, &working))?;
+            *entry = report_to::command_entry(&line);
         }
     }
     let origin = resolved.origin("reward_funcs").clone();

@@ -6,6 +6,7 @@ use super::keys::Config;
 use crate::bad_input;
 use crate::error::{BadInput, OrBadInput};
 use fleet::takes;
+use model::GroupId;
 use rollout::SamplingParams;
 use serde::Deserialize;
 use serde_json::{Map, Value as Json};
@@ -82,14 +83,14 @@ impl SamplingPlan {
         &self.all
     }
 
-    /// The sampling parameters of the group with this number.
-    pub fn of(&self, number: u64) -> &Arc<SamplingParams> {
-        self.entry(number).map_or(&self.all, |(_, _, params)| params)
+    /// The sampling parameters of a group.
+    pub fn of(&self, group: GroupId) -> &Arc<SamplingParams> {
+        self.entry(group).map_or(&self.all, |(_, _, params)| params)
     }
 
-    /// The name of the profile of the group with this number, if there are profiles.
-    pub fn profile(&self, number: u64) -> Option<&str> {
-        self.entry(number).map(|(name, _, _)| name.as_str())
+    /// The name of a group's profile, if there are profiles.
+    pub fn profile(&self, group: GroupId) -> Option<&str> {
+        self.entry(group).map(|(name, _, _)| name.as_str())
     }
 
     /// All distinct sampling parameters that groups may have.
@@ -106,10 +107,10 @@ impl SamplingPlan {
         self.profiles.iter().map(|(name, _, _)| name.as_str())
     }
 
-    /// The profile of the group with this number. Multiples of the golden ratio modulo 1 are evenly distributed in
+    /// The profile of a group. Multiples of the golden ratio modulo 1 are evenly distributed in
     /// every range of group numbers, so each batch has each profile's share to within a group or two.
-    fn entry(&self, number: u64) -> Option<&(String, f64, Arc<SamplingParams>)> {
-        let place = number.wrapping_mul(0x9e37_79b9_7f4a_7c15) as f64 / 2f64.powi(64);
+    fn entry(&self, group: GroupId) -> Option<&(String, f64, Arc<SamplingParams>)> {
+        let place = group.0.wrapping_mul(0x9e37_79b9_7f4a_7c15) as f64 / 2f64.powi(64);
         // The last profile also gets what rounding leaves between the sum of the shares and 1.
         self.profiles.iter().find(|(_, sum, _)| place < *sum).or(self.profiles.last())
     }
@@ -240,12 +241,12 @@ mod tests {
         let plan = SamplingPlan::new(&config(profiles, json!([])), &[0]).unwrap();
         for first in [0u64, 1, 1000, u64::MAX / 2, 1 << 60] {
             for length in [8u64, 16, 100] {
-                let fast = (first..first + length).filter(|&n| plan.profile(n) == Some("fast")).count() as f64;
+                let fast = (first..first + length).filter(|&n| plan.profile(GroupId(n)) == Some("fast")).count() as f64;
                 assert!((fast - 0.75 * length as f64).abs() <= 2.0, "{fast} of {length} from {first}");
             }
         }
-        let is_fast = |n| plan.profile(n) == Some("fast");
-        assert!((0..50).all(|n| plan.of(n).max_new_tokens == if is_fast(n) { 16 } else { 64 }));
+        let is_fast = |n| plan.profile(GroupId(n)) == Some("fast");
+        assert!((0..50).all(|n| plan.of(GroupId(n)).max_new_tokens == if is_fast(n) { 16 } else { 64 }));
         assert_eq!(plan.names().collect::<Vec<_>>(), ["fast", "quality"]);
         assert_eq!(plan.ways().len(), 2);
         assert!(plan.ways().iter().all(|way| way.temperature == plan.common().temperature));
@@ -254,6 +255,6 @@ mod tests {
     #[test]
     fn without_profiles_all_groups_are_alike() {
         let plan = SamplingPlan::new(&config(json!({}), json!([])), &[0]).unwrap();
-        assert!((0..9).all(|n| plan.profile(n).is_none() && Arc::ptr_eq(plan.of(n), plan.common())));
+        assert!((0..9).map(GroupId).all(|n| plan.profile(n).is_none() && Arc::ptr_eq(plan.of(n), plan.common())));
     }
 }

@@ -4,6 +4,7 @@
 
 use super::keys::{Config, KEYS, adapter, data, evaluation, optimizer, preferences, rewards, sampling};
 use super::methods::Purpose;
+use super::report_to;
 use super::resolved::Resolved;
 use super::unused_keys;
 use super::values::Strategy;
@@ -28,6 +29,7 @@ pub(super) fn validate(resolved: &mut Resolved, purpose: Purpose) -> anyhow::Res
     adapter::check(c)?;
     optimizer::check(c)?;
     resolved.notes.extend(evaluation::check(&resolved.config, purpose)?);
+    resolved.notes.extend(report_to::check(&resolved.config)?);
     match purpose {
         Purpose::Show => {}
         Purpose::Eval => evaluated(&resolved.config)?,

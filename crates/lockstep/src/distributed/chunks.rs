@@ -1,9 +1,11 @@
 //! Divides the completions of a group into chunks of tokens, each of which is a job of its own, and reads the results
 //! of these jobs.
 
+use super::ids::{group_of, job_name};
 use crate::rollouts::jobs::{GroupAnswer, GroupJob};
-use fleet::{Answer, JobName, JobResult, Plan, WorkerName};
+use fleet::{Answer, JobName, JobResult, Plan, Version, WorkerName};
 use model::columns::{TOP_IDS, Values};
+use model::{GroupId, Updates};
 use rollout::Completion;
 use std::collections::BTreeMap;
 
@@ -16,7 +18,7 @@ pub struct Chunks {
     /// The size of the model's vocabulary: ids below it can be sampled.
     vocabulary: usize,
     /// For each version that this learner has published, the number of updates that its weights have had.
-    updates: BTreeMap<u64, u64>,
+    updates: BTreeMap<Version, Updates>,
 }
 
 impl Chunks {
@@ -28,9 +30,9 @@ impl Chunks {
 
     /// Records how many updates the weights of a published version have had. Versions older than any job may need are
     /// removed.
-    pub fn published(&mut self, version: u64, updates: u64) {
+    pub fn published(&mut self, version: Version, updates: Updates) {
         self.updates.insert(version, updates);
-        let oldest = self.plan.version(version.saturating_sub(1), 0);
+        let oldest = self.plan.version(version.batch().before(), 0);
         self.updates.retain(|version, _| *version >= oldest);
     }
 
@@ -52,8 +54,8 @@ impl Chunks {
         if !self.are_on() {
             return Some(whole.clone());
         }
-        let version = *self.updates.get(&self.plan.version_of(job))?;
-        Some(GroupJob { version, so_far, until: self.until(chunk), ..whole.clone() })
+        let updates = *self.updates.get(&self.plan.version_of(job))?;
+        Some(GroupJob { updates, so_far, until: self.until(chunk), ..whole.clone() })
     }
 
     /// The jobs of a group with their answers, from its `results` in the order of the chunks; an error if one of them
@@ -113,11 +115,11 @@ impl Chunks {
     pub fn first_unusable(&self, jobs: &[GroupJob], results: &[JobResult], whole: bool) -> Option<Unusable> {
         let of_groups = by_group(results);
         jobs.iter().find_map(|job| {
-            let results = of_groups.get(&job.number).map_or(&[][..], |results| results);
+            let results = of_groups.get(&job.group).map_or(&[][..], |results| results);
             let in_a_row = results.iter().zip(0..).take_while(|(result, place)| chunk(result.job) == *place).count();
             let is_over = |last: &&JobResult| !last.answer.more || chunk(last.job) == self.plan.last_chunk();
             if in_a_row < results.len() || whole && results.last().is_none_or(|last| !is_over(last)) {
-                let missing = JobName::Rollout { number: job.number, chunk: in_a_row as u32 };
+                let missing = job_name(job.group, in_a_row as u32);
                 return Some(Unusable { job: missing, worker: None, why: "its answer is missing".to_owned() });
             }
             self.chain(job, results).err()
@@ -190,11 +192,11 @@ fn chunk(job: JobName) -> u32 {
 }
 
 /// The results by group, each group's in the order of its chunks.
-pub fn by_group(results: &[JobResult]) -> BTreeMap<u64, Vec<&JobResult>> {
-    let mut groups: BTreeMap<u64, Vec<&JobResult>> = BTreeMap::new();
+pub fn by_group(results: &[JobResult]) -> BTreeMap<GroupId, Vec<&JobResult>> {
+    let mut groups: BTreeMap<GroupId, Vec<&JobResult>> = BTreeMap::new();
     for result in results {
-        if let JobName::Rollout { number, .. } = result.job {
-            groups.entry(number).or_default().push(result);
+        if let Some(group) = group_of(result.job) {
+            groups.entry(group).or_default().push(result);
         }
     }
     for results in groups.values_mut() {

@@ -2,6 +2,7 @@
 
 use super::chunks::{CHECKPOINT, Chunks, Link, Unusable};
 use super::expelled::Expelled;
+use super::ids::{group_of, job_name, of_fleet_group};
 use super::made_by::MadeBy;
 use super::missing::Missing;
 use super::network::{Network, Serving, learner_exchange};
@@ -16,10 +17,10 @@ use fleet::batches::BatchFiles;
 use fleet::coordinator::Coordinator;
 use fleet::exchange::{Counts, Exchange};
 use fleet::learner::{Learner, LearnerHandle, Refused, SavedFrontier, Step};
-use fleet::{Answer, Job, JobName, JobResult, Lineage, Plan, WorkerName, takes};
+use fleet::{Answer, BatchId, Job, JobName, JobResult, Lineage, Plan, Version, WorkerName, takes};
 use kernels::Context;
 use model::io::ModelFiles;
-use model::{AdaptedWeights, HeldWeights};
+use model::{AdaptedWeights, GroupId, HeldWeights, Updates};
 use std::collections::{BTreeMap, VecDeque};
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -34,9 +35,9 @@ const LONELY_TIMEOUT: Duration = Duration::from_secs(3);
 /// A batch that was offered to workers and has not been trained on yet.
 #[derive(Clone)]
 pub struct Pending {
-    /// The prompt of each group, by the group's number.
+    /// The prompt of each group.
     pub prompts: Prompts,
-    /// The jobs of the groups, in the order of their numbers.
+    /// The jobs of the groups, in their order.
     pub jobs: Vec<GroupJob>,
     /// Optimizer steps done when the batch was offered.
     pub step: u64,
@@ -44,8 +45,8 @@ pub struct Pending {
 
 /// A group in a checkpoint, which workers need not generate again.
 pub struct FrontierGroup {
-    /// The group's number in the run.
-    pub number: u64,
+    /// The group.
+    pub group: GroupId,
     /// The answers of its jobs, one for each chunk that was generated.
     pub answers: Vec<Answer>,
     /// The bytes of the last answer, if they are still needed. They are empty if the checkpoint has the group itself.
@@ -58,13 +59,13 @@ pub struct Frontier {
     /// The groups.
     pub groups: Vec<FrontierGroup>,
     /// For each version from which results may still come, the lineage of its weights.
-    pub lineages: BTreeMap<u64, Lineage>,
+    pub lineages: BTreeMap<Version, Lineage>,
 }
 
 /// The point from which a learner begins: the start of a run, or a checkpoint.
 pub struct Start {
-    /// The number of the batch that is trained on next, or whose steps are not all done.
-    pub batch: u64,
+    /// The batch that is trained on next, or whose steps are not all done.
+    pub batch: BatchId,
     /// True if the weights are those at the start of this batch, and not in the middle of its steps.
     pub at_beginning: bool,
     /// The lineage of the weights, used if the frontier does not have it.
@@ -92,24 +93,24 @@ pub struct Distributed {
     serving: Option<Serving>,
     /// The content of jobs, which the thread that offers jobs reads.
     payloads: Payloads,
-    pending: BTreeMap<u64, Pending>,
+    pending: BTreeMap<BatchId, Pending>,
     /// The results of batches whose files are on the disk.
-    arrived: BTreeMap<u64, Vec<JobResult>>,
+    arrived: BTreeMap<BatchId, Vec<JobResult>>,
     made_by: MadeBy,
     shared: Shared,
     plan: Plan,
-    /// Versions of the weights that jobs may still need, with their numbers, the newest last.
-    held: VecDeque<(u64, HeldWeights)>,
+    /// Weights that jobs may still need, with their versions, the newest last.
+    held: VecDeque<(Version, HeldWeights)>,
     /// True if answers are audited with the weights that made them, which are kept until then.
     audits: bool,
     expelled: Expelled,
     /// The workers that were expelled since this learner started.
     expulsions: usize,
     /// Updates that the published weights have had.
-    version: u64,
-    batch: u64,
+    updates: Updates,
+    batch: BatchId,
     /// The first batch that has not been taken for training.
-    open: u64,
+    open: BatchId,
     /// True once a stop has not found the workers that its checkpoint needs.
     gave_up: bool,
 }
@@ -124,7 +125,7 @@ impl Distributed {
         mut shared: Shared,
         start: Start,
         weights: &mut AdaptedWeights,
-        batches: BTreeMap<u64, Pending>,
+        batches: BTreeMap<BatchId, Pending>,
     ) -> anyhow::Result<Distributed> {
         let exchange = learner_exchange(out, network.as_ref().map(|(network, _)| *network))?;
         let serve = |(network, files)| Serving::start(network, &out.join("config.toml"), files);
@@ -132,19 +133,20 @@ impl Distributed {
         shared.network = serving.as_ref().map(Serving::place);
         let Start { batch, at_beginning, lineage, frontier, settings, audits, sampling, mut chunks, ctx } = start;
         let Frontier { groups, mut lineages } = frontier;
-        let lineage = *lineages.entry(batch).or_insert(lineage);
+        let version = batch.version();
+        let lineage = *lineages.entry(version).or_insert(lineage);
         forget_other_settings(out, settings)?;
         let files = BatchFiles::open(out).map_err(of_fleet)?;
         if at_beginning {
-            let published = weights.publish(batch, lineage.0)?;
-            chunks.published(batch, weights.version());
-            shared.slots.insert(batch, SlotPlace::of(published, lineage));
+            let published = weights.publish(version.0, lineage.0)?;
+            chunks.published(version, weights.version());
+            shared.slots.insert(version, SlotPlace::of(published, lineage));
         }
         let worker = WorkerName::new(CHECKPOINT).map_err(fleet::Error::Failed)?;
-        let results = |FrontierGroup { number, answers, mut bytes }: FrontierGroup| {
+        let results = |FrontierGroup { group, answers, mut bytes }: FrontierGroup| {
             let last = answers.len().saturating_sub(1);
             let result = |(chunk, answer)| JobResult {
-                job: JobName::Rollout { number, chunk: chunk as u32 },
+                job: job_name(group, chunk as u32),
                 lineage,
                 worker: worker.clone(),
                 answer,
@@ -154,7 +156,7 @@ impl Distributed {
         };
         let frontier = groups.into_iter().flat_map(results).collect();
         let (expelled, names) = Expelled::open(out)?;
-        let saved = SavedFrontier { step: batch, lineages, frontier, expelled: names };
+        let saved = SavedFrontier { version, lineages, frontier, expelled: names };
         let payloads = Payloads::new(chunks, sampling);
         payloads.offer(of_batches(&batches));
         if let Some(serving) = &serving {
@@ -164,8 +166,8 @@ impl Distributed {
         let learner = Learner::open(plan.clone(), saved, exchange, files, Box::new(payloads.clone()), json);
         let handle = LearnerHandle::start(learner.map_err(of_fleet)?).map_err(of_fleet)?;
         let holds = (plan.max_staleness > 0 || audits) && at_beginning;
-        let held = VecDeque::from_iter(holds.then(|| (batch, weights.hold())));
-        let version = weights.version();
+        let held = VecDeque::from_iter(holds.then(|| (version, weights.hold())));
+        let updates = weights.version();
         let arrived = BTreeMap::new();
         let made_by = MadeBy::open(out)?;
         Ok(Distributed {
@@ -183,22 +185,22 @@ impl Distributed {
             audits,
             expelled,
             expulsions: 0,
-            version,
+            updates,
             batch,
-            open: if at_beginning { batch } else { batch + 1 },
+            open: if at_beginning { batch } else { batch.next() },
             gave_up: false,
         })
     }
 
-    /// The number after the last batch that has been offered.
-    pub fn offered_up_to(&self) -> u64 {
-        self.pending.last_key_value().map_or(self.batch, |(batch, _)| batch + 1)
+    /// The batch after the last one that has been offered.
+    pub fn offered_up_to(&self) -> BatchId {
+        self.pending.last_key_value().map_or(self.batch, |(batch, _)| batch.next())
     }
 
     /// Waits until workers have completed a batch. Its file is then on the disk.
     pub fn wait(
         &mut self,
-        batch: u64,
+        batch: BatchId,
         stop: &StopSignal,
         warn: &dyn Fn(&str),
     ) -> anyhow::Result<(Option<Pending>, Vec<JobResult>)> {
@@ -222,7 +224,7 @@ impl Distributed {
     /// missing.
     pub fn wait_for_frontier(
         &mut self,
-        (batch, version): (u64, u64),
+        (batch, version): (BatchId, Version),
         stop: &StopSignal,
         warn: &dyn Fn(&str),
     ) -> anyhow::Result<(Option<Pending>, Vec<JobResult>)> {
@@ -263,7 +265,7 @@ impl Distributed {
             }
             Some(Step::Warning(text)) => warn(&text),
             Some(Step::Refused(Refused { worker, job, why, expels })) => {
-                let group = if let JobName::Rollout { number, .. } = job { number } else { 0 };
+                let group = group_of(job).unwrap_or_default();
                 let what = format!("its answer to the job of group {group} ({job}) cannot be read: {why}");
                 if expels {
                     self.expel(&worker, self.open, &what, warn)?
@@ -282,7 +284,7 @@ impl Distributed {
     }
 
     /// Has a result of a batch made again that an earlier learner accepted, although it is no answer to its job.
-    fn take_back(&mut self, batch: u64, unusable: &Unusable, warn: &dyn Fn(&str)) -> anyhow::Result<()> {
+    fn take_back(&mut self, batch: BatchId, unusable: &Unusable, warn: &dyn Fn(&str)) -> anyhow::Result<()> {
         if unusable.worker.as_ref().is_some_and(|worker| worker.as_str() == CHECKPOINT) {
             bail!("the checkpoint's answer to the job {} cannot be read: {}", unusable.job, unusable.why);
         }
@@ -292,13 +294,13 @@ impl Distributed {
     }
 
     /// Warns if nobody can make what is left of a batch.
-    fn look_for_missing(&self, missing: &mut Missing, batch: u64, warn: &dyn Fn(&str)) {
+    fn look_for_missing(&self, missing: &mut Missing, batch: BatchId, warn: &dyn Fn(&str)) {
         if missing.is_due() {
             missing.news(self.what_is_missing(batch)).into_iter().for_each(warn);
         }
     }
 
-    fn what_is_missing(&self, batch: u64) -> Option<String> {
+    fn what_is_missing(&self, batch: BatchId) -> Option<String> {
         if self.has_no_worker() {
             let words = "no worker works for this run: start one with `lockstep worker --join DIR --name NAME`";
             return Some(words.to_owned());
@@ -312,14 +314,15 @@ impl Distributed {
     }
 
     /// A sampling profile of what is left of a batch that none of the connected workers generates.
-    fn profile_of_nobody(&self, batch: u64) -> Option<String> {
-        let open: Vec<u64> = self.handle.with(|learner| learner.coordinator().open_groups(batch).collect());
+    fn profile_of_nobody(&self, batch: BatchId) -> Option<String> {
+        let open: Vec<GroupId> =
+            self.handle.with(|learner| learner.coordinator().open_groups(batch).map(of_fleet_group).collect());
         let workers = fleet::status::read(&self.out).ok()?.workers;
         let living =
             || workers.iter().filter(|worker| worker.alive.is_some()).filter_map(|worker| worker.status.as_ref());
         let takes = |name: &str| living().any(|one| takes(&one.profiles, name));
         let offered = self.payloads.lock();
-        let mut names = open.into_iter().filter_map(|number| offered.sampling.profile(number));
+        let mut names = open.into_iter().filter_map(|group| offered.sampling.profile(group));
         names.find(|name| !takes(name)).map(str::to_owned)
     }
 
@@ -332,45 +335,46 @@ impl Distributed {
     pub fn advance(
         &mut self,
         weights: &mut AdaptedWeights,
-        batches: BTreeMap<u64, Pending>,
+        batches: BTreeMap<BatchId, Pending>,
         warn: &dyn Fn(&str),
     ) -> anyhow::Result<()> {
         // A run that is resumed in the middle of a batch has not asked for it.
         while !self.arrived.contains_key(&self.batch) {
             self.take_step(warn)?;
         }
-        let next = self.batch + 1;
-        let written = weights.version() != self.version;
+        let next = self.batch.next();
+        let version = next.version();
+        let written = weights.version() != self.updates;
         let lineage = self.handle.with(|learner| {
             if let (true, Some(slot)) = (written, learner.writable().first()) {
                 learner.writing(*slot)?;
             }
-            let lineage = learner.coordinator().lineage_of(next);
-            lineage.ok_or_else(|| fleet::Error::Failed(format!("the lineage of version {next} is not known")))
+            let lineage = learner.coordinator().lineage_of(version);
+            lineage.ok_or_else(|| fleet::Error::Failed(format!("the lineage of version {version} is not known")))
         });
         let lineage = lineage.map_err(of_fleet)?;
-        let published = weights.publish(next, lineage.0).context("publishing the weights")?;
+        let published = weights.publish(version.0, lineage.0).context("publishing the weights")?;
         if self.plan.max_staleness > 0 || self.audits {
-            self.held.push_back((next, weights.hold()));
+            self.held.push_back((version, weights.hold()));
         }
         let oldest = self.plan.version(next, 0);
-        self.held.retain(|(version, _)| *version >= oldest);
+        self.held.retain(|(held, _)| *held >= oldest);
         if !self.audits {
             self.release(next);
         }
         self.arrived.remove(&self.batch);
         self.pending.remove(&self.batch);
-        let first = self.plan.numbers(next).start;
+        let first = of_fleet_group(self.plan.first_group(next));
         let mut offered = self.payloads.lock();
-        offered.jobs.retain(|number, _| *number >= first);
-        offered.chunks.published(next, weights.version());
+        offered.jobs.retain(|group, _| *group >= first);
+        offered.chunks.published(version, weights.version());
         drop(offered);
         self.payloads.offer(of_batches(&batches));
         self.pending.extend(batches);
-        self.shared.slots.retain(|version, _| *version >= oldest);
-        self.shared.slots.insert(next, SlotPlace::of(published, lineage));
+        self.shared.slots.retain(|published, _| *published >= oldest);
+        self.shared.slots.insert(version, SlotPlace::of(published, lineage));
         self.shared.weight_sync_bytes_copied = weights.bytes_copied();
-        (self.batch, self.version) = (next, weights.version());
+        (self.batch, self.updates) = (next, weights.version());
         if let Some(serving) = &self.serving {
             serving.publish(&self.shared.slots, self.shared.base.as_deref());
             self.shared.bytes_fetched = serving.bytes_sent();
@@ -384,15 +388,15 @@ impl Distributed {
     }
 
     /// The weights of a version, while they are kept.
-    pub fn weights_of(&self, version: u64) -> Option<&HeldWeights> {
+    pub fn weights_of(&self, version: Version) -> Option<&HeldWeights> {
         self.held.iter().find(|(held, _)| *held == version).map(|(_, weights)| weights)
     }
 
     /// Says that a batch is taken for training: the weights that made it will not be read again, so that the optimizer
     /// may overwrite them.
-    pub fn release(&mut self, batch: u64) {
-        self.open = self.open.max(batch + 1);
-        let first = (batch + 1).saturating_sub(self.plan.max_staleness);
+    pub fn release(&mut self, batch: BatchId) {
+        self.open = self.open.max(batch.next());
+        let first = Version(batch.next().0.saturating_sub(self.plan.max_staleness));
         self.held.retain(|(version, _)| *version >= first);
     }
 
@@ -408,7 +412,7 @@ impl Distributed {
 
     /// Expels a worker whose answer was not what its job gives. Its groups in batches from `from` on are generated
     /// again.
-    pub fn expel(&mut self, worker: &WorkerName, from: u64, why: &str, warn: &dyn Fn(&str)) -> anyhow::Result<()> {
+    pub fn expel(&mut self, worker: &WorkerName, from: BatchId, why: &str, warn: &dyn Fn(&str)) -> anyhow::Result<()> {
         warn(&format!("worker {worker} is expelled: {why}; what nobody has learned from of its groups is made again"));
         self.expulsions += 1;
         self.expelled.note(worker, why)?;
@@ -418,12 +422,12 @@ impl Distributed {
 
     /// Called when a checkpoint is complete: deletes the files of batches before the one in use.
     pub fn checkpoint_written(&self) -> anyhow::Result<()> {
-        let batch = self.batch;
-        self.handle.with(|learner| learner.committed(batch)).map_err(of_fleet)
+        let version = self.batch.version();
+        self.handle.with(|learner| learner.committed(version)).map_err(of_fleet)
     }
 
     /// Discards the batch `from` and all later ones because rewards failed. The next learner has them generated again.
-    pub fn forget_from(&self, batch: u64) -> anyhow::Result<()> {
+    pub fn forget_from(&self, batch: BatchId) -> anyhow::Result<()> {
         self.handle.with(|learner| learner.forget_from(batch)).map_err(of_fleet)
     }
 
@@ -433,7 +437,7 @@ impl Distributed {
     }
 
     /// The lineages of the weights, which a checkpoint saves beside the batches.
-    pub fn lineages(&self) -> BTreeMap<u64, Lineage> {
+    pub fn lineages(&self) -> BTreeMap<Version, Lineage> {
         self.handle.with(|learner| learner.coordinator().lineages().clone())
     }
 
@@ -455,14 +459,14 @@ impl Distributed {
     /// Counts of jobs that were repeated, and how many groups of the next batches are complete.
     pub fn counts(&self) -> (Counts, u64) {
         let complete = |coordinator: &Coordinator| {
-            let batches = coordinator.step()..=coordinator.step() + self.plan.max_staleness;
-            batches.map(|batch| coordinator.complete_groups(batch)).sum()
+            let last = coordinator.batch().after(self.plan.max_staleness);
+            coordinator.batch().up_to(last.next()).map(|batch| coordinator.complete_groups(batch)).sum()
         };
         self.handle.with(|learner| (learner.counts(), complete(learner.coordinator())))
     }
 }
 
-fn of_batches(batches: &BTreeMap<u64, Pending>) -> impl Iterator<Item = &GroupJob> {
+fn of_batches(batches: &BTreeMap<BatchId, Pending>) -> impl Iterator<Item = &GroupJob> {
     batches.values().flat_map(|batch| &batch.jobs)
 }
 

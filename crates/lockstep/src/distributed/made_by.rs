@@ -1,9 +1,11 @@
 //! The file `fleet/made_by.jsonl`, which records the worker that made each group. Training does not depend on it;
 //! `lockstep verify` uses it to name the worker of a group that differs.
 
+use super::ids::group_of;
 use anyhow::Context as _;
 use fleet::exchange::spool::Layout;
-use fleet::{JobName, JobResult};
+use fleet::{BatchId, JobResult, WorkerName};
+use model::GroupId;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -13,8 +15,8 @@ use std::path::{Path, PathBuf};
 /// A line of the file: the groups of a batch, by worker.
 #[derive(Serialize, Deserialize)]
 struct Line {
-    batch: u64,
-    groups: BTreeMap<String, Vec<u64>>,
+    batch: BatchId,
+    groups: BTreeMap<String, Vec<GroupId>>,
 }
 
 /// The open file, to append to.
@@ -33,14 +35,14 @@ impl MadeBy {
     }
 
     /// Adds a line with the workers that made a batch. If a batch is made again, a later line replaces the earlier one.
-    pub fn note(&mut self, batch: u64, results: &[JobResult]) -> anyhow::Result<()> {
-        let mut groups: BTreeMap<String, Vec<u64>> = BTreeMap::new();
+    pub fn note(&mut self, batch: BatchId, results: &[JobResult]) -> anyhow::Result<()> {
+        let mut groups: BTreeMap<String, Vec<GroupId>> = BTreeMap::new();
         for result in results {
-            if let JobName::Rollout { number, .. } = result.job {
+            if let Some(group) = group_of(result.job) {
                 let own = groups.entry(result.worker.as_str().to_owned()).or_default();
                 // It may have made several chunks of it.
-                if own.last() != Some(&number) {
-                    own.push(number);
+                if own.last() != Some(&group) {
+                    own.push(group);
                 }
             }
         }
@@ -50,9 +52,14 @@ impl MadeBy {
     }
 }
 
+/// The worker that made each group, as (group, name of the worker).
+pub fn makers(results: &[JobResult]) -> Vec<(GroupId, WorkerName)> {
+    results.iter().filter_map(|result| Some((group_of(result.job)?, result.worker.clone()))).collect()
+}
+
 /// The worker that made a group of the run in `out`, if the run has workers; if it was made in chunks, all workers that
 /// made it.
-pub fn made_by(out: &Path, group: u64) -> Option<String> {
+pub fn made_by(out: &Path, group: GroupId) -> Option<String> {
     let text = disk::read_to_string(path(out), disk::most::STATE).ok()?;
     let lines = text.lines().filter_map(|line| serde_json::from_str::<Line>(line).ok());
     let of = |line: Line| {

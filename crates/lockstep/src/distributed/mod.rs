@@ -7,6 +7,7 @@
 
 mod chunks;
 mod expelled;
+mod ids;
 mod learner;
 mod made_by;
 mod missing;
@@ -16,8 +17,9 @@ mod scorers;
 mod worker;
 
 pub use chunks::{CHECKPOINT, Chunks, Link, by_group};
+pub use ids::of_fleet_group;
 pub use learner::{Distributed, Frontier, FrontierGroup, Pending, Start};
-pub use made_by::made_by;
+pub use made_by::{made_by, makers};
 pub use network::{Host, NatsServer, Network, NetworkPlace, is_server, join};
 pub use scorers::{MakeRewards, Scorers};
 pub use worker::{Parts, WorkerWork};
@@ -25,10 +27,10 @@ pub use worker::{Parts, WorkerWork};
 use crate::config::{Config, settings_of_weights};
 use crate::models::hashes_of;
 use anyhow::{Context as _, bail};
-use fleet::Lineage;
 use fleet::exchange::LearnerState;
 use fleet::exchange::spool::Layout;
 use fleet::lock::is_unsupported;
+use fleet::{Lineage, Version};
 use kernels::Context;
 use kernels::cores::CoreTokens;
 use model::Published;
@@ -112,7 +114,7 @@ pub struct Shared {
     /// The slot with the base weights, if an adapter is trained.
     pub base: Option<PathBuf>,
     /// The slot of each version that a job may need.
-    pub slots: BTreeMap<u64, SlotPlace>,
+    pub slots: BTreeMap<Version, SlotPlace>,
     /// The names of the rewards that workers call.
     pub rewards: Vec<String>,
     /// The address at which other machines reach the learner, if they can.

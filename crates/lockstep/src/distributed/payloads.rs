@@ -1,10 +1,12 @@
 //! The content of the jobs that a learner offers, and the look at results before they are accepted.
 
 use super::chunks::Chunks;
+use super::ids::{group_and_chunk, group_of};
 use crate::config::SamplingPlan;
 use crate::rollouts::jobs::GroupJob;
 use fleet::learner::Feed;
 use fleet::{JobName, JobResult};
+use model::GroupId;
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -18,7 +20,7 @@ pub(super) struct Payloads(Arc<Mutex<Offered>>);
 /// What is known of the jobs that are offered.
 pub(super) struct Offered {
     /// For each group, the job that asks for the whole group.
-    pub jobs: BTreeMap<u64, GroupJob>,
+    pub jobs: BTreeMap<GroupId, GroupJob>,
     pub chunks: Chunks,
     /// Gives each group its sampling profile.
     pub sampling: SamplingPlan,
@@ -31,7 +33,7 @@ impl Payloads {
 
     /// Adds jobs that ask for whole groups.
     pub fn offer<'a>(&self, jobs: impl Iterator<Item = &'a GroupJob>) {
-        self.lock().jobs.extend(jobs.map(|job| (job.number, job.clone())));
+        self.lock().jobs.extend(jobs.map(|job| (job.group, job.clone())));
     }
 
     pub fn lock(&self) -> MutexGuard<'_, Offered> {
@@ -42,23 +44,23 @@ impl Payloads {
 impl Feed for Payloads {
     fn job(&mut self, job: JobName, before: &[JobResult]) -> fleet::Result<(String, Vec<u8>)> {
         let failed = |what: &str| fleet::Error::Failed(format!("job {job} {what}"));
-        let JobName::Rollout { number, .. } = job else { return Err(failed("is none of this run's")) };
+        let group = group_of(job).ok_or_else(|| failed("is none of this run's"))?;
         let offered = self.lock();
-        let whole = offered.jobs.get(&number).ok_or_else(|| failed("was not prepared"))?;
+        let whole = offered.jobs.get(&group).ok_or_else(|| failed("was not prepared"))?;
         let before: Vec<&JobResult> = before.iter().collect();
         // What an earlier learner accepted is looked at when the batch is whole; until then it begins again.
         let chain = offered.chunks.chain(whole, &before).unwrap_or_default();
         let so_far = chain.last().map_or_else(Vec::new, |link| link.answer.group.completions.clone());
         let asked = offered.chunks.job(job, whole, so_far).ok_or_else(|| failed("needs weights that are gone"))?;
-        Ok((offered.sampling.profile(number).unwrap_or(PROFILE).to_owned(), asked.to_bytes()))
+        Ok((offered.sampling.profile(group).unwrap_or(PROFILE).to_owned(), asked.to_bytes()))
     }
 
     fn check(&mut self, result: &JobResult, before: &[JobResult]) -> Result<(), String> {
-        let JobName::Rollout { number, chunk } = result.job else { return Ok(()) };
+        let Some((group, chunk)) = group_and_chunk(result.job) else { return Ok(()) };
         let offered = self.lock();
         // Left by an earlier learner, before its batch is offered or before what it continues is there: it is looked at
         // when the batch is whole.
-        let Some(whole) = offered.jobs.get(&number).filter(|_| before.len() == chunk as usize) else { return Ok(()) };
+        let Some(whole) = offered.jobs.get(&group).filter(|_| before.len() == chunk as usize) else { return Ok(()) };
         let all: Vec<&JobResult> = before.iter().chain([result]).collect();
         match offered.chunks.chain(whole, &all) {
             Err(unusable) if unusable.job == result.job => Err(unusable.why),

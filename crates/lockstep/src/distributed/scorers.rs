@@ -4,6 +4,7 @@
 use crate::rollouts::jobs::{GroupAnswer, GroupJob, score};
 use crate::stop::StopSignal;
 use anyhow::{anyhow, ensure};
+use model::GroupId;
 use model::tokenizer::Tokenizer;
 use rewards::Reward;
 use rollout::RolloutGroup;
@@ -39,8 +40,8 @@ struct ToScore {
     rollout_s: f64,
 }
 
-/// The number of a group, and its answer or an error.
-type Answered = (u64, anyhow::Result<GroupAnswer>);
+/// A group, and its answer or an error.
+type Answered = (GroupId, anyhow::Result<GroupAnswer>);
 
 impl Scorers {
     /// Scorers with up to `most` threads (at least 1). The first set of rewards is made here, so that the caller gets
@@ -71,7 +72,7 @@ impl Scorers {
     }
 
     /// The next group that has been scored, if there is one.
-    pub fn next_answer(&mut self) -> Option<(u64, anyhow::Result<GroupAnswer>)> {
+    pub fn next_answer(&mut self) -> Option<(GroupId, anyhow::Result<GroupAnswer>)> {
         let answer = self.answers.1.try_recv().ok();
         self.open -= usize::from(answer.is_some());
         answer
@@ -91,7 +92,7 @@ impl Scorers {
                     Err(why) => Err(anyhow!("{why}")),
                 };
                 let answer = scored.map(|scores| GroupAnswer { group, scores, rollout_s });
-                if answers.send((job.number, answer)).is_err() {
+                if answers.send((job.group, answer)).is_err() {
                     return;
                 }
             }
@@ -119,14 +120,14 @@ mod tests {
     use rewards::Content;
     use rollout::SamplingParams;
 
-    fn job(number: u64) -> GroupJob {
+    fn job(group: u64) -> GroupJob {
         let (tokens, content) = (model::Prompt::new([1]), Content::from("a"));
         GroupJob {
-            number,
+            group: GroupId(group),
             prompt: Prompt { row: 0, tokens, content, columns: serde_json::Map::new() },
             num_generations: 1,
             sampling: SamplingParams::default(),
-            version: 0,
+            updates: model::Updates(0),
             step: 0,
             rewards: Vec::new(),
             so_far: Vec::new(),
@@ -141,12 +142,12 @@ mod tests {
         let make: MakeRewards = Arc::new(|_: &StopSignal, _: &StopSignal| Ok(Vec::new()));
         let mut scorers = Scorers::new(make, tokenizer, 2, &StopSignal::new()).unwrap();
         let submit = |scorers: &mut Scorers, number: u64| {
-            let group = RolloutGroup::new(number, job(number).prompt.tokens, Vec::new());
+            let group = RolloutGroup::new(GroupId(number), job(number).prompt.tokens, Vec::new());
             scorers.submit(job(number), group, 0.5).unwrap();
         };
         let answer = |scorers: &mut Scorers| loop {
             if let Some((number, answer)) = scorers.next_answer() {
-                break (number, answer.unwrap().rollout_s);
+                break (number.0, answer.unwrap().rollout_s);
             }
             std::thread::yield_now();
         };

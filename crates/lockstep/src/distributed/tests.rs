@@ -3,7 +3,8 @@
 use super::expelled::Expelled;
 use super::made_by::MadeBy;
 use super::*;
-use fleet::{Answer, JobName, JobResult, WorkerName};
+use fleet::{Answer, BatchId, JobName, JobResult, WorkerName};
+use model::GroupId;
 
 fn worker(name: &str) -> WorkerName {
     WorkerName::new(name).unwrap()
@@ -35,27 +36,27 @@ fn workers_that_were_expelled_are_known_to_the_next_learner() {
 #[test]
 fn who_made_a_group() {
     let dir = tempfile::tempdir().unwrap();
-    assert_eq!(made_by(dir.path(), 1), None);
+    assert_eq!(made_by(dir.path(), GroupId(1)), None);
     Layout::of_run(dir.path()).create().unwrap();
-    let result = |number, chunk, name: &str| JobResult {
-        job: JobName::Rollout { number, chunk },
+    let result = |group, chunk, name: &str| JobResult {
+        job: JobName::Rollout { group: fleet::GroupId(group), chunk },
         lineage: Lineage([0; 16]),
         worker: worker(name),
         answer: Answer { fingerprint: 0, more: false },
         bytes: Vec::new(),
     };
     let mut file = MadeBy::open(dir.path()).unwrap();
-    file.note(0, &[result(1, 0, "a"), result(1, 1, "a"), result(2, 0, "a"), result(2, 1, "b")]).unwrap();
-    file.note(1, &[result(3, 0, "b")]).unwrap();
+    file.note(BatchId(0), &[result(1, 0, "a"), result(1, 1, "a"), result(2, 0, "a"), result(2, 1, "b")]).unwrap();
+    file.note(BatchId(1), &[result(3, 0, "b")]).unwrap();
     let text = std::fs::read_to_string(Layout::of_run(dir.path()).root().join("made_by.jsonl")).unwrap();
     assert_eq!(text, "{\"batch\":0,\"groups\":{\"a\":[1,2],\"b\":[2]}}\n{\"batch\":1,\"groups\":{\"b\":[3]}}\n");
-    let who = |group| made_by(dir.path(), group);
+    let who = |group| made_by(dir.path(), GroupId(group));
     assert_eq!(
         (who(1).as_deref(), who(2).as_deref(), who(3).as_deref(), who(4)),
         (Some("a"), Some("a, b"), Some("b"), None)
     );
     // A batch that is made again has other makers.
-    MadeBy::open(dir.path()).unwrap().note(0, &[result(1, 0, "c")]).unwrap();
+    MadeBy::open(dir.path()).unwrap().note(BatchId(0), &[result(1, 0, "c")]).unwrap();
     assert_eq!((who(1).as_deref(), who(2).as_deref()), (Some("c"), Some("a, b")));
 }
 

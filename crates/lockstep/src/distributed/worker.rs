@@ -13,7 +13,7 @@ use fleet::worker::{Done, Proceeded, Work};
 use fleet::{Answer, Job, JobName};
 use kernels::Context;
 use kernels::memory::slot::Contents;
-use model::{Adapter, LoraConfig, ModelConfig, SharedSlot, Weights};
+use model::{Adapter, GroupId, LoraConfig, ModelConfig, SharedSlot, Updates, Weights};
 use rollout::{AdapterVersion, Engine, ModelVersion, Models, RequestId, RolloutGroup};
 use std::collections::hash_map::Entry;
 use std::collections::{BTreeMap, HashMap};
@@ -39,7 +39,7 @@ pub struct WorkerWork {
     unscored: Vec<GroupAnswer>,
     /// Weights that groups are being sampled with, by the number of updates they have had. They are released when the
     /// last such group has ended.
-    pinned: BTreeMap<u64, Pinned>,
+    pinned: BTreeMap<Updates, Pinned>,
     looked: Option<Instant>,
     /// The last learner whose identity was compared: its process and its number.
     checked: Option<(u32, u64)>,
@@ -149,10 +149,10 @@ impl WorkerWork {
         self.slots.retain(|path, slot| slot.run() == shared.run && is_there(path));
         for name in waiting {
             let Some(mut begun) = self.begun.remove(&name) else { continue };
-            // Groups of the engine are known by their numbers: another chunk of this one, which nobody needs any more,
+            // The engine knows a group by its number: another chunk of this one, which nobody needs any more,
             // ends first.
-            let number = begun.group.number;
-            if self.begun.values().any(|other| other.group.number == number && !other.waits_for_weights()) {
+            let group = begun.group.group;
+            if self.begun.values().any(|other| other.group.group == group && !other.waits_for_weights()) {
                 self.begun.insert(name, begun);
                 continue;
             }
@@ -172,7 +172,7 @@ impl WorkerWork {
             return Ok(None);
         };
         let place = (place.path.clone(), place.stored_as);
-        match self.pinned.get(&group.version) {
+        match self.pinned.get(&group.updates) {
             Some(pinned) if pinned.place == place => {}
             // Those of another learner: its groups end, or are not wanted any more.
             Some(_) => return Ok(None),
@@ -181,26 +181,26 @@ impl WorkerWork {
                 if contents.number != place.1 {
                     return Ok(None);
                 }
-                let version = match &weights {
+                let updates = match &weights {
                     PinnedWeights::Whole(weights) => weights.version,
                     PinnedWeights::Adapter(adapter) => adapter.version,
                 };
-                if version != group.version {
+                if updates != group.updates {
                     bail!(
-                        "the job of group {} is for weights of version {}, not {version}",
-                        group.number,
-                        group.version
+                        "the job of group {} is for weights of version {}, not {updates}",
+                        group.group,
+                        group.updates
                     );
                 }
-                self.pinned.insert(version, Pinned { weights, place });
+                self.pinned.insert(updates, Pinned { weights, place });
             }
         }
         let base = self.base.as_ref().map(|(_, weights)| weights.version);
         Ok(Some(match (&self.parts.lora, base) {
             (Some(_), Some(base)) => {
-                ModelVersion { base, adapter: Some(AdapterVersion { id: 0, version: group.version }) }
+                ModelVersion { base, adapter: Some(AdapterVersion { id: 0, version: group.updates }) }
             }
-            _ => ModelVersion { base: group.version, adapter: None },
+            _ => ModelVersion { base: group.updates, adapter: None },
         }))
     }
 
@@ -255,7 +255,7 @@ impl WorkerWork {
     /// Has ended groups scored.
     fn score(&mut self, groups: Vec<RolloutGroup>) -> anyhow::Result<()> {
         for group in groups {
-            let of_group = |begun: &&mut Begun| begun.group.number == group.id;
+            let of_group = |begun: &&mut Begun| begun.group.group == group.group;
             let mut all = self.begun.values_mut().filter(of_group);
             let Some((begun, rollout_s)) = all.find_map(|begun| match begun.stage {
                 Stage::Sampling { since, .. } => Some((begun, since.elapsed().as_secs_f64())),
@@ -278,21 +278,25 @@ impl WorkerWork {
     /// needs no weights.
     fn unpin(&mut self) {
         let begun = &self.begun;
-        let is_needed = |version: &u64| {
+        let is_needed = |updates: &Updates| {
             let mut groups = begun.values().filter(|begun| matches!(begun.stage, Stage::Sampling { .. }));
-            groups.any(|begun| begun.group.version == *version)
+            groups.any(|begun| begun.group.updates == *updates)
         };
-        self.pinned.retain(|version, _| is_needed(version));
+        self.pinned.retain(|updates, _| is_needed(updates));
     }
 
-    fn scored(&mut self, number: u64, answer: anyhow::Result<GroupAnswer>) -> Option<(JobName, Result<Done, String>)> {
+    fn scored(
+        &mut self,
+        group: GroupId,
+        answer: anyhow::Result<GroupAnswer>,
+    ) -> Option<(JobName, Result<Done, String>)> {
         // It may have been withdrawn, and claimed again since: then the same tokens come once more, or others, if it
         // continues another answer.
         let name = {
             let scored = answer.as_ref().ok().map(|answer| GroupAnswer::fingerprint(&answer.group));
             let is_it = |stage: &Stage| matches!(stage, Stage::Scoring(own) if scored.is_none_or(|it| it == *own));
             let mut scoring = self.in_stage(is_it);
-            scoring.find(|(_, begun)| begun.group.number == number).map(|(name, _)| *name)?
+            scoring.find(|(_, begun)| begun.group.group == group).map(|(name, _)| *name)?
         };
         self.begun.remove(&name);
         let done = answer.and_then(|answer| {
@@ -365,10 +369,10 @@ impl Work for WorkerWork {
             }
         };
         for answer in std::mem::take(&mut self.unscored) {
-            ended.extend(self.scored(answer.group.id, Ok(answer)));
+            ended.extend(self.scored(answer.group.group, Ok(answer)));
         }
-        while let Some((number, answer)) = self.parts.scorers.next_answer() {
-            ended.extend(self.scored(number, answer));
+        while let Some((group, answer)) = self.parts.scorers.next_answer() {
+            ended.extend(self.scored(group, answer));
         }
         Proceeded { ended, waits: !computed }
     }

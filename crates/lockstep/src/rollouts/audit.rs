@@ -4,10 +4,9 @@
 use super::jobs::{GroupAnswer, GroupJob, score};
 use crate::stop::StopSignal;
 use anyhow::{Context as _, bail};
-use model::Columns;
-use model::ModelView;
 use model::columns::Values;
 use model::tokenizer::Tokenizer;
+use model::{Columns, GroupId, ModelView};
 use rewards::{GivenScores, Reward, Scores};
 use rollout::{Completion, Engine, RolloutGroup};
 use std::collections::BTreeMap;
@@ -52,23 +51,23 @@ pub struct Remaker<'a> {
 }
 
 impl Remaker<'_> {
-    /// Repeats `jobs` and returns each job with its answer, by group number. `model` must have the version that the
+    /// Repeats `jobs` and returns each job with its answer, by group. `model` must have the version that the
     /// jobs name. Only the reward functions for which `asked` is true are called.
     pub fn remake(
         &mut self,
         model: ModelView<'_>,
         jobs: &[GroupJob],
         asked: impl Fn(&str) -> bool,
-    ) -> anyhow::Result<BTreeMap<u64, (GroupJob, GroupAnswer)>> {
-        let version = model.version().trained();
-        if let Some(job) = jobs.iter().find(|job| job.version != version) {
-            bail!("the job of group {} is for weights of version {}, not {version}", job.number, job.version);
+    ) -> anyhow::Result<BTreeMap<GroupId, (GroupJob, GroupAnswer)>> {
+        let updates = model.version().trained();
+        if let Some(job) = jobs.iter().find(|job| job.updates != updates) {
+            bail!("the job of group {} is for weights of version {}, not {updates}", job.group, job.updates);
         }
         let requests = jobs.iter().map(|job| job.request(None)).collect();
         let groups = self.engine.generate_with(model, requests, |_| {})?;
         let mut made = BTreeMap::new();
         for group in groups {
-            let job = jobs.iter().find(|job| job.number == group.id).context("a group of each job")?;
+            let job = jobs.iter().find(|job| job.group == group.group).context("a group of each job")?;
             let mut job = job.clone();
             job.rewards.retain(|name| asked(name));
             let scores = if group.is_unfinished() {
@@ -76,7 +75,7 @@ impl Remaker<'_> {
             } else {
                 score(self.rewards, self.tokenizer, self.stop, &group, &job)?
             };
-            made.insert(job.number, (job, GroupAnswer { group, scores, rollout_s: 0.0 }));
+            made.insert(job.group, (job, GroupAnswer { group, scores, rollout_s: 0.0 }));
         }
         Ok(made)
     }
@@ -99,10 +98,10 @@ pub fn difference(
 
 /// Compares what generation made.
 fn of_group(given: &RolloutGroup, remade: &RolloutGroup) -> Option<Difference> {
-    let RolloutGroup { id, prompt, completions, prompt_columns } = remade;
+    let RolloutGroup { group, prompt, completions, prompt_columns } = remade;
     let pairs = given.completions.iter().zip(completions).enumerate();
     let of_tokens = |(place, (given, remade))| Some(Difference { completion: Some(place), ..tokens(given, remade)? });
-    unequal("number of the group", &given.id, id)
+    unequal("number of the group", &given.group, group)
         .or_else(|| unequal("prompt", &given.prompt.ids, &prompt.ids))
         .or_else(|| unequal("number of completions", &given.completions.len(), &completions.len()))
         .or_else(|| pairs.into_iter().find_map(of_tokens))
@@ -150,10 +149,10 @@ fn unequal<T: fmt::Debug>(what: &str, given: &T, remade: &T) -> Option<Differenc
 }
 
 fn tokens(given: &Completion, remade: &Completion) -> Option<Difference> {
-    let Completion { generation: _, ids, mask: _, versions, columns, finish_reason: _ } = remade;
+    let Completion { generation: _, ids, sampled: _, versions, columns, finish_reason: _ } = remade;
     let bits = |c: &Completion| c.logps().iter().map(|logp| logp.to_bits()).collect::<Vec<_>>();
     let float = |&bits: &u32| format!("{} ({bits:#010x})", f32::from_bits(bits));
-    let fields = |c: &Completion| format!("{:?}, {:?}, {:?}", c.finish_reason, c.mask, c.generation);
+    let fields = |c: &Completion| format!("{:?}, {:?}, {:?}", c.finish_reason, c.sampled, c.generation);
     let whole = |what: &str, given: String, remade: String| {
         (given != remade).then(|| Difference { given, remade, ..differs(what) })
     };

@@ -11,7 +11,7 @@ use crate::config::SamplingPlan;
 use crate::stop::StopSignal;
 use anyhow::Context as _;
 use model::tokenizer::Tokenizer;
-use model::{AdaptedWeights, ModelView};
+use model::{AdaptedWeights, GroupId, ModelView};
 use rewards::{Asked, Reward};
 use rollout::{Completion, Counters, Engine, Request, RolloutGroup};
 use std::collections::BTreeMap;
@@ -40,7 +40,7 @@ pub struct Collector {
 
 /// What a collector must generate and score.
 pub struct CollectRequest<'a> {
-    /// The dataset row of each group, by the group's number in the run, from which its random numbers are derived.
+    /// The dataset row of each group.
     pub prompts: Prompts,
     /// Completions of each prompt.
     pub num_generations: usize,
@@ -77,8 +77,8 @@ pub struct Observer<'a> {
 pub struct Collected {
     /// The groups, with the metrics and the errors of reward functions.
     pub scored: ScoredRollouts,
-    /// The next free group number.
-    pub next_number: u64,
+    /// The group after these.
+    pub next_group: GroupId,
     /// Seconds of generation.
     pub rollout_s: f64,
     /// Seconds of scoring after generation ended.
@@ -113,7 +113,7 @@ pub trait Collect {
     ) -> anyhow::Result<Collected>;
 
     /// Like `collect`, for groups that are already begun. Also returns the groups of the requests beside them, sorted
-    /// by number.
+    /// by group.
     fn continue_with(
         &mut self,
         _weights: &AdaptedWeights,
@@ -188,13 +188,13 @@ impl Collector {
         let CollectRequest { mut prompts, num_generations, sampling, reward_weights, step, refuse_non_finite } =
             request;
         let Collector { engine, function, rewards, tokenizer, stop } = self;
-        let mut next_number = prompts.last_key_value().map_or(0, |(last, _)| last + 1);
+        let mut next_group = prompts.last_key_value().map_or(GroupId(0), |(last, _)| last.after(1));
         let (mut rollout_s, mut columns, mut given) = (0.0, GivenColumns::new(), None);
         if let Some(function) = function {
             let span = stages.span("rollout");
             let made = function.rollouts(engine, model, &prompts, num_generations, sampling.common())?;
             rollout_s = span.end();
-            (prompts, columns, next_number) = (made.prompts, made.columns, made.next);
+            (prompts, columns, next_group) = (made.prompts, made.columns, made.next);
             given = Some(made.groups);
         }
         let scorer = RolloutScorer { rewards, weights: reward_weights, tokenizer, step, columns };
@@ -214,15 +214,15 @@ impl Collector {
                         job.group_ended(group);
                     }
                     let mut requests = requests(&prompts, num_generations, sampling);
-                    requests.retain(|request| !ended.iter().any(|group| group.id == request.id));
+                    requests.retain(|request| !ended.iter().any(|group| group.group == request.group));
                     for group in open {
-                        let found = requests.iter_mut().find(|request| request.id == group.id);
+                        let found = requests.iter_mut().find(|request| request.group == group.group);
                         found.context("a group of another batch has begun")?.so_far = group.completions;
                     }
                     requests.extend(beside);
                     let span = stages.span("rollout");
                     let (before, counters) = (kernels::context::counted(), engine.counters());
-                    let is_own = |group: &RolloutGroup| prompts.contains_key(&group.id);
+                    let is_own = |group: &RolloutGroup| prompts.contains_key(&group.group);
                     let made = engine.generate_with(model, requests, |group| {
                         if is_own(group) {
                             job.group_ended(group);
@@ -235,7 +235,7 @@ impl Collector {
                     for group in made {
                         if is_own(&group) { groups.push(group) } else { others.push(group) }
                     }
-                    groups.sort_unstable_by_key(|group| group.id);
+                    groups.sort_unstable_by_key(|group| group.group);
                     if refuse_non_finite {
                         finite_logps(&groups)?;
                     }
@@ -250,8 +250,8 @@ impl Collector {
         // After a stop request, reward functions may have returned early with invalid scores.
         stop.check()?;
         let overlapped_s = scored.overlapped.iter().map(|(_, seconds)| seconds).sum();
-        others.sort_unstable_by_key(|group: &RolloutGroup| group.id);
-        Ok((Collected { scored, next_number, rollout_s, reward_s, overlapped_s }, others))
+        others.sort_unstable_by_key(|group: &RolloutGroup| group.group);
+        Ok((Collected { scored, next_group, rollout_s, reward_s, overlapped_s }, others))
     }
 }
 
@@ -313,17 +313,17 @@ mod tests {
 
     #[test]
     fn the_first_log_probability_that_is_not_finite_is_named() {
-        let group = |id: u64, logps: &[f32]| {
+        let group = |group: u64, logps: &[f32]| {
             let tokens = logps.len();
             let completion = Completion {
                 generation: 0,
                 ids: vec![4; tokens],
-                mask: vec![true; tokens],
-                versions: vec![0; tokens],
+                sampled: vec![true; tokens],
+                versions: vec![model::Updates(0); tokens],
                 columns: model::Columns::of([(SAMPLER_LOGPS, logps.to_vec())]),
                 finish_reason: FinishReason::Stop,
             };
-            RolloutGroup::new(id, model::Prompt::new([1]), vec![completion])
+            RolloutGroup::new(GroupId(group), model::Prompt::new([1]), vec![completion])
         };
         let said = |groups: &[RolloutGroup]| finite_logps(groups).err().map(|error| error.to_string());
         assert_eq!((said(&[]), said(&[group(1, &[-0.5, 0.0]), group(2, &[])])), (None, None));

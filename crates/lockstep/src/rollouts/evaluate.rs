@@ -12,14 +12,14 @@ use crate::rollouts::rewards::{ConfiguredReward, check_columns};
 use crate::rollouts::scoring::ScoredRollouts;
 use crate::rollouts::{Rollouts, ScoredCompletion};
 use kernels::mean::share;
-use model::ModelAssets;
+use model::{GroupId, ModelAssets};
 use rewards::{Problem, Reward};
 use rollout::{FinishReason, SamplingParams};
 use std::sync::Arc;
 use train::evaluation::pass_at_k;
 
-/// Group numbers of evaluation start here, apart from training's, so that evaluating changes no completion of training.
-const EVALUATION: u64 = 1 << 62;
+/// The first group of an evaluation, apart from training's, so that evaluating changes no completion of training.
+const EVALUATION: GroupId = GroupId(1 << 62);
 
 /// A completion is right if the reward of `eval_pass_at_k_reward` is at least this, regardless of reward weights.
 const RIGHT: f64 = 1.0;
@@ -195,7 +195,7 @@ impl Evaluation {
     ) -> anyhow::Result<Vec<Outcome>> {
         let mut run_set = |set: &EvalSet| -> anyhow::Result<Outcome> {
             let request = CollectRequest {
-                prompts: (EVALUATION..).zip(set.questions.all.iter().cloned()).collect(),
+                prompts: EVALUATION.and_after().zip(set.questions.all.iter().cloned()).collect(),
                 num_generations: self.generations,
                 sampling: &self.sampling,
                 reward_weights,

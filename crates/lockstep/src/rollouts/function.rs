@@ -10,7 +10,7 @@ use kernels::Context;
 use model::chat::{ChatTemplate, PromptEncoder};
 use model::columns::SAMPLER_LOGPS;
 use model::tokenizer::Tokenizer;
-use model::{Columns, ModelView, PromptCompletion, Scorer};
+use model::{Columns, GroupId, ModelView, PromptCompletion, Scorer, Updates};
 use rewards::Content;
 use rollout::{Completion, Engine, FinishReason, Request, RolloutGroup, SamplingParams};
 use serde_json::{Map, Value};
@@ -39,7 +39,7 @@ pub struct GivenCompletion {
     pub logps: Option<Vec<f32>>,
     /// Whether the model sampled each token. Tokens from an environment are `false` and are not learned. `None`: all
     /// sampled.
-    pub mask: Option<Vec<bool>>,
+    pub sampled: Option<Vec<bool>>,
     /// Columns that reward functions get besides the dataset's.
     pub columns: Map<String, Value>,
 }
@@ -96,8 +96,8 @@ pub struct GivenRollouts {
     pub prompts: Prompts,
     /// The function's additional columns for each completion.
     pub columns: GivenColumns,
-    /// The next free group number, after those of the groups and of what the engine generated for the function.
-    pub next: u64,
+    /// The next group after these, and after those that the engine generated for the function.
+    pub next: GroupId,
 }
 
 /// What the engine generated for the function in this call: (prompt, completion) → log-probabilities, finish reason. If
@@ -106,7 +106,7 @@ type Written = HashMap<(Vec<u32>, Vec<u32>), (Vec<f32>, FinishReason)>;
 
 impl FunctionRollouts {
     /// Calls the function for `prompts`. What the function generates with the engine gets random numbers from the
-    /// prompts' own group numbers, in order; prompts that it completes once, in order, are completed as without a
+    /// prompts' own groups, in order; prompts that it completes once, in order, are completed as without a
     /// function.
     pub fn rollouts(
         &mut self,
@@ -116,24 +116,24 @@ impl FunctionRollouts {
         num_generations: usize,
         sampling: &SamplingParams,
     ) -> anyhow::Result<GivenRollouts> {
-        let first = prompts.keys().next().copied().unwrap_or(0);
+        let first = prompts.keys().next().copied().unwrap_or_default();
         let (mut next, mut written) = (first, Written::new());
         let (template, kwargs) = (self.template.as_deref(), &self.kwargs);
         let encoder = PromptEncoder { tokenizer: &self.tokenizer, template, kwargs, tools: None };
         let vocabulary = model.config().vocab_size;
         let mut generate = |asked: Vec<RolloutPrompt>, num_generations, own: SamplingParams| {
             let (same_temperature, own) = (own.temperature == sampling.temperature, Arc::new(own));
-            let request = |(id, prompt): (u64, RolloutPrompt)| -> anyhow::Result<Request> {
+            let request = |(group, prompt): (GroupId, RolloutPrompt)| -> anyhow::Result<Request> {
                 let ids = match prompt {
                     RolloutPrompt::Ids(ids) => ids,
                     RolloutPrompt::Content(content) => encoder.encode(&content).or_bad_input()?,
                 };
                 check_ids("a prompt", &ids, vocabulary)?;
                 let (prompt, sampling) = (model::Prompt::new(ids), own.clone());
-                Ok(Request::new(id, prompt, num_generations, sampling))
+                Ok(Request::new(group, prompt, num_generations, sampling))
             };
-            let requests: Vec<_> = (next..).zip(asked).map(request).collect::<anyhow::Result<_>>()?;
-            next += requests.len() as u64;
+            let requests: Vec<_> = next.and_after().zip(asked).map(request).collect::<anyhow::Result<_>>()?;
+            next = next.after(requests.len());
             let groups = engine.generate(model, requests).map_err(|error| match error {
                 rollout::Error::Stopped => error.into(),
                 error => BadInput::new(error.to_string()),
@@ -151,7 +151,7 @@ impl FunctionRollouts {
         let given = self.function.complete(&request, &mut generate).context(RolloutFailed)?;
         let given = self.checked(given, request.prompts.len(), num_generations, vocabulary).context(RolloutFailed)?;
         self.grouped(given, &written, model, prompts, num_generations, sampling)
-            .map(|made| GivenRollouts { next: next.max(first + prompts.len() as u64), ..made })
+            .map(|made| GivenRollouts { next: next.max(first.after(prompts.len())), ..made })
     }
 
     /// Checks that the completions can be trained on, and returns them.
@@ -170,14 +170,14 @@ impl FunctionRollouts {
             );
         }
         for (i, one) in given.iter().enumerate() {
-            let GivenCompletion { prompt_ids, ids, logps, mask, .. } = one;
+            let GivenCompletion { prompt_ids, ids, logps, sampled, .. } = one;
             check_ids(&format!("prompt_ids[{i}]"), prompt_ids, vocabulary)?;
             check_ids(&format!("completion_ids[{i}]"), ids, vocabulary)?;
-            let sizes = [("logprobs", logps.as_ref().map(Vec::len)), ("env_mask", mask.as_ref().map(Vec::len))];
+            let sizes = [("logprobs", logps.as_ref().map(Vec::len)), ("env_mask", sampled.as_ref().map(Vec::len))];
             if let Some((name, Some(size))) = sizes.iter().find(|(_, size)| size.is_some_and(|n| n != ids.len())) {
                 bad_input!("{name}[{i}] has {size} elements for {} tokens", ids.len());
             }
-            if mask.as_ref().is_some_and(|mask| !mask.contains(&true)) {
+            if sampled.as_ref().is_some_and(|sampled| !sampled.contains(&true)) {
                 bad_input!("env_mask[{i}] is 0 for every token: the model sampled none, there is nothing to learn");
             }
             let tokens = prompt_ids.len() + ids.len();
@@ -224,10 +224,11 @@ impl FunctionRollouts {
         drop(scorer);
         let version = model.version().trained();
         let mut scores = scores.into_iter().map(|scores| scores.logps);
-        let mut made = GivenRollouts { groups: Vec::new(), prompts: Prompts::new(), columns: BTreeMap::new(), next: 0 };
+        let (groups, next) = (Vec::new(), GroupId::default());
+        let mut made = GivenRollouts { groups, prompts: Prompts::new(), columns: BTreeMap::new(), next };
         let mut given = given.into_iter();
-        for (&id, row) in prompts {
-            let mut group = RolloutGroup::new(id, row.tokens.clone(), Vec::new());
+        for (&number, row) in prompts {
+            let mut group = RolloutGroup::new(number, row.tokens.clone(), Vec::new());
             let mut columns = Vec::new();
             for (generation, one) in given.by_ref().take(num_generations).enumerate() {
                 if generation == 0 && one.prompt_ids != group.prompt.ids {
@@ -237,8 +238,8 @@ impl FunctionRollouts {
                 group.completions.push(completion(generation, &one, own, written, version, &sampling.stop_ids));
                 columns.push(one.columns);
             }
-            made.prompts.insert(id, Arc::new(Prompt { tokens: group.prompt.clone(), ..(**row).clone() }));
-            made.columns.insert(id, columns);
+            made.prompts.insert(number, Arc::new(Prompt { tokens: group.prompt.clone(), ..(**row).clone() }));
+            made.columns.insert(number, columns);
             made.groups.push(group);
         }
         Ok(made)
@@ -252,7 +253,7 @@ fn completion(
     given: &GivenCompletion,
     scores: Option<Vec<f32>>,
     written: &Written,
-    version: u64,
+    version: Updates,
     stop_ids: &[u32],
 ) -> Completion {
     let tokens = given.ids.len();
@@ -268,11 +269,11 @@ fn completion(
     let version = if is_policys { version } else { super::versions::NO_VERSION };
     // As in TRL, a completion whose last token is not an end-of-sequence id counts as truncated.
     let ended = given.ids.last().is_some_and(|id| stop_ids.contains(id));
-    let reason = if ended { FinishReason::Stop } else { FinishReason::Length };
+    let reason = FinishReason::of_ended(!ended);
     Completion {
         generation,
         ids: given.ids.clone(),
-        mask: given.mask.clone().unwrap_or_else(|| vec![true; tokens]),
+        sampled: given.sampled.clone().unwrap_or_else(|| vec![true; tokens]),
         versions: vec![version; tokens],
         columns: Columns::of([(SAMPLER_LOGPS, logps)]),
         finish_reason: of_engine.map_or(reason, |(_, reason)| *reason),

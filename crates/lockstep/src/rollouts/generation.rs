@@ -76,6 +76,7 @@ pub(crate) mod tests {
     use super::*;
     use crate::data::prompts::Prompt;
     use crate::rollouts::ScoredCompletion;
+    use model::GroupId;
     use rewards::Content;
     use rollout::{Completion, FinishReason};
     use serde_json::Map;
@@ -87,8 +88,8 @@ pub(crate) mod tests {
             completion: Completion {
                 generation: 0,
                 ids: vec![id],
-                mask: vec![true],
-                versions: vec![0],
+                sampled: vec![true],
+                versions: vec![model::Updates(0)],
                 columns: model::Columns::default(),
                 finish_reason: FinishReason::Stop,
             },
@@ -100,7 +101,7 @@ pub(crate) mod tests {
         let group = |&(id, rewards): &(u32, [Option<f64>; 2])| {
             let (tokens, content) = (model::Prompt::new([id]), Content::Text(id.to_string()));
             ScoredGroup {
-                id: u64::from(id),
+                group: GroupId(u64::from(id)),
                 prompt: Arc::new(Prompt { row: id as usize, tokens, content, columns: Map::new() }),
                 completions: rewards.map(|reward| completion(id, reward)).to_vec(),
                 problems: Vec::new(),

@@ -3,6 +3,7 @@
 
 use super::lineage::Lineage;
 use crate::data::prompts::Prompt;
+use model::GroupId;
 use rewards::{Content, Problem};
 use rollout::Completion;
 use serde_json::{Map, Value};
@@ -31,8 +32,8 @@ pub struct ScoredCompletion {
 /// The completions of one prompt, with their rewards.
 #[derive(Clone, Debug)]
 pub struct ScoredGroup {
-    /// The group's number in the run, which no other group has.
-    pub id: u64,
+    /// The group, which no other one of the run is.
+    pub group: GroupId,
     /// The dataset row whose prompt is completed.
     pub prompt: Arc<Prompt>,
     /// The scored completions of the prompt.
@@ -62,8 +63,8 @@ impl Rollouts {
 
     /// The rewards of all completions, as a matrix with one column per reward function.
     pub fn rewards(&self) -> RewardMatrix {
-        let row = |group: u64, c: &ScoredCompletion| RewardRow { group, scores: c.rewards.clone() };
-        let rows = self.groups.iter().flat_map(|group| group.completions.iter().map(|c| row(group.id, c))).collect();
+        let row = |group: GroupId, c: &ScoredCompletion| RewardRow { group, scores: c.rewards.clone() };
+        let rows = self.groups.iter().flat_map(|group| group.completions.iter().map(|c| row(group.group, c))).collect();
         RewardMatrix { rows, names: self.reward_names.clone(), weights: self.reward_weights.clone() }
     }
 
@@ -126,7 +127,7 @@ mod tests {
         assert_eq!((of(0), of(1)), (vec![3.5, -3.0], vec![1.0]));
         assert_eq!(rollouts.scored(), [("r".to_owned(), 2), ("other".to_owned(), 2)]);
         let matrix = rollouts.rewards();
-        assert_eq!(matrix.rows.iter().map(|row| row.group).collect::<Vec<_>>(), [3, 3, 5, 5]);
+        assert_eq!(matrix.rows.iter().map(|row| row.group.0).collect::<Vec<_>>(), [3, 3, 5, 5]);
         assert_eq!((matrix.names, matrix.weights), (rollouts.reward_names.clone(), vec![0.5, 3.0]));
     }
 

@@ -1,7 +1,7 @@
 //! Splits a collection (generating and scoring a list of prompts) into jobs for workers, one job for each group. A
 //! worker is a process with an engine and reward functions; it answers with bytes.
 //!
-//! A job names the group's number, the prompt, the sampling parameters and the version of the weights. These decide the
+//! A job names the group, the prompt, the sampling parameters and the version of the weights. These decide the
 //! completion, so every worker computes the same tokens. A worker calls the reward functions that it has and that score
 //! a group by itself. The collecting process calls the others: those that compare completions of several prompts, and
 //! the caller's closures. Scores are merged by the same code as in a single process, so the result depends neither on
@@ -17,6 +17,7 @@ use anyhow::{Context as _, bail};
 #[cfg(test)]
 use model::AdaptedWeights;
 use model::tokenizer::Tokenizer;
+use model::{GroupId, Updates};
 use rewards::{GivenScores, Reward, score_group};
 use rollout::{Completion, ModelVersion, Request, RolloutGroup, SamplingParams};
 use serde_json::Value;
@@ -29,16 +30,16 @@ use zerocopy::IntoBytes;
 /// A job for a worker: generate the completions of one prompt, and score them with some of the reward functions.
 #[derive(Clone, Debug, PartialEq)]
 pub struct GroupJob {
-    /// The group's number in the run, from which its random numbers are derived.
-    pub number: u64,
+    /// The group.
+    pub group: GroupId,
     /// The dataset row whose prompt is completed.
     pub prompt: Prompt,
     /// The number of completions to generate.
     pub num_generations: usize,
     /// The sampling parameters.
     pub sampling: SamplingParams,
-    /// The version of the weights to sample with.
-    pub version: u64,
+    /// The weights to sample with.
+    pub updates: Updates,
     /// Optimizer steps done so far; passed to reward functions.
     pub step: u64,
     /// The names of the reward functions that the worker calls.
@@ -54,7 +55,7 @@ pub struct GroupJob {
 pub struct BegunBatch {
     /// Optimizer steps done when the batch was begun.
     pub step: u64,
-    /// The dataset row of each group, by the group's number.
+    /// The dataset row of each group.
     pub prompts: Prompts,
     /// The completions of each group so far, with the workers' scores of the groups that have ended and were scored.
     pub answers: Vec<GroupAnswer>,
@@ -78,7 +79,7 @@ impl GroupJob {
     pub fn request(&self, model: Option<ModelVersion>) -> Request {
         let (prompt, sampling) = (self.prompt.tokens.clone(), Arc::new(self.sampling.clone()));
         let (so_far, until) = (self.so_far.clone(), self.until);
-        Request { model, so_far, until, ..Request::new(self.number, prompt, self.num_generations, sampling) }
+        Request { model, so_far, until, ..Request::new(self.group, prompt, self.num_generations, sampling) }
     }
 }
 
@@ -95,7 +96,7 @@ pub fn score(
         found.with_context(|| format!("this worker has no reward `{name}` that scores a group by itself"))
     };
     let asked = job.rewards.iter().map(place).collect::<anyhow::Result<Vec<_>>>()?;
-    let prompts = Prompts::from([(job.number, Arc::new(job.prompt.clone()))]);
+    let prompts = Prompts::from([(job.group, Arc::new(job.prompt.clone()))]);
     let inputs = inputs_of_group(tokenizer, &prompts, group)?;
     let mut scores = score_group(rewards, &asked, &inputs, job.step);
     scores.iter_mut().enumerate().for_each(|(place, given)| given.reward = place);
@@ -108,9 +109,9 @@ pub fn score(
 impl Collector {
     /// Does a job; `model` must have the version that the job names.
     pub fn work(&mut self, model: model::ModelView<'_>, job: &GroupJob) -> anyhow::Result<GroupAnswer> {
-        let version = model.version().trained();
-        if version != job.version {
-            bail!("the job of group {} is for weights of version {}, not {version}", job.number, job.version);
+        let updates = model.version().trained();
+        if updates != job.updates {
+            bail!("the job of group {} is for weights of version {}, not {updates}", job.group, job.updates);
         }
         let group = self.engine.generate_with(model, vec![job.request(None)], |_| {})?.pop();
         let group = group.context("a group of each request")?;
@@ -167,8 +168,8 @@ impl Assembler {
     }
 
     /// Splits a request into jobs, one for each group.
-    pub fn jobs(&self, request: &CollectRequest<'_>, version: u64) -> Vec<GroupJob> {
-        jobs(request, version, &self.asked_elsewhere().1)
+    pub fn jobs(&self, request: &CollectRequest<'_>, updates: Updates) -> Vec<GroupJob> {
+        jobs(request, updates, &self.asked_elsewhere().1)
     }
 
     /// Assembles the collection that `request` asks for from the answers to its `jobs`, in any order.
@@ -188,9 +189,9 @@ impl Assembler {
                 given.reward = places[given.reward];
             }
             // Groups of the same prompt object share its computation.
-            group.prompt = request.prompts[&group.id].tokens.clone();
-            given.insert(group.id, scores);
-            if groups.insert(group.id, group).is_some() {
+            group.prompt = request.prompts[&group.group].tokens.clone();
+            given.insert(group.group, scores);
+            if groups.insert(group.group, group).is_some() {
                 bail!("a job was answered twice");
             }
         }
@@ -220,8 +221,8 @@ impl Assembler {
             Ok((scored, span.end()))
         })?;
         self.stop.check()?;
-        let next_number = prompts.last_key_value().map_or(0, |(last, _)| last + 1);
-        Ok(Collected { scored, next_number, rollout_s, reward_s, overlapped_s: 0.0 })
+        let next_group = prompts.last_key_value().map_or(GroupId(0), |(last, _)| last.after(1));
+        Ok(Collected { scored, next_group, rollout_s, reward_s, overlapped_s: 0.0 })
     }
 }
 
@@ -251,20 +252,20 @@ impl Collect for JobCollector {
 }
 
 /// One job for each group of a request.
-fn jobs(request: &CollectRequest<'_>, version: u64, rewards: &[String]) -> Vec<GroupJob> {
+fn jobs(request: &CollectRequest<'_>, updates: Updates, rewards: &[String]) -> Vec<GroupJob> {
     // Rows that lack a column which another row has get it, with the value null.
     let columns: BTreeSet<&String> = request.prompts.values().flat_map(|prompt| prompt.columns.keys()).collect();
-    let job = |(&number, prompt): (&u64, &Arc<Prompt>)| {
+    let job = |(&group, prompt): (&GroupId, &Arc<Prompt>)| {
         let mut prompt = Prompt::clone(prompt);
         for &name in &columns {
             prompt.columns.entry(name.clone()).or_insert(Value::Null);
         }
         GroupJob {
-            number,
+            group,
             prompt,
             num_generations: request.num_generations,
-            sampling: SamplingParams::clone(request.sampling.of(number)),
-            version,
+            sampling: SamplingParams::clone(request.sampling.of(group)),
+            updates,
             step: request.step,
             rewards: rewards.to_vec(),
             so_far: Vec::new(),
@@ -274,12 +275,12 @@ fn jobs(request: &CollectRequest<'_>, version: u64, rewards: &[String]) -> Vec<G
     request.prompts.iter().map(job).collect()
 }
 
-/// Decodes the answer in `bytes` to one of `jobs`, which are sorted by group number.
+/// Decodes the answer in `bytes` to one of `jobs`, which are sorted by group.
 fn answer_to(bytes: &[u8], jobs: &[GroupJob]) -> anyhow::Result<GroupAnswer> {
-    let number = GroupAnswer::number(bytes).context("a worker's answer")?;
-    let job = jobs.binary_search_by_key(&number, |job| job.number).ok().map(|at| &jobs[at]);
-    let job = job.with_context(|| format!("a worker answered the job of group {number}, which is none of these"))?;
-    GroupAnswer::from_bytes(bytes, job).with_context(|| format!("the answer to the job of group {number}"))
+    let group = GroupAnswer::group_of(bytes).context("a worker's answer")?;
+    let job = jobs.binary_search_by_key(&group, |job| job.group).ok().map(|at| &jobs[at]);
+    let job = job.with_context(|| format!("a worker answered the job of group {group}, which is none of these"))?;
+    GroupAnswer::from_bytes(bytes, job).with_context(|| format!("the answer to the job of group {group}"))
 }
 
 #[cfg(test)]

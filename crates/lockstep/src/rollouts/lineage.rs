@@ -6,6 +6,7 @@
 //! is learned from advances it, because the next weights are a function
 //! of the weights before, of the batch, and of the settings.
 
+use model::Updates;
 use model::columns::{ENTROPIES, TOP_IDS, TOP_LOGPS, Values};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use sha2::{Digest, Sha256};
@@ -82,12 +83,12 @@ pub fn batch_hash(settings: &Lineage, samples: &[Sample]) -> [u8; 16] {
     let mut hash = Columns(XxHash3_128::new());
     hash.bytes(&settings.0);
     for sample in samples {
-        hash.number(sample.group);
+        hash.number(sample.group.0);
         hash.bytes(sample.prompt.ids.as_bytes());
         hash.bytes(sample.completion.as_bytes());
-        hash.bytes(sample.mask.as_bytes());
-        hash.bytes(sample.versions.as_bytes());
-        hash.number(u64::from(sample.truncated));
+        hash.bytes(sample.loss_mask.as_bytes());
+        hash.versions(&sample.versions);
+        hash.number(u64::from(sample.truncated()));
         match &sample.advantage {
             Advantage::Sequence(one) => hash.number(u64::from(one.to_bits())),
             Advantage::Tokens(each) => hash.bytes(each.as_bytes()),
@@ -112,6 +113,14 @@ impl Columns {
         self.0.write(&number.to_le_bytes());
     }
 
+    /// The same bytes as those of a list of 64-bit numbers.
+    fn versions(&mut self, versions: &[Updates]) {
+        self.number(8 * versions.len() as u64);
+        for version in versions {
+            self.number(version.0);
+        }
+    }
+
     fn bytes(&mut self, bytes: &[u8]) {
         self.number(bytes.len() as u64);
         self.0.write(bytes);
@@ -125,12 +134,12 @@ mod tests {
 
     fn sample() -> Sample {
         Sample {
-            group: 3,
+            group: model::GroupId(3),
             prompt: model::Prompt::new([1, 2, 3]),
             completion: vec![4, 5],
-            mask: vec![true, false],
-            versions: vec![7, 8],
-            truncated: true,
+            loss_mask: vec![true, false],
+            versions: [7, 8].map(Updates).to_vec(),
+            finish_reason: model::FinishReason::Length,
             advantage: Advantage::Sequence(0.5),
             columns: model::Columns::of([(SAMPLER_LOGPS, vec![-0.1, -0.2])]),
         }
@@ -147,12 +156,12 @@ mod tests {
         let same = of(|_| {});
         assert_eq!(same, of(|_| {}));
         let changes: [fn(&mut Sample); 10] = [
-            |s| s.group = 4,
+            |s| s.group = model::GroupId(4),
             |s| s.prompt = model::Prompt::new([1, 2]),
             |s| s.completion[1] = 6,
-            |s| s.mask[1] = true,
-            |s| s.versions[0] = 8,
-            |s| s.truncated = false,
+            |s| s.loss_mask[1] = true,
+            |s| s.versions[0] = Updates(8),
+            |s| s.finish_reason = model::FinishReason::Stop,
             |s| s.advantage = Advantage::Sequence(-0.5),
             |s| s.advantage = Advantage::Tokens(vec![0.5, 0.5]),
             |s| s.columns.set(SAMPLER_LOGPS, vec![-0.1, -0.3]),

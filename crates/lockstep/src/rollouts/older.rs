@@ -3,7 +3,7 @@
 //!
 //! (Rollouts that those versions recorded are JSON lines, which [`replay`](super::replay) reads.)
 
-use model::{Columns, Prompt};
+use model::{Columns, FinishReason, GroupId, Prompt, Updates};
 use serde::Deserialize;
 use std::sync::Arc;
 use train::{Advantage, Sample};
@@ -22,10 +22,11 @@ pub struct SavedBatch {
 struct SavedSample {
     /// The index of the sample's prompt in the list of prompts.
     prompt: usize,
-    group: u64,
+    group: GroupId,
     completion: Vec<u32>,
-    mask: Vec<bool>,
-    versions: Vec<u64>,
+    #[serde(rename = "mask")]
+    loss_mask: Vec<bool>,
+    versions: Vec<Updates>,
     truncated: bool,
     advantage: SavedAdvantage,
     columns: Columns,
@@ -54,9 +55,9 @@ impl SavedSample {
             prompt,
             group: self.group,
             completion: self.completion,
-            mask: self.mask,
+            loss_mask: self.loss_mask,
             versions: self.versions,
-            truncated: self.truncated,
+            finish_reason: FinishReason::of_ended(self.truncated),
             advantage: match self.advantage {
                 SavedAdvantage::Sequence(a) => Advantage::Sequence(f32::from_bits(a)),
                 SavedAdvantage::Tokens(a) => Advantage::Tokens(a.into_iter().map(f32::from_bits).collect()),
@@ -92,7 +93,10 @@ mod tests {
         assert!(matches!(samples[0].advantage, Advantage::Sequence(a) if a.to_bits() == 0x7fc0_1234));
         assert_eq!(samples[1].advantage, Advantage::Tokens(vec![0.5, f32::MIN_POSITIVE / 2.0]));
         assert_eq!(samples[1].columns, Columns::of([(SAMPLER_LOGPS, vec![-0.5, f32::NEG_INFINITY])]));
-        assert_eq!((&samples[1].versions[..], samples[1].truncated, samples[1].group), (&[7, 8][..], true, 1 << 40));
+        assert_eq!(
+            (&samples[1].versions[..], samples[1].truncated(), samples[1].group),
+            (&[7, 8].map(Updates)[..], true, GroupId(1 << 40))
+        );
         assert!(Arc::ptr_eq(&samples[1].prompt, &samples[2].prompt));
         assert!(!Arc::ptr_eq(&samples[0].prompt, &samples[1].prompt));
         let broken: SavedBatch = serde_json::from_value(saved(json!([[1, 2]]))).unwrap();

@@ -25,7 +25,7 @@ use kernels::Context;
 use model::columns::{REF_LOGPS, SAMPLER_LOGPS};
 use model::did_you_mean;
 use model::tokenizer::Tokenizer;
-use model::{Columns, ModelAssets, PromptCompletion, PromptSet, Scorer};
+use model::{Columns, GroupId, ModelAssets, PromptCompletion, PromptSet, Scorer, Updates};
 use rewards::{Content, Problem};
 use rollout::{Completion, FinishReason};
 use serde_json::{Map, Value, json};
@@ -100,7 +100,7 @@ impl Replay {
         let vocabulary = assets.config.vocab_size;
         if wire::is_records(&bytes) {
             for group in Group::read_all(&bytes).or_bad_input_in(&file)? {
-                add(&format!("group {}", group.id), of_record(group, vocabulary))?;
+                add(&format!("group {}", group.group), of_record(group, vocabulary))?;
             }
         } else {
             for (i, text) in bytes.lines().enumerate() {
@@ -176,14 +176,14 @@ impl Replay {
         self.groups.iter().flat_map(|g| &g.completions).all(|c| c.ref_logps.is_some())
     }
 
-    /// The groups at the indices `picked`, as if the policy had just generated them; the first gets the group number
-    /// `first_id`. Missing log-probabilities are computed with the current policy, so that the importance ratio is 1
+    /// The groups at the indices `picked`, as if the policy had just generated them; the first becomes the group
+    /// `first`. Missing log-probabilities are computed with the current policy, so that the importance ratio is 1
     /// when the completions are first used.
     #[allow(clippy::too_many_arguments)]
     pub fn rollouts(
         &self,
         picked: &[usize],
-        first_id: u64,
+        first: GroupId,
         ctx: &Context,
         policy: &Policy,
         scorer: &mut Scorer,
@@ -205,10 +205,10 @@ impl Replay {
             scored_completion(recorded, generation, logps, version, policy)
         };
         let mut out = Vec::with_capacity(groups.len());
-        for (id, group) in (first_id..).zip(groups) {
+        for (number, group) in first.and_after().zip(groups) {
             let completions = group.completions.iter().enumerate().map(&mut scored).collect::<anyhow::Result<_>>()?;
             let (prompt, problems) = (group.prompt.clone(), group.problems.clone());
-            out.push(ScoredGroup { id, prompt, completions, problems, lineage: group.lineage });
+            out.push(ScoredGroup { group: number, prompt, completions, problems, lineage: group.lineage });
         }
         Ok(Rollouts { groups: out, reward_names: self.reward_names.clone(), reward_weights: weights.to_vec() })
     }
@@ -254,7 +254,7 @@ fn scored_completion(
     recorded: &RecordedCompletion,
     generation: usize,
     logps: Vec<f32>,
-    version: u64,
+    version: Updates,
     policy: &Policy,
 ) -> anyhow::Result<ScoredCompletion> {
     let tokens = recorded.ids.len();
@@ -266,18 +266,14 @@ fn scored_completion(
         completion: Completion {
             generation,
             ids: recorded.ids.clone(),
-            mask: recorded.mask.clone().unwrap_or_else(|| vec![true; tokens]),
+            sampled: recorded.sampled.clone().unwrap_or_else(|| vec![true; tokens]),
             versions: if recorded.versions.is_empty() || recorded.logps.is_none() {
                 vec![version; tokens]
             } else {
-                recorded.versions.iter().map(|version| version | OF_ANOTHER_RUN).collect()
+                recorded.versions.iter().map(|version| Updates(version | OF_ANOTHER_RUN)).collect()
             },
             columns,
-            finish_reason: if recorded.truncated.unwrap_or_else(cut) {
-                FinishReason::Length
-            } else {
-                FinishReason::Stop
-            },
+            finish_reason: FinishReason::of_ended(recorded.truncated.unwrap_or_else(cut)),
         },
         content: Content::Text(policy.tokenizer.completion(&recorded.ids)?),
         rewards: recorded.rewards.clone(),

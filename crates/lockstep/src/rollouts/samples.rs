@@ -1,30 +1,30 @@
 //! Turns completions into training samples. Only here do the types of rollout and of training meet.
 
 use super::Rollouts;
-use model::Prompt;
-use rollout::{Completion, FinishReason, RolloutGroup};
+use model::{GroupId, Prompt};
+use rollout::{Completion, RolloutGroup};
 use std::sync::Arc;
 use train::{Advantage, Sample};
 
 /// The training samples of scored groups; their advantages are still 0.
 pub fn of_rollouts(rollouts: &Rollouts) -> Vec<Sample> {
     let groups = rollouts.groups.iter();
-    groups.flat_map(|g| g.completions.iter().map(|c| sample(g.id, &g.prompt.tokens, &c.completion))).collect()
+    groups.flat_map(|g| g.completions.iter().map(|c| sample(g.group, &g.prompt.tokens, &c.completion))).collect()
 }
 
 /// The training samples of groups as the engine returns them; their advantages are still 0.
 pub fn of_groups(groups: &[RolloutGroup]) -> Vec<Sample> {
-    groups.iter().flat_map(|g| g.completions.iter().map(|c| sample(g.id, &g.prompt, c))).collect()
+    groups.iter().flat_map(|g| g.completions.iter().map(|c| sample(g.group, &g.prompt, c))).collect()
 }
 
-fn sample(group: u64, prompt: &Arc<Prompt>, completion: &Completion) -> Sample {
+fn sample(group: GroupId, prompt: &Arc<Prompt>, completion: &Completion) -> Sample {
     Sample {
         group,
         prompt: prompt.clone(),
         completion: completion.ids.clone(),
-        mask: completion.mask.clone(),
+        loss_mask: completion.sampled.clone(),
         versions: completion.versions.clone(),
-        truncated: completion.finish_reason == FinishReason::Length,
+        finish_reason: completion.finish_reason,
         advantage: Advantage::Sequence(0.0),
         columns: completion.columns.clone(),
     }

@@ -4,6 +4,7 @@
 use super::groups::{Rollouts, ScoredCompletion, ScoredGroup, TokenScores};
 use crate::config::SamplingPlan;
 use crate::data::prompts::Prompt;
+use model::GroupId;
 use model::tokenizer::Tokenizer;
 use rewards::{Asked, GivenScores, RewardOutput, StepEnd, StepScore};
 use rewards::{CompletionScores, Content, MakeInputs, Problem, Reward, RewardInputs, RewardJob, RewardManager};
@@ -15,16 +16,16 @@ use std::sync::Arc;
 use std::thread::Scope;
 use std::time::Instant;
 
-/// The dataset's row of each group, by the group's number.
-pub type Prompts = BTreeMap<u64, Arc<Prompt>>;
+/// The dataset's row of each group.
+pub type Prompts = BTreeMap<GroupId, Arc<Prompt>>;
 
-/// For completions made by a program: by group number, each completion's columns besides the dataset's.
-pub type GivenColumns = BTreeMap<u64, Vec<Map<String, Value>>>;
+/// For completions made by a program: by group, each completion's columns besides the dataset's.
+pub type GivenColumns = BTreeMap<GroupId, Vec<Map<String, Value>>>;
 
 /// The engine's requests: `num_generations` completions of each prompt.
 pub fn requests(prompts: &Prompts, num_generations: usize, sampling: &SamplingPlan) -> Vec<Request> {
-    let request = |(&id, prompt): (&u64, &Arc<Prompt>)| {
-        Request::new(id, prompt.tokens.clone(), num_generations, sampling.of(id).clone())
+    let request = |(&group, prompt): (&GroupId, &Arc<Prompt>)| {
+        Request::new(group, prompt.tokens.clone(), num_generations, sampling.of(group).clone())
     };
     prompts.iter().map(request).collect()
 }
@@ -104,19 +105,19 @@ impl ScoringJob<'_, '_> {
 
     /// Tells the job that a group has ended: reward functions that score a group by itself are called for it.
     pub fn group_ended(&mut self, group: &RolloutGroup) {
-        self.job.group_ended(group.id, || completion_ids(group));
+        self.job.group_ended(group.group, || completion_ids(group));
     }
 
     /// Waits until all groups are scored, and calls the reward functions that compare completions of several prompts.
-    /// `given` has the scores from workers, by group number.
+    /// `given` has the scores from workers, by group.
     pub fn finish(
         self,
         groups: Vec<RolloutGroup>,
-        given: BTreeMap<u64, Vec<GivenScores>>,
+        given: BTreeMap<GroupId, Vec<GivenScores>>,
     ) -> anyhow::Result<ScoredRollouts> {
         let ScoringJob { prompts, weights, tokenizer, job } = self;
         let reward_names = job.names().to_vec();
-        let mut output = job.finish(groups.iter().map(|group| (group.id, || completion_ids(group))), given)?;
+        let mut output = job.finish(groups.iter().map(|group| (group.group, || completion_ids(group))), given)?;
         let mut scores = std::mem::take(&mut output.completions).into_iter();
         let mut first = 0;
         let mut score = |completion: Completion| -> anyhow::Result<_> {
@@ -129,13 +130,13 @@ impl ScoringJob<'_, '_> {
             };
             Ok(ScoredCompletion { completion, content, rewards, steps, extra })
         };
-        let scored = |group: RolloutGroup| -> anyhow::Result<_> {
-            let (id, prompt) = (group.id, prompts[&group.id].clone());
-            let completions: Vec<_> = group.completions.into_iter().map(&mut score).collect::<anyhow::Result<_>>()?;
+        let scored = |ended: RolloutGroup| -> anyhow::Result<_> {
+            let (group, prompt) = (ended.group, prompts[&ended.group].clone());
+            let completions: Vec<_> = ended.completions.into_iter().map(&mut score).collect::<anyhow::Result<_>>()?;
             let own = first..first + completions.len();
             first = own.end;
             let problems = output.problems.iter().filter_map(|problem| problem_of(problem, &own)).collect();
-            Ok(ScoredGroup { id, prompt, completions, problems, lineage: None })
+            Ok(ScoredGroup { group, prompt, completions, problems, lineage: None })
         };
         let groups = groups.into_iter().map(scored).collect::<anyhow::Result<_>>()?;
         let rollouts = Rollouts { groups, reward_names, reward_weights: weights.to_vec() };
@@ -191,7 +192,7 @@ fn completion_ids(group: &RolloutGroup) -> Vec<Vec<u32>> {
 
 /// The reward inputs of one group, with only the columns that the rows of `prompts` have.
 pub fn inputs_of_group(tokenizer: &Tokenizer, prompts: &Prompts, group: &RolloutGroup) -> model::Result<RewardInputs> {
-    make_inputs(tokenizer, prompts, GivenColumns::new())(group.id, completion_ids(group))
+    make_inputs(tokenizer, prompts, GivenColumns::new())(group.group, completion_ids(group))
 }
 
 /// Makes the inputs of reward functions: completions as text, or as the assistant's message that answers a

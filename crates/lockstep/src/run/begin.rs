@@ -13,6 +13,7 @@ use super::learner::Learner;
 use super::log::RunLog;
 use super::profile::Profile;
 use super::provenance::{self, Models, RunMetadata};
+use super::receivers::Receivers;
 use super::reporter::Reporter;
 use super::resume::check_resumable;
 use super::state;
@@ -77,6 +78,9 @@ impl TrainingRun {
             compare_base(from, &policy.dir, || Ok(found.clone()), warn)?;
         }
         let began = resume_from.configuration(&dir, purpose)?;
+        // A replay of a record and a run that is made to be profiled send nothing.
+        let is_silent = injected.recorded_scores || injected.profiled;
+        let receivers = if is_silent { None } else { Some(Receivers::of(&config, &dir)?) };
 
         let killed = dir.lock()?;
         let other_build = provenance::other_build(&dir).filter(|_| is_resumed);
@@ -102,6 +106,9 @@ impl TrainingRun {
             reporter.log_last_values();
         }
         reporter.resume(step, &log_bytes, unlogged)?;
+        if let Some(receivers) = receivers.and_then(Receivers::start) {
+            reporter.sinks().add(receivers);
+        }
         let stages = device_meter::stages(&reporter, &learner.ctx);
         stages.begin_step(step + 1);
         let _span = stages.span("start");

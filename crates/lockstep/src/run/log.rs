@@ -185,7 +185,7 @@ impl RunLog {
         let logged = if logs { self.reporter.log_now(step)? } else { None };
         if let Some(means) = &logged {
             let value = |name: &str| find(means, name).filter(|v| v.is_finite());
-            let part = |name: &&str| value(name).map(|v| format!("{name} {v:.4}"));
+            let part = |name: &&str| value(name).map(|v| telemetry::brief(name, v));
             let remark = self.notes.text();
             if let Some(remark) = remark.as_ref().filter(|_| self.notes.is_news()) {
                 self.sinks().info(remark);

@@ -26,6 +26,7 @@ mod own_files;
 pub mod prepared;
 pub mod profile;
 pub mod provenance;
+mod receivers;
 pub mod reporter;
 pub mod resume;
 pub mod reward_notes;

@@ -129,12 +129,13 @@ mod tests {
     use super::*;
     use crate::rollouts::wire::Group;
     use crate::rollouts::wire::file::GroupFile;
+    use model::GroupId;
 
     const NAME: &str = "rollouts.bin";
 
-    fn receive(log: &mut RolloutLog, id: u64) {
+    fn receive(log: &mut RolloutLog, group: u64) {
         let mut record = Vec::new();
-        Group { id, ..Group::default() }.write(&mut record);
+        Group { group: GroupId(group), ..Group::default() }.write(&mut record);
         log.receive(&EventKind::Rollout { record }.into()).unwrap();
     }
 
@@ -150,7 +151,7 @@ mod tests {
         drop(log);
 
         let mut log = RolloutLog::open(Recorded::Rollouts, &path, None).unwrap();
-        let ids = || GroupFile::open(&path).unwrap().index().iter().map(|entry| entry.group).collect::<Vec<_>>();
+        let ids = || GroupFile::open(&path).unwrap().index().iter().map(|entry| entry.group.0).collect::<Vec<_>>();
         let note = log.resume(1, &BTreeMap::from([(NAME.to_owned(), 10_000)])).unwrap().unwrap();
         assert!(note.contains("rollouts.bin was deleted or shortened") && ids() == [1, 2], "{note}");
         let inside = BTreeMap::from([(NAME.to_owned(), lengths[NAME] + 3)]);
@@ -166,13 +167,13 @@ mod tests {
     fn recording_ends_at_the_limit_and_where_it_cannot_be_written_and_says_so() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join(NAME);
-        let ids = |path: &Path| GroupFile::open(path).unwrap().index().iter().map(|e| e.group).collect::<Vec<_>>();
+        let ids = |path: &Path| GroupFile::open(path).unwrap().index().iter().map(|e| e.group.0).collect::<Vec<_>>();
         let mut log = RolloutLog::open(Recorded::Rollouts, &path, None).unwrap();
         receive(&mut log, 1);
         let one = log.log.len() as usize;
         let mut log = RolloutLog::open(Recorded::Rollouts, &path, Some(2 * one)).unwrap();
-        for id in 2..6 {
-            receive(&mut log, id);
+        for group in 2..6 {
+            receive(&mut log, group);
         }
         assert_eq!(ids(&path), [1, 2]);
         let note = log.check().unwrap().unwrap();

@@ -7,6 +7,7 @@ use crate::data::SamplerState;
 use crate::error::BadInput;
 use crate::run::alarms::AlarmState;
 use crate::run::bits64::{self, Bits64};
+use model::Updates;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use std::collections::BTreeMap;
@@ -40,7 +41,7 @@ pub struct RunState {
     /// Optimizer steps done so far.
     pub step: u64,
     /// Version number of the weights.
-    pub weights_version: u64,
+    pub weights_version: Updates,
     /// Instruction set that the run computed with.
     pub isa: String,
     /// The formula of the matmul kernels that made the bits so far. Checkpoints of older versions do not have it.

@@ -147,6 +147,7 @@ impl TrainingRun {
             let best = self.evaluations.best.as_ref().filter(|_| self.config.load_best_model_at_end);
             self.checkpoints.write_result(best.map(|best| best.step), &mut self.learner, &self.log)?;
         }
+        self.log.sinks().flush().iter().for_each(|note| self.log.warn(note));
         Ok(self.log.sinks().finish()?)
     }
 }

@@ -375,7 +375,7 @@ impl Run {
         }
         let TrainingRun { learner, log, .. } = &mut self.training;
         let span = log.stages.span("profile");
-        let found = log.profile.finish(&learner.ctx);
+        let found = log.profile.finish(&learner.ctx, stop_reason != StopReason::Interrupted);
         log.emit_findings(learner.step, found)?;
         span.end();
         // What only evaluates leaves no model.

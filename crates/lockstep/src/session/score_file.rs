@@ -7,8 +7,8 @@ use crate::data::{DatasetSpec, Example};
 use crate::error::OrBadInput;
 use crate::rollouts::rewards::{check_columns_of, models, named_rewards, ready_rewards};
 use crate::stop::StopSignal;
-use model::Tokenizer;
 use model::chat::PromptTime;
+use model::{GroupId, Tokenizer};
 use rewards::{Content, Problem, RewardInputs, RewardManager};
 use serde_json::{Map, Value};
 use std::collections::BTreeMap;
@@ -85,15 +85,15 @@ pub fn score_file(
     }
     let ids: Vec<Vec<Vec<u32>>> = inputs.iter().map(|inputs| inputs.ids.clone()).collect();
     let inputs: Vec<_> = inputs.into_iter().map(|inputs| std::sync::Mutex::new(Some(inputs))).collect();
-    let make_inputs = |group: u64, _| {
-        let mut place = inputs[group as usize].lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+    let make_inputs = |group: GroupId, _| {
+        let mut place = inputs[group.0 as usize].lock().unwrap_or_else(|poisoned| poisoned.into_inner());
         Ok(place.take().expect("each group is asked for once"))
     };
     let start = Instant::now();
     let (names, output) = std::thread::scope(|scope| -> anyhow::Result<_> {
         let manager = RewardManager { rewards: &mut rewards, make_inputs: Arc::new(make_inputs), step: 0 };
         let mut job = manager.start(scope, &[])?;
-        let numbered = || (0u64..).zip(&ids);
+        let numbered = || GroupId(0).and_after().zip(&ids);
         numbered().for_each(|(group, ids)| job.group_ended(group, || ids.clone()));
         let names = job.names().to_vec();
         let groups: Vec<_> = numbered().map(|(group, ids)| (group, move || ids.clone())).collect();

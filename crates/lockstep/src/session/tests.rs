@@ -6,6 +6,7 @@ mod goes_on;
 mod liars;
 mod memory;
 mod profile;
+mod receivers;
 mod stale;
 mod stop;
 mod waits;

@@ -101,7 +101,7 @@ impl Sums {
     fn of(kind: SftLoss, compared: &[Compared], rows: &[Sample]) -> Sums {
         let mut sums = Sums::default();
         for (one, row) in compared.iter().zip(rows) {
-            for t in (0..row.mask.len()).filter(|&t| row.mask[t]) {
+            for t in (0..row.loss_mask.len()).filter(|&t| row.loss_mask[t]) {
                 let logp = f64::from(one.scores.logps[t]);
                 sums.loss += match kind {
                     SftLoss::Nll => -logp,
@@ -188,7 +188,7 @@ fn learned_rows(
         // A conversation has the same bits as a whole and as a prompt with a completion: neither shares a prompt.
         let is_shared = prompt == Some(first) && !learned.assistant_only;
         let prompt = if is_shared { prompts.share(before) } else { before };
-        rows.samples.push(Sample { mask: mask.split_off(first), ..Sample::supervised(prompt, completion) });
+        rows.samples.push(Sample { loss_mask: mask.split_off(first), ..Sample::supervised(prompt, completion) });
     }
     Ok(rows)
 }
@@ -259,8 +259,10 @@ mod tests {
             is_likeliest: is_likeliest.to_vec(),
             mean_logits: vec![0.0; logps.len()],
         };
-        let row =
-            |mask: &[bool]| Sample { mask: mask.to_vec(), ..Sample::supervised(Prompt::new([1]), vec![2; mask.len()]) };
+        let row = |mask: &[bool]| Sample {
+            loss_mask: mask.to_vec(),
+            ..Sample::supervised(Prompt::new([1]), vec![2; mask.len()])
+        };
         let both = [
             compared(&[-0.5, -8.0, -1.0], &[0.25, 16.0, 0.5], &[true, true, false]),
             compared(&[-0.25, -64.0], &[2.0, 32.0], &[true, false]),
@@ -322,7 +324,7 @@ mod tests {
             (&[8, 9], &[8, -100]),
         ]);
         let found = found.unwrap();
-        let of = |row: &Sample| (row.prompt.ids.clone(), row.completion.clone(), row.mask.clone());
+        let of = |row: &Sample| (row.prompt.ids.clone(), row.completion.clone(), row.loss_mask.clone());
         let expected = [
             (vec![5], vec![6, 7], vec![true, true]),
             (vec![5, 6], vec![7], vec![true]),

@@ -235,7 +235,7 @@ fn answer(a: &WrittenAnswer, b: &WrittenAnswer, of: OfRun<'_>) -> Option<Differe
         let all = answer.metrics.iter().filter(|(metric, _)| !of_other(metric));
         all.map(|(metric, value)| format!("{metric} = {}", f64_bits(*value))).collect()
     };
-    unequal("number of the next group", &a.next_number, &b.next_number)
+    unequal("number of the next group", &a.next_group, &b.next_group)
         .or_else(|| groups::problems(&problems(a), &problems(b), !of.same_build))
         .or_else(|| unequal("metrics of rewards", &metrics(a), &metrics(b)))
         .or_else(|| unequal("completions that ran out of time", &timed_out(a), &timed_out(b)))

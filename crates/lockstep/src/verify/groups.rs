@@ -29,7 +29,7 @@ pub fn difference(recorded: &Group, remade: &Group, left_out: LeftOut<'_>) -> Op
         .or_else(|| problems(&recorded.problems, &remade.problems, left_out.words))
         .or_else(|| each(recorded, remade, columns))
         .or_else(|| each(recorded, remade, advantages))?;
-    Some(Difference { step: remade.step, group: Some(remade.id), ..found })
+    Some(Difference { step: remade.step, group: Some(remade.group), ..found })
 }
 
 fn differs(kind: impl Into<String>, recorded: impl Display, remade: impl Display) -> Difference {
@@ -44,7 +44,7 @@ fn unequal<T: PartialEq + Debug>(kind: &str, recorded: &T, remade: &T) -> Option
 /// Compares what all completions of a group have in common, but for its problems.
 fn whole(a: &Group, b: &Group) -> Option<Difference> {
     let Group {
-        id,
+        group,
         step,
         prompt_ids,
         prompt_id,
@@ -59,7 +59,7 @@ fn whole(a: &Group, b: &Group) -> Option<Difference> {
         problems: _,
         completions,
     } = b;
-    unequal("number of the group", &a.id, id)
+    unequal("number of the group", &a.group, group)
         .or_else(|| unequal("lineage", &a.lineage, lineage))
         .or_else(|| unequal("step", &a.step, step))
         .or_else(|| unequal("row of the data", &a.prompt_id, prompt_id))
@@ -114,7 +114,7 @@ fn tokens(a: &Completion, b: &Completion) -> Option<Difference> {
         generation,
         ids,
         sampled,
-        mask,
+        loss_mask,
         versions,
         columns: _,
         finish_reason,
@@ -132,7 +132,7 @@ fn tokens(a: &Completion, b: &Completion) -> Option<Difference> {
         .or_else(|| list("sampled", &a.sampled, sampled, ToString::to_string))
         .or_else(|| unequal("finish reason", &a.finish_reason, finish_reason))
         .or_else(|| unequal("generation", &a.generation, generation))
-        .or_else(|| list("mask", &a.mask, mask, ToString::to_string))
+        .or_else(|| list("mask", &a.loss_mask, loss_mask, ToString::to_string))
         .or_else(|| unequal("text of the completion", &a.content, content))
         .or_else(|| unequal("fork", &a.fork, fork))
 }

@@ -8,7 +8,7 @@ use crate::rollouts::collector::{Begun, Collect, CollectRequest, Collected, Coll
 use crate::rollouts::wire::file::GroupFile;
 use crate::rollouts::wire::{Group, column_beyond, groups_of_answers};
 use anyhow::Context as _;
-use model::AdaptedWeights;
+use model::{AdaptedWeights, GroupId};
 use rollout::RolloutGroup;
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::ErrorKind;
@@ -19,10 +19,10 @@ use telemetry::{Event, EventKind, Sink};
 /// The recorded groups, and the results of comparing them.
 pub struct Record {
     file: GroupFile,
-    /// The position of each group in the file, by the group's number.
-    places: BTreeMap<u64, usize>,
+    /// The position of each group in the file.
+    places: BTreeMap<GroupId, usize>,
     /// Groups that were generated ahead, and that only a checkpoint has so far.
-    ahead: BTreeMap<u64, Group>,
+    ahead: BTreeMap<GroupId, Group>,
     /// Names of rewards that are not called again.
     pub not_asked: Vec<String>,
     /// Whether this build trained the run. Another build may write other words of errors, and columns that this build
@@ -31,9 +31,9 @@ pub struct Record {
     /// The place of the last group that was compared. A replay trains on groups in the order of the record.
     last: Option<usize>,
     /// Groups of which the replay has generated all tokens itself.
-    sampled: BTreeSet<u64>,
+    sampled: BTreeSet<GroupId>,
     /// Groups of the current interval that were compared.
-    pub compared: BTreeSet<u64>,
+    pub compared: BTreeSet<GroupId>,
     /// Counts of equal groups, of their tokens, and of those equal groups that came with a checkpoint.
     pub equal: (u64, u64, u64),
     /// The first difference that was found.
@@ -74,20 +74,20 @@ impl Record {
             bytes => bytes.with_context(place)?,
         };
         let groups = groups_of_answers(&bytes).with_context(place)?;
-        self.ahead.extend(groups.into_iter().map(|group| (group.id, group)));
+        self.ahead.extend(groups.into_iter().map(|group| (group.group, group)));
         Ok(())
     }
 
-    /// The recorded group of this number, or else the one that was generated ahead.
-    pub fn group(&self, id: u64) -> std::io::Result<Option<Group>> {
+    /// The recorded group of this id, or else the one that was generated ahead.
+    pub fn group(&self, id: GroupId) -> std::io::Result<Option<Group>> {
         match self.places.get(&id) {
             Some(&place) => Ok(Some(self.file.read(place)?)),
             None => Ok(self.ahead.get(&id).cloned()),
         }
     }
 
-    /// The numbers of the groups that were recorded for the steps after `from`, up to `to`.
-    pub fn of_steps(&self, from: u64, to: u64) -> BTreeSet<u64> {
+    /// The groups that were recorded for the steps after `from`, up to `to`.
+    pub fn of_steps(&self, from: u64, to: u64) -> BTreeSet<GroupId> {
         let inside = |step: Option<u64>| step.is_some_and(|step| from < step && step <= to);
         self.file.index().iter().filter(|entry| inside(entry.step)).map(|entry| entry.group).collect()
     }
@@ -107,8 +107,8 @@ impl Record {
         if self.not_asked.is_empty() {
             return Ok(());
         }
-        let Some(recorded) = self.group(group.id)? else {
-            let id = group.id;
+        let Some(recorded) = self.group(group.group)? else {
+            let id = group.group;
             return Err(NotVerifiable(format!(
                 "group {id} was not recorded, and its scores by {} cannot be asked again",
                 self.not_asked.join(", ")
@@ -150,12 +150,12 @@ impl Record {
 
     /// Compares a group that the replay trains on, and its record, with the recorded one.
     fn compare(&mut self, remade: &Group, record: &[u8]) {
-        self.compared.insert(remade.id);
+        self.compared.insert(remade.group);
         if self.difference.is_some() {
             return;
         }
-        let of_group = Difference { step: remade.step, group: Some(remade.id), ..Difference::default() };
-        let found = match self.places.get(&remade.id) {
+        let of_group = Difference { step: remade.step, group: Some(remade.group), ..Difference::default() };
+        let found = match self.places.get(&remade.group) {
             None => Some(Difference {
                 kind: "group".into(),
                 recorded: "none".into(),
@@ -170,7 +170,7 @@ impl Record {
         if found.is_none() {
             self.equal.0 += 1;
             self.equal.1 += remade.tokens() as u64;
-            self.equal.2 += u64::from(!self.sampled.contains(&remade.id));
+            self.equal.2 += u64::from(!self.sampled.contains(&remade.group));
         }
         self.difference = found;
     }
@@ -181,7 +181,7 @@ impl Record {
         if let Some(found) = groups::difference(&recorded, remade, left_out) {
             return Ok(Some(found));
         }
-        let of_group = Difference { step: remade.step, group: Some(remade.id), ..Difference::default() };
+        let of_group = Difference { step: remade.step, group: Some(remade.group), ..Difference::default() };
         let beyond = column_beyond(&bytes, record).map_err(std::io::Error::other)?.filter(|_| self.same_build);
         if let Some((_, column)) = beyond {
             let (recorded, remade) = (format!("`{column}`"), "none".into());
@@ -199,7 +199,7 @@ impl Record {
 
 /// A group that the record has twice, or for which it does not name the step that learned from it.
 fn misplaced(file: &GroupFile) -> Option<Difference> {
-    let mut first: BTreeMap<u64, usize> = BTreeMap::new();
+    let mut first: BTreeMap<GroupId, usize> = BTreeMap::new();
     file.index().iter().enumerate().find_map(|(place, entry)| {
         let before = first.insert(entry.group, place);
         let of_group = Difference { step: entry.step, group: Some(entry.group), ..Difference::default() };
@@ -288,9 +288,9 @@ impl Collect for WithRecord {
         {
             // What has begun was drawn before, or came with a checkpoint.
             let mut record = self.record.lock();
-            let has_begun: BTreeSet<u64> = begun.so_far.iter().map(|group| group.id).collect();
-            record.sampled.extend(request.prompts.keys().filter(|number| !has_begun.contains(number)));
-            record.sampled.extend(begun.beside.iter().filter(|other| other.so_far.is_empty()).map(|other| other.id));
+            let has_begun: BTreeSet<GroupId> = begun.so_far.iter().map(|group| group.group).collect();
+            record.sampled.extend(request.prompts.keys().filter(|group| !has_begun.contains(group)));
+            record.sampled.extend(begun.beside.iter().filter(|other| other.so_far.is_empty()).map(|other| other.group));
         }
         let (mut collected, others) = self.collector.continue_with(weights, request, begun, observer)?;
         let rollouts = &mut collected.scored.rollouts;

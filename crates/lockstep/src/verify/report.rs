@@ -1,5 +1,6 @@
 //! The report of a verification.
 
+use model::GroupId;
 use serde::Serialize;
 
 /// The steps from one checkpoint, or from the beginning, to the next checkpoint.
@@ -33,9 +34,9 @@ pub struct Difference {
     /// The optimizer step that trained on the data that differ, or that made them.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub step: Option<u64>,
-    /// The number of the group.
+    /// The group.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub group: Option<u64>,
+    pub group: Option<GroupId>,
     /// The index of the completion in its group.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub completion: Option<usize>,
@@ -130,7 +131,7 @@ mod tests {
         assert_eq!(plain.to_string(), ": file: recorded a, remade b");
         let full = Difference {
             step: Some(1),
-            group: Some(2),
+            group: Some(GroupId(2)),
             completion: Some(3),
             token: Some(4),
             worker: Some("w".into()),

@@ -6,7 +6,7 @@ use crate::rollouts::wire::Group;
 use crate::rollouts::wire::file::{GroupFile, GroupLog};
 use model::io::FileList;
 use model::tokenizer::{SpecialTokens, Tokenizer};
-use model::{ModelConfig, Weights};
+use model::{GroupId, ModelConfig, Weights};
 use std::cell::RefCell;
 use std::fs;
 use std::sync::Arc;
@@ -141,23 +141,23 @@ fn groups_that_are_there_too_often_or_not_at_all() {
     let root = run(dir.path(), |config| config.max_steps = 4);
     let recorded = groups(&root);
     assert_eq!(
-        recorded.iter().map(|group| (group.id, group.step.unwrap())).collect::<Vec<_>>(),
+        recorded.iter().map(|group| (group.group.0, group.step.unwrap())).collect::<Vec<_>>(),
         [(0, 1), (1, 1), (2, 2), (3, 2), (4, 3), (5, 3), (6, 4), (7, 4),]
     );
     let group = |id: u64, step: u64, recorded: &str, remade: &str| Difference {
         step: Some(step),
-        group: Some(id),
+        group: Some(GroupId(id)),
         kind: "group".into(),
         recorded: recorded.into(),
         remade: remade.into(),
         ..Difference::default()
     };
-    let without = |id: u64| recorded.iter().filter(|group| group.id != id).cloned().collect::<Vec<_>>();
+    let without = |id: u64| recorded.iter().filter(|group| group.group.0 != id).cloned().collect::<Vec<_>>();
     record(&root, &without(5));
     let report = verified(&root);
     assert_eq!(report.difference, Some(group(5, 3, "none", "2 completions")));
     assert_eq!((report.proven, report.groups), (vec![interval(0, 2)], 5));
-    let more = Group { id: 99, ..recorded[1].clone() };
+    let more = Group { group: GroupId(99), ..recorded[1].clone() };
     record(&root, &[&recorded[..], &[more]].concat());
     let report = verified(&root);
     assert_eq!(report.difference, Some(group(99, 2, "a group", "none: no step learned from it")));
@@ -379,7 +379,7 @@ fn a_fork_is_replayed_from_the_last_checkpoint_before_it() {
     // The lineage is that of the weights, with which the sixth step's groups were sampled.
     let sampled = groups(&root).iter().find(|group| group.step == Some(6)).and_then(|group| group.lineage).unwrap();
     assert_eq!(from.lineage, Some(sampled.to_string()));
-    let ids = |root: &Path| groups(root).iter().map(|group| group.id).collect::<Vec<_>>();
+    let ids = |root: &Path| groups(root).iter().map(|group| group.group.0).collect::<Vec<_>>();
     assert_eq!(ids(&out), (0..10).collect::<Vec<u64>>());
 
     let (out, path, said, steps, from) = forked(4).unwrap();

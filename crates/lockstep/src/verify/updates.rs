@@ -54,7 +54,7 @@ pub fn difference(updates: &Path, record: &Record) -> Result<Option<Difference>>
 fn of_update(update: &Group, recorded: Group) -> Group {
     let completion = |(place, (given, c)): (usize, (&Completion, Completion))| {
         let mut completion = Completion::new(place, c.ids);
-        completion.mask = c.mask;
+        completion.loss_mask = c.loss_mask;
         let tokens = completion.ids.len();
         let logps = given.columns.f32(NEW_LOGPS).filter(|logps| logps.len() == tokens);
         completion.columns = Columns::of([(NEW_LOGPS, logps.map_or_else(|| vec![0.0; tokens], <[f32]>::to_vec))]);
@@ -63,7 +63,7 @@ fn of_update(update: &Group, recorded: Group) -> Group {
     // A step may learn from a part of its last group.
     let pairs = update.completions.iter().zip(recorded.completions).enumerate();
     Group {
-        id: recorded.id,
+        group: recorded.group,
         step: recorded.step,
         prompt_ids: recorded.prompt_ids,
         completions: pairs.map(completion).collect(),

@@ -4,7 +4,7 @@ use super::files::{AdapterFiles, AdapterFilesMut};
 use super::lora::{LoraConfig, adapter_name};
 use super::{Params, Weights};
 use crate::io::TensorSource;
-use crate::{ModelConfig, Result};
+use crate::{ModelConfig, Result, Updates};
 use kernels::Memory;
 use std::sync::Arc;
 
@@ -18,7 +18,7 @@ pub struct Adapter {
     /// elements here.
     pub params: Params,
     /// Number of updates so far, as [`Weights::version`].
-    pub version: u64,
+    pub version: Updates,
     /// Configuration of the base model.
     pub config: Arc<ModelConfig>,
 }
@@ -40,7 +40,7 @@ impl Adapter {
         lora.check(&base.config)?;
         let params = Params::adapter(&memory.part("adapter"), &base.config, lora);
         memory.check()?;
-        let mut adapter = Adapter { lora: lora.clone(), params, version: 0, config: base.config.clone() };
+        let mut adapter = Adapter { lora: lora.clone(), params, version: Updates(0), config: base.config.clone() };
         if let (Some(own), Some(head)) = (&mut adapter.params.head, &base.params.head)
             && own.rows() > 0
             && memory.has_values()
@@ -52,7 +52,7 @@ impl Adapter {
 
     /// Increases the version: call it after changing `params`.
     pub fn publish(&mut self) {
-        self.version += 1;
+        self.version = self.version.next();
     }
 
     /// Number of elements of the adapter's tensors.

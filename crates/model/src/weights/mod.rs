@@ -32,7 +32,7 @@ pub use spec::{ParamSpec, Part, Role};
 pub(crate) use view::{AdapterRanges, LowRankRows, RowAdapters};
 pub use view::{Adapters, ModelView, Version};
 
-use crate::ModelConfig;
+use crate::{ModelConfig, Updates};
 use kernels::{Matrix, Memory, Tensor, ViewMut};
 use std::sync::Arc;
 
@@ -45,17 +45,17 @@ pub struct Weights {
     pub params: Params,
     /// Number of updates so far; [`Weights::publish`] increases it after `params` changed. A KV cache belongs to one
     /// version.
-    pub version: u64,
+    pub version: Updates,
 }
 
 impl Weights {
     /// Weights of zeros, with version 0. Their memory is booked under "weights".
     pub fn zeros(memory: &Memory, config: &Arc<ModelConfig>) -> Weights {
-        Weights { config: config.clone(), params: Params::zeros(&memory.part("weights"), config), version: 0 }
+        Weights { config: config.clone(), params: Params::zeros(&memory.part("weights"), config), version: Updates(0) }
     }
     /// Increases the version: call it after changing `params`.
     pub fn publish(&mut self) {
-        self.version += 1;
+        self.version = self.version.next();
     }
     /// The matrix of the head: `[V, H]`, which turns hidden states into logits (the embedding where the two are tied),
     /// or `[labels, H]` of a score head.

@@ -2,7 +2,7 @@
 //! side ([`Sharing`], [`WeightSlots::shared`](super::WeightSlots::shared)) and the readers' side ([`SharedSlot`]).
 
 use super::{Adapter, LoraConfig, Params, Weights};
-use crate::ModelConfig;
+use crate::{ModelConfig, Updates};
 use kernels::memory::slot::{Contents, Pin, SlotOptions, SlotReader, SlotWriter};
 use kernels::{Device, Memory, Result};
 use std::path::{Path, PathBuf};
@@ -51,7 +51,7 @@ impl Sharing {
         load: impl FnOnce(&Memory) -> crate::Result<Weights>,
     ) -> crate::Result<(Weights, PathBuf)> {
         let slot = self.slot(&Params::zeros(&Memory::new(Device::Meta), config), true)?;
-        let version = load(&slot.memory(memory)?)?.version; // its tensors end here
+        let version = load(&slot.memory(memory)?)?.version.0; // its tensors end here
         memory.check()?;
         let reader = slot.seal(Contents { version, ..Contents::default() }, true)?;
         let shared = SharedSlot { reader };
@@ -84,7 +84,7 @@ impl SharedSlot {
         let Some(pin) = self.reader.pin()? else { return Ok(None) };
         let mut weights = Weights::zeros(&pin.memory(memory)?, config);
         memory.check()?;
-        weights.version = pin.contents().version;
+        weights.version = Updates(pin.contents().version);
         Ok(Some((weights, pin.contents())))
     }
 
@@ -99,7 +99,7 @@ impl SharedSlot {
         let Some(pin) = self.reader.pin()? else { return Ok(None) };
         let params = Params::adapter(&pin.memory(memory)?, config, lora);
         memory.check()?;
-        let version = pin.contents().version;
+        let version = Updates(pin.contents().version);
         Ok(Some((Adapter { lora: lora.clone(), params, version, config: config.clone() }, pin.contents())))
     }
 

@@ -2,7 +2,7 @@
 
 use super::shared::{Published, Sharing};
 use super::{Adapter, LoraConfig, ModelView, NextParams, Params, Weights};
-use crate::ModelConfig;
+use crate::{ModelConfig, Updates};
 use kernels::Memory;
 use kernels::memory::slot::{Contents, SlotWriter};
 use std::path::PathBuf;
@@ -17,9 +17,9 @@ pub trait Versioned {
     /// The parameters, to write.
     fn params_mut(&mut self) -> &mut Params;
     /// The version: how many times the parameters were updated.
-    fn version(&self) -> u64;
+    fn version(&self) -> Updates;
     /// Sets the version.
-    fn set_version(&mut self, version: u64);
+    fn set_version(&mut self, version: Updates);
 }
 
 impl Versioned for Weights {
@@ -32,10 +32,10 @@ impl Versioned for Weights {
     fn params_mut(&mut self) -> &mut Params {
         &mut self.params
     }
-    fn version(&self) -> u64 {
+    fn version(&self) -> Updates {
         self.version
     }
-    fn set_version(&mut self, version: u64) {
+    fn set_version(&mut self, version: Updates) {
         self.version = version;
     }
 }
@@ -43,7 +43,7 @@ impl Versioned for Weights {
 impl Versioned for Adapter {
     fn like(&self, memory: &Memory) -> Adapter {
         let params = Params::adapter(&memory.part("adapter"), &self.config, &self.lora);
-        Adapter { lora: self.lora.clone(), params, version: 0, config: self.config.clone() }
+        Adapter { lora: self.lora.clone(), params, version: Updates(0), config: self.config.clone() }
     }
     fn params(&self) -> &Params {
         &self.params
@@ -51,10 +51,10 @@ impl Versioned for Adapter {
     fn params_mut(&mut self) -> &mut Params {
         &mut self.params
     }
-    fn version(&self) -> u64 {
+    fn version(&self) -> Updates {
         self.version
     }
-    fn set_version(&mut self, version: u64) {
+    fn set_version(&mut self, version: Updates) {
         self.version = version;
     }
 }
@@ -148,7 +148,7 @@ impl<T: Versioned> WeightSlots<T> {
     /// that was published before and has not changed since (after a skipped step) stays where it is, under its first
     /// number.
     pub fn publish(&mut self, number: u64, lineage: [u8; 16], checksum: bool) -> kernels::Result<Published> {
-        let version = self.current.numbers.version();
+        let version = self.current.numbers.version().0;
         let refused = |why: &str| kernels::Error::Value { op: "WeightSlots::publish", message: why.into() };
         let Slot { numbers, shared } = &mut self.current;
         let Some(shared) = shared else { return Err(refused("these weights are not in shared memory")) };
@@ -196,7 +196,7 @@ impl<T: Versioned> WeightSlots<T> {
         &mut self,
         write: impl FnOnce(&mut NextParams<'_>) -> std::result::Result<R, E>,
     ) -> std::result::Result<R, E> {
-        let version = self.current().version() + 1;
+        let version = self.current().version().next();
         if let Some(numbers) = self.current.writable()? {
             let result = write(&mut NextParams::in_place(numbers.params_mut()))?;
             numbers.set_version(version);
@@ -324,11 +324,11 @@ impl AdaptedWeights {
         self.base.bytes_copied() + self.adapter.as_ref().map_or(0, WeightSlots::bytes_copied)
     }
     /// The version of what is trained: of the adapter if there is one, else of the base weights.
-    pub fn version(&self) -> u64 {
+    pub fn version(&self) -> Updates {
         self.view().version().trained()
     }
     /// Sets the version of what is trained.
-    pub fn set_version(&mut self, version: u64) {
+    pub fn set_version(&mut self, version: Updates) {
         match &mut self.adapter {
             Some(adapter) => adapter.overwrite(|a| a.version = version),
             None => self.base.overwrite(|w| w.version = version),
@@ -421,7 +421,7 @@ mod tests {
     fn what_nobody_holds_is_updated_in_place() {
         let mut slots = slots();
         (0..3).for_each(|x| slots.update(|p| set(p, x as f32)).unwrap());
-        assert_eq!((slots.slots(), slots.bytes_copied(), slots.current().version), (1, 0, 3));
+        assert_eq!((slots.slots(), slots.bytes_copied(), slots.current().version.0), (1, 0, 3));
         assert_eq!(norm(slots.current()), [2.0; 4]);
     }
 
@@ -434,15 +434,15 @@ mod tests {
         slots.update(|p| set(p, 7.0)).unwrap();
         // What was not written was copied, and counted: all but four numbers.
         assert_eq!((slots.slots(), slots.bytes_copied()), (2, all as u64 - 16));
-        assert_eq!((first.version, norm(&first)), (0, vec![1.0; 4]));
-        assert_eq!((slots.current().version, norm(slots.current())), (1, vec![7.0; 4]));
+        assert_eq!((first.version.0, norm(&first)), (0, vec![1.0; 4]));
+        assert_eq!((slots.current().version.0, norm(slots.current())), (1, vec![7.0; 4]));
         assert_eq!(slots.current().params.read("model.embed_tokens.weight").unwrap(), embedding);
         // In place again, while the first is still held; then in the slot that it gave back.
         slots.update(|p| set(p, 8.0)).unwrap();
         let second = slots.hold();
         drop(first);
         slots.update(|p| set(p, 9.0)).unwrap();
-        assert_eq!((slots.slots(), second.version), (2, 2));
+        assert_eq!((slots.slots(), second.version.0), (2, 2));
         assert_eq!((norm(&second), norm(slots.current())), (vec![8.0; 4], vec![9.0; 4]));
     }
 
@@ -498,8 +498,8 @@ mod tests {
             Err(kernels::Error::Device("full".into()))
         });
         assert!(failed.is_err());
-        assert_eq!((slots.current().version, norm(slots.current()), norm(&held)), (0, vec![1.0; 4], vec![1.0; 4]));
+        assert_eq!((slots.current().version.0, norm(slots.current()), norm(&held)), (0, vec![1.0; 4], vec![1.0; 4]));
         slots.update(|p| add(p, &[])).unwrap();
-        assert_eq!((slots.slots(), slots.current().version, norm(slots.current())), (2, 1, vec![2.0; 4]));
+        assert_eq!((slots.slots(), slots.current().version.0, norm(slots.current())), (2, 1, vec![2.0; 4]));
     }
 }

@@ -2,7 +2,7 @@
 
 use super::low_rank::LowRank;
 use super::{Adapter, LoraConfig, Weights};
-use crate::{Head, ModelConfig};
+use crate::{Head, ModelConfig, Updates};
 use kernels::ops::lora;
 use kernels::{Error, Matrix, Result};
 use std::ops::Range;
@@ -48,14 +48,14 @@ pub struct ModelView<'a> {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Version {
     /// The version of the base weights.
-    pub base: u64,
+    pub base: Updates,
     /// The version of the adapter; none without an adapter, or if sequences have different ones.
-    pub adapter: Option<u64>,
+    pub adapter: Option<Updates>,
 }
 
 impl Version {
     /// The version of what is trained: of the adapter, or of the base weights where there is no adapter.
-    pub fn trained(self) -> u64 {
+    pub fn trained(self) -> Updates {
         self.adapter.unwrap_or(self.base)
     }
 }

@@ -30,8 +30,8 @@ use std::time::{Duration, Instant};
 
 use serde::Deserialize;
 
-pub use self::process::end_programs;
 use self::process::{Process, Silence};
+use crate::program::{absolute_words, explain, split_line};
 use crate::protocol::{self, Failure};
 use crate::{Error, Problem, ProblemKind, Result, Reward, RewardBatch, Scores};
 
@@ -90,33 +90,6 @@ impl Words {
             _ => Err(Error::options("command", "no program is given")),
         }
     }
-}
-
-/// Splits a line at white space outside of quotes; `None` if a quote is left open. No other character is special.
-fn split_line(line: &str) -> Option<Vec<String>> {
-    let mut words: Vec<String> = Vec::new();
-    let (mut quote, mut inside) = (None, false);
-    for c in line.chars() {
-        match quote {
-            Some(q) if c == q => quote = None,
-            None if c == '\'' || c == '"' => {
-                quote = Some(c);
-                if !inside {
-                    words.push(String::new());
-                }
-                inside = true;
-            }
-            None if c.is_whitespace() => inside = false,
-            _ => {
-                if !inside {
-                    words.push(String::new());
-                }
-                inside = true;
-                words.last_mut()?.push(c);
-            }
-        }
-    }
-    quote.is_none().then_some(words)
 }
 
 /// The protocol spoken over a program's standard input and output.
@@ -332,17 +305,6 @@ impl Reward for CommandReward {
     }
 }
 
-/// Explains to the user why a program could not be started.
-fn explain(error: &std::io::Error) -> String {
-    match error.kind() {
-        std::io::ErrorKind::NotFound => "no such program (or its interpreter is missing)".to_owned(),
-        std::io::ErrorKind::PermissionDenied => {
-            "it is not executable (try chmod +x, or name its interpreter)".to_owned()
-        }
-        _ => error.to_string(),
-    }
-}
-
 /// The command with the path of its program (if given by a path) and of its script replaced by what `absolute` returns;
 /// as one string if its words allow it. `None` if it is not a valid command.
 pub(crate) fn map_paths<E>(
@@ -350,18 +312,7 @@ pub(crate) fn map_paths<E>(
     absolute: impl Fn(&str) -> std::result::Result<String, E>,
 ) -> std::result::Result<Option<serde_json::Value>, E> {
     let Ok(mut words) = command.split() else { return Ok(None) };
-    if words[0].contains('/') {
-        words[0] = absolute(&words[0])?;
-    }
-    // Of `python3 -u a.py b.json` the first; a word without a point or a slash may be anything.
-    for word in words.iter_mut().skip(1).filter(|word| !word.starts_with('-') && word.contains(['.', '/'])) {
-        let (path, given) = (absolute(word)?, std::path::Path::new(word));
-        // `absolute` may return something else than a path: the name of the file.
-        if std::path::Path::new(&path).is_file() || given.is_absolute() && given.is_file() {
-            *word = path;
-            break;
-        }
-    }
+    absolute_words(&mut words, absolute)?;
     let line = words.join(" ");
     Ok(Some(if split_line(&line).as_ref() == Some(&words) { line.into() } else { words.into() }))
 }

@@ -10,6 +10,7 @@
 //! final, and so is a response that is not such JSON or has a wrong number of scores. The completions of a failed
 //! request get `None`, never 0, and a [`Problem`] says why.
 
+mod address;
 mod certificates;
 #[cfg(test)]
 mod tests;
@@ -21,9 +22,9 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use serde::Deserialize;
-use ureq::Agent;
-use ureq::tls::TlsConfig;
 
+pub use self::address::Address;
+use self::address::without_secrets;
 use crate::protocol::{self, Failure};
 use crate::{Columns, Error, Problem, ProblemKind, Result, Reward, RewardBatch, Scores};
 
@@ -82,12 +83,8 @@ fn default_concurrency() -> usize {
 struct Client {
     /// The reward's name.
     name: String,
-    agent: Agent,
-    url: String,
-    /// The address without a user, a password and the values of its query, for messages.
-    shown: String,
+    address: Address,
     authorization: Option<String>,
-    timeout_s: f64,
     retries: u32,
     backoff: Duration,
 }
@@ -114,11 +111,9 @@ impl HttpReward {
     fn trusting(authorities: Option<&OsStr>, name: String, options: HttpOptions) -> Result<Self> {
         let HttpOptions { url, timeout_s, retries, backoff_s, batch_size, concurrency, by_group, token_env } = options;
         let wrong = |message: String| Err(Error::options(KIND, message));
-        let uri = url.parse::<ureq::http::Uri>().ok().filter(|uri| uri.host().is_some());
-        let Some(uri) = uri.filter(|uri| matches!(uri.scheme_str(), Some("http" | "https"))) else {
-            let shown = without_secrets(&url);
-            return wrong(format!("`url` = `{shown}` is no address such as http://localhost:8000/score"));
-        };
+        if let Err(why) = Address::check(&url) {
+            return wrong(format!("`url` = `{}` {why}", without_secrets(&url)));
+        }
         if !(timeout_s.is_finite() && timeout_s > 0.0 && timeout_s < 1e9) {
             return wrong(format!("`timeout_s` must be a positive number of seconds, but is {timeout_s}"));
         }
@@ -136,28 +131,12 @@ impl HttpReward {
             Some((Ok(token), _)) => Some(format!("Bearer {}", token.trim())),
             Some((Err(_), name)) => return wrong(format!("`token_env`: the environment has no variable {name}")),
         };
-        let tls = match authorities.filter(|file| !file.is_empty() && uri.scheme_str() == Some("https")) {
-            None => TlsConfig::default(),
-            Some(file) => match certificates::read(file) {
-                Ok(roots) => TlsConfig::builder().root_certs(roots).build(),
-                Err(why) => return wrong(why),
-            },
+        let address = match Address::trusting(authorities, url, timeout_s) {
+            Ok(address) => address,
+            Err(why) => return wrong(why),
         };
-        let config = Agent::config_builder()
-            .tls_config(tls)
-            .timeout_global(Some(Duration::from_secs_f64(timeout_s)))
-            .http_status_as_error(false)
-            // The completions are for this address alone; and a GET that a redirect makes of a POST has none.
-            .max_redirects(0)
-            .max_redirects_will_error(false)
-            .user_agent(concat!("lockstep/", env!("CARGO_PKG_VERSION")));
-        // No proxy leads to this machine.
-        let here = uri.host().is_some_and(|host| host == "localhost" || host.starts_with("127.") || host == "[::1]");
-        let config = if here { config.proxy(None) } else { config };
-        let agent = config.build().new_agent();
         let backoff = Duration::from_secs_f64(backoff_s);
-        let shown = without_secrets(&url);
-        let client = Client { name: name.clone(), agent, url, shown, authorization, timeout_s, retries, backoff };
+        let client = Client { name: name.clone(), address, authorization, retries, backoff };
         Ok(HttpReward { name, client, batch_size, concurrency, by_group, stop: Arc::default() })
     }
 
@@ -186,21 +165,6 @@ impl HttpReward {
             }
         }
     }
-}
-
-/// An address without what may be secret in it: a user with a password, and the values of a query.
-fn without_secrets(url: &str) -> String {
-    let (address, query) = url.split_once('?').map_or((url, None), |(address, query)| (address, Some(query)));
-    let start = address.find("://").map_or(0, |at| at + 3);
-    let end = address[start..].find('/').map_or(address.len(), |at| start + at);
-    let host = address[start..end].rfind('@').map_or(start, |at| start + at + 1);
-    let query = query.map(|query| {
-        let query = query.split('#').next().unwrap_or_default();
-        let named =
-            query.split('&').map(|pair| pair.split_once('=').map_or("…".to_owned(), |(name, _)| format!("{name}=…")));
-        format!("?{}", named.collect::<Vec<_>>().join("&"))
-    });
-    format!("{}{}{}", &address[..start], &address[host..], query.unwrap_or_default())
 }
 
 /// The body of a request, and the number of tokens of each of its completions.
@@ -257,27 +221,23 @@ impl Client {
             }
         };
         let said = |(kind, message)| match kind {
-            ProblemKind::Failed => (kind, format!("{} answered with an error: {message}", self.shown)),
-            _ => (kind, format!("{}: {message}", self.shown)),
+            ProblemKind::Failed => (kind, format!("{} answered with an error: {message}", self.address)),
+            _ => (kind, format!("{}: {message}", self.address)),
         };
         let scores = protocol::answer(&answer);
         let scores = scores.and_then(|answer| protocol::scores(&self.name, answer, &request.tokens)).map_err(said);
         scores.map(|mut scores| {
-            let message = |problem: &mut Problem| problem.message = format!("{}: {}", self.shown, problem.message);
+            let message = |problem: &mut Problem| problem.message = format!("{}: {}", self.address, problem.message);
             scores.problems.iter_mut().for_each(message);
             scores
         })
     }
 
     fn post(&self, body: &[u8]) -> std::result::Result<Vec<u8>, Refusal> {
-        let mut request = self.agent.post(&self.url).content_type("application/json");
-        if let Some(authorization) = &self.authorization {
-            request = request.header("authorization", authorization);
-        }
-        let mut response = request.send(body).map_err(|error| self.refusal(&error))?;
+        let answer = self.address.post(body, self.authorization.as_deref());
+        let mut response = answer.map_err(|error| self.refusal(&error))?;
         let status = response.status();
         let header = |name: &str| Some(String::from_utf8_lossy(response.headers().get(name)?.as_bytes()).into_owned());
-        let location = header("location").map(|to| without_secrets(&to));
         let wait = header("retry-after").and_then(|seconds| seconds.trim().parse::<u32>().ok());
         // The limit of the client counts the bytes of a compressed answer, this one those of its text.
         let reader = response.body_mut().with_config().limit(MAX_ANSWER_BYTES).reader();
@@ -287,11 +247,7 @@ impl Client {
         }
         let text = String::from_utf8_lossy(&answer[..answer.len().min(SHOWN_BYTES)]).trim().to_owned();
         let text = if text.is_empty() { text } else { format!("; it begins: {text}") };
-        let to = match location.filter(|_| status.is_redirection()) {
-            Some(to) => format!(", a redirect to {to}, which is not followed: give that address if it is meant"),
-            None => String::new(),
-        };
-        let failure = (ProblemKind::Crashed, format!("{} answered with status {status}{to}{text}", self.shown));
+        let failure = (ProblemKind::Crashed, format!("{}{text}", self.address.status_of(&response)));
         Err(match status.as_u16() {
             408 | 429 | 500.. => Refusal::Again(failure, wait.map(|seconds| Duration::from_secs(seconds.into()))),
             _ => Refusal::Final(failure),
@@ -299,20 +255,15 @@ impl Client {
     }
 
     fn refusal(&self, error: &ureq::Error) -> Refusal {
-        let url = &self.shown;
+        let message = self.address.explain(error);
         match error {
-            ureq::Error::Timeout(_) => {
-                let message = format!("no answer from {url} within {} s", self.timeout_s);
-                Refusal::Again((ProblemKind::TimedOut, message), None)
-            }
-            ureq::Error::Io(_)
-            | ureq::Error::HostNotFound
-            | ureq::Error::ConnectionFailed
-            | ureq::Error::Protocol(_) => Refusal::Again((ProblemKind::Crashed, format!("{url}: {error}")), None),
-            ureq::Error::BodyExceedsLimit(_) => {
-                Refusal::Final((ProblemKind::BadAnswer, format!("the answer of {url} is longer than 256 MiB")))
-            }
-            _ => Refusal::Final((ProblemKind::Failed, format!("{url}: {error}"))),
+            ureq::Error::Timeout(_) => Refusal::Again((ProblemKind::TimedOut, message), None),
+            error if address::may_pass(error) => Refusal::Again((ProblemKind::Crashed, message), None),
+            ureq::Error::BodyExceedsLimit(_) => Refusal::Final((
+                ProblemKind::BadAnswer,
+                format!("the answer of {} is longer than 256 MiB", self.address),
+            )),
+            _ => Refusal::Final((ProblemKind::Failed, message)),
         }
     }
 }

@@ -257,8 +257,8 @@ fn what_is_wrong_is_said_at_the_start() {
     assert_eq!(built(json!("https://example.org/score")).unwrap().name(), "http");
     assert!(built(json!({"kind": "http", "url": "http://x/", "by_group": true})).unwrap().scores_by_group());
     for (spec, words) in [
-        (json!("http:localhost"), "no address"),
-        (json!({"kind": "http", "url": "ftp://x/"}), "no address"),
+        (json!("http:localhost"), "not an address"),
+        (json!({"kind": "http", "url": "ftp://x/"}), "not an address"),
         (json!({"kind": "http", "url": "http://x/", "timeout_s": 0}), "`timeout_s`"),
         (json!({"kind": "http", "url": "http://x/", "backoff_s": -1}), "`backoff_s`"),
         (json!({"kind": "http", "url": "http://x/", "batch_size": 0}), "at least 1"),

@@ -2,7 +2,7 @@
 
 use super::*;
 use kernels::Isa;
-use model::{Prompt, Weights};
+use model::{GroupId, Prompt, Updates, Weights};
 
 fn model() -> (Context, Weights) {
     let json = r#"{"model_type": "llama", "hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1,
@@ -19,7 +19,7 @@ fn engine(config: EngineConfig) -> Result<Engine> {
 
 fn request(prompt: usize, tokens: usize) -> Request {
     let sampling = SamplingParams { max_new_tokens: tokens, ..SamplingParams::default() };
-    Request::new(1, Prompt::new(vec![1; prompt]), 1, Arc::new(sampling))
+    Request::new(GroupId(1), Prompt::new(vec![1; prompt]), 1, Arc::new(sampling))
 }
 
 #[test]
@@ -65,10 +65,13 @@ fn a_generation_counts_its_work_and_gives_its_pages_back() {
     let config = EngineConfig::new(2, 100);
     let mut engine = Engine::new(&ctx, &weights.config, config.clone()).unwrap();
     assert_eq!((engine.config(), engine.free_blocks()), (&config, 6));
-    let requests = vec![Request { id: 5, ..request(3, 4) }, Request { id: 4, num_generations: 2, ..request(70, 2) }];
+    let requests = vec![
+        Request { group: GroupId(5), ..request(3, 4) },
+        Request { group: GroupId(4), num_generations: 2, ..request(70, 2) },
+    ];
     let mut seen = Vec::new();
-    let groups = engine.generate_with(&weights, requests, |group| seen.push(group.id)).unwrap();
-    assert_eq!(groups.iter().map(|g| g.id).collect::<Vec<_>>(), [5, 4], "in the order of the requests");
+    let groups = engine.generate_with(&weights, requests, |group| seen.push(group.group.0)).unwrap();
+    assert_eq!(groups.iter().map(|g| g.group.0).collect::<Vec<_>>(), [5, 4], "in the order of the requests");
     assert_eq!(seen, [4, 5], "as they end");
     let lengths: Vec<Vec<usize>> = groups.iter().map(|g| g.completions.iter().map(|c| c.ids.len()).collect()).collect();
     assert_eq!(lengths, [vec![4], vec![2, 2]]);
@@ -93,7 +96,7 @@ fn a_flag_stops_a_generation_and_a_step_without_weights_is_an_error() {
     assert_eq!(engine.generate(&weights, vec![request(3, 4)]).unwrap().len(), 1);
     let id = engine.submit(request(3, 4)).unwrap();
     // The weights of before stay current, and must be given.
-    assert!(matches!(engine.step(Models::default()), Err(Error::NoSuchBase { version: 0 })));
+    assert!(matches!(engine.step(Models::default()), Err(Error::NoSuchBase { version: Updates(0) })));
     assert!(engine.drawn().is_empty());
     assert!(engine.cancel(id) && !engine.cancel(id) && engine.is_idle());
     let mut fresh = Engine::new(&ctx, &weights.config, EngineConfig::new(2, 100)).unwrap();
@@ -124,12 +127,13 @@ fn paused_completions_are_listed_extended_and_ended() {
     let sampling = SamplingParams { max_new_tokens: 5, stop_ids: (0..16).collect(), ..SamplingParams::default() };
     let sampling = Arc::new(sampling);
     for id in [7, 8] {
-        let request = Request::new(id, Prompt::new([1, 2]), 2, sampling.clone());
+        let request = Request::new(GroupId(id), Prompt::new([1, 2]), 2, sampling.clone());
         engine.submit(Request { pause_on_stop: true, ..request }).unwrap();
     }
     assert!(engine.step(&weights).unwrap().is_empty() && engine.is_idle());
-    let paused: Vec<(u64, usize, usize)> = engine.paused().iter().map(|p| (p.1, p.2, p.3.len())).collect();
-    assert_eq!(paused, [(7, 0, 1), (7, 1, 1), (8, 0, 1), (8, 1, 1)]);
+    let paused: Vec<(GroupId, usize, usize)> = engine.paused().iter().map(|p| (p.1, p.2, p.3.len())).collect();
+    let expected = [(7, 0, 1), (7, 1, 1), (8, 0, 1), (8, 1, 1)].map(|(group, g, tokens)| (GroupId(group), g, tokens));
+    assert_eq!(paused, expected);
     assert_eq!(engine.live().map(|(group, g, ids)| (group, g, ids.len())).collect::<Vec<_>>(), paused);
     let ids: Vec<SequenceId> = engine.paused().iter().map(|p| p.0).collect();
     assert!(engine.extend(ids[0], &[3]) && !engine.extend(ids[0], &[3]), "it waits now");
@@ -138,17 +142,17 @@ fn paused_completions_are_listed_extended_and_ended() {
     assert!(
         !engine.finish(gone)
             && !engine.extend(gone, &[])
-            && !engine.set_model(gone, ModelVersion { base: 0, adapter: None })
+            && !engine.set_model(gone, ModelVersion { base: Updates(0), adapter: None })
     );
     // One that was drawn and four inserted ones fill it.
     assert!(engine.extend(ids[2], &[3, 3, 3, 3]));
     assert_eq!(engine.paused().len(), 1);
     assert!(engine.finish(ids[3]));
     let ended = engine.step(&weights).unwrap();
-    assert_eq!(ended.iter().map(|g| g.id).collect::<Vec<_>>(), [8]);
+    assert_eq!(ended.iter().map(|g| g.group).collect::<Vec<_>>(), [GroupId(8)]);
     let reasons: Vec<_> = ended[0].completions.iter().map(|c| (c.ids.len(), c.finish_reason)).collect();
     assert_eq!(reasons, [(5, crate::FinishReason::Length), (1, crate::FinishReason::Stop)]);
-    assert_eq!(ended[0].completions[0].mask, [true, false, false, false, false]);
+    assert_eq!(ended[0].completions[0].sampled, [true, false, false, false, false]);
     assert_eq!(engine.drawn().len(), 1);
-    assert_eq!((engine.drawn()[0].group, engine.drawn()[0].index), (7, 2));
+    assert_eq!((engine.drawn()[0].group, engine.drawn()[0].index), (GroupId(7), 2));
 }

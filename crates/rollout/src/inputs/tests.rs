@@ -6,19 +6,19 @@ use crate::config::Speculative;
 use crate::models::ModelVersion;
 use crate::scheduler::Limits;
 use crate::{Request, SamplingParams};
-use model::Prompt;
+use model::{GroupId, Prompt, Updates};
 use std::sync::Arc;
 
 fn scheduler(chunked_prefill: bool, max_rows: usize) -> Scheduler {
     let limits = Limits { max_num_seqs: 3, max_rows, max_model_len: 256, chunked_prefill };
     let mut scheduler = Scheduler::new(BlockPool::new(20, false), limits, Speculative::Off);
-    scheduler.current = Some(ModelVersion { base: 0, adapter: None });
+    scheduler.current = Some(ModelVersion { base: Updates(0), adapter: None });
     scheduler
 }
 
 fn submit(scheduler: &mut Scheduler, first: u32, len: u32, completions: usize, sharing: bool) {
     let prompt = Prompt::new((first..first + len).collect::<Vec<_>>());
-    let request = Request::new(5, prompt, completions, Arc::new(SamplingParams::default()));
+    let request = Request::new(GroupId(5), prompt, completions, Arc::new(SamplingParams::default()));
     scheduler.submit(Arc::new(request), sharing);
 }
 
@@ -61,7 +61,7 @@ fn rows_are_the_uncomputed_tokens_in_their_pages() {
     // The next step has one row of each, at the place after.
     scheduler.mark_computed(&chunks);
     for (sequence, id) in [(0, 7), (1, 8)] {
-        scheduler.sequences[sequence].push(id, 0.0, true, 0);
+        scheduler.sequences[sequence].push(id, 0.0, true, Updates(0));
     }
     let (lists, _) = prepared(&mut inputs, &mut scheduler);
     assert_eq!(lists, (vec![7, 8], vec![66, 2], vec![0, 1], vec![66, 130], vec![(0, 0, 67), (1, 1, 3)]));
@@ -78,7 +78,7 @@ fn a_part_of_a_prompt_draws_nothing_and_draft_tokens_one_each() {
     let ((ids, positions, .., draws), chunks) = prepared(&mut inputs, &mut scheduler);
     assert_eq!((ids, positions, draws), (vec![105, 106, 107], vec![5, 6, 7], vec![(2, 0, 8)]));
     scheduler.mark_computed(&chunks);
-    scheduler.sequences[0].push(7, 0.0, true, 0);
+    scheduler.sequences[0].push(7, 0.0, true, Updates(0));
     scheduler.draft(0, &[20, 21, 22]);
     let ((ids, positions, .., draws), _) = prepared(&mut inputs, &mut scheduler);
     assert_eq!((ids, positions), (vec![7, 20, 21, 22], vec![8, 9, 10, 11]));

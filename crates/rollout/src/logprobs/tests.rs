@@ -7,6 +7,7 @@ use crate::blocks::BlockPool;
 use crate::config::Speculative;
 use crate::scheduler::Limits;
 use crate::{Request, SamplingParams};
+use model::GroupId;
 use std::sync::Arc;
 
 #[test]
@@ -45,7 +46,7 @@ fn case(prompts: &[(usize, SamplingParams)]) -> Case {
     let mut scheduler = Scheduler::new(BlockPool::new(20, false), limits, Speculative::Off);
     for (len, sampling) in prompts {
         let prompt = model::Prompt::new((0..*len as u32).map(|i| i * 7 % 16).collect::<Vec<_>>());
-        scheduler.submit(Arc::new(Request::new(0, prompt, 1, Arc::new(sampling.clone()))), false);
+        scheduler.submit(Arc::new(Request::new(GroupId(0), prompt, 1, Arc::new(sampling.clone()))), false);
     }
     Case { ctx, weights, hidden, rows, scheduler }
 }

@@ -6,6 +6,7 @@ use model::{LoraConfig, ModelConfig};
 use std::sync::Arc;
 
 fn weights(version: u64) -> Weights {
+    let version = Updates(version);
     let json = r#"{"model_type": "llama", "hidden_size": 4, "intermediate_size": 4, "num_hidden_layers": 1,
         "num_attention_heads": 2, "vocab_size": 5}"#;
     let config = Arc::new(ModelConfig::parse(json).unwrap());
@@ -13,6 +14,7 @@ fn weights(version: u64) -> Weights {
 }
 
 fn adapter(base: &Weights, version: u64) -> Adapter {
+    let version = Updates(version);
     Adapter { version, ..Adapter::zeros(&Memory::new(Device::Cpu), base, &LoraConfig::default()).unwrap() }
 }
 
@@ -23,11 +25,11 @@ fn weights_are_found_by_their_version_and_adapters_by_both() {
     let view = ModelView::new(&current, Some(&own));
     let models = Models { current: Some(view), bases: &[&old, &older], adapters: &[(4, &a), (5, &a), (4, &b)] };
     for (version, found) in [(3, &current), (2, &old), (1, &older)] {
-        assert!(std::ptr::eq(models.base(version).unwrap(), found));
+        assert!(std::ptr::eq(models.base(Updates(version)).unwrap(), found));
     }
-    let error = models.base(4).unwrap_err().to_string();
+    let error = models.base(Updates(4)).unwrap_err().to_string();
     assert_eq!(error, "the step was not given version 4 of the weights, which a request names");
-    let of = |id, version| models.adapter(AdapterVersion { id, version }).map_err(|e| e.to_string());
+    let of = |id, version| models.adapter(AdapterVersion { id, version: Updates(version) }).map_err(|e| e.to_string());
     for (id, version, found) in [(AdapterVersion::OF_VIEW, 7, &own), (4, 8, &a), (5, 8, &a), (4, 9, &b)] {
         assert!(std::ptr::eq(of(id, version).unwrap(), found));
     }
@@ -35,11 +37,11 @@ fn weights_are_found_by_their_version_and_adapters_by_both() {
         let why = format!("the step was not given version {version} of adapter {id}, which a request names");
         assert_eq!(of(id, version).err(), Some(why));
     }
-    let of_view = AdapterVersion { id: AdapterVersion::OF_VIEW, version: 7 };
+    let of_view = AdapterVersion { id: AdapterVersion::OF_VIEW, version: Updates(7) };
     let version = models.current_version().unwrap();
-    assert_eq!((version, version.trained()), (ModelVersion { base: 3, adapter: Some(of_view) }, 7));
+    assert_eq!((version, version.trained().0), (ModelVersion { base: Updates(3), adapter: Some(of_view) }, 7));
     let plain = Models::from(&old).current_version().unwrap();
-    assert_eq!((plain, plain.trained()), (ModelVersion { base: 2, adapter: None }, 2));
+    assert_eq!((plain, plain.trained().0), (ModelVersion { base: Updates(2), adapter: None }, 2));
     assert_eq!(Models::default().current_version(), None);
-    assert!(Models::default().base(0).is_err());
+    assert!(Models::default().base(Updates(0)).is_err());
 }

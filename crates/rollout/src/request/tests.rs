@@ -17,8 +17,8 @@ fn completion(generation: usize, tokens: usize, finish_reason: FinishReason, sam
     if sampling.entropies && tokens > 0 {
         columns.set(ENTROPIES, vec![0.5; tokens]);
     }
-    let (ids, mask, versions) = (vec![1; tokens], vec![true; tokens], vec![0; tokens]);
-    Completion { generation, ids, mask, versions, columns, finish_reason }
+    let (ids, sampled, versions) = (vec![1; tokens], vec![true; tokens], vec![Updates(0); tokens]);
+    Completion { generation, ids, sampled, versions, columns, finish_reason }
 }
 
 #[test]
@@ -32,7 +32,9 @@ fn a_completion_is_whole_with_each_column_of_its_length() {
             completion.is_whole(&wanted)
         };
         assert!(whole(&|_| {}) && completion(0, 0, FinishReason::Stop, &wanted).is_whole(&wanted));
-        assert!(!whole(&|c| c.mask.truncate(2)) && !whole(&|c| c.versions.truncate(2)) && !whole(&|c| c.ids.push(1)));
+        assert!(
+            !whole(&|c| c.sampled.truncate(2)) && !whole(&|c| c.versions.truncate(2)) && !whole(&|c| c.ids.push(1))
+        );
         assert!(!whole(&|c| drop(c.columns.remove(SAMPLER_LOGPS))));
         assert!(!whole(&|c| c.columns.set(SAMPLER_LOGPS, vec![-1.0; 2])));
         assert_eq!(whole(&|c| drop(c.columns.remove(ENTROPIES))), !entropies);
@@ -68,7 +70,7 @@ fn a_completion_is_whole_with_each_column_of_its_length() {
 fn what_cannot_be_continued_is_told() {
     let wanted = Arc::new(sampling(0, false));
     let check = |so_far: Vec<Completion>, until: Option<usize>, max_model_len: usize| {
-        let request = Request::new(9, Prompt::new([1, 2, 3]), 3, wanted.clone());
+        let request = Request::new(GroupId(9), Prompt::new([1, 2, 3]), 3, wanted.clone());
         let checked = Request { so_far, until, ..request }.check_so_far(max_model_len);
         checked.map_err(|e| e.to_string().replace("the completions of request 9 cannot be continued: ", ""))
     };
@@ -86,7 +88,7 @@ fn what_cannot_be_continued_is_told() {
     assert_eq!(told(swapped, None, 100), "their order");
     assert_eq!(told(of([(2, stop), (5, stop), (1, FinishReason::Length)]), None, 100), "all of them have ended");
     let mut lacking = good();
-    lacking[1].mask.pop();
+    lacking[1].sampled.pop();
     assert_eq!(told(lacking, None, 100), "number 1 lacks what is recorded of each token");
     assert_eq!(told(of([(2, stop), (0, open), (1, open)]), None, 100), "number 1 has no token, and is not finished");
     assert_eq!(check(of([(0, stop), (5, open), (1, open)]), None, 100), Ok(()));

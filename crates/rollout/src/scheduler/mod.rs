@@ -22,6 +22,7 @@ use crate::earlier::Earlier;
 use crate::models::ModelVersion;
 use crate::request::{Drawn, RequestId, SequenceId};
 use crate::sequence::{Alternatives, Role, Sequence, State};
+use model::Updates;
 use slab::Slab;
 use std::collections::VecDeque;
 use std::ops::Sub;
@@ -252,7 +253,7 @@ impl Scheduler {
     /// Chooses the rows of the next step into `chunks`, and lists in `copies` the pages to copy before it (from, to).
     /// Returns the version of the base weights to compute with; none if the sequences use the current weights and there
     /// are none.
-    pub(crate) fn schedule(&mut self, chunks: &mut Vec<Chunk>, copies: &mut Vec<(u32, u32)>) -> Option<u64> {
+    pub(crate) fn schedule(&mut self, chunks: &mut Vec<Chunk>, copies: &mut Vec<(u32, u32)>) -> Option<Updates> {
         chunks.clear();
         copies.clear();
         let oldest = self.running.first().or(self.extended.front()).or(self.waiting.front()).copied()?;
@@ -307,7 +308,7 @@ impl Scheduler {
         self.sequences[id].model.or(self.current)
     }
 
-    fn base_of(&self, id: usize) -> Option<u64> {
+    fn base_of(&self, id: usize) -> Option<Updates> {
         self.model_of(id).map(|model| model.base)
     }
 

@@ -5,8 +5,8 @@ use crate::models::ModelVersion;
 use crate::request::{Completion, Drawn, FinishReason, RequestId, RolloutGroup, SequenceId};
 use crate::sequence::{Draw, Sampled, State};
 use crate::stop::StopCheck;
-use model::Columns;
 use model::columns::SAMPLER_LOGPS;
+use model::{Columns, Updates};
 
 impl Scheduler {
     /// Records that the keys and values of `chunks` are in their pages.
@@ -35,7 +35,7 @@ impl Scheduler {
         let Sampled { ids, logps, alternatives, entropies } = sampled;
         for (i, (draw, (&token, &logp))) in draws.iter().zip(ids.iter().zip(logps)).enumerate() {
             let id = draw.sequence;
-            let version = self.model_of(id).map_or(0, ModelVersion::trained);
+            let version = self.model_of(id).map_or(Updates(0), ModelVersion::trained);
             let s = &mut self.sequences[id];
             let over = matches!(s.state, State::Paused | State::Finished(_));
             // Of a running sequence the row that this came from was of a known token; others are drawn for from the
@@ -57,7 +57,7 @@ impl Scheduler {
             let mut drawn = Drawn {
                 request: RequestId { index: s.group, serial: group.serial },
                 sequence: SequenceId { index: id, serial: s.serial },
-                group: group.request.id,
+                group: group.request.group,
                 generation: s.generation(),
                 index: draw.at - s.prompt_len,
                 id: token,
@@ -116,7 +116,7 @@ impl Scheduler {
     /// Resumes a paused completion after `tokens` that were not sampled, or ends it if they fill it. It keeps its
     /// KV-cache pages while it waits for a slot, unless others need them.
     pub(crate) fn extend(&mut self, id: usize, tokens: &[u32]) {
-        let version = self.model_of(id).map_or(0, ModelVersion::trained);
+        let version = self.model_of(id).map_or(Updates(0), ModelVersion::trained);
         let s = &mut self.sequences[id];
         assert_eq!(s.state, State::Paused, "only a paused completion can be extended");
         for &token in tokens {
@@ -191,7 +191,7 @@ impl Scheduler {
             prompt_columns.set(SAMPLER_LOGPS, prompt_logps);
             prompt_top.into_columns(&mut prompt_columns);
         }
-        (serial, RolloutGroup { id: request.id, prompt: request.prompt.clone(), completions, prompt_columns })
+        (serial, RolloutGroup { group: request.group, prompt: request.prompt.clone(), completions, prompt_columns })
     }
 
     /// Removes a request in any state, with its sequences and their pages. Returns false if it has ended.

@@ -7,15 +7,16 @@ use crate::models::ModelVersion;
 use crate::sequence::{Draw, Sampled};
 use crate::stop::StopCheck;
 use crate::{FinishReason, Request, SamplingParams};
-use model::Prompt;
 use model::kv::BLOCK;
+use model::{GroupId, Prompt, Updates};
 
 fn scheduler(blocks: usize, prompts: &[usize], num_generations: usize, sharing: bool) -> Scheduler {
     let limits = Limits { max_num_seqs: 8, max_rows: 512, max_model_len: 4096, chunked_prefill: true };
     let mut scheduler = Scheduler::new(BlockPool::new(blocks, false), limits, Speculative::Off);
-    scheduler.current = Some(ModelVersion { base: 0, adapter: None });
+    scheduler.current = Some(ModelVersion { base: Updates(0), adapter: None });
     for &len in prompts {
-        let request = Request::new(0, Prompt::new(vec![1; len]), num_generations, Arc::new(SamplingParams::default()));
+        let request =
+            Request::new(GroupId(0), Prompt::new(vec![1; len]), num_generations, Arc::new(SamplingParams::default()));
         scheduler.submit(Arc::new(request), sharing);
     }
     scheduler
@@ -177,8 +178,8 @@ fn an_extended_sequence_keeps_its_pages_and_loses_them_to_what_runs() {
 fn a_step_is_of_one_base_the_oldest_running_one() {
     let mut s = scheduler(20, &[], 1, false);
     for (base, len) in [(4, 10), (7, 11), (4, 12)] {
-        let request = Request::new(0, Prompt::new(vec![1; len]), 1, Arc::new(SamplingParams::default()));
-        let model = Some(ModelVersion { base, adapter: None });
+        let request = Request::new(GroupId(0), Prompt::new(vec![1; len]), 1, Arc::new(SamplingParams::default()));
+        let model = Some(ModelVersion { base: Updates(base), adapter: None });
         s.submit(Arc::new(Request { model, ..request }), false);
     }
     assert_eq!(step(&mut s), [(0, 0, 10), (2, 0, 12)]);
@@ -192,8 +193,9 @@ fn a_step_is_of_one_base_the_oldest_running_one() {
 fn what_was_cancelled_is_gone_from_every_list() {
     for sharing in [false, true] {
         let mut s = scheduler(20, &[], 1, false);
-        let request =
-            |len: usize| Arc::new(Request::new(0, Prompt::new(vec![1; len]), 3, Arc::new(SamplingParams::default())));
+        let request = |len: usize| {
+            Arc::new(Request::new(GroupId(0), Prompt::new(vec![1; len]), 3, Arc::new(SamplingParams::default())))
+        };
         let ids: Vec<_> = [70, 80, 90].map(|len| s.submit(request(len), sharing)).to_vec();
         s.limits.max_num_seqs = 4;
         for _ in 0..3 {

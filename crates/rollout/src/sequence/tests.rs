@@ -16,21 +16,24 @@ fn draft(s: &mut Sequence, tokens: &[u32]) {
 fn a_token_that_was_guessed_stays_and_another_removes_the_guesses() {
     let mut s = sequence(&[1, 2]);
     assert_eq!((s.known(), s.completion(), s.uncomputed(), s.generation()), (&[1, 2][..], &[][..], 2, 3));
-    assert!(!s.push(7, -0.5, true, 4));
+    assert!(!s.push(7, -0.5, true, Updates(4)));
     s.computed = 3;
     draft(&mut s, &[8, 9, 10]);
     s.computed = 6;
     assert_eq!((s.known(), s.completion(), s.uncomputed()), (&[1, 2, 7][..], &[7][..], 0));
-    assert!(s.push(8, -1.0, true, 4), "as guessed");
+    assert!(s.push(8, -1.0, true, Updates(4)), "as guessed");
     assert_eq!((s.known(), s.drafted, s.computed), (&[1, 2, 7, 8][..], 2, 6));
-    assert!(!s.push(5, -2.0, true, 5), "another");
+    assert!(!s.push(5, -2.0, true, Updates(5)), "another");
     assert_eq!((&s.tokens[..], s.drafted, s.computed), (&[1, 2, 7, 8, 5][..], 0, 4));
-    assert_eq!((&s.logps[..], &s.mask[..], &s.versions[..]), (&[-0.5, -1.0, -2.0][..], &[true; 3][..], &[4, 4, 5][..]));
+    assert_eq!(
+        (&s.logps[..], &s.sampled[..], &s.versions[..]),
+        (&[-0.5, -1.0, -2.0][..], &[true; 3][..], &[4, 4, 5].map(Updates)[..])
+    );
     // Inserted tokens have no alternatives.
     s.top.push(&[6, 7], &[-0.1, -0.2]);
-    assert!(!s.push(4, 0.0, false, 6));
+    assert!(!s.push(4, 0.0, false, Updates(6)));
     let top = Alternatives { width: 2, ids: vec![6, 7, 0, 0], logps: vec![-0.1, -0.2, 0.0, 0.0] };
-    assert_eq!((&s.top, s.mask[3], s.versions[3]), (&top, false, 6));
+    assert_eq!((&s.top, s.sampled[3], s.versions[3]), (&top, false, Updates(6)));
     draft(&mut s, &[1, 1]);
     (s.computed, s.cached, s.node) = (8, 1, 9);
     s.reject_drafts();
@@ -43,12 +46,12 @@ fn a_token_that_was_guessed_stays_and_another_removes_the_guesses() {
 #[test]
 fn a_completion_continues_as_if_it_had_never_stopped() {
     let mut s = sequence(&[1, 2]);
-    for (id, logp, version) in [(7, -0.5, 4), (8, -1.0, 5)] {
+    for (id, logp, version) in [(7, -0.5, Updates(4)), (8, -1.0, Updates(5))] {
         s.push(id, logp, true, version);
         s.top.push(&[id, 9], &[logp, -3.0]);
         s.entropies.push(-logp);
     }
-    s.push(3, 0.0, false, 5);
+    s.push(3, 0.0, false, Updates(5));
     s.state = State::Finished(FinishReason::Unfinished);
     let completion = s.into_completion();
     let columns = &completion.columns;
@@ -56,7 +59,10 @@ fn a_completion_continues_as_if_it_had_never_stopped() {
         (completion.generation, &completion.ids[..], completion.logps()),
         (3, &[7, 8, 3][..], &[-0.5, -1.0, 0.0][..])
     );
-    assert_eq!((&completion.mask[..], &completion.versions[..]), (&[true, true, false][..], &[4, 5, 5][..]));
+    assert_eq!(
+        (&completion.sampled[..], &completion.versions[..]),
+        (&[true, true, false][..], &[4, 5, 5].map(Updates)[..])
+    );
     assert_eq!(columns.f32(ENTROPIES), Some(&[0.5, 1.0, 0.0][..]), "0 where the model did not sample");
     let ids = Column { width: 2, values: Values::U32(vec![7, 9, 8, 9, 0, 0]) };
     assert_eq!((columns.get(TOP_IDS), columns.get(TOP_LOGPS).unwrap().width), (Some(&ids), 2));
@@ -74,7 +80,7 @@ fn a_completion_continues_as_if_it_had_never_stopped() {
     assert_eq!(ended.state, State::Finished(FinishReason::Stop));
     // Without records beside the log-probabilities there are no columns for them.
     let mut plain = sequence(&[1]);
-    plain.push(7, -0.5, true, 0);
+    plain.push(7, -0.5, true, Updates(0));
     plain.state = State::Finished(FinishReason::Length);
     let plain = plain.into_completion();
     assert_eq!((plain.columns.iter().count(), plain.finish_reason), (1, FinishReason::Length));

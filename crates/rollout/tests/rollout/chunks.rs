@@ -44,7 +44,7 @@ fn in_chunks(
             for c in &group.completions {
                 assert!(if c.is_unfinished() { c.ids.len() == most } else { c.ids.len() <= most });
             }
-            let place = requests.iter().position(|request| request.id == group.id).unwrap();
+            let place = requests.iter().position(|request| request.group == group.group).unwrap();
             groups[place] = Some(group);
         }
     }
@@ -98,7 +98,7 @@ fn what_stops_after_some_tokens_has_the_bits_of_what_never_stops() {
 #[test]
 fn each_token_is_of_the_weights_of_its_place() {
     let (ctx, mut weights) = small();
-    weights.version = 4;
+    weights.version = Updates(4);
     let other = {
         use model::io::{TensorSink, TensorSource};
         let mut other = Weights::zeros(ctx.memory(), &weights.config);
@@ -106,7 +106,7 @@ fn each_token_is_of_the_weights_of_its_place() {
             let values: Vec<f32> = weights.get(&spec.name).unwrap().iter().map(|x| x * 1.25).collect();
             other.put(&spec.name, &values).unwrap();
         }
-        other.version = 9;
+        other.version = Updates(9);
         other
     };
     let (weights, other): (&'static Weights, &'static Weights) =
@@ -116,7 +116,7 @@ fn each_token_is_of_the_weights_of_its_place() {
     let groups = in_chunks(&mut engine, &mut of, load(&sampling(20)), 6, 1);
     for (group, request) in groups.iter().zip(load(&sampling(20))) {
         for c in &group.completions {
-            assert_eq!(c.versions, [[4; 6].as_slice(), &[9; 14]].concat());
+            assert_eq!(c.versions, [[Updates(4); 6].as_slice(), &[Updates(9); 14]].concat());
         }
         // The recorded log-probabilities are those that each version computes for its tokens, in one pass.
         let alone = std::slice::from_ref(group);
@@ -124,7 +124,7 @@ fn each_token_is_of_the_weights_of_its_place() {
             scored(&ctx, weights.into(), alone, 1.0, Layout::Shared),
             scored(&ctx, other.into(), alone, 1.0, Layout::Shared),
         );
-        assert_eq!(request.id, group.id);
+        assert_eq!(request.group, group.group);
         for (at, logp) in recorded(alone).iter().enumerate() {
             let expected = if at % 20 < 6 { old[at] } else { new[at] };
             assert_eq!(logp.to_bits(), expected.to_bits(), "token {at}");

@@ -37,8 +37,8 @@ fn a_completion_says_why_it_ended() {
     let mut engine = poisoned(&ctx, &weights, roomy(64));
     let whole = one(&mut engine, &weights, &prompts, sampling(20));
     assert_eq!((whole.ids.len(), whole.finish_reason), (20, FinishReason::Length));
-    assert_eq!((whole.logps().len(), whole.mask.len(), whole.versions.len()), (20, 20, 20));
-    assert!(whole.mask.iter().all(|&sampled| sampled) && whole.logps().iter().all(|l| l.is_finite() && *l < 0.0));
+    assert_eq!((whole.logps().len(), whole.sampled.len(), whole.versions.len()), (20, 20, 20));
+    assert!(whole.sampled.iter().all(|&sampled| sampled) && whole.logps().iter().all(|l| l.is_finite() && *l < 0.0));
 
     let stop = whole.ids[7];
     let end = whole.ids.iter().position(|&id| id == stop).unwrap() + 1;
@@ -170,7 +170,7 @@ fn generate_by_steps<'a>(
         let weights = weights(step, engine);
         groups.extend(engine.step(weights).unwrap());
     }
-    groups.sort_by_key(|group| group.id);
+    groups.sort_by_key(|group| group.group);
     groups
 }
 
@@ -191,7 +191,7 @@ fn a_new_version_of_the_weights_is_used_at_once() {
         if step < 5 { &weights } else { &published }
     });
     assert_eq!(bits(&groups), bits(&before));
-    assert!(completions(&groups).all(|c| c.versions.is_sorted() && c.versions[0] == 0 && c.versions[9] == 1));
+    assert!(completions(&groups).all(|c| c.versions.is_sorted() && c.versions[0].0 == 0 && c.versions[9].0 == 1));
 }
 
 /// Other weights in the middle: keys and values of the older ones are not read any more.
@@ -257,14 +257,17 @@ fn a_sequence_is_extended_with_foreign_tokens() {
     }
     assert!(extended > 0);
     let first = &done[0].completions[0];
-    assert_eq!((done[0].id, first.generation, first.ids.len()), (1000, 0, 24));
-    let at = first.mask.iter().position(|&sampled| !sampled).unwrap();
-    assert_eq!((&first.ids[at..at + 3], &first.mask[at..at + 4]), (&[7, 8, 9][..], &[false, false, false, true][..]));
+    assert_eq!((done[0].group.0, first.generation, first.ids.len()), (1000, 0, 24));
+    let at = first.sampled.iter().position(|&sampled| !sampled).unwrap();
+    assert_eq!(
+        (&first.ids[at..at + 3], &first.sampled[at..at + 4]),
+        (&[7, 8, 9][..], &[false, false, false, true][..])
+    );
     assert_eq!(first.ids[..at], whole.ids[..at]);
     // The trainer's log-probabilities, where the model sampled.
     let trainer = scored(&ctx, (&weights).into(), &done, 1.0, Layout::Shared);
     let recorded: Vec<(f32, bool)> =
-        completions(&done).flat_map(|c| c.logps().iter().copied().zip(c.mask.iter().copied())).collect();
+        completions(&done).flat_map(|c| c.logps().iter().copied().zip(c.sampled.iter().copied())).collect();
     for (trainer, (recorded, sampled)) in trainer.iter().zip(recorded) {
         assert_eq!(if sampled { trainer.to_bits() } else { 0 }, recorded.to_bits());
     }

@@ -11,7 +11,7 @@ mod speculative;
 
 use kernels::{Context, Isa};
 use model::net::{self, Rope, Tape};
-use model::{AdaptedWeights, Adapter, Batch, GroupSegment, ModelConfig, ModelView, Prompt, Weights};
+use model::{AdaptedWeights, Adapter, Batch, GroupId, GroupSegment, ModelConfig, ModelView, Prompt, Updates, Weights};
 use rollout::{Completion, Engine, EngineConfig, Request, RolloutGroup, SamplingParams};
 use std::sync::Arc;
 
@@ -88,7 +88,7 @@ fn prompt(vocab: usize, number: usize, len: usize) -> Arc<Prompt> {
 fn requests(prompts: &[Arc<Prompt>], num_generations: usize, sampling: SamplingParams) -> Vec<Request> {
     let sampling = Arc::new(sampling);
     let request = |(i, prompt): (usize, &Arc<Prompt>)| {
-        Request::new(1000 + i as u64, prompt.clone(), num_generations, sampling.clone())
+        Request::new(GroupId(1000 + i as u64), prompt.clone(), num_generations, sampling.clone())
     };
     prompts.iter().enumerate().map(request).collect()
 }

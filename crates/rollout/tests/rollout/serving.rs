@@ -3,13 +3,13 @@
 
 use crate::engine::{VOCAB, sampling, small};
 use crate::*;
-use model::ModelView;
 use model::columns::{ENTROPIES, SAMPLER_LOGPS, TOP_IDS, TOP_LOGPS, Values};
+use model::{ModelView, Updates};
 use rollout::{AdapterVersion, Counters, Drawn, FinishReason, ModelVersion, Models, RequestId, SequenceId};
 use std::collections::HashMap;
 
-pub(crate) fn request(id: u64, prompt: &Arc<Prompt>, generations: usize, sampling: SamplingParams) -> Request {
-    Request::new(id, prompt.clone(), generations, Arc::new(sampling))
+pub(crate) fn request(group: u64, prompt: &Arc<Prompt>, generations: usize, sampling: SamplingParams) -> Request {
+    Request::new(GroupId(group), prompt.clone(), generations, Arc::new(sampling))
 }
 
 pub(crate) fn caching(max_model_len: usize) -> EngineConfig {
@@ -23,7 +23,7 @@ pub(crate) fn run<'a>(engine: &mut Engine, models: impl Into<Models<'a>>) -> Vec
     while !engine.is_idle() {
         groups.extend(engine.step(models).unwrap());
     }
-    groups.sort_by_key(|group| group.id);
+    groups.sort_by_key(|group| group.group);
     groups
 }
 
@@ -53,7 +53,7 @@ fn tokens_are_seen_as_they_are_drawn() {
         groups.extend(engine.step(&weights).unwrap());
         streams.see(&engine);
     }
-    groups.sort_by_key(|group| group.id);
+    groups.sort_by_key(|group| group.group);
     for (id, group) in ids.iter().zip(&groups) {
         for completion in &group.completions {
             let stream = &streams.0[&(*id, completion.generation)];
@@ -61,7 +61,7 @@ fn tokens_are_seen_as_they_are_drawn() {
             assert_eq!(stream.iter().map(|d| d.logp).collect::<Vec<_>>(), completion.logps());
             let reasons: Vec<_> = stream.iter().map(|d| d.finish_reason).collect();
             assert_eq!(reasons[6], Some(FinishReason::Length));
-            assert!(reasons[..6].iter().all(Option::is_none) && stream.iter().all(|d| d.group == group.id));
+            assert!(reasons[..6].iter().all(Option::is_none) && stream.iter().all(|d| d.group == group.group));
         }
     }
     engine.step(&weights).unwrap();
@@ -92,10 +92,10 @@ fn cancelling_at_any_step_gives_every_page_back() {
             }
             let over = engine.is_idle();
             let there = engine.cancel(ids[cancelled]);
-            assert_eq!(there, !groups.iter().any(|group| group.id == 1000 + cancelled as u64));
+            assert_eq!(there, !groups.iter().any(|group| group.group.0 == 1000 + cancelled as u64));
             groups.extend(run(&mut engine, &weights));
             for group in &groups {
-                let number = (group.id - 1000) as usize;
+                let number = (group.group.0 - 1000) as usize;
                 assert!(bits(std::slice::from_ref(group)) == whole[number], "{cancelled} at {at}: {number}");
             }
             assert_eq!(groups.len(), if there { 2 } else { 3 });
@@ -120,7 +120,7 @@ pub(crate) fn adapter(ctx: &Context, seed: u64, version: u64) -> Adapter {
         let data: Vec<f32> = data.iter().map(|x| 0.3 * x).collect();
         NamedMut { params: &mut adapter.params }.put(&spec.name, &data).unwrap();
     }
-    adapter.version = version;
+    adapter.version = Updates(version);
     adapter
 }
 
@@ -135,7 +135,10 @@ fn every_sequence_has_its_own_adapter_and_version() {
             named.map(|(id, version)| (id, adapter(&ctx, 10 * id + version, version))).into();
         let listed: Vec<(u64, &Adapter)> = adapters.iter().map(|(id, adapter)| (*id, adapter)).collect();
         let models = Models { current: Some((&base).into()), bases: &[], adapters: &listed };
-        let of = |id, version| ModelVersion { base: 0, adapter: Some(AdapterVersion { id, version }) };
+        let of = |id, version| ModelVersion {
+            base: Updates(0),
+            adapter: Some(AdapterVersion { id, version: Updates(version) }),
+        };
         let choices: Vec<Option<ModelVersion>> =
             named.iter().map(|&(id, version)| Some(of(id, version))).chain([None]).collect();
         let shared = prompt(101, 0, 70);
@@ -158,7 +161,7 @@ fn every_sequence_has_its_own_adapter_and_version() {
             let groups = run(&mut engine, models);
             assert!(bits(&groups) == bits(&alone), "{isa:?} {config:?}");
             // Tokens tell the version of what was trained.
-            let versions: Vec<u64> = groups.iter().map(|group| group.completions[0].versions[0]).collect();
+            let versions: Vec<u64> = groups.iter().map(|group| group.completions[0].versions[0].0).collect();
             assert_eq!(versions, [1, 2, 3, 2, 0, 1, 2, 3, 2, 0]);
         }
 
@@ -172,7 +175,7 @@ fn every_sequence_has_its_own_adapter_and_version() {
         engine.submit(requests[0].clone()).unwrap();
         run(&mut engine, models);
         let before = engine.counters();
-        let other = Request { id: 77, ..requests[0].clone() };
+        let other = Request { group: GroupId(77), ..requests[0].clone() };
         engine.submit(Request { model: Some(of(9, 2)), ..other.clone() }).unwrap();
         engine.submit(other).unwrap();
         run(&mut engine, models);
@@ -189,7 +192,7 @@ fn whole_models_of_several_versions_are_in_flight() {
     let bases = [&old, &new];
     let models = Models { bases: &bases, ..Models::default() };
     let prompts = [prompt(VOCAB, 0, 70), prompt(VOCAB, 1, 6)];
-    let version = |base| Some(ModelVersion { base, adapter: None });
+    let version = |base| Some(ModelVersion { base: Updates(base), adapter: None });
     let mut alone = Vec::new();
     for (base, weights) in [(0, &old), (1, &new)] {
         let mut engine = poisoned(&ctx, &old, roomy(128));
@@ -203,7 +206,7 @@ fn whole_models_of_several_versions_are_in_flight() {
     let groups = run(&mut engine, models);
     for (base, group) in groups.iter().enumerate() {
         assert_eq!(bits(std::slice::from_ref(group)), bits(&alone[base]), "{base}");
-        assert!(group.completions.iter().all(|c| c.versions.iter().all(|&v| v == base as u64)));
+        assert!(group.completions.iter().all(|c| c.versions.iter().all(|&v| v.0 == base as u64)));
     }
 
     // Ten tokens of the old weights, then of the new: as if all keys and values had been the new ones' from there on.
@@ -322,14 +325,14 @@ fn a_turn_computes_only_its_new_tokens() {
     let (group, counters) = conversation(&mut engine, &weights, TURNS);
     assert_eq!(group.completions[0].finish_reason, FinishReason::Stop);
     let c = &group.completions[0];
-    let inserted = c.mask.iter().filter(|&&sampled| !sampled).count();
+    let inserted = c.sampled.iter().filter(|&&sampled| !sampled).count();
     assert_eq!((inserted, counters.len()), (20 * (TURNS - 1), TURNS + 1));
     // All but the last token, each once.
     let total = first.ids.len() + c.ids.len() - 1;
     assert_eq!(counters.last().unwrap().computed_tokens as usize, total);
     // The trainer computes the whole at once.
     let trainer = scored(&ctx, (&weights).into(), std::slice::from_ref(&group), 1.0, Layout::Shared);
-    for ((trainer, recorded), sampled) in trainer.iter().zip(c.logps()).zip(&c.mask) {
+    for ((trainer, recorded), sampled) in trainer.iter().zip(c.logps()).zip(&c.sampled) {
         assert_eq!(if *sampled { trainer.to_bits() } else { 0 }, recorded.to_bits());
     }
     assert_eq!(engine.free_blocks(), engine.config().kv_blocks);
@@ -344,7 +347,7 @@ fn a_turn_computes_only_its_new_tokens() {
         }
         let Some(&(id, ..)) = engine.paused().first() else { break };
         let said = 1 + engine.paused()[0].3.iter().zip(&c.ids).take_while(|(a, b)| a == b).count();
-        let turn = c.mask[..said - 1].windows(2).filter(|pair| pair[0] && !pair[1]).count() + 1;
+        let turn = c.sampled[..said - 1].windows(2).filter(|pair| pair[0] && !pair[1]).count() + 1;
         engine.submit(request(9, &prompt(VOCAB, 50 + turn, 500), 1, sampling(5))).unwrap();
         run(&mut engine, &weights);
         if turn == TURNS {
@@ -362,7 +365,7 @@ fn a_turn_computes_only_its_new_tokens() {
     // A client that sends everything again at each turn finds it in the cache.
     let mut engine = poisoned(&ctx, &weights, caching(512));
     let whole = [&first.ids[..], &c.ids].concat();
-    let starts: Vec<usize> = (1..c.mask.len()).filter(|&i| c.mask[i] && !c.mask[i - 1]).collect();
+    let starts: Vec<usize> = (1..c.sampled.len()).filter(|&i| c.sampled[i] && !c.sampled[i - 1]).collect();
     for &start in &starts {
         let before = engine.counters();
         let prompt = Prompt::new(&whole[..first.ids.len() + start]);
@@ -422,13 +425,13 @@ fn prompt_and_alternative_log_probabilities_are_the_head_s() {
         let rest = group.prompt.ids[1..].to_vec();
         let as_completion = Completion {
             generation: 0,
-            mask: vec![true; rest.len()],
-            versions: vec![0; rest.len()],
+            sampled: vec![true; rest.len()],
+            versions: vec![Updates(0); rest.len()],
             ids: rest,
             columns: Default::default(),
             finish_reason: FinishReason::Stop,
         };
-        let whole = RolloutGroup::new(0, Prompt::new(&group.prompt.ids[..1]), vec![as_completion]);
+        let whole = RolloutGroup::new(GroupId(0), Prompt::new(&group.prompt.ids[..1]), vec![as_completion]);
         let trainer = scored(&ctx, (&weights).into(), &[whole], 0.7, Layout::Shared);
         assert_eq!(group.prompt_columns.f32(SAMPLER_LOGPS).unwrap(), trainer);
         let columns = group.completions.iter().map(|c| (&c.columns, c.ids.len()));

@@ -67,14 +67,14 @@ fn guesses_change_the_number_of_steps_alone() {
                 engine.draft(drawn.sequence, &guess(&drawn));
             }
         }
-        groups.sort_by_key(|group| group.id);
+        groups.sort_by_key(|group| group.group);
         assert_eq!(engine.free_blocks(), engine.config().kv_blocks);
         (groups, steps)
     };
     let (expected, steps) = generate(&plain, roomy(128), &|_| Vec::new());
     assert_eq!(steps, 40);
     let truth = |d: &Drawn, n: usize| -> Vec<u32> {
-        let ids = &expected[(d.group - 1000) as usize].completions[d.generation].ids;
+        let ids = &expected[(d.group.0 - 1000) as usize].completions[d.generation].ids;
         ids[(d.index + 1).min(ids.len())..].iter().copied().take(n).collect()
     };
     let all_right = |d: &Drawn| truth(d, 4);
@@ -138,7 +138,10 @@ fn guesses_live_with_everything_else() {
         named.map(|(id, version)| (id, adapter(&ctx101, 10 * id + version, version))).into();
     let listed: Vec<(u64, &Adapter)> = adapters.iter().map(|(id, adapter)| (*id, adapter)).collect();
     let models = Models { current: Some((&base).into()), bases: &[], adapters: &listed };
-    let of = |id, version| ModelVersion { base: 0, adapter: Some(AdapterVersion { id, version }) };
+    let of = |id, version| ModelVersion {
+        base: Updates(0),
+        adapter: Some(AdapterVersion { id, version: Updates(version) }),
+    };
     let adapted = ways.map(|way| {
         let mut engine = poisoned(&ctx101, &base, EngineConfig { speculative: way, ..few(160) });
         for (i, (id, version)) in [(7, 1), (9, 1)].into_iter().enumerate() {
@@ -150,17 +153,17 @@ fn guesses_live_with_everything_else() {
         let (mut groups, mut changed) = (Vec::new(), false);
         while !engine.is_idle() {
             groups.extend(engine.step(models).unwrap());
-            let first = engine.drawn().iter().find(|d| d.group == 0 && d.generation == 0 && d.index == 0);
+            let first = engine.drawn().iter().find(|d| d.group.0 == 0 && d.generation == 0 && d.index == 0);
             if let Some(id) = first.map(|d| d.sequence).filter(|_| !changed) {
                 changed = engine.set_model(id, of(7, 2));
             }
         }
-        groups.sort_by_key(|group| group.id);
+        groups.sort_by_key(|group| group.group);
         assert!(changed && (way != Speculative::Always(3) || engine.counters().draft_passes > 0));
         groups
     });
     assert!(adapted.iter().all(|groups| *groups == adapted[0]));
-    assert!(adapted[0][0].completions[0].versions.ends_with(&[2; 30]));
+    assert!(adapted[0][0].completions[0].versions.ends_with(&[Updates(2); 30]));
 
     // Turns: what is said between them is not guessed, and guesses across an end are dropped.
     let stop_ids: Vec<u32> = (0..VOCAB as u32).filter(|id| id % 7 == 0).collect();

@@ -50,6 +50,20 @@ const REWARD: &[Metric] = &[
     row("rewards/<name>/no_answer", "share", "Completions in which a grader found no answer, right or wrong.")
         .healthy("below 0.9, and falling")
         .remedy("a prompt that says where the answer stands; a warm-up (sft)"),
+    row(
+        "rewards/<name>/gil_wait_s",
+        "s",
+        "Seconds that a Python function as a reward waited for the interpreter's lock (GIL) in a call; mean over the \
+         calls.",
+    )
+    .healthy("near 0")
+    .remedy("`interpreter_lock` in [profiling](profiling.md)"),
+    row(
+        "rewards/<name>/gil_held_s",
+        "s",
+        "Seconds that a Python function as a reward took in a call once it had the interpreter's lock; mean over the \
+         calls.",
+    ),
     row("rewards/<name>/<metric>", "", "What a reward reports of itself."),
     row("sampling_profiles/<name>/reward", "", "Mean reward of the groups of a sampling profile.").healthy("rising"),
     row("sampling_profiles/<name>/mean_length", "tokens", "Mean length of the completions of a sampling profile."),

@@ -93,7 +93,7 @@ pub fn file(path: &str) -> Option<&'static RunFile> {
 }
 
 /// Whether `name` fits `pattern`, in which `<…>` stands for any text that is not empty.
-fn matches(pattern: &str, name: &str) -> bool {
+pub(crate) fn matches(pattern: &str, name: &str) -> bool {
     let Some((before, rest)) = pattern.split_once('<') else { return pattern == name };
     let Some((_, after)) = rest.split_once('>') else { return false };
     let Some(rest) = name.strip_prefix(before) else { return false };

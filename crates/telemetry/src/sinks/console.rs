@@ -1,10 +1,10 @@
 //! The console output of a training run: lines, tables and progress on a terminal, in a log file, or as JSON.
 //!
 //! Lines and progress bars go to standard error; [`Console::print`] (results, tables) writes to standard output. On a
-//! terminal, progress is a bar that log lines do not break; elsewhere it is a plain line from time to time. `NO_COLOR`
-//! (not empty) disables colour, and `LOCKSTEP_LOG` (error, warn, info, debug) sets the level. Each process has its own
-//! log file, which gets every level. A console that cannot be written to (a closed pipe or terminal, a full disk behind
-//! a redirect) never stops the run.
+//! terminal, progress is a bar that log lines do not break; elsewhere it is a plain line from time to time. Lines are
+//! coloured on a terminal only; `NO_COLOR` (not empty) and `TERM=dumb` disable that. `LOCKSTEP_LOG` (error, warn, info,
+//! debug) sets the level. Each process has its own log file, which gets every level. A console that cannot be written to
+//! (a closed pipe or terminal, a full disk behind a redirect) never stops the run.
 
 use std::ffi::OsStr;
 use std::fs::File;
@@ -17,13 +17,16 @@ use indicatif::{MultiProgress, ProgressDrawTarget};
 use serde_json::Value;
 
 mod evaluation;
+mod paint;
 mod progress;
 mod step_table;
 mod terminal;
 
+pub use self::paint::{Painted, Tone};
 pub use self::progress::{Progress, counted, duration};
+pub use self::step_table::brief;
 use super::Sink;
-use crate::{Error, Event, EventKind, Level, Record, Result, table, visible, visible_json};
+use crate::{Alarm, Error, Event, EventKind, Level, Record, Result, table, visible, visible_json};
 
 /// The format of log lines.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -57,6 +60,8 @@ pub struct ConsoleOptions {
     pub level: Level,
     /// The log file of this process, which is appended to. It gets the lines of every level, without colour.
     pub log_file: Option<PathBuf>,
+    /// Whether details are shown: the tables of evaluations and of stages. The log file gets them in any case.
+    pub verbose: bool,
     /// Whether nothing is printed, whatever the level; the log file still gets its lines.
     pub silent: bool,
     /// Receives the warnings and errors of a silent console: they are never lost.
@@ -90,6 +95,7 @@ struct Inner {
     format: LogFormat,
     level: Level,
     colour: bool,
+    verbose: bool,
     silent: bool,
     warnings: Option<Listener>,
     bars: MultiProgress,
@@ -127,17 +133,18 @@ impl std::fmt::Debug for Inner {
     }
 }
 
-/// Whether the console is coloured, with this value of `NO_COLOR`.
-fn uses_colour(terminal: bool, no_color: Option<&OsStr>) -> bool {
-    terminal && no_color.is_none_or(OsStr::is_empty)
+/// Whether the console is coloured, with these values of `NO_COLOR` and `TERM`.
+fn uses_colour(terminal: bool, no_color: Option<&OsStr>, name: Option<&OsStr>) -> bool {
+    terminal && no_color.is_none_or(OsStr::is_empty) && name.is_none_or(|name| name != "dumb")
 }
 
 impl Console {
-    /// A console on standard error. Bars are drawn only on a terminal, and colour is used only there and if `NO_COLOR`
-    /// is unset or empty.
+    /// A console on standard error. Bars are drawn only on a terminal, and colour is used only there, if `NO_COLOR` is
+    /// unset or empty and `TERM` is not `dumb`.
     pub fn new(options: ConsoleOptions) -> Result<Self> {
         let terminal = !options.silent && options.format == LogFormat::Plain && std::io::stderr().is_terminal();
-        let colour = uses_colour(terminal, std::env::var_os("NO_COLOR").as_deref());
+        let [no_color, name] = ["NO_COLOR", "TERM"].map(std::env::var_os);
+        let colour = uses_colour(terminal, no_color.as_deref(), name.as_deref());
         Self::with(options, terminal, colour, None)
     }
 
@@ -153,6 +160,7 @@ impl Console {
             format: options.format,
             level: options.level,
             colour,
+            verbose: options.verbose,
             silent: options.silent,
             warnings: options.warnings,
             bars: MultiProgress::with_draw_target(target),
@@ -181,10 +189,14 @@ impl Console {
 
     /// Logs a line: a message and named values.
     pub fn log(&self, level: Level, message: &str, fields: &Record) {
+        self.say(level, &message.into(), fields)
+    }
+
+    fn say(&self, level: Level, message: &Painted, fields: &Record) {
         let line = |colour| self.line(level, message, fields, colour);
         let _ = writeln!(self.file(), "{}", line(false));
         if let (true, true, Some(Listener(receive))) = (self.inner.silent, level <= Level::Warn, &self.inner.warnings) {
-            receive(message);
+            receive(&message.to_string());
         }
         if level <= self.inner.level {
             self.write(&(line(self.inner.colour) + "\n"), false);
@@ -194,17 +206,17 @@ impl Console {
     /// Logs the error that ends the program. The log file gets it as any other line; on the console people see it
     /// without a time.
     pub fn fatal(&self, message: &str) {
-        let line = self.line(Level::Error, message, &Record::new(), false);
+        let line = self.line(Level::Error, &message.into(), &Record::new(), false);
         let _ = writeln!(self.file(), "{line}");
         let shown = if self.inner.format == LogFormat::Json { line } else { format!("error: {}", visible(message)) };
         self.write(&(shown + "\n"), false);
     }
 
-    fn line(&self, level: Level, message: &str, fields: &Record, colour: bool) -> String {
+    fn line(&self, level: Level, message: &Painted, fields: &Record, colour: bool) -> String {
         let now_s = crate::system::since_1970().as_secs_f64();
         let elapsed = self.inner.start.elapsed().as_secs_f64();
         match self.inner.format {
-            LogFormat::Json => json_line(now_s, level, message, fields),
+            LogFormat::Json => json_line(now_s, level, &message.to_string(), fields),
             LogFormat::Plain => plain_line(elapsed, level, message, fields, colour),
         }
     }
@@ -220,9 +232,9 @@ impl Console {
     }
 
     /// Logs a message that has values: as `text` for people; in the JSON format as a short message with fields.
-    pub fn report(&self, level: Level, text: &str, message: &str, fields: &Record) {
+    pub fn report(&self, level: Level, text: impl Into<Painted>, message: &str, fields: &Record) {
         match self.inner.format {
-            LogFormat::Plain => self.log(level, text, &Record::new()),
+            LogFormat::Plain => self.say(level, &text.into(), &Record::new()),
             LogFormat::Json => self.log(level, message, fields),
         }
     }
@@ -233,6 +245,15 @@ impl Console {
         match self.inner.format {
             LogFormat::Plain => self.print(text),
             LogFormat::Json => self.log(Level::Info, message, fields),
+        }
+    }
+
+    /// A table of details, which only a [verbose](ConsoleOptions::verbose) console [prints](Self::table); for people who
+    /// did not ask for it, it is a line of level debug. In the JSON format it is as any table.
+    pub fn details(&self, text: &str, message: &str, fields: &Record) {
+        match self.inner.format {
+            LogFormat::Plain if !self.inner.verbose => self.log(Level::Debug, text.trim_end(), &Record::new()),
+            _ => self.table(text, message, fields),
         }
     }
 
@@ -304,7 +325,7 @@ impl ConsoleSink {
     }
 
     /// Shows the metrics of a step: as a row of a table for people, as numbers in the JSON format. An evaluation is a
-    /// table of its own.
+    /// line, and in detail a table of its own.
     fn metrics(&mut self, step: u64, values: &[(String, f64)]) {
         let is_evaluation = values.iter().any(|(name, _)| name.starts_with("eval_"));
         if self.console.format() == LogFormat::Json {
@@ -317,15 +338,18 @@ impl ConsoleSink {
             return self.console.log(Level::Info, &format!("{what} {step}"), &fields);
         }
         if is_evaluation {
+            self.console.info(&self.evaluations.line(step, values));
             let table = self.evaluations.table(step, values, self.console.width());
-            return self.console.info(&table);
+            let level = if self.console.inner.verbose { Level::Info } else { Level::Debug };
+            return self.console.log(level, &table, &Record::new());
         }
         let left = self.progress.as_ref().and_then(|progress| progress.left_at(step));
         // The time stands before a line.
         let room = if self.console.inner.terminal { self.console.width().saturating_sub(12) } else { usize::MAX };
-        for line in self.step_table.lines(step, values, left, room) {
-            self.console.info(&line);
-        }
+        let mut lines = self.step_table.lines(step, values, left, room);
+        let row = lines.pop().unwrap_or_default();
+        lines.iter().for_each(|names| self.console.info(names));
+        self.console.say(Level::Info, &Painted::new(Tone::Dim, row), &Record::new());
         self.progress.iter_mut().for_each(|progress| progress.said(step));
     }
 }
@@ -338,11 +362,11 @@ impl Sink for ConsoleSink {
             EventKind::Alarm { step, alarm } => {
                 let level = if alarm.until.is_some() || alarm.quiet { Level::Info } else { Level::Warn };
                 let fields = of_step(*step, "alarm", serde_json::to_value(alarm).unwrap_or_default());
-                self.console.report(level, &alarm.to_string(), &alarm.headline(), &fields);
+                self.console.report(level, painted(alarm), &alarm.headline(), &fields);
             }
             EventKind::Finding { step, finding } => {
                 let fields = of_step(*step, "finding", serde_json::to_value(finding).unwrap_or_default());
-                self.console.report(Level::Info, &finding.to_string(), &finding.headline(), &fields);
+                self.console.report(Level::Info, finding.to_string(), &finding.headline(), &fields);
             }
             EventKind::Completions { rows, shown } if *shown > 0 => {
                 let text = table::completions(rows, *shown, self.console.width());
@@ -368,6 +392,19 @@ impl Sink for ConsoleSink {
     }
 }
 
+/// An alarm with its first line, which says what was seen, in the colour of its weight.
+fn painted(alarm: &Alarm) -> Painted {
+    let tone = match alarm.until {
+        Some(_) => Tone::Plain,
+        None => alarm.weight(false).into(),
+    };
+    let text = alarm.to_string();
+    let first = text.find('\n').unwrap_or(text.len());
+    let (first, rest) = text.split_at(first);
+    let details = if tone == Tone::Dim { Tone::Dim } else { Tone::Plain };
+    Painted::new(tone, first).and(details, rest)
+}
+
 fn of_step(step: u64, name: &str, value: Value) -> Record {
     let mut fields = Record::new();
     fields.set("step", step).set(name, value);
@@ -387,7 +424,7 @@ fn json_line(now_s: f64, level: Level, message: &str, fields: &Record) -> String
     visible_json(&Value::Object(line).to_string()).into_owned()
 }
 
-fn plain_line(elapsed_s: f64, level: Level, message: &str, fields: &Record, colour: bool) -> String {
+fn plain_line(elapsed_s: f64, level: Level, message: &Painted, fields: &Record, colour: bool) -> String {
     let (ansi, mark) = match level {
         Level::Error => ("31", "error: "),
         Level::Warn => ("33", "warning: "),
@@ -395,13 +432,12 @@ fn plain_line(elapsed_s: f64, level: Level, message: &str, fields: &Record, colo
         Level::Debug => ("2", "debug: "),
     };
     let time = format!("[{elapsed_s:8.1}s]");
-    let message = visible(message);
+    let message = message.shown(mark, ansi, colour);
     let fields: String = fields.0.iter().map(|(key, value)| format!(" {key}={}", short(value))).collect();
     let fields = visible(&fields);
     match colour {
-        true if ansi.is_empty() => format!("\u{1b}[2m{time}\u{1b}[0m {message}{fields}"),
-        true => format!("\u{1b}[2m{time}\u{1b}[0m \u{1b}[{ansi}m{mark}{message}\u{1b}[0m{fields}"),
-        false => format!("{time} {mark}{message}{fields}"),
+        true => format!("\u{1b}[2m{time}\u{1b}[0m {message}{fields}"),
+        false => format!("{time} {message}{fields}"),
     }
 }
 

@@ -37,6 +37,12 @@ pub trait Sink: Send {
         Ok(None)
     }
 
+    /// Called before [`finish`](Self::finish): waits, for some seconds at most, until everything has left this process.
+    /// Returns a message for people, if any.
+    fn flush(&mut self) -> Option<String> {
+        None
+    }
+
     /// Called at the end of the run.
     fn finish(&mut self) -> Result<()> {
         Ok(())
@@ -121,6 +127,11 @@ impl Sinks {
     /// Has every sink check whether its file is still there. Returns their messages for people.
     pub fn check(&self) -> Result<Vec<String>> {
         self.lock().sinks.iter_mut().filter_map(|sink| sink.check().transpose()).collect()
+    }
+
+    /// Calls every sink's `flush` before the end of the run, and returns their messages for people.
+    pub fn flush(&self) -> Vec<String> {
+        self.lock().sinks.iter_mut().filter_map(|sink| sink.flush()).collect()
     }
 
     /// Calls every sink's `finish` at the end of the run, and returns the first error.

@@ -126,7 +126,8 @@ fn the_table_and_the_bottleneck_in_words() {
     assert!(text.contains("(not measured)     1.00   10.0 %        -     -\n"), "{text}");
     assert!(text.trim_end().ends_with("run               10.00  100.0 %"), "{text}");
 
-    let say = |flops, bytes| summary.bottleneck(&Ceilings { flops_per_s: flops, bytes_per_s: bytes });
+    let known = |flops, bytes| summary.bottleneck(&Ceilings { flops_per_s: flops, bytes_per_s: bytes });
+    let say = |flops, bytes| known(flops, bytes).unwrap();
     let memory = say(Some(20e9), Some(12e9));
     assert!(
         memory.starts_with("the bottleneck is step/rollout: 6.00 s, 60 % of the run; limited by memory: 83 %"),
@@ -135,8 +136,24 @@ fn the_table_and_the_bottleneck_in_words() {
     assert!(say(Some(2.1e9), Some(100e9)).contains("limited by arithmetic: 95 %"));
     assert!(say(Some(100e9), Some(100e9)).contains("waiting or overhead"));
     assert!(say(Some(20e9), None).contains("10 % of this machine's measured arithmetic"));
-    assert!(say(None, None).contains("not measured"));
-    assert_eq!(Summary::default().bottleneck(&Ceilings::default()), "nothing was measured");
+    assert_eq!(known(None, None), None, "what limits it is not known");
+    assert_eq!(Summary::default().bottleneck(&Ceilings { flops_per_s: Some(1e9), bytes_per_s: None }), None);
+}
+
+#[test]
+fn the_largest_stages_in_one_line_sum_to_a_hundred() {
+    let summary = |wall_s: f64, all: &[(&str, f64)]| {
+        let stages = all.iter().map(|&(path, seconds)| total(path, seconds, 0.0, 0.0)).collect();
+        Summary { wall_s, stages }.largest()
+    };
+    let all = [("start", 0.1), ("rollout", 3.0), ("rollout/decode", 2.5), ("update", 6.24), ("log", 0.01)];
+    assert_eq!(summary(10.0, &all), "update 62 %, rollout 30 %, other 8 %");
+    // Each third is 33.3 %: one of them is rounded up.
+    assert_eq!(summary(3.0, &[("a", 1.0), ("b", 1.0), ("c", 1.0)]), "a 34 %, b 33 %, c 33 %");
+    let six = [("a", 3.0), ("b", 2.0), ("c", 2.0), ("d", 1.0), ("e", 1.0), ("f", 1.0)];
+    assert_eq!(summary(10.0, &six), "a 30 %, b 20 %, c 20 %, d 10 %, other 20 %");
+    assert_eq!(summary(10.0, &[("a", 9.0), ("b", 7.0)]), "a 56 %, b 44 %", "two threads");
+    assert_eq!(summary(1.0, &[]), "other 100 %");
 }
 
 #[test]

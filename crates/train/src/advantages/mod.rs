@@ -28,6 +28,7 @@ mod tests;
 
 use crate::Advantage;
 use kernels::mean::share;
+use model::GroupId;
 use serde::{Deserialize, Serialize};
 use std::ops::Range;
 
@@ -58,8 +59,8 @@ pub enum MultiObjectiveAggregation {
 /// The scores of one sample.
 #[derive(Clone, Debug, PartialEq)]
 pub struct RewardRow {
-    /// Index of the sample's group.
-    pub group: u64,
+    /// The sample's group.
+    pub group: GroupId,
     /// The score of each reward function; `None` (or NaN) if the function gave no score.
     pub scores: Vec<Option<f64>>,
 }

@@ -34,7 +34,7 @@ pub fn per_step(
     let placed: Vec<Vec<(usize, f64)>> = (0..samples.len())
         .map(|i| {
             let whole = || StepRewards { steps: Vec::new(), at_end: advantages.rewards[i] };
-            steps[i].clone().unwrap_or_else(whole).placed(&samples[i].mask)
+            steps[i].clone().unwrap_or_else(whole).placed(&samples[i].loss_mask)
         })
         .collect();
     let rewards = |rows: std::ops::Range<usize>| -> Vec<Option<f64>> {
@@ -51,7 +51,7 @@ pub fn per_step(
             ScaleRewards::None => Some(1.0),
         };
         for i in group {
-            let mut to_go = vec![0.0; samples[i].mask.len()];
+            let mut to_go = vec![0.0; samples[i].loss_mask.len()];
             for &(token, reward) in &placed[i] {
                 // A single step has no standard deviation, and nothing to be compared with.
                 let divisor = divisor.filter(|_| !equal);
@@ -60,7 +60,7 @@ pub fn per_step(
             for t in (1..to_go.len()).rev() {
                 to_go[t - 1] += to_go[t];
             }
-            let kept = to_go.iter().zip(&samples[i].mask).map(|(a, &m)| if m { *a as f32 } else { 0.0 });
+            let kept = to_go.iter().zip(&samples[i].loss_mask).map(|(a, &m)| if m { *a as f32 } else { 0.0 });
             advantages.advantages[i] = Advantage::Tokens(kept.collect());
         }
     }
@@ -71,17 +71,18 @@ mod tests {
     use super::*;
     use crate::RewardRow;
     use crate::advantages::compute;
+    use model::GroupId;
 
     /// Computes advantages of completions, each given as (group, number of tokens, rewards of steps, total reward).
     fn of(rows: &[(u64, usize, Option<StepRewards>, Option<f64>)], scale: ScaleRewards) -> Vec<Advantage> {
         let prompt = model::Prompt::new([1]);
         let sample = |(group, tokens, _, _): &(u64, usize, Option<StepRewards>, Option<f64>)| Sample {
-            group: *group,
+            group: GroupId(*group),
             ..Sample::supervised(prompt.clone(), vec![7; *tokens])
         };
         let samples: Vec<Sample> = rows.iter().map(sample).collect();
         let row = |(group, _, _, total): &(u64, usize, Option<StepRewards>, Option<f64>)| RewardRow {
-            group: *group,
+            group: GroupId(*group),
             scores: vec![*total],
         };
         let rewards =

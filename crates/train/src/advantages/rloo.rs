@@ -51,8 +51,8 @@ pub fn compute(matrix: &RewardMatrix, samples: &[Sample], config: &RlooRewards) 
     let mut kl_per_token = Mean::default();
     if config.beta != 0.0 {
         for (reward, sample) in penalised.iter_mut().zip(samples) {
-            let out = config.mask_truncated_completions && sample.truncated;
-            let mask: Vec<bool> = sample.mask.iter().map(|&m| m && !out).collect();
+            let out = config.mask_truncated_completions && sample.truncated();
+            let mask: Vec<bool> = sample.loss_mask.iter().map(|&m| m && !out).collect();
             let reference = sample.columns.ref_logps().expect("beta needs reference log-probabilities");
             let sum: f64 = kl(KlEstimator::K1, sample.old_logps(), reference, &mask).iter().sum();
             kl_per_token.add_sum(sum, mask.iter().filter(|&&m| m).count() as u64);

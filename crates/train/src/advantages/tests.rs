@@ -9,7 +9,10 @@ use model::columns::{REF_LOGPS, SAMPLER_LOGPS};
 
 /// Groups of `size` rows.
 fn rows<const N: usize>(rows: &[[Option<f64>; N]], size: usize) -> Vec<RewardRow> {
-    rows.iter().enumerate().map(|(i, r)| RewardRow { group: 7 - (i / size) as u64, scores: r.to_vec() }).collect()
+    rows.iter()
+        .enumerate()
+        .map(|(i, r)| RewardRow { group: GroupId(7 - (i / size) as u64), scores: r.to_vec() })
+        .collect()
 }
 fn matrix(of: &[[Option<f64>; 2]], size: usize, weights: [f64; 2]) -> RewardMatrix {
     RewardMatrix { rows: rows(of, size), names: vec!["a".into(), "b".into()], weights: weights.to_vec() }
@@ -68,7 +71,7 @@ fn nothing_to_compare_gives_zero() {
 /// A sample of these tokens: log π_old 0, so that the KL estimate k of a token is −log π_ref.
 fn sample(kl: &[f32], mask: &[bool]) -> Sample {
     let mut sample = Sample::supervised(model::Prompt::new([]), vec![0; kl.len()]);
-    sample.mask = mask.to_vec();
+    sample.loss_mask = mask.to_vec();
     sample.columns.set(SAMPLER_LOGPS, vec![0.0; kl.len()]);
     sample.columns.set(REF_LOGPS, kl.iter().map(|k| -k).collect());
     sample
@@ -129,7 +132,7 @@ fn reinforce_plus_plus_by_hand() {
     let rewards = |size| one_function(&[Some(1.0), None, Some(-1.0)], size);
     let samples =
         [sample(&[1.0, 2.0, 4.0], &[true, false, true]), sample(&[1.0], &[true]), sample(&[0.0, 0.0], &[true, true])];
-    let masks: Vec<Vec<bool>> = samples.iter().map(|s| s.mask.clone()).collect();
+    let masks: Vec<Vec<bool>> = samples.iter().map(|s| s.loss_mask.clone()).collect();
     // Without division of what is by hand: tokens 1 − 0.1·5, 1 − 0.1·4, −1, −1.
     let a = reinforce_plus_plus::compute(&rewards(1), &samples, &masks, 0.1, Baseline::Batch);
     let tokens = [0.5, 0.6, -1.0, -1.0f64];
@@ -168,7 +171,7 @@ fn nan_is_no_score() {
         (matrix(&rows, size, [1.0, 0.5]), one_function(&[Some(1.0), missing, Some(-1.0), Some(0.5)], size))
     };
     let samples: Vec<Sample> = (0..4).map(|_| sample(&[0.5, -0.25], &[true, true])).collect();
-    let masks: Vec<Vec<bool>> = samples.iter().map(|s| s.mask.clone()).collect();
+    let masks: Vec<Vec<bool>> = samples.iter().map(|s| s.loss_mask.clone()).collect();
     for size in [1, 2, 4] {
         let ((m, one), (nan, one_nan)) = (rows(None, size), rows(Some(f64::NAN), size));
         for scale in [ScaleRewards::Group, ScaleRewards::Batch, ScaleRewards::None] {
@@ -197,7 +200,7 @@ fn nan_is_no_score() {
 /// Eight times 0.1 over 8 is not 0.1: of equal rewards nothing is left, and of others every bit stays.
 #[test]
 fn equal_rewards_have_no_advantage_at_all() {
-    let row = |group, reward| RewardRow { group, scores: vec![reward] };
+    let row = |group, reward| RewardRow { group: GroupId(group), scores: vec![reward] };
     let groups = |equal: f64| {
         let rows = (0..8).map(|_| row(1, Some(equal))).chain([0.1, 0.2, 0.7].map(|r| row(2, Some(r))));
         RewardMatrix { rows: rows.collect(), names: vec!["r".into()], weights: vec![1.0] }

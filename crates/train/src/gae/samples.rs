@@ -29,7 +29,7 @@ pub fn rewards_of_samples(
     let mut rewards = Vec::with_capacity(samples.len());
     let (mut divergence, mut surprise, mut scored) = (Mean::default(), Mean::default(), Mean::default());
     for (i, (sample, score)) in samples.iter().zip(scores).enumerate() {
-        let (mask, old) = (&sample.mask, sample.old_logps());
+        let (mask, old) = (&sample.loss_mask, sample.old_logps());
         let kl = match sample.columns.ref_logps() {
             Some(reference) => kl(estimator, old, reference, mask),
             None => vec![0.0; mask.len()],
@@ -88,7 +88,7 @@ pub fn estimate_samples(
 }
 
 fn masks(samples: &[Sample]) -> Vec<Vec<bool>> {
-    samples.iter().map(|s| s.mask.clone()).collect()
+    samples.iter().map(|s| s.loss_mask.clone()).collect()
 }
 
 #[cfg(test)]

@@ -97,7 +97,7 @@ impl LossConfig {
 
     /// The completion tokens of `sample` that the loss uses.
     pub fn loss_mask(&self, sample: &Sample) -> Vec<bool> {
-        let out = self.mask_truncated_completions && sample.truncated;
-        sample.mask.iter().map(|&m| m && !out).collect()
+        let out = self.mask_truncated_completions && sample.truncated();
+        sample.loss_mask.iter().map(|&m| m && !out).collect()
     }
 }

@@ -32,8 +32,8 @@ impl Default for RlooConfig {
 impl RlooConfig {
     /// The completion tokens of `sample` that the loss uses.
     pub fn loss_mask(&self, sample: &Sample) -> Vec<bool> {
-        let out = self.mask_truncated_completions && sample.truncated;
-        sample.mask.iter().map(|&m| m && !out).collect()
+        let out = self.mask_truncated_completions && sample.truncated();
+        sample.loss_mask.iter().map(|&m| m && !out).collect()
     }
 }
 

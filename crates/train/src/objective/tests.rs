@@ -29,7 +29,7 @@ fn sample(tokens: usize) -> Sample {
     let numbers = || vec![-1.0; tokens];
     let names = [SAMPLER_LOGPS, REF_LOGPS, VALUES, RETURNS];
     let columns = Columns::of(names.map(|name| (name, numbers())));
-    let versions = vec![0; tokens];
+    let versions = vec![model::Updates(0); tokens];
     Sample { columns, versions, ..Sample::supervised(Prompt::new([1]), vec![2; tokens]) }
 }
 
@@ -69,7 +69,7 @@ fn what_a_sample_lacks_is_told_to_the_losses_that_need_it() {
     let every = ["policy", "rloo", "ppo", "value", "supervised", "dft"];
     let policies = ["policy", "rloo", "ppo"];
     let mask = "mask has 2 elements, and the completion 3 tokens";
-    assert_eq!(refusers(&|s| s.mask.truncate(2)), told(&every, mask));
+    assert_eq!(refusers(&|s| s.loss_mask.truncate(2)), told(&every, mask));
     let column = "ref_logps has 4 elements, and the completion 3 tokens";
     assert_eq!(refusers(&|s| s.columns.set(REF_LOGPS, vec![0.0; 4])), told(&every, column));
     let sampler = told(&policies, "it has no sampler_logps");

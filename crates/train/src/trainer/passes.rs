@@ -17,7 +17,7 @@ use crate::{Result, Sample, Trainer};
 use kernels::{Context, Tensor};
 use model::batch::Dropout;
 use model::net;
-use model::{BatchTensors, MicroBatch, ModelView};
+use model::{BatchTensors, MicroBatch, ModelView, Updates};
 use std::cell::Cell;
 use std::time::Instant;
 
@@ -154,7 +154,7 @@ impl Trainer {
 /// log-probability and the entropy of each scored token.
 fn loss_and_gradient(
     batch: &LossBatch<'_>,
-    version: u64,
+    version: Updates,
     micro: &MicroBatch<'_>,
     forward: &Forward,
     measured: &mut Measured,
@@ -187,15 +187,15 @@ fn loss_and_gradient(
 
 impl Measured {
     /// Counts the tokens whose log-probability recorded by the sampler differs in any bit from the trainer's, if all
-    /// tokens of the sample were sampled with weights of `version`. Tokens that were not sampled (such as tool output)
-    /// are not compared.
-    pub(crate) fn compare(&mut self, sample: &Sample, logps: &[f32], version: u64) {
+    /// tokens of the sample were sampled with weights of `version`. Tokens that the loss may not use (such as tool
+    /// output) are not compared.
+    pub(crate) fn compare(&mut self, sample: &Sample, logps: &[f32], version: Updates) {
         if !sample.is_of_version(version) {
             return;
         }
         let recorded = sample.columns.sampler_logps().unwrap_or_default();
-        for ((&recorded, &logp), &sampled) in recorded.iter().zip(logps).zip(&sample.mask) {
-            if sampled {
+        for ((&recorded, &logp), &used) in recorded.iter().zip(logps).zip(&sample.loss_mask) {
+            if used {
                 self.compared += 1;
                 self.mismatches += u64::from(recorded.to_bits() != logp.to_bits());
                 let difference = (f64::from(recorded) - f64::from(logp)).abs();

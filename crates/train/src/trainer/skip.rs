@@ -18,7 +18,7 @@ use kernels::Context;
 use kernels::mean::over;
 use model::columns::ENTROPIES;
 use model::packing::{longest, micro_batches};
-use model::{ModelView, PromptGroup};
+use model::{GroupId, ModelView, PromptGroup, Updates};
 use std::borrow::Cow;
 
 /// The groups of an optimizer batch that are skipped.
@@ -45,8 +45,8 @@ impl Skipped {
             }
             skipped.groups.push(place);
             skipped.sequences.extend(computed);
-            let number = sequences[own.start].source.sample().map(|sample| sample.group);
-            if number.is_some_and(is_checked) {
+            let group = sequences[own.start].source.sample().map(|sample| sample.group);
+            if group.is_some_and(is_checked) {
                 skipped.checked.push(place);
             }
         }
@@ -75,11 +75,11 @@ fn has_no_gradient(Sequence { source, mask, .. }: &Sequence<'_>) -> bool {
     mask.iter().enumerate().all(|(t, &m)| !m || sample.advantage.at(t) == 0.0)
 }
 
-/// Whether this skipped group is checked: one index in 64, spread evenly over consecutive indices (Fibonacci hashing:
+/// Whether this skipped group is checked: one in 64, spread evenly over consecutive groups (Fibonacci hashing:
 /// multiplication by 2⁶⁴ / φ). So a dataset whose length is a power of two does not have the same prompts checked in
 /// every epoch.
-fn is_checked(group: u64) -> bool {
-    group.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 58 == 0
+fn is_checked(group: GroupId) -> bool {
+    group.0.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 58 == 0
 }
 
 impl Trainer {
@@ -124,7 +124,7 @@ impl Trainer {
 
 impl LossBatch<'_> {
     /// Adds skipped sequences with an index below `end` to the metrics, so that sums run in the order of all sequences.
-    pub(crate) fn count_skipped(&self, end: usize, version: u64, measured: &mut Measured) {
+    pub(crate) fn count_skipped(&self, end: usize, version: Updates, measured: &mut Measured) {
         let (before, after) = self.skipped.get().split_at(self.skipped.get().partition_point(|&i| i < end));
         self.skipped.set(after);
         for Sequence { source, mask, .. } in before.iter().map(|&i| &self.sequences[i]) {
@@ -157,14 +157,14 @@ mod tests {
     #[test]
     fn one_group_in_64_is_checked() {
         for first in [0, 1000, u64::MAX / 2] {
-            let checked = (first..first + 6400).filter(|&n| is_checked(n)).count();
+            let checked = (first..first + 6400).filter(|&n| is_checked(GroupId(n))).count();
             assert!((98..=102).contains(&checked), "{checked} from {first}");
         }
         // The same prompt of a dataset of 64 is checked about once in 64 epochs.
         for prompt in 0..64 {
-            let checked = (0..640).filter(|epoch| is_checked(64 * epoch + prompt)).count();
+            let checked = (0..640).filter(|epoch| is_checked(GroupId(64 * epoch + prompt))).count();
             assert!((5..=16).contains(&checked), "{checked} of prompt {prompt}");
         }
-        assert!(is_checked(0));
+        assert!(is_checked(GroupId(0)));
     }
 }

@@ -7,7 +7,7 @@ use crate::{Advantage, Sample};
 use kernels::Isa;
 use model::columns::SAMPLER_LOGPS;
 use model::net::Scores;
-use model::{Columns, Prompt, Weights};
+use model::{Columns, Prompt, Updates, Weights};
 
 fn model() -> (Context, Weights) {
     let json = r#"{"model_type": "llama", "hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1,
@@ -95,7 +95,7 @@ fn a_step_follows_what_was_accumulated_and_reduced() {
         (1e-3, false, 0, false)
     );
     assert_eq!((metrics.skipped_groups, metrics.clip, metrics.kl, metrics.policy_loss), (None, None, None, None));
-    assert_eq!((weights.version, trainer.state().steps()), (1, 1));
+    assert_eq!((weights.version.0, trainer.state().steps()), (1, 1));
     assert!(metrics.grad_norm > 0.0 && metrics.entropy.is_some() && metrics.loss > 0.0);
     // The whole at once, of the same weights, has the same loss and gradient.
     let (ctx, mut weights, mut whole) = self::trainer(Objective::Supervised);
@@ -136,14 +136,14 @@ fn a_state_is_what_lasts_from_step_to_step() {
 #[test]
 fn recorded_log_probabilities_are_compared_to_the_bit() {
     let sample = |versions: &[u64], recorded: &[f32]| Sample {
-        versions: versions.to_vec(),
-        mask: vec![true, false, true],
+        versions: versions.iter().copied().map(Updates).collect(),
+        loss_mask: vec![true, false, true],
         columns: Columns::of([(SAMPLER_LOGPS, recorded.to_vec())]),
         ..Sample::supervised(Prompt::new([1]), vec![2, 3, 4])
     };
     let mut measured = Measured::default();
     let mut compare = |sample: &Sample, logps: &[f32]| {
-        measured.compare(sample, logps, 7);
+        measured.compare(sample, logps, Updates(7));
         (measured.compared, measured.mismatches, measured.max_difference)
     };
     assert_eq!(compare(&sample(&[7, 7, 6], &[9.0; 3]), &[0.0; 3]), (0, 0, 0.0), "other weights sampled it");
@@ -181,7 +181,7 @@ fn the_loss_of_given_scores_is_that_of_one_batch() {
     let mut samples = samples;
     for (sample, logps) in samples.iter_mut().zip([&[-1.0, -2.0, -3.0][..], &[-6.0]]) {
         sample.columns.set(SAMPLER_LOGPS, logps.to_vec());
-        sample.versions = vec![0; logps.len()];
+        sample.versions = vec![Updates(0); logps.len()];
         sample.advantage = Advantage::Sequence(2.0);
     }
     let given = [scores(&[-1.0, -2.0, -3.0], &[1.0, 4.0, 2.0]), scores(&[-6.0], &[3.0])];
@@ -192,7 +192,7 @@ fn the_loss_of_given_scores_is_that_of_one_batch() {
     let metric = |name: &str| held_out.metrics.iter().find(|(own, _)| own == name).map(|(_, value)| *value);
     let names = ["entropy", "policy_loss", "entropy_coef", "kl", "clip_ratio/region_mean"];
     assert_eq!(names.map(metric), [Some(2.5), Some(-1.0), Some(0.5), None, Some(0.0)]);
-    let masked = samples.clone().map(|sample| Sample { mask: vec![false; sample.completion.len()], ..sample });
+    let masked = samples.clone().map(|sample| Sample { loss_mask: vec![false; sample.completion.len()], ..sample });
     assert_eq!(loss_of(&policy, &masked, &given).unwrap(), None, "the loss of no tokens is missing");
     samples[0].columns.remove(SAMPLER_LOGPS);
     assert!(loss_of(&policy, &samples, &given).is_err());

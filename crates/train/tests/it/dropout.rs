@@ -144,7 +144,7 @@ fn the_gradient_is_that_of_the_pass_with_dropout() {
         samples.retain(|s| s.completion.len() == 3 || s.completion.len() == 20);
         for sample in &mut samples {
             sample.completion.truncate(3);
-            sample.mask.truncate(3);
+            sample.loss_mask.truncate(3);
             sample.versions.truncate(3);
             let names = [SAMPLER_LOGPS, REF_LOGPS];
             sample.columns = Columns::of(names.map(|name| (name, sample.columns.f32(name).expect(name)[..3].to_vec())));

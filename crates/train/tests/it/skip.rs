@@ -7,7 +7,10 @@ use kernels::{Context, DType, Isa};
 use model::columns::{ENTROPIES, OLD_LOGPS, REF_LOGPS, SAMPLER_LOGPS};
 use model::io::{TensorSink, TensorSource};
 use model::weights::{Named, NamedMut};
-use model::{AdaptedWeights, Adapter, LoraConfig, ModelConfig, Prompt, Scorer, TargetModules, Weights};
+use model::{
+    AdaptedWeights, Adapter, FinishReason, GroupId, LoraConfig, ModelConfig, Prompt, Scorer, TargetModules, Updates,
+    Weights,
+};
 use std::sync::Arc;
 use train::loss::entropy::EntropyConfig;
 use train::loss::rloo::RlooConfig;
@@ -72,12 +75,13 @@ fn samples(ctx: &Context, weights: &AdaptedWeights, without: &[u64]) -> Vec<Samp
     for (group, prompt, completions) in GROUPS {
         let prompt = Prompt::new(draw(prompt));
         for n in completions {
-            let mask = (0..n).map(|t| t % 5 != 3).collect();
+            let loss_mask = (0..n).map(|t| t % 5 != 3).collect();
             // A zero of either sign is none.
             let a = if without.contains(&group) { [0.0, -0.0][n % 2] } else { 0.3 * (n as f32 % 7.0) - 1.0 };
             let (versions, advantage) = (vec![weights.version(); n], Advantage::Sequence(a));
             let sample = Sample::supervised(prompt.clone(), draw(n));
-            out.push(Sample { group, mask, versions, advantage, truncated: n > 60, ..sample });
+            let finish_reason = FinishReason::of_ended(n > 60);
+            out.push(Sample { group: GroupId(group), loss_mask, versions, advantage, finish_reason, ..sample });
         }
     }
     let pairs: Vec<_> = out.iter().map(Sample::sequence).collect();
@@ -159,7 +163,7 @@ fn same(
 /// Takes the advantages of groups.
 fn without(groups: &'static [u64]) -> impl Fn(&mut Vec<Sample>) {
     move |samples| {
-        for (i, sample) in samples.iter_mut().enumerate().filter(|(_, s)| groups.contains(&s.group)) {
+        for (i, sample) in samples.iter_mut().enumerate().filter(|(_, s)| groups.contains(&s.group.0)) {
             sample.advantage = Advantage::Sequence([0.0, -0.0][i % 2]);
         }
     }
@@ -220,7 +224,7 @@ fn a_batch_of_which_nothing_is_left_still_steps() {
     let before = (bits(weights.base.current()), weights.version());
     let metrics = trainer.update(&ctx, &mut weights, &nothing, 1e-3).expect("update");
     assert_eq!((metrics.loss, metrics.grad_norm, metrics.computed_tokens, metrics.micro_batches), (0.0, 0.0, 0, 0));
-    assert!(!metrics.skipped && weights.version() == before.1 + 1 && bits(weights.base.current()) != before.0);
+    assert!(!metrics.skipped && weights.version() == before.1.next() && bits(weights.base.current()) != before.0);
 }
 
 /// A first update that computes nothing has no tape yet.
@@ -228,7 +232,7 @@ fn a_batch_of_which_nothing_is_left_still_steps() {
 fn the_first_step_may_compute_nothing() {
     let change = |samples: &mut Vec<Sample>| {
         for s in samples.iter_mut() {
-            s.group += 1;
+            s.group = s.group.after(1);
         }
         without(&[1, 2, 3, 4])(samples);
     };
@@ -274,7 +278,7 @@ fn adapters_and_their_dropout_keep_their_bits() {
         let config = TrainerConfig { adapter: Some(lora(dropout)), ..config(Objective::Policy(dapo())) };
         for (dtype, groups) in [(DType::F32, &[1][..]), (DType::F32, &[0, 1]), (DType::Bf16, &[1, 2])] {
             same(&format!("{dropout} {dtype:?} {groups:?}"), Isa::best(), dtype, &config, &|samples| {
-                for sample in samples.iter_mut().filter(|s| groups.contains(&s.group)) {
+                for sample in samples.iter_mut().filter(|s| groups.contains(&s.group.0)) {
                     sample.advantage = Advantage::Sequence(0.0);
                 }
             });
@@ -288,12 +292,12 @@ fn what_has_no_gradient_by_its_mask_or_by_tokens_is_left_out() {
     let change = |samples: &mut Vec<Sample>| {
         for sample in samples.iter_mut() {
             let n = sample.completion.len();
-            match sample.group {
-                1 => sample.mask = vec![false; n],
+            match sample.group.0 {
+                1 => sample.loss_mask = vec![false; n],
                 2 => sample.advantage = Advantage::Tokens(vec![0.0; n]),
                 // What the mask leaves out may have any.
                 3 => {
-                    let token = |t: usize| if sample.mask[t] { 0.0 } else { f32::NAN };
+                    let token = |t: usize| if sample.loss_mask[t] { 0.0 } else { f32::NAN };
                     sample.advantage = Advantage::Tokens((0..n).map(token).collect());
                 }
                 // One token of one completion is enough.
@@ -309,7 +313,7 @@ fn what_has_no_gradient_by_its_mask_or_by_tokens_is_left_out() {
     // Completions that the length limit cut are no part of the loss: the only one of the third group with an advantage.
     let masked = LossConfig { mask_truncated_completions: true, ..dapo() };
     let change = |samples: &mut Vec<Sample>| {
-        let others = samples.iter_mut().filter(|s| s.group == 2 && !s.truncated);
+        let others = samples.iter_mut().filter(|s| s.group.0 == 2 && !s.truncated());
         others.for_each(|s| s.advantage = Advantage::Sequence(0.0));
     };
     let metrics = same("cut", Isa::best(), DType::F32, &config(Objective::Policy(masked)), &change);
@@ -358,7 +362,7 @@ fn a_planted_mismatch_is_found_in_the_group_that_is_checked() {
     let of = |spoiled: usize, number: u64| {
         let mut weights = weights(&ctx, DType::F32, None);
         let mut samples = samples(&ctx, &weights, &[0]);
-        samples.iter_mut().filter(|s| s.group == 0).for_each(|s| s.group = number);
+        samples.iter_mut().filter(|s| s.group.0 == 0).for_each(|s| s.group = GroupId(number));
         let mut logps = samples[spoiled].columns.sampler_logps().expect("recorded").to_vec();
         logps[1] = f32::from_bits(logps[1].to_bits() + 1);
         samples[spoiled].columns.set(SAMPLER_LOGPS, logps);
@@ -386,7 +390,7 @@ fn the_samplers_distance_is_that_of_all_tokens() {
             sample.columns.set(OLD_LOGPS, recorded.clone());
             let moved = recorded.iter().enumerate().map(|(t, x)| x + 0.01 * (t % 3) as f32).collect();
             sample.columns.set(SAMPLER_LOGPS, moved);
-            sample.versions.iter_mut().for_each(|v| *v = 0);
+            sample.versions.iter_mut().for_each(|v| *v = Updates(0));
             sample.columns.remove(ENTROPIES);
         }
         without(&[1, 3])(samples);

@@ -77,7 +77,7 @@ fn updated(isa: Isa, threads: usize, case: &Case, hold: bool) -> (Vec<Vec<u32>>,
     for tree in trees {
         all.extend(tree.tensors().iter().map(|spec| bits(&tree.get(&spec.name).expect("tensor"))));
     }
-    (all, weights.version(), weights.bytes_copied())
+    (all, weights.version().0, weights.bytes_copied())
 }
 
 fn bits(data: &[f32]) -> Vec<u32> {

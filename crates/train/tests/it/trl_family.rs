@@ -5,7 +5,7 @@
 use crate::common::model::{context, policy, scaled};
 use crate::common::{Fixture, close, get};
 use model::columns::{OLD_LOGPS, REF_LOGPS, SAMPLER_LOGPS};
-use model::{Columns, Prompt, PromptCompletion, Scorer, Weights};
+use model::{Columns, FinishReason, GroupId, Prompt, PromptCompletion, Scorer, Updates, Weights};
 use serde_json::Value;
 use train::advantages::{self, gdpo, rloo};
 use train::loss::entropy::EntropyConfig;
@@ -60,14 +60,14 @@ impl Family {
         let limit: usize = get(&self.base.json["common"]["max_completion_length"]);
         let prompts: Vec<_> = self.base.prompts.iter().map(|p| Prompt::new(p.as_slice())).collect();
         let sample = |(i, completion): (usize, &Vec<u32>)| Sample {
-            group: (i / self.base.num_generations()) as u64,
+            group: GroupId((i / self.base.num_generations()) as u64),
             columns: Columns::of([
                 (SAMPLER_LOGPS, if told { recorded[i].clone() } else { old[i].clone() }),
                 (OLD_LOGPS, old[i].clone()),
                 (REF_LOGPS, self.reference[i].clone()),
             ]),
-            versions: vec![u64::MAX; completion.len()],
-            truncated: completion.len() == limit,
+            versions: vec![Updates(u64::MAX); completion.len()],
+            finish_reason: FinishReason::of_ended(completion.len() == limit),
             ..Sample::supervised(prompts[i / self.base.num_generations()].clone(), completion.clone())
         };
         self.base.completions.iter().enumerate().map(sample).collect()

@@ -28,7 +28,7 @@ fn losses_gradients_and_metrics() {
     assert_eq!(fixture.cases.len(), 112);
     let mut clipped = 0;
     for case in &fixture.cases {
-        let samples = fixture.samples(case, &fixture.logps, 0);
+        let samples = fixture.samples(case, &fixture.logps, model::Updates(0));
         let masks: Vec<Vec<bool>> = samples.iter().map(|s| case.loss.loss_mask(s)).collect();
         let normalizer = Normalizer::of(&masks);
         let mut sums = LossSums::default();

@@ -95,8 +95,8 @@ fn every_step_is_trls() {
                 close(ours, case.metric(name).expect(name), 1e-4, &format!("{title} {name}"));
             }
         }
-        assert!(metrics.micro_batches > 1 && !metrics.skipped && weights.version == 2, "{title}: {metrics:?}");
-        let sampled = samples.iter().flat_map(|s| &s.mask).filter(|&&m| m).count() as u64;
+        assert!(metrics.micro_batches > 1 && !metrics.skipped && weights.version.0 == 2, "{title}: {metrics:?}");
+        let sampled = samples.iter().flat_map(|s| &s.loss_mask).filter(|&&m| m).count() as u64;
         assert_eq!(metrics.logp_compared_tokens, if case.changed { 0 } else { sampled });
         assert_eq!(metrics.logp_mismatch_tokens, 0, "{title}");
 

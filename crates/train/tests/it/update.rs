@@ -44,11 +44,11 @@ fn samples(ctx: &Context, weights: &Weights) -> Vec<Sample> {
     for (prompt, completions) in [(5, [3, 1, 0]), (69, [70, 2, 9]), (2, [4, 66, 5])] {
         let prompt = Prompt::new(draw(prompt));
         for n in completions {
-            let mask = (0..n).map(|t| t % 5 != 3 && n != 5).collect();
+            let loss_mask = (0..n).map(|t| t % 5 != 3 && n != 5).collect();
             let versions = vec![weights.version; n];
             let advantage = Advantage::Sequence(0.3 * (n as f32) - 1.0);
             let completion = draw(n);
-            out.push(Sample { mask, versions, advantage, ..Sample::supervised(prompt.clone(), completion) });
+            out.push(Sample { loss_mask, versions, advantage, ..Sample::supervised(prompt.clone(), completion) });
         }
     }
     let pairs: Vec<_> =
@@ -308,17 +308,17 @@ fn a_step_that_is_not_finite_is_skipped_and_three_end_the_run() {
     let before = bits(&weights);
     for count in [1, 2] {
         let metrics = trainer.update(&ctx, &mut weights, &bad, 1e-3).expect("skipped");
-        assert!(metrics.skipped && metrics.skipped_total == count && weights.version == 1);
+        assert!(metrics.skipped && metrics.skipped_total == count && weights.version.0 == 1);
         assert!(bits(&weights) == before);
     }
     assert_eq!(trainer.state().steps(), 0);
     assert!(!trainer.update(&ctx, &mut weights, &good, 1e-3).expect("a good one").skipped);
-    assert_eq!((trainer.state().steps(), weights.version), (1, 2));
+    assert_eq!((trainer.state().steps(), weights.version.0), (1, 2));
     let third = (0..3).map(|_| trainer.update(&ctx, &mut weights, &bad, 1e-3)).last().expect("three");
     assert!(matches!(third, Err(Error::NonFinite { count: 3, what: "the loss", .. })), "{third:?}");
-    assert_eq!(weights.version, 2);
+    assert_eq!(weights.version.0, 2);
     let after = trainer.update(&ctx, &mut weights, &good, 1e-3).expect("a good one");
-    assert_eq!((after.skipped_total, weights.version), (5, 3));
+    assert_eq!((after.skipped_total, weights.version.0), (5, 3));
 }
 
 /// A recorded log-probability that is another by one bit is counted, and one that is not a number shows.
@@ -387,7 +387,7 @@ fn refuses_what_does_not_fit() {
     assert!(refuse(&|s| s.prompt = Prompt::new([])).contains("no token"));
     assert!(refuse(&|s| s.completion[0] = 50).contains("token 50"));
     assert!(refuse(&|s| drop(s.columns.remove(REF_LOGPS))).contains("beta"));
-    assert!(refuse(&|s| s.mask.truncate(0)).contains("mask"));
+    assert!(refuse(&|s| s.loss_mask.truncate(0)).contains("mask"));
     assert!(refuse(&|s| s.columns.set(SAMPLER_LOGPS, vec![])).contains("sampler_logps"));
 }
 

@@ -143,7 +143,7 @@ fn a_sample_has_the_completions_with_the_most_and_the_least_reward() {
             ..Completion::new(place, vec![1])
         };
         Group {
-            id,
+            group: lockstep::wire::GroupId(id),
             step: Some(6),
             prompt: Some(format!("{id}").into()),
             reward_names: vec!["r".into()],

@@ -7,9 +7,13 @@ fn answer(fingerprint: u64, more: bool) -> Answer {
     Answer { fingerprint, more }
 }
 
-fn saved(step: u64, frontier: &[JobName]) -> Saved {
-    let lineages = (0..=step).map(|version| (version, lineage(version))).collect();
-    Saved { step, lineages, frontier: frontier.iter().map(|job| (*job, answer(5, false))).collect() }
+fn saved(version: u64, frontier: &[JobName]) -> Saved {
+    let lineages = (0..=version).map(Version).map(|version| (version, lineage(version))).collect();
+    Saved {
+        version: Version(version),
+        lineages,
+        frontier: frontier.iter().map(|job| (*job, answer(5, false))).collect(),
+    }
 }
 
 fn file(jobs: &[JobName]) -> SyncedBatch {
@@ -39,7 +43,7 @@ fn a_run_that_was_to_end_goes_on_with_the_weights_of_its_end() {
             let mut run = Run(Coordinator::resume(plan(continued), saved(4, &frontier), BTreeMap::new()).unwrap());
             (run.tell(Event::Begin), run)
         };
-        let (begun, mut run) = start(Continued { batch: 4 + there, version: 4 });
+        let (begun, mut run) = start(Continued { batch: BatchId(4 + there), version: Version(4) });
         assert_eq!(begun, offers, "{case}");
         if there == 0 {
             run.result(job(4));
@@ -83,7 +87,7 @@ fn a_result_that_is_none_is_asked_for_again() {
     run.tell(Event::Begin);
     let refused = |run: &mut Run, worker: &str, number| run.tell(Event::Refused(name(worker), job(number)));
     let accepts = |run: &Run, worker: &str, number, of| run.0.accepts(&name(worker), job(number), of, answer(5, false));
-    assert!(accepts(&run, "dev1", 0, ORIGIN) && !accepts(&run, "dev1", 0, lineage(1)));
+    assert!(accepts(&run, "dev1", 0, ORIGIN) && !accepts(&run, "dev1", 0, lineage(Version(1))));
     assert!(!accepts(&run, "dev1", 4, ORIGIN) && !accepts(&run, "dev1", 9, ORIGIN));
     run.claim("dev1", job(0));
     assert_eq!(refused(&mut run, "dev1", 0), "offer 0@0");
@@ -103,7 +107,7 @@ fn a_result_that_is_none_is_asked_for_again() {
 /// made.
 #[test]
 fn results_of_files_are_taken_back_with_all_that_followed() {
-    let files = || BTreeMap::from([2, 3, 4].map(|batch| (batch, file(&[job(batch)]))));
+    let files = || BTreeMap::from([2, 3, 4].map(|batch| (BatchId(batch), file(&[job(batch)]))));
     let start = || {
         let plan = plan(9, 1, 2);
         let mut run = Run(Coordinator::resume(plan, saved(2, &[job(2), job(3)]), files()).unwrap());
@@ -115,12 +119,12 @@ fn results_of_files_are_taken_back_with_all_that_followed() {
     };
     let back = |run: &mut Run, batch, jobs: &[JobName], there: &[JobName]| {
         let saved = there.iter().map(|job| (*job, answer(5, false))).collect();
-        run.tell(Event::TakenBack { batch, jobs: jobs.to_vec(), saved })
+        run.tell(Event::TakenBack { batch: BatchId(batch), jobs: jobs.to_vec(), saved })
     };
     // The checkpoint has the group itself.
     let mut run = start();
     assert_eq!(back(&mut run, 2, &[job(2)], &[job(2)]), "sync 2: 2");
-    assert_eq!(run.0.lineages().keys().copied().max(), Some(2), "what it made is not known any more");
+    assert_eq!(run.0.lineages().keys().copied().max(), Some(Version(2)), "what it made is not known any more");
     assert_eq!(run.train(1), "publish 3 in 1; sync 3: 3; offer 5@3", "it is in the checkpoint, too");
     assert_eq!(run.train(2), "publish 4 in 2; sync 4: 4; offer 6@4", "4 is there, made by version 2");
     // The weights of batch 4 are there.
@@ -130,7 +134,10 @@ fn results_of_files_are_taken_back_with_all_that_followed() {
     run.tell(Event::Writing(2));
     assert_eq!(run.tell(Event::Trained { written: true }), "publish 4 in 2; train 4; offer 6@4");
     assert_eq!(back(&mut run, 4, &[job(4)], &[]), "offer 4@2");
-    assert!(!run.0.accepts(&name("dev1"), job(7), lineage(5), answer(5, false)), "of weights that are no more");
+    assert!(
+        !run.0.accepts(&name("dev1"), job(7), lineage(Version(5)), answer(5, false)),
+        "of weights that are no more"
+    );
     assert_eq!(run.result(job(4)), "accept 4 of dev1; withdraw 4; sync 4: 4");
     assert!(run.0.can_remake(job(4)), "no learner has learned from this one");
     assert_eq!(run.train(0), "publish 5 in 0; offer 7@5");

@@ -16,8 +16,8 @@ fn a_chunk_continues_the_accepted_answer_with_the_weights_of_its_place() {
     assert_eq!(run.tell(Event::Begin), "offer 0@0; offer 1@0");
     let accepted = "accept 0 of dev1; withdraw 0; offer 0.1@0~5";
     assert_eq!(run.result_of(job(0), ORIGIN, answer(5, true)), accepted);
-    assert_eq!(run.0.complete_groups(0), 0);
-    for of in [ORIGIN, ORIGIN.of_result(Some(6)), lineage(1).of_result(Some(5))] {
+    assert_eq!(run.0.complete_groups(BatchId(0)), 0);
+    for of in [ORIGIN, ORIGIN.of_result(Some(6)), lineage(Version(1)).of_result(Some(5))] {
         assert_eq!(run.result_of(chunk(0, 1), of, answer(1, false)), "drop 0.1 of dev1: Lineage");
     }
     // The second chunk of batch 1 has the weights after batch 0.
@@ -27,8 +27,8 @@ fn a_chunk_continues_the_accepted_answer_with_the_weights_of_its_place() {
     assert_eq!(run.result_of(chunk(0, 1), ORIGIN.of_result(Some(5)), answer(1, true)), accepted);
     assert_eq!(run.train(1), "publish 1 in 1; offer 1.1@1~8; offer 2@1");
     let accepted = "accept 1.1 of dev1; withdraw 1.1; sync 1: 1,1.1";
-    assert_eq!(run.result_of(chunk(1, 1), lineage(1).of_result(Some(8)), answer(1, false)), accepted);
-    assert_eq!(run.result_of(chunk(2, 2), lineage(2), answer(1, false)), "drop 2.2 of dev1: NotAsked");
+    assert_eq!(run.result_of(chunk(1, 1), lineage(Version(1)).of_result(Some(8)), answer(1, false)), accepted);
+    assert_eq!(run.result_of(chunk(2, 2), lineage(Version(2)), answer(1, false)), "drop 2.2 of dev1: NotAsked");
 }
 
 #[test]
@@ -38,12 +38,12 @@ fn a_frontier_has_the_chunks_of_older_weights_alone() {
     run.result_of(job(0), ORIGIN, answer(1, false));
     assert_eq!(run.train(1), "publish 1 in 1; offer 3@1");
     run.tell(Event::Checkpoint);
-    assert_eq!(run.0.waiting_checkpoints(), [(1, 0, 2)]);
+    assert_eq!(run.0.waiting_checkpoints(), [(Version(1), 0, 2)]);
     // 1 continues in its second chunk with version 0, and in its third with version 1; 2 continues with version 1.
     run.result_of(job(1), ORIGIN, answer(2, true));
-    assert_eq!(run.0.waiting_checkpoints(), [(1, 1, 3)]);
+    assert_eq!(run.0.waiting_checkpoints(), [(Version(1), 1, 3)]);
     run.result_of(job(2), ORIGIN, answer(3, true));
-    assert_eq!(run.0.waiting_checkpoints(), [(1, 2, 3)]);
+    assert_eq!(run.0.waiting_checkpoints(), [(Version(1), 2, 3)]);
     let committed = "accept 1.1 of dev1; withdraw 1.1; commit 1 of [0, 1] with 1,1.1,2; offer 1.2@1~4";
     assert_eq!(run.result_of(chunk(1, 1), ORIGIN.of_result(Some(2)), answer(4, true)), committed);
 }
@@ -95,11 +95,11 @@ fn the_results_of_an_expelled_worker_are_made_again_while_that_is_possible() {
     };
     let expel = |run: &mut Run, jobs: &[JobName]| run.tell(Event::Expelled(name("dev1"), jobs.to_vec()));
     let mut run = start();
-    run.tell(Event::Synced(0, DIGEST));
-    assert!(run.0.may_expel() && run.0.lineage_of(1).is_some());
+    run.tell(Event::Synced(BatchId(0), DIGEST));
+    assert!(run.0.may_expel() && run.0.lineage_of(Version(1)).is_some());
     // The second chunk continues from the first. Training on the batch is rolled back.
     assert_eq!(expel(&mut run, &[job(0)]), "kill dev1; offer 0@0");
-    assert_eq!((run.0.lineage_of(1), run.0.writable()), (None, vec![]));
+    assert_eq!((run.0.lineage_of(Version(1)), run.0.writable()), (None, vec![]));
     assert_eq!(run.0.expelled().collect::<Vec<_>>(), [&name("dev1")]);
     assert_eq!(run.0.workers().collect::<Vec<_>>(), [&name("dev2")]);
     assert_eq!(run.tell(Event::Joined(name("dev1"))) + &run.tell(Event::Progress(name("dev1"))), "");
@@ -110,15 +110,15 @@ fn the_results_of_an_expelled_worker_are_made_again_while_that_is_possible() {
     assert_eq!(run.tell(fresh), "accept 0 of dev2; withdraw 0; sync 0: 0");
     // Of a later batch alone: what is in training continues.
     let mut run = start();
-    run.tell(Event::Synced(0, DIGEST));
+    run.tell(Event::Synced(BatchId(0), DIGEST));
     assert_eq!(expel(&mut run, &[job(1)]), "kill dev1; offer 1@0");
-    assert_eq!((run.0.lineage_of(1), run.0.writable()), (Some(lineage(1)), vec![1]));
+    assert_eq!((run.0.lineage_of(Version(1)), run.0.writable()), (Some(lineage(Version(1))), vec![1]));
     // A chunk alone: its predecessor stays.
     let mut run = start();
     assert_eq!(expel(&mut run, &[chunk(0, 1)]), "kill dev1; offer 0.1@0~5");
     // While weights are written nothing is made again; nor is what has been trained on.
     let mut run = start();
-    run.tell(Event::Synced(0, DIGEST));
+    run.tell(Event::Synced(BatchId(0), DIGEST));
     run.tell(Event::Writing(1));
     assert_eq!(expel(&mut run, &[job(1)]), "kill dev1");
     assert_eq!(run.tell(Event::Trained { written: true }), "publish 1 in 1; sync 1: 1; offer 2@1");
@@ -136,7 +136,7 @@ fn a_result_can_be_made_again_while_the_weights_of_its_whole_group_are_there() {
     run.train(1);
     assert!(can(&run, job(1)) && can(&run, chunk(1, 1)) && can(&run, part(0, 0)));
     run.train(0);
-    assert_eq!(run.0.slots(), [Some((2, 2)), Some((1, 1))]);
+    assert_eq!(run.0.slots(), [2, 1].map(|version| Some((Version(version), Version(version)))));
     assert!(!can(&run, job(1)), "version 0 is gone");
     assert!(can(&run, chunk(1, 1)) && can(&run, job(2)) && can(&run, job(3)) && can(&run, chunk(4, 1)));
     assert!(!can(&run, part(0, 0)) && can(&run, part(1, 0)) && can(&run, part(2, 0)));
@@ -148,19 +148,21 @@ fn a_start_from_a_checkpoint_trains_on_the_files_again_and_knows_the_frontier() 
         digest: DIGEST,
         answers: jobs.iter().map(|job| (*job, answer(5, false))).collect(),
     };
-    let lineages: BTreeMap<u64, Lineage> = (1..=2).map(|version| (version, lineage(version))).collect();
+    let lineages: BTreeMap<Version, Lineage> = [1, 2].map(Version).map(|version| (version, lineage(version))).into();
     let frontier = [(job(3), answer(5, false)), (part(1, 0), answer(1, false)), (part(1, 2), answer(2, false))];
-    let saved = Saved { step: 2, lineages, frontier: frontier.into() };
+    let saved = Saved { version: Version(2), lineages, frontier: frontier.into() };
     // The file of batch 5 follows a gap.
-    let files = BTreeMap::from([(2, file(&[job(2)])), (3, file(&[job(3)])), (5, file(&[job(5)]))]);
-    let without = Saved { lineages: BTreeMap::from([(1, ORIGIN)]), ..saved.clone() };
+    let files = BTreeMap::from([2, 3, 5].map(|batch| (BatchId(batch), file(&[job(batch)]))));
+    let without = Saved { lineages: BTreeMap::from([(Version(1), ORIGIN)]), ..saved.clone() };
     let why = Coordinator::resume(plan(9, 1, 1), without, BTreeMap::new()).unwrap_err();
     assert_eq!(why, "the checkpoint of step 2 does not say the lineage of its own weights");
     let why = Coordinator::resume(plan(9, 0, 1), saved.clone(), BTreeMap::new()).unwrap_err();
     assert_eq!(why, "groups of a batch is 0: it must be at least 1");
     let mut run = Run(Coordinator::resume(plan(9, 1, 1), saved, files).unwrap());
-    assert_eq!((run.0.step(), run.0.slots(), run.0.lineage()), (2, &[Some((2, 2)), None][..], lineage(2)));
-    assert_eq!(run.0.lineages().keys().copied().collect::<Vec<_>>(), [1, 2, 3, 4]);
+    let two = Version(2);
+    assert_eq!((run.0.batch(), run.0.version(), run.0.lineage()), (BatchId(2), two, lineage(two)));
+    assert_eq!(run.0.slots(), [Some((two, two)), None]);
+    assert_eq!(run.0.lineages().keys().copied().collect::<Vec<_>>(), [1, 2, 3, 4].map(Version));
     assert!(!run.0.can_remake(job(3)), "an earlier learner has learned from it");
     assert!(run.0.can_remake(job(4)));
     assert_eq!(run.tell(Event::Joined(name("dev1"))), "");

@@ -4,7 +4,8 @@ use super::{Layout, SpoolLearner, SpoolWorker, write_by};
 use crate::batches::BatchFiles;
 use crate::coordinator::{Event, HowEnded};
 use crate::exchange::{Exchange, WorkerExchange, WorkerStatus};
-use crate::job::{Answer, Job, JobName, JobResult, Lineage};
+use crate::ids::{BatchId, Version};
+use crate::job::{Answer, Job, JobResult, Lineage};
 use crate::testing::name;
 use std::fs::File;
 use std::io::{ErrorKind, Write};
@@ -12,12 +13,12 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-fn job(number: u64, profile: &str) -> Job {
-    let name = JobName::Rollout { number, chunk: 0 };
+fn job(group: u64, profile: &str) -> Job {
+    let name = crate::testing::job(group);
     Job {
         continues: None,
         name,
-        version: 0,
+        version: Version(0),
         lineage: Lineage([1; 16]),
         alone: false,
         profile: profile.to_owned(),
@@ -57,7 +58,7 @@ fn a_job_goes_its_way_and_only_this_user_can_read_it() {
     assert_eq!(learner.poll().unwrap(), [Event::Claimed(name("dev1"), jobs[1].name)]);
     let result = result(&jobs[1], "dev1");
     worker.complete(&result).unwrap();
-    files.save(0, std::slice::from_ref(&result)).unwrap();
+    files.save(BatchId(0), std::slice::from_ref(&result)).unwrap();
     let mut seen = 0;
     everything(&out.path().join("fleet"), &mut |path, mode| {
         assert_eq!(mode, if path.is_dir() { 0o700 } else { 0o600 }, "{}", path.display());
@@ -168,7 +169,7 @@ fn a_full_disk_is_an_error_that_says_so_and_leaves_nothing_half() {
         Err(ErrorKind::StorageFull.into())
     };
     for sync in [false, true] {
-        let error = write_by(&files.path(0), sync, full).unwrap_err();
+        let error = write_by(&files.path(BatchId(0)), sync, full).unwrap_err();
         let text = error.to_string();
         assert!(error.is_disk_full() && text.contains("cannot write") && text.contains("batches/000000"), "{text}");
         assert_eq!(std::fs::read_dir(out.path().join("fleet/batches")).unwrap().count(), 0);

@@ -2,6 +2,7 @@
 
 use super::{Doing, Move, TORN, World, tokens};
 use crate::coordinator::Event;
+use crate::ids::BatchId;
 use crate::job::{Answer, JobName, JobResult};
 
 impl World {
@@ -93,8 +94,8 @@ impl World {
         let more = more || self.environment.liar;
         tokens ^= u64::from(self.environment.liar && i == 0 && job.payload.is_empty());
         let mut bytes = tokens.to_le_bytes().to_vec();
-        let first = self.plan.numbers(self.plan.continued.version).start;
-        if self.environment.judge && job.name == (JobName::Rollout { number: first, chunk: 0 }) {
+        let first = self.plan.first_group(self.plan.continued.version.batch());
+        if self.environment.judge && job.name == (JobName::Rollout { group: first, chunk: 0 }) {
             bytes.push(u8::from(std::mem::replace(&mut self.scored, true)));
         }
         let worker = self.workers[i].name.clone();
@@ -105,9 +106,9 @@ impl World {
     }
 
     pub(super) fn payload(&self, job: JobName) -> Vec<u8> {
-        let JobName::Rollout { number, .. } = job else { return Vec::new() };
+        let JobName::Rollout { group, .. } = job else { return Vec::new() };
         let Some(learner) = &self.learner else { return Vec::new() };
-        let before = learner.kept.range(JobName::Rollout { number, chunk: 0 }..job);
+        let before = learner.kept.range(JobName::Rollout { group, chunk: 0 }..job);
         before.flat_map(|(_, result)| result.bytes[..8].to_vec()).collect()
     }
 
@@ -119,9 +120,9 @@ impl World {
     }
 
     /// Whether a wrong answer to the first chunk of a group in this batch is in use.
-    fn has_lie(&self, batch: u64) -> bool {
+    fn has_lie(&self, batch: BatchId) -> bool {
         let Some(learner) = &self.learner else { return false };
-        let jobs = self.plan.numbers(batch).map(|number| JobName::Rollout { number, chunk: 0 });
+        let jobs = self.plan.groups_of(batch).map(|group| JobName::Rollout { group, chunk: 0 });
         let mut results = jobs.filter_map(|job| learner.kept.get(&job));
         results.any(|result| self.is_lie(result))
     }
@@ -130,9 +131,9 @@ impl World {
     /// continue them.
     fn expel_liar(&mut self) -> Result<(), String> {
         let Some(batch) = self.learner.as_ref().and_then(|learner| learner.trains) else { return Ok(()) };
-        let all = (batch..self.plan.batches).filter(|batch| self.has_lie(*batch));
-        let numbers: Vec<u64> = all.flat_map(|batch| self.plan.numbers(batch)).collect();
-        let jobs: Vec<JobName> = numbers.into_iter().map(|number| JobName::Rollout { number, chunk: 0 }).collect();
+        let all = batch.up_to(self.plan.end()).filter(|batch| self.has_lie(*batch));
+        let groups = all.flat_map(|batch| self.plan.groups_of(batch));
+        let jobs: Vec<JobName> = groups.map(|group| JobName::Rollout { group, chunk: 0 }).collect();
         let Some(learner) = &mut self.learner else { return Ok(()) };
         learner.trains = None;
         let is_taken = |job: &JobName| jobs.iter().any(|taken| job.is_or_continues(*taken));
@@ -159,8 +160,8 @@ impl World {
         self.workers[i].expelled = true;
         let Some(learner) = &mut self.learner else { return Ok(()) };
         let Some(batch) = learner.trains else { return Ok(()) };
-        let numbers = self.plan.numbers(batch);
-        let of_batch = |job: &JobName| matches!(job, JobName::Rollout { number, .. } if numbers.contains(number));
+        let plan = &self.plan;
+        let of_batch = |job: &JobName| matches!(job, JobName::Rollout { group, .. } if plan.batch_of(*group) == batch);
         let of_batch = |job: &JobName| of_batch(job) && learner.coordinator.can_remake(*job);
         let jobs: Vec<JobName> = learner.kept.keys().copied().filter(of_batch).collect();
         let name = self.workers[i].name.clone();
@@ -171,7 +172,7 @@ impl World {
         learner.kept.retain(|job, _| !jobs.contains(job));
         self.files.retain(|file, _| *file < batch);
         // An earlier learner may have learned from it.
-        self.published.retain(|version, _| *version <= batch);
+        self.published.retain(|version, _| *version <= batch.version());
         // No exchange tells of a result that it has not got any more.
         self.mail.retain(|event| !matches!(event, Event::Result { job, .. } if jobs.contains(job)));
         for job in &jobs {

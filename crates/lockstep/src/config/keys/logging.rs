@@ -32,6 +32,10 @@ macro_rules! logging_keys { ($collect:ident $($rows:tt)*) => { $collect! { $($ro
     trace_steps: Option<String> = None => OURS.on_resume(Free);
     /// Write TensorBoard files too.
     tensorboard: bool = true => OURS.trl_has("report_to").on_resume(Free);
+    /// Receivers of each logged line of metrics and each alarm, as JSON: "command:PROGRAM ARGUMENTS" reads lines on its
+    /// standard input, "http://HOST/PATH" and "https://HOST/PATH" get POST requests (docs/runs.md). No receiver stops
+    /// or delays the run. TRL's values are accepted, and nothing is sent to these services.
+    report_to: Vec<String> = Vec::new() => TRL.trl_defaults(&[(ALL, "\"none\"")]).on_resume(Free);
 } } } }
 pub(in crate::config) use logging_keys;
 

@@ -4,6 +4,7 @@ mod keys;
 mod merging;
 mod places;
 mod refusals;
+mod report_to;
 mod settings;
 mod table;
 mod values;

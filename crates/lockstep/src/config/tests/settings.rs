@@ -3,7 +3,7 @@
 use super::{grpo, trainer_config};
 use crate::config::{Algorithm, Config, EvalSampling, SamplingPlan, Strategy, WorkloadBounds};
 use crate::config::{engine_config, eval_sampling, sampling};
-use model::{LoraConfig, TargetModules};
+use model::{GroupId, LoraConfig, TargetModules};
 use rollout::{EngineConfig, SamplingParams, Speculative};
 use serde_json::json;
 use train::{Objective, Schedule, ScheduleArguments, ScheduleKind};
@@ -76,16 +76,16 @@ fn profiles_replace_what_they_name() {
     };
     assert_eq!((plan.ways(), &**plan.common()), (vec![&own, &all], &all));
     // Groups 0 and 1 lie at 0 and at the golden ratio's 0.618.
-    assert_eq!((plan.profile(0), plan.profile(1)), (Some("a"), Some("b")));
-    assert_eq!((&**plan.of(0), &**plan.of(1)), (&own, &all));
+    assert_eq!((plan.profile(GroupId(0)), plan.profile(GroupId(1))), (Some("a"), Some("b")));
+    assert_eq!((&**plan.of(GroupId(0)), &**plan.of(GroupId(1))), (&own, &all));
     // The group whose place is nearest to 1: what rounding leaves belongs to the last profile.
     let golden = 0x9e37_79b9_7f4a_7c15_u64;
     let mut inverse = golden;
     (0..6).for_each(|_| inverse = inverse.wrapping_mul(2u64.wrapping_sub(golden.wrapping_mul(inverse))));
     assert_eq!(inverse.wrapping_mul(golden), 1);
-    assert_eq!(plan.profile(inverse.wrapping_neg()), Some("b"));
+    assert_eq!(plan.profile(GroupId(inverse.wrapping_neg())), Some("b"));
     let alike = SamplingPlan::alike(std::sync::Arc::new(all.clone()));
-    assert_eq!((alike.ways(), alike.profile(0), alike.names().count()), (vec![&all], None, 0));
+    assert_eq!((alike.ways(), alike.profile(GroupId(0)), alike.names().count()), (vec![&all], None, 0));
 }
 
 #[test]

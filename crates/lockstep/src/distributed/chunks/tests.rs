@@ -12,14 +12,14 @@ fn chunks(is_on: bool) -> Chunks {
     Chunks::new(&plan, is_on.then_some(3), 40)
 }
 
-fn whole(number: u64) -> GroupJob {
+fn whole(group: u64) -> GroupJob {
     let (tokens, content) = (model::Prompt::new([1, 2]), Content::from("ab"));
     GroupJob {
-        number,
+        group: GroupId(group),
         prompt: Prompt { row: 0, tokens, content, columns: serde_json::Map::new() },
         num_generations: 1,
         sampling: SamplingParams { max_new_tokens: 9, ..SamplingParams::default() },
-        version: 77,
+        updates: Updates(77),
         step: 0,
         rewards: Vec::new(),
         so_far: Vec::new(),
@@ -31,15 +31,15 @@ fn completion(ids: &[u32], finish_reason: FinishReason) -> Completion {
     Completion {
         generation: 0,
         ids: ids.to_vec(),
-        mask: vec![true; ids.len()],
-        versions: vec![5; ids.len()],
+        sampled: vec![true; ids.len()],
+        versions: vec![Updates(5); ids.len()],
         columns: Columns::of([(model::columns::SAMPLER_LOGPS, vec![-0.5; ids.len()])]),
         finish_reason,
     }
 }
 
-fn name(number: u64, chunk: u32) -> JobName {
-    JobName::Rollout { number, chunk }
+fn name(group: u64, chunk: u32) -> JobName {
+    job_name(GroupId(group), chunk)
 }
 
 #[test]
@@ -49,22 +49,22 @@ fn jobs_of_a_group() {
     assert_eq!([0, 1, 2].map(|chunk| on.until(chunk)), [Some(3), Some(6), None]);
     // Nothing is published yet. Group 7 is of batch 3, whose chunks are of the versions 1, 2 and 3.
     assert_eq!(on.job(name(7, 0), &whole(7), Vec::new()), None);
-    (1..=3).for_each(|version| on.published(version, 10 * version));
+    (1..=3).for_each(|version| on.published(Version(version), Updates(10 * version)));
     let so_far = vec![completion(&[1], FinishReason::Unfinished)];
-    for (chunk, version, until) in [(0, 10, Some(3)), (1, 20, Some(6)), (2, 30, None)] {
+    for (chunk, updates, until) in [(0, 10, Some(3)), (1, 20, Some(6)), (2, 30, None)] {
         let job = on.job(name(7, chunk), &whole(7), so_far.clone()).unwrap();
-        assert_eq!(job, GroupJob { version, until, so_far: so_far.clone(), ..whole(7) });
+        assert_eq!(job, GroupJob { updates: Updates(updates), until, so_far: so_far.clone(), ..whole(7) });
     }
     // Of batch 2 the chunks are of 0, which was not published, 1 and 2.
     assert!(on.job(name(4, 0), &whole(4), Vec::new()).is_none() && on.job(name(4, 1), &whole(4), Vec::new()).is_some());
     // With the next version those are forgotten that no batch needs: the one in use needs two before it.
-    on.published(4, 40);
-    assert_eq!(on.updates.keys().copied().collect::<Vec<_>>(), [1, 2, 3, 4]);
-    on.published(5, 50);
-    assert_eq!(on.updates.keys().copied().collect::<Vec<_>>(), [2, 3, 4, 5]);
+    on.published(Version(4), Updates(40));
+    assert_eq!(on.updates.keys().copied().collect::<Vec<_>>(), [1, 2, 3, 4].map(Version));
+    on.published(Version(5), Updates(50));
+    assert_eq!(on.updates.keys().copied().collect::<Vec<_>>(), [2, 3, 4, 5].map(Version));
     // Whole groups are one job, whatever is published.
     assert_eq!(chunks(false).job(name(7, 0), &whole(7), so_far), Some(whole(7)));
-    assert_eq!(on.job(JobName::Evaluation { version: 1, index: 0 }, &whole(7), Vec::new()), None);
+    assert_eq!(on.job(JobName::Evaluation { version: Version(1), index: 0 }, &whole(7), Vec::new()), None);
 }
 
 #[test]
@@ -101,14 +101,14 @@ fn result(number: u64, chunk: u32, bytes: Vec<u8>, more: bool) -> JobResult {
 
 fn answered(number: u64, ids: &[u32], reason: FinishReason) -> Vec<u8> {
     let prompt: Arc<model::Prompt> = whole(number).prompt.tokens;
-    let group = RolloutGroup::new(number, prompt, vec![completion(ids, reason)]);
+    let group = RolloutGroup::new(GroupId(number), prompt, vec![completion(ids, reason)]);
     GroupAnswer { group, scores: Vec::new(), rollout_s: 1.0 }.to_bytes()
 }
 
 #[test]
 fn a_chain_continues_each_answer() {
     let mut on = chunks(true);
-    (1..=3).for_each(|version| on.published(version, 5));
+    (1..=3).for_each(|version| on.published(Version(version), Updates(5)));
     let first = result(7, 0, answered(7, &[1, 2, 3], FinishReason::Unfinished), true);
     let second = result(7, 1, answered(7, &[1, 2, 3, 4], FinishReason::Stop), false);
     let chain = on.chain(&whole(7), &[&first, &second]).unwrap();

@@ -4,6 +4,7 @@
 
 use super::super::{SlotPlace, of_fleet};
 use super::{Network, NetworkPlace, built};
+use fleet::Version;
 use fleet::blobs::{Server, Source};
 use kernels::memory::slot::{Contents, Pin, SlotReader};
 use model::io::ModelFiles;
@@ -115,7 +116,7 @@ impl Serving {
     }
 
     /// Serves these versions of the weights, and stops serving all others.
-    pub fn publish(&self, slots: &BTreeMap<u64, SlotPlace>, base: Option<&Path>) {
+    pub fn publish(&self, slots: &BTreeMap<Version, SlotPlace>, base: Option<&Path>) {
         let mut places = self.served.places();
         places.retain(|_, place| !matches!(place, Place::Slot(..)));
         let slot =

@@ -1,8 +1,8 @@
 use super::super::{Identity, Shared, SlotPlace};
 use super::serve::{Serving, of_file, of_slot};
 use super::*;
-use fleet::Lineage;
 use fleet::blobs::Client;
+use fleet::{Lineage, Version};
 use kernels::memory::slot::{Contents, SlotFiller, SlotOptions, SlotReader};
 use model::io::ModelFiles;
 use std::collections::BTreeMap;
@@ -63,7 +63,7 @@ impl Fake {
         }
         let place = |(number, slot): (&u64, &SlotFiller)| {
             let path = slot.path().to_owned();
-            (*number, SlotPlace { path, stored_as: *number, lineage: Lineage([*number as u8; 16]) })
+            (Version(*number), SlotPlace { path, stored_as: *number, lineage: Lineage([*number as u8; 16]) })
         };
         let shared = Shared {
             identity: Identity {
@@ -108,7 +108,7 @@ fn has(host: &Host, numbers: &[u64]) {
         let bytes = std::fs::read(fleet::exchange::spool::Layout::of_run(host.dir()).learner());
         let state = bytes.ok().and_then(|bytes| serde_json::from_slice::<LearnerState>(&bytes).ok());
         let shared = state.and_then(|state| serde_json::from_value::<Shared>(state.shared).ok());
-        shared.filter(|shared| shared.slots.keys().eq(numbers))
+        shared.filter(|shared| shared.slots.keys().map(|version| &version.0).eq(numbers))
     });
     let read = |path: &Path, number: u64, bytes: usize| {
         let slot = SlotReader::open(path).unwrap();
@@ -118,7 +118,7 @@ fn has(host: &Host, numbers: &[u64]) {
         pin.read_at(0, &mut found).unwrap();
         assert!(found == content(number, bytes), "the bytes of {number}");
     };
-    shared.slots.iter().for_each(|(number, place)| read(&place.path, *number, BYTES));
+    shared.slots.iter().for_each(|(version, place)| read(&place.path, version.0, BYTES));
     read(&shared.base.unwrap(), 0, 1000);
 }
 
@@ -156,7 +156,7 @@ fn a_version_that_is_pinned_here_is_not_overwritten() {
     let bytes = std::fs::read(fleet::exchange::spool::Layout::of_run(host.dir()).learner()).unwrap();
     let state: LearnerState = serde_json::from_slice(&bytes).unwrap();
     let shared: Shared = serde_json::from_value(state.shared).unwrap();
-    let slot = SlotReader::open(&shared.slots[&1].path).unwrap();
+    let slot = SlotReader::open(&shared.slots[&Version(1)].path).unwrap();
     let pin = slot.pin().unwrap().unwrap();
     for number in 2..6 {
         learner.says(&[number]);

@@ -2,21 +2,22 @@ use super::*;
 use crate::config::{Config, sampling};
 use crate::data::prompts::Prompt;
 use crate::distributed::CHECKPOINT;
+use crate::distributed::ids::job_name;
 use crate::rollouts::jobs::GroupAnswer;
-use fleet::{Answer, Lineage, Plan, WorkerName};
-use model::Columns;
+use fleet::{Answer, Lineage, Plan, Version, WorkerName};
 use model::columns::SAMPLER_LOGPS;
+use model::{Columns, Updates};
 use rewards::{Content, GivenScores, Scores};
 use rollout::{Completion, FinishReason, RolloutGroup, SamplingParams};
 
-fn group(number: u64) -> GroupJob {
+fn group(group: u64) -> GroupJob {
     let (tokens, content) = (model::Prompt::new([1, 2]), Content::from("ab"));
     GroupJob {
-        number,
+        group: GroupId(group),
         prompt: Prompt { row: 0, tokens, content, columns: serde_json::Map::new() },
         num_generations: 2,
         sampling: SamplingParams::default(),
-        version: 0,
+        updates: Updates(0),
         step: 0,
         rewards: Vec::new(),
         so_far: Vec::new(),
@@ -40,7 +41,7 @@ fn offer(payloads: &Payloads, numbers: &[u64]) {
 
 #[test]
 fn jobs_that_are_offered_have_their_content_and_profile() {
-    let name = |number| JobName::Rollout { number, chunk: 0 };
+    let name = |group| job_name(GroupId(group), 0);
     let mut plain = payloads(&Config::default(), false);
     offer(&plain, &[0, 1, 2]);
     for number in 0..3 {
@@ -50,16 +51,16 @@ fn jobs_that_are_offered_have_their_content_and_profile() {
     let said = |payloads: &mut Payloads, job| payloads.job(job, &[]).unwrap_err().to_string();
     let other = said(&mut plain, name(3));
     assert!(other.contains("job 000003.0 was not prepared"), "{other}");
-    let evaluation = said(&mut plain, JobName::Evaluation { version: 0, index: 1 });
+    let evaluation = said(&mut plain, JobName::Evaluation { version: Version(0), index: 1 });
     assert!(evaluation.contains("is none of this run's"), "{evaluation}");
     // Chunks need weights that this learner has published.
     let mut chunked = payloads(&Config::default(), true);
     offer(&chunked, &[0]);
     let gone = said(&mut chunked, name(0));
     assert!(gone.contains("job 000000.0 needs weights that are gone"), "{gone}");
-    chunked.lock().chunks.published(0, 5);
+    chunked.lock().chunks.published(Version(0), Updates(5));
     let (_, bytes) = chunked.job(name(0), &[]).unwrap();
-    assert_eq!(GroupJob::from_bytes(&bytes).unwrap(), GroupJob { version: 5, until: Some(3), ..group(0) });
+    assert_eq!(GroupJob::from_bytes(&bytes).unwrap(), GroupJob { updates: Updates(5), until: Some(3), ..group(0) });
     let halves = serde_json::json!({"a": {"share": 0.5}, "b": {"share": 0.5}}).as_object().cloned().unwrap();
     let mut profiles = payloads(&Config { sampling_profiles: halves, ..Config::default() }, false);
     offer(&profiles, &[0, 1]);
@@ -72,24 +73,24 @@ fn answer() -> GroupAnswer {
     let completion = |generation: usize| Completion {
         generation,
         ids: vec![4, 39, 6],
-        mask: vec![true; 3],
-        versions: vec![7; 3],
+        sampled: vec![true; 3],
+        versions: vec![Updates(7); 3],
         columns: Columns::of([(SAMPLER_LOGPS, vec![-0.5, -0.25, -1.0])]),
         finish_reason: FinishReason::Stop,
     };
-    let group = RolloutGroup::new(0, scored(0).prompt.tokens, (0..2).map(completion).collect());
+    let group = RolloutGroup::new(GroupId(0), scored(0).prompt.tokens, (0..2).map(completion).collect());
     let given = GivenScores { reward: 0, scores: Scores::new(vec![Some(1.0), None]), seconds: 0.5 };
     GroupAnswer { group, scores: vec![given], rollout_s: 0.5 }
 }
 
 fn scored(number: u64) -> GroupJob {
-    GroupJob { rewards: vec!["r".to_owned()], version: 7, ..group(number) }
+    GroupJob { rewards: vec!["r".to_owned()], updates: Updates(7), ..group(number) }
 }
 
 fn result(number: u64, chunk: u32, answer: &GroupAnswer) -> JobResult {
     let fingerprint = GroupAnswer::fingerprint(&answer.group);
     JobResult {
-        job: JobName::Rollout { number, chunk },
+        job: job_name(GroupId(number), chunk),
         lineage: Lineage([0; 16]),
         worker: WorkerName::new("w").unwrap(),
         answer: Answer { fingerprint, more: answer.group.is_unfinished() },
@@ -109,9 +110,13 @@ type Change = fn(&mut GroupAnswer);
 const NONE: [(&str, Change, &str); 20] = [
     ("a token beyond the vocabulary", |a| a.group.completions[1].ids[0] = 40, "completion 1 has the token 40, and"),
     ("the largest token", |a| a.group.completions[0].ids[2] = u32::MAX, "completion 0 has the token 4294967295, and"),
-    ("another version", |a| a.group.completions[0].versions = vec![8; 3], "weights of version 8, not 7"),
-    ("another version of one token", |a| a.group.completions[1].versions[2] = 6, "weights of version 6, not 7"),
-    ("another group", |a| a.group.id = 1, "it answers another job"),
+    ("another version", |a| a.group.completions[0].versions = vec![Updates(8); 3], "weights of version 8, not 7"),
+    (
+        "another version of one token",
+        |a| a.group.completions[1].versions[2] = Updates(6),
+        "weights of version 6, not 7",
+    ),
+    ("another group", |a| a.group.group = GroupId(1), "it answers another job"),
     ("another prompt", |a| a.group.prompt = model::Prompt::new([1, 3]), "it answers another job"),
     ("no prompt", |a| a.group.prompt = model::Prompt::new([]), "it answers another job"),
     ("a completion fewer", |a| drop(a.group.completions.pop()), "it does not have 2 completions"),
@@ -140,7 +145,8 @@ fn third_problem() -> rewards::Problem {
 fn longer(completion: &mut Completion) {
     let tokens = SamplingParams::default().max_new_tokens + 1;
     completion.columns.set(SAMPLER_LOGPS, vec![-0.5; tokens]);
-    (completion.ids, completion.mask, completion.versions) = (vec![4; tokens], vec![true; tokens], vec![7; tokens]);
+    (completion.ids, completion.sampled, completion.versions) =
+        (vec![4; tokens], vec![true; tokens], vec![Updates(7); tokens]);
 }
 
 #[test]
@@ -180,7 +186,7 @@ fn the_first_result_of_a_batch_that_is_no_answer_is_found() {
     let jobs = [scored(0), scored(1)];
     let of = |number: u64, change: Change| {
         let mut answer = answer();
-        answer.group.id = number;
+        answer.group.group = GroupId(number);
         change(&mut answer);
         result(number, 0, &answer)
     };
@@ -188,7 +194,7 @@ fn the_first_result_of_a_batch_that_is_no_answer_is_found() {
         let found = payloads.lock().chunks.first_unusable(&jobs, results, whole)?;
         Some((found.to_string(), found.job))
     };
-    let name = |number, chunk| JobName::Rollout { number, chunk };
+    let name = |group, chunk| job_name(GroupId(group), chunk);
     let right = [of(0, |_| {}), of(1, |_| {})];
     assert_eq!((found(&right, true), found(&right[..1], false), found(&[], false)), (None, None, None));
     let missing = |number, chunk| {

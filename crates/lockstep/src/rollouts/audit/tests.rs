@@ -1,5 +1,5 @@
 use super::*;
-use model::Columns;
+use model::Updates;
 use model::columns::{ENTROPIES, SAMPLER_LOGPS};
 use rewards::{GivenScores, Scores};
 use rollout::{FinishReason, RolloutGroup, SamplingParams};
@@ -10,8 +10,8 @@ fn completion(generation: usize, ids: &[u32]) -> Completion {
     Completion {
         generation,
         ids: ids.to_vec(),
-        mask: vec![true; tokens],
-        versions: vec![6; tokens],
+        sampled: vec![true; tokens],
+        versions: vec![Updates(6); tokens],
         columns: Columns::of([(SAMPLER_LOGPS, vec![-0.5; tokens]), (ENTROPIES, vec![1.0; tokens])]),
         finish_reason: FinishReason::Stop,
     }
@@ -21,7 +21,7 @@ fn completion(generation: usize, ids: &[u32]) -> Completion {
 fn remade(names: &[&str]) -> (GroupJob, GroupAnswer) {
     let prompt = model::Prompt::new([1]);
     let job = GroupJob {
-        number: 9,
+        group: GroupId(9),
         prompt: crate::data::prompts::Prompt {
             row: 3,
             tokens: prompt.clone(),
@@ -30,7 +30,7 @@ fn remade(names: &[&str]) -> (GroupJob, GroupAnswer) {
         },
         num_generations: 2,
         sampling: SamplingParams::default(),
-        version: 6,
+        updates: Updates(6),
         step: 8,
         rewards: names.iter().map(|&name| name.to_owned()).collect(),
         so_far: Vec::new(),
@@ -40,7 +40,7 @@ fn remade(names: &[&str]) -> (GroupJob, GroupAnswer) {
         let scores = Scores::new(vec![Some(0.5 + reward as f64), None]);
         GivenScores { reward, scores, seconds: 0.25 }
     };
-    let group = RolloutGroup::new(9, prompt, vec![completion(0, &[4, 5, 6]), completion(1, &[7, 8])]);
+    let group = RolloutGroup::new(GroupId(9), prompt, vec![completion(0, &[4, 5, 6]), completion(1, &[7, 8])]);
     (job, GroupAnswer { group, scores: names.iter().enumerate().map(given).collect(), rollout_s: 1.5 })
 }
 
@@ -70,7 +70,7 @@ fn the_first_bit_that_differs_is_named() {
         "completion 1, token 0, log-probability: it said none, and the job gives -0.5 (0xbf000000)"
     );
     assert_eq!(
-        of(|c| c.versions[0] = 5),
+        of(|c| c.versions[0] = Updates(5)),
         "completion 1, token 0, version of the weights: it said 5, and the job gives 6"
     );
     let fields = "it said Length, [true, true], 1, and the job gives Stop, [true, true], 1";
@@ -78,14 +78,14 @@ fn the_first_bit_that_differs_is_named() {
         of(|c| c.finish_reason = FinishReason::Length),
         format!("completion 1, finish reason and mask: {fields}")
     );
-    assert!(of(|c| c.mask[0] = false).contains("it said Stop, [false, true], 1, and the job gives"));
+    assert!(of(|c| c.sampled[0] = false).contains("it said Stop, [false, true], 1, and the job gives"));
     assert!(of(|c| c.generation = 0).contains("it said Stop, [true, true], 0, and the job gives"));
     let columns = "completion 1, columns of its tokens: it said others, and the job gives its own";
     assert_eq!(of(|c| c.columns.set(ENTROPIES, vec![1.0, 2.0])), columns);
     // Of several, the first completion's, and in it what is made first.
     let several = said(&["a"], |given| {
         given.scores[0].scores.values[0] = None;
-        given.group.completions[0].versions[0] = 5;
+        given.group.completions[0].versions[0] = Updates(5);
         given.group.completions[0].columns.set(SAMPLER_LOGPS, vec![-0.5, -0.5, 0.0]);
         given.group.completions[1].ids[0] = 0;
     });

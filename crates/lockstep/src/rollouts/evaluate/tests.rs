@@ -124,7 +124,7 @@ fn the_metrics_of_a_set_are_of_its_scored_completions() {
     for (place, c) in rollouts.groups.iter_mut().flat_map(|group| &mut group.completions).enumerate() {
         c.rewards.push(second[place]);
         c.completion.ids = vec![4; place + 2];
-        c.completion.mask = vec![true; place + 2];
+        c.completion.sampled = vec![true; place + 2];
         c.completion.finish_reason = if place == 1 { FinishReason::Length } else { FinishReason::Stop };
     }
     let config = Config { eval_pass_at_k: vec![1, 2], eval_pass_at_k_reward: Some("b".into()), ..Config::default() };

@@ -50,12 +50,12 @@ fn completions_that_cannot_be_learned_from_are_named() {
     said(&|all| all[2].prompt_ids[1] = 10, "prompt_ids[2] has token 10, and the model's vocabulary ends at 10");
     said(&|all| all[0].ids[1] = 11, "completion_ids[0] has token 11, and the model's vocabulary ends at 10");
     said(&|all| all[0].logps = Some(vec![-1.0]), "logprobs[0] has 1 elements for 2 tokens");
-    said(&|all| all[1].mask = Some(vec![true; 2]), "env_mask[1] has 2 elements for 1 tokens");
+    said(&|all| all[1].sampled = Some(vec![true; 2]), "env_mask[1] has 2 elements for 1 tokens");
     said(
-        &|all| all[0].mask = Some(vec![false; 2]),
+        &|all| all[0].sampled = Some(vec![false; 2]),
         "env_mask[0] is 0 for every token: the model sampled none, there is nothing to learn",
     );
-    assert_eq!(checked(&|all| (all[0].mask, all[0].logps) = (Some(vec![false, true]), Some(vec![-1.0; 2]))), Ok(4));
+    assert_eq!(checked(&|all| (all[0].sampled, all[0].logps) = (Some(vec![false, true]), Some(vec![-1.0; 2]))), Ok(4));
     said(
         &|all| all[3].ids.push(1),
         "prompt and completion 3 have 7 tokens, and there is room for 6: raise max_completion_length, or set \
@@ -75,13 +75,14 @@ fn completions_that_cannot_be_learned_from_are_named() {
 fn a_completion_of_the_engine_that_comes_back_unchanged_is_the_policys() {
     let logps = vec![-0.5, -1.0];
     let written = Written::from([((vec![1], vec![2, 3]), (logps.clone(), FinishReason::Length))]);
-    let of = |given: &GivenCompletion, scores: Option<Vec<f32>>| completion(1, given, scores, &written, 6, &[3]);
+    let of =
+        |given: &GivenCompletion, scores: Option<Vec<f32>>| completion(1, given, scores, &written, Updates(6), &[3]);
     let with = |logps: Option<Vec<f32>>| GivenCompletion { logps, ..given(&[1], &[2, 3]) };
     let none = crate::rollouts::versions::NO_VERSION;
     let shown = |c: Completion| (c.columns.sampler_logps().unwrap().to_vec(), c.versions, c.finish_reason);
     // The policy scored it, or its engine did; else nobody knows which weights gave these log-probabilities.
-    assert_eq!(shown(of(&with(None), Some(vec![-2.0; 2]))), (vec![-2.0; 2], vec![6; 2], FinishReason::Length));
-    assert_eq!(shown(of(&with(Some(logps.clone())), None)), (logps.clone(), vec![6; 2], FinishReason::Length));
+    assert_eq!(shown(of(&with(None), Some(vec![-2.0; 2]))), (vec![-2.0; 2], vec![Updates(6); 2], FinishReason::Length));
+    assert_eq!(shown(of(&with(Some(logps.clone())), None)), (logps.clone(), vec![Updates(6); 2], FinishReason::Length));
     let others = vec![-0.5, -1.5];
     assert_eq!(shown(of(&with(Some(others.clone())), None)), (others, vec![none; 2], FinishReason::Length));
     let partly = of(&with(Some(vec![-0.25, f32::NAN])), Some(vec![-3.0, -4.0]));
@@ -89,8 +90,8 @@ fn a_completion_of_the_engine_that_comes_back_unchanged_is_the_policys() {
     // One that the engine did not write has ended if its last token is a stop id.
     let other = GivenCompletion { logps: Some(logps.clone()), ..given(&[2], &[2, 3]) };
     assert_eq!(shown(of(&other, None)), (logps.clone(), vec![none; 2], FinishReason::Stop));
-    let cut = GivenCompletion { logps: Some(logps), mask: Some(vec![false, true]), ..given(&[1], &[3, 2]) };
+    let cut = GivenCompletion { logps: Some(logps), sampled: Some(vec![false, true]), ..given(&[1], &[3, 2]) };
     let made = of(&cut, None);
     assert_eq!((made.finish_reason, made.generation, &made.ids), (FinishReason::Length, 1, &vec![3, 2]));
-    assert_eq!((made.mask, of(&other, None).mask), (vec![false, true], vec![true; 2]));
+    assert_eq!((made.sampled, of(&other, None).sampled), (vec![false, true], vec![true; 2]));
 }

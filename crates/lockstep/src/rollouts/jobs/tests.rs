@@ -2,6 +2,7 @@
 
 use super::*;
 use crate::config::SamplingPlan;
+use model::Updates;
 use model::columns::SAMPLER_LOGPS;
 use model::tokenizer::SpecialTokens;
 use rewards::{Content, FunctionReward, RewardBatch, Scores};
@@ -50,7 +51,7 @@ fn prompts() -> Prompts {
         let (tokens, content) = (model::Prompt::new([row as u32]), Content::Text(format!("q{row}")));
         Arc::new(Prompt { row, tokens, content, columns })
     };
-    [(7, prompt(1, "a")), (8, prompt(2, "b"))].into()
+    [(GroupId(7), prompt(1, "a")), (GroupId(8), prompt(2, "b"))].into()
 }
 
 fn plan() -> SamplingPlan {
@@ -73,13 +74,13 @@ fn answer(job: &GroupJob, logp: f32) -> GroupAnswer {
     let completion = |generation: usize| Completion {
         generation,
         ids: vec![3; generation + 1],
-        mask: vec![true; generation + 1],
-        versions: vec![job.version; generation + 1],
+        sampled: vec![true; generation + 1],
+        versions: vec![job.updates; generation + 1],
         columns: model::Columns::of([(SAMPLER_LOGPS, vec![logp; generation + 1])]),
         finish_reason: FinishReason::Stop,
     };
-    let group = RolloutGroup::new(job.number, job.prompt.tokens.clone(), vec![completion(0), completion(1)]);
-    let scores = Scores::new(vec![Some(job.number as f64), None]);
+    let group = RolloutGroup::new(job.group, job.prompt.tokens.clone(), vec![completion(0), completion(1)]);
+    let scores = Scores::new(vec![Some(job.group.0 as f64), None]);
     GroupAnswer { group, scores: vec![GivenScores { reward: 0, scores, seconds: 0.5 }], rollout_s: 0.25 }
 }
 
@@ -88,22 +89,22 @@ fn a_request_is_a_job_for_each_group() {
     let (plan, asked) = (plan(), Arc::default());
     let assembler = assembler(&asked);
     assert_eq!(assembler.asked_elsewhere(), (vec![2], vec!["there".to_owned()]));
-    let jobs = assembler.jobs(&request(&plan), 6);
-    let job = |number: u64, columns: Value| GroupJob {
-        number,
-        prompt: Prompt { columns: columns.as_object().unwrap().clone(), ..Prompt::clone(&prompts()[&number]) },
+    let jobs = assembler.jobs(&request(&plan), Updates(6));
+    let job = |group: GroupId, columns: Value| GroupJob {
+        group,
+        prompt: Prompt { columns: columns.as_object().unwrap().clone(), ..Prompt::clone(&prompts()[&group]) },
         num_generations: 2,
         sampling: SamplingParams::clone(plan.common()),
-        version: 6,
+        updates: Updates(6),
         step: 5,
         rewards: vec!["there".into()],
         so_far: Vec::new(),
         until: None,
     };
-    assert_eq!(jobs, [job(7, json!({"a": 1, "b": null})), job(8, json!({"a": null, "b": 2}))]);
+    assert_eq!(jobs, [job(GroupId(7), json!({"a": 1, "b": null})), job(GroupId(8), json!({"a": null, "b": 2}))]);
     let begun = GroupJob { so_far: answer(&jobs[0], -0.5).group.completions, until: Some(3), ..jobs[0].clone() };
     let request = begun.request(None);
-    assert_eq!((request.id, request.until, request.so_far.len()), (7, Some(3), 2));
+    assert_eq!((request.group, request.until, request.so_far.len()), (GroupId(7), Some(3), 2));
     assert!(Arc::ptr_eq(&request.prompt, &begun.prompt.tokens) && *request.sampling == begun.sampling);
 }
 
@@ -111,7 +112,7 @@ fn collect(answers: &[Vec<u8>], refuse_non_finite: bool) -> (Result<Collected, S
     let (plan, asked) = (plan(), Arc::default());
     let mut assembler = assembler(&asked);
     let request = CollectRequest { refuse_non_finite, ..request(&plan) };
-    let jobs = assembler.jobs(&request, 6);
+    let jobs = assembler.jobs(&request, Updates(6));
     let observer = Observer { stages: &Stages::default(), on_wait: &|_, _| {} };
     let collected = assembler.assemble(request, &jobs, answers, 1.5, &observer);
     let asked = asked.lock().unwrap().clone();
@@ -120,7 +121,7 @@ fn collect(answers: &[Vec<u8>], refuse_non_finite: bool) -> (Result<Collected, S
 
 fn answers(logp: f32) -> Vec<Vec<u8>> {
     let (plan, asked) = (plan(), Arc::default());
-    assembler(&asked).jobs(&request(&plan), 6).iter().map(|job| answer(job, logp).to_bytes()).collect()
+    assembler(&asked).jobs(&request(&plan), Updates(6)).iter().map(|job| answer(job, logp).to_bytes()).collect()
 }
 
 #[test]
@@ -129,11 +130,11 @@ fn answers_in_any_order_are_a_collection() {
     for _ in 0..2 {
         bytes.reverse();
         let (collected, asked) = collect(&bytes, true);
-        let Collected { scored, next_number, rollout_s, overlapped_s, .. } = collected.unwrap();
-        assert_eq!((next_number, rollout_s, overlapped_s, asked), (9, 1.5, 0.0, vec![4]));
+        let Collected { scored, next_group, rollout_s, overlapped_s, .. } = collected.unwrap();
+        assert_eq!((next_group, rollout_s, overlapped_s, asked), (GroupId(9), 1.5, 0.0, vec![4]));
         assert_eq!(scored.rollouts.reward_names, ["here", "whole", "there"]);
         assert_eq!(scored.rollouts.reward_weights, [1.0, 0.5, 2.0]);
-        assert_eq!(scored.rollouts.groups.iter().map(|group| group.id).collect::<Vec<_>>(), [7, 8]);
+        assert_eq!(scored.rollouts.groups.iter().map(|group| group.group.0).collect::<Vec<_>>(), [7, 8]);
         let rewards: Vec<_> = scored.rollouts.completions().map(|c| c.rewards.clone()).collect();
         let of = |here: f64, there: Option<f64>| vec![Some(here), Some(4.0), there];
         assert_eq!(rewards, [of(2.0, Some(7.0)), of(4.0, None), of(2.0, Some(8.0)), of(4.0, None)]);
@@ -150,12 +151,12 @@ fn every_job_is_answered_once() {
     assert_eq!(said(&[]), "0 jobs of 2 were answered");
     assert_eq!(said(&[&all[..], &all[1..]].concat()), "a job was answered twice");
     let (plan, asked) = (plan(), Arc::default());
-    let mut jobs = assembler(&asked).jobs(&request(&plan), 6);
-    jobs[1].number = 9;
+    let mut jobs = assembler(&asked).jobs(&request(&plan), Updates(6));
+    jobs[1].group = GroupId(9);
     let other = answer(&jobs[1], -0.5).to_bytes();
     let none = "a worker answered the job of group 9, which is none of these";
     assert_eq!(said(&[all[0].clone(), other]), none);
-    jobs[1] = GroupJob { number: 8, version: 5, ..jobs[1].clone() };
+    jobs[1] = GroupJob { group: GroupId(8), updates: Updates(5), ..jobs[1].clone() };
     let older = answer(&jobs[1], -0.5).to_bytes();
     let version = "the answer to the job of group 8: completion 0 was sampled by weights of version 5, not 6";
     assert_eq!(said(&[all[0].clone(), older]), version);
@@ -166,7 +167,7 @@ fn every_job_is_answered_once() {
 fn a_worker_scores_with_the_rewards_that_its_job_names() {
     let (plan, asked) = (plan(), Arc::default());
     let mut assembler = assembler(&asked);
-    let mut job = assembler.jobs(&request(&plan), 6).remove(0);
+    let mut job = assembler.jobs(&request(&plan), Updates(6)).remove(0);
     job.rewards = vec!["there".into(), "here".into()];
     let group = answer(&job, -0.5).group;
     let mut scored = |job: &GroupJob, stop: &StopSignal| {
@@ -208,7 +209,7 @@ fn a_fingerprint_is_of_tokens_and_log_probabilities() {
     ];
     assert!(others.into_iter().all(|other| of(other) != of(&both)));
     let (plan, asked) = (plan(), Arc::default());
-    let job = assembler(&asked).jobs(&request(&plan), 6).remove(0);
+    let job = assembler(&asked).jobs(&request(&plan), Updates(6)).remove(0);
     let group = answer(&job, -0.5).group;
     assert_eq!(GroupAnswer::fingerprint(&group), of(&[(&[3], &[-0.5]), (&[3, 3], &[-0.5, -0.5])]));
 }

@@ -26,7 +26,7 @@ fn prompts() -> Prompts {
     let prompt = |(row, answer): (usize, &Option<&str>)| {
         let columns = answer.iter().map(|&answer| ("answer".to_owned(), answer.into())).collect();
         let (tokens, content) = (model::Prompt::new([1, 2]), Content::Text(format!("q{row}")));
-        (FIRST + row as u64, Arc::new(Prompt { row, tokens, content, columns }))
+        (GroupId(FIRST + row as u64), Arc::new(Prompt { row, tokens, content, columns }))
     };
     answer.iter().enumerate().map(prompt).collect()
 }
@@ -37,8 +37,8 @@ fn completion(tokenizer: &Tokenizer, row: usize, generation: usize) -> Completio
     Completion {
         generation,
         ids,
-        mask: vec![true; n],
-        versions: vec![0; n],
+        sampled: vec![true; n],
+        versions: vec![model::Updates(0); n],
         columns: model::Columns::default(),
         finish_reason: FinishReason::Stop,
     }
@@ -46,9 +46,9 @@ fn completion(tokenizer: &Tokenizer, row: usize, generation: usize) -> Completio
 
 /// The groups of all prompts.
 fn groups(tokenizer: &Tokenizer) -> Vec<RolloutGroup> {
-    let group = |(&id, prompt): (&u64, &Arc<Prompt>)| {
+    let group = |(&group, prompt): (&GroupId, &Arc<Prompt>)| {
         let completions = (0..GROUP).map(|g| completion(tokenizer, prompt.row, g)).collect();
-        RolloutGroup::new(id, prompt.tokens.clone(), completions)
+        RolloutGroup::new(group, prompt.tokens.clone(), completions)
     };
     prompts().iter().map(group).collect()
 }
@@ -229,8 +229,9 @@ fn groups_are_scored_while_the_engine_writes_others() {
     let mut engine = Engine::new(&ctx, &model, sizes).unwrap();
     let sampling = Arc::new(SamplingParams { max_new_tokens: 3, ..SamplingParams::default() });
     let prompts = prompts();
-    let request =
-        |(&id, prompt): (&u64, &Arc<Prompt>)| Request::new(id, prompt.tokens.clone(), GROUP, sampling.clone());
+    let request = |(&group, prompt): (&GroupId, &Arc<Prompt>)| {
+        Request::new(group, prompt.tokens.clone(), GROUP, sampling.clone())
+    };
     let requests = prompts.iter().map(request).collect();
     let (mut rewards, was_asked, answer) = gate();
     let tokenizer = tokenizer();
@@ -243,7 +244,7 @@ fn groups_are_scored_while_the_engine_writes_others() {
             job.group_ended(group);
             ended += 1;
             if ended == 1 {
-                assert_eq!(was_asked.recv_timeout(testing::HANG).unwrap(), format!("q{}", group.id - FIRST));
+                assert_eq!(was_asked.recv_timeout(testing::HANG).unwrap(), format!("q{}", group.group.0 - FIRST));
             }
             if ended == 2 {
                 for _ in &prompts {
@@ -334,7 +335,7 @@ fn a_step_ends_at_the_token_with_its_last_character() {
 fn a_request_is_made_of_each_prompt() {
     let sampling = Arc::new(SamplingParams { max_new_tokens: 3, ..SamplingParams::default() });
     let made = requests(&prompts(), GROUP + 1, &SamplingPlan::alike(sampling.clone()));
-    assert_eq!(made.iter().map(|request| request.id).collect::<Vec<_>>(), [40, 41, 42, 43]);
+    assert_eq!(made.iter().map(|request| request.group.0).collect::<Vec<_>>(), [40, 41, 42, 43]);
     for (request, prompt) in made.iter().zip(prompts().values()) {
         assert_eq!((&request.prompt.ids, request.num_generations), (&prompt.tokens.ids, GROUP + 1));
         assert!(Arc::ptr_eq(&request.sampling, &sampling));
@@ -345,23 +346,23 @@ fn a_request_is_made_of_each_prompt() {
 #[test]
 fn inputs_of_rewards_have_all_columns() {
     let (tokenizer, mut prompts) = (tokenizer(), prompts());
-    let second = Prompt { content: Content::Messages(vec![]), ..Prompt::clone(&prompts[&41]) };
-    prompts.insert(41, Arc::new(second));
+    let second = Prompt { content: Content::Messages(vec![]), ..Prompt::clone(&prompts[&GroupId(41)]) };
+    prompts.insert(GroupId(41), Arc::new(second));
     let column = |name: &str, value: usize| Map::from_iter([(name.to_owned(), value.into())]);
-    let given = GivenColumns::from([(41, vec![column("x", 1), column("answer", 2)])]);
+    let given = GivenColumns::from([(GroupId(41), vec![column("x", 1), column("answer", 2)])]);
     let make = make_inputs(&tokenizer, &prompts, given);
     let ids = || ["is 7", "a"].map(|text| tokenizer.encode(text).unwrap()).to_vec();
-    let plain = make(40, ids()).unwrap();
+    let plain = make(GroupId(40), ids()).unwrap();
     let json = |value: serde_json::Value| value;
     assert_eq!(plain.columns, BTreeMap::from([("answer".to_owned(), vec![json("7".into()), json("7".into())])]));
     assert_eq!((plain.rows, plain.completions), (vec![0, 0], vec![Content::from("is 7"), Content::from("a")]));
     assert_eq!((plain.prompts, plain.ids), (vec![Content::from("q0"); 2], ids()));
-    let own = make(41, ids()).unwrap();
+    let own = make(GroupId(41), ids()).unwrap();
     let expected =
         [("answer".to_owned(), vec![Value::Null, json(2.into())]), ("x".to_owned(), vec![json(1.into()), Value::Null])];
     assert_eq!(own.columns, BTreeMap::from(expected), "what is given of a completion comes before the row's");
     assert_eq!((own.rows, own.completions[1].clone()), (vec![1, 1], Content::assistant("a")));
-    let last = make(43, ids()).unwrap();
+    let last = make(GroupId(43), ids()).unwrap();
     assert_eq!(last.columns["answer"], [Value::Null, Value::Null]);
 }
 
@@ -387,8 +388,8 @@ fn scores_of(tokenizer: &Tokenizer, text: &str, specs: &[&str], chat: bool) -> (
     let completion = Completion {
         generation: 0,
         ids,
-        mask: vec![true; n],
-        versions: vec![0; n],
+        sampled: vec![true; n],
+        versions: vec![model::Updates(0); n],
         columns: model::Columns::default(),
         finish_reason: FinishReason::Stop,
     };
@@ -398,9 +399,9 @@ fn scores_of(tokenizer: &Tokenizer, text: &str, specs: &[&str], chat: bool) -> (
         Content::from("q")
     };
     let (tokens, columns) = (model::Prompt::new([1]), Map::new());
-    let prompts = Prompts::from([(0, Arc::new(Prompt { row: 0, tokens: tokens.clone(), content, columns }))]);
+    let prompts = Prompts::from([(GroupId(0), Arc::new(Prompt { row: 0, tokens: tokens.clone(), content, columns }))]);
     let weights = vec![1.0; all.len()];
-    let group = RolloutGroup::new(0, tokens, vec![completion]);
+    let group = RolloutGroup::new(GroupId(0), tokens, vec![completion]);
     let output = std::thread::scope(|scope| {
         let scorer =
             RolloutScorer { rewards: &mut all, weights: &weights, tokenizer, step: 0, columns: GivenColumns::new() };

@@ -13,6 +13,7 @@ use super::record::{RecordReader, RecordWriter, WireError};
 use crate::data::prompts::Prompt;
 use crate::rollouts::collector::CollectRequest;
 use crate::rollouts::jobs::{BegunBatch, GroupJob};
+use model::{GroupId, Updates};
 use rollout::SamplingParams;
 use std::sync::Arc;
 
@@ -20,7 +21,7 @@ impl BegunBatch {
     /// The batch as bytes.
     pub fn to_bytes(&self) -> Vec<u8> {
         let BegunBatch { step, prompts, answers, rewards } = self;
-        let first = prompts.first_key_value().map_or(0, |(first, _)| *first);
+        let first = prompts.first_key_value().map_or(0, |(first, _)| first.0);
         let mut head = RecordWriter::new();
         head.must_be_known().uints("begun", 1, [*step, first, answers.len() as u64]);
         head.must_be_known().uints("rows", 1, prompts.values().map(|prompt| prompt.row as u64));
@@ -47,15 +48,15 @@ impl BegunBatch {
             return Err(WireError::new("column `rows` does not have a row for each group"));
         }
         let (mut prompts, mut answers) = (std::collections::BTreeMap::new(), Vec::new());
-        for (number, wanted) in (first..).zip(rows) {
+        for (group, wanted) in GroupId(first).and_after().zip(rows) {
             let prompt = row(wanted)
-                .ok_or_else(|| WireError::new(format!("group {number}: column `rows` names no row of the data")))?;
+                .ok_or_else(|| WireError::new(format!("group {group}: column `rows` names no row of the data")))?;
             let job = GroupJob {
-                number,
+                group,
                 prompt: Prompt::clone(&prompt),
                 num_generations: like.num_generations,
-                sampling: SamplingParams::clone(like.sampling.of(number)),
-                version: 0,
+                sampling: SamplingParams::clone(like.sampling.of(group)),
+                updates: Updates(0),
                 step,
                 rewards: rewards.clone(),
                 so_far: Vec::new(),
@@ -64,7 +65,7 @@ impl BegunBatch {
             let (answer, behind) = answered(rest, &job, false)?;
             answers.push(answer);
             rest = behind;
-            prompts.insert(number, prompt);
+            prompts.insert(group, prompt);
         }
         Ok((BegunBatch { step, prompts, answers, rewards }, rest))
     }

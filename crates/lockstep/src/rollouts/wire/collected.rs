@@ -2,7 +2,7 @@
 //!
 //! | column of the first record | kind | values |
 //! |---|---|---|
-//! | `next_number` (must be known) | varint | 1 value: [`Collected::next_number`] |
+//! | `next_number` (must be known) | varint | 1 value: [`Collected::next_group`] |
 //! | `groups` (must be known) | varint | 1 value: how many records follow |
 //! | `metrics`, `metric_values` | text, f64 | names and values of metrics that reward functions log |
 //! | `problems` | text | errors of reward functions, each a JSON object |
@@ -18,6 +18,7 @@ use crate::data::prompts::Prompt;
 use crate::rollouts::collector::{CollectRequest, Collected};
 use crate::rollouts::scoring::{Prompts, ScoredRollouts};
 use crate::rollouts::{Rollouts, ScoredGroup};
+use model::GroupId;
 use rewards::Problem;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
@@ -26,10 +27,10 @@ use std::sync::Arc;
 impl Collected {
     /// The answer as bytes, without the times at which scoring overlapped generation.
     pub fn to_bytes(&self) -> Vec<u8> {
-        let Collected { scored, next_number, rollout_s, reward_s, overlapped_s } = self;
+        let Collected { scored, next_group, rollout_s, reward_s, overlapped_s } = self;
         let Rollouts { groups, reward_names, reward_weights } = &scored.rollouts;
         let mut head = RecordWriter::new();
-        head.must_be_known().uints("next_number", 1, [*next_number]);
+        head.must_be_known().uints("next_number", 1, [next_group.0]);
         head.must_be_known().uints("groups", 1, [groups.len() as u64]);
         head.texts("metrics", scored.metrics.iter().map(|(name, _)| name));
         head.f64s("metric_values", 1, scored.metrics.iter().map(|(_, value)| value));
@@ -58,8 +59,8 @@ impl Collected {
     #[cfg_attr(not(test), expect(dead_code, reason = "of workers, which answer in bytes"))]
     pub fn from_bytes(bytes: &[u8], request: &CollectRequest<'_>) -> Result<Collected, WireError> {
         let (head, groups, rest) = take(bytes)?;
-        let ids = groups.iter().map(|group| group.id);
-        if !rest.is_empty() || !ids.eq(request.prompts.keys().copied()) {
+        let numbers = groups.iter().map(|group| group.group);
+        if !rest.is_empty() || !numbers.eq(request.prompts.keys().copied()) {
             return Err(WireError::new(format!(
                 "{} groups are an answer to another request, which had {}",
                 groups.len(),
@@ -78,11 +79,11 @@ impl Collected {
     ) -> Result<(Collected, &'a [u8]), WireError> {
         let (head, groups, rest) = take(bytes)?;
         let prompt = |group: &Group| match group.prompt_id.and_then(&row) {
-            Some(prompt) => Ok((group.id, prompt)),
-            None => Err(WireError::new(format!("group {}: column `prompt_id` names no row of the data", group.id))),
+            Some(prompt) => Ok((group.group, prompt)),
+            None => Err(WireError::new(format!("group {}: column `prompt_id` names no row of the data", group.group))),
         };
         let prompts = groups.iter().map(prompt).collect::<Result<Prompts, _>>()?;
-        if prompts.len() != groups.len() || !groups.is_sorted_by_key(|group| group.id) {
+        if prompts.len() != groups.len() || !groups.is_sorted_by_key(|group| group.group) {
             return Err(WireError::new("the numbers of its groups do not ascend"));
         }
         let request = CollectRequest { prompts, ..*like };
@@ -121,7 +122,8 @@ impl Collected {
         let rollouts = Rollouts { groups, reward_names, reward_weights: request.reward_weights.to_vec() };
         let timed_out = timed_out.into_iter().map(|completions| completions as usize).collect();
         let scored = ScoredRollouts { rollouts, problems, metrics, overlapped: Vec::new(), seconds, timed_out };
-        Ok(Collected { scored, next_number: one(head, "next_number")?, rollout_s, reward_s, overlapped_s })
+        let next_group = GroupId(one(head, "next_number")?);
+        Ok(Collected { scored, next_group, rollout_s, reward_s, overlapped_s })
     }
 }
 
@@ -141,8 +143,8 @@ fn take(bytes: &[u8]) -> Result<(RecordReader<'_>, Vec<Group>, &[u8]), WireError
 /// An answer as it was written, without its times.
 #[derive(Debug, PartialEq)]
 pub(crate) struct WrittenAnswer {
-    /// [`Collected::next_number`].
-    pub next_number: u64,
+    /// [`Collected::next_group`].
+    pub next_group: GroupId,
     /// Names and values of metrics.
     pub metrics: Vec<(String, f64)>,
     /// Errors of reward functions.
@@ -159,7 +161,7 @@ pub(crate) fn written_answers(mut bytes: &[u8]) -> Result<Vec<WrittenAnswer>, Wi
     while !bytes.is_empty() {
         let (head, groups, rest) = take(bytes)?;
         answers.push(WrittenAnswer {
-            next_number: one(&head, "next_number")?,
+            next_group: GroupId(one(&head, "next_number")?),
             metrics: metrics(&head)?,
             problems: problems(&head)?,
             timed_out: head.uints("timed_out")?.unwrap_or_default(),
@@ -196,18 +198,18 @@ fn scored_group(
     num_generations: usize,
     reward_names: &[String],
 ) -> Result<ScoredGroup, WireError> {
-    let id = group.id;
+    let number = group.group;
     if group.completions.len() != num_generations || group.reward_names != reward_names {
         return Err(WireError::new(format!(
-            "group {id} does not have {num_generations} completions with the scores of the rewards {reward_names:?}"
+            "group {number} does not have {num_generations} completions with the scores of the rewards {reward_names:?}"
         )));
     }
     let lacks = |c: &super::Completion| c.versions.len() != c.ids.len() || c.columns.sampler_logps().is_none();
     if group.completions.iter().any(lacks) {
-        return Err(WireError::new(format!("group {id}: column `versions` or `token.sampler_logps` is missing")));
+        return Err(WireError::new(format!("group {number}: column `versions` or `token.sampler_logps` is missing")));
     }
-    let (content, columns, number) = (row.content.clone(), row.columns.clone(), row.row as u64);
-    let group = Group { prompt: Some(content), dataset: columns, prompt_id: Some(number), ..group };
+    let (content, columns, row_number) = (row.content.clone(), row.columns.clone(), row.row as u64);
+    let group = Group { prompt: Some(content), dataset: columns, prompt_id: Some(row_number), ..group };
     let mut scored = group.into_scored()?;
     if scored.prompt.tokens.ids == row.tokens.ids {
         scored.prompt = row.clone();
@@ -256,14 +258,14 @@ mod tests {
         let metrics = vec![("r/lines".to_owned(), 0.1 + 0.2), ("r/empty".to_owned(), f64::NAN)];
         let (seconds, timed_out) = (vec![0.25], vec![1]);
         let scored = ScoredRollouts { rollouts, problems, metrics, overlapped: Vec::new(), seconds, timed_out };
-        Collected { scored, next_number: 12, rollout_s: 1.5, reward_s: 0.5, overlapped_s: 0.25 }
+        Collected { scored, next_group: GroupId(12), rollout_s: 1.5, reward_s: 0.5, overlapped_s: 0.25 }
     }
 
     fn read(bytes: &[u8], change: impl FnOnce(&mut CollectRequest<'_>)) -> Result<Collected, String> {
         let sampling = SamplingPlan::alike(Arc::new(SamplingParams::default()));
         let rows = round(&[(7, [None; 2]), (9, [None; 2])]).groups;
         let mut request = CollectRequest {
-            prompts: rows.into_iter().map(|group| (group.id, group.prompt)).collect(),
+            prompts: rows.into_iter().map(|group| (group.group, group.prompt)).collect(),
             num_generations: 2,
             sampling: &sampling,
             reward_weights: &[1.0],
@@ -280,10 +282,10 @@ mod tests {
 
     /// All fields of a collection as text, in which NaN equals NaN.
     fn text(collected: &Collected) -> String {
-        let Collected { scored, next_number, rollout_s, reward_s, overlapped_s } = collected;
+        let Collected { scored, next_group, rollout_s, reward_s, overlapped_s } = collected;
         let ScoredRollouts { rollouts, problems, metrics, overlapped, seconds, timed_out } = scored;
         let of_scores = (rollouts, problems, metrics, overlapped, seconds, timed_out);
-        format!("{of_scores:?} {next_number} {:?}", (rollout_s, reward_s, overlapped_s))
+        format!("{of_scores:?} {next_group} {:?}", (rollout_s, reward_s, overlapped_s))
     }
 
     #[test]
@@ -359,16 +361,16 @@ mod tests {
             refuse_non_finite: false,
         };
         let rows = round(&[(7, [None; 2]), (9, [None; 2])]).groups;
-        let row = |wanted: u64| rows.iter().find(|group| group.id == wanted).map(|group| group.prompt.clone());
+        let row = |wanted: u64| rows.iter().find(|group| group.group.0 == wanted).map(|group| group.prompt.clone());
         let mut second = collected();
         second.scored.rollouts.groups.truncate(1);
-        second.next_number = 20;
+        second.next_group = GroupId(20);
         let bytes = [collected().to_bytes(), second.to_bytes()].concat();
         let (first, rest) = Collected::take(&bytes, &like, row).unwrap();
-        assert_eq!((first.next_number, first.scored.rollouts.reward_weights), (12, vec![0.5]));
+        assert_eq!((first.next_group.0, first.scored.rollouts.reward_weights), (12, vec![0.5]));
         let (found, rest) = Collected::take(rest, &like, row).unwrap();
-        assert_eq!((found.next_number, found.scored.rollouts.groups.len(), rest.len()), (20, 1, 0));
-        let ids: Vec<u64> = groups_of_answers(&bytes).unwrap().iter().map(|group| group.id).collect();
+        assert_eq!((found.next_group.0, found.scored.rollouts.groups.len(), rest.len()), (20, 1, 0));
+        let ids: Vec<u64> = groups_of_answers(&bytes).unwrap().iter().map(|group| group.group.0).collect();
         assert_eq!(ids, [7, 9, 7]);
         assert!(groups_of_answers(&[]).unwrap().is_empty() && groups_of_answers(&bytes[..bytes.len() - 1]).is_err());
 
@@ -379,7 +381,7 @@ mod tests {
         };
         let ascend = "the numbers of its groups do not ascend";
         assert_eq!(said(|groups| groups.reverse()), ascend);
-        assert_eq!(said(|groups| groups[1].id = 7), ascend);
+        assert_eq!(said(|groups| groups[1].group = GroupId(7)), ascend);
         assert_eq!(
             said(|groups| Arc::make_mut(&mut groups[1].prompt).row = 8),
             "group 9: column `prompt_id` names no row of the data"

@@ -7,7 +7,7 @@ use crate::config::SamplingPlan;
 use crate::data::prompts::Prompt;
 use crate::rollouts::lineage::Lineage;
 use crate::rollouts::{Rollouts, ScoredCompletion, ScoredGroup};
-use rollout::SamplingParams;
+use rollout::{FinishReason, SamplingParams};
 use serde_json::{Map, Value, json as value};
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -19,8 +19,8 @@ impl Group {
         let completion = |scored: &ScoredCompletion| {
             let c = &scored.completion;
             Completion {
-                sampled: c.mask.clone(),
-                mask: c.mask.clone(),
+                sampled: c.sampled.clone(),
+                loss_mask: c.sampled.clone(),
                 versions: c.versions.clone(),
                 columns: c.columns.clone(),
                 finish_reason: Some(c.finish_reason),
@@ -32,7 +32,7 @@ impl Group {
             }
         };
         Group {
-            id: group.id,
+            group: group.group,
             prompt_ids: group.prompt.tokens.ids.clone(),
             prompt_id: Some(group.prompt.row as u64),
             prompt: Some(group.prompt.content.clone()),
@@ -46,8 +46,8 @@ impl Group {
 
     /// Converts to a scored group. The texts that reward functions read must have been written.
     pub fn into_scored(self) -> Result<ScoredGroup, WireError> {
-        let id = self.id;
-        let lacks = |what: &str| WireError::new(format!("group {id}: column `{what}` is missing"));
+        let group = self.group;
+        let lacks = |what: &str| WireError::new(format!("group {group}: column `{what}` is missing"));
         let completion = |c: Completion| -> Result<ScoredCompletion, WireError> {
             Ok(ScoredCompletion {
                 content: c.content.ok_or_else(|| lacks("completions"))?,
@@ -57,7 +57,7 @@ impl Group {
                 completion: rollout::Completion {
                     generation: c.generation,
                     ids: c.ids,
-                    mask: c.sampled,
+                    sampled: c.sampled,
                     versions: c.versions,
                     columns: c.columns,
                     finish_reason: c.finish_reason.ok_or_else(|| lacks("finish_reasons"))?,
@@ -72,23 +72,23 @@ impl Group {
         };
         let completions = self.completions.into_iter().map(completion).collect::<Result<_, _>>()?;
         let problem = |value| {
-            serde_json::from_value(value).map_err(|e| WireError::new(format!("group {id}: column `problems`: {e}")))
+            serde_json::from_value(value).map_err(|e| WireError::new(format!("group {group}: column `problems`: {e}")))
         };
         let problems = self.problems.into_iter().map(problem).collect::<Result<_, _>>()?;
-        Ok(ScoredGroup { id, prompt: Arc::new(prompt), completions, problems, lineage: self.lineage })
+        Ok(ScoredGroup { group, prompt: Arc::new(prompt), completions, problems, lineage: self.lineage })
     }
 
-    /// Converts samples to groups: adjacent samples with the same group number and prompt form a group.
+    /// Converts samples to groups: adjacent samples with the same group and prompt form a group.
     pub fn of_samples(samples: &[Sample]) -> Vec<Group> {
         let mut prompts: BTreeMap<*const model::Prompt, u64> = BTreeMap::new();
         let mut groups: Vec<Group> = Vec::new();
         for sample in samples {
             let next = prompts.len() as u64;
             let prompt = *prompts.entry(Arc::as_ptr(&sample.prompt)).or_insert(next);
-            let open = groups.last().is_some_and(|g| (g.id, g.prompt_in_batch) == (sample.group, Some(prompt)));
+            let open = groups.last().is_some_and(|g| (g.group, g.prompt_in_batch) == (sample.group, Some(prompt)));
             if !open {
                 groups.push(Group {
-                    id: sample.group,
+                    group: sample.group,
                     prompt_ids: sample.prompt.ids.clone(),
                     prompt_in_batch: Some(prompt),
                     ..Group::default()
@@ -96,14 +96,10 @@ impl Group {
             }
             let group = groups.last_mut().expect("there is one");
             group.completions.push(Completion {
-                mask: sample.mask.clone(),
+                loss_mask: sample.loss_mask.clone(),
                 versions: sample.versions.clone(),
                 columns: sample.columns.clone(),
-                finish_reason: Some(if sample.truncated {
-                    rollout::FinishReason::Length
-                } else {
-                    rollout::FinishReason::Stop
-                }),
+                finish_reason: Some(sample.finish_reason),
                 advantage: Some(sample.advantage.clone()),
                 ..Completion::new(group.completions.len(), sample.completion.clone())
             });
@@ -122,12 +118,12 @@ impl Group {
                 None => own,
             };
             samples.extend(group.completions.into_iter().map(|c| Sample {
-                group: group.id,
+                group: group.group,
                 prompt: prompt.clone(),
                 completion: c.ids,
-                mask: c.mask,
+                loss_mask: c.loss_mask,
                 versions: c.versions,
-                truncated: c.finish_reason == Some(rollout::FinishReason::Length),
+                finish_reason: c.finish_reason.unwrap_or(FinishReason::Stop),
                 advantage: c.advantage.unwrap_or(Advantage::Sequence(0.0)),
                 columns: c.columns,
             }));
@@ -151,7 +147,7 @@ pub(crate) fn records_of_rollouts(
     // Most often all groups have the same parameters.
     let mut known: Option<(&SamplingParams, String)> = None;
     for group in &rollouts.groups {
-        let params: &SamplingParams = plan.of(group.id);
+        let params: &SamplingParams = plan.of(group.group);
         let (_, sampling) = match known.take() {
             Some(last) if std::ptr::eq(last.0, params) => known.insert(last),
             _ => known.insert((params, json(&sampling_settings(params)))),
@@ -159,7 +155,7 @@ pub(crate) fn records_of_rollouts(
         let completion = |scored| {
             let sample: &Sample = samples.next().expect("a sample of each completion");
             CompletionView {
-                mask: &sample.mask,
+                loss_mask: &sample.loss_mask,
                 columns: &sample.columns,
                 advantage: Some(&sample.advantage),
                 ..CompletionView::of_scored(scored)
@@ -199,7 +195,7 @@ pub(crate) fn records_of_evaluation(
 /// The view of a group, without its completions.
 fn view<'a>(rollouts: &'a Rollouts, group: &'a ScoredGroup, sampling: &'a str) -> GroupView<'a> {
     GroupView {
-        id: group.id,
+        group: group.group,
         step: None,
         prompt_ids: &group.prompt.tokens.ids,
         prompt_id: Some(group.prompt.row as u64),

@@ -17,6 +17,7 @@
 use super::group::Group;
 use super::read::Outline;
 use super::record::{HEADER, RecordReader, WireError, record_length};
+use model::GroupId;
 use std::fs::File;
 use std::io::{Error, ErrorKind, Result, Write};
 use std::os::unix::fs::FileExt;
@@ -36,8 +37,8 @@ pub struct IndexEntry {
     pub offset: u64,
     /// Length of the record in bytes.
     pub length: u64,
-    /// The group's number in the run.
-    pub group: u64,
+    /// The group.
+    pub group: GroupId,
     /// The first optimizer step that trained on the group.
     pub step: Option<u64>,
     /// A hash of the prompt's token ids, equal for groups of the same prompt.
@@ -63,7 +64,7 @@ impl IndexEntry {
         IndexEntry {
             offset,
             length,
-            group: group.id,
+            group: group.group,
             step: group.step,
             prompt_hash: XxHash3_64::oneshot(&ids),
             reward: mean,
@@ -75,7 +76,8 @@ impl IndexEntry {
 
     fn to_bytes(self) -> [u8; ENTRY] {
         let (mean, std) = (self.reward.to_bits(), self.reward_std.to_bits());
-        let numbers = [self.offset, self.length, self.group, self.step.unwrap_or(NO_STEP), self.prompt_hash, mean, std];
+        let numbers =
+            [self.offset, self.length, self.group.0, self.step.unwrap_or(NO_STEP), self.prompt_hash, mean, std];
         let mut bytes = [0; ENTRY];
         for (place, number) in bytes.chunks_exact_mut(8).zip(numbers) {
             place.copy_from_slice(&number.to_le_bytes());
@@ -91,7 +93,7 @@ impl IndexEntry {
         IndexEntry {
             offset: number(0),
             length: number(1),
-            group: number(2),
+            group: GroupId(number(2)),
             step: Some(number(3)).filter(|&step| step != NO_STEP),
             prompt_hash: number(4),
             reward: f64::from_bits(number(5)),

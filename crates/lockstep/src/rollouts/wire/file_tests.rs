@@ -1,5 +1,6 @@
 use super::file::{GroupFile, GroupLog, index_path};
 use super::{Completion, Group, records};
+use model::GroupId;
 use std::fs;
 use twox_hash::XxHash3_64;
 
@@ -9,7 +10,7 @@ fn group(id: u64, rewards: &[f64]) -> Group {
         ..Completion::new(place, vec![7; place + 1])
     };
     Group {
-        id,
+        group: GroupId(id),
         step: (id > 0).then_some(id),
         prompt_ids: vec![1, id as u32 % 2],
         reward_names: vec!["a".into(), "b".into()],
@@ -30,7 +31,7 @@ fn three() -> (tempfile::TempDir, std::path::PathBuf, GroupLog) {
 }
 
 fn ids(path: &std::path::Path) -> Vec<u64> {
-    GroupFile::open(path).unwrap().groups().map(|group| group.unwrap().id).collect()
+    GroupFile::open(path).unwrap().groups().map(|group| group.unwrap().group.0).collect()
 }
 
 #[test]
@@ -38,7 +39,7 @@ fn the_index_says_where_groups_lie_and_what_they_are() {
     let (_dir, path, _log) = three();
     let file = GroupFile::open(&path).unwrap();
     let [first, second, third] = file.index() else { panic!("{:?}", file.index()) };
-    assert_eq!((first.group, first.step, first.completions, first.tokens), (0, None, 2, 3));
+    assert_eq!((first.group, first.step, first.completions, first.tokens), (GroupId(0), None, 2, 3));
     assert_eq!((first.reward, first.reward_std), (4.0, 2.0), "weighted");
     assert!(second.reward.is_nan() && (second.step, second.tokens) == (Some(1), 0));
     assert!(first.prompt_hash == third.prompt_hash && first.prompt_hash != second.prompt_hash);
@@ -98,7 +99,7 @@ fn a_file_is_cut_back_to_whole_groups() {
     assert_eq!(ids(&path), [0, 1]);
     log.append(&records(&[group(9, &[])])).unwrap();
     assert_eq!(ids(&path), [0, 1, 9]);
-    assert_eq!(GroupFile::open(&path).unwrap().index()[2].group, 9);
+    assert_eq!(GroupFile::open(&path).unwrap().index()[2].group, GroupId(9));
     assert_eq!((log.truncate(0).unwrap(), ids(&path).len()), (0, 0));
 }
 

@@ -3,7 +3,7 @@
 
 use crate::rollouts::groups::TokenScores;
 use crate::rollouts::lineage::Lineage;
-use model::Columns;
+use model::{Columns, GroupId, Updates};
 use rewards::Content;
 use rollout::FinishReason;
 use serde_json::{Map, Value};
@@ -12,8 +12,8 @@ use train::Advantage;
 /// A prompt with its completions. A field that is not known is `None` or empty.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Group {
-    /// The group's number in the run.
-    pub id: u64,
+    /// The group.
+    pub group: GroupId,
     /// The first optimizer step that trained on the group.
     pub step: Option<u64>,
     /// Token ids of the prompt.
@@ -54,9 +54,9 @@ pub struct Completion {
     /// Whether the model sampled each token.
     pub sampled: Vec<bool>,
     /// Whether the loss may use each token.
-    pub mask: Vec<bool>,
+    pub loss_mask: Vec<bool>,
     /// The version of the weights that each token was sampled with.
-    pub versions: Vec<u64>,
+    pub versions: Vec<Updates>,
     /// Other values for each token: `sampler_logps`, `entropies`, `ref_logps`, ….
     pub columns: Columns,
     /// Why generation ended.
@@ -92,7 +92,7 @@ impl Completion {
             generation,
             ids,
             sampled: vec![true; tokens],
-            mask: vec![true; tokens],
+            loss_mask: vec![true; tokens],
             versions: Vec::new(),
             columns: Columns::default(),
             finish_reason: None,

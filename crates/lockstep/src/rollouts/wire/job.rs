@@ -32,6 +32,7 @@ use super::record::{RecordReader, RecordWriter, WireError};
 use crate::data::prompts::Prompt;
 use crate::rollouts::jobs::{GroupAnswer, GroupJob};
 use model::columns::SAMPLER_LOGPS;
+use model::{GroupId, Updates};
 use rewards::{GivenScores, Problem, Scores, StepEnd, StepScore};
 use rollout::{RolloutGroup, SamplingParams};
 use serde::Serialize;
@@ -44,9 +45,9 @@ const MAX_GENERATIONS: u64 = 1 << 20;
 impl GroupJob {
     /// The job as bytes. Equal jobs give equal bytes.
     pub fn to_bytes(&self) -> Vec<u8> {
-        let GroupJob { number, prompt, num_generations, sampling, version, step, rewards, so_far, until } = self;
+        let GroupJob { group, prompt, num_generations, sampling, updates, step, rewards, so_far, until } = self;
         let mut record = RecordWriter::new();
-        let numbers = [*number, *version, *step, *num_generations as u64, prompt.row as u64];
+        let numbers = [group.0, updates.0, *step, *num_generations as u64, prompt.row as u64];
         record.must_be_known().uints("job", 1, numbers);
         record.must_be_known().uints("prompt_ids", 1, prompt.tokens.ids.iter().map(|&id| u64::from(id)));
         record.texts("prompt", [json(&prompt.content)]);
@@ -66,7 +67,7 @@ impl GroupJob {
         record.finish(&mut bytes);
         if !so_far.is_empty() {
             let completions = so_far.iter().map(written).collect();
-            Group { id: *number, completions, ..Group::default() }.write(&mut bytes);
+            Group { group: *group, completions, ..Group::default() }.write(&mut bytes);
         }
         bytes
     }
@@ -76,7 +77,8 @@ impl GroupJob {
         let (record, rest) = RecordReader::take(bytes)?;
         let known = ["job", "prompt_ids", "sampling", "sampling_counts", "stop_ids", "stop", "rewards", "until"];
         record.refuse_unknown(|name| known.contains(&name))?;
-        let [number, version, step, generations, row] = numbers(&record, "job")?;
+        let [group, updates, step, generations, row] = numbers(&record, "job")?;
+        let (group, updates) = (GroupId(group), Updates(updates));
         let [top_k, max_new_tokens, seed, top_logprobs, prompt_logprobs, entropies] =
             numbers(&record, "sampling_counts")?;
         let Some([temperature, top_p, min_p, repetition_penalty]) = floats(&record, "sampling")? else {
@@ -117,15 +119,15 @@ impl GroupJob {
         };
         let mut so_far = Vec::new();
         if !rest.is_empty() {
-            let (group, rest) = Group::read(rest)?;
-            if !rest.is_empty() || group.id != number || group.completions.len() != num_generations {
+            let (begun, rest) = Group::read(rest)?;
+            if !rest.is_empty() || begun.group != group || begun.completions.len() != num_generations {
                 return Err(WireError::new("what follows the job is not what its completions have so far"));
             }
-            let all = group.completions.into_iter().enumerate();
+            let all = begun.completions.into_iter().enumerate();
             so_far = all.map(|(place, c)| read(place, c)).collect::<Result<_, _>>()?;
         }
         let rewards = texts(&record, "rewards")?;
-        Ok(GroupJob { number, prompt, num_generations, sampling, version, step, rewards, so_far, until })
+        Ok(GroupJob { group, prompt, num_generations, sampling, updates, step, rewards, so_far, until })
     }
 }
 
@@ -134,13 +136,13 @@ impl GroupAnswer {
     pub fn to_bytes(&self) -> Vec<u8> {
         let GroupAnswer { group, scores, rollout_s } = self;
         let mut record = RecordWriter::new();
-        record.must_be_known().uints("answer", 1, [group.id, scores.len() as u64]);
+        record.must_be_known().uints("answer", 1, [group.group.0, scores.len() as u64]);
         record.f64s("rollout_s", 1, [rollout_s]);
         scores.iter().enumerate().for_each(|(k, given)| put_scores(&mut record, k, given));
         let mut bytes = Vec::new();
         record.finish(&mut bytes);
         let record = Group {
-            id: group.id,
+            group: group.group,
             prompt_ids: group.prompt.ids.clone(),
             prompt_columns: group.prompt_columns.clone(),
             completions: group.completions.iter().map(written).collect(),
@@ -150,10 +152,10 @@ impl GroupAnswer {
         bytes
     }
 
-    /// The group number of the job that `bytes` answer.
-    pub fn number(bytes: &[u8]) -> Result<u64, WireError> {
+    /// The group of the job that `bytes` answer.
+    pub fn group_of(bytes: &[u8]) -> Result<GroupId, WireError> {
         let (record, _) = RecordReader::take(bytes)?;
-        numbers::<2>(&record, "answer").map(|[number, _]| number)
+        numbers::<2>(&record, "answer").map(|[group, _]| GroupId(group))
     }
 
     /// Reads the answer to `job` that [`to_bytes`](Self::to_bytes) wrote. An error says what does not fit the job.
@@ -184,8 +186,8 @@ pub(super) fn answered<'a>(
     let (record, rest) = RecordReader::take(bytes)?;
     record.refuse_unknown(|name| name == "answer")?;
     let (group, rest) = Group::read(rest)?;
-    let [number, asked] = numbers(&record, "answer")?;
-    if [number, group.id] != [job.number; 2] || group.prompt_ids != job.prompt.tokens.ids {
+    let [answered, asked] = numbers(&record, "answer")?;
+    if [GroupId(answered), group.group] != [job.group; 2] || group.prompt_ids != job.prompt.tokens.ids {
         return Err(WireError::new("it answers another job"));
     }
     let completions = group.completions.into_iter().enumerate().map(|(place, c)| {
@@ -196,7 +198,7 @@ pub(super) fn answered<'a>(
         }
     });
     let group = RolloutGroup {
-        id: group.id,
+        group: group.group,
         prompt: job.prompt.tokens.clone(),
         completions: completions.collect::<Result<_, _>>()?,
         prompt_columns: group.prompt_columns,
@@ -219,8 +221,8 @@ pub(super) fn answered<'a>(
 
 fn written(c: &rollout::Completion) -> Completion {
     Completion {
-        sampled: c.mask.clone(),
-        mask: c.mask.clone(),
+        sampled: c.sampled.clone(),
+        loss_mask: c.sampled.clone(),
         versions: c.versions.clone(),
         columns: c.columns.clone(),
         finish_reason: Some(c.finish_reason),
@@ -230,7 +232,7 @@ fn written(c: &rollout::Completion) -> Completion {
 
 fn read(place: usize, c: Completion) -> Result<rollout::Completion, WireError> {
     let wrong = |what: &str| WireError::new(format!("completion {place} {what}"));
-    if c.generation != place || c.mask != c.sampled {
+    if c.generation != place || c.loss_mask != c.sampled {
         return Err(wrong("is none that the job asks for"));
     }
     if c.versions.len() != c.ids.len() || c.columns.f32(SAMPLER_LOGPS).is_none() {
@@ -239,7 +241,7 @@ fn read(place: usize, c: Completion) -> Result<rollout::Completion, WireError> {
     Ok(rollout::Completion {
         generation: c.generation,
         ids: c.ids,
-        mask: c.sampled,
+        sampled: c.sampled,
         versions: c.versions,
         columns: c.columns,
         finish_reason: c.finish_reason.ok_or_else(|| wrong("does not say why it ended"))?,
@@ -273,8 +275,8 @@ fn wrong_for(job: &GroupJob, place: usize, c: &rollout::Completion) -> Option<St
     if so_far.is_some_and(|so_far| !continues(so_far)) {
         return Some("does not continue what it was given".to_owned());
     }
-    let other = c.versions[begun..].iter().find(|&&version| version != job.version);
-    other.map(|other| format!("was sampled by weights of version {other}, not {}", job.version))
+    let other = c.versions[begun..].iter().find(|&&version| version != job.updates);
+    other.map(|other| format!("was sampled by weights of version {other}, not {}", job.updates))
 }
 
 fn put_scores(record: &mut RecordWriter, k: usize, GivenScores { scores, seconds, .. }: &GivenScores) {

@@ -4,8 +4,8 @@ mod refused;
 
 use crate::data::prompts::Prompt;
 use crate::rollouts::jobs::{GroupAnswer, GroupJob};
-use model::Columns;
 use model::columns::{Column, ENTROPIES, SAMPLER_LOGPS, TOP_IDS, TOP_LOGPS, Values};
+use model::{Columns, GroupId, Updates};
 use proptest::prelude::*;
 use rewards::{Content, GivenScores, Problem, ProblemKind, Scores, StepEnd, StepScore};
 use rollout::{FinishReason, RolloutGroup, SamplingParams};
@@ -16,7 +16,7 @@ fn job() -> GroupJob {
     let mut columns = Map::new();
     columns.insert("answer".into(), json!([0.1, null]));
     GroupJob {
-        number: 9,
+        group: GroupId(9),
         prompt: Prompt { row: 3, tokens: model::Prompt::new([7, 300]), content: Content::from("é?"), columns },
         num_generations: 2,
         sampling: SamplingParams {
@@ -33,7 +33,7 @@ fn job() -> GroupJob {
             top_logprobs: 1,
             entropies: true,
         },
-        version: 6,
+        updates: Updates(6),
         step: 8,
         rewards: vec!["a".into(), "b".into()],
         so_far: Vec::new(),
@@ -45,16 +45,16 @@ fn job() -> GroupJob {
 fn later() -> GroupJob {
     let mut so_far = answer().group.completions;
     so_far[0].finish_reason = FinishReason::Unfinished;
-    GroupJob { so_far, until: Some(3), version: 7, ..job() }
+    GroupJob { so_far, until: Some(3), updates: Updates(7), ..job() }
 }
 
 fn answer_to_later() -> GroupAnswer {
-    let GroupJob { number, prompt, mut so_far, .. } = later();
+    let GroupJob { group, prompt, mut so_far, .. } = later();
     so_far[0].ids.push(9);
-    so_far[0].mask.push(true);
-    so_far[0].versions.push(7);
+    so_far[0].sampled.push(true);
+    so_far[0].versions.push(Updates(7));
     so_far[0].columns = recorded(vec![-0.3, -0.3, -1.5]);
-    GroupAnswer { group: RolloutGroup::new(number, prompt.tokens, so_far), scores: Vec::new(), rollout_s: 0.5 }
+    GroupAnswer { group: RolloutGroup::new(group, prompt.tokens, so_far), scores: Vec::new(), rollout_s: 0.5 }
 }
 
 /// The columns that an engine records with the job's sampling parameters.
@@ -72,8 +72,8 @@ fn recorded(logps: Vec<f32>) -> Columns {
 fn answer() -> GroupAnswer {
     let completion = |generation: usize, ids: Vec<u32>| rollout::Completion {
         generation,
-        mask: vec![true; ids.len()],
-        versions: vec![6; ids.len()],
+        sampled: vec![true; ids.len()],
+        versions: vec![Updates(6); ids.len()],
         columns: recorded(vec![-0.3; ids.len()]),
         finish_reason: FinishReason::Stop,
         ids,
@@ -90,7 +90,7 @@ fn answer() -> GroupAnswer {
     let second = Scores::new(vec![Some(f64::INFINITY), Some(f64::MIN_POSITIVE)]);
     let given = |reward, scores| GivenScores { reward, scores, seconds: 0.25 };
     let completions = vec![completion(0, vec![4, 0]), completion(1, Vec::new())];
-    let group = RolloutGroup::new(9, model::Prompt::new([7, 300]), completions);
+    let group = RolloutGroup::new(GroupId(9), model::Prompt::new([7, 300]), completions);
     GroupAnswer { group, scores: vec![given(0, first), given(1, second)], rollout_s: 1.5 }
 }
 
@@ -99,7 +99,7 @@ fn a_job_and_its_answer_come_back_as_they_were() {
     let bytes = job().to_bytes();
     assert_eq!(GroupJob::from_bytes(&bytes).unwrap(), job());
     let bytes = answer().to_bytes();
-    assert_eq!(GroupAnswer::number(&bytes).unwrap(), 9);
+    assert_eq!(GroupAnswer::group_of(&bytes).unwrap(), GroupId(9));
     let found = GroupAnswer::from_bytes(&bytes, &job()).unwrap();
     assert_eq!((&found, found.to_bytes()), (&answer(), bytes));
     let bytes = later().to_bytes();
@@ -117,9 +117,9 @@ fn what_does_not_continue_is_refused() {
         assert!(said.contains(word), "{said}");
     };
     refused(|answer| answer.group.completions[0].ids[0] = 5, "does not continue");
-    refused(|answer| answer.group.completions[0].versions[1] = 7, "does not continue");
+    refused(|answer| answer.group.completions[0].versions[1] = Updates(7), "does not continue");
     refused(|answer| answer.group.completions[1].finish_reason = FinishReason::Length, "does not continue");
-    refused(|answer| answer.group.completions[0].versions[2] = 6, "version 6, not 7");
+    refused(|answer| answer.group.completions[0].versions[2] = Updates(6), "version 6, not 7");
     refused(|given| given.scores = answer().scores, "0 rewards");
     refused(|given| *given = answer(), "does not continue");
     // It ended one token early, and says that it has not ended.
@@ -127,7 +127,7 @@ fn what_does_not_continue_is_refused() {
         |answer| {
             let c = &mut answer.group.completions[0];
             c.ids.truncate(2);
-            c.mask.truncate(2);
+            c.sampled.truncate(2);
             c.versions.truncate(2);
             c.columns = recorded(vec![-0.3; 2]);
         },
@@ -144,11 +144,11 @@ fn what_does_not_answer_the_job_is_refused() {
         let said = GroupAnswer::from_bytes(&answer.to_bytes(), &job).unwrap_err().to_string();
         assert!(said.contains(word), "{said}");
     };
-    refused(|job| job.number = 8, |_| {}, "another job");
+    refused(|job| job.group = GroupId(8), |_| {}, "another job");
     refused(|job| job.prompt.tokens = model::Prompt::new([7]), |_| {}, "another job");
     refused(|job| job.num_generations = 3, |_| {}, "3 completions");
     refused(|job| job.rewards.truncate(1), |_| {}, "1 rewards");
-    refused(|job| job.version = 5, |_| {}, "version 6, not 5");
+    refused(|job| job.updates = Updates(5), |_| {}, "version 6, not 5");
     refused(|job| job.sampling.max_new_tokens = 1, |_| {}, "completion 0");
     refused(|_| {}, |answer| answer.group.completions[0].columns = Columns::default(), "sampler_logps");
     refused(|_| {}, |answer| drop(answer.group.completions[0].columns.remove(ENTROPIES)), "lacks what its sampling");

@@ -21,7 +21,7 @@ impl Group {
                 line.insert(key.to_owned(), value);
             }
         };
-        put("group", json!(self.id));
+        put("group", json!(self.group));
         put("generation", json!(c.generation));
         put("prompt_id", json!(self.prompt_id));
         put("prompt", json!(self.prompt));
@@ -37,7 +37,7 @@ impl Group {
                 Some(Advantage::Tokens(each)) => each.iter().map(|&a| number(a)).collect(),
             },
         );
-        put("loss_mask", if c.mask == c.sampled { Value::Null } else { json!(c.mask) });
+        put("loss_mask", if c.loss_mask == c.sampled { Value::Null } else { json!(c.loss_mask) });
         put("step_scores", if c.steps.is_empty() { Value::Null } else { json!(c.steps) });
         put("extra", object(&c.extra));
         put("fork", c.fork.map_or(Value::Null, |fork| json!({"parent": fork.parent, "at": fork.at})));
@@ -69,9 +69,9 @@ impl Group {
             ids: c.ids.clone(),
             logps: c.columns.sampler_logps().map(<[f32]>::to_vec),
             ref_logps: c.columns.ref_logps().map(<[f32]>::to_vec),
-            mask: c.sampled.contains(&false).then(|| c.sampled.clone()),
+            sampled: c.sampled.contains(&false).then(|| c.sampled.clone()),
             truncated: c.finish_reason.map(|reason| reason == FinishReason::Length),
-            versions: c.versions.clone(),
+            versions: c.versions.iter().map(|version| version.0).collect(),
             rewards: c.rewards.clone(),
             steps: c.steps.clone(),
             problems: self.problems.iter().filter_map(|problem| problem_of(problem, place)).collect(),

@@ -135,5 +135,6 @@ pub(crate) use begun::{groups_of_begun, heads_of_begun};
 pub(crate) use collected::{WrittenAnswer, groups_of_answers, written_answers};
 pub(crate) use convert::{records_of_evaluation, records_of_rollouts};
 pub use group::{Completion, Fork, Group};
+pub use model::GroupId;
 pub use model::columns::NEW_LOGPS;
 pub use record::{Kind, RecordReader, RecordWriter, VERSION, WireError};

@@ -5,8 +5,8 @@ use super::group::{Completion, Fork, Group, total};
 use super::record::{Kind, RecordReader, WireError};
 use super::write::{HAS, PROMPT, REASONS, TOKEN};
 use crate::rollouts::lineage::Lineage;
-use model::Columns;
 use model::columns::{Column, Values};
+use model::{Columns, GroupId, Updates};
 use serde::de::DeserializeOwned;
 use std::ops::Range;
 use train::Advantage;
@@ -74,7 +74,7 @@ impl Group {
 /// What the index of a file says about a group.
 #[derive(Debug, PartialEq)]
 pub(super) struct Outline {
-    pub id: u64,
+    pub group: GroupId,
     pub step: Option<u64>,
     pub prompt_ids: Vec<u32>,
     /// The total (weighted) rewards of the completions that have any score.
@@ -122,16 +122,16 @@ struct Tokens {
 }
 
 impl Fields<'_> {
-    fn id(&self) -> Result<u64, WireError> {
-        self.one("group")?.ok_or_else(|| missing("group"))
+    fn id(&self) -> Result<GroupId, WireError> {
+        self.one("group")?.map(GroupId).ok_or_else(|| missing("group"))
     }
 
-    fn outline(&self, id: u64) -> Result<Outline, WireError> {
+    fn outline(&self, group: GroupId) -> Result<Outline, WireError> {
         let lengths = self.record.uints("lengths")?.ok_or_else(|| missing("lengths"))?;
         let (names, weights) = self.rewards()?;
         let rewards = self.scores(lengths.len(), names.len())?;
         Ok(Outline {
-            id,
+            group,
             step: self.one("step")?,
             prompt_ids: self.prompt_ids()?,
             totals: rewards.iter().filter_map(|rewards| total(rewards, &weights)).collect(),
@@ -156,7 +156,7 @@ impl Fields<'_> {
         }
     }
 
-    fn group(&self, id: u64) -> Result<Group, WireError> {
+    fn group(&self, group: GroupId) -> Result<Group, WireError> {
         let (ids, tokens) = self.ids()?;
         let prompt_ids = self.prompt_ids()?;
         let after_first = prompt_ids.len().saturating_sub(1);
@@ -168,7 +168,7 @@ impl Fields<'_> {
         }
         let problems = self.record.texts("problems")?.unwrap_or_default();
         Ok(Group {
-            id,
+            group,
             step: self.one("step")?,
             prompt_id: self.one("prompt_id")?,
             prompt: self.json("prompt")?,
@@ -249,6 +249,7 @@ impl Fields<'_> {
         self.for_some(&mut all, "versions", |fields, name, with| {
             let tokens = with.iter().map(|c| c.ids.len()).sum();
             let versions = fields.record.runs(name, tokens)?.unwrap_or_default();
+            let versions: Vec<Updates> = versions.into_iter().map(Updates).collect();
             split(&versions, with, |c, own| c.versions = own.to_vec());
             Ok(())
         })?;
@@ -269,12 +270,12 @@ impl Fields<'_> {
             let flags = self.record.runs(name, tokens.all)?;
             flags.map(|flags| flags.into_iter().map(|flag| flag_of(name, flag)).collect()).transpose()
         };
-        let (inserted, mask): (Option<Vec<bool>>, Option<Vec<bool>>) = (flags("inserted")?, flags("mask")?);
+        let (inserted, used): (Option<Vec<bool>>, Option<Vec<bool>>) = (flags("inserted")?, flags("mask")?);
         for (c, range) in all.iter_mut().zip(&tokens.ranges) {
             if let Some(inserted) = &inserted {
                 c.sampled = inserted[range.clone()].iter().map(|inserted| !inserted).collect();
             }
-            c.mask = mask.as_ref().map_or_else(|| c.sampled.clone(), |mask| mask[range.clone()].to_vec());
+            c.loss_mask = used.as_ref().map_or_else(|| c.sampled.clone(), |used| used[range.clone()].to_vec());
         }
         Ok(())
     }

@@ -6,8 +6,8 @@ mod written;
 
 use super::record::{HEADER, MAGIC};
 use super::*;
-use model::Columns;
 use model::columns::{Column, OLD_LOGPS, REF_LOGPS, SAMPLER_LOGPS, TOP_IDS, TOP_LOGPS, VALUES, Values};
+use model::{Columns, GroupId, Updates};
 use proptest::prelude::*;
 use rewards::Content;
 use rollout::FinishReason;
@@ -69,8 +69,8 @@ pub(super) fn widths(bytes: &[u8]) -> Vec<(&str, u64)> {
 fn full() -> Group {
     let mut first = Completion {
         sampled: vec![true, false, false, true],
-        mask: vec![true, false, false, false],
-        versions: vec![7, 7, 8, 8],
+        loss_mask: vec![true, false, false, false],
+        versions: [7, 7, 8, 8].map(Updates).to_vec(),
         columns: Columns::of([
             (SAMPLER_LOGPS, vec![-0.5, f32::from_bits(0x7fc1_2345), f32::NEG_INFINITY, -0.0]),
             (REF_LOGPS, vec![-1.0, -2.0, -3.0, f32::MIN_POSITIVE / 2.0]),
@@ -85,7 +85,7 @@ fn full() -> Group {
     };
     first.columns.insert(TOP_IDS, Column { width: 2, values: Values::U32((0..8).collect()) });
     let second = Completion {
-        versions: vec![8],
+        versions: vec![Updates(8)],
         columns: Columns::of([(SAMPLER_LOGPS, vec![-0.25])]),
         finish_reason: Some(FinishReason::Stop),
         advantage: Some(Advantage::Sequence(-0.0)),
@@ -98,7 +98,7 @@ fn full() -> Group {
     let mut prompt_columns = Columns::of([(SAMPLER_LOGPS, vec![-1.0, -2.0])]);
     prompt_columns.insert(TOP_LOGPS, Column { width: 2, values: Values::F32(vec![-1.0; 4]) });
     Group {
-        id: u64::MAX,
+        group: GroupId(u64::MAX),
         step: Some(3),
         prompt_ids: vec![1, 2, 300],
         prompt_id: Some(12),
@@ -206,7 +206,12 @@ fn unknown_columns_are_skipped_unless_they_must_be_known() {
     let (group, rest) = Group::read(&later).unwrap();
     assert_eq!(
         group,
-        Group { id: 4, prompt_ids: vec![1], completions: vec![Completion::new(0, vec![9])], ..Group::default() }
+        Group {
+            group: GroupId(4),
+            prompt_ids: vec![1],
+            completions: vec![Completion::new(0, vec![9])],
+            ..Group::default()
+        }
     );
     let said = Group::read(rest).unwrap_err().to_string();
     assert!(said.contains("`reversed`") && said.contains("use a newer one"), "{said}");
@@ -227,18 +232,23 @@ fn reserved_columns_need_not_be_known() {
 fn samples_come_back_and_share_their_prompts_as_before() {
     let prompt = model::Prompt::new([1, 2, 3]);
     let sample = Sample {
-        group: 1 << 40,
+        group: GroupId(1 << 40),
         prompt: prompt.clone(),
         completion: vec![4, 5],
-        mask: vec![true, false],
-        versions: vec![7, 8],
-        truncated: true,
+        loss_mask: vec![true, false],
+        versions: [7, 8].map(Updates).to_vec(),
+        finish_reason: FinishReason::Length,
         advantage: Advantage::Tokens(vec![0.5, f32::MIN_POSITIVE / 2.0]),
         columns: Columns::of([(SAMPLER_LOGPS, vec![-0.1, f32::NEG_INFINITY]), (VALUES, vec![0.1, -0.0])]),
     };
     // Another group of the same prompt, and one with the same ids, but another prompt.
-    let again = Sample { group: 2, advantage: Advantage::Sequence(-1.25), ..sample.clone() };
-    let mut other = Sample { group: 3, prompt: model::Prompt::new([1, 2, 3]), truncated: false, ..sample.clone() };
+    let again = Sample { group: GroupId(2), advantage: Advantage::Sequence(-1.25), ..sample.clone() };
+    let mut other = Sample {
+        group: GroupId(3),
+        prompt: model::Prompt::new([1, 2, 3]),
+        finish_reason: FinishReason::Stop,
+        ..sample.clone()
+    };
     other.columns.set(OLD_LOGPS, vec![f32::NAN, -0.0]);
     let mut bytes = Vec::new();
     let groups = Group::of_samples(&[sample.clone(), sample.clone(), again.clone(), other.clone()]);
@@ -299,12 +309,12 @@ fn scored_groups_come_back() {
     let mut rollouts = round(&[(3, [Some(1.0), None])]);
     let scored = &mut rollouts.groups[0];
     scored.completions[0].steps = vec![Some(vec![(0, 0.5)])];
-    scored.completions[0].completion.mask = vec![false];
+    scored.completions[0].completion.sampled = vec![false];
     let group = Group { reward_names: vec!["r".into()], ..Group::of_scored(scored, true) };
     let (back, _) = Group::read(&bytes(&group)).unwrap();
     assert_eq!(back, group);
     let back = back.into_scored().unwrap();
-    assert_eq!((back.id, &back.prompt), (scored.id, &scored.prompt));
+    assert_eq!((back.group, &back.prompt), (scored.group, &scored.prompt));
     for (back, own) in back.completions.iter().zip(&scored.completions) {
         assert_eq!((&back.completion, &back.content, &back.rewards), (&own.completion, &own.content, &own.rewards));
         assert_eq!((&back.steps, &back.extra), (&own.steps, &own.extra));
@@ -338,8 +348,8 @@ fn completion(rewards: usize) -> impl Strategy<Value = Completion> {
         Completion {
             generation: usize::from(generation),
             sampled: masks.iter().map(|m| m[0]).collect(),
-            mask: masks.iter().map(|m| m[1]).collect(),
-            versions: if known { versions } else { Vec::new() },
+            loss_mask: masks.iter().map(|m| m[1]).collect(),
+            versions: if known { versions.into_iter().map(Updates).collect() } else { Vec::new() },
             columns: all,
             finish_reason: known.then_some(FinishReason::Stop),
             advantage: Some(if known { Advantage::Sequence(x) } else { Advantage::Tokens(advantages) }),
@@ -357,7 +367,7 @@ fn group() -> impl Strategy<Value = Group> {
         let prompt = prop::collection::vec(any::<u32>(), 0..4);
         (completions, prompt, any::<u64>(), prop::option::of(any::<[u8; 16]>().prop_map(Lineage))).prop_map(
             move |(completions, prompt_ids, id, lineage)| Group {
-                id,
+                group: GroupId(id),
                 step: lineage.map(|_| id / 2),
                 prompt_ids,
                 lineage,

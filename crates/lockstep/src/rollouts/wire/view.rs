@@ -3,7 +3,7 @@
 use super::group::{Completion, Fork, Group};
 use crate::rollouts::groups::{ScoredCompletion, TokenScores};
 use crate::rollouts::lineage::Lineage;
-use model::Columns;
+use model::{Columns, GroupId, Updates};
 use rewards::Content;
 use rollout::FinishReason;
 use serde::Serialize;
@@ -13,7 +13,7 @@ use train::Advantage;
 
 /// The fields of a [`Group`], borrowed.
 pub(super) struct GroupView<'a> {
-    pub id: u64,
+    pub group: GroupId,
     pub step: Option<u64>,
     pub prompt_ids: &'a [u32],
     pub prompt_id: Option<u64>,
@@ -36,8 +36,8 @@ pub(super) struct CompletionView<'a> {
     pub generation: usize,
     pub ids: &'a [u32],
     pub sampled: &'a [bool],
-    pub mask: &'a [bool],
-    pub versions: Cow<'a, [u64]>,
+    pub loss_mask: &'a [bool],
+    pub versions: Cow<'a, [Updates]>,
     pub columns: &'a Columns,
     pub finish_reason: Option<FinishReason>,
     pub advantage: Option<&'a Advantage>,
@@ -51,7 +51,7 @@ pub(super) struct CompletionView<'a> {
 impl<'a> GroupView<'a> {
     pub fn new(group: &'a Group) -> GroupView<'a> {
         GroupView {
-            id: group.id,
+            group: group.group,
             step: group.step,
             prompt_ids: &group.prompt_ids,
             prompt_id: group.prompt_id,
@@ -75,7 +75,7 @@ impl<'a> CompletionView<'a> {
             generation: c.generation,
             ids: &c.ids,
             sampled: &c.sampled,
-            mask: &c.mask,
+            loss_mask: &c.loss_mask,
             versions: c.versions.as_slice().into(),
             columns: &c.columns,
             finish_reason: c.finish_reason,
@@ -94,8 +94,8 @@ impl<'a> CompletionView<'a> {
         CompletionView {
             generation: c.generation,
             ids: &c.ids,
-            sampled: &c.mask,
-            mask: &c.mask,
+            sampled: &c.sampled,
+            loss_mask: &c.sampled,
             versions: crate::rollouts::versions::recorded_versions(&c.versions),
             columns: &c.columns,
             finish_reason: Some(c.finish_reason),

@@ -32,7 +32,7 @@ impl GroupView<'_> {
     /// Appends the group to `to` as one record; as [`Group::write`].
     pub(super) fn write(&self, to: &mut Vec<u8>) {
         let mut record = RecordWriter::new();
-        record.must_be_known().uints("group", 1, [self.id]);
+        record.must_be_known().uints("group", 1, [self.group.0]);
         record.must_be_known().uints("prompt_ids", 1, ids(self.prompt_ids));
         record.must_be_known().uints("lengths", 1, self.completions.iter().map(|c| c.ids.len() as u64));
         record.must_be_known().uints("ids", 1, self.completions.iter().flat_map(|c| ids(c.ids)));
@@ -110,7 +110,7 @@ impl GroupView<'_> {
 
     fn put_tokens(&self, record: &mut RecordWriter) {
         for c in &self.completions {
-            let lengths = [c.sampled.len(), c.mask.len()];
+            let lengths = [c.sampled.len(), c.loss_mask.len()];
             assert_eq!(lengths, [c.ids.len(); 2], "masks have one element per token");
         }
         let sequence = |c: &CompletionView<'_>| matches!(c.advantage, Some(Advantage::Sequence(_)));
@@ -126,15 +126,15 @@ impl GroupView<'_> {
             record.f32s("token_advantages", 1, with.iter().flat_map(|c| token_advantages(c)));
         }
         let all = || self.completions.iter();
-        if all().any(|c| c.mask != c.sampled) {
-            record.runs("mask", all().flat_map(|c| c.mask).map(|&used| u64::from(used)));
+        if all().any(|c| c.loss_mask != c.sampled) {
+            record.runs("mask", all().flat_map(|c| c.loss_mask).map(|&used| u64::from(used)));
         }
         if all().any(|c| c.sampled.contains(&false)) {
             record.runs("inserted", all().flat_map(|c| c.sampled).map(|&sampled| u64::from(!sampled)));
         }
         if let Some(with) = self.having(record, "versions", |c| !c.versions.is_empty()) {
             assert!(with.iter().all(|c| c.versions.len() == c.ids.len()), "a version of each token");
-            record.runs("versions", with.iter().flat_map(|c| c.versions.iter().copied()));
+            record.runs("versions", with.iter().flat_map(|c| c.versions.iter().map(|version| version.0)));
         }
         // Columns of the same name may have different types or widths; each type and width gets a column with its
         // completions.

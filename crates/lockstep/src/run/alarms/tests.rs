@@ -19,8 +19,8 @@ fn rollouts(groups: &[&[Text<'_>]]) -> Rollouts {
         ScoredCompletion {
             completion: Completion {
                 generation: 0,
-                mask: vec![true; ids.len()],
-                versions: vec![0; ids.len()],
+                sampled: vec![true; ids.len()],
+                versions: vec![model::Updates(0); ids.len()],
                 columns: model::Columns::default(),
                 finish_reason: if cut { FinishReason::Length } else { FinishReason::Stop },
                 ids,
@@ -34,7 +34,7 @@ fn rollouts(groups: &[&[Text<'_>]]) -> Rollouts {
     let group = |(row, texts): (usize, &&[Text<'_>])| {
         let (tokens, content) = (model::Prompt::new([1]), Content::from(format!("p{row}:")));
         ScoredGroup {
-            id: row as u64,
+            group: model::GroupId(row as u64),
             prompt: Arc::new(Prompt { row, tokens, content, columns: Map::new() }),
             completions: texts.iter().map(completion).collect(),
             problems: Vec::new(),

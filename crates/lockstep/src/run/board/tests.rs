@@ -2,7 +2,7 @@ use super::*;
 use crate::error::is_bad_input;
 use crate::rollouts::wire::Completion;
 use model::tokenizer::{SpecialTokens, Tokenizer};
-use model::{Columns, columns};
+use model::{Columns, GroupId, columns};
 use rewards::Content;
 use std::fs;
 
@@ -18,7 +18,7 @@ fn group(id: u64, all: &[&[u32]]) -> Group {
         ..Completion::new(i, ids.to_vec())
     };
     Group {
-        id,
+        group: GroupId(id),
         prompt: Some(Content::from(format!("p{id}").as_str())),
         reward_names: vec!["a".into(), "b".into()],
         reward_weights: vec![2.0, 1.0],

@@ -52,6 +52,9 @@ pub struct Measured {
     pub memory_resident: BTreeMap<String, u64>,
     /// The peak speeds of the machine, if they were measured.
     pub ceilings: Option<Ceilings>,
+    /// Why they were not measured, as a sentence; `None` where they are, or where a run is too short for it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub without_ceilings: Option<String>,
 }
 
 /// The totals of one stage of a run's steps.
@@ -107,6 +110,12 @@ impl Measured {
     pub fn covered(&self) -> f64 {
         let outermost = self.stages.iter().filter(|stage| !stage.path.contains('/') && stage.path != "evaluation");
         outermost.map(|stage| stage.seconds).sum()
+    }
+
+    /// How many cores were busy on average, evaluations included; `None` before anything is measured.
+    pub fn busy_cores(&self) -> Option<f64> {
+        let seconds = self.seconds + self.stage("evaluation");
+        (seconds > 0.0).then(|| self.cpu_s / seconds)
     }
 
     /// The value of the counter `name`.

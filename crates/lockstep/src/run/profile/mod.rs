@@ -5,12 +5,14 @@
 //! with the evidence and the usual remedy. Findings depend on time and on the machine, so they are kept out of
 //! everything that is compared bit for bit.
 
+mod ceilings;
 mod measured;
 mod rules;
 
 pub use measured::Measured;
 
 use super::RunDir;
+use ceilings::{Cores, Quiet, ThisMachine};
 use kernels::{Context, DType};
 use measured::OsCounters;
 use serde::{Deserialize, Serialize};
@@ -28,8 +30,8 @@ const WINDOW: (u64, f64, f64) = (3, 5.0, 30.0);
 const MIN_WINDOWS: u32 = 2;
 /// In seconds: a shorter run gets no findings at its end, because its timings say too little.
 const WORTH_JUDGING_S: f64 = 10.0;
-/// How long the machine's peak speeds are measured, once per run. It is done only after [`CEILINGS_AFTER_S`] seconds,
-/// when it is a small part of the run.
+/// How long the machine's peak speeds are measured. It is done only after [`CEILINGS_AFTER_S`] seconds, when it is a
+/// small part of the run.
 const CEILINGS_TIME: Duration = Duration::from_millis(400);
 const CEILINGS_AFTER_S: f64 = 60.0;
 
@@ -53,6 +55,19 @@ impl ProfileRecord {
     pub fn read(root: &Path) -> Option<ProfileRecord> {
         serde_json::from_slice(&disk::read(root.join(FILE), disk::most::STATE).ok()?).ok()
     }
+
+    /// The findings with the most seconds that could be saved, summed over the measured steps; those that cost most
+    /// come first, and those of which this is unknown last.
+    pub fn by_gain(&self) -> Vec<(&Finding, Option<f64>)> {
+        let gain = |finding: &Finding| {
+            let rule = rules::ALL.iter().find(|rule| rule.id == finding.id)?;
+            (rule.gain_s)(&self.measured).filter(|seconds| *seconds > 0.0)
+        };
+        let mut all: Vec<_> = self.findings.iter().map(|finding| (finding, gain(finding))).collect();
+        // Stable: findings without a figure keep their order.
+        all.sort_by(|(_, a), (_, b)| b.unwrap_or(0.0).total_cmp(&a.unwrap_or(0.0)));
+        all
+    }
 }
 
 /// Measures a run and reports findings about it.
@@ -64,6 +79,7 @@ pub struct Profile {
     /// For each rule, the number of windows in a row in which it held.
     held: BTreeMap<&'static str, u32>,
     os: OsCounters,
+    quiet: Quiet,
     began: Instant,
     warm: bool,
     /// The dtype that matmuls compute in.
@@ -76,6 +92,11 @@ impl Profile {
     /// Profiles the run in `dir`, beginning with its next step. If the user `asked_for` a profile, even a very short
     /// run gets findings.
     pub fn new(dir: &RunDir, dtype: DType, asked_for: bool) -> Profile {
+        Profile::on(Box::new(ThisMachine), dir, dtype, asked_for)
+    }
+
+    /// The same on a machine with these cores.
+    fn on(cores: Box<dyn Cores>, dir: &RunDir, dtype: DType, asked_for: bool) -> Profile {
         Profile {
             record: ProfileRecord { version: ProfileRecord::VERSION, ..ProfileRecord::default() },
             dir: dir.clone(),
@@ -83,6 +104,7 @@ impl Profile {
             window: Measured::default(),
             held: BTreeMap::new(),
             os: OsCounters::now(),
+            quiet: Quiet::new(cores),
             began: Instant::now(),
             warm: false,
             dtype,
@@ -110,6 +132,10 @@ impl Profile {
         ctx: &Context,
     ) -> Vec<Finding> {
         self.window.add_step(step, seconds, totals, values);
+        if self.record.measured.ceilings.is_none() {
+            let counted = self.quiet.step();
+            self.set_ceilings(counted);
+        }
         let (steps, short, long) = WINDOW;
         let is_full = self.window.steps >= steps && self.window.seconds >= short || self.window.seconds >= long;
         if !self.warm {
@@ -130,7 +156,11 @@ impl Profile {
         self.window.os(&self.os, ctx);
         let mut window = self.begin_window();
         if self.record.measured.ceilings.is_none() {
-            self.look_up_ceilings(ctx, self.began.elapsed().as_secs_f64() > CEILINGS_AFTER_S);
+            let known = self.known_ceilings(ctx);
+            if known.is_none() && self.began.elapsed().as_secs_f64() > CEILINGS_AFTER_S {
+                self.quiet.begin(|| measure(ctx, self.dtype));
+            }
+            self.set_ceilings(known);
         }
         self.record.measured.add(&window);
         window.ceilings = self.record.measured.ceilings;
@@ -148,8 +178,9 @@ impl Profile {
         found
     }
 
-    /// Called at the end of the run. Returns the rules that hold over the whole run and were not reported before.
-    pub fn finish(&mut self, ctx: &Context) -> Vec<Finding> {
+    /// Called at the end of the run. Returns the rules that hold over the whole run and were not reported before. If it
+    /// `may_wait`, the machine's speed is measured where it is not known yet.
+    pub fn finish(&mut self, ctx: &Context, may_wait: bool) -> Vec<Finding> {
         self.window.os(&self.os, ctx);
         let last = self.begin_window();
         self.record.measured.add(&last);
@@ -158,7 +189,10 @@ impl Profile {
             return Vec::new();
         }
         if self.record.measured.ceilings.is_none() {
-            self.look_up_ceilings(ctx, true);
+            let known = self.known_ceilings(ctx);
+            let measures = known.is_none() && may_wait;
+            let known = if measures { self.quiet.finish(|| measure(ctx, self.dtype)) } else { known };
+            self.set_ceilings(known);
         }
         let whole = self.record.measured.clone();
         let found = rules::ALL.iter().filter_map(|rule| {
@@ -170,36 +204,28 @@ impl Profile {
         found
     }
 
-    /// Sets the machine's peak speeds from the run's record, if it has them for this instruction set, dtype and number
-    /// of threads. Otherwise, if `measures`, measures them and adds them to the record. They stay unknown if the
-    /// measurement fails.
-    fn look_up_ceilings(&mut self, ctx: &Context, measures: bool) {
-        let mut record = RunRecord::read(&self.dir.record()).ok();
-        let (isa, dtype, threads) = (ctx.describe(), format!("{:?}", self.dtype).to_lowercase(), ctx.threads());
-        let is_same = |c: &&MeasuredCeilings| (&*c.isa, &*c.dtype, c.threads) == (isa, &*dtype, threads);
-        let mut ceilings = record.as_ref().and_then(|record| record.ceilings.as_ref()).filter(is_same).cloned();
-        if ceilings.is_none()
-            && measures
-            && let Ok(measured) = kernels::ceilings::measure(ctx, CEILINGS_TIME)
-        {
-            let measured = measured.of_dtype(self.dtype);
-            let measured = MeasuredCeilings {
-                time_s: telemetry::system::since_1970().as_secs(),
-                isa: isa.to_owned(),
-                dtype,
-                threads,
-                flops_per_s: measured.flops_per_s,
-                read_bytes_per_s: measured.read_bytes_per_s,
-            };
-            // No run ends because its record cannot be written once more.
-            if let Some(record) = &mut record {
-                record.ceilings = Some(measured.clone());
-                let _ = record.to_bytes().map(|bytes| self.dir.write(&self.dir.record(), &bytes));
-            }
-            ceilings = Some(measured);
-        }
+    /// The machine's peak speeds in the run's record, if it has them for this instruction set, dtype and number of
+    /// threads, measured on a quiet machine.
+    fn known_ceilings(&self, ctx: &Context) -> Option<MeasuredCeilings> {
+        let known = RunRecord::read(&self.dir.record()).ok()?.ceilings?;
+        let is_same =
+            (&*known.isa, &*known.dtype, known.threads) == (ctx.describe(), &*name(self.dtype), ctx.threads());
+        (is_same && known.load.is_some()).then_some(known)
+    }
+
+    /// Sets the machine's peak speeds, and adds them to the run's record if they are new there. Without them, the
+    /// profile has the reason, once they would have been measured.
+    fn set_ceilings(&mut self, ceilings: Option<MeasuredCeilings>) {
+        self.record.measured.without_ceilings = self.quiet.why_not.map(str::to_owned).filter(|_| ceilings.is_none());
+        let Some(ceilings) = ceilings else { return };
         self.record.measured.ceilings =
-            ceilings.map(|c| Ceilings { flops_per_s: Some(c.flops_per_s), bytes_per_s: Some(c.read_bytes_per_s) });
+            Some(Ceilings { flops_per_s: Some(ceilings.flops_per_s), bytes_per_s: Some(ceilings.read_bytes_per_s) });
+        // No run ends because its record cannot be written once more.
+        let record = RunRecord::read(&self.dir.record()).ok();
+        if let Some(mut record) = record.filter(|record| record.ceilings.as_ref() != Some(&ceilings)) {
+            record.ceilings = Some(ceilings);
+            let _ = record.to_bytes().map(|bytes| self.dir.write(&self.dir.record(), &bytes));
+        }
     }
 
     /// Writes the profile. An error is ignored, so that it does not end the run.
@@ -210,6 +236,25 @@ impl Profile {
             .and_then(|bytes| disk::write(&temporary, bytes))
             .and_then(|()| disk::rename(&temporary, &self.path));
     }
+}
+
+/// Measures the machine's peak speeds; `None` if that fails.
+fn measure(ctx: &Context, dtype: DType) -> Option<MeasuredCeilings> {
+    let measured = kernels::ceilings::measure(ctx, CEILINGS_TIME).ok()?.of_dtype(dtype);
+    Some(MeasuredCeilings {
+        time_s: telemetry::system::since_1970().as_secs(),
+        isa: ctx.describe().to_owned(),
+        dtype: name(dtype),
+        threads: ctx.threads(),
+        flops_per_s: measured.flops_per_s,
+        read_bytes_per_s: measured.read_bytes_per_s,
+        load: None,
+    })
+}
+
+/// The name of a dtype in the run's record.
+fn name(dtype: DType) -> String {
+    format!("{dtype:?}").to_lowercase()
 }
 
 impl ProfileRecord {

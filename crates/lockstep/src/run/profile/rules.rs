@@ -15,7 +15,12 @@ pub struct Rule {
     pub remedy: &'static str,
     /// Returns the evidence if the rule holds on these measurements.
     pub holds: fn(&Measured) -> Option<String>,
+    /// The most seconds that the remedy could save, where the measurements say so.
+    pub gain_s: fn(&Measured) -> Option<f64>,
 }
+
+/// Of rules whose remedy changes how fast a stage is by an unknown factor.
+const UNKNOWN: fn(&Measured) -> Option<f64> = |_| None;
 
 /// A finding names at least this many seconds: less is noise, and nobody can win it back. (Windows of a run take at
 /// least five seconds; `lockstep profile` judges a run of any length.)
@@ -56,6 +61,7 @@ pub const ALL: &[Rule] = &[
         remedy: "by_group = true, so that a group is scored while others are generated; workers that score while the \
                  model trains (--distributed --workers N with max_staleness = N); a faster reward",
         holds: reward_bound,
+        gain_s: |m| Some(m.stage("rewards")),
     },
     Rule {
         id: "interpreter_lock",
@@ -64,6 +70,7 @@ pub const ALL: &[Rule] = &[
                  program of its own (`command:` or `python:FILE:FUNCTION`), which has an interpreter of its own; less \
                  work in callbacks",
         holds: interpreter_lock,
+        gain_s: UNKNOWN,
     },
     Rule {
         id: "worker_bound",
@@ -71,6 +78,7 @@ pub const ALL: &[Rule] = &[
         remedy: "more workers, on cores of their own; a higher max_staleness, up to which they work ahead; a faster \
                  reward",
         holds: worker_bound,
+        gain_s: |m| Some(m.count("waited_for_workers_s")),
     },
     Rule {
         id: "decode_memory_bound",
@@ -78,18 +86,21 @@ pub const ALL: &[Rule] = &[
         remedy: "more completions at once (num_generations, per_device_train_batch_size, \
                  gradient_accumulation_steps), which share each read; dtype = \"bf16\", which halves it",
         holds: |m| decode_bound(m, Bound::Memory),
+        gain_s: UNKNOWN,
     },
     Rule {
         id: "decode_compute_bound",
         says: "Decoding is limited by arithmetic.",
         remedy: "more cores (threads); dtype = \"bf16\" where the processor multiplies it; shorter completions",
         holds: |m| decode_bound(m, Bound::Compute),
+        gain_s: UNKNOWN,
     },
     Rule {
         id: "small_batch",
         says: "Few completions are decoded at once, and each step reads all weights for them.",
         remedy: "more completions at once: num_generations, per_device_train_batch_size, gradient_accumulation_steps",
         holds: small_batch,
+        gain_s: UNKNOWN,
     },
     Rule {
         id: "long_tail",
@@ -97,12 +108,14 @@ pub const ALL: &[Rule] = &[
         remedy: "a lower max_completion_length; a reward for ending (`length`); workers with max_staleness ≥ 1, which \
                  begin the next batch meanwhile",
         holds: long_tail,
+        gain_s: |m| Some(m.stage("rollout/decode") * over(m.tail.alone as f64, m.tail.steps)?),
     },
     Rule {
         id: "kv_preemption",
         says: "Completions are computed twice, because pages for keys and values run out.",
         remedy: "more memory for them (kv_cache_blocks), or fewer completions at once (max_num_seqs)",
         holds: kv_preemption,
+        gain_s: UNKNOWN,
     },
     Rule {
         id: "zero_spread",
@@ -111,36 +124,42 @@ pub const ALL: &[Rule] = &[
                  dynamic_sampling; if rewards vary and only their sums are equal (the alarm zero_variance says so), \
                  other reward_weights",
         holds: zero_spread,
+        gain_s: UNKNOWN,
     },
     Rule {
         id: "data_bound",
         says: "Much time is spent on preparing batches, on callbacks, or outside every stage.",
         remedy: "shorter rows; less work in callbacks (on_log, on_step) and in what reads the run's files",
         holds: data_bound,
+        gain_s: |m| Some(preparing_s(m)),
     },
     Rule {
         id: "checkpoint_bound",
         says: "The run waits for its checkpoints.",
         remedy: "a higher save_steps; a faster disk; LoRA (use_peft), whose checkpoints are small",
         holds: checkpoint_bound,
+        gain_s: |m| Some(m.stage("checkpoint")),
     },
     Rule {
         id: "evaluation_bound",
         says: "More time goes to evaluations than to training.",
         remedy: "a higher eval_steps; fewer rows in the evaluation set; a lower num_generations_eval",
         holds: evaluation_bound,
+        gain_s: |m| Some(m.stage("evaluation")),
     },
     Rule {
         id: "oversubscribed",
         says: "More threads compute than there are cores.",
         remedy: "threads = the number of cores, or fewer; unset LOCKSTEP_THREADS",
         holds: oversubscribed,
+        gain_s: UNKNOWN,
     },
     Rule {
         id: "cores_shared",
         says: "Something else computes on the same cores.",
         remedy: "wait for it, stop it, or give the run cores of its own (taskset, cgroups) and as many threads",
         holds: cores_shared,
+        gain_s: UNKNOWN,
     },
     Rule {
         id: "memory_growth",
@@ -148,6 +167,7 @@ pub const ALL: &[Rule] = &[
         remedy: "a reward or a callback that keeps what it was given? In Python tracemalloc shows it; \
                  `lockstep plan` says what the run itself holds",
         holds: memory_growth,
+        gain_s: UNKNOWN,
     },
 ];
 
@@ -254,8 +274,13 @@ fn zero_spread(m: &Measured) -> Option<String> {
         .then(|| format!("In {} of the groups all rewards were equal: no advantage, no gradient.", percent(share)))
 }
 
+/// Seconds of batches, callbacks, and of no stage.
+fn preparing_s(m: &Measured) -> f64 {
+    m.seconds - m.covered() + m.stage("batch") + m.stage("callbacks")
+}
+
 fn data_bound(m: &Measured) -> Option<String> {
-    let rest = m.seconds - m.covered() + m.stage("batch") + m.stage("callbacks");
+    let rest = preparing_s(m);
     let share = rest / m.seconds.max(f64::MIN_POSITIVE);
     let of = percent(share);
     (share >= PREPARING && rest >= LEAST_S)

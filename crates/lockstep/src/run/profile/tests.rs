@@ -3,6 +3,7 @@
 
 mod least;
 
+use super::ceilings::tests::Invented;
 use super::measured::{Stage, Tail};
 use super::*;
 use telemetry::StageTotal;
@@ -41,7 +42,13 @@ fn healthy() -> Measured {
         memory: BTreeMap::new(),
         memory_resident: BTreeMap::new(),
         ceilings: Some(Ceilings { flops_per_s: Some(200e9), bytes_per_s: Some(30e9) }),
+        without_ceilings: None,
     }
+}
+
+/// A profile on a machine with this load.
+fn profiled(run: &RunDir, dtype: DType, asked_for: bool, load: f64) -> Profile {
+    Profile::on(Box::new(Invented::with_load(load)), run, dtype, asked_for)
 }
 
 fn found(change: impl FnOnce(&mut Measured)) -> Vec<(&'static str, String)> {
@@ -52,6 +59,19 @@ fn found(change: impl FnOnce(&mut Measured)) -> Vec<(&'static str, String)> {
 
 fn stage<'a>(measured: &'a mut Measured, path: &str) -> &'a mut Stage {
     measured.stages.iter_mut().find(|stage| stage.path == path).unwrap()
+}
+
+#[test]
+fn findings_are_sorted_by_the_seconds_that_they_cost() {
+    let ids = ["zero_spread", "data_bound", "worker_bound", "evaluation_bound", "long_tail", "no such rule"];
+    let findings = ids.map(|id| Finding { id: id.to_owned(), ..Finding::default() });
+    let record = ProfileRecord { measured: healthy(), findings: findings.into(), ..ProfileRecord::default() };
+    let found: Vec<_> = record.by_gain().into_iter().map(|(finding, gain)| (finding.id.as_str(), gain)).collect();
+    let (evaluations, tail, rest) = (10.0, 48.0 * 0.2, 100.0 - 98.0);
+    let known = [("evaluation_bound", Some(evaluations)), ("long_tail", Some(tail)), ("data_bound", Some(rest))];
+    // Nobody waited for workers.
+    let unknown = ["zero_spread", "worker_bound", "no such rule"].map(|id| (id, None));
+    assert_eq!(found, [known, unknown].concat());
 }
 
 /// Asserts that after `change` exactly the rule `id` holds, and that its evidence contains `part`.
@@ -135,7 +155,7 @@ fn a_rule_that_holds_in_two_windows_in_a_row_is_said_once() {
     let ctx = crate::context(None, Some(1), crate::config::ComputeDType::F32).unwrap();
     let run = RunDir::at(dir.path());
     run.write(&run.record(), &RunRecord::default().to_bytes().unwrap()).unwrap();
-    let mut profile = Profile::new(&run, DType::F32, false);
+    let mut profile = profiled(&run, DType::F32, false, 0.0);
     let no_values = BTreeMap::new();
     let mut step = 0;
     let mut take = |profile: &mut Profile, rewards_s: f64| -> Vec<(String, (u64, u64))> {
@@ -161,7 +181,7 @@ fn a_rule_that_holds_in_two_windows_in_a_row_is_said_once() {
     assert_eq!((kept.measured.span(), kept.measured.steps), ((2, 19), 18));
     assert!(kept.findings.iter().any(|finding| finding.id == "reward_bound"));
     // At the end it was said already.
-    let ids: Vec<String> = profile.finish(&ctx).into_iter().map(|finding| finding.id).collect();
+    let ids: Vec<String> = profile.finish(&ctx, true).into_iter().map(|finding| finding.id).collect();
     assert!(!ids.contains(&"reward_bound".to_owned()), "{ids:?}");
     // They are in the run's record, and are not measured again by a run that resumes.
     let measured = RunRecord::read(&run.record()).unwrap().ceilings.unwrap();
@@ -170,17 +190,57 @@ fn a_rule_that_holds_in_two_windows_in_a_row_is_said_once() {
     let known = MeasuredCeilings { flops_per_s: 7.0, ..measured };
     let bytes = RunRecord { ceilings: Some(known), ..RunRecord::default() }.to_bytes().unwrap();
     run.write(&run.record(), &bytes).unwrap();
-    let mut again = Profile::new(&run, DType::F32, true);
+    let profile = |dtype| profiled(&run, dtype, true, 0.0);
+    let mut again = profile(DType::F32);
     for _ in 0..5 {
         take(&mut again, 1.0);
     }
     assert_eq!(again.record().measured.ceilings.unwrap().flops_per_s, Some(7.0));
+    // Nor do those of an older version, which may be of a busy machine.
+    let measured = RunRecord::read(&run.record()).unwrap();
+    let older = measured.ceilings.clone().map(|known| MeasuredCeilings { load: None, ..known });
+    run.write(&run.record(), &RunRecord { ceilings: older, ..measured.clone() }.to_bytes().unwrap()).unwrap();
+    let mut older = profile(DType::F32);
+    for _ in 0..5 {
+        take(&mut older, 1.0);
+    }
+    assert_eq!(older.record().measured.ceilings, None);
+    run.write(&run.record(), &measured.to_bytes().unwrap()).unwrap();
     // Of another dtype they say nothing.
-    let mut other = Profile::new(&run, DType::Bf16, true);
+    let mut other = profile(DType::Bf16);
     for _ in 0..5 {
         take(&mut other, 1.0);
     }
     assert_eq!(other.record().measured.ceilings, None);
+}
+
+/// On a busy machine no stage is compared with ceilings, and the profile has the reason. A run that is interrupted or
+/// too short measures nothing.
+#[test]
+fn a_busy_machine_has_no_ceilings() {
+    let dir = tempfile::tempdir().unwrap();
+    let ctx = crate::context(None, Some(1), crate::config::ComputeDType::F32).unwrap();
+    let run = RunDir::at(dir.path());
+    let ended = |load: f64, may_wait: bool, seconds: f64| {
+        run.write(&run.record(), &RunRecord::default().to_bytes().unwrap()).unwrap();
+        let machine = Invented::with_load(load);
+        let mut profile = Profile::on(Box::new(machine.clone()), &run, DType::F32, false);
+        for step in 1..=2 {
+            machine.pass(seconds);
+            profile.end_step(step, seconds, &totals(1.0), &BTreeMap::new(), &ctx);
+        }
+        profile.finish(&ctx, may_wait);
+        let Measured { ceilings, without_ceilings, .. } = profile.record().measured.clone();
+        let kept = RunRecord::read(&run.record()).unwrap().ceilings;
+        assert_eq!(kept.is_some(), ceilings.is_some());
+        (kept.and_then(|kept| kept.load), without_ceilings)
+    };
+    let (load, why_not) = ended(0.1, true, 20.0);
+    assert!((load.unwrap() - 0.1).abs() < 1e-6 && why_not.is_none(), "{load:?} {why_not:?}");
+    assert_eq!(ended(0.3, true, 20.0), (None, Some(ceilings::BUSY.to_owned())));
+    let text = std::fs::read_to_string(dir.path().join(FILE)).unwrap();
+    assert!(text.contains("\"without_ceilings\": \"The machine was busy when"), "{text}");
+    assert_eq!((ended(0.3, false, 20.0), ended(0.1, true, 2.0)), ((None, None), (None, None)));
 }
 
 #[test]
@@ -235,7 +295,7 @@ fn ends_of_windows() {
     let run = RunDir::at(dir.path());
     // For each step: the steps in complete windows.
     let course = |seconds: &[f64]| {
-        let mut profile = Profile::new(&run, DType::F32, false);
+        let mut profile = profiled(&run, DType::F32, false, 0.0);
         profile.end_step(1, 99.0, &StepTotals::default(), &BTreeMap::new(), &ctx);
         let mut step = |(step, seconds): (u64, &f64)| {
             profile.end_step(step, *seconds, &StepTotals::default(), &BTreeMap::new(), &ctx);
@@ -248,20 +308,20 @@ fn ends_of_windows() {
     assert_eq!(course(&[4.0, 20.0, 1.0, 30.0, 29.0]), [0, 0, 3, 4, 4]);
     assert!(dir.path().join(FILE).is_file() && ProfileRecord::read(dir.path()).unwrap().version == 1);
     // A run that is over in a moment has no findings, unless they were asked for.
-    let mut short = Profile::new(&run, DType::F32, false);
+    let mut short = profiled(&run, DType::F32, false, 0.0);
     std::fs::remove_file(dir.path().join(FILE)).unwrap();
     short.end_step(1, 1.0, &StepTotals::default(), &BTreeMap::new(), &ctx);
     short.end_step(2, 9.9, &totals(5.0), &BTreeMap::new(), &ctx);
-    assert!(short.finish(&ctx).is_empty() && !dir.path().join(FILE).exists());
+    assert!(short.finish(&ctx, true).is_empty() && !dir.path().join(FILE).exists());
     assert_eq!((short.record().measured.steps, short.record().measured.seconds), (1, 9.9));
-    let mut long = Profile::new(&run, DType::F32, false);
+    let mut long = profiled(&run, DType::F32, false, 0.0);
     long.end_step(1, 1.0, &StepTotals::default(), &BTreeMap::new(), &ctx);
     long.end_step(2, 10.0, &totals(5.0), &BTreeMap::new(), &ctx);
-    let ids: Vec<String> = long.finish(&ctx).into_iter().map(|finding| finding.id).collect();
+    let ids: Vec<String> = long.finish(&ctx, true).into_iter().map(|finding| finding.id).collect();
     assert!(ids.contains(&"reward_bound".to_owned()), "{ids:?}");
     assert_eq!(ProfileRecord::read(dir.path()).as_ref(), Some(long.record()));
-    let again: Vec<String> = long.finish(&ctx).into_iter().map(|finding| finding.id).collect();
+    let again: Vec<String> = long.finish(&ctx, true).into_iter().map(|finding| finding.id).collect();
     assert!(!again.iter().any(|id| ids.contains(id)), "{again:?}");
-    let mut nothing = Profile::new(&run, DType::F32, true);
-    assert!(nothing.finish(&ctx).is_empty());
+    let mut nothing = profiled(&run, DType::F32, true, 0.0);
+    assert!(nothing.finish(&ctx, true).is_empty());
 }

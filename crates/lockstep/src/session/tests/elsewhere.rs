@@ -87,7 +87,7 @@ impl Collect for Elsewhere {
         let bytes = answered.recv().expect("it answers")?;
         let mut seen = self.seen.0.lock().unwrap();
         seen.0 += 1;
-        seen.1.push(weights.version());
+        seen.1.push(weights.version().0);
         Ok(Collected::from_bytes(&bytes, &request)?)
     }
 }

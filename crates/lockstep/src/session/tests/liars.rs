@@ -67,8 +67,11 @@ impl Liar {
             Lie::Rubbish => return Done { bytes: bytes[..bytes.len() / 2].to_vec(), answer },
             Lie::Empty => return Done { bytes: Vec::new(), answer },
             Lie::Vocabulary => *completion.ids.last_mut().expect("a token") = 40,
-            Lie::Version => *completion.versions.last_mut().expect("a token") += 1,
-            Lie::Group => group.id += 1,
+            Lie::Version => {
+                let last = completion.versions.last_mut().expect("a token");
+                *last = last.next();
+            }
+            Lie::Group => group.group = group.group.after(1),
             Lie::Count => drop(group.completions.pop()),
             // Later chunks continue what it has said.
             Lie::Token | Lie::LogProbability if !job.so_far.is_empty() => {}

@@ -123,7 +123,7 @@ fn proven(k: usize, planted: bool, change: impl Fn(&mut Config)) -> Kept {
     // The lineage of the weights that each batch begins with: first seen where they sample.
     let mut lineages: BTreeMap<u64, Lineage> = BTreeMap::new();
     for group in groups(&run.root) {
-        assert_eq!(group.id, next, "each number once, in their order");
+        assert_eq!(group.group.0, next, "each number once, in their order");
         next += 1;
         let batch = (group.step.unwrap() - 1) / steps;
         let of_batch = |batch: u64| &run.weights[(batch * steps) as usize];

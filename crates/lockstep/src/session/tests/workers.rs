@@ -8,9 +8,8 @@ use crate::config::{Algorithm, ComputeDType, Config, Purpose, Strategy};
 use crate::rollouts::collector::{Collector, PlaceCollector};
 use crate::rollouts::jobs::{Assembler, GroupJob, JobCollector, Workers};
 use crate::{Run, RunOptions, StopReason, StopSignal};
-use model::AdaptedWeights;
-use model::HeldWeights;
 use model::tokenizer::Tokenizer;
+use model::{AdaptedWeights, GroupId, HeldWeights, Updates};
 use rewards::{FunctionReward, Reward, RewardBatch, Scores};
 use rollout::{Engine, EngineConfig};
 use std::collections::BTreeSet;
@@ -270,10 +269,11 @@ fn a_worker_refuses_what_it_cannot_do() {
     };
     let sampling = rollout::SamplingParams { max_new_tokens: 4, ..Default::default() };
     let rewards = Vec::new();
-    let (so_far, until) = (Vec::new(), None);
-    let job = GroupJob { number: 0, prompt, num_generations: 2, sampling, version: 0, step: 0, rewards, so_far, until };
+    let (group, so_far, until) = (GroupId(0), Vec::new(), None);
+    let job =
+        GroupJob { group, prompt, num_generations: 2, sampling, updates: Updates(0), step: 0, rewards, so_far, until };
     let mut refused = |job: &GroupJob| collector.work(weights.view(), job).unwrap_err().to_string();
-    assert!(refused(&GroupJob { version: 3, ..job.clone() }).contains("version 3, not 0"));
+    assert!(refused(&GroupJob { updates: Updates(3), ..job.clone() }).contains("version 3, not 0"));
     assert!(refused(&GroupJob { rewards: vec!["rank".into()], ..job.clone() }).contains("no reward `rank`"));
     assert_eq!(collector.work(weights.view(), &job).unwrap().group.completions.len(), 2);
 }

@@ -64,8 +64,8 @@ impl Awaited<'_> {
         let Ok(run) = RunDir::open(self.run) else { return Ok(()) };
         let why = match last_learner(self.run) {
             Some(state) if !state.ended => return Ok(()),
-            Some(LearnerState { step, batches, .. }) => {
-                format!("the run has ended, after {step} of {batches} batches: there is nothing left to do")
+            Some(LearnerState { batch, batches, .. }) => {
+                format!("the run has ended, after {batch} of {batches} batches: there is nothing left to do")
             }
             None => "the run has no workers: a single process makes its completions".to_owned(),
         };

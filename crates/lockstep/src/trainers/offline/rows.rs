@@ -26,7 +26,7 @@ impl Row for Sample {
     }
 
     fn learned(rows: &[Sample]) -> Vec<Vec<bool>> {
-        rows.iter().map(|row| [vec![false; row.prompt.ids.len()], row.mask.clone()].concat()).collect()
+        rows.iter().map(|row| [vec![false; row.prompt.ids.len()], row.loss_mask.clone()].concat()).collect()
     }
 
     fn samples(rows: &[Sample]) -> Samples<'_> {

@@ -18,7 +18,7 @@ fn pairs() -> Vec<PreferencePair> {
 }
 
 fn sample(prompt: &[u32], completion: &[u32], mask: &[bool]) -> Sample {
-    Sample { mask: mask.to_vec(), ..Sample::supervised(Prompt::new(prompt.to_vec()), completion.to_vec()) }
+    Sample { loss_mask: mask.to_vec(), ..Sample::supervised(Prompt::new(prompt.to_vec()), completion.to_vec()) }
 }
 
 fn shown(sequences: &[PromptCompletion<'_>]) -> Vec<(Vec<u32>, Vec<u32>)> {

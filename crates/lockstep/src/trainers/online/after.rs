@@ -107,12 +107,12 @@ impl RolloutPipeline {
         };
         let completion = |(place, (sample, scores)): (usize, (&Sample, model::net::Scores))| {
             let mut completion = Completion::new(place, sample.completion.clone());
-            completion.mask.clone_from(&sample.mask);
+            completion.loss_mask.clone_from(&sample.loss_mask);
             completion.columns.set(NEW_LOGPS, scores.logps);
             completion
         };
         let group = Group {
-            id: first.group,
+            group: first.group,
             step: Some(run.learner.step),
             prompt_ids: first.prompt.ids.clone(),
             completions: samples.iter().zip(scores).enumerate().map(completion).collect(),
@@ -128,12 +128,12 @@ impl RolloutPipeline {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use model::Prompt;
+    use model::{GroupId, Prompt};
     use train::Advantage;
 
     fn sample(group: u64, length: usize, advantage: f32) -> Sample {
         let advantage = Advantage::Sequence(advantage);
-        Sample { group, advantage, ..Sample::supervised(Prompt::new([1]), vec![2; length]) }
+        Sample { group: GroupId(group), advantage, ..Sample::supervised(Prompt::new([1]), vec![2; length]) }
     }
 
     #[test]
@@ -163,7 +163,7 @@ mod tests {
         // step.
         assert!((16..=18).contains(&scored[0].0), "{scored:?}");
         assert!((35..=40).contains(&scored.len()), "{}", scored.len());
-        assert!(scored.iter().take(4).map(|one| one.1).eq([1, 3, 1, 3]), "the one that teaches nothing is left out");
+        assert!(scored.iter().take(4).map(|one| one.1.0).eq([1, 3, 1, 3]), "the one that teaches nothing is left out");
         after.choose(&part[2..4], 1000.0);
         assert!(after.chosen.is_empty());
     }

@@ -2,8 +2,8 @@
 //!
 //! Batch b is generated with the weights at the start of batch max(0, b − k). So before the first step on a batch, all
 //! batches up to the k-th after it are generated, as far as the run lasts. This needs no older weights later, but a
-//! checkpoint must contain the batches that were generated ahead (the *frontier*). The data position and the rollout
-//! number of a run are those of the batch in use, not of the batches ahead.
+//! checkpoint must contain the batches that were generated ahead (the *frontier*). The data position and the next
+//! group of a run are those of the batch in use, not of the batches ahead.
 
 use super::{OnlineBatch, RolloutPipeline, Source};
 use crate::bad_input;
@@ -18,6 +18,7 @@ use crate::run::training::TrainingRun;
 use anyhow::Context as _;
 use fleet::Answer;
 use kernels::mean::over;
+use model::Updates;
 use std::collections::{BTreeMap, VecDeque};
 use std::path::Path;
 use std::sync::Arc;
@@ -38,7 +39,7 @@ impl Ahead {
         self.collected.scored.rollouts.groups.iter().map(|group| {
             let tokens = group.completions.iter().map(|c| (&c.completion.ids[..], c.completion.logps()));
             let answers = vec![Answer { fingerprint: GroupAnswer::fingerprint_of(tokens), more: false }];
-            FrontierGroup { number: group.id, answers, bytes: Vec::new() }
+            FrontierGroup { group: group.group, answers, bytes: Vec::new() }
         })
     }
 }
@@ -58,15 +59,15 @@ impl RolloutPipeline {
         let batches_left = steps_left.div_ceil(self.sizes.steps()).max(1);
         let wanted = batches_left.min(run.config.max_staleness as u64 + 1) as usize;
         // Where the data will be after the batches that are there.
-        let (mut sampler, mut first) = (next.run.data.sampler.clone(), next.state.rollout_number);
+        let (mut sampler, mut first) = (next.run.data.sampler.clone(), next.state.next_group);
         for batch in &next.state.ahead {
             sampler.next_batch();
-            first = batch.collected.next_number;
+            first = batch.collected.next_group;
         }
         while next.state.ahead.len() < wanted {
             let prompts = self.prompts(&sampler.next_batch());
             let collected = self.collect(run, &mut next.state.health, prompts, first)?;
-            first = collected.next_number;
+            first = collected.next_group;
             next.state.ahead.push_back(Arc::new(Ahead { collected, lineage: self.state.lineage }));
         }
         next.run.data.sampler.next_batch();
@@ -110,12 +111,13 @@ impl RolloutPipeline {
         if ahead.len() != batches {
             bad_input!("{} has {} batches, and the run left off with {batches}", file.display(), ahead.len());
         }
-        let numbers = ahead.iter().flat_map(|batch| &batch.scored.rollouts.groups).map(|group| group.id);
-        if !numbers.eq((self.state.rollout_number..).take(batches * self.sizes.generation / self.sizes.group)) {
+        let groups = ahead.iter().flat_map(|batch| &batch.scored.rollouts.groups).map(|group| group.group);
+        let expected = self.state.next_group.and_after().take(batches * self.sizes.generation / self.sizes.group);
+        if !groups.eq(expected) {
             bad_input!(
                 "{} does not have the groups from number {} on, which come next",
                 file.display(),
-                self.state.rollout_number
+                self.state.next_group
             );
         }
         let of = |(collected, &lineage): (_, &_)| Arc::new(Ahead { collected, lineage });
@@ -145,7 +147,7 @@ impl OnlineBatch {
 /// then.
 pub(super) fn log_lag(next: &mut OnlineBatch, rollouts: &Rollouts) {
     let published = &next.state.published;
-    let lag = |version: u64| published.iter().filter(|&&newer| newer > version).count();
+    let lag = |version: Updates| published.iter().filter(|&&newer| newer > version).count();
     let (mut tokens, mut sum, mut max) = (0, 0usize, 0usize);
     for &version in rollouts.completions().flat_map(|c| &c.completion.versions) {
         let lag = lag(version);

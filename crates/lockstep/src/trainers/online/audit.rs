@@ -12,9 +12,9 @@ use crate::rollouts::collector::Collected;
 use crate::rollouts::jobs::GroupJob;
 use crate::rollouts::samples;
 use crate::run::training::TrainingRun;
-use fleet::{JobResult, WorkerName};
-use model::HeldWeights;
+use fleet::{BatchId, JobResult, Version, WorkerName};
 use model::net::Scores;
+use model::{GroupId, HeldWeights, Updates};
 use std::collections::{BTreeMap, BTreeSet};
 use std::hash::{BuildHasher, RandomState};
 
@@ -36,7 +36,7 @@ pub(super) struct Auditor {
 struct Counts {
     /// Audited groups. It is a set because the parts of a group may be audited at different times: for a checkpoint,
     /// and when the batch has arrived.
-    groups: BTreeSet<u64>,
+    groups: BTreeSet<GroupId>,
     tokens: usize,
     mismatches: usize,
 }
@@ -60,9 +60,9 @@ impl Auditor {
         self.remade > 0.0 || self.rescored > 0.0
     }
 
-    fn picks(&self, share: f64, number: u64) -> bool {
+    fn picks(&self, share: f64, group: GroupId) -> bool {
         // 53 random bits are a number below 1.
-        ((self.pick.hash_one(number) >> 11) as f64) < share * (1u64 << 53) as f64
+        ((self.pick.hash_one(group) >> 11) as f64) < share * (1u64 << 53) as f64
     }
 
     /// The metrics that are logged, without their prefix. `expelled` counts the workers that were expelled, also for
@@ -82,7 +82,12 @@ impl Auditor {
 impl Workers {
     /// Does a share of a batch's jobs again. The first worker whose answer differs is expelled, and its groups from
     /// this batch on are generated again. Returns whether a worker was expelled.
-    pub(super) fn expels_a_liar(&mut self, run: &TrainingRun, batch: u64, arrived: &Arrived) -> anyhow::Result<bool> {
+    pub(super) fn expels_a_liar(
+        &mut self,
+        run: &TrainingRun,
+        batch: BatchId,
+        arrived: &Arrived,
+    ) -> anyhow::Result<bool> {
         let Some((worker, what)) = self.find_liar(run, arrived)? else { return Ok(false) };
         if let Some(fleet) = &mut self.fleet {
             fleet.expel(&worker, batch, &what, &|text| run.log.warn(text))?;
@@ -101,18 +106,18 @@ impl Workers {
             return Ok(None);
         }
         // By the version of their weights and the chunk: of a group one at once.
-        let mut wanted: BTreeMap<(u64, usize), Vec<(&WorkerName, Link)>> = BTreeMap::new();
-        for (number, results) in by_group(results) {
-            let Some(whole) = pending.jobs.iter().find(|job| job.number == number) else { continue };
+        let mut wanted: BTreeMap<(Version, usize), Vec<(&WorkerName, Link)>> = BTreeMap::new();
+        for (group, results) in by_group(results) {
+            let Some(whole) = pending.jobs.iter().find(|job| job.group == group) else { continue };
             let can_remake = |result: &JobResult| {
                 fleet.can_remake(result.job) && fleet.weights_of(fleet.plan().version_of(result.job)).is_some()
             };
-            if auditor.picks(auditor.remade, number) && results.iter().any(|result| can_remake(result)) {
-                auditor.counts.groups.insert(number);
+            if auditor.picks(auditor.remade, group) && results.iter().any(|result| can_remake(result)) {
+                auditor.counts.groups.insert(group);
             }
             for (place, result) in results.iter().enumerate() {
                 let mut chain = fleet.chain(whole, &results[..=place])?;
-                let link = chain.pop().filter(|_| auditor.picks(auditor.remade, number) && can_remake(result));
+                let link = chain.pop().filter(|_| auditor.picks(auditor.remade, group) && can_remake(result));
                 let version = fleet.plan().version_of(result.job);
                 wanted.entry((version, place)).or_default().extend(link.map(|link| (&result.worker, link)));
             }
@@ -125,9 +130,9 @@ impl Workers {
             let jobs: Vec<GroupJob> = given.iter().map(|(_, link)| link.job.clone()).collect();
             let remade = remaker.remake(weights.view(), &jobs, |name: &str| auditor.asked_again.contains(name))?;
             for (worker, Link { job, answer, .. }) in given {
-                let found = remade.get(&job.number).and_then(|remade| difference(&answer, &job.rewards, remade));
+                let found = remade.get(&job.group).and_then(|remade| difference(&answer, &job.rewards, remade));
                 if let Some(found) = found {
-                    return Ok(Some((worker.clone(), format!("group {}, {found}", job.number))));
+                    return Ok(Some((worker.clone(), format!("group {}, {found}", job.group))));
                 }
             }
         }
@@ -141,16 +146,17 @@ impl RolloutPipeline {
         &self,
         run: &TrainingRun,
         workers: &mut Workers,
-        batch: u64,
+        batch: BatchId,
         collected: &Collected,
-        makers: &[(u64, WorkerName)],
+        makers: &[(GroupId, WorkerName)],
     ) -> anyhow::Result<()> {
         let Workers { fleet: Some(fleet), auditor, .. } = workers else { return Ok(()) };
         let plan = fleet.plan();
-        let versions = (0..=plan.last_chunk()).map(|chunk| plan.version(batch, chunk)).filter(|&v| v != batch);
+        let versions =
+            (0..=plan.last_chunk()).map(|chunk| plan.version(batch, chunk)).filter(|&v| v != batch.version());
         let weights = versions.filter_map(|version| fleet.weights_of(version));
         // By the updates that they have had, as tokens name them.
-        let weights: BTreeMap<u64, &HeldWeights> =
+        let weights: BTreeMap<Updates, &HeldWeights> =
             weights.map(|held| (held.view().version().trained(), held)).collect();
         let Some(scorer) = self.scorer.as_ref().filter(|_| !weights.is_empty()) else { return Ok(()) };
         let mut samples = samples::of_rollouts(&collected.scored.rollouts);
@@ -161,15 +167,15 @@ impl RolloutPipeline {
         let _span = run.log.stages.span("audit");
         let sequences: Vec<_> = samples.iter().map(|sample| sample.sequence()).collect();
         let temperature = self.sampling.common().temperature;
-        let score = |(&version, held): (&u64, &&HeldWeights)| -> anyhow::Result<(u64, Vec<Scores>)> {
+        let score = |(&updates, held): (&Updates, &&HeldWeights)| -> anyhow::Result<(Updates, Vec<Scores>)> {
             let mut scorer = stages::lock(scorer);
-            Ok((version, scorer.score(&run.learner.ctx, held.view(), &sequences, temperature)?))
+            Ok((updates, scorer.score(&run.learner.ctx, held.view(), &sequences, temperature)?))
         };
-        let scores: BTreeMap<u64, Vec<Scores>> = weights.iter().map(score).collect::<anyhow::Result<_>>()?;
+        let scores: BTreeMap<Updates, Vec<Scores>> = weights.iter().map(score).collect::<anyhow::Result<_>>()?;
         for (place, sample) in samples.iter().enumerate() {
             let recorded = sample.columns.sampler_logps().unwrap_or_default();
             let (mut tokens, mut first) = (0, None);
-            for (token, given) in recorded.iter().enumerate().filter(|(token, _)| sample.mask[*token]) {
+            for (token, given) in recorded.iter().enumerate().filter(|(token, _)| sample.loss_mask[*token]) {
                 let Some(scores) = scores.get(&sample.versions[token]) else { continue };
                 let computed = &scores[place].logps[token];
                 tokens += 1;
@@ -181,7 +187,7 @@ impl RolloutPipeline {
             auditor.counts.tokens += tokens;
             if let Some((token, given, computed)) = first {
                 let chunk = run.config.partial_rollout_tokens.map_or(0, |tokens| token / tokens);
-                let mut of_group = makers.iter().filter(|(number, _)| *number == sample.group);
+                let mut of_group = makers.iter().filter(|(group, _)| *group == sample.group);
                 let maker = of_group.clone().nth(chunk).or_else(|| of_group.next_back());
                 let maker = maker.map_or("somebody".to_owned(), |(_, worker)| format!("worker {worker}"));
                 run.log.warn(&format!(
@@ -226,7 +232,8 @@ mod tests {
     #[test]
     fn a_share_of_the_groups_is_picked() {
         let auditor = auditor(|_| {});
-        let picked = |share: f64| (0..4000).filter(|&number| auditor.picks(share, number)).collect::<BTreeSet<u64>>();
+        let picked =
+            |share: f64| (0..4000).map(GroupId).filter(|&group| auditor.picks(share, group)).collect::<BTreeSet<_>>();
         assert_eq!((picked(0.0).len(), picked(1.0).len()), (0, 4000));
         let (quarter, half) = (picked(0.25), picked(0.5));
         // Some twenty standard deviations on each side.

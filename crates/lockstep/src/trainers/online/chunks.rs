@@ -15,8 +15,10 @@ use crate::distributed::{Chunks, FrontierGroup, Pending, by_group};
 use crate::models::WriteFiles;
 use crate::rollouts::collector::{Begun, CollectRequest, Collected, Observer};
 use crate::rollouts::jobs::{Assembler, BegunBatch, GroupAnswer, GroupJob, score};
+use crate::rollouts::scoring::Prompts;
 use crate::run::training::TrainingRun;
 use anyhow::{Context as _, bail};
+use model::{GroupId, Updates};
 use rollout::{Request, RolloutGroup, SamplingParams};
 use std::collections::{BTreeMap, VecDeque};
 use std::path::Path;
@@ -39,32 +41,32 @@ impl RolloutPipeline {
         let batches_left = steps_left.div_ceil(self.sizes.steps()).max(1);
         let wanted = batches_left.min(k as u64 + 1) as usize;
         let mut begun: VecDeque<BegunBatch> = next.state.begun.drain(..).map(Arc::unwrap_or_clone).collect();
-        let (mut sampler, mut first) = (next.run.data.sampler.clone(), next.state.rollout_number);
+        let (mut sampler, mut first) = (next.run.data.sampler.clone(), next.state.next_group);
         for batch in 0..wanted {
             let rows = sampler.next_batch();
             if batch == begun.len() {
-                let prompts = (first..).zip(self.prompts(&rows)).collect();
+                let prompts = first.and_after().zip(self.prompts(&rows)).collect();
                 let (answers, rewards) = (Vec::new(), Vec::new());
                 begun.push_back(BegunBatch { step: run.learner.step, prompts, answers, rewards });
             }
-            first += (self.sizes.generation / self.sizes.group) as u64;
+            first = first.after(self.sizes.generation / self.sizes.group);
         }
         let Some(batch) = begun.pop_front() else { unreachable!("one at least") };
         let mut beside = Vec::new();
         for (distance, later) in (1..).zip(&begun) {
-            let open = |number: &u64| later.answer(*number).is_none_or(|answer| answer.group.is_unfinished());
-            let request = |(&number, prompt): (&u64, &Arc<Prompt>)| Request {
-                so_far: later.answer(number).map_or_else(Vec::new, |answer| answer.group.completions.clone()),
+            let open = |group: &GroupId| later.answer(*group).is_none_or(|answer| answer.group.is_unfinished());
+            let request = |(&group, prompt): (&GroupId, &Arc<Prompt>)| Request {
+                so_far: later.answer(group).map_or_else(Vec::new, |answer| answer.group.completions.clone()),
                 until: Some((k + 1 - distance).saturating_mul(tokens)),
-                ..Request::new(number, prompt.tokens.clone(), self.sizes.group, self.sampling.of(number).clone())
+                ..Request::new(group, prompt.tokens.clone(), self.sizes.group, self.sampling.of(group).clone())
             };
-            beside.extend(later.prompts.iter().filter(|(number, _)| open(number)).map(request));
+            beside.extend(later.prompts.iter().filter(|(group, _)| open(group)).map(request));
         }
         let so_far = batch.answers.into_iter().map(|answer| answer.group).collect();
         let (collected, made) = self.continue_batch(run, batch.prompts, batch.step, Begun { so_far, beside })?;
         next.state.health.check(&collected.scored.rollouts, &collected.scored.problems, &run.config)?;
         collected.record_overlapped(&run.log.stages);
-        let mut made: BTreeMap<u64, RolloutGroup> = made.into_iter().map(|group| (group.id, group)).collect();
+        let mut made: BTreeMap<GroupId, RolloutGroup> = made.into_iter().map(|group| (group.group, group)).collect();
         for later in &mut begun {
             later.take_up(&mut made);
         }
@@ -77,7 +79,7 @@ impl RolloutPipeline {
     fn continue_batch(
         &mut self,
         run: &TrainingRun,
-        prompts: BTreeMap<u64, Arc<Prompt>>,
+        prompts: Prompts,
         step: u64,
         begun: Begun,
     ) -> anyhow::Result<(Collected, Vec<RolloutGroup>)> {
@@ -122,13 +124,13 @@ impl RolloutPipeline {
             begun.push_back(Arc::new(batch));
             rest = behind;
         }
-        let numbers = begun.iter().flat_map(|batch| batch.prompts.keys().copied());
+        let found = begun.iter().flat_map(|batch| batch.prompts.keys().copied());
         let groups = batches * self.sizes.generation / self.sizes.group;
-        if begun.len() != batches || !numbers.eq((self.state.rollout_number..).take(groups)) {
+        if begun.len() != batches || !found.eq(self.state.next_group.and_after().take(groups)) {
             bad_input!(
                 "{} does not have the {batches} batches with the groups from number {} on, which come next",
                 file.display(),
-                self.state.rollout_number
+                self.state.next_group
             );
         }
         self.state.begun = begun;
@@ -148,14 +150,14 @@ impl Workers {
         let Assembler { rewards: asked, tokenizer, stop, .. } = &mut self.assembler;
         let (mut groups, sampling) = (Vec::new(), SamplingParams::default());
         for mut answer in answers {
-            let (number, group) = (answer.group.id, &answer.group);
+            let group = &answer.group;
             if !group.is_unfinished() && (answer.scores.is_empty() || rewards != names) {
                 let job = GroupJob {
-                    number,
-                    prompt: Prompt::clone(&prompts[&number]),
+                    group: group.group,
+                    prompt: Prompt::clone(&prompts[&group.group]),
                     num_generations: group.completions.len(),
                     sampling: sampling.clone(),
-                    version: 0,
+                    updates: Updates(0),
                     step,
                     rewards: names.clone(),
                     so_far: Vec::new(),
@@ -165,7 +167,7 @@ impl Workers {
             }
             let tokens = answer.group.completions.iter().map(|c| (&c.ids[..], c.logps(), c.is_unfinished()));
             let answers = chunks.answers(&tokens.collect::<Vec<_>>());
-            groups.push(FrontierGroup { number, answers, bytes: answer.to_bytes() });
+            groups.push(FrontierGroup { group: answer.group.group, answers, bytes: answer.to_bytes() });
         }
         Ok(groups)
     }
@@ -175,8 +177,8 @@ impl Workers {
         let Some(Pending { prompts, jobs, step }) = pending else { bail!("a batch that nobody offered has begun") };
         let of_groups = by_group(&results);
         let answer = |whole: &GroupJob| {
-            let last = of_groups.get(&whole.number).and_then(|results| results.last());
-            let last = last.with_context(|| format!("nothing of group {} has arrived", whole.number))?;
+            let last = of_groups.get(&whole.group).and_then(|results| results.last());
+            let last = last.with_context(|| format!("nothing of group {} has arrived", whole.group))?;
             Ok(GroupAnswer::believed(&last.bytes, whole)?)
         };
         let answers = jobs.iter().map(answer).collect::<anyhow::Result<_>>()?;
@@ -185,17 +187,17 @@ impl Workers {
 }
 
 impl BegunBatch {
-    /// The answer that group `number` has so far.
-    pub(super) fn answer(&self, number: u64) -> Option<&GroupAnswer> {
-        let first = *self.prompts.first_key_value()?.0;
-        self.answers.get(usize::try_from(number.checked_sub(first)?).ok()?)
+    /// The answer that `group` has so far.
+    pub(super) fn answer(&self, group: GroupId) -> Option<&GroupAnswer> {
+        let first = self.prompts.first_key_value()?.0;
+        self.answers.get(usize::try_from(group.0.checked_sub(first.0)?).ok()?)
     }
 
     /// Takes the new state of this batch's groups out of `made`. Groups that are not in `made` stay as they are.
-    fn take_up(&mut self, made: &mut BTreeMap<u64, RolloutGroup>) {
-        let group = |number: &u64| match made.remove(number) {
+    fn take_up(&mut self, made: &mut BTreeMap<GroupId, RolloutGroup>) {
+        let group = |group: &GroupId| match made.remove(group) {
             Some(group) => Some(GroupAnswer { group, scores: Vec::new(), rollout_s: 0.0 }),
-            None => self.answer(*number).cloned(),
+            None => self.answer(*group).cloned(),
         };
         self.answers = self.prompts.keys().filter_map(group).collect();
     }
@@ -207,20 +209,20 @@ mod tests {
     use rollout::{Completion, FinishReason};
     use serde_json::Map;
 
-    fn group(number: u64, tokens: usize) -> RolloutGroup {
+    fn group(group: u64, tokens: usize) -> RolloutGroup {
         let completion = Completion {
             generation: 0,
             ids: vec![4; tokens],
-            mask: vec![true; tokens],
-            versions: vec![0; tokens],
+            sampled: vec![true; tokens],
+            versions: vec![Updates(0); tokens],
             columns: model::Columns::default(),
             finish_reason: FinishReason::Unfinished,
         };
-        RolloutGroup::new(number, model::Prompt::new([1]), vec![completion])
+        RolloutGroup::new(GroupId(group), model::Prompt::new([1]), vec![completion])
     }
 
-    fn answer(number: u64, tokens: usize) -> GroupAnswer {
-        GroupAnswer { group: group(number, tokens), scores: Vec::new(), rollout_s: 0.0 }
+    fn answer(of: u64, tokens: usize) -> GroupAnswer {
+        GroupAnswer { group: group(of, tokens), scores: Vec::new(), rollout_s: 0.0 }
     }
 
     #[test]
@@ -229,22 +231,22 @@ mod tests {
             let (tokens, content) = (model::Prompt::new([1]), "x".into());
             Arc::new(Prompt { row: 0, tokens, content, columns: Map::new() })
         };
-        let prompts = (7..10).map(|number| (number, prompt())).collect();
+        let prompts = (7..10).map(|group| (GroupId(group), prompt())).collect();
         let mut batch = BegunBatch { step: 3, prompts, answers: Vec::new(), rewards: Vec::new() };
-        assert!([6, 7, 10].into_iter().all(|number| batch.answer(number).is_none()));
-        batch.take_up(&mut (6..11).map(|number| (number, group(number, 1))).collect());
-        let expected = [7, 8, 9].map(|number| answer(number, 1));
+        assert!([6, 7, 10].map(GroupId).into_iter().all(|group| batch.answer(group).is_none()));
+        batch.take_up(&mut (6..11).map(|of| (GroupId(of), group(of, 1))).collect());
+        let expected = [7, 8, 9].map(|group| answer(group, 1));
         assert_eq!(batch.answers, expected);
-        let of = |batch: &BegunBatch, number: u64| batch.answer(number).map(|answer| answer.group.id);
-        assert_eq!([6, 7, 8, 9, 10].map(|number| of(&batch, number)), [None, Some(7), Some(8), Some(9), None]);
+        let of = |batch: &BegunBatch, group: u64| batch.answer(GroupId(group)).map(|answer| answer.group.group.0);
+        assert_eq!([6, 7, 8, 9, 10].map(|group| of(&batch, group)), [None, Some(7), Some(8), Some(9), None]);
         // What was not made again stays, with its scores.
         batch.answers[2].rollout_s = 0.5;
-        let mut made = BTreeMap::from([(8, group(8, 2)), (11, group(11, 1))]);
+        let mut made = BTreeMap::from([(GroupId(8), group(8, 2)), (GroupId(11), group(11, 1))]);
         batch.take_up(&mut made);
         let last = GroupAnswer { rollout_s: 0.5, ..answer(9, 1) };
         assert_eq!(batch.answers, [answer(7, 1), answer(8, 2), last]);
-        assert_eq!(made.into_keys().collect::<Vec<_>>(), [11]);
+        assert_eq!(made.into_keys().collect::<Vec<_>>(), [GroupId(11)]);
         let none = BegunBatch { step: 0, prompts: BTreeMap::new(), answers: Vec::new(), rewards: Vec::new() };
-        assert!(none.answer(0).is_none());
+        assert!(none.answer(GroupId(0)).is_none());
     }
 }

@@ -35,7 +35,7 @@ use crate::rollouts::wire::{Group, records};
 use crate::run::prepared::PreparedStep;
 use ahead::Ahead;
 use anyhow::Context as _;
-use model::Scorer;
+use model::{GroupId, Scorer, Updates};
 use reference::Reference;
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, VecDeque};
@@ -88,8 +88,8 @@ pub(crate) struct GenerationBatch {
 /// The part of a pipeline's state that changes from step to step.
 #[derive(Clone, Default)]
 pub(crate) struct RolloutState {
-    /// The rollout number of the next group. Together with the seed it selects the random stream of each sample.
-    pub(crate) rollout_number: u64,
+    /// The next group. Together with the seed its number selects the random stream of each sample.
+    pub(crate) next_group: GroupId,
     pub(crate) health: RewardHealth,
     /// The generation batch in use.
     pub(crate) batch: GenerationBatch,
@@ -101,7 +101,7 @@ pub(crate) struct RolloutState {
     /// Unfinished later batches, the next one first; used with `partial_rollout_tokens`.
     begun: VecDeque<Arc<BegunBatch>>,
     /// The version of the weights at the start of each of the last batches, the newest last; used with `max_staleness`.
-    published: VecDeque<u64>,
+    published: VecDeque<Updates>,
 }
 
 /// The data of one optimizer step, together with all changes that making it causes.
@@ -171,8 +171,9 @@ pub struct RolloutPipeline {
 /// The state of a pipeline that a checkpoint saves.
 #[derive(Serialize, Deserialize)]
 pub struct PipelineState {
-    /// The rollout number of the next group.
-    rollout_number: u64,
+    /// The next group.
+    #[serde(rename = "rollout_number")]
+    next_group: GroupId,
     /// The position in the generation batch in use. The batch itself is in a file of the checkpoint.
     #[serde(default)]
     batch: Option<BatchPlace>,
@@ -194,7 +195,7 @@ pub struct PipelineState {
     begun: usize,
     /// The version of the weights at the start of each of the last batches.
     #[serde(default, skip_serializing_if = "VecDeque::is_empty")]
-    published: VecDeque<u64>,
+    published: VecDeque<Updates>,
 }
 
 /// A position in a generation batch.
@@ -219,17 +220,11 @@ impl RolloutPipeline {
     /// of their own.
     pub fn state(&self) -> PipelineState {
         let RolloutState {
-            rollout_number,
-            batch: GenerationBatch { used, samples },
-            lineage,
-            ahead,
-            begun,
-            published,
-            ..
+            next_group, batch: GenerationBatch { used, samples }, lineage, ahead, begun, published, ..
         } = &self.state;
         let batch = (!self.batch_is_used_up()).then_some(BatchPlace { used: *used, samples: samples.len() });
         PipelineState {
-            rollout_number: *rollout_number,
+            next_group: *next_group,
             batch,
             buffer: None,
             has_program: self.has_function,
@@ -257,7 +252,7 @@ impl RolloutPipeline {
                  program, with the function"
             );
         }
-        (self.state.rollout_number, self.state.lineage) = (state.rollout_number, state.lineage);
+        (self.state.next_group, self.state.lineage) = (state.next_group, state.lineage);
         if let Some(buffer) = state.buffer {
             let (used, samples) = (buffer.used, buffer.samples());
             let samples = samples.context("the checkpoint's generation batch names a prompt that it lacks")?;

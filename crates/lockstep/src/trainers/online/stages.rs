@@ -21,8 +21,8 @@ use crate::run::completion_log;
 use crate::run::prepared::PreparedStep;
 use crate::run::training::TrainingRun;
 use kernels::mean::mean;
-use model::Scorer;
 use model::columns::{OLD_LOGPS, REF_LOGPS, SAMPLER_LOGPS};
+use model::{GroupId, Scorer};
 use std::collections::BTreeMap;
 use std::sync::{Arc, MutexGuard, PoisonError};
 use telemetry::Stages;
@@ -51,7 +51,7 @@ impl RolloutPipeline {
         generation.take(take_collected(run, next, collected, &mut times));
         span.end();
         while let Some(prompts) = self.draw_again(run, next, &generation) {
-            let first = next.state.rollout_number;
+            let first = next.state.next_group;
             let collected = self.collect(run, &mut next.state.health, prompts, first)?;
             generation.take(take_collected(run, next, collected, &mut times));
         }
@@ -64,7 +64,7 @@ impl RolloutPipeline {
     /// Logs the mean reward and the mean length of each sampling profile's completions.
     fn log_profiles(&self, next: &mut OnlineBatch, rollouts: &Rollouts) {
         for name in self.sampling.names() {
-            let of = || rollouts.groups.iter().filter(|group| self.sampling.profile(group.id) == Some(name));
+            let of = || rollouts.groups.iter().filter(|group| self.sampling.profile(group.group) == Some(name));
             let rewards: Vec<f64> = of().flat_map(|group| rollouts.totals(group)).collect();
             let lengths = of().flat_map(|group| &group.completions).map(|c| c.completion.ids.len() as f64);
             let lengths: Vec<f64> = lengths.collect();
@@ -81,13 +81,13 @@ impl RolloutPipeline {
         let Source::File(replay, scorer) = &mut self.source else { unreachable!("no file") };
         let picked = next.run.data.sampler.next_batch();
         // As if they had been generated: PPO's mini-batches are drawn by this number.
-        let first_id = next.state.rollout_number;
-        next.state.rollout_number += picked.len() as u64;
+        let first = next.state.next_group;
+        next.state.next_group = first.after(picked.len());
         let _span = run.log.stages.span("replay");
         let temperature = self.sampling.common().temperature;
         let rollouts = replay.rollouts(
             &picked,
-            first_id,
+            first,
             &run.learner.ctx,
             &run.learner.policy,
             scorer,
@@ -112,18 +112,18 @@ impl RolloutPipeline {
         (!rows.is_empty()).then(|| self.prompts(&rows))
     }
 
-    /// Generates `num_generations` completions of each prompt and scores them with every reward. `first` is the number
-    /// of the first group in the run.
+    /// Generates `num_generations` completions of each prompt and scores them with every reward. `first` is the
+    /// first group.
     pub(super) fn collect(
         &mut self,
         run: &TrainingRun,
         health: &mut RewardHealth,
         prompts: Vec<Arc<Prompt>>,
-        first: u64,
+        first: GroupId,
     ) -> anyhow::Result<Collected> {
         let Some(collector) = &mut self.collector else { unreachable!("the source is no file") };
         let request = CollectRequest {
-            prompts: (first..).zip(prompts).collect(),
+            prompts: first.and_after().zip(prompts).collect(),
             num_generations: self.sizes.group,
             sampling: &self.sampling,
             reward_weights: &self.reward_weights,
@@ -169,7 +169,7 @@ impl RolloutPipeline {
     ) -> anyhow::Result<()> {
         for (sample, advantage) in samples.iter_mut().zip(&advantages.advantages) {
             sample.advantage =
-                if run.config.without_groups.contains(&sample.group) { advantage.zero() } else { advantage.clone() };
+                if run.config.without_groups.contains(&sample.group.0) { advantage.zero() } else { advantage.clone() };
         }
         for (name, value) in &advantages.metrics {
             if let Some(value) = value {
@@ -402,8 +402,8 @@ pub(super) fn lock(scorer: &SharedScorer) -> MutexGuard<'_, Scorer> {
 
 /// Takes the groups out of a collector's answer, and logs its times and metrics.
 fn take_collected(run: &TrainingRun, next: &mut OnlineBatch, collected: Collected, times: &mut StageTimes) -> Rollouts {
-    let Collected { scored: output, next_number, rollout_s, reward_s, overlapped_s } = collected;
-    next.state.rollout_number = next_number;
+    let Collected { scored: output, next_group, rollout_s, reward_s, overlapped_s } = collected;
+    next.state.next_group = next_group;
     times.rollout_time_s += rollout_s;
     times.reward_time_s += reward_s;
     times.reward_hidden_time_s += overlapped_s;
@@ -443,7 +443,7 @@ fn end_generation(
     let (rollouts, metrics) = generation.finish();
     step.observed.generation(&rollouts);
     let tokenizer = &run.learner.policy.tokenizer;
-    let tokens = rollouts.completions().flat_map(|c| c.completion.ids.iter().zip(&c.completion.mask));
+    let tokens = rollouts.completions().flat_map(|c| c.completion.ids.iter().zip(&c.completion.sampled));
     let mut sampled: BTreeMap<u32, usize> = BTreeMap::new();
     tokens.filter(|(_, sampled)| **sampled).for_each(|(&id, _)| *sampled.entry(id).or_default() += 1);
     let unknown = sampled.iter().filter(|(id, _)| tokenizer.token(**id).is_none()).map(|(_, count)| count).sum();

@@ -12,7 +12,8 @@ use super::{OnlineBatch, RolloutPipeline};
 use crate::bad_input;
 use crate::config::{Config, Trust};
 use crate::distributed::{
-    Chunks, Distributed, Frontier, FrontierGroup, Identity, Network, Pending, Shared, Start, by_group, share_cores,
+    Chunks, Distributed, Frontier, FrontierGroup, Identity, Network, Pending, Shared, Start, by_group, makers,
+    of_fleet_group, share_cores,
 };
 use crate::error::BadInput;
 use crate::models::WriteFiles;
@@ -21,8 +22,8 @@ use crate::rollouts::jobs::{Assembler, BegunBatch, GroupJob};
 use crate::rollouts::lineage::Lineage;
 use crate::rollouts::scoring::Prompts;
 use crate::run::training::TrainingRun;
-use fleet::{Continued, JobName, JobResult, Plan, WorkerName};
-use model::AdaptedWeights;
+use fleet::{BatchId, Continued, JobResult, Plan, Version};
+use model::{AdaptedWeights, GroupId, Updates};
 use rollout::Engine;
 use std::collections::{BTreeMap, VecDeque};
 use std::path::Path;
@@ -50,9 +51,9 @@ pub(super) struct Workers {
     /// The connection to the workers; `None` before the run begins.
     pub(super) fleet: Option<Distributed>,
     /// Lineages of older weights, read from the checkpoint.
-    restored: BTreeMap<u64, fleet::Lineage>,
+    restored: BTreeMap<Version, fleet::Lineage>,
     /// For each offered batch, the lineage of the weights that generate it.
-    lineages: BTreeMap<u64, Option<Lineage>>,
+    lineages: BTreeMap<BatchId, Option<Lineage>>,
     /// True while a checkpoint is being written.
     saving: bool,
 }
@@ -75,11 +76,11 @@ impl Workers {
     }
 
     /// Remembers that weights of this lineage generate these batches.
-    fn remember(&mut self, batches: &BTreeMap<u64, Pending>, lineage: Option<Lineage>) {
+    fn remember(&mut self, batches: &BTreeMap<BatchId, Pending>, lineage: Option<Lineage>) {
         self.lineages.extend(batches.keys().map(|&batch| (batch, lineage)));
     }
 
-    fn lineage(&self, batch: u64) -> Option<Lineage> {
+    fn lineage(&self, batch: BatchId) -> Option<Lineage> {
         self.lineages.get(&batch).copied().flatten()
     }
 
@@ -95,7 +96,7 @@ impl Workers {
         let of_groups = by_group(&results);
         let (mut last_jobs, mut answers) = (Vec::new(), Vec::new());
         for whole in jobs {
-            let Some(results) = of_groups.get(&whole.number) else { continue };
+            let Some(results) = of_groups.get(&whole.group) else { continue };
             let (Some(last), Some(result)) = (fleet.chain(&whole, results)?.pop(), results.last()) else { continue };
             last_jobs.push(last.job);
             answers.push(result.bytes.clone());
@@ -197,13 +198,19 @@ impl RolloutPipeline {
         )))
     }
 
+    /// Groups in each batch.
     fn groups(&self) -> u64 {
         (self.sizes.generation / self.sizes.group) as u64
     }
 
-    /// The number of the batch after the one in use.
-    fn next_number(&self) -> u64 {
-        self.state.rollout_number / self.groups()
+    /// The batch after the one in use.
+    fn next_batch(&self) -> BatchId {
+        BatchId(self.state.next_group.0 / self.groups())
+    }
+
+    /// The batch after the one in use and after those that were generated ahead.
+    fn next_after_ahead(&self) -> BatchId {
+        self.next_batch().after(self.state.ahead.len() as u64)
     }
 
     /// The request that all collections of the run share, without prompts.
@@ -219,19 +226,25 @@ impl RolloutPipeline {
     }
 
     /// The batches `first` to `last`, as they are offered for the current weights.
-    fn offered(&self, run: &TrainingRun, workers: &Workers, first: u64, last: u64) -> BTreeMap<u64, Pending> {
+    fn offered(
+        &self,
+        run: &TrainingRun,
+        workers: &Workers,
+        first: BatchId,
+        last: BatchId,
+    ) -> BTreeMap<BatchId, Pending> {
         let (mut sampler, groups) = (run.data.sampler.clone(), self.groups());
-        (self.next_number()..first).for_each(|_| drop(sampler.next_batch()));
+        self.next_batch().up_to(first).for_each(|_| drop(sampler.next_batch()));
         let (step, updates) = (run.learner.step, run.learner.policy.weights.version());
-        let pending = |batch: u64| {
-            let prompts = (batch * groups..).zip(self.prompts(&sampler.next_batch())).collect();
+        let pending = |batch: BatchId| {
+            let prompts = GroupId(batch.0 * groups).and_after().zip(self.prompts(&sampler.next_batch())).collect();
             (batch, self.pending(workers, step, prompts, updates))
         };
-        (first..=last).map(pending).collect()
+        first.up_to(last.next()).map(pending).collect()
     }
 
     /// A batch of these prompts as it is offered after `step` optimizer steps, for weights of version `updates`.
-    fn pending(&self, workers: &Workers, step: u64, prompts: Prompts, updates: u64) -> Pending {
+    fn pending(&self, workers: &Workers, step: u64, prompts: Prompts, updates: Updates) -> Pending {
         let request = CollectRequest { prompts, step, ..self.like() };
         let jobs = workers.assembler.jobs(&request, updates);
         Pending { prompts: request.prompts, jobs, step }
@@ -243,10 +256,10 @@ impl RolloutPipeline {
         let config = &run.config;
         let batches = run.learner.schedule.total_steps.div_ceil(self.sizes.steps());
         let at_beginning = self.batch_is_used_up();
-        let batch = self.next_number() - u64::from(!at_beginning);
+        let batch = if at_beginning { self.next_batch() } else { self.next_batch().before() };
         // Batches that the checkpoint does not have are sampled by the weights with which the run continues.
-        let first = self.next_number() + (self.state.ahead.len() + self.state.begun.len()) as u64;
-        let continued = Continued { batch: first, version: self.next_number() };
+        let first = self.next_after_ahead().after(self.state.begun.len() as u64);
+        let continued = Continued { batch: first, version: self.next_batch().version() };
         let refusals_per_worker = if config.trust == Trust::Audit { 1 } else { MOST_REFUSALS };
         let plan = Plan {
             continued,
@@ -263,17 +276,17 @@ impl RolloutPipeline {
         let chunks = Chunks::new(&plan, config.partial_rollout_tokens, vocabulary);
         let mut groups: Vec<FrontierGroup> = self.state.ahead.iter().flat_map(|ahead| ahead.groups()).collect();
         if !at_beginning {
-            groups.extend(in_use(&self.state.batch.samples, plan.numbers(batch), &chunks));
+            groups.extend(in_use(&self.state.batch.samples, plan.groups_of(batch).map(of_fleet_group), &chunks));
         }
         let mut begun = BTreeMap::new();
-        for (batch, answers) in (self.next_number()..).zip(std::mem::take(&mut self.state.begun)) {
-            let answers = Arc::unwrap_or_clone(answers);
-            begun.insert(batch, self.pending(&workers, answers.step, answers.prompts.clone(), 0));
+        for (place, answers) in (0..).zip(std::mem::take(&mut self.state.begun)) {
+            let (batch, answers) = (self.next_batch().after(place), Arc::unwrap_or_clone(answers));
+            begun.insert(batch, self.pending(&workers, answers.step, answers.prompts.clone(), Updates(0)));
             groups.extend(workers.frontier_of(answers, &chunks)?);
         }
-        let last = (batch + plan.max_staleness).min(batches.saturating_sub(1));
+        let last = batch.after(plan.max_staleness).min(plan.end().before());
         let mut pending =
-            if at_beginning && batch < batches { self.offered(run, &workers, first, last) } else { BTreeMap::new() };
+            if at_beginning && batch < plan.end() { self.offered(run, &workers, first, last) } else { BTreeMap::new() };
         workers.remember(&pending, self.state.lineage);
         pending.append(&mut begun);
         let dir = &run.checkpoints.dir;
@@ -326,7 +339,7 @@ impl RolloutPipeline {
         run: &TrainingRun,
         next: &mut OnlineBatch,
     ) -> anyhow::Result<Collected> {
-        let batch = self.next_number();
+        let batch = self.next_batch();
         workers.lineages = workers.lineages.split_off(&batch);
         let Some(fleet) = &mut workers.fleet else { unreachable!("the run has begun") };
         let since = Instant::now();
@@ -402,18 +415,19 @@ impl RolloutPipeline {
         let (mut ahead, mut begun) = (VecDeque::new(), VecDeque::new());
         let in_chunks = run.config.partial_rollout_tokens.is_some();
         let Some(fleet) = &workers.fleet else { return Ok(Made::Whole(ahead)) };
-        let next = self.next_number();
-        let end = (next + fleet.plan().max_staleness).min(fleet.plan().batches);
-        for batch in next + self.state.ahead.len() as u64..end {
+        let next = self.next_batch();
+        let end = next.after(fleet.plan().max_staleness).min(fleet.plan().end());
+        for batch in self.next_after_ahead().up_to(end) {
             let Some(fleet) = &mut workers.fleet else { break };
             // Of a run that was continued here nothing was made by older weights.
-            if fleet.plan().version(batch, 0) >= next {
+            if fleet.plan().version(batch, 0) >= next.version() {
                 break;
             }
-            let mut arrived = fleet.wait_for_frontier((batch, next), &run.stop, &|text| run.log.warn(text))?;
+            let mut arrived =
+                fleet.wait_for_frontier((batch, next.version()), &run.stop, &|text| run.log.warn(text))?;
             while workers.expels_a_liar(run, batch, &arrived)? {
                 let Some(fleet) = &mut workers.fleet else { break };
-                arrived = fleet.wait_for_frontier((batch, next), &run.stop, &|text| run.log.warn(text))?;
+                arrived = fleet.wait_for_frontier((batch, next.version()), &run.stop, &|text| run.log.warn(text))?;
             }
             if in_chunks {
                 begun.push_back(Arc::new(workers.begun_batch(arrived)?));
@@ -448,10 +462,9 @@ impl RolloutPipeline {
         if !self.batch_is_used_up() {
             return Ok(());
         }
-        let (first, plan) =
-            (fleet.offered_up_to().max(self.next_number() + self.state.ahead.len() as u64), fleet.plan());
-        let last = self.next_number() + plan.max_staleness;
-        let offered = match last.min(plan.batches.saturating_sub(1)) {
+        let (first, plan) = (fleet.offered_up_to().max(self.next_after_ahead()), fleet.plan());
+        let last = self.next_batch().after(plan.max_staleness);
+        let offered = match last.min(plan.end().before()) {
             last if first <= last => self.offered(run, workers, first, last),
             _ => BTreeMap::new(),
         };
@@ -493,23 +506,14 @@ impl RolloutPipeline {
     }
 }
 
-/// The worker that made each group, as (number of the group, name of the worker).
-fn makers(results: &[JobResult]) -> Vec<(u64, WorkerName)> {
-    let of = |result: &JobResult| match result.job {
-        JobName::Rollout { number, .. } => Some((number, result.worker.clone())),
-        JobName::Evaluation { .. } => None,
-    };
-    results.iter().filter_map(of).collect()
-}
-
 /// The groups of the generation batch in use, in the form of job answers.
-fn in_use(samples: &[train::Sample], numbers: std::ops::Range<u64>, chunks: &Chunks) -> Vec<FrontierGroup> {
-    let of = |number: u64| {
-        let own = samples.iter().filter(|sample| sample.group == number);
+fn in_use(samples: &[train::Sample], groups: impl Iterator<Item = GroupId>, chunks: &Chunks) -> Vec<FrontierGroup> {
+    let of = |group: GroupId| {
+        let own = samples.iter().filter(|sample| sample.group == group);
         let tokens = own.map(|s| (&s.completion[..], s.columns.sampler_logps().unwrap_or_default(), false));
-        FrontierGroup { number, answers: chunks.answers(&tokens.collect::<Vec<_>>()), bytes: Vec::new() }
+        FrontierGroup { group, answers: chunks.answers(&tokens.collect::<Vec<_>>()), bytes: Vec::new() }
     };
-    numbers.map(of).collect()
+    groups.map(of).collect()
 }
 
 #[cfg(test)]

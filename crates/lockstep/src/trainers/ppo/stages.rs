@@ -103,8 +103,8 @@ impl Ppo {
         let mut samples = self.pipeline.samples(run, &mut next.online, rollouts)?;
         let without_truncated = run.config.mask_truncated_completions;
         for (sample, score) in samples.iter_mut().zip(&scores.scores) {
-            if score.is_none() || (without_truncated && sample.truncated) {
-                sample.mask.fill(false);
+            if score.is_none() || (without_truncated && sample.truncated()) {
+                sample.loss_mask.fill(false);
             }
         }
         Ok(samples)
@@ -182,12 +182,12 @@ impl Ppo {
 
     /// At the start of a pass over a generation that is split into mini-batches, draws which groups come together.
     pub(super) fn shuffle(&self, run: &TrainingRun, PpoBatch { online, .. }: &mut PpoBatch) {
-        let (sizes, RolloutState { rollout_number, batch, .. }) = (self.pipeline.sizes, &mut online.state);
+        let (sizes, RolloutState { next_group, batch, .. }) = (self.pipeline.sizes, &mut online.state);
         if sizes.parts() == 1 || !batch.used.is_multiple_of(sizes.parts()) {
             return;
         }
         let pass = batch.used / sizes.parts();
-        let number = *rollout_number * sizes.iterations as u64 + pass;
+        let number = next_group.0 * sizes.iterations as u64 + pass;
         let mut stream = Stream::new(run.config.seed, SHUFFLES ^ number);
         let mut groups: Vec<Vec<Sample>> =
             batch.samples.chunk_by(|a, b| a.group == b.group).map(<[Sample]>::to_vec).collect();

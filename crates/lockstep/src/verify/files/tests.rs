@@ -2,6 +2,7 @@
 
 use super::*;
 use crate::rollouts::wire::Completion;
+use model::GroupId;
 use serde_json::json;
 use std::fs;
 
@@ -266,7 +267,7 @@ fn groups_are_compared_as_groups() {
     let group = |id: u64, token: u32| {
         let completions = vec![Completion::new(0, vec![token])];
         let mut bytes = Vec::new();
-        Group { id, step: Some(2), completions, ..Group::default() }.write(&mut bytes);
+        Group { group: GroupId(id), step: Some(2), completions, ..Group::default() }.write(&mut bytes);
         bytes
     };
     let two = Two::new();
@@ -274,7 +275,7 @@ fn groups_are_compared_as_groups() {
     two.write(name, [group(1, 5), group(2, 6)].concat(), [group(1, 5), group(2, 7)].concat());
     let token = two.at(name, "", "token", "6", "7").map(|found| Difference {
         step: Some(4),
-        group: Some(2),
+        group: Some(GroupId(2)),
         completion: Some(0),
         token: Some(0),
         ..found

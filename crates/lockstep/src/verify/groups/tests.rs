@@ -2,6 +2,7 @@
 
 use super::*;
 use model::columns::{Column, REF_LOGPS};
+use model::{GroupId, Updates};
 use rollout::FinishReason;
 
 fn completion(place: usize, ids: Vec<u32>, advantage: Advantage) -> Completion {
@@ -10,7 +11,7 @@ fn completion(place: usize, ids: Vec<u32>, advantage: Advantage) -> Completion {
     let mut columns = Columns::of([(SAMPLER_LOGPS, logps(-0.5)), (REF_LOGPS, logps(-0.25))]);
     columns.insert("top_ids", Column { width: 2, values: Values::U32(vec![3; 2 * tokens]) });
     Completion {
-        versions: vec![6; tokens],
+        versions: vec![Updates(6); tokens],
         columns,
         finish_reason: Some(FinishReason::Stop),
         advantage: Some(advantage),
@@ -22,7 +23,7 @@ fn completion(place: usize, ids: Vec<u32>, advantage: Advantage) -> Completion {
 
 fn group() -> Group {
     Group {
-        id: 7,
+        group: GroupId(7),
         step: Some(3),
         prompt_ids: vec![1, 2],
         prompt_id: Some(4),
@@ -40,7 +41,7 @@ fn group() -> Group {
 fn found(completion: Option<usize>, token: Option<usize>, kind: &str, recorded: &str, remade: &str) -> Difference {
     Difference {
         step: Some(3),
-        group: Some(7),
+        group: Some(GroupId(7)),
         completion,
         token,
         kind: kind.into(),

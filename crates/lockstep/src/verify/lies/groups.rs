@@ -5,8 +5,8 @@ use crate::config::Algorithm;
 use crate::rollouts::wire::lies::{changed, columns, with_more, without};
 use crate::rollouts::wire::{Completion, Fork, KNOWN, NEW_LOGPS, records};
 use crate::verify::tests::groups;
-use model::Columns;
 use model::columns::{Column, Values};
+use model::{Columns, GroupId};
 use rewards::Content;
 use rollout::FinishReason;
 use serde_json::json;
@@ -29,8 +29,8 @@ const OTHERS: [(&str, Lie); 14] = [
         let tokens = g.completions[1].ids.len();
         g.completions[1].advantage = Some(Advantage::Tokens(vec![1.0; tokens]));
     }),
-    ("mask", |g| g.completions[1].mask[0] = false),
-    ("inserted", |g| (g.completions[1].mask[0], g.completions[1].sampled[0]) = (false, false)),
+    ("mask", |g| g.completions[1].loss_mask[0] = false),
+    ("inserted", |g| (g.completions[1].loss_mask[0], g.completions[1].sampled[0]) = (false, false)),
     ("prompt.lie", |g| {
         let tokens = g.prompt_ids.len() - 1;
         g.prompt_columns.insert("lie", Column { width: 1, values: Values::F32(vec![0.0; tokens]) });
@@ -56,7 +56,7 @@ fn a_lie_in_any_column_of_the_record_is_found() {
         let good = read(&path);
         proven(&root, kind);
         let place = good.len() / 2 - 1;
-        let id = groups(&root)[place].id;
+        let id = groups(&root)[place].group;
         let tell = |lie: &str, record: Vec<u8>| {
             let mut records = good.clone();
             records[place] = record;
@@ -136,16 +136,16 @@ fn each_group_is_recorded_once_and_in_its_place() {
         ("the same group twice", with(1, good[0].clone()), "group"),
         ("the same group at the end", with(last, good[0].clone()), "group"),
         ("all groups twice", [good.clone(), good.clone()].concat(), "group"),
-        ("a further group of step 0", with(0, other(0, |g| (g.id, g.step) = (99, Some(0)))), "step"),
-        ("a further group of no step", with(last, other(0, |g| (g.id, g.step) = (99, None))), "step"),
+        ("a further group of step 0", with(0, other(0, |g| (g.group, g.step) = (GroupId(99), Some(0)))), "step"),
+        ("a further group of no step", with(last, other(0, |g| (g.group, g.step) = (GroupId(99), None))), "step"),
         ("a group of step 0", replaced(0, other(0, |g| g.step = Some(0))), "step"),
         ("a group of no step", replaced(0, other(0, |g| g.step = None)), "step"),
         ("a group of no step, forged, of the same number", with(0, other(0, |g| g.step = None)), "step"),
-        ("a further group of step 1", with(1, other(0, |g| g.id = 99)), "group"),
-        ("a further group of step 1, at the end", with(last, other(0, |g| g.id = 99)), "group"),
-        ("a further group of step 2", with(last, other(last - 1, |g| g.id = 99)), "group"),
+        ("a further group of step 1", with(1, other(0, |g| g.group = GroupId(99))), "group"),
+        ("a further group of step 1, at the end", with(last, other(0, |g| g.group = GroupId(99))), "group"),
+        ("a further group of step 2", with(last, other(last - 1, |g| g.group = GroupId(99))), "group"),
         ("a group of another step", replaced(0, other(0, |g| g.step = Some(2))), "step"),
-        ("a group of another number", replaced(0, other(0, |g| g.id = 99)), "group"),
+        ("a group of another number", replaced(0, other(0, |g| g.group = GroupId(99))), "group"),
         ("two groups of a step in another order", swapped(0, 1), "order of the groups"),
         ("two groups of two steps in another order", swapped(0, last - 1), "order of the groups"),
         ("all groups in another order", good.iter().rev().cloned().collect(), "order of the groups"),
@@ -157,7 +157,7 @@ fn each_group_is_recorded_once_and_in_its_place() {
         assert_eq!(convicted(&root, what).kind, kind, "{what}");
     }
     // Of a step that the run did not reach, it is not said that a step learned from it.
-    write(&path, &with(last, other(0, |g| (g.id, g.step) = (99, Some(7)))));
+    write(&path, &with(last, other(0, |g| (g.group, g.step) = (GroupId(99), Some(7)))));
     let report = verified(&root);
     assert_eq!(report.not_verified, ["steps 3 to 7: the run left no checkpoint after them"]);
     write(&path, &good);
@@ -187,13 +187,13 @@ fn a_lie_in_any_column_of_the_updates_is_found() {
     let path = root.join("updates.bin");
     let update = |group: &Group| {
         let completion = |(place, c): (usize, &Completion)| Completion {
-            mask: c.mask.clone(),
+            loss_mask: c.loss_mask.clone(),
             columns: Columns::of([(NEW_LOGPS, vec![-0.5; c.ids.len()])]),
             ..Completion::new(place, c.ids.clone())
         };
         let completions = group.completions.iter().enumerate().map(completion).collect();
-        let (id, step, prompt_ids) = (group.id, group.step, group.prompt_ids.clone());
-        records([&Group { id, step, prompt_ids, completions, ..Group::default() }])
+        let (group, step, prompt_ids) = (group.group, group.step, group.prompt_ids.clone());
+        records([&Group { group, step, prompt_ids, completions, ..Group::default() }])
     };
     let recorded = groups(&root);
     let good = [update(&recorded[0]), update(&recorded[2])];
@@ -222,7 +222,7 @@ fn a_lie_in_any_column_of_the_updates_is_found() {
         ("a text", invented(|g| g.prompt = Some(Content::Text("another".into())))),
         ("a dataset row", invented(|g| drop(g.dataset.insert("answer".into(), json!(1))))),
         ("a finish reason", invented(|g| g.completions[0].finish_reason = Some(FinishReason::Stop))),
-        ("a mask", invented(|g| g.completions[0].mask[0] ^= true)),
+        ("a mask", invented(|g| g.completions[0].loss_mask[0] ^= true)),
         (
             "a score",
             invented(|g| {
@@ -231,7 +231,7 @@ fn a_lie_in_any_column_of_the_updates_is_found() {
             }),
         ),
         ("one log-probability of each two", invented(|g| drop(g.completions[0].columns.remove(NEW_LOGPS)))),
-        ("another number", invented(|g| g.id = 99)),
+        ("another number", invented(|g| g.group = GroupId(99))),
         ("another step", invented(|g| g.step = Some(2))),
         ("no step", invented(|g| g.step = None)),
     ];
@@ -240,6 +240,6 @@ fn a_lie_in_any_column_of_the_updates_is_found() {
         assert_eq!(convicted(&root, what).kind, "update", "{what}");
     }
     // Of steps that were not recorded, nothing is known.
-    write(&path, &[invented(|g| (g.id, g.step) = (99, Some(7)))]);
+    write(&path, &[invented(|g| (g.group, g.step) = (GroupId(99), Some(7)))]);
     proven(&root, "an update of a step beyond the record");
 }

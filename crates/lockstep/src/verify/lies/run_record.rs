@@ -21,7 +21,7 @@ enum Gives {
 }
 
 /// Every field of `record.json`.
-const OF_RECORD: [(&str, Gives); 50] = [
+const OF_RECORD: [(&str, Gives); 51] = [
     ("/kind", Gives::Refused),
     ("/versions/lockstep", Gives::Nothing),
     ("/isa", Gives::Nothing),
@@ -55,6 +55,7 @@ const OF_RECORD: [(&str, Gives); 50] = [
     ("/ceilings/threads", Gives::Nothing),
     ("/ceilings/flops_per_s", Gives::Nothing),
     ("/ceilings/read_bytes_per_s", Gives::Nothing),
+    ("/ceilings/load", Gives::Nothing),
     ("/command/_", Gives::Nothing),
     ("/build/version", Gives::Nothing),
     ("/build/commit", Gives::Nothing),
@@ -131,6 +132,7 @@ fn full(record: RunRecord, file: &Path) -> RunRecord {
             threads: 1,
             flops_per_s: 1.5,
             read_bytes_per_s: 2.5,
+            load: Some(0.125),
         }),
         command,
         build: build_of(build),

@@ -14,7 +14,7 @@ fn group(id: u64, step: Option<u64>) -> Group {
     };
     let reward_names = vec!["asked".into(), "r".into()];
     Group {
-        id,
+        group: GroupId(id),
         step,
         prompt_ids: vec![1],
         reward_names,
@@ -44,7 +44,7 @@ fn record(dir: &Path, not_asked: &[&str]) -> Record {
 fn the_groups_of_an_interval_are_those_after_its_first_step() {
     let dir = tempfile::tempdir().unwrap();
     let record = record(dir.path(), &[]);
-    let of = |from, to| record.of_steps(from, to).into_iter().collect::<Vec<u64>>();
+    let of = |from, to| record.of_steps(from, to).into_iter().map(|group| group.0).collect::<Vec<u64>>();
     assert_eq!((of(0, 4), of(0, 1), of(1, 2), of(2, 3), of(2, 4)), (vec![2, 3, 4], vec![2], vec![3], vec![], vec![4]));
     assert_eq!(record.last_step(), Some(5));
 }
@@ -53,7 +53,7 @@ fn the_groups_of_an_interval_are_those_after_its_first_step() {
 fn a_group_is_compared_once_until_one_differs() {
     let dir = tempfile::tempdir().unwrap();
     let mut record = record(dir.path(), &[]);
-    record.sampled.insert(2);
+    record.sampled.insert(GroupId(2));
     compare(&mut record, &group(2, Some(1)));
     compare(&mut record, &group(3, Some(2)));
     // Two groups of 2 + 3 and of 3 + 4 tokens, the second of which came with a checkpoint.
@@ -61,7 +61,7 @@ fn a_group_is_compared_once_until_one_differs() {
     compare(&mut record, &group(5, Some(3)));
     let none = Difference {
         step: Some(3),
-        group: Some(5),
+        group: Some(GroupId(5)),
         kind: "group".into(),
         recorded: "none".into(),
         remade: "2 completions".into(),
@@ -73,8 +73,8 @@ fn a_group_is_compared_once_until_one_differs() {
     assert_eq!((record.equal, record.difference.take()), ((2, 12, 1), Some(none)));
     compare(&mut record, &group(4, Some(3)));
     let step = record.difference.take().unwrap();
-    assert_eq!((step.kind.as_str(), step.group, step.step), ("step", Some(4), Some(3)));
-    assert_eq!(record.compared, [2, 3, 4, 5].into());
+    assert_eq!((step.kind.as_str(), step.group, step.step), ("step", Some(GroupId(4)), Some(3)));
+    assert_eq!(record.compared, [2, 3, 4, 5].map(GroupId).into());
 
     let path = dir.path().join("rollouts.bin");
     let mut bytes = std::fs::read(&path).unwrap();
@@ -82,7 +82,10 @@ fn a_group_is_compared_once_until_one_differs() {
     std::fs::write(&path, bytes).unwrap();
     compare(&mut record, &group(6, Some(5)));
     let damaged = record.difference.take().unwrap();
-    assert_eq!((damaged.kind.as_str(), damaged.group, damaged.remade.as_str()), ("record", Some(6), "a group"));
+    assert_eq!(
+        (damaged.kind.as_str(), damaged.group, damaged.remade.as_str()),
+        ("record", Some(GroupId(6)), "a group")
+    );
     assert!(damaged.recorded.contains("checksum"), "{}", damaged.recorded);
 }
 
@@ -112,12 +115,12 @@ fn scores_that_are_not_asked_again_come_from_the_record() {
     // A checkpoint has the groups that the run never learned from.
     let mut ahead = super::tests::group(9, None);
     ahead.completions[1].rewards.truncate(1);
-    record.ahead.insert(9, ahead);
+    record.ahead.insert(GroupId(9), ahead);
     let mut group = scored(9);
     record.fill(&mut group, &names).unwrap();
     assert_eq!(rewards(&group), [[Some(90.0), Some(0.25)], [None, Some(0.25)]]);
     // What is recorded counts, not what came with a checkpoint.
-    record.ahead.insert(3, super::tests::group(5, None));
+    record.ahead.insert(GroupId(3), super::tests::group(5, None));
     let mut group = scored(3);
     record.fill(&mut group, &names).unwrap();
     assert_eq!(rewards(&group)[0], [Some(30.0), Some(0.25)]);

@@ -98,7 +98,7 @@ fn frozen_parameters_are_not_there() {
     assert_eq!(error, "the model has no tensor `base_model.model.model.norm.weight`");
     adapter.publish();
     adapter.publish();
-    assert_eq!(adapter.version, 2);
+    assert_eq!(adapter.version.0, 2);
 }
 
 #[test]

@@ -28,18 +28,18 @@ fn set(model: &mut AdaptedWeights, x: f32) -> kernels::Result<bool> {
 fn what_is_trained_has_versions_and_slots() {
     for adapted in [false, true] {
         let mut model = model(adapted);
-        assert_eq!((model.version(), model.bytes_copied(), model.lora().is_some()), (0, 0, adapted));
+        assert_eq!((model.version().0, model.bytes_copied(), model.lora().is_some()), (0, 0, adapted));
         assert_eq!(model.config().vocab_size, 5);
         assert!(set(&mut model, 2.0).unwrap());
         let held = model.hold();
-        assert_eq!((model.version(), held.view().version().trained(), held.adapter.is_some()), (1, 1, adapted));
+        assert_eq!((model.version().0, held.view().version().trained().0, held.adapter.is_some()), (1, 1, adapted));
         assert!(set(&mut model, 3.0).unwrap());
         let read = |view: ModelView<'_>| match view.adapter() {
             Some(adapter) => adapter.params.read(A).unwrap(),
             None => view.weights.params.read(NORM).unwrap(),
         };
         assert_eq!((read(held.view()), read(model.view())), (vec![2.0; 4], vec![3.0; 4]));
-        assert_eq!(held.base.version, if adapted { 0 } else { 1 }, "the base of an adapter is frozen");
+        assert_eq!(held.base.version.0, if adapted { 0 } else { 1 }, "the base of an adapter is frozen");
         let slots = |model: &AdaptedWeights| model.adapter.as_ref().map_or(model.base.slots(), WeightSlots::slots);
         let copied = model.bytes_copied();
         assert!(copied > 0 && slots(&model) == 2);
@@ -47,8 +47,8 @@ fn what_is_trained_has_versions_and_slots() {
         assert_eq!(slots(&model), 2);
         model.reserve(4).unwrap();
         assert_eq!((slots(&model), model.base.slots()), (4, if adapted { 1 } else { 4 }));
-        model.set_version(9);
-        assert_eq!((model.version(), held.view().version().trained()), (9, 1));
+        model.set_version(Updates(9));
+        assert_eq!((model.version().0, held.view().version().trained().0), (9, 1));
         assert_eq!(model.bytes_copied(), copied, "nobody holds what was overwritten");
         let error = model.publish(1, [0; 16]).unwrap_err().to_string();
         assert!(error.contains("WeightSlots::publish: these weights are not in shared memory"), "{error}");
@@ -62,13 +62,13 @@ fn what_is_held_is_copied_before_it_is_overwritten() {
     let weights = Weights::random(&memory, &config(), 1).unwrap();
     let all: usize = weights.params.tensors().iter().map(|t| t.bytes()).sum();
     let mut slots = WeightSlots::new(&memory, weights);
-    assert_eq!(slots.overwrite(|w| std::mem::replace(&mut w.version, 5)), 0);
-    assert_eq!((slots.current().version, slots.slots(), slots.bytes_copied()), (5, 1, 0));
+    assert_eq!(slots.overwrite(|w| std::mem::replace(&mut w.version, Updates(5))), Updates(0));
+    assert_eq!((slots.current().version.0, slots.slots(), slots.bytes_copied()), (5, 1, 0));
     let held = slots.hold();
     slots.overwrite(|w| w.params.write(NORM, &[7.0; 4]));
     assert_eq!((slots.slots(), slots.bytes_copied()), (2, all as u64));
     assert_eq!(slots.current().params.read(NORM).unwrap(), [7.0; 4]);
-    assert_eq!((held.params.read(NORM).unwrap(), held.version, slots.current().version), (vec![1.0; 4], 5, 5));
+    assert_eq!((held.params.read(NORM).unwrap(), held.version.0, slots.current().version.0), (vec![1.0; 4], 5, 5));
     let embedding = "model.embed_tokens.weight";
     assert_eq!(slots.current().params.read(embedding), held.params.read(embedding));
 }
@@ -97,5 +97,5 @@ fn the_next_version_is_written_over_the_current_one_or_apart() {
     // A model by itself counts its updates; after an error it does not.
     let updated: kernels::Result<()> = weights.update(|_| Ok(()));
     let failed: kernels::Result<()> = weights.update(|_| Err(kernels::Error::Device("full".into())));
-    assert!(updated.is_ok() && failed.is_err() && weights.version == 1);
+    assert!(updated.is_ok() && failed.is_err() && weights.version.0 == 1);
 }

@@ -25,8 +25,8 @@ fn options_have_limits_and_defaults() {
         (json!({"concurrency": 0}), Some("`batch_size` and `concurrency` must be at least 1")),
         (json!({"batch_size": 1, "concurrency": 1}), None),
         (json!({"token_env": "NO_SUCH_NAME"}), Some("`token_env`: the environment has no variable NO_SUCH_NAME")),
-        (json!({"url": "x"}), Some("`url` = `x` is no address such as http://localhost:8000/score")),
-        (json!({"url": "ftp://x/"}), Some("`url` = `ftp://x/` is no address such as http://localhost:8000/score")),
+        (json!({"url": "x"}), Some("`url` = `x` is not an address such as http://localhost:8000/score")),
+        (json!({"url": "ftp://x/"}), Some("`url` = `ftp://x/` is not an address such as http://localhost:8000/score")),
         (json!({"url": "https://x/"}), None),
     ] {
         assert_eq!(said(more.clone()), expected.map(|expected| format!("reward `http`: {expected}")), "{more}");
@@ -34,7 +34,7 @@ fn options_have_limits_and_defaults() {
     let options = serde_json::from_value(json!({"url": "http://x/"})).unwrap();
     let mut reward = HttpReward::new("r".into(), options).unwrap();
     let HttpReward { client, batch_size, concurrency, by_group, .. } = &reward;
-    assert_eq!((client.timeout_s, client.retries, client.backoff), (60.0, 4, Duration::from_millis(500)));
+    assert_eq!((client.address.timeout_s, client.retries, client.backoff), (60.0, 4, Duration::from_millis(500)));
     assert_eq!((*batch_size, *concurrency, *by_group, &client.authorization), (None, 8, false, &None));
     assert!(!reward.scores_by_group());
     // No completions are no request.

@@ -31,22 +31,22 @@ fn own(
 }
 
 /// The inputs of a group say which it is; a completion's text is its ids.
-fn inputs(group: u64, ids: Vec<Vec<u32>>) -> model::Result<RewardInputs> {
-    if group == 99 {
+fn inputs(group: GroupId, ids: Vec<Vec<u32>>) -> model::Result<RewardInputs> {
+    if group == GroupId(99) {
         return Err(model::Error::Value("no such group".to_owned()));
     }
     Ok(RewardInputs {
         prompts: vec![format!("p{group}").as_str().into(); ids.len()],
         completions: ids.iter().map(|ids| format!("{ids:?}").as_str().into()).collect(),
-        columns: Columns::from([("g".to_owned(), vec![group.into(); ids.len()])]),
-        rows: vec![group as usize; ids.len()],
+        columns: Columns::from([("g".to_owned(), vec![group.0.into(); ids.len()])]),
+        rows: vec![group.0 as usize; ids.len()],
         ids,
     })
 }
 
-const GROUPS: [(u64, &[&[u32]]); 2] = [(10, &[&[1], &[2, 3]]), (20, &[&[4]])];
+const GROUPS: [(GroupId, &[&[u32]]); 2] = [(GroupId(10), &[&[1], &[2, 3]]), (GroupId(20), &[&[4]])];
 
-fn completions(group: u64) -> Vec<Vec<u32>> {
+fn completions(group: GroupId) -> Vec<Vec<u32>> {
     GROUPS
         .iter()
         .find(|(own, _)| *own == group)
@@ -57,12 +57,12 @@ fn completions(group: u64) -> Vec<Vec<u32>> {
 fn run(
     rewards: &mut [Box<dyn Reward>],
     elsewhere: &[usize],
-    given: BTreeMap<u64, Vec<GivenScores>>,
+    given: BTreeMap<GroupId, Vec<GivenScores>>,
 ) -> model::Result<RewardOutput> {
     let manager = RewardManager { rewards, make_inputs: Arc::new(inputs), step: 7 };
     std::thread::scope(|scope| {
         let mut job = manager.start(scope, elsewhere).unwrap();
-        for group in [20, 10] {
+        for group in [20, 10].map(GroupId) {
             job.group_ended(group, || completions(group));
         }
         job.finish(GROUPS.iter().map(|&(group, _)| (group, move || completions(group))), given)
@@ -111,8 +111,8 @@ fn scores_from_elsewhere_are_joined_with_those_from_here() {
     let mut rewards = [own("there", true, noting(&asked)), own("here", true, noting(&here))];
     let given = |scores: Scores, seconds| vec![GivenScores { reward: 0, scores, seconds }];
     let given = BTreeMap::from([
-        (20, given(Scores { timed_out: 1, ..Scores::new(vec![Some(0.25)]) }, 2.0)),
-        (10, given(Scores::new(vec![None, Some(0.5)]), 1.5)),
+        (GroupId(20), given(Scores { timed_out: 1, ..Scores::new(vec![Some(0.25)]) }, 2.0)),
+        (GroupId(10), given(Scores::new(vec![None, Some(0.5)]), 1.5)),
     ]);
     for reward in [&[0][..], &[0, 1]] {
         let output = run(&mut rewards, reward, given.clone()).unwrap();
@@ -125,7 +125,7 @@ fn scores_from_elsewhere_are_joined_with_those_from_here() {
             assert_eq!(own, [Some(1.0), Some(2.0), Some(4.0)]);
         }
     }
-    let group = inputs(10, completions(10)).unwrap();
+    let group = inputs(GroupId(10), completions(GroupId(10))).unwrap();
     let given = score_group(&mut rewards, &[1], &group, 3);
     assert_eq!(given.len(), 1);
     assert_eq!((given[0].reward, &given[0].scores.values[..]), (1, &[Some(1.0), Some(2.0)][..]));
@@ -184,8 +184,8 @@ fn a_group_that_cannot_be_made_ends_the_batch() {
         let output = std::thread::scope(|scope| {
             let mut job = manager.start(scope, &[]).unwrap();
             assert_eq!(job.names(), ["r"]);
-            job.group_ended(99, || vec![vec![1]]);
-            job.finish([(99, || vec![vec![1]])].into_iter(), BTreeMap::new())
+            job.group_ended(GroupId(99), || vec![vec![1]]);
+            job.finish([(GroupId(99), || vec![vec![1]])].into_iter(), BTreeMap::new())
         });
         assert_eq!(output.err().unwrap().to_string(), "no such group", "{by_group}");
     }
@@ -207,7 +207,7 @@ fn a_batch_that_is_given_up_scores_no_further_group() {
     let manager = RewardManager { rewards: &mut rewards, make_inputs: Arc::new(inputs), step: 0 };
     std::thread::scope(|scope| {
         let mut job = manager.start(scope, &[]).unwrap();
-        for group in 1..4 {
+        for group in (1..4).map(GroupId) {
             job.group_ended(group, || vec![vec![1]]);
         }
         has_begun.recv().unwrap();
@@ -230,7 +230,7 @@ fn scoring_beside_generation_is_timed() {
     let start = Instant::now();
     let output = std::thread::scope(|scope| {
         let mut job = manager.start(scope, &[]).unwrap();
-        for group in [10, 20] {
+        for group in [10, 20].map(GroupId) {
             job.group_ended(group, || completions(group));
             has_begun.recv().unwrap();
         }

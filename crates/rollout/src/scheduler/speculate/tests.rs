@@ -6,24 +6,24 @@ use crate::models::ModelVersion;
 use crate::scheduler::Limits;
 use crate::sequence::State;
 use crate::{Request, SamplingParams};
-use model::Prompt;
+use model::{GroupId, Prompt, Updates};
 use std::sync::Arc;
 
 fn scheduler(speculative: Speculative, blocks: usize) -> Scheduler {
     let limits = Limits { max_num_seqs: 8, max_rows: 512, max_model_len: 4096, chunked_prefill: true };
     let mut scheduler = Scheduler::new(BlockPool::new(blocks, false), limits, speculative);
-    scheduler.current = Some(ModelVersion { base: 0, adapter: None });
+    scheduler.current = Some(ModelVersion { base: Updates(0), adapter: None });
     scheduler
 }
 
 /// Adds a running sequence with this prompt and these drawn tokens, all but the last computed.
 fn run(s: &mut Scheduler, prompt: &[u32], drawn: &[u32]) -> usize {
-    let request = Request::new(0, Prompt::new(prompt.to_vec()), 1, Arc::new(SamplingParams::default()));
+    let request = Request::new(GroupId(0), Prompt::new(prompt.to_vec()), 1, Arc::new(SamplingParams::default()));
     let group = s.submit(Arc::new(request), false).index;
     let id = s.groups[group].members[0];
     assert!(s.make_room(id, prompt.len() + drawn.len()));
     for &token in drawn {
-        s.sequences[id].push(token, 0.0, true, 0);
+        s.sequences[id].push(token, 0.0, true, Updates(0));
     }
     s.sequences[id].computed = prompt.len() + drawn.len() - 1;
     s.sequences[id].state = State::Running;
@@ -100,7 +100,7 @@ fn draft_tokens_take_rows_that_are_free() {
     s.blocks.take();
     s.blocks.take();
     assert_eq!((s.blocks.available(), s.rows_for(id, 1), s.rows_for(id, 5)), (1, 3, 1));
-    s.sequences[id].push(3, 0.0, true, 0);
+    s.sequences[id].push(3, 0.0, true, Updates(0));
     assert_eq!(s.rows_for(id, 1), 2);
 }
 

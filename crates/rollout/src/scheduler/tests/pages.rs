@@ -3,7 +3,7 @@
 use super::*;
 
 fn request(len: usize, completions: usize) -> Request {
-    Request::new(0, Prompt::new(vec![1; len]), completions, Arc::new(SamplingParams::default()))
+    Request::new(GroupId(0), Prompt::new(vec![1; len]), completions, Arc::new(SamplingParams::default()))
 }
 
 /// The rows of a step, as (sequence, from, to), and the pages to copy before it.
@@ -75,7 +75,7 @@ fn computed_prompts_are_given_up_before_nothing_can_run() {
 #[test]
 fn new_weights_make_stale_what_names_none() {
     let mut s = scheduler(30, &[], 1, false);
-    let named = Some(ModelVersion { base: 0, adapter: None });
+    let named = Some(ModelVersion { base: Updates(0), adapter: None });
     for (len, model, completions) in
         [(70, None, 1), (71, named, 1), (72, None, 2), (73, named, 2), (74, None, 1), (75, named, 1)]
     {
@@ -95,7 +95,10 @@ fn new_weights_make_stale_what_names_none() {
     assert_eq!((s.groups[2].prompt, s.groups[3].prompt.is_some(), s.held.len()), (None, true, 1));
     // A prompt that others computed with other weights is not shared.
     let completion = members(&s, 3)[0];
-    s.set_model(completion, ModelVersion { base: 0, adapter: Some(crate::AdapterVersion { id: 1, version: 1 }) });
+    s.set_model(
+        completion,
+        ModelVersion { base: Updates(0), adapter: Some(crate::AdapterVersion { id: 1, version: Updates(1) }) },
+    );
     let (rows, _) = next(&mut s);
     let of = |id: usize| rows.iter().find(|row| row.0 == id).map(|row| row.1);
     assert_eq!((of(completion), of(members(&s, 3)[1])), (Some(0), Some(73)));

@@ -1,16 +1,22 @@
-//! An evaluation as a table: a row for each metric and a column for each evaluation set, with the values of the
-//! evaluation before.
+//! An evaluation as a line, with what changed since the first one; and as a table: a row for each metric and a column
+//! for each evaluation set, with the values of the evaluation before.
 
 use super::duration;
-use super::step_table::number;
+use super::step_table::{number, short_name};
 use crate::outputs::evaluated;
 use crate::table::{Align, Table};
 
-/// Remembers the values of the last evaluation.
+/// Remembers the first value of each metric that a line has shown, and the values of the last evaluation.
 #[derive(Debug, Default)]
 pub(super) struct Evaluations {
+    /// Names, the steps after which they were measured, and values.
+    first: Vec<(String, u64, f64)>,
     before: Vec<(String, f64)>,
 }
+
+/// The metrics by which an evaluation is judged: its line shows the first that it has. An evaluation without any of
+/// them has metrics of the user's own.
+const JUDGED: [&str; 4] = ["reward", "rewards/accuracies", "accuracy", "loss"];
 
 /// Metrics that have no row in the table: they are in its headline, or not shown.
 const ELSEWHERE: [&str; 9] = [
@@ -25,7 +31,56 @@ const ELSEWHERE: [&str; 9] = [
     "completions/max_terminated_length",
 ];
 
+/// The metrics of an evaluation that are shown: the evaluation set, the metric's name without it, and the value.
+fn shown(values: &[(String, f64)]) -> impl Iterator<Item = (&str, &str, f64)> {
+    let of_evaluation = values.iter().filter(|(name, _)| name.starts_with("eval_"));
+    let split = of_evaluation.map(|(name, value)| {
+        let (set, metric) = evaluated(name);
+        (set, metric, *value)
+    });
+    split.filter(|(_, metric, _)| !ELSEWHERE.contains(metric))
+}
+
 impl Evaluations {
+    /// The line of an evaluation after `step`: the value of each evaluation set, and its difference from the first one.
+    pub(super) fn line(&mut self, step: u64, values: &[(String, f64)]) -> String {
+        let mut sets: Vec<&str> = Vec::new();
+        for (set, _, _) in shown(values) {
+            if !sets.contains(&set) {
+                sets.push(set);
+            }
+        }
+        let of = |set: &&str, name: &str| shown(values).find(|(own, metric, _)| own == set && *metric == name);
+        let mut judged: Vec<_> = sets.iter().filter_map(|set| JUDGED.iter().find_map(|name| of(set, name))).collect();
+        if judged.is_empty() {
+            judged.extend(shown(values).next());
+        }
+        let parts: Vec<String> = judged.into_iter().map(|metric| self.part(step, metric)).collect();
+        let took = values.iter().find(|(name, _)| name == "eval_runtime").map(|(_, s)| duration(*s));
+        match (parts.is_empty(), took) {
+            (false, Some(took)) => format!("step {step}: held-out {}; {took}", parts.join(", ")),
+            (false, None) => format!("step {step}: held-out {}", parts.join(", ")),
+            (true, Some(took)) => format!("step {step}: evaluated in {took}"),
+            (true, None) => format!("step {step}: evaluated"),
+        }
+    }
+
+    /// A metric of an evaluation set, with its value and what changed.
+    fn part(&mut self, step: u64, (set, metric, value): (&str, &str, f64)) -> String {
+        let of = if set.is_empty() { String::new() } else { format!("{set} ") };
+        let text = format!("{of}{} {}", short_name(metric), number(value));
+        if !value.is_finite() {
+            return text;
+        }
+        let name = format!("{of}{metric}");
+        let Some((_, since, first)) = self.first.iter().find(|(first, ..)| *first == name) else {
+            self.first.push((name, step, value));
+            return text;
+        };
+        let sign = if value < *first { '-' } else { '+' };
+        format!("{text} ({sign}{} since step {since})", number((value - first).abs()))
+    }
+
     /// The text of the table of an evaluation after `step`.
     pub(super) fn table(&mut self, step: u64, values: &[(String, f64)], width: usize) -> String {
         let before = std::mem::replace(&mut self.before, values.to_vec());
@@ -84,6 +139,37 @@ mod tests {
         );
         let second = evaluations.table(8, &of(0.75), 80);
         assert!(second.contains("reward  0.750   0.500   0.250   0.250"), "{second}");
+    }
+
+    #[test]
+    fn a_line_has_the_step_the_value_and_what_changed_since_the_first() {
+        let of = |all: &[(&str, f64)]| all.iter().map(|&(name, x)| (name.to_owned(), x)).collect::<Vec<_>>();
+        let mut evaluations = Evaluations::default();
+        let mut line = |step, all: &[(&str, f64)]| evaluations.line(step, &of(all));
+        let reward = |x| [("eval_loss", 3.0), ("eval_reward", x), ("eval_runtime", 1.5), ("epoch", 2.0)];
+        assert_eq!(line(0, &reward(0.09)), "step 0: held-out reward 0.090; 1.50 s");
+        assert_eq!(line(20, &reward(0.5)), "step 20: held-out reward 0.500 (+0.410 since step 0); 1.50 s");
+        assert_eq!(line(40, &reward(-0.0)), "step 40: held-out reward 0.000 (-0.090 since step 0); 1.50 s");
+        // Nothing was scored, and then something again: the first one is still the first.
+        assert_eq!(line(60, &[("eval_loss", 3.5), ("eval_runtime", 70.0)]), "step 60: held-out loss 3.50; 1 min 10 s");
+        assert_eq!(line(80, &[("eval_reward", 0.09)]), "step 80: held-out reward 0.090 (+0.000 since step 0)");
+        assert_eq!(line(90, &[("eval_reward", f64::NAN)]), "step 90: held-out reward NaN");
+        assert_eq!(line(99, &[("eval_runtime", 2.0)]), "step 99: evaluated in 2.00 s");
+    }
+
+    #[test]
+    fn a_line_is_about_what_its_sets_are_judged_by() {
+        let line = |all: &[(&str, f64)]| {
+            let all = all.iter().map(|&(name, x)| (name.to_owned(), x)).collect::<Vec<_>>();
+            Evaluations::default().line(7, &all)
+        };
+        let pairs = [("eval_loss", 0.7), ("eval_rewards/accuracies", 0.625), ("eval_rewards/margins", 1.0)];
+        assert_eq!(line(&pairs), "step 7: held-out accuracy 0.625");
+        assert_eq!(line(&[("eval_loss", 2.0), ("eval_mean_token_accuracy", 0.5)]), "step 7: held-out loss 2.00");
+        let sets = [("eval_easy_reward", 0.5), ("eval_easy_loss", 1.0), ("eval_hard_reward", 0.25)];
+        assert_eq!(line(&sets), "step 7: held-out easy reward 0.500, hard reward 0.250");
+        assert_eq!(line(&[("eval_my_own", 3.0), ("eval_other", 4.0)]), "step 7: held-out my own 3.00");
+        assert_eq!(line(&[("eval_hard_own", 3.0), ("eval_hard_reward", 4.0)]), "step 7: held-out hard reward 4.00");
     }
 
     #[test]

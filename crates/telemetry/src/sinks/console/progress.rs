@@ -10,6 +10,9 @@ use crate::{Level, Record, visible};
 /// Without a terminal, a line of progress is written at most this often, and one at the end.
 const LINE_EVERY: Duration = Duration::from_secs(10);
 
+/// The least width of a bar.
+const LEAST_BAR: usize = 8;
+
 /// The progress of one phase: a bar on a terminal, elsewhere a plain line from time to time. It ends when dropped.
 #[derive(Debug)]
 pub struct Progress {
@@ -54,11 +57,15 @@ impl Progress {
     pub fn set(&mut self, done: u64, note: &str) {
         self.done = done;
         let left = self.remaining_s().map(|left| format!("{} left", duration(left))).unwrap_or_default();
-        let parts: Vec<&str> = [note, left.as_str()].into_iter().filter(|part| !part.is_empty()).collect();
-        let message = parts.join(", ");
+        let joined =
+            |parts: [&str; 2]| parts.into_iter().filter(|part| !part.is_empty()).collect::<Vec<_>>().join(", ");
+        let message = joined([note, &left]);
         if let Some(bar) = &self.bar {
             bar.set_position(done);
-            bar.set_message(visible(&message).into_owned());
+            // The time first: what does not fit is cut.
+            let counts = format!("{} {}/{}", self.label, self.total, self.total).chars().count();
+            let room = self.console.width().saturating_sub(counts + LEAST_BAR + 3);
+            bar.set_message(cut(&visible(&joined([&left, note])), room));
         } else if self.said != Some(done) && (self.last_line.elapsed() >= LINE_EVERY || done >= self.total) {
             self.last_line = Instant::now();
             self.line(&message);
@@ -112,6 +119,15 @@ impl Drop for Progress {
         fields.set("label", &*self.label).set("done", self.done).set("total", self.total).set("seconds", seconds);
         self.console.report(Level::Debug, &text, &text, &fields);
     }
+}
+
+/// The beginning of a text that is longer than `room` characters, with an ellipsis.
+fn cut(text: &str, room: usize) -> String {
+    if text.chars().count() <= room {
+        return text.to_owned();
+    }
+    let kept: String = text.chars().take(room.saturating_sub(1)).collect();
+    kept.trim_end().to_owned() + "…"
 }
 
 /// A duration in words: `0.42 s`, `38 s`, `4 min 05 s`, `2 h 03 min`.
@@ -222,6 +238,21 @@ mod tests {
         assert!(said(&memory).is_empty() && !bar.is_finished());
         drop(progress);
         assert!(bar.is_finished());
+    }
+
+    #[test]
+    fn what_does_not_fit_beside_a_bar_is_cut_at_its_end() {
+        for (room, expected) in [(9, "é 3 s lef"), (8, "é 3 s l…"), (3, "é…"), (2, "é…"), (1, "…"), (0, "…")]
+        {
+            assert_eq!(cut("é 3 s lef", room), expected, "{room}");
+        }
+        let mut progress = Progress::new(console(LogFormat::Plain, true).0, "grpo", 300, 100);
+        progress.started = before(100 * HOUR);
+        progress.set(200, &"reward 0.500 · ".repeat(20));
+        let message = progress.bar.as_ref().unwrap().message();
+        assert!(message.starts_with("100 h 00 min left, reward 0.500 · ") && message.ends_with('…'), "{message}");
+        let whole = "grpo 300/300".len() + 3 + LEAST_BAR + message.chars().count();
+        assert!((progress.console.width() - 3..=progress.console.width()).contains(&whole), "{whole}");
     }
 
     #[test]

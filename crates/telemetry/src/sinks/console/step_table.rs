@@ -50,6 +50,37 @@ const COLUMNS: [(&str, Shown); 18] = [
 const SPARE: [&str; 12] =
     ["clip", "tok/s", "rewards", "rollout", "update", "grad", "cut", "margin", "entropy", "length", "kl", "loss"];
 
+/// Short names of metrics that the table does not show.
+const OTHERS: [(&str, &str); 3] = [
+    ("value loss", "loss/value_avg"),
+    ("explained variance", "val/explained_variance"),
+    ("reverse kl", "distillation/reverse_kl"),
+];
+
+/// The column that shows the metric, if one does.
+fn column(metric: &str) -> Option<&'static (&'static str, Shown)> {
+    COLUMNS.iter().find(|(_, shown)| match shown {
+        Shown::Number(key) | Shown::WithDeviation(key, _) | Shown::Percent(key) | Shown::Seconds(key) => *key == metric,
+    })
+}
+
+/// The name of a metric for people: that of its column, or its last part.
+pub(super) fn short_name(metric: &str) -> String {
+    let other = || OTHERS.iter().find(|(_, key)| *key == metric).map(|(name, _)| *name);
+    let known = column(metric).map(|(name, _)| *name).or_else(other);
+    let last = || metric.rsplit('/').next().unwrap_or(metric).replace('_', " ");
+    known.map_or_else(last, str::to_owned)
+}
+
+/// A metric in few characters, for a line of progress: its short name, and its value as the table of steps shows it.
+pub fn brief(metric: &str, value: f64) -> String {
+    let value = match column(metric) {
+        Some((_, Shown::Percent(_))) => format!("{:.0} %", value * 100.0),
+        _ => number(value),
+    };
+    format!("{} {value}", short_name(metric))
+}
+
 /// The state of the table.
 #[derive(Debug, Default)]
 pub(super) struct StepTable {
@@ -210,6 +241,23 @@ mod tests {
                 table.lines(8, &values(&[("reward", 1.0), ("clip_ratio/region_mean", 0.5)]), None, 200).len(),
                 1
             );
+        }
+    }
+
+    #[test]
+    fn a_line_of_progress_has_short_names_and_few_digits() {
+        for (metric, value, expected) in [
+            ("reward", 0.98765, "reward 0.988"),
+            ("loss", -0.0, "loss 0.000"),
+            ("completions/mean_length", 64.0, "length 64.0"),
+            ("objective/kl", 1e-5, "kl 1.0e-5"),
+            ("rewards/accuracies", 0.625, "accuracy 62 %"),
+            ("grad_norm", 12.345, "grad 12.3"),
+            ("loss/value_avg", 0.5, "value loss 0.500"),
+            ("val/explained_variance", -0.25, "explained variance -0.250"),
+            ("of/my_own", 3.0, "my own 3.00"),
+        ] {
+            assert_eq!(brief(metric, value), expected);
         }
     }
 

@@ -5,8 +5,11 @@ mod fields;
 
 /// A console that writes to memory, and that memory.
 fn captured(format: LogFormat, level: Level, colour: bool) -> (Console, Arc<Mutex<Vec<u8>>>) {
+    captured_with(ConsoleOptions { format, level, ..ConsoleOptions::default() }, colour)
+}
+
+fn captured_with(options: ConsoleOptions, colour: bool) -> (Console, Arc<Mutex<Vec<u8>>>) {
     let memory = Arc::new(Mutex::new(Vec::new()));
-    let options = ConsoleOptions { format, level, ..ConsoleOptions::default() };
     (Console::with(options, false, colour, Some(Arc::clone(&memory))).unwrap(), memory)
 }
 
@@ -16,9 +19,11 @@ fn text(memory: &Mutex<Vec<u8>>) -> String {
 
 #[test]
 fn colour_needs_a_terminal_and_no_no_color() {
-    let of = |terminal, value: Option<&str>| uses_colour(terminal, value.map(OsStr::new));
+    let of = |terminal, value: Option<&str>| uses_colour(terminal, value.map(OsStr::new), Some(OsStr::new("xterm")));
     assert_eq!((of(true, None), of(true, Some("")), of(true, Some("1"))), (true, true, false));
     assert_eq!((of(false, None), of(false, Some("")), of(false, Some("1"))), (false, false, false));
+    let named = |name: Option<&str>| uses_colour(true, None, name.map(OsStr::new));
+    assert_eq!((named(None), named(Some("dumb"))), (true, false));
 }
 
 #[test]
@@ -107,18 +112,49 @@ fn events_are_shown() {
     );
 }
 
-/// Each evaluation is shown once, in both formats.
+/// An evaluation is one line in both formats; a verbose console has the table, and so has the log file of any.
 #[test]
-fn an_evaluation_is_said_once() {
-    for format in [LogFormat::Plain, LogFormat::Json] {
-        let (console, memory) = captured(format, Level::Info, false);
-        let mut sink = ConsoleSink::new(console);
+fn an_evaluation_is_a_line_and_in_detail_a_table() {
+    let dir = tempfile::tempdir().unwrap();
+    for (format, verbose) in [(LogFormat::Plain, false), (LogFormat::Plain, true), (LogFormat::Json, true)] {
+        let log = dir.path().join(format!("{format:?}-{verbose}.log"));
+        let options = ConsoleOptions { format, verbose, log_file: Some(log.clone()), ..ConsoleOptions::default() };
+        let (console, memory) = captured_with(options, false);
         let values = vec![("eval_reward".to_owned(), 0.25), ("eval_runtime".to_owned(), 2.0)];
-        sink.receive(&EventKind::Metrics { step: 4, values }.into()).unwrap();
-        let text = text(&memory);
-        assert_eq!((text.matches("evaluation after step 4").count(), text.matches("0.25").count()), (1, 1), "{text}");
-        assert_eq!(format == LogFormat::Json, text.lines().count() == 1, "{text}");
+        ConsoleSink::new(console).receive(&EventKind::Metrics { step: 4, values }.into()).unwrap();
+        let (shown, file) = (text(&memory), std::fs::read_to_string(&log).unwrap());
+        if format == LogFormat::Json {
+            assert!(
+                shown.lines().count() == 1 && shown == file && shown.contains("evaluation after step 4"),
+                "{shown}"
+            );
+            continue;
+        }
+        assert!(shown.contains("] step 4: held-out reward 0.250; 2.00 s\n"), "{shown}");
+        assert_eq!((shown.lines().count() == 1, shown.contains("evaluation after step 4")), (!verbose, verbose));
+        assert!(file.contains("evaluation after step 4 (2.00 s)\nmetric  value"), "{file}");
     }
+}
+
+/// A table of details is printed where it is asked for, kept in the log file, and always there for programs.
+#[test]
+fn details_are_for_who_asks_and_for_programs() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut fields = Record::new();
+    fields.set("wall_s", 1.5);
+    let shown = |format, verbose, level| {
+        let log = dir.path().join("a.log");
+        let _ = std::fs::remove_file(&log);
+        let options = ConsoleOptions { format, verbose, level, log_file: Some(log.clone()), ..Default::default() };
+        let (console, memory) = captured_with(options, false);
+        console.details("stage  s\nrun  1.5\n", "where", &fields);
+        assert!(std::fs::read_to_string(log).unwrap().contains(if format == LogFormat::Json { "1.5" } else { "run" }));
+        text(&memory)
+    };
+    assert_eq!(shown(LogFormat::Plain, false, Level::Info), "");
+    assert_eq!(shown(LogFormat::Plain, true, Level::Info), "stage  s\nrun  1.5\n");
+    assert!(shown(LogFormat::Plain, false, Level::Debug).ends_with("] debug: stage  s\nrun  1.5\n"));
+    assert!(shown(LogFormat::Json, false, Level::Info).ends_with("\"message\":\"where\",\"wall_s\":1.5}\n"));
 }
 
 /// A reward's exception may contain a completion with escape sequences, which a terminal would obey.

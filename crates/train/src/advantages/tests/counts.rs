@@ -7,7 +7,7 @@ type Way = (&'static str, fn(&RewardMatrix) -> Advantages);
 /// Samples of three tokens, the last of which is not the model's, with KL estimates of 0.
 fn samples(matrix: &RewardMatrix) -> (Vec<Sample>, Vec<Vec<bool>>) {
     let samples: Vec<Sample> = matrix.rows.iter().map(|_| sample(&[0.0; 3], &[true, true, false])).collect();
-    let masks = samples.iter().map(|s| s.mask.clone()).collect();
+    let masks = samples.iter().map(|s| s.loss_mask.clone()).collect();
     (samples, masks)
 }
 
@@ -102,7 +102,7 @@ fn metrics_are_of_all_rewards_and_of_each_function() {
 
 #[test]
 fn groups_are_neighbours_and_rows_have_a_score_for_each_function() {
-    let row = |group: u64| RewardRow { group, scores: vec![Some(1.0)] };
+    let row = |group: u64| RewardRow { group: GroupId(group), scores: vec![Some(1.0)] };
     let groups = |ids: &[u64]| {
         let rows = ids.iter().map(|&id| row(id)).collect();
         RewardMatrix { rows, names: vec!["a".into()], weights: vec![2.0] }.groups().collect::<Vec<_>>()
@@ -129,7 +129,10 @@ fn groups_are_neighbours_and_rows_have_a_score_for_each_function() {
 #[test]
 fn rloo_s_divergence_is_that_of_the_tokens_in_the_loss() {
     let rewards = one_function(&[Some(1.0), Some(2.0)], 2);
-    let samples = [Sample { truncated: true, ..sample(&[1.0, 3.0], &[true; 2]) }, sample(&[5.0, 7.0], &[true, false])];
+    let samples = [
+        Sample { finish_reason: model::FinishReason::Length, ..sample(&[1.0, 3.0], &[true; 2]) },
+        sample(&[5.0, 7.0], &[true, false]),
+    ];
     for (mask_truncated_completions, sums, kl) in [(false, [4.0, 5.0], 3.0), (true, [0.0, 5.0], 5.0)] {
         let config = RlooRewards { beta: 0.5, mask_truncated_completions, ..RlooRewards::default() };
         let found = rloo::compute(&rewards, &samples, &config);

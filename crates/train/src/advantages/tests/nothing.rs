@@ -85,7 +85,7 @@ fn a_divergence_of_no_token_is_missing() {
     for (mask, expected) in [(true, Some(1.0)), (false, None)] {
         let mut masked = samples.clone();
         for sample in &mut masked {
-            sample.mask = vec![mask];
+            sample.loss_mask = vec![mask];
         }
         let of_rloo = rloo::compute(&m, &masked, &RlooRewards::default());
         let masks = vec![vec![mask]; 2];

@@ -64,7 +64,8 @@ fn the_logarithm_of_a_sequence_s_weight_is_clamped() {
 fn truncated_completions_are_left_out_where_that_is_asked_for() {
     let sample = |truncated| {
         let plain = crate::Sample::supervised(model::Prompt::new([1]), vec![2, 3]);
-        crate::Sample { mask: vec![true, false], truncated, ..plain }
+        let finish_reason = model::FinishReason::of_ended(truncated);
+        crate::Sample { loss_mask: vec![true, false], finish_reason, ..plain }
     };
     for (asked, truncated) in [(false, false), (false, true), (true, false), (true, true)] {
         let policy = LossConfig { mask_truncated_completions: asked, ..LossConfig::default() };

@@ -10,7 +10,7 @@ use crate::loss::ppo::{self, Actions, PpoConfig};
 use crate::loss::rloo::{RlooConfig, rloo};
 use crate::{RewardMatrix, RewardRow, Sample, ScaleRewards};
 use model::columns::{REF_LOGPS, SAMPLER_LOGPS};
-use model::{Columns, Prompt};
+use model::{Columns, GroupId, Prompt};
 
 /// Tokens of [`case`].
 const TOKENS: usize = 17;
@@ -188,7 +188,7 @@ fn all_masked() {
 
 /// Rewards of the five completions of [`case`], one of which is given as `missing`.
 fn rewards(missing: Option<f64>, group: u64) -> RewardMatrix {
-    let row = |(i, score)| RewardRow { group: i / group, scores: vec![score] };
+    let row = |(i, score)| RewardRow { group: GroupId(i / group), scores: vec![score] };
     let rows = (0..).zip([Some(0.3), missing, Some(1.0), Some(0.2), Some(-1.0)]).map(row).collect();
     RewardMatrix { rows, names: vec!["r".into()], weights: vec![1.0] }
 }
@@ -199,7 +199,7 @@ fn ways(case: &Case, matrix: &RewardMatrix) -> Vec<(String, Vec<Advantage>)> {
         let narrow = |row: &[f64]| row.iter().map(|&x| x as f32).collect::<Vec<f32>>();
         let plain = Sample::supervised(Prompt::new([]), vec![0; case.masks[s].len()]);
         let columns = Columns::of([(SAMPLER_LOGPS, narrow(&case.old[s])), (REF_LOGPS, narrow(&case.reference[s]))]);
-        Sample { mask: case.masks[s].clone(), columns, ..plain }
+        Sample { loss_mask: case.masks[s].clone(), columns, ..plain }
     };
     let samples: Vec<Sample> = (0..case.masks.len()).map(sample).collect();
     let mut all = Vec::new();

@@ -3,7 +3,7 @@
 pub mod model;
 
 use ::model::columns::{REF_LOGPS, SAMPLER_LOGPS};
-use ::model::{Columns, Prompt};
+use ::model::{Columns, FinishReason, GroupId, Prompt, Updates};
 use serde_json::Value;
 use std::path::PathBuf;
 use train::advantages::{self, Advantages};
@@ -65,8 +65,8 @@ impl Fixture {
     }
 
     /// The group of a completion.
-    fn group(&self, completion: usize) -> u64 {
-        (completion / self.num_generations()) as u64
+    fn group(&self, completion: usize) -> GroupId {
+        GroupId((completion / self.num_generations()) as u64)
     }
 
     /// The advantages of a case, by this crate.
@@ -82,7 +82,7 @@ impl Fixture {
     }
 
     /// The samples of a case: with `on` as the old policy's log-probabilities where that is the current policy.
-    pub fn samples(&self, case: &Case, on: &[Vec<f32>], version: u64) -> Vec<Sample> {
+    pub fn samples(&self, case: &Case, on: &[Vec<f32>], version: Updates) -> Vec<Sample> {
         let advantages = self.advantages(case).advantages;
         let foreign: Option<Vec<Vec<u8>>> =
             case.json["config"].get("env_mask").map(|_| get(&self.json["rollouts"]["env_mask"]));
@@ -90,16 +90,16 @@ impl Fixture {
         let limit = case.loss.max_completion_length;
         let sample = |(i, completion): (usize, &Vec<u32>)| Sample {
             group: self.group(i),
-            prompt: prompts[self.group(i) as usize].clone(),
+            prompt: prompts[self.group(i).0 as usize].clone(),
             completion: completion.clone(),
-            mask: (0..completion.len()).map(|t| foreign.as_ref().is_none_or(|m| m[i][t] == 1)).collect(),
-            versions: vec![if case.changed { version.wrapping_sub(1) } else { version }; completion.len()],
+            loss_mask: (0..completion.len()).map(|t| foreign.as_ref().is_none_or(|m| m[i][t] == 1)).collect(),
+            versions: vec![if case.changed { Updates(version.0.wrapping_sub(1)) } else { version }; completion.len()],
             advantage: advantages[i].clone(),
             columns: Columns::of([
                 (SAMPLER_LOGPS, if case.changed { self.old_logps[i].clone() } else { on[i].clone() }),
                 (REF_LOGPS, self.ref_logps[i].clone()),
             ]),
-            truncated: completion.len() == limit,
+            finish_reason: FinishReason::of_ended(completion.len() == limit),
         };
         self.completions.iter().enumerate().map(sample).collect()
     }

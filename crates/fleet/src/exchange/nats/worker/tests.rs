@@ -1,11 +1,13 @@
 //! What a worker takes, returns and believes, without a server: its tasks are not started.
 
 use super::*;
+use crate::ids::Version;
 use crate::job::{Answer, Lineage};
 
-fn job(number: u64) -> Job {
-    let (name, profile) = (JobName::Rollout { number, chunk: 0 }, "fast".to_owned());
-    Job { name, version: 0, lineage: Lineage([1; 16]), continues: None, alone: false, profile, payload: Vec::new() }
+fn job(group: u64) -> Job {
+    let (name, profile) = (crate::testing::job(group), "fast".to_owned());
+    let (version, lineage) = (Version(0), Lineage([1; 16]));
+    Job { name, version, lineage, continues: None, alone: false, profile, payload: Vec::new() }
 }
 
 fn state(ended: bool) -> LearnerState {

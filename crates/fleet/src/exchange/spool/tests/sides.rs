@@ -139,7 +139,7 @@ fn a_worker_takes_evaluations_first_and_only_whole_jobs() {
     let mut learner = SpoolLearner::open(out.path()).unwrap();
     let mut worker = SpoolWorker::join(out.path(), name("dev1")).unwrap();
     let layout = Layout::of_run(out.path());
-    let evaluation = Job { name: JobName::Evaluation { version: 9, index: 0 }, ..job(0, "") };
+    let evaluation = Job { name: crate::testing::part(9, 0), ..job(0, "") };
     for job in [&job(3, ""), &job(1, ""), &evaluation] {
         learner.offer(job).unwrap();
     }

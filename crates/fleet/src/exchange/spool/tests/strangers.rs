@@ -4,7 +4,7 @@ use super::{job, result};
 use crate::batches::BatchFiles;
 use crate::exchange::spool::{Layout, SpoolLearner, SpoolWorker};
 use crate::exchange::{Exchange, WorkerExchange, WorkerStatus};
-use crate::job::JobName;
+use crate::ids::BatchId;
 use crate::status;
 use crate::testing::name;
 use rustix::fs::{CWD, FileType, Mode, mknodat};
@@ -65,16 +65,14 @@ const OPERATIONS: [(&str, Operation); 7] = [
     }),
     ("the batches", |out| {
         let files = BatchFiles::open(out)?;
-        files.save(1, &[result(&job(3, ""), "dev1")])?;
-        files.load(0)?;
-        files.remove_before(9)
+        files.save(BatchId(1), &[result(&job(3, ""), "dev1")])?;
+        files.load(BatchId(0))?;
+        files.remove_before(BatchId(9))
     }),
     ("a learner with other settings", |out| Layout::of_run(out).forget_results()),
     ("the directories", |out| Layout::of_run(out).create()),
     ("the status", |out| status::read(out).map(drop)),
-    ("a job's files", |out| {
-        (0..3).try_for_each(|number| status::find(out, JobName::Rollout { number, chunk: 0 }).map(drop))
-    }),
+    ("a job's files", |out| (0..3).try_for_each(|group| status::find(out, crate::testing::job(group)).map(drop))),
 ];
 
 /// A spool with files in all places, and a directory beside it that nobody may touch.
@@ -89,7 +87,7 @@ fn spool() -> (tempfile::TempDir, PathBuf) {
         let claimed = worker.claim(&[]).unwrap().unwrap();
         worker.complete(&result(&claimed, "dev1")).unwrap();
         learner.offer(&job(0, "")).unwrap();
-        BatchFiles::open(&out).unwrap().save(0, &[result(&job(0, ""), "dev1")]).unwrap();
+        BatchFiles::open(&out).unwrap().save(BatchId(0), &[result(&job(0, ""), "dev1")]).unwrap();
         fs::write(out.join("fleet/learner.json"), claim(0, 1, 1, 0).to_string()).unwrap();
     }
     let outside = dir.path().join("outside");
@@ -206,7 +204,7 @@ fn what_a_learner_claims_takes_no_memory_and_no_time() {
         let status = status::read(&out).unwrap();
         assert!(status.learner.is_some(), "{learner}");
         assert_eq!(status.batches.len(), listed, "{learner}");
-        status::find(&out, JobName::Rollout { number: 0, chunk: 0 }).unwrap();
-        status::find(&out, JobName::Rollout { number: most, chunk: u32::MAX }).unwrap();
+        status::find(&out, crate::testing::job(0)).unwrap();
+        status::find(&out, crate::testing::chunk(most, u32::MAX)).unwrap();
     }
 }

@@ -126,11 +126,11 @@ fn records_of_groups_are_read_as_lines_are() {
     let group = |change: &dyn Fn(&mut Group)| {
         let completion = |place: usize| wire::Completion {
             rewards: vec![Some(1.0)],
-            versions: vec![6],
+            versions: vec![Updates(6)],
             ..wire::Completion::new(place, vec![4])
         };
         let mut group = Group {
-            id: 12,
+            group: GroupId(12),
             prompt_ids: vec![9],
             reward_names: vec!["r".into()],
             reward_weights: vec![1.0],
@@ -163,8 +163,8 @@ fn records_of_groups_are_read_as_lines_are() {
     let mut cut = group(&|_| {});
     cut.pop();
     assert!(load(cut, 2).err().unwrap().starts_with("FILE: record 0, at byte 0: the record is cut off"));
-    assert_eq!(*recorded_versions(&[1 << 63 | 6, 7]), [6, 7]);
-    assert_eq!(recorded_versions(&[6, NO_VERSION]), Vec::<u64>::new());
+    assert_eq!(*recorded_versions(&[1 << 63 | 6, 7].map(Updates)), [6, 7].map(Updates));
+    assert_eq!(recorded_versions(&[Updates(6), NO_VERSION]), Vec::new());
 }
 
 #[test]
@@ -180,16 +180,16 @@ fn recorded_completions_are_as_if_they_had_just_been_generated() {
         line("[7]", "[5, 0]", "3, \"truncated\": true, \"mask\": [true, false]"),
     ];
     let replay = load(text.concat(), 2).unwrap();
-    let rollouts = replay.rollouts(&[1, 0], 40, &ctx, &policy, &mut scorer, 0.5, &[0.25]).unwrap();
+    let rollouts = replay.rollouts(&[1, 0], GroupId(40), &ctx, &policy, &mut scorer, 0.5, &[0.25]).unwrap();
     assert_eq!((rollouts.reward_names, rollouts.reward_weights), (vec!["reward".to_owned()], vec![0.25]));
-    let ids: Vec<_> = rollouts.groups.iter().map(|group| (group.id, group.prompt.tokens.ids.clone())).collect();
+    let ids: Vec<_> = rollouts.groups.iter().map(|group| (group.group.0, group.prompt.tokens.ids.clone())).collect();
     assert_eq!(ids, [(40, vec![7]), (41, vec![9])]);
     let mut logps = |prompt: &[u32], completion: &[u32]| {
         let one = PromptCompletion { prompt, completion };
         scorer.score(&ctx, &policy.weights, &[one], 0.5).unwrap().remove(0).logps
     };
     // Log-probabilities that are missing are the policy's, and so of its version.
-    let (own, of_run) = (policy.weights.version(), 1 << 63 | 6);
+    let (own, of_run) = (policy.weights.version(), Updates(1 << 63 | 6));
     let expected = [
         (0, vec![5], vec![NO_VERSION], vec![-0.25], FinishReason::Length),
         (1, vec![5, 0], vec![own; 2], logps(&[7], &[5, 0]), FinishReason::Length),
@@ -203,7 +203,7 @@ fn recorded_completions_are_as_if_they_had_just_been_generated() {
         assert_eq!(c.logps(), logps);
         assert_eq!(scored.content, Content::Text(policy.tokenizer.decode(&ids, true).unwrap()));
     }
-    assert_eq!((&all[1].completion.mask, &all[0].completion.mask), (&vec![true, false], &vec![true]));
+    assert_eq!((&all[1].completion.sampled, &all[0].completion.sampled), (&vec![true, false], &vec![true]));
     let refs: Vec<_> = all.iter().map(|scored| scored.completion.columns.ref_logps()).collect();
     assert_eq!(refs, [None, None, Some(&[-2.0, -3.0][..]), None]);
     let rewards: Vec<Option<f64>> = all.iter().map(|scored| scored.rewards[0]).collect();

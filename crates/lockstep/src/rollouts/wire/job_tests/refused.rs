@@ -90,12 +90,12 @@ fn what_follows_a_job_is_what_its_completions_have_so_far() {
         GroupJob::from_bytes(&bytes).map_err(|error| error.to_string())
     };
     assert_eq!(of_group(&|_| {}), Ok(later()));
-    assert_eq!(of_group(&|group| group.id = 8), Err(other.into()));
+    assert_eq!(of_group(&|group| group.group = GroupId(8)), Err(other.into()));
     assert_eq!(of_group(&|group| drop(group.completions.pop())), Err(other.into()));
     assert_eq!(said(&[&later().to_bytes()[..], &so_far].concat()), other);
     let none = "completion 1 is none that the job asks for";
     assert_eq!(of_group(&|group| group.completions[1].generation = 0), Err(none.into()));
-    assert_eq!(of_group(&|group| group.completions[0].mask[1] = false), Err(none.replace('1', "0")));
+    assert_eq!(of_group(&|group| group.completions[0].loss_mask[1] = false), Err(none.replace('1', "0")));
     let lacks = |place: usize| Err(format!("completion {place} lacks `versions` or `token.sampler_logps`"));
     assert_eq!(of_group(&|group| group.completions[0].versions.clear()), lacks(0));
     assert_eq!(of_group(&|group| drop(group.completions[1].columns.remove(SAMPLER_LOGPS))), lacks(1));
@@ -152,14 +152,14 @@ fn what_is_no_answer_is_said() {
     assert_eq!(GroupAnswer::from_bytes(&more, &job()).unwrap_err().to_string(), "it answers another job");
     assert_eq!(GroupAnswer::believed(&more, &job()).unwrap_err().to_string(), "it answers another job");
     assert_eq!(GroupAnswer::believed(&answer().to_bytes(), &job()), Ok(answer()));
-    let no_answer = GroupAnswer::number(&job().to_bytes()).unwrap_err().to_string();
+    let no_answer = GroupAnswer::group_of(&job().to_bytes()).unwrap_err().to_string();
     assert_eq!(no_answer, "column `answer` does not have 2 numbers");
 }
 
 /// An answer to `job` whose only completion has these tokens, which end so.
 fn of_one(job: &GroupJob, tokens: usize, finish_reason: FinishReason) -> Result<(), String> {
     let completion = one(tokens, finish_reason);
-    let group = RolloutGroup::new(9, job.prompt.tokens.clone(), vec![completion]);
+    let group = RolloutGroup::new(GroupId(9), job.prompt.tokens.clone(), vec![completion]);
     let answer = GroupAnswer { group, scores: Vec::new(), rollout_s: 0.5 };
     GroupAnswer::from_bytes(&answer.to_bytes(), job).map(|_| ()).map_err(|error| error.to_string())
 }
@@ -168,8 +168,8 @@ fn one(tokens: usize, finish_reason: FinishReason) -> rollout::Completion {
     rollout::Completion {
         generation: 0,
         ids: vec![4; tokens],
-        mask: vec![true; tokens],
-        versions: vec![6; tokens],
+        sampled: vec![true; tokens],
+        versions: vec![Updates(6); tokens],
         columns: recorded(vec![-0.3; tokens]),
         finish_reason,
     }

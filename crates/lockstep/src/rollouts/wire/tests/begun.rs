@@ -19,12 +19,13 @@ fn answer(number: u64, of_row: u64, tokens: usize, ended: bool) -> GroupAnswer {
     let completion = |generation: usize| rollout::Completion {
         generation,
         ids: vec![4 + generation as u32; tokens],
-        mask: vec![true; tokens],
-        versions: vec![8; tokens],
+        sampled: vec![true; tokens],
+        versions: vec![Updates(8); tokens],
         columns: Columns::of([(SAMPLER_LOGPS, vec![-0.5; tokens])]),
         finish_reason: if ended { FinishReason::Stop } else { FinishReason::Unfinished },
     };
-    let group = RolloutGroup::new(number, row(of_row).unwrap().tokens.clone(), vec![completion(0), completion(1)]);
+    let group =
+        RolloutGroup::new(GroupId(number), row(of_row).unwrap().tokens.clone(), vec![completion(0), completion(1)]);
     let scores = Scores::new(vec![Some(0.5), Some(1.5)]);
     let scores = if ended { vec![GivenScores { reward: 0, scores, seconds: 0.25 }] } else { Vec::new() };
     GroupAnswer { group, scores, rollout_s: 0.75 }
@@ -34,7 +35,7 @@ fn answer(number: u64, of_row: u64, tokens: usize, ended: bool) -> GroupAnswer {
 fn batch() -> BegunBatch {
     BegunBatch {
         step: 5,
-        prompts: [(7, row(3).unwrap()), (8, row(1).unwrap())].into(),
+        prompts: [(GroupId(7), row(3).unwrap()), (GroupId(8), row(1).unwrap())].into(),
         answers: vec![answer(7, 3, 2, false), answer(8, 1, 3, true)],
         rewards: vec!["a".into()],
     }
@@ -66,11 +67,11 @@ fn a_begun_batch_comes_back() {
     assert_eq!(["begun", "rows", "rewards"].map(unknown), [true, true, false]);
     assert_eq!(take(&bytes), Ok((batch(), 0)));
     let mut second = batch();
-    second.prompts = [(9, row(0).unwrap())].into();
+    second.prompts = [(GroupId(9), row(0).unwrap())].into();
     second.answers = vec![answer(9, 0, 1, false)];
     let both = [bytes.clone(), second.to_bytes()].concat();
     assert_eq!(take(&both), Ok((batch(), both.len() - bytes.len())));
-    let ids: Vec<u64> = groups_of_begun(&both).unwrap().iter().map(|group| group.id).collect();
+    let ids: Vec<u64> = groups_of_begun(&both).unwrap().iter().map(|group| group.group.0).collect();
     assert_eq!(ids, [7, 8, 9]);
     assert!(groups_of_begun(&[]).unwrap().is_empty());
     let none = BegunBatch { step: 0, prompts: Default::default(), answers: Vec::new(), rewards: Vec::new() };

@@ -17,7 +17,7 @@ fn rollouts() -> Rollouts {
     rollouts.reward_weights = vec![0.5];
     for (place, c) in rollouts.groups.iter_mut().flat_map(|group| &mut group.completions).enumerate() {
         c.completion.generation = place % 2;
-        c.completion.versions = vec![[OF_ANOTHER_RUN | 6, u64::MAX, 7, 8][place]];
+        c.completion.versions = vec![Updates([OF_ANOTHER_RUN | 6, u64::MAX, 7, 8][place])];
         c.completion.columns.set(SAMPLER_LOGPS, vec![-0.25 - place as f32]);
         c.completion.finish_reason = if place == 2 { FinishReason::Length } else { FinishReason::Stop };
         c.extra = object(json!({"place": place}));
@@ -54,13 +54,13 @@ fn a_generation_is_recorded_with_what_was_learned_from_it() {
     let rollouts = rollouts();
     let mut samples = samples::of_rollouts(&rollouts);
     assert_eq!(
-        samples.iter().map(|s| (s.group, s.truncated)).collect::<Vec<_>>(),
+        samples.iter().map(|s| (s.group.0, s.truncated())).collect::<Vec<_>>(),
         [(3, false), (3, false), (5, true), (5, false)]
     );
     for (place, sample) in samples.iter_mut().enumerate() {
         assert_eq!(sample.advantage, Advantage::Sequence(0.0));
-        assert_eq!((&sample.completion, &sample.mask), (&vec![sample.group as u32], &vec![true]));
-        sample.mask = vec![place != 1];
+        assert_eq!((&sample.completion, &sample.loss_mask), (&vec![sample.group.0 as u32], &vec![true]));
+        sample.loss_mask = vec![place != 1];
         sample.advantage = Advantage::Sequence(place as f32);
         sample.columns.set(REF_LOGPS, vec![-1.0 - place as f32]);
     }
@@ -70,8 +70,8 @@ fn a_generation_is_recorded_with_what_was_learned_from_it() {
     let [first, second] = &recorded[..] else { panic!("{recorded:?}") };
     for (group, id) in [(first, 3), (second, 5)] {
         assert_eq!(
-            (group.id, group.step, &group.prompt_ids, group.prompt_id),
-            (id, Some(12), &vec![id as u32], Some(id))
+            (group.group, group.step, &group.prompt_ids, group.prompt_id),
+            (GroupId(id), Some(12), &vec![id as u32], Some(id))
         );
         assert_eq!((&group.prompt, &group.dataset), (&Some(Content::Text(id.to_string())), &Map::new()));
         assert_eq!(Value::Object(group.sampling.clone()), settings());
@@ -82,9 +82,9 @@ fn a_generation_is_recorded_with_what_was_learned_from_it() {
     let problem = json!({"reward": "r", "kind": "failed", "message": "none", "rows": 1, "example": null, "fatal": false,
         "completions": [1]});
     assert_eq!((&first.problems, &second.problems), (&vec![problem], &vec![]));
-    let versions = [vec![6], vec![], vec![7], vec![8]];
+    let versions = [vec![Updates(6)], vec![], vec![Updates(7)], vec![Updates(8)]];
     for (place, (c, versions)) in recorded.iter().flat_map(|group| &group.completions).zip(versions).enumerate() {
-        assert_eq!((c.generation, &c.versions, c.mask[0]), (place % 2, &versions, place != 1));
+        assert_eq!((c.generation, &c.versions, c.loss_mask[0]), (place % 2, &versions, place != 1));
         assert_eq!((c.sampled[0], &c.advantage), (true, &Some(Advantage::Sequence(place as f32))));
         assert_eq!(c.columns.sampler_logps().unwrap(), [-0.25 - place as f32]);
         assert_eq!(c.columns.ref_logps().unwrap(), [-1.0 - place as f32]);
@@ -102,7 +102,7 @@ fn a_generation_is_recorded_with_what_was_learned_from_it() {
         assert_eq!((Value::Object(group.sampling.clone()), group.step), (expected, Some(12)));
         assert_eq!((&group.reward_names, &group.reward_weights), (&recorded.reward_names, &recorded.reward_weights));
         for (c, recorded) in group.completions.iter().zip(&recorded.completions) {
-            assert_eq!((&c.versions, &c.advantage, &c.mask), (&recorded.versions, &None, &vec![true]));
+            assert_eq!((&c.versions, &c.advantage, &c.loss_mask), (&recorded.versions, &None, &vec![true]));
             assert_eq!((&c.columns.sampler_logps(), c.columns.ref_logps()), (&recorded.columns.sampler_logps(), None));
         }
     }
@@ -131,16 +131,16 @@ fn a_group_without_what_scoring_needs_is_refused() {
 fn neighbours_of_one_number_and_prompt_are_a_group() {
     let prompts = [model::Prompt::new([1]), model::Prompt::new([1])];
     let sample = |group: u64, prompt: usize, id: u32| Sample {
-        group,
-        versions: vec![u64::from(id)],
-        truncated: id.is_multiple_of(2),
+        group: GroupId(group),
+        versions: vec![Updates(u64::from(id))],
+        finish_reason: FinishReason::of_ended(id.is_multiple_of(2)),
         advantage: Advantage::Sequence(id as f32),
         ..Sample::supervised(prompts[prompt].clone(), vec![id])
     };
     let samples =
         [sample(7, 0, 1), sample(7, 0, 2), sample(8, 0, 3), sample(8, 1, 4), sample(8, 1, 5), sample(7, 0, 6)];
     let groups = Group::of_samples(&samples);
-    let of = |group: &Group| (group.id, group.prompt_in_batch, group.completions.len(), group.prompt_ids.clone());
+    let of = |group: &Group| (group.group.0, group.prompt_in_batch, group.completions.len(), group.prompt_ids.clone());
     let expected = [(7, 0, 2), (8, 0, 1), (8, 1, 2), (7, 0, 1)].map(|(id, prompt, n)| (id, Some(prompt), n, vec![1]));
     assert_eq!(groups.iter().map(of).collect::<Vec<_>>(), expected);
     let places: Vec<usize> = groups.iter().flat_map(|group| &group.completions).map(|c| c.generation).collect();
@@ -150,8 +150,8 @@ fn neighbours_of_one_number_and_prompt_are_a_group() {
     let shared: Vec<bool> = back.iter().map(|sample| Arc::ptr_eq(&sample.prompt, &back[0].prompt)).collect();
     assert_eq!(shared, [true, true, true, false, false, true]);
     // What a group does not say: an advantage of 0, a prompt of its own.
-    let group = || Group { id: 2, completions: vec![Completion::new(0, vec![4])], ..Group::default() };
+    let group = || Group { group: GroupId(2), completions: vec![Completion::new(0, vec![4])], ..Group::default() };
     let unknown = Group::into_samples(vec![group(), group()]);
-    assert_eq!((&unknown[0].advantage, unknown[0].truncated), (&Advantage::Sequence(0.0), false));
+    assert_eq!((&unknown[0].advantage, unknown[0].truncated()), (&Advantage::Sequence(0.0), false));
     assert!(!Arc::ptr_eq(&unknown[0].prompt, &unknown[1].prompt));
 }

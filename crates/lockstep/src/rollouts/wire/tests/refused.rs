@@ -131,7 +131,7 @@ fn columns_of_some_completions_are_theirs() {
     let [first, second] = &found[..] else { panic!("{found:?}") };
     assert_eq!((first.finish_reason, second.finish_reason), (None, Some(FinishReason::Length)));
     assert_eq!((&first.content, &second.content), (&Some(Content::Text("x".into())), &None));
-    assert_eq!((&first.versions[..], &second.versions[..]), (&[][..], &[6][..]));
+    assert_eq!((&first.versions[..], &second.versions[..]), (&[][..], &[Updates(6)][..]));
     assert_eq!(first.advantage, Some(Advantage::Tokens(vec![1.0, 2.0])));
     assert_eq!(second.advantage, Some(Advantage::Sequence(0.5)));
     assert_eq!(first.columns.get("x"), None);
@@ -192,7 +192,7 @@ fn the_outline_of_a_group_is_what_its_record_says() {
     };
     // 2 · 0.5, and 2 · 0.25 + 4.
     let expected = |step, completions, tokens| Outline {
-        id: 4,
+        group: GroupId(4),
         step,
         prompt_ids: vec![1, 2],
         totals: if completions == 2 { vec![1.0, 4.5] } else { vec![] },

@@ -6,7 +6,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 /// Two completions of two tokens and of one; nothing else is known.
 fn bare() -> Group {
     let completions = vec![Completion::new(0, vec![9, 8]), Completion::new(1, vec![7])];
-    Group { id: 4, prompt_ids: vec![1, 2, 3], completions, ..Group::default() }
+    Group { group: GroupId(4), prompt_ids: vec![1, 2, 3], completions, ..Group::default() }
 }
 
 fn changed(change: impl FnOnce(&mut Group)) -> Group {
@@ -31,13 +31,13 @@ fn what_does_not_fit_the_tokens_is_not_written() {
     let cases: [(Group, String); 11] = [
         (changed(|g| g.reward_names = vec!["r".into()]), "a score, or none, of each reward".into()),
         (first(|c| c.sampled.truncate(1)), "masks have one element per token".into()),
-        (first(|c| c.mask.push(true)), "masks have one element per token".into()),
-        (changed(|g| g.completions[1].mask.clear()), "masks have one element per token".into()),
-        (first(|c| c.versions = vec![1]), "a version of each token".into()),
+        (first(|c| c.loss_mask.push(true)), "masks have one element per token".into()),
+        (changed(|g| g.completions[1].loss_mask.clear()), "masks have one element per token".into()),
+        (first(|c| c.versions = vec![Updates(1)]), "a version of each token".into()),
         (
             changed(|g| {
-                g.completions[0].versions = vec![1; 2];
-                g.completions[1].versions = vec![1; 2];
+                g.completions[0].versions = vec![Updates(1); 2];
+                g.completions[1].versions = vec![Updates(1); 2];
             }),
             "a version of each token".into(),
         ),

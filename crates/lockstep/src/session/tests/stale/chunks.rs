@@ -28,7 +28,7 @@ fn proven(k: usize, tokens: usize, planted: bool, change: impl Fn(&mut Config)) 
     let run = kept(config.clone(), planted);
     let (mut next, mut mixed, mut lags) = (0, 0, Vec::new());
     for group in groups(&run.root) {
-        assert_eq!(group.id, next, "each number once, in their order");
+        assert_eq!(group.group.0, next, "each number once, in their order");
         next += 1;
         let batch = (group.step.unwrap() - 1) / steps;
         let of_batch = |batch: u64| &run.weights[(batch * steps) as usize];
@@ -43,7 +43,7 @@ fn proven(k: usize, tokens: usize, planted: bool, change: impl Fn(&mut Config)) 
                 assert_eq!(completion.versions[token], of_batch(wrote).view().version().trained());
                 lags.push((batch, (batch - wrote) as f64));
             }
-            let versions: BTreeSet<u64> = completion.versions.iter().copied().collect();
+            let versions: BTreeSet<model::Updates> = completion.versions.iter().copied().collect();
             mixed += usize::from(versions.len() > 1);
             let now = of_batch(batch).view().version().trained();
             let is_stale = versions.iter().any(|&version| version != now);

@@ -1,6 +1,6 @@
 use super::*;
 use crate::rollouts::jobs::GroupAnswer;
-use fleet::Answer;
+use fleet::{Answer, JobName, WorkerName};
 use model::Prompt;
 use model::columns::SAMPLER_LOGPS;
 use train::Sample;
@@ -51,18 +51,18 @@ fn the_maker_of_a_group_is_the_worker_of_its_rollout() {
         bytes: Vec::new(),
     };
     let results = [
-        result(JobName::Rollout { number: 5, chunk: 0 }, "a"),
-        result(JobName::Evaluation { version: 5, index: 0 }, "c"),
-        result(JobName::Rollout { number: 4, chunk: 1 }, "b"),
+        result(JobName::Rollout { group: fleet::GroupId(5), chunk: 0 }, "a"),
+        result(JobName::Evaluation { version: Version(5), index: 0 }, "c"),
+        result(JobName::Rollout { group: fleet::GroupId(4), chunk: 1 }, "b"),
     ];
     let name = |name: &str| WorkerName::new(name).unwrap();
-    assert_eq!(makers(&results), [(5, name("a")), (4, name("b"))]);
+    assert_eq!(makers(&results), [(GroupId(5), name("a")), (GroupId(4), name("b"))]);
 }
 
 #[test]
 fn the_batch_in_use_is_a_frontier_of_its_groups() {
     let sample = |group: u64, ids: &[u32], logps: &[f32]| {
-        let mut sample = Sample { group, ..Sample::supervised(Prompt::new([1]), ids.to_vec()) };
+        let mut sample = Sample { group: GroupId(group), ..Sample::supervised(Prompt::new([1]), ids.to_vec()) };
         sample.columns.set(SAMPLER_LOGPS, logps.to_vec());
         sample
     };
@@ -72,15 +72,15 @@ fn the_batch_in_use_is_a_frontier_of_its_groups() {
         sample(5, &[8], &[-2.0]),
         sample(6, &[9], &[-3.0]),
     ];
-    let whole = in_use(&samples, 4..6, &Chunks::new(&Plan::new(3, 2, 0), None, 40));
+    let whole = in_use(&samples, [4, 5].map(GroupId).into_iter(), &Chunks::new(&Plan::new(3, 2, 0), None, 40));
     let one = |completions: &[(&[u32], &[f32])]| GroupAnswer::fingerprint_of(completions.iter().copied());
     let (first, second) = (one(&[(&[5, 6], &[-0.5, -1.0]), (&[7], &[-0.25])]), one(&[(&[8], &[-2.0])]));
-    let found: Vec<_> = whole.into_iter().map(|group| (group.number, group.answers, group.bytes)).collect();
+    let found: Vec<_> = whole.into_iter().map(|group| (group.group.0, group.answers, group.bytes)).collect();
     let ended = |fingerprint| vec![Answer { fingerprint, more: false }];
     assert_eq!(found, [(4, ended(first), vec![]), (5, ended(second), vec![])]);
     // In chunks of one token, a group of two tokens has two answers.
     let plan = Plan { chunks: true, ..Plan::new(3, 2, 1) };
-    let chunks = in_use(&samples, 4..6, &Chunks::new(&plan, Some(1), 40));
+    let chunks = in_use(&samples, [4, 5].map(GroupId).into_iter(), &Chunks::new(&plan, Some(1), 40));
     let begun = Answer { fingerprint: one(&[(&[5], &[-0.5]), (&[7], &[-0.25])]), more: true };
     let found: Vec<_> = chunks.into_iter().map(|group| group.answers).collect();
     assert_eq!(found, [vec![begun, Answer { fingerprint: first, more: false }], ended(second)]);

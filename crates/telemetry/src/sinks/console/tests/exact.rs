@@ -20,16 +20,16 @@ fn lines_of_every_level_with_and_without_colour() {
     for (level, mark, ansi) in
         [(Level::Error, "error: ", "31"), (Level::Warn, "warning: ", "33"), (Level::Debug, "debug: ", "2")]
     {
-        let plain = plain_line(12.34, level, "said", &fields(), false);
+        let plain = plain_line(12.34, level, &"said".into(), &fields(), false);
         assert_eq!(plain, format!("[    12.3s] {mark}said level=5 x=1.5 name=a b"));
-        let coloured = plain_line(12.34, level, "said", &fields(), true);
+        let coloured = plain_line(12.34, level, &"said".into(), &fields(), true);
         let expected =
             format!("\u{1b}[2m[    12.3s]\u{1b}[0m \u{1b}[{ansi}m{mark}said\u{1b}[0m level=5 x=1.5 name=a b");
         assert_eq!(coloured, expected);
     }
-    assert_eq!(plain_line(0.0, Level::Info, "said", &Record::new(), false), "[     0.0s] said");
+    assert_eq!(plain_line(0.0, Level::Info, &"said".into(), &Record::new(), false), "[     0.0s] said");
     assert_eq!(
-        plain_line(123.0, Level::Info, "said", &fields(), true),
+        plain_line(123.0, Level::Info, &"said".into(), &fields(), true),
         "\u{1b}[2m[   123.0s]\u{1b}[0m said level=5 x=1.5 name=a b"
     );
     assert_eq!(
@@ -204,7 +204,47 @@ fn a_step_that_the_table_shows_is_not_said_again_by_the_progress() {
     assert_eq!(said(&memory).len(), 4, "{:?}", said(&memory));
     // Any metric of an evaluation makes it one.
     sink.receive(&metrics(9, &[("epoch", 1.0), ("eval_loss", 0.75)])).unwrap();
-    assert_eq!(said(&memory)[4], "evaluation after step 9");
+    assert_eq!(said(&memory)[4], "step 9: held-out loss 0.750");
+}
+
+/// Rows of steps are dim. The first line of an alarm has the colour of its weight, and what follows has none; text has
+/// the same characters with and without.
+#[test]
+fn what_a_person_should_see_has_a_colour() {
+    let alarm = |id: &str, quiet, until| {
+        let (evidence, remedy) = ("it is 3".to_owned(), "a higher beta".to_owned());
+        let alarm = Alarm { id: id.into(), since: 2, until, quiet, evidence, remedy, ..Alarm::default() };
+        Event::from(EventKind::Alarm { step: 4, alarm })
+    };
+    let mut events = vec![metrics(1, &[("loss", 0.5)])];
+    events.extend([alarm("repetition_wins", false, None), alarm("kl_blow_up", false, None)]);
+    events.extend([alarm("truncated", true, None), alarm("kl_blow_up", false, Some(9))]);
+    let shown = |colour| {
+        let (console, memory) = captured(LogFormat::Plain, Level::Info, colour);
+        let mut sink = ConsoleSink::new(console.clone());
+        events.iter().for_each(|event| sink.receive(event).unwrap());
+        console.report(Level::Info, Painted::new(Tone::BoldGreen, "Learned."), "", &Record::new());
+        text(&memory)
+    };
+    let (plain, coloured) = (shown(false), shown(true));
+    let lines: Vec<&str> = coloured.lines().map(|line| line.split_once("s]\u{1b}[0m ").map_or(line, |l| l.1)).collect();
+    let expected = [
+        "step   loss  left",
+        "\u{1b}[2m   1  0.500     –\u{1b}[0m",
+        "\u{1b}[31mwarning: alarm repetition_wins since step 2: it is 3\u{1b}[0m",
+        "  what helps: a higher beta",
+        "\u{1b}[33mwarning: alarm kl_blow_up since step 2: it is 3\u{1b}[0m",
+        "  what helps: a higher beta",
+        "\u{1b}[2mnote: truncated since step 2: it is 3\u{1b}[0m",
+        "alarm kl_blow_up is over: it held from step 2 to step 9",
+        "\u{1b}[1;32mLearned.\u{1b}[0m",
+    ];
+    assert_eq!(lines, expected);
+    let without = ["\u{1b}[0m", "\u{1b}[1;32m", "\u{1b}[2m", "\u{1b}[31m", "\u{1b}[33m"];
+    let without = without.iter().fold(coloured.clone(), |text, code| text.replace(code, ""));
+    let words =
+        |text: &str| text.lines().map(|l| l.split_once("s] ").map_or(l, |l| l.1).to_owned()).collect::<Vec<_>>();
+    assert_eq!(words(&without), words(&plain));
 }
 
 #[test]

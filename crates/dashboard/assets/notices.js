@@ -1,0 +1,81 @@
+// Notices of the browser, on request: an alarm was raised, or a run has ended. Of runs in progress while a page is open.
+import { address, get, h, isActive, titleOf } from "/lib.js";
+
+const EVERY_MS = 5000;
+
+/** The button that asks for them; null where the browser has none, as on pages of other machines without TLS. */
+export function notices() {
+  if (!("Notification" in window) || !window.isSecureContext) return null;
+  // Of each run in progress the alarms that were seen.
+  let seen = null;
+  let timer = null;
+  const isOn = () => localStorage.getItem("notices") === "on" && Notification.permission === "granted";
+  const button = h("button", { class: "plain", onclick: () => (isOn() ? turn("off") : ask()) });
+
+  function label() {
+    const refused = Notification.permission === "denied";
+    button.textContent = refused ? "Notices refused" : isOn() ? "Notices on" : "Notices off";
+    button.setAttribute("aria-pressed", isOn());
+    button.title = refused
+      ? "The browser's settings for this page refuse notices"
+      : "The browser shows a notice when an alarm is raised or a run ends, while this page is open";
+  }
+
+  function turn(state) {
+    localStorage.setItem("notices", state);
+    clearInterval(timer);
+    seen = null;
+    if (isOn()) {
+      look();
+      timer = setInterval(look, EVERY_MS);
+    }
+    label();
+  }
+
+  async function ask() {
+    await Notification.requestPermission();
+    turn("on");
+  }
+
+  function show(run, title, body, tag) {
+    try {
+      const notice = new Notification(title, { body, tag: `lockstep ${run.id} ${tag}` });
+      notice.onclick = () => {
+        window.focus();
+        location.hash = address(run.id, "overview");
+      };
+    } catch {
+      // Some browsers of phones have notices for installed pages alone.
+      turn("off");
+      button.textContent = "This browser shows no notices";
+    }
+  }
+
+  async function look() {
+    const runs = await get("runs").catch(() => null);
+    if (!runs) return;
+    const now = new Map();
+    for (const run of runs.filter(({ state }) => state === "running")) {
+      const facts = run.alarms ? await get(`runs/${run.id}`).catch(() => null) : null;
+      const alarms = (facts?.alarms ?? []).filter(isActive).map(({ alarm }) => alarm);
+      const before = seen?.get(run.id);
+      // Once for each alarm, however often it ends and is raised again.
+      const names = alarms.map(({ id, subject }) => `${id} ${subject ?? ""}`);
+      // A run that was not there at the first look has raised all of them since.
+      if (seen)
+        alarms.forEach(({ id, since, evidence }, i) => {
+          if (!before?.has(names[i])) show(run, `⚠ ${titleOf(run)}: ${id.replaceAll("_", " ")}`, `Since step ${since}: ${evidence}`, names[i]);
+        });
+      now.set(run.id, new Set([...(before ?? []), ...names]));
+    }
+    for (const id of seen?.keys() ?? []) {
+      const run = runs.find((one) => one.id === id);
+      if (run && run.state !== "running") show(run, `${titleOf(run)} has ${run.state} after step ${run.step}`, run.verdict.says, "end");
+    }
+    seen = now;
+  }
+
+  label();
+  if (isOn()) turn("on");
+  return button;
+}

@@ -1,0 +1,60 @@
+// The curves of up to eight chosen runs over each other: the metric by which each is judged, and the held-out one.
+import { chart } from "/chart.js";
+import { fill, get, h, titleOf } from "/lib.js";
+import { axesOf, chartTools, chosenOf, isZoomed, queryOf, zoom } from "/tools.js";
+import { unitOf } from "/units.js";
+
+export function overlay() {
+  const figures = new Map();
+  const tools = chartTools();
+  const grid = h("section", { class: "charts overlaid", "aria-label": "Chosen runs" });
+  let turns = 0;
+
+  /** `runs` are rows of the table of runs. */
+  async function update(words, runs) {
+    const turn = ++turns;
+    const keys = [...new Set(runs.flatMap(({ metric }) => [metric, `eval_${metric}`]))];
+    // A run has an axis if it has logged the axis's metric.
+    const logged = await Promise.all(runs.map(({ id }) => get(`runs/${id}/series`, { keys: "step_time,num_tokens", px: 1 })));
+    const hasValue = ({ mean }) => mean.some((x) => x !== null);
+    const axes = runs.length ? axesOf(logged.map((one) => Object.keys(one?.keys ?? {}).filter((key) => hasValue(one.keys[key])))) : [];
+    const chosen = chosenOf(words, axes);
+    const all = await Promise.all(
+      runs.map(async (one) => ({
+        name: titleOf(one),
+        series: await get(`runs/${one.id}/series`, { ...queryOf(chosen), keys: keys.join(","), px: 500 }),
+      })),
+    );
+    if (turn !== turns || all.some(({ series }) => !series)) return;
+    tools.hidden = !runs.length;
+    tools.update(words, axes);
+    const options = (key) => ({
+      ...chosen,
+      height: 260,
+      unit: unitOf(key),
+      isZoomed,
+      onzoom: (part) => zoom(part, chosen.x),
+    });
+    const shown = keys.filter((key) => all.some(({ series }) => hasValue(series.keys[key])));
+    for (const key of shown) {
+      if (figures.has(key)) figures.get(key).update(all, options(key));
+      else figures.set(key, chart(key, all, options(key)));
+    }
+    for (const [key, one] of figures)
+      if (!shown.includes(key)) {
+        one.end();
+        figures.delete(key);
+      }
+    const now = shown.map((key) => figures.get(key));
+    if (grid.children.length !== now.length || now.some((one, i) => grid.children[i] !== one)) fill(grid, now);
+  }
+
+  return {
+    elements: [h("div", { class: "charting" }, tools), grid],
+    update,
+    end: () => {
+      turns++;
+      figures.forEach((one) => one.end());
+    },
+  };
+}

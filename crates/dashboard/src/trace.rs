@@ -1,0 +1,258 @@
+//! `trace.json` for the page: the spans of one step, the seconds of each step by stage, and work beside the learner.
+
+use crate::lines::Lines;
+use crate::series::Series;
+use serde_json::{Value, json};
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::PathBuf;
+
+/// A trace that names more stages than this, or has more spans in one step, is not the trace of a run.
+const MOST_NAMES: usize = 48;
+const MOST_SPANS: usize = 1 << 16;
+
+/// The spans of an optimizer step. Those of other tracks than the learner's have `beside`: rewards behind generation,
+/// checkpoints that a thread writes.
+pub fn spans(trace: &str, step: u64) -> Value {
+    let (mut found, mut before, mut learner) = (Vec::<Value>::new(), 0, 0);
+    for span in lines(trace) {
+        let Some(at) = span["args"]["step"].as_u64() else { continue };
+        // A run that is resumed writes some steps again, behind later ones: the last ones count.
+        if at < before && at <= step {
+            found.clear();
+        }
+        before = at;
+        if at != step {
+            continue;
+        }
+        // The step itself is around the others.
+        if span["name"] == "step" {
+            learner = track(&span);
+            continue;
+        }
+        found.push(json!({
+            "name": span["name"], "track": span["tid"], "start_us": span["ts"], "duration_us": span["dur"],
+            "flops": span["args"]["flops"], "bytes": span["args"]["bytes"],
+        }));
+    }
+    for span in &mut found {
+        span["beside"] = json!(span["track"] != learner);
+    }
+    found.into()
+}
+
+/// The seconds of each step by outermost stage, and those of work beside the learner, from a trace that is read on as
+/// it grows.
+pub struct Traced {
+    log: Lines,
+    stages: Series,
+    /// Steps in `stages`, and the seconds beside the learner in them, by name.
+    steps: u64,
+    beside: BTreeMap<String, f64>,
+    /// Spans of the step that has not ended.
+    open: Vec<Span>,
+}
+
+/// A line of the trace.
+struct Span {
+    name: String,
+    step: u64,
+    track: u64,
+    start_us: f64,
+    end_us: f64,
+}
+
+impl Span {
+    fn of(line: &Value) -> Option<Span> {
+        let start_us = line["ts"].as_f64()?;
+        Some(Span {
+            name: line["name"].as_str()?.to_owned(),
+            step: line["args"]["step"].as_u64()?,
+            track: track(line),
+            start_us,
+            end_us: start_us + line["dur"].as_f64()?,
+        })
+    }
+
+    fn seconds(&self) -> f64 {
+        (self.end_us - self.start_us) / 1e6
+    }
+}
+
+impl Traced {
+    /// The trace at this path, of which nothing was read.
+    pub fn new(path: PathBuf) -> Traced {
+        let (stages, beside) = (Series::default(), BTreeMap::new());
+        Traced { log: Lines::new(path), stages, steps: 0, beside, open: Vec::new() }
+    }
+
+    /// Reads the new lines.
+    pub fn refresh(&mut self) {
+        let Some(opened) = self.log.open() else { return };
+        if opened.begins_anew {
+            (self.stages, self.steps) = (Series::default(), 0);
+            (self.beside, self.open) = (BTreeMap::new(), Vec::new());
+        }
+        while let Some(lines) = self.log.next(&opened) {
+            for line in lines.split(|&byte| byte == b'\n') {
+                let line: Option<Value> = serde_json::from_slice(line.strip_suffix(b",").unwrap_or(line)).ok();
+                if let Some(span) = line.as_ref().and_then(Span::of) {
+                    self.add(span);
+                }
+            }
+        }
+    }
+
+    fn add(&mut self, span: Span) {
+        if span.name != "step" {
+            self.open.push(span);
+            self.open.truncate(MOST_SPANS);
+            return;
+        }
+        // The step's own seconds count the steps that the trace has.
+        let mut own = BTreeMap::from([("step_s".to_owned(), span.seconds())]);
+        for inner in outermost(std::mem::take(&mut self.open)).filter(|inner| inner.step == span.step) {
+            let seconds = inner.seconds();
+            let sums = if inner.track == span.track { &mut own } else { &mut self.beside };
+            if sums.len() < MOST_NAMES || sums.contains_key(&inner.name) {
+                *sums.entry(inner.name).or_default() += seconds;
+            }
+        }
+        let known: BTreeSet<&str> = self.stages.keys().collect();
+        own.retain(|name, _| known.len() < MOST_NAMES || known.contains(name.as_str()));
+        let line = own.into_iter().map(|(name, seconds)| (name, json!(seconds))).collect();
+        self.stages.add(span.step, &line);
+        self.steps += 1;
+    }
+
+    /// Seconds of each step, by stage: the buckets of a chart of so many pixels, and the work beside the learner.
+    pub fn json(&self, pixels: usize) -> Value {
+        let keys: Vec<String> = self.stages.keys().map(str::to_owned).collect();
+        let mut answer = self.stages.buckets(&keys, 0, u64::MAX, pixels);
+        answer["beside"] = json!({ "steps": self.steps, "seconds": self.beside });
+        answer
+    }
+}
+
+/// The spans that are inside of no other one on their track.
+fn outermost(mut spans: Vec<Span>) -> impl Iterator<Item = Span> {
+    spans.sort_by(|a, b| {
+        let times = a.start_us.total_cmp(&b.start_us).then(b.end_us.total_cmp(&a.end_us));
+        a.track.cmp(&b.track).then(times)
+    });
+    let mut before = (u64::MAX, f64::NEG_INFINITY);
+    spans.into_iter().filter(move |span| {
+        let is_inside = before.0 == span.track && span.end_us <= before.1;
+        if !is_inside {
+            before = (span.track, span.end_us);
+        }
+        !is_inside
+    })
+}
+
+fn lines(trace: &str) -> impl Iterator<Item = Value> + '_ {
+    trace.lines().filter_map(read)
+}
+
+/// The event of a line, which ends with a comma.
+fn read(line: &str) -> Option<Value> {
+    serde_json::from_str(line.trim_end_matches(',')).ok()
+}
+
+fn track(span: &Value) -> u64 {
+    span["tid"].as_u64().unwrap_or(0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn line(name: &str, step: u64, (track, start, duration): (u64, u64, u64)) -> String {
+        let span = json!({
+            "name": name, "ph": "X", "pid": 7, "tid": track, "ts": start, "dur": duration, "args": { "step": step },
+        });
+        format!("{span},\n")
+    }
+
+    #[test]
+    fn spans_belong_to_the_step_that_they_name() {
+        // A gradient and an optimizer step are two spans of one name.
+        let trace = ["rollout", "update", "update"].map(|name| line(name, 1, (0, 3, 2))).concat();
+        let trace = format!("[\n{trace}{}{}", line("rollout", 2, (0, 6, 2)), line("update", 3, (0, 7, 2)));
+        let count = |trace: &str, step| spans(trace, step).as_array().unwrap().len();
+        assert_eq!([1, 2, 3, 4].map(|step| count(&trace, step)), [3, 1, 1, 0]);
+        assert_eq!(spans(&trace, 2)[0]["start_us"], 6);
+        // Resumed after step 1.
+        let trace = trace + &line("rollout", 2, (0, 9, 2)) + &line("rollout", 3, (0, 10, 2));
+        assert_eq!((count(&trace, 2), spans(&trace, 2)[0]["start_us"].as_u64()), (1, Some(9)));
+        assert_eq!(spans(&trace, 3)[0]["start_us"], 10);
+    }
+
+    #[test]
+    fn a_span_is_answered_whole_and_names_what_is_beside_the_learner() {
+        let work = json!({ "step": 1, "flops": 5.0, "bytes": 6.0 });
+        let counted = json!({ "name": "decode", "tid": 2, "ts": 30, "dur": 4, "args": work });
+        let trace = format!(
+            "[\n{counted},\n{}{}{}no json\n",
+            line("rewards", 1, (3, 31, 1)),
+            line("step", 1, (2, 29, 9)),
+            line("decode", 2, (2, 40, 1))
+        );
+        let decode = json!({
+            "name": "decode", "track": 2, "start_us": 30, "duration_us": 4, "flops": 5.0, "bytes": 6.0, "beside": false,
+        });
+        let answer = spans(&trace, 1);
+        assert_eq!((answer.as_array().unwrap().len(), &answer[0]), (2, &decode), "the step itself is around them");
+        assert_eq!((&answer[1]["name"], &answer[1]["beside"]), (&json!("rewards"), &json!(true)));
+        assert_eq!(spans("", 1), json!([]));
+    }
+
+    #[test]
+    fn the_seconds_of_each_step_are_those_of_its_outermost_stages() {
+        let second = 1_000_000;
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("trace.json");
+        let mut traced = Traced::new(path.clone());
+        traced.refresh();
+        assert_eq!(traced.json(9)["steps"], json!([]), "there is none yet");
+        let first = [
+            line("rollout", 1, (0, 0, 2 * second)),
+            line("log", 1, (0, 2 * second, second)),
+            line("log", 1, (0, 3 * second, second)),
+            line("decode", 1, (2, second, second)),
+            line("rollout", 1, (2, 0, 3 * second)),
+            line("checkpoint", 1, (1, 0, second)),
+            line("step", 1, (0, 0, 4 * second)),
+        ];
+        let second_step =
+            [line("checkpoint", 2, (1, 5 * second, second / 2)), line("step", 2, (0, 4 * second, 4 * second))];
+        std::fs::write(&path, format!("[\n{}", first.concat())).unwrap();
+        traced.refresh();
+        // The rest comes while it is watched.
+        std::fs::write(&path, format!("[\n{}{}{{}}]\n", first.concat(), second_step.concat())).unwrap();
+        traced.refresh();
+        let answer = traced.json(9);
+        assert_eq!((&answer["steps"], &answer["width"]), (&json!([1, 2]), &json!(1)));
+        let of = |name: &str| answer["keys"][name]["mean"].clone();
+        assert_eq!(of("step_s"), json!([4.0, 4.0]));
+        assert_eq!((of("rollout"), of("log")), (json!([2.0, null]), json!([2.0, null])));
+        assert_eq!(of("decode"), Value::Null, "it is inside of the rollout beside");
+        assert_eq!(answer["beside"], json!({ "steps": 2, "seconds": { "checkpoint": 1.5, "rollout": 3.0 } }));
+    }
+
+    #[test]
+    fn a_strangers_trace_names_a_limited_number_of_stages() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("trace.json");
+        let mut text: String = (0..500).map(|i| line(&format!("stage {i}"), 1, (i % 2, 10 * i, 5))).collect();
+        text += &line("step", 1, (0, 0, 9000));
+        text += &(0..500).map(|i| line(&format!("other {i}"), 2, (0, 10 * i, 5))).collect::<String>();
+        text += &line("step", 2, (0, 0, 9000));
+        std::fs::write(&path, text).unwrap();
+        let mut traced = Traced::new(path);
+        traced.refresh();
+        let answer = traced.json(9);
+        let count = |of: &Value| of.as_object().unwrap().len();
+        assert_eq!((count(&answer["keys"]), count(&answer["beside"]["seconds"])), (MOST_NAMES, MOST_NAMES));
+        assert_eq!(answer["keys"]["other 499"], Value::Null);
+    }
+}

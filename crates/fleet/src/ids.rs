@@ -1,0 +1,70 @@
+//! Numbers that name parts of a run. Groups, batches and versions of the weights are all counted from 0, so each has a
+//! type of its own: one cannot be taken for another.
+
+use serde::{Deserialize, Serialize};
+use std::fmt;
+
+macro_rules! ids {
+    ($($(#[$doc:meta])* $name:ident)*) => {$(
+        $(#[$doc])*
+        #[derive(Clone, Copy, Default, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+        #[serde(transparent)]
+        pub struct $name(pub u64);
+
+        impl fmt::Display for $name {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                self.0.fmt(f)
+            }
+        }
+
+        impl fmt::Debug for $name {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                self.0.fmt(f)
+            }
+        }
+    )*};
+}
+
+ids! {
+    /// A group of completions of one prompt. With g groups in a batch, batch b has the groups b·g … b·g + g − 1.
+    GroupId
+    /// A batch of the run.
+    BatchId
+    /// A version of the weights: how many batches they were trained on. (The number of optimizer updates is another
+    /// one, which this crate does not know.)
+    Version
+}
+
+impl BatchId {
+    /// The batch after this one.
+    pub fn next(self) -> BatchId {
+        BatchId(self.0 + 1)
+    }
+
+    /// The batch before this one; batch 0 itself has none.
+    pub fn before(self) -> BatchId {
+        BatchId(self.0.saturating_sub(1))
+    }
+
+    /// The version of the weights at the start of this batch: they were trained on all batches before it.
+    pub fn version(self) -> Version {
+        Version(self.0)
+    }
+
+    /// The batch this many places after this one.
+    pub fn after(self, batches: u64) -> BatchId {
+        BatchId(self.0 + batches)
+    }
+
+    /// The batches from this one up to `end`, which is left out.
+    pub fn up_to(self, end: BatchId) -> impl DoubleEndedIterator<Item = BatchId> + use<> {
+        (self.0..end.0).map(BatchId)
+    }
+}
+
+impl Version {
+    /// The batch that these weights are trained on next.
+    pub fn batch(self) -> BatchId {
+        BatchId(self.0)
+    }
+}

@@ -1,0 +1,194 @@
+//! An address to which requests are sent by POST.
+
+use std::ffi::OsStr;
+use std::fmt;
+use std::io::Read;
+use std::time::Duration;
+
+use ureq::http::{Response, Uri};
+use ureq::tls::TlsConfig;
+use ureq::{Agent, Body};
+
+use super::certificates;
+
+/// How many bytes of an answer that does not matter are read.
+const READ_BYTES: u64 = 1 << 16;
+
+/// An `http://` or `https://` address, and how requests reach it: by the proxy of the environment, with the certificate
+/// authorities of `SSL_CERT_FILE`, and without following redirects. It is displayed without a user, a password and the
+/// values of its query.
+#[derive(Clone, Debug)]
+pub struct Address {
+    agent: Agent,
+    url: String,
+    shown: String,
+    pub(super) timeout_s: f64,
+}
+
+impl fmt::Display for Address {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.shown)
+    }
+}
+
+impl Address {
+    /// An address whose requests may take `timeout_s` seconds. The error is a message about it.
+    pub fn new(url: &str, timeout_s: f64) -> Result<Address, String> {
+        Self::trusting(std::env::var_os(certificates::VARIABLE).as_deref(), url.to_owned(), timeout_s)
+    }
+
+    /// The same with the file of certificate authorities as an argument.
+    pub(super) fn trusting(authorities: Option<&OsStr>, url: String, timeout_s: f64) -> Result<Address, String> {
+        let uri = parsed(&url)?;
+        let tls = match authorities.filter(|file| !file.is_empty() && uri.scheme_str() == Some("https")) {
+            None => TlsConfig::default(),
+            Some(file) => TlsConfig::builder().root_certs(certificates::read(file)?).build(),
+        };
+        let config = Agent::config_builder()
+            .tls_config(tls)
+            .timeout_global(Some(Duration::from_secs_f64(timeout_s)))
+            .http_status_as_error(false)
+            // The body is for this address alone; and a redirect may make a GET of a POST, which has no body.
+            .max_redirects(0)
+            .max_redirects_will_error(false)
+            .user_agent(concat!("lockstep/", env!("CARGO_PKG_VERSION")));
+        // No proxy leads to this machine.
+        let here = uri.host().is_some_and(|host| host == "localhost" || host.starts_with("127.") || host == "[::1]");
+        let config = if here { config.proxy(None) } else { config };
+        Ok(Address { agent: config.build().new_agent(), shown: without_secrets(&url), url, timeout_s })
+    }
+
+    /// Checks that `url` is an address. The error continues a sentence that begins with it.
+    pub fn check(url: &str) -> Result<(), String> {
+        parsed(url).map(drop)
+    }
+
+    /// The part of an address that is a secret, in words: a user or a password, or a value in its query whose name says
+    /// that it is a token, a key or a password. `None` if there is none.
+    pub fn secret_in(url: &str) -> Option<String> {
+        let (start, end) = authority(url);
+        if url[start..end].contains('@') {
+            return Some("a user or a password before `@`".to_owned());
+        }
+        let query = url.split_once('?').map_or("", |(_, query)| query).split('#').next().unwrap_or_default();
+        let name = |pair: &str| pair.split('=').next().unwrap_or_default().to_ascii_lowercase();
+        let is_secret = |name: &String| {
+            let (ends, parts) =
+                (["key", "sig", "pwd"], ["token", "secret", "passw", "auth", "credential", "signature"]);
+            ends.iter().any(|end| name.ends_with(end)) || parts.iter().any(|part| name.contains(part))
+        };
+        query.split(['&', ';']).map(name).find(is_secret).map(|name| format!("`{name}` in its query"))
+    }
+
+    /// The host of the address, with its port if there is one.
+    pub fn host(&self) -> &str {
+        let (start, end) = authority(&self.url);
+        &self.url[start..end]
+    }
+
+    /// Sends a body of JSON, with the header `Authorization` if it is given, and returns the response.
+    pub fn post(&self, body: &[u8], authorization: Option<&str>) -> Result<Response<Body>, ureq::Error> {
+        let mut request = self.agent.post(&self.url).content_type("application/json");
+        if let Some(authorization) = authorization {
+            request = request.header("authorization", authorization);
+        }
+        request.send(body)
+    }
+
+    /// Sends a body of JSON whose answer does not matter. The error is a message without a word of the answer, and
+    /// whether another try may succeed.
+    pub fn notify(&self, body: &[u8], authorization: Option<&str>) -> Result<(), (String, bool)> {
+        let response = self.post(body, authorization);
+        let mut response = response.map_err(|error| (self.explain(&error), may_pass(&error)))?;
+        // A connection whose answer was read serves the next request, too.
+        let _ = std::io::copy(&mut response.body_mut().as_reader().take(READ_BYTES), &mut std::io::sink());
+        if response.status().is_success() {
+            return Ok(());
+        }
+        Err((self.status_of(&response), matches!(response.status().as_u16(), 408 | 429 | 500..)))
+    }
+
+    /// The status of a response in words, and where it redirects to.
+    pub(super) fn status_of<T>(&self, response: &Response<T>) -> String {
+        let status = response.status();
+        let to = response.headers().get("location").filter(|_| status.is_redirection());
+        let to = to.map(|to| without_secrets(&String::from_utf8_lossy(to.as_bytes())));
+        let to = to.map_or(String::new(), |to| {
+            format!(", a redirect to {to}, which is not followed: give that address if it is meant")
+        });
+        format!("{self} answered with status {status}{to}")
+    }
+
+    /// A message for a request without a response.
+    pub(super) fn explain(&self, error: &ureq::Error) -> String {
+        match error {
+            ureq::Error::Timeout(_) => format!("no answer from {self} within {} s", self.timeout_s),
+            error => format!("{self}: {error}"),
+        }
+    }
+}
+
+fn parsed(url: &str) -> Result<Uri, String> {
+    let uri = url.parse::<Uri>().ok().filter(|uri| uri.host().is_some());
+    let uri = uri.filter(|uri| matches!(uri.scheme_str(), Some("http" | "https")));
+    uri.ok_or_else(|| "is not an address such as http://localhost:8000/score".to_owned())
+}
+
+/// Whether a request that failed with this error may succeed later.
+pub(super) fn may_pass(error: &ureq::Error) -> bool {
+    use ureq::Error::{ConnectionFailed, HostNotFound, Io, Protocol, Timeout};
+    matches!(error, Timeout(_) | Io(_) | HostNotFound | ConnectionFailed | Protocol(_))
+}
+
+/// Where the part of an address with user, host and port begins and ends.
+fn authority(url: &str) -> (usize, usize) {
+    let start = url.find("://").map_or(0, |at| at + 3);
+    let end = url[start..].find(['/', '?', '#']).map_or(url.len(), |at| start + at);
+    (start, end)
+}
+
+/// An address without its secret parts: a user with a password, and the values of a query.
+pub(super) fn without_secrets(url: &str) -> String {
+    let (address, query) = url.split_once('?').map_or((url, None), |(address, query)| (address, Some(query)));
+    let (start, end) = authority(address);
+    let host = address[start..end].rfind('@').map_or(start, |at| start + at + 1);
+    let query = query.map(|query| {
+        let query = query.split('#').next().unwrap_or_default();
+        let named =
+            query.split('&').map(|pair| pair.split_once('=').map_or("…".to_owned(), |(name, _)| format!("{name}=…")));
+        format!("?{}", named.collect::<Vec<_>>().join("&"))
+    });
+    format!("{}{}{}", &address[..start], &address[host..], query.unwrap_or_default())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn secrets_in_an_address_are_named_without_their_values() {
+        for (url, found) in [
+            ("https://a.example/b?run=1&step=2", None),
+            ("https://a.example/x@y", None),
+            ("https://a.example/?design=1&keys=2", None),
+            ("https://me:hush@a.example/b", Some("a user or a password before `@`")),
+            ("https://me@a.example?x=1", Some("a user or a password before `@`")),
+            ("https://a.example?x=1&Api_Key=hush#f", Some("`api_key` in its query")),
+            ("https://a.example/?access_token=hush", Some("`access_token` in its query")),
+            ("https://a.example/?a;password=hush", Some("`password` in its query")),
+        ] {
+            assert_eq!(Address::secret_in(url).as_deref(), found, "{url}");
+            assert!(!without_secrets(url).contains("hush"), "{}", without_secrets(url));
+        }
+    }
+
+    #[test]
+    fn an_address_has_a_host_and_one_of_two_schemes() {
+        for (url, host) in [("http://a.example:8/b?c", "a.example:8"), ("https://[::1]", "[::1]")] {
+            assert_eq!(Address::new(url, 1.0).unwrap().host(), host);
+        }
+        for url in ["", "a", "http:", "http:///b", "ftp://a.example/", "http://a b/"] {
+            assert_eq!(Address::check(url), Err("is not an address such as http://localhost:8000/score".to_owned()));
+        }
+    }
+}

@@ -1,0 +1,328 @@
+//! A program that this process has started. It never outlives this process.
+//!
+//! The program leads a process group of its own (Unix), so that everything it started can be killed with it, and so
+//! that Ctrl-C at the terminal reaches only this process. If this process is killed, a guard shell that waits for the
+//! end of a pipe kills the program's group. A thread reads its standard error and keeps the last lines.
+
+use std::collections::VecDeque;
+use std::io::{BufRead, BufReader, Read};
+use std::process::{Child, ChildStdin, ChildStdout, Command, ExitStatus, Stdio};
+use std::sync::{Arc, Mutex, MutexGuard};
+use std::time::{Duration, Instant};
+
+/// How many of the last lines of standard error are kept; `STDERR_LINE_BYTES` bounds each.
+const STDERR_LINES: usize = 20;
+const STDERR_LINE_BYTES: usize = 1_000;
+
+/// The running programs, for [`end_programs`].
+static RUNNING: Mutex<Running> = Mutex::new(Running { ids: Vec::new(), closed: false });
+
+struct Running {
+    /// Process ids of the programs. None has been reaped, so each id is still that of its process group.
+    ids: Vec<u32>,
+    closed: bool,
+}
+
+fn running() -> MutexGuard<'static, Running> {
+    RUNNING.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+}
+
+/// Kills every program of this process with its process group, and lets no other start. For a process that is about to
+/// exit without dropping them.
+pub fn end_programs() {
+    let mut running = running();
+    running.closed = true;
+    running.ids.iter().for_each(|&id| kill_group(id));
+}
+
+/// Kills a process group. An error means that the group has no process left.
+#[cfg(unix)]
+fn kill_group(id: u32) {
+    if let Some(pid) = rustix::process::Pid::from_raw(id as i32) {
+        let _ = rustix::process::kill_process_group(pid, rustix::process::Signal::KILL);
+    }
+}
+
+#[cfg(not(unix))]
+fn kill_group(_: u32) {}
+
+/// Starts a shell that kills process group `group` when the pipe to the shell closes, as it does when this process ends
+/// for any reason. Without it a program that only computes would not notice. `None` where there is no shell.
+#[cfg(unix)]
+fn guard(group: u32) -> Option<Child> {
+    let mut shell = Command::new("/bin/sh");
+    shell.args(["-c", "read -r _; kill -KILL \"-$0\"", &group.to_string()]);
+    shell.stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::null());
+    std::os::unix::process::CommandExt::process_group(&mut shell, 0);
+    shell.spawn().ok()
+}
+
+#[cfg(not(unix))]
+fn guard(_: u32) -> Option<Child> {
+    None
+}
+
+#[derive(Debug, Default)]
+struct Stderr {
+    lines: VecDeque<String>,
+    ended: bool,
+}
+
+/// A program with its process group. Dropping it kills both.
+#[derive(Debug)]
+pub struct Program {
+    child: Child,
+    /// The shell that kills the program's group once this process is gone.
+    guard: Option<Child>,
+    stderr: Arc<Mutex<Stderr>>,
+    status: Option<ExitStatus>,
+}
+
+impl Program {
+    /// Starts a program with its arguments; `words` has at least the program. Returns the pipes of its standard input
+    /// and, if it `answers`, of its standard output, which is discarded otherwise.
+    pub fn start(words: &[String], answers: bool) -> std::io::Result<(Program, ChildStdin, Option<ChildStdout>)> {
+        let mut command = Command::new(&words[0]);
+        let stdout = if answers { Stdio::piped() } else { Stdio::null() };
+        command.args(&words[1..]).stdin(Stdio::piped()).stdout(stdout).stderr(Stdio::piped());
+        #[cfg(unix)]
+        std::os::unix::process::CommandExt::process_group(&mut command, 0);
+        let mut child = {
+            let mut running = running();
+            if running.closed {
+                return Err(std::io::Error::other("this process is ending"));
+            }
+            let child = command.spawn()?;
+            running.ids.push(child.id());
+            child
+        };
+        let guard = guard(child.id());
+        let (stdin, stdout) = (child.stdin.take().expect("piped"), child.stdout.take());
+        let child_stderr = child.stderr.take().expect("piped");
+        let stderr = Arc::new(Mutex::new(Stderr::default()));
+        let kept = Arc::clone(&stderr);
+        std::thread::spawn(move || keep_last_lines(child_stderr, &kept));
+        Ok((Program { child, guard, stderr, status: None }, stdin, stdout))
+    }
+
+    /// Waits up to `time` for the program to exit; does not reap it, so that its group can still be killed.
+    pub fn exited_within(&mut self, time: Duration) -> bool {
+        let deadline = Instant::now() + time;
+        loop {
+            if self.status.is_some() || self.has_exited() {
+                return true;
+            }
+            if Instant::now() >= deadline {
+                return false;
+            }
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    }
+
+    #[cfg(unix)]
+    fn has_exited(&mut self) -> bool {
+        use rustix::process::{Pid, WaitId, WaitIdOptions, waitid};
+        let options = WaitIdOptions::EXITED | WaitIdOptions::NOWAIT | WaitIdOptions::NOHANG;
+        let Some(pid) = Pid::from_raw(self.child.id() as i32) else { return true };
+        !matches!(waitid(WaitId::Pid(pid), options), Ok(None) | Err(rustix::io::Errno::INTR))
+    }
+
+    #[cfg(not(unix))]
+    fn has_exited(&mut self) -> bool {
+        self.status = self.child.try_wait().ok().flatten();
+        self.status.is_some()
+    }
+
+    /// Kills the program and its whole process group, and reaps it. Returns how it ended; `None` if that is not known.
+    pub fn kill(&mut self) -> Option<ExitStatus> {
+        if self.status.is_some() {
+            return self.status;
+        }
+        // Not reaped yet, so the number is still this group's.
+        kill_group(self.child.id());
+        let _ = self.child.kill();
+        // Before the number can be another group's.
+        if let Some(mut guard) = self.guard.take() {
+            let _ = guard.kill().and_then(|()| guard.wait());
+        }
+        running().ids.retain(|&id| id != self.child.id());
+        self.status = self.child.wait().ok();
+        self.status
+    }
+
+    /// Describes how a program that stopped reading or answering ended, with its last lines of standard error.
+    pub fn epitaph(&mut self) -> String {
+        let by_itself = self.exited_within(Duration::from_secs(1));
+        let message = match self.kill() {
+            Some(status) if by_itself => format!("it ended ({status})"),
+            _ => "it closed its output".to_owned(),
+        };
+        self.with_stderr(message)
+    }
+
+    /// `message`, followed by the last lines of standard error if there are any.
+    pub fn with_stderr(&self, message: String) -> String {
+        // What it wrote before it failed may still be in the pipe.
+        let deadline = Instant::now() + Duration::from_millis(100);
+        while !self.stderr().ended && Instant::now() < deadline {
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        let stderr = self.stderr();
+        if stderr.lines.is_empty() {
+            return message;
+        }
+        let lines = stderr.lines.iter().map(|line| format!("\n  | {line}")).collect::<String>();
+        format!("{message}; the last lines of its standard error:{lines}")
+    }
+
+    fn stderr(&self) -> MutexGuard<'_, Stderr> {
+        self.stderr.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+    }
+}
+
+impl Drop for Program {
+    fn drop(&mut self) {
+        self.kill();
+    }
+}
+
+/// Splits a command's line at white space outside of quotes ('…' and "…" keep a word together); `None` if a quote is
+/// left open. No other character is special.
+pub fn split_line(line: &str) -> Option<Vec<String>> {
+    let mut words: Vec<String> = Vec::new();
+    let (mut quote, mut inside) = (None, false);
+    for c in line.chars() {
+        match quote {
+            Some(q) if c == q => quote = None,
+            None if c == '\'' || c == '"' => {
+                quote = Some(c);
+                if !inside {
+                    words.push(String::new());
+                }
+                inside = true;
+            }
+            None if c.is_whitespace() => inside = false,
+            _ => {
+                if !inside {
+                    words.push(String::new());
+                }
+                inside = true;
+                words.last_mut()?.push(c);
+            }
+        }
+    }
+    quote.is_none().then_some(words)
+}
+
+/// The line that [`split_line`] splits into these words.
+fn line_of(words: &[String]) -> String {
+    let needs_quotes = |word: &str| word.is_empty() || word.contains(|c: char| c.is_whitespace() || "'\"".contains(c));
+    let quoted = |word: &String| {
+        if !needs_quotes(word) {
+            return word.clone();
+        }
+        // A double quote stands between single ones, everything else between double ones.
+        let parts: Vec<String> = word.split('"').map(|part| format!("\"{part}\"")).collect();
+        parts.join("'\"'")
+    };
+    words.iter().map(quoted).collect::<Vec<_>>().join(" ")
+}
+
+/// Replaces the path of a command's program (if it is given by a path) and that of its script by what `absolute`
+/// returns.
+pub(crate) fn absolute_words<E>(words: &mut [String], absolute: impl Fn(&str) -> Result<String, E>) -> Result<(), E> {
+    if words[0].contains('/') {
+        words[0] = absolute(&words[0])?;
+    }
+    // Of `python3 -u a.py b.json` the first; a word without a point or a slash may be anything.
+    for word in words.iter_mut().skip(1).filter(|word| !word.starts_with('-') && word.contains(['.', '/'])) {
+        let (path, given) = (absolute(word)?, std::path::Path::new(word));
+        // `absolute` may return something else than a path: the name of the file.
+        if std::path::Path::new(&path).is_file() || given.is_absolute() && given.is_file() {
+            *word = path;
+            break;
+        }
+    }
+    Ok(())
+}
+
+/// A command's line with the path of its program (if it is given by a path) and that of its script replaced by what
+/// `absolute` returns. A line that names no program is left as it is.
+pub fn absolute_line<E>(line: &str, absolute: impl Fn(&str) -> Result<String, E>) -> Result<String, E> {
+    let Some(mut words) = split_line(line).filter(|words| !words.is_empty()) else { return Ok(line.to_owned()) };
+    absolute_words(&mut words, absolute)?;
+    Ok(line_of(&words))
+}
+
+/// Explains to the user why a program could not be started.
+pub fn explain(error: &std::io::Error) -> String {
+    match error.kind() {
+        std::io::ErrorKind::NotFound => "no such program (or its interpreter is missing)".to_owned(),
+        std::io::ErrorKind::PermissionDenied => {
+            "it is not executable (try chmod +x, or name its interpreter)".to_owned()
+        }
+        _ => error.to_string(),
+    }
+}
+
+fn keep_last_lines(stream: impl Read, kept: &Mutex<Stderr>) {
+    let mut stream = BufReader::new(stream);
+    loop {
+        let mut line = Vec::new();
+        // A line without end is cut into pieces: memory stays bounded.
+        let end = matches!(stream.by_ref().take(STDERR_LINE_BYTES as u64).read_until(b'\n', &mut line), Ok(0) | Err(_));
+        let mut kept = kept.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+        if end {
+            kept.ended = true;
+            return;
+        }
+        if kept.lines.len() == STDERR_LINES {
+            kept.lines.pop_front();
+        }
+        kept.lines.push_back(String::from_utf8_lossy(&line).trim_end().to_owned());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_line_is_split_into_the_words_that_it_was_made_of() {
+        for words in [&["a"][..], &["a b", "c"], &["", "x"], &["it's", "a \"b\" c", "\""], &["'\"'", "\t", "é ü"]] {
+            let words: Vec<String> = words.iter().map(|&word| word.to_owned()).collect();
+            assert_eq!(split_line(&line_of(&words)), Some(words.clone()), "{}", line_of(&words));
+        }
+    }
+
+    #[test]
+    fn the_paths_of_a_line_become_absolute() {
+        let absolute = |path: &str| Ok::<_, ()>(if path == "./a b" { "/x/a b".to_owned() } else { path.to_owned() });
+        assert_eq!(absolute_line("'./a b' -v c.d", absolute), Ok("\"/x/a b\" -v c.d".to_owned()));
+        assert_eq!(absolute_line("cat -", absolute), Ok("cat -".to_owned()));
+        for unchanged in ["", " ", "a 'b"] {
+            assert_eq!(absolute_line(unchanged, |_| Err::<String, _>("asked")), Ok(unchanged.to_owned()));
+        }
+        assert_eq!(absolute_line("a/b", |_| Err::<String, _>("refused")), Err("refused"));
+    }
+
+    #[test]
+    fn the_last_twenty_lines_are_kept_in_pieces_of_a_thousand_bytes() {
+        let kept = |text: String| {
+            let kept = Mutex::new(Stderr::default());
+            keep_last_lines(text.as_bytes(), &kept);
+            let Stderr { lines, ended } = kept.into_inner().unwrap();
+            assert!(ended);
+            Vec::from(lines)
+        };
+        assert!(kept(String::new()).is_empty());
+        assert_eq!(kept("a \n\n b".to_owned()), ["a", "", " b"]);
+        let numbered = |lines: std::ops::Range<usize>| lines.map(|i| format!("{i}\n")).collect::<String>();
+        let shown = |lines: std::ops::Range<usize>| lines.map(|i| i.to_string()).collect::<Vec<_>>();
+        for count in [19, 20, 21, 45] {
+            assert_eq!(kept(numbered(0..count)), shown(count.saturating_sub(20)..count));
+        }
+        let pieces = kept("x".repeat(2500));
+        assert_eq!(pieces.iter().map(String::len).collect::<Vec<_>>(), [1000, 1000, 500]);
+    }
+}

@@ -1,0 +1,169 @@
+//! Metrics of training runs in Prometheus' text format, version 0.0.4
+//! (<https://prometheus.io/docs/instrumenting/exposition_formats/>).
+//!
+//! A metric of a run is the gauge or counter `lockstep_…` of its name, with the label `run`. A part of the name that a
+//! run chooses is a label: `rewards/math/mean` is `lockstep_rewards_mean{run="a",name="math"}`. A metric that the
+//! registry ([`outputs`](crate::outputs)) does not know has its whole name as the label `metric`, so that names that
+//! differ only in characters that Prometheus does not allow stay apart. This file reads no files and serves nothing.
+
+use crate::outputs::{self, Metric};
+use std::collections::BTreeMap;
+use std::fmt::Write;
+
+/// The media type of the text.
+pub const CONTENT_TYPE: &str = "text/plain; version=0.0.4; charset=utf-8";
+
+/// The states that a run may have.
+const STATES: [&str; 3] = ["running", "finished", "stopped"];
+
+/// Metrics that only grow while a run trains. A resume from an older checkpoint sets them back, which Prometheus
+/// expects of a counter.
+const COUNTERS: [&str; 3] = ["num_tokens", "skipped_steps", "async/groups_remade"];
+
+/// The exported data of a run.
+#[derive(Clone, Debug, Default)]
+pub struct RunMetrics {
+    /// The run's id, the label `run` of all its values.
+    pub run: String,
+    /// The run's name, if it has one.
+    pub name: Option<String>,
+    /// running, finished or stopped.
+    pub state: &'static str,
+    /// Optimizer steps done.
+    pub step: u64,
+    /// Planned optimizer steps, if known.
+    pub total_steps: Option<u64>,
+    /// The alarms that hold: id, subject and weight.
+    pub alarms: Vec<(String, String, String)>,
+    /// The metrics, each with its latest value.
+    pub metrics: Vec<(String, f64)>,
+}
+
+/// The values of one name, with their meaning.
+struct Family {
+    help: String,
+    kind: &'static str,
+    /// The values by their labels.
+    samples: BTreeMap<String, f64>,
+}
+
+/// All families, by name.
+#[derive(Default)]
+struct Families(BTreeMap<String, Family>);
+
+impl Families {
+    fn add(&mut self, name: &str, kind: &'static str, help: &str, labels: &[(&str, &str)], value: f64) {
+        let family = self.0.entry(name.to_owned());
+        let family = family.or_insert_with(|| Family { help: help.to_owned(), kind, samples: BTreeMap::new() });
+        let labels: Vec<String> = labels.iter().map(|(label, text)| format!("{label}=\"{}\"", escaped(text))).collect();
+        family.samples.insert(labels.join(","), value);
+    }
+}
+
+/// The runs' metrics, as the answer to a scrape.
+pub fn exposition(runs: &[RunMetrics]) -> String {
+    let mut all = Families::default();
+    for run in runs {
+        let own = [("run", run.run.as_str())];
+        let name = [own[0], ("name", run.name.as_deref().unwrap_or_default())];
+        all.add("lockstep_run_info", "gauge", "The run's name; always 1.", &name, 1.0);
+        for state in STATES {
+            let value = f64::from(u8::from(run.state == state));
+            let help = "Whether the run is in this state: 1 or 0.";
+            all.add("lockstep_run_state", "gauge", help, &[own[0], ("state", state)], value);
+        }
+        all.add("lockstep_run_steps_total", "counter", "Optimizer steps done.", &own, run.step as f64);
+        if let Some(total) = run.total_steps {
+            all.add("lockstep_run_planned_steps", "gauge", "Optimizer steps of the whole run.", &own, total as f64);
+        }
+        let help = "Alarms that hold, without notes.";
+        all.add("lockstep_run_alarms", "gauge", help, &own, run.alarms.len() as f64);
+        for (id, subject, weight) in &run.alarms {
+            let labels = [own[0], ("alarm", id.as_str()), ("subject", subject.as_str()), ("weight", weight.as_str())];
+            all.add("lockstep_run_alarm", "gauge", "An alarm that holds (docs/alarms.md); always 1.", &labels, 1.0);
+        }
+        for (name, value) in &run.metrics {
+            add_metric(&mut all, &run.run, name, *value);
+        }
+    }
+    let mut text = String::new();
+    for (name, Family { help, kind, samples }) in &all.0 {
+        let help = help.replace('\\', "\\\\").replace('\n', "\\n");
+        let _ = writeln!(text, "# HELP {name} {help}\n# TYPE {name} {kind}");
+        for (labels, value) in samples {
+            let _ = writeln!(text, "{name}{{{labels}}} {}", number(*value));
+        }
+    }
+    text
+}
+
+fn add_metric(all: &mut Families, run: &str, name: &str, value: f64) {
+    let Some(metric) = outputs::metric(name) else {
+        let help = "A metric of the user's program.";
+        all.add(&sanitised(name), "gauge", help, &[("run", run), ("metric", name)], value);
+        return;
+    };
+    let is_counter = COUNTERS.contains(&metric.name);
+    let (kind, ending) = if is_counter { ("counter", "_total") } else { ("gauge", "") };
+    let (set, _) = outputs::evaluated(name);
+    // Of an evaluation set the name without the set, which becomes a label.
+    let own = if set.is_empty() { name.to_owned() } else { name.replacen(&format!("eval_{set}_"), "eval_", 1) };
+    let parts = chosen(metric.name, &own);
+    let mut labels = vec![("run", run)];
+    labels.extend((!set.is_empty()).then_some(("set", set)));
+    labels.extend(parts.iter().map(|(label, part)| (*label, part.as_str())));
+    all.add(&(sanitised(&fixed(metric.name)) + ending), kind, &help(metric), &labels, value);
+}
+
+fn help(metric: &Metric) -> String {
+    let unit = if metric.unit.is_empty() { String::new() } else { format!(" Unit: {}.", metric.unit) };
+    metric.meaning.replace('`', "") + &unit
+}
+
+/// A pattern without the parts that a run chooses.
+fn fixed(pattern: &str) -> String {
+    let mut text = String::new();
+    let mut rest = pattern;
+    while let Some((before, after)) = rest.split_once('<') {
+        text += before;
+        rest = after.split_once('>').map_or("", |(_, after)| after);
+    }
+    text + rest
+}
+
+/// The parts of `name` that stand for `<…>` in a pattern that it fits, each with the word between the brackets.
+fn chosen<'a>(pattern: &'a str, name: &str) -> Vec<(&'a str, String)> {
+    let Some((before, rest)) = pattern.split_once('<') else { return Vec::new() };
+    let Some((word, after)) = rest.split_once('>') else { return Vec::new() };
+    let Some(rest) = name.strip_prefix(before) else { return Vec::new() };
+    let mut ends = rest.char_indices().map(|(at, c)| at + c.len_utf8());
+    // The same split as that of the registry: the shortest part after which the rest fits.
+    let end = ends.find(|&end| outputs::matches(after, &rest[end..])).unwrap_or(rest.len());
+    let mut parts = vec![(word, rest[..end].to_owned())];
+    parts.extend(chosen(after, &rest[end..]));
+    parts
+}
+
+/// `lockstep_` and the name, with `_` for each run of characters that a metric's name may not have.
+fn sanitised(name: &str) -> String {
+    let words = name.split(|c: char| !c.is_ascii_alphanumeric()).filter(|word| !word.is_empty());
+    words.fold("lockstep".to_owned(), |text, word| text + "_" + word)
+}
+
+/// The value of a label, without its quotes.
+fn escaped(text: &str) -> String {
+    text.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n")
+}
+
+fn number(value: f64) -> String {
+    match value {
+        _ if value.is_nan() => "NaN".to_owned(),
+        f64::INFINITY => "+Inf".to_owned(),
+        f64::NEG_INFINITY => "-Inf".to_owned(),
+        // The fewest digits that read back to the same bits.
+        _ => format!("{value:?}"),
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,167 @@
+//! A strict reader of Prometheus' text format, version 0.0.4, for tests of exporters.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+/// The value of a metric with its labels.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Sample {
+    /// Name of the metric.
+    pub name: String,
+    /// The labels with their values, without escapes.
+    pub labels: BTreeMap<String, String>,
+    /// The value.
+    pub value: f64,
+}
+
+/// All samples of a text, in order, and the type of each metric. The error names the line that is not of the format:
+/// each metric has one `HELP` and one `TYPE`, its samples follow them without others between, and none is there twice.
+#[allow(clippy::type_complexity)]
+pub fn read(text: &str) -> Result<(Vec<Sample>, BTreeMap<String, String>), String> {
+    let (mut samples, mut types, mut helps) = (Vec::<Sample>::new(), BTreeMap::new(), BTreeSet::new());
+    let mut seen = BTreeSet::new();
+    if !text.is_empty() && !text.ends_with('\n') {
+        return Err("the last line has no end".to_owned());
+    }
+    for line in text.lines() {
+        let wrong = |why: &str| Err(format!("{why}: {line}"));
+        if let Some(help) = line.strip_prefix("# HELP ") {
+            let (name, text) = help.split_once(' ').unwrap_or((help, ""));
+            if !is_name(name, ":_") || !helps.insert(name.to_owned()) {
+                return wrong("no metric's name, or a second HELP");
+            }
+            unescaped(text, "\\n")?;
+        } else if let Some(kind) = line.strip_prefix("# TYPE ") {
+            let Some((name, kind)) = kind.split_once(' ') else { return wrong("no type") };
+            let known = ["counter", "gauge", "histogram", "summary", "untyped"].contains(&kind);
+            if !known || !helps.contains(name) || types.insert(name.to_owned(), kind.to_owned()).is_some() {
+                return wrong("an unknown type, a type before HELP, or a second type");
+            }
+        } else {
+            let sample = sample(line)?;
+            if !types.contains_key(&sample.name) {
+                return wrong("a value before its type");
+            }
+            let is_new = samples.last().is_none_or(|last| last.name != sample.name);
+            if is_new && samples.iter().any(|other| other.name == sample.name) {
+                return wrong("other metrics stand between the values of this one");
+            }
+            if !seen.insert((sample.name.clone(), sample.labels.clone())) {
+                return wrong("a second value");
+            }
+            samples.push(sample);
+        }
+    }
+    Ok((samples, types))
+}
+
+fn is_name(text: &str, more: &str) -> bool {
+    let fits = |c: char| c.is_ascii_alphanumeric() || more.contains(c);
+    !text.is_empty() && text.chars().all(fits) && !text.starts_with(|c: char| c.is_ascii_digit())
+}
+
+/// A line `name{label="value",…} number`.
+fn sample(line: &str) -> Result<Sample, String> {
+    let wrong = |why: &str| format!("{why}: {line}");
+    let name_end = line.find(['{', ' ']).ok_or_else(|| wrong("no value"))?;
+    let (name, mut rest) = line.split_at(name_end);
+    if !is_name(name, ":_") {
+        return Err(wrong("no metric's name"));
+    }
+    let mut labels = BTreeMap::new();
+    if let Some(inside) = rest.strip_prefix('{') {
+        rest = inside;
+        while !rest.starts_with('}') {
+            let (label, after) = rest.split_once("=\"").ok_or_else(|| wrong("no label"))?;
+            if !is_name(label, "_") {
+                return Err(wrong("no label's name"));
+            }
+            let end = end_of(after).ok_or_else(|| wrong("an open quote"))?;
+            let value = unescaped(&after[..end], "\\\"n")?;
+            if labels.insert(label.to_owned(), value).is_some() {
+                return Err(wrong("a label twice"));
+            }
+            rest = &after[end + 1..];
+            rest = rest.strip_prefix(',').unwrap_or(rest);
+        }
+        rest = &rest[1..];
+    }
+    let number = rest.strip_prefix(' ').ok_or_else(|| wrong("no space before the value"))?;
+    let value = match number {
+        "NaN" => f64::NAN,
+        "+Inf" => f64::INFINITY,
+        "-Inf" => f64::NEG_INFINITY,
+        number if number.starts_with(|c: char| c.is_ascii_digit() || c == '-') => {
+            number.parse().map_err(|_| wrong("no number"))?
+        }
+        _ => return Err(wrong("no number")),
+    };
+    Ok(Sample { name: name.to_owned(), labels, value })
+}
+
+/// Where the quote is that ends the text.
+fn end_of(text: &str) -> Option<usize> {
+    let mut is_escaped = false;
+    text.char_indices().find_map(|(at, c)| {
+        let ends = c == '"' && !is_escaped;
+        is_escaped = c == '\\' && !is_escaped;
+        ends.then_some(at)
+    })
+}
+
+/// The text without escapes, of which only those in `allowed` are known.
+fn unescaped(text: &str, allowed: &str) -> Result<String, String> {
+    let (mut plain, mut chars) = (String::new(), text.chars());
+    while let Some(c) = chars.next() {
+        match c {
+            '\\' => match chars.next().filter(|c| allowed.contains(*c)) {
+                Some('n') => plain.push('\n'),
+                Some(c) => plain.push(c),
+                None => return Err(format!("an unknown escape in {text}")),
+            },
+            c => plain.push(c),
+        }
+    }
+    Ok(plain)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const HEAD: &str = "# HELP a_b A \\n.\n# TYPE a_b gauge\n";
+
+    #[test]
+    fn values_are_read_with_their_labels() {
+        let text = format!("{HEAD}a_b{{x=\"1,\\\"\\\\\\n}}\",y=\"\"}} -0.5\na_b{{}} NaN\na_b{{z=\"é\"}} +Inf\n");
+        let (samples, types) = read(&text).unwrap();
+        assert_eq!(types, BTreeMap::from([("a_b".to_owned(), "gauge".to_owned())]));
+        assert_eq!(samples[0].labels["x"], "1,\"\\\n}");
+        assert_eq!((samples[0].value, samples[2].value, &*samples[2].labels["z"]), (-0.5, f64::INFINITY, "é"));
+        assert!(samples[1].value.is_nan() && samples[1].labels.is_empty());
+        assert_eq!(read("").unwrap().0, []);
+    }
+
+    #[test]
+    fn texts_that_prometheus_would_refuse_are_refused() {
+        let other = "# HELP c d\n# TYPE c counter\nc 1\n";
+        for text in [
+            "a 1\n".to_owned(),
+            format!("{HEAD}a_b 1"),
+            format!("{HEAD}a_b one\n"),
+            format!("{HEAD}a_b inf\n"),
+            format!("{HEAD}a_b{{x=\"1\"}}2\n"),
+            format!("{HEAD}a_b{{x=\"\\t\"}} 2\n"),
+            format!("{HEAD}a_b{{x=\"1}} 2\n"),
+            format!("{HEAD}a_b{{x-y=\"1\"}} 2\n"),
+            format!("{HEAD}a_b 1\na_b 2\n"),
+            format!("{HEAD}a_b 1\n{other}a_b{{x=\"1\"}} 2\n"),
+            format!("{HEAD}{HEAD}"),
+            "# TYPE a gauge\n".to_owned(),
+            "# HELP a/b c\n".to_owned(),
+            "# HELP a b\n# TYPE a number\n".to_owned(),
+            "9a 1\n".to_owned(),
+        ] {
+            assert!(read(&text).is_err(), "{text}");
+        }
+    }
+}
