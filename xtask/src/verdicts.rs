@@ -124,7 +124,7 @@ impl Trials {
         let out = self.root.join(name);
         let mut all = [words, &["--out", path(&out), "--set", "save_strategy=no"]].concat();
         for pair in set {
-            all.extend(["--set", pair]);
+            all.extend(["--set", *pair]);
         }
         self.call(&all)?;
         let report = self.call(&["report", path(&out), "--print"])?;

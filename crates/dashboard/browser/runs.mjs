@@ -166,7 +166,8 @@ for (const run of ["grpo", "ppo", "gamed"])
           await page.setViewportSize({ width, height: 900 });
           const where = `${view} ${scheme} at ${width}`;
           assert.deepEqual(await beyond(page), [], where);
-          assert.deepEqual(await barriers(page), [], where);
+          // Its rules look at colours or at places: in the dark one width is enough.
+          if (scheme === "light" || width === 1440) assert.deepEqual(await barriers(page), [], where);
         }
         assert.deepEqual(await page.evaluate(contrast), [], `${view} ${scheme}`);
       }
