@@ -48,5 +48,9 @@ show() {
 show "$work/url" "$work/runs" "$work/kinds/ppo"
 show "$work/url.kinds" "$work/kinds" "$work/sweep"
 export CHROMIUM="$chromium" LOCKSTEP="$lockstep"
+# Both at once: each waits most of the time.
+node runs.mjs "$(cat "$work/url.kinds")" "$work" >"$work/runs.log" 2>&1 &
+runs=$!
 node check.mjs "$(cat "$work/url")" "$work"
-node runs.mjs "$(cat "$work/url.kinds")" "$work"
+wait $runs || { cat "$work/runs.log"; exit 1; }
+cat "$work/runs.log"

@@ -36,11 +36,12 @@ async function reader(run) {
 /** Asks a question of several runs. `answered` does the actions, and holds the answer against the run's files. */
 const ask = (question, runs, answered) =>
   test(`question: ${question}`, async () => {
-    for (const run of runs) {
+    const asked = async (run) => {
       const at = await reader(run);
       await answered(at, run);
-      console.log(`    ${run}: ${await at.done()} actions`);
-    }
+      return `${run}: ${await at.done()} actions`;
+    };
+    console.log(`    ${(await Promise.all(runs.map(asked))).join(", ")}`);
   });
 
 const THREE = ["grpo", "gamed", "constant"];

@@ -45,21 +45,22 @@ function drawn() {
   });
 }
 
+// One page for all of them: most of a new page's time is its start.
+const page = await open("#//runs", { script: AXE });
 const factsOf = async (run) => (await fetch(`${base}/api/runs/${run}`)).json();
 
 for (const [run, headline] of Object.entries(RUNS))
   await test(`${run}: the verdict, a line for each metric, shares that sum to 100 %, and no barrier`, async () => {
-    const { keys, state } = await factsOf(run);
+    const { keys, state, verdict } = await factsOf(run);
     assert.equal(state, run === "stopped" ? "stopped" : "finished");
     // What the page shows is of the run's own file.
     const logged = lines(`kinds/${run}/metrics.jsonl`);
     const names = new Set(logged.filter((line) => !line.alarm).flatMap(Object.keys));
     assert.deepEqual(keys.filter((key) => !names.has(key)), []);
-    const page = await open(`#/${run}/overview?metrics=all`, { script: AXE });
-    await page.waitForSelector(".chart canvas");
+    headline.forEach((part) => assert.match(verdict.says, part));
+    await page.goto(`${base}/#/${run}/overview?metrics=all`);
+    await page.waitForFunction((says) => document.querySelector(".verdict h1")?.textContent === says, verdict.says);
     await page.waitForFunction((n) => document.querySelectorAll(".chart canvas").length >= n, keys.length);
-    const says = await page.textContent(".verdict h1");
-    headline.forEach((part) => assert.match(says, part));
     // A line through the plot has hundreds of pixels, a single dot some ten.
     const few = (charts) => charts.filter(([, pixels]) => pixels < 8);
     let charts = await page.evaluate(drawn);
@@ -83,8 +84,8 @@ for (const [run, headline] of Object.entries(RUNS))
     const [, , most] = /(\d[\d.]*) % of the time is (.+)\./.exec(await page.textContent(".verdict h1"));
     assert.equal(most, cells[0][0] === "everything else" ? cells[1][0] : cells[0][0]);
     assert.deepEqual(await barriers(page), [], "time");
-    await page.close();
   });
+await page.close();
 
 await test("values of PPO and the reference model have their own share", async () => {
   for (const [run, names] of [
@@ -165,7 +166,8 @@ for (const run of ["grpo", "ppo", "gamed"])
           await page.setViewportSize({ width, height: 900 });
           const where = `${view} ${scheme} at ${width}`;
           assert.deepEqual(await beyond(page), [], where);
-          assert.deepEqual(await barriers(page), [], where);
+          // Its rules look at colours or at places: in the dark one width is enough.
+          if (scheme === "light" || width === 1440) assert.deepEqual(await barriers(page), [], where);
         }
         assert.deepEqual(await page.evaluate(contrast), [], `${view} ${scheme}`);
       }
