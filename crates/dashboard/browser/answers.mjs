@@ -84,7 +84,8 @@ await test("prompts are listed by how far their reward fell, and one's history k
   await page.locator(".point").nth(1).click();
   await page.waitForFunction(() => document.querySelectorAll(".point")[1]?.classList.contains("now"));
   const step = /step (\d+)/.exec(await page.textContent(".point.now title"))[1];
-  assert.ok((await page.textContent(".read h1")).endsWith(`step ${step}`));
+  // The point is marked before its group has come.
+  await page.waitForFunction((end) => document.querySelector(".read h1")?.textContent.endsWith(end), `step ${step}`);
 
   await page.goto(`${base}/#/a/rollouts?step=7`);
   await page.waitForFunction(() => document.querySelector(".read h1")?.textContent.endsWith("step 7"));
