@@ -150,7 +150,8 @@ fn a_map_has_each_steps_groups_from_the_best_down() {
 #[test]
 fn groups_are_filtered_by_their_mean_reward_or_by_that_of_a_completion() {
     let dir = tempfile::tempdir().unwrap();
-    let no_score = Group { completions: vec![Completion::new(0, vec![1])], ..group_of(14, 9, &[], 0) };
+    let unscored = Completion { rewards: vec![None], ..Completion::new(0, vec![1]) };
+    let no_score = Group { completions: vec![unscored], ..group_of(14, 9, &[], 0) };
     let weighted = Group { reward_weights: vec![0.5], ..group_of(15, 9, &[8.0, 10.0], 1) };
     four(dir.path());
     let file = recorded(dir.path(), [no_score, weighted]);

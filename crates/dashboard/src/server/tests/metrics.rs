@@ -6,7 +6,7 @@ use super::*;
 fn metrics_are_exported_for_prometheus() {
     let site = listening(10);
     let run = site.dir.path().join("a");
-    std::fs::write(run.join("config.toml"), "max_steps = 10\nrun_name = \"the \\\"first\\\"\"\n").unwrap();
+    std::fs::write(run.join("config.toml"), "max_steps = 20\nrun_name = \"the \\\"first\\\"\"\n").unwrap();
     let mut log = std::fs::OpenOptions::new().append(true).open(run.join("metrics.jsonl")).unwrap();
     let alarm = |id: &str, more: Value| {
         let mut alarm = json!({ "id": id, "since": 3, "evidence": "", "remedy": "" });
@@ -47,7 +47,7 @@ fn metrics_are_exported_for_prometheus() {
     assert_eq!(values("lockstep_run_info", "a"), [(1.0, "name=the \"first\"".to_owned())]);
     assert_eq!(
         (values("lockstep_run_steps_total", "a"), values("lockstep_run_planned_steps", "a")),
-        (plain(11.0), plain(10.0))
+        (plain(11.0), plain(20.0))
     );
     let states = |run: &str| values("lockstep_run_state", run);
     assert!(states("a").contains(&(1.0, "state=stopped".to_owned())) && states("b").len() == 3);
