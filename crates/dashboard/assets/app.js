@@ -1,24 +1,19 @@
 // The frame: runs, views, keys, and news of the run that is looked at.
 import { address, change, counted, fill, get, h, kept, place, titleOf } from "/lib.js";
-import { overview } from "/overview.js";
-import { rollouts } from "/rollouts.js";
-import { time } from "/time.js";
-import { home } from "/home.js";
-import { levels } from "/levels.js";
 import { announce } from "/live.js";
 import { notices } from "/notices.js";
-import { run } from "/run.js";
 import { tour, wasSeen } from "/tour.js";
 
+// Each view is loaded when it is opened.
 const VIEWS = {
-  overview: ["Overview", overview],
-  rollouts: ["Rollouts", rollouts],
-  time: ["Time", time],
-  run: ["Run", run],
-  levels: ["Levels", levels],
+  overview: ["Overview", async () => (await import("/overview.js")).overview],
+  rollouts: ["Rollouts", async () => (await import("/rollouts.js")).rollouts],
+  time: ["Time", async () => (await import("/time.js")).time],
+  run: ["Run", async () => (await import("/run.js")).run],
+  levels: ["Levels", async () => (await import("/levels.js")).levels],
 };
 // Views of the machine and of all runs, which need no run.
-const FREE = { runs: ["Runs", home], levels: VIEWS.levels };
+const FREE = { runs: ["Runs", async () => (await import("/home.js")).home], levels: VIEWS.levels };
 const KEYS = [
   ["0", "all runs"],
   ["1 – 5", "Overview, Rollouts, Time, Run, Levels"],
@@ -110,7 +105,8 @@ async function show() {
       shown = { run: now.run, view, of: now.words.of, update: null, end: null };
       // A view may take its time, as the first one of a large vocabulary does.
       head();
-      const made = await views[view][1](main, now.run, now.words, runs);
+      const make = await views[view][1]();
+      const made = await make(main, now.run, now.words, runs);
       Object.assign(shown, made);
       listen(false);
     }

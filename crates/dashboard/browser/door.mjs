@@ -284,3 +284,21 @@ await test("a run is shown by its name, and one whose model was deleted has fini
   assert.ok((await options()).includes(saved.name), String(await options()));
   await page.close();
 });
+
+await test("the first load of a run's page is at most 400 kB, and a view loads its own files", async () => {
+  const page = await open("");
+  const loaded = new Map();
+  page.on("response", async (answer) => {
+    // The stream of news has no end, so its body never comes.
+    const body = await answer.body().catch(() => "");
+    loaded.set(new URL(answer.url()).pathname, body.length);
+  });
+  await page.goto(`${base}/#/a/overview`);
+  await page.reload();
+  await page.waitForSelector(".charts .u-over");
+  await page.waitForTimeout(300);
+  const bytes = [...loaded.values()].reduce((sum, size) => sum + size, 0);
+  assert.ok(bytes > 100_000 && bytes <= 400_000, `${bytes} bytes: ${[...loaded.keys()].join(" ")}`);
+  assert.ok(loaded.has("/overview.js") && !loaded.has("/rollouts.js") && !loaded.has("/levels.js"));
+  await page.close();
+});
