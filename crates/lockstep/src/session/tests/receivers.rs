@@ -76,7 +76,7 @@ fn a_dead_receiver_costs_a_run_a_warning() {
     let (plain, _) = run("plain", Vec::new());
     let (weights, log) = run("dead", vec!["command:./no/such/program".to_owned()]);
     assert!(plain == weights);
-    assert!(log.contains("of 3 records did not reach it: it cannot be started: no such program"), "{log}");
+    assert!(log.contains(" records did not reach it: it cannot be started: no such program"), "{log}");
 }
 
 #[test]
