@@ -145,9 +145,10 @@ fn runs_of_ebc6ed8_resume_replay_and_verify() {
         if sampled {
             program(&["verify", "run", "--all"]);
             program(&["report", "run", "--out", "report.html"]);
-            // Other keys, as one learns from the records of another run.
-            let replay = ["--set", "replay=run/rollouts.bin", "--set", "max_steps=2", "--set", "num_generations=4"];
-            program(&[&["train", "--model", "small", "--out", "replayed"], &replay[..]].concat());
+            // What is recorded has its own staleness and chunks.
+            let keys = kept.set.iter().filter(|key| !key.starts_with("max_staleness") && !key.starts_with("partial"));
+            let keys = ["replay=run/rollouts.bin", "max_steps=2"].iter().chain(keys).flat_map(|key| ["--set", *key]);
+            program(&["train", "--model", "small", "--out", "replayed"].into_iter().chain(keys).collect::<Vec<_>>());
         }
     }
     assert!(differences.is_empty(), "{} differences:\n{}", differences.len(), differences.join("\n"));
