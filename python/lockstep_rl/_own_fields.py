@@ -116,9 +116,9 @@ def _with_services(row: dict) -> dict:
     """Returns the field `report_to`, whose services Python knows, too."""
     doc = (
         "Where metrics go: TensorBoard's files (on by itself) by the engine; wandb, trackio and mlflow through their "
-        "own packages; and receivers of each logged line of metrics and each alarm, as JSON: \"command:PROGRAM ARGUMENTS\" "
-        "reads lines on its standard input, \"http://HOST/PATH\" and \"https://HOST/PATH\" get POST requests "
-        "(docs/runs.md)."
+        "own packages; and receivers of each logged line of metrics and each alarm, as JSON: "
+        "\"command:PROGRAM ARGUMENTS\" reads lines on its standard input, \"http://HOST/PATH\" and "
+        "\"https://HOST/PATH\" get POST requests (docs/runs.md)."
     )
     return {**row, "doc": doc}
 

@@ -15,8 +15,8 @@ pub struct LevelsFlags {
     #[arg(long, value_parser = ["grpo", "ppo"], conflicts_with = "preset")]
     pub algorithm: Option<String>,
     /// A named set of an algorithm, a size and hyperparameters. ppo-document: examples/ppo_preset.toml's PPO (8
-    /// completions of 128 tokens, learning rate 3e-4, γ 0.99, λ 0.95, ε 0.2), at the four named levels: baseline (none),
-    /// basic (threads), advanced (fused) and optimal (bf16). A step of its baseline takes many minutes.
+    /// completions of 128 tokens, learning rate 3e-4, γ 0.99, λ 0.95, ε 0.2), at the four named levels: baseline
+    /// (none), basic (threads), advanced (fused) and optimal (bf16). A step of its baseline takes many minutes.
     #[arg(long, value_name = "NAME", value_parser = levels::PRESETS.map(|preset| preset.id))]
     pub preset: Option<String>,
     /// The size of the model (random weights); 7m, or the preset's, if not given.
