@@ -3,7 +3,7 @@
 //!
 //! A metric of a run is the gauge or counter `lockstep_…` of its name, with the label `run`. A part of the name that a
 //! run chooses is a label: `rewards/math/mean` is `lockstep_rewards_mean{run="a",name="math"}`. A metric that the
-//! registry ([`outputs`](crate::outputs)) does not know has its whole name as the label `metric`, so that names that
+//! registry ([`crate::outputs`]) does not know has its whole name as the label `metric`, so that names that
 //! differ only in characters that Prometheus does not allow stay apart. This file reads no files and serves nothing.
 
 use crate::outputs::{self, Metric};

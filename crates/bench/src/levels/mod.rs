@@ -120,7 +120,9 @@ pub fn run(options: &LevelsOptions, hear: Listener<'_>) -> anyhow::Result<Report
         runs.push((*level, steps));
     }
     let mut report = table(machine, settings, &runs);
-    named_lines(settings.algorithm(), &runs).into_iter().for_each(|line| report.note(line));
+    for line in named_lines(settings.algorithm(), &runs) {
+        report.note(line);
+    }
     report.note(what);
     if let (Some(before), Some(after)) = (all, telemetry::system::machine_cpu_s()) {
         let others = (after - before - (telemetry::system::cpu_s() - own)).max(0.0) / began.elapsed().as_secs_f64();

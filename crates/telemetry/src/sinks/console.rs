@@ -348,7 +348,9 @@ impl ConsoleSink {
         let room = if self.console.inner.terminal { self.console.width().saturating_sub(12) } else { usize::MAX };
         let mut lines = self.step_table.lines(step, values, left, room);
         let row = lines.pop().unwrap_or_default();
-        lines.iter().for_each(|names| self.console.info(names));
+        for names in lines {
+            self.console.info(&names);
+        }
         self.console.say(Level::Info, &Painted::new(Tone::Dim, row), &Record::new());
         self.progress.iter_mut().for_each(|progress| progress.said(step));
     }
@@ -435,10 +437,7 @@ fn plain_line(elapsed_s: f64, level: Level, message: &Painted, fields: &Record, 
     let message = message.shown(mark, ansi, colour);
     let fields: String = fields.0.iter().map(|(key, value)| format!(" {key}={}", short(value))).collect();
     let fields = visible(&fields);
-    match colour {
-        true => format!("\u{1b}[2m{time}\u{1b}[0m {message}{fields}"),
-        false => format!("{time} {message}{fields}"),
-    }
+    if colour { format!("\u{1b}[2m{time}\u{1b}[0m {message}{fields}") } else { format!("{time} {message}{fields}") }
 }
 
 /// A value for people, floats with four significant digits.

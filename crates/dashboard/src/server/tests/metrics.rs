@@ -19,7 +19,9 @@ fn metrics_are_exported_for_prometheus() {
         alarm("truncated", json!({ "quiet": true })),
         alarm("kl_blow_up", json!({ "until": 5 })),
     ];
-    lines.iter().for_each(|line| writeln!(log, "{line}").unwrap());
+    for line in lines {
+        writeln!(log, "{line}").unwrap();
+    }
     std::fs::create_dir(site.dir.path().join("b")).unwrap();
     std::fs::write(site.dir.path().join("b/config.toml"), "").unwrap();
     let (status, text) = site.get("/metrics");

@@ -73,7 +73,9 @@ fn a_program_gets_each_record_as_a_line() {
         EventKind::StepValues { step: 1, values: Vec::new() }.into(),
         EventKind::Alarm { step: 2, alarm }.into(),
     ];
-    events.iter().for_each(|event| sink.receive(event).unwrap());
+    for event in &events {
+        sink.receive(event).unwrap();
+    }
     assert_eq!((sink.flush(), sink.check().unwrap()), (None, None));
     // Nothing is sent after the end.
     sink.receive(&metrics(3)).unwrap();
@@ -195,7 +197,7 @@ fn requests_are_repeated_where_that_may_help() {
 
     // The answer of a service is never shown, nor is a token that it repeats.
     let (url, got) = service(&["404 hush-1", "302 Found", "200 OK"]);
-    let mut sink = receivers(&[url.clone()], Some("hush-1")).unwrap().start().unwrap();
+    let mut sink = receivers(std::slice::from_ref(&url), Some("hush-1")).unwrap().start().unwrap();
     (1..=3).for_each(|step| sink.receive(&metrics(step)).unwrap());
     let steps = [(); 3].map(|()| body(&testing::receive("a request", &got))["step"].clone());
     assert_eq!(steps, [1, 2, 3]);

@@ -222,7 +222,9 @@ fn what_a_person_should_see_has_a_colour() {
     let shown = |colour| {
         let (console, memory) = captured(LogFormat::Plain, Level::Info, colour);
         let mut sink = ConsoleSink::new(console.clone());
-        events.iter().for_each(|event| sink.receive(event).unwrap());
+        for event in &events {
+            sink.receive(event).unwrap();
+        }
         console.report(Level::Info, Painted::new(Tone::BoldGreen, "Learned."), "", &Record::new());
         text(&memory)
     };
