@@ -59,6 +59,16 @@ pub fn executable(name: &str, kind: &str) -> Result<PathBuf, String> {
     found.ok_or_else(|| format!("cargo {}: no executable {name}", build.join(" ")))
 }
 
+/// The standard output of a program, if it succeeds.
+pub fn output(command: &mut Command) -> Result<String, String> {
+    let output = command.output().map_err(|e| format!("{}: {e}", command.get_program().display()))?;
+    if output.status.success() {
+        Ok(String::from_utf8_lossy(&output.stdout).into_owned())
+    } else {
+        Err(format!("{command:?}: {}: {}", output.status, String::from_utf8_lossy(&output.stderr)))
+    }
+}
+
 /// The program: that of the environment variable LOCKSTEP, or the one that the tests build.
 pub fn program() -> Result<PathBuf, String> {
     match std::env::var_os("LOCKSTEP") {

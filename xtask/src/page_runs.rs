@@ -1,6 +1,7 @@
 //! Trains the runs that the checks of the page open, one of every kind, and compares them with the committed ones. A
 //! difference means that the committed runs are no longer what the program writes: `make_runs.sh` makes them again.
 
+use crate::cargo::output;
 use serde_json::Value;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -40,7 +41,7 @@ fn compare(program: &Path, root: &Path) -> Result<String, String> {
     let packed = root.join("packed");
     fs::create_dir_all(&packed).map_err(|e| format!("{}: {e}", packed.display()))?;
     let script = Path::new(FOLDER).join("make_runs.sh");
-    call(Command::new(script).arg(&packed).env("LOCKSTEP", program))?;
+    output(Command::new(script).arg(&packed).env("LOCKSTEP", program))?;
     let before = unpacked(program, &Path::new(FOLDER).join("runs"), &root.join("committed"))?;
     let now = unpacked(program, &packed, &root.join("made"))?;
     let different = differences(&before, &now);
@@ -48,14 +49,6 @@ fn compare(program: &Path, root: &Path) -> Result<String, String> {
         return Ok(format!("{} runs of every kind have the same keys, metrics, files and verdicts", now.len()));
     }
     Err(format!("the runs in {FOLDER}/runs are old: run {FOLDER}/make_runs.sh\n{}", different.join("\n")))
-}
-
-fn call(command: &mut Command) -> Result<String, String> {
-    let output = command.output().map_err(|e| format!("{command:?}: {e}"))?;
-    if output.status.success() {
-        return Ok(String::from_utf8_lossy(&output.stdout).into_owned());
-    }
-    Err(format!("{command:?}: {}\n{}", output.status, String::from_utf8_lossy(&output.stderr)))
 }
 
 /// Unpacks the archives below `into`, and reads their runs by name.
@@ -74,10 +67,10 @@ fn unpacked(program: &Path, packed: &Path, into: &Path) -> Result<BTreeMap<Strin
             .spawn()
             .map_err(|e| format!("node: {e}"))?;
         let tar = unpack.stdout.take().ok_or("node has no output")?;
-        call(Command::new("tar").arg("-x").arg("-C").arg(&place).stdin(tar))?;
+        output(Command::new("tar").arg("-x").arg("-C").arg(&place).stdin(tar))?;
         unpack.wait().map_err(|e| format!("node: {e}"))?;
         for entry in fs::read_dir(&place).map_err(|e| format!("{}: {e}", place.display()))?.flatten() {
-            let report = call(Command::new(program).arg("report").arg(entry.path()).arg("--print"))?;
+            let report = output(Command::new(program).arg("report").arg(entry.path()).arg("--print"))?;
             let name = format!("{archive}/{}", entry.file_name().to_string_lossy());
             all.insert(name, facts(&entry.path(), &report)?);
         }
@@ -101,14 +94,18 @@ fn facts(dir: &Path, report: &str) -> Result<Facts, String> {
     }
     let config = read("config.toml")?;
     let keys = config.lines().filter_map(|line| line.trim_start_matches("# ").split_once(" ="));
-    let verdict = report.lines().find(|line| !line.is_empty() && !line.starts_with('#')).unwrap_or_default();
     Ok(Facts {
         kind: json(&read("record.json")?)?["kind"].as_str().unwrap_or_default().to_owned(),
-        verdict: verdict.split(':').next().unwrap_or_default().to_owned(),
+        verdict: headline(report).split(':').next().unwrap_or_default().to_owned(),
         files,
         keys: keys.map(|(key, _)| key.to_owned()).collect(),
         metrics,
     })
+}
+
+/// The verdict in a report that `lockstep report --print` wrote.
+pub fn headline(report: &str) -> &str {
+    report.lines().find(|line| !line.is_empty() && !line.starts_with('#')).unwrap_or_default()
 }
 
 /// The path without the numbers of checkpoints: a run that is stopped from outside has its last one at any step.

@@ -2,7 +2,7 @@
 //! crates.io, and packs the program built for TARGET (by default for this machine) into an archive with a checksum. It
 //! publishes nothing; .github/workflows/release.yml does the rest.
 
-use crate::cargo;
+use crate::cargo::{self, output};
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -98,16 +98,6 @@ fn archive(program: &Path, name: &str, dist: &Path) -> Result<PathBuf, String> {
     let path = dist.join(format!("{file}.sha256"));
     fs::write(&path, checksum).map_err(failed(&path))?;
     Ok(dist.join(file))
-}
-
-/// The standard output of a program, if it succeeds.
-fn output(command: &mut Command) -> Result<String, String> {
-    let output = command.output().map_err(|e| format!("{}: {e}", command.get_program().display()))?;
-    if output.status.success() {
-        Ok(String::from_utf8_lossy(&output.stdout).into_owned())
-    } else {
-        Err(format!("{command:?}: {}: {}", output.status, String::from_utf8_lossy(&output.stderr)))
-    }
 }
 
 #[cfg(test)]

@@ -1,6 +1,8 @@
 //! Trains ten runs whose rewards can be earned without solving anything, and ten that learn honestly. The headline of
 //! an honest run must not call it gamed, and those of most gamed runs must.
 
+use crate::cargo::output;
+use crate::page_runs::headline;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -128,18 +130,13 @@ impl Trials {
         }
         self.call(&all)?;
         let report = self.call(&["report", path(&out), "--print"])?;
-        let says = report.lines().find(|line| !line.is_empty() && !line.starts_with('#')).unwrap_or_default();
+        let says = headline(&report);
         println!("{name}: {says}");
         Ok(format!("{name}: {says}"))
     }
 
     fn call(&self, words: &[&str]) -> Result<String, String> {
-        let output = Command::new(&self.program).args(words).output();
-        let output = output.map_err(|e| format!("{}: {e}", self.program.display()))?;
-        if output.status.success() {
-            return Ok(String::from_utf8_lossy(&output.stdout).into_owned());
-        }
-        Err(format!("lockstep {}: {}", words.join(" "), String::from_utf8_lossy(&output.stderr)))
+        output(Command::new(&self.program).args(words))
     }
 }
 

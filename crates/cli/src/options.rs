@@ -175,7 +175,7 @@ pub struct SharingArgs {
     pub weights_dir: Option<PathBuf>,
 }
 
-/// What a training run prints, and in which form.
+/// The output of a training run: how much is printed, and in which form.
 #[derive(Clone, Debug, Default, clap::Args)]
 pub struct RunLogArgs {
     #[command(flatten)]

@@ -4,7 +4,7 @@
 use lockstep::RunResult;
 use telemetry::{Console, Level, LogFormat, Record, duration};
 
-/// What a run is called that is not the only one of its command.
+/// The name of a run, if its command has several.
 #[derive(Clone, Copy, Debug)]
 pub enum Whose {
     /// The run of the command.

@@ -179,7 +179,7 @@ function head() {
   );
 }
 
-/** What happens to the run is told to those who hear the page. */
+/** Announces changes of the run to screen readers. */
 function hear() {
   const one = runs.find((one) => one.id === shown.run);
   if (one) announce(one);

@@ -24,7 +24,7 @@ function bar(parts, whole, label) {
   return box;
 }
 
-// What takes a smaller share than this could not be seen.
+// A smaller share than this would be invisible.
 const LEAST = 0.01;
 
 /** The learner's bar; below it, on the same scale, the bar of the work beside it, if there was any (`besideOf`). */

@@ -202,6 +202,19 @@ export function chart(key, runs, options = {}) {
   return figure;
 }
 
+/** Updates the charts in `figures` (by metric), makes those that are missing, and ends those that are not among `keys`. */
+export function keepCharts(figures, keys, runs, options) {
+  for (const key of keys) {
+    if (figures.has(key)) figures.get(key).update(runs, options(key));
+    else figures.set(key, chart(key, runs, options(key)));
+  }
+  for (const [key, one] of figures)
+    if (!keys.includes(key)) {
+      one.end();
+      figures.delete(key);
+    }
+}
+
 /** The axis of a logarithmic chart: lines at powers of ten, where it has two of them. */
 function logarithmic(unit) {
   const isPower = (x) => x.toExponential().startsWith("1e");

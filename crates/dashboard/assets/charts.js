@@ -1,7 +1,7 @@
 // The charts of a run, or of two over each other, with their shared controls.
-import { chart } from "/chart.js";
+import { keepCharts } from "/chart.js";
 import { family, isClosed } from "/families.js";
-import { address, change, fill, h, isReward, place, refill } from "/lib.js";
+import { address, change, fill, filterBox, h, isReward, place, refill } from "/lib.js";
 import { legend, marksOf } from "/marks.js";
 import { SYSTEM, about, grouped, seriesOf, together } from "/metrics.js";
 import { axesOf, chartTools, chosenOf, isZoomed, queryOf, zoom } from "/tools.js";
@@ -21,17 +21,7 @@ export function charts(run) {
       change({ metrics: metrics || text ? "" : "all", filter: "" });
     },
   });
-  // The filter stays the same element, so that it keeps the cursor while the charts are drawn anew.
-  const filter = h("input", {
-    type: "search",
-    placeholder: "Filter metrics",
-    "aria-label": "Filter metrics",
-    value: place().words.filter ?? "",
-    oninput: () => {
-      clearTimeout(filter.waits);
-      filter.waits = setTimeout(() => change({ filter: filter.value }), 200);
-    },
-  });
+  const filter = filterBox("metrics");
   const explained = h("p", { class: "tools" });
   const grid = h("div", { class: "families" });
   let [turns, full, lanes] = [0, null, null];
@@ -72,15 +62,7 @@ export function charts(run) {
       legend(marks),
     ]);
     const step = [...figures.values()].map((one) => one.step()).find((step) => step !== null);
-    for (const key of keys) {
-      if (figures.has(key)) figures.get(key).update(runs, options(key));
-      else figures.set(key, chart(key, runs, options(key)));
-    }
-    for (const [key, one] of figures)
-      if (!keys.includes(key)) {
-        one.end();
-        figures.delete(key);
-      }
+    keepCharts(figures, keys, runs, options);
     arrange(groups, words.filter);
     // The charts have their new scales in the next frame.
     if (step !== undefined) requestAnimationFrame(() => [...figures.values()][0]?.hold(step));

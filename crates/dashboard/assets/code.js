@@ -49,7 +49,7 @@ const LANGUAGES = {
   c: { line: ["//"], block: ["/*", "*/"], flat: true, strings: [DOUBLE, SINGLE], keywords: C },
   json: { strings: [DOUBLE], keywords: words("true false null") },
   shell: {
-    // `$#` and `a#b` are no comments.
+    // `$#` and `a#b` do not begin a comment.
     line: ["#"],
     apart: true,
     strings: [/"(?:[^"\\]|\\[\s\S])*"?/y, /'[^']*'?/y],
@@ -83,7 +83,7 @@ const NUMBER = /(?:0[xXbBoO][0-9a-fA-F_]+|\d[\d_]*(?:\.\d[\d_]*)?(?:[eE][+-]?\d+
 // Longer code keeps one colour.
 const MOST = 100_000;
 
-/** The code as pieces `[kind, text]`, whose texts joined are the code; kind is "" for all that has no colour. */
+/** The code as pieces `[kind, text]`, whose texts joined are the code; kind is "" for text without a colour. */
 export function highlighted(code, name = "") {
   const short = name.toLowerCase();
   const own = NAMES[short] ?? short;

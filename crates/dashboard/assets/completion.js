@@ -7,10 +7,10 @@ import { opensThinking, thoughts } from "/think.js";
 import { tokens } from "/tokens.js";
 import { longer, missing, textOf } from "/windows.js";
 
-// How much of a completion is shown at first: tokens, or characters where there is no tokenizer.
+// The part of a completion that is shown at first: tokens, or characters where there is no tokenizer.
 const FIRST = { token: 400, character: 2000 };
 
-// What was opened of a completion, and the tokens that have come: kept while its group is there.
+// The opened parts of a completion and its loaded tokens, which stay while its group is shown.
 const states = new WeakMap();
 
 export const stateOf = (one) => {

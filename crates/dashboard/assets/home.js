@@ -1,6 +1,6 @@
 // All runs: what each came to, in which keys they differ, and up to eight of their curves in one chart.
 import { COLORS } from "/curve.js";
-import { address, change, counted, fill, get, h, key as named, number, place, titleOf } from "/lib.js";
+import { address, change, counted, fill, filterBox, get, h, key as named, number, place, titleOf } from "/lib.js";
 import { overlay } from "/overlay.js";
 import { sparkline } from "/spark.js";
 
@@ -34,16 +34,7 @@ const newest = (a, b) => (b.state === "running") - (a.state === "running") || (b
 export async function home(main) {
   const curves = overlay();
   const head = h("section", { class: "verdict" });
-  const filter = h("input", {
-    type: "search",
-    placeholder: "Filter runs: a name, a value, or key=value",
-    "aria-label": "Filter runs",
-    value: place().words.filter ?? "",
-    oninput: () => {
-      clearTimeout(filter.waits);
-      filter.waits = setTimeout(() => change({ filter: filter.value }), 200);
-    },
-  });
+  const filter = filterBox("runs", "Filter runs: a name, a value, or key=value");
   const tools = h("p", { class: "tools" }, filter);
   const seeds = h("section", { class: "results", "aria-label": "Runs that differ in their seed" });
   const list = h("section", { class: "runs", "aria-label": "Runs" });

@@ -48,6 +48,21 @@ export const isOpen = (line) => line.alarm.until === undefined;
 /** Whether a person should look at an alarm now: the configuration or success explains a note. */
 export const isActive = (line) => isOpen(line) && line.weight !== "note";
 
+/** A search field that keeps its text as `filter` in the address. It stays the same element, so that it keeps the cursor. */
+export function filterBox(what, placeholder = `Filter ${what}`) {
+  const filter = h("input", {
+    type: "search",
+    placeholder,
+    "aria-label": `Filter ${what}`,
+    value: place().words.filter ?? "",
+    oninput: () => {
+      clearTimeout(filter.waits);
+      filter.waits = setTimeout(() => change({ filter: filter.value }), 200);
+    },
+  });
+  return filter;
+}
+
 /** An answer of the server; null where there is no such thing. */
 export async function get(path, words = {}) {
   const query = new URLSearchParams(Object.entries(words).filter(([, value]) => value !== undefined && value !== ""));

@@ -1,5 +1,5 @@
 // The curves of up to eight chosen runs over each other: the metric by which each is judged, and the held-out one.
-import { chart } from "/chart.js";
+import { keepCharts } from "/chart.js";
 import { fill, get, h, titleOf } from "/lib.js";
 import { axesOf, chartTools, chosenOf, isZoomed, queryOf, zoom } from "/tools.js";
 import { unitOf } from "/units.js";
@@ -36,15 +36,7 @@ export function overlay() {
       onzoom: (part) => zoom(part, chosen.x),
     });
     const shown = keys.filter((key) => all.some(({ series }) => hasValue(series.keys[key])));
-    for (const key of shown) {
-      if (figures.has(key)) figures.get(key).update(all, options(key));
-      else figures.set(key, chart(key, all, options(key)));
-    }
-    for (const [key, one] of figures)
-      if (!shown.includes(key)) {
-        one.end();
-        figures.delete(key);
-      }
+    keepCharts(figures, shown, all, options);
     const now = shown.map((key) => figures.get(key));
     if (grid.children.length !== now.length || now.some((one, i) => grid.children[i] !== one)) fill(grid, now);
   }

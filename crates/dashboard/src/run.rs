@@ -5,7 +5,6 @@ use crate::meaning::{meaning, unit};
 use crate::series::Series;
 use crate::trace::Traced;
 use crate::verdict::{Judged, Moved, Verdict, moved, verdict};
-use crate::workers;
 use lockstep::directory::ProfileRecord;
 use lockstep::evaluation::TokenTexts;
 use lockstep::wire::file::GroupFile;
@@ -304,15 +303,14 @@ impl RunFiles {
 
     /// The profile's findings, those that cost the most first; `gain_s` is the most seconds of a step that could be
     /// saved, where that is known.
-    fn findings(&self) -> Vec<Value> {
-        let profile = ProfileRecord::read(&self.root).unwrap_or_default();
-        let steps = profile.measured.steps.max(1) as f64;
+    fn findings(profile: &Value) -> Vec<Value> {
+        let profile = serde_json::from_value::<ProfileRecord>(profile.clone()).unwrap_or_default();
         let with_gain = |(finding, gain_s): (&Finding, Option<f64>)| {
             let mut line = json!(finding);
-            line["gain_s"] = json!(gain_s.map(|seconds| seconds / steps));
+            line["gain_s"] = json!(gain_s);
             line
         };
-        profile.by_gain().into_iter().map(with_gain).collect()
+        profile.gains_per_step().into_iter().map(with_gain).collect()
     }
 
     /// Everything about the run that is not a curve, for the page.
@@ -322,6 +320,7 @@ impl RunFiles {
         let (step, total) = self.progress_of(&config);
         let recorded = self.groups().map(|groups| groups.index().len());
         let (groups, evaluations) = (self.groups(), self.evaluations());
+        let profile = self.json("profile.json");
         json!({
             "id": name,
             "name": name_of(&config),
@@ -345,9 +344,9 @@ impl RunFiles {
             "group_steps": steps_of(groups.as_deref()),
             "evaluated": evaluations.as_ref().map(|groups| groups.index().len()),
             "evaluated_steps": steps_of(evaluations.as_deref()),
-            "workers": workers::path(&self.root).is_file(),
-            "profile": self.json("profile.json"),
-            "findings": self.findings(),
+            "workers": lockstep::workers::made_by_path(&self.root).is_file(),
+            "profile": profile,
+            "findings": RunFiles::findings(&profile),
             "directory": self.root,
         })
     }

@@ -94,8 +94,7 @@ impl Traced {
         }
         while let Some(lines) = self.log.next(&opened) {
             for line in lines.split(|&byte| byte == b'\n') {
-                let line: Option<Value> = serde_json::from_slice(line.strip_suffix(b",").unwrap_or(line)).ok();
-                if let Some(span) = line.as_ref().and_then(Span::of) {
+                if let Some(span) = read(line).as_ref().and_then(Span::of) {
                     self.add(span);
                 }
             }
@@ -150,12 +149,12 @@ fn outermost(mut spans: Vec<Span>) -> impl Iterator<Item = Span> {
 }
 
 fn lines(trace: &str) -> impl Iterator<Item = Value> + '_ {
-    trace.lines().filter_map(read)
+    trace.lines().filter_map(|line| read(line.as_bytes()))
 }
 
 /// The event of a line, which ends with a comma.
-fn read(line: &str) -> Option<Value> {
-    serde_json::from_str(line.trim_end_matches(',')).ok()
+fn read(line: &[u8]) -> Option<Value> {
+    serde_json::from_slice(line.strip_suffix(b",").unwrap_or(line)).ok()
 }
 
 fn track(span: &Value) -> u64 {

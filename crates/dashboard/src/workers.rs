@@ -2,20 +2,13 @@
 
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
-use std::path::{Path, PathBuf};
-
-/// The file with the groups of each worker. A run that never had workers does not have it.
-pub fn path(root: &Path) -> PathBuf {
-    root.join("fleet/made_by.jsonl")
-}
+use std::path::Path;
 
 /// For each worker, the number of groups that it made of each batch: `{"width", "batches", "workers": [{"name",
 /// "groups", "busy_s", "idle_s"}]}`. A bucket has `width` batches, a power of two, so that there are at most `pixels`
 /// buckets. `None` if the run has no workers.
 pub fn workers(root: &Path, pixels: usize) -> Option<Value> {
-    let text = disk::read_to_string(path(root), disk::most::STATE).ok()?;
-    // A batch that was made again has a later line.
-    let batches: BTreeMap<u64, BTreeMap<String, u64>> = text.lines().filter_map(batch).collect();
+    let batches = lockstep::workers::groups_made(root)?;
     let grid = |width: u64| {
         let mut grid: Vec<u64> = batches.keys().map(|batch| batch / width * width).collect();
         grid.dedup();
@@ -41,14 +34,6 @@ pub fn workers(root: &Path, pixels: usize) -> Option<Value> {
     (!grid.is_empty()).then(|| json!({ "width": width, "batches": grid, "workers": lanes }))
 }
 
-/// The batch of a line, and the number of its groups by worker.
-fn batch(line: &str) -> Option<(u64, BTreeMap<String, u64>)> {
-    let line: Value = serde_json::from_str(line).ok()?;
-    let count = |groups: &Value| groups.as_array().map_or(0, Vec::len) as u64;
-    let makers = line["groups"].as_object()?.iter().map(|(name, groups)| (name.clone(), count(groups)));
-    Some((line["batch"].as_u64()?, makers.collect()))
-}
-
 /// The last status of a worker that runs on this machine.
 fn status(root: &Path, name: &str) -> Value {
     let workers = disk::read_dir(root.join("fleet/workers")).unwrap_or_default();
@@ -61,6 +46,7 @@ fn status(root: &Path, name: &str) -> Value {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use lockstep::workers::made_by_path as path;
 
     fn lane(name: &str, groups: [u64; 3], busy_s: Option<f64>, idle_s: Option<f64>) -> Value {
         json!({ "name": name, "groups": groups, "busy_s": busy_s, "idle_s": idle_s })

@@ -98,6 +98,6 @@ pub mod replay {
 
 /// Processes that make a run's completions.
 pub mod workers {
-    pub use crate::distributed::{NatsServer, Network, is_server};
+    pub use crate::distributed::{NatsServer, Network, groups_made, is_server, made_by_path};
     pub use crate::session::{Expelled, MakeFunctions, WorkerOptions, work};
 }

@@ -60,7 +60,7 @@ pub struct Level {
 pub struct NamedLevel {
     /// Its name: baseline, basic, advanced or optimal.
     pub id: &'static str,
-    /// What it has, in one line.
+    /// A description of its settings, in one line.
     pub says: &'static str,
     /// The level that is measured for it.
     pub level: Level,

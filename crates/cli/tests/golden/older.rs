@@ -156,7 +156,7 @@ fn runs_of_ebc6ed8_resume_replay_and_verify() {
         if sampled {
             program(&["verify", "run", "--all"]);
             program(&["report", "run", "--out", "report.html"]);
-            // What is recorded has its own staleness and chunks.
+            // Recorded rollouts have their own staleness and chunks.
             let keys = kept.set.iter().filter(|key| !key.starts_with("max_staleness") && !key.starts_with("partial"));
             let keys = ["replay=run/rollouts.bin", "max_steps=2"].iter().chain(keys).flat_map(|key| ["--set", *key]);
             program(&["train", "--model", "small", "--out", "replayed"].into_iter().chain(keys).collect::<Vec<_>>());

@@ -1,4 +1,4 @@
-//! What a training run prints for people: a line for an evaluation, two lines of time at its end, tables with
+//! Output of a training run for people: a line for an evaluation, two lines of time at its end, tables with
 //! `--verbose`, and the verdict that report and page show.
 
 use crate::support::runs::{arguments, directory, good};

@@ -53,9 +53,12 @@ impl Time {
 /// The findings, those that cost most first, each with the seconds of a step that could be saved as words; these are
 /// empty where they are unknown.
 pub fn gains(profile: &ProfileRecord) -> Vec<(&Finding, String)> {
-    let steps = profile.measured.steps.max(1) as f64;
-    let words = |seconds: f64| format!(", up to {} s of a step", number(seconds / steps));
-    profile.by_gain().into_iter().map(|(finding, gain)| (finding, gain.map_or_else(String::new, words))).collect()
+    let words = |seconds: f64| format!(", up to {} s of a step", number(seconds));
+    profile
+        .gains_per_step()
+        .into_iter()
+        .map(|(finding, gain)| (finding, gain.map_or_else(String::new, words)))
+        .collect()
 }
 
 fn sentence(name: &str, ProfileRecord { measured, .. }: &ProfileRecord) -> String {

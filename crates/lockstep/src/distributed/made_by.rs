@@ -22,7 +22,8 @@ struct Line {
 /// The open file, to append to.
 pub struct MadeBy(File);
 
-fn path(out: &Path) -> PathBuf {
+/// The file in the run directory `out`. A run that never had workers does not have it.
+pub fn path(out: &Path) -> PathBuf {
     Layout::of_run(out).root().join("made_by.jsonl")
 }
 
@@ -60,11 +61,29 @@ pub fn makers(results: &[JobResult]) -> Vec<(GroupId, WorkerName)> {
 /// The worker that made a group of the run in `out`, if the run has workers; if it was made in chunks, all workers that
 /// made it.
 pub fn made_by(out: &Path, group: GroupId) -> Option<String> {
-    let text = disk::read_to_string(path(out), disk::most::STATE).ok()?;
-    let lines = text.lines().filter_map(|line| serde_json::from_str::<Line>(line).ok());
+    let text = text(out)?;
     let of = |line: Line| {
         let makers = line.groups.into_iter().filter(|(_, groups)| groups.contains(&group)).map(|(name, _)| name);
         Some(makers.collect::<Vec<_>>().join(", ")).filter(|names| !names.is_empty())
     };
-    lines.filter_map(of).next_back()
+    lines(&text).filter_map(of).next_back()
+}
+
+/// For each batch of the run in `out`, the number of groups that each worker made. A batch that was made again counts
+/// as it was made last. `None` if the run has no such file.
+pub fn groups_made(out: &Path) -> Option<BTreeMap<u64, BTreeMap<String, u64>>> {
+    let text = text(out)?;
+    let counts = |groups: BTreeMap<String, Vec<GroupId>>| {
+        groups.into_iter().map(|(name, groups)| (name, groups.len() as u64)).collect()
+    };
+    Some(lines(&text).map(|line| (line.batch.0, counts(line.groups))).collect())
+}
+
+fn text(out: &Path) -> Option<String> {
+    disk::read_to_string(path(out), disk::most::STATE).ok()
+}
+
+/// The lines; the last one may be incomplete while the run continues, and is left out then.
+fn lines(text: &str) -> impl DoubleEndedIterator<Item = Line> {
+    text.lines().filter_map(|line| serde_json::from_str(line).ok())
 }

@@ -19,7 +19,7 @@ mod worker;
 pub use chunks::{CHECKPOINT, Chunks, Link, by_group};
 pub use ids::of_fleet_group;
 pub use learner::{Distributed, Frontier, FrontierGroup, Pending, Start};
-pub use made_by::{made_by, makers};
+pub use made_by::{groups_made, made_by, makers, path as made_by_path};
 pub use network::{Host, NatsServer, Network, NetworkPlace, is_server, join};
 pub use scorers::{MakeRewards, Scorers};
 pub use worker::{Parts, WorkerWork};

@@ -58,7 +58,7 @@ impl ProfileRecord {
 
     /// The findings with the most seconds that could be saved, summed over the measured steps; those that cost most
     /// come first, and those of which this is unknown last.
-    pub fn by_gain(&self) -> Vec<(&Finding, Option<f64>)> {
+    fn by_gain(&self) -> Vec<(&Finding, Option<f64>)> {
         let gain = |finding: &Finding| {
             let rule = rules::ALL.iter().find(|rule| rule.id == finding.id)?;
             (rule.gain_s)(&self.measured).filter(|seconds| *seconds > 0.0)
@@ -67,6 +67,12 @@ impl ProfileRecord {
         // Stable: findings without a figure keep their order.
         all.sort_by(|(_, a), (_, b)| b.unwrap_or(0.0).total_cmp(&a.unwrap_or(0.0)));
         all
+    }
+
+    /// The findings, those that cost most first, each with the most seconds of a step that could be saved, if known.
+    pub fn gains_per_step(&self) -> Vec<(&Finding, Option<f64>)> {
+        let steps = self.measured.steps.max(1) as f64;
+        self.by_gain().into_iter().map(|(finding, gain_s)| (finding, gain_s.map(|seconds| seconds / steps))).collect()
     }
 }
 
