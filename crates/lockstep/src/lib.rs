@@ -25,13 +25,13 @@
 mod algorithms;
 pub mod config;
 mod data;
-mod distributed;
 pub mod error;
 mod models;
 mod out_file;
 mod rollouts;
 mod run;
 mod session;
+mod sources;
 mod stop;
 mod trainers;
 mod verify;
@@ -98,6 +98,6 @@ pub mod replay {
 
 /// Processes that make a run's completions.
 pub mod workers {
-    pub use crate::distributed::{NatsServer, Network, groups_made, is_server, made_by_path};
     pub use crate::session::{Expelled, MakeFunctions, WorkerOptions, work};
+    pub use crate::sources::workers::{NatsServer, Network, groups_made, is_server, made_by_path};
 }

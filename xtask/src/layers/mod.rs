@@ -52,7 +52,7 @@ const OF_TESTS: &str = "testing";
 /// The modules of `lockstep`, lowest layer first (docs/architecture.md): none may import a later one. So code that
 /// collects completions, for example, does not depend on training runs.
 const LOCKSTEP: [&str; 10] =
-    ["config", "algorithms", "models", "data", "rollouts", "distributed", "run", "trainers", "session", "verify"];
+    ["config", "algorithms", "models", "data", "rollouts", "sources", "run", "trainers", "session", "verify"];
 
 /// Folders whose files import each other in a cycle. A folder without a cycle must be removed from this list.
 ///

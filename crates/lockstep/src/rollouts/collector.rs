@@ -154,7 +154,7 @@ impl Collect for Collector {
         begun: Begun,
         observer: &Observer<'_>,
     ) -> anyhow::Result<(Collected, Vec<RolloutGroup>)> {
-        self.collect_begun(weights.into(), request, begun, observer)
+        self.generator().continue_with(weights.into(), request, begun, observer)
     }
 
     fn drafts(&self) -> Vec<u8> {
@@ -175,11 +175,38 @@ impl Collector {
         request: CollectRequest<'_>,
         observer: &Observer<'_>,
     ) -> anyhow::Result<Collected> {
-        Ok(self.collect_begun(model, request, Begun::default(), observer)?.0)
+        self.generator().collect(model, request, observer)
     }
 
-    fn collect_begun(
-        &mut self,
+    fn generator(&mut self) -> Generator<'_> {
+        let Collector { engine, function, rewards, tokenizer, stop } = self;
+        Generator { engine, function: function.as_mut(), rewards, tokenizer, stop }
+    }
+}
+
+/// The parts of a [`Collector`], borrowed from their owners.
+pub struct Generator<'a> {
+    pub engine: &'a mut Engine,
+    pub function: Option<&'a mut FunctionRollouts>,
+    pub rewards: &'a mut [Box<dyn Reward>],
+    pub tokenizer: &'a Tokenizer,
+    pub stop: &'a StopSignal,
+}
+
+impl Generator<'_> {
+    /// Generates and scores completions, as [`Collector::collect_with`] does.
+    pub fn collect(
+        self,
+        model: ModelView<'_>,
+        request: CollectRequest<'_>,
+        observer: &Observer<'_>,
+    ) -> anyhow::Result<Collected> {
+        Ok(self.continue_with(model, request, Begun::default(), observer)?.0)
+    }
+
+    /// Like `collect`, for groups that are already begun. Also returns the groups of the requests beside them.
+    fn continue_with(
+        self,
         model: ModelView<'_>,
         request: CollectRequest<'_>,
         Begun { so_far, beside }: Begun,
@@ -187,7 +214,7 @@ impl Collector {
     ) -> anyhow::Result<(Collected, Vec<RolloutGroup>)> {
         let CollectRequest { mut prompts, num_generations, sampling, reward_weights, step, refuse_non_finite } =
             request;
-        let Collector { engine, function, rewards, tokenizer, stop } = self;
+        let Generator { engine, function, rewards, tokenizer, stop } = self;
         let mut next_group = prompts.last_key_value().map_or(GroupId(0), |(last, _)| last.after(1));
         let (mut rollout_s, mut columns, mut given) = (0.0, GivenColumns::new(), None);
         if let Some(function) = function {

@@ -15,7 +15,7 @@ use rewards::Content;
 use rollout::{Completion, Engine, FinishReason, Request, RolloutGroup, SamplingParams};
 use serde_json::{Map, Value};
 use std::collections::{BTreeMap, HashMap};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// What a [`RolloutFunction`] must complete.
 pub struct RolloutRequest<'a> {
@@ -73,6 +73,11 @@ pub struct RolloutFailed;
 
 /// A scorer that several parts of a run use in turn, so that its buffers are allocated once.
 pub type SharedScorer = Arc<Mutex<Scorer>>;
+
+/// Locks a shared scorer.
+pub fn lock(scorer: &SharedScorer) -> MutexGuard<'_, Scorer> {
+    scorer.lock().unwrap_or_else(PoisonError::into_inner)
+}
 
 /// The caller's rollout function, and what is needed to check its completions.
 pub struct FunctionRollouts {

@@ -7,15 +7,11 @@
 //! the caller's closures. Scores are merged by the same code as in a single process, so the result depends neither on
 //! which worker did a job nor on when.
 
-#[cfg(test)]
-use super::collector::{Collect, Collector};
 use super::collector::{CollectRequest, Collected, Observer, finite_logps, watched};
 use super::scoring::{GivenColumns, Prompts, RolloutScorer, inputs_of_group};
 use crate::data::prompts::Prompt;
 use crate::stop::StopSignal;
 use anyhow::{Context as _, bail};
-#[cfg(test)]
-use model::AdaptedWeights;
 use model::tokenizer::Tokenizer;
 use model::{GroupId, Updates};
 use rewards::{GivenScores, Reward, score_group};
@@ -105,21 +101,6 @@ pub fn score(
     Ok(scores)
 }
 
-#[cfg(test)]
-impl Collector {
-    /// Does a job; `model` must have the version that the job names.
-    pub fn work(&mut self, model: model::ModelView<'_>, job: &GroupJob) -> anyhow::Result<GroupAnswer> {
-        let updates = model.version().trained();
-        if updates != job.updates {
-            bail!("the job of group {} is for weights of version {}, not {updates}", job.group, job.updates);
-        }
-        let group = self.engine.generate_with(model, vec![job.request(None)], |_| {})?.pop();
-        let group = group.context("a group of each request")?;
-        let scores = score(&mut self.rewards, &self.tokenizer, &self.stop, &group, job)?;
-        Ok(GroupAnswer { group, scores, rollout_s: 0.0 })
-    }
-}
-
 impl GroupAnswer {
     /// A hash of the tokens and log-probabilities of a group, which are the same on every worker; scores are not
     /// hashed.
@@ -137,14 +118,6 @@ impl GroupAnswer {
         }
         hash.finish()
     }
-}
-
-/// Does jobs, for tests.
-#[cfg(test)]
-pub trait Workers {
-    /// Has all jobs done with the current version of `weights`, which each job names. The answers, in the bytes of
-    /// [`GroupAnswer::to_bytes`], come in any order.
-    fn answers(&mut self, weights: &AdaptedWeights, jobs: &[GroupJob]) -> anyhow::Result<Vec<Vec<u8>>>;
 }
 
 /// Assembles workers' answers into a collection, and calls the reward functions that workers do not have.
@@ -223,31 +196,6 @@ impl Assembler {
         self.stop.check()?;
         let next_group = prompts.last_key_value().map_or(GroupId(0), |(last, _)| last.after(1));
         Ok(Collected { scored, next_group, rollout_s, reward_s, overlapped_s: 0.0 })
-    }
-}
-
-/// A collector for tests: it gives jobs to workers and waits for them.
-#[cfg(test)]
-pub struct JobCollector {
-    /// Does the jobs.
-    pub workers: Box<dyn Workers>,
-    /// Assembles the answers.
-    pub assembler: Assembler,
-}
-
-#[cfg(test)]
-impl Collect for JobCollector {
-    fn collect(
-        &mut self,
-        weights: &AdaptedWeights,
-        request: CollectRequest<'_>,
-        observer: &Observer<'_>,
-    ) -> anyhow::Result<Collected> {
-        let jobs = self.assembler.jobs(&request, weights.version());
-        let span = observer.stages.span("rollout");
-        let answers = self.workers.answers(weights, &jobs)?;
-        let rollout_s = span.end();
-        self.assembler.assemble(request, &jobs, &answers, rollout_s, observer)
     }
 }
 

@@ -5,10 +5,12 @@ use super::RunDir;
 use super::eval_metrics::EvalMetrics;
 use crate::config::{Config, Layers, Purpose, Resolved};
 use crate::data::{DatasetSpec, Rows};
-use crate::distributed::Network;
 use crate::models::{Builder, Policy};
 use crate::rollouts::collector::PlaceCollector;
 use crate::rollouts::function::RolloutFunction;
+#[cfg(test)]
+use crate::sources::BatchSource;
+use crate::sources::workers::Network;
 use crate::stop::StopSignal;
 use kernels::Context;
 use model::Sharing;
@@ -71,6 +73,10 @@ impl ResumeFrom {
     }
 }
 
+/// Makes a test's source of batches out of the run's.
+#[cfg(test)]
+pub type WrapSource = Box<dyn FnOnce(Box<dyn BatchSource>) -> Box<dyn BatchSource>>;
+
 /// Objects that the caller injects beside the configuration. They move as a whole from
 /// [`RunOptions`](crate::RunOptions) into [`RunInputs`], and each part of the run takes what it uses. By default there
 /// are none.
@@ -91,6 +97,9 @@ pub struct Injected {
     /// Moves the collector, which generates and scores completions, to another place. Without it, the collector runs on
     /// the run's own thread.
     pub collect_with: Option<PlaceCollector>,
+    /// Replaces the run's source of batches.
+    #[cfg(test)]
+    pub wrap_source: Option<WrapSource>,
     /// True if `collect_with` replays recorded scores of those rewards that are not deterministic, so that these
     /// rewards are not called.
     pub recorded_scores: bool,

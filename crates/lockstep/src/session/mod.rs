@@ -399,4 +399,4 @@ impl Run {
 }
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;

@@ -1,12 +1,14 @@
 //! The objects that a caller injects into a run.
 
 use crate::data::Rows;
-use crate::distributed::Network;
 use crate::models::Policy;
 use crate::rollouts::collector::PlaceCollector;
 use crate::rollouts::function::RolloutFunction;
 use crate::run::eval_metrics::EvalMetrics;
 use crate::run::inputs::{Flow, Follow, Injected, LogRecord, RunEvent};
+#[cfg(test)]
+use crate::sources::BatchSource;
+use crate::sources::workers::Network;
 use crate::stop::StopSignal;
 use kernels::Context;
 use model::Sharing;
@@ -134,6 +136,16 @@ impl RunOptions {
     #[cfg(test)]
     pub(crate) fn collect_with(mut self, place: PlaceCollector) -> Self {
         self.injected.collect_with = Some(place);
+        self
+    }
+
+    /// Trains on the batches of the source that `wrap` makes out of the run's.
+    #[cfg(test)]
+    pub(crate) fn wrap_source(
+        mut self,
+        wrap: impl FnOnce(Box<dyn BatchSource>) -> Box<dyn BatchSource> + 'static,
+    ) -> Self {
+        self.injected.wrap_source = Some(Box::new(wrap));
         self
     }
 

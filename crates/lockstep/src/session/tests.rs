@@ -29,12 +29,12 @@ const SHAPE: &str = r#"{"model_type": "qwen3", "architectures": ["Qwen3ForCausal
 "head_dim": 8, "max_position_embeddings": 64, "rms_norm_eps": 1e-6, "rope_theta": 10000.0, "hidden_act": "silu",
 "tie_word_embeddings": true, "attention_bias": false, "bos_token_id": null, "eos_token_id": 0}"#;
 
-fn one_thread() -> Context {
+pub(crate) fn one_thread() -> Context {
     crate::context(None, Some(1), crate::config::ComputeDType::F32).unwrap()
 }
 
 /// Makes a directory with a tiny model of random weights.
-fn directory() -> tempfile::TempDir {
+pub(crate) fn directory() -> tempfile::TempDir {
     let dir = tempfile::tempdir().unwrap();
     let config = Arc::new(ModelConfig::parse(SHAPE).unwrap());
     let weights = Weights::random(one_thread().memory(), &config, 1).unwrap();
@@ -45,14 +45,14 @@ fn directory() -> tempfile::TempDir {
     dir
 }
 
-fn rows() -> Rows {
+pub(crate) fn rows() -> Rows {
     let row = |(i, word)| json!({"prompt": format!("{word} "), "completion": format!("{word}."), "row": i});
     let words = ["ab", "sun", "moon", "tree", "x", "river"];
     Rows::try_from(words.into_iter().enumerate().map(row).collect::<Vec<Value>>()).unwrap()
 }
 
 /// A configuration of six steps, logged every second step.
-fn config(dir: &Path, out: &str) -> Config {
+pub(crate) fn config(dir: &Path, out: &str) -> Config {
     Config {
         model_name_or_path: Some(dir.join("model").display().to_string()),
         output_dir: Some(dir.join(out)),

@@ -2,15 +2,15 @@
 
 use crate::config::{Config, Layers, Purpose, RewardErrors, WorkloadBounds, engine_config, listed};
 use crate::data::prompt_dataset::context;
-use crate::distributed::{
-    CHECKPOINT, Host, Identity, MakeRewards, NatsServer, Parts, Scorers, Shared, WorkerWork, is_server, join, of_fleet,
-    share_cores,
-};
 use crate::error::{BadInput, OrBadInput};
 use crate::models::{ModelSource, load_generator};
 use crate::rollouts::rewards::{ConfiguredReward, asked_by_workers, named_rewards, ready_rewards};
 use crate::run;
 use crate::run::RunDir;
+use crate::sources::workers::{
+    CHECKPOINT, Host, Identity, MakeRewards, NatsServer, Parts, Scorers, Shared, WorkerWork, is_server, join, of_fleet,
+    share_cores,
+};
 use crate::stop::StopSignal;
 use awaited::Awaited;
 use fleet::WorkerName;

@@ -22,12 +22,12 @@ pub use report::{Difference, Interval, Report};
 
 use crate::RunOptions;
 use crate::config::Purpose;
-use crate::distributed::made_by;
 use crate::error::{is_bad_input, paragraph};
 use crate::run::RunDir;
 use crate::run::checkpoint::link_model;
 use crate::run::inputs::ResumeFrom;
 use crate::session::Run;
+use crate::sources::workers::made_by;
 use crate::stop::StopSignal;
 use anyhow::Context as _;
 use inputs::{RecordedRun, choose};

@@ -5,7 +5,7 @@
 use super::super::worker::{WorkerOptions, work};
 use super::{config, directory, rows};
 use crate::config::{Algorithm, ComputeDType, Config, Purpose, Strategy, Trust};
-use crate::distributed::NatsServer;
+use crate::sources::workers::NatsServer;
 use crate::{Run, RunOptions, RunResult, StopReason, StopSignal};
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};

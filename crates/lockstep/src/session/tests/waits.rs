@@ -6,7 +6,7 @@
 use super::liars::{Lie, join};
 use super::{config, directory, rows};
 use crate::config::{Algorithm, ComputeDType, Config, Purpose, Strategy, Trust};
-use crate::distributed::cores_of;
+use crate::sources::workers::cores_of;
 use crate::{Run, RunOptions};
 use kernels::cores::{CoreTokens, HeldCores};
 use std::ops::ControlFlow;

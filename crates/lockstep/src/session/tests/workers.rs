@@ -5,11 +5,12 @@
 use super::stop::files;
 use super::{config, directory, rows};
 use crate::config::{Algorithm, ComputeDType, Config, Purpose, Strategy};
-use crate::rollouts::collector::{Collector, PlaceCollector};
-use crate::rollouts::jobs::{Assembler, GroupJob, JobCollector, Workers};
+use crate::rollouts::collector::{Collect, CollectRequest, Collected, Collector, Observer, PlaceCollector};
+use crate::rollouts::jobs::{Assembler, GroupAnswer, GroupJob, score};
 use crate::{Run, RunOptions, StopReason, StopSignal};
+use anyhow::ensure;
 use model::tokenizer::Tokenizer;
-use model::{AdaptedWeights, GroupId, HeldWeights, Updates};
+use model::{AdaptedWeights, GroupId, HeldWeights, ModelView, Updates};
 use rewards::{FunctionReward, Reward, RewardBatch, Scores};
 use rollout::{Engine, EngineConfig};
 use std::collections::BTreeSet;
@@ -109,7 +110,7 @@ impl Threads {
                     // The first one waits for a second, so that it does not do every job.
                     testing::wait_until("two workers have jobs", || all.0.lock().unwrap().1.len() >= 2.min(count));
                     let job = GroupJob::from_bytes(&job).unwrap();
-                    let answer = collector.work(weights.view(), &job);
+                    let answer = work(&mut collector, weights.view(), &job);
                     drop(weights);
                     // The run may have ended.
                     let _ = answers.send(answer.map(|answer| answer.to_bytes()));
@@ -120,7 +121,8 @@ impl Threads {
     }
 }
 
-impl Workers for Threads {
+impl Threads {
+    /// Has all jobs done with the current version of `weights`. The answers come in any order.
     fn answers(&mut self, weights: &AdaptedWeights, jobs: &[GroupJob]) -> anyhow::Result<Vec<Vec<u8>>> {
         let queue = match self.queue.take() {
             Some(queue) => queue,
@@ -138,6 +140,36 @@ impl Workers for Threads {
     }
 }
 
+/// A collector that gives jobs to threads and waits for them.
+struct JobCollector {
+    workers: Threads,
+    assembler: Assembler,
+}
+
+impl Collect for JobCollector {
+    fn collect(
+        &mut self,
+        weights: &AdaptedWeights,
+        request: CollectRequest<'_>,
+        observer: &Observer<'_>,
+    ) -> anyhow::Result<Collected> {
+        let jobs = self.assembler.jobs(&request, weights.version());
+        let span = observer.stages.span("rollout");
+        let answers = self.workers.answers(weights, &jobs)?;
+        let rollout_s = span.end();
+        self.assembler.assemble(request, &jobs, &answers, rollout_s, observer)
+    }
+}
+
+/// Does a job; `model` must have the version that the job names.
+fn work(collector: &mut Collector, model: ModelView<'_>, job: &GroupJob) -> anyhow::Result<GroupAnswer> {
+    let updates = model.version().trained();
+    ensure!(updates == job.updates, "group {} is for weights of version {}, not {updates}", job.group, job.updates);
+    let group = collector.engine.generate_with(model, vec![job.request(None)], |_| {})?.remove(0);
+    let scores = score(&mut collector.rewards, &collector.tokenizer, &collector.stop, &group, job)?;
+    Ok(GroupAnswer { group, scores, rollout_s: 0.0 })
+}
+
 fn placed(count: usize, dtype: ComputeDType, seen: &Seen) -> PlaceCollector {
     let seen = seen.clone();
     Box::new(move |Collector { engine, rewards, tokenizer, stop, .. }| {
@@ -146,7 +178,7 @@ fn placed(count: usize, dtype: ComputeDType, seen: &Seen) -> PlaceCollector {
         let workers = Threads { count, engine, dtype, tokenizer: own, stop: halt, queue: None, seen };
         let of_workers = BTreeSet::from(["talks".to_owned(), "rank".to_owned()]);
         let assembler = Assembler { rewards, of_workers, tokenizer, stop };
-        Box::new(JobCollector { workers: Box::new(workers), assembler })
+        Box::new(JobCollector { workers, assembler })
     })
 }
 
@@ -272,8 +304,8 @@ fn a_worker_refuses_what_it_cannot_do() {
     let (group, so_far, until) = (GroupId(0), Vec::new(), None);
     let job =
         GroupJob { group, prompt, num_generations: 2, sampling, updates: Updates(0), step: 0, rewards, so_far, until };
-    let mut refused = |job: &GroupJob| collector.work(weights.view(), job).unwrap_err().to_string();
+    let mut refused = |job: &GroupJob| work(&mut collector, weights.view(), job).unwrap_err().to_string();
     assert!(refused(&GroupJob { updates: Updates(3), ..job.clone() }).contains("version 3, not 0"));
     assert!(refused(&GroupJob { rewards: vec!["rank".into()], ..job.clone() }).contains("no reward `rank`"));
-    assert_eq!(collector.work(weights.view(), &job).unwrap().group.completions.len(), 2);
+    assert_eq!(work(&mut collector, weights.view(), &job).unwrap().group.completions.len(), 2);
 }

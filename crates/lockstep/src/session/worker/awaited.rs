@@ -1,8 +1,8 @@
 //! Waits for the learner of the run that a worker joins, or finds out that none will come.
 
-use crate::distributed::of_fleet;
 use crate::error::BadInput;
 use crate::run::{RunDir, RunLock};
+use crate::sources::workers::of_fleet;
 use crate::stop::StopSignal;
 use fleet::exchange::spool::Layout;
 use fleet::exchange::{LearnerState, WorkerExchange};

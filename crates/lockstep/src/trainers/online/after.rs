@@ -6,6 +6,7 @@
 //! out when runs are compared, and training does not depend on them.
 
 use super::RolloutPipeline;
+use crate::rollouts::function::lock;
 use crate::rollouts::wire::{Completion, Group};
 use crate::run::training::TrainingRun;
 use model::columns::NEW_LOGPS;
@@ -100,7 +101,7 @@ impl RolloutPipeline {
         let sequences: Vec<_> = samples.iter().map(Sample::sequence).collect();
         let (ctx, weights) = (&run.learner.ctx, &run.learner.policy.weights);
         let temperature = self.sampling.common().temperature;
-        let scores = match super::stages::lock(scorer).score(ctx, weights, &sequences, temperature) {
+        let scores = match lock(scorer).score(ctx, weights, &sequences, temperature) {
             // The step is taken: a stop request does not undo it.
             Err(_) if run.stop.is_requested() => return Ok(()),
             scores => scores?,

@@ -1,10 +1,8 @@
 //! Builds a rollout pipeline from a configuration. Every input is read and checked before the first file is written.
 
 use super::after::AfterStep;
-use super::audit::Auditor;
 use super::parts::{LargestWork, PartInputs, Parts};
-use super::workers::{Workers, refuse_what_workers_cannot};
-use super::{BatchSizes, RolloutPipeline, RolloutState, Source};
+use super::{RolloutPipeline, RolloutState};
 use crate::bad_input;
 use crate::config::{Config, Purpose, SamplingPlan, WorkloadBounds};
 use crate::data::prompt_dataset::{PromptDataset, context};
@@ -30,6 +28,13 @@ use crate::run::memory_advice::Replan;
 use crate::run::memory_plan::Available;
 use crate::run::provenance;
 use crate::run::training::TrainingRun;
+use crate::sources::ahead::AheadSource;
+use crate::sources::chunks::ChunkSource;
+use crate::sources::local::LocalSource;
+use crate::sources::replay::ReplaySource;
+use crate::sources::workers::{WorkerParts, WorkerSource, refuse_what_workers_cannot};
+use crate::sources::{BatchSizes, BatchSource, BatchSpec, Start};
+use anyhow::Context as _;
 use model::{Head, ModelAssets};
 use serde_json::Value;
 use std::path::Path;
@@ -123,11 +128,6 @@ impl Prepared {
         telemetry::system::reset_peak_rss();
         let Parts { weights, trainer, own, reference, replay_scorer, scorer, engine, rewards: reward_models } =
             Parts::build(&mut builder, part_inputs, &reward_models, &own)?;
-        let source = match (rollouts, replay_scorer) {
-            (RolloutData::File(replay), Some(scorer)) => Source::File(replay, scorer),
-            (RolloutData::File(_), None) => unreachable!("a run that replays a file has its scorer"),
-            (RolloutData::Prompts(all), _) => Source::Prompts(all),
-        };
         let of_workers = asked_by_workers(&rewards, inputs.injected.functions_of_workers);
         let rewards = ready_rewards(rewards, reward_models, &inputs.stop);
         let sampling = SamplingPlan::new(&config, &assets.eos_ids)?;
@@ -149,22 +149,55 @@ impl Prepared {
                 max_tokens: bounds.longest_prompt + config.max_completion_length,
             });
         let (tokenizer, stop) = (assets.tokenizer.clone(), inputs.stop.clone());
-        let (mut collector, mut workers) = (None::<Box<dyn Collect>>, None);
-        if let Some(sharing) = sharing {
-            let assembler = Assembler { rewards, of_workers, tokenizer, stop };
-            let network = inputs.injected.network.take();
-            let parts = (assembler, engine, Auditor::new(&config)?);
-            workers = Some(Workers::new(parts, sharing.run, bounds.longest_prompt).over(network));
-        } else if let Some(engine) = engine {
-            let here = Collector { engine, function, rewards, tokenizer, stop };
-            collector = Some(match inputs.injected.collect_with.take() {
-                Some(place) => place(here),
-                None => Box::new(here),
-            });
-        }
+        let eval_weights = config.weights_of_rewards();
+        let spec = |prompts, reward_weights| {
+            let (config, sampling) = (config.clone(), sampling.clone());
+            BatchSpec { config, prompts, sizes, sampling, reward_weights }
+        };
+        // Completions of the caller's function may come from other weights, as those of batches made ahead do.
+        let stale = scorer.clone().filter(|_| has_function || config.max_staleness > 0);
+        let stale_scorer = replay_scorer.clone().or(stale);
+        let source: Box<dyn BatchSource> = match (rollouts, sharing) {
+            (RolloutData::Prompts(prompts), Some(sharing)) => {
+                let parts = WorkerParts {
+                    assembler: Assembler { rewards, of_workers, tokenizer, stop },
+                    engine,
+                    scorer: scorer.clone(),
+                    slots: sharing.run,
+                    network: inputs.injected.network.take(),
+                    longest_prompt: bounds.longest_prompt,
+                };
+                Box::new(WorkerSource::new(spec(prompts, eval_weights.clone()), parts)?)
+            }
+            (rollouts, _) => {
+                let place = inputs.injected.collect_with.take();
+                let collector = engine.map(|engine| -> Box<dyn Collect> {
+                    let here = Collector { engine, function, rewards, tokenizer, stop };
+                    match place {
+                        Some(place) => place(here),
+                        None => Box::new(here),
+                    }
+                });
+                match (rollouts, replay_scorer) {
+                    (RolloutData::File(replay), scorer) => {
+                        let scorer = scorer.context("a run that replays a file has a scorer")?;
+                        let spec = spec(Vec::new(), weights_of_file(&config, &replay)?);
+                        Box::new(ReplaySource::new(spec, replay, scorer, collector))
+                    }
+                    (RolloutData::Prompts(prompts), _) => {
+                        let collector = collector.context("a run that generates has an engine")?;
+                        local_source(spec(prompts, eval_weights.clone()), collector)
+                    }
+                }
+            }
+        };
+        #[cfg(test)]
+        let source = match inputs.injected.wrap_source.take() {
+            Some(wrap) => wrap(source),
+            None => source,
+        };
         let policy = Policy::of(model.dir.clone(), assets, weights).exporting(&config, &model)?;
         let settings = lineage::settings(&config, &ctx);
-        let eval_weights = config.weights_of_rewards();
         let parts = RunParts {
             learner: Learner::new(ctx, policy, trainer, config.schedule(config.total_steps(chunks))),
             data: DataPosition::new(hash, sampler, chunks as u64 * sizes.steps()),
@@ -173,20 +206,15 @@ impl Prepared {
             label: config.algorithm.label(),
         };
         let pipeline = RolloutPipeline {
-            reward_weights: match &source {
-                Source::Prompts(_) => eval_weights.clone(),
-                Source::File(replay, _) => weights_of_file(&config, replay)?,
-            },
             eval_weights,
             reference,
-            collector,
-            workers,
+            source,
             has_function,
             sampling,
             settings,
             sizes,
-            source,
             scorer,
+            stale_scorer,
             evaluation,
             after: config.records_updates().then(AfterStep::new),
             state: RolloutState::default(),
@@ -218,8 +246,39 @@ impl Prepared {
             pipeline.state.lineage = Some(lineage::of_start(&run, &from, &pipeline.settings)?);
         }
         pipeline.restore_drafts(&run);
-        pipeline.begin_workers(&mut run)?;
+        pipeline.begin_source(&mut run)?;
         Ok((pipeline, run))
+    }
+}
+
+impl RolloutPipeline {
+    fn begin_source(&mut self, run: &mut TrainingRun) -> anyhow::Result<()> {
+        let TrainingRun { learner, data, checkpoints, prompt_time, .. } = run;
+        let start = Start {
+            dir: checkpoints.dir.root(),
+            policy: &mut learner.policy,
+            ctx: &learner.ctx,
+            step: learner.step,
+            total_steps: learner.schedule.total_steps,
+            data: &data.sampler,
+            data_hash: &data.hash,
+            in_use: &self.state.batch.samples,
+            lineage: self.state.lineage,
+            settings: self.settings,
+            prompt_time: *prompt_time,
+        };
+        self.source.begin(&mut self.state.source, start)
+    }
+}
+
+/// The source of batches that this process generates.
+fn local_source(spec: BatchSpec, collector: Box<dyn Collect>) -> Box<dyn BatchSource> {
+    let (chunk, is_ahead) = (spec.config.partial_rollout_tokens, spec.config.max_staleness > 0);
+    let local = LocalSource::new(spec, collector);
+    match chunk {
+        Some(tokens) => Box::new(ChunkSource::new(local, tokens)),
+        None if is_ahead => Box::new(AheadSource(local)),
+        None => Box::new(local),
     }
 }
 

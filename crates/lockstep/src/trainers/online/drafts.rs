@@ -10,8 +10,8 @@ const FILE: &str = "drafts.bin";
 
 impl RolloutPipeline {
     /// Writes the file; called when a checkpoint is written. An error is only a warning.
-    pub fn keep_drafts(&self, run: &TrainingRun) {
-        let bytes = self.collector.as_ref().map_or_else(Vec::new, |collector| collector.drafts());
+    pub fn keep_drafts(&mut self, run: &TrainingRun) {
+        let bytes = self.source.collector().map_or_else(Vec::new, |collector| collector.drafts());
         if bytes.is_empty() {
             return;
         }
@@ -28,7 +28,7 @@ impl RolloutPipeline {
 
     /// Restores the texts from the file, if it is there.
     pub(super) fn restore_drafts(&mut self, run: &TrainingRun) {
-        if let Some(collector) = &mut self.collector
+        if let Some(collector) = self.source.collector()
             && let Ok(bytes) = disk::read(run.checkpoints.dir.root().join(FILE), disk::most::GROUPS)
         {
             collector.restore_drafts(&bytes);

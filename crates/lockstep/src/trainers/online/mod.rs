@@ -4,38 +4,30 @@
 //! The pipeline's state is part of the task's state, so that a run that was killed continues with the same bits.
 
 mod after;
-mod ahead;
-mod audit;
 mod build;
-mod chunks;
 mod drafts;
 mod parts;
 mod reference;
 mod spread;
 mod stages;
 mod waiting;
-mod workers;
 
 pub use build::Prepared;
 pub use parts::{LargestWork, PartInputs, Parts};
 
 use crate::bad_input;
-use crate::config::SamplingPlan;
-use crate::data::prompts::Prompt;
+use crate::config::{Config, SamplingPlan};
+use crate::error::BadInput;
 use crate::models::WriteFiles;
-use crate::rollouts::collector::Collect;
 use crate::rollouts::evaluate::Evaluation;
 use crate::rollouts::function::SharedScorer;
-use crate::rollouts::health::RewardHealth;
-use crate::rollouts::jobs::BegunBatch;
 use crate::rollouts::lineage::Lineage;
 use crate::rollouts::older::SavedBatch;
-use crate::rollouts::replay::Replay;
 use crate::rollouts::wire::{Group, records};
 use crate::run::prepared::PreparedStep;
-use ahead::Ahead;
+use crate::sources::{BatchSizes, BatchSource, SavedState, SourceState};
 use anyhow::Context as _;
-use model::{GroupId, Scorer, Updates};
+use model::{GroupId, Updates};
 use reference::Reference;
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, VecDeque};
@@ -43,39 +35,6 @@ use std::path::Path;
 use std::sync::Arc;
 use telemetry::CompletionRows;
 use train::Sample;
-use workers::Workers;
-
-/// The source of groups of completions.
-enum Source {
-    /// Prompts that the policy completes; rewards then score the completions.
-    Prompts(Vec<Arc<Prompt>>),
-    /// A file with recorded completions and scores, and the scorer of their log-probabilities.
-    File(Replay, Box<Scorer>),
-}
-
-/// Sizes of batches, in completions.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct BatchSizes {
-    /// Completions in a generation batch.
-    pub generation: usize,
-    /// Completions in an optimizer step.
-    pub optimizer: usize,
-    /// Completions for each prompt.
-    pub group: usize,
-    /// How often each generation batch is trained on (μ).
-    pub iterations: usize,
-}
-
-impl BatchSizes {
-    /// Optimizer steps of one pass over a generation batch.
-    pub fn parts(&self) -> u64 {
-        (self.generation / self.optimizer) as u64
-    }
-    /// Optimizer steps on a generation batch, over all passes.
-    pub fn steps(&self) -> u64 {
-        self.iterations as u64 * self.parts()
-    }
-}
 
 /// A generation batch with its samples. It is empty once all steps on it are done.
 #[derive(Clone, Default)]
@@ -88,20 +47,13 @@ pub(crate) struct GenerationBatch {
 /// The part of a pipeline's state that changes from step to step.
 #[derive(Clone, Default)]
 pub(crate) struct RolloutState {
-    /// The next group. Together with the seed its number selects the random stream of each sample.
-    pub(crate) next_group: GroupId,
-    pub(crate) health: RewardHealth,
+    /// The state of the source of batches.
+    pub(crate) source: SourceState,
     /// The generation batch in use.
     pub(crate) batch: GenerationBatch,
     /// The lineage of the weights. From the first step on a batch it already includes that batch. `None` before the run
     /// begins.
     pub(crate) lineage: Option<Lineage>,
-    /// Batches that were generated ahead of the one in use, the next one first.
-    ahead: VecDeque<Arc<Ahead>>,
-    /// Unfinished later batches, the next one first; used with `partial_rollout_tokens`.
-    begun: VecDeque<Arc<BegunBatch>>,
-    /// The version of the weights at the start of each of the last batches, the newest last; used with `max_staleness`.
-    published: VecDeque<Updates>,
 }
 
 /// The data of one optimizer step, together with all changes that making it causes.
@@ -143,25 +95,22 @@ struct StageTimes {
 pub struct RolloutPipeline {
     /// The reference model (or the teacher); `None` if the loss has no such term.
     reference: Option<Reference>,
-    /// Generates and scores completions. `None` if workers do this, or if rollouts come from a file.
-    collector: Option<Box<dyn Collect>>,
-    /// The workers of a distributed run.
-    workers: Option<Workers>,
+    /// Makes the generation batches.
+    source: Box<dyn BatchSource>,
     /// Whether user code (a rollout function) makes the completions.
     has_function: bool,
-    /// Weights of the training rewards. The rewards of a replayed file may differ from those of evaluations.
-    reward_weights: Vec<f64>,
     /// Weights of the rewards that evaluations call.
     eval_weights: Vec<f64>,
     sampling: SamplingPlan,
     /// The digest of the settings that a step depends on, beside its batch and the weights.
     settings: Lineage,
     pub(crate) sizes: BatchSizes,
-    source: Source,
     evaluation: Option<Evaluation>,
     /// Computes log-probabilities with the policy: of completions from the user's rollout function, of completions by
     /// older weights, of recorded updates, and of held-out completions whose loss needs more than the engine recorded.
     scorer: Option<SharedScorer>,
+    /// Computes log π_old of completions that other weights sampled; `None` if there are none.
+    stale_scorer: Option<SharedScorer>,
     /// Records what steps did to tokens, if the configuration asks for it.
     after: Option<after::AfterStep>,
     /// The state after the last step.
@@ -219,20 +168,49 @@ impl RolloutPipeline {
     /// The state that a checkpoint saves. The generation batch in use, and a reference model that is updated, are files
     /// of their own.
     pub fn state(&self) -> PipelineState {
-        let RolloutState {
-            next_group, batch: GenerationBatch { used, samples }, lineage, ahead, begun, published, ..
-        } = &self.state;
+        let RolloutState { source, batch: GenerationBatch { used, samples }, lineage } = &self.state;
         let batch = (!self.batch_is_used_up()).then_some(BatchPlace { used: *used, samples: samples.len() });
         PipelineState {
-            next_group: *next_group,
+            next_group: source.next_group,
             batch,
             buffer: None,
             has_program: self.has_function,
             lineage: *lineage,
-            ahead: ahead.iter().map(|batch| batch.lineage).collect(),
-            begun: begun.len(),
-            published: published.clone(),
+            ahead: source.ahead.iter().map(|batch| batch.lineage).collect(),
+            begun: source.begun.len(),
+            published: source.published.clone(),
         }
+    }
+
+    /// Whether other processes generate the batches.
+    pub fn has_workers(&self) -> bool {
+        self.source.is_distributed()
+    }
+
+    /// Called when the run takes no further step now and its last checkpoint is complete.
+    pub fn checkpoint_written(&mut self) -> anyhow::Result<()> {
+        self.source.checkpoint_written()
+    }
+
+    /// Ends the run, which will not take another step.
+    pub fn end(&self) -> anyhow::Result<()> {
+        self.source.end()
+    }
+
+    /// Returns an error if an epoch cannot be ended early: its next batches are being made already, or a record of the
+    /// rollouts would not tell of it.
+    pub fn check_ends_epochs(&self, config: &Config) -> anyhow::Result<()> {
+        let why = if self.has_workers() || config.max_staleness > 0 {
+            "its next batches are being generated already (workers, max_staleness)"
+        } else if config.record_rollouts {
+            "`lockstep verify` draws the recorded prompts again, and would draw others (record_rollouts)"
+        } else {
+            return Ok(());
+        };
+        Err(BadInput::new(format!(
+            "the epoch cannot be ended before its last step (should_epoch_stop): {why}: end training with \
+             should_training_stop, or change that"
+        )))
     }
 
     /// A function that writes the generation batch in use into a checkpoint; `None` if the batch is used up.
@@ -252,7 +230,7 @@ impl RolloutPipeline {
                  program, with the function"
             );
         }
-        (self.state.next_group, self.state.lineage) = (state.next_group, state.lineage);
+        self.state.lineage = state.lineage;
         if let Some(buffer) = state.buffer {
             let (used, samples) = (buffer.used, buffer.samples());
             let samples = samples.context("the checkpoint's generation batch names a prompt that it lacks")?;
@@ -268,10 +246,10 @@ impl RolloutPipeline {
             }
             self.state.batch = GenerationBatch { used, samples: samples.into() };
         }
-        self.state.published = state.published;
-        self.restore_workers(checkpoint)?;
-        self.restore_begun(state.begun, checkpoint)?;
-        self.restore_ahead(&state.ahead, checkpoint)
+        let PipelineState { next_group, ahead, begun, published, .. } = state;
+        let saved = SavedState { next_group, ahead: &ahead, begun, published };
+        self.state.source = self.source.restore(saved, checkpoint)?;
+        Ok(())
     }
 }
 

@@ -15,7 +15,7 @@ use crate::rollouts::reward_model::RewardModelFiles;
 use crate::rollouts::rewards::named_models;
 use crate::run::memory_plan::{MemoryPlan, planned};
 use crate::trainers::Planner;
-use model::{AdaptedWeights, ModelAssets, Scorer};
+use model::{AdaptedWeights, ModelAssets};
 use rewards::RewardModel;
 use rollout::Engine;
 use std::sync::{Arc, Mutex};
@@ -28,7 +28,7 @@ pub struct Parts<T> {
     pub(super) own: T,
     pub(super) reference: Option<Reference>,
     /// Scores the completions of a replayed file.
-    pub(super) replay_scorer: Option<Box<Scorer>>,
+    pub(super) replay_scorer: Option<SharedScorer>,
     /// Scores completions of a user's rollout function or of older weights, and those of an evaluation's loss.
     pub(super) scorer: Option<SharedScorer>,
     pub(super) engine: Option<Engine>,
@@ -97,7 +97,7 @@ impl<T> Parts<T> {
         };
         // Of given completions the log-probabilities may be missing.
         let replays = config.replay.is_some();
-        let replay_scorer = replays.then(|| Box::new(builder.scorer("given rollouts", model, generation)));
+        let replay_scorer = replays.then(|| Arc::new(Mutex::new(builder.scorer("given rollouts", model, generation))));
         let of_evaluation = config.has_eval_data() && config.has_eval_loss();
         let of_stale = scores_stale(config) || builder.sharing.is_some() && config.audit_stale > 0.0;
         let of_updates = config.records_updates();

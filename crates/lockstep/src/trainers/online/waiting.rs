@@ -2,6 +2,8 @@
 
 use crate::run::learner::Learner;
 use crate::run::log::RunLog;
+use crate::run::training::TrainingRun;
+use crate::sources::Watch;
 use std::time::Duration;
 use telemetry::{EventKind, Sinks};
 
@@ -27,4 +29,15 @@ impl Progress {
         // The next event reports what is wrong with a sink.
         let _ = self.sinks.emit(event);
     }
+}
+
+/// Calls `wait` with what a source of batches checks and reports while `run` waits for it.
+pub fn watched<T>(run: &TrainingRun, wait: impl FnOnce(&Watch<'_>) -> T) -> T {
+    let progress = Progress::of(&run.log, &run.learner);
+    wait(&Watch {
+        stop: &run.stop,
+        stages: &run.log.stages,
+        on_wait: &|reward, time| progress.waits(reward, time),
+        warn: &|text| run.log.warn(text),
+    })
 }

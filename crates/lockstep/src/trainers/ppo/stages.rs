@@ -182,12 +182,12 @@ impl Ppo {
 
     /// At the start of a pass over a generation that is split into mini-batches, draws which groups come together.
     pub(super) fn shuffle(&self, run: &TrainingRun, PpoBatch { online, .. }: &mut PpoBatch) {
-        let (sizes, RolloutState { next_group, batch, .. }) = (self.pipeline.sizes, &mut online.state);
+        let (sizes, RolloutState { source, batch, .. }) = (self.pipeline.sizes, &mut online.state);
         if sizes.parts() == 1 || !batch.used.is_multiple_of(sizes.parts()) {
             return;
         }
         let pass = batch.used / sizes.parts();
-        let number = next_group.0 * sizes.iterations as u64 + pass;
+        let number = source.next_group.0 * sizes.iterations as u64 + pass;
         let mut stream = Stream::new(run.config.seed, SHUFFLES ^ number);
         let mut groups: Vec<Vec<Sample>> =
             batch.samples.chunk_by(|a, b| a.group == b.group).map(<[Sample]>::to_vec).collect();

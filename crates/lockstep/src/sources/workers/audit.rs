@@ -2,16 +2,16 @@
 //! the learner can generate the job's group again (`trust = "audit"`) and can recompute its log-probabilities
 //! (`audit_stale`).
 
-use super::workers::{Arrived, Workers};
-use super::{RolloutPipeline, stages};
+use super::source::{Arrived, WorkerSource};
+use super::{Link, by_group};
 use crate::config::{Config, Trust};
-use crate::distributed::{Link, by_group};
 use crate::error::OrBadInput;
 use crate::rollouts::audit::{Remaker, difference};
 use crate::rollouts::collector::Collected;
+use crate::rollouts::function::lock;
 use crate::rollouts::jobs::GroupJob;
 use crate::rollouts::samples;
-use crate::run::training::TrainingRun;
+use crate::sources::{Now, Watch};
 use fleet::{BatchId, JobResult, Version, WorkerName};
 use model::net::Scores;
 use model::{GroupId, HeldWeights, Updates};
@@ -79,28 +79,26 @@ impl Auditor {
     }
 }
 
-impl Workers {
+impl WorkerSource {
     /// Does a share of a batch's jobs again. The first worker whose answer differs is expelled, and its groups from
     /// this batch on are generated again. Returns whether a worker was expelled.
     pub(super) fn expels_a_liar(
         &mut self,
-        run: &TrainingRun,
         batch: BatchId,
         arrived: &Arrived,
+        watch: &Watch<'_>,
     ) -> anyhow::Result<bool> {
-        let Some((worker, what)) = self.find_liar(run, arrived)? else { return Ok(false) };
-        if let Some(fleet) = &mut self.fleet {
-            fleet.expel(&worker, batch, &what, &|text| run.log.warn(text))?;
-        }
+        let Some((worker, what)) = self.find_liar(arrived, watch)? else { return Ok(false) };
+        self.fleet()?.expel(&worker, batch, &what, watch.warn)?;
         Ok(true)
     }
 
     fn find_liar(
         &mut self,
-        run: &TrainingRun,
         (pending, results): &Arrived,
+        watch: &Watch<'_>,
     ) -> anyhow::Result<Option<(WorkerName, String)>> {
-        let Workers { assembler, engine, fleet, auditor, .. } = self;
+        let WorkerSource { assembler, engine, fleet, auditor, .. } = self;
         let (Some(engine), Some(pending), Some(fleet)) = (engine, pending, fleet.as_ref()) else { return Ok(None) };
         if auditor.remade == 0.0 {
             return Ok(None);
@@ -122,7 +120,7 @@ impl Workers {
                 wanted.entry((version, place)).or_default().extend(link.map(|link| (&result.worker, link)));
             }
         }
-        let _span = run.log.stages.span("audit");
+        let _span = watch.stages.span("audit");
         let (rewards, tokenizer, stop) = (&mut assembler.rewards[..], &*assembler.tokenizer, &assembler.stop);
         let mut remaker = Remaker { engine, rewards, tokenizer, stop };
         for ((version, _), given) in wanted {
@@ -138,19 +136,16 @@ impl Workers {
         }
         Ok(None)
     }
-}
 
-impl RolloutPipeline {
     /// Recomputes the log-probabilities of a share of the batch, with the older weights that sampled it.
     pub(super) fn score_again(
-        &self,
-        run: &TrainingRun,
-        workers: &mut Workers,
+        &mut self,
         batch: BatchId,
         collected: &Collected,
         makers: &[(GroupId, WorkerName)],
+        now: &Now<'_>,
     ) -> anyhow::Result<()> {
-        let Workers { fleet: Some(fleet), auditor, .. } = workers else { return Ok(()) };
+        let WorkerSource { fleet: Some(fleet), auditor, scorer, spec, .. } = self else { return Ok(()) };
         let plan = fleet.plan();
         let versions =
             (0..=plan.last_chunk()).map(|chunk| plan.version(batch, chunk)).filter(|&v| v != batch.version());
@@ -158,18 +153,18 @@ impl RolloutPipeline {
         // By the updates that they have had, as tokens name them.
         let weights: BTreeMap<Updates, &HeldWeights> =
             weights.map(|held| (held.view().version().trained(), held)).collect();
-        let Some(scorer) = self.scorer.as_ref().filter(|_| !weights.is_empty()) else { return Ok(()) };
+        let Some(scorer) = scorer.as_ref().filter(|_| !weights.is_empty()) else { return Ok(()) };
         let mut samples = samples::of_rollouts(&collected.scored.rollouts);
         samples.retain(|sample| auditor.picks(auditor.rescored, sample.group));
         if samples.is_empty() {
             return Ok(());
         }
-        let _span = run.log.stages.span("audit");
+        let _span = now.watch.stages.span("audit");
         let sequences: Vec<_> = samples.iter().map(|sample| sample.sequence()).collect();
-        let temperature = self.sampling.common().temperature;
+        let temperature = spec.sampling.common().temperature;
         let score = |(&updates, held): (&Updates, &&HeldWeights)| -> anyhow::Result<(Updates, Vec<Scores>)> {
-            let mut scorer = stages::lock(scorer);
-            Ok((updates, scorer.score(&run.learner.ctx, held.view(), &sequences, temperature)?))
+            let mut scorer = lock(scorer);
+            Ok((updates, scorer.score(now.ctx, held.view(), &sequences, temperature)?))
         };
         let scores: BTreeMap<Updates, Vec<Scores>> = weights.iter().map(score).collect::<anyhow::Result<_>>()?;
         for (place, sample) in samples.iter().enumerate() {
@@ -186,11 +181,11 @@ impl RolloutPipeline {
             }
             auditor.counts.tokens += tokens;
             if let Some((token, given, computed)) = first {
-                let chunk = run.config.partial_rollout_tokens.map_or(0, |tokens| token / tokens);
+                let chunk = spec.config.partial_rollout_tokens.map_or(0, |tokens| token / tokens);
                 let mut of_group = makers.iter().filter(|(group, _)| *group == sample.group);
                 let maker = of_group.clone().nth(chunk).or_else(|| of_group.next_back());
                 let maker = maker.map_or("somebody".to_owned(), |(_, worker)| format!("worker {worker}"));
-                run.log.warn(&format!(
+                (now.watch.warn)(&format!(
                     "group {}, token {token}: {maker} recorded the log-probability {given} ({:#010x}), and the weights \
                      that it names give {computed} ({:#010x})",
                     sample.group,

@@ -1,9 +1,9 @@
 use super::*;
 use crate::config::{Config, sampling};
 use crate::data::prompts::Prompt;
-use crate::distributed::CHECKPOINT;
-use crate::distributed::ids::job_name;
 use crate::rollouts::jobs::GroupAnswer;
+use crate::sources::workers::CHECKPOINT;
+use crate::sources::workers::ids::job_name;
 use fleet::{Answer, Lineage, Plan, Version, WorkerName};
 use model::columns::SAMPLER_LOGPS;
 use model::{Columns, Updates};

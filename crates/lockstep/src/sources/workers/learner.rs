@@ -63,7 +63,7 @@ pub struct Frontier {
 }
 
 /// The point from which a learner begins: the start of a run, or a checkpoint.
-pub struct Start {
+pub struct LearnerStart {
     /// The batch that is trained on next, or whose steps are not all done.
     pub batch: BatchId,
     /// True if the weights are those at the start of this batch, and not in the middle of its steps.
@@ -123,7 +123,7 @@ impl Distributed {
         network: Option<(&Network, Arc<ModelFiles>)>,
         plan: Plan,
         mut shared: Shared,
-        start: Start,
+        start: LearnerStart,
         weights: &mut AdaptedWeights,
         batches: BTreeMap<BatchId, Pending>,
     ) -> anyhow::Result<Distributed> {
@@ -131,7 +131,8 @@ impl Distributed {
         let serve = |(network, files)| Serving::start(network, &out.join("config.toml"), files);
         let serving = network.map(serve).transpose()?;
         shared.network = serving.as_ref().map(Serving::place);
-        let Start { batch, at_beginning, lineage, frontier, settings, audits, sampling, mut chunks, ctx } = start;
+        let LearnerStart { batch, at_beginning, lineage, frontier, settings, audits, sampling, mut chunks, ctx } =
+            start;
         let Frontier { groups, mut lineages } = frontier;
         let version = batch.version();
         let lineage = *lineages.entry(version).or_insert(lineage);

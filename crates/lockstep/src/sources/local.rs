@@ -1,0 +1,75 @@
+//! Generates each batch when its first step begins, in this process, with the current weights.
+
+use super::{Batch, BatchSource, BatchSpec, Now, SavedState, SourceState};
+use crate::data::Sampler;
+use crate::rollouts::collector::{Begun, Collect, Collected};
+use crate::rollouts::health::RewardHealth;
+use crate::rollouts::scoring::Prompts;
+use rollout::RolloutGroup;
+use std::path::Path;
+
+/// The source of on-policy batches. The completions come from the engine or from the caller's rollout function.
+pub struct LocalSource {
+    pub(super) spec: BatchSpec,
+    pub(super) collector: Box<dyn Collect>,
+}
+
+impl LocalSource {
+    /// A source that collects with `collector`.
+    pub fn new(spec: BatchSpec, collector: Box<dyn Collect>) -> LocalSource {
+        LocalSource { spec, collector }
+    }
+
+    /// Generates and scores completions of `prompts`.
+    pub(super) fn collect(
+        &mut self,
+        health: &mut RewardHealth,
+        prompts: Prompts,
+        now: &Now<'_>,
+    ) -> anyhow::Result<Collected> {
+        let request = self.spec.request(prompts, now.step);
+        let collected = self.collector.collect(&now.policy.weights, request, &now.watch.observer())?;
+        health.check(&collected.scored.rollouts, &collected.scored.problems, &self.spec.config)?;
+        collected.record_overlapped(now.watch.stages);
+        Ok(collected)
+    }
+
+    /// Continues the groups of a batch that began after `step` optimizer steps, and scores them. Also returns the
+    /// groups of the requests beside them.
+    pub(super) fn complete(
+        &mut self,
+        health: &mut RewardHealth,
+        (prompts, step): (Prompts, u64),
+        begun: Begun,
+        now: &Now<'_>,
+    ) -> anyhow::Result<(Collected, Vec<RolloutGroup>)> {
+        let request = self.spec.request(prompts, step);
+        let observer = now.watch.observer();
+        let (collected, others) = self.collector.continue_with(&now.policy.weights, request, begun, &observer)?;
+        health.check(&collected.scored.rollouts, &collected.scored.problems, &self.spec.config)?;
+        collected.record_overlapped(now.watch.stages);
+        Ok((collected, others))
+    }
+}
+
+impl BatchSource for LocalSource {
+    fn next(&mut self, next: &mut SourceState, data: &mut Sampler, now: &Now<'_>) -> anyhow::Result<Batch> {
+        let collected = self.more(next, &data.next_batch(), now)?;
+        Ok(Batch::Generated { collected, sampled_by: now.lineage, metrics: Vec::new() })
+    }
+
+    fn more(&mut self, next: &mut SourceState, rows: &[usize], now: &Now<'_>) -> anyhow::Result<Collected> {
+        let prompts = self.spec.numbered(next.next_group, rows);
+        let collected = self.collect(&mut next.health, prompts, now)?;
+        next.next_group = collected.next_group;
+        Ok(collected)
+    }
+
+    fn collector(&mut self) -> Option<&mut dyn Collect> {
+        Some(&mut *self.collector)
+    }
+
+    fn restore(&mut self, saved: SavedState<'_>, checkpoint: &Path) -> anyhow::Result<SourceState> {
+        SourceState::read(saved, &self.spec, checkpoint)
+    }
+}
