@@ -3,7 +3,6 @@
 
 use super::*;
 use crate::config::Purpose;
-use crate::rollouts::scoring::ScoredRollouts;
 use crate::rollouts::{ScoredCompletion, ScoredGroup};
 use crate::session::tests::{config, directory, one_thread, rows};
 use crate::{Flow, Run, RunOptions, StopReason};

@@ -19,7 +19,8 @@ mod scorers;
 mod source;
 mod worker;
 
-use chunks::{CHECKPOINT, Chunks, Link, by_group};
+pub use chunks::CHECKPOINT;
+use chunks::{Chunks, Link, by_group};
 use ids::of_fleet_group;
 use learner::{Distributed, Frontier, FrontierGroup, LearnerStart, Pending};
 use made_by::makers;
