@@ -31,7 +31,7 @@ pub enum What {
     },
     /// Shows one job: its weights, its payload's size, its results.
     Show {
-        /// Its name: 000123.0 is chunk 0 of rollout 123, eval-000020.3 part 3 of the evaluation after 20 batches.
+        /// Its name: 000123.0 is chunk 0 of group 123.
         #[arg(value_name = "JOB")]
         job: String,
         /// As one JSON document.
@@ -114,38 +114,29 @@ fn parse(text: &str) -> anyhow::Result<JobName> {
     })
 }
 
-/// The job that an abbreviated name means, without zeros or chunk: `123`, `123.0`, `eval-20.3`.
+/// The job that an abbreviated name means, without zeros or chunk: `123`, `123.0`.
 fn nearly(text: &str) -> Option<JobName> {
     let text = text.trim();
-    let numbers = text.strip_prefix("eval-").unwrap_or(text);
-    let (first, second) = numbers.split_once('.').unwrap_or((numbers, "0"));
-    let (first, second): (u64, u32) = (first.parse().ok()?, second.parse().ok()?);
-    Some(if numbers.len() < text.len() {
-        JobName::Evaluation { version: Version(first), index: second }
-    } else {
-        JobName::Rollout { group: GroupId(first), chunk: second }
-    })
+    let (group, chunk) = text.split_once('.').unwrap_or((text, "0"));
+    Some(JobName { group: GroupId(group.parse().ok()?), chunk: chunk.parse().ok()? })
 }
 
 /// The error for a job that no file contains, with the likely reason.
 fn unknown(run: &Path, status: &Status, job: JobName) -> anyhow::Error {
     let run = run.display();
-    let why = match (job, &status.learner) {
-        (JobName::Rollout { group, .. }, Some(learner)) => {
-            let batch = learner.batch_of(group);
-            let now = learner.batch;
-            match () {
-                () if batch >= BatchId(learner.batches) => {
-                    let last = learner.batches.saturating_mul(learner.groups).saturating_sub(1);
-                    format!("the last rollout of the run is {last:06}")
-                }
-                () if batch < now => {
-                    format!("its batch, {batch}, is trained on and in a checkpoint, so that its files are deleted")
-                }
-                () => format!("it is of batch {batch} and not offered; the run is at batch {now}"),
+    let why = match &status.learner {
+        Some(learner) => {
+            let (batch, now) = (learner.batch_of(job.group), learner.batch);
+            if batch >= BatchId(learner.batches) {
+                let last = learner.batches.saturating_mul(learner.groups).saturating_sub(1);
+                format!("the last group of the run is {last:06}")
+            } else if batch < now {
+                format!("its batch, {batch}, is trained on and in a checkpoint, so that its files are deleted")
+            } else {
+                format!("it is of batch {batch} and not offered; the run is at batch {now}")
             }
         }
-        _ => "no file has it".to_owned(),
+        None => "no file has it".to_owned(),
     };
     BadInput::new(format!("{run} has no job {job}: {why}; `lockstep queue {run} ls` lists those that are there"))
 }
@@ -225,15 +216,7 @@ impl Shown {
         let Shown { job, places, version, found } = self;
         let mut rows = Vec::new();
         let mut row = |name: &str, value: String| rows.push([name.to_owned(), value]);
-        row(
-            "job",
-            match job {
-                JobName::Rollout { group, chunk } => format!("{job}: rollout {group}, chunk {chunk}"),
-                JobName::Evaluation { version, index } => {
-                    format!("{job}: evaluation after {version} batches, part {index}")
-                }
-            },
-        );
+        row("job", format!("{job}: group {}, chunk {}", job.group, job.chunk));
         for Place { state, worker, stage } in places {
             let by = if *state == "complete" { "from" } else { "by" };
             let worker = worker.as_ref().map_or(String::new(), |worker| format!(" {by} {worker}"));

@@ -1,10 +1,10 @@
 //! `lockstep status`: shows a distributed run.
 
 use crate::output::{self, columns};
+use fleet::Version;
 use fleet::exchange::LearnerState;
 use fleet::exchange::spool::Layout;
 use fleet::status::{BatchStatus, Status, WorkerLine};
-use fleet::{JobName, Version};
 use lockstep::bad_input;
 use lockstep::error::OrBadInput;
 use std::collections::BTreeMap;
@@ -78,11 +78,7 @@ pub(crate) fn read(run: &Path) -> anyhow::Result<Status> {
 fn text(run: &Path, status: &Status) -> String {
     let mut rows = vec![["learner".to_owned(), learner(run, status)]];
     if let Some(learner) = &status.learner {
-        rows.push(["slots".to_owned(), slots(learner)]);
         rows.push(["batches".to_owned(), batches(status, learner)]);
-    }
-    rows.extend(evaluations(status).map(|text| ["evaluation".to_owned(), text]));
-    if let Some(learner) = &status.learner {
         rows.push(["counts".to_owned(), counts(learner)]);
     }
     let workers = if status.workers.is_empty() {
@@ -119,16 +115,6 @@ fn learner(run: &Path, status: &Status) -> String {
     format!("step {batch}/{}  version {version}  {process}  checkpoint {last}{waiting}", learner.batches)
 }
 
-fn slots(learner: &LearnerState) -> String {
-    let one = |(slot, versions): (usize, Option<(Version, Version)>)| match versions {
-        Some((first, last)) if first == last => format!("{slot}: v{last}"),
-        Some((first, last)) => format!("{slot}: v{first} to v{last}"),
-        // Being written, or not yet.
-        None => format!("{slot}: empty"),
-    };
-    learner.slots.iter().map(|slot| slot.versions).enumerate().map(one).collect::<Vec<_>>().join("   ")
-}
-
 fn batches(status: &Status, learner: &LearnerState) -> String {
     let one = |batch: &BatchStatus| {
         let number = batch.batch;
@@ -144,13 +130,6 @@ fn batches(status: &Status, learner: &LearnerState) -> String {
     let (groups, staleness) = (learner.groups, learner.max_staleness);
     let head = format!("of {groups} group{}, max_staleness {staleness}", if groups == 1 { "" } else { "s" });
     std::iter::once(head).chain(status.batches.iter().map(one)).collect::<Vec<_>>().join("   ")
-}
-
-/// The jobs of evaluations, which belong to no batch, as text.
-fn evaluations(status: &Status) -> Option<String> {
-    let count = |jobs: &[JobName]| jobs.iter().filter(|job| matches!(job, JobName::Evaluation { .. })).count() as u64;
-    let processing = status.workers.iter().map(|worker| count(&worker.processing)).sum();
-    in_words(count(&status.complete), processing, count(&status.pending))
 }
 
 /// Counts of jobs as text; `None` if all are 0.
@@ -225,7 +204,7 @@ fn worker(worker: &WorkerLine) -> [String; 7] {
 mod tests {
     use super::*;
     use fleet::exchange::WorkerStatus;
-    use fleet::{GroupId, WorkerName};
+    use fleet::{GroupId, JobName, WorkerName};
 
     fn line(alive: Option<u32>, status: WorkerStatus) -> WorkerLine {
         let name = WorkerName::new("dev1").unwrap();
@@ -233,7 +212,7 @@ mod tests {
     }
 
     fn job(group: u64) -> JobName {
-        JobName::Rollout { group: GroupId(group), chunk: 0 }
+        JobName::first(GroupId(group))
     }
 
     #[test]

@@ -175,7 +175,7 @@ pub fn batch_from_bytes(file: &[u8]) -> Result<(BatchId, Vec<JobResult>), String
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::testing::{chunk, part};
+    use crate::testing::chunk;
     use proptest::prelude::*;
 
     fn job(payload: Vec<u8>) -> Job {
@@ -186,7 +186,7 @@ mod tests {
 
     fn result(bytes: Vec<u8>, more: bool) -> JobResult {
         JobResult {
-            job: part(4, 1),
+            job: chunk(4, 1),
             lineage: Lineage([3; 16]),
             worker: WorkerName::new("dev1").unwrap(),
             answer: Answer { fingerprint: 77, more },

@@ -9,45 +9,33 @@ use std::str::FromStr;
 use std::sync::Arc;
 use twox_hash::XxHash3_64;
 
-/// The name of a job: its place in the run. It does not depend on when or by which worker the job is done.
+/// The name of a job: its place in the run, written as `000123.0`. It does not depend on when or by which worker the
+/// job is done.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
-pub enum JobName {
-    /// A rollout: one group of completions, or one chunk of it. Written as `000123.0`.
-    Rollout {
-        /// The group.
-        group: GroupId,
-        /// The index of the chunk. With C tokens per chunk, it has the tokens chunk · C … (chunk + 1) · C − 1 of each
-        /// completion. It is 0 where completions are not split.
-        chunk: u32,
-    },
-    /// A part of an evaluation, written as `eval-000020.3`.
-    Evaluation {
-        /// The version of the evaluated weights.
-        version: Version,
-        /// The index of the part.
-        index: u32,
-    },
+pub struct JobName {
+    /// The group of completions.
+    pub group: GroupId,
+    /// The index of the chunk. With C tokens per chunk, it has the tokens chunk · C … (chunk + 1) · C − 1 of each
+    /// completion. It is 0 where completions are not split.
+    pub chunk: u32,
 }
 
 impl JobName {
+    /// The job of a whole group, or of its first chunk.
+    pub fn first(group: GroupId) -> JobName {
+        JobName { group, chunk: 0 }
+    }
+
     /// Whether this job is `other` or a later chunk of the same group.
     pub(crate) fn is_or_continues(self, other: JobName) -> bool {
-        match (self, other) {
-            (JobName::Rollout { group, chunk }, JobName::Rollout { group: same, chunk: from }) => {
-                group == same && chunk >= from
-            }
-            _ => self == other,
-        }
+        self.group == other.group && self.chunk >= other.chunk
     }
 }
 
 impl fmt::Display for JobName {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            JobName::Rollout { group, chunk } => write!(f, "{group:06}.{chunk}"),
-            JobName::Evaluation { version, index } => write!(f, "eval-{version:06}.{index}"),
-        }
+        write!(f, "{:06}.{}", self.group, self.chunk)
     }
 }
 
@@ -55,18 +43,10 @@ impl FromStr for JobName {
     type Err = String;
 
     fn from_str(text: &str) -> Result<JobName, String> {
-        let bad = || format!("{text:?} is no job: rollouts are named like 000123.0, evaluations like eval-000020.3");
-        let (evaluation, numbers) = match text.strip_prefix("eval-") {
-            Some(rest) => (true, rest),
-            None => (false, text),
-        };
-        let (first, second) = numbers.split_once('.').ok_or_else(bad)?;
-        let (first, second): (u64, u32) = (first.parse().map_err(|_| bad())?, second.parse().map_err(|_| bad())?);
-        let name = if evaluation {
-            JobName::Evaluation { version: Version(first), index: second }
-        } else {
-            JobName::Rollout { group: GroupId(first), chunk: second }
-        };
+        let bad = || format!("{text:?} is no job: jobs are named like 000123.0");
+        let (group, chunk) = text.split_once('.').ok_or_else(bad)?;
+        let name =
+            JobName { group: GroupId(group.parse().map_err(|_| bad())?), chunk: chunk.parse().map_err(|_| bad())? };
         // One job has one name: no plus sign, no missing zeros.
         if name.to_string() == text { Ok(name) } else { Err(bad()) }
     }
@@ -296,11 +276,11 @@ pub struct JobResult {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::testing::{chunk, job, part};
+    use crate::testing::{chunk, job};
 
     #[test]
     fn a_job_has_one_name() {
-        for name in [job(123), part(12_345_678, 3)] {
+        for name in [job(123), chunk(12_345_678, 3)] {
             assert_eq!(name.to_string().parse(), Ok(name));
         }
         for bad in ["123.0", "000123", "000123.00", "+00123.0", "eval-20.3", "000123.0.tmp", "", ".", "000123.-1"] {
@@ -335,13 +315,11 @@ mod tests {
 
     #[test]
     fn names_are_ordered_written_and_read_as_they_are() {
-        let [rollout, evaluation] = [chunk(7, 2), part(20, 3)];
-        assert_eq!([rollout, evaluation].map(|job| job.to_string()), ["000007.2", "eval-000020.3"]);
-        assert_eq!(serde_json::to_string(&[rollout, evaluation]).unwrap(), r#"["000007.2","eval-000020.3"]"#);
+        assert_eq!(chunk(7, 2).to_string(), "000007.2");
+        assert_eq!(serde_json::to_string(&chunk(7, 2)).unwrap(), r#""000007.2""#);
         let continues = |job: JobName| job.is_or_continues(chunk(7, 1));
         assert!(continues(chunk(7, 1)) && continues(chunk(7, 2)));
-        assert!(!continues(chunk(7, 0)) && !continues(chunk(8, 1)) && !continues(evaluation));
-        assert!(evaluation.is_or_continues(evaluation) && !evaluation.is_or_continues(rollout));
+        assert!(!continues(chunk(7, 0)) && !continues(chunk(8, 1)));
         let longest = "x".repeat(64);
         assert_eq!(WorkerName::new(&longest).unwrap().as_str(), longest);
         let refused = "\"a b\" cannot name a worker: use 1 to 64 letters, digits, - and _";

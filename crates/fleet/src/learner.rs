@@ -1,5 +1,5 @@
-//! The learner's loop around the coordinator: it passes events in and carries actions out. Actions that need the
-//! weights (train, write a slot, write a checkpoint) are returned to the caller as a [`Step`].
+//! The learner's loop around the coordinator: it passes events in and carries actions out. What needs the weights is
+//! left to the caller: it trains on each batch that a [`Step`] names, and asks for the frontier of a checkpoint.
 //!
 //! [`Learner`] is the loop itself, for callers that poll it. [`LearnerHandle`] runs it on a thread, so that workers are
 //! served while the caller trains.
@@ -7,7 +7,7 @@
 use crate::batches::{Batch, BatchFiles};
 use crate::coordinator::{Action, Coordinator, Dropped, Event, HowEnded, Saved, SyncedBatch};
 use crate::error::{Error, Result};
-use crate::exchange::{CheckpointStates, Counts, Exchange, LearnerState, SlotState, Waiter};
+use crate::exchange::{CheckpointStates, Counts, Exchange, LearnerState, Waiter};
 use crate::ids::{BatchId, GroupId, Version};
 use crate::job::{Answer, Job, JobName, JobResult, Lineage, WorkerName};
 use crate::plan::Plan;
@@ -39,30 +39,25 @@ pub trait Feed: Send {
 /// An action that the caller of the learner must carry out.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Step {
-    /// Train on this batch, whose file is on the disk. Then lock one of the slots in [`Learner::writable`], call
-    /// [`Learner::writing`], run the optimizer, and call [`Learner::trained`]. The results are in the order of their
-    /// names.
+    /// Train on this batch, whose file is on the disk: call [`Learner::begun`], take the optimizer steps, and call
+    /// [`Learner::trained`]. The results are in the order of their names.
     Train(BatchId, Batch),
-    /// The evaluation of this version is complete.
-    Evaluated(Version, Batch),
-    /// This checkpoint may be renamed to its final name. This value must be written into it first.
-    CommitCheckpoint(SavedFrontier),
     /// A message for the user: an unreadable file, results that differ, a worker that was killed.
     Warning(String),
     /// A result was none to its job, which is done again.
     Refused(Refused),
-    /// The run has ended.
-    End,
 }
 
 /// The fleet's part of a checkpoint: results that only older weights could sample, and the lineages of weights.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SavedFrontier {
-    /// The version of the weights in the checkpoint.
+    /// The version of the weights in the checkpoint; in the middle of a batch, the version at its start.
     pub version: Version,
+    /// Whether the checkpoint was taken in the middle of a batch. The frontier then has the results of that batch.
+    pub in_batch: bool,
     /// The lineages of this version and of older ones.
     pub lineages: BTreeMap<Version, Lineage>,
-    /// The results, in the order of their names; [`crate::batch_to_bytes`] writes them.
+    /// The results, in the order of their names.
     pub frontier: Batch,
     /// Workers whose results are no longer accepted.
     pub expelled: Vec<WorkerName>,
@@ -74,7 +69,7 @@ pub struct Learner<E> {
     exchange: E,
     files: BatchFiles,
     feed: Box<dyn Feed>,
-    /// Results that have not been trained on yet, or that a checkpoint waits for.
+    /// Results that have not been trained on yet.
     kept: BTreeMap<JobName, JobResult>,
     /// Results that were looked at and will be accepted.
     looked_at: Option<JobResult>,
@@ -85,6 +80,8 @@ pub struct Learner<E> {
     steps: VecDeque<Step>,
     counts: Counts,
     last_checkpoint: Option<Version>,
+    /// The version whose frontier a checkpoint waits for.
+    waits_for: Option<Version>,
     /// True if the caller has ended the run before its last batch.
     ended: bool,
     shared: serde_json::Value,
@@ -113,7 +110,8 @@ impl<E: Exchange> Learner<E> {
         }
         let synced = batches.iter().map(|(batch, results)| (*batch, SyncedBatch::of(results))).collect();
         let frontier = saved.frontier.iter().map(|result| (result.job, result.answer)).collect();
-        let state = Saved { version: saved.version, lineages: saved.lineages, frontier };
+        let (version, in_batch) = (saved.version, saved.in_batch);
+        let state = Saved { version, in_batch, lineages: saved.lineages, frontier };
         let mut coordinator = Coordinator::resume(plan, state, synced).map_err(Error::Refused)?;
         for worker in saved.expelled {
             // What it has left is refused, and it ends when it reads that.
@@ -135,6 +133,7 @@ impl<E: Exchange> Learner<E> {
             steps: VecDeque::new(),
             counts: Counts { corrupt: problems.len() as u64, ..Counts::default() },
             last_checkpoint,
+            waits_for: None,
             ended: false,
             shared,
             last_tick: Instant::now(),
@@ -177,54 +176,36 @@ impl<E: Exchange> Learner<E> {
         self.counts
     }
 
-    /// The slots that may be overwritten now, unless a reader pins them.
-    pub fn writable(&self) -> Vec<usize> {
-        self.coordinator.writable()
+    /// Tells the learner that the caller begins to train on the batch that [`Step::Train`] named. Its results can no
+    /// longer be taken back.
+    pub fn begun(&mut self) -> Result<()> {
+        self.tell(Event::Begun)
     }
 
-    /// Tells the learner that a slot is locked and will be overwritten.
-    pub fn writing(&mut self, slot: usize) -> Result<()> {
-        if !self.writable().contains(&slot) {
-            return Err(Error::Failed(format!("slot {slot} may not be written: {:?} may", self.writable())));
+    /// Tells the learner that the batch's last optimizer step is done, and the weights are published.
+    pub fn trained(&mut self) -> Result<()> {
+        self.tell(Event::Trained)
+    }
+
+    /// The results that a checkpoint must contain because only weights older than `version` can make them, in the order
+    /// of their names; `None` until all are there. The weights must not change before.
+    pub fn frontier(&mut self, version: Version) -> Result<Option<Batch>> {
+        let (there, missing) = self.coordinator.frontier(version);
+        let waits_for = (!missing.is_empty()).then_some(version);
+        if std::mem::replace(&mut self.waits_for, waits_for) != waits_for {
+            self.announce()?;
         }
-        self.tell(Event::Writing(slot))?;
-        self.announce()
-    }
-
-    /// Tells the learner that the batch's last optimizer step is done. `written` is false if the step was skipped.
-    pub fn trained(&mut self, written: bool) -> Result<()> {
-        self.tell(Event::Trained { written })
-    }
-
-    /// Tells the learner that a checkpoint of the current weights is being written. [`Step::CommitCheckpoint`] says
-    /// when it may be renamed to its final name.
-    pub fn checkpoint(&mut self) -> Result<()> {
-        self.tell(Event::Checkpoint)?;
-        self.announce()
-    }
-
-    /// The results of a batch that versions before `version` make, in the order of their job names; `None` until all
-    /// are there. They are for the frontier of a checkpoint.
-    pub fn made_before(&self, version: Version, batch: BatchId) -> Option<Batch> {
-        let plan = self.coordinator.plan();
-        let mut results = Vec::new();
-        for group in plan.groups_of(batch) {
-            for chunk in (0..=plan.last_chunk()).take_while(|chunk| plan.version(batch, *chunk) < version) {
-                let result = self.kept.get(&JobName::Rollout { group, chunk })?;
-                results.push(result.clone());
-                if !result.answer.more {
-                    break;
-                }
-            }
+        if waits_for.is_some() {
+            return Ok(None);
         }
-        Some(results)
+        self.results(&there.into_keys().collect::<Vec<_>>()).map(Some)
     }
 
     /// Deletes all results from `batch` on, because their scores are wrong; a learner that resumes the run has them
     /// made again. After this call the run must end.
     pub fn forget_from(&mut self, batch: BatchId) -> Result<()> {
         self.files.remove_from(batch)?;
-        let first = JobName::Rollout { group: self.coordinator.plan().first_group(batch), chunk: 0 };
+        let first = JobName::first(self.coordinator.plan().first_group(batch));
         let jobs: Vec<JobName> = self.kept.range(first..).map(|(job, _)| *job).collect();
         self.exchange.acknowledge(&jobs)
     }
@@ -233,11 +214,8 @@ impl<E: Exchange> Learner<E> {
     /// that have not been trained on are made again. If such a batch was already returned as [`Step::Train`], it will
     /// be returned once more.
     pub fn expel(&mut self, worker: &WorkerName, from: BatchId) -> Result<()> {
-        if !self.coordinator.may_expel() {
-            return Err(Error::Failed(format!("worker {worker} cannot be expelled while weights are written")));
-        }
-        let from = from.max(self.coordinator.batch());
-        let first = JobName::Rollout { group: self.coordinator.plan().first_group(from), chunk: 0 };
+        let from = from.max(self.coordinator.open_batch());
+        let first = JobName::first(self.coordinator.plan().first_group(from));
         let of_worker = self.kept.range(first..).filter(|(_, result)| result.worker == *worker);
         let jobs = of_worker.map(|(job, _)| *job).filter(|job| self.coordinator.can_remake(*job));
         let jobs: Vec<JobName> = jobs.collect();
@@ -250,7 +228,7 @@ impl<E: Exchange> Learner<E> {
             .filter(|(job, _)| is_taken(job))
             .map(|(job, result)| (result.worker.clone(), *job))
             .collect();
-        if let Some(JobName::Rollout { group, .. }) = jobs.first() {
+        if let Some(JobName { group, .. }) = jobs.first() {
             let batch = self.coordinator.plan().batch_of(*group);
             self.files.remove_from(batch)?;
             self.steps.retain(|step| !matches!(step, Step::Train(other, _) if *other >= batch));
@@ -267,17 +245,6 @@ impl<E: Exchange> Learner<E> {
     pub fn committed(&mut self, version: Version) -> Result<()> {
         self.last_checkpoint = self.last_checkpoint.max(Some(version));
         self.files.remove_before(version.batch())?;
-        self.announce()
-    }
-
-    /// Evaluates the current weights with `jobs` jobs.
-    pub fn evaluate(&mut self, jobs: u32) -> Result<()> {
-        self.tell(Event::Evaluate(jobs))
-    }
-
-    /// Makes a checkpoint of the current weights and then ends the run.
-    pub fn stop(&mut self) -> Result<()> {
-        self.tell(Event::Stop)?;
         self.announce()
     }
 
@@ -376,21 +343,9 @@ impl<E: Exchange> Learner<E> {
                 let results = self.results(&jobs)?;
                 self.steps.push_back(Step::Train(batch, results));
             }
-            Action::Publish { .. } => {
+            Action::Publish(_) => {
                 self.forget();
                 self.announce()?;
-            }
-            Action::CommitCheckpoint(saved) => {
-                let jobs: Vec<JobName> = saved.frontier.into_keys().collect();
-                let frontier = self.results(&jobs)?;
-                let expelled = self.coordinator.expelled().cloned().collect();
-                let saved = SavedFrontier { version: saved.version, lineages: saved.lineages, frontier, expelled };
-                self.steps.push_back(Step::CommitCheckpoint(saved));
-                self.forget();
-            }
-            Action::Evaluated(version, jobs) => {
-                let results = self.results(&jobs)?;
-                self.steps.push_back(Step::Evaluated(version, results));
             }
             Action::Gone(job, version) => {
                 return Err(Error::Failed(format!(
@@ -411,10 +366,7 @@ impl<E: Exchange> Learner<E> {
                 };
                 return Err(Error::Failed(format!("{what}. --resume continues from the last checkpoint")));
             }
-            Action::End => {
-                self.announce()?;
-                self.steps.push_back(Step::End);
-            }
+            Action::End => self.announce()?,
         }
         Ok(None)
     }
@@ -442,27 +394,23 @@ impl<E: Exchange> Learner<E> {
     }
 
     fn chunks_before(&self, job: JobName) -> Batch {
-        let JobName::Rollout { group, .. } = job else { return Vec::new() };
-        self.kept.range(JobName::Rollout { group, chunk: 0 }..job).map(|(_, result)| result.clone()).collect()
+        self.kept.range(JobName::first(job.group)..job).map(|(_, result)| result.clone()).collect()
     }
 
     /// Removes results that nothing needs any more.
     fn forget(&mut self) {
-        let coordinator = &self.coordinator;
-        let version = coordinator.version();
-        let waiting = coordinator.waiting_checkpoints().first().map_or(version, |(waiting, ..)| *waiting);
-        let first = coordinator.plan().first_group(waiting.min(version).batch());
-        let is_needed = |job: &JobName| match job {
-            JobName::Rollout { group, .. } => *group >= first,
-            JobName::Evaluation { version, .. } => coordinator.needs_evaluation(*version),
-        };
-        self.kept.retain(|job, _| is_needed(job));
-        self.frontier.retain(|job, _| is_needed(job));
+        let first = self.coordinator.plan().first_group(self.coordinator.batch());
+        self.kept.retain(|job, _| job.group >= first);
+        self.frontier.retain(|job, _| job.group >= first);
     }
 
     fn announce(&mut self) -> Result<()> {
         let coordinator = &self.coordinator;
         let plan = coordinator.plan();
+        let waiting = |version: Version| {
+            let (there, missing) = coordinator.frontier(version);
+            (version, there.len(), there.len() + missing.len())
+        };
         let state = LearnerState {
             pid: std::process::id(),
             batch: coordinator.batch(),
@@ -472,9 +420,11 @@ impl<E: Exchange> Learner<E> {
             continued: plan.continued,
             incarnation: 0,
             lineage: coordinator.lineage(),
-            slots: coordinator.slots().iter().map(|versions| SlotState { versions: *versions }).collect(),
             ended: coordinator.has_ended() || self.ended,
-            checkpoints: CheckpointStates { last: self.last_checkpoint, waiting: coordinator.waiting_checkpoints() },
+            checkpoints: CheckpointStates {
+                last: self.last_checkpoint,
+                waiting: self.waits_for.map(waiting).into_iter().collect(),
+            },
             workers: coordinator.workers().count() as u64,
             expelled: coordinator.expelled().cloned().collect(),
             counts: self.counts,
@@ -486,16 +436,13 @@ impl<E: Exchange> Learner<E> {
 
 /// Why the results in the file of a batch are not those of this batch; `None` if they are.
 fn misfit(plan: &Plan, batch: BatchId, results: &[JobResult]) -> Option<String> {
-    let is_of = |job: JobName| match job {
-        JobName::Rollout { group, chunk } => plan.batch_of(group) == batch && chunk <= plan.last_chunk(),
-        JobName::Evaluation { .. } => false,
-    };
+    let is_of = |job: JobName| plan.batch_of(job.group) == batch && job.chunk <= plan.last_chunk();
     if let Some(other) = results.iter().find(|result| !is_of(result.job)) {
         return Some(format!("it has the result of job {}, which is not of this batch", other.job));
     }
     let answers: BTreeMap<JobName, Answer> = results.iter().map(|result| (result.job, result.answer)).collect();
     let missing = |group: GroupId| {
-        let jobs = (0..=plan.last_chunk()).map(|chunk| JobName::Rollout { group, chunk });
+        let jobs = (0..=plan.last_chunk()).map(|chunk| JobName { group, chunk });
         // Up to the last chunk, or the first one that no other follows.
         jobs.map(|job| (job, answers.get(&job))).find_map(|(job, answer)| match answer {
             None => Some(Some(job)),

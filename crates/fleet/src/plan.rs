@@ -29,9 +29,6 @@ pub struct Plan {
     pub continued: Continued,
     /// True if completions are sampled in chunks of `partial_rollout_tokens`, each with newer weights.
     pub chunks: bool,
-    /// Slots for versions of the weights: at least k + 1. At k = 0 one is enough, and the weights are overwritten in
-    /// place.
-    pub slots: usize,
     /// The largest number of unfinished jobs (pending or in work) for each worker.
     pub max_inflight_tasks: u64,
     /// The largest number of results that wait for later batches, for each worker.
@@ -57,7 +54,6 @@ impl Plan {
             max_staleness,
             continued: Continued::default(),
             chunks: false,
-            slots: (max_staleness as usize).saturating_add(1),
             max_inflight_tasks: 1024,
             queue_maxsize: 1024,
             stale_after_ms: 60_000,
@@ -74,7 +70,6 @@ impl Plan {
             if value >= least { Ok(()) } else { Err(format!("{name} is {value}: it must be at least {least}")) }
         };
         least("groups of a batch", self.groups, 1)?;
-        least("slots for weights", self.slots as u64, self.max_staleness.saturating_add(1))?;
         least("max_inflight_tasks", self.max_inflight_tasks, 1)?;
         least("heartbeat_stale_after_s in ms", self.stale_after_ms, 1)?;
         least("max_failures_per_job", u64::from(self.failures_per_job), 1)?;
@@ -118,10 +113,7 @@ impl Plan {
 
     /// The version of the weights that samples a job.
     pub fn version_of(&self, job: JobName) -> Version {
-        match job {
-            JobName::Rollout { group, chunk } => self.version(self.batch_of(group), chunk),
-            JobName::Evaluation { version, .. } => version,
-        }
+        self.version(self.batch_of(job.group), job.chunk)
     }
 }
 
@@ -168,7 +160,7 @@ mod tests {
     #[test]
     fn numbers_with_which_no_run_ends_are_refused() {
         assert_eq!(Plan::new(1, 1, 0).check(), Ok(()));
-        assert!(Plan { slots: 2, ..Plan::new(1, 1, 2) }.check().unwrap_err().contains("at least 3"));
+        assert!(Plan { max_inflight_tasks: 0, ..Plan::new(1, 1, 2) }.check().unwrap_err().contains("at least 1"));
         assert!(Plan { groups: 0, ..Plan::new(1, 1, 0) }.check().is_err());
     }
 }

@@ -8,7 +8,6 @@ use crate::ids::BatchId;
 use crate::job::{Job, JobName, JobResult, WorkerName};
 use serde::Serialize;
 use std::path::Path;
-use std::time::Duration;
 
 /// Batches of the claimed range that the status lists at most. `learner.json` may be a stranger's: the range that it
 /// claims is not believed.
@@ -84,7 +83,8 @@ pub fn read(out: &Path) -> Result<Status> {
         let done = spool::jobs(&layout.complete(&name))?;
         complete.extend(&done);
         let written = std::fs::metadata(layout.status(&name)).and_then(|file| file.modified()).ok();
-        let silent = written.and_then(|written| written.elapsed().ok()).as_ref().map(Duration::as_secs_f64);
+        // A time in the future, by another clock, is one of now.
+        let silent = written.map(|written| written.elapsed().unwrap_or_default().as_secs_f64());
         let status: Option<WorkerStatus> = spool::read_json(&layout.status(&name));
         let mut alive = spool::holder(&layout.alive(&name))?.map(|holder| holder.pid);
         let mut processing = processing;
@@ -104,10 +104,7 @@ pub fn read(out: &Path) -> Result<Status> {
         let listed = learner.max_staleness.min(MOST_LISTED - 1);
         let last = learner.batch.0.saturating_add(listed).min(learner.batches.saturating_sub(1));
         for batch in (learner.batch.0..=last).map(BatchId) {
-            let of_batch = |job: &&JobName| match job {
-                JobName::Rollout { group, .. } => learner.batch_of(*group) == batch,
-                JobName::Evaluation { .. } => false,
-            };
+            let of_batch = |job: &&JobName| learner.batch_of(job.group) == batch;
             let count = |jobs: &[JobName]| jobs.iter().filter(of_batch).count() as u64;
             let synced = files.contains(&batch);
             batches.push(BatchStatus {
@@ -162,10 +159,8 @@ pub fn find(out: &Path, job: JobName) -> Result<JobFiles> {
         let path = layout.complete(&worker).join(&name);
         found.results.extend(read_as(&path, JobResult::from_bytes, &mut unreadable)?);
     }
-    if let JobName::Rollout { group, .. } = job
-        && let Some(learner) = spool::read_json::<LearnerState>(&layout.learner())
-    {
-        let batch = learner.batch_of(group);
+    if let Some(learner) = spool::read_json::<LearnerState>(&layout.learner()) {
+        let batch = learner.batch_of(job.group);
         let path = layout.batches().join(format!("{batch:06}"));
         let results = read_as(&path, batch_from_bytes, &mut unreadable)?.map_or(Vec::new(), |(_, results)| results);
         for result in results.into_iter().filter(|result| result.job == job) {

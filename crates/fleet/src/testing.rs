@@ -1,6 +1,6 @@
 //! Names that tests of several modules use.
 
-use crate::ids::{GroupId, Version};
+use crate::ids::GroupId;
 use crate::job::{JobName, WorkerName};
 
 pub(crate) fn name(text: &str) -> WorkerName {
@@ -12,9 +12,5 @@ pub(crate) fn job(group: u64) -> JobName {
 }
 
 pub(crate) fn chunk(group: u64, chunk: u32) -> JobName {
-    JobName::Rollout { group: GroupId(group), chunk }
-}
-
-pub(crate) fn part(version: u64, index: u32) -> JobName {
-    JobName::Evaluation { version: Version(version), index }
+    JobName { group: GroupId(group), chunk }
 }

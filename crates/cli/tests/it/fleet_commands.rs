@@ -4,7 +4,7 @@ use crate::support::runs::good;
 use crate::support::{Said, command, listing, lockstep, refused};
 use fleet::batches::BatchFiles;
 use fleet::exchange::spool::{SpoolLearner, SpoolWorker};
-use fleet::exchange::{CheckpointStates, Counts, Exchange, LearnerState, SlotState, WorkerExchange, WorkerStatus};
+use fleet::exchange::{CheckpointStates, Counts, Exchange, LearnerState, WorkerExchange, WorkerStatus};
 use fleet::{Answer, BatchId, Continued, GroupId, Job, JobName, JobResult, Lineage, Version, WorkerName};
 use serde_json::{Value, json};
 use std::io::{BufRead, BufReader};
@@ -23,7 +23,6 @@ fn state() -> LearnerState {
         continued: Continued::default(),
         incarnation: 0,
         lineage: LINEAGE,
-        slots: [2, 3].map(|version| SlotState { versions: Some((Version(version), Version(version))) }).into(),
         ended: false,
         checkpoints: CheckpointStates { last: Some(Version(2)), waiting: vec![(Version(3), 1, 2)] },
         expelled: Vec::new(),
@@ -34,7 +33,7 @@ fn state() -> LearnerState {
 }
 
 fn job(group: u64) -> Job {
-    let name = JobName::Rollout { group: GroupId(group), chunk: 0 };
+    let name = JobName::first(GroupId(group));
     let (profile, payload) = ("fast".to_owned(), b"prompt".to_vec());
     Job { name, version: Version(3), lineage: LINEAGE, continues: None, profile, alone: false, payload }
 }
@@ -112,16 +111,15 @@ fn status_says_what_learner_batches_and_workers_do() {
     let lines: Vec<&str> = said.out.lines().collect();
     let silent = |line: &str| line.split("  silent").next().unwrap().to_owned();
     assert_eq!(lines[0], format!("learner  step 3/8  version 3  pid {pid}  checkpoint 2 (3: frontier 1/2)"));
-    assert_eq!(lines[1], "slots    0: v2   1: v3");
-    assert_eq!(lines[2], "batches  of 2 groups, max_staleness 1   3 training   4: 1 complete, 1 processing");
+    assert_eq!(lines[1], "batches  of 2 groups, max_staleness 1   3 training   4: 1 complete, 1 processing");
     assert_eq!(
-        lines[3],
+        lines[2],
         "counts   remade 3   twice 1   differing 0   refused 0   corrupt 0   died 0   expelled 0   killed 0"
     );
-    assert_eq!(silent(lines[4]), format!("dev1  fast     sampling 000009.0   done 7  2310 tok/s  idle 4 %  pid {pid}"));
-    assert_eq!(lines[5], "dev2  quality  DEAD, had 000011.0  done 0");
-    assert_eq!(lines[6], "dev3  any      ended               done 5");
-    assert_eq!(lines.len(), 7, "{}", said.out);
+    assert_eq!(silent(lines[3]), format!("dev1  fast     sampling 000009.0   done 7  2310 tok/s  idle 4 %  pid {pid}"));
+    assert_eq!(lines[4], "dev2  quality  DEAD, had 000011.0  done 0");
+    assert_eq!(lines[5], "dev3  any      ended               done 5");
+    assert_eq!(lines.len(), 6, "{}", said.out);
 
     let status = parsed(&good(run.root(), &["status", "run", "--json"]));
     assert_eq!((&status["learner"]["step"], &status["learner_alive"]), (&json!(3), &json!(true)));
@@ -218,7 +216,7 @@ fn queue_shows_a_job_wherever_it_is() {
     let show = |job: &str| good(run.root(), &["queue", "run", "show", job]).out;
     let lineage = "ab".repeat(16);
     let expected = format!(
-        "job      000009.0: rollout 9, chunk 0\nstate    processing by dev1 (sampling)\nversion  3\n\
+        "job      000009.0: group 9, chunk 0\nstate    processing by dev1 (sampling)\nversion  3\n\
          lineage  {lineage}\nprofile  fast\npayload  6 bytes\n"
     );
     assert_eq!(show("000009.0"), expected);
@@ -265,11 +263,10 @@ fn what_is_no_distributed_run_and_what_is_no_job() {
 
     let show = |job: &str, words: &[&str]| refused(root, &["queue", "run", "show", job], words);
     show("9", &["named like 000123.0", "did you mean 000009.0?"]);
-    show("eval-20.3", &["did you mean eval-000020.3?"]);
-    show("nine", &["\"nine\" is no job: rollouts are named like 000123.0, evaluations like eval-000020.3"]);
+    show("nine", &["\"nine\" is no job: jobs are named like 000123.0"]);
     show("000001.0", &["its batch, 0, is trained on", "`lockstep queue run ls`"]);
     show("000012.0", &["of batch 6 and not offered; the run is at batch 3"]);
-    show("000016.0", &["the last rollout of the run is 000015"]);
-    show("eval-000003.0", &["no file has it"]);
+    show("000016.0", &["the last group of the run is 000015"]);
+    show("eval-000003.0", &["\"eval-000003.0\" is no job"]);
     assert_eq!(lockstep(root, &["queue", "run"]).code, Some(2));
 }

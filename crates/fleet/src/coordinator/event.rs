@@ -20,7 +20,7 @@ pub enum Event {
         how: HowEnded,
     },
     /// A worker is expelled because a result of its was wrong. It gets no further jobs, and the listed results are made
-    /// again. None of them belongs to a batch for which a slot is already being written.
+    /// again. None of them belongs to a batch that the learner has begun to train on.
     Expelled(WorkerName, Vec<JobName>),
     /// A worker's progress counter has changed.
     Progress(WorkerName),
@@ -65,21 +65,12 @@ pub enum Event {
     },
     /// The file of a batch has been written and synced to disk.
     Synced(BatchId, BatchDigest),
-    /// A slot is locked and will be overwritten. It is one of [`super::Coordinator::writable`], and no reader pins it.
-    Writing(usize),
-    /// The batch's last optimizer step is done.
-    Trained {
-        /// True if the slot has new weights; false if the step was skipped (not finite) and the old weights stay.
-        written: bool,
-    },
+    /// The learner begins to train on the batch that [`Action::Train`] named: its results can no longer be taken back.
+    Begun,
+    /// The batch's last optimizer step is done, and the weights are published.
+    Trained,
     /// A worker that makes no progress cannot be killed.
     Unreachable(WorkerName),
-    /// A checkpoint of the current weights is being written.
-    Checkpoint,
-    /// The current weights shall be evaluated, with this many jobs.
-    Evaluate(u32),
-    /// The run shall stop: no further step, a checkpoint of the current weights, and the end.
-    Stop,
 }
 
 /// The way in which a worker ended.
@@ -125,20 +116,8 @@ pub enum Action {
     Acknowledge(Vec<JobName>),
     /// Train on this batch.
     Train(BatchId),
-    /// A version of the weights is in a slot: tell the workers.
-    Publish {
-        /// The version.
-        version: Version,
-        /// The slot.
-        slot: usize,
-        /// The lineage of the weights.
-        lineage: Lineage,
-    },
-    /// All results that older weights had to sample for this checkpoint have arrived: write them into the checkpoint
-    /// and rename it to its final name.
-    CommitCheckpoint(Saved),
-    /// All results of an evaluation have arrived. The jobs are in the order of their indices.
-    Evaluated(Version, Vec<JobName>),
+    /// Tell the workers of this version of the weights.
+    Publish(Version),
     /// The run cannot continue: it needs this job, and this version of the weights, with which the job would be done,
     /// is gone.
     Gone(JobName, Version),
@@ -166,8 +145,12 @@ pub enum Dropped {
 /// The fleet's part of a checkpoint.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Saved {
-    /// The version of the weights in the checkpoint.
+    /// The version of the weights in the checkpoint. If the checkpoint was taken in the middle of a batch: the version
+    /// at the start of that batch, whose results are in the frontier.
     pub version: Version,
+    /// Whether the checkpoint was taken in the middle of a batch. Then no version that it names exists any more, and
+    /// the first one to be published is the one after the batch.
+    pub in_batch: bool,
     /// The lineages of this version, and of older ones from which results may still come.
     pub lineages: BTreeMap<Version, Lineage>,
     /// Results that only older weights could make, which will be gone. Their bytes must be in the checkpoint.

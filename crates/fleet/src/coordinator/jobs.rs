@@ -12,7 +12,7 @@ impl Coordinator {
     /// The next chunk of a group that must be done; `None` when the group is complete.
     pub(super) fn current(&self, group: GroupId) -> Option<JobName> {
         for chunk in 0..=self.plan.last_chunk() {
-            let job = JobName::Rollout { group, chunk };
+            let job = JobName { group, chunk };
             match self.jobs.get(&job).and_then(|state| state.answer) {
                 None => return Some(job),
                 Some(answer) if !answer.more => return None,
@@ -24,7 +24,7 @@ impl Coordinator {
 
     /// The chunks of a group that are done.
     pub(crate) fn chain(&self, group: GroupId) -> Vec<JobName> {
-        let jobs = (0..=self.plan.last_chunk()).map(|chunk| JobName::Rollout { group, chunk });
+        let jobs = (0..=self.plan.last_chunk()).map(|chunk| JobName { group, chunk });
         jobs.take_while(|job| self.jobs.get(job).is_some_and(|state| state.answer.is_some())).collect()
     }
 
@@ -35,51 +35,26 @@ impl Coordinator {
         self.batch.up_to(BatchId(end).min(self.plan.end()))
     }
 
-    /// The published versions that jobs still need. The jobs of a batch that is being trained on are already done.
-    pub(super) fn needed_versions(&self) -> BTreeSet<Version> {
-        let mut needed: BTreeSet<Version> = self.evaluations.keys().copied().collect();
-        for batch in self.window() {
-            for job in self.plan.groups_of(batch).filter_map(|group| self.current(group)) {
-                let JobName::Rollout { chunk, .. } = job else { continue };
-                let versions = (chunk..=self.plan.last_chunk()).map(|chunk| self.plan.version(batch, chunk));
-                needed.extend(versions.filter(|version| *version <= self.version()));
-            }
-        }
-        needed
-    }
-
     /// Jobs that should be done now, the most urgent first.
     fn open_jobs(&self) -> Vec<JobName> {
-        if self.stopping {
-            // Only what the last checkpoints wait for.
-            return self.checkpoints.iter().flat_map(|checkpoint| self.frontier(checkpoint).1).collect();
-        }
-        let parts = |(version, jobs): (&Version, &u32)| {
-            let version = *version;
-            (0..*jobs).map(move |index| JobName::Evaluation { version, index })
-        };
-        let evaluations = self.evaluations.iter().flat_map(parts);
         let groups = self.window().flat_map(|batch| self.plan.groups_of(batch));
-        let rollouts = groups.filter_map(|group| self.current(group));
-        let may = |job: &JobName| {
-            let answered = self.jobs.get(job).is_some_and(|state| state.answer.is_some());
-            !answered && (self.plan.version_of(*job) <= self.version() || !self.rules.published)
-        };
-        evaluations.chain(rollouts).filter(may).collect()
+        let jobs = groups.filter_map(|group| self.current(group));
+        jobs.filter(|job| self.plan.version_of(*job) <= self.version() || !self.rules.published).collect()
     }
 
     /// A group that the run needs and that nobody can make, with the version of the weights that its job needs: that
     /// version was published and is gone, and nobody is doing the job with what is left of it.
     pub(super) fn first_impossible(&self) -> Option<(JobName, Version)> {
         let in_work = |job: &JobName| self.jobs.get(job).is_some_and(|state| !state.claims.is_empty());
-        let rollouts = self.open_jobs().into_iter().filter(|job| matches!(job, JobName::Rollout { .. }));
-        let mut jobs = rollouts.map(|job| (job, self.plan.version_of(job)));
-        jobs.find(|(job, version)| *version <= self.version() && !self.in_slot(*version) && !in_work(job))
+        let mut jobs = self.open_jobs().into_iter().map(|job| (job, self.plan.version_of(job)));
+        jobs.find(|(job, version)| *version <= self.version() && !self.is_kept(*version) && !in_work(job))
     }
 
-    /// Whether the weights of a version are still in a slot.
-    pub(super) fn in_slot(&self, version: Version) -> bool {
-        self.slots.iter().flatten().any(|(first, last)| (*first..=*last).contains(&version))
+    /// Whether the weights of a published version still exist: this learner has published them, and jobs of the current
+    /// batch or of later ones may need them.
+    pub(super) fn is_kept(&self, version: Version) -> bool {
+        let oldest = if self.rules.needed { self.plan.version(self.batch, 0) } else { self.version() };
+        version >= self.first.max(oldest) && version <= self.version()
     }
 
     pub(super) fn offer(&mut self, out: &mut Vec<Action>) {
@@ -88,9 +63,9 @@ impl Coordinator {
         let mut open = self.jobs.values().filter(|state| in_flight(state)).count() as u64;
         // Results that wait for later batches. Those of this one are never held back: it must become complete.
         let later = self.plan.first_group(self.batch.next());
-        let waits = |job: &JobName| matches!(job, JobName::Rollout { group, .. } if *group >= later);
+        let waits = |job: &JobName| job.group >= later;
         // Of a group in chunks one counts: that of its first chunk.
-        let is_first = |job: &JobName| matches!(job, JobName::Rollout { chunk: 0, .. });
+        let is_first = |job: &JobName| job.chunk == 0;
         let answered = self.jobs.iter().filter(|(job, state)| waits(job) && state.answer.is_some());
         let waiting = answered.filter(|(job, _)| is_first(job)).count() as u64;
         for job in self.open_jobs() {
@@ -101,7 +76,7 @@ impl Coordinator {
             if open >= self.plan.max_inflight_tasks.saturating_mul(workers) {
                 break;
             }
-            if waits(&job) && !self.stopping && open + waiting >= self.plan.queue_maxsize.saturating_mul(workers) {
+            if waits(&job) && open + waiting >= self.plan.queue_maxsize.saturating_mul(workers) {
                 break;
             }
             state.pending = true;
@@ -121,8 +96,7 @@ impl Coordinator {
 
     /// The fingerprint of the answer that a job continues, if the job is a later chunk and that answer has arrived.
     fn answer_before(&self, job: JobName) -> Option<u64> {
-        let JobName::Rollout { group, chunk } = job else { return None };
-        let before = JobName::Rollout { group, chunk: chunk.checked_sub(1)? };
+        let before = JobName { group: job.group, chunk: job.chunk.checked_sub(1)? };
         self.jobs.get(&before)?.answer.map(|answer| answer.fingerprint)
     }
 
@@ -246,10 +220,7 @@ impl Coordinator {
         let known = self.lineages.get(&self.plan.version_of(job));
         let is_ours = known.is_some_and(|known| self.may_be_of(job, of, *known)) || !self.rules.lineage;
         let first = self.plan.first_group(self.batch.before());
-        let is_asked = match job {
-            JobName::Rollout { group, .. } => group >= first && self.jobs.contains_key(&job) || self.is_open(job),
-            JobName::Evaluation { version, .. } => self.evaluations.contains_key(&version),
-        };
+        let is_asked = job.group >= first && self.jobs.contains_key(&job) || self.is_open(job);
         match self.jobs.get(&job).and_then(|state| state.answer) {
             _ if self.expelled.contains(from) => Some(Dropped::Expelled),
             _ if !is_asked => Some(Dropped::NotAsked),
@@ -269,9 +240,9 @@ impl Coordinator {
     /// Whether a result of lineage `of` can belong to a job whose weights have lineage `known`. For a chunk whose
     /// previous chunk has not arrived yet, this is decided later.
     fn may_be_of(&self, job: JobName, of: Lineage, known: Lineage) -> bool {
-        match (job, self.answer_before(job)) {
-            (JobName::Rollout { chunk: 1.., .. }, _) if !self.rules.continues => true,
-            (JobName::Rollout { chunk: 1.., .. }, None) => true,
+        match (job.chunk, self.answer_before(job)) {
+            (1.., _) if !self.rules.continues => true,
+            (1.., None) => true,
             (_, before) => known.of_result(before) == of,
         }
     }
@@ -279,25 +250,21 @@ impl Coordinator {
     /// Called when the answer to a job has arrived: later chunks that arrived earlier and continue another answer are
     /// discarded and made again.
     fn drop_what_continues_another(&mut self, job: JobName) {
-        let JobName::Rollout { group, chunk } = job else { return };
-        let next = JobName::Rollout { group, chunk: chunk + 1 };
+        let JobName { group, chunk } = job;
+        let next = JobName { group, chunk: chunk + 1 };
         let known = self.lineages.get(&self.plan.version_of(next));
         let of = self.jobs.get(&next).and_then(|state| state.of);
         if of.is_some_and(|of| known.is_none_or(|known| !self.may_be_of(next, of, *known))) {
             for chunk in chunk + 1..=self.plan.last_chunk() {
-                self.jobs.remove(&JobName::Rollout { group, chunk });
+                self.jobs.remove(&JobName { group, chunk });
             }
         }
     }
 
     /// Whether the run needs this job now, or needed it before it was restarted from an older checkpoint.
     fn is_open(&self, job: JobName) -> bool {
-        match job {
-            JobName::Rollout { group, chunk } => {
-                (self.batch..self.plan.end()).contains(&self.plan.batch_of(group)) && chunk <= self.plan.last_chunk()
-            }
-            JobName::Evaluation { version, .. } => self.evaluations.contains_key(&version),
-        }
+        let batch = self.plan.batch_of(job.group);
+        (self.batch..self.plan.end()).contains(&batch) && job.chunk <= self.plan.last_chunk()
     }
 
     pub(super) fn tick(&mut self, ms: u64, out: &mut Vec<Action>) {

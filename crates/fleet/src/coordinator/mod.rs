@@ -31,18 +31,12 @@ pub struct Coordinator {
     synced: BTreeSet<BatchId>,
     /// The first batch that no earlier learner had written to disk.
     replayed: BatchId,
-    /// The first and the last version in each slot. They differ if steps were skipped, since the weights are then
-    /// equal.
-    slots: Vec<Option<(Version, Version)>>,
+    /// The first version that this learner has published. Older weights are gone.
+    first: Version,
     jobs: BTreeMap<JobName, JobState>,
-    /// Incomplete evaluations: version, and number of jobs.
-    evaluations: BTreeMap<Version, u32>,
     workers: BTreeMap<WorkerName, WorkerState>,
     /// Workers that gave a wrong result.
     expelled: BTreeSet<WorkerName>,
-    /// Checkpoints whose frontier is not complete, the oldest first.
-    checkpoints: Vec<Checkpoint>,
-    stopping: bool,
 }
 
 /// Rules of the protocol that a test can switch off, to check that the search then finds a fault.
@@ -50,7 +44,7 @@ pub struct Coordinator {
 pub(crate) struct Rules {
     /// A checkpoint waits for the results that only older weights can make.
     pub frontier: bool,
-    /// A slot that an unfinished job needs is not overwritten.
+    /// Weights that an unfinished job needs are kept.
     pub needed: bool,
     /// A worker that makes no progress is killed.
     pub kill: bool,
@@ -88,8 +82,8 @@ enum Phase {
     Collecting,
     /// The learner writes the batch file.
     Syncing,
-    /// The learner trains on the batch; the number is the slot that it writes into.
-    Training(Option<usize>),
+    /// The learner has the batch; true once it trains on it.
+    Training(bool),
     /// The run has ended.
     Ended,
 }
@@ -115,14 +109,6 @@ struct JobState {
 struct WorkerState {
     /// Milliseconds since its progress counter changed.
     still_ms: u64,
-}
-
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
-struct Checkpoint {
-    version: Version,
-    lineages: BTreeMap<Version, Lineage>,
-    /// Evaluations of older weights that were not complete when the checkpoint was begun.
-    evaluations: BTreeMap<Version, u32>,
 }
 
 impl Coordinator {
@@ -161,14 +147,35 @@ impl Coordinator {
         self.phase == Phase::Ended
     }
 
-    /// Checkpoints that wait for their frontier: for each the version of its weights, the number of results that have
-    /// arrived, and the number that it needs at least.
-    pub fn waiting_checkpoints(&self) -> Vec<(Version, usize, usize)> {
-        let one = |checkpoint: &Checkpoint| {
-            let (there, missing) = self.frontier(checkpoint);
-            (checkpoint.version, there.len(), there.len() + missing.len())
-        };
-        self.checkpoints.iter().map(one).collect()
+    /// The results that a checkpoint needs because only weights older than `version` can make them, and the jobs among
+    /// them that are still open. They are of the batches that follow the weights of this version.
+    pub fn frontier(&self, version: Version) -> (BTreeMap<JobName, Answer>, Vec<JobName>) {
+        let mut there = BTreeMap::new();
+        let mut missing = Vec::new();
+        let next = version.batch();
+        let end = BatchId(next.0.saturating_add(self.plan.max_staleness)).min(self.plan.end());
+        for group in next.up_to(end).flat_map(|batch| self.plan.groups_of(batch)) {
+            for chunk in 0..=self.plan.last_chunk() {
+                let job = JobName { group, chunk };
+                if self.plan.version_of(job) >= version {
+                    break;
+                }
+                let Some(answer) = self.jobs.get(&job).and_then(|state| state.answer) else {
+                    missing.push(job);
+                    break;
+                };
+                there.insert(job, answer);
+                if !answer.more {
+                    break;
+                }
+            }
+        }
+        (there, missing)
+    }
+
+    /// The first batch that the learner does not train on yet. Results of earlier ones cannot be taken back.
+    pub fn open_batch(&self) -> BatchId {
+        if self.phase == Phase::Training(true) { self.batch.next() } else { self.batch }
     }
 
     /// How many groups of a batch are complete.
@@ -184,38 +191,6 @@ impl Coordinator {
     /// The workers that have joined and not ended.
     pub fn workers(&self) -> impl Iterator<Item = &WorkerName> {
         self.workers.keys()
-    }
-
-    /// Whether results of an evaluation of this version are needed, by the evaluation itself or by a waiting
-    /// checkpoint.
-    pub fn needs_evaluation(&self, version: Version) -> bool {
-        let held = |checkpoint: &Checkpoint| checkpoint.evaluations.contains_key(&version);
-        self.evaluations.contains_key(&version) || self.checkpoints.iter().any(held)
-    }
-
-    /// The first and the last version in each slot; `None` for a slot without weights.
-    pub fn slots(&self) -> &[Option<(Version, Version)>] {
-        &self.slots
-    }
-
-    /// The slots that the optimizer may overwrite, best first; the caller takes the first one that no reader pins.
-    /// Empty unless the learner is training. The slot of the current weights is included only if there is no other.
-    pub fn writable(&self) -> Vec<usize> {
-        if self.phase != Phase::Training(None) {
-            return Vec::new();
-        }
-        let needed = self.needed_versions();
-        let free = |slot: &Option<(Version, Version)>| match slot {
-            None => true,
-            Some((first, last)) => {
-                let is_needed = self.rules.needed && needed.range(first..=last).next().is_some();
-                let is_current = *last == self.version() && self.slots.len() > 1;
-                !is_needed && !is_current
-            }
-        };
-        let mut writable: Vec<usize> = (0..self.slots.len()).filter(|i| free(&self.slots[*i])).collect();
-        writable.sort_by_key(|i| self.slots[*i]);
-        writable
     }
 
     /// Handles an event. Returns the actions to carry out, in this order.
@@ -266,66 +241,24 @@ impl Coordinator {
                     self.phase = Phase::Collecting;
                 }
             }
-            Event::Writing(slot) => {
-                if self.phase == Phase::Training(None) && slot < self.slots.len() {
-                    self.phase = Phase::Training(Some(slot));
-                    if self.slots[slot].is_none_or(|(_, last)| last != self.version()) {
-                        self.slots[slot] = None;
-                    }
+            Event::Begun => {
+                if self.phase == Phase::Training(false) {
+                    self.phase = Phase::Training(true);
                 }
             }
-            Event::Trained { written } => self.trained(written, &mut out),
-            Event::Checkpoint => self.begin_checkpoint(),
-            Event::Evaluate(jobs) => {
-                if jobs > 0 {
-                    self.evaluations.insert(self.version(), jobs);
-                }
-            }
-            Event::Stop => {
-                if !self.stopping {
-                    self.stopping = true;
-                    self.begin_checkpoint();
-                }
-            }
+            Event::Trained => self.trained(&mut out),
         }
         self.advance(&mut out);
         out
     }
 
-    fn trained(&mut self, written: bool, out: &mut Vec<Action>) {
-        let Phase::Training(slot) = self.phase else { return };
-        let (trained, batch) = (self.batch, self.batch.next());
-        let version = batch.version();
-        let current = self.slots.iter().position(|slot| slot.is_some_and(|(_, last)| last == self.version()));
-        let slot = match (written, slot, current) {
-            (true, Some(slot), _) => {
-                self.slots[slot] = Some((version, version));
-                slot
-            }
-            // A skipped step: the weights of now are those of the next version, too.
-            (_, _, Some(current)) => {
-                let first = self.slots[current].map_or(version, |(first, _)| first);
-                self.slots[current] = Some((first, version));
-                current
-            }
-            _ => return,
-        };
-        self.batch = batch;
+    fn trained(&mut self, out: &mut Vec<Action>) {
+        let Phase::Training(_) = self.phase else { return };
+        self.synced.remove(&self.batch);
+        self.batch = self.batch.next();
         self.phase = Phase::Collecting;
-        self.synced.remove(&trained);
         self.prune();
-        out.push(Action::Publish { version, slot, lineage: self.lineages[&version] });
-    }
-
-    fn begin_checkpoint(&mut self) {
-        let version = self.version();
-        if self.checkpoints.iter().any(|checkpoint| checkpoint.version == version) {
-            return;
-        }
-        let oldest = self.oldest_version();
-        let lineages = self.lineages.range(oldest..=version).map(|(version, lineage)| (*version, *lineage)).collect();
-        let evaluations = self.evaluations.range(..version).map(|(version, jobs)| (*version, *jobs)).collect();
-        self.checkpoints.push(Checkpoint { version, lineages, evaluations });
+        out.push(Action::Publish(self.version()));
     }
 
     /// Takes all further steps that have become possible.
@@ -333,19 +266,14 @@ impl Coordinator {
         if self.phase == Phase::Starting {
             return;
         }
-        self.finish_evaluations(out);
-        self.commit_checkpoints(out);
         if self.phase == Phase::Collecting {
-            let is_last = self.stopping || self.batch >= self.plan.end();
-            let replays = self.synced.contains(&self.batch);
-            if is_last {
-                if self.checkpoints.is_empty() && (self.stopping || self.evaluations.is_empty()) {
-                    self.phase = Phase::Ended;
-                    out.push(Action::End);
-                    return;
-                }
-            } else if replays {
-                self.phase = Phase::Training(None);
+            if self.batch >= self.plan.end() {
+                self.phase = Phase::Ended;
+                out.push(Action::End);
+                return;
+            }
+            if self.synced.contains(&self.batch) {
+                self.phase = Phase::Training(false);
                 out.push(Action::Train(self.batch));
             } else if self.complete_groups(self.batch) == self.plan.groups {
                 self.phase = Phase::Syncing;
@@ -361,87 +289,12 @@ impl Coordinator {
         self.offer(out);
     }
 
-    fn finish_evaluations(&mut self, out: &mut Vec<Action>) {
-        let parts = |version: Version, jobs: u32| (0..jobs).map(move |index| JobName::Evaluation { version, index });
-        let done = |job: JobName| self.jobs.get(&job).is_some_and(|state| state.answer.is_some());
-        let complete: Vec<(Version, u32)> =
-            self.evaluations.iter().map(|(v, n)| (*v, *n)).filter(|(v, n)| parts(*v, *n).all(done)).collect();
-        for (version, jobs) in complete {
-            self.evaluations.remove(&version);
-            let jobs: Vec<JobName> = parts(version, jobs).collect();
-            out.push(Action::Evaluated(version, jobs.clone()));
-            out.push(Action::Acknowledge(jobs));
-        }
-    }
-
-    fn commit_checkpoints(&mut self, out: &mut Vec<Action>) {
-        while let Some(checkpoint) = self.checkpoints.first() {
-            let (frontier, missing) = self.frontier(checkpoint);
-            if self.rules.frontier && !missing.is_empty() {
-                return;
-            }
-            let checkpoint = self.checkpoints.remove(0);
-            out.push(Action::CommitCheckpoint(Saved {
-                version: checkpoint.version,
-                lineages: checkpoint.lineages,
-                frontier,
-            }));
-            self.prune();
-        }
-    }
-
-    /// The results that a checkpoint needs from older versions, and the jobs among them that are still open.
-    fn frontier(&self, checkpoint: &Checkpoint) -> (BTreeMap<JobName, Answer>, Vec<JobName>) {
-        let version = checkpoint.version;
-        let mut there = BTreeMap::new();
-        let mut missing = Vec::new();
-        let mut look = |job: JobName| match self.jobs.get(&job).and_then(|state| state.answer) {
-            Some(answer) => {
-                there.insert(job, answer);
-                answer.more
-            }
-            None => {
-                missing.push(job);
-                false
-            }
-        };
-        let next = version.batch();
-        let end = BatchId(next.0.saturating_add(self.plan.max_staleness)).min(self.plan.end());
-        for group in next.up_to(end).flat_map(|batch| self.plan.groups_of(batch)) {
-            for chunk in 0..=self.plan.last_chunk() {
-                let job = JobName::Rollout { group, chunk };
-                if self.plan.version_of(job) >= version || !look(job) {
-                    break;
-                }
-            }
-        }
-        for (version, jobs) in &checkpoint.evaluations {
-            for index in 0..*jobs {
-                look(JobName::Evaluation { version: *version, index });
-            }
-        }
-        (there, missing)
-    }
-
-    /// The oldest version that a job of the current batch can need.
-    fn oldest_version(&self) -> Version {
-        self.plan.version(self.batch, 0)
-    }
-
     /// Removes what nothing needs any more. One batch more is kept, to compare late second results with.
     fn prune(&mut self) {
-        let waiting = self.checkpoints.first().map_or(self.version(), |checkpoint| checkpoint.version);
-        let needed = waiting.min(self.version()).batch();
         let oldest = self.plan.version(self.batch.before(), 0);
-        let first = self.plan.first_group(needed.before());
-        let mut jobs = std::mem::take(&mut self.jobs);
-        jobs.retain(|job, _| match job {
-            JobName::Rollout { group, .. } => *group >= first,
-            JobName::Evaluation { version, .. } => self.needs_evaluation(*version),
-        });
-        self.jobs = jobs;
-        let evaluations = &self.evaluations;
-        self.lineages.retain(|version, _| *version >= oldest || evaluations.contains_key(version));
+        let first = self.plan.first_group(self.batch.before());
+        self.jobs.retain(|job, _| job.group >= first);
+        self.lineages.retain(|version, _| *version >= oldest);
     }
 }
 

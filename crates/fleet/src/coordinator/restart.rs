@@ -7,15 +7,15 @@ use crate::plan::Plan;
 use std::collections::BTreeMap;
 
 impl Coordinator {
-    /// The coordinator of a new run; slot 0 has version 0. It offers nothing before [`super::Event::Begin`].
+    /// The coordinator of a new run, with version 0. It offers nothing before [`super::Event::Begin`].
     pub fn start(plan: Plan, origin: Lineage) -> Result<Coordinator, String> {
         let version = Version(0);
-        let saved = Saved { version, lineages: BTreeMap::from([(version, origin)]), frontier: BTreeMap::new() };
+        let lineages = BTreeMap::from([(version, origin)]);
+        let saved = Saved { version, in_batch: false, lineages, frontier: BTreeMap::new() };
         Coordinator::resume(plan, saved, BTreeMap::new())
     }
 
-    /// The coordinator of a run that continues from a checkpoint, whose weights are in slot 0, and from the batch files
-    /// on the disk. Before [`super::Event::Begin`] it must be told which workers are there, what they are doing, and
+    /// The coordinator of a run that continues from a checkpoint and from the batch files on the disk. Before [`super::Event::Begin`] it must be told which workers are there, what they are doing, and
     /// which results survived.
     pub fn resume(plan: Plan, saved: Saved, files: BTreeMap<BatchId, SyncedBatch>) -> Result<Coordinator, String> {
         Coordinator::with_rules(plan, saved, files, Rules::ALL)
@@ -32,8 +32,6 @@ impl Coordinator {
         if !saved.lineages.contains_key(&version) {
             return Err(format!("the checkpoint of step {version} does not say the lineage of its own weights"));
         }
-        let mut slots = vec![None; plan.slots];
-        slots[0] = Some((version, version));
         let mut coordinator = Coordinator {
             plan,
             rules,
@@ -42,13 +40,10 @@ impl Coordinator {
             lineages: saved.lineages,
             synced: Default::default(),
             replayed: version.batch(),
-            slots,
+            first: if saved.in_batch { version.batch().next().version() } else { version },
             jobs: BTreeMap::new(),
-            evaluations: BTreeMap::new(),
             workers: BTreeMap::new(),
             expelled: Default::default(),
-            checkpoints: Vec::new(),
-            stopping: false,
         };
         let mut answers = saved.frontier;
         let mut batch = version.batch();
@@ -61,10 +56,6 @@ impl Coordinator {
             answers.extend(file.answers.iter().map(|(job, answer)| (*job, *answer)));
         }
         for (job, answer) in answers {
-            if let crate::job::JobName::Evaluation { version, index } = job {
-                let jobs = coordinator.evaluations.entry(version).or_default();
-                *jobs = (*jobs).max(index + 1);
-            }
             coordinator.jobs.insert(job, JobState { answer: Some(answer), ..JobState::default() });
         }
         Ok(coordinator)

@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::job::BatchDigest;
-use crate::testing::{chunk, job, name, part};
+use crate::testing::{chunk, job, name};
 
 const ORIGIN: Lineage = Lineage([7; 16]);
 const DIGEST: BatchDigest = BatchDigest([9; 32]);
@@ -17,10 +17,9 @@ fn plan(batches: u64, groups: u64, k: u64) -> Plan {
 }
 
 fn jobs(jobs: &[JobName]) -> String {
-    let one = |job: &JobName| match job {
-        JobName::Rollout { group, chunk: 0 } => group.to_string(),
-        JobName::Rollout { group, chunk } => format!("{group}.{chunk}"),
-        JobName::Evaluation { version, index } => format!("e{version}.{index}"),
+    let one = |JobName { group, chunk }: &JobName| match chunk {
+        0 => group.to_string(),
+        chunk => format!("{group}.{chunk}"),
     };
     jobs.iter().map(one).collect::<Vec<_>>().join(",")
 }
@@ -40,17 +39,7 @@ fn said(action: &Action) -> String {
         Action::SyncBatch(batch, all) => format!("sync {batch}: {}", jobs(all)),
         Action::Acknowledge(all) => format!("acknowledge {}", jobs(all)),
         Action::Train(batch) => format!("train {batch}"),
-        Action::Publish { version, slot, lineage: of } => {
-            assert_eq!(*of, lineage(*version));
-            format!("publish {version} in {slot}")
-        }
-        Action::CommitCheckpoint(Saved { version, lineages, frontier }) => {
-            assert!(lineages.iter().all(|(version, of)| *of == lineage(*version)));
-            let (versions, frontier): (Vec<_>, Vec<_>) =
-                (lineages.keys().collect(), frontier.keys().copied().collect());
-            format!("commit {version} of {versions:?} with {}", jobs(&frontier))
-        }
-        Action::Evaluated(version, all) => format!("evaluated {version}: {}", jobs(all)),
+        Action::Publish(version) => format!("publish {version}"),
         Action::Gone(job, version) => format!("{} needs {version}, which is gone", jobs(&[*job])),
         Action::Fail(job, count, how) => format!("fail {} after {count} {how:?}", jobs(&[*job])),
         Action::End => "end".to_owned(),
@@ -85,106 +74,60 @@ impl Run {
         self.tell(Event::Ended { worker: name(worker), how })
     }
 
-    /// Trains on the batch that is complete, into this slot.
-    fn train(&mut self, slot: usize) -> String {
+    /// Trains on the batch that is complete.
+    fn train(&mut self) -> String {
         let batch = self.0.batch();
         let trains = self.tell(Event::Synced(batch, DIGEST));
         assert!(trains.contains(&format!("train {batch}")), "{trains}");
-        self.tell(Event::Writing(slot));
-        self.tell(Event::Trained { written: true })
+        self.tell(Event::Begun);
+        self.tell(Event::Trained)
+    }
+
+    /// What is there of the frontier before the weights of a version, and what is missing.
+    fn frontier(&self, version: u64) -> (String, String) {
+        let (there, missing) = self.0.frontier(Version(version));
+        (jobs(&there.into_keys().collect::<Vec<_>>()), jobs(&missing))
     }
 }
 
+fn both(there: &str, missing: &str) -> (String, String) {
+    (there.to_owned(), missing.to_owned())
+}
+
 #[test]
-fn a_checkpoint_waits_for_what_only_older_weights_can_make() {
+fn a_frontier_has_what_only_older_weights_can_make() {
     let mut run = Run::start(plan(5, 1, 2));
     assert_eq!(run.tell(Event::Begin), "offer 0@0; offer 1@0; offer 2@0");
+    assert_eq!(run.frontier(0), both("", ""), "there are no older weights");
     run.result(job(0));
-    assert_eq!(run.train(1), "publish 1 in 1; offer 3@1");
-    assert_eq!(run.tell(Event::Checkpoint), "");
-    assert_eq!(run.0.waiting_checkpoints(), [(Version(1), 0, 2)], "1 and 2; version 1 makes 3");
-    assert_eq!(run.tell(Event::Checkpoint), "");
+    // In the middle of batch 0 its weights are gone, too.
+    assert_eq!(run.frontier(1), both("", "1,2"));
+    assert_eq!(run.train(), "publish 1; offer 3@1");
+    assert_eq!(run.frontier(1), both("", "1,2"), "version 1 makes 3");
+    assert_eq!(run.frontier(2), both("", "2,3"));
     run.result(job(2));
-    assert_eq!(run.0.waiting_checkpoints(), [(Version(1), 1, 2)]);
-    assert_eq!(run.result(job(1)), "accept 1 of dev1; withdraw 1; commit 1 of [0, 1] with 1,2; sync 1: 1");
-    assert_eq!(run.0.waiting_checkpoints(), []);
-    // Jobs that a waiting checkpoint needs are kept, however far the run is; the last batch ends what is ahead.
-    run.train(2);
-    run.result(job(2));
-    run.train(0);
-    let slots = [3, 1, 2].map(|version| Some((Version(version), Version(version))));
-    assert_eq!((run.0.batch(), run.0.slots()), (BatchId(3), &slots[..]));
-    assert_eq!(run.tell(Event::Checkpoint), "");
-    assert_eq!(run.0.waiting_checkpoints(), [(Version(3), 0, 2)], "3 and 4; there is no 5");
+    assert_eq!(run.frontier(1), both("2", "1"));
+    assert_eq!(run.result(job(1)), "accept 1 of dev1; withdraw 1; sync 1: 1");
+    assert_eq!(run.frontier(1), both("1,2", ""));
+    run.train();
+    run.train();
+    assert_eq!(run.0.batch(), BatchId(3));
+    assert_eq!(run.frontier(3), both("", "3,4"), "there is no 5");
+    assert_eq!(run.frontier(4), both("", "4"));
     assert_eq!(run.0.lineages().keys().copied().collect::<Vec<_>>(), [0, 1, 2, 3].map(Version));
 }
 
 #[test]
-fn evaluations_come_first_and_hold_their_weights() {
-    let mut run = Run::start(plan(4, 1, 1));
+fn a_run_ends_after_its_last_batch() {
+    let mut run = Run::start(plan(1, 1, 1));
     run.tell(Event::Begin);
     run.result(job(0));
-    run.train(1);
-    assert_eq!(run.tell(Event::Evaluate(0)), "");
-    assert!(!run.0.needs_evaluation(Version(1)));
-    assert_eq!(run.tell(Event::Evaluate(2)), "offer e1.0@1; offer e1.1@1");
-    assert_eq!([0, 1, 2].map(|version| run.0.needs_evaluation(Version(version))), [false, true, false]);
-    run.result(job(1));
-    run.tell(Event::Synced(BatchId(1), DIGEST));
-    assert_eq!(run.0.writable(), [0], "the evaluation needs version 1, as 2 does");
-    run.tell(Event::Writing(0));
-    assert_eq!(run.tell(Event::Trained { written: true }), "publish 2 in 0; offer 3@2");
-    run.tell(Event::Checkpoint);
-    assert_eq!(run.0.waiting_checkpoints(), [(Version(2), 0, 3)], "2, and both parts of the evaluation of version 1");
-    run.result(job(2));
-    run.tell(Event::Synced(BatchId(2), DIGEST));
-    assert_eq!(run.0.writable(), [0usize; 0], "version 1 is evaluated, and 2 is that of now");
-    assert_eq!(run.result(part(1, 1)), "accept e1.1 of dev1; withdraw e1.1");
-    assert_eq!(run.result(part(1, 1)), "drop e1.1 of dev1: Twice");
-    assert_eq!(run.result(part(2, 0)), "drop e2.0 of dev1: NotAsked");
-    assert_eq!(run.claim("dev1", part(2, 0)), "release e2.0 of dev1", "dev1 never joined");
-    let all = "accept e1.0 of dev1; withdraw e1.0; evaluated 1: e1.0,e1.1; acknowledge e1.0,e1.1; \
-               commit 2 of [1, 2] with 2,e1.0,e1.1";
-    assert_eq!(run.result(part(1, 0)), all);
-    assert!(!run.0.needs_evaluation(Version(1)));
-    assert_eq!(run.0.writable(), [1]);
-    assert_eq!(run.result(part(1, 0)), "drop e1.0 of dev1: NotAsked");
-}
-
-#[test]
-fn a_run_ends_after_its_evaluations_and_a_stop_does_not_wait_for_them() {
-    for stops in [false, true] {
-        let mut run = Run::start(plan(1, 1, 0));
-        run.tell(Event::Begin);
-        run.result(job(0));
-        run.tell(Event::Synced(BatchId(0), DIGEST));
-        run.tell(Event::Writing(0));
-        run.0.evaluations.insert(Version(0), 1);
-        assert_eq!(run.tell(Event::Trained { written: true }), "publish 1 in 0; offer e0.0@0");
-        if stops {
-            assert_eq!(run.tell(Event::Stop), "", "the checkpoint needs the evaluation of older weights")
-        } else {
-            assert_eq!(run.tell(Event::Checkpoint), "")
-        }
-        let end =
-            "accept e0.0 of dev1; withdraw e0.0; evaluated 0: e0.0; acknowledge e0.0; commit 1 of [1] with e0.0; end";
-        assert_eq!(run.result(part(0, 0)), end);
-    }
-    let mut run = Run::start(plan(4, 1, 1));
-    run.tell(Event::Begin);
-    run.tell(Event::Evaluate(3));
-    assert_eq!(run.tell(Event::Stop), "commit 0 of [0] with ; end", "nothing that older weights make");
-    let mut run = Run::start(plan(5, 1, 2));
-    run.tell(Event::Begin);
-    run.result(job(0));
-    run.train(1);
-    run.result(job(2));
-    assert_eq!(run.tell(Event::Stop), "");
-    assert_eq!(run.0.waiting_checkpoints(), [(Version(1), 1, 2)]);
-    assert_eq!(run.tell(Event::Stop), "");
-    assert_eq!(run.tell(Event::Lost(job(3))), "", "no checkpoint needs 3");
-    assert_eq!(run.tell(Event::Lost(job(1))), "offer 1@0");
-    assert_eq!(run.result(job(1)), "accept 1 of dev1; withdraw 1; commit 1 of [0, 1] with 1,2; end");
+    run.tell(Event::Synced(BatchId(0), DIGEST));
+    assert_eq!((run.0.open_batch(), run.tell(Event::Begun)), (BatchId(0), String::new()));
+    assert_eq!(run.0.open_batch(), BatchId(1), "what is trained on stays");
+    assert_eq!(run.tell(Event::Trained), "publish 1; end");
+    assert!(run.0.has_ended());
+    assert_eq!(run.frontier(1), both("", ""));
 }
 
 #[test]
@@ -316,8 +259,8 @@ fn so_many_jobs_are_offered_for_each_worker() {
     assert_eq!(run.result(job(1)), "accept 1 of dev1; withdraw 1");
     assert_eq!(run.result(job(0)), "accept 0 of dev1; withdraw 0; sync 0: 0; offer 2@0");
     run.tell(Event::Synced(BatchId(0), DIGEST));
-    run.tell(Event::Writing(1));
-    assert_eq!(run.tell(Event::Trained { written: true }), "publish 1 in 1; sync 1: 1; offer 3@0");
+    run.tell(Event::Begun);
+    assert_eq!(run.tell(Event::Trained), "publish 1; sync 1: 1; offer 3@0");
 }
 
 mod continued;

@@ -1,7 +1,7 @@
 //! Workers that the run has expelled, and results that are taken back.
 
 use super::{Action, Coordinator, HowEnded, JobState, Phase};
-use crate::ids::{BatchId, GroupId};
+use crate::ids::BatchId;
 use crate::job::{Answer, JobName, WorkerName};
 use std::collections::BTreeMap;
 
@@ -11,25 +11,14 @@ impl Coordinator {
         self.expelled.iter()
     }
 
-    /// Whether a worker may be expelled now. Results of a batch in training can be made again only until the optimizer
-    /// writes.
-    pub fn may_expel(&self) -> bool {
-        !matches!(self.phase, Phase::Training(Some(_)))
-    }
-
-    /// Whether a result can be taken back and made again: the weights of its job and of all jobs that continue it are
-    /// still in slots, and no earlier learner has learned from it. (Otherwise others may have sampled with the weights
-    /// that it made. What an earlier learner believed stays believed.)
+    /// Whether a result can be taken back and made again: the weights of its job and of all jobs that continue it still
+    /// exist, and no learner has trained on it. (Otherwise others may have sampled with the weights that it made. What
+    /// an earlier learner believed stays believed.)
     pub fn can_remake(&self, job: JobName) -> bool {
-        let versions = match job {
-            JobName::Rollout { group, .. } if self.plan.batch_of(group) < self.replayed => return false,
-            JobName::Rollout { group, chunk } => {
-                let batch = self.plan.batch_of(group);
-                (chunk..=self.plan.last_chunk()).map(|chunk| self.plan.version(batch, chunk)).collect()
-            }
-            JobName::Evaluation { version, .. } => vec![version],
-        };
-        versions.iter().filter(|version| **version <= self.version()).all(|version| self.in_slot(*version))
+        let batch = self.plan.batch_of(job.group);
+        let mut versions = (job.chunk..=self.plan.last_chunk()).map(|chunk| self.plan.version(batch, chunk));
+        batch >= self.replayed.max(self.open_batch())
+            && versions.all(|version| version > self.version() || self.is_kept(version))
     }
 
     /// Expels a worker, and reopens those of its `jobs` that can be done again.
@@ -37,24 +26,10 @@ impl Coordinator {
         self.ended(&worker, HowEnded::Asked, out);
         out.push(Action::Kill(worker.clone()));
         self.expelled.insert(worker);
-        if !self.may_expel() {
-            return;
-        }
-        let first = self.plan.first_group(self.batch);
-        let of_rollout = |job: &JobName| match job {
-            JobName::Rollout { group, chunk } if *group >= first && self.can_remake(*job) => Some((*group, *chunk)),
-            _ => None,
-        };
-        let Some(batch) = jobs.iter().filter_map(of_rollout).map(|(group, _)| self.plan.batch_of(group)).min() else {
-            return;
-        };
-        let open: Vec<(GroupId, u32)> = jobs.iter().filter_map(of_rollout).collect();
-        for (group, chunk) in open {
-            // Later chunks continue from this one.
-            for chunk in chunk..=self.plan.last_chunk() {
-                self.jobs.remove(&JobName::Rollout { group, chunk });
-            }
-        }
+        let open: Vec<JobName> = jobs.iter().copied().filter(|job| self.can_remake(*job)).collect();
+        let Some(batch) = open.iter().map(|job| self.plan.batch_of(job.group)).min() else { return };
+        // Later chunks continue from these.
+        self.jobs.retain(|job, _| !open.iter().any(|taken| job.is_or_continues(*taken)));
         self.forget_what_follows(batch);
     }
 
@@ -62,7 +37,7 @@ impl Coordinator {
     fn forget_what_follows(&mut self, batch: BatchId) {
         self.synced.retain(|synced| *synced < batch);
         self.lineages.retain(|version, _| *version <= batch.version());
-        if batch == self.batch && self.phase == Phase::Training(None) {
+        if batch == self.batch && self.phase == Phase::Training(false) {
             self.phase = Phase::Collecting;
         }
     }
@@ -70,7 +45,7 @@ impl Coordinator {
     /// Reopens these jobs of a batch whose file an earlier learner wrote, and those that were sampled with weights that
     /// the batch made then.
     pub(super) fn take_back(&mut self, batch: BatchId, jobs: &[JobName], saved: BTreeMap<JobName, Answer>) {
-        if !self.may_expel() || batch < self.batch {
+        if batch < self.open_batch() {
             return;
         }
         let plan = self.plan.clone();

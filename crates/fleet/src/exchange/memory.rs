@@ -271,7 +271,7 @@ mod tests {
         assert_eq!(learner.poll().unwrap(), [Event::Joined(name.clone())]);
         assert_eq!(worker.learner().unwrap(), None);
         let state: LearnerState = serde_json::from_value(json!({
-            "pid": 1, "step": 3, "batches": 4, "groups": 1, "max_staleness": 0, "slots": [], "ended": false,
+            "pid": 1, "step": 3, "batches": 4, "groups": 1, "max_staleness": 0, "ended": false,
             "lineage": "00000000000000000000000000000000", "checkpoints": {"last": null, "waiting": []},
             "counts": crate::exchange::Counts::default(),
         }))

@@ -157,11 +157,9 @@ pub struct LearnerState {
     pub continued: Continued,
     /// The lineage of the published version.
     pub lineage: Lineage,
-    /// The content of each slot. The newest version is the published one.
-    pub slots: Vec<SlotState>,
     /// True if the run has ended, so that workers may end.
     pub ended: bool,
-    /// The last checkpoint, and those that wait for their frontier.
+    /// The last checkpoint, and the one that waits for its frontier.
     pub checkpoints: CheckpointStates,
     /// The number of workers that the learner knows.
     #[serde(default)]
@@ -184,20 +182,13 @@ impl LearnerState {
     }
 }
 
-/// A slot for weights.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct SlotState {
-    /// The first and the last version in it (they have equal weights, where steps were skipped); `None` while it is
-    /// being written.
-    pub versions: Option<(Version, Version)>,
-}
-
 /// Checkpoints, as `lockstep status` shows them.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CheckpointStates {
     /// The version of the weights in the last complete checkpoint.
     pub last: Option<Version>,
-    /// Waiting checkpoints: version, results that have arrived, and results that it needs at least.
+    /// The checkpoint that waits for its frontier, if one does: the version of its weights, results that have arrived,
+    /// and results that it needs at least.
     pub waiting: Vec<(Version, usize, usize)>,
 }
 

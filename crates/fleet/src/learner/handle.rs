@@ -73,7 +73,7 @@ impl<E: Exchange + Send + 'static> LearnerHandle<E> {
         }
     }
 
-    /// Calls a method of the learner, such as [`Learner::writable`] or [`Learner::trained`].
+    /// Calls a method of the learner, such as [`Learner::frontier`] or [`Learner::trained`].
     pub fn with<T>(&self, call: impl FnOnce(&mut Learner<E>) -> T) -> T {
         let called = call(&mut self.shared.lock().learner);
         self.shared.changed.notify_all();

@@ -50,8 +50,8 @@ impl<E: Exchange> Learner<E> {
     /// wrote, could not be looked at before. If the batch was already returned as [`Step::Train`], it will be returned
     /// once more. Without `jobs`, results are missing.
     pub fn take_back(&mut self, batch: BatchId, jobs: &[JobName]) -> Result<()> {
-        if !self.coordinator.may_expel() {
-            return Err(Error::Failed(format!("batch {batch} cannot be taken back while weights are written")));
+        if batch < self.coordinator.open_batch() {
+            return Err(Error::Failed(format!("batch {batch} cannot be taken back: the learner trains on it")));
         }
         let plan = self.coordinator.plan().clone();
         let is_taken = |job: &JobName| {

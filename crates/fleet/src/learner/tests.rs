@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::exchange::{Memory, MemoryLearner, MemoryWorker, WorkerExchange};
-use crate::testing::{chunk, job, name, part};
+use crate::testing::{chunk, job, name};
 
 const ORIGIN: Lineage = Lineage([3; 16]);
 
@@ -32,7 +32,7 @@ struct Fleet {
 
 fn first() -> SavedFrontier {
     let (version, frontier, expelled) = (Version(0), Vec::new(), Vec::new());
-    SavedFrontier { version, lineages: BTreeMap::from([(version, ORIGIN)]), frontier, expelled }
+    SavedFrontier { version, in_batch: false, lineages: BTreeMap::from([(version, ORIGIN)]), frontier, expelled }
 }
 
 fn open(plan: Plan) -> Fleet {
@@ -53,12 +53,8 @@ impl Fleet {
     fn result(&self, worker: usize, job: JobName, answer: Answer) -> JobResult {
         let coordinator = self.learner.coordinator();
         let lineage = coordinator.lineage_of(coordinator.plan().version_of(job)).unwrap();
-        let continues = match job {
-            JobName::Rollout { group, chunk: later @ 1.. } => {
-                self.learner.kept.get(&chunk(group.0, later - 1)).map(|before| before.answer.fingerprint)
-            }
-            _ => None,
-        };
+        let before = job.chunk.checked_sub(1).map(|before| chunk(job.group.0, before));
+        let continues = before.and_then(|job| self.learner.kept.get(&job)).map(|before| before.answer.fingerprint);
         let worker = name(["dev1", "dev2"][worker]);
         JobResult { job, lineage: lineage.of_result(continues), worker, answer, bytes: job.to_string().into_bytes() }
     }
@@ -74,23 +70,17 @@ impl Fleet {
         let names = |results: &Batch| results.iter().map(|result| result.job.to_string()).collect::<Vec<_>>().join(" ");
         let said = |step: Step| match step {
             Step::Train(batch, results) => format!("train {batch}: {}", names(&results)),
-            Step::Evaluated(version, results) => format!("evaluated {version}: {}", names(&results)),
-            Step::CommitCheckpoint(saved) => {
-                let versions: Vec<Version> = saved.lineages.keys().copied().collect();
-                format!("commit {} {versions:?} {} {:?}", saved.version, names(&saved.frontier), saved.expelled)
-            }
             Step::Warning(text) => text,
             Step::Refused(Refused { worker, job, why, expels }) => {
                 format!("refused {job} of {worker}: {why}{}", if expels { "; expelled" } else { "" })
             }
-            Step::End => "end".to_owned(),
         };
         std::iter::from_fn(|| self.learner.next_step()).map(said).collect()
     }
 
-    fn train(&mut self, slot: usize) {
-        self.learner.writing(slot).unwrap();
-        self.learner.trained(true).unwrap();
+    fn train(&mut self) {
+        self.learner.begun().unwrap();
+        self.learner.trained().unwrap();
     }
 
     fn pending(&mut self) -> Vec<Job> {
@@ -175,16 +165,15 @@ fn results_of_a_file_are_taken_back() {
     assert_eq!(fleet.learner.kept.keys().copied().collect::<Vec<_>>(), [job(0), job(2)]);
     fleet.learner.look().unwrap();
     fleet.give(0, job(1), 1, false);
-    fleet.train(1);
+    fleet.train();
     assert_eq!(fleet.steps(), ["train 1: 000001.0"]);
-    fleet.learner.writing(0).unwrap();
+    fleet.learner.begun().unwrap();
     let why = fleet.learner.take_back(BatchId(1), &[job(1)]).unwrap_err().to_string();
-    assert_eq!(why, "batch 1 cannot be taken back while weights are written");
+    assert_eq!(why, "batch 1 cannot be taken back: the learner trains on it");
 }
 
 fn one_batch(result: &JobResult) -> u64 {
-    let JobName::Rollout { group, .. } = result.job else { panic!("a rollout") };
-    group.0
+    result.job.group.0
 }
 
 /// What a file of batch 1 has, of two groups, and why it is not believed.
@@ -208,8 +197,6 @@ fn a_file_has_the_results_of_its_batch() {
     assert_eq!((said(false, &[]), said(false, &[(job(2), false)])), (lacks(job(2)), lacks(job(3))));
     assert_eq!(said(false, &[(job(2), false), (job(3), false), (job(4), false)]), other(job(4)));
     assert_eq!(said(false, &[(job(2), false), (chunk(3, 1), false)]), other(chunk(3, 1)));
-    let evaluation = part(1, 0);
-    assert_eq!(said(false, &[(job(2), false), (job(3), false), (evaluation, false)]), other(evaluation));
     let third = [(job(3), true), (chunk(3, 1), true), (chunk(3, 2), true)];
     assert_eq!(said(true, &[&[(job(2), false)][..], &third].concat()), None, "the last chunk ends it");
     assert_eq!(said(true, &[&[(job(2), true)][..], &third].concat()), lacks(chunk(2, 1)));
@@ -232,30 +219,29 @@ fn jobs_have_the_content_of_what_came_before_and_only_what_is_needed_is_kept() {
     assert_eq!(String::from_utf8_lossy(&jobs[1].payload), "000001.0 after []");
     fleet.give(0, chunk(0, 2), 9, false);
     assert_eq!(fleet.steps(), ["train 0: 000000.0 000000.1 000000.2"]);
-    fleet.train(1);
+    fleet.train();
     assert_eq!(fleet.learner.kept.len(), 0, "what was trained on is forgotten");
     // Of batch 1 the first two chunks are made before version 1, of batch 2 the first.
-    assert_eq!(fleet.learner.made_before(Version(1), BatchId(1)), None);
-    fleet.give(1, job(1), 1, true);
-    assert_eq!(fleet.learner.made_before(Version(1), BatchId(1)), None, "its second chunk is missing");
-    fleet.give(1, chunk(1, 1), 2, true);
-    let made = |fleet: &Fleet, version, batch| -> Option<Vec<String>> {
-        let made = fleet.learner.made_before(Version(version), BatchId(batch))?;
-        Some(made.iter().map(|result| result.job.to_string()).collect())
+    let frontier = |fleet: &mut Fleet, version| -> Option<Vec<String>> {
+        let frontier = fleet.learner.frontier(Version(version)).unwrap()?;
+        Some(frontier.iter().map(|result| result.job.to_string()).collect())
     };
-    assert_eq!(made(&fleet, 1, 1).unwrap(), ["000001.0", "000001.1"]);
-    assert_eq!(made(&fleet, 0, 1).unwrap(), [""; 0]);
-    assert_eq!(made(&fleet, 2, 1), None);
+    assert_eq!(frontier(&mut fleet, 1), None);
+    assert_eq!(fleet.state().checkpoints.waiting, [(Version(1), 0, 2)]);
+    fleet.give(1, job(1), 1, true);
+    assert_eq!(frontier(&mut fleet, 1), None, "its second chunk is missing");
+    fleet.give(1, chunk(1, 1), 2, true);
     fleet.give(1, job(2), 3, false);
-    assert_eq!(made(&fleet, 2, 2).unwrap(), ["000002.0"], "it has ended in its first chunk");
-    // A checkpoint holds what it waits for, though the learner is further on.
-    fleet.learner.evaluate(1).unwrap();
+    assert_eq!(frontier(&mut fleet, 1).unwrap(), ["000001.0", "000001.1", "000002.0"]);
+    assert_eq!(fleet.state().checkpoints.waiting, [], "it waits no longer");
+    assert_eq!(frontier(&mut fleet, 2), None, "version 1 makes batch 3");
+    fleet.give(1, job(3), 3, false);
+    assert_eq!(frontier(&mut fleet, 2).unwrap(), ["000002.0", "000003.0"], "2 has ended in its first chunk");
     assert_eq!(fleet.learner.counts(), Counts::default());
     fleet.give(1, chunk(1, 2), 4, false);
-    fleet.give(1, part(1, 0), 5, false);
-    assert_eq!(fleet.steps(), ["train 1: 000001.0 000001.1 000001.2", "evaluated 1: eval-000001.0"]);
-    fleet.train(2);
-    assert_eq!(fleet.learner.kept.keys().copied().collect::<Vec<_>>(), [job(2)]);
+    assert_eq!(fleet.steps(), ["train 1: 000001.0 000001.1 000001.2"]);
+    fleet.train();
+    assert_eq!(fleet.learner.kept.keys().copied().collect::<Vec<_>>(), [job(2), job(3)]);
 }
 
 #[test]
@@ -337,12 +323,11 @@ fn an_expelled_workers_results_are_taken_back_and_stay_refused_after_a_resume() 
     let offered: Vec<JobName> = fleet.pending().iter().map(|job| job.name).collect();
     assert_eq!(offered, [job(0), job(2)]);
     fleet.give(1, job(0), 1, false);
-    fleet.learner.checkpoint().unwrap();
-    let steps = fleet.steps();
-    assert_eq!(steps, ["train 0: 000000.0 000001.0", "commit 0 [0]  [WorkerName(\"dev1\")]"]);
-    fleet.learner.writing(1).unwrap();
-    let refused = fleet.learner.expel(&name("dev2"), BatchId(0)).unwrap_err().to_string();
-    assert_eq!(refused, "worker dev2 cannot be expelled while weights are written");
+    assert_eq!(fleet.steps(), ["train 0: 000000.0 000001.0"]);
+    fleet.learner.begun().unwrap();
+    let kept: Vec<JobName> = fleet.learner.kept.keys().copied().collect();
+    fleet.learner.expel(&name("dev2"), BatchId(0)).unwrap();
+    assert_eq!(fleet.learner.kept.keys().copied().collect::<Vec<_>>(), kept[..2], "the batch that is trained on stays");
 
     let saved = SavedFrontier { expelled: vec![name("dev1")], ..first() };
     let memory = Memory::new();

@@ -24,8 +24,6 @@ pub struct Budget {
     pub power: u32,
     /// Kills of the learner, after which the newest batch file cannot be read.
     pub rots: u32,
-    /// Requests to stop the run.
-    pub ends: u32,
     /// Expulsions of a worker, whose results in the batch to be trained on are then taken as wrong.
     pub lies: u32,
 }
@@ -33,7 +31,7 @@ pub struct Budget {
 /// Rules that hold outside the coordinator, and properties of the simulated environment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Environment {
-    /// A pinned slot is not overwritten.
+    /// Weights that a worker pins are not overwritten.
     pub pins: bool,
     /// A batch file is on the disk before the update.
     pub sync: bool,
@@ -43,25 +41,24 @@ pub struct Environment {
     pub lossy: bool,
     /// The first worker lies about the first chunk of each group, and is expelled once a batch with a lie is complete.
     pub liar: bool,
+    /// A batch has two optimizer steps, so that a checkpoint can be taken in the middle of it.
+    pub halves: bool,
     /// The number of workers.
     pub workers: usize,
 }
 
 impl Environment {
     pub const SOUND: Environment =
-        Environment { pins: true, sync: true, judge: true, lossy: false, liar: false, workers: 2 };
+        Environment { pins: true, sync: true, judge: true, lossy: false, liar: false, halves: false, workers: 2 };
 }
-
-/// The content of a slot of memory: version, lineage, weights.
-type Slot = Option<(Version, Lineage, u64)>;
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 enum Doing {
     Nothing,
     Claimed(Job),
-    /// The slot (`None` if its learner is gone) and the weights that were in it.
-    Sampling(Job, Option<usize>, u64),
-    Made(JobResult, Option<usize>),
+    /// The weights that the worker has pinned.
+    Sampling(Job, u64),
+    Made(JobResult),
     Dead,
 }
 
@@ -77,14 +74,18 @@ struct Worker {
 struct Learner {
     coordinator: Coordinator,
     observer: Observer,
-    memory: Vec<Slot>,
+    /// The published weights that are kept, by version.
+    memory: BTreeMap<Version, (Lineage, u64)>,
+    /// The weights after the last optimizer step.
     weights: u64,
     kept: BTreeMap<JobName, JobResult>,
-    /// The batch to train on; below it, the slot that is being written.
+    /// The batch to train on; below it, whether its first step is taken.
     trains: Option<BatchId>,
-    writes: Option<usize>,
-    /// The weights of checkpoints that are being written, by version.
-    checkpoints: BTreeMap<Version, u64>,
+    begun: bool,
+    /// True while a checkpoint waits for its frontier: no step is taken.
+    saving: bool,
+    /// A checkpoint that is being written, and is not on the disk yet.
+    written: Option<(Saved, u64, Vec<JobResult>)>,
     /// Batch files that have not been synced.
     unsynced: BTreeMap<BatchId, Vec<JobResult>>,
 }
@@ -117,10 +118,12 @@ pub enum Move {
     Deliver(usize, bool),
     Lose(usize),
     Tick(u64),
-    Write(usize),
-    /// The optimizer step; true if a checkpoint of the new weights begins after it.
+    /// The first of two optimizer steps on a batch; the last one. True if a checkpoint follows.
+    Begin(bool),
     Update(bool),
-    Stop,
+    /// The frontier of a checkpoint is complete, and it is written; it is on the disk.
+    Save,
+    Commit,
     Restart,
     Claim(usize, JobName),
     Pin(usize),
@@ -144,7 +147,7 @@ fn hash(parts: &[u64]) -> u64 {
 
 /// The tokens that a job samples, and whether another chunk follows. In groups with an even number one always does.
 fn tokens(job: JobName, weights: u64, payload: &[u8]) -> (u64, bool) {
-    let more = matches!(job, JobName::Rollout { group, .. } if group.0 % 2 == 0);
+    let more = job.group.0 % 2 == 0;
     (hash(&[XxHash3_64::oneshot(job.to_string().as_bytes()), weights, XxHash3_64::oneshot(payload)]), more)
 }
 
@@ -155,7 +158,8 @@ impl World {
         let origin = Lineage([0; 16]);
         // A run that continues has its checkpoint, with nothing made ahead.
         let version = plan.continued.version;
-        let saved = Saved { version, lineages: BTreeMap::from([(version, origin)]), frontier: BTreeMap::new() };
+        let lineages = BTreeMap::from([(version, origin)]);
+        let saved = Saved { version, in_batch: false, lineages, frontier: BTreeMap::new() };
         let name = |i: usize| WorkerName::new(&format!("w{i}")).unwrap();
         let worker = |i| Worker { name: name(i), doing: Doing::Dead, stopped: false, expelled: false };
         let mut world = World {
@@ -209,21 +213,10 @@ impl World {
                     }
                 }
             }
-            Move::Write(slot) => {
-                if let Some(learner) = &mut self.learner {
-                    learner.memory[*slot] = None;
-                    learner.writes = Some(*slot);
-                }
-                self.tell(Event::Writing(*slot))?;
-            }
-            Move::Update(checkpoint) => self.update(*checkpoint)?,
-            Move::Stop => {
-                self.budget.ends -= 1;
-                if let Some(learner) = &mut self.learner {
-                    learner.checkpoints.insert(learner.coordinator.version(), learner.weights);
-                }
-                self.tell(Event::Stop)?;
-            }
+            Move::Begin(saves) => self.begin(*saves)?,
+            Move::Update(saves) => self.update(*saves)?,
+            Move::Save => self.save()?,
+            Move::Commit => self.commit(),
             Move::Restart => self.restart()?,
             Move::Crash => {
                 self.budget.crashes -= 1;
@@ -256,7 +249,7 @@ impl World {
             Move::Leave(i) => self.workers[*i].doing = Doing::Nothing,
             Move::Sample(i) => self.sample(*i),
             Move::Complete(i) => {
-                if let Doing::Made(result, _) = std::mem::replace(&mut self.workers[*i].doing, Doing::Nothing) {
+                if let Doing::Made(result) = std::mem::replace(&mut self.workers[*i].doing, Doing::Nothing) {
                     let (worker, job, lineage) = (result.worker.clone(), result.job, result.lineage);
                     self.queue.complete(&result);
                     self.send(Event::Result { worker, job, lineage, answer: result.answer });
@@ -318,11 +311,6 @@ impl World {
     fn crash(&mut self) {
         self.learner = None;
         self.mail.clear();
-        for worker in &mut self.workers {
-            if let Doing::Sampling(_, slot, _) | Doing::Made(_, slot) = &mut worker.doing {
-                *slot = None;
-            }
-        }
     }
 
     fn restart(&mut self) -> Result<(), String> {
@@ -332,8 +320,9 @@ impl World {
         let synced = files.clone().map(|(batch, results)| (*batch, SyncedBatch::of(results))).collect();
         let replayed = files.flat_map(|(_, results)| results).filter(|_| self.rules.replay);
         let kept = frontier.iter().chain(replayed).map(|result| (result.job, result.clone())).collect();
-        let mut memory: Vec<Slot> = vec![None; self.plan.slots];
-        memory[0] = Some((version, saved.lineages[&version], weights));
+        let (lineage, in_batch) = (saved.lineages[&version], saved.in_batch);
+        // In the middle of a batch the weights are none that a worker could sample with.
+        let memory = if in_batch { BTreeMap::new() } else { BTreeMap::from([(version, (lineage, weights))]) };
         let coordinator = Coordinator::with_rules(self.plan.clone(), saved, synced, self.rules)?;
         self.queue.pending.clear();
         self.learner = Some(Learner {
@@ -343,8 +332,9 @@ impl World {
             weights,
             kept,
             trains: None,
-            writes: None,
-            checkpoints: BTreeMap::new(),
+            begun: in_batch,
+            saving: false,
+            written: None,
             unsynced: BTreeMap::new(),
         });
         let events = Observer::default().compare(self.queue.scan());
@@ -357,27 +347,63 @@ impl World {
         self.tell(Event::Begin)
     }
 
-    /// The slot with a job's weights: its number and the weights.
-    fn slot_for(&self, job: &Job) -> Option<(usize, u64)> {
-        let memory = &self.learner.as_ref()?.memory;
-        let is_ours = |lineage: Lineage| lineage == job.lineage || !self.rules.lineage;
-        memory.iter().enumerate().find_map(|(slot, held)| {
-            held.filter(|(version, lineage, _)| *version == job.version && is_ours(*lineage)).map(|(.., w)| (slot, w))
-        })
+    /// The weights of a job, if they are kept.
+    fn weights_for(&self, job: &Job) -> Option<u64> {
+        let (lineage, weights) = self.learner.as_ref()?.memory.get(&job.version)?;
+        (*lineage == job.lineage || !self.rules.lineage).then_some(*weights)
     }
 
     fn pin(&mut self, i: usize) {
         if let Doing::Claimed(job) = self.workers[i].doing.clone()
-            && let Some((slot, weights)) = self.slot_for(&job)
+            && let Some(weights) = self.weights_for(&job)
         {
-            self.workers[i].doing = Doing::Sampling(job, Some(slot), weights);
+            self.workers[i].doing = Doing::Sampling(job, weights);
         }
     }
 
+    /// Takes the first of two optimizer steps on a batch: the weights are those of no version.
+    fn begin(&mut self, saves: bool) -> Result<(), String> {
+        if let Some(learner) = &mut self.learner {
+            (learner.begun, learner.saving) = (true, saves);
+            if self.plan.max_staleness == 0 {
+                // The optimizer writes in place.
+                learner.memory.clear();
+            }
+            learner.weights = hash(&[learner.weights, learner.trains.unwrap_or_default().0]);
+        }
+        self.tell(Event::Begun)
+    }
+
+    /// The checkpoint that is written has what only older weights can make.
+    fn save(&mut self) -> Result<(), String> {
+        let Some(learner) = &mut self.learner else { return Ok(()) };
+        let (coordinator, in_batch) = (&learner.coordinator, learner.begun);
+        let version = coordinator.version();
+        let next = if in_batch { version.batch().next().version() } else { version };
+        let (mut frontier, _) = coordinator.frontier(next);
+        if in_batch {
+            let of_batch = self.plan.groups_of(version.batch()).flat_map(|group| coordinator.chain(group));
+            frontier.extend(of_batch.map(|job| (job, learner.kept[&job].answer)));
+        }
+        let result = |job: &JobName| learner.kept.get(job).cloned().ok_or(format!("the result of job {job} is gone"));
+        let results = frontier.keys().map(result).collect::<Result<Vec<_>, _>>()?;
+        let lineages = coordinator.lineages().clone();
+        learner.written = Some((Saved { version, in_batch, lineages, frontier }, learner.weights, results));
+        learner.saving = false;
+        Ok(())
+    }
+
+    fn commit(&mut self) {
+        let Some(written) = self.learner.as_mut().and_then(|learner| learner.written.take()) else { return };
+        self.files.retain(|batch, _| *batch >= written.0.version.batch());
+        self.checkpoint = written;
+    }
+
     /// Takes the optimizer step, after checking that the results were sampled with the right weights.
-    fn update(&mut self, checkpoint: bool) -> Result<(), String> {
+    fn update(&mut self, saves: bool) -> Result<(), String> {
+        self.tell(Event::Begun)?;
         let Some(learner) = &self.learner else { return Ok(()) };
-        let (Some(batch), Some(slot)) = (learner.trains, learner.writes) else { return Ok(()) };
+        let Some(batch) = learner.trains else { return Ok(()) };
         let version = batch.next().version();
         let jobs = self.plan.groups_of(batch).flat_map(|group| learner.coordinator.chain(group));
         let results: Vec<JobResult> = jobs.filter_map(|job| learner.kept.get(&job).cloned()).collect();
@@ -398,14 +424,12 @@ impl World {
         }
         if let Some(learner) = &mut self.learner {
             learner.weights = weights;
-            learner.memory[slot] = Some((version, lineage, weights));
-            (learner.trains, learner.writes) = (None, None);
-            if checkpoint {
-                learner.checkpoints.insert(version, weights);
-            }
+            learner.memory.insert(version, (lineage, weights));
+            let oldest = if self.rules.needed { self.plan.version(batch.next(), 0) } else { version };
+            learner.memory.retain(|version, _| *version >= oldest);
+            (learner.trains, learner.begun, learner.saving) = (None, false, saves);
         }
-        self.tell(Event::Trained { written: true })?;
-        if checkpoint { self.tell(Event::Checkpoint) } else { Ok(()) }
+        self.tell(Event::Trained)
     }
 
     fn tell(&mut self, event: Event) -> Result<(), String> {
@@ -469,35 +493,17 @@ impl World {
             }
             Action::Acknowledge(jobs) => self.queue.acknowledge(&jobs),
             Action::Train(batch) => learner.trains = Some(batch),
-            Action::CommitCheckpoint(saved) => {
-                let frontier = saved.frontier.keys().map(result).collect::<Result<Vec<_>, _>>()?;
-                let weights = learner.checkpoints.remove(&saved.version).ok_or("a checkpoint that was not begun")?;
-                self.files.retain(|batch, _| *batch >= saved.version.batch());
-                self.checkpoint = (saved, weights, frontier);
-            }
             Action::Gone(job, version) => {
                 return Err(format!("stuck: job {job} needs version {version}, which is gone"));
             }
             Action::Fail(job, count, _) => return Err(format!("job {job} ended {count} workers")),
             Action::End => self.ended = true,
-            Action::Publish { .. } => {
-                let waiting = learner.coordinator.waiting_checkpoints().first().map(|(version, ..)| *version);
-                let version = learner.coordinator.version();
-                let first = self.plan.first_group(waiting.unwrap_or(version).min(version).batch());
-                learner.kept.retain(|job, _| matches!(job, JobName::Rollout { group, .. } if *group >= first));
+            Action::Publish(version) => {
+                let first = self.plan.first_group(version.batch());
+                learner.kept.retain(|job, _| job.group >= first);
             }
-            Action::Offer { .. } | Action::Kill(_) | Action::Evaluated(..) => {}
+            Action::Offer { .. } | Action::Kill(_) => {}
         }
         Ok(None)
-    }
-}
-
-impl Worker {
-    /// The slot of a living learner that this worker pins.
-    fn pins(&self) -> Option<usize> {
-        match &self.doing {
-            Doing::Sampling(_, slot, _) | Doing::Made(_, slot) => *slot,
-            _ => None,
-        }
     }
 }

@@ -7,6 +7,7 @@ use crate::exchange::{Exchange, WorkerExchange};
 use crate::ids::Version;
 use crate::job::{Answer, Lineage};
 use crate::testing::name;
+use std::time::Duration;
 
 fn job(group: u64) -> Job {
     let (name, profile) = (crate::testing::job(group), "fast".to_owned());
@@ -23,7 +24,7 @@ fn result(number: u64, worker: &str) -> JobResult {
 fn state(step: u64) -> LearnerState {
     serde_json::from_value(serde_json::json!({
         "pid": 1, "step": step, "batches": 4, "groups": 2, "max_staleness": 1,
-        "lineage": "00000000000000000000000000000000", "slots": [], "ended": false,
+        "lineage": "00000000000000000000000000000000", "ended": false,
         "checkpoints": {"last": null, "waiting": []}, "counts": crate::exchange::Counts::default(),
     }))
     .unwrap()
@@ -127,6 +128,4 @@ fn a_job_is_found_wherever_it_is() {
     let torn = found(3);
     assert_eq!((torn.job, torn.results.len(), torn.synced, torn.unreadable.len()), (None, 0, None, 2));
     assert!(torn.unreadable[0].ends_with("/pending/000003.0: cut off: 4 bytes"), "{:?}", torn.unreadable);
-    let evaluation = crate::testing::part(2, 0);
-    assert_eq!(find(out.path(), evaluation).unwrap(), JobFiles::default());
 }

@@ -22,7 +22,7 @@ fn job(group: u64) -> Job {
 fn state(workers: u64) -> LearnerState {
     serde_json::from_value(serde_json::json!({
         "pid": 1, "step": 0, "batches": 1, "groups": 1, "max_staleness": 0,
-        "lineage": "00000000000000000000000000000000", "slots": [], "ended": false,
+        "lineage": "00000000000000000000000000000000", "ended": false,
         "checkpoints": {"last": null, "waiting": []}, "counts": crate::exchange::Counts::default(),
         "workers": workers,
     }))
@@ -67,8 +67,7 @@ impl Script {
 }
 
 fn short(job: JobName) -> String {
-    let JobName::Rollout { group, .. } = job else { panic!("{job}") };
-    group.to_string()
+    job.group.to_string()
 }
 
 impl WorkerExchange for Script {

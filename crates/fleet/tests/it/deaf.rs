@@ -1,7 +1,7 @@
 //! Streams that answer no request for messages: nats-server 2.9.10, started again on an emptied store, now and then has
 //! one.
 
-use crate::fake::{learn, sequential};
+use crate::fake::{learn, sequential, slots};
 use crate::nats::{options_of, plan, work};
 use fleet::exchange::nats::{Address, NatsLearner, NatsOptions};
 use fleet::worker::End;
@@ -83,7 +83,7 @@ fn a_stream_that_answers_no_request_is_made_again() {
         let plan = plan(6, 2, true);
         std::thread::scope(|scope| {
             for name in ["w0", "w1"] {
-                let (out, slots, options) = (out.path(), plan.slots, options.clone());
+                let (out, slots, options) = (out.path(), slots(&plan), options.clone());
                 let takes = Duration::from_millis(2);
                 scope.spawn(move || assert_eq!(work(out, &options, name, slots, takes), End::RunEnded));
             }

@@ -3,7 +3,6 @@
 //! with the right weights, and every batch trained on once, in order.
 
 use fleet::batches::BatchFiles;
-use fleet::coordinator::SyncedBatch;
 use fleet::exchange::Exchange;
 use fleet::learner::{Feed, Learner, LearnerHandle, SavedFrontier, Step};
 use fleet::worker::{Done, Proceeded, Work};
@@ -51,7 +50,7 @@ pub fn sequential(plan: &Plan) -> u64 {
         for group in plan.groups_of(batch) {
             let mut before = Vec::new();
             for chunk in 0..=plan.last_chunk() {
-                let job = JobName::Rollout { group, chunk };
+                let job = JobName { group, chunk };
                 let (bytes, answer) = sample(job, versions[plan.version_of(job).0 as usize], &payload(&before));
                 let worker = fleet::WorkerName::new("x").unwrap();
                 before.push(JobResult { job, lineage: Lineage([0; 16]), worker, answer, bytes });
@@ -212,26 +211,113 @@ impl Checkpoint {
     pub fn first() -> Checkpoint {
         let (version, frontier, expelled) = (Version(0), Vec::new(), Vec::new());
         let lineages = BTreeMap::from([(version, origin())]);
-        let saved = SavedFrontier { version, lineages, frontier, expelled };
+        let saved = SavedFrontier { version, in_batch: false, lineages, frontier, expelled };
         Checkpoint { weights: 1, saved }
     }
 
     fn load(out: &Path) -> Checkpoint {
         let Ok(bytes) = std::fs::read(out.join("checkpoint")) else { return Checkpoint::first() };
         let (head, frontier) = bytes.split_at(4 + u32::from_le_bytes(bytes[..4].try_into().unwrap()) as usize);
-        let head: (u64, Version, BTreeMap<Version, Lineage>) = serde_json::from_slice(&head[4..]).unwrap();
-        let (weights, version, lineages) = head;
+        let head: (u64, Version, bool, BTreeMap<Version, Lineage>) = serde_json::from_slice(&head[4..]).unwrap();
+        let (weights, version, in_batch, lineages) = head;
         let (_, frontier) = fleet::batch_from_bytes(frontier).unwrap();
-        Checkpoint { weights, saved: SavedFrontier { version, lineages, frontier, expelled: Vec::new() } }
+        Checkpoint { weights, saved: SavedFrontier { version, in_batch, lineages, frontier, expelled: Vec::new() } }
     }
 
     fn save(&self, out: &Path) {
-        let head = serde_json::to_vec(&(self.weights, self.saved.version, &self.saved.lineages)).unwrap();
+        let SavedFrontier { version, in_batch, lineages, .. } = &self.saved;
+        let head = serde_json::to_vec(&(self.weights, version, in_batch, lineages)).unwrap();
         let mut bytes = (head.len() as u32).to_le_bytes().to_vec();
         bytes.extend(head);
         bytes.extend(fleet::batch_to_bytes(self.saved.version.batch(), &self.saved.frontier));
         std::fs::write(out.join(".checkpoint"), bytes).unwrap();
         std::fs::rename(out.join(".checkpoint"), out.join("checkpoint")).unwrap();
+    }
+}
+
+/// How many slots the weights of a run need: those that jobs may need, and one to write into.
+pub fn slots(plan: &Plan) -> usize {
+    plan.max_staleness as usize + 2
+}
+
+/// A learner that trains, as a run does.
+struct Trainer<E: Exchange + Send + 'static> {
+    out: PathBuf,
+    plan: Plan,
+    handle: LearnerHandle<E>,
+    slots: Slots,
+    version: Version,
+    weights: u64,
+    /// Batches that have arrived before they are trained on.
+    arrived: BTreeMap<BatchId, Vec<JobResult>>,
+}
+
+impl<E: Exchange + Send + 'static> Trainer<E> {
+    /// Takes a step of the learner, if there is one.
+    fn look(&mut self) -> Result<()> {
+        match self.handle.next_step(Duration::from_millis(20))? {
+            None => {}
+            Some(Step::Train(batch, results)) => drop(self.arrived.insert(batch, results)),
+            Some(Step::Warning(text)) => eprintln!("{text}"),
+            Some(Step::Refused(refused)) => panic!("{refused:?}"),
+        }
+        Ok(())
+    }
+
+    /// Writes weights into a slot that no job needs and no reader pins.
+    fn publish(&mut self, lineage: Lineage) -> Result<()> {
+        let oldest = self.plan.version(self.version.batch(), 0);
+        let is_free = |file: &File| Slots::read(file).is_none_or(|(version, ..)| version < oldest);
+        let lock = loop {
+            let free = (0..slots(&self.plan)).filter_map(|slot| self.slots.lock(slot)).find(is_free);
+            if let Some(file) = free {
+                break file;
+            }
+            self.look()?;
+        };
+        Slots::write(&lock, self.version, lineage, self.weights);
+        Ok(())
+    }
+
+    /// Writes a checkpoint, once what only older weights can make is there. In the middle of a batch, `of_batch` has
+    /// its results.
+    fn save(&mut self, of_batch: Option<&[JobResult]>) -> Result<()> {
+        let (version, in_batch) = (self.version, of_batch.is_some());
+        let next = if in_batch { version.batch().next().version() } else { version };
+        let frontier = loop {
+            if let Some(frontier) = self.handle.with(|learner| learner.frontier(next))? {
+                break frontier;
+            }
+            self.look()?;
+        };
+        let frontier = of_batch.unwrap_or_default().iter().cloned().chain(frontier).collect();
+        let lineages = self.handle.with(|learner| learner.coordinator().lineages().clone());
+        let saved = SavedFrontier { version, in_batch, lineages, frontier, expelled: Vec::new() };
+        Checkpoint { weights: self.weights, saved }.save(&self.out);
+        self.handle.with(|learner| learner.committed(version))
+    }
+
+    fn train(&mut self, results: &[JobResult], every: u64) -> Result<()> {
+        let batch = self.version.batch();
+        wait_for_kills(&self.out, batch, self.plan.end());
+        let mut log = OpenOptions::new().append(true).create(true).open(self.out.join("trained.log")).unwrap();
+        let digest = BatchDigest::of(results);
+        // In one write: a kill in the middle of several would leave half a line for the next learner to continue.
+        log.write_all(format!("{batch} {:02x?}\n", digest.0).as_bytes()).unwrap();
+        self.handle.with(|learner| learner.begun())?;
+        if batch.0 % every == 1 {
+            self.save(Some(results))?;
+        }
+        let lineage = self.handle.with(|learner| learner.coordinator().lineage());
+        self.weights = update(self.weights, results);
+        self.version = batch.next().version();
+        self.publish(lineage.after(&digest))?;
+        self.handle.with(|learner| learner.trained())?;
+        assert_eq!(self.handle.with(|learner| learner.coordinator().version()), self.version);
+        if self.version.0 % every == 0 || self.version.batch() == self.plan.end() {
+            self.save(None)?;
+        }
+        Ok(())
     }
 }
 
@@ -243,78 +329,43 @@ pub fn learn<E: Exchange + Send + 'static>(
     every: u64,
     stop: &dyn Fn() -> bool,
 ) -> Result<Option<u64>> {
-    let Checkpoint { mut weights, saved } = Checkpoint::load(out);
-    let slots = Slots::new(out);
-    let mut version = saved.version;
-    let lock = loop {
-        // A reader of the learner before this one may pin it still.
-        if let Some(file) = slots.lock(0) {
-            break file;
+    let Checkpoint { weights, saved } = Checkpoint::load(out);
+    let (version, in_batch, lineage) = (saved.version, saved.in_batch, saved.lineages[&saved.version]);
+    let of_slots = Slots::new(out);
+    // What an earlier learner published may be that of a history which is no more; a reader may pin it still.
+    for slot in 0..slots(&plan) {
+        let lock = loop {
+            match of_slots.lock(slot) {
+                Some(file) => break file,
+                None => std::thread::sleep(Duration::from_millis(1)),
+            }
+        };
+        lock.set_len(0).unwrap();
+        if slot == 0 && !in_batch {
+            Slots::write(&lock, version, lineage, weights);
         }
-        std::thread::sleep(Duration::from_millis(1));
-    };
-    Slots::write(&lock, version, saved.lineages[&version], weights);
-    drop(lock);
-    for slot in 1..plan.slots {
-        drop(slots.open(slot));
     }
-    let end = plan.end();
     let files = BatchFiles::open(out)?;
-    let learner = Learner::open(plan, saved, exchange, files, Box::new(Payloads), serde_json::Value::Null)?;
+    let learner = Learner::open(plan.clone(), saved, exchange, files, Box::new(Payloads), serde_json::Value::Null)?;
     let handle = LearnerHandle::start(learner)?;
-    let mut waiting: BTreeMap<Version, u64> = BTreeMap::new();
-    let mut is_stopping = false;
-    loop {
-        if stop() && !is_stopping {
-            is_stopping = true;
-            waiting.insert(version, weights);
-            handle.with(|learner| learner.stop())?;
+    let (out, arrived) = (out.to_owned(), BTreeMap::new());
+    let mut trainer = Trainer { out, plan, handle, slots: of_slots, version, weights, arrived };
+    let end = trainer.plan.end();
+    while trainer.version.batch() < end {
+        if stop() {
+            // In the middle of a batch it was saved already.
+            if !in_batch || trainer.version > version {
+                trainer.save(None)?;
+            }
+            trainer.handle.with(|learner| learner.end())?;
+            return Ok(None);
         }
-        match handle.next_step(Duration::from_millis(20))? {
-            None => {}
-            Some(Step::Train(batch, results)) => {
-                assert_eq!(batch, version.batch(), "batches come in order");
-                wait_for_kills(out, batch, end);
-                let mut log = OpenOptions::new().append(true).create(true).open(out.join("trained.log")).unwrap();
-                let digest = SyncedBatch::of(&results).digest;
-                // In one write: a kill in the middle of several would leave half a line for the next learner to
-                // continue.
-                log.write_all(format!("{batch} {:02x?}\n", digest.0).as_bytes()).unwrap();
-                let slot = loop {
-                    let writable = handle.with(|learner| learner.writable());
-                    if let Some(found) = writable.iter().find_map(|slot| Some((*slot, slots.lock(*slot)?))) {
-                        break found;
-                    }
-                    // A reader pins what could be written.
-                    if let Some(Step::Warning(text)) = handle.next_step(Duration::from_millis(2))? {
-                        eprintln!("{text}");
-                    }
-                };
-                handle.with(|learner| learner.writing(slot.0))?;
-                let lineage = handle.with(|learner| learner.coordinator().lineage());
-                weights = update(weights, &results);
-                version = batch.next().version();
-                Slots::write(&slot.1, version, lineage.after(&BatchDigest::of(&results)), weights);
-                drop(slot);
-                handle.with(|learner| learner.trained(true))?;
-                assert_eq!(handle.with(|l| l.coordinator().version()), version);
-                if version.0 % every == 0 || version.batch() == end {
-                    waiting.insert(version, weights);
-                    handle.with(|learner| learner.checkpoint())?;
-                }
-            }
-            Some(Step::CommitCheckpoint(saved)) => {
-                let version = saved.version;
-                Checkpoint { weights: waiting[&version], saved }.save(out);
-                handle.with(|learner| learner.committed(version))?;
-            }
-            Some(Step::Evaluated(..)) => {}
-            Some(Step::Warning(text)) => eprintln!("{text}"),
-            Some(Step::Refused(refused)) => panic!("{refused:?}"),
-            Some(Step::End) if version.batch() == end => return Ok(Some(weights)),
-            Some(Step::End) => return Ok(None),
+        match trainer.arrived.remove(&trainer.version.batch()) {
+            Some(results) => trainer.train(&results, every)?,
+            None => trainer.look()?,
         }
     }
+    Ok(Some(trainer.weights))
 }
 
 /// Counts a kill for [`wait_for_kills`].

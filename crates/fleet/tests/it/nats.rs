@@ -1,7 +1,7 @@
 //! Learner and workers over a real NATS server, which is killed and emptied meanwhile. Needs `nats-server` (Debian's
 //! package of that name).
 
-use crate::fake::{FakeWork, check_log, learn, sequential};
+use crate::fake::{FakeWork, check_log, learn, sequential, slots};
 use fleet::Error;
 use fleet::exchange::nats::{Address, NatsLearner, NatsOptions, NatsWorker};
 use fleet::exchange::{Exchange, WorkerExchange};
@@ -61,7 +61,7 @@ fn workers_over_nats_give_the_sequential_run() {
         let plan = plan(8, k, chunks);
         std::thread::scope(|scope| {
             for i in 0..workers {
-                let (out, slots, options) = (out.path(), plan.slots, options_of(&server, Some(TOKEN)));
+                let (out, slots, options) = (out.path(), slots(&plan), options_of(&server, Some(TOKEN)));
                 let takes = Duration::from_millis(2);
                 scope.spawn(move || assert_eq!(work(out, &options, &format!("w{i}"), slots, takes), End::RunEnded));
             }
@@ -86,7 +86,7 @@ fn an_encrypted_server_is_one_whose_certificate_is_trusted() {
     let out = tempfile::tempdir().unwrap();
     let plan = plan(4, 1, false);
     std::thread::scope(|scope| {
-        let (at, slots, joined) = (out.path(), plan.slots, options.clone());
+        let (at, slots, joined) = (out.path(), slots(&plan), options.clone());
         scope.spawn(move || assert_eq!(work(at, &joined, "w0", slots, Duration::from_millis(2)), End::RunEnded));
         let exchange = NatsLearner::open(out.path(), &options).unwrap();
         assert_eq!(learn(out.path(), plan.clone(), exchange, 3, &|| false).unwrap(), Some(sequential(&plan)));
@@ -103,7 +103,7 @@ fn a_server_that_is_killed_and_emptied_changes_no_bit() {
     std::thread::scope(|scope| {
         let takes = Duration::from_millis(60);
         for i in 0..2 {
-            let (out, slots, options) = (out.path(), plan.slots, options_of(&server, Some(TOKEN)));
+            let (out, slots, options) = (out.path(), slots(&plan), options_of(&server, Some(TOKEN)));
             scope.spawn(move || work(out, &options, &format!("w{i}"), slots, takes));
         }
         let exchange = learner(&server, out.path());
@@ -178,7 +178,7 @@ fn idle() -> fleet::exchange::LearnerState {
     serde_json::from_value(serde_json::json!({
         "pid": 1, "step": 0, "batches": 1, "groups": 1, "max_staleness": 0,
         "lineage": "00000000000000000000000000000000",
-        "slots": [], "ended": false, "checkpoints": {"last": null, "waiting": []},
+        "ended": false, "checkpoints": {"last": null, "waiting": []},
         "counts": fleet::exchange::Counts::default(),
     }))
     .unwrap()
@@ -195,7 +195,7 @@ fn large_results_are_cut_into_messages() {
     learner.announce(&idle()).unwrap();
     let mut worker = NatsWorker::join(&options_of(&server, Some(TOKEN)), name("dev1")).unwrap();
     let lineage = crate::fake::origin();
-    let job = JobName::Rollout { group: GroupId(3), chunk: 0 };
+    let job = JobName::first(GroupId(3));
     let payload = b"prompt".to_vec();
     let (profile, continues) = ("any".to_owned(), None);
     learner.offer(&Job { name: job, version: Version(0), lineage, continues, alone: false, profile, payload }).unwrap();

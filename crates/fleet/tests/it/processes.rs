@@ -1,7 +1,7 @@
 //! Learner, workers and supervisor as processes that are killed. This test program starts itself again: the test
 //! [`a_process`] is each of them.
 
-use crate::fake::{FakeWork, check_log, count_kill, learn, sequential};
+use crate::fake::{FakeWork, check_log, count_kill, learn, sequential, slots};
 use fleet::exchange::spool::{Layout, SpoolLearner, SpoolWorker};
 use fleet::supervisor::{self, Limits, Role};
 use fleet::worker::{Proceeded, Work, Worker};
@@ -97,7 +97,7 @@ fn a_process() {
         }
         name => SpoolWorker::join(&out, WorkerName::new(name).unwrap()).and_then(|exchange| {
             let takes = Duration::from_millis(number("FLEET_TAKES_MS", 4));
-            let fake = FakeWork::new(&out, plan().slots, takes, true);
+            let fake = FakeWork::new(&out, slots(&plan()), takes, true);
             let mut work = Fragile(fake, std::env::var("FLEET_KILLER").ok());
             Worker::new(exchange, WorkerName::new(name).unwrap(), Vec::new()).run(&mut work, &stopped).map(drop)
         }),

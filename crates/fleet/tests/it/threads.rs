@@ -1,6 +1,6 @@
 //! Learner and workers as threads of one process.
 
-use crate::fake::{FakeWork, check_log, learn, sequential};
+use crate::fake::{FakeWork, check_log, learn, sequential, slots};
 use fleet::exchange::spool::{SpoolLearner, SpoolWorker};
 use fleet::exchange::{Memory, WorkerExchange};
 use fleet::worker::{End, Worker};
@@ -27,7 +27,7 @@ fn any_number_of_workers_gives_the_sequential_run() {
         std::thread::scope(|scope| {
             for i in 0..workers {
                 let exchange = memory.worker(WorkerName::new(&format!("w{i}")).unwrap());
-                let (out, slots) = (out.path(), plan.slots);
+                let (out, slots) = (out.path(), slots(&plan));
                 scope.spawn(move || work(out, exchange, &format!("w{i}"), slots));
             }
             let end = learn(out.path(), plan.clone(), memory.learner(), 3, &|| false).unwrap();
@@ -35,7 +35,6 @@ fn any_number_of_workers_gives_the_sequential_run() {
         });
         let mut plain = plan.clone();
         plain.max_staleness += 1;
-        plain.slots += 1;
         assert_ne!(sequential(&plan), sequential(&plain), "the weights depend on k");
     }
 }
@@ -46,7 +45,7 @@ fn a_spool_directory_gives_the_same_whoever_starts_first_and_after_a_stop() {
     let plan = plan(2, true);
     std::thread::scope(|scope| {
         for name in ["dev1", "dev2"] {
-            let (out, slots) = (out.path(), plan.slots);
+            let (out, slots) = (out.path(), slots(&plan));
             let exchange = SpoolWorker::join(out, WorkerName::new(name).unwrap()).unwrap();
             scope.spawn(move || assert_eq!(work(out, exchange, name, slots), End::RunEnded));
         }
@@ -59,7 +58,7 @@ fn a_spool_directory_gives_the_same_whoever_starts_first_and_after_a_stop() {
         // The workers were told that the run has ended; these are new ones.
         let third = SpoolWorker::join(out.path(), WorkerName::new("dev3").unwrap()).unwrap();
         let exchange = SpoolLearner::open(out.path()).unwrap();
-        let (path, slots) = (out.path(), plan.slots);
+        let (path, slots) = (out.path(), slots(&plan));
         std::thread::scope(|scope| {
             let learner = scope.spawn(|| learn(path, plan.clone(), exchange, 3, &|| false).unwrap());
             work(path, third, "dev3", slots);

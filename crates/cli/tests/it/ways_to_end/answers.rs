@@ -31,7 +31,7 @@ const CHANGES: [(&str, Change); 20] = [
     ("it is to be continued", |all, _| all[1].answer.more = true),
     ("a missing answer", |all, _| drop(all.remove(0))),
     ("no answer", |all, _| all.clear()),
-    ("a result of a later batch", |all, _| all[1].job = JobName::Rollout { group: GroupId(22), chunk: 0 }),
+    ("a result of a later batch", |all, _| all[1].job = JobName::first(GroupId(22))),
 ];
 
 fn half(bytes: &mut Vec<u8>) {

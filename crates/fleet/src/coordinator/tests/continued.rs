@@ -11,6 +11,7 @@ fn saved(version: u64, frontier: &[JobName]) -> Saved {
     let lineages = (0..=version).map(Version).map(|version| (version, lineage(version))).collect();
     Saved {
         version: Version(version),
+        in_batch: false,
         lineages,
         frontier: frontier.iter().map(|job| (*job, answer(5, false))).collect(),
     }
@@ -18,6 +19,21 @@ fn saved(version: u64, frontier: &[JobName]) -> Saved {
 
 fn file(jobs: &[JobName]) -> SyncedBatch {
     SyncedBatch { digest: DIGEST, answers: jobs.iter().map(|job| (*job, answer(5, false))).collect() }
+}
+
+/// A checkpoint in the middle of batch 4 has its results and those of batch 5; the weights of version 4 are gone.
+#[test]
+fn a_start_in_the_middle_of_a_batch_has_no_weights_before_its_end() {
+    let start = |frontier: &[JobName]| {
+        let saved = Saved { in_batch: true, ..saved(4, frontier) };
+        let mut run = Run(Coordinator::resume(plan(9, 1, 1), saved, BTreeMap::new()).unwrap());
+        (run.tell(Event::Begin), run)
+    };
+    let (begun, mut run) = start(&[job(4), job(5)]);
+    assert_eq!(begun, "sync 4: 4", "version 5 makes batch 6");
+    assert!(!run.0.can_remake(job(5)));
+    assert_eq!(run.train(), "publish 5; sync 5: 5; offer 6@5");
+    assert_eq!(start(&[job(4)]).0, "5 needs 4, which is gone; sync 4: 4");
 }
 
 /// From batch 4 on, of which a checkpoint has the groups of `there` batches. (k, chunks, `there`) and the offers of the
@@ -48,7 +64,7 @@ fn a_run_that_was_to_end_goes_on_with_the_weights_of_its_end() {
         if there == 0 {
             run.result(job(4));
         }
-        let next = run.train(usize::from(k > 0));
+        let next = run.train();
         let expected = if 5 + k < 9 { format!("; offer {}@5", 5 + k) } else { String::new() };
         assert!(next.starts_with("publish 5") && (next.ends_with(&expected) || there > 1), "{case}: {next}");
         // Without that rule the weights before it are needed, which nobody has.
@@ -125,14 +141,14 @@ fn results_of_files_are_taken_back_with_all_that_followed() {
     let mut run = start();
     assert_eq!(back(&mut run, 2, &[job(2)], &[job(2)]), "sync 2: 2");
     assert_eq!(run.0.lineages().keys().copied().max(), Some(Version(2)), "what it made is not known any more");
-    assert_eq!(run.train(1), "publish 3 in 1; sync 3: 3; offer 5@3", "it is in the checkpoint, too");
-    assert_eq!(run.train(2), "publish 4 in 2; sync 4: 4; offer 6@4", "4 is there, made by version 2");
+    assert_eq!(run.train(), "publish 3; sync 3: 3; offer 5@3", "it is in the checkpoint, too");
+    assert_eq!(run.train(), "publish 4; sync 4: 4; offer 6@4", "4 is there, made by version 2");
     // The weights of batch 4 are there.
     let mut run = start();
-    run.tell(Event::Writing(1));
-    assert_eq!(run.tell(Event::Trained { written: true }), "publish 3 in 1; train 3; offer 5@3");
-    run.tell(Event::Writing(2));
-    assert_eq!(run.tell(Event::Trained { written: true }), "publish 4 in 2; train 4; offer 6@4");
+    run.tell(Event::Begun);
+    assert_eq!(run.tell(Event::Trained), "publish 3; train 3; offer 5@3");
+    run.tell(Event::Begun);
+    assert_eq!(run.tell(Event::Trained), "publish 4; train 4; offer 6@4");
     assert_eq!(back(&mut run, 4, &[job(4)], &[]), "offer 4@2");
     assert!(
         !run.0.accepts(&name("dev1"), job(7), lineage(Version(5)), answer(5, false)),
@@ -140,12 +156,12 @@ fn results_of_files_are_taken_back_with_all_that_followed() {
     );
     assert_eq!(run.result(job(4)), "accept 4 of dev1; withdraw 4; sync 4: 4");
     assert!(run.0.can_remake(job(4)), "no learner has learned from this one");
-    assert_eq!(run.train(0), "publish 5 in 0; offer 7@5");
+    assert_eq!(run.train(), "publish 5; offer 7@5");
     // A later batch: what is trained on now stays.
     let mut run = start();
     assert_eq!(back(&mut run, 4, &[job(4)], &[]), "offer 4@2");
-    run.tell(Event::Writing(1));
-    assert_eq!(back(&mut run, 4, &[job(4)], &[]), "", "weights are written");
-    assert_eq!(run.tell(Event::Trained { written: true }), "publish 3 in 1; train 3; offer 5@3");
+    run.tell(Event::Begun);
+    assert_eq!(back(&mut run, 4, &[job(4)], &[]), "", "it is trained on");
+    assert_eq!(run.tell(Event::Trained), "publish 3; train 3; offer 5@3");
     assert_eq!(back(&mut run, 2, &[job(2)], &[]), "", "it is trained on");
 }

@@ -25,7 +25,7 @@ fn a_chunk_continues_the_accepted_answer_with_the_weights_of_its_place() {
     // The last chunk ends a group, whatever its answer says.
     let accepted = "accept 0.1 of dev1; withdraw 0.1; sync 0: 0,0.1";
     assert_eq!(run.result_of(chunk(0, 1), ORIGIN.of_result(Some(5)), answer(1, true)), accepted);
-    assert_eq!(run.train(1), "publish 1 in 1; offer 1.1@1~8; offer 2@1");
+    assert_eq!(run.train(), "publish 1; offer 1.1@1~8; offer 2@1");
     let accepted = "accept 1.1 of dev1; withdraw 1.1; sync 1: 1,1.1";
     assert_eq!(run.result_of(chunk(1, 1), lineage(Version(1)).of_result(Some(8)), answer(1, false)), accepted);
     assert_eq!(run.result_of(chunk(2, 2), lineage(Version(2)), answer(1, false)), "drop 2.2 of dev1: NotAsked");
@@ -36,16 +36,16 @@ fn a_frontier_has_the_chunks_of_older_weights_alone() {
     let mut run = Run::start(chunked(4, 2));
     assert_eq!(run.tell(Event::Begin), "offer 0@0; offer 1@0; offer 2@0");
     run.result_of(job(0), ORIGIN, answer(1, false));
-    assert_eq!(run.train(1), "publish 1 in 1; offer 3@1");
-    run.tell(Event::Checkpoint);
-    assert_eq!(run.0.waiting_checkpoints(), [(Version(1), 0, 2)]);
+    assert_eq!(run.train(), "publish 1; offer 3@1");
+    assert_eq!(run.frontier(1), both("", "1,2"));
     // 1 continues in its second chunk with version 0, and in its third with version 1; 2 continues with version 1.
     run.result_of(job(1), ORIGIN, answer(2, true));
-    assert_eq!(run.0.waiting_checkpoints(), [(Version(1), 1, 3)]);
+    assert_eq!(run.frontier(1), both("1", "1.1,2"));
     run.result_of(job(2), ORIGIN, answer(3, true));
-    assert_eq!(run.0.waiting_checkpoints(), [(Version(1), 2, 3)]);
-    let committed = "accept 1.1 of dev1; withdraw 1.1; commit 1 of [0, 1] with 1,1.1,2; offer 1.2@1~4";
-    assert_eq!(run.result_of(chunk(1, 1), ORIGIN.of_result(Some(2)), answer(4, true)), committed);
+    assert_eq!(run.frontier(1), both("1,2", "1.1"));
+    run.result_of(chunk(1, 1), ORIGIN.of_result(Some(2)), answer(4, true));
+    assert_eq!(run.frontier(1), both("1,1.1,2", ""));
+    assert_eq!(run.frontier(2), both("2", "2.1,3"));
 }
 
 #[test]
@@ -68,17 +68,13 @@ fn claims_that_nobody_asked_for_are_taken_back() {
     // 1 at the start, as an earlier learner left it; 2 has weights that are not known here; there is no batch 3.
     assert_eq!([1, 2, 3].map(|number| run.claim("dev1", job(number))), ["", "withdraw 2", "withdraw 3"]);
     assert_eq!(run.claim("dev1", chunk(0, 1)), "withdraw 0.1", "there is one chunk");
-    assert_eq!(run.claim("dev1", part(0, 0)), "withdraw e0.0");
     assert_eq!(run.tell(Event::Begin), "offer 0@0", "1 is being done");
     assert_eq!(run.tell(Event::Lost(job(0))), "offer 0@0");
     assert_eq!(run.tell(Event::Lost(job(2))), "");
     assert_eq!(run.claim("dev9", job(0)), "release 0 of dev9; offer 0@0", "it took the job, and is gone");
     assert_eq!(run.result(job(0)), "accept 0 of dev1; withdraw 0; sync 0: 0");
-    run.train(1);
+    run.train();
     assert_eq!(run.claim("dev1", job(0)), "withdraw 0", "of a batch that is done");
-    assert_eq!(run.claim("dev1", part(1, 0)), "withdraw e1.0");
-    run.tell(Event::Evaluate(1));
-    assert_eq!(run.claim("dev1", part(1, 0)), "");
 }
 
 #[test]
@@ -96,10 +92,10 @@ fn the_results_of_an_expelled_worker_are_made_again_while_that_is_possible() {
     let expel = |run: &mut Run, jobs: &[JobName]| run.tell(Event::Expelled(name("dev1"), jobs.to_vec()));
     let mut run = start();
     run.tell(Event::Synced(BatchId(0), DIGEST));
-    assert!(run.0.may_expel() && run.0.lineage_of(Version(1)).is_some());
+    assert!(run.0.lineage_of(Version(1)).is_some());
     // The second chunk continues from the first. Training on the batch is rolled back.
     assert_eq!(expel(&mut run, &[job(0)]), "kill dev1; offer 0@0");
-    assert_eq!((run.0.lineage_of(Version(1)), run.0.writable()), (None, vec![]));
+    assert_eq!(run.0.lineage_of(Version(1)), None);
     assert_eq!(run.0.expelled().collect::<Vec<_>>(), [&name("dev1")]);
     assert_eq!(run.0.workers().collect::<Vec<_>>(), [&name("dev2")]);
     assert_eq!(run.tell(Event::Joined(name("dev1"))) + &run.tell(Event::Progress(name("dev1"))), "");
@@ -112,34 +108,33 @@ fn the_results_of_an_expelled_worker_are_made_again_while_that_is_possible() {
     let mut run = start();
     run.tell(Event::Synced(BatchId(0), DIGEST));
     assert_eq!(expel(&mut run, &[job(1)]), "kill dev1; offer 1@0");
-    assert_eq!((run.0.lineage_of(Version(1)), run.0.writable()), (Some(lineage(Version(1))), vec![1]));
+    assert_eq!(run.0.lineage_of(Version(1)), Some(lineage(Version(1))));
     // A chunk alone: its predecessor stays.
     let mut run = start();
     assert_eq!(expel(&mut run, &[chunk(0, 1)]), "kill dev1; offer 0.1@0~5");
-    // While weights are written nothing is made again; nor is what has been trained on.
+    // Nothing of a batch that is trained on is made again.
     let mut run = start();
     run.tell(Event::Synced(BatchId(0), DIGEST));
-    run.tell(Event::Writing(1));
-    assert_eq!(expel(&mut run, &[job(1)]), "kill dev1");
-    assert_eq!(run.tell(Event::Trained { written: true }), "publish 1 in 1; sync 1: 1; offer 2@1");
-    assert_eq!(expel(&mut run, &[job(0), part(0, 0)]), "kill dev1");
+    run.tell(Event::Begun);
+    assert_eq!(expel(&mut run, &[job(0), job(1)]), "kill dev1; offer 1@0");
+    assert_eq!(run.tell(Event::Trained), "publish 1; offer 2@1");
+    assert_eq!(expel(&mut run, &[job(0)]), "kill dev1");
 }
 
 #[test]
 fn a_result_can_be_made_again_while_the_weights_of_its_whole_group_are_there() {
-    let mut run = Run::start(Plan { slots: 2, ..chunked(5, 1) });
+    let mut run = Run::start(chunked(5, 1));
     run.tell(Event::Begin);
     let can = |run: &Run, job| run.0.can_remake(job);
-    assert!(can(&run, job(0)) && can(&run, job(1)) && can(&run, part(0, 0)) && can(&run, part(1, 0)));
+    assert!(can(&run, job(0)) && can(&run, job(1)));
     run.result_of(job(0), ORIGIN, answer(5, false));
     run.result_of(job(1), ORIGIN, answer(5, false));
-    run.train(1);
-    assert!(can(&run, job(1)) && can(&run, chunk(1, 1)) && can(&run, part(0, 0)));
-    run.train(0);
-    assert_eq!(run.0.slots(), [2, 1].map(|version| Some((Version(version), Version(version)))));
+    run.train();
+    assert!(!can(&run, job(0)), "it is trained on");
+    assert!(can(&run, job(1)) && can(&run, chunk(1, 1)));
+    run.train();
     assert!(!can(&run, job(1)), "version 0 is gone");
-    assert!(can(&run, chunk(1, 1)) && can(&run, job(2)) && can(&run, job(3)) && can(&run, chunk(4, 1)));
-    assert!(!can(&run, part(0, 0)) && can(&run, part(1, 0)) && can(&run, part(2, 0)));
+    assert!(can(&run, job(2)) && can(&run, job(3)) && can(&run, chunk(4, 1)));
 }
 
 #[test]
@@ -149,8 +144,8 @@ fn a_start_from_a_checkpoint_trains_on_the_files_again_and_knows_the_frontier() 
         answers: jobs.iter().map(|job| (*job, answer(5, false))).collect(),
     };
     let lineages: BTreeMap<Version, Lineage> = [1, 2].map(Version).map(|version| (version, lineage(version))).into();
-    let frontier = [(job(3), answer(5, false)), (part(1, 0), answer(1, false)), (part(1, 2), answer(2, false))];
-    let saved = Saved { version: Version(2), lineages, frontier: frontier.into() };
+    let frontier = BTreeMap::from([(job(3), answer(5, false))]);
+    let saved = Saved { version: Version(2), in_batch: false, lineages, frontier };
     // The file of batch 5 follows a gap.
     let files = BTreeMap::from([2, 3, 5].map(|batch| (BatchId(batch), file(&[job(batch)]))));
     let without = Saved { lineages: BTreeMap::from([(Version(1), ORIGIN)]), ..saved.clone() };
@@ -161,20 +156,14 @@ fn a_start_from_a_checkpoint_trains_on_the_files_again_and_knows_the_frontier() 
     let mut run = Run(Coordinator::resume(plan(9, 1, 1), saved, files).unwrap());
     let two = Version(2);
     assert_eq!((run.0.batch(), run.0.version(), run.0.lineage()), (BatchId(2), two, lineage(two)));
-    assert_eq!(run.0.slots(), [Some((two, two)), None]);
     assert_eq!(run.0.lineages().keys().copied().collect::<Vec<_>>(), [1, 2, 3, 4].map(Version));
     assert!(!run.0.can_remake(job(3)), "an earlier learner has learned from it");
     assert!(run.0.can_remake(job(4)));
     assert_eq!(run.tell(Event::Joined(name("dev1"))), "");
-    assert_eq!(run.tell(Event::Begin), "train 2; offer e1.1@1", "of three parts of the evaluation one is missing");
-    run.tell(Event::Writing(1));
-    assert_eq!(run.tell(Event::Trained { written: true }), "publish 3 in 1; train 3; offer 4@3");
+    assert_eq!(run.tell(Event::Begin), "train 2");
+    run.tell(Event::Begun);
+    assert_eq!(run.tell(Event::Trained), "publish 3; train 3; offer 4@3");
     assert_eq!(run.result(job(4)), "accept 4 of dev1; withdraw 4");
-    assert_eq!(
-        run.result(part(1, 1)),
-        "accept e1.1 of dev1; withdraw e1.1; evaluated 1: e1.0,e1.1,e1.2; \
-                                        acknowledge e1.0,e1.1,e1.2"
-    );
-    run.tell(Event::Writing(0));
-    assert_eq!(run.tell(Event::Trained { written: true }), "publish 4 in 0; sync 4: 4; offer 5@4");
+    run.tell(Event::Begun);
+    assert_eq!(run.tell(Event::Trained), "publish 4; sync 4: 4; offer 5@4");
 }

@@ -225,13 +225,16 @@ pub(crate) struct FileLock {
 
 impl Drop for FileLock {
     fn drop(&mut self) {
-        let Some((beat, text)) = self.beat.take() else { return };
-        drop(beat);
-        // The first line stays: it counts the holders.
-        let first = text.iter().position(|&byte| byte == b'\n').map_or(0, |end| end as u64 + 1);
-        if is_unchanged(&self.file, &text) {
-            let _ = self.file.set_len(first);
+        if let Some((beat, text)) = self.beat.take() {
+            drop(beat);
+            // The first line stays: it counts the holders.
+            let first = text.iter().position(|&byte| byte == b'\n').map_or(0, |end| end as u64 + 1);
+            if is_unchanged(&self.file, &text) {
+                let _ = self.file.set_len(first);
+            }
         }
+        // Closing is not enough: a child that is being started has copies of open files until its program runs.
+        let _ = self.file.unlock();
     }
 }
 

@@ -93,8 +93,7 @@ impl WorkerExchange for SpoolWorker {
     fn claim(&mut self, profiles: &[String]) -> Result<Option<Job>> {
         let pending = self.layout.pending();
         let mut waiting: Vec<JobName> = jobs(&pending)?;
-        // Evaluations first, as the learner offers them: weights wait for them.
-        waiting.sort_by_key(|job| (matches!(job, JobName::Rollout { .. }), *job));
+        waiting.sort_unstable();
         for job in waiting {
             if !self.fits(job, profiles)? {
                 continue;

@@ -21,25 +21,27 @@ impl World {
                 if self.workers.iter().any(|worker| worker.stopped) {
                     moves.push((Move::Tick(1), false));
                 }
-                let pinned =
-                    |slot: &usize| self.environment.pins && self.workers.iter().any(|w| w.pins() == Some(*slot));
-                if self.environment.liar && learner.trains.is_some_and(|batch| self.has_lie(batch)) {
+                if self.environment.liar && learner.trains.is_some_and(|batch| self.has_lie(batch)) && !learner.begun {
                     // It is found before anything else happens.
                     return vec![(Move::Expel(0), false)];
                 }
-                if learner.trains.is_some() && learner.writes.is_none() {
-                    // Whoever audits writes over what is of no use first: older weights make later batches again.
-                    let most = if self.environment.liar { 1 } else { usize::MAX };
-                    let free = learner.coordinator.writable().into_iter().take(most).filter(|slot| !pinned(slot));
-                    moves.extend(free.map(|slot| (Move::Write(slot), false)));
+                if learner.written.is_some() {
+                    moves.push((Move::Commit, false));
+                } else if learner.saving {
+                    let version = learner.coordinator.version();
+                    let next = if learner.begun { version.batch().next().version() } else { version };
+                    if learner.coordinator.frontier(next).1.is_empty() || !self.rules.frontier {
+                        moves.push((Move::Save, false));
+                    }
+                } else if learner.trains.is_some() {
+                    // A checkpoint is on the disk before the next step is taken.
+                    if self.environment.halves && !learner.begun {
+                        moves.extend([(Move::Begin(false), false), (Move::Begin(true), false)]);
+                    } else {
+                        moves.extend([(Move::Update(false), false), (Move::Update(true), false)]);
+                    }
                 }
-                if learner.writes.is_some() {
-                    moves.extend([(Move::Update(false), false), (Move::Update(true), false)]);
-                }
-                if budget.ends > 0 && learner.writes.is_none() {
-                    moves.push((Move::Stop, true));
-                }
-                if budget.lies > 0 && learner.trains.is_some() && learner.writes.is_none() {
+                if budget.lies > 0 && (learner.saving || learner.trains.is_some()) {
                     moves.extend((0..self.workers.len()).map(|i| (Move::Expel(i), true)));
                 }
                 if budget.crashes > 0 {
@@ -73,7 +75,7 @@ impl World {
                 Doing::Claimed(job) => {
                     if !self.queue.processing.contains_key(&(worker.name.clone(), job.name)) {
                         moves.push((Move::Leave(i), false));
-                    } else if self.slot_for(job).is_some() {
+                    } else if self.weights_for(job).is_some() {
                         moves.push((Move::Pin(i), false));
                     }
                 }
@@ -86,29 +88,28 @@ impl World {
     }
 
     pub(super) fn sample(&mut self, i: usize) {
-        let Doing::Sampling(job, slot, weights) = self.workers[i].doing.clone() else { return };
-        let memory = slot.and_then(|slot| Some(self.learner.as_ref()?.memory[slot]));
-        let is_torn = memory.is_some_and(|now| now.is_none_or(|(.., now)| now != weights));
+        let Doing::Sampling(job, weights) = self.workers[i].doing.clone() else { return };
+        // The memory of a learner that has ended stays as long as somebody has it.
+        let is_torn = !self.environment.pins && self.learner.is_some() && self.weights_for(&job) != Some(weights);
         let (mut tokens, more) = tokens(job.name, if is_torn { TORN } else { weights }, &job.payload);
         // Every group is continued then.
         let more = more || self.environment.liar;
         tokens ^= u64::from(self.environment.liar && i == 0 && job.payload.is_empty());
         let mut bytes = tokens.to_le_bytes().to_vec();
         let first = self.plan.first_group(self.plan.continued.version.batch());
-        if self.environment.judge && job.name == (JobName::Rollout { group: first, chunk: 0 }) {
+        if self.environment.judge && job.name == (JobName::first(first)) {
             bytes.push(u8::from(std::mem::replace(&mut self.scored, true)));
         }
         let worker = self.workers[i].name.clone();
         let answer = Answer { fingerprint: tokens, more };
         let lineage = job.lineage.of_result(job.continues);
         let result = JobResult { job: job.name, lineage, worker, answer, bytes };
-        self.workers[i].doing = Doing::Made(result, slot);
+        self.workers[i].doing = Doing::Made(result);
     }
 
     pub(super) fn payload(&self, job: JobName) -> Vec<u8> {
-        let JobName::Rollout { group, .. } = job else { return Vec::new() };
         let Some(learner) = &self.learner else { return Vec::new() };
-        let before = learner.kept.range(JobName::Rollout { group, chunk: 0 }..job);
+        let before = learner.kept.range(JobName::first(job.group)..job);
         before.flat_map(|(_, result)| result.bytes[..8].to_vec()).collect()
     }
 
@@ -122,7 +123,7 @@ impl World {
     /// Whether a wrong answer to the first chunk of a group in this batch is in use.
     fn has_lie(&self, batch: BatchId) -> bool {
         let Some(learner) = &self.learner else { return false };
-        let jobs = self.plan.groups_of(batch).map(|group| JobName::Rollout { group, chunk: 0 });
+        let jobs = self.plan.groups_of(batch).map(JobName::first);
         let mut results = jobs.filter_map(|job| learner.kept.get(&job));
         results.any(|result| self.is_lie(result))
     }
@@ -133,7 +134,7 @@ impl World {
         let Some(batch) = self.learner.as_ref().and_then(|learner| learner.trains) else { return Ok(()) };
         let all = batch.up_to(self.plan.end()).filter(|batch| self.has_lie(*batch));
         let groups = all.flat_map(|batch| self.plan.groups_of(batch));
-        let jobs: Vec<JobName> = groups.map(|group| JobName::Rollout { group, chunk: 0 }).collect();
+        let jobs: Vec<JobName> = groups.map(JobName::first).collect();
         let Some(learner) = &mut self.learner else { return Ok(()) };
         learner.trains = None;
         let is_taken = |job: &JobName| jobs.iter().any(|taken| job.is_or_continues(*taken));
@@ -151,7 +152,7 @@ impl World {
         self.tell(Event::Expelled(name, jobs))
     }
 
-    /// Expels a worker, and takes all results of the batch in training as wrong results of this worker.
+    /// Expels a worker, and takes all results of the first batch that is not trained on as wrong results of this worker.
     pub(super) fn expel(&mut self, i: usize) -> Result<(), String> {
         if self.environment.liar {
             return self.expel_liar();
@@ -159,16 +160,15 @@ impl World {
         self.budget.lies -= 1;
         self.workers[i].expelled = true;
         let Some(learner) = &mut self.learner else { return Ok(()) };
-        let Some(batch) = learner.trains else { return Ok(()) };
+        let batch = learner.coordinator.open_batch();
         let plan = &self.plan;
-        let of_batch = |job: &JobName| matches!(job, JobName::Rollout { group, .. } if plan.batch_of(*group) == batch);
-        let of_batch = |job: &JobName| of_batch(job) && learner.coordinator.can_remake(*job);
+        let of_batch = |job: &JobName| plan.batch_of(job.group) == batch && learner.coordinator.can_remake(*job);
         let jobs: Vec<JobName> = learner.kept.keys().copied().filter(of_batch).collect();
         let name = self.workers[i].name.clone();
         if jobs.is_empty() {
             return self.tell(Event::Expelled(name, jobs));
         }
-        learner.trains = None;
+        learner.trains = learner.trains.filter(|trains| *trains < batch);
         learner.kept.retain(|job, _| !jobs.contains(job));
         self.files.retain(|file, _| *file < batch);
         // An earlier learner may have learned from it.

@@ -50,7 +50,7 @@ impl Chunks {
     /// The content of the job `job`, which is a chunk of the group that `whole` describes. `None` if the weights for
     /// this chunk were published before this learner started.
     pub fn job(&self, job: JobName, whole: &GroupJob, so_far: Vec<Completion>) -> Option<GroupJob> {
-        let JobName::Rollout { chunk, .. } = job else { return None };
+        let chunk = job.chunk;
         if !self.are_on() {
             return Some(whole.clone());
         }
@@ -88,7 +88,7 @@ impl Chunks {
                     return Err(format!("it lacks the scores of {} rewards", whole.rewards.len()));
                 }
                 let so_far = answer.group.completions.clone();
-                (GroupJob { so_far, until: self.until(chunk(result.job)), ..whole.clone() }, answer)
+                (GroupJob { so_far, until: self.until(result.job.chunk), ..whole.clone() }, answer)
             }
         };
         if answer.group.is_unfinished() != result.answer.more {
@@ -116,8 +116,8 @@ impl Chunks {
         let of_groups = by_group(results);
         jobs.iter().find_map(|job| {
             let results = of_groups.get(&job.group).map_or(&[][..], |results| results);
-            let in_a_row = results.iter().zip(0..).take_while(|(result, place)| chunk(result.job) == *place).count();
-            let is_over = |last: &&JobResult| !last.answer.more || chunk(last.job) == self.plan.last_chunk();
+            let in_a_row = results.iter().zip(0..).take_while(|(result, place)| result.job.chunk == *place).count();
+            let is_over = |last: &&JobResult| !last.answer.more || last.job.chunk == self.plan.last_chunk();
             if in_a_row < results.len() || whole && results.last().is_none_or(|last| !is_over(last)) {
                 let missing = job_name(job.group, in_a_row as u32);
                 return Some(Unusable { job: missing, worker: None, why: "its answer is missing".to_owned() });
@@ -184,20 +184,11 @@ pub struct Link {
     pub answer: GroupAnswer,
 }
 
-fn chunk(job: JobName) -> u32 {
-    match job {
-        JobName::Rollout { chunk, .. } => chunk,
-        JobName::Evaluation { index, .. } => index,
-    }
-}
-
 /// The results by group, each group's in the order of its chunks.
 pub fn by_group(results: &[JobResult]) -> BTreeMap<GroupId, Vec<&JobResult>> {
     let mut groups: BTreeMap<GroupId, Vec<&JobResult>> = BTreeMap::new();
     for result in results {
-        if let Some(group) = group_of(result.job) {
-            groups.entry(group).or_default().push(result);
-        }
+        groups.entry(group_of(result.job)).or_default().push(result);
     }
     for results in groups.values_mut() {
         results.sort_by_key(|result| result.job);

@@ -6,20 +6,12 @@ use model::GroupId;
 
 /// The job for a chunk of a group.
 pub fn job_name(group: GroupId, chunk: u32) -> JobName {
-    JobName::Rollout { group: fleet::GroupId(group.0), chunk }
+    JobName { group: fleet::GroupId(group.0), chunk }
 }
 
-/// The group and the chunk that a job generates; `None` for evaluations.
-pub fn group_and_chunk(job: JobName) -> Option<(GroupId, u32)> {
-    match job {
-        JobName::Rollout { group, chunk } => Some((of_fleet_group(group), chunk)),
-        JobName::Evaluation { .. } => None,
-    }
-}
-
-/// The group that a job generates; `None` for evaluations.
-pub fn group_of(job: JobName) -> Option<GroupId> {
-    group_and_chunk(job).map(|(group, _)| group)
+/// The group that a job generates.
+pub fn group_of(job: JobName) -> GroupId {
+    of_fleet_group(job.group)
 }
 
 /// A group of the fleet.

@@ -7,6 +7,7 @@ use super::made_by::MadeBy;
 use super::missing::Missing;
 use super::network::{Network, Serving, learner_exchange};
 use super::payloads::Payloads;
+use super::source::Arrived;
 use super::{Shared, SlotPlace, of_fleet};
 use crate::config::SamplingPlan;
 use crate::rollouts::jobs::GroupJob;
@@ -20,7 +21,7 @@ use fleet::learner::{Learner, LearnerHandle, Refused, SavedFrontier, Step};
 use fleet::{Answer, BatchId, Job, JobName, JobResult, Lineage, Plan, Version, WorkerName, takes};
 use kernels::Context;
 use model::io::ModelFiles;
-use model::{AdaptedWeights, GroupId, HeldWeights, Updates};
+use model::{AdaptedWeights, GroupId, HeldWeights};
 use std::collections::{BTreeMap, VecDeque};
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -106,11 +107,7 @@ pub struct Distributed {
     expelled: Expelled,
     /// The workers that were expelled since this learner started.
     expulsions: usize,
-    /// Updates that the published weights have had.
-    updates: Updates,
     batch: BatchId,
-    /// The first batch that has not been taken for training.
-    open: BatchId,
     /// True once a stop has not found the workers that its checkpoint needs.
     gave_up: bool,
 }
@@ -157,7 +154,7 @@ impl Distributed {
         };
         let frontier = groups.into_iter().flat_map(results).collect();
         let (expelled, names) = Expelled::open(out)?;
-        let saved = SavedFrontier { version, lineages, frontier, expelled: names };
+        let saved = SavedFrontier { version, in_batch: !at_beginning, lineages, frontier, expelled: names };
         let payloads = Payloads::new(chunks, sampling);
         payloads.offer(of_batches(&batches));
         if let Some(serving) = &serving {
@@ -168,7 +165,6 @@ impl Distributed {
         let handle = LearnerHandle::start(learner.map_err(of_fleet)?).map_err(of_fleet)?;
         let holds = (plan.max_staleness > 0 || audits) && at_beginning;
         let held = VecDeque::from_iter(holds.then(|| (version, weights.hold())));
-        let updates = weights.version();
         let arrived = BTreeMap::new();
         let made_by = MadeBy::open(out)?;
         Ok(Distributed {
@@ -186,9 +182,7 @@ impl Distributed {
             audits,
             expelled,
             expulsions: 0,
-            updates,
             batch,
-            open: if at_beginning { batch } else { batch.next() },
             gave_up: false,
         })
     }
@@ -199,12 +193,7 @@ impl Distributed {
     }
 
     /// Waits until workers have completed a batch. Its file is then on the disk.
-    pub fn wait(
-        &mut self,
-        batch: BatchId,
-        stop: &StopSignal,
-        warn: &dyn Fn(&str),
-    ) -> anyhow::Result<(Option<Pending>, Vec<JobResult>)> {
+    pub fn wait(&mut self, batch: BatchId, stop: &StopSignal, warn: &dyn Fn(&str)) -> anyhow::Result<Arrived> {
         let mut missing = Missing::new();
         loop {
             if let Some(results) = self.arrived.get(&batch) {
@@ -220,30 +209,39 @@ impl Distributed {
         }
     }
 
-    /// Waits for the part of a batch that a checkpoint must contain: the part that versions before `version` generate,
-    /// since those weights will be gone after a resume. After a stop request it does not wait for workers that are
-    /// missing.
+    /// Waits for what a checkpoint must contain of later batches: the results that versions before `version` make, since
+    /// those weights will be gone after a resume. After a stop request it does not wait for workers that are missing.
     pub fn wait_for_frontier(
         &mut self,
-        (batch, version): (BatchId, Version),
+        version: Version,
         stop: &StopSignal,
         warn: &dyn Fn(&str),
-    ) -> anyhow::Result<(Option<Pending>, Vec<JobResult>)> {
+    ) -> anyhow::Result<Vec<(BatchId, Arrived)>> {
         let mut missing = Missing::new();
         let mut lonely_since = Instant::now();
+        let first = version.batch();
+        let last = first.after(self.plan.max_staleness).min(self.plan.end());
         loop {
-            if let Some(results) = self.handle.with(|learner| learner.made_before(version, batch)) {
-                let arrived = (self.pending.get(&batch).cloned(), results);
-                match self.first_unusable(&arrived, false) {
+            if let Some(results) = self.handle.with(|learner| learner.frontier(version)).map_err(of_fleet)? {
+                let of_batch = results.chunk_by(|a, b| self.batch_of(a) == self.batch_of(b));
+                let arrived = of_batch.map(|results| {
+                    let batch = self.batch_of(&results[0]);
+                    (batch, (self.pending.get(&batch).cloned(), results.to_vec()))
+                });
+                let arrived: Vec<(BatchId, Arrived)> = arrived.collect();
+                let unusable =
+                    |(batch, arrived): &(BatchId, Arrived)| Some((*batch, self.first_unusable(arrived, false)?));
+                match arrived.iter().find_map(unusable) {
                     None => return Ok(arrived),
-                    Some(unusable) => self.take_back(batch, &unusable, warn)?,
+                    Some((batch, unusable)) => self.take_back(batch, &unusable, warn)?,
                 }
             }
             self.take_step(warn)?;
-            let is_lonely = stop.is_requested() && (self.has_no_worker() || self.profile_of_nobody(batch).is_some());
+            let nobody = || first.up_to(last).find_map(|batch| self.profile_of_nobody(batch));
+            let is_lonely = stop.is_requested() && (self.has_no_worker() || nobody().is_some());
             if !is_lonely {
                 lonely_since = Instant::now();
-                self.look_for_missing(&mut missing, batch, warn);
+                first.up_to(last).for_each(|batch| self.look_for_missing(&mut missing, batch, warn));
             } else if self.gave_up || lonely_since.elapsed() > LONELY_TIMEOUT {
                 if !std::mem::replace(&mut self.gave_up, true) {
                     warn(
@@ -256,6 +254,10 @@ impl Distributed {
         }
     }
 
+    fn batch_of(&self, result: &JobResult) -> BatchId {
+        self.plan.batch_of(result.job.group)
+    }
+
     /// Waits for an event and takes it. All waits for workers go through this function.
     fn take_step(&mut self, warn: &dyn Fn(&str)) -> anyhow::Result<()> {
         self.ctx.release_cores();
@@ -266,21 +268,22 @@ impl Distributed {
             }
             Some(Step::Warning(text)) => warn(&text),
             Some(Step::Refused(Refused { worker, job, why, expels })) => {
-                let group = group_of(job).unwrap_or_default();
+                let group = group_of(job);
                 let what = format!("its answer to the job of group {group} ({job}) cannot be read: {why}");
                 if expels {
-                    self.expel(&worker, self.open, &what, warn)?
+                    let open = self.handle.with(|learner| learner.coordinator().open_batch());
+                    self.expel(&worker, open, &what, warn)?
                 } else {
                     warn(&format!("worker {worker}: {what}; the job is done again"))
                 }
             }
-            Some(Step::CommitCheckpoint(_) | Step::Evaluated(..) | Step::End) | None => {}
+            None => {}
         }
         Ok(())
     }
 
     /// The first result that is no answer to its job; none in a batch that the checkpoint has.
-    fn first_unusable(&self, (pending, results): &(Option<Pending>, Vec<JobResult>), whole: bool) -> Option<Unusable> {
+    fn first_unusable(&self, (pending, results): &Arrived, whole: bool) -> Option<Unusable> {
         self.payloads.lock().chunks.first_unusable(&pending.as_ref()?.jobs, results, whole)
     }
 
@@ -345,15 +348,8 @@ impl Distributed {
         }
         let next = self.batch.next();
         let version = next.version();
-        let written = weights.version() != self.updates;
-        let lineage = self.handle.with(|learner| {
-            if let (true, Some(slot)) = (written, learner.writable().first()) {
-                learner.writing(*slot)?;
-            }
-            let lineage = learner.coordinator().lineage_of(version);
-            lineage.ok_or_else(|| fleet::Error::Failed(format!("the lineage of version {version} is not known")))
-        });
-        let lineage = lineage.map_err(of_fleet)?;
+        let lineage = self.handle.with(|learner| learner.coordinator().lineage_of(version));
+        let lineage = lineage.with_context(|| format!("the lineage of version {version} is not known"))?;
         let published = weights.publish(version.0, lineage.0).context("publishing the weights")?;
         if self.plan.max_staleness > 0 || self.audits {
             self.held.push_back((version, weights.hold()));
@@ -361,7 +357,7 @@ impl Distributed {
         let oldest = self.plan.version(next, 0);
         self.held.retain(|(held, _)| *held >= oldest);
         if !self.audits {
-            self.release(next);
+            self.forget_weights_before(next.next());
         }
         self.arrived.remove(&self.batch);
         self.pending.remove(&self.batch);
@@ -375,7 +371,7 @@ impl Distributed {
         self.shared.slots.retain(|published, _| *published >= oldest);
         self.shared.slots.insert(version, SlotPlace::of(published, lineage));
         self.shared.weight_sync_bytes_copied = weights.bytes_copied();
-        (self.batch, self.updates) = (next, weights.version());
+        self.batch = next;
         if let Some(serving) = &self.serving {
             serving.publish(&self.shared.slots, self.shared.base.as_deref());
             self.shared.bytes_fetched = serving.bytes_sent();
@@ -383,7 +379,7 @@ impl Distributed {
         let json = serde_json::to_value(&self.shared)?;
         let trained = self.handle.with(|learner| {
             learner.share(json)?;
-            learner.trained(written)
+            learner.trained()
         });
         trained.map_err(of_fleet)
     }
@@ -393,11 +389,16 @@ impl Distributed {
         self.held.iter().find(|(held, _)| *held == version).map(|(_, weights)| weights)
     }
 
-    /// Says that a batch is taken for training: the weights that made it will not be read again, so that the optimizer
-    /// may overwrite them.
-    pub fn release(&mut self, batch: BatchId) {
-        self.open = self.open.max(batch.next());
-        let first = Version(batch.next().0.saturating_sub(self.plan.max_staleness));
+    /// Called when a batch is taken for training: its results stay, and the weights that made it will not be read again,
+    /// so that the optimizer may overwrite them.
+    pub fn release(&mut self, batch: BatchId) -> anyhow::Result<()> {
+        self.forget_weights_before(batch.next());
+        self.handle.with(|learner| learner.begun()).map_err(of_fleet)
+    }
+
+    /// Lets go of the weights that only batches before `batch` need.
+    fn forget_weights_before(&mut self, batch: BatchId) {
+        let first = Version(batch.0.saturating_sub(self.plan.max_staleness));
         self.held.retain(|(version, _)| *version >= first);
     }
 

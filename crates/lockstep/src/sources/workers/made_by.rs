@@ -39,12 +39,11 @@ impl MadeBy {
     pub fn note(&mut self, batch: BatchId, results: &[JobResult]) -> anyhow::Result<()> {
         let mut groups: BTreeMap<String, Vec<GroupId>> = BTreeMap::new();
         for result in results {
-            if let Some(group) = group_of(result.job) {
-                let own = groups.entry(result.worker.as_str().to_owned()).or_default();
-                // It may have made several chunks of it.
-                if own.last() != Some(&group) {
-                    own.push(group);
-                }
+            let group = group_of(result.job);
+            let own = groups.entry(result.worker.as_str().to_owned()).or_default();
+            // It may have made several chunks of it.
+            if own.last() != Some(&group) {
+                own.push(group);
             }
         }
         let mut line = serde_json::to_vec(&Line { batch, groups })?;
@@ -55,7 +54,7 @@ impl MadeBy {
 
 /// The worker that made each group, as (group, name of the worker).
 pub fn makers(results: &[JobResult]) -> Vec<(GroupId, WorkerName)> {
-    results.iter().filter_map(|result| Some((group_of(result.job)?, result.worker.clone()))).collect()
+    results.iter().map(|result| (group_of(result.job), result.worker.clone())).collect()
 }
 
 /// The worker that made a group of the run in `out`, if the run has workers; if it was made in chunks, all workers that

@@ -1,7 +1,7 @@
 //! The content of the jobs that a learner offers, and the look at results before they are accepted.
 
 use super::chunks::Chunks;
-use super::ids::{group_and_chunk, group_of};
+use super::ids::group_of;
 use crate::config::SamplingPlan;
 use crate::rollouts::jobs::GroupJob;
 use fleet::learner::Feed;
@@ -44,7 +44,7 @@ impl Payloads {
 impl Feed for Payloads {
     fn job(&mut self, job: JobName, before: &[JobResult]) -> fleet::Result<(String, Vec<u8>)> {
         let failed = |what: &str| fleet::Error::Failed(format!("job {job} {what}"));
-        let group = group_of(job).ok_or_else(|| failed("is none of this run's"))?;
+        let group = group_of(job);
         let offered = self.lock();
         let whole = offered.jobs.get(&group).ok_or_else(|| failed("was not prepared"))?;
         let before: Vec<&JobResult> = before.iter().collect();
@@ -56,7 +56,7 @@ impl Feed for Payloads {
     }
 
     fn check(&mut self, result: &JobResult, before: &[JobResult]) -> Result<(), String> {
-        let Some((group, chunk)) = group_and_chunk(result.job) else { return Ok(()) };
+        let (group, chunk) = (group_of(result.job), result.job.chunk);
         let offered = self.lock();
         // Left by an earlier learner, before its batch is offered or before what it continues is there: it is looked at
         // when the batch is whole.

@@ -147,22 +147,6 @@ impl WorkerSource {
         self.lineages.get(&batch).copied().flatten()
     }
 
-    /// Waits for a batch with `wait`. While an audit finds a liar, the liar's groups are made again.
-    fn arrived(
-        &mut self,
-        batch: BatchId,
-        audits: bool,
-        now: &Now<'_>,
-        wait: impl Fn(&mut Distributed) -> anyhow::Result<Arrived>,
-    ) -> anyhow::Result<Arrived> {
-        loop {
-            let arrived = wait(self.fleet()?)?;
-            if !audits || !self.expels_a_liar(batch, &arrived, now.watch)? {
-                return Ok(arrived);
-            }
-        }
-    }
-
     /// The last job of each group and its answer. With chunks, a group has several jobs in a row.
     fn last_of_each(
         &self,
@@ -302,9 +286,11 @@ impl BatchSource for WorkerSource {
         self.lineages = self.lineages.split_off(&batch);
         let since = Instant::now();
         let span = stages.span("rollout");
+        let mut arrived = self.fleet()?.wait(batch, stop, warn)?;
         // A batch of a checkpoint was audited when the checkpoint was written.
-        let audits = next.ahead.is_empty();
-        let arrived = self.arrived(batch, audits, now, |fleet| fleet.wait(batch, stop, warn))?;
+        while next.ahead.is_empty() && self.expels_a_liar(batch, &arrived, now.watch)? {
+            arrived = self.fleet()?.wait(batch, stop, warn)?;
+        }
         span.end();
         let waited_s = since.elapsed().as_secs_f64();
         stages.count("waited_for_workers_s", waited_s);
@@ -323,7 +309,7 @@ impl BatchSource for WorkerSource {
         let expulsions = self.fleet()?.expulsions();
         let audited = self.auditor.metrics(expulsions);
         metrics.extend(audited.into_iter().map(|(name, value)| (format!("async/{name}"), value)));
-        self.fleet()?.release(batch);
+        self.fleet()?.release(batch)?;
         let scored = &collected.scored;
         let checked = next.health.check(&scored.rollouts, &scored.problems, &self.spec.config);
         if checked.is_err() {
@@ -341,16 +327,20 @@ impl BatchSource for WorkerSource {
         self.saving = true;
         let Watch { stop, warn, .. } = *now.watch;
         let in_chunks = self.spec.config.partial_rollout_tokens.is_some();
-        let (next, first) = (self.next_batch(at), self.next_after_ahead(at));
-        let plan = self.fleet()?.plan().clone();
-        let (mut ahead, mut begun) = (VecDeque::new(), VecDeque::new());
-        for batch in first.up_to(next.after(plan.max_staleness).min(plan.end())) {
-            // Of a run that was continued here nothing was made by older weights.
-            if plan.version(batch, 0) >= next.version() {
-                break;
+        let (version, first) = (self.next_batch(at).version(), self.next_after_ahead(at));
+        let batches = loop {
+            let mut batches = self.fleet()?.wait_for_frontier(version, stop, warn)?;
+            batches.retain(|(batch, _)| *batch >= first);
+            let mut expels = false;
+            for (batch, arrived) in &batches {
+                expels = expels || self.expels_a_liar(*batch, arrived, now.watch)?;
             }
-            let place = (batch, next.version());
-            let arrived = self.arrived(batch, true, now, |fleet| fleet.wait_for_frontier(place, stop, warn))?;
+            if !expels {
+                break batches;
+            }
+        };
+        let (mut ahead, mut begun) = (VecDeque::new(), VecDeque::new());
+        for (batch, arrived) in batches {
             if in_chunks {
                 begun.push_back(Arc::new(self.begun_batch(arrived)?));
             } else {

@@ -39,7 +39,7 @@ fn who_made_a_group() {
     assert_eq!(made_by(dir.path(), GroupId(1)), None);
     Layout::of_run(dir.path()).create().unwrap();
     let result = |group, chunk, name: &str| JobResult {
-        job: JobName::Rollout { group: fleet::GroupId(group), chunk },
+        job: JobName { group: fleet::GroupId(group), chunk },
         lineage: Lineage([0; 16]),
         worker: worker(name),
         answer: Answer { fingerprint: 0, more: false },

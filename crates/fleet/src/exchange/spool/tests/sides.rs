@@ -4,7 +4,6 @@ use super::super::*;
 use super::{job, name, result};
 use crate::coordinator::Event;
 use crate::exchange::{Exchange, LearnerState, WorkerExchange, WorkerStatus};
-use crate::job::Job;
 
 fn state(ended: bool, step: u64) -> LearnerState {
     serde_json::from_value(serde_json::json!({
@@ -134,20 +133,19 @@ fn a_state_is_that_of_the_learner_that_runs() {
 }
 
 #[test]
-fn a_worker_takes_evaluations_first_and_only_whole_jobs() {
+fn a_worker_takes_jobs_in_order_and_only_whole_ones() {
     let out = tempfile::tempdir().unwrap();
     let mut learner = SpoolLearner::open(out.path()).unwrap();
     let mut worker = SpoolWorker::join(out.path(), name("dev1")).unwrap();
     let layout = Layout::of_run(out.path());
-    let evaluation = Job { name: crate::testing::part(9, 0), ..job(0, "") };
-    for job in [&job(3, ""), &job(1, ""), &evaluation] {
+    for job in [&job(3, ""), &job(1, "")] {
         learner.offer(job).unwrap();
     }
     // One under another's name.
     std::fs::write(layout.pending().join("000002.0"), job(7, "").to_bytes()).unwrap();
     let claimed: Vec<_> = std::iter::from_fn(|| worker.claim(&[]).unwrap()).map(|job| job.name.to_string()).collect();
-    assert_eq!(claimed, ["eval-000009.0", "000001.0", "000003.0"]);
-    assert_eq!(names(&layout.processing(&name("dev1"))).unwrap(), ["000001.0", "000003.0", "eval-000009.0"]);
+    assert_eq!(claimed, ["000001.0", "000003.0"]);
+    assert_eq!(names(&layout.processing(&name("dev1"))).unwrap(), ["000001.0", "000003.0"]);
     assert!(worker.is_wanted(job(1, "").name) && !worker.is_wanted(job(2, "").name));
     learner.poll().unwrap();
     learner.withdraw(job(1, "").name).unwrap();

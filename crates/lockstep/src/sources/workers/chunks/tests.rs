@@ -64,7 +64,6 @@ fn jobs_of_a_group() {
     assert_eq!(on.updates.keys().copied().collect::<Vec<_>>(), [2, 3, 4, 5].map(Version));
     // Whole groups are one job, whatever is published.
     assert_eq!(chunks(false).job(name(7, 0), &whole(7), so_far), Some(whole(7)));
-    assert_eq!(on.job(JobName::Evaluation { version: Version(1), index: 0 }, &whole(7), Vec::new()), None);
 }
 
 #[test]

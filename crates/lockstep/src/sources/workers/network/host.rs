@@ -136,7 +136,8 @@ fn fetch(dir: &Path, talk: &Arc<Talk>, bearer: Option<String>, watch: &Watch) ->
     let result = copies.follow(watch, &stop);
     // Its slots end with this process. A worker that takes over begins anew.
     let _ = disk::remove_file(Layout::of_run(dir).learner());
-    drop(lock);
+    // Closing is not enough: a child that is being started has copies of open files until its program runs.
+    let _ = lock.unlock();
     result
 }
 

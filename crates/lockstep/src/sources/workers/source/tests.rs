@@ -51,9 +51,8 @@ fn the_maker_of_a_group_is_the_worker_of_its_rollout() {
         bytes: Vec::new(),
     };
     let results = [
-        result(JobName::Rollout { group: fleet::GroupId(5), chunk: 0 }, "a"),
-        result(JobName::Evaluation { version: Version(5), index: 0 }, "c"),
-        result(JobName::Rollout { group: fleet::GroupId(4), chunk: 1 }, "b"),
+        result(JobName { group: fleet::GroupId(5), chunk: 0 }, "a"),
+        result(JobName { group: fleet::GroupId(4), chunk: 1 }, "b"),
     ];
     let name = |name: &str| WorkerName::new(name).unwrap();
     assert_eq!(makers(&results), [(GroupId(5), name("a")), (GroupId(4), name("b"))]);
