@@ -11,7 +11,7 @@ use crate::error::{BadInput, OrBadInput};
 use crate::models::{Builder, ModelSource, Policy, load_generator};
 use crate::rollouts::collector::{Collect, Collector};
 use crate::rollouts::evaluate::{self, EvalSet, Evaluation};
-use crate::rollouts::function::FunctionRollouts;
+use crate::rollouts::function::{FunctionRollouts, SharedScorer};
 use crate::rollouts::jobs::Assembler;
 use crate::rollouts::notices;
 use crate::rollouts::replay::{Limits, Replay};
@@ -35,8 +35,11 @@ use crate::sources::replay::ReplaySource;
 use crate::sources::workers::{WorkerParts, WorkerSource, refuse_what_workers_cannot};
 use crate::sources::{BatchSizes, BatchSource, BatchSpec, Start};
 use anyhow::Context as _;
-use model::{Head, ModelAssets};
+use model::{Head, ModelAssets, Sharing};
+use rewards::Reward;
+use rollout::Engine;
 use serde_json::Value;
+use std::collections::BTreeSet;
 use std::path::Path;
 use std::sync::Arc;
 use telemetry::counted;
@@ -72,8 +75,7 @@ impl Prepared {
                 config.max_staleness
             );
         }
-        let sharing = inputs.injected.sharing.clone();
-        if sharing.is_some() {
+        if inputs.injected.sharing.is_some() {
             refuse_what_workers_cannot(&config, inputs.injected.rollout_function.is_some())?;
         }
         let model = ModelSource::of(&config, Head::Lm)?;
@@ -138,64 +140,20 @@ impl Prepared {
         };
         let evaluation_metrics = evaluate::metric_names(&config, &rewards);
         let has_function = inputs.injected.rollout_function.is_some();
-        let function =
-            inputs.injected.rollout_function.take().zip(scorer.clone()).map(|(function, scorer)| FunctionRollouts {
-                function,
-                ctx: ctx.clone(),
-                tokenizer: assets.tokenizer.clone(),
-                template: assets.chat.clone(),
-                scorer,
-                kwargs: config.chat_template_kwargs.clone(),
-                max_tokens: bounds.longest_prompt + config.max_completion_length,
-            });
-        let (tokenizer, stop) = (assets.tokenizer.clone(), inputs.stop.clone());
-        let eval_weights = config.weights_of_rewards();
-        let spec = |prompts, reward_weights| {
-            let (config, sampling) = (config.clone(), sampling.clone());
-            BatchSpec { config, prompts, sizes, sampling, reward_weights }
-        };
         // Completions of the caller's function may come from other weights, as those of batches made ahead do.
         let stale = scorer.clone().filter(|_| has_function || config.max_staleness > 0);
         let stale_scorer = replay_scorer.clone().or(stale);
-        let source: Box<dyn BatchSource> = match (rollouts, sharing) {
-            (RolloutData::Prompts(prompts), Some(sharing)) => {
-                let parts = WorkerParts {
-                    assembler: Assembler { rewards, of_workers, tokenizer, stop },
-                    engine,
-                    scorer: scorer.clone(),
-                    slots: sharing.run,
-                    network: inputs.injected.network.take(),
-                    longest_prompt: bounds.longest_prompt,
-                };
-                Box::new(WorkerSource::new(spec(prompts, eval_weights.clone()), parts)?)
-            }
-            (rollouts, _) => {
-                let place = inputs.injected.collect_with.take();
-                let collector = engine.map(|engine| -> Box<dyn Collect> {
-                    let here = Collector { engine, function, rewards, tokenizer, stop };
-                    match place {
-                        Some(place) => place(here),
-                        None => Box::new(here),
-                    }
-                });
-                match (rollouts, replay_scorer) {
-                    (RolloutData::File(replay), scorer) => {
-                        let scorer = scorer.context("a run that replays a file has a scorer")?;
-                        let spec = spec(Vec::new(), weights_of_file(&config, &replay)?);
-                        Box::new(ReplaySource::new(spec, replay, scorer, collector))
-                    }
-                    (RolloutData::Prompts(prompts), _) => {
-                        let collector = collector.context("a run that generates has an engine")?;
-                        local_source(spec(prompts, eval_weights.clone()), collector)
-                    }
-                }
-            }
+        let eval_weights = config.weights_of_rewards();
+        let spec = BatchSpec {
+            config: config.clone(),
+            prompts: Vec::new(),
+            sizes,
+            sampling: sampling.clone(),
+            reward_weights: eval_weights.clone(),
         };
-        #[cfg(test)]
-        let source = match inputs.injected.wrap_source.take() {
-            Some(wrap) => wrap(source),
-            None => source,
-        };
+        let longest_prompt = bounds.longest_prompt;
+        let parts = SourceParts { engine, rewards, of_workers, scorer: scorer.clone(), replay_scorer, longest_prompt };
+        let source = source(inputs, &assets, rollouts, spec, parts)?;
         let policy = Policy::of(model.dir.clone(), assets, weights).exporting(&config, &model)?;
         let settings = lineage::settings(&config, &ctx);
         let parts = RunParts {
@@ -271,15 +229,79 @@ impl RolloutPipeline {
     }
 }
 
-/// The source of batches that this process generates.
-fn local_source(spec: BatchSpec, collector: Box<dyn Collect>) -> Box<dyn BatchSource> {
-    let (chunk, is_ahead) = (spec.config.partial_rollout_tokens, spec.config.max_staleness > 0);
-    let local = LocalSource::new(spec, collector);
-    match chunk {
-        Some(tokens) => Box::new(ChunkSource::new(local, tokens)),
-        None if is_ahead => Box::new(AheadSource(local)),
-        None => Box::new(local),
+/// What a source of batches is made of.
+struct SourceParts {
+    engine: Option<Engine>,
+    rewards: Vec<Box<dyn Reward>>,
+    /// The names of the rewards that workers have.
+    of_workers: BTreeSet<String>,
+    scorer: Option<SharedScorer>,
+    /// Scores the completions of a replayed file.
+    replay_scorer: Option<SharedScorer>,
+    longest_prompt: usize,
+}
+
+/// The source of a run's batches. `spec` has no prompts yet.
+fn source(
+    inputs: &mut RunInputs,
+    assets: &ModelAssets,
+    rollouts: RolloutData,
+    mut spec: BatchSpec,
+    SourceParts { engine, rewards, of_workers, scorer, replay_scorer, longest_prompt }: SourceParts,
+) -> anyhow::Result<Box<dyn BatchSource>> {
+    let (tokenizer, stop) = (assets.tokenizer.clone(), inputs.stop.clone());
+    let injected = &mut inputs.injected;
+    let replay = match rollouts {
+        RolloutData::Prompts(prompts) => {
+            spec.prompts = prompts;
+            None
+        }
+        RolloutData::File(replay) => Some(replay),
+    };
+    if let Some(Sharing { run: slots, .. }) = injected.sharing {
+        let assembler = Assembler { rewards, of_workers, tokenizer, stop };
+        let network = injected.network.take();
+        let parts = WorkerParts { assembler, engine, scorer, slots, network, longest_prompt };
+        return Ok(Box::new(WorkerSource::new(spec, parts)?));
     }
+    let function = injected.rollout_function.take().zip(scorer).map(|(function, scorer)| FunctionRollouts {
+        function,
+        ctx: inputs.ctx.clone(),
+        tokenizer: tokenizer.clone(),
+        template: assets.chat.clone(),
+        scorer,
+        kwargs: spec.config.chat_template_kwargs.clone(),
+        max_tokens: longest_prompt + spec.config.max_completion_length,
+    });
+    let place = injected.collect_with.take();
+    let collector = engine.map(|engine| -> Box<dyn Collect> {
+        let here = Collector { engine, function, rewards, tokenizer, stop };
+        match place {
+            Some(place) => place(here),
+            None => Box::new(here),
+        }
+    });
+    let source: Box<dyn BatchSource> = match replay {
+        Some(replay) => {
+            let scorer = replay_scorer.context("a run that replays a file has a scorer")?;
+            spec.reward_weights = weights_of_file(&spec.config, &replay)?;
+            Box::new(ReplaySource::new(spec, replay, scorer, collector))
+        }
+        None => {
+            let (chunk, is_ahead) = (spec.config.partial_rollout_tokens, spec.config.max_staleness > 0);
+            let local = LocalSource::new(spec, collector.context("a run that generates has an engine")?);
+            match chunk {
+                Some(tokens) => Box::new(ChunkSource::new(local, tokens)),
+                None if is_ahead => Box::new(AheadSource(local)),
+                None => Box::new(local),
+            }
+        }
+    };
+    #[cfg(test)]
+    if let Some(wrap) = injected.wrap_source.take() {
+        return Ok(wrap(source));
+    }
+    Ok(source)
 }
 
 /// The source of groups as data only: prompts, or recorded rollouts.
