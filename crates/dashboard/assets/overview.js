@@ -2,7 +2,7 @@
 import { charts } from "/charts.js";
 import { differing, results } from "/results.js";
 import { sparkline } from "/spark.js";
-import { thenAndNow } from "/then.js";
+import { recorded, thenAndNow } from "/then.js";
 import {
   address,
   change,
@@ -117,11 +117,12 @@ export async function overview(main, run, words, runs) {
     );
     const moved = first(facts.moved ?? []);
     fill(order, other && moved ? `${run}: ` : null, moved);
-    const tells = JSON.stringify([words.vs, facts.evaluated ? facts.evaluated_steps : facts.group_steps]);
+    const of = recorded([facts, otherFacts].filter(Boolean));
+    const tells = JSON.stringify([words.vs, of, of ? facts.evaluated_steps : facts.group_steps]);
     // Groups of training come with each step, and the texts of ten steps ago are as telling.
-    if (tells !== told && (facts.evaluated || words.vs || !told || Date.now() - since > 30000)) {
+    if (tells !== told && (of || words.vs || !told || Date.now() - since > 30000)) {
       [told, since] = [tells, Date.now()];
-      thenAndNow(run, facts, isTwo ? words.vs : null).then((pairs) => fill(then, pairs));
+      thenAndNow(run, otherFacts ? words.vs : null, of).then((pairs) => fill(then, pairs));
     }
   }
   await draw(words, false);

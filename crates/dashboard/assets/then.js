@@ -4,10 +4,15 @@ import { address, get, h, number } from "/lib.js";
 
 const PAIRS = 3;
 
-/** The section for a run, or for two; null where nothing was recorded twice. */
-export async function thenAndNow(run, facts, vs) {
-  const of = facts.evaluated ? "evaluations" : "";
-  if (!facts.evaluated && !facts.groups) return null;
+/** The record that all of these runs have: "evaluations", "" (of training), or null. */
+export function recorded(facts) {
+  if (facts.every((one) => one.evaluated)) return "evaluations";
+  return facts.every((one) => one.groups) ? "" : null;
+}
+
+/** The section for a run, or for two, from a record (`recorded`); null where nothing was recorded twice. */
+export async function thenAndNow(run, vs, of) {
+  if (of === null) return null;
   const list = async (run, words) => (await get(`runs/${run}/prompts`, { of, ...words }))?.prompts ?? [];
   const [rose, fell] = await Promise.all(["rose", "fell"].map((sort) => list(run, { sort, limit: PAIRS })));
   // What rose most, and of the others what fell most.
