@@ -71,7 +71,7 @@ export async function seriesOf(id, keys, query) {
 /** The unit and the meaning of a metric. */
 export function about(key, facts) {
   if (key !== CORES) return { unit: unitOf(key, facts.units), meaning: facts.meanings?.[key] };
-  const cores = facts.profile?.cores;
+  const cores = facts.profile?.measured?.cores;
   return {
     unit: "cores",
     meaning: `cpu_time_s / step_time: processor seconds of all threads for each second of a step.${cores ? ` This machine has ${cores} cores.` : ""}`,

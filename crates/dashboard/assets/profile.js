@@ -44,7 +44,7 @@ function ordered(stages) {
 }
 
 // Stages inside stages, operations and bytes, beside what the machine can.
-export function inside(profile) {
+export function inside({ profile, busy_cores: busy }) {
   const measured = profile?.measured;
   if (!measured?.steps) return null;
   const { ceilings, stages, steps, seconds: whole } = measured;
@@ -56,7 +56,7 @@ export function inside(profile) {
     h(
       "p",
       {},
-      `${number(measured.cpu_s / whole)} of ${measured.cores} cores were busy`,
+      `${number(busy)} of ${measured.cores} cores were busy`,
       measured.waited_s === null
         ? "."
         : `; in all of these steps together threads waited ${seconds(measured.waited_s)} for a core.`,

@@ -33,7 +33,7 @@ export async function time(main, run, words) {
 
   async function draw(words, fresh) {
     if (fresh) facts = (await get(`runs/${run}`)) ?? facts;
-    refill(deep, JSON.stringify(facts.profile), () => inside(facts.profile) ?? []);
+    refill(deep, JSON.stringify(facts.profile), () => inside(facts) ?? []);
     const keys = [...STAGES.map(([key]) => key), ...ASKED].filter((key) => facts.keys.includes(key));
     const [series, traced] = await Promise.all([
       get(`runs/${run}/series`, { keys: keys.join(","), px: 240 }),
