@@ -47,9 +47,8 @@ async function start() {
     await fetch("/api/login", { headers: { Authorization: `Bearer ${token}` } });
     history.replaceState(null, "", "#");
   }
-  const theme = localStorage.getItem("theme");
-  if (theme) document.documentElement.dataset.theme = theme;
   window.addEventListener("hashchange", show);
+  window.addEventListener("theme", redraw);
   document.addEventListener("keydown", key);
   document.getElementById("skip").addEventListener("click", () => main.focus());
   document.addEventListener("visibilitychange", () => (document.hidden ? close() : listen(true)));
@@ -117,6 +116,12 @@ async function show() {
   } catch (error) {
     fill(main, h("p", { class: "none", role: "alert" }, error.message));
   }
+}
+
+/** Makes the view anew, with the colours of now. */
+function redraw() {
+  shown.view = null;
+  show();
 }
 
 function head() {
@@ -245,11 +250,10 @@ function key(event) {
     const next = runs[(at + (event.key === "]" ? 1 : runs.length - 1)) % runs.length];
     location.hash = address(next.id, now.view || "overview", kept({ ...now.words, vs: "" }));
   } else if (event.key === "d") {
-    const dark = getComputedStyle(document.documentElement).getPropertyValue("--is-dark").trim() === "1";
-    document.documentElement.dataset.theme = dark ? "light" : "dark";
-    localStorage.setItem("theme", dark ? "light" : "dark");
-    shown.view = null;
-    show();
+    const theme = document.documentElement.dataset.theme === "dark" ? "light" : "dark";
+    document.documentElement.dataset.theme = theme;
+    localStorage.setItem("theme", theme);
+    redraw();
   } else if (event.key === "?") help();
   else if (event.key === "T" && now.run) tour(now.run);
   else if (shown.key?.(event, now.words, change)) event.preventDefault();

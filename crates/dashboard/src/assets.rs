@@ -13,7 +13,7 @@ const ASSETS: &[Asset] = assets! {
     "index.html"
     "theme.css" "style.css" "home.css" "overview.css" "charts.css" "time.css" "rollouts.css" "reader.css" "rendered.css"
     "tour.css"
-    "app.js" "lib.js" "home.js"
+    "theme.js" "app.js" "lib.js" "home.js"
     "overview.js" "results.js" "then.js" "diff.js" "notices.js"
     "charts.js" "metrics.js" "families.js" "tools.js" "overlay.js"
     "chart.js" "curve.js" "marks.js" "units.js" "spark.js" "full.js" "export.js" "lanes.js"
