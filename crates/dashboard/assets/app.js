@@ -54,11 +54,13 @@ async function start() {
   document.addEventListener("visibilitychange", () => (document.hidden ? close() : listen(true)));
   await show();
   setInterval(async () => {
-    if (!document.hidden) {
-      runs = await get("runs").catch(() => runs);
-      head();
-      hear();
-    }
+    // A hidden page looks for notices alone.
+    if (document.hidden && !bell?.isOn()) return;
+    runs = await get("runs").catch(() => runs);
+    bell?.look(runs);
+    if (document.hidden) return;
+    head();
+    hear();
   }, 5000);
 }
 

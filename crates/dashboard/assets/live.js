@@ -3,6 +3,12 @@ import { counted, get, isActive, titleOf } from "/lib.js";
 
 let known = { id: null };
 
+/** The alarms of a run that a person should look at now; none of a run that is not there. */
+export async function activeAlarms(id) {
+  const facts = await get(`runs/${id}`).catch(() => null);
+  return (facts?.alarms ?? []).filter(isActive).map(({ alarm }) => alarm);
+}
+
 /** Tells what has changed of a run in the list of runs since the last call. */
 export async function announce(one) {
   const before = known;
@@ -11,8 +17,7 @@ export async function announce(one) {
   const says = [];
   if (before.state !== one.state) says.push(`${titleOf(one)} is ${one.state}, at step ${one.step}.`);
   if (before.alarms < one.alarms) {
-    const facts = await get(`runs/${one.id}`);
-    const newest = (facts?.alarms.filter(isActive) ?? []).sort((a, b) => b.alarm.since - a.alarm.since)[0]?.alarm;
+    const [newest] = (await activeAlarms(one.id)).sort((a, b) => b.since - a.since);
     if (newest) says.push(`New alarm: ${newest.id.replaceAll("_", " ")}, since step ${newest.since}.`);
   } else if (before.alarms > one.alarms) says.push(`${counted(one.alarms, "alarm")} left.`);
   if (says.length) document.getElementById("live").textContent = says.join(" ");

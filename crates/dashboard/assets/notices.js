@@ -1,14 +1,15 @@
 // Notices of the browser, on request: an alarm was raised, or a run has ended. Of runs in progress while a page is open.
-import { address, get, h, isActive, titleOf } from "/lib.js";
+import { activeAlarms } from "/live.js";
+import { address, h, titleOf } from "/lib.js";
 
-const EVERY_MS = 5000;
-
-/** The button that asks for them; null where the browser has none, as on pages of other machines without TLS. */
+/**
+ * The button that asks for them; null where the browser has none, as on pages of other machines without TLS. Its `look`
+ * takes the list of runs whenever the page has read it, and `isOn` tells whether it waits for that.
+ */
 export function notices() {
   if (!("Notification" in window) || !window.isSecureContext) return null;
-  // Of each run in progress the alarms that were seen.
+  // Of each run in progress the alarms that were seen; null until the first look.
   let seen = null;
-  let timer = null;
   const isOn = () => localStorage.getItem("notices") === "on" && Notification.permission === "granted";
   const button = h("button", { class: "plain", onclick: () => (isOn() ? turn("off") : ask()) });
 
@@ -23,12 +24,7 @@ export function notices() {
 
   function turn(state) {
     localStorage.setItem("notices", state);
-    clearInterval(timer);
     seen = null;
-    if (isOn()) {
-      look();
-      timer = setInterval(look, EVERY_MS);
-    }
     label();
   }
 
@@ -51,13 +47,11 @@ export function notices() {
     }
   }
 
-  async function look() {
-    const runs = await get("runs").catch(() => null);
-    if (!runs) return;
+  async function look(runs) {
+    if (!isOn()) return;
     const now = new Map();
     for (const run of runs.filter(({ state }) => state === "running")) {
-      const facts = run.alarms ? await get(`runs/${run.id}`).catch(() => null) : null;
-      const alarms = (facts?.alarms ?? []).filter(isActive).map(({ alarm }) => alarm);
+      const alarms = run.alarms ? await activeAlarms(run.id) : [];
       const before = seen?.get(run.id);
       // Once for each alarm, however often it ends and is raised again.
       const names = alarms.map(({ id, subject }) => `${id} ${subject ?? ""}`);
@@ -76,6 +70,5 @@ export function notices() {
   }
 
   label();
-  if (isOn()) turn("on");
-  return button;
+  return Object.assign(button, { isOn, look });
 }

@@ -8,16 +8,27 @@ export function overlay() {
   const figures = new Map();
   const tools = chartTools();
   const grid = h("section", { class: "charts overlaid", "aria-label": "Chosen runs" });
+  const hasValue = ({ mean }) => mean.some((x) => x !== null);
+  // Of each run its row of the table, and the metrics of axes that it had logged then.
+  const logged = new Map();
   let turns = 0;
+
+  /** The metrics of axes that a run has logged, which is asked again only once its row has changed. */
+  async function loggedOf(one) {
+    const row = JSON.stringify(one);
+    if (logged.get(one.id)?.row !== row) {
+      const series = await get(`runs/${one.id}/series`, { keys: "step_time,num_tokens", px: 1 });
+      logged.set(one.id, { row, keys: Object.keys(series?.keys ?? {}).filter((key) => hasValue(series.keys[key])) });
+    }
+    return logged.get(one.id).keys;
+  }
 
   /** `runs` are rows of the table of runs. */
   async function update(words, runs) {
     const turn = ++turns;
     const keys = [...new Set(runs.flatMap(({ metric }) => [metric, `eval_${metric}`]))];
     // A run has an axis if it has logged the axis's metric.
-    const logged = await Promise.all(runs.map(({ id }) => get(`runs/${id}/series`, { keys: "step_time,num_tokens", px: 1 })));
-    const hasValue = ({ mean }) => mean.some((x) => x !== null);
-    const axes = runs.length ? axesOf(logged.map((one) => Object.keys(one?.keys ?? {}).filter((key) => hasValue(one.keys[key])))) : [];
+    const axes = runs.length ? axesOf(await Promise.all(runs.map(loggedOf))) : [];
     const chosen = chosenOf(words, axes);
     const all = await Promise.all(
       runs.map(async (one) => ({
