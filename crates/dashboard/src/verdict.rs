@@ -185,23 +185,23 @@ impl Change {
     /// - The first value is better than each value of the last third. Then the run has not improved on it, whatever
     ///   happened between them, and the change from the first value does not count.
     fn judged(values: &[f64], sign: f64) -> Change {
-        let of_first = Change::of(values);
-        let of_tenth = values.len() / 10;
-        if of_first.counts() || of_tenth < 2 {
-            return of_first;
+        let from_first = Change::of(values);
+        let width = values.len() / 10;
+        if from_first.counts() || width < 2 {
+            return from_first;
         }
-        let (first, soon, end) = (values[0], &values[1..of_tenth.max(7)], last_third(values));
+        let (first, soon, end) = (values[0], &values[1..width.max(7)], last_third(values));
         // A run is not worse because its first value was lucky: then the noise of the next values counts.
-        let margin = deviation(if sign * (of_first.to - first) > 0.0 { end } else { soon });
+        let margin = deviation(if sign * (from_first.to - first) > 0.0 { end } else { soon });
         if is_better_than_all(first, soon, margin, sign) {
-            return Change { noise: noise_of_first(deviation(end), tenth(values), of_first.to), ..of_first };
+            return Change { noise: noise_of_first(deviation(end), tenth(values), from_first.to), ..from_first };
         }
         if is_better_than_all(first, end, deviation(end), sign) {
-            return of_first;
+            return from_first;
         }
         let last = values.len().div_ceil(10);
-        let noise = 3.0 * deviation(values) * (1.0 / of_tenth as f64 + 1.0 / last as f64).sqrt();
-        Change { from: mean(&values[..of_tenth]), noise: noise.max(1e-9 * of_first.to.abs()), ..of_first }
+        let noise = 3.0 * deviation(values) * (1.0 / width as f64 + 1.0 / last as f64).sqrt();
+        Change { from: mean(&values[..width]), noise: noise.max(1e-9 * from_first.to.abs()), ..from_first }
     }
 
     fn counts(&self) -> bool {
