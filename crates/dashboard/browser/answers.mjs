@@ -184,3 +184,11 @@ await test("two runs have a table of results, and keys that differ need another 
   assert.ok((await page.textContent("main")).includes("time between them59 s"));
   await page.close();
 });
+
+// A request for the evaluations of the other run would be an error in the console, which `finish` finds.
+await test("a run with evaluations and one without are compared by the prompts of training", async () => {
+  const page = await open("#/c/overview?vs=a");
+  await page.waitForSelector(".then .pair");
+  assert.match(await page.textContent(".then"), /Of the prompts of training,/);
+  await page.close();
+});

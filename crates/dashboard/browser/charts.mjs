@@ -1,203 +1,62 @@
-// Charts: zoom, smoothing, axes, marks, sections, files, workers; and the browser's notices.
-import { spawn } from "node:child_process";
+// Charts: names, lines, units, marks, sections, workers, and one in full size with its files.
 import assert from "node:assert/strict";
-import { mkdirSync, readFileSync, writeFileSync } from "node:fs";
-import { base, browser, listed, open, test, work } from "./page.mjs";
+import { readFileSync } from "node:fs";
+import { STEPS, drag, figure, heights, json, rows, words } from "./plots.mjs";
+import { open, test } from "./page.mjs";
 
-const short = (x) => Number(x.toPrecision(3));
-const json = async (path) => (await fetch(`${base}/api/${path}`)).json();
+await test("a chart's name says what the metric means", async () => {
+  const page = await open("#/a/overview");
+  await page.waitForSelector(".chart h3");
+  const titles = await page.$$eval(".chart h3", (all) => all.map((one) => [one.textContent, one.title]));
+  assert.ok(
+    titles.every(([, title]) => title.length > 10),
+    JSON.stringify(titles),
+  );
+  assert.ok(titles.find(([name]) => name === "grad_norm")[1].includes("L2 norm"));
+  await page.close();
+});
 
-// A long run by its log alone: a metric of each kind that an axis must show.
-const STEPS = 4000;
-const rows = Array.from({ length: STEPS }, (_, i) => ({
-  step: i + 1,
-  reward: Math.sin((i + 1) * 12.9898) * 0.5,
-  loss: 0,
-  "objective/doubling": 2 ** ((i + 1) / 400),
-  "completions/clipped_ratio": 1,
-  peak_bytes: 512 * 2 ** 20,
-  step_time: 0.6,
-  cpu_time_s: 0.9,
-  num_tokens: 250 * (i + 1),
-  time_s: 1.7e9 + 0.6 * (i + 1),
-}));
-mkdirSync(`${work}/runs/long/fleet`, { recursive: true });
-writeFileSync(`${work}/runs/long/config.toml`, `max_steps = ${STEPS}\n`);
-writeFileSync(`${work}/runs/long/metrics.jsonl`, `${rows.map((row) => JSON.stringify(row)).join("\n")}\n`);
-const made = [
-  { batch: 0, groups: { dev1: [0, 1, 2], dev2: [3] } },
-  { batch: 1, groups: { dev2: [4, 5, 6, 7] } },
-];
-writeFileSync(`${work}/runs/long/fleet/made_by.jsonl`, `${made.map((line) => JSON.stringify(line)).join("\n")}\n`);
-await listed((one) => one.id === "long");
-
-const figure = (page, key) => page.locator("figure.chart", { has: page.locator("h3", { hasText: new RegExp(`^${key}$`) }) });
-const points = (page) =>
-  page.$$eval(".families .plot", (all) => all.map((one) => Number(/in (\d+) points/.exec(one.getAttribute("aria-label"))[1])));
-const words = (page) => Object.fromEntries(new URLSearchParams(page.url().split("?")[1] ?? ""));
-
-/** Waits until all charts have this number of points. */
-const drawn = (page, count) =>
-  page.waitForFunction((count) => {
-    const all = [...document.querySelectorAll(".families .plot")];
-    return all.length && all.every((one) => one.getAttribute("aria-label").includes(`in ${count} points`));
-  }, count);
-
-/** Draws the pointer over a part of a chart, from 0 to 1. */
-async function drag(page, of, from, to) {
-  await of.scrollIntoViewIfNeeded();
-  const box = await of.boundingBox();
-  const at = (part) => [box.x + part * box.width, box.y + box.height / 2];
-  await page.mouse.move(...at(from));
-  await page.mouse.down();
-  await page.mouse.move(...at((from + to) / 2));
-  await page.mouse.move(...at(to));
-  await page.mouse.up();
-}
-
-/** The height of the first run's line at these places of a chart, both from 0 to 1. */
-const heights = (of, places) =>
-  of.evaluate((figure, places) => {
-    const [canvas, over] = [figure.querySelector("canvas"), figure.querySelector(".u-over")];
-    const scale = canvas.width / canvas.clientWidth;
+await test("what is measured once in many steps has a line, too", async () => {
+  const page = await open("#/c/overview");
+  const canvas = page.locator("figure.chart", { has: page.locator("h3", { hasText: /^eval_reward$/ }) }).locator("canvas");
+  await canvas.waitFor();
+  await page.waitForTimeout(300);
+  // Columns of the canvas in which something of the line's colour is drawn: both evaluations, and what is between them.
+  const columns = await canvas.evaluate((canvas) => {
+    const { width, height } = canvas;
+    const { data } = canvas.getContext("2d").getImageData(0, 0, width, height);
     const probe = document.createElement("canvas").getContext("2d");
     probe.fillStyle = getComputedStyle(document.documentElement).getPropertyValue("--run-a").trim();
     probe.fillRect(0, 0, 1, 1);
-    const color = probe.getImageData(0, 0, 1, 1).data;
-    const [left, top, width, height] = [over.offsetLeft, over.offsetTop, over.clientWidth, over.clientHeight].map((x) => x * scale);
-    const { data } = canvas.getContext("2d").getImageData(left, top, width, height);
-    return places.map((place) => {
-      const of = (y) => 4 * (y * Math.floor(width) + Math.floor(place * width));
-      const rows = Array.from({ length: Math.floor(height) }, (_, y) => y).filter(
-        (y) => data[of(y) + 3] > 120 && [0, 1, 2].every((c) => Math.abs(data[of(y) + c] - color[c]) < 24),
-      );
-      return 1 - rows.reduce((sum, y) => sum + y, 0) / rows.length / height;
-    });
-  }, places);
-
-await test("zoom: a part of a chart is shown in all of them, with finer points; the address keeps it", async () => {
-  const page = await open("#/long/overview");
-  const of = figure(page, "reward").locator(".u-over");
-  await of.waitFor();
-  const whole = (await json("runs/long/series?keys=reward&px=500")).steps.length;
-  await drawn(page, whole);
-  await drag(page, of, 0.25, 0.5);
-  await page.waitForFunction(() => location.hash.includes("from="));
-  const { from, to } = words(page);
-  assert.ok(Math.abs(from - 1000) < 40 && Math.abs(to - 2000) < 40, `${from} – ${to}`);
-  const part = await json(`runs/long/series?keys=reward&px=500&from=${from}&to=${to}`);
-  assert.ok(part.width < STEPS / whole);
-  await drawn(page, part.steps.length);
-  assert.equal((await points(page)).length, 6);
-  // The numbers above the charts are of the whole run.
-  assert.equal(await page.textContent(".numbers b"), `${short(rows.at(-1).reward)}`);
-  const again = await open(new URL(page.url()).hash);
-  await again.waitForSelector(".u-over");
-  await drawn(again, part.steps.length);
-  await again.close();
-  await of.dblclick();
-  await page.waitForFunction(() => !location.hash.includes("from="));
-  await drawn(page, whole);
-  // By keys, from the middle, and back.
-  await page.mouse.move(2, 2);
-  await figure(page, "reward").locator(".plot").focus();
-  await page.keyboard.press("+");
-  await page.waitForFunction(() => location.hash.includes("from="));
-  const near = words(page);
-  assert.ok(Math.abs(near.to - near.from - STEPS / 2) < 40, JSON.stringify(near));
-  await page.keyboard.press("-");
-  await page.waitForFunction((to) => Number(new URLSearchParams(location.hash.split("?")[1]).get("to")) > to, Number(near.to));
-  assert.ok(await page.evaluate(() => document.activeElement.matches(".plot")));
-  await page.keyboard.press("Escape");
-  await page.waitForFunction(() => !location.hash.includes("from="));
-  // By fields, as a finger does it.
-  await page.fill('input[aria-label="Charts from"]', "3001");
-  await page.fill('input[aria-label="Charts to"]', "3100");
-  await page.press('input[aria-label="Charts to"]', "Enter");
-  await drawn(page, 100);
-  await page.click("text=Whole run");
-  await drawn(page, whole);
+    const line = probe.getImageData(0, 0, 1, 1).data;
+    const found = new Set();
+    for (let i = 0; i < width * height; i++)
+      if (data[4 * i + 3] > 0 && [0, 1, 2].every((c) => Math.abs(data[4 * i + c] - line[c]) < 24)) found.add(i % width);
+    return found.size / width;
+  });
+  assert.ok(columns > 0.3, `${columns} of the chart's width`);
   await page.close();
 });
 
-await test("a click reads the step, and does not zoom", async () => {
-  const page = await open("#/a/overview");
-  const of = figure(page, "reward").locator(".u-over");
-  await of.waitFor();
-  await page.waitForTimeout(200);
-  await of.click();
-  await page.waitForFunction(() => location.hash.startsWith("#/a/rollouts?step="));
-  assert.equal(words(page).from, undefined);
-  await page.close();
-});
-
-await test("smoothing is the weighted mean of the values so far, and the raw value is beside it", async () => {
-  const page = await open("#/logged/overview?smooth=0.8");
+await test("one cursor shows one step in every chart, of both runs", async () => {
+  const page = await open("#/a/overview?vs=b");
   await page.waitForSelector(".u-over");
-  const logged = readFileSync(`${work}/runs/logged/metrics.jsonl`, "utf8").trim().split("\n").map(JSON.parse);
-  const values = logged.filter((line) => line.reward !== undefined).map((line) => line.reward);
-  const weights = values.map((_, i) => 0.8 ** (values.length - 1 - i));
-  const mean = values.reduce((sum, x, i) => sum + weights[i] * x, 0) / weights.reduce((a, b) => a + b);
-  assert.equal(await figure(page, "reward").locator(".value").textContent(), `${short(mean)} (${short(values.at(-1))})`);
-  await page.locator('.charting input[type="range"]').focus();
-  await page.keyboard.press("Home");
-  await page.waitForFunction(() => !location.hash.includes("smooth"));
-  await page.waitForFunction((last) => document.querySelector(".chart .value").textContent === last, `${short(values.at(-1))}`);
-  await page.close();
-});
-
-await test("a logarithmic axis makes a straight line of a value that doubles, and a chart without values above 0 stays linear", async () => {
-  const page = await open("#/long/overview?metrics=all&filter=doubling");
-  const of = figure(page, "objective/doubling");
-  await of.locator(".u-over").waitFor();
-  await page.waitForTimeout(100);
-  const [low, middle, high] = await heights(of, [0.1, 0.5, 0.9]);
-  assert.ok(middle < low + 0.3 * (high - low), `${[low, middle, high]}`);
-  await page.check(".charting input[type=checkbox]");
-  await page.waitForFunction(() => location.hash.includes("log=1"));
-  await page.waitForTimeout(200);
-  const logs = await heights(of, [0.1, 0.5, 0.9]);
-  assert.ok(Math.abs(logs[1] - (logs[0] + logs[2]) / 2) < 0.03, `${logs}`);
-  await page.goto(`${base}/#/long/overview?log=1`);
-  await figure(page, "loss").locator(".u-over").waitFor();
-  assert.equal(await figure(page, "loss").locator("small").textContent(), "not above 0: linear");
-  await page.close();
-});
-
-await test("x is minutes or tokens, and a part of them is zoomed", async () => {
-  const page = await open("#/long/overview");
-  await page.waitForSelector(".u-over");
-  await page.selectOption('select[aria-label="x axis"]', "minutes");
-  await page.waitForFunction(() => location.hash.includes("x=minutes"));
-  await page.waitForTimeout(200);
-  const of = figure(page, "reward");
-  const minutes = ((STEPS - 1) * 0.6) / 60;
-  const at = async (part) => {
-    const box = await of.locator(".u-over").boundingBox();
-    await page.mouse.move(box.x + part * box.width, box.y + 30);
-    return of.locator(".value").textContent();
-  };
-  const half = /^([\d.]+) min: /.exec(await at(0.5));
-  assert.ok(Math.abs(half[1] - minutes / 2) < 0.4, `${half}`);
-  await drag(page, of.locator(".u-over"), 0.5, 0.75);
-  await page.waitForFunction(() => location.hash.includes("from="));
-  const { from, to } = words(page);
-  assert.ok(Math.abs(from - minutes / 2) < 0.4 && Math.abs(to - (3 * minutes) / 4) < 0.4, `${from} – ${to}`);
-  const part = await json(`runs/long/series?keys=reward&px=500&x=minutes&from=${from}&to=${to}`);
-  assert.ok(Math.abs(part.steps[0] - STEPS / 2) < 50, `${part.steps[0]}`);
-  await drawn(page, part.steps.length);
-  // Another axis begins with everything.
-  await page.selectOption('select[aria-label="x axis"]', "tokens");
-  await page.waitForFunction(() => location.hash.includes("x=tokens") && !location.hash.includes("from="));
-  await page.waitForTimeout(200);
-  const tokens = /^([\d.]+) k: /.exec(await at(0.5));
-  assert.ok(Math.abs(tokens[1] - 500) < 10, `${tokens}`);
-  // A run without tokens has no such axis.
-  await page.goto(`${base}/#/logged/overview?x=tokens`);
-  await page.waitForFunction(() => document.querySelector("#head select").value === "logged");
-  await page.waitForSelector(".u-over");
-  const offered = await page.$$eval('select[aria-label="x axis"] option', (all) => all.map((one) => one.value));
-  assert.deepEqual(offered, ["step", "minutes"]);
+  // It is above the charts, and is read after them.
+  await page.waitForSelector(".pair");
+  await page.locator(".u-over").first().scrollIntoViewIfNeeded();
+  await page.waitForTimeout(300);
+  const box = await (await page.$(".u-over")).boundingBox();
+  await page.mouse.move(box.x + box.width * 0.7, box.y + 40);
+  await page.waitForFunction(() =>
+    [...document.querySelectorAll(".chart .value")].every((one) => one.textContent.startsWith("step ")),
+  );
+  const values = await page.$$eval(".chart .value", (all) => all.map((one) => one.textContent));
+  const steps = new Set(values.map((value) => value.split(":")[0]));
+  assert.equal(steps.size, 1, values.join("; "));
+  assert.ok(
+    values.every((value) => value.includes(" · ")),
+    values.join("; "),
+  );
   await page.close();
 });
 
@@ -314,71 +173,4 @@ await test("one chart in full size has its own address, and is saved as CSV and 
   await page.waitForSelector("dialog.fullsize", { state: "detached" });
   assert.equal(words(page).chart, undefined);
   await page.close();
-});
-
-await test("curves of chosen runs are zoomed and smoothed, too", async () => {
-  const page = await open("#//runs?on=a,b&smooth=0.5");
-  const of = figure(page, "reward");
-  await of.locator(".u-over").waitFor();
-  await page.waitForTimeout(200);
-  assert.match(await of.locator(".value").textContent(), /^a [\d.]+ \([\d.]+\) · b [\d.]+ \([\d.]+\)$/);
-  await drag(page, of.locator(".u-over"), 0.5, 1);
-  await page.waitForFunction(() => location.hash.includes("from="));
-  const { from, to } = words(page);
-  const { steps } = await json(`runs/a/series?keys=reward&from=${from}&to=${to}`);
-  await page.waitForFunction((n) => document.querySelector(".plot").getAttribute("aria-label").includes(`in ${n} points`), steps.length);
-  assert.ok(steps.length < 30);
-  await page.close();
-});
-
-await test("notices, once asked for: an alarm was raised, a run has ended", async () => {
-  const context = await browser.newContext({ permissions: ["notifications"] });
-  const page = await context.newPage();
-  await page.addInitScript(() => {
-    window.shown = [];
-    const Real = window.Notification;
-    window.Notification = class extends Real {
-      constructor(title, options) {
-        super(title, options);
-        window.shown.push([title, options.body]);
-      }
-    };
-  });
-  await page.clock.install();
-  await page.goto(`${base}/#//runs`);
-  await page.click("text=Notices off");
-  await page.waitForSelector("text=Notices on");
-  // No completion has this letter: the same reward in every step.
-  const sets = ["num_generations=2", "per_device_train_batch_size=4", "max_completion_length=12", "max_steps=100000", "threads=1"];
-  const training = spawn(
-    process.env.LOCKSTEP,
-    [
-      ...["train", "--model", `${work}/model`, "--dataset", `${work}/rows.jsonl`, "--reward", "format:@"],
-      ...["--out", `${work}/runs/noticed`, ...[...sets, "logging_steps=1", "save_strategy=no"].flatMap((pair) => ["--set", pair])],
-    ],
-    { stdio: "ignore" },
-  );
-  const look = async (is) => {
-    for (let tries = 0; tries < 150; tries++) {
-      await page.clock.fastForward(5000);
-      const found = (await page.evaluate(() => window.shown)).find(is);
-      if (found) return found;
-      await new Promise((done) => setTimeout(done, 100));
-    }
-    throw new Error(`no such notice: ${JSON.stringify(await page.evaluate(() => window.shown))}`);
-  };
-  try {
-    const [title, body] = await look(([title]) => title.includes("noticed: constant reward"));
-    assert.equal(title, "⚠ noticed: constant reward");
-    assert.match(body, /^Since step \d+: /);
-  } finally {
-    training.kill("SIGKILL");
-  }
-  const [end] = await look(([title]) => title.includes("has stopped"));
-  assert.match(end, /^noticed has stopped after step \d+$/);
-  const all = (await page.evaluate(() => window.shown)).map(([title]) => title);
-  assert.equal(new Set(all).size, all.length, "each once");
-  await page.click("text=Notices on");
-  await page.waitForSelector("text=Notices off");
-  await context.close();
 });

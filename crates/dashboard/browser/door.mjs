@@ -299,6 +299,6 @@ await test("the first load of a run's page is at most 400 kB, and a view loads i
   await page.waitForTimeout(300);
   const bytes = [...loaded.values()].reduce((sum, size) => sum + size, 0);
   assert.ok(bytes > 100_000 && bytes <= 400_000, `${bytes} bytes: ${[...loaded.keys()].join(" ")}`);
-  assert.ok(loaded.has("/overview.js") && !loaded.has("/rollouts.js") && !loaded.has("/levels.js"));
+  assert.ok(loaded.has("/overview/overview.js") && !loaded.has("/rollouts/rollouts.js") && !loaded.has("/levels/levels.js"));
   await page.close();
 });

@@ -101,9 +101,9 @@ await test("hostile Markdown and LaTeX stay text: no element, name or address of
 await test("Markdown, code and differences of hostile length are read in time, and code is never changed", async () => {
   const page = await open("#/reader/rollouts?step=3");
   const found = await page.evaluate(async () => {
-    const { markdown } = await import("/markdown.js");
-    const { highlighted } = await import("/code.js");
-    const { aligned } = await import("/diff.js");
+    const { markdown } = await import("/rendered/markdown.js");
+    const { highlighted } = await import("/rendered/code.js");
+    const { aligned } = await import("/lib/diff.js");
     const many = [
       "*a ",
       "**a",

@@ -1,5 +1,5 @@
-//! The files of the web page in `assets`, compiled into the program. Third-party files are in `assets/vendor`,
-//! unchanged.
+//! The files of the web page in `assets`, a folder for each section, compiled into the program: a file's path there is
+//! its address. Third-party files are in `assets/vendor`, unchanged.
 
 /// Name and contents of a file.
 type Asset = (&'static str, &'static [u8]);
@@ -11,17 +11,21 @@ macro_rules! assets {
 /// All files of the page; `index.html` is the page itself.
 const ASSETS: &[Asset] = assets! {
     "index.html"
-    "theme.css" "style.css" "home.css" "overview.css" "charts.css" "time.css" "rollouts.css" "reader.css" "rendered.css"
-    "tour.css"
-    "app.js" "lib.js" "home.js"
-    "overview.js" "results.js" "then.js" "diff.js" "notices.js"
-    "charts.js" "metrics.js" "families.js" "tools.js" "overlay.js"
-    "chart.js" "curve.js" "marks.js" "units.js" "spark.js" "full.js" "export.js" "lanes.js"
-    "rollouts.js" "map.js" "filters.js" "list.js" "prompts.js" "pick.js" "fold.js"
-    "group.js" "completion.js" "windows.js" "tokens.js" "pushed.js" "think.js" "spaces.js" "pair.js" "copy.js"
-    "rendered.js" "markdown.js" "inline.js" "code.js" "math.js"
-    "time.js" "stages.js" "bars.js" "stack.js" "spans.js" "profile.js"
-    "levels.js" "ladder.js" "run.js" "live.js" "tour.js"
+    "lib/lib.js" "lib/diff.js" "lib/spark.js"
+    "shell/theme.js" "shell/theme.css" "shell/style.css" "shell/app.js" "shell/live.js" "shell/notices.js"
+    "shell/tour.js" "shell/tour.css"
+    "home/home.js" "home/overlay.js" "home/home.css"
+    "overview/overview.js" "overview/results.js" "overview/then.js" "overview/overview.css"
+    "charts/charts.js" "charts/chart.js" "charts/curve.js" "charts/marks.js" "charts/units.js" "charts/metrics.js"
+    "charts/families.js" "charts/tools.js" "charts/full.js" "charts/export.js" "charts/lanes.js" "charts/charts.css"
+    "rollouts/rollouts.js" "rollouts/map.js" "rollouts/filters.js" "rollouts/list.js" "rollouts/prompts.js"
+    "rollouts/pick.js" "rollouts/fold.js" "rollouts/rollouts.css"
+    "reader/group.js" "reader/completion.js" "reader/windows.js" "reader/tokens.js" "reader/pushed.js"
+    "reader/think.js" "reader/spaces.js" "reader/pair.js" "reader/copy.js" "reader/reader.css"
+    "rendered/rendered.js" "rendered/markdown.js" "rendered/inline.js" "rendered/code.js" "rendered/math.js"
+    "rendered/rendered.css"
+    "time/time.js" "time/stages.js" "time/bars.js" "time/stack.js" "time/spans.js" "time/profile.js" "time/time.css"
+    "run/run.js" "levels/levels.js" "levels/ladder.js"
     "vendor/uplot-1.6.32/uPlot.iife.min.js" "vendor/uplot-1.6.32/uPlot.min.css"
     "vendor/temml-0.13.5/temml.min.js" "vendor/temml-0.13.5/Temml-Local.css" "vendor/temml-0.13.5/Temml.woff2"
     "vendor/stix-two-math-5.3.0/stix-two-math-latin-400-normal.woff2"
@@ -73,9 +77,23 @@ mod tests {
     }
 
     #[test]
+    fn every_file_of_the_page_is_compiled_in() {
+        let root = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("assets");
+        let sections = std::fs::read_dir(&root).unwrap().map(|entry| entry.unwrap().path());
+        for section in sections.filter(|path| path.is_dir() && !path.ends_with("vendor")) {
+            for file in std::fs::read_dir(section).unwrap() {
+                let path = file.unwrap().path();
+                let name = path.strip_prefix(&root).unwrap().to_str().unwrap();
+                assert!(asset(name).is_some(), "{name}");
+            }
+        }
+    }
+
+    #[test]
     fn names_are_looked_up() {
         assert!(asset("").unwrap().1.starts_with("text/html"));
-        let kinds = ["style.css", "app.js", "vendor/source-code-pro-5.3.1/source-code-pro-latin-400-normal.woff2"];
+        let kinds =
+            ["shell/style.css", "shell/app.js", "vendor/source-code-pro-5.3.1/source-code-pro-latin-400-normal.woff2"];
         let kinds = kinds.map(|name| asset(name).unwrap().1);
         assert_eq!(kinds, ["text/css; charset=utf-8", "text/javascript; charset=utf-8", "font/woff2"]);
         assert_eq!(asset("index.html").unwrap().0, asset("").unwrap().0);

@@ -303,8 +303,7 @@ impl RunFiles {
 
     /// The profile's findings, those that cost the most first; `gain_s` is the most seconds of a step that could be
     /// saved, where that is known.
-    fn findings(profile: &Value) -> Vec<Value> {
-        let profile = serde_json::from_value::<ProfileRecord>(profile.clone()).unwrap_or_default();
+    fn findings(profile: &ProfileRecord) -> Vec<Value> {
         let with_gain = |(finding, gain_s): (&Finding, Option<f64>)| {
             let mut line = json!(finding);
             line["gain_s"] = json!(gain_s);
@@ -321,6 +320,7 @@ impl RunFiles {
         let recorded = self.groups().map(|groups| groups.index().len());
         let (groups, evaluations) = (self.groups(), self.evaluations());
         let profile = self.json("profile.json");
+        let profiled = serde_json::from_value::<ProfileRecord>(profile.clone()).unwrap_or_default();
         json!({
             "id": name,
             "name": name_of(&config),
@@ -346,7 +346,8 @@ impl RunFiles {
             "evaluated_steps": steps_of(evaluations.as_deref()),
             "workers": lockstep::workers::made_by_path(&self.root).is_file(),
             "profile": profile,
-            "findings": RunFiles::findings(&profile),
+            "busy_cores": profiled.measured.busy_cores(),
+            "findings": RunFiles::findings(&profiled),
             "directory": self.root,
         })
     }

@@ -78,35 +78,49 @@ fn of_held_out(values: &[f64]) -> String {
     }
 }
 
-/// Compares the first of a metric's values with the mean of the last tenth. A change counts if it exceeds three
-/// standard errors. One step's value is noisy, so if that change does not count, the mean of the first tenth takes the
-/// place of the first value. A line fitted to the last third of the values decides what follows an improvement. The
-/// second result is the improvement in words, if there is one.
-fn of_curve(Judged { name, values, higher_is_better, has_ended }: Judged<'_>) -> (Verdict, Option<String>) {
-    let values: Vec<f64> = values.iter().copied().filter(|x| x.is_finite()).collect();
+/// Compares the first of a metric's values with the mean of the last tenth; [`Change::judged`] chooses what takes the
+/// place of a first value that is noise. A change counts if it exceeds three standard errors. A line fitted to the last
+/// third of the values decides what follows an improvement. The second result is the improvement in words; it is `None`
+/// without an improvement, as where the last value jumped away from those before it and is not better than the first.
+fn of_curve(Judged { name, values: all, higher_is_better, has_ended }: Judged<'_>) -> (Verdict, Option<String>) {
+    let values: Vec<f64> = all.iter().copied().filter(|x| x.is_finite()).collect();
     if values.len() < 4 {
         let says = format!("Too early to tell: {} of {name}, and 4 are needed.", counted(values.len(), "value"));
         return (Verdict { state: "nothing", says }, None);
+    }
+    let last_tenth = &all[all.len() - tenth(all)..];
+    if last_tenth.iter().all(|x| !x.is_finite()) {
+        let (from, count) = (number(values[0]), last_tenth.len());
+        let says = format!("Worse: {name} began at {from}, and its last {count} values are NaN or infinite.");
+        return (Verdict { state: "worse", says }, None);
     }
     // Equal values have means that differ by rounding.
     if values.iter().all(|x| (x - values[0]).abs() <= 1e-9 * values[0].abs()) {
         let says = format!("Nothing to learn from: {name} was {} in every step.", number(values[0]));
         return (Verdict { state: "constant", says }, None);
     }
-    let change = Some(Change::of(&values)).filter(Change::counts).unwrap_or_else(|| Change::of_tenths(&values));
     let sign = if higher_is_better { 1.0 } else { -1.0 };
-    let (from, to) = (number(change.from), number(change.to));
-    let went = format!("{name} went from {from} to {to}");
-    if !change.counts() {
+    let not_learned = |from: f64, to: f64| {
+        let (from, to) = (number(from), number(to));
         let says = if has_ended {
             format!("Not learned: {name} began at {from} and ended at {to}, which may be chance.")
         } else {
             format!("Not learning yet: {name} began at {from} and is {to}, which may be chance.")
         };
-        return (Verdict { state: "not yet", says }, None);
+        (Verdict { state: "not yet", says }, None)
+    };
+    let change = Change::judged(&values, sign);
+    let went = format!("{name} went from {} to {}", number(change.from), number(change.to));
+    if !change.counts() {
+        return not_learned(change.from, change.to);
     }
     if sign * (change.to - change.from) < 0.0 {
         return (Verdict { state: "worse", says: format!("Worse: {went}.") }, None);
+    }
+    let (first, last, end) = (values[0], values[values.len() - 1], last_third(&values));
+    let others = &end[..end.len() - 1];
+    if sign * (last - first) <= 0.0 && is_better_than_all(last, others, deviation(others), -sign) {
+        return not_learned(first, last);
     }
     let (state, says) = match Tail::of(&values, change.to - change.from) {
         Tail::Improves if has_ended => ("learning", format!("Learned: {went}, and still improved at the end.")),
@@ -127,11 +141,27 @@ fn deviation(values: &[f64]) -> f64 {
     (squares / (values.len() - 1) as f64 / 2.0).sqrt()
 }
 
+/// The number of values in the last tenth, two at least.
+fn tenth(values: &[f64]) -> usize {
+    values.len().div_ceil(10).max(2)
+}
+
+/// The last third of the values, but four of them at least.
+fn last_third(values: &[f64]) -> &[f64] {
+    &values[values.len() - values.len().div_ceil(3).max(4).min(values.len())..]
+}
+
+/// Whether `x` is better than each of the others by more than `margin`. The sign is 1 if a higher value is a better
+/// one, and −1 if a lower one is.
+fn is_better_than_all(x: f64, others: &[f64], margin: f64, sign: f64) -> bool {
+    others.iter().all(|other| sign * (x - other) > margin)
+}
+
 fn mean(values: &[f64]) -> f64 {
     values.iter().sum::<f64>() / values.len() as f64
 }
 
-/// From a metric's first value to the mean of the last tenth.
+/// From the beginning of a metric's values to the mean of the last tenth.
 struct Change {
     from: f64,
     to: f64,
@@ -140,32 +170,50 @@ struct Change {
 }
 
 impl Change {
-    /// Of at least two values.
+    /// From the first value, of at least two values.
     fn of(values: &[f64]) -> Change {
-        let tenth = values.len().div_ceil(10).max(2);
-        let variance = deviation(values).powi(2);
-        // A first value is one value: its own error is in it.
-        let to = mean(&values[values.len() - tenth..]);
-        // Means of equal values differ by rounding.
-        let noise = (3.0 * (variance + variance / tenth as f64).sqrt()).max(1e-9 * to.abs());
-        Change { from: values[0], to, noise }
+        let to = mean(&values[values.len() - tenth(values)..]);
+        Change { from: values[0], to, noise: noise_of_first(deviation(values), tenth(values), to) }
     }
 
-    /// From the mean of the first tenth, if that has two values at least: else from the first value.
-    fn of_tenths(values: &[f64]) -> Change {
-        let (tenth, of_first) = (values.len() / 10, Change::of(values));
-        if tenth < 2 {
-            return of_first;
+    /// The change that a verdict is about: from the first value, if that change counts, or if there are too few values
+    /// for a mean of the first tenth. Otherwise the first value may be noise, as one step's value is, and the mean of
+    /// the first tenth takes its place. There are two exceptions:
+    ///
+    /// - The first value is better than each of the next ones. Then the run lost its start at once. The jump away from
+    ///   the start is not noise, so the noise is that of the last third; and the change is from the start.
+    /// - The first value is better than each value of the last third. Then the run has not improved on it, whatever
+    ///   happened between them, and the change from the first value does not count.
+    fn judged(values: &[f64], sign: f64) -> Change {
+        let from_first = Change::of(values);
+        let width = values.len() / 10;
+        if from_first.counts() || width < 2 {
+            return from_first;
         }
-        let (from, to) = (mean(&values[..tenth]), of_first.to);
+        let (first, soon, end) = (values[0], &values[1..width.max(7)], last_third(values));
+        // A run is not worse because its first value was lucky: then the noise of the next values counts.
+        let margin = deviation(if sign * (from_first.to - first) > 0.0 { end } else { soon });
+        if is_better_than_all(first, soon, margin, sign) {
+            return Change { noise: noise_of_first(deviation(end), tenth(values), from_first.to), ..from_first };
+        }
+        if is_better_than_all(first, end, deviation(end), sign) {
+            return from_first;
+        }
         let last = values.len().div_ceil(10);
-        let noise = 3.0 * deviation(values) * (1.0 / tenth as f64 + 1.0 / last as f64).sqrt();
-        Change { from, to, noise: noise.max(1e-9 * to.abs()) }
+        let noise = 3.0 * deviation(values) * (1.0 / width as f64 + 1.0 / last as f64).sqrt();
+        Change { from: mean(&values[..width]), noise: noise.max(1e-9 * from_first.to.abs()), ..from_first }
     }
 
     fn counts(&self) -> bool {
         (self.to - self.from).abs() > self.noise
     }
+}
+
+/// Three standard errors of the difference between a first value and the mean `to` of `count` last ones.
+fn noise_of_first(deviation: f64, count: usize, to: f64) -> f64 {
+    let variance = deviation.powi(2);
+    // A first value is one value: its own error is in the difference. Means of equal values differ by rounding.
+    (3.0 * (variance + variance / count as f64).sqrt()).max(1e-9 * to.abs())
 }
 
 /// How a metric changed, for the question which of several moved first.
@@ -186,8 +234,8 @@ pub fn moved(values: &[(u64, f64)]) -> Option<Moved> {
     if values.len() < 4 {
         return None;
     }
-    let (tenth, around) = (values.len().div_ceil(10).max(2), (values.len() / 40).max(2));
-    let to = mean(&values[values.len() - tenth..]);
+    let around = (values.len() / 40).max(2);
+    let to = mean(&values[values.len() - tenth(&values)..]);
     // Sums up to each value, so that a long run's neighbourhoods, which grow with it, are not added up again and again.
     let mut sums = vec![0.0];
     sums.extend(values.iter().scan(0.0, |sum, x| {
@@ -218,7 +266,7 @@ impl Tail {
     /// tenth of the gain is one. The values are level only if a rise as large as a tenth of the gain, up or down, is
     /// more than two standard errors away.
     fn of(values: &[f64], gain: f64) -> Tail {
-        let third = &values[values.len() - values.len().div_ceil(3).max(4).min(values.len())..];
+        let third = last_third(values);
         let (middle, level) = ((third.len() - 1) as f64 / 2.0, mean(third));
         let places = || (0..third.len()).map(|i| i as f64 - middle);
         let squares = places().map(|x| x * x).sum::<f64>();

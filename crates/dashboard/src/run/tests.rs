@@ -44,14 +44,17 @@ fn a_run_that_took_all_of_its_steps_has_finished() {
     }
 }
 
-/// Findings are sorted by the seconds of a step that they cost; those of which this is unknown come last.
+/// Findings are sorted by the seconds of a step that they cost; those of which this is unknown come last. Processor
+/// seconds are those of steps and evaluations.
 #[test]
 fn findings_have_the_seconds_that_could_be_saved() {
     let dir = tempfile::tempdir().unwrap();
     let finding = |id: &str| json!({ "id": id, "says": "", "evidence": "", "remedy": "", "steps": [2, 5] });
     let stage = |path: &str, seconds: f64| json!({ "path": path, "seconds": seconds, "flops": 0.0, "bytes": 0.0 });
-    let stages = [stage("rollout", 2.0), stage("rewards", 6.0), stage("checkpoint", 2.5)];
-    let measured = json!({ "first_step": 2, "last_step": 5, "steps": 4, "seconds": 11.0, "stages": stages });
+    let stages = [stage("rollout", 2.0), stage("rewards", 6.0), stage("checkpoint", 2.5), stage("evaluation", 2.0)];
+    let measured = json!({
+        "first_step": 2, "last_step": 5, "steps": 4, "seconds": 11.0, "cpu_s": 26.0, "stages": stages,
+    });
     let findings = ["zero_spread", "checkpoint_bound", "reward_bound"].map(finding);
     let profile = json!({ "version": 1, "measured": measured, "findings": findings });
     std::fs::write(dir.path().join("profile.json"), profile.to_string()).unwrap();
@@ -60,6 +63,7 @@ fn findings_have_the_seconds_that_could_be_saved() {
     let found: Vec<_> = found.map(|one| (one["id"].as_str().unwrap(), one["gain_s"].as_f64())).collect();
     let expected = [("reward_bound", Some(1.5)), ("checkpoint_bound", Some(0.625)), ("zero_spread", None)];
     assert_eq!(found, expected);
+    assert_eq!(facts["busy_cores"], json!(2.0));
 }
 
 /// A long log is read in pieces, and what is not a log takes no memory: a sparse file, a line without an end.

@@ -372,8 +372,8 @@ fn each_answer_has_its_type_and_the_headers_of_a_browser() {
     }
     for (path, kind) in [
         ("/", "text/html; charset=utf-8"),
-        ("/style.css", "text/css; charset=utf-8"),
-        ("/app.js", "text/javascript; charset=utf-8"),
+        ("/shell/style.css", "text/css; charset=utf-8"),
+        ("/shell/app.js", "text/javascript; charset=utf-8"),
     ] {
         assert!(site.get(path).1.contains(&format!("content-type: {kind}\r\n")), "{path}");
     }

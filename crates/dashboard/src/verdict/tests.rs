@@ -115,6 +115,80 @@ fn a_noisy_first_step_does_not_hide_what_a_run_learns() {
     assert!(of(100, 0.3, 0.95).says.starts_with("Learned: reward went from 0.7"), "{}", of(100, 0.3, 0.95).says);
 }
 
+/// −1 to 1, repeating every seven values.
+fn noise(i: usize) -> f64 {
+    ((i * 5) % 7) as f64 / 3.0 - 1.0
+}
+
+/// A loss that begins at 3.1, blows up in step 2, and then falls to `to`.
+fn recovers(to: f64, n: usize) -> Vec<f64> {
+    let after = (0..n - 4).map(|i| to + 900.0 * 0.93f64.powi(i as i32) + 0.01 * noise(i));
+    [3.1, 3933.0, 2800.0, 1500.0].into_iter().chain(after).collect()
+}
+
+/// A loss that falls from 3 to 0.5.
+fn falls(n: usize) -> Vec<f64> {
+    (0..n).map(|i| 3.0 - 2.5 * i as f64 / n as f64 + 0.05 * noise(i)).collect()
+}
+
+/// A metric that rises by `gain` in the first half, with noise of this width.
+fn rises(from: f64, gain: f64, width: f64) -> Vec<f64> {
+    (0..199).map(|i| from + gain * (i as f64 / 100.0).min(1.0) + width * noise(i)).collect()
+}
+
+/// The first part, then the second one.
+fn then(first: &[f64], second: &[f64]) -> Vec<f64> {
+    [first, second].concat()
+}
+
+/// Each row: the kind of run, the metric that it is judged by, its values, the state, and words of the sentence.
+#[test]
+fn a_run_that_lost_its_first_value_has_not_learned() {
+    const NAN: f64 = f64::NAN;
+    let mut with_nan = falls(200);
+    with_nan[80..82].fill(NAN);
+    let negative: Vec<f64> = recovers(574.0, 200).iter().map(|x| -x).collect();
+    let swings = then(&[3.1, 3933.0, 50.0, 2800.0, 700.0, 1500.0], &recovers(574.0, 200)[4..]);
+    let rows: [(&str, &str, Vec<f64>, &str, &str); 24] = [
+        // Blow up in step 2 and partial recovery.
+        ("SFT", "loss", recovers(574.0, 200), "worse", "Worse: loss went from 3.10 to 574."),
+        ("SFT", "loss", recovers(574.0, 40), "worse", "from 3.10 to 653."),
+        ("SFT", "loss", recovers(574.0, 10), "not yet", "began at 3.10 and is 1224"),
+        ("SFT", "loss", then(&[NAN], &recovers(574.0, 200)), "worse", "from 3.10 to 574"),
+        ("SFT", "loss", swings, "not yet", "began at 3.10 and is 574"),
+        // A whole recovery is an improvement over the first value, not over the worst ones.
+        ("SFT", "loss", recovers(1.0, 200), "level", "Learned: loss went from 3.10 to 1.00, and is level now."),
+        ("SFT", "loss", recovers(3.1, 400), "not yet", "began at 3.10 and is 3.10"),
+        // Blow up late.
+        ("SFT", "loss", then(&falls(200)[..197], &[900.0, 1800.0, 3600.0]), "worse", "to 316."),
+        ("SFT", "loss", then(&falls(200)[..199], &[9.0]), "not yet", "began at 2.95 and is 9.00"),
+        // Nothing blows up.
+        ("SFT", "loss", falls(200), "learning", "from 2.95 to 0.6"),
+        // NaN in the middle, at the end, in the last step, in the first one.
+        ("SFT", "loss", with_nan, "learning", "from 2.95 to 0.6"),
+        ("SFT", "loss", then(&falls(150), &[NAN; 50]), "worse", "2.95, and its last 20 values are NaN or infinite."),
+        ("SFT", "loss", then(&falls(199), &[NAN]), "learning", "from 2.95"),
+        ("SFT", "loss", then(&[NAN], &falls(199)), "learning", "from 2.95"),
+        ("SFT", "loss", vec![3.0], "nothing", "1 value of loss"),
+        ("SFT", "loss", then(&[3.0], &[NAN; 9]), "nothing", "1 value of loss"),
+        // The first value is lost at once, or is noise.
+        ("DPO", "rewards/accuracies", then(&[0.9], &rises(0.1, 0.5, 0.05)), "worse", "from 0.900 to 0.602"),
+        ("DPO", "rewards/accuracies", then(&[1.0], &rises(0.6, 0.3, 0.25)), "learned", "from 0.64"),
+        ("reward model", "accuracy", then(&[0.95], &rises(0.25, 0.45, 0.05)), "worse", "from 0.950 to 0.702"),
+        ("PPO", "reward", negative, "worse", "from -3.10 to -574"),
+        ("GRPO", "reward", then(&[0.8], &rises(0.6, 0.15, 0.15)), "learned", "from 0.62"),
+        ("GRPO", "reward", then(&[0.8], &rises(0.6, 0.15, 0.05)), "not yet", "began at 0.800 and is 0.7"),
+        ("GRPO", "reward", rises(0.6, 0.4, 0.05), "level", "from 0.550 to"),
+        ("PPO", "reward", then(&rises(0.6, 0.4, 0.05), &[-2.0]), "not yet", "began at 0.550 and is -2.00"),
+    ];
+    for (kind, name, values, state, words) in rows {
+        let higher_is_better = name != "loss";
+        let found = verdict(name, &values, higher_is_better);
+        assert_eq!(found.state, state, "{kind}: {}", found.says);
+        assert!(found.says.contains(words), "{kind}: {} has no {words:?}", found.says);
+    }
+}
+
 #[test]
 fn each_state_has_its_sentence() {
     let says = |values: &[f64], higher| verdict("loss", values, higher).says;

@@ -1,0 +1,265 @@
+// The frame: runs, views, keys, and news of the run that is looked at.
+import { address, change, counted, fill, get, h, kept, place, titleOf } from "/lib/lib.js";
+import { announce } from "/shell/live.js";
+import { notices } from "/shell/notices.js";
+import { tour, wasSeen } from "/shell/tour.js";
+
+// Each view is loaded when it is opened.
+const VIEWS = {
+  overview: ["Overview", async () => (await import("/overview/overview.js")).overview],
+  rollouts: ["Rollouts", async () => (await import("/rollouts/rollouts.js")).rollouts],
+  time: ["Time", async () => (await import("/time/time.js")).time],
+  run: ["Run", async () => (await import("/run/run.js")).run],
+  levels: ["Levels", async () => (await import("/levels/levels.js")).levels],
+};
+// Views of the machine and of all runs, which need no run.
+const FREE = { runs: ["Runs", async () => (await import("/home/home.js")).home], levels: VIEWS.levels };
+const KEYS = [
+  ["0", "all runs"],
+  ["1 – 5", "Overview, Rollouts, Time, Run, Levels"],
+  ["[ and ]", "the run before, the next one"],
+  ["j and k", "Rollouts: the next completion, the one before; beyond the last one the next group"],
+  ["J and K", "Rollouts: the next group, the one before"],
+  ["← and →", "Rollouts: the step before, the next one; on a chart, the map, a curve or a text: its parts"],
+  ["+ and −, Escape", "on a chart: nearer, farther, the whole run"],
+  ["c", "Rollouts: colour tokens by surprise, entropy, advantage, nothing"],
+  ["v", "Rollouts: completions as tokens, as text, as Markdown"],
+  ["s, f", "Rollouts: visible spaces; thinking open or folded"],
+  ["a", "Rollouts: two completions side by side"],
+  ["y", "Rollouts: copy the chosen completion as JSON"],
+  ["h", "Rollouts: the history of this prompt"],
+  ["p", "Rollouts: the list of prompts, which fell, rose, or were never solved"],
+  ["b, w, z, t", "Rollouts: best, worst, no spread, cut; in the list of prompts, b and w: what rose most, what is worst"],
+  ["/", "Rollouts: search"],
+  ["d", "light or dark"],
+  ["T", "a tour of the run in five steps"],
+  ["?", "these keys"],
+];
+const main = document.getElementById("main");
+const bell = notices();
+let shown = { run: null, view: null, update: null, end: null };
+let runs = [];
+let stream = null;
+
+async function start() {
+  const token = /^#token=([0-9a-f]+)$/.exec(location.hash)?.[1];
+  if (token) {
+    await fetch("/api/login", { headers: { Authorization: `Bearer ${token}` } });
+    history.replaceState(null, "", "#");
+  }
+  window.addEventListener("hashchange", show);
+  window.addEventListener("theme", redraw);
+  document.addEventListener("keydown", key);
+  document.getElementById("skip").addEventListener("click", () => main.focus());
+  document.addEventListener("visibilitychange", () => (document.hidden ? close() : listen(true)));
+  await show();
+  setInterval(async () => {
+    // A hidden page looks for notices alone.
+    if (document.hidden && !bell?.isOn()) return;
+    runs = await get("runs").catch(() => runs);
+    bell?.look(runs);
+    if (document.hidden) return;
+    head();
+    hear();
+  }, 5000);
+}
+
+async function show() {
+  try {
+    if (!runs.length) runs = await get("runs");
+    const now = place();
+    const free = !now.run || now.view === "levels";
+    if (!runs.length && now.view !== "levels")
+      return fill(
+        main,
+        h(
+          "p",
+          { class: "none" },
+          "No run is here yet. This page shows it as soon as there is one. ",
+          h("a", { href: address("", "levels") }, "Levels"),
+          " measures this machine meanwhile.",
+        ),
+      );
+    if (!now.run && !FREE[now.view]) {
+      // The run in progress, or the only one.
+      const live = runs.filter((one) => one.state === "running");
+      const [one] = live.length === 1 ? live : runs.length === 1 ? runs : [];
+      return void location.replace(one ? address(one.id, "overview") : address("", "runs"));
+    }
+    if (now.run && !runs.some((one) => one.id === now.run)) runs = await get("runs");
+    if (now.run && now.view !== "levels" && !runs.some((one) => one.id === now.run)) {
+      shown.end?.();
+      shown = { run: null, view: null, update: null, end: null };
+      head();
+      return fill(
+        main,
+        h("p", { class: "none", role: "alert" }, `The run ${now.run} is not here. `, h("a", { href: address("", "runs") }, "All runs")),
+      );
+    }
+    const views = free ? FREE : VIEWS;
+    const view = views[now.view] ? now.view : "overview";
+    const same = shown.run === now.run && shown.view === view && shown.of === now.words.of && shown.update;
+    if (same) await shown.update(now.words, false);
+    else {
+      shown.end?.();
+      fill(main);
+      shown = { run: now.run, view, of: now.words.of, update: null, end: null };
+      // A view may take its time, as the first one of a large vocabulary does.
+      head();
+      const make = await views[view][1]();
+      const made = await make(main, now.run, now.words, runs);
+      Object.assign(shown, made);
+      listen(false);
+    }
+    head();
+    const one = runs.find((one) => one.id === now.run);
+    document.title = [views[view][0], one && titleOf(one), "Lockstep"].filter(Boolean).join(" · ");
+    hear();
+  } catch (error) {
+    fill(main, h("p", { class: "none", role: "alert" }, error.message));
+  }
+}
+
+/** Makes the view anew, with the colours of now. */
+function redraw() {
+  shown.view = null;
+  show();
+}
+
+function head() {
+  const now = place();
+  const one = runs.find((one) => one.id === now.run);
+  const mark = h("a", { class: "mark", href: address("", "runs"), title: "All runs" }, "Lockstep");
+  if (!one) {
+    const other = now.view === "levels" ? [] : h("nav", {}, h("a", { href: address("", "levels") }, "Levels"));
+    return fill(document.getElementById("head"), mark, other, bell);
+  }
+  const select = h(
+    "select",
+    {
+      "aria-label": "Run",
+      onchange: (event) =>
+        (location.hash = address(event.target.value, now.view || "overview", kept({ ...now.words, vs: "" }))),
+    },
+    runs.map((other) =>
+      h("option", { value: other.id, selected: other.id === now.run }, `${titleOf(other)} · ${other.state}`),
+    ),
+  );
+  const tab = ([id, [name]]) =>
+    h(
+      "a",
+      {
+        href: address(now.run, id, id === now.view ? now.words : kept(now.words)),
+        "aria-current": (VIEWS[now.view] ? now.view : "overview") === id ? "page" : null,
+      },
+      name,
+    );
+  const progress = one.total
+    ? `step ${one.step.toLocaleString("en")} of ${one.total.toLocaleString("en")}`
+    : `step ${one.step.toLocaleString("en")}`;
+  const quiet =
+    one.state === "running" && one.silent_s > 120 ? `, silent for ${Math.round(one.silent_s / 60)} min` : "";
+  const alarms = one.alarms
+    ? h("a", { class: "warn", href: address(now.run, "overview") }, `⚠ ${counted(one.alarms, "alarm")}`)
+    : null;
+  const words = `${one.state === "running" ? "● " : ""}${one.state}, ${progress}${quiet}`;
+  const state = document.querySelector("#head .state");
+  // The element with the keyboard's focus stays.
+  if (state && document.activeElement?.closest?.("#head") && shown.run === now.run) {
+    state.textContent = words;
+    return;
+  }
+  fill(
+    document.getElementById("head"),
+    mark,
+    select,
+    h("nav", { "aria-label": "Views" }, Object.entries(VIEWS).map(tab)),
+    h(
+      "span",
+      { class: `state ${one.state}` },
+      words,
+    ),
+    alarms,
+    bell,
+    h("button", { class: `plain${wasSeen() ? "" : " news"}`, onclick: () => tour(place().run) }, "Tour"),
+    h("button", { class: "plain", onclick: help, "aria-label": "Keys" }, "?"),
+  );
+}
+
+/** Announces changes of the run to screen readers. */
+function hear() {
+  const one = runs.find((one) => one.id === shown.run);
+  if (one) announce(one);
+}
+
+function close() {
+  stream?.close();
+  stream = null;
+}
+
+/** News of the run come as a stream, which is closed while the page is hidden. */
+function listen(again) {
+  close();
+  if (!shown.run) return;
+  stream = new EventSource(`/api/events?run=${encodeURIComponent(shown.run)}`);
+  let first = !again;
+  stream.addEventListener("mark", async (event) => {
+    const news = JSON.parse(event.data);
+    const one = runs.find((one) => one.id === shown.run);
+    if (one) Object.assign(one, news);
+    head();
+    hear();
+    // What came with the first mark is shown already.
+    if (!first) await shown.update?.(place().words, true);
+    first = false;
+  });
+}
+
+function help() {
+  const dialog = document.getElementById("help");
+  fill(
+    dialog,
+    h("h2", {}, "Keys"),
+    h(
+      "dl",
+      {},
+      KEYS.map(([keys, what]) => [h("dt", {}, keys), h("dd", {}, what)]),
+    ),
+    h("button", { onclick: () => dialog.close() }, "Close"),
+  );
+  dialog.showModal();
+}
+
+/** What a mouse shows when it rests on an element, a finger shows by touching it. */
+function tips() {
+  const tip = document.getElementById("tip");
+  document.addEventListener("pointerup", (event) => {
+    const of = event.pointerType === "mouse" ? null : event.target;
+    const text = of?.querySelector(":scope > title")?.textContent ?? of?.closest("[title]")?.getAttribute("title");
+    tip.textContent = text ?? "";
+    tip.hidden = !text;
+  });
+}
+
+function key(event) {
+  if (event.target.matches("input, select, textarea") || event.ctrlKey || event.metaKey || event.altKey) return;
+  const now = place();
+  const views = Object.keys(VIEWS);
+  const at = runs.findIndex((one) => one.id === now.run);
+  if (event.key === "0") location.hash = address("", "runs");
+  else if ("12345".includes(event.key) && now.run) location.hash = address(now.run, views[event.key - 1], kept(now.words));
+  else if ((event.key === "[" || event.key === "]") && runs.length) {
+    const next = runs[(at + (event.key === "]" ? 1 : runs.length - 1)) % runs.length];
+    location.hash = address(next.id, now.view || "overview", kept({ ...now.words, vs: "" }));
+  } else if (event.key === "d") {
+    const theme = document.documentElement.dataset.theme === "dark" ? "light" : "dark";
+    document.documentElement.dataset.theme = theme;
+    localStorage.setItem("theme", theme);
+    redraw();
+  } else if (event.key === "?") help();
+  else if (event.key === "T" && now.run) tour(now.run);
+  else if (shown.key?.(event, now.words, change)) event.preventDefault();
+}
+
+tips();
+start();

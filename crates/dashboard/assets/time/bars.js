@@ -1,0 +1,81 @@
+// Where the seconds of a whole step go, to the last per cent, and what was done beside the learner meanwhile.
+import { h, number, percent, seconds } from "/lib/lib.js";
+import { color, fitNames, inBucket, stepsIn } from "/time/stages.js";
+
+const sum = (values) => values.reduce((a, b) => a + b, 0);
+
+// Names that fit into a wide bar do not fit into a narrow one.
+const watched = new ResizeObserver((all) => all.forEach(({ target }) => fitNames([...target.children])));
+
+/** A bar of `parts` {name, stage, took}, on which `whole` seconds are the whole width. */
+function bar(parts, whole, label) {
+  const part = ({ name, stage, took }) =>
+    h(
+      "div",
+      {
+        class: `part ${color(stage ?? name)}`,
+        style: { width: `${(100 * took) / whole}%` },
+        title: `${name}: ${seconds(took)} of a step`,
+      },
+      h("span", {}, `${name} ${seconds(took)}`),
+    );
+  const box = h("div", { class: "whole", role: "img", "aria-label": label }, parts.map(part));
+  watched.observe(box);
+  return box;
+}
+
+// A smaller share than this would be invisible.
+const LEAST = 0.01;
+
+/** The learner's bar; below it, on the same scale, the bar of the work beside it, if there was any (`besideOf`). */
+export function wholeStep({ whole, steps, parts }, all) {
+  const beside = all.filter(({ took }) => took >= LEAST * (whole / steps));
+  const own = parts.filter(([, took]) => took > 0).map(([name, took]) => ({ name, took: took / steps }));
+  const scale = Math.max(whole / steps, sum(beside.map(({ took }) => took)));
+  const withEvaluations = own.some(({ name }) => name === "evaluation") ? ", with its share of the evaluations" : "";
+  const shares = parts.map(([name, took]) => `${name} ${percent(took / whole)}`).join(", ");
+  const others = beside.map(({ name, took }) => `${name} ${seconds(took)}`).join(", ");
+  return [
+    h("h2", {}, `A whole step: ${seconds(whole / steps)}${withEvaluations}`),
+    bar(own, scale, `A whole step: ${shares}`),
+    beside.length
+      ? [
+          h(
+            "p",
+            { class: "legend" },
+            "Beside the learner at the same time, on the same scale:",
+            beside.map((one) => h("span", {}, h("i", { class: color(one.stage) }), `${one.name} ${seconds(one.took)} per step`)),
+          ),
+          bar(beside, scale, `Beside the learner, per step: ${others}`),
+        ]
+      : null,
+  ];
+}
+
+// Spans of other tracks of the trace, by their names.
+const BESIDE = { checkpoint: "checkpoints in the background", rollout: "generation ahead" };
+
+/** Work beside the learner, in seconds per step: rewards by their metric, the rest as the trace has it. */
+export function besideOf(series, traced) {
+  const all = sum(series.steps.map((_, i) => stepsIn(series, i)));
+  const hidden = sum(series.steps.map((_, i) => inBucket(series, "reward_hidden_time_s", i) * stepsIn(series, i)));
+  const rewards = { name: "rewards behind generation", stage: "rewards", took: all ? hidden / all : 0 };
+  // The metric has the rewards of all steps, the trace those of the steps that it has.
+  const others = Object.entries(traced?.seconds ?? {}).filter(([stage]) => stage !== "rewards");
+  const spans = others.map(([stage, took]) => ({ name: BESIDE[stage] ?? stage, stage, took: took / traced.steps }));
+  return [rewards, ...spans].filter(({ took }) => took > 0);
+}
+
+/** What is known of workers, in a sentence; empty for a run without them. */
+export function ahead(series) {
+  const mean = (key) => {
+    const values = (series.keys[key]?.mean ?? []).filter((x) => x !== null);
+    return values.length ? sum(values) / values.length : null;
+  };
+  const [wait, ready, lag] = ["async/learner_wait_s", "async/queue_complete", "async/lag_mean"].map(mean);
+  const says = [];
+  if (wait !== null) says.push("Workers generate beside the learner: its rollout is the wait for them.");
+  if (ready !== null) says.push(`On average ${number(ready)} groups are there before they are needed.`);
+  if (lag !== null) says.push(`The weights that sampled a token are ${number(lag)} versions old when it is learned from.`);
+  return says.join(" ");
+}
