@@ -1,4 +1,4 @@
-//! What computes, and what is said where it cannot.
+//! The device of a command, and the errors if it cannot be used.
 
 use crate::support::runs::{arguments, directory};
 use crate::support::{command, listing};
@@ -142,7 +142,7 @@ fn doctor_says_what_there_is_and_what_will_be_used() {
         return;
     }
     assert_eq!(code, Some(0), "{said}");
-    for words in ["no measure of anything", "cuda-emulated: --device asks for it", "for tests; no figure of it says"] {
+    for words in ["not meaningful", "cuda-emulated: --device asks for it", "for tests; its figures say"] {
         assert!(said.contains(words), "{words}: {said}");
     }
 }

@@ -254,21 +254,21 @@ fn what_is_no_distributed_run_and_what_is_no_job() {
     std::fs::write(root.join("file"), "").unwrap();
     for more in [&[][..], &["--watch"], &["--json"]] {
         let all = [&["status", "other"][..], more].concat();
-        let words = "other is no distributed run: it has no fleet/ directory; start one with \
+        let words = "other is not a distributed run: it has no fleet/ directory; start one with \
                      `lockstep train CONFIG --distributed --workers N`";
         refused(root, &all, &[words]);
     }
-    refused(root, &["queue", "other", "ls"], &["other is no distributed run"]);
+    refused(root, &["queue", "other", "ls"], &["other is not a distributed run"]);
     refused(root, &["status", "none"], &["none: there is no such directory"]);
     refused(root, &["status", "file"], &["file is no directory"]);
-    refused(root, &["status", "run/fleet"], &["give the directory that it is in"]);
+    refused(root, &["status", "run/fleet"], &["give the run's directory"]);
 
     let show = |job: &str, words: &[&str]| refused(root, &["queue", "run", "show", job], words);
     show("9", &["named like 000123.0", "did you mean 000009.0?"]);
     show("eval-20.3", &["did you mean eval-000020.3?"]);
     show("nine", &["\"nine\" is no job: rollouts are named like 000123.0, evaluations like eval-000020.3"]);
     show("000001.0", &["its batch, 0, is trained on", "`lockstep queue run ls`"]);
-    show("000012.0", &["of batch 6 and not offered; the run is at batch 3"]);
+    show("000012.0", &["belongs to batch 6 and is not offered; the run is at batch 3"]);
     show("000016.0", &["the last rollout of the run is 000015"]);
     show("eval-000003.0", &["no file has it"]);
     assert_eq!(lockstep(root, &["queue", "run"]).code, Some(2));

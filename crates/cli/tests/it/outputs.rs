@@ -56,7 +56,7 @@ fn a_directory_that_cannot_be_made_says_why() {
     }
 }
 
-/// A reader that has closed the pipe has enough: no failure. A full disk is one, and said. Nothing panics.
+/// A closed pipe is not a failure; a full disk is one, and is reported. Nothing panics.
 #[test]
 fn standard_output_that_is_closed_or_full_ends_no_command_in_a_panic() {
     let dir = directory();
