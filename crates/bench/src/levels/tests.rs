@@ -53,8 +53,8 @@ fn levels_differ_in_speed_alone() {
         }
         assert_eq!(report["rows"].as_array().unwrap().len(), algorithm.levels().len());
         let start = events.first().unwrap();
-        let said: Vec<&str> = start["stages"].as_array().unwrap().iter().map(|s| s["key"].as_str().unwrap()).collect();
-        assert_eq!((&start["event"], said), (&json!("start"), stages));
+        let keys: Vec<&str> = start["stages"].as_array().unwrap().iter().map(|s| s["key"].as_str().unwrap()).collect();
+        assert_eq!((&start["event"], keys), (&json!("start"), stages));
         assert_eq!(events.last().unwrap()["event"], "end");
         let notes = report["notes"].as_array().unwrap();
         let row = |id: &str| report["rows"].as_array().unwrap().iter().find(|row| row["level"] == id).unwrap();

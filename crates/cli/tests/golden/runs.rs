@@ -255,8 +255,8 @@ impl Site {
     pub fn has(&self, isa: &str) -> bool {
         let generate = ["generate", "--model", "qwen2", "--prompt", "a", "--max-new-tokens", "1"];
         let output = self.program(isa, self.0.path(), &generate);
-        let said = String::from_utf8_lossy(&output.stderr).into_owned();
-        assert!(output.status.success() || said.contains("this machine lacks it"), "{said}");
+        let printed = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(output.status.success() || printed.contains("this machine lacks it"), "{printed}");
         output.status.success()
     }
 

@@ -95,13 +95,13 @@ fn a_checkpoint_of_an_older_version_resumes_and_that_is_said() {
     let set = ["log_completions=false"];
     good(root, &arguments("sft", "whole", &set));
     good(root, &arguments("sft", "older", &set));
-    let said = good(root, &["sft", "--resume", "older/checkpoints/step-000010"]).err;
-    assert!(!said.contains("files.json"), "{said}");
+    let output = good(root, &["sft", "--resume", "older/checkpoints/step-000010"]).err;
+    assert!(!output.contains("files.json"), "{output}");
     for step in [2, 4, 6, 8, 10, 12] {
         fs::remove_file(root.join(format!("older/checkpoints/step-{step:06}/files.json"))).unwrap();
     }
-    let said = good(root, &["sft", "--resume", "older/checkpoints/step-000008"]).err;
-    assert!(said.contains("step-000008 has no files.json") && said.contains("is not checked"), "{said}");
+    let output = good(root, &["sft", "--resume", "older/checkpoints/step-000008"]).err;
+    assert!(output.contains("step-000008 has no files.json") && output.contains("is not checked"), "{output}");
     for step in [2, 4, 6, 8] {
         let of = |run: &str| root.join(run).join(format!("checkpoints/step-{step:06}/files.json"));
         fs::copy(of("whole"), of("older")).unwrap();
@@ -119,6 +119,6 @@ fn a_checkpoint_without_its_masters_is_refused() {
     for name in ["files.json", "optimizer_masters.safetensors"] {
         fs::remove_file(checkpoint.join(name)).unwrap();
     }
-    let said = lockstep(root, &["sft", "--resume", "run/checkpoints/step-000010"]);
-    assert!(said.code == Some(2) && said.err.contains("optimizer_masters.safetensors"), "{}", said.err);
+    let output = lockstep(root, &["sft", "--resume", "run/checkpoints/step-000010"]);
+    assert!(output.code == Some(2) && output.err.contains("optimizer_masters.safetensors"), "{}", output.err);
 }

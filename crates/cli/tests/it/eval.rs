@@ -12,8 +12,8 @@ const SHORT: &[&str] = &["--max-completion-length", "6"];
 
 /// What `eval` says as JSON.
 fn evaluated(root: &Path, arguments: &[&str]) -> Map<String, Value> {
-    let said = good(root, &[&["eval", "--json"], arguments].concat());
-    serde_json::from_str(&said.out).unwrap()
+    let output = good(root, &[&["eval", "--json"], arguments].concat());
+    serde_json::from_str(&output.out).unwrap()
 }
 
 /// The evaluation that `run` logged at `step`, without its time.
@@ -121,12 +121,12 @@ fn the_table_of_scores_has_their_quantiles() {
     let root = dir.path();
     let line = |text: &str| format!("{{\"prompt\": \"ab \", \"completion\": \"{text}\"}}\n");
     fs::write(root.join("c.jsonl"), ["a", "ab", "abc", "abcd", "abcdef"].map(line).concat()).unwrap();
-    let said = good(root, &["score-rewards", "--input", "c.jsonl", "--reward", "unique_chars"]).out;
-    let row = said.lines().find(|line| line.starts_with("unique_chars")).unwrap_or_else(|| panic!("{said}"));
+    let output = good(root, &["score-rewards", "--input", "c.jsonl", "--reward", "unique_chars"]).out;
+    let row = output.lines().find(|line| line.starts_with("unique_chars")).unwrap_or_else(|| panic!("{output}"));
     let columns: Vec<&str> = row.split_whitespace().collect();
     // scored, mean, std, min, p25, median, p75, max
     assert_eq!(columns[1], "5/5");
-    assert_eq!(columns[4..], ["1.0000", "2.0000", "3.0000", "4.0000", "6.0000"], "{said}");
+    assert_eq!(columns[4..], ["1.0000", "2.0000", "3.0000", "4.0000", "6.0000"], "{output}");
 }
 
 /// With the columns that rewards compare with, and the token ids that others count.
@@ -187,11 +187,11 @@ fn nothing_is_assumed_and_what_is_used_is_said() {
     refused(root, &["eval", "model", "--dataset", "e.jsonl"], &["is a model", "--model model"]);
     refused(root, &[&base[..], &["--task", "gsm8k"]].concat(), &["`question`"]);
     let base = [&base[..], &["--reward", "unique_chars"], SHORT].concat();
-    let said = good(root, &base);
+    let output = good(root, &base);
     for words in ["system prompt  none", "chat template  none", "greedy", "first prompt   \"sea \""] {
-        assert!(said.err.contains(words), "`{words}`: {}", said.err);
+        assert!(output.err.contains(words), "`{words}`: {}", output.err);
     }
-    assert!(said.out.contains("2/2") && said.out.contains("unique_chars"), "{}", said.out);
+    assert!(output.out.contains("2/2") && output.out.contains("unique_chars"), "{}", output.out);
     refused(root, &[&base[..], &["--task", "prompt_answer", "--reward", "exact_match"]].concat(), &["`answer`"]);
 
     let json = evaluated(root, &[&base[1..], &["--n", "4", "--seed", "3"]].concat());
@@ -243,10 +243,10 @@ fn what_nobody_scored_counts_nowhere() {
     fs::write(root.join("null.sh"), program("[null, null]")).unwrap();
     fs::write(root.join("half.sh"), program("[null, 1]")).unwrap();
     let base = ["eval", "--model", "model", "--dataset", "e.jsonl", "--pass-at-k", "1", "--reward"];
-    let said = lockstep(root, &[&base[..], &["command:sh null.sh"], SHORT].concat());
-    assert_eq!(said.code, Some(1), "{}{}", said.out, said.err);
-    assert!(said.out.contains("0/2") && !said.out.contains("pass@1"), "{}", said.out);
-    assert!(said.err.contains("scored no completion"), "{}", said.err);
+    let output = lockstep(root, &[&base[..], &["command:sh null.sh"], SHORT].concat());
+    assert_eq!(output.code, Some(1), "{}{}", output.out, output.err);
+    assert!(output.out.contains("0/2") && !output.out.contains("pass@1"), "{}", output.out);
+    assert!(output.err.contains("scored no completion"), "{}", output.err);
     // Right is what has the whole score.
     fs::write(root.join("part.sh"), program("[0.5, 1]")).unwrap();
     let part = evaluated(root, &[&base[1..], &["command:sh part.sh"], SHORT].concat());
@@ -262,9 +262,9 @@ fn what_nobody_scored_counts_nowhere() {
         "eval_pass_at_k=[1]",
         "reward_errors=continue",
     ];
-    let said =
+    let output =
         good(root, &arguments("train", "run", &[&["reward_funcs=[\"command:sh null.sh\"]"], &best[..]].concat()));
-    assert!(said.err.contains("has no pass@1, and does not count"), "{}", said.err);
+    assert!(output.err.contains("has no pass@1, and does not count"), "{}", output.err);
     assert!(metrics(&root.join("run")).iter().all(|line| !line.contains("pass@1")));
 }
 
@@ -281,8 +281,8 @@ fn a_system_prompt_needs_a_chat_template() {
     refused(root, &eval, &["`system_prompt`", "no chat template"]);
     let template = "{% for m in messages %}{{ m.content }}.{% endfor %}";
     fs::write(root.join("model/chat_template.jinja"), template).unwrap();
-    let said = good(root, &eval);
-    assert!(said.err.contains("first prompt   \"be brief.sea .\""), "{}", said.err);
+    let output = good(root, &eval);
+    assert!(output.err.contains("first prompt   \"be brief.sea .\""), "{}", output.err);
     let json = evaluated(root, &eval[1..]);
     assert_eq!((&json["chat_template"], &json["system_prompt"]), (&template.into(), &"be brief".into()));
 }

@@ -24,7 +24,7 @@ fn a_run_continues_beside_a_reward_that_crashes_hangs_and_answers_nonsense() {
     let reward = "reward_funcs=[{kind = \"command\", command = \"sh serve.sh\", by_group = true, timeout_s = 2, \
                   max_restarts = 100}]";
     let set = [reward, "reward_errors=continue", "num_generations_eval=2", "record_rollouts=true"];
-    let said = good(root, &arguments("train", "whole", &set));
+    let output = good(root, &arguments("train", "whole", &set));
     let whole = root.join("whole");
 
     // Each way of failing is an alarm of its own, with its reason.
@@ -35,12 +35,12 @@ fn a_run_continues_beside_a_reward_that_crashes_hangs_and_answers_nonsense() {
         ("reward_bad_answer", "it begins: what?"),
     ] {
         let alarm = lines.iter().map(|line| &line["alarm"]).find(|alarm| alarm["id"] == id);
-        let alarm = alarm.unwrap_or_else(|| panic!("{id}: {}", said.err));
+        let alarm = alarm.unwrap_or_else(|| panic!("{id}: {}", output.err));
         assert!(alarm["subject"] == "serve" && alarm["evidence"].as_str().unwrap().contains(words), "{alarm}");
         assert!(
-            said.err.contains(&format!("warning: alarm {id} (serve) since step {}", alarm["since"])),
+            output.err.contains(&format!("warning: alarm {id} (serve) since step {}", alarm["since"])),
             "{}",
-            said.err
+            output.err
         );
     }
 

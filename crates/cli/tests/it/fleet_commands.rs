@@ -1,7 +1,7 @@
 //! `status` and `queue` on a fleet directory that the fleet's own sides write.
 
 use crate::support::runs::good;
-use crate::support::{Said, command, listing, lockstep, refused};
+use crate::support::{RunOutput, command, listing, lockstep, refused};
 use fleet::batches::BatchFiles;
 use fleet::exchange::spool::{SpoolLearner, SpoolWorker};
 use fleet::exchange::{CheckpointStates, Counts, Exchange, LearnerState, SlotState, WorkerExchange, WorkerStatus};
@@ -99,17 +99,17 @@ fn run() -> Run {
     Run { dir, learner, _dev1: dev1 }
 }
 
-fn parsed(said: &Said) -> Value {
-    serde_json::from_str(&said.out).unwrap()
+fn parsed(output: &RunOutput) -> Value {
+    serde_json::from_str(&output.out).unwrap()
 }
 
 #[test]
 fn status_says_what_learner_batches_and_workers_do() {
     let run = run();
     let before = listing(run.root());
-    let said = good(run.root(), &["status", "run"]);
+    let output = good(run.root(), &["status", "run"]);
     let pid = std::process::id();
-    let lines: Vec<&str> = said.out.lines().collect();
+    let lines: Vec<&str> = output.out.lines().collect();
     let silent = |line: &str| line.split("  silent").next().unwrap().to_owned();
     assert_eq!(lines[0], format!("learner  step 3/8  version 3  pid {pid}  checkpoint 2 (3: frontier 1/2)"));
     assert_eq!(lines[1], "slots    0: v2   1: v3");
@@ -121,7 +121,7 @@ fn status_says_what_learner_batches_and_workers_do() {
     assert_eq!(silent(lines[4]), format!("dev1  fast     sampling 000009.0   done 7  2310 tok/s  idle 4 %  pid {pid}"));
     assert_eq!(lines[5], "dev2  quality  DEAD, had 000011.0  done 0");
     assert_eq!(lines[6], "dev3  any      ended               done 5");
-    assert_eq!(lines.len(), 7, "{}", said.out);
+    assert_eq!(lines.len(), 7, "{}", output.out);
 
     let status = parsed(&good(run.root(), &["status", "run", "--json"]));
     assert_eq!((&status["learner"]["step"], &status["learner_alive"]), (&json!(3), &json!(true)));
@@ -147,8 +147,8 @@ fn status_of_a_learner_that_is_not_there() {
     learner.announce(&LearnerState { ended: true, counts, ..state() }).unwrap();
     drop(learner);
     assert!(first().contains("version 3  stopped  checkpoint 2"), "{}", first());
-    let said = good(dir.path(), &["status", "run"]);
-    assert!(said.out.contains("differing 1 ") && said.out.contains("a machine is faulty"), "{}", said.out);
+    let output = good(dir.path(), &["status", "run"]);
+    assert!(output.out.contains("differing 1 ") && output.out.contains("a machine is faulty"), "{}", output.out);
     let write = |state: &LearnerState| {
         std::fs::write(dir.path().join("run/fleet/learner.json"), serde_json::to_vec(state).unwrap()).unwrap();
     };
@@ -178,16 +178,16 @@ fn a_watch_ends_with_the_run() {
     drop(learner);
     while next().is_some() {}
     assert_eq!(watch.wait().unwrap().code(), Some(0));
-    let said = good(dir.path(), &["status", "run", "--watch"]);
-    assert!(said.out.starts_with("learner  step 8/8") && said.out.ends_with("\n\n"), "{}", said.out);
-    assert!(!said.out.contains('\u{1b}'), "only a terminal is cleared");
+    let output = good(dir.path(), &["status", "run", "--watch"]);
+    assert!(output.out.starts_with("learner  step 8/8") && output.out.ends_with("\n\n"), "{}", output.out);
+    assert!(!output.out.contains('\u{1b}'), "only a terminal is cleared");
 }
 
 #[test]
 fn queue_lists_jobs_by_state() {
     let run = run();
     let before = listing(run.root());
-    let said = good(run.root(), &["queue", "run", "ls"]);
+    let output = good(run.root(), &["queue", "run", "ls"]);
     let expected = "\
 pending     000010.0
 processing  000009.0  by dev1 (sampling)
@@ -196,7 +196,7 @@ complete    000008.0  from dev1
 synced      batch 2   trained on, in no checkpoint yet
 synced      batch 3
 ";
-    assert_eq!(said.out, expected);
+    assert_eq!(output.out, expected);
     let listed = parsed(&good(run.root(), &["queue", "run", "ls", "--json"]));
     let processing = json!([
         {"job": "000009.0", "worker": "dev1", "alive": true, "stage": "sampling"},

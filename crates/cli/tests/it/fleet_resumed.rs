@@ -72,10 +72,11 @@ fn a_worker_of_another_configuration_ends_without_blame() {
     let mut second = start(root, &learner("out", &more));
     for worker in workers {
         let ended = worker.wait_with_output().unwrap();
-        let said = String::from_utf8_lossy(&ended.stderr).into_owned();
-        assert_eq!(ended.status.code(), Some(2), "{said}");
+        let output = String::from_utf8_lossy(&ended.stderr).into_owned();
+        assert_eq!(ended.status.code(), Some(2), "{output}");
         assert!(
-            said.contains("the run has changed since this worker joined") && said.contains("start the worker again")
+            output.contains("the run has changed since this worker joined")
+                && output.contains("start the worker again")
         );
     }
     assert!(second.try_wait().unwrap().is_none(), "the learner waits for other workers");
@@ -110,6 +111,6 @@ fn a_worker_of_a_run_that_has_no_learner_says_so_and_ends() {
     good(root, &["train", "--resume", "one", "--set", "max_steps=12"]);
     same_but_workers(&root.join("one"), &root.join("out"));
     refused(root, &["worker", "--join", "out", "--name", "checkpoint"], &["checkpoint cannot name a worker"]);
-    let said = lockstep(root, &["worker", "--join", "d.jsonl/x", "--name", "w1"]);
-    assert_ne!(said.code, Some(0), "{}", said.err);
+    let output = lockstep(root, &["worker", "--join", "d.jsonl/x", "--name", "w1"]);
+    assert_ne!(output.code, Some(0), "{}", output.err);
 }

@@ -38,10 +38,10 @@ fn a_full_disk_stops_the_run_and_spoils_no_checkpoint() {
 
     // Room for the first checkpoint or two, and not for the rest.
     fs::write(root.join("disk/ballast"), vec![1u8; ((1 << 20) - 3 * whole) as usize]).unwrap();
-    let said = lockstep(root, &arguments("train", "disk/run", &set));
-    assert_eq!(said.code, Some(1), "{}{}", said.out, said.err);
+    let printed = lockstep(root, &arguments("train", "disk/run", &set));
+    assert_eq!(printed.code, Some(1), "{}{}", printed.out, printed.err);
     for words in ["No space left on device", "cannot write the checkpoint", "the last good checkpoint is"] {
-        assert!(said.err.contains(words), "`{words}` is missing: {}", said.err);
+        assert!(printed.err.contains(words), "`{words}` is missing: {}", printed.err);
     }
     let kept: Vec<_> = fs::read_dir(root.join("disk/run/checkpoints"))
         .unwrap()
@@ -81,9 +81,9 @@ fn no_room_for_completions_stops_no_run() {
     let _bound = SmallDisk(file.clone());
     let resume = |run: &str| good(root, &["train", "--resume", run, "--set", "max_steps=60"]);
     resume("roomy");
-    let said = resume("full");
+    let printed = resume("full");
     for words in ["rollouts.bin: cannot write it: No space left on device", "the run continues"] {
-        assert!(said.err.contains(words), "`{words}` is missing: {}", said.err);
+        assert!(printed.err.contains(words), "`{words}` is missing: {}", printed.err);
     }
     let weights = |run: &str| fs::read(root.join(run).join("model/model.safetensors")).unwrap();
     assert!(weights("roomy") == weights("full"));
@@ -116,10 +116,10 @@ fn a_full_disk_ends_every_command_that_writes_in_a_message() {
         [&eval[..], &["--max-completion-length", "2", "--out", "disk/e.jsonl"]].concat(),
         [&score[..], &["--out", "disk/s.jsonl"]].concat(),
     ] {
-        let said = lockstep(root, &arguments);
-        let all = format!("{arguments:?}: {:?}\n{}{}", said.code, said.out, said.err);
-        assert!(matches!(said.code, Some(1 | 2)) && said.err.contains("No space left on device"), "{all}");
-        assert!(!said.err.contains("panicked"), "{all}");
+        let printed = lockstep(root, &arguments);
+        let all = format!("{arguments:?}: {:?}\n{}{}", printed.code, printed.out, printed.err);
+        assert!(matches!(printed.code, Some(1 | 2)) && printed.err.contains("No space left on device"), "{all}");
+        assert!(!printed.err.contains("panicked"), "{all}");
         let left: Vec<_> = listing(&root.join("disk")).into_iter().map(|(path, _)| path).collect();
         let result = |path: &PathBuf| {
             !path.ends_with("ballast")

@@ -112,8 +112,11 @@ fn of_an_older_checkpoint_the_lineage_begins_at_its_weights() {
     old["task"].as_object_mut().unwrap().remove("lineage").unwrap();
     fs::write(state_file(&root.join("whole"), 4), Value::Object(old).to_string()).unwrap();
     fs::remove_file(root.join("whole/checkpoints/step-000004/files.json")).unwrap();
-    let said = resumed(root, "old", 4, &[]);
-    assert!(said.contains("step-000004") && said.contains("kept no lineage of the weights: it begins there"), "{said}");
+    let printed = resumed(root, "old", 4, &[]);
+    assert!(
+        printed.contains("step-000004") && printed.contains("kept no lineage of the weights: it begins there"),
+        "{printed}"
+    );
     let old = lineages(&root.join("old"));
     assert!(old[..2] == whole[..2] && old.iter().zip(&whole).skip(2).all(|(a, b)| a.0 == b.0 && a.1 != b.1), "{old:?}");
     resumed(root, "old again", 4, &["threads=2"]);

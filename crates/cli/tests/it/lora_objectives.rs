@@ -18,8 +18,8 @@ fn cut_and_resumed(root: &Path, command: &str, whole: &str, cut: &str) {
         fs::remove_dir_all(root.join(cut).join(format!("checkpoints/step-{step:06}"))).unwrap();
     }
     fs::remove_dir_all(root.join(cut).join("model")).unwrap();
-    let said = good(root, &[command, "--resume", cut]);
-    assert!(said.err.contains("resuming after step 4"), "{}", said.err);
+    let output = good(root, &[command, "--resume", cut]);
+    assert!(output.err.contains("resuming after step 4"), "{}", output.err);
     same(&root.join(whole), &root.join(cut));
 }
 
@@ -57,8 +57,8 @@ fn dpo_with_an_adapter() {
     // What it learned, through the adapter: the chosen ending is likelier than it was.
     fs::write(root.join("ids.jsonl"), r#"{"prompt_ids": [3, 4, 5], "completion_ids": [29]}"#).unwrap();
     let score = |more: &[&str]| -> f64 {
-        let said = good(root, &[&["score", "--model", "model", "--input", "ids.jsonl"], more].concat());
-        serde_json::from_str::<serde_json::Value>(said.out.trim()).unwrap()["logprobs"][0].as_f64().unwrap()
+        let output = good(root, &[&["score", "--model", "model", "--input", "ids.jsonl"], more].concat());
+        serde_json::from_str::<serde_json::Value>(output.out.trim()).unwrap()["logprobs"][0].as_f64().unwrap()
     };
     assert!(score(&["--adapter", "whole/model"]) != score(&[]));
 }

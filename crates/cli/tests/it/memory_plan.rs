@@ -55,9 +55,9 @@ fn peak(root: &Path, i: usize, prompt: usize, sets: &[&str]) -> (String, f64, f6
     let sets: Vec<&str> = base.iter().chain(sets).flat_map(|set| ["--set", set]).collect();
     let given = [&["--model", "model", "--dataset", "data.jsonl", "--reward", "length:10"][..], &sets].concat();
     let run = |more: &[&str]| {
-        let said = lockstep(root, &[more, &given].concat());
-        assert_eq!(said.code, Some(0), "{}{}", said.out, said.err);
-        said.out
+        let output = lockstep(root, &[more, &given].concat());
+        assert_eq!(output.code, Some(0), "{}{}", output.out, output.err);
+        output.out
     };
     let plan: Value = serde_json::from_str(&run(&["plan", "--json"])).unwrap();
     run(&["train", "--out", &out]);

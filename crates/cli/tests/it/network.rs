@@ -29,9 +29,9 @@ fn learner(root: &Path, url: &str, out: &str, set: &[&str]) -> Child {
 #[track_caller]
 fn end(child: Child) -> String {
     let output = child.wait_with_output().unwrap();
-    let said = String::from_utf8_lossy(&output.stderr).into_owned();
-    assert!(output.status.success(), "{said}");
-    said
+    let printed = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(output.status.success(), "{printed}");
+    printed
 }
 
 /// The run of one process, by workers of two hosts.
@@ -171,11 +171,11 @@ fn a_worker_with_another_arithmetic_is_refused() {
     let other = other.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
     let mut run = learner(root, &url, "out", &set);
     let output = other.wait_with_output().unwrap();
-    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    let printed = String::from_utf8_lossy(&output.stderr).into_owned();
     let best = crate::support::lockstep(root, &["doctor"]).out;
     if best.contains("amx") {
-        assert_eq!(output.status.code(), Some(2), "{said}");
-        assert!(said.contains("cannot work for this run") && said.contains("arithmetic"), "{said}");
+        assert_eq!(output.status.code(), Some(2), "{printed}");
+        assert!(printed.contains("cannot work for this run") && printed.contains("arithmetic"), "{printed}");
     }
     let _ = run.kill();
     run.wait().unwrap();
@@ -183,9 +183,9 @@ fn a_worker_with_another_arithmetic_is_refused() {
 
 fn sh(line: &str) -> String {
     let output = Command::new("sh").args(["-ec", line]).output().unwrap();
-    let said = String::from_utf8_lossy(&output.stderr).into_owned() + &String::from_utf8_lossy(&output.stdout);
-    assert!(output.status.success(), "{line}\n{said}");
-    said
+    let printed = String::from_utf8_lossy(&output.stderr).into_owned() + &String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.success(), "{line}\n{printed}");
+    printed
 }
 
 /// A bridge, and namespaces on it: machines whose network can be cut.

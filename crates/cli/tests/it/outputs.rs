@@ -108,14 +108,17 @@ fn standard_output_that_is_closed_or_full_ends_no_command_in_a_panic() {
             drop(reader);
             Stdio::from(writer)
         };
-        let (code, said) = run(closed(), Stdio::piped());
-        assert!(code == Some(0) && !said.contains("panicked") && !said.contains("error:"), "{arguments:?}: {said}");
-        let (code, said) = run(full(), Stdio::piped());
+        let (code, printed) = run(closed(), Stdio::piped());
+        assert!(
+            code == Some(0) && !printed.contains("panicked") && !printed.contains("error:"),
+            "{arguments:?}: {printed}"
+        );
+        let (code, printed) = run(full(), Stdio::piped());
         // A plan's 1 is "it does not fit".
         let cannot_print = Some(if arguments[0] == "plan" { 2 } else { 1 });
-        assert_eq!(code, cannot_print, "{arguments:?}: {said}");
-        let words = said.contains("No space left on device") || arguments[0].starts_with("--");
-        assert!(words && !said.contains("panicked"), "{arguments:?}: {said}");
+        assert_eq!(code, cannot_print, "{arguments:?}: {printed}");
+        let words = printed.contains("No space left on device") || arguments[0].starts_with("--");
+        assert!(words && !printed.contains("panicked"), "{arguments:?}: {printed}");
         // Nowhere to say it, either.
         assert_eq!(run(full(), full()).0, cannot_print, "{arguments:?}");
         assert_eq!(run(Stdio::null(), closed()).0, Some(0), "{arguments:?}");

@@ -206,16 +206,20 @@ fn what_means_nothing_is_said() {
     let root = dir.path();
     let idle =
         ["beta=0.1", "loss_type=grpo", "scale_rewards=none", "reward_clip_range=[-1, 1]", "normalize_advantages=true"];
-    let said = good(root, &run("idle", &[&idle[..], &["max_steps=2"]].concat()));
+    let output = good(root, &run("idle", &[&idle[..], &["max_steps=2"]].concat()));
     for pair in idle {
         let name = pair.split('=').next().unwrap();
-        assert!(said.err.contains(&format!("{name} has no meaning with algorithm = \"ppo\"")), "{name}: {}", said.err);
+        assert!(
+            output.err.contains(&format!("{name} has no meaning with algorithm = \"ppo\"")),
+            "{name}: {}",
+            output.err
+        );
     }
     good(root, &run("plain", &["max_steps=2"]));
     let weights = |run: &str| files(&root.join(run))["model/model.safetensors"].clone();
     assert!(weights("idle") == weights("plain"));
-    let said = good(root, &arguments("train", "rloo", &["algorithm=rloo", "lam=0.5", "max_steps=1"]));
-    assert!(said.err.contains("lam has no meaning with algorithm = \"rloo\""), "{}", said.err);
+    let output = good(root, &arguments("train", "rloo", &["algorithm=rloo", "lam=0.5", "max_steps=1"]));
+    assert!(output.err.contains("lam has no meaning with algorithm = \"rloo\""), "{}", output.err);
 }
 
 /// The value model may have another shape than the policy; only the words must be the same.

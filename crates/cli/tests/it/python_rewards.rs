@@ -97,10 +97,10 @@ fn functions_are_tried_without_a_model_and_what_is_wrong_is_said() {
         let reward = format!("python:configs/rewards.py:{function}");
         lockstep(root, &["score-rewards", "--input", "c.jsonl", "--reward", &reward])
     };
-    let said = try_it("unique_chars");
-    assert!(said.code == Some(0) && said.out.contains("unique_chars"), "{}{}", said.out, said.err);
-    let said = try_it("knows_no_moon");
-    assert!(said.out.contains("gave 1 scores for 2 completions"), "{}{}", said.out, said.err);
+    let output = try_it("unique_chars");
+    assert!(output.code == Some(0) && output.out.contains("unique_chars"), "{}{}", output.out, output.err);
+    let output = try_it("knows_no_moon");
+    assert!(output.out.contains("gave 1 scores for 2 completions"), "{}{}", output.out, output.err);
     let words = ["no function `unique_char`", "unique_chars, unique_chars_later"];
     refused(
         root,

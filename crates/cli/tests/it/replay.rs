@@ -234,8 +234,8 @@ fn a_replay_is_resumed_exactly_and_its_record_too() {
         fs::remove_dir_all(root.join(format!("cut/checkpoints/step-{step:06}"))).unwrap();
     }
     fs::remove_dir_all(root.join("cut/model")).unwrap();
-    let said = good(root, &["train", "--resume", "cut"]);
-    assert!(said.err.contains("resuming after step 4"), "{}", said.err);
+    let output = good(root, &["train", "--resume", "cut"]);
+    assert!(output.err.contains("resuming after step 4"), "{}", output.err);
     same(&root.join("whole"), &root.join("cut"));
     // The file is part of the run.
     fs::write(root.join("recorded/rollouts.bin"), "{}").unwrap();

@@ -67,8 +67,8 @@ fn a_signal_ends_the_step_and_no_program_is_left() {
         |arguments: &[&str]| Command::new("kill").args(arguments).stderr(Stdio::null()).status().unwrap().success();
     assert!(signal(&["-INT", &run.id().to_string()]));
     let ended = run.wait_with_output().unwrap();
-    let said = String::from_utf8(ended.stderr).unwrap();
-    assert!(ended.status.code() == Some(130) && said.contains("stopped as asked after step"), "{said}");
+    let printed = String::from_utf8(ended.stderr).unwrap();
+    assert!(ended.status.code() == Some(130) && printed.contains("stopped as asked after step"), "{printed}");
     let pid = fs::read_to_string(root.join("pid")).unwrap();
     assert!(!signal(&["-0", pid.trim()]), "the reward program lives");
 }

@@ -146,9 +146,9 @@ fn of_standard_error_the_last_lines_are_kept() {
     let dir = tempfile::tempdir().unwrap();
     let body = r#"read -r line; i=1; while [ $i -le 30 ]; do echo "line $i." >&2; i=$((i+1)); done; exit 1"#;
     let scores = score(&mut reward(&script(dir.path(), body), 30.0, 0));
-    let said: Vec<&str> = failure(&scores).lines().filter_map(|line| line.trim().strip_prefix("| ")).collect();
+    let printed: Vec<&str> = failure(&scores).lines().filter_map(|line| line.trim().strip_prefix("| ")).collect();
     let last: Vec<String> = (11..=30).map(|i| format!("line {i}.")).collect();
-    assert_eq!(said, last);
+    assert_eq!(printed, last);
 }
 
 #[test]
@@ -317,8 +317,8 @@ fn an_answer_to_another_request_is_no_answer() {
             } else if good {
                 assert!(scores.values[0].is_some(), "{body}: {:?}", scores.problems);
             } else {
-                let said = failure(&scores);
-                assert!(said.contains("request") || said.contains("answers no batch"), "{body}: {said}");
+                let printed = failure(&scores);
+                assert!(printed.contains("request") || printed.contains("answers no batch"), "{body}: {printed}");
             }
         }
     }

@@ -279,8 +279,8 @@ fn redirects_are_named_and_not_followed() {
         let (url, _) = service(vec![Deed::Redirect(status, elsewhere.clone())]);
         let scores = ask(&mut reward(&url, json!({"retries": 2})), &["x", "y"]);
         assert_eq!(scores.values, [None, None], "{status}");
-        let said = scores.problems[0].message.clone();
-        assert!(said.contains(&status.to_string()) && said.contains(&elsewhere), "{said}");
+        let printed = scores.problems[0].message.clone();
+        assert!(printed.contains(&status.to_string()) && printed.contains(&elsewhere), "{printed}");
     }
     assert!(asked.lock().unwrap().requests.is_empty());
 }
@@ -299,8 +299,8 @@ fn no_proxy_is_asked_for_this_machine() {
             child.env_remove(name);
         }
         let output = child.args(own).env(CHILD, "1").output().unwrap();
-        let said = String::from_utf8_lossy(&output.stdout);
-        assert!(output.status.success() && said.contains("1 passed"), "{said}");
+        let printed = String::from_utf8_lossy(&output.stdout);
+        assert!(output.status.success() && printed.contains("1 passed"), "{printed}");
         return;
     }
     let (url, _) = service(vec![rewards("[1]")]);

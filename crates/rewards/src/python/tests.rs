@@ -99,7 +99,7 @@ fn the_functions_own_exception_is_named_with_and_without_rows() {
     std::fs::write(&file, functions).unwrap();
     let completions: Vec<Content> = vec!["xyz".into(), "zyx".into()];
     for rows in [&[][..], &[7, 8]] {
-        for (function, said) in [
+        for (function, refusal) in [
             ("raises", "it raised ValueError: cannot parse xyz"),
             ("none", "it raised TypeError: reward `none` must give a list of numbers, but gave None"),
             ("short", "it raised ValueError: reward `short` gave 0 scores for 2 completions"),
@@ -114,7 +114,7 @@ fn the_functions_own_exception_is_named_with_and_without_rows() {
                 step: 0,
             });
             let problem = only_problem(&scores);
-            assert!(problem.message.starts_with(said), "{problem}");
+            assert!(problem.message.starts_with(refusal), "{problem}");
             let place = if rows.is_empty() { "completion 0 of the batch" } else { "row 7 of the dataset" };
             // Notes on exceptions are shown from Python 3.11 on.
             let shown = !problem.message.contains("in reward") || problem.message.contains(place);
@@ -182,7 +182,7 @@ fn an_interpreter_is_kept_and_restarted_where_it_died() {
         let scores = ask(&mut **fails, &[what]);
         let problem = only_problem(&scores);
         assert!(problem.kind == kind && problem.message.contains(words), "{what}: {problem}");
-        assert!(problem.message.contains("  | about to fail"), "what it printed is shown: {problem}");
+        assert!(problem.message.contains("  | about to fail"), "what it refusal is shown: {problem}");
         assert_eq!(ask(&mut **fails, &["good"]).values, [Some(1.0)], "after {what}");
     }
 }
@@ -192,11 +192,11 @@ fn what_is_missing_or_broken_is_said_at_the_start() {
     let Some(()) = testing::program("python3") else { return };
     let dir = tempfile::tempdir().unwrap();
     let file = dir.path().join("rewards.py");
-    let said = refused(&file, "f", json!({}));
-    assert!(said.contains("there is no file") && said.contains("rewards.py"), "{said}");
+    let refusal = refused(&file, "f", json!({}));
+    assert!(refusal.contains("there is no file") && refusal.contains("rewards.py"), "{refusal}");
     std::fs::write(&file, "import json\ndef happy(completions, **kwargs):\n    return [1]\n").unwrap();
-    let said = refused(&file, "hapy", json!({}));
-    assert!(said.ends_with("rewards.py has no function `hapy`; its functions are: happy"), "{said}");
+    let refusal = refused(&file, "hapy", json!({}));
+    assert!(refusal.ends_with("rewards.py has no function `hapy`; its functions are: happy"), "{refusal}");
     for (body, words) in [
         ("def f(:\n", vec!["SyntaxError", "rewards.py\", line 1"]),
         (
@@ -206,19 +206,19 @@ fn what_is_missing_or_broken_is_said_at_the_start() {
         ("import os\nos._exit(7)\n", vec!["it ended (exit status: 7)"]),
     ] {
         std::fs::write(&file, body).unwrap();
-        let said = refused(&file, "f", json!({}));
-        assert!(words.iter().all(|word| said.contains(word)) && !said.contains("_calling"), "{said}");
+        let refusal = refused(&file, "f", json!({}));
+        assert!(words.iter().all(|word| refusal.contains(word)) && !refusal.contains("_calling"), "{refusal}");
     }
     std::fs::write(&file, "def f(**kwargs):\n    return [1]\n").unwrap();
-    let said = refused(&file, "f", json!({"interpreter": "no/such/python"}));
-    assert!(said.contains("there is no `no/such/python`") && said.contains("interpreter = "), "{said}");
-    let said = refused(&file, "f", json!({"interpreter": "echo"}));
-    assert!(said.contains("no Python interpreter"), "{said}");
+    let refusal = refused(&file, "f", json!({"interpreter": "no/such/python"}));
+    assert!(refusal.contains("there is no `no/such/python`") && refusal.contains("interpreter = "), "{refusal}");
+    let refusal = refused(&file, "f", json!({"interpreter": "echo"}));
+    assert!(refusal.contains("no Python interpreter"), "{refusal}");
     assert!(start(&file, "f", json!({"interpreter": ["python3", "-B"]})).is_ok());
-    let said = refused(&file, "f", json!({"timeout_s": 0}));
-    assert!(said.contains("reward `python`: `timeout_s`"), "{said}");
-    let said = crate::build(&"python:rewards.py".into(), "r".into()).err().unwrap().to_string();
-    assert!(said.contains("no FILE:FUNCTION"), "{said}");
+    let refusal = refused(&file, "f", json!({"timeout_s": 0}));
+    assert!(refusal.contains("reward `python`: `timeout_s`"), "{refusal}");
+    let refusal = crate::build(&"python:rewards.py".into(), "r".into()).err().unwrap().to_string();
+    assert!(refusal.contains("no FILE:FUNCTION"), "{refusal}");
 }
 
 #[test]
@@ -250,17 +250,17 @@ fn a_file_and_a_function_stand_around_the_last_colon() {
         assert_eq!(options(text).place().unwrap(), expected);
     }
     for text in ["a.py", "a.py:", ":f", "a.py: ", ""] {
-        let said = options(text).place().unwrap_err().to_string();
+        let refusal = options(text).place().unwrap_err().to_string();
         let expected = format!("`{text}` is no FILE:FUNCTION, as in \"python:rewards.py:happy_reward\"");
-        assert_eq!(said, format!("reward `python`: {expected}"));
+        assert_eq!(refusal, format!("reward `python`: {expected}"));
     }
     let PythonOptions { interpreter, timeout_s, max_restarts, by_group, .. } = options("a.py:f");
     assert_eq!(interpreter.split().unwrap(), ["python3"]);
     assert_eq!((timeout_s, max_restarts, by_group), (60.0, 3, false));
     assert_eq!(label(&options("b/my.rewards.py:f")).unwrap(), ("f".to_owned(), "my.rewards".to_owned()));
     // No interpreter is needed to say that the file is missing.
-    let said = refused(Path::new("no.py"), "f", json!({"interpreter": "no/such/python"}));
-    assert_eq!(said, "reward `python`: there is no file no.py (for `no.py:f`)");
+    let refusal = refused(Path::new("no.py"), "f", json!({"interpreter": "no/such/python"}));
+    assert_eq!(refusal, "reward `python`: there is no file no.py (for `no.py:f`)");
 }
 
 /// A shell in place of Python: what it says first decides.

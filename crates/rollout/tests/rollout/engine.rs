@@ -225,8 +225,8 @@ fn a_stop_leaves_an_engine_that_can_continue() {
     engine.stop_with(stopped.clone());
     let mut mixed = requests(&prompts, 2, sampling(10));
     mixed[1].sampling = Arc::new(sampling(3));
-    let said = engine.generate_with(&weights, mixed, |_| stopped.store(true, Ordering::Relaxed));
-    assert!(matches!(said, Err(Error::Stopped)), "{said:?}");
+    let ended = engine.generate_with(&weights, mixed, |_| stopped.store(true, Ordering::Relaxed));
+    assert!(matches!(ended, Err(Error::Stopped)), "{ended:?}");
     assert_eq!((engine.free_blocks(), engine.is_idle()), (engine.config().kv_blocks, true));
     stopped.store(false, Ordering::Relaxed);
     let again = engine.generate(&weights, requests(&prompts, 2, sampling(10))).unwrap();

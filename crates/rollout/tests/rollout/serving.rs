@@ -283,7 +283,7 @@ fn a_shared_prefix_is_computed_once() {
 /// Plays `turns` turns of a conversation, of which each is paused at its end and extended by what the user says.
 pub(crate) fn conversation(engine: &mut Engine, weights: &Weights, turns: usize) -> (RolloutGroup, Vec<Counters>) {
     let mut counters = vec![engine.counters()];
-    let mut said = 0;
+    let mut turn = 0;
     loop {
         let mut ended = Vec::new();
         while !engine.is_idle() {
@@ -295,12 +295,12 @@ pub(crate) fn conversation(engine: &mut Engine, weights: &Weights, turns: usize)
         }
         let paused: Vec<SequenceId> = engine.paused().iter().map(|p| p.0).collect();
         for id in paused {
-            said += 1;
-            let end = said == turns;
-            assert!(if end { engine.finish(id) } else { engine.extend(id, &prompt(VOCAB, said, 20).ids) });
+            turn += 1;
+            let end = turn == turns;
+            assert!(if end { engine.finish(id) } else { engine.extend(id, &prompt(VOCAB, turn, 20).ids) });
             assert!(!end || !engine.extend(id, &[1]), "it has ended");
         }
-        if said == turns {
+        if turn == turns {
             let group = engine.step(weights).unwrap().pop().unwrap();
             return (group, counters);
         }
@@ -346,8 +346,8 @@ fn a_turn_computes_only_its_new_tokens() {
             crowded = engine.step(&weights).unwrap().pop();
         }
         let Some(&(id, ..)) = engine.paused().first() else { break };
-        let said = 1 + engine.paused()[0].3.iter().zip(&c.ids).take_while(|(a, b)| a == b).count();
-        let turn = c.sampled[..said - 1].windows(2).filter(|pair| pair[0] && !pair[1]).count() + 1;
+        let drawn = 1 + engine.paused()[0].3.iter().zip(&c.ids).take_while(|(a, b)| a == b).count();
+        let turn = c.sampled[..drawn - 1].windows(2).filter(|pair| pair[0] && !pair[1]).count() + 1;
         engine.submit(request(9, &prompt(VOCAB, 50 + turn, 500), 1, sampling(5))).unwrap();
         run(&mut engine, &weights);
         if turn == TURNS {

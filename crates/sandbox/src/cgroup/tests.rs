@@ -206,8 +206,8 @@ def f(parent):
     let whole = (format!("{ends}f(input())"), json!([{"input": parent, "output": "8"}]));
     let function = (ends.to_owned(), json!([format!("assert f({parent:?}) == 8")]));
     for (source, tests) in [whole, function] {
-        let said = "test 1: used more than 512 MiB of memory".to_owned();
-        assert_eq!(scored(tree.sandbox(Isolation::Nothing), &source, tests), (Some(0.0), said, 512.0));
+        let message = "test 1: used more than 512 MiB of memory".to_owned();
+        assert_eq!(scored(tree.sandbox(Isolation::Nothing), &source, tests), (Some(0.0), message, 512.0));
     }
 }
 

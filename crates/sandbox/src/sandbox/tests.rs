@@ -87,10 +87,10 @@ fn bubblewrap_is_told_all_that_isolates() {
     std::fs::write(&bwrap, "").unwrap();
     let command = command(&["python3", "/job/main.py"]).unwrap();
     assert_eq!(command.get_program(), "/bin/sh");
-    let said = arguments(&command);
+    let message = arguments(&command);
     let filter = sandbox.place.as_ref().unwrap().filter();
     let begins = format!("bwrap {} {} --seccomp 9 ", filter.display(), bwrap.display());
-    assert!(said.contains(&begins), "{said}");
+    assert!(message.contains(&begins), "{message}");
     for words in [
         "--unshare-all --unshare-user --disable-userns --uid 65534 --gid 65534 --cap-drop ALL --die-with-parent \
          --new-session --clearenv",
@@ -104,7 +104,7 @@ fn bubblewrap_is_told_all_that_isolates() {
         "--ro-bind /a/job /job --remount-ro / --chdir /tmp -- /usr/bin/prlimit --nproc=7 --core=1 --nofile=256",
         "--as=3145728 -- python3 /job/main.py",
     ] {
-        assert!(said.contains(words), "{words}: {said}");
+        assert!(message.contains(words), "{words}: {message}");
     }
 }
 

@@ -118,7 +118,7 @@ impl Write for LogFile {
     fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
         match self {
             LogFile::Open(file) => file.write(bytes),
-            LogFile::Early(said) => said.write(bytes),
+            LogFile::Early(printed) => printed.write(bytes),
         }
     }
 
@@ -274,8 +274,8 @@ impl Console {
     pub fn set_log_file(&self, path: PathBuf) -> Result<()> {
         let mut file = disk::Options::new().create().append().open(&path).map_err(Error::io("open", &path))?;
         let mut log = self.file();
-        if let LogFile::Early(said) = &*log {
-            file.write_all(said).map_err(Error::io("write", &path))?;
+        if let LogFile::Early(printed) = &*log {
+            file.write_all(printed).map_err(Error::io("write", &path))?;
         }
         *log = LogFile::Open(file);
         Ok(())
@@ -352,7 +352,7 @@ impl ConsoleSink {
             self.console.info(&names);
         }
         self.console.say(Level::Info, &Painted::new(Tone::Dim, row), &Record::new());
-        self.progress.iter_mut().for_each(|progress| progress.said(step));
+        self.progress.iter_mut().for_each(|progress| progress.printed(step));
     }
 }
 

@@ -5,7 +5,7 @@ struct Keep(Arc<Mutex<Vec<String>>>);
 
 impl Sink for Keep {
     fn receive(&mut self, event: &Event) -> Result<()> {
-        let said = match &event.kind {
+        let printed = match &event.kind {
             EventKind::Checkpoint { step: 13, .. } => {
                 return Err(Error::format(std::path::Path::new("thirteen"), "unlucky"));
             }
@@ -13,7 +13,7 @@ impl Sink for Keep {
             EventKind::Message { text, .. } => text.clone(),
             other => format!("{other:?}"),
         };
-        self.0.lock().unwrap().push(said);
+        self.0.lock().unwrap().push(printed);
         Ok(())
     }
 
@@ -136,7 +136,7 @@ fn what_sinks_say_is_collected_in_their_order() {
     sinks.warn("w");
     sinks.message(Level::Debug, "d");
     sinks.finish().unwrap();
-    let all = ["Info i", "Warn w", "Debug d"].map(|said| [7, 3, 9].map(|n| format!("{n} {said} 0")));
+    let all = ["Info i", "Warn w", "Debug d"].map(|printed| [7, 3, 9].map(|n| format!("{n} {printed} 0")));
     assert_eq!(heard.lock().unwrap()[..], all.concat());
 }
 

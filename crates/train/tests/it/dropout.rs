@@ -219,7 +219,7 @@ fn another_adapter_than_the_trainers_is_refused() {
     let samples = samples(&ctx, &weights);
     let mut trainer = Trainer::new(ctx.memory(), weights.config(), trainer_config(0.2, loss())).expect("trainer");
     match trainer.update(&ctx, &mut weights, &samples, 1e-3) {
-        Err(Error::Config(said)) => assert!(said.contains("adapter that the trainer was made for"), "{said}"),
+        Err(Error::Config(message)) => assert!(message.contains("adapter that the trainer was made for"), "{message}"),
         other => panic!("{other:?}"),
     }
 }

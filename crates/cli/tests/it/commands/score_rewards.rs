@@ -26,8 +26,9 @@ fn solutions() -> tempfile::TempDir {
 #[test]
 fn scores_are_summed_up_with_failures_and_examples() {
     let dir = solutions();
-    let said = score(dir.path(), &["--reward", "gsm8k", "--reward", "keyword:two", "--json", "--out", "s.jsonl"]).ok();
-    let report: Value = serde_json::from_str(&said).unwrap();
+    let printed =
+        score(dir.path(), &["--reward", "gsm8k", "--reward", "keyword:two", "--json", "--out", "s.jsonl"]).ok();
+    let report: Value = serde_json::from_str(&printed).unwrap();
     assert_eq!(report["rows"], 4);
     let [gsm8k, keyword] = [0, 1].map(|i| &report["rewards"][i]);
     assert_eq!((&gsm8k["judged"], &gsm8k["of"], &gsm8k["median"]), (&json!(3), &json!(4), &json!(0.0)));
@@ -83,8 +84,8 @@ fn token_ids_are_the_files_or_a_tokenizers() {
     let message = score(dir.path(), &["--reward", "length:5"]).refused();
     assert!(message.contains("length") && message.contains("--tokenizer"), "{message}");
     let mean = |arguments: &[&str]| {
-        let said: Value = serde_json::from_str(&score(dir.path(), &[arguments, &["--json"]].concat()).ok()).unwrap();
-        said["rewards"][0]["mean"].as_f64().unwrap()
+        let printed: Value = serde_json::from_str(&score(dir.path(), &[arguments, &["--json"]].concat()).ok()).unwrap();
+        printed["rewards"][0]["mean"].as_f64().unwrap()
     };
     assert_eq!(mean(&["--reward", "length:5", "--tokenizer", "words"]), 1.0);
     let row = json!({"completion": "hello", "completion_ids": [7, 8, 9, 9, 9, 9, 9, 9, 9, 9]});

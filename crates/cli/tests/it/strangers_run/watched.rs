@@ -17,7 +17,7 @@ pub struct Seen {
     /// The exit code; none if a signal ended the process.
     pub code: Option<i32>,
     /// Standard output and standard error.
-    pub said: String,
+    pub printed: String,
     /// The most memory that one of its processes held, in bytes.
     pub peak: u64,
     /// True if the command did not end by itself.
@@ -29,10 +29,10 @@ pub fn watched(command: Command) -> Seen {
     let mut output = tempfile::tempfile().unwrap();
     let child = start(command, &output);
     let (code, peak, hangs) = watch(child);
-    let mut said = Vec::new();
+    let mut printed = Vec::new();
     output.rewind().unwrap();
-    output.read_to_end(&mut said).unwrap();
-    Seen { code, said: String::from_utf8_lossy(&said).into_owned(), peak, hangs }
+    output.read_to_end(&mut printed).unwrap();
+    Seen { code, printed: String::from_utf8_lossy(&printed).into_owned(), peak, hangs }
 }
 
 fn start(mut command: Command, output: &File) -> Child {

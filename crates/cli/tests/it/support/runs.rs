@@ -1,7 +1,7 @@
 //! Short training runs on a tiny Qwen3-shaped model, and what of a finished run must have the same bits however it came
 //! about.
 
-use super::{Said, lockstep, model_of};
+use super::{RunOutput, lockstep, model_of};
 use lockstep::wire::file::GroupFile;
 use serde_json::{Map, Value};
 use std::collections::BTreeMap;
@@ -75,10 +75,10 @@ pub fn listing_names(directory: &Path) -> Vec<String> {
 }
 
 /// Runs it to its end, which must be a good one.
-pub fn good(directory: &Path, arguments: &[&str]) -> Said {
-    let said = lockstep(directory, arguments);
-    assert_eq!(said.code, Some(0), "{arguments:?}\n{}{}", said.out, said.err);
-    said
+pub fn good(directory: &Path, arguments: &[&str]) -> RunOutput {
+    let output = lockstep(directory, arguments);
+    assert_eq!(output.code, Some(0), "{arguments:?}\n{}{}", output.out, output.err);
+    output
 }
 
 /// Whether a metric is of time, memory or throughput.

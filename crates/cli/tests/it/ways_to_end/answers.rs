@@ -105,8 +105,8 @@ fn try_all(rows: &[(&str, Change)]) {
             let (before, (batch, mut all)) = (read(&files[place - 1]).1, read(&files[place]));
             change(&mut all, &before);
             fs::write(&files[place], batch_to_bytes(batch, &all)).unwrap();
-            let said = good(runs.root(), &["train", "--resume", &out, "--distributed", "--workers", "2"]);
-            assert!(said.err.contains("made again"), "{}, {what}: {}", kind.name, said.err);
+            let output = good(runs.root(), &["train", "--resume", &out, "--distributed", "--workers", "2"]);
+            assert!(output.err.contains("made again"), "{}, {what}: {}", kind.name, output.err);
             same_but_workers(&runs.whole(kind), &run);
         }
     }

@@ -154,22 +154,22 @@ fn what_an_assistant_said_ends_with_its_turn() {
         )
     };
     // No special token: all that is printed.
-    assert_eq!(said(&plain(""), &chat).unwrap(), "ho\nhu\n");
+    assert_eq!(assistant_text(&plain(""), &chat).unwrap(), "ho\nhu\n");
     // Special tokens of the message itself end nothing; of several behind it, the last ends the turn.
     let twice = json!([{"role": "user", "content": "hi"}, {"role": "assistant", "content": "h#o"}]);
-    assert_eq!(said(&plain(""), &twice).unwrap(), "h#o\n");
-    assert_eq!(said(&plain("#"), &twice).unwrap(), "h#o#");
-    assert_eq!(said(&plain("##"), &twice).unwrap(), "h#o##");
+    assert_eq!(assistant_text(&plain(""), &twice).unwrap(), "h#o\n");
+    assert_eq!(assistant_text(&plain("#"), &twice).unwrap(), "h#o#");
+    assert_eq!(assistant_text(&plain("##"), &twice).unwrap(), "h#o##");
     // The last message ends otherwise than the others; each stretch ends by itself.
-    assert_eq!(said(&plain("{% if not loop.last %}#{% endif %}"), &chat).unwrap(), "ho#hu");
+    assert_eq!(assistant_text(&plain("{% if not loop.last %}#{% endif %}"), &chat).unwrap(), "ho#hu");
     // An assistant may speak first.
     let first = json!([{"role": "assistant", "content": "ho"}, {"role": "user", "content": "hi"}]);
-    assert!(said(&plain("#"), &first).unwrap().ends_with("ho#"));
+    assert!(assistant_text(&plain("#"), &first).unwrap().ends_with("ho#"));
     // A message of which the template prints nothing.
     let calls = json!([{"role": "user", "content": "hi"}, {"role": "assistant", "tool_calls": ["f"]},
         {"role": "user", "content": "he"}]);
     let changes = "{% for m in messages %}{{ m.role }}{{ 'b' if loop.last else 'a' }}{% endfor %}";
-    let error = said(changes, &calls).unwrap_err().to_string();
+    let error = assistant_text(changes, &calls).unwrap_err().to_string();
     let why = "message 2 of the conversation: the chat template has no {% generation %}, and renders the conversation \
                so differently";
     assert!(error.starts_with(why) && error.contains("write {% generation %} and {% endgeneration %}"), "{error}");

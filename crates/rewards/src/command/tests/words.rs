@@ -10,8 +10,8 @@ fn refused(command: Words, timeout_s: f64) -> String {
 #[test]
 fn wrong_options_are_refused() {
     for timeout_s in [0.0, -1.0, f64::NAN, f64::INFINITY, 1e9] {
-        let said = refused("cat".into(), timeout_s);
-        assert_eq!(said, "reward `command`: `timeout_s` must be a positive number of seconds", "{timeout_s}");
+        let refusal = refused("cat".into(), timeout_s);
+        assert_eq!(refusal, "reward `command`: `timeout_s` must be a positive number of seconds", "{timeout_s}");
     }
     for (command, expected) in [
         (Words::from("a 'b"), "a quote is left open in `a 'b`"),

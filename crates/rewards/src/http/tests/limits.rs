@@ -2,7 +2,7 @@
 
 use super::*;
 
-fn said(more: Value) -> Option<String> {
+fn refusal(more: Value) -> Option<String> {
     let mut table = json!({"url": "http://x/"});
     for (key, value) in more.as_object().unwrap() {
         table[key] = value.clone();
@@ -29,7 +29,7 @@ fn options_have_limits_and_defaults() {
         (json!({"url": "ftp://x/"}), Some("`url` = `ftp://x/` is not an address such as http://localhost:8000/score")),
         (json!({"url": "https://x/"}), None),
     ] {
-        assert_eq!(said(more.clone()), expected.map(|expected| format!("reward `http`: {expected}")), "{more}");
+        assert_eq!(refusal(more.clone()), expected.map(|expected| format!("reward `http`: {expected}")), "{more}");
     }
     let options = serde_json::from_value(json!({"url": "http://x/"})).unwrap();
     let mut reward = HttpReward::new("r".into(), options).unwrap();
@@ -143,8 +143,8 @@ fn an_address_is_shown_without_its_secrets() {
         assert!(!scores.problems.is_empty());
         assert!(scores.problems.iter().all(|problem| !format!("{problem:?}").contains("pw-secret")), "{scores:?}");
     }
-    let said = said(json!({"url": "ftp://user:pw-secret@x/"})).unwrap();
-    assert!(said.contains("`ftp://x/`"), "{said}");
+    let refusal = refusal(json!({"url": "ftp://user:pw-secret@x/"})).unwrap();
+    assert!(refusal.contains("`ftp://x/`"), "{refusal}");
 }
 
 #[test]

@@ -84,7 +84,7 @@ fn a_certificate_is_trusted_if_its_authority_is_in_the_file() {
         };
         let is_right = match (&result, &expected) {
             (Ok(score), Ok(right)) => score == right,
-            (Err(said), Err(part)) => said.contains(part),
+            (Err(message), Err(part)) => message.contains(part),
             _ => false,
         };
         if !is_right {

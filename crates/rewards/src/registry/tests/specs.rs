@@ -23,8 +23,8 @@ fn models_and_functions_are_named() {
         (json!("gsm8k"), Ok(None), Ok(None)),
     ] {
         let own = |kind: &str, expected: std::result::Result<Option<&str>, &str>| {
-            let said = |message| format!("reward `{kind}`: {message}");
-            expected.map(|name| name.map(str::to_owned)).map_err(said)
+            let refusal = |message| format!("reward `{kind}`: {message}");
+            expected.map(|name| name.map(str::to_owned)).map_err(refusal)
         };
         let spec = spec(value.clone());
         assert_eq!(spec.model().map_err(|error| error.to_string()), own("model", model), "{value}");
@@ -152,14 +152,14 @@ fn a_tag_of_a_name_has_words_and_forty_bytes() {
     let named = |name: &str| json!({"kind": "length", "name": name, "target": 3});
     for name in TABLE_COLUMNS {
         let fix = format!("name it yourself, as in {{ kind = \"length\", name = \"my_{name}\", … }}");
-        let said = format!(
+        let refusal = format!(
             "reward_funcs: no reward can have the name `{name}`, which is a column of the completions table: {fix}"
         );
-        assert_eq!(of([json!("math"), named(name)]), Err(said));
+        assert_eq!(of([json!("math"), named(name)]), Err(refusal));
     }
-    let said = "reward_funcs: two rewards have the name `x`: name it yourself, as in { kind = \"length\", name = \
+    let refusal = "reward_funcs: two rewards have the name `x`: name it yourself, as in { kind = \"length\", name = \
                 \"my_x\", … }";
-    assert_eq!(of([named("x"), named("x")]), Err(said.to_owned()));
-    let said = "reward_funcs: two rewards have the name `f`: give the function another name";
-    assert_eq!(of([json!("function:f"), json!("function:f")]), Err(said.to_owned()));
+    assert_eq!(of([named("x"), named("x")]), Err(refusal.to_owned()));
+    let refusal = "reward_funcs: two rewards have the name `f`: give the function another name";
+    assert_eq!(of([json!("function:f"), json!("function:f")]), Err(refusal.to_owned()));
 }

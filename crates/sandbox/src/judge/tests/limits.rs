@@ -164,8 +164,8 @@ print(2 * int(input()))";
             "{isolation}: {failures:?}"
         );
         if counted_apart && isolation != "bubblewrap" {
-            let said = "test 1: more than 16 processes and threads";
-            assert!([0, 1, 4].iter().all(|&i| failures[i] == said), "{isolation}: {failures:?}");
+            let message = "test 1: more than 16 processes and threads";
+            assert!([0, 1, 4].iter().all(|&i| failures[i] == message), "{isolation}: {failures:?}");
         }
     }
 }
@@ -234,9 +234,9 @@ fn a_language_that_does_not_work_is_refused() {
     for isolation in isolations() {
         let refused = |mut options: Value, words: &[&str]| {
             options["isolation"] = isolation.into();
-            let said = refusal(options);
+            let message = refusal(options);
             for word in words {
-                assert!(said.contains(word), "{isolation}: `{word}` in {said}");
+                assert!(message.contains(word), "{isolation}: `{word}` in {message}");
             }
         };
         if installed(&["python3"]) {

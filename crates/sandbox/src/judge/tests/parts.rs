@@ -8,7 +8,7 @@ use crate::sandbox::Outcome;
 
 #[test]
 fn how_a_program_ended_is_said() {
-    let said = |end, stderr: &str| Outcome { end, stdout: vec![], stderr: stderr.to_owned() }.words();
+    let message = |end, stderr: &str| Outcome { end, stdout: vec![], stderr: stderr.to_owned() }.words();
     for (end, stderr, expected) in [
         (End::Exit(3), "", "exit code 3"),
         (End::Exit(3), " \n", "exit code 3"),
@@ -19,7 +19,7 @@ fn how_a_program_ended_is_said() {
         (End::TooManyProcesses(6), "x", "more than 6 processes and threads"),
         (End::Stopped, "x", "stopped"),
     ] {
-        assert_eq!(said(end, stderr), expected);
+        assert_eq!(message(end, stderr), expected);
     }
 }
 
@@ -85,14 +85,14 @@ fn options_have_defaults_and_limits() {
         json!({"file": "..", "run": ["sh"]}),
         json!({"file": "a..b", "run": ["sh"]}),
     ] {
-        let said = refusal(json!({"language": language}));
-        assert!(said.starts_with("a language needs a `file` name and a `run` command: "), "{said}");
+        let message = refusal(json!({"language": language}));
+        assert!(message.starts_with("a language needs a `file` name and a `run` command: "), "{message}");
     }
     if !isolations().is_empty() {
         for option in ["staged", "strict"] {
             for language in ["shell", "python"] {
-                let said = refusal(json!({"language": language, option: true}));
-                assert_eq!(said, format!("`{option}` is of language = \"ocaml\" alone"));
+                let message = refusal(json!({"language": language, option: true}));
+                assert_eq!(message, format!("`{option}` is of language = \"ocaml\" alone"));
             }
         }
         let own = json!({"file": "x", "run": ["/bin/sh", "{source}"], "base_memory_mb": 100});

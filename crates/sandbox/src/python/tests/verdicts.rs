@@ -43,10 +43,10 @@ fn a_verdict_counts_lines_with_the_nonce_alone() {
     // A sandbox that did not start.
     for (stdout, stderr) in [("bwrap: no\n", ""), ("", "bwrap: no")] {
         for end in [End::Exit(1), End::TimedOut] {
-            let said = judged(false, end, stdout, stderr).unwrap_err();
-            assert!(said.contains("bubblewrap is not installed"), "{said}");
+            let message = judged(false, end, stdout, stderr).unwrap_err();
+            assert!(message.contains("bubblewrap is not installed"), "{message}");
         }
-        let said = judged(false, good(), &(stdout.to_owned() + &pass.repeat(3)), stderr);
-        assert_eq!(said, own(3, "", false));
+        let message = judged(false, good(), &(stdout.to_owned() + &pass.repeat(3)), stderr);
+        assert_eq!(message, own(3, "", false));
     }
 }

@@ -64,14 +64,14 @@ fn cells_are_whole_numbers() {
         let columns = [(numbers, vec![text("1 2")]), (target, vec![text("x")])];
         scores(&Countdown::build(options).unwrap(), &["1 + 2"], columns)
     };
-    let said = of("n", "t").problems[0].to_string();
+    let message = of("n", "t").problems[0].to_string();
     let expected = "reward `countdown` gave no score for 1 completion: columns `n` and `t` are not whole numbers and \
                     a whole number, for example \"1 2\" and \"x\"";
-    assert_eq!(said, expected);
+    assert_eq!(message, expected);
     for format_score in [f64::NAN, f64::INFINITY] {
         let wrong = CountdownOptions { format_score, ..Default::default() };
-        let said = Countdown::build(wrong).unwrap_err().to_string();
-        assert_eq!(said, format!("reward `countdown`: `format_score` must be a number, not {format_score}"));
+        let message = Countdown::build(wrong).unwrap_err().to_string();
+        assert_eq!(message, format!("reward `countdown`: `format_score` must be a number, not {format_score}"));
     }
 }
 

@@ -199,8 +199,8 @@ fn thousands_of_open_formulas_are_read_once() {
         ["$", "$ ", "$$ ", "$x", "\\(", "\\[ ", "\\( $", "1/", "1 ", "1,", "* ", "**a ", "answer is ", "\\text{"]
     {
         let text = unit.repeat(400_000 / unit.len());
-        let said = format!("The answer is {text}");
-        for text in [&text, &said] {
+        let message = format!("The answer is {text}");
+        for text in [&text, &message] {
             assert!(answer_of(text, true).is_none() && found(text).is_none_or(|answer| answer.len() <= text.len()));
         }
         assert_eq!(gold(&text.into()), None, "{unit}");

@@ -4,9 +4,9 @@ use super::*;
 use crate::{Alarm, Finding};
 
 /// The lines without the time that stands before each.
-fn said(memory: &Mutex<Vec<u8>>) -> Vec<String> {
+fn printed(memory: &Mutex<Vec<u8>>) -> Vec<String> {
     let text = text(memory);
-    text.lines().map(|line| line.split_once("s] ").map_or(line, |(_, said)| said).to_owned()).collect()
+    text.lines().map(|line| line.split_once("s] ").map_or(line, |(_, text)| text).to_owned()).collect()
 }
 
 fn fields() -> Record {
@@ -75,7 +75,7 @@ fn a_level_hides_what_is_less_important() {
         console.warn("w");
         console.info("i");
         console.log(Level::Debug, "d", &Record::new());
-        assert_eq!(said(&memory), ["error: e", "warning: w", "i", "debug: d"][..shown], "{level:?}");
+        assert_eq!(printed(&memory), ["error: e", "warning: w", "i", "debug: d"][..shown], "{level:?}");
     }
 }
 
@@ -150,7 +150,7 @@ fn a_log_file_that_cannot_be_opened_is_an_error_and_what_was_said_is_kept() {
     console.set_log_file(path.clone()).unwrap();
     let file = std::fs::read_to_string(&path).unwrap();
     assert!(file.starts_with("of the last start\n[") && file.ends_with("s] early\n"), "{file}");
-    assert_eq!(said(&memory), ["early"]);
+    assert_eq!(printed(&memory), ["early"]);
 }
 
 #[test]
@@ -194,17 +194,17 @@ fn a_step_that_the_table_shows_is_not_said_again_by_the_progress() {
     let (console, memory) = captured(LogFormat::Plain, Level::Info, false);
     let mut sink = ConsoleSink::new(console);
     sink.receive(&metrics(3, &[("loss", 0.5)])).unwrap();
-    assert_eq!(said(&memory), ["step   loss  left", "   3  0.500     –"]);
+    assert_eq!(printed(&memory), ["step   loss  left", "   3  0.500     –"]);
     sink.receive(&progress("sft", 3, 9)).unwrap();
     sink.receive(&metrics(6, &[("loss", 0.25)])).unwrap();
-    let line = said(&memory).pop().unwrap();
+    let line = printed(&memory).pop().unwrap();
     assert!(line.starts_with("   6  0.250  ") && line.ends_with(" s"), "the time left: {line}");
     sink.receive(&metrics(9, &[("loss", 0.25), ("odd", 1.0)])).unwrap();
     sink.receive(&progress("sft", 9, 9)).unwrap();
-    assert_eq!(said(&memory).len(), 4, "{:?}", said(&memory));
+    assert_eq!(printed(&memory).len(), 4, "{:?}", printed(&memory));
     // Any metric of an evaluation makes it one.
     sink.receive(&metrics(9, &[("epoch", 1.0), ("eval_loss", 0.75)])).unwrap();
-    assert_eq!(said(&memory)[4], "step 9: held-out loss 0.750");
+    assert_eq!(printed(&memory)[4], "step 9: held-out loss 0.750");
 }
 
 /// Rows of steps are dim. The first line of an alarm has the colour of its weight, and what follows has none; text has
@@ -258,7 +258,7 @@ fn a_line_of_the_table_fits_into_the_terminal() {
     let values: Vec<(&str, f64)> =
         std::iter::once(("reward", 1.0)).chain(names.iter().map(|name| (name.as_str(), 0.5))).collect();
     ConsoleSink::new(console).receive(&metrics(1, &values)).unwrap();
-    let lengths: Vec<usize> = said(&memory).iter().map(|line| line.chars().count()).collect();
+    let lengths: Vec<usize> = printed(&memory).iter().map(|line| line.chars().count()).collect();
     assert_eq!(lengths, [room, room]);
 }
 
@@ -298,13 +298,13 @@ fn alarms_findings_and_phases() {
         "finding long_tail, steps 2 to 5: Few are long. 3 of 9.",
         "  what helps: a limit",
     ];
-    assert_eq!(said(&memory), expected);
+    assert_eq!(printed(&memory), expected);
     // A phase ends where one of another name or length begins.
     memory.lock().unwrap().clear();
     for (label, done, total) in [("a", 1, 5), ("a", 2, 5), ("b", 0, 5), ("b", 1, 6)] {
         sink.receive(&progress(label, done, total)).unwrap();
     }
     sink.finish().unwrap();
-    let ends: Vec<String> = said(&memory).iter().map(|line| line.split(" in ").next().unwrap().to_owned()).collect();
+    let ends: Vec<String> = printed(&memory).iter().map(|line| line.split(" in ").next().unwrap().to_owned()).collect();
     assert_eq!(ends, ["debug: a 2/5", "debug: b 0/5", "debug: b 1/6"]);
 }
