@@ -24,7 +24,7 @@ fn reward(root: &Path, name: &str, score: &str) -> String {
 }
 
 #[test]
-fn a_reward_that_says_nothing_is_named() {
+fn a_reward_without_information_is_named() {
     let dir = directory();
     let root = dir.path();
     let random = reward(root, "random.sh", "int(rand() * 2)");

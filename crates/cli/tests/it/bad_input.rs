@@ -234,7 +234,7 @@ fn direct_preference_optimization() {
 
 /// What the tests above refuse is refused for its fault alone.
 #[test]
-fn what_is_right_runs() {
+fn correct_input_runs() {
     let dir = good();
     let base = ["train", "--model", "model", "--dataset", "d.jsonl", "--reward", "exact_match", "--out", "run"];
     let small = ["num_generations=4", "per_device_train_batch_size=4", "max_completion_length=4", "max_steps=1"];

@@ -14,7 +14,7 @@ fn weights(run: &Path, of: &str) -> Vec<u8> {
 
 /// A loss is better where it is less; `greater_is_better` says otherwise.
 #[test]
-fn of_losses_the_least_is_the_best() {
+fn the_lowest_loss_is_the_best() {
     let dir = directory();
     let root = dir.path();
     for (out, greater) in [("least", "none"), ("most", "true")] {

@@ -89,7 +89,7 @@ fn a_model_is_not_loaded_with_files_of_another_step() {
 }
 
 #[test]
-fn a_checkpoint_of_an_older_version_resumes_and_that_is_said() {
+fn a_checkpoint_of_an_older_version_resumes_with_a_note() {
     let dir = directory();
     let root = dir.path();
     let set = ["log_completions=false"];

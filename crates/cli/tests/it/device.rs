@@ -106,7 +106,7 @@ fn a_device_that_is_not_there_is_refused_before_anything_is_written() {
 }
 
 #[test]
-fn doctor_says_what_there_is_and_what_will_be_used() {
+fn doctor_prints_the_devices_and_the_one_in_use() {
     let dir = tempfile::tempdir().unwrap();
     let root = dir.path();
     let none = [("LOCKSTEP_LIBCUDA", "none.so.1"), ("LOCKSTEP_NVRTC", "none.so.2")];

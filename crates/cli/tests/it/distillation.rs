@@ -98,7 +98,7 @@ fn the_plan_counts_the_teacher() {
 }
 
 #[test]
-fn what_makes_no_sense_is_refused() {
+fn keys_that_contradict_distillation_are_refused() {
     let dir = directory();
     let train = |set: &[&str], words: &[&str]| refused(dir.path(), &arguments("train", "run", set), words);
     train(&["algorithm=distillation"], &["`teacher_model_name_or_path`", "set"]);

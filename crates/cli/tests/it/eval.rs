@@ -131,7 +131,7 @@ fn the_table_of_scores_has_their_quantiles() {
 
 /// With the columns that rewards compare with, and the token ids that others count.
 #[test]
-fn what_an_evaluation_writes_can_be_scored() {
+fn the_output_of_an_evaluation_can_be_scored() {
     let dir = directory();
     let root = dir.path();
     fs::write(root.join("a.jsonl"), "{\"prompt\": \"ab \", \"answer\": \"c\"}\n").unwrap();
@@ -162,7 +162,7 @@ fn evaluations_draw_noise_of_their_own() {
 }
 
 #[test]
-fn what_the_length_cuts_is_counted() {
+fn completions_cut_by_the_length_limit_are_counted() {
     let dir = directory();
     let root = dir.path();
     let base = ["--model", "model", "--dataset", "e.jsonl", "--reward", "unique_chars", "--n", "8", "--seed", "5"];
@@ -177,7 +177,7 @@ fn what_the_length_cuts_is_counted() {
 }
 
 #[test]
-fn nothing_is_assumed_and_what_is_used_is_said() {
+fn eval_has_no_implicit_settings_and_prints_those_in_use() {
     let dir = directory();
     let root = dir.path();
     let base = ["eval", "--model", "model", "--dataset", "e.jsonl"];
@@ -219,7 +219,7 @@ fn nothing_is_assumed_and_what_is_used_is_said() {
 }
 
 #[test]
-fn right_is_what_the_deciding_reward_says_whatever_its_weight() {
+fn pass_at_k_follows_its_reward_whatever_the_weights() {
     let dir = directory();
     let root = dir.path();
     // Both rewards score all completions: one finds all of them right, one none.
@@ -236,7 +236,7 @@ fn right_is_what_the_deciding_reward_says_whatever_its_weight() {
 
 /// A reward that gives no score is no zero: not in pass@k, and not where the best checkpoint is chosen.
 #[test]
-fn what_nobody_scored_counts_nowhere() {
+fn unscored_completions_count_nowhere() {
     let dir = directory();
     let root = dir.path();
     let program = |rewards: &str| format!("while read -r line; do echo '{{\"rewards\": {rewards}}}'; done\n");

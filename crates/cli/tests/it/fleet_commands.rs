@@ -104,7 +104,7 @@ fn parsed(output: &RunOutput) -> Value {
 }
 
 #[test]
-fn status_says_what_learner_batches_and_workers_do() {
+fn status_shows_learner_batches_and_workers() {
     let run = run();
     let before = listing(run.root());
     let output = good(run.root(), &["status", "run"]);
@@ -247,7 +247,7 @@ fn queue_shows_a_job_wherever_it_is() {
 }
 
 #[test]
-fn what_is_no_distributed_run_and_what_is_no_job() {
+fn other_directories_and_unknown_jobs_are_refused() {
     let run = run();
     let root = run.root();
     std::fs::create_dir(root.join("other")).unwrap();

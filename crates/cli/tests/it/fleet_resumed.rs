@@ -86,7 +86,7 @@ fn a_worker_of_another_configuration_ends_without_blame() {
 }
 
 #[test]
-fn a_worker_of_a_run_that_has_no_learner_says_so_and_ends() {
+fn a_worker_of_a_run_without_a_learner_reports_it_and_ends() {
     let dir = directory();
     let root = dir.path();
     let short = ["max_steps=4", "eval_strategy=no", "max_staleness=1"];

@@ -88,7 +88,7 @@ fn a_group_without_gradient_taught_nothing() {
 }
 
 #[test]
-fn what_cannot_be_forked_is_refused() {
+fn a_fork_with_a_wrong_run_step_or_key_is_refused() {
     let dir = directory();
     let root = dir.path();
     good(root, &arguments("train", "run", RECORDED));

@@ -102,7 +102,7 @@ fn a_resumed_run_has_the_lineage_of_one_that_never_stopped() {
 
 /// As a version wrote it that had no lineage.
 #[test]
-fn of_an_older_checkpoint_the_lineage_begins_at_its_weights() {
+fn the_lineage_of_an_older_checkpoint_begins_at_its_weights() {
     let dir = directory();
     let root = dir.path();
     good(root, &arguments("train", "whole", SET));
@@ -125,7 +125,7 @@ fn of_an_older_checkpoint_the_lineage_begins_at_its_weights() {
 
 /// Entropies are recorded for people and pages: no bit of the run depends on them, nor its lineage.
 #[test]
-fn entropies_are_recorded_where_they_are_asked_for() {
+fn entropies_are_recorded_if_requested() {
     let dir = directory();
     let root = dir.path();
     good(root, &arguments("train", "whole", SET));

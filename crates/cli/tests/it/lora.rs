@@ -138,7 +138,7 @@ fn an_adapter_is_used_with_its_model_or_merged_into_it() {
 }
 
 #[test]
-fn what_cannot_be_is_refused() {
+fn contradictory_adapter_keys_are_refused() {
     let dir = directory();
     let refuse = |purpose: &str, set: &[&str], words: &[&str]| {
         refused(dir.path(), &arguments(purpose, "run", &[&["use_peft=true"], set].concat()), words);

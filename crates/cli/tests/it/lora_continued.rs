@@ -165,7 +165,7 @@ fn every_command_continues_with_an_adapter() {
 }
 
 #[test]
-fn what_contradicts_the_adapter_is_refused() {
+fn keys_that_contradict_the_adapter_are_refused() {
     let dir = directory();
     let root = dir.path();
     good(root, &arguments("sft", "first", &[&LORA[..], &["max_steps=1"]].concat()));

@@ -15,7 +15,7 @@ fn ended(mut child: Child) -> (Option<i32>, String) {
 
 /// A run needs them to be resumed; it ended with exit code 0, and could not be.
 #[test]
-fn files_that_are_deleted_meanwhile_are_written_again_and_that_is_said() {
+fn deleted_files_are_written_again_and_reported() {
     let dir = directory();
     let root = dir.path();
     let slow = reward(root, "0.2");
@@ -87,7 +87,7 @@ fn a_run_whose_directory_is_gone_ends_and_makes_no_new_one() {
 
 /// Files and directories under temporary names, of a process that is gone.
 #[test]
-fn what_a_killed_process_left_is_swept_by_the_next() {
+fn the_next_process_removes_files_of_a_killed_one() {
     let dir = directory();
     let root = dir.path();
     let mut gone = Command::new("true").spawn().unwrap();

@@ -135,7 +135,7 @@ fn a_learner_that_is_killed_resumes_with_the_workers_that_are_there() {
 }
 
 #[test]
-fn what_cannot_work_is_refused_with_code_2() {
+fn wrong_servers_tokens_and_addresses_are_refused_with_code_2() {
     let Some(server) = NatsServer::start() else { return };
     let dir = directory();
     let root = dir.path();

@@ -109,7 +109,7 @@ fn standard_input_is_read_and_a_device_is_refused() {
 
 /// Without quotes the last word of a reward's command is an argument of its own.
 #[test]
-fn a_script_that_was_taken_for_a_configuration_is_said_to_be_so() {
+fn a_script_given_as_a_configuration_is_reported() {
     let dir = directory();
     let root = dir.path();
     fs::write(root.join("reward.py"), "import sys\n").unwrap();
@@ -133,7 +133,7 @@ fn a_byte_order_mark_is_read_over() {
 }
 
 #[test]
-fn what_is_said_of_numbers_and_lists() {
+fn numbers_and_lists_have_clear_errors() {
     let dir = directory();
     let root = dir.path();
     let show = |pairs: &[&'static str]| -> Vec<&'static str> {

@@ -150,7 +150,7 @@ fn the_weight_of_the_divergence_follows_its_target() {
 
 /// What a configuration may not say: exit code 2, one paragraph that names the key and what to do, nothing written.
 #[test]
-fn what_cannot_be_is_refused() {
+fn keys_that_contradict_ppo_are_refused() {
     let dir = directory();
     let root = dir.path();
     let refuse = |set: &[&str], words: &[&str]| {
@@ -201,7 +201,7 @@ fn what_cannot_be_is_refused() {
 
 /// Keys of the others that mean nothing here are said, one line each, and the run continues.
 #[test]
-fn what_means_nothing_is_said() {
+fn keys_without_effect_are_reported() {
     let dir = directory();
     let root = dir.path();
     let idle =

@@ -88,7 +88,7 @@ fn a_function_that_scores_steps() {
 }
 
 #[test]
-fn functions_are_tried_without_a_model_and_what_is_wrong_is_said() {
+fn functions_are_tried_without_a_model_and_errors_are_reported() {
     let Some(dir) = start() else { return };
     let root = dir.path();
     let rows = "{\"prompt\": \"sun \", \"completion\": \"aab\"}\n{\"prompt\": \"moon \", \"completion\": \"b\"}\n";

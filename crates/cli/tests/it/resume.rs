@@ -262,7 +262,7 @@ fn a_checkpoint_too_many_is_deleted() {
 }
 
 #[test]
-fn without_a_checkpoint_it_starts_again_and_says_so() {
+fn a_run_without_a_checkpoint_reports_that_it_starts_again() {
     let dir = directory();
     let root = dir.path();
     good(root, &arguments("train", "whole", &[]));

@@ -31,7 +31,7 @@ fn programs_are_told_apart_by_their_arguments() {
 
 /// A program may call its metrics and columns what it likes.
 #[test]
-fn what_a_reward_reports_hides_nothing() {
+fn a_rewards_metrics_and_columns_replace_none_of_the_runs() {
     let dir = directory();
     let root = dir.path();
     let program = "while read -r line; do echo '{\"rewards\": [1, 2, 0, 1], \

@@ -21,7 +21,7 @@ fn kinds(run: &Path) -> Vec<(u64, u64)> {
 }
 
 #[test]
-fn a_group_has_its_profile_whoever_makes_it() {
+fn a_group_has_its_profile_with_any_worker() {
     let dir = directory();
     let root = dir.path();
     let set = [PROFILES, "max_staleness=2", "partial_rollout_tokens=2", "record_rollouts=true"];
@@ -54,7 +54,7 @@ fn a_group_has_its_profile_whoever_makes_it() {
 }
 
 #[test]
-fn groups_that_nobody_makes_are_named() {
+fn groups_without_a_worker_are_named() {
     let dir = directory();
     let root = dir.path();
     let set = [PROFILES, "max_steps=4"];
@@ -82,7 +82,7 @@ fn groups_that_nobody_makes_are_named() {
 }
 
 #[test]
-fn what_no_run_can_have_is_refused() {
+fn incomplete_sampling_profiles_are_refused() {
     let dir = directory();
     let root = dir.path();
     let bad = ["sampling_profiles={ a = { share = 0.5 } }"];

@@ -3,7 +3,7 @@
 use crate::support::lockstep;
 
 #[test]
-fn what_config_show_prints_is_a_configuration() {
+fn the_output_of_config_show_is_a_configuration() {
     let dir = tempfile::tempdir().unwrap();
     let output =
         lockstep(dir.path(), &["config", "show", "--task", "gsm8k", "--set", "beta=0.04", "--set", "use_vllm=true"]);
@@ -26,7 +26,7 @@ fn what_config_show_prints_is_a_configuration() {
 }
 
 #[test]
-fn doctor_says_what_it_measured() {
+fn doctor_prints_its_measurements() {
     let dir = tempfile::tempdir().unwrap();
     let output = lockstep(dir.path(), &["doctor", "--json", "--threads", "1"]);
     assert_eq!(output.code, Some(0), "{}", output.err);

@@ -85,7 +85,7 @@ fn completions_are_printed_and_the_log_has_it_all() {
 
 /// Every reward may say that it cannot score: that is no zero, and is said.
 #[test]
-fn completions_that_nobody_scores_are_said() {
+fn unscored_completions_are_reported() {
     let dir = directory();
     let root = dir.path();
     fs::write(root.join("null.sh"), "while read -r line; do echo '{\"rewards\": [null, null, null, null]}'; done\n")

@@ -80,7 +80,7 @@ fn a_run_is_proven_with_other_threads_and_another_instruction_set() {
 }
 
 #[test]
-fn so_are_runs_of_every_kind() {
+fn runs_of_every_kind_are_proven() {
     let dir = directory();
     let root = dir.path();
     let kinds: [&[&str]; 4] = [
@@ -129,7 +129,7 @@ fn workers_made_it() {
 }
 
 #[test]
-fn a_planted_lie_is_named() {
+fn a_forged_record_is_named() {
     let dir = directory();
     let root = dir.path();
     good(root, &arguments("train", "run", RECORDED));
@@ -214,7 +214,7 @@ fn a_forged_result_differs() {
 
 /// A worker that samples as it likes: the run has learned from it, and record, weights and lists agree.
 #[test]
-fn a_lie_that_the_run_has_learned_from_is_found_where_it_was_told() {
+fn a_forged_value_that_was_trained_on_is_found_at_its_step() {
     let dir = directory();
     let root = dir.path();
     let set = [RECORDED, &["max_staleness=1"]].concat();
@@ -256,7 +256,7 @@ fn lie_in_weights(checkpoint: &Path) {
 }
 
 #[test]
-fn what_cannot_be_verified_is_said() {
+fn parts_that_cannot_be_verified_are_reported() {
     let dir = directory();
     let root = dir.path();
     let not_verified = |out: &str, set: &[&str], word: &str| {
@@ -303,7 +303,7 @@ fn each_step_is_replayed_with_the_configuration_that_made_it() {
 
 /// Scores of a program, which says other ones each time, are taken from the record. That is said.
 #[test]
-fn scores_that_cannot_be_asked_again_are_those_of_the_record() {
+fn scores_that_cannot_be_repeated_are_taken_from_the_record() {
     let dir = directory();
     let root = dir.path();
     if testing::program("python3").is_none() {

@@ -204,7 +204,7 @@ fn a_supervised_run_is_planned_by_the_longest_row() {
 /// On a device, tokens of a truncated or penalised distribution are drawn from whole rows of logits: as many rows as
 /// 256 MiB hold, of several words each.
 #[test]
-fn what_the_sampler_of_a_configuration_holds_is_counted() {
+fn memory_of_the_sampler_is_counted() {
     let dir = model();
     let root = dir.path();
     let vocab: u64 = 151_936;

@@ -112,7 +112,7 @@ fn bad_input_is_refused_by_name() {
 
 /// What a function raises is the headline, and what it quotes of a completion cannot move the terminal's cursor.
 #[test]
-fn a_functions_exception_is_said_without_escape_sequences() {
+fn a_functions_exception_is_printed_without_escape_sequences() {
     let Some(()) = testing::program("python3") else { return };
     let dir = directory(&[json!({"prompt": "q", "completion": "\u{1b}]0;owned\u{7}\u{1b}[2J"})]);
     let function = "def f(completions, **kwargs):\n    raise ValueError('cannot parse ' + completions[0])\n";

@@ -113,12 +113,12 @@ fn try_all(rows: &[(&str, Change)]) {
 }
 
 #[test]
-fn an_answer_on_the_disk_that_is_none_is_made_again() {
+fn a_damaged_answer_is_generated_again() {
     try_all(&[CHANGES[0], CHANGES[13]]);
 }
 
 #[test]
 #[ignore = "minutes: cargo xtask nightly fleet_ends"]
-fn whatever_is_on_the_disk_a_run_goes_on_to_the_same_bits() {
+fn any_damaged_answer_leaves_the_bits_of_the_run() {
     try_all(&CHANGES);
 }
