@@ -1,4 +1,4 @@
-//! What is run: tiny models that the program makes, and the shortest runs in which everything that decides bits takes
+//! The runs: tiny models that the program makes, and the shortest runs in which everything that decides bits takes
 //! part.
 
 use crate::bits::{self, Bits};
@@ -76,7 +76,7 @@ pub const RUNS: &[Run] = &[
             "repetition_penalty=1.1",
         ],
     },
-    // Of many groups the rewards are all equal; their entropies are recorded.
+    // The rewards of many groups are all equal; their entropies are recorded.
     Run {
         name: "grpo-zero",
         command: "train",
@@ -178,7 +178,7 @@ pub const RUNS: &[Run] = &[
         model: "padded",
         set: &["dataset_name=p.jsonl", "eval_dataset_name=q.jsonl", "center_rewards_coefficient=0.01"],
     },
-    // Of what `grpo` recorded, which is run for it first.
+    // Replays the record of `grpo`, which runs first.
     Run {
         name: "replay",
         command: "train",

@@ -53,7 +53,7 @@ fn a_run_in_which_everything_is_cut() {
     for name in ["config.json", "generation_config.json", "tokenizer_config.json"] {
         let path = root.join("model").join(name);
         let mut json: Value = serde_json::from_slice(&fs::read(&path).unwrap()).unwrap();
-        // What is absent has a default.
+        // A missing file gets a default.
         let key = if name == "tokenizer_config.json" { "eos_token" } else { "eos_token_id" };
         json[key] = Value::Null;
         fs::write(path, json.to_string()).unwrap();

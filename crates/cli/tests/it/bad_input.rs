@@ -48,13 +48,13 @@ fn usage() {
 fn misused(directory: &Path, arguments: &[&str], words: &[&str]) {
     let printed = lockstep(directory, arguments);
     let first = printed.err.lines().next().unwrap_or_default();
-    assert_eq!(printed.code, Some(2), "{arguments:?} said {}", printed.err);
+    assert_eq!(printed.code, Some(2), "{arguments:?} printed {}", printed.err);
     for word in words {
         assert!(first.contains(word), "{arguments:?}: `{word}` is not in {first}");
     }
 }
 
-/// A negative number is no flag: the one that it was given for is named.
+/// A negative number is not taken for a flag: the error names the flag that it belongs to.
 #[test]
 fn negative_numbers() {
     let dir = good();
@@ -232,7 +232,7 @@ fn direct_preference_optimization() {
     assert_eq!(printed.code, Some(0), "{}{}", printed.out, printed.err);
 }
 
-/// What the tests above refuse is refused for its fault alone.
+/// The input of the tests above runs without its fault.
 #[test]
 fn correct_input_runs() {
     let dir = good();
@@ -296,7 +296,7 @@ fn a_key_given_twice() {
     let eval = ["eval", "--model", "model", "--dataset", "d.jsonl", "--task", "prompt_answer"];
     let greedy = ["--temperature", "0", "--set", "eval_sampling=sampled"];
     refused(root, &[&eval[..], &greedy].concat(), &["`eval_sampling` is greedy by --temperature 0"]);
-    // Of several `--set` the last wins, over what only follows from a flag, too; and nothing is wrong with one value.
+    // The last `--set` wins, also over a value implied by a flag; repeating the same value is not an error.
     let show = ["config", "show", "--json", "--seed", "3", "--set", "seed=3", "--set", "beta=1", "--set", "beta=2"];
     let shown: serde_json::Value = serde_json::from_str(&lockstep(root, &show).out).unwrap();
     assert_eq!((&shown["seed"], &shown["beta"]), (&3.into(), &2.0.into()));
@@ -318,7 +318,7 @@ mod not_utf8 {
         OsStr::from_bytes(text)
     }
 
-    /// What it said, once it was refused.
+    /// The error message of a refused command.
     #[track_caller]
     fn refused(mut command: std::process::Command, directory: &Path) -> String {
         let before = listing(directory);

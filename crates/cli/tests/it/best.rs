@@ -12,7 +12,7 @@ fn weights(run: &Path, of: &str) -> Vec<u8> {
     fs::read(run.join(of).join("model.safetensors")).unwrap()
 }
 
-/// A loss is better where it is less; `greater_is_better` says otherwise.
+/// A lower loss is better, unless `greater_is_better` is set.
 #[test]
 fn the_lowest_loss_is_the_best() {
     let dir = directory();
@@ -109,7 +109,7 @@ fn the_last_step_is_logged() {
     assert_eq!(of_lines(&dir.path().join("first"), "epoch"), [0.5, 1.5, 2.5]);
 }
 
-/// What is begun of an epoch is done.
+/// An epoch that has begun is completed.
 #[test]
 fn a_part_of_an_epoch_is_rounded_up() {
     let dir = directory();

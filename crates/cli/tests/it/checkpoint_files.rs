@@ -5,8 +5,8 @@ use crate::support::{lockstep, refused};
 use std::fs;
 use std::path::Path;
 
-/// Each file that differs between two checkpoints of a run, put from the older into the newer one: it is whole, and its
-/// own checksum is right.
+/// Copies each file that differs between two checkpoints of a run from the older into the newer one: the file is
+/// complete, and its own checksum is right.
 fn each_of_another_step(root: &Path, run: &str, purpose: &str) -> Vec<String> {
     let [older, newer] = [2, 6].map(|step| root.join(run).join(format!("checkpoints/step-{step:06}")));
     let list: serde_json::Value = serde_json::from_slice(&fs::read(newer.join("files.json")).unwrap()).unwrap();
@@ -76,14 +76,14 @@ fn a_model_is_not_loaded_with_files_of_another_step() {
         fs::write(&path, own).unwrap();
         good(root, &readers(&named)[1]);
     }
-    // What is cut off, or gone, without being broken.
+    // A file that is cut off or deleted without being broken.
     let path = root.join(model).join("generation_config.json");
     let own = fs::read_to_string(&path).unwrap();
     for (text, words) in [(Some(own.trim_end()), "and had"), (None, "missing")] {
         text.map_or_else(|| fs::remove_file(&path), |text| fs::write(&path, text)).unwrap();
         refused(root, &readers(&["--model", model])[1], &["generation_config.json", words]);
     }
-    // The result is no checkpoint: its files may be changed.
+    // The result is not a checkpoint: its files may be changed.
     fs::remove_file(root.join("run/model/generation_config.json")).unwrap();
     good(root, &readers(&["--model", "run/model"])[1]);
 }

@@ -121,13 +121,13 @@ fn a_worker_of_another_container_that_stands_still_costs_no_process_its_life() {
     let worker = number_outside(&["worker", "w1"]).expect("it works");
     signal(worker, "STOP");
     let output = || fs::read_to_string(root.join("home.said")).unwrap_or_default();
-    testing::wait_until("the learner says that it stands still", || output().contains("worker w1 stands still"));
+    testing::wait_until("the learner reports that it stands still", || output().contains("worker w1 stands still"));
     // Three limits longer.
     std::thread::sleep(std::time::Duration::from_secs(3));
     assert_alive(root, "home");
     assert_alive(root, "away");
     assert!(pids(&run).len() == 2, "learner and worker live: {}", output());
-    assert_eq!(output().matches("stands still").count(), 1, "it is said once: {}", output());
+    assert_eq!(output().matches("stands still").count(), 1, "it is reported once: {}", output());
     assert!(output().contains("in another container") && !output().contains(": killed"), "{}", output());
     signal(worker, "CONT");
     away.end(root, "away");
@@ -161,7 +161,7 @@ fn the_weights_of_another_containers_run_are_left_alone_as_long_as_it_lives() {
     first.end(root, "first");
     same_but_workers(&root.join("one"), &root.join("out"));
     assert!(slots(&weights).is_empty(), "{:?}", listing_names(&weights));
-    // Of a container that was killed nothing is left once another run begins.
+    // The next run removes everything that a killed container left.
     let killed = Container::start(root, "killed", &learner("killed", "weights", &set));
     testing::wait_until("the weights are there", || slots(&weights).len() >= 3);
     drop(killed);

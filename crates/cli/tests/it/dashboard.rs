@@ -1,4 +1,4 @@
-//! The page beside a run, and by itself: it changes nothing, and what is wrong is said.
+//! The page of a run, and `lockstep dashboard`: both change nothing, and report errors.
 
 use crate::support::runs::{arguments, directory, good, same_but_workers};
 use crate::support::{command, lockstep};
@@ -20,7 +20,7 @@ fn a_run_with_a_page_has_the_bits_of_one_without_and_a_taken_port_stops_nothing(
     same_but_workers(&root.join("plain"), &root.join("alone"));
 }
 
-/// Some of 64 streams are never read, all others are read to their end, and somebody connects anew again and again.
+/// Some of 64 streams are never read, the others are read to their end, and new ones connect again and again.
 #[test]
 fn watchers_change_no_bit_of_a_run() {
     let dir = directory();

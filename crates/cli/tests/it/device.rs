@@ -165,7 +165,7 @@ fn emulated<'a>(purpose: &'a str, out: &'a str) -> Vec<&'a str> {
     all
 }
 
-/// What is planned suffices, and is not far from what is used; with a byte less the run does not begin.
+/// The planned memory suffices and is close to the used memory; with a byte less the run does not begin.
 #[test]
 fn the_planned_memory_of_a_device_is_what_a_run_takes() {
     let dir = directory();
@@ -242,7 +242,7 @@ fn a_device_that_runs_out_of_memory_says_which_part_and_what_to_lower() {
     assert_eq!(code, Some(0), "{printed}");
 }
 
-/// What a device did is said by stage, in metrics, in the summary and to profilers.
+/// The work of a device is reported by stage: in metrics, in the summary and to profilers.
 #[test]
 fn stages_count_launches_copies_waits_and_the_devices_seconds() {
     let dir = directory();
@@ -265,7 +265,7 @@ fn stages_count_launches_copies_waits_and_the_devices_seconds() {
         for name in ["time_s", "launches", "copies_in", "waits"] {
             assert!(number(&format!("device/{stage}/{name}")) > 0.0, "{stage} {name}: {line}");
         }
-        // The host's clock stands for the device's.
+        // The host's clock is used in place of the device's.
         assert!(number(&format!("device/{stage}/time_s")) <= number("step_time"), "{line}");
     }
     let ranges = std::fs::read_to_string(ranges).unwrap();

@@ -93,7 +93,7 @@ fn disk<'a>(at: &'a Path, size: &str) -> Option<Disk<'a>> {
     mounted.or_else(|| testing::skip("no right to mount a tmpfs"))
 }
 
-/// Pages that cannot be had are a bad address to the kernel; the message says what is missing.
+/// The kernel reports missing pages as a bad address; the message says what is missing.
 #[test]
 fn a_full_directory_for_weights_is_named_with_what_it_lacks() {
     let dir = directory();

@@ -12,7 +12,7 @@ pub fn distributed<'a>(out: &'a str, workers: &'a str, set: &[&'a str]) -> Vec<&
     [&arguments("train", out, set)[..], &["--distributed", "--workers", workers]].concat()
 }
 
-/// The run in one process, and by so many workers each time.
+/// The run in one process, and with each of these numbers of workers.
 #[track_caller]
 fn same(set: &[&str], workers: &[&str]) {
     let dir = directory();
@@ -47,7 +47,7 @@ fn ended_well(root: &Path, out: &str, status: &status::Status) {
     }
 }
 
-/// Of all fields, those of workers too.
+/// All fields, including those of workers.
 fn of_lines_of(run: &Path, name: &str) -> Vec<f64> {
     let text = std::fs::read_to_string(run.join("metrics.jsonl")).unwrap();
     let line = |line: &str| serde_json::from_str::<serde_json::Value>(line).unwrap()[name].as_f64();

@@ -1,4 +1,4 @@
-//! What goes wrong beside kills: processes that stand still, files that are damaged, others that want the same place.
+//! Faults other than kills: processes that stand still, damaged files, other processes with the same directory.
 
 use super::distributed::{distributed, end, pids, start};
 use crate::support::lockstep;
@@ -70,7 +70,7 @@ fn a_worker_that_stands_still_is_killed_after_the_limit_and_not_before() {
     }
 }
 
-/// A result whose bits have changed on the disk is refused, and its group is made again.
+/// A result whose bits have changed on disk is refused, and its group is generated again.
 #[test]
 fn a_damaged_result_is_made_again() {
     let dir = slow_directory();

@@ -7,10 +7,10 @@ use serde_json::{Map, Value};
 use std::fs;
 use std::path::Path;
 
-/// What leaves room for a prompt in the model's context.
+/// A length that leaves room for a prompt in the model's context.
 const SHORT: &[&str] = &["--max-completion-length", "6"];
 
-/// What `eval` says as JSON.
+/// The JSON output of `eval`.
 fn evaluated(root: &Path, arguments: &[&str]) -> Map<String, Value> {
     let output = good(root, &[&["eval", "--json"], arguments].concat());
     serde_json::from_str(&output.out).unwrap()
@@ -146,7 +146,7 @@ fn the_output_of_an_evaluation_can_be_scored() {
     }
 }
 
-/// The weights, the prompts and the seed are those of the first generation, and the completions are others.
+/// Weights, prompts and seed are those of the first generation; the completions differ.
 #[test]
 fn evaluations_draw_noise_of_their_own() {
     let dir = directory();
@@ -234,7 +234,7 @@ fn pass_at_k_follows_its_reward_whatever_the_weights() {
     refused(root, &unknown, &["`eval_pass_at_k_reward` = nobody", "format, never"]);
 }
 
-/// A reward that gives no score is no zero: not in pass@k, and not where the best checkpoint is chosen.
+/// A missing score does not count as 0: neither in pass@k nor in the choice of the best checkpoint.
 #[test]
 fn unscored_completions_count_nowhere() {
     let dir = directory();
@@ -247,7 +247,7 @@ fn unscored_completions_count_nowhere() {
     assert_eq!(output.code, Some(1), "{}{}", output.out, output.err);
     assert!(output.out.contains("0/2") && !output.out.contains("pass@1"), "{}", output.out);
     assert!(output.err.contains("scored no completion"), "{}", output.err);
-    // Right is what has the whole score.
+    // A completion is right if it has the full score.
     fs::write(root.join("part.sh"), program("[0.5, 1]")).unwrap();
     let part = evaluated(root, &[&base[1..], &["command:sh part.sh"], SHORT].concat());
     assert_eq!((part["eval_pass@1"].as_f64(), part["eval_reward"].as_f64()), (Some(0.5), Some(0.75)));

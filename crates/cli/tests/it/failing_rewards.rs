@@ -80,7 +80,7 @@ fn a_reward_that_scores_nothing_ends_the_run_and_says_why_once() {
         "{alarms:?}"
     );
     assert!(output.err.lines().all(|line| line.len() < 300), "{}", output.err);
-    // Of each kind of failure once.
+    // Each kind of failure is reported once.
     assert_eq!(output.err.matches("ModuleNotFoundError").count(), 3, "{}", output.err);
     assert!(metrics(&root.join("on")).iter().all(|line| !line.contains("frac_reward_zero_std")), "not 0: nobody knows");
 }
@@ -162,7 +162,7 @@ fn an_evaluation_in_which_nothing_was_scored_is_no_success() {
     assert_eq!((output.code, judged), (Some(1), vec![[&3.into(), &3.into()], [&0.into(), &3.into()]]));
 }
 
-/// What runs out of time is counted where a person looks during the run.
+/// Completions that time out are counted in the progress output.
 #[test]
 fn progress_counts_what_timed_out() {
     let dir = directory();

@@ -238,7 +238,7 @@ fn queue_shows_a_job_wherever_it_is() {
     assert_eq!(shown["results"][0]["fingerprint"], json!(fingerprint));
     assert_eq!((&shown["version"], &shown["lineage"]), (&json!(3), &json!(lineage)));
 
-    // A result that is torn is said, and nothing fails.
+    // A torn result is reported, and nothing fails.
     let path = run.root().join("run/fleet/complete_from_dev1/000008.0");
     let bytes = std::fs::read(&path).unwrap();
     std::fs::write(&path, &bytes[..bytes.len() - 1]).unwrap();

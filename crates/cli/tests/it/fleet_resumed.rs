@@ -52,7 +52,7 @@ fn a_worker_compares_itself_with_the_learner_that_runs() {
     end(worker);
 }
 
-/// A worker that stays joined while the run is continued with other keys says so, and is not to blame for a job.
+/// A worker that stays joined while the run is resumed with other keys reports it, and is not blamed for a job.
 #[test]
 fn a_worker_of_another_configuration_ends_without_blame() {
     let dir = directory();

@@ -10,8 +10,8 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 const COMMIT: &str = "0123456789abcdef0123456789abcdef01234567";
 
-/// What the Hub answers, for `ORG/NAME` and `datasets/ORG/NAME` below a root: what a repository holds, and ranges of
-/// files.
+/// A server with the Hub's API for `ORG/NAME` and `datasets/ORG/NAME` below a root: lists of a repository's files, and
+/// ranges of files.
 struct Server {
     endpoint: String,
     files_served: Arc<AtomicUsize>,

@@ -1,4 +1,4 @@
-//! The last words of a run: whether it learned, by the steps' own values; the same in every place that says it.
+//! The verdict of a run: whether it learned, by the steps' own values. It is the same wherever it is printed.
 
 use crate::support::lockstep;
 use crate::support::runs::{arguments, directory, good};
@@ -59,7 +59,7 @@ fn lines(file: &Path) -> Vec<Value> {
     text.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
 }
 
-/// Trains as the row says. Returns what the last command printed.
+/// Trains with the row's settings. Returns the output of the last command.
 fn train(root: &Path, (purpose, set, how, ..): Row) -> String {
     let words = |more: &[&'static str]| arguments(purpose, "out", &[set, more].concat());
     if how == How::Whole {
@@ -84,7 +84,7 @@ fn train(root: &Path, (purpose, set, how, ..): Row) -> String {
     if how == How::FromEarlier { resume("out/checkpoints/step-000004") } else { printed }
 }
 
-/// What is wrong with the last words of a run.
+/// Errors in the verdict of a run.
 fn wrong(row: Row) -> Option<String> {
     let (purpose, set, how, key, count) = row;
     let dir = directory();
@@ -116,7 +116,7 @@ fn wrong(row: Row) -> Option<String> {
         }
         since = step;
     }
-    // The console, the report and the page say the same.
+    // The console, the report and the page show the same.
     let lines: Vec<&str> = printed.lines().collect();
     let verdict = lines[lines.len() - 2].split_once("s] ").unwrap().1;
     let report = lockstep(root, &["report", "out", "--print"]).out;

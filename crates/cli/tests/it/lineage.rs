@@ -28,7 +28,7 @@ fn state(run: &Path, step: u64) -> Map<String, Value> {
     serde_json::from_slice(&fs::read(state_file(run, step)).unwrap()).unwrap()
 }
 
-/// What a copy of the run `whole` says that is resumed after the step.
+/// The output of a copy of the run `whole` that is resumed after the step.
 fn resumed(root: &Path, out: &str, step: u64, set: &[&str]) -> String {
     let copied = std::process::Command::new("cp").args(["-r", "whole", out]).current_dir(root).status().unwrap();
     assert!(copied.success());
@@ -73,7 +73,7 @@ fn a_lineage_follows_from_model_data_settings_and_batches() {
         fs::rename(root.join("elsewhere").join(file), root.join(file)).unwrap();
     }
 
-    // What decides bits does, from the beginning.
+    // Keys that decide bits change it from the beginning.
     for other in ["learning_rate=0.02", "temperature=0.9", "max_samples=9", "seed=7"] {
         good(root, &arguments("train", other, &[SET, &["max_steps=1", other]].concat()));
         let found = lineages(&root.join(other));
@@ -92,7 +92,7 @@ fn a_resumed_run_has_the_lineage_of_one_that_never_stopped() {
     // In the middle of a batch.
     resumed(root, "within", 5, &[]);
     assert_eq!(lineages(&root.join("within")), whole);
-    // The weights of the checkpoint are the same; those that other settings make of them are not.
+    // The checkpoint's weights are the same; the weights after a step with other settings are not.
     resumed(root, "changed", 4, &["learning_rate=0.02"]);
     let changed = lineages(&root.join("changed"));
     assert_eq!(changed[..3], whole[..3]);

@@ -31,7 +31,7 @@ fn adapter(root: &Path, run: &str) -> [Vec<u8>; 2] {
     [of("adapter_model.safetensors"), of("adapter_config.json")]
 }
 
-/// What a run logged of the policy's distance from its reference.
+/// The policy's logged distances from its reference.
 fn from_reference(run: &Path) -> Vec<f64> {
     ["kl", "objective/kl", "rewards/margins"].iter().flat_map(|name| of_lines(run, name)).collect()
 }
@@ -156,7 +156,7 @@ fn every_command_continues_with_an_adapter() {
     }
     assert_eq!(fs::read(root.join("model/model.safetensors")).unwrap(), model);
     assert!(adapter(root, "first") == first);
-    // Its own keys, said again, and the same command to continue with.
+    // The adapter's own keys, repeated, and the same command to continue with.
     let again = with_adapter("sft", from, "again", &[&LORA[..], &["max_steps=2"]].concat());
     good(root, &again);
     good(root, &[&again[..], &["--resume", "latest"]].concat());

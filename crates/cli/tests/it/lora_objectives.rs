@@ -1,5 +1,5 @@
-//! Low-rank adapters under the objectives beside GRPO's: DPO and PPO. What they leave, that the model below stays, and
-//! that a run which was cut is resumed exactly.
+//! Low-rank adapters with DPO and PPO: the files of the result, the unchanged base model, and the exact resume of an
+//! interrupted run.
 
 #![allow(clippy::disallowed_methods)]
 
@@ -54,7 +54,7 @@ fn dpo_with_an_adapter() {
     good(root, &arguments("dpo", "other", &[&set[..], &machine].concat()));
     same(&root.join("whole"), &root.join("other"));
 
-    // What it learned, through the adapter: the chosen ending is likelier than it was.
+    // The adapter learned: the chosen ending is more likely than before.
     fs::write(root.join("ids.jsonl"), r#"{"prompt_ids": [3, 4, 5], "completion_ids": [29]}"#).unwrap();
     let score = |more: &[&str]| -> f64 {
         let output = good(root, &[&["score", "--model", "model", "--input", "ids.jsonl"], more].concat());

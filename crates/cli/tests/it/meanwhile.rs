@@ -1,4 +1,4 @@
-//! What somebody deletes during a run, and what a killed process leaves.
+//! Files that are deleted during a run, and files that a killed process leaves.
 
 use crate::stopping::{reward, start, wait_for};
 use crate::support::lockstep;

@@ -37,7 +37,7 @@ fn the_peak_of_resident_memory_is_within_2_percent_of_the_plan() {
     assert!(wrong.is_empty(), "{wrong:#?}");
 }
 
-/// What the run is, what is planned and what it held at most, in bytes.
+/// The run's name, its planned memory and its peak, in bytes.
 fn peak(root: &Path, i: usize, prompt: usize, sets: &[&str]) -> (String, f64, f64) {
     let letters = |i: usize| ('a'..='z').cycle().skip(i).take(prompt).collect::<String>();
     let rows: String = (0..8).map(|i| format!("{{\"prompt\": \"{}\"}}\n", letters(i))).collect();

@@ -41,7 +41,7 @@ fn same(set: &[&str]) {
     let dir = directory();
     let root = dir.path();
     good(root, &arguments("train", "one", set));
-    // One before the learner, the others beside it.
+    // One worker starts before the learner, the others with it.
     let mut workers = vec![worker(root, &server.url(), "host-a", "dev1")];
     let learner = learner(root, &server.url(), "many", set);
     workers

@@ -74,7 +74,7 @@ fn rewards_whose_deviation_overflows_are_not_learned_from_in_silence() {
     good(root, &arguments("train", "large", &set));
 }
 
-/// Scores that are numbers, and whose sums are none.
+/// Finite scores whose sums overflow.
 #[test]
 fn figures_that_overflow_are_errors_and_no_results() {
     let dir = directory();

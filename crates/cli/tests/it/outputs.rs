@@ -1,4 +1,4 @@
-//! What commands write: never over an input, nor over any other file that nobody said to replace.
+//! Commands write neither over an input nor, without a flag, over any other file.
 
 use crate::support::runs::{arguments, directory, good};
 use crate::support::{command, refused};
@@ -39,7 +39,7 @@ fn a_result_never_takes_the_place_of_an_input() {
     assert!(left.iter().all(|name| !name.to_string_lossy().starts_with('.')), "{left:?}");
 }
 
-/// Names that are too long, links in a circle and links to nothing are said to be so.
+/// Names that are too long, links in a circle and links to nothing have their own errors.
 #[test]
 fn a_directory_that_cannot_be_made_says_why() {
     let dir = directory();

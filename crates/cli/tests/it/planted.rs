@@ -1,6 +1,5 @@
-//! Failures that are planted, each said on the page's overview within twenty steps: by the alarm that is meant for it,
-//! with evidence and a remedy. What the overview shows is what `lockstep report` prints: the same lines of
-//! metrics.jsonl.
+//! Planted failures: the overview of the page shows the right alarm for each within twenty steps, with evidence and a
+//! remedy. The test reads the output of `lockstep report`, which has the same lines of metrics.jsonl as the overview.
 
 use crate::alarms;
 use crate::support::runs::{self, good};
@@ -37,7 +36,7 @@ fn of_a_policy() {
     let dir = alarms::directory();
     let root = dir.path();
     let letter = "reward_funcs=[{kind = \"exact_match\", extract = \"^(.)\"}]";
-    // (run, keys, what must be said)
+    // (run, keys, expected alarms)
     let sick: [(&str, &[&str], &[&str]); 4] = [
         // Learning-rate explosion.
         (

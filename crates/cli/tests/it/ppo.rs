@@ -94,7 +94,7 @@ fn cut_completions_are_left_out() {
     // Or costs something.
     good(root, &run("costs", &[&set[..], &["missing_eos_penalty=2"]].concat()));
     let score = |run: &str| of_lines(&root.join(run), "objective/scores")[0];
-    // The same completions, of which those that were cut pay 2.
+    // The same completions; truncated ones pay 2.
     let first: Vec<serde_json::Value> =
         rollouts(&root.join("all")).into_iter().filter(|line| line["step"] == 1).collect();
     let share = first.iter().filter(|line| cut(line)).count() as f64 / first.len() as f64;
@@ -148,7 +148,7 @@ fn the_weight_of_the_divergence_follows_its_target() {
     assert!(weights("low") != weights("high") && weights("high") != weights("fixed"));
 }
 
-/// What a configuration may not say: exit code 2, one paragraph that names the key and what to do, nothing written.
+/// Bad configurations: exit code 2, one paragraph that names the key and the remedy, nothing written.
 #[test]
 fn keys_that_contradict_ppo_are_refused() {
     let dir = directory();
@@ -156,7 +156,7 @@ fn keys_that_contradict_ppo_are_refused() {
     let refuse = |set: &[&str], words: &[&str]| {
         refused(root, &arguments("train", "run", &[&["algorithm=ppo", "num_generations=1"], set].concat()), words);
     };
-    // GRPO's ways to say how much and how often.
+    // GRPO's keys for batch sizes and repetitions.
     refuse(&["num_iterations=2"], &["`num_iterations`", "num_ppo_epochs (now 4)"]);
     refuse(&["generation_batch_size=8"], &["`generation_batch_size`", "num_mini_batches (now 1)", "set these"]);
     refuse(&["generation_batch_size=7"], &["`generation_batch_size`", "num_mini_batches"]);
@@ -199,7 +199,7 @@ fn keys_that_contradict_ppo_are_refused() {
     refuse(&["value_model=larger"], &["`value_model`", "vocabulary of 41", "policy of 40"]);
 }
 
-/// Keys of the others that mean nothing here are said, one line each, and the run continues.
+/// Keys of other algorithms without a meaning here are reported, one line each, and the run continues.
 #[test]
 fn keys_without_effect_are_reported() {
     let dir = directory();

@@ -1,4 +1,4 @@
-//! Functions of a Python file as rewards: the bits of the built-in reward that says the same, wherever the run is
+//! Functions of a Python file as rewards: the bits of the equivalent built-in reward, wherever the run is
 //! continued with, and process rewards.
 
 use crate::support::runs::{arguments, directory, good, of_lines, same, same_but_lineage};

@@ -274,7 +274,7 @@ fn a_run_without_a_checkpoint_reports_that_it_starts_again() {
     assert!(output.err.contains("starts again from step 0"), "{}", output.err);
     same(&root.join("whole"), &root.join("none"));
 
-    // Killed before config.toml was whole, or before there was a directory.
+    // Killed before config.toml was complete, or before there was a directory.
     fs::create_dir(root.join("unborn")).unwrap();
     fs::write(root.join("unborn/.config.toml.77.partial"), "seed = ").unwrap();
     for out in ["unborn", "nowhere"] {

@@ -1,4 +1,4 @@
-//! What a resume keeps, moves aside, refuses and says.
+//! What a resume keeps, moves aside, refuses and reports.
 
 use crate::stopping::{reward, start, wait_for};
 use crate::support::runs::{arguments, directory, events, good, metrics, of_lines, rollouts, same};
@@ -35,7 +35,7 @@ fn an_older_checkpoint_sets_later_ones_aside() {
     let printed = good(root, &["train", "--resume", "run/checkpoints/step-000006"]);
     assert!(printed.err.contains("abandoned/after-step-000006"), "{}", printed.err);
     same(&root.join("whole"), &run);
-    // What was left behind is a run of its own, with all of its logs.
+    // The files moved aside are a complete run with all of its logs.
     let kept = run.join("abandoned/after-step-000006");
     assert_eq!(checkpoints(&kept), ["step-000008", "step-000010", "step-000012"]);
     assert_eq!(metrics(&kept), metrics(&root.join("whole")));
@@ -52,7 +52,7 @@ fn an_older_checkpoint_sets_later_ones_aside() {
     let later = run.join("abandoned/after-step-000004");
     assert_eq!(checkpoints(&later), ["step-000006", "step-000008", "step-000010", "step-000012"]);
     assert_eq!(of_lines(&run, "loss").len(), 8);
-    // The name is taken: another is given.
+    // The name is taken, and another one is chosen.
     good(root, &["train", "--resume", "run/checkpoints/step-000006"]);
     assert_eq!(checkpoints(&run.join("abandoned/after-step-000006-2")), ["step-000008"]);
     assert!(good(root, &["train", "--resume", "run"]).err.contains("resuming after step 8"));
@@ -123,7 +123,7 @@ fn logs_that_are_switched_off_and_on_are_kept() {
     );
     assert_eq!((recorded(), logged()), (vec![1, 2, 3, 4], vec![1, 2, 3, 4]));
 
-    // Deleted ones are said, and begin anew.
+    // Deleted logs are reported and started again.
     fs::remove_file(run.join("metrics.jsonl")).unwrap();
     fs::remove_file(run.join("rollouts.bin")).unwrap();
     fs::remove_dir_all(run.join("tensorboard")).unwrap();
@@ -257,7 +257,7 @@ fn other_weights_below_are_refused() {
     fs::remove_dir_all(root.join("merged")).unwrap();
     fs::write(&weights, &old).unwrap();
     good(root, &merge(&[]));
-    // What a tokenizer makes of prompts is of the checkpoint, too.
+    // The checkpoint also fixes how a tokenizer encodes prompts.
     let tokenizer = root.join("model/tokenizer.json");
     let words = fs::read_to_string(&tokenizer).unwrap();
     fs::write(&tokenizer, format!("{words} ")).unwrap();
@@ -415,7 +415,7 @@ fn a_run_resumes_where_its_matmuls_have_the_same_formula() {
     }
 }
 
-/// The reward of a script whose sign was changed meanwhile fell from step to step, and nothing said why.
+/// A script whose sign was changed meanwhile made the reward fall from step to step without a message.
 #[test]
 fn a_reward_that_changed_meanwhile_is_named() {
     let dir = directory();

@@ -1,5 +1,5 @@
-//! A reward program that is asked group by group, while others are generated: the same run, bit for bit, as one that is
-//! asked about whole batches; and it ends with the run.
+//! A reward program that scores group by group while other groups are generated: the run equals, bit for bit, one in
+//! which the program scores batches; and the program ends with the run.
 
 use crate::support::command;
 use crate::support::runs::{arguments, directory, good, same_but_lineage};

@@ -70,7 +70,7 @@ fn groups_without_a_worker_are_named() {
     let output = lockstep(root, &[&join[..], &["--name", "dev3", "--profiles", "fats"]].concat());
     assert_eq!(output.code, Some(2), "{}", output.err);
     assert!(output.err.contains("--profiles fats") && output.err.contains("it has: fast, quality"), "{}", output.err);
-    // The learner says after ten seconds who is missing. Only then is it started.
+    // After ten seconds the learner reports the missing worker, which is only then started.
     let mut lines = BufReader::new(learner.stderr.take().unwrap()).lines().map_while(Result::ok);
     let missing = "no worker makes groups of the profile \"quality\"";
     assert!(lines.any(|line| line.contains(missing)), "the learner ended before");

@@ -90,7 +90,7 @@ fn give(path: &Path, user: u32) {
     }
 }
 
-/// Nobody else can open what lies there.
+/// Other users cannot open the path.
 fn is_private(path: &Path) {
     let metadata = fs::symlink_metadata(path).unwrap();
     assert_eq!(metadata.permissions().mode() & 0o077, 0, "{}: {:o}", path.display(), metadata.permissions().mode());
@@ -101,7 +101,7 @@ fn is_private(path: &Path) {
     }
 }
 
-/// What the same program can do outside.
+/// The same program outside of the sandbox.
 fn outside(run: &Path, user: Option<u32>) -> String {
     let mut python = Command::new("python3");
     python.args(["-c", ATTACK]).current_dir(run).stdin(Stdio::piped()).stdout(Stdio::piped());

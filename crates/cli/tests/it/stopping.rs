@@ -12,7 +12,7 @@ use std::time::Duration;
 /// The signals that stop a run, and the codes that it exits with.
 const SIGNALS: [(&str, i32); 4] = [("INT", 130), ("TERM", 143), ("HUP", 129), ("USR1", 138)];
 
-/// A reward program that takes `seconds` for each batch of four completions, notes that it was asked, and gives
+/// A reward program that takes `seconds` for each batch of four completions, records each request, and gives
 /// the same scores each time.
 pub fn reward(directory: &Path, seconds: &str) -> String {
     let program =
@@ -54,14 +54,14 @@ pub fn signal(child: &Child, name: &str) {
 }
 
 fn is_alive(pid: &str) -> bool {
-    // One that is dead may wait for somebody to take notice.
+    // A dead process may remain as a zombie.
     if let Ok(state) = fs::read_to_string(format!("/proc/{}/stat", pid.trim())) {
         return !state.contains(") Z ");
     }
     Command::new("kill").args(["-0", pid.trim()]).stderr(Stdio::null()).status().unwrap().success()
 }
 
-/// What it said, and how it ended.
+/// The exit status and the printed text.
 fn ended(child: Child) -> (ExitStatus, String) {
     let output = child.wait_with_output().unwrap();
     (output.status, String::from_utf8(output.stderr).unwrap())

@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 
 const LIMIT: Duration = Duration::from_secs(2);
 
-/// Files of so many rows: prompts with completions, and pairs.
+/// Data files of `rows` rows: prompts with completions, and pairs.
 fn data(root: &Path, rows: usize) {
     let (mut prompts, mut pairs) = (String::new(), String::new());
     for i in 0..rows {

@@ -37,7 +37,7 @@ fn doctor_prints_its_measurements() {
         found["flops_per_s"].as_f64().unwrap() > 0.0 && found["read_bytes_per_s"].as_f64().unwrap() > 0.0,
         "{found}"
     );
-    // AMX is either among what is present, or it is said why not.
+    // AMX is either listed as present, or the reason is printed.
     assert_eq!(found["amx"] == "usable", present.contains(&"amx".into()), "{found}");
     assert_eq!(found["tile_flops_per_s"].is_number(), found["isa"] == "amx", "{found}");
     // The same of dot products of pairs; where they are present and not used, they were measured to be slow.

@@ -83,7 +83,7 @@ fn completions_are_printed_and_the_log_has_it_all() {
     refused(root, &["sft", "--resume", "run"], &["run of `lockstep train`"]);
 }
 
-/// Every reward may say that it cannot score: that is no zero, and is said.
+/// Every reward may abstain: the score does not count as 0, and a message is printed.
 #[test]
 fn unscored_completions_are_reported() {
     let dir = directory();

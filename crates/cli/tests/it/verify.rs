@@ -1,4 +1,4 @@
-//! `lockstep verify`: a run is proven whoever made it and whoever replays it, and each planted lie is named.
+//! `lockstep verify`: a run is proven whichever processes made and replay it, and each forged value is named.
 
 use crate::support::runs::{arguments, directory, good};
 use crate::support::{RunOutput, command, lockstep};
@@ -31,7 +31,7 @@ fn proven(root: &Path, run: &str, more: &[&str], isa: &str) -> Value {
     report
 }
 
-/// What differs in a copy of the run that `lie` changes.
+/// The reported difference in a copy of the run that `lie` changes.
 #[track_caller]
 fn difference(root: &Path, lie: impl FnOnce(&Path)) -> Value {
     let copy = root.join("copy");
@@ -113,7 +113,7 @@ fn workers_made_it() {
     assert_eq!(proven(root, "chunks", &["--all"], "portable")["groups_of_checkpoints"], 0);
     proven(root, "chunks", &["--steps", "1", "--seed", "1"], "");
 
-    // Who lies is named.
+    // The worker with the forged result is named.
     let made_by = fs::read_to_string(root.join("run/fleet/made_by.jsonl")).unwrap();
     let lines = made_by.lines().map(|line| serde_json::from_str::<Value>(line).unwrap()).collect::<Vec<_>>();
     let of = |line: &Value, group: u64| {
@@ -278,7 +278,7 @@ fn parts_that_cannot_be_verified_are_reported() {
     assert!(printed.code == Some(2) && printed.err.contains("nowhere"), "{}", printed.err);
 }
 
-/// What a resume changed is taken back for the steps before it.
+/// Keys that a resume changed have their old values for earlier steps.
 #[test]
 fn each_step_is_replayed_with_the_configuration_that_made_it() {
     let dir = directory();
@@ -288,7 +288,7 @@ fn each_step_is_replayed_with_the_configuration_that_made_it() {
     good(root, &[&["train", "--resume", "run/checkpoints/step-000004"][..], &set].concat());
     let report = proven(root, "run", &["--all"], "");
     assert_eq!(report["proven"].as_array().unwrap().len(), 4, "{report}");
-    // Of a fork, too.
+    // The same for a fork.
     good(root, &["fork", "run", "--at", "3", "--set", "epsilon=0.1", "--out", "fork"]);
     let fork = proven(root, "fork", &["--all"], "");
     assert_eq!(fork["proven"].as_array().unwrap().len(), 4, "its six steps: {fork}");
@@ -301,7 +301,7 @@ fn each_step_is_replayed_with_the_configuration_that_made_it() {
     assert_eq!((printed.code, report["difference"]["kind"].as_str()), (Some(1), Some("lineage")), "{}", printed.out);
 }
 
-/// Scores of a program, which says other ones each time, are taken from the record. That is said.
+/// Scores of a program that are different each time are taken from the record, with a message.
 #[test]
 fn scores_that_cannot_be_repeated_are_taken_from_the_record() {
     let dir = directory();
@@ -316,7 +316,7 @@ fn scores_that_cannot_be_repeated_are_taken_from_the_record() {
     good(root, &arguments("train", "run", &[RECORDED, &[rewards, "max_staleness=1"]].concat()));
     let report = proven(root, "run", &["--all"], "portable");
     assert_eq!((&report["rewards_asked"][0], &report["rewards_recorded"][0]), (&"unique_chars".into(), &"r".into()));
-    // What was learned from it is proven all the same, and a checkpoint has the scores of batches made ahead.
+    // The updates are proven all the same, and a checkpoint has the scores of batches made ahead.
     let found = difference(root, |run| change(run, 0, |g| g.completions[0].rewards[1] = Some(9.0)));
     assert_eq!((found["kind"].as_str(), found["group"].as_i64()), (Some("advantage"), Some(0)), "{found}");
     let found = difference(root, |run| change(run, 5, |g| g.completions[0].rewards[1] = Some(9.0)));

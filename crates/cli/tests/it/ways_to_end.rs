@@ -172,10 +172,8 @@ impl Row<'_> {
     fn has_promised(&self, reported: Option<&str>) {
         let steps = self.checkpoints();
         let Some(reported) = reported else { return assert!(!steps.is_empty(), "there is no checkpoint") };
-        let step = reported
-            .split("stopped as asked after step ")
-            .nth(1)
-            .unwrap_or_else(|| panic!("nothing is said: {reported}"));
+        let step =
+            reported.split("stopped as asked after step ").nth(1).unwrap_or_else(|| panic!("no message: {reported}"));
         let step: u64 = step.split(';').next().unwrap().parse().unwrap();
         assert!(step >= 1 && steps.contains(&step), "after step {step} the checkpoints are {steps:?}: {reported}");
     }

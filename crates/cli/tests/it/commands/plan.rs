@@ -21,7 +21,7 @@ fn a_learner_has_a_slot_for_each_version() {
     let (one, _) = weights(&["--set", "max_staleness=2"]);
     assert_eq!(weights(&["--distributed", "--set", "max_staleness=0"]), (one, false));
     assert_eq!(weights(&["--distributed", "--set", "max_staleness=2"]), (3 * one, false));
-    // Of an adapter only that is in slots.
+    // With an adapter, only the adapter is in slots.
     let lora = ["--distributed", "--set", "max_staleness=2", "--set", "use_peft=true"];
     let parts = plan(dir.path(), &lora).0;
     assert_eq!(parts["weights"].as_u64().unwrap(), one, "{parts:?}");
@@ -66,7 +66,7 @@ fn parts_are_those_of_the_shape_and_answer_to_their_keys() {
     assert!(bytes(&adapted, "reference: workspace") > 0 && !adapted.contains_key("reference: weights"), "{adapted:?}");
 }
 
-/// What a reward model takes, and that a replayed file with the reference's log-probabilities needs no reference.
+/// The memory of a reward model; a replayed file with the reference's log-probabilities needs no reference.
 #[test]
 fn reward_models_are_counted_and_a_reference_that_is_not_loaded_is_not() {
     let dir = model();
@@ -74,7 +74,7 @@ fn reward_models_are_counted_and_a_reference_that_is_not_loaded_is_not() {
     std::fs::write(root.join("data.jsonl"), "{\"prompt\":\"abc\"}\n".repeat(8)).unwrap();
     let head = "{\"architectures\": [\"Qwen3ForSequenceClassification\"], \"id2label\": {\"0\": \"LABEL_0\"}, ";
     let scorer = CONFIG.replacen('{', head, 1);
-    // Its weights are not read: there are none.
+    // Planning does not read weights: the directory has none.
     std::fs::create_dir(root.join("rm")).unwrap();
     std::fs::write(root.join("rm/config.json"), scorer).unwrap();
     for file in ["tokenizer.json", "tokenizer_config.json"] {
@@ -227,7 +227,7 @@ fn memory_of_the_sampler_is_counted() {
         let more = drawn(key);
         assert!(more > whole && more < whole + whole / 8, "{key}: {more}, {whole}");
     }
-    // Of a run that replays a file only the evaluation draws, and a greedy one is not truncated.
+    // In a run that replays a file only the evaluation samples, and a greedy one does not truncate.
     let line =
         "{\"prompt_ids\": [1], \"completion_ids\": [[2], [3]], \"rewards\": [0, 1], \"logprobs\": [[-1], [-1]]}\n";
     std::fs::write(root.join("r.jsonl"), line).unwrap();

@@ -78,7 +78,7 @@ fn bf16_scores_are_those_of_f32_but_for_rounding() {
     assert!(exact.iter().zip(&rounded).all(|(a, b)| (a - b).abs() < 0.15), "{exact:?} {rounded:?}");
 }
 
-/// The model was made for 128 positions, and scores more: that is said, and of which line.
+/// The model was made for 128 positions, and scores more: a warning names the line.
 #[test]
 fn a_line_longer_than_the_context_is_warned_of() {
     let dir = model();

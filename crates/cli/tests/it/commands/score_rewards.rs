@@ -62,7 +62,7 @@ fn a_program_is_asked_by_group() {
     let dir = solutions();
     let table = r#"reward_funcs = [{ kind = "command", command = "sh sizes.sh", name = "sizes", by_group = true }]"#;
     std::fs::write(dir.path().join("c.toml"), table).unwrap();
-    // Answers how many completions it was asked about, for each of them.
+    // Scores each completion with the size of its batch.
     let script = r#"while read -r line; do
         case "$line" in *'"18","18"'*) echo '{"rewards": [2, 2]}';; *) echo '{"rewards": [1]}';; esac
     done"#;
@@ -110,7 +110,7 @@ fn bad_input_is_refused_by_name() {
     assert!(ran.code == Some(1) && ran.err.contains("scored no completion"), "{}", ran.err);
 }
 
-/// What a function raises is the headline, and what it quotes of a completion cannot move the terminal's cursor.
+/// A function's exception is the headline; text of a completion in it cannot move the terminal's cursor.
 #[test]
 fn a_functions_exception_is_printed_without_escape_sequences() {
     let Some(()) = testing::program("python3") else { return };

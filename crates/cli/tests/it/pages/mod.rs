@@ -242,7 +242,7 @@ fn the_tutorial_gives_its_numbers() {
     println!("tutorial.md, writing-a-reward.md: every command prints what the page shows, and the tables are right");
 }
 
-/// The numbers of the tutorial that stand in tables and in the text, compared with the files of its runs.
+/// Compares the numbers in the tutorial's tables and text with the files of its runs.
 fn numbers_of_the_tutorial(shell: &Shell) -> Vec<String> {
     let page = text_of("tutorial.md");
     let mut wrong = Vec::new();
@@ -279,7 +279,7 @@ fn numbers_of_the_tutorial(shell: &Shell) -> Vec<String> {
         same("after", &row[2], &format!("{after:.4}"));
         same("probability", &row[3], &format!("{} → {} %", digits(before), digits(after)));
     }
-    // What the text quotes from metrics.jsonl.
+    // Values that the text quotes from metrics.jsonl.
     let metrics = fs::read_to_string(shell.root().join("one/metrics.jsonl")).unwrap();
     let quoted: Vec<&str> = page.split('`').filter(|part| part.starts_with('"') && part.contains("\":")).collect();
     assert!(quoted.len() >= 3, "{quoted:?}");

@@ -20,7 +20,7 @@ use watched::{Seen, family, watched};
 
 /// Memory that differs between two runs of a command.
 const NOISE: u64 = 24 << 20;
-/// What a sparse file, and one that is not a regular file, may cost.
+/// The memory that a sparse or an irregular file may cost.
 const MAX_EXTRA_BYTES: u64 = 64 << 20;
 
 /// Runs with all files that are changed: by one process, in chunks, and with workers that were killed.
@@ -69,13 +69,13 @@ const FILES: [(&str, &str); 23] = [
 
 /// A command and a run.
 type Call = (&'static str, &'static str);
-/// What a command does: its end, and the weights that it leaves.
+/// The result of a command: its end, and the weights that it leaves.
 type Done = (Seen, Option<Vec<u8>>);
 
 /// A directory with the runs, and outside of them what must stay as it is.
 struct World {
     dir: tempfile::TempDir,
-    /// What each command does with each unchanged run.
+    /// The result of each command on each unchanged run.
     unchanged: BTreeMap<Call, Done>,
     outside: Vec<(PathBuf, Vec<u8>)>,
 }
@@ -398,7 +398,7 @@ fn no_command_at_all_writes_or_deletes_through_a_link() {
     assert!(wrong.is_empty(), "{} wrong:\n{}", wrong.len(), wrong.join("\n"));
 }
 
-/// What a fork copies is of the checkpoint: nothing that lies beside it, and nothing that a link leads to.
+/// A fork copies only files of the checkpoint: neither other files in the directory nor targets of links.
 #[test]
 fn a_fork_has_the_files_of_the_checkpoint_and_no_others() {
     let world = World::new();

@@ -8,10 +8,10 @@ use std::time::{Duration, Instant};
 
 /// The time after which a command hangs. The commands take seconds on a busy machine.
 const HANG: Duration = Duration::from_secs(300);
-/// A process that holds so many bytes is killed: the machine of the tests must live.
+/// A process with this much memory is killed, to protect the machine that runs the tests.
 const FAR_TOO_MUCH: u64 = 3 << 30;
 
-/// What became of a command.
+/// The end of a command.
 #[derive(Debug)]
 pub struct Seen {
     /// The exit code; none if a signal ended the process.

@@ -1,4 +1,4 @@
-//! Runs the program and looks at what it says and writes; makes a tiny model directory.
+//! Runs the program and reads its output and files; makes a tiny model directory.
 
 pub mod runs;
 
@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 use std::sync::Arc;
 
-/// What a run of the program gave.
+/// The exit code and the output of the program.
 pub struct RunOutput {
     pub code: Option<i32>,
     pub out: String,
@@ -81,7 +81,7 @@ pub fn without_checksum(mut bytes: Vec<u8>) -> Vec<u8> {
 pub fn refused(directory: &Path, arguments: &[&str], words: &[&str]) {
     let before = listing(directory);
     let printed = lockstep(directory, arguments);
-    let all = format!("{arguments:?} said:\n{}{}", printed.out, printed.err);
+    let all = format!("{arguments:?} printed:\n{}{}", printed.out, printed.err);
     assert_eq!(printed.code, Some(2), "exit code; {all}");
     let paragraphs: Vec<&str> = printed.err.lines().filter(|line| line.starts_with("error: ")).collect();
     assert_eq!(paragraphs.len(), 1, "one paragraph; {all}");

@@ -93,7 +93,7 @@ fn measured(name: &str) -> bool {
         || ["step_time", "time_s", "eval_runtime", "peak_bytes"].contains(&name)
 }
 
-/// What a run recorded: a line for each completion.
+/// The rollouts that a run recorded: a line for each completion.
 pub fn rollouts(run: &Path) -> Vec<Value> {
     let file = GroupFile::open(&run.join("rollouts.bin")).unwrap();
     file.groups().flat_map(|group| group.unwrap().lines()).map(Value::Object).collect()
@@ -117,7 +117,7 @@ pub fn of_lines(run: &Path, name: &str) -> Vec<f64> {
     lines.filter_map(|l| l[name].as_f64()).collect()
 }
 
-/// Steps, tags and values of a run's TensorBoard file but those of time, memory and throughput.
+/// Steps, tags and values of a run's TensorBoard file, without time, memory and throughput.
 pub fn events(run: &Path) -> Vec<(u64, String, u32)> {
     let (path, _) = super::listing(&run.join("tensorboard")).pop().unwrap();
     let bytes = fs::read(path).unwrap();
@@ -147,7 +147,7 @@ pub fn events(run: &Path) -> Vec<(u64, String, u32)> {
     found
 }
 
-/// What a finished run left, by relative path: weights, optimizer state, run state, completions, rollouts.
+/// The files of a finished run, by relative path: weights, optimizer state, run state, completions, rollouts.
 pub fn files(run: &Path) -> BTreeMap<String, Vec<u8>> {
     let mut found = BTreeMap::new();
     for (path, _) in super::listing(run) {

@@ -1,5 +1,5 @@
-//! Answers on the disk that are none to their jobs, as an earlier learner may have accepted them: a run that continues
-//! has them made again.
+//! Results on disk that do not fit their jobs, as an earlier learner may have accepted them: a run that continues has
+//! them generated again.
 
 use super::kinds::{KINDS, Runs};
 use super::{Row, USUAL};
@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 
 type Change = fn(&mut Vec<JobResult>, &[JobResult]);
 
-/// What is changed of the results in a file; the second ones are those of the file before it.
+/// Changes of the results in a file; the second argument has those of the file before it.
 const CHANGES: [(&str, Change); 20] = [
     ("an empty answer", |all, _| all[0].bytes.clear()),
     ("the last one is empty", |all, _| all.last_mut().unwrap().bytes.clear()),
