@@ -189,7 +189,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_wrong_with_steps_is_said() {
+    fn errors_in_steps_are_reported() {
         for (value, words) in [
             (json!([1, 2]), "2 numbers for 3 tokens"),
             (json!([{"end": "0", "score": 1}]), "expected {\"end\""),
@@ -216,7 +216,7 @@ mod tests {
             (token(0), None),
             (token(2), None),
             (token(3), Some("a step ends at token 3, but the completion has 3 (the first is 0)")),
-            // A step before the first character takes the score of its completion alone.
+            // A step before the first character loses the score of its completion only.
             (char(0), Some("a step ends at character 0 of 2")),
             (char(1), None),
             (char(2), None),

@@ -1,6 +1,6 @@
 //! `code`: a reward that runs the program in a completion, isolated, on the tests of its dataset row.
 //!
-//! The crate `sandbox` reads the tests and runs the programs. This file passes the columns of a batch to it, and makes
+//! The crate `sandbox` reads the tests and runs the programs. This file passes it the columns of a batch and makes
 //! scores of its verdicts: 1 if every test passes, or with `partial` the share of tests that pass. A program that does
 //! not compile scores 0; a program that could not be judged has no score.
 //!
@@ -95,7 +95,7 @@ impl Builtin for Code {
 
 #[cfg(test)]
 mod tests {
-    //! What a reward makes of verdicts. What programs can do is tested in the crate `sandbox`.
+    //! Scores for verdicts. The abilities of programs are tested in the crate `sandbox`.
 
     use super::super::Named;
     use super::*;
@@ -152,7 +152,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_scored_is_no_zero() {
+    fn an_unscored_program_is_not_a_zero() {
         if !installed(&["bwrap", "python3"]) {
             return;
         }
@@ -185,7 +185,7 @@ mod tests {
         assert_eq!(scores.values, [None, Some(1.0)], "{:?} {:?}", scores.extra, scores.problems);
     }
 
-    /// Nobody waits for a program any more: it has no score, which is not 0.
+    /// A program that a stop ends has no score, which is not 0.
     #[test]
     fn a_stop_ends_programs_without_a_score() {
         let Some(mut reward) = shell() else { return };

@@ -1,4 +1,4 @@
-//! Beside the table of cases that the Python package's tests go through, too (python/tests/calling).
+//! Tests that are not in the table of cases shared with the Python package (python/tests/calling).
 
 use super::*;
 use crate::{Columns, Content, Problem, ProblemKind, Reward, RewardBatch, RewardSpec, Scores};
@@ -72,7 +72,7 @@ fn the_calling_convention() {
             match case.get("answer") {
                 Some(answer) => {
                     let expected = Scores::read(function, &answer.to_string(), &batch).unwrap();
-                    // A number that is none is not equal to itself.
+                    // NaN does not equal itself.
                     assert_eq!(format!("{scores:?}"), format!("{expected:?}"), "{function}");
                 }
                 None => {
@@ -87,7 +87,7 @@ fn the_calling_convention() {
     }
 }
 
-/// What a function raises is what is said, of a batch that says which rows it is of and of one that does not.
+/// A function's exception is the message, for batches with and without the numbers of their rows.
 #[test]
 fn the_functions_own_exception_is_named_with_and_without_rows() {
     let Some(()) = testing::program("python3") else { return };
@@ -154,7 +154,7 @@ grouped.by_group = True
 "#;
 
 #[test]
-fn an_interpreter_is_kept_and_restarted_where_it_died() {
+fn an_interpreter_is_kept_and_restarted_if_it_died() {
     let Some(()) = testing::program("python3") else { return };
     let dir = tempfile::tempdir().unwrap();
     let file = dir.path().join("my-rewards.py");
@@ -188,7 +188,7 @@ fn an_interpreter_is_kept_and_restarted_where_it_died() {
 }
 
 #[test]
-fn what_is_missing_or_broken_is_said_at_the_start() {
+fn missing_and_broken_parts_are_reported_at_the_start() {
     let Some(()) = testing::program("python3") else { return };
     let dir = tempfile::tempdir().unwrap();
     let file = dir.path().join("rewards.py");
@@ -213,12 +213,12 @@ fn what_is_missing_or_broken_is_said_at_the_start() {
     let refusal = refused(&file, "f", json!({"interpreter": "no/such/python"}));
     assert!(refusal.contains("there is no `no/such/python`") && refusal.contains("interpreter = "), "{refusal}");
     let refusal = refused(&file, "f", json!({"interpreter": "echo"}));
-    assert!(refusal.contains("no Python interpreter"), "{refusal}");
+    assert!(refusal.contains("not a Python interpreter"), "{refusal}");
     assert!(start(&file, "f", json!({"interpreter": ["python3", "-B"]})).is_ok());
     let refusal = refused(&file, "f", json!({"timeout_s": 0}));
     assert!(refusal.contains("reward `python`: `timeout_s`"), "{refusal}");
     let refusal = crate::build(&"python:rewards.py".into(), "r".into()).err().unwrap().to_string();
-    assert!(refusal.contains("no FILE:FUNCTION"), "{refusal}");
+    assert!(refusal.contains("not FILE:FUNCTION"), "{refusal}");
 }
 
 #[test]
@@ -251,19 +251,19 @@ fn a_file_and_a_function_stand_around_the_last_colon() {
     }
     for text in ["a.py", "a.py:", ":f", "a.py: ", ""] {
         let refusal = options(text).place().unwrap_err().to_string();
-        let expected = format!("`{text}` is no FILE:FUNCTION, as in \"python:rewards.py:happy_reward\"");
+        let expected = format!("`{text}` is not FILE:FUNCTION, as in \"python:rewards.py:happy_reward\"");
         assert_eq!(refusal, format!("reward `python`: {expected}"));
     }
     let PythonOptions { interpreter, timeout_s, max_restarts, by_group, .. } = options("a.py:f");
     assert_eq!(interpreter.split().unwrap(), ["python3"]);
     assert_eq!((timeout_s, max_restarts, by_group), (60.0, 3, false));
     assert_eq!(label(&options("b/my.rewards.py:f")).unwrap(), ("f".to_owned(), "my.rewards".to_owned()));
-    // No interpreter is needed to say that the file is missing.
+    // No interpreter is needed to report that the file is missing.
     let refusal = refused(Path::new("no.py"), "f", json!({"interpreter": "no/such/python"}));
     assert_eq!(refusal, "reward `python`: there is no file no.py (for `no.py:f`)");
 }
 
-/// A shell in place of Python: what it says first decides.
+/// A shell instead of Python: its first line decides.
 #[test]
 fn an_interpreter_greets_each_time_it_is_started() {
     let dir = tempfile::tempdir().unwrap();
@@ -286,15 +286,15 @@ fn an_interpreter_greets_each_time_it_is_started() {
     let place = format!("reward `python`: {}:f: ", file.display());
     for (body, timeout_s, stop, expected) in [
         ("echo '{\"error\": \"no f\", \"by_group\": true}'", 30.0, false, "no f"),
-        ("echo '{}'", 30.0, false, "it is no Python interpreter"),
-        ("echo hello", 30.0, false, "it is no Python interpreter"),
+        ("echo '{}'", 30.0, false, "it is not a Python interpreter"),
+        ("echo hello", 30.0, false, "it is not a Python interpreter"),
         ("exit 3", 30.0, false, "it ended (exit status: 3)"),
         ("exec sleep 60", 0.1, false, "its import took longer than timeout_s = 0.1; it was killed"),
-        ("exec sleep 60", 30.0, true, "nobody waits for its answer any more"),
+        ("exec sleep 60", 30.0, true, "its answer is no longer needed"),
     ] {
         assert_eq!(begin(body, timeout_s, stop).err().unwrap(), format!("{place}{expected}"), "{body}");
     }
-    // One that ends at its first batch; at its second start it cannot import the file, at its third it can.
+    // An interpreter that ends at its first batch; its second start cannot import the file, its third can.
     let starts = dir.path().join("starts");
     let body = format!(
         "echo x >>'{0}'; n=$(wc -l <'{0}')\nif [ \"$n\" -eq 2 ]; then echo '{{\"error\": \"gone\"}}'; exit; fi

@@ -97,9 +97,9 @@ fn quotes_keep_words_together() {
     }
 }
 
-/// Each failure by itself: what it is, and what is done about the program.
+/// Each kind of failure, and whether the program is restarted after it.
 #[test]
-fn a_program_that_failed_is_started_anew_unless_it_said_why() {
+fn a_failed_program_is_restarted_unless_it_reported_an_error() {
     let dir = tempfile::tempdir().unwrap();
     let starts = dir.path().join("starts");
     for (answer, kind, message, started) in [
@@ -125,9 +125,9 @@ fn a_program_that_failed_is_started_anew_unless_it_said_why() {
     }
 }
 
-/// A batch without completions asks nobody, and a column with a name of the request is not the program's fault.
+/// A batch without completions is not sent, and a column with a name of the request is not the program's fault.
 #[test]
-fn what_cannot_be_asked_ends_no_program() {
+fn a_batch_that_cannot_be_sent_ends_no_program() {
     let dir = tempfile::tempdir().unwrap();
     let mut reward = reward(&script(dir.path(), "exec cat >/dev/null"), 30.0, 0);
     assert_eq!(score_with(&mut reward, &Columns::new(), &[]), Scores::default());

@@ -1,11 +1,11 @@
-//! Services with a certificate of an authority that no browser knows.
+//! Services with a certificate of an unknown authority.
 
 use super::*;
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use rustls::{ServerConfig, ServerConnection, StreamOwned};
 
-/// Made by `openssl req -x509` and `openssl x509 -req`, valid for a hundred years; the authority's key is gone.
+/// Made by `openssl req -x509` and `openssl x509 -req`, valid for a hundred years; the authority's key was deleted.
 const AUTHORITY: &str = include_str!("tls/ca.pem");
 const ANOTHER: &str = include_str!("tls/another.pem");
 const CERTIFICATE: &str = include_str!("tls/server.pem");
@@ -34,7 +34,7 @@ fn service() -> u16 {
     port
 }
 
-/// A name, what the file has, the host, and the score or a part of the message.
+/// A name, the file's content, the host, and the score or a part of the message.
 type Row<'a> = (&'a str, Option<Vec<u8>>, &'a str, std::result::Result<f64, &'a str>);
 
 #[test]

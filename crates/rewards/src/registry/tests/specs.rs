@@ -1,4 +1,4 @@
-//! What a specification says before a reward is built.
+//! Specifications, before a reward is built.
 
 use super::*;
 use serde_json::json;
@@ -31,7 +31,7 @@ fn models_and_functions_are_named() {
         assert_eq!(spec.function().map_err(|error| error.to_string()), own("function", function), "{value}");
     }
     assert_eq!(error("model:a"), "reward `model`: needs its files: ask RewardSpec::model for their name");
-    assert_eq!(error("function:f"), "reward `function`: is a program's own, which gives it to the run");
+    assert_eq!(error("function:f"), "reward `function`: is a function of a program, which passes it to the run");
 }
 
 #[test]
@@ -115,7 +115,7 @@ fn programs_scripts_and_models_are_found_from_anywhere() {
             json!({"kind": "command", "command": ["python3", "a.py"], "timeout_s": 3}),
             json!({"kind": "command", "command": format!("python3 {a}"), "timeout_s": 3}),
         ),
-        // What is wrong is reported by who builds it.
+        // Errors are reported when the reward is built.
         (json!("command:python3 'a.py"), json!("command:python3 'a.py")),
         (json!("command:"), json!("command:")),
         (json!({"kind": "command", "comand": "a.py"}), json!({"kind": "command", "comand": "a.py"})),

@@ -1,4 +1,4 @@
-//! The parts of the search for a letter, each by itself.
+//! The parts of the search for a letter, tested separately.
 
 use super::*;
 
@@ -38,7 +38,7 @@ fn there_are_two_to_twenty_six_choices() {
 }
 
 #[test]
-fn the_dataset_marks_its_letter_as_it_likes() {
+fn the_dataset_may_mark_its_letter_in_many_ways() {
     let reward = reward(4, false);
     let gold = |text: &str| reward.gold(&text.into());
     let cases = [
@@ -72,7 +72,7 @@ fn the_dataset_marks_its_letter_as_it_likes() {
 }
 
 #[test]
-fn a_letter_at_the_beginning_stands_by_itself() {
+fn a_letter_at_the_beginning_is_separate() {
     let reward = reward(5, false);
     let both = [
         ("B", 'B'),
@@ -165,7 +165,7 @@ fn another_choice_takes_the_first_back() {
 }
 
 #[test]
-fn a_letter_at_the_end_follows_what_announces_it() {
+fn a_letter_at_the_end_follows_its_announcement() {
     let reward = reward(5, false);
     let cases = [
         ("B", 'B'),
