@@ -5,7 +5,7 @@ use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// A directory with a run, and something precious beside the run.
+/// A directory with a run, and a precious file outside of the run.
 struct World {
     dir: tempfile::TempDir,
 }
@@ -112,7 +112,7 @@ fn no_operation_follows_a_link_inside_a_run() {
             assert_eq!(world.precious(), before, "{case}");
             let is_naming = NAMING.iter().any(|(name, _)| *name == what);
             match said {
-                // Of the link itself, its name is changed.
+                // The name of the link itself is changed.
                 Ok(()) => assert!(is_naming && is_link, "{case}"),
                 Err(error) if what == "create_new" && is_link => assert_eq!(error.kind(), ErrorKind::AlreadyExists),
                 Err(error) => {
@@ -156,7 +156,7 @@ fn a_run_that_is_reached_by_a_link_is_read_and_written() {
         assert_eq!(fs::read_to_string(world.at("precious/thesis")).unwrap(), "years of work");
         let gone = [read(root.join("f"), 1).unwrap_err(), remove_dir_all(root.join("a")).unwrap_err()];
         assert!(gone.iter().all(|error| error.kind() == ErrorKind::NotFound), "{gone:?}");
-        // What the user names outside of a run may be links, as in a Hugging Face cache.
+        // Paths that the user gives outside of a run may be links, as in a Hugging Face cache.
         symlink("thesis", world.at("precious/link")).unwrap();
         assert_eq!(read(world.at("precious/link"), 99).unwrap(), b"years of work");
     }
@@ -197,7 +197,7 @@ fn fifo(path: &Path) {
 }
 
 #[test]
-fn only_regular_files_are_opened_and_nobody_waits_for_others() {
+fn only_regular_files_are_opened_without_waiting() {
     let place = |make: &dyn Fn(&Path)| {
         let dir = tempfile::tempdir().unwrap();
         make(&dir.path().join("file"));

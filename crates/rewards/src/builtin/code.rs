@@ -142,8 +142,8 @@ mod tests {
         assert_eq!(scores.values, [Some(0.0), None, Some(1.0), None]);
         let failures = vec![json!("test 2: another output"), Value::Null, json!(""), Value::Null];
         assert_eq!((scores.extra, scores.timed_out), (vec![("failure".to_owned(), failures)], 0));
-        let refused = "a program could not be judged: column `tests` has assertions, which are run for \"python\" and \
-                       \"ocaml\" alone";
+        let refused = "a program could not be judged: column `tests` has assertions, which are only run for \"python\" \
+                       and \"ocaml\"";
         assert_eq!(scores.problems, [Problem::new("code", 1, UNTESTED), Problem::new("code", 1, refused)]);
         let mut partial = code(json!({"language": "shell", "partial": true, "timeout_s": 60.0}));
         assert_eq!(scored(&mut partial, &[(half, doubled())]).values, [Some(0.5)]);
@@ -194,7 +194,7 @@ mod tests {
         let scores = scored(&mut reward, &rows);
         assert_eq!((&scores.values[..], scores.timed_out), (&[None; 3][..], 0));
         assert_eq!(scores.extra, [("failure".to_owned(), vec![Value::Null; 3])]);
-        let stopped = "a program could not be judged: nobody waits for its score any more";
+        let stopped = "a program could not be judged: its score is no longer needed";
         assert_eq!(scores.problems, [Problem::new("code", 1, UNTESTED), Problem::new("code", 2, stopped)]);
         let completions = vec![Content::from("sleep 100"); 3];
         let missing = reward.score(&RewardBatch {

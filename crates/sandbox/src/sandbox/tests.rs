@@ -28,7 +28,7 @@ impl Read for Pieces {
 }
 
 #[test]
-fn of_a_stream_so_many_bytes_are_kept_and_more_are_told() {
+fn a_stream_is_kept_up_to_its_limit_and_more_is_reported() {
     let ok = |bytes: &'static [u8]| Ok(bytes);
     let error = |kind: std::io::ErrorKind| Err(kind.into());
     for (pieces, kept, more) in [
@@ -109,7 +109,7 @@ fn bubblewrap_is_told_all_that_isolates() {
 }
 
 #[test]
-fn a_program_is_found_by_its_name_alone() {
+fn a_program_is_found_by_its_bare_name() {
     let sh = found("sh");
     assert!(sh.ends_with("/sh") && Path::new(&sh).is_file(), "{sh}");
     for program in ["./sh", "/no/such/sh", "no-such-program-at-all"] {
@@ -118,7 +118,7 @@ fn a_program_is_found_by_its_name_alone() {
 }
 
 #[test]
-fn what_is_asked_for_is_used_or_nothing_is_run() {
+fn the_requested_isolation_is_used_or_nothing_runs() {
     let find = |isolation, unsafe_no_sandbox| {
         Sandbox::find("/no/such/bwrap", Some(isolation), unsafe_no_sandbox, &[]).map(|sandbox| sandbox.isolation)
     };
@@ -131,7 +131,7 @@ fn what_is_asked_for_is_used_or_nothing_is_run() {
         let sandbox = Sandbox::with("/no/such/bwrap", Isolation::Nothing);
         let missing = "`no-such-program` is not installed under /usr, all that programs can see of this machine";
         assert_eq!(sandbox.check(&["sh", "no-such-program", "other"]), Err(missing.to_owned()));
-        // What is run without isolation has its streams, its exit code and its limits.
+        // A program without isolation has its streams, its exit code and its limits.
         let job = tempfile::tempdir().unwrap();
         let run = |script: &str, stdin: &[u8]| {
             let words = ["/bin/sh", "-c", script].map(str::to_owned);
