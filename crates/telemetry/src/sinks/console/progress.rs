@@ -53,7 +53,7 @@ impl Progress {
         }
     }
 
-    /// Sets how many of the units are done; `note` is shown beside them (for example `reward 0.53, 812 tok/s`).
+    /// Sets how many of the units are done; `note` is shown after them (for example `reward 0.53, 812 tok/s`).
     pub fn set(&mut self, done: u64, note: &str) {
         self.done = done;
         let left = self.remaining_s().map(|left| format!("{} left", duration(left))).unwrap_or_default();
@@ -241,7 +241,7 @@ mod tests {
     }
 
     #[test]
-    fn what_does_not_fit_beside_a_bar_is_cut_at_its_end() {
+    fn a_note_too_long_for_the_bar_is_cut_at_its_end() {
         for (room, expected) in [(9, "é 3 s lef"), (8, "é 3 s l…"), (3, "é…"), (2, "é…"), (1, "…"), (0, "…")]
         {
             assert_eq!(cut("é 3 s lef", room), expected, "{room}");
