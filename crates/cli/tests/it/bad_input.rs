@@ -186,7 +186,7 @@ fn models() {
     std::fs::remove_file(dir.path().join("model/tokenizer.json")).unwrap();
     train(dir.path(), &[], &["model/tokenizer.json: there is no such file", "tokenizer_config.json"]);
     let merge = ["merge", "--model", "model", "--adapter", "model", "--out", "x"];
-    refused(dir.path(), &merge, &["model/adapter_config.json", "no adapter's PEFT directory"]);
+    refused(dir.path(), &merge, &["model/adapter_config.json", "not an adapter's PEFT directory"]);
 }
 
 #[test]

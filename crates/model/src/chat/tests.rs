@@ -100,7 +100,7 @@ fn a_final_message_is_continued_where_it_ends() {
 }
 
 /// The constructs of Gemma 3's template: slices, conditions compared, contents that are strings or lists, a role
-/// renamed. Expected texts are what jinja2 makes of it with transformers' settings.
+/// renamed. Expected texts come from jinja2 with transformers' settings.
 #[test]
 fn a_template_like_gemmas() {
     let template = "{{ bos_token }}
@@ -185,7 +185,7 @@ fn dates_are_those_of_the_calendar() {
     );
 }
 
-/// Operators that are counted do what they did: expected texts are what jinja2 gives.
+/// Counted operators keep their results: expected texts come from jinja2.
 #[test]
 fn operators_are_pythons() {
     let x = json!({"x": [1, 2, 3, 4], "s": "héllo", "m": {"a": 1}});
@@ -216,7 +216,7 @@ fn operators_are_pythons() {
     assert!(error.contains("default:2") && error.contains("unsupported types number and string"), "{error}");
 }
 
-/// What is as deep as it is long, and shorter than the limit.
+/// Expressions as deep as they are long, below the limit.
 #[test]
 fn long_expressions_and_many_branches_are_rendered() {
     let sum = format!("{{{{ 1{} }}}}", " + n".repeat(950));
@@ -316,7 +316,7 @@ fn assistant_text(template: &str, messages: &Value) -> Result<String> {
 }
 
 #[test]
-fn what_an_assistant_said() {
+fn the_assistants_tokens_are_found() {
     let messages = json!([
         {"role": "user", "content": "hi"}, {"role": "assistant", "content": "ho"},
         {"role": "user", "content": "he"}, {"role": "assistant", "content": "hu"},
@@ -329,14 +329,14 @@ fn what_an_assistant_said() {
     let plain = "{% for m in messages %}{{ m.role }}:{{ m.content }}#\n{% endfor %}\
                  {% if add_generation_prompt %}assistant:{% endif %}";
     assert_eq!(assistant_text(plain, &messages).unwrap(), "ho#hu#");
-    // One that renders the last answer in another way.
+    // A template that renders the last answer in another way.
     let thinks = "{% for m in messages %}{{ m.role }}:{% if loop.last and m.role == 'assistant' %}<think>{% endif %}\
                   {{ m.content }}#\n{% endfor %}{% if add_generation_prompt %}assistant:{% endif %}";
     assert_eq!(assistant_text(thinks, &messages).unwrap(), "ho#<think>hu#");
-    // One that prints a message otherwise where it is not the last, and only its first letter.
+    // A template that prints other text if a message is not the last, and only its first letter.
     let first = "{% for m in messages %}{{ m.content[0] }}{{ 'a' if loop.last else 'b' }}{% endfor %}";
     assert_eq!(assistant_text(first, &messages).unwrap(), "hha");
-    // One that ends with as many letters as the messages have: another answer changes the end, too.
+    // A template that ends with as many letters as the messages have: another answer changes the end, too.
     let counts = "{% for m in messages %}{{ m.content }}{% endfor %}\
                   {{ 'z' * (messages | map(attribute='content') | join | length) }}";
     let error = assistant_text(counts, &messages).unwrap_err().to_string();
