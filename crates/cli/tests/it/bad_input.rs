@@ -109,7 +109,7 @@ fn configuration() {
     std::fs::create_dir(dir.path().join("old")).unwrap();
     write(dir.path(), "old/config.toml", "beta = 0.1\n");
     train(dir.path(), &["old"], &["the configuration old is a directory", "give old/config.toml"]);
-    train(dir.path(), &["model"], &["the configuration model is a directory, and no TOML file"]);
+    train(dir.path(), &["model"], &["the configuration model is a directory, not a TOML file"]);
     let once = ["--set", "eval_dataset_name=d.jsonl", "--set", "num_generations_eval=1", "--set", "eval_pass_at_k=[3]"];
     train(dir.path(), &once, &["`eval_pass_at_k` has 3", "each prompt has 1 completion: set num_generations_eval = 3"]);
     let never = [&once[..4], &["--set", "eval_pass_at_k=[0]"]].concat();

@@ -17,15 +17,15 @@ fn a_result_never_takes_the_place_of_an_input() {
     fs::hard_link(root.join("e.jsonl"), root.join("hard.jsonl")).unwrap();
     std::os::unix::fs::symlink("e.jsonl", root.join("soft.jsonl")).unwrap();
     for out in ["e.jsonl", "./model/../e.jsonl", "hard.jsonl", "soft.jsonl"] {
-        refused(root, &eval(&[out]), &["--out", "is what is read", "--overwrite"]);
+        refused(root, &eval(&[out]), &["--out", "is an input of this command", "--overwrite"]);
     }
     for more in [&["model/config.json"][..], &["model/model.safetensors", "--overwrite"]] {
-        refused(root, &eval(more), &["--out", "no result is written over it"]);
+        refused(root, &eval(more), &["--out", "belongs to", "is not overwritten"]);
     }
     let score = |more: &[&'static str]| {
         [&["score-rewards", "--input", "d.jsonl", "--reward", "unique_chars", "--out"][..], more].concat()
     };
-    refused(root, &score(&["d.jsonl"]), &["--out d.jsonl", "is what is read"]);
+    refused(root, &score(&["d.jsonl"]), &["--out d.jsonl", "is an input of this command"]);
     // Another's file.
     refused(root, &score(&["p.jsonl"]), &["--out p.jsonl", "exists", "--overwrite"]);
     refused(root, &eval(&["p.jsonl"]), &["--out p.jsonl", "exists", "--overwrite"]);

@@ -19,7 +19,7 @@ fn config(algorithm: Algorithm, change: impl FnOnce(&mut Config)) -> Config {
 }
 
 #[test]
-fn the_reference_is_there_if_something_needs_it() {
+fn the_reference_is_loaded_if_something_needs_it() {
     let reference = |algorithm, change: fn(&mut Config)| config(algorithm, change).reference().is_some();
     for algorithm in ALL {
         let (by_beta, by_kl) =
@@ -35,7 +35,7 @@ fn the_reference_is_there_if_something_needs_it() {
     let expected = Reference::Teacher { key: "teacher_model_name_or_path", name: "t" };
     assert_eq!(teacher.reference(), Some(expected));
 
-    // A file of rollouts has what the training reads of it, and evaluations have no file.
+    // A file of rollouts has all that training reads, and evaluations have no file.
     let loads = |ref_logps: bool, change: fn(&mut Config)| {
         let change = |c: &mut Config| {
             (c.beta, c.eval_strategy, c.eval_dataset_name) = (0.1, Strategy::Steps, Some("e".into()));
@@ -73,7 +73,7 @@ fn objectives_have_the_settings_of_the_configuration() {
 }
 
 #[test]
-fn what_an_algorithm_cannot_train_is_refused() {
+fn configurations_that_an_algorithm_cannot_train_are_refused() {
     let check = |algorithm, change: fn(&mut Config)| {
         let config = config(algorithm, change);
         config.policy_gradient().check(&config).err().map(|error| error.to_string())
@@ -107,7 +107,7 @@ fn what_an_algorithm_cannot_train_is_refused() {
         Ppo,
         |c| (c.per_device_train_batch_size, c.gradient_accumulation_steps, c.num_generations) = (5, 2, 4),
         "a mini-batch of 10 completions (per_device_train_batch_size × gradient_accumulation_steps) must be a multiple \
-         of num_generations = 4, so that groups are whole: set num_generations = 1, or another batch size",
+         of num_generations = 4, so that groups are complete: set num_generations = 1, or another batch size",
     );
     assert_eq!(
         check(Ppo, |c| (c.per_device_train_batch_size, c.gradient_accumulation_steps, c.num_generations) = (6, 2, 4)),
@@ -162,7 +162,7 @@ fn advantages_are_those_of_the_configured_formula() {
     assert_ne!(of(Algorithm::Grpo, |c| c.scale_rewards = ScaleRewards::Group), of(Algorithm::Grpo, plain));
     let steps = |c: &mut Config| (c.scale_rewards, c.process_rewards) = (ScaleRewards::None, ProcessRewards::PerStep);
     assert!(matches!(of(Algorithm::Grpo, steps)[0], train::Advantage::Tokens(_)));
-    // The others of a group of two are the other one.
+    // In a group of two the baseline is the other completion.
     assert_eq!(of(Algorithm::Rloo, |_| {}), sequence([-2.0, 2.0, -4.0, 4.0]));
     assert_eq!(of(Algorithm::Rloo, |c| c.reward_clip_range = Some(vec![2.0, 6.0])), sequence([-1.0, 1.0, -1.0, 1.0]));
     // 0.5 for each token of a divergence of 0.5, times beta.

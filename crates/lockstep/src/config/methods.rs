@@ -36,7 +36,7 @@ impl Purpose {
     }
 }
 
-/// Generates from one row per algorithm: the enum, the names in configurations, and a set of methods with that one
+/// Generates from one row per algorithm: the enum, the names in configurations, and a set of methods with only that
 /// alone.
 macro_rules! algorithms {
     ($($(#[$attribute:meta])+ $variant:ident = $name:literal, $method:ident, $label:literal;)*) => {

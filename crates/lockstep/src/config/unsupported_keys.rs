@@ -56,7 +56,7 @@ pub fn unsupported_key(name: &str, value: &Value) -> Option<UnsupportedKey> {
     })
 }
 
-/// The whole list: names, and what happens if one of them is set.
+/// The full list: names, and what happens if one of them is set.
 pub fn unsupported_keys() -> impl Iterator<Item = (&'static [String], UnsupportedKey)> {
     let ignored = LISTS.ignored.iter().map(|list| (list.keys.as_slice(), UnsupportedKey::Ignored(&list.why)));
     ignored.chain(LISTS.refused.iter().map(|list| (list.keys.as_slice(), UnsupportedKey::Refused(&list.instead))))

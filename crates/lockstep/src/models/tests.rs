@@ -1,4 +1,4 @@
-//! Model directories: what is refused, and which hash is one of a model's weights.
+//! Model directories: errors, and the hashes of a model's weights.
 
 use super::*;
 use crate::config::ComputeDType;
@@ -149,8 +149,7 @@ fn models_and_adapters_are_told_apart() {
         said(ModelSource::named(&a, Head::Score(1))),
         format!(
             "{a} is an adapter of a language model, and a reward model begins from one of a reward model, or from a \
-             model: \
-             make one model of it and what it was trained on (`lockstep merge`)"
+             model: merge it into its base model (`lockstep merge`)"
         )
     );
     let json = fs::read_to_string(adapter.join("adapter_config.json")).unwrap();
@@ -159,9 +158,8 @@ fn models_and_adapters_are_told_apart() {
     assert_eq!(
         said(ModelSource::named(&a, Head::Lm)),
         format!(
-            "{a} is an adapter of a reward model (SEQ_CLS), and a language model is needed here: make one model of \
-             it and \
-             what it was trained on (`lockstep merge`)"
+            "{a} is an adapter of a reward model (SEQ_CLS), and a language model is needed here: merge it \
+             into its base model (`lockstep merge`)"
         )
     );
     write(json.replace(&format!("\"{b}\""), "null"));
@@ -209,7 +207,7 @@ fn models_and_adapters_are_told_apart() {
     assert_eq!(reference(None, RefAdapter::Initial).unwrap(), of_run);
     let new = Config { ref_adapter: RefAdapter::Initial, ..Config::default() };
     assert_eq!(reference_source(&new, &source(&base, None)).unwrap(), source(&base, None), "a new adapter");
-    // What is hashed beside the base model.
+    // Hashes besides those of the base model.
     let named = |name: &str, ref_model: Option<&str>, ref_adapter| {
         let ref_model = ref_model.map(Into::into);
         let config = Config { model_name_or_path: Some(name.into()), ref_model, ref_adapter, ..Config::default() };
@@ -256,7 +254,7 @@ fn a_teacher_has_the_policys_tokens() {
         save(&place, &shape(vocab), letters);
         teacher(&Config::default(), "the_key", &place.display().to_string(), &assets)
     };
-    // More tokens are no harm, nor is a larger embedding.
+    // More tokens are allowed, and so is a larger embedding.
     let (place, config) = of("larger", 50, "abcd").unwrap();
     assert_eq!((place, config.vocab_size), (dir.path().join("larger"), 50));
     assert_eq!(of("same", 40, "abc").unwrap().1.vocab_size, 40);
@@ -277,7 +275,7 @@ fn a_teacher_has_the_policys_tokens() {
 }
 
 #[test]
-fn a_weight_that_is_no_number_is_found() {
+fn a_weight_of_nan_is_found() {
     let dir = tempfile::tempdir().unwrap();
     save(dir.path(), &shape(40), "abc");
     let path = dir.path().join("model.safetensors");
@@ -297,7 +295,7 @@ fn a_weight_that_is_no_number_is_found() {
 }
 
 #[test]
-fn a_policy_says_what_it_is_and_whether_it_is_broken() {
+fn a_policy_reports_its_kind_and_non_finite_weights() {
     let dir = tempfile::tempdir().unwrap();
     let base = dir.path().join("base");
     let weights = save(&base, &shape(40), "abc");
@@ -313,7 +311,7 @@ fn a_policy_says_what_it_is_and_whether_it_is_broken() {
     );
     assert_eq!(policy.why_not_finite(), finite);
     assert_eq!(policy.eos_ids, [0]);
-    // What is saved is read back, bit for bit, and has the tokenizer too.
+    // The saved model is read back, bit for bit, with the tokenizer.
     let copy = dir.path().join("copy");
     policy.save(&copy).unwrap();
     let read = |dir: &Path| fs::read(dir.join("model.safetensors")).unwrap();

@@ -105,7 +105,7 @@ pub struct Report {
 #[error("{0}")]
 pub(super) struct NotVerifiable(pub String);
 
-/// Returns an error that says what is missing.
+/// Returns an error about a missing thing.
 pub(super) fn missing<T>(what: impl Into<String>) -> anyhow::Result<T> {
     Err(NotVerifiable(what.into()).into())
 }

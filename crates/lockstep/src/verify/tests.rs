@@ -1,4 +1,4 @@
-//! Runs of a tiny model that are verified and forked: what is proven, what cannot be, and which lie is named.
+//! Runs of a tiny model that are verified and forked: proven parts, parts that cannot be verified, and named lies.
 
 use super::*;
 use crate::config::{Algorithm, ComputeDType, Config};
@@ -125,7 +125,7 @@ fn all_that_is_proven_is_reported() {
     assert!(reports.iter().all(|report| report.proven.len() == 1 && report.groups == 4 && report.result == Some(6)));
     assert!(reports.iter().any(|report| report.proven[0].from > 0));
 
-    // What has moved is found where the options say.
+    // Moved files are found with the options.
     fs::rename(dir.path().join("model"), dir.path().join("moved")).unwrap();
     fs::rename(dir.path().join("d.jsonl"), dir.path().join("e.jsonl")).unwrap();
     assert!(verify(&root, &options(Choice::All)).is_err());
@@ -162,7 +162,7 @@ fn groups_that_are_there_too_often_or_not_at_all() {
     let report = verified(&root);
     assert_eq!(report.difference, Some(group(99, 2, "a group", "none: no step learned from it")));
     assert_eq!((report.proven, report.groups), (vec![], 4));
-    // Nothing was recorded in the second interval, which is no lie.
+    // Nothing was recorded in the second interval, which is not a lie.
     record(&root, &recorded[..4]);
     let report = verified(&root);
     assert_eq!((report.proven, report.difference), (vec![interval(0, 2)], None));
@@ -197,7 +197,7 @@ fn lies_in_files_are_named_with_their_step() {
     fs::remove_file(&result).unwrap();
     fs::write(&result, good_result).unwrap();
 
-    // With the list that says that the files belong together, and without.
+    // With and without the list of the files that belong together.
     flip_last_bit(&weights);
     let report = verified(&root);
     let found = report.difference.unwrap();
@@ -215,7 +215,7 @@ fn lies_in_files_are_named_with_their_step() {
     FileList::of(&checkpoint, 4).unwrap().write(&checkpoint).unwrap();
     assert_eq!(verified(&root).difference, None);
 
-    // The data are others than those of the record.
+    // The data differ from the record.
     let (path, text) = (dir.path().join("d.jsonl"), fs::read_to_string(dir.path().join("d.jsonl")).unwrap());
     fs::write(&path, text.replace("moon", "mood")).unwrap();
     let report = verified(&root);
@@ -276,7 +276,7 @@ fn the_configuration_of_a_step_is_that_of_its_start() {
     assert_eq!(report.not_verified, [format!("steps 3 to 4: {why}")]);
     let missing = opened.resolved_of(interval(2, 4)).err().unwrap();
     assert!(missing.is::<NotVerifiable>() && missing.to_string() == format!("steps 3 to 4: {why}"));
-    // At its ends it is none within.
+    // A change at an interval's end is not inside of it.
     let found = opened.resolved_of(interval(3, 4)).unwrap().config;
     assert_eq!((found.temperature, found.learning_rate), (1.0, 0.01));
     opened.record.starts.pop();
@@ -298,7 +298,7 @@ fn the_configuration_of_a_step_is_that_of_its_start() {
 }
 
 #[test]
-fn a_run_that_is_none_of_this_kind_is_refused() {
+fn other_runs_than_recorded_ones_are_refused() {
     let dir = directory();
     let root = run(dir.path(), |config| config.max_steps = 2);
     let path = root.join("record.json");

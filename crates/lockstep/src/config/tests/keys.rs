@@ -1,4 +1,4 @@
-//! The ranges of keys, and values that are checked alone.
+//! The ranges of keys, and checks of single values.
 
 use crate::config::Config;
 use crate::config::keys::Key;

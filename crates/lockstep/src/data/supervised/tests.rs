@@ -28,7 +28,7 @@ fn shown(learned: Learned, prompt: Value, completion: Value, columns: Value) -> 
 const ALL: Learned = Learned { completion_only: None, assistant_only: false };
 
 #[test]
-fn what_is_learned_of_texts_and_conversations() {
+fn the_learned_tokens_of_texts_and_conversations() {
     let show = |learned, prompt: Value, completion: Value| shown(learned, prompt, completion, json!({})).unwrap();
     let everything = Learned { completion_only: Some(false), ..ALL };
     assert_eq!(show(ALL, json!("ab"), json!("cd")), "abCD.!");
@@ -39,7 +39,7 @@ fn what_is_learned_of_texts_and_conversations() {
     let more = json!([{"role": "user", "content": "z"}, {"role": "assistant", "content": "w"}]);
     assert_eq!(show(ALL, talk.clone(), Value::Null), "UX.!AY.!");
     assert_eq!(show(said, talk.clone(), Value::Null), "ux.aY.!");
-    // Of a completion, what the assistant said in it; with the prompt, in both.
+    // The assistant's tokens in a completion; with the prompt, in both.
     assert_eq!(show(said, talk.clone(), more.clone()), "ux.ay.uz.aW.!");
     assert_eq!(show(Learned { assistant_only: true, ..everything }, talk, more), "ux.aY.!uz.aW.!");
     let refused = shown(said, json!("ab"), Value::Null, json!({})).unwrap_err().to_string();

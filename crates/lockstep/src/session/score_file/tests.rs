@@ -22,7 +22,7 @@ fn said(rows: &[Value], rewards: &[RewardSpec]) -> String {
 
 #[test]
 fn completions_have_their_scores_in_the_order_of_the_file() {
-    // Two of one prompt, two without one, and one of the first prompt again.
+    // Two rows of one prompt, two without a prompt, and one of the first prompt again.
     let rows = [
         json!({"prompt": "p", "completion": "abc", "answer": "abc"}),
         json!({"prompt": "p", "completion": "aab", "answer": "x"}),
@@ -48,7 +48,7 @@ fn completions_have_their_scores_in_the_order_of_the_file() {
 }
 
 #[test]
-fn what_cannot_be_scored() {
+fn files_that_cannot_be_scored_are_refused() {
     assert!(said(&[json!({"prompt": "p"})], &["unique_chars".into()]).contains("no column `completion`"));
     let rows = [json!({"completion": "a", "answer": "a"}), json!({"completion": "a"})];
     let missing = said(&rows, &["exact_match".into()]);
