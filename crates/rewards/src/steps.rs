@@ -41,14 +41,14 @@ impl CompletionReward {
 
     /// Reads a JSON number, bool or null; or a list of steps: `{"end": characters, "score": number}`, `{"token": index,
     /// "score": number}`, or one number for each of the completion's `tokens`. A null is never a zero: a step with the
-    /// score null is left out, and a list of such steps, or of none, is no score.
+    /// score null is left out, and an empty list, or a list of such steps, gives no score.
     pub fn read(value: &Value, tokens: usize) -> Result<Self, String> {
         let one = |value| Ok(CompletionReward { value, steps: None });
         match value {
             Value::Null => one(None),
             Value::Bool(yes) => one(Some(f64::from(u8::from(*yes)))),
             Value::Number(_) => one(Some(number(value)?)),
-            // What is made of it is no matter of its form.
+            // Callers refuse values that are not finite.
             Value::String(_) if as_number(value).is_some() => one(as_number(value)),
             Value::Array(items) if items.iter().all(Value::is_object) => {
                 items.iter().filter_map(|item| step(item).transpose()).collect::<Result<_, _>>().map(Self::of_steps)

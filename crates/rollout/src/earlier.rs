@@ -142,13 +142,13 @@ mod tests {
 
     #[test]
     fn a_text_that_fits_to_the_last_token_is_kept() {
-        for (more, kept) in [(0, true), (1, false)] {
+        for (more, is_kept) in [(0, true), (1, false)] {
             let mut earlier = Earlier::default();
             earlier.remember(&[1], [&[2][..]].into_iter());
             let room = TOKENS - (2 + BESIDE) - BESIDE - 1;
             earlier.remember(&[3], [&vec![4; room + more][..]].into_iter());
-            assert_eq!((kept(&earlier, &[3]).is_some(), kept(&earlier, &[1]).is_some()), (kept, true));
-            assert_eq!(earlier.tokens, if kept { TOKENS } else { 2 + BESIDE });
+            assert_eq!((kept(&earlier, &[3]).is_some(), kept(&earlier, &[1]).is_some()), (is_kept, true));
+            assert_eq!(earlier.tokens, if is_kept { TOKENS } else { 2 + BESIDE });
         }
         let mut earlier = Earlier::default();
         earlier.remember(&[1], std::iter::empty());

@@ -93,7 +93,7 @@ pub(crate) fn params<'a>(
     draws.iter().map(|draw| {
         let s = &scheduler.sequences[draw.sequence];
         let request = &scheduler.groups[s.group].request;
-        // A rejected draft is no longer in `tokens`; tokens drawn after it are dropped.
+        // A rejected draft has left `tokens`; tokens drawn after it are dropped.
         let tokens = &s.tokens[..draw.at.min(s.tokens.len())];
         row_params(&request.sampling, request.group, s.generation() as u32, tokens, s.prompt_len)
     })

@@ -311,7 +311,7 @@ trainer = GRPOTrainer(model="Qwen/Qwen2-0.5B", reward_funcs=[len_reward], args=a
         assert_eq!((&table["num_generations"], table.get("beta")), (&Value::Integer(4), None));
     }
 
-    /// What is written of calls as Python's parser gives them.
+    /// The translation of calls as Python's parser gives them.
     #[test]
     fn calls_become_this_text() {
         let text = |text: &str| Literal::Value(Value::String(text.to_owned()));

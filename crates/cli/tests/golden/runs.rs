@@ -270,7 +270,7 @@ impl Site {
         directory
     }
 
-    /// What `run` leaves, and leaves again after it was cut off and `resumed` on that instruction set.
+    /// The bits of `run`, which must repeat after it was cut off and `resumed` on that instruction set.
     pub fn bits(&self, run: &Run, isa: &str, column: usize, resumed: Option<&str>) -> Bits {
         let directory = self.directory(&format!("{}-{isa}-{column}", run.name));
         if run.name == "replay" {

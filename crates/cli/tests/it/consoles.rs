@@ -28,7 +28,7 @@ impl Console {
     }
 }
 
-/// What a command writes to standard output.
+/// The standard output of a command.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Output {
     /// The result, with this exit code where there is no room for it.

@@ -260,7 +260,7 @@ fn other_directories_and_unknown_jobs_are_refused() {
     }
     refused(root, &["queue", "other", "ls"], &["other is not a distributed run"]);
     refused(root, &["status", "none"], &["none: there is no such directory"]);
-    refused(root, &["status", "file"], &["file is no directory"]);
+    refused(root, &["status", "file"], &["file is not a directory"]);
     refused(root, &["status", "run/fleet"], &["give the run's directory"]);
 
     let show = |job: &str, words: &[&str]| refused(root, &["queue", "run", "show", job], words);

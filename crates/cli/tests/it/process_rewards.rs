@@ -13,7 +13,7 @@ for line in sys.stdin:
     batch = json.loads(line)
     rewards = []
     for text, ids in zip(batch["completions"], batch["completion_ids"]):
-        # A letter is a token; the token that ends a completion is no letter.
+        # A letter is a token; the token that ends a completion is not a letter.
         scores = [float(place + 1) if letter in "aeiou" else 0.0 for place, letter in enumerate(text)]
         rewards.append({
             "whole": lambda: sum(scores),
@@ -76,5 +76,5 @@ fn a_step_beyond_its_completion_is_no_score_and_named() {
     assert!(output.err.contains("alarm reward_bad_answer (r) since step"), "{}", output.err);
     assert!(output.err.contains("a step ends at token"), "{}", output.err);
     let rewards = of_lines(&dir.path().join("run"), "rewards/r/mean");
-    assert!(rewards.iter().all(|&reward| reward == 1.0), "what is not placed is no zero: {rewards:?}");
+    assert!(rewards.iter().all(|&reward| reward == 1.0), "an unplaced reward is not a zero: {rewards:?}");
 }

@@ -23,7 +23,7 @@ def vowels(completions, **kwargs):
     return [own or [{"end": 0, "score": 0.0}] for own in steps]
 
 def vowels_of_tokens(completions, completion_ids, **kwargs):
-    # A letter is a token; the token that ends a completion is no letter.
+    # A letter is a token; the token that ends a completion is not a letter.
     scores = [[place(c, i) for i, c in enumerate(text)] or [0.0] for text in completions]
     return [own + [None] * (len(ids) - len(own)) for own, ids in zip(scores, completion_ids)]
 

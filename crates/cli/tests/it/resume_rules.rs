@@ -1,4 +1,4 @@
-//! What a resume keeps, moves aside, refuses and reports.
+//! Files that a resume keeps and moves aside, and its errors and messages.
 
 use crate::stopping::{reward, start, wait_for};
 use crate::support::runs::{arguments, directory, events, good, metrics, of_lines, rollouts, same};
@@ -168,7 +168,7 @@ fn a_run_that_has_ended_says_so() {
         assert!(again.err.contains(words), "`{words}`: {}", again.err);
     }
     assert_eq!(metrics(&root.join("early")), lines, "not a step more");
-    // With more patience it continues, and the evaluations that were no better still count.
+    // With more patience the run continues, and evaluations without an improvement still count.
     let more = good(root, &["sft", "--resume", "early", "--set", "early_stopping_patience=2"]);
     // At the last step there is nothing to stop.
     assert!(more.err.contains("done: 12 steps") && !more.err.contains("stopped early"), "{}", more.err);
@@ -201,7 +201,7 @@ fn a_refused_resume_changes_nothing() {
         again(&[], &[name]);
         fs::write(checkpoint.join(name), whole).unwrap();
     }
-    // What follows is another state, and not another file.
+    // Next: another state, not another file.
     fs::remove_file(checkpoint.join("files.json")).unwrap();
     let state = fs::read_to_string(checkpoint.join("run_state.json")).unwrap();
     let mut broken: Value = serde_json::from_str(&state).unwrap();

@@ -128,7 +128,7 @@ mod tests {
     use super::*;
     use crate::config::Algorithm;
 
-    /// The numbers are powers of different primes, so that each product shows its factors.
+    /// The numbers are powers of different primes, so that each result shows its factors.
     #[test]
     fn batches_and_steps_are_counted_as_in_trl() {
         let config = Config {

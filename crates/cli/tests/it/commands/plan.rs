@@ -42,7 +42,7 @@ fn parts_are_those_of_the_shape_and_answer_to_their_keys() {
     let embedding = 64 * hidden;
     let weights = 4 * (embedding + 2 * layer + hidden);
     assert_eq!(bytes(&parts, "weights"), weights);
-    // What the tied matrix gets as the embedding is summed apart, for tokens that occur: here all of the 40 may.
+    // The embedding's gradient of the tied matrix is summed separately, for tokens that occur: here all of the 40 may.
     assert_eq!(bytes(&parts, "training: gradients"), weights + 4 * 40 * hidden);
     assert_eq!(bytes(&parts, "training: optimizer"), 2 * weights + 8);
     // Keys and values: 9 sequences (a generation has 8 completions) of 128 tokens, 2 layers, 2 heads of 8.

@@ -209,7 +209,7 @@ pub fn same_but_workers(expected: &Path, found: &Path) {
     same_files(expected, found, |run| {
         let mut files = files(run);
         files.retain(|name, _| !name.ends_with("fleet.json"));
-        // What workers have scored of a batch is in it; what is learned from it is compared.
+        // It has the workers' scores of a batch; the groups that are trained on are compared.
         for (_, bytes) in files.iter_mut().filter(|(name, _)| name.ends_with("frontier.begun.bin")) {
             bytes.clear();
         }

@@ -48,7 +48,7 @@ fn settings_and_names_are_transformers() {
     assert_eq!(error, why);
 }
 
-/// A gradient that is larger than the largest norm is scaled down, and 0 is no limit.
+/// A gradient above the norm limit is scaled down, and 0 means no limit.
 #[test]
 fn gradients_are_clipped_by_the_norm_that_was_measured() {
     let ctx = Context::cpu(Isa::best(), 1);
