@@ -235,26 +235,26 @@ mod tests {
         fs::create_dir(at("data")).unwrap();
         fs::write(at("data/d.jsonl"), "rows").unwrap();
         fs::write(at("other"), "other").unwrap();
-        let said = |path: &Path, overwrite, inputs: &[Input<'_>]| {
+        let message = |path: &Path, overwrite, inputs: &[Input<'_>]| {
             refusal(path, overwrite, inputs).replace(&dir.path().display().to_string(), "DIR")
         };
-        assert_eq!(said(Path::new("-"), true, &[]), "--out -: give a file (/dev/stdout is standard output)");
+        assert_eq!(message(Path::new("-"), true, &[]), "--out -: give a file (/dev/stdout is standard output)");
         let no_file =
             ["DIR/data", "DIR/none/o"].map(|name| format!("--out {name}: not a file in a directory that exists"));
-        assert_eq!([said(&at("data"), true, &[]), said(&at("none/o"), true, &[])], no_file);
+        assert_eq!([message(&at("data"), true, &[]), message(&at("none/o"), true, &[])], no_file);
         let other = "--out DIR/other: exists: give another file, or --overwrite to replace it";
-        assert_eq!(said(&at("other"), false, &[]), other);
+        assert_eq!(message(&at("other"), false, &[]), other);
         let data = at("data");
         let (read, kept) = ([Input::Data(&data)], [Input::Kept(&data)]);
         let words = "--out DIR/data/d.jsonl: is an input of this command (DIR/data): give another file, or \
                      --overwrite to replace it";
-        assert_eq!(said(&at("data/d.jsonl"), false, &read), words);
+        assert_eq!(message(&at("data/d.jsonl"), false, &read), words);
         let words = "--out DIR/data/d.jsonl: belongs to DIR/data, an input of this command, and is not overwritten";
-        assert_eq!(said(&at("data/d.jsonl"), true, &kept), words);
-        assert_eq!(said(&at("data/d.jsonl"), false, &kept), words);
+        assert_eq!(message(&at("data/d.jsonl"), true, &kept), words);
+        assert_eq!(message(&at("data/d.jsonl"), false, &kept), words);
         fs::create_dir(at("data/below")).unwrap();
         fs::write(at("data/below/x"), "deep").unwrap();
-        let deep = said(&at("data/below/x"), true, &kept);
+        let deep = message(&at("data/below/x"), true, &kept);
         assert_eq!(deep, words.replace("d.jsonl", "below/x"));
         // Data may be replaced on request, and so may other files; a new file is always allowed.
         assert!(OutFile::new("--out", &at("data/d.jsonl"), true, &read).is_ok());

@@ -78,12 +78,12 @@ fn configurations_that_an_algorithm_cannot_train_are_refused() {
         let config = config(algorithm, change);
         config.policy_gradient().check(&config).err().map(|error| error.to_string())
     };
-    let said = |algorithm, change: fn(&mut Config), words: &str| {
+    let refused = |algorithm, change: fn(&mut Config), words: &str| {
         assert_eq!(check(algorithm, change).as_deref(), Some(words));
     };
     use Algorithm::{Distillation, Ppo};
     assert_eq!((check(Ppo, |_| {}), check(Algorithm::Grpo, |_| {})), (None, None));
-    said(
+    refused(
         Ppo,
         |c| (c.num_iterations, c.num_ppo_epochs) = (2, 3),
         "`num_iterations` is GRPO's; PPO's passes over a generation are num_ppo_epochs (now 3)",
@@ -94,16 +94,16 @@ fn configurations_that_an_algorithm_cannot_train_are_refused() {
              gradient_accumulation_steps completions: set these"
         );
         match name {
-            "steps_per_generation" => said(Ppo, |c| c.steps_per_generation = Some(2), &words),
-            _ => said(Ppo, |c| c.generation_batch_size = Some(2), &words),
+            "steps_per_generation" => refused(Ppo, |c| c.steps_per_generation = Some(2), &words),
+            _ => refused(Ppo, |c| c.generation_batch_size = Some(2), &words),
         }
     }
-    said(
+    refused(
         Ppo,
         |c| c.dynamic_sampling = true,
         "`dynamic_sampling` is for groups that are compared with each other, as GRPO's: set it to false",
     );
-    said(
+    refused(
         Ppo,
         |c| (c.per_device_train_batch_size, c.gradient_accumulation_steps, c.num_generations) = (5, 2, 4),
         "a mini-batch of 10 completions (per_device_train_batch_size × gradient_accumulation_steps) must be a multiple \
@@ -113,21 +113,21 @@ fn configurations_that_an_algorithm_cannot_train_are_refused() {
         check(Ppo, |c| (c.per_device_train_batch_size, c.gradient_accumulation_steps, c.num_generations) = (6, 2, 4)),
         None
     );
-    said(
+    refused(
         Ppo,
         |c| (c.adap_kl_ctrl, c.kl_coef) = (true, 0.0),
         "`adap_kl_ctrl` = true multiplies kl_coef, which is 0: set kl_coef above 0, or adap_kl_ctrl = false",
     );
     assert_eq!(check(Ppo, |c| (c.adap_kl_ctrl, c.kl_coef) = (true, 0.1)), None);
     assert_eq!(check(Ppo, |c| c.kl_coef = 0.0), None);
-    said(
+    refused(
         Distillation,
         |_| {},
         "algorithm = \"distillation\" learns from a teacher: set `teacher_model_name_or_path` to a model's directory \
          or Hub id",
     );
     assert_eq!(check(Distillation, |c| c.teacher_model_name_or_path = Some("t".into())), None);
-    said(
+    refused(
         Distillation,
         |c| (c.teacher_model_name_or_path, c.dynamic_sampling) = (Some("t".into()), true),
         "`dynamic_sampling` draws fresh prompts where rewards are all equal, and algorithm = \"distillation\" learns \

@@ -316,8 +316,8 @@ fn parquet_in_every_compression() {
     let image = read("image.parquet", 1).unwrap();
     assert_eq!(image[0].1["image"], "plain");
     let error = read("image.parquet", 2).unwrap_err();
-    let said = error.to_string();
-    assert!(is_bad_input(&error) && said.contains("row 2") && said.contains("`image`"), "{said}");
+    let reported = error.to_string();
+    assert!(is_bad_input(&error) && reported.contains("row 2") && reported.contains("`image`"), "{reported}");
     // Damaged pages of the kinds that are unpacked here.
     for name in ["zstd-1.parquet", "brotli-2.parquet"] {
         let dir = tempfile::tempdir().unwrap();

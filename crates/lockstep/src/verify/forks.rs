@@ -108,13 +108,13 @@ fn an_unchanged_fork_has_the_best_model_of_the_original() {
         earlier += u64::from(best.step < 4);
         if best.step < 4 {
             // A fork whose best checkpoint is gone reports it, and its result is its last model.
-            let said = std::cell::RefCell::new(Vec::new());
-            let say = |text: &str| said.borrow_mut().push(text.to_owned());
+            let messages = std::cell::RefCell::new(Vec::new());
+            let say = |text: &str| messages.borrow_mut().push(text.to_owned());
             fs::remove_dir_all(of.join(format!("checkpoints/step-{:06}", best.step))).unwrap();
             let out = dir.path().join(format!("{name}-gone"));
             fork_of_best(&of, &out, &say);
             let words = format!("the best checkpoint up to step 5, of step {}, is gone: unless", best.step);
-            assert!(said.borrow().iter().any(|text| text.starts_with(&words)), "{said:?}");
+            assert!(messages.borrow().iter().any(|text| text.starts_with(&words)), "{messages:?}");
         }
     }
     assert!(earlier > 0, "both runs are best at their end");

@@ -138,8 +138,8 @@ mod tests {
             place: Some("p".into()),
             ..plain
         };
-        let said = "step 1, group 2, completion 3, token 4, p, made by worker w: file: recorded a, remade b";
-        assert_eq!(full.to_string(), said);
+        let message = "step 1, group 2, completion 3, token 4, p, made by worker w: file: recorded a, remade b";
+        assert_eq!(full.to_string(), message);
         let interval = |from, to| Interval { from, to };
         assert_eq!((interval(0, 1).to_string(), interval(0, 2).to_string()), ("step 1".into(), "steps 1 to 2".into()));
         assert_eq!((interval(4, 9).to_string(), interval(4, 9).steps()), ("steps 5 to 9".into(), 5));

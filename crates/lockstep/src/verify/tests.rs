@@ -104,8 +104,8 @@ fn flip_last_bit(path: &Path) {
 fn all_that_is_proven_is_reported() {
     let dir = directory();
     let root = run(dir.path(), |_| {});
-    let said = RefCell::new(Vec::new());
-    let say = |text: &str| said.borrow_mut().push(text.to_owned());
+    let messages = RefCell::new(Vec::new());
+    let say = |text: &str| messages.borrow_mut().push(text.to_owned());
     let report = verify(&root, &VerifyOptions { say: &say, ..options(Choice::All) }).unwrap();
     assert_eq!(report.proven, [interval(0, 2), interval(2, 4), interval(4, 6)]);
     let tokens: usize = groups(&root).iter().map(Group::tokens).sum();
@@ -117,7 +117,7 @@ fn all_that_is_proven_is_reported() {
     let found: std::collections::BTreeSet<&String> = report.hashes.iter().collect();
     assert_eq!(found, names.iter().collect());
     assert_eq!((report.result, report.difference, report.not_verified), (Some(6), None, vec![]));
-    assert_eq!(*said.borrow(), ["replaying steps 1 to 2", "replaying steps 3 to 4", "replaying steps 5 to 6"]);
+    assert_eq!(*messages.borrow(), ["replaying steps 1 to 2", "replaying steps 3 to 4", "replaying steps 5 to 6"]);
 
     // Single intervals begin with a checkpoint.
     let chosen = |seed: u64| verify(&root, &options(Choice::Random { steps: 2, seed })).unwrap();
@@ -356,19 +356,19 @@ fn a_fork_is_replayed_from_the_last_checkpoint_before_it() {
     let dir = directory();
     let root = run(dir.path(), |_| {});
     let forked = |at: u64| {
-        let (out, said) = (dir.path().join(format!("fork-{at}")), RefCell::new(Vec::new()));
-        let say = |text: &str| said.borrow_mut().push(text.to_owned());
+        let (out, messages) = (dir.path().join(format!("fork-{at}")), RefCell::new(Vec::new()));
+        let say = |text: &str| messages.borrow_mut().push(text.to_owned());
         let path = fork(&root, &ForkOptions { at, out: &out, stop: StopSignal::new(), say: &say })?;
         let mut steps: Vec<String> = fs::read_dir(out.join("checkpoints"))?
             .map(|entry| entry.unwrap().file_name().to_string_lossy().into_owned())
             .collect();
         steps.sort();
         let record = RunRecord::read(&out.join("record.json"))?;
-        anyhow::Ok((out, path, said.into_inner(), steps, record.forked_from.unwrap()))
+        anyhow::Ok((out, path, messages.into_inner(), steps, record.forked_from.unwrap()))
     };
-    let (out, path, said, steps, from) = forked(5).unwrap();
+    let (out, path, messages, steps, from) = forked(5).unwrap();
     assert_eq!(
-        (path, said, steps),
+        (path, messages, steps),
         (
             out.join("checkpoints/step-000005"),
             vec!["replaying step 5".to_owned()],
@@ -382,17 +382,17 @@ fn a_fork_is_replayed_from_the_last_checkpoint_before_it() {
     let ids = |root: &Path| groups(root).iter().map(|group| group.group.0).collect::<Vec<_>>();
     assert_eq!(ids(&out), (0..10).collect::<Vec<u64>>());
 
-    let (out, path, said, steps, from) = forked(4).unwrap();
-    assert_eq!((path, said, steps), (out.join("checkpoints/step-000004"), vec![], vec!["step-000004".to_owned()]));
+    let (out, path, messages, steps, from) = forked(4).unwrap();
+    assert_eq!((path, messages, steps), (out.join("checkpoints/step-000004"), vec![], vec!["step-000004".to_owned()]));
     assert!(from.step == 4 && from.lineage.is_some());
-    let (out, path, said, steps, from) = forked(1).unwrap();
+    let (out, path, messages, steps, from) = forked(1).unwrap();
     assert_eq!(
-        (path, said, steps),
+        (path, messages, steps),
         (out.join("checkpoints/step-000001"), vec!["replaying step 1".to_owned()], vec!["step-000001".to_owned()])
     );
     assert_eq!((from.step, ids(&out)), (1, vec![0, 1]));
-    let (out, path, said, steps, from) = forked(0).unwrap();
-    assert_eq!((path, said, steps), (out, vec![], vec![]));
+    let (out, path, messages, steps, from) = forked(0).unwrap();
+    assert_eq!((path, messages, steps), (out, vec![], vec![]));
     assert_eq!((from.step, from.lineage), (0, None));
     let error = forked(9).unwrap_err();
     assert!(is_bad_input(&error));
@@ -403,12 +403,12 @@ fn a_fork_is_replayed_from_the_last_checkpoint_before_it() {
     lied[9].completions[1].ids[0] ^= 1;
     record(&root, &lied);
     fs::remove_dir_all(dir.path().join("fork-5")).unwrap();
-    let said = forked(5).unwrap_err().to_string();
+    let refused = forked(5).unwrap_err().to_string();
     let words = format!(
         "the replay of {} differs from its record: step 5, group 9, completion 1, token 0: token",
         root.display()
     );
-    assert!(said.starts_with(&words), "{said}");
+    assert!(refused.starts_with(&words), "{refused}");
     // And a run that cannot be verified cannot be forked.
     fs::remove_file(root.join("record.json")).unwrap();
     fs::remove_dir_all(dir.path().join("fork-5")).unwrap();

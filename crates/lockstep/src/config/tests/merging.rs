@@ -11,7 +11,7 @@ use std::path::Path;
 use toml::Value;
 
 /// The error of a configuration file with this name and text.
-fn said(name: &str, text: &str) -> String {
+fn message(name: &str, text: &str) -> String {
     let dir = tempfile::tempdir().unwrap();
     let file = dir.path().join(name);
     std::fs::write(&file, text).unwrap();
@@ -26,21 +26,21 @@ fn errors_in_a_file_are_reported() {
     let sections = "DIR/c.toml: unknown key `training`. Keys are flat: there are no sections (`lockstep config \
                     show` lists \
                     all keys)";
-    assert_eq!(said("c.toml", "[training]\nbeta = 1\n"), sections);
+    assert_eq!(message("c.toml", "[training]\nbeta = 1\n"), sections);
     assert_eq!(
-        said("c.toml", "sead = 1\n"),
+        message("c.toml", "sead = 1\n"),
         "DIR/c.toml: unknown key `sead`; did you mean `seed`? (`lockstep config show` lists all keys)"
     );
-    assert_eq!(said("c.toml", "beta = \"much\"\n"), "DIR/c.toml: `beta`: expected a number, got \"much\"");
-    let twice = said("c.toml", "seed = 1\nbeta = 1\nseed = 2\n");
+    assert_eq!(message("c.toml", "beta = \"much\"\n"), "DIR/c.toml: `beta`: expected a number, got \"much\"");
+    let twice = message("c.toml", "seed = 1\nbeta = 1\nseed = 2\n");
     assert_eq!(twice, "DIR/c.toml, line 3: not valid TOML: the key `seed` is there twice");
-    let broken = said("c.toml", "= 1\n");
+    let broken = message("c.toml", "= 1\n");
     assert!(broken.starts_with("DIR/c.toml, line 1: not valid TOML: ") && !broken.contains("it was taken"), "{broken}");
-    let broken = said("reward.py", "seed = 1\n\nimport sys\n");
+    let broken = message("reward.py", "seed = 1\n\nimport sys\n");
     assert!(broken.starts_with("DIR/reward.py, line 3: not valid TOML: "), "{broken}");
     let hint = "; it was taken for a configuration: put a reward's command of several words in quotes";
     assert!(broken.ends_with(hint), "{broken}");
-    let refused = said("c.toml", "fp16 = true\n");
+    let refused = message("c.toml", "fp16 = true\n");
     assert!(refused.starts_with("DIR/c.toml: `fp16 = true`: compute is f32 or bf16 here"), "{refused}");
 
     let dir = tempfile::tempdir().unwrap();
@@ -219,11 +219,11 @@ fn keys_that_are_not_read() {
         "kl_target without adap_kl_ctrl = true changes nothing",
     ];
     let set = [("lora_r", "8"), ("kl_target", "3"), ("lora_alpha", "16")];
-    let mut said = note(Purpose::Show, &set);
-    said.sort();
+    let mut notes = note(Purpose::Show, &set);
+    notes.sort();
     let mut unmet = unmet.map(str::to_owned).to_vec();
     unmet.sort();
-    assert_eq!(said, unmet);
+    assert_eq!(notes, unmet);
     // A key's default is not reported.
     assert_eq!(note(Purpose::Sft, &[("num_iterations", "1")]), [""; 0]);
     let refused = grpo(&[("algorithm", "rloo"), ("scale_rewards", "batch")]).unwrap_err().to_string();

@@ -113,12 +113,12 @@ fn keys_of_other_commands_are_reported() {
     let notes =
         |purpose: Purpose, set: &[(&str, &str)]| resolve(purpose, &[&REQUIRED[..2], set].concat()).unwrap().notes;
     let of_train = [("algorithm", "rloo"), ("epsilon", "0.3"), ("vf_coef", "2"), ("record_rollouts", "true")];
-    let said = notes(Purpose::Dpo, &of_train);
-    assert_eq!(said, ["without meaning in `lockstep dpo`: algorithm, epsilon, vf_coef, record_rollouts"]);
+    let reported = notes(Purpose::Dpo, &of_train);
+    assert_eq!(reported, ["without meaning in `lockstep dpo`: algorithm, epsilon, vf_coef, record_rollouts"]);
     assert_eq!(notes(Purpose::Sft, &[("beta", "0.1")]), ["without meaning in `lockstep sft`: beta"]);
     assert_eq!(notes(Purpose::Dpo, &[("beta", "0.3"), ("num_generations", "8")]), [""; 0]);
-    let said = grpo(&[("dpo_loss_type", "ipo")]).unwrap().notes;
-    assert_eq!(said, ["without meaning in `lockstep train`: dpo_loss_type"]);
+    let reported = grpo(&[("dpo_loss_type", "ipo")]).unwrap().notes;
+    assert_eq!(reported, ["without meaning in `lockstep train`: dpo_loss_type"]);
     // Nor do an algorithm's defaults reach where there is none.
     assert_eq!(resolve(Purpose::Dpo, &[&REQUIRED[..2], &of_train].concat()).unwrap().config.beta, 0.1);
     let ppo = resolve(Purpose::Sft, &[&REQUIRED[..2], &[("algorithm", "ppo")]].concat()).unwrap().config;
@@ -225,8 +225,8 @@ fn changes_on_resume_are_free_reported_or_refused() {
     let began = grpo(&[]).unwrap().config;
     let now = |set| grpo(set).unwrap().config;
     assert!(changes_on_resume(&began, &now(&[("threads", "1"), ("logging_steps", "1")])).unwrap().is_empty());
-    let said = changes_on_resume(&began, &now(&[("learning_rate", "1e-5"), ("max_steps", "5")])).unwrap();
-    assert_eq!(said.len(), 2);
+    let reported = changes_on_resume(&began, &now(&[("learning_rate", "1e-5"), ("max_steps", "5")])).unwrap();
+    assert_eq!(reported.len(), 2);
     let error = changes_on_resume(&began, &now(&[("seed", "1"), ("beta", "0.1")])).unwrap_err();
     assert!(is_bad_input(&error));
     assert!(error.to_string().contains("seed was 42, now 1") && error.to_string().contains("beta was 0.0, now 0.1"));

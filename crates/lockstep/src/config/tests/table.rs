@@ -59,10 +59,10 @@ fn names_and_defaults_of_trl() {
             let Some(theirs) = field(&trl, class, name) else { continue };
             found = true;
             let Trl::Field { defaults, .. } = key.row.trl else { unreachable!() };
-            let said = defaults.iter().find(|(methods, _)| methods.contain(method));
-            let said = said.map_or_else(|| key.default_text(method), |(_, text)| (*text).to_owned());
-            if key.row.read_by.contain(method) && !same(&said, theirs) {
-                wrong.push(format!("{class}.{name} is {theirs}, said to be {said}"));
+            let documented = defaults.iter().find(|(methods, _)| methods.contain(method));
+            let documented = documented.map_or_else(|| key.default_text(method), |(_, text)| (*text).to_owned());
+            if key.row.read_by.contain(method) && !same(&documented, theirs) {
+                wrong.push(format!("{class}.{name} is {theirs}, documented as {documented}"));
             }
         }
         if !found {

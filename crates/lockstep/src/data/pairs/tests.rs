@@ -57,16 +57,16 @@ fn texts_with_a_prompt_and_without() {
 #[test]
 fn conversations_as_the_template_renders_them() {
     let user = json!({"role": "user", "content": "hi"});
-    let said = |text: &str| json!({"role": "assistant", "content": text});
-    let whole = json!({"chosen": [user, said("yo")], "rejected": [user, said("no")]});
-    let apart = json!({"prompt": [user], "chosen": [said("yo")], "rejected": [said("no")]});
+    let assistant = |text: &str| json!({"role": "assistant", "content": text});
+    let whole = json!({"chosen": [user, assistant("yo")], "rejected": [user, assistant("no")]});
+    let apart = json!({"prompt": [user], "chosen": [assistant("yo")], "rejected": [assistant("no")]});
     // A text prompt with conversations repeats their beginning.
-    let repeated = json!({"prompt": "hi", "chosen": [user, said("yo")], "rejected": [user, said("no")]});
+    let repeated = json!({"prompt": "hi", "chosen": [user, assistant("yo")], "rejected": [user, assistant("no")]});
     let (texts, _) = load(&format!("{whole}\n{apart}\n{repeated}\n"), true, |_| {}).unwrap();
     for pair in texts {
         assert_eq!(pair, ["user:hi\nassistant:", "yo\n", "no\n"]);
     }
-    let strange = json!({"chosen": [said("a")], "rejected": [user]});
+    let strange = json!({"chosen": [assistant("a")], "rejected": [user]});
     refused(&strange.to_string(), &["line 1", "do not begin with the same message", "`prompt`"]);
     let mixed = json!({"chosen": "a", "rejected": [user]});
     refused(&mixed.to_string(), &["line 1", "one of `chosen` and `rejected` is a text"]);
@@ -240,14 +240,14 @@ fn solutions_without_pairs() {
         error.map(|error| error.split_once("p.jsonl").map_or(error.clone(), |(_, rest)| rest.to_owned()))
     };
     let solution = |right: bool, text: &str| json!({"is_correct": right, "solution": text});
-    let said = |row: Value| solve(&row.to_string(), "train").unwrap_or_default();
-    assert_eq!(said(json!({"question": 3})), ", line 1: there is no text `question`");
+    let reported = |row: Value| solve(&row.to_string(), "train").unwrap_or_default();
+    assert_eq!(reported(json!({"question": 3})), ", line 1: there is no text `question`");
     let none = ", line 1: no column holds a solution {\"is_correct\": …, \"solution\": …}";
-    assert_eq!(said(json!({"question": "q", "u": {"is_correct": "yes", "solution": "p"}})), none);
+    assert_eq!(reported(json!({"question": "q", "u": {"is_correct": "yes", "solution": "p"}})), none);
     // Solutions of only one kind, and a right solution that is also a wrong one.
-    assert_eq!(said(json!({"question": "q", "u": solution(true, "p")})), " has no pair");
-    assert_eq!(said(json!({"question": "q", "u": solution(false, "p")})), " has no pair");
-    assert_eq!(said(json!({"question": "q", "u": solution(true, "p"), "v": solution(false, "p")})), " has no pair");
+    assert_eq!(reported(json!({"question": "q", "u": solution(true, "p")})), " has no pair");
+    assert_eq!(reported(json!({"question": "q", "u": solution(false, "p")})), " has no pair");
+    assert_eq!(reported(json!({"question": "q", "u": solution(true, "p"), "v": solution(false, "p")})), " has no pair");
     let both = json!({"question": "q", "u": solution(true, "p"), "v": solution(false, "r")});
     assert_eq!(solve(&both.to_string(), "train"), None);
     let split = solve(&both.to_string(), "dev");

@@ -71,8 +71,8 @@ fn files_of_a_configuration_and_below() {
     // The first twelve of many files are named.
     let many: Vec<String> = (10..23).map(|i| format!("test-{i}.jsonl")).collect();
     let dir = directory(&many.iter().map(|name| (name.as_str(), "")).collect::<Vec<_>>());
-    let said = found(&dir, None, "train").unwrap_err();
-    assert!(said.contains("test-21.jsonl (dataset_split") && !said.contains("test-22"), "{said}");
+    let message = found(&dir, None, "train").unwrap_err();
+    assert!(message.contains("test-21.jsonl (dataset_split") && !message.contains("test-22"), "{message}");
     let nowhere = files(Path::new("no/such"), None, "train").unwrap_err();
     assert!(nowhere.to_string().starts_with("cannot list no/such: "), "{nowhere}");
 }
@@ -143,19 +143,19 @@ fn files_in_order_up_to_a_limit() {
     let data = load(&dir, Some(2)).unwrap();
     assert_eq!((data.examples.len(), data.hash.clone()), (2, sha256(first.as_bytes())));
     assert_eq!(load(&dir, Some(1)).unwrap().examples.len(), 1);
-    let said = |dir: &tempfile::TempDir| {
+    let message = |dir: &tempfile::TempDir| {
         load(dir, None).unwrap_err().to_string().replace(&dir.path().display().to_string(), "DIR")
     };
     assert_eq!(
-        said(&dir),
+        message(&dir),
         "DIR/2.jsonl, line 2: `prompt`: expected a text, or a list of messages {\"role\": …, \"content\": …}, got 4"
     );
     // A list counts rows, and so do lines in a file of that ending count lines.
-    assert!(said(&directory(&[("2.json", second)])).starts_with("DIR/2.json, row 2: "));
-    assert!(said(&directory(&[("2.json", "\n{\"prompt\": 4}\n")])).starts_with("DIR/2.json, line 2: "));
-    assert!(said(&directory(&[("2.jsonl", "{\"prompt\": 4}\n")])).starts_with("DIR/2.jsonl, line 1: "));
+    assert!(message(&directory(&[("2.json", second)])).starts_with("DIR/2.json, row 2: "));
+    assert!(message(&directory(&[("2.json", "\n{\"prompt\": 4}\n")])).starts_with("DIR/2.json, line 2: "));
+    assert!(message(&directory(&[("2.jsonl", "{\"prompt\": 4}\n")])).starts_with("DIR/2.jsonl, line 1: "));
     let empty = directory(&[("1.jsonl", "\n")]);
-    assert_eq!(said(&empty), "the dataset DIR is empty: it has no row");
+    assert_eq!(message(&empty), "the dataset DIR is empty: it has no row");
 }
 
 #[test]
@@ -242,10 +242,10 @@ fn lines_and_lists() {
         ("{\"x\": 1}\n{\"x\": \"a", 2, 8, "a string"),
         ("{\"x\":", 1, 5, "a value"),
     ] {
-        let said = read("a.jsonl", text.as_bytes(), 9).unwrap_err();
+        let message = read("a.jsonl", text.as_bytes(), 9).unwrap_err();
         let whole = "each line must hold one whole JSON object, so write an object of several lines as one";
         assert_eq!(
-            said,
+            message,
             format!("a.jsonl, line {line}, column {column}: broken JSON: EOF while parsing {what}: {whole}")
         );
     }
@@ -255,13 +255,13 @@ fn lines_and_lists() {
     assert_eq!(read("a.json", list.as_bytes(), 2).unwrap(), [(1, json!(1)), (2, json!(2))]);
     assert_eq!(read("a.json", list.as_bytes(), 9).unwrap().len(), 3);
     for broken in ["[{\"x\": 1}] and more", "[{\"x\": 1}, 3]"] {
-        let said = read("a.json", broken.as_bytes(), 1).unwrap_err();
-        assert!(said.starts_with("a.json: broken JSON, or not a list of objects: "), "{said}");
+        let message = read("a.json", broken.as_bytes(), 1).unwrap_err();
+        assert!(message.starts_with("a.json: broken JSON, or not a list of objects: "), "{message}");
     }
     for ending in ["gz", "zst", "csv", "arrow"] {
-        let said = read(&format!("a.{ending}"), b"", 9).unwrap_err();
+        let message = read(&format!("a.{ending}"), b"", 9).unwrap_err();
         let fix = "datasets are read as JSON lines (.jsonl) or Parquet (.parquet); unpack or convert it first";
-        assert_eq!(said, format!("a.{ending}: {fix}"));
+        assert_eq!(message, format!("a.{ending}: {fix}"));
     }
     let stop = StopSignal::new();
     stop.request();
@@ -276,23 +276,23 @@ fn a_number_that_64_bits_do_not_hold_is_refused_with_its_place() {
         let rows = super::rows::read(Path::new(name), text.as_bytes(), 9, &StopSignal::new());
         rows.map(|rows| rows.len()).map_err(|error| (is_bad_input(&error), error.to_string()))
     };
-    let said = |place: &str, column: &str, number: &str, read: &str| {
+    let message = |place: &str, column: &str, number: &str, read: &str| {
         let what = "has more digits than 64 bits hold, and would be read as";
         Err((true, format!("{place}, column `{column}`: {number} {what} {read}; write it as text: \"{number}\"")))
     };
     let big = "100000000000000000001";
     let mut wrong = Vec::new();
     for (name, text, expected) in [
-        ("a.jsonl", format!("{{\"x\": 1}}\n{{\"x\": {big}}}"), said("a.jsonl, line 2", "x", big, "1e+20")),
-        ("a.jsonl", format!("{{\"x\": [{{\"y\": {big}}}]}}"), said("a.jsonl, line 1", "x", big, "1e+20")),
-        ("a.json", format!("[{{\"x\": 1}}, {{\"x\": {big}}}]"), said("a.json, row 2", "x", big, "1e+20")),
-        ("a.json", format!("{{\"x\": {big}}}"), said("a.json, line 1", "x", big, "1e+20")),
+        ("a.jsonl", format!("{{\"x\": 1}}\n{{\"x\": {big}}}"), message("a.jsonl, line 2", "x", big, "1e+20")),
+        ("a.jsonl", format!("{{\"x\": [{{\"y\": {big}}}]}}"), message("a.jsonl, line 1", "x", big, "1e+20")),
+        ("a.json", format!("[{{\"x\": 1}}, {{\"x\": {big}}}]"), message("a.json, row 2", "x", big, "1e+20")),
+        ("a.json", format!("{{\"x\": {big}}}"), message("a.json, line 1", "x", big, "1e+20")),
         (
             "a.jsonl",
             "{\"x\": 0.12345678901234567890}".into(),
-            said("a.jsonl, line 1", "x", "0.12345678901234567890", "0.12345678901234568"),
+            message("a.jsonl, line 1", "x", "0.12345678901234567890", "0.12345678901234568"),
         ),
-        ("a.jsonl", "{\"x\": 1e-400}".into(), said("a.jsonl, line 1", "x", "1e-400", "0.0")),
+        ("a.jsonl", "{\"x\": 1e-400}".into(), message("a.jsonl, line 1", "x", "1e-400", "0.0")),
         ("a.jsonl", format!("{{\"x\": \"{big}\", \"{big}\": 0.1}}"), Ok(1)),
         ("a.jsonl", "{\"x\": 18446744073709551615, \"y\": -9223372036854775808}".into(), Ok(1)),
         ("a.jsonl", "{\"x\": 0.30000000000000004, \"y\": 1e20, \"z\": 0.10000000000000001}".into(), Ok(1)),

@@ -333,7 +333,7 @@ fn a_damaged_frontier_is_refused() {
     let checkpoint = run.dir.checkpoint(3);
     let file = checkpoint.join("frontier.bin");
     let bytes = std::fs::read(&file).unwrap();
-    let said = |damaged: &[u8]| {
+    let message = |damaged: &[u8]| {
         std::fs::write(&file, damaged).unwrap();
         // Without the list of files, which would report the damage first.
         let _ = std::fs::remove_file(checkpoint.join("files.json"));
@@ -344,8 +344,8 @@ fn a_damaged_frontier_is_refused() {
     flipped[bytes.len() / 2] ^= 1;
     for (damaged, word) in [(&flipped[..], "checksum"), (&bytes[..bytes.len() - 3], "cut off"), (&[], "has 0 batches")]
     {
-        let said = said(damaged);
-        assert!(said.contains("frontier.bin") && said.contains(word), "{said}");
+        let message = message(damaged);
+        assert!(message.contains("frontier.bin") && message.contains(word), "{message}");
     }
 }
 

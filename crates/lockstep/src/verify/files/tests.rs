@@ -212,8 +212,8 @@ fn tensors_of_another_layout_are_named() {
     // A header of more bytes than the file has.
     let long = [&u64::MAX.to_le_bytes()[..], b"{}"].concat();
     two.write(name, &long, &long);
-    let said = format!("{:#}", difference(&two.recorded, &two.remade, 4, SAME).unwrap_err());
-    assert_eq!(said, format!("{}: its header is longer than the file", two.recorded.join(name).display()));
+    let message = format!("{:#}", difference(&two.recorded, &two.remade, 4, SAME).unwrap_err());
+    assert_eq!(message, format!("{}: its header is longer than the file", two.recorded.join(name).display()));
 }
 
 #[test]
@@ -287,8 +287,8 @@ fn groups_are_compared_as_groups() {
     assert_eq!(two.found(), None);
     for name in [name, "frontier.bin", "frontier.begun.bin"] {
         two.write(name, "rubbish", "rubbish");
-        let said = format!("{:#}", difference(&two.recorded, &two.remade, 4, SAME).unwrap_err());
-        assert!(said.starts_with(&format!("{}: ", two.recorded.join(name).display())), "{said}");
+        let message = format!("{:#}", difference(&two.recorded, &two.remade, 4, SAME).unwrap_err());
+        assert!(message.starts_with(&format!("{}: ", two.recorded.join(name).display())), "{message}");
         two.write(name, "", "");
         assert_eq!(two.found(), None);
     }

@@ -15,8 +15,8 @@ fn scorer(ctx: &Context, family: &str) -> Weights {
     load(ctx, &format!("{family}/score"))
 }
 
-/// The compared values, by name, with their errors: the score of every position, the last one, Σ weightᵢ · scoreᵢ, every
-/// gradient.
+/// The compared values, by name, with their errors: the score of every position, the last one, Σ weightᵢ · scoreᵢ,
+/// every gradient.
 fn errors(ctx: &Context, family: &str, weights: &Weights) -> Vec<(String, f64)> {
     let (config, memory, expected) = (&weights.config, ctx.memory(), expected(family));
     let (ids, factors) = (expected.ids(), expected.f64("weights"));

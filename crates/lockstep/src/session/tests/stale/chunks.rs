@@ -157,8 +157,8 @@ fn a_damaged_frontier_is_refused() {
         // Without the list of files, which would report the damage first.
         let _ = std::fs::remove_file(checkpoint.join("files.json"));
         let error = Run::resume(Purpose::Grpo, &checkpoint, options(&config, false)).err().expect("refused");
-        let said = format!("{error:#}");
-        assert!(said.contains(FRONTIER) && said.contains(word), "{said}");
+        let message = format!("{error:#}");
+        assert!(message.contains(FRONTIER) && message.contains(word), "{message}");
     }
 }
 
