@@ -1,5 +1,5 @@
-//! Finds the identity of the build: the commit, and a hash of what differs from it. Only this crate has it, so that a
-//! commit builds nothing else anew. Nothing here fails: without git the identity is unknown.
+//! Finds the identity of the build: the commit, and a hash of the changes to it. Only this crate depends on it, so that
+//! a commit rebuilds nothing else. Nothing here fails: without git the identity is unknown.
 //!
 //! The commit comes from, in this order: the variable LOCKSTEP_BUILD_COMMIT (an image, whose build has no `.git`), the
 //! repository, the file that `cargo package` adds to a crate, the file COMMIT in which `git archive` writes the commit.
@@ -39,7 +39,7 @@ fn main() {
     println!("cargo::rustc-env=GIT_CHANGES_OF_BUILD={modified}");
 }
 
-/// Lets cargo run this again when `path` changes. One that is missing would make it run at every build.
+/// Lets cargo run this script again when `path` changes. A missing path would make it run at every build.
 fn watch(path: &Path) {
     if path.exists() {
         println!("cargo::rerun-if-changed={}", path.display());
@@ -60,7 +60,7 @@ fn of_variable() -> Option<(String, String)> {
 /// if there are none.
 pub fn of_repository(here: &Path) -> Option<(String, String)> {
     let git = Git { here };
-    // In the repository of somebody else, as a vendored crate or an unpacked archive, this is not `crates/cli`.
+    // A vendored crate or an unpacked archive in somebody else's repository is not at `crates/cli`.
     if git.text(&["rev-parse", "--show-prefix"])? != "crates/cli/" || git.text(&["ls-files", "Cargo.toml"])?.is_empty()
     {
         return None;
@@ -73,7 +73,7 @@ pub fn of_repository(here: &Path) -> Option<(String, String)> {
     let branch = git.text(&["symbolic-ref", "-q", "HEAD"]).and_then(|name| of_git(&name));
     match branch {
         Some(branch) if branch.exists() => watch(&branch),
-        // The next commit makes the file of a branch that is packed.
+        // The branch is packed; the next commit creates its file.
         Some(_) => of_git("refs/heads").iter().for_each(|path| watch(path)),
         None => {}
     }
@@ -92,7 +92,7 @@ pub fn of_repository(here: &Path) -> Option<(String, String)> {
     Some((commit, modified))
 }
 
-/// The commit in a crate that `cargo package` made, which says of changes only that there were some.
+/// The commit in a crate that `cargo package` made, which records only whether there were changes.
 pub fn of_package(here: &Path) -> Option<(String, String)> {
     let text = std::fs::read_to_string(here.join(".cargo_vcs_info.json")).ok()?;
     let value =
@@ -136,7 +136,7 @@ impl Git<'_> {
     }
 
     /// A hash of the changed, new and deleted files among the sources: of their names and contents. Empty if there are
-    /// none, and `None` if git cannot say.
+    /// none; `None` if git fails.
     fn modified(&self, root: &Path) -> Option<String> {
         let of_root = Git { here: root };
         let listed = ["status", "--porcelain=v1", "-z", "--untracked-files=all", "--no-renames", "--"];

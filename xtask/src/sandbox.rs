@@ -12,7 +12,7 @@ const TESTS: [&str; 7] = [
     "all_ordinary_solutions_in_both_isolations_as_both_users",
     "nothing_is_earned_by_all_attacks",
     "most_tests_of_all_mbpp_run_with_the_full_guarantee",
-    "the_whole_tables_in_both_isolations_as_both_users",
+    "the_complete_tables_in_both_isolations_as_both_users",
 ];
 /// Beginnings of the output lines that report results.
 const LANGUAGES: [&str; 2] = ["ocaml, ", "python, "];

@@ -238,7 +238,7 @@ fn packing(ctx: &Context, weights: &Weights) -> anyhow::Result<[Side; 2]> {
         let pairs = rows.iter().zip(completions);
         let pairs: Vec<_> = pairs.map(|((prompt, _), completion)| PromptCompletion { prompt, completion }).collect();
         let scores = scorer.score(ctx, weights, &pairs, 1.0)?;
-        // Of the tokens that are there.
+        // Only the tokens that exist.
         Ok(scores.iter().zip(lengths).flat_map(|(scores, n)| scores.logps[..n].to_vec()).collect())
     };
     let packed: Vec<&[u32]> = rows.iter().map(|(_, completion)| completion.as_slice()).collect();

@@ -17,7 +17,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Instant;
 
-/// What is generated.
+/// The prompt and the completions.
 #[derive(Clone, Debug)]
 pub struct GroupOptions {
     /// Numbers of completions of the shared prompt to time, for example 1, 8 and 64. Empty: time decode steps of

@@ -1,5 +1,4 @@
-//! `lockstep bench`: the speed that the engine reaches, beside the peak of this machine, both measured at the same
-//! time.
+//! `lockstep bench`: the engine's speed and the peak of this machine, measured at the same time.
 //!
 //! Each benchmark has one file; [`workload`] makes the steps that they time, [`shapes`] the models. All figures are
 //! measured on this machine.
@@ -47,7 +46,7 @@ pub fn median(times: &[f64]) -> f64 {
 #[cfg(test)]
 mod tests {
     #[test]
-    fn the_median_is_no_mean() {
+    fn the_median_is_not_the_mean() {
         assert_eq!(super::median(&[9.0, 1.0, 2.0]), 2.0);
         assert_eq!(super::median(&[4.0, 1.0, 100.0, 2.0]), 2.0);
         let mut calls = 0;

@@ -1,4 +1,4 @@
-//! `lockstep bench memory`: the memory of a step by part, as the memory ledger counts it, beside the process's resident
+//! `lockstep bench memory`: the memory of a step by part, as the memory ledger counts it, and the process's resident
 //! memory. Also the memory that computing log-probabilities needs beyond inputs and outputs, where stored [tokens,
 //! vocabulary] logits would show.
 
@@ -12,14 +12,14 @@ use serde_json::json;
 /// Number of tokens in the measurement of log-probabilities.
 const TOKENS: usize = 4096;
 
-/// Measures one step with a model of size `shape`. Must run in a process of its own, since it reads the process's peak
+/// Measures one step with a model of size `shape`. Must run in a separate process, since it reads the process's peak
 /// memory.
 pub fn run(ctx: &Context, shape: Subject) -> anyhow::Result<Report> {
     let machine = Machine::measure(ctx)?;
     let columns = [column("part", "part", 0), column("mib", "MiB", 1)];
     let mut report = Report::new("memory", machine, &columns);
     let mib = |bytes: f64| bytes / f64::from(1 << 20);
-    // First, while the peak of the process is still its own.
+    // First, before anything else raises the peak of the process.
     if let Some(bytes) = log_probabilities(ctx, shape)? {
         let vocabulary = shape.config()?.vocab_size;
         report.row([

@@ -20,7 +20,7 @@ pub struct Panel {
     pub series: Vec<Series>,
 }
 
-/// Line colours that people with any colour vision can tell apart (Okabe and Ito), then two more.
+/// Line colours that people with any colour vision can distinguish (Okabe and Ito), then two more.
 const COLOURS: [&str; 9] =
     ["#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000", "#8a6d00", "#7a4fb5"];
 
@@ -146,7 +146,7 @@ mod tests {
     }
 
     #[test]
-    fn a_point_lies_where_its_numbers_say() {
+    fn a_point_is_drawn_at_its_coordinates() {
         let series = |name: &str| Series { name: name.into(), points: vec![[0.0, 0.0, 0.0], [10.0, 50.0, 25.0]] };
         let panels = [Panel { label: "x < y".into(), series: vec![series("a"), series("b & c")] }];
         let svg = svg("t", "y", 100.0, &panels);

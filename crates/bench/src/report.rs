@@ -70,7 +70,7 @@ impl Machine {
         let (tiles, pairs) = (self.ceilings.tile_flops_per_s == own, self.ceilings.pair_flops_per_s == own);
         let busy = self.load.filter(|load| *load >= CpuTimes::QUIET).map_or(String::new(), |load| {
             format!(
-                " · other processes kept {:.0} % of the cores' time meanwhile: the ceilings are higher",
+                " · other processes used {:.0} % of the cores' time meanwhile: the ceilings are higher",
                 100.0 * load
             )
         });

@@ -1,4 +1,4 @@
-//! `lockstep bench rollout`: times whole decode steps, with the sampler, by batch size. Each sequence has its own
+//! `lockstep bench rollout`: times complete decode steps, with the sampler, by batch size. Each sequence has its own
 //! prompt.
 //!
 //! A decode step must read every weight once, and all keys and values that its sequences attend to. These bytes,
@@ -32,12 +32,12 @@ pub fn run(ctx: &Context, shape: Subject, steps: usize) -> anyhow::Result<Report
     let weights = shape.weights(ctx)?;
     let config = weights.config.clone();
     let weight_bytes: usize = weights.params.tensors().iter().map(|t| t.bytes()).sum();
-    // The embedding is read as the head; where the head is its own, only a row per token of the embedding is.
+    // A tied embedding is read as the head; of an untied one only a row per token is read.
     let unread = if config.tie_word_embeddings { 0 } else { weights.params.embedding.data().bytes() };
     let kv_token_bytes = 2 * config.num_layers * config.num_kv_heads * config.head_dim * config.compute.bytes();
     for temperature in [0.0, 1.0] {
         for batch in BATCHES {
-            // Prompts are computed in the first steps, some sequences' later than others': tokens for that time, too.
+            // Prompts are computed in the first steps, some later than others: room for the tokens of that time, too.
             let prefill = (batch * PROMPT).div_ceil(MAX_BATCHED_TOKENS);
             let workload = Workload {
                 prompts: batch,

@@ -1,4 +1,4 @@
-//! `lockstep bench step`: times a whole GRPO step and its stages, and compares it with its roofline: the least time in
+//! `lockstep bench step`: times a GRPO step and its stages, and compares it with its roofline: the least time in
 //! which the machine could do its FLOPs and memory reads.
 
 use super::report::column;

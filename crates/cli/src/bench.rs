@@ -7,7 +7,7 @@ use kernels::{Context, Device};
 use lockstep::context;
 use lockstep_bench::{self as bench, Report, Shape, Subject};
 
-/// Measures the engine beside what this machine can do at most.
+/// Measures the engine against the limits of this machine.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Examples:
@@ -18,55 +18,55 @@ Examples:
   lockstep bench levels --algorithm ppo --shape tiny --steps 10
 Quote ratios from one run: machines differ, and so do their days.")]
 pub struct Args {
-    /// What is measured.
+    /// The benchmark to run.
     #[command(subcommand)]
     pub what: What,
 }
 
-/// How it runs.
+/// Options of every benchmark.
 #[derive(Clone, Debug, clap::Args)]
 pub struct Common {
     /// The size of the model (random weights).
     #[arg(long, value_enum, default_value = "7m")]
     pub shape: ShapeFlag,
-    /// What matmuls compute in.
+    /// The dtype of matmuls.
     #[arg(long, value_parser = ["f32", "bf16"], default_value = "f32")]
     pub dtype: String,
-    /// What computes: cpu, cuda, cuda:1, …; LOCKSTEP_DEVICE or the CPU if not given.
+    /// The device: cpu, cuda, cuda:1, …; LOCKSTEP_DEVICE or the CPU if not given.
     #[arg(long, value_name = "DEVICE", value_parser = device)]
     pub device: Option<Device>,
     /// Threads; LOCKSTEP_THREADS or all cores if not given.
     #[arg(long, value_name = "N", value_parser = threads)]
     pub threads: Option<usize>,
-    /// As JSON.
+    /// Prints JSON.
     #[arg(long)]
     pub json: bool,
 }
 
-/// Decode steps, or whole rollouts of a group.
+/// Options of `bench rollout`.
 #[derive(Clone, Debug, clap::Args)]
 pub struct RolloutArgs {
     /// The model and how it runs.
     #[command(flatten)]
     pub common: Common,
-    /// What a group generates.
+    /// The prompt and the completions.
     #[command(flatten)]
     pub group: GroupFlags,
 }
 
-/// A step of another size than the peers are measured with.
+/// Options of `bench step`.
 #[derive(Clone, Debug, clap::Args)]
 pub struct StepArgs {
     /// The model and how it runs.
     #[command(flatten)]
     pub common: Common,
-    /// Completions of the step, in groups of eight; the shape's own number if not given.
+    /// Completions per step, in groups of eight; the shape's number if not given.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     pub completions: Option<u32>,
-    /// Tokens of each; the shape's own number if not given.
+    /// Tokens per completion; the shape's number if not given.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     pub new_tokens: Option<u32>,
-    /// Steps that are timed, after one that takes the memory.
+    /// Timed steps, after one for warm-up.
     #[arg(long, value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..))]
     pub repeats: u32,
 }
@@ -80,13 +80,13 @@ impl StepArgs {
     }
 }
 
-/// Updates.
+/// Options of `bench train`.
 #[derive(Clone, Debug, clap::Args)]
 pub struct TrainArgs {
     /// The model and how it runs.
     #[command(flatten)]
     pub common: Common,
-    /// Updates of each case that are timed, after one that takes the memory.
+    /// Timed updates of each case, after one for warm-up.
     #[arg(long, value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..))]
     pub repeats: u32,
 }
@@ -96,19 +96,19 @@ pub struct TrainArgs {
 pub enum What {
     /// Matmuls: forward, input gradient, weight gradient.
     Gemm(Common),
-    /// Decode steps by batch size, sampler included, against the machine's memory reads.
+    /// Decode steps by batch size, sampler included, against the machine's memory bandwidth.
     Rollout(RolloutArgs),
-    /// Forward and backward of a micro-batch; what a shared prompt saves.
+    /// Forward and backward pass of a micro-batch; the savings of a shared prompt.
     Train(TrainArgs),
     /// A whole GRPO step against its roofline.
     Step(StepArgs),
-    /// What a step holds in memory, by part, and what log-probabilities take.
+    /// Memory of a step, by part, and of log-probabilities.
     Memory(Common),
-    /// Sampler against trainer, bit by bit, over batches, threads, sharing, chunks.
+    /// Compares sampler and trainer bit by bit, over batches, threads, prompt sharing and chunks.
     Parity(Common),
-    /// Steps of GRPO or PPO at levels, each one idea more, from nothing to everything on; are their bits the same?
+    /// Steps of GRPO or PPO at levels of optimization, each with one idea more than the last; compares their bits.
     Levels(LevelsFlags),
-    /// Each optimization beside the same work without it: fused sampling and softmax, transfers, cache, packing, KL.
+    /// Each optimization against the same work without it: fused sampling and softmax, transfers, cache, packing, KL.
     Ablation(Common),
     /// Prints the config.json of a size, for `lockstep init`: the same weights for other programs.
     Shape(Common),

@@ -11,7 +11,7 @@ use std::path::PathBuf;
 /// Levels of optimization.
 #[derive(Clone, Debug, clap::Args)]
 pub struct LevelsFlags {
-    /// What is trained with; grpo if not given.
+    /// The algorithm; grpo if not given.
     #[arg(long, value_parser = ["grpo", "ppo"], conflicts_with = "preset")]
     pub algorithm: Option<String>,
     /// A named set of an algorithm, a size and hyperparameters. ppo-document: examples/ppo_preset.toml's PPO (8
@@ -22,20 +22,20 @@ pub struct LevelsFlags {
     /// The size of the model (random weights); 7m, or the preset's, if not given.
     #[arg(long, value_enum)]
     pub shape: Option<ShapeFlag>,
-    /// Which levels, in this order; all of them if not given, or the preset's. Each adds one idea to the one before it:
+    /// The levels, in this order; if not given, the preset's or all. Each adds one idea to the one before it:
     /// none, cache (key-value cache), vectors, threads, batching, fused (head), shared (prompt; GRPO's alone), bf16.
     #[arg(long, value_name = "LEVEL,…", value_delimiter = ',')]
     pub levels: Vec<String>,
     /// Training steps of each level.
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..))]
     pub steps: u32,
-    /// Threads of the levels that have several; LOCKSTEP_THREADS or all cores if not given.
+    /// Threads of the multithreaded levels; LOCKSTEP_THREADS or all cores if not given.
     #[arg(long, value_name = "N", value_parser = threads)]
     pub threads: Option<usize>,
-    /// The table at the end as JSON.
+    /// Prints the table at the end as JSON.
     #[arg(long, conflicts_with = "events")]
     pub json: bool,
-    /// A line of JSON for the start, each level, each step and the end, as they happen.
+    /// Prints a line of JSON for the start, each level, each step and the end, as they happen.
     #[arg(long)]
     pub events: bool,
 }
@@ -66,28 +66,28 @@ impl LevelsFlags {
     }
 }
 
-/// What is generated.
+/// The prompt and the completions.
 #[derive(Clone, Debug, clap::Args)]
 pub struct GroupFlags {
-    /// Completions of one shared prompt, in place of decode steps of prompts of their own; several sizes: 1,8,64.
+    /// Number of completions of one shared prompt, instead of decode steps of separate prompts; several: 1,8,64.
     #[arg(long, value_name = "N,…", value_delimiter = ',')]
     pub completions: Vec<usize>,
-    /// The weights of a Hugging Face directory, in place of the shape's random ones.
+    /// Loads the weights of a Hugging Face directory instead of random ones of the shape.
     #[arg(long, value_name = "DIR", requires = "completions")]
     pub model: Option<PathBuf>,
-    /// Tokens of the prompt, random ids.
+    /// Length of a prompt of random ids.
     #[arg(long, value_name = "N", default_value_t = 512, requires = "completions")]
     pub prompt_length: usize,
-    /// The prompt itself: a file with a JSON array of token ids.
+    /// A file with the prompt as a JSON array of token ids.
     #[arg(long, value_name = "FILE", requires = "completions", conflicts_with = "prompt_length")]
     pub prompt_ids: Option<PathBuf>,
     /// Tokens of each completion.
     #[arg(long, value_name = "N", default_value_t = 128, requires = "completions")]
     pub new_tokens: usize,
-    /// 0: the likeliest token each time.
+    /// The sampling temperature; 0: greedy.
     #[arg(long, value_name = "T", default_value_t = 0.0, requires = "completions")]
     pub temperature: f64,
-    /// Rollouts of each size that are timed, after one that takes the memory.
+    /// Timed rollouts of each size, after one for warm-up.
     #[arg(long, value_name = "N", default_value_t = 1, requires = "completions")]
     pub repeats: usize,
 }
@@ -112,28 +112,28 @@ Examples:
 Writes results.json, table.md, curves.csv and curves.svg into the directory.
 Started again in it, it continues with what is missing.")]
 pub struct AlgorithmsFlags {
-    /// What is compared.
+    /// The comparison to run.
     #[arg(long, value_enum, default_value = "algorithms")]
     pub table: WhichFlag,
-    /// The seeds: each has its own data, model and SFT run.
+    /// The seeds; each has its own data, model and SFT run.
     #[arg(long, value_name = "N,…", value_delimiter = ',', default_value = "1,2,3")]
     pub seeds: Vec<u64>,
     /// Optimizer steps of each run; each step learns from 256 completions.
     #[arg(long, value_name = "N", default_value_t = 600, value_parser = clap::value_parser!(u64).range(1..))]
     pub steps: u64,
-    /// Steps of imitation before.
+    /// Steps of supervised fine-tuning before that.
     #[arg(long, value_name = "N", default_value_t = SFT_STEPS, value_parser = clap::value_parser!(u64).range(1..))]
     pub sft_steps: u64,
     /// Only these rows of the table.
     #[arg(long, value_name = "NAME,…", value_delimiter = ',')]
     pub only: Vec<String>,
-    /// The directory.
+    /// The directory of the runs.
     #[arg(long, value_name = "DIR", default_value = "runs/bench-algorithms")]
     pub out: PathBuf,
     /// Threads; LOCKSTEP_THREADS or all cores if not given.
     #[arg(long, value_name = "N", value_parser = threads)]
     pub threads: Option<usize>,
-    /// As JSON.
+    /// Prints JSON.
     #[arg(long)]
     pub json: bool,
     #[command(flatten)]
@@ -157,7 +157,7 @@ pub enum WhichFlag {
     Algorithms,
     /// Baseline, SFT, GRPO with KL, GRPO without.
     Kl,
-    /// GRPO on completions of older and older weights (max_staleness).
+    /// GRPO on completions of increasingly old weights (max_staleness).
     Staleness,
 }
 

@@ -6,14 +6,14 @@ use lockstep::{RunDir, bad_input};
 use std::collections::BTreeSet;
 use std::path::PathBuf;
 
-/// Writes TensorBoard's event files of runs that were trained without: every metric, histograms and completions of what
-/// was recorded, and the hyperparameters.
+/// Writes TensorBoard event files for runs that were trained without them: all metrics, the hyperparameters, and
+/// histograms and completions if they were recorded.
 #[derive(Debug, clap::Args)]
 pub struct Args {
     /// The runs.
     #[arg(value_name = "RUN", required = true)]
     pub runs: Vec<PathBuf>,
-    /// A directory that gets one below it for each run, of the run's name; without it, each run's own `tensorboard`.
+    /// Writes below this directory, into one named like the run; without it, into the run's `tensorboard`.
     #[arg(long, value_name = "DIR")]
     pub out: Option<PathBuf>,
 }
@@ -28,7 +28,7 @@ pub(crate) fn run(args: Args) -> anyhow::Result<()> {
             None => run.tensorboard(),
         };
         if !taken.insert(directory.clone()) {
-            bad_input!("{} would get two runs of that name: write them one at a time", directory.display());
+            bad_input!("two runs would be written to {}: write them one at a time", directory.display());
         }
         into.push(directory);
     }

@@ -16,7 +16,7 @@ static BUILD: LazyLock<Build> = LazyLock::new(|| {
     }
 });
 
-/// What `--version` prints after the program's name.
+/// The output of `--version` after the program's name.
 pub(crate) static TEXT: LazyLock<String> = LazyLock::new(|| BUILD.to_string());
 
 /// The build that a program is made with: its engine and its cargo features.

@@ -18,13 +18,14 @@ pub const PORT: u16 = 7860;
 /// files of runs in progress and of those that have ended, and writes nothing.
 #[derive(Debug, clap::Args)]
 pub struct Args {
-    /// Runs, or directories with runs; without any, ./runs.
+    /// Runs, or directories of runs; ./runs if not given.
     #[arg(value_name = "RUN|DIR")]
     pub runs: Vec<PathBuf>,
-    /// The port of the page; 0: any that is free.
+    /// The port of the page; 0: any free port.
     #[arg(long, default_value_t = PORT)]
     pub port: u16,
-    /// The address to listen at. Beyond this machine (0.0.0.0) the page asks for the token in the printed address.
+    /// The address to listen at. If other machines can reach it (0.0.0.0), the page asks for the token in the printed
+    /// address.
     #[arg(long, default_value = "127.0.0.1", value_name = "ADDRESS")]
     pub host: String,
     /// A host and port by which browsers reach the page as well, such as localhost:8888 of a forwarded port; may be

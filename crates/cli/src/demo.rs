@@ -21,7 +21,7 @@ use std::path::{Path, PathBuf};
 use std::time::Instant;
 use telemetry::{Align, Record, Table};
 
-/// Trains a small model from nothing, then with GRPO; no network, no files needed.
+/// Trains a small model from nothing, then with GRPO; needs no network and no files.
 #[derive(Debug, clap::Args)]
 pub struct Args {
     /// The seed of everything random.
@@ -33,21 +33,21 @@ pub struct Args {
     /// GRPO steps; with 0 the demo ends after supervised fine-tuning.
     #[arg(long, value_name = "N", default_value_t = 500)]
     pub steps: u64,
-    /// What computes: cpu, cuda, cuda:1, …; LOCKSTEP_DEVICE or the CPU if not given.
+    /// The device: cpu, cuda, cuda:1, …; LOCKSTEP_DEVICE or the CPU if not given.
     #[arg(long, value_name = "DEVICE", value_parser = device)]
     pub device: Option<Device>,
     /// Threads; all cores if not given.
     #[arg(long, value_name = "N", value_parser = threads)]
     pub threads: Option<usize>,
-    /// Shows the demo on a page, at port 7860 or --dashboard=PORT, while it trains.
+    /// Serves a page about the demo while it trains, at port 7860 or --dashboard=PORT.
     #[arg(long, value_name = "PORT", num_args = 0..=1, require_equals = true, default_missing_value = "7860")]
     pub dashboard: Option<u16>,
     #[command(flatten)]
     pub log: RunLogArgs,
 }
 
-/// What GRPO records, so that the dashboard shows its completions and what each step did to their tokens. No bit of
-/// training depends on it.
+/// Keys that make GRPO record its completions, and how each step changed the log-probabilities of their tokens, for the
+/// dashboard. Training does not depend on them.
 const RECORDED: &[(&str, &str)] =
     &[("record_rollouts", "true"), ("record_entropies", "true"), ("max_rollouts_bytes", "67108864")];
 /// How many held-out completions are shown before and after GRPO.
@@ -125,7 +125,7 @@ pub(crate) fn run(args: Args) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// The line that says how to train the model of supervised fine-tuning by reward.
+/// The command that trains the model of supervised fine-tuning by reward.
 fn reward_it(root: &Path, model: &Path) -> String {
     format!(
         "Reward it:         lockstep train --model {} --dataset {} --task prompt_answer --set max_completion_length=4 \

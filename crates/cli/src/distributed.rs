@@ -21,8 +21,8 @@ use std::time::Duration;
 /// How long a process may take to save its state after its supervisor is gone.
 const GRACE: Duration = Duration::from_secs(60);
 
-/// The learner of a distributed run: trains on what workers make, which join its directory. The configuration is that
-/// of `lockstep train`. Workers may start before it, and come and go.
+/// Starts the learner of a distributed run, which trains on the completions of workers. Workers join the run's
+/// directory; they may start before the learner, and come and go. The configuration is that of `lockstep train`.
 #[derive(Debug, clap::Args)]
 pub struct LearnerArgs {
     #[command(flatten)]
@@ -35,30 +35,31 @@ pub struct LearnerArgs {
     pub network: NetworkArgs,
 }
 
-/// How workers of other machines join.
+/// How workers on other machines join.
 #[derive(Debug, clap::Args)]
 pub struct NetworkArgs {
-    /// A NATS server with JetStream, over which workers join: nats://HOST:PORT or tls://HOST:PORT, and /NAME where it
+    /// A NATS server with JetStream through which workers join: nats://HOST:PORT or tls://HOST:PORT, with /NAME if it
     /// serves several runs.
     #[arg(long, value_name = "URL", requires = "listen")]
     pub nats: Option<String>,
-    /// Where weights are served to workers: an address of this machine and a port, 0.0.0.0:7070.
+    /// The address and port of this machine that serve weights to workers, such as 0.0.0.0:7070.
     #[arg(long, value_name = "ADDR", requires = "nats")]
     pub listen: Option<SocketAddr>,
-    /// How workers reach that, HOST or HOST:PORT; without it, this machine's address on the way to the NATS server.
+    /// The address at which workers reach --listen, HOST or HOST:PORT; by default, this machine's address on its route
+    /// to the NATS server.
     #[arg(long, value_name = "HOST", requires = "listen")]
     pub advertise: Option<String>,
     #[command(flatten)]
     pub server: ServerArgs,
 }
 
-/// What a NATS server asks for.
+/// Credentials of a NATS server.
 #[derive(Clone, Debug, Default, clap::Args)]
 pub struct ServerArgs {
     /// A file with the NATS server's token; without it LOCKSTEP_NATS_TOKEN.
     #[arg(long, value_name = "FILE")]
     pub nats_token_file: Option<PathBuf>,
-    /// Of a tls:// server: the certificate (PEM) of whoever signed its own, if that is none of the system's.
+    /// For a tls:// server: the CA certificate (PEM) that signed the server's, if it is not one of the system's.
     #[arg(long, value_name = "FILE")]
     pub nats_ca: Option<PathBuf>,
 }
@@ -86,27 +87,27 @@ impl NetworkArgs {
     }
 }
 
-/// A worker of a distributed run: generates and scores completions until the run ends. It reads the weights where the
-/// learner wrote them, and may be killed at any moment: what it was doing is done by another.
+/// Starts a worker of a distributed run, which generates and scores completions until the run ends. It may be killed at
+/// any moment: another worker then repeats its job.
 #[derive(Debug, clap::Args)]
 pub struct WorkerArgs {
-    /// The run's directory (--out of its learner), which may not exist yet; from another machine the NATS server that
-    /// the learner names, nats://HOST:PORT.
+    /// The run's directory (--out of its learner), which need not exist yet; on another machine, the learner's NATS
+    /// server, nats://HOST:PORT.
     #[arg(long, value_name = "DIR|URL")]
     pub join: PathBuf,
-    /// Its name, which no other worker of the run has: letters, digits, - and _.
+    /// The worker's name, unique in the run: letters, digits, - and _.
     #[arg(long, value_name = "NAME")]
     pub name: String,
     /// Threads; without it the run's `threads`, or all cores.
     #[arg(long, value_name = "N", value_parser = threads)]
     pub threads: Option<usize>,
-    /// The sampling profiles whose groups it makes; without it, all of them.
+    /// The sampling profiles whose groups it generates; all if not given.
     #[arg(long, value_name = "NAME,…", value_delimiter = ',')]
     pub profiles: Vec<String>,
-    /// Work for a learner of another build of the program, whose answers may have other bits.
+    /// Allows a learner of another build of the program, whose results may have other bits.
     #[arg(long)]
     pub allow_other_build: bool,
-    /// Wait also for the learner of a run that has ended, or that had no workers, and is resumed later.
+    /// Also waits for a learner that will resume a run that has ended, or that had no workers.
     #[arg(long)]
     pub wait: bool,
     #[command(flatten)]
@@ -203,7 +204,7 @@ pub(crate) fn supervise(args: &RunArgs, workers: Option<u32>, sharing: &SharingA
         let command = move |_| {
             let mut command = this_program();
             command.arg("worker").arg("--join").arg(&out).args(["--name", &own]).args(&flags);
-            // A run that is resumed may have ended, or had no workers; its learner starts beside them.
+            // A resumed run may have ended, or had no workers; its learner starts at the same time.
             command.arg("--wait");
             let file = disk::Options::new().append().create().mode(0o600).open(&log);
             let (stdout, stderr) = match file.and_then(|file| Ok((file.try_clone()?, file))) {
@@ -237,7 +238,7 @@ pub(crate) fn supervise(args: &RunArgs, workers: Option<u32>, sharing: &SharingA
     let code = supervisor::run(learner, all, Limits::default(), &mut || requests.try_recv().ok(), &mut report)
         .map_err(|error| anyhow::anyhow!(with_last_words(&error.to_string(), layout.root())))?;
     if is_new && !out.join("config.toml").exists() {
-        // It was refused before it had begun.
+        // The run was refused before it began.
         let _ = disk::remove_dir_all(layout.root());
         let _ = std::fs::remove_dir(&out);
     }
@@ -248,12 +249,12 @@ pub(crate) fn supervise(args: &RunArgs, workers: Option<u32>, sharing: &SharingA
 }
 
 impl SharingArgs {
-    /// Reports a directory for the weights in which this user can make no file.
+    /// Reports a weights directory in which this user cannot create files.
     fn check(&self) -> anyhow::Result<()> {
         let Some(dir) = &self.weights_dir else { return Ok(()) };
         let flag = || format!("--weights-dir {}", dir.display());
         if !dir.is_dir() {
-            bad_input!("{}: there is no such directory; give one that exists, /dev/shm", flag());
+            bad_input!("{}: there is no such directory; give one that exists, such as /dev/shm", flag());
         }
         let probe = dir.join(format!(".lockstep-{}.probe", telemetry::system::since_1970().as_nanos()));
         disk::Options::new().write().create_new().open(&probe).or_bad_input_in(flag())?;
@@ -308,7 +309,7 @@ fn arguments(args: &RunArgs, out: &Path) -> anyhow::Result<Vec<OsString>> {
     Ok(arguments)
 }
 
-/// A message of the supervisor, which begins with the name of a process, with the last error in that process's log.
+/// Appends to a message of the supervisor, whose first word is the name of a process, the last error in its log.
 fn with_last_words(message: &str, logs: &Path) -> String {
     let log = logs.join(format!("{}.log", message.split(' ').next().unwrap_or_default()));
     let text = disk::read(&log, disk::most::STATE).unwrap_or_default();
@@ -384,7 +385,7 @@ mod tests {
             ("nats://a", Some("secret"), Some(file.clone()))
         );
         std::fs::write(&file, "\n").unwrap();
-        assert_eq!(of(Some(file), None).unwrap().token, None, "an empty file has none");
+        assert_eq!(of(Some(file), None).unwrap().token, None, "an empty file has no token");
         let none = dir.path().join("none");
         let why = of(None, Some(none.clone())).map(|_| ()).unwrap_err().to_string();
         assert_eq!(why, format!("--nats-ca {}: there is no such file", none.display()));

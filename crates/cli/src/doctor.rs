@@ -14,7 +14,7 @@ use std::time::Duration;
 use telemetry::CpuTimes;
 use telemetry::system::{MemoryLimit, memory_limits};
 
-/// Says what this machine has, what will be used, and why.
+/// Reports this machine's hardware, the parts that will be used, and why.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Examples:
@@ -22,10 +22,10 @@ Examples:
   lockstep doctor --threads 4           its ceilings with four threads
   LOCKSTEP_ISA=avx2 lockstep doctor     its ceilings with a lower instruction set")]
 pub struct Args {
-    /// As JSON.
+    /// Prints JSON.
     #[arg(long)]
     pub json: bool,
-    /// What computes: cpu, cuda, cuda:1, …; LOCKSTEP_DEVICE or the CPU if not given.
+    /// The device: cpu, cuda, cuda:1, …; LOCKSTEP_DEVICE or the CPU if not given.
     #[arg(long, value_name = "DEVICE", value_parser = device)]
     pub device: Option<Device>,
     /// Threads; LOCKSTEP_THREADS or all cores if not given.
@@ -62,7 +62,7 @@ pub(crate) fn run(args: Args) -> anyhow::Result<()> {
     };
     let memory = telemetry::system::memory_bytes();
     let memory_limit = memory_limits().into_iter().next();
-    // Before the measurement: in a small control group it may be the last line.
+    // Printed before the measurement, which the kernel may kill in a small control group.
     if let Some(limit) = memory_limit.as_ref().filter(|limit| limit.left() < MEASURED_BYTES) {
         output::note(format_args!(
             "warning: this process is limited to {limit}, of which {} are left; the measurement needs {}",
@@ -197,8 +197,8 @@ impl Findings {
         let used = match (&self.refused, device) {
             (Some(why), _) => format!("none: {}", paragraph(why)),
             (None, Device::CudaEmulated) => format!(
-                "cuda-emulated: {by}. CUDA's kernels, compiled for this processor: for tests; no figure of it says \
-                 anything about a GPU"
+                "cuda-emulated: {by}. CUDA's kernels, compiled for this processor, for tests; its figures say nothing \
+                 about a GPU"
             ),
             (None, device) => format!("{}: {by}", device.name()),
         };
@@ -223,13 +223,13 @@ impl Findings {
         };
         let peaks = of_bf16(tile_flops_per_s, "on tiles") + &of_bf16(pair_flops_per_s, "in pairs");
         let (of, read) = match self.ctx.memory().device() {
-            Device::CudaEmulated => (" of the emulator: no measure of anything", "emulated: no measure of anything"),
+            Device::CudaEmulated => (" of the emulator: not meaningful", "emulated: not meaningful"),
             Device::Cuda(_) => (" of the device", "the device copying 256 MiB, read and written"),
             _ => ("", "reading 256 MiB"),
         };
         let peak = format!("{:.1} GFLOP/s (fused multiply-adds in registers{of}){peaks}", flops_per_s / 1e9);
         let balance = format!(
-            "{:.0} operations for each byte read: work with fewer waits for memory (decoding a few sequences does)",
+            "{:.0} operations for each byte read: work with fewer is limited by memory (decoding a few sequences is)",
             flops_per_s / read_bytes_per_s
         );
         [
@@ -299,7 +299,7 @@ impl Findings {
         if let Some(load) = self.load.filter(|load| *load >= CpuTimes::QUIET) {
             let _ = writeln!(
                 text,
-                "warning: other processes kept {:.0} % of the cores' time while this was measured: the machine can do \
+                "warning: other processes used {:.0} % of the cores' time while this was measured: the machine can do \
                  more than these figures",
                 100.0 * load
             );

@@ -26,16 +26,16 @@ pub struct Args {
     /// A run's directory or one of its checkpoints, or a TOML file of keys: evaluates as that run does.
     #[arg(value_name = "RUN|CONFIG.toml")]
     pub source: Option<PathBuf>,
-    /// The model: a Hugging Face directory, a Hub id, or an adapter's PEFT directory. Not given: the run's.
+    /// The model: a Hugging Face directory, a Hub id, or an adapter's PEFT directory; the run's if not given.
     #[arg(long, value_name = "DIR")]
     pub model: Option<String>,
-    /// A low-rank adapter of it: a PEFT directory.
+    /// A low-rank adapter of the model: a PEFT directory.
     #[arg(long, value_name = "DIR")]
     pub adapter: Option<PathBuf>,
-    /// Use the adapter even if the model's weights are not those that it says it was trained on.
+    /// Uses the adapter even if it was trained on other weights than the model's.
     #[arg(long)]
     pub other_base: bool,
-    /// JSONL or Parquet, in the place of the configuration's; NAME=FILE, repeated, for several sets.
+    /// The dataset, JSONL or Parquet, instead of the configuration's; repeat NAME=FILE for several sets.
     #[arg(long, value_name = "[NAME=]FILE")]
     pub dataset: Vec<String>,
     /// A task's preset: columns, system prompt and reward of gsm8k or prompt_answer (task).
@@ -43,7 +43,7 @@ pub struct Args {
     pub task: Option<String>,
     #[command(flatten)]
     pub rewards: RewardArgs,
-    /// Completions of each prompt; several are sampled (num_generations_eval). Without a configuration: 1, greedy.
+    /// Completions per prompt; several are sampled (num_generations_eval). Without a configuration: 1, greedy.
     #[arg(long, value_name = "N")]
     pub n: Option<usize>,
     /// The sampling temperature; 0: greedy.
@@ -52,13 +52,13 @@ pub struct Args {
     /// The k of pass@k (eval_pass_at_k). Without a configuration: 1 and N.
     #[arg(long, value_name = "K,…", value_delimiter = ',')]
     pub pass_at_k: Vec<usize>,
-    /// The first rows only (eval_max_samples).
+    /// Evaluates only the first N rows (eval_max_samples).
     #[arg(long, value_name = "N")]
     pub max_samples: Option<usize>,
-    /// The most tokens of a completion.
+    /// The most tokens per completion.
     #[arg(long, value_name = "N")]
     pub max_completion_length: Option<usize>,
-    /// What matmuls compute in.
+    /// The dtype of matmuls.
     #[arg(long, value_parser = ["f32", "bf16"])]
     pub dtype: Option<String>,
     /// The seed.
@@ -70,13 +70,13 @@ pub struct Args {
     /// Writes each completion with its row's columns and its scores as JSON lines.
     #[arg(long, alias = "output", value_name = "FILE.jsonl")]
     pub out: Option<PathBuf>,
-    /// Replaces the file of --out if there is one.
+    /// Overwrites the file of --out if it exists.
     #[arg(long, requires = "out")]
     pub overwrite: bool,
-    /// The result as JSON on standard output.
+    /// Prints the result as JSON.
     #[arg(long)]
     pub json: bool,
-    /// What computes: cpu, cuda, cuda:1, … (device).
+    /// The device: cpu, cuda, cuda:1, … (device).
     #[arg(long, value_name = "DEVICE", value_parser = device)]
     pub device: Option<Device>,
     /// Threads; all cores if not given.
@@ -99,7 +99,7 @@ pub(crate) fn run(args: Args) -> anyhow::Result<()> {
     let promise = Promise::Ends("the evaluation stops, without a result");
     let console = Console::new(ConsoleOptions::default())?;
     let stop = stop_on_signals(&console, promise)?;
-    // A run's prompts are those of its first start, whose date a chat template may print.
+    // A chat template may print the date; a run's prompts have the date of its first start.
     let run = args.source.as_deref().filter(|source| source.is_dir()).map(find_model).transpose()?;
     let time = run.and_then(|(run, _)| prompt_time(&run)).unwrap_or_else(PromptTime::now);
     let mut evaluator = Evaluator::new(&ctx, config.clone(), (&model, time), &output::sinks(&console), stop)?;

@@ -1,6 +1,5 @@
 //! The examples at the end of each command's `--help`.
 
-/// Examples of `lockstep train`, shown in its help.
 pub const TRAIN: &str = "\
 Examples:
   lockstep train --model DIR --dataset train.jsonl --task gsm8k --out runs/first
@@ -18,10 +17,8 @@ command:PROGRAM, model:DIR (a reward model); --reward may be repeated. Try them
 on completions of your own with `lockstep score-rewards`.
 A stop (Ctrl-C, SIGTERM, SIGHUP, SIGUSR1) ends the step, writes a checkpoint and
 exits with 128 + the signal's number (Ctrl-C: 130); a second one ends it at once.
-`lockstep plan` says what memory a run will take; `lockstep config show` lists
-every key.";
+`lockstep plan` predicts a run's memory; `lockstep config show` lists every key.";
 
-/// Examples of `lockstep sft`, shown in its help.
 pub const LEARNER: &str = "\
 Examples:
   lockstep learner my.toml --out runs/a
@@ -43,7 +40,6 @@ Examples:
 Data: a `prompt` and a `completion` column, both text or both chat messages. The
 loss is on the completion only.";
 
-/// Examples of `lockstep reward`, shown in its help.
 pub const REWARD: &str = "\
 Examples:
   lockstep reward --model DIR --dataset pairs.jsonl --out runs/reward
@@ -53,41 +49,37 @@ Examples:
     --reward model:runs/reward/model
 
 Data: a `chosen` and a `rejected` column, both text or both chat messages, and
-where there is one a `prompt` (else it is what both begin with) and a `margin`.
+optionally a `prompt` (else the prefix that both share) and a `margin`.
 --task gsm8k_solutions reads GSM8K's labelled solutions: each correct one against
 each incorrect one of its problem, every fifth problem held out (split `test`).
-The model gets a head of one score; a reward model is trained further. The result
+The model gets a head with one output; a reward model is trained further. The result
 loads in transformers as AutoModelForSequenceClassification; with use_peft = true
-it is an adapter and its head, of which `lockstep merge` makes such a model.
+it is an adapter and its head, which `lockstep merge` turns into such a model.
 With eval_dataset_name: eval_accuracy on held-out pairs, eval_brier_score and
 eval_calibration_error of the probability that the better answer wins.";
 
-/// Examples of `lockstep dpo`, shown in its help.
 pub const DPO: &str = "\
 Examples:
   lockstep dpo --model runs/warm-up/model --dataset pairs.jsonl --out runs/dpo
   lockstep dpo examples/dpo.toml --model DIR --set beta=0.3 --steps 100
 
 Data: rows of `chosen` and `rejected`, both text or both chat messages, and a
-`prompt`; without a prompt it is what both answers begin with.
-The reference is the model that training begins with: begin with one that was
-taught on answers like the chosen ones (`lockstep sft`).
+`prompt`; without it, the prefix that both answers share.
+The reference is the model before training: start from one that was fine-tuned on
+answers like the chosen ones (`lockstep sft`).
 Watch rewards/margins and rewards/accuracies rise; if logps/chosen falls much,
 lower learning_rate or raise beta. A batch counts pairs.";
 
-/// Examples of `lockstep demo`, shown in its help.
 pub const DEMO: &str = "\
 Examples:
   lockstep demo                       a few minutes on two cores
   lockstep demo --seed 7 --out /tmp/demo --steps 300";
 
-/// Examples of `lockstep generate`, shown in its help.
 pub const GENERATE: &str = "\
 Examples:
   lockstep generate --model DIR --prompt \"Once upon a time\" --temperature 0
   lockstep generate --model DIR --prompt \"What is 12 + 30?\" --n 4 --seed 1 --json";
 
-/// Examples of `lockstep score`, shown in its help.
 pub const SCORE: &str = "\
 Examples:
   echo '{\"prompt_ids\": [1], \"completion_ids\": [403, 407]}' > ids.jsonl
@@ -95,19 +87,17 @@ Examples:
 
 Each input line gives one line {\"logprobs\": […], \"entropies\": […]}, in nats.";
 
-/// Examples of `lockstep score-rewards`, shown in its help.
 pub const SCORE_REWARDS: &str = "\
 Examples:
   lockstep score-rewards --input completions.jsonl --reward gsm8k
   lockstep score-rewards my.toml --input completions.jsonl --json
   lockstep eval --model DIR --task gsm8k --dataset test.jsonl --out c.jsonl
 
-Each line has a `completion` (text or chat messages), where the reward needs them
-a `prompt` and the dataset's columns, and `completion_ids` for rewards of tokens
-(--tokenizer makes them). Lines with the same prompt that follow each other are a
-group. Exit code 1 if a reward scored nothing.";
+Each line has a `completion` (text or chat messages), a `prompt` and the dataset's
+columns if the reward needs them, and `completion_ids` for rewards that read
+tokens (or give --tokenizer). Consecutive lines with the same prompt are a group.
+Exit code 1 if a reward scored nothing.";
 
-/// Examples of `lockstep rollouts`, shown in its help.
 pub const ROLLOUTS: &str = "\
 Examples:
   lockstep rollouts runs/first | head -1 | jq .completion_ids
@@ -115,44 +105,39 @@ Examples:
   lockstep rollouts runs/first --group 12
   lockstep rollouts runs/first --of evaluations
 
-The keys are those of `--replay` (docs/algorithms.md), which takes such lines,
-too; what else was recorded stands beside them. docs/runs.md has the file's form.";
+The lines have the keys that `--replay` reads (docs/algorithms.md), and others for
+whatever else was recorded. docs/runs.md describes the file format.";
 
-/// Examples of `lockstep dashboard`, shown in its help.
 pub const DASHBOARD: &str = "\
 Examples:
   lockstep dashboard                       all runs below ./runs
   lockstep dashboard runs/a runs/b         two runs, to compare
   lockstep dashboard runs --host 0.0.0.0   from another machine, with a token
   lockstep dashboard --allow-run           the view Levels may measure on this machine
-  lockstep train my.toml --dashboard       the page of a run that trains
+  lockstep train my.toml --dashboard       the page of the new run
 
-Prompts, completions and tokens are there for runs with record_rollouts = true.";
+Prompts, completions and tokens are shown for runs with record_rollouts = true.";
 
-/// Examples of `lockstep report`, shown in its help.
 pub const REPORT: &str = "\
 Examples:
   lockstep report runs/a                  runs/a/report.html and runs/a/report.md
   lockstep report runs/before runs/after  side by side, with ratios
-  lockstep report runs/a --print          the Markdown alone
+  lockstep report runs/a --print          only the Markdown
 
-Completions are in it for runs with record_rollouts = true. docs/profiling.md";
+The report of a run with record_rollouts = true has completions. docs/profiling.md";
 
-/// Examples of `lockstep outputs`, shown in its help.
 pub const OUTPUTS: &str = "\
 Examples:
   lockstep outputs                        every metric and every file of a run
-  lockstep outputs grad_norm eval_reward  what these mean, what is healthy, what helps";
+  lockstep outputs grad_norm eval_reward  their meaning, healthy values, remedies";
 
-/// Examples of `lockstep board`, shown in its help.
 pub const BOARD: &str = "\
 Examples:
-  lockstep board runs/a                   runs/a/tensorboard, of a run that was trained without
+  lockstep board runs/a                   runs/a/tensorboard, for a run that was trained without it
   lockstep board runs/a runs/b --out tb   tb/a and tb/b; then: tensorboard --logdir tb
 
-A run's own event file is never written over.";
+An event file that the run itself wrote is never overwritten.";
 
-/// Examples of `lockstep profile`, shown in its help.
 pub const PROFILE: &str = "\
 Examples:
   lockstep profile my.toml                ten steps
@@ -160,10 +145,9 @@ Examples:
   lockstep profile my.toml --for sft
   lockstep profile my.toml --out runs/p   keeps profile.json and trace.json
 
-The first step is left out of all figures. docs/profiling.md lists what can be
-found, and what helps.";
+The first step is left out of all figures. docs/profiling.md lists the possible
+findings and what helps.";
 
-/// Examples of `lockstep status`, shown in its help.
 pub const STATUS: &str = "\
 Examples:
   lockstep status runs/a
@@ -172,17 +156,17 @@ Examples:
 
 version N: the weights after N batches. A checkpoint in brackets waits for its
 frontier: results that only older weights can give.
-Batches: `training` is learned from now, `synced` has all its results on the disk;
-of the others it says how many jobs are in which state.
-Counts since this learner started: remade, jobs offered again since their worker
+Batches: `training` is being trained on, `synced` has all its results on disk; for
+the others, the number of jobs in each state.
+Counts since this learner started: remade, jobs offered again because their worker
 ended or a file was lost; twice, second results with the same bits; differing,
-with other bits; refused, results that nobody asked for; corrupt, files that could
-not be read; died, workers that ended unasked; killed, those that stood still.
-Workers: profiles, what each is doing, jobs done, time spent waiting for jobs.
-`silent` is the time since the last report. What a DEAD worker had is done again by
-another, with the same bits.";
+with other bits; refused, results that were not requested; corrupt, files that
+could not be read; died, workers that ended without a request; killed, workers
+that made no progress.
+Workers: profiles, current job, jobs done, time spent waiting for jobs. `silent` is
+the time since the last report. The job of a DEAD worker is repeated by another
+one, with the same bits.";
 
-/// Examples of `lockstep verify`, shown in its help.
 pub const VERIFY: &str = "\
 Examples:
   lockstep train my.toml --set record_rollouts=true --out runs/a
@@ -193,22 +177,20 @@ Examples:
 Steps are replayed between checkpoints, in a directory for temporary files
 (TMPDIR); the run is not changed. Any number of threads, and each instruction set
 with the run's arithmetic (record.json), gives the same bits.
-Exit codes: 0 proven, 1 the first bit that differs is named, 2 it cannot be
-verified, and what is missing is said.";
+Exit codes: 0 proven; 1 something differs, and the first difference is printed; 2
+the run cannot be verified, and the reason is printed.";
 
-/// Examples of `lockstep fork`, shown in its help.
 pub const FORK: &str = "\
 Examples:
   lockstep fork runs/a --at 120 --without-group 487 --out runs/b
   lockstep fork runs/a --at 120 --set learning_rate=1e-6 --out runs/c
-  lockstep rollouts runs/a --index           which groups there are
+  lockstep rollouts runs/a --index           lists the groups
 
-Up to the step the new run is the old one, bit for bit: it is resumed from the
-checkpoint at or before it. Without a change it has the old one's bits to its
-end, too. --set takes what a resumed run may change. record.json has run, step and
-lineage that it was forked from.";
+Up to that step the new run equals the old one, bit for bit: it is resumed from the
+checkpoint at or before the step. Without a change the two are equal to the end.
+--set takes the keys that may change on resume. record.json has the old run's
+directory, the step and the lineage.";
 
-/// Examples of `lockstep queue`, shown in its help.
 pub const QUEUE: &str = "\
 Examples:
   lockstep queue runs/a ls
@@ -216,31 +198,28 @@ Examples:
   lockstep queue runs/a show 000123.0
 
 A job goes from pending to processing (a worker took it) to complete (its result
-is there); once the results of a batch are complete they are one file, synced to
-the disk before the step that trains on them. A checkpoint deletes that file.
-Results of one job have the same fingerprint, whoever made them.";
+is there). Once the results of a batch are complete they become one file, synced to
+disk before the step that trains on them. A checkpoint deletes that file. All
+results of a job have the same fingerprint, whichever worker made them.";
 
-/// Examples of `lockstep eval`, shown in its help.
 pub const EVAL: &str = "\
 Examples:
   lockstep eval runs/first                   a run's model, as the run evaluated it
   lockstep eval runs/first/checkpoints/step-000100     the same of a checkpoint
-  lockstep eval my.toml --model DIR          another model, on the run's terms
+  lockstep eval my.toml --model DIR          another model, with these settings
   lockstep eval --model DIR --task gsm8k --dataset test.jsonl         greedy
   lockstep eval --model DIR --task gsm8k --dataset test.jsonl --n 8   and pass@k
   lockstep eval runs/first --dataset easy=a.jsonl --dataset hard=b.jsonl
 
-Nothing is assumed: columns, system prompt and rewards are those of the run, of
---task, or of the flags. A completion is right (pass@k) if the first reward, or
-eval_pass_at_k_reward, gives 1 or more; what no reward scored is left out.
+There are no defaults for columns, system prompt and rewards: they come from the
+run, --task or flags. A completion is right (pass@k) if the first reward, or
+eval_pass_at_k_reward, gives 1 or more; completions without a score are left out.
 Exit code 1 if nothing was scored.";
 
-/// Examples of `lockstep init`, shown in its help.
 pub const INIT: &str = "\
 Examples:
   lockstep init --config config.json --tokenizer DIR --seed 1 --out models/random";
 
-/// Examples of `lockstep merge`, shown in its help.
 pub const MERGE: &str = "\
 Examples:
   lockstep train my.toml --set use_peft=true --out runs/lora
@@ -248,12 +227,11 @@ Examples:
   lockstep train my.toml --model runs/lora/model --out runs/further     continue
   lockstep merge --model DIR --adapter runs/lora/model --out models/merged";
 
-/// Examples of `lockstep plan`, shown in its help.
 pub const PLAN: &str = "\
 Examples:
   lockstep plan my.toml
   lockstep plan my.toml --set max_tokens_per_micro_batch=2048
   lockstep plan my.toml && lockstep train my.toml
 
-Exit codes: 0 it fits, or what is available is not known; 1 it does not fit; 2 the
-configuration is wrong.";
+Exit codes: 0 it fits, or the available memory is not known; 1 it does not fit; 2
+the configuration is wrong.";

@@ -7,11 +7,11 @@ use lockstep::config::Purpose;
 use lockstep::replay::{ForkOptions, fork};
 use std::path::PathBuf;
 
-/// An exact counterfactual: a run that is another one, bit for bit, up to a step, and continues with a change.
-/// docs/verify.md
+/// Makes an exact counterfactual: a run that equals another one, bit for bit, up to a step, and continues with a
+/// change. docs/verify.md
 #[derive(Debug, clap::Args)]
 pub struct Args {
-    /// The run's directory; record_rollouts = true, unless it has a checkpoint of that step.
+    /// The run's directory; the run needs record_rollouts = true, unless it has a checkpoint of that step.
     #[arg(value_name = "RUN")]
     pub run: PathBuf,
     /// The last step that both runs have in common.
@@ -20,7 +20,7 @@ pub struct Args {
     /// The directory of the new run.
     #[arg(long, value_name = "DIR")]
     pub out: PathBuf,
-    /// A group whose rewards teach nothing in the new run, by its number (`lockstep rollouts RUN --index`); may be
+    /// A group whose advantages are 0 in the new run, by its number (`lockstep rollouts RUN --index`); may be
     /// repeated (without_groups).
     #[arg(long, value_name = "ID")]
     pub without_group: Vec<u64>,

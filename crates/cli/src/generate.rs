@@ -14,9 +14,9 @@ use serde_json::json;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-/// Most sequences that are generated at the same time.
+/// The most sequences that are generated at the same time.
 const MAX_NUM_SEQS: usize = 64;
-/// Most completions of one call, since all are kept in memory until the last has ended.
+/// The most completions of one call, since all are kept in memory until the last has ended.
 const MAX_COMPLETIONS: usize = 1 << 16;
 
 /// Completes a prompt.
@@ -25,46 +25,46 @@ pub struct Args {
     /// A Hugging Face model directory, or a Hub id.
     #[arg(long, value_name = "DIR")]
     pub model: PathBuf,
-    /// What matmuls compute in.
+    /// The dtype of matmuls.
     #[arg(long, value_parser = ["f32", "bf16"], default_value = "f32")]
     pub dtype: String,
-    /// A low-rank adapter of it: a PEFT directory.
+    /// A low-rank adapter of the model: a PEFT directory.
     #[arg(long, value_name = "DIR")]
     pub adapter: Option<PathBuf>,
-    /// Use the adapter even if the model's weights are not those that it says it was trained on.
+    /// Uses the adapter even if it was trained on other weights than the model's.
     #[arg(long)]
     pub other_base: bool,
     /// The prompt. With a chat template it is one user message, unless --raw is given.
     #[arg(long, value_name = "TEXT")]
     pub prompt: String,
-    /// A system message before it.
+    /// A system message before the prompt.
     #[arg(long, value_name = "TEXT", conflicts_with = "raw")]
     pub system: Option<String>,
-    /// Take the prompt as it is: no chat template.
+    /// Uses the prompt as it is, without the chat template.
     #[arg(long)]
     pub raw: bool,
-    /// Completions.
+    /// Number of completions.
     #[arg(long, value_name = "N", default_value_t = 1)]
     pub n: usize,
-    /// The most tokens of a completion.
+    /// The most tokens per completion.
     #[arg(long, value_name = "N", default_value_t = 256)]
     pub max_new_tokens: usize,
-    /// 0: the likeliest token each time.
+    /// The sampling temperature; 0: greedy.
     #[arg(long, value_name = "T", default_value_t = 1.0)]
     pub temperature: f64,
-    /// Sample from the likeliest tokens whose probabilities reach this sum.
+    /// Samples from the likeliest tokens whose probabilities add up to P.
     #[arg(long, value_name = "P", default_value_t = 1.0)]
     pub top_p: f64,
-    /// Sample from this many likeliest tokens; 0: all.
+    /// Samples from the K likeliest tokens; 0: from all.
     #[arg(long, value_name = "K", default_value_t = 0)]
     pub top_k: usize,
-    /// Leave out tokens less likely than this times the likeliest.
+    /// Leaves out tokens that are less likely than P times the likeliest.
     #[arg(long, value_name = "P")]
     pub min_p: Option<f64>,
-    /// Makes tokens that stand in the text so far less likely (> 1).
+    /// Repetition penalty: > 1 makes tokens that already occur less likely.
     #[arg(long, value_name = "X", default_value_t = 1.0)]
     pub repetition_penalty: f64,
-    /// A text that ends a completion, which keeps it; may be repeated.
+    /// A text that ends a completion and is kept in it; may be repeated.
     #[arg(long, value_name = "TEXT")]
     pub stop: Vec<String>,
     /// auto: guess tokens from the text so far and verify several in one pass. The text is the same either way.
@@ -73,10 +73,10 @@ pub struct Args {
     /// The seed.
     #[arg(long, value_name = "S", default_value_t = 0)]
     pub seed: u64,
-    /// One JSON object for each completion: text, token ids, log-probabilities, why it ended.
+    /// Prints one JSON object per completion: text, token ids, log-probabilities, finish reason.
     #[arg(long)]
     pub json: bool,
-    /// What computes: cpu, cuda, cuda:1, …; LOCKSTEP_DEVICE or the CPU if not given.
+    /// The device: cpu, cuda, cuda:1, …; LOCKSTEP_DEVICE or the CPU if not given.
     #[arg(long, value_name = "DEVICE", value_parser = device)]
     pub device: Option<Device>,
     /// Threads; all cores if not given.
@@ -97,7 +97,7 @@ pub(crate) fn run(args: Args) -> anyhow::Result<()> {
     let ids = encode(&args, &policy)?;
     let context = policy.config().max_position_embeddings;
     if ids.is_empty() {
-        bad_input!("the prompt has no token, and a model continues at least one; give a longer --prompt");
+        bad_input!("the prompt has no tokens, and a model needs at least one to continue; give a longer --prompt");
     }
     if ids.len() >= context {
         bad_input!("the prompt has {} tokens, which leaves no room in the model's context of {context}", ids.len());
@@ -162,7 +162,7 @@ fn check(args: &Args) -> anyhow::Result<()> {
         }
     }
     if args.stop.iter().any(String::is_empty) {
-        bad_input!("--stop \"\": every text ends with an empty one: give the text that a completion ends with");
+        bad_input!("--stop \"\": an empty text would end every completion; give a text that has characters");
     }
     let ranges = [
         ("--temperature", args.temperature, 0.0..=f64::MAX, "0 (greedy) or more"),
@@ -297,6 +297,8 @@ mod tests {
         ] {
             assert_eq!(checked(bad), Err(why.to_owned()));
         }
-        assert!(checked(&["--stop", "a", "--stop", ""]).unwrap_err().starts_with("--stop \"\": every text ends"));
+        assert!(
+            checked(&["--stop", "a", "--stop", ""]).unwrap_err().starts_with("--stop \"\": an empty text would end")
+        );
     }
 }

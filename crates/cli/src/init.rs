@@ -12,7 +12,7 @@ use model::{ModelConfig, Tokenizer, Weights};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-/// Makes a model directory with random weights of a shape.
+/// Writes a model directory with random weights.
 #[derive(Debug, clap::Args)]
 pub struct Args {
     /// The shape: a Hugging Face config.json.
@@ -35,7 +35,7 @@ pub struct Args {
 pub(crate) fn run(args: Args) -> anyhow::Result<()> {
     let config = Arc::new(ModelConfig::load(&args.config).or_bad_input_in("--config")?);
     if let Some(dir) = &args.tokenizer {
-        // (An error of loading names the file.)
+        // An error of `load` names the file itself.
         Tokenizer::load(dir).or_bad_input()?.check_fits(&config).or_bad_input_in(dir.display())?;
     }
     let characters = args.characters.as_deref().map(of_characters).transpose()?;

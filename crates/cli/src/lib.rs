@@ -1,6 +1,6 @@
 //! The command line of `lockstep`. Each command has a file with its arguments, `Args`, and a function `run`.
 
-// What is printed goes through `output`, or a terminal would obey what comes from elsewhere.
+// All output goes through `output`, so that a terminal does not obey escape sequences in text from elsewhere.
 #![deny(clippy::print_stdout, clippy::print_stderr)]
 
 mod bench;
@@ -64,8 +64,8 @@ Start here:
 Exit codes: 0 done, 1 failed, 2 bad usage, configuration or input, 4 a worker
 that its learner has expelled, 128 + n stopped by signal n (130 Ctrl-C, 143
 SIGTERM, 129 SIGHUP, 138 SIGUSR1).
-Environment: LOCKSTEP_DEVICE (cpu, cuda, cuda:1, …: where neither --device nor a
-configuration says it), LOCKSTEP_THREADS, LOCKSTEP_ISA (portable, avx2, avx512,
+Environment: LOCKSTEP_DEVICE (cpu, cuda, cuda:1, …: if neither --device nor a
+configuration sets it), LOCKSTEP_THREADS, LOCKSTEP_ISA (portable, avx2, avx512,
 amx), LOCKSTEP_LIBCUDA, LOCKSTEP_NVRTC, LOCKSTEP_CUBINS, LOCKSTEP_KERNEL_CACHE
 (docs/cuda.md), LOCKSTEP_LOG (error, warn, info, debug), LOCKSTEP_REPORT_TOKEN
 (docs/runs.md), NO_COLOR, and
@@ -133,8 +133,8 @@ enum Command {
 pub use build::build;
 pub use dashboard::page_of;
 
-/// As [`main`], for a program that is started by the words `program` instead of its own file. Child processes are
-/// started with the same words.
+/// [`main`], for a program that is started by the command line `program` instead of by its own file. Child processes
+/// are started with the same command line.
 pub fn main_of(program: Vec<OsString>, arguments: impl IntoIterator<Item = OsString>) -> u8 {
     let _ = distributed::PROGRAM.set(program);
     main(arguments)
@@ -147,7 +147,7 @@ pub fn main(arguments: impl IntoIterator<Item = OsString>) -> u8 {
     let cli = match parse(arguments) {
         Ok(cli) => cli,
         Err(error) => {
-            // Help and version are no errors; clap prints each where it belongs. An error quotes arguments.
+            // clap prints help and version on standard output. An error quotes arguments, which may need escapes.
             let plain = error.render().to_string();
             if error.use_stderr() && telemetry::visible(&plain) != plain {
                 output::note(plain.trim_end());
@@ -191,7 +191,7 @@ pub fn main(arguments: impl IntoIterator<Item = OsString>) -> u8 {
     });
     match result {
         Ok(()) => 0,
-        // `lockstep … | head`: the reader has enough; that is no failure of ours.
+        // `lockstep … | head` has not failed.
         Err(error) if output::is_closed(&error) => 0,
         Err(error) if is_stopped(&error) => signals::exit_code(),
         Err(error) if error.is::<distributed::EndedWith>() => {
@@ -244,8 +244,8 @@ fn check_environment(command: &Command) -> anyhow::Result<()> {
         Command::Merge(_) => "merge",
         Command::Doctor(_) => "doctor",
         Command::Bench(_) => "bench",
-        // Those that read a configuration take every key from the environment, too; a worker reads the run's, and its
-        // supervisor may have such variables.
+        // Commands with a configuration read keys from the environment, too. A worker does not, but may inherit such
+        // variables from its supervisor.
         Command::Learner(_) | Command::Worker(_) => return Ok(()),
         Command::Train(_) | Command::Sft(_) | Command::Reward(_) | Command::Dpo(_) | Command::Eval(_) => return Ok(()),
         Command::Profile(_) | Command::Plan(_) | Command::Config(_) | Command::ScoreRewards(_) => return Ok(()),

@@ -11,8 +11,8 @@ use lockstep::weights::check_base;
 use model::io::dtype_of_files;
 use std::path::PathBuf;
 
-/// Adds a low-rank adapter to the model that it was trained on, and writes a model of its own (of a reward model's
-/// adapter, a reward model).
+/// Adds a low-rank adapter to the model that it was trained on, and writes the sum as a model (a reward model, if the
+/// adapter is one of a reward model).
 #[derive(Debug, clap::Args)]
 pub struct Args {
     /// The model: a Hugging Face directory.
@@ -21,10 +21,10 @@ pub struct Args {
     /// The adapter: a PEFT directory.
     #[arg(long, value_name = "DIR")]
     pub adapter: PathBuf,
-    /// Merge even if the model's weights are not those that the adapter says it was trained on.
+    /// Merges even if the adapter was trained on other weights than the model's.
     #[arg(long)]
     pub other_base: bool,
-    /// The dtype of the weights that are written: auto (that of the model's files), f32, bf16 or f16.
+    /// The dtype of the written weights: auto (that of the model's files), f32, bf16 or f16.
     #[arg(long, value_name = "DTYPE", default_value = "auto", value_parser = ["auto", "f32", "bf16", "f16"])]
     pub save_dtype: String,
     /// The directory to write; must not exist, or be empty.

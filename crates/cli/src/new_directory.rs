@@ -22,13 +22,15 @@ pub(crate) fn new_directory(out: &Path, fill: impl FnOnce(&Path) -> anyhow::Resu
             }
         }
         Err(e) if e.kind() == ErrorKind::NotFound && !path.is_symlink() => {}
-        Err(e) if e.kind() == ErrorKind::NotFound => bad_input!("--out {}: is a link to nothing", out.display()),
+        Err(e) if e.kind() == ErrorKind::NotFound => {
+            bad_input!("--out {}: is a link to nothing", out.display())
+        }
         Err(e) if e.kind() == ErrorKind::NotADirectory => {
-            bad_input!("--out {}: is a file, or lies below one; nothing is overwritten", out.display())
+            bad_input!("--out {}: is a file, or inside of one; nothing is overwritten", out.display())
         }
         Err(e) => bad_input!("--out {}: {e}", out.display()),
     }
-    // Of a link, the directory that it names is filled.
+    // A link stays; the directory that it names is filled.
     let path = path.canonicalize().unwrap_or(path);
     let (Some(parent), Some(name)) = (path.parent(), path.file_name()) else {
         bad_input!("--out {}: give the name of a new directory", out.display());
@@ -49,7 +51,7 @@ pub(crate) fn new_directory(out: &Path, fill: impl FnOnce(&Path) -> anyhow::Resu
         .and_then(|()| fs::rename(&temporary, &path).with_context(|| format!("cannot create {}", path.display())));
     set_partial(None);
     if written.is_err() {
-        // The error that matters is the one that is returned.
+        // `written` has the error that matters.
         let _ = fs::remove_dir_all(&temporary);
     }
     written

@@ -9,14 +9,14 @@ use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 use telemetry::{Console, ConsoleOptions, Level, LogFormat};
 
-/// How the configuration is put together: file, environment, and over them flags and `--set`.
+/// The layers of a configuration: file, environment, and over them flags and `--set`.
 #[derive(Clone, Debug, Default, clap::Args)]
 pub struct ConfigArgs {
     /// A TOML file of keys (`lockstep config show` prints one).
     #[arg(value_name = "CONFIG.toml")]
     pub file: Option<PathBuf>,
-    /// Sets a key, over file and environment; may be repeated, and the last one wins. For a key that has a flag of its
-    /// own, give one of the two.
+    /// Sets a key, overriding file and environment; may be repeated, and the last one wins. If the key has a flag, too,
+    /// give only one of the two.
     #[arg(long, value_name = "KEY=VALUE")]
     pub set: Vec<String>,
     /// Keys that the command's own flags set.
@@ -40,10 +40,10 @@ pub struct ConfigArgs {
     /// Optimizer steps (max_steps).
     #[arg(long, value_name = "N")]
     pub steps: Option<u64>,
-    /// Steps whose spans go to trace.json, as 3-5 (trace_steps).
+    /// Steps to record in trace.json, such as 3-5 (trace_steps).
     #[arg(long, value_name = "STEPS")]
     pub trace_steps: Option<String>,
-    /// What computes: cpu, cuda, cuda:1, … (device).
+    /// The device: cpu, cuda, cuda:1, … (device).
     #[arg(long, value_name = "DEVICE", value_parser = device)]
     pub device: Option<Device>,
     /// Threads (threads).
@@ -51,7 +51,7 @@ pub struct ConfigArgs {
     pub threads: Option<usize>,
 }
 
-/// Of the commands that ask rewards.
+/// The flag of the commands that use rewards.
 #[derive(Clone, Debug, Default, clap::Args)]
 pub struct RewardArgs {
     /// A reward: gsm8k, format:REGEX, command:./reward.py, …; may be repeated (reward_funcs).
@@ -151,26 +151,27 @@ pub fn utf8(flag: &str, path: &Path) -> anyhow::Result<String> {
     path.to_str().map(str::to_owned).ok_or_else(refuse)
 }
 
-/// What every command that trains takes.
+/// The arguments of every command that trains.
 #[derive(Debug, clap::Args)]
 pub struct RunArgs {
     #[command(flatten)]
     pub config: ConfigArgs,
-    /// Continues a run: its directory, a checkpoint of it (later ones are set aside), or `latest` for the output
-    /// directory's.
+    /// Resumes a run: its directory, one of its checkpoints (later ones are set aside), or `latest` for the run in the
+    /// output directory.
     #[arg(long, value_name = "RUN|CHECKPOINT|latest")]
     pub resume: Option<String>,
-    /// Shows the run on a page, at port 7860 or --dashboard=PORT, while it runs.
+    /// Serves a page about the run while it trains, at port 7860 or --dashboard=PORT.
     #[arg(long, value_name = "PORT", num_args = 0..=1, require_equals = true, default_missing_value = "7860")]
     pub dashboard: Option<u16>,
     #[command(flatten)]
     pub log: RunLogArgs,
 }
 
-/// Where a distributed run has its weights.
+/// Where a distributed run keeps its weights.
 #[derive(Clone, Debug, Default, clap::Args)]
 pub struct SharingArgs {
-    /// Of a distributed run: a directory for the weights, /dev/shm, where processes do not see each other's /proc.
+    /// A directory for the weights of a distributed run, such as /dev/shm; needed where processes cannot see each
+    /// other's /proc.
     #[arg(long, value_name = "DIR")]
     pub weights_dir: Option<PathBuf>,
 }
@@ -180,7 +181,7 @@ pub struct SharingArgs {
 pub struct RunLogArgs {
     #[command(flatten)]
     pub format: LogArgs,
-    /// Prints a table of all metrics of each evaluation, and at the end a table of all stages.
+    /// Prints a table of all metrics after each evaluation, and a table of all stages at the end.
     #[arg(long)]
     pub verbose: bool,
 }
@@ -199,10 +200,10 @@ impl RunLogArgs {
     }
 }
 
-/// The form in which a command prints.
+/// The format of a command's output.
 #[derive(Clone, Debug, Default, clap::Args)]
 pub struct LogArgs {
-    /// Lines for people, or one JSON object for each line.
+    /// Plain lines, or one JSON object per line.
     #[arg(long, value_enum, default_value_t, value_name = "FORMAT")]
     pub log_format: LogFormatArg,
 }
@@ -210,10 +211,10 @@ pub struct LogArgs {
 /// The command-line names of [`LogFormat`].
 #[derive(Clone, Copy, Debug, Default, ValueEnum)]
 pub enum LogFormatArg {
-    /// For people.
+    /// Lines for people.
     #[default]
     Plain,
-    /// For programs.
+    /// JSON for programs.
     Json,
 }
 
@@ -267,7 +268,7 @@ mod tests {
         assert_eq!(joined(flags(), &["seed=3", " a = b=c ", "a="]).unwrap(), all);
         let why = joined(flags(), &["seed=4"]).unwrap_err();
         assert_eq!(why, "`seed` is 3 by --seed and 4 by --set: leave one of the two out");
-        assert!(joined(flags(), &["eval_sampling=greedy", "max_steps=9"]).is_ok(), "what follows from a flag is none");
+        assert!(joined(flags(), &["eval_sampling=greedy", "max_steps=9"]).is_ok(), "an implied value is not a flag");
         let why = joined(flags(), &["seed"]).unwrap_err();
         assert_eq!(why, "--set seed: expected KEY=VALUE, for example --set num_generations=4");
     }

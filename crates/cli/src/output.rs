@@ -3,11 +3,10 @@
 //! the program prints goes through this module or through a [`telemetry::Console`]; the crate's lints refuse `println!`
 //! and similar macros.
 //!
-//! A command stops nothing, and its exit code does not change, because something cannot be printed beside its result: a
-//! line on standard error ([`note`]), a table of a training run (a console), a name of a file that was written
-//! ([`mention`]). Only if the result itself is what standard output gets, and the output cannot be written (a full
-//! disk), the command fails. A reader that has closed the pipe has enough: then the command ends with the code of what
-//! it found out.
+//! A command fails if its result goes to standard output and cannot be written there (a full disk). It does not fail,
+//! and its exit code stays, if some other output cannot be written: a line on standard error ([`note`]), a table of a
+//! training run (a console), the name of a file that was written ([`mention`]). If the reader has closed the pipe, the
+//! command ends with the exit code of its result.
 
 use std::fmt::Display;
 use std::io::{self, IsTerminal, Write};
@@ -33,7 +32,7 @@ pub(crate) fn columns<const N: usize>(rows: &[[String; N]]) -> String {
     for row in rows {
         // A column that is empty in all rows takes no room.
         let cells = row.iter().zip(widths).filter(|(_, width)| *width > 0);
-        // Not `{cell:width$}`, which panics beyond 65535 characters: a cell may hold text of a stranger's run.
+        // Not `{cell:width$}`, which panics beyond 65535 characters: a cell may hold text of somebody else's run.
         let line: Vec<_> =
             cells.map(|(cell, width)| format!("{cell}{}", " ".repeat(width - cell.chars().count()))).collect();
         text += line.join("  ").trim_end();
@@ -97,7 +96,7 @@ impl Display for NotPrinted {
 impl std::error::Error for NotPrinted {}
 
 impl NotPrinted {
-    /// Whether the reader of standard output has closed it (`lockstep … | head`), which is no failure.
+    /// Whether the reader of standard output has closed it (`lockstep … | head`), which is not a failure.
     pub(crate) fn is_closed(&self) -> bool {
         self.0.kind() == io::ErrorKind::BrokenPipe
     }
@@ -126,13 +125,13 @@ mod tests {
     }
 
     #[test]
-    fn what_programs_read_is_exact_and_a_terminal_is_not_written_to_as_it_is() {
+    fn text_for_programs_is_exact_and_text_for_a_terminal_is_escaped() {
         let text = "a\u{1b}[2Jb\n";
         assert_eq!((&*shown(text, false), &*shown(text, true)), (text, "a\\u{1b}[2Jb\n"));
     }
 
     #[test]
-    fn a_reader_that_has_enough_is_no_error() {
+    fn a_reader_that_closes_the_pipe_is_not_an_error() {
         let error = |kind: io::ErrorKind| anyhow::Error::from(NotPrinted(kind.into())).context("while printing");
         assert!(is_closed(&error(io::ErrorKind::BrokenPipe)) && !is_closed(&error(io::ErrorKind::StorageFull)));
         assert!(!is_closed(&anyhow::anyhow!("broken pipe")));

@@ -6,11 +6,11 @@ use lockstep::bad_input;
 use std::fmt::Write;
 use telemetry::outputs::{FILES, Metric, RunFile, SECTIONS, Section, metric};
 
-/// Says what metrics of a run mean: unit, healthy values, what helps. Without a name: docs/outputs.md, every metric and
-/// every file.
+/// Explains metrics of a run: meaning, unit, healthy values, remedies. Without a name, prints docs/outputs.md, which
+/// has every metric and every file.
 #[derive(Debug, clap::Args)]
 pub struct Args {
-    /// Metrics, as metrics.jsonl has them.
+    /// Metrics, as metrics.jsonl names them.
     #[arg(value_name = "METRIC")]
     pub names: Vec<String>,
 }

@@ -12,7 +12,7 @@ use serde_json::json;
 use telemetry::table::{Align, Table};
 use telemetry::{ConsoleSink, Sinks};
 
-/// A configuration, and what will run it.
+/// A configuration, and the command that will run it.
 #[derive(Debug, clap::Args)]
 pub struct Planned {
     #[command(flatten)]
@@ -27,22 +27,22 @@ pub struct Planned {
 /// Exit code if the run does not fit.
 const DOES_NOT_FIT: u8 = 1;
 
-/// Says what memory a run will take, by part, before it starts. Exit code: 0 if the run fits, or if what is available
+/// Predicts the memory of a run, by part, before it starts. Exit code: 0 if the run fits, or if the available memory
 /// is not known; 1 if it does not fit.
 #[derive(Debug, clap::Args)]
 pub struct Args {
     #[command(flatten)]
     pub planned: Planned,
-    /// The learner of a distributed run: it has a slot for each version of the weights that workers may read,
-    /// max_staleness + 1, and generates nothing. Workers map the same slots, and have an engine of their own.
+    /// Plans the learner of a distributed run. It has max_staleness + 1 slots, one for each version of the weights that
+    /// workers may read, and generates nothing. Each worker maps the same slots and has its own engine.
     #[arg(long)]
     pub distributed: bool,
-    /// As JSON.
+    /// Prints JSON.
     #[arg(long)]
     pub json: bool,
 }
 
-/// What runs a configuration.
+/// A command that runs a configuration.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub enum Command {
     /// `lockstep train`
@@ -73,7 +73,7 @@ pub(crate) fn run(mut args: Args) -> anyhow::Result<()> {
     let sinks = Sinks::new();
     sinks.add(ConsoleSink::new(LogArgs::default().open()?));
     let device = config.device.map_or_else(Device::from_env, Ok).or_bad_input()?;
-    // A run may be planned where its device is not.
+    // A run may be planned on a machine without its device.
     let opened = device.is_cuda().then(|| context(Some(device), config.threads, config.dtype));
     let available = match &opened {
         Some(Ok(ctx)) => Available::of(ctx),
@@ -137,7 +137,7 @@ pub(crate) fn run(mut args: Args) -> anyhow::Result<()> {
         Ok(()) => text += &format!("fits: {}\n", all.join(", ")),
     }
     if let Some(Err(why)) = opened {
-        text += &format!("what {} has is not known here: {}\n", device.name(), error::paragraph(&why));
+        text += &format!("the memory of {} is not known here: {}\n", device.name(), error::paragraph(&why));
     }
     ended(output::text(&text))
 }
@@ -147,8 +147,7 @@ fn configuration(args: &Planned) -> anyhow::Result<(Purpose, Config)> {
     let purpose = match args.command {
         Command::Train => {
             let shown = args.config.resolve(Purpose::Show)?.config;
-            // A configuration that could be trained is checked as training does; an unfinished one may still be
-            // planned.
+            // A complete configuration is checked as training checks it; an incomplete one may still be planned.
             let complete = shown.replay.is_some() || (shown.dataset_name.is_some() && !shown.reward_funcs.is_empty());
             if !complete {
                 return Ok((Purpose::Show, shown));
@@ -202,7 +201,7 @@ mod tests {
         planned
     }
 
-    /// What could be trained is checked as training does; an unfinished configuration is planned all the same.
+    /// A complete configuration is checked as training checks it; an incomplete one is planned all the same.
     #[test]
     fn a_configuration_is_complete_with_data_and_a_reward_or_with_a_replay() {
         let purpose = |words: &[&str]| configuration(&planned(words)).map(|(purpose, _)| purpose);

@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 use std::cmp::Ordering;
 use std::path::{Path, PathBuf};
 
-/// The jobs of a distributed run: who does which, and what became of one. Only reads the run's files.
+/// Shows the jobs of a distributed run: all of them by state, or one in detail. Only reads the run's files.
 #[derive(Debug, clap::Args)]
 pub struct Args {
     /// The run's directory.
@@ -25,7 +25,7 @@ pub enum What {
     /// Lists jobs by their state: pending, processing by a worker, complete from a worker; then the batches whose
     /// results are all on the disk (synced).
     Ls {
-        /// As one JSON document.
+        /// Prints one JSON document.
         #[arg(long)]
         json: bool,
     },
@@ -34,7 +34,7 @@ pub enum What {
         /// Its name: 000123.0 is chunk 0 of group 123.
         #[arg(value_name = "JOB")]
         job: String,
-        /// As one JSON document.
+        /// Prints one JSON document.
         #[arg(long)]
         json: bool,
     },
@@ -46,7 +46,7 @@ pub(crate) fn run(args: Args) -> anyhow::Result<()> {
         What::Ls { json } => list(&status, json),
         What::Show { job, json } => {
             let job = parse(&job)?;
-            // After the places: of a job that moves meanwhile the result is shown.
+            // Read after the places, so that the result of a job that moves meanwhile is shown.
             let found = fleet::status::find(&args.run, job).or_bad_input()?;
             let places = places(&status, job);
             if places.is_empty() && found == JobFiles::default() {
@@ -90,7 +90,7 @@ fn list(status: &Status, json: bool) -> anyhow::Result<()> {
     if rows.is_empty() { Ok(output::text("no jobs\n")?) } else { Ok(output::text(&columns(&rows))?) }
 }
 
-/// Why the file of a batch is still there.
+/// Why the file of a batch still exists.
 fn why_synced(learner: &LearnerState, batch: BatchId) -> &'static str {
     match (batch.cmp(&learner.batch), learner.ended) {
         (Ordering::Less, false) => "trained on, in no checkpoint yet",
@@ -131,14 +131,14 @@ fn unknown(run: &Path, status: &Status, job: JobName) -> anyhow::Error {
                 let last = learner.batches.saturating_mul(learner.groups).saturating_sub(1);
                 format!("the last group of the run is {last:06}")
             } else if batch < now {
-                format!("its batch, {batch}, is trained on and in a checkpoint, so that its files are deleted")
+                format!("its batch, {batch}, is trained on and in a checkpoint, so its files are deleted")
             } else {
-                format!("it is of batch {batch} and not offered; the run is at batch {now}")
+                format!("it belongs to batch {batch} and is not offered; the run is at batch {now}")
             }
         }
         None => "no file has it".to_owned(),
     };
-    BadInput::new(format!("{run} has no job {job}: {why}; `lockstep queue {run} ls` lists those that are there"))
+    BadInput::new(format!("{run} has no job {job}: {why}; `lockstep queue {run} ls` lists its jobs"))
 }
 
 /// A state that the job is in, with its worker.
@@ -177,7 +177,7 @@ fn version(status: &Status, found: &JobFiles, job: JobName) -> Option<Version> {
     found.job.as_ref().map(|(job, _)| job.version).or_else(|| status.learner.as_ref().map(plan))
 }
 
-/// Everything that is shown of a job.
+/// Everything that is shown about a job.
 struct Shown {
     job: JobName,
     places: Vec<Place>,

@@ -13,18 +13,18 @@ use lockstep::{ResumeFrom, Run, RunDir, RunOptions, StopReason, Stopped, bad_inp
 use std::path::{Path, PathBuf};
 use telemetry::{Console, Record};
 
-/// Writes what a run learned, where its time went and what was found into one HTML file and one Markdown file; of two
-/// runs, what differs in their configurations, and the rest side by side with ratios.
+/// Writes a report of a run as an HTML and a Markdown file: what it learned, where its time went, and findings. For two
+/// runs it has the differences of their configurations, and the rest side by side with ratios.
 #[derive(Debug, clap::Args)]
 pub struct ReportArgs {
     /// The run; with a second one, before and after.
     #[arg(value_name = "RUN", required = true, num_args = 1..=2)]
     pub runs: Vec<PathBuf>,
-    /// Where report.html and report.md go, which is made if needed; without it, into the (second) run's directory.
-    /// Those of an earlier report are replaced.
+    /// The directory for report.html and report.md, created if needed; if not given, the (second) run's. Files of an
+    /// earlier report are overwritten.
     #[arg(long, value_name = "DIR")]
     pub out: Option<PathBuf>,
-    /// Prints the Markdown, and writes nothing.
+    /// Prints the Markdown and writes no files.
     #[arg(long)]
     pub print: bool,
 }
@@ -48,7 +48,7 @@ pub(crate) fn report(args: ReportArgs) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Trains a few steps, saves nothing, and says where the time goes and what would help.
+/// Trains a few steps without saving, and reports where the time goes and what would help.
 #[derive(Debug, clap::Args)]
 pub struct ProfileArgs {
     #[command(flatten)]
@@ -73,7 +73,7 @@ pub(crate) fn profile(ProfileArgs { planned, log }: ProfileArgs) -> anyhow::Resu
         None => {
             let scratch = std::env::temp_dir().join(format!("lockstep-profile-{}", std::process::id()));
             let outcome = run(purpose, resolved, &scratch, &console);
-            // What is left of it is of no use.
+            // Remaining files are harmless.
             let _ = std::fs::remove_dir_all(&scratch);
             outcome
         }

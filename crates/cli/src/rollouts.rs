@@ -7,25 +7,25 @@ use lockstep::{RunDir, bad_input};
 use serde_json::{Value, json};
 use std::path::PathBuf;
 
-/// What a run recorded (record_rollouts = true), as JSON lines: one for each completion.
+/// Prints the rollouts that a run recorded (record_rollouts = true) as JSON lines, one per completion.
 #[derive(Debug, clap::Args)]
 pub struct Args {
     /// A run's directory, or its rollouts.bin.
     #[arg(value_name = "RUN")]
     pub run: PathBuf,
-    /// Only the group of this number.
+    /// Prints only the group of this number.
     #[arg(long, value_name = "N", conflicts_with = "index")]
     pub group: Option<u64>,
-    /// A line for each group instead: where it lies, its step, reward and lengths, without its tokens.
+    /// Prints a line per group instead: its place in the file, step, reward and lengths, without tokens.
     #[arg(long)]
     pub index: bool,
-    /// Of what: the groups that were trained on, the log-probabilities that some of them had after the step (tokens
-    /// .new_logps), or the groups of evaluations.
+    /// The record to print: the groups that were trained on, the log-probabilities of some of them after the step (in
+    /// tokens.new_logps), or the groups of evaluations.
     #[arg(long, value_enum, default_value_t = Of::Training)]
     pub of: Of,
 }
 
-/// Which of a run's records.
+/// A record of a run.
 #[derive(Clone, Copy, Debug, clap::ValueEnum)]
 pub enum Of {
     /// rollouts.bin
@@ -49,13 +49,14 @@ pub(crate) fn run(args: Args) -> anyhow::Result<()> {
     };
     let file = GroupFile::open(&path).map_err(|error| match error.kind() {
         std::io::ErrorKind::NotFound if path.with_extension("jsonl").exists() => BadInput::new(format!(
-            "{}: there is none, but {}, which an older version wrote: it is JSON lines already",
+            "{}: there is no such file, but {}, which an older version wrote and which is JSON lines already",
             path.display(),
             path.with_extension("jsonl").display()
         )),
-        std::io::ErrorKind::NotFound => {
-            BadInput::new(format!("{}: there is none; a run with record_rollouts = true writes it", path.display()))
-        }
+        std::io::ErrorKind::NotFound => BadInput::new(format!(
+            "{}: there is no such file; a run with record_rollouts = true writes it",
+            path.display()
+        )),
         std::io::ErrorKind::InvalidData => BadInput::new(error.to_string()),
         _ => BadInput::new(format!("{}: {error}", path.display())),
     })?;

@@ -18,28 +18,28 @@ use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-/// Log-probabilities of given token ids.
+/// Prints log-probabilities of given token ids.
 #[derive(Debug, clap::Args)]
 pub struct Args {
     /// A Hugging Face model directory, or a Hub id.
     #[arg(long, value_name = "DIR")]
     pub model: PathBuf,
-    /// A low-rank adapter of it: a PEFT directory.
+    /// A low-rank adapter of the model: a PEFT directory.
     #[arg(long, value_name = "DIR")]
     pub adapter: Option<PathBuf>,
-    /// Use the adapter even if the model's weights are not those that it says it was trained on.
+    /// Uses the adapter even if it was trained on other weights than the model's.
     #[arg(long)]
     pub other_base: bool,
     /// Lines {"prompt_ids": […], "completion_ids": […]}; `-` for standard input.
     #[arg(long, value_name = "FILE.jsonl")]
     pub input: PathBuf,
-    /// What weights and activations are kept in; sums are f32 in both.
+    /// The dtype of weights and activations; sums are f32 with either.
     #[arg(long, value_parser = ["f32", "bf16"], default_value = "f32")]
     pub dtype: String,
-    /// Logits are divided by it.
+    /// The temperature: logits are divided by T.
     #[arg(long, value_name = "T", default_value_t = 1.0)]
     pub temperature: f64,
-    /// What computes: cpu, cuda, cuda:1, …; LOCKSTEP_DEVICE or the CPU if not given.
+    /// The device: cpu, cuda, cuda:1, …; LOCKSTEP_DEVICE or the CPU if not given.
     #[arg(long, value_name = "DEVICE", value_parser = device)]
     pub device: Option<Device>,
     /// Threads; all cores if not given.
@@ -47,7 +47,8 @@ pub struct Args {
     pub threads: Option<usize>,
 }
 
-/// Most tokens that go through the model together. Lines are read, computed and written in portions of about this many.
+/// The most tokens that go through the model together. Lines are read, computed and written in portions of about this
+/// size.
 const MAX_TOKENS: usize = 4096;
 
 /// One line of the input.
@@ -74,14 +75,14 @@ pub(crate) fn run(args: Args) -> anyhow::Result<()> {
     let ctx = context(args.device, args.threads, args.dtype.as_str().into())?;
     let model = locate(&utf8("--model", &args.model)?, HubKind::Model)?;
     let config = Arc::new(load_config(&model, ComputeDType::from(args.dtype.as_str()).dtype())?);
-    // Every line is checked before the first is computed: a broken one at the end costs no minutes.
+    // Every line is checked before the first is computed, so that a bad line at the end is reported at once.
     let (name, lines) = read(&args.input, config.vocab_size)?;
     let length = |line: &Line| line.prompt_ids.len() + line.completion_ids.len();
     let longest = lines.iter().enumerate().max_by_key(|(_, line)| length(line)).map(|(i, line)| (i + 1, length(line)));
     if let Some((line, tokens)) = longest.filter(|(_, tokens)| *tokens > config.max_position_embeddings) {
         output::note(format_args!(
-            "warning: {name}, line {line}: {tokens} tokens are more than the model's context of {}: what is said of \
-             those behind it means little",
+            "warning: {name}, line {line}: {tokens} tokens are more than the model's context of {}: values beyond it \
+             mean little",
             config.max_position_embeddings
         ));
     }
@@ -170,10 +171,10 @@ mod tests {
     }
 
     #[test]
-    fn a_portion_ends_between_prompts_at_so_many_tokens() {
+    fn a_portion_ends_between_prompts_at_its_token_limit() {
         assert_eq!(portion(&[line(9000, 1, 9000)]), 1, "one at least");
         let full = || vec![line(2000, 1, 48), line(2000, 2, 48)];
-        assert_eq!(portion(&full()), 2, "exactly so many");
+        assert_eq!(portion(&full()), 2, "exactly the limit");
         let with = |more: Vec<Line>| portion(&full().into_iter().chain(more).collect::<Vec<_>>());
         assert_eq!(with(vec![line(1, 3, 0)]), 2, "one token more");
         assert_eq!(with(vec![line(2000, 2, 48), line(1, 3, 0)]), 3, "what shares its prompt");

@@ -17,7 +17,7 @@ const SHOWN: usize = 300;
 /// Up to this many different scores are counted one by one; more are counted in ten bins.
 const FEW: usize = 10;
 
-/// Tries rewards on a file of completions, without a model: how scores are spread, what was not scored, examples.
+/// Tries rewards on a file of completions, without a model: the distribution of scores, missing scores, examples.
 #[derive(Debug, clap::Args)]
 pub struct Args {
     /// A TOML file of keys: its reward_funcs, columns, prompt_column, completion_column, max_samples.
@@ -31,22 +31,22 @@ pub struct Args {
     /// A task's preset of columns and rewards: gsm8k or prompt_answer (task).
     #[arg(long, value_name = "TASK")]
     pub task: Option<String>,
-    /// Makes token ids of completions, for rewards that count them: a model's directory.
+    /// A model's directory, whose tokenizer makes token ids of completions for rewards that count them.
     #[arg(long, value_name = "DIR")]
     pub tokenizer: Option<PathBuf>,
-    /// Examples of the highest and of the lowest score of each reward, and of those not scored.
+    /// Number of examples of each reward's highest, lowest and missing scores.
     #[arg(long, value_name = "N", default_value_t = 1)]
     pub examples: usize,
-    /// Sets a key; may be repeated, and the last one wins. For a key that has a flag of its own, give one of the two.
+    /// Sets a key; may be repeated, and the last one wins. If the key has a flag, too, give only one of the two.
     #[arg(long, value_name = "KEY=VALUE")]
     pub set: Vec<String>,
     /// Writes each completion with its scores as JSON lines.
     #[arg(long, value_name = "FILE.jsonl")]
     pub out: Option<PathBuf>,
-    /// Replaces the file of --out if there is one.
+    /// Overwrites the file of --out if it exists.
     #[arg(long, requires = "out")]
     pub overwrite: bool,
-    /// The result as JSON on standard output.
+    /// Prints the result as JSON.
     #[arg(long)]
     pub json: bool,
 }

@@ -116,7 +116,7 @@ fn resumed(purpose: Purpose, args: &ConfigArgs, resume: &str, console: &Console)
     };
     let (run, resume_from) = find_run(resume, output_dir.as_deref())?;
     if !run.config().exists() {
-        // Killed before it had written anything: the command line must say all there is to know.
+        // The run was killed before it wrote its configuration, so the command line must have all of it.
         return Ok(Session { resolved: args.resolve(purpose)?, run, resume_from });
     }
     check_command(&run, purpose.command())?;
@@ -127,7 +127,7 @@ fn resumed(purpose: Purpose, args: &ConfigArgs, resume: &str, console: &Console)
     Ok(Session { resolved, run, resume_from })
 }
 
-/// The alarms of a run as text, in their order, those that hold in the colours of their weights.
+/// The alarms of a run as text, in their order. Alarms that still hold have the colour of their weight.
 fn alarms(raised: &[Alarm], has_learned: bool) -> Painted {
     let line = |alarm: &Alarm| {
         let of = if alarm.subject.is_empty() { String::new() } else { format!(" ({})", alarm.subject) };
@@ -141,7 +141,7 @@ fn alarms(raised: &[Alarm], has_learned: bool) -> Painted {
     raised.iter().fold(head, |text, alarm| text.and(tone(alarm), line(alarm)))
 }
 
-/// The verdict in the colour of what it says.
+/// The verdict, in the colour of its state.
 fn painted(verdict: &Verdict) -> Painted {
     let tone = match verdict.state {
         "learning" | "level" | "learned" => Tone::BoldGreen,
@@ -152,7 +152,7 @@ fn painted(verdict: &Verdict) -> Painted {
     Painted::new(tone, &verdict.says)
 }
 
-/// The alarms without notes: those that hold before those that are over, the weightiest first.
+/// The alarms without notes, sorted by [`Alarm::place`].
 fn by_weight(all: &[Alarm], has_learned: bool) -> Vec<Alarm> {
     let mut raised: Vec<Alarm> =
         all.iter().filter(|alarm| alarm.weight(has_learned) != Weight::Note).cloned().collect();

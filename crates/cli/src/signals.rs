@@ -1,13 +1,13 @@
 //! Handles SIGINT, SIGTERM, SIGHUP and SIGUSR1, by the same [rules](Rules) in every command and every process of a run:
 //!
-//! - The first signal requests a stop, and a message says so at once.
+//! - The first signal requests a stop, which a message acknowledges at once.
 //! - A second SIGINT or SIGTERM ends the program immediately, together with its reward programs.
 //! - A second SIGHUP or SIGUSR1 changes nothing: a terminal that is closed sends SIGHUP twice.
 //! - A signal that is sent twice in the same moment counts once: `timeout` and batch systems send it to the process and
 //!   to its group.
-//! - SIGHUP is not handled where it is ignored: under `nohup`, a run is to outlive its terminal.
-//! - A learner and its workers leave a second signal to their supervisor, which may have passed the first one on to a
-//!   process that has it already, and which kills them if it is asked to end at once.
+//! - SIGHUP stays ignored if it is (`nohup`): the run must outlive its terminal.
+//! - A learner and its workers ignore a second signal: it may be the first one again, passed on by their supervisor,
+//!   which kills them if it must end at once.
 //!
 //! While there is nothing to save, the program also ends if it does not stop within [`STOP_TIMEOUT`]: loading,
 //! tokenising and hashing check for a stop request only between pieces of work, and a piece may take long.
@@ -27,8 +27,8 @@ use telemetry::Console;
 /// How long the program may take to stop while it has nothing to save.
 const STOP_TIMEOUT: Duration = Duration::from_millis(1000);
 
-/// How long a signal that comes again counts as the same one. The message comes after it, so that whoever has read the
-/// message is obeyed.
+/// How long a repeated signal counts as the same one. The message is printed after this time, so that a signal sent in
+/// reply to the message counts as a second one.
 const SAME: Duration = Duration::from_millis(50);
 
 /// The number of the first signal; 0 if none has come.
@@ -113,7 +113,7 @@ fn listen(is_supervised: bool, mut hear: impl FnMut(Asked) + Send + 'static) -> 
 /// The requests that signals to this process make from now on, for a supervisor.
 pub fn requests() -> std::io::Result<Receiver<Asked>> {
     let (sender, requests) = channel();
-    // A supervisor that does not listen any more is ending.
+    // An error means that the supervisor no longer listens, because it is ending.
     listen(false, move |asked| sender.send(asked).unwrap_or_default())?;
     Ok(requests)
 }
@@ -135,7 +135,7 @@ pub fn stop_on_signals(console: &Console, promise: Promise) -> anyhow::Result<St
             let (reported, message) = channel::<()>();
             asked.request();
             let console = console.clone();
-            // On threads of their own: a console that nobody reads must not hold up the second signal.
+            // On separate threads: a console that nobody reads must not delay the second signal.
             std::thread::spawn(move || {
                 std::thread::sleep(SAME);
                 console.warn(&line);
@@ -158,7 +158,7 @@ pub fn stop_on_signals(console: &Console, promise: Promise) -> anyhow::Result<St
 fn end_at_once(signal: i32) -> ! {
     rewards::end_programs();
     if let Some(partial) = PARTIAL.lock().unwrap_or_else(PoisonError::into_inner).take() {
-        // Nothing can be said any more of what is left of it.
+        // An error can no longer be reported.
         let _ = std::fs::remove_dir_all(partial);
     }
     low_level::exit(code(signal))
@@ -168,7 +168,7 @@ fn end_at_once(signal: i32) -> ! {
 /// message of the signal may not be written yet.
 pub fn exit_code() -> u8 {
     let acknowledged = ACKNOWLEDGED.lock().unwrap_or_else(PoisonError::into_inner).take();
-    // A console that nobody reads holds the end up no longer.
+    // A console that is not read delays the end no longer than this.
     acknowledged.map(|acknowledged| acknowledged.recv_timeout(STOP_TIMEOUT));
     code(FIRST.load(Ordering::Relaxed)) as u8
 }

@@ -16,16 +16,16 @@ use std::time::Duration;
 /// second.
 const SILENT_S: f64 = 3.0;
 
-/// What a distributed run is doing: its learner, batches and workers. Only reads the run's files.
+/// Shows what a distributed run is doing: its learner, batches and workers. Only reads the run's files.
 #[derive(Debug, clap::Args)]
 pub struct Args {
     /// The run's directory.
     #[arg(value_name = "RUN")]
     pub run: PathBuf,
-    /// Every second again, until the run has ended or Ctrl-C.
+    /// Repeats every second, until the run has ended or Ctrl-C.
     #[arg(long)]
     pub watch: bool,
-    /// As JSON: one document; with --watch a line each second.
+    /// Prints JSON: one document, or with --watch a line each second.
     #[arg(long)]
     pub json: bool,
 }
@@ -40,7 +40,7 @@ pub(crate) fn run(args: Args) -> anyhow::Result<()> {
         } else {
             output::text(&text(&args.run, &status))?;
         }
-        // A learner that resumes a stopped run has its lock before it says that the run is in progress.
+        // A learner that resumes a stopped run takes its lock before it records that the run is in progress.
         let has_ended = !status.learner_alive && status.learner.is_some_and(|learner| learner.ended);
         if !args.watch || has_ended {
             return Ok(());
@@ -61,16 +61,16 @@ pub(crate) fn read(run: &Path) -> anyhow::Result<Status> {
         _ => {}
     }
     if !run.exists() {
-        bad_input!("{shown}: there is no such directory; give a run's");
+        bad_input!("{shown}: there is no such directory; give a run's directory");
     }
     if !run.is_dir() {
-        bad_input!("{shown} is no directory; give a run's");
+        bad_input!("{shown} is not a directory; give a run's directory");
     }
     if run.join("learner.lock").exists() {
-        bad_input!("{shown} is the fleet/ directory of a run; give the directory that it is in");
+        bad_input!("{shown} is the fleet/ directory of a run; give the run's directory");
     }
     bad_input!(
-        "{shown} is no distributed run: it has no fleet/ directory; start one with \
+        "{shown} is not a distributed run: it has no fleet/ directory; start one with \
          `lockstep train CONFIG --distributed --workers N`"
     );
 }
@@ -216,7 +216,7 @@ mod tests {
     }
 
     #[test]
-    fn a_worker_is_said_to_do_what_it_reports() {
+    fn a_worker_is_shown_with_the_work_it_reports() {
         let status = || WorkerStatus { pid: 7, ..WorkerStatus::default() };
         let does = |line: &WorkerLine| worker(line)[2].clone();
         let doing = |jobs: &[(u64, &str)]| WorkerStatus {
@@ -251,23 +251,23 @@ mod tests {
         assert_eq!(worker(&WorkerLine { silent_s: Some(9.0), ..line(Some(7), ended) })[6], "pid 7");
         let dead = worker(&WorkerLine { silent_s: Some(9.0), ..line(None, busy.clone()) });
         assert_eq!((dead[4].as_str(), dead[5].as_str(), dead[6].as_str()), ("", "idle 25 %", ""));
-        assert_eq!(worker(&line(Some(0), busy))[4..], ["", "idle 25 %", ""], "one that has just taken its lock");
+        assert_eq!(worker(&line(Some(0), busy))[4..], ["", "idle 25 %", ""], "a worker that has just taken its lock");
         let unknown = WorkerLine { status: None, ..line(Some(7), status()) };
         assert_eq!(worker(&unknown), ["dev1", "any", "joining", "done 0", "", "", "pid 7"]);
     }
 
     #[test]
-    fn a_directory_that_cannot_be_looked_at_says_why() {
+    fn a_path_that_is_not_a_distributed_run_is_refused() {
         let dir = tempfile::tempdir().unwrap();
         let why = |path: &Path| read(path).unwrap_err().to_string();
         let long = dir.path().join("x".repeat(300));
         assert!(why(&long).starts_with(&format!("{}/fleet: ", long.display())), "{}", why(&long));
         let none = dir.path().join("none");
-        assert_eq!(why(&none), format!("{}: there is no such directory; give a run's", none.display()));
+        assert_eq!(why(&none), format!("{}: there is no such directory; give a run's directory", none.display()));
         let file = dir.path().join("file");
         std::fs::write(&file, "").unwrap();
-        assert_eq!(why(&file), format!("{} is no directory; give a run's", file.display()));
+        assert_eq!(why(&file), format!("{} is not a directory; give a run's directory", file.display()));
         std::fs::write(dir.path().join("learner.lock"), "").unwrap();
-        assert!(why(dir.path()).ends_with(" is the fleet/ directory of a run; give the directory that it is in"));
+        assert!(why(dir.path()).ends_with(" is the fleet/ directory of a run; give the run's directory"));
     }
 }

@@ -10,15 +10,15 @@ pub struct Args {
     pub run: RunArgs,
     #[command(flatten)]
     pub rewards: RewardArgs,
-    /// Trains on the rollouts of a file instead of generating (replay); no dataset, no reward.
+    /// Trains on recorded rollouts instead of generating (replay); needs no dataset and no reward.
     #[arg(long, value_name = "FILE.jsonl")]
     pub replay: Option<std::path::PathBuf>,
-    /// Has the completions made by workers, processes of this machine that read the weights where they lie: starts a
-    /// learner and --workers of them, starts again what is killed, and leaves nothing running. The run has the same
-    /// bits with any number of workers. docs/distributed.md
+    /// Generates completions in worker processes, which read the learner's weights without a copy. Starts a learner and
+    /// --workers workers on this machine, restarts any that are killed, and leaves nothing running. The run has the
+    /// same bits with any number of workers. docs/distributed.md
     #[arg(long)]
     pub distributed: bool,
-    /// Workers of a distributed run, all alike; without it the configuration's [[workers]], or one.
+    /// Number of equal workers of a distributed run; if not given, the configuration's [[workers]], or one.
     #[arg(long, value_name = "N", requires = "distributed")]
     pub workers: Option<u32>,
     #[command(flatten)]

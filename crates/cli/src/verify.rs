@@ -10,32 +10,32 @@ use lockstep::replay::{Choice, Interval, Report, VerifyOptions, verify};
 use std::path::PathBuf;
 use telemetry::counted;
 
-/// Proves that a run is what its record says: draws tokens again, asks rewards again, repeats updates, and compares
-/// every bit (record_rollouts = true). docs/verify.md
+/// Proves that a run matches its record: samples tokens again, computes rewards again, repeats updates, and compares
+/// every bit (needs record_rollouts = true). docs/verify.md
 #[derive(Debug, clap::Args)]
 pub struct Args {
     /// The run's directory.
     #[arg(value_name = "RUN")]
     pub run: PathBuf,
-    /// So many steps at least, in random intervals between checkpoints.
+    /// Verifies at least N steps, in random intervals between checkpoints.
     #[arg(long, value_name = "N", default_value_t = 5, conflicts_with = "all")]
     pub steps: u64,
-    /// All steps between the beginning and the last checkpoint.
+    /// Verifies all steps between the beginning and the last checkpoint.
     #[arg(long)]
     pub all: bool,
-    /// Which steps are drawn.
+    /// The seed that chooses the steps.
     #[arg(long, value_name = "SEED", default_value_t = 0, conflicts_with = "all")]
     pub seed: u64,
-    /// Threads; they change no bit.
+    /// Threads; the bits do not depend on them.
     #[arg(long, value_name = "N", value_parser = threads)]
     pub threads: Option<usize>,
-    /// Where the model lies now, if it was moved.
+    /// The model's directory, if it was moved.
     #[arg(long, value_name = "DIR")]
     pub model: Option<PathBuf>,
-    /// Where the training data lie now, if they were moved.
+    /// The training data's file, if it was moved.
     #[arg(long, value_name = "FILE")]
     pub dataset: Option<PathBuf>,
-    /// The result as one JSON object.
+    /// Prints the result as one JSON object.
     #[arg(long)]
     pub json: bool,
 }
@@ -61,14 +61,14 @@ pub(crate) fn run(args: Args) -> anyhow::Result<()> {
         stop,
         say: &say,
     };
-    // Whatever went wrong on the way, nothing differs so far: that has an exit code of its own.
+    // An error on the way is not a difference, and has its own exit code.
     let report = match verify(&args.run, &options) {
         Err(error) if !is_stopped(&error) => Err(error).or_bad_input()?,
         result => result?,
     };
     let code = match () {
         () if report.difference.is_some() => DIFFERS,
-        // Chosen steps are proven though others cannot be; of all steps each one counts.
+        // Of random steps a few proven ones are enough; of all steps, none may be missing.
         () if report.proven.is_empty() || args.all && !report.not_verified.is_empty() => NOT_VERIFIED,
         () => 0,
     };

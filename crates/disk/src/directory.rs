@@ -1,4 +1,4 @@
-//! What changes or lists the names in directories.
+//! Changes and lists the names in directories.
 
 use crate::file::{create, data, open};
 use crate::place::Place;
@@ -11,7 +11,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
-/// Directories inside each other beyond this depth are refused: no file of ours lies that deep.
+/// Directories nested deeper than this are refused: no file of ours is that deep.
 const DEEPEST: usize = 64;
 
 const LISTED: OFlags = OFlags::RDONLY.union(OFlags::DIRECTORY).union(OFlags::CLOEXEC);
@@ -118,13 +118,13 @@ fn make_parent(path: &Path, mode: u32) -> Result<()> {
     path.parent().map_or(Ok(()), |parent| make(parent, mode))
 }
 
-/// Deletes a name that is not a directory's. Of a link only the link itself goes.
+/// Deletes a name that is not a directory's. If it is a link, its target stays.
 pub fn remove_file(path: impl AsRef<Path>) -> Result<()> {
     let place = Place::of(path.as_ref())?;
     Ok(unlinkat(place.directory(), place.name(), AtFlags::empty())?)
 }
 
-/// Deletes a directory with everything in it. Of links in it, and if `path` itself is one, only the links go.
+/// Deletes a directory with everything in it. Targets of links stay, also if `path` is a link.
 pub fn remove_dir_all(path: impl AsRef<Path>) -> Result<()> {
     let place = Place::of(path.as_ref())?;
     remove(&place.directory(), place.name(), 0)

@@ -28,7 +28,7 @@ impl Default for Options {
 }
 
 impl Options {
-    /// Neither to read nor to write, until told.
+    /// Neither to read nor to write, until set.
     pub fn new() -> Options {
         Options { flags: OFlags::empty(), write: false, read: false, mode: 0o666 }
     }
@@ -92,7 +92,7 @@ impl Options {
         // regular.
         let flags = (self.flags - OFlags::TRUNC) | access | OFlags::NONBLOCK | OFlags::NOCTTY;
         let opened = match Place::of(path)?.open(flags, Mode::from_raw_mode(self.mode as _)) {
-            // A pipe that nobody reads, or a socket.
+            // A pipe without a reader, or a socket.
             Err(error) if error.raw_os_error() == Some(Errno::NXIO.raw_os_error()) => {
                 return Err(not_regular(path, "a named pipe or a socket"));
             }
@@ -135,7 +135,7 @@ pub fn create(path: impl AsRef<Path>) -> Result<File> {
     Options::new().write().create().truncate().open(path.as_ref())
 }
 
-/// Writes a whole file.
+/// Writes a complete file.
 pub fn write(path: impl AsRef<Path>, bytes: impl AsRef<[u8]>) -> Result<()> {
     create(path)?.write_all(bytes.as_ref())
 }
@@ -177,7 +177,7 @@ pub fn read_range(file: &File, at: u64, length: u64) -> Result<Vec<u8>> {
     Ok(bytes)
 }
 
-/// Reads an open file from a position of its own.
+/// Reads an open file from a separate position.
 struct At<'a> {
     file: &'a File,
     at: u64,
@@ -221,7 +221,7 @@ pub(crate) fn data(file: &File, range: Range<u64>) -> Result<Vec<Range<u64>>> {
         at = match seek(file, SeekFrom::Data(at)) {
             // The rest is a hole.
             Err(Errno::NXIO) => break,
-            // Of a file system that does not know holes, everything is on the disk.
+            // On a file system without holes, everything is on disk.
             found => found.unwrap_or(at).min(range.end),
         };
         let end = seek(file, SeekFrom::Hole(at)).map_or(range.end, |end| end.min(range.end)).max(at);

@@ -1,12 +1,12 @@
 //! Opens, reads, writes, deletes and copies files. It does not know what is in a file.
 //!
-//! A run directory may come from a stranger: an archive that somebody downloads to look at. So three rules hold for
+//! A run directory may come from an untrusted source: an archive that a user downloads. So three rules hold for
 //! every file that Lockstep opens:
 //!
 //! 1. **No links inside a run.** Whoever opens a run calls [`no_links_below`] with its directory. From then on this
 //!    process does not follow a symbolic link below that directory, neither to read nor to write, delete, rename or
-//!    copy. Each component of a path is opened relative to the one above it, so that a link that somebody puts there
-//!    in between is refused too. The run directory itself may be reached through links, and so may models and datasets
+//!    copy. Each component of a path is opened relative to the one above it, so that a link that appears there in
+//!    between is refused too. The run directory itself may be reached through links, and so may models and datasets
 //!    outside of it: the files of a Hugging Face cache are links.
 //! 2. **Regular files only.** A named pipe would make its reader wait for ever, and a device may never end.
 //! 3. **A limit for each kind of file** ([`most`]). A file is not read into memory if it is longer, or if it has more

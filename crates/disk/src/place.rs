@@ -1,7 +1,7 @@
 //! The place of a file: an open directory and a name in it.
 //!
 //! Below a directory that was given to [`no_links_below`] each component is opened relative to the one above it with
-//! `O_NOFOLLOW`. Elsewhere the kernel resolves the whole path, and follows links.
+//! `O_NOFOLLOW`. Elsewhere the kernel resolves the complete path, and follows links.
 
 use rustix::fs::{AtFlags, CWD, FileType, Mode, OFlags, openat, statat};
 use rustix::io::Errno;
@@ -99,13 +99,13 @@ fn refusal(directory: &impl AsFd, name: impl AsRef<Path>, shown: &Path, error: E
 /// The protected directory above `path`, and the names from there to it. `None` if no directory above it is protected.
 fn protected(path: &Path) -> Option<(PathBuf, Vec<OsString>)> {
     let whole = absolute(path).ok()?;
-    // Of two, one inside the other, the outer one.
+    // The outer one of two nested roots.
     let root = ROOTS.read().ok()?.iter().find(|root| whole.starts_with(root))?.clone();
     let mut below = Vec::new();
     for component in whole.strip_prefix(&root).ok()?.components() {
         match component {
             Component::Normal(name) => below.push(name.to_owned()),
-            // No name below the root is followed through a link, so that the text alone decides where `..` leads.
+            // No link below the root is followed, so the text decides where `..` leads.
             Component::ParentDir => drop(below.pop()?),
             _ => {}
         }

@@ -5,7 +5,7 @@ use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// A directory with a run, and something precious beside the run.
+/// A directory with a run, and a precious file outside of the run.
 struct World {
     dir: tempfile::TempDir,
 }
@@ -107,12 +107,12 @@ fn no_operation_follows_a_link_inside_a_run() {
             symlink(target, world.at("run").join(link)).unwrap();
             let path = world.at("run").join(path);
             let is_link = path == world.at("run").join(link);
-            let said = operation(&path);
-            let case = format!("{what} of {} → {target}: {said:?}", path.display());
+            let outcome = operation(&path);
+            let case = format!("{what} of {} → {target}: {outcome:?}", path.display());
             assert_eq!(world.precious(), before, "{case}");
             let is_naming = NAMING.iter().any(|(name, _)| *name == what);
-            match said {
-                // Of the link itself, its name is changed.
+            match outcome {
+                // The name of the link itself is changed.
                 Ok(()) => assert!(is_naming && is_link, "{case}"),
                 Err(error) if what == "create_new" && is_link => assert_eq!(error.kind(), ErrorKind::AlreadyExists),
                 Err(error) => {
@@ -156,7 +156,7 @@ fn a_run_that_is_reached_by_a_link_is_read_and_written() {
         assert_eq!(fs::read_to_string(world.at("precious/thesis")).unwrap(), "years of work");
         let gone = [read(root.join("f"), 1).unwrap_err(), remove_dir_all(root.join("a")).unwrap_err()];
         assert!(gone.iter().all(|error| error.kind() == ErrorKind::NotFound), "{gone:?}");
-        // What the user names outside of a run may be links, as in a Hugging Face cache.
+        // Paths that the user gives outside of a run may be links, as in a Hugging Face cache.
         symlink("thesis", world.at("precious/link")).unwrap();
         assert_eq!(read(world.at("precious/link"), 99).unwrap(), b"years of work");
     }
@@ -183,8 +183,8 @@ fn a_link_that_appears_meanwhile_is_not_followed() {
         let mut refused = 0;
         for i in 0..5_000 {
             let path = world.at("run/logs").join(["thesis", "deep", "new"][i % 3]);
-            let said = [write(&path, "mine"), remove_file(&path), remove_dir_all(&path), rename(&own, &path)];
-            refused += said.iter().filter(|said| said.is_err()).count();
+            let outcome = [write(&path, "mine"), remove_file(&path), remove_dir_all(&path), rename(&own, &path)];
+            refused += outcome.iter().filter(|outcome| outcome.is_err()).count();
         }
         done.store(true, Ordering::Relaxed);
         assert!(refused > 0);
@@ -197,7 +197,7 @@ fn fifo(path: &Path) {
 }
 
 #[test]
-fn only_regular_files_are_opened_and_nobody_waits_for_others() {
+fn only_regular_files_are_opened_without_waiting() {
     let place = |make: &dyn Fn(&Path)| {
         let dir = tempfile::tempdir().unwrap();
         make(&dir.path().join("file"));
@@ -217,10 +217,10 @@ fn only_regular_files_are_opened_and_nobody_waits_for_others() {
         for (kind, make) in kinds {
             let dir = place(make);
             let path = dir.path().join("file");
-            let said = operation(&path).unwrap_err().to_string();
+            let outcome = operation(&path).unwrap_err().to_string();
             let expected = format!("{} is a ", path.display());
-            assert!(said.starts_with(&expected) && said.contains(kind), "{what} of a {kind}: {said}");
-            assert!(said.ends_with(", not a regular file"), "{what} of a {kind}: {said}");
+            assert!(outcome.starts_with(&expected) && outcome.contains(kind), "{what} of a {kind}: {outcome}");
+            assert!(outcome.ends_with(", not a regular file"), "{what} of a {kind}: {outcome}");
         }
     }
     // Both ends of the pipe are there, and full of bytes.
@@ -259,15 +259,15 @@ fn a_file_is_read_up_to_its_limit_and_only_if_it_is_on_the_disk() {
         let mut open = open(&path).unwrap();
         let mut first = [0; 4];
         let n = open.read(&mut first).unwrap();
-        for said in [read(&path, most), read_rest(&open, 0, most)] {
-            match (said, why) {
+        for outcome in [read(&path, most), read_rest(&open, 0, most)] {
+            match (outcome, why) {
                 (Ok(bytes), None) => {
                     assert_eq!(bytes.len() as u64, length, "{case}");
                     assert!(bytes[..begin].iter().all(|byte| *byte == 7), "{case}");
                     assert!(bytes[begin..].iter().all(|byte| *byte == 0), "{case}");
                 }
                 (Err(error), Some(why)) => assert!(error.to_string().contains(why), "{case}: {error}"),
-                (said, _) => panic!("{case}: {:?}", said.map(|bytes| bytes.len())),
+                (outcome, _) => panic!("{case}: {:?}", outcome.map(|bytes| bytes.len())),
             }
         }
         if let (Err(error), Some(_)) = (read(&path, most), why) {
@@ -310,8 +310,8 @@ fn directories_that_are_nested_too_deep_are_refused() {
         deep.push("d");
     }
     fs::create_dir_all(&deep).unwrap();
-    let said = remove_dir_all(dir.path().join("run")).unwrap_err().to_string();
-    assert_eq!(said, "directories are nested deeper than 64");
+    let outcome = remove_dir_all(dir.path().join("run")).unwrap_err().to_string();
+    assert_eq!(outcome, "directories are nested deeper than 64");
     remove_dir_all(dir.path().join("run/d/d/d/d/d/d/d")).unwrap();
     remove_dir_all(dir.path().join("run")).unwrap();
     assert!(!dir.path().join("run").exists());

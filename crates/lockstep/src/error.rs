@@ -1,4 +1,4 @@
-//! Errors that the user can fix (exit code 2), told apart from failures during the work (exit code 1).
+//! Errors that the user can fix (exit code 2), distinguished from failures during the work (exit code 1).
 
 use std::fmt::Display;
 
@@ -61,7 +61,7 @@ pub fn paragraph(error: &anyhow::Error) -> String {
     if let Some(keys) = error.chain().find_map(keys_to_lower) {
         text.push_str(&format!(": lower {keys} (`lockstep plan` shows what each part takes)"));
     }
-    // Others wrote parts of the text: a reward program, a server, or the user who named a file.
+    // Parts of the text come from elsewhere: a reward program, a server, or the name of a file.
     telemetry::visible(&one_line(&text)).into_owned()
 }
 

@@ -7,7 +7,7 @@
 //! | what | where |
 //! |---|---|
 //! | a training run: made, driven, stopped | [`Run`], [`RunOptions`], [`RunResult`], [`RunDir`], [`ResumeFrom`], [`StopReason`], [`StopSignal`], [`Stopped`], [`context()`] |
-//! | what a program passes to a run, and hears of it | [`RewardInput`], [`Rows`], [`Policy`], [`LogRecord`], [`RunEvent`], [`Follow`], [`Flow`], [`functions`]; `telemetry::Sink`, `rewards::Reward` |
+//! | inputs of a run from a program, and its events | [`RewardInput`], [`Rows`], [`Policy`], [`LogRecord`], [`RunEvent`], [`Follow`], [`Flow`], [`functions`]; `telemetry::Sink`, `rewards::Reward` |
 //! | the configuration of a run | [`Config`], [`Purpose`], [`config`] (its layers, the table of its keys) |
 //! | errors in the user's input | [`BadInput`], [`error`], [`bad_input!`] |
 //! | the files of a run and of its results | [`directory`], [`files`], [`wire`] (scored groups on disk and between processes) |
@@ -47,7 +47,7 @@ pub use run::{RunDir, StopReason, context};
 pub use session::{Run, RunOptions, RunResult};
 pub use stop::{StopSignal, Stopped, is_stopped};
 
-/// Functions of a program that a run calls, beside rewards.
+/// Functions of a program that a run calls, other than rewards.
 pub mod functions {
     pub use crate::rollouts::function::{Generate, GivenCompletion, RolloutFunction, RolloutPrompt, RolloutRequest};
     pub use crate::run::eval_metrics::{EvalBatch, EvalMetrics, SetSize};

@@ -1,5 +1,5 @@
-//! The file that a command writes its result into. It does not replace another file unless asked to, and it is written
-//! whole or not at all.
+//! The output file of a command. It does not replace another file without `--overwrite`, and it is written completely
+//! or not at all.
 
 use crate::bad_input;
 use crate::error::{BadInput, OrBadInput};
@@ -76,11 +76,11 @@ impl OutFile {
             let is_input = same_file(&self.path, found, read);
             match input {
                 Input::Kept(_) if is_input => bad_input!(
-                    "{flag} {name}: is a file of {}, which is read: no result is written over it",
+                    "{flag} {name}: belongs to {}, an input of this command, and is not overwritten",
                     read.display()
                 ),
                 Input::Data(_) if is_input && !self.overwrite => bad_input!(
-                    "{flag} {name}: is what is read ({}): give another file, or --overwrite to replace it",
+                    "{flag} {name}: is an input of this command ({}): give another file, or --overwrite to replace it",
                     read.display()
                 ),
                 _ => {}
@@ -126,7 +126,7 @@ impl OutFile {
         #[cfg(unix)]
         builder.permissions(std::os::unix::fs::PermissionsExt::from_mode(0o666));
         let file = builder.prefix(&format!(".{start}.{}.", std::process::id())).tempfile_in(directory)?;
-        // So that nobody removes it who does not see this process; a file system may have no locks.
+        // So that a process that does not see this one does not remove it; a file system may have no locks.
         let _ = file.as_file().try_lock();
         Ok(file)
     }
@@ -153,7 +153,7 @@ mod tests {
     }
 
     #[test]
-    fn what_exists_is_replaced_only_if_asked() {
+    fn an_existing_file_is_replaced_only_on_request() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("o.jsonl");
         OutFile::new("--out", &path, false, &[]).unwrap().write(b"1").unwrap();
@@ -166,7 +166,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_that_came_meanwhile_stays_and_so_does_the_result() {
+    fn a_file_that_appears_meanwhile_stays_and_so_does_the_result() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("o.jsonl");
         let out = OutFile::new("--out", &path, false, &[]).unwrap();
@@ -193,11 +193,11 @@ mod tests {
         let inputs = [Input::Data(&data), Input::Kept(&model)];
         for name in ["d.jsonl", "hard", "soft", "model/../d.jsonl"] {
             let text = refusal(&at(name), false, &inputs);
-            assert!(text.contains("is what is read") && text.contains("--overwrite"), "{name}: {text}");
+            assert!(text.contains("is an input of this command") && text.contains("--overwrite"), "{name}: {text}");
         }
         for (name, overwrite) in [("model/config.json", true), ("m/config.json", false), ("hard.json", true)] {
             let text = refusal(&at(name), overwrite, &inputs);
-            assert!(text.contains("no result is written over it"), "{name}: {text}");
+            assert!(text.contains("an input of this command, and is not overwritten"), "{name}: {text}");
         }
         assert!(refusal(&at("dangling"), true, &inputs).contains("link to nothing"));
         // A symbolic link is followed: its target gets the new bytes, and the link stays.
@@ -217,7 +217,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_written_is_found_at_once() {
+    fn a_path_that_cannot_be_written_is_refused_at_once() {
         let dir = tempfile::tempdir().unwrap();
         for name in ["none/o", "", "-", &"x".repeat(300)] {
             let path = if name == "-" { PathBuf::from(name) } else { dir.path().join(name) };
@@ -235,28 +235,28 @@ mod tests {
         fs::create_dir(at("data")).unwrap();
         fs::write(at("data/d.jsonl"), "rows").unwrap();
         fs::write(at("other"), "other").unwrap();
-        let said = |path: &Path, overwrite, inputs: &[Input<'_>]| {
+        let message = |path: &Path, overwrite, inputs: &[Input<'_>]| {
             refusal(path, overwrite, inputs).replace(&dir.path().display().to_string(), "DIR")
         };
-        assert_eq!(said(Path::new("-"), true, &[]), "--out -: give a file (/dev/stdout is standard output)");
+        assert_eq!(message(Path::new("-"), true, &[]), "--out -: give a file (/dev/stdout is standard output)");
         let no_file =
             ["DIR/data", "DIR/none/o"].map(|name| format!("--out {name}: not a file in a directory that exists"));
-        assert_eq!([said(&at("data"), true, &[]), said(&at("none/o"), true, &[])], no_file);
+        assert_eq!([message(&at("data"), true, &[]), message(&at("none/o"), true, &[])], no_file);
         let other = "--out DIR/other: exists: give another file, or --overwrite to replace it";
-        assert_eq!(said(&at("other"), false, &[]), other);
+        assert_eq!(message(&at("other"), false, &[]), other);
         let data = at("data");
         let (read, kept) = ([Input::Data(&data)], [Input::Kept(&data)]);
-        let words =
-            "--out DIR/data/d.jsonl: is what is read (DIR/data): give another file, or --overwrite to replace it";
-        assert_eq!(said(&at("data/d.jsonl"), false, &read), words);
-        let words = "--out DIR/data/d.jsonl: is a file of DIR/data, which is read: no result is written over it";
-        assert_eq!(said(&at("data/d.jsonl"), true, &kept), words);
-        assert_eq!(said(&at("data/d.jsonl"), false, &kept), words);
+        let words = "--out DIR/data/d.jsonl: is an input of this command (DIR/data): give another file, or \
+                     --overwrite to replace it";
+        assert_eq!(message(&at("data/d.jsonl"), false, &read), words);
+        let words = "--out DIR/data/d.jsonl: belongs to DIR/data, an input of this command, and is not overwritten";
+        assert_eq!(message(&at("data/d.jsonl"), true, &kept), words);
+        assert_eq!(message(&at("data/d.jsonl"), false, &kept), words);
         fs::create_dir(at("data/below")).unwrap();
         fs::write(at("data/below/x"), "deep").unwrap();
-        let deep = said(&at("data/below/x"), true, &kept);
+        let deep = message(&at("data/below/x"), true, &kept);
         assert_eq!(deep, words.replace("d.jsonl", "below/x"));
-        // Data may be replaced if that is asked for; what is no input may be, too; a new file is always welcome.
+        // Data may be replaced on request, and so may other files; a new file is always allowed.
         assert!(OutFile::new("--out", &at("data/d.jsonl"), true, &read).is_ok());
         assert!(OutFile::new("--out", &at("other"), true, &kept).is_ok());
         assert!(OutFile::new("--out", &at("data/new"), false, &kept).is_ok());

@@ -5,7 +5,7 @@ use model::StopCheck;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// A flag by which a run or an evaluation is asked to stop. All clones share one flag.
+/// A flag that requests the stop of a run or an evaluation. All clones share one flag.
 ///
 /// A stop cancels the current step, unless its optimizer step has begun: rollout, scoring, the wait for rewards and the
 /// gradient check the flag between decode steps and layers. An evaluation is cancelled likewise. A resumed run computes
@@ -130,9 +130,9 @@ mod tests {
         assert!(!StopSignal::new().is_requested());
     }
 
-    /// What a stopped run still computes for its checkpoint is not cancelled, whenever the request comes.
+    /// Work of a stopped run for its checkpoint is not cancelled, whenever the request comes.
     #[test]
-    fn a_held_signal_cancels_nothing_until_it_is_let_go() {
+    fn a_held_signal_cancels_nothing_until_its_release() {
         for requested_before in [true, false] {
             let signal = StopSignal::new();
             let flag = signal.flag();
@@ -156,7 +156,7 @@ mod tests {
     }
 
     #[test]
-    fn a_stop_is_told_from_a_failure() {
+    fn a_stop_is_distinguished_from_a_failure() {
         let stopped: [anyhow::Error; 4] = [
             Stopped.into(),
             rollout::Error::Stopped.into(),

@@ -19,8 +19,7 @@ pub struct ModelAssets {
     pub chat: Option<Arc<ChatTemplate>>,
     /// Token ids that end a completion.
     pub eos_ids: Vec<u32>,
-    /// The files of the directory other than weights, as they were read. They are copied beside the weights when the
-    /// model is saved.
+    /// The files of the directory other than weights, as they were read. They are saved with the weights.
     pub files: ModelFiles,
     /// Whether the directory holds a language model whose head is replaced by a new score head of one label; `config`
     /// then describes the score model.
@@ -133,7 +132,7 @@ mod tests {
         assert_eq!(even.computing_in(DType::Bf16).unwrap().config.compute, DType::Bf16);
         let odd = load(directory(json!({}), None).path(), Head::Lm).unwrap();
         assert!(odd.computing_in(DType::Bf16).is_err());
-        // A file that differs from what was written with the others is not used.
+        // A file that differs from the one written with the others is not used.
         crate::io::FileList::of(dir.path(), 1).unwrap().write(dir.path()).unwrap();
         assert!(load(dir.path(), Head::Lm).is_ok());
         std::fs::write(dir.path().join("chat_template.jinja"), "ho").unwrap();

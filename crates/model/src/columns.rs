@@ -1,4 +1,4 @@
-//! Named columns of numbers beside the tokens of a completion. Samplers record some of them and scorers add others;
+//! Named columns of numbers for the tokens of a completion. Samplers record some of them and scorers add others;
 //! they pass from the rollout engine to the loss.
 //!
 //! A column has one row per token: a single number, or several (say, for the k most likely tokens of a teacher model).

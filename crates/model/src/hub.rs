@@ -138,7 +138,7 @@ impl Hub {
         let api = ApiBuilder::from_cache(cache).with_endpoint(endpoint.clone()).with_token(token);
         let failed = |error: hf_hub::api::sync::ApiError| {
             Error::Value(format!(
-                "the {} {name} is no path, and fetching it from {endpoint} failed: {error}. A gated or private one \
+                "the {} {name} is not a path, and fetching it from {endpoint} failed: {error}. A gated or private one \
                  needs HF_TOKEN",
                 kind.noun()
             ))
@@ -238,7 +238,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_there_is_told_with_its_kind() {
+    fn a_missing_name_is_reported_with_its_kind() {
         let dir = tempfile::tempdir().unwrap();
         let cache = dir.path().join("hub");
         let hub = |offline| Hub { cache: cache.clone(), offline };
@@ -265,7 +265,7 @@ mod tests {
             }
             let repository = hub(true).repository("org/name", kind);
             assert_eq!(repository, cache.join(format!("{folder}--org--name")));
-            // A reference to nothing, to what is not there, and to a snapshot.
+            // An empty reference, a reference to a missing snapshot, and one to a snapshot.
             std::fs::create_dir_all(repository.join("refs")).unwrap();
             std::fs::create_dir_all(repository.join("snapshots/abc")).unwrap();
             for (reference, found) in [("", false), ("\n", false), ("abd", false), ("abc\n", true)] {

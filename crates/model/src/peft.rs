@@ -42,7 +42,7 @@ pub fn base_sha256(dir: &Path) -> Result<Option<String>> {
     read_metadata(&dir.join(WEIGHTS), BASE_SHA256)
 }
 
-/// Fields of `adapter_config.json` that do not change what is computed, or that only refine a feature which another
+/// Fields of `adapter_config.json` that do not change the computation, or that only refine a feature which another
 /// field would have to switch on. They are ignored.
 const ABOUT: &[&str] = &[
     "auto_mapping",
@@ -91,13 +91,13 @@ pub fn load_adapter_config(dir: &Path) -> Result<AdapterConfig> {
     let path = dir.join(ADAPTER_CONFIG);
     let text = disk::read(&path, disk::most::STATE).map_err(|e| match e.kind() {
         std::io::ErrorKind::NotFound => {
-            Error::file(&path, "there is no such file: this is no adapter's PEFT directory")
+            Error::file(&path, "there is no such file: this is not an adapter's PEFT directory")
         }
         _ => Error::io(&path, e),
     })?;
     let json: Value =
         serde_json::from_slice(without_bom(&text)).map_err(|e| Error::file(&path, format!("not JSON: {e}")))?;
-    let Some(json) = json.as_object() else { return Err(Error::file(&path, "is no JSON object")) };
+    let Some(json) = json.as_object() else { return Err(Error::file(&path, "is not a JSON object")) };
     parse(json).map_err(|message| Error::file(&path, message))
 }
 
@@ -123,7 +123,7 @@ fn parse(json: &Map<String, Value>) -> std::result::Result<AdapterConfig, String
             return Err(format!("`{key}` = {value} is not supported; a plain LoRA adapter leaves it unset"));
         }
     }
-    // Most initialisations change A and B alone; these also change the base model's weights.
+    // Most initialisations change only A and B; these also change the base model's weights.
     if let Some(way) = json.get("init_lora_weights").and_then(Value::as_str)
         && ["pissa", "olora", "corda", "loftq", "lora_ga"].iter().any(|w| way.to_lowercase().starts_with(w))
     {
@@ -154,7 +154,7 @@ fn parse(json: &Map<String, Value>) -> std::result::Result<AdapterConfig, String
     };
     if let Some(other) = saved.iter().find(|m| !m.as_str().is_some_and(|m| SCORE_HEADS.contains(&m))) {
         return Err(format!(
-            "`modules_to_save` has {other}; beside an adapter only the head of scores of a reward model is trained"
+            "`modules_to_save` has {other}; with an adapter only the score head of a reward model can be trained"
         ));
     }
     let text = |key: &str| json.get(key).and_then(Value::as_str);

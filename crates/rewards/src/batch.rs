@@ -79,7 +79,7 @@ impl Verdict {
     }
 }
 
-/// What kind of failure a [`Problem`] is.
+/// The kind of failure of a [`Problem`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum ProblemKind {
@@ -105,13 +105,13 @@ pub enum ProblemKind {
 pub struct Problem {
     /// Name of the reward that failed.
     pub reward: String,
-    /// What kind of failure this is.
+    /// The kind of failure.
     pub kind: ProblemKind,
     /// How many completions got `None` because of this problem.
     pub rows: usize,
-    /// What happened, for the user; may have several lines (the last lines of the program's standard error).
+    /// The message for the user; may have several lines (the last lines of the program's standard error).
     pub message: String,
-    /// One affected case as an example (the first of several), where it tells more than the message.
+    /// The first affected case as an example, if it adds information to the message.
     pub example: Option<String>,
     /// Whether the reward will not score later batches either.
     pub fatal: bool,
@@ -158,7 +158,7 @@ pub(crate) fn completions(n: usize) -> String {
     format!("{n} completion{}", if n == 1 { "" } else { "s" })
 }
 
-/// What a reward returns for a batch.
+/// The result of a reward for a batch.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Scores {
     /// The score of each completion, finite; `None` = no score (the completion is left out of the mean and of the
@@ -217,7 +217,7 @@ impl Scores {
     /// metric is the mean over the groups that report it.
     pub fn of_groups(groups: impl IntoIterator<Item = Scores>) -> Self {
         let mut all = Scores::default();
-        // Of each metric, how many groups have it.
+        // The number of groups that have each metric.
         let mut counts: Vec<f64> = Vec::new();
         for group in groups.into_iter().map(Scores::with_places) {
             let (before, rows) = (all.values.len(), group.values.len());
@@ -370,9 +370,9 @@ mod tests {
         assert_eq!((failed.values, failed.problems), (vec![None, None], vec![Problem::new("r", 2, "why")]));
     }
 
-    /// Two groups of different sizes: what comes after the first is shifted by its size.
+    /// Two groups of different sizes: indices of the second are shifted by the size of the first.
     #[test]
-    fn what_groups_count_is_added_and_what_they_place_is_shifted() {
+    fn counts_of_groups_are_added_and_their_indices_shifted() {
         let problem = |reward: &str, message: &str| Problem::new(reward, 1, message);
         let steps = |score| Some(vec![StepScore { end: crate::StepEnd::Token(0), score }]);
         let group = |size: usize, timed_out: usize, problems: Vec<Problem>| Scores {
@@ -387,7 +387,7 @@ mod tests {
         assert_eq!((all.values.len(), all.timed_out), (6, 7));
         assert_eq!(all.steps, [None, steps(1.0), None, None, None, steps(2.0)]);
         let both = Problem { rows: 2, ..problem("r", "a") };
-        // The second problem of the second group has no completion of its own: another lists it.
+        // The second group's second problem lists no completion: another problem has listed it.
         let expected = [both.at(vec![0]), problem("s", "a").at(vec![3]), problem("r", "b").at(vec![5])];
         assert_eq!(all.problems, expected);
         let fatal = |one, two| {

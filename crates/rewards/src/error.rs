@@ -19,7 +19,7 @@ pub enum Error {
     Options {
         /// The kind of reward.
         kind: String,
-        /// What is wrong, and which values are accepted.
+        /// The error, and the accepted values.
         message: String,
     },
     /// The name is already used by another reward or by a column of the completions table.

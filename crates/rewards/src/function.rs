@@ -91,7 +91,7 @@ mod tests {
     use crate::Columns;
 
     #[test]
-    fn what_the_function_does_not_score_is_said() {
+    fn completions_without_a_score_are_reported() {
         let mut reward = FunctionReward::new("even", |input: &RewardInput<'_>| {
             let n: f64 = input.completion_text().parse().ok()?;
             Some(f64::from(u8::from(n % 2.0 == 0.0)))

@@ -55,7 +55,7 @@ impl RewardInputs {
 /// A function that makes the reward inputs of a group from the group and the token ids of its completions.
 pub type MakeInputs<'a> = Arc<dyn Fn(GroupId, Vec<Vec<u32>>) -> model::Result<RewardInputs> + Send + Sync + 'a>;
 
-/// The reward functions, and what they are called with.
+/// The reward functions and their inputs.
 pub struct RewardManager<'a> {
     /// The reward functions.
     pub rewards: &'a mut [Box<dyn Reward>],
@@ -224,7 +224,7 @@ impl RewardJob<'_, '_> {
     /// Reports that a group ended, with its completions: the rewards that score by group are called on it.
     pub fn group_ended(&mut self, group: GroupId, completions: impl FnOnce() -> Vec<Vec<u32>>) {
         if let Some(worker) = &self.worker {
-            // If nobody receives it, `finish` says why.
+            // If the worker has ended, `finish` reports why.
             let _ = worker.groups.send((group, completions()));
         }
     }
@@ -281,7 +281,7 @@ impl RewardJob<'_, '_> {
             scores.steps.resize(rows.len(), None);
             rows.iter_mut().zip(scores.steps).for_each(|(row, steps)| row.steps.push(steps));
             for (mut column, values) in scores.extra {
-                // No column of the table stands for two things.
+                // Columns of the table have unique names.
                 while !taken.insert(column.clone()) {
                     column = format!("{name}_{column}");
                 }
@@ -412,7 +412,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_finite_is_no_score_and_is_reported() {
+    fn a_score_that_is_not_finite_is_dropped_and_reported() {
         let given = Scores::new(vec![Some(1.0), Some(f64::NAN), None, Some(f64::INFINITY), Some(-2.5)]);
         let Scores { values, problems, .. } = finite("odd", given);
         assert_eq!(values, [Some(1.0), None, None, None, Some(-2.5)]);
@@ -424,7 +424,7 @@ mod tests {
     }
 
     #[test]
-    fn what_ran_longest_is_named() {
+    fn the_slowest_reward_is_named() {
         let asked = Asked::default();
         assert!(asked.longest().is_none());
         let now = Instant::now();

@@ -1,4 +1,4 @@
-//! A program that this process has started. It never outlives this process.
+//! A program that this process has started, and that never outlives this process.
 //!
 //! The program leads a process group of its own (Unix), so that everything it started can be killed with it, and so
 //! that Ctrl-C at the terminal reaches only this process. If this process is killed, a guard shell that waits for the
@@ -72,7 +72,7 @@ struct Stderr {
 #[derive(Debug)]
 pub struct Program {
     child: Child,
-    /// The shell that kills the program's group once this process is gone.
+    /// The shell that kills the program's group once this process has ended.
     guard: Option<Child>,
     stderr: Arc<Mutex<Stderr>>,
     status: Option<ExitStatus>,
@@ -133,7 +133,7 @@ impl Program {
         self.status.is_some()
     }
 
-    /// Kills the program and its whole process group, and reaps it. Returns how it ended; `None` if that is not known.
+    /// Kills the program's process group, and reaps the program. Returns its exit status, if it is known.
     pub fn kill(&mut self) -> Option<ExitStatus> {
         if self.status.is_some() {
             return self.status;
@@ -162,7 +162,7 @@ impl Program {
 
     /// `message`, followed by the last lines of standard error if there are any.
     pub fn with_stderr(&self, message: String) -> String {
-        // What it wrote before it failed may still be in the pipe.
+        // Its last output may still be in the pipe.
         let deadline = Instant::now() + Duration::from_millis(100);
         while !self.stderr().ended && Instant::now() < deadline {
             std::thread::sleep(Duration::from_millis(5));
@@ -221,7 +221,7 @@ fn line_of(words: &[String]) -> String {
         if !needs_quotes(word) {
             return word.clone();
         }
-        // A double quote stands between single ones, everything else between double ones.
+        // A double quote goes between single quotes, everything else between double quotes.
         let parts: Vec<String> = word.split('"').map(|part| format!("\"{part}\"")).collect();
         parts.join("'\"'")
     };
@@ -234,7 +234,7 @@ pub(crate) fn absolute_words<E>(words: &mut [String], absolute: impl Fn(&str) ->
     if words[0].contains('/') {
         words[0] = absolute(&words[0])?;
     }
-    // Of `python3 -u a.py b.json` the first; a word without a point or a slash may be anything.
+    // The first in `python3 -u a.py b.json`; a word without a point or a slash may be anything.
     for word in words.iter_mut().skip(1).filter(|word| !word.starts_with('-') && word.contains(['.', '/'])) {
         let (path, given) = (absolute(word)?, std::path::Path::new(word));
         // `absolute` may return something else than a path: the name of the file.
@@ -288,7 +288,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_line_is_split_into_the_words_that_it_was_made_of() {
+    fn a_line_is_split_into_the_words_it_was_joined_from() {
         for words in [&["a"][..], &["a b", "c"], &["", "x"], &["it's", "a \"b\" c", "\""], &["'\"'", "\t", "é ü"]] {
             let words: Vec<String> = words.iter().map(|&word| word.to_owned()).collect();
             assert_eq!(split_line(&line_of(&words)), Some(words.clone()), "{}", line_of(&words));

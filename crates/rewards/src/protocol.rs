@@ -36,7 +36,7 @@ const RESERVED: [&str; 3] = ["prompts", "completions", "trainer_state"];
 /// Dataset columns that are not sent, because the request already contains their contents (as in TRL).
 const LEFT_OUT: [&str; 3] = ["prompt", "completion", "completion_ids"];
 
-/// The request line (with its line feed) for a batch, with the dataset's columns beside TRL's names.
+/// The request line (with its line feed) for a batch, with the dataset's columns next to TRL's names.
 pub(crate) fn request(batch: &RewardBatch<'_>, number: Option<u64>) -> Result<Vec<u8>, Failure> {
     if let Some(name) = RESERVED.iter().find(|&&name| batch.columns.contains_key(name)) {
         let message = format!("the dataset's column `{name}` has a name that reward programs get for something else");
@@ -53,7 +53,7 @@ pub(crate) fn request(batch: &RewardBatch<'_>, number: Option<u64>) -> Result<Ve
     line(&request)
 }
 
-/// The request line for the Python adapter. It has the columns in an object of their own; the adapter makes the
+/// The request line for the Python adapter. It has the columns in a separate object; the adapter makes the
 /// functions' keyword arguments.
 pub(crate) fn batch_line(batch: &RewardBatch<'_>) -> Result<Vec<u8>, Failure> {
     let RewardBatch { prompts, completions, completion_ids, columns, rows, step } = *batch;
@@ -121,7 +121,7 @@ fn read(reward: &str, answer: Answer, tokens: &[usize]) -> Result<Scores, String
         return Err(format!("`rewards` of its answer has the length {}, for {}", rewards.len(), completions(rows)));
     }
     let (mut values, mut steps) = (Vec::with_capacity(rows), Vec::with_capacity(rows));
-    // A value that cannot be read costs the score of its completion alone.
+    // A value that cannot be read loses the score of its completion only.
     let mut unread: Vec<(usize, String)> = Vec::new();
     for (row, (value, &tokens)) in rewards.iter().zip(tokens).enumerate() {
         let read = CompletionReward::read(value, tokens).unwrap_or_else(|error| {
@@ -220,7 +220,7 @@ mod tests {
     }
 
     #[test]
-    fn a_request_is_a_line_with_the_columns_that_it_does_not_have_already() {
+    fn a_request_is_a_line_with_the_other_columns() {
         let given = [
             ("answer", json!(5)),
             ("prompt", json!("left out")),
@@ -326,7 +326,7 @@ mod tests {
 
     /// A score that cannot be read does not affect the scores of other completions.
     #[test]
-    fn an_unreadable_score_is_missing_alone() {
+    fn only_an_unreadable_score_is_missing() {
         let one = || StepScore { end: StepEnd::Char(1), score: 1.0 };
         let mut wrong = Vec::new();
         for (bad, words) in [
@@ -366,7 +366,7 @@ mod tests {
     }
 
     #[test]
-    fn of_what_is_no_json_two_hundred_bytes_are_shown() {
+    fn two_hundred_bytes_of_text_that_is_not_json_are_shown() {
         let hint = "(JSON has no NaN or Infinity: answer null for a completion without a score)";
         for (word, has_hint) in [("NaN", true), ("-Infinity", true), ("nan", false)] {
             let said = read(&format!("[{word}]")).unwrap_err();

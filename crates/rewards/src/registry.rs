@@ -219,7 +219,7 @@ pub fn names(specs: &[RewardSpec]) -> Result<Vec<String>> {
     Ok(names)
 }
 
-/// The parts of which the name of a reward is made.
+/// The parts of a reward's name.
 struct Label {
     kind: String,
     /// The `name` in the configuration.
@@ -267,7 +267,7 @@ pub fn build_until(spec: &RewardSpec, name: String, stop: &Arc<AtomicBool>) -> R
         (None, "python") => Ok(Box::new(python::build(name, parse(&kind, options)?, stop)?)),
         (None, http::KIND) => Ok(Box::new(HttpReward::new(name, parse(&kind, options)?)?)),
         (None, "model") => Err(Error::options("model", "needs its files: ask RewardSpec::model for their name")),
-        (None, "function") => Err(Error::options("function", "is a program's own, which gives it to the run")),
+        (None, "function") => Err(Error::options("function", "is a function of a program, which passes it to the run")),
         _ => Err(unknown(&kind)),
     }
 }

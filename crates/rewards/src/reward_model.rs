@@ -82,7 +82,7 @@ impl RewardModel {
         let model = ModelView::new(&self.weights, self.adapter.as_ref());
         let sequence_scores = self.scorer.sequence_scores(&self.ctx, model, &sequences)?;
         for (i, score) in places.into_iter().zip(sequence_scores) {
-            // One that is not finite is none, and reported, as every reward's.
+            // A score that is not finite is dropped and reported, as for every reward.
             scores.values[i] = Some(f64::from(score));
         }
         Ok(scores)
@@ -151,7 +151,7 @@ mod tests {
     /// The padding token is set as TRL sets a reward model's. If it is the end token, the token before it has the
     /// score.
     #[test]
-    fn the_tokenizer_says_what_padding_is() {
+    fn the_tokenizer_defines_padding() {
         let silent = CONFIG.replace("\"pad_token_id\": 0, ", "");
         assert_ne!(silent, CONFIG);
         let of = |config: &str, pad| scores(&mut reward_model(config, pad), ["cd", "ce"]).values;
@@ -163,7 +163,7 @@ mod tests {
         assert!(at_the_end.iter().zip(&at_the_text).all(|(end, text)| end.is_some() && end != text));
         let other = CONFIG.replace("\"pad_token_id\": 0", "\"pad_token_id\": 1");
         assert_eq!(of(&other, Some("<pad>")), at_the_end, "whatever config.json says: 1 is the end token here");
-        // A text alone, as TRL reads it, ends with its last token.
+        // Text without special tokens, as TRL reads it, ends with its last token.
         let alone =
             |pad| scores(&mut RewardModel { end_token: false, ..reward_model(&silent, pad) }, ["cd", "ce"]).values;
         assert_eq!(alone(Some("<e>")), at_the_text);
@@ -180,9 +180,9 @@ mod tests {
         assert!(problem.rows == 1 && problem.message.contains("13 tokens, and the reward model takes 1 to 12"));
     }
 
-    /// Once nobody waits for them there are no scores, and none is 0.
+    /// After a stop there are no scores, and none is 0.
     #[test]
-    fn a_stop_is_no_score() {
+    fn a_stop_gives_no_score() {
         let mut reward = reward_model(CONFIG, None);
         assert_eq!(reward.name(), "rm");
         let stop = Arc::new(AtomicBool::new(false));
@@ -197,7 +197,7 @@ mod tests {
 
     /// A completion that cannot be scored is named by its place; one that is empty has its prompt's score.
     #[test]
-    fn places_are_kept_beside_what_cannot_be_scored() {
+    fn completions_without_a_score_shift_no_others() {
         let mut reward = reward_model(CONFIG, None);
         let given = scores(&mut reward, ["cdefghijklm", "cd"]);
         let alone = scores(&mut reward, ["cd", ""]);

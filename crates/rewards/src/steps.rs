@@ -41,14 +41,14 @@ impl CompletionReward {
 
     /// Reads a JSON number, bool or null; or a list of steps: `{"end": characters, "score": number}`, `{"token": index,
     /// "score": number}`, or one number for each of the completion's `tokens`. A null is never a zero: a step with the
-    /// score null is left out, and a list of such steps, or of none, is no score.
+    /// score null is left out, and an empty list, or a list of such steps, gives no score.
     pub fn read(value: &Value, tokens: usize) -> Result<Self, String> {
         let one = |value| Ok(CompletionReward { value, steps: None });
         match value {
             Value::Null => one(None),
             Value::Bool(yes) => one(Some(f64::from(u8::from(*yes)))),
             Value::Number(_) => one(Some(number(value)?)),
-            // What is made of it is no matter of its form.
+            // Callers refuse values that are not finite.
             Value::String(_) if as_number(value).is_some() => one(as_number(value)),
             Value::Array(items) if items.iter().all(Value::is_object) => {
                 items.iter().filter_map(|item| step(item).transpose()).collect::<Result<_, _>>().map(Self::of_steps)
@@ -189,7 +189,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_wrong_with_steps_is_said() {
+    fn errors_in_steps_are_reported() {
         for (value, words) in [
             (json!([1, 2]), "2 numbers for 3 tokens"),
             (json!([{"end": "0", "score": 1}]), "expected {\"end\""),
@@ -216,7 +216,7 @@ mod tests {
             (token(0), None),
             (token(2), None),
             (token(3), Some("a step ends at token 3, but the completion has 3 (the first is 0)")),
-            // A step before the first character takes the score of its completion alone.
+            // A step before the first character loses the score of its completion only.
             (char(0), Some("a step ends at character 0 of 2")),
             (char(1), None),
             (char(2), None),

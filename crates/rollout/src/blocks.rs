@@ -117,7 +117,7 @@ mod tests {
         pool.release(&mut vec![0, 2]);
         pool.release(&mut other);
         assert_eq!(pool.available(), 3);
-        // Nothing is found any more, and every page is free all the same; of used pages, too.
+        // Nothing is found any more, not even used pages, and every page is still free.
         pool.prefix.insert(3, ROOT, model, &tokens(3));
         pool.forget();
         assert_eq!((find(&pool, 1), find(&pool, 3), pool.available()), (None, None, 3));

@@ -19,8 +19,8 @@ pub struct EngineConfig {
     pub chunked_prefill: bool,
     /// Whether the prompt of a group is computed once, and its KV-cache pages shared by the group's completions.
     pub prefix_sharing: bool,
-    /// Whether full KV-cache pages are found again by their tokens, across requests and turns. Of use where requests
-    /// begin with the same text as others; a training run computes everything again with each version of the weights.
+    /// Whether full KV-cache pages are found again by their tokens, across requests and turns. Useful if requests share
+    /// their beginnings; a training run computes everything again with each version of the weights.
     pub prefix_caching: bool,
     /// Whether draft tokens are guessed and verified (speculative decoding).
     pub speculative: Speculative,

@@ -1,6 +1,5 @@
 //! The measured time of a decode step as a linear function of its rows: a constant part (reading the weights), and a
-//! part for each row. It decides whether draft tokens are worth the rows that verify them, and changes no bit of the
-//! result.
+//! part for each row. It decides whether draft tokens are worth the rows that verify them. Results do not depend on it.
 
 use crate::drafts::{ROWS, SEQUENCES};
 
@@ -100,7 +99,7 @@ impl Balance {
         let expected = match (*without, drawn_with_guesses) {
             (Some(expected), _) => expected,
             (None, None) => *without.insert(seconds),
-            // What guesses bring is not known before there was a step without.
+            // The gain of guesses is unknown until a step without them was measured.
             (None, Some(_)) => return,
         };
         let seconds = seconds.min(2.0 * INTERRUPTED * expected);

@@ -1,4 +1,4 @@
-//! Draft tokens for speculative decoding: a sequence's next tokens are guessed from existing text: its prompt, its own
+//! Draft tokens for speculative decoding. A sequence's next tokens are guessed from existing text: its prompt, its own
 //! tokens, and those of its group's other completions.
 //!
 //! An index of fixed size maps three consecutive tokens to the places at which they occur (as LZ77 finds repetitions);
@@ -32,7 +32,7 @@ pub(crate) const EARLIER: u32 = u32::MAX;
 /// The place of a token in a text. The tokens before it are compared with the end of the sequence that needs a guess.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Place {
-    /// The index of the sequence in the scheduler's slab (beside the low half of its serial number), or [`EARLIER`].
+    /// The index of the sequence in the scheduler's slab (with the low half of its serial number), or [`EARLIER`].
     pub(crate) sequence: u32,
     pub(crate) serial: u32,
     pub(crate) at: u32,
@@ -78,7 +78,7 @@ impl Drafts {
         let gram = tokens.len().checked_sub(GRAM).map(|from| hash(group, &tokens[from..]));
         let (mut number, mut age) = (gram.map_or(self.next, |hash| self.heads[hash]), 0);
         std::iter::from_fn(move || {
-            // What is older than the ring is long has been written over.
+            // Places older than the ring's length have been overwritten.
             let is = self.next.wrapping_sub(number) as usize;
             if is <= age || is > PLACES {
                 return None;
@@ -140,7 +140,7 @@ impl Pace {
     pub(crate) fn learn(&mut self) {
         if self.asked > 0 {
             let odds = &mut self.odds[usize::from(self.long)];
-            // What comes after a wrong guess says nothing.
+            // Tokens after a wrong guess do not count.
             let seen = (self.right + 1).min(self.asked);
             let kept = 1.0 - seen as f32 / REMEMBERED;
             odds.right = odds.right * kept + self.right as f32;
@@ -198,7 +198,7 @@ mod tests {
         assert!(found(&drafts, 0, &[1, 2]).is_empty() && found(&drafts, 0, &[]).is_empty());
         let place = drafts.places(0, &text).next().unwrap();
         assert_eq!((place.sequence, place.serial), (3, 7));
-        // What was remembered before is not again.
+        // Tokens that are in the index already are not added again.
         drafts.add(0, OF, &[&text[..], &[6]].concat(), text.len());
         assert_eq!(found(&drafts, 0, &text), [12, 8, 3]);
     }
@@ -233,13 +233,13 @@ mod tests {
     }
 
     #[test]
-    fn the_length_follows_what_was_right_and_how_many_live() {
+    fn the_length_follows_the_successes_and_the_number_of_sequences() {
         assert_eq!(learned(&[], 1), 2);
         assert_eq!(learned(&[(2, 2), (3, 3), (8, 8), (15, 15)], 1), 15);
         assert_eq!(learned(&[(2, 2), (3, 3), (3, 3)], 4), 3);
         assert_eq!(learned(&[(2, 0); 6], 1), 0, "wrong ones end it");
         assert!(learned(&[(2, 1); 6], 1) > learned(&[(2, 1); 6], 4));
-        // A guess that nobody looked at teaches nothing.
+        // A guess that was not verified changes nothing.
         let mut pace = Pace::new();
         pace.ask(GRAM, 4);
         pace.forget();
@@ -248,7 +248,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_given_up_is_tried_again() {
+    fn guessing_is_tried_again_later() {
         let mut pace = Pace::new();
         for _ in 0..10 {
             pace.ask(GRAM, 2);

@@ -90,7 +90,7 @@ fn key(prompt: &[u32]) -> u64 {
 mod tests {
     use super::*;
 
-    fn said(earlier: &Earlier, prompt: &[u32]) -> Option<Vec<u32>> {
+    fn kept(earlier: &Earlier, prompt: &[u32]) -> Option<Vec<u32>> {
         earlier.get(prompt).map(|text| text.to_vec())
     }
 
@@ -98,33 +98,33 @@ mod tests {
     fn the_longest_completion_of_the_last_group_is_kept() {
         let mut earlier = Earlier::default();
         earlier.remember(&[1, 2], [&[3][..], &[4, 5], &[6]].into_iter());
-        assert_eq!(said(&earlier, &[1, 2]), Some(vec![1, 2, 4, 5]));
+        assert_eq!(kept(&earlier, &[1, 2]), Some(vec![1, 2, 4, 5]));
         earlier.remember(&[1, 2], [&[7][..]].into_iter());
-        assert_eq!(said(&earlier, &[1, 2]), Some(vec![1, 2, 7]));
-        assert_eq!((said(&earlier, &[2, 1]), earlier.tokens), (None, 3 + BESIDE));
+        assert_eq!(kept(&earlier, &[1, 2]), Some(vec![1, 2, 7]));
+        assert_eq!((kept(&earlier, &[2, 1]), earlier.tokens), (None, 3 + BESIDE));
         let long: Vec<u32> = (0..2 * BEFORE as u32).collect();
         earlier.remember(&long, [&[7][..]].into_iter());
-        assert_eq!(said(&earlier, &long).unwrap(), [&long[BEFORE..], &[7]].concat(), "the end of the prompt is enough");
+        assert_eq!(kept(&earlier, &long).unwrap(), [&long[BEFORE..], &[7]].concat(), "the end of the prompt is enough");
     }
 
     #[test]
-    fn what_there_is_no_room_for_is_not_kept() {
+    fn text_without_room_is_not_kept() {
         let mut earlier = Earlier::default();
         let half = vec![1; TOKENS / 2 - 2 * BESIDE];
         for prompt in 0..3 {
             earlier.remember(&[prompt], [&half[..]].into_iter());
         }
-        assert!(said(&earlier, &[1]).is_some() && said(&earlier, &[2]).is_none());
+        assert!(kept(&earlier, &[1]).is_some() && kept(&earlier, &[2]).is_none());
         // A text takes the place of the one before.
         earlier.remember(&[0], [&[5][..]].into_iter());
         earlier.remember(&[2], [&half[..]].into_iter());
-        assert_eq!(said(&earlier, &[0]), Some(vec![0, 5]));
-        assert!(said(&earlier, &[2]).is_some() && earlier.tokens <= TOKENS);
+        assert_eq!(kept(&earlier, &[0]), Some(vec![0, 5]));
+        assert!(kept(&earlier, &[2]).is_some() && earlier.tokens <= TOKENS);
         assert!(earlier.to_bytes().len() <= Earlier::BYTES);
     }
 
     #[test]
-    fn what_can_be_read_is_read() {
+    fn readable_bytes_are_read() {
         let mut earlier = Earlier::default();
         for prompt in 0..4 {
             earlier.remember(&[prompt], [&[prompt + 10, 2][..]].into_iter());
@@ -142,20 +142,20 @@ mod tests {
 
     #[test]
     fn a_text_that_fits_to_the_last_token_is_kept() {
-        for (more, kept) in [(0, true), (1, false)] {
+        for (more, is_kept) in [(0, true), (1, false)] {
             let mut earlier = Earlier::default();
             earlier.remember(&[1], [&[2][..]].into_iter());
             let room = TOKENS - (2 + BESIDE) - BESIDE - 1;
             earlier.remember(&[3], [&vec![4; room + more][..]].into_iter());
-            assert_eq!((said(&earlier, &[3]).is_some(), said(&earlier, &[1]).is_some()), (kept, true));
-            assert_eq!(earlier.tokens, if kept { TOKENS } else { 2 + BESIDE });
+            assert_eq!((kept(&earlier, &[3]).is_some(), kept(&earlier, &[1]).is_some()), (is_kept, true));
+            assert_eq!(earlier.tokens, if is_kept { TOKENS } else { 2 + BESIDE });
         }
         let mut earlier = Earlier::default();
         earlier.remember(&[1], std::iter::empty());
         assert!(earlier.texts.is_empty() && earlier.to_bytes().is_empty());
         let prompt: Vec<u32> = (0..BEFORE as u32).collect();
         earlier.remember(&prompt, [&[7][..], &[8]].into_iter());
-        assert_eq!(said(&earlier, &prompt).unwrap(), [&prompt[..], &[8]].concat(), "of equally long ones the last");
+        assert_eq!(kept(&earlier, &prompt).unwrap(), [&prompt[..], &[8]].concat(), "of equally long ones the last");
     }
 
     #[test]

@@ -226,7 +226,7 @@ impl Engine {
     fn compute(&mut self, models: Models<'_>) -> Result<()> {
         self.scheduler.drawn.clear();
         let current = models.current_version();
-        // Without current weights those of before stay current: their keys and values are not stale.
+        // Without current weights the earlier ones stay current: their keys and values are not stale.
         if current.is_some() && self.scheduler.current != current {
             self.scheduler.invalidate();
             self.scheduler.current = current;
@@ -258,7 +258,7 @@ impl Engine {
         let (rope, rows, kv, workspace) = (&self.rope, &self.inputs.rows, &mut self.kv, &mut self.workspace);
         model::net::infer(&self.ctx, model, rope, rows, kv, workspace)?;
         self.scheduler.mark_computed(&self.chunks);
-        // (A device that computes beside the host is waited for where tokens are drawn.)
+        // (The wait for an asynchronous device is where tokens are drawn.)
         let drawing = Instant::now();
         self.scheduler.counters.ran(is_prefill, drawing - began);
         if self.wants_logits {

@@ -3,9 +3,9 @@
 use crate::{Completion, FinishReason};
 use kernels::mean::{mean, share};
 
-/// TRL's length metrics, under TRL's names: mean, minimum and maximum length of all completions and of those that ended
-/// by themselves, and the share of truncated ones. Those of nothing are missing. (Where none ended by itself, TRL gives
-/// 0 as the terminated lengths.)
+/// TRL's length metrics, under TRL's names: mean, minimum and maximum length of all completions and of those that were
+/// not truncated, and the share of truncated ones. Metrics without a completion are missing. (If all are truncated, TRL
+/// gives 0 as the terminated lengths.)
 pub fn length_metrics<'a>(completions: impl Iterator<Item = &'a Completion> + Clone) -> Vec<(String, f64)> {
     // As in TRL, without the tokens that an environment wrote.
     let length = |c: &Completion| c.sampled_tokens() as f64;

@@ -1,5 +1,5 @@
 //! Optional outputs besides the log-probabilities of the sampled tokens: the log-probabilities of a prompt's tokens and
-//! of the most likely alternatives, and entropies. They are computed from whole rows of logits, a few rows at a time,
+//! of the most likely alternatives, and entropies. They are computed from full rows of logits, a few rows at a time,
 //! only for requests that want them.
 
 use crate::Result;
@@ -103,7 +103,7 @@ impl LogitRows {
         Ok(())
     }
 
-    /// The most likely tokens beside each drawn token; empty for requests that do not want them.
+    /// The most likely tokens at each drawn token; empty for requests that do not want them.
     pub(crate) fn of_draws(
         &mut self,
         ctx: &Context,
@@ -187,7 +187,7 @@ impl LogitRows {
             if !request.sampling.prompt_logprobs || recorded < chunk.from {
                 continue;
             }
-            // The row at position p says how likely token p + 1 is.
+            // The row at position p predicts token p + 1.
             let positions = recorded..chunk.to.min(s.prompt_len - 1);
             let rows: Vec<u32> = positions.clone().map(|p| (start + p - chunk.from) as u32).collect();
             let group = &mut scheduler.groups[s.group];

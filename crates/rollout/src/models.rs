@@ -14,7 +14,7 @@ pub struct AdapterVersion {
 }
 
 impl AdapterVersion {
-    /// The id of an adapter that came in a [`ModelView`], which has no id of its own.
+    /// The id of an adapter in a [`ModelView`], which has no ids.
     pub const OF_VIEW: u64 = u64::MAX;
 }
 

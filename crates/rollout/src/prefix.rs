@@ -11,7 +11,7 @@ use model::kv::BLOCK;
 use std::collections::HashMap;
 use std::hash::{BuildHasher, RandomState};
 
-/// A number that stands for the contents of a page and of all pages before it. [`ROOT`] stands for no pages.
+/// A number that represents the contents of a page and of all pages before it. [`ROOT`] represents no pages.
 pub(crate) type Node = u64;
 pub(crate) const ROOT: Node = 0;
 const NONE: u32 = u32::MAX;
@@ -58,7 +58,7 @@ impl PrefixCache {
         let slot = || Slot { entry: None, older: NONE, newer: NONE, waits: false };
         PrefixCache {
             slots: (0..blocks).map(|_| slot()).collect(),
-            // Twice the pages: a table that is at most half full makes room for itself in place.
+            // Twice the pages: a table that is at most half full rehashes in place.
             pages: HashMap::with_capacity(2 * blocks),
             hasher: RandomState::new(),
             last_node: ROOT,
@@ -187,7 +187,7 @@ mod tests {
     }
 
     #[test]
-    fn what_waits_longest_goes_first_and_what_is_held_stays() {
+    fn the_page_that_waits_longest_is_reused_and_held_pages_stay() {
         let mut cache = PrefixCache::new(4);
         let nodes: Vec<Node> = (0..4).map(|page| cache.insert(page, ROOT, MODEL, &tokens(page))).collect();
         for page in [2, 0, 3, 1] {

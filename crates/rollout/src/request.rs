@@ -31,7 +31,7 @@ pub struct SamplingParams {
     pub seed: u64,
     /// Whether to return the log-probabilities of the prompt's tokens, too.
     pub prompt_logprobs: bool,
-    /// Number of most likely tokens to return beside each sampled token, and beside each prompt token with
+    /// Number of most likely tokens to return for each sampled token, and for each prompt token with
     /// `prompt_logprobs`.
     pub top_logprobs: usize,
     /// Whether to return the entropy at each sampled token. That computes the lm head once more for its row.
@@ -76,7 +76,7 @@ pub struct Request {
     /// The version of the weights to compute with, which every step must then be given. None: the current weights of
     /// each step.
     pub model: Option<ModelVersion>,
-    /// What each completion has so far; empty if all begin here. Completions that are
+    /// The completions so far; empty if all begin here. Completions that are
     /// [`Unfinished`](FinishReason::Unfinished) continue as if they had never stopped: their keys and values are
     /// computed again, and the records of their tokens stay. The others stay as they are.
     pub so_far: Vec<Completion>,
@@ -101,7 +101,7 @@ impl Request {
         let most = self.sampling.max_new_tokens.min(max_model_len - self.prompt.ids.len());
         let most = self.until.map_or(most, |until| until.min(most));
         let wrong = |c: &Completion| match c.is_unfinished() {
-            _ if !c.is_whole(&self.sampling) => Some("lacks what is recorded of each token"),
+            _ if !c.is_whole(&self.sampling) => Some("lacks the records of its tokens"),
             true if c.ids.is_empty() => Some("has no token, and is not finished"),
             true if c.ids.len() >= most => Some("is as long as it may become, and is not finished"),
             _ => None,
@@ -252,7 +252,7 @@ pub trait Detokenize: Send + Sync {
 /// Special tokens appear in the text, so that one may be a stop string.
 impl Detokenize for model::Tokenizer {
     fn decode(&self, ids: &[u32]) -> String {
-        // Decoding fails for no ids of a vocabulary; text that cannot be made holds no stop string.
+        // Decoding does not fail for ids of the vocabulary; without a text there is no stop string.
         model::Tokenizer::decode(self, ids, false).unwrap_or_default()
     }
 }

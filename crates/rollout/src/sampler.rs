@@ -78,7 +78,7 @@ impl SamplerBuffers {
 }
 
 impl SamplingParams {
-    /// Whether sampling needs whole rows of logits, because of truncation or a penalty. A device needs more memory for
+    /// Whether sampling needs full rows of logits, because of truncation or a penalty. A device needs more memory for
     /// that.
     pub fn needs_logits(&self) -> bool {
         row_params(self, GroupId(0), 0, &[], 0).needs_logits()
@@ -93,7 +93,7 @@ pub(crate) fn params<'a>(
     draws.iter().map(|draw| {
         let s = &scheduler.sequences[draw.sequence];
         let request = &scheduler.groups[s.group].request;
-        // Of a guess that has just turned out wrong nothing is left; what is drawn after it is dropped.
+        // A rejected draft has left `tokens`; tokens drawn after it are dropped.
         let tokens = &s.tokens[..draw.at.min(s.tokens.len())];
         row_params(&request.sampling, request.group, s.generation() as u32, tokens, s.prompt_len)
     })

@@ -65,7 +65,7 @@ pub(crate) struct Sequence {
     pub(crate) top: Alternatives,
 }
 
-/// The most likely tokens beside each token, the most likely first: the same number for each token, or empty unless
+/// The most likely tokens at each token, the most likely first: the same number for each token, or empty unless
 /// wanted.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct Alternatives {
@@ -75,7 +75,7 @@ pub(crate) struct Alternatives {
 }
 
 impl Alternatives {
-    /// Adds the most likely tokens beside one token, and their log-probabilities.
+    /// Adds the most likely tokens at one token, and their log-probabilities.
     pub(crate) fn push(&mut self, ids: &[u32], logps: &[f32]) {
         self.width = ids.len();
         self.ids.extend_from_slice(ids);
@@ -162,7 +162,7 @@ impl Sequence {
         self.reject_drafts();
         self.pace.forget();
     }
-    /// Removes the draft tokens, and what was computed of them.
+    /// Removes the draft tokens and their computed positions.
     pub(crate) fn reject_drafts(&mut self) {
         self.tokens.truncate(self.tokens.len() - self.drafted);
         self.drafted = 0;

@@ -24,8 +24,8 @@ impl StopCheck {
     fn reached_stop_string(&self, sampling: &SamplingParams, tokens: &[u32]) -> bool {
         let Some(longest) = sampling.stop_strings.iter().map(String::len).max() else { return false };
         let Some(detokenizer) = &self.detokenizer else { return false };
-        // A token is a byte at least, but for a few special ones: the string lies in this many last tokens, after one
-        // whose leading space is taken away.
+        // A token is a byte at least, except for a few special ones: the string is in this many last tokens, after one
+        // whose leading space is removed.
         let tail = &tokens[tokens.len().saturating_sub(longest + EMPTY_TOKENS + 1)..];
         let (before, text) = (detokenizer.decode(&tail[..tail.len() - 1]), detokenizer.decode(tail));
         // Only a string that the last token completes: one that an extended sequence stopped at before is past.
@@ -68,7 +68,7 @@ mod tests {
     }
 
     #[test]
-    fn a_string_that_is_past_does_not_stop_again() {
+    fn an_earlier_stop_string_does_not_stop_again() {
         assert!(stops("stop", &[0, 5, 6]) && stops("top", &[0, 5, 6]));
         assert!(!stops("stop", &[0, 5, 6, 7]) && !stops("stop", &[0, 5, 6, 8]) && !stops("stop", &[0, 5, 6, 4]));
         assert!(stops("stop", &[0, 5, 6, 7, 5, 6]), "but a second one does");

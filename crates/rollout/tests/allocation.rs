@@ -2,7 +2,7 @@
 //!
 //! Neither do requests leave anything behind once they have ended or were cancelled.
 //!
-//! A binary of its own, with one test: the counts are those of the process.
+//! A separate binary with one test: the counts are those of the process.
 
 use kernels::{Context, DType, Isa};
 use model::{AdaptedWeights, Adapter, GroupId, LoraConfig, ModelConfig, ModelView, Prompt, TargetModules, Weights};
@@ -69,7 +69,7 @@ fn counted_steps(engine: &mut Engine, models: Models<'_>) -> [Vec<usize>; 2] {
     steps
 }
 
-/// Sequences with adapters of their own, and full pages that the prefix cache gets to know.
+/// Sequences with different adapters, and full pages that enter the prefix cache.
 fn serving(ctx: &Context, base: &Weights, adapters: &[(u64, &Adapter)]) -> Vec<usize> {
     let config = EngineConfig { prefix_caching: true, ..sizes() };
     let mut engine = Engine::new(ctx, &base.config, config).unwrap();
@@ -110,10 +110,10 @@ fn requests_leave_nothing(ctx: &Context, weights: &Weights) {
     assert!(cancelled > requests / 20 && ended > requests / 2, "{ended} ended, {cancelled} were cancelled");
 }
 
-/// What was counted in the steps after the first few, which admit the sequences and size what threads keep.
+/// The counts of the steps after the first few, which admit the sequences and size the buffers of threads.
 fn decoding(ctx: &Context, model: ModelView<'_>, sampling: &SamplingParams, prefix_sharing: bool) -> Vec<usize> {
     let [others, ending] = counted(ctx, model, sampling.clone(), prefix_sharing);
-    // What is counted can be seen: a step that ends sequences gives their tokens away.
+    // The counter works: a step that ends sequences allocates their results.
     assert!(ending.iter().all(|&n| n > 0) && others.len() > NEW_TOKENS / 2, "{others:?} {ending:?}");
     others[3..].to_vec()
 }

@@ -1,6 +1,6 @@
 //! Isolates programs where user namespaces are not allowed: landlock for files, seccomp for system calls.
 //!
-//! Both apply to a thread and everything that it starts. So a new thread confines itself, starts the program, and ends.
+//! Both apply to a thread and all its children. So a new thread confines itself, starts the program, and ends.
 //! The program may read and run the system's directories and the directory of its job, write nothing (or into one
 //! directory), open no socket, send signals only to its own process group, and not leave that group. Killing the group
 //! therefore ends all of it. This is weaker than namespaces: the program sees that other processes and files exist (not

@@ -71,8 +71,8 @@ pub fn inexact(json: &str, list: bool, limit: usize) -> Option<Inexact<'_>> {
     None
 }
 
-/// Whether an integer fits 64 bits, or another number is how a float is written: with the fewest digits that tell it
-/// from its neighbours, or with the 17 of C's `%.17g`, which stand for that float.
+/// Whether an integer fits 64 bits, or another number is the text of a float: with the fewest digits that distinguish
+/// it from its neighbours, or with the 17 digits of C's `%.17g`.
 fn is_exact(number: &str) -> bool {
     if number.len() <= 15 && !number.contains(['e', 'E']) {
         return true;
@@ -80,7 +80,7 @@ fn is_exact(number: &str) -> bool {
     if !number.contains(['.', 'e', 'E']) {
         return number.parse::<i64>().is_ok() || number.parse::<u64>().is_ok();
     }
-    // serde_json refuses what is too large.
+    // serde_json refuses numbers that are too large.
     let Some(float) = number.parse::<f64>().ok().filter(|float| float.is_finite()) else { return true };
     let written = digits(number);
     written.is_some() && (written == digits(&format!("{float:e}")) || written == digits(&format!("{float:.16e}")))

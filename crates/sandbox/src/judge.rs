@@ -1,6 +1,6 @@
 //! Runs programs on their tests.
 //!
-//! A test of a whole program is a standard input with the expected output. The program passes it by exiting with code 0
+//! A test of a complete program is a standard input with the expected output. The program passes by exiting with code 0
 //! in time and printing the expected output; white space at the ends of lines is ignored. Expected outputs never enter
 //! the sandbox, so a program cannot read or patch its way to a result. Unit tests are in `python` and `ocaml`. A source
 //! that does not compile passes no test. Up to `workers` programs run in parallel; each source is compiled once.
@@ -78,7 +78,7 @@ pub struct Submission<'a> {
     pub tests: &'a Tests,
 }
 
-/// Why no judge was built, or why a program has no verdict: nothing that the program did.
+/// Why no judge was built, or why a program has no verdict: never the program's fault.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
 pub struct Error(String);
@@ -145,10 +145,10 @@ impl Judge {
             _ => None,
         };
         if options.staged && units != Some(Units::Ocaml) {
-            return Err(Error("`staged` is of language = \"ocaml\" alone".to_owned()));
+            return Err(Error("`staged` is only for language = \"ocaml\"".to_owned()));
         }
         if options.strict.is_some() && units != Some(Units::Ocaml) {
-            return Err(Error("`strict` is of language = \"ocaml\" alone".to_owned()));
+            return Err(Error("`strict` is only for language = \"ocaml\"".to_owned()));
         }
         let (built, ocaml) = (Mutex::default(), ocaml::Tool::default());
         let mut judge = Judge { language, units, built, ocaml, options, run_limits, compile_limits, cache, sandbox };
@@ -216,7 +216,7 @@ impl Judge {
             }
             Some(Units::Ocaml) => self.judge_ocaml(submission.text, source, unit),
             None => Err(std::io::Error::other(format!(
-                "column `{}` has assertions, which are run for \"python\" and \"ocaml\" alone",
+                "column `{}` has assertions, which are only run for \"python\" and \"ocaml\"",
                 self.options.column
             ))),
         }
@@ -276,7 +276,7 @@ impl Judge {
         if self.language.compile.is_empty() {
             return Ok(Prepared::Ready(directory));
         }
-        // Compilers write beside the source.
+        // Compilers write next to the source.
         let script = format!(r#"cp {JOB}/* /tmp/ && "$@" >&2 && cat /tmp/program"#);
         let mut words: Vec<String> = ["/bin/sh", "-c", &script, "sh"].map(str::to_owned).to_vec();
         words.extend(self.words(&self.language.compile, "/tmp/program"));
@@ -286,7 +286,7 @@ impl Judge {
                 write_program(&directory.path().join("program"), &outcome.stdout)?;
                 Ok(Prepared::Ready(directory))
             }
-            End::Stopped => Err(std::io::Error::other("nobody waits for its score any more")),
+            End::Stopped => Err(std::io::Error::other("its score is no longer needed")),
             _ => {
                 self.sandbox.still_works(&outcome)?;
                 Ok(Prepared::Refused(format!("not compiled: {}", outcome.words())))
@@ -313,7 +313,7 @@ impl Judge {
                     continue;
                 }
                 End::Exit(0) => "another output".to_owned(),
-                End::Stopped => return Err(std::io::Error::other("nobody waits for its score any more")),
+                End::Stopped => return Err(std::io::Error::other("its score is no longer needed")),
                 _ => {
                     self.sandbox.still_works(&outcome)?;
                     outcome.words()

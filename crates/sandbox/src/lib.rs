@@ -1,10 +1,10 @@
-//! Judges programs that nobody has read: a program, its tests and limits in; a verdict out.
+//! Judges untrusted programs: a program, its tests and limits in; a verdict out.
 //!
 //! A [`Judge`] is built from [`Options`] (language, limits, isolation), once. It then runs any number of
 //! [`Submission`]s: texts that contain a program, each with its [`Tests`], and returns a [`Verdict`] for each: how many
 //! tests passed, and why the first failed. **A failure of the machine is never a failed test**: it is an [`Error`].
 //! Where no isolation works, no judge is built, unless the options allow programs without isolation. This crate knows
-//! nothing of rewards and models, and of datasets only the formats of their tests. It judges on Linux alone.
+//! no rewards and models, and of datasets only the formats of their tests. It judges only on Linux.
 //!
 //! Read first: `judge` (what happens to a submission), then `sandbox` (how a program is isolated, in bubblewrap or
 //! `confined` by landlock and `seccomp`; `running` waits for its end, `cgroup` or `memory` limits what its processes

@@ -1,5 +1,5 @@
-//! Watches how much memory all processes of a program use together and how many threads they have, each where no kernel
-//! limit covers the program alone.
+//! Watches the memory and the threads that all processes of a program have together, each where no kernel
+//! limit covers exactly the program.
 //!
 //! The kernel limits address space per process (`RLIMIT_AS`), and some programs need much more address space than
 //! memory (V8). So the resident memory of all processes is added up: private pages, swapped pages, page tables, the
@@ -27,7 +27,7 @@ const SURE: u32 = 12;
 const SELDOM: Duration = Duration::from_millis(50);
 /// The most bytes that Linux lets a socket hold by default: twice `wmem_max`.
 const SOCKET_BYTES: u64 = 2 * 212_992;
-/// The bytes counted for a file of `/tmp` beside its contents.
+/// The bytes counted for a file of `/tmp` in addition to its contents.
 const FILE_BYTES: u64 = 1024;
 
 /// Which processes belong to a program.
@@ -57,7 +57,7 @@ pub struct Watch {
     most_threads: Option<u64>,
     /// Whether the last measurement found too many threads.
     crowded: bool,
-    /// How much the program's threads give way to those of others.
+    /// The nice value of the program's threads.
     nice: i32,
     /// The size of the program's `/tmp`, if it is kept in memory.
     tmp: Option<u64>,
@@ -127,7 +127,7 @@ impl Watch {
             self.shared_at = Some(start);
         }
         let other = self.shared + self.tmp.map_or(0, |size| files(&processes, size));
-        // What processes share was counted for each of them.
+        // Shared memory was counted for each process.
         let held = if other + most_seen > most {
             held_together(&rows).map(|sum| other + sum)
         } else {

@@ -1,4 +1,4 @@
-//! The expected output of a program, and when what it printed is equal to it.
+//! The expected output of a program, and its comparison with the printed output.
 
 use serde_json::Value;
 
@@ -72,7 +72,7 @@ fn same_list(given: &str, items: &[Value]) -> bool {
             let parts: Vec<&str> = inside.split(',').map(|part| unquoted(part.trim())).collect();
             all(&parts)
         }
-        // Words of one line say where an item of text ends only if no item has a space.
+        // The words of a line are the items only if no item has a space.
         None => {
             all(&given.split_whitespace().collect::<Vec<_>>())
                 || all(&given.split(',').map(str::trim).collect::<Vec<_>>())

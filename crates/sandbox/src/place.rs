@@ -2,7 +2,7 @@
 //! left.
 //!
 //! All of them have a common prefix, the name of a file that this process keeps locked. If another process can take the
-//! lock, this process is gone, and the other process removes its files before it makes its own.
+//! lock, this process has ended, and the other process removes its files before it makes its own.
 
 use super::seccomp;
 use std::fs::Permissions;
@@ -90,7 +90,7 @@ fn locked() -> Result<NamedTempFile> {
     }
 }
 
-/// Removes the files that processes of this program left and that are gone. Files that cannot be removed stay.
+/// Removes the files of ended processes of this program. Files that cannot be removed stay.
 fn sweep(directory: &Path) {
     let entries = || std::fs::read_dir(directory).into_iter().flatten().flatten();
     let own = |path: &Path| {

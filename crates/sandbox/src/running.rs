@@ -83,12 +83,12 @@ impl Drop for Running {
     }
 }
 
-/// Kills the child processes of a running bubblewrap, which is stopped by this and must be killed next. The first one
-/// ends with bubblewrap by itself only once it has asked the kernel for that: if bubblewrap is killed before, it waits
-/// for bubblewrap for ever, with the program's streams open.
+/// Kills the child processes of a running bubblewrap, which this function stops and which must be killed next. The
+/// first child ends with bubblewrap only once it has asked the kernel for that: if bubblewrap is killed before, the
+/// child waits for ever, with the program's streams open.
 fn kill_children(bubblewrap: &Child) {
     let Some(id) = Pid::from_raw(bubblewrap.id().cast_signed()) else { return };
-    // While it is stopped it starts no others, and the numbers of those that have ended are not used again.
+    // A stopped bubblewrap starts no other children, and ids of ended ones are not reused.
     let _ = rustix::process::kill_process(id, Signal::STOP);
     let until = WaitIdOptions::STOPPED | WaitIdOptions::EXITED | WaitIdOptions::NOWAIT;
     let _ = rustix::process::waitid(WaitId::Pid(id), until);
@@ -135,7 +135,7 @@ impl Running {
     }
 
     /// Waits until the program ends, its limits or those of `other` are exceeded, its time is over, or `stop` is set.
-    /// Then kills what is left of it.
+    /// Then kills the rest of it.
     pub fn wait(
         &mut self,
         deadline: Instant,

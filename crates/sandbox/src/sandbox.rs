@@ -1,4 +1,4 @@
-//! Runs an untrusted program in namespaces of its own (bubblewrap), with limits, until it ends.
+//! Runs an untrusted program in separate namespaces (bubblewrap), with limits, until it ends.
 //!
 //! The program has no network, sees only `/usr` read-only, writes to a private `/tmp` in memory of bounded size, and
 //! inherits no environment variable and no file descriptor but its standard streams. It can make only the system calls
@@ -64,7 +64,7 @@ impl Outcome {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Isolation {
-    /// Namespaces of its own, by bubblewrap.
+    /// Separate namespaces, by bubblewrap.
     Bubblewrap,
     /// Landlock and seccomp, without namespaces; see `confined`.
     Landlock,
@@ -81,7 +81,7 @@ pub(super) struct Sandbox {
     place: std::result::Result<Arc<Place>, String>,
     /// The process group of all bubblewrap processes, so that they are killed even if this process is killed.
     group: Mutex<Option<Group>>,
-    /// Where cgroups of programs are made, or why none are.
+    /// The place for cgroups of programs, or why there is none.
     pub cgroups: Result<Cgroups, &'static str>,
     /// The most bytes of memory that the processes of one program held together; compilers and judges do not count.
     pub peak: AtomicU64,
@@ -93,7 +93,7 @@ impl Sandbox {
     /// A sandbox that is not checked to work.
     pub fn with(bwrap: &str, isolation: Isolation) -> Sandbox {
         let place = Place::current().map_err(|error| error.to_string());
-        let (cgroups, peak) = (Err("none was looked for"), AtomicU64::new(0));
+        let (cgroups, peak) = (Err("not searched for"), AtomicU64::new(0));
         Sandbox { isolation, bwrap: found(bwrap), place, group: Mutex::default(), cgroups, peak, stop: Arc::default() }
     }
 
@@ -212,7 +212,7 @@ impl Sandbox {
             // A program need not read its input.
             scope.spawn(move || drop(input.write_all(stdin)));
             let stdout = scope.spawn(|| read(stdout, limits.output, &too_much));
-            // Of standard error the rest is thrown away.
+            // The rest of standard error is dropped.
             let stderr = scope.spawn(|| read(stderr, STDERR_BYTES, &AtomicBool::new(false)));
             let end = child.wait(deadline, &too_much, &self.stop, None)?;
             if !limits.compiles {
@@ -220,13 +220,13 @@ impl Sandbox {
             }
             let stdout = stdout.join().unwrap_or_default();
             let stderr = String::from_utf8_lossy(&stderr.join().unwrap_or_default()).into_owned();
-            // It may have ended before all that it wrote was read.
+            // The program may have ended before all its output was read.
             let end = if too_much.load(Ordering::Relaxed) { End::TooMuchOutput } else { end };
             Ok(Outcome { end, stdout, stderr })
         })
     }
 
-    /// Runs a program and the process of its tests, each in a sandbox of its own; each reads what the other writes.
+    /// Runs a program and the process of its tests in separate sandboxes; each reads the other's output.
     /// Ends when the tests' process ends, and returns its outcome. That process reports its verdicts on standard error.
     pub fn run_judged(
         &self,
@@ -238,7 +238,7 @@ impl Sandbox {
         let mut running = self.start(program.0, program.1, limits, None)?;
         let (calls, replies) = (running.stdin.take().expect("piped"), running.stdout.take().expect("piped"));
         let program_words = running.stderr.take().expect("piped");
-        // Its own limits are none of the program's.
+        // The judge's limits are not the program's.
         let judge_limits = Limits { memory_mb: 2048, resident_mb: 2048, output: JUDGE_BYTES, ..limits };
         let mut judge = self.start(judge.0, judge.1, judge_limits, Some((replies.into(), calls.into())))?;
         let verdict = judge.stderr.take().expect("piped");
@@ -247,7 +247,7 @@ impl Sandbox {
             let verdict = scope.spawn(|| read(verdict, JUDGE_BYTES, &too_much));
             let words = scope.spawn(|| read(program_words, STDERR_BYTES, &AtomicBool::new(false)));
             let end = judge.wait(deadline, &too_much, &self.stop, Some(&mut running));
-            // The program's end closes what the other thread reads.
+            // The program's end closes the pipe that the other thread reads.
             running.end();
             self.peak.fetch_max(running.peak, Ordering::Relaxed);
             let stdout = verdict.join().unwrap_or_default();
@@ -265,7 +265,7 @@ impl Sandbox {
         streams: Option<(Stdio, Stdio)>,
     ) -> std::io::Result<Running> {
         let (stdin, stdout) = streams.unwrap_or_else(|| (Stdio::piped(), Stdio::piped()));
-        // What other libraries, or the parent process, left open.
+        // Descriptors that other libraries, or the parent process, left open.
         close_fds::set_fds_cloexec_threadsafe(3, &[]);
         let user = User::new();
         let cgroup = match &self.cgroups {
@@ -273,7 +273,7 @@ impl Sandbox {
             Err(_) => None,
         };
         let first = |program: &str| cgroup.as_ref().map_or_else(|| Command::new(program), |own| own.command(program));
-        // What the kernel does not limit for the program alone.
+        // Limits that the kernel does not apply to exactly the program.
         let most_mb = cgroup.is_none().then_some(limits.resident_mb);
         if self.isolation == Isolation::Bubblewrap {
             let mut command = self.isolated(first("/bin/sh"), job, words, limits)?;
@@ -314,12 +314,12 @@ impl Sandbox {
             return Err(std::io::ErrorKind::NotFound.into());
         }
         let place = self.place.as_ref().map_err(|error| std::io::Error::other(error.clone()))?;
-        // A shell opens what bubblewrap reads; if it cannot, it says so under bubblewrap's name.
+        // A shell opens bubblewrap's input; if it cannot, it reports that under bubblewrap's name.
         command
             .args(["-c", r#"filter=$1; shift; unset PWD OLDPWD; exec "$@" 9<"$filter""#, "bwrap"])
             .arg(place.filter());
         command.arg(&self.bwrap).args(["--seccomp", "9"]);
-        // Process 1 in there is bubblewrap, whose environment programs can read: `--clearenv` empties theirs alone.
+        // Process 1 inside is bubblewrap, whose environment programs can read: `--clearenv` empties only theirs.
         command.env_clear();
         command.args(["--unshare-all", "--unshare-user", "--disable-userns", "--uid", "65534", "--gid", "65534"]);
         command.args(["--cap-drop", "ALL", "--die-with-parent", "--new-session", "--clearenv"]);
@@ -328,7 +328,7 @@ impl Sandbox {
         }
         command.args(["--ro-bind", "/usr", "/usr"]);
         for directory in ["bin", "sbin", "lib", "lib64"] {
-            // Where they are no links into /usr, they are a part of the system, too.
+            // Directories that are not links into /usr are a part of the system, too.
             match Path::new("/").join(directory).read_link() {
                 Ok(target) => command.arg("--symlink").arg(target).arg(format!("/{directory}")),
                 Err(_) => command.args(["--ro-bind-try".to_owned(), format!("/{directory}"), format!("/{directory}")]),
@@ -374,7 +374,7 @@ fn found(program: &str) -> String {
 /// The arguments of util-linux's `prlimit`, without the limit on processes.
 fn prlimits(limits: Limits) -> [String; 5] {
     let (disk, memory, cpu) = (limits.disk_mb << 20, limits.memory_mb << 20, limits.wall.as_secs() + 1);
-    // A core of 0 bytes would still go to a program that the kernel is told to give it to; of 1 byte it does not.
+    // A core limit of 0 still pipes cores to a configured program; a limit of 1 byte does not.
     [("core", 1), ("nofile", 256), ("fsize", disk), ("cpu", cpu), ("as", memory)]
         .map(|(name, n)| format!("--{name}={n}"))
 }
@@ -391,14 +391,14 @@ fn plain_command(
 ) -> Command {
     let place = |path: &Path| format!("{}/", path.display());
     command.arg(format!("--nproc={}", user.limit(limits.processes))).args(prlimits(limits)).arg("--");
-    // Those of a sandbox first: a name of ours may hold the other.
+    // Names of the sandbox first: one of our names may contain the other.
     let real = |word: &String| {
         let parts: Vec<String> = word.split("/job/").map(|part| part.replace("/tmp/", &place(tmp))).collect();
         parts.join(&place(job))
     };
     command.args(words.iter().map(real)).current_dir(tmp).env_clear();
     command.envs([("PATH", PATH), ("LANG", "C.UTF-8")]).env("HOME", tmp).env("TMPDIR", tmp);
-    // Node ends where there is one that it may not read.
+    // Node ends if there is a file that it may not read.
     command.env("OPENSSL_CONF", "/dev/null");
     command
 }

@@ -25,9 +25,9 @@ pub fn in_group(group: i32) -> Result<[BpfProgram; 2]> {
     let filters = || {
         let mut allowed = common()?;
         allowed.insert(libc::SYS_setpgid, vec![is(1, group)?]);
-        // What is still to come: the other filter, and another user where we are root.
+        // Still to come: the other filter, and another user if we are root.
         allowed.extend(always(&[&[libc::SYS_seccomp, libc::SYS_setgroups, libc::SYS_setgid, libc::SYS_setuid]]));
-        // To its group, itself included; of one process nobody knows whose it is.
+        // To its own group; a single process id may belong to anybody.
         allowed.insert(libc::SYS_kill, vec![is(0, 0)?]);
         allowed.insert(libc::SYS_prlimit64, vec![is(0, 0)?]);
         // The same calls, but with the error that programs know.
@@ -42,7 +42,7 @@ pub fn in_group(group: i32) -> Result<[BpfProgram; 2]> {
     filters().map_err(|error: String| Error::other(format!("seccomp: {error}")))
 }
 
-/// The filter for a program in namespaces of its own, in the binary form that bubblewrap reads.
+/// The filter for a program in separate namespaces, in the binary form that bubblewrap reads.
 pub fn in_namespace() -> Result<Vec<u8>> {
     let filter = || {
         let mut allowed = common()?;

@@ -14,7 +14,7 @@ pub(crate) enum NotBuilt {
     TooMuch,
     /// It has this many ill-typed definitions.
     Types(usize),
-    /// It is well-typed by itself, but not with its tests.
+    /// It is well-typed, but not together with its tests.
     Tests,
 }
 

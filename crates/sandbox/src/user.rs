@@ -1,5 +1,5 @@
 //! Chooses the Unix user that a program runs as. The kernel's limit on processes counts all threads of a user, and
-//! never root's. So if this process is root, each running program gets a user of its own, whose limit no other program
+//! never root's. So if this process is root, each running program gets its own user, whose limit no other program
 //! uses up.
 
 use std::collections::BTreeSet;

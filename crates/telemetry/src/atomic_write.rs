@@ -5,7 +5,7 @@ use std::path::Path;
 
 use crate::{Error, Result};
 
-/// Writes `bytes` to a temporary file beside `path`, syncs it, then renames it to `path`.
+/// Writes `bytes` to a temporary file in the directory of `path`, syncs it, then renames it to `path`.
 pub(crate) fn write_atomically(path: &Path, bytes: &[u8]) -> Result<()> {
     let mut name = std::ffi::OsString::from(".");
     name.push(path.file_name().unwrap_or_default());

@@ -1,6 +1,5 @@
 //! The identity of the build that runs: the commit of its sources, their changes since, and its cargo features. The
-//! program announces it once; a library does not have an identity of its own, so that a commit rebuilds only the
-//! program.
+//! program announces it once; libraries have no identity, so that a commit rebuilds only the program.
 
 use serde::{Deserialize, Serialize};
 use std::fmt;
@@ -19,7 +18,7 @@ pub struct Build {
     /// A hash of the differences to that commit, if the sources were changed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub modified: Option<String>,
-    /// The cargo features, sorted. They change no bit.
+    /// The cargo features, sorted. Results do not depend on them.
     #[serde(default)]
     pub features: Vec<String>,
 }

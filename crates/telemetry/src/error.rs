@@ -20,7 +20,7 @@ pub enum Error {
     Format {
         /// Path of the file.
         path: PathBuf,
-        /// What is wrong with the contents.
+        /// The error in the contents.
         message: String,
     },
 }

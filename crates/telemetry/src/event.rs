@@ -30,7 +30,7 @@ pub enum EventKind {
         #[serde(with = "numbers")]
         values: Vec<(String, f64)>,
     },
-    /// Values of one optimizer step alone, whether or not the step is logged: those by which a run is judged.
+    /// The values of one optimizer step, logged or not, by which a run is judged.
     StepValues {
         step: u64,
         #[serde(with = "numbers")]
@@ -208,7 +208,7 @@ impl Level {
     /// none.
     pub fn from_env() -> Result<Self, String> {
         let text = std::env::var_os("LOCKSTEP_LOG").unwrap_or_default();
-        // (What is not UTF-8 is no level's name in its lossy form either.)
+        // (The lossy form of other text than UTF-8 is not a level's name.)
         match text.to_string_lossy().as_ref() {
             "" => Ok(Level::Info),
             text => text.parse().map_err(|error| format!("LOCKSTEP_LOG={text}: {error}")),

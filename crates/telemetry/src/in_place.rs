@@ -1,5 +1,5 @@
-//! Detects that an open output file was deleted or replaced by somebody. Further writes would be lost with the last
-//! handle, without an error.
+//! Detects that an open output file was deleted or replaced. Further writes would be lost with the last handle, without
+//! an error.
 
 use std::fs::{self, File};
 use std::io::{self, Read, Seek};
@@ -21,21 +21,24 @@ pub fn same_file(a: &fs::Metadata, b: &fs::Metadata) -> bool {
     (a.dev(), a.ino()) == (b.dev(), b.ino())
 }
 
-/// Always false: this system does not tell whether both metadata are of the same file.
+/// Always false: this system cannot compare the identities of files.
 #[cfg(not(unix))]
 pub fn same_file(_: &fs::Metadata, _: &fs::Metadata) -> bool {
     false
 }
 
-/// Writes the first `len` bytes of the open file again to `path`, which no longer names it. A file that has taken its
-/// place is kept beside it under another name. Returns the new file, open at its end, and a message for people.
+/// Writes the first `len` bytes of the open file again to `path`, which no longer names it. A file that has replaced it
+/// is kept under another name. Returns the new file, open at its end, and a message for people.
 pub fn write_again(path: &Path, file: &File, len: u64) -> io::Result<(File, String)> {
     let name = path.display();
     let note = if path.symlink_metadata().is_ok() {
         let mut aside = path.as_os_str().to_owned();
         aside.push(".replaced");
         disk::rename(path, &aside)?;
-        format!("{name} was replaced by another file while the run writes it: that one is now {}", aside.display())
+        format!(
+            "{name} was replaced by another file while the run writes it: the other file is now {}",
+            aside.display()
+        )
     } else {
         format!("{name} was deleted while the run writes it: it is written again")
     };
@@ -53,7 +56,7 @@ mod tests {
     use std::io::Write;
 
     #[test]
-    fn what_was_deleted_or_replaced_is_written_again() {
+    fn a_deleted_or_replaced_file_is_written_again() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("log");
         let open = || disk::Options::new().read().write().create_new().open(&path).unwrap();

@@ -63,7 +63,7 @@ fn cores(stat: &str, allowed: &str) -> Vec<(f64, bool)> {
         .collect();
     let core = |line: &str| {
         let mut words = line.strip_prefix("cpu")?.split_whitespace();
-        // The first line is of all cores together and has no number.
+        // The first line has no number and sums all cores.
         let number: usize = line.as_bytes().get(3).filter(|c| c.is_ascii_digit()).and(words.next())?.parse().ok()?;
         let ticks: Vec<u64> = words.filter_map(|word| word.parse().ok()).collect();
         let is_allowed = ranges.is_empty() || ranges.iter().any(|&(first, last)| (first..=last).contains(&number));
@@ -102,7 +102,7 @@ mod tests {
         assert_eq!(load(&times(10.0, 5.0, &both(1.0, 2.0))), None, "no time has passed");
         assert_eq!(load(&times(12.0, 5.0, &[(1.0, true)])), None, "a core was added or removed");
         assert_eq!(times(1.0, 0.0, &[]).load_until(&times(2.0, 0.0, &[])), None);
-        // Others fill the one core that this process may use, or all others.
+        // Other processes fill the one core that this process may use, or all other cores.
         let one = |a: f64, b: f64, c: f64| [(a, true), (b, false), (c, false)];
         let before = times(0.0, 0.0, &one(0.0, 0.0, 0.0));
         assert_eq!(before.load_until(&times(1.0, 0.5, &one(1.0, 0.0, 0.0))), Some(0.5));

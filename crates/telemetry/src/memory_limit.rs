@@ -87,7 +87,7 @@ impl Version {
             Version::V1 => ("memory.usage_in_bytes", ["total_inactive_file ", "total_active_file "]),
             Version::V2 => ("memory.current", ["inactive_file ", "active_file "]),
         };
-        // The cache of files counts in the group's usage, and makes room for memory that programs ask for.
+        // The cache of files counts in the group's usage, but is evicted for memory that programs request.
         let cache: u64 = caches.iter().filter_map(|key| field(&stat, key)).sum();
         let used = number(usage).unwrap_or(0).saturating_sub(cache).max(resident);
         let limit = |bytes: u64, name: &str| {
@@ -102,7 +102,7 @@ impl Version {
                 // Before Linux 5.11 a group need not count in the one above it.
                 let counts = is_lowest || number("memory.use_hierarchy") != Some(0);
                 let own = of_file("memory.limit_in_bytes").filter(|_| counts);
-                // The least limit on the path as the kernel knows it, also of groups that are not visible here.
+                // The kernel's least limit on the path, including groups that are not visible here.
                 let whole = field(&stat, "hierarchical_memory_limit ").filter(|_| is_lowest);
                 let above = whole.filter(|&bytes| own.as_ref().is_none_or(|own| bytes < own.bytes));
                 let above = above.map(|bytes| limit(bytes, "memory.stat (hierarchical_memory_limit)"));
@@ -167,7 +167,7 @@ fn below(own: &Path, root: &Path) -> Option<PathBuf> {
     let is_above = root.components().all(|part| matches!(part, Component::RootDir | Component::ParentDir));
     match (leaves(own), leaves(root)) {
         (false, true) if is_above => Some(PathBuf::new()),
-        // Some container runtimes mount a group of which the process does not know that it is its own.
+        // Some container runtimes mount the process's own group under another name.
         (false, false) => Some(PathBuf::new()),
         _ => None,
     }

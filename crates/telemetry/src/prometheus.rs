@@ -4,7 +4,7 @@
 //! A metric of a run is the gauge or counter `lockstep_…` of its name, with the label `run`. A part of the name that a
 //! run chooses is a label: `rewards/math/mean` is `lockstep_rewards_mean{run="a",name="math"}`. A metric that the
 //! registry ([`crate::outputs`]) does not know has its whole name as the label `metric`, so that names that
-//! differ only in characters that Prometheus does not allow stay apart. This file reads no files and serves nothing.
+//! differ only in characters that Prometheus does not allow stay distinct. This file reads no files and serves nothing.
 
 use crate::outputs::{self, Metric};
 use std::collections::BTreeMap;
@@ -106,7 +106,7 @@ fn add_metric(all: &mut Families, run: &str, name: &str, value: f64) {
     let is_counter = COUNTERS.contains(&metric.name);
     let (kind, ending) = if is_counter { ("counter", "_total") } else { ("gauge", "") };
     let (set, _) = outputs::evaluated(name);
-    // Of an evaluation set the name without the set, which becomes a label.
+    // The evaluation set in a name becomes a label.
     let own = if set.is_empty() { name.to_owned() } else { name.replacen(&format!("eval_{set}_"), "eval_", 1) };
     let parts = chosen(metric.name, &own);
     let mut labels = vec![("run", run)];
@@ -131,7 +131,7 @@ fn fixed(pattern: &str) -> String {
     text + rest
 }
 
-/// The parts of `name` that stand for `<…>` in a pattern that it fits, each with the word between the brackets.
+/// The parts of `name` at the `<…>` of a matching pattern, each with the word between the brackets.
 fn chosen<'a>(pattern: &'a str, name: &str) -> Vec<(&'a str, String)> {
     let Some((before, rest)) = pattern.split_once('<') else { return Vec::new() };
     let Some((word, after)) = rest.split_once('>') else { return Vec::new() };

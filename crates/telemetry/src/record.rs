@@ -29,7 +29,7 @@ pub struct RunRecord {
     pub arithmetic: String,
     /// The dtype of the computation: f32 or bf16.
     pub dtype: String,
-    /// Number of threads that compute. It changes no bit.
+    /// Number of compute threads. Results do not depend on it.
     pub threads: usize,
     /// The run's random seed.
     pub seed: u64,
@@ -37,9 +37,8 @@ pub struct RunRecord {
     pub config_sha256: String,
     /// The files of the model that the run starts from, with their hashes.
     pub model: Vec<FileHash>,
-    /// Files beside those in `model` that decide how prompts are written as tokens and where completions end: settings
-    /// of the tokenizer, chat templates. `None` in a record of an older version. A file that is not in the list did not
-    /// exist.
+    /// Files besides those in `model` that decide how prompts are encoded and where completions end: settings of the
+    /// tokenizer, chat templates. `None` in a record of an older version. A file that is not in the list did not exist.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub prompt_files: Option<Vec<FileHash>>,
     /// The files of the reference model, if it is a separate one (`ref_model`), with their hashes.

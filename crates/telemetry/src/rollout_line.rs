@@ -78,7 +78,7 @@ impl RolloutLine {
         "tokens",
     ];
 
-    /// Reads a line with [`KEYS`](Self::KEYS). Token ids must be below `vocabulary`. The error says what is wrong with
+    /// Reads a line with [`KEYS`](Self::KEYS). Token ids must be below `vocabulary`. The error describes the fault of
     /// the line.
     pub fn read(object: &Map<String, Value>, vocabulary: usize) -> Result<RolloutLine, String> {
         let lacks = ["prompt_ids", "completion_ids", "rewards"].into_iter().find(|key| !object.contains_key(*key));
@@ -304,7 +304,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_broken_is_named() {
+    fn a_broken_value_is_named() {
         broken(r#"{"prompt_ids": [1], "completion_ids": [1]}"#, "`rewards` is missing");
         broken(r#"{"prompt_ids": [], "completion_ids": [1], "rewards": 1}"#, "`prompt_ids` is empty");
         broken(r#"{"prompt_ids": [1, 10], "completion_ids": [1], "rewards": 1}"#, "prompt_ids[1] = 10");
@@ -337,7 +337,7 @@ mod tests {
     }
 
     #[test]
-    fn every_refusal_says_what_was_expected() {
+    fn every_error_names_the_expected_form() {
         for (fields, error) in [
             (r#"{"prompt_ids": 1}"#, "`prompt_ids`: expected a list, got 1"),
             (r#"{"prompt_ids": ["a"]}"#, r#"prompt_ids[0] = "a": expected a token id"#),
@@ -389,7 +389,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_null_or_at_an_edge_is_read() {
+    fn nulls_and_edge_values_are_read() {
         let line = parse(
             r#"{"prompt_ids": [9], "completion_ids": [9, 0], "rewards": [null, 2], "logprobs": [0.001, -1],
             "mask": [1, 0], "ref_logprobs": null, "truncated": null, "versions": [[7, 1], [8, 0], [9, 1]],
@@ -419,7 +419,7 @@ mod tests {
     }
 
     #[test]
-    fn a_line_has_what_is_known_in_a_fixed_order() {
+    fn a_line_has_its_known_keys_in_a_fixed_order() {
         let plain = RecordedCompletion { ids: vec![1, 2], rewards: vec![Some(0.5), None], ..Default::default() };
         let text = |completion: &RecordedCompletion, step| {
             Value::Object(completion.line(step, &[7], &["a".into(), "b".into()])).to_string()

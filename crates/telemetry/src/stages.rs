@@ -169,7 +169,7 @@ impl Stages {
             None => name.to_owned(),
         };
         stack.push(id);
-        // So that the order of the tables is that of the openings: an outer stage stands before its inner ones.
+        // Tables are in the order in which stages are opened: an outer stage comes before its inner ones.
         inner.run.at(&path);
         inner.step.at(&path);
         if let Some(device) = &mut inner.device {

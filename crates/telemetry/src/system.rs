@@ -12,7 +12,7 @@ pub fn peak_rss_bytes() -> Option<u64> {
 /// Resets [`peak_rss_bytes`] to the present resident memory, where the system can: so that the memory of one training
 /// run does not count in the peak of the next one.
 pub fn reset_peak_rss() {
-    // 5 is the number that Linux gives this; where it cannot, the peak stays that of the process.
+    // 5 resets the peak on Linux; if that fails, the peak stays that of the process.
     let _ = std::fs::write("/proc/self/clear_refs", "5");
 }
 
@@ -102,7 +102,7 @@ mod tests {
     use std::sync::atomic::{AtomicBool, Ordering};
 
     #[test]
-    fn the_peak_is_at_least_what_is_resident() {
+    fn the_peak_is_at_least_the_resident_memory() {
         let (now, peak) = (super::rss_bytes(), super::peak_rss_bytes());
         assert_eq!((now.is_some(), peak.is_some()), (cfg!(target_os = "linux"), cfg!(target_os = "linux")));
         if let (Some(now), Some(peak)) = (now, peak) {
@@ -117,7 +117,7 @@ mod tests {
         let cores = std::thread::available_parallelism().unwrap().get();
         let is_over = AtomicBool::new(false);
         std::thread::scope(|scope| {
-            // They do not all fit, so some wait.
+            // There are more threads than cores, so some wait.
             for _ in 0..4 * cores {
                 scope.spawn(|| {
                     while !is_over.load(Ordering::Relaxed) {
@@ -135,7 +135,7 @@ mod tests {
 
     #[test]
     #[cfg_attr(miri, ignore = "it has no such file")]
-    fn a_peak_that_is_over_is_forgotten() {
+    fn an_earlier_peak_is_reset() {
         const BYTES: usize = 256 << 20;
         drop(std::hint::black_box(vec![1u8; BYTES]));
         let Some(before) = super::peak_rss_bytes() else { return };

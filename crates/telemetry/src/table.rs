@@ -71,7 +71,7 @@ impl Table {
             for i in 0..height {
                 line(cells.iter().map(|cell| cell.get(i).map_or("", String::as_str)).collect(), &mut out);
             }
-            // A blank line tells tall rows apart.
+            // A blank line separates tall rows.
             if any_tall && number + 1 < self.rows.len() {
                 out.push('\n');
             }

@@ -52,7 +52,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_a_terminal_acts_on_is_shown_as_an_escape() {
+    fn control_characters_are_shown_as_escapes() {
         assert!(matches!(visible("plain: é ∑ 😀\n\tand\r\nmore"), Cow::Borrowed(_) | Cow::Owned(_)));
         assert_eq!(visible("plain: é ∑ 😀\n\tand\r\nmore"), "plain: é ∑ 😀\n\tand\r\nmore");
         assert_eq!(visible("\u{1b}[31mred\u{7}"), "\\u{1b}[31mred\\u{7}");

@@ -61,7 +61,7 @@ mod tests {
 
     /// A completion whose reward function failed does not count as a wrong answer.
     #[test]
-    fn what_was_not_scored_is_left_out() {
+    fn unscored_completions_are_left_out() {
         assert_eq!(pass_at_k(&[vec![], vec![]], 1), None);
         assert_eq!(pass_at_k(&[vec![true], vec![]], 1), Some(1.0));
         let few = pass_at_k(&[vec![true], vec![false, true]], 2);
@@ -90,7 +90,7 @@ mod tests {
         assert_eq!(error(&[1e4, 1e4]), 0.0);
     }
 
-    /// Of all ways to choose k of n completions, the share that has a correct one.
+    /// The share of all choices of k of n completions that has a correct one.
     #[test]
     fn pass_at_k_is_the_share_of_choices() {
         for n in 1..=6_usize {
@@ -116,7 +116,7 @@ mod tests {
         // Two pairs of one bin: one right and one wrong, at 0.52 and 0.54; and one of the last bin.
         let found = calibration_error(&[logit(0.52), -logit(0.54), logit(0.97)]).unwrap();
         assert!((found - ((1.0 - 0.52 - 0.54f64).abs() + 0.03) / 3.0).abs() < 1e-12, "{found}");
-        // Of two bins, errors do not cancel.
+        // Errors of two bins do not cancel.
         let found = calibration_error(&[logit(0.52), -logit(0.58)]).unwrap();
         assert!((found - (0.48 + 0.58) / 2.0).abs() < 1e-12, "{found}");
         assert_eq!((calibration_error(&[]), brier_score(&[])), (None, None));

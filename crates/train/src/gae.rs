@@ -15,8 +15,8 @@
 //! limit, too: the text was scored as it is, so the value of a possible continuation would be counted in addition (TRL
 //! and InstructGPT do the same; a missing-EOS penalty rewards ending).
 //!
-//! Tokens outside the mask (such as tool output) are not actions, but part of what happens between two actions: the
-//! recursion runs over the other tokens alone, and nothing of these tokens is read. Arithmetic is f64.
+//! Tokens outside the mask (such as tool output) are not actions, but part of the transition between two actions: the
+//! recursion runs only over the other tokens, and does not read these. Arithmetic is f64.
 
 mod samples;
 

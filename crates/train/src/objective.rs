@@ -39,7 +39,7 @@ pub enum Objective {
 /// The sample or preference pair that a sequence of the optimizer batch comes from.
 #[derive(Clone, Copy, Debug)]
 pub enum Source<'a> {
-    /// A sample of its own.
+    /// A single sample.
     Sample(&'a Sample),
     /// The chosen response of a preference pair. Its rejected response is the next sequence.
     Chosen(&'a PreferencePair),
@@ -71,8 +71,8 @@ pub struct Scored<'a> {
     pub entropies: &'a [f32],
     /// Gradient of the loss J with respect to `logps`: overwritten.
     pub d_logps: &'a mut [f32],
-    /// Gradient of the loss J with respect to `entropies`: overwritten if [`Objective::has_entropy_grad`], else left as
-    /// it is.
+    /// Gradient of the loss J with respect to `entropies`: overwritten if [`Objective::has_entropy_grad`], else
+    /// unchanged.
     pub d_entropies: &'a mut [f32],
 }
 
@@ -164,7 +164,7 @@ impl Objective {
         }
     }
 
-    /// Adds to `sums` what is known of a skipped sequence, which is not computed since its gradient is 0: its
+    /// Adds to `sums` the known values of a skipped sequence, which is not computed since its gradient is 0: its
     /// contribution to the loss (0 or a constant), no clipping, and the sampler's distance from the old policy. If
     /// `on_policy`, its importance ratio is 1; else the ratio is unknown, and metrics of ratios leave the sequence out.
     pub(crate) fn evaluate_skipped(

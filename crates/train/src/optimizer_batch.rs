@@ -49,7 +49,7 @@ pub(crate) fn sequences<'a>(loss: &Objective, samples: Samples<'a>) -> Result<Ve
 }
 
 /// The tokens of a response of a preference pair, and which of them the loss uses. A reward model gets an extra token
-/// at the end, at which the score of the whole response is read; it alone is used.
+/// at the end, at which the score of the response is read; only that token is used.
 fn scored_tokens<'a>(loss: &Objective, ids: &'a [u32]) -> (Cow<'a, [u32]>, Vec<bool>) {
     if !matches!(loss, Objective::Ranking(_)) {
         return (Cow::Borrowed(ids), vec![true; ids.len()]);

@@ -145,7 +145,7 @@ pub struct PreferencePair {
 /// The input of a loss.
 #[derive(Clone, Copy, Debug)]
 pub enum Samples<'a> {
-    /// Samples, each by itself.
+    /// Separate samples.
     Sequences(&'a [Sample]),
     /// Preference pairs.
     Pairs(&'a [PreferencePair]),

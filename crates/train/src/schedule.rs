@@ -70,9 +70,9 @@ pub struct ScheduleArguments {
     pub lr_end: f64,
     /// The power of the steps that are left.
     pub power: f64,
-    /// The number of steps over which the square root counts; by itself the warm-up steps, or 10,000 without.
+    /// The number of steps over which the square root counts; by default the warm-up steps, or 10,000 without.
     pub timescale: Option<f64>,
-    /// The steps of the constant part; by itself all that remain.
+    /// The steps of the constant part; by default all that remain.
     pub num_stable_steps: Option<u64>,
     /// The steps of the decay.
     pub num_decay_steps: u64,
@@ -253,7 +253,7 @@ mod tests {
     }
 
     #[test]
-    fn the_cosine_has_the_bits_that_it_had_without_arguments() {
+    fn the_cosine_keeps_its_bits_without_arguments() {
         for (warmup, total) in [(0u64, 1u64), (0, 7), (3, 10), (2, 1000), (500, 100_000), (9, 9)] {
             for step in (warmup..total + 3).step_by(1 + total as usize / 500) {
                 let progress = (step as f64 - warmup as f64) / (total as f64 - warmup as f64).max(1.0);

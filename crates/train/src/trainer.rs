@@ -48,7 +48,7 @@ pub struct TrainerConfig {
     pub adapter: Option<LoraConfig>,
     /// Temperature that logits are divided by, the same as in sampling; above 0.
     pub temperature: f64,
-    /// Most rows (tokens) of a micro-batch; a larger group is a micro-batch of its own. This setting changes memory
+    /// The most rows (tokens) of a micro-batch; a larger group is a separate micro-batch. This setting changes memory
     /// use, never the result.
     pub max_tokens_per_micro_batch: usize,
     /// Whether consecutive samples with the same prompt share the prompt's computation.
@@ -200,8 +200,8 @@ impl Trainer {
         Ok(self.normalize(ctx, model, samples, loss)?.0)
     }
 
-    /// Computes the gradient of `loss` on `samples`, a part of the optimizer batch, and adds it to what was accumulated
-    /// since the last step.
+    /// Computes the gradient of `loss` on `samples`, a part of the optimizer batch, and adds it to the accumulated
+    /// gradient since the last step.
     pub fn accumulate(
         &mut self,
         ctx: &Context,

@@ -112,7 +112,7 @@ impl Workspace<'_> {
         let mut put = |key: &str, value: String| set.push((key.to_owned(), value));
         put("model_name_or_path", model.display().to_string());
         put("seed", self.seed.to_string());
-        // The last step alone: a phase that has ended is not run again.
+        // Only the last step: a phase that has ended is not run again.
         put("save_steps", u32::MAX.to_string());
         put("output_dir", path(out));
         put("dataset_name", path(if purpose == Purpose::Sft { "lessons.jsonl" } else { "problems.jsonl" }));

@@ -78,7 +78,7 @@ pub const ALGORITHMS: &[Arm] = &[
             ("use_peft", "true"),
             ("lora_r", "16"),
             ("lora_target_modules", "all-linear"),
-            // Adapters take larger steps than whole matrices.
+            // LoRA uses a higher learning rate than full fine-tuning.
             ("learning_rate", "2e-3"),
         ],
     },

@@ -1,7 +1,7 @@
 //! `lockstep bench algorithms`: trains every algorithm on the demo's task from the same SFT model, with several seeds.
 //!
 //! It makes the same inputs as `lockstep demo`, runs the code of `lockstep train`, and reads the figures from the
-//! metrics of the training runs. The result of a finished run is stored beside it, so that the benchmark can be
+//! metrics of the training runs. The result of a finished run is stored next to it, so that the benchmark can be
 //! interrupted and resumed in the same directory.
 
 pub mod arms;
@@ -30,7 +30,7 @@ const EVALUATIONS: u64 = 12;
 /// The accuracy at which the table counts a run as having learned the task.
 const LEARNED: f64 = 0.9;
 
-/// Which table is made.
+/// The comparison.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Which {
     /// Every algorithm.
@@ -45,7 +45,7 @@ pub enum Which {
 /// ± standard deviation over seeds.
 #[derive(Clone, Debug)]
 pub struct AlgorithmsOptions {
-    /// Which table is made.
+    /// The comparison.
     pub table: Which,
     /// The seeds; each has its own data, initial model and SFT run.
     pub seeds: Vec<u64>,

@@ -36,11 +36,11 @@ pub(super) enum Update {
 pub struct Level {
     /// The name of the level on the command line.
     pub id: &'static str,
-    /// What the level adds, in a few words.
+    /// The idea that the level adds, in a few words.
     pub name: &'static str,
     /// The named level that it is a part of, one of four: baseline, basic, advanced, optimal.
     pub stage: &'static str,
-    /// What the level adds, in a sentence.
+    /// The idea that the level adds, in a sentence.
     pub idea: &'static str,
     /// The source file that implements it.
     pub code: &'static str,
@@ -54,8 +54,8 @@ pub struct Level {
     pub(super) bf16: bool,
 }
 
-/// A level with a name: the last of the levels that are a part of it, so that it has all of their ideas and those of
-/// the named levels before it.
+/// A level with a name. It includes the ideas of its own levels, of which it is the last, and those of the named levels
+/// before it.
 #[derive(Clone, Copy, Debug)]
 pub struct NamedLevel {
     /// Its name: baseline, basic, advanced or optimal.

@@ -159,14 +159,14 @@ fn agree((other, theirs): (&Level, &Step), (level, ours): (&Level, &Step)) -> an
     Ok(())
 }
 
-/// The step that took as long as half of the others at most: its stages sum to its seconds.
+/// The step of median duration: its stages sum to its seconds.
 fn median_step(steps: &[Step]) -> Option<&Step> {
     let mut sorted: Vec<&Step> = steps.iter().collect();
     sorted.sort_by(|a, b| a.seconds().total_cmp(&b.seconds()));
     sorted.get(sorted.len().saturating_sub(1) / 2).copied()
 }
 
-/// A line for each named level of which something was measured: its result, and what it has.
+/// A line for each named level of which something was measured: its result and its ideas.
 fn named_lines(algorithm: Algorithm, runs: &[(Level, Vec<Step>)]) -> Vec<String> {
     let seconds = |steps: &[Step]| median_step(steps).map(Step::seconds);
     let first = runs.first().and_then(|(_, steps)| seconds(steps)).unwrap_or(f64::NAN);

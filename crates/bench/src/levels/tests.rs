@@ -53,8 +53,8 @@ fn levels_differ_in_speed_alone() {
         }
         assert_eq!(report["rows"].as_array().unwrap().len(), algorithm.levels().len());
         let start = events.first().unwrap();
-        let said: Vec<&str> = start["stages"].as_array().unwrap().iter().map(|s| s["key"].as_str().unwrap()).collect();
-        assert_eq!((&start["event"], said), (&json!("start"), stages));
+        let keys: Vec<&str> = start["stages"].as_array().unwrap().iter().map(|s| s["key"].as_str().unwrap()).collect();
+        assert_eq!((&start["event"], keys), (&json!("start"), stages));
         assert_eq!(events.last().unwrap()["event"], "end");
         let notes = report["notes"].as_array().unwrap();
         let row = |id: &str| report["rows"].as_array().unwrap().iter().find(|row| row["level"] == id).unwrap();
@@ -67,7 +67,7 @@ fn levels_differ_in_speed_alone() {
     }
 }
 
-/// A named level is the last one of its part, so that it has all of its ideas; of a part of them the line says so.
+/// A named level is the last one of its part and has all of its ideas; the line of an incomplete part says so.
 #[test]
 fn named_levels_have_all_ideas_of_their_parts() {
     for algorithm in Algorithm::ALL {
@@ -93,7 +93,7 @@ fn named_levels_have_all_ideas_of_their_parts() {
     assert!(Preset::find("ppo-document").unwrap().levels().iter().any(|level| level.stage == "baseline"));
 }
 
-/// The value model of PPO's levels says something before it has learned, else equal values would say nothing.
+/// The value model of PPO's levels does not begin at 0, else a comparison of values would be empty.
 #[test]
 fn values_are_not_zero() {
     let settings = Algorithm::Ppo.settings();
@@ -105,9 +105,9 @@ fn values_are_not_zero() {
     assert!(value.loss > 0.0 && value.grad_norm > 0.0 && step.policy.grad_norm > 0.0);
 }
 
-/// A level that computed another update from the same tokens would be told.
+/// A level that computes another update from the same tokens is refused.
 #[test]
-fn an_update_that_is_another_is_refused() {
+fn a_different_update_is_refused() {
     let step = |loss, value_loss: Option<f64>| Step {
         policy: Updated { loss, grad_norm: 2.0 },
         value: value_loss.map(|loss| Updated { loss, grad_norm: 2.0 }),

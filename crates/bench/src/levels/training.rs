@@ -143,8 +143,8 @@ impl Run {
         let objective = settings.ppo.map_or(Objective::Policy(grpo), |ppo| Objective::Ppo(ppo.policy));
         let critic = match settings.ppo {
             None => None,
-            // The policy's layers (a tensor's numbers come from its name) under a head that is not 0, as that of a
-            // reward model: values say something from the first step on.
+            // The policy's layers (a tensor's numbers come from its name) under a head that is not 0, like that of a
+            // reward model: values differ from the first step on.
             Some(ppo) => {
                 let config = Arc::new(weights.config.with_score_head(1));
                 let scorer = Weights::random(ctx.memory(), &config, 1)?;
@@ -159,7 +159,7 @@ impl Run {
         let prompts = self.workload.random_prompts(&self.policy.weights.config, number);
         let lengths = lengths(&self.workload, number);
         let (mut groups, rollout_s, _) = timed(|| self.generate(&prompts, &lengths, number))?;
-        // What a static batch generated beyond a completion's own end is thrown away.
+        // Tokens that a static batch generated after a completion's end are dropped.
         for (group, &length) in groups.iter_mut().zip(&lengths) {
             group.completions.iter_mut().for_each(|c| cut(c, length));
         }

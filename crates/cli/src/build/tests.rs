@@ -1,4 +1,4 @@
-//! What `build.rs` finds in repositories, packages and archives.
+//! `build.rs` in repositories, packages and archives.
 
 use super::script::{is_hash, of_archive, of_package, of_repository};
 use super::{TEXT, build};

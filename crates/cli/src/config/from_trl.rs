@@ -28,10 +28,10 @@ pub(super) fn translate(calls: &[Call]) -> anyhow::Result<String> {
     for (place, (name, value)) in config.into_iter().flatten().enumerate() {
         match (name.as_str(), &value) {
             ("", Literal::Expression(text)) if text.starts_with('*') => {
-                open.push(format!("{text}: what it holds is not known here"));
+                open.push(format!("{text}: its contents are not known"));
             }
             ("", _) if place == 0 => translate_one("output_dir", value, &mut found, &mut open),
-            ("", value) => open.push(format!("argument {} = {}: give it by its name", place + 1, text_of(value))),
+            ("", value) => open.push(format!("argument {} = {}: pass it by name", place + 1, text_of(value))),
             _ => translate_one(&name, value, &mut found, &mut open),
         }
     }
@@ -112,8 +112,8 @@ fn others(calls: &[Call], translated: &[String], open: &mut Vec<String>) {
         let arguments = arguments.iter().map(argument).collect::<Vec<_>>().join(", ");
         if changes_data {
             open.push(format!(
-                ".{name}({arguments}) in line {line}: where it changes the data, write the changed data into a file \
-                 and give that (columns are renamed by `columns`)"
+                ".{name}({arguments}) in line {line}: if it changes the data, write the changed data into a file \
+                 and use that (`columns` renames columns)"
             ));
             continue;
         }
@@ -271,7 +271,7 @@ trainer = GRPOTrainer(model="Qwen/Qwen2-0.5B", reward_funcs=[len_reward], args=a
         let text = translated(script).unwrap();
         for words in [
             "output_dir = lr: not a literal",
-            "# - **cfg: what it holds is not known here",
+            "# - **cfg: its contents are not known",
             "GRPOConfig(learning_rate = 3e-6, seed = 7) in line 2: only the first call is translated",
             "DPOConfig(beta = 0.5) in line 3: such calls are not translated",
             "in line 6: only the first call is translated",
@@ -296,11 +296,11 @@ trainer = GRPOTrainer(model="Qwen/Qwen2-0.5B", reward_funcs=[len_reward], args=a
                       t = GRPOTrainer(args=args, callbacks=[EarlyStoppingCallback(2)])\np = TrlParser((Cfg, Other))\n";
         let text = translated(script).unwrap();
         for words in [
-            "# - **base: what it holds",
+            "# - **base: its contents",
             "set_seed(3) in line 3: such calls",
             "SFTConfig(max_steps = 10) in line 6: such calls",
             "GRPOConfig(beta = 0.5) in line 7: only the first",
-            ".map(as_chat, num_proc = 2) in line 12: where it changes the data",
+            ".map(as_chat, num_proc = 2) in line 12: if it changes the data",
             "EarlyStoppingCallback(2) in line 14",
             "TrlParser((Cfg, Other)) in line 15",
         ] {
@@ -311,7 +311,7 @@ trainer = GRPOTrainer(model="Qwen/Qwen2-0.5B", reward_funcs=[len_reward], args=a
         assert_eq!((&table["num_generations"], table.get("beta")), (&Value::Integer(4), None));
     }
 
-    /// What is written of calls as Python's parser gives them.
+    /// The translation of calls as Python's parser gives them.
     #[test]
     fn calls_become_this_text() {
         let text = |text: &str| Literal::Value(Value::String(text.to_owned()));
@@ -373,7 +373,7 @@ trainer = GRPOTrainer(model="Qwen/Qwen2-0.5B", reward_funcs=[len_reward], args=a
         ];
         assert_eq!(keys, expected);
         let open: Vec<&str> = open.lines().collect();
-        assert_eq!(open[0], "# - argument 2 = second: give it by its name");
+        assert_eq!(open[0], "# - argument 2 = second: pass it by name");
         assert!(open[1].starts_with("# - num_generations = \"many\": "), "{}", open[1]);
         assert_eq!(open[2], "# -  = \"late\": no such argument here");
         assert_eq!(open[3], "# - eval_dataset = e: set eval_dataset_name (and eval_strategy)");
@@ -381,7 +381,7 @@ trainer = GRPOTrainer(model="Qwen/Qwen2-0.5B", reward_funcs=[len_reward], args=a
         assert_eq!(open[5], "# - train_dataset: the name in load_dataset(…) is not a literal; set dataset_name");
         assert_eq!(open[6], "# - dataset_split = \"train[:5]\": slices cannot be translated; see max_samples");
         assert!(open[7].starts_with("# - dataset.map(…): Python that changes rows"), "{}", open[7]);
-        assert!(open[8].starts_with("# - .map(f) in line 3: where it changes the data"), "{}", open[8]);
+        assert!(open[8].starts_with("# - .map(f) in line 3: if it changes the data"), "{}", open[8]);
         assert_eq!(open.len(), 9, "{open:?}");
         let why = translate(&[call("f", false, &[])]).unwrap_err().to_string();
         assert_eq!(why, "there is no call of GRPOConfig, GRPOTrainer, RLOOConfig or RLOOTrainer in it");

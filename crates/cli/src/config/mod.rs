@@ -33,11 +33,11 @@ enum Command {
         config: Box<ConfigArgs>,
         #[command(flatten)]
         rewards: RewardArgs,
-        /// As JSON, values only.
+        /// Prints JSON, with values only.
         #[arg(long)]
         json: bool,
     },
-    /// Says what keys mean, their types, their defaults and TRL's, and whether they may change on resume.
+    /// Explains keys: meaning, type, default, TRL's default, and whether they may change on resume.
     Explain {
         /// The keys.
         #[arg(required = true, value_name = "KEY")]
@@ -45,15 +45,15 @@ enum Command {
     },
     /// Prints the JSON Schema of a configuration file.
     Schema,
-    /// Prints docs/config.md: every key, and what becomes of TRL's other ones.
+    /// Prints docs/config.md: every key, and how TRL's other keys are handled.
     Markdown,
     /// Translates the GRPOConfig and GRPOTrainer arguments of a TRL script to TOML, and lists what it could not
-    /// translate. Python parses the script; nothing of it is run.
+    /// translate. Python parses the script but does not run it.
     FromTrl {
         /// The script.
         #[arg(value_name = "FILE.py")]
         file: PathBuf,
-        /// The interpreter that parses it, 3.9 or newer.
+        /// The Python interpreter that parses it, 3.9 or newer.
         #[arg(long, value_name = "PATH", default_value = "python3")]
         python: PathBuf,
     },

@@ -69,12 +69,12 @@ pub(super) fn calls(script: &[u8], python: &Path) -> anyhow::Result<Vec<Call>> {
     command.args(["-I", "-S", "-c", CALLS]).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
     let mut child = command.spawn().map_err(|e| match e.kind() {
         ErrorKind::NotFound => BadInput::new(format!(
-            "there is no program `{name}`: `lockstep config from-trl` has the script parsed by Python; install Python \
+            "there is no program `{name}`: `lockstep config from-trl` uses Python to parse the script; install Python \
              3.9 or newer, or name an interpreter with --python PATH"
         )),
         _ => BadInput::new(format!("cannot start `{name}`: {e}; name another interpreter with --python PATH")),
     })?;
-    // A program that ends without reading says itself why.
+    // A program that ends without reading prints its own error.
     let _ = child.stdin.take().map(|mut stdin| stdin.write_all(script));
     let output = child.wait_with_output()?;
     match serde_json::from_slice(&output.stdout) {
@@ -82,8 +82,8 @@ pub(super) fn calls(script: &[u8], python: &Path) -> anyhow::Result<Vec<Call>> {
         Ok(Answer::Error { error, line: 0 }) => Err(BadInput::new(format!("not a Python script: {error}"))),
         Ok(Answer::Error { error, line }) => Err(BadInput::new(format!("line {line}: not Python: {error}"))),
         _ => {
-            let said = String::from_utf8_lossy(&output.stderr);
-            let last = said.lines().rfind(|line| !line.trim().is_empty()).unwrap_or("it said nothing");
+            let printed = String::from_utf8_lossy(&output.stderr);
+            let last = printed.lines().rfind(|line| !line.trim().is_empty()).unwrap_or("it printed nothing");
             Err(BadInput::new(format!(
                 "`{name}` ({}) could not parse the script: {last}; Python 3.9 or newer is needed: name an interpreter \
                  with --python PATH",
@@ -153,7 +153,7 @@ mod tests {
         assert_eq!(found[2], ("learning_rate".to_owned(), Literal::Expression("lr()".to_owned())));
         assert_eq!(found[3].1, Literal::Expression("**more".to_owned()));
         assert!(arguments(script, "SFTConfig").is_none());
-        assert!(arguments("x = 1\nclass SFTConfig(Base): pass\n", "SFTConfig").is_none(), "a definition is no call");
+        assert!(arguments("x = 1\nclass SFTConfig(Base): pass\n", "SFTConfig").is_none(), "a definition is not a call");
     }
 
     /// A name has the value last assigned before the call; a name bound by a loop or a parameter has none.
@@ -187,7 +187,7 @@ mod tests {
     }
 
     #[test]
-    fn an_interpreter_that_is_none_is_refused() {
+    fn a_program_that_is_not_an_interpreter_is_refused() {
         let refused = |python: &str| {
             let error = calls(b"f()", Path::new(python)).unwrap_err();
             assert!(lockstep::error::is_bad_input(&error));
@@ -196,6 +196,6 @@ mod tests {
         assert!(refused("no-such-python").starts_with("there is no program `no-such-python`"));
         assert!(refused("no-such-python").contains("--python PATH"));
         assert!(refused("/dev/null").contains("cannot start `/dev/null`"));
-        assert!(refused("true").contains("could not parse the script: it said nothing"));
+        assert!(refused("true").contains("could not parse the script: it printed nothing"));
     }
 }

@@ -10,8 +10,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// The most steps per level that the page may request.
 const MOST_STEPS: u64 = 200;
-/// How many bytes of a failed program's standard error are shown.
-const SAID: u64 = 4000;
+/// The most bytes of a failed program's standard error that are shown.
+const SHOWN_ERROR_BYTES: u64 = 4000;
 
 /// The jobs that the page may start.
 #[derive(Clone, Debug)]
@@ -112,7 +112,7 @@ impl Jobs for LevelJobs {
     fn stop(&self) {
         if let Some(job) = lock(&self.job).as_mut() {
             lock(&job.output).is_stopped = true;
-            // It has ended by itself, then.
+            // An error means that it has already ended.
             let _ = job.child.kill();
         }
     }
@@ -178,10 +178,10 @@ fn named<'a>(what: &str, all: &'a [Value], asked: &Value) -> Result<Option<&'a V
 fn listen(child: &mut Child, output: Arc<Mutex<Output>>) {
     let (Some(out), Some(err)) = (child.stdout.take(), child.stderr.take()) else { return };
     let errors = std::thread::spawn(move || {
-        let mut said = Vec::new();
-        // What cannot be read is not said.
-        let _ = err.take(SAID).read_to_end(&mut said);
-        String::from_utf8_lossy(&said).into_owned()
+        let mut printed = Vec::new();
+        // A read error only shortens the message.
+        let _ = err.take(SHOWN_ERROR_BYTES).read_to_end(&mut printed);
+        String::from_utf8_lossy(&printed).into_owned()
     });
     std::thread::spawn(move || {
         for line in BufReader::new(out).lines().map_while(Result::ok) {
@@ -189,13 +189,13 @@ fn listen(child: &mut Child, output: Arc<Mutex<Output>>) {
                 lock(&output).events.push(event);
             }
         }
-        let said = errors.join().unwrap_or_default();
+        let printed = errors.join().unwrap_or_default();
         let mut output = lock(&output);
-        let is_whole = output.events.last().is_some_and(|event| event["event"] == "end");
-        output.end = Some(match (is_whole, output.is_stopped) {
+        let is_complete = output.events.last().is_some_and(|event| event["event"] == "end");
+        output.end = Some(match (is_complete, output.is_stopped) {
             (true, _) => ("done", String::new()),
             (false, true) => ("stopped", String::new()),
-            (false, false) => ("failed", said.trim().to_owned()),
+            (false, false) => ("failed", printed.trim().to_owned()),
         });
     });
 }
@@ -229,7 +229,7 @@ mod tests {
     }
 
     #[test]
-    fn a_job_runs_the_words_that_are_known_and_its_lines_are_kept() {
+    fn a_job_runs_known_words_only_and_its_lines_are_kept() {
         let (_dir, jobs) =
             jobs(r#"echo "{\"event\":\"start\",\"words\":\"$*\"}"; echo no json; echo '{"event":"end"}'"#, true);
         jobs.start(&asked()).unwrap();
@@ -287,7 +287,7 @@ mod tests {
     }
 
     #[test]
-    fn what_fails_says_why_and_without_leave_nothing_runs() {
+    fn a_failed_job_reports_its_error_and_none_starts_without_permission() {
         let (_dir, jobs) = jobs("echo 'error: no memory' >&2; exit 1", true);
         jobs.start(&asked()).unwrap();
         let job = ended(&jobs);

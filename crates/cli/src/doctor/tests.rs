@@ -1,4 +1,4 @@
-//! What is said of a machine whose figures are given.
+//! The report for given findings.
 
 use super::*;
 use kernels::CudaDriver;
@@ -43,14 +43,14 @@ fn args(threads: Option<usize>) -> Args {
     Args { json: false, device: None, threads }
 }
 
-/// What is said, by the names at the beginnings of the lines.
-fn said(findings: &Findings, threads: Option<usize>) -> BTreeMap<String, String> {
+/// The report's lines by their labels.
+fn report(findings: &Findings, threads: Option<usize>) -> BTreeMap<String, String> {
     let text = findings.text(&args(threads));
     text.lines().map(|line| (line[..18].trim_end().to_owned(), line[19..].to_owned())).collect()
 }
 
 #[test]
-fn figures_of_a_busy_machine_are_warned_of() {
+fn a_busy_machine_gives_a_warning() {
     let warned = |load| {
         let text = Findings { load, ..findings() }.text(&args(None));
         text.lines().find(|line| line.contains("other processes")).map(str::to_owned)
@@ -58,14 +58,14 @@ fn figures_of_a_busy_machine_are_warned_of() {
     assert_eq!((warned(None), warned(Some(0.19))), (None, None));
     let line = warned(Some(0.204)).unwrap();
     assert!(
-        line.starts_with("warning: other processes kept 20 % of the cores' time while this was measured"),
+        line.starts_with("warning: other processes used 20 % of the cores' time while this was measured"),
         "{line}"
     );
     assert_eq!(Findings { load: Some(0.5), ..findings() }.json()["load_of_others"], 0.5);
 }
 
 #[test]
-fn what_is_missing_is_said_and_too_many_threads_are_warned_of() {
+fn missing_parts_are_reported_and_too_many_threads_give_a_warning() {
     let mut found = findings();
     found.cpu = None;
     found.threads = 5;
@@ -77,7 +77,7 @@ fn what_is_missing_is_said_and_too_many_threads_are_warned_of() {
     found.ceilings.tile_flops_per_s = Some(2e12);
     found.ceilings.pair_flops_per_s = Some(5e11);
     found.refused = Some(anyhow::anyhow!("no such device"));
-    let lines = said(&found, None);
+    let lines = report(&found, None);
     for (name, text) in [
         ("processor", "unknown"),
         (

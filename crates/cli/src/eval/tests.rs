@@ -105,7 +105,7 @@ fn rewards_are_summed_up_by_set_and_one_that_scored_nothing_is_an_error() {
     assert_eq!(why("hard"), "reward `a` scored no completion of hard");
     let mut none = of("");
     none.rollouts.reward_names.clear();
-    assert!(all_scored(&none).is_ok(), "no reward was asked");
+    assert!(all_scored(&none).is_ok(), "no reward ran");
 }
 
 #[test]

@@ -41,8 +41,8 @@ impl Hash {
     }
 }
 
-/// What a finished run left: the tensors of the last checkpoint (of each name its weight, master and moments in one),
-/// those of the result, metrics, and columns of the rollouts.
+/// The results of a finished run: tensors of the last checkpoint (weight, master and moments of a name in one), tensors
+/// of the result, metrics, and columns of the rollouts.
 pub fn of(run: &Path, last: u64) -> Bits {
     let mut hashes: BTreeMap<String, Hash> = BTreeMap::new();
     let checkpoint = run.join(format!("checkpoints/step-{last:06}"));

@@ -27,7 +27,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 /// The columns of the file.
 const COLUMNS: [&str; 3] = ["f32", "bf16", "bf16-amx"];
-/// The runs that are made on emulated AMX, too.
+/// The runs that are repeated on emulated AMX.
 const EVERYWHERE: [&str; 3] = ["grpo", "grpo-lora", "ppo"];
 
 /// A run on an instruction set: the column of the file that it must equal.
@@ -39,7 +39,7 @@ struct Job {
     resumed: Option<&'static str>,
 }
 
-/// What is run, best instruction set first.
+/// The runs, best instruction set first.
 fn jobs(site: &Site, all: bool) -> Vec<Job> {
     let present: Vec<&str> =
         ["avx512-bf16", "avx512", "avx2", "portable"].into_iter().filter(|isa| site.has(isa)).collect();

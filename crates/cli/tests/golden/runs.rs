@@ -1,4 +1,4 @@
-//! What is run: tiny models that the program makes, and the shortest runs in which everything that decides bits takes
+//! The runs: tiny models that the program makes, and the shortest runs in which everything that decides bits takes
 //! part.
 
 use crate::bits::{self, Bits};
@@ -76,7 +76,7 @@ pub const RUNS: &[Run] = &[
             "repetition_penalty=1.1",
         ],
     },
-    // Of many groups the rewards are all equal; their entropies are recorded.
+    // The rewards of many groups are all equal; their entropies are recorded.
     Run {
         name: "grpo-zero",
         command: "train",
@@ -178,7 +178,7 @@ pub const RUNS: &[Run] = &[
         model: "padded",
         set: &["dataset_name=p.jsonl", "eval_dataset_name=q.jsonl", "center_rewards_coefficient=0.01"],
     },
-    // Of what `grpo` recorded, which is run for it first.
+    // Replays the record of `grpo`, which runs first.
     Run {
         name: "replay",
         command: "train",
@@ -255,8 +255,8 @@ impl Site {
     pub fn has(&self, isa: &str) -> bool {
         let generate = ["generate", "--model", "qwen2", "--prompt", "a", "--max-new-tokens", "1"];
         let output = self.program(isa, self.0.path(), &generate);
-        let said = String::from_utf8_lossy(&output.stderr).into_owned();
-        assert!(output.status.success() || said.contains("this machine lacks it"), "{said}");
+        let printed = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(output.status.success() || printed.contains("this machine lacks it"), "{printed}");
         output.status.success()
     }
 
@@ -270,7 +270,7 @@ impl Site {
         directory
     }
 
-    /// What `run` leaves, and leaves again after it was cut off and `resumed` on that instruction set.
+    /// The bits of `run`, which must repeat after it was cut off and `resumed` on that instruction set.
     pub fn bits(&self, run: &Run, isa: &str, column: usize, resumed: Option<&str>) -> Bits {
         let directory = self.directory(&format!("{}-{isa}-{column}", run.name));
         if run.name == "replay" {

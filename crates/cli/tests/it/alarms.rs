@@ -2,7 +2,7 @@
 //! run raises none, and a resumed run raises the same.
 
 use crate::support::runs::{good, metrics, of_lines};
-use crate::support::{Said, model_of};
+use crate::support::{RunOutput, model_of};
 use serde_json::{Map, Value, json};
 use std::fs;
 use std::path::Path;
@@ -50,7 +50,7 @@ pub fn arguments<'a>(out: &'a str, set: &[&'a str]) -> Vec<&'a str> {
     all
 }
 
-fn train(directory: &Path, out: &str, set: &[&str]) -> Said {
+fn train(directory: &Path, out: &str, set: &[&str]) -> RunOutput {
     good(directory, &arguments(out, set))
 }
 
@@ -68,7 +68,7 @@ fn a_reward_that_pays_for_an_empty_answer_or_a_syntax_error_is_named_within_twen
         ("format:\\\\($", "broken_text_wins", "(\""),
     ] {
         let reward = format!("reward_funcs=[\"{hack}\"]");
-        let said = train(dir.path(), id, &[&reward]);
+        let output = train(dir.path(), id, &[&reward]);
         let found = alarms(&dir.path().join(id));
         let (step, alarm) = found.iter().find(|(_, alarm)| alarm["id"] == id).unwrap_or_else(|| panic!("{found:?}"));
         assert!(*step <= 20 && alarm["since"].as_u64().unwrap() <= *step, "{alarm}");
@@ -77,9 +77,10 @@ fn a_reward_that_pays_for_an_empty_answer_or_a_syntax_error_is_named_within_twen
         assert!(alarm["remedy"].as_str().unwrap().contains("fix it"), "{alarm}");
         // On the console with its examples, and in the last words.
         let line = format!("warning: alarm {id} since step {}: ", alarm["since"]);
-        let (_, rest) = said.err.split_once(&line).unwrap_or_else(|| panic!("`{line}`: {}", said.err));
-        assert!(rest.lines().nth(1).unwrap().contains(exploit), "{}", said.err);
-        let (_, summary) = said.err.split_once(" raised (docs/alarms.md):").unwrap_or_else(|| panic!("{}", said.err));
+        let (_, rest) = output.err.split_once(&line).unwrap_or_else(|| panic!("`{line}`: {}", output.err));
+        assert!(rest.lines().nth(1).unwrap().contains(exploit), "{}", output.err);
+        let (_, summary) =
+            output.err.split_once(" raised (docs/alarms.md):").unwrap_or_else(|| panic!("{}", output.err));
         assert!(summary.contains(&format!("  {id}, from step {}", alarm["since"])), "{summary}");
         // The verdict does not end with what the reward claims, and is the report's.
         let (_, verdict) = summary.lines().rev().nth(1).unwrap().split_once("s] ").unwrap();
@@ -93,10 +94,10 @@ fn a_reward_that_pays_for_an_empty_answer_or_a_syntax_error_is_named_within_twen
 fn a_healthy_run_raises_none() {
     let dir = directory();
     let reward = "reward_funcs=[{kind = \"exact_match\", extract = \"^(.)\"}]";
-    let said = train(dir.path(), "run", &[reward, "max_steps=40"]);
+    let output = train(dir.path(), "run", &[reward, "max_steps=40"]);
     let run = dir.path().join("run");
-    assert_eq!(alarms(&run), [], "{}", said.err);
-    assert!(!said.err.contains("alarm"), "{}", said.err);
+    assert_eq!(alarms(&run), [], "{}", output.err);
+    assert!(!output.err.contains("alarm"), "{}", output.err);
     let rewards = of_lines(&run, "reward");
     let mean = |part: &[f64]| part.iter().sum::<f64>() / part.len() as f64;
     assert!(mean(&rewards[30..]) > mean(&rewards[..10]) + 0.1, "it learns: {rewards:?}");

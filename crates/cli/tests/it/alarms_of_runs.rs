@@ -24,7 +24,7 @@ fn reward(root: &Path, name: &str, score: &str) -> String {
 }
 
 #[test]
-fn a_reward_that_says_nothing_is_named() {
+fn a_reward_without_information_is_named() {
     let dir = directory();
     let root = dir.path();
     let random = reward(root, "random.sh", "int(rand() * 2)");
@@ -34,9 +34,9 @@ fn a_reward_that_says_nothing_is_named() {
     assert!(found.contains("contradiction") || found.contains("reward_is_noise"), "{found:?}");
 
     let none = reward(root, "none.sh", "\"null\"");
-    let said = lockstep(root, &arguments("silent", &[&none]));
+    let output = lockstep(root, &arguments("silent", &[&none]));
     let found = raised(&root.join("silent"));
-    assert!(said.code == Some(1) && found.contains("unscored"), "{:?} {found:?}\n{}", said.code, said.err);
+    assert!(output.code == Some(1) && found.contains("unscored"), "{:?} {found:?}\n{}", output.code, output.err);
 
     let same = reward(root, "same.sh", "1");
     good(root, &arguments("same", &[&same]));
@@ -53,7 +53,7 @@ fn a_run_in_which_everything_is_cut() {
     for name in ["config.json", "generation_config.json", "tokenizer_config.json"] {
         let path = root.join("model").join(name);
         let mut json: Value = serde_json::from_slice(&fs::read(&path).unwrap()).unwrap();
-        // What is absent has a default.
+        // A missing file gets a default.
         let key = if name == "tokenizer_config.json" { "eos_token" } else { "eos_token_id" };
         json[key] = Value::Null;
         fs::write(path, json.to_string()).unwrap();
@@ -61,12 +61,12 @@ fn a_run_in_which_everything_is_cut() {
     let Some(()) = testing::program("python3") else { return };
     fs::write(root.join("r.py"), "def f(completions, **kwargs):\n    return [len(c) for c in completions]\n").unwrap();
     let length = "reward_funcs=[\"python:r.py:f\"]";
-    let said = good(root, &arguments("chars", &[length, "max_steps=25"])).err;
+    let output = good(root, &arguments("chars", &[length, "max_steps=25"])).err;
     let found = alarms(&root.join("chars"));
     let of = |id: &str| found.iter().filter(|(_, alarm)| alarm["id"] == id).count();
     let cut = runs::of_lines(&root.join("chars"), "completions/clipped_ratio");
-    assert!(of("length_is_paid") > 0, "{found:?} {cut:?}\n{said}");
-    assert!(of("truncated") == 1 && !said.contains("warning: alarm truncated"), "{found:?}\n{said}");
+    assert!(of("length_is_paid") > 0, "{found:?} {cut:?}\n{output}");
+    assert!(of("truncated") == 1 && !output.contains("warning: alarm truncated"), "{found:?}\n{output}");
 }
 
 #[test]
@@ -81,9 +81,9 @@ fn runs_that_diverge() {
         ("grpo", "train", &["learning_rate=10", "beta=0.04"], &["entropy_collapse", "kl_blow_up", "not_finite"]),
     ];
     for (run, purpose, own, expected) in sick {
-        let said = lockstep(root, &runs::arguments(purpose, run, &[&steps[..], own].concat()));
+        let output = lockstep(root, &runs::arguments(purpose, run, &[&steps[..], own].concat()));
         let found = raised(&root.join(run));
-        assert!(expected.iter().any(|id| found.contains(*id)), "{run}: {found:?}\n{}", said.err);
+        assert!(expected.iter().any(|id| found.contains(*id)), "{run}: {found:?}\n{}", output.err);
     }
 }
 
@@ -104,9 +104,9 @@ fn healthy_runs_raise_none() {
         ("ppo", "train", &["algorithm=ppo", "learning_rate=0.001", "max_completion_length=12"], untrained),
     ];
     for (run, purpose, own, alarms) in healthy {
-        let said = good(root, &runs::arguments(purpose, run, &[&steps[..], own].concat())).err;
+        let output = good(root, &runs::arguments(purpose, run, &[&steps[..], own].concat())).err;
         let expected = alarms.iter().map(|&alarm| alarm.to_owned()).collect();
-        assert_eq!(raised(&root.join(run)), expected, "{run}: {said}");
+        assert_eq!(raised(&root.join(run)), expected, "{run}: {output}");
     }
 }
 
@@ -121,8 +121,8 @@ fn a_healthy_run_of_a_trained_model_raises_none() {
     let set = ["per_device_train_batch_size=8", "num_generations=4", "max_completion_length=32", "max_steps=15"];
     let set = set.iter().chain(&["learning_rate=1e-4", "save_strategy=no", "logging_steps=1"]);
     let all: Vec<&str> = train.into_iter().chain(set.flat_map(|pair| ["--set", *pair])).collect();
-    let said = good(root, &all).err;
+    let output = good(root, &all).err;
     let found: Vec<_> = alarms(&root.join("run"));
     let notes = found.iter().filter(|(_, alarm)| alarm["id"] != "truncated").count();
-    assert!(notes == 0 && !said.contains("warning: alarm"), "{found:?}\n{said}");
+    assert!(notes == 0 && !output.contains("warning: alarm"), "{found:?}\n{output}");
 }

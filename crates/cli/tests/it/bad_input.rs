@@ -27,13 +27,13 @@ fn train(directory: &Path, more: &[&str], words: &[&str]) {
 #[test]
 fn usage() {
     let dir = tempfile::tempdir().unwrap();
-    let said = lockstep(dir.path(), &["trian"]);
-    assert_eq!(said.code, Some(2));
-    assert!(said.err.contains("train"), "{}", said.err);
+    let printed = lockstep(dir.path(), &["trian"]);
+    assert_eq!(printed.code, Some(2));
+    assert!(printed.err.contains("train"), "{}", printed.err);
     assert_eq!(lockstep(dir.path(), &[]).code, Some(2));
-    let said = lockstep(dir.path(), &["--help"]);
-    assert!(said.code == Some(0) && said.out.contains("lockstep demo"), "{}", said.out);
-    assert!(said.out.starts_with("Reinforcement-learning post-training for language models"), "{}", said.out);
+    let printed = lockstep(dir.path(), &["--help"]);
+    assert!(printed.code == Some(0) && printed.out.contains("lockstep demo"), "{}", printed.out);
+    assert!(printed.out.starts_with("Reinforcement-learning post-training for language models"), "{}", printed.out);
     refused(dir.path(), &["config", "explain", "num_generatons"], &["did you mean `num_generations`?"]);
     refused(dir.path(), &["config", "from-trl", "none.py"], &["none.py"]);
     misused(dir.path(), &["demo", "--steps", "x"], &["'x'", "--steps"]);
@@ -46,15 +46,15 @@ fn usage() {
 /// Flags that are refused before anything is looked at: the first line has all words.
 #[track_caller]
 fn misused(directory: &Path, arguments: &[&str], words: &[&str]) {
-    let said = lockstep(directory, arguments);
-    let first = said.err.lines().next().unwrap_or_default();
-    assert_eq!(said.code, Some(2), "{arguments:?} said {}", said.err);
+    let printed = lockstep(directory, arguments);
+    let first = printed.err.lines().next().unwrap_or_default();
+    assert_eq!(printed.code, Some(2), "{arguments:?} printed {}", printed.err);
     for word in words {
         assert!(first.contains(word), "{arguments:?}: `{word}` is not in {first}");
     }
 }
 
-/// A negative number is no flag: the one that it was given for is named.
+/// A negative number is not taken for a flag: the error names the flag that it belongs to.
 #[test]
 fn negative_numbers() {
     let dir = good();
@@ -76,8 +76,8 @@ fn negative_numbers() {
 fn rewards_where_none_is_asked() {
     let dir = good();
     for command in ["sft", "dpo", "reward"] {
-        let said = lockstep(dir.path(), &[command, "--help"]);
-        assert!(said.out.contains("--dataset") && !said.out.contains("--reward <"), "{}", said.out);
+        let printed = lockstep(dir.path(), &[command, "--help"]);
+        assert!(printed.out.contains("--dataset") && !printed.out.contains("--reward <"), "{}", printed.out);
         misused(dir.path(), &[command, "--reward", "gsm8k"], &["'--reward'"]);
     }
 }
@@ -109,7 +109,7 @@ fn configuration() {
     std::fs::create_dir(dir.path().join("old")).unwrap();
     write(dir.path(), "old/config.toml", "beta = 0.1\n");
     train(dir.path(), &["old"], &["the configuration old is a directory", "give old/config.toml"]);
-    train(dir.path(), &["model"], &["the configuration model is a directory, and no TOML file"]);
+    train(dir.path(), &["model"], &["the configuration model is a directory, not a TOML file"]);
     let once = ["--set", "eval_dataset_name=d.jsonl", "--set", "num_generations_eval=1", "--set", "eval_pass_at_k=[3]"];
     train(dir.path(), &once, &["`eval_pass_at_k` has 3", "each prompt has 1 completion: set num_generations_eval = 3"]);
     let never = [&once[..4], &["--set", "eval_pass_at_k=[0]"]].concat();
@@ -186,7 +186,7 @@ fn models() {
     std::fs::remove_file(dir.path().join("model/tokenizer.json")).unwrap();
     train(dir.path(), &[], &["model/tokenizer.json: there is no such file", "tokenizer_config.json"]);
     let merge = ["merge", "--model", "model", "--adapter", "model", "--out", "x"];
-    refused(dir.path(), &merge, &["model/adapter_config.json", "no adapter's PEFT directory"]);
+    refused(dir.path(), &merge, &["model/adapter_config.json", "not an adapter's PEFT directory"]);
 }
 
 #[test]
@@ -228,13 +228,13 @@ fn direct_preference_optimization() {
     set("per_device_train_batch_size=2", &["per_device_train_batch_size", "has 1"]);
     set("replay=x.jsonl", &["`replay`", "train", "learns from dataset_name"]);
     let right = [&base[..], &["pairs.jsonl", "--steps", "1"]].concat();
-    let said = lockstep(dir.path(), &right);
-    assert_eq!(said.code, Some(0), "{}{}", said.out, said.err);
+    let printed = lockstep(dir.path(), &right);
+    assert_eq!(printed.code, Some(0), "{}{}", printed.out, printed.err);
 }
 
-/// What the tests above refuse is refused for its fault alone.
+/// The input of the tests above runs without its fault.
 #[test]
-fn what_is_right_runs() {
+fn correct_input_runs() {
     let dir = good();
     let base = ["train", "--model", "model", "--dataset", "d.jsonl", "--reward", "exact_match", "--out", "run"];
     let small = ["num_generations=4", "per_device_train_batch_size=4", "max_completion_length=4", "max_steps=1"];
@@ -242,8 +242,8 @@ fn what_is_right_runs() {
     for pair in &small {
         arguments.extend(["--set", pair]);
     }
-    let said = lockstep(dir.path(), &arguments);
-    assert_eq!(said.code, Some(0), "{}{}", said.out, said.err);
+    let printed = lockstep(dir.path(), &arguments);
+    assert_eq!(printed.code, Some(0), "{}{}", printed.out, printed.err);
     assert!(dir.path().join("run/config.toml").is_file() && dir.path().join("run/metrics.jsonl").is_file());
     refused(dir.path(), &arguments, &["run", "already holds a run", "--resume"]);
 }
@@ -296,14 +296,14 @@ fn a_key_given_twice() {
     let eval = ["eval", "--model", "model", "--dataset", "d.jsonl", "--task", "prompt_answer"];
     let greedy = ["--temperature", "0", "--set", "eval_sampling=sampled"];
     refused(root, &[&eval[..], &greedy].concat(), &["`eval_sampling` is greedy by --temperature 0"]);
-    // Of several `--set` the last wins, over what only follows from a flag, too; and nothing is wrong with one value.
+    // The last `--set` wins, also over a value implied by a flag; repeating the same value is not an error.
     let show = ["config", "show", "--json", "--seed", "3", "--set", "seed=3", "--set", "beta=1", "--set", "beta=2"];
     let shown: serde_json::Value = serde_json::from_str(&lockstep(root, &show).out).unwrap();
     assert_eq!((&shown["seed"], &shown["beta"]), (&3.into(), &2.0.into()));
     let several = ["--n", "2", "--set", "eval_sampling=greedy", "--json", "--max-completion-length", "4"];
-    let said = lockstep(root, &[&eval[..], &several].concat());
-    assert_eq!(said.code, Some(0), "{}", said.err);
-    let shown: serde_json::Value = serde_json::from_str(&said.out).unwrap();
+    let printed = lockstep(root, &[&eval[..], &several].concat());
+    assert_eq!(printed.code, Some(0), "{}", printed.err);
+    let shown: serde_json::Value = serde_json::from_str(&printed.out).unwrap();
     assert_eq!(shown["sampling"]["kind"].as_str().or(shown["sampling"].as_str()), Some("greedy"), "{shown}");
 }
 
@@ -318,15 +318,15 @@ mod not_utf8 {
         OsStr::from_bytes(text)
     }
 
-    /// What it said, once it was refused.
+    /// The error message of a refused command.
     #[track_caller]
     fn refused(mut command: std::process::Command, directory: &Path) -> String {
         let before = listing(directory);
         let output = command.output().unwrap();
-        let said = String::from_utf8_lossy(&output.stderr).into_owned();
-        assert_eq!(output.status.code(), Some(2), "{said}");
-        assert!(!said.contains("panicked") && listing(directory) == before, "{said}");
-        said
+        let printed = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert_eq!(output.status.code(), Some(2), "{printed}");
+        assert!(!printed.contains("panicked") && listing(directory) == before, "{printed}");
+        printed
     }
 
     #[test]
@@ -376,20 +376,23 @@ fn variables_of_the_environment() {
     };
     let generate = ["generate", "--model", "model", "--prompt", "ab", "--max-new-tokens", "2"];
     for arguments in [&generate[..], &["score", "--model", "model", "--input", "none"], &["doctor"], &["demo"]] {
-        let (code, said) = with(arguments, "LOCKSTEP_TEMPERATURE", "0.5");
-        assert!(code == Some(2) && said.contains("LOCKSTEP_TEMPERATURE") && said.contains("flag"), "{said}");
-        let (code, said) = with(arguments, "LOCKSTEP_TEMPRATURE", "0.5");
-        assert!(code == Some(2) && said.contains("LOCKSTEP_TEMPRATURE") && said.contains("`temperature`"), "{said}");
+        let (code, printed) = with(arguments, "LOCKSTEP_TEMPERATURE", "0.5");
+        assert!(code == Some(2) && printed.contains("LOCKSTEP_TEMPERATURE") && printed.contains("flag"), "{printed}");
+        let (code, printed) = with(arguments, "LOCKSTEP_TEMPRATURE", "0.5");
+        assert!(
+            code == Some(2) && printed.contains("LOCKSTEP_TEMPRATURE") && printed.contains("`temperature`"),
+            "{printed}"
+        );
     }
     for arguments in [&generate[..], &["config", "show"], &["train"]] {
-        let (code, said) = with(arguments, "LOCKSTEP_LOG", "loud");
-        assert!(code == Some(2) && said.contains("LOCKSTEP_LOG=loud: expected error, warn"), "{said}");
+        let (code, printed) = with(arguments, "LOCKSTEP_LOG", "loud");
+        assert!(code == Some(2) && printed.contains("LOCKSTEP_LOG=loud: expected error, warn"), "{printed}");
     }
     assert_eq!(with(&generate, "LOCKSTEP_LOG", "WARN").0, Some(0));
     assert_eq!(with(&generate, "LOCKSTEP_THREADS", "1").0, Some(0));
     assert_eq!(with(&generate, "LOCKSTEP_TEMPERATURE", "").0, Some(0), "an empty variable is an unset one");
     let eval = ["eval", "--model", "model", "--reward", "unique_chars", "--json", "--max-completion-length", "6"];
-    let (code, said) = with(&eval, "LOCKSTEP_EVAL_DATASET_NAME", "d.jsonl");
-    assert_eq!(code, Some(0), "{said}");
+    let (code, printed) = with(&eval, "LOCKSTEP_EVAL_DATASET_NAME", "d.jsonl");
+    assert_eq!(code, Some(0), "{printed}");
     assert!(with(&eval, "LOCKSTEP_EVAL_DATASET", "d.jsonl").1.contains("unknown key"));
 }

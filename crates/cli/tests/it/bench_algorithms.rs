@@ -9,9 +9,9 @@ fn a_row_two_seeds_and_again() {
     let dir = tempfile::tempdir().unwrap();
     let base = ["bench", "algorithms", "--sft-steps", "1", "--seeds", "1,2", "--out", "b", "--only", "grpo", "--json"];
     let only = [&base[..], &["--steps", "1"]].concat();
-    let said = lockstep(dir.path(), &only);
-    assert_eq!(said.code, Some(0), "{}{}", said.out, said.err);
-    let json: Value = serde_json::from_str(&said.out).unwrap();
+    let output = lockstep(dir.path(), &only);
+    assert_eq!(output.code, Some(0), "{}{}", output.out, output.err);
+    let json: Value = serde_json::from_str(&output.out).unwrap();
     let rows = json["rows"].as_array().unwrap();
     assert_eq!(rows.iter().map(|r| r["label"].as_str().unwrap()).collect::<Vec<_>>(), ["SFT", "GRPO"]);
     for row in &rows[1..] {
@@ -35,11 +35,11 @@ fn a_row_two_seeds_and_again() {
     // Started again it runs nothing again, other settings are another benchmark.
     let begun = |seed: u64| fs::metadata(dir.path().join(format!("b/seed-{seed}/grpo/record.json"))).unwrap();
     let before = begun(1).modified().unwrap();
-    let said = lockstep(dir.path(), &only);
-    assert_eq!(serde_json::from_str::<Value>(&said.out).unwrap(), json);
+    let output = lockstep(dir.path(), &only);
+    assert_eq!(serde_json::from_str::<Value>(&output.out).unwrap(), json);
     assert_eq!(begun(1).modified().unwrap(), before);
-    let said = lockstep(dir.path(), &[&base[..], &["--steps", "2"]].concat());
-    assert!(said.code == Some(2) && said.err.contains("other settings"), "{}", said.err);
+    let output = lockstep(dir.path(), &[&base[..], &["--steps", "2"]].concat());
+    assert!(output.code == Some(2) && output.err.contains("other settings"), "{}", output.err);
 }
 
 #[test]

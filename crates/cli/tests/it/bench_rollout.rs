@@ -10,9 +10,9 @@ fn a_group_of_a_given_model_and_prompt() {
     model(&dir.path().join("model"));
     fs::write(dir.path().join("prompt.json"), "[3, 1, 4, 1, 5]").unwrap();
     let group = ["bench", "rollout", "--model", "model", "--prompt-ids", "prompt.json", "--new-tokens", "6", "--json"];
-    let said = lockstep(dir.path(), &[&group[..], &["--completions", "1,3", "--threads", "1"]].concat());
-    assert_eq!(said.code, Some(0), "{}{}", said.out, said.err);
-    let json: Value = serde_json::from_str(&said.out).unwrap();
+    let output = lockstep(dir.path(), &[&group[..], &["--completions", "1,3", "--threads", "1"]].concat());
+    assert_eq!(output.code, Some(0), "{}{}", output.out, output.err);
+    let json: Value = serde_json::from_str(&output.out).unwrap();
     let rows = json["rows"].as_array().unwrap();
     assert_eq!(rows.iter().map(|r| r["completions"].as_u64().unwrap()).collect::<Vec<_>>(), [1, 3]);
     for row in rows {

@@ -12,9 +12,9 @@ fn weights(run: &Path, of: &str) -> Vec<u8> {
     fs::read(run.join(of).join("model.safetensors")).unwrap()
 }
 
-/// A loss is better where it is less; `greater_is_better` says otherwise.
+/// A lower loss is better, unless `greater_is_better` is set.
 #[test]
-fn of_losses_the_least_is_the_best() {
+fn the_lowest_loss_is_the_best() {
     let dir = directory();
     let root = dir.path();
     for (out, greater) in [("least", "none"), ("most", "true")] {
@@ -47,22 +47,22 @@ fn the_best_is_one_that_is_kept() {
     let constant = reward(root, "0");
     let best = [&*constant, "load_best_model_at_end=true", "save_steps=8", "metric_for_best_model=reward"];
     for (out, start) in [("plain", "eval_on_start=false"), ("from-start", "eval_on_start=true")] {
-        let said = good(root, &arguments("train", out, &[&best[..], &[start]].concat()));
-        assert!(said.err.contains("the best checkpoint, of step 4"), "{}", said.err);
+        let output = good(root, &arguments("train", out, &[&best[..], &[start]].concat()));
+        assert!(output.err.contains("the best checkpoint, of step 4"), "{}", output.err);
         let run = root.join(out);
         assert_eq!(weights(&run, "model"), weights(&run, "checkpoints/step-000004"));
         assert_eq!(of_lines(&run, "eval_reward").len(), if out == "plain" { 3 } else { 4 });
         // Nor does it count for patience.
         let patient = [&best[..], &[start, "early_stopping_patience=1"]].concat();
-        let said = good(root, &arguments("train", &format!("{out}-patient"), &patient));
-        assert!(said.err.contains("stopped early after step 8"), "{}", said.err);
+        let output = good(root, &arguments("train", &format!("{out}-patient"), &patient));
+        assert!(output.err.contains("stopped early after step 8"), "{}", output.err);
     }
     // A best checkpoint that somebody deleted is missed aloud.
     let all = arguments("train", "gone", &[&best[..], &["max_steps=8"]].concat());
     good(root, &all);
     fs::remove_dir_all(root.join("gone/checkpoints/step-000004")).unwrap();
-    let said = good(root, &["train", "--resume", "gone", "--set", "max_steps=12"]);
-    assert!(said.err.contains("the best checkpoint, of step 4, is gone"), "{}", said.err);
+    let output = good(root, &["train", "--resume", "gone", "--set", "max_steps=12"]);
+    assert!(output.err.contains("the best checkpoint, of step 4, is gone"), "{}", output.err);
 }
 
 #[test]
@@ -73,8 +73,8 @@ fn patience_and_the_first_evaluation_outlive_a_resume() {
     let set = [&*constant, "early_stopping_patience=2", "metric_for_best_model=reward", "eval_on_start=true"];
     good(root, &arguments("train", "run", &[&set[..], &["max_steps=10"]].concat()));
     // Worse twice in a row, in step 8 and, after the resume, in step 12.
-    let said = good(root, &["train", "--resume", "run", "--set", "max_steps=20"]);
-    assert!(said.err.contains("stopped early after step 12"), "{}", said.err);
+    let output = good(root, &["train", "--resume", "run", "--set", "max_steps=20"]);
+    assert!(output.err.contains("stopped early after step 12"), "{}", output.err);
     assert_eq!(of_lines(&root.join("run"), "eval_reward").len(), 4, "steps 0, 4, 8 and 12");
 }
 
@@ -84,12 +84,12 @@ fn a_gain_below_the_threshold_does_not_count() {
     let root = dir.path();
     let set =
         ["early_stopping_patience=1", "metric_for_best_model=loss", "load_best_model_at_end=true", "save_steps=4"];
-    let said = good(root, &arguments("sft", "any", &set));
-    assert!(said.err.contains("done: 12 steps"), "{}", said.err);
+    let output = good(root, &arguments("sft", "any", &set));
+    assert!(output.err.contains("done: 12 steps"), "{}", output.err);
     let losses = of_lines(&root.join("any"), "eval_loss");
     assert!(losses[1] < losses[0], "{losses:?}");
-    let said = good(root, &arguments("sft", "much", &[&set[..], &["early_stopping_threshold=100"]].concat()));
-    assert!(said.err.contains("stopped early after step 8"), "{}", said.err);
+    let output = good(root, &arguments("sft", "much", &[&set[..], &["early_stopping_threshold=100"]].concat()));
+    assert!(output.err.contains("stopped early after step 8"), "{}", output.err);
     // Less gain than counts is a gain: step 8 is still the best.
     assert_eq!(weights(&root.join("much"), "model"), weights(&root.join("much"), "checkpoints/step-000008"));
 }
@@ -109,15 +109,15 @@ fn the_last_step_is_logged() {
     assert_eq!(of_lines(&dir.path().join("first"), "epoch"), [0.5, 1.5, 2.5]);
 }
 
-/// What is begun of an epoch is done.
+/// An epoch that has begun is completed.
 #[test]
 fn a_part_of_an_epoch_is_rounded_up() {
     let dir = directory();
     for (epochs, steps) in [("1", 2), ("1.3", 3), ("1.6", 4)] {
         let epochs = format!("num_train_epochs={epochs}");
         let out = format!("{steps}-steps");
-        let said = good(dir.path(), &arguments("sft", &out, &["max_steps=-1", &epochs, "eval_strategy=no"]));
-        assert!(said.err.contains(&format!("done: {steps} steps")), "{epochs}: {}", said.err);
+        let output = good(dir.path(), &arguments("sft", &out, &["max_steps=-1", &epochs, "eval_strategy=no"]));
+        assert!(output.err.contains(&format!("done: {steps} steps")), "{epochs}: {}", output.err);
     }
 }
 

@@ -20,8 +20,13 @@ fn a_finished_run_gets_the_events_that_it_would_have_written() {
     refused(root, &["board", "with"], &["tfevents", "is there already", "--out"]);
     assert_eq!(events(&root.join("with")), before);
 
-    let said = good(root, &["board", "with", "--out", "tb"]);
-    assert!(said.out.contains("tb/with: ") && said.err.contains("tensorboard --logdir tb"), "{}{}", said.out, said.err);
+    let output = good(root, &["board", "with", "--out", "tb"]);
+    assert!(
+        output.out.contains("tb/with: ") && output.err.contains("tensorboard --logdir tb"),
+        "{}{}",
+        output.out,
+        output.err
+    );
     fs::create_dir(root.join("made")).unwrap();
     fs::rename(root.join("tb/with"), root.join("made/tensorboard")).unwrap();
     assert_eq!(scalars("with"), scalars("made"));

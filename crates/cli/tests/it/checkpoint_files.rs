@@ -5,8 +5,8 @@ use crate::support::{lockstep, refused};
 use std::fs;
 use std::path::Path;
 
-/// Each file that differs between two checkpoints of a run, put from the older into the newer one: it is whole, and its
-/// own checksum is right.
+/// Copies each file that differs between two checkpoints of a run from the older into the newer one: the file is
+/// complete, and its own checksum is right.
 fn each_of_another_step(root: &Path, run: &str, purpose: &str) -> Vec<String> {
     let [older, newer] = [2, 6].map(|step| root.join(run).join(format!("checkpoints/step-{step:06}")));
     let list: serde_json::Value = serde_json::from_slice(&fs::read(newer.join("files.json")).unwrap()).unwrap();
@@ -76,32 +76,32 @@ fn a_model_is_not_loaded_with_files_of_another_step() {
         fs::write(&path, own).unwrap();
         good(root, &readers(&named)[1]);
     }
-    // What is cut off, or gone, without being broken.
+    // A file that is cut off or deleted without being broken.
     let path = root.join(model).join("generation_config.json");
     let own = fs::read_to_string(&path).unwrap();
     for (text, words) in [(Some(own.trim_end()), "and had"), (None, "missing")] {
         text.map_or_else(|| fs::remove_file(&path), |text| fs::write(&path, text)).unwrap();
         refused(root, &readers(&["--model", model])[1], &["generation_config.json", words]);
     }
-    // The result is no checkpoint: its files may be changed.
+    // The result is not a checkpoint: its files may be changed.
     fs::remove_file(root.join("run/model/generation_config.json")).unwrap();
     good(root, &readers(&["--model", "run/model"])[1]);
 }
 
 #[test]
-fn a_checkpoint_of_an_older_version_resumes_and_that_is_said() {
+fn a_checkpoint_of_an_older_version_resumes_with_a_note() {
     let dir = directory();
     let root = dir.path();
     let set = ["log_completions=false"];
     good(root, &arguments("sft", "whole", &set));
     good(root, &arguments("sft", "older", &set));
-    let said = good(root, &["sft", "--resume", "older/checkpoints/step-000010"]).err;
-    assert!(!said.contains("files.json"), "{said}");
+    let output = good(root, &["sft", "--resume", "older/checkpoints/step-000010"]).err;
+    assert!(!output.contains("files.json"), "{output}");
     for step in [2, 4, 6, 8, 10, 12] {
         fs::remove_file(root.join(format!("older/checkpoints/step-{step:06}/files.json"))).unwrap();
     }
-    let said = good(root, &["sft", "--resume", "older/checkpoints/step-000008"]).err;
-    assert!(said.contains("step-000008 has no files.json") && said.contains("is not checked"), "{said}");
+    let output = good(root, &["sft", "--resume", "older/checkpoints/step-000008"]).err;
+    assert!(output.contains("step-000008 has no files.json") && output.contains("is not checked"), "{output}");
     for step in [2, 4, 6, 8] {
         let of = |run: &str| root.join(run).join(format!("checkpoints/step-{step:06}/files.json"));
         fs::copy(of("whole"), of("older")).unwrap();
@@ -119,6 +119,6 @@ fn a_checkpoint_without_its_masters_is_refused() {
     for name in ["files.json", "optimizer_masters.safetensors"] {
         fs::remove_file(checkpoint.join(name)).unwrap();
     }
-    let said = lockstep(root, &["sft", "--resume", "run/checkpoints/step-000010"]);
-    assert!(said.code == Some(2) && said.err.contains("optimizer_masters.safetensors"), "{}", said.err);
+    let output = lockstep(root, &["sft", "--resume", "run/checkpoints/step-000010"]);
+    assert!(output.code == Some(2) && output.err.contains("optimizer_masters.safetensors"), "{}", output.err);
 }

@@ -19,15 +19,15 @@ fn programs_without_isolation_are_refused_or_named_in_the_record() {
         let own = "kind = \"code\", language = \"shell\", isolation = \"bubblewrap\", bwrap = \"/no/such/bwrap\"";
         format!("reward_funcs=[{{{own}{more}}}]")
     };
-    let said = lockstep(root, &arguments("train", "run", &[&reward("")]));
-    assert_eq!(said.code, Some(2), "{}", said.err);
+    let output = lockstep(root, &arguments("train", "run", &[&reward("")]));
+    assert_eq!(output.code, Some(2), "{}", output.err);
     for words in ["bubblewrap is not installed", "apt install bubblewrap", "unsafe_no_sandbox = true"] {
-        assert!(said.err.contains(words), "`{words}`: {}", said.err);
+        assert!(output.err.contains(words), "`{words}`: {}", output.err);
     }
     assert!(!root.join("run").exists());
 
-    let said = good(root, &arguments("train", "run", &[&reward(", unsafe_no_sandbox = true"), "max_steps=2"]));
-    assert!(said.err.contains("reward `code` runs programs WITHOUT ISOLATION"), "{}", said.err);
+    let output = good(root, &arguments("train", "run", &[&reward(", unsafe_no_sandbox = true"), "max_steps=2"]));
+    assert!(output.err.contains("reward `code` runs programs WITHOUT ISOLATION"), "{}", output.err);
     let record: Value = serde_json::from_slice(&fs::read(root.join("run/record.json")).unwrap()).unwrap();
     assert_eq!(record["isolation"], json!({"code": "none (unsafe_no_sandbox)"}));
 }

@@ -28,7 +28,7 @@ impl Console {
     }
 }
 
-/// What standard output has of a command.
+/// The standard output of a command.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Output {
     /// The result, with this exit code where there is no room for it.
@@ -55,7 +55,7 @@ fn every_command_ends_as_it_would_on_a_good_console() {
     good(root, &arguments("train", "run", &set));
     let lora = ["use_peft=true", "lora_r=2", "max_steps=1", "eval_strategy=no"];
     good(root, &arguments("sft", "lora", &lora));
-    // A run that is not what its record says.
+    // A run that differs from its record.
     good(root, &["fork", "run", "--at", "2", "--out", "lie"]);
     let metrics = root.join("lie/model/model.safetensors");
     let mut bytes = std::fs::read(&metrics).unwrap();

@@ -51,9 +51,9 @@ impl Container {
     }
 
     fn end(mut self, root: &Path, name: &str) {
-        let said = || fs::read_to_string(root.join(format!("{name}.said"))).unwrap_or_default();
+        let output = || fs::read_to_string(root.join(format!("{name}.said"))).unwrap_or_default();
         let status = testing::wait_for_end(name, &mut self.0);
-        assert!(status.success(), "{name}: {}", said());
+        assert!(status.success(), "{name}: {}", output());
     }
 }
 
@@ -120,15 +120,15 @@ fn a_worker_of_another_container_that_stands_still_costs_no_process_its_life() {
     assert!(lock.starts_with("2 1\n"), "the number of a process at home: {lock}");
     let worker = number_outside(&["worker", "w1"]).expect("it works");
     signal(worker, "STOP");
-    let said = || fs::read_to_string(root.join("home.said")).unwrap_or_default();
-    testing::wait_until("the learner says that it stands still", || said().contains("worker w1 stands still"));
+    let output = || fs::read_to_string(root.join("home.said")).unwrap_or_default();
+    testing::wait_until("the learner reports that it stands still", || output().contains("worker w1 stands still"));
     // Three limits longer.
     std::thread::sleep(std::time::Duration::from_secs(3));
     assert_alive(root, "home");
     assert_alive(root, "away");
-    assert!(pids(&run).len() == 2, "learner and worker live: {}", said());
-    assert_eq!(said().matches("stands still").count(), 1, "it is said once: {}", said());
-    assert!(said().contains("in another container") && !said().contains(": killed"), "{}", said());
+    assert!(pids(&run).len() == 2, "learner and worker live: {}", output());
+    assert_eq!(output().matches("stands still").count(), 1, "it is reported once: {}", output());
+    assert!(output().contains("in another container") && !output().contains(": killed"), "{}", output());
     signal(worker, "CONT");
     away.end(root, "away");
     at_home.end(root, "home");
@@ -161,7 +161,7 @@ fn the_weights_of_another_containers_run_are_left_alone_as_long_as_it_lives() {
     first.end(root, "first");
     same_but_workers(&root.join("one"), &root.join("out"));
     assert!(slots(&weights).is_empty(), "{:?}", listing_names(&weights));
-    // Of a container that was killed nothing is left once another run begins.
+    // The next run removes everything that a killed container left.
     let killed = Container::start(root, "killed", &learner("killed", "weights", &set));
     testing::wait_until("the weights are there", || slots(&weights).len() >= 3);
     drop(killed);
@@ -184,9 +184,9 @@ fn a_worker_that_cannot_open_the_learners_memory_is_refused() {
     });
     let mut away = Container::start(root, "away", &["worker", "--join", "out", "--name", "w1"]);
     let status = testing::wait_for_end("the worker", &mut away.0);
-    let said = fs::read_to_string(root.join("away.said")).unwrap();
-    assert_eq!(status.code(), Some(2), "{said}");
-    assert!(said.contains("another container") && said.contains("--weights-dir"), "{said}");
+    let output = fs::read_to_string(root.join("away.said")).unwrap();
+    assert_eq!(status.code(), Some(2), "{output}");
+    assert!(output.contains("another container") && output.contains("--weights-dir"), "{output}");
     good(root, &["worker", "--join", "out", "--name", "w2"]);
     end(learner);
 }
@@ -201,8 +201,8 @@ fn a_run_that_another_container_writes_is_refused_by_its_lock() {
     let long = ["max_steps=1000000", "save_steps=1000000", "eval_strategy=no"];
     let _other = Container::start(root, "other", &arguments("train", "out", &long));
     super::stopping::wait_for(&root.join("out/metrics.jsonl"), true);
-    let said = lockstep(root, &["train", "--resume", "out"]);
-    assert_eq!(said.code, Some(2), "{}", said.err);
-    assert!(said.err.contains("is in use: process ") && said.err.contains("in its container"), "{}", said.err);
+    let output = lockstep(root, &["train", "--resume", "out"]);
+    assert_eq!(output.code, Some(2), "{}", output.err);
+    assert!(output.err.contains("is in use: process ") && output.err.contains("in its container"), "{}", output.err);
     assert_alive(root, "other");
 }

@@ -1,4 +1,4 @@
-//! The page beside a run, and by itself: it changes nothing, and what is wrong is said.
+//! The page of a run, and `lockstep dashboard`: both change nothing, and report errors.
 
 use crate::support::runs::{arguments, directory, good, same_but_workers};
 use crate::support::{command, lockstep};
@@ -14,13 +14,13 @@ fn a_run_with_a_page_has_the_bits_of_one_without_and_a_taken_port_stops_nothing(
     good(root, &[&arguments("train", "shown", &[])[..], &["--dashboard=0"]].concat());
     let taken = TcpListener::bind("127.0.0.1:0").unwrap();
     let port = format!("--dashboard={}", taken.local_addr().unwrap().port());
-    let said = good(root, &[&arguments("train", "alone", &[])[..], &[&port]].concat());
-    assert!(said.err.contains("no page: cannot listen"), "{}", said.err);
+    let output = good(root, &[&arguments("train", "alone", &[])[..], &[&port]].concat());
+    assert!(output.err.contains("no page: cannot listen"), "{}", output.err);
     same_but_workers(&root.join("plain"), &root.join("shown"));
     same_but_workers(&root.join("plain"), &root.join("alone"));
 }
 
-/// Some of 64 streams are never read, all others are read to their end, and somebody connects anew again and again.
+/// Some of 64 streams are never read, the others are read to their end, and new ones connect again and again.
 #[test]
 fn watchers_change_no_bit_of_a_run() {
     let dir = directory();
@@ -77,8 +77,8 @@ fn the_page_shows_a_run_and_refuses_what_it_cannot_do() {
     assert!(missing.code == Some(2) && missing.err.contains("nowhere: there is no such directory"), "{}", missing.err);
     let taken = TcpListener::bind("127.0.0.1:0").unwrap();
     let port = taken.local_addr().unwrap().port().to_string();
-    let said = lockstep(root, &["dashboard", "runs", "--port", &port]);
-    assert!(said.code == Some(2) && said.err.contains("--port 0"), "{:?} {}", said.code, said.err);
+    let output = lockstep(root, &["dashboard", "runs", "--port", &port]);
+    assert!(output.code == Some(2) && output.err.contains("--port 0"), "{:?} {}", output.code, output.err);
 
     let mut page =
         command(root, &["dashboard", "--port", "0"]).stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap();

@@ -1,4 +1,4 @@
-//! What computes, and what is said where it cannot.
+//! The device of a command, and the errors if it cannot be used.
 
 use crate::support::runs::{arguments, directory};
 use crate::support::{command, listing};
@@ -38,8 +38,8 @@ fn the_flag_comes_before_the_configuration_before_the_environment() {
         serde_json::from_slice(&std::fs::read(root.join(out).join("record.json")).unwrap()).unwrap()
     };
     let good = |arguments: &[&str], variables: &[(&str, &str)]| {
-        let (code, said) = with(root, arguments, variables);
-        assert_eq!(code, Some(0), "{said}");
+        let (code, printed) = with(root, arguments, variables);
+        assert_eq!(code, Some(0), "{printed}");
     };
     std::fs::write(root.join("c.toml"), "device = \"cuda\"\n").unwrap();
     good(&short("plain"), &[]);
@@ -84,19 +84,19 @@ fn a_device_that_is_not_there_is_refused_before_anything_is_written() {
     let refused = |device: &str, set: &[&str], variables: &[(&str, &str)], words: &[&str]| {
         let before = listing(root);
         let run = [&arguments("train", "out", set)[..], &["--device", device]].concat();
-        let (code, said) = with(root, &run, variables);
-        assert_eq!(code, Some(2), "{device}: {said}");
+        let (code, printed) = with(root, &run, variables);
+        assert_eq!(code, Some(2), "{device}: {printed}");
         for word in words {
-            assert!(said.contains(word), "{device}: `{word}` is missing: {said}");
+            assert!(printed.contains(word), "{device}: `{word}` is missing: {printed}");
         }
         assert_eq!(listing(root), before, "{device}");
     };
     refused("tpu", &[], &[], &["no such device; there are: cpu, cpu-checked, cuda, cuda-emulated"]);
     refused("cuda", &[], &[("LOCKSTEP_LIBCUDA", "none.so.1")], &["none.so.1 was not found", "install", "--device cpu"]);
-    let (code, said) = with(root, &["config", "show", "--set", "device=tpu"], &[]);
-    assert!(code == Some(2) && said.contains("`device`: tpu: no such device"), "{said}");
-    let (code, said) = with(root, &arguments("train", "out", &[]), &[("LOCKSTEP_DEVICE", "tpu")]);
-    assert!(code == Some(2) && said.contains("LOCKSTEP_DEVICE=tpu: no such device"), "{said}");
+    let (code, printed) = with(root, &["config", "show", "--set", "device=tpu"], &[]);
+    assert!(code == Some(2) && printed.contains("`device`: tpu: no such device"), "{printed}");
+    let (code, printed) = with(root, &arguments("train", "out", &[]), &[("LOCKSTEP_DEVICE", "tpu")]);
+    assert!(code == Some(2) && printed.contains("LOCKSTEP_DEVICE=tpu: no such device"), "{printed}");
     let Some(fake) = fake else { return };
     let here = ("LOCKSTEP_LIBCUDA", fake.as_str());
     refused("cuda", &[], &[here, ("LOCKSTEP_NVRTC", "none.so")], &["NVRTC", "none.so was not found", "pip install"]);
@@ -106,24 +106,24 @@ fn a_device_that_is_not_there_is_refused_before_anything_is_written() {
 }
 
 #[test]
-fn doctor_says_what_there_is_and_what_will_be_used() {
+fn doctor_prints_the_devices_and_the_one_in_use() {
     let dir = tempfile::tempdir().unwrap();
     let root = dir.path();
     let none = [("LOCKSTEP_LIBCUDA", "none.so.1"), ("LOCKSTEP_NVRTC", "none.so.2")];
-    let (code, said) = with(root, &["doctor", "--threads", "1"], &none);
-    assert_eq!(code, Some(0), "{said}");
+    let (code, printed) = with(root, &["doctor", "--threads", "1"], &none);
+    assert_eq!(code, Some(0), "{printed}");
     for words in ["none.so.1 was not found", "none.so.2 was not found", "kernel cache", "cpu: nothing asks for another"]
     {
-        assert!(said.contains(words), "{words}: {said}");
+        assert!(printed.contains(words), "{words}: {printed}");
     }
-    let (code, said) = with(root, &["doctor", "--threads", "1", "--device", "cuda"], &none);
-    assert_eq!(code, Some(2), "{said}");
-    assert!(said.contains("device used        none: cuda: NVIDIA's driver cannot be used"), "{said}");
+    let (code, printed) = with(root, &["doctor", "--threads", "1", "--device", "cuda"], &none);
+    assert_eq!(code, Some(2), "{printed}");
+    assert!(printed.contains("device used        none: cuda: NVIDIA's driver cannot be used"), "{printed}");
     let Some(fake) = fake_driver(root).map(|path| path.to_str().unwrap().to_owned()) else { return };
     let fake = [("LOCKSTEP_LIBCUDA", fake.as_str()), ("LOCKSTEP_NVRTC", fake.as_str()), ("LOCKSTEP_KERNEL_CACHE", "k")];
-    let (code, said) = with(root, &["doctor", "--threads", "1", "--json"], &fake);
-    assert_eq!(code, Some(0), "{said}");
-    let found: Value = serde_json::from_str(&said).unwrap();
+    let (code, printed) = with(root, &["doctor", "--threads", "1", "--json"], &fake);
+    assert_eq!(code, Some(0), "{printed}");
+    let found: Value = serde_json::from_str(&printed).unwrap();
     let cuda = &found["cuda"];
     assert_eq!((&cuda["driver"]["cuda_version"], &cuda["nvrtc"]["version"]), (&"12.9".into(), &"12.9".into()));
     assert_eq!((&cuda["kernel_cache"], &found["device"]), (&"k".into(), &"cpu".into()));
@@ -132,23 +132,23 @@ fn doctor_says_what_there_is_and_what_will_be_used() {
     let second = serde_json::json!({"device": "cuda:1", "name": "Second of two", "compute_capability": "8.6",
         "memory_bytes": 4u64 << 30, "memory_free_bytes": 3u64 << 30});
     assert_eq!(cuda["devices"][1], second);
-    let (code, said) = with(root, &["doctor", "--threads", "1"], &fake);
+    let (code, printed) = with(root, &["doctor", "--threads", "1"], &fake);
     assert!(
-        code == Some(0) && said.contains("Second of two, compute capability 8.6, 4.0 GiB of memory, 3.0 GiB free"),
-        "{said}"
+        code == Some(0) && printed.contains("Second of two, compute capability 8.6, 4.0 GiB of memory, 3.0 GiB free"),
+        "{printed}"
     );
-    let (code, said) = with(root, &["doctor", "--device", "cuda-emulated"], &none);
-    if no_compiler(&said) {
+    let (code, printed) = with(root, &["doctor", "--device", "cuda-emulated"], &none);
+    if no_compiler(&printed) {
         return;
     }
-    assert_eq!(code, Some(0), "{said}");
-    for words in ["no measure of anything", "cuda-emulated: --device asks for it", "for tests; no figure of it says"] {
-        assert!(said.contains(words), "{words}: {said}");
+    assert_eq!(code, Some(0), "{printed}");
+    for words in ["not meaningful", "cuda-emulated: --device asks for it", "for tests; its figures say"] {
+        assert!(printed.contains(words), "{words}: {printed}");
     }
 }
 
-fn no_compiler(said: &str) -> bool {
-    let missing = said.contains("no C++ compiler was found");
+fn no_compiler(printed: &str) -> bool {
+    let missing = printed.contains("no C++ compiler was found");
     if missing {
         testing::skip::<()>("no C++ compiler to emulate CUDA with");
     }
@@ -165,7 +165,7 @@ fn emulated<'a>(purpose: &'a str, out: &'a str) -> Vec<&'a str> {
     all
 }
 
-/// What is planned suffices, and is not far from what is used; with a byte less the run does not begin.
+/// The planned memory suffices and is close to the used memory; with a byte less the run does not begin.
 #[test]
 fn the_planned_memory_of_a_device_is_what_a_run_takes() {
     let dir = directory();
@@ -173,9 +173,9 @@ fn the_planned_memory_of_a_device_is_what_a_run_takes() {
     let train = emulated("train", "none");
     let plan = [&["plan", "--json"][..], &train[1..]].concat();
     let planned = |variables: &[(&str, &str)]| -> Value {
-        let (code, said) = with(root, &plan, variables);
-        let plan: Value = serde_json::from_str(&said).unwrap();
-        assert_eq!(code, Some(if plan["fits"] == true { 0 } else { 1 }), "{said}");
+        let (code, printed) = with(root, &plan, variables);
+        let plan: Value = serde_json::from_str(&printed).unwrap();
+        assert_eq!(code, Some(if plan["fits"] == true { 0 } else { 1 }), "{printed}");
         plan
     };
     let first = planned(&[]);
@@ -187,12 +187,12 @@ fn the_planned_memory_of_a_device_is_what_a_run_takes() {
         assert!(parts.iter().filter(on_device).any(|p| p["part"] == part), "{part}: {parts:?}");
     }
     assert!(parts.iter().any(|p| p["part"] == "staging of copies" && p["on"].is_null()));
-    let (code, said) = with(root, &emulated("train", "unlimited"), &[]);
-    if no_compiler(&said) {
+    let (code, printed) = with(root, &emulated("train", "unlimited"), &[]);
+    if no_compiler(&printed) {
         return;
     }
-    assert_eq!(code, Some(0), "{said}");
-    assert!(said.contains("MiB of cuda-emulated\n"), "{said}");
+    assert_eq!(code, Some(0), "{printed}");
+    assert!(printed.contains("MiB of cuda-emulated\n"), "{printed}");
     let text = std::fs::read_to_string(root.join("unlimited/metrics.jsonl")).unwrap();
     let last: Value = serde_json::from_str(text.lines().last().unwrap()).unwrap();
     let peak =
@@ -205,13 +205,13 @@ fn the_planned_memory_of_a_device_is_what_a_run_takes() {
         let limit: Vec<(&str, &str)> = limit.iter().map(|(name, value)| (*name, value.as_str())).collect();
         with(root, &emulated("train", out), &limit)
     };
-    let (code, said) = run("exact", &limit(total));
-    assert_eq!(code, Some(0), "{said}");
+    let (code, printed) = run("exact", &limit(total));
+    assert_eq!(code, Some(0), "{printed}");
     let before = listing(root);
-    let (code, said) = run("short", &limit(total - 1));
-    assert_eq!(code, Some(2), "{said}");
+    let (code, printed) = run("short", &limit(total - 1));
+    assert_eq!(code, Some(2), "{printed}");
     for words in ["of cuda-emulated's memory", "max_tokens_per_micro_batch = 32 (now 64) (", "`lockstep plan`"] {
-        assert!(said.contains(words), "{words}: {said}");
+        assert!(printed.contains(words), "{words}: {printed}");
     }
     assert_eq!(listing(root), before);
     let small = planned(&[("LOCKSTEP_EMULATOR_MEMORY", "100000")]);
@@ -227,22 +227,22 @@ fn a_device_that_runs_out_of_memory_says_which_part_and_what_to_lower() {
     let has = 64 << 20;
     for (part, fix, left) in [("weights", "the size of the model", 4_000), ("", "lower ", 100_000)] {
         let limit = format!("{has}:{}", has - left);
-        let (code, said) = with(root, &emulated("train", "out"), &[("LOCKSTEP_EMULATOR_MEMORY", &limit)]);
-        if no_compiler(&said) {
+        let (code, printed) = with(root, &emulated("train", "out"), &[("LOCKSTEP_EMULATOR_MEMORY", &limit)]);
+        if no_compiler(&printed) {
             return;
         }
-        assert!(matches!(code, Some(1 | 2)), "{said}");
+        assert!(matches!(code, Some(1 | 2)), "{printed}");
         for words in [&format!("out of memory: {part}"), "could not be had", fix, "`lockstep plan`"] {
-            assert!(said.contains(words), "{words}: {said}");
+            assert!(printed.contains(words), "{words}: {printed}");
         }
-        assert!(!said.contains("panicked"), "{said}");
+        assert!(!printed.contains("panicked"), "{printed}");
         assert!(!root.join("out/model").exists() && !root.join("out/checkpoints/step-000002").exists());
     }
-    let (code, said) = with(root, &emulated("train", "out"), &[]);
-    assert_eq!(code, Some(0), "{said}");
+    let (code, printed) = with(root, &emulated("train", "out"), &[]);
+    assert_eq!(code, Some(0), "{printed}");
 }
 
-/// What a device did is said by stage, in metrics, in the summary and to profilers.
+/// The work of a device is reported by stage: in metrics, in the summary and to profilers.
 #[test]
 fn stages_count_launches_copies_waits_and_the_devices_seconds() {
     let dir = directory();
@@ -250,13 +250,13 @@ fn stages_count_launches_copies_waits_and_the_devices_seconds() {
     let fake = fake_driver(root).map(|path| path.to_str().unwrap().to_owned()).unwrap_or_default();
     let ranges = root.join("ranges");
     let profiler = [("LOCKSTEP_NVTX", fake.as_str()), ("LOCKSTEP_TEST_RANGES", ranges.to_str().unwrap())];
-    let (code, said) = with(root, &[&emulated("train", "out")[..], &["--verbose"]].concat(), &profiler);
-    if no_compiler(&said) {
+    let (code, printed) = with(root, &[&emulated("train", "out")[..], &["--verbose"]].concat(), &profiler);
+    if no_compiler(&printed) {
         return;
     }
-    assert_eq!(code, Some(0), "{said}");
+    assert_eq!(code, Some(0), "{printed}");
     for words in ["device s", "launches", "copies in", "waits"] {
-        assert!(said.contains(words), "{words}: {said}");
+        assert!(printed.contains(words), "{words}: {printed}");
     }
     let text = std::fs::read_to_string(root.join("out/metrics.jsonl")).unwrap();
     let line: Value = serde_json::from_str(text.lines().next().unwrap()).unwrap();
@@ -265,7 +265,7 @@ fn stages_count_launches_copies_waits_and_the_devices_seconds() {
         for name in ["time_s", "launches", "copies_in", "waits"] {
             assert!(number(&format!("device/{stage}/{name}")) > 0.0, "{stage} {name}: {line}");
         }
-        // The host's clock stands for the device's.
+        // The host's clock is used in place of the device's.
         assert!(number(&format!("device/{stage}/time_s")) <= number("step_time"), "{line}");
     }
     let ranges = std::fs::read_to_string(ranges).unwrap();
@@ -278,22 +278,22 @@ fn stages_count_launches_copies_waits_and_the_devices_seconds() {
 fn benchmarks_run_on_the_emulator_and_say_that_it_is_one() {
     let dir = tempfile::tempdir().unwrap();
     let step = ["bench", "step", "--shape", "tiny", "--repeats", "1", "--device", "cuda-emulated"];
-    let (code, said) = with(dir.path(), &step, &[]);
-    if no_compiler(&said) {
+    let (code, printed) = with(dir.path(), &step, &[]);
+    if no_compiler(&printed) {
         return;
     }
-    assert_eq!(code, Some(0), "{said}");
-    assert!(said.contains("EMULATED: no figure here says anything about speed"), "{said}");
-    let (code, said) = with(dir.path(), &[&step[..], &["--json"]].concat(), &[]);
-    assert_eq!(code, Some(0), "{said}");
-    let found: Value = serde_json::from_str(&said).unwrap();
+    assert_eq!(code, Some(0), "{printed}");
+    assert!(printed.contains("EMULATED: no figure here says anything about speed"), "{printed}");
+    let (code, printed) = with(dir.path(), &[&step[..], &["--json"]].concat(), &[]);
+    assert_eq!(code, Some(0), "{printed}");
+    let found: Value = serde_json::from_str(&printed).unwrap();
     assert_eq!((&found["emulated"], &found["rows"][0]["mismatching_tokens"]), (&true.into(), &0.into()), "{found}");
     assert!(found["ceiling_read_bytes_per_s"].as_f64().unwrap() > 0.0);
     for device in ["cpu", "cuda-emulated"] {
         let ablation = ["bench", "ablation", "--shape", "tiny", "--threads", "1", "--json", "--device", device];
-        let (code, said) = with(dir.path(), &ablation, &[]);
-        assert_eq!(code, Some(0), "{said}");
-        let found: Value = serde_json::from_str(&said).unwrap();
+        let (code, printed) = with(dir.path(), &ablation, &[]);
+        assert_eq!(code, Some(0), "{printed}");
+        let found: Value = serde_json::from_str(&printed).unwrap();
         let rows = found["rows"].as_array().unwrap();
         assert_eq!(rows.len(), 7, "{found}");
         for row in rows {

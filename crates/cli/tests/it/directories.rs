@@ -9,13 +9,13 @@ use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::Path;
 use std::process::Command;
 
-fn assert_refused(what: &str, code: Option<i32>, said: &str, words: &[&str]) -> Result<(), String> {
-    let errors = said.lines().filter(|line| line.starts_with("error: ")).count();
-    let is_named = words.iter().all(|word| said.contains(word));
-    if code == Some(2) && errors == 1 && is_named && !said.contains("panicked") {
+fn assert_refused(what: &str, code: Option<i32>, printed: &str, words: &[&str]) -> Result<(), String> {
+    let errors = printed.lines().filter(|line| line.starts_with("error: ")).count();
+    let is_named = words.iter().all(|word| printed.contains(word));
+    if code == Some(2) && errors == 1 && is_named && !printed.contains("panicked") {
         Ok(())
     } else {
-        Err(format!("{what}: {code:?}, {words:?} expected:\n{said}"))
+        Err(format!("{what}: {code:?}, {words:?} expected:\n{printed}"))
     }
 }
 
@@ -45,9 +45,9 @@ fn a_directory_that_cannot_be_made_is_refused_by_every_command_that_writes_a_run
             vec!["worker", "--join", out, "--name", "w"],
         ];
         for arguments in commands {
-            let said = lockstep(root, &arguments);
+            let printed = lockstep(root, &arguments);
             let name = out.split('/').next_back().unwrap();
-            wrong.extend(assert_refused(&format!("{} {out}", arguments[0]), said.code, &said.err, &[name]).err());
+            wrong.extend(assert_refused(&format!("{} {out}", arguments[0]), printed.code, &printed.err, &[name]).err());
             rows += 1;
         }
     }
@@ -69,8 +69,8 @@ fn a_directory_for_weights_is_checked_before_the_run_begins() {
     let mut wrong = Vec::new();
     for weights in ["none", "file", "file/below", "loop", "/proc", "/proc/self", ""] {
         for all in [&learner, &supervisor] {
-            let said = lockstep(root, &[&all[..], &["--weights-dir", weights]].concat());
-            wrong.extend(assert_refused(weights, said.code, &said.err, &["--weights-dir"]).err());
+            let printed = lockstep(root, &[&all[..], &["--weights-dir", weights]].concat());
+            wrong.extend(assert_refused(weights, printed.code, &printed.err, &["--weights-dir"]).err());
         }
     }
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
@@ -93,7 +93,7 @@ fn disk<'a>(at: &'a Path, size: &str) -> Option<Disk<'a>> {
     mounted.or_else(|| testing::skip("no right to mount a tmpfs"))
 }
 
-/// Pages that cannot be had are a bad address to the kernel; the message says what is missing.
+/// The kernel reports missing pages as a bad address; the message says what is missing.
 #[test]
 fn a_full_directory_for_weights_is_named_with_what_it_lacks() {
     let dir = directory();
@@ -104,11 +104,21 @@ fn a_full_directory_for_weights_is_named_with_what_it_lacks() {
         for dtype in ["dtype=bf16", "use_peft=true", "dtype=f32"] {
             let mut all = arguments("train", "out", &[k, dtype]);
             all[0] = "learner";
-            let said = lockstep(root, &[&all[..], &["--weights-dir", "weights"]].concat());
+            let printed = lockstep(root, &[&all[..], &["--weights-dir", "weights"]].concat());
             let words = ["No space left on device", "weights_dir", "a directory with more room"];
-            assert!(words.iter().all(|word| said.err.contains(word)), "{k} {dtype}: {:?} {}", said.code, said.err);
-            let is_error = matches!(said.code, Some(1 | 2));
-            assert!(is_error && !said.err.contains("Bad address"), "{k} {dtype}: {:?} {}", said.code, said.err);
+            assert!(
+                words.iter().all(|word| printed.err.contains(word)),
+                "{k} {dtype}: {:?} {}",
+                printed.code,
+                printed.err
+            );
+            let is_error = matches!(printed.code, Some(1 | 2));
+            assert!(
+                is_error && !printed.err.contains("Bad address"),
+                "{k} {dtype}: {:?} {}",
+                printed.code,
+                printed.err
+            );
             assert_eq!(fs::read_dir(&weights).unwrap().count(), 0, "{k} {dtype}: nothing is left there");
             let _ = fs::remove_dir_all(root.join("out"));
         }
@@ -117,7 +127,7 @@ fn a_full_directory_for_weights_is_named_with_what_it_lacks() {
 
 #[test]
 fn a_run_of_another_user_is_refused_with_the_reason() {
-    let is_root = Command::new("id").arg("-u").output().is_ok_and(|said| said.stdout == b"0\n");
+    let is_root = Command::new("id").arg("-u").output().is_ok_and(|printed| printed.stdout == b"0\n");
     let Some(()) = is_root.then_some(()).or_else(|| testing::skip("only root has processes of two users")) else {
         return;
     };
@@ -144,9 +154,9 @@ fn a_run_of_another_user_is_refused_with_the_reason() {
         mode(&run, run_mode);
         let child = start_as(root, &["worker", "--join", "run", "--name", "w", "--wait"], Some(65534));
         let output = child.wait_with_output().unwrap();
-        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        let printed = String::from_utf8_lossy(&output.stderr).into_owned();
         let what = format!("{run_mode:o} {fleet_mode:?}");
-        wrong.extend(assert_refused(&what, output.status.code(), &said, &["run", why]).err());
+        wrong.extend(assert_refused(&what, output.status.code(), &printed, &["run", why]).err());
     }
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
     // Its own is accepted.

@@ -69,7 +69,7 @@ fn rewards_are_added_and_rollouts_replayed() {
     assert!(!divergence(&both).is_empty() && !of_lines(&both, "reward").is_empty());
     good(dir.path(), &arguments("train", "alone", &[&set[..], &["reward_funcs=[]"]].concat()));
     assert_ne!(metrics(&both), metrics(&dir.path().join("alone")));
-    // The teacher is not asked where its log-probabilities are in the file.
+    // The teacher does not run if its log-probabilities are in the file.
     let weights = dir.path().join("teacher/model.safetensors");
     fs::copy(dir.path().join("untaught/model.safetensors"), weights).unwrap();
     let replayed = ["algorithm=distillation", TEACHER, "distillation_coef=0.5", "replay=both/rollouts.bin"];
@@ -98,7 +98,7 @@ fn the_plan_counts_the_teacher() {
 }
 
 #[test]
-fn what_makes_no_sense_is_refused() {
+fn keys_that_contradict_distillation_are_refused() {
     let dir = directory();
     let train = |set: &[&str], words: &[&str]| refused(dir.path(), &arguments("train", "run", set), words);
     train(&["algorithm=distillation"], &["`teacher_model_name_or_path`", "set"]);

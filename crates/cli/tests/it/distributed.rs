@@ -12,7 +12,7 @@ pub fn distributed<'a>(out: &'a str, workers: &'a str, set: &[&'a str]) -> Vec<&
     [&arguments("train", out, set)[..], &["--distributed", "--workers", workers]].concat()
 }
 
-/// The run in one process, and by so many workers each time.
+/// The run in one process, and with each of these numbers of workers.
 #[track_caller]
 fn same(set: &[&str], workers: &[&str]) {
     let dir = directory();
@@ -40,14 +40,14 @@ fn ended_well(root: &Path, out: &str, status: &status::Status) {
     let open = if learner.batch.0 < learner.batches { vec![learner.batch] } else { Vec::new() };
     assert_eq!(status.synced, open, "{out}");
     if learner.batch.0 == learner.batches {
-        let said = lockstep(root, &["status", out]).out;
+        let printed = lockstep(root, &["status", out]).out;
         let expected = format!("ended  checkpoint {}", learner.batches);
-        assert!(said.lines().next().is_some_and(|line| line.ends_with(&expected)), "{said}");
+        assert!(printed.lines().next().is_some_and(|line| line.ends_with(&expected)), "{printed}");
         assert_eq!(lockstep(root, &["queue", out, "ls"]).out, "no jobs\n", "{out}");
     }
 }
 
-/// Of all fields, those of workers too.
+/// All fields, including those of workers.
 fn of_lines_of(run: &Path, name: &str) -> Vec<f64> {
     let text = std::fs::read_to_string(run.join("metrics.jsonl")).unwrap();
     let line = |line: &str| serde_json::from_str::<serde_json::Value>(line).unwrap()[name].as_f64();
@@ -159,9 +159,9 @@ pub fn start_as(root: &Path, arguments: &[&str], user: Option<u32>) -> Child {
 
 pub fn end(child: Child) -> String {
     let output = child.wait_with_output().unwrap();
-    let said = String::from_utf8_lossy(&output.stderr).into_owned();
-    assert!(output.status.success(), "{said}");
-    said
+    let printed = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(output.status.success(), "{printed}");
+    printed
 }
 
 /// Learner and workers are killed at random; what remains of them finishes the run to the same bits.
@@ -187,10 +187,10 @@ fn kills_change_no_bit() {
                 killed += 1;
             }
         }
-        let said = end(child);
-        assert!(said.contains("started again"), "{said}");
+        let printed = end(child);
+        assert!(printed.contains("started again"), "{printed}");
         let last = |run: &Path| std::fs::read(run.join("model/model.safetensors")).unwrap();
-        assert!(last(&run) == last(&root.join(&expected)), "{said}");
+        assert!(last(&run) == last(&root.join(&expected)), "{printed}");
         assert!(pids(&run).is_empty());
     }
 }
@@ -208,8 +208,8 @@ fn without_its_supervisor_everything_ends_and_the_next_start_resumes() {
     child.kill().unwrap();
     child.wait().unwrap();
     testing::wait_until("every process ends", || pids(&run).is_empty());
-    let said = lockstep(root, &["train", "--resume", "out", "--distributed", "--workers", "1"]);
-    assert_eq!(said.code, Some(0), "{}", said.err);
+    let printed = lockstep(root, &["train", "--resume", "out", "--distributed", "--workers", "1"]);
+    assert_eq!(printed.code, Some(0), "{}", printed.err);
     good(root, &[&arguments("train", "one", &set)[..], &["--set", "max_staleness=1"]].concat());
     let last = |run: &str| std::fs::read(root.join(run).join("model/model.safetensors")).unwrap();
     assert!(last("out") == last("one"));

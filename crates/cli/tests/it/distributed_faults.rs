@@ -1,4 +1,4 @@
-//! What goes wrong beside kills: processes that stand still, files that are damaged, others that want the same place.
+//! Faults other than kills: processes that stand still, damaged files, other processes with the same directory.
 
 use super::distributed::{distributed, end, pids, start};
 use crate::support::lockstep;
@@ -64,13 +64,13 @@ fn a_worker_that_stands_still_is_killed_after_the_limit_and_not_before() {
             std::thread::sleep(Duration::from_millis(150));
             signal(worker, "CONT");
         }
-        let said = end(child);
-        assert_eq!(said.contains("stands still"), is_killed, "{said}");
+        let output = end(child);
+        assert_eq!(output.contains("stands still"), is_killed, "{output}");
         same_but_workers(&root.join("one"), &run);
     }
 }
 
-/// A result whose bits have changed on the disk is refused, and its group is made again.
+/// A result whose bits have changed on disk is refused, and its group is generated again.
 #[test]
 fn a_damaged_result_is_made_again() {
     let dir = slow_directory();
@@ -101,9 +101,9 @@ fn a_damaged_result_is_made_again() {
     bytes[middle] ^= 4;
     std::fs::write(&result, bytes).unwrap();
     signal(learner, "CONT");
-    let said = end(child);
+    let output = end(child);
     let counts = status::read(&run).unwrap().learner.unwrap().counts;
-    assert!(counts.corrupt >= 1, "{counts:?}\n{said}");
+    assert!(counts.corrupt >= 1, "{counts:?}\n{output}");
     same_but_workers(&root.join("one"), &run);
 }
 
@@ -122,12 +122,12 @@ fn a_second_learner_and_workers_of_something_else_are_refused() {
         let own = std::fs::read_to_string(file).unwrap();
         assert!(own.contains(from), "{} has no {from}", file.display());
         std::fs::write(file, own.replacen(from, to, 1)).unwrap();
-        let said = lockstep(root, &["worker", "--join", "out", "--name", "other"]);
+        let output = lockstep(root, &["worker", "--join", "out", "--name", "other"]);
         assert!(
-            said.code == Some(2) && words.iter().all(|word| said.err.contains(word)),
+            output.code == Some(2) && words.iter().all(|word| output.err.contains(word)),
             "{:?} {}",
-            said.code,
-            said.err
+            output.code,
+            output.err
         );
         std::fs::write(file, own).unwrap();
     };

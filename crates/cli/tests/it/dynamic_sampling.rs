@@ -36,7 +36,7 @@ fn groups_without_spread_are_drawn_again() {
         assert!(*left == 0.0 || *rounds == 4.0, "only at the bound: {rounds} {left}");
         assert_eq!(*rounds == 1.0, *replaced == 0.0);
     }
-    // What was trained on is what the counts say.
+    // The counts match the groups that were trained on.
     let mut groups: BTreeMap<u64, Vec<Vec<f64>>> = BTreeMap::new();
     for line in rollouts(&run) {
         let of = groups.entry(line["step"].as_u64().unwrap()).or_default();

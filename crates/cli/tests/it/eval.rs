@@ -7,13 +7,13 @@ use serde_json::{Map, Value};
 use std::fs;
 use std::path::Path;
 
-/// What leaves room for a prompt in the model's context.
+/// A length that leaves room for a prompt in the model's context.
 const SHORT: &[&str] = &["--max-completion-length", "6"];
 
-/// What `eval` says as JSON.
+/// The JSON output of `eval`.
 fn evaluated(root: &Path, arguments: &[&str]) -> Map<String, Value> {
-    let said = good(root, &[&["eval", "--json"], arguments].concat());
-    serde_json::from_str(&said.out).unwrap()
+    let output = good(root, &[&["eval", "--json"], arguments].concat());
+    serde_json::from_str(&output.out).unwrap()
 }
 
 /// The evaluation that `run` logged at `step`, without its time.
@@ -121,17 +121,17 @@ fn the_table_of_scores_has_their_quantiles() {
     let root = dir.path();
     let line = |text: &str| format!("{{\"prompt\": \"ab \", \"completion\": \"{text}\"}}\n");
     fs::write(root.join("c.jsonl"), ["a", "ab", "abc", "abcd", "abcdef"].map(line).concat()).unwrap();
-    let said = good(root, &["score-rewards", "--input", "c.jsonl", "--reward", "unique_chars"]).out;
-    let row = said.lines().find(|line| line.starts_with("unique_chars")).unwrap_or_else(|| panic!("{said}"));
+    let output = good(root, &["score-rewards", "--input", "c.jsonl", "--reward", "unique_chars"]).out;
+    let row = output.lines().find(|line| line.starts_with("unique_chars")).unwrap_or_else(|| panic!("{output}"));
     let columns: Vec<&str> = row.split_whitespace().collect();
     // scored, mean, std, min, p25, median, p75, max
     assert_eq!(columns[1], "5/5");
-    assert_eq!(columns[4..], ["1.0000", "2.0000", "3.0000", "4.0000", "6.0000"], "{said}");
+    assert_eq!(columns[4..], ["1.0000", "2.0000", "3.0000", "4.0000", "6.0000"], "{output}");
 }
 
 /// With the columns that rewards compare with, and the token ids that others count.
 #[test]
-fn what_an_evaluation_writes_can_be_scored() {
+fn the_output_of_an_evaluation_can_be_scored() {
     let dir = directory();
     let root = dir.path();
     fs::write(root.join("a.jsonl"), "{\"prompt\": \"ab \", \"answer\": \"c\"}\n").unwrap();
@@ -146,7 +146,7 @@ fn what_an_evaluation_writes_can_be_scored() {
     }
 }
 
-/// The weights, the prompts and the seed are those of the first generation, and the completions are others.
+/// Weights, prompts and seed are those of the first generation; the completions differ.
 #[test]
 fn evaluations_draw_noise_of_their_own() {
     let dir = directory();
@@ -162,7 +162,7 @@ fn evaluations_draw_noise_of_their_own() {
 }
 
 #[test]
-fn what_the_length_cuts_is_counted() {
+fn completions_cut_by_the_length_limit_are_counted() {
     let dir = directory();
     let root = dir.path();
     let base = ["--model", "model", "--dataset", "e.jsonl", "--reward", "unique_chars", "--n", "8", "--seed", "5"];
@@ -177,7 +177,7 @@ fn what_the_length_cuts_is_counted() {
 }
 
 #[test]
-fn nothing_is_assumed_and_what_is_used_is_said() {
+fn eval_has_no_implicit_settings_and_prints_those_in_use() {
     let dir = directory();
     let root = dir.path();
     let base = ["eval", "--model", "model", "--dataset", "e.jsonl"];
@@ -187,11 +187,11 @@ fn nothing_is_assumed_and_what_is_used_is_said() {
     refused(root, &["eval", "model", "--dataset", "e.jsonl"], &["is a model", "--model model"]);
     refused(root, &[&base[..], &["--task", "gsm8k"]].concat(), &["`question`"]);
     let base = [&base[..], &["--reward", "unique_chars"], SHORT].concat();
-    let said = good(root, &base);
+    let output = good(root, &base);
     for words in ["system prompt  none", "chat template  none", "greedy", "first prompt   \"sea \""] {
-        assert!(said.err.contains(words), "`{words}`: {}", said.err);
+        assert!(output.err.contains(words), "`{words}`: {}", output.err);
     }
-    assert!(said.out.contains("2/2") && said.out.contains("unique_chars"), "{}", said.out);
+    assert!(output.out.contains("2/2") && output.out.contains("unique_chars"), "{}", output.out);
     refused(root, &[&base[..], &["--task", "prompt_answer", "--reward", "exact_match"]].concat(), &["`answer`"]);
 
     let json = evaluated(root, &[&base[1..], &["--n", "4", "--seed", "3"]].concat());
@@ -219,7 +219,7 @@ fn nothing_is_assumed_and_what_is_used_is_said() {
 }
 
 #[test]
-fn right_is_what_the_deciding_reward_says_whatever_its_weight() {
+fn pass_at_k_follows_its_reward_whatever_the_weights() {
     let dir = directory();
     let root = dir.path();
     // Both rewards score all completions: one finds all of them right, one none.
@@ -234,20 +234,20 @@ fn right_is_what_the_deciding_reward_says_whatever_its_weight() {
     refused(root, &unknown, &["`eval_pass_at_k_reward` = nobody", "format, never"]);
 }
 
-/// A reward that gives no score is no zero: not in pass@k, and not where the best checkpoint is chosen.
+/// A missing score does not count as 0: neither in pass@k nor in the choice of the best checkpoint.
 #[test]
-fn what_nobody_scored_counts_nowhere() {
+fn unscored_completions_count_nowhere() {
     let dir = directory();
     let root = dir.path();
     let program = |rewards: &str| format!("while read -r line; do echo '{{\"rewards\": {rewards}}}'; done\n");
     fs::write(root.join("null.sh"), program("[null, null]")).unwrap();
     fs::write(root.join("half.sh"), program("[null, 1]")).unwrap();
     let base = ["eval", "--model", "model", "--dataset", "e.jsonl", "--pass-at-k", "1", "--reward"];
-    let said = lockstep(root, &[&base[..], &["command:sh null.sh"], SHORT].concat());
-    assert_eq!(said.code, Some(1), "{}{}", said.out, said.err);
-    assert!(said.out.contains("0/2") && !said.out.contains("pass@1"), "{}", said.out);
-    assert!(said.err.contains("scored no completion"), "{}", said.err);
-    // Right is what has the whole score.
+    let output = lockstep(root, &[&base[..], &["command:sh null.sh"], SHORT].concat());
+    assert_eq!(output.code, Some(1), "{}{}", output.out, output.err);
+    assert!(output.out.contains("0/2") && !output.out.contains("pass@1"), "{}", output.out);
+    assert!(output.err.contains("scored no completion"), "{}", output.err);
+    // A completion is right if it has the full score.
     fs::write(root.join("part.sh"), program("[0.5, 1]")).unwrap();
     let part = evaluated(root, &[&base[1..], &["command:sh part.sh"], SHORT].concat());
     assert_eq!((part["eval_pass@1"].as_f64(), part["eval_reward"].as_f64()), (Some(0.5), Some(0.75)));
@@ -262,9 +262,9 @@ fn what_nobody_scored_counts_nowhere() {
         "eval_pass_at_k=[1]",
         "reward_errors=continue",
     ];
-    let said =
+    let output =
         good(root, &arguments("train", "run", &[&["reward_funcs=[\"command:sh null.sh\"]"], &best[..]].concat()));
-    assert!(said.err.contains("has no pass@1, and does not count"), "{}", said.err);
+    assert!(output.err.contains("has no pass@1, and does not count"), "{}", output.err);
     assert!(metrics(&root.join("run")).iter().all(|line| !line.contains("pass@1")));
 }
 
@@ -281,8 +281,8 @@ fn a_system_prompt_needs_a_chat_template() {
     refused(root, &eval, &["`system_prompt`", "no chat template"]);
     let template = "{% for m in messages %}{{ m.content }}.{% endfor %}";
     fs::write(root.join("model/chat_template.jinja"), template).unwrap();
-    let said = good(root, &eval);
-    assert!(said.err.contains("first prompt   \"be brief.sea .\""), "{}", said.err);
+    let output = good(root, &eval);
+    assert!(output.err.contains("first prompt   \"be brief.sea .\""), "{}", output.err);
     let json = evaluated(root, &eval[1..]);
     assert_eq!((&json["chat_template"], &json["system_prompt"]), (&template.into(), &"be brief".into()));
 }

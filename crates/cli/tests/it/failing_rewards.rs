@@ -2,7 +2,7 @@
 //! fixed.
 
 use crate::support::runs::{arguments, directory, good, metrics, same};
-use crate::support::{Said, lockstep};
+use crate::support::{RunOutput, lockstep};
 use std::fs;
 use std::path::Path;
 
@@ -17,13 +17,18 @@ fn fixed(directory: &Path) {
 }
 
 /// Its last words: the error.
-fn failed(said: &Said, words: &[&str]) -> String {
-    assert_eq!(said.code, Some(1), "{}{}", said.out, said.err);
-    let error = &said.err[said.err.find("\nerror: ").expect(&said.err) + 1..];
+fn failed(output: &RunOutput, words: &[&str]) -> String {
+    assert_eq!(output.code, Some(1), "{}{}", output.out, output.err);
+    let error = &output.err[output.err.find("\nerror: ").expect(&output.err) + 1..];
     for word in words {
-        assert!(error.contains(word), "`{word}`: {}", said.err);
+        assert!(error.contains(word), "`{word}`: {}", output.err);
     }
-    assert_eq!(said.err.matches("error: ").count() - said.err.matches("standard error: ").count(), 1, "{}", said.err);
+    assert_eq!(
+        output.err.matches("error: ").count() - output.err.matches("standard error: ").count(),
+        1,
+        "{}",
+        output.err
+    );
     error.to_owned()
 }
 
@@ -33,9 +38,9 @@ fn a_reward_that_scores_nothing_ends_the_run_and_says_why_once() {
     let root = dir.path();
     broken(root);
     let command = "reward_funcs=[\"command:sh serve.sh\"]";
-    let said = lockstep(root, &arguments("train", "run", &[command]));
+    let output = lockstep(root, &arguments("train", "run", &[command]));
     let error = failed(
-        &said,
+        &output,
         &[
             "stopped after step 2",
             "--resume /",
@@ -46,8 +51,8 @@ fn a_reward_that_scores_nothing_ends_the_run_and_says_why_once() {
         ],
     );
     // When it failed first, and in the error.
-    assert_eq!(said.err.matches("ModuleNotFoundError").count(), 2, "{}", said.err);
-    assert!(!said.err.contains("done:") && !root.join("run/model").exists(), "{}", said.err);
+    assert_eq!(output.err.matches("ModuleNotFoundError").count(), 2, "{}", output.err);
+    assert!(!output.err.contains("done:") && !root.join("run/model").exists(), "{}", output.err);
     let log = fs::read_to_string(root.join("run/lockstep-0.log")).unwrap();
     assert!(log.ends_with(&error), "the log file has it, too: {log}");
     let names = |run: &str| -> Vec<String> {
@@ -60,11 +65,11 @@ fn a_reward_that_scores_nothing_ends_the_run_and_says_why_once() {
     // As it was before there was such a key: it continues, and no message grows.
     broken(root);
     let set = [command, "reward_errors=continue", "logging_steps=1"];
-    let said = good(root, &arguments("train", "on", &set));
-    assert!(said.err.contains("done: 12 steps"), "{}", said.err);
+    let output = good(root, &arguments("train", "on", &set));
+    assert!(output.err.contains("done: 12 steps"), "{}", output.err);
     let message = "not started again after 3 restarts without a good batch: it ended (exit status: 1)";
     // In 9 of 12 steps and in 3 evaluations; of each once, and in the summary.
-    assert_eq!(said.err.matches(message).count(), 4, "{}", said.err);
+    assert_eq!(output.err.matches(message).count(), 4, "{}", output.err);
     let lines = metrics(&root.join("on"));
     let alarms: Vec<&String> = lines.iter().filter(|line| line.contains("\"alarm\":{\"id\":\"reward_")).collect();
     assert!(alarms[0].contains("reward_crashed") && alarms[0].contains("ModuleNotFoundError"), "{alarms:?}");
@@ -74,9 +79,9 @@ fn a_reward_that_scores_nothing_ends_the_run_and_says_why_once() {
         alarms.len() == 4 && alarms[3].contains("reward_crashed") && alarms[3].contains("\"until\":8"),
         "{alarms:?}"
     );
-    assert!(said.err.lines().all(|line| line.len() < 300), "{}", said.err);
-    // Of each kind of failure once.
-    assert_eq!(said.err.matches("ModuleNotFoundError").count(), 3, "{}", said.err);
+    assert!(output.err.lines().all(|line| line.len() < 300), "{}", output.err);
+    // Each kind of failure is reported once.
+    assert_eq!(output.err.matches("ModuleNotFoundError").count(), 3, "{}", output.err);
     assert!(metrics(&root.join("on")).iter().all(|line| !line.contains("frac_reward_zero_std")), "not 0: nobody knows");
 }
 
@@ -87,19 +92,19 @@ fn restarts_that_are_used_up_end_the_run_at_once_and_as_json() {
     broken(root);
     let command = "reward_funcs=[{kind = \"command\", command = \"sh serve.sh\", max_restarts = 0}]";
     let all = arguments("train", "run", &[command]);
-    let said = lockstep(root, &[&all[..], &["--log-format", "json"]].concat());
-    assert_eq!(said.code, Some(1), "{}", said.err);
-    let lines: Vec<serde_json::Value> = said.err.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    let output = lockstep(root, &[&all[..], &["--log-format", "json"]].concat());
+    assert_eq!(output.code, Some(1), "{}", output.err);
+    let lines: Vec<serde_json::Value> = output.err.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
     let last = lines.last().unwrap();
     let message = last["message"].as_str().unwrap();
     assert!(last["level"] == "error" && message.contains("reward `serve` no longer scores"), "{last}");
-    assert_eq!(said.err.matches("ModuleNotFoundError").count(), 1, "the cause, once: {}", said.err);
+    assert_eq!(output.err.matches("ModuleNotFoundError").count(), 1, "the cause, once: {}", output.err);
     let log = fs::read_to_string(root.join("run/lockstep-0.log")).unwrap();
-    assert_eq!(log.lines().last(), said.err.lines().last());
+    assert_eq!(log.lines().last(), output.err.lines().last());
     // Bad input is JSON, too.
-    let said = lockstep(root, &["train", "--log-format", "json", "--model", "nowhere", "--dataset", "d.jsonl"]);
-    let line: serde_json::Value = serde_json::from_str(said.err.lines().last().unwrap()).unwrap();
-    assert_eq!((said.code, &line["level"]), (Some(2), &"error".into()), "{}", said.err);
+    let output = lockstep(root, &["train", "--log-format", "json", "--model", "nowhere", "--dataset", "d.jsonl"]);
+    let line: serde_json::Value = serde_json::from_str(output.err.lines().last().unwrap()).unwrap();
+    assert_eq!((output.code, &line["level"]), (Some(2), &"error".into()), "{}", output.err);
 }
 
 /// The batch that could not be scored is drawn again: the run is, bit for bit, one whose reward never failed.
@@ -114,8 +119,8 @@ fn a_run_resumes_from_where_its_reward_died() {
     let set = [command, "save_steps=1", "record_rollouts=true"];
     // Evaluation has another number of completions.
     let set = [&set[..], &["num_generations_eval=2"]].concat();
-    let said = lockstep(root, &arguments("train", "cut", &set));
-    failed(&said, &["stopped after step 5", "exit status: 3"]);
+    let output = lockstep(root, &arguments("train", "cut", &set));
+    failed(&output, &["stopped after step 5", "exit status: 3"]);
     fs::write(root.join("fixed"), "").unwrap();
     good(root, &["train", "--resume", "cut"]);
     good(root, &arguments("train", "whole", &set));
@@ -133,27 +138,31 @@ fn an_evaluation_in_which_nothing_was_scored_is_no_success() {
         let rewards = format!("reward_funcs={rewards}");
         lockstep(root, &[&all[..], &["--set", &rewards], more].concat())
     };
-    let said = eval("[\"unique_chars\"]", &[]);
-    assert_eq!(said.code, Some(0), "{}", said.err);
-    let row = |said: &Said, name: &str, share: &str| {
-        let row = said.out.lines().find(|line| line.contains(&format!(" {name} "))).expect(&said.out);
+    let output = eval("[\"unique_chars\"]", &[]);
+    assert_eq!(output.code, Some(0), "{}", output.err);
+    let row = |output: &RunOutput, name: &str, share: &str| {
+        let row = output.out.lines().find(|line| line.contains(&format!(" {name} "))).expect(&output.out);
         assert!(row.contains(share), "{row}");
     };
-    row(&said, "unique_chars", "3/3");
+    row(&output, "unique_chars", "3/3");
 
     broken(root);
     let both = "[\"unique_chars\", {kind = \"command\", command = \"sh serve.sh\", max_restarts = 0}]";
-    let said = eval(both, &[]);
-    assert!(said.code == Some(1) && said.err.contains("error: reward `serve` scored no completion"), "{}", said.err);
-    row(&said, "unique_chars", "3/3");
-    row(&said, "serve", "0/3");
-    let said = eval(both, &["--json"]);
-    let json: serde_json::Value = serde_json::from_str(&said.out).unwrap();
+    let output = eval(both, &[]);
+    assert!(
+        output.code == Some(1) && output.err.contains("error: reward `serve` scored no completion"),
+        "{}",
+        output.err
+    );
+    row(&output, "unique_chars", "3/3");
+    row(&output, "serve", "0/3");
+    let output = eval(both, &["--json"]);
+    let json: serde_json::Value = serde_json::from_str(&output.out).unwrap();
     let judged: Vec<_> = (0..2).map(|k| [&json["rewards"][k]["judged"], &json["rewards"][k]["of"]]).collect();
-    assert_eq!((said.code, judged), (Some(1), vec![[&3.into(), &3.into()], [&0.into(), &3.into()]]));
+    assert_eq!((output.code, judged), (Some(1), vec![[&3.into(), &3.into()], [&0.into(), &3.into()]]));
 }
 
-/// What runs out of time is counted where a person looks during the run.
+/// Completions that time out are counted in the progress output.
 #[test]
 fn progress_counts_what_timed_out() {
     let dir = directory();
@@ -161,8 +170,8 @@ fn progress_counts_what_timed_out() {
     fs::write(root.join("serve.sh"), "while read -r line; do sleep 5; done\n").unwrap();
     let late = "{kind = \"command\", command = \"sh serve.sh\", timeout_s = 0.2}";
     let rewards = format!("reward_funcs=[\"unique_chars\", {late}]");
-    let said = good(root, &arguments("train", "run", &[&rewards, "max_steps=2", "logging_steps=1", "save_steps=2"]));
+    let output = good(root, &arguments("train", "run", &[&rewards, "max_steps=2", "logging_steps=1", "save_steps=2"]));
     let last =
-        said.err.lines().rfind(|line| line.contains("timed out so far")).unwrap_or_else(|| panic!("{}", said.err));
+        output.err.lines().rfind(|line| line.contains("timed out so far")).unwrap_or_else(|| panic!("{}", output.err));
     assert!(last.ends_with("timed out so far: serve 8"), "{last}");
 }

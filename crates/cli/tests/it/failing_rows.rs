@@ -24,7 +24,7 @@ fn a_run_continues_beside_a_reward_that_crashes_hangs_and_answers_nonsense() {
     let reward = "reward_funcs=[{kind = \"command\", command = \"sh serve.sh\", by_group = true, timeout_s = 2, \
                   max_restarts = 100}]";
     let set = [reward, "reward_errors=continue", "num_generations_eval=2", "record_rollouts=true"];
-    let said = good(root, &arguments("train", "whole", &set));
+    let output = good(root, &arguments("train", "whole", &set));
     let whole = root.join("whole");
 
     // Each way of failing is an alarm of its own, with its reason.
@@ -35,33 +35,33 @@ fn a_run_continues_beside_a_reward_that_crashes_hangs_and_answers_nonsense() {
         ("reward_bad_answer", "it begins: what?"),
     ] {
         let alarm = lines.iter().map(|line| &line["alarm"]).find(|alarm| alarm["id"] == id);
-        let alarm = alarm.unwrap_or_else(|| panic!("{id}: {}", said.err));
+        let alarm = alarm.unwrap_or_else(|| panic!("{id}: {}", output.err));
         assert!(alarm["subject"] == "serve" && alarm["evidence"].as_str().unwrap().contains(words), "{alarm}");
         assert!(
-            said.err.contains(&format!("warning: alarm {id} (serve) since step {}", alarm["since"])),
+            output.err.contains(&format!("warning: alarm {id} (serve) since step {}", alarm["since"])),
             "{}",
-            said.err
+            output.err
         );
     }
 
-    // What was recorded says it of each completion without a score, and of no other.
-    let mut said_of = BTreeMap::new();
+    // The record marks each completion without a score, and no other.
+    let mut counts = BTreeMap::new();
     for line in rollouts(&whole) {
         let problems = line["problems"].as_array().map_or(&[][..], Vec::as_slice);
         assert_eq!(problems.len(), usize::from(line["rewards"][0].is_null()), "{line}");
         for problem in problems {
-            *said_of.entry(problem.to_string()).or_insert(0) += 1;
+            *counts.entry(problem.to_string()).or_insert(0) += 1;
         }
     }
     let kinds = ["crashed", "timed_out", "bad_answer"];
     let words = ["cannot judge x", "no answer within 2 s", "it begins: what?"];
     for (kind, words) in kinds.iter().zip(words) {
         let named = |text: &&String| text.contains(&format!("\"kind\":\"{kind}\"")) && text.contains(words);
-        let texts: Vec<&String> = said_of.keys().filter(named).collect();
-        assert!(!texts.is_empty() && texts.iter().all(|text| text.contains("\"reward\":\"serve\"")), "{said_of:?}");
+        let texts: Vec<&String> = counts.keys().filter(named).collect();
+        assert!(!texts.is_empty() && texts.iter().all(|text| text.contains("\"reward\":\"serve\"")), "{counts:?}");
     }
 
-    // A replay of the file that is recorded says the same, from records and from lines.
+    // A replay of the recorded file reports the same, from records and from lines.
     let text: String = rollouts(&whole).iter().map(|line| format!("{line}\n")).collect();
     fs::write(root.join("lines.jsonl"), text).unwrap();
     let kept = |run: &str| -> Vec<[Value; 3]> {

@@ -1,7 +1,7 @@
 //! `status` and `queue` on a fleet directory that the fleet's own sides write.
 
 use crate::support::runs::good;
-use crate::support::{Said, command, listing, lockstep, refused};
+use crate::support::{RunOutput, command, listing, lockstep, refused};
 use fleet::batches::BatchFiles;
 use fleet::exchange::spool::{SpoolLearner, SpoolWorker};
 use fleet::exchange::{CheckpointStates, Counts, Exchange, LearnerState, WorkerExchange, WorkerStatus};
@@ -98,17 +98,17 @@ fn run() -> Run {
     Run { dir, learner, _dev1: dev1 }
 }
 
-fn parsed(said: &Said) -> Value {
-    serde_json::from_str(&said.out).unwrap()
+fn parsed(output: &RunOutput) -> Value {
+    serde_json::from_str(&output.out).unwrap()
 }
 
 #[test]
-fn status_says_what_learner_batches_and_workers_do() {
+fn status_shows_learner_batches_and_workers() {
     let run = run();
     let before = listing(run.root());
-    let said = good(run.root(), &["status", "run"]);
+    let output = good(run.root(), &["status", "run"]);
     let pid = std::process::id();
-    let lines: Vec<&str> = said.out.lines().collect();
+    let lines: Vec<&str> = output.out.lines().collect();
     let silent = |line: &str| line.split("  silent").next().unwrap().to_owned();
     assert_eq!(lines[0], format!("learner  step 3/8  version 3  pid {pid}  checkpoint 2 (3: frontier 1/2)"));
     assert_eq!(lines[1], "batches  of 2 groups, max_staleness 1   3 training   4: 1 complete, 1 processing");
@@ -119,7 +119,7 @@ fn status_says_what_learner_batches_and_workers_do() {
     assert_eq!(silent(lines[3]), format!("dev1  fast     sampling 000009.0   done 7  2310 tok/s  idle 4 %  pid {pid}"));
     assert_eq!(lines[4], "dev2  quality  DEAD, had 000011.0  done 0");
     assert_eq!(lines[5], "dev3  any      ended               done 5");
-    assert_eq!(lines.len(), 6, "{}", said.out);
+    assert_eq!(lines.len(), 6, "{}", output.out);
 
     let status = parsed(&good(run.root(), &["status", "run", "--json"]));
     assert_eq!((&status["learner"]["step"], &status["learner_alive"]), (&json!(3), &json!(true)));
@@ -145,8 +145,8 @@ fn status_of_a_learner_that_is_not_there() {
     learner.announce(&LearnerState { ended: true, counts, ..state() }).unwrap();
     drop(learner);
     assert!(first().contains("version 3  stopped  checkpoint 2"), "{}", first());
-    let said = good(dir.path(), &["status", "run"]);
-    assert!(said.out.contains("differing 1 ") && said.out.contains("a machine is faulty"), "{}", said.out);
+    let output = good(dir.path(), &["status", "run"]);
+    assert!(output.out.contains("differing 1 ") && output.out.contains("a machine is faulty"), "{}", output.out);
     let write = |state: &LearnerState| {
         std::fs::write(dir.path().join("run/fleet/learner.json"), serde_json::to_vec(state).unwrap()).unwrap();
     };
@@ -176,16 +176,16 @@ fn a_watch_ends_with_the_run() {
     drop(learner);
     while next().is_some() {}
     assert_eq!(watch.wait().unwrap().code(), Some(0));
-    let said = good(dir.path(), &["status", "run", "--watch"]);
-    assert!(said.out.starts_with("learner  step 8/8") && said.out.ends_with("\n\n"), "{}", said.out);
-    assert!(!said.out.contains('\u{1b}'), "only a terminal is cleared");
+    let output = good(dir.path(), &["status", "run", "--watch"]);
+    assert!(output.out.starts_with("learner  step 8/8") && output.out.ends_with("\n\n"), "{}", output.out);
+    assert!(!output.out.contains('\u{1b}'), "only a terminal is cleared");
 }
 
 #[test]
 fn queue_lists_jobs_by_state() {
     let run = run();
     let before = listing(run.root());
-    let said = good(run.root(), &["queue", "run", "ls"]);
+    let output = good(run.root(), &["queue", "run", "ls"]);
     let expected = "\
 pending     000010.0
 processing  000009.0  by dev1 (sampling)
@@ -194,7 +194,7 @@ complete    000008.0  from dev1
 synced      batch 2   trained on, in no checkpoint yet
 synced      batch 3
 ";
-    assert_eq!(said.out, expected);
+    assert_eq!(output.out, expected);
     let listed = parsed(&good(run.root(), &["queue", "run", "ls", "--json"]));
     let processing = json!([
         {"job": "000009.0", "worker": "dev1", "alive": true, "stage": "sampling"},
@@ -236,7 +236,7 @@ fn queue_shows_a_job_wherever_it_is() {
     assert_eq!(shown["results"][0]["fingerprint"], json!(fingerprint));
     assert_eq!((&shown["version"], &shown["lineage"]), (&json!(3), &json!(lineage)));
 
-    // A result that is torn is said, and nothing fails.
+    // A torn result is reported, and nothing fails.
     let path = run.root().join("run/fleet/complete_from_dev1/000008.0");
     let bytes = std::fs::read(&path).unwrap();
     std::fs::write(&path, &bytes[..bytes.len() - 1]).unwrap();
@@ -245,27 +245,27 @@ fn queue_shows_a_job_wherever_it_is() {
 }
 
 #[test]
-fn what_is_no_distributed_run_and_what_is_no_job() {
+fn other_directories_and_unknown_jobs_are_refused() {
     let run = run();
     let root = run.root();
     std::fs::create_dir(root.join("other")).unwrap();
     std::fs::write(root.join("file"), "").unwrap();
     for more in [&[][..], &["--watch"], &["--json"]] {
         let all = [&["status", "other"][..], more].concat();
-        let words = "other is no distributed run: it has no fleet/ directory; start one with \
+        let words = "other is not a distributed run: it has no fleet/ directory; start one with \
                      `lockstep train CONFIG --distributed --workers N`";
         refused(root, &all, &[words]);
     }
-    refused(root, &["queue", "other", "ls"], &["other is no distributed run"]);
+    refused(root, &["queue", "other", "ls"], &["other is not a distributed run"]);
     refused(root, &["status", "none"], &["none: there is no such directory"]);
-    refused(root, &["status", "file"], &["file is no directory"]);
-    refused(root, &["status", "run/fleet"], &["give the directory that it is in"]);
+    refused(root, &["status", "file"], &["file is not a directory"]);
+    refused(root, &["status", "run/fleet"], &["give the run's directory"]);
 
     let show = |job: &str, words: &[&str]| refused(root, &["queue", "run", "show", job], words);
     show("9", &["named like 000123.0", "did you mean 000009.0?"]);
     show("nine", &["\"nine\" is no job: jobs are named like 000123.0"]);
     show("000001.0", &["its batch, 0, is trained on", "`lockstep queue run ls`"]);
-    show("000012.0", &["of batch 6 and not offered; the run is at batch 3"]);
+    show("000012.0", &["belongs to batch 6 and is not offered; the run is at batch 3"]);
     show("000016.0", &["the last group of the run is 000015"]);
     show("eval-000003.0", &["\"eval-000003.0\" is no job"]);
     assert_eq!(lockstep(root, &["queue", "run"]).code, Some(2));

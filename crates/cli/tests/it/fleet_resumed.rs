@@ -52,7 +52,7 @@ fn a_worker_compares_itself_with_the_learner_that_runs() {
     end(worker);
 }
 
-/// A worker that stays joined while the run is continued with other keys says so, and is not to blame for a job.
+/// A worker that stays joined while the run is resumed with other keys reports it, and is not blamed for a job.
 #[test]
 fn a_worker_of_another_configuration_ends_without_blame() {
     let dir = directory();
@@ -72,10 +72,11 @@ fn a_worker_of_another_configuration_ends_without_blame() {
     let mut second = start(root, &learner("out", &more));
     for worker in workers {
         let ended = worker.wait_with_output().unwrap();
-        let said = String::from_utf8_lossy(&ended.stderr).into_owned();
-        assert_eq!(ended.status.code(), Some(2), "{said}");
+        let output = String::from_utf8_lossy(&ended.stderr).into_owned();
+        assert_eq!(ended.status.code(), Some(2), "{output}");
         assert!(
-            said.contains("the run has changed since this worker joined") && said.contains("start the worker again")
+            output.contains("the run has changed since this worker joined")
+                && output.contains("start the worker again")
         );
     }
     assert!(second.try_wait().unwrap().is_none(), "the learner waits for other workers");
@@ -85,7 +86,7 @@ fn a_worker_of_another_configuration_ends_without_blame() {
 }
 
 #[test]
-fn a_worker_of_a_run_that_has_no_learner_says_so_and_ends() {
+fn a_worker_of_a_run_without_a_learner_reports_it_and_ends() {
     let dir = directory();
     let root = dir.path();
     let short = ["max_steps=4", "eval_strategy=no", "max_staleness=1"];
@@ -110,6 +111,6 @@ fn a_worker_of_a_run_that_has_no_learner_says_so_and_ends() {
     good(root, &["train", "--resume", "one", "--set", "max_steps=12"]);
     same_but_workers(&root.join("one"), &root.join("out"));
     refused(root, &["worker", "--join", "out", "--name", "checkpoint"], &["checkpoint cannot name a worker"]);
-    let said = lockstep(root, &["worker", "--join", "d.jsonl/x", "--name", "w1"]);
-    assert_ne!(said.code, Some(0), "{}", said.err);
+    let output = lockstep(root, &["worker", "--join", "d.jsonl/x", "--name", "w1"]);
+    assert_ne!(output.code, Some(0), "{}", output.err);
 }

@@ -61,8 +61,8 @@ fn a_fork_of_a_fork_of_workers_is_proven() {
     good(root, &[&arguments("train", "run", &set)[..], &["--distributed", "--workers", "2"]].concat());
     for (of, at, rate, out) in [("run", "4", "3e-4", "a"), ("a", "7", "1e-4", "b"), ("b", "7", "2e-4", "c")] {
         good(root, &["fork", of, "--at", at, "--set", &format!("learning_rate={rate}"), "--out", out]);
-        let said = good(root, &["verify", out, "--all"]).out;
-        assert!(said.contains("equal  the result") && said.contains("proven: 8 steps"), "{said}");
+        let printed = good(root, &["verify", out, "--all"]).out;
+        assert!(printed.contains("equal  the result") && printed.contains("proven: 8 steps"), "{printed}");
     }
 }
 
@@ -88,7 +88,7 @@ fn a_group_without_gradient_taught_nothing() {
 }
 
 #[test]
-fn what_cannot_be_forked_is_refused() {
+fn a_fork_with_a_wrong_run_step_or_key_is_refused() {
     let dir = directory();
     let root = dir.path();
     good(root, &arguments("train", "run", RECORDED));

@@ -1,5 +1,5 @@
 //! A disk that is full when a checkpoint is due: the run stops and says why, and the last good checkpoint stays good.
-//! Needs the right to mount a small tmpfs; skipped, which is said, without it.
+//! Needs the right to mount a small tmpfs, and is skipped with a message without it.
 
 #![cfg(target_os = "linux")]
 
@@ -38,10 +38,10 @@ fn a_full_disk_stops_the_run_and_spoils_no_checkpoint() {
 
     // Room for the first checkpoint or two, and not for the rest.
     fs::write(root.join("disk/ballast"), vec![1u8; ((1 << 20) - 3 * whole) as usize]).unwrap();
-    let said = lockstep(root, &arguments("train", "disk/run", &set));
-    assert_eq!(said.code, Some(1), "{}{}", said.out, said.err);
+    let printed = lockstep(root, &arguments("train", "disk/run", &set));
+    assert_eq!(printed.code, Some(1), "{}{}", printed.out, printed.err);
     for words in ["No space left on device", "cannot write the checkpoint", "the last good checkpoint is"] {
-        assert!(said.err.contains(words), "`{words}` is missing: {}", said.err);
+        assert!(printed.err.contains(words), "`{words}` is missing: {}", printed.err);
     }
     let kept: Vec<_> = fs::read_dir(root.join("disk/run/checkpoints"))
         .unwrap()
@@ -53,14 +53,14 @@ fn a_full_disk_stops_the_run_and_spoils_no_checkpoint() {
         assert_eq!(weights("whole").unwrap(), weights("disk/run").unwrap(), "{name}");
     }
 
-    // Still full: it says so again. With room, it continues.
+    // Still full: the error is printed again. With room, the run continues.
     assert_eq!(lockstep(root, &["train", "--resume", "disk/run"]).code, Some(1));
     fs::remove_file(root.join("disk/ballast")).unwrap();
     good(root, &["train", "--resume", "disk/run"]);
     same(&root.join("whole"), &root.join("disk/run"));
 }
 
-/// The disk of the recorded completions alone is full: recording stops and says so, training continues.
+/// Only the disk of the recorded completions is full: recording stops with a message, training continues.
 #[test]
 fn no_room_for_completions_stops_no_run() {
     let dir = directory();
@@ -81,15 +81,15 @@ fn no_room_for_completions_stops_no_run() {
     let _bound = SmallDisk(file.clone());
     let resume = |run: &str| good(root, &["train", "--resume", run, "--set", "max_steps=60"]);
     resume("roomy");
-    let said = resume("full");
+    let printed = resume("full");
     for words in ["rollouts.bin: cannot write it: No space left on device", "the run continues"] {
-        assert!(said.err.contains(words), "`{words}` is missing: {}", said.err);
+        assert!(printed.err.contains(words), "`{words}` is missing: {}", printed.err);
     }
     let weights = |run: &str| fs::read(root.join(run).join("model/model.safetensors")).unwrap();
     assert!(weights("roomy") == weights("full"));
 }
 
-/// Whatever writes says that there is no room, and leaves nothing that is half a result.
+/// Every command that writes reports the full disk, and leaves no partial result.
 #[test]
 fn a_full_disk_ends_every_command_that_writes_in_a_message() {
     let dir = directory();
@@ -100,7 +100,7 @@ fn a_full_disk_ends_every_command_that_writes_in_a_message() {
     let short = ["max_steps=1", "eval_strategy=no", "use_peft=true", "lora_r=2"];
     let pairs = [&short[..], &["dataset_name=p.jsonl", "eval_dataset_name=q.jsonl"]].concat();
     good(root, &arguments("sft", "lora", &short));
-    // Whatever is left of the last page is for nobody, either.
+    // The rest of the last page is filled, too.
     let mut ballast = fs::File::create(root.join("disk/ballast")).unwrap();
     while std::io::Write::write_all(&mut ballast, &[1; 4096]).is_ok() {}
     let eval = ["eval", "--model", "model", "--dataset", "e.jsonl", "--reward", "unique_chars"];
@@ -116,10 +116,10 @@ fn a_full_disk_ends_every_command_that_writes_in_a_message() {
         [&eval[..], &["--max-completion-length", "2", "--out", "disk/e.jsonl"]].concat(),
         [&score[..], &["--out", "disk/s.jsonl"]].concat(),
     ] {
-        let said = lockstep(root, &arguments);
-        let all = format!("{arguments:?}: {:?}\n{}{}", said.code, said.out, said.err);
-        assert!(matches!(said.code, Some(1 | 2)) && said.err.contains("No space left on device"), "{all}");
-        assert!(!said.err.contains("panicked"), "{all}");
+        let printed = lockstep(root, &arguments);
+        let all = format!("{arguments:?}: {:?}\n{}{}", printed.code, printed.out, printed.err);
+        assert!(matches!(printed.code, Some(1 | 2)) && printed.err.contains("No space left on device"), "{all}");
+        assert!(!printed.err.contains("panicked"), "{all}");
         let left: Vec<_> = listing(&root.join("disk")).into_iter().map(|(path, _)| path).collect();
         let result = |path: &PathBuf| {
             !path.ends_with("ballast")

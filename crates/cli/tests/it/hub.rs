@@ -1,6 +1,6 @@
 //! Models and datasets by their Hub ids, fetched from a server on this machine that serves two local directories.
 
-use crate::support::{Said, command, model};
+use crate::support::{RunOutput, command, model};
 use std::fs;
 use std::io::{BufRead, BufReader, Write};
 use std::net::{TcpListener, TcpStream};
@@ -10,8 +10,8 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 const COMMIT: &str = "0123456789abcdef0123456789abcdef01234567";
 
-/// What the Hub answers, for `ORG/NAME` and `datasets/ORG/NAME` below a root: what a repository holds, and ranges of
-/// files.
+/// A server with the Hub's API for `ORG/NAME` and `datasets/ORG/NAME` below a root: lists of a repository's files, and
+/// ranges of files.
 struct Server {
     endpoint: String,
     files_served: Arc<AtomicUsize>,
@@ -79,12 +79,12 @@ fn answer(mut stream: TcpStream, root: &Path, count: &AtomicUsize, cut: &AtomicB
 }
 
 /// `lockstep` with this cache and this server.
-fn lockstep(directory: &Path, endpoint: &str, arguments: &[&str]) -> Said {
+fn lockstep(directory: &Path, endpoint: &str, arguments: &[&str]) -> RunOutput {
     let mut command = command(directory, arguments);
     command.env_remove("HF_HUB_OFFLINE").env("HF_HUB_CACHE", directory.join("cache")).env("HF_ENDPOINT", endpoint);
     let output = command.output().unwrap();
     let text = |bytes: Vec<u8>| String::from_utf8(bytes).unwrap();
-    Said { code: output.status.code(), out: text(output.stdout), err: text(output.stderr) }
+    RunOutput { code: output.status.code(), out: text(output.stdout), err: text(output.stderr) }
 }
 
 #[test]
@@ -108,13 +108,13 @@ fn a_model_and_a_data_set_are_fetched_once_and_a_broken_download_continues() {
     };
 
     server.broken.store(true, Ordering::Relaxed);
-    let said = run(&server.endpoint, "run");
-    assert_eq!(said.code, Some(2), "{}", said.err);
-    assert!(said.err.contains("fetching it from") && !dir.path().join("run").exists(), "{}", said.err);
+    let printed = run(&server.endpoint, "run");
+    assert_eq!(printed.code, Some(2), "{}", printed.err);
+    assert!(printed.err.contains("fetching it from") && !dir.path().join("run").exists(), "{}", printed.err);
 
     server.broken.store(false, Ordering::Relaxed);
-    let said = run(&server.endpoint, "run");
-    assert_eq!(said.code, Some(0), "{}", said.err);
+    let printed = run(&server.endpoint, "run");
+    assert_eq!(printed.code, Some(0), "{}", printed.err);
     let repository = dir.path().join("cache/models--tiny--letters");
     let snapshot = repository.join("snapshots").join(COMMIT);
     assert_eq!(fs::read_to_string(repository.join("refs/main")).unwrap(), COMMIT);
@@ -123,9 +123,13 @@ fn a_model_and_a_data_set_are_fetched_once_and_a_broken_download_continues() {
     assert_eq!(fetched, fs::read(dir.path().join("hub/tiny/letters/model.safetensors")).unwrap());
 
     let served = server.files_served.load(Ordering::Relaxed);
-    let said = run(&server.endpoint, "again");
-    assert_eq!((said.code, server.files_served.load(Ordering::Relaxed)), (Some(0), served), "{}", said.err);
+    let printed = run(&server.endpoint, "again");
+    assert_eq!((printed.code, server.files_served.load(Ordering::Relaxed)), (Some(0), served), "{}", printed.err);
 
-    let said = lockstep(dir.path(), &server.endpoint, &["plan", "--model", "tiny/unknown"]);
-    assert!(said.code == Some(2) && said.err.contains("tiny/unknown") && said.err.contains("404"), "{}", said.err);
+    let printed = lockstep(dir.path(), &server.endpoint, &["plan", "--model", "tiny/unknown"]);
+    assert!(
+        printed.code == Some(2) && printed.err.contains("tiny/unknown") && printed.err.contains("404"),
+        "{}",
+        printed.err
+    );
 }

@@ -1,4 +1,4 @@
-//! The last words of a run: whether it learned, by the steps' own values; the same in every place that says it.
+//! The verdict of a run: whether it learned, by the steps' own values. It is the same wherever it is printed.
 
 use crate::support::lockstep;
 use crate::support::runs::{arguments, directory, good};
@@ -59,7 +59,7 @@ fn lines(file: &Path) -> Vec<Value> {
     text.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
 }
 
-/// Trains as the row says. Returns what the last command printed.
+/// Trains with the row's settings. Returns the output of the last command.
 fn train(root: &Path, (purpose, set, how, ..): Row) -> String {
     let words = |more: &[&'static str]| arguments(purpose, "out", &[set, more].concat());
     if how == How::Whole {
@@ -80,16 +80,16 @@ fn train(root: &Path, (purpose, set, how, ..): Row) -> String {
         }
     }
     let resume = |from: &str| good(root, &[purpose, "--resume", from, "--set", "max_steps=12"]).err;
-    let said = resume("out");
-    if how == How::FromEarlier { resume("out/checkpoints/step-000004") } else { said }
+    let printed = resume("out");
+    if how == How::FromEarlier { resume("out/checkpoints/step-000004") } else { printed }
 }
 
-/// What is wrong with the last words of a run.
+/// Errors in the verdict of a run.
 fn wrong(row: Row) -> Option<String> {
     let (purpose, set, how, key, count) = row;
     let dir = directory();
     let root = dir.path();
-    let said = train(root, row);
+    let printed = train(root, row);
     let own: Vec<(u64, f64)> = lines(&root.join("out/steps.jsonl"))
         .iter()
         .filter_map(|line| Some((line["step"].as_u64()?, line[key].as_f64()?)))
@@ -116,8 +116,8 @@ fn wrong(row: Row) -> Option<String> {
         }
         since = step;
     }
-    // The console, the report and the page say the same.
-    let lines: Vec<&str> = said.lines().collect();
+    // The console, the report and the page show the same.
+    let lines: Vec<&str> = printed.lines().collect();
     let verdict = lines[lines.len() - 2].split_once("s] ").unwrap().1;
     let report = lockstep(root, &["report", "out", "--print"]).out;
     if !report.starts_with(&format!("# out\n\n{verdict}\n")) {
@@ -176,8 +176,8 @@ fn a_report_makes_its_directory_and_tells_two_runs_apart() {
     assert!(page.contains("<td>learning_rate</td>") && !page.contains("<td>seed</td>"));
     fs::write(root.join("file"), "").unwrap();
     for out in ["file", "file/below"] {
-        let said = lockstep(root, &["report", "a", "--out", out]);
-        assert!(said.code == Some(2) && said.err.contains("--out"), "{out}: {:?} {}", said.code, said.err);
+        let printed = lockstep(root, &["report", "a", "--out", out]);
+        assert!(printed.code == Some(2) && printed.err.contains("--out"), "{out}: {:?} {}", printed.code, printed.err);
     }
 }
 

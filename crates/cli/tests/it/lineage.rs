@@ -28,7 +28,7 @@ fn state(run: &Path, step: u64) -> Map<String, Value> {
     serde_json::from_slice(&fs::read(state_file(run, step)).unwrap()).unwrap()
 }
 
-/// What a copy of the run `whole` says that is resumed after the step.
+/// The output of a copy of the run `whole` that is resumed after the step.
 fn resumed(root: &Path, out: &str, step: u64, set: &[&str]) -> String {
     let copied = std::process::Command::new("cp").args(["-r", "whole", out]).current_dir(root).status().unwrap();
     assert!(copied.success());
@@ -73,7 +73,7 @@ fn a_lineage_follows_from_model_data_settings_and_batches() {
         fs::rename(root.join("elsewhere").join(file), root.join(file)).unwrap();
     }
 
-    // What decides bits does, from the beginning.
+    // Keys that decide bits change it from the beginning.
     for other in ["learning_rate=0.02", "temperature=0.9", "max_samples=9", "seed=7"] {
         good(root, &arguments("train", other, &[SET, &["max_steps=1", other]].concat()));
         let found = lineages(&root.join(other));
@@ -92,7 +92,7 @@ fn a_resumed_run_has_the_lineage_of_one_that_never_stopped() {
     // In the middle of a batch.
     resumed(root, "within", 5, &[]);
     assert_eq!(lineages(&root.join("within")), whole);
-    // The weights of the checkpoint are the same; those that other settings make of them are not.
+    // The checkpoint's weights are the same; the weights after a step with other settings are not.
     resumed(root, "changed", 4, &["learning_rate=0.02"]);
     let changed = lineages(&root.join("changed"));
     assert_eq!(changed[..3], whole[..3]);
@@ -102,7 +102,7 @@ fn a_resumed_run_has_the_lineage_of_one_that_never_stopped() {
 
 /// As a version wrote it that had no lineage.
 #[test]
-fn of_an_older_checkpoint_the_lineage_begins_at_its_weights() {
+fn the_lineage_of_an_older_checkpoint_begins_at_its_weights() {
     let dir = directory();
     let root = dir.path();
     good(root, &arguments("train", "whole", SET));
@@ -112,8 +112,11 @@ fn of_an_older_checkpoint_the_lineage_begins_at_its_weights() {
     old["task"].as_object_mut().unwrap().remove("lineage").unwrap();
     fs::write(state_file(&root.join("whole"), 4), Value::Object(old).to_string()).unwrap();
     fs::remove_file(root.join("whole/checkpoints/step-000004/files.json")).unwrap();
-    let said = resumed(root, "old", 4, &[]);
-    assert!(said.contains("step-000004") && said.contains("kept no lineage of the weights: it begins there"), "{said}");
+    let printed = resumed(root, "old", 4, &[]);
+    assert!(
+        printed.contains("step-000004") && printed.contains("kept no lineage of the weights: it begins there"),
+        "{printed}"
+    );
     let old = lineages(&root.join("old"));
     assert!(old[..2] == whole[..2] && old.iter().zip(&whole).skip(2).all(|(a, b)| a.0 == b.0 && a.1 != b.1), "{old:?}");
     resumed(root, "old again", 4, &["threads=2"]);
@@ -122,7 +125,7 @@ fn of_an_older_checkpoint_the_lineage_begins_at_its_weights() {
 
 /// Entropies are recorded for people and pages: no bit of the run depends on them, nor its lineage.
 #[test]
-fn entropies_are_recorded_where_they_are_asked_for() {
+fn entropies_are_recorded_if_requested() {
     let dir = directory();
     let root = dir.path();
     good(root, &arguments("train", "whole", SET));

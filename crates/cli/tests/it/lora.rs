@@ -106,8 +106,8 @@ fn an_adapter_is_used_with_its_model_or_merged_into_it() {
     let ids = r#"{"prompt_ids": [3, 4, 5], "completion_ids": [6, 7, 8, 9]}"#;
     fs::write(root.join("ids.jsonl"), ids).unwrap();
     let score = |model: &str, more: &[&str]| -> Vec<f64> {
-        let said = good(root, &[&["score", "--model", model, "--input", "ids.jsonl"], more].concat());
-        let line: Value = serde_json::from_str(said.out.trim()).unwrap();
+        let output = good(root, &[&["score", "--model", model, "--input", "ids.jsonl"], more].concat());
+        let line: Value = serde_json::from_str(output.out.trim()).unwrap();
         line["logprobs"].as_array().unwrap().iter().map(|x| x.as_f64().unwrap()).collect()
     };
     let (plain, adapted) = (score("model", &[]), score("model", &adapter));
@@ -128,7 +128,7 @@ fn an_adapter_is_used_with_its_model_or_merged_into_it() {
         &["merge", "--model", "model", "--adapter", "run/model", "--out", "merged"],
         &["nothing is overwritten"],
     );
-    // Of another model.
+    // An adapter of another model.
     let path = root.join("run/model/adapter_config.json");
     let config = fs::read_to_string(&path).unwrap();
     fs::write(&path, config.replace("\"r\": 4", "\"r\": 5")).unwrap();
@@ -138,7 +138,7 @@ fn an_adapter_is_used_with_its_model_or_merged_into_it() {
 }
 
 #[test]
-fn what_cannot_be_is_refused() {
+fn contradictory_adapter_keys_are_refused() {
     let dir = directory();
     let refuse = |purpose: &str, set: &[&str], words: &[&str]| {
         refused(dir.path(), &arguments(purpose, "run", &[&["use_peft=true"], set].concat()), words);
@@ -155,6 +155,6 @@ fn what_cannot_be_is_refused() {
     refuse("sft", &["lora_target_modules=lm_head"], &["`lora_target_modules`", "`lm_head`"]);
     refuse("sft", &["lora_target_modules=.*(k_proj"], &["`lora_target_modules`", "regular expression"]);
     refuse("train", &["beta=0.1", "sync_ref_model=true"], &["`sync_ref_model`"]);
-    let said = lockstep(dir.path(), &arguments("sft", "run", &["lora_r=4", "max_steps=1"]));
-    assert!(said.err.contains("lora_r without use_peft"), "{}", said.err);
+    let output = lockstep(dir.path(), &arguments("sft", "run", &["lora_r=4", "max_steps=1"]));
+    assert!(output.err.contains("lora_r without use_peft"), "{}", output.err);
 }

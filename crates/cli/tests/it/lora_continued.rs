@@ -31,7 +31,7 @@ fn adapter(root: &Path, run: &str) -> [Vec<u8>; 2] {
     [of("adapter_model.safetensors"), of("adapter_config.json")]
 }
 
-/// What a run logged of the policy's distance from its reference.
+/// The policy's logged distances from its reference.
 fn from_reference(run: &Path) -> Vec<f64> {
     ["kl", "objective/kl", "rewards/margins"].iter().flat_map(|name| of_lines(run, name)).collect()
 }
@@ -101,8 +101,8 @@ fn an_older_run_keeps_its_reference_on_resume_and_the_adapter_is_the_one_it_was(
         let without: String = lines.map(|line| format!("{line}\n")).collect();
         assert_ne!(text, without, "new runs say it");
         fs::write(&path, without).unwrap();
-        let said = good(root, &[purpose, "--resume", &older]);
-        assert!(!said.err.contains("ref_adapter"), "{}", said.err);
+        let output = good(root, &[purpose, "--resume", &older]);
+        assert!(!output.err.contains("ref_adapter"), "{}", output.err);
         assert!(adapter(root, &older) == adapter(root, &none), "{purpose}");
         // A new run keeps the reference with which it began, and its adapter must be what it was.
         fs::remove_dir_all(root.join(&older)).unwrap();
@@ -149,23 +149,23 @@ fn every_command_continues_with_an_adapter() {
         for step in [4, 6, 8, 10, 12] {
             fs::remove_dir_all(root.join(&cut).join(format!("checkpoints/step-{step:06}"))).unwrap();
         }
-        let said = good(root, &[purpose, "--resume", &cut]);
-        assert!(said.err.contains("resuming after step 2"), "{}", said.err);
+        let output = good(root, &[purpose, "--resume", &cut]);
+        assert!(output.err.contains("resuming after step 2"), "{}", output.err);
         same(&root.join(&moved), &root.join(&cut));
         assert!(!files(&root.join(&moved)).keys().any(|n| n.ends_with("000012/model.safetensors")), "{purpose}");
     }
     assert_eq!(fs::read(root.join("model/model.safetensors")).unwrap(), model);
     assert!(adapter(root, "first") == first);
-    // Its own keys, said again, and the same command to continue with.
+    // The adapter's own keys, repeated, and the same command to continue with.
     let again = with_adapter("sft", from, "again", &[&LORA[..], &["max_steps=2"]].concat());
     good(root, &again);
     good(root, &[&again[..], &["--resume", "latest"]].concat());
-    let said = good(root, &["plan", "--for", "sft", "--model", from, "--dataset", "d.jsonl"]);
-    assert!(said.out.contains("adapter"), "{}", said.out);
+    let output = good(root, &["plan", "--for", "sft", "--model", from, "--dataset", "d.jsonl"]);
+    assert!(output.out.contains("adapter"), "{}", output.out);
 }
 
 #[test]
-fn what_contradicts_the_adapter_is_refused() {
+fn keys_that_contradict_the_adapter_are_refused() {
     let dir = directory();
     let root = dir.path();
     good(root, &arguments("sft", "first", &[&LORA[..], &["max_steps=1"]].concat()));

@@ -1,5 +1,5 @@
-//! Low-rank adapters under the objectives beside GRPO's: DPO and PPO. What they leave, that the model below stays, and
-//! that a run which was cut is resumed exactly.
+//! Low-rank adapters with DPO and PPO: the files of the result, the unchanged base model, and the exact resume of an
+//! interrupted run.
 
 #![allow(clippy::disallowed_methods)]
 
@@ -18,8 +18,8 @@ fn cut_and_resumed(root: &Path, command: &str, whole: &str, cut: &str) {
         fs::remove_dir_all(root.join(cut).join(format!("checkpoints/step-{step:06}"))).unwrap();
     }
     fs::remove_dir_all(root.join(cut).join("model")).unwrap();
-    let said = good(root, &[command, "--resume", cut]);
-    assert!(said.err.contains("resuming after step 4"), "{}", said.err);
+    let output = good(root, &[command, "--resume", cut]);
+    assert!(output.err.contains("resuming after step 4"), "{}", output.err);
     same(&root.join(whole), &root.join(cut));
 }
 
@@ -54,11 +54,11 @@ fn dpo_with_an_adapter() {
     good(root, &arguments("dpo", "other", &[&set[..], &machine].concat()));
     same(&root.join("whole"), &root.join("other"));
 
-    // What it learned, through the adapter: the chosen ending is likelier than it was.
+    // The adapter learned: the chosen ending is more likely than before.
     fs::write(root.join("ids.jsonl"), r#"{"prompt_ids": [3, 4, 5], "completion_ids": [29]}"#).unwrap();
     let score = |more: &[&str]| -> f64 {
-        let said = good(root, &[&["score", "--model", "model", "--input", "ids.jsonl"], more].concat());
-        serde_json::from_str::<serde_json::Value>(said.out.trim()).unwrap()["logprobs"][0].as_f64().unwrap()
+        let output = good(root, &[&["score", "--model", "model", "--input", "ids.jsonl"], more].concat());
+        serde_json::from_str::<serde_json::Value>(output.out.trim()).unwrap()["logprobs"][0].as_f64().unwrap()
     };
     assert!(score(&["--adapter", "whole/model"]) != score(&[]));
 }

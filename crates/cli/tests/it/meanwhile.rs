@@ -1,4 +1,4 @@
-//! What somebody deletes during a run, and what a killed process leaves.
+//! Files that are deleted during a run, and files that a killed process leaves.
 
 use crate::stopping::{reward, start, wait_for};
 use crate::support::lockstep;
@@ -8,14 +8,14 @@ use std::io::Read;
 use std::process::{Child, Command};
 
 fn ended(mut child: Child) -> (Option<i32>, String) {
-    let mut said = String::new();
-    child.stderr.take().unwrap().read_to_string(&mut said).unwrap();
-    (child.wait().unwrap().code(), said)
+    let mut printed = String::new();
+    child.stderr.take().unwrap().read_to_string(&mut printed).unwrap();
+    (child.wait().unwrap().code(), printed)
 }
 
 /// A run needs them to be resumed; it ended with exit code 0, and could not be.
 #[test]
-fn files_that_are_deleted_meanwhile_are_written_again_and_that_is_said() {
+fn deleted_files_are_written_again_and_reported() {
     let dir = directory();
     let root = dir.path();
     let slow = reward(root, "0.2");
@@ -32,13 +32,13 @@ fn files_that_are_deleted_meanwhile_are_written_again_and_that_is_said() {
     }
     // Something else in the place of one of them.
     fs::write(run.join("metrics.jsonl"), "mine\n").unwrap();
-    let (code, said) = ended(child);
-    assert_eq!(code, Some(0), "{said}");
+    let (code, printed) = ended(child);
+    assert_eq!(code, Some(0), "{printed}");
     for file in files.iter().filter(|file| **file != "metrics.jsonl") {
         let words = format!("{file} was deleted ");
-        assert!(said.contains(&words), "`{words}`: {said}");
+        assert!(printed.contains(&words), "`{words}`: {printed}");
     }
-    assert!(said.contains("metrics.jsonl was replaced by another file"), "{said}");
+    assert!(printed.contains("metrics.jsonl was replaced by another file"), "{printed}");
     assert_eq!(fs::read_to_string(run.join("metrics.jsonl.replaced")).unwrap(), "mine\n");
     let whole = |name: &str| fs::read(root.join(name).join("rollouts.idx")).unwrap();
     assert!(whole("whole").len() > 100 && whole("whole") == whole("run"));
@@ -65,9 +65,9 @@ fn a_run_whose_place_another_process_took_ends() {
     let mut outcomes = [ended(first), ended(second)];
     outcomes.sort();
     // Who is the first to look for it takes it back, or finds the other one there.
-    let [(done, _), (failed, said)] = &outcomes;
+    let [(done, _), (failed, printed)] = &outcomes;
     assert!(*done == Some(0) && matches!(failed, Some(1 | 2)), "{outcomes:?}");
-    assert!(said.contains("is in use: process") || said.contains(&pid), "{said}");
+    assert!(printed.contains("is in use: process") || printed.contains(&pid), "{printed}");
 }
 
 #[test]
@@ -78,8 +78,8 @@ fn a_run_whose_directory_is_gone_ends_and_makes_no_new_one() {
     let run = start(root, &arguments("train", "run", &[&slow, "save_steps=1", "eval_strategy=no"]));
     wait_for(&root.join("run/checkpoints/step-000001/run_state.json"), true);
     fs::rename(root.join("run"), root.join("elsewhere")).unwrap();
-    let (code, said) = ended(run);
-    assert!(code == Some(1) && said.contains("was it moved or deleted?"), "{code:?}: {said}");
+    let (code, printed) = ended(run);
+    assert!(code == Some(1) && printed.contains("was it moved or deleted?"), "{code:?}: {printed}");
     assert!(!root.join("run").exists());
     reward(root, "0");
     good(root, &["train", "--resume", "elsewhere"]);
@@ -87,7 +87,7 @@ fn a_run_whose_directory_is_gone_ends_and_makes_no_new_one() {
 
 /// Files and directories under temporary names, of a process that is gone.
 #[test]
-fn what_a_killed_process_left_is_swept_by_the_next() {
+fn the_next_process_removes_files_of_a_killed_one() {
     let dir = directory();
     let root = dir.path();
     let mut gone = Command::new("true").spawn().unwrap();

@@ -37,7 +37,7 @@ fn the_peak_of_resident_memory_is_within_2_percent_of_the_plan() {
     assert!(wrong.is_empty(), "{wrong:#?}");
 }
 
-/// What the run is, what is planned and what it held at most, in bytes.
+/// The run's name, its planned memory and its peak, in bytes.
 fn peak(root: &Path, i: usize, prompt: usize, sets: &[&str]) -> (String, f64, f64) {
     let letters = |i: usize| ('a'..='z').cycle().skip(i).take(prompt).collect::<String>();
     let rows: String = (0..8).map(|i| format!("{{\"prompt\": \"{}\"}}\n", letters(i))).collect();
@@ -55,9 +55,9 @@ fn peak(root: &Path, i: usize, prompt: usize, sets: &[&str]) -> (String, f64, f6
     let sets: Vec<&str> = base.iter().chain(sets).flat_map(|set| ["--set", set]).collect();
     let given = [&["--model", "model", "--dataset", "data.jsonl", "--reward", "length:10"][..], &sets].concat();
     let run = |more: &[&str]| {
-        let said = lockstep(root, &[more, &given].concat());
-        assert_eq!(said.code, Some(0), "{}{}", said.out, said.err);
-        said.out
+        let output = lockstep(root, &[more, &given].concat());
+        assert_eq!(output.code, Some(0), "{}{}", output.out, output.err);
+        output.out
     };
     let plan: Value = serde_json::from_str(&run(&["plan", "--json"])).unwrap();
     run(&["train", "--out", &out]);

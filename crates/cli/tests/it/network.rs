@@ -29,9 +29,9 @@ fn learner(root: &Path, url: &str, out: &str, set: &[&str]) -> Child {
 #[track_caller]
 fn end(child: Child) -> String {
     let output = child.wait_with_output().unwrap();
-    let said = String::from_utf8_lossy(&output.stderr).into_owned();
-    assert!(output.status.success(), "{said}");
-    said
+    let printed = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(output.status.success(), "{printed}");
+    printed
 }
 
 /// The run of one process, by workers of two hosts.
@@ -41,7 +41,7 @@ fn same(set: &[&str]) {
     let dir = directory();
     let root = dir.path();
     good(root, &arguments("train", "one", set));
-    // One before the learner, the others beside it.
+    // One worker starts before the learner, the others with it.
     let mut workers = vec![worker(root, &server.url(), "host-a", "dev1")];
     let learner = learner(root, &server.url(), "many", set);
     workers
@@ -135,7 +135,7 @@ fn a_learner_that_is_killed_resumes_with_the_workers_that_are_there() {
 }
 
 #[test]
-fn what_cannot_work_is_refused_with_code_2() {
+fn wrong_servers_tokens_and_addresses_are_refused_with_code_2() {
     let Some(server) = NatsServer::start() else { return };
     let dir = directory();
     let root = dir.path();
@@ -171,11 +171,11 @@ fn a_worker_with_another_arithmetic_is_refused() {
     let other = other.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
     let mut run = learner(root, &url, "out", &set);
     let output = other.wait_with_output().unwrap();
-    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    let printed = String::from_utf8_lossy(&output.stderr).into_owned();
     let best = crate::support::lockstep(root, &["doctor"]).out;
     if best.contains("amx") {
-        assert_eq!(output.status.code(), Some(2), "{said}");
-        assert!(said.contains("cannot work for this run") && said.contains("arithmetic"), "{said}");
+        assert_eq!(output.status.code(), Some(2), "{printed}");
+        assert!(printed.contains("cannot work for this run") && printed.contains("arithmetic"), "{printed}");
     }
     let _ = run.kill();
     run.wait().unwrap();
@@ -183,9 +183,9 @@ fn a_worker_with_another_arithmetic_is_refused() {
 
 fn sh(line: &str) -> String {
     let output = Command::new("sh").args(["-ec", line]).output().unwrap();
-    let said = String::from_utf8_lossy(&output.stderr).into_owned() + &String::from_utf8_lossy(&output.stdout);
-    assert!(output.status.success(), "{line}\n{said}");
-    said
+    let printed = String::from_utf8_lossy(&output.stderr).into_owned() + &String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.success(), "{line}\n{printed}");
+    printed
 }
 
 /// A bridge, and namespaces on it: machines whose network can be cut.

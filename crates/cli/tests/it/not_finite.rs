@@ -47,10 +47,14 @@ fn a_model_with_nan_in_its_weights_is_an_error_that_names_it() {
         (&arguments("sft", "tuned", &["eval_strategy=no"]), tensor),
     ];
     for (arguments, word) in commands {
-        let said = lockstep(root, arguments);
-        let refused = matches!(said.code, Some(1 | 2)) && said.out.is_empty();
-        assert!(refused && said.err.contains("not finite"), "{arguments:?}: {}{}", said.out, said.err);
-        assert!(said.err.contains(word) && !said.err.contains("Lower learning_rate"), "{arguments:?}: {}", said.err);
+        let output = lockstep(root, arguments);
+        let refused = matches!(output.code, Some(1 | 2)) && output.out.is_empty();
+        assert!(refused && output.err.contains("not finite"), "{arguments:?}: {}{}", output.out, output.err);
+        assert!(
+            output.err.contains(word) && !output.err.contains("Lower learning_rate"),
+            "{arguments:?}: {}",
+            output.err
+        );
     }
 }
 
@@ -62,15 +66,15 @@ fn rewards_whose_deviation_overflows_are_not_learned_from_in_silence() {
     let program = "while read -r line; do echo '{\"rewards\": [1e308, -1e308, 1e308, -1e308]}'; done\n";
     fs::write(root.join("reward.sh"), program).unwrap();
     let set = ["reward_funcs=[\"command:sh reward.sh\"]", "eval_strategy=no"];
-    let said = lockstep(root, &arguments("train", "run", &set));
-    assert_eq!(said.code, Some(1), "{}", said.err);
-    assert!(said.err.contains("not finite") && said.err.contains("rewards"), "{}", said.err);
+    let output = lockstep(root, &arguments("train", "run", &set));
+    assert_eq!(output.code, Some(1), "{}", output.err);
+    assert!(output.err.contains("not finite") && output.err.contains("rewards"), "{}", output.err);
     // Large ones, whose squares are still numbers, are.
     fs::write(root.join("reward.sh"), program.replace("308", "100")).unwrap();
     good(root, &arguments("train", "large", &set));
 }
 
-/// Scores that are numbers, and whose sums are none.
+/// Finite scores whose sums overflow.
 #[test]
 fn figures_that_overflow_are_errors_and_no_results() {
     let dir = directory();
@@ -80,12 +84,12 @@ fn figures_that_overflow_are_errors_and_no_results() {
     let reward = "reward_funcs=[\"command:sh reward.sh\"]";
     let eval = ["eval", "--model", "model", "--dataset", "e.jsonl", "--n", "2", "--max-completion-length", "2"];
     for json in [&[][..], &["--json"]] {
-        let said = lockstep(root, &[&eval[..], json, &["--set", reward]].concat());
-        assert!(said.code == Some(1) && said.err.contains("std is NaN"), "{:?} {}", said.code, said.err);
+        let output = lockstep(root, &[&eval[..], json, &["--set", reward]].concat());
+        assert!(output.code == Some(1) && output.err.contains("std is NaN"), "{:?} {}", output.code, output.err);
     }
     fs::write(root.join("four.jsonl"), "{\"completion\": \"a\"}\n".repeat(4)).unwrap();
-    let said = lockstep(root, &["score-rewards", "--input", "four.jsonl", "--set", reward]);
-    assert!(said.code == Some(1) && said.err.contains("overflows"), "{:?} {}", said.code, said.err);
+    let output = lockstep(root, &["score-rewards", "--input", "four.jsonl", "--set", reward]);
+    assert!(output.code == Some(1) && output.err.contains("overflows"), "{:?} {}", output.code, output.err);
     // A run says it of its evaluations, and takes none of them for the best.
     // The evaluation after the fourth step is the fifth that is asked.
     let fifth = "n=0\nwhile read -r line; do n=$((n + 1))\n\
@@ -93,8 +97,8 @@ fn figures_that_overflow_are_errors_and_no_results() {
                  else echo '{\"rewards\": [1, 0, 1, 0]}'; fi; done\n";
     fs::write(root.join("reward.sh"), fifth).unwrap();
     let set = [reward, "metric_for_best_model=eval_reward_std", "max_steps=4"];
-    let said = good(root, &arguments("train", "run", &set)).err;
-    assert!(said.contains("of the evaluation is NaN") && said.contains("does not count"), "{said}");
+    let output = good(root, &arguments("train", "run", &set)).err;
+    assert!(output.contains("of the evaluation is NaN") && output.contains("does not count"), "{output}");
 }
 
 /// A reward model's scores are a reward's: one that is not finite is none, of a kind that has an alarm.
@@ -106,7 +110,11 @@ fn a_reward_model_that_gives_nan_raises_the_alarm() {
     good(root, &arguments("reward", "scores", &pairs));
     spoil(&root.join("scores/model/model.safetensors"), "score.weight");
     let set = ["reward_funcs=[\"model:scores/model\"]", "eval_strategy=no", "max_steps=4"];
-    let said = lockstep(root, &arguments("train", "run", &set));
-    assert_eq!(said.code, Some(1), "{}", said.err);
-    assert!(said.err.contains("not a finite number") && said.err.contains("alarm reward_not_finite"), "{}", said.err);
+    let output = lockstep(root, &arguments("train", "run", &set));
+    assert_eq!(output.code, Some(1), "{}", output.err);
+    assert!(
+        output.err.contains("not a finite number") && output.err.contains("alarm reward_not_finite"),
+        "{}",
+        output.err
+    );
 }

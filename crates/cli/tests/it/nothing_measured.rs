@@ -257,7 +257,7 @@ fn wrong(root: &Path, case: &Case, common: &[&str], out: &str) -> Vec<String> {
         kinds.iter().fold((*pair).to_owned(), |p, kind| p.replace(&format!("REWARD {kind}"), &command(kind)))
     };
     let set: Vec<String> = SHORT.iter().chain(common).chain(case.set).map(own).collect();
-    let said = good(root, &arguments("train", out, &set.iter().map(String::as_str).collect::<Vec<_>>()));
+    let output = good(root, &arguments("train", out, &set.iter().map(String::as_str).collect::<Vec<_>>()));
     let lines = lines(&root.join(out));
     let mut wrong = Vec::new();
     let fits = |key: &str, name: &str| name.strip_suffix('*').map_or(key == name, |start| key.starts_with(start));
@@ -297,7 +297,7 @@ fn wrong(root: &Path, case: &Case, common: &[&str], out: &str) -> Vec<String> {
     if raised.contains("entropy_collapse") || raised.contains("reward_bad_answer") {
         wrong.push(format!("alarms {raised:?}"));
     }
-    for words in case.prints.iter().filter(|words| !said.err.contains(**words)) {
+    for words in case.prints.iter().filter(|words| !output.err.contains(**words)) {
         wrong.push(format!("`{words}` is not printed"));
     }
     wrong

@@ -2,7 +2,7 @@
 //! programs.
 
 use crate::support::runs::{directory, good};
-use crate::support::{Said, command, lockstep, refused};
+use crate::support::{RunOutput, command, lockstep, refused};
 use serde_json::{Value, json};
 use std::fs;
 use std::io::Write;
@@ -11,14 +11,14 @@ use std::process::{Command, Stdio};
 
 /// With so many kibibytes of address space.
 #[cfg(target_os = "linux")]
-fn within(directory: &Path, kib: u32, arguments: &[&str]) -> Said {
+fn within(directory: &Path, kib: u32, arguments: &[&str]) -> RunOutput {
     let program = command(directory, arguments);
     let mut shell = Command::new("sh");
     shell.args(["-c", &format!("ulimit -v {kib}; exec \"$0\" \"$@\"")]);
     shell.arg(program.get_program()).args(program.get_args()).current_dir(directory);
     let output = shell.output().unwrap();
     let text = |bytes: Vec<u8>| String::from_utf8(bytes).unwrap();
-    Said { code: output.status.code(), out: text(output.stdout), err: text(output.stderr) }
+    RunOutput { code: output.status.code(), out: text(output.stdout), err: text(output.stderr) }
 }
 
 /// A text of megabytes is known to be too long without its tokens, which take sixty times its memory.
@@ -54,8 +54,13 @@ fn a_row_that_is_far_too_long_takes_no_memory() {
         (arguments("dpo", "pairs.jsonl", &[]), 0, "left out: 1"),
         (arguments("reward", "pairs.jsonl", &[]), 0, "left out: 1"),
     ] {
-        let said = within(root, 600_000, &arguments);
-        assert!(said.code == Some(code) && said.err.contains(words), "{arguments:?}: {:?}\n{}", said.code, said.err);
+        let printed = within(root, 600_000, &arguments);
+        assert!(
+            printed.code == Some(code) && printed.err.contains(words),
+            "{arguments:?}: {:?}\n{}",
+            printed.code,
+            printed.err
+        );
         let _ = fs::remove_dir_all(root.join("out"));
     }
 }
@@ -71,10 +76,10 @@ fn a_tokenizer_that_the_library_panics_on_is_an_error_with_its_words() {
         "single": [{"SpecialToken": {"id": "<s>", "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}],
         "pair": [{"Sequence": {"id": "A", "type_id": 0}}], "special_tokens": {}});
     fs::write(&path, tokenizer.to_string()).unwrap();
-    let said = lockstep(root, &["generate", "--model", "model", "--prompt", "ab"]);
-    assert_eq!(said.code, Some(2), "{}", said.err);
-    assert!(said.err.contains("tokenizer.json: the tokenizers library cannot use it: "), "{}", said.err);
-    assert!(!said.err.contains("panicked") && !said.err.contains("contradict"), "{}", said.err);
+    let printed = lockstep(root, &["generate", "--model", "model", "--prompt", "ab"]);
+    assert_eq!(printed.code, Some(2), "{}", printed.err);
+    assert!(printed.err.contains("tokenizer.json: the tokenizers library cannot use it: "), "{}", printed.err);
+    assert!(!printed.err.contains("panicked") && !printed.err.contains("contradict"), "{}", printed.err);
 }
 
 #[test]
@@ -90,8 +95,8 @@ fn standard_input_is_read_and_a_device_is_refused() {
         .unwrap();
     child.stdin.take().unwrap().write_all(b"{\"completion\": \"ab\"}\n{\"completion\": \"aa\"}\n").unwrap();
     let output = child.wait_with_output().unwrap();
-    let said = String::from_utf8(output.stderr).unwrap();
-    assert_eq!(output.status.code(), Some(0), "{said}");
+    let printed = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(output.status.code(), Some(0), "{printed}");
     let report: Value = serde_json::from_slice(&output.stdout).unwrap();
     assert!(report.to_string().contains("unique_chars"), "{report}");
     refused(root, &[&score[..], &["/dev/null"]].concat(), &["/dev/null is a device, not a regular file"]);
@@ -104,7 +109,7 @@ fn standard_input_is_read_and_a_device_is_refused() {
 
 /// Without quotes the last word of a reward's command is an argument of its own.
 #[test]
-fn a_script_that_was_taken_for_a_configuration_is_said_to_be_so() {
+fn a_script_given_as_a_configuration_is_reported() {
     let dir = directory();
     let root = dir.path();
     fs::write(root.join("reward.py"), "import sys\n").unwrap();
@@ -128,7 +133,7 @@ fn a_byte_order_mark_is_read_over() {
 }
 
 #[test]
-fn what_is_said_of_numbers_and_lists() {
+fn numbers_and_lists_have_clear_errors() {
     let dir = directory();
     let root = dir.path();
     let show = |pairs: &[&'static str]| -> Vec<&'static str> {
@@ -144,8 +149,8 @@ fn what_is_said_of_numbers_and_lists() {
     };
     let both = ["top_k=5", "repetition_penalty=1.1", "max_steps=1", "max_completion_length=2"];
     let one = [both[0], both[2], both[3]];
-    let said = good(root, &with(&both)).err;
-    assert!(said.contains("top_k, repetition_penalty change the distribution"), "{said}");
+    let printed = good(root, &with(&both)).err;
+    assert!(printed.contains("top_k, repetition_penalty change the distribution"), "{printed}");
     fs::remove_dir_all(root.join("out")).unwrap();
     assert!(good(root, &with(&one)).err.contains("top_k changes the distribution"));
     fs::remove_dir_all(root.join("out")).unwrap();

@@ -19,10 +19,10 @@ fn a_second_process_is_refused_and_touches_nothing() {
     let by_name = [&all[..], &["--resume", "latest"]].concat();
     let older = ["train", "--resume", "run/checkpoints/step-000001"];
     for second in [&["train", "--resume", "run"][..], &older, &by_name] {
-        let said = lockstep(root, second);
-        assert_eq!(said.code, Some(2), "{second:?}: {}", said.err);
+        let printed = lockstep(root, second);
+        assert_eq!(printed.code, Some(2), "{second:?}: {}", printed.err);
         for words in [&*format!("process {}", first.id()), "run is in use", "`, for ", "--out"] {
-            assert!(said.err.contains(words), "`{words}`: {}", said.err);
+            assert!(printed.err.contains(words), "`{words}`: {}", printed.err);
         }
     }
     assert!(root.join("run/checkpoints/.unfinished-step-000099").exists(), "a live run's checkpoint was swept away");
@@ -32,9 +32,9 @@ fn a_second_process_is_refused_and_touches_nothing() {
     first.kill().unwrap();
     first.wait().unwrap();
     reward(root, "0");
-    let said = good(root, &["train", "--resume", "run"]);
+    let printed = good(root, &["train", "--resume", "run"]);
     let killed = format!("process {}", first.id());
-    assert!(said.err.contains(&killed) && said.err.contains("was killed"), "{}", said.err);
+    assert!(printed.err.contains(&killed) && printed.err.contains("was killed"), "{}", printed.err);
     assert!(!root.join("run/checkpoints/.unfinished-step-000099").exists());
     assert_eq!(fs::read(root.join("run/run.lock")).unwrap(), b"", "a run that has ended says nothing");
     assert!(!good(root, &["train", "--resume", "run"]).err.contains("was killed"));

@@ -28,8 +28,8 @@ fn trains_is_resumed_and_is_planned(optim: &str, optim_args: &str, tree: &str) {
     // Other trees than AdamW's two moments, and the memory of its steps.
     let planned = |set: &[&str]| {
         let base = ["plan", "--json", "--model", "model", "--set", "max_completion_length=8"];
-        let said = good(dir.path(), &[&base, set].concat());
-        let plan: serde_json::Value = serde_json::from_str(&said.out).unwrap();
+        let output = good(dir.path(), &[&base, set].concat());
+        let plan: serde_json::Value = serde_json::from_str(&output.out).unwrap();
         let parts = plan["parts"].as_array().unwrap();
         let part = parts.iter().find(|part| part["part"] == "training: optimizer").unwrap();
         part["bytes"].as_u64().unwrap()

@@ -45,12 +45,12 @@ fn an_adapter_on_other_weights_is_refused_everywhere_unless_one_insists() {
             Some(text) => fs::write(root.join("lora/record.json"), text).unwrap(),
         }
         let output = command(root, &resume).output().unwrap();
-        let said = String::from_utf8(output.stderr).unwrap();
-        assert!(output.status.code() == Some(2) && said.contains("SHA-256"), "{record:?}: {said}");
+        let printed = String::from_utf8(output.stderr).unwrap();
+        assert!(output.status.code() == Some(2) && printed.contains("SHA-256"), "{record:?}: {printed}");
     }
     fs::write(&weights, &old).unwrap();
-    let said = good(root, &resume).err;
-    assert!(said.contains("record.json is missing, or does not say"), "{said}");
+    let printed = good(root, &resume).err;
+    assert!(printed.contains("record.json is missing, or does not say"), "{printed}");
 }
 
 /// An adapter without a record cannot be compared with anything. Every command says so, and takes it.
@@ -98,9 +98,9 @@ fn an_adapter_that_does_not_say_what_it_was_trained_on_is_named_wherever_it_is_l
         fs::write(&file, without_checksum(fs::read(&file).unwrap())).unwrap();
         record(directory, b"base_model_sha25X", None);
         for arguments in commands {
-            let said = good(root, arguments).err;
+            let printed = good(root, arguments).err;
             let words = format!("{directory} does not say with which weights it was trained");
-            assert!(said.contains("warning: ") && said.contains(&words), "{arguments:?}: {said}");
+            assert!(printed.contains("warning: ") && printed.contains(&words), "{arguments:?}: {printed}");
             let _ = ["merged", "more", "rewarded"].map(|out| fs::remove_dir_all(root.join(out)));
         }
         // The same adapter with the record of other weights.

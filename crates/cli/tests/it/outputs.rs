@@ -1,4 +1,4 @@
-//! What commands write: never over an input, nor over any other file that nobody said to replace.
+//! Commands write neither over an input nor, without a flag, over any other file.
 
 use crate::support::runs::{arguments, directory, good};
 use crate::support::{command, refused};
@@ -17,15 +17,15 @@ fn a_result_never_takes_the_place_of_an_input() {
     fs::hard_link(root.join("e.jsonl"), root.join("hard.jsonl")).unwrap();
     std::os::unix::fs::symlink("e.jsonl", root.join("soft.jsonl")).unwrap();
     for out in ["e.jsonl", "./model/../e.jsonl", "hard.jsonl", "soft.jsonl"] {
-        refused(root, &eval(&[out]), &["--out", "is what is read", "--overwrite"]);
+        refused(root, &eval(&[out]), &["--out", "is an input of this command", "--overwrite"]);
     }
     for more in [&["model/config.json"][..], &["model/model.safetensors", "--overwrite"]] {
-        refused(root, &eval(more), &["--out", "no result is written over it"]);
+        refused(root, &eval(more), &["--out", "belongs to", "is not overwritten"]);
     }
     let score = |more: &[&'static str]| {
         [&["score-rewards", "--input", "d.jsonl", "--reward", "unique_chars", "--out"][..], more].concat()
     };
-    refused(root, &score(&["d.jsonl"]), &["--out d.jsonl", "is what is read"]);
+    refused(root, &score(&["d.jsonl"]), &["--out d.jsonl", "is an input of this command"]);
     // Another's file.
     refused(root, &score(&["p.jsonl"]), &["--out p.jsonl", "exists", "--overwrite"]);
     refused(root, &eval(&["p.jsonl"]), &["--out p.jsonl", "exists", "--overwrite"]);
@@ -39,7 +39,7 @@ fn a_result_never_takes_the_place_of_an_input() {
     assert!(left.iter().all(|name| !name.to_string_lossy().starts_with('.')), "{left:?}");
 }
 
-/// Names that are too long, links in a circle and links to nothing are said to be so.
+/// Names that are too long, links in a circle and links to nothing have their own errors.
 #[test]
 fn a_directory_that_cannot_be_made_says_why() {
     let dir = directory();
@@ -56,7 +56,7 @@ fn a_directory_that_cannot_be_made_says_why() {
     }
 }
 
-/// A reader that has closed the pipe has enough: no failure. A full disk is one, and said. Nothing panics.
+/// A closed pipe is not a failure; a full disk is one, and is reported. Nothing panics.
 #[test]
 fn standard_output_that_is_closed_or_full_ends_no_command_in_a_panic() {
     let dir = directory();
@@ -108,14 +108,17 @@ fn standard_output_that_is_closed_or_full_ends_no_command_in_a_panic() {
             drop(reader);
             Stdio::from(writer)
         };
-        let (code, said) = run(closed(), Stdio::piped());
-        assert!(code == Some(0) && !said.contains("panicked") && !said.contains("error:"), "{arguments:?}: {said}");
-        let (code, said) = run(full(), Stdio::piped());
+        let (code, printed) = run(closed(), Stdio::piped());
+        assert!(
+            code == Some(0) && !printed.contains("panicked") && !printed.contains("error:"),
+            "{arguments:?}: {printed}"
+        );
+        let (code, printed) = run(full(), Stdio::piped());
         // A plan's 1 is "it does not fit".
         let cannot_print = Some(if arguments[0] == "plan" { 2 } else { 1 });
-        assert_eq!(code, cannot_print, "{arguments:?}: {said}");
-        let words = said.contains("No space left on device") || arguments[0].starts_with("--");
-        assert!(words && !said.contains("panicked"), "{arguments:?}: {said}");
+        assert_eq!(code, cannot_print, "{arguments:?}: {printed}");
+        let words = printed.contains("No space left on device") || arguments[0].starts_with("--");
+        assert!(words && !printed.contains("panicked"), "{arguments:?}: {printed}");
         // Nowhere to say it, either.
         assert_eq!(run(full(), full()).0, cannot_print, "{arguments:?}");
         assert_eq!(run(Stdio::null(), closed()).0, Some(0), "{arguments:?}");

@@ -8,7 +8,7 @@ use std::fs;
 use std::path::Path;
 use telemetry::outputs::{file, metric};
 
-/// What a run logged or wrote that the registry does not name.
+/// Logged metrics and written files that the registry does not name.
 fn unnamed(run: &Path) -> Vec<String> {
     let text = fs::read_to_string(run.join("metrics.jsonl")).unwrap();
     let lines = text.lines().map(|line| serde_json::from_str::<Map<String, Value>>(line).unwrap());

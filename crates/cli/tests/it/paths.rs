@@ -27,8 +27,8 @@ fn paths_in_lists_and_tables_are_relative_to_their_file() {
     };
     let show = |name: &str, text: &str| {
         fs::write(configs.join(name), text).unwrap();
-        let said = good(&elsewhere, &["config", "show", configs.join(name).to_str().unwrap()]);
-        said.out.parse::<toml::Table>().unwrap()
+        let output = good(&elsewhere, &["config", "show", configs.join(name).to_str().unwrap()]);
+        output.out.parse::<toml::Table>().unwrap()
     };
     let models = "\"model:scorer\", \"model:some/scorer\", { kind = \"model\", model = \"scorer\", name = \"b\" }";
     let shown = show("all.toml", &toml(&format!("{programs}, {models}, \"format:../e.jsonl\"")));

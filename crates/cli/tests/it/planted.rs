@@ -1,6 +1,5 @@
-//! Failures that are planted, each said on the page's overview within twenty steps: by the alarm that is meant for it,
-//! with evidence and a remedy. What the overview shows is what `lockstep report` prints: the same lines of
-//! metrics.jsonl.
+//! Planted failures: the overview of the page shows the right alarm for each within twenty steps, with evidence and a
+//! remedy. The test reads the output of `lockstep report`, which has the same lines of metrics.jsonl as the overview.
 
 use crate::alarms;
 use crate::support::runs::{self, good};
@@ -10,7 +9,7 @@ use std::fs;
 use std::path::Path;
 
 /// The alarms of a run in the order in which they were raised, each with the step.
-fn said(root: &Path, run: &str) -> Vec<(u64, String)> {
+fn shown(root: &Path, run: &str) -> Vec<(u64, String)> {
     let found = alarms::alarms(&root.join(run));
     let open = found.iter().filter(|(_, alarm)| alarm["until"].is_null() && alarm["quiet"] != true);
     open.map(|(step, alarm)| {
@@ -25,7 +24,7 @@ fn said(root: &Path, run: &str) -> Vec<(u64, String)> {
 /// One of `expected` was raised by step 20, and the report says so.
 #[track_caller]
 fn planted(root: &Path, run: &str, expected: &[&str]) {
-    let found = said(root, run);
+    let found = shown(root, run);
     let named = found.iter().find(|(step, id)| *step <= 20 && expected.contains(&id.as_str()));
     let Some((_, id)) = named else { panic!("{run}: none of {expected:?} in {found:?}") };
     let report = good(root, &["report", run, "--print"]).out;
@@ -37,7 +36,7 @@ fn of_a_policy() {
     let dir = alarms::directory();
     let root = dir.path();
     let letter = "reward_funcs=[{kind = \"exact_match\", extract = \"^(.)\"}]";
-    // (run, keys, what must be said)
+    // (run, keys, expected alarms)
     let sick: [(&str, &[&str], &[&str]); 4] = [
         // Learning-rate explosion.
         (
@@ -85,7 +84,7 @@ fn of_a_stale_reference() {
     good(root, &runs::arguments("train", "stale", &[&set[..], &[&reference]].concat()));
     planted(root, "stale", &["stale_reference"]);
     good(root, &runs::arguments("train", "own", &set));
-    assert!(said(root, "own").iter().all(|(_, id)| id != "stale_reference"), "{:?}", said(root, "own"));
+    assert!(shown(root, "own").iter().all(|(_, id)| id != "stale_reference"), "{:?}", shown(root, "own"));
 }
 
 /// Its head times 40, so that it is certain of other tokens than a random model is.

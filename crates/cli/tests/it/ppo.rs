@@ -94,7 +94,7 @@ fn cut_completions_are_left_out() {
     // Or costs something.
     good(root, &run("costs", &[&set[..], &["missing_eos_penalty=2"]].concat()));
     let score = |run: &str| of_lines(&root.join(run), "objective/scores")[0];
-    // The same completions, of which those that were cut pay 2.
+    // The same completions; truncated ones pay 2.
     let first: Vec<serde_json::Value> =
         rollouts(&root.join("all")).into_iter().filter(|line| line["step"] == 1).collect();
     let share = first.iter().filter(|line| cut(line)).count() as f64 / first.len() as f64;
@@ -148,15 +148,15 @@ fn the_weight_of_the_divergence_follows_its_target() {
     assert!(weights("low") != weights("high") && weights("high") != weights("fixed"));
 }
 
-/// What a configuration may not say: exit code 2, one paragraph that names the key and what to do, nothing written.
+/// Bad configurations: exit code 2, one paragraph that names the key and the remedy, nothing written.
 #[test]
-fn what_cannot_be_is_refused() {
+fn keys_that_contradict_ppo_are_refused() {
     let dir = directory();
     let root = dir.path();
     let refuse = |set: &[&str], words: &[&str]| {
         refused(root, &arguments("train", "run", &[&["algorithm=ppo", "num_generations=1"], set].concat()), words);
     };
-    // GRPO's ways to say how much and how often.
+    // GRPO's keys for batch sizes and repetitions.
     refuse(&["num_iterations=2"], &["`num_iterations`", "num_ppo_epochs (now 4)"]);
     refuse(&["generation_batch_size=8"], &["`generation_batch_size`", "num_mini_batches (now 1)", "set these"]);
     refuse(&["generation_batch_size=7"], &["`generation_batch_size`", "num_mini_batches"]);
@@ -199,23 +199,27 @@ fn what_cannot_be_is_refused() {
     refuse(&["value_model=larger"], &["`value_model`", "vocabulary of 41", "policy of 40"]);
 }
 
-/// Keys of the others that mean nothing here are said, one line each, and the run continues.
+/// Keys of other algorithms without a meaning here are reported, one line each, and the run continues.
 #[test]
-fn what_means_nothing_is_said() {
+fn keys_without_effect_are_reported() {
     let dir = directory();
     let root = dir.path();
     let idle =
         ["beta=0.1", "loss_type=grpo", "scale_rewards=none", "reward_clip_range=[-1, 1]", "normalize_advantages=true"];
-    let said = good(root, &run("idle", &[&idle[..], &["max_steps=2"]].concat()));
+    let output = good(root, &run("idle", &[&idle[..], &["max_steps=2"]].concat()));
     for pair in idle {
         let name = pair.split('=').next().unwrap();
-        assert!(said.err.contains(&format!("{name} has no meaning with algorithm = \"ppo\"")), "{name}: {}", said.err);
+        assert!(
+            output.err.contains(&format!("{name} has no meaning with algorithm = \"ppo\"")),
+            "{name}: {}",
+            output.err
+        );
     }
     good(root, &run("plain", &["max_steps=2"]));
     let weights = |run: &str| files(&root.join(run))["model/model.safetensors"].clone();
     assert!(weights("idle") == weights("plain"));
-    let said = good(root, &arguments("train", "rloo", &["algorithm=rloo", "lam=0.5", "max_steps=1"]));
-    assert!(said.err.contains("lam has no meaning with algorithm = \"rloo\""), "{}", said.err);
+    let output = good(root, &arguments("train", "rloo", &["algorithm=rloo", "lam=0.5", "max_steps=1"]));
+    assert!(output.err.contains("lam has no meaning with algorithm = \"rloo\""), "{}", output.err);
 }
 
 /// The value model may have another shape than the policy; only the words must be the same.

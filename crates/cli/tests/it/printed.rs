@@ -7,7 +7,7 @@ use std::fs;
 
 /// Lines of standard error without the time before them.
 fn lines(err: &str) -> Vec<String> {
-    err.lines().map(|line| line.split_once("s] ").map_or(line, |(_, said)| said).to_owned()).collect()
+    err.lines().map(|line| line.split_once("s] ").map_or(line, |(_, output)| output).to_owned()).collect()
 }
 
 #[test]
@@ -17,18 +17,18 @@ fn a_run_prints_lines_and_with_verbose_tables_too() {
     let plain = good(root, &arguments("train", "plain", &[]));
     let verbose = good(root, &[&arguments("train", "verbose", &[])[..], &["--verbose"]].concat());
     let json = good(root, &[&arguments("train", "json", &[])[..], &["--log-format", "json"]].concat());
-    for said in [&plain, &verbose] {
-        let all = lines(&said.err);
+    for output in [&plain, &verbose] {
+        let all = lines(&output.err);
         let held_out: Vec<&String> = all.iter().filter(|line| line.contains(": held-out reward ")).collect();
         let steps: Vec<&str> = held_out.iter().map(|line| line.split_once(':').unwrap().0).collect();
-        assert_eq!(steps, ["step 4", "step 8", "step 12"], "{}", said.err);
+        assert_eq!(steps, ["step 4", "step 8", "step 12"], "{}", output.err);
         let since = held_out.iter().map(|line| line.contains(" since step 4); "));
-        assert_eq!(since.collect::<Vec<_>>(), [false, true, true], "{}", said.err);
+        assert_eq!(since.collect::<Vec<_>>(), [false, true, true], "{}", output.err);
         let time: Vec<&String> = all.iter().filter(|line| line.starts_with("time: ")).collect();
         let shares: Vec<u64> = time[0].split(" %").filter_map(|part| part.rsplit(' ').next()?.parse().ok()).collect();
         assert!(time.len() == 1 && shares.len() > 1 && shares.iter().sum::<u64>() == 100, "{time:?}");
         let busy = all.iter().position(|line| line.starts_with("busy: ") && line.contains(" of memory")).unwrap();
-        assert!(all[busy - 1] == *time[0] && !said.err.contains("not measured") && !said.err.contains('\u{1b}'));
+        assert!(all[busy - 1] == *time[0] && !output.err.contains("not measured") && !output.err.contains('\u{1b}'));
     }
     assert_eq!(plain.out, "");
     assert!(verbose.out.starts_with("stage ") && verbose.out.contains("\n(not measured) "), "{}", verbose.out);

@@ -2,7 +2,7 @@
 //! completion's reward, and GRPO takes their sum or compares step by step.
 
 use crate::support::runs::{arguments, directory, good, metrics, of_lines, same_but_lineage};
-use crate::support::{Said, refused};
+use crate::support::{RunOutput, refused};
 use std::fs;
 use std::path::Path;
 
@@ -13,7 +13,7 @@ for line in sys.stdin:
     batch = json.loads(line)
     rewards = []
     for text, ids in zip(batch["completions"], batch["completion_ids"]):
-        # A letter is a token; the token that ends a completion is no letter.
+        # A letter is a token; the token that ends a completion is not a letter.
         scores = [float(place + 1) if letter in "aeiou" else 0.0 for place, letter in enumerate(text)]
         rewards.append({
             "whole": lambda: sum(scores),
@@ -27,7 +27,7 @@ for line in sys.stdin:
     print(json.dumps({"rewards": rewards}), flush=True)
 "#;
 
-fn train(root: &Path, out: &str, way: &str, set: &[&str]) -> Said {
+fn train(root: &Path, out: &str, way: &str, set: &[&str]) -> RunOutput {
     let reward = format!("reward_funcs=[{{kind = \"command\", name = \"r\", command = \"python3 reward.py {way}\"}}]");
     // Without recorded rollouts: these keep the scores of steps, which differ where the result does not.
     good(root, &arguments("train", out, &[&[&*reward], set].concat()))
@@ -72,9 +72,9 @@ fn grpo_takes_the_sum_or_compares_step_by_step() {
 #[test]
 fn a_step_beyond_its_completion_is_no_score_and_named() {
     let Some(dir) = start() else { return };
-    let said = train(dir.path(), "run", "beyond", &["learning_rate=0"]);
-    assert!(said.err.contains("alarm reward_bad_answer (r) since step"), "{}", said.err);
-    assert!(said.err.contains("a step ends at token"), "{}", said.err);
+    let output = train(dir.path(), "run", "beyond", &["learning_rate=0"]);
+    assert!(output.err.contains("alarm reward_bad_answer (r) since step"), "{}", output.err);
+    assert!(output.err.contains("a step ends at token"), "{}", output.err);
     let rewards = of_lines(&dir.path().join("run"), "rewards/r/mean");
-    assert!(rewards.iter().all(|&reward| reward == 1.0), "what is not placed is no zero: {rewards:?}");
+    assert!(rewards.iter().all(|&reward| reward == 1.0), "an unplaced reward is not a zero: {rewards:?}");
 }

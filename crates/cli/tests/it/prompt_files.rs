@@ -53,12 +53,12 @@ fn conversations() -> tempfile::TempDir {
         fs::write(model.join(name), text).unwrap();
     }
     let user = |text: &str| json!({"role": "user", "content": text});
-    let said = |text: &str| json!({"role": "assistant", "content": text});
+    let assistant = |text: &str| json!({"role": "assistant", "content": text});
     let rows = |of: &dyn Fn(&str) -> Value| -> String {
         ["ab", "sun", "moon", "tree", "river", "ice"].map(|word| of(word).to_string() + "\n").concat()
     };
-    let prompts = rows(&|w| json!({"prompt": [user(w)], "completion": [said("b.")]}));
-    let pairs = rows(&|w| json!({"prompt": [user(w)], "chosen": [said("b.")], "rejected": [said("c")]}));
+    let prompts = rows(&|w| json!({"prompt": [user(w)], "completion": [assistant("b.")]}));
+    let pairs = rows(&|w| json!({"prompt": [user(w)], "chosen": [assistant("b.")], "rejected": [assistant("c")]}));
     for (file, text) in [("d.jsonl", &prompts), ("e.jsonl", &prompts), ("p.jsonl", &pairs), ("q.jsonl", &pairs)] {
         fs::write(dir.path().join(file), text).unwrap();
     }
@@ -142,9 +142,9 @@ fn verify_names_the_file_that_changed() {
     let (root, model) = (dir.path(), dir.path().join("model"));
     good(root, &arguments("train", "run", &keys("train", &[])));
     let verify = |code| {
-        let said = lockstep(root, &["verify", "run", "--all", "--json"]);
-        assert_eq!(said.code, Some(code), "{}{}", said.out, said.err);
-        serde_json::from_str::<Value>(&said.out).unwrap()
+        let output = lockstep(root, &["verify", "run", "--all", "--json"]);
+        assert_eq!(output.code, Some(code), "{}{}", output.out, output.err);
+        serde_json::from_str::<Value>(&output.out).unwrap()
     };
     let report = verify(0);
     for (name, _) in FILES {
@@ -181,15 +181,15 @@ fn a_run_of_an_older_version_resumes_and_is_verified_with_one_line() {
         good(root, &arguments(command, kind, &keys(command, own)));
         let run = root.join(kind);
         as_older(&run);
-        let lines = |said: &str| said.lines().filter(|line| line.contains("of an older version")).count();
+        let lines = |output: &str| output.lines().filter(|line| line.contains("of an older version")).count();
         if command == "train" {
-            let said = good(root, &["verify", kind, "--all"]);
-            assert_eq!(lines(&said.err), 1, "{kind}: {}", said.err);
+            let output = good(root, &["verify", kind, "--all"]);
+            assert_eq!(lines(&output.err), 1, "{kind}: {}", output.err);
         }
         let first = record(&run)["starts"][0]["time_s"].clone();
         let resume = [command, "--resume", kind, "--set", "max_steps=4"];
-        let said = good(root, &resume);
-        assert_eq!(lines(&said.err), 1, "{kind}: {}", said.err);
+        let output = good(root, &resume);
+        assert_eq!(lines(&output.err), 1, "{kind}: {}", output.err);
         // From now on it is compared, and the date is that of the first start.
         let now = record(&run);
         assert_eq!((now["prompt_files"].as_array().unwrap().len(), &now["starts"][1]["prompt_time_s"]), (5, &first));
@@ -231,13 +231,13 @@ fn a_worker_with_another_file_is_refused() {
         let mut child = start(root, &learner);
         wait_for(&root.join(&out).join("fleet/learner.json"), true);
         change();
-        let said = lockstep(root, &["worker", "--join", &out, "--name", "other"]);
+        let output = lockstep(root, &["worker", "--join", &out, "--name", "other"]);
         let words = ["other cannot work for this run", &format!("the SHA-256 of the model's {name} is")];
-        let all = words.iter().all(|word| said.err.contains(word));
+        let all = words.iter().all(|word| output.err.contains(word));
         restore(&model);
         good(root, &["worker", "--join", &out, "--name", "own"]);
         assert!(child.wait().unwrap().success());
-        assert!(said.code == Some(2) && all, "{name}: {:?} {}", said.code, said.err);
+        assert!(output.code == Some(2) && all, "{name}: {:?} {}", output.code, output.err);
     }
 }
 

@@ -1,4 +1,4 @@
-//! Functions of a Python file as rewards: the bits of the built-in reward that says the same, wherever the run is
+//! Functions of a Python file as rewards: the bits of the equivalent built-in reward, wherever the run is
 //! continued with, and process rewards.
 
 use crate::support::runs::{arguments, directory, good, of_lines, same, same_but_lineage};
@@ -23,7 +23,7 @@ def vowels(completions, **kwargs):
     return [own or [{"end": 0, "score": 0.0}] for own in steps]
 
 def vowels_of_tokens(completions, completion_ids, **kwargs):
-    # A letter is a token; the token that ends a completion is no letter.
+    # A letter is a token; the token that ends a completion is not a letter.
     scores = [[place(c, i) for i, c in enumerate(text)] or [0.0] for text in completions]
     return [own + [None] * (len(ids) - len(own)) for own, ids in zip(scores, completion_ids)]
 
@@ -88,7 +88,7 @@ fn a_function_that_scores_steps() {
 }
 
 #[test]
-fn functions_are_tried_without_a_model_and_what_is_wrong_is_said() {
+fn functions_are_tried_without_a_model_and_errors_are_reported() {
     let Some(dir) = start() else { return };
     let root = dir.path();
     let rows = "{\"prompt\": \"sun \", \"completion\": \"aab\"}\n{\"prompt\": \"moon \", \"completion\": \"b\"}\n";
@@ -97,10 +97,10 @@ fn functions_are_tried_without_a_model_and_what_is_wrong_is_said() {
         let reward = format!("python:configs/rewards.py:{function}");
         lockstep(root, &["score-rewards", "--input", "c.jsonl", "--reward", &reward])
     };
-    let said = try_it("unique_chars");
-    assert!(said.code == Some(0) && said.out.contains("unique_chars"), "{}{}", said.out, said.err);
-    let said = try_it("knows_no_moon");
-    assert!(said.out.contains("gave 1 scores for 2 completions"), "{}{}", said.out, said.err);
+    let output = try_it("unique_chars");
+    assert!(output.code == Some(0) && output.out.contains("unique_chars"), "{}{}", output.out, output.err);
+    let output = try_it("knows_no_moon");
+    assert!(output.out.contains("gave 1 scores for 2 completions"), "{}{}", output.out, output.err);
     let words = ["no function `unique_char`", "unique_chars, unique_chars_later"];
     refused(
         root,

@@ -11,7 +11,7 @@ fn reference(root: &std::path::Path, run: &str, step: u64) -> Vec<u8> {
 }
 
 #[test]
-fn it_becomes_the_mixture_after_every_so_many_steps() {
+fn the_reference_is_mixed_at_every_sync_step() {
     let dir = directory();
     let root = dir.path();
     good(root, &arguments("train", "all", &SET));

@@ -45,7 +45,7 @@ fn a_recorded_run_replayed_has_the_same_bits() {
     let weighted = [&set[..], &["reward_weights=[1, 0.5]"]].concat();
     good(root, &replay("recorded/rollouts.bin", "replayed", &weighted));
     assert_eq!(weights(&root.join("recorded")), weights(&root.join("replayed")));
-    // Without ref_logprobs the reference model is loaded and asked; without logprobs the policy, where it is on-policy.
+    // Without ref_logprobs the reference model is loaded and run; without logprobs the policy, if it is on-policy.
     let strip = |key: &str, name: &str| {
         let stripped: Vec<Value> = found
             .iter()
@@ -123,7 +123,7 @@ fn groups_on_one_line_are_their_completions() {
     assert_eq!(weights(&root.join("lines")), weights(&root.join("groups")));
 }
 
-/// Lengths 1, 2, 4 and 6, of which the last two were cut: what is said of them can be counted on fingers.
+/// Lengths 1, 2, 4 and 6, the last two truncated: the metrics can be computed by hand.
 #[test]
 fn completions_are_counted() {
     let dir = directory();
@@ -150,7 +150,7 @@ fn completions_are_counted() {
     }
 }
 
-/// A file may know some reference log-probabilities: those stay, and the reference is asked for the others alone.
+/// A file may have some reference log-probabilities: those stay, and the reference computes only the rest.
 #[test]
 fn ref_logprobs_of_a_file_stay() {
     let dir = directory();
@@ -234,8 +234,8 @@ fn a_replay_is_resumed_exactly_and_its_record_too() {
         fs::remove_dir_all(root.join(format!("cut/checkpoints/step-{step:06}"))).unwrap();
     }
     fs::remove_dir_all(root.join("cut/model")).unwrap();
-    let said = good(root, &["train", "--resume", "cut"]);
-    assert!(said.err.contains("resuming after step 4"), "{}", said.err);
+    let output = good(root, &["train", "--resume", "cut"]);
+    assert!(output.err.contains("resuming after step 4"), "{}", output.err);
     same(&root.join("whole"), &root.join("cut"));
     // The file is part of the run.
     fs::write(root.join("recorded/rollouts.bin"), "{}").unwrap();
@@ -277,7 +277,7 @@ fn broken_files_are_refused() {
     good(root, &replay("good.jsonl", "run", &["max_steps=1"]));
 }
 
-/// What a run recorded is shown as lines, which a replay takes like the file itself.
+/// A run's record is printed as lines, which a replay reads like the file itself.
 #[test]
 fn recorded_rollouts_are_shown_as_lines() {
     let dir = directory();
@@ -320,7 +320,7 @@ fn recorded_rollouts_are_shown_as_lines() {
     );
 }
 
-/// A generation that still has steps to come lies in a file of the checkpoint, with checksums of its own.
+/// A generation with steps still to come is in a file of the checkpoint with its own checksums.
 #[test]
 fn a_damaged_generation_batch_is_refused() {
     let dir = directory();

@@ -44,8 +44,8 @@ fn kill_at(directory: &Path, arguments: &[&str], moment: Moment<'_>) -> bool {
     }
     child.kill().unwrap();
     let status = child.wait().unwrap();
-    let said = || fs::read_to_string(directory.join("said.txt")).unwrap();
-    assert!(status.success() || status.code().is_none(), "{status}: {}", said());
+    let output = || fs::read_to_string(directory.join("said.txt")).unwrap();
+    assert!(status.success() || status.code().is_none(), "{status}: {}", output());
     status.success()
 }
 
@@ -222,8 +222,8 @@ fn a_half_written_checkpoint_is_swept_away() {
     let dir = directory();
     good(dir.path(), &arguments("train", "whole", &[]));
     died(dir.path(), "half");
-    let said = good(dir.path(), &["train", "--resume", "half"]);
-    assert!(said.err.contains("resuming after step 4"), "{}", said.err);
+    let output = good(dir.path(), &["train", "--resume", "half"]);
+    assert!(output.err.contains("resuming after step 4"), "{}", output.err);
     same(&dir.path().join("whole"), &dir.path().join("half"));
     once_each(&dir.path().join("half"));
     // A run that is done and resumed stays as it is.
@@ -262,7 +262,7 @@ fn a_checkpoint_too_many_is_deleted() {
 }
 
 #[test]
-fn without_a_checkpoint_it_starts_again_and_says_so() {
+fn a_run_without_a_checkpoint_reports_that_it_starts_again() {
     let dir = directory();
     let root = dir.path();
     good(root, &arguments("train", "whole", &[]));
@@ -270,21 +270,21 @@ fn without_a_checkpoint_it_starts_again_and_says_so() {
     for step in [2, 4] {
         fs::remove_dir_all(root.join(format!("none/checkpoints/step-{step:06}"))).unwrap();
     }
-    let said = good(root, &["train", "--resume", "none"]);
-    assert!(said.err.contains("starts again from step 0"), "{}", said.err);
+    let output = good(root, &["train", "--resume", "none"]);
+    assert!(output.err.contains("starts again from step 0"), "{}", output.err);
     same(&root.join("whole"), &root.join("none"));
 
-    // Killed before config.toml was whole, or before there was a directory.
+    // Killed before config.toml was complete, or before there was a directory.
     fs::create_dir(root.join("unborn")).unwrap();
     fs::write(root.join("unborn/.config.toml.77.partial"), "seed = ").unwrap();
     for out in ["unborn", "nowhere"] {
-        let said = good(root, &[&arguments("train", out, &[])[..], &["--resume", "latest"]].concat());
-        assert!(said.err.contains("starts again from step 0"), "{}", said.err);
+        let output = good(root, &[&arguments("train", out, &[])[..], &["--resume", "latest"]].concat());
+        assert!(output.err.contains("starts again from step 0"), "{}", output.err);
         same(&root.join("whole"), &root.join(out));
     }
     // Nothing to begin with.
-    let said = lockstep(root, &["train", "--resume", "latest", "--out", "typo"]);
-    assert_eq!(said.code, Some(2), "{}", said.err);
+    let output = lockstep(root, &["train", "--resume", "latest", "--out", "typo"]);
+    assert_eq!(output.code, Some(2), "{}", output.err);
     assert!(!root.join("typo").exists());
 }
 

@@ -1,4 +1,4 @@
-//! What a resume keeps, moves aside, refuses and says.
+//! Files that a resume keeps and moves aside, and its errors and messages.
 
 use crate::stopping::{reward, start, wait_for};
 use crate::support::runs::{arguments, directory, events, good, metrics, of_lines, rollouts, same};
@@ -32,10 +32,10 @@ fn an_older_checkpoint_sets_later_ones_aside() {
     good(root, &arguments("train", "whole", &set));
     copy(root, "whole", "run");
     let run = root.join("run");
-    let said = good(root, &["train", "--resume", "run/checkpoints/step-000006"]);
-    assert!(said.err.contains("abandoned/after-step-000006"), "{}", said.err);
+    let printed = good(root, &["train", "--resume", "run/checkpoints/step-000006"]);
+    assert!(printed.err.contains("abandoned/after-step-000006"), "{}", printed.err);
     same(&root.join("whole"), &run);
-    // What was left behind is a run of its own, with all of its logs.
+    // The files moved aside are a complete run with all of its logs.
     let kept = run.join("abandoned/after-step-000006");
     assert_eq!(checkpoints(&kept), ["step-000008", "step-000010", "step-000012"]);
     assert_eq!(metrics(&kept), metrics(&root.join("whole")));
@@ -52,7 +52,7 @@ fn an_older_checkpoint_sets_later_ones_aside() {
     let later = run.join("abandoned/after-step-000004");
     assert_eq!(checkpoints(&later), ["step-000006", "step-000008", "step-000010", "step-000012"]);
     assert_eq!(of_lines(&run, "loss").len(), 8);
-    // The name is taken: another is given.
+    // The name is taken, and another one is chosen.
     good(root, &["train", "--resume", "run/checkpoints/step-000006"]);
     assert_eq!(checkpoints(&run.join("abandoned/after-step-000006-2")), ["step-000008"]);
     assert!(good(root, &["train", "--resume", "run"]).err.contains("resuming after step 8"));
@@ -68,8 +68,8 @@ fn logs_whose_checkpoints_are_gone_are_set_aside() {
     let logged = metrics(&run);
     fs::remove_dir_all(run.join("checkpoints")).unwrap();
     fs::remove_dir_all(run.join("model")).unwrap();
-    let said = good(root, &["sft", "--resume", "run"]);
-    assert!(said.err.contains("abandoned/after-step-000000"), "{}", said.err);
+    let printed = good(root, &["sft", "--resume", "run"]);
+    assert!(printed.err.contains("abandoned/after-step-000000"), "{}", printed.err);
     assert_eq!((metrics(&run.join("abandoned/after-step-000000")), metrics(&run)), (logged.clone(), logged));
 }
 
@@ -123,12 +123,12 @@ fn logs_that_are_switched_off_and_on_are_kept() {
     );
     assert_eq!((recorded(), logged()), (vec![1, 2, 3, 4], vec![1, 2, 3, 4]));
 
-    // Deleted ones are said, and begin anew.
+    // Deleted logs are reported and started again.
     fs::remove_file(run.join("metrics.jsonl")).unwrap();
     fs::remove_file(run.join("rollouts.bin")).unwrap();
     fs::remove_dir_all(run.join("tensorboard")).unwrap();
-    let said = resume(&["max_steps=10", "record_rollouts=true", "tensorboard=true"]);
-    assert!(said.contains("metrics.jsonl was deleted or shortened"), "{said}");
+    let printed = resume(&["max_steps=10", "record_rollouts=true", "tensorboard=true"]);
+    assert!(printed.contains("metrics.jsonl was deleted or shortened"), "{printed}");
     assert_eq!((recorded(), logged(), of_lines(&run, "loss").len()), (vec![9, 10], vec![9, 10], 2));
     begins_with_its_version(&run);
 
@@ -154,8 +154,8 @@ fn a_run_that_has_ended_says_so() {
     let root = dir.path();
     good(root, &arguments("sft", "done", &[]));
     copy(root, "done", "again");
-    let said = good(root, &["sft", "--resume", "again"]);
-    assert!(said.err.contains("ended already: it has done 12 of 12 steps"), "{}", said.err);
+    let printed = good(root, &["sft", "--resume", "again"]);
+    assert!(printed.err.contains("ended already: it has done 12 of 12 steps"), "{}", printed.err);
     same(&root.join("done"), &root.join("again"));
 
     // Learning nothing, no evaluation is better than the first.
@@ -168,7 +168,7 @@ fn a_run_that_has_ended_says_so() {
         assert!(again.err.contains(words), "`{words}`: {}", again.err);
     }
     assert_eq!(metrics(&root.join("early")), lines, "not a step more");
-    // With more patience it continues, and the evaluations that were no better still count.
+    // With more patience the run continues, and evaluations without an improvement still count.
     let more = good(root, &["sft", "--resume", "early", "--set", "early_stopping_patience=2"]);
     // At the last step there is nothing to stop.
     assert!(more.err.contains("done: 12 steps") && !more.err.contains("stopped early"), "{}", more.err);
@@ -201,7 +201,7 @@ fn a_refused_resume_changes_nothing() {
         again(&[], &[name]);
         fs::write(checkpoint.join(name), whole).unwrap();
     }
-    // What follows is another state, and not another file.
+    // Next: another state, not another file.
     fs::remove_file(checkpoint.join("files.json")).unwrap();
     let state = fs::read_to_string(checkpoint.join("run_state.json")).unwrap();
     let mut broken: Value = serde_json::from_str(&state).unwrap();
@@ -257,7 +257,7 @@ fn other_weights_below_are_refused() {
     fs::remove_dir_all(root.join("merged")).unwrap();
     fs::write(&weights, &old).unwrap();
     good(root, &merge(&[]));
-    // What a tokenizer makes of prompts is of the checkpoint, too.
+    // The checkpoint also fixes how a tokenizer encodes prompts.
     let tokenizer = root.join("model/tokenizer.json");
     let words = fs::read_to_string(&tokenizer).unwrap();
     fs::write(&tokenizer, format!("{words} ")).unwrap();
@@ -319,8 +319,8 @@ fn a_flipped_bit_is_found() {
             let mut flipped = whole.clone();
             flipped[at] ^= 4;
             fs::write(&path, &flipped).unwrap();
-            let said = ["train", "--resume", "run", "--set", "max_steps=6"];
-            refused(root, &said, &[name, "--resume", "checkpoints/step-000002"]);
+            let words = ["train", "--resume", "run", "--set", "max_steps=6"];
+            refused(root, &words, &[name, "--resume", "checkpoints/step-000002"]);
             checked += 1;
         }
         fs::write(&path, whole).unwrap();
@@ -333,8 +333,8 @@ fn a_flipped_bit_is_found() {
     let last = bytes.len() - 1;
     bytes[last] ^= 1;
     fs::write(&model, bytes).unwrap();
-    let said = lockstep(root, &["generate", "--model", "run/model", "--prompt", "ab"]);
-    assert!(said.code == Some(2) && said.err.contains("model.safetensors: is damaged"), "{}", said.err);
+    let printed = lockstep(root, &["generate", "--model", "run/model", "--prompt", "ab"]);
+    assert!(printed.code == Some(2) && printed.err.contains("model.safetensors: is damaged"), "{}", printed.err);
 }
 
 /// Paths of a file are relative to it, those of the command line to the working directory, and a run knows all of them
@@ -382,8 +382,8 @@ fn a_run_resumes_from_anywhere() {
     refused(root, &guess, &["other.toml", "`model_name_or_path` = model", "relative to", "command line"]);
 
     fs::rename(work.join("run"), root.join("moved")).unwrap();
-    let said = good(&elsewhere, &["sft", "--resume", "../../moved", "--set", "max_steps=5"]);
-    assert!(said.err.contains("the run's directory was") && said.err.contains("moved"), "{}", said.err);
+    let printed = good(&elsewhere, &["sft", "--resume", "../../moved", "--set", "max_steps=5"]);
+    assert!(printed.err.contains("the run's directory was") && printed.err.contains("moved"), "{}", printed.err);
     assert!(root.join("moved/checkpoints/step-000005").is_dir() && !work.join("run").exists());
 }
 
@@ -406,16 +406,16 @@ fn a_run_resumes_where_its_matmuls_have_the_same_formula() {
         assert_eq!(there.0, Some(0), "{}", there.1);
         assert_eq!(record(&root.join(out))["arithmetic"], formula);
     }
-    let (code, said) = on("amx-emulated", &["train", "--resume", "narrow", "--set", "max_steps=4"]);
+    let (code, printed) = on("amx-emulated", &["train", "--resume", "narrow", "--set", "max_steps=4"]);
     if record(&root.join("narrow"))["arithmetic"] == "bf16-chain" {
-        assert_eq!(code, Some(2), "{said}");
+        assert_eq!(code, Some(2), "{printed}");
         for word in ["bf16-chain", "portable", "bf16-amx", "amx-emulated", "allow_other_isa"] {
-            assert!(said.contains(word), "{word}: {said}");
+            assert!(printed.contains(word), "{word}: {printed}");
         }
     }
 }
 
-/// The reward of a script whose sign was changed meanwhile fell from step to step, and nothing said why.
+/// A script whose sign was changed meanwhile made the reward fall from step to step without a message.
 #[test]
 fn a_reward_that_changed_meanwhile_is_named() {
     let dir = directory();
@@ -437,10 +437,10 @@ fn a_reward_that_changed_meanwhile_is_named() {
     let mut bytes = crate::support::without_checksum(fs::read(&weights).unwrap());
     *bytes.last_mut().unwrap() ^= 1;
     fs::write(&weights, bytes).unwrap();
-    let said = resumed("4");
-    assert_eq!(said.matches(warning).count(), 3, "{said}");
+    let printed = resumed("4");
+    assert_eq!(printed.matches(warning).count(), 3, "{printed}");
     for file in ["reward.sh: its SHA-256 is", "r.py: its", "scores/model/model.safetensors: its"] {
-        assert!(said.contains(file), "`{file}`: {said}");
+        assert!(printed.contains(file), "`{file}`: {printed}");
     }
     // Once, and in the record of that start.
     assert!(!resumed("5").contains(warning));

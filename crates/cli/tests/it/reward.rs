@@ -11,7 +11,7 @@ fn value(line: &str, name: &str) -> Option<f64> {
     serde_json::from_str::<serde_json::Value>(line).unwrap()[name].as_f64()
 }
 
-/// Answers with an `x` are better. The letters around it say nothing.
+/// Answers with an `x` are better. The letters around it do not matter.
 fn pairs(root: &Path) {
     let mut text = String::new();
     for (i, prompt) in ["ab ", "sun ", "moon ", "tree "].iter().enumerate() {

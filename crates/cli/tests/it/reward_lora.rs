@@ -29,8 +29,8 @@ fn cut_and_resumed(root: &Path, whole: &str, cut: &str) {
         fs::remove_dir_all(root.join(cut).join(format!("checkpoints/step-{step:06}"))).unwrap();
     }
     fs::remove_dir_all(root.join(cut).join("model")).unwrap();
-    let said = good(root, &["reward", "--resume", cut]);
-    assert!(said.err.contains("resuming after step 4"), "{}", said.err);
+    let output = good(root, &["reward", "--resume", cut]);
+    assert!(output.err.contains("resuming after step 4"), "{}", output.err);
     same(&root.join(whole), &root.join(cut));
 }
 

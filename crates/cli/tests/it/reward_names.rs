@@ -31,7 +31,7 @@ fn programs_are_told_apart_by_their_arguments() {
 
 /// A program may call its metrics and columns what it likes.
 #[test]
-fn what_a_reward_reports_hides_nothing() {
+fn a_rewards_metrics_and_columns_replace_none_of_the_runs() {
     let dir = directory();
     let root = dir.path();
     let program = "while read -r line; do echo '{\"rewards\": [1, 2, 0, 1], \
@@ -42,8 +42,8 @@ fn what_a_reward_reports_hides_nothing() {
         fs::write(root.join(name), program).unwrap();
     }
     let set = ["reward_funcs=[\"command:sh serve.sh\", \"command:sh other.sh\"]", "num_completions_to_print=4"];
-    let said = good(root, &arguments("train", "run", &set));
-    assert!(!said.err.contains("without such tables"), "{}", said.err);
+    let printed = good(root, &arguments("train", "run", &set));
+    assert!(!printed.err.contains("without such tables"), "{}", printed.err);
     let run = root.join("run");
     for name in ["loss", "step", "reward", "learning_rate", "metric_mean"] {
         for reward in ["serve", "other"] {
@@ -71,9 +71,9 @@ fn a_table_that_cannot_be_written_ends_no_run() {
         let _ = fs::rename(run.join("completions"), root.join("before"));
     }
     let output = child.wait_with_output().unwrap();
-    let said = String::from_utf8(output.stderr).unwrap();
-    assert_eq!(output.status.code(), Some(0), "{said}");
-    assert_eq!(said.matches("the run continues without such tables").count(), 1, "once: {said}");
+    let printed = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(output.status.code(), Some(0), "{printed}");
+    assert_eq!(printed.matches("the run continues without such tables").count(), 1, "once: {printed}");
     // 12 steps, 3 evaluations, and the alarm `tokens_without_text`.
     assert_eq!(metrics(&run).len(), 12 + 3 + 1);
 }

@@ -1,5 +1,5 @@
-//! A reward program that is asked group by group, while others are generated: the same run, bit for bit, as one that is
-//! asked about whole batches; and it ends with the run.
+//! A reward program that scores group by group while other groups are generated: the run equals, bit for bit, one in
+//! which the program scores batches; and the program ends with the run.
 
 use crate::support::command;
 use crate::support::runs::{arguments, directory, good, same_but_lineage};
@@ -67,8 +67,8 @@ fn a_signal_ends_the_step_and_no_program_is_left() {
         |arguments: &[&str]| Command::new("kill").args(arguments).stderr(Stdio::null()).status().unwrap().success();
     assert!(signal(&["-INT", &run.id().to_string()]));
     let ended = run.wait_with_output().unwrap();
-    let said = String::from_utf8(ended.stderr).unwrap();
-    assert!(ended.status.code() == Some(130) && said.contains("stopped as asked after step"), "{said}");
+    let printed = String::from_utf8(ended.stderr).unwrap();
+    assert!(ended.status.code() == Some(130) && printed.contains("stopped as asked after step"), "{printed}");
     let pid = fs::read_to_string(root.join("pid")).unwrap();
     assert!(!signal(&["-0", pid.trim()]), "the reward program lives");
 }

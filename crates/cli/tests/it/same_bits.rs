@@ -104,8 +104,8 @@ fn nor_on_the_checked_device() {
         good(dir.path(), &arguments(purpose, out, set));
         let mut command = crate::support::command(dir.path(), &arguments(purpose, &checked, set));
         let run = command.env("LOCKSTEP_DEVICE", "cpu-checked").output().unwrap();
-        let said = String::from_utf8_lossy(&run.stdout).into_owned() + &String::from_utf8_lossy(&run.stderr);
-        assert!(run.status.success() && said.contains("cpu-checked"), "{out}: {said}");
+        let printed = String::from_utf8_lossy(&run.stdout).into_owned() + &String::from_utf8_lossy(&run.stderr);
+        assert!(run.status.success() && printed.contains("cpu-checked"), "{out}: {printed}");
         same(&dir.path().join(out), &dir.path().join(&checked));
     }
 }
@@ -133,12 +133,12 @@ fn nor_on_emulated_cuda() {
         let emulated = format!("{out}-emulated");
         let mut command = crate::support::command(dir.path(), &arguments(purpose, &emulated, &set));
         let run = command.env("LOCKSTEP_DEVICE", "cuda-emulated").output().unwrap();
-        let said = String::from_utf8_lossy(&run.stdout).into_owned() + &String::from_utf8_lossy(&run.stderr);
-        if said.contains("no C++ compiler was found") {
+        let printed = String::from_utf8_lossy(&run.stdout).into_owned() + &String::from_utf8_lossy(&run.stderr);
+        if printed.contains("no C++ compiler was found") {
             testing::skip::<()>("no C++ compiler to emulate CUDA with");
             return;
         }
-        assert!(run.status.success() && said.contains("cuda-emulated"), "{out}: {said}");
+        assert!(run.status.success() && printed.contains("cuda-emulated"), "{out}: {printed}");
         good(dir.path(), &arguments(purpose, out, &set));
         same_on_another_device(&dir.path().join(out), &dir.path().join(&emulated));
         let mismatches = of_lines(&dir.path().join(&emulated), "sampling/logp_mismatch_tokens");

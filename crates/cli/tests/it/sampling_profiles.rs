@@ -21,7 +21,7 @@ fn kinds(run: &Path) -> Vec<(u64, u64)> {
 }
 
 #[test]
-fn a_group_has_its_profile_whoever_makes_it() {
+fn a_group_has_its_profile_with_any_worker() {
     let dir = directory();
     let root = dir.path();
     let set = [PROFILES, "max_staleness=2", "partial_rollout_tokens=2", "record_rollouts=true"];
@@ -49,12 +49,12 @@ fn a_group_has_its_profile_whoever_makes_it() {
     let of = |name: &str| (vec![name.to_owned()], true);
     assert_eq!(profiles.len(), 3);
     assert!(profiles.contains(&of("quality")) && profiles.contains(&of("fast")), "{profiles:?}");
-    let said = lockstep(root, &["verify", "kinds", "--all"]);
-    assert_eq!(said.code, Some(0), "{}", said.err);
+    let output = lockstep(root, &["verify", "kinds", "--all"]);
+    assert_eq!(output.code, Some(0), "{}", output.err);
 }
 
 #[test]
-fn groups_that_nobody_makes_are_named() {
+fn groups_without_a_worker_are_named() {
     let dir = directory();
     let root = dir.path();
     let set = [PROFILES, "max_steps=4"];
@@ -67,10 +67,10 @@ fn groups_that_nobody_makes_are_named() {
     testing::wait_until("the worker runs", || status::read(&run).is_ok_and(|s| s.workers.iter().any(is_there)));
     let mut learner = start(root, &learner);
     testing::wait_until("the learner runs", || status::read(&run).is_ok_and(|status| status.learner.is_some()));
-    let said = lockstep(root, &[&join[..], &["--name", "dev3", "--profiles", "fats"]].concat());
-    assert_eq!(said.code, Some(2), "{}", said.err);
-    assert!(said.err.contains("--profiles fats") && said.err.contains("it has: fast, quality"), "{}", said.err);
-    // The learner says after ten seconds who is missing. Only then is it started.
+    let output = lockstep(root, &[&join[..], &["--name", "dev3", "--profiles", "fats"]].concat());
+    assert_eq!(output.code, Some(2), "{}", output.err);
+    assert!(output.err.contains("--profiles fats") && output.err.contains("it has: fast, quality"), "{}", output.err);
+    // After ten seconds the learner reports the missing worker, which is only then started.
     let mut lines = BufReader::new(learner.stderr.take().unwrap()).lines().map_while(Result::ok);
     let missing = "no worker makes groups of the profile \"quality\"";
     assert!(lines.any(|line| line.contains(missing)), "the learner ended before");
@@ -82,7 +82,7 @@ fn groups_that_nobody_makes_are_named() {
 }
 
 #[test]
-fn what_no_run_can_have_is_refused() {
+fn incomplete_sampling_profiles_are_refused() {
     let dir = directory();
     let root = dir.path();
     let bad = ["sampling_profiles={ a = { share = 0.5 } }"];

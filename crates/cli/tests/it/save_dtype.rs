@@ -166,9 +166,9 @@ fn wrong((from, purpose, set, result, checkpoint): Row) -> Option<String> {
         return Some(format!("the result has {:?}, the checkpoint {of_model:?}", names(&root.join("out/model"))));
     }
     if records {
-        let said = lockstep(root, &["verify", "out", "--all"]);
-        if said.code != Some(0) || !said.out.contains("equal  the result") {
-            return Some(format!("verify: {:?}\n{}{}", said.code, said.out, said.err));
+        let output = lockstep(root, &["verify", "out", "--all"]);
+        if output.code != Some(0) || !output.out.contains("equal  the result") {
+            return Some(format!("verify: {:?}\n{}{}", output.code, output.out, output.err));
         }
     }
     None
@@ -218,8 +218,8 @@ fn the_dtype_of_the_result_changes_no_bit_of_training() {
     let mut bytes = crate::support::without_checksum(fs::read(&file).unwrap());
     *bytes.last_mut().unwrap() ^= 1;
     fs::write(&file, bytes).unwrap();
-    let said = lockstep(root, &["verify", "parts", "--all"]);
-    assert!(said.code == Some(1) && said.out.contains("model.safetensors"), "{:?} {}", said.code, said.out);
+    let output = lockstep(root, &["verify", "parts", "--all"]);
+    assert!(output.code == Some(1) && output.out.contains("model.safetensors"), "{:?} {}", output.code, output.out);
     // A run of an older version: its result keeps every bit.
     good(root, &words("older", &["max_steps=3"]));
     let config = fs::read_to_string(root.join("older/config.toml")).unwrap();
@@ -242,11 +242,11 @@ fn a_weight_that_f16_does_not_hold_is_kept_in_f32() {
         "out",
         &["max_steps=1", "learning_rate=1e6", "max_grad_norm=0", "save_dtype=f16", "eval_strategy=no"],
     );
-    let said = good(root, &words);
+    let output = good(root, &words);
     assert!(
-        said.err.contains("warning: the result is f32: ") && said.err.contains("too large for float16"),
+        output.err.contains("warning: the result is f32: ") && output.err.contains("too large for float16"),
         "{}",
-        said.err
+        output.err
     );
     assert_eq!(weights(&root.join("out/model")).1, "F32");
 }

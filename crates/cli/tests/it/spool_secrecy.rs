@@ -90,7 +90,7 @@ fn give(path: &Path, user: u32) {
     }
 }
 
-/// Nobody else can open what lies there.
+/// Other users cannot open the path.
 fn is_private(path: &Path) {
     let metadata = fs::symlink_metadata(path).unwrap();
     assert_eq!(metadata.permissions().mode() & 0o077, 0, "{}: {:o}", path.display(), metadata.permissions().mode());
@@ -101,7 +101,7 @@ fn is_private(path: &Path) {
     }
 }
 
-/// What the same program can do outside.
+/// The same program outside of the sandbox.
 fn outside(run: &Path, user: Option<u32>) -> String {
     let mut python = Command::new("python3");
     python.args(["-c", ATTACK]).current_dir(run).stdin(Stdio::piped()).stdout(Stdio::piped());
@@ -149,14 +149,14 @@ fn run_beside(isolation: &str, user: Option<u32>) {
             assert!(found.contains(what), "{what}: {found}");
         }
     }
-    let mut said = String::new();
-    std::io::Read::read_to_string(&mut child.stderr.take().unwrap(), &mut said).unwrap();
+    let mut printed = String::new();
+    std::io::Read::read_to_string(&mut child.stderr.take().unwrap(), &mut printed).unwrap();
     let code = child.wait().unwrap().code();
-    if code == Some(2) && said.contains("cannot isolate") {
-        testing::skip::<()>(&format!("{isolation}: {said}"));
+    if code == Some(2) && printed.contains("cannot isolate") {
+        testing::skip::<()>(&format!("{isolation}: {printed}"));
         return;
     }
-    assert_eq!(code, Some(0), "{said}");
+    assert_eq!(code, Some(0), "{printed}");
     is_private(&out.join("fleet"));
     assert_eq!(fs::metadata(out.join("fleet")).unwrap().uid(), user.unwrap_or(0));
     let lines = rollouts(&out);

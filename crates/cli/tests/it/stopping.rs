@@ -12,7 +12,7 @@ use std::time::Duration;
 /// The signals that stop a run, and the codes that it exits with.
 const SIGNALS: [(&str, i32); 4] = [("INT", 130), ("TERM", 143), ("HUP", 129), ("USR1", 138)];
 
-/// A reward program that takes `seconds` for each batch of four completions, notes that it was asked, and gives
+/// A reward program that takes `seconds` for each batch of four completions, records each request, and gives
 /// the same scores each time.
 pub fn reward(directory: &Path, seconds: &str) -> String {
     let program =
@@ -54,14 +54,14 @@ pub fn signal(child: &Child, name: &str) {
 }
 
 fn is_alive(pid: &str) -> bool {
-    // One that is dead may wait for somebody to take notice.
+    // A dead process may remain as a zombie.
     if let Ok(state) = fs::read_to_string(format!("/proc/{}/stat", pid.trim())) {
         return !state.contains(") Z ");
     }
     Command::new("kill").args(["-0", pid.trim()]).stderr(Stdio::null()).status().unwrap().success()
 }
 
-/// What it said, and how it ended.
+/// The exit status and the printed text.
 fn ended(child: Child) -> (ExitStatus, String) {
     let output = child.wait_with_output().unwrap();
     (output.status, String::from_utf8(output.stderr).unwrap())
@@ -84,11 +84,11 @@ fn a_signal_stops_the_run_which_resumes_to_the_same_bits() {
         wait_for(&root.join(name).join("metrics.jsonl"), true);
         signal(&child, name);
         fs::write(root.join("hold"), "nothing").unwrap();
-        let (status, said) = ended(child);
-        assert_eq!(status.code(), Some(code), "{name}: {said}");
+        let (status, printed) = ended(child);
+        assert_eq!(status.code(), Some(code), "{name}: {printed}");
         let acknowledged = format!("SIG{name}: the run stops, with a checkpoint to resume from");
         for words in [&*acknowledged, "stopped as asked after step", "--resume"] {
-            assert!(said.contains(words), "{name}: `{words}`: {said}");
+            assert!(printed.contains(words), "{name}: `{words}`: {printed}");
         }
         assert!(!root.join(name).join("model").exists(), "{name}: unfinished, and has a result");
         good(root, &[&all[..], &["--resume", "latest"]].concat());
@@ -120,9 +120,9 @@ fn stopped_while_waiting(word: &str, after: u64) {
     wait_for(&root.join("asked"), false);
     let pid = fs::read_to_string(root.join("pid")).unwrap();
     signal(&child, "TERM");
-    let (status, said) = ended(child);
-    assert_eq!(status.code(), Some(143), "{said}");
-    assert!(said.contains(&format!("stopped as asked after step {after};")), "{said}");
+    let (status, printed) = ended(child);
+    assert_eq!(status.code(), Some(143), "{printed}");
+    assert!(printed.contains(&format!("stopped as asked after step {after};")), "{printed}");
     assert!(!is_alive(&pid), "the reward program lives");
     fs::remove_file(root.join("slow")).unwrap();
     good(root, &[&all[..], &["--resume", "latest"]].concat());
@@ -163,8 +163,8 @@ fn the_first_signal_is_acknowledged_at_once_and_the_second_ends_programs_and_all
         let pids = fs::read_to_string(root.join("pids")).unwrap();
         fs::remove_file(root.join("pids")).unwrap();
         signal(&child, "HUP");
-        let mut said = BufReader::new(child.stderr.take().unwrap()).lines();
-        let acknowledged = said.find(|line| line.as_ref().is_ok_and(|line| line.contains("SIGHUP")));
+        let mut printed = BufReader::new(child.stderr.take().unwrap()).lines();
+        let acknowledged = printed.find(|line| line.as_ref().is_ok_and(|line| line.contains("SIGHUP")));
         assert!(acknowledged.is_some(), "{name}: no word before it ended");
         // A terminal that is closed sends it twice.
         signal(&child, "HUP");
@@ -192,8 +192,8 @@ fn nohup_ignores_the_hangup() {
         sh.args(["-c", &script]).current_dir(root).stderr(Stdio::piped()).stdout(Stdio::null()).spawn().unwrap();
     wait_for(&root.join("run/metrics.jsonl"), true);
     signal(&child, "HUP");
-    let (status, said) = ended(child);
-    assert!(status.success() && said.contains("done: 12 steps"), "{said}");
+    let (status, printed) = ended(child);
+    assert!(status.success() && printed.contains("done: 12 steps"), "{printed}");
 }
 
 #[test]
@@ -207,10 +207,10 @@ fn every_way_to_train_is_stopped_and_resumes() {
         let child = start(root, &all);
         wait_for(&root.join(purpose).join("metrics.jsonl"), true);
         signal(&child, "INT");
-        let (status, said) = ended(child);
-        assert_eq!(status.code(), Some(130), "{purpose}: {said}");
+        let (status, printed) = ended(child);
+        assert_eq!(status.code(), Some(130), "{purpose}: {printed}");
         let checkpoints = || fs::read_dir(root.join(purpose).join("checkpoints")).unwrap().count();
-        assert_eq!(checkpoints(), 1, "{purpose}: {said}");
+        assert_eq!(checkpoints(), 1, "{purpose}: {printed}");
         let before = fs::metadata(root.join(purpose).join("metrics.jsonl")).unwrap().len();
         let child = start(root, &[purpose, "--resume", purpose]);
         testing::wait_until("it continues", || {
@@ -237,9 +237,9 @@ fn an_evaluation_of_a_model_is_stopped_without_a_result() {
     let pid = fs::read_to_string(root.join("pid")).unwrap();
     signal(&child, "TERM");
     let output = child.wait_with_output().unwrap();
-    let said = String::from_utf8(output.stderr).unwrap();
-    assert!(output.status.code() == Some(143) && output.stdout.is_empty(), "{said}");
-    assert!(said.contains("SIGTERM: the evaluation stops") && !said.contains("error"), "{said}");
+    let printed = String::from_utf8(output.stderr).unwrap();
+    assert!(output.status.code() == Some(143) && output.stdout.is_empty(), "{printed}");
+    assert!(printed.contains("SIGTERM: the evaluation stops") && !printed.contains("error"), "{printed}");
     // It was killed; the kernel may take a moment.
     testing::wait_until("the program ends", || !is_alive(&pid));
     assert!(!root.join("lines.jsonl").exists());

@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 
 const LIMIT: Duration = Duration::from_secs(2);
 
-/// Files of so many rows: prompts with completions, and pairs.
+/// Data files of `rows` rows: prompts with completions, and pairs.
 fn data(root: &Path, rows: usize) {
     let (mut prompts, mut pairs) = (String::new(), String::new());
     for i in 0..rows {
@@ -57,16 +57,16 @@ fn stopped(root: &Path, arguments: &[&str], marker: Option<&str>, delay: Duratio
     }
     signal(&child, "INT");
     let asked = Instant::now();
-    let said = std::thread::spawn(move || lines.collect::<Vec<_>>().join("\n"));
+    let printed = std::thread::spawn(move || lines.collect::<Vec<_>>().join("\n"));
     let code = child.wait().unwrap().code();
     let took = asked.elapsed();
-    let said = said.join().unwrap();
+    let printed = printed.join().unwrap();
     if code == Some(0) {
         // The last of its work was done as the signal arrived.
         return None;
     }
-    assert_eq!(code, Some(130), "{arguments:?}: {said}");
-    Some((took, said))
+    assert_eq!(code, Some(130), "{arguments:?}: {printed}");
+    Some((took, printed))
 }
 
 #[test]
@@ -102,15 +102,15 @@ fn a_signal_is_obeyed_while_nothing_is_saved_yet() {
         let mut longest = (Duration::ZERO, 0);
         for &delay in delays {
             let _ = fs::remove_dir_all(root.join("out"));
-            let Some((took, said)) = stopped(root, arguments, *marker, Duration::from_secs_f64(delay)) else {
+            let Some((took, printed)) = stopped(root, arguments, *marker, Duration::from_secs_f64(delay)) else {
                 continue;
             };
-            assert!(!measures || took <= LIMIT, "{phase} after {delay} s: {took:?}\n{said}");
+            assert!(!measures || took <= LIMIT, "{phase} after {delay} s: {took:?}\n{printed}");
             if !root.join("out/checkpoints").exists() {
-                assert!(!said.contains("with a checkpoint"), "{phase}: {said}");
+                assert!(!printed.contains("with a checkpoint"), "{phase}: {printed}");
             }
             // A process that ends at once may do so before the signal's own line is out.
-            assert!(said.contains("SIGINT: ") || said.contains("stopped as asked"), "{phase}: {said}");
+            assert!(printed.contains("SIGINT: ") || printed.contains("stopped as asked"), "{phase}: {printed}");
             longest = (longest.0.max(took), longest.1 + 1);
         }
         // On a quick machine a phase that begins late may end before the signal.

@@ -81,11 +81,11 @@ fn stop_and_resume(rows: &[Row]) {
             }
         }
         fs::write(root.join("hold"), "nothing").unwrap();
-        let (status, said) = ended(child);
-        assert_eq!(status.code(), Some(*code), "{signals:?}: {said}");
-        assert!(said.contains("stopped as asked after step"), "{signals:?}: {said}");
-        assert_eq!(checkpoints(&run).len(), 1, "{signals:?}: {said}");
-        assert!(pids(&run).is_empty() && !run.join("model").exists(), "{signals:?}: {said}");
+        let (status, printed) = ended(child);
+        assert_eq!(status.code(), Some(*code), "{signals:?}: {printed}");
+        assert!(printed.contains("stopped as asked after step"), "{signals:?}: {printed}");
+        assert_eq!(checkpoints(&run).len(), 1, "{signals:?}: {printed}");
+        assert!(pids(&run).is_empty() && !run.join("model").exists(), "{signals:?}: {printed}");
         good(root, &["train", "--resume", &out, "--distributed", "--workers", "2"]);
         // A signal leaves a checkpoint of its own.
         for name in checkpoints(&run).iter().filter(|name| *name != "step-000012") {
@@ -161,8 +161,8 @@ fn nohup_ignores_the_hangup_in_every_process() {
     }
     signal(&child, "HUP");
     fs::write(root.join("hold"), "nothing").unwrap();
-    let (status, said) = ended(child);
-    assert!(status.success() && said.contains("done: 12 steps") && !said.contains("SIGHUP"), "{said}");
+    let (status, printed) = ended(child);
+    assert!(status.success() && printed.contains("done: 12 steps") && !printed.contains("SIGHUP"), "{printed}");
 }
 
 /// A learner that aborts would abort again: it ends the run, as an error does. One that was killed is started again.
@@ -177,9 +177,12 @@ fn a_learner_that_crashes_ends_the_run_which_resumes_to_the_same_bits() {
     let child = start(root, &distributed("out", "2", &set));
     wait_for(&run.join("metrics.jsonl"), true);
     send(learner_of(&run).expect("it trains"), "ABRT");
-    let (status, said) = ended(child);
-    assert_eq!(status.code(), Some(134), "{said}");
-    assert!(said.contains("SIGABRT") && said.contains("the run ends") && !said.contains("started again"), "{said}");
+    let (status, printed) = ended(child);
+    assert_eq!(status.code(), Some(134), "{printed}");
+    assert!(
+        printed.contains("SIGABRT") && printed.contains("the run ends") && !printed.contains("started again"),
+        "{printed}"
+    );
     testing::wait_until("every process ends", || pids(&run).is_empty());
     fs::write(root.join("hold"), "nothing").unwrap();
     good(root, &["train", "--resume", "out", "--distributed", "--workers", "2"]);

@@ -48,7 +48,7 @@ impl Terminal {
         self.script.stdin.as_mut().unwrap().write_all(b"\x03").unwrap();
     }
 
-    /// What is on the terminal.
+    /// The terminal's content.
     fn text(&self) -> String {
         String::from_utf8_lossy(&fs::read(&self.shown).unwrap_or_default()).into_owned()
     }
@@ -78,7 +78,7 @@ fn checkpoints(run: &Path) -> usize {
     fs::read_dir(run.join("checkpoints")).map_or(0, Iterator::count)
 }
 
-/// What no process of a run may log or leave, however its console fails.
+/// Checks what no process of a run may log or leave, however its console fails.
 fn assert_sound(root: &Path, terminal: &Terminal, what: &str) {
     assert!(!terminal.text().contains("panicked"), "{what}: {}", terminal.text());
     for (path, _) in crate::support::listing(root) {

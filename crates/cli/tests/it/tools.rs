@@ -3,22 +3,22 @@
 use crate::support::lockstep;
 
 #[test]
-fn what_config_show_prints_is_a_configuration() {
+fn the_output_of_config_show_is_a_configuration() {
     let dir = tempfile::tempdir().unwrap();
-    let said =
+    let output =
         lockstep(dir.path(), &["config", "show", "--task", "gsm8k", "--set", "beta=0.04", "--set", "use_vllm=true"]);
-    assert_eq!(said.code, Some(0), "{}", said.err);
+    assert_eq!(output.code, Some(0), "{}", output.err);
     assert!(
-        said.out.contains("beta = 0.04  # command line") && said.out.contains("\"question\"  # task"),
+        output.out.contains("beta = 0.04  # command line") && output.out.contains("\"question\"  # task"),
         "{}",
-        said.out
+        output.out
     );
-    assert!(said.err.contains("note: use_vllm has no meaning here"), "{}", said.err);
-    std::fs::write(dir.path().join("c.toml"), &said.out).unwrap();
+    assert!(output.err.contains("note: use_vllm has no meaning here"), "{}", output.err);
+    std::fs::write(dir.path().join("c.toml"), &output.out).unwrap();
     let json = |arguments: &[&str]| -> serde_json::Value {
-        let said = lockstep(dir.path(), arguments);
-        assert_eq!(said.code, Some(0), "{}", said.err);
-        serde_json::from_str(&said.out).unwrap()
+        let output = lockstep(dir.path(), arguments);
+        assert_eq!(output.code, Some(0), "{}", output.err);
+        serde_json::from_str(&output.out).unwrap()
     };
     let again = json(&["config", "show", "c.toml", "--json"]);
     assert_eq!((&again["beta"], &again["prompt_column"]), (&0.04.into(), &"question".into()));
@@ -26,18 +26,18 @@ fn what_config_show_prints_is_a_configuration() {
 }
 
 #[test]
-fn doctor_says_what_it_measured() {
+fn doctor_prints_its_measurements() {
     let dir = tempfile::tempdir().unwrap();
-    let said = lockstep(dir.path(), &["doctor", "--json", "--threads", "1"]);
-    assert_eq!(said.code, Some(0), "{}", said.err);
-    let found: serde_json::Value = serde_json::from_str(&said.out).unwrap();
+    let output = lockstep(dir.path(), &["doctor", "--json", "--threads", "1"]);
+    assert_eq!(output.code, Some(0), "{}", output.err);
+    let found: serde_json::Value = serde_json::from_str(&output.out).unwrap();
     let present = found["isa_present"].as_array().unwrap();
     assert!(present.contains(&found["isa"]) && present.contains(&"portable".into()), "{found}");
     assert!(
         found["flops_per_s"].as_f64().unwrap() > 0.0 && found["read_bytes_per_s"].as_f64().unwrap() > 0.0,
         "{found}"
     );
-    // AMX is either among what is present, or it is said why not.
+    // AMX is either listed as present, or the reason is printed.
     assert_eq!(found["amx"] == "usable", present.contains(&"amx".into()), "{found}");
     assert_eq!(found["tile_flops_per_s"].is_number(), found["isa"] == "amx", "{found}");
     // The same of dot products of pairs; where they are present and not used, they were measured to be slow.
@@ -53,14 +53,18 @@ fn a_trl_script_becomes_a_configuration() {
     let script =
         "from trl import GRPOConfig\nargs = GRPOConfig(output_dir='o', num_generations=4, beta=f(), bf16=True)\n";
     std::fs::write(dir.path().join("t.py"), script).unwrap();
-    let said = lockstep(dir.path(), &["config", "from-trl", "t.py", "--python", "none/python3"]);
-    assert_eq!(said.code, Some(2), "{}", said.err);
-    assert!(said.err.contains("no program `none/python3`") && said.err.contains("--python PATH"), "{}", said.err);
+    let output = lockstep(dir.path(), &["config", "from-trl", "t.py", "--python", "none/python3"]);
+    assert_eq!(output.code, Some(2), "{}", output.err);
+    assert!(output.err.contains("no program `none/python3`") && output.err.contains("--python PATH"), "{}", output.err);
     let Some(()) = testing::program("python3") else { return };
-    let said = lockstep(dir.path(), &["config", "from-trl", "t.py"]);
-    assert_eq!(said.code, Some(0), "{}", said.err);
-    std::fs::write(dir.path().join("t.toml"), &said.out).unwrap();
-    assert!(said.out.contains("# - beta = f(): not a literal") && said.out.contains("# - bf16 = true"), "{}", said.out);
-    let said = lockstep(dir.path(), &["config", "show", "t.toml"]);
-    assert!(said.out.contains("num_generations = 4  # t.toml"), "{}{}", said.out, said.err);
+    let output = lockstep(dir.path(), &["config", "from-trl", "t.py"]);
+    assert_eq!(output.code, Some(0), "{}", output.err);
+    std::fs::write(dir.path().join("t.toml"), &output.out).unwrap();
+    assert!(
+        output.out.contains("# - beta = f(): not a literal") && output.out.contains("# - bf16 = true"),
+        "{}",
+        output.out
+    );
+    let output = lockstep(dir.path(), &["config", "show", "t.toml"]);
+    assert!(output.out.contains("num_generations = 4  # t.toml"), "{}{}", output.out, output.err);
 }

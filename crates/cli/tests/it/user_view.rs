@@ -13,9 +13,9 @@ fn it_stops_early_and_leaves_the_best() {
     let constant = reward(root, "0");
     let best = ["save_steps=4", "save_total_limit=1", "load_best_model_at_end=true", "metric_for_best_model=reward"];
     let set = [&[&*constant, "early_stopping_patience=1"], &best[..]].concat();
-    let said = good(root, &arguments("train", "run", &set));
+    let output = good(root, &arguments("train", "run", &set));
     for words in ["stopped early after step 8", "the best checkpoint, of step 4"] {
-        assert!(said.err.contains(words), "`{words}`: {}", said.err);
+        assert!(output.err.contains(words), "`{words}`: {}", output.err);
     }
     let weights = |of: &str| fs::read(root.join("run").join(of).join("model.safetensors")).unwrap();
     assert_eq!(weights("model"), weights("checkpoints/step-000004"));
@@ -69,11 +69,11 @@ fn without_checkpoints_only_a_signal_leaves_one() {
 fn completions_are_printed_and_the_log_has_it_all() {
     let dir = directory();
     let root = dir.path();
-    let said = good(root, &arguments("train", "run", &["num_completions_to_print=1", "log_completions_steps=6"]));
+    let output = good(root, &arguments("train", "run", &["num_completions_to_print=1", "log_completions_steps=6"]));
     for words in ["Step 6", "Step 12", "unique_chars", "Advantage"] {
-        assert!(said.out.contains(words), "`{words}`: {}", said.out);
+        assert!(output.out.contains(words), "`{words}`: {}", output.out);
     }
-    assert!(!said.out.contains("Step 3"), "{}", said.out);
+    assert!(!output.out.contains("Step 3"), "{}", output.out);
     let log = fs::read_to_string(root.join("run/lockstep-0.log")).unwrap();
     for words in ["qwen3", "prompts shared", "step  ", "Step 12", "done: 12 steps"] {
         assert!(log.contains(words), "`{words}`: {log}");
@@ -83,20 +83,20 @@ fn completions_are_printed_and_the_log_has_it_all() {
     refused(root, &["sft", "--resume", "run"], &["run of `lockstep train`"]);
 }
 
-/// Every reward may say that it cannot score: that is no zero, and is said.
+/// Every reward may abstain: the score does not count as 0, and a message is printed.
 #[test]
-fn completions_that_nobody_scores_are_said() {
+fn unscored_completions_are_reported() {
     let dir = directory();
     let root = dir.path();
     fs::write(root.join("null.sh"), "while read -r line; do echo '{\"rewards\": [null, null, null, null]}'; done\n")
         .unwrap();
     let null = "reward_funcs=[\"command:sh null.sh\"]";
-    let said = good(root, &arguments("train", "run", &[null, "reward_errors=continue"]));
-    assert!(said.err.contains("no reward gave a score for 4 of 4 completions"), "{}", said.err);
+    let output = good(root, &arguments("train", "run", &[null, "reward_errors=continue"]));
+    assert!(output.err.contains("no reward gave a score for 4 of 4 completions"), "{}", output.err);
     let without = |line: &String| !line.contains("\"reward\"") && !line.contains("frac_reward_zero_std");
     assert!(metrics(&root.join("run")).iter().all(without), "not 0: nobody knows");
-    let said = lockstep(root, &arguments("train", "other", &[null]));
-    assert!(said.code == Some(1) && said.err.contains("it gave null for every completion"), "{}", said.err);
+    let output = lockstep(root, &arguments("train", "other", &[null]));
+    assert!(output.code == Some(1) && output.err.contains("it gave null for every completion"), "{}", output.err);
 }
 
 #[test]

@@ -1,7 +1,7 @@
-//! `lockstep verify`: a run is proven whoever made it and whoever replays it, and each planted lie is named.
+//! `lockstep verify`: a run is proven whichever processes made and replay it, and each forged value is named.
 
 use crate::support::runs::{arguments, directory, good};
-use crate::support::{Said, command, lockstep};
+use crate::support::{RunOutput, command, lockstep};
 use lockstep::wire::file::{GroupFile, GroupLog};
 use lockstep::wire::{Group, RecordReader};
 use serde_json::Value;
@@ -11,7 +11,7 @@ use std::process::Command;
 
 const RECORDED: &[&str] = &["record_rollouts=true", "max_steps=6", "eval_strategy=no", "logging_steps=1"];
 
-fn verify(root: &Path, run: &str, more: &[&str], isa: &str) -> (Said, Value) {
+fn verify(root: &Path, run: &str, more: &[&str], isa: &str) -> (RunOutput, Value) {
     let arguments = [&["verify", run, "--json"], more].concat();
     let mut command = command(root, &arguments);
     if !isa.is_empty() {
@@ -19,27 +19,27 @@ fn verify(root: &Path, run: &str, more: &[&str], isa: &str) -> (Said, Value) {
     }
     let output = command.output().unwrap();
     let text = |bytes: Vec<u8>| String::from_utf8(bytes).unwrap();
-    let said = Said { code: output.status.code(), out: text(output.stdout), err: text(output.stderr) };
-    let report = serde_json::from_str(&said.out).unwrap_or_else(|_| panic!("{}{}", said.out, said.err));
-    (said, report)
+    let printed = RunOutput { code: output.status.code(), out: text(output.stdout), err: text(output.stderr) };
+    let report = serde_json::from_str(&printed.out).unwrap_or_else(|_| panic!("{}{}", printed.out, printed.err));
+    (printed, report)
 }
 
 #[track_caller]
 fn proven(root: &Path, run: &str, more: &[&str], isa: &str) -> Value {
-    let (said, report) = verify(root, run, more, isa);
-    assert_eq!(said.code, Some(0), "{}{}", said.out, said.err);
+    let (printed, report) = verify(root, run, more, isa);
+    assert_eq!(printed.code, Some(0), "{}{}", printed.out, printed.err);
     report
 }
 
-/// What differs in a copy of the run that `lie` changes.
+/// The reported difference in a copy of the run that `lie` changes.
 #[track_caller]
 fn difference(root: &Path, lie: impl FnOnce(&Path)) -> Value {
     let copy = root.join("copy");
     let _ = fs::remove_dir_all(&copy);
     assert!(Command::new("cp").args(["-r", "run", "copy"]).current_dir(root).status().unwrap().success());
     lie(&copy);
-    let (said, report) = verify(root, "copy", &["--all"], "");
-    assert_eq!(said.code, Some(1), "{}{}", said.out, said.err);
+    let (printed, report) = verify(root, "copy", &["--all"], "");
+    assert_eq!(printed.code, Some(1), "{}{}", printed.out, printed.err);
     report["difference"].clone()
 }
 
@@ -80,7 +80,7 @@ fn a_run_is_proven_with_other_threads_and_another_instruction_set() {
 }
 
 #[test]
-fn so_are_runs_of_every_kind() {
+fn runs_of_every_kind_are_proven() {
     let dir = directory();
     let root = dir.path();
     let kinds: [&[&str]; 4] = [
@@ -113,7 +113,7 @@ fn workers_made_it() {
     assert_eq!(proven(root, "chunks", &["--all"], "portable")["groups_of_checkpoints"], 0);
     proven(root, "chunks", &["--steps", "1", "--seed", "1"], "");
 
-    // Who lies is named.
+    // The worker with the forged result is named.
     let made_by = fs::read_to_string(root.join("run/fleet/made_by.jsonl")).unwrap();
     let lines = made_by.lines().map(|line| serde_json::from_str::<Value>(line).unwrap()).collect::<Vec<_>>();
     let of = |line: &Value, group: u64| {
@@ -129,7 +129,7 @@ fn workers_made_it() {
 }
 
 #[test]
-fn a_planted_lie_is_named() {
+fn a_forged_record_is_named() {
     let dir = directory();
     let root = dir.path();
     good(root, &arguments("train", "run", RECORDED));
@@ -214,7 +214,7 @@ fn a_forged_result_differs() {
 
 /// A worker that samples as it likes: the run has learned from it, and record, weights and lists agree.
 #[test]
-fn a_lie_that_the_run_has_learned_from_is_found_where_it_was_told() {
+fn a_forged_value_that_was_trained_on_is_found_at_its_step() {
     let dir = directory();
     let root = dir.path();
     let set = [RECORDED, &["max_staleness=1"]].concat();
@@ -235,9 +235,9 @@ fn a_lie_that_the_run_has_learned_from_is_found_where_it_was_told() {
     fs::write(&path, lied).unwrap();
     model::io::FileList::of(&checkpoint, 2).unwrap().write(&checkpoint).unwrap();
     good(root, &["train", "--resume", "run/checkpoints/step-000002"]);
-    let (said, report) = verify(root, "run", &["--all"], "");
+    let (printed, report) = verify(root, "run", &["--all"], "");
     let found = &report["difference"];
-    assert_eq!((said.code, found["kind"].as_str()), (Some(1), Some("token")), "{found}");
+    assert_eq!((printed.code, found["kind"].as_str()), (Some(1), Some("token")), "{found}");
     assert!(found["group"] == 4 && found["place"].to_string().contains("step-000002/frontier.bin"), "{found}");
     // Whoever replays other steps alone cannot see it, and is told what was taken as it is.
     let later = (0..20).map(|seed| verify(root, "run", &["--steps", "1", "--seed", &seed.to_string()], ""));
@@ -256,29 +256,29 @@ fn lie_in_weights(checkpoint: &Path) {
 }
 
 #[test]
-fn what_cannot_be_verified_is_said() {
+fn parts_that_cannot_be_verified_are_reported() {
     let dir = directory();
     let root = dir.path();
     let not_verified = |out: &str, set: &[&str], word: &str| {
         good(root, &arguments("train", out, &[RECORDED, set].concat()));
-        let (said, report) = verify(root, out, &["--all"], "");
-        assert_eq!(said.code, Some(2), "{}", said.out);
-        let said = report["not_verified"].to_string();
-        assert!(said.contains(word), "{said}");
+        let (printed, report) = verify(root, out, &["--all"], "");
+        assert_eq!(printed.code, Some(2), "{}", printed.out);
+        let printed = report["not_verified"].to_string();
+        assert!(printed.contains(word), "{printed}");
     };
     not_verified("unrecorded", &["record_rollouts=false"], "record_rollouts = true");
     not_verified("unsaved", &["save_strategy=no"], "save_strategy");
     good(root, &arguments("train", "bf16", &[RECORDED, &["dtype=bf16"]].concat()));
     let record: Value = serde_json::from_slice(&fs::read(root.join("bf16/record.json")).unwrap()).unwrap();
     if record["arithmetic"] == "bf16-chain" {
-        let (said, report) = verify(root, "bf16", &[], "amx-emulated");
-        assert!(said.code == Some(2) && report["not_verified"][0].to_string().contains("LOCKSTEP_ISA="), "{report}");
+        let (printed, report) = verify(root, "bf16", &[], "amx-emulated");
+        assert!(printed.code == Some(2) && report["not_verified"][0].to_string().contains("LOCKSTEP_ISA="), "{report}");
     }
-    let said = lockstep(root, &["verify", "nowhere"]);
-    assert!(said.code == Some(2) && said.err.contains("nowhere"), "{}", said.err);
+    let printed = lockstep(root, &["verify", "nowhere"]);
+    assert!(printed.code == Some(2) && printed.err.contains("nowhere"), "{}", printed.err);
 }
 
-/// What a resume changed is taken back for the steps before it.
+/// Keys that a resume changed have their old values for earlier steps.
 #[test]
 fn each_step_is_replayed_with_the_configuration_that_made_it() {
     let dir = directory();
@@ -288,7 +288,7 @@ fn each_step_is_replayed_with_the_configuration_that_made_it() {
     good(root, &[&["train", "--resume", "run/checkpoints/step-000004"][..], &set].concat());
     let report = proven(root, "run", &["--all"], "");
     assert_eq!(report["proven"].as_array().unwrap().len(), 4, "{report}");
-    // Of a fork, too.
+    // The same for a fork.
     good(root, &["fork", "run", "--at", "3", "--set", "epsilon=0.1", "--out", "fork"]);
     let fork = proven(root, "fork", &["--all"], "");
     assert_eq!(fork["proven"].as_array().unwrap().len(), 4, "its six steps: {fork}");
@@ -297,13 +297,13 @@ fn each_step_is_replayed_with_the_configuration_that_made_it() {
     let text = fs::read_to_string(&config).unwrap();
     assert!(text.contains("temperature = 1.0"), "{text}");
     fs::write(&config, text.replace("temperature = 1.0", "temperature = 1.1")).unwrap();
-    let (said, report) = verify(root, "run", &["--all"], "");
-    assert_eq!((said.code, report["difference"]["kind"].as_str()), (Some(1), Some("lineage")), "{}", said.out);
+    let (printed, report) = verify(root, "run", &["--all"], "");
+    assert_eq!((printed.code, report["difference"]["kind"].as_str()), (Some(1), Some("lineage")), "{}", printed.out);
 }
 
-/// Scores of a program, which says other ones each time, are taken from the record. That is said.
+/// Scores of a program that are different each time are taken from the record, with a message.
 #[test]
-fn scores_that_cannot_be_asked_again_are_those_of_the_record() {
+fn scores_that_cannot_be_repeated_are_taken_from_the_record() {
     let dir = directory();
     let root = dir.path();
     if testing::program("python3").is_none() {
@@ -316,14 +316,18 @@ fn scores_that_cannot_be_asked_again_are_those_of_the_record() {
     good(root, &arguments("train", "run", &[RECORDED, &[rewards, "max_staleness=1"]].concat()));
     let report = proven(root, "run", &["--all"], "portable");
     assert_eq!((&report["rewards_asked"][0], &report["rewards_recorded"][0]), (&"unique_chars".into(), &"r".into()));
-    // What was learned from it is proven all the same, and a checkpoint has the scores of batches made ahead.
+    // The updates are proven all the same, and a checkpoint has the scores of batches made ahead.
     let found = difference(root, |run| change(run, 0, |g| g.completions[0].rewards[1] = Some(9.0)));
     assert_eq!((found["kind"].as_str(), found["group"].as_i64()), (Some("advantage"), Some(0)), "{found}");
     let found = difference(root, |run| change(run, 5, |g| g.completions[0].rewards[1] = Some(9.0)));
     assert!(found["kind"] == "score of `r`" && found["place"].to_string().contains("frontier.bin"), "{found}");
     fs::remove_file(root.join("r.py")).unwrap();
-    let (said, report) = verify(root, "run", &["--all"], "");
-    assert!(said.code == Some(2) && report["not_verified"].to_string().contains("r.py is missing"), "{}", said.out);
+    let (printed, report) = verify(root, "run", &["--all"], "");
+    assert!(
+        printed.code == Some(2) && report["not_verified"].to_string().contains("r.py is missing"),
+        "{}",
+        printed.out
+    );
 }
 
 #[test]
@@ -347,8 +351,8 @@ fn a_damaged_record_is_named() {
     fs::write(&path, bytes).unwrap();
     let drawn = (0..20).map(|seed| verify(root, "run", &["--steps", "1", "--seed", &seed.to_string()], ""));
     let kind = |report: &Value| report["difference"]["kind"].as_str().map(str::to_owned);
-    let (said, report) = drawn.into_iter().find(|(_, report)| kind(report).as_deref() == Some("hash")).unwrap();
-    assert!(said.code == Some(1) && report["difference"]["remade"].to_string().contains("is damaged"), "{report}");
+    let (printed, report) = drawn.into_iter().find(|(_, report)| kind(report).as_deref() == Some("hash")).unwrap();
+    assert!(printed.code == Some(1) && report["difference"]["remade"].to_string().contains("is damaged"), "{report}");
     fs::write(&path, good_bytes).unwrap();
     // And a group that no step learned from.
     let found = difference(root, |run| {

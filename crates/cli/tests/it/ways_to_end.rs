@@ -124,11 +124,11 @@ impl Row<'_> {
     /// and standard error.
     fn ended(&self, mut child: Child) -> (Option<i32>, String) {
         let (stdout, stderr) = (child.stdout.take().unwrap(), child.stderr.take().unwrap());
-        let said = std::thread::spawn(move || std::io::read_to_string(stderr).unwrap());
+        let reported = std::thread::spawn(move || std::io::read_to_string(stderr).unwrap());
         let printed = std::thread::spawn(move || std::io::read_to_string(stdout).unwrap());
         let status = testing::wait_for_end("the run ends", &mut child);
         testing::wait_until("every process ends", || pids(&self.run()).is_empty());
-        (status.code(), printed.join().unwrap() + &said.join().unwrap())
+        (status.code(), printed.join().unwrap() + &reported.join().unwrap())
     }
 
     fn checkpoints(&self) -> Vec<u64> {
@@ -169,13 +169,13 @@ impl Row<'_> {
     }
 
     /// Checks that the run has the checkpoint that it was told of.
-    fn has_promised(&self, said: Option<&str>) {
+    fn has_promised(&self, reported: Option<&str>) {
         let steps = self.checkpoints();
-        let Some(said) = said else { return assert!(!steps.is_empty(), "there is no checkpoint") };
+        let Some(reported) = reported else { return assert!(!steps.is_empty(), "there is no checkpoint") };
         let step =
-            said.split("stopped as asked after step ").nth(1).unwrap_or_else(|| panic!("nothing is said: {said}"));
+            reported.split("stopped as asked after step ").nth(1).unwrap_or_else(|| panic!("no message: {reported}"));
         let step: u64 = step.split(';').next().unwrap().parse().unwrap();
-        assert!(step >= 1 && steps.contains(&step), "after step {step} the checkpoints are {steps:?}: {said}");
+        assert!(step >= 1 && steps.contains(&step), "after step {step} the checkpoints are {steps:?}: {reported}");
     }
 
     fn try_it(&self, way: Way) {
@@ -190,18 +190,18 @@ impl Row<'_> {
                     signal(&child, name);
                 }
                 self.hurry();
-                let (status, said) = self.ended(child);
-                assert_eq!(status, Some(code), "{said}");
+                let (status, reported) = self.ended(child);
+                assert_eq!(status, Some(code), "{reported}");
                 if way.promises() {
-                    self.has_promised(Some(&said));
+                    self.has_promised(Some(&reported));
                 }
             }
             Way::Nohup => {
                 let child = self.begin(&["sh", "-c", "trap '' HUP; exec \"$@\"", "sh"]);
                 signal(&child, "HUP");
                 self.hurry();
-                let (status, said) = self.ended(child);
-                assert_eq!(status, Some(0), "{said}");
+                let (status, reported) = self.ended(child);
+                assert_eq!(status, Some(0), "{reported}");
                 return same_but_workers(&self.runs.whole(self.kind), &self.run());
             }
             Way::Terminal => {
@@ -230,9 +230,9 @@ impl Row<'_> {
                 let child = self.begin(&USUAL);
                 kill(fleet::status::read(&self.run()).unwrap().learner.unwrap().pid);
                 self.hurry();
-                let (status, said) = self.ended(child);
-                assert_eq!(status, Some(0), "{said}");
-                assert!(said.contains("started again"), "{said}");
+                let (status, reported) = self.ended(child);
+                assert_eq!(status, Some(0), "{reported}");
+                assert!(reported.contains("started again"), "{reported}");
                 return same_but_workers(&self.runs.whole(self.kind), &self.run());
             }
             Way::AllKilled => {

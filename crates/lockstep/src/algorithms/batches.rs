@@ -5,7 +5,7 @@ use crate::bad_input;
 use crate::config::Config;
 
 impl Config {
-    /// Completions of one generation batch, which is what is generated before the next updates.
+    /// Completions of one generation batch, which are generated before the next updates.
     pub(crate) fn generation_batch(&self) -> usize {
         self.generation_batch_size.unwrap_or_else(|| self.per_device_train_batch_size * self.steps_per_generation())
     }
@@ -95,8 +95,8 @@ pub(super) fn check(c: &Config) -> anyhow::Result<()> {
     if !c.steps_per_generation().is_multiple_of(accumulation) {
         let steps = c.steps_per_generation();
         bad_input!(
-            "one generation serves {steps} micro-batches, which are no whole number of optimizer steps of \
-             {accumulation} (gradient_accumulation_steps): set steps_per_generation to {}",
+            "one generation serves {steps} micro-batches, which is not a multiple of {accumulation} \
+             (gradient_accumulation_steps): set steps_per_generation to {}",
             multiples(steps, accumulation)
         );
     }
@@ -128,7 +128,7 @@ mod tests {
     use super::*;
     use crate::config::Algorithm;
 
-    /// The numbers are powers of different primes, so that each number tells its factors.
+    /// The numbers are powers of different primes, so that each result shows its factors.
     #[test]
     fn batches_and_steps_are_counted_as_in_trl() {
         let config = Config {
@@ -144,7 +144,7 @@ mod tests {
         assert_eq!((config.generation_batch(), config.steps_per_generation()), (30, 6));
         assert_eq!((config.prompts_per_generation(), config.completions_per_step()), (15, 15));
         assert_eq!((config.steps_per_pass(), config.passes()), (2, 7));
-        // 11 · 2 · 7 = 154 steps an epoch; of half an epoch, those that have begun.
+        // 11 · 2 · 7 = 154 steps an epoch; half an epoch is rounded up.
         assert_eq!((config.total_steps(11), config.total_steps(1)), (231, 21));
         assert_eq!(Config { num_train_epochs: 0.51, ..config.clone() }.total_steps(1), 8);
         assert_eq!(Config { max_steps: 1, ..config.clone() }.total_steps(11), 1);
@@ -167,41 +167,41 @@ mod tests {
             change(&mut config);
             check(&config).err().map(|error| error.to_string())
         };
-        let said = |change: fn(&mut Config), words: &str| assert_eq!(config(change).as_deref(), Some(words));
+        let refused = |change: fn(&mut Config), words: &str| assert_eq!(config(change).as_deref(), Some(words));
         assert_eq!(config(|_| {}), None);
         let others = "`num_generations` must be at least 2, but is 1: a completion's advantage is its reward against \
                       the others of its group";
-        said(|c| c.num_generations = 1, others);
-        said(
+        refused(|c| c.num_generations = 1, others);
+        refused(
             |c| (c.algorithm, c.num_generations) = (Algorithm::Ppo, 0),
             "`num_generations` must be at least 1, but is 0",
         );
         assert_eq!(config(|c| (c.algorithm, c.num_generations) = (Algorithm::Ppo, 1)), None);
         assert_eq!(config(|c| (c.num_generations, c.dynamic_sampling) = (2, true)), None);
-        said(
+        refused(
             |c| (c.algorithm, c.num_generations, c.dynamic_sampling) = (Algorithm::ReinforcePlusPlus, 1, true),
             "`dynamic_sampling` needs num_generations of at least 2: the rewards of a group of one are always equal",
         );
-        said(
+        refused(
             |c| (c.generation_batch_size, c.steps_per_generation) = (Some(8), Some(2)),
             "generation_batch_size and steps_per_generation both say how much is generated at once: remove one of them",
         );
         assert_eq!(config(|c| c.generation_batch_size = Some(8)), None);
-        said(
+        refused(
             |c| c.generation_batch_size = Some(10),
             "`generation_batch_size` = 10 must be a multiple of per_device_train_batch_size = 4: 8 or 12",
         );
-        said(
+        refused(
             |c| (c.num_generations, c.gradient_accumulation_steps) = (6, 2),
             "the generation batch (per_device_train_batch_size × steps_per_generation = 4 × 2 = 8 completions) must be \
-             a multiple of num_generations = 6, so that groups are whole: set per_device_train_batch_size to 3 or 6, \
-             or num_generations to 2, 4, 8",
+             a multiple of num_generations = 6, so that groups are complete: set per_device_train_batch_size to 3 or \
+             6, or num_generations to 2, 4, 8",
         );
         assert_eq!(config(|c| (c.num_generations, c.gradient_accumulation_steps) = (6, 3)), None);
-        said(
+        refused(
             |c| (c.steps_per_generation, c.gradient_accumulation_steps) = (Some(5), 3),
-            "one generation serves 5 micro-batches, which are no whole number of optimizer steps of 3 \
-             (gradient_accumulation_steps): set steps_per_generation to 3 or 6",
+            "one generation serves 5 micro-batches, which is not a multiple of 3 (gradient_accumulation_steps): set \
+             steps_per_generation to 3 or 6",
         );
     }
 }

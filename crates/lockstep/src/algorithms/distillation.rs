@@ -50,7 +50,7 @@ impl PolicyGradient for Distillation {
     }
 
     fn computes_every_group(&self, _config: &Config) -> Option<&'static str> {
-        Some("the teacher has something to say of every completion")
+        Some("the teacher gives every completion a gradient")
     }
 
     /// Without rewards, completions are not compared with each other, so one per prompt is enough.
@@ -153,7 +153,7 @@ mod tests {
         // The rewards 3 and 1 are 1 above and 1 below their mean.
         let found = of(&plain, &samples, &[&[Some(3.0)], &[Some(1.0)]]);
         assert_eq!(found.advantages, [tokens(&[0.75, 1.25]), tokens(&[-1.0, 0.0])]);
-        // A completion without a reward learns from the teacher alone.
+        // A completion without a reward learns only from the teacher.
         let found = of(&plain, &samples, &[&[None], &[Some(1.0)]]);
         assert_eq!(found.advantages, [tokens(&[-0.25, 0.25]), tokens(&[0.0, 0.0])]);
     }

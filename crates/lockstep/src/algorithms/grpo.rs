@@ -1,5 +1,5 @@
 //! GRPO and its family: a completion's reward is compared with the other rewards of its group (Shao et al. 2024,
-//! arXiv:2402.03300). GDPO normalises each of several rewards by itself; process rewards score single steps of a
+//! arXiv:2402.03300). GDPO normalises each of several rewards separately; process rewards score single steps of a
 //! completion. Formulas: [`train::advantages`]; losses: [`train::loss`].
 
 use super::{CENTERED, Estimator, PolicyGradient, Scored, terms_without_advantage};

@@ -1,5 +1,5 @@
-//! The algorithms of `lockstep train`, one file each: what an algorithm minimises, how it estimates advantages, what it
-//! needs of a batch, and which values of its configuration keys it refuses.
+//! The algorithms of `lockstep train`, one file each: the loss, the estimate of advantages, the requirements on a
+//! batch, and the values of configuration keys that the algorithm refuses.
 //!
 //! All other code calls the [`PolicyGradient`] trait and does not ask which algorithm it has. A new algorithm needs a
 //! file here, a line in [`named`], and a row in `config/methods.rs`. This module uses configurations and the `train`
@@ -68,7 +68,7 @@ pub trait PolicyGradient {
     }
 }
 
-/// A model beside the policy that scores completions.
+/// A model other than the policy that scores completions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Reference<'a> {
     /// The KL term's reference model, which has the policy's architecture: `ref_model`, or else the policy as it was at
@@ -88,7 +88,7 @@ pub enum Reference<'a> {
 pub enum Estimator {
     /// Advantages are a function of the generation batch.
     Batch(FromBatch),
-    /// Advantages come from the values of a value model that is trained beside the policy ([`train::gae`]).
+    /// Advantages come from the values of a value model that is trained with the policy ([`train::gae`]).
     ValueModel,
 }
 
@@ -195,7 +195,7 @@ fn check(resolved: &mut Resolved) -> anyhow::Result<()> {
     let c = &resolved.config;
     let mut notes = loss::check(c)?;
     let algorithm = c.policy_gradient();
-    // This comes first: it says what the algorithm has instead of GRPO's keys, whose own rules come second.
+    // This comes first: its errors name the algorithm's replacements for GRPO's keys, whose rules come second.
     algorithm.check(c)?;
     batches::check(c)?;
     if c.sync_ref_model && c.reference().is_none() {

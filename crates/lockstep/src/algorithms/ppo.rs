@@ -65,7 +65,7 @@ impl PolicyGradient for Ppo {
         if !step.is_multiple_of(group) {
             bad_input!(
                 "a mini-batch of {step} completions (per_device_train_batch_size × gradient_accumulation_steps) must \
-                 be a multiple of num_generations = {group}, so that groups are whole: set num_generations = 1, or \
+                 be a multiple of num_generations = {group}, so that groups are complete: set num_generations = 1, or \
                  another batch size"
             );
         }

@@ -19,7 +19,7 @@ fn config(algorithm: Algorithm, change: impl FnOnce(&mut Config)) -> Config {
 }
 
 #[test]
-fn the_reference_is_there_if_something_needs_it() {
+fn the_reference_is_loaded_if_something_needs_it() {
     let reference = |algorithm, change: fn(&mut Config)| config(algorithm, change).reference().is_some();
     for algorithm in ALL {
         let (by_beta, by_kl) =
@@ -35,7 +35,7 @@ fn the_reference_is_there_if_something_needs_it() {
     let expected = Reference::Teacher { key: "teacher_model_name_or_path", name: "t" };
     assert_eq!(teacher.reference(), Some(expected));
 
-    // A file of rollouts has what the training reads of it, and evaluations have no file.
+    // A file of rollouts has all that training reads, and evaluations have no file.
     let loads = |ref_logps: bool, change: fn(&mut Config)| {
         let change = |c: &mut Config| {
             (c.beta, c.eval_strategy, c.eval_dataset_name) = (0.1, Strategy::Steps, Some("e".into()));
@@ -73,17 +73,17 @@ fn objectives_have_the_settings_of_the_configuration() {
 }
 
 #[test]
-fn what_an_algorithm_cannot_train_is_refused() {
+fn configurations_that_an_algorithm_cannot_train_are_refused() {
     let check = |algorithm, change: fn(&mut Config)| {
         let config = config(algorithm, change);
         config.policy_gradient().check(&config).err().map(|error| error.to_string())
     };
-    let said = |algorithm, change: fn(&mut Config), words: &str| {
+    let refused = |algorithm, change: fn(&mut Config), words: &str| {
         assert_eq!(check(algorithm, change).as_deref(), Some(words));
     };
     use Algorithm::{Distillation, Ppo};
     assert_eq!((check(Ppo, |_| {}), check(Algorithm::Grpo, |_| {})), (None, None));
-    said(
+    refused(
         Ppo,
         |c| (c.num_iterations, c.num_ppo_epochs) = (2, 3),
         "`num_iterations` is GRPO's; PPO's passes over a generation are num_ppo_epochs (now 3)",
@@ -94,40 +94,40 @@ fn what_an_algorithm_cannot_train_is_refused() {
              gradient_accumulation_steps completions: set these"
         );
         match name {
-            "steps_per_generation" => said(Ppo, |c| c.steps_per_generation = Some(2), &words),
-            _ => said(Ppo, |c| c.generation_batch_size = Some(2), &words),
+            "steps_per_generation" => refused(Ppo, |c| c.steps_per_generation = Some(2), &words),
+            _ => refused(Ppo, |c| c.generation_batch_size = Some(2), &words),
         }
     }
-    said(
+    refused(
         Ppo,
         |c| c.dynamic_sampling = true,
         "`dynamic_sampling` is for groups that are compared with each other, as GRPO's: set it to false",
     );
-    said(
+    refused(
         Ppo,
         |c| (c.per_device_train_batch_size, c.gradient_accumulation_steps, c.num_generations) = (5, 2, 4),
         "a mini-batch of 10 completions (per_device_train_batch_size × gradient_accumulation_steps) must be a multiple \
-         of num_generations = 4, so that groups are whole: set num_generations = 1, or another batch size",
+         of num_generations = 4, so that groups are complete: set num_generations = 1, or another batch size",
     );
     assert_eq!(
         check(Ppo, |c| (c.per_device_train_batch_size, c.gradient_accumulation_steps, c.num_generations) = (6, 2, 4)),
         None
     );
-    said(
+    refused(
         Ppo,
         |c| (c.adap_kl_ctrl, c.kl_coef) = (true, 0.0),
         "`adap_kl_ctrl` = true multiplies kl_coef, which is 0: set kl_coef above 0, or adap_kl_ctrl = false",
     );
     assert_eq!(check(Ppo, |c| (c.adap_kl_ctrl, c.kl_coef) = (true, 0.1)), None);
     assert_eq!(check(Ppo, |c| c.kl_coef = 0.0), None);
-    said(
+    refused(
         Distillation,
         |_| {},
         "algorithm = \"distillation\" learns from a teacher: set `teacher_model_name_or_path` to a model's directory \
          or Hub id",
     );
     assert_eq!(check(Distillation, |c| c.teacher_model_name_or_path = Some("t".into())), None);
-    said(
+    refused(
         Distillation,
         |c| (c.teacher_model_name_or_path, c.dynamic_sampling) = (Some("t".into()), true),
         "`dynamic_sampling` draws fresh prompts where rewards are all equal, and algorithm = \"distillation\" learns \
@@ -162,7 +162,7 @@ fn advantages_are_those_of_the_configured_formula() {
     assert_ne!(of(Algorithm::Grpo, |c| c.scale_rewards = ScaleRewards::Group), of(Algorithm::Grpo, plain));
     let steps = |c: &mut Config| (c.scale_rewards, c.process_rewards) = (ScaleRewards::None, ProcessRewards::PerStep);
     assert!(matches!(of(Algorithm::Grpo, steps)[0], train::Advantage::Tokens(_)));
-    // The others of a group of two are the other one.
+    // In a group of two the baseline is the other completion.
     assert_eq!(of(Algorithm::Rloo, |_| {}), sequence([-2.0, 2.0, -4.0, 4.0]));
     assert_eq!(of(Algorithm::Rloo, |c| c.reward_clip_range = Some(vec![2.0, 6.0])), sequence([-1.0, 1.0, -1.0, 1.0]));
     // 0.5 for each token of a divergence of 0.5, times beta.

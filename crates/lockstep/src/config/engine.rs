@@ -5,7 +5,7 @@ use super::values::EvalSampling;
 use rollout::{EngineConfig, SamplingParams};
 use train::{Objective, TrainerConfig};
 
-/// What the memory of a run depends on besides its configuration: lengths and counts that come from the data.
+/// Inputs of a run's memory besides its configuration: lengths and counts that come from the data.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct WorkloadBounds {
     /// Tokens of the longest prompt.

@@ -174,7 +174,7 @@ impl Resolved {
         if path.is_dir() {
             let of_run = path.join("config.toml");
             let fix = if of_run.is_file() { format!(": give {}", of_run.display()) } else { String::new() };
-            bad_input!("the configuration {} is a directory, and no TOML file{fix}", path.display());
+            bad_input!("the configuration {} is a directory, not a TOML file{fix}", path.display());
         }
         let text = disk::read_to_string(path, disk::most::STATE).map_err(|e| {
             BadInput::new(format!(
@@ -194,7 +194,7 @@ impl Resolved {
             let hint = if path.extension().is_some_and(|ending| ending == "toml") {
                 ""
             } else {
-                "; it was taken for a configuration: a reward's command of several words stands in quotes"
+                "; it was taken for a configuration: put a reward's command of several words in quotes"
             };
             BadInput::new(format!("{}, line {line}: not valid TOML: {message}{hint}", path.display()))
         })?;

@@ -1,7 +1,7 @@
 //! The training methods: the algorithms of `lockstep train`, and the other training commands. A set of methods says
 //! which of them read a key, or share a default of it.
 //!
-//! What an algorithm computes, and which key values it refuses, is in `crate::algorithms`, not here.
+//! The computations of an algorithm, and the key values that it refuses, are in `crate::algorithms`, not here.
 
 use std::fmt;
 
@@ -36,7 +36,7 @@ impl Purpose {
     }
 }
 
-/// Generates from one row per algorithm: the enum, the names in configurations, and a set of methods with that one
+/// Generates from one row per algorithm: the enum, the names in configurations, and a set of methods with only that
 /// alone.
 macro_rules! algorithms {
     ($($(#[$attribute:meta])+ $variant:ident = $name:literal, $method:ident, $label:literal;)*) => {

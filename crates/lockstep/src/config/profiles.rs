@@ -1,5 +1,5 @@
 //! `[sampling_profiles.NAME]` gives a share of the groups other sampling parameters; `[[workers]]` says which workers
-//! generate which groups. A group's number alone decides its profile, so the workers change no bit of the result.
+//! generate which groups. Only a group's number decides its profile, so results do not depend on the workers.
 
 use super::engine::sampling;
 use super::keys::Config;
@@ -43,7 +43,7 @@ struct Profile {
     repetition_penalty: Option<f64>,
 }
 
-/// The sampling parameters of each group, decided by the group's number in the run alone.
+/// The sampling parameters of each group, which depend only on the group's number in the run.
 #[derive(Clone, Debug)]
 pub struct SamplingPlan {
     /// The sampling parameters if there are no profiles.
@@ -210,7 +210,7 @@ pub(crate) fn check(config: &Config) -> anyhow::Result<()> {
     }
     let is_made = |name: &&str| kinds.iter().any(|kind| takes(&kind.profiles, name));
     if let Some(nobodys) = names.iter().find(|name| !kinds.is_empty() && !is_made(name)) {
-        bad_input!("no entry of `workers` has the profile \"{nobodys}\": nobody would make its groups");
+        bad_input!("no entry of `workers` has the profile \"{nobodys}\": no worker would generate its groups");
     }
     Ok(())
 }

@@ -1,4 +1,4 @@
-//! The part of the table of keys beside name, type and default: a [`Row`] says what TRL has, who reads the key, its
+//! The part of the table of keys besides name, type and default: a [`Row`] has TRL's key, the readers of the key, its
 //! range.
 
 use super::methods::{ALL, Methods};

@@ -36,7 +36,7 @@ impl Resolved {
     }
 }
 
-/// Keys that say where a run is stored and on what it runs, and nothing about what is trained.
+/// Keys for the place of a run and its hardware, which do not affect training.
 const PLACES: [&str; 5] = ["output_dir", "run_name", "device", "threads", "tensorboard"];
 
 /// The keys with a single value (a number, text or boolean), by which runs are compared; tables and lists are left out.

@@ -44,7 +44,7 @@ impl Task {
     }
 }
 
-/// Fills in the keys of the task's preset that nobody set.
+/// Fills in the keys of the task's preset that are not set.
 pub(super) fn apply(resolved: &mut Resolved) {
     let Some(task) = resolved.config.task else { return };
     let preset = task.preset();

@@ -8,7 +8,7 @@ use serde::Deserialize;
 use std::sync::LazyLock;
 use toml::Value;
 
-/// What happens if a configuration sets a key of TRL's that this program does not have.
+/// The effect of a key of TRL's that this program does not have.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum UnsupportedKey {
     /// The key is accepted; the text says why it changes nothing.
@@ -44,7 +44,7 @@ struct Refused {
 static LISTS: LazyLock<Lists> =
     LazyLock::new(|| toml::from_str(include_str!("unsupported_keys.toml")).expect("the file is whole: tests read it"));
 
-/// What happens if `name` is set to `value`; `None` if TRL has no such key either.
+/// The effect of setting `name` to `value`; `None` if TRL has no such key either.
 pub fn unsupported_key(name: &str, value: &Value) -> Option<UnsupportedKey> {
     let (_, answer) = unsupported_keys().find(|(names, _)| names.iter().any(|n| n == name))?;
     let refused = LISTS.refused.iter().find(|refused| refused.keys.iter().any(|n| n == name));
@@ -56,7 +56,7 @@ pub fn unsupported_key(name: &str, value: &Value) -> Option<UnsupportedKey> {
     })
 }
 
-/// The whole list: names, and what happens if one of them is set.
+/// The full list: names, and what happens if one of them is set.
 pub fn unsupported_keys() -> impl Iterator<Item = (&'static [String], UnsupportedKey)> {
     let ignored = LISTS.ignored.iter().map(|list| (list.keys.as_slice(), UnsupportedKey::Ignored(&list.why)));
     ignored.chain(LISTS.refused.iter().map(|list| (list.keys.as_slice(), UnsupportedKey::Refused(&list.instead))))

@@ -438,7 +438,7 @@ pub enum RefAdapter {
     Initial,
 }
 
-/// What happens when a reward function no longer scores.
+/// The reaction to a reward function that no longer scores.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum RewardErrors {
     /// The training run ends, with a checkpoint.

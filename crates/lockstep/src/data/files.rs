@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 /// A file belongs to the split `train` if its name, or its directory's, begins with `train` (`train.jsonl`,
 /// `train-00000-of-00002.parquet`, `train/0.parquet`). A directory whose files name no split is taken as one split.
 pub(super) fn files(path: &Path, configuration: Option<&str>, split: &str) -> anyhow::Result<Vec<PathBuf>> {
-    // `path` may also be standard input; what is not a regular file is refused when it is opened.
+    // `path` may also be standard input; other files than regular ones are refused when they are opened.
     if path.exists() && !path.is_dir() {
         return Ok(vec![path.to_owned()]);
     }

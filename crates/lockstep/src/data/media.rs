@@ -21,8 +21,8 @@ pub(super) fn refuse_columns(
     let found = row.iter().find(|(name, value)| is_media(name, value) && !is_nothing(value) && !is_renamed(name));
     let Some((name, value)) = found else { return Ok(()) };
     bad_input!(
-        "{}: `{name}` = {}, and models here read text only: leave out the row or the column. If it is for reward \
-         functions alone, rename it, as in columns = {{ my_{name} = \"{name}\" }}",
+        "{}: `{name}` = {}, and models here read text only: leave out the row or the column. If only reward \
+         functions need it, rename it, as in columns = {{ my_{name} = \"{name}\" }}",
         place(),
         shortened(value)
     );

@@ -62,7 +62,7 @@ impl<'a> Looking<'a> {
         Looking { special, of_all: encoder.kwargs.keys().map(String::as_str).collect(), notices: Notices::default() }
     }
 
-    /// Looks at a row: its prompt or whole conversation, and the text that the template has made of it. `encoder` has
+    /// Looks at a row: its prompt or complete conversation, and the rendered text. `encoder` has
     /// the row's own tools and arguments.
     pub fn look(&mut self, encoder: &PromptEncoder<'_>, row: usize, content: &Content, rendered: &str) {
         let notices = &mut self.notices;

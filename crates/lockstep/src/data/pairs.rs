@@ -1,9 +1,9 @@
 //! Preference pairs: reads rows with a prompt, a better and a worse answer, and encodes them as token ids.
 //!
 //! A row has the columns `chosen` and `rejected` (text or chat messages), and may have `prompt` and `margin`. If it has
-//! no prompt, or a text prompt beside answers that are conversations, the prompt is what both answers begin with, as in
-//! TRL. A row may instead have token ids in `chosen_ids` and `rejected_ids`, and in `prompt_ids` if it has a prompt.
-//! This module depends neither on models nor on what is learned from a pair.
+//! no prompt, or a text prompt with answers that are conversations, the prompt is the common beginning of both answers,
+//! as in TRL. A row may instead have token ids in `chosen_ids` and `rejected_ids`, and in `prompt_ids` if it has a
+//! prompt. This module depends neither on models nor on losses.
 
 use super::Row;
 use super::notices::{Looking, Notices};

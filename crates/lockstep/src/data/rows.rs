@@ -27,7 +27,7 @@ impl TryFrom<Vec<Value>> for Rows {
         let row = |(i, value)| match value {
             Value::Object(row) => Ok(row),
             other => {
-                Err(BadInput::new(format!("row {} is no JSON object such as {{\"prompt\": \"…\"}}: {other}", i + 1)))
+                Err(BadInput::new(format!("row {} is not a JSON object such as {{\"prompt\": \"…\"}}: {other}", i + 1)))
             }
         };
         Ok(Rows(Arc::new(values.into_iter().enumerate().map(row).collect::<anyhow::Result<_>>()?)))
@@ -95,7 +95,7 @@ fn json_array(path: &Path, content: &[u8], limit: usize, stop: &StopSignal) -> a
     let rows = List { limit, stop }.deserialize(&mut json).and_then(|rows| json.end().map(|()| rows));
     stop.check()?;
     let rows =
-        rows.map_err(|e| BadInput::new(format!("{}: broken JSON, or no list of objects: {e}", path.display())))?;
+        rows.map_err(|e| BadInput::new(format!("{}: broken JSON, or not a list of objects: {e}", path.display())))?;
     match std::str::from_utf8(content).ok().and_then(|text| inexact(text, true, limit)) {
         None => Ok(rows),
         Some(number) => bad_input!("{}, row {}, {}", path.display(), number.row, number.problem()),

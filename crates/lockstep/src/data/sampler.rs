@@ -15,7 +15,7 @@ pub struct SamplerState {
     pub epoch: u64,
     /// Prompts drawn in this epoch so far.
     pub cursor: usize,
-    /// Prompts drawn so far beside whole chunks, in place of others. Checkpoints of older versions do not have it.
+    /// Prompts drawn so far in addition to chunks, to replace others. Checkpoints of older versions do not have it.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub extra: u64,
     /// Optimizer steps that were left out where epochs were ended early. Checkpoints of older versions do not have it.
@@ -70,7 +70,7 @@ impl Sampler {
         self.take(if self.keeps_last && left > 0 { self.chunk.min(left) } else { self.chunk })
     }
 
-    /// The next `count` row indices, beside the chunks; `count` is at most a chunk.
+    /// The next `count` row indices, in addition to the chunks; `count` is at most a chunk.
     pub fn take_extra(&mut self, count: usize) -> Vec<usize> {
         self.state.extra = self.state.extra.saturating_add(count as u64);
         self.take(count)
@@ -82,7 +82,7 @@ impl Sampler {
         self.state.skipped_steps = self.state.skipped_steps.saturating_add(steps);
     }
 
-    /// How many times the rows of an epoch were drawn beside the chunks.
+    /// How many times the rows of an epoch were drawn in addition to the chunks.
     pub fn extra_epochs(&self) -> f64 {
         self.state.extra as f64 / (self.chunks_per_epoch() * self.chunk) as f64
     }
@@ -182,7 +182,7 @@ mod tests {
     }
 
     #[test]
-    fn an_epoch_that_is_ended_goes_on_with_the_first_chunk_of_the_next() {
+    fn an_ended_epoch_continues_with_the_first_chunk_of_the_next() {
         for seed in [None, Some(3)] {
             let mut whole = Sampler::new(10, 3, seed).unwrap();
             let chunks: Vec<Vec<usize>> = (0..9).map(|_| whole.next_batch()).collect();

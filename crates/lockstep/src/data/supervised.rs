@@ -146,7 +146,7 @@ fn number(value: &Value) -> Option<i64> {
     value.as_i64().or_else(|| value.as_f64().filter(|x| x.fract() == 0.0).map(|x| x as i64))
 }
 
-/// What a row passes to the chat template besides its messages: `tools` (a list of JSON schemas, or a text of that
+/// A row's inputs to the chat template besides messages: `tools` (a list of JSON schemas, or a text of that
 /// list) and `chat_template_kwargs`.
 #[derive(Debug)]
 pub struct OfTemplate {

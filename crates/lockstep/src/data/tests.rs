@@ -1,4 +1,4 @@
-//! Files to examples to ids, and what is said of broken ones.
+//! Files to examples to ids, and the errors of broken ones.
 
 mod reading;
 mod rows_of_trl;
@@ -66,7 +66,7 @@ fn columns_and_the_system_prompt() {
 }
 
 #[test]
-fn what_is_wrong_is_named_with_file_and_line() {
+fn errors_are_named_with_file_and_line() {
     let missing = "{\"question\": \"a\", \"answer\": 1}\n";
     refused(missing, |_| {}, &["d.jsonl, line 1", "no column `prompt`", "`question`, `answer`", "prompt_column"]);
     refused("{\"prompt\": \"a\"}\n{\"promt\": 1}", |_| {}, &["line 2", "`promt`"]);
@@ -316,9 +316,9 @@ fn parquet_in_every_compression() {
     let image = read("image.parquet", 1).unwrap();
     assert_eq!(image[0].1["image"], "plain");
     let error = read("image.parquet", 2).unwrap_err();
-    let said = error.to_string();
-    assert!(is_bad_input(&error) && said.contains("row 2") && said.contains("`image`"), "{said}");
-    // Damaged pages of those that are unpacked here.
+    let reported = error.to_string();
+    assert!(is_bad_input(&error) && reported.contains("row 2") && reported.contains("`image`"), "{reported}");
+    // Damaged pages of the kinds that are unpacked here.
     for name in ["zstd-1.parquet", "brotli-2.parquet"] {
         let dir = tempfile::tempdir().unwrap();
         let mut bytes = std::fs::read(fixtures.join(name)).unwrap();

@@ -107,7 +107,7 @@ pub(crate) fn hashes_of<'a>(files: impl Iterator<Item = (&'a str, &'a [u8])>) ->
     files.map(hash).collect()
 }
 
-/// Hashes of the files in `dir` that decide prompts, beside those that identify the model.
+/// Hashes of the files in `dir` that decide prompts, besides those that identify the model.
 pub(crate) fn prompt_hashes(dir: &Path) -> anyhow::Result<Vec<FileHash>> {
     Ok(hashes_of(ModelFiles::read(dir).or_bad_input()?.of_prompts()))
 }

@@ -29,14 +29,14 @@ use std::path::{Path, PathBuf};
 /// The path of `name`: `name` itself if that path exists, else the Hub snapshot of that id, downloaded if not cached.
 pub fn locate(name: &str, kind: HubKind) -> anyhow::Result<PathBuf> {
     model::hub::locate(name, kind).map_err(|error| match error {
-        // For example a full disk, which is no bad input.
+        // For example a full disk, which is not bad input.
         model::Error::Io { .. } => error.into(),
         wrong => BadInput::new(wrong.to_string()),
     })
 }
 
-/// Where the reference model lies: `ref_model`, which may be an adapter, or else the model of `source` with the adapter
-/// that `ref_adapter` says.
+/// The source of the reference model: `ref_model`, which may be an adapter, or else the model of `source` with the
+/// adapter of `ref_adapter`.
 pub fn reference_source(config: &Config, source: &ModelSource) -> anyhow::Result<ModelSource> {
     if let Some(name) = &config.ref_model {
         return ModelSource::named(name, Head::Lm).or_bad_input_in("`ref_model`");

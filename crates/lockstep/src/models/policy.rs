@@ -16,7 +16,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use telemetry::counted;
 
-/// A closure that writes files into a directory. It owns what it writes, so any thread can run it.
+/// A closure that writes files into a directory. It owns its data, so any thread can run it.
 pub type WriteFiles = Box<dyn FnOnce(&Path) -> anyhow::Result<()> + Send>;
 
 /// A language model with its tokenizer, chat template and end-of-sequence ids.
@@ -25,7 +25,7 @@ pub struct Policy {
     pub dir: PathBuf,
     /// The hash of the weights in `dir`, set if an adapter trained on them must record it.
     pub base_sha256: Option<String>,
-    /// Files that a saved model gets beside its weights, as they were in `dir`.
+    /// Files other than weights that a saved model gets, as they were in `dir`.
     pub files: Arc<ModelFiles>,
     /// The base weights, and the adapter on them, if there is one.
     pub weights: AdaptedWeights,
@@ -341,7 +341,7 @@ fn in_slots(
     Ok(slots)
 }
 
-/// Where a run's model lies: a model directory, or an adapter's directory and that of its base model.
+/// The source of a run's model: a model directory, or an adapter's directory and that of its base model.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ModelSource {
     /// The directory of the base model.
@@ -379,8 +379,7 @@ impl ModelSource {
                 ("a language model", "a reward model begins from one of a reward model, or from a model")
             };
             bad_input!(
-                "{} is an adapter of {is}, and {needed}: make one model of it and what it was trained on (`lockstep \
-                 merge`)",
+                "{} is an adapter of {is}, and {needed}: merge it into its base model (`lockstep merge`)",
                 dir.display()
             );
         }

@@ -1,4 +1,4 @@
-//! Model directories: what is refused, and which hash is one of a model's weights.
+//! Model directories: errors, and the hashes of a model's weights.
 
 use super::*;
 use crate::config::ComputeDType;
@@ -49,7 +49,7 @@ fn save_adapter(dir: &Path, weights: &Weights, base: &str, sha256: Option<&str>)
 }
 
 #[track_caller]
-fn said<T>(result: anyhow::Result<T>) -> String {
+fn message<T>(result: anyhow::Result<T>) -> String {
     let error = result.err().expect("it was accepted");
     assert!(is_bad_input(&error), "{error:#}");
     error.to_string()
@@ -92,7 +92,7 @@ fn files_that_define_a_model() {
     let stop = StopSignal::new();
     stop.request();
     assert!(is_stopped(&hashes(dir.path(), &stop, |_| true).unwrap_err()));
-    assert!(said(hashes(&dir.path().join("none"), &stop, |_| true)).contains("none: "));
+    assert!(message(hashes(&dir.path().join("none"), &stop, |_| true)).contains("none: "));
 }
 
 #[test]
@@ -124,7 +124,7 @@ fn an_adapter_goes_on_the_weights_that_it_was_trained_on() {
     );
     assert_eq!(check(), (Err(other.clone()), vec![]));
     let load = |adapter: Option<&Path>| Policy::load_with(&one_thread(), &base, adapter, ComputeDType::F32, |_| {});
-    assert_eq!(said(load(Some(&adapter))), other);
+    assert_eq!(message(load(Some(&adapter))), other);
     assert!(load(None).unwrap().weights.adapter.is_none());
     let forced = Policy::load_with_other(&one_thread(), &base, Some(&adapter), ComputeDType::F32).unwrap();
     assert!(forced.weights.adapter.is_some());
@@ -146,34 +146,32 @@ fn models_and_adapters_are_told_apart() {
     let named = |name: &str| Config { model_name_or_path: Some(name.to_owned()), ..Config::default() };
     assert_eq!(ModelSource::of(&named(&a), Head::Lm).unwrap(), both);
     assert_eq!(
-        said(ModelSource::named(&a, Head::Score(1))),
+        message(ModelSource::named(&a, Head::Score(1))),
         format!(
             "{a} is an adapter of a language model, and a reward model begins from one of a reward model, or from a \
-             model: \
-             make one model of it and what it was trained on (`lockstep merge`)"
+             model: merge it into its base model (`lockstep merge`)"
         )
     );
     let json = fs::read_to_string(adapter.join("adapter_config.json")).unwrap();
     let write = |json: String| fs::write(adapter.join("adapter_config.json"), json).unwrap();
     write(json.replace("CAUSAL_LM", "SEQ_CLS"));
     assert_eq!(
-        said(ModelSource::named(&a, Head::Lm)),
+        message(ModelSource::named(&a, Head::Lm)),
         format!(
-            "{a} is an adapter of a reward model (SEQ_CLS), and a language model is needed here: make one model of \
-             it and \
-             what it was trained on (`lockstep merge`)"
+            "{a} is an adapter of a reward model (SEQ_CLS), and a language model is needed here: merge it \
+             into its base model (`lockstep merge`)"
         )
     );
     write(json.replace(&format!("\"{b}\""), "null"));
     assert_eq!(
-        said(ModelSource::named(&a, Head::Lm)),
+        message(ModelSource::named(&a, Head::Lm)),
         format!(
             "{a}/adapter_config.json: `base_model_name_or_path` is missing: put the model there that the adapter was \
              trained on"
         )
     );
     write(json.replace(&b, "/no/such/model"));
-    let gone = said(ModelSource::named(&a, Head::Lm));
+    let gone = message(ModelSource::named(&a, Head::Lm));
     assert!(gone.starts_with(&format!("{a}/adapter_config.json: `base_model_name_or_path`: ")), "{gone}");
     assert!(gone.ends_with("; put the model there that the adapter was trained on"), "{gone}");
     let refused = format!(
@@ -181,13 +179,13 @@ fn models_and_adapters_are_told_apart() {
          adapter \
          with --adapter; `lockstep merge` makes one model of both)"
     );
-    assert_eq!(said(load_assets(&adapter, Head::Lm, ComputeDType::F32, PromptTime(0))), refused);
-    assert_eq!(said(load_config(&adapter, kernels::DType::F32)), refused);
+    assert_eq!(message(load_assets(&adapter, Head::Lm, ComputeDType::F32, PromptTime(0))), refused);
+    assert_eq!(message(load_config(&adapter, kernels::DType::F32)), refused);
     assert_eq!(
-        said(load_assets(Path::new("no/such"), Head::Lm, ComputeDType::F32, PromptTime(0))),
+        message(load_assets(Path::new("no/such"), Head::Lm, ComputeDType::F32, PromptTime(0))),
         "model no/such is not a directory; give one with config.json, model.safetensors and tokenizer.json"
     );
-    let missing = said(load_config(dir.path(), kernels::DType::F32));
+    let missing = message(load_config(dir.path(), kernels::DType::F32));
     assert!(missing.contains("config.json"), "{missing}");
     assert_eq!(load_config(&base, kernels::DType::Bf16).unwrap().compute, kernels::DType::Bf16);
     write(json);
@@ -199,7 +197,7 @@ fn models_and_adapters_are_told_apart() {
         let config = Config { ref_model: ref_model.map(Into::into), ref_adapter, ..Config::default() };
         reference_source(&config, &of_run)
     };
-    let missing = said(reference(Some("/no/such"), RefAdapter::None));
+    let missing = message(reference(Some("/no/such"), RefAdapter::None));
     assert!(missing.starts_with("`ref_model`: "), "{missing}");
     for ref_adapter in [RefAdapter::None, RefAdapter::Initial] {
         assert_eq!(reference(Some(&a), ref_adapter).unwrap(), source(&base, Some(&adapter)));
@@ -209,7 +207,7 @@ fn models_and_adapters_are_told_apart() {
     assert_eq!(reference(None, RefAdapter::Initial).unwrap(), of_run);
     let new = Config { ref_adapter: RefAdapter::Initial, ..Config::default() };
     assert_eq!(reference_source(&new, &source(&base, None)).unwrap(), source(&base, None), "a new adapter");
-    // What is hashed beside the base model.
+    // Hashes besides those of the base model.
     let named = |name: &str, ref_model: Option<&str>, ref_adapter| {
         let ref_model = ref_model.map(Into::into);
         let config = Config { model_name_or_path: Some(name.into()), ref_model, ref_adapter, ..Config::default() };
@@ -235,13 +233,13 @@ fn a_value_model_has_one_score_and_the_policys_vocabulary() {
     let place = dir.path().display();
     let fix = "a value model has one score (…ForSequenceClassification with num_labels = 1): train one, or set \
                value_model = \"policy\"";
-    assert_eq!(said(of(&shape(40).with_score_head(3))), format!("`value_model`: {place} has 3 scores; {fix}"));
-    assert_eq!(said(of(&shape(40))), format!("`value_model`: {place} is a language model; {fix}"));
+    assert_eq!(message(of(&shape(40).with_score_head(3))), format!("`value_model`: {place} has 3 scores; {fix}"));
+    assert_eq!(message(of(&shape(40))), format!("`value_model`: {place} is a language model; {fix}"));
     for vocab in [39, 41] {
         let words = format!(
             "`value_model`: {place} has a vocabulary of {vocab}, and the policy of 40: it must read the policy's tokens"
         );
-        assert_eq!(said(of(&shape(vocab).with_score_head(1))), words);
+        assert_eq!(message(of(&shape(vocab).with_score_head(1))), words);
     }
 }
 
@@ -256,7 +254,7 @@ fn a_teacher_has_the_policys_tokens() {
         save(&place, &shape(vocab), letters);
         teacher(&Config::default(), "the_key", &place.display().to_string(), &assets)
     };
-    // More tokens are no harm, nor is a larger embedding.
+    // More tokens are allowed, and so is a larger embedding.
     let (place, config) = of("larger", 50, "abcd").unwrap();
     assert_eq!((place, config.vocab_size), (dir.path().join("larger"), 50));
     assert_eq!(of("same", 40, "abc").unwrap().1.vocab_size, 40);
@@ -266,18 +264,18 @@ fn a_teacher_has_the_policys_tokens() {
          policy can draw",
         dir.path().join("smaller").display()
     );
-    assert_eq!(said(of("smaller", 39, "abc")), smaller);
-    let other = said(of("other", 40, "abd"));
+    assert_eq!(message(of("smaller", 39, "abc")), smaller);
+    let other = message(of("other", 40, "abd"));
     let start = format!("`the_key`: {} does not have the policy's vocabulary: id ", dir.path().join("other").display());
     let end = "It scores the tokens that the policy drew, so each must mean the same to both: name a model of the \
                policy's \
                family";
     assert!(other.starts_with(&start) && other.ends_with(end), "{other}");
-    assert!(said(teacher(&Config::default(), "the_key", "/no/such", &assets)).starts_with("`the_key`: "));
+    assert!(message(teacher(&Config::default(), "the_key", "/no/such", &assets)).starts_with("`the_key`: "));
 }
 
 #[test]
-fn a_weight_that_is_no_number_is_found() {
+fn a_weight_of_nan_is_found() {
     let dir = tempfile::tempdir().unwrap();
     save(dir.path(), &shape(40), "abc");
     let path = dir.path().join("model.safetensors");
@@ -297,7 +295,7 @@ fn a_weight_that_is_no_number_is_found() {
 }
 
 #[test]
-fn a_policy_says_what_it_is_and_whether_it_is_broken() {
+fn a_policy_reports_its_kind_and_non_finite_weights() {
     let dir = tempfile::tempdir().unwrap();
     let base = dir.path().join("base");
     let weights = save(&base, &shape(40), "abc");
@@ -313,7 +311,7 @@ fn a_policy_says_what_it_is_and_whether_it_is_broken() {
     );
     assert_eq!(policy.why_not_finite(), finite);
     assert_eq!(policy.eos_ids, [0]);
-    // What is saved is read back, bit for bit, and has the tokenizer too.
+    // The saved model is read back, bit for bit, with the tokenizer.
     let copy = dir.path().join("copy");
     policy.save(&copy).unwrap();
     let read = |dir: &Path| fs::read(dir.join("model.safetensors")).unwrap();
@@ -342,13 +340,15 @@ fn prompts_for_a_model() {
     assert_eq!((all.all.len(), all.longest(), all.left_out, all.hash.len()), (3, 6, 0, 64));
     let some = load(&Config { max_prompt_length: Some(5), ..Config::default() }, 58).unwrap();
     assert_eq!((some.all.len(), some.longest(), some.left_out), (2, 3, 1));
-    assert!(said(load(&Config::default(), 59)).starts_with("memory, row 2: the prompt has 6 tokens"));
-    assert!(said(load(&Config { max_model_len: Some(9), ..Config::default() }, 4)).contains("the context of 9 tokens"));
+    assert!(message(load(&Config::default(), 59)).starts_with("memory, row 2: the prompt has 6 tokens"));
+    assert!(
+        message(load(&Config { max_model_len: Some(9), ..Config::default() }, 4)).contains("the context of 9 tokens")
+    );
     let none = PromptDataset { all: Vec::new(), hash: String::new(), left_out: 0, notices: Default::default() };
     assert_eq!(none.longest(), 0);
     let system = Config { system_prompt: Some("be brief".into()), ..Config::default() };
     assert_eq!(
-        said(encoder(&system, &assets).map(|_| ())),
+        message(encoder(&system, &assets).map(|_| ())),
         "`system_prompt` = \"be brief\": the model has no chat template (chat_template.jinja or \
          tokenizer_config.json) to \
          put it in: set system_prompt = \"none\", or take a model that has one"

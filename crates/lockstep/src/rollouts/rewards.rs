@@ -41,7 +41,11 @@ pub fn named_rewards(
         if let Some(function) = spec.function().or_bad_input()? {
             let place = injected.iter().position(|reward| reward.name() == function);
             return place.map(|place| ConfiguredReward::Ready(injected.remove(place), Owner::Caller)).ok_or_else(
-                || BadInput::new(format!("reward function:{function} is a program's own: run it from that program")),
+                || {
+                    BadInput::new(format!(
+                        "reward function:{function} is a function of a program: start the run from that program"
+                    ))
+                },
             );
         }
         match spec.model().or_bad_input()? {

@@ -191,7 +191,7 @@ impl Run {
         if self.ended.is_none() {
             self.ended = match self.advance() {
                 Err(error) if is_stopped(&error) => {
-                    // Where what a checkpoint needs can no longer be made, a warning has told so: a resume continues
+                    // If the data of a checkpoint can no longer be generated, a warning was printed: a resume continues
                     // from the checkpoint before.
                     self.save_step().or_else(|error| if is_stopped(&error) { Ok(()) } else { Err(error) })?;
                     Some(StopReason::Interrupted)
@@ -249,7 +249,7 @@ impl Run {
         self.finish_checkpoint()
     }
 
-    /// Waits for the last checkpoint. The task learns that it is complete: no step follows that would tell it.
+    /// Waits for the last checkpoint, and tells the task that it is complete, since no step follows that would.
     fn finish_checkpoint(&mut self) -> anyhow::Result<()> {
         self.training.finish_checkpoint()?;
         self.task.checkpoint_written()
@@ -378,7 +378,7 @@ impl Run {
         let found = log.profile.finish(&learner.ctx, stop_reason != StopReason::Interrupted);
         log.emit_findings(learner.step, found)?;
         span.end();
-        // What only evaluates leaves no model.
+        // A run that only evaluates leaves no model.
         self.training.write_result(if self.only_evaluates { StopReason::Interrupted } else { stop_reason })?;
         self.training.checkpoints.dir.unlock();
         let TrainingRun { learner, data, log, evaluations, checkpoints, .. } = self.training;

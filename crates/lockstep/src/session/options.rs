@@ -17,8 +17,8 @@ use rewards::{FunctionReward, Reward, RewardInput};
 use std::path::{Path, PathBuf};
 use telemetry::{Console, Sink};
 
-/// The objects that the caller injects into a run beside its configuration. By default there are none, nothing is
-/// printed, and all cores are used.
+/// The objects that the caller injects into a run in addition to its configuration. By default there are none, nothing
+/// is printed, and all cores are used.
 #[derive(Default)]
 pub struct RunOptions {
     pub(super) ctx: Option<Context>,
@@ -195,7 +195,7 @@ impl RunOptions {
         self
     }
 
-    /// Says that the run is made to find out where its time goes. Even if it is short, the machine's speed is measured
+    /// Marks the run as a profile of where its time goes. Even if it is short, the machine's speed is measured
     /// at the end, and findings are reported.
     pub fn profiled(mut self) -> Self {
         self.injected.profiled = true;

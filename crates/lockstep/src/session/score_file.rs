@@ -130,7 +130,7 @@ fn group_inputs(
         let completion = example.completion.clone().unwrap_or_else(|| "".into());
         let ids = match (example.columns.get("completion_ids"), tokenizer) {
             (Some(ids), _) => serde_json::from_value(ids.clone()).or_bad_input_in(format!(
-                "{path}, row {}: `completion_ids` is no list of token ids",
+                "{path}, row {}: `completion_ids` is not a list of token ids",
                 example.row + 1
             ))?,
             (None, Some(tokenizer)) => tokenizer.encode(&completion.text())?,

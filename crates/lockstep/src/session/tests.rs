@@ -101,7 +101,7 @@ fn a_closure_scores_rows_in_memory_and_the_result_is_typed() {
 }
 
 #[test]
-fn what_the_caller_forgot_is_reported() {
+fn missing_options_are_reported() {
     let dir = directory();
     let refused = |config: Config, options: RunOptions, word: &str| {
         let error = Run::new(Purpose::Grpo, config, options).err().expect("refused");
@@ -152,7 +152,7 @@ fn a_caller_saves_and_evaluates_when_it_likes() {
     assert_eq!(std::fs::read_dir(run.dir().checkpoints()).unwrap().count(), 0, "nothing is done yet");
     run.step().unwrap();
     run.save_checkpoint().unwrap();
-    // What is saved is not written again.
+    // A saved step is not saved again.
     let mark = run.dir().checkpoint(1).join("mark");
     std::fs::write(&mark, "").unwrap();
     run.save_checkpoint().unwrap();
@@ -222,7 +222,7 @@ echo "{\"rewards\": [1, 1, 1, 1], \"metrics\": {\"second_round\": $((i % 2))}}";
 
 /// Discards a generation in its second round. Made again, it must not count its first round twice.
 #[test]
-fn a_generation_that_is_discarded_was_never_begun() {
+fn a_discarded_generation_leaves_no_trace() {
     let dir = directory();
     let program = dir.path().join("rounds.sh");
     std::fs::write(&program, ROUNDS).unwrap();
@@ -292,7 +292,7 @@ fn each_step_on_a_generation_has_its_own_part() {
 
 /// If the last checkpoint could not be written, the run must not take further steps.
 #[test]
-fn a_run_that_is_done_takes_no_further_step() {
+fn a_completed_run_takes_no_further_step() {
     let dir = directory();
     let mut run = Run::new(Purpose::Grpo, Config { max_steps: 1, ..config(dir.path(), "out") }, options()).unwrap();
     let checkpoints = run.dir().checkpoints();
@@ -391,7 +391,7 @@ fn a_stop_request_ends_the_wait_for_a_batch() {
 
 /// After a step that failed because of a reward, the same run takes the step again in the same process.
 #[test]
-fn a_step_that_failed_is_taken_again_to_the_same_bits() {
+fn a_failed_step_is_repeated_with_the_same_bits() {
     let dir = directory();
     let config = |out: &str| Config {
         reward_patience: 1,

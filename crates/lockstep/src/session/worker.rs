@@ -61,8 +61,8 @@ pub struct WorkerOptions<'a> {
 /// The error that the learner has expelled this worker and no longer accepts its results.
 #[derive(Debug, thiserror::Error)]
 #[error(
-    "worker {0} was expelled: a group that it made is not what its job gives, and fleet/expelled.jsonl of the run says \
-     where they part. Faulty hardware does this, or a changed program"
+    "worker {0} was expelled: one of its groups differs from a repetition of its job; fleet/expelled.jsonl of the run \
+     has the first difference. The cause is faulty hardware or a changed program"
 )]
 pub struct Expelled(pub String);
 
@@ -96,7 +96,7 @@ pub(super) fn work_as<W: Work>(
     let (files, parts) = loop {
         let Some(state) = awaited.learner(worker.exchange())? else { return Ok(()) };
         match wanted.prepare(run, host.as_ref(), &state) {
-            // What one learner told does not fit the files of the next one, which has begun meanwhile.
+            // The state of one learner does not fit the files of the next one, which has begun meanwhile.
             Err(_) if !awaited.is_of_learner(&state)? => {}
             prepared => break prepared?,
         }
@@ -116,7 +116,7 @@ pub(super) fn work_as<W: Work>(
     }
 }
 
-/// What a worker was asked to be.
+/// The requested properties of a worker.
 struct Wanted<'a> {
     name: &'a WorkerName,
     threads: Option<usize>,
@@ -241,7 +241,7 @@ fn parts(
     let time = PromptTime(shared.prompt_time_s);
     let assets = load_generator(&model, &config, time)?;
     let identity = Identity::of(&ctx, &config, &assets.files);
-    // Others are the learner's: functions of its program, and models, whose memory each worker would take.
+    // Other rewards are the learner's: functions of its program, and models, whose memory each worker would take.
     let here = |spec: &RewardSpec| {
         let is_function = spec.function().or_bad_input()?.is_some();
         let elsewhere = is_function && functions.is_none() || spec.model().or_bad_input()?.is_some();
@@ -264,7 +264,7 @@ fn parts(
         let named = named_rewards(&configured, functions_here, time, start)?;
         let asked = asked_by_workers(&named, functions.is_some());
         if let Some(missing) = wanted.iter().find(|name| !asked.contains(*name)) {
-            return Err(BadInput::new(format!("this worker cannot ask the reward `{missing}` of the run")));
+            return Err(BadInput::new(format!("this worker cannot call the reward `{missing}` of the run")));
         }
         debug_assert!(named.iter().all(|reward| matches!(reward, ConfiguredReward::Ready(..))));
         Ok(ready_rewards(named, Vec::new(), stop))

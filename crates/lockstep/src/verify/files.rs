@@ -29,7 +29,7 @@ const OF_TRAINER: &str = "trainer_state.json";
 /// Files that people add to a model, and that no program reads as a part of it.
 pub(super) const ADDED: [&str; 6] = ["README.md", "LICENSE", "LICENSE.md", "LICENSE.txt", "NOTICE", ".gitattributes"];
 
-/// What is known of the run whose files are compared.
+/// The run whose files are compared.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct OfRun<'a> {
     /// Rewards that are not called again.
@@ -70,8 +70,8 @@ pub fn difference(recorded: &Path, remade: &Path, step: u64, of: OfRun<'_>) -> a
 }
 
 /// The first difference between the final model in `result` and the model of a checkpoint. The result must have all
-/// files of the model and no others, since a program that loads it may prefer another file; only texts that people add
-/// are left out.
+/// files of the model and no others, since a program that loads it may prefer another file; only texts that users add
+/// are ignored.
 pub fn of_result(result: &Path, checkpoint: &Path, step: u64) -> anyhow::Result<Option<Difference>> {
     let (in_result, in_checkpoint) = (names(result)?, names(checkpoint)?);
     let of_model = in_checkpoint.iter().filter(|name| is_of_model(name));
@@ -82,7 +82,7 @@ pub fn of_result(result: &Path, checkpoint: &Path, step: u64) -> anyhow::Result<
     names.sort_by_key(|name| (rank(name), *name));
     for name in names {
         let place = result.join(name).display().to_string();
-        // What older versions copied beside the model is compared by its bytes.
+        // Files that older versions copied with the model are compared by their bytes.
         let kind = if is_of_model(name) { name } else { "" };
         let found = match (in_result.contains(name), in_checkpoint.contains(name)) {
             (true, true) => file(kind, &result.join(name), &checkpoint.join(name), OfRun::default())
@@ -144,7 +144,7 @@ fn file(name: &str, a: &Path, b: &Path, of: OfRun<'_>) -> anyhow::Result<Option<
             }
         }
         "adapter_config.json" => {
-            // The base may lie elsewhere by now; its hash is in the adapter's file.
+            // The base may have moved; its hash is in the adapter's file.
             let without_path = |path| -> anyhow::Result<Value> {
                 let mut json = json(path)?;
                 json.as_object_mut().and_then(|json| json.remove("base_model_name_or_path"));
@@ -174,7 +174,7 @@ fn bytes(a: &[u8], b: &[u8]) -> Option<Difference> {
 }
 
 fn of_groups(a: &[Group], b: &[Group], of: OfRun<'_>) -> Option<Difference> {
-    // Scores that were not asked again are those of the record on both sides.
+    // Scores that were not computed again are those of the record on both sides.
     let left_out = LeftOut { rewards: &[], words: !of.same_build };
     let found = a.iter().zip(b).find_map(|(a, b)| groups::difference(a, b, left_out));
     found.or_else(|| unequal("number of groups", &a.len(), &b.len()))
@@ -217,7 +217,7 @@ fn frontier(a: &[u8], b: &[u8], of: OfRun<'_>) -> anyhow::Result<Option<Differen
     }
 }
 
-/// Compares what an answer has of all its groups. Of rewards that are not called again, only the record knows it.
+/// Compares the parts of an answer about all its groups. Those of rewards that are not called again are in the record.
 fn answer(a: &WrittenAnswer, b: &WrittenAnswer, of: OfRun<'_>) -> Option<Difference> {
     let names = b.groups.first().map_or(&[][..], |group| &group.reward_names);
     let asked_at = |place: usize| names.get(place).is_none_or(|name| !of.not_asked.contains(name));

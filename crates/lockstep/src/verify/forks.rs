@@ -107,14 +107,14 @@ fn an_unchanged_fork_has_the_best_model_of_the_original() {
         let best = RunState::read(&of.join("checkpoints/step-000006")).unwrap().best.unwrap();
         earlier += u64::from(best.step < 4);
         if best.step < 4 {
-            // One whose best checkpoint is gone says so, and its result is its last model.
-            let said = std::cell::RefCell::new(Vec::new());
-            let say = |text: &str| said.borrow_mut().push(text.to_owned());
+            // A fork whose best checkpoint is gone reports it, and its result is its last model.
+            let messages = std::cell::RefCell::new(Vec::new());
+            let say = |text: &str| messages.borrow_mut().push(text.to_owned());
             fs::remove_dir_all(of.join(format!("checkpoints/step-{:06}", best.step))).unwrap();
             let out = dir.path().join(format!("{name}-gone"));
             fork_of_best(&of, &out, &say);
             let words = format!("the best checkpoint up to step 5, of step {}, is gone: unless", best.step);
-            assert!(said.borrow().iter().any(|text| text.starts_with(&words)), "{said:?}");
+            assert!(messages.borrow().iter().any(|text| text.starts_with(&words)), "{messages:?}");
         }
     }
     assert!(earlier > 0, "both runs are best at their end");
@@ -124,7 +124,7 @@ fn fork_of_best(of: &Path, out: &Path, say: &dyn Fn(&str)) {
     fork(of, &ForkOptions { at: 5, out, stop: StopSignal::new(), say }).unwrap();
 }
 
-/// A resume from an older checkpoint makes the steps after it again: what the starts before it changed there is gone.
+/// A resume from an older checkpoint repeats the steps after it, without the changes of starts before it.
 #[test]
 fn a_run_that_was_resumed_from_an_older_checkpoint_is_proven_and_forked() {
     let dir = directory();
@@ -149,7 +149,7 @@ fn a_run_that_was_resumed_from_an_older_checkpoint_is_proven_and_forked() {
         // The first start had fewer steps.
         proven(&fork, if at > 2 { 8 } else { 6 });
     }
-    // Of a start whose checkpoint is gone, the interval cannot be replayed, and it is said which.
+    // The interval of a start whose checkpoint is gone cannot be replayed, and is reported.
     fs::remove_dir_all(root.join("checkpoints/step-000002")).unwrap();
     let report = verified(&root);
     assert!(report.difference.is_none());

@@ -107,7 +107,7 @@ fn floats(kind: &str, a: &[f32], b: &[f32]) -> Option<Difference> {
     list(kind, &bits(a), &bits(b), |&x| f32_bits(f32::from_bits(x)))
 }
 
-/// Compares what sampling made.
+/// Compares the sampled parts.
 fn tokens(a: &Completion, b: &Completion) -> Option<Difference> {
     // Scores, columns and advantages are compared afterwards, in all completions.
     let Completion {

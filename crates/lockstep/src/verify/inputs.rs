@@ -152,11 +152,11 @@ impl RecordedRun {
     }
 
     /// Refuses a run if a file of a reward is missing. The name of the file is part of the lineage, and without the
-    /// file it could not be told from an ordinary argument.
+    /// file it would look like an ordinary argument.
     pub fn check_reward_files(&self) -> anyhow::Result<()> {
         match self.record.rewards.iter().find(|file| !Path::new(&file.name).exists()) {
             Some(file) => missing(format!(
-                "{} is missing, a file of a reward: it is not asked, but its name is part of what the lineage is of. \
+                "{} is missing, a file of a reward: the reward is not called, but the name is part of the lineage. \
                  Put it back (SHA-256 {})",
                 file.name, file.sha256
             )),

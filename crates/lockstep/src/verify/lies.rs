@@ -70,7 +70,7 @@ fn groups_of(records: &[Vec<u8>]) -> Vec<Group> {
     Group::read_all(&records.concat()).unwrap()
 }
 
-/// What people add to a result, and what they must not.
+/// Files that users may add to a result, and files that they must not.
 #[test]
 fn a_result_has_the_files_of_its_checkpoint_and_texts_beside_them() {
     let dir = directory();

@@ -1,13 +1,13 @@
-//! Proves that a training run is what its record says: replays its steps from its checkpoints, with the code that
-//! trains, and compares every bit of the results.
+//! Proves that a training run matches its record: replays its steps from its checkpoints, with the code that trains,
+//! and compares every bit of the results.
 //!
-//! A replay resumes the run from the checkpoint of a step S (or from the beginning) in a directory of its own. It
+//! A replay resumes the run from the checkpoint of a step S (or from the beginning) in a separate directory. It
 //! generates its own completions, and takes scores from the record only for rewards that are not deterministic. Each
 //! group that it trains on must equal the recorded group, and its checkpoint of the step E at the end must equal the
 //! run's. The code here does not depend on the kind of trainer, since it compares only what a [`Run`] reports and
 //! writes.
 //!
-//! `groups.rs` and `files.rs` show what is compared, and `record.rs` shows where the replay meets the record.
+//! `groups.rs` and `files.rs` compare, and `record.rs` connects the replay with the record.
 
 mod files;
 mod fork;

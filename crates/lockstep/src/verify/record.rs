@@ -45,7 +45,7 @@ pub struct Record {
 pub struct SharedRecord(Arc<Mutex<Record>>);
 
 impl Record {
-    /// A record of the groups in `file`. Its `difference` is a group that is there twice or is of no step, or an entry
+    /// A record of the groups in `file`. Its `difference` is a group that occurs twice or for no step, or an entry
     /// of the index that is not that of its group.
     pub fn new(file: GroupFile, not_asked: Vec<String>, same_build: bool) -> Record {
         let of_index = if same_build { wrong_index(&file) } else { None };
@@ -110,7 +110,7 @@ impl Record {
         let Some(recorded) = self.group(group.group)? else {
             let id = group.group;
             return Err(NotVerifiable(format!(
-                "group {id} was not recorded, and its scores by {} cannot be asked again",
+                "group {id} was not recorded, and its scores by {} cannot be computed again",
                 self.not_asked.join(", ")
             ))
             .into());
@@ -129,7 +129,7 @@ impl Record {
         Ok(())
     }
 
-    /// Gives `group` what rewards that are not called again reported beside their scores: errors, and columns.
+    /// Adds to `group` the recorded errors and columns of rewards that are not called again.
     fn fill_beside(&self, group: &mut ScoredGroup, recorded: &Group, names: &[String]) {
         let mut own = std::mem::take(&mut group.problems);
         for name in names {
@@ -286,7 +286,7 @@ impl Collect for WithRecord {
         observer: &Observer<'_>,
     ) -> anyhow::Result<(Collected, Vec<RolloutGroup>)> {
         {
-            // What has begun was drawn before, or came with a checkpoint.
+            // A group that has begun was drawn before, or came with a checkpoint.
             let mut record = self.record.lock();
             let has_begun: BTreeSet<GroupId> = begun.so_far.iter().map(|group| group.group).collect();
             record.sampled.extend(request.prompts.keys().filter(|group| !has_begun.contains(group)));

@@ -105,7 +105,7 @@ pub struct Report {
 #[error("{0}")]
 pub(super) struct NotVerifiable(pub String);
 
-/// Returns an error that says what is missing.
+/// Returns an error about a missing thing.
 pub(super) fn missing<T>(what: impl Into<String>) -> anyhow::Result<T> {
     Err(NotVerifiable(what.into()).into())
 }
@@ -138,8 +138,8 @@ mod tests {
             place: Some("p".into()),
             ..plain
         };
-        let said = "step 1, group 2, completion 3, token 4, p, made by worker w: file: recorded a, remade b";
-        assert_eq!(full.to_string(), said);
+        let message = "step 1, group 2, completion 3, token 4, p, made by worker w: file: recorded a, remade b";
+        assert_eq!(full.to_string(), message);
         let interval = |from, to| Interval { from, to };
         assert_eq!((interval(0, 1).to_string(), interval(0, 2).to_string()), ("step 1".into(), "steps 1 to 2".into()));
         assert_eq!((interval(4, 9).to_string(), interval(4, 9).steps()), ("steps 5 to 9".into(), 5));

@@ -1,4 +1,4 @@
-//! Runs of a tiny model that are verified and forked: what is proven, what cannot be, and which lie is named.
+//! Runs of a tiny model that are verified and forked: proven parts, parts that cannot be verified, and named lies.
 
 use super::*;
 use crate::config::{Algorithm, ComputeDType, Config};
@@ -104,8 +104,8 @@ fn flip_last_bit(path: &Path) {
 fn all_that_is_proven_is_reported() {
     let dir = directory();
     let root = run(dir.path(), |_| {});
-    let said = RefCell::new(Vec::new());
-    let say = |text: &str| said.borrow_mut().push(text.to_owned());
+    let messages = RefCell::new(Vec::new());
+    let say = |text: &str| messages.borrow_mut().push(text.to_owned());
     let report = verify(&root, &VerifyOptions { say: &say, ..options(Choice::All) }).unwrap();
     assert_eq!(report.proven, [interval(0, 2), interval(2, 4), interval(4, 6)]);
     let tokens: usize = groups(&root).iter().map(Group::tokens).sum();
@@ -117,7 +117,7 @@ fn all_that_is_proven_is_reported() {
     let found: std::collections::BTreeSet<&String> = report.hashes.iter().collect();
     assert_eq!(found, names.iter().collect());
     assert_eq!((report.result, report.difference, report.not_verified), (Some(6), None, vec![]));
-    assert_eq!(*said.borrow(), ["replaying steps 1 to 2", "replaying steps 3 to 4", "replaying steps 5 to 6"]);
+    assert_eq!(*messages.borrow(), ["replaying steps 1 to 2", "replaying steps 3 to 4", "replaying steps 5 to 6"]);
 
     // Single intervals begin with a checkpoint.
     let chosen = |seed: u64| verify(&root, &options(Choice::Random { steps: 2, seed })).unwrap();
@@ -125,7 +125,7 @@ fn all_that_is_proven_is_reported() {
     assert!(reports.iter().all(|report| report.proven.len() == 1 && report.groups == 4 && report.result == Some(6)));
     assert!(reports.iter().any(|report| report.proven[0].from > 0));
 
-    // What has moved is found where the options say.
+    // Moved files are found with the options.
     fs::rename(dir.path().join("model"), dir.path().join("moved")).unwrap();
     fs::rename(dir.path().join("d.jsonl"), dir.path().join("e.jsonl")).unwrap();
     assert!(verify(&root, &options(Choice::All)).is_err());
@@ -162,7 +162,7 @@ fn groups_that_are_there_too_often_or_not_at_all() {
     let report = verified(&root);
     assert_eq!(report.difference, Some(group(99, 2, "a group", "none: no step learned from it")));
     assert_eq!((report.proven, report.groups), (vec![], 4));
-    // Nothing was recorded in the second interval, which is no lie.
+    // Nothing was recorded in the second interval, which is not a lie.
     record(&root, &recorded[..4]);
     let report = verified(&root);
     assert_eq!((report.proven, report.difference), (vec![interval(0, 2)], None));
@@ -197,7 +197,7 @@ fn lies_in_files_are_named_with_their_step() {
     fs::remove_file(&result).unwrap();
     fs::write(&result, good_result).unwrap();
 
-    // With the list that says that the files belong together, and without.
+    // With and without the list of the files that belong together.
     flip_last_bit(&weights);
     let report = verified(&root);
     let found = report.difference.unwrap();
@@ -215,7 +215,7 @@ fn lies_in_files_are_named_with_their_step() {
     FileList::of(&checkpoint, 4).unwrap().write(&checkpoint).unwrap();
     assert_eq!(verified(&root).difference, None);
 
-    // The data are others than those of the record.
+    // The data differ from the record.
     let (path, text) = (dir.path().join("d.jsonl"), fs::read_to_string(dir.path().join("d.jsonl")).unwrap());
     fs::write(&path, text.replace("moon", "mood")).unwrap();
     let report = verified(&root);
@@ -276,7 +276,7 @@ fn the_configuration_of_a_step_is_that_of_its_start() {
     assert_eq!(report.not_verified, [format!("steps 3 to 4: {why}")]);
     let missing = opened.resolved_of(interval(2, 4)).err().unwrap();
     assert!(missing.is::<NotVerifiable>() && missing.to_string() == format!("steps 3 to 4: {why}"));
-    // At its ends it is none within.
+    // A change at an interval's end is not inside of it.
     let found = opened.resolved_of(interval(3, 4)).unwrap().config;
     assert_eq!((found.temperature, found.learning_rate), (1.0, 0.01));
     opened.record.starts.pop();
@@ -298,7 +298,7 @@ fn the_configuration_of_a_step_is_that_of_its_start() {
 }
 
 #[test]
-fn a_run_that_is_none_of_this_kind_is_refused() {
+fn other_runs_than_recorded_ones_are_refused() {
     let dir = directory();
     let root = run(dir.path(), |config| config.max_steps = 2);
     let path = root.join("record.json");
@@ -356,19 +356,19 @@ fn a_fork_is_replayed_from_the_last_checkpoint_before_it() {
     let dir = directory();
     let root = run(dir.path(), |_| {});
     let forked = |at: u64| {
-        let (out, said) = (dir.path().join(format!("fork-{at}")), RefCell::new(Vec::new()));
-        let say = |text: &str| said.borrow_mut().push(text.to_owned());
+        let (out, messages) = (dir.path().join(format!("fork-{at}")), RefCell::new(Vec::new()));
+        let say = |text: &str| messages.borrow_mut().push(text.to_owned());
         let path = fork(&root, &ForkOptions { at, out: &out, stop: StopSignal::new(), say: &say })?;
         let mut steps: Vec<String> = fs::read_dir(out.join("checkpoints"))?
             .map(|entry| entry.unwrap().file_name().to_string_lossy().into_owned())
             .collect();
         steps.sort();
         let record = RunRecord::read(&out.join("record.json"))?;
-        anyhow::Ok((out, path, said.into_inner(), steps, record.forked_from.unwrap()))
+        anyhow::Ok((out, path, messages.into_inner(), steps, record.forked_from.unwrap()))
     };
-    let (out, path, said, steps, from) = forked(5).unwrap();
+    let (out, path, messages, steps, from) = forked(5).unwrap();
     assert_eq!(
-        (path, said, steps),
+        (path, messages, steps),
         (
             out.join("checkpoints/step-000005"),
             vec!["replaying step 5".to_owned()],
@@ -382,17 +382,17 @@ fn a_fork_is_replayed_from_the_last_checkpoint_before_it() {
     let ids = |root: &Path| groups(root).iter().map(|group| group.group.0).collect::<Vec<_>>();
     assert_eq!(ids(&out), (0..10).collect::<Vec<u64>>());
 
-    let (out, path, said, steps, from) = forked(4).unwrap();
-    assert_eq!((path, said, steps), (out.join("checkpoints/step-000004"), vec![], vec!["step-000004".to_owned()]));
+    let (out, path, messages, steps, from) = forked(4).unwrap();
+    assert_eq!((path, messages, steps), (out.join("checkpoints/step-000004"), vec![], vec!["step-000004".to_owned()]));
     assert!(from.step == 4 && from.lineage.is_some());
-    let (out, path, said, steps, from) = forked(1).unwrap();
+    let (out, path, messages, steps, from) = forked(1).unwrap();
     assert_eq!(
-        (path, said, steps),
+        (path, messages, steps),
         (out.join("checkpoints/step-000001"), vec!["replaying step 1".to_owned()], vec!["step-000001".to_owned()])
     );
     assert_eq!((from.step, ids(&out)), (1, vec![0, 1]));
-    let (out, path, said, steps, from) = forked(0).unwrap();
-    assert_eq!((path, said, steps), (out, vec![], vec![]));
+    let (out, path, messages, steps, from) = forked(0).unwrap();
+    assert_eq!((path, messages, steps), (out, vec![], vec![]));
     assert_eq!((from.step, from.lineage), (0, None));
     let error = forked(9).unwrap_err();
     assert!(is_bad_input(&error));
@@ -403,12 +403,12 @@ fn a_fork_is_replayed_from_the_last_checkpoint_before_it() {
     lied[9].completions[1].ids[0] ^= 1;
     record(&root, &lied);
     fs::remove_dir_all(dir.path().join("fork-5")).unwrap();
-    let said = forked(5).unwrap_err().to_string();
+    let refused = forked(5).unwrap_err().to_string();
     let words = format!(
         "the replay of {} differs from its record: step 5, group 9, completion 1, token 0: token",
         root.display()
     );
-    assert!(said.starts_with(&words), "{said}");
+    assert!(refused.starts_with(&words), "{refused}");
     // And a run that cannot be verified cannot be forked.
     fs::remove_file(root.join("record.json")).unwrap();
     fs::remove_dir_all(dir.path().join("fork-5")).unwrap();

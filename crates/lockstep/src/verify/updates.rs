@@ -50,7 +50,7 @@ pub fn difference(updates: &Path, record: &Record) -> Result<Option<Difference>>
     Ok(None)
 }
 
-/// What a run writes of the group `recorded` after its step, with the log-probabilities of `update`.
+/// The line that a run writes for the group `recorded` after its step, with the log-probabilities of `update`.
 fn of_update(update: &Group, recorded: Group) -> Group {
     let completion = |(place, (given, c)): (usize, (&Completion, Completion))| {
         let mut completion = Completion::new(place, c.ids);

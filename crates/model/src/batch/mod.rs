@@ -1,5 +1,5 @@
-//! A batch of whole sequences, packed without padding: each prefix (prompt) once, then the branches (completions) that
-//! continue it.
+//! A batch of complete sequences, packed without padding: each prefix (prompt) once, then the branches (completions)
+//! that continue it.
 //!
 //! Rows are laid out as `[prefix][branch 0][branch 1]…`, group after group. Each branch attends to the prefix and to
 //! itself. A row is an input token; it predicts the next token. The last token of a branch predicts nothing that is

@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-/// Most rows of a piece. It equals the block size of the head's operation, so that cutting costs nothing.
+/// The most rows of a piece. It equals the block size of the head's operation, so that cutting costs nothing.
 const MAX_ROWS: usize = 512;
 /// Pieces are cut at multiples of this many rows of a group, since sums over rows are formed in steps of 32 (bf16 on
 /// AMX tiles).

@@ -23,7 +23,7 @@ fn check(groups: &[(Vec<u32>, Vec<Vec<u32>>)], sharing: bool) -> Batch {
     assert_eq!(batch.capacity(), expected.fold(Capacity::default(), |a, b| a + b));
     assert!(batch.write_rows.is_sorted());
 
-    // What each slot holds after the writes; a slot is written once.
+    // The row in each slot after the writes; a slot is written once.
     let mut slots = BTreeMap::new();
     for (&row, &slot) in batch.write_rows.iter().zip(&batch.write_slots) {
         assert!((slot as usize) < batch.blocks * BLOCK);

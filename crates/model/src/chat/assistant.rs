@@ -1,6 +1,6 @@
-//! Finds the tokens of a conversation that the assistant wrote. They are what the chat template marks with
-//! `{% generation %}`; for well-known templates without such marks, what the [training](super::training) version of the
-//! template marks; and in any other template, what it prints of an assistant's message behind the header of an answer
+//! Finds the tokens of a conversation that the assistant wrote. The chat template marks them with `{% generation %}`;
+//! for well-known templates without such marks, the [training](super::training) version of the template does; in any
+//! other template they are the printed part of an assistant's message after the header of an answer
 //! ([`super::turns`]).
 
 use super::environment::{MARKS, marked};
@@ -81,8 +81,8 @@ impl PromptEncoder<'_> {
             };
             let behind: Vec<usize> =
                 tokens_in(&turn.behind).into_iter().filter(|&at| offsets[at].start >= turn.behind.start).collect();
-            // The turn ends with the last special token behind the message. Where there is none, with all that is
-            // printed there, or with the end token that this message has and a last one would not have.
+            // The turn ends with the last special token after the message. If there is none, with all that is printed
+            // there, or with the end token that this message has and a last one would not have.
             let end = match behind.iter().rposition(|&at| special.contains(&ids[at])) {
                 Some(last) => last + 1,
                 None => behind.len(),
@@ -95,7 +95,7 @@ impl PromptEncoder<'_> {
             if own.is_empty() {
                 return Err(Error::Value(format!(
                     "message {} of the conversation: the chat template prints nothing of the assistant's message: \
-                     leave the row out, or mark what is to be learned with {{% generation %}} in the template",
+                     leave the row out, or mark the text to learn with {{% generation %}} in the template",
                     i + 1
                 )));
             }

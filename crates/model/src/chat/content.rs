@@ -24,7 +24,7 @@ impl Content {
         Content::Messages(vec![serde_json::json!({"role": "assistant", "content": text.into()})])
     }
 
-    /// Reads a text, or a list of messages with a role and a content, from JSON. The error says what is wrong.
+    /// Reads a text, or a list of messages with a role and a content, from JSON. The error describes the fault.
     pub fn read(value: &Value) -> Result<Content, String> {
         match value {
             Value::String(text) => Ok(Content::Text(text.clone())),

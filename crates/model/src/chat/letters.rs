@@ -5,7 +5,7 @@ use minijinja::Error;
 use regex::Regex;
 use std::sync::LazyLock;
 
-/// Characters that `str.isdigit` accepts beside decimal digits.
+/// Characters that `str.isdigit` accepts besides decimal digits.
 const DIGITS: &str = concat!(
     r"\u{b2}\u{b3}\u{b9}\u{1369}-\u{1371}\u{19da}\u{2070}\u{2074}-\u{2079}\u{2080}-\u{2089}",
     r"\u{2460}-\u{2468}\u{2474}-\u{247c}\u{2488}-\u{2490}\u{24ea}\u{24f5}-\u{24fd}\u{24ff}",
@@ -36,7 +36,7 @@ static IDENTIFIER: LazyLock<Regex> = LazyLock::new(|| compiled(r"^[\p{XID_Start}
 static PRINTABLE: LazyLock<Regex> = LazyLock::new(|| compiled(r"^(?: |[^\p{C}\p{Z}])*$"));
 static WORD: LazyLock<Regex> = LazyLock::new(|| compiled(r"[\p{L}\p{N}_]+"));
 
-/// Python's methods `isdigit`, `isalpha` and so on, which ask for the whole text.
+/// Python's methods `isdigit`, `isalpha` and so on, which test the complete text.
 pub(super) fn is_all(method: &str, text: &str) -> bool {
     let class = match method {
         "isdigit" => &DIGIT,

@@ -16,7 +16,7 @@ pub(super) const BUDGET: usize = 64 << 20;
 const ELEMENTS: usize = 1 << 20;
 /// Deepest nesting of lists.
 pub(super) const DEPTH: usize = 200;
-/// Most `namespace` objects of one rendering. They are limited because they can contain one another.
+/// The most `namespace` objects of one rendering. They are limited because they can contain one another.
 const NAMESPACES: usize = 1000;
 /// Most instructions of one rendering; a message takes about a hundred.
 const FUEL: u64 = 10_000_000;
@@ -98,7 +98,7 @@ fn add_size(value: &Value, depth: usize, size: &mut Size) -> std::result::Result
     }
 }
 
-/// Most instructions that one rendering may run, given the length of the template's longest literal text.
+/// The most instructions that one rendering may run, given the length of the template's longest literal text.
 pub(super) fn fuel(longest_literal: usize) -> u64 {
     FUEL.min(PRINTED / longest_literal.max(1) as u64)
 }
@@ -110,7 +110,7 @@ pub(super) fn check_source(name: &str, source: &str, syntax: &SyntaxConfig) -> R
         return refuse(&format!("{} bytes, more than {SOURCE}", source.len()));
     }
     let (mut longest, mut tokens, mut line, mut branches) = (0, 0, 0, 0);
-    // The parser refuses source that cannot be tokenized, and says why.
+    // The parser reports source that cannot be tokenized.
     for (token, span) in tokenize(source, false, syntax.clone()).map_while(std::result::Result::ok) {
         match token {
             Token::TemplateData(text) => longest = longest.max(text.len()),

@@ -1,5 +1,5 @@
-//! Methods of Python's texts, lists and dictionaries that templates call, where minijinja has none or another one. What
-//! each reads is charged to the rendering's budget by the caller; what it adds to a text is charged here.
+//! Methods of Python's texts, lists and dictionaries that templates call, if minijinja lacks them or differs. The
+//! caller charges the size of their inputs to the rendering's budget; additions to a text are charged here.
 
 use super::letters;
 use super::limits::charge;
@@ -48,7 +48,7 @@ impl<'a> Arguments<'a> {
         text.ok_or_else(|| refused(format!("{}: expected a text", self.call)))
     }
 
-    /// A whole number; `None` if the argument is missing or none.
+    /// An integer; `None` if the argument is missing or none.
     fn number(&self, value: Option<Value>) -> Result<Option<i64>, Error> {
         let Some(value) = value.filter(|value| !value.is_none()) else { return Ok(None) };
         let number = value.as_i64().filter(|_| value.is_integer() || value.kind() == ValueKind::Bool);

@@ -130,7 +130,7 @@ fn filters() -> Vec<(&'static str, Value)> {
     all
 }
 
-/// Jinja's filters that minijinja lacks or has otherwise.
+/// Jinja's filters that minijinja lacks or defines differently.
 const OWN_FILTERS: &[(&str, Operator)] = &[
     ("wordcount", methods::word_count),
     ("center", methods::center),
@@ -174,7 +174,7 @@ fn work(name: &str, arguments: &[Value]) -> std::result::Result<usize, Error> {
             text.saturating_add(lines.saturating_mul(width.max().unwrap_or(4)))
         }
         "format" => {
-            // Each field may be as wide as the largest number says, or as all arguments are long.
+            // Each field may be as wide as the largest number, or as long as all arguments.
             let numbers = subject.split(|c: char| !c.is_ascii_digit()).filter(|n| !n.is_empty());
             let widest = numbers.map(|n| n.parse().unwrap_or(usize::MAX)).max().unwrap_or(0);
             let given = (1..arguments.len()).map(number).max().filter(|_| subject.contains('*')).unwrap_or(0);

@@ -43,14 +43,14 @@ impl PromptEncoder<'_> {
         Err(no_template())
     }
 
-    /// The text of a conversation that is rendered whole, without the header of a further answer. A model without a
-    /// chat template has no such text.
+    /// The text of a complete conversation, without the header of a further answer. A model without a chat template has
+    /// no such text.
     pub fn render_whole(&self, messages: &[Value]) -> Result<String> {
         let lacks = || Error::Value("the data has conversations, but the model has no chat template".into());
         self.template.ok_or_else(lacks)?.render(&self.whole(messages))
     }
 
-    /// A conversation that is rendered whole, without the header of a further answer.
+    /// A complete conversation, without the header of a further answer.
     pub(super) fn whole<'c>(&'c self, messages: &'c [Value]) -> Chat<'c> {
         Chat { messages, kwargs: Some(self.kwargs), tools: self.tools, ..Chat::default() }
     }
@@ -127,7 +127,7 @@ impl PromptEncoder<'_> {
             );
         }
         let shared = match prompt {
-            // Whole conversations share what they begin with.
+            // The prompt of two conversations is their common beginning.
             Content::Messages(messages) if messages.is_empty() => border(&chosen, &rejected),
             _ => {
                 let alone = self.encode_prompt(prompt)?;

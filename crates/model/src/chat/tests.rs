@@ -100,7 +100,7 @@ fn a_final_message_is_continued_where_it_ends() {
 }
 
 /// The constructs of Gemma 3's template: slices, conditions compared, contents that are strings or lists, a role
-/// renamed. Expected texts are what jinja2 makes of it with transformers' settings.
+/// renamed. Expected texts come from jinja2 with transformers' settings.
 #[test]
 fn a_template_like_gemmas() {
     let template = "{{ bos_token }}
@@ -185,7 +185,7 @@ fn dates_are_those_of_the_calendar() {
     );
 }
 
-/// Operators that are counted do what they did: expected texts are what jinja2 gives.
+/// Counted operators keep their results: expected texts come from jinja2.
 #[test]
 fn operators_are_pythons() {
     let x = json!({"x": [1, 2, 3, 4], "s": "héllo", "m": {"a": 1}});
@@ -216,7 +216,7 @@ fn operators_are_pythons() {
     assert!(error.contains("default:2") && error.contains("unsupported types number and string"), "{error}");
 }
 
-/// What is as deep as it is long, and shorter than the limit.
+/// Expressions as deep as they are long, below the limit.
 #[test]
 fn long_expressions_and_many_branches_are_rendered() {
     let sum = format!("{{{{ 1{} }}}}", " + n".repeat(950));
@@ -303,7 +303,7 @@ fn templates_that_build_without_end_are_refused() {
 }
 
 /// Characters as tokens; `#` ends a turn, and is the only special one.
-fn said(template: &str, messages: &Value) -> Result<String> {
+fn assistant_text(template: &str, messages: &Value) -> Result<String> {
     let special = SpecialTokens { eos: Some("#".into()), ..special() };
     let tokenizer = Tokenizer::characters(" \nabcdefghijklmnopqrstuvwxyz:<>/#".chars(), &special).unwrap();
     let template = ChatTemplate::new(template, &special).unwrap();
@@ -311,12 +311,12 @@ fn said(template: &str, messages: &Value) -> Result<String> {
     let AssistantTokens { ids, mask, .. } = encoder.encode_assistant(messages.as_array().unwrap(), &[])?;
     let chat = Chat { messages: messages.as_array().unwrap(), ..Chat::default() };
     assert_eq!(ids, tokenizer.encode_rendered(&template.render(&chat)?).unwrap(), "the marks leave no trace");
-    let kept: Vec<u32> = ids.iter().zip(&mask).filter(|(_, said)| **said).map(|(id, _)| *id).collect();
+    let kept: Vec<u32> = ids.iter().zip(&mask).filter(|(_, is_assistant)| **is_assistant).map(|(id, _)| *id).collect();
     tokenizer.decode(&kept, false)
 }
 
 #[test]
-fn what_an_assistant_said() {
+fn the_assistants_tokens_are_found() {
     let messages = json!([
         {"role": "user", "content": "hi"}, {"role": "assistant", "content": "ho"},
         {"role": "user", "content": "he"}, {"role": "assistant", "content": "hu"},
@@ -324,23 +324,23 @@ fn what_an_assistant_said() {
     let marked = "{% for m in messages %}\n{{ m.role }}:\n  {%- if m.role == 'assistant' %}\n  \
                   {%- generation -%}\n  {{ m.content }}#\n  {%- endgeneration -%}\n  {% else %}{{ m.content }}#\
                   {% endif %}\n{% endfor %}\n";
-    assert_eq!(said(marked, &messages).unwrap(), "ho#hu#");
+    assert_eq!(assistant_text(marked, &messages).unwrap(), "ho#hu#");
     // Without marks: the answer with the token that ends the turn, and not the line feed behind it.
     let plain = "{% for m in messages %}{{ m.role }}:{{ m.content }}#\n{% endfor %}\
                  {% if add_generation_prompt %}assistant:{% endif %}";
-    assert_eq!(said(plain, &messages).unwrap(), "ho#hu#");
-    // One that renders the last answer in another way.
+    assert_eq!(assistant_text(plain, &messages).unwrap(), "ho#hu#");
+    // A template that renders the last answer in another way.
     let thinks = "{% for m in messages %}{{ m.role }}:{% if loop.last and m.role == 'assistant' %}<think>{% endif %}\
                   {{ m.content }}#\n{% endfor %}{% if add_generation_prompt %}assistant:{% endif %}";
-    assert_eq!(said(thinks, &messages).unwrap(), "ho#<think>hu#");
-    // One that prints a message otherwise where it is not the last, and only its first letter.
+    assert_eq!(assistant_text(thinks, &messages).unwrap(), "ho#<think>hu#");
+    // A template that prints other text if a message is not the last, and only its first letter.
     let first = "{% for m in messages %}{{ m.content[0] }}{{ 'a' if loop.last else 'b' }}{% endfor %}";
-    assert_eq!(said(first, &messages).unwrap(), "hha");
-    // One that ends with as many letters as the messages have: another answer changes the end, too.
+    assert_eq!(assistant_text(first, &messages).unwrap(), "hha");
+    // A template that ends with as many letters as the messages have: another answer changes the end, too.
     let counts = "{% for m in messages %}{{ m.content }}{% endfor %}\
                   {{ 'z' * (messages | map(attribute='content') | join | length) }}";
-    let error = said(counts, &messages).unwrap_err().to_string();
+    let error = assistant_text(counts, &messages).unwrap_err().to_string();
     assert!(error.contains("message 2") && error.contains("the tokens of this answer are unknown"), "{error}");
-    let nobody = said(plain, &json!([{"role": "user", "content": "hi"}])).unwrap_err().to_string();
-    assert!(nobody.contains("no token of the conversation is an assistant's"), "{nobody}");
+    let error = assistant_text(plain, &json!([{"role": "user", "content": "hi"}])).unwrap_err().to_string();
+    assert!(error.contains("no token of the conversation is an assistant's"), "{error}");
 }

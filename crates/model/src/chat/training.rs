@@ -1,10 +1,10 @@
-//! Training versions of well-known chat templates: with `{% generation %}` around what an assistant says, as TRL has
-//! them for the same templates (docs/decisions/0047).
+//! Training versions of well-known chat templates: with `{% generation %}` around an assistant's text, as TRL has them
+//! for the same templates (docs/decisions/0047).
 //!
 //! A template is known by the hash of its text, so that a changed template is another one. Its training version is not
-//! kept: it is made of the model's own template by the edits in `training.json`. An edit is a place (byte), a number of
-//! bytes to remove there, and a text to insert. `renders` says in which way the training version prints a conversation
-//! otherwise; most print it alike.
+//! stored: it is made from the model's own template by the edits in `training.json`. An edit is a place (byte), a
+//! number of bytes to remove there, and a text to insert. `renders` describes how the training version renders a
+//! conversation differently; most do not.
 
 use serde::Deserialize;
 use std::sync::LazyLock;

@@ -1,5 +1,5 @@
-//! Finds what a chat template prints of one message, in a template that does not mark it: by rendering the conversation
-//! up to the message, and by rendering it with another message in its place.
+//! Finds the printed text of one message in a chat template without marks: by rendering the conversation up to the
+//! message, and by rendering it with another message in its place.
 
 use super::environment::MARKS;
 use super::{Chat, ChatTemplate};
@@ -70,8 +70,8 @@ impl<'a> Conversation<'a> {
         Some(Turn { own: begin..end, behind: end..with.len() })
     }
 
-    /// The message where the template renders it otherwise than at the end of a conversation: what changes when another
-    /// message stands in its place.
+    /// The message, if the template renders it differently from one at the end of a conversation: the text that changes
+    /// with another message in its place.
     fn within(&self, i: usize, before: usize) -> Option<Turn> {
         let own = self.replaced(i).filter(|own| before <= own.start)?;
         let rest = &self.text[own.end..];
@@ -123,7 +123,7 @@ impl<'a> Conversation<'a> {
     }
 }
 
-/// Messages that may stand in the place of a message: one with only a text; and the message itself with all its texts
+/// Messages that may replace a message: one with only a text; and the message itself with all its texts
 /// replaced, for templates that refuse a conversation in which it calls no tool.
 fn others(message: &Value) -> Vec<Value> {
     let place = PLACE.to_string();
@@ -139,7 +139,7 @@ fn others(message: &Value) -> Vec<Value> {
     all
 }
 
-/// A value with [`PLACE`] for every text, but for the fields that say what kind of call it is.
+/// A value with [`PLACE`] for every text, except in fields with the kind of a call.
 fn placed(value: &Value) -> Value {
     match value {
         Value::String(_) => PLACE.to_string().into(),

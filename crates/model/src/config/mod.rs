@@ -36,7 +36,7 @@ pub struct Family {
 pub enum QkNorm {
     /// No norm on queries and keys.
     Off,
-    /// A norm over each head by itself (Qwen 3, Gemma 3).
+    /// A separate norm over each head (Qwen 3, Gemma 3).
     EachHead,
     /// A norm over all heads together (OLMo 2).
     AllHeads,
@@ -47,7 +47,7 @@ pub enum QkNorm {
 pub struct HalfNorms {
     /// Name of the norm before the part, on its input.
     pub before: Option<&'static str>,
-    /// Name of the norm after the part, on what it adds to the residual stream.
+    /// Name of the norm after the part, on its output to the residual stream.
     pub after: Option<&'static str>,
 }
 

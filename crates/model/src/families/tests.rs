@@ -88,7 +88,7 @@ fn refused(fields: Value, words: &[&str]) {
 }
 
 #[test]
-fn what_is_not_honoured_is_refused_by_name_and_value() {
+fn unsupported_fields_are_refused_by_name_and_value() {
     refused(
         json!({"model_type": "gpt2"}),
         &["model_type", "\"gpt2\"", "llama, mistral, qwen2, qwen3, smollm3, olmo2, olmo3, gemma3_text"],
@@ -142,7 +142,7 @@ fn what_is_not_honoured_is_refused_by_name_and_value() {
         json!({"model_type": "gemma3", "text_config": {}, "vision_config": {"model_type": "siglip_vision_model"}}),
         &["model_type", "\"gemma3\"", "text and images", "gemma3_text"],
     );
-    // What a family's code in transformers does not read is not refused.
+    // Fields that a family's code in transformers does not read are not refused.
     with(gemma(json!({"hidden_act": "relu", "sliding_window_pattern": 1}))).unwrap();
     with(json!({"sliding_window": 4096, "attention_dropout": 0.0, "quantization_config": null})).unwrap();
     with(json!({"hidden_act": "swish", "pretraining_tp": 2, "use_cache": false})).unwrap();

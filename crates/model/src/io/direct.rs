@@ -2,8 +2,8 @@
 //!
 //! Checkpoints are not read soon after they are written. In the page cache they would cost more CPU time than producing
 //! the bytes (a page for every 4 KiB, a copy, writing back) and would evict data in use. So full pieces go directly
-//! from memory to the disk, one piece while the next is filled. The last bytes, and what is patched after a [`Seek`],
-//! are written in the ordinary way.
+//! from memory to the disk, one piece while the next is filled. The last bytes, and patches after a [`Seek`], are
+//! written in the ordinary way.
 
 use std::fs::File;
 use std::io::{Error, Result, Seek, SeekFrom, Write};
@@ -100,7 +100,7 @@ impl Writer {
         let work = move || {
             for (mut piece, at) in of_pieces {
                 let result = disk.put(piece.bytes(), at);
-                // After an error nobody receives the result.
+                // After an error the result is not received.
                 let _ = done.send((piece, result));
             }
             disk
@@ -213,7 +213,7 @@ impl Seek for DirectFile {
 }
 
 impl Drop for DirectFile {
-    /// Waits for the writer after an error, so that nobody writes to the file when it is removed.
+    /// Waits for the writer after an error, so that nothing writes to the file when it is removed.
     fn drop(&mut self) {
         let _ = self.disk();
     }
@@ -233,7 +233,7 @@ mod tests {
                 let mut file = DirectFile::create(&path).unwrap();
                 bytes.chunks(piece).for_each(|piece| file.write_all(piece).unwrap());
                 if len > 20 {
-                    // What is patched lies in the first block and was written long ago, or still waits.
+                    // The patch is in the first block, which was written long ago or still waits.
                     file.seek(SeekFrom::Start(9)).unwrap();
                     file.write_all(b"checksum").unwrap();
                     bytes[9..17].copy_from_slice(b"checksum");

@@ -1,5 +1,5 @@
-//! `files.json` in a checkpoint: its files with their lengths and checksums. It detects a file that is intact by
-//! itself, but belongs to the checkpoint of another step.
+//! `files.json` in a checkpoint: its files with their lengths and checksums. It detects an intact file that belongs to
+//! the checkpoint of another step.
 
 use super::{ZERO_CHECKSUM, find_checksum, write_json};
 use crate::{Error, Result};
@@ -87,8 +87,8 @@ impl FileList {
                 Ok(found) => format!("has the checksum (XXH3) {}, and had {}", found.xxh3, listed.xxh3),
             };
             let message = format!(
-                "is not the file that was written with the others of step {}: it {difference} ({FILE_LIST} lists what \
-                 belongs together; who means to change it deletes that list)",
+                "is not the file that was written with the others of step {}: it {difference} ({FILE_LIST} lists the \
+                 files that belong together; delete it to change one on purpose)",
                 self.step
             );
             return Err(Error::file(path, message));
@@ -162,7 +162,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_changed_shortened_or_missing_is_named() {
+    fn changed_shortened_and_missing_files_are_named() {
         let dir = directory();
         let list = FileList::of(dir.path(), 7).unwrap();
         assert_eq!(list.files.keys().collect::<Vec<_>>(), ["config.json", "value_model/config.json"]);
@@ -170,7 +170,7 @@ mod tests {
         assert_eq!(FileList::read(dir.path()).unwrap().as_ref(), Some(&list));
         assert_eq!(FileList::of(dir.path(), 7).unwrap(), list, "the list does not list itself");
         list.check(dir.path(), |_| true).unwrap();
-        // An additional file is no error.
+        // An additional file is not an error.
         fs::write(dir.path().join("notes.txt"), "mine").unwrap();
         list.check(dir.path(), |_| true).unwrap();
         let path = dir.path().join("value_model/config.json");
@@ -189,7 +189,7 @@ mod tests {
     }
 
     #[test]
-    fn a_list_that_is_damaged_is_no_list_of_nothing() {
+    fn a_damaged_list_is_an_error() {
         let dir = directory();
         fs::write(dir.path().join(FILE_LIST), "{\"step\": 7").unwrap();
         assert!(FileList::read(dir.path()).unwrap_err().to_string().contains("files.json: is damaged"));

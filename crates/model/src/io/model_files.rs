@@ -25,7 +25,7 @@ const TEMPLATE_ENDING: &str = ".jinja";
 pub(super) enum Use {
     /// Read. Its hash is part of the model's identity, as are those of the weights.
     Model,
-    /// Read. It decides how prompts are written as tokens, or which tokens end a completion.
+    /// Read. It decides how prompts are encoded, or which tokens end a completion.
     Prompts,
     /// Not read. It is copied for programs that read it, such as transformers.
     Copied,
@@ -94,7 +94,7 @@ impl ModelFiles {
         self.of(|used| used != Use::Copied)
     }
 
-    /// The files that decide prompts and the ends of completions, beside those that identify the model.
+    /// The files that decide prompts and the ends of completions, besides those that identify the model.
     pub fn of_prompts(&self) -> impl Iterator<Item = (&str, &[u8])> {
         self.of(|used| used == Use::Prompts)
     }

@@ -139,7 +139,7 @@ impl Files {
         for (tensor, name) in map {
             // A name with a path outside the directory is not a shard of this model.
             let Some(name) = name.as_str().filter(|n| Path::new(n).file_name().is_some_and(|f| f == *n)) else {
-                return Err(Error::tensor(&index, tensor, format!("is in {name}, which is no file name")));
+                return Err(Error::tensor(&index, tensor, format!("is in {name}, which is not a file name")));
             };
             let path = dir.join(name);
             let place = match files.iter().position(|f| f.path == path) {

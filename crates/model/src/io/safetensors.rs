@@ -62,7 +62,7 @@ fn bits(dtype: &str) -> Option<usize> {
 fn parsed_header(path: &Path, file: &[u8]) -> Result<(Map<String, Value>, usize)> {
     let bad = |message: String| Error::file(path, message);
     let Some(length) = file.first_chunk::<8>() else {
-        return Err(bad(format!("is truncated: {} bytes are no safetensors file", file.len())));
+        return Err(bad(format!("is truncated: {} bytes are not a safetensors file", file.len())));
     };
     let length = u64::from_le_bytes(*length);
     if length > MAX_HEADER {
@@ -117,7 +117,7 @@ fn entry(path: &Path, name: String, info: &Value, start: usize) -> Result<Entry>
         [from, to] if from <= to => start.checked_add(from).zip(start.checked_add(to)).map(|(from, to)| from..to),
         _ => None,
     };
-    let bytes = bytes.ok_or_else(|| bad("has data_offsets that are no range"))?;
+    let bytes = bytes.ok_or_else(|| bad("has data_offsets that are not a range"))?;
     let bits = bits(dtype).ok_or_else(|| bad(&format!("has an unknown dtype, {dtype}")))?;
     let size = shape.iter().try_fold(bits, |n, &d| n.checked_mul(d)).filter(|n| n % 8 == 0).map(|n| n / 8);
     if size != Some(bytes.len()) {

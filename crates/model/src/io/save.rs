@@ -47,7 +47,7 @@ impl<T: Write + Seek> WriteSeek for T {}
 /// A reader of `path` sees either the old file or the complete new one, even after a power failure.
 pub fn write_atomically(path: &Path, write: impl FnOnce(&mut dyn WriteSeek) -> Result<()>) -> Result<()> {
     let fail = |e| Error::io(path, e);
-    let name = path.file_name().ok_or_else(|| Error::file(path, "is no file name"))?;
+    let name = path.file_name().ok_or_else(|| Error::file(path, "is not a file name"))?;
     sweep_partial(path);
     let temporary = path.with_file_name(format!(".{}.{}.partial", name.to_string_lossy(), std::process::id()));
     let attempt = || {
@@ -64,14 +64,14 @@ pub fn write_atomically(path: &Path, write: impl FnOnce(&mut dyn WriteSeek) -> R
     })
 }
 
-/// Locks a temporary file or directory as long as it is being written, so that nobody removes it who does not see this
-/// process: on another machine, or in another container. Without locks nobody removes it.
+/// Locks a temporary file or directory while it is being written, so that no process removes it that does not see this
+/// one: on another machine, or in another container. Without locks it is never removed.
 pub fn lock_partial(path: &Path) -> Option<std::fs::File> {
     disk::open(path).or_else(|_| disk::open_dir(path)).ok().filter(|file| file.try_lock().is_ok())
 }
 
-/// Removes temporary files and directories that terminated processes left beside `path`. Their names are
-/// `.NAME.PID.partial`, possibly with something between PID and `partial`. What cannot be removed is ignored.
+/// Removes temporary files and directories that terminated processes left in the directory of `path`. Their names are
+/// `.NAME.PID.partial`, possibly with something between PID and `partial`. Errors are ignored.
 pub fn sweep_partial(path: &Path) {
     // Older versions do not lock what they write: the number counts as well, if `/proc` shows it.
     let (Some(name), true) = (path.file_name(), Path::new("/proc/self").exists()) else { return };
@@ -213,7 +213,7 @@ pub(super) fn save_weights(dir: &Path, source: &dyn TensorSource, options: SaveO
     if count > 1 {
         write_json(&dir.join(index), &json!({"metadata": {"total_size": total}, "weight_map": map}))?;
     }
-    // Files of an earlier save would be read instead of, or beside, the new ones.
+    // Files of an earlier save would be read instead of the new ones, or with them.
     let mine: Vec<String> = (0..count).map(name).collect();
     for entry in disk::read_dir(dir).map_err(|e| Error::io(dir, e))? {
         let file = entry.file_name().to_string_lossy();

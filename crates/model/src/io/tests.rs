@@ -69,7 +69,7 @@ fn fails_with(result: Result<Held>, words: &[&str]) {
 }
 
 #[test]
-fn what_is_saved_is_loaded_in_every_dtype_and_sharding() {
+fn a_saved_model_is_loaded_in_every_dtype_and_sharding() {
     for dtype in [FileDType::F32, FileDType::Bf16, FileDType::F16] {
         for max_shard_bytes in [1_000_000, 50, 1] {
             let dir = tempfile::tempdir().unwrap();
@@ -83,7 +83,7 @@ fn what_is_saved_is_loaded_in_every_dtype_and_sharding() {
     }
 }
 
-/// The reader of the format's authors reads what is written here.
+/// The reader of the format's authors reads our files.
 #[test]
 fn the_safetensors_crate_reads_our_files() {
     let dir = tempfile::tempdir().unwrap();
@@ -151,7 +151,7 @@ fn shards_that_are_missing_or_lead_elsewhere_are_named() {
     let index = dir.path().join("model.safetensors.index.json");
     let text = std::fs::read_to_string(&index).unwrap();
     std::fs::write(&index, text.replace("model-00001-of-00003", "../model-00001-of-00003")).unwrap();
-    fails_with(load(dir.path(), &config(true), &tied()), &[EMBEDDING, "no file name"]);
+    fails_with(load(dir.path(), &config(true), &tied()), &[EMBEDDING, "not a file name"]);
     std::fs::write(&index, text.replace("model-00001-of", "model-00002-of")).unwrap();
     fails_with(load(dir.path(), &config(true), &tied()), &["model-00002-of-00003", EMBEDDING, "index says"]);
     std::fs::write(&index, &text[..text.len() / 2]).unwrap();
@@ -173,7 +173,7 @@ fn good_bytes() -> Vec<u8> {
     let path = dir.path().join("x");
     save_tensors(&path, &tied(), FileDType::F32).unwrap();
     let mut bytes = std::fs::read(path).unwrap();
-    // As files of others, which have no checksum: what is wrong with them is found without it.
+    // Without a checksum, like files of other programs: the fault is found without it.
     let at = find_checksum(&bytes).unwrap().start - 4;
     bytes[at] = b'_';
     bytes
@@ -203,7 +203,7 @@ fn damaged_files_are_errors_that_say_what_is_wrong() {
     fails_with(load_bytes(&with_header(|h| h.replace("[5,4]", "[5,5]"))), &[EMBEDDING, "80 bytes"]);
     fails_with(load_bytes(&with_header(|h| h.replace("[5,4]", "[18446744073709551615,4]"))), &[EMBEDDING]);
     fails_with(load_bytes(&with_header(|h| h.replace("[5,4]", "[-5,4]"))), &[EMBEDDING, "no shape"]);
-    fails_with(load_bytes(&with_header(|h| h.replace("[0,80]", "[80,0]"))), &[EMBEDDING, "no range"]);
+    fails_with(load_bytes(&with_header(|h| h.replace("[0,80]", "[80,0]"))), &[EMBEDDING, "not a range"]);
     fails_with(load_bytes(&with_header(|h| h.replace("[80,144]", "[76,140]"))), &["o_proj", "do not follow"]);
     fails_with(load_bytes(&with_header(|h| h.replace("F32", "I32"))), &[EMBEDDING, "I32", "supported"]);
     fails_with(load_bytes(&with_header(|h| h.replace("F32", "F33"))), &[EMBEDDING, "F33"]);

@@ -8,8 +8,8 @@
 //! ```
 //!
 //! On CPUs with matrix tiles (AMX), u is computed from gate and up without writing these as f32. The exceptions are
-//! layers with adapters, which add to gate and up in f32, and an MLP width F that is no multiple of a panel. In these
-//! cases gate and up are written: some rows at a time, or all rows where f32 activations are kept.
+//! layers with adapters, which add to gate and up in f32, and an MLP width F that is not a multiple of a panel. In
+//! these cases gate and up are written: some rows at a time, or all rows where f32 activations are kept.
 
 use super::norms::{self, HalfInput, InputBackward};
 use super::pass::{BackwardBuffers, Buffers, LayerScratch, Linears, Pass};

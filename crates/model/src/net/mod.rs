@@ -1,6 +1,6 @@
 //! The decoder: the forward pass from token ids to hidden states, and the backward pass.
 //!
-//! Read `layer.rs` first, then `attend.rs` and `mlp.rs`: equations, and forward beside backward. Decoding, prefill,
+//! Read `layer.rs` first, then `attend.rs` and `mlp.rs`: equations, and forward next to backward. Decoding, prefill,
 //! scoring and training call the same forward function. They differ only in the rows that they pass, in the KV cache
 //! that they use, and in which activations are kept; so a token gets the same bits from each of them. This module has
 //! no sampling, losses or optimizer.

@@ -1,4 +1,4 @@
-//! What the layers of one pass share: arguments, activations, and buffers. The letters in the shapes are those of
+//! Shared by the layers of one pass: arguments, activations, and buffers. The letters in the shapes are those of
 //! `layer.rs`.
 
 use super::Rope;

@@ -9,7 +9,7 @@ use crate::kv::KvCache;
 use crate::weights::AdapterRanges;
 use kernels::{DType, Error, Memory, Result, Tensor, View, ViewMut};
 
-/// What a forward pass keeps for the backward pass.
+/// The activations that a forward pass keeps for the backward pass.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Keep {
     /// Nothing: each layer overwrites the activations of the layer before.

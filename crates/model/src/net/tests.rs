@@ -1,4 +1,4 @@
-//! What does not fit the buffers, and whose gradients they take.
+//! Batches that do not fit the buffers, and the owners of gradients.
 
 use super::*;
 use crate::batch::{Batch, Capacity, GroupSegment, StepRows};
@@ -15,7 +15,7 @@ fn config(more: &str) -> ModelConfig {
 }
 
 #[test]
-fn what_does_not_fit_the_buffers_is_refused_with_its_size() {
+fn a_batch_larger_than_the_buffers_is_refused_with_its_size() {
     let ctx = Context::cpu(Isa::best(), 1);
     let c = Arc::new(config(r#""model_type": "llama""#));
     let weights = Weights::random(ctx.memory(), &c, 1).unwrap();
@@ -50,7 +50,7 @@ fn what_does_not_fit_the_buffers_is_refused_with_its_size() {
     let d = kernels::Tensor::zeros(ctx.memory(), &[71], DType::F32);
     let error = head_backward(&ctx, &weights, &tensors, d.view(), None, &mut tape, &mut grads).unwrap_err();
     assert!(error.to_string().contains("the tape is for forward only"), "{error}");
-    // A check that says stop ends a pass before it computes.
+    // A check that stops a pass ends it before it computes.
     let mut tape = Tape::forward_only(ctx.memory(), &c, room).stop_with(StopCheck::new(|| true));
     assert!(matches!(forward(&ctx, &weights, &rope, &tensors, &mut tape), Err(crate::Error::Stopped)));
     let mut tape = tape.stop_with(StopCheck::default());

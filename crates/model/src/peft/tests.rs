@@ -34,7 +34,7 @@ fn settings_are_read() {
         LoraConfig { r: 4, alpha: 6.5, use_rslora: true, dropout: 0.25, target_modules: names(&["q_proj", "v_proj"]) };
     let expected = AdapterConfig { lora, base: Some("org/base".into()), scores: false };
     assert_eq!(read(&good()), Ok(expected.clone()), "names are sorted");
-    // What is about the adapter, and what switches nothing on, is not read.
+    // Fields about the adapter, and fields that switch nothing on, are not read.
     for (key, value) in [
         ("auto_mapping", json!({"x": 1})),
         ("ensure_weight_tying", json!(true)),
@@ -75,7 +75,7 @@ fn settings_are_read() {
 }
 
 #[test]
-fn what_is_no_plain_adapter_is_refused() {
+fn other_adapters_than_plain_ones_are_refused() {
     let plain = "is not supported; a plain LoRA adapter leaves it unset";
     for (fields, why) in [
         (json!({"peft_type": "IA3"}), "`peft_type` is \"IA3\"; only LORA is supported".to_owned()),
@@ -101,7 +101,7 @@ fn what_is_no_plain_adapter_is_refused() {
         (json!({"modules_to_save": "score"}), "`modules_to_save` = \"score\": expected a list of names".into()),
         (
             json!({"modules_to_save": ["score", "lm_head"]}),
-            "`modules_to_save` has \"lm_head\"; beside an adapter only the head of scores of a reward model is trained"
+            "`modules_to_save` has \"lm_head\"; with an adapter only the score head of a reward model can be trained"
                 .into(),
         ),
     ] {
@@ -134,8 +134,8 @@ fn an_adapter_directory_is_one_with_its_configuration_alone() {
     let path = dir.path();
     assert!(!is_adapter(path));
     let missing = load_adapter_config(path).unwrap_err().to_string();
-    assert!(missing.ends_with("there is no such file: this is no adapter's PEFT directory"), "{missing}");
-    for (text, why) in [("{", "adapter_config.json: not JSON: "), ("[]", "adapter_config.json: is no JSON object")] {
+    assert!(missing.ends_with("there is no such file: this is not an adapter's PEFT directory"), "{missing}");
+    for (text, why) in [("{", "adapter_config.json: not JSON: "), ("[]", "adapter_config.json: is not a JSON object")] {
         std::fs::write(path.join(ADAPTER_CONFIG), text).unwrap();
         let error = load_adapter_config(path).unwrap_err().to_string();
         assert!(error.contains(why), "{error}");
@@ -148,7 +148,7 @@ fn an_adapter_directory_is_one_with_its_configuration_alone() {
 }
 
 #[test]
-fn what_is_saved_is_what_peft_reads_and_what_is_loaded() {
+fn a_saved_adapter_has_peft_s_format_and_is_loaded() {
     let (memory, base) = (Memory::new(Device::Cpu), base());
     let scorer = Weights::scorer(&memory, &base);
     for (weights, task, saved) in [(&base, "CAUSAL_LM", json!(null)), (&scorer, "SEQ_CLS", json!(["score"]))] {
@@ -174,7 +174,7 @@ fn what_is_saved_is_what_peft_reads_and_what_is_loaded() {
             _ => "is of a language model: it has no head of scores, which a reward model needs",
         };
         assert!(error.ends_with(&format!("adapter_config.json: {why}")), "{error}");
-        // On a device without values nothing is read, so that the file may be gone.
+        // On a device without values nothing is read, so the file may be missing.
         std::fs::remove_file(dir.path().join("adapter_model.safetensors")).unwrap();
         assert!(load_adapter(&Memory::new(Device::Meta), dir.path(), weights).is_ok());
         let error = load_adapter(&memory, dir.path(), weights).unwrap_err().to_string();

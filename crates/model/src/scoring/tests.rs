@@ -38,7 +38,7 @@ fn padding_is_removed_from_the_end_alone() {
 }
 
 #[test]
-fn a_scorer_that_is_stopped_says_so_before_and_after_it_has_buffers() {
+fn a_stopped_scorer_returns_an_error_before_and_after_it_has_buffers() {
     let ctx = Context::cpu(Isa::best(), 1);
     let weights = Weights::random(ctx.memory(), &config(10), 1).unwrap();
     let sequences = [PromptCompletion { prompt: &[1, 2], completion: &[3] }];

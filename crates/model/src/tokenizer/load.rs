@@ -42,7 +42,7 @@ fn parse(bytes: &[u8]) -> std::result::Result<tokenizers::Tokenizer, String> {
     serde_json::from_slice::<serde::de::IgnoredAny>(bytes).map_err(|e| format!("not JSON: {e}"))?;
     let parse_and_try = || {
         let mut tokenizer = tokenizers::Tokenizer::from_bytes(bytes).map_err(|e| e.to_string())?;
-        // Files may contain the author's settings for truncation and padding. Here ids belong to one whole text, and
+        // Files may contain the author's settings for truncation and padding. Here ids belong to one complete text, and
         // padding a text to millions of tokens would take seconds.
         tokenizer.with_truncation(None).map_err(|e| e.to_string())?;
         tokenizer.with_padding(None);

@@ -1,4 +1,4 @@
-//! Tokenizers: text to token ids and back, from `tokenizer.json` and the settings that transformers reads beside it.
+//! Tokenizers: text to token ids and back, from `tokenizer.json` and the settings that transformers reads with it.
 //!
 //! Token ids equal those of transformers. The `tokenizers` crate does the work; this module adds what transformers adds
 //! to it (special tokens by name, `add_bos_token`, several end tokens). Chat templates are in another module.
@@ -24,7 +24,7 @@ pub struct SpecialTokens {
     pub eos: Option<String>,
     /// Padding token.
     pub pad: Option<String>,
-    /// Token for what is not in the vocabulary.
+    /// Token for text that is not in the vocabulary.
     pub unk: Option<String>,
 }
 
@@ -64,7 +64,7 @@ impl Tokenizer {
         Tokenizer::of(&ModelFiles::read(dir)?)
     }
 
-    /// The tokenizer of a model's files: `tokenizer.json`, and the settings beside it.
+    /// The tokenizer of a model's files: `tokenizer.json` and its settings.
     pub fn of(files: &ModelFiles) -> Result<Tokenizer> {
         load::load(files)
     }

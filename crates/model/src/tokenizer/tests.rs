@@ -42,7 +42,7 @@ fn a_character_outside_the_vocabulary_is_an_error_that_names_it() {
 }
 
 #[test]
-fn what_is_saved_is_loaded() {
+fn a_saved_tokenizer_is_loaded() {
     let dir = tempfile::tempdir().unwrap();
     letters().save(dir.path()).unwrap();
     let t = Tokenizer::load(dir.path()).unwrap();

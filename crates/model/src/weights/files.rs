@@ -148,8 +148,8 @@ impl ModelConfig {
         tensor_specs(self).iter().map(|t| t.shape.iter().product()).max().unwrap_or(0)
     }
     /// Upper bound on the host memory, in bytes, that reading the weight files takes beyond the memory of the weights
-    /// themselves. While a tensor is read it exists as an f32 array beside its bytes in the file (at most f32), and
-    /// then beside its parameter. Memory of parameters that are read later is still untouched then.
+    /// themselves. While a tensor is read it exists as an f32 array together with its bytes in the file (at most f32),
+    /// and then with its parameter. Memory of parameters that are read later is still untouched then.
     pub fn reading_bytes(&self) -> usize {
         let own = self.compute.bytes();
         let (mut most, mut after) = (0usize, 0);

@@ -13,7 +13,7 @@ use kernels::{Context, DType, Matrix, Memory, Result, Tensor, View};
 
 /// Gradients of the trained parameters, accumulated over micro-batches.
 pub struct Grads {
-    /// The gradients of what is trained. With tied embeddings, `embedding` has only the head's gradient until
+    /// The gradients of the trained parameters. With tied embeddings, `embedding` has only the head's gradient until
     /// [`Grads::finish`].
     pub params: Params,
     /// With tied embeddings: the gradient that the matrix gets as the embedding.

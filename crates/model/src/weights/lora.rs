@@ -17,7 +17,7 @@ pub enum TargetModules {
     AllLinear,
     /// Modules whose name is one of these, or ends in `.` and one of these.
     Names(Vec<String>),
-    /// Modules whose whole name, such as `model.layers.0.self_attn.q_proj`, matches this regular expression.
+    /// Modules whose full name, such as `model.layers.0.self_attn.q_proj`, matches this regular expression.
     Regex(String),
 }
 
@@ -45,7 +45,7 @@ impl Default for LoraConfig {
     }
 }
 
-/// A regular expression that must match a whole name, as Python's `re.fullmatch`. It may look around.
+/// A regular expression that must match a full name, as Python's `re.fullmatch`. It may look around.
 struct Whole(fancy_regex::Regex);
 
 impl Whole {
@@ -56,7 +56,7 @@ impl Whole {
         fancy_regex::Regex::new(&format!("^(?:{pattern})$")).map(Whole).map_err(bad)
     }
 
-    /// Whether the expression matches `name`. One that needs too many steps does not.
+    /// Whether the expression matches `name`; false if the match needs too many steps.
     fn matches(&self, name: &str) -> bool {
         self.0.is_match(name).unwrap_or(false)
     }
@@ -81,7 +81,7 @@ impl LoraConfig {
             return bad("the rank of a low-rank adapter must be at least 1, but is 0".into());
         }
         if !(self.alpha.is_finite() && self.scale().is_finite()) {
-            return bad(format!("alpha = {} is no scale of a low-rank adapter", self.alpha));
+            return bad(format!("alpha = {} is not a scale of a low-rank adapter", self.alpha));
         }
         if !(0.0..1.0).contains(&self.dropout) {
             return bad(format!("lora_dropout must be at least 0 and below 1, but is {}", self.dropout));
@@ -131,7 +131,7 @@ impl LoraConfig {
             _ => "it is not a linear layer",
         };
         let message = format!(
-            "`lora_target_modules`: `{pattern}` also matches `{other}`, and {why}: let it match linear layers alone, \
+            "`lora_target_modules`: `{pattern}` also matches `{other}`, and {why}: let it match only linear layers, \
              as in `.*_proj`, or set all-linear"
         );
         Err(Error::Value(message))
@@ -211,7 +211,7 @@ fn other_modules(config: &ModelConfig) -> Vec<String> {
     }
     others.extend((0..config.num_layers).map(|layer| format!("model.layers.{layer}.mlp.act_fn")));
     let mut others: Vec<String> = others.into_iter().filter(|module| !linear.contains(module)).collect();
-    // The head and the embedding first: they are what a pattern names on purpose.
+    // The head and the embedding first: a pattern names them on purpose.
     others.sort_by_key(|module| !["lm_head", "model.embed_tokens"].contains(&module.as_str()));
     others
 }

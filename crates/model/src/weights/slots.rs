@@ -61,8 +61,8 @@ impl Versioned for Adapter {
 
 /// The current version of weights or of an adapter, and slots with earlier versions.
 ///
-/// If nobody else holds the current version, an update overwrites it in place: a synchronous training run has one slot.
-/// Otherwise the update reads the current version and writes a slot that nobody holds, or a new one
+/// If the current version has no other holder, an update overwrites it in place: a synchronous training run has one
+/// slot. Otherwise the update reads the current version and writes a slot without a holder, or a new one
 /// ([`slots`](Self::slots)). Neither case copies the weights; only tensors that the optimizer did not write are copied,
 /// and [counted](Self::bytes_copied).
 pub struct WeightSlots<T> {
@@ -100,7 +100,7 @@ impl<T: Versioned> Slot<T> {
         Ok(Slot { numbers: Arc::new(numbers), shared: Some(Shared { writer, published: None }) })
     }
 
-    /// The slot's contents, to write; none if somebody reads them in this process, or has pinned them in another.
+    /// The slot's contents, to write; none if they are read in this process, or pinned in another one.
     fn writable(&mut self) -> kernels::Result<Option<&mut T>> {
         if Arc::get_mut(&mut self.numbers).is_none() {
             return Ok(None);
@@ -180,7 +180,7 @@ impl<T: Versioned> WeightSlots<T> {
         1 + self.earlier.len()
     }
 
-    /// Total bytes that were copied from version to version because somebody held the old one.
+    /// Total bytes that were copied from version to version because the old one was held.
     pub fn bytes_copied(&self) -> u64 {
         self.bytes_copied
     }
@@ -216,7 +216,7 @@ impl<T: Versioned> WeightSlots<T> {
         result
     }
 
-    /// Returns a slot that nobody holds; allocates one if there is none.
+    /// Returns a slot without a holder; allocates one if there is none.
     fn free(&mut self) -> kernels::Result<Slot<T>> {
         for index in 0..self.earlier.len() {
             if self.earlier[index].writable()?.is_some() {
@@ -226,8 +226,8 @@ impl<T: Versioned> WeightSlots<T> {
         Slot::like(&*self.current.numbers, &self.memory, self.sharing.as_ref())
     }
 
-    /// The current version, to write. If somebody holds it, its numbers are first copied to another slot, which becomes
-    /// the current one.
+    /// The current version, to write. If it has another holder, its numbers are first copied to another slot, which
+    /// becomes the current one.
     fn writable(&mut self) -> kernels::Result<&mut T> {
         if self.current.writable()?.is_none() {
             let mut slot = self.free()?;
@@ -275,7 +275,7 @@ impl AdaptedWeights {
         let adapter = adapter.map(|adapter| WeightSlots::new(memory, adapter));
         AdaptedWeights { base: WeightSlots::new(memory, weights), adapter, shared_base: None }
     }
-    /// The first versions of base weights and adapter, readable by other processes. What is trained is in shared slots;
+    /// The first versions of base weights and adapter, readable by other processes. Trained ones are in shared slots;
     /// base weights below an adapter are at `shared_base`, in memory of [`Sharing::base`].
     pub fn shared(
         memory: &Memory,
@@ -297,14 +297,14 @@ impl AdaptedWeights {
             }
         })
     }
-    /// Publishes what is trained (adapter or base weights) to other processes, as [`WeightSlots::publish`].
+    /// Publishes the trained parameters (adapter or base weights) to other processes, as [`WeightSlots::publish`].
     pub fn publish(&mut self, number: u64, lineage: [u8; 16]) -> kernels::Result<Published> {
         match &mut self.adapter {
             Some(adapter) => adapter.publish(number, lineage, false),
             None => self.base.publish(number, lineage, false),
         }
     }
-    /// Allocates slots for what is trained, as [`WeightSlots::reserve`].
+    /// Allocates slots for the trained parameters, as [`WeightSlots::reserve`].
     pub fn reserve(&mut self, slots: usize) -> kernels::Result<()> {
         match &mut self.adapter {
             Some(adapter) => adapter.reserve(slots),
@@ -319,15 +319,15 @@ impl AdaptedWeights {
     pub fn lora(&self) -> Option<&LoraConfig> {
         self.adapter.as_ref().map(|a| &a.current().lora)
     }
-    /// Total bytes that were copied from version to version because somebody held the old one.
+    /// Total bytes that were copied from version to version because the old one was held.
     pub fn bytes_copied(&self) -> u64 {
         self.base.bytes_copied() + self.adapter.as_ref().map_or(0, WeightSlots::bytes_copied)
     }
-    /// The version of what is trained: of the adapter if there is one, else of the base weights.
+    /// The version of the trained parameters: of the adapter if there is one, else of the base weights.
     pub fn version(&self) -> Updates {
         self.view().version().trained()
     }
-    /// Sets the version of what is trained.
+    /// Sets the version of the trained parameters.
     pub fn set_version(&mut self, version: Updates) {
         match &mut self.adapter {
             Some(adapter) => adapter.overwrite(|a| a.version = version),
@@ -346,7 +346,7 @@ impl<'a> From<&'a AdaptedWeights> for ModelView<'a> {
 pub trait Trainable {
     /// A view for forward and backward passes.
     fn view(&self) -> ModelView<'_>;
-    /// Makes the next version of what is trained, as [`WeightSlots::update`].
+    /// Makes the next version of the trained parameters, as [`WeightSlots::update`].
     fn update<R, E: From<kernels::Error>>(
         &mut self,
         write: impl FnOnce(&mut NextParams<'_>) -> std::result::Result<R, E>,
@@ -418,7 +418,7 @@ mod tests {
     }
 
     #[test]
-    fn what_nobody_holds_is_updated_in_place() {
+    fn a_version_without_a_holder_is_updated_in_place() {
         let mut slots = slots();
         (0..3).for_each(|x| slots.update(|p| set(p, x as f32)).unwrap());
         assert_eq!((slots.slots(), slots.bytes_copied(), slots.current().version.0), (1, 0, 3));
@@ -426,13 +426,13 @@ mod tests {
     }
 
     #[test]
-    fn what_is_held_stays_and_slots_are_used_again() {
+    fn a_held_version_stays_and_slots_are_reused() {
         let mut slots = slots();
         let embedding = slots.current().params.read("model.embed_tokens.weight").unwrap();
         let first = slots.hold();
         let all: usize = slots.current().params.tensors().iter().map(|t| t.bytes()).sum();
         slots.update(|p| set(p, 7.0)).unwrap();
-        // What was not written was copied, and counted: all but four numbers.
+        // The unwritten numbers were copied and counted: all but four.
         assert_eq!((slots.slots(), slots.bytes_copied()), (2, all as u64 - 16));
         assert_eq!((first.version.0, norm(&first)), (0, vec![1.0; 4]));
         assert_eq!((slots.current().version.0, norm(slots.current())), (1, vec![7.0; 4]));

@@ -8,7 +8,7 @@ use kernels::{Error, Matrix, Result};
 use std::ops::Range;
 use std::sync::Arc;
 
-/// The adapters of a pass. A sequence without an adapter uses the base weights alone, as the reference model does.
+/// The adapters of a pass. A sequence without an adapter uses only the base weights, as the reference model does.
 #[derive(Clone, Copy, Debug, Default)]
 pub enum Adapters<'a> {
     /// No adapter.
@@ -54,7 +54,7 @@ pub struct Version {
 }
 
 impl Version {
-    /// The version of what is trained: of the adapter, or of the base weights where there is no adapter.
+    /// The version of the trained parameters: of the adapter, or of the base weights if there is no adapter.
     pub fn trained(self) -> Updates {
         self.adapter.unwrap_or(self.base)
     }

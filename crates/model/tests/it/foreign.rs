@@ -1,5 +1,4 @@
-//! Files of a model directory that somebody else wrote, damaged: an error or a value, never a panic, and no memory that
-//! a number in the file asks for.
+//! Damaged files of a model directory: an error or a value, never a panic, and never memory for a number in the file.
 
 use model::chat::PromptTime;
 use model::io::{ModelFiles, TensorSink, TensorSpec, load_tensors};
@@ -113,7 +112,7 @@ fn render(template: &str, messages: &[Value]) {
 }
 
 #[test]
-fn what_is_damaged_below_is_good() {
+fn the_undamaged_files_are_good() {
     assert_eq!(read(&safetensors(&header())).unwrap(), 10);
     ModelConfig::parse(&config().to_string()).unwrap();
     let tokens = tempfile::tempdir().unwrap();

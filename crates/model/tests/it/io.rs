@@ -1,4 +1,4 @@
-//! Model directories: what transformers wrote is read, what is written here is the same.
+//! Model directories: those of transformers are read, and ours are the same.
 
 use kernels::Device;
 use kernels::Memory;

@@ -1,4 +1,4 @@
-//! Weights in slots of shared memory: what a second process reads, and what it costs.
+//! Weights in slots of shared memory: the values that a second process reads, and their cost.
 #![cfg(target_os = "linux")]
 
 use kernels::{Device, Memory};
@@ -40,14 +40,14 @@ fn bytes(params: &Params) -> usize {
     params.tensors().iter().map(|t| t.bytes()).sum()
 }
 
-/// Resident memory of this process that it shares with nobody.
+/// Resident memory of this process that it does not share.
 fn private() -> usize {
     let text = std::fs::read_to_string("/proc/self/smaps_rollup").unwrap();
     let kb = text.lines().filter(|line| line.starts_with("Private_")).map(|line| line.split_whitespace().nth(1));
     kb.map(|kb| kb.unwrap().parse::<usize>().unwrap() << 10).sum()
 }
 
-/// What another process reads: the sum of the weights at `path`, their number and version; its private bytes for that.
+/// Read in another process: the sum of the weights at `path`, their number and version, and its private bytes.
 fn read_elsewhere(path: &Path) -> Vec<u64> {
     let mut command = Command::new(std::env::current_exe().unwrap());
     command.args(["--ignored", "--exact", "shared::child", "--nocapture"]).env("SHARED_SLOT", path);
@@ -79,7 +79,7 @@ fn child() {
 }
 
 #[test]
-fn another_process_reads_each_version_where_it_lies_and_nothing_is_copied() {
+fn another_process_reads_each_version_in_place_without_copies() {
     let memory = Memory::new(Device::Cpu);
     let first = Weights::random(&memory, &config(40_000), 1).unwrap();
     let all = bytes(&first.params);
@@ -116,7 +116,7 @@ fn a_pinned_version_is_not_written_and_an_unchanged_one_keeps_its_place() {
     let (pinned, contents) = slot.weights(&memory, &config).unwrap().expect("published");
     assert_eq!((contents.number, contents.lineage, slot.run()), (1, [1; 16], [0; 16]));
     let before = sum(&pinned.params);
-    // By a pin alone: nobody here holds it.
+    // Only pinned: it is not held here.
     slots.update(|next| add(next, 1.0)).unwrap();
     let three = slots.publish(3, [3; 16], false).unwrap();
     assert!(three.path != one.path && sum(&pinned.params) == before && slots.slots() == 2);
@@ -145,7 +145,7 @@ fn below_an_adapter_the_base_is_sealed_and_the_adapter_has_the_slots() {
     let mut slots = WeightSlots::shared(&memory, adapter, sharing).unwrap();
     let published = slots.publish(0, [0; 16], true).unwrap();
     let slot = SharedSlot::open(&published.path).unwrap();
-    assert!(slot.weights(&memory, &config).is_err(), "an adapter is no base");
+    assert!(slot.weights(&memory, &config).is_err(), "an adapter is not a base");
     let (read, _) = slot.adapter(&memory, &config, &lora()).unwrap().expect("published");
     assert_eq!(sum(&read.params), sum(&slots.current().params));
     // The version that is pinned stays while the next one is made.

@@ -1,8 +1,8 @@
 //! Finds the text that a completion marks as its answer, and whether the words around an answer retract it. Shared by
-//! all graders that look for an answer; independent of what an answer is.
+//! all graders that look for an answer; independent of the form of the answer.
 //!
 //! A mark is `<answer>…</answer>` (or `<solution>`), a box (`\boxed{…}`), `####`, or words: "the answer is", "Answer:",
-//! "answer = ". Tags and boxes come first: of several the one that ends last, and of nested ones the innermost. Then
+//! "answer = ". Tags and boxes come first: the one that ends last, and the innermost of nested ones. Then
 //! comes `####`, then words.
 
 use std::borrow::Cow;
@@ -57,7 +57,7 @@ pub(super) fn closed(text: &str) -> Option<&str> {
     None
 }
 
-/// Matches nothing: what follows a mark with "or" is no part of the answer.
+/// Matches nothing: text that follows a mark with "or" is not part of the answer.
 static NOTHING: LazyLock<Regex> = LazyLock::new(|| regex(r"^\z.^"));
 
 fn innermost(text: &str) -> Option<&str> {
@@ -162,7 +162,7 @@ pub(super) fn taken_back_before(before: &str) -> bool {
             "#,
         )
     });
-    // The end of `<b>` is no relation.
+    // The end of `<b>` is not a relation.
     static TAG: LazyLock<Regex> = LazyLock::new(|| regex(r"</?[\w-]+\s*/?>\s*$"));
     let before = &*bare_words(tail(before));
     END.is_match(TAG.find(before).map_or(before, |tag| &before[..tag.start()]))
@@ -190,7 +190,7 @@ pub(super) fn taken_back_behind(after: &str, another: &Regex) -> bool {
     });
     static CLAUSE: LazyLock<Regex> = LazyLock::new(|| regex(r"(?i)\b(?:since|because|as|while|whereas)\b|[.;\n]|,\s+"));
     let after = &*bare_words(head(after));
-    // Of an explanation nothing is taken back but by "which".
+    // In an explanation only "which" can retract the answer.
     let which = |end: usize| ["which", "is ", "but that"].iter().any(|word| after[end..].starts_with(word));
     let clause = CLAUSE.find_iter(after).find(|found| !(found.as_str().starts_with(',') && which(found.end())));
     DENIAL.is_match(clause.map_or(after, |found| &after[..found.start()]))
@@ -249,7 +249,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_last_mark_is_found_in_whatever_form() {
+    fn the_last_mark_is_found_in_every_form() {
         for (text, mark, answer) in [
             ("<answer>5</answer>", Mark::Closed, "5"),
             ("<think>\\boxed{4}</think> <answer> 5 </answer>", Mark::Closed, " 5 "),
@@ -275,7 +275,7 @@ mod tests {
     }
 
     #[test]
-    fn what_takes_an_answer_back() {
+    fn retracted_answers_are_found() {
         for before in [
             "it is not ",
             "it cannot be ",
@@ -353,7 +353,7 @@ mod tests {
         assert_eq!(bare_words("\\text{ or }\\mathrm {x}\\mbox{y}\\textbf{z}\\frac{1}"), "{ or }{x}{y}{z}\\frac{1}");
     }
 
-    /// What denies an answer stands within 120 bytes of it.
+    /// Words that deny an answer are found within 120 bytes of it.
     #[test]
     fn one_clause_before_and_behind_is_read() {
         for (text, last, first) in [

@@ -1,6 +1,6 @@
 //! `code`: a reward that runs the program in a completion, isolated, on the tests of its dataset row.
 //!
-//! The crate `sandbox` reads the tests and runs the programs. This file passes the columns of a batch to it, and makes
+//! The crate `sandbox` reads the tests and runs the programs. This file passes it the columns of a batch and makes
 //! scores of its verdicts: 1 if every test passes, or with `partial` the share of tests that pass. A program that does
 //! not compile scores 0; a program that could not be judged has no score.
 //!
@@ -95,7 +95,7 @@ impl Builtin for Code {
 
 #[cfg(test)]
 mod tests {
-    //! What a reward makes of verdicts. What programs can do is tested in the crate `sandbox`.
+    //! Scores for verdicts. The abilities of programs are tested in the crate `sandbox`.
 
     use super::super::Named;
     use super::*;
@@ -142,8 +142,8 @@ mod tests {
         assert_eq!(scores.values, [Some(0.0), None, Some(1.0), None]);
         let failures = vec![json!("test 2: another output"), Value::Null, json!(""), Value::Null];
         assert_eq!((scores.extra, scores.timed_out), (vec![("failure".to_owned(), failures)], 0));
-        let refused = "a program could not be judged: column `tests` has assertions, which are run for \"python\" and \
-                       \"ocaml\" alone";
+        let refused = "a program could not be judged: column `tests` has assertions, which are only run for \"python\" \
+                       and \"ocaml\"";
         assert_eq!(scores.problems, [Problem::new("code", 1, UNTESTED), Problem::new("code", 1, refused)]);
         let mut partial = code(json!({"language": "shell", "partial": true, "timeout_s": 60.0}));
         assert_eq!(scored(&mut partial, &[(half, doubled())]).values, [Some(0.5)]);
@@ -152,7 +152,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_scored_is_no_zero() {
+    fn an_unscored_program_is_not_a_zero() {
         if !installed(&["bwrap", "python3"]) {
             return;
         }
@@ -185,7 +185,7 @@ mod tests {
         assert_eq!(scores.values, [None, Some(1.0)], "{:?} {:?}", scores.extra, scores.problems);
     }
 
-    /// Nobody waits for a program any more: it has no score, which is not 0.
+    /// A program that a stop ends has no score, which is not 0.
     #[test]
     fn a_stop_ends_programs_without_a_score() {
         let Some(mut reward) = shell() else { return };
@@ -194,7 +194,7 @@ mod tests {
         let scores = scored(&mut reward, &rows);
         assert_eq!((&scores.values[..], scores.timed_out), (&[None; 3][..], 0));
         assert_eq!(scores.extra, [("failure".to_owned(), vec![Value::Null; 3])]);
-        let stopped = "a program could not be judged: nobody waits for its score any more";
+        let stopped = "a program could not be judged: its score is no longer needed";
         assert_eq!(scores.problems, [Problem::new("code", 1, UNTESTED), Problem::new("code", 2, stopped)]);
         let completions = vec![Content::from("sleep 100"); 3];
         let missing = reward.score(&RewardBatch {

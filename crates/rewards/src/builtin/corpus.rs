@@ -1,5 +1,5 @@
 //! Tests all graders on one corpus of answers. `corpus/answers.tsv` has pairs that were decided by hand before the
-//! graders were changed, `corpus/markup.tsv` what may surround an answer, `corpus/rewritings.tsv` six ways to write an
+//! graders were changed, `corpus/markup.tsv` text around answers, `corpus/rewritings.tsv` six ways to write an
 //! answer of MATH-500. `conformance/answer_corpus.py` reads the same tables, and compares with math-verify.
 
 use serde_json::{Value, json};
@@ -128,7 +128,7 @@ const MISSED: [(&str, &str, &str); 10] = [
     ("math", "x < 1", "\\boxed{-x > -1}"),
     ("math", "x <= 1", "\\boxed{-x >= -1}"),
     ("math", "0<f(x)<1", "\\boxed{(0,1)}"),
-    // The value alone, of what the dataset names by more than a letter.
+    // Only the value, where the dataset has a name of more than a letter, too.
     ("math", "S_{MBCN}:S=7:32", "\\boxed{7:32}"),
     ("math", "V_{1}:V_{2}=11:21", "\\boxed{11:21}"),
     ("math", "\\frac{NO}{BO}=\\frac{1}{\\sqrt{6}}", "\\boxed{\\frac{1}{\\sqrt{6}}}"),

@@ -2,7 +2,7 @@
 //! 0.
 //!
 //! The expression is in the last `<answer>…</answer>` or `\boxed{}`, else after `####` or "Answer:", else in the last
-//! line; of an equation it is the side that computes something. It may contain integers, `+ - * /` (also `×`, `÷`,
+//! line; in an equation it is the side that computes something. It may contain integers, `+ - * /` (also `×`, `÷`,
 //! `\times`, `\div`, `\frac`), signs and brackets. It is parsed and evaluated with exact fractions, never by an
 //! interpreter. Each given number must be used once (with `use_all = false`: at most once), and no other number may
 //! occur. An expression of the right numbers with a wrong value scores `format_score`. Powers and joined digits are not
@@ -136,10 +136,10 @@ fn answer(text: &str) -> Option<Computed> {
     let part = said(part).unwrap_or(part);
     let plain = plain(unstyled(bare_sentence(first_sentence(part))));
     let mut sides: Vec<Computed> = plain.split('=').filter_map(compute).collect();
-    // Of `14 = (3 + 4) * 2` and `(3 + 4) * 2 = 14` the side that computes something.
+    // The side that computes something, in `14 = (3 + 4) * 2` and in `(3 + 4) * 2 = 14`.
     let place = sides.iter().position(|side| side.numbers.len() > 1).unwrap_or(0);
     let mut computed = (place < sides.len()).then(|| sides.swap_remove(place))?;
-    // `(3 + 4) * 2 = 15` is no solution for 14.
+    // `(3 + 4) * 2 = 15` does not solve 14.
     if sides.iter().any(|side| side.numbers.len() == 1 && side.value != computed.value) {
         computed.value = None;
     }
@@ -193,7 +193,7 @@ fn plain(text: &str) -> String {
         c => c,
     });
     let text: String = signs.collect();
-    // "**3 + 4**." is emphasized; a power in the middle stays, and is no expression. A label ends with a colon.
+    // "**3 + 4**." is emphasized; a power in the middle stays and is rejected. A label ends with a colon.
     let text = text.rsplit(':').next().unwrap_or_default();
     text.trim_matches(|c: char| c.is_whitespace() || matches!(c, '$' | '*' | '`' | '"' | '.' | ',' | ';' | '!'))
         .to_owned()
@@ -226,7 +226,7 @@ struct Parser {
     numbers: Vec<i128>,
 }
 
-/// A recursive-descent parser. Each method returns `None` if the text is no expression, and `Some(None)` if it divides
+/// A recursive-descent parser. Each method returns `None` if the text is not an expression, `Some(None)` if it divides
 /// by zero.
 impl Parser {
     fn sign(&mut self, accepted: [char; 2]) -> Option<char> {
@@ -353,7 +353,7 @@ mod tests {
         // Two numbers with a space between, though their digits together are a number that there is.
         assert_eq!(score("3 7 + 25", &[37, 25], 62), 0.0);
         assert_eq!(score("37 + 25", &[37, 25], 62), 1.0);
-        // Brackets beside one another are not in one another.
+        // Adjacent brackets are not nested.
         let ones = |each: String, count: usize| score(&vec![each; count].join("+"), &vec![1; count], count as i128);
         assert_eq!(ones("(1)".to_owned(), 51), 1.0);
         assert_eq!(ones(format!("{}1{}", "(".repeat(50), ")".repeat(50)), 1), 1.0);

@@ -79,7 +79,7 @@ impl Grader<1> for ExactMatch {
         if accepted.is_empty() {
             return None;
         }
-        // The whole completion, or what follows its thoughts.
+        // The whole completion, or the part after its thoughts.
         let thinks = self.extract.is_none() && self.options.marked;
         let text = thought_before(completion).filter(|_| thinks).unwrap_or(completion);
         let whole = thinks.then_some(completion);
@@ -128,8 +128,8 @@ impl ExactMatch {
         last.and_then(|last| last.get(1).or_else(|| last.get(0))).map(|found| found.as_str()).into_iter().collect()
     }
 
-    /// The completion without its markup, and the part that it marks without what only decorates it. Nothing with
-    /// `extract`, which says by itself what is compared.
+    /// The completion without its markup, and its marked part without decoration. Empty with `extract`, which selects
+    /// the compared text.
     fn without_markup(&self, completion: &str) -> Vec<String> {
         if self.extract.is_some() || !self.options.marked || !self.options.strip {
             return Vec::new();

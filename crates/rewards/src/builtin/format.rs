@@ -40,7 +40,7 @@ impl Builtin for Format {
                 Error::options("format", format!("the pattern is not a regular expression (no look-around here): {e}"))
             })
         };
-        // The pattern alone first, so that an unbalanced one is not completed by the wrapping.
+        // The bare pattern first, so that the wrapping does not complete an unbalanced one.
         let mut regex = compile(&options.pattern)?;
         if options.full {
             regex = compile(&format!(r"\A(?:{}{})\z", options.pattern, line_feed_if_comments(&options.pattern)))?;

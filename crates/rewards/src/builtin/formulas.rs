@@ -72,7 +72,7 @@ fn is_formula(inside: &str, after: &[u8]) -> bool {
     !inside.trim().is_empty() && !after.first().is_some_and(u8::is_ascii_digit) && !is_prose(inside)
 }
 
-/// Whether a text is prose: it has the end of a sentence, two consecutive words that are no units, or begins or ends
+/// Whether a text is prose: it has the end of a sentence, two consecutive words that are not units, or begins or ends
 /// with a word such as "and" or "the".
 pub(super) fn is_prose(text: &str) -> bool {
     const JOINING: [&str; 21] = [

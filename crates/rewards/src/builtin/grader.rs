@@ -29,13 +29,13 @@ pub(crate) trait Grader<const N: usize>: Sized + Send + 'static {
     /// Grades a completion, given the cells of its row; `None` if the cells cannot be read.
     fn grade(&self, cells: [&Value; N], completion: &str) -> Option<Verdict>;
 
-    /// Explains what is wrong with cells that cannot be read, and shows the cells where that helps.
+    /// Explains why cells cannot be read, and shows them if that helps.
     fn unread(&self, cells: [&Value; N]) -> (String, Option<String>);
 
     /// The scores of a batch, for a reward with the name `name`.
     fn score(&self, name: &str, batch: &RewardBatch<'_>) -> Scores {
         score_rows(self, name, batch, |cells, completion| {
-            // Of a completion that thinks first, the answer is what follows; if there is none there, it is anywhere.
+            // If a completion thinks first, its answer is after the thoughts; if there is none after them, anywhere.
             let after = thought_before(completion).filter(|_| Self::SKIPS_THOUGHTS);
             let after = after.map(|answer| self.grade(cells, answer));
             match after {

@@ -89,7 +89,7 @@ pub fn answer_of(completion: &str, strict: bool) -> Option<Number> {
     let text = &*latex_fractions(text);
     let (hashes, closed) = (hashed(text), closed(text));
     let marked = hashes.and_then(|tail| first_number(first_line(tail))).or_else(|| closed.and_then(only_number));
-    // A completion that marks its answer and puts no single number there has given no number.
+    // A completion whose mark has no single number has no number.
     if marked.is_some() || strict || hashes.is_some() || closed.is_some() {
         return marked;
     }
@@ -128,7 +128,7 @@ fn first_number(line: &str) -> Option<Number> {
     // A bracket may open with the number itself: "(42)".
     let from = groups(line).next()?.end;
     let end = EXPLANATION.find_at(line, from).map_or(line.len(), |found| found.start());
-    // What takes the number back may stand behind it: "42 (wrong)".
+    // The number may be retracted after it: "42 (wrong)".
     let stated = &line[..end];
     if taken_back_behind(&line[from..], &NUMBER) { None } else { number_of_sides(stated, Only::First) }
 }
@@ -138,7 +138,7 @@ fn begins_with_number(line: &str) -> bool {
     line.trim_start_matches(decoration).starts_with(|c: char| c.is_ascii_digit() || c == '.')
 }
 
-/// Characters that a side of an equation may have beside its number.
+/// Characters that a side of an equation may have besides its number.
 #[derive(Clone, Copy, PartialEq)]
 enum Only {
     /// Anything, also other numbers.
@@ -153,7 +153,7 @@ enum Only {
 fn number_of_sides(text: &str, only: Only) -> Option<Number> {
     let all: Vec<Group> = groups(text).collect();
     let last = text.rfind('=').map_or(0, |at| at + 1);
-    // A relation is no equation: "42 != 42", "x <= 42".
+    // A relation is not an equation: "42 != 42", "x <= 42".
     let relation = ["!=", "<=", ">=", "/=", "\\not="].iter().any(|sign| text[..last].ends_with(sign));
     let first = (last > 0 && !relation).then(|| 0..text.find('=').unwrap_or(0));
     [Some(last..text.len()), first].into_iter().flatten().find_map(|side| {
@@ -173,7 +173,7 @@ fn last_number(text: &str) -> Option<Number> {
         before = last.replace(group);
     }
     let mut last = last?;
-    // In a formula the number is a result only by itself: not in `6 \times 7` or `\frac{x}{4}`.
+    // A number in a formula is a result only if it is alone: not in `6 \times 7` or `\frac{x}{4}`.
     let before_last = formulas(text).take_while(|formula| formula.start <= last.start);
     if let Some(inside) = before_last.last().map(|formula| formula.inside) {
         let start = inside.as_ptr() as usize - text.as_ptr() as usize;
@@ -292,7 +292,7 @@ mod tests {
         ] {
             assert_eq!(answer(text), number(expected), "{text}");
         }
-        // A comma that separates no thousands makes two numbers.
+        // A comma that does not separate thousands separates two numbers.
         for text in ["", "none", "5 #### none", "#### 1,2345", "\\boxed{\\frac{1}{0}}", "... - ,"] {
             assert_eq!(answer(text), None, "{text}");
         }
@@ -399,7 +399,7 @@ mod tests {
     }
 
     #[test]
-    fn of_a_solution_the_last_mark_counts() {
+    fn the_last_mark_of_a_solution_counts() {
         let solution = |text: &str| gold(&Value::from(text));
         assert_eq!(solution("2 + 2 = 4, not #### 5\n#### 4 apples"), number("4"));
         assert_eq!(solution("so 7"), number("7"));
@@ -418,7 +418,7 @@ mod tests {
     }
 
     #[test]
-    fn scores_and_says_what_it_cannot_score() {
+    fn rows_without_a_number_are_reported() {
         let scores = score(
             &["#### 18", "#### 19", "18.0", "18", "18"],
             vec!["9 * 2 = 18\n#### 18".into(), "#### 18".into(), 18.into(), 18.0.into(), "eighteen".into()],
@@ -446,8 +446,8 @@ mod tests {
         assert!(found > 1200.0, "{found}");
     }
 
-    /// Of the solutions that four models wrote, exactly those score 1 that the dataset's authors counted as right. They
-    /// end in `A: 18`.
+    /// Among solutions of four models, exactly those score 1 that the dataset's authors counted as right. They end in
+    /// `A: 18`.
     #[test]
     fn counts_the_published_solutions_as_their_authors_did() {
         let Some(file) = testing::shared("data/gsm8k/example_model_solutions.jsonl") else { return };
@@ -471,7 +471,7 @@ mod tests {
     }
 
     #[test]
-    fn a_missing_column_gives_none_and_names_what_there_is() {
+    fn a_missing_column_gives_none_and_names_the_present_ones() {
         let of = |options: Gsm8kOptions| {
             scores(&Gsm8k::build(options).unwrap(), &["#### 1"], [("solution", vec!["1".into()])])
         };

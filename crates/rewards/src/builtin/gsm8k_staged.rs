@@ -7,9 +7,9 @@
 //! 2. +0.5 for each of the four tags that occurs exactly once, −0.5 for each other tag;
 //! 3. points for the text between the solution tags (or in another mark: `<answer>`, a box, after `####`), compared
 //!    with the number in the answer column: 5 if it is written the same, 3.5 if it is the same number (spaces, `$`,
-//!    `18.0`), 2 within 10 %, 1.5 within 20 %, −2.5 for another number, and −4.5 if it is no number or missing.
+//!    `18.0`), 2 within 10 %, 1.5 within 20 %, −2.5 for another number, and −4.5 if it is missing or not a number.
 //!
-//! Commas between thousands are ignored. Python's `float`, which reads no commas, would treat `1,000` as no number.
+//! Commas between thousands are ignored; Python's `float`, which reads no commas, would refuse `1,000`.
 
 use serde::Deserialize;
 use serde_json::Value;
@@ -21,7 +21,7 @@ use super::number::Number;
 use crate::batch::Verdict;
 use crate::{Error, Result, RewardBatch, Scores};
 
-/// The points for a text between the solution tags that is no number.
+/// The points for a text between the solution tags that is not a number.
 const NO_NUMBER: f64 = -4.5;
 
 /// The options of [`Staged`].
@@ -207,7 +207,7 @@ mod tests {
     fn points_for_form_tags_and_answer_are_added() {
         let gold = gold(&18.into()).unwrap();
         let points = |text: &str| staged().points(text, &gold);
-        // Another mark is read, too, and is not the form.
+        // Another mark is read, too, but does not count as the format.
         for text in ["<answer>18</answer>", "so \\boxed{18}", "#### 18"] {
             assert_eq!(points(text), [0.0, -2.0, 5.0], "{text}");
         }
@@ -223,7 +223,7 @@ mod tests {
     }
 
     #[test]
-    fn scores_with_a_column_for_each_stage_and_says_what_it_cannot_score() {
+    fn each_stage_has_a_column_and_unscored_rows_are_reported() {
         let answers = vec!["9 * 2\n#### 1,018".into(), "eighteen".into()];
         let scores = scores(&staged(), &[&formed("1,018"), &formed("18")], [("answer", answers)]);
         assert_eq!(scores.values, [Some(10.0), None]);

@@ -36,7 +36,7 @@ pub(crate) struct KeywordOptions {
     /// Whether upper and lower case letters count as equal.
     #[serde(default)]
     pub ignore_case: bool,
-    /// Whether an occurrence must have no letter or digit beside it.
+    /// Whether an occurrence must not adjoin a letter or digit.
     #[serde(default = "yes")]
     pub whole_words: bool,
 }
@@ -101,7 +101,7 @@ impl Keyword {
 
     fn occurs(&self, word: &str, text: &str) -> bool {
         let inner = |c: Option<char>| c.is_some_and(char::is_alphanumeric);
-        // Beside a sign ("C++") anything may stand.
+        // A word that ends in a sign ("C++") may adjoin anything.
         let bound = |end: Option<char>, beside: Option<char>| !(inner(end) && inner(beside));
         text.match_indices(word).any(|(at, _)| {
             let (before, after) = (text[..at].chars().next_back(), text[at + word.len()..].chars().next());
@@ -120,7 +120,7 @@ mod tests {
     }
 
     #[test]
-    fn words_are_found_whole_or_anywhere() {
+    fn words_are_found_as_words_or_anywhere() {
         let art = || json!({"words": "art"});
         for (text, expected) in
             [("art", 1.0), ("of art.", 1.0), ("start", 0.0), ("arts", 0.0), ("start art", 1.0), ("Art", 0.0)]

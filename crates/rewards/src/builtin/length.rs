@@ -145,7 +145,7 @@ mod tests {
 
     /// One below, at and above each length at which a rule changes.
     #[test]
-    fn a_rule_changes_where_it_says() {
+    fn a_rule_changes_at_its_limits() {
         let target = Rule::Target(4.0);
         assert_eq!([0, 1, 3, 4, 5, 7, 8, 9].map(|n| target.score(n)), [0.0, 0.25, 0.75, 1.0, 0.75, 0.25, 0.0, 0.0]);
         let max = Rule::Max { max: 10.0, margin: 4.0 };

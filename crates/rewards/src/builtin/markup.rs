@@ -1,6 +1,6 @@
-//! Removes what only decorates an answer: style tags, emphasis, marks of code, symbols such as ✅, quotes, and the end
-//! of the sentence. All graders read answers through these functions, so that markup changes no score. Independent of
-//! what an answer is.
+//! Removes the decoration of an answer: style tags, emphasis, marks of code, symbols such as ✅, quotes, and the end of
+//! the sentence. All graders read answers through these functions, so that markup changes no score. Independent of the
+//! form of the answer.
 //!
 //! [`undecorated`] is applied to a whole completion, before marks are searched; text that is struck out is removed with
 //! its content. [`bare`] is applied to the marked answer. Both take linear time.
@@ -24,7 +24,7 @@ pub(super) fn undecorated(text: &str) -> Cow<'_, str> {
     changed(text, &[tags::removed, symbols::removed, emphasis::removed])
 }
 
-/// [`undecorated`], but with emphasis and marks of code, for what reads them by itself.
+/// [`undecorated`], but with emphasis and marks of code, for callers that read them.
 pub(super) fn emphasized(text: &str) -> Cow<'_, str> {
     changed(text, &[tags::removed, symbols::removed, emphasis::struck_out_removed])
 }

@@ -52,7 +52,7 @@ pub(crate) const BUILTIN: &[Kind] = &[
     Kind::of::<Graded<exact_match::ExactMatch, 1>>(),
 ];
 
-/// A built-in reward, built from its options alone. It scores each completion by itself.
+/// A built-in reward, built only from its options. It scores each completion separately.
 pub(crate) trait Builtin: Sized + Send + 'static {
     /// The name of this kind of reward in a configuration.
     const KIND: &'static str;
@@ -204,7 +204,7 @@ mod tests {
         }
     }
 
-    /// What the trainer asks of each reward before it calls it.
+    /// The properties of each reward that the trainer reads before it calls the reward.
     #[test]
     fn each_reward_says_what_it_reads_and_that_it_scores_by_group() {
         for (spec, columns, reads_ids) in [
@@ -238,7 +238,7 @@ mod tests {
         }
     }
 
-    /// Of several rows that cannot be read, all are counted and the first is the example.
+    /// All unreadable rows are counted, and the first is the example.
     #[test]
     fn rows_that_cannot_be_read_are_one_problem() {
         for (kind, message, example) in [

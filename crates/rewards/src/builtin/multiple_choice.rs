@@ -2,9 +2,9 @@
 //!
 //! The answer column holds a letter (`B`, `(b)`, `B. Paris`) or the index of the choice as a number, from 0. The
 //! completion's choice is the letter in its last `<answer>` or `\boxed{}`, or after `####`; else the one after its last
-//! "answer is", "answer:" or "I choose"; else (unless `strict`) a letter that stands alone at the end or the beginning
+//! "answer is", "answer:" or "I choose"; else (unless `strict`) a separate letter at the end or the beginning
 //! of the completion, as `B`, `B)` or `(B)`. In running text only capitals count, and "A" and "I" only with a mark,
-//! since they are words. A letter that is denied ("not B", "B is wrong"), or one of several ("B or C"), is no choice.
+//! since they are words. A letter that is denied ("not B", "B is wrong") or one of several ("B or C") does not count.
 //! The texts of the choices are not compared.
 
 use std::sync::LazyLock;
@@ -56,7 +56,7 @@ pub(crate) struct MultipleChoice {
     listed: Regex,
 }
 
-/// A pattern for signs and LaTeX commands that may stand before a letter.
+/// A pattern for signs and LaTeX commands that may precede a letter.
 const OPENING: &str = concat!(
     r#"[\s*_$"'`“”‘’«»‹„「『(\[{]*"#,
     r"(?:\\(?:\(|\[|(?:text|math)?(?:bf|rm|sf|it|tt|textbf|boxed|mbox)?\s*\{))*",
@@ -164,7 +164,7 @@ impl MultipleChoice {
             )
         });
         let chooses = CHOOSES.find_iter(text).last().map(|words| &text[words.end()..]);
-        // What is said last counts: the shorter rest.
+        // The last statement counts: the shorter rest.
         let last = said(text).into_iter().chain(chooses).min_by_key(|rest| rest.len());
         if let Some(rest) = last
             && let Some(choice) = self.begins(first_line(rest), true)
@@ -230,7 +230,7 @@ impl MultipleChoice {
 
     /// The choice at the end of a text, or alone on its last line.
     fn at_end(&self, text: &str) -> Option<usize> {
-        /// Matches the text before a bare letter that is a choice; the letter in "vitamin C" is none.
+        /// Matches the text before a bare letter that is a choice; the letter in "vitamin C" is not one.
         static FOLLOWS: LazyLock<Regex> = LazyLock::new(|| {
             regex(
                 r"(?ix) (?: ^ | \n | [:=→]  | [-=]> | [.!?;]
@@ -440,7 +440,7 @@ mod tests {
             wrong.extend(reward.choice(text).map(|_| text));
         }
         assert!(wrong.is_empty(), "{wrong:#?}");
-        // What is said at the end goes before what is said at the beginning.
+        // A statement at the end has priority over one at the beginning.
         assert_eq!(reward.choice("B) is wrong, so I take (C)"), Some(2));
         assert_eq!(reward.choice("B) looks good. But then: (C)"), Some(2));
         let strict = self::reward(5, true);
@@ -467,7 +467,7 @@ mod tests {
     }
 
     #[test]
-    fn scores_and_says_what_it_cannot_score() {
+    fn unreadable_answers_are_reported() {
         let answers = vec!["B".into(), 1.into(), "Paris".into()];
         let scores = scores(&reward(4, false), &["B", "C", "B"], [("answer", answers)]);
         assert_eq!(scores.values, [Some(1.0), Some(0.0), None]);

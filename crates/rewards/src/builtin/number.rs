@@ -12,7 +12,7 @@ use super::rational::Rational;
 /// Matches the beginning of a number after a word such as "or".
 pub(super) static NUMBER: LazyLock<Regex> = LazyLock::new(|| regex(r"^[\s$*(\\]*[-\u{2212}]?\$?\.?\d"));
 
-/// Whether the number from byte `start` to `end` stands by itself, and the text around it does not retract it: not in
+/// Whether the number from byte `start` to `end` is separate, and the text around it does not retract it: not in
 /// `x42`, `42nd`, `42:00`, `42 or 43`, `not 42`, `42 is wrong`.
 pub(super) fn is_meant(text: &str, start: usize, end: usize) -> bool {
     /// Matches text before a number that makes it part of something longer.
@@ -49,7 +49,7 @@ pub(super) fn is_meant(text: &str, start: usize, end: usize) -> bool {
         || taken_back_behind(after, &NUMBER))
 }
 
-/// Whether a letter is Chinese, Japanese, Korean, Thai, Lao, Khmer or Burmese: words of these scripts stand beside
+/// Whether a letter is Chinese, Japanese, Korean, Thai, Lao, Khmer or Burmese: words of these scripts adjoin
 /// numbers without a space.
 pub(super) fn is_of_script_without_spaces(c: char) -> bool {
     matches!(c, '\u{e00}'..='\u{eff}' | '\u{1000}'..='\u{109f}' | '\u{1780}'..='\u{17ff}' | '\u{1100}'..='\u{11ff}'

@@ -115,7 +115,7 @@ mod tests {
     }
 
     #[test]
-    fn what_has_no_room_is_none() {
+    fn overflow_gives_none() {
         let large = q(i128::MAX, 1);
         assert_eq!((large.add(q(1, 1)), large.mul(large), large.pow(2)), (None, None, None));
         assert_eq!(Rational::new(i128::MIN, -1), None);

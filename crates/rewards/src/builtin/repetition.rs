@@ -126,7 +126,7 @@ mod tests {
     }
 
     #[test]
-    fn the_share_of_ngrams_that_came_before_is_punished() {
+    fn the_share_of_repeated_ngrams_is_punished() {
         let pairs = || RepetitionOptions { ngram: 2, ..RepetitionOptions::default() };
         assert_eq!(score(pairs(), "a b c d", &[]), 0.0);
         // ab ba ab ba: two of four.

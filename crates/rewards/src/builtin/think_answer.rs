@@ -79,7 +79,7 @@ impl ThinkAnswer {
         } else {
             text
         };
-        // The tags are those of any case.
+        // Tags may be in any case.
         let lower = text.to_ascii_lowercase();
         let text = &*lower;
         let once = self.tags.iter().filter(|tag| text.matches(tag.as_str()).count() == 1).count();
@@ -107,7 +107,7 @@ mod tests {
     }
 
     #[test]
-    fn the_whole_form_is_1_and_its_tags_are_eighths() {
+    fn the_complete_form_is_1_and_its_tags_are_eighths() {
         for (text, expected) in [
             ("<think>a</think><answer>b</answer>", 1.0),
             ("\n<think>\na\n</think>\n\n<answer> b </answer>\n", 1.0),

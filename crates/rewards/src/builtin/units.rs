@@ -53,7 +53,7 @@ pub(super) fn is_unit(name: &str) -> bool {
     unit(name).is_some()
 }
 
-/// Words after a number that are not units, since they change the number or say what kind of answer it is.
+/// Words after a number that are not units, since they change the number or describe the answer.
 const NEVER_UNITS: [&str; 42] = [
     "wrong",
     "incorrect",
@@ -180,7 +180,7 @@ mod tests {
     }
 
     #[test]
-    fn words_that_change_a_number_are_no_units_and_introduce_none() {
+    fn words_that_change_a_number_neither_are_nor_introduce_units() {
         for (name, expected) in [
             ("million", true),
             ("half a Million", true),

@@ -1,4 +1,4 @@
-//! `command`: your own reward in any language — a program that is kept alive and answers one line for each batch.
+//! `command`: your own reward in any language: a program that is kept alive and answers one line for each batch.
 //!
 //! A batch is one line of JSON on the program's standard input, with the names that TRL gives to a reward function:
 //! `{"prompts": […], "completions": […], "completion_ids": […], "trainer_state": {"global_step": n, "request": k},
@@ -114,11 +114,11 @@ pub struct CommandReward {
     /// The running program; `None` after a failure, until the next batch.
     process: Option<Process>,
     restarts_in_a_row: u32,
-    /// How many requests were made.
+    /// Number of requests so far.
     requests: u64,
     /// Whether the program repeats the number of a request in its answer.
     numbered: bool,
-    /// Why the program is no longer restarted, once that is so.
+    /// Why the program is no longer restarted, if it is not.
     given_up: Option<String>,
     stop: Arc<AtomicBool>,
 }
@@ -189,7 +189,7 @@ impl CommandReward {
                 self.by_group |= by_group;
                 Ok(())
             }
-            _ => Err((ProblemKind::BadAnswer, process.with_stderr("it is no Python interpreter".to_owned()))),
+            _ => Err((ProblemKind::BadAnswer, process.with_stderr("it is not a Python interpreter".to_owned()))),
         }
     }
 
@@ -213,7 +213,7 @@ impl CommandReward {
                 (TimedOut, process.with_stderr(message))
             }
             Silence::TooLong => (BadAnswer, process.with_stderr("its answer is longer than 256 MiB".to_owned())),
-            Silence::Stopped => (Failed, "nobody waits for its answer any more".to_owned()),
+            Silence::Stopped => (Failed, "its answer is no longer needed".to_owned()),
             Silence::Ended => (Crashed, process.epitaph()),
         }
     }
@@ -230,7 +230,7 @@ impl CommandReward {
             Some(process) => process,
             None => self.restarted()?,
         };
-        // The Python adapter alone writes to its pipe.
+        // Only the Python adapter itself writes to its pipe.
         let line = if process.has_unread_line(self.numbered || self.dialect == Dialect::Python) {
             let message = "it printed a line that answers no batch; print debugging output to standard error";
             Err((ProblemKind::BadAnswer, message.to_owned()))
@@ -252,7 +252,7 @@ impl CommandReward {
             return Err(with_stderr((ProblemKind::BadAnswer, message.to_owned()), &process));
         }
         self.numbered |= answer.request.is_some();
-        // The program works: what it says is wrong with this batch needs no restart.
+        // The program works: an error that it reports about this batch needs no restart.
         let tokens: Vec<usize> = batch.completion_ids.iter().map(Vec::len).collect();
         let scores = protocol::scores(&self.name, answer, &tokens).map_err(|(kind, message)| {
             let said = self.dialect == Dialect::Command && kind == ProblemKind::Failed;

@@ -12,7 +12,7 @@ use crate::program::Program;
 
 /// The longest line that a child may answer with, in bytes.
 const MAX_LINE_BYTES: u64 = 256 << 20;
-/// How long a child may take to exit by itself once its input is closed.
+/// How long a child may take to exit once its input is closed.
 const GRACE: Duration = Duration::from_secs(1);
 /// How long after an answer without a number a second one is waited for, before the next request: a program that
 /// answers twice does so at once.
@@ -62,13 +62,13 @@ impl Process {
     /// Queues a line for the child's input.
     pub(super) fn send(&mut self, line: Vec<u8>) {
         if let Some(input) = &self.input {
-            // If the writer is gone, so is the child: reading says it.
+            // If the writer has ended, so has the child, and reading reports it.
             let _ = input.send(line);
         }
     }
 
     /// Whether the child has written a line that was not requested (the end of its output does not count). If its
-    /// answers have no numbers, by which such a line could be told later, waits until [`SETTLED`] after the last one.
+    /// answers have no numbers, which would identify such a line later, waits until [`SETTLED`] after the last one.
     pub(super) fn has_unread_line(&mut self, numbered: bool) -> bool {
         if self.unread.is_none() {
             let wait = if numbered { Duration::ZERO } else { SETTLED.saturating_sub(self.heard.elapsed()) };
@@ -114,7 +114,7 @@ impl Process {
 }
 
 impl Drop for Process {
-    /// Closes the child's input and gives it [`GRACE`] to exit by itself. What is left of its group is then killed.
+    /// Closes the child's input, gives the child [`GRACE`] to exit, and then kills the rest of its group.
     fn drop(&mut self) {
         self.input = None;
         if self.unread.is_none() {

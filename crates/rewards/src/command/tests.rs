@@ -94,7 +94,7 @@ echo '{{"rewards": [1], "extra": {{"why": ["so"]}}, "metrics": {{"m": 2.5}}}}'; 
 }
 
 #[test]
-fn answers_that_are_wrong_give_none_and_say_why() {
+fn wrong_answers_give_none_with_a_reason() {
     for (answer, expected) in [
         (r#"{"rewards": [1]}"#, "the length 1, for 2 completions"),
         (r#"{"rewards": [1, NaN]}"#, "no NaN or Infinity"),
@@ -142,13 +142,13 @@ fn a_crash_shows_the_last_words_and_the_next_batch_is_served() {
 }
 
 #[test]
-fn of_standard_error_the_last_lines_are_kept() {
+fn the_last_lines_of_standard_error_are_kept() {
     let dir = tempfile::tempdir().unwrap();
     let body = r#"read -r line; i=1; while [ $i -le 30 ]; do echo "line $i." >&2; i=$((i+1)); done; exit 1"#;
     let scores = score(&mut reward(&script(dir.path(), body), 30.0, 0));
-    let said: Vec<&str> = failure(&scores).lines().filter_map(|line| line.trim().strip_prefix("| ")).collect();
+    let printed: Vec<&str> = failure(&scores).lines().filter_map(|line| line.trim().strip_prefix("| ")).collect();
     let last: Vec<String> = (11..=30).map(|i| format!("line {i}.")).collect();
-    assert_eq!(said, last);
+    assert_eq!(printed, last);
 }
 
 #[test]
@@ -161,7 +161,7 @@ fn restarts_in_a_row_are_bounded() {
     assert_eq!(failures.iter().map(|problem| problem.fatal).collect::<Vec<_>>(), [false, false, true, true, true]);
     let ended = "it ended (exit status: 1)";
     assert_eq!([&*failures[0].message, &failures[1].message], [ended; 2]);
-    // Nobody starts it any more, and no message grows.
+    // It is not started again, and the message does not grow.
     let last = format!("not started again after 2 restarts without a good batch: {ended}");
     assert_eq!([2, 3, 4].map(|i| &*failures[i].message), [&*last; 3]);
     assert_eq!(std::fs::read_to_string(starts).unwrap().lines().count(), 3);
@@ -181,7 +181,7 @@ fn a_time_out_kills_the_whole_group() {
 }
 
 #[test]
-fn a_stop_ends_the_wait_and_is_no_failure() {
+fn a_stop_ends_the_wait_and_is_not_a_failure() {
     let dir = tempfile::tempdir().unwrap();
     let asked = dir.path().join("asked");
     let body = format!("read -r line; : > '{}'; sleep 100000", asked.display());
@@ -209,7 +209,7 @@ fn dropping_the_reward_ends_the_program() {
     drop(reward);
     testing::wait_until("the program is killed", || has_ended(&alive));
 
-    // One that is well-behaved may finish its work.
+    // A well-behaved program may finish its work.
     let done = dir.path().join("done");
     let body = format!("while read -r line; do :; done; : > '{}'", done.display());
     let path = script(dir.path(), &body);
@@ -289,7 +289,7 @@ fn lines_are_split_at_white_space_outside_of_quotes() {
 
 /// A program that answers twice would answer each later batch with the scores of the one before.
 #[test]
-fn an_answer_to_another_request_is_no_answer() {
+fn an_answer_to_another_request_is_refused() {
     let number = r#"k=${line##*\"request\":}; k=${k%%\}*};"#;
     let answer = |number: &str| format!("echo \"{{\\\"rewards\\\": [$k, 0], \\\"request\\\": {number}}}\"");
     for (body, good) in [
@@ -317,8 +317,8 @@ fn an_answer_to_another_request_is_no_answer() {
             } else if good {
                 assert!(scores.values[0].is_some(), "{body}: {:?}", scores.problems);
             } else {
-                let said = failure(&scores);
-                assert!(said.contains("request") || said.contains("answers no batch"), "{body}: {said}");
+                let printed = failure(&scores);
+                assert!(printed.contains("request") || printed.contains("answers no batch"), "{body}: {printed}");
             }
         }
     }

@@ -48,7 +48,7 @@ impl Address {
             .tls_config(tls)
             .timeout_global(Some(Duration::from_secs_f64(timeout_s)))
             .http_status_as_error(false)
-            // The body is for this address alone; and a redirect may make a GET of a POST, which has no body.
+            // The body is only for this address; and a redirect may turn the POST into a GET without a body.
             .max_redirects(0)
             .max_redirects_will_error(false)
             .user_agent(concat!("lockstep/", env!("CARGO_PKG_VERSION")));

@@ -7,7 +7,7 @@ use ureq::tls::{PemItem, RootCerts, parse_pem};
 /// The environment variable that names the file.
 pub(super) const VARIABLE: &str = "SSL_CERT_FILE";
 
-/// The authorities in a file of certificates (PEM). They take the place of the built-in ones.
+/// The authorities in a file of certificates (PEM), which replace the built-in ones.
 pub(super) fn read(file: &OsStr) -> Result<RootCerts, String> {
     let path = Path::new(file);
     let wrong = |why: &str| format!("the environment's variable {VARIABLE} names {}: {why}", path.display());
@@ -16,7 +16,7 @@ pub(super) fn read(file: &OsStr) -> Result<RootCerts, String> {
     for item in parse_pem(&bytes) {
         match item {
             Ok(PemItem::Certificate(certificate)) => found.push(certificate),
-            // A key beside them is no authority.
+            // A key in the file is not an authority.
             Ok(_) => {}
             Err(error) => return Err(wrong(&error.to_string())),
         }

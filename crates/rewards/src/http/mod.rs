@@ -142,7 +142,7 @@ impl HttpReward {
 
     /// The scores, or the failure, of each request, in the order of the requests.
     fn ask(&self, requests: Vec<Request>) -> Vec<std::result::Result<Scores, Failure>> {
-        let stopped = || Err((ProblemKind::Failed, "nobody waits for its answer any more".to_owned()));
+        let stopped = || Err((ProblemKind::Failed, "its answer is no longer needed".to_owned()));
         let mut outcomes: Vec<_> = requests.iter().map(|_| stopped()).collect();
         let threads = self.concurrency.min(requests.len());
         let (queue, work) = channel();
@@ -151,7 +151,7 @@ impl HttpReward {
         let work = Arc::new(Mutex::new(work));
         let (answers, answered) = channel();
         for _ in 0..threads {
-            // Not waited for once nobody wants to know: a service may take its time.
+            // Detached after a stop: a service may take its time.
             let (client, work, answers, stop) = (self.client.clone(), work.clone(), answers.clone(), self.stop.clone());
             std::thread::spawn(move || client.serve(&work, &answers, &stop));
         }

@@ -9,20 +9,20 @@ use std::net::{TcpListener, TcpStream};
 mod limits;
 mod tls;
 
-/// What a service does with a request.
+/// The reaction of a service to a request.
 #[derive(Clone)]
 enum Deed {
     /// Answers with a status and a body.
     Answer(u16, String),
     /// Sends the client to another address.
     Redirect(u16, String),
-    /// Reads the request and says nothing.
+    /// Reads the request and does not answer.
     Hang,
     /// Closes the connection.
     Close,
     /// Scores each completion by its length.
     Score,
-    /// The same, once there has been another request beside this one.
+    /// The same, once another request has been in flight at the same time.
     ScoreBeside,
 }
 
@@ -30,7 +30,7 @@ fn rewards(text: &str) -> Deed {
     Deed::Answer(200, format!("{{\"rewards\": {text}}}"))
 }
 
-/// What a service has seen.
+/// The requests that a service has seen.
 #[derive(Default)]
 struct Seen {
     requests: Vec<(String, Value)>,
@@ -150,9 +150,9 @@ fn a_request_has_trls_names_and_its_answer_is_a_commands() {
 }
 
 #[test]
-fn what_may_pass_is_asked_again_and_what_will_not_is_not() {
+fn transient_failures_are_retried_and_others_are_not() {
     let status = |status| Deed::Answer(status, "try later".into());
-    // Deeds before the good one; requests that are made.
+    // Reactions before the good one; number of requests.
     for (deeds, requests) in [
         (vec![status(503), status(500)], 3),
         (vec![status(429), status(408)], 3),
@@ -227,7 +227,7 @@ fn batches_are_cut_asked_at_once_and_put_together_in_order() {
     let (url, seen) = service(vec![Deed::Score]);
     ask(&mut reward(&url, json!({"batch_size": 1, "concurrency": 1})), &texts[..3]);
     assert_eq!(seen.lock().unwrap().most, 1);
-    // One of four fails: its completions alone have no score.
+    // One of four fails: only its completions have no score.
     let (url, _) = service(vec![Deed::Score, Deed::Answer(400, String::new()), Deed::Score]);
     let scores = ask(&mut reward(&url, json!({"batch_size": 2, "concurrency": 1})), &texts);
     assert_eq!(scores.values[..4], [Some(1.0), Some(2.0), None, None]);
@@ -235,7 +235,7 @@ fn batches_are_cut_asked_at_once_and_put_together_in_order() {
 }
 
 #[test]
-fn a_wait_ends_when_nobody_wants_to_know() {
+fn a_stop_ends_a_wait() {
     let (url, seen) = service(vec![Deed::Hang]);
     let mut reward = reward(&url, json!({"timeout_s": 1e6}));
     let stop = Arc::new(AtomicBool::new(false));
@@ -248,7 +248,7 @@ fn a_wait_ends_when_nobody_wants_to_know() {
 }
 
 #[test]
-fn what_is_wrong_is_said_at_the_start() {
+fn errors_are_reported_at_the_start() {
     let built = |spec: Value| {
         let spec: RewardSpec = serde_json::from_value(spec).unwrap();
         build(&spec, crate::names(std::slice::from_ref(&spec)).unwrap().remove(0))
@@ -279,18 +279,18 @@ fn redirects_are_named_and_not_followed() {
         let (url, _) = service(vec![Deed::Redirect(status, elsewhere.clone())]);
         let scores = ask(&mut reward(&url, json!({"retries": 2})), &["x", "y"]);
         assert_eq!(scores.values, [None, None], "{status}");
-        let said = scores.problems[0].message.clone();
-        assert!(said.contains(&status.to_string()) && said.contains(&elsewhere), "{said}");
+        let printed = scores.problems[0].message.clone();
+        assert!(printed.contains(&status.to_string()) && printed.contains(&elsewhere), "{printed}");
     }
     assert!(asked.lock().unwrap().requests.is_empty());
 }
 
-/// In a process of its own, whose environment names a proxy that nobody answers at.
+/// In a separate process, whose environment names a proxy that does not answer.
 #[test]
-fn no_proxy_is_asked_for_this_machine() {
+fn requests_to_this_machine_use_no_proxy() {
     const CHILD: &str = "LOCKSTEP_TEST_WITHIN_PROXY";
     if std::env::var_os(CHILD).is_none() {
-        let own = ["--exact", "http::tests::no_proxy_is_asked_for_this_machine", "--nocapture"];
+        let own = ["--exact", "http::tests::requests_to_this_machine_use_no_proxy", "--nocapture"];
         let mut child = std::process::Command::new(std::env::current_exe().unwrap());
         for name in ["http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY"] {
             child.env(name, "http://127.0.0.1:9");
@@ -299,8 +299,8 @@ fn no_proxy_is_asked_for_this_machine() {
             child.env_remove(name);
         }
         let output = child.args(own).env(CHILD, "1").output().unwrap();
-        let said = String::from_utf8_lossy(&output.stdout);
-        assert!(output.status.success() && said.contains("1 passed"), "{said}");
+        let printed = String::from_utf8_lossy(&output.stdout);
+        assert!(output.status.success() && printed.contains("1 passed"), "{printed}");
         return;
     }
     let (url, _) = service(vec![rewards("[1]")]);

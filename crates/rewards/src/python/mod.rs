@@ -17,7 +17,7 @@ use crate::{Error, Result};
 
 const KIND: &str = "python";
 
-/// The adapter script that the interpreter runs. Python looks for modules beside the function's file, not in the
+/// The adapter script that the interpreter runs. Python looks for modules next to the function's file, not in the
 /// working directory.
 const ADAPTER: &str = concat!("import sys\nif sys.path[:1] == ['']: del sys.path[0]\n", include_str!("calling.py"));
 
@@ -47,7 +47,7 @@ impl PythonOptions {
     fn place(&self) -> Result<(&str, &str)> {
         let place = self.python.rsplit_once(':').map(|(file, function)| (file.trim(), function.trim()));
         place.filter(|(file, function)| !file.is_empty() && !function.is_empty()).ok_or_else(|| {
-            let message = format!("`{}` is no FILE:FUNCTION, as in \"python:rewards.py:happy_reward\"", self.python);
+            let message = format!("`{}` is not FILE:FUNCTION, as in \"python:rewards.py:happy_reward\"", self.python);
             Error::options(KIND, message)
         })
     }

@@ -1,4 +1,4 @@
-//! Beside the table of cases that the Python package's tests go through, too (python/tests/calling).
+//! Tests that are not in the table of cases shared with the Python package (python/tests/calling).
 
 use super::*;
 use crate::{Columns, Content, Problem, ProblemKind, Reward, RewardBatch, RewardSpec, Scores};
@@ -72,7 +72,7 @@ fn the_calling_convention() {
             match case.get("answer") {
                 Some(answer) => {
                     let expected = Scores::read(function, &answer.to_string(), &batch).unwrap();
-                    // A number that is none is not equal to itself.
+                    // NaN does not equal itself.
                     assert_eq!(format!("{scores:?}"), format!("{expected:?}"), "{function}");
                 }
                 None => {
@@ -87,7 +87,7 @@ fn the_calling_convention() {
     }
 }
 
-/// What a function raises is what is said, of a batch that says which rows it is of and of one that does not.
+/// A function's exception is the message, for batches with and without the numbers of their rows.
 #[test]
 fn the_functions_own_exception_is_named_with_and_without_rows() {
     let Some(()) = testing::program("python3") else { return };
@@ -99,7 +99,7 @@ fn the_functions_own_exception_is_named_with_and_without_rows() {
     std::fs::write(&file, functions).unwrap();
     let completions: Vec<Content> = vec!["xyz".into(), "zyx".into()];
     for rows in [&[][..], &[7, 8]] {
-        for (function, said) in [
+        for (function, refusal) in [
             ("raises", "it raised ValueError: cannot parse xyz"),
             ("none", "it raised TypeError: reward `none` must give a list of numbers, but gave None"),
             ("short", "it raised ValueError: reward `short` gave 0 scores for 2 completions"),
@@ -114,7 +114,7 @@ fn the_functions_own_exception_is_named_with_and_without_rows() {
                 step: 0,
             });
             let problem = only_problem(&scores);
-            assert!(problem.message.starts_with(said), "{problem}");
+            assert!(problem.message.starts_with(refusal), "{problem}");
             let place = if rows.is_empty() { "completion 0 of the batch" } else { "row 7 of the dataset" };
             // Notes on exceptions are shown from Python 3.11 on.
             let shown = !problem.message.contains("in reward") || problem.message.contains(place);
@@ -154,7 +154,7 @@ grouped.by_group = True
 "#;
 
 #[test]
-fn an_interpreter_is_kept_and_restarted_where_it_died() {
+fn an_interpreter_is_kept_and_restarted_if_it_died() {
     let Some(()) = testing::program("python3") else { return };
     let dir = tempfile::tempdir().unwrap();
     let file = dir.path().join("my-rewards.py");
@@ -182,21 +182,21 @@ fn an_interpreter_is_kept_and_restarted_where_it_died() {
         let scores = ask(&mut **fails, &[what]);
         let problem = only_problem(&scores);
         assert!(problem.kind == kind && problem.message.contains(words), "{what}: {problem}");
-        assert!(problem.message.contains("  | about to fail"), "what it printed is shown: {problem}");
+        assert!(problem.message.contains("  | about to fail"), "what it refusal is shown: {problem}");
         assert_eq!(ask(&mut **fails, &["good"]).values, [Some(1.0)], "after {what}");
     }
 }
 
 #[test]
-fn what_is_missing_or_broken_is_said_at_the_start() {
+fn missing_and_broken_parts_are_reported_at_the_start() {
     let Some(()) = testing::program("python3") else { return };
     let dir = tempfile::tempdir().unwrap();
     let file = dir.path().join("rewards.py");
-    let said = refused(&file, "f", json!({}));
-    assert!(said.contains("there is no file") && said.contains("rewards.py"), "{said}");
+    let refusal = refused(&file, "f", json!({}));
+    assert!(refusal.contains("there is no file") && refusal.contains("rewards.py"), "{refusal}");
     std::fs::write(&file, "import json\ndef happy(completions, **kwargs):\n    return [1]\n").unwrap();
-    let said = refused(&file, "hapy", json!({}));
-    assert!(said.ends_with("rewards.py has no function `hapy`; its functions are: happy"), "{said}");
+    let refusal = refused(&file, "hapy", json!({}));
+    assert!(refusal.ends_with("rewards.py has no function `hapy`; its functions are: happy"), "{refusal}");
     for (body, words) in [
         ("def f(:\n", vec!["SyntaxError", "rewards.py\", line 1"]),
         (
@@ -206,19 +206,19 @@ fn what_is_missing_or_broken_is_said_at_the_start() {
         ("import os\nos._exit(7)\n", vec!["it ended (exit status: 7)"]),
     ] {
         std::fs::write(&file, body).unwrap();
-        let said = refused(&file, "f", json!({}));
-        assert!(words.iter().all(|word| said.contains(word)) && !said.contains("_calling"), "{said}");
+        let refusal = refused(&file, "f", json!({}));
+        assert!(words.iter().all(|word| refusal.contains(word)) && !refusal.contains("_calling"), "{refusal}");
     }
     std::fs::write(&file, "def f(**kwargs):\n    return [1]\n").unwrap();
-    let said = refused(&file, "f", json!({"interpreter": "no/such/python"}));
-    assert!(said.contains("there is no `no/such/python`") && said.contains("interpreter = "), "{said}");
-    let said = refused(&file, "f", json!({"interpreter": "echo"}));
-    assert!(said.contains("no Python interpreter"), "{said}");
+    let refusal = refused(&file, "f", json!({"interpreter": "no/such/python"}));
+    assert!(refusal.contains("there is no `no/such/python`") && refusal.contains("interpreter = "), "{refusal}");
+    let refusal = refused(&file, "f", json!({"interpreter": "echo"}));
+    assert!(refusal.contains("not a Python interpreter"), "{refusal}");
     assert!(start(&file, "f", json!({"interpreter": ["python3", "-B"]})).is_ok());
-    let said = refused(&file, "f", json!({"timeout_s": 0}));
-    assert!(said.contains("reward `python`: `timeout_s`"), "{said}");
-    let said = crate::build(&"python:rewards.py".into(), "r".into()).err().unwrap().to_string();
-    assert!(said.contains("no FILE:FUNCTION"), "{said}");
+    let refusal = refused(&file, "f", json!({"timeout_s": 0}));
+    assert!(refusal.contains("reward `python`: `timeout_s`"), "{refusal}");
+    let refusal = crate::build(&"python:rewards.py".into(), "r".into()).err().unwrap().to_string();
+    assert!(refusal.contains("not FILE:FUNCTION"), "{refusal}");
 }
 
 #[test]
@@ -250,20 +250,20 @@ fn a_file_and_a_function_stand_around_the_last_colon() {
         assert_eq!(options(text).place().unwrap(), expected);
     }
     for text in ["a.py", "a.py:", ":f", "a.py: ", ""] {
-        let said = options(text).place().unwrap_err().to_string();
-        let expected = format!("`{text}` is no FILE:FUNCTION, as in \"python:rewards.py:happy_reward\"");
-        assert_eq!(said, format!("reward `python`: {expected}"));
+        let refusal = options(text).place().unwrap_err().to_string();
+        let expected = format!("`{text}` is not FILE:FUNCTION, as in \"python:rewards.py:happy_reward\"");
+        assert_eq!(refusal, format!("reward `python`: {expected}"));
     }
     let PythonOptions { interpreter, timeout_s, max_restarts, by_group, .. } = options("a.py:f");
     assert_eq!(interpreter.split().unwrap(), ["python3"]);
     assert_eq!((timeout_s, max_restarts, by_group), (60.0, 3, false));
     assert_eq!(label(&options("b/my.rewards.py:f")).unwrap(), ("f".to_owned(), "my.rewards".to_owned()));
-    // No interpreter is needed to say that the file is missing.
-    let said = refused(Path::new("no.py"), "f", json!({"interpreter": "no/such/python"}));
-    assert_eq!(said, "reward `python`: there is no file no.py (for `no.py:f`)");
+    // No interpreter is needed to report that the file is missing.
+    let refusal = refused(Path::new("no.py"), "f", json!({"interpreter": "no/such/python"}));
+    assert_eq!(refusal, "reward `python`: there is no file no.py (for `no.py:f`)");
 }
 
-/// A shell in place of Python: what it says first decides.
+/// A shell instead of Python: its first line decides.
 #[test]
 fn an_interpreter_greets_each_time_it_is_started() {
     let dir = tempfile::tempdir().unwrap();
@@ -286,15 +286,15 @@ fn an_interpreter_greets_each_time_it_is_started() {
     let place = format!("reward `python`: {}:f: ", file.display());
     for (body, timeout_s, stop, expected) in [
         ("echo '{\"error\": \"no f\", \"by_group\": true}'", 30.0, false, "no f"),
-        ("echo '{}'", 30.0, false, "it is no Python interpreter"),
-        ("echo hello", 30.0, false, "it is no Python interpreter"),
+        ("echo '{}'", 30.0, false, "it is not a Python interpreter"),
+        ("echo hello", 30.0, false, "it is not a Python interpreter"),
         ("exit 3", 30.0, false, "it ended (exit status: 3)"),
         ("exec sleep 60", 0.1, false, "its import took longer than timeout_s = 0.1; it was killed"),
-        ("exec sleep 60", 30.0, true, "nobody waits for its answer any more"),
+        ("exec sleep 60", 30.0, true, "its answer is no longer needed"),
     ] {
         assert_eq!(begin(body, timeout_s, stop).err().unwrap(), format!("{place}{expected}"), "{body}");
     }
-    // One that ends at its first batch; at its second start it cannot import the file, at its third it can.
+    // An interpreter that ends at its first batch; its second start cannot import the file, its third can.
     let starts = dir.path().join("starts");
     let body = format!(
         "echo x >>'{0}'; n=$(wc -l <'{0}')\nif [ \"$n\" -eq 2 ]; then echo '{{\"error\": \"gone\"}}'; exit; fi

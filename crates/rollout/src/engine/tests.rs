@@ -1,4 +1,4 @@
-//! What an engine accepts, and its pages.
+//! The requests that an engine accepts, and its pages.
 
 use super::*;
 use kernels::Isa;
@@ -95,7 +95,7 @@ fn a_flag_stops_a_generation_and_a_step_without_weights_is_an_error() {
     flag.store(false, Ordering::Relaxed);
     assert_eq!(engine.generate(&weights, vec![request(3, 4)]).unwrap().len(), 1);
     let id = engine.submit(request(3, 4)).unwrap();
-    // The weights of before stay current, and must be given.
+    // The earlier weights stay current, and must be given.
     assert!(matches!(engine.step(Models::default()), Err(Error::NoSuchBase { version: Updates(0) })));
     assert!(engine.drawn().is_empty());
     assert!(engine.cancel(id) && !engine.cancel(id) && engine.is_idle());
@@ -144,7 +144,7 @@ fn paused_completions_are_listed_extended_and_ended() {
             && !engine.extend(gone, &[])
             && !engine.set_model(gone, ModelVersion { base: Updates(0), adapter: None })
     );
-    // One that was drawn and four inserted ones fill it.
+    // One drawn token and four inserted ones fill it.
     assert!(engine.extend(ids[2], &[3, 3, 3, 3]));
     assert_eq!(engine.paused().len(), 1);
     assert!(engine.finish(ids[3]));

@@ -32,7 +32,7 @@ type Lists = (Vec<u32>, Vec<u32>, Vec<u32>, Vec<u32>, Vec<(u32, usize, usize)>);
 fn prepared(inputs: &mut StepInputs, scheduler: &mut Scheduler) -> (Lists, Vec<Chunk>) {
     let (mut chunks, mut copies) = (Vec::new(), Vec::new());
     scheduler.schedule(&mut chunks, &mut copies);
-    // What an earlier step left there does not matter.
+    // Draws of an earlier step do not matter.
     let mut draws = vec![Draw { row: 77, sequence: 77, at: 77 }];
     inputs.prepare(scheduler, &chunks, &mut draws);
     let draws: Vec<_> = draws.iter().map(|draw| (draw.row, draw.sequence, draw.at)).collect();

@@ -1,4 +1,4 @@
-//! Log-probabilities, alternatives and entropies, beside those in f64.
+//! Log-probabilities, alternatives and entropies, compared with f64.
 
 #![allow(clippy::disallowed_methods)] // expectations may come from std's functions
 
@@ -117,7 +117,7 @@ fn prompts_have_a_log_probability_for_each_token_but_the_first() {
         rows.of_prompts(&all.ctx, model, hidden, &mut all.scheduler, &chunks).unwrap();
         all.scheduler.groups[group].prompt_logps.len()
     };
-    // What is not known before cannot be told: the first part comes first.
+    // The first part is computed first.
     assert_eq!(compute(&mut all, &[(1, 5, 9)]), 0);
     assert_eq!(compute(&mut all, &[(0, 0, 3), (1, 0, 20)]), 20);
     assert_eq!(compute(&mut all, &[(1, 20, 30)]), 29);

@@ -1,4 +1,4 @@
-//! What a request may continue, and what a completion must have for that.
+//! The completions that a request may continue, and their required columns.
 
 use super::*;
 
@@ -22,7 +22,7 @@ fn completion(generation: usize, tokens: usize, finish_reason: FinishReason, sam
 }
 
 #[test]
-fn a_completion_is_whole_with_each_column_of_its_length() {
+fn a_completion_is_complete_if_each_column_has_its_length() {
     for (k, entropies) in [(0, false), (2, false), (0, true), (2, true)] {
         let wanted = sampling(k, entropies);
         let good = || completion(0, 3, FinishReason::Unfinished, &wanted);
@@ -67,7 +67,7 @@ fn a_completion_is_whole_with_each_column_of_its_length() {
 }
 
 #[test]
-fn what_cannot_be_continued_is_told() {
+fn completions_that_cannot_be_continued_are_errors() {
     let wanted = Arc::new(sampling(0, false));
     let check = |so_far: Vec<Completion>, until: Option<usize>, max_model_len: usize| {
         let request = Request::new(GroupId(9), Prompt::new([1, 2, 3]), 3, wanted.clone());
@@ -89,7 +89,7 @@ fn what_cannot_be_continued_is_told() {
     assert_eq!(told(of([(2, stop), (5, stop), (1, FinishReason::Length)]), None, 100), "all of them have ended");
     let mut lacking = good();
     lacking[1].sampled.pop();
-    assert_eq!(told(lacking, None, 100), "number 1 lacks what is recorded of each token");
+    assert_eq!(told(lacking, None, 100), "number 1 lacks the records of its tokens");
     assert_eq!(told(of([(2, stop), (0, open), (1, open)]), None, 100), "number 1 has no token, and is not finished");
     assert_eq!(check(of([(0, stop), (5, open), (1, open)]), None, 100), Ok(()));
     let full = "number 1 is as long as it may become, and is not finished";

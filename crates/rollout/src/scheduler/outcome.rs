@@ -38,8 +38,8 @@ impl Scheduler {
             let version = self.model_of(id).map_or(Updates(0), ModelVersion::trained);
             let s = &mut self.sequences[id];
             let over = matches!(s.state, State::Paused | State::Finished(_));
-            // Of a running sequence the row that this came from was of a known token; others are drawn for from the
-            // row of their group's prompt.
+            // The row of a running sequence's draw was of a known token; other sequences are drawn from the row of
+            // their group's prompt.
             let known = draw.at == s.known().len() && (s.state != State::Running || draw.at <= s.computed);
             if over || !known {
                 continue;

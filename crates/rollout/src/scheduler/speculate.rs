@@ -69,7 +69,7 @@ impl Scheduler {
         if let Some((of, from)) = place {
             let text = self.text(s.group, of).unwrap_or_default();
             for at in from..from + length {
-                // Of its own text a guess continues in itself: what repeats, keeps repeating.
+                // A guess that reaches the end of its own text continues in itself, as a repetition.
                 let next = match text.get(at) {
                     Some(&next) => next,
                     None if of as usize == id => drafts.guess[at - text.len()],

@@ -91,7 +91,7 @@ fn a_prompt_is_cut_only_if_it_may_be() {
 }
 
 #[test]
-fn a_prompt_computed_again_gives_nothing_to_what_has_begun() {
+fn a_prompt_computed_again_gives_nothing_to_begun_completions() {
     let mut s = scheduler(10, &[70], 2, true);
     let (mut chunks, mut copies) = (Vec::new(), Vec::new());
     s.schedule(&mut chunks, &mut copies);
@@ -153,13 +153,13 @@ fn paused_sequences_give_their_pages_rather_than_stop_all_others() {
 }
 
 #[test]
-fn an_extended_sequence_keeps_its_pages_and_loses_them_to_what_runs() {
+fn an_extended_sequence_keeps_its_pages_until_running_ones_need_them() {
     let mut s = scheduler(3, &[60, 60], 1, false);
     step(&mut s);
     s.pause(0);
     s.extend(0, &[7, 8, 9]);
     assert_eq!(step(&mut s), [(1, 60, 61), (0, 60, 64)], "the token that was drawn and the new ones");
-    // Both want a second page, and there is one.
+    // Both want a second page, and only one is free.
     s.pause(0);
     s.extend(0, &[]);
     s.limits.max_num_seqs = 1;
@@ -190,7 +190,7 @@ fn a_step_is_of_one_base_the_oldest_running_one() {
 }
 
 #[test]
-fn what_was_cancelled_is_gone_from_every_list() {
+fn a_cancelled_sequence_is_in_no_list() {
     for sharing in [false, true] {
         let mut s = scheduler(20, &[], 1, false);
         let request = |len: usize| {

@@ -13,7 +13,7 @@ fn draft(s: &mut Sequence, tokens: &[u32]) {
 }
 
 #[test]
-fn a_token_that_was_guessed_stays_and_another_removes_the_guesses() {
+fn a_guessed_token_stays_and_another_one_removes_the_guesses() {
     let mut s = sequence(&[1, 2]);
     assert_eq!((s.known(), s.completion(), s.uncomputed(), s.generation()), (&[1, 2][..], &[][..], 2, 3));
     assert!(!s.push(7, -0.5, true, Updates(4)));
@@ -78,7 +78,7 @@ fn a_completion_continues_as_if_it_had_never_stopped() {
     let mut ended = sequence(&[1, 2]);
     ended.continue_from(&Completion { finish_reason: FinishReason::Stop, ..completion });
     assert_eq!(ended.state, State::Finished(FinishReason::Stop));
-    // Without records beside the log-probabilities there are no columns for them.
+    // Without other records than log-probabilities there are no other columns.
     let mut plain = sequence(&[1]);
     plain.push(7, -0.5, true, Updates(0));
     plain.state = State::Finished(FinishReason::Length);

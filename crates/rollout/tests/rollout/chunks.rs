@@ -1,5 +1,5 @@
-//! Completions that are made in chunks: with the same weights they have the bits of ones that never stopped, whatever
-//! the sampling and whatever the engine does beside; with others, each token is of the weights of its place.
+//! Completions generated in chunks: with the same weights they have the bits of completions without a stop, for any
+//! sampling and any other load; with changing weights, each token has the weights of its chunk.
 
 use crate::engine::{Letters, VOCAB, sampling, small};
 use crate::serving::{caching, run};
@@ -22,7 +22,7 @@ fn load(sampling: &SamplingParams) -> Vec<Request> {
     requests(&[prompt(VOCAB, 0, 70), prompt(VOCAB, 1, 5), prompt(VOCAB, 2, 64)], 3, sampling.clone())
 }
 
-/// The groups of `requests`, stopped after each `chunk` tokens; `weights` of each chunk, the last for what is left.
+/// The groups of `requests`, stopped after each `chunk` tokens; `weights` per chunk, the last ones for the rest.
 fn in_chunks(
     engine: &mut Engine,
     weights: &mut dyn FnMut(usize) -> Models<'static>,
@@ -52,7 +52,7 @@ fn in_chunks(
 }
 
 #[test]
-fn what_stops_after_some_tokens_has_the_bits_of_what_never_stops() {
+fn chunks_have_the_bits_of_completions_without_a_stop() {
     let (ctx, weights) = small();
     let weights: &'static Weights = Box::leak(Box::new(weights));
     let plain = || sampling(40);
@@ -82,7 +82,7 @@ fn what_stops_after_some_tokens_has_the_bits_of_what_never_stops() {
                 let mut same = |_| Models::from(weights);
                 let mut made = in_chunks(&mut engine, &mut same, load(&sampling), chunk, last);
                 for (made, whole) in made.iter_mut().zip(&whole) {
-                    // What has ended before the last chunk is not asked for again.
+                    // Completions that ended before the last chunk are not requested again.
                     made.prompt_columns = whole.prompt_columns.clone();
                     reasons.extend(made.completions.iter().map(|c| (c.finish_reason, c.ids.len())));
                 }
@@ -134,7 +134,7 @@ fn each_token_is_of_the_weights_of_its_place() {
 }
 
 #[test]
-fn what_cannot_be_continued_is_refused() {
+fn unfit_completions_are_refused() {
     let (ctx, weights) = small();
     let mut engine = poisoned(&ctx, &weights, roomy(200));
     let request = || Request { until: Some(4), ..load(&sampling(40)).swap_remove(1) };

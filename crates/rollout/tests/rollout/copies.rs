@@ -1,4 +1,4 @@
-//! What passes between the host and a device: on the checked device, where nothing passes unseen.
+//! Copies between the host and a device, on the checked device, which counts all of them.
 
 use crate::*;
 use kernels::Copies;
@@ -51,7 +51,7 @@ fn a_decode_step_copies_once_each_way() {
         let Copies { to_device, to_device_bytes, to_host, to_host_bytes, .. } = ctx.memory().copies() - before;
         assert_eq!((to_device, to_host), (1, 1), "step {steps}");
         if steps > 0 {
-            // Of each sequence: token, position, table, two of its write, the row to sample from, and one page; then a
+            // For each sequence: token, position, table, two of its write, the row to sample from, and one page; then a
             // token and its log-probability.
             assert_eq!((to_device_bytes, to_host_bytes), (4 * 4 * 7, 4 * 4 * 2), "step {steps}");
         }
@@ -60,12 +60,12 @@ fn a_decode_step_copies_once_each_way() {
     assert_eq!(steps, 12);
 }
 
-/// Also of draws that are truncated and penalised: what they are drawn with is in the step's one copy.
+/// Also for truncated and penalised draws: their parameters are in the step's one copy.
 #[test]
 fn so_it_does_on_emulated_cuda_with_one_wait_and_as_many_launches_as_it_has_operations() {
     let Some(ctx) = emulated() else { return };
     let weights = qwen3(&ctx, 24, LAYERS, VOCAB);
-    // Of a layer: a norm, q, k and v, their norms, rope, the write to pages, attention, its matmul; a norm, gate and
+    // In a layer: a norm, q, k and v, their norms, rope, the write to pages, attention, its matmul; a norm, gate and
     // up, their activation, down.
     const LAYER: u64 = 7 + 4;
     // Embedding and the last norm, the rows that are drawn from, their logits, statistics, the draw.

@@ -1,4 +1,4 @@
-//! What the engine promises about one completion, and about its pages.
+//! The engine's promises about one completion and about its pages.
 
 use crate::*;
 use rollout::{Detokenize, Error, FinishReason};
@@ -84,7 +84,7 @@ fn requests_that_cannot_be_served_are_refused() {
 
 /// A refused request, or one that a kernel refuses in the middle, takes those with it that were accepted before it.
 #[test]
-fn of_a_call_that_fails_nothing_stays() {
+fn a_failed_call_leaves_nothing() {
     let (ctx, weights) = small();
     let prompts = [prompt(VOCAB, 0, 70), prompt(VOCAB, 1, 5)];
     let whole =
@@ -136,7 +136,7 @@ fn all_pages_come_back() {
     }
 }
 
-/// Noise is named by seed, rollout, generation and token: not by what runs beside it.
+/// Noise depends on seed, rollout, generation and token, not on other sequences.
 #[test]
 fn noise_comes_from_identity() {
     let (ctx, weights) = small();
@@ -174,7 +174,7 @@ fn generate_by_steps<'a>(
     groups
 }
 
-/// Publishing weights in the middle makes all keys and values stale; every token tells its version.
+/// Publishing weights in the middle makes all keys and values stale; every token records its version.
 #[test]
 fn a_new_version_of_the_weights_is_used_at_once() {
     let (ctx, weights) = small();
@@ -214,7 +214,7 @@ fn keys_and_values_of_older_weights_are_computed_again() {
     assert_eq!(generate(false), generate(true));
 }
 
-/// A flag set from outside ends a generation before its next step; what was begun is forgotten, with its pages.
+/// A flag set from outside ends a generation before its next step, and drops its sequences with their pages.
 #[test]
 fn a_stop_leaves_an_engine_that_can_continue() {
     let (ctx, weights) = small();
@@ -225,8 +225,8 @@ fn a_stop_leaves_an_engine_that_can_continue() {
     engine.stop_with(stopped.clone());
     let mut mixed = requests(&prompts, 2, sampling(10));
     mixed[1].sampling = Arc::new(sampling(3));
-    let said = engine.generate_with(&weights, mixed, |_| stopped.store(true, Ordering::Relaxed));
-    assert!(matches!(said, Err(Error::Stopped)), "{said:?}");
+    let ended = engine.generate_with(&weights, mixed, |_| stopped.store(true, Ordering::Relaxed));
+    assert!(matches!(ended, Err(Error::Stopped)), "{ended:?}");
     assert_eq!((engine.free_blocks(), engine.is_idle()), (engine.config().kv_blocks, true));
     stopped.store(false, Ordering::Relaxed);
     let again = engine.generate(&weights, requests(&prompts, 2, sampling(10))).unwrap();
@@ -299,7 +299,7 @@ fn a_paused_sequence_may_end() {
     assert_eq!((engine.free_blocks(), engine.is_idle()), (engine.config().kv_blocks, true));
 }
 
-/// Penalty and truncation change what is drawn, and not what is recorded.
+/// Penalty and truncation change the drawn tokens, not their recorded log-probabilities.
 #[test]
 fn recorded_log_probabilities_are_those_of_all_logits() {
     let (ctx, weights) = small();

@@ -1,4 +1,4 @@
-//! The engine as a whole: what it gives may depend on nothing but weights, prompts, sampling and seed, and its
+//! The complete engine: its results depend only on weights, prompts, sampling and seed, and its
 //! log-probabilities are the trainer's, bit for bit.
 
 mod chunks;
@@ -120,7 +120,7 @@ fn recorded(groups: &[RolloutGroup]) -> Vec<f32> {
     completions(groups).flat_map(Completion::logps).copied().collect()
 }
 
-/// How the trainer lays out what it scores.
+/// The trainer's layout for scoring.
 #[derive(Clone, Copy, Debug)]
 enum Layout {
     /// All groups in one batch, the prompt of each computed once.

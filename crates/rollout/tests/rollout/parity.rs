@@ -4,7 +4,7 @@
 use crate::*;
 use kernels::check::with_flush_to_zero;
 
-/// What is generated, and how large the engine may be.
+/// The requests and the engine's size.
 struct Load {
     prompts: Vec<Arc<Prompt>>,
     generations: usize,
@@ -99,8 +99,7 @@ fn matrix_on<'a>(
     compared
 }
 
-/// Every instruction set sees the whole matrix; portable code, which is slow where it emulates fused products, with
-/// fewer tokens.
+/// Every instruction set runs the full matrix; portable code, which emulates fused products slowly, with fewer tokens.
 fn all_isas(weights: &Weights) {
     let vocab = weights.config.vocab_size;
     for isa in Isa::present() {
@@ -152,7 +151,7 @@ fn the_pretrained_stories() {
     matrix(&weights, &load, Isa::PORTABLE, &[3], &[1], &[0.7]);
 }
 
-/// Real weights see two sizes of batches and one temperature. Random ones see the whole matrix.
+/// Real weights run with two sizes of batches and one temperature, random ones with the full matrix.
 fn trained(weights: &Weights) {
     for isa in Isa::present().into_iter().filter(|&isa| isa != Isa::PORTABLE) {
         let load = Load::new(weights.config.vocab_size, &[61, 5, 30, 9], 16, 10, 4);
@@ -186,7 +185,7 @@ fn bites(weights: &Weights) {
     }
 }
 
-/// Prefill in chunks or at once, decoding beside others or alone, on pages that are shared, copied or taken away.
+/// Prefill in chunks or at once, decoding with others or alone, on pages that are shared, copied or taken away.
 #[test]
 fn on_emulated_cuda() {
     let Some(ctx) = emulated() else { return };

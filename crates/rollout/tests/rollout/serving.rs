@@ -1,5 +1,5 @@
-//! The engine as a server uses it: requests that come and go, several adapters and versions at once, prefixes that
-//! others computed, conversations of several turns. None of it changes a bit.
+//! The engine as a server uses it: requests that come and go, several adapters and versions at once, cached prefixes,
+//! conversations of several turns. The bits stay the same.
 
 use crate::engine::{VOCAB, sampling, small};
 use crate::*;
@@ -68,8 +68,8 @@ fn tokens_are_seen_as_they_are_drawn() {
     assert!(engine.drawn().is_empty());
 }
 
-/// At every step of a load that preempts, shares and pauses: whoever is cancelled leaves nothing, and others' bits are
-/// those that they have without.
+/// At every step of a load that preempts, shares and pauses, a cancelled request leaves nothing, and the bits of others
+/// do not change.
 #[test]
 fn cancelling_at_any_step_gives_every_page_back() {
     let (ctx, weights) = small();
@@ -283,7 +283,7 @@ fn a_shared_prefix_is_computed_once() {
 /// Plays `turns` turns of a conversation, of which each is paused at its end and extended by what the user says.
 pub(crate) fn conversation(engine: &mut Engine, weights: &Weights, turns: usize) -> (RolloutGroup, Vec<Counters>) {
     let mut counters = vec![engine.counters()];
-    let mut said = 0;
+    let mut turn = 0;
     loop {
         let mut ended = Vec::new();
         while !engine.is_idle() {
@@ -295,19 +295,19 @@ pub(crate) fn conversation(engine: &mut Engine, weights: &Weights, turns: usize)
         }
         let paused: Vec<SequenceId> = engine.paused().iter().map(|p| p.0).collect();
         for id in paused {
-            said += 1;
-            let end = said == turns;
-            assert!(if end { engine.finish(id) } else { engine.extend(id, &prompt(VOCAB, said, 20).ids) });
+            turn += 1;
+            let end = turn == turns;
+            assert!(if end { engine.finish(id) } else { engine.extend(id, &prompt(VOCAB, turn, 20).ids) });
             assert!(!end || !engine.extend(id, &[1]), "it has ended");
         }
-        if said == turns {
+        if turn == turns {
             let group = engine.step(weights).unwrap().pop().unwrap();
             return (group, counters);
         }
     }
 }
 
-/// A turn computes what was said since the last one, and nothing else; its bits are those of a prefill of everything.
+/// A turn computes only tokens since the last one; its bits are those of a prefill of everything.
 #[test]
 fn a_turn_computes_only_its_new_tokens() {
     let (ctx, weights) = small();
@@ -330,14 +330,14 @@ fn a_turn_computes_only_its_new_tokens() {
     // All but the last token, each once.
     let total = first.ids.len() + c.ids.len() - 1;
     assert_eq!(counters.last().unwrap().computed_tokens as usize, total);
-    // The trainer computes the whole at once.
+    // The trainer computes everything at once.
     let trainer = scored(&ctx, (&weights).into(), std::slice::from_ref(&group), 1.0, Layout::Shared);
     for ((trainer, recorded), sampled) in trainer.iter().zip(c.logps()).zip(&c.sampled) {
         assert_eq!(if *sampled { trainer.to_bits() } else { 0 }, recorded.to_bits());
     }
     assert_eq!(engine.free_blocks(), engine.config().kv_blocks);
 
-    // Others need the pages of the one that pauses: it loses them, and has the same bits.
+    // Other sequences need the pages of the paused one: it loses them, and has the same bits.
     let mut engine = poisoned(&ctx, &weights, EngineConfig { kv_blocks: 9, ..roomy(512) });
     submit(&mut engine);
     let mut crowded = None;
@@ -346,8 +346,8 @@ fn a_turn_computes_only_its_new_tokens() {
             crowded = engine.step(&weights).unwrap().pop();
         }
         let Some(&(id, ..)) = engine.paused().first() else { break };
-        let said = 1 + engine.paused()[0].3.iter().zip(&c.ids).take_while(|(a, b)| a == b).count();
-        let turn = c.sampled[..said - 1].windows(2).filter(|pair| pair[0] && !pair[1]).count() + 1;
+        let drawn = 1 + engine.paused()[0].3.iter().zip(&c.ids).take_while(|(a, b)| a == b).count();
+        let turn = c.sampled[..drawn - 1].windows(2).filter(|pair| pair[0] && !pair[1]).count() + 1;
         engine.submit(request(9, &prompt(VOCAB, 50 + turn, 500), 1, sampling(5))).unwrap();
         run(&mut engine, &weights);
         if turn == TURNS {

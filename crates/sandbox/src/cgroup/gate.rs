@@ -26,7 +26,7 @@ impl Gate {
         let mode = 0o644;
         rustix::fs::mkfifoat(rustix::fs::CWD, &path, rustix::fs::Mode::from_raw_mode(mode))?;
         std::fs::set_permissions(&path, Permissions::from_mode(mode))?;
-        // Opened for both, as opening for writing alone waits for the reader.
+        // Opened for both: opening only for writing would wait for the reader.
         let pipe = File::options().read(true).write(true).open(&path)?;
         Ok(Gate { path, pipe, _directory: directory })
     }

@@ -1,12 +1,12 @@
-//! Limits the memory of a program with a control group (cgroup v2) of its own, where one may be made.
+//! Limits the memory of a program with its own control group (cgroup v2), if this process may make one.
 //!
 //! The kernel gives a cgroup that contains processes no children with a memory limit, and this process does not move
-//! itself. So the cgroup of a program is made beside the one of this process, in their parent. That needs four things:
+//! itself. So the cgroup of a program is a sibling of this process's cgroup. That needs four things:
 //! the parent passes the memory controller on; this process may make a cgroup there; it may move a process into it; and
-//! its own cgroup has no limit, which a program beside it would leave. Else memory is watched (`memory`).
+//! its own cgroup has no limit, which the program would escape. Else memory is watched (`memory`).
 //!
 //! A program waits at a [`Gate`] until it has been moved. Its cgroup stays locked while this process uses it. If
-//! another process can take the lock, the owner is gone, and the other process removes the cgroup before it makes its
+//! another process can take the lock, the owner has ended, and the other process removes the cgroup before it makes its
 //! own.
 
 mod gate;
@@ -33,7 +33,7 @@ const REMOVE_TIMEOUT: Duration = Duration::from_secs(2);
 /// How many names are tried for a cgroup.
 const NAMES: usize = 100;
 
-/// What a process knows about its cgroups, and the two operations in which a cgroup differs from a directory of files.
+/// The cgroups of a process, and the two operations in which a cgroup differs from a directory of files.
 #[derive(Clone)]
 pub struct Roots {
     /// The text of `/proc/self/cgroup`.
@@ -65,7 +65,7 @@ pub struct Cgroups {
 }
 
 impl Cgroups {
-    /// The place beside the cgroup of this process, which is tried; or why there is none.
+    /// The parent of this process's cgroup, if a trial cgroup in it works; else the reason.
     pub fn find(roots: &Roots) -> std::result::Result<Cgroups, &'static str> {
         let path = roots.own.lines().find_map(|line| line.strip_prefix("0::"));
         let path = path.ok_or("this process is in no cgroup v2")?;
@@ -81,15 +81,15 @@ impl Cgroups {
             let value = value.split_whitespace().next().unwrap_or_default();
             !value.is_empty() && value != *unset
         }) {
-            return Err("this process's cgroup has a limit, which programs beside it would leave");
+            return Err("this process's cgroup has a limit, which programs outside of it would escape");
         }
         let cgroups = Cgroups { parent, make: roots.make, remove: roots.remove };
         cgroups.sweep();
-        cgroups.check().map_err(|_| "a process cannot be moved into a new cgroup beside this process's")?;
+        cgroups.check().map_err(|_| "a process cannot be moved into a new sibling of this process's cgroup")?;
         Ok(cgroups)
     }
 
-    /// Removes the cgroups that processes of this program left and that are gone.
+    /// Removes the cgroups of ended processes of this program.
     fn sweep(&self) {
         let entries = fs::read_dir(&self.parent).into_iter().flatten().flatten();
         for entry in entries.filter(|entry| is_ours(&entry.file_name().to_string_lossy())) {
@@ -123,7 +123,7 @@ impl Cgroups {
         let gate = Some(Gate::new()?);
         for path in (0..NAMES).map(|_| self.parent.join(name())) {
             match (self.make)(&path) {
-                // Of a killed process with the same number.
+                // Left by a killed process with the same id.
                 Err(error) if error.kind() == ErrorKind::AlreadyExists => continue,
                 made => made?,
             }
@@ -141,7 +141,7 @@ impl Cgroups {
     }
 }
 
-/// Locks the directory of a cgroup, unless somebody else has it or it is gone.
+/// Locks the directory of a cgroup, unless another process has the lock or the directory is gone.
 fn locked(path: &Path) -> Option<File> {
     let file = File::open(path).ok()?;
     (file.try_lock().is_ok() && path.exists()).then_some(file)

@@ -1,4 +1,4 @@
-//! A made-up tree of files in the place of cgroups: the kernel's part (limits, kills) is not tested.
+//! A tree of ordinary files in place of cgroups: the kernel's part (limits, kills) is not tested.
 
 use super::*;
 use crate::judge::tests::{escapes::isolations, judge_in, scored_by};
@@ -57,7 +57,7 @@ impl Tree {
         names
     }
 
-    /// What a file contained in each cgroup that was removed, without those that were made to try it.
+    /// The contents of a file in each removed cgroup, without trial cgroups.
     fn ended(&self, file: &str) -> Vec<String> {
         let entries = fs::read_dir(self.directory.path().join("a tree")).unwrap().map(|entry| entry.unwrap().path());
         let ended: Vec<PathBuf> = entries.filter(|path| !path.ends_with("parent")).collect();
@@ -81,7 +81,7 @@ fn make(path: &Path) -> Result<()> {
         ("pids.max", "max\n"),
     ] {
         fs::write(path.join(name), text)?;
-        // Programs write here what the kernel would, whoever they are.
+        // Programs of any user write here in place of the kernel.
         fs::set_permissions(path.join(name), fs::Permissions::from_mode(0o666))?;
     }
     Ok(())
@@ -132,7 +132,7 @@ echo 104857600 >memory.peak";
     assert_eq!(String::from_utf8(outcome.stdout).unwrap(), format!("{}\nend\n", tree.parent().display()));
 }
 
-/// However long the move takes: here it lasts until somebody reads what is written.
+/// The move may take any time: here it lasts until the written number is read.
 #[test]
 fn a_program_waits_until_it_has_been_moved() {
     let tree = Tree::new();
@@ -144,7 +144,7 @@ fn a_program_waits_until_it_has_been_moved() {
     };
     sandbox.cgroups = Ok(Cgroups { make, ..tree.cgroups() });
     std::thread::scope(|scope| {
-        // Its input comes later. In quotes, as the sandbox has another `/tmp/`.
+        // Its input comes later. The path is quoted, since the sandbox has another `/tmp/`.
         let parent = tree.parent().display().to_string().replace("/tmp/", "/t''mp/");
         let script = format!("cd '{parent}'/lockstep-code-*; echo $$ >memory.peak; echo $$");
         let outcome = {
@@ -187,7 +187,7 @@ fn scored(sandbox: Sandbox, source: &str, tests: Value) -> (Option<f64>, String,
     (scores.values[0], failures[0].clone(), judge.peak_bytes() as f64 / f64::from(1 << 20))
 }
 
-/// The same words as when memory is watched, for programs and for functions; and what was measured is reported.
+/// The message is the same as with watched memory, for programs and for functions; the measured memory is reported.
 #[test]
 fn a_judge_names_the_limit_and_reports_what_was_measured() {
     if !installed(&["prlimit", "python3"]) {
@@ -206,14 +206,14 @@ def f(parent):
     let whole = (format!("{ends}f(input())"), json!([{"input": parent, "output": "8"}]));
     let function = (ends.to_owned(), json!([format!("assert f({parent:?}) == 8")]));
     for (source, tests) in [whole, function] {
-        let said = "test 1: used more than 512 MiB of memory".to_owned();
-        assert_eq!(scored(tree.sandbox(Isolation::Nothing), &source, tests), (Some(0.0), said, 512.0));
+        let message = "test 1: used more than 512 MiB of memory".to_owned();
+        assert_eq!(scored(tree.sandbox(Isolation::Nothing), &source, tests), (Some(0.0), message, 512.0));
     }
 }
 
-/// Where memory is watched, it is measured, too.
+/// Watched memory is measured, too.
 #[test]
-fn what_the_watch_measures_is_reported() {
+fn watched_memory_is_reported() {
     if !installed(&["prlimit", "python3"]) {
         return;
     }
@@ -260,7 +260,7 @@ fn programs_of_each_isolation_start_in_cgroups() {
 }
 
 #[test]
-fn what_a_killed_process_left_is_swept() {
+fn cgroups_of_a_killed_process_are_removed() {
     let tree = Tree::new();
     let left = ["lockstep-code-1-0", "lockstep-code-2-0", "lockstep-code-3", "lockstep-code-x-1", "lockstep.scope"];
     for name in left {
@@ -274,7 +274,7 @@ fn what_a_killed_process_left_is_swept() {
     assert_eq!(tree.ended("cgroup.kill"), ["1"]);
     drop(lock);
     // A process that another test is starting has the lock, too, until it runs its program.
-    testing::wait_until("what was left is swept", || {
+    testing::wait_until("the rest is removed", || {
         tree.cgroups();
         tree.names() == left[2..]
     });
@@ -327,7 +327,7 @@ fn without_one_of_the_conditions_memory_is_watched() {
             Sandbox::with("bwrap", kind).that_works(cgroups).unwrap()
         };
         assert_eq!(sandbox(Err("why")).name(), format!("{isolation} and seccomp, memory watched (why)"));
-        // One that was there is gone, or programs cannot wait there.
+        // A cgroup parent that has vanished, or in which programs cannot wait.
         let cgroups = Tree::new().cgroups();
         let watched = sandbox(Ok(cgroups));
         assert!(watched.name().ends_with("memory watched (programs do not start in one)"), "{}", watched.name());
@@ -340,9 +340,9 @@ fn make_without(path: &Path, name: &str) -> Result<()> {
     fs::remove_file(path.join(name))
 }
 
-/// A cgroup that can no longer be made is no failure of a program.
+/// A cgroup that can no longer be made is not a failure of a program.
 #[test]
-fn a_cgroup_that_is_lost_is_no_zero() {
+fn a_lost_cgroup_gives_no_zero() {
     let tree = Tree::new();
     let sandbox = tree.sandbox(Isolation::Nothing);
     fs::remove_dir_all(tree.parent()).unwrap();
@@ -350,7 +350,7 @@ fn a_cgroup_that_is_lost_is_no_zero() {
     assert!(sandbox.run(directory().unwrap().path(), &words, b"", LIMITS).is_err());
 }
 
-/// Whatever this machine has, looking for it leaves nothing behind.
+/// The search on this machine leaves nothing behind, whatever it finds.
 #[test]
 fn this_machine_is_looked_at() {
     if let Ok(cgroups) = Cgroups::find(&Roots::of_this_process()) {

@@ -1,4 +1,4 @@
-//! What programs can do, and above all what they cannot. Needs bubblewrap, and the languages' programs under /usr.
+//! The abilities of programs, and their limits. Needs bubblewrap, and the languages' programs under /usr.
 
 use super::*;
 use crate::sandbox::Isolation;
@@ -70,7 +70,7 @@ pub(crate) fn doubled() -> Value {
     json!([{"input": "4\n", "output": "8\n"}, {"input": "-3\n", "output": "-6"}])
 }
 
-/// As root, runs a test that is ignored once more as an ordinary user; what it printed.
+/// As root, runs an ignored test as an ordinary user; returns its output.
 pub(crate) fn again_as_an_ordinary_user(test: &str) -> String {
     use std::os::unix::process::CommandExt;
     if !rustix::process::geteuid().is_root() {
@@ -172,7 +172,7 @@ print('done')";
     assert_eq!(scores.values, [Some(1.0)], "{failures:?}");
 }
 
-/// Whether this kernel has landlock; else the test is skipped, which is said.
+/// Whether this kernel has landlock; else the test is skipped with a message.
 fn confines() -> bool {
     use landlock::{ABI, Access, AccessFs, CompatLevel, Compatible, Ruleset, RulesetAttr};
     let rules = Ruleset::default().set_compatibility(CompatLevel::HardRequirement);
@@ -196,7 +196,7 @@ fn attack(bwrap: &str) {
     let read_secret = format!("print(open({:?}).read())", secret.display().to_string());
     let write_outside = format!("open({:?}, 'w').write('x')\nprint(8)", home.path().join("new").display().to_string());
     let connect = format!("import socket\ns = socket.socket()\ns.connect(('127.0.0.1', {port}))\nprint(8)");
-    // If what is attempted succeeds, the right answer is printed.
+    // The right answer is printed if the attempt succeeds.
     let attacks = [
         ("memory bomb", "x = []\nwhile True:\n    x.append(bytearray(1 << 24))"),
         ("full disk", "n = 0\nwhile True:\n    open(f'/tmp/{n}', 'wb').write(bytes(1 << 23))\n    n += 1"),
@@ -242,7 +242,7 @@ fn attack(bwrap: &str) {
     let place = |name: &str| names.iter().position(|own| *own == name).unwrap();
     assert_eq!(failures[place("loop without SIGTERM")], "test 1: timed out");
     assert_eq!(scores.timed_out, failures.iter().filter(|failure| failure.ends_with("timed out")).count());
-    // What meets a limit ends by itself, and how is seen where a busy machine has the time for it.
+    // A program at a limit ends; the reason is seen if a busy machine has the time for it.
     let limited = ["endless output", "memory bomb", "full disk"].map(|name| programs[place(name)]);
     let options = json!({"language": "python", "timeout_s": 60.0, "bwrap": bwrap});
     let (_, failures) = score(options, &limited, &tests);
@@ -263,7 +263,7 @@ fn running(mark: &str) -> usize {
     lines.filter(|line| String::from_utf8_lossy(line).contains(mark)).count()
 }
 
-/// Whether they end: those that are killed take a moment.
+/// Whether the processes end: killed ones take a moment.
 fn none_is_left(mark: &str) -> bool {
     testing::wait_until("the killed programs end", || running(mark) == 0);
     true
@@ -305,7 +305,7 @@ fn a_source_is_compiled_once() {
 }
 
 #[test]
-fn what_cannot_be_scored_is_no_zero() {
+fn a_program_that_cannot_be_judged_gives_no_zero() {
     if !installed(&["bwrap", "python3"]) {
         return;
     }
@@ -346,7 +346,7 @@ fn forbidden_bwrap(directory: &Path) -> String {
     path.display().to_string()
 }
 
-/// Without bubblewrap the message says what to do; landlock and seccomp are taken where they are.
+/// Without bubblewrap the message says what to do; landlock and seccomp are used if they exist.
 #[test]
 fn without_bubblewrap_there_is_landlock_or_nothing_is_run() {
     let check = |bwrap: &str| Sandbox::with(bwrap, Isolation::Bubblewrap).check(&[]).unwrap_err();
@@ -395,9 +395,9 @@ fn confined_programs_run() {
     }
 }
 
-/// One that stops working during a run is no failure of a program.
+/// Isolation that stops working during a run is not a failure of a program.
 #[test]
-fn isolation_that_is_lost_is_no_zero() {
+fn lost_isolation_gives_no_zero() {
     if !installed(&["bwrap", "python3"]) {
         return;
     }
@@ -412,7 +412,7 @@ fn isolation_that_is_lost_is_no_zero() {
     assert!(scores.problems[0].contains("No permissions"), "{}", scores.problems[0]);
 }
 
-/// If that is asked for, and there is no isolation, programs are run with limits alone, and to their end.
+/// With `unsafe_no_sandbox` and without isolation, programs run with limits only, and to their end.
 #[test]
 fn unsafe_no_sandbox_runs_without_isolation() {
     if !installed(&["prlimit", "python3"]) {
@@ -455,7 +455,7 @@ fn an_ordinary_user_is_isolated_too() {
             let errors = String::from_utf8_lossy(&output.stderr);
             assert!(output.status.success() && text.contains("test result: ok. 1"), "{text}{errors}");
         }
-        // The directory of this program may be root's alone.
+        // Only root may have access to the directory of this program.
         Err(error) => eprintln!("skipped: {error}"),
     }
 }

@@ -3,7 +3,7 @@ use std::io::{BufRead, BufReader};
 use std::os::unix::process::CommandExt;
 use std::process::{Child, Command, Stdio};
 
-/// A shell that leads a process group and waits, once it has done what `first` says.
+/// A shell that leads a process group, runs `first` and then waits.
 struct Waiting(Child);
 
 impl Waiting {
@@ -85,7 +85,7 @@ fn sockets_are_counted() {
     assert_eq!(shared_memory(&[shell.id(), u32::MAX]), 0);
 }
 
-/// Another file system than that of the sandbox is none of the program's.
+/// A file system other than the sandbox's does not count.
 #[test]
 fn files_count_where_the_size_is_the_sandboxs() {
     let tmp = rustix::fs::statvfs("/tmp").unwrap();
@@ -119,7 +119,7 @@ fn a_program_is_a_group_or_a_tree_of_processes() {
     assert!(rows.iter().all(|row| row.group == 9) && !table.rows.iter().any(|row| (1..=5).contains(&row.process)));
 }
 
-/// What is read anew has the memory of the members, and not what was there before this process.
+/// A new table has the memory of the members, without processes that are older than this one.
 #[test]
 fn the_table_has_the_processes_that_are_there() {
     let (shell, other) = (Waiting::new(""), Waiting::new(""));
@@ -130,7 +130,7 @@ fn the_table_has_the_processes_that_are_there() {
     assert!(found.memory.is_some_and(|bytes| bytes > 0) && table.older.contains(&1));
     let others = |process| table.rows.iter().find(|row| row.process == process).map(|row| row.memory);
     assert_eq!((others(other.id()), others(1)), (Some(None), None));
-    // What was started first comes last.
+    // The first process that was started comes last.
     let place = |process| table.rows.iter().position(|row| row.process == process).unwrap();
     assert!(place(other.id()) < place(shell.id()) || other.id() < shell.id());
     assert!(table.taken.is_some());
@@ -190,7 +190,7 @@ fn threads_above_the_limit_are_believed_at_the_second_time() {
 }
 
 #[test]
-fn what_is_stopped_goes_on_afterwards() {
+fn stopped_processes_continue_afterwards() {
     let shell = Waiting::new("");
     let until = |stopped: bool| {
         let state = || fs::read_to_string(format!("/proc/{}/stat", shell.id())).unwrap().contains(") T ");

@@ -88,7 +88,7 @@ pub(super) enum Built {
     Not { why: NotBuilt, words: String },
 }
 
-/// Settings of the build, beside the solution and its tests.
+/// Settings of the build, besides the solution and its tests.
 #[derive(Clone, Copy)]
 pub(super) struct How {
     /// Whether each ill-typed definition is counted, instead of stopping at the first.
@@ -123,12 +123,12 @@ pub(super) fn build(
     let words = [&format!("{JOB}/tool"), &format!("{JOB}/."), count, strict].map(str::to_owned);
     let outcome = sandbox.run(job.path(), &words, b"", limits)?;
     match outcome.end {
-        End::Stopped => return Err(std::io::Error::other("nobody waits for its score any more")),
+        End::Stopped => return Err(std::io::Error::other("its score is no longer needed")),
         End::Exit(NOT_STARTED | NOT_FOUND) => return Err(std::io::Error::other(outcome.words())),
         _ => {}
     }
     let Some(report) = Report::read(&outcome.stdout).filter(|_| outcome.end == End::Exit(0)) else {
-        // The tool always says how far it came; only a source can take all its time or memory.
+        // The tool always reports its progress; only a source can take all its time or memory.
         sandbox.still_works(&outcome)?;
         return Ok(Built::Not { why: NotBuilt::TooMuch, words: outcome.words() });
     };
@@ -145,7 +145,9 @@ pub(super) fn build(
             return Ok(Built::Programs { solution, judge, of: report.of, warnings: report.warnings, weak });
         }
         "uncarried" => {
-            return Err(std::io::Error::other(format!("its tests need what cannot be carried to a solution: {words}")));
+            return Err(std::io::Error::other(format!(
+                "its tests need something that cannot be passed to a solution: {words}"
+            )));
         }
         status => match status.strip_prefix("types").and_then(|n| n.parse().ok()) {
             Some(definitions) => NotBuilt::Types(definitions),
@@ -190,7 +192,7 @@ fn built(limits: Limits, sandbox: &Sandbox) -> std::io::Result<Files> {
         write(job.path(), name, text.as_bytes())?;
     }
     let words = ["/bin/sh", &format!("{JOB}/build.sh")].map(str::to_owned);
-    // It is none of a solution's compiling.
+    // This is not the compilation of a solution.
     let limits = Limits { wall: limits.wall.max(std::time::Duration::from_secs(300)), ..limits };
     let outcome = sandbox.run(job.path(), &words, b"", limits)?;
     let files = files_of(&outcome).ok_or_else(|| {
@@ -232,7 +234,7 @@ pub(super) fn run(
     );
     let outcome = sandbox.run_judged((solution, &words(&solves)), (judge, &words(&judges)), limits)?;
     if outcome.end == End::Stopped {
-        return Err(std::io::Error::other("nobody waits for its score any more"));
+        return Err(std::io::Error::other("its score is no longer needed"));
     }
     let text = String::from_utf8_lossy(&outcome.stdout);
     if !text.lines().any(|line| line == "R ") && outcome.end != End::TimedOut {
@@ -242,8 +244,8 @@ pub(super) fn run(
     verdict(&text, of, &outcome).map_err(|why| std::io::Error::other(format!("its tests cannot be run: {why}")))
 }
 
-/// Why a test that asked the solution, and whose assertions it did not reach, is not passed.
-const UNREACHED: &str = "reached no assertion with what the solution answered";
+/// Why a test is not passed that called the solution and did not reach its assertions.
+const UNREACHED: &str = "reached no assertion with the solution's answers";
 
 fn passed_or_unreached(result: &Option<String>) -> bool {
     matches!(result.as_deref(), Some("" | UNREACHED))
@@ -284,7 +286,7 @@ fn verdict(text: &str, of: usize, outcome: &Outcome) -> Result<Verdict, String> 
     let verdict = |passed, failure| Verdict { passed, of, failure, timed_out, staged: None };
     Ok(match results.iter().position(|result| result.as_deref() != Some("")) {
         None if ended && outcome.end == End::Exit(0) => verdict(of, String::new()),
-        // All are passed, and then it did not end by itself.
+        // All are passed, but the process did not end.
         None => verdict(of.saturating_sub(1), end()),
         Some(first) => {
             let why = results[first].clone().unwrap_or_else(end);

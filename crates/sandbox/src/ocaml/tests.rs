@@ -50,7 +50,7 @@ fn each_solution_of_all_problems_is_scored_by_its_stage() {
     stages(1);
 }
 
-/// Scores the solutions of one problem of so many.
+/// Scores the solutions of every `every`-th problem.
 fn stages(every: usize) {
     if !installed(&["bwrap", "ocamlc"]) {
         return;
@@ -58,7 +58,7 @@ fn stages(every: usize) {
     let problems = problems();
     assert!(problems.len() >= 30 && problems.iter().all(|p| p.tests.len() == 3 && p.solutions.len() == 5));
     let problems: Vec<Problem> = problems.into_iter().step_by(every).collect();
-    // What loops is given less time than what has to end.
+    // Solutions that loop get less time than those that must end.
     for (kinds, timeout_s) in [("RWIU", 30.0), ("L", 2.0)] {
         let (mut rows, mut expected) = (Vec::new(), Vec::new());
         for problem in &problems {
@@ -127,7 +127,7 @@ fn style_and_degenerate_completions_cost() {
     }
 }
 
-/// Texts after a letter and a colon, each with the lines that continue it; what begins with `#` is given as it stands.
+/// Texts after a letter and a colon, each with its continuation lines; a text that begins with `#` stays as it is.
 fn lettered(text: &str) -> Vec<(&str, String)> {
     let mut items: Vec<(&str, String)> = Vec::new();
     for line in text.lines() {
@@ -167,7 +167,7 @@ fn ordinary() -> Vec<(String, [String; 2], Value)> {
     problems
 }
 
-/// Of tests that have a score, how many run with the full guarantee; of solutions that are all right.
+/// The share of scored tests that run with the full guarantee, for correct solutions.
 fn share(scores: &Scores, failures: &[String]) -> f64 {
     let values = scores.values.iter().zip(failures);
     let full = values.filter(|(value, failure)| **value == Some(1.0) && failure.is_empty()).count();
@@ -334,13 +334,13 @@ fn a_name_of_the_standard_library_can_be_asked_for() {
     let options = json!({"language": "ocaml"});
     let (scores, failures) = scored(options.clone(), &[("let max a b = a + b", row.clone()), ("let min = 1", row)]);
     assert_eq!(scores.values, [Some(1.0), Some(0.0)], "{failures:?}");
-    // Tests that cannot be parsed say nothing of the solution.
+    // Tests that cannot be parsed give no score.
     let (scores, _) = scored(options, &[("let f x = x", json!({"tests": ["assert (f 1 = "], "entry_point": "f"}))]);
     assert_eq!(scores.values, [None]);
     assert!(scores.problems[0].contains("tests cannot be compiled"), "{}", scores.problems[0]);
 }
 
-/// Each row: what it shows, the solution, its row, and the score; none if it has none.
+/// Each row: a label, the solution, its row, and the score, if there is one.
 #[test]
 fn scores_are_of_the_solution_and_of_all_that_decides_it() {
     if !installed(&["bwrap", "ocamlc"]) {
@@ -418,7 +418,7 @@ fn with_columns(row: &Value) -> Value {
     json!({"tests": row["tests"], "test_setup_code": row["test_setup_code"], "entry_point": row["entry_point"]})
 }
 
-/// What `Obj` or a file's name in a solution is used for is its own affair now.
+/// A solution may use `Obj` and names of files.
 #[test]
 fn nothing_is_refused_by_name() {
     if !installed(&["bwrap", "ocamlc"]) {

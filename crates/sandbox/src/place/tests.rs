@@ -2,10 +2,10 @@ use super::*;
 use std::fs::{File, create_dir, write};
 
 #[test]
-fn what_is_left_of_processes_that_are_gone_is_removed() {
+fn files_of_ended_processes_are_removed() {
     let directory = tempfile::tempdir().unwrap();
     let at = |name: &str| directory.path().join(name);
-    // One is gone, one holds its lock.
+    // One has ended, one holds its lock.
     for process in ["gone", "here"] {
         write(at(&format!("lockstep-code-{process}.lock")), "").unwrap();
         write(at(&format!("lockstep-code-{process}-file")), "x").unwrap();

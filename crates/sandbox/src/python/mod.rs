@@ -42,7 +42,7 @@ const COMPILE_LIMITS: Limits = Limits {
     disk_mb: 1,
     compiles: false,
 };
-/// What `port.py` says if the program ends before its answer.
+/// The message of `port.py` if the program ends before its answer.
 const ENDED: &str = "the program ended";
 /// The bytecode of `program.py` and `judge.py`, compiled by the sandbox's interpreter at the first use.
 static COMPILED: Mutex<Option<Arc<[Vec<u8>; 2]>>> = Mutex::new(None);
@@ -55,7 +55,7 @@ enum Word {
     /// The test evaluated no assertion on an answer of the program, and does not count.
     #[serde(rename = "undecided")]
     Undecided(()),
-    /// The test asked the program, and reached none of its assertions because of what the program answered.
+    /// The test called the program, and reached none of its assertions because of the program's answers.
     #[serde(rename = "unreached")]
     Unreached(()),
     /// The tests themselves cannot be run, for this reason.
@@ -149,10 +149,10 @@ fn verdict(sandbox: &Sandbox, unit: &UnitTests, nonce: &str, outcome: &Outcome) 
         }
     }
     if outcome.end == End::Stopped {
-        return Err(std::io::Error::other("nobody waits for its score any more"));
+        return Err(std::io::Error::other("its score is no longer needed"));
     }
     if judged == 0 || outcome.end != End::Exit(0) && judged < tests && verdict.failure.is_empty() {
-        // A sandbox that did not start is no failure of the program.
+        // A sandbox that did not start is not a failure of the program.
         if text.contains("bwrap:") || outcome.stderr.contains("bwrap:") {
             sandbox.check(&[]).map_err(std::io::Error::other)?;
         }
@@ -162,9 +162,9 @@ fn verdict(sandbox: &Sandbox, unit: &UnitTests, nonce: &str, outcome: &Outcome) 
         };
     }
     match unreached {
-        // Tests that a right program passes may be like this, too, so it is no failure.
+        // A correct program may pass such a test, too, so it is not a failure.
         Some(test) if verdict.failure.is_empty() => Err(std::io::Error::other(format!(
-            "its tests cannot be run: test {test} reached no assertion with what the program answered"
+            "its tests cannot be run: test {test} reached no assertion with the program's answers"
         ))),
         _ => Ok(verdict),
     }

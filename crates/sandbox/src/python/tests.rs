@@ -98,7 +98,7 @@ def f(x): return 0"#;
     for ((name, _), (value, failure)) in attacks.iter().zip(values.iter().zip(&failures)) {
         assert!(*value == Some(0.0) && !failure.is_empty(), "{name}: {value:?} {failure}");
     }
-    // One that ends the tests' own iteration is an exception like any other.
+    // A `StopIteration` that ends the tests' own iteration is an exception like any other.
     let ended = "def f(x): raise StopIteration";
     for test in [
         "assert all(map(lambda x: f(x) == 2 * x, [3, 4]))",
@@ -108,7 +108,7 @@ def f(x): return 0"#;
         let (values, failures) = asserted(&[test], &[ended, "f = lambda x: 2 * x"]);
         assert_eq!(values, [Some(0.0), Some(1.0)], "{test}: {failures:?}");
     }
-    // What a row imports for its tests is not the program's to patch.
+    // The program cannot patch modules that a row imports for its tests.
     let patched = "import math\nmath.isclose = lambda *numbers: True\ndef f(x): return 0.0\ng = f";
     let right = "def f(x): return 2.0 * x\ndef g(x): return x.popleft()";
     let setup = "from math import isclose\nimport math as m\nfrom collections import deque";
@@ -157,9 +157,9 @@ if __name__ == '__main__': 1 / 0";
     assert_eq!((scores.values, failures[0].as_str()), (vec![Some(0.5)], "test 2: AssertionError"));
 }
 
-/// Tests that cannot be run say nothing of the program.
+/// Tests that cannot be run give the program no score.
 #[test]
-fn broken_tests_are_no_zero() {
+fn broken_tests_give_no_zero() {
     if !installed(&["bwrap", "python3"]) {
         return;
     }
@@ -181,7 +181,7 @@ fn broken_tests_are_no_zero() {
     }
     let other = json!({"t": ["assert 1"]});
     let (scores, _) = score(json!({"language": "shell", "column": "t"}), &[("q", "true", other)]);
-    assert!(scores.problems[0].contains("and \"ocaml\" alone"), "{}", scores.problems[0]);
+    assert!(scores.problems[0].contains("only run for \"python\" and \"ocaml\""), "{}", scores.problems[0]);
 }
 
 #[test]
@@ -195,7 +195,7 @@ fn all_humaneval_canonical_solutions_pass_and_stubs_do_not() {
     humaneval(1);
 }
 
-/// Judges one task of so many.
+/// Judges every `every`-th task.
 fn humaneval(every: usize) {
     let Some(path) = testing::shared("data/humaneval/HumanEval.jsonl.gz") else { return };
     if !installed(&["bwrap", "python3"]) {
@@ -208,7 +208,7 @@ fn humaneval(every: usize) {
     let all = tasks.len();
     let text = |task: &Value, key: &str| task[key].as_str().unwrap().to_owned();
     let prompts: Vec<String> = tasks.iter().map(|task| text(task, "prompt")).collect();
-    // A completion continues with the prompt, or is the whole function in a code block.
+    // A completion continues the prompt, or is the complete function in a code block.
     let bodies: Vec<String> = tasks.iter().map(|task| text(task, "canonical_solution")).collect();
     let whole: Vec<String> =
         prompts.iter().zip(&bodies).map(|(prompt, body)| format!("So:\n```python\n{prompt}{body}```\n")).collect();
@@ -236,7 +236,7 @@ fn every_reference_solution_of_mbpp_passes() {
     mbpp(1);
 }
 
-/// Judges one task of so many.
+/// Judges every `every`-th task.
 fn mbpp(every: usize) {
     let Some(path) = testing::shared("data/mbpp/mbpp.jsonl") else { return };
     if !installed(&["bwrap", "python3"]) {

@@ -28,7 +28,7 @@ impl Read for Pieces {
 }
 
 #[test]
-fn of_a_stream_so_many_bytes_are_kept_and_more_are_told() {
+fn a_stream_is_kept_up_to_its_limit_and_more_is_reported() {
     let ok = |bytes: &'static [u8]| Ok(bytes);
     let error = |kind: std::io::ErrorKind| Err(kind.into());
     for (pieces, kept, more) in [
@@ -87,10 +87,10 @@ fn bubblewrap_is_told_all_that_isolates() {
     std::fs::write(&bwrap, "").unwrap();
     let command = command(&["python3", "/job/main.py"]).unwrap();
     assert_eq!(command.get_program(), "/bin/sh");
-    let said = arguments(&command);
+    let message = arguments(&command);
     let filter = sandbox.place.as_ref().unwrap().filter();
     let begins = format!("bwrap {} {} --seccomp 9 ", filter.display(), bwrap.display());
-    assert!(said.contains(&begins), "{said}");
+    assert!(message.contains(&begins), "{message}");
     for words in [
         "--unshare-all --unshare-user --disable-userns --uid 65534 --gid 65534 --cap-drop ALL --die-with-parent \
          --new-session --clearenv",
@@ -104,12 +104,12 @@ fn bubblewrap_is_told_all_that_isolates() {
         "--ro-bind /a/job /job --remount-ro / --chdir /tmp -- /usr/bin/prlimit --nproc=7 --core=1 --nofile=256",
         "--as=3145728 -- python3 /job/main.py",
     ] {
-        assert!(said.contains(words), "{words}: {said}");
+        assert!(message.contains(words), "{words}: {message}");
     }
 }
 
 #[test]
-fn a_program_is_found_by_its_name_alone() {
+fn a_program_is_found_by_its_bare_name() {
     let sh = found("sh");
     assert!(sh.ends_with("/sh") && Path::new(&sh).is_file(), "{sh}");
     for program in ["./sh", "/no/such/sh", "no-such-program-at-all"] {
@@ -118,7 +118,7 @@ fn a_program_is_found_by_its_name_alone() {
 }
 
 #[test]
-fn what_is_asked_for_is_used_or_nothing_is_run() {
+fn the_requested_isolation_is_used_or_nothing_runs() {
     let find = |isolation, unsafe_no_sandbox| {
         Sandbox::find("/no/such/bwrap", Some(isolation), unsafe_no_sandbox, &[]).map(|sandbox| sandbox.isolation)
     };
@@ -131,7 +131,7 @@ fn what_is_asked_for_is_used_or_nothing_is_run() {
         let sandbox = Sandbox::with("/no/such/bwrap", Isolation::Nothing);
         let missing = "`no-such-program` is not installed under /usr, all that programs can see of this machine";
         assert_eq!(sandbox.check(&["sh", "no-such-program", "other"]), Err(missing.to_owned()));
-        // What is run without isolation has its streams, its exit code and its limits.
+        // A program without isolation has its streams, its exit code and its limits.
         let job = tempfile::tempdir().unwrap();
         let run = |script: &str, stdin: &[u8]| {
             let words = ["/bin/sh", "-c", script].map(str::to_owned);

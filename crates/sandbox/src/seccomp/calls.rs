@@ -84,7 +84,7 @@ pub const REFUSED: &[i64] = calls! {
     SYS_unshare SYS_setns SYS_mount SYS_umount2 SYS_pivot_root SYS_chroot SYS_open_tree SYS_move_mount SYS_fsopen
     SYS_fsconfig SYS_fsmount SYS_fspick SYS_mount_setattr SYS_name_to_handle_at SYS_open_by_handle_at SYS_bpf
     SYS_perf_event_open SYS_userfaultfd
-    // What landlock does not cover: a file's mode, owner, times and attributes.
+    // Not covered by landlock: a file's mode, owner, times and attributes.
     SYS_fchmod SYS_fchmodat SYS_fchown SYS_fchownat SYS_utimensat SYS_setxattr SYS_lsetxattr SYS_fsetxattr
     SYS_removexattr SYS_lremovexattr SYS_fremovexattr
     // Nor does it cover watching: who uses which file, and when.

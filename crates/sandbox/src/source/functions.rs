@@ -4,8 +4,8 @@
 use super::{Tests, UnitTests};
 use serde_json::Value;
 
-/// What compares an answer with the expected value. As in these datasets, tuples are lists, keys of objects may be
-/// integers, and the expected value may stand alone in a list.
+/// Compares an answer with the expected value. As in these datasets, tuples are lists, keys of objects may be integers,
+/// and the expected value may be the only item of a list.
 const COMPARE: &str = r#"import json
 def as_json(value):
     if isinstance(value, (list, tuple)):
@@ -83,7 +83,7 @@ pub(super) fn tests(cell: &Value, column: &dyn Fn(&str) -> Option<String>) -> Te
     Tests::Unit(UnitTests { tests, setup: String::new(), entry_point: Some(name), check: false })
 }
 
-/// The arguments and the expected value of one test, and whether the value may stand alone in a list. In LiveCodeBench,
+/// The arguments and the expected value of one test, and whether the value may be alone in a list. In LiveCodeBench,
 /// each line of a text is an argument.
 fn pair(input: &Value, output: &Value) -> Option<(Value, Value, bool)> {
     let arguments = match input {

@@ -5,7 +5,7 @@ fn near(a: f64, b: f64) -> bool {
 }
 
 #[test]
-fn what_is_not_built_scores_its_types() {
+fn a_solution_that_does_not_build_scores_its_types() {
     for (why, types) in [
         (NotBuilt::Syntax, 0.0),
         (NotBuilt::TooMuch, 0.0),
@@ -22,7 +22,7 @@ fn what_is_not_built_scores_its_types() {
 }
 
 #[test]
-fn what_is_tested_scores_its_share_less_its_style() {
+fn a_tested_solution_scores_its_share_less_its_style() {
     let long = "x".repeat(101);
     let fits = "é".repeat(100);
     for (passed, of, warnings, solution, score) in [

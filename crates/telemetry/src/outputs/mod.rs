@@ -21,7 +21,7 @@ pub struct Metric {
     pub unit: &'static str,
     /// The meaning of the metric.
     pub meaning: &'static str,
-    /// Values that are no reason to worry; empty if none are known.
+    /// Healthy values; empty if none are known.
     pub healthy: &'static str,
     /// The usual remedy for other values.
     pub remedy: &'static str,
@@ -77,7 +77,7 @@ pub fn evaluated(name: &str) -> (&str, &str) {
     if listed(name).is_some() {
         return ("", own);
     }
-    // `eval_<set>_reward`: a set's name may have `_` in it, too.
+    // `eval_<set>_reward`: a set's name may contain `_`, too.
     let mut ends = own.match_indices('_').filter(|&(at, _)| at > 0);
     let found = ends.find(|&(at, _)| listed(&format!("eval_{}", &own[at + 1..])).is_some());
     found.map_or(("", own), |(at, _)| (&own[..at], &own[at + 1..]))
@@ -146,7 +146,7 @@ mod tests {
 
     /// `lockstep outputs METRIC` and the page print one meaning without those around it.
     #[test]
-    fn a_meaning_refers_to_nothing_beside_it() {
+    fn a_meaning_refers_to_no_other_row() {
         let metrics = SECTIONS.iter().flat_map(|section| section.metrics).map(|metric| (metric.name, metric.meaning));
         for (name, meaning) in metrics.chain(FILES.iter().map(|file| (file.path, file.meaning))) {
             let begins =

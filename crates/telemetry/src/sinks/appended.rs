@@ -73,8 +73,8 @@ impl Appended {
     }
 
     /// Truncates the file to the length that a checkpoint has under `name`, or to 0, but never inside a record. If the
-    /// file was deleted, shortened or rewritten since the checkpoint, it continues from what is left, and the result is
-    /// a message that says so.
+    /// file was deleted, shortened or rewritten since the checkpoint, it continues at its present end, and a message is
+    /// returned.
     pub(crate) fn resume(
         &mut self,
         name: &str,
@@ -129,7 +129,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_is_continued_at_its_last_whole_record() {
+    fn a_file_is_continued_at_its_last_complete_record() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("log");
         let read = || std::fs::read_to_string(&path).unwrap();
@@ -146,7 +146,7 @@ mod tests {
     }
 
     #[test]
-    fn a_resume_cuts_at_the_checkpoint_or_says_why_not() {
+    fn a_resume_cuts_at_the_checkpoint_or_returns_a_message() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("log");
         let read = || std::fs::read_to_string(&path).unwrap();

@@ -25,7 +25,7 @@ pub struct CompletionsSink {
 }
 
 impl CompletionsSink {
-    /// A sink that writes its tables to `directory`, which is made for the first table.
+    /// A sink that writes its tables to `directory`, which is created with the first table.
     pub fn new(directory: impl Into<PathBuf>) -> Self {
         CompletionsSink { directory: directory.into() }
     }

@@ -118,7 +118,7 @@ impl Write for LogFile {
     fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
         match self {
             LogFile::Open(file) => file.write(bytes),
-            LogFile::Early(said) => said.write(bytes),
+            LogFile::Early(printed) => printed.write(bytes),
         }
     }
 
@@ -248,8 +248,8 @@ impl Console {
         }
     }
 
-    /// A table of details, which only a [verbose](ConsoleOptions::verbose) console [prints](Self::table); for people
-    /// who did not ask for it, it is a line of level debug. In the JSON format it is as any table.
+    /// A table of details, which only a [verbose](ConsoleOptions::verbose) console [prints](Self::table); otherwise it
+    /// is a line of level debug. In the JSON format it is like any table.
     pub fn details(&self, text: &str, message: &str, fields: &Record) {
         match self.inner.format {
             LogFormat::Plain if !self.inner.verbose => self.log(Level::Debug, text.trim_end(), &Record::new()),
@@ -274,8 +274,8 @@ impl Console {
     pub fn set_log_file(&self, path: PathBuf) -> Result<()> {
         let mut file = disk::Options::new().create().append().open(&path).map_err(Error::io("open", &path))?;
         let mut log = self.file();
-        if let LogFile::Early(said) = &*log {
-            file.write_all(said).map_err(Error::io("write", &path))?;
+        if let LogFile::Early(printed) = &*log {
+            file.write_all(printed).map_err(Error::io("write", &path))?;
         }
         *log = LogFile::Open(file);
         Ok(())
@@ -344,7 +344,7 @@ impl ConsoleSink {
             return self.console.log(level, &table, &Record::new());
         }
         let left = self.progress.as_ref().and_then(|progress| progress.left_at(step));
-        // The time stands before a line.
+        // A line begins with the time.
         let room = if self.console.inner.terminal { self.console.width().saturating_sub(12) } else { usize::MAX };
         let mut lines = self.step_table.lines(step, values, left, room);
         let row = lines.pop().unwrap_or_default();
@@ -352,7 +352,7 @@ impl ConsoleSink {
             self.console.info(&names);
         }
         self.console.say(Level::Info, &Painted::new(Tone::Dim, row), &Record::new());
-        self.progress.iter_mut().for_each(|progress| progress.said(step));
+        self.progress.iter_mut().for_each(|progress| progress.printed(step));
     }
 }
 
@@ -394,7 +394,7 @@ impl Sink for ConsoleSink {
     }
 }
 
-/// An alarm with its first line, which says what was seen, in the colour of its weight.
+/// An alarm, with its first line (the evidence) in the colour of its weight.
 fn painted(alarm: &Alarm) -> Painted {
     let tone = match alarm.until {
         Some(_) => Tone::Plain,

@@ -32,7 +32,7 @@ impl JsonLines {
     /// Appends one line and passes it to the operating system.
     fn append(&mut self, line: &Map<String, Value>) -> Result<()> {
         let line = serde_json::to_string(line).map_err(|e| Error::format(self.file.path(), e.to_string()))?;
-        // For who looks at the file in a terminal; the values stay what they are.
+        // Escaped for a terminal that shows the file; the values stay the same.
         self.file.append((visible_json(&line) + "\n").as_bytes())
     }
 }
@@ -225,7 +225,7 @@ mod tests {
 
         let mut sink = MetricsSink::open(&path).unwrap();
         assert_eq!(read(&path).unwrap().len(), 2);
-        // A file that was shortened is said, and kept; one of another length is cut at the end of a line.
+        // A shortened file is reported and kept; a file of another length is cut at the end of a line.
         let note = sink.resume(1, &BTreeMap::from([("metrics.jsonl".to_owned(), 10_000)])).unwrap().unwrap();
         assert!(note.contains("metrics.jsonl") && note.contains("10000") && read(&path).unwrap().len() == 2, "{note}");
         let inside = BTreeMap::from([("metrics.jsonl".to_owned(), at_checkpoint["metrics.jsonl"] + 3)]);
@@ -257,7 +257,7 @@ mod tests {
         assert_eq!(lengths, BTreeMap::from([("steps.jsonl".to_owned(), 24)]));
         assert_eq!(sink.resume(1, &lengths).unwrap(), None);
         assert_eq!(std::fs::read_to_string(&path).unwrap(), text[..24]);
-        // A checkpoint of an older version has no length of it.
+        // A checkpoint of an older version has no length for the log.
         assert_eq!(sink.resume(1, &BTreeMap::new()).unwrap(), None);
         assert_eq!(std::fs::read_to_string(&path).unwrap(), "");
         std::fs::remove_file(&path).unwrap();

@@ -264,7 +264,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_written_reads_back() {
+    fn written_values_are_read_back() {
         let dir = tempfile::tempdir().unwrap();
         let mut sink = TensorBoardSink::open(&dir.path().join("tensorboard"), Vec::new()).unwrap();
         logged(&mut sink, 300, &[("reward", 0.25), ("é", f64::INFINITY)]);
@@ -308,7 +308,7 @@ mod tests {
             ..crate::CompletionRows::default()
         };
         sink.receive(&EventKind::Completions { rows, shown: 0 }.into()).unwrap();
-        // Said once: not again by who opens the file later.
+        // Reported once: not again when the file is opened later.
         let events = read(open().file.path());
         let tags: Vec<&str> = events.iter().map(|(_, tag, _)| tag.as_str()).collect();
         assert_eq!(tags, ["_hparams_/session_start_info", "distribution/reward", "completions"]);
@@ -331,7 +331,7 @@ mod tests {
     }
 
     #[test]
-    fn of_several_files_the_last_by_name_is_continued() {
+    fn the_last_of_several_files_by_name_is_continued() {
         let dir = tempfile::tempdir().unwrap();
         // Directories list their files in any order: of so many the last is hardly the first to be listed.
         let file = |n: u32| dir.path().join(format!("events.out.tfevents.{:010}.b.1.0", (n * 7) % 20));
@@ -367,10 +367,10 @@ mod tests {
         let mut file = std::fs::read(&path).unwrap();
         *file.last_mut().unwrap() ^= 1;
         assert_eq!(records(&file).count(), 2, "the damaged record is not taken");
-        // What was shortened stays as it is, which is said.
+        // A shortened file stays as it is, with a message.
         assert!(sink.resume(1, &BTreeMap::from([("tensorboard".to_owned(), 1 << 40)])).unwrap().is_some());
         assert_eq!(read(&path).len(), 2);
-        // A sink that writes nothing keeps what is there.
+        // A sink that writes nothing keeps the file.
         let mut paused = TensorBoardSink::open(dir.path(), Vec::new()).unwrap().writing(false);
         assert_eq!(paused.resume(1, &at_checkpoint).unwrap(), None);
         logged(&mut paused, 2, &[("c", 1.0)]);
@@ -401,7 +401,7 @@ mod tests {
         assert_eq!(datas, [&b"one"[..], b"", &b"three".repeat(9)]);
         // As TensorFlow masks it: rotated right by 15, plus a constant.
         assert_eq!(masked_crc(b"123456789"), 0xe306_9283u32.rotate_right(15).wrapping_add(0xa282_ead8));
-        // A length near the largest number is no record.
+        // A length near the largest number is not a record.
         let mut huge = [0xff; 8].to_vec();
         huge.extend(masked_crc(&[0xff; 8]).to_le_bytes());
         assert_eq!(whole_records(&[huge, vec![0; 64]].concat()), 0);

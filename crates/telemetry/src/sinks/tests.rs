@@ -5,7 +5,7 @@ struct Keep(Arc<Mutex<Vec<String>>>);
 
 impl Sink for Keep {
     fn receive(&mut self, event: &Event) -> Result<()> {
-        let said = match &event.kind {
+        let printed = match &event.kind {
             EventKind::Checkpoint { step: 13, .. } => {
                 return Err(Error::format(std::path::Path::new("thirteen"), "unlucky"));
             }
@@ -13,7 +13,7 @@ impl Sink for Keep {
             EventKind::Message { text, .. } => text.clone(),
             other => format!("{other:?}"),
         };
-        self.0.lock().unwrap().push(said);
+        self.0.lock().unwrap().push(printed);
         Ok(())
     }
 
@@ -45,7 +45,7 @@ fn every_sink_hears_everything_and_failures_are_reported_once() {
     }
     sinks.emit(checkpoint(1)).unwrap();
     sinks.clone().info("from another handle");
-    // Where nobody listens to an error, whoever emits next does.
+    // An error that one caller ignores is returned to the next one that emits.
     sinks.emit_unchecked(checkpoint(13));
     assert!(sinks.emit(checkpoint(2)).unwrap_err().to_string().contains("unlucky"));
     sinks.emit(checkpoint(3)).unwrap();
@@ -72,7 +72,7 @@ fn sinks_go_back_to_a_checkpoint() {
     assert_eq!(heard.lock().unwrap()[..], ["after 0"]);
 }
 
-/// A sink that says a number wherever it can, and fails where that is 13.
+/// A sink that returns a number wherever it can, and fails if the number is 13.
 struct Says(u64, Arc<Mutex<Vec<String>>>);
 
 impl Says {
@@ -125,7 +125,7 @@ fn saying(numbers: &[u64]) -> (Sinks, Arc<Mutex<Vec<String>>>) {
 }
 
 #[test]
-fn what_sinks_say_is_collected_in_their_order() {
+fn messages_of_sinks_are_collected_in_their_order() {
     let (sinks, heard) = saying(&[7, 3, 9]);
     assert_eq!(format!("{sinks:?}"), "4 sinks");
     assert_eq!(sinks.check().unwrap(), ["7 is gone", "9 is gone"]);
@@ -136,7 +136,7 @@ fn what_sinks_say_is_collected_in_their_order() {
     sinks.warn("w");
     sinks.message(Level::Debug, "d");
     sinks.finish().unwrap();
-    let all = ["Info i", "Warn w", "Debug d"].map(|said| [7, 3, 9].map(|n| format!("{n} {said} 0")));
+    let all = ["Info i", "Warn w", "Debug d"].map(|printed| [7, 3, 9].map(|n| format!("{n} {printed} 0")));
     assert_eq!(heard.lock().unwrap()[..], all.concat());
 }
 

@@ -171,7 +171,7 @@ mod tests {
     }
 
     #[test]
-    fn of_chosen_steps_alone() {
+    fn only_chosen_steps_are_traced() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("trace.json");
         let mut sink = TraceSink::open(&path, 1 << 20).unwrap().of_steps(vec![2..=3, 7..=7]);
@@ -193,7 +193,7 @@ mod tests {
     }
 
     #[test]
-    fn bounded_and_says_so() {
+    fn the_trace_is_bounded_with_a_last_event() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("trace.json");
         let mut trace = TraceWriter::open(&path, 2_000).unwrap();
@@ -257,7 +257,7 @@ mod tests {
 
     #[cfg(target_os = "linux")]
     #[test]
-    fn a_full_disk_ends_the_trace_and_is_said_at_the_end() {
+    fn a_full_disk_ends_the_trace_and_is_reported_at_the_end() {
         let path = std::path::Path::new("trace.json");
         let writer = TraceWriter { file: Appended::broken(path, true), max_bytes: 2048, full: false };
         let mut sink = TraceSink { writer: Some(writer), steps: Vec::new(), failed: None };

@@ -95,7 +95,7 @@ impl Summary {
         let mut parts: Vec<(&str, f64)> = self.stages.iter().map(|stage| (&*stage.path, stage.seconds)).collect();
         parts.retain(|(path, _)| !path.contains('/'));
         parts.sort_by(|a, b| b.1.total_cmp(&a.1));
-        // Of several threads, stages may overlap.
+        // Stages of several threads may overlap.
         let all = self.wall_s.max(parts.iter().map(|(_, seconds)| seconds).sum()).max(f64::MIN_POSITIVE);
         parts.truncate(SHOWN);
         parts.retain(|(_, seconds)| *seconds >= LEAST * all);
@@ -109,7 +109,7 @@ impl Summary {
     /// The stage that takes the most time of its own (without nested stages) and what limits it, in words; `None` if
     /// its operations and bytes, or the machine's ceilings, are not known.
     pub fn bottleneck(&self, ceilings: &Ceilings) -> Option<String> {
-        // Of parts that only seconds are known of, the stage around them is judged.
+        // For parts with only seconds, the stage around them is judged.
         let works = |stage: &&StageTotal| stage.flops + stage.bytes > 0.0;
         let around = |stage: &StageTotal| {
             let outer = stage.path.rsplit_once('/').map(|(outer, _)| outer);
@@ -159,7 +159,7 @@ impl Summary {
     }
 }
 
-/// Shares that sum to 1 as whole percents that sum to 100: those that rounding down cuts most are rounded up.
+/// Shares that sum to 1 as integer percents that sum to 100: the largest remainders are rounded up.
 fn whole_percents(shares: impl Iterator<Item = f64>) -> Vec<u64> {
     let exact: Vec<f64> = shares.map(|share| 100.0 * share).collect();
     let mut whole: Vec<u64> = exact.iter().map(|percent| *percent as u64).collect();

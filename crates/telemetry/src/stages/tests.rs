@@ -198,7 +198,7 @@ impl DeviceMeter for Counting {
 }
 
 #[test]
-fn a_device_is_read_where_spans_open_and_close() {
+fn a_device_is_read_when_spans_open_and_close() {
     let names = Arc::new(Mutex::new(Vec::new()));
     let stages = Stages::default().with_device(Counting { names: names.clone(), ..Counting::default() });
     for _ in 0..2 {
@@ -207,7 +207,7 @@ fn a_device_is_read_where_spans_open_and_close() {
         drop(step);
         let totals = stages.take_step().stages;
         let device = |launches| DeviceWork { launches, waits: 1, seconds: 1.0, ..DeviceWork::default() };
-        // The outer span's launches are those of the inner one, too.
+        // The outer span counts the launches of the inner one, too.
         assert_eq!((totals[0].device, totals[1].device), (device(4), device(2)));
     }
     assert_eq!(*names.lock().unwrap(), ["step", "rollout", "step", "rollout"]);
@@ -219,7 +219,7 @@ fn a_device_is_read_where_spans_open_and_close() {
 }
 
 #[test]
-fn a_span_that_has_ended_takes_no_more_and_totals_are_those_of_what_ended() {
+fn an_ended_span_takes_no_more_and_totals_are_of_ended_spans() {
     let stages = Stages::default();
     let open = stages.span("open");
     let inside = stages.span("inside");

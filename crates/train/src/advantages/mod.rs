@@ -39,7 +39,7 @@ pub enum ScaleRewards {
     /// The standard deviation of the sample's group.
     #[default]
     Group,
-    /// The standard deviation of the whole batch.
+    /// The standard deviation of the batch.
     Batch,
     /// Advantages are not divided.
     None,
@@ -147,9 +147,8 @@ impl RewardMatrix {
     }
 }
 
-/// Counts the samples in groups whose standard deviation is zero, if any group has a deviation. As in TRL, a group of
-/// which fewer than two samples are scored counts beside others as one whose rewards differ; alone, such groups are
-/// nothing.
+/// Counts the samples in groups whose standard deviation is zero, if any group has a deviation. As in TRL, a group with
+/// fewer than two scored samples counts as one whose rewards differ; if there are only such groups, there is no count.
 #[derive(Clone, Copy, Debug, Default)]
 struct ZeroStd {
     zero: usize,
@@ -203,7 +202,7 @@ fn mean(values: &[Option<f64>]) -> Option<f64> {
     kernels::mean::mean(values.iter().flatten().copied())
 }
 
-/// Whether all values are the same finite number. Such values equal their mean, whatever rounding would give. An
+/// Whether all values are the same finite number. Such values equal their mean without rounding errors. An
 /// infinite value has no mean, and must show in the result.
 fn all_equal(values: &[Option<f64>]) -> bool {
     let mut given = values.iter().flatten();

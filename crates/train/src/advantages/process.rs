@@ -18,7 +18,7 @@ pub enum ProcessRewards {
     /// The completion's reward is the sum of its steps' rewards.
     #[default]
     Sum,
-    /// Each step's reward is normalised by itself, and tokens get advantages of their own.
+    /// Each step's reward is normalised separately, and each token gets its own advantage.
     PerStep,
 }
 
@@ -53,7 +53,7 @@ pub fn per_step(
         for i in group {
             let mut to_go = vec![0.0; samples[i].loss_mask.len()];
             for &(token, reward) in &placed[i] {
-                // A single step has no standard deviation, and nothing to be compared with.
+                // A single step has no standard deviation, and no other step to compare with.
                 let divisor = divisor.filter(|_| !equal);
                 to_go[token] += divisor.map_or(0.0, |divisor| (reward - mean) / divisor);
             }
@@ -122,10 +122,10 @@ mod tests {
     }
 
     #[test]
-    fn what_has_no_steps_is_one_step_or_as_it_was() {
+    fn a_completion_without_steps_is_one_step_or_unchanged() {
         let rows = [
             (1, 2, steps(&[(0, 3.0)]), Some(3.0)),
-            // The whole completion: a step at its end.
+            // The complete completion: a step at its end.
             (1, 2, None, Some(1.0)),
             (1, 2, None, None),
             // Another group has no steps at all.

@@ -79,14 +79,14 @@ fn sample(kl: &[f32], mask: &[bool]) -> Sample {
 
 #[test]
 fn gdpo_by_hand() {
-    // Two functions, one group each of (0, 2) and (4, 4): deviations √2 and 0, so only the first tells.
+    // Two functions, one group each of (0, 2) and (4, 4): deviations √2 and 0, so only the first counts.
     let rows = [[Some(0.0), Some(4.0)], [Some(2.0), Some(4.0)]];
     let a = gdpo::compute(&matrix(&rows, 2, [1.0, 3.0]));
     let one = 1.0 / (2f64.sqrt() + SMALL); // normalised, mean 0
     let scaled = one / (one * 2f64.sqrt() + SMALL);
     close(&a.advantages, &[-scaled, scaled]);
     assert_eq!(a.rewards, [Some(12.0), Some(14.0)]);
-    // A function that scored one sample has no deviation and says nothing; a sample without a score is left out.
+    // A function that scored one sample has no deviation and does not count; a sample without a score is left out.
     let rows = [[Some(1.0), None], [Some(3.0), Some(9.0)], [None, None], [Some(2.0), None]];
     let a = gdpo::compute(&matrix(&rows, 4, [1.0, 1.0]));
     assert_eq!(a.advantages[2], Advantage::Sequence(0.0));
@@ -133,7 +133,7 @@ fn reinforce_plus_plus_by_hand() {
     let samples =
         [sample(&[1.0, 2.0, 4.0], &[true, false, true]), sample(&[1.0], &[true]), sample(&[0.0, 0.0], &[true, true])];
     let masks: Vec<Vec<bool>> = samples.iter().map(|s| s.loss_mask.clone()).collect();
-    // Without division of what is by hand: tokens 1 − 0.1·5, 1 − 0.1·4, −1, −1.
+    // Before the division, by hand: tokens 1 − 0.1·5, 1 − 0.1·4, −1, −1.
     let a = reinforce_plus_plus::compute(&rewards(1), &samples, &masks, 0.1, Baseline::Batch);
     let tokens = [0.5, 0.6, -1.0, -1.0f64];
     let mean = tokens.iter().sum::<f64>() / 4.0;
@@ -163,9 +163,9 @@ fn reinforce_plus_plus_by_hand() {
     assert_eq!(nothing.advantages, [Advantage::Tokens(vec![0.0; 3])]);
 }
 
-/// A reward of NaN is one that was not given: no mean, no deviation and no other sample's advantage notices it.
+/// A reward of NaN counts as missing: it affects no mean, no deviation and no other sample's advantage.
 #[test]
-fn nan_is_no_score() {
+fn nan_is_not_a_score() {
     let rows = |missing: Option<f64>, size: usize| {
         let rows = [[Some(1.0), Some(2.0)], [missing, Some(4.0)], [missing, missing], [Some(3.0), missing]];
         (matrix(&rows, size, [1.0, 0.5]), one_function(&[Some(1.0), missing, Some(-1.0), Some(0.5)], size))
@@ -192,12 +192,12 @@ fn nan_is_no_score() {
     let all = compute(&one_function(&[Some(f64::NAN), Some(f64::NAN)], 2), ScaleRewards::Group);
     close(&all.advantages, &[0.0, 0.0]);
     assert_eq!((metric(&all, "reward"), all.rewards), (None, vec![None, None]));
-    // What is infinite is no missing score: it must show.
+    // An infinite score is not missing: it must show.
     let infinite = compute(&one_function(&[Some(f64::INFINITY), Some(0.0)], 2), ScaleRewards::Group);
     assert!(infinite.advantages[0].at(0).is_nan());
 }
 
-/// Eight times 0.1 over 8 is not 0.1: of equal rewards nothing is left, and of others every bit stays.
+/// Eight times 0.1 over 8 is not 0.1: equal rewards give exactly 0, and others keep every bit.
 #[test]
 fn equal_rewards_have_no_advantage_at_all() {
     let row = |group, reward| RewardRow { group: GroupId(group), scores: vec![reward] };
@@ -216,7 +216,7 @@ fn equal_rewards_have_no_advantage_at_all() {
         }
         assert_eq!(rloo::compute(&matrix, &samples, &plain).advantages[..8], zeros, "{reward}");
     }
-    // What no function scored does not count; what is infinite must show.
+    // A sample without a score does not count; an infinite score must show.
     let mut matrix = groups(0.1);
     matrix.rows[3].scores[0] = None;
     assert_eq!(compute(&matrix, ScaleRewards::Group).advantages[..8], zeros);

@@ -96,7 +96,7 @@ mod tests {
         let second = (1.0 + (-5f64).exp()).ln() / 2.0;
         assert!((sums.loss - (2f64.ln() + 2.0) / 2.0 - second).abs() < 1e-15);
         let named: Vec<(&str, f64)> = sums.means.entries().collect();
-        // A draw is no win.
+        // A draw is not a win.
         let expected =
             [("accuracy", 0.5), ("margin", 3.0), ("max_reward", 3.0), ("mean_reward", 0.5), ("min_reward", -3.0)];
         assert_eq!(named, expected);

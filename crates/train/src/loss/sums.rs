@@ -54,7 +54,7 @@ impl LossSums {
     /// The clip ratios; none if no token is in the loss, or if the loss does not clip. (TRL has NaN for minimum and
     /// maximum, and 0 for the means.)
     pub fn clip_ratios(&self) -> Option<ClipRatios> {
-        // Per-sequence ratios count a sequence without a token, too, as in TRL; alone, such sequences are nothing.
+        // Per-sequence ratios count a sequence without a token, too, as in TRL, unless there are only such sequences.
         let per = |x: f64| over(x, self.counted).filter(|_| self.tokens > 0);
         Some(ClipRatios {
             low_mean: per(self.low)?,

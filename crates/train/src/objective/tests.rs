@@ -1,4 +1,4 @@
-//! What each loss is of, what it needs of its samples, and what it says where something is missing.
+//! The inputs of each loss, and the errors if they are missing.
 
 use super::*;
 use crate::{Response, StepRewards};
@@ -56,7 +56,7 @@ fn each_loss_accepts_its_kind_and_refuses_the_other() {
 }
 
 #[test]
-fn what_a_sample_lacks_is_told_to_the_losses_that_need_it() {
+fn a_missing_part_of_a_sample_is_an_error_for_losses_that_need_it() {
     let refusers = |change: &dyn Fn(&mut Sample)| -> Vec<(&'static str, String)> {
         let mut samples = [sample(2), sample(3)];
         change(&mut samples[1]);
@@ -95,7 +95,7 @@ fn what_a_sample_lacks_is_told_to_the_losses_that_need_it() {
 }
 
 #[test]
-fn what_a_pair_lacks_is_told() {
+fn a_missing_part_of_a_pair_is_an_error() {
     let check = |loss: &Objective, change: &dyn Fn(&mut PreferencePair)| {
         let mut pairs = [pair(), pair(), pair()];
         change(&mut pairs[2]);

@@ -1,6 +1,6 @@
 //! Optimizers: they compute the next weights from gradients, with clipping by the global gradient norm.
 //!
-//! Each optimizer is a [`Rule`] in a file of its own: `adamw.rs`, `muon.rs`. This file has what they share: the f32
+//! Each optimizer is a [`Rule`] in its own file: `adamw.rs`, `muon.rs`. This file has the shared parts: the f32
 //! master weights of models that compute in bf16, the gradient norm, the step count, and the state that a checkpoint
 //! stores. A new optimizer is a file, and entries in [`OPTIMIZERS`], [`OptimizerKind`] and [`OptimizerKind::rule`].
 
@@ -101,7 +101,7 @@ impl Args {
         self.known.push(key);
         let Some(at) = self.pairs.iter().position(|(name, _)| name == key) else { return Ok(default) };
         let (_, value) = self.pairs.remove(at);
-        value.to_lowercase().parse().map_err(|_| format!("optim_args: `{value}` is no value of `{key}`"))
+        value.to_lowercase().parse().map_err(|_| format!("optim_args: `{value}` is not a value of `{key}`"))
     }
     fn all_read(self, optim: &str) -> std::result::Result<(), String> {
         let Some((key, _)) = self.pairs.first() else { return Ok(()) };
@@ -174,7 +174,7 @@ pub(crate) struct StateTree {
 
 /// The update rule of an optimizer.
 pub(crate) trait Rule: Send {
-    /// The kinds of state that the optimizer keeps. Checkpoints write each to a file of its own, and the memory plan
+    /// The kinds of state that the optimizer keeps. Checkpoints write each to its own file, and the memory plan
     /// counts them.
     fn trees(&self) -> &'static [StateTree];
 
@@ -398,7 +398,7 @@ mod tests {
     }
 
     #[test]
-    fn one_element_that_is_no_number_makes_the_gradient_not_finite() {
+    fn one_element_of_nan_makes_the_gradient_not_finite() {
         let ctx = Context::cpu(Isa::best(), 1);
         let (_, mut optimizer, mut grads) = parts(&ctx);
         let measured = optimizer.measure(&ctx, &grads).unwrap();

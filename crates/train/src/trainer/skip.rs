@@ -6,8 +6,8 @@
 //! counts that losses divide by, and the indices that determine dropout noise, remain those of the whole batch.
 //!
 //! The log-probabilities of skipped groups are not compared with the sampler's. To notice differences all the same, the
-//! forward pass of one skipped group in 64 (chosen by its index in the training run) is computed for the comparison
-//! alone.
+//! forward pass of one skipped group in 64 (chosen by its index in the training run) is computed only for the
+//! comparison.
 
 use super::passes::{LossBatch, Measured};
 use crate::loss::Normalizer;

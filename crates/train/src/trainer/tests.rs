@@ -1,4 +1,4 @@
-//! Steps of a trainer: what is refused, skipped, counted and restored.
+//! Steps of a trainer: errors, skipped groups, counts and restored state.
 
 use super::*;
 use crate::loss::LossConfig;
@@ -71,7 +71,7 @@ fn the_third_step_in_a_row_that_is_not_finite_is_an_error() {
 }
 
 #[test]
-fn a_step_follows_what_was_accumulated_and_reduced() {
+fn a_step_uses_the_accumulated_and_reduced_gradient() {
     let (ctx, mut weights, mut trainer) = trainer(Objective::Supervised);
     let needs = "a step follows `accumulate` and `reduce`";
     let params = StepParams { learning_rate: 1e-3 };
@@ -97,7 +97,7 @@ fn a_step_follows_what_was_accumulated_and_reduced() {
     assert_eq!((metrics.skipped_groups, metrics.clip, metrics.kl, metrics.policy_loss), (None, None, None, None));
     assert_eq!((weights.version.0, trainer.state().steps()), (1, 1));
     assert!(metrics.grad_norm > 0.0 && metrics.entropy.is_some() && metrics.loss > 0.0);
-    // The whole at once, of the same weights, has the same loss and gradient.
+    // All samples at once, with the same weights, give the same loss and gradient.
     let (ctx, mut weights, mut whole) = self::trainer(Objective::Supervised);
     let at_once = whole.update(&ctx, &mut weights, &samples[..], 1e-3).unwrap();
     assert_eq!((at_once.loss, at_once.grad_norm, at_once.entropy), (metrics.loss, metrics.grad_norm, metrics.entropy));
@@ -109,7 +109,7 @@ fn a_step_follows_what_was_accumulated_and_reduced() {
 }
 
 #[test]
-fn a_state_is_what_lasts_from_step_to_step() {
+fn a_state_is_carried_from_step_to_step() {
     let entropy = EntropyConfig { entropy_coef: 0.5, use_adaptive_entropy: true, ..EntropyConfig::default() };
     let adaptive = Objective::Policy(LossConfig { entropy, ..LossConfig::default() });
     let fixed = EntropyConfig { use_adaptive_entropy: false, ..entropy };
@@ -174,7 +174,7 @@ fn the_loss_of_given_scores_is_that_of_one_batch() {
     assert_eq!(loss_of(&supervised, &samples, &given).unwrap(), Some(3.0));
     let error = loss_of(&supervised, &samples, &given[..1]).unwrap_err().to_string();
     assert_eq!(error, "2 samples and the scores of 1");
-    // A policy loss with a bonus for the tokens of highest entropy: its mean is over these alone.
+    // A policy loss with a bonus for the tokens of highest entropy: its mean is over only these.
     let entropy = EntropyConfig { entropy_coef: 0.5, ..EntropyConfig::default() };
     let config = LossConfig { entropy, top_entropy_quantile: 0.5, ..LossConfig::default() };
     let (_, _, policy) = trainer(Objective::Policy(config));
@@ -185,7 +185,7 @@ fn the_loss_of_given_scores_is_that_of_one_batch() {
         sample.advantage = Advantage::Sequence(2.0);
     }
     let given = [scores(&[-1.0, -2.0, -3.0], &[1.0, 4.0, 2.0]), scores(&[-6.0], &[3.0])];
-    // Of four tokens the two above the median 2.5 stay: −A each, over four tokens; and −0.5 · (4 + 3) / 2.
+    // The two of four tokens above the median 2.5 stay: −A each, over four tokens; and −0.5 · (4 + 3) / 2.
     let held_out = policy.held_out(&samples, &given).unwrap().unwrap();
     assert_eq!(held_out.loss, -2.0 * 2.0 / 4.0 - 0.5 * 3.5);
     // The entropy is that of all tokens, and the loss without the bonus is a metric.

@@ -1,5 +1,5 @@
-//! Steps on an adapter with dropout: what the loss compares knows none, the gradient is that of the noise, and nothing
-//! but the seed and the step decides the noise.
+//! Steps on an adapter with dropout: the compared log-probabilities have none, the gradient is that of the noise, and
+//! only the seed and the step decide the noise.
 
 use crate::common::model::{bits, config, context, context_of, policy};
 use kernels::check::{normal, relative_error};
@@ -106,13 +106,13 @@ fn adapter(weights: &AdaptedWeights) -> &Adapter {
     weights.adapter.as_ref().expect("an adapter").current()
 }
 
-/// The bits of what is trained.
+/// The bits of the trained parameters.
 fn elements(weights: &AdaptedWeights) -> Vec<u32> {
     bits(&Named { params: &adapter(weights).params })
 }
 
 #[test]
-fn what_the_loss_compares_knows_no_dropout_and_the_gradient_does() {
+fn the_loss_compares_without_dropout_and_the_gradient_has_it() {
     let ctx = context(1);
     let step = |dropout: f64, loss: LossConfig| {
         let mut weights = adapted(&ctx, dropout);
@@ -219,7 +219,7 @@ fn another_adapter_than_the_trainers_is_refused() {
     let samples = samples(&ctx, &weights);
     let mut trainer = Trainer::new(ctx.memory(), weights.config(), trainer_config(0.2, loss())).expect("trainer");
     match trainer.update(&ctx, &mut weights, &samples, 1e-3) {
-        Err(Error::Config(said)) => assert!(said.contains("adapter that the trainer was made for"), "{said}"),
+        Err(Error::Config(message)) => assert!(message.contains("adapter that the trainer was made for"), "{message}"),
         other => panic!("{other:?}"),
     }
 }

@@ -1,5 +1,5 @@
 //! Groups that are left out of the update because their gradient is known to be 0: weights, moments, gradient norm and
-//! loss keep their bits, the others' metrics their values, and what is not computed is not called equal.
+//! loss keep their bits, metrics of other groups their values, and skipped tokens are not counted as equal.
 
 use crate::common::model::{bits, context, context_of, policy};
 use kernels::check::normal;
@@ -94,7 +94,7 @@ fn samples(ctx: &Context, weights: &AdaptedWeights, without: &[u64]) -> Vec<Samp
     out
 }
 
-/// What must not depend on skipping.
+/// Results that must not depend on skipping.
 type Kept = (Vec<UpdateMetrics>, Vec<u32>, Vec<Vec<u32>>);
 
 /// Three steps on the same samples: the metrics of each, weights, and the optimizer's state.
@@ -109,7 +109,7 @@ fn steps(ctx: &Context, weights: &mut AdaptedWeights, samples: &[Sample], config
     (metrics, trained, state)
 }
 
-/// Without what says how much was computed, or is a mean over that.
+/// Metrics without counts of computed work and means over it.
 fn lasting(metrics: &UpdateMetrics) -> UpdateMetrics {
     UpdateMetrics {
         entropy: None,
@@ -145,7 +145,7 @@ fn same(
     for (step, (a, b)) in skipped.iter().zip(&all).enumerate() {
         let mut expected = lasting(b);
         if config.objective == Objective::Policy(LossConfig { loss_type: LossType::Vespo, ..dapo() }) && step > 0 {
-            // Ratios of what is not computed are not known off-policy.
+            // Ratios of skipped tokens are not known off-policy.
             expected.means = a.means.clone();
         }
         assert_eq!(lasting(a), expected, "{title}, step {step}");
@@ -208,14 +208,14 @@ fn whichever_groups_are_left_out() {
             without(groups)(samples)
         });
         assert!(metrics.iter().all(|m| m.skipped_groups == Some(count)), "{groups:?}");
-        // Once the record is not of the weights, nobody knows the entropies of what is left out.
+        // With a record of other weights, the entropies of skipped groups are unknown.
         assert_eq!(metrics[1].entropy.is_none(), count == 4, "{groups:?}");
     }
 }
 
 /// Decay and moments are a step's, whether anything was computed or not.
 #[test]
-fn a_batch_of_which_nothing_is_left_still_steps() {
+fn a_batch_without_a_remaining_group_still_steps() {
     let ctx = context(1);
     let mut weights = weights(&ctx, DType::F32, None);
     let (learned, nothing) = (samples(&ctx, &weights, &[]), samples(&ctx, &weights, &[0, 1, 2, 3]));
@@ -271,7 +271,7 @@ fn dtypes_shapes_and_optimizers_keep_their_bits() {
     }
 }
 
-/// The noise of a sequence is named by its place in the whole batch.
+/// The noise of a sequence depends on its place in the full batch.
 #[test]
 fn adapters_and_their_dropout_keep_their_bits() {
     for dropout in [0.0, 0.2] {
@@ -288,14 +288,14 @@ fn adapters_and_their_dropout_keep_their_bits() {
 
 /// All masked, each token without an advantage, or both by turns.
 #[test]
-fn what_has_no_gradient_by_its_mask_or_by_tokens_is_left_out() {
+fn groups_without_a_gradient_by_mask_or_tokens_are_left_out() {
     let change = |samples: &mut Vec<Sample>| {
         for sample in samples.iter_mut() {
             let n = sample.completion.len();
             match sample.group.0 {
                 1 => sample.loss_mask = vec![false; n],
                 2 => sample.advantage = Advantage::Tokens(vec![0.0; n]),
-                // What the mask leaves out may have any.
+                // Masked tokens may have any advantage.
                 3 => {
                     let token = |t: usize| if sample.loss_mask[t] { 0.0 } else { f32::NAN };
                     sample.advantage = Advantage::Tokens((0..n).map(token).collect());
@@ -310,7 +310,7 @@ fn what_has_no_gradient_by_its_mask_or_by_tokens_is_left_out() {
     };
     let metrics = same("masks", Isa::best(), DType::F32, &config(Objective::Policy(dapo())), &change);
     assert_eq!(metrics[0].skipped_groups, Some(3));
-    // Completions that the length limit cut are no part of the loss: the only one of the third group with an advantage.
+    // Truncated completions are not in the loss: here the only one of the third group with an advantage.
     let masked = LossConfig { mask_truncated_completions: true, ..dapo() };
     let change = |samples: &mut Vec<Sample>| {
         let others = samples.iter_mut().filter(|s| s.group.0 == 2 && !s.truncated());
@@ -320,7 +320,7 @@ fn what_has_no_gradient_by_its_mask_or_by_tokens_is_left_out() {
     assert_eq!(metrics[0].skipped_groups, Some(1));
 }
 
-/// What is not a number must show, and is no zero.
+/// A NaN must show, and does not count as 0.
 #[test]
 fn an_advantage_that_is_not_a_number_is_computed() {
     let ctx = context(1);
@@ -332,9 +332,9 @@ fn an_advantage_that_is_not_a_number_is_computed() {
     assert!(metrics.skipped && metrics.skipped_groups == Some(0));
 }
 
-/// Where a group without an advantage has a gradient after all, or others need its entropies, nothing is left out.
+/// Nothing is left out if a group without an advantage still has a gradient, or others need its entropies.
 #[test]
-fn what_cannot_skip_computes_everything() {
+fn losses_that_cannot_skip_compute_everything() {
     let bonus = EntropyConfig { entropy_coef: 0.01, ..EntropyConfig::default() };
     let adaptive = EntropyConfig { use_adaptive_entropy: true, ..EntropyConfig::default() };
     let refused = [
@@ -374,7 +374,7 @@ fn a_planted_mismatch_is_found_in_the_group_that_is_checked() {
     };
     let (mismatches, compared, differs) = of(3, 0);
     assert_eq!((mismatches, differs), (1, true));
-    // Number 5 is none of those: nothing of it is compared.
+    // Group 5 is not among the compared ones.
     let (mismatches, fewer, differs) = of(3, 5);
     assert_eq!((mismatches, differs), (0, false));
     assert_eq!(compared - fewer, 56 + 2 + 7);

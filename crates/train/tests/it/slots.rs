@@ -1,4 +1,4 @@
-//! Updates from slot to slot: while somebody holds every version, the bits of updates in place, and nothing is copied.
+//! Updates from slot to slot: while every version is held, the bits of updates in place, and nothing is copied.
 
 use crate::common::model::{context_of, policy};
 use kernels::{Context, DType, Isa};
@@ -30,7 +30,7 @@ fn lora() -> LoraConfig {
     LoraConfig { r: 3, target_modules: TargetModules::AllLinear, ..LoraConfig::default() }
 }
 
-/// The bits of weights, masters and what the optimizer remembers after four updates; and what was copied.
+/// The bits of weights, masters and optimizer state after four updates; and the copied bytes.
 fn updated(isa: Isa, threads: usize, case: &Case, hold: bool) -> (Vec<Vec<u32>>, u64, u64) {
     let ctx = context_of(isa, threads);
     let mut weights = weights(&ctx, case);

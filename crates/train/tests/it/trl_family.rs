@@ -16,7 +16,7 @@ use train::{
     TrainerConfig,
 };
 
-/// The model, rollouts, rewards and old log-probabilities of `trl_fixtures.py`, and what is added here.
+/// The model, rollouts, rewards and old log-probabilities of `trl_fixtures.py`, and additional inputs.
 struct Family {
     base: Fixture,
     json: Value,
@@ -54,7 +54,7 @@ impl Family {
     fn samples(&self, case: &Value) -> Vec<Sample> {
         let changed = case["policy"] == "changed";
         let old = if changed { &self.base.old_logps } else { &self.on };
-        // GRPOTrainer is told what its sampler recorded; RLOOTrainer is not.
+        // GRPOTrainer gets the sampler's log-probabilities; RLOOTrainer does not.
         let told = case["config"]["algorithm"] != "rloo";
         let recorded: Vec<Vec<f32>> = get(&self.json[if changed { "sampler_logps" } else { "sampler_logps_on" }]);
         let limit: usize = get(&self.base.json["common"]["max_completion_length"]);

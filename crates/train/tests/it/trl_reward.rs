@@ -70,7 +70,7 @@ fn every_step_is_trls() {
     }
 }
 
-/// The cases tell the options apart: a step that forgot a margin or the centre would be seen.
+/// The cases distinguish the options: a step without the margin or the centre would be seen.
 #[test]
 fn the_fixture_would_show_a_missing_option() {
     let fixture = fixture();

@@ -1,4 +1,4 @@
-//! What an optimizer step promises besides its numbers: the same bits however it is cut, exact continuation, skipped
+//! Promises of an optimizer step besides its numbers: the same bits for any micro-batches, exact continuation, skipped
 //! steps.
 
 use crate::common::model::{bits, config, context, context_of, policy};
@@ -124,7 +124,7 @@ fn same_bits(isa: Isa, dtype: DType) {
     }
 }
 
-/// An optimizer batch accumulated in parts is the batch as a whole.
+/// An optimizer batch accumulated in parts equals the batch at once.
 #[test]
 fn accumulated_parts_are_the_whole() {
     let ctx = context(1);
@@ -179,7 +179,7 @@ fn so_they_are_on_emulated_cuda_and_launches_and_waits_are_known() {
     assert_eq!(others, expected);
 }
 
-/// Of each micro-batch, and of an update beside them; bytes are not looked at.
+/// Copies per micro-batch, and other copies of an update; bytes are ignored.
 fn copies_of_an_update(ctx: &Context) -> [Copies; 2] {
     let mut weights = policy(ctx.memory());
     let samples = samples(ctx, &weights);
@@ -333,7 +333,7 @@ fn a_record_that_is_not_the_trainers_is_counted() {
         let mut logps = samples[4].columns.sampler_logps().expect("recorded").to_vec();
         spoil(&mut logps[1]);
         samples[4].columns.set(SAMPLER_LOGPS, logps);
-        // Nothing is learned, so that the weights stay those of the record.
+        // The learning rate is 0, so the weights stay those of the record.
         let mut trainer = Trainer::new(ctx.memory(), &weights.config, config.clone()).expect("trainer");
         let version = weights.version;
         let metrics = trainer.update(&ctx, &mut weights, &samples, 0.0).expect("update");
@@ -391,7 +391,7 @@ fn refuses_what_does_not_fit() {
     assert!(refuse(&|s| s.columns.set(SAMPLER_LOGPS, vec![])).contains("sampler_logps"));
 }
 
-/// A gradient that is cancelled at any layer of any micro-batch leaves nothing behind but values that nobody reads.
+/// A gradient that is cancelled at any layer of any micro-batch leaves only values that are never read.
 #[test]
 fn a_gradient_that_is_cancelled_changes_nothing() {
     let ctx = context(2);
@@ -428,7 +428,7 @@ fn a_gradient_that_is_cancelled_changes_nothing() {
     }
 }
 
-/// What an evaluation reports is what a step on the same samples would minimise.
+/// An evaluation reports the loss that a step on the same samples would minimise.
 #[test]
 fn the_loss_without_a_step_is_that_of_the_step() {
     let ctx = context(2);

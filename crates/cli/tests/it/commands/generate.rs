@@ -82,7 +82,7 @@ fn a_chat_template_is_used_unless_raw() {
 }
 
 #[test]
-fn what_cannot_be_is_refused() {
+fn flags_out_of_range_are_refused() {
     let dir = model();
     for (arguments, says) in [
         (&["--prompt", "hi", "--temperature", "-1"][..], "--temperature -1"),

@@ -21,7 +21,7 @@ fn a_learner_has_a_slot_for_each_version() {
     let (one, _) = weights(&["--set", "max_staleness=2"]);
     assert_eq!(weights(&["--distributed", "--set", "max_staleness=0"]), (one, false));
     assert_eq!(weights(&["--distributed", "--set", "max_staleness=2"]), (3 * one, false));
-    // Of an adapter only that is in slots.
+    // With an adapter, only the adapter is in slots.
     let lora = ["--distributed", "--set", "max_staleness=2", "--set", "use_peft=true"];
     let parts = plan(dir.path(), &lora).0;
     assert_eq!(parts["weights"].as_u64().unwrap(), one, "{parts:?}");
@@ -42,7 +42,7 @@ fn parts_are_those_of_the_shape_and_answer_to_their_keys() {
     let embedding = 64 * hidden;
     let weights = 4 * (embedding + 2 * layer + hidden);
     assert_eq!(bytes(&parts, "weights"), weights);
-    // What the tied matrix gets as the embedding is summed apart, for tokens that occur: here all of the 40 may.
+    // The embedding's gradient of the tied matrix is summed separately, for tokens that occur: here all of the 40 may.
     assert_eq!(bytes(&parts, "training: gradients"), weights + 4 * 40 * hidden);
     assert_eq!(bytes(&parts, "training: optimizer"), 2 * weights + 8);
     // Keys and values: 9 sequences (a generation has 8 completions) of 128 tokens, 2 layers, 2 heads of 8.
@@ -66,7 +66,7 @@ fn parts_are_those_of_the_shape_and_answer_to_their_keys() {
     assert!(bytes(&adapted, "reference: workspace") > 0 && !adapted.contains_key("reference: weights"), "{adapted:?}");
 }
 
-/// What a reward model takes, and that a replayed file with the reference's log-probabilities needs no reference.
+/// The memory of a reward model; a replayed file with the reference's log-probabilities needs no reference.
 #[test]
 fn reward_models_are_counted_and_a_reference_that_is_not_loaded_is_not() {
     let dir = model();
@@ -74,7 +74,7 @@ fn reward_models_are_counted_and_a_reference_that_is_not_loaded_is_not() {
     std::fs::write(root.join("data.jsonl"), "{\"prompt\":\"abc\"}\n".repeat(8)).unwrap();
     let head = "{\"architectures\": [\"Qwen3ForSequenceClassification\"], \"id2label\": {\"0\": \"LABEL_0\"}, ";
     let scorer = CONFIG.replacen('{', head, 1);
-    // Its weights are not read: there are none.
+    // Planning does not read weights: the directory has none.
     std::fs::create_dir(root.join("rm")).unwrap();
     std::fs::write(root.join("rm/config.json"), scorer).unwrap();
     for file in ["tokenizer.json", "tokenizer_config.json"] {
@@ -204,7 +204,7 @@ fn a_supervised_run_is_planned_by_the_longest_row() {
 /// On a device, tokens of a truncated or penalised distribution are drawn from whole rows of logits: as many rows as
 /// 256 MiB hold, of several words each.
 #[test]
-fn what_the_sampler_of_a_configuration_holds_is_counted() {
+fn memory_of_the_sampler_is_counted() {
     let dir = model();
     let root = dir.path();
     let vocab: u64 = 151_936;
@@ -227,7 +227,7 @@ fn what_the_sampler_of_a_configuration_holds_is_counted() {
         let more = drawn(key);
         assert!(more > whole && more < whole + whole / 8, "{key}: {more}, {whole}");
     }
-    // Of a run that replays a file only the evaluation draws, and a greedy one is not truncated.
+    // In a run that replays a file only the evaluation samples, and a greedy one does not truncate.
     let line =
         "{\"prompt_ids\": [1], \"completion_ids\": [[2], [3]], \"rewards\": [0, 1], \"logprobs\": [[-1], [-1]]}\n";
     std::fs::write(root.join("r.jsonl"), line).unwrap();

@@ -78,16 +78,16 @@ fn bf16_scores_are_those_of_f32_but_for_rounding() {
     assert!(exact.iter().zip(&rounded).all(|(a, b)| (a - b).abs() < 0.15), "{exact:?} {rounded:?}");
 }
 
-/// The model was made for 128 positions, and scores more: that is said, and of which line.
+/// The model was made for 128 positions, and scores more: a warning names the line.
 #[test]
 fn a_line_longer_than_the_context_is_warned_of() {
     let dir = model();
     let line = |completion: usize| format!("{{\"prompt_ids\":[1],\"completion_ids\":{:?}}}\n", vec![5; completion]);
-    let said = score(dir.path(), &(line(3) + &line(127)));
-    assert!(said.code == Some(0) && said.err.is_empty(), "{}", said.err);
-    let said = score(dir.path(), &(line(3) + &line(128)));
-    assert!(said.code == Some(0) && said.out.lines().count() == 2, "{}", said.err);
+    let output = score(dir.path(), &(line(3) + &line(127)));
+    assert!(output.code == Some(0) && output.err.is_empty(), "{}", output.err);
+    let output = score(dir.path(), &(line(3) + &line(128)));
+    assert!(output.code == Some(0) && output.out.lines().count() == 2, "{}", output.err);
     for words in ["warning", "line 2", "129 tokens", "context of 128"] {
-        assert!(said.err.contains(words), "{}", said.err);
+        assert!(output.err.contains(words), "{}", output.err);
     }
 }

@@ -26,8 +26,9 @@ fn solutions() -> tempfile::TempDir {
 #[test]
 fn scores_are_summed_up_with_failures_and_examples() {
     let dir = solutions();
-    let said = score(dir.path(), &["--reward", "gsm8k", "--reward", "keyword:two", "--json", "--out", "s.jsonl"]).ok();
-    let report: Value = serde_json::from_str(&said).unwrap();
+    let printed =
+        score(dir.path(), &["--reward", "gsm8k", "--reward", "keyword:two", "--json", "--out", "s.jsonl"]).ok();
+    let report: Value = serde_json::from_str(&printed).unwrap();
     assert_eq!(report["rows"], 4);
     let [gsm8k, keyword] = [0, 1].map(|i| &report["rewards"][i]);
     assert_eq!((&gsm8k["judged"], &gsm8k["of"], &gsm8k["median"]), (&json!(3), &json!(4), &json!(0.0)));
@@ -61,7 +62,7 @@ fn a_program_is_asked_by_group() {
     let dir = solutions();
     let table = r#"reward_funcs = [{ kind = "command", command = "sh sizes.sh", name = "sizes", by_group = true }]"#;
     std::fs::write(dir.path().join("c.toml"), table).unwrap();
-    // Answers how many completions it was asked about, for each of them.
+    // Scores each completion with the size of its batch.
     let script = r#"while read -r line; do
         case "$line" in *'"18","18"'*) echo '{"rewards": [2, 2]}';; *) echo '{"rewards": [1]}';; esac
     done"#;
@@ -83,8 +84,8 @@ fn token_ids_are_the_files_or_a_tokenizers() {
     let message = score(dir.path(), &["--reward", "length:5"]).refused();
     assert!(message.contains("length") && message.contains("--tokenizer"), "{message}");
     let mean = |arguments: &[&str]| {
-        let said: Value = serde_json::from_str(&score(dir.path(), &[arguments, &["--json"]].concat()).ok()).unwrap();
-        said["rewards"][0]["mean"].as_f64().unwrap()
+        let printed: Value = serde_json::from_str(&score(dir.path(), &[arguments, &["--json"]].concat()).ok()).unwrap();
+        printed["rewards"][0]["mean"].as_f64().unwrap()
     };
     assert_eq!(mean(&["--reward", "length:5", "--tokenizer", "words"]), 1.0);
     let row = json!({"completion": "hello", "completion_ids": [7, 8, 9, 9, 9, 9, 9, 9, 9, 9]});
@@ -109,9 +110,9 @@ fn bad_input_is_refused_by_name() {
     assert!(ran.code == Some(1) && ran.err.contains("scored no completion"), "{}", ran.err);
 }
 
-/// What a function raises is the headline, and what it quotes of a completion cannot move the terminal's cursor.
+/// A function's exception is the headline; text of a completion in it cannot move the terminal's cursor.
 #[test]
-fn a_functions_exception_is_said_without_escape_sequences() {
+fn a_functions_exception_is_printed_without_escape_sequences() {
     let Some(()) = testing::program("python3") else { return };
     let dir = directory(&[json!({"prompt": "q", "completion": "\u{1b}]0;owned\u{7}\u{1b}[2J"})]);
     let function = "def f(completions, **kwargs):\n    raise ValueError('cannot parse ' + completions[0])\n";

@@ -58,9 +58,9 @@ impl Shell {
     /// Runs a command to its end, which must be a good one. Returns everything that it printed.
     fn run(&self, words: &str) -> String {
         let Output { status, stdout, stderr } = self.command(words).output().unwrap();
-        let said = String::from_utf8(stdout).unwrap() + &String::from_utf8(stderr).unwrap();
-        assert!(status.success(), "{words}: {status}\n{said}");
-        said
+        let printed = String::from_utf8(stdout).unwrap() + &String::from_utf8(stderr).unwrap();
+        assert!(status.success(), "{words}: {status}\n{printed}");
+        printed
     }
 
     /// Makes the files of a page and runs its commands, but those that were run here already. Each must print what
@@ -87,15 +87,18 @@ impl Shell {
             return;
         }
         eprintln!("{page}: {words}");
-        let said = self.run(words);
-        if let Some(line) = missing(&said, output) {
-            panic!("{page}: `{words}` does not print\n{line}\nbut\n{said}");
+        let printed = self.run(words);
+        if let Some(line) = missing(&printed, output) {
+            panic!("{page}: `{words}` does not print\n{line}\nbut\n{printed}");
         }
     }
 
     fn json_lines(&self, words: &str) -> Vec<Value> {
-        let said = String::from_utf8(self.command(words).output().unwrap().stdout).unwrap();
-        said.lines().map(|line| serde_json::from_str(line).unwrap_or_else(|e| panic!("{words}: {e}\n{line}"))).collect()
+        let printed = String::from_utf8(self.command(words).output().unwrap().stdout).unwrap();
+        printed
+            .lines()
+            .map(|line| serde_json::from_str(line).unwrap_or_else(|e| panic!("{words}: {e}\n{line}")))
+            .collect()
     }
 }
 
@@ -201,9 +204,9 @@ fn the_job_script_of_the_cluster_page_stops_and_continues() {
             wait_until("a step is logged", || fs::metadata(&log).is_ok_and(|file| file.len() > 0));
             fs::write(root.join("wait"), "").unwrap();
             shell.run(&format!("kill -USR1 {}", child.id()));
-            let said = root.join(out).join("lockstep-0.log");
+            let log = root.join(out).join("lockstep-0.log");
             wait_until("the signal is acknowledged", || {
-                fs::read_to_string(&said).is_ok_and(|text| text.contains("SIGUSR1"))
+                fs::read_to_string(&log).is_ok_and(|text| text.contains("SIGUSR1"))
             });
             fs::remove_file(root.join("wait")).unwrap();
         }
@@ -239,7 +242,7 @@ fn the_tutorial_gives_its_numbers() {
     println!("tutorial.md, writing-a-reward.md: every command prints what the page shows, and the tables are right");
 }
 
-/// The numbers of the tutorial that stand in tables and in the text, compared with the files of its runs.
+/// Compares the numbers in the tutorial's tables and text with the files of its runs.
 fn numbers_of_the_tutorial(shell: &Shell) -> Vec<String> {
     let page = text_of("tutorial.md");
     let mut wrong = Vec::new();
@@ -276,7 +279,7 @@ fn numbers_of_the_tutorial(shell: &Shell) -> Vec<String> {
         same("after", &row[2], &format!("{after:.4}"));
         same("probability", &row[3], &format!("{} → {} %", digits(before), digits(after)));
     }
-    // What the text quotes from metrics.jsonl.
+    // Values that the text quotes from metrics.jsonl.
     let metrics = fs::read_to_string(shell.root().join("one/metrics.jsonl")).unwrap();
     let quoted: Vec<&str> = page.split('`').filter(|part| part.starts_with('"') && part.contains("\":")).collect();
     assert!(quoted.len() >= 3, "{quoted:?}");
@@ -288,16 +291,16 @@ fn numbers_of_the_tutorial(shell: &Shell) -> Vec<String> {
     shell.run("lockstep train step.toml --set learning_rate=1e-3 --out far");
     let far = shell.json_lines("lockstep score --model far/model --input group.jsonl");
     let share = format!("{:.3} %", 100.0 * libm::exp(first(&far[2])));
-    let said = page.split_once("falls to ").and_then(|(_, rest)| rest.split_once(". A gradient")).unwrap().0;
-    same("the probability of 93 at 1e-3", &said.split_whitespace().collect::<Vec<_>>().join(" "), &share);
+    let printed = page.split_once("falls to ").and_then(|(_, rest)| rest.split_once(". A gradient")).unwrap().0;
+    same("the probability of 93 at 1e-3", &printed.split_whitespace().collect::<Vec<_>>().join(" "), &share);
     // The rewards of the last minute.
     let metrics = fs::read_to_string(shell.root().join("two/steps.jsonl")).unwrap();
     let rewards: Vec<f64> =
         metrics.lines().map(|line| serde_json::from_str::<Value>(line).unwrap()["reward"].as_f64().unwrap()).collect();
     let ends = rewards.chunks(10).map(|part| part.iter().sum::<f64>() / part.len() as f64).collect::<Vec<_>>();
-    let said = page.split_once("the mean of ten steps rises from").unwrap().1;
-    let said: Vec<&str> = said.split_whitespace().take(3).collect();
+    let printed = page.split_once("the mean of ten steps rises from").unwrap().1;
+    let printed: Vec<&str> = printed.split_whitespace().take(3).collect();
     let shown = format!("{:.2} to {:.2}", ends[0], ends[ends.len() - 1]);
-    same("the rewards of the last run", said.join(" ").trim_end_matches([')', ',', '.']), &shown);
+    same("the rewards of the last run", printed.join(" ").trim_end_matches([')', ',', '.']), &shown);
     wrong
 }

@@ -19,7 +19,7 @@
 pub const MARK: &str = "<!-- A test runs the commands of this page. -->";
 const NOT_RUN: &str = "<!-- not run: ";
 
-/// What a page shows, in order.
+/// The contents of a page, in order.
 #[derive(Debug, PartialEq)]
 pub enum Piece {
     /// A file with its text.

@@ -136,8 +136,8 @@ fn an_evaluation_of_a_run_has_the_date_of_the_run() {
     begun_in_the_past(root, "train", "run", &keys("train", &[]), &[]);
     let short = ["--dataset", "e.jsonl", "--max-completion-length", "4"];
     let first_prompt = |arguments: &[&str]| {
-        let said = good(root, &[&["eval"], arguments, &short].concat()).err;
-        said.lines().find(|line| line.starts_with("first prompt")).unwrap().to_owned()
+        let printed = good(root, &[&["eval"], arguments, &short].concat()).err;
+        printed.lines().find(|line| line.starts_with("first prompt")).unwrap().to_owned()
     };
     for source in ["run", "run/checkpoints/step-000002"] {
         let first = first_prompt(&[source]);

@@ -1,4 +1,4 @@
-//! What may have become of a file in the run of a stranger.
+//! Changes of a file in a run from an untrusted source.
 
 use std::fs::{self, File};
 use std::io::Write;

@@ -47,7 +47,7 @@ pub const COMMANDS: [Tried; 16] = [
 ];
 
 impl Tried {
-    /// The command. The page is asked for everything that it shows, and then ended.
+    /// The command. For the page: requests everything that it shows, then stops it.
     pub fn command(&self, root: &Path) -> Command {
         if self.name != "the page" {
             return command(root, self.arguments);

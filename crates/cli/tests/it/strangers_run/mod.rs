@@ -20,7 +20,7 @@ use watched::{Seen, family, watched};
 
 /// Memory that differs between two runs of a command.
 const NOISE: u64 = 24 << 20;
-/// What a sparse file, and one that is not a regular file, may cost.
+/// The memory that a sparse or an irregular file may cost.
 const MAX_EXTRA_BYTES: u64 = 64 << 20;
 
 /// Runs with all files that are changed: by one process, in chunks, and with workers that were killed.
@@ -69,13 +69,13 @@ const FILES: [(&str, &str); 23] = [
 
 /// A command and a run.
 type Call = (&'static str, &'static str);
-/// What a command does: its end, and the weights that it leaves.
+/// The result of a command: its end, and the weights that it leaves.
 type Done = (Seen, Option<Vec<u8>>);
 
 /// A directory with the runs, and outside of them what must stay as it is.
 struct World {
     dir: tempfile::TempDir,
-    /// What each command does with each unchanged run.
+    /// The result of each command on each unchanged run.
     unchanged: BTreeMap<Call, Done>,
     outside: Vec<(PathBuf, Vec<u8>)>,
 }
@@ -135,7 +135,7 @@ impl World {
             let (seen, result) = self.run(tried);
             // A run that was killed is not proven as a whole, which is exit code 2.
             let is_verify = tried.name == "verify" && base == "killed" && seen.code == Some(2);
-            assert!(seen.code == Some(0) || is_verify, "{} of the unchanged run {base}: {}", tried.name, seen.said);
+            assert!(seen.code == Some(0) || is_verify, "{} of the unchanged run {base}: {}", tried.name, seen.printed);
             assert!(result.as_ref().is_none_or(|result| !result.is_empty()), "{} of {base}", tried.name);
             self.unchanged.insert((base, tried.name), (seen, result));
         }
@@ -160,7 +160,7 @@ impl World {
         if seen.hangs {
             wrong.push("it hangs".to_owned());
         }
-        if !matches!(seen.code, Some(0..=2)) || seen.said.contains("panicked") {
+        if !matches!(seen.code, Some(0..=2)) || seen.printed.contains("panicked") {
             wrong.push(format!("it ends with {:?}", seen.code));
         }
         let more = match change {
@@ -177,14 +177,17 @@ impl World {
         let is_bound = file != "config.toml";
         let name = path.file_name().unwrap().to_string_lossy();
         // A proof that fails names what differs, and where.
-        let is_convicted = seen.code == Some(1) && seen.said.contains("DIFFERS");
-        if is_bound && seen.code != expected.code && !is_convicted && !seen.said.contains(&*name) {
+        let is_convicted = seen.code == Some(1) && seen.printed.contains("DIFFERS");
+        if is_bound && seen.code != expected.code && !is_convicted && !seen.printed.contains(&*name) {
             wrong.push(format!("it does not name {name}"));
         }
-        if is_bound && seen.code == expected.code && result != *of_unchanged && !seen.said.contains(&*name) {
+        if is_bound && seen.code == expected.code && result != *of_unchanged && !seen.printed.contains(&*name) {
             wrong.push(format!("the result is another, and it does not name {name}"));
         }
-        wrong.iter().map(|why| format!("{} ({what}, seed {seed}): {why}\n{}", tried.name, last(&seen.said))).collect()
+        wrong
+            .iter()
+            .map(|why| format!("{} ({what}, seed {seed}): {why}\n{}", tried.name, last(&seen.printed)))
+            .collect()
     }
 }
 
@@ -361,14 +364,14 @@ fn with_link(world: &mut World, base: &'static str, link: &str, tried: &'static 
     symlink(&target, &path).unwrap();
     eprintln!("{} with {link} as a link", tried.name);
     let (seen, _) = world.run(tried);
-    let case = format!("{} with {link} as a link: {:?}\n{}", tried.name, seen.code, last(&seen.said));
+    let case = format!("{} with {link} as a link: {:?}\n{}", tried.name, seen.code, last(&seen.printed));
     if contents(&world.root().join("outside")) != world.outside {
         fs::remove_dir_all(world.root().join("outside")).unwrap();
         make_outside(&world.root().join("outside"));
         return Some(format!("it changes files outside: {case}"));
     }
     let name = path.file_name().unwrap().to_string_lossy().into_owned();
-    let is_named = seen.code == world.unchanged[&(base, tried.name)].0.code || seen.said.contains(&name);
+    let is_named = seen.code == world.unchanged[&(base, tried.name)].0.code || seen.printed.contains(&name);
     let is_right = !seen.hangs && matches!(seen.code, Some(0..=2)) && is_named;
     (!is_right).then_some(case)
 }
@@ -395,7 +398,7 @@ fn no_command_at_all_writes_or_deletes_through_a_link() {
     assert!(wrong.is_empty(), "{} wrong:\n{}", wrong.len(), wrong.join("\n"));
 }
 
-/// What a fork copies is of the checkpoint: nothing that lies beside it, and nothing that a link leads to.
+/// A fork copies only files of the checkpoint: neither other files in the directory nor targets of links.
 #[test]
 fn a_fork_has_the_files_of_the_checkpoint_and_no_others() {
     let world = World::new();
@@ -427,12 +430,17 @@ fn a_fork_has_the_files_of_the_checkpoint_and_no_others() {
         let forked = world.root().join("fork");
         match refused {
             None => {
-                assert_eq!(seen.code, Some(0), "{place}: {}", seen.said);
+                assert_eq!(seen.code, Some(0), "{place}: {}", seen.printed);
                 assert!(!forked.join(place).exists() && !forked.join(place).is_symlink(), "{place}");
                 assert_eq!(metrics(&forked), metrics(&world.root().join("base-one")), "{place}");
             }
             Some(name) => {
-                assert!(seen.code == Some(2) && seen.said.contains(name), "{place}: {:?} {}", seen.code, seen.said);
+                assert!(
+                    seen.code == Some(2) && seen.printed.contains(name),
+                    "{place}: {:?} {}",
+                    seen.code,
+                    seen.printed
+                );
             }
         }
         let secret = b"years of work";

@@ -8,16 +8,16 @@ use std::time::{Duration, Instant};
 
 /// The time after which a command hangs. The commands take seconds on a busy machine.
 const HANG: Duration = Duration::from_secs(300);
-/// A process that holds so many bytes is killed: the machine of the tests must live.
+/// A process with this much memory is killed, to protect the machine that runs the tests.
 const FAR_TOO_MUCH: u64 = 3 << 30;
 
-/// What became of a command.
+/// The end of a command.
 #[derive(Debug)]
 pub struct Seen {
     /// The exit code; none if a signal ended the process.
     pub code: Option<i32>,
     /// Standard output and standard error.
-    pub said: String,
+    pub printed: String,
     /// The most memory that one of its processes held, in bytes.
     pub peak: u64,
     /// True if the command did not end by itself.
@@ -29,10 +29,10 @@ pub fn watched(command: Command) -> Seen {
     let mut output = tempfile::tempfile().unwrap();
     let child = start(command, &output);
     let (code, peak, hangs) = watch(child);
-    let mut said = Vec::new();
+    let mut printed = Vec::new();
     output.rewind().unwrap();
-    output.read_to_end(&mut said).unwrap();
-    Seen { code, said: String::from_utf8_lossy(&said).into_owned(), peak, hangs }
+    output.read_to_end(&mut printed).unwrap();
+    Seen { code, printed: String::from_utf8_lossy(&printed).into_owned(), peak, hangs }
 }
 
 fn start(mut command: Command, output: &File) -> Child {

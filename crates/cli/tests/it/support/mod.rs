@@ -1,4 +1,4 @@
-//! Runs the program and looks at what it says and writes; makes a tiny model directory.
+//! Runs the program and reads its output and files; makes a tiny model directory.
 
 pub mod runs;
 
@@ -9,8 +9,8 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 use std::sync::Arc;
 
-/// What a run of the program gave.
-pub struct Said {
+/// The exit code and the output of the program.
+pub struct RunOutput {
     pub code: Option<i32>,
     pub out: String,
     pub err: String,
@@ -33,10 +33,10 @@ pub fn without_settings(command: &mut Command) {
 }
 
 /// Runs it to its end.
-pub fn lockstep(directory: &Path, arguments: &[&str]) -> Said {
+pub fn lockstep(directory: &Path, arguments: &[&str]) -> RunOutput {
     let Output { status, stdout, stderr } = command(directory, arguments).output().unwrap();
     let text = |bytes: Vec<u8>| String::from_utf8(bytes).unwrap();
-    Said { code: status.code(), out: text(stdout), err: text(stderr) }
+    RunOutput { code: status.code(), out: text(stdout), err: text(stderr) }
 }
 
 /// Every path under `directory` with its length, sorted.
@@ -80,12 +80,12 @@ pub fn without_checksum(mut bytes: Vec<u8>) -> Vec<u8> {
 /// Runs it, which must be refused: exit code 2, one paragraph with all of `words`, and nothing written.
 pub fn refused(directory: &Path, arguments: &[&str], words: &[&str]) {
     let before = listing(directory);
-    let said = lockstep(directory, arguments);
-    let all = format!("{arguments:?} said:\n{}{}", said.out, said.err);
-    assert_eq!(said.code, Some(2), "exit code; {all}");
-    let paragraphs: Vec<&str> = said.err.lines().filter(|line| line.starts_with("error: ")).collect();
+    let printed = lockstep(directory, arguments);
+    let all = format!("{arguments:?} printed:\n{}{}", printed.out, printed.err);
+    assert_eq!(printed.code, Some(2), "exit code; {all}");
+    let paragraphs: Vec<&str> = printed.err.lines().filter(|line| line.starts_with("error: ")).collect();
     assert_eq!(paragraphs.len(), 1, "one paragraph; {all}");
-    assert_eq!(said.err.lines().last(), paragraphs.first().copied(), "nothing after it; {all}");
+    assert_eq!(printed.err.lines().last(), paragraphs.first().copied(), "nothing after it; {all}");
     for word in words {
         assert!(paragraphs[0].contains(word), "`{word}` is missing; {all}");
     }

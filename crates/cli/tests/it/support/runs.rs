@@ -1,7 +1,7 @@
 //! Short training runs on a tiny Qwen3-shaped model, and what of a finished run must have the same bits however it came
 //! about.
 
-use super::{Said, lockstep, model_of};
+use super::{RunOutput, lockstep, model_of};
 use lockstep::wire::file::GroupFile;
 use serde_json::{Map, Value};
 use std::collections::BTreeMap;
@@ -75,10 +75,10 @@ pub fn listing_names(directory: &Path) -> Vec<String> {
 }
 
 /// Runs it to its end, which must be a good one.
-pub fn good(directory: &Path, arguments: &[&str]) -> Said {
-    let said = lockstep(directory, arguments);
-    assert_eq!(said.code, Some(0), "{arguments:?}\n{}{}", said.out, said.err);
-    said
+pub fn good(directory: &Path, arguments: &[&str]) -> RunOutput {
+    let output = lockstep(directory, arguments);
+    assert_eq!(output.code, Some(0), "{arguments:?}\n{}{}", output.out, output.err);
+    output
 }
 
 /// Whether a metric is of time, memory or throughput.
@@ -93,7 +93,7 @@ fn measured(name: &str) -> bool {
         || ["step_time", "time_s", "eval_runtime", "peak_bytes"].contains(&name)
 }
 
-/// What a run recorded: a line for each completion.
+/// The rollouts that a run recorded: a line for each completion.
 pub fn rollouts(run: &Path) -> Vec<Value> {
     let file = GroupFile::open(&run.join("rollouts.bin")).unwrap();
     file.groups().flat_map(|group| group.unwrap().lines()).map(Value::Object).collect()
@@ -117,7 +117,7 @@ pub fn of_lines(run: &Path, name: &str) -> Vec<f64> {
     lines.filter_map(|l| l[name].as_f64()).collect()
 }
 
-/// Steps, tags and values of a run's TensorBoard file but those of time, memory and throughput.
+/// Steps, tags and values of a run's TensorBoard file, without time, memory and throughput.
 pub fn events(run: &Path) -> Vec<(u64, String, u32)> {
     let (path, _) = super::listing(&run.join("tensorboard")).pop().unwrap();
     let bytes = fs::read(path).unwrap();
@@ -147,7 +147,7 @@ pub fn events(run: &Path) -> Vec<(u64, String, u32)> {
     found
 }
 
-/// What a finished run left, by relative path: weights, optimizer state, run state, completions, rollouts.
+/// The files of a finished run, by relative path: weights, optimizer state, run state, completions, rollouts.
 pub fn files(run: &Path) -> BTreeMap<String, Vec<u8>> {
     let mut found = BTreeMap::new();
     for (path, _) in super::listing(run) {
@@ -209,7 +209,7 @@ pub fn same_but_workers(expected: &Path, found: &Path) {
     same_files(expected, found, |run| {
         let mut files = files(run);
         files.retain(|name, _| !name.ends_with("fleet.json"));
-        // What workers have scored of a batch is in it; what is learned from it is compared.
+        // It has the workers' scores of a batch; the groups that are trained on are compared.
         for (_, bytes) in files.iter_mut().filter(|(name, _)| name.ends_with("frontier.begun.bin")) {
             bytes.clear();
         }

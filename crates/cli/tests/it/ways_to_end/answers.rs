@@ -1,5 +1,5 @@
-//! Answers on the disk that are none to their jobs, as an earlier learner may have accepted them: a run that continues
-//! has them made again.
+//! Results on disk that do not fit their jobs, as an earlier learner may have accepted them: a run that continues has
+//! them generated again.
 
 use super::kinds::{KINDS, Runs};
 use super::{Row, USUAL};
@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 
 type Change = fn(&mut Vec<JobResult>, &[JobResult]);
 
-/// What is changed of the results in a file; the second ones are those of the file before it.
+/// Changes of the results in a file; the second argument has those of the file before it.
 const CHANGES: [(&str, Change); 20] = [
     ("an empty answer", |all, _| all[0].bytes.clear()),
     ("the last one is empty", |all, _| all.last_mut().unwrap().bytes.clear()),
@@ -105,20 +105,20 @@ fn try_all(rows: &[(&str, Change)]) {
             let (before, (batch, mut all)) = (read(&files[place - 1]).1, read(&files[place]));
             change(&mut all, &before);
             fs::write(&files[place], batch_to_bytes(batch, &all)).unwrap();
-            let said = good(runs.root(), &["train", "--resume", &out, "--distributed", "--workers", "2"]);
-            assert!(said.err.contains("made again"), "{}, {what}: {}", kind.name, said.err);
+            let output = good(runs.root(), &["train", "--resume", &out, "--distributed", "--workers", "2"]);
+            assert!(output.err.contains("made again"), "{}, {what}: {}", kind.name, output.err);
             same_but_workers(&runs.whole(kind), &run);
         }
     }
 }
 
 #[test]
-fn an_answer_on_the_disk_that_is_none_is_made_again() {
+fn a_damaged_answer_is_generated_again() {
     try_all(&[CHANGES[0], CHANGES[13]]);
 }
 
 #[test]
 #[ignore = "minutes: cargo xtask nightly fleet_ends"]
-fn whatever_is_on_the_disk_a_run_goes_on_to_the_same_bits() {
+fn any_damaged_answer_leaves_the_bits_of_the_run() {
     try_all(&CHANGES);
 }

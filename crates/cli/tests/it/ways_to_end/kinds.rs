@@ -72,7 +72,7 @@ impl Runs {
 
     /// The run whose steps are done by `make`, once.
     fn made(&self, kind: &Kind, what: &str, make: impl FnOnce(&str)) -> PathBuf {
-        // One row makes it, and those that need it meanwhile wait.
+        // One row makes it; other rows that need it wait.
         let mut made = self.made.lock().unwrap_or_else(PoisonError::into_inner);
         let name = format!("{what}-{}", KINDS.iter().position(|other| other.name == kind.name).unwrap());
         if !made.contains_key(&name) {

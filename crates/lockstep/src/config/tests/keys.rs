@@ -1,4 +1,4 @@
-//! The ranges of keys, and values that are checked alone.
+//! The ranges of keys, and checks of single values.
 
 use crate::config::Config;
 use crate::config::keys::Key;
@@ -9,7 +9,7 @@ fn key(name: &str) -> &'static Key {
 
 #[test]
 fn ranges_hold_at_their_ends() {
-    let said = |name: &str, text: &str| {
+    let message = |name: &str, text: &str| {
         let mut config = Config::default();
         (key(name).read_text)(&mut config, text).unwrap();
         key(name).out_of_range(&config)
@@ -24,7 +24,7 @@ fn ranges_hold_at_their_ends() {
         ("stop", &["a"]),
     ] {
         for text in inside {
-            assert_eq!(said(name, text), None, "{name} = {text}");
+            assert_eq!(message(name, text), None, "{name} = {text}");
         }
     }
     for (name, text, words) in [
@@ -35,7 +35,7 @@ fn ranges_hold_at_their_ends() {
         ("max_staleness", "65", "`max_staleness` must be at least 0 and at most 64, but is 65"),
         ("threads", "0", "`threads` must be at least 1 and at most 4096, but is 0; \"none\" leaves it unset"),
     ] {
-        assert_eq!(said(name, text).as_deref(), Some(words));
+        assert_eq!(message(name, text).as_deref(), Some(words));
     }
 }
 

@@ -1,4 +1,4 @@
-//! Files, environment and names of keys: how layers are read and merged, and what is said of what cannot be read.
+//! Files, environment and names of keys: how layers are read and merged, and the errors.
 
 use super::{REQUIRED, grpo, layers, resolve};
 use crate::config::resolved::Origin;
@@ -11,7 +11,7 @@ use std::path::Path;
 use toml::Value;
 
 /// The error of a configuration file with this name and text.
-fn said(name: &str, text: &str) -> String {
+fn message(name: &str, text: &str) -> String {
     let dir = tempfile::tempdir().unwrap();
     let file = dir.path().join(name);
     std::fs::write(&file, text).unwrap();
@@ -22,25 +22,25 @@ fn said(name: &str, text: &str) -> String {
 }
 
 #[test]
-fn what_is_wrong_with_a_file() {
+fn errors_in_a_file_are_reported() {
     let sections = "DIR/c.toml: unknown key `training`. Keys are flat: there are no sections (`lockstep config \
                     show` lists \
                     all keys)";
-    assert_eq!(said("c.toml", "[training]\nbeta = 1\n"), sections);
+    assert_eq!(message("c.toml", "[training]\nbeta = 1\n"), sections);
     assert_eq!(
-        said("c.toml", "sead = 1\n"),
+        message("c.toml", "sead = 1\n"),
         "DIR/c.toml: unknown key `sead`; did you mean `seed`? (`lockstep config show` lists all keys)"
     );
-    assert_eq!(said("c.toml", "beta = \"much\"\n"), "DIR/c.toml: `beta`: expected a number, got \"much\"");
-    let twice = said("c.toml", "seed = 1\nbeta = 1\nseed = 2\n");
+    assert_eq!(message("c.toml", "beta = \"much\"\n"), "DIR/c.toml: `beta`: expected a number, got \"much\"");
+    let twice = message("c.toml", "seed = 1\nbeta = 1\nseed = 2\n");
     assert_eq!(twice, "DIR/c.toml, line 3: not valid TOML: the key `seed` is there twice");
-    let broken = said("c.toml", "= 1\n");
+    let broken = message("c.toml", "= 1\n");
     assert!(broken.starts_with("DIR/c.toml, line 1: not valid TOML: ") && !broken.contains("it was taken"), "{broken}");
-    let broken = said("reward.py", "seed = 1\n\nimport sys\n");
+    let broken = message("reward.py", "seed = 1\n\nimport sys\n");
     assert!(broken.starts_with("DIR/reward.py, line 3: not valid TOML: "), "{broken}");
-    let hint = "; it was taken for a configuration: a reward's command of several words stands in quotes";
+    let hint = "; it was taken for a configuration: put a reward's command of several words in quotes";
     assert!(broken.ends_with(hint), "{broken}");
-    let refused = said("c.toml", "fp16 = true\n");
+    let refused = message("c.toml", "fp16 = true\n");
     assert!(refused.starts_with("DIR/c.toml: `fp16 = true`: compute is f32 or bf16 here"), "{refused}");
 
     let dir = tempfile::tempdir().unwrap();
@@ -48,9 +48,9 @@ fn what_is_wrong_with_a_file() {
         let layers = Layers { file: Some(path.to_owned()), purpose: Purpose::Show, ..Layers::default() };
         layers.resolve().unwrap_err().to_string().replace(&dir.path().display().to_string(), "DIR")
     };
-    assert_eq!(at(dir.path()), "the configuration DIR is a directory, and no TOML file");
+    assert_eq!(at(dir.path()), "the configuration DIR is a directory, not a TOML file");
     std::fs::write(dir.path().join("config.toml"), "").unwrap();
-    assert_eq!(at(dir.path()), "the configuration DIR is a directory, and no TOML file: give DIR/config.toml");
+    assert_eq!(at(dir.path()), "the configuration DIR is a directory, not a TOML file: give DIR/config.toml");
     let missing = at(&dir.path().join("none.toml"));
     assert!(missing.starts_with("cannot read the configuration DIR/none.toml: "), "{missing}");
     assert!(missing.ends_with("; `lockstep config show` prints one"), "{missing}");
@@ -63,7 +63,7 @@ fn variables_of_the_environment() {
         layers.environment = variables.iter().map(|(k, v)| ((*k).to_owned(), (*v).to_owned())).collect();
         layers.resolve()
     };
-    // What sets no key, what is for tests, and what is empty.
+    // Variables that set no key, are for tests, or are empty.
     let others = [
         ("LOCKSTEP_DEVICE", "x"),
         ("LOCKSTEP_NATS_TOKEN", "x"),
@@ -131,7 +131,7 @@ fn presets_of_tasks() {
     let set = |task| [("model_name_or_path", "m"), ("dataset_name", "d"), ("task", task)];
     let prompts = resolve(Purpose::Grpo, &set("prompt_answer")).unwrap();
     assert_eq!(prompts.config.reward_funcs, ["exact_match".into()]);
-    // The preset's column is the default's, and there is no system prompt: neither is said to be the task's.
+    // The preset's column is the default, and there is no system prompt: neither is attributed to the task.
     assert_eq!(
         (prompts.origin("prompt_column"), prompts.origin("system_prompt")),
         (&Origin::Default, &Origin::Default)
@@ -158,7 +158,7 @@ fn origins_have_names() {
         [Origin::Task, Origin::Adapter, Origin::Program].map(|o| o.to_string()),
         ["task", "the adapter", "program"]
     );
-    // A method that has no algorithm says nothing of one.
+    // A method without an algorithm does not mention one.
     let sft = resolve(Purpose::Sft, &REQUIRED[..2]).unwrap();
     assert_eq!((sft.config.learning_rate, sft.origin("learning_rate")), (2e-5, &Origin::Default));
 }
@@ -219,12 +219,12 @@ fn keys_that_are_not_read() {
         "kl_target without adap_kl_ctrl = true changes nothing",
     ];
     let set = [("lora_r", "8"), ("kl_target", "3"), ("lora_alpha", "16")];
-    let mut said = note(Purpose::Show, &set);
-    said.sort();
+    let mut notes = note(Purpose::Show, &set);
+    notes.sort();
     let mut unmet = unmet.map(str::to_owned).to_vec();
     unmet.sort();
-    assert_eq!(said, unmet);
-    // Of a key's default nothing is said.
+    assert_eq!(notes, unmet);
+    // A key's default is not reported.
     assert_eq!(note(Purpose::Sft, &[("num_iterations", "1")]), [""; 0]);
     let refused = grpo(&[("algorithm", "rloo"), ("scale_rewards", "batch")]).unwrap_err().to_string();
     assert_eq!(refused, "`scale_rewards` has no part in algorithm = \"rloo\": remove it");

@@ -62,7 +62,7 @@ fn later_layers_win_and_are_remembered() {
 }
 
 #[test]
-fn what_is_shown_reads_back_to_the_same_values() {
+fn shown_values_are_read_back() {
     let set = [
         ("task", "gsm8k"),
         ("reward_funcs", r#"["gsm8k", {kind = "format", pattern = "a\"b\n.*"}]"#),
@@ -98,7 +98,7 @@ fn texts_of_flags() {
 }
 
 #[test]
-fn trl_keys_without_meaning_are_said_and_impossible_ones_refused() {
+fn trl_keys_without_meaning_are_reported_and_impossible_ones_refused() {
     let notes =
         grpo(&[("use_vllm", "true"), ("report_to", "wandb"), ("bf16", "false"), ("fp16", "False")]).unwrap().notes;
     assert_eq!(notes.len(), 4, "{notes:?}");
@@ -109,16 +109,16 @@ fn trl_keys_without_meaning_are_said_and_impossible_ones_refused() {
 }
 
 #[test]
-fn keys_of_other_commands_are_said() {
+fn keys_of_other_commands_are_reported() {
     let notes =
         |purpose: Purpose, set: &[(&str, &str)]| resolve(purpose, &[&REQUIRED[..2], set].concat()).unwrap().notes;
     let of_train = [("algorithm", "rloo"), ("epsilon", "0.3"), ("vf_coef", "2"), ("record_rollouts", "true")];
-    let said = notes(Purpose::Dpo, &of_train);
-    assert_eq!(said, ["without meaning in `lockstep dpo`: algorithm, epsilon, vf_coef, record_rollouts"]);
+    let reported = notes(Purpose::Dpo, &of_train);
+    assert_eq!(reported, ["without meaning in `lockstep dpo`: algorithm, epsilon, vf_coef, record_rollouts"]);
     assert_eq!(notes(Purpose::Sft, &[("beta", "0.1")]), ["without meaning in `lockstep sft`: beta"]);
     assert_eq!(notes(Purpose::Dpo, &[("beta", "0.3"), ("num_generations", "8")]), [""; 0]);
-    let said = grpo(&[("dpo_loss_type", "ipo")]).unwrap().notes;
-    assert_eq!(said, ["without meaning in `lockstep train`: dpo_loss_type"]);
+    let reported = grpo(&[("dpo_loss_type", "ipo")]).unwrap().notes;
+    assert_eq!(reported, ["without meaning in `lockstep train`: dpo_loss_type"]);
     // Nor do an algorithm's defaults reach where there is none.
     assert_eq!(resolve(Purpose::Dpo, &[&REQUIRED[..2], &of_train].concat()).unwrap().config.beta, 0.1);
     let ppo = resolve(Purpose::Sft, &[&REQUIRED[..2], &[("algorithm", "ppo")]].concat()).unwrap().config;
@@ -141,9 +141,9 @@ fn keys_that_change_nothing_are_reported() {
     assert_eq!(dpo, ["without meaning in `lockstep dpo`: loss_type (dpo_loss_type in its place)"]);
 }
 
-/// Groups without a gradient are left out only where they can be, and a run says why not.
+/// Groups without a gradient are left out only where possible, and a run reports why not.
 #[test]
-fn every_combination_that_computes_all_groups_says_why() {
+fn every_combination_that_computes_all_groups_has_a_reason() {
     assert_eq!(grpo(&[]).unwrap().config.computes_every_group(), None);
     let skips: [&[(&str, &str)]; 4] = [
         &[("loss_type", "vespo"), ("scale_rewards", "batch"), ("mask_truncated_completions", "true")],
@@ -181,7 +181,7 @@ fn every_combination_that_computes_all_groups_says_why() {
 }
 
 #[test]
-fn a_task_fills_in_what_is_not_set() {
+fn a_task_fills_in_missing_keys() {
     let set = [("model_name_or_path", "m"), ("dataset_name", "d"), ("task", "gsm8k")];
     let resolved = resolve(Purpose::Grpo, &set).unwrap();
     assert_eq!((resolved.config.prompt_column.as_str(), resolved.config.reward_funcs.len()), ("question", 1));
@@ -191,7 +191,7 @@ fn a_task_fills_in_what_is_not_set() {
     assert_eq!((config.prompt_column.as_str(), config.system_prompt), ("q", None));
 }
 
-/// What bits do not depend on stays as it is.
+/// Keys that bits do not depend on stay as they are.
 #[test]
 fn changes_are_undone_from_their_lines() {
     let began = grpo(&[("stop", "[\"a, now b\", \"c\"]")]).unwrap().config;
@@ -216,17 +216,17 @@ fn changes_are_undone_from_their_lines() {
     undo(&mut undone, &lines).unwrap();
     assert_eq!(undone.max_steps, -1);
     assert!(undo(&mut undone, &["max_steps was many, now 5"]).unwrap_err().contains("max_steps"));
-    // A value that cannot be told from the line is not guessed.
+    // A value that is ambiguous in the line is not guessed.
     assert!(undo(&mut undone, &["stop was [\"a, now b\"], now []"]).is_err());
 }
 
 #[test]
-fn changes_on_resume_are_free_said_or_refused() {
+fn changes_on_resume_are_free_reported_or_refused() {
     let began = grpo(&[]).unwrap().config;
     let now = |set| grpo(set).unwrap().config;
     assert!(changes_on_resume(&began, &now(&[("threads", "1"), ("logging_steps", "1")])).unwrap().is_empty());
-    let said = changes_on_resume(&began, &now(&[("learning_rate", "1e-5"), ("max_steps", "5")])).unwrap();
-    assert_eq!(said.len(), 2);
+    let reported = changes_on_resume(&began, &now(&[("learning_rate", "1e-5"), ("max_steps", "5")])).unwrap();
+    assert_eq!(reported.len(), 2);
     let error = changes_on_resume(&began, &now(&[("seed", "1"), ("beta", "0.1")])).unwrap_err();
     assert!(is_bad_input(&error));
     assert!(error.to_string().contains("seed was 42, now 1") && error.to_string().contains("beta was 0.0, now 0.1"));
@@ -290,7 +290,7 @@ fn every_example_is_a_configuration() {
             continue;
         }
         let text = std::fs::read_to_string(&file).unwrap();
-        // The command in its comment says what it is for.
+        // The command in the file's comment is its purpose.
         let purpose = [("lockstep dpo ", Purpose::Dpo), ("lockstep reward ", Purpose::Reward)]
             .into_iter()
             .find_map(|(command, purpose)| text.contains(command).then_some(purpose))
@@ -298,7 +298,7 @@ fn every_example_is_a_configuration() {
         let name = file.file_name().unwrap().to_string_lossy().into_owned();
         assert!(text.contains(&format!("examples/{name}")), "{name} does not say how it is run");
         assert!(!text.contains("../shared"), "{name} needs what only this project's machines have");
-        // As `lockstep config show FILE` and as its command: what the file leaves open, the command gives.
+        // As `lockstep config show FILE` and as its command, which sets the keys that the file leaves open.
         let layers = |purpose, set| Layers { purpose, file: Some(file.clone()), set, ..Layers::default() };
         layers(Purpose::Show, Vec::new()).resolve().unwrap_or_else(|e| panic!("{name}: {e}"));
         let open = ["model_name_or_path", "dataset_name", "eval_dataset_name"].into_iter();

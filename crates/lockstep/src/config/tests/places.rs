@@ -5,7 +5,7 @@ use crate::config::{Layers, Purpose, Resolved, settings_of_weights};
 use crate::error::is_bad_input;
 use std::path::{Path, PathBuf};
 
-/// A directory with a configuration file of this text, and files of these names beside it.
+/// A directory with a configuration file of this text, and files of these names.
 fn beside(text: &str, names: &[&str]) -> (tempfile::TempDir, Layers) {
     let dir = tempfile::tempdir().unwrap();
     let file = dir.path().join("c.toml");
@@ -37,7 +37,7 @@ fn paths_of_a_file_are_relative_to_it() {
     let rewards = format!("{:?}", config.reward_funcs);
     assert!(rewards.contains(&format!("python:{}:f", at("there").display())), "{rewards}");
     assert!(rewards.contains("command:none -x"), "{rewards}");
-    // A default is no path, even where there is a file of its name.
+    // A default is not a path, even if there is a file of its name.
     assert_eq!(config.value_model, "policy");
 }
 
@@ -101,7 +101,7 @@ fn an_adapter_gives_the_keys_of_its_section() {
         assert_eq!(*resolved.origin(key), Origin::Adapter, "{key}");
     }
     assert_eq!(*resolved.origin("disable_dropout"), Origin::Default);
-    // The same values may be said, the modules in any order.
+    // The same values may be repeated, the modules in any order.
     let same = [("lora_r", "4"), ("lora_target_modules", "[\"q_proj\", \"v_proj\"]"), ("disable_dropout", "true")];
     assert_eq!(with(dir.path(), Purpose::Grpo, &same).unwrap().config.adapter().map(|lora| lora.dropout), Some(0.0));
     // An evaluation takes the adapter as it is.

@@ -1,4 +1,4 @@
-//! Every refusal of the checks of configuration keys, word for word, beside the nearest configuration that is accepted.
+//! Every error of the checks of configuration keys, word for word, with the nearest accepted configuration.
 
 use super::{REQUIRED, grpo, resolve};
 use crate::config::{Config, Layers, Purpose};
@@ -6,7 +6,7 @@ use crate::error::is_bad_input;
 
 type Set<'a> = &'a [(&'a str, &'a str)];
 
-/// Asserts what is said of this configuration, and that the one with `fix` after it is accepted.
+/// Asserts the error of this configuration, and that the one with `fix` after it is accepted.
 #[track_caller]
 fn of(purpose: Purpose, base: Set<'_>, set: Set<'_>, words: &str, fix: Set<'_>) {
     let error = resolve(purpose, &[base, set].concat()).expect_err(&format!("{set:?} was accepted"));
@@ -165,7 +165,7 @@ fn rewards() {
     let none = "no reward: give --reward gsm8k (or format:REGEX, length:N, exact_match, unique_chars, \
                 command:PROGRAM, python:FILE:FUNCTION, model:DIR), or reward_funcs in the configuration";
     train(&[("reward_funcs", "[]")], none, &[("reward_funcs", "length:3")]);
-    // What is replayed has its rewards, unless there are evaluations.
+    // Replayed rollouts have their rewards, unless there are evaluations.
     let replay = [("reward_funcs", "[]"), ("replay", "r.jsonl")];
     grpo(&replay).unwrap();
     train(&[&replay[..], &[("eval_dataset_name", "e")]].concat(), none, &[("eval_dataset_name", "none")]);
@@ -298,7 +298,7 @@ fn evaluations_and_the_best() {
 }
 
 #[test]
-fn what_must_be_there() {
+fn required_keys() {
     let without_model = "no model: give --model DIR, or model_name_or_path in the configuration";
     let without_data = "no training data: give --dataset FILE, or dataset_name in the configuration";
     for purpose in [Purpose::Grpo, Purpose::Sft, Purpose::Dpo, Purpose::Reward] {
@@ -424,7 +424,10 @@ fn profiles_and_workers() {
         "[{}, { profiles = [\"a\", \"c\"] }]",
         "`workers`, entry 2: there is no `[sampling_profiles.c]`; there are: a, b",
     );
-    workers("[{ profiles = [\"a\"] }]", "no entry of `workers` has the profile \"b\": nobody would make its groups");
+    workers(
+        "[{ profiles = [\"a\"] }]",
+        "no entry of `workers` has the profile \"b\": no worker would generate its groups",
+    );
     train(
         &[("workers", "[{ profiles = [\"c\"] }]")],
         "`workers`, entry 1: there is no `[sampling_profiles.c]`; there are: none",
@@ -438,7 +441,7 @@ fn profiles_and_workers() {
 }
 
 #[test]
-fn what_biases_the_gradient_is_named() {
+fn settings_that_bias_the_gradient_are_named() {
     let notes = |set: Set<'_>| grpo(set).unwrap().notes;
     let rest = "the distribution that is sampled, but log-probabilities are the model's own: the policy gradient is \
                 biased, and the importance ratio does not correct it (docs/algorithms.md)";

@@ -75,7 +75,7 @@ fn profiles_replace_what_they_name() {
         ..all.clone()
     };
     assert_eq!((plan.ways(), &**plan.common()), (vec![&own, &all], &all));
-    // Groups 0 and 1 lie at 0 and at the golden ratio's 0.618.
+    // Groups 0 and 1 are at 0 and at the golden ratio's 0.618.
     assert_eq!((plan.profile(GroupId(0)), plan.profile(GroupId(1))), (Some("a"), Some("b")));
     assert_eq!((&**plan.of(GroupId(0)), &**plan.of(GroupId(1))), (&own, &all));
     // The group whose place is nearest to 1: what rounding leaves belongs to the last profile.
@@ -137,7 +137,7 @@ fn settings_of_trainers() {
     assert_eq!((policy.prefix_sharing, policy.gradient_checkpointing, policy.skip_zero_gradients), (false, true, true));
     assert_eq!((policy.optimizer, policy.adapter.map(|lora| lora.r)), (config.optimizer(), Some(4)));
     assert_eq!(policy.objective, config.objective());
-    // Scores know no temperature, and a value model has no adapter.
+    // Scores have no temperature, and a value model has no adapter.
     for (objective, temperature, is_adapted) in [
         (Objective::Preference(config.dpo()), 1.0, true),
         (Objective::Ranking(config.ranking()), 1.0, true),
@@ -149,7 +149,7 @@ fn settings_of_trainers() {
     }
     let every_group = Config { beta: 0.1, ..config.clone() };
     assert!(!trainer_config(&every_group, every_group.objective()).skip_zero_gradients);
-    // Without packing each group has a pass of its own.
+    // Without packing each group has a separate pass.
     let apart = Config { packing: false, ..config };
     assert_eq!(trainer_config(&apart, apart.objective()).max_tokens_per_micro_batch, 1);
 }
@@ -248,9 +248,9 @@ fn losses_of_a_configuration() {
     assert_eq!(config.ranking().center_rewards_coefficient, Some(0.05));
 }
 
-/// Only a run that generates completions records them, and a replayed file is read once unless something else is said.
+/// Only a run that generates completions records them, and a replayed file is read once unless a key sets more.
 #[test]
-fn what_a_command_and_a_replay_change() {
+fn a_command_and_a_replay_change_defaults() {
     let replay = |set: &[(&str, &str)]| grpo(&[&[("replay", "r.jsonl")], set].concat()).unwrap();
     assert_eq!(replay(&[]).config.num_train_epochs, 1.0);
     assert_eq!(replay(&[("num_train_epochs", "3")]).config.num_train_epochs, 3.0);

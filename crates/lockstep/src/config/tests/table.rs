@@ -47,7 +47,7 @@ fn rows_name_keys_that_there_are() {
     }
 }
 
-/// What `explain` and the documentation say of TRL is what TRL has.
+/// The names and defaults of TRL in `explain` and the documentation match TRL.
 #[test]
 fn names_and_defaults_of_trl() {
     let trl = trl();
@@ -59,10 +59,10 @@ fn names_and_defaults_of_trl() {
             let Some(theirs) = field(&trl, class, name) else { continue };
             found = true;
             let Trl::Field { defaults, .. } = key.row.trl else { unreachable!() };
-            let said = defaults.iter().find(|(methods, _)| methods.contain(method));
-            let said = said.map_or_else(|| key.default_text(method), |(_, text)| (*text).to_owned());
-            if key.row.read_by.contain(method) && !same(&said, theirs) {
-                wrong.push(format!("{class}.{name} is {theirs}, said to be {said}"));
+            let documented = defaults.iter().find(|(methods, _)| methods.contain(method));
+            let documented = documented.map_or_else(|| key.default_text(method), |(_, text)| (*text).to_owned());
+            if key.row.read_by.contain(method) && !same(&documented, theirs) {
+                wrong.push(format!("{class}.{name} is {theirs}, documented as {documented}"));
             }
         }
         if !found {
@@ -104,8 +104,7 @@ fn every_field_of_trl_has_an_answer() {
     assert!(count > 700, "{count} fields");
 }
 
-/// A key that all methods but some read says in its meaning or by its row what those have; one that none reads is no
-/// key.
+/// If some methods do not read a key, its meaning or its row names their replacement; every key has a reader.
 #[test]
 fn every_key_is_read() {
     for key in KEYS {
@@ -116,7 +115,7 @@ fn every_key_is_read() {
     }
 }
 
-/// A program that asks for the defaults of a method has those that a run of it resolves to.
+/// The defaults of a method for a program are those of a run.
 #[test]
 fn defaults_of_methods_are_those_of_their_runs() {
     let of = |purpose, algorithm| Config::defaults(purpose, algorithm);
@@ -131,7 +130,7 @@ fn defaults_of_methods_are_those_of_their_runs() {
     assert_eq!((trl_name, max_length.trl_name()), (Some("loss_type"), None));
 }
 
-/// Values that a program gives by name lie over a file and under the command line, and are checked as a file's are.
+/// A program's values by name override a file, not the command line, and are checked like a file's.
 #[test]
 fn values_of_a_program() {
     let resolve = |values: &[(&str, toml::Value)], set: &[(&str, &str)]| {

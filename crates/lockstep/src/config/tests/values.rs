@@ -1,4 +1,4 @@
-//! What the types of keys accept, and how values are written.
+//! The values that types of keys accept, and their text.
 
 use crate::config::values::{KeyValue, toml_of_text, toml_on_one_line};
 use rewards::RewardSpec;
@@ -11,7 +11,7 @@ fn text(text: &str) -> Value {
 }
 
 #[test]
-fn numbers_are_read_where_they_are_whole_and_in_range() {
+fn numbers_must_be_integers_in_range() {
     let cases: [(Value, Result<u64, &str>); 13] = [
         (Value::Integer(7), Ok(7)),
         (Value::Integer(0), Ok(0)),
@@ -23,7 +23,7 @@ fn numbers_are_read_where_they_are_whole_and_in_range() {
         (Value::Float(f64::INFINITY), Err("expected an integer, got inf")),
         (text("7"), Err("expected an integer, got \"7\"")),
         (Value::Boolean(true), Err("expected an integer, got true")),
-        // 18 digits may be no integer of TOML's for another reason than their number.
+        // A text of 18 digits is not a TOML integer for another reason than its length.
         (text("123456789012345678"), Err("expected an integer, got \"123456789012345678\"")),
         (
             text("1234567890123456789"),

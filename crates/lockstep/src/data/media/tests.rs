@@ -120,7 +120,7 @@ fn a_row_with_media_is_refused_by_its_line_in_every_kind_of_run() {
                 _ => json!({"prompt": "a", "completion": "b"}),
             };
             row[*name] = value.clone();
-            // Reward functions may read what they like.
+            // Reward functions may read any column.
             check(kind, row, *is_media && kind != Kind::Scored, &format!("`{name}`"));
         }
     }
@@ -142,10 +142,10 @@ fn a_row_with_media_is_refused_by_its_line_in_every_kind_of_run() {
 }
 
 #[test]
-fn the_refusal_says_what_to_do_and_a_renamed_column_is_for_rewards() {
+fn the_error_names_the_remedy_and_a_renamed_column_is_for_rewards() {
     let row = json!({"prompt": "a", "image": "x.png"});
     let words = "d.jsonl, line 2: `image` = \"x.png\", and models here read text only: leave out the row or the \
-                 column. If it is for reward functions alone, rename it, as in columns = { my_image = \"image\" }";
+                 column. If only reward functions need it, rename it, as in columns = { my_image = \"image\" }";
     assert_eq!(read(Kind::Online, &row, &[]).unwrap_err(), words);
     let parts = json!({"prompt": [{"role": "user", "content": "a"}, {"role": "user", "content": [{"type": "video"}]}]});
     let words = "d.jsonl, line 2: `prompt`: message 2 has a part of type `video`, and models here read text only: \

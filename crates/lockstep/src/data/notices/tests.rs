@@ -68,13 +68,13 @@ fn rows_of_which_something_is_not_used_are_counted() {
     ] {
         // The second of three rows.
         let found = notices(TEMPLATE, json!({}), &[json!({"prompt": "a"}), row.clone(), json!({"prompt": "b"})]);
-        let said: Vec<String> = found.info().into_iter().chain(found.warnings()).collect();
-        let is_right = said.len() == expected.len()
-            && said.iter().zip(&expected).all(|(line, words)| {
+        let reported: Vec<String> = found.info().into_iter().chain(found.warnings()).collect();
+        let is_right = reported.len() == expected.len()
+            && reported.iter().zip(&expected).all(|(line, words)| {
                 line.starts_with("d.jsonl: 1 of 3 rows") && line.contains(words) && line.contains("row 2")
             });
         if !is_right {
-            wrong.push(format!("{row}: {said:?}, not {expected:?}"));
+            wrong.push(format!("{row}: {reported:?}, not {expected:?}"));
         }
     }
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));

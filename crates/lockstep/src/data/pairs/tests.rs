@@ -1,4 +1,4 @@
-//! Rows to pairs to ids, and what is said of broken ones.
+//! Rows to pairs to ids, and the errors of broken ones.
 
 use super::*;
 use crate::Config;
@@ -57,16 +57,16 @@ fn texts_with_a_prompt_and_without() {
 #[test]
 fn conversations_as_the_template_renders_them() {
     let user = json!({"role": "user", "content": "hi"});
-    let said = |text: &str| json!({"role": "assistant", "content": text});
-    let whole = json!({"chosen": [user, said("yo")], "rejected": [user, said("no")]});
-    let apart = json!({"prompt": [user], "chosen": [said("yo")], "rejected": [said("no")]});
-    // A text prompt beside conversations repeats what they begin with.
-    let repeated = json!({"prompt": "hi", "chosen": [user, said("yo")], "rejected": [user, said("no")]});
+    let assistant = |text: &str| json!({"role": "assistant", "content": text});
+    let whole = json!({"chosen": [user, assistant("yo")], "rejected": [user, assistant("no")]});
+    let apart = json!({"prompt": [user], "chosen": [assistant("yo")], "rejected": [assistant("no")]});
+    // A text prompt with conversations repeats their beginning.
+    let repeated = json!({"prompt": "hi", "chosen": [user, assistant("yo")], "rejected": [user, assistant("no")]});
     let (texts, _) = load(&format!("{whole}\n{apart}\n{repeated}\n"), true, |_| {}).unwrap();
     for pair in texts {
         assert_eq!(pair, ["user:hi\nassistant:", "yo\n", "no\n"]);
     }
-    let strange = json!({"chosen": [said("a")], "rejected": [user]});
+    let strange = json!({"chosen": [assistant("a")], "rejected": [user]});
     refused(&strange.to_string(), &["line 1", "do not begin with the same message", "`prompt`"]);
     let mixed = json!({"chosen": "a", "rejected": [user]});
     refused(&mixed.to_string(), &["line 1", "one of `chosen` and `rejected` is a text"]);
@@ -93,7 +93,7 @@ fn other_names_and_long_pairs() {
 }
 
 #[test]
-fn what_is_wrong_is_named_with_its_line() {
+fn errors_are_named_with_their_line() {
     let good = "{\"prompt\": \"a\", \"chosen\": \"b\", \"rejected\": \"c\"}\n";
     refused(
         &format!("{good}{{\"prompt\": \"a\", \"chosen\": \"b\"}}"),
@@ -103,7 +103,7 @@ fn what_is_wrong_is_named_with_its_line() {
         &format!("{good}\n{}", good.replace('c', "b").replace("bhosen", "chosen").replace("rejebted", "rejected")),
         &["line 3", "are the same"],
     );
-    // An answer may be the end token alone.
+    // An answer may be only the end token.
     let (texts, _) = load("{\"prompt\": \"a\", \"chosen\": \"\", \"rejected\": \"c\"}", true, |_| {}).unwrap();
     assert_eq!(texts, [["a", "<e>", "c<e>"].map(str::to_owned)]);
     refused("{\"prompt\": \"a\", \"chosen\": \"b\", \"rejected\": 3}", &["line 1", "`rejected`", "expected a text"]);
@@ -180,7 +180,7 @@ fn prompts_that_answers_of_ids_share_leave_each_a_token() {
     let last = |id: u32| json!({"prompt_ids": [1], "chosen_ids": [id], "rejected_ids": [1]}).to_string();
     assert!(load(&last(31), false, |_| {}).is_ok());
     refused(&last(32), &["`chosen_ids` must be a list of token ids from 0 to 31"]);
-    // One of the two columns alone is none of ids.
+    // Only one of the two columns is not a row of ids.
     refused("{\"chosen_ids\": [1, 2], \"rejected\": \"b\"}", &["no column `chosen`"]);
 }
 
@@ -209,7 +209,7 @@ fn margins_and_other_columns() {
              and `margin`; here are `prompt`, `chosen`. Rename one with columns = { rejected = \"…\" }"],
     );
     refused("{\"prompt\": 3, \"chosen\": \"b\", \"rejected\": \"c\"}", &["line 1: `prompt`: expected a text"]);
-    // A prompt that is null is none: what both answers begin with.
+    // A null prompt counts as missing: the common beginning of both answers is used.
     let (texts, _) = load("{\"prompt\": null, \"chosen\": \"ab\", \"rejected\": \"ac\"}", false, |_| {}).unwrap();
     assert_eq!(texts, [["a", "b<e>", "c<e>"].map(str::to_owned)]);
     let stopped = load("{\"prompt\": \"a\", \"chosen\": \"b\", \"rejected\": \"c\"}", false, |s| s.stop.request());
@@ -218,7 +218,7 @@ fn margins_and_other_columns() {
 
 /// A pair that is certainly too long is left out before it is encoded, and one by one from the same row.
 #[test]
-fn what_is_far_too_long_is_not_encoded() {
+fn a_far_too_long_answer_is_not_encoded() {
     let long = "A".repeat((1 << 20) + 1);
     let good = "{\"prompt\": \"a\", \"chosen\": \"b\", \"rejected\": \"c\"}";
     for (chosen, rejected) in [(long.as_str(), "b"), ("b", long.as_str())] {
@@ -240,14 +240,14 @@ fn solutions_without_pairs() {
         error.map(|error| error.split_once("p.jsonl").map_or(error.clone(), |(_, rest)| rest.to_owned()))
     };
     let solution = |right: bool, text: &str| json!({"is_correct": right, "solution": text});
-    let said = |row: Value| solve(&row.to_string(), "train").unwrap_or_default();
-    assert_eq!(said(json!({"question": 3})), ", line 1: there is no text `question`");
+    let reported = |row: Value| solve(&row.to_string(), "train").unwrap_or_default();
+    assert_eq!(reported(json!({"question": 3})), ", line 1: there is no text `question`");
     let none = ", line 1: no column holds a solution {\"is_correct\": …, \"solution\": …}";
-    assert_eq!(said(json!({"question": "q", "u": {"is_correct": "yes", "solution": "p"}})), none);
-    // One side alone, and a right solution that is also a wrong one.
-    assert_eq!(said(json!({"question": "q", "u": solution(true, "p")})), " has no pair");
-    assert_eq!(said(json!({"question": "q", "u": solution(false, "p")})), " has no pair");
-    assert_eq!(said(json!({"question": "q", "u": solution(true, "p"), "v": solution(false, "p")})), " has no pair");
+    assert_eq!(reported(json!({"question": "q", "u": {"is_correct": "yes", "solution": "p"}})), none);
+    // Solutions of only one kind, and a right solution that is also a wrong one.
+    assert_eq!(reported(json!({"question": "q", "u": solution(true, "p")})), " has no pair");
+    assert_eq!(reported(json!({"question": "q", "u": solution(false, "p")})), " has no pair");
+    assert_eq!(reported(json!({"question": "q", "u": solution(true, "p"), "v": solution(false, "p")})), " has no pair");
     let both = json!({"question": "q", "u": solution(true, "p"), "v": solution(false, "r")});
     assert_eq!(solve(&both.to_string(), "train"), None);
     let split = solve(&both.to_string(), "dev");
@@ -255,7 +255,7 @@ fn solutions_without_pairs() {
     assert_eq!(split.as_deref(), Some(words));
 }
 
-/// A reward model's pairs lose their padding while they are read, so that what is left of none is named with its row.
+/// A reward model's pairs lose their padding while they are read; a pair of nothing else is named with its row.
 #[test]
 fn a_pair_that_is_refused_is_named_with_its_row() {
     let text = "{\"chosen\": \"aab\", \"rejected\": \"aac\"}\n\n{\"chosen\": \"aad\", \"rejected\": \"aae\"}\n";

@@ -28,21 +28,21 @@ fn shown(learned: Learned, prompt: Value, completion: Value, columns: Value) -> 
 const ALL: Learned = Learned { completion_only: None, assistant_only: false };
 
 #[test]
-fn what_is_learned_of_texts_and_conversations() {
+fn the_learned_tokens_of_texts_and_conversations() {
     let show = |learned, prompt: Value, completion: Value| shown(learned, prompt, completion, json!({})).unwrap();
     let everything = Learned { completion_only: Some(false), ..ALL };
     assert_eq!(show(ALL, json!("ab"), json!("cd")), "abCD.!");
     assert_eq!(show(everything, json!("ab"), json!("cd")), "ABCD.!");
     assert_eq!(show(ALL, json!("ab"), Value::Null), "AB.!");
-    let said = Learned { assistant_only: true, ..ALL };
+    let assistant = Learned { assistant_only: true, ..ALL };
     let talk = json!([{"role": "user", "content": "x"}, {"role": "assistant", "content": "y"}]);
     let more = json!([{"role": "user", "content": "z"}, {"role": "assistant", "content": "w"}]);
     assert_eq!(show(ALL, talk.clone(), Value::Null), "UX.!AY.!");
-    assert_eq!(show(said, talk.clone(), Value::Null), "ux.aY.!");
-    // Of a completion, what the assistant said in it; with the prompt, in both.
-    assert_eq!(show(said, talk.clone(), more.clone()), "ux.ay.uz.aW.!");
+    assert_eq!(show(assistant, talk.clone(), Value::Null), "ux.aY.!");
+    // The assistant's tokens in a completion; with the prompt, in both.
+    assert_eq!(show(assistant, talk.clone(), more.clone()), "ux.ay.uz.aW.!");
     assert_eq!(show(Learned { assistant_only: true, ..everything }, talk, more), "ux.aY.!uz.aW.!");
-    let refused = shown(said, json!("ab"), Value::Null, json!({})).unwrap_err().to_string();
+    let refused = shown(assistant, json!("ab"), Value::Null, json!({})).unwrap_err().to_string();
     assert!(refused.contains("assistant_only_loss is for conversations"), "{refused}");
 }
 

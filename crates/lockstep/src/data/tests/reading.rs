@@ -1,4 +1,4 @@
-//! Which files are read, what a row becomes, and each refusal word for word.
+//! The files that are read, the encoding of rows, and each error word for word.
 
 use super::files::files;
 use super::*;
@@ -19,7 +19,7 @@ fn directory(all: &[(&str, &str)]) -> tempfile::TempDir {
     dir
 }
 
-/// Names of the files that are read, or what is said.
+/// Names of the files that are read, or the error.
 fn found(dir: &tempfile::TempDir, configuration: Option<&str>, split: &str) -> Result<Vec<String>, String> {
     let name = |path: PathBuf| path.strip_prefix(dir.path()).unwrap().display().to_string();
     let of = files(dir.path(), configuration, split).map(|all| all.into_iter().map(name).collect());
@@ -42,7 +42,7 @@ fn files_of_a_split() {
         "DIR has no file of split `test`; it has: a/train/0.jsonl, dev.jsonl, train-1.jsonl, train.jsonl, \
          train_2.jsonl, training.jsonl (dataset_split, eval_dataset_split and dataset_config choose)"
     );
-    // Each of these names makes a directory one of splits.
+    // Each of these names makes a directory a directory of splits.
     for name in ["train", "test", "validation", "dev"] {
         let dir = directory(&[(&format!("{name}.jsonl"), ""), ("other.jsonl", "")]);
         assert!(found(&dir, None, "mine").is_err(), "{name}");
@@ -68,17 +68,17 @@ fn files_of_a_configuration_and_below() {
     // Three directories down, and not four.
     let deep = directory(&[("a/b/c/3.jsonl", ""), ("a/b/c/d/4.jsonl", "")]);
     assert_eq!(found(&deep, None, "train"), Ok(vec!["a/b/c/3.jsonl".to_owned()]));
-    // Of many files the first twelve are named.
+    // The first twelve of many files are named.
     let many: Vec<String> = (10..23).map(|i| format!("test-{i}.jsonl")).collect();
     let dir = directory(&many.iter().map(|name| (name.as_str(), "")).collect::<Vec<_>>());
-    let said = found(&dir, None, "train").unwrap_err();
-    assert!(said.contains("test-21.jsonl (dataset_split") && !said.contains("test-22"), "{said}");
+    let message = found(&dir, None, "train").unwrap_err();
+    assert!(message.contains("test-21.jsonl (dataset_split") && !message.contains("test-22"), "{message}");
     let nowhere = files(Path::new("no/such"), None, "train").unwrap_err();
     assert!(nowhere.to_string().starts_with("cannot list no/such: "), "{nowhere}");
 }
 
 #[test]
-fn metadata_in_json_are_no_rows_beside_data() {
+fn metadata_in_json_are_not_rows() {
     let dir = directory(&[("train.json", ""), ("rows/train.jsonl", "")]);
     assert_eq!(found(&dir, None, "train"), Ok(vec!["rows/train.jsonl".to_owned()]));
     let dir = directory(&[("train.json", ""), ("test.json", "")]);
@@ -143,19 +143,19 @@ fn files_in_order_up_to_a_limit() {
     let data = load(&dir, Some(2)).unwrap();
     assert_eq!((data.examples.len(), data.hash.clone()), (2, sha256(first.as_bytes())));
     assert_eq!(load(&dir, Some(1)).unwrap().examples.len(), 1);
-    let said = |dir: &tempfile::TempDir| {
+    let message = |dir: &tempfile::TempDir| {
         load(dir, None).unwrap_err().to_string().replace(&dir.path().display().to_string(), "DIR")
     };
     assert_eq!(
-        said(&dir),
+        message(&dir),
         "DIR/2.jsonl, line 2: `prompt`: expected a text, or a list of messages {\"role\": …, \"content\": …}, got 4"
     );
     // A list counts rows, and so do lines in a file of that ending count lines.
-    assert!(said(&directory(&[("2.json", second)])).starts_with("DIR/2.json, row 2: "));
-    assert!(said(&directory(&[("2.json", "\n{\"prompt\": 4}\n")])).starts_with("DIR/2.json, line 2: "));
-    assert!(said(&directory(&[("2.jsonl", "{\"prompt\": 4}\n")])).starts_with("DIR/2.jsonl, line 1: "));
+    assert!(message(&directory(&[("2.json", second)])).starts_with("DIR/2.json, row 2: "));
+    assert!(message(&directory(&[("2.json", "\n{\"prompt\": 4}\n")])).starts_with("DIR/2.json, line 2: "));
+    assert!(message(&directory(&[("2.jsonl", "{\"prompt\": 4}\n")])).starts_with("DIR/2.jsonl, line 1: "));
     let empty = directory(&[("1.jsonl", "\n")]);
-    assert_eq!(said(&empty), "the dataset DIR is empty: it has no row");
+    assert_eq!(message(&empty), "the dataset DIR is empty: it has no row");
 }
 
 #[test]
@@ -170,7 +170,7 @@ fn rows_in_memory_are_counted_and_hashed() {
     let none = DatasetSpec { rows: Some(Rows::try_from(vec![]).unwrap()), ..of(None) };
     assert_eq!(none.load().unwrap_err().to_string(), "the dataset memory is empty: it has no row");
     let refused = Rows::try_from(vec![json!({}), json!(3)]).unwrap_err();
-    assert_eq!(refused.to_string(), "row 2 is no JSON object such as {\"prompt\": \"…\"}: 3");
+    assert_eq!(refused.to_string(), "row 2 is not a JSON object such as {\"prompt\": \"…\"}: 3");
     let stop = StopSignal::new();
     stop.request();
     assert!(is_stopped(&DatasetSpec { stop: stop.clone(), ..of(None) }.load().unwrap_err()));
@@ -194,7 +194,7 @@ fn columns_of_an_example() {
         s.columns = vec![("new".into(), "old".into())];
     });
     assert_eq!(columns(&needed), json!({"tools": [], "new": 3}));
-    // A row that is learned whole keeps what the chat template reads.
+    // A row that is learned completely keeps the columns that the chat template reads.
     let whole = "{\"text\": \"whole\", \"old\": 3, \"tools\": [], \"chat_template_kwargs\": {}}";
     let of_text = example(whole, |s| s.whole_texts = true);
     assert_eq!((of_text.prompt.clone(), of_text.completion.clone()), (Content::from("whole"), None));
@@ -208,7 +208,7 @@ fn columns_of_an_example() {
         s.columns = vec![("text".into(), "body".into())];
     });
     assert_eq!(renamed.prompt, Content::from("b"));
-    // What has a prompt or a completion is no whole text, and ids are taken as they are.
+    // A row with a prompt or a completion is not a single text, and ids are taken as they are.
     let split = "{\"text\": \"t\", \"prompt\": \"p\"}";
     assert_eq!(example(split, |s| s.whole_texts = true).prompt, Content::from("p"));
     assert!(load("{\"text\": \"t\", \"completion\": \"c\"}", |s| s.whole_texts = true).is_err());
@@ -242,10 +242,10 @@ fn lines_and_lists() {
         ("{\"x\": 1}\n{\"x\": \"a", 2, 8, "a string"),
         ("{\"x\":", 1, 5, "a value"),
     ] {
-        let said = read("a.jsonl", text.as_bytes(), 9).unwrap_err();
+        let message = read("a.jsonl", text.as_bytes(), 9).unwrap_err();
         let whole = "each line must hold one whole JSON object, so write an object of several lines as one";
         assert_eq!(
-            said,
+            message,
             format!("a.jsonl, line {line}, column {column}: broken JSON: EOF while parsing {what}: {whole}")
         );
     }
@@ -255,13 +255,13 @@ fn lines_and_lists() {
     assert_eq!(read("a.json", list.as_bytes(), 2).unwrap(), [(1, json!(1)), (2, json!(2))]);
     assert_eq!(read("a.json", list.as_bytes(), 9).unwrap().len(), 3);
     for broken in ["[{\"x\": 1}] and more", "[{\"x\": 1}, 3]"] {
-        let said = read("a.json", broken.as_bytes(), 1).unwrap_err();
-        assert!(said.starts_with("a.json: broken JSON, or no list of objects: "), "{said}");
+        let message = read("a.json", broken.as_bytes(), 1).unwrap_err();
+        assert!(message.starts_with("a.json: broken JSON, or not a list of objects: "), "{message}");
     }
     for ending in ["gz", "zst", "csv", "arrow"] {
-        let said = read(&format!("a.{ending}"), b"", 9).unwrap_err();
+        let message = read(&format!("a.{ending}"), b"", 9).unwrap_err();
         let fix = "datasets are read as JSON lines (.jsonl) or Parquet (.parquet); unpack or convert it first";
-        assert_eq!(said, format!("a.{ending}: {fix}"));
+        assert_eq!(message, format!("a.{ending}: {fix}"));
     }
     let stop = StopSignal::new();
     stop.request();
@@ -276,23 +276,23 @@ fn a_number_that_64_bits_do_not_hold_is_refused_with_its_place() {
         let rows = super::rows::read(Path::new(name), text.as_bytes(), 9, &StopSignal::new());
         rows.map(|rows| rows.len()).map_err(|error| (is_bad_input(&error), error.to_string()))
     };
-    let said = |place: &str, column: &str, number: &str, read: &str| {
+    let message = |place: &str, column: &str, number: &str, read: &str| {
         let what = "has more digits than 64 bits hold, and would be read as";
         Err((true, format!("{place}, column `{column}`: {number} {what} {read}; write it as text: \"{number}\"")))
     };
     let big = "100000000000000000001";
     let mut wrong = Vec::new();
     for (name, text, expected) in [
-        ("a.jsonl", format!("{{\"x\": 1}}\n{{\"x\": {big}}}"), said("a.jsonl, line 2", "x", big, "1e+20")),
-        ("a.jsonl", format!("{{\"x\": [{{\"y\": {big}}}]}}"), said("a.jsonl, line 1", "x", big, "1e+20")),
-        ("a.json", format!("[{{\"x\": 1}}, {{\"x\": {big}}}]"), said("a.json, row 2", "x", big, "1e+20")),
-        ("a.json", format!("{{\"x\": {big}}}"), said("a.json, line 1", "x", big, "1e+20")),
+        ("a.jsonl", format!("{{\"x\": 1}}\n{{\"x\": {big}}}"), message("a.jsonl, line 2", "x", big, "1e+20")),
+        ("a.jsonl", format!("{{\"x\": [{{\"y\": {big}}}]}}"), message("a.jsonl, line 1", "x", big, "1e+20")),
+        ("a.json", format!("[{{\"x\": 1}}, {{\"x\": {big}}}]"), message("a.json, row 2", "x", big, "1e+20")),
+        ("a.json", format!("{{\"x\": {big}}}"), message("a.json, line 1", "x", big, "1e+20")),
         (
             "a.jsonl",
             "{\"x\": 0.12345678901234567890}".into(),
-            said("a.jsonl, line 1", "x", "0.12345678901234567890", "0.12345678901234568"),
+            message("a.jsonl, line 1", "x", "0.12345678901234567890", "0.12345678901234568"),
         ),
-        ("a.jsonl", "{\"x\": 1e-400}".into(), said("a.jsonl, line 1", "x", "1e-400", "0.0")),
+        ("a.jsonl", "{\"x\": 1e-400}".into(), message("a.jsonl, line 1", "x", "1e-400", "0.0")),
         ("a.jsonl", format!("{{\"x\": \"{big}\", \"{big}\": 0.1}}"), Ok(1)),
         ("a.jsonl", "{\"x\": 18446744073709551615, \"y\": -9223372036854775808}".into(), Ok(1)),
         ("a.jsonl", "{\"x\": 0.30000000000000004, \"y\": 1e20, \"z\": 0.10000000000000001}".into(), Ok(1)),
@@ -335,7 +335,7 @@ fn prompts_that_do_not_fit() {
         );
         assert_eq!(encode(None, context, room).unwrap_err().to_string(), words);
     }
-    // A completion alone does not fit: of the first row.
+    // Even the first row's completion does not fit alone.
     for (context, room, fix) in [
         (7, 8, "lower max_completion_length to 5, or below where a prompt is longer"),
         (

@@ -209,9 +209,9 @@ fn rows_have_the_ids_and_labels_of_each_training_template() {
     compare("known.json", read).check("rows of all training templates", &[("parts: write the content as one", 9)], 670);
 }
 
-/// Rows that TRL does not take as they are here, or takes at random, and what is made of them.
+/// Rows that TRL refuses, or encodes at random, and their treatment here.
 #[test]
-fn a_row_that_is_refused_says_what_helps() {
+fn a_refused_row_has_an_error_with_a_remedy() {
     let tokenizer = Tokenizer::load(&fixtures().join("bytes")).unwrap();
     let source = "{% for m in messages %}{{ m.content }}{% endfor %}";
     let template = ChatTemplate::new(source, tokenizer.special()).unwrap();

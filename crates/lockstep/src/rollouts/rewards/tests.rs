@@ -41,7 +41,7 @@ fn each_function_of_the_caller_is_named_once() {
     let found = named(&["function:y", "unique_chars", "function:x"], both()).unwrap();
     let expected = [("y", Owner::Caller), ("unique_chars", Owner::Configuration), ("x", Owner::Caller)];
     assert_eq!(found, expected.map(|(name, owner)| (name.to_owned(), owner)));
-    let own = "reward function:z is a program's own: run it from that program";
+    let own = "reward function:z is a function of a program: start the run from that program";
     assert_eq!(named(&["function:z"], both()).unwrap_err(), own);
     let left = "the function `x` was given, but reward_funcs has no \"function:x\" for it (or two have this name)";
     assert_eq!(named(&["function:y"], both()).unwrap_err(), left);

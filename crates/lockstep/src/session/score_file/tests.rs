@@ -13,7 +13,7 @@ fn scored(rows: &[Value], rewards: &[RewardSpec], tokenizer: Option<&Path>) -> a
     score_file(&config, &path.display().to_string(), tokenizer, &Sinks::new(), &StopSignal::new())
 }
 
-fn said(rows: &[Value], rewards: &[RewardSpec]) -> String {
+fn message(rows: &[Value], rewards: &[RewardSpec]) -> String {
     let error = scored(rows, rewards, None).err().expect("it was accepted");
     assert!(is_bad_input(&error), "{error:#}");
     let text = error.to_string();
@@ -22,7 +22,7 @@ fn said(rows: &[Value], rewards: &[RewardSpec]) -> String {
 
 #[test]
 fn completions_have_their_scores_in_the_order_of_the_file() {
-    // Two of one prompt, two without one, and one of the first prompt again.
+    // Two rows of one prompt, two without a prompt, and one of the first prompt again.
     let rows = [
         json!({"prompt": "p", "completion": "abc", "answer": "abc"}),
         json!({"prompt": "p", "completion": "aab", "answer": "x"}),
@@ -48,10 +48,10 @@ fn completions_have_their_scores_in_the_order_of_the_file() {
 }
 
 #[test]
-fn what_cannot_be_scored() {
-    assert!(said(&[json!({"prompt": "p"})], &["unique_chars".into()]).contains("no column `completion`"));
+fn files_that_cannot_be_scored_are_refused() {
+    assert!(message(&[json!({"prompt": "p"})], &["unique_chars".into()]).contains("no column `completion`"));
     let rows = [json!({"completion": "a", "answer": "a"}), json!({"completion": "a"})];
-    let missing = said(&rows, &["exact_match".into()]);
+    let missing = message(&rows, &["exact_match".into()]);
     assert!(missing.starts_with(", row 2") && missing.contains("answer"), "{missing}");
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("c.jsonl");

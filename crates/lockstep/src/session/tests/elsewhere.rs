@@ -181,7 +181,7 @@ fn ppo_has_the_same_bits_elsewhere() {
     assert_eq!(same_elsewhere(of_lora, options), 2 + 4);
 }
 
-/// Checks dynamic sampling, in which each round is a collection of its own.
+/// Checks dynamic sampling, in which each round is a separate collection.
 #[test]
 fn dynamic_sampling_has_the_same_bits_elsewhere() {
     let dynamic = |config: &mut Config| {
@@ -221,7 +221,7 @@ impl RolloutFunction for Asks {
 }
 
 #[test]
-fn a_function_of_the_caller_is_asked_elsewhere() {
+fn a_function_of_the_caller_runs_elsewhere() {
     let with_room = |config: &mut Config| {
         config.max_prompt_length = Some(16);
         config.vllm_importance_sampling_correction = true;

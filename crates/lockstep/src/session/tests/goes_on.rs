@@ -39,7 +39,7 @@ struct Place {
     staleness: usize,
 }
 
-/// Where a stop is requested: after this step, or while this call of the learner's reward is made.
+/// Where a stop is requested: after this step, or during this call of the learner's reward.
 #[derive(Clone, Copy, Debug)]
 enum Stop {
     Never,
@@ -120,7 +120,7 @@ impl Place {
         })
     }
 
-    /// Continues the run in `out`, with so many steps in all.
+    /// Resumes the run in `out`, with `steps` steps in all.
     fn resume(&self, out: &str, steps: i64, by_workers: bool) -> RunResult {
         let root = self.dir.path().join(out);
         let file = root.join("config.toml");
@@ -133,7 +133,7 @@ impl Place {
     }
 }
 
-/// What must have the same bits: the weights, and what was learned from.
+/// The files that must have the same bits: the weights, and the groups that were trained on.
 fn bits(run: &Path) -> Vec<(PathBuf, Vec<u8>)> {
     let model = ["model.safetensors", "adapter_model.safetensors"].map(|name| run.join("model").join(name));
     let all = model.into_iter().filter(|file| file.is_file()).chain([run.join("rollouts.bin")]);
@@ -151,9 +151,9 @@ fn each_kind(try_it: impl Fn(&Place)) {
     assert!(failed.is_empty(), "{failed:#?}");
 }
 
-/// Also where the learner's own reward is called after the stop: what was made ahead must be scored for the checkpoint.
+/// Also if the learner's own reward is called after the stop: groups generated ahead are scored for the checkpoint.
 #[test]
-fn a_stop_leaves_a_checkpoint_from_which_the_run_goes_on() {
+fn a_stop_leaves_a_checkpoint_that_resumes() {
     each_kind(|place| {
         let whole = place.begin("whole", 6, false, Stop::Never);
         for (number, stop) in [Stop::AfterStep(1), Stop::AfterStep(3), Stop::InReward(9)].into_iter().enumerate() {
@@ -170,9 +170,9 @@ fn a_stop_leaves_a_checkpoint_from_which_the_run_goes_on() {
 }
 
 #[test]
-fn a_run_that_has_done_its_steps_goes_on_with_more() {
+fn a_completed_run_resumes_with_more_steps() {
     each_kind(|place| {
-        // The last batch of four steps is whole; of three it is not, where a batch serves two steps.
+        // Four steps end with a complete batch; three do not, if a batch serves two steps.
         let config = place.config("", 1);
         let serves_several = config.steps_per_pass() > 1 || config.num_iterations > 1;
         for steps in [4, 3].into_iter().filter(|steps| *steps == 4 || serves_several) {

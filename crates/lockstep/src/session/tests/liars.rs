@@ -38,11 +38,11 @@ pub(super) enum Lie {
     Version,
     /// The group of another job.
     Group,
-    /// A completion fewer than asked for.
+    /// A completion fewer than requested.
     Count,
-    /// What is recorded of each token beside its log-probability is missing.
+    /// Records of tokens other than log-probabilities are missing.
     Columns,
-    /// What a reward reports beside its scores.
+    /// Reports of a reward other than scores.
     Problem,
     Metric,
     Extra,
@@ -73,7 +73,7 @@ impl Liar {
             }
             Lie::Group => group.group = group.group.after(1),
             Lie::Count => drop(group.completions.pop()),
-            // Later chunks continue what it has said.
+            // Later chunks continue the first lie.
             Lie::Token | Lie::LogProbability if !job.so_far.is_empty() => {}
             Lie::LaterToken => {
                 let so_far = job.so_far.get(1).map_or(usize::MAX, |so_far| so_far.ids.len());
@@ -86,7 +86,7 @@ impl Liar {
                 completion.columns.set(SAMPLER_LOGPS, logps);
             }
             Lie::Columns => drop(completion.columns.remove(ENTROPIES).expect("it is recorded")),
-            // What is continued has none yet.
+            // A completion that is continued has no score yet.
             Lie::Score => scores.iter_mut().for_each(|given| given.scores.values[1] = Some(1.5)),
             Lie::Problem => {
                 let problem = Problem::new("unique_chars", 1, "x").of_kind(ProblemKind::Crashed).at(vec![1]);
@@ -158,7 +158,7 @@ pub(super) fn join(out: &Path, name: &str, lie: Lie) -> anyhow::Result<()> {
     join_and_lie(out, name, lie, usize::MAX)
 }
 
-/// The same worker, which tells the lie so many times.
+/// The same worker, which tells the lie `lies` times.
 fn join_and_lie(out: &Path, name: &str, lie: Lie, lies: usize) -> anyhow::Result<()> {
     let (server, stop) = (NatsServer::default(), StopSignal::new());
     let options = WorkerOptions {
@@ -251,9 +251,9 @@ fn a_changed_score_of_a_deterministic_reward_is_found() {
     found(Lie::Score, 1, &["group 0, completion 1, score of `unique_chars`: it said 1.5 (0x3ff8000000000000)"]);
 }
 
-/// What a worker invents of a reward that has none passes no audit, and raises no alarm.
+/// Invented reports of a reward that has none pass no audit, and raise no alarm.
 #[test]
-fn what_is_invented_beside_the_scores_is_found() {
+fn invented_reports_of_a_reward_are_found() {
     found(Lie::Problem, 1, &["group 0, problems of `unique_chars`: it said [Problem {", "gives []"]);
     found(Lie::Metric, 0, &["group 0, metrics of `unique_chars`: it said [(\"x\", 9.0)], and the job gives []"]);
     found(Lie::Extra, 2, &["group 0, columns of `unique_chars`: it said [(\"x\", ", "gives []"]);
@@ -291,10 +291,10 @@ fn lies_about_chunks_are_found() {
 const UNREADABLE: [Lie; 7] =
     [Lie::Rubbish, Lie::Empty, Lie::Vocabulary, Lie::Version, Lie::Group, Lie::Count, Lie::Columns];
 
-/// Without an audit, what cannot be read is done again, by the same worker if there is no other. A worker whose answers
-/// are all of this kind is expelled.
+/// Without an audit, an unreadable answer is generated again, by the same worker if there is no other. A worker whose
+/// answers are all unreadable is expelled.
 #[test]
-fn an_answer_that_is_none_is_made_again() {
+fn an_unreadable_answer_is_generated_again() {
     let chunks = |c: &mut Config| (c.max_staleness, c.partial_rollout_tokens) = (2, Some(2));
     let kinds: [&dyn Fn(&mut Config); 4] =
         [&|c| c.max_staleness = 0, &|c| c.max_staleness = 1, &|c| c.max_staleness = 2, &chunks];

@@ -38,7 +38,7 @@ fn by_kind(plan: &MemoryPlan) -> BTreeMap<&str, u64> {
 }
 
 #[test]
-fn a_run_holds_what_was_planned() {
+fn a_run_holds_its_planned_memory() {
     let dir = directory();
     let data = dir.path().join("data.jsonl").display().to_string();
     let base = |out: &str| Config {
@@ -49,7 +49,7 @@ fn a_run_holds_what_was_planned() {
         max_completion_length: 48,
         max_tokens_per_micro_batch: 128,
         max_steps: 2,
-        // A run that leaves groups out may never hold what a step on all takes.
+        // A run that leaves groups out may never reach the memory of a step on all groups.
         skip_zero_gradients: false,
         ..config(dir.path(), out)
     };
@@ -86,7 +86,7 @@ fn a_run_holds_what_was_planned() {
             let what = format!("{}, {kind}: planned {planned}, held {bytes}", out.display());
             assert!(bytes <= planned, "{what}");
             match *kind {
-                // A micro-batch that no further sequence fits in may be smaller than what was planned for.
+                // A micro-batch without room for a further sequence may be smaller than the planned one.
                 "activations" | "workspace" => assert!(2 * bytes > planned, "{what}"),
                 _ => assert_eq!(bytes, planned, "{what}"),
             }

@@ -36,7 +36,7 @@ fn the_seconds_of_each_reward_are_measured() {
 }
 
 #[test]
-fn a_reward_that_says_the_same_of_everything_is_named() {
+fn a_constant_reward_is_named() {
     let same = RunOptions::new().context(one_thread()).train_rows(rows()).profiled().reward("same", |_| Some(1.0));
     let (ids, profile) = found(|_| {}, same);
     assert!(ids.contains(&"zero_spread".to_owned()), "{ids:?} of {:?}", profile.measured);
@@ -62,7 +62,7 @@ fn each_part_of_a_run_is_a_stage() {
 /// An evaluation generates a hundred times as many completions as a step, so it takes longer on any machine; but it
 /// could not take more than half of the steps' seconds if it were part of them.
 #[test]
-fn an_evaluation_is_no_part_of_a_steps_seconds() {
+fn an_evaluation_is_not_part_of_a_steps_seconds() {
     let evaluates = |config: &mut Config| {
         (config.eval_strategy, config.eval_steps, config.num_generations_eval) = (Strategy::Steps, Some(1), Some(64));
     };

@@ -184,7 +184,7 @@ fn lora_and_bf16() {
 }
 
 #[test]
-fn the_policy_scores_what_older_weights_wrote() {
+fn the_policy_scores_tokens_of_older_weights() {
     proven(1, false, corrected);
     proven(2, false, |config| {
         corrected(config);
@@ -222,7 +222,7 @@ fn a_skipped_step_publishes_the_same_weights_under_the_next_number() {
 /// If batches were filled with whatever completions are ready, short completions would be preferred. Checks that the
 /// lengths that are trained on are those that were sampled, in every step.
 #[test]
-fn what_was_sampled_is_what_is_learned_from() {
+fn all_sampled_completions_are_trained_on() {
     let dir = directory();
     for k in [0, 1, 3] {
         let config =
@@ -317,7 +317,7 @@ fn a_stopped_run_resumes_to_the_same_bits() {
 /// Interrupts a run wherever it checks for a stop request, also while it generates ahead or scores completions of older
 /// weights.
 #[test]
-fn a_step_that_is_discarded_generates_ahead_again() {
+fn a_discarded_step_generates_ahead_again() {
     let mut config = Config { max_steps: 4, packing: false, max_staleness: 2, ..config(Path::new(""), "") };
     corrected(&mut config);
     let plain = || options(&Config::default(), false);
@@ -333,9 +333,9 @@ fn a_damaged_frontier_is_refused() {
     let checkpoint = run.dir.checkpoint(3);
     let file = checkpoint.join("frontier.bin");
     let bytes = std::fs::read(&file).unwrap();
-    let said = |damaged: &[u8]| {
+    let message = |damaged: &[u8]| {
         std::fs::write(&file, damaged).unwrap();
-        // What a list of files would notice first is not what is tested.
+        // Without the list of files, which would report the damage first.
         let _ = std::fs::remove_file(checkpoint.join("files.json"));
         let error = Run::resume(Purpose::Grpo, &checkpoint, options(&config, false)).err().expect("refused");
         format!("{error:#}")
@@ -344,8 +344,8 @@ fn a_damaged_frontier_is_refused() {
     flipped[bytes.len() / 2] ^= 1;
     for (damaged, word) in [(&flipped[..], "checksum"), (&bytes[..bytes.len() - 3], "cut off"), (&[], "has 0 batches")]
     {
-        let said = said(damaged);
-        assert!(said.contains("frontier.bin") && said.contains(word), "{said}");
+        let message = message(damaged);
+        assert!(message.contains("frontier.bin") && message.contains(word), "{message}");
     }
 }
 
@@ -359,7 +359,7 @@ impl RolloutFunction for Never {
 }
 
 #[test]
-fn what_cannot_be_generated_ahead_is_refused() {
+fn settings_that_forbid_generating_ahead_are_refused() {
     let dir = directory();
     let refused = |change: fn(&mut Config), function: bool, words: &[&str]| {
         let mut config = stale(dir.path(), "out", 1);

@@ -142,7 +142,7 @@ fn a_gradient_is_cancelled_between_layers_and_micro_batches() {
 fn a_step_on_a_generation_in_use_is_rolled_back() {
     let config = Config { num_iterations: 2, beta: 0.1, logging_steps: 1, ..small() };
     let steps = stopped_anywhere(Purpose::Grpo, config, options);
-    // With the reference's scores where a generation begins.
+    // With the reference's scores at the beginning of a generation.
     assert_eq!(steps, [[0; 6].as_slice(), &[1; 4], &[2; 6], &[3; 4]].concat());
 }
 
@@ -160,7 +160,7 @@ fn a_step_of_ppo_is_rolled_back_before_both_models_change() {
         adap_kl_ctrl: true,
         kl_coef: 0.3,
         logging_steps: 1,
-        // The state that a stop leaves behind is what is saved, not that of the step before it.
+        // The saved state is that after the stop, not that of the step before it.
         save_steps: 100,
         ..small()
     };

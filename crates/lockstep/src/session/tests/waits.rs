@@ -1,7 +1,7 @@
-//! Waits of a learner with workers. Only one core of the machine is left to the run, and what the learner waits for
-//! needs that core: a worker that computes, or a reward or callback that takes it. A learner that kept the core while
-//! it waits would wait for ever, however many cores the machine has. While a reward is slow, in a step, an evaluation
-//! or beside an audit, the workers continue.
+//! Waits of a learner with workers. Only one core of the machine is left to the run, and the learner waits for
+//! something that needs it: a worker that computes, or a reward or callback that takes the core. A learner that kept
+//! the core while it waits would wait for ever, however many cores the machine has. While a reward is slow, in a step,
+//! an evaluation or during an audit, the workers continue.
 
 use super::liars::{Lie, join};
 use super::{config, directory, rows};

@@ -243,7 +243,7 @@ fn lora(config: &mut Config) {
 }
 
 #[test]
-fn any_number_of_workers_has_the_bits_of_none() {
+fn any_number_of_workers_has_the_bits_of_one_process() {
     same(&[1, 2, 5], |config| config.beta = 0.1);
     same(&[2], |config| {
         lora(config);
@@ -282,7 +282,7 @@ fn ppo_and_dynamic_sampling_by_workers() {
 
 /// Gives a worker a job for another version of the weights, and a job with a reward that the worker lacks.
 #[test]
-fn a_worker_refuses_what_it_cannot_do() {
+fn a_worker_refuses_a_run_it_cannot_work_for() {
     let dir = directory();
     let config = small(dir.path(), "out");
     let run = Run::new(Purpose::Grpo, config.clone(), options(&config)).unwrap();

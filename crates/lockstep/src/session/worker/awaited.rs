@@ -20,7 +20,7 @@ pub(super) struct Awaited<'a> {
     pub name: &'a str,
     /// The run's directory, or the address of a server.
     pub run: &'a Path,
-    /// Whether `run` is a server, which tells of its learner itself.
+    /// Whether `run` is a server, which reports its learner itself.
     pub is_server: bool,
     /// Whether the worker also waits for the learner of a run that has ended, or has had none.
     pub waits: bool,
@@ -36,7 +36,7 @@ impl Awaited<'_> {
         loop {
             self.stop.check()?;
             match exchange.learner().map_err(of_fleet)? {
-                // It is not the one of before, which the exchange does not tell of.
+                // It is not the previous learner, which the exchange does not report.
                 Some(state) if state.ended => return Ok(None),
                 Some(state) if self.is_of_learner(&state)? => return Ok(Some(state)),
                 _ => self.refuse_a_run_without_learner(since)?,
@@ -48,19 +48,19 @@ impl Awaited<'_> {
         }
     }
 
-    /// Whether the learner that wrote this state still runs. One that was killed may tell of another configuration than
-    /// the next one has.
+    /// Whether the learner that wrote this state still runs. The state of a killed one may have another configuration
+    /// than the next one.
     pub fn is_of_learner(&self, state: &LearnerState) -> anyhow::Result<bool> {
         Ok(self.is_server || Layout::of_run(self.run).is_of_learner(state).map_err(of_fleet)?)
     }
 
-    /// Fails if the run has begun, and nobody says that it will have a learner (again). `since` is when the worker
+    /// Fails if the run has begun, and no file shows that it will have a learner (again). `since` is when the worker
     /// began to wait.
     pub fn refuse_a_run_without_learner(&self, since: Instant) -> anyhow::Result<()> {
         if self.is_server || self.waits {
             return Ok(());
         }
-        // A run that has not begun may have one. One that was killed or stopped is continued.
+        // A run that has not begun may get a learner. A killed or stopped run is resumed.
         let Ok(run) = RunDir::open(self.run) else { return Ok(()) };
         let why = match last_learner(self.run) {
             Some(state) if !state.ended => return Ok(()),
@@ -82,7 +82,7 @@ impl Awaited<'_> {
     }
 }
 
-/// What the last learner of a run told its workers.
+/// The last learner's message to its workers.
 fn last_learner(run: &Path) -> Option<LearnerState> {
     serde_json::from_slice(&disk::read(Layout::of_run(run).learner(), disk::most::STATE).ok()?).ok()
 }

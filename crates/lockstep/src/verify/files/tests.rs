@@ -107,7 +107,7 @@ fn weights_are_compared_first_and_logs_of_the_state_last() {
     // Neither is compared: a list of the files, and lineages of weights that workers may have.
     two.write(FILE_LIST, "1", "2");
     two.write("fleet.json", "1", "2");
-    // Nor is what the Python package writes beside them.
+    // Nor are files of the Python package.
     fs::write(two.recorded.join("trainer_state.json"), "{}").unwrap();
     fs::create_dir(two.recorded.join("empty")).unwrap();
     for name in names {
@@ -132,7 +132,7 @@ fn a_file_that_only_one_checkpoint_has_is_named() {
     assert!(difference(&two.recorded.join("gone"), &two.remade, 4, SAME).is_err());
 }
 
-/// A value model is a directory of its own, which the next step depends on as much.
+/// A value model is a separate directory, which the next step depends on as much.
 #[test]
 fn directories_of_a_checkpoint_are_compared() {
     let two = Two::new();
@@ -212,8 +212,8 @@ fn tensors_of_another_layout_are_named() {
     // A header of more bytes than the file has.
     let long = [&u64::MAX.to_le_bytes()[..], b"{}"].concat();
     two.write(name, &long, &long);
-    let said = format!("{:#}", difference(&two.recorded, &two.remade, 4, SAME).unwrap_err());
-    assert_eq!(said, format!("{}: its header is longer than the file", two.recorded.join(name).display()));
+    let message = format!("{:#}", difference(&two.recorded, &two.remade, 4, SAME).unwrap_err());
+    assert_eq!(message, format!("{}: its header is longer than the file", two.recorded.join(name).display()));
 }
 
 #[test]
@@ -287,8 +287,8 @@ fn groups_are_compared_as_groups() {
     assert_eq!(two.found(), None);
     for name in [name, "frontier.bin", "frontier.begun.bin"] {
         two.write(name, "rubbish", "rubbish");
-        let said = format!("{:#}", difference(&two.recorded, &two.remade, 4, SAME).unwrap_err());
-        assert!(said.starts_with(&format!("{}: ", two.recorded.join(name).display())), "{said}");
+        let message = format!("{:#}", difference(&two.recorded, &two.remade, 4, SAME).unwrap_err());
+        assert!(message.starts_with(&format!("{}: ", two.recorded.join(name).display())), "{message}");
         two.write(name, "", "");
         assert_eq!(two.found(), None);
     }
@@ -301,7 +301,7 @@ fn the_final_model_is_that_of_its_checkpoint() {
     let name = "model.safetensors";
     two.write("config.json", "{}", "{}");
     two.write(name, safetensors(&[("x", "U8", &[1])]), safetensors(&[("x", "U8", &[1])]));
-    // Of each directory alone.
+    // A file in only one of the directories.
     fs::write(two.recorded.join("README.md"), "x").unwrap();
     fs::write(two.remade.join("run_state.json"), "{}").unwrap();
     two.write(FILE_LIST, "1", "2");
@@ -315,7 +315,7 @@ fn the_final_model_is_that_of_its_checkpoint() {
     assert_eq!(found(), two.at(name, "x, element 0", "weight", "[01]", "[03]"));
 }
 
-/// What is removed from a result, added to it or replaced in it, and the file that differs; none if nothing does.
+/// Files removed from a result, added to it or replaced in it, and the file that differs, if any.
 #[test]
 fn a_result_has_all_files_of_the_model_and_no_others() {
     enum Change {
@@ -382,7 +382,7 @@ fn a_result_has_all_files_of_the_model_and_no_others() {
         let weights = |value: u8| safetensors(&[("x", "U8", &[value])]);
         two.write("model.safetensors", weights(1), weights(1));
         two.write("additional_chat_templates/rag.jinja", "x", "x");
-        // What only the run needs.
+        // Files that only the run needs.
         fs::create_dir(two.remade.join("value_model")).unwrap();
         for file in ["optimizer_moments.safetensors", "value_head.safetensors", "value_model/model.safetensors"] {
             fs::write(two.remade.join(file), weights(1)).unwrap();

@@ -80,7 +80,7 @@ fn bits_are_compared() {
     }
 }
 
-/// What is made first is compared first, in all completions; scores that were not asked again are left out.
+/// The parts are compared in the order of their computation, in all completions; scores from the record are left out.
 #[test]
 fn the_first_lie_is_named() {
     let mut recorded = group();

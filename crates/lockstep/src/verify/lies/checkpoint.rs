@@ -7,9 +7,9 @@ use model::io::FileList;
 use serde_json::Value;
 use std::collections::BTreeSet;
 
-/// Of the first records in files of checkpoints, and of answers, what nobody can repeat.
+/// Fields of the first records in files of checkpoints, and of answers, that cannot be repeated.
 const TIMES: [&str; 2] = ["seconds", "times"];
-/// What is not compared of batches that are generated in chunks.
+/// Fields of batches generated in chunks that are not compared.
 const OF_BEGUN: [&str; 5] = ["answer", "rollout_s", "rewards", "scored", "values"];
 
 #[test]
@@ -116,7 +116,7 @@ fn a_lie_in_any_field_of_the_state_is_found() {
         leaves("", &good, &mut all);
         for leaf in all {
             let field = leaf.split('/').nth(1).unwrap();
-            // Of a field that is not compared, one leaf is enough.
+            // One leaf of a field that is not compared is enough.
             if OF_LOGS.contains(&field) && (kind != "GRPO" || !seen.insert(field.to_owned())) {
                 continue;
             }

@@ -68,7 +68,7 @@ fn a_lie_in_any_column_of_the_record_is_found() {
                 assert!(report.not_verified[0].contains("the record at byte "), "{kind}, {lie}: {report:?}");
                 return Difference::default();
             };
-            // Of a changed number, either the group that is missing or the one that is beyond.
+            // If a number is changed, either the missing group or the extra one is named.
             assert!(found.group == Some(id) || lie.contains("`group`") && found.group.is_some(), "{lie}: {found:?}");
             found
         };
@@ -99,7 +99,7 @@ fn a_lie_in_any_column_of_the_record_is_found() {
     }
 }
 
-/// A record as a list: what is there too often, elsewhere, or of no step.
+/// A record as a list: groups that occur twice, at another place, or for no step.
 #[test]
 fn each_group_is_recorded_once_and_in_its_place() {
     let dir = directory();
@@ -156,7 +156,7 @@ fn each_group_is_recorded_once_and_in_its_place() {
         write(&path, &records);
         assert_eq!(convicted(&root, what).kind, kind, "{what}");
     }
-    // Of a step that the run did not reach, it is not said that a step learned from it.
+    // A group of a step that the run did not reach does not count as trained on.
     write(&path, &with(last, other(0, |g| (g.group, g.step) = (GroupId(99), Some(7)))));
     let report = verified(&root);
     assert_eq!(report.not_verified, ["steps 3 to 7: the run left no checkpoint after them"]);
@@ -179,7 +179,7 @@ fn each_group_is_recorded_once_and_in_its_place() {
     }
 }
 
-/// Updates, which a run records of some groups: their log-probabilities alone are not compared.
+/// Updates, which a run records for some groups: only their log-probabilities are not compared.
 #[test]
 fn a_lie_in_any_column_of_the_updates_is_found() {
     let dir = directory();
@@ -239,7 +239,7 @@ fn a_lie_in_any_column_of_the_updates_is_found() {
         write(&path, &[lie, good[1].clone()]);
         assert_eq!(convicted(&root, what).kind, "update", "{what}");
     }
-    // Of steps that were not recorded, nothing is known.
+    // Nothing is known about steps that were not recorded.
     write(&path, &[invented(|g| (g.group, g.step) = (GroupId(99), Some(7)))]);
     proven(&root, "an update of a step beyond the record");
 }

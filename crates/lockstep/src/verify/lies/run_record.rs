@@ -9,7 +9,7 @@ use telemetry::RunRecord;
 use telemetry::build::Build;
 use telemetry::record::{FileHash, ForkedFrom, MeasuredCeilings, Start};
 
-/// What a lie in a field of `record.json` gives.
+/// The result of a lie in a field of `record.json`.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Gives {
     /// A difference of this kind.
@@ -72,7 +72,7 @@ const OF_RECORD: [(&str, Gives); 51] = [
     ("/starts/_/command/_", Gives::Nothing),
     // Its end: the new value, which `config.toml` has. Lies about the old one are below.
     ("/starts/_/changed/_", Gives::Nothing),
-    // What is left out, and no leaf.
+    // Fields that are left out, and are not leaves.
     ("/model", Gives::Kind("hash")),
     ("/prompt_files", Gives::Kind("hash")),
     ("/data", Gives::Kind("hash")),

@@ -1,4 +1,4 @@
-//! The recorded groups, and what is found when the groups of a replay are compared with them.
+//! The recorded groups, and their comparison with the groups of a replay.
 
 use super::*;
 use crate::rollouts::generation::tests::round;
@@ -109,9 +109,9 @@ fn scores_that_are_not_asked_again_come_from_the_record() {
     assert_eq!(rewards(&group), [[Some(30.0), Some(0.25)], [Some(31.0), Some(0.25)]]);
     assert_eq!(group.completions[0].steps, Vec::new());
     assert_eq!(group.completions[1].steps, [Some(vec![(0, 0.5)]), None]);
-    let said = record.fill(&mut scored(9), &names).unwrap_err();
-    assert!(said.is::<NotVerifiable>());
-    assert_eq!(said.to_string(), "group 9 was not recorded, and its scores by r, other cannot be asked again");
+    let error = record.fill(&mut scored(9), &names).unwrap_err();
+    assert!(error.is::<NotVerifiable>());
+    assert_eq!(error.to_string(), "group 9 was not recorded, and its scores by r, other cannot be computed again");
     // A checkpoint has the groups that the run never learned from.
     let mut ahead = super::tests::group(9, None);
     ahead.completions[1].rewards.truncate(1);
@@ -119,7 +119,7 @@ fn scores_that_are_not_asked_again_come_from_the_record() {
     let mut group = scored(9);
     record.fill(&mut group, &names).unwrap();
     assert_eq!(rewards(&group), [[Some(90.0), Some(0.25)], [None, Some(0.25)]]);
-    // What is recorded counts, not what came with a checkpoint.
+    // The record counts, not the group that came with a checkpoint.
     record.ahead.insert(GroupId(3), super::tests::group(5, None));
     let mut group = scored(3);
     record.fill(&mut group, &names).unwrap();

@@ -74,7 +74,7 @@ fn the_rows_of_a_step_are_those_that_were_set_last() {
     assert_eq!(tables(&rows), (vec![2, 2], vec![10, 11, 12, 0]), "up to the last table that a row uses");
     assert_eq!((rows.rows(), rows.sampled().to_vec_u32()), (3, vec![2, 0]));
     assert_eq!(rows.sequences().collect::<Vec<_>>(), [(0..2, 0..1), (2..3, 1..2)]);
-    // A table keeps what was not set again.
+    // A table keeps entries that were not set again.
     rows.set_table(1, &[15, 16]);
     rows.set_table(0, &[17]);
     rows.set(step(&[4, 5, 6, 7, 8], &[2, 1, 1, 1, 2], &[4], &[]));

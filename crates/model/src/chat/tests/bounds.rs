@@ -26,7 +26,7 @@ fn a_budget_is_spent_to_its_last_byte_and_namespace() {
         limits::charge_namespace().unwrap_or_else(|e| panic!("{n}: {e}"));
     }
     assert!(limits::charge_namespace().unwrap_err().to_string().contains("more than 1000 namespaces"));
-    // A rendering begins with the whole budget, and what was too much takes all that was left.
+    // A rendering begins with the full budget, and an excess takes all that was left.
     limits::begin();
     limits::charge_namespace().unwrap();
     limits::charge(10).unwrap();
@@ -88,7 +88,7 @@ fn sources_expressions_and_branches_have_a_largest_length() {
     assert_eq!(checked(&"x".repeat(1 << 20)), Ok(1 << 20));
     let error = checked(&"x".repeat((1 << 20) + 1)).unwrap_err();
     assert_eq!(error, "chat template: template `name`: 1048577 bytes, more than 1048576");
-    // The end of the expression is a token, too; each expression and each block begins anew.
+    // The end of the expression is a token, too; each expression and each block starts its own count.
     let tokens = |n: usize| format!("{{{{ {}}}}}", "1 ".repeat(n - 1));
     assert_eq!(checked(&tokens(2000)), Ok(0));
     assert_eq!(checked(&(tokens(1500) + &tokens(2000) + "{% if a %}" + &tokens(2000))), Ok(0));
@@ -129,7 +129,7 @@ fn constants_have_a_largest_size() {
             assert!(error.contains(&why), "{too_large}: {error}");
         }
     }
-    // Division by a small number gives a large one; by itself no number is large.
+    // Division by a small number gives a large one; a number in the source is not limited.
     assert!(compiled("{{ 'a' * (9 // 1) }}").unwrap_err().contains("a constant of inf bytes"));
     for number in ["8 / 2", "99999 * 99999", "9 ** 99", "1e300 * 1e300", "'a' * n", "n * 99999"] {
         if let Err(error) = compiled(&format!("{{{{ {number} }}}}")) {

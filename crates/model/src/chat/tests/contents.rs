@@ -24,7 +24,7 @@ fn texts_and_conversations_are_read() {
 }
 
 #[test]
-fn what_is_neither_is_shown() {
+fn other_values_are_shown_in_the_error() {
     let neither = "expected a text, or a list of messages {\"role\": …, \"content\": …}, got ";
     for value in [json!(7), json!(null), json!({}), json!([])] {
         assert_eq!(read(value.clone()), Err(format!("{neither}{value}")));
@@ -48,7 +48,7 @@ fn what_is_neither_is_shown() {
 }
 
 #[test]
-fn a_system_prompt_comes_before_what_has_none() {
+fn a_system_prompt_is_added_where_there_is_none() {
     let (system, user) = (json!({"role": "system", "content": "S"}), json!({"role": "user", "content": "hi"}));
     assert_eq!(Content::from("hi").after_system("S"), messages(json!([system, user])));
     assert_eq!(messages(json!([user, user])).after_system("S"), messages(json!([system, user, user])));

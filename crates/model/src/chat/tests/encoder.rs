@@ -88,7 +88,7 @@ fn pairs_share_what_both_answers_begin_with() {
     let text = |list: [&str; 3]| Ok(list.map(str::to_owned));
     assert_eq!(pair(&"hi".into(), " a", " b"), text(["^hi", " a#", " b#"]));
     assert_eq!(pair(&say(&[("user", "hi")]), "a", "b"), text(["tku:hi#a:", "a#", "b#"]));
-    // What answers share beyond the prompt is theirs; no list is empty.
+    // Tokens that answers share beyond the prompt are the answers'; no list is empty.
     assert_eq!(pair(&"hi".into(), "ab", "ac"), text(["^hi", "ab#", "ac#"]));
     assert_eq!(pair(&"hi".into(), "", "b"), text(["^hi", "#", "b#"]));
     assert_eq!(pair(&"hi#".into(), "", "b"), text(["^hi#", "#", "b#"]));
@@ -132,7 +132,7 @@ fn completions_are_encoded_with_their_prompt() {
     let error = complete(all.chat(), "hi".into(), answer()).unwrap_err();
     assert!(error.starts_with("the prompt is a text, but the completion is a conversation: give both"), "{error}");
     assert_eq!(complete(all.plain(), user(), answer()).unwrap_err(), NO_TEMPLATE);
-    // A prompt that the template renders otherwise alone: the completion begins where the tokens part.
+    // A prompt that the template renders differently alone: the completion begins where the tokens differ.
     let other = Encoders::new("{{ messages | length }}{% for m in messages %}{{ m.content }}#{% endfor %}");
     assert_eq!(complete(other.chat(), user(), answer()).unwrap(), "|2hi#ho#");
     assert!(other.chat().encode_completion(&user(), &answer()).unwrap().prompt_differs);
@@ -144,7 +144,7 @@ fn completions_are_encoded_with_their_prompt() {
 }
 
 #[test]
-fn what_an_assistant_said_ends_with_its_turn() {
+fn the_assistants_tokens_end_with_the_turn() {
     let chat = json!([{"role": "user", "content": "hi"}, {"role": "assistant", "content": "ho"},
         {"role": "user", "content": "he"}, {"role": "assistant", "content": "hu"}]);
     let plain = |end: &str| {
@@ -154,22 +154,22 @@ fn what_an_assistant_said_ends_with_its_turn() {
         )
     };
     // No special token: all that is printed.
-    assert_eq!(said(&plain(""), &chat).unwrap(), "ho\nhu\n");
+    assert_eq!(assistant_text(&plain(""), &chat).unwrap(), "ho\nhu\n");
     // Special tokens of the message itself end nothing; of several behind it, the last ends the turn.
     let twice = json!([{"role": "user", "content": "hi"}, {"role": "assistant", "content": "h#o"}]);
-    assert_eq!(said(&plain(""), &twice).unwrap(), "h#o\n");
-    assert_eq!(said(&plain("#"), &twice).unwrap(), "h#o#");
-    assert_eq!(said(&plain("##"), &twice).unwrap(), "h#o##");
-    // The last message ends otherwise than the others; each stretch ends by itself.
-    assert_eq!(said(&plain("{% if not loop.last %}#{% endif %}"), &chat).unwrap(), "ho#hu");
+    assert_eq!(assistant_text(&plain(""), &twice).unwrap(), "h#o\n");
+    assert_eq!(assistant_text(&plain("#"), &twice).unwrap(), "h#o#");
+    assert_eq!(assistant_text(&plain("##"), &twice).unwrap(), "h#o##");
+    // The last message ends differently from the others; each message has its own end.
+    assert_eq!(assistant_text(&plain("{% if not loop.last %}#{% endif %}"), &chat).unwrap(), "ho#hu");
     // An assistant may speak first.
     let first = json!([{"role": "assistant", "content": "ho"}, {"role": "user", "content": "hi"}]);
-    assert!(said(&plain("#"), &first).unwrap().ends_with("ho#"));
-    // A message of which the template prints nothing.
+    assert!(assistant_text(&plain("#"), &first).unwrap().ends_with("ho#"));
+    // A message that the template does not print.
     let calls = json!([{"role": "user", "content": "hi"}, {"role": "assistant", "tool_calls": ["f"]},
         {"role": "user", "content": "he"}]);
     let changes = "{% for m in messages %}{{ m.role }}{{ 'b' if loop.last else 'a' }}{% endfor %}";
-    let error = said(changes, &calls).unwrap_err().to_string();
+    let error = assistant_text(changes, &calls).unwrap_err().to_string();
     let why = "message 2 of the conversation: the chat template has no {% generation %}, and renders the conversation \
                so differently";
     assert!(error.starts_with(why) && error.contains("write {% generation %} and {% endgeneration %}"), "{error}");

@@ -1,4 +1,4 @@
-//! What templates are given: messages, tools, variables; and which template is chosen.
+//! Inputs of templates: messages, tools, variables; and the choice of the template.
 
 use super::*;
 
@@ -111,7 +111,7 @@ fn templates_lie_in_files_or_in_the_configuration() {
     assert_eq!(error, "chat template: there are several, and none is the default: b, rag");
     assert_eq!(template.source(), "s", "the first by name, where none is the default");
 
-    // Files beside one another; other files are no templates.
+    // Several template files; other files are not templates.
     write("additional_chat_templates/tool_use.jinja", "tools");
     write("additional_chat_templates/notes.txt", "{% not a template");
     let template = load().unwrap().unwrap();

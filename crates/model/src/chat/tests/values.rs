@@ -116,7 +116,7 @@ fn each_argument_of_tojson_has_its_place_and_its_name() {
     assert!(refused("{{ gone | tojson }}", x()).contains("tojson: a value of kind undefined is not JSON"));
 }
 
-/// Day after day from 1970 into the next cycle of 400 years, beside a calendar that counts days.
+/// Every day from 1970 into the next cycle of 400 years, compared with a calendar that counts days.
 #[test]
 fn every_day_is_the_day_after_the_one_before() {
     let days = ["Thu", "Fri", "Sat", "Sun", "Mon", "Tue", "Wed"];

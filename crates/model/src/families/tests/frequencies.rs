@@ -1,4 +1,4 @@
-//! Rotary frequencies beside the formulas of their papers, in f64.
+//! Rotary frequencies compared with the formulas of their papers, in f64.
 
 use super::*;
 

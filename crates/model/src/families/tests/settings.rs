@@ -4,7 +4,7 @@ use super::*;
 use crate::Head;
 use kernels::DType;
 
-/// Of a family, with only the sizes that have no default.
+/// A configuration of a family with only the sizes that have no default.
 fn bare(family: &str, more: Value) -> Result<ModelConfig> {
     let mut config = json!({"model_type": family, "hidden_size": 512, "intermediate_size": 20, "num_hidden_layers": 12,
         "num_attention_heads": 32, "vocab_size": 50});
@@ -92,7 +92,7 @@ fn null_and_absent_differ_where_transformers_makes_them_differ() {
 }
 
 #[test]
-fn what_would_change_the_arithmetic_is_refused_and_what_does_not_is_read() {
+fn fields_that_change_the_arithmetic_are_refused_and_others_are_read() {
     for (key, neutral) in [
         ("attention_dropout", &[json!(0), json!(0.0)][..]),
         ("hidden_dropout", &[json!(0), json!(0.0)]),

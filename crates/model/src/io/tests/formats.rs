@@ -1,4 +1,4 @@
-//! What is written beside the weights, how they are cut into files, and the headers of files.
+//! Files other than weights, the sharding of weights, and the headers of files.
 
 use super::super::safetensors::{entries, metadata};
 use super::*;
@@ -130,7 +130,7 @@ fn the_configuration_is_written_as_it_was_read() {
 }
 
 #[test]
-fn files_beside_the_weights_are_copied() {
+fn other_files_than_weights_are_copied() {
     let (from, to) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
     let tokenizer = [
         "added_tokens.json",
@@ -211,10 +211,10 @@ fn files_of_processes_that_are_gone_are_removed() {
     );
     let temporary = format!(".a.json.{own}.partial");
     assert!(!at(&temporary).exists() && !at(&removed[0]).exists());
-    assert!(write_atomically(Path::new("/"), |_| Ok(())).unwrap_err().to_string().contains("is no file name"));
+    assert!(write_atomically(Path::new("/"), |_| Ok(())).unwrap_err().to_string().contains("is not a file name"));
 }
 
-/// In another container a number is another process: the lock says that it lives.
+/// In another container an id is another process: the lock shows that it lives.
 #[test]
 fn files_of_processes_that_live_elsewhere_are_kept() {
     let dir = tempfile::tempdir().unwrap();
@@ -228,7 +228,7 @@ fn files_of_processes_that_live_elsewhere_are_kept() {
     let mut locks = [&file, &other, &directory].map(|path| Some(lock_partial(path).unwrap()));
     sweep_partial(&at("a.json"));
     assert_eq!(there(), [true; 3]);
-    // Whoever writes beside them neither removes them nor is removed.
+    // Another writer neither removes them nor is removed.
     write_atomically(&at("a.json"), |out| {
         let own = at(&format!(".a.json.{}.partial", std::process::id()));
         assert!(own.exists() && lock_partial(&own).is_none(), "it is locked as long as it is written");
@@ -249,7 +249,7 @@ fn a_directory_that_cannot_be_flushed_is_an_error() {
     use super::super::save::sync_directory;
     let dir = tempfile::tempdir().unwrap();
     sync_directory(dir.path()).unwrap();
-    // A path of one name lies in the working directory.
+    // A path of one name is in the working directory.
     sync_directory(Path::new("")).unwrap();
     let missing = dir.path().join("missing");
     let why = sync_directory(&missing).unwrap_err().to_string();
@@ -282,7 +282,7 @@ fn tensors_that_belong_to_no_model_are_counted() {
     std::fs::write(dir.path().join("model.safetensors.index.json"), "{}").unwrap();
     fails_with(load(dir.path(), &config(true), &wanted), &["index.json: has no object `weight_map`"]);
     std::fs::write(dir.path().join("model.safetensors.index.json"), r#"{"weight_map": {"x": 7}}"#).unwrap();
-    fails_with(load(dir.path(), &config(true), &wanted), &["tensor `x`: is in 7, which is no file name"]);
+    fails_with(load(dir.path(), &config(true), &wanted), &["tensor `x`: is in 7, which is not a file name"]);
 }
 
 #[test]
@@ -327,7 +327,7 @@ fn a_file_that_is_not_hashed_cannot_be_read() {
 
 /// A model is loaded from the files that were read, and not from the directory, which may have changed meanwhile.
 #[test]
-fn what_is_hashed_is_what_is_used() {
+fn the_hashed_bytes_are_the_used_ones() {
     let dir = tempfile::tempdir().unwrap();
     let at = |name: &str| dir.path().join(name);
     std::fs::create_dir(at("additional_chat_templates")).unwrap();

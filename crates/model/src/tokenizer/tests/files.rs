@@ -58,14 +58,14 @@ fn named_tokens_come_from_the_settings_or_the_class() {
             assert!(loaded.token_id(token).is_some(), "{class}: {name}");
         }
     }
-    // A null is no token; the settings come before the map, and both before the class.
+    // A null is not a token; the settings come before the map, and both before the class.
     let dir = Dir::new(json!({"tokenizer_class": "LlamaTokenizer", "bos_token": null, "pad_token": {"content": "a"}}));
     dir.write("special_tokens_map.json", &json!({"bos_token": "<x>", "eos_token": "<e>", "pad_token": "b"}));
     let loaded = dir.load().unwrap();
     assert_eq!(loaded.special(), &of(None, Some("<e>"), Some("a"), Some("<unk>")));
     let named: Vec<_> = loaded.special().named().collect();
     assert_eq!(named, [("eos_token", "<e>"), ("pad_token", "a"), ("unk_token", "<unk>")]);
-    // `a` was an ordinary token: now it is special, at its place; others follow behind the vocabulary.
+    // `a` was an ordinary token and is now special, with its id; others follow after the vocabulary.
     assert_eq!((loaded.pad_id(), loaded.eos_id(), loaded.token_id("<unk>")), (Some(2), Some(10), Some(11)));
     assert_eq!(loaded.special_ids(), [0, 1, 2, 10, 11]);
     assert_eq!((loaded.bos_id(), loaded.vocab_size()), (None, 12));
@@ -99,7 +99,7 @@ fn start_and_end_tokens_are_added_as_the_settings_say() {
     ] {
         assert_eq!(encoded(bos.clone(), eos.clone()), ids, "{bos} {eos}");
     }
-    // What tokenizer.json itself adds stays, unless the settings speak of it.
+    // Tokens that tokenizer.json itself adds stay, unless the settings set them.
     let dir = Dir::new(json!({"bos_token": "<s>", "add_bos_token": true}));
     dir.load().unwrap().save(dir.0.path()).unwrap();
     for (settings, ids) in

@@ -76,7 +76,7 @@ fn bytes() -> Tokenizer {
 }
 
 #[test]
-fn streamed_pieces_are_whole_characters() {
+fn streamed_pieces_are_complete_characters() {
     let t = bytes();
     let pieces = |skip: bool, ids: &[u32]| {
         let mut stream = TextStream::new(skip);

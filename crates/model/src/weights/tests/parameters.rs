@@ -1,4 +1,4 @@
-//! Parameters by name: whole, in pieces, frozen, rounded; adapters and their settings.
+//! Parameters by name: complete, in pieces, frozen, rounded; adapters and their settings.
 
 use super::*;
 use kernels::DType;
@@ -77,7 +77,7 @@ fn frozen_parameters_are_not_there() {
         ]
     });
     assert_eq!(named(&params), expected.concat());
-    // The master weights of an adapter are none; of all parameters, all.
+    // An adapter has no master weights; full fine-tuning has them for all parameters.
     assert_eq!(named(&Params::masters(&cpu(), &config, Some(&lora))), []);
     let all = named(&Params::masters(&cpu(), &config, None));
     let expected: Vec<_> = tensor_specs(&config).into_iter().map(|t| (t.name, t.shape)).collect();
@@ -166,8 +166,11 @@ fn settings_of_adapters_are_checked() {
     };
     for (bad, why) in [
         (LoraConfig { r: 0, ..default.clone() }, "the rank of a low-rank adapter must be at least 1, but is 0".into()),
-        (LoraConfig { alpha: f64::NAN, ..default.clone() }, "alpha = NaN is no scale of a low-rank adapter".into()),
-        (LoraConfig { alpha: 1e40, ..default.clone() }, format!("alpha = {} is no scale of a low-rank adapter", 1e40)),
+        (LoraConfig { alpha: f64::NAN, ..default.clone() }, "alpha = NaN is not a scale of a low-rank adapter".into()),
+        (
+            LoraConfig { alpha: 1e40, ..default.clone() },
+            format!("alpha = {} is not a scale of a low-rank adapter", 1e40),
+        ),
         (
             LoraConfig { dropout: 1.0, ..default.clone() },
             "lora_dropout must be at least 0 and below 1, but is 1".into(),
@@ -186,7 +189,7 @@ fn settings_of_adapters_are_checked() {
         assert_eq!(check(&bad), Err(why), "{bad:?}");
     }
     assert!(check(&regex("(")).unwrap_err().starts_with("`lora_target_modules`: `(` is not a regular expression: "));
-    // What the settings select is what gets matrices.
+    // The modules that the settings select get matrices.
     let adapted = |target_modules: TargetModules| {
         let lora = LoraConfig { r: 1, target_modules, ..default.clone() };
         let adapter = Adapter::zeros(&cpu(), &Weights::zeros(&cpu(), &config), &lora).unwrap();
@@ -219,7 +222,7 @@ fn the_gradient_of_a_tied_matrix_is_the_sum_of_both_uses() {
     grads.zero(&ctx);
     grads.finish(&ctx).unwrap();
     assert_eq!(tied(&grads), [0.0; 600]);
-    // Apart, each matrix has its own.
+    // Untied, each matrix has its own gradient.
     let mut grads = Grads::zeros(ctx.memory(), &parse(""));
     grads.add_embedding(&ctx, &[5], d_out.rows(0..1)).unwrap();
     grads.finish(&ctx).unwrap();

@@ -31,7 +31,7 @@ fn has_head(modules: &BTreeSet<String>) -> bool {
     ["lm_head", "model.embed_tokens"].iter().any(|name| modules.contains(*name))
 }
 
-/// Targets that are refused here alone: a list with a name that nothing is called by, of which PEFT says nothing.
+/// Targets that only we refuse: a list with a name of no module, which PEFT accepts silently.
 const STRICTER: [&str; 2] = [r#"[".*q_proj","v_proj"]"#, r#"["q_proj","lm_head"]"#];
 
 #[test]
@@ -99,7 +99,7 @@ fn a_refused_pattern_names_a_module_that_it_must_not_match() {
         (".*(mlp|q_proj)", "model.layers.0.mlp", "it is not a linear layer"),
         (".*(norm|q_proj)", "model.layers.0.input_layernorm", "it is not a linear layer"),
     ] {
-        let fix = "let it match linear layers alone, as in `.*_proj`, or set all-linear";
+        let fix = "let it match only linear layers, as in `.*_proj`, or set all-linear";
         let words = format!("`lora_target_modules`: `{pattern}` also matches `{module}`, and {reason}: {fix}");
         assert_eq!(why(pattern), words);
     }

@@ -1,4 +1,4 @@
-//! Models in training: what is trained, held, reserved and overwritten.
+//! Models in training: versions that are trained, held, reserved and overwritten.
 
 use super::*;
 
@@ -25,7 +25,7 @@ fn set(model: &mut AdaptedWeights, x: f32) -> kernels::Result<bool> {
 }
 
 #[test]
-fn what_is_trained_has_versions_and_slots() {
+fn trained_parameters_have_versions_and_slots() {
     for adapted in [false, true] {
         let mut model = model(adapted);
         assert_eq!((model.version().0, model.bytes_copied(), model.lora().is_some()), (0, 0, adapted));
@@ -57,7 +57,7 @@ fn what_is_trained_has_versions_and_slots() {
 }
 
 #[test]
-fn what_is_held_is_copied_before_it_is_overwritten() {
+fn a_held_version_is_copied_before_it_is_overwritten() {
     let memory = Memory::new(Device::Cpu);
     let weights = Weights::random(&memory, &config(), 1).unwrap();
     let all: usize = weights.params.tensors().iter().map(|t| t.bytes()).sum();

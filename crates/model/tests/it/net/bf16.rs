@@ -5,7 +5,7 @@ use super::fixtures::Expected;
 use super::*;
 use kernels::check::{normal, relative_error};
 
-/// What our error may be of transformers'.
+/// Our largest error, as a share of transformers'.
 const OF_TRANSFORMERS: f64 = 0.9;
 
 fn load_in_bf16(ctx: &Context, dir: &Path) -> Weights {
@@ -20,7 +20,7 @@ fn in_f32(ctx: &Context, weights: &Weights) -> Weights {
     with_config(ctx, weights, ModelConfig { compute: DType::F32, embedding_multiplier, ..(*weights.config).clone() })
 }
 
-/// Those of this machine, and the tiles in plain Rust, which are everywhere.
+/// The instruction sets of this machine, and tiles in plain Rust, which run everywhere.
 fn isas() -> impl Iterator<Item = Isa> {
     Isa::present().into_iter().chain([Isa::AMX_EMULATED])
 }

@@ -1,5 +1,5 @@
-//! Dropout of what adapters read, in the whole model: against PEFT in f64 (`conformance/dropout_fixtures.py`), what it
-//! changes, and what changes none of its bits.
+//! Dropout of adapters' inputs in a complete model: against PEFT in f64 (`conformance/dropout_fixtures.py`), its
+//! effects, and settings that keep its bits.
 
 use super::fixtures::{Expected, GRADIENT, LOGITS};
 use super::gradients::{batch, groups};
@@ -45,7 +45,7 @@ fn noise_is_that_of_seed_and_step_and_changes_what_adapters_give() {
         assert!((1e-4..1.0).contains(&moved), "{i}: {moved}");
         assert!(all[..i].iter().all(|b| a != b), "{i}");
     }
-    // What nothing adapts, nothing is dropped of.
+    // Without an adapter nothing is dropped.
     let base = load(&ctx, "qwen2");
     let of = |dropout| gradients_with(&ctx, &base, &whole, &weight, false, dropout);
     let (a, b) = (of(None), of(DROPOUT));
@@ -92,7 +92,7 @@ fn the_gradient_is_the_slope_of_the_same_noise() {
         let (up, down) = (moved(step, DROPOUT), moved(-2.0 * step, DROPOUT));
         let slope = (up - down) / (2.0 * step);
         assert!((slope / square - 1.0).abs() < 2e-2, "{family}: slope {slope}, |g|² {square}");
-        // Of other noise it is not.
+        // It is not the slope of other noise.
         let other = Some((0.2, 7, 4));
         let (up, down) = (moved(2.0 * step, other), moved(-2.0 * step, other));
         let slope = (up - down) / (2.0 * step);

@@ -12,7 +12,7 @@ const LARGE: &str = r#"{"model_type": "qwen3", "architectures": ["Qwen3ForCausal
 "tie_word_embeddings": true, "attention_bias": false, "bos_token_id": null, "eos_token_id": 0}"#;
 
 #[test]
-fn of_a_large_vocabulary_they_come_in_pieces_and_mean_the_same() {
+fn logits_of_a_large_vocabulary_come_in_pieces() {
     let ctx = context(2);
     let config = Arc::new(ModelConfig::parse(LARGE).unwrap());
     let (vocab, weights) = (config.vocab_size, Weights::random(ctx.memory(), &config, 1).unwrap());

@@ -1,4 +1,4 @@
-//! Low-rank adapters in the whole model: against PEFT in f64 (`conformance/lora_fixtures.py`), switched off, merged,
+//! Low-rank adapters in a complete model: against PEFT in f64 (`conformance/lora_fixtures.py`), switched off, merged,
 //! frozen weights, bits.
 
 use super::fixtures::{Expected, GRADIENT, LOGITS, gradient_errors_of};
@@ -138,7 +138,7 @@ fn the_gradient_of_an_adapter_is_the_slope() {
 }
 
 #[test]
-fn what_cannot_be_adapted_is_refused() {
+fn modules_that_cannot_be_adapted_are_refused() {
     let ctx = context(1);
     let refused = |lora: LoraConfig, word: &str| {
         let error = Adapter::new(ctx.memory(), &load(&ctx, "qwen2"), &lora, 1).unwrap_err().to_string();
@@ -297,7 +297,7 @@ fn an_adapter_of_ours_gives_the_same_logits_in_peft() {
     let ctx = context(1);
     for (family, r, modules) in OURS {
         let (weights, theirs) = (drawn(&ctx, family, r, modules), folder(family).join("ours"));
-        // What PEFT loaded is what is still written.
+        // The files that PEFT loaded are still written like that.
         let dir = tempfile::tempdir().unwrap();
         model::peft::save_adapter(dir.path(), adapter(&weights), family).unwrap();
         for file in ["adapter_config.json", "adapter_model.safetensors"] {
@@ -319,7 +319,7 @@ fn an_adapter_of_ours_gives_the_same_logits_in_peft() {
 /// The gradients of Σ weightᵢ · scoreᵢ over the positions of a sequence.
 fn score_gradients(ctx: &Context, model: &AdaptedWeights, ids: &[u32], factors: &[f32]) -> Grads {
     let (config, memory) = (model.config(), ctx.memory());
-    // Scores stand at the rows that predict a token.
+    // Scores are at the rows that predict a token.
     let rest = [&ids[1..], &[0]].concat();
     let batch = Batch::new(&[GroupSegment { prefix: &ids[..1], branches: &[&rest] }], true);
     let mut tape = Tape::new(memory, config, batch.capacity(), false);

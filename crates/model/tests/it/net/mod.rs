@@ -1,4 +1,4 @@
-//! The decoder as a whole: against transformers, against itself computed otherwise, and on a pretrained model.
+//! The complete decoder: against transformers, against itself computed in other ways, and on a pretrained model.
 
 mod adapters;
 mod bf16;
@@ -46,7 +46,7 @@ fn change<R>(weights: &mut AdaptedWeights, change: impl FnOnce(&mut Adapter) -> 
     weights.adapter.as_mut().unwrap().overwrite(change)
 }
 
-/// The same numbers in a model of another configuration: what that has no tensor for is dropped.
+/// The same numbers in a model of another configuration; tensors that it lacks are dropped.
 fn with_config(ctx: &Context, weights: &Weights, config: ModelConfig) -> Weights {
     let mut other = Weights::zeros(ctx.memory(), &Arc::new(config));
     for spec in TensorSink::tensors(&other) {
@@ -55,7 +55,7 @@ fn with_config(ctx: &Context, weights: &Weights, config: ModelConfig) -> Weights
     other
 }
 
-/// What a model says of a batch.
+/// The results of a model for a batch.
 struct Outcome {
     logps: Vec<f32>,
     entropies: Vec<f32>,

@@ -1,5 +1,5 @@
-//! Decoding and prefill compute the same bits as training, whatever the rows of a step; and what a plan counts is what
-//! a run takes.
+//! Decoding and prefill compute the same bits as training, whatever the rows of a step; and a plan counts exactly the
+//! memory of a run.
 
 use super::*;
 use kernels::{Device, Memory};
@@ -84,7 +84,7 @@ fn inference_in_any_chunks_has_the_bits_of_training() {
 }
 
 #[test]
-fn what_does_not_fit_is_refused() {
+fn a_batch_that_does_not_fit_is_refused() {
     let ctx = context(1);
     let (weights, memory) = (load(&ctx, "qwen2"), ctx.memory());
     let batch = Batch::new(&[GroupSegment { prefix: &[1, 2, 3], branches: &[&[4]] }], true);

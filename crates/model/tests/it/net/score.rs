@@ -1,4 +1,4 @@
-//! A head of one score: what it says, its gradients, and its directory.
+//! A head of one score: its values, its gradients, and its directory.
 
 use super::*;
 use kernels::check::{normal, relative_error};
@@ -51,7 +51,7 @@ fn a_score_is_the_hidden_row_times_the_head() {
         assert!(relative_error(&scores, &expected) < 1e-6, "{family}");
         // The first token of every completion is chosen in the same state.
         assert!(scores[0] == scores[20] && scores[0] == scores[21] && scores[1] != scores[0]);
-        // A fresh head says 0, and the trunk is the other model's.
+        // A new head gives 0, and the trunk is the other model's.
         let fresh = Weights::scorer(ctx.memory(), &load(&ctx, family));
         let (zeros, same, _) = self::scores(&ctx, &fresh, &vec![0.0; batch.targets.len()]);
         assert!(zeros.iter().all(|&s| s == 0.0) && same == hidden, "{family}");

@@ -15,12 +15,12 @@ fn scorer(ctx: &Context, family: &str) -> Weights {
     load(ctx, &format!("{family}/score"))
 }
 
-/// What is compared, by name, with its error: the score of every position, the last one, Σ weightᵢ · scoreᵢ, every
-/// gradient.
+/// The compared values, by name, with their errors: the score of every position, the last one, Σ weightᵢ · scoreᵢ,
+/// every gradient.
 fn errors(ctx: &Context, family: &str, weights: &Weights) -> Vec<(String, f64)> {
     let (config, memory, expected) = (&weights.config, ctx.memory(), expected(family));
     let (ids, factors) = (expected.ids(), expected.f64("weights"));
-    // Scores stand at the rows that predict a token, so a token after the last makes one of its row; no row sees it.
+    // Scores are at the rows that predict a token, so an extra last token gives the last row a score; no row sees it.
     let mut rest = ids[1..].to_vec();
     rest.push(0);
     let batch = Batch::new(&[GroupSegment { prefix: &ids[..1], branches: &[&rest] }], true);

@@ -1,4 +1,4 @@
-//! Removes Markdown's emphasis (`**5**`, `__5__`), marks of code and what is struck out (`~~5~~`).
+//! Removes Markdown's emphasis (`**5**`, `__5__`), marks of code, and struck out text (`~~5~~`).
 //!
 //! A run of stars or underscores counts only as one half of a pair on its line, as in CommonMark: nothing that is part
 //! of a word or a number opens before it, and nothing closes after white space. So `2*3*4`, `x**2` and `x_1` stay.
@@ -6,12 +6,12 @@
 use std::collections::HashMap;
 use std::ops::Range;
 
-/// The text without emphasis and what is struck out; `None` if it has none.
+/// The text without emphasis and struck out parts; `None` if it has neither.
 pub(super) fn removed(text: &str) -> Option<String> {
     if text.contains(['*', '_', '`', '~']) { Some(without_runs(text, b"*_`~")) } else { None }
 }
 
-/// The text without what is struck out; `None` if it has none.
+/// The text without struck out parts; `None` if it has none.
 pub(super) fn struck_out_removed(text: &str) -> Option<String> {
     text.contains("~~").then(|| without_runs(text, b"~"))
 }

@@ -21,7 +21,7 @@ pub(super) fn removed(text: &str) -> Option<String> {
     let mut new = String::with_capacity(text.len());
     let mut at = 0;
     for (range, instead) in parts {
-        // Inside of what was struck out.
+        // Inside of a struck out part.
         if range.end <= at {
             continue;
         }

@@ -1,6 +1,6 @@
 use super::*;
 
-/// Checks a function on a table, and names every row that is otherwise.
+/// Checks a function on a table, and names every row that differs.
 fn check<'t>(rows: &[(&'t str, &str)], function: impl Fn(&'t str) -> String) {
     let wrong: Vec<_> =
         rows.iter().map(|(text, expected)| (text, function(text), expected)).filter(|row| row.1 != *row.2).collect();
@@ -71,7 +71,7 @@ fn decoration_is_removed_and_mathematics_stays() {
 }
 
 #[test]
-fn what_encloses_or_ends_an_answer_is_removed() {
+fn enclosing_signs_and_ends_of_sentences_are_removed() {
     check(
         &[
             ("5", "5"),

@@ -16,8 +16,8 @@ const PRECISION: f64 = 1e-10;
 /// Number of points at which expressions with variables are compared. A point gives each variable a value.
 const POINTS: u64 = 6;
 
-/// Further points, of other sizes: the size, and the relative difference up to which values are equal there. They tell
-/// |x − 3| from 3 − x; what has no value there, or one that rounding may change, is not compared.
+/// Further points, of other sizes: the size, and the relative difference up to which values are equal there. They
+/// distinguish |x − 3| from 3 − x. Values that are undefined there, or that rounding may change, are not compared.
 const FAR: [(f64, f64); 6] = [(12.0, 1e-8), (40.0, 1e-7), (900.0, 1e-6), (1e4, 1e-5), (3e4, 1e-4), (1e-3, 1e-6)];
 
 /// Answers longer than this many bytes are compared only as text.
@@ -34,7 +34,7 @@ pub(super) fn equal(gold: &str, given: &str) -> bool {
     if gold.len() > MAX_BYTES || given.len() > MAX_BYTES {
         return false;
     }
-    // "1,234" is one number or two: what the other answer says decides.
+    // "1,234" is one number or two: the other answer decides.
     let equal = |decimal_log: bool| {
         let read = |text: &str, thousands: bool| parse(text, Reading { thousands, decimal_log });
         let readings = |text: &str| [read(text, true), text.contains([',', 'e']).then(|| read(text, false)).flatten()];
@@ -71,7 +71,7 @@ fn in_one_form<'t>(text: &'t str, other: &str) -> Cow<'t, str> {
             let sign = if found[2].len() == 3 { thousands } else { "." };
             format!("{}{sign}{}", &found[1], &found[2])
         };
-        // A number has several; each replacement makes the text shorter.
+        // A number may have several commas; each replacement makes the text shorter.
         while let Cow::Owned(next) = COMMA.replace_all(&text, point) {
             text = Cow::Owned(next);
         }
@@ -247,7 +247,7 @@ fn same(gold: &Node, given: &Node) -> bool {
             rows.len() == rows2.len() && rows.iter().zip(rows2).all(|(row, row2)| ordered(row, row2))
         }
         (Node::Text(text), Node::Text(text2)) => text_form(text).to_lowercase() == text_form(text2).to_lowercase(),
-        // A relation is no value of the other side, but the value of a variable is one.
+        // A relation does not equal a value, except that `x = 5` equals 5.
         (Node::Relation(sides, signs), Node::Relation(sides2, signs2)) => relations([sides, sides2], [signs, signs2]),
         (Node::Relation(sides, signs), given) => named_value(sides, signs).is_some_and(|side| same(side, given)),
         (gold, Node::Relation(sides, signs)) => stated(gold, sides, signs).is_some_and(|side| same(gold, side)),
@@ -294,7 +294,7 @@ fn is_name(node: &Node) -> bool {
 }
 
 /// The value that a chain of equations states: the 5 of `m + n = 2 + 3 = 5`. Each other side must be equal to the value
-/// or be a name of it; sides such as 2x and y + 1 are no names, since the equation still has to be solved.
+/// or be a name of it; sides such as 2x and y + 1 are not names, since the equation still has to be solved.
 fn stated<'n>(gold: &Node, sides: &'n [Node], signs: &[char]) -> Option<&'n Node> {
     let (last, others) = sides.split_last()?;
     let closed = names([gold, last]).is_empty();
@@ -386,7 +386,7 @@ fn within(a: Complex, b: Complex, precision: f64) -> bool {
 fn differ_far(gold: &Node, given: &Node) -> bool {
     FAR.iter().enumerate().any(|(i, &(size, precision))| {
         (0..4).any(|sign: u64| {
-            // Both signs, alike and not for different variables.
+            // Both signs: the same and different ones for different variables.
             let at = |name: &str| {
                 let unit = coordinate(name, 100 + i as u64).abs() / 6.0 + 0.5;
                 let bit = if sign < 2 { sign } else { sign ^ u64::from(coordinate(name, 99) > 0.0) };
@@ -468,7 +468,7 @@ fn numbers(gold: &Node, given: &Node) -> bool {
         let equal = |x: Complex, y: Complex| near(x, y) || vanishes(x, y, given) || vanishes(y, x, gold);
         match (value(gold, &at), value(given, &at)) {
             (Some(x), Some(y)) if equal(x, y) => compared += 1,
-            // Of negative numbers, x^{1/3} x^{1/6} and \sqrt{x} have no real value; their principal values are equal.
+            // For negative x, x^{1/3} x^{1/6} and \sqrt{x} have no real value; their principal values are equal.
             (Some(x), Some(y)) if variables && (x.im != 0.0 || y.im != 0.0) => {
                 let principal = |node: &Node| value_of(node, &at, Power::Principal);
                 if !principal(gold).zip(principal(given)).is_some_and(|(x, y)| equal(x, y)) {

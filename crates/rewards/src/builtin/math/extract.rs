@@ -35,7 +35,7 @@ pub(super) fn gold(answer: &Value) -> Option<String> {
     (!text.is_empty() && text.len() <= MAX_BYTES).then_some(text)
 }
 
-/// Whether a text without a mark is a whole solution, so that its answer cannot be told: it has a broken box, or
+/// Whether a text without a mark is a complete solution, whose answer cannot be found: it has a broken box, or
 /// sentences. A few words count as an answer.
 fn is_solution(text: &str) -> bool {
     static SENTENCE_END: LazyLock<Regex> = LazyLock::new(|| regex(r"\p{L}{2}[.!?]\s+\S|[.!?]\s+\p{Lu}"));
@@ -45,7 +45,7 @@ fn is_solution(text: &str) -> bool {
     }
     let words = plain_words(text).count();
     let sentence = text.starts_with(char::is_uppercase) && text.ends_with(['.', '!', '?']);
-    // "Dr. Smith" is none.
+    // "Dr. Smith" is not a sentence.
     words >= 4 && is_prose(text) && (words > 8 || sentence || text.contains('\n') || SENTENCE_END.is_match(text))
 }
 
@@ -115,7 +115,7 @@ fn sentence(text: &str) -> Option<&str> {
     if let Some(formula) = formulas(text).next().filter(|formula| formula.start == 0) {
         return Some(formula.inside).filter(|inside| !is_denied_behind(behind(text, inside)));
     }
-    // What opens a formula here and does not close it is a price's sign, or cut off.
+    // An unclosed `$` is a currency sign or a truncated formula.
     let mut text = text;
     while let Some(rest) = ["$", "\\(", "\\["].iter().find_map(|opening| text.strip_prefix(opening)) {
         text = rest.trim_start();
@@ -131,7 +131,7 @@ fn sentence(text: &str) -> Option<&str> {
     Some(said).filter(|answer| !answer.is_empty())
 }
 
-/// The number of a text such as `42人` or `42です`, whose word stands behind it without a space (`None` if the word
+/// The number of a text such as `42人` or `42です`, whose word follows it without a space (`None` if the word
 /// changes or denies it); else the text.
 fn without_word(line: &str) -> Option<&str> {
     let Some(end) = line.find(is_of_script_without_spaces) else { return Some(line) };

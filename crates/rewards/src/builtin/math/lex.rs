@@ -165,7 +165,7 @@ pub(super) fn tokens(text: &str, thousands: bool) -> Vec<Token> {
                         tokens.push(Token::Text(inside));
                     }
                 }
-                // The colour, before what has it.
+                // The colour comes before the coloured text.
                 "textcolor" | "color" => at = braced(&chars, at).1,
                 "bar" => tokens.push(Token::Command("overline".into())),
                 "dfrac" | "tfrac" | "cfrac" => tokens.push(Token::Command("frac".into())),
@@ -191,13 +191,13 @@ pub(super) fn tokens(text: &str, thousands: bool) -> Vec<Token> {
             let word: String = chars[at..].iter().take_while(|c| c.is_alphabetic()).collect();
             at += word.chars().count();
             match word.as_str() {
-                // Of "x_{max}" it is an index.
+                // In "x_{max}" it is an index.
                 "max" | "min" | "gcd" | "lcm" if chars.get(at) == Some(&'(') => tokens.push(Token::Command(word)),
                 "inf" | "oo" | "infinity" => tokens.push(Token::Command("infty".into())),
                 name if WORDS.contains(&name) => tokens.push(Token::Command(word)),
                 "and" | "or" => tokens.push(Token::Text(word)),
                 _ if ["yes", "no", "odd"].contains(&word.to_lowercase().as_str()) => tokens.push(Token::Text(word)),
-                // Of four letters and more, it is no product of variables.
+                // A word of four letters or more is not a product of variables.
                 _ if word.chars().count() >= 4 || super::units::unit(&word).is_some() && word.len() > 1 => {
                     tokens.push(Token::Text(word));
                 }
@@ -239,7 +239,7 @@ fn plain(text: &str) -> String {
         text = text.chars().map(plain).collect();
     }
     for spacing in SPACING {
-        // `\leftarrow` is no `\left`.
+        // `\leftarrow` is not `\left`.
         let letters = spacing.ends_with(|c: char| c.is_ascii_alphabetic());
         while let Some(at) = text.match_indices(spacing).find_map(|(at, _)| {
             let after = text[at + spacing.len()..].chars().next();

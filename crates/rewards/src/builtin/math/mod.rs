@@ -62,7 +62,7 @@ impl Grader<1> for Math {
 
     fn grade(&self, [answer]: [&Value; 1], completion: &str) -> Option<Verdict> {
         let gold = extract::gold(answer)?;
-        // Emphasis says which words are the answer ("**5** of them"), or is a part of the answer's look.
+        // Emphasis selects the answer ("**5** of them"), or only decorates it.
         let foreign = |c: char| c.is_numeric() && !c.is_ascii() && plain_digits(&c.to_string()) != c.to_string();
         let digits = if completion.chars().any(foreign) { plain_digits(completion) } else { completion.into() };
         let completion = &*digits;

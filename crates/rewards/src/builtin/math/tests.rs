@@ -19,16 +19,16 @@ fn pairs() -> impl Iterator<Item = (bool, &'static str, &'static str)> {
 }
 
 #[test]
-fn the_table_of_pairs_is_compared_as_it_says_in_both_directions() {
+fn the_pairs_of_the_table_are_compared_in_both_directions() {
     assert!(pairs().filter(|pair| pair.0).count() >= 150 && pairs().filter(|pair| !pair.0).count() >= 80);
     let wrong: Vec<_> =
         pairs().filter(|&(expected, a, b)| equal(a, b) != expected || equal(b, a) != expected).collect();
     assert!(wrong.is_empty(), "{} scored otherwise:\n{wrong:#?}", wrong.len());
 }
 
-/// Answers of which the second says what the first asks for, but not the other way round.
+/// The second answer gives the value that the first one asks for; the reverse does not hold.
 #[test]
-fn a_value_may_say_what_it_is_the_value_of() {
+fn a_value_may_be_given_with_its_name() {
     for (gold, given) in [
         ("(1,2)", "(x,y)=(1,2)"),
         ("(1,2,3)", "(a,b,c)=(1,2,3)"),
@@ -65,7 +65,7 @@ fn a_value_may_say_what_it_is_the_value_of() {
         ("5", "a+b<5"),
         ("5", "a+b=6"),
         ("(1,3)", "(1,2)=(1,3)"),
-        // An equation that is asked for is no value.
+        // If the answer is an equation, a value is not enough.
         ("a+b=5", "5"),
         ("ABC=5", "5"),
     ] {
@@ -80,7 +80,7 @@ fn a_fraction_behind_a_number_is_read_once() {
         assert!(equal(a, b) && equal(b, a), "{a}, {b}");
     }
     assert!(!equal("2\\frac1x", "2"));
-    // Nor if the first reading understands nothing: √1 2 is no √2.
+    // Nor if the first reading fails: √1 2 is not √2.
     assert!(!equal("1\\frac{\\sqrt12}{3}", "\\frac{\\sqrt2}{3}"));
 }
 
@@ -121,12 +121,12 @@ fn the_final_answer_is_found() {
 }
 
 #[test]
-fn scores_and_says_what_it_cannot_score() {
+fn rows_without_a_readable_answer_are_reported() {
     let completions = ["\\boxed{0.5}", "\\boxed{0.6}", "I do not know", "$\\frac12$", "5"];
     let scores = score(&completions, &["\\frac{1}{2}", "1/2", "1/2", "so \\boxed{0.5}", " "], MathOptions::default());
     assert_eq!(scores.values, [Some(1.0), Some(0.0), Some(0.0), Some(1.0), None]);
     assert_eq!((scores.problems.len(), scores.problems[0].rows), (1, 1));
-    // A solution that marks no answer, and an answer that is too long: nobody could be right.
+    // A solution that marks no answer, and an answer that is too long: no completion could be right.
     let golds = ["We add 3 and 4. So it is 7.", &"1+".repeat(1001), "so \\fbox{7}", "seven"];
     let scores = score(&["\\boxed{7}"; 4], &golds, MathOptions::default());
     assert_eq!(scores.values, [None, None, Some(1.0), Some(0.0)]);
@@ -195,11 +195,11 @@ const NEIGHBOURS: [(&str, &str); 3] = [("5", "x=5"), ("7", "7"), ("3", "3")];
 proptest! {
     #![proptest_config(testing::foreign::few())]
 
-    /// Whatever a model writes is compared, in time and without a panic, and equals itself.
+    /// Any text of a model is compared, in time and without a panic, and equals itself.
     #[test]
     fn any_text_is_scored(text in "[-+*/^_=<>(){}\\[\\]|,.;!%$&\\\\0-9a-zπ√ ]{0,60}", other in "\\PC{0,40}") {
         let _ = (equal(&text, &other), equal("\\frac{1}{2}", &text), equal(&text, "x^2+1"));
-        // But for equations: 5 may be given as 2 + 3 = 5, not the other way round.
+        // Except equations: 5 may be given as 2 + 3 = 5, not the other way round.
         let equation = text.contains('=') || text.contains("approx") || text.contains("equiv");
         prop_assert!(text.trim().is_empty() || equation || equal("5", &text) == equal(&text, "5"));
     }

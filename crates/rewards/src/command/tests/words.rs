@@ -10,8 +10,8 @@ fn refused(command: Words, timeout_s: f64) -> String {
 #[test]
 fn wrong_options_are_refused() {
     for timeout_s in [0.0, -1.0, f64::NAN, f64::INFINITY, 1e9] {
-        let said = refused("cat".into(), timeout_s);
-        assert_eq!(said, "reward `command`: `timeout_s` must be a positive number of seconds", "{timeout_s}");
+        let refusal = refused("cat".into(), timeout_s);
+        assert_eq!(refusal, "reward `command`: `timeout_s` must be a positive number of seconds", "{timeout_s}");
     }
     for (command, expected) in [
         (Words::from("a 'b"), "a quote is left open in `a 'b`"),
@@ -97,9 +97,9 @@ fn quotes_keep_words_together() {
     }
 }
 
-/// Each failure by itself: what it is, and what is done about the program.
+/// Each kind of failure, and whether the program is restarted after it.
 #[test]
-fn a_program_that_failed_is_started_anew_unless_it_said_why() {
+fn a_failed_program_is_restarted_unless_it_reported_an_error() {
     let dir = tempfile::tempdir().unwrap();
     let starts = dir.path().join("starts");
     for (answer, kind, message, started) in [
@@ -125,9 +125,9 @@ fn a_program_that_failed_is_started_anew_unless_it_said_why() {
     }
 }
 
-/// A batch without completions asks nobody, and a column with a name of the request is not the program's fault.
+/// A batch without completions is not sent, and a column with a name of the request is not the program's fault.
 #[test]
-fn what_cannot_be_asked_ends_no_program() {
+fn a_batch_that_cannot_be_sent_ends_no_program() {
     let dir = tempfile::tempdir().unwrap();
     let mut reward = reward(&script(dir.path(), "exec cat >/dev/null"), 30.0, 0);
     assert_eq!(score_with(&mut reward, &Columns::new(), &[]), Scores::default());

@@ -1,8 +1,8 @@
-//! What options allow, and what failures show.
+//! The ranges of options, and the messages of failures.
 
 use super::*;
 
-fn said(more: Value) -> Option<String> {
+fn refusal(more: Value) -> Option<String> {
     let mut table = json!({"url": "http://x/"});
     for (key, value) in more.as_object().unwrap() {
         table[key] = value.clone();
@@ -29,7 +29,7 @@ fn options_have_limits_and_defaults() {
         (json!({"url": "ftp://x/"}), Some("`url` = `ftp://x/` is not an address such as http://localhost:8000/score")),
         (json!({"url": "https://x/"}), None),
     ] {
-        assert_eq!(said(more.clone()), expected.map(|expected| format!("reward `http`: {expected}")), "{more}");
+        assert_eq!(refusal(more.clone()), expected.map(|expected| format!("reward `http`: {expected}")), "{more}");
     }
     let options = serde_json::from_value(json!({"url": "http://x/"})).unwrap();
     let mut reward = HttpReward::new("r".into(), options).unwrap();
@@ -37,12 +37,12 @@ fn options_have_limits_and_defaults() {
     assert_eq!((client.address.timeout_s, client.retries, client.backoff), (60.0, 4, Duration::from_millis(500)));
     assert_eq!((*batch_size, *concurrency, *by_group, &client.authorization), (None, 8, false, &None));
     assert!(!reward.scores_by_group());
-    // No completions are no request.
+    // Without completions there is no request.
     assert_eq!(ask(&mut reward, &[]), Scores::default());
 }
 
 #[test]
-fn a_status_says_whether_to_ask_again_and_two_hundred_bytes_are_shown() {
+fn a_status_decides_on_a_retry_and_two_hundred_bytes_are_shown() {
     for (status, requests) in
         [(399, 1), (400, 1), (407, 1), (408, 2), (409, 1), (428, 1), (429, 2), (430, 1), (499, 1), (500, 2), (599, 2)]
     {
@@ -65,7 +65,7 @@ fn a_status_says_whether_to_ask_again_and_two_hundred_bytes_are_shown() {
     assert_eq!(ask(&mut reward(&url, json!({})), &["a"]), Scores::new(vec![Some(3.0)]));
 }
 
-/// The token is what the variable of the environment has; `PATH` is always there.
+/// The token is the value of the environment variable; `PATH` always exists.
 #[test]
 fn a_token_is_sent_as_a_bearers() {
     let (url, seen) = service(vec![rewards("[1]")]);
@@ -78,7 +78,7 @@ fn a_token_is_sent_as_a_bearers() {
 }
 
 #[test]
-fn a_batch_is_cut_where_it_says() {
+fn a_batch_is_split_by_batch_size() {
     let texts = ["x", "xx", "xxx", "xxxx"];
     for (batch_size, expected) in [
         (1, &["[0]", "[1]", "[2]", "[3]"][..]),
@@ -126,7 +126,7 @@ fn an_address_is_shown_without_its_secrets() {
     ] {
         assert_eq!(without_secrets(url), shown);
     }
-    // In no message: of a failure, an error, an odd answer or score, or an address that is none.
+    // The secrets are in no message: of failures, errors, odd answers or scores, or malformed addresses.
     for deeds in [
         vec![Deed::Close],
         vec![Deed::Answer(500, String::new())],
@@ -143,8 +143,8 @@ fn an_address_is_shown_without_its_secrets() {
         assert!(!scores.problems.is_empty());
         assert!(scores.problems.iter().all(|problem| !format!("{problem:?}").contains("pw-secret")), "{scores:?}");
     }
-    let said = said(json!({"url": "ftp://user:pw-secret@x/"})).unwrap();
-    assert!(said.contains("`ftp://x/`"), "{said}");
+    let refusal = refusal(json!({"url": "ftp://user:pw-secret@x/"})).unwrap();
+    assert!(refusal.contains("`ftp://x/`"), "{refusal}");
 }
 
 #[test]

@@ -1,11 +1,11 @@
-//! Services with a certificate of an authority that no browser knows.
+//! Services with a certificate of an unknown authority.
 
 use super::*;
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use rustls::{ServerConfig, ServerConnection, StreamOwned};
 
-/// Made by `openssl req -x509` and `openssl x509 -req`, valid for a hundred years; the authority's key is gone.
+/// Made by `openssl req -x509` and `openssl x509 -req`, valid for a hundred years; the authority's key was deleted.
 const AUTHORITY: &str = include_str!("tls/ca.pem");
 const ANOTHER: &str = include_str!("tls/another.pem");
 const CERTIFICATE: &str = include_str!("tls/server.pem");
@@ -34,7 +34,7 @@ fn service() -> u16 {
     port
 }
 
-/// A name, what the file has, the host, and the score or a part of the message.
+/// A name, the file's content, the host, and the score or a part of the message.
 type Row<'a> = (&'a str, Option<Vec<u8>>, &'a str, std::result::Result<f64, &'a str>);
 
 #[test]
@@ -84,7 +84,7 @@ fn a_certificate_is_trusted_if_its_authority_is_in_the_file() {
         };
         let is_right = match (&result, &expected) {
             (Ok(score), Ok(right)) => score == right,
-            (Err(said), Err(part)) => said.contains(part),
+            (Err(message), Err(part)) => message.contains(part),
             _ => false,
         };
         if !is_right {

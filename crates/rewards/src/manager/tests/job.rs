@@ -30,7 +30,7 @@ fn own(
     Box::new(Own { name, by_group, score: Box::new(score) })
 }
 
-/// The inputs of a group say which it is; a completion's text is its ids.
+/// Inputs that identify the group; a completion's text is its ids.
 fn inputs(group: GroupId, ids: Vec<Vec<u32>>) -> model::Result<RewardInputs> {
     if group == GroupId(99) {
         return Err(model::Error::Value("no such group".to_owned()));
@@ -133,7 +133,7 @@ fn scores_from_elsewhere_are_joined_with_those_from_here() {
 }
 
 #[test]
-fn what_rewards_report_is_told_apart_and_counted() {
+fn columns_and_metrics_of_several_rewards_are_kept_apart_and_counted() {
     let column = |name: &str, value: &str| (name.to_owned(), vec![Value::from(value); 3]);
     let first = own("first", false, move |_| Scores {
         extra: vec![column("why", "a"), column("step", "b"), column("second", "c"), column("first_why", "d")],
@@ -177,7 +177,7 @@ fn what_rewards_report_is_told_apart_and_counted() {
 }
 
 #[test]
-fn a_group_that_cannot_be_made_ends_the_batch() {
+fn an_error_in_a_groups_inputs_ends_the_batch() {
     for by_group in [true, false] {
         let mut rewards = [own("r", by_group, |batch| Scores::new(vec![Some(1.0); batch.len()]))];
         let manager = RewardManager { rewards: &mut rewards, make_inputs: Arc::new(inputs), step: 0 };
@@ -193,7 +193,7 @@ fn a_group_that_cannot_be_made_ends_the_batch() {
 
 /// After a failed generation nothing but the group that is being scored is scored.
 #[test]
-fn a_batch_that_is_given_up_scores_no_further_group() {
+fn a_cancelled_batch_scores_no_further_group() {
     let (begun, has_begun): (Sender<()>, Receiver<()>) = channel();
     let (go_on, gone_on): (Sender<()>, Receiver<()>) = channel();
     let count = Arc::new(Mutex::new(0));
@@ -220,7 +220,7 @@ fn a_batch_that_is_given_up_scores_no_further_group() {
 
 /// The time for which a group was scored before all had ended is reported.
 #[test]
-fn scoring_beside_generation_is_timed() {
+fn scoring_during_generation_is_timed() {
     let (begun, has_begun): (Sender<()>, Receiver<()>) = channel();
     let mut rewards = [own("r", true, move |batch| {
         begun.send(()).unwrap();

@@ -1,4 +1,4 @@
-//! What a specification says before a reward is built.
+//! Specifications, before a reward is built.
 
 use super::*;
 use serde_json::json;
@@ -23,15 +23,15 @@ fn models_and_functions_are_named() {
         (json!("gsm8k"), Ok(None), Ok(None)),
     ] {
         let own = |kind: &str, expected: std::result::Result<Option<&str>, &str>| {
-            let said = |message| format!("reward `{kind}`: {message}");
-            expected.map(|name| name.map(str::to_owned)).map_err(said)
+            let refusal = |message| format!("reward `{kind}`: {message}");
+            expected.map(|name| name.map(str::to_owned)).map_err(refusal)
         };
         let spec = spec(value.clone());
         assert_eq!(spec.model().map_err(|error| error.to_string()), own("model", model), "{value}");
         assert_eq!(spec.function().map_err(|error| error.to_string()), own("function", function), "{value}");
     }
     assert_eq!(error("model:a"), "reward `model`: needs its files: ask RewardSpec::model for their name");
-    assert_eq!(error("function:f"), "reward `function`: is a program's own, which gives it to the run");
+    assert_eq!(error("function:f"), "reward `function`: is a function of a program, which passes it to the run");
 }
 
 #[test]
@@ -115,7 +115,7 @@ fn programs_scripts_and_models_are_found_from_anywhere() {
             json!({"kind": "command", "command": ["python3", "a.py"], "timeout_s": 3}),
             json!({"kind": "command", "command": format!("python3 {a}"), "timeout_s": 3}),
         ),
-        // What is wrong is reported by who builds it.
+        // Errors are reported when the reward is built.
         (json!("command:python3 'a.py"), json!("command:python3 'a.py")),
         (json!("command:"), json!("command:")),
         (json!({"kind": "command", "comand": "a.py"}), json!({"kind": "command", "comand": "a.py"})),
@@ -152,14 +152,14 @@ fn a_tag_of_a_name_has_words_and_forty_bytes() {
     let named = |name: &str| json!({"kind": "length", "name": name, "target": 3});
     for name in TABLE_COLUMNS {
         let fix = format!("name it yourself, as in {{ kind = \"length\", name = \"my_{name}\", … }}");
-        let said = format!(
+        let refusal = format!(
             "reward_funcs: no reward can have the name `{name}`, which is a column of the completions table: {fix}"
         );
-        assert_eq!(of([json!("math"), named(name)]), Err(said));
+        assert_eq!(of([json!("math"), named(name)]), Err(refusal));
     }
-    let said = "reward_funcs: two rewards have the name `x`: name it yourself, as in { kind = \"length\", name = \
+    let refusal = "reward_funcs: two rewards have the name `x`: name it yourself, as in { kind = \"length\", name = \
                 \"my_x\", … }";
-    assert_eq!(of([named("x"), named("x")]), Err(said.to_owned()));
-    let said = "reward_funcs: two rewards have the name `f`: give the function another name";
-    assert_eq!(of([json!("function:f"), json!("function:f")]), Err(said.to_owned()));
+    assert_eq!(of([named("x"), named("x")]), Err(refusal.to_owned()));
+    let refusal = "reward_funcs: two rewards have the name `f`: give the function another name";
+    assert_eq!(of([json!("function:f"), json!("function:f")]), Err(refusal.to_owned()));
 }

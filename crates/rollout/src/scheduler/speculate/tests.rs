@@ -1,4 +1,4 @@
-//! Draft tokens: where they are found, how many there are, and what their time is compared with.
+//! Draft tokens: their places, their number, and the comparison of their time.
 
 use super::*;
 use crate::blocks::BlockPool;
@@ -33,14 +33,14 @@ fn run(s: &mut Scheduler, prompt: &[u32], drawn: &[u32]) -> usize {
 }
 
 #[test]
-fn what_followed_the_same_tokens_is_guessed() {
+fn the_continuation_of_the_same_tokens_is_guessed() {
     let mut s = scheduler(Speculative::Always(4), 20);
     let id = run(&mut s, &[1, 2, 3, 4, 5, 6, 9], &[1, 2, 3]);
     s.speculate();
     assert_eq!((&s.sequences[id].tokens[10..], s.sequences[id].drafted), (&[4, 5, 6, 9][..], 4));
     s.speculate();
     assert_eq!(s.sequences[id].drafted, 4, "guesses wait to be verified");
-    // What repeats keeps repeating; without a place the last token is repeated.
+    // A repetition continues; without a place the last token is repeated.
     let mut s = scheduler(Speculative::Always(5), 20);
     let (repeats, none) = (run(&mut s, &[8, 1, 2], &[1, 2, 1, 2]), run(&mut s, &[7, 6], &[5]));
     s.speculate();
@@ -48,7 +48,7 @@ fn what_followed_the_same_tokens_is_guessed() {
         (&s.sequences[repeats].tokens[7..], &s.sequences[none].tokens[3..]),
         (&[1, 2, 1, 2, 1][..], &[5; 5][..])
     );
-    // Of prompts, of what has no token yet, and of what has more to compute nothing is guessed.
+    // Nothing is guessed for prompts, for completions without a token, and for sequences with more to compute.
     let mut s = scheduler(Speculative::Always(4), 20);
     let id = run(&mut s, &[1, 2, 3, 4], &[1, 2, 3]);
     s.sequences[id].computed -= 1;
@@ -92,7 +92,7 @@ fn the_longest_agreement_is_followed_and_of_equals_the_newest() {
 fn draft_tokens_take_rows_that_are_free() {
     let mut s = scheduler(Speculative::Auto, 4);
     let id = run(&mut s, &[1; 60], &[2]);
-    // 16 rows of a step, for one and for several sequences; one row of each is its own.
+    // 16 rows of a step, for one and for several sequences; each needs one row for its last token.
     assert_eq!([1, 2, 3, 5, 16, 20].map(|live| s.rows_for(id, live)), [15, 7, 4, 2, 0, 0]);
     s.limits.max_rows = 10;
     assert_eq!([1, 2, 10].map(|live| s.rows_for(id, live)), [9, 4, 0]);
@@ -120,7 +120,7 @@ fn draft_tokens_are_guessed_for_few_sequences_once_a_step_was_measured() {
     }
     s.speculate();
     assert!(s.running.iter().all(|&id| s.sequences[id].drafted == 0), "nine run");
-    // Time with draft tokens, beside that of drawing as many without.
+    // Time with draft tokens, compared with drawing as many tokens without.
     s.measure(1, 3, Some(3), Duration::from_secs(2));
     assert_eq!((s.counters.draft_time, s.counters.undrafted_time), (Duration::from_secs(2), Duration::from_secs(3)));
     s.measure(2, 3, Some(3), Duration::from_secs(2));

@@ -25,7 +25,7 @@ fn completions_share_the_full_pages_of_their_prompt() {
         assert_eq!(before, 30 - len.div_ceil(BLOCK));
         let (rows, copies) = next(&mut s);
         assert_eq!((rows, copies.len()), ((0..3).map(|id| (id, len, len + 1)).collect(), copied), "{len}");
-        // Each has one page of its own, whether copied or new.
+        // Each has one unshared page, copied or new.
         assert_eq!(s.blocks.available(), before - 3);
         let pages = |id: usize| s.sequences[id].blocks.clone();
         for id in 0..3 {
@@ -61,7 +61,7 @@ fn a_completion_without_a_page_for_its_copy_waits_and_leaves_nothing() {
 
 #[test]
 fn computed_prompts_are_given_up_before_nothing_can_run() {
-    // Two prompts are held in three pages, and no completion has room beside them.
+    // Two prompts hold three pages, and leave no room for a completion.
     let mut s = scheduler(3, &[70, 60], 2, true);
     step(&mut s);
     assert_eq!((s.held.len(), s.blocks.available()), (2, 0));
@@ -73,7 +73,7 @@ fn computed_prompts_are_given_up_before_nothing_can_run() {
 }
 
 #[test]
-fn new_weights_make_stale_what_names_none() {
+fn new_weights_make_sequences_without_a_version_stale() {
     let mut s = scheduler(30, &[], 1, false);
     let named = Some(ModelVersion { base: Updates(0), adapter: None });
     for (len, model, completions) in
@@ -93,7 +93,7 @@ fn new_weights_make_stale_what_names_none() {
     assert_eq!((s.sequences[0].computed, s.sequences[0].state, s.waiting.front()), (0, State::Waiting, Some(&0)));
     assert_eq!((s.sequences[fresh].blocks.len(), s.sequences[kept].blocks.len()), (0, 2));
     assert_eq!((s.groups[2].prompt, s.groups[3].prompt.is_some(), s.held.len()), (None, true, 1));
-    // A prompt that others computed with other weights is not shared.
+    // A prompt computed with other weights is not shared.
     let completion = members(&s, 3)[0];
     s.set_model(
         completion,
@@ -120,7 +120,7 @@ fn a_cancelled_request_that_has_ended_is_not_returned() {
 }
 
 #[test]
-fn a_prompt_is_held_for_the_completions_that_go_on() {
+fn a_prompt_is_held_for_the_remaining_completions() {
     for ended in 0..=3_usize {
         let mut s = scheduler(20, &[], 1, false);
         let sampling = Arc::new(SamplingParams { stop_ids: vec![9], ..SamplingParams::default() });

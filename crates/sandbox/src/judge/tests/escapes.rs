@@ -1,4 +1,4 @@
-//! What a program could do to processes outside, and learn of them: in each isolation that is there.
+//! Attacks on processes outside of the sandbox, in each isolation that exists here.
 
 use super::*;
 use std::os::unix::process::CommandExt;
@@ -52,7 +52,7 @@ impl Drop for Victim {
     }
 }
 
-/// What programs in every isolation are refused, by number and arguments; `x32` is another way to number calls.
+/// Calls that every isolation refuses, by number and arguments; `x32` is another numbering of calls.
 const EVERYWHERE: &str = r#"
 import ctypes, fcntl, os, socket, struct, sys, time
 victim = int(input())
@@ -151,7 +151,7 @@ if bad:
 print("refused")
 "#;
 
-/// Under landlock, the process that starts programs and those beside it get no signal.
+/// Under landlock, the process that starts programs and its siblings get no signal.
 #[test]
 fn no_way_to_signal_a_process_outside_is_left() {
     if !confines() || !installed(&["python3"]) || cfg!(not(target_arch = "x86_64")) {
@@ -165,7 +165,7 @@ fn no_way_to_signal_a_process_outside_is_left() {
     assert!(victim.is_alive());
 }
 
-/// Tries to watch directories of others, in every way that Linux has.
+/// Tries to watch directories of other processes, in every way that Linux has.
 const WATCHES: &str = r#"
 READS = 0x03FF
 for name, call in [
@@ -196,7 +196,7 @@ fn no_program_under_landlock_watches_files_of_others() {
     assert_eq!(scores.values, [Some(1.0)], "{failures:?}");
 }
 
-/// What a program has no use for is refused in each isolation: the kernel has had faults there.
+/// Calls that no program needs are refused in each isolation: the kernel has had faults there.
 #[test]
 fn calls_that_are_not_listed_do_not_exist() {
     if !installed(&["python3"]) || cfg!(not(target_arch = "x86_64")) {

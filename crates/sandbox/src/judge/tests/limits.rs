@@ -1,10 +1,10 @@
-//! Memory of all processes, output, descriptors; and what is left of a run that was killed: in each isolation.
+//! Memory of all processes, output, descriptors, and files of a killed run: in each isolation.
 
 use super::escapes::isolations;
 use super::*;
 use std::process::{Command, Stdio};
 
-/// What a program of Python scores alone; why not 1.
+/// The score of a single Python program; the reason if it is not 1.
 fn one(isolation: &str, language: &str, memory_mb: u64, source: &str) -> String {
     let options = json!({"language": language, "isolation": isolation, "memory_mb": memory_mb, "timeout_s": 600.0});
     let tests = json!([{"input": "4\n", "output": "8"}]);
@@ -51,8 +51,8 @@ for _ in range(4):
         time.sleep(1000)
 time.sleep(1000)",
         ),
-        // No process of theirs lives as long as one takes to look at them all, and what a child shares with its parent
-        // is not in its resident set until it is used.
+        // None of their processes lives as long as a look at all of them takes, and memory that a child shares with its
+        // parent is not in its resident set until it is used.
         (
             "hoppers",
             "import mmap, os, time
@@ -89,12 +89,12 @@ time.sleep(1000)",
                 "{name}, {isolation}"
             );
         }
-        // What belongs to no process's memory is refused.
+        // Memory that belongs to no process is refused.
         let hidden = "import os
 f = os.memfd_create('x')
 print(8)";
         assert!(one(isolation, "python", 384, hidden).contains("Errno 38"), "{isolation}");
-        // What a program and its children share counts once, and what it may use it can use.
+        // Memory that a program shares with its children counts once, and it can use all that it may.
         let right = "import os, time
 x = b'x' * (200 << 20)
 children = []
@@ -132,7 +132,7 @@ print(2 * int(input()))";
     }
 }
 
-/// Programs run as one user where there are no namespaces: what one starts is not taken from the others.
+/// Without namespaces programs run as one user: the processes of one are not taken from the limit of others.
 #[test]
 fn a_program_that_starts_too_many_takes_nothing_from_others() {
     if !installed(&["python3"]) {
@@ -164,8 +164,8 @@ print(2 * int(input()))";
             "{isolation}: {failures:?}"
         );
         if counted_apart && isolation != "bubblewrap" {
-            let said = "test 1: more than 16 processes and threads";
-            assert!([0, 1, 4].iter().all(|&i| failures[i] == said), "{isolation}: {failures:?}");
+            let message = "test 1: more than 16 processes and threads";
+            assert!([0, 1, 4].iter().all(|&i| failures[i] == message), "{isolation}: {failures:?}");
         }
     }
 }
@@ -185,7 +185,7 @@ fn the_limit_of_output_is_inclusive() {
     }
 }
 
-/// What ends by a signal has not ended well, whatever it printed before.
+/// A program that a signal ends has failed, whatever it printed before.
 #[test]
 fn a_right_answer_and_then_a_signal_is_worth_nothing() {
     if !installed(&["python3"]) {
@@ -234,9 +234,9 @@ fn a_language_that_does_not_work_is_refused() {
     for isolation in isolations() {
         let refused = |mut options: Value, words: &[&str]| {
             options["isolation"] = isolation.into();
-            let said = refusal(options);
+            let message = refusal(options);
             for word in words {
-                assert!(said.contains(word), "{isolation}: `{word}` in {said}");
+                assert!(message.contains(word), "{isolation}: `{word}` in {message}");
             }
         };
         if installed(&["python3"]) {
@@ -246,7 +246,7 @@ fn a_language_that_does_not_work_is_refused() {
         if !Path::new("/usr/bin/rustc").exists() {
             refused(json!({"language": "rust"}), &["`rustc` is not installed under /usr"]);
         }
-        // What is there, and is no program.
+        // A path that exists, but not as a program.
         let language = json!({"file": "x.l", "run": ["/usr/bin/../share", "{source}"]});
         refused(json!({"language": language}), &["the language of `x.l` does not work here", "exit code 126"]);
     }
@@ -254,7 +254,7 @@ fn a_language_that_does_not_work_is_refused() {
 
 /// A source that makes the compiler run out of time gives no program.
 #[test]
-fn what_is_not_compiled_in_time_is_worth_nothing() {
+fn a_source_that_is_not_compiled_in_time_scores_0() {
     if !installed(&["cc"]) {
         return;
     }
@@ -272,7 +272,7 @@ fn what_is_not_compiled_in_time_is_worth_nothing() {
     }
 }
 
-/// Runs this test once more as a process of its own, for one isolation and with files of its own.
+/// Runs this test again as a separate process, for one isolation and with separate files.
 fn again(isolation: &str, mark: &str, files: &Path) -> Command {
     let mut test = Command::new(std::env::current_exe().unwrap());
     test.args(["--exact", "judge::tests::limits::nothing_outlives_a_run_that_is_killed", "--nocapture"]);
@@ -306,14 +306,14 @@ sleep {mark}"
         run.wait().unwrap();
         assert!(none_is_left(&mark), "{isolation}: a program continues");
         assert!(left() > 0, "{isolation}: nothing shows that the next run cleans up");
-        // What is not ours stays.
+        // Files of others stay.
         std::fs::write(files.path().join("lockstep-codes"), "").unwrap();
         assert!(again(isolation, "0", files.path()).status().unwrap().success());
         assert_eq!(left(), 1, "{isolation}: {:?}", std::fs::read_dir(files.path()).unwrap().collect::<Vec<_>>());
     }
 }
 
-/// Two runs at once: neither takes the other's files for those of one that was killed.
+/// Two runs at once: neither takes the other's files for those of a killed run.
 #[test]
 fn a_run_that_continues_keeps_its_files() {
     if isolations().is_empty() {
@@ -326,7 +326,7 @@ fn a_run_that_continues_keeps_its_files() {
     assert!(directory.path().join("main.sh").exists());
 }
 
-/// Without a session of its own, a program with many busy processes gives way by as much as there are of them.
+/// Without its own session, a program with many busy processes is niced in proportion to their number.
 #[test]
 fn busy_processes_give_way_to_other_programs() {
     if !installed(&["python3"]) || !isolations().contains(&"landlock") {

@@ -1,4 +1,4 @@
-//! What needs no program, or one that does nothing.
+//! Tests without a program, or with one that does nothing.
 
 use super::escapes::isolations;
 use super::*;
@@ -7,8 +7,8 @@ use crate::python::nonce;
 use crate::sandbox::Outcome;
 
 #[test]
-fn how_a_program_ended_is_said() {
-    let said = |end, stderr: &str| Outcome { end, stdout: vec![], stderr: stderr.to_owned() }.words();
+fn the_end_of_a_program_is_reported() {
+    let message = |end, stderr: &str| Outcome { end, stdout: vec![], stderr: stderr.to_owned() }.words();
     for (end, stderr, expected) in [
         (End::Exit(3), "", "exit code 3"),
         (End::Exit(3), " \n", "exit code 3"),
@@ -19,7 +19,7 @@ fn how_a_program_ended_is_said() {
         (End::TooManyProcesses(6), "x", "more than 6 processes and threads"),
         (End::Stopped, "x", "stopped"),
     ] {
-        assert_eq!(said(end, stderr), expected);
+        assert_eq!(message(end, stderr), expected);
     }
 }
 
@@ -85,14 +85,14 @@ fn options_have_defaults_and_limits() {
         json!({"file": "..", "run": ["sh"]}),
         json!({"file": "a..b", "run": ["sh"]}),
     ] {
-        let said = refusal(json!({"language": language}));
-        assert!(said.starts_with("a language needs a `file` name and a `run` command: "), "{said}");
+        let message = refusal(json!({"language": language}));
+        assert!(message.starts_with("a language needs a `file` name and a `run` command: "), "{message}");
     }
     if !isolations().is_empty() {
         for option in ["staged", "strict"] {
             for language in ["shell", "python"] {
-                let said = refusal(json!({"language": language, option: true}));
-                assert_eq!(said, format!("`{option}` is of language = \"ocaml\" alone"));
+                let message = refusal(json!({"language": language, option: true}));
+                assert_eq!(message, format!("`{option}` is only for language = \"ocaml\""));
             }
         }
         let own = json!({"file": "x", "run": ["/bin/sh", "{source}"], "base_memory_mb": 100});
@@ -143,7 +143,7 @@ fn work_is_done_once_and_kept_up_to_a_limit() {
     assert!(nonce().unwrap().len() == 32);
 }
 
-/// Nobody waits for a program any more: it has no verdict.
+/// A program that a stop ends has no verdict.
 #[test]
 fn a_stop_ends_programs_without_a_verdict() {
     let Some(&isolation) = isolations().first() else { return };
@@ -153,5 +153,5 @@ fn a_stop_ends_programs_without_a_verdict() {
     let rows = vec![("q", "sleep 100", json!({"tests": doubled()})); 20];
     let (scores, failures) = scored_by(&mut judge, &rows);
     assert_eq!((scores.values, scores.timed_out), (vec![None; 20], 0));
-    assert!(failures.iter().all(|why| why == "nobody waits for its score any more"), "{failures:?}");
+    assert!(failures.iter().all(|why| why == "its score is no longer needed"), "{failures:?}");
 }

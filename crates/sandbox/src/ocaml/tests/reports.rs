@@ -1,4 +1,4 @@
-//! What the tool and the tests' process say, read without running them.
+//! Output of the tool and of the tests' process, read without running them.
 
 use super::super::*;
 
@@ -61,7 +61,7 @@ fn files_follow_their_names_and_sizes() {
 }
 
 #[test]
-fn a_verdict_counts_what_is_passed_and_says_what_failed_first() {
+fn a_verdict_has_the_passed_count_and_the_first_failure() {
     let judged = |text: &str, of: usize, end: End, stderr: &str| {
         verdict(text, of, &outcome(end, "", stderr)).map(|v| (v.passed, v.of, v.failure, v.timed_out))
     };

@@ -1,5 +1,5 @@
-//! Ordinary solutions, right and wrong, with ordinary tests, and programs that would rather pass than be right: the
-//! tables of `cases/`, whose form is said at their heads.
+//! Ordinary solutions, right and wrong, with ordinary tests, and programs that try to pass without being right: the
+//! tables of `cases/`, whose heads describe their form.
 
 use crate::judge::tests::{again_as_an_ordinary_user, scored_with_prompts as score};
 use serde_json::{Value, json};
@@ -32,10 +32,10 @@ const ATTACKS: [&str; 4] = [
 #[derive(Clone, Default)]
 struct Case {
     name: String,
-    /// Its programs, and what stands around the tests.
+    /// Its programs, and the text around the tests.
     parts: BTreeMap<String, String>,
     tests: Vec<String>,
-    /// What its tests' function `check` is called with.
+    /// The argument of its tests' function `check`.
     check: Option<String>,
 }
 
@@ -69,7 +69,7 @@ fn cases(texts: &[&str]) -> Vec<Case> {
         text.push('\n');
     }
     for i in 1..cases.len() {
-        // A case without tests has those of the one before.
+        // A case without tests has those of the case before it.
         if cases[i].tests.is_empty() && !cases[i].parts.contains_key("columns") {
             (cases[i].tests, cases[i].check) = (cases[i - 1].tests.clone(), cases[i - 1].check.clone());
             for part in ["setup", "prompt", "columns", "entry"] {
@@ -163,7 +163,7 @@ fn right_programs_pass_wrong_ones_do_not_and_attacks_earn_nothing() {
 /// As root and as an ordinary user.
 #[test]
 #[ignore = "minutes: cargo xtask nightly sandbox"]
-fn the_whole_tables_in_both_isolations_as_both_users() {
+fn the_complete_tables_in_both_isolations_as_both_users() {
     if !installed(&["bwrap", "python3"]) {
         return;
     }
@@ -182,6 +182,6 @@ fn the_whole_tables_in_both_isolations_as_both_users() {
         let programs = attack(&attacks, isolation);
         println!("python, {isolation}, user {user}: {programs} attacks earned nothing, {:.0?}", start.elapsed());
     }
-    let own = "python::tests::table::the_whole_tables_in_both_isolations_as_both_users";
+    let own = "python::tests::table::the_complete_tables_in_both_isolations_as_both_users";
     println!("{}", again_as_an_ordinary_user(own));
 }

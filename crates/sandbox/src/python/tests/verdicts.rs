@@ -1,4 +1,4 @@
-//! What the tests' process says, read without running it.
+//! Output of the tests' process, read without running it.
 
 use super::super::*;
 use crate::sandbox::Isolation;
@@ -14,7 +14,7 @@ fn judged(check: bool, end: End, stdout: &str, stderr: &str) -> Result<(usize, u
 }
 
 #[test]
-fn a_verdict_counts_lines_with_the_nonce_alone() {
+fn a_verdict_counts_only_lines_with_the_nonce() {
     let (pass, fail) = ("N{\"failure\": null}\n", "N{\"failure\": \"no\"}\n");
     let own = |passed, failure: &str, timed_out| Ok((passed, 3, failure.to_owned(), timed_out));
     let good = || End::Exit(0);
@@ -33,7 +33,7 @@ fn a_verdict_counts_lines_with_the_nonce_alone() {
         (good(), vec![], Err("the judge failed: ".to_owned())),
         (End::Exit(1), vec![pass, " why \n"], Err("the judge failed: N{\"failure\": null}\n why".to_owned())),
         (good(), vec!["N{\"broken\": \"syntax\"}\n"], Err("its tests cannot be run: syntax".to_owned())),
-        (End::Stopped, vec![pass], Err("nobody waits for its score any more".to_owned())),
+        (End::Stopped, vec![pass], Err("its score is no longer needed".to_owned())),
     ] {
         assert_eq!(judged(false, end, &lines.concat(), ""), expected, "{lines:?}");
     }
@@ -43,10 +43,10 @@ fn a_verdict_counts_lines_with_the_nonce_alone() {
     // A sandbox that did not start.
     for (stdout, stderr) in [("bwrap: no\n", ""), ("", "bwrap: no")] {
         for end in [End::Exit(1), End::TimedOut] {
-            let said = judged(false, end, stdout, stderr).unwrap_err();
-            assert!(said.contains("bubblewrap is not installed"), "{said}");
+            let message = judged(false, end, stdout, stderr).unwrap_err();
+            assert!(message.contains("bubblewrap is not installed"), "{message}");
         }
-        let said = judged(false, good(), &(stdout.to_owned() + &pass.repeat(3)), stderr);
-        assert_eq!(said, own(3, "", false));
+        let message = judged(false, good(), &(stdout.to_owned() + &pass.repeat(3)), stderr);
+        assert_eq!(message, own(3, "", false));
     }
 }

@@ -158,7 +158,7 @@ mod tests {
     }
 
     #[test]
-    fn a_line_is_about_what_its_sets_are_judged_by() {
+    fn a_line_has_the_metric_that_its_sets_are_judged_by() {
         let line = |all: &[(&str, f64)]| {
             let all = all.iter().map(|&(name, x)| (name.to_owned(), x)).collect::<Vec<_>>();
             Evaluations::default().line(7, &all)
@@ -173,7 +173,7 @@ mod tests {
     }
 
     #[test]
-    fn what_has_no_row_and_what_is_new() {
+    fn metrics_without_a_row_and_new_metrics() {
         let of = |all: &[(&str, f64)]| all.iter().map(|&(name, x)| (name.to_owned(), x)).collect::<Vec<_>>();
         let mut evaluations = Evaluations::default();
         evaluations.table(1, &of(&[("eval_loss", 3.0), ("eval_reward", 0.5)]), 80);

@@ -25,7 +25,7 @@ pub struct Progress {
     started: Instant,
     last_line: Instant,
     /// The units that a log line has reported last, if any.
-    said: Option<u64>,
+    printed: Option<u64>,
 }
 
 impl Progress {
@@ -49,11 +49,11 @@ impl Progress {
             done: start,
             started: now,
             last_line: now,
-            said: None,
+            printed: None,
         }
     }
 
-    /// Sets how many of the units are done; `note` is shown beside them (for example `reward 0.53, 812 tok/s`).
+    /// Sets how many of the units are done; `note` is shown after them (for example `reward 0.53, 812 tok/s`).
     pub fn set(&mut self, done: u64, note: &str) {
         self.done = done;
         let left = self.remaining_s().map(|left| format!("{} left", duration(left))).unwrap_or_default();
@@ -66,7 +66,7 @@ impl Progress {
             let counts = format!("{} {}/{}", self.label, self.total, self.total).chars().count();
             let room = self.console.width().saturating_sub(counts + LEAST_BAR + 3);
             bar.set_message(cut(&visible(&joined([&left, note])), room));
-        } else if self.said != Some(done) && (self.last_line.elapsed() >= LINE_EVERY || done >= self.total) {
+        } else if self.printed != Some(done) && (self.last_line.elapsed() >= LINE_EVERY || done >= self.total) {
             self.last_line = Instant::now();
             self.line(&message);
         }
@@ -85,8 +85,8 @@ impl Progress {
     }
 
     /// Records that another log line has reported that `done` units are done.
-    pub(super) fn said(&mut self, done: u64) {
-        (self.said, self.last_line) = (Some(done), Instant::now());
+    pub(super) fn printed(&mut self, done: u64) {
+        (self.printed, self.last_line) = (Some(done), Instant::now());
     }
 
     fn line(&self, message: &str) {
@@ -163,7 +163,7 @@ mod tests {
     }
 
     /// The lines so far, without their time, which are then forgotten.
-    fn said(memory: &Memory) -> Vec<String> {
+    fn printed(memory: &Memory) -> Vec<String> {
         let text = String::from_utf8(std::mem::take(&mut *memory.lock().unwrap())).unwrap();
         text.lines().map(|line| line.split_once("s] ").unwrap().1.to_owned()).collect()
     }
@@ -177,25 +177,25 @@ mod tests {
         let (console, memory) = console(LogFormat::Plain, false);
         let mut progress = Progress::new(console, "grpo", 300, 100);
         progress.set(150, "too soon");
-        assert!(said(&memory).is_empty());
+        assert!(printed(&memory).is_empty());
         (progress.last_line, progress.started) = (before(LINE_EVERY), before(100 * HOUR));
         progress.set(200, "reward 0.50");
-        assert_eq!(said(&memory), ["grpo 200/300, reward 0.50, 100 h 00 min left"]);
+        assert_eq!(printed(&memory), ["grpo 200/300, reward 0.50, 100 h 00 min left"]);
         progress.set(201, "too soon again");
         (progress.last_line, progress.started) = (before(LINE_EVERY), before(101 * HOUR));
         progress.set(201, "");
-        assert_eq!(said(&memory), ["grpo 201/300, 99 h 00 min left"]);
-        progress.said(300);
+        assert_eq!(printed(&memory), ["grpo 201/300, 99 h 00 min left"]);
+        progress.printed(300);
         progress.last_line = before(LINE_EVERY);
         progress.set(300, "a line of the table said it");
-        assert!(said(&memory).is_empty());
-        progress.said(299);
+        assert!(printed(&memory).is_empty());
+        progress.printed(299);
         progress.set(300, "");
-        assert_eq!(said(&memory), ["grpo 300/300"]);
+        assert_eq!(printed(&memory), ["grpo 300/300"]);
         progress.last_line = before(LINE_EVERY);
-        progress.said(250);
+        progress.printed(250);
         progress.set(260, "another line was said just now");
-        assert!(said(&memory).is_empty());
+        assert!(printed(&memory).is_empty());
     }
 
     #[test]
@@ -235,13 +235,13 @@ mod tests {
         assert_eq!((bar.position(), bar.length(), bar.prefix()), (100, Some(300), "gr\\u{7}po".to_owned()));
         progress.set(300, "\u{1b}note");
         assert_eq!((bar.position(), bar.message()), (300, "\\u{1b}note".to_owned()));
-        assert!(said(&memory).is_empty() && !bar.is_finished());
+        assert!(printed(&memory).is_empty() && !bar.is_finished());
         drop(progress);
         assert!(bar.is_finished());
     }
 
     #[test]
-    fn what_does_not_fit_beside_a_bar_is_cut_at_its_end() {
+    fn a_note_too_long_for_the_bar_is_cut_at_its_end() {
         for (room, expected) in [(9, "é 3 s lef"), (8, "é 3 s l…"), (3, "é…"), (2, "é…"), (1, "…"), (0, "…")]
         {
             assert_eq!(cut("é 3 s lef", room), expected, "{room}");

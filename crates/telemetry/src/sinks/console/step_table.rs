@@ -46,7 +46,7 @@ const COLUMNS: [(&str, Shown); 18] = [
     ("step s", Shown::Seconds("step_time")),
 ];
 
-/// The columns that a narrow terminal does without, those that go first before the others. The other ones always stay.
+/// The columns that a narrow terminal omits, in the order in which they are dropped. All other columns stay.
 const SPARE: [&str; 12] =
     ["clip", "tok/s", "rewards", "rollout", "update", "grad", "cut", "margin", "entropy", "length", "kl", "loss"];
 
@@ -87,7 +87,7 @@ pub(super) struct StepTable {
     names: Vec<String>,
     widths: Vec<usize>,
     rows: usize,
-    /// Columns that did not fit. They stay away, so that the others keep their places.
+    /// Columns that did not fit. They stay hidden, so that the others keep their places.
     dropped: Vec<String>,
 }
 
@@ -168,7 +168,7 @@ impl StepTable {
         let line = |of: fn(&(String, String)) -> &String| {
             let aligned = cells.iter().zip(&self.widths).map(|(cell, &width)| format!("{:>width$}", of(cell)));
             let line = aligned.collect::<Vec<_>>().join("  ");
-            // What a terminal would break is cut.
+            // A line longer than the terminal is cut.
             line.chars().take(room).collect::<String>()
         };
         let head = begins.then(|| line(|(name, _)| name));
@@ -207,17 +207,17 @@ mod tests {
         assert_eq!(first, ["step        reward      kl  step s  left", "  10  0.500 ±0.250  1.0e-5    1.50     –"]);
         let second = table.lines(1000, &of(-12.25), Some(61.0), 200);
         assert_eq!(second, ["1000  -12.2 ±0.250  1.0e-5    1.50  1 min 01 s"]);
-        // The names again after a while, and where the columns are others.
+        // The names are repeated after a while, and when the columns change.
         let lines: Vec<usize> = (0..30).map(|step| table.lines(step, &of(0.5), None, 200).len()).collect();
         assert_eq!((lines.iter().sum::<usize>(), lines[ROWS - 2]), (31, 2));
         assert_eq!(table.lines(3, &values(&[("loss", 2.0)]), None, 200).len(), 2);
-        // What cannot fit at all is cut.
+        // Columns that do not fit at all are cut.
         assert_eq!(StepTable::default().lines(3, &values(&[("reward", 2.0)]), None, 9)[1], "   3    2");
     }
 
     /// At 80 and at 120 columns, less the time before a line, the row has its last column.
     #[test]
-    fn a_narrow_terminal_does_without_some_columns() {
+    fn a_narrow_terminal_omits_some_columns() {
         let all: Vec<(String, f64)> = COLUMNS
             .iter()
             .filter(|(name, _)| !["accuracy", "margin"].contains(name))
@@ -236,7 +236,7 @@ mod tests {
             let lines = table.lines(7, &all, Some(12.0), room);
             assert!(lines.iter().all(|line| line.chars().count() <= room), "{lines:?}");
             assert_eq!(lines[0].split_whitespace().collect::<Vec<_>>(), heads.split_whitespace().collect::<Vec<_>>());
-            // They stay away where they would fit.
+            // They stay hidden even if they would fit.
             assert_eq!(
                 table.lines(8, &values(&[("reward", 1.0), ("clip_ratio/region_mean", 0.5)]), None, 200).len(),
                 1
@@ -262,7 +262,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_step_did_not_measure_is_a_dash() {
+    fn a_missing_metric_is_a_dash() {
         let mut table = StepTable::default();
         let of = |entropy: Option<f64>, kl: Option<f64>| {
             let all = [("reward", Some(0.5)), ("kl", kl), ("entropy", entropy), ("grad_norm", Some(0.0))];

@@ -88,7 +88,7 @@ where
     }
 
     fn flush(&self) -> io::Result<()> {
-        // Taken whether it can be written or not: what a closed terminal does not show is not kept.
+        // Taken whether it can be written or not: text for a closed terminal is not kept.
         let drawn = std::mem::take(&mut *self.drawn());
         let _ = (&self.out).write_all(drawn.as_bytes());
         Ok(())
@@ -126,8 +126,8 @@ mod tests {
     }
 
     #[test]
-    fn a_run_goes_on_whenever_its_terminal_closes_and_however() {
-        // EIO has no kind of its own.
+    fn a_run_continues_whenever_and_however_its_terminal_closes() {
+        // EIO has no `ErrorKind`.
         let kinds = [ErrorKind::Other, ErrorKind::BrokenPipe, ErrorKind::StorageFull, ErrorKind::WouldBlock];
         let mut seen = Vec::new();
         for kind in kinds {

@@ -136,9 +136,9 @@ fn an_evaluation_is_a_line_and_in_detail_a_table() {
     }
 }
 
-/// A table of details is printed where it is asked for, kept in the log file, and always there for programs.
+/// A table of details is printed if requested, kept in the log file, and always printed as JSON.
 #[test]
-fn details_are_for_who_asks_and_for_programs() {
+fn details_are_printed_on_request_and_for_programs() {
     let dir = tempfile::tempdir().unwrap();
     let mut fields = Record::new();
     fields.set("wall_s", 1.5);

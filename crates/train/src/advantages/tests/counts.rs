@@ -1,4 +1,4 @@
-//! What is reported beside advantages, and groups and batches of one, for each way to compute them.
+//! Reports other than advantages, and groups and batches of one, for each way to compute them.
 
 use super::*;
 
@@ -32,7 +32,7 @@ fn ways() -> [Way; 7] {
 #[test]
 fn groups_without_deviation_are_counted() {
     let (a, b, c) = (Some(1.0), Some(2.0), None);
-    // Of each matrix the share of samples in groups without deviation, as each way counts it.
+    // The share of samples in groups without deviation in each matrix, as each way counts it.
     for (rewards, size, expected) in [
         (&[a, a, a, b][..], 2, [0.5, 0.0, 0.5, 0.0, 0.5, 0.5, 0.5]),
         (&[a, a, a, a], 2, [1.0; 7]),
@@ -40,14 +40,14 @@ fn groups_without_deviation_are_counted() {
         // Alone in its group, a sample has no deviation; in REINFORCE++ such groups alone have no share (NaN).
         (&[a, b], 1, [1.0, 0.0, 1.0, 1.0, 1.0, f64::NAN, f64::NAN]),
         (&[a], 1, [1.0, 1.0, 1.0, 1.0, 1.0, f64::NAN, f64::NAN]),
-        // One score has no deviation to be 0.
+        // One score has no deviation that could be 0.
         (&[a, c, b, b], 2, [0.5, 0.0, 0.5, 0.0, 0.5, 0.5, 0.5]),
     ] {
         let matrix = one_function(rewards, size);
         for ((name, way), expected) in ways().into_iter().zip(expected) {
             let found = metric(&way(&matrix), "frac_reward_zero_std");
             if name == "gdpo" {
-                // Of the batch: it has deviation, or not.
+                // The batch has deviation, or not.
                 assert!(found == Some(0.0) || found == Some(1.0), "{rewards:?}: {found:?}");
                 continue;
             }

@@ -70,7 +70,7 @@ fn metrics_of_no_score_are_missing_and_of_equal_ones_exactly_0() {
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
 }
 
-/// A single completion for each prompt has nothing to be compared with in REINFORCE++; GRPO of one counts as TRL's.
+/// A single completion per prompt has no others to compare with in REINFORCE++; GRPO of one counts as TRL's.
 #[test]
 fn a_share_of_groups_without_a_deviation_is_missing() {
     let rewards = [Some(1.0), Some(0.0), Some(1.0)];

@@ -42,7 +42,7 @@ pub enum DpoLoss {
     NcaPair,
     /// Robust DPO: −log σ(x), corrected for a share of pairs with swapped labels.
     Robust,
-    /// BCO: each answer is classified by itself.
+    /// BCO: each answer is classified separately.
     BcoPair,
     /// SPPO: squared distances, where the chosen answer wins with certainty.
     SppoHard,
@@ -133,7 +133,7 @@ struct Phi {
 }
 
 impl Phi {
-    /// A loss that depends on ρ_c − ρ_r alone, from its value and slope.
+    /// A loss that depends only on ρ_c − ρ_r, from its value and slope.
     fn of_difference(value: f64, slope: f64) -> Phi {
         Phi { value, d_chosen: slope, d_rejected: -slope }
     }

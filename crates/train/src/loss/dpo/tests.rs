@@ -69,7 +69,7 @@ fn one(config: &DpoConfig, chosen: f64, rejected: f64) -> PairLoss {
 #[test]
 fn by_hand() {
     let plain = |loss_type| DpoConfig { beta: 0.5, loss_type, label_smoothing: 0.2, discopop_tau: 0.5 };
-    // As the reference says: every sigmoid is at its middle, and a draw is no success.
+    // At the reference every sigmoid is at its middle, and a draw is not a success.
     for (loss, value, slope) in [
         (DpoLoss::Sigmoid, 2f64.ln(), -0.25),
         (DpoLoss::SigmoidNorm, 2f64.ln(), -0.25),
@@ -81,7 +81,7 @@ fn by_hand() {
         assert!((got.value - value).abs() < 1e-15 && (got.d_chosen - slope).abs() < 1e-15, "{loss:?}: {got:?}");
         assert_eq!((got.d_rejected, got.rewards, got.metrics()[2].1), (-got.d_chosen, [-0.75; 2], 0.0));
     }
-    // Those that are no function of the difference alone, at the reference: ∂φ/∂ρ_c, ∂φ/∂ρ_r.
+    // Losses that do not depend only on the difference, at the reference: ∂φ/∂ρ_c, ∂φ/∂ρ_r.
     for (loss, value, chosen, rejected) in [
         (DpoLoss::NcaPair, 2.0 * 2f64.ln(), -0.125, 0.125),
         (DpoLoss::BcoPair, 2.0 * 2f64.ln(), -0.25, 0.25),
@@ -137,7 +137,7 @@ fn far_from_the_reference_every_loss_is_finite() {
 }
 
 #[test]
-fn what_is_not_a_number_stays_so() {
+fn nan_stays_nan() {
     for loss in ALL {
         let got = one(&config(loss), f64::NAN, 0.0);
         assert!(got.value.is_nan() && got.rewards[0].is_nan() && got.metrics()[2].1 == 0.0, "{loss:?}: {got:?}");

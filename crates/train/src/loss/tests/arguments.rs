@@ -103,7 +103,7 @@ fn sigmoids_by_hand() {
         let expected = 1.0 / (1.0 + (-x).exp());
         assert!((sigmoid(x) - expected).abs() < 1e-15 && (negative_log_sigmoid(x) + expected.ln()).abs() < 1e-15);
     }
-    // Sequence ratios of the masked tokens, and their gradient on these tokens alone.
+    // Sequence ratios of the masked tokens, and their gradient on only these tokens.
     let mask = [true, false, true];
     let token = ratio::Ratio::new(ImportanceSamplingLevel::Token, &[1.0, 9.0, 2.0], &[0.5, 0.0, 2.0], &mask);
     assert_eq!(([0, 1, 2].map(|t| token.at(t)), token.tokens()), ([0.5f64.exp(), 1.0, 1.0], 2));
@@ -112,7 +112,7 @@ fn sigmoids_by_hand() {
     let mut d = [1.0, 2.0, 3.0];
     ratio::spread(4.0, &mask, &mut d);
     assert_eq!(d, [3.0, 2.0, 5.0]);
-    // A sequence is near if the mean over its tokens is at most the threshold; what is unknown is no difference.
+    // A sequence is near if the mean over its tokens is at most the threshold; unknown tokens count as no difference.
     let near = |threshold, sampler: [f64; 3]| off_policy::is_near(threshold, &[0.0; 3], &sampler, &mask);
     assert!(near(None, [99.0; 3]) && near(Some(0.5), [0.25, 99.0, 0.75]) && !near(Some(0.49), [0.25, 99.0, 0.75]));
     assert!(near(Some(0.5), [f64::NAN, 0.0, 1.0]) && !near(Some(0.5), [f64::NAN, 0.0, 1.1]));

@@ -1,5 +1,5 @@
 //! Every loss of a policy at its edges, through the logits: ratio 1, each side of the clip, advantage 0, all masked, a
-//! group of one, a reward of NaN. At each, the gradient is the slope of the value written out plainly, and 0 exactly
+//! group of one, a reward of NaN. At each, the gradient is the slope of the plainly written value, and 0 exactly
 //! where it must be.
 
 use super::*;
@@ -275,7 +275,7 @@ fn an_advantage_of_nan_shows() {
     }
 }
 
-/// The least and the greatest share of a sequence, wherever it stands.
+/// The least and the greatest share of a sequence, at any place in the batch.
 #[test]
 fn extremes_of_clip_ratios() {
     let mut sums = LossSums::default();

@@ -104,7 +104,7 @@ fn vespo_by_hand() {
 }
 
 #[test]
-fn rloo_clips_whole_completions() {
+fn rloo_clips_complete_completions() {
     let config = RlooConfig { epsilon_high: Some(0.3), ..RlooConfig::default() };
     let normalizer = Normalizer { sequences: 2, tokens: 2, ..Normalizer::default() };
     let run = |shift: f64, advantage: f32, mask: &[bool]| {
@@ -139,7 +139,7 @@ fn rloo_clips_whole_completions() {
 }
 
 #[test]
-fn what_is_far_is_not_pushed_down() {
+fn a_far_off_policy_sequence_is_not_pushed_down() {
     let near = |threshold, logps: &[f64], sampler: &[f64]| {
         off_policy::is_near(Some(threshold), logps, sampler, &[true, true, false])
     };
@@ -170,7 +170,7 @@ fn corrections_by_hand() {
     assert_eq!(all(&weights(CorrectionMode::SequenceTruncate, None, Some(0.9))), [0.9; 3]);
     assert_eq!(all(&weights(CorrectionMode::SequenceTruncate, None, Some(3.0))), [1.0; 3]);
 
-    // The metrics are of what was there before the bounds.
+    // The metrics are of the correction before its bounds.
     let config = Correction { enabled: true, mode: CorrectionMode::TokenMask, clip_max: Some(1.5), clip_min: None };
     let sampler = [0.0, 0.0, 0.0, f64::NAN];
     let mut sums = sampling::SamplingSums::default();
@@ -230,7 +230,7 @@ fn the_entropy_bonus_adapts_between_its_bounds() {
         control.adapt(&config, entropy);
         seen.push((applied, (control.coef * 1e6).round() / 1e6));
     }
-    // Applied is what the step before left, where its entropy was at or below the target.
+    // The coefficient of the step before is applied if that step's entropy was at or below the target.
     assert_eq!(seen.iter().map(|s| s.1).collect::<Vec<_>>(), [0.008, 0.01, 0.012, 0.013, 0.011, 0.009, 0.008]);
     let applied: Vec<bool> = seen.iter().map(|s| s.0 != 0.0).collect();
     assert_eq!(applied, [false, false, true, true, true, false, false]);

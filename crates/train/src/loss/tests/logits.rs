@@ -1,5 +1,5 @@
-//! Through the logits: log-probabilities and entropies of a softmax, each loss on top, the entropy bonus beside it.
-//! What the model's head does with ∂J/∂log π and ∂J/∂H is here in f64.
+//! Through the logits: log-probabilities and entropies of a softmax, with each loss and the entropy bonus on top. The
+//! head's backward pass from ∂J/∂log π and ∂J/∂H is here in f64.
 
 use super::*;
 use crate::loss::rloo::{RlooConfig, rloo};
@@ -37,7 +37,7 @@ fn head_backward(logits: &[f64], temperature: f64, d_logps: &[f64], d_entropies:
 
 /// ∂J/∂(log π, H) of log-probabilities and entropies.
 pub type Gradient<'a> = &'a dyn Fn(&[f64], &[f64]) -> (Vec<f64>, Vec<f64>);
-/// J of log-probabilities, entropies, and the log-probabilities at which what is constant is held.
+/// J of log-probabilities, entropies, and the log-probabilities at which constants are evaluated.
 pub type Value<'a> = &'a dyn Fn(&[f64], &[f64], &[f64]) -> f64;
 
 /// J with its bonus, and ∂J/∂(log π, H), of any objective.
@@ -108,7 +108,7 @@ fn check(
 #[test]
 fn every_policy_loss_through_its_logits() {
     let mut case = case();
-    // Old and reference near the softmax's own log-probabilities, so that ratios lie on both sides of the clip.
+    // Old and reference near the softmax's own log-probabilities, so that ratios are on both sides of the clip.
     let near =
         |(i, m): (usize, &Vec<bool>)| normal::<f64>(70 + i as u64, m.len()).iter().map(|x| -2.0 + 0.5 * x).collect();
     case.old = case.masks.iter().enumerate().map(near).collect();

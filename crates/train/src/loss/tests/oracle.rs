@@ -1,5 +1,5 @@
 //! The policy losses written out as their papers (and TRL 1.16) have them, as slowly and plainly as possible: values
-//! only. What a loss holds constant is taken at `frozen`, so that the derivative by `x` is the gradient that training
+//! only. Constants of a loss are evaluated at `frozen`, so that the derivative by `x` is the gradient that training
 //! uses.
 
 use super::*;

@@ -10,7 +10,7 @@ use crate::loss::ppo::{self, States, ValueConfig};
 /// Tokens of the chosen and of the rejected answer of each pair.
 const PAIRS: [[usize; 2]; 3] = [[5, 3], [1, 7], [4, 4]];
 
-/// The answers of `pairs`: where each one's tokens lie, in pairs.
+/// The ranges of the answers' tokens, in pairs.
 fn places(pairs: &[[usize; 2]]) -> Vec<[std::ops::Range<usize>; 2]> {
     let mut start = 0;
     let mut next = |n: usize| {
@@ -89,8 +89,8 @@ fn dpo_through_its_logits() {
         let (_, at, _) = logits::point(tokens);
         let all = vec![true; tokens];
         let some: Vec<bool> = (0..tokens).map(|t| t % 4 != 2).collect();
-        // What the chosen answers' tokens, then the rejected ones', have more than the reference gives them: equal,
-        // right by far, wrong by far.
+        // The excess of the chosen answers' tokens, then of the rejected ones', over the reference: equal, right by
+        // far, wrong by far.
         for (chosen, rejected) in [(0.0, 0.0), (0.3, -0.2), (2.5, -2.5), (-2.5, 2.5)] {
             let mut reference = at.clone();
             for [c, r] in places(pairs) {
@@ -119,8 +119,7 @@ fn dpo_through_its_logits() {
     }
 }
 
-/// What scores do to their head and its input: `gradient` by each score becomes one by every h_t and by w, score_t = w
-/// · h_t.
+/// The backward pass of scores: `gradient` by each score becomes one by every h_t and by w, with score_t = w · h_t.
 fn through_scores(
     name: &str,
     scores: &[f64],
@@ -129,7 +128,7 @@ fn through_scores(
 ) -> Vec<f64> {
     const HIDDEN: usize = 4;
     let (w, mut h) = (normal::<f64>(7, HIDDEN), normal::<f64>(8, HIDDEN * scores.len()));
-    // The first feature makes the score what is asked for.
+    // The first feature gives the requested score.
     for (h, score) in h.chunks_mut(HIDDEN).zip(scores) {
         let rest: f64 = h[1..].iter().zip(&w[1..]).map(|(h, w)| h * w).sum();
         h[0] = (score - rest) / w[0];
@@ -201,7 +200,7 @@ fn values_through_their_head() {
 fn rankings_through_their_head() {
     for c in [None, Some(0.05), Some(0.7)] {
         let config = RankingConfig { center_rewards_coefficient: c };
-        // A draw, a small and a large difference of either sign; one pair alone; margins on both sides of the
+        // A draw, a small and a large difference of either sign; a single pair; margins on both sides of the
         // difference.
         for scores in [&[0.3, 0.3][..], &[2.0, -1.0, -0.5, 1.5, 0.2, 0.1], &[9.0, -9.0], &[-9.0, 9.0]] {
             for margin in [0.0, 0.5, 12.0] {

@@ -35,7 +35,7 @@ fn settings_and_names_are_transformers() {
         ("eps=0", "optim_args: eps is 0, expected above 0"),
         ("eps=inf", "optim_args: eps is inf, expected above 0"),
         ("adjust_lr_fn=other", "optim_args: adjust_lr_fn is original or match_rms_adamw, not `other`"),
-        ("eps=x", "optim_args: `x` is no value of `eps`"),
+        ("eps=x", "optim_args: `x` is not a value of `eps`"),
         ("eps", "`eps` in optim_args is not of the form key=value"),
     ] {
         assert_eq!(parse(args), Err(why.to_owned()));
@@ -48,7 +48,7 @@ fn settings_and_names_are_transformers() {
     assert_eq!(error, why);
 }
 
-/// A gradient that is larger than the largest norm is scaled down, and 0 is no limit.
+/// A gradient above the norm limit is scaled down, and 0 means no limit.
 #[test]
 fn gradients_are_clipped_by_the_norm_that_was_measured() {
     let ctx = Context::cpu(Isa::best(), 1);
@@ -81,7 +81,7 @@ fn gradients_are_clipped_by_the_norm_that_was_measured() {
 }
 
 #[test]
-fn what_a_checkpoint_holds_cannot_be_written() {
+fn state_held_by_a_checkpoint_cannot_be_written() {
     let ctx = Context::cpu(Isa::best(), 1);
     let (mut weights, mut optimizer, grads) = parts(&ctx);
     let names: Vec<_> = optimizer.state().trees().map(|tree| (tree.name, tree.dtype)).collect();

@@ -103,7 +103,7 @@ fn a_stopped_run_resumes_to_the_same_bits() {
 
 /// Interrupts a run wherever it checks for a stop request, also while it generates chunks of later batches.
 #[test]
-fn a_step_that_is_discarded_generates_its_parts_again() {
+fn a_discarded_step_generates_its_chunks_again() {
     let mut config = Config { max_steps: 4, packing: false, max_staleness: 2, ..config(Path::new(""), "") };
     config.partial_rollout_tokens = Some(2);
     let plain = || options(&Config::default(), false);
@@ -114,7 +114,7 @@ fn a_step_that_is_discarded_generates_its_parts_again() {
 /// Chunks as long as a completion may be must change no weights. A run that learns nothing must sample the same
 /// completions as the synchronous run, whichever weights continue them.
 #[test]
-fn with_long_chunks_or_without_training_it_is_a_run_of_whole_completions() {
+fn long_chunks_give_the_bits_of_complete_completions() {
     let dir = directory();
     let run = |out: &str, change: &dyn Fn(&mut Config)| {
         let mut config = Config { eval_strategy: Strategy::No, ..chunked(dir.path(), out, 2, 3) };
@@ -154,11 +154,11 @@ fn a_damaged_frontier_is_refused() {
     flipped[bytes.len() / 2] ^= 1;
     for (damaged, word) in [(&flipped[..], "checksum"), (&bytes[..bytes.len() - 3], "cut off"), (&[], "2 batches")] {
         std::fs::write(&file, damaged).unwrap();
-        // What a list of files would notice first is not what is tested.
+        // Without the list of files, which would report the damage first.
         let _ = std::fs::remove_file(checkpoint.join("files.json"));
         let error = Run::resume(Purpose::Grpo, &checkpoint, options(&config, false)).err().expect("refused");
-        let said = format!("{error:#}");
-        assert!(said.contains(FRONTIER) && said.contains(word), "{said}");
+        let message = format!("{error:#}");
+        assert!(message.contains(FRONTIER) && message.contains(word), "{message}");
     }
 }
 

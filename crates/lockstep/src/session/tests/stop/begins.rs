@@ -1,4 +1,4 @@
-//! How runs begin and continue, and what is said of it.
+//! How runs begin and continue, and the messages about it.
 
 use super::super::{config, directory, one_thread, rows};
 use super::ends::Seen;
@@ -23,7 +23,7 @@ fn ended(dir: &Path, out: &str, last: u64) -> PathBuf {
     run.dir.root().to_owned()
 }
 
-/// What is said when the run is resumed, and the step that it continues after.
+/// The messages when the run is resumed, and the step that it continues after.
 fn resumed(from: &Path) -> (Vec<String>, u64) {
     let seen = Seen::default();
     let run = Run::resume(Purpose::Sft, from, sft().sink(seen.clone())).unwrap();
@@ -54,7 +54,7 @@ fn a_run_continues_after_the_checkpoint_that_is_named() {
 }
 
 #[test]
-fn a_run_that_moved_or_was_killed_is_told() {
+fn a_moved_or_killed_run_is_reported() {
     let dir = directory();
     let root = ended(dir.path(), "out", 1);
     let moved = dir.path().join("moved");

@@ -1,4 +1,4 @@
-//! What follows a step and an epoch, if the caller decides it.
+//! Evaluation and checkpoint after a step and an epoch, if the caller decides.
 
 use super::super::{config, directory, one_thread, rows};
 use crate::config::{Config, Purpose, Strategy};

@@ -167,7 +167,7 @@ fn the_metrics_of_a_step() {
 }
 
 #[test]
-fn a_run_that_has_ended_says_so_when_it_is_resumed() {
+fn a_resumed_run_that_has_ended_reports_it() {
     let dir = directory();
     let every = |out: &str| Config { save_strategy: Strategy::Steps, save_steps: 3, ..small(dir.path(), out) };
     let done = train(every("done"), sft());
@@ -181,7 +181,7 @@ fn a_run_that_has_ended_says_so_when_it_is_resumed() {
     assert_eq!((reason, steps), (Some(StopReason::Completed), 6));
     let words = "the run has ended already: it has done 6 of 6 steps";
     assert!(messages.iter().any(|text| text == words), "{messages:?}");
-    // Training lowers the loss, and here a higher one is asked for: two evaluations after the first are no better.
+    // Training lowers the loss, but a higher one counts as better here: two evaluations after the first do not improve.
     let early = Config {
         eval_strategy: Strategy::Steps,
         eval_steps: Some(1),
@@ -202,7 +202,7 @@ fn a_run_that_has_ended_says_so_when_it_is_resumed() {
                  better (a \
                  higher early_stopping_patience continues)";
     assert!(messages.iter().any(|text| text == words), "{messages:?}");
-    // One that was not done continues.
+    // A run with steps left continues.
     let half = train(every("half"), sft().on_step(|step| if step == 4 { Break(()) } else { Continue(()) }));
     let (reason, steps, messages) = resume(half.dir.root());
     assert_eq!((reason, steps), (None, 5));
@@ -279,7 +279,7 @@ impl RolloutFunction for Failing {
 }
 
 #[test]
-fn an_error_of_the_callers_code_saves_the_last_step_and_says_how_to_resume() {
+fn an_error_of_the_callers_code_saves_the_last_step_and_tells_how_to_resume() {
     let dir = directory();
     let evaluated = Config { eval_strategy: Strategy::Steps, eval_steps: Some(2), ..small(dir.path(), "metrics") };
     let mut run = Run::new(Purpose::Sft, evaluated, sft().eval_metrics(Failing)).unwrap();
@@ -330,7 +330,7 @@ fn tables_of_completions_and_how_many_are_printed() {
     }
 }
 
-/// What only evaluates takes no step, reads no training data and leaves no model.
+/// A run that only evaluates takes no step, reads no training data and leaves no model.
 #[test]
 fn a_run_that_only_evaluates() {
     let dir = directory();

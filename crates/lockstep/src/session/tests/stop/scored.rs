@@ -66,7 +66,7 @@ fn an_evaluator_serves_models_of_one_shape() {
 }
 
 #[test]
-fn an_evaluation_of_a_model_stops_when_asked() {
+fn an_evaluation_of_a_model_stops_on_request() {
     let dir = directory();
     let (model, ctx, stop) = (dir.path().join("model"), one_thread(), StopSignal::new());
     let mut evaluator =

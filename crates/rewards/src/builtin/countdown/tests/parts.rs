@@ -1,4 +1,4 @@
-//! Expressions and cells, each by itself.
+//! Expressions and cells, tested separately.
 
 use super::*;
 
@@ -31,7 +31,7 @@ fn expressions_are_computed_exactly() {
     {
         assert!(compute(text).is_none(), "{text}");
     }
-    // Spaces beside signs keep no digits apart.
+    // Spaces next to signs do not separate digits.
     assert!(compute("1 +2").is_some() && compute("1+ 2").is_some() && compute("( 1 )").is_some());
     // A fraction in a fraction: as deep as ten.
     let fractions = |depth: usize| "\\frac{".repeat(depth) + "1" + &"}{1}".repeat(depth);
@@ -64,20 +64,20 @@ fn cells_are_whole_numbers() {
         let columns = [(numbers, vec![text("1 2")]), (target, vec![text("x")])];
         scores(&Countdown::build(options).unwrap(), &["1 + 2"], columns)
     };
-    let said = of("n", "t").problems[0].to_string();
+    let message = of("n", "t").problems[0].to_string();
     let expected = "reward `countdown` gave no score for 1 completion: columns `n` and `t` are not whole numbers and \
                     a whole number, for example \"1 2\" and \"x\"";
-    assert_eq!(said, expected);
+    assert_eq!(message, expected);
     for format_score in [f64::NAN, f64::INFINITY] {
         let wrong = CountdownOptions { format_score, ..Default::default() };
-        let said = Countdown::build(wrong).unwrap_err().to_string();
-        assert_eq!(said, format!("reward `countdown`: `format_score` must be a number, not {format_score}"));
+        let message = Countdown::build(wrong).unwrap_err().to_string();
+        assert_eq!(message, format!("reward `countdown`: `format_score` must be a number, not {format_score}"));
     }
 }
 
-/// A number may be used as often as it is given; what is left out counts only if all must be used.
+/// A number may be used as often as it is given; unused numbers matter only if all must be used.
 #[test]
-fn each_number_is_used_once_and_what_answers_is_told() {
+fn each_number_is_used_once() {
     let verdict = |text: &str, numbers: &[i128], use_all: bool| {
         let options = CountdownOptions { format_score: 0.25, use_all, ..Default::default() };
         let verdict = Countdown::build(options).unwrap().verdict(text, numbers, 6);
@@ -101,7 +101,7 @@ fn each_number_is_used_once_and_what_answers_is_told() {
         );
     }
     assert_eq!(verdict("six", &[6], true), (0.0, false));
-    // Of an equation the side that computes something, and the first of two.
+    // In an equation the side that computes something, the first if both do.
     for (text, score) in [("6 = 2 + 4", 1.0), ("2 + 4 = 6", 1.0), ("2 + 4 = 4 + 3", 1.0), ("4 + 3 = 2 + 4", 0.0)] {
         assert_eq!(verdict(text, &[2, 4], true).0, score, "{text}");
     }

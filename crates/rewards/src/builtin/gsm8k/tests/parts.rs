@@ -1,8 +1,8 @@
-//! Parts of the search for a number, each by itself.
+//! Parts of the search for a number, tested separately.
 
 use super::*;
 
-/// What stands alone in tags or a box, and what stands at the beginning of a line.
+/// Text in tags or a box, and text at the beginning of a line.
 #[test]
 fn an_equation_gives_its_result_and_an_explanation_gives_nothing() {
     for (text, only, first) in [
@@ -46,7 +46,7 @@ fn an_equation_gives_its_result_and_an_explanation_gives_nothing() {
 }
 
 #[test]
-fn of_several_marks_the_first_kind_counts() {
+fn the_first_kind_of_several_marks_counts() {
     for (text, expected) in [
         ("<answer>43</answer> #### 42", "42"),
         ("#### none <answer>42</answer>", "42"),
@@ -69,7 +69,7 @@ fn of_several_marks_the_first_kind_counts() {
 }
 
 #[test]
-fn what_goes_on_behind_a_number_makes_another_of_it() {
+fn text_after_a_number_can_change_it() {
     let stands_in = |text: &str| stands(text, &groups(text).next().unwrap());
     for text in
         ["42", "42 apples", "42, so", "42.", "42 and more", "42 - x", "42 x", "42 hundredths", "42; so", "42 to go"]

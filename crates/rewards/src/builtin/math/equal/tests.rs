@@ -95,7 +95,7 @@ fn nearness_is_relative() {
 
 /// A value that should be 0 may be as large as 1e-13, if rounding can be the reason.
 #[test]
-fn what_rounding_leaves_of_nothing_is_nothing() {
+fn the_rounding_error_of_a_zero_is_a_zero() {
     let real = |re: f64| Complex { re, im: 0.0 };
     let (sum, product) = (node("\\pi-x"), node("\\pi x"));
     assert!(vanishes(real(0.0), real(1e-13), &sum) && vanishes(real(0.0), real(-1e-14), &sum));
@@ -121,9 +121,9 @@ fn what_rounding_leaves_of_nothing_is_nothing() {
     }
 }
 
-/// Pairs of which the first is the dataset's: all are compared in this direction alone.
+/// Pairs of the dataset's answer and a given one: all are compared in this direction only.
 #[test]
-fn what_is_the_same() {
+fn equal_answers_are_equal() {
     for (gold, given) in [
         // Units and percent.
         ("5\\text{ cm}", "5"),

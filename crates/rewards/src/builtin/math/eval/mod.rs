@@ -1,5 +1,5 @@
 //! Evaluates a [`Node`]: to an exact fraction where possible, else to a complex number in f64, given the values of its
-//! variables. Independent of when two answers are equal.
+//! variables. Independent of the equality of answers.
 
 mod residues;
 
@@ -13,7 +13,7 @@ use std::collections::BTreeSet;
 /// Which value a fractional power of a negative number has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Power {
-    /// With an odd root, the real one, as school means: (−8)^{1/3} is −2.
+    /// The real root if the degree is odd, as in school: (−8)^{1/3} is −2.
     Real,
     /// The principal one: (−8)^{1/3} is 1 + √3 i.
     Principal,
@@ -125,7 +125,7 @@ impl Complex {
         self.mul(Complex { re: other.re / norm, im: -other.im / norm })
     }
 
-    /// The value, unless it should not be 0 (`zero`) and is too small for an f64 to tell from others: e^{−1000} is not
+    /// The value, unless it should not be 0 (`zero`) and is too small for an f64 to distinguish: e^{−1000} is not
     /// e^{−1001}.
     fn unless_lost(self, zero: bool) -> Option<Complex> {
         (zero || self.abs() >= f64::MIN_POSITIVE || self.abs().is_nan()).then_some(self)
@@ -210,7 +210,7 @@ impl Evaluation<'_> {
 
     fn operation(self, node: &Node, op: Op, parts: &[Node]) -> Option<Complex> {
         let of = |node: &Node| self.value(node);
-        // Which knows no sine, in whose argument a degree is not 1.
+        // `exact` has no sine, in whose argument a degree is not 1.
         if let Some(exact) = exact(node).filter(|_| self.degree == 1.0) {
             return Some(Complex::real(exact.to_f64()));
         }

@@ -8,7 +8,7 @@ fn found(completion: &str) -> Option<&str> {
 }
 
 #[test]
-fn what_is_said_ends_with_its_sentence_or_explanation() {
+fn a_stated_answer_ends_with_its_sentence_or_explanation() {
     for (completion, answer) in [
         ("The answer is 5, because of that.", "5"),
         ("The answer is $5$, because of that.", "5"),
@@ -99,7 +99,7 @@ fn prices_are_no_formulas() {
 }
 
 #[test]
-fn the_last_number_has_all_that_is_its_own() {
+fn the_last_number_has_its_sign_fraction_exponent_and_percent() {
     for (completion, answer) in [
         ("read pages 3-5", "5"),
         ("it is 7 -2", "2"),
@@ -199,17 +199,17 @@ fn thousands_of_open_formulas_are_read_once() {
         ["$", "$ ", "$$ ", "$x", "\\(", "\\[ ", "\\( $", "1/", "1 ", "1,", "* ", "**a ", "answer is ", "\\text{"]
     {
         let text = unit.repeat(400_000 / unit.len());
-        let said = format!("The answer is {text}");
-        for text in [&text, &said] {
+        let message = format!("The answer is {text}");
+        for text in [&text, &message] {
             assert!(answer_of(text, true).is_none() && found(text).is_none_or(|answer| answer.len() <= text.len()));
         }
         assert_eq!(gold(&text.into()), None, "{unit}");
     }
 }
 
-/// A number without a mark that something takes back is no answer.
+/// A number without a mark is not an answer if words retract it.
 #[test]
-fn the_last_number_is_not_what_is_denied() {
+fn a_denied_number_is_not_the_last_number() {
     for completion in [
         "The answer cannot be 5",
         "It is not 5.",

@@ -178,7 +178,7 @@ impl Parser {
     fn braced_digits(&mut self) -> Option<String> {
         let braces = self.skip('{');
         let Token::Number(digits) = self.take()? else { return None };
-        // Of \bar36 the bar is over the 3 alone.
+        // In \bar36 the bar is over the 3 only.
         let whole = if braces { self.skip('}') } else { digits.len() == 1 };
         (!digits.contains('.') && whole).then_some(digits)
     }
@@ -318,7 +318,7 @@ impl Parser {
                 self.environment().filter(|end| *end == kind)?;
                 break;
             }
-            // Between two signs stands a cell: none may be missing.
+            // There must be a cell between two signs.
             let item = self.relation()?;
             rows.last_mut()?.push(item);
             if self.skip('\\') {

@@ -1,4 +1,4 @@
-//! Parses tokens to a [`Node`]. The grammar is that of short answers; a text is parsed as a whole or not at all.
+//! Parses tokens to a [`Node`]. The grammar is that of short answers; a text is parsed completely or not at all.
 
 mod atoms;
 mod terms;
@@ -8,7 +8,7 @@ use super::lex::{Token, tokens};
 use super::units::{introduces, never_unit};
 use terms::{Units, negative};
 
-/// An operation that makes one value from others: a sum, a root, …
+/// An operation that computes a value from others: a sum, a root, …
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Op {
     Add,
@@ -86,7 +86,7 @@ pub(super) struct Reading {
 
 /// Parses an answer; `None` if any part of `text` cannot be parsed.
 pub(super) fn parse(text: &str, reading: Reading) -> Option<Node> {
-    // "42..." continues, nobody knows how.
+    // "42..." continues in an unknown way.
     if ["..", "…", "\\dots", "\\ldots", "\\cdots"]
         .iter()
         .any(|dots| text.trim_end_matches(['$', ' ', '}']).ends_with(dots))
@@ -122,7 +122,7 @@ struct Parser {
     bars: usize,
     /// The position where the last mixed number began.
     mixed: Option<usize>,
-    /// Whether the text contains `\equiv`; `\mod` then belongs to that relation and is no remainder.
+    /// Whether the text contains `\equiv`; `\mod` then belongs to that relation and is not a remainder.
     congruence: bool,
 }
 
@@ -179,7 +179,7 @@ impl Parser {
     fn list(&mut self) -> Option<Node> {
         let start = self.at;
         let mut items = self.items()?;
-        // "x < 2 or x > 3", of which "and" would say something else.
+        // "x < 2 or x > 3"; with "and" it would mean something else.
         let and = self.tokens[start..self.at].iter().any(|t| matches!(t, Token::Text(word) if word.trim() == "and"));
         if items.len() > 1 && !and && items.iter().all(is_inequality) {
             return Some(Node::Union(items));

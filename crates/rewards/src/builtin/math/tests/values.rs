@@ -165,7 +165,7 @@ fn other_values_are_complex_numbers() {
         ("\\log x", (0.5f64.ln(), 0.0)),
         ("\\log_2 y", (1.0, 0.0)),
         ("\\log_{x} 8", (-3.0, 0.0)),
-        // A degree is 1, but π/180 in the argument of a sine, wherever it stands there.
+        // A degree is 1, but π/180 anywhere in the argument of a sine.
         ("90^\\circ+x", (90.5, 0.0)),
         ("\\sin 30^\\circ", (0.5, 0.0)),
         ("\\sin(30^\\circ+60^\\circ)", (1.0, 0.0)),
@@ -180,7 +180,7 @@ fn other_values_are_complex_numbers() {
         ("\\binom{\\pi}{3}", (PI * (PI - 1.0) * (PI - 2.0) / 6.0, 0.0)),
         ("\\binom{\\pi}{0}", (1.0, 0.0)),
         ("123456789012345678901234567890123456789012345", (1.234_567_890_123_456_8e44, 0.0)),
-        // Absolute values, and what is rounded or chosen.
+        // Absolute values, rounding, maxima.
         ("|3-4i|", (5.0, 0.0)),
         ("|-x|", (0.5, 0.0)),
         ("\\lfloor 2.5 \\rfloor", (2.0, 0.0)),
@@ -250,7 +250,7 @@ fn the_variables_of_an_answer_are_those_anywhere_in_it() {
     }
 }
 
-/// Remainders by the definition: each operation by itself, modulo 2^61 − 1, 2^62 − 57 and 2^63 − 25.
+/// Remainders by the definition: each operation separately, modulo 2^61 − 1, 2^62 − 57 and 2^63 − 25.
 #[test]
 fn large_fractions_have_remainders() {
     let primes = [(1u128 << 61) - 1, (1 << 62) - 57, (1 << 63) - 25];
@@ -308,6 +308,6 @@ fn large_fractions_have_remainders() {
     ] {
         assert_eq!(residues(&node(text)), None, "{text}");
     }
-    // The first of the primes is 0 modulo itself alone.
+    // The first prime is 0 only modulo itself.
     assert_eq!(residues(&node("\\frac{2^{200}}{2305843009213693951}")), None);
 }

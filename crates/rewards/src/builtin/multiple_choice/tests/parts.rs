@@ -1,4 +1,4 @@
-//! The parts of the search for a letter, each by itself.
+//! The parts of the search for a letter, tested separately.
 
 use super::*;
 
@@ -17,8 +17,8 @@ fn check(cases: &[(&str, char)], found: impl Fn(&str) -> Option<usize>) {
 fn there_are_two_to_twenty_six_choices() {
     let built = |choices| MultipleChoice::build(MultipleChoiceOptions { choices, ..Default::default() });
     for choices in [0, 1, 27] {
-        let said = built(choices).unwrap_err().to_string();
-        assert_eq!(said, format!("reward `multiple_choice`: `choices` must be 2 to 26, not {choices}"));
+        let message = built(choices).unwrap_err().to_string();
+        assert_eq!(message, format!("reward `multiple_choice`: `choices` must be 2 to 26, not {choices}"));
     }
     for (choices, last, next) in [(2, 'B', 'C'), (4, 'D', 'E'), (25, 'Y', 'Z')] {
         let reward = built(choices).unwrap();
@@ -38,7 +38,7 @@ fn there_are_two_to_twenty_six_choices() {
 }
 
 #[test]
-fn the_dataset_marks_its_letter_as_it_likes() {
+fn the_dataset_may_mark_its_letter_in_many_ways() {
     let reward = reward(4, false);
     let gold = |text: &str| reward.gold(&text.into());
     let cases = [
@@ -65,14 +65,14 @@ fn the_dataset_marks_its_letter_as_it_likes() {
     for other in [Value::from(-1), 1.5.into(), true.into(), vec!["B"].into(), Value::Null] {
         assert_eq!(reward.gold(&other), None, "{other}");
     }
-    let said = scores(&reward, &["B"], [("answer", vec![7.into()])]).problems[0].to_string();
+    let message = scores(&reward, &["B"], [("answer", vec![7.into()])]).problems[0].to_string();
     let expected = "reward `multiple_choice` gave no score for 1 completion: no choice of 4 in column `answer`, for \
                     example in 7";
-    assert_eq!(said, expected);
+    assert_eq!(message, expected);
 }
 
 #[test]
-fn a_letter_at_the_beginning_stands_by_itself() {
+fn a_letter_at_the_beginning_is_separate() {
     let reward = reward(5, false);
     let both = [
         ("B", 'B'),
@@ -165,7 +165,7 @@ fn another_choice_takes_the_first_back() {
 }
 
 #[test]
-fn a_letter_at_the_end_follows_what_announces_it() {
+fn a_letter_at_the_end_follows_its_announcement() {
     let reward = reward(5, false);
     let cases = [
         ("B", 'B'),

@@ -32,7 +32,7 @@ fn decimals_are_shown_as_they_are_written() {
 
 /// The numbers of a text, each as it is written there, with its value.
 #[test]
-fn numbers_begin_with_their_sign_and_end_before_what_is_not_theirs() {
+fn numbers_begin_with_their_sign_and_end_before_other_text() {
     for (text, expected) in [
         ("5", "5:5"),
         ("a 5.", "5:5"),
@@ -68,7 +68,7 @@ fn numbers_begin_with_their_sign_and_end_before_what_is_not_theirs() {
     }
 }
 
-/// The same for what belongs together; without a value where it has none.
+/// The same for numbers of several parts; the value is missing if there is none.
 #[test]
 fn fractions_exponents_and_mixed_numbers_are_one() {
     for (text, expected) in [
@@ -132,7 +132,7 @@ fn fractions_exponents_and_mixed_numbers_are_one() {
 
 /// Texts whose number, 42, is all that is meant, or is not.
 #[test]
-fn a_number_is_meant_if_nothing_around_it_is_its_own() {
+fn a_number_is_meant_if_it_is_not_part_of_something_longer() {
     let meant = |text: &str| {
         let start = text.find("42").unwrap();
         is_meant(text, start, start + 2)

@@ -1,12 +1,12 @@
-//! The exact text of what a console shows.
+//! The exact text on a console.
 
 use super::*;
 use crate::{Alarm, Finding};
 
-/// The lines without the time that stands before each.
-fn said(memory: &Mutex<Vec<u8>>) -> Vec<String> {
+/// The lines without their times.
+fn printed(memory: &Mutex<Vec<u8>>) -> Vec<String> {
     let text = text(memory);
-    text.lines().map(|line| line.split_once("s] ").map_or(line, |(_, said)| said).to_owned()).collect()
+    text.lines().map(|line| line.split_once("s] ").map_or(line, |(_, text)| text).to_owned()).collect()
 }
 
 fn fields() -> Record {
@@ -68,14 +68,14 @@ fn numbers_have_four_digits() {
 }
 
 #[test]
-fn a_level_hides_what_is_less_important() {
+fn a_level_hides_less_important_lines() {
     for (level, shown) in [(Level::Error, 1), (Level::Warn, 2), (Level::Info, 3), (Level::Debug, 4)] {
         let (console, memory) = captured(LogFormat::Plain, level, false);
         console.log(Level::Error, "e", &Record::new());
         console.warn("w");
         console.info("i");
         console.log(Level::Debug, "d", &Record::new());
-        assert_eq!(said(&memory), ["error: e", "warning: w", "i", "debug: d"][..shown], "{level:?}");
+        assert_eq!(printed(&memory), ["error: e", "warning: w", "i", "debug: d"][..shown], "{level:?}");
     }
 }
 
@@ -107,7 +107,7 @@ fn the_error_that_ends_the_program_has_no_time_on_the_console() {
 }
 
 #[test]
-fn a_silent_console_writes_its_log_file_alone() {
+fn a_silent_console_writes_only_its_log_file() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("main.log");
     let memory = Arc::new(Mutex::new(Vec::new()));
@@ -136,7 +136,7 @@ fn a_silent_console_writes_its_log_file_alone() {
 
 #[cfg(target_os = "linux")]
 #[test]
-fn a_log_file_that_cannot_be_opened_is_an_error_and_what_was_said_is_kept() {
+fn a_log_file_that_cannot_be_opened_is_an_error_and_earlier_lines_are_kept() {
     let dir = tempfile::tempdir().unwrap();
     let (console, memory) = captured(LogFormat::Plain, Level::Info, false);
     console.info("early");
@@ -150,7 +150,7 @@ fn a_log_file_that_cannot_be_opened_is_an_error_and_what_was_said_is_kept() {
     console.set_log_file(path.clone()).unwrap();
     let file = std::fs::read_to_string(&path).unwrap();
     assert!(file.starts_with("of the last start\n[") && file.ends_with("s] early\n"), "{file}");
-    assert_eq!(said(&memory), ["early"]);
+    assert_eq!(printed(&memory), ["early"]);
 }
 
 #[test]
@@ -190,27 +190,27 @@ fn metrics_as_json_have_their_names_and_step() {
 }
 
 #[test]
-fn a_step_that_the_table_shows_is_not_said_again_by_the_progress() {
+fn a_step_in_the_table_is_not_repeated_by_the_progress() {
     let (console, memory) = captured(LogFormat::Plain, Level::Info, false);
     let mut sink = ConsoleSink::new(console);
     sink.receive(&metrics(3, &[("loss", 0.5)])).unwrap();
-    assert_eq!(said(&memory), ["step   loss  left", "   3  0.500     –"]);
+    assert_eq!(printed(&memory), ["step   loss  left", "   3  0.500     –"]);
     sink.receive(&progress("sft", 3, 9)).unwrap();
     sink.receive(&metrics(6, &[("loss", 0.25)])).unwrap();
-    let line = said(&memory).pop().unwrap();
+    let line = printed(&memory).pop().unwrap();
     assert!(line.starts_with("   6  0.250  ") && line.ends_with(" s"), "the time left: {line}");
     sink.receive(&metrics(9, &[("loss", 0.25), ("odd", 1.0)])).unwrap();
     sink.receive(&progress("sft", 9, 9)).unwrap();
-    assert_eq!(said(&memory).len(), 4, "{:?}", said(&memory));
-    // Any metric of an evaluation makes it one.
+    assert_eq!(printed(&memory).len(), 4, "{:?}", printed(&memory));
+    // Any metric of an evaluation makes a line an evaluation.
     sink.receive(&metrics(9, &[("epoch", 1.0), ("eval_loss", 0.75)])).unwrap();
-    assert_eq!(said(&memory)[4], "step 9: held-out loss 0.750");
+    assert_eq!(printed(&memory)[4], "step 9: held-out loss 0.750");
 }
 
 /// Rows of steps are dim. The first line of an alarm has the colour of its weight, and what follows has none; text has
 /// the same characters with and without.
 #[test]
-fn what_a_person_should_see_has_a_colour() {
+fn important_text_has_a_colour() {
     let alarm = |id: &str, quiet, until| {
         let (evidence, remedy) = ("it is 3".to_owned(), "a higher beta".to_owned());
         let alarm = Alarm { id: id.into(), since: 2, until, quiet, evidence, remedy, ..Alarm::default() };
@@ -258,7 +258,7 @@ fn a_line_of_the_table_fits_into_the_terminal() {
     let values: Vec<(&str, f64)> =
         std::iter::once(("reward", 1.0)).chain(names.iter().map(|name| (name.as_str(), 0.5))).collect();
     ConsoleSink::new(console).receive(&metrics(1, &values)).unwrap();
-    let lengths: Vec<usize> = said(&memory).iter().map(|line| line.chars().count()).collect();
+    let lengths: Vec<usize> = printed(&memory).iter().map(|line| line.chars().count()).collect();
     assert_eq!(lengths, [room, room]);
 }
 
@@ -298,13 +298,13 @@ fn alarms_findings_and_phases() {
         "finding long_tail, steps 2 to 5: Few are long. 3 of 9.",
         "  what helps: a limit",
     ];
-    assert_eq!(said(&memory), expected);
-    // A phase ends where one of another name or length begins.
+    assert_eq!(printed(&memory), expected);
+    // A phase ends when one with another name or length begins.
     memory.lock().unwrap().clear();
     for (label, done, total) in [("a", 1, 5), ("a", 2, 5), ("b", 0, 5), ("b", 1, 6)] {
         sink.receive(&progress(label, done, total)).unwrap();
     }
     sink.finish().unwrap();
-    let ends: Vec<String> = said(&memory).iter().map(|line| line.split(" in ").next().unwrap().to_owned()).collect();
+    let ends: Vec<String> = printed(&memory).iter().map(|line| line.split(" in ").next().unwrap().to_owned()).collect();
     assert_eq!(ends, ["debug: a 2/5", "debug: b 0/5", "debug: b 1/6"]);
 }

@@ -118,7 +118,7 @@ fn every_kind_of_line_has_its_values_as_fields() {
     let object = ended.as_object().unwrap();
     assert!(object["seconds"].as_f64().is_some() && object["message"].as_str().unwrap().starts_with("sft 4/9 in "));
     assert_eq!((&object["label"], &object["done"], &object["total"]), (&json!("sft"), &json!(4), &json!(9)));
-    // What a program prints as a table, or says with values.
+    // A table, and a message with values.
     let mut fields = Record::new();
     fields.set("stages", vec![json!({"path": "rollout", "seconds": 1.5})]);
     let table = line(|_, console| console.table("stage  seconds\n─────  ───────\n", "where the time went", &fields));
@@ -126,7 +126,7 @@ fn every_kind_of_line_has_its_values_as_fields() {
     assert_eq!(table, json!({"level": "info", "message": "where the time went", "stages": stages}));
     let report = line(|_, console| console.report(Level::Warn, "1 alarm:\n  kl", "1 alarm", &fields));
     assert_eq!(report, json!({"level": "warn", "message": "1 alarm", "stages": stages}));
-    // For people all of it is text.
+    // All of it is text in the plain format.
     let (console, memory) = captured(LogFormat::Plain, Level::Info, false);
     console.table("stage  seconds\n", "where the time went", &fields);
     console.report(Level::Warn, "1 alarm:\n  kl", "1 alarm", &fields);

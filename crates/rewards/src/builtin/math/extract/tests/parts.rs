@@ -1,4 +1,4 @@
-//! The parts of the search for an answer, each by itself.
+//! The parts of the search for an answer, tested separately.
 
 use super::super::*;
 
@@ -30,7 +30,7 @@ fn a_solution_has_sentences_or_many_words() {
 }
 
 #[test]
-fn the_end_of_a_sentence_is_no_part_of_it() {
+fn the_end_of_a_sentence_is_not_part_of_the_answer() {
     for (text, expected) in [
         ("5", "5"),
         ("5.", "5"),
@@ -105,7 +105,7 @@ fn formulas_stand_between_their_signs() {
 }
 
 #[test]
-fn prose_has_two_words_beside_each_other() {
+fn prose_has_two_consecutive_words() {
     for (text, expected) in [
         ("ab cd", true),
         ("ab  cd", true),
@@ -175,7 +175,7 @@ fn the_last_number_takes_its_neighbours() {
 }
 
 #[test]
-fn what_is_said_last_or_in_tags_goes_first() {
+fn the_last_statement_and_tags_have_priority() {
     for (completion, strict, expected) in [
         ("<answer>5</answer> so the answer is 6", false, Some("5")),
         ("<answer>5</answer> so the answer is 6", true, Some("5")),
