@@ -112,10 +112,10 @@ impl Coordinator {
             }
             return;
         }
-        // Weights that this learner does not know yet: if the batch before them could not be read, they will be others.
-        let is_unknown = self.rules.published && !self.lineages.contains_key(&self.plan.version_of(job));
-        if !self.is_open(job) || is_unknown {
-            // Left over from an earlier learner.
+        // An earlier learner offered it, with weights that this one has not published yet. They may become others, and
+        // the worker would wait for them while a checkpoint waits for the worker.
+        let is_early = self.rules.published && self.plan.version_of(job) > self.version();
+        if !self.is_open(job) || is_early {
             out.push(Action::Withdraw(job));
             return;
         }
@@ -271,20 +271,12 @@ impl Coordinator {
         // After a pause of the learner itself nobody is taken for dead who was not heard in the meantime.
         let ms = ms.min((self.plan.stale_after_ms / 4).max(1));
         let limit = self.plan.stale_after_ms;
-        let mut presumed = Vec::new();
         for (name, worker) in &mut self.workers {
             worker.still_ms = (worker.still_ms + ms).min(limit);
-            if worker.still_ms >= limit {
-                if self.rules.kill {
-                    worker.still_ms = 0;
-                    out.push(Action::Kill(name.clone()));
-                } else {
-                    presumed.push(name.clone());
-                }
+            if worker.still_ms >= limit && self.rules.kill {
+                worker.still_ms = 0;
+                out.push(Action::Kill(name.clone()));
             }
-        }
-        for worker in presumed {
-            self.ended(&worker, HowEnded::Asked, out);
         }
         self.offer_again(ms, out);
     }
