@@ -7,7 +7,7 @@ use crate::error::{OrIo, Result};
 use crate::exchange::spool;
 use crate::format::{batch_from_bytes, batch_to_bytes};
 use crate::ids::BatchId;
-use crate::job::{BatchDigest, JobResult};
+use crate::job::JobResult;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
@@ -35,9 +35,8 @@ impl BatchFiles {
     }
 
     /// Writes the file of a batch, and syncs it to disk.
-    pub fn save(&self, batch: BatchId, results: &[JobResult]) -> Result<BatchDigest> {
-        spool::write(&self.path(batch), &batch_to_bytes(batch, results), true)?;
-        Ok(BatchDigest::of(results))
+    pub fn save(&self, batch: BatchId, results: &[JobResult]) -> Result<()> {
+        spool::write(&self.path(batch), &batch_to_bytes(batch, results), true)
     }
 
     /// Loads the batches from `first` on, up to the first gap. A file that cannot be read also ends them: it and all
@@ -95,14 +94,9 @@ impl BatchFiles {
     }
 }
 
-impl SyncedBatch {
-    /// The information about a batch that the coordinator needs.
-    pub fn of(results: &[JobResult]) -> SyncedBatch {
-        SyncedBatch {
-            digest: BatchDigest::of(results),
-            answers: results.iter().map(|result| (result.job, result.answer)).collect(),
-        }
-    }
+/// The answers to the jobs of a batch.
+pub fn answers(results: &[JobResult]) -> SyncedBatch {
+    results.iter().map(|result| (result.job, result.answer)).collect()
 }
 
 #[cfg(test)]
@@ -126,7 +120,7 @@ mod tests {
         let out = tempfile::tempdir().unwrap();
         let files = BatchFiles::open(out.path()).unwrap();
         for batch in 0..5 {
-            assert_eq!(files.save(BatchId(batch), &[result(batch)]).unwrap(), BatchDigest::of(&[result(batch)]));
+            files.save(BatchId(batch), &[result(batch)]).unwrap();
         }
         files.remove_before(BatchId(1)).unwrap();
         let mut bytes = std::fs::read(files.path(BatchId(3))).unwrap();
@@ -170,8 +164,7 @@ mod tests {
         assert!(problems[0].ends_with("/000003: it is batch 4; it is made again"), "{problems:?}");
         assert!(problems[1].ends_with("/000004: a batch before it is missing; it is made again"), "{problems:?}");
         assert_eq!(files.numbers().unwrap(), [1, 2].map(BatchId));
-        let SyncedBatch { digest, answers } = SyncedBatch::of(&[result(1), result(2)]);
-        assert_eq!(digest, BatchDigest::of(&[result(1), result(2)]));
-        assert_eq!(answers, [1, 2].map(|group| (result(group).job, Answer::of(b"x"))).into());
+        let all = answers(&[result(1), result(2)]);
+        assert_eq!(all, [1, 2].map(|group| (result(group).job, Answer::of(b"x"))).into());
     }
 }

@@ -113,32 +113,11 @@ pub fn takes(profiles: &[String], profile: &str) -> bool {
     profiles.is_empty() || profiles.iter().any(|own| own == profile)
 }
 
-/// A hash that stands for the origin of weights. The lineage of version 0 is a hash of model, configuration and
-/// arithmetic; each batch that is trained on changes it. Equal lineages mean equal weights, so weights need not be
-/// compared byte by byte.
+/// What stands for the origin of weights: 16 bytes that the learner's caller chooses. Equal lineages mean equal weights,
+/// so weights need not be compared byte by byte.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub struct Lineage(pub [u8; 16]);
-
-impl Lineage {
-    /// The lineage of version 0: a hash of everything that a run starts from.
-    pub fn origin(parts: &[&[u8]]) -> Lineage {
-        let mut hash = Sha256::new();
-        for part in parts {
-            hash.update((part.len() as u64).to_le_bytes());
-            hash.update(part);
-        }
-        first_half(hash)
-    }
-
-    /// The lineage of the weights after training on one more batch.
-    pub fn after(self, batch: &BatchDigest) -> Lineage {
-        let mut hash = Sha256::new();
-        hash.update(self.0);
-        hash.update(batch.0);
-        first_half(hash)
-    }
-}
 
 impl Lineage {
     /// The lineage of a chunk's result: the chunk was sampled by weights of this lineage, and continues the answer with
@@ -196,28 +175,6 @@ impl TryFrom<String> for Lineage {
 impl From<Lineage> for String {
     fn from(lineage: Lineage) -> String {
         lineage.to_string()
-    }
-}
-
-/// A hash of a batch: names and contents of its results, but not which workers made them.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct BatchDigest(pub [u8; 32]);
-
-impl BatchDigest {
-    /// The hash of a batch's results, which are in the order of their names.
-    pub fn of(results: &[JobResult]) -> BatchDigest {
-        let mut hash = Sha256::new();
-        for result in results {
-            let name = result.job.to_string();
-            hash.update([name.len() as u8]);
-            hash.update(name);
-            hash.update([u8::from(result.answer.more)]);
-            hash.update((result.bytes.len() as u64).to_le_bytes());
-            hash.update(&result.bytes);
-        }
-        let mut digest = [0; 32];
-        digest.copy_from_slice(&hash.finalize());
-        BatchDigest(digest)
     }
 }
 
@@ -297,23 +254,6 @@ mod tests {
     }
 
     #[test]
-    fn a_lineage_knows_every_batch_and_not_who_made_it() {
-        let origin = Lineage::origin(&[b"model", b"config"]);
-        assert_ne!(origin, Lineage::origin(&[b"modelc", b"onfig"]));
-        let result = |worker: &str, bytes: &[u8]| JobResult {
-            job: job(1),
-            lineage: origin,
-            worker: WorkerName::new(worker).unwrap(),
-            answer: Answer::of(bytes),
-            bytes: bytes.to_vec(),
-        };
-        let after = |result| origin.after(&BatchDigest::of(&[result]));
-        assert_eq!(after(result("a", b"x")), after(result("b", b"x")));
-        assert_ne!(after(result("a", b"x")), after(result("a", b"y")));
-        assert_eq!(Lineage::try_from(origin.to_string()), Ok(origin));
-    }
-
-    #[test]
     fn names_are_ordered_written_and_read_as_they_are() {
         assert_eq!(chunk(7, 2).to_string(), "000007.2");
         assert_eq!(serde_json::to_string(&chunk(7, 2)).unwrap(), r#""000007.2""#);
@@ -332,23 +272,11 @@ mod tests {
     #[test]
     fn lineages_are_these_hashes() {
         let hex = |text: &[u8]| Sha256::digest(text).iter().map(|byte| format!("{byte:02x}")).collect::<String>();
-        let (one, digest) = (Lineage([1; 16]), BatchDigest([2; 32]));
-        let lengths = [&3u64.to_le_bytes()[..], b"abc", &0u64.to_le_bytes()].concat();
-        assert_eq!(Lineage::origin(&[b"abc", b""]).to_string(), hex(&lengths)[..32]);
-        assert_eq!(one.after(&digest).to_string(), hex(&[&[1; 16][..], &[2; 32]].concat())[..32]);
+        let one = Lineage([1; 16]);
         let continued = [&[1; 16][..], b"continued", &5u64.to_le_bytes()].concat();
         assert_eq!(one.of_result(Some(5)).to_string(), hex(&continued)[..32]);
         assert_eq!(one.of_result(None), one);
         assert_eq!(format!("{one:?}"), "01".repeat(16));
-        let result = JobResult {
-            job: job(1),
-            lineage: one,
-            worker: WorkerName::new("a").unwrap(),
-            answer: Answer { fingerprint: 9, more: true },
-            bytes: b"xyz".to_vec(),
-        };
-        let content = [&[8][..], b"000001.0", &[1], &3u64.to_le_bytes(), b"xyz"].concat();
-        assert_eq!(BatchDigest::of(&[result]).0[..], Sha256::digest(content)[..]);
         for bad in ["01".repeat(15), "01".repeat(17), "0g".repeat(16), "é1".repeat(11) + "é", "é".repeat(16)] {
             let why = Lineage::try_from(bad.clone()).unwrap_err();
             assert_eq!(why, format!("{bad:?} is no lineage: 32 hexadecimal digits"));

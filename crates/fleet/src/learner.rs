@@ -4,8 +4,8 @@
 //! [`Learner`] is the loop itself, for callers that poll it. [`LearnerHandle`] runs it on a thread, so that workers are
 //! served while the caller trains.
 
-use crate::batches::{Batch, BatchFiles};
-use crate::coordinator::{Action, Coordinator, Dropped, Event, HowEnded, Saved, SyncedBatch};
+use crate::batches::{Batch, BatchFiles, answers};
+use crate::coordinator::{Action, Coordinator, Dropped, Event, HowEnded, Saved};
 use crate::error::{Error, Result};
 use crate::exchange::{CheckpointStates, Counts, Exchange, LearnerState, Waiter};
 use crate::ids::{BatchId, GroupId, Version};
@@ -108,7 +108,7 @@ impl<E: Exchange> Learner<E> {
             files.remove_from(batch)?;
             batches.retain(|other, _| *other < batch);
         }
-        let synced = batches.iter().map(|(batch, results)| (*batch, SyncedBatch::of(results))).collect();
+        let synced = batches.iter().map(|(batch, results)| (*batch, answers(results))).collect();
         let frontier = saved.frontier.iter().map(|result| (result.job, result.answer)).collect();
         let (version, in_batch) = (saved.version, saved.in_batch);
         let state = Saved { version, in_batch, lineages: saved.lineages, frontier };
@@ -182,9 +182,9 @@ impl<E: Exchange> Learner<E> {
         self.tell(Event::Begun)
     }
 
-    /// Tells the learner that the batch's last optimizer step is done, and the weights are published.
-    pub fn trained(&mut self) -> Result<()> {
-        self.tell(Event::Trained)
+    /// Tells the learner that the batch's last optimizer step is done, and weights of this lineage are published.
+    pub fn trained(&mut self, lineage: Lineage) -> Result<()> {
+        self.tell(Event::Trained(lineage))
     }
 
     /// The results that a checkpoint must contain because only weights older than `version` can make them, in the order
@@ -334,7 +334,8 @@ impl<E: Exchange> Learner<E> {
             }
             Action::SyncBatch(batch, jobs) => {
                 let results = self.results(&jobs)?;
-                return Ok(Some(Event::Synced(batch, self.files.save(batch, &results)?)));
+                self.files.save(batch, &results)?;
+                return Ok(Some(Event::Synced(batch)));
             }
             Action::Acknowledge(jobs) => self.exchange.acknowledge(&jobs)?,
             Action::Train(batch) => {

@@ -57,5 +57,5 @@ mod testing;
 pub use error::{Error, Result};
 pub use format::{batch_from_bytes, batch_to_bytes};
 pub use ids::{BatchId, GroupId, Version};
-pub use job::{Answer, BatchDigest, Job, JobName, JobResult, Lineage, WorkerName, takes};
+pub use job::{Answer, Job, JobName, JobResult, Lineage, WorkerName, takes};
 pub use plan::{Continued, Plan};

@@ -1,7 +1,7 @@
 //! The coordinator's input and output: the events that it receives, and the actions that it requests.
 
 use crate::ids::{BatchId, Version};
-use crate::job::{Answer, BatchDigest, JobName, Lineage, WorkerName};
+use crate::job::{Answer, JobName, Lineage, WorkerName};
 use std::collections::BTreeMap;
 
 /// An event that the coordinator receives. Events from workers may be late, repeated or lost, and may come in any
@@ -64,11 +64,11 @@ pub enum Event {
         saved: BTreeMap<JobName, Answer>,
     },
     /// The file of a batch has been written and synced to disk.
-    Synced(BatchId, BatchDigest),
+    Synced(BatchId),
     /// The learner begins to train on the batch that [`Action::Train`] named: its results can no longer be taken back.
     Begun,
-    /// The batch's last optimizer step is done, and the weights are published.
-    Trained,
+    /// The batch's last optimizer step is done, and weights of this lineage are published.
+    Trained(Lineage),
     /// A worker that makes no progress cannot be killed.
     Unreachable(WorkerName),
 }
@@ -157,11 +157,5 @@ pub struct Saved {
     pub frontier: BTreeMap<JobName, Answer>,
 }
 
-/// A batch file that exists when a learner starts.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub struct SyncedBatch {
-    /// The hash of the batch.
-    pub digest: BatchDigest,
-    /// The answers in the file, by job.
-    pub answers: BTreeMap<JobName, Answer>,
-}
+/// The answers in a batch file that exists when a learner starts, by job.
+pub type SyncedBatch = BTreeMap<JobName, Answer>;

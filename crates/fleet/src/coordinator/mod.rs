@@ -132,7 +132,7 @@ impl Coordinator {
         self.lineages[&self.version()]
     }
 
-    /// The lineage of a version that is still needed, or of the version that results from the batch in training.
+    /// The lineage of a published version that is still needed.
     pub fn lineage_of(&self, version: Version) -> Option<Lineage> {
         self.lineages.get(&version).copied()
     }
@@ -231,11 +231,9 @@ impl Coordinator {
                 }
             }
             Event::TakenBack { batch, jobs, saved } => self.take_back(batch, &jobs, saved),
-            Event::Synced(batch, digest) => {
+            Event::Synced(batch) => {
                 if self.phase == Phase::Syncing && batch == self.batch {
                     self.synced.insert(batch);
-                    let lineage = self.lineages[&batch.version()].after(&digest);
-                    self.lineages.insert(batch.next().version(), lineage);
                     let done = self.plan.groups_of(batch).flat_map(|group| self.chain(group)).collect();
                     out.push(Action::Acknowledge(done));
                     self.phase = Phase::Collecting;
@@ -246,16 +244,17 @@ impl Coordinator {
                     self.phase = Phase::Training(true);
                 }
             }
-            Event::Trained => self.trained(&mut out),
+            Event::Trained(lineage) => self.trained(lineage, &mut out),
         }
         self.advance(&mut out);
         out
     }
 
-    fn trained(&mut self, out: &mut Vec<Action>) {
+    fn trained(&mut self, lineage: Lineage, out: &mut Vec<Action>) {
         let Phase::Training(_) = self.phase else { return };
         self.synced.remove(&self.batch);
         self.batch = self.batch.next();
+        self.lineages.insert(self.version(), lineage);
         self.phase = Phase::Collecting;
         self.prune();
         out.push(Action::Publish(self.version()));

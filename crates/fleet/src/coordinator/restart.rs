@@ -48,12 +48,10 @@ impl Coordinator {
         let mut answers = saved.frontier;
         let mut batch = version.batch();
         while let Some(file) = files.get(&batch).filter(|_| rules.replay) {
-            let lineage = coordinator.lineages[&batch.version()].after(&file.digest);
             coordinator.synced.insert(batch);
             batch = batch.next();
-            coordinator.lineages.insert(batch.version(), lineage);
             coordinator.replayed = batch;
-            answers.extend(file.answers.iter().map(|(job, answer)| (*job, *answer)));
+            answers.extend(file);
         }
         for (job, answer) in answers {
             coordinator.jobs.insert(job, JobState { answer: Some(answer), ..JobState::default() });

@@ -1,15 +1,12 @@
 //! The coordinator, one event at a time: every action in its order, and every limit at, below and above it.
 
 use super::*;
-use crate::job::BatchDigest;
 use crate::testing::{chunk, job, name};
 
 const ORIGIN: Lineage = Lineage([7; 16]);
-const DIGEST: BatchDigest = BatchDigest([9; 32]);
-
-/// The lineage of a version where every batch has the digest [`DIGEST`].
+/// The lineage of a version.
 fn lineage(version: Version) -> Lineage {
-    (0..version.0).fold(ORIGIN, |lineage, _| lineage.after(&DIGEST))
+    if version == Version(0) { ORIGIN } else { Lineage([version.0 as u8; 16]) }
 }
 
 fn plan(batches: u64, groups: u64, k: u64) -> Plan {
@@ -77,10 +74,14 @@ impl Run {
     /// Trains on the batch that is complete.
     fn train(&mut self) -> String {
         let batch = self.0.batch();
-        let trains = self.tell(Event::Synced(batch, DIGEST));
+        let trains = self.tell(Event::Synced(batch));
         assert!(trains.contains(&format!("train {batch}")), "{trains}");
+        self.trained()
+    }
+
+    fn trained(&mut self) -> String {
         self.tell(Event::Begun);
-        self.tell(Event::Trained)
+        self.tell(Event::Trained(lineage(self.0.batch().next().version())))
     }
 
     /// What is there of the frontier before the weights of a version, and what is missing.
@@ -122,10 +123,10 @@ fn a_run_ends_after_its_last_batch() {
     let mut run = Run::start(plan(1, 1, 1));
     run.tell(Event::Begin);
     run.result(job(0));
-    run.tell(Event::Synced(BatchId(0), DIGEST));
+    run.tell(Event::Synced(BatchId(0)));
     assert_eq!((run.0.open_batch(), run.tell(Event::Begun)), (BatchId(0), String::new()));
     assert_eq!(run.0.open_batch(), BatchId(1), "what is trained on stays");
-    assert_eq!(run.tell(Event::Trained), "publish 1; end");
+    assert_eq!(run.trained(), "publish 1; end");
     assert!(run.0.has_ended());
     assert_eq!(run.frontier(1), both("", ""));
 }
@@ -258,9 +259,9 @@ fn so_many_jobs_are_offered_for_each_worker() {
     assert_eq!(run.tell(Event::Begin), "offer 0@0; offer 1@0");
     assert_eq!(run.result(job(1)), "accept 1 of dev1; withdraw 1");
     assert_eq!(run.result(job(0)), "accept 0 of dev1; withdraw 0; sync 0: 0; offer 2@0");
-    run.tell(Event::Synced(BatchId(0), DIGEST));
+    run.tell(Event::Synced(BatchId(0)));
     run.tell(Event::Begun);
-    assert_eq!(run.tell(Event::Trained), "publish 1; sync 1: 1; offer 3@0");
+    assert_eq!(run.trained(), "publish 1; sync 1: 1; offer 3@0");
 }
 
 mod continued;

@@ -33,10 +33,9 @@ impl Coordinator {
         self.forget_what_follows(batch);
     }
 
-    /// Forgets that this batch and later ones were complete, and the weights that they would have made.
+    /// Forgets that this batch and later ones were complete.
     fn forget_what_follows(&mut self, batch: BatchId) {
         self.synced.retain(|synced| *synced < batch);
-        self.lineages.retain(|version, _| *version <= batch.version());
         if batch == self.batch && self.phase == Phase::Training(false) {
             self.phase = Phase::Collecting;
         }

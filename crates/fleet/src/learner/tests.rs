@@ -80,7 +80,8 @@ impl Fleet {
 
     fn train(&mut self) {
         self.learner.begun().unwrap();
-        self.learner.trained().unwrap();
+        let version = self.learner.coordinator().version();
+        self.learner.trained(Lineage([version.0 as u8 + 9; 16])).unwrap();
     }
 
     fn pending(&mut self) -> Vec<Job> {

@@ -6,7 +6,7 @@ use fleet::batches::BatchFiles;
 use fleet::exchange::Exchange;
 use fleet::learner::{Feed, Learner, LearnerHandle, SavedFrontier, Step};
 use fleet::worker::{Done, Proceeded, Work};
-use fleet::{Answer, BatchDigest, BatchId, Error, Job, JobName, JobResult, Lineage, Plan, Result, Version};
+use fleet::{Answer, BatchId, Error, Job, JobName, JobResult, Lineage, Plan, Result, Version};
 use std::collections::BTreeMap;
 use std::fs::{File, OpenOptions};
 use std::io::{Read, Seek, Write};
@@ -65,8 +65,9 @@ pub fn sequential(plan: &Plan) -> u64 {
     versions[plan.batches as usize]
 }
 
-pub fn origin() -> Lineage {
-    Lineage::origin(&[b"fake"])
+/// The lineage of weights, which are a number.
+pub fn lineage(weights: u64) -> Lineage {
+    Lineage([weights.to_le_bytes(); 2].concat().try_into().unwrap())
 }
 
 pub struct Payloads;
@@ -210,7 +211,7 @@ pub struct Checkpoint {
 impl Checkpoint {
     pub fn first() -> Checkpoint {
         let (version, frontier, expelled) = (Version(0), Vec::new(), Vec::new());
-        let lineages = BTreeMap::from([(version, origin())]);
+        let lineages = BTreeMap::from([(version, lineage(1))]);
         let saved = SavedFrontier { version, in_batch: false, lineages, frontier, expelled };
         Checkpoint { weights: 1, saved }
     }
@@ -301,18 +302,18 @@ impl<E: Exchange + Send + 'static> Trainer<E> {
         let batch = self.version.batch();
         wait_for_kills(&self.out, batch, self.plan.end());
         let mut log = OpenOptions::new().append(true).create(true).open(self.out.join("trained.log")).unwrap();
-        let digest = BatchDigest::of(results);
+        let digest = hash(&results.iter().map(|result| XxHash3_64::oneshot(&result.bytes)).collect::<Vec<_>>());
         // In one write: a kill in the middle of several would leave half a line for the next learner to continue.
-        log.write_all(format!("{batch} {:02x?}\n", digest.0).as_bytes()).unwrap();
+        log.write_all(format!("{batch} {digest:016x}\n").as_bytes()).unwrap();
         self.handle.with(|learner| learner.begun())?;
         if batch.0 % every == 1 {
             self.save(Some(results))?;
         }
-        let lineage = self.handle.with(|learner| learner.coordinator().lineage());
         self.weights = update(self.weights, results);
         self.version = batch.next().version();
-        self.publish(lineage.after(&digest))?;
-        self.handle.with(|learner| learner.trained())?;
+        let lineage = lineage(self.weights);
+        self.publish(lineage)?;
+        self.handle.with(|learner| learner.trained(lineage))?;
         assert_eq!(self.handle.with(|learner| learner.coordinator().version()), self.version);
         if self.version.0 % every == 0 || self.version.batch() == self.plan.end() {
             self.save(None)?;
@@ -389,7 +390,7 @@ pub fn check_log(out: &Path) -> std::result::Result<usize, Error> {
     let text = std::fs::read_to_string(out.join("trained.log")).unwrap();
     let mut seen: BTreeMap<&str, &str> = BTreeMap::new();
     for line in text.lines() {
-        let Some((batch, digest)) = line.split_once(' ').filter(|(_, digest)| digest.ends_with(']')) else { continue };
+        let Some((batch, digest)) = line.split_once(' ').filter(|(_, digest)| digest.len() == 16) else { continue };
         if *seen.entry(batch).or_insert(digest) != digest {
             return Err(Error::Failed(format!("batch {batch} was trained on with two contents")));
         }

@@ -194,7 +194,7 @@ fn large_results_are_cut_into_messages() {
     let mut learner = learner(&server, out.path());
     learner.announce(&idle()).unwrap();
     let mut worker = NatsWorker::join(&options_of(&server, Some(TOKEN)), name("dev1")).unwrap();
-    let lineage = crate::fake::origin();
+    let lineage = crate::fake::lineage(1);
     let job = JobName::first(GroupId(3));
     let payload = b"prompt".to_vec();
     let (profile, continues) = ("any".to_owned(), None);

@@ -334,11 +334,12 @@ impl Distributed {
         self.handle.with(|learner| learner.coordinator().workers().next().is_none())
     }
 
-    /// Called when all steps on a batch are done: publishes the weights as the next version, and offers `batches` to be
-    /// generated with it.
+    /// Called when all steps on a batch are done: publishes the weights, whose lineage is `lineage`, as the next
+    /// version, and offers `batches` to be generated with it.
     pub fn advance(
         &mut self,
         weights: &mut AdaptedWeights,
+        lineage: Lineage,
         batches: BTreeMap<BatchId, Pending>,
         warn: &dyn Fn(&str),
     ) -> anyhow::Result<()> {
@@ -348,8 +349,6 @@ impl Distributed {
         }
         let next = self.batch.next();
         let version = next.version();
-        let lineage = self.handle.with(|learner| learner.coordinator().lineage_of(version));
-        let lineage = lineage.with_context(|| format!("the lineage of version {version} is not known"))?;
         let published = weights.publish(version.0, lineage.0).context("publishing the weights")?;
         if self.plan.max_staleness > 0 || self.audits {
             self.held.push_back((version, weights.hold()));
@@ -379,7 +378,7 @@ impl Distributed {
         let json = serde_json::to_value(&self.shared)?;
         let trained = self.handle.with(|learner| {
             learner.share(json)?;
-            learner.trained()
+            learner.trained(lineage)
         });
         trained.map_err(of_fleet)
     }
