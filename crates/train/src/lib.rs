@@ -36,4 +36,4 @@ pub use optimizer::{MomentsDType, Optimizer, OptimizerConfig, OptimizerKind, Sav
 pub use sample::{Advantage, PreferencePair, Response, Sample, Samples};
 pub use schedule::{Ramp, Schedule, ScheduleArguments, ScheduleKind};
 pub use step_rewards::StepRewards;
-pub use trainer::{HeldOut, StepParams, Trainer, TrainerConfig, TrainerState};
+pub use trainer::{HeldOut, Passes, StepParams, TrainState, Trainer, TrainerConfig, TrainerState};

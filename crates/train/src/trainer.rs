@@ -1,38 +1,27 @@
 //! The trainer: it takes optimizer steps, from samples to the next version of the weights.
 //!
-//! The stages of a step: samples → groups → micro-batches → forward pass → log-probabilities → loss and its gradient →
-//! backward pass, accumulating gradients → clipping → optimizer. The loss is computed on the host from
-//! log-probabilities and entropies alone, a few numbers per token.
-//!
-//! [`Trainer::update`] consists of [`accumulate`](Trainer::accumulate), once or for each part of the optimizer batch,
-//! [`reduce`](Trainer::reduce) and [`step`](Trainer::step). Losses divide by counts of the whole optimizer batch
-//! ([`Trainer::normalizer`]), which are known beforehand, so the gradients of the parts add up to the same bits.
+//! A [`Trainer`] is a [`TrainState`] (the gradients, the optimizer and the counters of one model) with [`Passes`] (the
+//! tape and its buffers, which hold the activations of one micro-batch). Several states can take turns with the same
+//! passes: their methods take the passes as an argument.
 
 mod held_out;
 mod passes;
 mod skip;
+mod state;
 
 pub use held_out::HeldOut;
+pub use passes::Passes;
+pub use state::TrainState;
 
-use self::passes::{Forward, LossBatch, Measured};
-use self::skip::Skipped;
 use crate::loss::Normalizer;
-use crate::loss::entropy::{EntropyControl, quantile, with_bonus};
-use crate::loss::sampling::SamplingSums;
-use crate::objective::{Objective, Scored};
-use crate::optimizer::{GradNorm, Optimizer};
-use crate::optimizer_batch::{Sequence, groups, sequences};
-use crate::{Error, Means, OptimizerConfig, Result, Samples, UpdateMetrics};
-use kernels::mean::over;
+use crate::loss::entropy::EntropyControl;
+use crate::objective::Objective;
+use crate::optimizer::Optimizer;
+use crate::{OptimizerConfig, Result, Samples, UpdateMetrics};
 use kernels::{Context, Memory};
-use model::net::{Rope, Tape};
-use model::packing::{longest, micro_batches};
-use model::scoring::grow_rope;
-use model::{Capacity, Grads, LoraConfig, MicroBatch, ModelConfig, ModelView, StopCheck, Trainable};
+use model::{Capacity, Grads, LoraConfig, ModelConfig, ModelView, StopCheck, Trainable};
 use serde::{Deserialize, Serialize};
-use std::cell::Cell;
 use std::sync::Arc;
-use std::time::Instant;
 
 /// The number of skipped optimizer steps in a row that ends a training run with an error.
 pub const MAX_SKIPPED_IN_A_ROW: u32 = 3;
@@ -74,43 +63,6 @@ pub struct TrainerState {
     entropy: Option<EntropyControl>,
 }
 
-/// The trainer of one model: gradients, optimizer state and activation buffers. The weights belong to the caller.
-pub struct Trainer {
-    pub(crate) config: TrainerConfig,
-    pub(crate) memory: Memory,
-    pub(crate) grads: Grads,
-    pub(crate) optimizer: Optimizer,
-    pub(crate) rope: Option<(usize, Rope)>,
-    pub(crate) tape: Option<Tape>,
-    stop: StopCheck,
-    skipped_in_a_row: u32,
-    pub(crate) skipped_total: u64,
-    entropy: EntropyControl,
-    /// Loss, counts and measurements accumulated since the last step; none if nothing was accumulated.
-    accumulated: Option<Accumulated>,
-}
-
-/// Loss, counts and measurements that the calls of [`Trainer::accumulate`] in one step add up to (the gradients are
-/// elsewhere).
-struct Accumulated {
-    /// The loss function of these calls.
-    loss: Objective,
-    normalizer: Normalizer,
-    measured: Measured,
-    sequences: usize,
-    computed_tokens: usize,
-    micro_batches: usize,
-    optimizer_time_s: f64,
-    is_reduced: bool,
-}
-
-/// Forward passes that were computed to obtain the [`Normalizer`], and are reused for the gradient.
-#[derive(Default)]
-struct Ahead {
-    forwards: Vec<Forward>,
-    forward_time_s: f64,
-}
-
 /// Parameters of one optimizer step.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct StepParams {
@@ -118,27 +70,19 @@ pub struct StepParams {
     pub learning_rate: f64,
 }
 
+/// The trainer of one model: what training changes, and the passes that it computes with. The weights belong to the
+/// caller.
+pub struct Trainer {
+    pub(crate) passes: Passes,
+    pub(crate) state: TrainState,
+}
+
 impl Trainer {
     /// A trainer for a model of this configuration, with zero moments. Activation buffers are allocated by
     /// [`reserve`](Self::reserve), or grow with the samples.
     pub fn new(memory: &Memory, model: &Arc<ModelConfig>, config: TrainerConfig) -> Result<Trainer> {
-        if !(config.temperature.is_finite() && config.temperature > 0.0) {
-            let why = "training needs a sampling temperature above 0: at 0 every completion has probability 1";
-            return Err(Error::Config(format!("temperature = {}: {why}", config.temperature)));
-        }
-        let trainer = Trainer {
-            grads: Grads::trained(memory, model, config.adapter.as_ref()),
-            optimizer: Optimizer::new(memory, model, config.adapter.as_ref(), config.optimizer),
-            entropy: EntropyControl::new(&config.objective.entropy()),
-            memory: memory.clone(),
-            config,
-            rope: None,
-            tape: None,
-            stop: StopCheck::default(),
-            skipped_in_a_row: 0,
-            skipped_total: 0,
-            accumulated: None,
-        };
+        let passes = Passes::new(memory, config.gradient_checkpointing);
+        let trainer = Trainer { state: TrainState::new(memory, model, config)?, passes };
         memory.check()?;
         Ok(trainer)
     }
@@ -146,22 +90,14 @@ impl Trainer {
     /// Makes the passes of a gradient check `stop` before each layer, and end with [`model::Error::Stopped`] once it
     /// says so. The accumulated gradient is then discarded, and the step has changed nothing.
     pub fn stop_with(&mut self, stop: impl Into<StopCheck>) {
-        self.stop = stop.into();
-        self.tape = self.tape.take().map(|tape| tape.stop_with(self.stop.clone()));
+        self.passes.stop_with(stop);
     }
 
     /// Allocates memory now for updates of up to `tokens` rows, in micro-batches of up to `capacity`, with sequences of
     /// up to `positions` tokens.
     pub fn reserve(&mut self, model: &ModelConfig, tokens: usize, capacity: Capacity, positions: usize) {
-        self.grads.reserve(tokens);
-        let old = self.tape.as_ref().map_or(Capacity::default(), Tape::capacity);
-        if self.tape.is_none() || !old.holds(capacity) {
-            self.tape = None; // free before taking
-            let checkpointing = self.config.gradient_checkpointing;
-            let tape = Tape::new(&self.memory, model, old.max(capacity), checkpointing);
-            self.tape = Some(tape.stop_with(self.stop.clone()));
-        }
-        grow_rope(&mut self.rope, &self.memory, model, positions);
+        self.state.grads.reserve(tokens);
+        self.passes.reserve(model, capacity, positions);
     }
 
     /// Takes one optimizer step on all of `samples`: forward pass, loss, backward pass, clipping, optimizer, and the
@@ -178,18 +114,12 @@ impl Trainer {
         self.step(ctx, model, StepParams { learning_rate })
     }
 
-    /// Computes the gradient on all of `samples`, for the [`step`](Self::step) that follows. Together they are an
-    /// [`update`](Self::update); this part does not change the weights.
+    /// See [`TrainState::gradient`].
     pub fn gradient<'a>(&mut self, ctx: &Context, model: ModelView<'_>, samples: impl Into<Samples<'a>>) -> Result<()> {
-        let (samples, loss) = (samples.into(), self.config.objective.clone());
-        self.accumulated = None;
-        let (normalizer, ahead) = self.normalize(ctx, model, samples, &loss)?;
-        self.accumulate_after(ctx, model, samples, &loss, &normalizer, ahead)?;
-        self.reduce(ctx)
+        self.state.gradient(&mut self.passes, ctx, model, samples)
     }
 
-    /// Computes the counts that `loss` divides by, if `samples` are the whole optimizer batch. If the loss leaves out
-    /// the tokens of lowest entropy, this runs the model to get the entropies; else it only counts.
+    /// See [`TrainState::normalizer`].
     pub fn normalizer(
         &mut self,
         ctx: &Context,
@@ -197,11 +127,10 @@ impl Trainer {
         samples: Samples<'_>,
         loss: &Objective,
     ) -> Result<Normalizer> {
-        Ok(self.normalize(ctx, model, samples, loss)?.0)
+        self.state.normalizer(&mut self.passes, ctx, model, samples, loss)
     }
 
-    /// Computes the gradient of `loss` on `samples`, a part of the optimizer batch, and adds it to the accumulated
-    /// gradient since the last step.
+    /// See [`TrainState::accumulate`].
     pub fn accumulate(
         &mut self,
         ctx: &Context,
@@ -210,210 +139,42 @@ impl Trainer {
         loss: &Objective,
         normalizer: &Normalizer,
     ) -> Result<()> {
-        self.accumulate_after(ctx, model, samples, loss, normalizer, Ahead::default())
+        self.state.accumulate(&mut self.passes, ctx, model, samples, loss, normalizer)
     }
 
-    /// Finishes the accumulated gradient of the optimizer batch. With several ranks, their gradients and the sums in
-    /// `Accumulated` would be added here, in the order of the ranks.
+    /// See [`TrainState::reduce`].
     pub fn reduce(&mut self, ctx: &Context) -> Result<()> {
-        let Some(accumulated) = &mut self.accumulated else { return Err(nothing_accumulated()) };
-        let start = Instant::now();
-        self.grads.finish(ctx)?;
-        accumulated.is_reduced = true;
-        accumulated.optimizer_time_s += start.elapsed().as_secs_f64();
-        Ok(())
+        self.state.reduce(ctx)
     }
 
-    /// Takes the optimizer step, unless the loss or the gradient is not finite: clipping, optimizer, and the next
-    /// version of `model`.
+    /// See [`TrainState::step`].
     pub fn step(&mut self, ctx: &Context, model: &mut impl Trainable, params: StepParams) -> Result<UpdateMetrics> {
-        let Some(accumulated) = self.accumulated.take().filter(|a| a.is_reduced) else {
-            return Err(nothing_accumulated());
-        };
-        let Accumulated { loss: objective, normalizer, measured, .. } = accumulated;
-        let start = Instant::now();
-        let norm = self.optimizer.measure(ctx, &self.grads)?;
-        let bonus = objective.entropy();
-        let kept_entropy = over(measured.sums.entropy, normalizer.entropy_tokens as u64);
-        let loss = with_bonus(measured.sums.loss, &bonus, &normalizer, kept_entropy);
-        let learns = normalizer.tokens > 0;
-        let skipped = !self.check_finite(loss, norm)?;
-        if !skipped {
-            model.update(|weights| self.optimizer.step(ctx, weights, &self.grads, params.learning_rate))?;
-            if let Some(entropy) = kept_entropy {
-                self.entropy.adapt(&bonus, entropy);
-            }
-        }
-        Ok(UpdateMetrics {
-            loss,
-            grad_norm: norm.norm,
-            learning_rate: params.learning_rate,
-            entropy: measured.mean_entropy(&normalizer).filter(|_| !objective.is_of_scores()),
-            kl: measured.sums.kl_mean().filter(|_| objective.has_kl()),
-            means: if learns { measured.sums.means.clone() } else { Means::default() },
-            clip: measured.sums.clip_ratios().filter(|_| objective.clips()),
-            sampling: measured.sums.sampling.as_ref().and_then(SamplingSums::metrics),
-            policy_loss: (learns && bonus.is_on()).then_some(measured.sums.loss),
-            entropy_coef: bonus.is_on().then_some(self.entropy.coef),
-            sampled: objective.is_policy(),
-            sequences: accumulated.sequences as u64,
-            loss_tokens: normalizer.tokens as u64,
-            computed_tokens: accumulated.computed_tokens as u64,
-            skipped_groups: self.skips(&objective).then_some(measured.skipped_groups),
-            skipped_tokens: self.skips(&objective).then_some(measured.skipped_tokens),
-            micro_batches: accumulated.micro_batches as u64,
-            logp_mismatch_tokens: measured.mismatches,
-            logp_compared_tokens: measured.compared,
-            max_logp_difference: measured.max_difference,
-            skipped,
-            skipped_total: self.skipped_total,
-            forward_time_s: measured.forward_time_s,
-            backward_time_s: measured.backward_time_s,
-            optimizer_time_s: accumulated.optimizer_time_s + start.elapsed().as_secs_f64(),
-        })
-    }
-
-    /// As [`normalizer`](Self::normalizer), and returns the forward passes that can be reused: that of a single
-    /// micro-batch, whose activations are still on the tape, or all of them with dropout, where another pass follows
-    /// anyway.
-    fn normalize(
-        &mut self,
-        ctx: &Context,
-        model: ModelView<'_>,
-        samples: Samples<'_>,
-        loss: &Objective,
-    ) -> Result<(Normalizer, Ahead)> {
-        let sequences = sequences(loss, samples)?;
-        let entropy_coef = self.entropy.applied(&loss.entropy());
-        let mut normalizer = Normalizer { entropy_coef, ..Normalizer::of(sequences.iter().map(|s| &s.mask)) };
-        let mut ahead = Ahead::default();
-        let Some(q) = loss.entropy_quantile() else { return Ok((normalizer, ahead)) };
-        let groups = groups(model.config(), &sequences)?;
-        let micro = micro_batches(&groups, self.config.max_tokens_per_micro_batch, self.config.prefix_sharing);
-        self.reserve_for(model.config(), &micro, longest(&groups))?;
-        let keeps = micro.len() == 1 || self.dropout() > 0.0;
-        let skipped = Cell::default();
-        let batch = LossBatch { loss, normalizer: &normalizer, sequences: &sequences, before: 0, skipped };
-        let mut entropies = Vec::with_capacity(normalizer.tokens);
-        for micro in &micro {
-            let forward = self.forward(ctx, model, &batch, micro, &mut ahead.forward_time_s)?;
-            let mask = micro.scored().flat_map(|i| &sequences[i].mask);
-            entropies.extend(forward.entropies.iter().zip(mask).filter(|(_, m)| **m).map(|(e, _)| *e));
-            ahead.forwards.extend(keeps.then_some(forward));
-        }
-        normalizer.entropy_threshold = quantile(entropies.clone(), q);
-        normalizer.entropy_tokens = entropies.iter().filter(|&&e| normalizer.keeps(f64::from(e))).count();
-        Ok((normalizer, ahead))
-    }
-
-    fn accumulate_after(
-        &mut self,
-        ctx: &Context,
-        model: ModelView<'_>,
-        samples: Samples<'_>,
-        loss: &Objective,
-        normalizer: &Normalizer,
-        ahead: Ahead,
-    ) -> Result<()> {
-        if model.lora() != self.config.adapter.as_ref() {
-            return Err(Error::Config("the weights do not have the adapter that the trainer was made for".into()));
-        }
-        let sequences = sequences(loss, samples)?;
-        let all = groups(model.config(), &sequences)?;
-        let skipped = if self.skips(loss) { Skipped::of(&all, &sequences) } else { Skipped::default() };
-        let groups = skipped.others(&all);
-        let micro = micro_batches(&groups, self.config.max_tokens_per_micro_batch, self.config.prefix_sharing);
-        let computed = self.reserve_for(model.config(), &micro, longest(&groups))?;
-        let mut accumulated = match self.accumulated.take() {
-            Some(accumulated) => accumulated,
-            None => {
-                self.grads.zero(ctx);
-                Accumulated::new(loss.clone(), *normalizer)
-            }
-        };
-        let of_skipped = Cell::new(&skipped.sequences[..]);
-        let before = accumulated.sequences;
-        let batch = LossBatch { loss, normalizer, sequences: &sequences, before, skipped: of_skipped };
-        let measured = &mut accumulated.measured;
-        measured.forward_time_s += ahead.forward_time_s;
-        let mut ahead = ahead.forwards.into_iter();
-        for micro in &micro {
-            let forward = match ahead.next() {
-                Some(forward) => forward,
-                None => self.forward(ctx, model, &batch, micro, &mut measured.forward_time_s)?,
-            };
-            self.backward(ctx, model, &batch, micro, forward, measured)?;
-        }
-        batch.count_skipped(sequences.len(), model.version().trained(), measured);
-        self.check_skipped(ctx, model, &batch, &all, &skipped, measured)?;
-        // Sequences with an empty completion are not computed, but count in the metrics.
-        for Sequence { source, mask, .. } in sequences.iter().filter(|s| s.completion.is_empty()) {
-            let (d_logps, d_entropies): (&mut [f32], &mut [f32]) = (&mut [], &mut []);
-            let empty = Scored { source: *source, mask, logps: &[], entropies: &[], d_logps, d_entropies };
-            loss.evaluate(normalizer, &mut [empty], &mut measured.sums);
-        }
-        accumulated.sequences += sequences.len();
-        accumulated.computed_tokens += computed;
-        accumulated.micro_batches += micro.len();
-        self.accumulated = Some(accumulated);
-        Ok(())
-    }
-
-    /// Allocates memory for these micro-batches, and returns the number of their rows.
-    fn reserve_for(&mut self, model: &ModelConfig, micro: &[MicroBatch<'_>], positions: usize) -> Result<usize> {
-        let capacity = micro.iter().fold(Capacity::default(), |c, m| c.max(m.capacity()));
-        let rows = micro.iter().map(|m| m.capacity().tokens).sum();
-        self.reserve(model, rows, capacity, positions);
-        self.memory.check()?;
-        Ok(rows)
-    }
-
-    /// Whether loss and gradient are finite, so that the step can be taken. An error after too many skipped steps in a
-    /// row.
-    fn check_finite(&mut self, loss: f64, norm: GradNorm) -> Result<bool> {
-        if loss.is_finite() && norm.finite {
-            self.skipped_in_a_row = 0;
-            return Ok(true);
-        }
-        self.skipped_in_a_row += 1;
-        self.skipped_total += 1;
-        if self.skipped_in_a_row < MAX_SKIPPED_IN_A_ROW {
-            return Ok(false);
-        }
-        let (what, value) = if loss.is_finite() { ("the gradient norm", norm.norm) } else { ("the loss", loss) };
-        Err(Error::NonFinite { count: self.skipped_in_a_row, what, value })
+        self.state.step(ctx, model, params)
     }
 
     /// The optimizer with its moments and master weights, which a checkpoint stores.
     pub fn optimizer(&self) -> &Optimizer {
-        &self.optimizer
+        &self.state.optimizer
     }
 
     /// The optimizer, to overwrite its state when a training run is resumed.
     pub fn optimizer_mut(&mut self) -> &mut Optimizer {
-        &mut self.optimizer
+        &mut self.state.optimizer
     }
 
     /// The gradients of the last update, before clipping.
     pub fn grads(&self) -> &Grads {
-        &self.grads
+        &self.state.grads
     }
 
     /// The trainer's counters and entropy coefficient, which a checkpoint stores.
     pub fn state(&self) -> TrainerState {
-        TrainerState {
-            steps: self.optimizer.steps,
-            skipped_in_a_row: self.skipped_in_a_row,
-            skipped_total: self.skipped_total,
-            entropy: self.config.objective.entropy().use_adaptive_entropy.then_some(self.entropy),
-        }
+        self.state.counters()
     }
 
     /// Restores the state from a checkpoint.
     pub fn set_state(&mut self, state: TrainerState) {
-        self.optimizer.steps = state.steps;
-        (self.skipped_in_a_row, self.skipped_total) = (state.skipped_in_a_row, state.skipped_total);
-        self.entropy = state.entropy.unwrap_or(self.entropy);
+        self.state.set_counters(state);
     }
 }
 
@@ -422,25 +183,6 @@ impl TrainerState {
     pub fn steps(&self) -> u64 {
         self.steps
     }
-}
-
-impl Accumulated {
-    fn new(loss: Objective, normalizer: Normalizer) -> Accumulated {
-        Accumulated {
-            loss,
-            normalizer,
-            measured: Measured::default(),
-            sequences: 0,
-            computed_tokens: 0,
-            micro_batches: 0,
-            optimizer_time_s: 0.0,
-            is_reduced: false,
-        }
-    }
-}
-
-fn nothing_accumulated() -> Error {
-    Error::Config("a step follows `accumulate` and `reduce`".into())
 }
 
 #[cfg(test)]

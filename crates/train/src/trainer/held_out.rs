@@ -1,5 +1,6 @@
 //! The loss on held-out samples, computed without a gradient.
 
+use super::TrainState;
 use crate::loss::entropy::{quantile, with_bonus};
 use crate::loss::{LossSums, Normalizer};
 use crate::objective::{Scored, Source};
@@ -17,6 +18,18 @@ pub struct HeldOut {
 }
 
 impl Trainer {
+    /// The coefficient of the entropy bonus in the next step; none if the loss has no bonus.
+    pub fn entropy_coef(&self) -> Option<f64> {
+        self.state.entropy_coef()
+    }
+
+    /// See [`TrainState::held_out`].
+    pub fn held_out(&self, samples: &[Sample], scores: &[Scores]) -> Result<Option<HeldOut>> {
+        self.state.held_out(samples, scores)
+    }
+}
+
+impl TrainState {
     /// The coefficient of the entropy bonus in the next step; none if the loss has no bonus.
     pub fn entropy_coef(&self) -> Option<f64> {
         self.config.objective.entropy().is_on().then_some(self.entropy.coef)

@@ -10,16 +10,81 @@
 //! This costs a second forward pass. The other losses (supervised, pairs, scores) are computed from the pass with
 //! dropout alone.
 
+use super::TrainState;
 use crate::loss::{LossSums, Normalizer};
 use crate::objective::{Objective, Scored};
 use crate::optimizer_batch::Sequence;
-use crate::{Result, Sample, Trainer};
-use kernels::{Context, Tensor};
+use crate::{Result, Sample};
+use kernels::{Context, Memory, Tensor};
 use model::batch::Dropout;
-use model::net;
-use model::{BatchTensors, MicroBatch, ModelView, Updates};
+use model::net::{self, Rope, Tape};
+use model::scoring::grow_rope;
+use model::{BatchTensors, Capacity, MicroBatch, ModelConfig, ModelView, StopCheck, Updates};
 use std::cell::Cell;
 use std::time::Instant;
+
+/// The tape with the activations of one micro-batch, and the tables that its passes need. Several states of one shape
+/// of model can take turns with it.
+pub struct Passes {
+    memory: Memory,
+    /// Whether the tape keeps only each layer's input.
+    checkpointing: bool,
+    rope: Option<(usize, Rope)>,
+    tape: Option<Tape>,
+    stop: StopCheck,
+}
+
+impl Passes {
+    /// Passes without buffers, which [`reserve`](Self::reserve) allocates.
+    pub fn new(memory: &Memory, checkpointing: bool) -> Passes {
+        Passes { memory: memory.clone(), checkpointing, rope: None, tape: None, stop: StopCheck::default() }
+    }
+
+    /// Makes the passes check `stop` before each layer, and end with [`model::Error::Stopped`] once it says so.
+    pub fn stop_with(&mut self, stop: impl Into<StopCheck>) {
+        self.stop = stop.into();
+        self.tape = self.tape.take().map(|tape| tape.stop_with(self.stop.clone()));
+    }
+
+    /// Allocates buffers for micro-batches of up to `capacity`, with sequences of up to `positions` tokens.
+    pub fn reserve(&mut self, model: &ModelConfig, capacity: Capacity, positions: usize) {
+        let old = self.tape.as_ref().map_or(Capacity::default(), Tape::capacity);
+        if self.tape.is_none() || !old.holds(capacity) {
+            self.tape = None; // free before taking
+            let tape = Tape::new(&self.memory, model, old.max(capacity), self.checkpointing);
+            self.tape = Some(tape.stop_with(self.stop.clone()));
+        }
+        grow_rope(&mut self.rope, &self.memory, model, positions);
+    }
+
+    /// The tape and the tables, which were reserved.
+    fn parts(&mut self) -> (&mut Tape, &Rope) {
+        let (Some(tape), Some((_, rope))) = (&mut self.tape, &self.rope) else { unreachable!("reserved") };
+        (tape, rope)
+    }
+
+    /// Runs a forward pass, keeping activations on the tape. Returns log-probabilities at `temperature` and entropies,
+    /// or the scores of a model that scores.
+    fn forward(
+        &mut self,
+        ctx: &Context,
+        model: ModelView<'_>,
+        tensors: &BatchTensors,
+        temperature: f64,
+        is_of_scores: bool,
+    ) -> Result<(Vec<f32>, Vec<f32>)> {
+        let (tape, rope) = self.parts();
+        net::forward(ctx, model, rope, tensors, tape)?;
+        if is_of_scores {
+            net::score_forward(ctx, model, tensors, tape)?;
+            let scores = tape.scores().to_vec_f32();
+            let entropies = vec![0.0; scores.len()];
+            return Ok((scores, entropies));
+        }
+        net::head_forward(ctx, model, tensors, net::inv_temperature(temperature), tape)?;
+        Ok((tape.logps().to_vec_f32(), tape.entropies().to_vec_f32()))
+    }
+}
 
 /// The model's output for the scored tokens of a micro-batch. The tape holds the activations.
 pub(crate) struct Forward {
@@ -46,7 +111,7 @@ pub(crate) struct Measured {
     pub(crate) backward_time_s: f64,
 }
 
-/// The sequences and the loss of one call of [`Trainer::accumulate`].
+/// The sequences and the loss of one call of [`TrainState::accumulate`].
 pub(crate) struct LossBatch<'a> {
     pub(crate) loss: &'a Objective,
     pub(crate) normalizer: &'a Normalizer,
@@ -57,14 +122,15 @@ pub(crate) struct LossBatch<'a> {
     pub(crate) skipped: Cell<&'a [usize]>,
 }
 
-impl Trainer {
+impl TrainState {
     /// Probability that an input of the LoRA adapter is dropped.
     pub(crate) fn dropout(&self) -> f64 {
         self.config.adapter.as_ref().map_or(0.0, |lora| lora.dropout)
     }
 
     pub(crate) fn forward(
-        &mut self,
+        &self,
+        passes: &mut Passes,
         ctx: &Context,
         model: ModelView<'_>,
         batch: &LossBatch<'_>,
@@ -85,13 +151,13 @@ impl Trainer {
             tensors.set_dropout(dropout.take());
         }
         *forward_time_s += start.elapsed().as_secs_f64();
-        let (logps, entropies) = self.pass(ctx, model, batch.loss, &tensors, forward_time_s)?;
+        let (logps, entropies) = self.pass(passes, ctx, model, batch.loss, &tensors, forward_time_s)?;
         Ok(Forward { tensors, dropout, logps, entropies })
     }
 
-    /// Runs a forward pass, keeping activations on the tape. Returns log-probabilities (or scores) and entropies.
     fn pass(
-        &mut self,
+        &self,
+        passes: &mut Passes,
         ctx: &Context,
         model: ModelView<'_>,
         loss: &Objective,
@@ -99,24 +165,15 @@ impl Trainer {
         forward_time_s: &mut f64,
     ) -> Result<(Vec<f32>, Vec<f32>)> {
         let start = Instant::now();
-        let (Some(tape), Some((_, rope))) = (&mut self.tape, &self.rope) else { unreachable!("reserved") };
-        net::forward(ctx, model, rope, tensors, tape)?;
-        let (logps, entropies) = if loss.is_of_scores() {
-            net::score_forward(ctx, model, tensors, tape)?;
-            let scores = tape.scores().to_vec_f32();
-            let entropies = vec![0.0; scores.len()];
-            (scores, entropies)
-        } else {
-            net::head_forward(ctx, model, tensors, net::inv_temperature(self.config.temperature), tape)?;
-            (tape.logps().to_vec_f32(), tape.entropies().to_vec_f32())
-        };
+        let outputs = passes.forward(ctx, model, tensors, self.config.temperature, loss.is_of_scores())?;
         *forward_time_s += start.elapsed().as_secs_f64();
-        Ok((logps, entropies))
+        Ok(outputs)
     }
 
     /// Computes the loss and the backward pass of a micro-batch. Its forward pass must be the last one on the tape.
     pub(crate) fn backward(
         &mut self,
+        passes: &mut Passes,
         ctx: &Context,
         model: ModelView<'_>,
         batch: &LossBatch<'_>,
@@ -126,7 +183,7 @@ impl Trainer {
     ) -> Result<()> {
         if let Some(dropout) = forward.dropout.take() {
             forward.tensors.set_dropout(Some(dropout));
-            self.pass(ctx, model, batch.loss, &forward.tensors, &mut measured.forward_time_s)?;
+            self.pass(passes, ctx, model, batch.loss, &forward.tensors, &mut measured.forward_time_s)?;
         }
         let start = Instant::now();
         let (d_logps, d_entropies) = loss_and_gradient(batch, model.version().trained(), micro, &forward, measured);
@@ -135,7 +192,7 @@ impl Trainer {
         let (start, tensors) = (Instant::now(), &forward.tensors);
         let workspace = self.memory.part("workspace");
         let d_logps = Tensor::from_f32(&workspace, &[d_logps.len()], &d_logps);
-        let (Some(tape), Some((_, rope))) = (&mut self.tape, &self.rope) else { unreachable!("reserved") };
+        let (tape, rope) = passes.parts();
         if batch.loss.is_of_scores() {
             net::score_backward(ctx, model, tensors, d_logps.view(), tape, &mut self.grads)?;
         } else {

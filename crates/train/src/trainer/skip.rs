@@ -9,11 +9,12 @@
 //! forward pass of one skipped group in 64 (chosen by its index in the training run) is computed only for the
 //! comparison.
 
-use super::passes::{LossBatch, Measured};
+use super::TrainState;
+use super::passes::{LossBatch, Measured, Passes};
+use crate::Result;
 use crate::loss::Normalizer;
 use crate::objective::Objective;
 use crate::optimizer_batch::Sequence;
-use crate::{Result, Trainer};
 use kernels::Context;
 use kernels::mean::over;
 use model::columns::ENTROPIES;
@@ -82,7 +83,7 @@ fn is_checked(group: GroupId) -> bool {
     group.0.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 58 == 0
 }
 
-impl Trainer {
+impl TrainState {
     /// Whether the trainer skips groups without a gradient for this loss.
     pub(crate) fn skips(&self, loss: &Objective) -> bool {
         self.config.skip_zero_gradients && loss.can_skip()
@@ -92,6 +93,7 @@ impl Trainer {
     /// compared.
     pub(crate) fn check_skipped(
         &mut self,
+        passes: &mut Passes,
         ctx: &Context,
         model: ModelView<'_>,
         batch: &LossBatch<'_>,
@@ -108,8 +110,8 @@ impl Trainer {
         // There is nothing to compare if other weights sampled the tokens.
         let of_sampler = |i: usize| batch.sequences[i].source.sample().is_some_and(|s| s.is_of_version(version));
         for micro in micro.iter().filter(|micro| micro.scored().any(of_sampler)) {
-            self.reserve_for(model.config(), std::slice::from_ref(micro), longest(&checked))?;
-            let forward = self.forward(ctx, model, batch, micro, &mut measured.forward_time_s)?;
+            self.reserve_for(passes, model.config(), std::slice::from_ref(micro), longest(&checked))?;
+            let forward = self.forward(passes, ctx, model, batch, micro, &mut measured.forward_time_s)?;
             let mut logps = &forward.logps[..];
             for i in micro.scored() {
                 let Sequence { source, completion, .. } = &batch.sequences[i];

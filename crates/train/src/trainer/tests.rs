@@ -1,8 +1,11 @@
 //! Steps of a trainer: errors, skipped groups, counts and restored state.
 
+use super::passes::Measured;
 use super::*;
+use crate::Error;
 use crate::loss::LossConfig;
 use crate::loss::entropy::EntropyConfig;
+use crate::optimizer::GradNorm;
 use crate::{Advantage, Sample};
 use kernels::Isa;
 use model::columns::SAMPLER_LOGPS;
@@ -46,23 +49,23 @@ fn a_temperature_is_a_number_above_0() {
         assert_eq!(error, format!("temperature = {temperature}: {why}"));
     }
     let small = TrainerConfig { temperature: 1e-9, ..config(Objective::Supervised) };
-    assert_eq!(Trainer::new(ctx.memory(), &weights.config, small.clone()).unwrap().config, small);
+    assert_eq!(Trainer::new(ctx.memory(), &weights.config, small.clone()).unwrap().state.config, small);
 }
 
 #[test]
 fn the_third_step_in_a_row_that_is_not_finite_is_an_error() {
     let (_, _, mut trainer) = trainer(Objective::Supervised);
     let (good, bad) = (GradNorm { norm: 2.0, finite: true }, GradNorm { norm: 3.0, finite: false });
-    let counts = |t: &Trainer| (t.skipped_in_a_row, t.skipped_total);
-    assert!(trainer.check_finite(1.0, good).unwrap() && counts(&trainer) == (0, 0));
-    assert!(!trainer.check_finite(1.0, bad).unwrap() && !trainer.check_finite(f64::NAN, good).unwrap());
+    let counts = |t: &Trainer| (t.state.skipped_in_a_row, t.state.skipped_total);
+    assert!(trainer.state.check_finite(1.0, good).unwrap() && counts(&trainer) == (0, 0));
+    assert!(!trainer.state.check_finite(1.0, bad).unwrap() && !trainer.state.check_finite(f64::NAN, good).unwrap());
     assert_eq!(counts(&trainer), (2, 2));
-    assert!(trainer.check_finite(1.0, good).unwrap() && counts(&trainer) == (0, 2), "not in a row");
+    assert!(trainer.state.check_finite(1.0, good).unwrap() && counts(&trainer) == (0, 2), "not in a row");
     for (loss, norm, what, value) in
         [(f64::INFINITY, good, "the loss", f64::INFINITY), (1.0, bad, "the gradient norm", 3.0)]
     {
-        (trainer.skipped_in_a_row, trainer.skipped_total) = (2, 5);
-        match trainer.check_finite(loss, norm) {
+        (trainer.state.skipped_in_a_row, trainer.state.skipped_total) = (2, 5);
+        match trainer.state.check_finite(loss, norm) {
             Err(Error::NonFinite { count: 3, what: found, value: x }) => assert_eq!((found, x), (what, value)),
             other => panic!("{other:?}"),
         }
@@ -108,6 +111,48 @@ fn a_step_uses_the_accumulated_and_reduced_gradient() {
     assert_eq!(error, "the weights do not have the adapter that the trainer was made for");
 }
 
+/// Two models whose passes take turns, micro-batch by micro-batch, learn what each learns alone.
+#[test]
+fn states_take_turns_with_the_same_passes() {
+    let sample = |prompt: u32, completion: &[u32]| Sample::supervised(Prompt::new([prompt]), completion.to_vec());
+    let data = [
+        vec![sample(1, &[3, 4, 5]), sample(2, &[6])],
+        vec![sample(7, &[8, 9]), sample(5, &[10, 11, 12, 13]), sample(3, &[14])],
+    ];
+    let alone = |samples: &[Sample]| {
+        let (ctx, mut weights, mut trainer) = trainer(Objective::Supervised);
+        let metrics = trainer.update(&ctx, &mut weights, samples, 1e-2).unwrap();
+        (weights.params.tensors().iter().map(|t| t.to_vec_f32()).collect::<Vec<_>>(), metrics.loss)
+    };
+    let (ctx, first) = model();
+    let mut passes = Passes::new(ctx.memory(), false);
+    let mut models = [first, model().1].map(|weights| {
+        let state = TrainState::new(ctx.memory(), &weights.config, config(Objective::Supervised)).unwrap();
+        (weights, state)
+    });
+    let loss = Objective::Supervised;
+    let normalizers: Vec<Normalizer> = models
+        .iter_mut()
+        .zip(&data)
+        .map(|((weights, state), samples)| {
+            state.normalizer(&mut passes, &ctx, weights.view(), samples[..].into(), &loss).unwrap()
+        })
+        .collect();
+    for part in 0..3 {
+        for (((weights, state), samples), normalizer) in models.iter_mut().zip(&data).zip(&normalizers) {
+            if let Some(samples) = samples.get(part..=part) {
+                state.accumulate(&mut passes, &ctx, weights.view(), samples.into(), &loss, normalizer).unwrap();
+            }
+        }
+    }
+    for ((weights, state), samples) in models.iter_mut().zip(&data) {
+        state.reduce(&ctx).unwrap();
+        let metrics = state.step(&ctx, weights, StepParams { learning_rate: 1e-2 }).unwrap();
+        let learned: Vec<Vec<f32>> = weights.params.tensors().iter().map(|t| t.to_vec_f32()).collect();
+        assert_eq!((learned, metrics.loss), alone(samples));
+    }
+}
+
 #[test]
 fn a_state_is_carried_from_step_to_step() {
     let entropy = EntropyConfig { entropy_coef: 0.5, use_adaptive_entropy: true, ..EntropyConfig::default() };
@@ -121,15 +166,15 @@ fn a_state_is_carried_from_step_to_step() {
         let (_, _, mut trainer) = trainer(objective);
         assert_eq!((trainer.entropy_coef(), trainer.state().entropy.is_some()), (coef, adapts));
         assert_eq!((trainer.state().steps(), trainer.state().skipped_total), (0, 0));
-        let own = trainer.entropy;
+        let own = trainer.state.entropy;
         let state = TrainerState { steps: 7, skipped_in_a_row: 2, skipped_total: 5, entropy: None };
         trainer.set_state(state);
         let entropy = adapts.then_some(own);
-        assert_eq!((trainer.state(), trainer.entropy), (TrainerState { entropy, ..state }, own));
+        assert_eq!((trainer.state(), trainer.state.entropy), (TrainerState { entropy, ..state }, own));
         assert_eq!(trainer.optimizer().steps, 7);
         let other = EntropyControl { coef: 0.25, last: 1.0 };
         trainer.set_state(TrainerState { entropy: Some(other), ..state });
-        assert_eq!(trainer.entropy, other);
+        assert_eq!(trainer.state.entropy, other);
     }
 }
 

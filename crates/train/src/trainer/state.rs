@@ -1,0 +1,340 @@
+//! What training changes of one model: gradients, the optimizer's moments, counters.
+//!
+//! The stages of a step: samples → groups → micro-batches → forward pass → log-probabilities → loss and its gradient →
+//! backward pass, accumulating gradients → clipping → optimizer. The loss is computed on the host from
+//! log-probabilities and entropies alone, a few numbers per token.
+//!
+//! A step consists of [`accumulate`](TrainState::accumulate), once or for each part of the optimizer batch,
+//! [`reduce`](TrainState::reduce) and [`step`](TrainState::step). Losses divide by counts of the whole optimizer batch
+//! ([`TrainState::normalizer`]), which are known beforehand, so the gradients of the parts add up to the same bits.
+
+use super::passes::{Forward, LossBatch, Measured, Passes};
+use super::skip::Skipped;
+use super::{MAX_SKIPPED_IN_A_ROW, StepParams, TrainerConfig, TrainerState};
+use crate::loss::Normalizer;
+use crate::loss::entropy::{EntropyControl, quantile, with_bonus};
+use crate::loss::sampling::SamplingSums;
+use crate::objective::{Objective, Scored};
+use crate::optimizer::{GradNorm, Optimizer};
+use crate::optimizer_batch::{Sequence, groups, sequences};
+use crate::{Error, Means, Result, Samples, UpdateMetrics};
+use kernels::mean::over;
+use kernels::{Context, Memory};
+use model::packing::{longest, micro_batches};
+use model::{Capacity, Grads, MicroBatch, ModelConfig, ModelView, Trainable};
+use std::cell::Cell;
+use std::sync::Arc;
+use std::time::Instant;
+
+/// Gradients, optimizer and counters of one model in training. The weights belong to the caller.
+pub struct TrainState {
+    pub(crate) config: TrainerConfig,
+    pub(crate) memory: Memory,
+    pub(crate) grads: Grads,
+    pub(crate) optimizer: Optimizer,
+    pub(super) skipped_in_a_row: u32,
+    pub(crate) skipped_total: u64,
+    pub(crate) entropy: EntropyControl,
+    /// Loss, counts and measurements accumulated since the last step; none if nothing was accumulated.
+    accumulated: Option<Accumulated>,
+}
+
+/// Loss, counts and measurements that the calls of [`TrainState::accumulate`] in one step add up to (the gradients are
+/// elsewhere).
+struct Accumulated {
+    /// The loss function of these calls.
+    loss: Objective,
+    normalizer: Normalizer,
+    measured: Measured,
+    sequences: usize,
+    computed_tokens: usize,
+    micro_batches: usize,
+    optimizer_time_s: f64,
+    is_reduced: bool,
+}
+
+/// Forward passes that were computed to obtain the [`Normalizer`], and are reused for the gradient.
+#[derive(Default)]
+struct Ahead {
+    forwards: Vec<Forward>,
+    forward_time_s: f64,
+}
+
+impl TrainState {
+    /// The state of a model of this configuration, with zero moments.
+    pub fn new(memory: &Memory, model: &Arc<ModelConfig>, config: TrainerConfig) -> Result<TrainState> {
+        if !(config.temperature.is_finite() && config.temperature > 0.0) {
+            let why = "training needs a sampling temperature above 0: at 0 every completion has probability 1";
+            return Err(Error::Config(format!("temperature = {}: {why}", config.temperature)));
+        }
+        Ok(TrainState {
+            grads: Grads::trained(memory, model, config.adapter.as_ref()),
+            optimizer: Optimizer::new(memory, model, config.adapter.as_ref(), config.optimizer),
+            entropy: EntropyControl::new(&config.objective.entropy()),
+            memory: memory.clone(),
+            config,
+            skipped_in_a_row: 0,
+            skipped_total: 0,
+            accumulated: None,
+        })
+    }
+
+    /// Computes the gradient on all of `samples`, for the [`step`](Self::step) that follows. Together they are an
+    /// [`update`](super::Trainer::update); this part does not change the weights.
+    pub fn gradient<'a>(
+        &mut self,
+        passes: &mut Passes,
+        ctx: &Context,
+        model: ModelView<'_>,
+        samples: impl Into<Samples<'a>>,
+    ) -> Result<()> {
+        let (samples, loss) = (samples.into(), self.config.objective.clone());
+        self.accumulated = None;
+        let (normalizer, ahead) = self.normalize(passes, ctx, model, samples, &loss)?;
+        self.accumulate_after(passes, ctx, model, samples, &loss, &normalizer, ahead)?;
+        self.reduce(ctx)
+    }
+
+    /// Computes the counts that `loss` divides by, if `samples` are the whole optimizer batch. If the loss leaves out
+    /// the tokens of lowest entropy, this runs the model to get the entropies; else it only counts.
+    pub fn normalizer(
+        &mut self,
+        passes: &mut Passes,
+        ctx: &Context,
+        model: ModelView<'_>,
+        samples: Samples<'_>,
+        loss: &Objective,
+    ) -> Result<Normalizer> {
+        Ok(self.normalize(passes, ctx, model, samples, loss)?.0)
+    }
+
+    /// Computes the gradient of `loss` on `samples`, a part of the optimizer batch, and adds it to the accumulated
+    /// gradient since the last step.
+    pub fn accumulate(
+        &mut self,
+        passes: &mut Passes,
+        ctx: &Context,
+        model: ModelView<'_>,
+        samples: Samples<'_>,
+        loss: &Objective,
+        normalizer: &Normalizer,
+    ) -> Result<()> {
+        self.accumulate_after(passes, ctx, model, samples, loss, normalizer, Ahead::default())
+    }
+
+    /// Finishes the accumulated gradient of the optimizer batch. With several ranks, their gradients and the sums in
+    /// `Accumulated` would be added here, in the order of the ranks.
+    pub fn reduce(&mut self, ctx: &Context) -> Result<()> {
+        let Some(accumulated) = &mut self.accumulated else { return Err(nothing_accumulated()) };
+        let start = Instant::now();
+        self.grads.finish(ctx)?;
+        accumulated.is_reduced = true;
+        accumulated.optimizer_time_s += start.elapsed().as_secs_f64();
+        Ok(())
+    }
+
+    /// Takes the optimizer step, unless the loss or the gradient is not finite: clipping, optimizer, and the next
+    /// version of `model`.
+    pub fn step(&mut self, ctx: &Context, model: &mut impl Trainable, params: StepParams) -> Result<UpdateMetrics> {
+        let Some(accumulated) = self.accumulated.take().filter(|a| a.is_reduced) else {
+            return Err(nothing_accumulated());
+        };
+        let Accumulated { loss: objective, normalizer, measured, .. } = accumulated;
+        let start = Instant::now();
+        let norm = self.optimizer.measure(ctx, &self.grads)?;
+        let bonus = objective.entropy();
+        let kept_entropy = over(measured.sums.entropy, normalizer.entropy_tokens as u64);
+        let loss = with_bonus(measured.sums.loss, &bonus, &normalizer, kept_entropy);
+        let learns = normalizer.tokens > 0;
+        let skipped = !self.check_finite(loss, norm)?;
+        if !skipped {
+            model.update(|weights| self.optimizer.step(ctx, weights, &self.grads, params.learning_rate))?;
+            if let Some(entropy) = kept_entropy {
+                self.entropy.adapt(&bonus, entropy);
+            }
+        }
+        Ok(UpdateMetrics {
+            loss,
+            grad_norm: norm.norm,
+            learning_rate: params.learning_rate,
+            entropy: measured.mean_entropy(&normalizer).filter(|_| !objective.is_of_scores()),
+            kl: measured.sums.kl_mean().filter(|_| objective.has_kl()),
+            means: if learns { measured.sums.means.clone() } else { Means::default() },
+            clip: measured.sums.clip_ratios().filter(|_| objective.clips()),
+            sampling: measured.sums.sampling.as_ref().and_then(SamplingSums::metrics),
+            policy_loss: (learns && bonus.is_on()).then_some(measured.sums.loss),
+            entropy_coef: bonus.is_on().then_some(self.entropy.coef),
+            sampled: objective.is_policy(),
+            sequences: accumulated.sequences as u64,
+            loss_tokens: normalizer.tokens as u64,
+            computed_tokens: accumulated.computed_tokens as u64,
+            skipped_groups: self.skips(&objective).then_some(measured.skipped_groups),
+            skipped_tokens: self.skips(&objective).then_some(measured.skipped_tokens),
+            micro_batches: accumulated.micro_batches as u64,
+            logp_mismatch_tokens: measured.mismatches,
+            logp_compared_tokens: measured.compared,
+            max_logp_difference: measured.max_difference,
+            skipped,
+            skipped_total: self.skipped_total,
+            forward_time_s: measured.forward_time_s,
+            backward_time_s: measured.backward_time_s,
+            optimizer_time_s: accumulated.optimizer_time_s + start.elapsed().as_secs_f64(),
+        })
+    }
+
+    /// As [`normalizer`](Self::normalizer), and returns the forward passes that can be reused: that of a single
+    /// micro-batch, whose activations are still on the tape, or all of them with dropout, where another pass follows
+    /// anyway.
+    fn normalize(
+        &mut self,
+        passes: &mut Passes,
+        ctx: &Context,
+        model: ModelView<'_>,
+        samples: Samples<'_>,
+        loss: &Objective,
+    ) -> Result<(Normalizer, Ahead)> {
+        let sequences = sequences(loss, samples)?;
+        let entropy_coef = self.entropy.applied(&loss.entropy());
+        let mut normalizer = Normalizer { entropy_coef, ..Normalizer::of(sequences.iter().map(|s| &s.mask)) };
+        let mut ahead = Ahead::default();
+        let Some(q) = loss.entropy_quantile() else { return Ok((normalizer, ahead)) };
+        let groups = groups(model.config(), &sequences)?;
+        let micro = micro_batches(&groups, self.config.max_tokens_per_micro_batch, self.config.prefix_sharing);
+        self.reserve_for(passes, model.config(), &micro, longest(&groups))?;
+        let keeps = micro.len() == 1 || self.dropout() > 0.0;
+        let skipped = Cell::default();
+        let batch = LossBatch { loss, normalizer: &normalizer, sequences: &sequences, before: 0, skipped };
+        let mut entropies = Vec::with_capacity(normalizer.tokens);
+        for micro in &micro {
+            let forward = self.forward(passes, ctx, model, &batch, micro, &mut ahead.forward_time_s)?;
+            let mask = micro.scored().flat_map(|i| &sequences[i].mask);
+            entropies.extend(forward.entropies.iter().zip(mask).filter(|(_, m)| **m).map(|(e, _)| *e));
+            ahead.forwards.extend(keeps.then_some(forward));
+        }
+        normalizer.entropy_threshold = quantile(entropies.clone(), q);
+        normalizer.entropy_tokens = entropies.iter().filter(|&&e| normalizer.keeps(f64::from(e))).count();
+        Ok((normalizer, ahead))
+    }
+
+    fn accumulate_after(
+        &mut self,
+        passes: &mut Passes,
+        ctx: &Context,
+        model: ModelView<'_>,
+        samples: Samples<'_>,
+        loss: &Objective,
+        normalizer: &Normalizer,
+        ahead: Ahead,
+    ) -> Result<()> {
+        if model.lora() != self.config.adapter.as_ref() {
+            return Err(Error::Config("the weights do not have the adapter that the trainer was made for".into()));
+        }
+        let sequences = sequences(loss, samples)?;
+        let all = groups(model.config(), &sequences)?;
+        let skipped = if self.skips(loss) { Skipped::of(&all, &sequences) } else { Skipped::default() };
+        let groups = skipped.others(&all);
+        let micro = micro_batches(&groups, self.config.max_tokens_per_micro_batch, self.config.prefix_sharing);
+        let computed = self.reserve_for(passes, model.config(), &micro, longest(&groups))?;
+        let mut accumulated = match self.accumulated.take() {
+            Some(accumulated) => accumulated,
+            None => {
+                self.grads.zero(ctx);
+                Accumulated::new(loss.clone(), *normalizer)
+            }
+        };
+        let of_skipped = Cell::new(&skipped.sequences[..]);
+        let before = accumulated.sequences;
+        let batch = LossBatch { loss, normalizer, sequences: &sequences, before, skipped: of_skipped };
+        let measured = &mut accumulated.measured;
+        measured.forward_time_s += ahead.forward_time_s;
+        let mut ahead = ahead.forwards.into_iter();
+        for micro in &micro {
+            let forward = match ahead.next() {
+                Some(forward) => forward,
+                None => self.forward(passes, ctx, model, &batch, micro, &mut measured.forward_time_s)?,
+            };
+            self.backward(passes, ctx, model, &batch, micro, forward, measured)?;
+        }
+        batch.count_skipped(sequences.len(), model.version().trained(), measured);
+        self.check_skipped(passes, ctx, model, &batch, &all, &skipped, measured)?;
+        // Sequences with an empty completion are not computed, but count in the metrics.
+        for Sequence { source, mask, .. } in sequences.iter().filter(|s| s.completion.is_empty()) {
+            let (d_logps, d_entropies): (&mut [f32], &mut [f32]) = (&mut [], &mut []);
+            let empty = Scored { source: *source, mask, logps: &[], entropies: &[], d_logps, d_entropies };
+            loss.evaluate(normalizer, &mut [empty], &mut measured.sums);
+        }
+        accumulated.sequences += sequences.len();
+        accumulated.computed_tokens += computed;
+        accumulated.micro_batches += micro.len();
+        self.accumulated = Some(accumulated);
+        Ok(())
+    }
+
+    /// Allocates memory for these micro-batches, and returns the number of their rows.
+    pub(crate) fn reserve_for(
+        &mut self,
+        passes: &mut Passes,
+        model: &ModelConfig,
+        micro: &[MicroBatch<'_>],
+        positions: usize,
+    ) -> Result<usize> {
+        let capacity = micro.iter().fold(Capacity::default(), |c, m| c.max(m.capacity()));
+        let rows = micro.iter().map(|m| m.capacity().tokens).sum();
+        self.grads.reserve(rows);
+        passes.reserve(model, capacity, positions);
+        self.memory.check()?;
+        Ok(rows)
+    }
+
+    /// Whether loss and gradient are finite, so that the step can be taken. An error after too many skipped steps in a
+    /// row.
+    pub(super) fn check_finite(&mut self, loss: f64, norm: GradNorm) -> Result<bool> {
+        if loss.is_finite() && norm.finite {
+            self.skipped_in_a_row = 0;
+            return Ok(true);
+        }
+        self.skipped_in_a_row += 1;
+        self.skipped_total += 1;
+        if self.skipped_in_a_row < MAX_SKIPPED_IN_A_ROW {
+            return Ok(false);
+        }
+        let (what, value) = if loss.is_finite() { ("the gradient norm", norm.norm) } else { ("the loss", loss) };
+        Err(Error::NonFinite { count: self.skipped_in_a_row, what, value })
+    }
+
+    /// The counters and the entropy coefficient, which a checkpoint stores.
+    pub fn counters(&self) -> TrainerState {
+        TrainerState {
+            steps: self.optimizer.steps,
+            skipped_in_a_row: self.skipped_in_a_row,
+            skipped_total: self.skipped_total,
+            entropy: self.config.objective.entropy().use_adaptive_entropy.then_some(self.entropy),
+        }
+    }
+
+    /// Restores the counters from a checkpoint.
+    pub fn set_counters(&mut self, state: TrainerState) {
+        self.optimizer.steps = state.steps;
+        (self.skipped_in_a_row, self.skipped_total) = (state.skipped_in_a_row, state.skipped_total);
+        self.entropy = state.entropy.unwrap_or(self.entropy);
+    }
+}
+
+impl Accumulated {
+    fn new(loss: Objective, normalizer: Normalizer) -> Accumulated {
+        Accumulated {
+            loss,
+            normalizer,
+            measured: Measured::default(),
+            sequences: 0,
+            computed_tokens: 0,
+            micro_batches: 0,
+            optimizer_time_s: 0.0,
+            is_reduced: false,
+        }
+    }
+}
+
+fn nothing_accumulated() -> Error {
+    Error::Config("a step follows `accumulate` and `reduce`".into())
+}
