@@ -87,7 +87,7 @@ pub(super) fn check(c: &Config) -> anyhow::Result<()> {
         let unit = g / gcd(g, steps);
         bad_input!(
             "the generation batch ({formula} completions) must be a multiple of num_generations = {g}, so that groups \
-             are whole: set per_device_train_batch_size to {}, or num_generations to {}",
+             are complete: set per_device_train_batch_size to {}, or num_generations to {}",
             multiples(per_device, unit),
             divisors(size)
         );
