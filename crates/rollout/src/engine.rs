@@ -2,6 +2,7 @@
 
 use crate::blocks::BlockPool;
 use crate::config::{EngineConfig, Speculative};
+use crate::drive::Drive;
 use crate::earlier::Earlier;
 use crate::inputs::StepInputs;
 use crate::logprobs::LogitRows;
@@ -170,52 +171,36 @@ impl Engine {
     }
 
     /// [`generate`](Self::generate), which passes each group to a callback as soon as its last completion has ended. If
-    /// the call fails, all its sequences are removed and their pages freed.
+    /// the call fails, its requests are cancelled. Other requests of the engine are computed beside them and stay.
     pub fn generate_with<'a>(
         &mut self,
         model: impl Into<ModelView<'a>>,
         requests: Vec<Request>,
-        on_end: impl FnMut(&RolloutGroup),
-    ) -> Result<Vec<RolloutGroup>> {
-        debug_assert!(self.is_idle());
-        self.scheduler.clear();
-        let groups = self.generate_all(model.into().into(), requests, on_end);
-        if groups.is_err() {
-            self.scheduler.clear();
-        }
-        groups
-    }
-
-    fn generate_all(
-        &mut self,
-        models: Models<'_>,
-        requests: Vec<Request>,
         mut on_end: impl FnMut(&RolloutGroup),
     ) -> Result<Vec<RolloutGroup>> {
-        for request in requests {
-            self.submit(request)?;
-        }
-        let mut groups = Vec::new();
-        while !self.is_idle() {
-            if self.stopped.load(Ordering::Relaxed) {
-                return Err(Error::Stopped);
-            }
-            self.compute(models)?;
-            let ended = self.scheduler.take_finished();
-            for (_, group) in &ended {
-                on_end(group);
-            }
-            groups.extend(ended);
-        }
-        groups.sort_unstable_by_key(|(serial, _)| *serial);
-        Ok(groups.into_iter().map(|(_, group)| group).collect())
+        let requests = requests.into_iter().map(|request| ((), request)).collect();
+        Drive::new(self).run(model.into().into(), requests, |(), group| on_end(group))
     }
 
     /// Runs one step with one base model, and for each sequence the adapter that its request names. Returns the groups
     /// that ended in it. If it fails, no token was drawn, and a request that names missing weights can be cancelled.
     pub fn step<'a>(&mut self, models: impl Into<Models<'a>>) -> Result<Vec<RolloutGroup>> {
-        self.compute(models.into())?;
-        Ok(self.scheduler.take_finished().into_iter().map(|(_, group)| group).collect())
+        Ok(self.advance(models.into(), |_| true)?.into_iter().map(|(_, group)| group).collect())
+    }
+
+    /// As [`step`](Self::step), for the requests that `takes` chooses; groups of others stay until they are taken.
+    pub(crate) fn advance(
+        &mut self,
+        models: Models<'_>,
+        takes: impl Fn(RequestId) -> bool,
+    ) -> Result<Vec<(RequestId, RolloutGroup)>> {
+        self.compute(models)?;
+        Ok(self.scheduler.take_finished(takes))
+    }
+
+    /// An error if the caller has set the flag of [`stop_with`](Self::stop_with).
+    pub(crate) fn check_stopped(&self) -> Result<()> {
+        if self.stopped.load(Ordering::Relaxed) { Err(Error::Stopped) } else { Ok(()) }
     }
 
     /// The tokens that the last step drew, in the order of the sequences.
@@ -314,6 +299,16 @@ impl Engine {
             let s = &self.scheduler.sequences[index];
             let id = SequenceId { index, serial: s.serial };
             (id, self.scheduler.groups[s.group].request.group, s.generation(), s.completion())
+        };
+        self.scheduler.paused().iter().map(of).collect()
+    }
+
+    /// The paused completions with their requests, the one that was paused first in front.
+    pub(crate) fn paused_requests(&self) -> Vec<(SequenceId, RequestId)> {
+        let of = |&index: &usize| {
+            let s = &self.scheduler.sequences[index];
+            let request = RequestId { index: s.group, serial: self.scheduler.groups[s.group].serial };
+            (SequenceId { index, serial: s.serial }, request)
         };
         self.scheduler.paused().iter().map(of).collect()
     }

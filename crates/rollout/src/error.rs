@@ -65,6 +65,9 @@ pub enum Error {
         /// The reason.
         what: String,
     },
+    /// A request that pauses was to be generated to its end in one call.
+    #[error("a request with pause_on_stop waits for its caller: submit it and run steps")]
+    Pauses,
     /// The generation was stopped by the flag of [`Engine::stop_with`](crate::Engine::stop_with).
     #[error("stopped as asked")]
     Stopped,

@@ -7,12 +7,13 @@
 //!
 //! Read in this order: `request.rs` (the types that go in and out), `sequence.rs`, `blocks.rs`, `scheduler/` (schedule,
 //! preempt, guess draft tokens, postprocess), `engine.rs` (the step), `inputs.rs` (the step's rows), `sampler.rs` (its
-//! tokens).
+//! tokens), `drive.rs` (steps for several owners: a collection, a worker, a server).
 
 mod blocks;
 mod config;
 mod cost;
 mod drafts;
+mod drive;
 mod earlier;
 mod engine;
 mod error;
@@ -29,6 +30,7 @@ mod sequence;
 mod stop;
 
 pub use config::{EngineConfig, Speculative};
+pub use drive::{Drive, Outcome};
 pub use engine::Engine;
 pub use error::{Error, Result};
 pub use lengths::length_metrics;

@@ -21,7 +21,7 @@ use fleet::worker::{End, Work, Worker};
 use model::Head;
 use model::chat::PromptTime;
 use rewards::{Reward, RewardSpec};
-use rollout::Engine;
+use rollout::{Drive, Engine};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -284,7 +284,7 @@ fn parts(
         lora: config.adapter(),
         ctx,
         model: assets.config.clone(),
-        engine,
+        drive: Drive::new(engine),
         groups,
         scorers,
         identity,

@@ -234,22 +234,6 @@ impl Scheduler {
         self.running.is_empty() && self.extended.is_empty() && self.waiting.is_empty()
     }
 
-    /// Removes all sequences and groups, finished or not, and frees their pages.
-    pub(crate) fn clear(&mut self) {
-        for (_, s) in &mut self.sequences {
-            self.blocks.release(&mut s.blocks);
-        }
-        self.sequences.clear();
-        self.groups.clear();
-        self.running.clear();
-        self.extended.clear();
-        self.waiting.clear();
-        self.held.clear();
-        self.paused.clear();
-        self.finished.clear();
-        self.drawn.clear();
-    }
-
     /// Chooses the rows of the next step into `chunks`, and lists in `copies` the pages to copy before it (from, to).
     /// Returns the version of the base weights to compute with; none if the sequences use the current weights and there
     /// are none.

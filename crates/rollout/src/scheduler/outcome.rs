@@ -168,19 +168,30 @@ impl Scheduler {
         s.drafted = tokens.len();
     }
 
-    /// The groups that ended since the last call, each with its serial number; these follow the order of submission.
-    pub(crate) fn take_finished(&mut self) -> Vec<(u64, RolloutGroup)> {
+    /// The groups that ended since they were taken last, of the requests that `takes` chooses.
+    pub(crate) fn take_finished(&mut self, takes: impl Fn(RequestId) -> bool) -> Vec<(RequestId, RolloutGroup)> {
         // An empty list asks the allocator for nothing.
         let finished = std::mem::take(&mut self.finished);
-        let out = finished.iter().map(|&group| self.take_group(group)).collect();
-        self.finished = finished;
-        self.finished.clear();
+        let mut out = Vec::new();
+        for &index in &finished {
+            let id = RequestId { index, serial: self.groups[index].serial };
+            if takes(id) {
+                out.push((id, self.take_group(index)));
+            } else {
+                self.finished.push(index);
+            }
+        }
+        if self.finished.is_empty() {
+            // Keeps the allocation.
+            self.finished = finished;
+            self.finished.clear();
+        }
         out
     }
 
-    fn take_group(&mut self, group: usize) -> (u64, RolloutGroup) {
+    fn take_group(&mut self, group: usize) -> RolloutGroup {
         self.remove_prompt(group);
-        let Group { serial, request, members, prompt_logps, prompt_top, .. } = self.groups.remove(group);
+        let Group { request, members, prompt_logps, prompt_top, .. } = self.groups.remove(group);
         let completions: Vec<Completion> =
             members.iter().map(|&id| self.sequences.remove(id).into_completion()).collect();
         if self.drafts.is_some() {
@@ -191,7 +202,7 @@ impl Scheduler {
             prompt_columns.set(SAMPLER_LOGPS, prompt_logps);
             prompt_top.into_columns(&mut prompt_columns);
         }
-        (serial, RolloutGroup { group: request.group, prompt: request.prompt.clone(), completions, prompt_columns })
+        RolloutGroup { group: request.group, prompt: request.prompt.clone(), completions, prompt_columns }
     }
 
     /// Removes a request in any state, with its sequences and their pages. Returns false if it has ended.

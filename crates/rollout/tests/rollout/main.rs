@@ -3,6 +3,7 @@
 
 mod chunks;
 mod copies;
+mod drive;
 mod engine;
 mod faults;
 mod parity;

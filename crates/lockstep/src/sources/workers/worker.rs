@@ -14,7 +14,7 @@ use fleet::{Answer, Job, JobName};
 use kernels::Context;
 use kernels::memory::slot::Contents;
 use model::{Adapter, GroupId, LoraConfig, ModelConfig, SharedSlot, Updates, Weights};
-use rollout::{AdapterVersion, Engine, ModelVersion, Models, RequestId, RolloutGroup};
+use rollout::{AdapterVersion, Drive, ModelVersion, Models, Outcome, RequestId};
 use std::collections::hash_map::Entry;
 use std::collections::{BTreeMap, HashMap};
 use std::path::{Path, PathBuf};
@@ -57,8 +57,8 @@ pub struct Parts {
     pub model: Arc<ModelConfig>,
     /// The shape of the adapter, if one is trained.
     pub lora: Option<LoraConfig>,
-    /// Generates completions.
-    pub engine: Engine,
+    /// Generates completions; each request belongs to a job.
+    pub drive: Drive<JobName>,
     /// The number of groups that the engine generates at once.
     pub groups: usize,
     /// Score completed groups.
@@ -84,12 +84,6 @@ enum Stage {
     },
     /// The group is being scored; the number is the fingerprint of its tokens.
     Scoring(u64),
-}
-
-impl Begun {
-    fn waits_for_weights(&self) -> bool {
-        matches!(self.stage, Stage::WaitsForWeights)
-    }
 }
 
 /// Weights that are pinned in shared memory for a job.
@@ -149,15 +143,8 @@ impl WorkerWork {
         self.slots.retain(|path, slot| slot.run() == shared.run && is_there(path));
         for name in waiting {
             let Some(mut begun) = self.begun.remove(&name) else { continue };
-            // The engine knows a group by its number: another chunk of this one, which nobody needs any more,
-            // ends first.
-            let group = begun.group.group;
-            if self.begun.values().any(|other| other.group.group == group && !other.waits_for_weights()) {
-                self.begun.insert(name, begun);
-                continue;
-            }
             if let Some(model) = self.pin(&begun, &shared)? {
-                let request = self.parts.engine.submit(begun.group.request(Some(model)))?;
+                let request = self.parts.drive.submit(name, begun.group.request(Some(model)))?;
                 begun.stage = Stage::Sampling { request, since: Instant::now() };
                 self.looked = None;
             }
@@ -229,8 +216,8 @@ impl WorkerWork {
     }
 
     /// Runs steps of the engine until a group has ended or [`STEPS`] have passed.
-    fn step(&mut self) -> anyhow::Result<Vec<RolloutGroup>> {
-        let engine = &mut self.parts.engine;
+    fn step(&mut self) -> anyhow::Result<Vec<Outcome<JobName>>> {
+        let drive = &mut self.parts.drive;
         let base = self.base.as_ref().map(|(_, weights)| weights);
         let (mut bases, mut adapters): (Vec<&Weights>, Vec<_>) = (base.into_iter().collect(), Vec::new());
         for pinned in self.pinned.values() {
@@ -242,9 +229,9 @@ impl WorkerWork {
         let models = Models { current: None, bases: &bases, adapters: &adapters };
         let since = Instant::now();
         let ended = loop {
-            let ended = engine.step(models)?;
-            self.tokens += engine.drawn().len() as u64;
-            if !ended.is_empty() || engine.is_idle() || since.elapsed() >= STEPS {
+            let ended = drive.step(models)?;
+            self.tokens += drive.drawn().len() as u64;
+            if !ended.is_empty() || drive.is_idle() || since.elapsed() >= STEPS {
                 break ended;
             }
         };
@@ -253,16 +240,12 @@ impl WorkerWork {
     }
 
     /// Has ended groups scored.
-    fn score(&mut self, groups: Vec<RolloutGroup>) -> anyhow::Result<()> {
-        for group in groups {
-            let of_group = |begun: &&mut Begun| begun.group.group == group.group;
-            let mut all = self.begun.values_mut().filter(of_group);
-            let Some((begun, rollout_s)) = all.find_map(|begun| match begun.stage {
-                Stage::Sampling { since, .. } => Some((begun, since.elapsed().as_secs_f64())),
-                _ => None,
-            }) else {
-                continue;
-            };
+    fn score(&mut self, outcomes: Vec<Outcome<JobName>>) -> anyhow::Result<()> {
+        for outcome in outcomes {
+            let Outcome::Ended { owner, group, .. } = outcome else { continue };
+            let Some(begun) = self.begun.get_mut(&owner) else { continue };
+            let Stage::Sampling { since, .. } = begun.stage else { continue };
+            let rollout_s = since.elapsed().as_secs_f64();
             begun.stage = Stage::Scoring(GroupAnswer::fingerprint(&group));
             if group.is_unfinished() {
                 self.unscored.push(GroupAnswer { group, scores: Vec::new(), rollout_s })
@@ -313,12 +296,12 @@ impl WorkerWork {
 
     fn compute(&mut self) -> anyhow::Result<bool> {
         self.submit()?;
-        let computes = !self.parts.engine.is_idle();
+        let computes = !self.parts.drive.is_idle();
         if computes {
             let ended = self.step()?;
             self.score(ended)?;
         }
-        if self.parts.engine.is_idle() {
+        if self.parts.drive.is_idle() {
             self.parts.ctx.release_cores();
         }
         Ok(computes)
@@ -352,7 +335,7 @@ impl Work for WorkerWork {
     fn forget(&mut self, job: JobName) {
         let begun = self.begun.remove(&job);
         if let Some(Begun { stage: Stage::Sampling { request, .. }, .. }) = begun {
-            self.parts.engine.cancel(request);
+            self.parts.drive.cancel(request);
         }
         self.unpin();
     }

@@ -1,0 +1,182 @@
+//! One loop over the engine for several owners: a collection, the jobs of a worker, the sessions of a server. Each
+//! submits requests at any time and gets their outcomes; the engine computes the requests of all owners together.
+//!
+//! A drive advances the engine by one step per call and never owns the thread. Between two steps its caller streams the
+//! [drawn](Drive::drawn) tokens, resumes paused completions, cancels requests, and brings other weights.
+
+use crate::request::{Drawn, Request, RequestId, RolloutGroup, SequenceId};
+use crate::{Engine, Error, Models, Result};
+use std::borrow::BorrowMut;
+
+/// Drives an engine for owners of type `O`. Requests that were submitted to the engine by others are computed, too, and
+/// stay with them.
+pub struct Drive<O, E = Engine> {
+    engine: E,
+    /// Requests that have not ended, in the order of their submission.
+    open: Vec<Open<O>>,
+    /// Completions that were reported as paused and were not resumed since.
+    paused: Vec<SequenceId>,
+}
+
+struct Open<O> {
+    request: RequestId,
+    owner: O,
+    pauses: bool,
+}
+
+/// What became of a request in a step.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Outcome<O> {
+    /// All completions of the request have ended.
+    Ended {
+        /// The owner of the request.
+        owner: O,
+        /// The request.
+        request: RequestId,
+        /// The completions.
+        group: RolloutGroup,
+    },
+    /// A completion of a request with [`pause_on_stop`](Request::pause_on_stop) has stopped. It waits for
+    /// [`extend`](Drive::extend) or [`finish`](Drive::finish).
+    Paused {
+        /// The owner of the request.
+        owner: O,
+        /// The request.
+        request: RequestId,
+        /// The completion.
+        sequence: SequenceId,
+    },
+}
+
+impl<O: Clone, E: BorrowMut<Engine>> Drive<O, E> {
+    /// A drive without requests.
+    pub fn new(engine: E) -> Drive<O, E> {
+        Drive { engine, open: Vec::new(), paused: Vec::new() }
+    }
+
+    /// The engine.
+    pub fn engine(&mut self) -> &mut Engine {
+        self.engine.borrow_mut()
+    }
+
+    /// Accepts a request of `owner`.
+    pub fn submit(&mut self, owner: O, request: Request) -> Result<RequestId> {
+        let pauses = request.pause_on_stop;
+        let request = self.engine.borrow_mut().submit(request)?;
+        self.open.push(Open { request, owner, pauses });
+        Ok(request)
+    }
+
+    /// Removes a request in any state. Returns false if it has ended.
+    pub fn cancel(&mut self, request: RequestId) -> bool {
+        self.open.retain(|open| open.request != request);
+        self.engine.borrow_mut().cancel(request)
+    }
+
+    /// Removes all requests of the owners for which `is_one` returns true.
+    pub fn cancel_of(&mut self, is_one: impl Fn(&O) -> bool) {
+        let Drive { engine, open, .. } = self;
+        for cancelled in open.extract_if(.., |open| is_one(&open.owner)) {
+            engine.borrow_mut().cancel(cancelled.request);
+        }
+    }
+
+    /// Whether no sequence runs or waits. Paused ones do neither.
+    pub fn is_idle(&self) -> bool {
+        self.engine.borrow().is_idle()
+    }
+
+    /// Runs one step of the engine, with one base model, and for each sequence the adapter that its request names. If
+    /// it fails, no token was drawn, and a request that names missing weights can be cancelled.
+    pub fn step<'a>(&mut self, models: impl Into<Models<'a>>) -> Result<Vec<Outcome<O>>> {
+        let Drive { engine, open, paused } = self;
+        let engine = engine.borrow_mut();
+        engine.check_stopped()?;
+        let is_own = |request| open.iter().any(|open| open.request == request);
+        let mut outcomes = Vec::new();
+        for (request, group) in engine.advance(models.into(), is_own)? {
+            if let Some(place) = open.iter().position(|open| open.request == request) {
+                let Open { owner, .. } = open.remove(place);
+                outcomes.push(Outcome::Ended { owner, request, group });
+            }
+        }
+        if open.iter().any(|open| open.pauses) {
+            let now = engine.paused_requests();
+            paused.retain(|sequence| now.iter().any(|(other, _)| other == sequence));
+            for (sequence, request) in now {
+                let Some(open) = open.iter().find(|open| open.request == request) else { continue };
+                if !paused.contains(&sequence) {
+                    paused.push(sequence);
+                    outcomes.push(Outcome::Paused { owner: open.owner.clone(), request, sequence });
+                }
+            }
+        }
+        Ok(outcomes)
+    }
+
+    /// The tokens that the last step drew, for all requests of the engine.
+    pub fn drawn(&self) -> &[Drawn] {
+        self.engine.borrow().drawn()
+    }
+
+    /// Resumes a paused completion after `tokens` that the model did not sample. Returns false if it is not paused.
+    pub fn extend(&mut self, sequence: SequenceId, tokens: &[u32]) -> bool {
+        self.paused.retain(|paused| *paused != sequence);
+        self.engine.borrow_mut().extend(sequence, tokens)
+    }
+
+    /// Ends a paused completion. Returns false if it is not paused.
+    pub fn finish(&mut self, sequence: SequenceId) -> bool {
+        self.paused.retain(|paused| *paused != sequence);
+        self.engine.borrow_mut().finish(sequence)
+    }
+
+    /// Submits these requests and runs steps until all of them have ended. Returns their groups in the order of the
+    /// requests, and passes each to `on_end` as soon as it has ended. If this fails, they are cancelled. Requests that
+    /// pause are refused.
+    pub fn run(
+        &mut self,
+        models: Models<'_>,
+        requests: Vec<(O, Request)>,
+        on_end: impl FnMut(&O, &RolloutGroup),
+    ) -> Result<Vec<RolloutGroup>> {
+        let mut ids = Vec::with_capacity(requests.len());
+        let groups = self.run_all(models, requests, on_end, &mut ids);
+        if groups.is_err() {
+            for id in ids {
+                self.cancel(id);
+            }
+        }
+        groups
+    }
+
+    fn run_all(
+        &mut self,
+        models: Models<'_>,
+        requests: Vec<(O, Request)>,
+        mut on_end: impl FnMut(&O, &RolloutGroup),
+        ids: &mut Vec<RequestId>,
+    ) -> Result<Vec<RolloutGroup>> {
+        for (owner, request) in requests {
+            if request.pause_on_stop {
+                return Err(Error::Pauses);
+            }
+            ids.push(self.submit(owner, request)?);
+        }
+        let mut groups: Vec<Option<RolloutGroup>> = ids.iter().map(|_| None).collect();
+        while groups.iter().any(Option::is_none) {
+            let outcomes = self.step(models)?;
+            if outcomes.is_empty() && self.is_idle() {
+                break;
+            }
+            for outcome in outcomes {
+                let Outcome::Ended { owner, request, group } = outcome else { continue };
+                if let Some(place) = ids.iter().position(|id| *id == request) {
+                    on_end(&owner, &group);
+                    groups[place] = Some(group);
+                }
+            }
+        }
+        Ok(groups.into_iter().flatten().collect())
+    }
+}

@@ -1,0 +1,94 @@
+//! An engine that several owners share: requests come, go and pause, and each owner gets its own outcomes.
+
+use crate::engine::{VOCAB, sampling, small};
+use crate::serving::request;
+use crate::*;
+use rollout::{Drive, Error, FinishReason, Outcome, Request, RequestId};
+
+/// Steps until nothing runs or waits, and returns all outcomes.
+fn settle<O: Clone>(drive: &mut Drive<O>, weights: &Weights) -> Vec<Outcome<O>> {
+    let mut outcomes = Vec::new();
+    while !drive.is_idle() {
+        outcomes.extend(drive.step(weights).unwrap());
+    }
+    outcomes
+}
+
+/// The groups that have ended, with their owners, by group.
+fn ended<O: Clone + Ord>(outcomes: Vec<Outcome<O>>) -> Vec<(O, RolloutGroup)> {
+    let group = |outcome| match outcome {
+        Outcome::Ended { owner, group, .. } => Some((owner, group)),
+        Outcome::Paused { .. } => None,
+    };
+    let mut groups: Vec<_> = outcomes.into_iter().filter_map(group).collect();
+    groups.sort_by_key(|(_, group)| group.group);
+    groups
+}
+
+#[test]
+fn owners_share_the_engine_and_get_what_each_gets_alone() {
+    let (ctx, weights) = small();
+    let prompts: Vec<_> = (0..4).map(|number| prompt(VOCAB, number, 5 + 9 * number)).collect();
+    let alone = |number: usize| {
+        let mut engine = poisoned(&ctx, &weights, roomy(96));
+        let request = request(number as u64, &prompts[number], 2, sampling(9));
+        engine.generate(&weights, vec![request]).unwrap().remove(0)
+    };
+    let mut drive: Drive<&str> = Drive::new(poisoned(&ctx, &weights, roomy(96)));
+    let submit = |drive: &mut Drive<&'static str>, owner, number: usize| -> RequestId {
+        drive.submit(owner, request(number as u64, &prompts[number], 2, sampling(9))).unwrap()
+    };
+    submit(&mut drive, "worker", 0);
+    let cancelled = submit(&mut drive, "worker", 1);
+    assert!(drive.step(&weights).unwrap().is_empty() && !drive.drawn().is_empty());
+    // Others come while these are computed, and one goes.
+    submit(&mut drive, "server", 2);
+    submit(&mut drive, "leaves", 3);
+    drive.step(&weights).unwrap();
+    assert!(drive.cancel(cancelled) && !drive.cancel(cancelled));
+    drive.cancel_of(|owner| *owner == "leaves");
+    let groups = ended(settle(&mut drive, &weights));
+    assert_eq!(groups, [("worker", alone(0)), ("server", alone(2))]);
+    // Requests of nobody are computed beside those of owners, and stay in the engine.
+    drive.engine().submit(request(1, &prompts[1], 2, sampling(9))).unwrap();
+    submit(&mut drive, "server", 3);
+    assert_eq!(ended(settle(&mut drive, &weights)), [("server", alone(3))]);
+    assert_eq!(drive.engine().step(&weights).unwrap(), [alone(1)]);
+    assert_eq!(drive.engine().free_blocks(), drive.engine().config().kv_blocks);
+}
+
+/// A conversation of two turns waits for its user, while a collection of another owner runs in one call.
+#[test]
+fn a_paused_conversation_outlives_a_collection() {
+    let (ctx, weights) = small();
+    let stop_ids: Vec<u32> = (0..VOCAB as u32).filter(|id| id % 7 == 0).collect();
+    let talk = SamplingParams { stop_ids, ..sampling(200) };
+    let (first, answer) = (prompt(VOCAB, 0, 30), prompt(VOCAB, 1, 20).ids.clone());
+    let talks = || Request { pause_on_stop: true, ..request(1, &first, 1, talk.clone()) };
+    let others = || (5..8).map(|number| request(number, &prompt(VOCAB, number as usize, 40), 2, sampling(9))).collect();
+    let conversation = |between: &mut dyn FnMut(&mut Engine)| {
+        let mut drive: Drive<u8> = Drive::new(poisoned(&ctx, &weights, roomy(512)));
+        drive.submit(7, talks()).unwrap();
+        let outcomes = settle(&mut drive, &weights);
+        let [Outcome::Paused { owner: 7, sequence, .. }] = outcomes[..] else { panic!("{outcomes:?}") };
+        between(drive.engine());
+        assert!(drive.step(&weights).unwrap().is_empty(), "a pause is reported once");
+        assert!(drive.extend(sequence, &answer));
+        let outcomes = settle(&mut drive, &weights);
+        assert!(matches!(outcomes[..], [Outcome::Paused { .. }]), "{outcomes:?}");
+        assert!(drive.finish(sequence) && !drive.finish(sequence));
+        ended(drive.step(&weights).unwrap()).remove(0).1
+    };
+    let alone = conversation(&mut |_| {});
+    let collected = poisoned(&ctx, &weights, roomy(512)).generate(&weights, others()).unwrap();
+    let beside = conversation(&mut |engine| {
+        assert_eq!(engine.generate(&weights, others()).unwrap(), collected);
+    });
+    assert_eq!(beside, alone);
+    let completion = &beside.completions[0];
+    assert_eq!(completion.finish_reason, FinishReason::Stop);
+    assert_eq!(completion.sampled.iter().filter(|sampled| !**sampled).count(), answer.len());
+    // What would wait for its caller is not generated in one call.
+    let refused = poisoned(&ctx, &weights, roomy(512)).generate(&weights, vec![talks()]);
+    assert!(matches!(refused, Err(Error::Pauses)));
+}
