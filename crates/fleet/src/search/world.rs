@@ -483,6 +483,9 @@ impl World {
             }
             Action::Drop(worker, job, _) => {
                 learner.observer.discarded(&worker, job);
+                // No exchange tells of a result that it has not got any more.
+                let is_of = |event: &Event| matches!(event, Event::Result { worker: of, job: name, .. } if (of, *name) == (&worker, job));
+                self.mail.retain(|event| !is_of(event));
                 self.queue.complete.remove(&(worker, job));
             }
             Action::SyncBatch(batch, jobs) => {
