@@ -39,7 +39,7 @@ pub trait Feed: Send {
 /// An action that the caller of the learner must carry out.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Step {
-    /// Train on this batch, whose file is on the disk: call [`Learner::begun`], take the optimizer steps, and call
+    /// Train on this batch, whose file is on the disk: call [`Learner::training_began`], take the optimizer steps, and call
     /// [`Learner::trained`]. The results are in the order of their names.
     Train(BatchId, Batch),
     /// A message for the user: an unreadable file, results that differ, a worker that was killed.
@@ -140,7 +140,7 @@ impl<E: Exchange> Learner<E> {
         };
         learner.steps.extend(problems.into_iter().map(Step::Warning));
         learner.look()?;
-        learner.tell(Event::Begin)?;
+        learner.tell(Event::Recovered)?;
         learner.announce()?;
         Ok(learner)
     }
@@ -178,8 +178,8 @@ impl<E: Exchange> Learner<E> {
 
     /// Tells the learner that the caller begins to train on the batch that [`Step::Train`] named. Its results can no
     /// longer be taken back.
-    pub fn begun(&mut self) -> Result<()> {
-        self.tell(Event::Begun)
+    pub fn training_began(&mut self) -> Result<()> {
+        self.tell(Event::TrainingBegan)
     }
 
     /// Tells the learner that the batch's last optimizer step is done, and weights of this lineage are published.

@@ -13,13 +13,12 @@
 //! the content of jobs. A [`learner::Step`] says what the caller must do:
 //!
 //! ```text
-//! Train(b, results)    → gradients; lock one of writable() that no reader pins; writing(slot);
-//!                        optimizer; trained(true)
-//! CommitCheckpoint(f)  → write f into the checkpoint that checkpoint() began, rename it,
-//!                        committed(step)
-//! Evaluated(v, results)  of evaluate(jobs), which samples with the weights of now
-//! Warning, End
+//! Train(b, results)    → training_began(); optimizer steps; trained(lineage of the weights)
+//! Warning, Refused     → tell the user
 //! ```
+//!
+//! For a checkpoint: ask [`learner::Learner::frontier`] until it has everything, write that into the checkpoint, and
+//! call [`learner::Learner::committed`] when the checkpoint is complete.
 //!
 //! For a worker: call [`worker::Worker::run`] with a [`worker::Work`], which turns a payload into a result. The work
 //! waits for the job's version of the weights and pins it; this crate does not handle weights. It does not read

@@ -5,9 +5,8 @@ use crate::ids::{BatchId, GroupId, Version};
 use crate::job::JobName;
 use serde::{Deserialize, Serialize};
 
-/// The point from which a run continues with fewer batches ahead than its staleness allows, because it was to end
-/// before: older weights are gone, so the weights of then also sample the batches that older ones would have sampled. A
-/// new run continues from batch 0 with version 0.
+/// The point from which a learner continues. From `batch` on nothing exists that older weights made: where the formula
+/// gives a version older than `version`, `version` samples. A new run continues from batch 0 with version 0.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Continued {
     /// The first batch that older weights did not make.

@@ -131,10 +131,10 @@ impl<O: Clone, E: BorrowMut<Engine>> Drive<O, E> {
         self.engine.borrow_mut().finish(sequence)
     }
 
-    /// Submits these requests and runs steps until all of them have ended. Returns their groups in the order of the
-    /// requests, and passes each to `on_end` as soon as it has ended. If this fails, they are cancelled. Requests that
-    /// pause are refused.
-    pub fn run(
+    /// Submits these requests to a drive without others, and runs steps until all of them have ended. Returns their
+    /// groups in the order of the requests, and passes each to `on_end` as soon as it has ended. If this fails, they are
+    /// cancelled. Requests that pause are refused.
+    pub(crate) fn run(
         &mut self,
         models: Models<'_>,
         requests: Vec<(O, Request)>,

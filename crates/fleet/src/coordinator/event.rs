@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum Event {
     /// The coordinator has been told everything that survived an earlier learner. It may offer jobs from now on.
-    Begin,
+    Recovered,
     /// A worker has joined and waits for jobs.
     Joined(WorkerName),
     /// A worker has ended.
@@ -66,7 +66,7 @@ pub enum Event {
     /// The file of a batch has been written and synced to disk.
     Synced(BatchId),
     /// The learner begins to train on the batch that [`Action::Train`] named: its results can no longer be taken back.
-    Begun,
+    TrainingBegan,
     /// The batch's last optimizer step is done, and weights of this lineage are published.
     Trained(Lineage),
     /// A worker that makes no progress cannot be killed.

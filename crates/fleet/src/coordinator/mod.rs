@@ -201,7 +201,7 @@ impl Coordinator {
             return out;
         }
         match event {
-            Event::Begin => {
+            Event::Recovered => {
                 if self.phase == Phase::Starting {
                     self.phase = Phase::Collecting;
                 }
@@ -239,7 +239,7 @@ impl Coordinator {
                     self.phase = Phase::Collecting;
                 }
             }
-            Event::Begun => {
+            Event::TrainingBegan => {
                 if self.phase == Phase::Training(false) {
                     self.phase = Phase::Training(true);
                 }
@@ -272,7 +272,8 @@ impl Coordinator {
                 return;
             }
             if self.synced.contains(&self.batch) {
-                self.phase = Phase::Training(false);
+                // A learner that continues in the middle of a batch has begun to train on it.
+                self.phase = Phase::Training(self.version() < self.first);
                 out.push(Action::Train(self.batch));
             } else if self.complete_groups(self.batch) == self.plan.groups {
                 self.phase = Phase::Syncing;

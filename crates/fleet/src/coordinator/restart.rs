@@ -7,7 +7,7 @@ use crate::plan::Plan;
 use std::collections::BTreeMap;
 
 impl Coordinator {
-    /// The coordinator of a new run, with version 0. It offers nothing before [`super::Event::Begin`].
+    /// The coordinator of a new run, with version 0. It offers nothing before [`super::Event::Recovered`].
     pub fn start(plan: Plan, origin: Lineage) -> Result<Coordinator, String> {
         let version = Version(0);
         let lineages = BTreeMap::from([(version, origin)]);
@@ -15,7 +15,7 @@ impl Coordinator {
         Coordinator::resume(plan, saved, BTreeMap::new())
     }
 
-    /// The coordinator of a run that continues from a checkpoint and from the batch files on the disk. Before [`super::Event::Begin`] it must be told which workers are there, what they are doing, and
+    /// The coordinator of a run that continues from a checkpoint and from the batch files on the disk. Before [`super::Event::Recovered`] it must be told which workers are there, what they are doing, and
     /// which results survived.
     pub fn resume(plan: Plan, saved: Saved, files: BTreeMap<BatchId, SyncedBatch>) -> Result<Coordinator, String> {
         Coordinator::with_rules(plan, saved, files, Rules::ALL)
@@ -30,7 +30,7 @@ impl Coordinator {
         plan.check()?;
         let version = saved.version;
         if !saved.lineages.contains_key(&version) {
-            return Err(format!("the checkpoint of step {version} does not say the lineage of its own weights"));
+            return Err(format!("the checkpoint of version {version} does not say the lineage of its own weights"));
         }
         let mut coordinator = Coordinator {
             plan,

@@ -80,7 +80,7 @@ impl Run {
     }
 
     fn trained(&mut self) -> String {
-        self.tell(Event::Begun);
+        self.tell(Event::TrainingBegan);
         self.tell(Event::Trained(lineage(self.0.batch().next().version())))
     }
 
@@ -98,7 +98,7 @@ fn both(there: &str, missing: &str) -> (String, String) {
 #[test]
 fn a_frontier_has_what_only_older_weights_can_make() {
     let mut run = Run::start(plan(5, 1, 2));
-    assert_eq!(run.tell(Event::Begin), "offer 0@0; offer 1@0; offer 2@0");
+    assert_eq!(run.tell(Event::Recovered), "offer 0@0; offer 1@0; offer 2@0");
     assert_eq!(run.frontier(0), both("", ""), "there are no older weights");
     run.result(job(0));
     // In the middle of batch 0 its weights are gone, too.
@@ -121,10 +121,10 @@ fn a_frontier_has_what_only_older_weights_can_make() {
 #[test]
 fn a_run_ends_after_its_last_batch() {
     let mut run = Run::start(plan(1, 1, 1));
-    run.tell(Event::Begin);
+    run.tell(Event::Recovered);
     run.result(job(0));
     run.tell(Event::Synced(BatchId(0)));
-    assert_eq!((run.0.open_batch(), run.tell(Event::Begun)), (BatchId(0), String::new()));
+    assert_eq!((run.0.open_batch(), run.tell(Event::TrainingBegan)), (BatchId(0), String::new()));
     assert_eq!(run.0.open_batch(), BatchId(1), "what is trained on stays");
     assert_eq!(run.trained(), "publish 1; end");
     assert!(run.0.has_ended());
@@ -138,7 +138,7 @@ fn jobs_are_blamed_for_the_workers_that_end_on_them_alone() {
         for worker in ["dev1", "dev2", "dev3"] {
             run.tell(Event::Joined(name(worker)));
         }
-        run.tell(Event::Begin);
+        run.tell(Event::Recovered);
         run
     };
     for (how, most) in [(HowEnded::Failed, 2), (HowEnded::Vanished, 3)] {
@@ -191,7 +191,7 @@ fn who_stands_still_is_killed_at_the_limit_and_not_before() {
     let mut run = Run::start(Plan { stale_after_ms: 400, ..plan(1, 1, 0) });
     run.tell(Event::Joined(name("dev1")));
     run.tell(Event::Joined(name("dev2")));
-    run.tell(Event::Begin);
+    run.tell(Event::Recovered);
     // However long the learner itself was away, it counts as a quarter of the limit.
     assert_eq!(run.tell(Event::Tick(1 << 40)), "");
     assert_eq!(run.tell(Event::Tick(101)), "");
@@ -213,7 +213,7 @@ fn jobs_of_a_worker_that_cannot_be_killed_are_offered_to_others() {
     for worker in ["dev1", "dev2"] {
         run.tell(Event::Joined(name(worker)));
     }
-    run.tell(Event::Begin);
+    run.tell(Event::Recovered);
     run.claim("dev1", job(0));
     run.claim("dev2", job(1));
     let unreachable = |run: &mut Run, worker: &str| run.tell(Event::Unreachable(name(worker)));
@@ -231,7 +231,7 @@ fn jobs_of_a_worker_that_cannot_be_killed_are_offered_to_others() {
 fn what_takes_long_is_offered_to_who_is_idle_and_later_to_all() {
     let mut run = Run::start(Plan { straggler_after_ms: Some(100), ..plan(1, 1, 0) });
     run.tell(Event::Joined(name("dev1")));
-    run.tell(Event::Begin);
+    run.tell(Event::Recovered);
     assert_eq!([99, 1].map(|ms| run.tell(Event::Tick(ms))), ["", "offer 0@0"], "dev1 is idle, and may have missed it");
     run.claim("dev1", job(0));
     assert_eq!([100, 299, 1].map(|ms| run.tell(Event::Tick(ms))), ["", "", "offer 0@0"], "nobody is idle");
@@ -242,25 +242,25 @@ fn what_takes_long_is_offered_to_who_is_idle_and_later_to_all() {
     assert_eq!(run.tell(Event::Tick(1000)), "");
     let mut run = Run::start(plan(1, 1, 0));
     run.tell(Event::Joined(name("dev1")));
-    run.tell(Event::Begin);
+    run.tell(Event::Recovered);
     assert_eq!(run.tell(Event::Tick(10_000)), "", "never");
 }
 
 #[test]
 fn so_many_jobs_are_offered_for_each_worker() {
     let mut run = Run::start(Plan { max_inflight_tasks: 2, ..plan(9, 9, 0) });
-    assert_eq!(run.tell(Event::Begin), "offer 0@0; offer 1@0", "as if there were one");
+    assert_eq!(run.tell(Event::Recovered), "offer 0@0; offer 1@0", "as if there were one");
     assert_eq!(run.tell(Event::Joined(name("dev1"))), "");
     assert_eq!(run.tell(Event::Joined(name("dev2"))), "offer 2@0; offer 3@0");
     run.claim("dev1", job(0));
     assert_eq!(run.result(job(0)), "accept 0 of dev1; offer 4@0");
     // Results that wait for later batches count, too; those of this batch are never held back.
     let mut run = Run::start(Plan { queue_maxsize: 2, ..plan(9, 1, 4) });
-    assert_eq!(run.tell(Event::Begin), "offer 0@0; offer 1@0");
+    assert_eq!(run.tell(Event::Recovered), "offer 0@0; offer 1@0");
     assert_eq!(run.result(job(1)), "accept 1 of dev1; withdraw 1");
     assert_eq!(run.result(job(0)), "accept 0 of dev1; withdraw 0; sync 0: 0; offer 2@0");
     run.tell(Event::Synced(BatchId(0)));
-    run.tell(Event::Begun);
+    run.tell(Event::TrainingBegan);
     assert_eq!(run.trained(), "publish 1; sync 1: 1; offer 3@0");
 }
 

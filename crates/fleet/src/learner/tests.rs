@@ -79,7 +79,7 @@ impl Fleet {
     }
 
     fn train(&mut self) {
-        self.learner.begun().unwrap();
+        self.learner.training_began().unwrap();
         let version = self.learner.coordinator().version();
         self.learner.trained(Lineage([version.0 as u8 + 9; 16])).unwrap();
     }
@@ -168,7 +168,7 @@ fn results_of_a_file_are_taken_back() {
     fleet.give(0, job(1), 1, false);
     fleet.train();
     assert_eq!(fleet.steps(), ["train 1: 000001.0"]);
-    fleet.learner.begun().unwrap();
+    fleet.learner.training_began().unwrap();
     let why = fleet.learner.take_back(BatchId(1), &[job(1)]).unwrap_err().to_string();
     assert_eq!(why, "batch 1 cannot be taken back: the learner trains on it");
 }
@@ -325,7 +325,7 @@ fn an_expelled_workers_results_are_taken_back_and_stay_refused_after_a_resume() 
     assert_eq!(offered, [job(0), job(2)]);
     fleet.give(1, job(0), 1, false);
     assert_eq!(fleet.steps(), ["train 0: 000000.0 000001.0"]);
-    fleet.learner.begun().unwrap();
+    fleet.learner.training_began().unwrap();
     let kept: Vec<JobName> = fleet.learner.kept.keys().copied().collect();
     fleet.learner.expel(&name("dev2"), BatchId(0)).unwrap();
     assert_eq!(fleet.learner.kept.keys().copied().collect::<Vec<_>>(), kept[..2], "the batch that is trained on stays");
@@ -360,7 +360,7 @@ fn wrong_scores_are_forgotten_and_unreadable_files_are_said() {
     let saved = SavedFrontier { lineages: BTreeMap::from([(Version(1), ORIGIN)]), ..first() };
     let shared = serde_json::Value::Null;
     let refused = Learner::open(Plan::new(1, 1, 0), saved, memory.learner(), files, Box::new(Names), shared.clone());
-    assert!(matches!(refused.map(drop), Err(Error::Refused(why)) if why.contains("step 0 does not say")));
+    assert!(matches!(refused.map(drop), Err(Error::Refused(why)) if why.contains("version 0 does not say")));
     std::fs::write(&broken, b"half").unwrap();
     let files = BatchFiles::open(fleet.out.path()).unwrap();
     let mut learner =

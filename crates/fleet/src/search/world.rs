@@ -345,7 +345,7 @@ impl World {
             self.apply(&Move::Poll)?;
         }
         self.tell_of_expelled()?;
-        self.tell(Event::Begin)
+        self.tell(Event::Recovered)
     }
 
     /// The weights of a job, if they are kept.
@@ -372,7 +372,7 @@ impl World {
             }
             learner.weights = hash(&[learner.weights, learner.trains.unwrap_or_default().0]);
         }
-        self.tell(Event::Begun)
+        self.tell(Event::TrainingBegan)
     }
 
     /// The checkpoint that is written has what only older weights can make.
@@ -402,7 +402,7 @@ impl World {
 
     /// Takes the optimizer step, after checking that the results were sampled with the right weights.
     fn update(&mut self, saves: bool) -> Result<(), String> {
-        self.tell(Event::Begun)?;
+        self.tell(Event::TrainingBegan)?;
         let Some(learner) = &self.learner else { return Ok(()) };
         let Some(batch) = learner.trains else { return Ok(()) };
         let version = batch.next().version();

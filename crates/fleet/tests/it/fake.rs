@@ -305,7 +305,7 @@ impl<E: Exchange + Send + 'static> Trainer<E> {
         let digest = hash(&results.iter().map(|result| XxHash3_64::oneshot(&result.bytes)).collect::<Vec<_>>());
         // In one write: a kill in the middle of several would leave half a line for the next learner to continue.
         log.write_all(format!("{batch} {digest:016x}\n").as_bytes()).unwrap();
-        self.handle.with(|learner| learner.begun())?;
+        self.handle.with(|learner| learner.training_began())?;
         if batch.0 % every == 1 {
             self.save(Some(results))?;
         }

@@ -1,16 +1,17 @@
-//! Where a run's generation batches come from. One [`BatchSource`] makes them, and owns what exists of later batches.
+//! Where a run's generation batches come from. One [`BatchSource`] makes them. What exists of later batches is in the
+//! [`SourceState`], which the trainer keeps and copies for each step.
 //!
 //! | source | file | owns | may wait for |
 //! |---|---|---|---|
 //! | on-policy generation, also by a rollout function | `local.rs` | the collector (engine and rewards) | rewards |
 //! | generation `max_staleness` batches ahead | `ahead.rs` | a local source | rewards |
 //! | generation in chunks of `partial_rollout_tokens` | `chunks.rs` | a local source | rewards |
-//! | a file of recorded rollouts | `replay.rs` | the file's groups, a scorer | nothing |
+//! | a file of recorded rollouts | `replay.rs` | the file's groups, and what computes missing log-probabilities | nothing |
 //! | workers in other processes | `workers/` | the jobs, slots of weights, the answers' files | workers, rewards |
 //!
 //! A batch is a value: until the optimizer step on it is committed, dropping the batch and the [`SourceState`] after it
 //! changes nothing (decision 0030). A source sees the policy, the position in the data, and whom to tell that it waits
-//! ([`Watch`]); it does not depend on the run, its steps or its logs.
+//! ([`Watch`]). It is told counts of steps and the run's directory, and does not import `run`.
 
 pub mod ahead;
 pub mod chunks;
@@ -55,9 +56,9 @@ pub trait BatchSource {
         anyhow::bail!("this source of batches generates no further groups for a batch")
     }
 
-    /// Completes the part of later batches that a checkpoint must contain, and adds it to the state. Called before the
-    /// weights change.
-    fn frontier(&mut self, _at: &mut SourceState, _now: &Now<'_>) -> anyhow::Result<()> {
+    /// Completes what a checkpoint must contain of later batches because only the weights of now or older ones can make
+    /// it, and adds that to the state. Called before the weights change.
+    fn complete_for_checkpoint(&mut self, _at: &mut SourceState, _now: &Now<'_>) -> anyhow::Result<()> {
         Ok(())
     }
 
@@ -66,8 +67,7 @@ pub trait BatchSource {
         Ok(())
     }
 
-    /// The engine and the rewards of this process, which make evaluations; `None` if no data are held out and nothing
-    /// is generated here.
+    /// The engine and the rewards of this process, which make evaluations; `None` if there are none.
     fn collector(&mut self) -> Option<&mut dyn Collect>;
 
     /// Reads the state that a checkpoint has saved, and the files of [`write`](Self::write).
@@ -78,7 +78,7 @@ pub trait BatchSource {
         at.write()
     }
 
-    /// Called when a checkpoint is complete after which no step is taken for now.
+    /// Called when a checkpoint is complete and no step follows that would tell the source of it.
     fn checkpoint_written(&mut self) -> anyhow::Result<()> {
         Ok(())
     }
@@ -163,7 +163,7 @@ pub struct Start<'a> {
     pub data_hash: &'a str,
     /// The samples of the batch in use; empty if the next step begins a batch.
     pub in_use: &'a [Sample],
-    /// The lineage of the policy's weights.
+    /// The lineage of the policy's weights; in the middle of a batch it includes that batch.
     pub lineage: Option<Lineage>,
     /// A hash of the settings that a step depends on, beside its batch and the weights.
     pub settings: Lineage,

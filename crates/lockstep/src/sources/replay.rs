@@ -46,6 +46,6 @@ impl BatchSource for ReplaySource {
     }
 
     fn restore(&mut self, saved: SavedState<'_>, _checkpoint: &Path) -> anyhow::Result<SourceState> {
-        Ok(SourceState { next_group: saved.next_group, published: saved.published, ..SourceState::default() })
+        Ok(SourceState { next_group: saved.next_group, ..SourceState::default() })
     }
 }

@@ -34,10 +34,11 @@ pub struct SourceState {
     /// Unfinished later batches, the next one first; used with `partial_rollout_tokens`.
     pub begun: VecDeque<Arc<BegunBatch>>,
     /// The version of the weights at the start of each of the last batches, the newest last; used with `max_staleness`.
+    /// (The name is that of the key in `run_state.json`.)
     pub published: VecDeque<Updates>,
 }
 
-/// A batch that was generated before it is trained on.
+/// A batch that was generated while an earlier one was still to be trained on.
 pub struct Ahead {
     pub(super) collected: Collected,
     /// The lineage of the weights that generated the batch.

@@ -27,12 +27,14 @@ fn a_start_in_the_middle_of_a_batch_has_no_weights_before_its_end() {
     let start = |frontier: &[JobName]| {
         let saved = Saved { in_batch: true, ..saved(4, frontier) };
         let mut run = Run(Coordinator::resume(plan(9, 1, 1), saved, BTreeMap::new()).unwrap());
-        (run.tell(Event::Begin), run)
+        (run.tell(Event::Recovered), run)
     };
     let (begun, mut run) = start(&[job(4), job(5)]);
     assert_eq!(begun, "sync 4: 4", "version 5 makes batch 6");
     assert!(!run.0.can_remake(job(5)));
-    assert_eq!(run.train(), "publish 5; sync 5: 5; offer 6@5");
+    assert_eq!(run.tell(Event::Synced(BatchId(4))), "acknowledge 4; train 4");
+    assert_eq!(run.0.open_batch(), BatchId(5));
+    assert_eq!(run.trained(), "publish 5; sync 5: 5; offer 6@5");
     assert_eq!(start(&[job(4)]).0, "sync 4: 4; 5 needs 4, which is gone");
 }
 
@@ -57,7 +59,7 @@ fn a_run_that_was_to_end_goes_on_with_the_weights_of_its_end() {
         let frontier: Vec<JobName> = (4..4 + there).map(job).collect();
         let start = |continued| {
             let mut run = Run(Coordinator::resume(plan(continued), saved(4, &frontier), BTreeMap::new()).unwrap());
-            (run.tell(Event::Begin), run)
+            (run.tell(Event::Recovered), run)
         };
         let (begun, mut run) = start(Continued { batch: BatchId(4 + there), version: Version(4) });
         assert_eq!(begun, offers, "{case}");
@@ -80,18 +82,18 @@ fn a_run_that_was_to_end_goes_on_with_the_weights_of_its_end() {
 #[test]
 fn what_nobody_can_make_ends_the_run_unless_somebody_does_it() {
     let start = || Run(Coordinator::resume(plan(9, 1, 1), saved(4, &[]), BTreeMap::new()).unwrap());
-    assert_eq!(start().tell(Event::Begin), "4 needs 3, which is gone");
+    assert_eq!(start().tell(Event::Recovered), "4 needs 3, which is gone");
     // A worker that has the weights is still doing it: an earlier learner has asked for it.
     let mut run = start();
     run.tell(Event::Joined(name("dev1")));
     assert_eq!(run.claim("dev1", job(4)), "");
-    assert_eq!(run.tell(Event::Begin), "offer 5@4");
+    assert_eq!(run.tell(Event::Recovered), "offer 5@4");
     assert_eq!(run.ended("dev1", HowEnded::Vanished), "release 4 of dev1; 4 needs 3, which is gone");
     assert_eq!(run.tell(Event::Joined(name("dev2"))), "", "the run has ended");
     let mut run = start();
     run.tell(Event::Joined(name("dev1")));
     run.claim("dev1", job(4));
-    run.tell(Event::Begin);
+    run.tell(Event::Recovered);
     assert_eq!(run.result(job(4)), "accept 4 of dev1; sync 4: 4");
 }
 
@@ -100,7 +102,7 @@ fn a_result_that_is_none_is_asked_for_again() {
     let mut run = Run::start(plan(3, 2, 1));
     run.tell(Event::Joined(name("dev1")));
     run.tell(Event::Joined(name("dev2")));
-    run.tell(Event::Begin);
+    run.tell(Event::Recovered);
     let refused = |run: &mut Run, worker: &str, number| run.tell(Event::Refused(name(worker), job(number)));
     let accepts = |run: &Run, worker: &str, number, of| run.0.accepts(&name(worker), job(number), of, answer(5, false));
     assert!(accepts(&run, "dev1", 0, ORIGIN) && !accepts(&run, "dev1", 0, lineage(Version(1))));
@@ -130,7 +132,7 @@ fn results_of_files_are_taken_back_with_all_that_followed() {
         // Made by what batch 4 gave: this learner has not trained on it yet.
         let left = run.result(job(7));
         assert_eq!(left, "drop 7 of dev1: Lineage");
-        assert_eq!(run.tell(Event::Begin), "train 2");
+        assert_eq!(run.tell(Event::Recovered), "train 2");
         run
     };
     let back = |run: &mut Run, batch, jobs: &[JobName], there: &[JobName]| {
@@ -144,9 +146,9 @@ fn results_of_files_are_taken_back_with_all_that_followed() {
     assert_eq!(run.train(), "publish 4; sync 4: 4; offer 6@4", "4 is there, made by version 2");
     // The weights of batch 4 are there.
     let mut run = start();
-    run.tell(Event::Begun);
+    run.tell(Event::TrainingBegan);
     assert_eq!(run.trained(), "publish 3; train 3; offer 5@3");
-    run.tell(Event::Begun);
+    run.tell(Event::TrainingBegan);
     assert_eq!(run.trained(), "publish 4; train 4; offer 6@4");
     assert_eq!(back(&mut run, 4, &[job(4)], &[]), "offer 4@2");
     assert_eq!(run.result(job(4)), "accept 4 of dev1; withdraw 4; sync 4: 4");
@@ -155,7 +157,7 @@ fn results_of_files_are_taken_back_with_all_that_followed() {
     // A later batch: what is trained on now stays.
     let mut run = start();
     assert_eq!(back(&mut run, 4, &[job(4)], &[]), "offer 4@2");
-    run.tell(Event::Begun);
+    run.tell(Event::TrainingBegan);
     assert_eq!(back(&mut run, 4, &[job(4)], &[]), "offer 4@2");
     assert_eq!(back(&mut run, 2, &[job(2)], &[]), "", "it is trained on");
     assert_eq!(run.trained(), "publish 3; train 3; offer 5@3");

@@ -13,7 +13,7 @@ fn answer(fingerprint: u64, more: bool) -> Answer {
 #[test]
 fn a_chunk_continues_the_accepted_answer_with_the_weights_of_its_place() {
     let mut run = Run::start(chunked(3, 1));
-    assert_eq!(run.tell(Event::Begin), "offer 0@0; offer 1@0");
+    assert_eq!(run.tell(Event::Recovered), "offer 0@0; offer 1@0");
     let accepted = "accept 0 of dev1; withdraw 0; offer 0.1@0~5";
     assert_eq!(run.result_of(job(0), ORIGIN, answer(5, true)), accepted);
     assert_eq!(run.0.complete_groups(BatchId(0)), 0);
@@ -34,7 +34,7 @@ fn a_chunk_continues_the_accepted_answer_with_the_weights_of_its_place() {
 #[test]
 fn a_frontier_has_the_chunks_of_older_weights_alone() {
     let mut run = Run::start(chunked(4, 2));
-    assert_eq!(run.tell(Event::Begin), "offer 0@0; offer 1@0; offer 2@0");
+    assert_eq!(run.tell(Event::Recovered), "offer 0@0; offer 1@0; offer 2@0");
     run.result_of(job(0), ORIGIN, answer(1, false));
     assert_eq!(run.train(), "publish 1; offer 3@1");
     assert_eq!(run.frontier(1), both("", "1,2"));
@@ -54,7 +54,7 @@ fn a_later_chunk_that_came_first_stays_if_it_continues_what_came() {
         let mut run = Run::start(chunked(2, 1));
         let early = run.result_of(chunk(0, 1), ORIGIN.of_result(Some(5)), answer(1, false));
         assert_eq!(early, "accept 0.1 of dev1", "an earlier learner had asked for it");
-        run.tell(Event::Begin);
+        run.tell(Event::Recovered);
         let said = run.result_of(job(0), ORIGIN, answer(fingerprint, true));
         assert_eq!(said, format!("accept 0 of dev1; withdraw 0; {then}"));
     }
@@ -68,7 +68,7 @@ fn claims_that_nobody_asked_for_are_taken_back() {
     // 1 at the start, as an earlier learner left it; 2 has weights that are not known here; there is no batch 3.
     assert_eq!([1, 2, 3].map(|number| run.claim("dev1", job(number))), ["", "withdraw 2", "withdraw 3"]);
     assert_eq!(run.claim("dev1", chunk(0, 1)), "withdraw 0.1", "there is one chunk");
-    assert_eq!(run.tell(Event::Begin), "offer 0@0", "1 is being done");
+    assert_eq!(run.tell(Event::Recovered), "offer 0@0", "1 is being done");
     assert_eq!(run.tell(Event::Lost(job(0))), "offer 0@0");
     assert_eq!(run.tell(Event::Lost(job(2))), "");
     assert_eq!(run.claim("dev9", job(0)), "release 0 of dev9; offer 0@0", "it took the job, and is gone");
@@ -83,7 +83,7 @@ fn the_results_of_an_expelled_worker_are_made_again_while_that_is_possible() {
         let mut run = Run::start(chunked(4, 1));
         run.tell(Event::Joined(name("dev1")));
         run.tell(Event::Joined(name("dev2")));
-        run.tell(Event::Begin);
+        run.tell(Event::Recovered);
         run.result_of(job(0), ORIGIN, answer(5, true));
         run.result_of(chunk(0, 1), ORIGIN.of_result(Some(5)), answer(6, false));
         run.result_of(job(1), ORIGIN, answer(7, false));
@@ -112,7 +112,7 @@ fn the_results_of_an_expelled_worker_are_made_again_while_that_is_possible() {
     // Nothing of a batch that is trained on is made again.
     let mut run = start();
     run.tell(Event::Synced(BatchId(0)));
-    run.tell(Event::Begun);
+    run.tell(Event::TrainingBegan);
     assert_eq!(expel(&mut run, &[job(0), job(1)]), "kill dev1; offer 1@0");
     assert_eq!(run.trained(), "publish 1; offer 2@1");
     assert_eq!(expel(&mut run, &[job(0)]), "kill dev1");
@@ -121,7 +121,7 @@ fn the_results_of_an_expelled_worker_are_made_again_while_that_is_possible() {
 #[test]
 fn a_result_can_be_made_again_while_the_weights_of_its_whole_group_are_there() {
     let mut run = Run::start(chunked(5, 1));
-    run.tell(Event::Begin);
+    run.tell(Event::Recovered);
     let can = |run: &Run, job| run.0.can_remake(job);
     assert!(can(&run, job(0)) && can(&run, job(1)));
     run.result_of(job(0), ORIGIN, answer(5, false));
@@ -144,7 +144,7 @@ fn a_start_from_a_checkpoint_trains_on_the_files_again_and_knows_the_frontier() 
     let files = BTreeMap::from([2, 3, 5].map(|batch| (BatchId(batch), file(&[job(batch)]))));
     let without = Saved { lineages: BTreeMap::from([(Version(1), ORIGIN)]), ..saved.clone() };
     let why = Coordinator::resume(plan(9, 1, 1), without, BTreeMap::new()).unwrap_err();
-    assert_eq!(why, "the checkpoint of step 2 does not say the lineage of its own weights");
+    assert_eq!(why, "the checkpoint of version 2 does not say the lineage of its own weights");
     let why = Coordinator::resume(plan(9, 0, 1), saved.clone(), BTreeMap::new()).unwrap_err();
     assert_eq!(why, "groups of a batch is 0: it must be at least 1");
     let mut run = Run(Coordinator::resume(plan(9, 1, 1), saved, files).unwrap());
@@ -154,10 +154,10 @@ fn a_start_from_a_checkpoint_trains_on_the_files_again_and_knows_the_frontier() 
     assert!(!run.0.can_remake(job(3)), "an earlier learner has learned from it");
     assert!(run.0.can_remake(job(4)));
     assert_eq!(run.tell(Event::Joined(name("dev1"))), "");
-    assert_eq!(run.tell(Event::Begin), "train 2");
-    run.tell(Event::Begun);
+    assert_eq!(run.tell(Event::Recovered), "train 2");
+    run.tell(Event::TrainingBegan);
     assert_eq!(run.trained(), "publish 3; train 3; offer 4@3");
     assert_eq!(run.result(job(4)), "accept 4 of dev1; withdraw 4");
-    run.tell(Event::Begun);
+    run.tell(Event::TrainingBegan);
     assert_eq!(run.trained(), "publish 4; sync 4: 4; offer 5@4");
 }

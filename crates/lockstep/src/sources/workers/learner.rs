@@ -75,7 +75,7 @@ pub struct LearnerStart {
     pub frontier: Frontier,
     /// A hash of the settings that a step depends on, beside its batch and the weights.
     pub settings: Lineage,
-    /// True if answers are audited. The weights that made a batch are then kept until [`Distributed::release`].
+    /// True if answers are audited. The weights that made a batch are then kept until [`Distributed::training_begins`].
     pub audits: bool,
     /// Gives each group its sampling profile.
     pub sampling: SamplingPlan,
@@ -390,9 +390,9 @@ impl Distributed {
 
     /// Called when a batch is taken for training: its results stay, and the weights that made it will not be read again,
     /// so that the optimizer may overwrite them.
-    pub fn release(&mut self, batch: BatchId) -> anyhow::Result<()> {
+    pub fn training_begins(&mut self, batch: BatchId) -> anyhow::Result<()> {
         self.forget_weights_before(batch.next());
-        self.handle.with(|learner| learner.begun()).map_err(of_fleet)
+        self.handle.with(|learner| learner.training_began()).map_err(of_fleet)
     }
 
     /// Lets go of the weights that only batches before `batch` need.

@@ -1,6 +1,7 @@
 //! The file `fleet/made_by.jsonl`, which records the worker that made each group. Training does not depend on it;
 //! `lockstep verify` uses it to name the worker of a group that differs.
 
+use super::chunks::CHECKPOINT;
 use super::ids::group_of;
 use anyhow::Context as _;
 use fleet::exchange::spool::Layout;
@@ -36,15 +37,19 @@ impl MadeBy {
     }
 
     /// Adds a line with the workers that made a batch. If a batch is made again, a later line replaces the earlier one.
+    /// What came with a checkpoint is in a line of before.
     pub fn note(&mut self, batch: BatchId, results: &[JobResult]) -> anyhow::Result<()> {
         let mut groups: BTreeMap<String, Vec<GroupId>> = BTreeMap::new();
-        for result in results {
+        for result in results.iter().filter(|result| result.worker.as_str() != CHECKPOINT) {
             let group = group_of(result.job);
             let own = groups.entry(result.worker.as_str().to_owned()).or_default();
             // It may have made several chunks of it.
             if own.last() != Some(&group) {
                 own.push(group);
             }
+        }
+        if groups.is_empty() {
+            return Ok(());
         }
         let mut line = serde_json::to_vec(&Line { batch, groups })?;
         line.push(b'\n');

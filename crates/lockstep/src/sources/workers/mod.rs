@@ -3,7 +3,7 @@
 //!
 //! The protocol is in the crate `fleet`, and weights are slots of shared memory (`model::SharedSlot`). This module
 //! defines what a job is: the completions of one prompt ([`GroupJob`](crate::rollouts::jobs::GroupJob)), generated with
-//! the weights at the start of a batch. It does not know optimizer steps or the run's files.
+//! the weights of the version that follows from its name. Of a run's directory it knows `fleet/` alone.
 
 mod audit;
 mod begun;
@@ -27,7 +27,7 @@ use made_by::makers;
 pub use made_by::{groups_made, made_by, path as made_by_path};
 pub use network::{Host, NatsServer, Network, NetworkPlace, is_server, join};
 pub use scorers::{MakeRewards, Scorers};
-pub use source::{WorkerParts, WorkerSource, refuse_what_workers_cannot};
+pub use source::{WorkerSource, WorkerSourceParts, refuse_what_workers_cannot};
 pub use worker::{Parts, WorkerWork};
 
 use crate::config::{Config, settings_of_weights};

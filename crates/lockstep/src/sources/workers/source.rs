@@ -35,7 +35,8 @@ const FILE: &str = "fleet.json";
 /// A worker that has given this many answers which do not answer their jobs is expelled.
 const MOST_REFUSALS: u32 = 3;
 
-/// A batch as it was offered, with the results of its jobs.
+/// A batch as it was offered, with the results of its jobs. Of a batch that came with a checkpoint there is no
+/// [`Pending`].
 pub(super) type Arrived = (Option<Pending>, Vec<JobResult>);
 
 /// The source of batches of a distributed run.
@@ -57,12 +58,13 @@ pub struct WorkerSource {
     restored: BTreeMap<Version, fleet::Lineage>,
     /// For each offered batch, the lineage of the weights that generate it.
     lineages: BTreeMap<BatchId, Option<Lineage>>,
-    /// True while a checkpoint is being written.
-    saving: bool,
+    /// True from when a checkpoint has all that it needs until the workers' learner is told that it is complete: before
+    /// the next step, or at a stop.
+    uncommitted: bool,
 }
 
 /// What a learner needs besides the settings of its batches.
-pub struct WorkerParts {
+pub struct WorkerSourceParts {
     /// Calls the rewards that workers do not have.
     pub assembler: Assembler,
     /// The learner's own engine, for evaluations and audits.
@@ -79,8 +81,8 @@ pub struct WorkerParts {
 
 impl WorkerSource {
     /// A source for a run that has not begun.
-    pub fn new(spec: BatchSpec, parts: WorkerParts) -> anyhow::Result<WorkerSource> {
-        let WorkerParts { assembler, engine, scorer, slots, network, longest_prompt } = parts;
+    pub fn new(spec: BatchSpec, parts: WorkerSourceParts) -> anyhow::Result<WorkerSource> {
+        let WorkerSourceParts { assembler, engine, scorer, slots, network, longest_prompt } = parts;
         let auditor = Auditor::new(&spec.config)?;
         Ok(WorkerSource {
             spec,
@@ -94,7 +96,7 @@ impl WorkerSource {
             fleet: None,
             restored: BTreeMap::new(),
             lineages: BTreeMap::new(),
-            saving: false,
+            uncommitted: false,
         })
     }
 
@@ -103,14 +105,14 @@ impl WorkerSource {
         self.fleet.as_mut().context("workers are asked before the run has begun")
     }
 
-    /// The batch after the one in use.
-    fn next_batch(&self, at: &SourceState) -> BatchId {
+    /// The number of the batch after the one in use.
+    fn number_of_next(&self, at: &SourceState) -> BatchId {
         BatchId(at.next_group.0 / self.spec.sizes.groups() as u64)
     }
 
     /// The batch after the one in use and after those that were generated ahead.
     fn next_after_ahead(&self, at: &SourceState) -> BatchId {
-        self.next_batch(at).after(at.ahead.len() as u64)
+        self.number_of_next(at).after(at.ahead.len() as u64)
     }
 
     /// The batches `first` to `last`, as they are offered for weights of version `updates` after `step` optimizer
@@ -122,7 +124,7 @@ impl WorkerSource {
         mut data: Sampler,
         (step, updates): (u64, Updates),
     ) -> BTreeMap<BatchId, Pending> {
-        self.next_batch(at).up_to(first).for_each(|_| drop(data.next_batch()));
+        self.number_of_next(at).up_to(first).for_each(|_| drop(data.next_batch()));
         let groups = self.spec.sizes.groups() as u64;
         let pending = |batch: BatchId| {
             let prompts = self.spec.numbered(GroupId(batch.0 * groups), &data.next_batch());
@@ -208,11 +210,11 @@ impl BatchSource for WorkerSource {
         let config = &self.spec.config;
         let batches = start.total_steps.div_ceil(self.spec.sizes.steps());
         let at_beginning = start.in_use.is_empty();
-        let batch = if at_beginning { self.next_batch(at) } else { self.next_batch(at).before() };
+        let batch = if at_beginning { self.number_of_next(at) } else { self.number_of_next(at).before() };
         // Batches that the checkpoint does not have are sampled by the weights with which the run continues.
         let first = self.next_after_ahead(at).after(at.begun.len() as u64);
         let plan = Plan {
-            continued: Continued { batch: first, version: self.next_batch(at).version() },
+            continued: Continued { batch: first, version: self.number_of_next(at).version() },
             refusals_per_worker: if config.trust == Trust::Audit { 1 } else { MOST_REFUSALS },
             max_inflight_tasks: config.max_inflight_tasks as u64,
             queue_maxsize: config.queue_maxsize as u64,
@@ -232,7 +234,7 @@ impl BatchSource for WorkerSource {
         }
         let mut begun = BTreeMap::new();
         for (place, answers) in (0..).zip(std::mem::take(&mut at.begun)) {
-            let (batch, answers) = (self.next_batch(at).after(place), Arc::unwrap_or_clone(answers));
+            let (batch, answers) = (self.number_of_next(at).after(place), Arc::unwrap_or_clone(answers));
             begun.insert(batch, self.pending(answers.step, answers.prompts.clone(), Updates(0)));
             groups.extend(self.frontier_of(answers, &chunks)?);
         }
@@ -278,7 +280,7 @@ impl BatchSource for WorkerSource {
     /// The batch of the next step, which workers have generated.
     fn next(&mut self, next: &mut SourceState, data: &mut Sampler, now: &Now<'_>) -> anyhow::Result<Batch> {
         let Watch { stop, stages, warn, .. } = *now.watch;
-        let (batch, config) = (self.next_batch(next), &self.spec.config);
+        let (batch, config) = (self.number_of_next(next), &self.spec.config);
         let in_chunks = config.partial_rollout_tokens.is_some();
         if config.max_staleness > 0 {
             next.note_published(now.policy.weights.version(), config.max_staleness);
@@ -309,7 +311,7 @@ impl BatchSource for WorkerSource {
         let expulsions = self.fleet()?.expulsions();
         let audited = self.auditor.metrics(expulsions);
         metrics.extend(audited.into_iter().map(|(name, value)| (format!("async/{name}"), value)));
-        self.fleet()?.release(batch)?;
+        self.fleet()?.training_begins(batch)?;
         let scored = &collected.scored;
         let checked = next.health.check(&scored.rollouts, &scored.problems, &self.spec.config);
         if checked.is_err() {
@@ -323,11 +325,10 @@ impl BatchSource for WorkerSource {
     }
 
     /// Waits for the batches that a checkpoint at this step must contain.
-    fn frontier(&mut self, at: &mut SourceState, now: &Now<'_>) -> anyhow::Result<()> {
-        self.saving = true;
+    fn complete_for_checkpoint(&mut self, at: &mut SourceState, now: &Now<'_>) -> anyhow::Result<()> {
         let Watch { stop, warn, .. } = *now.watch;
         let in_chunks = self.spec.config.partial_rollout_tokens.is_some();
-        let (version, first) = (self.next_batch(at).version(), self.next_after_ahead(at));
+        let (version, first) = (self.number_of_next(at).version(), self.next_after_ahead(at));
         let batches = loop {
             let mut batches = self.fleet()?.wait_for_frontier(version, stop, warn)?;
             batches.retain(|(batch, _)| *batch >= first);
@@ -353,6 +354,7 @@ impl BatchSource for WorkerSource {
         } else {
             at.ahead.extend(ahead);
         }
+        self.uncommitted = true;
         Ok(())
     }
 
@@ -360,13 +362,13 @@ impl BatchSource for WorkerSource {
     fn advance(&mut self, at: &SourceState, done: StepDone<'_>) -> anyhow::Result<()> {
         let _span = done.watch.stages.span("publish");
         // A checkpoint is complete before the weights change.
-        if std::mem::take(&mut self.saving) {
+        if std::mem::take(&mut self.uncommitted) {
             self.fleet()?.checkpoint_written()?;
         }
         if !done.ends_batch {
             return Ok(());
         }
-        let (next, after_ahead) = (self.next_batch(at), self.next_after_ahead(at));
+        let (next, after_ahead) = (self.number_of_next(at), self.next_after_ahead(at));
         let fleet = self.fleet()?;
         let (first, plan) = (fleet.offered_up_to().max(after_ahead), fleet.plan());
         let last = next.after(plan.max_staleness).min(plan.end().before());
@@ -405,7 +407,7 @@ impl BatchSource for WorkerSource {
     /// Deletes the files of batches before the checkpoint.
     fn checkpoint_written(&mut self) -> anyhow::Result<()> {
         match &self.fleet {
-            Some(fleet) if std::mem::take(&mut self.saving) => fleet.checkpoint_written(),
+            Some(fleet) if std::mem::take(&mut self.uncommitted) => fleet.checkpoint_written(),
             _ => Ok(()),
         }
     }

@@ -32,7 +32,7 @@ use crate::sources::ahead::AheadSource;
 use crate::sources::chunks::ChunkSource;
 use crate::sources::local::LocalSource;
 use crate::sources::replay::ReplaySource;
-use crate::sources::workers::{WorkerParts, WorkerSource, refuse_what_workers_cannot};
+use crate::sources::workers::{WorkerSource, WorkerSourceParts, refuse_what_workers_cannot};
 use crate::sources::{BatchSizes, BatchSource, BatchSpec, Start};
 use anyhow::Context as _;
 use model::{Head, ModelAssets, Sharing};
@@ -261,7 +261,7 @@ fn source(
     if let Some(Sharing { run: slots, .. }) = injected.sharing {
         let assembler = Assembler { rewards, of_workers, tokenizer, stop };
         let network = injected.network.take();
-        let parts = WorkerParts { assembler, engine, scorer, slots, network, longest_prompt };
+        let parts = WorkerSourceParts { assembler, engine, scorer, slots, network, longest_prompt };
         return Ok(Box::new(WorkerSource::new(spec, parts)?));
     }
     let function = injected.rollout_function.take().zip(scorer).map(|(function, scorer)| FunctionRollouts {

@@ -76,7 +76,7 @@ impl RolloutPipeline {
             generation.take(take_collected(run, next, collected?, &mut times));
         }
         let _span = run.log.stages.span("batch");
-        let rollouts = end_generation(run, next, generation, &times);
+        let rollouts = finish_generation(run, next, generation, &times);
         self.log_profiles(next, &rollouts);
         Ok(rollouts)
     }
@@ -240,13 +240,13 @@ impl RolloutPipeline {
         self.state = state;
         self.state.batch.used += 1;
         if self.state.batch.used >= self.sizes.steps() {
-            self.end_generation();
+            self.drop_batch();
         }
         Ok(())
     }
 
     /// Ends the use of the current generation batch: no further step is taken on it.
-    pub fn end_generation(&mut self) {
+    pub fn drop_batch(&mut self) {
         self.state.batch = GenerationBatch::default();
     }
 
@@ -276,13 +276,13 @@ impl RolloutPipeline {
         let mut state = self.state.source.clone();
         watched(run, |watch| {
             let now = self.now(run, watch);
-            self.source.frontier(&mut state, &now)
+            self.source.complete_for_checkpoint(&mut state, &now)
         })?;
         self.state.source = state;
         Ok(())
     }
 
-    /// Functions that write a moving reference model and the batches into a checkpoint.
+    /// Functions that write a moving reference model and the files of the batches into a checkpoint.
     pub fn write_tensors(&self) -> Vec<WriteFiles> {
         let moved = self.reference.iter().filter_map(Reference::write);
         moved.chain(self.write_batch()).chain(self.source.write(&self.state.source)).collect()
@@ -400,8 +400,8 @@ fn take_collected(run: &TrainingRun, next: &mut OnlineBatch, collected: Collecte
     output.rollouts
 }
 
-/// Ends a generation: logs its times and returns its groups.
-fn end_generation(
+/// Logs the times of a generation, and returns its groups.
+fn finish_generation(
     run: &TrainingRun,
     next: &mut OnlineBatch,
     generation: Generation,

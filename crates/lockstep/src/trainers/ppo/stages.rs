@@ -157,7 +157,7 @@ impl Ppo {
         let moved = metrics.means.entries().find(|(name, _)| *name == "policy/approxkl_avg").map_or(0.0, |(_, kl)| kl);
         let stops = moved > TOO_FAR * target;
         if stops {
-            self.pipeline.end_generation();
+            self.pipeline.drop_batch();
         }
         run.log.add("policy/early_stop", f64::from(u8::from(stops)));
     }
