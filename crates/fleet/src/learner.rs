@@ -211,9 +211,9 @@ impl<E: Exchange> Learner<E> {
     }
 
     /// Expels a worker that gave a wrong result. It gets no further jobs. Its results for the batches from `from` on
-    /// that have not been trained on are made again. If such a batch was already returned as [`Step::Train`], it will
-    /// be returned once more.
-    pub fn expel(&mut self, worker: &WorkerName, from: BatchId) -> Result<()> {
+    /// that have not been trained on are made again. Returns the first such batch: it and later ones will be returned as
+    /// [`Step::Train`] once more, if they were before.
+    pub fn expel(&mut self, worker: &WorkerName, from: BatchId) -> Result<Option<BatchId>> {
         let from = from.max(self.coordinator.open_batch());
         let first = JobName::first(self.coordinator.plan().first_group(from));
         let of_worker = self.kept.range(first..).filter(|(_, result)| result.worker == *worker);
@@ -228,8 +228,8 @@ impl<E: Exchange> Learner<E> {
             .filter(|(job, _)| is_taken(job))
             .map(|(job, result)| (result.worker.clone(), *job))
             .collect();
-        if let Some(JobName { group, .. }) = jobs.first() {
-            let batch = self.coordinator.plan().batch_of(*group);
+        let reopened = jobs.first().map(|job| self.coordinator.plan().batch_of(job.group));
+        if let Some(batch) = reopened {
             self.files.remove_from(batch)?;
             self.steps.retain(|step| !matches!(step, Step::Train(other, _) if *other >= batch));
             self.kept.retain(|job, _| !is_taken(job));
@@ -238,7 +238,8 @@ impl<E: Exchange> Learner<E> {
         self.counts.expelled += 1;
         taken.iter().try_for_each(|(worker, job)| self.exchange.discard(worker, *job))?;
         self.tell(Event::Expelled(worker.clone(), jobs))?;
-        self.announce()
+        self.announce()?;
+        Ok(reopened)
     }
 
     /// Tells the learner that the checkpoint of this version is complete. Deletes the batch files before it.

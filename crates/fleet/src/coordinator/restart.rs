@@ -37,7 +37,8 @@ impl Coordinator {
             rules,
             batch: version.batch(),
             phase: Phase::Starting,
-            lineages: saved.lineages,
+            // Older programs wrote those of versions that were not published yet.
+            lineages: saved.lineages.into_iter().filter(|(of, _)| *of <= version).collect(),
             synced: Default::default(),
             replayed: version.batch(),
             first: if saved.in_batch { version.batch().next().version() } else { version },

@@ -311,7 +311,7 @@ fn an_expelled_workers_results_are_taken_back_and_stay_refused_after_a_resume() 
     assert_eq!(fleet.steps(), ["train 0: 000000.0 000000.1 000001.0"]);
     fleet.learner.steps.push_back(Step::Train(BatchId(0), Vec::new()));
     // Results from batch 1 on, of which dev1 made one; then all, and what continues them.
-    fleet.learner.expel(&name("dev1"), BatchId(1)).unwrap();
+    assert_eq!(fleet.learner.expel(&name("dev1"), BatchId(1)).unwrap(), Some(BatchId(1)));
     assert_eq!(fleet.learner.kept.keys().copied().collect::<Vec<_>>(), [job(0), chunk(0, 1), job(1), job(3)]);
     assert_eq!(fleet.learner.counts(), Counts { remade: 1, expelled: 1, ..Counts::default() });
     assert_eq!((fleet.state().expelled, fleet.learner.steps.len()), (vec![name("dev1")], 1));
@@ -327,7 +327,9 @@ fn an_expelled_workers_results_are_taken_back_and_stay_refused_after_a_resume() 
     assert_eq!(fleet.steps(), ["train 0: 000000.0 000001.0"]);
     fleet.learner.training_began().unwrap();
     let kept: Vec<JobName> = fleet.learner.kept.keys().copied().collect();
-    fleet.learner.expel(&name("dev2"), BatchId(0)).unwrap();
+    assert_eq!(fleet.learner.expel(&name("dev2"), BatchId(0)).unwrap(), Some(BatchId(1)));
+    // A batch that was returned stays where nothing of it is made again.
+    assert_eq!(fleet.learner.expel(&name("dev2"), BatchId(0)).unwrap(), None);
     assert_eq!(fleet.learner.kept.keys().copied().collect::<Vec<_>>(), kept[..2], "the batch that is trained on stays");
 
     let saved = SavedFrontier { expelled: vec![name("dev1")], ..first() };

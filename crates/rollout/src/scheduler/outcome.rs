@@ -171,20 +171,15 @@ impl Scheduler {
     /// The groups that ended since they were taken last, of the requests that `takes` chooses.
     pub(crate) fn take_finished(&mut self, takes: impl Fn(RequestId) -> bool) -> Vec<(RequestId, RolloutGroup)> {
         // An empty list asks the allocator for nothing.
-        let finished = std::mem::take(&mut self.finished);
-        let mut out = Vec::new();
-        for &index in &finished {
+        let (mut out, mut place) = (Vec::new(), 0);
+        while let Some(&index) = self.finished.get(place) {
             let id = RequestId { index, serial: self.groups[index].serial };
             if takes(id) {
+                self.finished.remove(place);
                 out.push((id, self.take_group(index)));
             } else {
-                self.finished.push(index);
+                place += 1;
             }
-        }
-        if self.finished.is_empty() {
-            // Keeps the allocation.
-            self.finished = finished;
-            self.finished.clear();
         }
         out
     }

@@ -205,7 +205,7 @@ impl Distributed {
             }
             self.take_step(warn)?;
             stop.check()?;
-            self.look_for_missing(&mut missing, batch, warn);
+            self.look_for_missing(&mut missing, || self.open_groups(batch), warn);
         }
     }
 
@@ -219,8 +219,6 @@ impl Distributed {
     ) -> anyhow::Result<Vec<(BatchId, Arrived)>> {
         let mut missing = Missing::new();
         let mut lonely_since = Instant::now();
-        let first = version.batch();
-        let last = first.after(self.plan.max_staleness).min(self.plan.end());
         loop {
             if let Some(results) = self.handle.with(|learner| learner.frontier(version)).map_err(of_fleet)? {
                 let of_batch = results.chunk_by(|a, b| self.batch_of(a) == self.batch_of(b));
@@ -237,11 +235,11 @@ impl Distributed {
                 }
             }
             self.take_step(warn)?;
-            let nobody = || first.up_to(last).find_map(|batch| self.profile_of_nobody(batch));
-            let is_lonely = stop.is_requested() && (self.has_no_worker() || nobody().is_some());
+            let is_lonely = stop.is_requested()
+                && (self.has_no_worker() || self.profile_of_nobody(&self.missing_before(version)).is_some());
             if !is_lonely {
                 lonely_since = Instant::now();
-                first.up_to(last).for_each(|batch| self.look_for_missing(&mut missing, batch, warn));
+                self.look_for_missing(&mut missing, || self.missing_before(version), warn);
             } else if self.gave_up || lonely_since.elapsed() > LONELY_TIMEOUT {
                 if !std::mem::replace(&mut self.gave_up, true) {
                     warn(
@@ -297,19 +295,19 @@ impl Distributed {
         self.handle.with(|learner| learner.take_back(batch, &[unusable.job])).map_err(of_fleet)
     }
 
-    /// Warns if nobody can make what is left of a batch.
-    fn look_for_missing(&self, missing: &mut Missing, batch: BatchId, warn: &dyn Fn(&str)) {
+    /// Warns if nobody can make these groups, which are waited for.
+    fn look_for_missing(&self, missing: &mut Missing, open: impl Fn() -> Vec<GroupId>, warn: &dyn Fn(&str)) {
         if missing.is_due() {
-            missing.news(self.what_is_missing(batch)).into_iter().for_each(warn);
+            missing.news(self.what_is_missing(&open())).into_iter().for_each(warn);
         }
     }
 
-    fn what_is_missing(&self, batch: BatchId) -> Option<String> {
+    fn what_is_missing(&self, open: &[GroupId]) -> Option<String> {
         if self.has_no_worker() {
             let words = "no worker works for this run: start one with `lockstep worker --join DIR --name NAME`";
             return Some(words.to_owned());
         }
-        self.profile_of_nobody(batch).map(|profile| {
+        self.profile_of_nobody(open).map(|profile| {
             format!(
                 "no worker makes groups of the profile \"{profile}\": start one with `lockstep worker --join DIR \
                  --name NAME --profiles {profile}`"
@@ -317,16 +315,25 @@ impl Distributed {
         })
     }
 
-    /// A sampling profile of what is left of a batch that none of the connected workers generates.
-    fn profile_of_nobody(&self, batch: BatchId) -> Option<String> {
-        let open: Vec<GroupId> =
-            self.handle.with(|learner| learner.coordinator().open_groups(batch).map(of_fleet_group).collect());
+    /// The groups of a batch that are not complete.
+    fn open_groups(&self, batch: BatchId) -> Vec<GroupId> {
+        self.handle.with(|learner| learner.coordinator().open_groups(batch).map(of_fleet_group).collect())
+    }
+
+    /// The groups of which a checkpoint lacks what versions before `version` make.
+    fn missing_before(&self, version: Version) -> Vec<GroupId> {
+        let (_, missing) = self.handle.with(|learner| learner.coordinator().frontier(version));
+        missing.into_iter().map(group_of).collect()
+    }
+
+    /// A sampling profile of these groups that none of the connected workers generates.
+    fn profile_of_nobody(&self, open: &[GroupId]) -> Option<String> {
         let workers = fleet::status::read(&self.out).ok()?.workers;
         let living =
             || workers.iter().filter(|worker| worker.alive.is_some()).filter_map(|worker| worker.status.as_ref());
         let takes = |name: &str| living().any(|one| takes(&one.profiles, name));
         let offered = self.payloads.lock();
-        let mut names = open.into_iter().filter_map(|group| offered.sampling.profile(group));
+        let mut names = open.iter().filter_map(|group| offered.sampling.profile(*group));
         names.find(|name| !takes(name)).map(str::to_owned)
     }
 
@@ -417,8 +424,11 @@ impl Distributed {
         warn(&format!("worker {worker} is expelled: {why}; what nobody has learned from of its groups is made again"));
         self.expulsions += 1;
         self.expelled.note(worker, why)?;
-        self.arrived.retain(|batch, _| *batch < from);
-        self.handle.with(|learner| learner.expel(worker, from)).map_err(of_fleet)
+        // A batch that nothing is reopened of is not returned again.
+        if let Some(first) = self.handle.with(|learner| learner.expel(worker, from)).map_err(of_fleet)? {
+            self.arrived.retain(|batch, _| *batch < first);
+        }
+        Ok(())
     }
 
     /// Called when a checkpoint is complete: deletes the files of batches before the one in use.
