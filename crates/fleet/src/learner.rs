@@ -1,5 +1,5 @@
-//! The learner's loop around the coordinator: it passes events in and carries actions out. What needs the weights is
-//! left to the caller: it trains on each batch that a [`Step`] names, and asks for the frontier of a checkpoint.
+//! The learner's loop around the coordinator: it passes events in and carries actions out. Its caller has the weights:
+//! it trains on each batch that a [`Step`] names, and asks for the frontier of a checkpoint.
 //!
 //! [`Learner`] is the loop itself, for callers that poll it. [`LearnerHandle`] runs it on a thread, so that workers are
 //! served while the caller trains.
@@ -80,7 +80,7 @@ pub struct Learner<E> {
     steps: VecDeque<Step>,
     counts: Counts,
     last_checkpoint: Option<Version>,
-    /// The version whose frontier a checkpoint waits for.
+    /// The version before which a checkpoint waits for results.
     waits_for: Option<Version>,
     /// True if the caller has ended the run before its last batch.
     ended: bool,
@@ -211,7 +211,7 @@ impl<E: Exchange> Learner<E> {
     }
 
     /// Expels a worker that gave a wrong result. It gets no further jobs. Its results for the batches from `from` on
-    /// that have not been trained on are made again. Returns the first such batch: it and later ones will be returned as
+    /// that have not been trained on are made again. Returns the first such batch: it and later ones are returned as
     /// [`Step::Train`] once more, if they were before.
     pub fn expel(&mut self, worker: &WorkerName, from: BatchId) -> Result<Option<BatchId>> {
         let from = from.max(self.coordinator.open_batch());

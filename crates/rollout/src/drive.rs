@@ -6,6 +6,7 @@
 
 use crate::request::{Drawn, Request, RequestId, RolloutGroup, SequenceId};
 use crate::{Engine, Error, Models, Result};
+use model::ModelView;
 use std::borrow::BorrowMut;
 
 /// Drives an engine for owners of type `O`. Requests that were submitted to the engine by others are computed, too, and
@@ -132,8 +133,8 @@ impl<O: Clone, E: BorrowMut<Engine>> Drive<O, E> {
     }
 
     /// Submits these requests to a drive without others, and runs steps until all of them have ended. Returns their
-    /// groups in the order of the requests, and passes each to `on_end` as soon as it has ended. If this fails, they are
-    /// cancelled. Requests that pause are refused.
+    /// groups in the order of the requests, and passes each to `on_end` as soon as it has ended. If this fails, it
+    /// cancels them. Requests that pause are refused.
     pub(crate) fn run(
         &mut self,
         models: Models<'_>,
@@ -178,5 +179,28 @@ impl<O: Clone, E: BorrowMut<Engine>> Drive<O, E> {
             }
         }
         Ok(groups.into_iter().flatten().collect())
+    }
+}
+
+impl Engine {
+    /// Generates the completions of all these requests. Returns a group for each, in the order of the requests.
+    pub fn generate<'a>(
+        &mut self,
+        model: impl Into<ModelView<'a>>,
+        requests: Vec<Request>,
+    ) -> Result<Vec<RolloutGroup>> {
+        self.generate_with(model, requests, |_| {})
+    }
+
+    /// [`generate`](Self::generate), which passes each group to a callback as soon as its last completion has ended. If
+    /// the call fails, its requests are cancelled. Other requests of the engine are computed beside them and stay.
+    pub fn generate_with<'a>(
+        &mut self,
+        model: impl Into<ModelView<'a>>,
+        requests: Vec<Request>,
+        mut on_end: impl FnMut(&RolloutGroup),
+    ) -> Result<Vec<RolloutGroup>> {
+        let requests = requests.into_iter().map(|request| ((), request)).collect();
+        Drive::new(self).run(model.into().into(), requests, |(), group| on_end(group))
     }
 }

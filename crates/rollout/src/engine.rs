@@ -2,7 +2,6 @@
 
 use crate::blocks::BlockPool;
 use crate::config::{EngineConfig, Speculative};
-use crate::drive::Drive;
 use crate::earlier::Earlier;
 use crate::inputs::StepInputs;
 use crate::logprobs::LogitRows;
@@ -159,27 +158,6 @@ impl Engine {
     /// Whether every submitted request has ended or is paused.
     pub fn is_idle(&self) -> bool {
         self.scheduler.is_idle()
-    }
-
-    /// Generates the completions of all these requests. Returns a group for each, in the order of the requests.
-    pub fn generate<'a>(
-        &mut self,
-        model: impl Into<ModelView<'a>>,
-        requests: Vec<Request>,
-    ) -> Result<Vec<RolloutGroup>> {
-        self.generate_with(model, requests, |_| {})
-    }
-
-    /// [`generate`](Self::generate), which passes each group to a callback as soon as its last completion has ended. If
-    /// the call fails, its requests are cancelled. Other requests of the engine are computed beside them and stay.
-    pub fn generate_with<'a>(
-        &mut self,
-        model: impl Into<ModelView<'a>>,
-        requests: Vec<Request>,
-        mut on_end: impl FnMut(&RolloutGroup),
-    ) -> Result<Vec<RolloutGroup>> {
-        let requests = requests.into_iter().map(|request| ((), request)).collect();
-        Drive::new(self).run(model.into().into(), requests, |(), group| on_end(group))
     }
 
     /// Runs one step with one base model, and for each sequence the adapter that its request names. Returns the groups

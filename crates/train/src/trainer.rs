@@ -5,6 +5,7 @@
 //! passes: their methods take the passes as an argument.
 
 mod held_out;
+mod micro_batch;
 mod passes;
 mod skip;
 mod state;

@@ -58,7 +58,7 @@ const LOCKSTEP: [&str; 10] =
 ///
 /// `kernels::memory`: an allocation keeps the slot that it lies in alive, and a slot makes allocations.
 /// `model::weights`: a linear layer adds the adapters of its rows, and an adapter is a set of linear layers.
-const CIRCLED: [&str; 3] = ["kernels::memory", "lockstep::trainers::online", "model::weights"];
+const CIRCLED: [&str; 2] = ["kernels::memory", "model::weights"];
 
 /// A package of the workspace.
 struct Package {

@@ -15,8 +15,9 @@ impl Coordinator {
         Coordinator::resume(plan, saved, BTreeMap::new())
     }
 
-    /// The coordinator of a run that continues from a checkpoint and from the batch files on the disk. Before [`super::Event::Recovered`] it must be told which workers are there, what they are doing, and
-    /// which results survived.
+    /// The coordinator of a run that continues from a checkpoint and from the batch files on the disk. Before
+    /// [`super::Event::Recovered`] it must be told which workers exist, which jobs they have, and which results
+    /// survived.
     pub fn resume(plan: Plan, saved: Saved, files: BTreeMap<BatchId, SyncedBatch>) -> Result<Coordinator, String> {
         Coordinator::with_rules(plan, saved, files, Rules::ALL)
     }

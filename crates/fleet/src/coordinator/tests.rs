@@ -84,7 +84,7 @@ impl Run {
         self.tell(Event::Trained(lineage(self.0.batch().next().version())))
     }
 
-    /// What is there of the frontier before the weights of a version, and what is missing.
+    /// The jobs of the frontier before a version that have a result, and those that are missing.
     fn frontier(&self, version: u64) -> (String, String) {
         let (there, missing) = self.0.frontier(Version(version));
         (jobs(&there.into_keys().collect::<Vec<_>>()), jobs(&missing))
@@ -96,7 +96,7 @@ fn both(there: &str, missing: &str) -> (String, String) {
 }
 
 #[test]
-fn a_frontier_has_what_only_older_weights_can_make() {
+fn a_frontier_has_the_results_of_older_weights() {
     let mut run = Run::start(plan(5, 1, 2));
     assert_eq!(run.tell(Event::Recovered), "offer 0@0; offer 1@0; offer 2@0");
     assert_eq!(run.frontier(0), both("", ""), "there are no older weights");
@@ -125,7 +125,7 @@ fn a_run_ends_after_its_last_batch() {
     run.result(job(0));
     run.tell(Event::Synced(BatchId(0)));
     assert_eq!((run.0.open_batch(), run.tell(Event::TrainingBegan)), (BatchId(0), String::new()));
-    assert_eq!(run.0.open_batch(), BatchId(1), "what is trained on stays");
+    assert_eq!(run.0.open_batch(), BatchId(1), "results that are trained on stay");
     assert_eq!(run.trained(), "publish 1; end");
     assert!(run.0.has_ended());
     assert_eq!(run.frontier(1), both("", ""));

@@ -375,7 +375,7 @@ impl World {
         self.tell(Event::TrainingBegan)
     }
 
-    /// The checkpoint that is written has what only older weights can make.
+    /// Writes a checkpoint with the results that only older weights can make.
     fn save(&mut self) -> Result<(), String> {
         let Some(learner) = &mut self.learner else { return Ok(()) };
         let (coordinator, in_batch) = (&learner.coordinator, learner.begun);
@@ -383,8 +383,8 @@ impl World {
         let next = if in_batch { version.batch().next().version() } else { version };
         let (mut frontier, _) = coordinator.frontier(next);
         if in_batch {
-            let of_batch = self.plan.groups_of(version.batch()).flat_map(|group| coordinator.chain(group));
-            frontier.extend(of_batch.map(|job| (job, learner.kept[&job].answer)));
+            let own = self.plan.groups_of(version.batch()).flat_map(|group| coordinator.chain(group));
+            frontier.extend(own.map(|job| (job, learner.kept[&job].answer)));
         }
         let result = |job: &JobName| learner.kept.get(job).cloned().ok_or(format!("the result of job {job} is gone"));
         let results = frontier.keys().map(result).collect::<Result<Vec<_>, _>>()?;
@@ -484,8 +484,10 @@ impl World {
             Action::Drop(worker, job, _) => {
                 learner.observer.discarded(&worker, job);
                 // No exchange tells of a result that it has not got any more.
-                let is_of = |event: &Event| matches!(event, Event::Result { worker: of, job: name, .. } if (of, *name) == (&worker, job));
-                self.mail.retain(|event| !is_of(event));
+                self.mail.retain(|event| match event {
+                    Event::Result { worker: maker, job: made, .. } => (maker, *made) != (&worker, job),
+                    _ => true,
+                });
                 self.queue.complete.remove(&(worker, job));
             }
             Action::SyncBatch(batch, jobs) => {

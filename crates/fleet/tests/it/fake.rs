@@ -280,10 +280,10 @@ impl<E: Exchange + Send + 'static> Trainer<E> {
         Ok(())
     }
 
-    /// Writes a checkpoint, once what only older weights can make is there. In the middle of a batch, `of_batch` has
-    /// its results.
-    fn save(&mut self, of_batch: Option<&[JobResult]>) -> Result<()> {
-        let (version, in_batch) = (self.version, of_batch.is_some());
+    /// Writes a checkpoint, once all results that only older weights can make have arrived. In the middle of a batch,
+    /// `trained_on` has its results.
+    fn save(&mut self, trained_on: Option<&[JobResult]>) -> Result<()> {
+        let (version, in_batch) = (self.version, trained_on.is_some());
         let next = if in_batch { version.batch().next().version() } else { version };
         let frontier = loop {
             if let Some(frontier) = self.handle.with(|learner| learner.frontier(next))? {
@@ -291,7 +291,7 @@ impl<E: Exchange + Send + 'static> Trainer<E> {
             }
             self.look()?;
         };
-        let frontier = of_batch.unwrap_or_default().iter().cloned().chain(frontier).collect();
+        let frontier = trained_on.unwrap_or_default().iter().cloned().chain(frontier).collect();
         let lineages = self.handle.with(|learner| learner.coordinator().lineages().clone());
         let saved = SavedFrontier { version, in_batch, lineages, frontier, expelled: Vec::new() };
         Checkpoint { weights: self.weights, saved }.save(&self.out);
@@ -332,11 +332,11 @@ pub fn learn<E: Exchange + Send + 'static>(
 ) -> Result<Option<u64>> {
     let Checkpoint { weights, saved } = Checkpoint::load(out);
     let (version, in_batch, lineage) = (saved.version, saved.in_batch, saved.lineages[&saved.version]);
-    let of_slots = Slots::new(out);
-    // What an earlier learner published may be that of a history which is no more; a reader may pin it still.
+    let slot_files = Slots::new(out);
+    // Slots of an earlier learner may have weights of another history; a reader may pin them still.
     for slot in 0..slots(&plan) {
         let lock = loop {
-            match of_slots.lock(slot) {
+            match slot_files.lock(slot) {
                 Some(file) => break file,
                 None => std::thread::sleep(Duration::from_millis(1)),
             }
@@ -350,7 +350,7 @@ pub fn learn<E: Exchange + Send + 'static>(
     let learner = Learner::open(plan.clone(), saved, exchange, files, Box::new(Payloads), serde_json::Value::Null)?;
     let handle = LearnerHandle::start(learner)?;
     let (out, arrived) = (out.to_owned(), BTreeMap::new());
-    let mut trainer = Trainer { out, plan, handle, slots: of_slots, version, weights, arrived };
+    let mut trainer = Trainer { out, plan, handle, slots: slot_files, version, weights, arrived };
     let end = trainer.plan.end();
     while trainer.version.batch() < end {
         if stop() {

@@ -9,26 +9,21 @@
 //! forward pass of one skipped group in 64 (chosen by its index in the training run) is computed only for the
 //! comparison.
 
-use super::TrainState;
-use super::passes::{LossBatch, Measured, Passes};
-use crate::Result;
+use super::passes::{LossBatch, Measured};
 use crate::loss::Normalizer;
-use crate::objective::Objective;
 use crate::optimizer_batch::Sequence;
-use kernels::Context;
 use kernels::mean::over;
 use model::columns::ENTROPIES;
-use model::packing::{longest, micro_batches};
-use model::{GroupId, ModelView, PromptGroup, Updates};
+use model::{GroupId, PromptGroup, Updates};
 use std::borrow::Cow;
 
 /// The groups of an optimizer batch that are skipped.
 #[derive(Default)]
 pub(crate) struct Skipped {
     /// Indices of the skipped groups among all groups, ascending.
-    groups: Vec<usize>,
+    pub(super) groups: Vec<usize>,
     /// Indices of the skipped groups whose forward pass is computed all the same, to compare log-probabilities.
-    checked: Vec<usize>,
+    pub(super) checked: Vec<usize>,
     /// Indices of the sequences of skipped groups that have a completion, ascending.
     pub(crate) sequences: Vec<usize>,
 }
@@ -64,7 +59,7 @@ impl Skipped {
     }
 }
 
-fn only<'a>(groups: &[PromptGroup<'a>], keeps: impl Fn(usize) -> bool) -> Vec<PromptGroup<'a>> {
+pub(super) fn only<'a>(groups: &[PromptGroup<'a>], keeps: impl Fn(usize) -> bool) -> Vec<PromptGroup<'a>> {
     let places = groups.iter().enumerate();
     places.map(|(place, group)| if keeps(place) { group.clone() } else { group.left_out() }).collect()
 }
@@ -81,47 +76,6 @@ fn has_no_gradient(Sequence { source, mask, .. }: &Sequence<'_>) -> bool {
 /// every epoch.
 fn is_checked(group: GroupId) -> bool {
     group.0.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 58 == 0
-}
-
-impl TrainState {
-    /// Whether the trainer skips groups without a gradient for this loss.
-    pub(crate) fn skips(&self, loss: &Objective) -> bool {
-        self.config.skip_zero_gradients && loss.can_skip()
-    }
-
-    /// Counts the skipped groups and their rows, and computes the forward passes of those whose log-probabilities are
-    /// compared.
-    pub(crate) fn check_skipped(
-        &mut self,
-        passes: &mut Passes,
-        ctx: &Context,
-        model: ModelView<'_>,
-        batch: &LossBatch<'_>,
-        groups: &[PromptGroup<'_>],
-        skipped: &Skipped,
-        measured: &mut Measured,
-    ) -> Result<()> {
-        let rows = |&place: &usize| groups[place].capacity(self.config.prefix_sharing).tokens as u64;
-        measured.skipped_groups += skipped.groups.len() as u64;
-        measured.skipped_tokens += skipped.groups.iter().map(rows).sum::<u64>();
-        let version = model.version().trained();
-        let checked = only(groups, |place| skipped.checked.contains(&place));
-        let micro = micro_batches(&checked, self.config.max_tokens_per_micro_batch, self.config.prefix_sharing);
-        // There is nothing to compare if other weights sampled the tokens.
-        let of_sampler = |i: usize| batch.sequences[i].source.sample().is_some_and(|s| s.is_of_version(version));
-        for micro in micro.iter().filter(|micro| micro.scored().any(of_sampler)) {
-            self.reserve_for(passes, model.config(), std::slice::from_ref(micro), longest(&checked))?;
-            let forward = self.forward(passes, ctx, model, batch, micro, &mut measured.forward_time_s)?;
-            let mut logps = &forward.logps[..];
-            for i in micro.scored() {
-                let Sequence { source, completion, .. } = &batch.sequences[i];
-                let (own, others) = logps.split_at(completion.len());
-                source.sample().into_iter().for_each(|sample| measured.compare(sample, own, version));
-                logps = others;
-            }
-        }
-        Ok(())
-    }
 }
 
 impl LossBatch<'_> {

@@ -129,7 +129,7 @@ fn results_of_files_are_taken_back_with_all_that_followed() {
     let start = || {
         let plan = plan(9, 1, 2);
         let mut run = Run(Coordinator::resume(plan, saved(2, &[job(2), job(3)]), files()).unwrap());
-        // Made by what batch 4 gave: this learner has not trained on it yet.
+        // Weights after batch 4 made it: this learner has not trained on it yet.
         let left = run.result(job(7));
         assert_eq!(left, "drop 7 of dev1: Lineage");
         assert_eq!(run.tell(Event::Recovered), "train 2");

@@ -152,7 +152,7 @@ impl World {
         self.tell(Event::Expelled(name, jobs))
     }
 
-    /// Expels a worker, and takes all results of the first batch that is not trained on as wrong results of this worker.
+    /// Expels a worker. All results of the first batch that is not trained on count as wrong results of this worker.
     pub(super) fn expel(&mut self, i: usize) -> Result<(), String> {
         if self.environment.liar {
             return self.expel_liar();

@@ -209,8 +209,8 @@ impl Distributed {
         }
     }
 
-    /// Waits for what a checkpoint must contain of later batches: the results that versions before `version` make, since
-    /// those weights will be gone after a resume. After a stop request it does not wait for workers that are missing.
+    /// Waits for the part of later batches that a checkpoint must contain: the results that versions before `version`
+    /// make, since those weights will be gone after a resume. After a stop request it does not wait for workers that are missing.
     pub fn wait_for_frontier(
         &mut self,
         version: Version,
@@ -221,8 +221,8 @@ impl Distributed {
         let mut lonely_since = Instant::now();
         loop {
             if let Some(results) = self.handle.with(|learner| learner.frontier(version)).map_err(of_fleet)? {
-                let of_batch = results.chunk_by(|a, b| self.batch_of(a) == self.batch_of(b));
-                let arrived = of_batch.map(|results| {
+                let batches = results.chunk_by(|a, b| self.batch_of(a) == self.batch_of(b));
+                let arrived = batches.map(|results| {
                     let batch = self.batch_of(&results[0]);
                     (batch, (self.pending.get(&batch).cloned(), results.to_vec()))
                 });
@@ -395,8 +395,8 @@ impl Distributed {
         self.held.iter().find(|(held, _)| *held == version).map(|(_, weights)| weights)
     }
 
-    /// Called when a batch is taken for training: its results stay, and the weights that made it will not be read again,
-    /// so that the optimizer may overwrite them.
+    /// Called when a batch is taken for training: its results stay, and the weights that made it are not read again, so
+    /// the optimizer may overwrite them.
     pub fn training_begins(&mut self, batch: BatchId) -> anyhow::Result<()> {
         self.forget_weights_before(batch.next());
         self.handle.with(|learner| learner.training_began()).map_err(of_fleet)

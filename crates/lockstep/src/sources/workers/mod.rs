@@ -6,6 +6,7 @@
 //! the weights of the version that follows from its name. Of a run's directory it knows `fleet/` alone.
 
 mod audit;
+mod audited;
 mod begun;
 mod chunks;
 mod expelled;

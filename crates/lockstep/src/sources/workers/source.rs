@@ -263,7 +263,7 @@ impl BatchSource for WorkerSource {
         let learner = LearnerStart {
             batch,
             at_beginning,
-            lineage: of_run(start.lineage),
+            lineage: fleet_lineage(start.lineage),
             frontier: Frontier { groups, lineages: std::mem::take(&mut self.restored) },
             settings: fleet::Lineage(settings.0),
             audits: self.auditor.is_on(),
@@ -377,7 +377,7 @@ impl BatchSource for WorkerSource {
             offered = self.offered(at, (first, last), done.data.clone(), (done.step, done.weights.version()));
         }
         self.remember(&offered, done.lineage);
-        self.fleet()?.advance(done.weights, of_run(done.lineage), offered, done.watch.warn)
+        self.fleet()?.advance(done.weights, fleet_lineage(done.lineage), offered, done.watch.warn)
     }
 
     fn collector(&mut self) -> Option<&mut dyn Collect> {
@@ -468,7 +468,7 @@ fn refuse_short_queue(config: &Config) -> anyhow::Result<()> {
 }
 
 /// The lineage of a run's weights, as the fleet passes it on.
-fn of_run(lineage: Option<Lineage>) -> fleet::Lineage {
+fn fleet_lineage(lineage: Option<Lineage>) -> fleet::Lineage {
     fleet::Lineage(lineage.map_or([0; 16], |lineage| lineage.0))
 }
 

@@ -1,0 +1,183 @@
+//! One micro-batch of a [`TrainState`]: forward pass on the device, loss on the host, backward pass on the device; and
+//! the check of groups that are skipped.
+//!
+//! With LoRA dropout, the gradient is that of a forward pass with dropout. A policy loss compares its log-probabilities
+//! with those of the sampler and the reference model, which use no dropout. So they come from a pass without dropout,
+//! the loss's gradient ∂J/∂log π_θ is computed there, and a second pass with dropout is differentiated:
+//!
+//! ∇ = Σ_t ∂J/∂log π_θ(t) ∇ log π_θ,dropped(t)
+//!
+//! This costs a second forward pass. The other losses (supervised, pairs, scores) are computed from the pass with
+//! dropout alone.
+
+use super::TrainState;
+use super::passes::{Forward, LossBatch, Measured, Passes};
+use super::skip::{Skipped, only};
+use crate::Result;
+use crate::objective::{Objective, Scored};
+use crate::optimizer_batch::Sequence;
+use kernels::{Context, Tensor};
+use model::batch::Dropout;
+use model::net;
+use model::packing::{longest, micro_batches};
+use model::{BatchTensors, MicroBatch, ModelView, PromptGroup, Updates};
+use std::time::Instant;
+
+impl TrainState {
+    /// Probability that an input of the LoRA adapter is dropped.
+    pub(crate) fn dropout(&self) -> f64 {
+        self.config.adapter.as_ref().map_or(0.0, |lora| lora.dropout)
+    }
+
+    pub(crate) fn forward(
+        &self,
+        passes: &mut Passes,
+        ctx: &Context,
+        model: ModelView<'_>,
+        batch: &LossBatch<'_>,
+        micro: &MicroBatch<'_>,
+        forward_time_s: &mut f64,
+    ) -> Result<Forward> {
+        let start = Instant::now();
+        let packed = micro.batch(self.config.prefix_sharing);
+        let mut tensors = BatchTensors::new(&self.memory.part("workspace"), &packed);
+        let p = self.dropout();
+        let mut dropout = (p > 0.0).then(|| {
+            let samples: Vec<u32> = micro.scored().map(|i| (batch.before + i) as u32).collect();
+            // Skipped steps count, so that no two steps have the same noise.
+            let step = self.optimizer.steps + self.skipped_total;
+            Dropout::new(&self.memory, p, self.config.optimizer.seed, step, &packed, &samples)
+        });
+        if !batch.loss.is_policy() {
+            tensors.set_dropout(dropout.take());
+        }
+        *forward_time_s += start.elapsed().as_secs_f64();
+        let (logps, entropies) = self.pass(passes, ctx, model, batch.loss, &tensors, forward_time_s)?;
+        Ok(Forward { tensors, dropout, logps, entropies })
+    }
+
+    fn pass(
+        &self,
+        passes: &mut Passes,
+        ctx: &Context,
+        model: ModelView<'_>,
+        loss: &Objective,
+        tensors: &BatchTensors,
+        forward_time_s: &mut f64,
+    ) -> Result<(Vec<f32>, Vec<f32>)> {
+        let start = Instant::now();
+        let outputs = passes.forward(ctx, model, tensors, self.config.temperature, loss.is_of_scores())?;
+        *forward_time_s += start.elapsed().as_secs_f64();
+        Ok(outputs)
+    }
+
+    /// Computes the loss and the backward pass of a micro-batch. Its forward pass must be the last one on the tape.
+    pub(crate) fn backward(
+        &mut self,
+        passes: &mut Passes,
+        ctx: &Context,
+        model: ModelView<'_>,
+        batch: &LossBatch<'_>,
+        micro: &MicroBatch<'_>,
+        mut forward: Forward,
+        measured: &mut Measured,
+    ) -> Result<()> {
+        if let Some(dropout) = forward.dropout.take() {
+            forward.tensors.set_dropout(Some(dropout));
+            self.pass(passes, ctx, model, batch.loss, &forward.tensors, &mut measured.forward_time_s)?;
+        }
+        let start = Instant::now();
+        let (d_logps, d_entropies) = loss_and_gradient(batch, model.version().trained(), micro, &forward, measured);
+        measured.forward_time_s += start.elapsed().as_secs_f64();
+
+        let (start, tensors) = (Instant::now(), &forward.tensors);
+        let workspace = self.memory.part("workspace");
+        let d_logps = Tensor::from_f32(&workspace, &[d_logps.len()], &d_logps);
+        let (tape, rope) = passes.parts();
+        if batch.loss.is_of_scores() {
+            net::score_backward(ctx, model, tensors, d_logps.view(), tape, &mut self.grads)?;
+        } else {
+            let d_entropies = batch.loss.has_entropy_grad(batch.normalizer).then_some(d_entropies);
+            let d_entropies = d_entropies.map(|d| Tensor::from_f32(&workspace, &[d.len()], &d));
+            let d_entropies = d_entropies.as_ref().map(Tensor::view);
+            net::head_backward(ctx, model, tensors, d_logps.view(), d_entropies, tape, &mut self.grads)?;
+        }
+        net::backward(ctx, model, rope, tensors, tape, &mut self.grads)?;
+        measured.backward_time_s += start.elapsed().as_secs_f64();
+        Ok(())
+    }
+
+    /// Whether the trainer skips groups without a gradient for this loss.
+    pub(crate) fn skips(&self, loss: &Objective) -> bool {
+        self.config.skip_zero_gradients && loss.can_skip()
+    }
+
+    /// Counts the skipped groups and their rows, and computes the forward passes of those whose log-probabilities are
+    /// compared.
+    pub(crate) fn check_skipped(
+        &mut self,
+        passes: &mut Passes,
+        ctx: &Context,
+        model: ModelView<'_>,
+        batch: &LossBatch<'_>,
+        groups: &[PromptGroup<'_>],
+        skipped: &Skipped,
+        measured: &mut Measured,
+    ) -> Result<()> {
+        let rows = |&place: &usize| groups[place].capacity(self.config.prefix_sharing).tokens as u64;
+        measured.skipped_groups += skipped.groups.len() as u64;
+        measured.skipped_tokens += skipped.groups.iter().map(rows).sum::<u64>();
+        let version = model.version().trained();
+        let checked = only(groups, |place| skipped.checked.contains(&place));
+        let micro = micro_batches(&checked, self.config.max_tokens_per_micro_batch, self.config.prefix_sharing);
+        // There is nothing to compare if other weights sampled the tokens.
+        let of_sampler = |i: usize| batch.sequences[i].source.sample().is_some_and(|s| s.is_of_version(version));
+        for micro in micro.iter().filter(|micro| micro.scored().any(of_sampler)) {
+            self.reserve_for(passes, model.config(), std::slice::from_ref(micro), longest(&checked))?;
+            let forward = self.forward(passes, ctx, model, batch, micro, &mut measured.forward_time_s)?;
+            let mut logps = &forward.logps[..];
+            for i in micro.scored() {
+                let Sequence { source, completion, .. } = &batch.sequences[i];
+                let (own, others) = logps.split_at(completion.len());
+                source.sample().into_iter().for_each(|sample| measured.compare(sample, own, version));
+                logps = others;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Adds a micro-batch's contribution to the loss J to the sums. Returns the gradients of J with respect to the
+/// log-probability and the entropy of each scored token.
+fn loss_and_gradient(
+    batch: &LossBatch<'_>,
+    version: Updates,
+    micro: &MicroBatch<'_>,
+    forward: &Forward,
+    measured: &mut Measured,
+) -> (Vec<f32>, Vec<f32>) {
+    let Forward { logps, entropies, .. } = forward;
+    let (mut d_logps, mut d_entropies) = (vec![0.0; logps.len()], vec![0.0; logps.len()]);
+    let (mut first, mut rest, mut rest_entropies) = (0, d_logps.as_mut_slice(), d_entropies.as_mut_slice());
+    for group in micro.scored_groups() {
+        let mut scored = Vec::new();
+        for i in group {
+            batch.count_skipped(i, version, measured);
+            let Sequence { source, completion, mask, .. } = &batch.sequences[i];
+            let tokens = first..first + completion.len();
+            let (own, others) = rest.split_at_mut(tokens.len());
+            let (own_entropies, other_entropies) = rest_entropies.split_at_mut(tokens.len());
+            let (logps, entropies) = (&logps[tokens.clone()], &entropies[tokens.clone()]);
+            if !batch.loss.is_of_scores() {
+                let used = entropies.iter().zip(mask).filter(|(_, m)| **m);
+                measured.entropy += used.map(|(e, _)| f64::from(*e)).sum::<f64>();
+                source.sample().into_iter().for_each(|sample| measured.compare(sample, logps, version));
+            }
+            let source = *source;
+            scored.push(Scored { source, mask, logps, entropies, d_logps: own, d_entropies: own_entropies });
+            (first, rest, rest_entropies) = (tokens.end, others, other_entropies);
+        }
+        batch.loss.evaluate(batch.normalizer, &mut scored, &mut measured.sums);
+    }
+    (d_logps, d_entropies)
+}
