@@ -39,8 +39,8 @@ pub trait Feed: Send {
 /// An action that the caller of the learner must carry out.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Step {
-    /// Train on this batch, whose file is on the disk: call [`Learner::training_began`], take the optimizer steps, and call
-    /// [`Learner::trained`]. The results are in the order of their names.
+    /// Train on this batch, whose file is on the disk: call [`Learner::training_began`], take the optimizer steps, and
+    /// call [`Learner::trained`]. The results are in the order of their names.
     Train(BatchId, Batch),
     /// A message for the user: an unreadable file, results that differ, a worker that was killed.
     Warning(String),

@@ -1,7 +1,8 @@
 //! The audit of a batch: while the weights that made an answer are still in memory, the learner can generate the job's
 //! group again (`trust = "audit"`) and can recompute its log-probabilities (`audit_stale`).
 
-use super::source::{Arrived, WorkerSource};
+use super::learner::Arrived;
+use super::source::WorkerSource;
 use super::{Link, by_group};
 use crate::rollouts::audit::{Remaker, difference};
 use crate::rollouts::collector::Collected;

@@ -1,6 +1,7 @@
 //! Batches that workers generate in chunks, between two chunks: what a checkpoint has of them, and back.
 
-use super::source::{Arrived, WorkerSource};
+use super::learner::Arrived;
+use super::source::WorkerSource;
 use super::{Chunks, FrontierGroup, Pending, by_group};
 use crate::data::prompts::Prompt;
 use crate::rollouts::jobs::{Assembler, BegunBatch, GroupAnswer, GroupJob, score};

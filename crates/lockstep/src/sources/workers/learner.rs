@@ -7,7 +7,6 @@ use super::made_by::MadeBy;
 use super::missing::Missing;
 use super::network::{Network, Serving, learner_exchange};
 use super::payloads::Payloads;
-use super::source::Arrived;
 use super::{Shared, SlotPlace, of_fleet};
 use crate::config::SamplingPlan;
 use crate::rollouts::jobs::GroupJob;
@@ -43,6 +42,10 @@ pub struct Pending {
     /// Optimizer steps done when the batch was offered.
     pub step: u64,
 }
+
+/// A batch as it was offered, with the results of its jobs. Of a batch that came with a checkpoint there is no
+/// [`Pending`].
+pub type Arrived = (Option<Pending>, Vec<JobResult>);
 
 /// A group in a checkpoint, which workers need not generate again.
 pub struct FrontierGroup {
@@ -210,7 +213,8 @@ impl Distributed {
     }
 
     /// Waits for the part of later batches that a checkpoint must contain: the results that versions before `version`
-    /// make, since those weights will be gone after a resume. After a stop request it does not wait for workers that are missing.
+    /// make, since those weights will be gone after a resume. After a stop request it does not wait for workers that are
+    /// missing.
     pub fn wait_for_frontier(
         &mut self,
         version: Version,

@@ -6,6 +6,7 @@
 //! learner makes evaluations itself.
 
 use super::audit::Auditor;
+use super::learner::Arrived;
 use super::{
     Chunks, Distributed, Frontier, FrontierGroup, Identity, LearnerStart, Network, Pending, Shared, by_group, makers,
     of_fleet_group, share_cores,
@@ -34,10 +35,6 @@ const FILE: &str = "fleet.json";
 
 /// A worker that has given this many answers which do not answer their jobs is expelled.
 const MOST_REFUSALS: u32 = 3;
-
-/// A batch as it was offered, with the results of its jobs. Of a batch that came with a checkpoint there is no
-/// [`Pending`].
-pub(super) type Arrived = (Option<Pending>, Vec<JobResult>);
 
 /// The source of batches of a distributed run.
 pub struct WorkerSource {
@@ -158,10 +155,10 @@ impl WorkerSource {
         let Some(fleet) = self.fleet.as_ref().filter(|fleet| fleet.plan().chunks) else {
             return Ok((jobs, results.into_iter().map(|result| result.bytes).collect()));
         };
-        let of_groups = by_group(&results);
+        let groups = by_group(&results);
         let (mut last_jobs, mut answers) = (Vec::new(), Vec::new());
         for whole in jobs {
-            let Some(results) = of_groups.get(&whole.group) else { continue };
+            let Some(results) = groups.get(&whole.group) else { continue };
             let (Some(last), Some(result)) = (fleet.chain(&whole, results)?.pop(), results.last()) else { continue };
             last_jobs.push(last.job);
             answers.push(result.bytes.clone());
