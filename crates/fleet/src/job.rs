@@ -113,8 +113,8 @@ pub fn takes(profiles: &[String], profile: &str) -> bool {
     profiles.is_empty() || profiles.iter().any(|own| own == profile)
 }
 
-/// Identifies weights by their origin: 16 bytes from the learner's caller. Weights with equal lineages are equal, so they
-/// need not be compared byte by byte.
+/// Identifies weights by their origin: 16 bytes from the learner's caller. Weights with equal lineages are equal, so
+/// they need not be compared byte by byte.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub struct Lineage(pub [u8; 16]);

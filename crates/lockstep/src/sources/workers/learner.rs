@@ -213,8 +213,8 @@ impl Distributed {
     }
 
     /// Waits for the part of later batches that a checkpoint must contain: the results that versions before `version`
-    /// make, since those weights will be gone after a resume. After a stop request it does not wait for workers that are
-    /// missing.
+    /// make, since those weights will be gone after a resume. After a stop request it does not wait for
+    /// workers that are missing.
     pub fn wait_for_frontier(
         &mut self,
         version: Version,
