@@ -91,7 +91,7 @@ await test("alarms and checkpoints are marked, named under the cursor, and expla
   const box = await of.locator(".u-over").boundingBox();
   const hover = async (step) => {
     await page.mouse.move(box.x + ((step - 1) / 59) * box.width, box.y + 30);
-    await page.waitForFunction((step) => document.querySelector(".chart .value").textContent.startsWith(`step ${step}:`), step);
+    await page.waitForFunction((step) => document.querySelector(".chart .value")?.textContent.startsWith(`step ${step}:`), step);
     return of.locator(".named").textContent();
   };
   assert.equal(await hover(43), "⚠ cut short, since step 43");

@@ -242,8 +242,8 @@ await test("a screen reader hears that the run ended and that an alarm was raise
   assert.equal(await page.textContent("#live"), "");
   const alarm = { id: "cut_short", since: 21, evidence: "x", remedy: "y" };
   appendFileSync(log, `${JSON.stringify({ step: 23, alarm })}\n${JSON.stringify({ step: 100, reward: 1 })}\n`);
-  await page.waitForFunction(() => document.querySelector("#live").textContent.includes("is finished, at step 100"));
-  await page.waitForFunction(() => document.querySelector("#live").textContent.includes("New alarm: cut short, since step 21."));
+  await page.waitForFunction(() => document.querySelector("#live")?.textContent.includes("is finished, at step 100"));
+  await page.waitForFunction(() => document.querySelector("#live")?.textContent.includes("New alarm: cut short, since step 21."));
   await page.close();
 });
 

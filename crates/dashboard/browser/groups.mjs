@@ -85,7 +85,7 @@ await test("what a step did to each token is the ratio that was recorded", async
   const page = await open("#/c/rollouts?all=1&only=updated&color=ratio");
   await page.waitForSelector(".completion .t", { state: "attached" });
   const groups = new Set(after.map((line) => line.group));
-  await page.waitForFunction((n) => document.querySelector(".count").textContent.startsWith(`${n} `), groups.size);
+  await page.waitForFunction((n) => document.querySelector(".count")?.textContent.startsWith(`${n} `), groups.size);
   const place = Number(await page.getAttribute('.groups a[aria-current="true"]', "data-place"));
   const all = [lines("c.training.jsonl"), after];
   const { group } = lines("c.index.jsonl")[place];
@@ -134,12 +134,12 @@ await test("filters and search find what the files have", async () => {
   assert.equal(await count(), index.filter((entry) => entry.reward_std <= 1e-8).length);
   await page.goto(`${base}/#/a/rollouts?all=1&only=cut`);
   const cut = new Set(records.filter((line) => line.truncated).map((line) => line.group)).size;
-  await page.waitForFunction((cut) => document.querySelector(".count").textContent.startsWith(`${cut} `), cut);
+  await page.waitForFunction((cut) => document.querySelector(".count")?.textContent.startsWith(`${cut} `), cut);
   await page.goto(`${base}/#/a/rollouts?all=1&q=moon`);
   const found = new Set(
     records.filter((line) => `${line.prompt}${line.completion ?? ""}`.includes("moon")).map((line) => line.group),
   ).size;
-  await page.waitForFunction((found) => document.querySelector(".count").textContent.startsWith(`${found} `), found);
+  await page.waitForFunction((found) => document.querySelector(".count")?.textContent.startsWith(`${found} `), found);
   // Completions are recorded as tokens; a search while one types finds their text.
   await page.goto(`${base}/#/a/rollouts?step=7`);
   await page.waitForFunction(() => document.querySelector(".read h1")?.textContent.endsWith("step 7"));
@@ -151,7 +151,7 @@ await test("filters and search find what the files have", async () => {
   await page.getByLabel("all steps").check();
   await page.locator("#search").pressSequentially(part.toUpperCase());
   await page.waitForFunction((q) => new URLSearchParams(location.hash.split("?")[1]).get("q") === q, part.toUpperCase());
-  await page.waitForFunction((all) => Number(document.querySelector(".count").textContent.replace(/\D.*$/, "")) < all, index.length);
+  await page.waitForFunction((all) => Number(document.querySelector(".count")?.textContent.replace(/\D.*$/, "")) < all, index.length);
   assert.ok((await count()) >= 1, part);
   assert.equal(await page.evaluate(() => document.activeElement.id), "search");
   await page.goto(`${base}/#/a/rollouts?all=1&only=best`);

@@ -89,13 +89,13 @@ await test("live: charts, the value under the cursor and the keyboard's focus su
   await page.waitForSelector(".chart canvas");
   await page.focus(".chart .plot");
   for (let i = 0; i < 5; i++) await page.keyboard.press("ArrowLeft");
-  await page.waitForFunction(() => document.querySelector(".chart .value").textContent.startsWith("step 1"));
+  await page.waitForFunction(() => document.querySelector(".chart .value")?.textContent.startsWith("step 1"));
   const before = await page.textContent(".chart .value");
   await page.evaluate(() => (window.canvas = document.querySelector(".chart canvas")));
   for (const step of [21, 22, 23]) {
     appendFileSync(`${directory}/metrics.jsonl`, line(step));
     await page.waitForFunction(
-      (step) => document.querySelector(".chart .plot").getAttribute("aria-label").includes(`in ${step} points`),
+      (step) => document.querySelector(".chart .plot")?.getAttribute("aria-label").includes(`in ${step} points`),
       step,
     );
   }

@@ -9,7 +9,7 @@ await test("groups and completions are filtered by reward", async () => {
   const page = await open("#/reader/rollouts?all=1");
   await page.waitForSelector(".count");
   const count = (n) =>
-    page.waitForFunction((n) => document.querySelector(".count").textContent.startsWith(`${n} group`), n);
+    page.waitForFunction((n) => document.querySelector(".count")?.textContent.startsWith(`${n} group`), n);
   await count(4);
   await page.fill("#reward-min", "0.4");
   await page.keyboard.press("Enter");
@@ -40,12 +40,12 @@ await test("prompts are searched, sorted by keys, and one that always earns the 
   await page.waitForSelector(".groups a[data-prompt]");
   assert.equal(await page.textContent(".count"), "3 prompts");
   await page.keyboard.press("w");
-  await page.waitForFunction(() => document.querySelector('select[aria-label="order"]').value === "unsolved");
+  await page.waitForFunction(() => document.querySelector('select[aria-label="order"]')?.value === "unsolved");
   await page.keyboard.press("b");
-  await page.waitForFunction(() => document.querySelector('select[aria-label="order"]').value === "rose");
+  await page.waitForFunction(() => document.querySelector('select[aria-label="order"]')?.value === "rose");
   await page.keyboard.press("/");
   await page.keyboard.type("AGAIN");
-  await page.waitForFunction(() => document.querySelector(".count").textContent === "1 prompt");
+  await page.waitForFunction(() => document.querySelector(".count")?.textContent === "1 prompt");
   assert.equal(await page.evaluate(() => document.activeElement.id), "search");
   const line = await page.textContent(".groups a small");
   assert.ok(line.endsWith("1 (step 3)") && !line.includes("best"), line);
@@ -96,7 +96,7 @@ await test("a completion and a group are copied as JSON, also where the page has
   const copied = async (what) => {
     await page.click(`[data-copies=${what}]`);
     await page.waitForFunction(
-      (what) => document.querySelector(`[data-copies=${what}]`).textContent.endsWith(": copied"),
+      (what) => document.querySelector(`[data-copies=${what}]`)?.textContent.endsWith(": copied"),
       what,
     );
     return JSON.parse(await page.evaluate(() => navigator.clipboard.readText()));
@@ -140,7 +140,7 @@ await test("the map's cells, a curve's points and the numbers of a token are rea
   await page.keyboard.press("ArrowRight");
   assert.match(await tip(), /^step 2: reward 0.3/);
   await page.keyboard.press("Enter");
-  await page.waitForFunction(() => document.querySelector(".read h1").textContent.endsWith("step 2"));
+  await page.waitForFunction(() => document.querySelector(".read h1")?.textContent.endsWith("step 2"));
   await page.focus(".completion .text[role=group]");
   await page.keyboard.press("ArrowRight");
   await page.keyboard.press("ArrowRight");
@@ -159,7 +159,7 @@ await test("the map's cells, a curve's points and the numbers of a token are rea
   await page.keyboard.press("ArrowLeft");
   assert.match(await tip(), /^step 1: reward 0.438/);
   await page.keyboard.press("Enter");
-  await page.waitForFunction(() => document.querySelector(".read h1").textContent.endsWith("step 1"));
+  await page.waitForFunction(() => document.querySelector(".read h1")?.textContent.endsWith("step 1"));
   await page.close();
 });
 
@@ -194,7 +194,7 @@ await test("on a phone the first completion is on the first screen, and all can 
       assert.ok(top < 700, `the first completion begins at ${top}`);
       // Also below a long prompt.
       await page.goto(`${base}/#/reader/rollouts?step=3`);
-      await page.waitForFunction(() => document.querySelector(".read h1").textContent.endsWith("step 3"));
+      await page.waitForFunction(() => document.querySelector(".read h1")?.textContent.endsWith("step 3"));
       assert.match(await page.textContent(".asked .more"), /^… \d+ more characters$/);
       const below = await page.$eval(".completion .body", (box) => box.getBoundingClientRect().top);
       assert.ok(below < 700, `the first completion begins at ${below}`);
@@ -234,7 +234,7 @@ await test("the map grows with the run: focus and column stay, and new groups ar
     await page.keyboard.press("ArrowRight");
     const columns = () => page.locator(".map g").count();
     const before = await columns();
-    const news = () => page.waitForFunction(() => /^\d/.test(document.querySelector(".fresh").textContent));
+    const news = () => page.waitForFunction(() => /^\d/.test(document.querySelector(".fresh")?.textContent));
     await news();
     await page.waitForFunction((n) => document.querySelectorAll(".map g").length > n, before);
     assert.equal(await page.evaluate(() => document.activeElement === document.querySelector(".map svg")), true);

@@ -71,7 +71,7 @@ await test("smoothing is the weighted mean of the values so far, and the raw val
   await page.locator('.charting input[type="range"]').focus();
   await page.keyboard.press("Home");
   await page.waitForFunction(() => !location.hash.includes("smooth"));
-  await page.waitForFunction((last) => document.querySelector(".chart .value").textContent === last, `${short(values.at(-1))}`);
+  await page.waitForFunction((last) => document.querySelector(".chart .value")?.textContent === last, `${short(values.at(-1))}`);
   await page.close();
 });
 
@@ -123,7 +123,7 @@ await test("x is minutes or tokens, and a part of them is zoomed", async () => {
   assert.ok(Math.abs(tokens[1] - 500) < 10, `${tokens}`);
   // A run without tokens has no such axis.
   await page.goto(`${base}/#/logged/overview?x=tokens`);
-  await page.waitForFunction(() => document.querySelector("#head select").value === "logged");
+  await page.waitForFunction(() => document.querySelector("#head select")?.value === "logged");
   await page.waitForSelector(".u-over");
   const offered = await page.$$eval('select[aria-label="x axis"] option', (all) => all.map((one) => one.value));
   assert.deepEqual(offered, ["step", "minutes"]);
@@ -140,7 +140,7 @@ await test("curves of chosen runs are zoomed and smoothed, too", async () => {
   await page.waitForFunction(() => location.hash.includes("from="));
   const { from, to } = words(page);
   const { steps } = await json(`runs/a/series?keys=reward&from=${from}&to=${to}`);
-  await page.waitForFunction((n) => document.querySelector(".plot").getAttribute("aria-label").includes(`in ${n} points`), steps.length);
+  await page.waitForFunction((n) => document.querySelector(".plot")?.getAttribute("aria-label").includes(`in ${n} points`), steps.length);
   assert.ok(steps.length < 30);
   await page.close();
 });
