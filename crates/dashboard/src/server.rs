@@ -27,14 +27,16 @@ use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr, TcpListener, ToSocketAddrs};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// Most browsers that may receive live updates at once.
 const STREAMS: usize = 64;
 /// Most metrics in one response.
 const MOST_KEYS: usize = 512;
-/// How often a run's files are checked for new data.
-const POLL_INTERVAL: Duration = Duration::from_millis(500);
+/// How often the sizes of a run's files are checked for new data.
+const POLL_INTERVAL: Duration = Duration::from_millis(100);
+/// How often a run whose files do not grow is checked for a new state.
+const STATE_INTERVAL: Duration = Duration::from_millis(500);
 
 /// A server that is bound to its address but does not respond yet.
 pub struct Server {
@@ -380,7 +382,7 @@ async fn events(State(site): Shared, headers: HeaderMap, uri: Uri) -> Response {
     let name = words(&uri).remove("run").unwrap_or_default();
     let Some(run) = site.runs.get(&name) else { return missing() };
     let seen = headers.get("last-event-id").and_then(|id| id.to_str().ok()).unwrap_or_default().to_owned();
-    let news = Events { stream, run, seen };
+    let news = Events { stream, run, seen, sizes: None, checked: Instant::now() };
     Sse::new(news.into_stream()).into_response()
 }
 
@@ -389,35 +391,46 @@ struct Events {
     #[expect(dead_code, reason = "counted while it is there")]
     stream: Stream,
     run: Arc<Mutex<RunFiles>>,
+    /// The number of the last event.
     seen: String,
+    /// The sizes of the run's files at the last check; `None` before the first.
+    sizes: Option<[u64; 2]>,
+    checked: Instant,
 }
 
 impl Events {
     fn into_stream(self) -> impl futures_core::Stream<Item = Result<Event, std::convert::Infallible>> {
         futures_util::stream::unfold(self, |mut events| async move {
             loop {
-                let news = {
-                    let mut run = lock(&events.run);
-                    let (metrics, groups) = run.mark();
-                    let id = format!("{metrics}-{groups}-{}", run.state());
-                    (id != events.seen).then(|| {
-                        events.seen = id.clone();
-                        let (step, total) = run.progress();
-                        let verdict = run.verdict();
-                        let alarms = run.active_alarms(&verdict).len();
-                        let data = json!({
-                            "step": step, "total": total, "state": run.state(), "verdict": verdict.to_json(),
-                            "alarms": alarms,
-                        });
-                        Event::default().event("mark").id(id).data(data.to_string())
-                    })
-                };
-                if let Some(news) = news {
+                if let Some(news) = events.news() {
                     return Some((Ok(news), events));
                 }
                 tokio::time::sleep(POLL_INTERVAL).await;
             }
         })
+    }
+
+    /// The event of a run that has changed since the last one.
+    fn news(&mut self) -> Option<Event> {
+        let mut run = lock(&self.run);
+        let sizes = Some(run.sizes());
+        if sizes == self.sizes && self.checked.elapsed() < STATE_INTERVAL {
+            return None;
+        }
+        (self.sizes, self.checked) = (sizes, Instant::now());
+        let (metrics, groups) = run.mark();
+        let id = format!("{metrics}-{groups}-{}", run.state());
+        if id == self.seen {
+            return None;
+        }
+        self.seen = id.clone();
+        let (step, total) = run.progress();
+        let verdict = run.verdict();
+        let alarms = run.active_alarms(&verdict).len();
+        let data = json!({
+            "step": step, "total": total, "state": run.state(), "verdict": verdict.to_json(), "alarms": alarms,
+        });
+        Some(Event::default().event("mark").id(id).data(data.to_string()))
     }
 }
 

@@ -1,0 +1,32 @@
+#!/usr/bin/env bash
+# How long a step takes from the file to the screen, and which share of a core the page's server needs meanwhile: a run
+# of a step a second is trained and watched for a minute (or the seconds of the first argument). Needs what check.sh
+# needs, and Python 3. LOCKSTEP=PROGRAM is the program to measure: a release build, if the share is to be that of users.
+set -euo pipefail
+cd "$(dirname "$0")"
+export LOCKSTEP="${LOCKSTEP:-$(cd ../../.. && pwd)/target/release/lockstep}"
+export CHROMIUM="${CHROMIUM:-$(command -v chromium || command -v chromium-browser || command -v google-chrome)}"
+work="$(mktemp -d)"
+trap 'kill $(jobs -p) 2>/dev/null || true; rm -rf "$work"' EXIT
+npm ci --silent --no-audit --no-fund --prefix . >/dev/null
+node model.mjs "$work" >/dev/null
+
+# Steps of uneven length, so that they do not fall into the rhythm in which the server looks.
+cat >"$work/reward.py" <<'PYTHON'
+import random, time
+
+def waits(completions, **_):
+    time.sleep(random.uniform(0.7, 1.3))
+    return [float(len(set(text))) for text in completions]
+PYTHON
+"$LOCKSTEP" train --model "$work/model" --dataset "$work/rows.jsonl" --reward "python:$work/reward.py:waits" \
+  --out "$work/runs/live" --set num_generations=4 --set per_device_train_batch_size=8 --set max_completion_length=12 --set logging_steps=1 \
+  --set record_rollouts=true --set save_strategy=no --set max_steps=100000 --set threads=1 >"$work/log" 2>&1 &
+training=$!
+"$LOCKSTEP" dashboard "$work/runs" --port 0 >"$work/url" 2>/dev/null &
+server=$!
+until [ -s "$work/url" ] && [ -s "$work/runs/live/metrics.jsonl" ]; do
+  kill -0 $training || { cat "$work/log"; exit 1; }
+  sleep 0.1
+done
+node latency.mjs "$(cat "$work/url")" "$work" $server "${1:-60}"
