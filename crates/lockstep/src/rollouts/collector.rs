@@ -38,7 +38,7 @@ pub struct Collector {
     pub stop: StopSignal,
 }
 
-/// What a collector must generate and score.
+/// The groups that a collector must generate and score, with the settings.
 pub struct CollectRequest<'a> {
     /// The dataset row of each group.
     pub prompts: Prompts,

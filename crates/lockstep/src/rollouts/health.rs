@@ -22,7 +22,7 @@ impl RewardHealth {
     /// end.
     ///
     /// A reward function that scored nothing counts as silent if it reported a failure, or if no other reward function
-    /// scored anything either. One of several may return no score for a whole batch (`None` in TRL).
+    /// scored anything either. One reward function of several may leave a whole batch without scores (`None` in TRL).
     pub fn check(&mut self, rollouts: &Rollouts, problems: &[Problem], config: &Config) -> Result<(), RewardFailed> {
         let scored = rollouts.scored();
         let all = rollouts.completions().count();

@@ -75,7 +75,7 @@ impl Limits {
 }
 
 impl Replay {
-    /// What the memory of a run that replays this file depends on.
+    /// The sizes that decide the memory of a run that replays this file.
     pub fn bounds(&self) -> WorkloadBounds {
         WorkloadBounds { longest_prompt: self.longest(), sequences: 0, ref_logps: self.has_ref_logps(), given: false }
     }

@@ -82,7 +82,7 @@ impl Branch {
         }
     }
 
-    /// Removes what was made, if the run cannot begin: its configuration first, since without it there is no run.
+    /// Removes the new files if the run cannot begin: the configuration first, since a run needs one.
     pub fn remove(&self) {
         for path in self.made.iter().rev() {
             let _ = if path.is_dir() { disk::remove_dir_all(path) } else { disk::remove_file(path) };

@@ -191,7 +191,7 @@ pub enum RunEvent<'a> {
     Checkpoint(u64, &'a Path),
 }
 
-/// What can follow an optimizer step or an epoch.
+/// An action after an optimizer step or an epoch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Follow {
     /// The metrics since the last log are logged.

@@ -27,8 +27,8 @@ const MAX_TRIES: u32 = 20;
 const POLL_INTERVAL: Duration = Duration::from_millis(10);
 
 /// The process that writes into the run in `root`, as its lock file names it; `None` if no process does. The lock
-/// decides, not the number, which may be another process's. Of a run of another machine, whose locks may not be seen
-/// here, it is the process that the file names. It only reads.
+/// decides, not the number, which may be another process's. Locks of another machine may not be visible here; then the
+/// file's text decides. Nothing is written.
 pub fn writer(root: &Path) -> Option<Value> {
     writer_with(&Locks::of_system(), root)
 }
@@ -145,7 +145,7 @@ impl RunLock {
     /// Whether the file `run.lock` in `root` is still the one that this process has locked, and was not deleted or
     /// replaced.
     pub fn is_in_place(&self, root: &Path) -> bool {
-        // Where only the text protects a run, another process may have taken it from one that was stopped for long.
+        // If only the text protects a run, another process may have taken the lock while this one was stopped.
         is_in_place(&root.join(FILE), &self.file) && (self.beat.is_none() || is_unchanged(&self.file, &self.text))
     }
 
@@ -324,7 +324,7 @@ mod tests {
         let lock = RunLock::take(dir.path()).unwrap();
         let killed = lock.killed.as_ref().unwrap().to_string();
         assert!(killed.contains("process 1 on elsewhere") && killed.contains("lockstep train"), "{killed}");
-        // What is no lock's text says nothing, and is no obstacle.
+        // A file without a lock's text is ignored.
         drop(lock);
         std::fs::write(dir.path().join(FILE), "half a li").unwrap();
         assert!(RunLock::take(dir.path()).unwrap().killed.is_none());

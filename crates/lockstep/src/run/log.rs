@@ -136,7 +136,7 @@ impl RunLog {
         let step = learner.step;
         let seconds = self.step_started.elapsed().as_secs_f64();
         self.add("step_time", seconds);
-        // What an evaluation after the step before took is left out of the middle: the span begins where it ended.
+        // The evaluation after the previous step is left out: the span begins at the evaluation's end.
         let start = self.step_started.max(self.evaluated);
         self.stages.record_around("step", start, start.elapsed().as_secs_f64());
         self.step_started = Instant::now();
@@ -225,7 +225,7 @@ impl RunLog {
         Ok(findings.into_iter().try_for_each(emit)?)
     }
 
-    /// Leaves `time` out of the current step's duration: the run spent it on an evaluation, which is no part of a step.
+    /// Leaves `time` out of the current step's duration: the run spent it on an evaluation.
     pub fn leave_out(&mut self, time: Duration) {
         self.step_started += time;
         self.evaluated = Instant::now();

@@ -131,7 +131,7 @@ impl Available {
         Available { device: free.map(|[_, free]| free + held), ..Available::of_host() }
     }
 
-    /// The memory that is available for a run of the host alone.
+    /// The memory that is available for a run on the host only.
     pub fn of_host() -> Available {
         let (host, limit) = telemetry::system::available_memory();
         Available { host, limit, device: None }
@@ -186,7 +186,7 @@ impl MemoryPlan {
             add("memory pool: rounding", POOL_BYTES);
         }
         self.parts.retain(|part| part.name != "threads");
-        // What the tensors leave untouched until then is no memory of the host's.
+        // Pages that the tensors have not touched yet do not take host memory.
         self.parts.iter_mut().filter(|part| part.name == READING).for_each(|part| part.bytes = self.read);
         self.parts.push(Part::of_host("staging of copies", Passes::staging_bytes()));
         let sum = |there: bool| self.parts.iter().filter(|p| p.on.is_some() == there).map(|p| p.bytes).sum::<u64>();

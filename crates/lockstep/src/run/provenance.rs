@@ -156,7 +156,7 @@ impl Models {
         let prompt_files = hashes_of(files.of_prompts());
         let (what, other) = match reference {
             Some(Reference::Teacher { name, .. }) => ("teacher", Some(name)),
-            // One that has moved is in the checkpoint.
+            // A reference model that was synced is in the checkpoint.
             Some(Reference::Policy) if resumes && config.sync_ref_model => ("", None),
             Some(Reference::Policy) => ("reference model", separate_reference(config)),
             None => ("", None),

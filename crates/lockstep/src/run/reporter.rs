@@ -12,15 +12,15 @@ use telemetry::{
     TraceSink,
 };
 
-/// The metrics by which a run is judged, the first of them that it has, and whether a higher value is better. Of these
-/// each step's own value is kept in `steps.jsonl`, whatever is logged.
+/// The metrics by which a run is judged (the first one that it has decides), and whether a higher value is better.
+/// `steps.jsonl` has their value at every step, whatever is logged.
 pub const JUDGED: [(&str, bool); 4] =
     [("reward", true), ("rewards/accuracies", true), ("accuracy", true), ("loss", false)];
 
 /// The largest size of `trace.json`, in bytes.
 const TRACE_BYTES: u64 = 32 << 20;
 
-/// Metrics of which transformers logs the last step's value, and no mean.
+/// Metrics for which transformers logs the value of the last step, not a mean.
 const LAST: [&str; 2] = ["learning_rate", "grad_norm"];
 
 /// The sinks of a run, and the sums of the metrics that are logged next.

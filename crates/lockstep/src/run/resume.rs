@@ -254,7 +254,7 @@ mod tests {
         }
         let said = said(find_run(&text(&stranger), None).map(drop));
         assert!(said.starts_with(&format!("{} is a symbolic link", stranger.join("checkpoints").display())), "{said}");
-        // One checkpoint alone is a link: it is not one of the run's.
+        // A single checkpoint that is a link does not count as the run's.
         fs::remove_file(stranger.join("checkpoints")).unwrap();
         fs::create_dir(stranger.join("checkpoints")).unwrap();
         symlink(run.checkpoint(2), stranger.join("checkpoints/step-000002")).unwrap();
@@ -294,7 +294,7 @@ mod tests {
         assert_eq!(of(2, &damaged(2)), format!("{}; {before}", damaged(2)));
         let first = "there is no checkpoint before it: start the run anew in another directory";
         assert_eq!(of(1, &damaged(1)), format!("{}; {first}", damaged(1)));
-        // What has nothing to do with it stays as it is, as does what went well.
+        // Other errors and successes are passed on unchanged.
         assert_eq!(of(2, "the disk is full"), "the disk is full");
         assert_eq!(or_earlier(Ok(3), &ResumeFrom::Checkpoint(run.checkpoint(2)), &run).unwrap(), 3);
         let nothing = or_earlier(Err::<(), _>(anyhow::anyhow!(damaged(2))), &ResumeFrom::Nothing, &run);
@@ -318,7 +318,7 @@ mod tests {
         let check = |state: &RunState, config: &Config| check_resumable(state, config, &ctx, "d1");
         let same = state(|state| state["arithmetic"] = own.into());
         check(&same, &config).unwrap();
-        // Older versions kept the instruction set alone.
+        // Older versions wrote only the instruction set.
         check(&state(|state| state["isa"] = isa.into()), &config).unwrap();
         let older = said(check(&state(|_| ()), &config));
         let words = |began: &str| {

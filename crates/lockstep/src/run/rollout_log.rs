@@ -184,7 +184,7 @@ mod tests {
         receive(&mut log, 7);
         assert_eq!(ids(&path), [1, 7]);
 
-        // What it is given is no record: as a disk that takes none.
+        // Invalid bytes fail like a disk that cannot be written.
         let mut log = RolloutLog::open(Recorded::Rollouts, &path, None).unwrap();
         log.receive(&EventKind::Rollout { record: vec![1; 40] }.into()).unwrap();
         assert!(log.check().unwrap().unwrap().contains("the run continues"));

@@ -161,7 +161,7 @@ mod tests {
         let mut back: MetricSums = serde_json::from_str(&text).unwrap();
         assert_eq!(back.take_means()["loss"].to_bits(), ((0.1f64 + 0.2) / 2.0).to_bits());
         assert!(back.take_means().is_empty());
-        // What is set is no sum.
+        // A value that is set is not summed.
         sums.set("epoch", 2.0);
         sums.set("epoch", 3.0);
         sums.add("loss", 0.6);

@@ -128,7 +128,7 @@ struct Wanted<'a> {
 }
 
 impl Wanted<'_> {
-    /// Reads the files of the run and builds the worker's parts, which must be those of the learner with this state.
+    /// Reads the files of the run and builds the worker's parts, which must match the learner with this state.
     fn prepare(&self, run: &Path, host: Option<&Host>, state: &LearnerState) -> anyhow::Result<(Files, Parts)> {
         let shared: Shared = serde_json::from_value(state.shared.clone()).or_bad_input_in("learner.json")?;
         let batch = (state.groups as usize, state.max_staleness as usize);

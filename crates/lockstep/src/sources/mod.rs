@@ -1,4 +1,4 @@
-//! Where a run's generation batches come from. One [`BatchSource`] makes them. What exists of later batches is in the
+//! The source of a run's generation batches, a [`BatchSource`]. The present parts of later batches are in the
 //! [`SourceState`], which the trainer keeps and copies for each step.
 //!
 //! | source | file | owns | may wait for |
@@ -126,7 +126,7 @@ pub struct Now<'a> {
     pub watch: &'a Watch<'a>,
 }
 
-/// What a source checks and reports while it waits.
+/// The checks and reports of a source while it waits.
 pub struct Watch<'a> {
     /// Cancels the work.
     pub stop: &'a StopSignal,
@@ -217,7 +217,7 @@ impl BatchSizes {
     }
 }
 
-/// What all batches of a run have in common.
+/// The common settings of all batches of a run.
 pub struct BatchSpec {
     /// The configuration of the run.
     pub config: Config,

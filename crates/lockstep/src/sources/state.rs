@@ -52,7 +52,7 @@ impl Ahead {
     }
 }
 
-/// What a checkpoint's `run_state.json` says of a source. The batches themselves are in files beside it.
+/// A source's entries in a checkpoint's `run_state.json`. The batches themselves are in files beside it.
 pub struct SavedState<'a> {
     /// The next group.
     pub next_group: GroupId,
@@ -73,7 +73,7 @@ impl SourceState {
         }
     }
 
-    /// How many batches have begun with newer weights than those of version `updates`.
+    /// How many batches have begun with weights newer than version `updates`.
     pub fn lag(&self, updates: Updates) -> usize {
         self.published.iter().filter(|&&newer| newer > updates).count()
     }

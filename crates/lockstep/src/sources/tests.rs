@@ -15,7 +15,7 @@ use std::rc::Rc;
 /// The id of the token that the environment rewards.
 const GOOD: u32 = 7;
 
-/// What the environment was asked for.
+/// The calls that the environment received.
 #[derive(Default)]
 struct Seen {
     /// The first group of each batch.

@@ -132,7 +132,7 @@ struct Rows {
     long_prompts: usize,
     /// How many rows were left out because they have no token that counts in the loss.
     empty: usize,
-    /// How many rows have a prompt that ends with other tokens alone than before its completion.
+    /// How many rows have a prompt whose last tokens change when the completion follows.
     prompts_differ: usize,
     /// How many rows have a `completion_mask` that does not count.
     masks_left_out: usize,

@@ -50,7 +50,7 @@ fn each_function_of_the_caller_is_named_once() {
         left
     );
     assert_eq!(named(&[], Vec::new()), Ok(vec![]));
-    // A stop request is no failure of a reward.
+    // A stop request is not a failure of a reward.
     let stop = StopSignal::new();
     stop.request();
     assert!(named_rewards(&config(&["unique_chars"]), Vec::new(), PromptTime(0), &stop).is_err());

@@ -146,7 +146,7 @@ fn the_order_in_which_groups_end_changes_nothing() {
     for order in [[0, 1, 2, 3], [3, 2, 1, 0], [2, 0, 3, 1]] {
         assert_eq!(lasting(&scored(&mut build(false), &order)), lasting(&expected), "{order:?}");
     }
-    // What a reward adds to the table stands beside the completion that it is of.
+    // A reward's extra columns stay with their completion.
     for group in &expected.rollouts.groups {
         assert!(group.completions.iter().all(|c| c.extra["row"] == group.prompt.row));
     }
@@ -159,7 +159,7 @@ fn the_order_in_which_groups_end_changes_nothing() {
         "reward `slow` gave no score for 2 completions: it gave inf, which is not a finite number",
     ];
     assert_eq!(problems, expected_problems);
-    // A group knows those of its own completions.
+    // Each group has the problems of its own completions.
     for group in &expected.rollouts.groups {
         let unscored = |c: &ScoredCompletion| c.rewards.iter().filter(|score| score.is_none()).count();
         for (place, c) in group.completions.iter().enumerate() {
@@ -207,7 +207,7 @@ impl Reward for Gate {
     }
 }
 
-/// What a [`Gate`] says, and what lets it answer.
+/// A [`Gate`], the receiver of its calls, and the sender that lets it answer.
 fn gate() -> (Vec<Box<dyn Reward>>, Receiver<String>, Sender<()>) {
     let ((asked, was_asked), (answer, may_answer)) = (channel(), channel());
     (vec![Box::new(Gate { asked, may_answer })], was_asked, answer)
@@ -258,7 +258,7 @@ fn groups_are_scored_while_the_engine_writes_others() {
     assert_eq!((ended, output.rollouts.completions().count()), (4, 8));
     assert!(output.rollouts.completions().all(|c| c.rewards == [Some(1.0)]));
     assert!(!output.overlapped.is_empty() && output.overlapped.len() <= 4);
-    // The texts are those of the completions.
+    // The texts belong to the completions.
     for scored in output.rollouts.completions() {
         assert_eq!(scored.content, Content::Text(tokenizer.decode(&scored.completion.ids, true).unwrap()));
     }

@@ -11,7 +11,7 @@
 //! | 8, 8 | f64: mean and population standard deviation of the group's weighted rewards; NaN if there are none |
 //! | 4, 4 | u32: number of completions, and number of tokens in all of them |
 //!
-//! Later versions may append fields to an entry. The index is computed from the records alone. If the index is missing
+//! Later versions may append fields to an entry. The index is computed only from the records. If the index is missing
 //! or does not fit the records, it is computed again.
 
 use super::group::Group;
@@ -295,7 +295,7 @@ pub fn index_path(path: &Path) -> PathBuf {
 }
 
 /// Offset and length of each complete record in the first `len` bytes, read from the records' headers. An incomplete
-/// last record is left out. Bytes that are no record are an error.
+/// last record is left out. Bytes that are not a record are an error.
 fn whole_records(file: &File, len: u64, path: &Path) -> Result<Vec<(u64, u64)>> {
     let (mut found, mut at) = (Vec::new(), 0);
     while let Some(left) = (len - at).checked_sub(HEADER as u64) {

@@ -175,7 +175,7 @@ fn longer_entries_are_read() {
         GroupFile::open(&path).unwrap().index().iter().map(|entry| entry.tokens).collect::<Vec<_>>()
     };
     assert_eq!((tokens(&with(0, 99)), tokens(&with(8, 98))), (vec![3, 0, 99], vec![3, 0, 98]));
-    // Entries that are shorter, or a header alone, are none.
+    // An index with shorter entries, or with only a header, is not used.
     let mut short = with(0, 97);
     short[4] = 63;
     assert_eq!(

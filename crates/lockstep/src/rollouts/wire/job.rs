@@ -177,7 +177,7 @@ impl GroupAnswer {
 }
 
 /// Reads the answer to `job` that `bytes` begin with; also returns the bytes after it. With `by_job`, completions must
-/// have exactly the tokens that this job asks for, not those of an earlier or later chunk.
+/// have exactly the tokens that this job asks for, not the tokens of another chunk.
 pub(super) fn answered<'a>(
     bytes: &'a [u8],
     job: &GroupJob,

@@ -41,7 +41,7 @@ fn job() -> GroupJob {
     }
 }
 
-/// One that continues the answer's completions, the first of which is not whole.
+/// A job that continues the answer's completions; the first completion is not whole.
 fn later() -> GroupJob {
     let mut so_far = answer().group.completions;
     so_far[0].finish_reason = FinishReason::Unfinished;
@@ -122,7 +122,7 @@ fn what_does_not_continue_is_refused() {
     refused(|answer| answer.group.completions[0].versions[2] = Updates(6), "version 6, not 7");
     refused(|given| given.scores = answer().scores, "0 rewards");
     refused(|given| *given = answer(), "does not continue");
-    // It ended one token early, and says that it has not ended.
+    // The completion stops one token early, and is marked as unfinished.
     refused(
         |answer| {
             let c = &mut answer.group.completions[0];

@@ -33,8 +33,8 @@ fn sealed(body: &[u8]) -> Vec<u8> {
     [&MAGIC[..], &[VERSION], &(body.len() as u32).to_le_bytes(), &checksum, body].concat()
 }
 
-/// The first record of `bytes` with other values in the column `name`: those that `put` adds. What follows the record
-/// stays.
+/// The first record of `bytes`, with the values that `put` adds in the column `name`. The bytes after the record are
+/// kept.
 pub(super) fn with_column(bytes: &[u8], name: &str, put: impl Fn(&mut RecordWriter)) -> Vec<u8> {
     let (read, rest) = RecordReader::take(bytes).unwrap();
     let mut record = RecordWriter::new();
@@ -400,7 +400,7 @@ proptest! {
     #[test]
     fn any_body_is_a_group_or_an_error(body in foreign::bytes(bytes(&full())[HEADER..].to_vec())) {
         if let Ok((group, _)) = Group::read(&sealed(&body)) {
-            // What was read can be written.
+            // A group that was read can be written.
             bytes(&group);
         }
     }

@@ -1,5 +1,4 @@
-//! Whether a step measured what a condition looks at. Where it did not, nothing is known: the condition neither holds
-//! nor ends.
+//! Whether a step measured what a condition looks at. If it did not, the condition neither holds nor ends.
 
 use super::conditions::{Condition, Every};
 use super::signs::GenerationSigns;

@@ -19,11 +19,11 @@ pub struct Cause {
 pub struct Spread {
     /// Groups with at least two scored completions.
     groups: usize,
-    /// Of these, those whose totals are equal.
+    /// How many of `groups` have equal totals.
     equal: usize,
-    /// Of `equal`, those in which rewards with a weight vary: they cancel.
+    /// How many of `equal` have varying rewards with a weight: the rewards cancel.
     cancel: usize,
-    /// Of `equal`, those in which only rewards of weight 0 vary.
+    /// How many of `equal` have varying rewards of weight 0 only.
     unweighted: usize,
     /// Names of the rewards that vary in the groups of `cancel` and `unweighted`.
     varying: BTreeSet<String>,

@@ -93,7 +93,7 @@ impl History {
                 seen.push(Detection::new(&conditions::ENTROPY, evidence));
             }
         }
-        // Where no group has a gradient there is no entropy: what was sampled says it, too.
+        // Without a gradient in any group the entropy is not measured; the sampled log-probabilities replace it.
         if let (None, Some(logp)) = (value("entropy"), value("logprob_p10").filter(|logp| *logp > -CERTAIN)) {
             let evidence = format!(
                 "no group teaches anything, and nine of ten tokens were drawn with a log-probability above {logp:.5}: \

@@ -145,7 +145,7 @@ fn each_named_key_lowers_the_memory(device: Device, shares: &[u64]) {
                     && text.contains("It fits with") == single.iter().any(|one| one.plan.excess(&available) == 0),
                 "{text}"
             );
-            // Whatever fits alone, or two and two, is not called impossible.
+            // A run that one or two changes would make fit is not called impossible.
             if text.contains("No key makes it fit") {
                 let fits = |changed: &Changed| changed.plan.excess(&available) == 0;
                 for first in &single {
@@ -190,7 +190,7 @@ fn each_key_beside_a_part_lowers_that_part() {
                 }
             }
         }
-        // Those that the trained model takes are lowered by something, unless only an adapter is trained.
+        // Some lever lowers each part of the trained model, unless only an adapter is trained.
         for name in ["weights", "training: gradients", "training: optimizer"] {
             let part = named.parts.iter().find(|part| part.name == name);
             // A reference that moves excludes adapters and bf16.

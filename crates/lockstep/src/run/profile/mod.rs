@@ -56,8 +56,8 @@ impl ProfileRecord {
         serde_json::from_slice(&disk::read(root.join(FILE), disk::most::STATE).ok()?).ok()
     }
 
-    /// The findings with the most seconds that could be saved, summed over the measured steps; those that cost most
-    /// come first, and those of which this is unknown last.
+    /// The findings with the seconds that each could save at most, summed over the measured steps: the largest gain
+    /// first, unknown gains last.
     fn by_gain(&self) -> Vec<(&Finding, Option<f64>)> {
         let gain = |finding: &Finding| {
             let rule = rules::ALL.iter().find(|rule| rule.id == finding.id)?;

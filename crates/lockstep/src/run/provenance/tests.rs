@@ -165,7 +165,7 @@ fn files_that_decide_prompts_are_those_of_the_first_start() {
     let did_not_exist = "this file did not exist (record.json), and it decides prompts. Remove it, or start a new run";
     let same = "the model is not the one that the run began with";
     assert_eq!(why(), format!("{}: {same}: {did_not_exist}", new.display()));
-    // A record of an older version says nothing of these files: a note, and from this start on they are compared.
+    // A record of an older version lacks these files: a note is returned, and later starts compare the files.
     let older = RunRecord { prompt_files: None, ..record };
     fs::write(place.run.record(), older.to_bytes().unwrap()).unwrap();
     let models = place.hashed(&config, Purpose::Sft, true).unwrap();

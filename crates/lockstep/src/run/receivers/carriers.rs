@@ -35,7 +35,8 @@ pub(super) trait Carrier: Send {
     }
 }
 
-/// A program that reads records on its standard input. One that has ended is started again for the next record.
+/// A program that reads records on its standard input. If the program has ended, it is started again for
+/// the next record.
 pub(super) struct Command {
     words: Vec<String>,
     /// The running program, which another thread may kill while this one writes.

@@ -218,7 +218,7 @@ fn a_service_that_is_gone_delays_the_end_by_seconds_at_most() {
     (1..=5).for_each(|step| sink.receive(&metrics(step)).unwrap());
     let lost = sink.flush().unwrap();
     assert!(lost.starts_with(&format!("report_to {url}: 5 of 5 records did not reach it: {url}: ")), "{lost}");
-    // One that answers nothing.
+    // A server that does not answer.
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let url = format!("http://{}/", listener.local_addr().unwrap());
     let mut sink = started(&url);

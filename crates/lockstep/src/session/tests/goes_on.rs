@@ -39,7 +39,7 @@ struct Place {
     staleness: usize,
 }
 
-/// Where a stop is requested: after this step, or during this call of the learner's reward.
+/// The time of a stop request: after this step, or during this call of the learner's reward.
 #[derive(Clone, Copy, Debug)]
 enum Stop {
     Never,

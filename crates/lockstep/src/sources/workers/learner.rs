@@ -43,8 +43,7 @@ pub struct Pending {
     pub step: u64,
 }
 
-/// A batch as it was offered, with the results of its jobs. Of a batch that came with a checkpoint there is no
-/// [`Pending`].
+/// A batch as it was offered, with the results of its jobs. A batch from a checkpoint does not have a [`Pending`].
 pub type Arrived = (Option<Pending>, Vec<JobResult>);
 
 /// A group in a checkpoint, which workers need not generate again.
@@ -284,12 +283,12 @@ impl Distributed {
         Ok(())
     }
 
-    /// The first result that is no answer to its job; none in a batch that the checkpoint has.
+    /// The first result that does not answer its job; `None` for a batch from the checkpoint.
     fn first_unusable(&self, (pending, results): &Arrived, whole: bool) -> Option<Unusable> {
         self.payloads.lock().chunks.first_unusable(&pending.as_ref()?.jobs, results, whole)
     }
 
-    /// Has a result of a batch made again that an earlier learner accepted, although it is no answer to its job.
+    /// Has a result made again that an earlier learner accepted although it does not answer its job.
     fn take_back(&mut self, batch: BatchId, unusable: &Unusable, warn: &dyn Fn(&str)) -> anyhow::Result<()> {
         if unusable.worker.as_ref().is_some_and(|worker| worker.as_str() == CHECKPOINT) {
             bail!("the checkpoint's answer to the job {} cannot be read: {}", unusable.job, unusable.why);
@@ -422,7 +421,7 @@ impl Distributed {
         self.payloads.lock().chunks.chain(whole, results)
     }
 
-    /// Expels a worker whose answer was not what its job gives. Its groups in batches from `from` on are generated
+    /// Expels a worker whose answer differs from the job's own result. Its groups in batches from `from` on are generated
     /// again.
     pub fn expel(&mut self, worker: &WorkerName, from: BatchId, why: &str, warn: &dyn Fn(&str)) -> anyhow::Result<()> {
         warn(&format!("worker {worker} is expelled: {why}; what nobody has learned from of its groups is made again"));

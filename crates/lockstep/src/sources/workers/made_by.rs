@@ -37,7 +37,7 @@ impl MadeBy {
     }
 
     /// Adds a line with the workers that made a batch. If a batch is made again, a later line replaces the earlier one.
-    /// What came with a checkpoint is in a line of before.
+    /// Results from a checkpoint are in an earlier line.
     pub fn note(&mut self, batch: BatchId, results: &[JobResult]) -> anyhow::Result<()> {
         let mut groups: BTreeMap<String, Vec<GroupId>> = BTreeMap::new();
         for result in results.iter().filter(|result| result.worker.as_str() != CHECKPOINT) {

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 /// How often a waiting learner looks whether a worker is missing.
 const POLL_INTERVAL: Duration = Duration::from_secs(10);
 
-/// What was found missing in one wait.
+/// The workers reported missing in one wait.
 pub(super) struct Missing {
     looked: Instant,
     said: Option<String>,
@@ -38,7 +38,7 @@ impl Missing {
 mod tests {
     use super::*;
 
-    /// (What is missing at each look, what is said.)
+    /// (The missing workers at each look, the message.)
     #[test]
     fn who_is_missing_is_said_each_time_it_changes() {
         let mut missing = Missing::new();

@@ -3,7 +3,7 @@
 //!
 //! The protocol is in the crate `fleet`, and weights are slots of shared memory (`model::SharedSlot`). This module
 //! defines what a job is: the completions of one prompt ([`GroupJob`](crate::rollouts::jobs::GroupJob)), generated with
-//! the weights of the version that follows from its name. Of a run's directory it knows `fleet/` alone.
+//! the weights of the version that follows from its name. The module uses only `fleet/` in a run's directory.
 
 mod audit;
 mod audited;
@@ -49,7 +49,7 @@ use std::path::{Path, PathBuf};
 use telemetry::build::Build;
 use telemetry::record::FileHash;
 
-/// What decides the bits of a worker's answers, beside the weights. Learner and worker must agree on all of it.
+/// Everything besides the weights that decides the bits of a worker's answers. Learner and worker must have the same.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Identity {
     /// The version of the program.
@@ -147,7 +147,7 @@ impl Shared {
         Shared::of_state(&state, own)
     }
 
-    /// What the learner with this state gives a worker with the identity `own`. An error if the run has another.
+    /// The values that the learner with this state shares with a worker; an error if the run's identity is not `own`.
     fn of_state(state: &LearnerState, own: &Identity) -> anyhow::Result<Shared> {
         let shared: Shared = serde_json::from_value(state.shared.clone()).context("learner.json")?;
         if let Some(what) = own.difference(&shared.identity) {

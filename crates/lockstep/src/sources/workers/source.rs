@@ -60,7 +60,7 @@ pub struct WorkerSource {
     uncommitted: bool,
 }
 
-/// What a learner needs besides the settings of its batches.
+/// The parts of a learner besides the settings of its batches.
 pub struct WorkerSourceParts {
     /// Calls the rewards that workers do not have.
     pub assembler: Assembler,

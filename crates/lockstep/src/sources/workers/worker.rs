@@ -118,8 +118,8 @@ impl WorkerWork {
         }
     }
 
-    /// What the learner shares; `None` if it is not there, or of another run than the worker's. The worker's loop
-    /// [checks](Work::check) that, and ends it; the jobs that it has are not to blame.
+    /// The learner's shared state; `None` if the file is missing, or if its run is not the worker's. The worker's loop
+    /// [checks](Work::check) for that, and ends the worker; its jobs are not to blame.
     fn shared(&self) -> Option<Shared> {
         Shared::read(&disk::read(self.layout.learner(), disk::most::STATE).ok()?, &self.parts.identity).ok()
     }
@@ -161,7 +161,7 @@ impl WorkerWork {
         let place = (place.path.clone(), place.stored_as);
         match self.pinned.get(&group.updates) {
             Some(pinned) if pinned.place == place => {}
-            // Those of another learner: its groups end, or are not wanted any more.
+            // These weights are another learner's: its groups end, or are not needed any more.
             Some(_) => return Ok(None),
             None => {
                 let Some((weights, contents)) = self.load(&place.0, shared)? else { return Ok(None) };
@@ -345,7 +345,7 @@ impl Work for WorkerWork {
         let computed = match self.compute() {
             Ok(computed) => computed,
             Err(error) => {
-                // The first one is named; a job that ends every worker is found by being done alone.
+                // The error is reported for the first job. A job that ends every worker is found when it runs by itself.
                 let why = paragraph(&error);
                 ended.extend(self.begun.keys().next().map(|job| (*job, Err(why))));
                 true

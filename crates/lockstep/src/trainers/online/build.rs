@@ -140,7 +140,7 @@ impl Prepared {
         };
         let evaluation_metrics = evaluate::metric_names(&config, &rewards);
         let has_function = inputs.injected.rollout_function.is_some();
-        // Completions of the caller's function may come from other weights, as those of batches made ahead do.
+        // The caller's function may use other weights, and batches made ahead do.
         let stale = scorer.clone().filter(|_| has_function || config.max_staleness > 0);
         let stale_scorer = replay_scorer.clone().or(stale);
         let eval_weights = config.weights_of_rewards();
@@ -229,7 +229,7 @@ impl RolloutPipeline {
     }
 }
 
-/// What a source of batches is made of.
+/// The parts of a source of batches.
 struct SourceParts {
     engine: Option<Engine>,
     rewards: Vec<Box<dyn Reward>>,

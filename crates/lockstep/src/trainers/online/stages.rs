@@ -180,7 +180,7 @@ impl RolloutPipeline {
             self.sampling.common().temperature,
         )?;
         for (sample, scores) in samples.iter_mut().zip(scores) {
-            // What a file gave stays.
+            // Log-probabilities from a file are kept.
             if sample.columns.ref_logps().is_none() {
                 sample.columns.set(REF_LOGPS, scores.logps);
             }
@@ -298,7 +298,7 @@ impl RolloutPipeline {
         let Some(collector) = self.source.collector() else { return Ok(None) };
         let span = run.log.stages.span("evaluation");
         let progress = Progress::of(&run.log, &run.learner);
-        // One stage: what is inside has timers that nobody reads.
+        // The evaluation is one stage: its inner timers are not read.
         let observer = Observer { stages: &Stages::default(), on_wait: &|reward, time| progress.waits(reward, time) };
         let outcomes =
             evaluation.run(collector, &run.learner.policy, &self.eval_weights, run.learner.step, &observer)?;
@@ -411,7 +411,7 @@ fn finish_generation(
     step.notes.waited(*rollout_time_s, *reward_time_s, of_rewards);
     step.measured.rewards(of_rewards);
     step.add("rollout_time_s", *rollout_time_s);
-    // A step whose completions were there already waited for none.
+    // A step did not wait if its completions were there already.
     if *rollout_time_s > 0.0 {
         step.add("rollout_tokens_per_s", *rollout_tokens as f64 / rollout_time_s);
     }

@@ -1,4 +1,4 @@
-//! Files of recorded rollouts as groups: which lines belong together, and what is said of a file that does not fit.
+//! Files of recorded rollouts as groups: the lines that form a group, and the errors for invalid files.
 
 use super::*;
 use crate::config::ComputeDType;

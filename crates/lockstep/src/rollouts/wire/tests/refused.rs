@@ -1,4 +1,4 @@
-//! A group whose columns do not fit each other: each error names the group, the column and what is wrong with it.
+//! A group whose columns do not fit each other: each error names the group, the column and the fault.
 
 use super::super::read::Outline;
 use super::*;
@@ -26,7 +26,7 @@ fn with(name: &str, put: Put<'_>) -> Result<Group, String> {
     Group::read(&bytes).map(|(group, _)| group).map_err(|error| error.to_string())
 }
 
-/// Checks what is said of a group in which the column `name` is what `put` adds.
+/// Checks the error for a group with the column `name` as `put` adds it.
 #[track_caller]
 fn said(name: &str, put: Put<'_>, what: &str) {
     assert_eq!(with(name, put).unwrap_err(), format!("group 4: column {what}"));

@@ -1,4 +1,4 @@
-//! What cannot be written to a record.
+//! Groups that cannot be written to a record.
 
 use super::*;
 use std::panic::{AssertUnwindSafe, catch_unwind};

@@ -68,7 +68,7 @@ fn examples_of_an_alarm_about_a_reward_have_its_own_score() {
             ("constant_reward", "right"),
             &["-0.32", "-0.32", "-0.32"],
         ),
-        // Completions that the reward has not scored are no examples; others that the other one has not are.
+        // Examples have a score of the alarm's reward; the other reward's score may be missing.
         (
             [1.0, 1.0],
             [(none, some(1.0)), (some(same), some(0.0)), (some(same), some(1.0))],

@@ -204,7 +204,7 @@ fn rewards_that_cancel_are_distinguished_from_equal_ones() {
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
 }
 
-/// A generation in which nothing was scored says nothing of a reward that gives everything the same.
+/// A generation without scores does not end the alarm for a constant reward.
 #[test]
 fn a_generation_without_scores_does_not_end_what_scores_showed() {
     let mut alarms = Alarms::default();

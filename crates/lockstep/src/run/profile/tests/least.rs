@@ -2,7 +2,7 @@
 
 use super::*;
 
-/// What a run of this many seconds finds, all measurements in proportion, after `change`.
+/// The findings for a run of this many seconds, after `change`; all measurements are scaled to the seconds.
 fn found_in(seconds: f64, change: impl FnOnce(&mut Measured)) -> Vec<&'static str> {
     let mut measured = healthy();
     change(&mut measured);
@@ -62,7 +62,7 @@ fn a_finding_about_time_names_half_a_second_at_least() {
             assert_eq!(found.contains(&id), expected, "{id} in {} s: {found:?}", seconds * times);
         }
     }
-    // Of a healthy run nothing is found, however short.
+    // A healthy run does not get a finding, however short it is.
     for seconds in [1e-9, 0.01, 0.5, 2.0, 1000.0] {
         assert_eq!(found_in(seconds, |_| {}), [""; 0]);
     }

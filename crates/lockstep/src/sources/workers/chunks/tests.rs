@@ -55,9 +55,9 @@ fn jobs_of_a_group() {
         let job = on.job(name(7, chunk), &whole(7), so_far.clone()).unwrap();
         assert_eq!(job, GroupJob { updates: Updates(updates), until, so_far: so_far.clone(), ..whole(7) });
     }
-    // Of batch 2 the chunks are of 0, which was not published, 1 and 2.
+    // The chunks of batch 2 have the versions 0, which was not published, 1 and 2.
     assert!(on.job(name(4, 0), &whole(4), Vec::new()).is_none() && on.job(name(4, 1), &whole(4), Vec::new()).is_some());
-    // With the next version those are forgotten that no batch needs: the one in use needs two before it.
+    // The next version drops the versions that batches do not need: the version in use needs two before it.
     on.published(Version(4), Updates(40));
     assert_eq!(on.updates.keys().copied().collect::<Vec<_>>(), [1, 2, 3, 4].map(Version));
     on.published(Version(5), Updates(50));
@@ -126,7 +126,7 @@ fn a_chain_continues_each_answer() {
     assert_eq!((said(true), said(false).as_deref()), (None, Some(words)));
     let broken = on.chain(&whole(7), &[&result(7, 0, vec![1, 2, 3], true)]).err().unwrap();
     assert!(format!("{broken:#}").starts_with("worker w's answer to the job 000007.0: "), "{broken:#}");
-    // Weights of before this learner started: the answer is believed, and continues itself.
+    // With weights from before this learner's start the answer is accepted, and continues itself.
     let believed = chunks(true).chain(&whole(7), &[&second]).unwrap();
     assert_eq!(
         (believed[0].job.until, believed[0].job.so_far.clone()),

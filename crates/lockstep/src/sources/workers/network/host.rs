@@ -1,9 +1,9 @@
-//! The weights on a worker's host. One of the host's workers fetches what all of them need from the learner, and the
-//! others read it from shared memory.
+//! The weights on a worker's host. One of the host's workers fetches the weights from the learner for all of them, and
+//! the others read them from shared memory.
 //!
 //! The directory lies below the system's directory for temporary files and is named after the server and the run. The
 //! worker that holds the lock of `fetch.lock` fetches; when its process ends, the kernel gives the lock to another one.
-//! `fleet/learner.json` repeats what the learner says, with the host's slots instead of the learner's.
+//! `fleet/learner.json` repeats the learner's state, with the host's slots instead of the learner's.
 
 use super::super::{Shared, SlotPlace, of_fleet};
 use super::serve::{AboutSlot, BASE, CONFIG, of_file, of_slot};
@@ -45,7 +45,7 @@ struct Talk {
 }
 
 impl Host {
-    /// Joins the workers of this host. `watch` returns what the learner last said.
+    /// Joins the workers of this host. `watch` returns the learner's last state.
     pub fn open(server: &NatsServer, watch: Watch) -> anyhow::Result<Host> {
         let user = std::fs::metadata("/proc/self").map_or(0, |data| data.uid());
         let name: String = telemetry::record::sha256(server.url.as_bytes()).chars().take(16).collect();
@@ -208,7 +208,7 @@ impl Copies<'_> {
                 continue;
             }
             let free = self.free(&needed)?;
-            // Gone: the learner says something else by now.
+            // The slot is gone: the learner's state has changed.
             let Some(copy) = self.fetch(&of_slot(*number), free, stop)? else { return Ok(false) };
             self.slots.push(copy);
             self.write(shared, state)?;
@@ -229,7 +229,7 @@ impl Copies<'_> {
             disk::create_dir_all(path.parent().unwrap_or(&model))?;
             replace(&path, &bytes)?;
         }
-        // A file of an earlier learner's model that this one does not have would be read, too.
+        // A leftover file of an earlier learner's model would be read, too.
         for (name, _) in ModelFiles::read(&model)?.used().filter(|(name, _)| !network.files.iter().any(|n| n == name)) {
             disk::remove_file(model.join(name))?;
         }

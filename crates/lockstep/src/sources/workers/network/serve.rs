@@ -66,7 +66,7 @@ enum Place {
 #[derive(Default)]
 struct Served {
     places: Mutex<BTreeMap<String, Place>>,
-    /// Open slots, by the names under which they are fetched. A path alone may later belong to another slot.
+    /// Open slots, by the names under which they are fetched. The same path may later belong to another slot.
     slots: Mutex<HashMap<String, SlotReader>>,
 }
 

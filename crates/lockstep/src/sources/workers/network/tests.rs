@@ -199,7 +199,7 @@ fn weights_are_not_shown_to_anybody() {
     let network = Network { server: server(None), listen, advertise: None };
     let error = network.check().unwrap_err();
     assert!(crate::error::is_bad_input(&error) && error.to_string().contains("to anybody"), "{error:#}");
-    // What workers are told: this machine's address, a name, or a name and a port.
+    // The advertised address: this machine's address, a name, or a name and a port.
     let of = |advertise: Option<&str>, bound: SocketAddr| {
         let network = Network { advertise: advertise.map(str::to_owned), ..network.clone() };
         network.advertised(bound, "127.0.0.1:4222").unwrap()
@@ -244,7 +244,7 @@ fn the_files_that_a_worker_reads_are_served_as_the_learner_has_read_them() {
     assert_eq!(of_file("a/~b"), "model-a~2f~7eb");
 }
 
-/// Of the weights only those are served that were published last.
+/// Only the weights that were published last are served.
 #[test]
 fn versions_that_are_no_longer_published_are_gone() {
     let mut learner = Fake::start();

@@ -104,7 +104,7 @@ fn checked(result: &JobResult, before: &[JobResult]) -> Result<(), String> {
 
 type Change = fn(&mut GroupAnswer);
 
-/// What is changed of an answer, and why it is then none to its job.
+/// A name, a change of an answer, and the reason why the changed answer does not fit its job.
 const NONE: [(&str, Change, &str); 20] = [
     ("a token beyond the vocabulary", |a| a.group.completions[1].ids[0] = 40, "completion 1 has the token 40, and"),
     ("the largest token", |a| a.group.completions[0].ids[2] = u32::MAX, "completion 0 has the token 4294967295, and"),
@@ -203,7 +203,7 @@ fn the_first_result_of_a_batch_that_is_no_answer_is_found() {
     let wrong = [of(0, |_| {}), of(1, |answer| answer.group.completions[0].ids[0] = 40)];
     let why = "worker w's answer to the job 000001.0: completion 0 has the token 40, and the vocabulary has 40";
     assert_eq!(found(&wrong, true), Some((why.to_owned(), name(1, 0))));
-    // Of a group in chunks the first one is missing.
+    // The first chunk of a group is missing.
     let later = JobResult { job: name(0, 1), ..of(0, |_| {}) };
     assert_eq!(found(&[later, of(1, |_| {})], true), missing(0, 0));
     let empty = JobResult { bytes: Vec::new(), ..of(0, |_| {}) };
