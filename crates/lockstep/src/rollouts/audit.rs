@@ -1,5 +1,5 @@
-//! Repeats workers' jobs, and finds the first bit in which a worker's answer differs from the repeated one. Only times
-//! are not compared, and what rewards gave that cannot be repeated.
+//! Repeats workers' jobs, and finds the first bit in which a worker's answer differs from the repeated one. Times
+//! are not compared, nor the results of rewards that cannot be repeated.
 
 use super::jobs::{GroupAnswer, GroupJob, score};
 use crate::stop::StopSignal;

@@ -68,7 +68,7 @@ mod tests {
     }
 
     #[test]
-    fn patience_is_with_batches_in_a_row_in_which_nothing_was_scored() {
+    fn patience_counts_batches_in_a_row_without_scores() {
         let config = Config { reward_patience: 2, ..Config::default() };
         let mut health = RewardHealth::default();
         let mut check = |scores, problems: &[Problem]| {

@@ -354,7 +354,7 @@ mod tests {
     use testing::foreign;
 
     #[test]
-    fn what_is_no_line_is_named() {
+    fn an_unreadable_line_is_named() {
         let error = |text: &str| parse(text, 10).unwrap_err();
         assert!(error("{\"prompt_ids\": [1").contains("broken JSON"));
         assert!(error("[1]").contains("expected an object"));

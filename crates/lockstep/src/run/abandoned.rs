@@ -81,7 +81,7 @@ mod tests {
     }
 
     #[test]
-    fn what_came_after_a_step_is_a_run_of_its_own() {
+    fn abandoned_steps_become_a_run_of_their_own() {
         let dir = tempfile::tempdir().unwrap();
         let run = RunDir::fresh(dir.path()).unwrap();
         run.create("seed = 1\n").unwrap();

@@ -78,7 +78,7 @@ impl TrainingRun {
             compare_base(from, &policy.dir, || Ok(found.clone()), warn)?;
         }
         let began = resume_from.configuration(&dir, purpose)?;
-        // A replay of a record and a run that is made to be profiled send nothing.
+        // Replays of a record and runs of `lockstep profile` do not send.
         let is_silent = injected.recorded_scores || injected.profiled;
         let receivers = if is_silent { None } else { Some(Receivers::of(&config, &dir)?) };
 

@@ -24,7 +24,7 @@ pub struct Branch {
 }
 
 impl Branch {
-    /// The branch in `out` of what `resume` names, a run or one of its checkpoints; `None` if that is the run in `out`.
+    /// The branch in `out` of the run or checkpoint `resume`; `None` if that run is the one in `out`.
     pub fn find(resume: &str, out: &Path) -> anyhow::Result<Option<Branch>> {
         let (of, checkpoint) = find_checkpoint(Path::new(resume))?;
         if out.canonicalize().is_ok_and(|out| out == of.root()) {
@@ -107,9 +107,9 @@ pub(crate) fn copy_logs(from: &RunDir, to: &RunDir) -> anyhow::Result<()> {
     if from.tensorboard().is_dir() { copy_all(&from.tensorboard(), &to.tensorboard()) } else { Ok(()) }
 }
 
-/// Copies the files that were written with a checkpoint: what somebody put beside them is not of the run.
+/// Copies the files that were written with a checkpoint. Files that somebody added do not belong to the run.
 pub(crate) fn copy_checkpoint(from: &Path, to: &Path) -> anyhow::Result<()> {
-    // Older versions wrote no list.
+    // Older versions did not write a list.
     let Some(list) = FileList::read(from).or_bad_input()? else { return copy_all(from, to) };
     for name in list.files.keys().map(String::as_str).chain([FILE_LIST]) {
         let (source, target) = (from.join(name), to.join(name));

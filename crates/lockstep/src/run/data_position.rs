@@ -59,7 +59,7 @@ pub fn sampler(rows: usize, chunk: usize, config: &Config) -> anyhow::Result<Sam
     checked(Sampler::new(rows, chunk, config.shuffle_seed()), rows, chunk)
 }
 
-/// A sampler that draws an incomplete last chunk of an epoch, too, unless `dataloader_drop_last` leaves it out.
+/// A sampler of rows. It draws the incomplete last chunk of an epoch, too, unless `dataloader_drop_last` is set.
 pub fn sampler_of_rows(rows: usize, chunk: usize, config: &Config) -> anyhow::Result<Sampler> {
     if config.dataloader_drop_last {
         sampler(rows, chunk, config)

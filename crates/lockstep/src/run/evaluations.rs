@@ -123,7 +123,7 @@ mod tests {
     }
 
     #[test]
-    fn the_best_and_those_in_a_row_that_are_no_better() {
+    fn evaluations_find_the_best_and_count_those_without_improvement() {
         let reward = config(|c| c.early_stopping_patience = Some(2));
         let found = course(&reward, "eval_reward", &[1.0, 1.0, 2.0, 0.5, 1.5, 3.0]);
         let expected = [(false, 1, 0), (false, 1, 1), (false, 3, 0), (false, 3, 1), (true, 3, 2), (false, 6, 0)];

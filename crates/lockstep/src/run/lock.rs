@@ -1,8 +1,8 @@
 //! Lets only one process at a time write into a run's directory. The file `run.lock` says which process holds the lock,
 //! and since when.
 //!
-//! The operating system's lock on that file decides, so a killed process does not keep it; the file's content is only
-//! for people, and for file systems without locks ([`fleet::lock`]), where the process that it names is asked for. At
+//! The operating system's lock on that file decides, so a killed process does not keep it. The file's content is only
+//! for people, and for file systems without locks ([`fleet::lock`]); there the named process is looked up. At
 //! the end of a run the file is emptied but never deleted: a process that waited for the deleted file would lock
 //! another file than a new process does.
 
@@ -248,9 +248,9 @@ mod tests {
         assert!(killed.contains(&format!("process {pid} on")), "{killed}");
     }
 
-    /// Whose run it is, by lock and text. The numbers of other containers are numbers of other processes here.
+    /// The writer of a run, by lock and text. The numbers of other containers are numbers of other processes here.
     #[test]
-    fn the_lock_says_whether_a_run_is_written_and_not_a_number() {
+    fn the_lock_decides_whether_a_run_is_written_not_the_process_number() {
         let here = Locks::of_system().this_process();
         let own = |owner: Owner| serde_json::to_string(&owner).unwrap();
         let gone = u32::MAX;

@@ -186,7 +186,7 @@ impl MemoryPlan {
             add("memory pool: rounding", POOL_BYTES);
         }
         self.parts.retain(|part| part.name != "threads");
-        // Pages that the tensors have not touched yet do not take host memory.
+        // The tensors' untouched memory is on the device, so reading cannot reuse it.
         self.parts.iter_mut().filter(|part| part.name == READING).for_each(|part| part.bytes = self.read);
         self.parts.push(Part::of_host("staging of copies", Passes::staging_bytes()));
         let sum = |there: bool| self.parts.iter().filter(|p| p.on.is_some() == there).map(|p| p.bytes).sum::<u64>();

@@ -1,4 +1,5 @@
-//! Where a training run begins (new, or from a checkpoint), and what must not have changed since that checkpoint.
+//! Finds the start of a training run (new, or from a checkpoint), and checks that its settings have not changed since
+//! that checkpoint.
 
 use super::RunDir;
 use super::checkpoint;
@@ -194,7 +195,7 @@ mod tests {
     }
 
     #[test]
-    fn where_a_run_begins() {
+    fn a_run_is_found_by_its_path_or_a_checkpoint() {
         let (_dir, run) = run();
         let root = run.root().to_owned();
         let found =
@@ -264,7 +265,7 @@ mod tests {
     }
 
     #[test]
-    fn what_has_no_model_says_what_it_is() {
+    fn a_directory_without_a_model_is_refused_with_the_reason() {
         let (_dir, run) = run();
         fs::remove_dir_all(run.checkpoints()).unwrap();
         let root = run.root().display();

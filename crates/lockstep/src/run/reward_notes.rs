@@ -68,7 +68,7 @@ mod tests {
     }
 
     #[test]
-    fn what_timed_out_is_counted_over_the_run() {
+    fn timeouts_are_counted_over_the_run() {
         let mut notes = RewardNotes::default();
         notes.timed_out("code", 0);
         assert_eq!(notes.text(), None);

@@ -1,5 +1,5 @@
 //! Writes recorded groups of completions to three files: `rollouts.bin` has the groups that a run trained on,
-//! `updates.bin` what optimizer steps did to some of them, and `evaluations.bin` the groups of evaluations.
+//! `updates.bin` the effect of optimizer steps on some of them, and `evaluations.bin` the groups of evaluations.
 
 use crate::rollouts::wire::file::GroupLog;
 use std::collections::BTreeMap;
@@ -164,7 +164,7 @@ mod tests {
     }
 
     #[test]
-    fn recording_ends_at_the_limit_and_where_it_cannot_be_written_and_says_so() {
+    fn recording_ends_with_a_warning_at_the_limit_or_if_writing_fails() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join(NAME);
         let ids = |path: &Path| GroupFile::open(path).unwrap().index().iter().map(|e| e.group.0).collect::<Vec<_>>();

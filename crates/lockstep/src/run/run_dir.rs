@@ -314,7 +314,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_a_runs_directory_says_why() {
+    fn an_unusable_run_directory_is_refused_with_the_reason() {
         let dir = tempfile::tempdir().unwrap();
         let at = |name: &str| dir.path().join(name);
         let said = |path: &Path| {
@@ -356,7 +356,7 @@ mod tests {
     }
 
     #[test]
-    fn what_killed_processes_left_is_removed() {
+    fn leftovers_of_killed_processes_are_removed() {
         let dir = tempfile::tempdir().unwrap();
         let run = RunDir::fresh(dir.path()).unwrap();
         run.create("seed = 1\n").unwrap();

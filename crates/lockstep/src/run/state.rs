@@ -211,7 +211,7 @@ mod foreign {
 
     /// Any byte of the file that changes is found, and a file of an older version, without a checksum, is read.
     #[test]
-    fn what_is_written_is_read_and_a_changed_byte_is_found() {
+    fn a_written_state_is_read_back_and_a_changed_byte_is_found() {
         let dir = tempfile::tempdir().unwrap();
         let state = read(valid().to_string().as_bytes()).unwrap();
         state.write(dir.path()).unwrap();

@@ -112,8 +112,8 @@ impl TrainingRun {
     }
 
     /// Whether a checkpoint is saved: as configured or as the caller decides, after the best evaluation so far, and at
-    /// the end, if nothing else follows (`last`). With `save_strategy = "no"` only the caller's are. (When a signal
-    /// stops the run, one is saved in any case.)
+    /// the end, if nothing else follows (`last`). With `save_strategy = "no"` only the caller decides. (When a signal
+    /// stops the run, a checkpoint is saved in any case.)
     pub(crate) fn saves_now(&mut self, ended: Option<StopReason>, last: bool) -> bool {
         let best = self.config.load_best_model_at_end
             && self.evaluations.best.as_ref().is_some_and(|best| best.step == self.learner.step);

@@ -1,5 +1,5 @@
-//! A source of batches of the test's own: an environment that writes the completions itself. It takes one file, this
-//! one; the run has no other place that knows it.
+//! A source of batches of the test's own: an environment that writes the completions itself. It needs only
+//! this file: the run does not know it elsewhere.
 
 use super::*;
 use crate::config::Purpose;

@@ -120,7 +120,7 @@ impl Sums {
     }
 }
 
-/// Rows of a dataset as samples, with counts of those that were left out, and of what is odd about the others.
+/// Rows of a dataset as samples, with counts of rows that were left out and of rows with peculiarities.
 #[derive(Default)]
 struct Rows {
     samples: Vec<Sample>,
@@ -313,7 +313,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_before_the_first_learned_token_is_the_prompt() {
+    fn tokens_before_the_first_learned_one_are_the_prompt() {
         let (found, said) = loaded(&[
             (&[5, 6, 7], &[-100, 6, 7]),
             (&[5, 6, 7], &[-100, -100, 7]),

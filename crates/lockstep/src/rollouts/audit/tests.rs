@@ -181,7 +181,7 @@ type Row = (&'static str, fn(&mut Scores), &'static str);
 
 /// Values that a worker may invent beside the scores of a built-in reward.
 #[test]
-fn what_is_invented_of_a_deterministic_reward_is_found() {
+fn invented_values_of_a_deterministic_reward_are_found() {
     use rewards::{Problem, StepEnd, StepScore};
     let rows: [Row; 20] = [
         (
@@ -231,7 +231,7 @@ fn what_is_invented_of_a_deterministic_reward_is_found() {
     given.scores[1].scores.problems[0].message = "é".repeat(100_000);
     let said = difference(&given, &job.rewards, &full()).unwrap().to_string();
     assert!(said.chars().count() < 600 && said.contains('…'), "{said}");
-    // And a column of the prompt, which nothing fills.
+    // The same for a column of the prompt, which is always empty.
     let mut given = answer;
     given.group.prompt_columns.set("lie", Vec::new());
     assert_eq!(difference(&given, &job.rewards, &full()).unwrap().what, "columns of the prompt");

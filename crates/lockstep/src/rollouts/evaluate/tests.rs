@@ -98,7 +98,7 @@ fn the_names_of_metrics_are_known_before_an_evaluation() {
 }
 
 #[test]
-fn completions_are_sampled_as_the_configuration_says() {
+fn completions_are_sampled_as_configured() {
     let config = Config { num_generations: 5, eval_pass_at_k: vec![2], ..Config::default() };
     let sampled = evaluation(&config, Vec::new()).unwrap();
     assert_eq!((sampled.generations, sampled.right, &sampled.pass_at_k[..]), (5, 0, &[2][..]));
@@ -165,7 +165,7 @@ fn the_metrics_of_a_set_are_of_its_scored_completions() {
 }
 
 #[test]
-fn what_no_reward_scored_is_said() {
+fn unscored_completions_of_an_evaluation_are_reported() {
     let rollouts = round(&[(3, [Some(1.0), None])]);
     let evaluation = evaluation(&Config::default(), Vec::new()).unwrap();
     let scored = ScoredRollouts { rollouts, ..ScoredRollouts::default() };

@@ -57,7 +57,7 @@ fn each_function_of_the_caller_is_named_once() {
 }
 
 #[test]
-fn workers_call_what_the_configuration_describes() {
+fn workers_call_the_rewards_of_the_configuration() {
     let all = || {
         let stop = StopSignal::new();
         let named = named_rewards(&config(&["unique_chars", "function:x"]), vec![function("x")], PromptTime(0), &stop);

@@ -1,4 +1,4 @@
-//! Whatever the order in which groups end, the scores are the same; and what is scored beside the engine really is.
+//! Scores do not depend on the order in which groups end, and groups are scored while the engine generates.
 
 use super::*;
 use kernels::{Context, Isa};
@@ -87,7 +87,7 @@ impl Reward for Whole {
     }
 }
 
-/// Takes its time, differently for each group, fails for one and gives what is not a number for another.
+/// A slow reward: takes another time for each group, fails for one group, and returns NaN for another.
 #[derive(Clone, Default)]
 struct Slow {
     asked: Arc<Mutex<Vec<usize>>>,
@@ -131,7 +131,7 @@ fn what_a_reward_has_explained_is_not_said_again() {
 }
 
 #[test]
-fn the_order_in_which_groups_end_changes_nothing() {
+fn scores_do_not_depend_on_the_order_in_which_groups_end() {
     let build = |whole: bool| -> Vec<Box<dyn Reward>> {
         let specs = ["gsm8k", "exact_match", "gsm8k:solution", "format:7", "length:3", "unique_chars"];
         let own = specs
@@ -301,7 +301,7 @@ fn a_panic_is_not_lost() {
 }
 
 #[test]
-fn a_problem_is_told_of_the_groups_that_it_concerns() {
+fn a_problem_is_reported_for_the_groups_that_it_concerns() {
     let problem = Problem { example: Some("x".into()), ..Problem::new("r", 5, "m").at(vec![1, 2, 4]) };
     let of = |problem: &Problem, own: Range<usize>| {
         problem_of(problem, &own).map(|own| (own.rows, own.completions, own.example.is_some()))

@@ -1,5 +1,4 @@
-//! A group in the form in which it is written to files and messages: a prompt, its completions, and what is known of
-//! them.
+//! A group as it is written to files and messages: a prompt, its completions, and their data.
 
 use crate::rollouts::groups::TokenScores;
 use crate::rollouts::lineage::Lineage;

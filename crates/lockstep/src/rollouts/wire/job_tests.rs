@@ -109,7 +109,7 @@ fn a_job_and_its_answer_come_back_as_they_were() {
 }
 
 #[test]
-fn what_does_not_continue_is_refused() {
+fn an_answer_that_does_not_continue_is_refused() {
     let refused = |spoil: fn(&mut GroupAnswer), word: &str| {
         let mut answer = answer_to_later();
         spoil(&mut answer);
@@ -136,7 +136,7 @@ fn what_does_not_continue_is_refused() {
 }
 
 #[test]
-fn what_does_not_answer_the_job_is_refused() {
+fn an_answer_to_another_job_is_refused() {
     let refused = |change: fn(&mut GroupJob), spoil: fn(&mut GroupAnswer), word: &str| {
         let (mut job, mut answer) = (job(), answer());
         change(&mut job);

@@ -65,7 +65,7 @@ pub(super) fn widths(bytes: &[u8]) -> Vec<(&str, u64)> {
     record.names().map(|name| (name, record.width(name))).collect()
 }
 
-/// A group in which everything is known, and what is odd occurs.
+/// A group with all columns, and with unusual values.
 fn full() -> Group {
     let mut first = Completion {
         sampled: vec![true, false, false, true],
@@ -177,7 +177,7 @@ fn a_flipped_bit_anywhere_is_an_error() {
 }
 
 #[test]
-fn what_is_cut_off_or_of_another_version_is_said() {
+fn a_truncated_record_or_another_version_is_refused() {
     let written = bytes(&full());
     for length in 0..written.len() {
         let said = Group::read(&written[..length]).unwrap_err().to_string();

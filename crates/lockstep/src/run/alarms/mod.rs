@@ -207,8 +207,8 @@ impl Alarms {
         self.masked = Some(sequences);
     }
 
-    /// Checks an evaluation after `step`: `problems` are reward failures in it, and `unscored` says how many
-    /// completions have no score, if too many.
+    /// Checks an evaluation after `step`: `problems` are reward failures in it, and `unscored` is a message
+    /// with the number of completions without a score, if too many.
     pub fn evaluation(&mut self, step: u64, problems: &[Problem], unscored: Option<String>) -> Vec<Alarm> {
         let mut seen: Vec<Detection> = problems.iter().map(Detection::of_problem).collect();
         seen.extend(unscored.map(|evidence| Detection::new(&conditions::UNSCORED, evidence)));

@@ -65,7 +65,7 @@ fn steps(alarms: &mut Alarms, steps: std::ops::Range<u64>, groups: &[&[Text<'_>]
 fn values(alarms: &mut Alarms, name: &str, values: impl IntoIterator<Item = f64>) -> Vec<(u64, Alarm)> {
     let mut out = Vec::new();
     for (value, step) in values.into_iter().zip(1..) {
-        // A generation with a spread, from which nothing follows.
+        // A generation with different rewards does not raise alarms.
         alarms.take(seen(&rollouts(&[&[("a", Some(1.0), false), ("b", Some(0.0), false)]])));
         let raised = alarms.end_step(step, &BTreeMap::from([(name.to_owned(), value)]));
         out.extend(raised.into_iter().map(|alarm| (step, alarm)));
@@ -123,7 +123,7 @@ fn metrics_beyond_their_thresholds() {
 }
 
 #[test]
-fn what_goes_well_raises_nothing() {
+fn a_healthy_run_does_not_raise_alarms() {
     assert_eq!(steps(&mut Alarms::default(), 1..40, WELL), []);
 }
 
@@ -282,7 +282,7 @@ fn raised(count: u64, groups: &[&[Text<'_>]]) -> Vec<String> {
 const NOTHING: [&str; 0] = [];
 
 #[test]
-fn what_winners_are_is_said_of_two_at_least_and_of_half_of_them() {
+fn a_trait_of_winners_needs_two_winners_and_half_of_them() {
     let empty = ("", Some(1.0), false);
     let good = |text| (text, Some(1.0), false);
     let none = |text| (text, Some(0.0), false);
@@ -292,7 +292,7 @@ fn what_winners_are_is_said_of_two_at_least_and_of_half_of_them() {
     // From the middle on, a completion wins.
     assert_eq!(raised(5, &[&[("", Some(0.5), false), good("a"), none("b")]]), ["empty_answer_wins"]);
     assert_eq!(raised(5, &[&[("", Some(0.49), false), good("a"), good("b")]]), NOTHING);
-    // Twice as often as elsewhere: of the others as many are empty.
+    // The share must be twice that of the losers: here as many losers are empty.
     assert_eq!(raised(5, &[&[empty, good("a"), none(" "), none("c")]]), NOTHING);
     // A truncated completion may be unfinished.
     let open = |cut: bool| [("f(", Some(1.0), cut), ("g(", Some(1.0), cut), none("b")];
@@ -316,7 +316,7 @@ fn one_score_is_no_constant_and_another_prompt_no_contradiction() {
 
 /// Takes steps with these shares of cut completions, whose greatest length is `longest` tokens.
 #[test]
-fn short_completions_that_are_all_cut_from_the_first_are_said_once_and_quietly() {
+fn short_completions_all_truncated_from_the_start_are_noted_once() {
     let course = |shares: &[f64], longest: f64| {
         let mut alarms = Alarms::default();
         let mut out = Vec::new();
@@ -368,7 +368,7 @@ fn supervised_training_that_has_diverged() {
 }
 
 #[test]
-fn an_entropy_that_is_nothing_from_the_first_is_a_collapse() {
+fn an_entropy_near_zero_from_the_start_is_a_collapse() {
     let first = |course: &[f64]| {
         let raised = values(&mut Alarms::default(), "entropy", course.iter().copied());
         raised.first().map(|(step, alarm)| (*step, alarm.id.clone()))

@@ -16,10 +16,11 @@ const CERTAIN: f64 = 0.005;
 /// on, the alarm is only a note.
 const SHORT: f64 = 128.0;
 
-/// Groups whose totals are equal, of which `share` is known, or those of them in which rewards vary all the same.
+/// Groups with equal totals: their `share` if it is known, else the share of those in which single rewards vary.
 fn zero_variance(share: Option<f64>, measured: &Measured<'_>) -> Option<Detection> {
     let spread = measured.generation.map(|generation| &generation.spread);
-    // PPO, and one completion for each prompt, compare no groups: equal totals are reported only where rewards vary.
+    // PPO and runs with one completion per prompt do not compare groups: equal totals are reported only if rewards
+    // vary.
     let hidden = || spread.and_then(|spread| spread.hidden_share());
     let share = share.or_else(hidden).filter(|share| *share >= conditions::ZERO_VARIANCE.threshold)?;
     let cause = spread.and_then(|spread| spread.cause());

@@ -57,7 +57,7 @@ fn recorded_groups_become_rows_and_histograms() {
 }
 
 #[test]
-fn an_event_file_is_made_once_and_of_what_was_logged() {
+fn an_event_file_has_the_logged_values_and_is_made_once() {
     let dir = tempfile::tempdir().unwrap();
     let run = RunDir::fresh(&dir.path().join("run")).unwrap();
     run.create("seed = 3\n").unwrap();

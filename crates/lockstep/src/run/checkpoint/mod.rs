@@ -377,7 +377,7 @@ mod tests {
     }
 
     #[test]
-    fn a_model_is_copied_without_what_a_run_needs() {
+    fn a_model_is_copied_without_the_files_of_the_run() {
         let (dir, run) = run();
         let files = ["model.safetensors", "config.json", "optimizer_exp_avg.safetensors", "value_model.json"];
         let more = ["reference.safetensors", "generation_batch.bin", "frontier.bin", "run_state.json"];

@@ -130,7 +130,7 @@ mod tests {
     }
 
     #[test]
-    fn it_is_not_held_longer_than_said() {
+    fn the_writer_is_not_held_beyond_its_time() {
         let (_dir, run) = run();
         let _writer = start(&run, 1, Duration::from_millis(1));
         while !run.checkpoint(1).exists() {

@@ -69,7 +69,7 @@ impl ProfileRecord {
         all
     }
 
-    /// The findings, those that cost most first, each with the most seconds of a step that could be saved, if known.
+    /// The findings, the costliest first, each with the seconds per step that it could save at most, if known.
     pub fn gains_per_step(&self) -> Vec<(&Finding, Option<f64>)> {
         let steps = self.measured.steps.max(1) as f64;
         self.by_gain().into_iter().map(|(finding, gain_s)| (finding, gain_s.map(|seconds| seconds / steps))).collect()

@@ -57,7 +57,7 @@ fn names(files: &[FileHash]) -> Vec<&str> {
 }
 
 #[test]
-fn a_record_says_what_a_run_was_made_from() {
+fn a_record_names_the_sources_of_a_run() {
     let place = place();
     let config = Config { dataset_name: Some("data".into()), dtype: ComputeDType::Bf16, ..place.config() };
     let models = place.hashed(&config, Purpose::Sft, false).unwrap();

@@ -145,7 +145,7 @@ fn a_program_that_ends_is_started_again() {
 
 /// The run does not wait while it trains, and at its end only some seconds.
 #[test]
-fn a_program_that_reads_nothing_blocks_nobody() {
+fn a_program_that_does_not_read_does_not_block_the_run() {
     let dir = tempfile::tempdir().unwrap();
     let mut sink = started(&script(dir.path(), "exec sleep 600"));
     let values: Vec<(String, f64)> = (0..100).map(|i| (format!("metric {i}"), f64::from(i))).collect();

@@ -96,7 +96,7 @@ fn each_step_reports_its_own_values_of_the_judged_metrics() {
     let dir = tempfile::tempdir().unwrap();
     let (config, seen) = (Config { logging_steps: 10, tensorboard: false, ..Config::default() }, Seen::default());
     let mut reporter = open(dir.path(), &config, &seen);
-    // A step with two generations, one with none, one that measures nothing of them, one of pairs.
+    // A step with two generations, one without, one that does not measure them, one of pairs.
     let mut step = 0;
     let mut end = |reporter: &mut Reporter, values: &[(&str, f64)]| {
         step += 1;

@@ -421,13 +421,13 @@ impl Distributed {
         self.payloads.lock().chunks.chain(whole, results)
     }
 
-    /// Expels a worker whose answer differs from the job's own result. Its groups in batches from `from` on are generated
+    /// Expels a worker whose answer differs from the job's result. Its groups in batches from `from` on are generated
     /// again.
     pub fn expel(&mut self, worker: &WorkerName, from: BatchId, why: &str, warn: &dyn Fn(&str)) -> anyhow::Result<()> {
         warn(&format!("worker {worker} is expelled: {why}; what nobody has learned from of its groups is made again"));
         self.expulsions += 1;
         self.expelled.note(worker, why)?;
-        // A batch that nothing is reopened of is not returned again.
+        // Batches before `first` are not reopened, and are not returned again.
         if let Some(first) = self.handle.with(|learner| learner.expel(worker, from)).map_err(of_fleet)? {
             self.arrived.retain(|batch, _| *batch < first);
         }

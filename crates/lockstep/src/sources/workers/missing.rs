@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 /// How often a waiting learner looks whether a worker is missing.
 const POLL_INTERVAL: Duration = Duration::from_secs(10);
 
-/// The workers reported missing in one wait.
+/// The missing workers of one wait, and the time of the last look.
 pub(super) struct Missing {
     looked: Instant,
     said: Option<String>,
@@ -40,7 +40,7 @@ mod tests {
 
     /// (The missing workers at each look, the message.)
     #[test]
-    fn who_is_missing_is_said_each_time_it_changes() {
+    fn missing_workers_are_reported_at_each_change() {
         let mut missing = Missing::new();
         assert!(!missing.is_due(), "a wait begins");
         for (now, said) in [

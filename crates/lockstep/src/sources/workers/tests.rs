@@ -34,7 +34,7 @@ fn workers_that_were_expelled_are_known_to_the_next_learner() {
 }
 
 #[test]
-fn who_made_a_group() {
+fn the_workers_of_a_group_are_found() {
     let dir = tempfile::tempdir().unwrap();
     assert_eq!(made_by(dir.path(), GroupId(1)), None);
     Layout::of_run(dir.path()).create().unwrap();
@@ -61,7 +61,7 @@ fn who_made_a_group() {
 }
 
 #[test]
-fn what_differs_is_named_with_both_values() {
+fn a_difference_is_named_with_both_values() {
     let identity = |program: &str, arithmetic: &str, file: Option<&str>, settings: &str| Identity {
         program: program.into(),
         build: Default::default(),
@@ -162,7 +162,7 @@ fn a_worker_of_another_run_reads_nothing() {
 }
 
 #[test]
-fn an_identity_is_of_what_decides_bits() {
+fn an_identity_covers_the_settings_that_decide_bits() {
     let dir = tempfile::tempdir().unwrap();
     let names = ["config.json", "tokenizer.json", "generation_config.json", "chat_template.jinja"];
     for name in names.iter().chain(&["model.safetensors", "vocab.json", "notes.txt"]) {

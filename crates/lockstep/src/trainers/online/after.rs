@@ -61,7 +61,7 @@ impl AfterStep {
             return;
         }
         let group = groups[self.count % groups.len()];
-        // A step generates, computes a gradient and updates: four forward passes at least, of which a score is one.
+        // A step generates, computes a gradient and updates: at least four forward passes. A score takes one pass.
         let per_token_s = self.per_token_s.unwrap_or(step_s / 4.0 / tokens(part).max(1) as f64);
         let estimate = per_token_s * tokens(group) as f64;
         let run_s = now - self.began_s;
@@ -138,7 +138,7 @@ mod tests {
     }
 
     #[test]
-    fn a_hundredth_of_the_time_is_spent_at_most_and_on_one_group_after_the_other() {
+    fn recording_takes_at_most_a_hundredth_of_the_time_and_one_group_after_the_other() {
         let mut after = AfterStep { began_s: 0.0, last_s: 0.0, ..AfterStep::new() };
         let part: Vec<Sample> = [(1, 0.5), (1, -0.5), (2, 0.0), (2, 0.0), (3, 1.0), (3, -1.0)]
             .map(|(group, advantage)| sample(group, 10, advantage))

@@ -78,7 +78,7 @@ fn what_is_no_job_is_said() {
 }
 
 #[test]
-fn what_follows_a_job_is_what_its_completions_have_so_far() {
+fn a_job_is_followed_by_its_completions_so_far() {
     let job_bytes = GroupJob { so_far: Vec::new(), ..later() }.to_bytes();
     let so_far = later().to_bytes()[job_bytes.len()..].to_vec();
     let other = "what follows the job is not what its completions have so far";
@@ -104,7 +104,7 @@ fn what_follows_a_job_is_what_its_completions_have_so_far() {
 }
 
 #[test]
-fn what_is_no_answer_is_said() {
+fn an_invalid_answer_is_refused_with_the_reason() {
     let does_not_fit = |name: &str| format!("column `{name}` does not fit 2 completions");
     assert_eq!(answer_with("answer", &|r| r.uints("answer", 1, [9])), "column `answer` does not have 2 numbers");
     assert_eq!(answer_with("answer", &|r| r.uints("answer", 1, [8, 2])), "it answers another job");

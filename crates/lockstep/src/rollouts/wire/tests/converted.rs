@@ -50,7 +50,7 @@ fn settings() -> Value {
 }
 
 #[test]
-fn a_generation_is_recorded_with_what_was_learned_from_it() {
+fn a_generation_is_recorded_with_its_advantages_and_masks() {
     let rollouts = rollouts();
     let mut samples = samples::of_rollouts(&rollouts);
     assert_eq!(
@@ -110,7 +110,7 @@ fn a_generation_is_recorded_with_what_was_learned_from_it() {
 }
 
 #[test]
-fn a_group_without_what_scoring_needs_is_refused() {
+fn a_group_without_the_columns_for_scoring_is_refused() {
     let scored = rollouts().groups.remove(0);
     let said = |change: fn(&mut Group)| {
         let mut group = Group::of_scored(&scored, true);

@@ -118,7 +118,7 @@ fn a_column_of_another_kind_is_not_read() {
 }
 
 #[test]
-fn a_broken_directory_is_said() {
+fn a_broken_directory_is_refused() {
     let broken = "the directory of its columns is broken";
     for body in [
         &b""[..],

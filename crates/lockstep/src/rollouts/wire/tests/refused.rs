@@ -33,7 +33,7 @@ fn said(name: &str, put: Put<'_>, what: &str) {
 }
 
 #[test]
-fn what_is_missing_is_named() {
+fn a_missing_column_is_named() {
     assert_eq!(with("group", &|_| {}).unwrap_err(), "column `group` is missing");
     assert_eq!(with("group", &|r| r.uints("group", 1, [4, 4])).unwrap_err(), "column `group` does not have one number");
     for name in ["prompt_ids", "lengths", "ids", "scored", "scores"] {
@@ -185,7 +185,7 @@ fn a_fork_begins_with_tokens_that_are_there() {
 }
 
 #[test]
-fn the_outline_of_a_group_is_what_its_record_says() {
+fn the_outline_of_a_group_matches_its_record() {
     let outline = |name: &str, put: Put<'_>| {
         let bytes = with_column(&good(), name, put);
         Outline::of_record(&RecordReader::take(&bytes).unwrap().0).map_err(|error| error.to_string())
@@ -216,7 +216,7 @@ fn the_outline_of_a_group_is_what_its_record_says() {
 }
 
 #[test]
-fn the_place_of_a_damaged_record_is_said() {
+fn the_place_of_a_damaged_record_is_reported() {
     let (first, second) = (good(), with_column(&good(), "ids", |_| {}));
     let said = Group::read_all(&[&first[..], &first, &second].concat()).unwrap_err().to_string();
     assert_eq!(said, format!("record 2, at byte {}: group 4: column `ids` is missing", 2 * first.len()));

@@ -26,7 +26,7 @@ fn column(width: usize, values: usize) -> Column {
 
 /// Lists that do not fit the tokens are a bug of the caller, and nothing is written.
 #[test]
-fn what_does_not_fit_the_tokens_is_not_written() {
+fn a_list_that_does_not_fit_the_tokens_is_not_written() {
     let tokens = |x: &str| format!("`{x}` has one kind and one width in all completions");
     let cases: [(Group, String); 11] = [
         (changed(|g| g.reward_names = vec!["r".into()]), "a score, or none, of each reward".into()),

@@ -206,7 +206,7 @@ fn rewards_that_cancel_are_distinguished_from_equal_ones() {
 
 /// A generation without scores does not end the alarm for a constant reward.
 #[test]
-fn a_generation_without_scores_does_not_end_what_scores_showed() {
+fn a_generation_without_scores_does_not_end_a_constant_reward() {
     let mut alarms = Alarms::default();
     let mut take = |step: u64, score: Option<f64>| {
         alarms.take(seen(&rollouts(&[&[("a", score, false), ("b", score, false)]])));

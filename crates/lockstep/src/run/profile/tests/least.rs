@@ -18,8 +18,8 @@ fn found_in(seconds: f64, change: impl FnOnce(&mut Measured)) -> Vec<&'static st
     rules::ALL.iter().filter(|rule| (rule.holds)(&measured).is_some()).map(|rule| rule.id).collect()
 }
 
-/// `lockstep profile --steps 3` of a small model measures hundredths of a second: a row for each rule that is about
-/// time, with the seconds of a run in which it names just half a second.
+/// `lockstep profile --steps 3` of a small model measures hundredths of a second: a row for each rule about
+/// time, with the length in seconds of a run in which the rule names just half a second.
 #[test]
 fn a_finding_about_time_names_half_a_second_at_least() {
     type Row = (&'static str, f64, fn(&mut Measured));

@@ -168,7 +168,7 @@ fn a_version_that_is_pinned_here_is_not_overwritten() {
 }
 
 #[test]
-fn another_token_gets_nothing_and_says_so() {
+fn a_wrong_token_is_refused_with_an_error() {
     let mut learner = Fake::start();
     learner.says(&[1]);
     let host = learner.host("host", "Secret");

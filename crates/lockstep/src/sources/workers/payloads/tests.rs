@@ -148,7 +148,7 @@ fn longer(completion: &mut Completion) {
 }
 
 #[test]
-fn what_is_no_answer_is_found_before_it_is_accepted() {
+fn an_invalid_answer_is_found_before_it_is_accepted() {
     assert_eq!(checked(&result(0, 0, &answer()), &[]), Ok(()));
     for (what, change, why) in NONE {
         let mut answer = answer();
@@ -179,7 +179,7 @@ fn what_is_no_answer_is_found_before_it_is_accepted() {
 }
 
 #[test]
-fn the_first_result_of_a_batch_that_is_no_answer_is_found() {
+fn the_first_invalid_result_of_a_batch_is_found() {
     let payloads = payloads(&Config::default(), false);
     let jobs = [scored(0), scored(1)];
     let of = |number: u64, change: Change| {
