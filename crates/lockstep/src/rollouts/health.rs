@@ -10,10 +10,10 @@ use rewards::Problem;
 #[error("{0}")]
 pub struct RewardFailed(String);
 
-/// For how long each reward function has given no score, over the batches so far.
+/// For how long each reward function has not given a score, over the batches so far.
 #[derive(Clone, Default)]
 pub struct RewardHealth {
-    /// For each reward function, the number of batches in a row for which it gave no score.
+    /// For each reward function, the number of batches in a row without a score.
     silent: Vec<usize>,
 }
 

@@ -11,8 +11,8 @@ use std::path::{Path, PathBuf};
 
 /// Moves everything that the run did after `step` into `abandoned/after-step-N`, a run directory that can be resumed.
 /// Checkpoints, tables of completions and the final model are moved; logs are copied, because the run's own logs are
-/// cut back afterwards. If there are no later checkpoints, nothing is moved: the resumed run will make the rest again.
-/// The exception is step 0, where there may be logs whose checkpoints are gone.
+/// cut back afterwards. Without later checkpoints files are not moved: the resumed run will make them again. The
+/// exception is step 0, which may have logs without checkpoints.
 ///
 /// The copies are made before the moves, and the newest checkpoint is moved first. If the process is killed in between,
 /// the newest checkpoint that is left still matches the logs.

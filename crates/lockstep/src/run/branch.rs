@@ -99,7 +99,7 @@ fn logs(run: &RunDir) -> Vec<PathBuf> {
     [run.metrics(), run.steps()].into_iter().chain(groups).chain(indexes).collect()
 }
 
-/// Copies the logs of a run, and what it wrote for TensorBoard, into the directory of another one.
+/// Copies the logs of a run and its TensorBoard files into the directory of another run.
 pub(crate) fn copy_logs(from: &RunDir, to: &RunDir) -> anyhow::Result<()> {
     for (log, target) in logs(from).iter().zip(logs(to)).filter(|(log, _)| log.is_file()) {
         disk::copy(log, target).or_bad_input_in(log.display())?;

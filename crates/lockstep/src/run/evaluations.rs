@@ -1,5 +1,5 @@
-//! The evaluations of a training run: whether one is due, which was the best, and how many in a row since then were no
-//! better.
+//! The evaluations of a training run: whether one is due, which was the best, and how many have followed in a row
+//! without improvement.
 
 use super::eval_metrics::{MetricsFailed, check_best_metric, no_such_metric};
 use super::state::{Best, RunState};
@@ -60,7 +60,7 @@ impl Evaluations {
             return Ok(false);
         };
         if !value.is_finite() {
-            // As the best it would stay so: nothing is more than NaN.
+            // NaN would stay the best forever: comparisons with NaN are false.
             sinks.warn(&format!("step {step}: {name} of this evaluation is {value}, and does not count"));
             return Ok(false);
         }
@@ -76,7 +76,7 @@ impl Evaluations {
         Ok(self.out_of_patience(config))
     }
 
-    /// Whether so many evaluations in a row brought no improvement that the run stops early.
+    /// Whether the run stops early: enough evaluations in a row were without improvement.
     pub fn out_of_patience(&self, config: &Config) -> bool {
         config.early_stopping_patience.is_some_and(|patience| self.without_improvement as usize >= patience)
     }

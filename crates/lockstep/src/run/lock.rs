@@ -254,7 +254,7 @@ mod tests {
         let here = Locks::of_system().this_process();
         let own = |owner: Owner| serde_json::to_string(&owner).unwrap();
         let gone = u32::MAX;
-        // The older form has neither boot nor namespace.
+        // The older form does not have a boot or a namespace.
         let older =
             |pid: u32, host: &str| format!(r#"{{"pid": {pid}, "host": "{host}", "since_s": 5, "command": []}}"#);
         let container = |pid| own(Owner { pid, namespace: "pid:[1]".to_owned(), ..here.clone() });

@@ -72,7 +72,7 @@ impl Replan<'_> {
             lowered(&config, &adapted, " (with use_peft)", &mut beside);
             for (part, keys) in adapted.parts.iter().zip(beside) {
                 let same = plan.parts.iter().zip(&mut named).find(|(own, _)| own.name == part.name);
-                // Only where neither key lowers the part by itself.
+                // Only if no key lowers the part by itself.
                 if let Some((_, own)) = same.filter(|(_, own)| own.is_empty()) {
                     own.extend(keys);
                 }

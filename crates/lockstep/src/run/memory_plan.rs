@@ -226,7 +226,7 @@ impl MemoryPlan {
             })
     }
 
-    /// By how many bytes the run is too large for the host and the device.
+    /// The bytes by which the run exceeds the memory of the host and of the device.
     pub(super) fn excess(&self, available: &Available) -> u64 {
         let beyond = |needed: u64, available: Option<u64>| available.map_or(0, |bytes| needed.saturating_sub(bytes));
         beyond(self.needed(), available.host) + beyond(self.device_total.unwrap_or(0), available.device)

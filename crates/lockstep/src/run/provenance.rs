@@ -288,8 +288,7 @@ fn check_unchanged(what: &str, dir: &Path, recorded: &[FileHash], found: &[FileH
     Ok(())
 }
 
-/// A line for the user if a run is resumed by another build than the one that it was last started with, or if that is
-/// not known.
+/// A line for the user if another build than at the last start resumes the run, or if that build is not known.
 pub fn other_build(run: &RunDir) -> Option<String> {
     let (record, here) = (RunRecord::read(&run.record()).ok()?, Build::of_process());
     match &record.build {

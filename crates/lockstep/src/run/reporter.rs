@@ -1,5 +1,5 @@
 //! Reports what a run does, as events for the run's sinks: means of metrics every `logging_steps`, as TRL logs them,
-//! and everything else as it happens. It does not know what a metric means, nor where the events end up.
+//! and everything else as it happens. It does not depend on the meaning of metrics or the destination of events.
 
 use super::RunDir;
 use super::rollout_log::{Recorded, RolloutLog};

@@ -85,8 +85,8 @@ fn run_of(path: &Path) -> Option<&Path> {
         .then(|| path.parent().and_then(Path::parent).unwrap_or(Path::new("/")))
 }
 
-/// An error if `named` is a checkpoint of one run by its path, and of the run `root` once links are followed: a
-/// stranger's `checkpoints` may be a link to those of another run.
+/// An error if the path `named` is in another run than `root`, where it leads once links are followed: a stranger's
+/// `checkpoints` may be a link to another run's.
 fn stays_in_run(named: &Path, root: &Path) -> anyhow::Result<()> {
     let named = std::path::absolute(named).or_bad_input_in(named.display())?;
     let Some(of_name) = run_of(&named).filter(|run| run.join("config.toml").is_file()) else { return Ok(()) };

@@ -168,8 +168,8 @@ impl RunDir {
         Ok(())
     }
 
-    /// Checks whether somebody deleted files that a resume needs; these are written again, and the returned texts say
-    /// so. It is an error if the directory is gone, or if another process has begun to write into it.
+    /// Checks whether somebody deleted files that a resume needs. These files are written again, and the returned texts
+    /// name them. It is an error if the directory is gone, or if another process has begun to write into it.
     pub(super) fn check(&self) -> anyhow::Result<Vec<String>> {
         let root = self.root.display();
         if !self.root.is_dir() {
@@ -178,7 +178,7 @@ impl RunDir {
         let mut notes = Vec::new();
         let mut lock = self.lock.lock().unwrap_or_else(PoisonError::into_inner);
         if lock.as_ref().is_some_and(|lock| !lock.is_in_place(&self.root)) {
-            // Not the error itself: the input of this run was right.
+            // The error is not passed on as bad input: the input of this run was right.
             let new = RunLock::take(&self.root).map_err(|e| {
                 anyhow::anyhow!("{root}/{} was deleted while this process held it: {}", lock::FILE, paragraph(&e))
             })?;

@@ -322,7 +322,7 @@ impl Run {
             ended => Ok(ended.or(before)),
         };
         let ended = stops(&self.training)?;
-        // Before the checkpoint, which a resumed run begins with.
+        // The evaluation comes before the checkpoint, with which a resumed run begins.
         self.ask_for_the_end_of_the_epoch()?;
         if self.training.saves_now(ended, last) {
             self.training.save(&mut *self.task)?;

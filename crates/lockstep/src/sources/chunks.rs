@@ -31,7 +31,7 @@ impl ChunkSource {
         ChunkSource { local, tokens }
     }
 
-    /// Requests that extend the batches after the next one as far as the current weights are responsible for them.
+    /// Requests that extend the batches after the next one by the current weights' chunks.
     fn beside<'a>(&'a self, later: impl Iterator<Item = &'a BegunBatch>) -> Vec<Request> {
         let spec = &self.local.spec;
         let k = spec.config.max_staleness;

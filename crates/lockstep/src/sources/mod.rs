@@ -56,8 +56,8 @@ pub trait BatchSource {
         anyhow::bail!("this source of batches generates no further groups for a batch")
     }
 
-    /// Completes what a checkpoint must contain of later batches because only the weights of now or older ones can make
-    /// it, and adds that to the state. Called before the weights change.
+    /// Completes the parts of later batches that only the current or older weights can make, and adds them to the
+    /// state: a checkpoint must contain these parts. Called before the weights change.
     fn complete_for_checkpoint(&mut self, _at: &mut SourceState, _now: &Now<'_>) -> anyhow::Result<()> {
         Ok(())
     }
@@ -89,7 +89,7 @@ pub trait BatchSource {
     }
 
     /// Whether other processes generate. Then a checkpoint may have to wait for them, and a failed reward is not
-    /// followed by one.
+    /// followed by a checkpoint.
     fn is_distributed(&self) -> bool {
         false
     }

@@ -104,7 +104,7 @@ fn scores_are_compared_where_the_reward_was_called_again() {
     assert_eq!((said(&["a"], lie(1, 1, Some(2.0))), said(&["b"], lie(0, 1, Some(2.0)))), (None, None));
     let of_a = "completion 0, score of `a`: it said none, and the job gives 0.5 (0x3fe0000000000000)";
     assert_eq!(said(&["a", "b"], lie(0, 0, None)).as_deref(), Some(of_a));
-    // By their bits.
+    // Scores are compared by their bits.
     let zero = |given: &mut GroupAnswer| given.scores[0].scores.values[0] = Some(-0.0);
     let mut again = remade(&["a"]);
     again.1.scores[0].scores.values[0] = Some(0.0);

@@ -75,7 +75,7 @@ fn lasting(output: &ScoredRollouts) -> String {
     format!("{rollouts:?}\n{problems:?}\n{metrics:?}")
 }
 
-/// A reward that is asked once about everything, as any that does not say otherwise.
+/// A reward that is called once for the whole batch, which is the default.
 struct Whole(Box<dyn Reward>);
 
 impl Reward for Whole {
@@ -213,8 +213,8 @@ fn gate() -> (Vec<Box<dyn Reward>>, Receiver<String>, Sender<()>) {
     (vec![Box::new(Gate { asked, may_answer })], was_asked, answer)
 }
 
-/// Without a clock: in the middle of generation, the engine is held until the reward was asked about the first group,
-/// and the reward answers only after the engine has written another.
+/// Does not use a clock. In the middle of generation the engine waits until the reward was called for the first group,
+/// and the reward answers only after the engine has generated another group.
 #[test]
 fn groups_are_scored_while_the_engine_writes_others() {
     let shape = r#"{"model_type": "llama", "architectures": ["LlamaForCausalLM"], "vocab_size": 40, "hidden_size": 16,
@@ -419,7 +419,7 @@ fn special_tokens_are_shown_to_rewards_if_the_key_says_so() {
     let whole = "<think>a</think><answer>b</answer>";
     let rewards = ["think_answer", "format:^<think>.*</think>", "keyword:<answer>"];
     let mut wrong = Vec::new();
-    // Which tokens are special, the completion, what rewards read without them and with them, the scores with them.
+    // The special tokens, the completion, the text without and with special tokens, the scores with them.
     for (special, text, hidden, shown, scores) in [
         (&four[..], whole, "ab", whole, [1.0, 1.0, 1.0]),
         (&four, "<think>a</think><answer>b</answer><e>", "ab", whole, [1.0, 1.0, 1.0]),

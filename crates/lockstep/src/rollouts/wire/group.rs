@@ -84,7 +84,7 @@ pub struct Fork {
 }
 
 impl Completion {
-    /// A completion of these token ids, all sampled by the model; nothing else is known.
+    /// A completion of these token ids, all sampled by the model; all other fields are empty.
     pub fn new(generation: usize, ids: Vec<u32>) -> Completion {
         let tokens = ids.len();
         Completion {

@@ -396,7 +396,7 @@ proptest! {
         let _ = Group::read_all(&bytes);
     }
 
-    /// With the right checksum, so that all that comes after it is reached.
+    /// The checksum is right, so that the checks after it are reached.
     #[test]
     fn any_body_is_a_group_or_an_error(body in foreign::bytes(bytes(&full())[HEADER..].to_vec())) {
         if let Ok((group, _)) = Group::read(&sealed(&body)) {

@@ -40,7 +40,7 @@ const EXAMPLES: usize = 3;
 const FEWEST_WINNERS: usize = 2;
 /// After this many completions and generations a reward may be reported as independent of the text.
 const MIN_SEEN: (u64, u64) = (400, 20);
-/// From this many pairs of equal texts with equal scores on, a reward does not count as random.
+/// A reward with at least this many pairs of equal texts with equal scores does not count as random.
 const FEWEST_EQUAL: u64 = 5;
 /// The largest number of alarms that are remembered for the end of the run.
 const KEPT: usize = 100;

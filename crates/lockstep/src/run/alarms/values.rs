@@ -79,7 +79,7 @@ impl History {
             let evidence = format!("it finds no answer in {:.0} % of the completions, right or wrong", percent(share));
             seen.push(Detection::new(&conditions::NO_ANSWER, evidence).of(reward));
         }
-        // Only where completions are sampled: in supervised training certainty is what is asked for.
+        // Only for sampled completions: supervised training aims at certainty.
         if let Some(entropy) = value("entropy").filter(|e| e.is_finite() && self.lowest.is_some()) {
             let known = self.entropies.len() >= COMPARED;
             if !known {

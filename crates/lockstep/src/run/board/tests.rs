@@ -90,7 +90,7 @@ fn an_event_file_has_the_logged_values_and_is_made_once() {
     log.sync().unwrap();
     drop(log);
     assert_eq!(board("c").unwrap(), 5);
-    // Without a table the groups' texts are shown, where there is a tokenizer.
+    // Without a table the groups' texts are shown, if there is a tokenizer.
     fs::remove_file(run.completions().join("completions_00001.jsonl")).unwrap();
     assert_eq!(board("d").unwrap(), 4);
     Tokenizer::characters("xyz".chars(), &SpecialTokens::default()).unwrap().save(&run.model()).unwrap();

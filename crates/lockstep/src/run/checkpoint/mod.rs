@@ -139,7 +139,7 @@ fn copy_listed(from: &Path, name: &str, to: &Path) -> anyhow::Result<()> {
 }
 
 /// Refuses the checkpoint `dir` if its files do not match the list that was written with them. Checkpoints of older
-/// versions have no list; then the returned text says that nothing was compared.
+/// versions do not have a list; then the returned text is a note that the files were not compared.
 pub fn check(dir: &Path) -> anyhow::Result<Option<String>> {
     let Some(list) = FileList::read(dir).or_bad_input()? else {
         return Ok(Some(format!(

@@ -28,7 +28,7 @@ pub const FILE: &str = "profile.json";
 const WINDOW: (u64, f64, f64) = (3, 5.0, 30.0);
 /// A rule is reported when it holds in this many windows in a row.
 const MIN_WINDOWS: u32 = 2;
-/// In seconds: a shorter run gets no findings at its end, because its timings say too little.
+/// In seconds: a shorter run does not get findings at its end, because its timings are too noisy.
 const WORTH_JUDGING_S: f64 = 10.0;
 /// How long the machine's peak speeds are measured. It is done only after [`CEILINGS_AFTER_S`] seconds, when it is a
 /// small part of the run.
@@ -226,7 +226,7 @@ impl Profile {
         let Some(ceilings) = ceilings else { return };
         self.record.measured.ceilings =
             Some(Ceilings { flops_per_s: Some(ceilings.flops_per_s), bytes_per_s: Some(ceilings.read_bytes_per_s) });
-        // No run ends because its record cannot be written once more.
+        // A run does not end because its record cannot be rewritten.
         let record = RunRecord::read(&self.dir.record()).ok();
         if let Some(mut record) = record.filter(|record| record.ceilings.as_ref() != Some(&ceilings)) {
             record.ceilings = Some(ceilings);

@@ -71,7 +71,7 @@ fn a_record_names_the_sources_of_a_run() {
     assert!(!record.arithmetic.is_empty() && !record.command.is_empty());
     assert_eq!(models.weights_sha256(), sha256(b"weights"));
 
-    // A second start is added; what the run began with stays.
+    // A second start is added; the entries of the first start are kept.
     let other = Config { seed: 8, replay: Some("r.jsonl".into()), ..config };
     fs::write(place.at("model/model.safetensors"), "others").unwrap();
     let mut models = place.hashed(&other, Purpose::Sft, false).unwrap();
@@ -212,7 +212,7 @@ fn reference_models_and_teachers_are_recorded_too() {
         assert!(error.contains(&format!("the {what} is not the one that the run began with")), "{error}");
         assert!(error.contains("other/model.safetensors") && hashed(false).is_ok(), "{error}");
     }
-    // Without a KL term there is none, and one that has moved is in the checkpoint.
+    // Without a KL term there is no reference, and a reference that was synced is in the checkpoint.
     let without = Config { beta: 0.0, ..reference.clone() };
     assert!(place.hashed(&without, Purpose::Grpo, false).unwrap().reference.is_empty());
     let moves = Config { sync_ref_model: true, ..reference };

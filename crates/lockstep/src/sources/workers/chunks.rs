@@ -1,5 +1,5 @@
-//! Divides the completions of a group into chunks of tokens, each of which is a job of its own, and reads the results
-//! of these jobs.
+//! Divides the completions of a group into chunks of tokens, one job for each chunk, and reads the results of these
+//! jobs.
 
 use super::ids::{group_of, job_name};
 use crate::rollouts::jobs::{GroupAnswer, GroupJob};
@@ -28,8 +28,8 @@ impl Chunks {
         Chunks { plan: plan.clone(), tokens, vocabulary, updates: BTreeMap::new() }
     }
 
-    /// Records how many updates the weights of a published version have had. Versions older than any job may need are
-    /// removed.
+    /// Records how many updates the weights of a published version have had. Versions that are too old for
+    /// any job are removed.
     pub fn published(&mut self, version: Version, updates: Updates) {
         self.updates.insert(version, updates);
         let oldest = self.plan.version(version.batch().before(), 0);

@@ -116,7 +116,7 @@ pub struct Distributed {
 
 impl Distributed {
     /// Opens the connection through the run directory `out`, or through `network` for workers on other machines, which
-    /// are served the `ModelFiles`. `batches` are those that the current weights must generate.
+    /// fetch the `ModelFiles`. `batches` are the batches that the current weights must generate.
     pub fn open(
         out: &Path,
         network: Option<(&Network, Arc<ModelFiles>)>,
@@ -298,7 +298,7 @@ impl Distributed {
         self.handle.with(|learner| learner.take_back(batch, &[unusable.job])).map_err(of_fleet)
     }
 
-    /// Warns if nobody can make these groups, which are waited for.
+    /// Warns if none of the connected workers can make these groups, for which the learner waits.
     fn look_for_missing(&self, missing: &mut Missing, open: impl Fn() -> Vec<GroupId>, warn: &dyn Fn(&str)) {
         if missing.is_due() {
             missing.news(self.what_is_missing(&open())).into_iter().for_each(warn);
@@ -323,7 +323,7 @@ impl Distributed {
         self.handle.with(|learner| learner.coordinator().open_groups(batch).map(of_fleet_group).collect())
     }
 
-    /// The groups of which a checkpoint lacks what versions before `version` make.
+    /// The groups for which a checkpoint lacks chunks of versions before `version`.
     fn missing_before(&self, version: Version) -> Vec<GroupId> {
         let (_, missing) = self.handle.with(|learner| learner.coordinator().frontier(version));
         missing.into_iter().map(group_of).collect()
@@ -344,8 +344,8 @@ impl Distributed {
         self.handle.with(|learner| learner.coordinator().workers().next().is_none())
     }
 
-    /// Called when all steps on a batch are done: publishes the weights, whose lineage is `lineage`, as the next
-    /// version, and offers `batches` to be generated with it.
+    /// Called when all steps on a batch are done. Publishes the weights with this `lineage` as the next version, and
+    /// offers `batches` to be generated with it.
     pub fn advance(
         &mut self,
         weights: &mut AdaptedWeights,
@@ -353,7 +353,7 @@ impl Distributed {
         batches: BTreeMap<BatchId, Pending>,
         warn: &dyn Fn(&str),
     ) -> anyhow::Result<()> {
-        // A run that is resumed in the middle of a batch has not asked for it.
+        // A run that is resumed in the middle of a batch has not requested that batch.
         while !self.arrived.contains_key(&self.batch) {
             self.take_step(warn)?;
         }
@@ -405,13 +405,13 @@ impl Distributed {
         self.handle.with(|learner| learner.training_began()).map_err(of_fleet)
     }
 
-    /// Lets go of the weights that only batches before `batch` need.
+    /// Releases the weights that only batches before `batch` need.
     fn forget_weights_before(&mut self, batch: BatchId) {
         let first = Version(batch.0.saturating_sub(self.plan.max_staleness));
         self.held.retain(|(version, _)| *version >= first);
     }
 
-    /// Whether a result can still be replaced: no learner of this run has trained on it.
+    /// Whether a result can still be replaced: the run has not trained on it.
     pub fn can_remake(&self, job: JobName) -> bool {
         self.handle.with(|learner| learner.coordinator().can_remake(job))
     }

@@ -1,8 +1,8 @@
-//! Decides when to tell the user that a learner waits for workers which are not there.
+//! Decides when to warn that a learner waits for missing workers.
 
 use std::time::{Duration, Instant};
 
-/// How often a waiting learner looks whether a worker is missing.
+/// How often a waiting learner looks for missing workers.
 const POLL_INTERVAL: Duration = Duration::from_secs(10);
 
 /// The missing workers of one wait, and the time of the last look.
@@ -26,7 +26,7 @@ impl Missing {
         is_due
     }
 
-    /// Takes what is missing now. Returns it if that is news: workers come and go while a learner waits.
+    /// Takes the present message, and returns it if it has changed: workers come and go while a learner waits.
     pub fn news(&mut self, missing: Option<String>) -> Option<&str> {
         let is_new = missing != self.said;
         self.said = missing;

@@ -1,4 +1,4 @@
-//! The content of the jobs that a learner offers, and the look at results before they are accepted.
+//! The content of the jobs that a learner offers, and the check of results before they are accepted.
 
 use super::chunks::Chunks;
 use super::ids::group_of;

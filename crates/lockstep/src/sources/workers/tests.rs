@@ -1,4 +1,4 @@
-//! Files of a distributed run, and what a learner and its workers must agree on.
+//! Files of a distributed run, and the settings that a learner and its workers must share.
 
 use super::expelled::Expelled;
 use super::made_by::MadeBy;
@@ -117,7 +117,7 @@ fn a_worker_of_another_build_is_known_by_its_commit_and_its_changes() {
     assert!(rows.iter().all(|(_, own, is_other)| other(&learner, own) == *is_other));
     let (nothing, modified) = (identity("", "", &[]), identity("a", "c", &[]));
     assert!(!other(&nothing, &nothing) && !other(&modified, &modified) && other(&modified, &identity("a", "d", &[])));
-    // A learner of an older version names no build at all.
+    // A learner of an older version does not name its build.
     let mut old = serde_json::to_value(&learner).unwrap();
     old.as_object_mut().unwrap().remove("build");
     let old: Identity = serde_json::from_value(old).unwrap();

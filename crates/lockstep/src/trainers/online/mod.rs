@@ -64,7 +64,7 @@ pub struct OnlineBatch {
     pub(crate) state: RolloutState,
     /// For a new generation, the lineage of the weights that sampled it; `None` if it came from a file.
     sampled_by: Option<Lineage>,
-    /// For a new generation, what is logged about it.
+    /// For a new generation, its logged metrics.
     report: Option<Report>,
 }
 

@@ -1,4 +1,4 @@
-//! A record without groups: its numbers, its directory, and what is wrong with one that is damaged.
+//! A record without groups: its numbers, its directory, and the errors for damaged records.
 
 use super::*;
 
@@ -75,7 +75,7 @@ fn values_of_each_kind_are_checked() {
 
     let runs = |bytes: &[u8], expected| of(4, bytes, |r| r.runs("c", expected));
     assert_eq!((runs(&[7, 2, 9, 1], 3), runs(&[], 0)), (Ok(vec![7, 7, 9]), Ok(vec![])));
-    // Too few, too many, a value without a count, one that is there 0 times, more than any memory has.
+    // Too few, too many, a value without a count, a value 0 times, more than fits in memory.
     let half = [0x80, 0x80, 0x80, 0x80, 0x80, 0x80, 0x80, 0x80, 0x80, 1];
     let twice = [&[1][..], &half, &[2], &half].concat();
     for (bytes, expected) in

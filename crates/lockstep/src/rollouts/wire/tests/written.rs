@@ -3,7 +3,7 @@
 use super::*;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-/// Two completions of two tokens and of one; nothing else is known.
+/// Two completions, of two tokens and of one; all other fields are empty.
 fn bare() -> Group {
     let completions = vec![Completion::new(0, vec![9, 8]), Completion::new(1, vec![7])];
     Group { group: GroupId(4), prompt_ids: vec![1, 2, 3], completions, ..Group::default() }

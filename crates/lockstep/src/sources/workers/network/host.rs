@@ -54,7 +54,7 @@ impl Host {
     }
 
     pub(super) fn open_in(dir: PathBuf, server: &NatsServer, watch: Watch) -> anyhow::Result<Host> {
-        // Only this user's: what lies there is computed with.
+        // The directory must be this user's: its files are computed with.
         Layout::of_run(&dir).create().map_err(of_fleet)?;
         if let Some(above) = dir.parent()
             && std::fs::metadata(above)?.uid() != std::fs::metadata(&dir)?.uid()
@@ -134,7 +134,7 @@ fn fetch(dir: &Path, talk: &Arc<Talk>, bearer: Option<String>, watch: &Watch) ->
     }
     let mut copies = Copies { dir, talk, bearer, from: None, slots: Vec::new(), base: None, seen: None };
     let result = copies.follow(watch, &stop);
-    // Its slots end with this process. A worker that takes over begins anew.
+    // The host's slots end with this process. A worker that takes over begins anew.
     let _ = disk::remove_file(Layout::of_run(dir).learner());
     // Closing is not enough: a child that is being started has copies of open files until its program runs.
     let _ = lock.unlock();
@@ -187,7 +187,8 @@ impl Copies<'_> {
         Ok(())
     }
 
-    /// Fetches what the learner's state names and the host lacks. Returns whether the host has everything then.
+    /// Fetches the files and weights that the learner's state names and the host lacks. Returns whether the host is
+    /// then complete.
     fn copy(&mut self, shared: &Shared, state: &LearnerState, stop: &dyn Fn() -> bool) -> anyhow::Result<bool> {
         let Some(network) = &shared.network else {
             return Err(BadInput::new("the learner serves no weights: it was started without --listen".to_owned()));

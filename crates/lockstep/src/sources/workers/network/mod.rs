@@ -39,11 +39,11 @@ pub struct Network {
     pub server: NatsServer,
     /// The address at which the learner serves weights.
     pub listen: SocketAddr,
-    /// The `HOST:PORT` that workers are told; if `None`, this machine's address on the route to the NATS server.
+    /// The `HOST:PORT` for workers; if `None`, this machine's address on the route to the NATS server.
     pub advertise: Option<String>,
 }
 
-/// The address and the files of a learner, as it tells them to workers on other machines.
+/// The address and the files of a learner, for workers on other machines.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct NetworkPlace {
     /// `HOST:PORT` of the learner's HTTP server.
@@ -52,7 +52,7 @@ pub struct NetworkPlace {
     pub files: Vec<String>,
 }
 
-/// Returns what the worker has last heard from its learner.
+/// Returns the last state that the worker received from its learner.
 pub type Watch = Arc<dyn Fn() -> Option<LearnerState> + Send + Sync>;
 
 /// A worker's connection to the run, and a function that returns the learner's last state.

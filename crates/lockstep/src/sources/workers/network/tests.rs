@@ -132,7 +132,7 @@ fn a_host_fetches_each_version_once_and_the_base_once() {
     assert_eq!(std::fs::read_to_string(one.dir().join("config.toml")).unwrap(), "seed = 1\n");
     assert_eq!(std::fs::read_to_string(one.model().join("tokenizer.json")).unwrap(), "words");
     assert!(!one.model().join("model.safetensors").exists(), "weights are read from slots");
-    // A second worker of this host reads what is there.
+    // A second worker of this host reads the fetched weights.
     let two = learner.host("host", "secret");
     has(&two, &[3]);
     learner.says(&[3, 4]);
@@ -141,7 +141,7 @@ fn a_host_fetches_each_version_once_and_the_base_once() {
     has(&two, &[4, 5]);
     let small = "seed = 1\n".len() + "{}".len() + "words".len() + 1000;
     assert_eq!(learner.serving.bytes_sent() as usize, small + 3 * BYTES);
-    // Whoever fetched ends: the other one takes over.
+    // When the fetching worker ends, the other worker takes over.
     drop(one);
     learner.says(&[5, 6]);
     has(&two, &[5, 6]);
@@ -210,7 +210,7 @@ fn weights_are_not_shown_to_anybody() {
     assert_eq!(of(Some("node-1:99"), listen), "node-1:99");
 }
 
-/// A learner serves the files that it has read of its model, and no other ones.
+/// A learner serves only the files that it has read of its model.
 #[test]
 fn the_files_that_a_worker_reads_are_served_as_the_learner_has_read_them() {
     let dir = tempfile::tempdir().unwrap();
@@ -223,7 +223,7 @@ fn the_files_that_a_worker_reads_are_served_as_the_learner_has_read_them() {
     let network =
         Network { server: server(Some("t")), listen: ([127, 0, 0, 1], 0).into(), advertise: Some("h".into()) };
     let files = Arc::new(ModelFiles::read(&model).unwrap());
-    // A change that comes later is not served: the learner does not have it either.
+    // A later change of a file is not served: the learner has not read it either.
     std::fs::write(model.join("chat_template.jinja"), "changed").unwrap();
     let serving = Serving::open(&network, &dir.path().join("config.toml"), files, "127.0.0.1:4222").unwrap();
     let NetworkPlace { address, files } = serving.place();

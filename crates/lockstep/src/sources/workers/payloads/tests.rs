@@ -172,7 +172,7 @@ fn an_invalid_answer_is_found_before_it_is_accepted() {
     assert_eq!(more(false, 0), Ok(()));
     assert_eq!(more(true, 0), Err("whether it is to be continued is said in two ways".to_owned()));
     assert_eq!(more(false, 1), Err("its fingerprint is that of other tokens".to_owned()));
-    // Left by an earlier learner: it is looked at when its batch is whole.
+    // An earlier learner's answer is checked when its batch is whole.
     let empty = |number, chunk| JobResult { bytes: Vec::new(), ..result(number, chunk, &answer()) };
     assert_eq!((checked(&empty(1, 0), &[]), checked(&empty(0, 1), &[])), (Ok(()), Ok(())));
     assert!(checked(&empty(0, 0), &[]).is_err());
@@ -208,7 +208,7 @@ fn the_first_invalid_result_of_a_batch_is_found() {
     assert_eq!(found(&[later, of(1, |_| {})], true), missing(0, 0));
     let empty = JobResult { bytes: Vec::new(), ..of(0, |_| {}) };
     assert!(found(&[empty.clone(), of(1, |_| {})], true).is_some_and(|(why, _)| why.contains("worker w's answer")));
-    // A checkpoint has what came before the last answer without its bytes.
+    // A checkpoint has the earlier answers without their bytes.
     let kept = JobResult { worker: WorkerName::new(CHECKPOINT).unwrap(), ..empty };
     assert_eq!(found(&[kept, of(1, |_| {})], true), None);
 }
