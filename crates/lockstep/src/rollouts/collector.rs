@@ -130,7 +130,7 @@ pub trait Collect {
         Vec::new()
     }
 
-    /// Restores what [`drafts`](Self::drafts) returned.
+    /// Restores the bytes that [`drafts`](Self::drafts) returned.
     fn restore_drafts(&mut self, _bytes: &[u8]) {}
 }
 

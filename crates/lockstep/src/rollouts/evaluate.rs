@@ -94,7 +94,7 @@ pub fn load_sets(
     specs.into_iter().map(load).collect()
 }
 
-/// `bounds`, raised to what evaluating these sets needs.
+/// `bounds`, raised to the needs of an evaluation of these sets.
 pub fn with_sets(bounds: WorkloadBounds, sets: &[EvalSet], config: &Config) -> WorkloadBounds {
     let longest = sets.iter().map(|set| set.questions.longest()).max().unwrap_or(0);
     let most = sets.iter().map(|set| set.questions.all.len()).max().unwrap_or(0);

@@ -79,7 +79,7 @@ pub fn lock(scorer: &SharedScorer) -> MutexGuard<'_, Scorer> {
     scorer.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// The caller's rollout function, and what is needed to check its completions.
+/// The caller's rollout function, with the parts that check its completions.
 pub struct FunctionRollouts {
     pub function: Box<dyn RolloutFunction>,
     pub ctx: Context,

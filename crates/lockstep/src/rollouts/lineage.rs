@@ -1,4 +1,4 @@
-//! The lineage of weights: 16 bytes that identify what made them. Two versions with the same number have the same
+//! The lineage of weights: 16 bytes that identify their origin. Two versions with the same number have the same
 //! weights if their lineages are equal.
 //!
 //! Before the first step, the lineage is the first 16 bytes of a SHA-256 over the model's files, the data, the settings

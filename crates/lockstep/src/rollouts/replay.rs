@@ -282,7 +282,7 @@ fn scored_completion(
     })
 }
 
-/// Parses a JSON line; the error says what is wrong with it.
+/// Parses a JSON line; the error names the fault.
 fn parse(text: &str, vocabulary: usize) -> Result<RolloutLine, String> {
     let object: Map<String, Value> = match serde_json::from_str(text) {
         Ok(Value::Object(object)) => object,
@@ -296,7 +296,7 @@ fn parse(text: &str, vocabulary: usize) -> Result<RolloutLine, String> {
     RolloutLine::read(&object, vocabulary)
 }
 
-/// Converts a recorded group to a line; the error says what is wrong with the group.
+/// Converts a recorded group to a line; the error names the fault of the group.
 fn of_record(group: Group, vocabulary: usize) -> Result<RolloutLine, String> {
     let completions = group.completions.iter().flat_map(|c| &c.ids);
     if let Some(id) = group.prompt_ids.iter().chain(completions).find(|&&id| id as usize >= vocabulary) {

@@ -69,7 +69,7 @@ pub fn named_rewards(
     }
 }
 
-/// The reward functions for replaying a recorded run: those that are deterministic. Each other one is replaced by a
+/// The deterministic reward functions, for replaying a recorded run. Each other reward function is replaced by a
 /// reward without scores, for the caller to fill in from the record. No program is started, and no model is read.
 pub fn rewards_of_record(config: &Config, stop: &StopSignal) -> anyhow::Result<Vec<ConfiguredReward>> {
     let names = rewards::names(&config.reward_funcs).or_bad_input()?;
@@ -83,7 +83,7 @@ pub fn rewards_of_record(config: &Config, stop: &StopSignal) -> anyhow::Result<V
     config.reward_funcs.iter().zip(names).map(reward).collect()
 }
 
-/// A reward function that gives no score and reports no problem.
+/// A reward function that does not give scores or report problems.
 struct Silent(String);
 
 impl Reward for Silent {

@@ -41,7 +41,7 @@ impl Branch {
         &self.of
     }
 
-    /// Copies what the first run was at the checkpoint. The result is a run that is resumed from it.
+    /// Copies the state of the first run at the checkpoint. The result is a run that is resumed from the checkpoint.
     pub fn make(&mut self) -> anyhow::Result<(RunDir, ResumeFrom)> {
         let copied = self.copy();
         if copied.is_err() {

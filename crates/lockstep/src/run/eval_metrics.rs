@@ -84,7 +84,7 @@ pub struct EvalBatch {
     pub outputs: Vec<f32>,
     /// The vocabulary size V; `None` if the outputs are scores.
     pub vocab: Option<usize>,
-    /// The token id that pads `ids` where they are wanted as one array.
+    /// The token id that pads `ids` if they are made one array.
     pub pad: u32,
     /// The mean loss of these rows, if [`EvalMetrics::needs_loss`] asked for it.
     pub loss: Option<f64>,

@@ -47,7 +47,7 @@ impl Evaluations {
         sinks: &Sinks,
     ) -> anyhow::Result<bool> {
         let Some(name) = config.metric_for_best_model.as_ref().filter(|_| step > 0) else {
-            // Before the first step there is no checkpoint that could be the best.
+            // A run does not have a checkpoint before its first step, so none can be the best.
             return Ok(false);
         };
         let Some(value) = find(metrics, name) else {

@@ -55,7 +55,7 @@ pub struct RunLock {
     pub warning: Option<String>,
     /// The text of the file, which names this process.
     text: Vec<u8>,
-    /// Keeps the text fresh, where it is all that other processes see.
+    /// Keeps the text fresh if other processes see only the text.
     beat: Option<Heartbeat>,
 }
 

@@ -183,7 +183,7 @@ impl Replan<'_> {
         let is_valid = |config: &Config| {
             let (mut config, mut purpose) = (config.clone(), self.purpose);
             if purpose == Purpose::Show {
-                // An unfinished configuration: with data and a reward it must be one that can be trained.
+                // An unfinished configuration: with data and a reward it must be valid for training.
                 purpose = Purpose::Grpo;
                 config.dataset_name.get_or_insert_with(|| "data".to_owned());
                 if config.reward_funcs.is_empty() {
@@ -192,7 +192,7 @@ impl Replan<'_> {
             }
             Layers { purpose, config: Some(config), ..Layers::default() }.resolve().is_ok()
         };
-        // A program may give what a configuration alone would lack.
+        // A program may supply values that the configuration lacks.
         if !is_valid(&config) && is_valid(from) {
             return None;
         }

@@ -31,7 +31,7 @@ const PROGRAM: &str = "program, tokenizer, data";
 /// The memory of one part of a run.
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize)]
 pub struct Part {
-    /// The name of the part: what the memory is for.
+    /// The name of the part: the purpose of its memory.
     #[serde(rename = "part")]
     pub name: String,
     /// Size in bytes.
@@ -51,7 +51,7 @@ pub struct MemoryPlan {
     pub parts: Vec<Part>,
     /// Bytes of all parts in the host's memory: the expected peak of resident memory.
     pub total: u64,
-    /// Bytes of all parts in the device's memory, where the device has its own.
+    /// Bytes of all parts in the device's memory, if the device has its own.
     pub device_total: Option<u64>,
     /// Bytes of `total` that this process already has resident.
     pub resident: u64,
@@ -65,7 +65,7 @@ pub struct MemoryPlan {
     scratch: u64,
 }
 
-/// Memory that this process can still take, in bytes; `None` where it is not known.
+/// Memory that this process can still take, in bytes; `None` if it is not known.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Available {
     /// Available bytes of the host.

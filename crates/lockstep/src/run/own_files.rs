@@ -3,8 +3,8 @@
 
 use std::path::Path;
 
-/// The names of what a run writes into its directory; `*` stands for any characters. (`fleet` is missing, because
-/// workers may join before their learner starts.)
+/// The names of the files and folders that a run writes into its directory; `*` stands for any characters. (`fleet` is
+/// missing, because workers may join before their learner starts.)
 const OF_A_RUN: [&str; 21] = [
     "config.toml",
     "record.json",

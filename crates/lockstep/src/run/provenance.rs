@@ -1,5 +1,5 @@
-//! Writes `record.json`, the record of what a run was made from: its command, versions, instruction set, hashes of
-//! model and data, and each of its starts.
+//! Writes `record.json`, the record of a run's origin: its command, versions, instruction set, hashes of model and
+//! data, and each of its starts.
 
 use crate::algorithms::Reference;
 use crate::bad_input;
@@ -238,7 +238,7 @@ fn of_reward_model(dir: &Path, stop: &StopSignal) -> anyhow::Result<Vec<FileHash
     Ok(found)
 }
 
-/// Refuses to resume `run` if a file of the model in `dir`, of which `files` have been read, is not the one of the
+/// Refuses to resume `run` if a file of the model in `dir` (`files` have been read of it) is not the file of the
 /// first start. Called before the data is read: a changed template would make it an error of a row.
 pub fn check_files(run: &RunDir, dir: &Path, files: &ModelFiles) -> anyhow::Result<()> {
     let record = RunRecord::read(&run.record()).unwrap_or_default();

@@ -114,7 +114,7 @@ impl Reporter {
         Ok(self.sinks.emit(EventKind::Rollout { record })?)
     }
 
-    /// Records what a step did to a group.
+    /// Records the effect of a step on a group.
     pub fn record_update(&mut self, group: Group) -> anyhow::Result<()> {
         Ok(self.sinks.emit(EventKind::Update { record: records([group]) })?)
     }
@@ -171,7 +171,7 @@ impl Reporter {
         std::mem::take(&mut self.step_values)
     }
 
-    /// Sets a metric that is logged next as it is, without a mean.
+    /// Sets the value of a metric for the next log. It is not averaged.
     pub fn set(&mut self, name: &str, value: f64) {
         self.sums.set(name, value);
     }

@@ -221,7 +221,8 @@ mod tests {
         assert_eq!(said(found(&text(&root), None)), format!("{}: {ended}", root.display()));
     }
 
-    /// A checkpoint may be named by a link of the user's, but not by one of a stranger's run that leads out of it.
+    /// A checkpoint may be named by the user's own link, but not by a link in a stranger's run that leads out of the
+    /// run.
     #[test]
     fn a_checkpoint_is_of_the_run_in_which_it_is_named() {
         use std::os::unix::fs::symlink;

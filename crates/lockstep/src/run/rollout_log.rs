@@ -12,7 +12,7 @@ use telemetry::{Error, Event, EventKind, Result, Sink};
 pub enum Recorded {
     /// Groups that the run trains on.
     Rollouts,
-    /// Records of what optimizer steps did to some of these groups.
+    /// Records of the effect of optimizer steps on some of these groups.
     Updates,
     /// Groups of evaluations.
     Evaluations,

@@ -222,7 +222,7 @@ impl RunDir {
     pub fn rollouts(&self) -> PathBuf {
         self.root.join("rollouts.bin")
     }
-    /// Path of the record of what steps did to the tokens of some groups.
+    /// Path of the record of the effect of steps on the tokens of some groups.
     pub fn updates(&self) -> PathBuf {
         self.root.join("updates.bin")
     }

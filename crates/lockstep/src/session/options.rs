@@ -86,8 +86,8 @@ impl RunOptions {
     }
 
     /// Calls `call` to decide the actions after each step and each epoch. Its second argument is whether the action is
-    /// due by the configuration. The run still logs and saves its last step, and saves the best evaluation if that is to
-    /// be its result.
+    /// due by the configuration. The run still logs and saves its last step, and saves the best evaluation if that is
+    /// to be its result.
     pub fn decide(mut self, call: impl FnMut(Follow, bool) -> bool + 'static) -> Self {
         self.injected.callbacks.decide = Some(Box::new(call));
         self

@@ -66,7 +66,7 @@ pub trait Offline {
         held_out
     }
 
-    /// Computes what training needs to know about the rows beforehand, such as reference log-probabilities. Called
+    /// Computes values of the rows that training needs beforehand, such as reference log-probabilities. Called
     /// before the trained weights are loaded.
     fn prepare(
         _inputs: &RunInputs,

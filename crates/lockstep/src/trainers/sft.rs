@@ -193,7 +193,7 @@ fn learned_rows(
     Ok(rows)
 }
 
-/// The samples, after messages about the rows that were left out, and about what is odd in the others.
+/// Prints messages about rows that were left out and about rows with peculiarities, and returns the samples.
 fn kept(
     rows: Rows,
     data: Dataset,

@@ -160,7 +160,7 @@ fn a_lie_in_any_column_of_an_answer_is_found() {
                 rows += 1;
             }
         }
-        // Nobody reads what an answer should not have.
+        // Columns that an answer should not have are not read.
         let (is_same, differs) = found(place, with_more(record, "later")).unwrap();
         assert!(is_same && differs.is_none());
     }

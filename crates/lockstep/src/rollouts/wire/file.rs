@@ -30,7 +30,7 @@ const INDEX_HEADER: usize = 8;
 const ENTRY: usize = 64;
 const NO_STEP: u64 = u64::MAX;
 
-/// An entry of the index: where a record is, and what its group contains.
+/// An entry of the index: the place of a record, and an outline of its group.
 #[derive(Clone, Copy, Debug)]
 pub struct IndexEntry {
     /// Offset of the record's first byte in the file.
@@ -119,8 +119,8 @@ impl GroupFile {
         GroupFile::read_by(path, |path| read_index(&index_path(path)))
     }
 
-    /// Opens the file without believing its index, which has no checksum: the records are read once. If one is damaged,
-    /// the index says which group it is.
+    /// Opens the file without trusting its index, which does not have a checksum: the records are read once. If one is
+    /// damaged, the index says which group it is.
     pub fn open_by_records(path: &Path) -> Result<GroupFile> {
         GroupFile::read_by(path, |_| None).or_else(|damaged| GroupFile::open(path).map_err(|_| damaged))
     }
@@ -238,7 +238,7 @@ impl GroupLog {
         self.len
     }
 
-    /// Whether the file has no record.
+    /// Whether the file is without records.
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }

@@ -70,11 +70,11 @@ pub struct Completion {
     pub content: Option<Content>,
     /// Columns that reward functions add to the table of completions.
     pub extra: Map<String, Value>,
-    /// The other completion of the group whose first tokens this one has, if any.
+    /// The other completion of the group that begins with the same tokens, if any.
     pub fork: Option<Fork>,
 }
 
-/// Says that a completion begins with the tokens of another one of its group.
+/// Marks a completion that begins with the tokens of another completion of its group.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Fork {
     /// The index of the other completion in the group.

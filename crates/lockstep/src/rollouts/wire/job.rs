@@ -72,7 +72,7 @@ impl GroupJob {
         bytes
     }
 
-    /// Reads the job that [`to_bytes`](Self::to_bytes) wrote. An error says what is wrong with the bytes.
+    /// Reads the job that [`to_bytes`](Self::to_bytes) wrote. The error names the fault in the bytes.
     pub fn from_bytes(bytes: &[u8]) -> Result<GroupJob, WireError> {
         let (record, rest) = RecordReader::take(bytes)?;
         let known = ["job", "prompt_ids", "sampling", "sampling_counts", "stop_ids", "stop", "rewards", "until"];
@@ -158,7 +158,8 @@ impl GroupAnswer {
         numbers::<2>(&record, "answer").map(|[group, _]| GroupId(group))
     }
 
-    /// Reads the answer to `job` that [`to_bytes`](Self::to_bytes) wrote. An error says what does not fit the job.
+    /// Reads the answer to `job` that [`to_bytes`](Self::to_bytes) wrote. The error names the part that does not fit
+    /// the job.
     pub fn from_bytes(bytes: &[u8], job: &GroupJob) -> Result<GroupAnswer, WireError> {
         match answered(bytes, job, true)? {
             (answer, []) => Ok(answer),

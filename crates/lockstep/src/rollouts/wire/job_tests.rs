@@ -1,4 +1,4 @@
-//! Jobs and answers as bytes: they come back as they were, and what does not fit is refused.
+//! Jobs and answers as bytes: they are read back unchanged, and invalid ones are refused.
 
 mod refused;
 

@@ -263,7 +263,7 @@ fn samples_come_back_and_share_their_prompts_as_before() {
     assert_eq!(back[3].columns.f32(OLD_LOGPS).unwrap()[0].to_bits(), f32::NAN.to_bits());
 }
 
-/// The line has what the record has, by the names that a replay reads.
+/// The line has the values of the record, by the names that a replay reads.
 #[test]
 fn a_group_is_shown_as_a_line_for_each_completion() {
     let lines = full().lines();

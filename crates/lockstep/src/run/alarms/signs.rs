@@ -1,4 +1,4 @@
-//! Extracts from a generation what the alarms need: properties of its rewards and of its completions. The thresholds
+//! Extracts the input of the alarms from a generation: properties of its rewards and of its completions. The thresholds
 //! are elsewhere.
 
 use super::noise::Portion;

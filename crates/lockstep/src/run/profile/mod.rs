@@ -51,7 +51,7 @@ impl ProfileRecord {
     /// The current version. It changes when readers of the file must change.
     const VERSION: u32 = 1;
 
-    /// Reads the profile in the run directory `root`; `None` if there is no readable one.
+    /// Reads the profile in the run directory `root`; `None` if it is missing or unreadable.
     pub fn read(root: &Path) -> Option<ProfileRecord> {
         serde_json::from_slice(&disk::read(root.join(FILE), disk::most::STATE).ok()?).ok()
     }
@@ -123,7 +123,7 @@ impl Profile {
         &self.record
     }
 
-    /// Adds what was measured while a step's batch was made.
+    /// Adds the measurements of making a step's batch.
     pub fn take(&mut self, batch: &Measured) {
         self.window.add(batch);
     }

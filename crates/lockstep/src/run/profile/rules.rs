@@ -15,14 +15,14 @@ pub struct Rule {
     pub remedy: &'static str,
     /// Returns the evidence if the rule holds on these measurements.
     pub holds: fn(&Measured) -> Option<String>,
-    /// The most seconds that the remedy could save, where the measurements say so.
+    /// The seconds that the remedy could save at most, if the measurements show it.
     pub gain_s: fn(&Measured) -> Option<f64>,
 }
 
 /// For rules whose remedy changes the speed of a stage by an unknown factor.
 const UNKNOWN: fn(&Measured) -> Option<f64> = |_| None;
 
-/// A finding names at least this many seconds: less is noise, and nobody can win it back. (Windows of a run take at
+/// A finding names at least this many seconds: less is noise, and cannot be saved. (Windows of a run take at
 /// least five seconds; `lockstep profile` judges a run of any length.)
 const LEAST_S: f64 = 0.5;
 /// If decoding takes a smaller share of the steps than this, the rules about decoding do not hold.

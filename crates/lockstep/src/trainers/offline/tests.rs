@@ -1,4 +1,4 @@
-//! Rows as sequences, and the sizes of what is computed of them.
+//! Rows as sequences, and the sizes of the values computed from them.
 
 use super::*;
 use model::{Prompt, PromptCompletion};

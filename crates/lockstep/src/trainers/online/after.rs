@@ -1,6 +1,6 @@
-//! Records what an optimizer step did to the tokens of a group: their log-probabilities under the new weights. This is
-//! done for only so many groups that it and the recording of rollouts take about a hundredth of the run's CPU time
-//! at most.
+//! Records the effect of an optimizer step on the tokens of a group: their log-probabilities under the new weights.
+//! This is done for only so many groups that it and the recording of rollouts take about a hundredth of the run's CPU
+//! time at most.
 //!
 //! Which groups are chosen depends on timing. So they are written to a file of their own, `updates.bin`, which is left
 //! out when runs are compared, and training does not depend on them.
@@ -16,7 +16,7 @@ use train::Sample;
 /// The share of the run's CPU seconds that all recording may take.
 const MAX_SHARE: f64 = 0.01;
 
-/// The share that scoring may take where the recording of rollouts leaves less, as with tiny models.
+/// The share that scoring may take if the recording of rollouts leaves less, as with tiny models.
 const MIN_SHARE: f64 = 0.0015;
 
 /// Chooses the groups to record, and measures how much time scoring them takes.

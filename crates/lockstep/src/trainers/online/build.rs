@@ -241,7 +241,7 @@ struct SourceParts {
     longest_prompt: usize,
 }
 
-/// The source of a run's batches. `spec` has no prompts yet.
+/// The source of a run's batches. `spec` does not have prompts yet.
 fn source(
     inputs: &mut RunInputs,
     assets: &ModelAssets,
@@ -344,7 +344,7 @@ fn data(inputs: &RunInputs, assets: &ModelAssets, rewards: &[ConfiguredReward]) 
     Ok(Data { rollouts: RolloutData::Prompts(prompts.all), rows, bounds, hash })
 }
 
-/// Reports what the user should know before completions are generated and scored. Replayed completions are neither.
+/// Prints notes for the user before completions are generated and scored. Replayed completions are neither.
 fn report(inputs: &RunInputs, assets: &ModelAssets, data: &RolloutData, held_out: &[EvalSet]) -> anyhow::Result<()> {
     let (config, sinks) = (inputs.config(), &inputs.sinks);
     for set in held_out {

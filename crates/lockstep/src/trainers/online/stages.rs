@@ -47,7 +47,7 @@ impl RolloutPipeline {
     }
 
     /// The groups of the next batch with their scores. With dynamic sampling, further groups are generated as long as
-    /// there are groups whose rewards are all equal.
+    /// some groups have only equal rewards.
     pub fn rollouts(&mut self, run: &TrainingRun, next: &mut OnlineBatch) -> anyhow::Result<Rollouts> {
         let batch = watched(run, |watch| {
             let now = self.now(run, watch);
@@ -271,7 +271,7 @@ impl RolloutPipeline {
         self.source.advance(&self.state.source, done)
     }
 
-    /// Completes what a checkpoint at this step must contain of later batches.
+    /// Completes the parts of later batches that a checkpoint at this step must contain.
     pub fn complete_ahead(&mut self, run: &TrainingRun) -> anyhow::Result<()> {
         let mut state = self.state.source.clone();
         watched(run, |watch| {
@@ -352,7 +352,7 @@ impl RolloutPipeline {
         for (sample, scores) in samples.iter_mut().zip(&scores) {
             sample.columns.set(OLD_LOGPS, scores.logps.clone());
             if !self.has_function {
-                // Drawn greedily, they have no record of this temperature.
+                // Greedily drawn completions do not have log-probabilities of this temperature.
                 sample.columns.set(SAMPLER_LOGPS, scores.logps.clone());
             }
         }

@@ -15,7 +15,7 @@ fn changed(change: impl FnOnce(&mut Group)) -> Group {
     group
 }
 
-/// Text of one completion, and what is known of it.
+/// The text of one completion, with its data.
 fn first(change: impl FnOnce(&mut Completion)) -> Group {
     changed(|group| change(&mut group.completions[0]))
 }
