@@ -96,7 +96,7 @@ impl Collected {
     }
 }
 
-/// The error of a model whose logits are not finite.
+/// The error of a model with non-finite logits.
 #[derive(Debug, thiserror::Error)]
 #[error("a token's log-probability is {0}")]
 pub struct NonFiniteLogp(pub f32);

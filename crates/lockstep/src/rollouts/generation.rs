@@ -29,7 +29,7 @@ impl Generation {
         self.rounds
     }
 
-    /// Indices of the groups whose rewards are all equal.
+    /// Indices of the groups with only equal rewards.
     pub fn zero_std_groups(&self) -> Vec<usize> {
         let groups = self.rollouts.groups.iter().enumerate();
         groups.filter(|(_, group)| !self.differs(group)).map(|(place, _)| place).collect()

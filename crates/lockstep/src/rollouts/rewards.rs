@@ -52,7 +52,7 @@ pub fn named_rewards(
             Some(model) => Ok(ConfiguredReward::Model(RewardModelFiles::open(name, &model, time)?)),
             None => {
                 let built = rewards::build_until(spec, name, &stop.flag());
-                // A reward whose start was cancelled has not failed.
+                // A cancelled start is not a failure of the reward.
                 stop.check()?;
                 Ok(ConfiguredReward::Ready(built.or_bad_input()?, Owner::Configuration))
             }

@@ -80,7 +80,7 @@ pub struct ScoringJob<'scope, 'a> {
 }
 
 impl<'a> RolloutScorer<'a> {
-    /// Starts scoring the groups of `prompts`, whose completions are still to be generated. Reward functions at the
+    /// Starts scoring the groups of `prompts` before their completions are generated. Reward functions at the
     /// indices `elsewhere` are called by workers, and not here.
     pub fn start<'scope>(
         self,

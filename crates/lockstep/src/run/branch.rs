@@ -1,5 +1,5 @@
-//! Branches a run: a second run continues from a checkpoint of the first one, in a directory of its own. The first run
-//! is only read, and another process may be writing into it.
+//! Branches a run: a second run continues from a checkpoint of the first run, in its own directory. The first run is
+//! only read, and another process may be writing into it.
 
 use super::RunDir;
 use super::checkpoint;

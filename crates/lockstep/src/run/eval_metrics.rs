@@ -15,7 +15,7 @@ pub trait EvalMetrics {
     fn batch_size(&self) -> usize;
     /// Whether the outputs of all batches are kept until the end of the evaluation set, to be used together.
     fn keeps_outputs(&self) -> bool;
-    /// Whether the loss of each batch is needed. It takes a forward pass of its own.
+    /// Whether the loss of each batch is needed. The loss takes another forward pass.
     fn needs_loss(&self) -> bool;
     /// Called at the beginning of each evaluation set. `name` is empty for the set of `eval_dataset_name`.
     fn begin(&mut self, name: &str, size: SetSize) -> anyhow::Result<()>;

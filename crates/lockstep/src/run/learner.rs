@@ -1,5 +1,4 @@
-//! The learner: the policy with its trainer. Computing a gradient changes nothing that a checkpoint saves; only the
-//! optimizer step does.
+//! The learner: the policy with its trainer. A gradient does not change the saved state; only the optimizer step does.
 
 use crate::bad_input;
 use crate::models::{Policy, WriteFiles};

@@ -153,7 +153,7 @@ impl Reporter {
         self.logs_last = true;
     }
 
-    /// Adds a value to the metric `name`, whose mean is logged at the next logging step.
+    /// Adds a value to the metric `name`. The mean is logged at the next logging step.
     pub fn add(&mut self, name: &str, value: f64) {
         if self.logs_last && LAST.contains(&name) {
             self.sums.set(name, value)

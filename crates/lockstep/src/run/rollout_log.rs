@@ -39,7 +39,7 @@ impl Recorded {
     }
 }
 
-/// Appends records to one of these files and to the index beside it. Nothing in training depends on them, so the run
+/// Appends records to one of these files and to the index beside it. Training does not depend on them, so the run
 /// continues if a record cannot be written.
 #[derive(Debug)]
 pub struct RolloutLog {

@@ -342,7 +342,7 @@ mod tests {
         assert_eq!(refused(&[(&[5, 6], &[5, -100])]), "FILE: no row has a token to learn");
         let long: (&[u32], &[i64]) = (&[5, 6, 7, 8], &[5, 6, 7, 8]);
         assert_eq!(refused(&[long, long]), "FILE: every row is longer than max_length = 3: raise it");
-        // A row of one token has nothing to learn. TRL keeps such a row, and it adds nothing to the loss.
+        // A row of one token cannot be learned. TRL keeps such a row, and it does not change the loss.
         assert_eq!(loaded(&[(&[5, 6], &[5, 6]), (&[5], &[5])]).0.unwrap().rows.len(), 1);
         assert_eq!(refused(&[(&[5], &[5])]), "FILE: no row has a token to learn");
     }

@@ -414,7 +414,7 @@ fn scores_of(tokenizer: &Tokenizer, text: &str, specs: &[&str], chat: bool) -> (
 }
 
 #[test]
-fn special_tokens_are_shown_to_rewards_if_the_key_says_so() {
+fn special_tokens_are_shown_to_rewards_if_the_key_is_set() {
     let four = ["<think>", "</think>", "<answer>", "</answer>"];
     let whole = "<think>a</think><answer>b</answer>";
     let rewards = ["think_answer", "format:^<think>.*</think>", "keyword:<answer>"];

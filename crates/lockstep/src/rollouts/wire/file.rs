@@ -243,7 +243,7 @@ impl GroupLog {
         self.len == 0
     }
 
-    /// Appends the records of some groups. If that fails midway (disk full), what was written of them is removed.
+    /// Appends the records of some groups. If that fails midway (disk full), the written part of them is removed.
     pub fn append(&mut self, records: &[u8]) -> Result<()> {
         let (mut rest, mut entries, mut added) = (records, Vec::new(), 0);
         while !rest.is_empty() {

@@ -181,7 +181,7 @@ pub(super) fn record_length(header: &[u8]) -> Result<u64, WireError> {
 }
 
 impl<'a> RecordReader<'a> {
-    /// Reads the record that `bytes` begin with; also returns the bytes after it. An error says what is wrong with the
+    /// Reads the record that `bytes` begin with; also returns the bytes after it. The error names the fault of the
     /// record.
     pub fn take(bytes: &'a [u8]) -> Result<(RecordReader<'a>, &'a [u8]), WireError> {
         if bytes.len() < HEADER {

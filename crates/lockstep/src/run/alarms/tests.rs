@@ -102,7 +102,7 @@ fn metrics_beyond_their_thresholds() {
     assert_eq!(first("eval_rewards/gsm8k/no_answer", &[1.0; 9]), None);
     let raised = values(&mut Alarms::default(), "rewards/gsm8k/no_answer", [1.0; 3]);
     assert_eq!(raised[0].1.subject, "gsm8k");
-    // The first step's entropy is of before the first generation was looked at.
+    // The entropy of the first step precedes the first generation, and is not checked.
     let falling = |low: f64| [[2.0; 6], [low; 6]].concat();
     assert_eq!(first("entropy", &falling(0.19)), at(11, "entropy_collapse"));
     assert_eq!(first("entropy", &falling(0.21)), None);
@@ -373,7 +373,7 @@ fn an_entropy_near_zero_from_the_start_is_a_collapse() {
         let raised = values(&mut Alarms::default(), "entropy", course.iter().copied());
         raised.first().map(|(step, alarm)| (*step, alarm.id.clone()))
     };
-    // The first step's entropy is of before the first generation was looked at.
+    // The entropy of the first step precedes the first generation, and is not checked.
     assert_eq!(first(&[0.001; 20]), Some((6, "entropy_collapse".to_owned())));
     assert_eq!(first(&[0.01; 20]), None);
 }

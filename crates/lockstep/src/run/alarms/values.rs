@@ -112,7 +112,7 @@ impl History {
             let evidence = format!("the divergence from the reference model is {kl:.3} nats per token");
             seen.push(Detection::new(&conditions::KL, evidence));
         }
-        // A reference that the policy began as is 0 nats away in the first step.
+        // If the policy began as the reference, their divergence is 0 nats in the first step.
         let kl = value("kl").or_else(of_completion).filter(|kl| kl.is_finite());
         self.first_kl = self.first_kl.or_else(|| kl.filter(|_| step == 1).map(Bits64));
         let far = |kl: &f64| *kl >= conditions::STALE_REFERENCE.threshold;

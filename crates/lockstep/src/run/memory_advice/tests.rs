@@ -5,7 +5,7 @@ use kernels::Device;
 use std::path::Path;
 use telemetry::Sinks;
 
-/// A model whose weights take most of the memory of small batches. Only its shape is looked at.
+/// The shape of a model whose weights take most of the memory of small batches.
 const SHAPE: &str = r#"{"model_type": "qwen3", "architectures": ["Qwen3ForCausalLM"], "vocab_size": 20000,
 "hidden_size": 512, "intermediate_size": 1024, "num_hidden_layers": 4, "num_attention_heads": 8,
 "num_key_value_heads": 4,
@@ -77,7 +77,7 @@ fn configured(root: &Path, purpose: Purpose, set: &[(&str, &str)]) -> Config {
     layers.resolve().unwrap_or_else(|error| panic!("{set:?}: {error}")).config
 }
 
-/// Calls `call` with the replanner of each case and its plan; collects what it finds wrong.
+/// Calls `call` with the replanner of each case and its plan; collects the faults that it finds.
 fn of_each_case(
     device: Device,
     call: impl Fn(&Replan<'_>, &MemoryPlan, &dyn Fn(&[String]) -> MemoryPlan) -> Vec<String>,

@@ -135,7 +135,7 @@ fn each_rule_is_provoked_and_none_holds_on_a_healthy_run() {
 #[test]
 fn the_tail_is_counted_from_lengths() {
     let mut measured = Measured::default();
-    // The longest two of 32 take 900 of 1000 steps alone.
+    // The longest two of 32 completions are alone in 900 of 1000 steps.
     measured.lengths((0..32).map(|i| if i % 16 == 3 { 1000 - i } else { 100 - i }));
     assert_eq!(measured.tail, Tail { completions: 32, longest: 2, steps: 997, alone: 897 });
     measured.lengths([7, 7, 7].into_iter());
@@ -214,8 +214,8 @@ fn a_rule_that_holds_in_two_windows_in_a_row_is_said_once() {
     assert_eq!(other.record().measured.ceilings, None);
 }
 
-/// On a busy machine no stage is compared with ceilings, and the profile has the reason. A run that is interrupted or
-/// too short measures nothing.
+/// On a busy machine stages are not compared with ceilings, and the profile has the reason. A run that is interrupted
+/// or too short does not measure ceilings.
 #[test]
 fn a_busy_machine_has_no_ceilings() {
     let dir = tempfile::tempdir().unwrap();
@@ -279,7 +279,7 @@ fn count(measured: &mut Measured, name: &str, n: f64) {
     measured.counts.insert(name.to_owned(), n);
 }
 
-/// A run whose decoding takes 40 % of the steps, and whose rollout is 50 s of reads and operations.
+/// A run in which decoding takes 40 % of the steps, with 50 s of reads and operations in its rollout.
 fn decoding(m: &mut Measured) {
     stage(m, "rollout").seconds = 50.0;
     stage(m, "rollout/decode").seconds = 40.0;

@@ -107,7 +107,7 @@ fn a_resumed_run_has_the_model_that_it_began_with() {
     let models = place.hashed(&config, Purpose::Sft, false).unwrap();
     assert_eq!(models.unchecked, None);
     place.start(&config, &models, "sft", 0, &[]);
-    // The weights are in the checkpoint, and are read again only where something lies on them.
+    // The weights are in the checkpoint. Their files are read again only below an adapter or for a reference model.
     fs::write(place.at("model/model.safetensors"), "others").unwrap();
     let resumed = place.hashed(&config, Purpose::Sft, true).unwrap();
     assert_eq!((names(&resumed.model), resumed.unchecked), (vec!["config.json"], None));
@@ -123,7 +123,7 @@ fn a_resumed_run_has_the_model_that_it_began_with() {
         );
         assert_eq!((is_bad_input(&error), error.to_string()), (true, words));
     }
-    // A run that begins has nothing to compare with.
+    // A new run does not have a record to compare with.
     assert!(place.hashed(&lora, Purpose::Sft, false).is_ok());
     fs::write(place.at("model/config.json"), "{}").unwrap();
     assert!(place.hashed(&config, Purpose::Sft, true).is_err());
@@ -280,7 +280,7 @@ fn isolation_of_rewards_that_run_programs() {
 
 /// The warning of a resumed run about the build that trained it before.
 #[test]
-fn a_resume_by_another_build_is_one_line() {
+fn a_resume_by_another_build_is_warned_of_in_one_line() {
     let place = place();
     let config = place.config();
     let models = place.hashed(&config, Purpose::Sft, false).unwrap();

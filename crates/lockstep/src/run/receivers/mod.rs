@@ -83,7 +83,7 @@ struct State {
 }
 
 impl Receivers {
-    /// The receivers that the configuration of the run in `dir` names; nothing is started.
+    /// The receivers that the configuration of the run in `dir` names, not started yet.
     pub fn of(config: &Config, dir: &RunDir) -> anyhow::Result<Receivers> {
         Receivers::with_token(config, dir, std::env::var(TOKEN).ok())
     }

@@ -44,7 +44,7 @@ use std::path::Path;
 use std::sync::Arc;
 use telemetry::counted;
 
-/// A pipeline that is ready to begin: all of its inputs have been checked, and nothing has been written.
+/// A pipeline that is ready to begin: all of its inputs have been checked, and files have not been written yet.
 pub struct Prepared {
     pipeline: RolloutPipeline,
     parts: RunParts,

@@ -102,7 +102,7 @@ pub struct RolloutPipeline {
     /// Weights of the rewards that evaluations call.
     eval_weights: Vec<f64>,
     sampling: SamplingPlan,
-    /// The digest of the settings that a step depends on, beside its batch and the weights.
+    /// The digest of the settings that decide a step, besides its batch and the weights.
     settings: Lineage,
     pub(crate) sizes: BatchSizes,
     evaluation: Option<Evaluation>,

@@ -156,7 +156,7 @@ fn an_invalid_answer_is_refused_with_the_reason() {
     assert_eq!(no_answer, "column `answer` does not have 2 numbers");
 }
 
-/// An answer to `job` whose only completion has these tokens, which end so.
+/// An answer to `job` with one completion of these tokens and this finish reason.
 fn of_one(job: &GroupJob, tokens: usize, finish_reason: FinishReason) -> Result<(), String> {
     let completion = one(tokens, finish_reason);
     let group = RolloutGroup::new(GroupId(9), job.prompt.tokens.clone(), vec![completion]);

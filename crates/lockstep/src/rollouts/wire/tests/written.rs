@@ -24,7 +24,7 @@ fn column(width: usize, values: usize) -> Column {
     Column { width, values: Values::F32(vec![0.5; values]) }
 }
 
-/// Lists that do not fit the tokens are a bug of the caller, and nothing is written.
+/// Lists that do not fit the tokens are a bug of the caller, and are not written.
 #[test]
 fn a_list_that_does_not_fit_the_tokens_is_not_written() {
     let tokens = |x: &str| format!("`{x}` has one kind and one width in all completions");

@@ -27,8 +27,8 @@ fn course(steps: &[Metrics<'_>]) -> Vec<(u64, String)> {
     found
 }
 
-/// Each condition on a metric holds, is not measured for a while, and holds again: the pauses change nothing but the
-/// step. Raised, it does not end while nothing is measured.
+/// Each condition on a metric holds, is not measured for a while, and holds again: the pauses change only the
+/// step of the alarm. A raised alarm does not end while its metric is not measured.
 #[test]
 fn a_missing_metric_neither_holds_nor_ends() {
     let mut wrong = Vec::new();
