@@ -1,5 +1,5 @@
-//! Repeats workers' jobs, and finds the first bit in which a worker's answer differs from the repeated one. Only times
-//! are not compared, and what rewards gave that cannot be repeated.
+//! Repeats workers' jobs, and finds the first bit in which a worker's answer differs from the repeated one. Times
+//! are not compared, nor the results of rewards that cannot be repeated.
 
 use super::jobs::{GroupAnswer, GroupJob, score};
 use crate::stop::StopSignal;
@@ -96,7 +96,7 @@ pub fn difference(
     of_group(&given.group, &remade.group).or_else(scores)
 }
 
-/// Compares what generation made.
+/// Compares the generated columns.
 fn of_group(given: &RolloutGroup, remade: &RolloutGroup) -> Option<Difference> {
     let RolloutGroup { group, prompt, completions, prompt_columns } = remade;
     let pairs = given.completions.iter().zip(completions).enumerate();
@@ -108,9 +108,9 @@ fn of_group(given: &RolloutGroup, remade: &RolloutGroup) -> Option<Difference> {
         .or_else(|| (!same_columns(&given.prompt_columns, prompt_columns)).then(|| differs("columns of the prompt")))
 }
 
-/// Compares what the reward `name` gave.
+/// Compares the results of the reward `name`.
 fn of_reward(name: &str, given: &GivenScores, remade: &GivenScores) -> Option<Difference> {
-    // The time that it took is nobody's to repeat.
+    // The seconds of a reward cannot be repeated.
     let GivenScores { reward: _, scores: remade, seconds: _ } = remade;
     let Scores { values, steps, problems, extra, metrics, timed_out } = remade;
     let given = &given.scores;

@@ -38,7 +38,7 @@ pub struct Collector {
     pub stop: StopSignal,
 }
 
-/// What a collector must generate and score.
+/// The groups that a collector must generate and score, with the settings.
 pub struct CollectRequest<'a> {
     /// The dataset row of each group.
     pub prompts: Prompts,
@@ -96,7 +96,7 @@ impl Collected {
     }
 }
 
-/// The error of a model whose logits are not finite.
+/// The error of a model with non-finite logits.
 #[derive(Debug, thiserror::Error)]
 #[error("a token's log-probability is {0}")]
 pub struct NonFiniteLogp(pub f32);
@@ -130,7 +130,7 @@ pub trait Collect {
         Vec::new()
     }
 
-    /// Restores what [`drafts`](Self::drafts) returned.
+    /// Restores the bytes that [`drafts`](Self::drafts) returned.
     fn restore_drafts(&mut self, _bytes: &[u8]) {}
 }
 

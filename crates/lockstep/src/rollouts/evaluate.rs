@@ -35,7 +35,7 @@ const LENGTHS: [&str; 5] = [
     "completions/min_terminated_length",
     "completions/max_terminated_length",
 ];
-/// The share of prompts whose completions all have the same reward.
+/// The share of prompts with equal rewards for all completions.
 const ZERO_STD: &str = "frac_reward_zero_std";
 
 /// The held-out prompts of an evaluation, in one or several sets, and how completions are sampled.
@@ -94,7 +94,7 @@ pub fn load_sets(
     specs.into_iter().map(load).collect()
 }
 
-/// `bounds`, raised to what evaluating these sets needs.
+/// `bounds`, raised to the needs of an evaluation of these sets.
 pub fn with_sets(bounds: WorkloadBounds, sets: &[EvalSet], config: &Config) -> WorkloadBounds {
     let longest = sets.iter().map(|set| set.questions.longest()).max().unwrap_or(0);
     let most = sets.iter().map(|set| set.questions.all.len()).max().unwrap_or(0);
@@ -115,7 +115,7 @@ pub fn find(metrics: &[(String, f64)], name: &str) -> Option<f64> {
     metrics.iter().find(|(n, _)| n == name || n.strip_prefix("eval_") == Some(name)).map(|(_, v)| *v)
 }
 
-/// Adds an explanation to the error of a model whose log-probabilities are not finite.
+/// Adds an explanation to the error of a model with non-finite log-probabilities.
 fn explained(error: anyhow::Error, policy: &Policy) -> anyhow::Error {
     match error.downcast_ref() {
         Some(NonFiniteLogp(logp)) => anyhow::anyhow!(

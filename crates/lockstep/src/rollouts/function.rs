@@ -17,7 +17,7 @@ use serde_json::{Map, Value};
 use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// What a [`RolloutFunction`] must complete.
+/// The prompts that a [`RolloutFunction`] must complete, with the settings.
 pub struct RolloutRequest<'a> {
     /// A prompt for each completion; the completions of a group are adjacent and have the same prompt.
     pub prompts: Vec<&'a Content>,
@@ -79,7 +79,7 @@ pub fn lock(scorer: &SharedScorer) -> MutexGuard<'_, Scorer> {
     scorer.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// The caller's rollout function, and what is needed to check its completions.
+/// The caller's rollout function, with the parts that check its completions.
 pub struct FunctionRollouts {
     pub function: Box<dyn RolloutFunction>,
     pub ctx: Context,
@@ -105,14 +105,14 @@ pub struct GivenRollouts {
     pub next: GroupId,
 }
 
-/// What the engine generated for the function in this call: (prompt, completion) → log-probabilities, finish reason. If
+/// The engine's completions for the function in this call: (prompt, completion) → log-probabilities, finish reason. If
 /// the function returns such a completion unchanged, its log-probabilities are known.
 type Written = HashMap<(Vec<u32>, Vec<u32>), (Vec<f32>, FinishReason)>;
 
 impl FunctionRollouts {
-    /// Calls the function for `prompts`. What the function generates with the engine gets random numbers from the
-    /// prompts' own groups, in order; prompts that it completes once, in order, are completed as without a
-    /// function.
+    /// Calls the function for `prompts`. Completions that it generates with the engine get random numbers from the
+    /// prompts' own groups, in order. If the function completes each prompt once, in order, the completions are the
+    /// same as without a function.
     pub fn rollouts(
         &mut self,
         engine: &mut Engine,

@@ -3,7 +3,7 @@
 //! Dynamic sampling (DAPO, Yu et al. 2025, arXiv:2503.14476): a group whose rewards are all equal has no advantage and
 //! teaches nothing. In each round, fresh prompts replace such groups, until the rewards of every group differ or the
 //! maximum number of rounds is reached; then such groups stay. A new group takes the place of the one it replaces, so
-//! the order of groups depends on the prompts alone.
+//! the order of groups depends only on the prompts.
 
 use super::{Rollouts, ScoredGroup};
 use kernels::mean::Mean;
@@ -29,7 +29,7 @@ impl Generation {
         self.rounds
     }
 
-    /// Indices of the groups whose rewards are all equal.
+    /// Indices of the groups with only equal rewards.
     pub fn zero_std_groups(&self) -> Vec<usize> {
         let groups = self.rollouts.groups.iter().enumerate();
         groups.filter(|(_, group)| !self.differs(group)).map(|(place, _)| place).collect()

@@ -32,7 +32,7 @@ pub struct ScoredCompletion {
 /// The completions of one prompt, with their rewards.
 #[derive(Clone, Debug)]
 pub struct ScoredGroup {
-    /// The group, which no other one of the run is.
+    /// The number of the group, unique in the run.
     pub group: GroupId,
     /// The dataset row whose prompt is completed.
     pub prompt: Arc<Prompt>,

@@ -10,10 +10,10 @@ use rewards::Problem;
 #[error("{0}")]
 pub struct RewardFailed(String);
 
-/// For how long each reward function has given no score, over the batches so far.
+/// For how long each reward function has not given a score, over the batches so far.
 #[derive(Clone, Default)]
 pub struct RewardHealth {
-    /// For each reward function, the number of batches in a row for which it gave no score.
+    /// For each reward function, the number of batches in a row without a score.
     silent: Vec<usize>,
 }
 
@@ -22,7 +22,7 @@ impl RewardHealth {
     /// end.
     ///
     /// A reward function that scored nothing counts as silent if it reported a failure, or if no other reward function
-    /// scored anything either. One of several may return no score for a whole batch (`None` in TRL).
+    /// scored anything either. One reward function of several may leave a whole batch without scores (`None` in TRL).
     pub fn check(&mut self, rollouts: &Rollouts, problems: &[Problem], config: &Config) -> Result<(), RewardFailed> {
         let scored = rollouts.scored();
         let all = rollouts.completions().count();
@@ -68,7 +68,7 @@ mod tests {
     }
 
     #[test]
-    fn patience_is_with_batches_in_a_row_in_which_nothing_was_scored() {
+    fn patience_counts_batches_in_a_row_without_scores() {
         let config = Config { reward_patience: 2, ..Config::default() };
         let mut health = RewardHealth::default();
         let mut check = |scores, problems: &[Problem]| {

@@ -1,4 +1,4 @@
-//! The lineage of weights: 16 bytes that identify what made them. Two versions with the same number have the same
+//! The lineage of weights: 16 bytes that identify their origin. Two versions with the same number have the same
 //! weights if their lineages are equal.
 //!
 //! Before the first step, the lineage is the first 16 bytes of a SHA-256 over the model's files, the data, the settings
@@ -18,7 +18,7 @@ use zerocopy::IntoBytes;
 /// Columns of samples that are only recorded; training does not read them, so the batch's hash leaves them out.
 const RECORDED_ALONE: [&str; 3] = [ENTROPIES, TOP_IDS, TOP_LOGPS];
 
-/// What identifies the origin of weights, beside their version number.
+/// Identifies the origin of weights, together with their version number.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Lineage(pub [u8; 16]);
 
@@ -113,7 +113,7 @@ impl Columns {
         self.0.write(&number.to_le_bytes());
     }
 
-    /// The same bytes as those of a list of 64-bit numbers.
+    /// Adds the same bytes as a list of 64-bit numbers.
     fn versions(&mut self, versions: &[Updates]) {
         self.number(8 * versions.len() as u64);
         for version in versions {

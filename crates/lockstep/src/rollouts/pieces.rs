@@ -82,7 +82,7 @@ pub(in crate::rollouts) mod tests {
         let pieces = |ids: &[u32]| texts.pieces(ids).unwrap();
         assert_eq!(pieces(&[0, 1, 2, 3, 0]), ["a", "", "é", " b", "a"]);
         assert_eq!(pieces(&[1, 2, 1, 2]), ["", "é", "", "é"]);
-        // Half a character is none; at the end it is shown as what it is.
+        // Half a character has an empty text; at the end of a text it is U+FFFD.
         assert_eq!(pieces(&[0, 1, 0]), ["a", "", "\u{fffd}a"]);
         assert_eq!(pieces(&[0, 1]), ["a", "\u{fffd}"]);
         assert_eq!(pieces(&[1]), ["\u{fffd}"]);

@@ -75,7 +75,7 @@ impl Limits {
 }
 
 impl Replay {
-    /// What the memory of a run that replays this file depends on.
+    /// The sizes that decide the memory of a run that replays this file.
     pub fn bounds(&self) -> WorkloadBounds {
         WorkloadBounds { longest_prompt: self.longest(), sequences: 0, ref_logps: self.has_ref_logps(), given: false }
     }
@@ -282,7 +282,7 @@ fn scored_completion(
     })
 }
 
-/// Parses a JSON line; the error says what is wrong with it.
+/// Parses a JSON line; the error names the fault.
 fn parse(text: &str, vocabulary: usize) -> Result<RolloutLine, String> {
     let object: Map<String, Value> = match serde_json::from_str(text) {
         Ok(Value::Object(object)) => object,
@@ -296,7 +296,7 @@ fn parse(text: &str, vocabulary: usize) -> Result<RolloutLine, String> {
     RolloutLine::read(&object, vocabulary)
 }
 
-/// Converts a recorded group to a line; the error says what is wrong with the group.
+/// Converts a recorded group to a line; the error names the fault of the group.
 fn of_record(group: Group, vocabulary: usize) -> Result<RolloutLine, String> {
     let completions = group.completions.iter().flat_map(|c| &c.ids);
     if let Some(id) = group.prompt_ids.iter().chain(completions).find(|&&id| id as usize >= vocabulary) {
@@ -354,7 +354,7 @@ mod tests {
     use testing::foreign;
 
     #[test]
-    fn what_is_no_line_is_named() {
+    fn an_unreadable_line_is_named() {
         let error = |text: &str| parse(text, 10).unwrap_err();
         assert!(error("{\"prompt_ids\": [1").contains("broken JSON"));
         assert!(error("[1]").contains("expected an object"));

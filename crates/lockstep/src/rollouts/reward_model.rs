@@ -10,7 +10,7 @@ use model::{Head, ModelAssets, Scorer};
 use rewards::RewardModel;
 use telemetry::Sinks;
 
-/// A reward model whose configuration and tokenizer are read, and whose weights are not.
+/// A reward model with its configuration and tokenizer, and without its weights.
 pub struct RewardModelFiles {
     name: String,
     source: ModelSource,

@@ -18,7 +18,7 @@ pub enum ConfiguredReward {
     Model(RewardModelFiles),
 }
 
-/// Where a reward function comes from, and so which processes have it.
+/// The origin of a reward function, which decides which processes have it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Owner {
     /// The configuration describes it, so every process that reads the configuration can build it.
@@ -30,7 +30,7 @@ pub enum Owner {
 /// Builds the reward functions that the configuration names, and checks as much of them as takes no memory.
 ///
 /// `injected` are functions of the calling program; `function:NAME` in the configuration names one of them. Once `stop`
-/// is set, the start of a reward program is no longer waited for.
+/// is set, the function does not wait for reward programs to start.
 pub fn named_rewards(
     config: &Config,
     mut injected: Vec<Box<dyn Reward>>,
@@ -52,7 +52,7 @@ pub fn named_rewards(
             Some(model) => Ok(ConfiguredReward::Model(RewardModelFiles::open(name, &model, time)?)),
             None => {
                 let built = rewards::build_until(spec, name, &stop.flag());
-                // A reward whose start was cancelled has not failed.
+                // A cancelled start is not a failure of the reward.
                 stop.check()?;
                 Ok(ConfiguredReward::Ready(built.or_bad_input()?, Owner::Configuration))
             }
@@ -69,7 +69,7 @@ pub fn named_rewards(
     }
 }
 
-/// The reward functions for replaying a recorded run: those that are deterministic. Each other one is replaced by a
+/// The deterministic reward functions, for replaying a recorded run. Each other reward function is replaced by a
 /// reward without scores, for the caller to fill in from the record. No program is started, and no model is read.
 pub fn rewards_of_record(config: &Config, stop: &StopSignal) -> anyhow::Result<Vec<ConfiguredReward>> {
     let names = rewards::names(&config.reward_funcs).or_bad_input()?;
@@ -83,7 +83,7 @@ pub fn rewards_of_record(config: &Config, stop: &StopSignal) -> anyhow::Result<V
     config.reward_funcs.iter().zip(names).map(reward).collect()
 }
 
-/// A reward function that gives no score and reports no problem.
+/// A reward function that does not give scores or report problems.
 struct Silent(String);
 
 impl Reward for Silent {
@@ -118,7 +118,7 @@ pub fn named_models(config: &Config) -> anyhow::Result<Vec<RewardModelFiles>> {
 
 /// All reward functions, ready to score; `models` take the places of the models, in order.
 ///
-/// Once `stop` is set, no reward function is waited for.
+/// Once `stop` is set, waits for reward functions end.
 pub fn ready_rewards(
     named: Vec<ConfiguredReward>,
     models: Vec<RewardModel>,
@@ -137,8 +137,8 @@ pub fn ready_rewards(
 }
 
 /// The names of the reward functions that workers call. They must score each group by itself. Reward models are left
-/// out, since each worker would need the memory; so are functions of the calling program, unless `functions` says that
-/// the workers have them, too.
+/// out, since each worker would need the memory. Functions of the calling program are left out, too, unless
+/// `functions` is true: then the workers have them.
 pub fn asked_by_workers(named: &[ConfiguredReward], functions: bool) -> BTreeSet<String> {
     let of_workers = |reward: &ConfiguredReward| match reward {
         ConfiguredReward::Ready(reward, owner) if reward.scores_by_group() => {

@@ -1,4 +1,4 @@
-//! Turns completions into scored groups: what reward functions read of a completion, and where their scores go.
+//! Turns completions into scored groups: prepares the input of reward functions, and stores their scores.
 //! [`rewards::RewardManager`] calls the reward functions.
 
 use super::groups::{Rollouts, ScoredCompletion, ScoredGroup, TokenScores};
@@ -48,7 +48,7 @@ pub struct ScoredRollouts {
 }
 
 impl ScoredRollouts {
-    /// A warning if completions have no score although no reward function reported an error. TRL warns of it, too.
+    /// A warning if completions lack scores and reward functions did not report an error. TRL warns of it, too.
     pub fn unscored_warning(&self) -> Option<String> {
         let all = self.rollouts.completions().count();
         let unscored = self.rollouts.completions().filter(|c| c.rewards.iter().all(Option::is_none)).count();
@@ -80,7 +80,7 @@ pub struct ScoringJob<'scope, 'a> {
 }
 
 impl<'a> RolloutScorer<'a> {
-    /// Starts scoring the groups of `prompts`, whose completions are still to be generated. Reward functions at the
+    /// Starts scoring the groups of `prompts` before their completions are generated. Reward functions at the
     /// indices `elsewhere` are called by workers, and not here.
     pub fn start<'scope>(
         self,

@@ -1,4 +1,4 @@
-//! Versions of weights that another run counted, or nobody.
+//! Versions of weights that another run counted, or that are not known.
 
 use model::Updates;
 use std::borrow::Cow;

@@ -11,8 +11,8 @@ use std::path::{Path, PathBuf};
 
 /// Moves everything that the run did after `step` into `abandoned/after-step-N`, a run directory that can be resumed.
 /// Checkpoints, tables of completions and the final model are moved; logs are copied, because the run's own logs are
-/// cut back afterwards. If there are no later checkpoints, nothing is moved: the resumed run will make the rest again.
-/// The exception is step 0, where there may be logs whose checkpoints are gone.
+/// cut back afterwards. Without later checkpoints files are not moved: the resumed run will make them again. The
+/// exception is step 0, which may have logs without checkpoints.
 ///
 /// The copies are made before the moves, and the newest checkpoint is moved first. If the process is killed in between,
 /// the newest checkpoint that is left still matches the logs.
@@ -81,7 +81,7 @@ mod tests {
     }
 
     #[test]
-    fn what_came_after_a_step_is_a_run_of_its_own() {
+    fn abandoned_steps_become_a_run_of_their_own() {
         let dir = tempfile::tempdir().unwrap();
         let run = RunDir::fresh(dir.path()).unwrap();
         run.create("seed = 1\n").unwrap();
@@ -114,7 +114,7 @@ mod tests {
             assert_eq!(fs::read(&copy).unwrap(), fs::read(file).unwrap(), "{}", copy.display());
         }
         assert_eq!(fs::read_to_string(kept.tensorboard().join("events")).unwrap(), "events");
-        // The next one has a name of its own.
+        // The next directory has another name.
         checkpoints(&[2]);
         assert_eq!(set_aside(&run, 1, &lengths).unwrap(), Some(run.root().join("abandoned/after-step-000001-2")));
         checkpoints(&[2]);

@@ -73,12 +73,12 @@ impl TrainingRun {
         if let (Some(from), Some(found), false) =
             (resume_from.checkpoint(), &policy.base_sha256, config.allow_other_base)
         {
-            // Where the adapter does not say it, the run's record may.
+            // If the adapter does not name its base, the run's record may.
             let warn = |what: &str| models.unchecked.iter().for_each(|_| sinks.warn(what));
             compare_base(from, &policy.dir, || Ok(found.clone()), warn)?;
         }
         let began = resume_from.configuration(&dir, purpose)?;
-        // A replay of a record and a run that is made to be profiled send nothing.
+        // Replays of a record and runs of `lockstep profile` do not send.
         let is_silent = injected.recorded_scores || injected.profiled;
         let receivers = if is_silent { None } else { Some(Receivers::of(&config, &dir)?) };
 
@@ -166,7 +166,7 @@ impl TrainingRun {
         };
         provenance::write(&dir, metadata)?;
         log.progress(&learner, String::new())?;
-        // One that was written before the evaluation that was due is written again after it.
+        // A checkpoint that was written before a due evaluation is written again after the evaluation.
         let saved_at = (is_resumed && !evaluations.due).then_some(step);
         let checkpoints = Checkpoints::new(dir, saved_at);
         Ok(TrainingRun { config, prompt_time, learner, data, log, evaluations, checkpoints, stop })

@@ -46,7 +46,7 @@ pub fn write_board(run: &RunDir, directory: &Path) -> anyhow::Result<usize> {
         let (Some(step), false) = (line.0.get("step").and_then(Value::as_u64), line.0.contains_key("alarm")) else {
             continue;
         };
-        // Older versions have no times.
+        // Older versions do not have times.
         let time_s = line.number("time_s").unwrap_or(0.0);
         times.insert(step, time_s);
         let own = line.0.iter().filter(|(name, _)| !["step", "time_s"].contains(&name.as_str()));

@@ -1,5 +1,5 @@
-//! Branches a run: a second run continues from a checkpoint of the first one, in a directory of its own. The first run
-//! is only read, and another process may be writing into it.
+//! Branches a run: a second run continues from a checkpoint of the first run, in its own directory. The first run is
+//! only read, and another process may be writing into it.
 
 use super::RunDir;
 use super::checkpoint;
@@ -24,7 +24,7 @@ pub struct Branch {
 }
 
 impl Branch {
-    /// The branch in `out` of what `resume` names, a run or one of its checkpoints; `None` if that is the run in `out`.
+    /// The branch in `out` of the run or checkpoint `resume`; `None` if that run is the one in `out`.
     pub fn find(resume: &str, out: &Path) -> anyhow::Result<Option<Branch>> {
         let (of, checkpoint) = find_checkpoint(Path::new(resume))?;
         if out.canonicalize().is_ok_and(|out| out == of.root()) {
@@ -41,7 +41,7 @@ impl Branch {
         &self.of
     }
 
-    /// Copies what the first run was at the checkpoint. The result is a run that is resumed from it.
+    /// Copies the state of the first run at the checkpoint. The result is a run that is resumed from the checkpoint.
     pub fn make(&mut self) -> anyhow::Result<(RunDir, ResumeFrom)> {
         let copied = self.copy();
         if copied.is_err() {
@@ -82,7 +82,7 @@ impl Branch {
         }
     }
 
-    /// Removes what was made, if the run cannot begin: its configuration first, since without it there is no run.
+    /// Removes the new files if the run cannot begin: the configuration first, since a run needs one.
     pub fn remove(&self) {
         for path in self.made.iter().rev() {
             let _ = if path.is_dir() { disk::remove_dir_all(path) } else { disk::remove_file(path) };
@@ -99,7 +99,7 @@ fn logs(run: &RunDir) -> Vec<PathBuf> {
     [run.metrics(), run.steps()].into_iter().chain(groups).chain(indexes).collect()
 }
 
-/// Copies the logs of a run, and what it wrote for TensorBoard, into the directory of another one.
+/// Copies the logs of a run and its TensorBoard files into the directory of another run.
 pub(crate) fn copy_logs(from: &RunDir, to: &RunDir) -> anyhow::Result<()> {
     for (log, target) in logs(from).iter().zip(logs(to)).filter(|(log, _)| log.is_file()) {
         disk::copy(log, target).or_bad_input_in(log.display())?;
@@ -107,9 +107,9 @@ pub(crate) fn copy_logs(from: &RunDir, to: &RunDir) -> anyhow::Result<()> {
     if from.tensorboard().is_dir() { copy_all(&from.tensorboard(), &to.tensorboard()) } else { Ok(()) }
 }
 
-/// Copies the files that were written with a checkpoint: what somebody put beside them is not of the run.
+/// Copies the files that were written with a checkpoint. Files that somebody added do not belong to the run.
 pub(crate) fn copy_checkpoint(from: &Path, to: &Path) -> anyhow::Result<()> {
-    // Older versions wrote no list.
+    // Older versions did not write a list.
     let Some(list) = FileList::read(from).or_bad_input()? else { return copy_all(from, to) };
     for name in list.files.keys().map(String::as_str).chain([FILE_LIST]) {
         let (source, target) = (from.join(name), to.join(name));

@@ -59,7 +59,7 @@ pub fn sampler(rows: usize, chunk: usize, config: &Config) -> anyhow::Result<Sam
     checked(Sampler::new(rows, chunk, config.shuffle_seed()), rows, chunk)
 }
 
-/// A sampler that draws an incomplete last chunk of an epoch, too, unless `dataloader_drop_last` leaves it out.
+/// A sampler of rows. It draws the incomplete last chunk of an epoch, too, unless `dataloader_drop_last` is set.
 pub fn sampler_of_rows(rows: usize, chunk: usize, config: &Config) -> anyhow::Result<Sampler> {
     if config.dataloader_drop_last {
         sampler(rows, chunk, config)
@@ -98,10 +98,10 @@ mod tests {
         assert!(keeping(0).is_err() && sampler_of_rows(3, 4, &config).is_err());
         let shuffled = |seed| sampler(50, 50, &Config { seed, ..Config::default() }).unwrap().next_batch();
         assert_ne!(shuffled(1), shuffled(2));
-        // An epoch has a step at least.
+        // An epoch has at least one step.
         let position = |steps| DataPosition::new("h".into(), sampler(4, 2, &config).unwrap(), steps).steps_per_epoch;
         assert_eq!((position(0), position(5)), (1, 5));
-        // With prompts in place of others the data was read more often than by steps.
+        // Replacement prompts add to the part of the data that was read.
         let mut position = DataPosition::new("h".into(), sampler(4, 2, &config).unwrap(), 2);
         assert_eq!(position.epoch(3), 1.5);
         (0..5).for_each(|_| drop(position.sampler.take_extra(2)));

@@ -1,5 +1,5 @@
-//! Measures what a GPU did in each stage of a run: kernel launches, copies and waits as the device queue counts them,
-//! seconds between device events, and ranges for profilers.
+//! Measures the work of a GPU in each stage of a run: kernel launches, copies and waits as the device queue counts
+//! them, seconds between device events, and ranges for profilers.
 
 use super::reporter::Reporter;
 use kernels::{Context, Copies, DeviceEvent, Range};
@@ -7,7 +7,7 @@ use std::collections::HashMap;
 use std::fmt;
 use telemetry::{DeviceMeter, DeviceWork, StageTotal, Stages};
 
-/// The stage timers of a run on `ctx`, with a device meter where the device is a GPU.
+/// The stage timers of a run on `ctx`, with a device meter if the device is a GPU.
 pub fn stages(reporter: &Reporter, ctx: &Context) -> Stages {
     let stages = Stages::new(reporter.sinks().clone());
     match ContextMeter::of(ctx) {
@@ -49,7 +49,7 @@ struct Open {
 }
 
 impl ContextMeter {
-    /// `None` for a device that has no memory and no clock of its own, such as the CPU.
+    /// `None` for a device without its own memory and clock, such as the CPU.
     fn of(ctx: &Context) -> Option<ContextMeter> {
         let ctx = ctx.memory().device().is_cuda().then(|| ctx.clone())?;
         Some(ContextMeter { ctx, open: HashMap::new(), closed: Vec::new() })

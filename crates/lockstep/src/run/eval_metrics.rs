@@ -15,7 +15,7 @@ pub trait EvalMetrics {
     fn batch_size(&self) -> usize;
     /// Whether the outputs of all batches are kept until the end of the evaluation set, to be used together.
     fn keeps_outputs(&self) -> bool;
-    /// Whether the loss of each batch is needed. It takes a forward pass of its own.
+    /// Whether the loss of each batch is needed. The loss takes another forward pass.
     fn needs_loss(&self) -> bool;
     /// Called at the beginning of each evaluation set. `name` is empty for the set of `eval_dataset_name`.
     fn begin(&mut self, name: &str, size: SetSize) -> anyhow::Result<()>;
@@ -84,7 +84,7 @@ pub struct EvalBatch {
     pub outputs: Vec<f32>,
     /// The vocabulary size V; `None` if the outputs are scores.
     pub vocab: Option<usize>,
-    /// The token id that pads `ids` where they are wanted as one array.
+    /// The token id that pads `ids` if they are made one array.
     pub pad: u32,
     /// The mean loss of these rows, if [`EvalMetrics::needs_loss`] asked for it.
     pub loss: Option<f64>,

@@ -1,5 +1,5 @@
-//! The evaluations of a training run: whether one is due, which was the best, and how many in a row since then were no
-//! better.
+//! The evaluations of a training run: whether one is due, which was the best, and how many have followed in a row
+//! without improvement.
 
 use super::eval_metrics::{MetricsFailed, check_best_metric, no_such_metric};
 use super::state::{Best, RunState};
@@ -47,7 +47,7 @@ impl Evaluations {
         sinks: &Sinks,
     ) -> anyhow::Result<bool> {
         let Some(name) = config.metric_for_best_model.as_ref().filter(|_| step > 0) else {
-            // Before the first step there is no checkpoint that could be the best.
+            // A run does not have a checkpoint before its first step, so none can be the best.
             return Ok(false);
         };
         let Some(value) = find(metrics, name) else {
@@ -60,7 +60,7 @@ impl Evaluations {
             return Ok(false);
         };
         if !value.is_finite() {
-            // As the best it would stay so: nothing is more than NaN.
+            // NaN would stay the best forever: comparisons with NaN are false.
             sinks.warn(&format!("step {step}: {name} of this evaluation is {value}, and does not count"));
             return Ok(false);
         }
@@ -76,7 +76,7 @@ impl Evaluations {
         Ok(self.out_of_patience(config))
     }
 
-    /// Whether so many evaluations in a row brought no improvement that the run stops early.
+    /// Whether the run stops early: enough evaluations in a row were without improvement.
     pub fn out_of_patience(&self, config: &Config) -> bool {
         config.early_stopping_patience.is_some_and(|patience| self.without_improvement as usize >= patience)
     }
@@ -123,17 +123,17 @@ mod tests {
     }
 
     #[test]
-    fn the_best_and_those_in_a_row_that_are_no_better() {
+    fn evaluations_find_the_best_and_count_those_without_improvement() {
         let reward = config(|c| c.early_stopping_patience = Some(2));
         let found = course(&reward, "eval_reward", &[1.0, 1.0, 2.0, 0.5, 1.5, 3.0]);
         let expected = [(false, 1, 0), (false, 1, 1), (false, 3, 0), (false, 3, 1), (true, 3, 2), (false, 6, 0)];
         assert_eq!(found, expected.map(|(ends, best, count)| (ends, Some(best), count)));
-        // Less of a loss is better, unless something else is said.
+        // A lower loss is better, unless `greater_is_better` is set.
         let loss = config(|c| c.metric_for_best_model = Some("eval_loss".into()));
         let best = |config: &Config| course(config, "eval_loss", &[2.0, 1.0, 3.0]).last().unwrap().1;
         assert_eq!(best(&loss), Some(2));
         assert_eq!(best(&Config { greater_is_better: Some(true), ..loss.clone() }), Some(3));
-        // Better by the threshold exactly is not enough to count, and is the best all the same.
+        // An improvement by exactly the threshold does not count as one, but becomes the best.
         let by = config(|c| c.early_stopping_threshold = 0.5);
         let found = course(&by, "eval_reward", &[1.0, 1.5, 2.25]);
         assert_eq!(found, [(false, Some(1), 0), (false, Some(2), 1), (false, Some(3), 0)]);
@@ -151,7 +151,7 @@ mod tests {
         let words = "`metric_for_best_model` = reward: no such evaluation metric; there are eval_loss, eval_x";
         assert_eq!(new(&["eval_loss", "eval_x"], false).err().as_deref(), Some(words));
         assert!(new(&["eval_loss"], true).is_ok() && new(&["eval_reward"], false).is_ok());
-        // Of a known name nothing was scored; an unknown one, of the user's metrics, ends the run.
+        // A known metric may lack a value; an unknown name, of the user's metrics, ends the run.
         let mut known = new(&["reward"], false).unwrap();
         let other = [("eval_loss".to_owned(), 1.0)];
         assert!(!known.take(&config, 1, &other, &Sinks::new()).unwrap());

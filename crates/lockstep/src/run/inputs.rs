@@ -32,7 +32,7 @@ pub struct RunInputs {
     pub prompt_time: PromptTime,
     /// The device and threads that the run computes with.
     pub ctx: Context,
-    /// The console, whose log file lies in the run's directory.
+    /// The console. Its log file is in the run's directory.
     pub console: Console,
     /// Receivers of the run's events: the console and the caller's sinks. The files in the run's directory are added
     /// when the run begins.
@@ -107,7 +107,7 @@ pub struct Injected {
     pub eval_metrics: Option<Box<dyn EvalMetrics>>,
     /// The time of the prompts, if it is that of a recorded run.
     pub prompt_time: Option<PromptTime>,
-    /// True if the run takes no training step; the training data are then not read.
+    /// True if the run does not take training steps; then the training data are not read.
     pub only_evaluates: bool,
     /// True if the run is made to measure where its time goes.
     pub profiled: bool,
@@ -191,7 +191,7 @@ pub enum RunEvent<'a> {
     Checkpoint(u64, &'a Path),
 }
 
-/// What can follow an optimizer step or an epoch.
+/// An action after an optimizer step or an epoch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Follow {
     /// The metrics since the last log are logged.
@@ -220,7 +220,7 @@ pub struct Callbacks {
     pub(crate) on_log: Vec<OnLog>,
     pub(crate) on_checkpoint: Vec<OnCheckpoint>,
     pub(crate) on_event: Vec<OnEvent>,
-    /// Decides what follows a step, instead of the configuration.
+    /// Decides the actions after a step, instead of the configuration.
     pub(crate) decide: Option<Decide>,
     /// True once a callback has asked the run to stop.
     pub(crate) stops: bool,

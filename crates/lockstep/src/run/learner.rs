@@ -1,5 +1,4 @@
-//! The learner: the policy with its trainer. Computing a gradient changes nothing that a checkpoint saves; only the
-//! optimizer step does.
+//! The learner: the policy with its trainer. A gradient does not change the saved state; only the optimizer step does.
 
 use crate::bad_input;
 use crate::models::{Policy, WriteFiles};
@@ -86,8 +85,8 @@ impl Learner {
         Ok(Update { metrics, seconds: self.gradient_time_s + span.end() })
     }
 
-    /// Functions that write the weights and the optimizer's state into a checkpoint later, on another thread. What they
-    /// write does not change until they have run, or else is copied now.
+    /// Functions that write the weights and the optimizer's state into a checkpoint later, on another thread. Their
+    /// data do not change until they have run, or are copied now.
     pub fn writers(&self) -> Vec<WriteFiles> {
         vec![self.policy.writer(), moments::write_moments("", &self.trainer)]
     }

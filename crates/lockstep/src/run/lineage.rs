@@ -8,14 +8,14 @@ use crate::rollouts::lineage::Lineage;
 use kernels::Context;
 use telemetry::record::{FileHash, RunRecord};
 
-/// The digest of what an optimizer step depends on beside the weights and the batch: the configuration keys that change
-/// bits, and the arithmetic of the matmul kernels.
+/// The digest of an optimizer step's inputs besides the weights and the batch: the configuration keys that change bits,
+/// and the arithmetic of the matmul kernels.
 pub fn settings(config: &Config, ctx: &Context) -> Lineage {
     Lineage::of(&[settings_of_weights(config).as_bytes(), ctx.arithmetic(config.dtype.dtype()).as_bytes()])
 }
 
 /// The lineage of the weights that `run` begins with. It hashes the model's files as the run's record lists them. A
-/// checkpoint of an older version has no lineage; then the files of the checkpoint are hashed, and a message says so.
+/// checkpoint of an older version does not have a lineage; then its files are hashed, and a message is printed.
 pub fn of_start(run: &TrainingRun, from: &ResumeFrom, settings: &Lineage) -> anyhow::Result<Lineage> {
     let files = match from.checkpoint() {
         None => RunRecord::read(&run.checkpoints.dir.record())?.model,

@@ -1,8 +1,8 @@
 //! Lets only one process at a time write into a run's directory. The file `run.lock` says which process holds the lock,
 //! and since when.
 //!
-//! The operating system's lock on that file decides, so a killed process does not keep it; the file's content is only
-//! for people, and for file systems without locks ([`fleet::lock`]), where the process that it names is asked for. At
+//! The operating system's lock on that file decides, so a killed process does not keep it. The file's content is only
+//! for people, and for file systems without locks ([`fleet::lock`]); there the named process is looked up. At
 //! the end of a run the file is emptied but never deleted: a process that waited for the deleted file would lock
 //! another file than a new process does.
 
@@ -27,8 +27,8 @@ const MAX_TRIES: u32 = 20;
 const POLL_INTERVAL: Duration = Duration::from_millis(10);
 
 /// The process that writes into the run in `root`, as its lock file names it; `None` if no process does. The lock
-/// decides, not the number, which may be another process's. Of a run of another machine, whose locks may not be seen
-/// here, it is the process that the file names. It only reads.
+/// decides, not the number, which may be another process's. Locks of another machine may not be visible here; then the
+/// file's text decides. Nothing is written.
 pub fn writer(root: &Path) -> Option<Value> {
     writer_with(&Locks::of_system(), root)
 }
@@ -55,7 +55,7 @@ pub struct RunLock {
     pub warning: Option<String>,
     /// The text of the file, which names this process.
     text: Vec<u8>,
-    /// Keeps the text fresh, where it is all that other processes see.
+    /// Keeps the text fresh if other processes see only the text.
     beat: Option<Heartbeat>,
 }
 
@@ -145,7 +145,7 @@ impl RunLock {
     /// Whether the file `run.lock` in `root` is still the one that this process has locked, and was not deleted or
     /// replaced.
     pub fn is_in_place(&self, root: &Path) -> bool {
-        // Where only the text protects a run, another process may have taken it from one that was stopped for long.
+        // If only the text protects a run, another process may have taken the lock while this one was stopped.
         is_in_place(&root.join(FILE), &self.file) && (self.beat.is_none() || is_unchanged(&self.file, &self.text))
     }
 
@@ -248,13 +248,13 @@ mod tests {
         assert!(killed.contains(&format!("process {pid} on")), "{killed}");
     }
 
-    /// Whose run it is, by lock and text. The numbers of other containers are numbers of other processes here.
+    /// The writer of a run, by lock and text. The numbers of other containers are numbers of other processes here.
     #[test]
-    fn the_lock_says_whether_a_run_is_written_and_not_a_number() {
+    fn the_lock_decides_whether_a_run_is_written_not_the_process_number() {
         let here = Locks::of_system().this_process();
         let own = |owner: Owner| serde_json::to_string(&owner).unwrap();
         let gone = u32::MAX;
-        // The older form has neither boot nor namespace.
+        // The older form does not have a boot or a namespace.
         let older =
             |pid: u32, host: &str| format!(r#"{{"pid": {pid}, "host": "{host}", "since_s": 5, "command": []}}"#);
         let container = |pid| own(Owner { pid, namespace: "pid:[1]".to_owned(), ..here.clone() });
@@ -324,7 +324,7 @@ mod tests {
         let lock = RunLock::take(dir.path()).unwrap();
         let killed = lock.killed.as_ref().unwrap().to_string();
         assert!(killed.contains("process 1 on elsewhere") && killed.contains("lockstep train"), "{killed}");
-        // What is no lock's text says nothing, and is no obstacle.
+        // A file without a lock's text is ignored.
         drop(lock);
         std::fs::write(dir.path().join(FILE), "half a li").unwrap();
         assert!(RunLock::take(dir.path()).unwrap().killed.is_none());

@@ -26,7 +26,7 @@ pub struct RunLog {
     pub profile: Profile,
     /// The user's callbacks.
     pub callbacks: Callbacks,
-    /// Remarks about rewards that progress lines show beside the metrics.
+    /// Notes about rewards that progress lines show beside the metrics.
     pub notes: RewardNotes,
     /// The word that the progress display shows for this run.
     label: &'static str,
@@ -99,7 +99,7 @@ impl RunLog {
         self.sinks().warn(message);
     }
 
-    /// Adds a value to the metric `name`, whose mean is logged at the next logging step.
+    /// Adds a value to the metric `name`. The mean is logged at the next logging step.
     pub fn add(&mut self, name: &str, value: f64) {
         self.reporter.add(name, value);
     }
@@ -124,7 +124,7 @@ impl RunLog {
         self.add("forward_time_s", metrics.forward_time_s);
         self.add("backward_time_s", metrics.backward_time_s);
         self.add("optimizer_time_s", metrics.optimizer_time_s);
-        // The rate of an update that computes nothing is missing, not 0.
+        // The rate of an update without tokens is missing, not 0.
         if metrics.computed_tokens > 0 {
             self.add("update_tokens_per_s", metrics.computed_tokens as f64 / seconds);
         }
@@ -136,7 +136,7 @@ impl RunLog {
         let step = learner.step;
         let seconds = self.step_started.elapsed().as_secs_f64();
         self.add("step_time", seconds);
-        // What an evaluation after the step before took is left out of the middle: the span begins where it ended.
+        // The evaluation after the previous step is left out: the span begins at the evaluation's end.
         let start = self.step_started.max(self.evaluated);
         self.stages.record_around("step", start, start.elapsed().as_secs_f64());
         self.step_started = Instant::now();
@@ -170,7 +170,7 @@ impl RunLog {
         self.log_now(learner, shown, logs)
     }
 
-    /// Reports the end of an epoch to the callbacks, and logs what was not logged yet if they ask for it.
+    /// Reports the end of an epoch to the callbacks, and logs the pending metrics if they ask for it.
     pub fn end_epoch(&mut self, learner: &Learner, shown: &[&str]) -> anyhow::Result<()> {
         let calling = self.stages.span("callbacks");
         self.callbacks.event(&RunEvent::Epoch(learner.step), &learner.policy);
@@ -225,7 +225,7 @@ impl RunLog {
         Ok(findings.into_iter().try_for_each(emit)?)
     }
 
-    /// Leaves `time` out of the current step's duration: the run spent it on an evaluation, which is no part of a step.
+    /// Leaves `time` out of the current step's duration: the run spent it on an evaluation.
     pub fn leave_out(&mut self, time: Duration) {
         self.step_started += time;
         self.evaluated = Instant::now();

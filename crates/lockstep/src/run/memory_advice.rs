@@ -64,15 +64,15 @@ impl Replan<'_> {
             .map(|part| Some(part.lowered_by.clone()).filter(|keys| !keys.is_empty()).into_iter().collect())
             .collect();
         lowered(self.config, plan, "", &mut named);
-        // Some keys lower a part only where just an adapter is trained: in bf16, say, masters of trained weights are
-        // kept beside them.
+        // Some keys lower a part only if just an adapter is trained: bf16, for example, keeps masters beside trained
+        // weights.
         let adapter = LEVERS.iter().find(|lever| lever.key == "use_peft");
         if let Some((config, adapted)) = adapter.and_then(|lever| self.change(self.config, lever, 1)) {
             let mut beside: Vec<Vec<String>> = vec![Vec::new(); adapted.parts.len()];
             lowered(&config, &adapted, " (with use_peft)", &mut beside);
             for (part, keys) in adapted.parts.iter().zip(beside) {
                 let same = plan.parts.iter().zip(&mut named).find(|(own, _)| own.name == part.name);
-                // Only where neither key lowers the part by itself.
+                // Only if no key lowers the part by itself.
                 if let Some((_, own)) = same.filter(|(_, own)| own.is_empty()) {
                     own.extend(keys);
                 }
@@ -83,8 +83,8 @@ impl Replan<'_> {
         }
     }
 
-    /// The sentences after a shortage: the single keys that make the run fit, else a combination of keys, else what all
-    /// keys together leave.
+    /// The sentences after a shortage: the single keys that make the run fit, else a combination of keys, else the
+    /// need that remains with all keys together.
     fn advice(&self, plan: &MemoryPlan, available: &Available, shortage: &Shortage) -> String {
         let now = Changed { texts: Vec::new(), config: self.config.clone(), plan: plan.clone() };
         let needed = |changed: &Changed| changed.plan.needed_on(shortage.on);
@@ -116,8 +116,8 @@ impl Replan<'_> {
         format!("No key makes it fit{rest}. Train a smaller model, or on a machine with more memory")
     }
 
-    /// The changes of several keys that make the run fit, as few as possible and first those that change no bit; or all
-    /// that lower its memory, if even they do not suffice.
+    /// The changes of several keys that make the run fit: as few as possible, and first the keys that do not change
+    /// bits. If the run does not fit, all changes that lower its memory.
     fn together(&self, now: &Changed, available: &Available) -> Changed {
         let fits = |changed: &Changed| changed.plan.excess(available) == 0;
         let (mut used, mut best): (Vec<&Lever>, _) = (Vec::new(), now.clone());
@@ -135,7 +135,7 @@ impl Replan<'_> {
         if !fits(&best) {
             return best;
         }
-        // Without those that the others make unnecessary, the last first: it changes the run most.
+        // Drops levers that are unnecessary beside the others. The last lever is tried first: it changes the run most.
         for left_out in used.clone().into_iter().rev() {
             let rest: Vec<&Lever> = used.iter().copied().filter(|lever| lever.key != left_out.key).collect();
             let without = rest.iter().try_fold(now.clone(), |changed, lever| self.apply(&changed, lever, available));
@@ -183,7 +183,7 @@ impl Replan<'_> {
         let is_valid = |config: &Config| {
             let (mut config, mut purpose) = (config.clone(), self.purpose);
             if purpose == Purpose::Show {
-                // An unfinished configuration: with data and a reward it must be one that can be trained.
+                // An unfinished configuration: with data and a reward it must be valid for training.
                 purpose = Purpose::Grpo;
                 config.dataset_name.get_or_insert_with(|| "data".to_owned());
                 if config.reward_funcs.is_empty() {
@@ -192,7 +192,7 @@ impl Replan<'_> {
             }
             Layers { purpose, config: Some(config), ..Layers::default() }.resolve().is_ok()
         };
-        // A program may give what a configuration alone would lack.
+        // A program may supply values that the configuration lacks.
         if !is_valid(&config) && is_valid(from) {
             return None;
         }

@@ -31,7 +31,7 @@ const PROGRAM: &str = "program, tokenizer, data";
 /// The memory of one part of a run.
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize)]
 pub struct Part {
-    /// The name of the part: what the memory is for.
+    /// The name of the part: the purpose of its memory.
     #[serde(rename = "part")]
     pub name: String,
     /// Size in bytes.
@@ -51,7 +51,7 @@ pub struct MemoryPlan {
     pub parts: Vec<Part>,
     /// Bytes of all parts in the host's memory: the expected peak of resident memory.
     pub total: u64,
-    /// Bytes of all parts in the device's memory, where the device has its own.
+    /// Bytes of all parts in the device's memory, if the device has its own.
     pub device_total: Option<u64>,
     /// Bytes of `total` that this process already has resident.
     pub resident: u64,
@@ -65,7 +65,7 @@ pub struct MemoryPlan {
     scratch: u64,
 }
 
-/// Memory that this process can still take, in bytes; `None` where it is not known.
+/// Memory that this process can still take, in bytes; `None` if it is not known.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Available {
     /// Available bytes of the host.
@@ -131,7 +131,7 @@ impl Available {
         Available { device: free.map(|[_, free]| free + held), ..Available::of_host() }
     }
 
-    /// The memory that is available for a run of the host alone.
+    /// The memory that is available for a run on the host only.
     pub fn of_host() -> Available {
         let (host, limit) = telemetry::system::available_memory();
         Available { host, limit, device: None }
@@ -186,7 +186,7 @@ impl MemoryPlan {
             add("memory pool: rounding", POOL_BYTES);
         }
         self.parts.retain(|part| part.name != "threads");
-        // What the tensors leave untouched until then is no memory of the host's.
+        // The tensors' untouched memory is on the device, so reading cannot reuse it.
         self.parts.iter_mut().filter(|part| part.name == READING).for_each(|part| part.bytes = self.read);
         self.parts.push(Part::of_host("staging of copies", Passes::staging_bytes()));
         let sum = |there: bool| self.parts.iter().filter(|p| p.on.is_some() == there).map(|p| p.bytes).sum::<u64>();
@@ -226,7 +226,7 @@ impl MemoryPlan {
             })
     }
 
-    /// By how many bytes the run is too large for the host and the device.
+    /// The bytes by which the run exceeds the memory of the host and of the device.
     pub(super) fn excess(&self, available: &Available) -> u64 {
         let beyond = |needed: u64, available: Option<u64>| available.map_or(0, |bytes| needed.saturating_sub(bytes));
         beyond(self.needed(), available.host) + beyond(self.device_total.unwrap_or(0), available.device)

@@ -1,5 +1,5 @@
-//! What every training run has, whatever its algorithm: a directory, steps, logs, checkpoints, a plan of its memory,
-//! and an end. The algorithm is in a [`TrainingTask`](task::TrainingTask).
+//! The common parts of all training runs: a directory, steps, logs, checkpoints, a plan of the memory, and an end.
+//! The algorithm is in a [`TrainingTask`](task::TrainingTask).
 
 mod abandoned;
 pub mod alarms;

@@ -37,7 +37,7 @@ pub fn write_moments(prefix: &'static str, trainer: &Trainer) -> WriteFiles {
             model::io::save_tensors(&dir.join(format!("{prefix}{MASTERS}")), &masters, model::FileDType::F32)?;
         }
         for tree in state.trees() {
-            // In what it is kept in: every bit that it has, and no more.
+            // The file has the dtype of the tensors, so every bit is kept.
             model::io::save_tensors(&dir.join(file(prefix, tree.name)), &tree.tensors, tree.dtype)?;
         }
         Ok(())

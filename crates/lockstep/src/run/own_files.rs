@@ -3,8 +3,8 @@
 
 use std::path::Path;
 
-/// The names of what a run writes into its directory; `*` stands for any characters. (`fleet` is missing, because
-/// workers may join before their learner starts.)
+/// The names of the files and folders that a run writes into its directory; `*` stands for any characters. (`fleet` is
+/// missing, because workers may join before their learner starts.)
 const OF_A_RUN: [&str; 21] = [
     "config.toml",
     "record.json",
@@ -37,7 +37,7 @@ pub(super) fn is_temporary(name: &str) -> bool {
     pid || name.starts_with(".unfinished-")
 }
 
-/// The first name in the directory `root` that a run would use for a file of its own. Empty directories are none.
+/// The first name in the directory `root` that a run would use for its own files. Empty directories are ignored.
 pub(super) fn in_the_way(root: &Path) -> Option<String> {
     let of_a_run = |name: &str| {
         OF_A_RUN.iter().any(|pattern| match pattern.split_once('*') {
@@ -109,7 +109,7 @@ mod tests {
             assert!(refusal.to_string().contains(&quoted), "{name}: {refusal}");
             assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 1, "{name}");
         }
-        // An empty directory holds nothing that could be lost.
+        // An empty directory does not have data to lose.
         for name in ["tensorboard", "completions", "checkpoints", "model"] {
             let dir = tempfile::tempdir().unwrap();
             fs::create_dir(dir.path().join(name)).unwrap();

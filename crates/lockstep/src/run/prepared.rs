@@ -33,7 +33,7 @@ impl PreparedStep {
         PreparedStep { data, observed, notes, measured, metrics: Vec::new() }
     }
 
-    /// Adds a value to the metric `name`, whose mean is logged at the next logging step.
+    /// Adds a value to the metric `name`. The mean is logged at the next logging step.
     pub fn add(&mut self, name: &str, value: f64) {
         self.metrics.push((name.to_owned(), value));
     }

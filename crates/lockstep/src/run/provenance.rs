@@ -1,5 +1,5 @@
-//! Writes `record.json`, the record of what a run was made from: its command, versions, instruction set, hashes of
-//! model and data, and each of its starts.
+//! Writes `record.json`, the record of a run's origin: its command, versions, instruction set, hashes of model and
+//! data, and each of its starts.
 
 use crate::algorithms::Reference;
 use crate::bad_input;
@@ -156,7 +156,7 @@ impl Models {
         let prompt_files = hashes_of(files.of_prompts());
         let (what, other) = match reference {
             Some(Reference::Teacher { name, .. }) => ("teacher", Some(name)),
-            // One that has moved is in the checkpoint.
+            // A reference model that was synced is in the checkpoint.
             Some(Reference::Policy) if resumes && config.sync_ref_model => ("", None),
             Some(Reference::Policy) => ("reference model", separate_reference(config)),
             None => ("", None),
@@ -238,7 +238,7 @@ fn of_reward_model(dir: &Path, stop: &StopSignal) -> anyhow::Result<Vec<FileHash
     Ok(found)
 }
 
-/// Refuses to resume `run` if a file of the model in `dir`, of which `files` have been read, is not the one of the
+/// Refuses to resume `run` if a file of the model in `dir` (`files` have been read of it) is not the file of the
 /// first start. Called before the data is read: a changed template would make it an error of a row.
 pub fn check_files(run: &RunDir, dir: &Path, files: &ModelFiles) -> anyhow::Result<()> {
     let record = RunRecord::read(&run.record()).unwrap_or_default();
@@ -288,8 +288,7 @@ fn check_unchanged(what: &str, dir: &Path, recorded: &[FileHash], found: &[FileH
     Ok(())
 }
 
-/// A line for the user if a run is resumed by another build than the one that it was last started with, or if that is
-/// not known.
+/// A line for the user if another build than at the last start resumes the run, or if that build is not known.
 pub fn other_build(run: &RunDir) -> Option<String> {
     let (record, here) = (RunRecord::read(&run.record()).ok()?, Build::of_process());
     match &record.build {

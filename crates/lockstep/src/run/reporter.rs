@@ -1,5 +1,5 @@
 //! Reports what a run does, as events for the run's sinks: means of metrics every `logging_steps`, as TRL logs them,
-//! and everything else as it happens. It does not know what a metric means, nor where the events end up.
+//! and everything else as it happens. It does not depend on the meaning of metrics or the destination of events.
 
 use super::RunDir;
 use super::rollout_log::{Recorded, RolloutLog};
@@ -12,15 +12,15 @@ use telemetry::{
     TraceSink,
 };
 
-/// The metrics by which a run is judged, the first of them that it has, and whether a higher value is better. Of these
-/// each step's own value is kept in `steps.jsonl`, whatever is logged.
+/// The metrics by which a run is judged (the first one that it has decides), and whether a higher value is better.
+/// `steps.jsonl` has their value at every step, whatever is logged.
 pub const JUDGED: [(&str, bool); 4] =
     [("reward", true), ("rewards/accuracies", true), ("accuracy", true), ("loss", false)];
 
 /// The largest size of `trace.json`, in bytes.
 const TRACE_BYTES: u64 = 32 << 20;
 
-/// Metrics of which transformers logs the last step's value, and no mean.
+/// Metrics for which transformers logs the value of the last step, not a mean.
 const LAST: [&str; 2] = ["learning_rate", "grad_norm"];
 
 /// The sinks of a run, and the sums of the metrics that are logged next.
@@ -114,7 +114,7 @@ impl Reporter {
         Ok(self.sinks.emit(EventKind::Rollout { record })?)
     }
 
-    /// Records what a step did to a group.
+    /// Records the effect of a step on a group.
     pub fn record_update(&mut self, group: Group) -> anyhow::Result<()> {
         Ok(self.sinks.emit(EventKind::Update { record: records([group]) })?)
     }
@@ -153,7 +153,7 @@ impl Reporter {
         self.logs_last = true;
     }
 
-    /// Adds a value to the metric `name`, whose mean is logged at the next logging step.
+    /// Adds a value to the metric `name`. The mean is logged at the next logging step.
     pub fn add(&mut self, name: &str, value: f64) {
         if self.logs_last && LAST.contains(&name) {
             self.sums.set(name, value)
@@ -171,7 +171,7 @@ impl Reporter {
         std::mem::take(&mut self.step_values)
     }
 
-    /// Sets a metric that is logged next as it is, without a mean.
+    /// Sets the value of a metric for the next log. It is not averaged.
     pub fn set(&mut self, name: &str, value: f64) {
         self.sums.set(name, value);
     }

@@ -1,4 +1,5 @@
-//! Where a training run begins (new, or from a checkpoint), and what must not have changed since that checkpoint.
+//! Finds the start of a training run (new, or from a checkpoint), and checks that its settings have not changed since
+//! that checkpoint.
 
 use super::RunDir;
 use super::checkpoint;
@@ -84,8 +85,8 @@ fn run_of(path: &Path) -> Option<&Path> {
         .then(|| path.parent().and_then(Path::parent).unwrap_or(Path::new("/")))
 }
 
-/// An error if `named` is a checkpoint of one run by its path, and of the run `root` once links are followed: a
-/// stranger's `checkpoints` may be a link to those of another run.
+/// An error if the path `named` is in another run than `root`, where it leads once links are followed: a stranger's
+/// `checkpoints` may be a link to another run's.
 fn stays_in_run(named: &Path, root: &Path) -> anyhow::Result<()> {
     let named = std::path::absolute(named).or_bad_input_in(named.display())?;
     let Some(of_name) = run_of(&named).filter(|run| run.join("config.toml").is_file()) else { return Ok(()) };
@@ -194,7 +195,7 @@ mod tests {
     }
 
     #[test]
-    fn where_a_run_begins() {
+    fn a_run_is_found_by_its_path_or_a_checkpoint() {
         let (_dir, run) = run();
         let root = run.root().to_owned();
         let found =
@@ -220,7 +221,8 @@ mod tests {
         assert_eq!(said(found(&text(&root), None)), format!("{}: {ended}", root.display()));
     }
 
-    /// A checkpoint may be named by a link of the user's, but not by one of a stranger's run that leads out of it.
+    /// A checkpoint may be named by the user's own link, but not by a link in a stranger's run that leads out of the
+    /// run.
     #[test]
     fn a_checkpoint_is_of_the_run_in_which_it_is_named() {
         use std::os::unix::fs::symlink;
@@ -254,7 +256,7 @@ mod tests {
         }
         let said = said(find_run(&text(&stranger), None).map(drop));
         assert!(said.starts_with(&format!("{} is a symbolic link", stranger.join("checkpoints").display())), "{said}");
-        // One checkpoint alone is a link: it is not one of the run's.
+        // A single checkpoint that is a link does not count as the run's.
         fs::remove_file(stranger.join("checkpoints")).unwrap();
         fs::create_dir(stranger.join("checkpoints")).unwrap();
         symlink(run.checkpoint(2), stranger.join("checkpoints/step-000002")).unwrap();
@@ -264,7 +266,7 @@ mod tests {
     }
 
     #[test]
-    fn what_has_no_model_says_what_it_is() {
+    fn a_directory_without_a_model_is_refused_with_the_reason() {
         let (_dir, run) = run();
         fs::remove_dir_all(run.checkpoints()).unwrap();
         let root = run.root().display();
@@ -294,7 +296,7 @@ mod tests {
         assert_eq!(of(2, &damaged(2)), format!("{}; {before}", damaged(2)));
         let first = "there is no checkpoint before it: start the run anew in another directory";
         assert_eq!(of(1, &damaged(1)), format!("{}; {first}", damaged(1)));
-        // What has nothing to do with it stays as it is, as does what went well.
+        // Other errors and successes are passed on unchanged.
         assert_eq!(of(2, "the disk is full"), "the disk is full");
         assert_eq!(or_earlier(Ok(3), &ResumeFrom::Checkpoint(run.checkpoint(2)), &run).unwrap(), 3);
         let nothing = or_earlier(Err::<(), _>(anyhow::anyhow!(damaged(2))), &ResumeFrom::Nothing, &run);
@@ -318,7 +320,7 @@ mod tests {
         let check = |state: &RunState, config: &Config| check_resumable(state, config, &ctx, "d1");
         let same = state(|state| state["arithmetic"] = own.into());
         check(&same, &config).unwrap();
-        // Older versions kept the instruction set alone.
+        // Older versions wrote only the instruction set.
         check(&state(|state| state["isa"] = isa.into()), &config).unwrap();
         let older = said(check(&state(|_| ()), &config));
         let words = |began: &str| {

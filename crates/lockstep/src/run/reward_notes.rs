@@ -13,7 +13,7 @@ pub struct RewardNotes {
     /// For each reward, how many completions timed out since the process was started. A total is shown because a few
     /// timeouts among many progress lines would be overlooked.
     timed_out: BTreeMap<String, usize>,
-    /// What was reported last: the name of the slow reward, and the counts of timeouts.
+    /// The last report: the name of the slow reward, and the counts of timeouts.
     said: (Option<String>, BTreeMap<String, usize>),
 }
 
@@ -68,7 +68,7 @@ mod tests {
     }
 
     #[test]
-    fn what_timed_out_is_counted_over_the_run() {
+    fn timeouts_are_counted_over_the_run() {
         let mut notes = RewardNotes::default();
         notes.timed_out("code", 0);
         assert_eq!(notes.text(), None);

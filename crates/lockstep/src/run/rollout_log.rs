@@ -1,5 +1,5 @@
 //! Writes recorded groups of completions to three files: `rollouts.bin` has the groups that a run trained on,
-//! `updates.bin` what optimizer steps did to some of them, and `evaluations.bin` the groups of evaluations.
+//! `updates.bin` the effect of optimizer steps on some of them, and `evaluations.bin` the groups of evaluations.
 
 use crate::rollouts::wire::file::GroupLog;
 use std::collections::BTreeMap;
@@ -12,7 +12,7 @@ use telemetry::{Error, Event, EventKind, Result, Sink};
 pub enum Recorded {
     /// Groups that the run trains on.
     Rollouts,
-    /// Records of what optimizer steps did to some of these groups.
+    /// Records of the effect of optimizer steps on some of these groups.
     Updates,
     /// Groups of evaluations.
     Evaluations,
@@ -39,7 +39,7 @@ impl Recorded {
     }
 }
 
-/// Appends records to one of these files and to the index beside it. Nothing in training depends on them, so the run
+/// Appends records to one of these files and to the index beside it. Training does not depend on them, so the run
 /// continues if a record cannot be written.
 #[derive(Debug)]
 pub struct RolloutLog {
@@ -164,7 +164,7 @@ mod tests {
     }
 
     #[test]
-    fn recording_ends_at_the_limit_and_where_it_cannot_be_written_and_says_so() {
+    fn recording_ends_with_a_warning_at_the_limit_or_if_writing_fails() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join(NAME);
         let ids = |path: &Path| GroupFile::open(path).unwrap().index().iter().map(|e| e.group.0).collect::<Vec<_>>();
@@ -184,7 +184,7 @@ mod tests {
         receive(&mut log, 7);
         assert_eq!(ids(&path), [1, 7]);
 
-        // What it is given is no record: as a disk that takes none.
+        // Invalid bytes fail like a disk that cannot be written.
         let mut log = RolloutLog::open(Recorded::Rollouts, &path, None).unwrap();
         log.receive(&EventKind::Rollout { record: vec![1; 40] }.into()).unwrap();
         assert!(log.check().unwrap().unwrap().contains("the run continues"));

@@ -168,8 +168,8 @@ impl RunDir {
         Ok(())
     }
 
-    /// Checks whether somebody deleted files that a resume needs; these are written again, and the returned texts say
-    /// so. It is an error if the directory is gone, or if another process has begun to write into it.
+    /// Checks whether somebody deleted files that a resume needs. These files are written again, and the returned texts
+    /// name them. It is an error if the directory is gone, or if another process has begun to write into it.
     pub(super) fn check(&self) -> anyhow::Result<Vec<String>> {
         let root = self.root.display();
         if !self.root.is_dir() {
@@ -178,7 +178,7 @@ impl RunDir {
         let mut notes = Vec::new();
         let mut lock = self.lock.lock().unwrap_or_else(PoisonError::into_inner);
         if lock.as_ref().is_some_and(|lock| !lock.is_in_place(&self.root)) {
-            // Not the error itself: the input of this run was right.
+            // The error is not passed on as bad input: the input of this run was right.
             let new = RunLock::take(&self.root).map_err(|e| {
                 anyhow::anyhow!("{root}/{} was deleted while this process held it: {}", lock::FILE, paragraph(&e))
             })?;
@@ -222,7 +222,7 @@ impl RunDir {
     pub fn rollouts(&self) -> PathBuf {
         self.root.join("rollouts.bin")
     }
-    /// Path of the record of what steps did to the tokens of some groups.
+    /// Path of the record of the effect of steps on the tokens of some groups.
     pub fn updates(&self) -> PathBuf {
         self.root.join("updates.bin")
     }
@@ -314,7 +314,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_a_runs_directory_says_why() {
+    fn an_unusable_run_directory_is_refused_with_the_reason() {
         let dir = tempfile::tempdir().unwrap();
         let at = |name: &str| dir.path().join(name);
         let said = |path: &Path| {
@@ -356,7 +356,7 @@ mod tests {
     }
 
     #[test]
-    fn what_killed_processes_left_is_removed() {
+    fn leftovers_of_killed_processes_are_removed() {
         let dir = tempfile::tempdir().unwrap();
         let run = RunDir::fresh(dir.path()).unwrap();
         run.create("seed = 1\n").unwrap();

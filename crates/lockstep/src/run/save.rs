@@ -1,4 +1,4 @@
-//! A checkpoint of a training run: what the run knows, and what its task knows.
+//! Saves a checkpoint of a training run: the state of the run, and the state of its task.
 
 use super::checkpoint::Kept;
 use super::state::RunState;

@@ -161,7 +161,7 @@ mod tests {
         let mut back: MetricSums = serde_json::from_str(&text).unwrap();
         assert_eq!(back.take_means()["loss"].to_bits(), ((0.1f64 + 0.2) / 2.0).to_bits());
         assert!(back.take_means().is_empty());
-        // What is set is no sum.
+        // A value that is set is not summed.
         sums.set("epoch", 2.0);
         sums.set("epoch", 3.0);
         sums.add("loss", 0.6);
@@ -211,7 +211,7 @@ mod foreign {
 
     /// Any byte of the file that changes is found, and a file of an older version, without a checksum, is read.
     #[test]
-    fn what_is_written_is_read_and_a_changed_byte_is_found() {
+    fn a_written_state_is_read_back_and_a_changed_byte_is_found() {
         let dir = tempfile::tempdir().unwrap();
         let state = read(valid().to_string().as_bytes()).unwrap();
         state.write(dir.path()).unwrap();

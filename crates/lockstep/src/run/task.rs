@@ -22,7 +22,7 @@ pub trait TrainingTask: Task {
     fn step(&mut self, run: &mut TrainingRun, batch: Self::Batch) -> anyhow::Result<()>;
 }
 
-/// What a run asks of a way to train between two steps.
+/// Methods of a trainer that a run calls between two steps.
 pub trait Task {
     /// Names of the metrics that the progress line shows.
     fn shown_metrics(&self) -> &'static [&'static str];

@@ -1,7 +1,7 @@
 //! The state of a training run between two steps. All ways to train share it.
 //!
-//! It does not know where samples come from. That is known to the [`TrainingTask`](super::task::TrainingTask), whose
-//! own state goes into the same checkpoint as an opaque value.
+//! The source of samples is the business of the [`TrainingTask`](super::task::TrainingTask). The task's state goes into
+//! the same checkpoint as an opaque value.
 
 use super::StopReason;
 use super::checkpoint::Checkpoints;
@@ -36,7 +36,7 @@ pub struct TrainingRun {
 }
 
 impl TrainingRun {
-    /// The reason why a resumed run has nothing left to do, which is also reported; `None` if there are steps left.
+    /// The reason why a resumed run does not take steps, which is also reported; `None` if there are steps left.
     pub(crate) fn ended_before(&self) -> Option<StopReason> {
         let (step, total) = (self.learner.step, self.learner.schedule.total_steps);
         let (reason, why) = match self.checkpoints.has(step) {
@@ -91,8 +91,8 @@ impl TrainingRun {
         self.evaluations.take(&self.config, self.learner.step, metrics, self.log.sinks())
     }
 
-    /// The reason why the run ends after the current step, if it does before its last one. `early` is what
-    /// [`log_evaluation`](Self::log_evaluation) returned.
+    /// The reason why the run ends after the current step, if that is not its last step. `early` is the result of
+    /// [`log_evaluation`](Self::log_evaluation).
     pub(crate) fn stop_reason(&self, early: bool) -> Option<StopReason> {
         if self.stop.is_requested() {
             return Some(StopReason::Interrupted);
@@ -112,8 +112,8 @@ impl TrainingRun {
     }
 
     /// Whether a checkpoint is saved: as configured or as the caller decides, after the best evaluation so far, and at
-    /// the end, if nothing else follows (`last`). With `save_strategy = "no"` only the caller's are. (When a signal
-    /// stops the run, one is saved in any case.)
+    /// the end, if nothing else follows (`last`). With `save_strategy = "no"` only the caller decides. (When a signal
+    /// stops the run, a checkpoint is saved in any case.)
     pub(crate) fn saves_now(&mut self, ended: Option<StopReason>, last: bool) -> bool {
         let best = self.config.load_best_model_at_end
             && self.evaluations.best.as_ref().is_some_and(|best| best.step == self.learner.step);

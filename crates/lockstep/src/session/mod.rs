@@ -285,7 +285,7 @@ impl Run {
         self.end_step()
     }
 
-    /// Makes what follows a step, and what follows an epoch if the step is its last one.
+    /// Runs the evaluation and the checkpoint after a step, and those after an epoch if the step is its last one.
     fn end_step(&mut self) -> anyhow::Result<Option<StopReason>> {
         let decides = self.training.log.callbacks.decide.is_some();
         let by_epoch = decides && self.training.config.eval_strategy == Strategy::Epoch;
@@ -306,9 +306,9 @@ impl Run {
         Ok(ended)
     }
 
-    /// Makes the evaluation and the checkpoint that follow now, and returns why the run ends; `before` if it was ended
-    /// before. An evaluation that is due and does not follow is dropped, unless it `waits` for the end of the epoch: a
-    /// checkpoint says so then. The checkpoint at the end of the run comes with what follows `last`.
+    /// Runs the evaluation and the checkpoint that follow now, and returns why the run ends; `before` if it had ended
+    /// before. A due evaluation that does not follow is dropped, unless it `waits` for the end of the epoch; then a
+    /// checkpoint records that it waits. The checkpoint at the end of the run belongs to the `last` call.
     fn follow(&mut self, waits: bool, last: bool, before: Option<StopReason>) -> anyhow::Result<Option<StopReason>> {
         let mut early = false;
         let is_due = self.training.evaluations.due;
@@ -322,7 +322,7 @@ impl Run {
             ended => Ok(ended.or(before)),
         };
         let ended = stops(&self.training)?;
-        // Before the checkpoint, which a resumed run begins with.
+        // The evaluation comes before the checkpoint, with which a resumed run begins.
         self.ask_for_the_end_of_the_epoch()?;
         if self.training.saves_now(ended, last) {
             self.training.save(&mut *self.task)?;

@@ -85,8 +85,9 @@ impl RunOptions {
         self
     }
 
-    /// Calls `call` to decide what follows each step and each epoch; it is also told whether the configuration makes
-    /// that due. The run still logs and saves its last step, and saves the best evaluation if that is to be its result.
+    /// Calls `call` to decide the actions after each step and each epoch. Its second argument is whether the action is
+    /// due by the configuration. The run still logs and saves its last step, and saves the best evaluation if that is
+    /// to be its result.
     pub fn decide(mut self, call: impl FnMut(Follow, bool) -> bool + 'static) -> Self {
         self.injected.callbacks.decide = Some(Box::new(call));
         self
@@ -187,7 +188,7 @@ impl RunOptions {
         self
     }
 
-    /// Says that the workers of a distributed run have the user's reward functions as well
+    /// Declares that the workers of a distributed run have the user's reward functions as well
     /// ([`WorkerOptions`](crate::workers::WorkerOptions)). Workers then call those functions that score one group at a
     /// time.
     pub fn functions_of_workers(mut self) -> Self {

@@ -160,7 +160,7 @@ fn a_caller_saves_and_evaluates_when_it_likes() {
     run.step().unwrap();
     run.evaluate_now().unwrap();
     assert!(run.dir().checkpoint(1).is_dir() && !run.dir().checkpoint(2).exists() && run.steps_per_epoch() > 0);
-    // Ended before its last step, it can be continued with.
+    // A run that is finished before its last step has a checkpoint, and can be resumed.
     let result = run.finish().unwrap();
     assert_eq!((result.stop_reason, result.step), (StopReason::Requested, 2));
     assert!(result.dir.checkpoint(2).is_dir() && result.dir.model().is_dir());
@@ -188,7 +188,7 @@ fn a_callback_ends_the_run_and_an_interrupted_one_resumes_to_the_same_bits() {
         ControlFlow::Continue(())
     });
     let interrupted = Run::new(Purpose::Grpo, config(dir.path(), "interrupted"), interrupted).unwrap().run().unwrap();
-    // The checkpoint was written while the fifth step was prepared, which is taken; no other is begun.
+    // The checkpoint was written while the fifth step was prepared. That step is taken, and it is the last.
     assert_eq!((interrupted.stop_reason, interrupted.step), (StopReason::Interrupted, 5));
     assert_eq!(*saved.lock().unwrap(), [(2, true), (4, true), (5, true)]);
     assert!(!interrupted.dir.model().exists());
@@ -220,7 +220,8 @@ const ROUNDS: &str = r#"i=0; while read -r line; do
 echo "{\"rewards\": [1, 1, 1, 1], \"metrics\": {\"second_round\": $((i % 2))}}"; i=$((i + 1)); done
 "#;
 
-/// Discards a generation in its second round. Made again, it must not count its first round twice.
+/// Discards a generation in its second round. The generation that is made again must not count its
+/// first round twice.
 #[test]
 fn a_discarded_generation_leaves_no_trace() {
     let dir = directory();

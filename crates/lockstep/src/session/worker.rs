@@ -28,7 +28,7 @@ use std::time::{Duration, Instant};
 
 mod awaited;
 
-/// How often the worker looks whether the learner's files are there.
+/// How often the worker looks for the learner's files.
 const POLL_INTERVAL: Duration = Duration::from_millis(20);
 
 /// Makes the rewards that are functions of user code, a new set at each call.
@@ -71,7 +71,7 @@ pub fn work(options: WorkerOptions<'_>) -> anyhow::Result<()> {
     work_as(options, |work| work)
 }
 
-/// As [`work`], but `honesty` can replace the worker by one that gives wrong answers, for tests.
+/// As [`work`], but `honesty` can replace the worker by a worker that gives wrong answers, for tests.
 pub(super) fn work_as<W: Work>(
     options: WorkerOptions<'_>,
     honesty: impl FnOnce(WorkerWork) -> W,
@@ -82,7 +82,7 @@ pub(super) fn work_as<W: Work>(
         return Err(BadInput::new(format!("{name} cannot name a worker: runs use that name themselves")));
     }
     let awaited = Awaited { name: name.as_str(), run, is_server: is_server(run), waits, stop: &stop, say };
-    // Before the worker makes its directories there.
+    // This check comes before the worker makes its directories there.
     awaited.refuse_a_run_without_learner(Instant::now())?;
     let (exchange, host): (Box<dyn WorkerExchange + Send>, _) = if awaited.is_server {
         let server = NatsServer { url: run.display().to_string(), ..server };
@@ -96,7 +96,7 @@ pub(super) fn work_as<W: Work>(
     let (files, parts) = loop {
         let Some(state) = awaited.learner(worker.exchange())? else { return Ok(()) };
         match wanted.prepare(run, host.as_ref(), &state) {
-            // The state of one learner does not fit the files of the next one, which has begun meanwhile.
+            // One learner's state does not match the files of the next learner, which has begun meanwhile.
             Err(_) if !awaited.is_of_learner(&state)? => {}
             prepared => break prepared?,
         }
@@ -128,7 +128,7 @@ struct Wanted<'a> {
 }
 
 impl Wanted<'_> {
-    /// Reads the files of the run and builds the worker's parts, which must be those of the learner with this state.
+    /// Reads the files of the run and builds the worker's parts, which must match the learner with this state.
     fn prepare(&self, run: &Path, host: Option<&Host>, state: &LearnerState) -> anyhow::Result<(Files, Parts)> {
         let shared: Shared = serde_json::from_value(state.shared.clone()).or_bad_input_in("learner.json")?;
         let batch = (state.groups as usize, state.max_staleness as usize);
@@ -193,7 +193,7 @@ impl Files {
     }
 }
 
-/// Refuses a learner whose weights are memory that this worker cannot open: it would wait forever.
+/// Refuses a learner with weights in memory that this worker cannot open: the worker would wait forever.
 fn refuse_memory_of_others(layout: &Layout, shared: &Shared) -> anyhow::Result<()> {
     let places = shared.slots.values().map(|slot| &slot.path).chain(&shared.base);
     let is_memory = places.into_iter().any(|path| path.starts_with("/proc"));

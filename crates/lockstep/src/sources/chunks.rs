@@ -31,7 +31,7 @@ impl ChunkSource {
         ChunkSource { local, tokens }
     }
 
-    /// Requests that extend the batches after the next one as far as the current weights are responsible for them.
+    /// Requests that extend the batches after the next one by the current weights' chunks.
     fn beside<'a>(&'a self, later: impl Iterator<Item = &'a BegunBatch>) -> Vec<Request> {
         let spec = &self.local.spec;
         let k = spec.config.max_staleness;
@@ -145,7 +145,7 @@ mod tests {
         assert_eq!(batch.answers, expected);
         let of = |batch: &BegunBatch, group: u64| batch.answer(GroupId(group)).map(|answer| answer.group.group.0);
         assert_eq!([6, 7, 8, 9, 10].map(|group| of(&batch, group)), [None, Some(7), Some(8), Some(9), None]);
-        // What was not made again stays, with its scores.
+        // An answer that was not made again is kept, with its scores.
         batch.answers[2].rollout_s = 0.5;
         let mut made = BTreeMap::from([(GroupId(8), group(8, 2)), (GroupId(11), group(11, 1))]);
         batch.take_up(&mut made);

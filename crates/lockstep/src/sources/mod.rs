@@ -1,4 +1,4 @@
-//! Where a run's generation batches come from. One [`BatchSource`] makes them. What exists of later batches is in the
+//! The source of a run's generation batches, a [`BatchSource`]. The present parts of later batches are in the
 //! [`SourceState`], which the trainer keeps and copies for each step.
 //!
 //! | source | file | owns | may wait for |
@@ -56,8 +56,8 @@ pub trait BatchSource {
         anyhow::bail!("this source of batches generates no further groups for a batch")
     }
 
-    /// Completes what a checkpoint must contain of later batches because only the weights of now or older ones can make
-    /// it, and adds that to the state. Called before the weights change.
+    /// Completes the parts of later batches that only the current or older weights can make, and adds them to the
+    /// state: a checkpoint must contain these parts. Called before the weights change.
     fn complete_for_checkpoint(&mut self, _at: &mut SourceState, _now: &Now<'_>) -> anyhow::Result<()> {
         Ok(())
     }
@@ -89,7 +89,7 @@ pub trait BatchSource {
     }
 
     /// Whether other processes generate. Then a checkpoint may have to wait for them, and a failed reward is not
-    /// followed by one.
+    /// followed by a checkpoint.
     fn is_distributed(&self) -> bool {
         false
     }
@@ -126,7 +126,7 @@ pub struct Now<'a> {
     pub watch: &'a Watch<'a>,
 }
 
-/// What a source checks and reports while it waits.
+/// The checks and reports of a source while it waits.
 pub struct Watch<'a> {
     /// Cancels the work.
     pub stop: &'a StopSignal,
@@ -217,7 +217,7 @@ impl BatchSizes {
     }
 }
 
-/// What all batches of a run have in common.
+/// The common settings of all batches of a run.
 pub struct BatchSpec {
     /// The configuration of the run.
     pub config: Config,

@@ -1,4 +1,4 @@
-//! Takes batches from a file of recorded rollouts. No completion is generated and no reward is called.
+//! Takes batches from a file of recorded rollouts. Completions are not generated, and rewards are not called.
 
 use super::{Batch, BatchSource, BatchSpec, Now, SavedState, SourceState};
 use crate::data::Sampler;

@@ -21,8 +21,8 @@ const AHEAD: &str = "frontier.bin";
 /// The checkpoint file with the unfinished later batches.
 const BEGUN: &str = "frontier.begun.bin";
 
-/// The position of a source, and what exists of later batches (the *frontier*). Position in the data and next group are
-/// those after the batch in use.
+/// The position of a source, and the present parts of later batches (the *frontier*). Position in the data and next
+/// group are those after the batch in use.
 #[derive(Clone, Default)]
 pub struct SourceState {
     /// The next group. Together with the seed its number selects the random stream of each sample.
@@ -38,7 +38,7 @@ pub struct SourceState {
     pub published: VecDeque<Updates>,
 }
 
-/// A batch that was generated while an earlier one was still to be trained on.
+/// A batch that was generated before the training on an earlier batch.
 pub struct Ahead {
     pub(super) collected: Collected,
     /// The lineage of the weights that generated the batch.
@@ -52,7 +52,7 @@ impl Ahead {
     }
 }
 
-/// What a checkpoint's `run_state.json` says of a source. The batches themselves are in files beside it.
+/// A source's entries in a checkpoint's `run_state.json`. The batches themselves are in files beside it.
 pub struct SavedState<'a> {
     /// The next group.
     pub next_group: GroupId,
@@ -73,7 +73,7 @@ impl SourceState {
         }
     }
 
-    /// How many batches have begun with newer weights than those of version `updates`.
+    /// How many batches have begun with weights newer than version `updates`.
     pub fn lag(&self, updates: Updates) -> usize {
         self.published.iter().filter(|&&newer| newer > updates).count()
     }
@@ -134,7 +134,7 @@ fn read_ahead(
     Ok(ahead.into_iter().zip(lineages).map(batch).collect())
 }
 
-/// Reads the unfinished later batches, of which there must be `batches` with groups from `first` on.
+/// Reads the unfinished later batches. There must be `batches` of them, with groups from `first` on.
 fn read_begun(
     batches: usize,
     first: GroupId,

@@ -1,5 +1,5 @@
-//! A source of batches of the test's own: an environment that writes the completions itself. It takes one file, this
-//! one; the run has no other place that knows it.
+//! A source of batches of the test's own: an environment that writes the completions itself. It needs only
+//! this file: the run does not know it elsewhere.
 
 use super::*;
 use crate::config::Purpose;
@@ -15,7 +15,7 @@ use std::rc::Rc;
 /// The id of the token that the environment rewards.
 const GOOD: u32 = 7;
 
-/// What the environment was asked for.
+/// The calls that the environment received.
 #[derive(Default)]
 struct Seen {
     /// The first group of each batch.

@@ -66,7 +66,7 @@ pub trait Offline {
         held_out
     }
 
-    /// Computes what training needs to know about the rows beforehand, such as reference log-probabilities. Called
+    /// Computes values of the rows that training needs beforehand, such as reference log-probabilities. Called
     /// before the trained weights are loaded.
     fn prepare(
         _inputs: &RunInputs,
@@ -151,7 +151,7 @@ impl<R: Row> Rows<R> {
         let sequences = R::sequences(&self.train).into_iter().chain(held_out);
         let lengths = sequences.map(|s| (s.prompt.len(), s.completion.len() + O::MORE_TOKENS)).collect::<Vec<_>>();
         let largest = self.held_out.iter().map(|set| set.rows.len()).max().unwrap_or(0);
-        // Of rows that were read with a larger `max_length`, no more than this one allows.
+        // Rows that were read with a larger `max_length` are counted up to the present one.
         let longest = longest_of(&lengths).up_to(config.max_length.map_or(usize::MAX, |most| most + O::MORE_TOKENS));
         let work = |rows| Work { completions: R::SEQUENCES * rows, group: R::SEQUENCES, longest };
         [config.completions_per_step(), O::scored([self.train.len(), largest])].map(work)

@@ -120,7 +120,7 @@ impl Sums {
     }
 }
 
-/// Rows of a dataset as samples, with counts of those that were left out, and of what is odd about the others.
+/// Rows of a dataset as samples, with counts of rows that were left out and of rows with peculiarities.
 #[derive(Default)]
 struct Rows {
     samples: Vec<Sample>,
@@ -132,7 +132,7 @@ struct Rows {
     long_prompts: usize,
     /// How many rows were left out because they have no token that counts in the loss.
     empty: usize,
-    /// How many rows have a prompt that ends with other tokens alone than before its completion.
+    /// How many rows have a prompt whose last tokens change when the completion follows.
     prompts_differ: usize,
     /// How many rows have a `completion_mask` that does not count.
     masks_left_out: usize,
@@ -193,7 +193,7 @@ fn learned_rows(
     Ok(rows)
 }
 
-/// The samples, after messages about the rows that were left out, and about what is odd in the others.
+/// Prints messages about rows that were left out and about rows with peculiarities, and returns the samples.
 fn kept(
     rows: Rows,
     data: Dataset,
@@ -313,7 +313,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_before_the_first_learned_token_is_the_prompt() {
+    fn tokens_before_the_first_learned_one_are_the_prompt() {
         let (found, said) = loaded(&[
             (&[5, 6, 7], &[-100, 6, 7]),
             (&[5, 6, 7], &[-100, -100, 7]),
@@ -342,7 +342,7 @@ mod tests {
         assert_eq!(refused(&[(&[5, 6], &[5, -100])]), "FILE: no row has a token to learn");
         let long: (&[u32], &[i64]) = (&[5, 6, 7, 8], &[5, 6, 7, 8]);
         assert_eq!(refused(&[long, long]), "FILE: every row is longer than max_length = 3: raise it");
-        // A row of one token has nothing to learn. TRL keeps such a row, and it adds nothing to the loss.
+        // A row of one token cannot be learned. TRL keeps such a row, and it does not change the loss.
         assert_eq!(loaded(&[(&[5, 6], &[5, 6]), (&[5], &[5])]).0.unwrap().rows.len(), 1);
         assert_eq!(refused(&[(&[5], &[5])]), "FILE: no row has a token to learn");
     }

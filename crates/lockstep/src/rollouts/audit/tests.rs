@@ -44,7 +44,7 @@ fn remade(names: &[&str]) -> (GroupJob, GroupAnswer) {
     (job, GroupAnswer { group, scores: names.iter().enumerate().map(given).collect(), rollout_s: 1.5 })
 }
 
-/// What is said of an answer to a job of the rewards `a` and `b`, after `lie`, when `asked` are called again.
+/// The difference found in an answer with the rewards `a` and `b`, after `lie`, when `asked` are called again.
 fn said(asked: &[&str], lie: impl FnOnce(&mut GroupAnswer)) -> Option<String> {
     let (GroupJob { rewards, .. }, mut given) = remade(&["a", "b"]);
     lie(&mut given);
@@ -82,7 +82,7 @@ fn the_first_bit_that_differs_is_named() {
     assert!(of(|c| c.generation = 0).contains("it said Stop, [true, true], 0, and the job gives"));
     let columns = "completion 1, columns of its tokens: it said others, and the job gives its own";
     assert_eq!(of(|c| c.columns.set(ENTROPIES, vec![1.0, 2.0])), columns);
-    // Of several, the first completion's, and in it what is made first.
+    // Among several differences the first completion's is reported, and the earliest one within it.
     let several = said(&["a"], |given| {
         given.scores[0].scores.values[0] = None;
         given.group.completions[0].versions[0] = Updates(5);
@@ -99,12 +99,12 @@ fn scores_are_compared_where_the_reward_was_called_again() {
     };
     let of_b = "completion 1, score of `b`: it said 2 (0x4000000000000000), and the job gives none";
     assert_eq!(said(&["a", "b"], lie(1, 1, Some(2.0))).as_deref(), Some(of_b));
-    // The scores of one reward alone are found by its name.
+    // The scores of a single reward are found by its name.
     assert_eq!(said(&["b"], lie(1, 1, Some(2.0))).as_deref(), Some(of_b));
     assert_eq!((said(&["a"], lie(1, 1, Some(2.0))), said(&["b"], lie(0, 1, Some(2.0)))), (None, None));
     let of_a = "completion 0, score of `a`: it said none, and the job gives 0.5 (0x3fe0000000000000)";
     assert_eq!(said(&["a", "b"], lie(0, 0, None)).as_deref(), Some(of_a));
-    // By their bits.
+    // Scores are compared by their bits.
     let zero = |given: &mut GroupAnswer| given.scores[0].scores.values[0] = Some(-0.0);
     let mut again = remade(&["a"]);
     again.1.scores[0].scores.values[0] = Some(0.0);
@@ -160,12 +160,12 @@ fn a_lie_in_any_column_of_an_answer_is_found() {
                 rows += 1;
             }
         }
-        // Nobody reads what an answer should not have.
+        // Columns that an answer should not have are not read.
         let (is_same, differs) = found(place, with_more(record, "later")).unwrap();
         assert!(is_same && differs.is_none());
     }
     assert!(rows >= 40, "{rows} lies");
-    // What is changed and believed is only what is not read: the group's scores are in the first record.
+    // A change is accepted only in columns that are not read: the group's scores are in the first record.
     let read =
         ["0.scored", "0.values", "0.steps", "0.problems", "0.extra", "0.metrics", "0.metric_values", "0.timed_out"];
     for column in read {
@@ -179,9 +179,9 @@ fn a_lie_in_any_column_of_an_answer_is_found() {
 
 type Row = (&'static str, fn(&mut Scores), &'static str);
 
-/// What a worker may invent beside the scores of a built-in reward.
+/// Values that a worker may invent beside the scores of a built-in reward.
 #[test]
-fn what_is_invented_of_a_deterministic_reward_is_found() {
+fn invented_values_of_a_deterministic_reward_are_found() {
     use rewards::{Problem, StepEnd, StepScore};
     let rows: [Row; 20] = [
         (
@@ -231,7 +231,7 @@ fn what_is_invented_of_a_deterministic_reward_is_found() {
     given.scores[1].scores.problems[0].message = "é".repeat(100_000);
     let said = difference(&given, &job.rewards, &full()).unwrap().to_string();
     assert!(said.chars().count() < 600 && said.contains('…'), "{said}");
-    // And a column of the prompt, which nothing fills.
+    // The same for a column of the prompt, which is always empty.
     let mut given = answer;
     given.group.prompt_columns.set("lie", Vec::new());
     assert_eq!(difference(&given, &job.rewards, &full()).unwrap().what, "columns of the prompt");

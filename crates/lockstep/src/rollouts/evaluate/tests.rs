@@ -77,7 +77,7 @@ fn the_names_of_metrics_are_known_before_an_evaluation() {
         names.chain(["eval_num_tokens", "eval_runtime"].map(str::to_owned)).collect()
     };
     assert_eq!(metric_names(&config, &rewards), with(&["eval_"], &all));
-    // What the loss has beside: the divergence from a reference, and an entropy bonus; not every loss clips.
+    // Further metrics of the loss: the divergence from a reference, and an entropy bonus; not every loss clips.
     let of_loss = |change: fn(&mut Config)| {
         let mut config = Config { eval_pass_at_k: Vec::new(), ..config.clone() };
         change(&mut config);
@@ -98,7 +98,7 @@ fn the_names_of_metrics_are_known_before_an_evaluation() {
 }
 
 #[test]
-fn completions_are_sampled_as_the_configuration_says() {
+fn completions_are_sampled_as_configured() {
     let config = Config { num_generations: 5, eval_pass_at_k: vec![2], ..Config::default() };
     let sampled = evaluation(&config, Vec::new()).unwrap();
     assert_eq!((sampled.generations, sampled.right, &sampled.pass_at_k[..]), (5, 0, &[2][..]));
@@ -119,7 +119,7 @@ fn the_metrics_of_a_set_are_of_its_scored_completions() {
     let mut rollouts = round(&[(3, [Some(1.0), Some(0.5)]), (5, [None, Some(2.0)])]);
     rollouts.reward_names = vec!["a".into(), "b".into()];
     rollouts.reward_weights = vec![1.0, 0.0];
-    // By the second reward, whose weight is 0, one of the first two completions is right, and one that is alone.
+    // By the second reward, of weight 0, one completion of the first two is right, and so is the single one.
     let second = [Some(1.0), Some(0.99), None, Some(1.5)];
     for (place, c) in rollouts.groups.iter_mut().flat_map(|group| &mut group.completions).enumerate() {
         c.rewards.push(second[place]);
@@ -165,7 +165,7 @@ fn the_metrics_of_a_set_are_of_its_scored_completions() {
 }
 
 #[test]
-fn what_no_reward_scored_is_said() {
+fn unscored_completions_of_an_evaluation_are_reported() {
     let rollouts = round(&[(3, [Some(1.0), None])]);
     let evaluation = evaluation(&Config::default(), Vec::new()).unwrap();
     let scored = ScoredRollouts { rollouts, ..ScoredRollouts::default() };

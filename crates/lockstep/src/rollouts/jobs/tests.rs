@@ -185,7 +185,7 @@ fn a_worker_scores_with_the_rewards_that_its_job_names() {
     assert!(scored(&job, &stop).is_err(), "scores after a stop request may be wrong");
 }
 
-/// What workers must agree on. The bytes must not change: a run may resume with the answers of its last start.
+/// Workers must agree on these bytes, and they must not change: a run may resume with the answers of its last start.
 #[test]
 fn a_fingerprint_is_of_tokens_and_log_probabilities() {
     let bytes: Vec<u8> = [

@@ -50,14 +50,14 @@ fn each_function_of_the_caller_is_named_once() {
         left
     );
     assert_eq!(named(&[], Vec::new()), Ok(vec![]));
-    // A stop request is no failure of a reward.
+    // A stop request is not a failure of a reward.
     let stop = StopSignal::new();
     stop.request();
     assert!(named_rewards(&config(&["unique_chars"]), Vec::new(), PromptTime(0), &stop).is_err());
 }
 
 #[test]
-fn workers_call_what_the_configuration_describes() {
+fn workers_call_the_rewards_of_the_configuration() {
     let all = || {
         let stop = StopSignal::new();
         let named = named_rewards(&config(&["unique_chars", "function:x"]), vec![function("x")], PromptTime(0), &stop);

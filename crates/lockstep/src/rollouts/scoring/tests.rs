@@ -1,4 +1,4 @@
-//! Whatever the order in which groups end, the scores are the same; and what is scored beside the engine really is.
+//! Scores do not depend on the order in which groups end, and groups are scored while the engine generates.
 
 use super::*;
 use kernels::{Context, Isa};
@@ -75,7 +75,7 @@ fn lasting(output: &ScoredRollouts) -> String {
     format!("{rollouts:?}\n{problems:?}\n{metrics:?}")
 }
 
-/// A reward that is asked once about everything, as any that does not say otherwise.
+/// A reward that is called once for the whole batch, which is the default.
 struct Whole(Box<dyn Reward>);
 
 impl Reward for Whole {
@@ -87,7 +87,7 @@ impl Reward for Whole {
     }
 }
 
-/// Takes its time, differently for each group, fails for one and gives what is not a number for another.
+/// A slow reward: takes another time for each group, fails for one group, and returns NaN for another.
 #[derive(Clone, Default)]
 struct Slow {
     asked: Arc<Mutex<Vec<usize>>>,
@@ -131,7 +131,7 @@ fn what_a_reward_has_explained_is_not_said_again() {
 }
 
 #[test]
-fn the_order_in_which_groups_end_changes_nothing() {
+fn scores_do_not_depend_on_the_order_in_which_groups_end() {
     let build = |whole: bool| -> Vec<Box<dyn Reward>> {
         let specs = ["gsm8k", "exact_match", "gsm8k:solution", "format:7", "length:3", "unique_chars"];
         let own = specs
@@ -146,7 +146,7 @@ fn the_order_in_which_groups_end_changes_nothing() {
     for order in [[0, 1, 2, 3], [3, 2, 1, 0], [2, 0, 3, 1]] {
         assert_eq!(lasting(&scored(&mut build(false), &order)), lasting(&expected), "{order:?}");
     }
-    // What a reward adds to the table stands beside the completion that it is of.
+    // A reward's extra columns stay with their completion.
     for group in &expected.rollouts.groups {
         assert!(group.completions.iter().all(|c| c.extra["row"] == group.prompt.row));
     }
@@ -159,7 +159,7 @@ fn the_order_in_which_groups_end_changes_nothing() {
         "reward `slow` gave no score for 2 completions: it gave inf, which is not a finite number",
     ];
     assert_eq!(problems, expected_problems);
-    // A group knows those of its own completions.
+    // Each group has the problems of its own completions.
     for group in &expected.rollouts.groups {
         let unscored = |c: &ScoredCompletion| c.rewards.iter().filter(|score| score.is_none()).count();
         for (place, c) in group.completions.iter().enumerate() {
@@ -207,14 +207,14 @@ impl Reward for Gate {
     }
 }
 
-/// What a [`Gate`] says, and what lets it answer.
+/// A [`Gate`], the receiver of its calls, and the sender that lets it answer.
 fn gate() -> (Vec<Box<dyn Reward>>, Receiver<String>, Sender<()>) {
     let ((asked, was_asked), (answer, may_answer)) = (channel(), channel());
     (vec![Box::new(Gate { asked, may_answer })], was_asked, answer)
 }
 
-/// Without a clock: in the middle of generation, the engine is held until the reward was asked about the first group,
-/// and the reward answers only after the engine has written another.
+/// Does not use a clock. In the middle of generation the engine waits until the reward was called for the first group,
+/// and the reward answers only after the engine has generated another group.
 #[test]
 fn groups_are_scored_while_the_engine_writes_others() {
     let shape = r#"{"model_type": "llama", "architectures": ["LlamaForCausalLM"], "vocab_size": 40, "hidden_size": 16,
@@ -258,7 +258,7 @@ fn groups_are_scored_while_the_engine_writes_others() {
     assert_eq!((ended, output.rollouts.completions().count()), (4, 8));
     assert!(output.rollouts.completions().all(|c| c.rewards == [Some(1.0)]));
     assert!(!output.overlapped.is_empty() && output.overlapped.len() <= 4);
-    // The texts are those of the completions.
+    // The texts belong to the completions.
     for scored in output.rollouts.completions() {
         assert_eq!(scored.content, Content::Text(tokenizer.decode(&scored.completion.ids, true).unwrap()));
     }
@@ -301,7 +301,7 @@ fn a_panic_is_not_lost() {
 }
 
 #[test]
-fn a_problem_is_told_of_the_groups_that_it_concerns() {
+fn a_problem_is_reported_for_the_groups_that_it_concerns() {
     let problem = Problem { example: Some("x".into()), ..Problem::new("r", 5, "m").at(vec![1, 2, 4]) };
     let of = |problem: &Problem, own: Range<usize>| {
         problem_of(problem, &own).map(|own| (own.rows, own.completions, own.example.is_some()))
@@ -414,12 +414,12 @@ fn scores_of(tokenizer: &Tokenizer, text: &str, specs: &[&str], chat: bool) -> (
 }
 
 #[test]
-fn special_tokens_are_shown_to_rewards_if_the_key_says_so() {
+fn special_tokens_are_shown_to_rewards_if_the_key_is_set() {
     let four = ["<think>", "</think>", "<answer>", "</answer>"];
     let whole = "<think>a</think><answer>b</answer>";
     let rewards = ["think_answer", "format:^<think>.*</think>", "keyword:<answer>"];
     let mut wrong = Vec::new();
-    // Which tokens are special, the completion, what rewards read without them and with them, the scores with them.
+    // The special tokens, the completion, the text without and with special tokens, the scores with them.
     for (special, text, hidden, shown, scores) in [
         (&four[..], whole, "ab", whole, [1.0, 1.0, 1.0]),
         (&four, "<think>a</think><answer>b</answer><e>", "ab", whole, [1.0, 1.0, 1.0]),

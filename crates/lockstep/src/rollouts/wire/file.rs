@@ -11,7 +11,7 @@
 //! | 8, 8 | f64: mean and population standard deviation of the group's weighted rewards; NaN if there are none |
 //! | 4, 4 | u32: number of completions, and number of tokens in all of them |
 //!
-//! Later versions may append fields to an entry. The index is computed from the records alone. If the index is missing
+//! Later versions may append fields to an entry. The index is computed only from the records. If the index is missing
 //! or does not fit the records, it is computed again.
 
 use super::group::Group;
@@ -30,7 +30,7 @@ const INDEX_HEADER: usize = 8;
 const ENTRY: usize = 64;
 const NO_STEP: u64 = u64::MAX;
 
-/// An entry of the index: where a record is, and what its group contains.
+/// An entry of the index: the place of a record, and an outline of its group.
 #[derive(Clone, Copy, Debug)]
 pub struct IndexEntry {
     /// Offset of the record's first byte in the file.
@@ -119,8 +119,8 @@ impl GroupFile {
         GroupFile::read_by(path, |path| read_index(&index_path(path)))
     }
 
-    /// Opens the file without believing its index, which has no checksum: the records are read once. If one is damaged,
-    /// the index says which group it is.
+    /// Opens the file without trusting its index, which does not have a checksum: the records are read once. If one is
+    /// damaged, the index says which group it is.
     pub fn open_by_records(path: &Path) -> Result<GroupFile> {
         GroupFile::read_by(path, |_| None).or_else(|damaged| GroupFile::open(path).map_err(|_| damaged))
     }
@@ -238,12 +238,12 @@ impl GroupLog {
         self.len
     }
 
-    /// Whether the file has no record.
+    /// Whether the file is without records.
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
 
-    /// Appends the records of some groups. If that fails midway (disk full), what was written of them is removed.
+    /// Appends the records of some groups. If that fails midway (disk full), the written part of them is removed.
     pub fn append(&mut self, records: &[u8]) -> Result<()> {
         let (mut rest, mut entries, mut added) = (records, Vec::new(), 0);
         while !rest.is_empty() {
@@ -295,7 +295,7 @@ pub fn index_path(path: &Path) -> PathBuf {
 }
 
 /// Offset and length of each complete record in the first `len` bytes, read from the records' headers. An incomplete
-/// last record is left out. Bytes that are no record are an error.
+/// last record is left out. Bytes that are not a record are an error.
 fn whole_records(file: &File, len: u64, path: &Path) -> Result<Vec<(u64, u64)>> {
     let (mut found, mut at) = (Vec::new(), 0);
     while let Some(left) = (len - at).checked_sub(HEADER as u64) {

@@ -67,7 +67,7 @@ fn an_index_that_does_not_fit_is_made_again() {
 }
 
 #[test]
-fn a_kill_in_the_middle_of_a_write_costs_that_group_alone() {
+fn a_kill_in_the_middle_of_a_write_loses_only_that_group() {
     let (_dir, path, log) = three();
     drop(log);
     let whole = fs::read(&path).unwrap();
@@ -124,7 +124,7 @@ fn what_is_no_file_of_groups_is_refused_and_stays() {
 
 /// The documentation's layout of an entry, byte by byte.
 #[test]
-fn an_entry_of_the_index_is_what_the_documentation_says() {
+fn an_entry_of_the_index_is_as_documented() {
     let (_dir, path, log) = three();
     assert_eq!((log.path(), log.len(), log.is_empty()), (&*path, fs::metadata(&path).unwrap().len(), false));
     let records = [group(0, &[1.0, 3.0]), group(1, &[]), group(2, &[0.5])].map(|group| records(&[group]));
@@ -175,7 +175,7 @@ fn longer_entries_are_read() {
         GroupFile::open(&path).unwrap().index().iter().map(|entry| entry.tokens).collect::<Vec<_>>()
     };
     assert_eq!((tokens(&with(0, 99)), tokens(&with(8, 98))), (vec![3, 0, 99], vec![3, 0, 98]));
-    // Entries that are shorter, or a header alone, are none.
+    // An index with shorter entries, or with only a header, is not used.
     let mut short = with(0, 97);
     short[4] = 63;
     assert_eq!(

@@ -1,5 +1,4 @@
-//! A group in the form in which it is written to files and messages: a prompt, its completions, and what is known of
-//! them.
+//! A group as it is written to files and messages: a prompt, its completions, and their data.
 
 use crate::rollouts::groups::TokenScores;
 use crate::rollouts::lineage::Lineage;
@@ -71,11 +70,11 @@ pub struct Completion {
     pub content: Option<Content>,
     /// Columns that reward functions add to the table of completions.
     pub extra: Map<String, Value>,
-    /// The other completion of the group whose first tokens this one has, if any.
+    /// The other completion of the group that begins with the same tokens, if any.
     pub fork: Option<Fork>,
 }
 
-/// Says that a completion begins with the tokens of another one of its group.
+/// Marks a completion that begins with the tokens of another completion of its group.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Fork {
     /// The index of the other completion in the group.
@@ -85,7 +84,7 @@ pub struct Fork {
 }
 
 impl Completion {
-    /// A completion of these token ids, all sampled by the model; nothing else is known.
+    /// A completion of these token ids, all sampled by the model; all other fields are empty.
     pub fn new(generation: usize, ids: Vec<u32>) -> Completion {
         let tokens = ids.len();
         Completion {

@@ -72,7 +72,7 @@ impl GroupJob {
         bytes
     }
 
-    /// Reads the job that [`to_bytes`](Self::to_bytes) wrote. An error says what is wrong with the bytes.
+    /// Reads the job that [`to_bytes`](Self::to_bytes) wrote. The error names the fault in the bytes.
     pub fn from_bytes(bytes: &[u8]) -> Result<GroupJob, WireError> {
         let (record, rest) = RecordReader::take(bytes)?;
         let known = ["job", "prompt_ids", "sampling", "sampling_counts", "stop_ids", "stop", "rewards", "until"];
@@ -158,7 +158,8 @@ impl GroupAnswer {
         numbers::<2>(&record, "answer").map(|[group, _]| GroupId(group))
     }
 
-    /// Reads the answer to `job` that [`to_bytes`](Self::to_bytes) wrote. An error says what does not fit the job.
+    /// Reads the answer to `job` that [`to_bytes`](Self::to_bytes) wrote. The error names the part that does not fit
+    /// the job.
     pub fn from_bytes(bytes: &[u8], job: &GroupJob) -> Result<GroupAnswer, WireError> {
         match answered(bytes, job, true)? {
             (answer, []) => Ok(answer),
@@ -177,7 +178,7 @@ impl GroupAnswer {
 }
 
 /// Reads the answer to `job` that `bytes` begin with; also returns the bytes after it. With `by_job`, completions must
-/// have exactly the tokens that this job asks for, not those of an earlier or later chunk.
+/// have exactly the tokens that this job asks for, not the tokens of another chunk.
 pub(super) fn answered<'a>(
     bytes: &'a [u8],
     job: &GroupJob,

@@ -1,4 +1,4 @@
-//! Jobs and answers as bytes: they come back as they were, and what does not fit is refused.
+//! Jobs and answers as bytes: they are read back unchanged, and invalid ones are refused.
 
 mod refused;
 
@@ -41,7 +41,7 @@ fn job() -> GroupJob {
     }
 }
 
-/// One that continues the answer's completions, the first of which is not whole.
+/// A job that continues the answer's completions; the first completion is not whole.
 fn later() -> GroupJob {
     let mut so_far = answer().group.completions;
     so_far[0].finish_reason = FinishReason::Unfinished;
@@ -109,7 +109,7 @@ fn a_job_and_its_answer_come_back_as_they_were() {
 }
 
 #[test]
-fn what_does_not_continue_is_refused() {
+fn an_answer_that_does_not_continue_is_refused() {
     let refused = |spoil: fn(&mut GroupAnswer), word: &str| {
         let mut answer = answer_to_later();
         spoil(&mut answer);
@@ -122,7 +122,7 @@ fn what_does_not_continue_is_refused() {
     refused(|answer| answer.group.completions[0].versions[2] = Updates(6), "version 6, not 7");
     refused(|given| given.scores = answer().scores, "0 rewards");
     refused(|given| *given = answer(), "does not continue");
-    // It ended one token early, and says that it has not ended.
+    // The completion stops one token early, and is marked as unfinished.
     refused(
         |answer| {
             let c = &mut answer.group.completions[0];
@@ -136,7 +136,7 @@ fn what_does_not_continue_is_refused() {
 }
 
 #[test]
-fn what_does_not_answer_the_job_is_refused() {
+fn an_answer_to_another_job_is_refused() {
     let refused = |change: fn(&mut GroupJob), spoil: fn(&mut GroupAnswer), word: &str| {
         let (mut job, mut answer) = (job(), answer());
         change(&mut job);

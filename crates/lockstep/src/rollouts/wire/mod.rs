@@ -1,7 +1,7 @@
 //! The byte format of scored groups outside a process. It is used in a recorded run (`rollouts.bin`), in the unfinished
 //! generation batch of a checkpoint, and in messages between workers and their learner.
 //!
-//! A [`Group`] is a prompt, its completions and what is known of them; [`Group::write`] and [`Group::read`] convert
+//! A [`Group`] is a prompt, its completions and their data; [`Group::write`] and [`Group::read`] convert
 //! groups to bytes and back without loss. The layer below is a record of named columns ([`RecordWriter`],
 //! [`RecordReader`]), which knows nothing of groups and also serves for other messages between processes.
 //! [`file`](mod@file) appends records to a file and finds them again.

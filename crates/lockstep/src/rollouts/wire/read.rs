@@ -71,7 +71,7 @@ impl Group {
     }
 }
 
-/// What the index of a file says about a group.
+/// A group's entry in the index of a file.
 #[derive(Debug, PartialEq)]
 pub(super) struct Outline {
     pub group: GroupId,

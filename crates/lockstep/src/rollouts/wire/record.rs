@@ -13,7 +13,7 @@ pub(super) const HEADER: usize = 16;
 /// A bit in a column's kind: a reader that does not know the column must refuse the whole record.
 const MUST_BE_KNOWN: u8 = 0x80;
 
-/// The error for bytes that are no record, or that are a record which this version cannot read.
+/// The error for bytes that are not a record, or are a record that this version cannot read.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
 pub struct WireError(String);
@@ -181,7 +181,7 @@ pub(super) fn record_length(header: &[u8]) -> Result<u64, WireError> {
 }
 
 impl<'a> RecordReader<'a> {
-    /// Reads the record that `bytes` begin with; also returns the bytes after it. An error says what is wrong with the
+    /// Reads the record that `bytes` begin with; also returns the bytes after it. The error names the fault of the
     /// record.
     pub fn take(bytes: &'a [u8]) -> Result<(RecordReader<'a>, &'a [u8]), WireError> {
         if bytes.len() < HEADER {

@@ -33,8 +33,8 @@ fn sealed(body: &[u8]) -> Vec<u8> {
     [&MAGIC[..], &[VERSION], &(body.len() as u32).to_le_bytes(), &checksum, body].concat()
 }
 
-/// The first record of `bytes` with other values in the column `name`: those that `put` adds. What follows the record
-/// stays.
+/// The first record of `bytes`, with the values that `put` adds in the column `name`. The bytes after the record are
+/// kept.
 pub(super) fn with_column(bytes: &[u8], name: &str, put: impl Fn(&mut RecordWriter)) -> Vec<u8> {
     let (read, rest) = RecordReader::take(bytes).unwrap();
     let mut record = RecordWriter::new();
@@ -65,7 +65,7 @@ pub(super) fn widths(bytes: &[u8]) -> Vec<(&str, u64)> {
     record.names().map(|name| (name, record.width(name))).collect()
 }
 
-/// A group in which everything is known, and what is odd occurs.
+/// A group with all columns, and with unusual values.
 fn full() -> Group {
     let mut first = Completion {
         sampled: vec![true, false, false, true],
@@ -177,7 +177,7 @@ fn a_flipped_bit_anywhere_is_an_error() {
 }
 
 #[test]
-fn what_is_cut_off_or_of_another_version_is_said() {
+fn a_truncated_record_or_another_version_is_refused() {
     let written = bytes(&full());
     for length in 0..written.len() {
         let said = Group::read(&written[..length]).unwrap_err().to_string();
@@ -263,7 +263,7 @@ fn samples_come_back_and_share_their_prompts_as_before() {
     assert_eq!(back[3].columns.f32(OLD_LOGPS).unwrap()[0].to_bits(), f32::NAN.to_bits());
 }
 
-/// The line has what the record has, by the names that a replay reads.
+/// The line has the values of the record, by the names that a replay reads.
 #[test]
 fn a_group_is_shown_as_a_line_for_each_completion() {
     let lines = full().lines();
@@ -396,11 +396,11 @@ proptest! {
         let _ = Group::read_all(&bytes);
     }
 
-    /// With the right checksum, so that all that comes after it is reached.
+    /// The checksum is right, so that the checks after it are reached.
     #[test]
     fn any_body_is_a_group_or_an_error(body in foreign::bytes(bytes(&full())[HEADER..].to_vec())) {
         if let Ok((group, _)) = Group::read(&sealed(&body)) {
-            // What was read can be written.
+            // A group that was read can be written.
             bytes(&group);
         }
     }

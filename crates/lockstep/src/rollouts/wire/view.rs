@@ -1,4 +1,4 @@
-//! A group to be written whose values are borrowed from where they are, so that recording a generation copies nothing.
+//! A group to be written, with borrowed values, so that recording a generation does not copy them.
 
 use super::group::{Completion, Fork, Group};
 use crate::rollouts::groups::{ScoredCompletion, TokenScores};

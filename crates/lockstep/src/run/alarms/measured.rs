@@ -1,5 +1,4 @@
-//! Whether a step measured what a condition looks at. Where it did not, nothing is known: the condition neither holds
-//! nor ends.
+//! Whether a step measured the input of a condition. If it did not, the condition neither holds nor ends.
 
 use super::conditions::{Condition, Every};
 use super::signs::GenerationSigns;
@@ -13,7 +12,7 @@ pub struct Measured<'a> {
 }
 
 impl Measured<'_> {
-    /// Whether the step measured what `condition` looks at for `subject`.
+    /// Whether the step measured the input of `condition` for `subject`.
     pub fn has(&self, condition: &Condition, subject: &str) -> bool {
         let has = |name: &str| self.values.contains_key(name);
         if condition.every == Every::Generation && self.generation.is_none() {

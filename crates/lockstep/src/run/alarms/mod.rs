@@ -40,7 +40,7 @@ const EXAMPLES: usize = 3;
 const FEWEST_WINNERS: usize = 2;
 /// After this many completions and generations a reward may be reported as independent of the text.
 const MIN_SEEN: (u64, u64) = (400, 20);
-/// From this many pairs of equal texts with equal scores on, a reward does not count as random.
+/// A reward with at least this many pairs of equal texts with equal scores does not count as random.
 const FEWEST_EQUAL: u64 = 5;
 /// The largest number of alarms that are remembered for the end of the run.
 const KEPT: usize = 100;
@@ -207,8 +207,8 @@ impl Alarms {
         self.masked = Some(sequences);
     }
 
-    /// Checks an evaluation after `step`: `problems` are reward failures in it, and `unscored` says how many
-    /// completions have no score, if too many.
+    /// Checks an evaluation after `step`: `problems` are reward failures in it, and `unscored` is a message
+    /// with the number of completions without a score, if too many.
     pub fn evaluation(&mut self, step: u64, problems: &[Problem], unscored: Option<String>) -> Vec<Alarm> {
         let mut seen: Vec<Detection> = problems.iter().map(Detection::of_problem).collect();
         seen.extend(unscored.map(|evidence| Detection::new(&conditions::UNSCORED, evidence)));
@@ -250,8 +250,8 @@ impl Alarms {
 }
 
 impl AlarmState {
-    /// Counts the conditions that hold. Of the others, a condition counts as not holding only if `looked` says that it
-    /// was checked.
+    /// Counts the conditions that hold. A condition without a detection counts as not holding only if `looked` returns
+    /// true for it.
     fn take(&mut self, step: u64, seen: Vec<Detection>, looked: impl Fn(&Condition, &str) -> bool) -> Vec<Alarm> {
         let mut out = Vec::new();
         let mut held = BTreeSet::new();
@@ -262,7 +262,7 @@ impl AlarmState {
             (streak.held, streak.quiet) = (streak.held.saturating_add(1), 0);
             if !streak.raised && streak.held >= condition.patience {
                 streak.raised = true;
-                // What a run is configured to do is said once.
+                // A quiet alarm, for the configured behavior, is raised once.
                 let said = |a: &Alarm| a.quiet && a.id == condition.id && a.subject == subject;
                 if quiet && self.raised.iter().any(said) {
                     held.insert(key);
@@ -308,7 +308,7 @@ impl History {
         // Without rewards nothing could be.
         let unscored = signs.rows().filter(|row| row.total.is_none() && !signs.rewards.is_empty());
         let count = unscored.clone().count();
-        // Where a reward failed, that is what is said.
+        // If a reward failed, its own alarm is raised instead.
         if no_problems && count as f64 >= conditions::UNSCORED.threshold * all as f64 && count > 0 {
             let evidence = format!("no reward gave a score for {count} of {all} completions");
             seen.push(Detection::new(&conditions::UNSCORED, evidence).showing(unscored));
@@ -341,7 +341,7 @@ impl History {
                 let detection = Detection::new(&conditions::CONTRADICTION, "two scores for the same text".to_owned());
                 seen.push(Detection { examples: vec![example.clone()], ..detection.of(name) });
             }
-            // Of fewer than two scores nothing is known: the constant before stays.
+            // Fewer than two scores do not show a constant: the previous one is kept.
             let Some((low, high)) = reward.range else { continue };
             let value = (high - low <= conditions::CONSTANT.threshold).then_some(low);
             let before = match value {

@@ -1,4 +1,4 @@
-//! Extracts from a generation what the alarms need: properties of its rewards and of its completions. The thresholds
+//! Extracts the input of the alarms from a generation: properties of its rewards and of its completions. The thresholds
 //! are elsewhere.
 
 use super::noise::Portion;
@@ -70,7 +70,7 @@ pub struct RewardSigns {
     pub portion: Portion,
 }
 
-/// What the alarms need of one generation.
+/// The measurements of one generation that the alarms need.
 pub struct GenerationSigns {
     /// The completions, group by group.
     pub groups: Vec<Vec<Row>>,
@@ -89,7 +89,7 @@ impl GenerationSigns {
     /// Reads the properties of a generation's completions and rewards.
     pub fn of(rollouts: &Rollouts) -> GenerationSigns {
         let is_cut = |c: &&ScoredCompletion| c.completion.finish_reason == FinishReason::Length;
-        // Of what was cut it is no wonder, unless all were.
+        // Truncated completions are expected to look unfinished, unless all are truncated.
         let cut = share(rollouts.completions().filter(is_cut).count(), rollouts.completions().count());
         let all_cut = cut.is_some_and(|share| share >= super::conditions::TRUNCATED.threshold);
         let repetition = |c: &ScoredCompletion| repetition(&c.completion.ids);
@@ -203,7 +203,7 @@ fn has_no_answer(text: &str) -> bool {
     ];
     for (open, close) in frames {
         for (inside, _) in text.split(open).skip(1).filter_map(|rest| rest.split_once(close)) {
-            // A frame in a frame, and signs alone, are no answer.
+            // Nested empty frames and mere punctuation are not an answer.
             let plain = frames
                 .iter()
                 .fold(inside.to_owned(), |plain, (open, close)| plain.replace(open, "").replace(close, ""));

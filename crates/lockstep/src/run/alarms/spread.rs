@@ -1,5 +1,5 @@
-//! Why the totals of groups are equal: because every reward is, because rewards that vary cancel in the weighted sum,
-//! or because the weights of those that vary are 0. The remedy differs.
+//! Why the totals of groups are equal: all rewards are equal, or varying rewards cancel in the weighted sum, or varying
+//! rewards have weights of 0. The remedy differs.
 
 use super::conditions;
 use crate::rollouts::{Rollouts, ScoredCompletion};
@@ -19,11 +19,11 @@ pub struct Cause {
 pub struct Spread {
     /// Groups with at least two scored completions.
     groups: usize,
-    /// Of these, those whose totals are equal.
+    /// How many of `groups` have equal totals.
     equal: usize,
-    /// Of `equal`, those in which rewards with a weight vary: they cancel.
+    /// How many of `equal` have varying rewards with a weight: the rewards cancel.
     cancel: usize,
-    /// Of `equal`, those in which only rewards of weight 0 vary.
+    /// How many of `equal` have varying rewards of weight 0 only.
     unweighted: usize,
     /// Names of the rewards that vary in the groups of `cancel` and `unweighted`.
     varying: BTreeSet<String>,
@@ -62,7 +62,7 @@ impl Spread {
         self.varying.extend(varying.into_iter().map(|k| rollouts.reward_names[k].clone()));
     }
 
-    /// The share of groups whose totals are equal although a reward varies; none without a group.
+    /// The share of groups with equal totals in which a reward varies; `None` without a group.
     pub fn hidden_share(&self) -> Option<f64> {
         kernels::mean::share(self.cancel + self.unweighted, self.groups)
     }

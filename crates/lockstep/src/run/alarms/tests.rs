@@ -65,7 +65,7 @@ fn steps(alarms: &mut Alarms, steps: std::ops::Range<u64>, groups: &[&[Text<'_>]
 fn values(alarms: &mut Alarms, name: &str, values: impl IntoIterator<Item = f64>) -> Vec<(u64, Alarm)> {
     let mut out = Vec::new();
     for (value, step) in values.into_iter().zip(1..) {
-        // A generation with a spread, from which nothing follows.
+        // A generation with different rewards does not raise alarms.
         alarms.take(seen(&rollouts(&[&[("a", Some(1.0), false), ("b", Some(0.0), false)]])));
         let raised = alarms.end_step(step, &BTreeMap::from([(name.to_owned(), value)]));
         out.extend(raised.into_iter().map(|alarm| (step, alarm)));
@@ -102,7 +102,7 @@ fn metrics_beyond_their_thresholds() {
     assert_eq!(first("eval_rewards/gsm8k/no_answer", &[1.0; 9]), None);
     let raised = values(&mut Alarms::default(), "rewards/gsm8k/no_answer", [1.0; 3]);
     assert_eq!(raised[0].1.subject, "gsm8k");
-    // The first step's entropy is of before the first generation was looked at.
+    // The entropy of the first step precedes the first generation, and is not checked.
     let falling = |low: f64| [[2.0; 6], [low; 6]].concat();
     assert_eq!(first("entropy", &falling(0.19)), at(11, "entropy_collapse"));
     assert_eq!(first("entropy", &falling(0.21)), None);
@@ -115,7 +115,7 @@ fn metrics_beyond_their_thresholds() {
     let norms = |few: usize, high: f64| [vec![1.0; few], vec![high; 9]].concat();
     assert_eq!(first("grad_norm", &norms(10, 10.1)), at(13, "grad_norm"));
     assert_eq!(first("grad_norm", &norms(10, 10.0)), None);
-    // What is large becomes what is usual.
+    // A large norm becomes the usual one.
     assert_eq!(first("grad_norm", &norms(7, 10.1)), at(13, "grad_norm"));
     assert_eq!(first("grad_norm", &norms(6, 10.1)), None);
     assert_eq!(first("grad_norm", &[[0.0; 20], [1.0; 20]].concat()), None, "a step without a gradient is no measure");
@@ -123,7 +123,7 @@ fn metrics_beyond_their_thresholds() {
 }
 
 #[test]
-fn what_goes_well_raises_nothing() {
+fn a_healthy_run_does_not_raise_alarms() {
     assert_eq!(steps(&mut Alarms::default(), 1..40, WELL), []);
 }
 
@@ -148,7 +148,7 @@ fn hacks_are_named_with_the_completions_that_exploit_them() {
         assert!(shown.len() == 3 && shown[0] == format!("\"p0:\" → {:?}: 1", format!("{winner}!")), "{shown:?}");
     }
     assert_eq!(hacked("<answer>3</answer>").0, []);
-    // What all have, those that earn nothing too, is not what is paid for.
+    // A trait of all completions, unrewarded ones included, is not what earns the reward.
     let mut alarms = Alarms::default();
     let all: &[Text<'_>] = &[("(a", Some(1.0), false), ("(b", Some(1.0), false), ("(c", Some(0.0), false)];
     assert_eq!(steps(&mut alarms, 1..12, &[all]), []);
@@ -167,7 +167,7 @@ fn rewards_by_themselves() {
     let mut alarms = Alarms::default();
     assert_eq!(steps(&mut alarms, 1..13, &[&[one("a"), one("b")]]), [(10, "constant_reward".to_owned())]);
     assert_eq!((&*alarms.raised()[0].subject, alarms.raised()[0].since), ("r", 1));
-    // Another constant is no constant.
+    // A constant that changes is not a constant reward.
     let mut alarms = Alarms::default();
     for step in 1..30 {
         let score = Some(f64::from(u8::from(step % 2 == 0)));
@@ -226,7 +226,7 @@ fn failures_of_rewards_by_kind_and_in_evaluations() {
     assert!(raised[0].evidence.contains("it broke"), "{}", raised[0]);
     let raised = alarms.evaluation(1, &[failed(ProblemKind::Crashed)], Some("no score for 3 of 4".into()));
     assert_eq!(ids(&raised), [of("reward_crashed", "r in evaluation"), of("unscored", "in evaluation")]);
-    // Only another evaluation can end those of evaluations.
+    // Alarms of evaluations end only with another evaluation.
     let over = steps(&mut alarms, 2..20, WELL);
     assert_eq!(over, [(6, "reward_crashed".to_owned()), (6, "reward_timed_out".to_owned())]);
     let over: Vec<Alarm> = (0..5).flat_map(|_| alarms.evaluation(20, &[], None)).collect();
@@ -282,7 +282,7 @@ fn raised(count: u64, groups: &[&[Text<'_>]]) -> Vec<String> {
 const NOTHING: [&str; 0] = [];
 
 #[test]
-fn what_winners_are_is_said_of_two_at_least_and_of_half_of_them() {
+fn a_trait_of_winners_needs_two_winners_and_half_of_them() {
     let empty = ("", Some(1.0), false);
     let good = |text| (text, Some(1.0), false);
     let none = |text| (text, Some(0.0), false);
@@ -292,9 +292,9 @@ fn what_winners_are_is_said_of_two_at_least_and_of_half_of_them() {
     // From the middle on, a completion wins.
     assert_eq!(raised(5, &[&[("", Some(0.5), false), good("a"), none("b")]]), ["empty_answer_wins"]);
     assert_eq!(raised(5, &[&[("", Some(0.49), false), good("a"), good("b")]]), NOTHING);
-    // Twice as often as elsewhere: of the others as many are empty.
+    // The share must be twice that of the losers: here as many losers are empty.
     assert_eq!(raised(5, &[&[empty, good("a"), none(" "), none("c")]]), NOTHING);
-    // What was cut may be unfinished.
+    // A truncated completion may be unfinished.
     let open = |cut: bool| [("f(", Some(1.0), cut), ("g(", Some(1.0), cut), none("b")];
     assert_eq!(raised(5, &[&open(false)]), ["broken_text_wins"]);
     assert_eq!(raised(5, &[&open(true)]), NOTHING);
@@ -316,7 +316,7 @@ fn one_score_is_no_constant_and_another_prompt_no_contradiction() {
 
 /// Takes steps with these shares of cut completions, whose greatest length is `longest` tokens.
 #[test]
-fn short_completions_that_are_all_cut_from_the_first_are_said_once_and_quietly() {
+fn short_completions_all_truncated_from_the_start_are_noted_once() {
     let course = |shares: &[f64], longest: f64| {
         let mut alarms = Alarms::default();
         let mut out = Vec::new();
@@ -330,7 +330,7 @@ fn short_completions_that_are_all_cut_from_the_first_are_said_once_and_quietly()
     };
     assert_eq!(course(&[1.0; 30], 64.0), [(3, true, None)]);
     assert_eq!(course(&[1.0; 30], 512.0), [(3, false, None)]);
-    // Later ones are no configuration, and are said aloud.
+    // Truncation that begins later is not due to the configuration, and is not quiet.
     let later = [&[0.5; 3][..], &[1.0; 9]].concat();
     assert_eq!(course(&later, 64.0), [(6, false, None)]);
     let again = [&[1.0; 5][..], &[0.5; 6], &[1.0; 5]].concat();
@@ -363,17 +363,17 @@ fn supervised_training_that_has_diverged() {
     assert_eq!(course(&pairs(20_631.0), &pairs(0.0)), at(9, "margin"));
     assert_eq!(course(&pairs(-100.0), &pairs(0.0)), at(9, "margin"));
     assert_eq!(course(&pairs(99.0), &pairs(0.0)), []);
-    // Where completions are sampled, no advantage is no gradient.
+    // With sampled completions, a gradient of 0 may mean only that all advantages are 0.
     assert_eq!(course(&[("loss", 1.0), ("grad_norm", 0.0), ("reward", 0.5)], &[("reward", 0.5)]), []);
 }
 
 #[test]
-fn an_entropy_that_is_nothing_from_the_first_is_a_collapse() {
+fn an_entropy_near_zero_from_the_start_is_a_collapse() {
     let first = |course: &[f64]| {
         let raised = values(&mut Alarms::default(), "entropy", course.iter().copied());
         raised.first().map(|(step, alarm)| (*step, alarm.id.clone()))
     };
-    // The first step's entropy is of before the first generation was looked at.
+    // The entropy of the first step precedes the first generation, and is not checked.
     assert_eq!(first(&[0.001; 20]), Some((6, "entropy_collapse".to_owned())));
     assert_eq!(first(&[0.01; 20]), None);
 }
@@ -424,7 +424,7 @@ fn a_random_reward_is_named_and_one_that_reads_the_text_is_not() {
     let chance = |_: &str, random: u64| (random % 1000) as f64 / 1000.0;
     assert_eq!(generations(60, false, chance), ["reward_is_noise"]);
     assert_eq!(generations(60, true, |_, random| (random % 2) as f64), ["reward_is_noise"]);
-    // With as much chance as text, and of a letter alone.
+    // Scores that mix chance and text, and scores by the text only.
     let noisy = |text: &str, random: u64| text.matches('b').count() as f64 + (random % 1000) as f64 / 250.0;
     assert_eq!(generations(60, false, noisy), NOTHING);
     assert_eq!(generations(60, false, |text, _| f64::from(u8::from(text.contains("be")))), NOTHING);

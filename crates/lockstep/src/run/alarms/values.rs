@@ -16,10 +16,11 @@ const CERTAIN: f64 = 0.005;
 /// on, the alarm is only a note.
 const SHORT: f64 = 128.0;
 
-/// Groups whose totals are equal, of which `share` is known, or those of them in which rewards vary all the same.
+/// Groups with equal totals: their `share` if it is known, else the share of those in which single rewards vary.
 fn zero_variance(share: Option<f64>, measured: &Measured<'_>) -> Option<Detection> {
     let spread = measured.generation.map(|generation| &generation.spread);
-    // PPO, and one completion for each prompt, compare no groups: equal totals are reported only where rewards vary.
+    // PPO and runs with one completion per prompt do not compare groups: equal totals are reported only if rewards
+    // vary.
     let hidden = || spread.and_then(|spread| spread.hidden_share());
     let share = share.or_else(hidden).filter(|share| *share >= conditions::ZERO_VARIANCE.threshold)?;
     let cause = spread.and_then(|spread| spread.cause());
@@ -78,7 +79,7 @@ impl History {
             let evidence = format!("it finds no answer in {:.0} % of the completions, right or wrong", percent(share));
             seen.push(Detection::new(&conditions::NO_ANSWER, evidence).of(reward));
         }
-        // Only where completions are sampled: in supervised training certainty is what is asked for.
+        // Only for sampled completions: supervised training aims at certainty.
         if let Some(entropy) = value("entropy").filter(|e| e.is_finite() && self.lowest.is_some()) {
             let known = self.entropies.len() >= COMPARED;
             if !known {
@@ -93,7 +94,7 @@ impl History {
                 seen.push(Detection::new(&conditions::ENTROPY, evidence));
             }
         }
-        // Where no group has a gradient there is no entropy: what was sampled says it, too.
+        // Without a gradient in any group the entropy is not measured; the sampled log-probabilities replace it.
         if let (None, Some(logp)) = (value("entropy"), value("logprob_p10").filter(|logp| *logp > -CERTAIN)) {
             let evidence = format!(
                 "no group teaches anything, and nine of ten tokens were drawn with a log-probability above {logp:.5}: \
@@ -111,7 +112,7 @@ impl History {
             let evidence = format!("the divergence from the reference model is {kl:.3} nats per token");
             seen.push(Detection::new(&conditions::KL, evidence));
         }
-        // A reference that the policy began as is 0 nats away in the first step.
+        // If the policy began as the reference, their divergence is 0 nats in the first step.
         let kl = value("kl").or_else(of_completion).filter(|kl| kl.is_finite());
         self.first_kl = self.first_kl.or_else(|| kl.filter(|_| step == 1).map(Bits64));
         let far = |kl: &f64| *kl >= conditions::STALE_REFERENCE.threshold;

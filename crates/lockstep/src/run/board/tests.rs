@@ -57,7 +57,7 @@ fn recorded_groups_become_rows_and_histograms() {
 }
 
 #[test]
-fn an_event_file_is_made_once_and_of_what_was_logged() {
+fn an_event_file_has_the_logged_values_and_is_made_once() {
     let dir = tempfile::tempdir().unwrap();
     let run = RunDir::fresh(&dir.path().join("run")).unwrap();
     run.create("seed = 3\n").unwrap();
@@ -90,7 +90,7 @@ fn an_event_file_is_made_once_and_of_what_was_logged() {
     log.sync().unwrap();
     drop(log);
     assert_eq!(board("c").unwrap(), 5);
-    // Without a table the groups' texts are shown, where there is a tokenizer.
+    // Without a table the groups' texts are shown, if there is a tokenizer.
     fs::remove_file(run.completions().join("completions_00001.jsonl")).unwrap();
     assert_eq!(board("d").unwrap(), 4);
     Tokenizer::characters("xyz".chars(), &SpecialTokens::default()).unwrap().save(&run.model()).unwrap();

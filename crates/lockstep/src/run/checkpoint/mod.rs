@@ -139,7 +139,7 @@ fn copy_listed(from: &Path, name: &str, to: &Path) -> anyhow::Result<()> {
 }
 
 /// Refuses the checkpoint `dir` if its files do not match the list that was written with them. Checkpoints of older
-/// versions have no list; then the returned text says that nothing was compared.
+/// versions do not have a list; then the returned text is a note that the files were not compared.
 pub fn check(dir: &Path) -> anyhow::Result<Option<String>> {
     let Some(list) = FileList::read(dir).or_bad_input()? else {
         return Ok(Some(format!(
@@ -201,7 +201,7 @@ pub fn prune(run: &RunDir, kept: Kept) -> anyhow::Result<()> {
     let expendable: Vec<_> = all.iter().filter(|(step, _)| Some(*step) != newest && Some(*step) != best).collect();
     let excess = all.len().saturating_sub(limit.max(1));
     for (_, path) in expendable.into_iter().take(excess) {
-        // First out of the name that says "complete", so that a half-deleted one is never resumed from.
+        // The directory is renamed first, so that a half-deleted checkpoint is never resumed from.
         let doomed = run.checkpoints().join(format!("{TEMPORARY}{}", path.file_name().unwrap().to_string_lossy()));
         remove_if_there(&doomed)?;
         disk::rename(path, &doomed)?;
@@ -337,7 +337,7 @@ mod tests {
         put(&run, 2);
         let kept = format!("the last good checkpoint is {}", run.checkpoint(2).display());
         assert_eq!(failing(5), words(5, &kept));
-        // What was left of an attempt before is not part of the next one.
+        // Files of a failed attempt are not part of the next one.
         let unfinished = run.checkpoints().join(".unfinished-step-000007");
         fs::create_dir(&unfinished).unwrap();
         fs::write(unfinished.join("old"), "").unwrap();
@@ -360,7 +360,7 @@ mod tests {
         }
         assert_eq!(all(&run).iter().map(|c| c.0).collect::<Vec<_>>(), [9, 10, 1_000_000]);
         assert_eq!(latest(&run), Some(run.checkpoint(1_000_000)));
-        // The newest is kept whatever the limit says, and the best beside it.
+        // The newest and the best checkpoint are kept whatever the limit is.
         prune(&run, Kept { limit: Some(2), best: None }).unwrap();
         assert_eq!(all(&run).iter().map(|c| c.0).collect::<Vec<_>>(), [10, 1_000_000]);
         prune(&run, Kept { limit: Some(1), best: Some(10) }).unwrap();
@@ -377,7 +377,7 @@ mod tests {
     }
 
     #[test]
-    fn a_model_is_copied_without_what_a_run_needs() {
+    fn a_model_is_copied_without_the_files_of_the_run() {
         let (dir, run) = run();
         let files = ["model.safetensors", "config.json", "optimizer_exp_avg.safetensors", "value_model.json"];
         let more = ["reference.safetensors", "generation_batch.bin", "frontier.bin", "run_state.json"];

@@ -52,7 +52,7 @@ impl CheckpointWriter {
     ) -> anyhow::Result<CheckpointWriter> {
         let (run, (release, held)) = (run.clone(), channel::<()>());
         let work = move || {
-            // Nothing is ever sent: it ends by time, or because the other end is gone.
+            // The sender never sends: the wait ends by time, or when the sender is dropped.
             let _ = held.recv_timeout(hold);
             let began = Instant::now();
             let path = write(&run, step, |dir| writes.into_iter().try_for_each(|write| write(dir)))?;
@@ -130,7 +130,7 @@ mod tests {
     }
 
     #[test]
-    fn it_is_not_held_longer_than_said() {
+    fn the_writer_is_not_held_beyond_its_time() {
         let (_dir, run) = run();
         let _writer = start(&run, 1, Duration::from_millis(1));
         while !run.checkpoint(1).exists() {

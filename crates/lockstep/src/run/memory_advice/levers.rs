@@ -76,7 +76,7 @@ const fn number(key: &'static str, values: fn(&Config, Longest) -> Vec<usize>, s
     Lever { key, values, set, written: None }
 }
 
-/// All keys: first those that change no bit, then those that round, then those that train another way, and last those
+/// All keys in this order: keys that do not change bits, keys that round, keys that change the way of training, keys
 /// that change the task.
 pub const LEVERS: &[Lever] = &[
     flag(

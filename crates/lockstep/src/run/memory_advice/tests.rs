@@ -5,7 +5,7 @@ use kernels::Device;
 use std::path::Path;
 use telemetry::Sinks;
 
-/// A model whose weights take most of the memory of small batches. Only its shape is looked at.
+/// The shape of a model whose weights take most of the memory of small batches.
 const SHAPE: &str = r#"{"model_type": "qwen3", "architectures": ["Qwen3ForCausalLM"], "vocab_size": 20000,
 "hidden_size": 512, "intermediate_size": 1024, "num_hidden_layers": 4, "num_attention_heads": 8,
 "num_key_value_heads": 4,
@@ -77,7 +77,7 @@ fn configured(root: &Path, purpose: Purpose, set: &[(&str, &str)]) -> Config {
     layers.resolve().unwrap_or_else(|error| panic!("{set:?}: {error}")).config
 }
 
-/// Calls `call` with the replanner of each case and its plan; collects what it finds wrong.
+/// Calls `call` with the replanner of each case and its plan; collects the faults that it finds.
 fn of_each_case(
     device: Device,
     call: impl Fn(&Replan<'_>, &MemoryPlan, &dyn Fn(&[String]) -> MemoryPlan) -> Vec<String>,
@@ -145,7 +145,7 @@ fn each_named_key_lowers_the_memory(device: Device, shares: &[u64]) {
                     && text.contains("It fits with") == single.iter().any(|one| one.plan.excess(&available) == 0),
                 "{text}"
             );
-            // Whatever fits alone, or two and two, is not called impossible.
+            // A run that one or two changes would make fit is not called impossible.
             if text.contains("No key makes it fit") {
                 let fits = |changed: &Changed| changed.plan.excess(&available) == 0;
                 for first in &single {
@@ -190,7 +190,7 @@ fn each_key_beside_a_part_lowers_that_part() {
                 }
             }
         }
-        // Those that the trained model takes are lowered by something, unless only an adapter is trained.
+        // Some lever lowers each part of the trained model, unless only an adapter is trained.
         for name in ["weights", "training: gradients", "training: optimizer"] {
             let part = named.parts.iter().find(|part| part.name == name);
             // A reference that moves excludes adapters and bf16.

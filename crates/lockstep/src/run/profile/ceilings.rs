@@ -317,7 +317,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn where_the_load_is_not_known_nothing_is_measured() {
+    fn ceilings_are_not_measured_under_an_unknown_load() {
         let (mut unknown, machine) = quiet(0.0);
         machine.0.lock().unwrap().times.cores.clear();
         unknown.before.clear();

@@ -38,7 +38,7 @@ pub struct Measured {
     pub tail: Tail,
     /// CPU seconds of the process, all threads together.
     pub cpu_s: f64,
-    /// Seconds that its threads waited for a core; `None` where the system does not report this.
+    /// Seconds that its threads waited for a core; `None` if the system does not report this.
     pub waited_s: Option<f64>,
     /// Threads that the run computes with.
     pub threads: usize,
@@ -52,7 +52,7 @@ pub struct Measured {
     pub memory_resident: BTreeMap<String, u64>,
     /// The peak speeds of the machine, if they were measured.
     pub ceilings: Option<Ceilings>,
-    /// Why they were not measured, as a sentence; `None` where they are, or where a run is too short for it.
+    /// Why the ceilings were not measured, as a sentence; `None` if they were measured, or if the run is too short.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub without_ceilings: Option<String>,
 }

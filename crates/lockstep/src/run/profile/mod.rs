@@ -28,7 +28,7 @@ pub const FILE: &str = "profile.json";
 const WINDOW: (u64, f64, f64) = (3, 5.0, 30.0);
 /// A rule is reported when it holds in this many windows in a row.
 const MIN_WINDOWS: u32 = 2;
-/// In seconds: a shorter run gets no findings at its end, because its timings say too little.
+/// In seconds: a shorter run does not get findings at its end, because its timings are too noisy.
 const WORTH_JUDGING_S: f64 = 10.0;
 /// How long the machine's peak speeds are measured. It is done only after [`CEILINGS_AFTER_S`] seconds, when it is a
 /// small part of the run.
@@ -51,13 +51,13 @@ impl ProfileRecord {
     /// The current version. It changes when readers of the file must change.
     const VERSION: u32 = 1;
 
-    /// Reads the profile in the run directory `root`; `None` if there is no readable one.
+    /// Reads the profile in the run directory `root`; `None` if it is missing or unreadable.
     pub fn read(root: &Path) -> Option<ProfileRecord> {
         serde_json::from_slice(&disk::read(root.join(FILE), disk::most::STATE).ok()?).ok()
     }
 
-    /// The findings with the most seconds that could be saved, summed over the measured steps; those that cost most
-    /// come first, and those of which this is unknown last.
+    /// The findings with the seconds that each could save at most, summed over the measured steps: the largest gain
+    /// first, unknown gains last.
     fn by_gain(&self) -> Vec<(&Finding, Option<f64>)> {
         let gain = |finding: &Finding| {
             let rule = rules::ALL.iter().find(|rule| rule.id == finding.id)?;
@@ -69,7 +69,7 @@ impl ProfileRecord {
         all
     }
 
-    /// The findings, those that cost most first, each with the most seconds of a step that could be saved, if known.
+    /// The findings, the costliest first, each with the seconds per step that it could save at most, if known.
     pub fn gains_per_step(&self) -> Vec<(&Finding, Option<f64>)> {
         let steps = self.measured.steps.max(1) as f64;
         self.by_gain().into_iter().map(|(finding, gain_s)| (finding, gain_s.map(|seconds| seconds / steps))).collect()
@@ -123,7 +123,7 @@ impl Profile {
         &self.record
     }
 
-    /// Adds what was measured while a step's batch was made.
+    /// Adds the measurements of making a step's batch.
     pub fn take(&mut self, batch: &Measured) {
         self.window.add(batch);
     }
@@ -226,7 +226,7 @@ impl Profile {
         let Some(ceilings) = ceilings else { return };
         self.record.measured.ceilings =
             Some(Ceilings { flops_per_s: Some(ceilings.flops_per_s), bytes_per_s: Some(ceilings.read_bytes_per_s) });
-        // No run ends because its record cannot be written once more.
+        // A run does not end because its record cannot be rewritten.
         let record = RunRecord::read(&self.dir.record()).ok();
         if let Some(mut record) = record.filter(|record| record.ceilings.as_ref() != Some(&ceilings)) {
             record.ceilings = Some(ceilings);

@@ -15,14 +15,14 @@ pub struct Rule {
     pub remedy: &'static str,
     /// Returns the evidence if the rule holds on these measurements.
     pub holds: fn(&Measured) -> Option<String>,
-    /// The most seconds that the remedy could save, where the measurements say so.
+    /// The seconds that the remedy could save at most, if the measurements show it.
     pub gain_s: fn(&Measured) -> Option<f64>,
 }
 
-/// Of rules whose remedy changes how fast a stage is by an unknown factor.
+/// For rules whose remedy changes the speed of a stage by an unknown factor.
 const UNKNOWN: fn(&Measured) -> Option<f64> = |_| None;
 
-/// A finding names at least this many seconds: less is noise, and nobody can win it back. (Windows of a run take at
+/// A finding names at least this many seconds: less is noise, and cannot be saved. (Windows of a run take at
 /// least five seconds; `lockstep profile` judges a run of any length.)
 const LEAST_S: f64 = 0.5;
 /// If decoding takes a smaller share of the steps than this, the rules about decoding do not hold.
@@ -182,7 +182,7 @@ fn reward_bound(m: &Measured) -> Option<String> {
     }
     let slowest = m.rewards.iter().max_by(|a, b| a.1.total_cmp(b.1));
     let of = slowest.map_or_else(String::new, |(name, s)| format!(", most of it for `{name}` ({s:.1} s)"));
-    // Of workers that generate and score, so many keep the update busy.
+    // This many workers that generate and score keep the update busy.
     let update = m.stage("update") + m.stage("value update") + m.stage("reference");
     let made = m.stage("rollout") + m.stage("rewards");
     let workers = (made / update.max(f64::MIN_POSITIVE)).ceil().clamp(1.0, 64.0);

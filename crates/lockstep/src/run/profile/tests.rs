@@ -98,12 +98,12 @@ fn each_rule_is_provoked_and_none_holds_on_a_healthy_run() {
     });
     only("decode_memory_bound", "moves 79 % of the bytes", |m| stage(m, "rollout").bytes = 1300e9);
     only("decode_compute_bound", "does 82 % of the operations", |m| stage(m, "rollout").flops = 9000e9);
-    // What a cache serves is not read from memory.
+    // Bytes from a cache are not read from memory.
     assert_eq!(found(|m| stage(m, "rollout").bytes = 5000e9), []);
     only("small_batch", "has 3.0 sequences", |m| {
         m.counts.insert("decode_passes".into(), 3000.0);
     });
-    // Few at once because the others have ended is a tail, and is said as one.
+    // Few sequences, because the others have ended, are reported as a tail.
     only("long_tail", "40 of 640 completions took 60 % of the decode steps alone", |m| {
         m.tail.alone = 600;
         m.counts.insert("decode_passes".into(), 3000.0);
@@ -127,7 +127,7 @@ fn each_rule_is_provoked_and_none_holds_on_a_healthy_run() {
     only("memory_growth", "It went from 100 to 200 MiB", |m| {
         m.resident = [90, 100, 120, 140, 160, 180, 200].map(|mib| mib << 20).to_vec();
     });
-    // Once up and down again is no growth, nor is little.
+    // A single fall, or a small rise, is not growth.
     assert_eq!(found(|m| m.resident = [100, 120, 140, 139, 180, 200].map(|mib| mib << 20).to_vec()), []);
     assert_eq!(found(|m| m.resident = [1000, 1012, 1024, 1036, 1048, 1060].map(|mib| mib << 20).to_vec()), []);
 }
@@ -135,7 +135,7 @@ fn each_rule_is_provoked_and_none_holds_on_a_healthy_run() {
 #[test]
 fn the_tail_is_counted_from_lengths() {
     let mut measured = Measured::default();
-    // The longest two of 32 take 900 of 1000 steps alone.
+    // The longest two of 32 completions are alone in 900 of 1000 steps.
     measured.lengths((0..32).map(|i| if i % 16 == 3 { 1000 - i } else { 100 - i }));
     assert_eq!(measured.tail, Tail { completions: 32, longest: 2, steps: 997, alone: 897 });
     measured.lengths([7, 7, 7].into_iter());
@@ -164,7 +164,7 @@ fn a_rule_that_holds_in_two_windows_in_a_row_is_said_once() {
         let found = found.into_iter().filter(|finding| finding.id == "reward_bound");
         found.map(|finding| (finding.id, finding.steps)).collect()
     };
-    // The first step starts programs. A window is of three steps; one of them alone says nothing.
+    // The first step starts programs. A window has three steps; a single step is not judged.
     for (rewards_s, windows) in [(6.0, 0), (5.0, 1), (1.0, 1), (5.0, 1)] {
         for _ in 0..if windows == 0 { 1 } else { 3 } {
             assert_eq!(take(&mut profile, rewards_s), []);
@@ -180,7 +180,7 @@ fn a_rule_that_holds_in_two_windows_in_a_row_is_said_once() {
     assert_eq!(&kept, profile.record());
     assert_eq!((kept.measured.span(), kept.measured.steps), ((2, 19), 18));
     assert!(kept.findings.iter().any(|finding| finding.id == "reward_bound"));
-    // At the end it was said already.
+    // The finding is not reported twice.
     let ids: Vec<String> = profile.finish(&ctx, true).into_iter().map(|finding| finding.id).collect();
     assert!(!ids.contains(&"reward_bound".to_owned()), "{ids:?}");
     // They are in the run's record, and are not measured again by a run that resumes.
@@ -196,7 +196,7 @@ fn a_rule_that_holds_in_two_windows_in_a_row_is_said_once() {
         take(&mut again, 1.0);
     }
     assert_eq!(again.record().measured.ceilings.unwrap().flops_per_s, Some(7.0));
-    // Nor do those of an older version, which may be of a busy machine.
+    // Ceilings of an older version are not used: the machine may have been busy.
     let measured = RunRecord::read(&run.record()).unwrap();
     let older = measured.ceilings.clone().map(|known| MeasuredCeilings { load: None, ..known });
     run.write(&run.record(), &RunRecord { ceilings: older, ..measured.clone() }.to_bytes().unwrap()).unwrap();
@@ -206,7 +206,7 @@ fn a_rule_that_holds_in_two_windows_in_a_row_is_said_once() {
     }
     assert_eq!(older.record().measured.ceilings, None);
     run.write(&run.record(), &measured.to_bytes().unwrap()).unwrap();
-    // Of another dtype they say nothing.
+    // Ceilings of another dtype are not used.
     let mut other = profile(DType::Bf16);
     for _ in 0..5 {
         take(&mut other, 1.0);
@@ -214,8 +214,8 @@ fn a_rule_that_holds_in_two_windows_in_a_row_is_said_once() {
     assert_eq!(other.record().measured.ceilings, None);
 }
 
-/// On a busy machine no stage is compared with ceilings, and the profile has the reason. A run that is interrupted or
-/// too short measures nothing.
+/// On a busy machine stages are not compared with ceilings, and the profile has the reason. A run that is interrupted
+/// or too short does not measure ceilings.
 #[test]
 fn a_busy_machine_has_no_ceilings() {
     let dir = tempfile::tempdir().unwrap();
@@ -279,7 +279,7 @@ fn count(measured: &mut Measured, name: &str, n: f64) {
     measured.counts.insert(name.to_owned(), n);
 }
 
-/// A run whose decoding takes 40 % of the steps, and whose rollout is 50 s of reads and operations.
+/// A run in which decoding takes 40 % of the steps, with 50 s of reads and operations in its rollout.
 fn decoding(m: &mut Measured) {
     stage(m, "rollout").seconds = 50.0;
     stage(m, "rollout/decode").seconds = 40.0;
@@ -307,7 +307,7 @@ fn ends_of_windows() {
     assert_eq!(course(&[1.0, 1.0, 1.0, 1.0, 1.0]), [0, 0, 0, 0, 5]);
     assert_eq!(course(&[4.0, 20.0, 1.0, 30.0, 29.0]), [0, 0, 3, 4, 4]);
     assert!(dir.path().join(FILE).is_file() && ProfileRecord::read(dir.path()).unwrap().version == 1);
-    // A run that is over in a moment has no findings, unless they were asked for.
+    // A very short run does not get findings, unless they were asked for.
     let mut short = profiled(&run, DType::F32, false, 0.0);
     std::fs::remove_file(dir.path().join(FILE)).unwrap();
     short.end_step(1, 1.0, &StepTotals::default(), &BTreeMap::new(), &ctx);

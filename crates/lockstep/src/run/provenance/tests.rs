@@ -57,7 +57,7 @@ fn names(files: &[FileHash]) -> Vec<&str> {
 }
 
 #[test]
-fn a_record_says_what_a_run_was_made_from() {
+fn a_record_names_the_sources_of_a_run() {
     let place = place();
     let config = Config { dataset_name: Some("data".into()), dtype: ComputeDType::Bf16, ..place.config() };
     let models = place.hashed(&config, Purpose::Sft, false).unwrap();
@@ -71,7 +71,7 @@ fn a_record_says_what_a_run_was_made_from() {
     assert!(!record.arithmetic.is_empty() && !record.command.is_empty());
     assert_eq!(models.weights_sha256(), sha256(b"weights"));
 
-    // A second start is added; what the run began with stays.
+    // A second start is added; the entries of the first start are kept.
     let other = Config { seed: 8, replay: Some("r.jsonl".into()), ..config };
     fs::write(place.at("model/model.safetensors"), "others").unwrap();
     let mut models = place.hashed(&other, Purpose::Sft, false).unwrap();
@@ -107,7 +107,7 @@ fn a_resumed_run_has_the_model_that_it_began_with() {
     let models = place.hashed(&config, Purpose::Sft, false).unwrap();
     assert_eq!(models.unchecked, None);
     place.start(&config, &models, "sft", 0, &[]);
-    // The weights are in the checkpoint, and are read again only where something lies on them.
+    // The weights are in the checkpoint. Their files are read again only below an adapter or for a reference model.
     fs::write(place.at("model/model.safetensors"), "others").unwrap();
     let resumed = place.hashed(&config, Purpose::Sft, true).unwrap();
     assert_eq!((names(&resumed.model), resumed.unchecked), (vec!["config.json"], None));
@@ -123,7 +123,7 @@ fn a_resumed_run_has_the_model_that_it_began_with() {
         );
         assert_eq!((is_bad_input(&error), error.to_string()), (true, words));
     }
-    // A run that begins has nothing to compare with.
+    // A new run does not have a record to compare with.
     assert!(place.hashed(&lora, Purpose::Sft, false).is_ok());
     fs::write(place.at("model/config.json"), "{}").unwrap();
     assert!(place.hashed(&config, Purpose::Sft, true).is_err());
@@ -165,7 +165,7 @@ fn files_that_decide_prompts_are_those_of_the_first_start() {
     let did_not_exist = "this file did not exist (record.json), and it decides prompts. Remove it, or start a new run";
     let same = "the model is not the one that the run began with";
     assert_eq!(why(), format!("{}: {same}: {did_not_exist}", new.display()));
-    // A record of an older version says nothing of these files: a note, and from this start on they are compared.
+    // A record of an older version lacks these files: a note is returned, and later starts compare the files.
     let older = RunRecord { prompt_files: None, ..record };
     fs::write(place.run.record(), older.to_bytes().unwrap()).unwrap();
     let models = place.hashed(&config, Purpose::Sft, true).unwrap();
@@ -212,7 +212,7 @@ fn reference_models_and_teachers_are_recorded_too() {
         assert!(error.contains(&format!("the {what} is not the one that the run began with")), "{error}");
         assert!(error.contains("other/model.safetensors") && hashed(false).is_ok(), "{error}");
     }
-    // Without a KL term there is none, and one that has moved is in the checkpoint.
+    // Without a KL term there is no reference, and a reference that was synced is in the checkpoint.
     let without = Config { beta: 0.0, ..reference.clone() };
     assert!(place.hashed(&without, Purpose::Grpo, false).unwrap().reference.is_empty());
     let moves = Config { sync_ref_model: true, ..reference };
@@ -280,7 +280,7 @@ fn isolation_of_rewards_that_run_programs() {
 
 /// The warning of a resumed run about the build that trained it before.
 #[test]
-fn a_resume_by_another_build_is_one_line() {
+fn a_resume_by_another_build_is_warned_of_in_one_line() {
     let place = place();
     let config = place.config();
     let models = place.hashed(&config, Purpose::Sft, false).unwrap();

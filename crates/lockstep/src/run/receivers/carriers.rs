@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 /// Seconds that a request may take.
 pub(super) const TIMEOUT_S: f64 = 10.0;
-/// A program that ends within this time has not started: an interpreter, for example, whose script is missing.
+/// A program that ends within this time counts as not started, such as an interpreter without its script.
 const STARTED: Duration = Duration::from_millis(250);
 
 /// Why a record was not delivered.
@@ -35,7 +35,8 @@ pub(super) trait Carrier: Send {
     }
 }
 
-/// A program that reads records on its standard input. One that has ended is started again for the next record.
+/// A program that reads records on its standard input. If the program has ended, it is started again for
+/// the next record.
 pub(super) struct Command {
     words: Vec<String>,
     /// The running program, which another thread may kill while this one writes.

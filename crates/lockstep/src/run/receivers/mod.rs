@@ -22,7 +22,7 @@ use telemetry::{Event, EventKind, Sink};
 
 /// Most records that wait for a receiver.
 const QUEUE: usize = 1000;
-/// The pause after a failure. It doubles with each one that follows, up to the longest.
+/// The pause after a failure. The pause doubles with each further failure, up to the longest.
 const FIRST_PAUSE: Duration = Duration::from_secs(1);
 const LONGEST_PAUSE: Duration = Duration::from_secs(30);
 /// How long the end of a run waits for its receivers, all together.
@@ -83,7 +83,7 @@ struct State {
 }
 
 impl Receivers {
-    /// The receivers that the configuration of the run in `dir` names; nothing is started.
+    /// The receivers that the configuration of the run in `dir` names, not started yet.
     pub fn of(config: &Config, dir: &RunDir) -> anyhow::Result<Receivers> {
         Receivers::with_token(config, dir, std::env::var(TOKEN).ok())
     }

@@ -145,7 +145,7 @@ fn a_program_that_ends_is_started_again() {
 
 /// The run does not wait while it trains, and at its end only some seconds.
 #[test]
-fn a_program_that_reads_nothing_blocks_nobody() {
+fn a_program_that_does_not_read_does_not_block_the_run() {
     let dir = tempfile::tempdir().unwrap();
     let mut sink = started(&script(dir.path(), "exec sleep 600"));
     let values: Vec<(String, f64)> = (0..100).map(|i| (format!("metric {i}"), f64::from(i))).collect();
@@ -218,7 +218,7 @@ fn a_service_that_is_gone_delays_the_end_by_seconds_at_most() {
     (1..=5).for_each(|step| sink.receive(&metrics(step)).unwrap());
     let lost = sink.flush().unwrap();
     assert!(lost.starts_with(&format!("report_to {url}: 5 of 5 records did not reach it: {url}: ")), "{lost}");
-    // One that answers nothing.
+    // A server that does not answer.
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let url = format!("http://{}/", listener.local_addr().unwrap());
     let mut sink = started(&url);

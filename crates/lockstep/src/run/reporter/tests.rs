@@ -21,7 +21,7 @@ impl Sink for Seen {
 }
 
 impl Seen {
-    /// What was received since the last call.
+    /// The events since the last call.
     fn take(&self) -> Vec<EventKind> {
         std::mem::take(&mut self.events.lock().unwrap())
     }
@@ -78,7 +78,7 @@ fn means_are_logged_at_logging_steps() {
     reporter.take_step_values();
     seen.take();
     assert_eq!(reporter.unlogged(), &MetricSums::default());
-    // What a checkpoint has kept is logged with what comes.
+    // The sums of a checkpoint are logged together with later values.
     let mut sums = MetricSums::default();
     sums.add("loss", 5.0);
     reporter.resume(4, &BTreeMap::new(), sums.clone()).unwrap();
@@ -96,7 +96,7 @@ fn each_step_reports_its_own_values_of_the_judged_metrics() {
     let dir = tempfile::tempdir().unwrap();
     let (config, seen) = (Config { logging_steps: 10, tensorboard: false, ..Config::default() }, Seen::default());
     let mut reporter = open(dir.path(), &config, &seen);
-    // A step with two generations, one with none, one that measures nothing of them, one of pairs.
+    // A step with two generations, one without, one that does not measure them, one of pairs.
     let mut step = 0;
     let mut end = |reporter: &mut Reporter, values: &[(&str, f64)]| {
         step += 1;

@@ -1,6 +1,6 @@
-//! Runs with workers that are stopped, or that have done their steps, and continue: whatever is configured, wherever
-//! the stop comes, and whoever did the steps before. A stop leaves a checkpoint of the last step. Learner and workers
-//! are threads.
+//! Runs with workers that are stopped, or that have done their steps, and continue: with any configuration, any place
+//! of the stop, and any process that did the steps before. A stop leaves a checkpoint of the last step. Learner and
+//! workers are threads.
 
 use super::super::worker::{WorkerOptions, work};
 use super::{config, directory, rows};
@@ -39,7 +39,7 @@ struct Place {
     staleness: usize,
 }
 
-/// Where a stop is requested: after this step, or during this call of the learner's reward.
+/// The time of a stop request: after this step, or during this call of the learner's reward.
 #[derive(Clone, Copy, Debug)]
 enum Stop {
     Never,

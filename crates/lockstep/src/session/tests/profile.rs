@@ -79,7 +79,7 @@ fn sequences_of_a_step_and_tails_are_counted() {
         config.gradient_accumulation_steps = 1;
         config.num_generations = 2;
     };
-    // (Of so small a model decoding is not what takes long.)
+    // (Decoding is not the slow part of so small a model.)
     let (_, profile) = found(long, options());
     let live = profile.measured.count("decode_passes") / profile.measured.count("decode_steps");
     assert!((1.0..=2.0).contains(&live), "{:?}", profile.measured.counts);

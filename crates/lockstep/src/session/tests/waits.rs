@@ -1,6 +1,6 @@
 //! Waits of a learner with workers. Only one core of the machine is left to the run, and the learner waits for
 //! something that needs it: a worker that computes, or a reward or callback that takes the core. A learner that kept
-//! the core while it waits would wait for ever, however many cores the machine has. While a reward is slow, in a step,
+//! the core would wait for ever, with any number of cores in the machine. While a reward is slow, in a step,
 //! an evaluation or during an audit, the workers continue.
 
 use super::liars::{Lie, join};

@@ -1,4 +1,4 @@
-//! Waits for the learner of the run that a worker joins, or finds out that none will come.
+//! Waits for the learner of the run that a worker joins, or finds out that the run will not get a learner.
 
 use crate::error::BadInput;
 use crate::run::{RunDir, RunLock};
@@ -20,7 +20,7 @@ pub(super) struct Awaited<'a> {
     pub name: &'a str,
     /// The run's directory, or the address of a server.
     pub run: &'a Path,
-    /// Whether `run` is a server, which reports its learner itself.
+    /// Whether `run` is a server, which reports its learner.
     pub is_server: bool,
     /// Whether the worker also waits for the learner of a run that has ended, or has had none.
     pub waits: bool,
@@ -48,8 +48,8 @@ impl Awaited<'_> {
         }
     }
 
-    /// Whether the learner that wrote this state still runs. The state of a killed one may have another configuration
-    /// than the next one.
+    /// Whether the learner that wrote this state still runs. The state of a killed learner may have another
+    /// configuration than the next learner.
     pub fn is_of_learner(&self, state: &LearnerState) -> anyhow::Result<bool> {
         Ok(self.is_server || Layout::of_run(self.run).is_of_learner(state).map_err(of_fleet)?)
     }
@@ -69,7 +69,7 @@ impl Awaited<'_> {
             }
             None => "the run has no workers: a single process makes its completions".to_owned(),
         };
-        // It may be the next learner, which loads its model.
+        // The process may be the next learner, which loads its model.
         if RunLock::is_held(run.root()) && since.elapsed() < START {
             return Ok(());
         }

@@ -1,4 +1,4 @@
-//! Which answers of workers the learner audits, and how many it has audited.
+//! Chooses the workers' answers that the learner audits, and counts them.
 
 use crate::config::{Config, Trust};
 use crate::error::OrBadInput;
@@ -8,8 +8,8 @@ use std::hash::{BuildHasher, RandomState};
 
 /// Chooses which answers are audited, and counts the results since the learner started.
 pub(super) struct Auditor {
-    /// The share of groups that are generated again, from 0 to 1; below it, the share whose log-probabilities are
-    /// recomputed.
+    /// The share of groups that are generated again (`remade`) and the share of groups whose log-probabilities are
+    /// recomputed (`rescored`), from 0 to 1.
     pub(super) remade: f64,
     pub(super) rescored: f64,
     /// Random keys that choose the groups. A worker must not be able to predict the choice, or it could lie about the
@@ -53,8 +53,8 @@ impl Auditor {
         ((self.pick.hash_one(group) >> 11) as f64) < share * (1u64 << 53) as f64
     }
 
-    /// The metrics that are logged, without their prefix. `expelled` counts the workers that were expelled, also for
-    /// answers that cannot be read.
+    /// The metrics that are logged, without their prefix. `expelled` counts the expelled workers, including those with
+    /// unreadable answers.
     pub fn metrics(&self, expelled: usize) -> Vec<(&'static str, f64)> {
         let Counts { groups, tokens, mismatches } = &self.counts;
         let all = [

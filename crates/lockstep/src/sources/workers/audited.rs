@@ -39,7 +39,7 @@ impl WorkerSource {
         if auditor.remade == 0.0 {
             return Ok(None);
         }
-        // By the version of their weights and the chunk: of a group one at once.
+        // Jobs by the version of their weights and the chunk, so that each round has one job of a group.
         let mut wanted: BTreeMap<(Version, usize), Vec<(&WorkerName, Link)>> = BTreeMap::new();
         for (group, results) in by_group(results) {
             let Some(whole) = pending.jobs.iter().find(|job| job.group == group) else { continue };
@@ -86,7 +86,7 @@ impl WorkerSource {
         let versions =
             (0..=plan.last_chunk()).map(|chunk| plan.version(batch, chunk)).filter(|&v| v != batch.version());
         let weights = versions.filter_map(|version| fleet.weights_of(version));
-        // By the updates that they have had, as tokens name them.
+        // Weights by their number of updates, which tokens name.
         let weights: BTreeMap<Updates, &HeldWeights> =
             weights.map(|held| (held.view().version().trained(), held)).collect();
         let Some(scorer) = scorer.as_ref().filter(|_| !weights.is_empty()) else { return Ok(()) };

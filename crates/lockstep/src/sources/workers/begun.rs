@@ -1,4 +1,4 @@
-//! Batches that workers generate in chunks, between two chunks: what a checkpoint has of them, and back.
+//! Converts batches that workers generate in chunks, between two chunks, to a checkpoint's form and back.
 
 use super::learner::Arrived;
 use super::source::WorkerSource;

@@ -1,5 +1,5 @@
-//! Divides the completions of a group into chunks of tokens, each of which is a job of its own, and reads the results
-//! of these jobs.
+//! Divides the completions of a group into chunks of tokens, one job for each chunk, and reads the results of these
+//! jobs.
 
 use super::ids::{group_of, job_name};
 use crate::rollouts::jobs::{GroupAnswer, GroupJob};
@@ -28,8 +28,8 @@ impl Chunks {
         Chunks { plan: plan.clone(), tokens, vocabulary, updates: BTreeMap::new() }
     }
 
-    /// Records how many updates the weights of a published version have had. Versions older than any job may need are
-    /// removed.
+    /// Records how many updates the weights of a published version have had. Versions that are too old for
+    /// any job are removed.
     pub fn published(&mut self, version: Version, updates: Updates) {
         self.updates.insert(version, updates);
         let oldest = self.plan.version(version.batch().before(), 0);
@@ -59,8 +59,8 @@ impl Chunks {
     }
 
     /// The jobs of a group with their answers, from its `results` in the order of the chunks; an error if one of them
-    /// is no answer to its job. Of results whose weights were published before this learner started, it is not known by
-    /// how many updates of the weights their tokens should be.
+    /// does not answer its job. If a result's weights were published before this learner started, the expected number
+    /// of updates of its tokens is not known.
     pub fn chain(&self, whole: &GroupJob, results: &[&JobResult]) -> Result<Vec<Link>, Unusable> {
         let mut chain: Vec<Link> = Vec::new();
         // A checkpoint keeps only the last answer, which has the tokens of those before it.
@@ -110,8 +110,8 @@ impl Chunks {
         Ok(Link { job, answer })
     }
 
-    /// The first of a batch's `results` that is no answer to its job; `jobs` are the jobs of its groups. If the batch
-    /// is `whole`, it must have the answers of every group up to the end.
+    /// The first of a batch's `results` that does not answer its job. `jobs` are the jobs of the batch's groups. A
+    /// `whole` batch must have the answers of every group up to the end.
     pub fn first_unusable(&self, jobs: &[GroupJob], results: &[JobResult], whole: bool) -> Option<Unusable> {
         let of_groups = by_group(results);
         jobs.iter().find_map(|job| {
@@ -151,7 +151,7 @@ impl Chunks {
 /// The name under which results of a checkpoint are kept, in place of their workers. No worker has it.
 pub const CHECKPOINT: &str = "checkpoint";
 
-/// A result that is no answer to its job.
+/// A result that does not answer its job.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 #[error("{}: {why}", self.what())]
 pub struct Unusable {
@@ -159,7 +159,7 @@ pub struct Unusable {
     pub job: JobName,
     /// The worker that gave the answer; `None` if there is no answer.
     pub worker: Option<WorkerName>,
-    /// Why it is none.
+    /// Why the result does not answer the job.
     pub why: String,
 }
 

@@ -29,7 +29,7 @@ impl Expelled {
             Err(error) if error.kind() == ErrorKind::NotFound => String::new(),
             text => text.with_context(|| path.display().to_string())?,
         };
-        // The last line may be half written: then its worker is found once more.
+        // The last line may be half written; then its worker has to be found again.
         let lines = text.lines().filter_map(|line| serde_json::from_str::<Line>(line).ok());
         let names = lines.map(|line| line.worker).collect();
         let file = disk::Options::new().append().create().mode(0o600).open(&path);

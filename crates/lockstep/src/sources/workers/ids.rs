@@ -1,4 +1,4 @@
-//! Groups have the same numbers in the fleet, which knows nothing of this crate and has a type of its own for them. All
+//! Groups have the same numbers in the fleet, which does not depend on this crate and has its own type for them. All
 //! conversions between the two types are here.
 
 use fleet::JobName;

@@ -43,8 +43,7 @@ pub struct Pending {
     pub step: u64,
 }
 
-/// A batch as it was offered, with the results of its jobs. Of a batch that came with a checkpoint there is no
-/// [`Pending`].
+/// A batch as it was offered, with the results of its jobs. A batch from a checkpoint does not have a [`Pending`].
 pub type Arrived = (Option<Pending>, Vec<JobResult>);
 
 /// A group in a checkpoint, which workers need not generate again.
@@ -117,7 +116,7 @@ pub struct Distributed {
 
 impl Distributed {
     /// Opens the connection through the run directory `out`, or through `network` for workers on other machines, which
-    /// are served the `ModelFiles`. `batches` are those that the current weights must generate.
+    /// fetch the `ModelFiles`. `batches` are the batches that the current weights must generate.
     pub fn open(
         out: &Path,
         network: Option<(&Network, Arc<ModelFiles>)>,
@@ -284,12 +283,12 @@ impl Distributed {
         Ok(())
     }
 
-    /// The first result that is no answer to its job; none in a batch that the checkpoint has.
+    /// The first result that does not answer its job; `None` for a batch from the checkpoint.
     fn first_unusable(&self, (pending, results): &Arrived, whole: bool) -> Option<Unusable> {
         self.payloads.lock().chunks.first_unusable(&pending.as_ref()?.jobs, results, whole)
     }
 
-    /// Has a result of a batch made again that an earlier learner accepted, although it is no answer to its job.
+    /// Has a result made again that an earlier learner accepted although it does not answer its job.
     fn take_back(&mut self, batch: BatchId, unusable: &Unusable, warn: &dyn Fn(&str)) -> anyhow::Result<()> {
         if unusable.worker.as_ref().is_some_and(|worker| worker.as_str() == CHECKPOINT) {
             bail!("the checkpoint's answer to the job {} cannot be read: {}", unusable.job, unusable.why);
@@ -299,7 +298,7 @@ impl Distributed {
         self.handle.with(|learner| learner.take_back(batch, &[unusable.job])).map_err(of_fleet)
     }
 
-    /// Warns if nobody can make these groups, which are waited for.
+    /// Warns if none of the connected workers can make these groups, for which the learner waits.
     fn look_for_missing(&self, missing: &mut Missing, open: impl Fn() -> Vec<GroupId>, warn: &dyn Fn(&str)) {
         if missing.is_due() {
             missing.news(self.what_is_missing(&open())).into_iter().for_each(warn);
@@ -324,7 +323,7 @@ impl Distributed {
         self.handle.with(|learner| learner.coordinator().open_groups(batch).map(of_fleet_group).collect())
     }
 
-    /// The groups of which a checkpoint lacks what versions before `version` make.
+    /// The groups for which a checkpoint lacks chunks of versions before `version`.
     fn missing_before(&self, version: Version) -> Vec<GroupId> {
         let (_, missing) = self.handle.with(|learner| learner.coordinator().frontier(version));
         missing.into_iter().map(group_of).collect()
@@ -345,8 +344,8 @@ impl Distributed {
         self.handle.with(|learner| learner.coordinator().workers().next().is_none())
     }
 
-    /// Called when all steps on a batch are done: publishes the weights, whose lineage is `lineage`, as the next
-    /// version, and offers `batches` to be generated with it.
+    /// Called when all steps on a batch are done. Publishes the weights with this `lineage` as the next version, and
+    /// offers `batches` to be generated with it.
     pub fn advance(
         &mut self,
         weights: &mut AdaptedWeights,
@@ -354,7 +353,7 @@ impl Distributed {
         batches: BTreeMap<BatchId, Pending>,
         warn: &dyn Fn(&str),
     ) -> anyhow::Result<()> {
-        // A run that is resumed in the middle of a batch has not asked for it.
+        // A run that is resumed in the middle of a batch has not requested that batch.
         while !self.arrived.contains_key(&self.batch) {
             self.take_step(warn)?;
         }
@@ -406,13 +405,13 @@ impl Distributed {
         self.handle.with(|learner| learner.training_began()).map_err(of_fleet)
     }
 
-    /// Lets go of the weights that only batches before `batch` need.
+    /// Releases the weights that only batches before `batch` need.
     fn forget_weights_before(&mut self, batch: BatchId) {
         let first = Version(batch.0.saturating_sub(self.plan.max_staleness));
         self.held.retain(|(version, _)| *version >= first);
     }
 
-    /// Whether a result can still be replaced: no learner of this run has trained on it.
+    /// Whether a result can still be replaced: the run has not trained on it.
     pub fn can_remake(&self, job: JobName) -> bool {
         self.handle.with(|learner| learner.coordinator().can_remake(job))
     }
@@ -422,13 +421,13 @@ impl Distributed {
         self.payloads.lock().chunks.chain(whole, results)
     }
 
-    /// Expels a worker whose answer was not what its job gives. Its groups in batches from `from` on are generated
+    /// Expels a worker whose answer differs from the job's result. Its groups in batches from `from` on are generated
     /// again.
     pub fn expel(&mut self, worker: &WorkerName, from: BatchId, why: &str, warn: &dyn Fn(&str)) -> anyhow::Result<()> {
         warn(&format!("worker {worker} is expelled: {why}; what nobody has learned from of its groups is made again"));
         self.expulsions += 1;
         self.expelled.note(worker, why)?;
-        // A batch that nothing is reopened of is not returned again.
+        // Batches before `first` are not reopened, and are not returned again.
         if let Some(first) = self.handle.with(|learner| learner.expel(worker, from)).map_err(of_fleet)? {
             self.arrived.retain(|batch, _| *batch < first);
         }

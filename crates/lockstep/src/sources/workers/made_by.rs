@@ -37,7 +37,7 @@ impl MadeBy {
     }
 
     /// Adds a line with the workers that made a batch. If a batch is made again, a later line replaces the earlier one.
-    /// What came with a checkpoint is in a line of before.
+    /// Results from a checkpoint are in an earlier line.
     pub fn note(&mut self, batch: BatchId, results: &[JobResult]) -> anyhow::Result<()> {
         let mut groups: BTreeMap<String, Vec<GroupId>> = BTreeMap::new();
         for result in results.iter().filter(|result| result.worker.as_str() != CHECKPOINT) {
@@ -73,8 +73,8 @@ pub fn made_by(out: &Path, group: GroupId) -> Option<String> {
     lines(&text).filter_map(of).next_back()
 }
 
-/// For each batch of the run in `out`, the number of groups that each worker made. A batch that was made again counts
-/// as it was made last. `None` if the run has no such file.
+/// For each batch of the run in `out`, the number of groups that each worker made. For a batch that was made
+/// again the last line counts. `None` if the run does not have the file.
 pub fn groups_made(out: &Path) -> Option<BTreeMap<u64, BTreeMap<String, u64>>> {
     let text = text(out)?;
     let counts = |groups: BTreeMap<String, Vec<GroupId>>| {

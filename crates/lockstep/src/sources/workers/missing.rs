@@ -1,11 +1,11 @@
-//! Decides when to tell the user that a learner waits for workers which are not there.
+//! Decides when to warn that a learner waits for missing workers.
 
 use std::time::{Duration, Instant};
 
-/// How often a waiting learner looks whether a worker is missing.
+/// How often a waiting learner looks for missing workers.
 const POLL_INTERVAL: Duration = Duration::from_secs(10);
 
-/// What was found missing in one wait.
+/// The missing workers of one wait, and the time of the last look.
 pub(super) struct Missing {
     looked: Instant,
     said: Option<String>,
@@ -26,7 +26,7 @@ impl Missing {
         is_due
     }
 
-    /// Takes what is missing now. Returns it if that is news: workers come and go while a learner waits.
+    /// Takes the present message, and returns it if it has changed: workers come and go while a learner waits.
     pub fn news(&mut self, missing: Option<String>) -> Option<&str> {
         let is_new = missing != self.said;
         self.said = missing;
@@ -38,9 +38,9 @@ impl Missing {
 mod tests {
     use super::*;
 
-    /// (What is missing at each look, what is said.)
+    /// (The missing workers at each look, the message.)
     #[test]
-    fn who_is_missing_is_said_each_time_it_changes() {
+    fn missing_workers_are_reported_at_each_change() {
         let mut missing = Missing::new();
         assert!(!missing.is_due(), "a wait begins");
         for (now, said) in [

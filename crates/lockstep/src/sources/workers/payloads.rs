@@ -1,4 +1,4 @@
-//! The content of the jobs that a learner offers, and the look at results before they are accepted.
+//! The content of the jobs that a learner offers, and the check of results before they are accepted.
 
 use super::chunks::Chunks;
 use super::ids::group_of;
@@ -17,7 +17,7 @@ const PROFILE: &str = "any";
 #[derive(Clone)]
 pub(super) struct Payloads(Arc<Mutex<Offered>>);
 
-/// What is known of the jobs that are offered.
+/// The offered jobs.
 pub(super) struct Offered {
     /// For each group, the job that asks for the whole group.
     pub jobs: BTreeMap<GroupId, GroupJob>,
@@ -48,7 +48,8 @@ impl Feed for Payloads {
         let offered = self.lock();
         let whole = offered.jobs.get(&group).ok_or_else(|| failed("was not prepared"))?;
         let before: Vec<&JobResult> = before.iter().collect();
-        // What an earlier learner accepted is looked at when the batch is whole; until then it begins again.
+        // Answers that an earlier learner accepted are checked when the batch is whole; until then an invalid chain
+        // restarts.
         let chain = offered.chunks.chain(whole, &before).unwrap_or_default();
         let so_far = chain.last().map_or_else(Vec::new, |link| link.answer.group.completions.clone());
         let asked = offered.chunks.job(job, whole, so_far).ok_or_else(|| failed("needs weights that are gone"))?;

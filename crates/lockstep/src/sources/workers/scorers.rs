@@ -14,7 +14,7 @@ use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 
 /// Makes one set of rewards; each thread has its own. A request of the first signal ends the wait for reward programs
-/// to start, and one of the second ends the wait for scores.
+/// to start; a request of the second signal ends the wait for scores.
 pub type MakeRewards = Arc<dyn Fn(&StopSignal, &StopSignal) -> anyhow::Result<Vec<Box<dyn Reward>>> + Send + Sync>;
 
 /// The threads that score a worker's groups.
@@ -135,7 +135,7 @@ mod tests {
         }
     }
 
-    /// Threads are started only where more groups are open than threads are there, up to the greatest number.
+    /// A thread is started only if more groups are open than threads exist, up to the limit.
     #[test]
     fn as_many_threads_as_groups_are_open() {
         let tokenizer = Arc::new(Tokenizer::characters("abc".chars(), &SpecialTokens::default()).unwrap());

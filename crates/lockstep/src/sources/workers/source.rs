@@ -33,7 +33,7 @@ use std::time::Instant;
 /// The checkpoint file with the lineages of those weights that workers may still sample from.
 const FILE: &str = "fleet.json";
 
-/// A worker that has given this many answers which do not answer their jobs is expelled.
+/// A worker is expelled after this many answers that do not fit their jobs.
 const MOST_REFUSALS: u32 = 3;
 
 /// The source of batches of a distributed run.
@@ -55,12 +55,12 @@ pub struct WorkerSource {
     restored: BTreeMap<Version, fleet::Lineage>,
     /// For each offered batch, the lineage of the weights that generate it.
     lineages: BTreeMap<BatchId, Option<Lineage>>,
-    /// True from when a checkpoint has all that it needs until the workers' learner is told that it is complete: before
-    /// the next step, or at a stop.
+    /// True while a checkpoint has all its data, but the workers' learner does not know yet that it is complete. The
+    /// learner is told before the next step, or at a stop.
     uncommitted: bool,
 }
 
-/// What a learner needs besides the settings of its batches.
+/// The parts of a learner besides the settings of its batches.
 pub struct WorkerSourceParts {
     /// Calls the rewards that workers do not have.
     pub assembler: Assembler,

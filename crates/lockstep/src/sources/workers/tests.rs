@@ -1,4 +1,4 @@
-//! Files of a distributed run, and what a learner and its workers must agree on.
+//! Files of a distributed run, and the settings that a learner and its workers must share.
 
 use super::expelled::Expelled;
 use super::made_by::MadeBy;
@@ -34,7 +34,7 @@ fn workers_that_were_expelled_are_known_to_the_next_learner() {
 }
 
 #[test]
-fn who_made_a_group() {
+fn the_workers_of_a_group_are_found() {
     let dir = tempfile::tempdir().unwrap();
     assert_eq!(made_by(dir.path(), GroupId(1)), None);
     Layout::of_run(dir.path()).create().unwrap();
@@ -61,7 +61,7 @@ fn who_made_a_group() {
 }
 
 #[test]
-fn what_differs_is_named_with_both_values() {
+fn a_difference_is_named_with_both_values() {
     let identity = |program: &str, arithmetic: &str, file: Option<&str>, settings: &str| Identity {
         program: program.into(),
         build: Default::default(),
@@ -117,7 +117,7 @@ fn a_worker_of_another_build_is_known_by_its_commit_and_its_changes() {
     assert!(rows.iter().all(|(_, own, is_other)| other(&learner, own) == *is_other));
     let (nothing, modified) = (identity("", "", &[]), identity("a", "c", &[]));
     assert!(!other(&nothing, &nothing) && !other(&modified, &modified) && other(&modified, &identity("a", "d", &[])));
-    // A learner of an older version names no build at all.
+    // A learner of an older version does not name its build.
     let mut old = serde_json::to_value(&learner).unwrap();
     old.as_object_mut().unwrap().remove("build");
     let old: Identity = serde_json::from_value(old).unwrap();
@@ -162,7 +162,7 @@ fn a_worker_of_another_run_reads_nothing() {
 }
 
 #[test]
-fn an_identity_is_of_what_decides_bits() {
+fn an_identity_covers_the_settings_that_decide_bits() {
     let dir = tempfile::tempdir().unwrap();
     let names = ["config.json", "tokenizer.json", "generation_config.json", "chat_template.jinja"];
     for name in names.iter().chain(&["model.safetensors", "vocab.json", "notes.txt"]) {

@@ -118,8 +118,8 @@ impl WorkerWork {
         }
     }
 
-    /// What the learner shares; `None` if it is not there, or of another run than the worker's. The worker's loop
-    /// [checks](Work::check) that, and ends it; the jobs that it has are not to blame.
+    /// The learner's shared state; `None` if the file is missing, or if its run is not the worker's. The worker's loop
+    /// [checks](Work::check) for that, and ends the worker; its jobs are not to blame.
     fn shared(&self) -> Option<Shared> {
         Shared::read(&disk::read(self.layout.learner(), disk::most::STATE).ok()?, &self.parts.identity).ok()
     }
@@ -161,7 +161,7 @@ impl WorkerWork {
         let place = (place.path.clone(), place.stored_as);
         match self.pinned.get(&group.updates) {
             Some(pinned) if pinned.place == place => {}
-            // Those of another learner: its groups end, or are not wanted any more.
+            // These weights are another learner's: its groups end, or are not needed any more.
             Some(_) => return Ok(None),
             None => {
                 let Some((weights, contents)) = self.load(&place.0, shared)? else { return Ok(None) };
@@ -273,8 +273,8 @@ impl WorkerWork {
         group: GroupId,
         answer: anyhow::Result<GroupAnswer>,
     ) -> Option<(JobName, Result<Done, String>)> {
-        // It may have been withdrawn, and claimed again since: then the same tokens come once more, or others, if it
-        // continues another answer.
+        // The job may have been withdrawn and claimed again since: then the same tokens come once more, or other tokens
+        // if the job continues another answer.
         let name = {
             let scored = answer.as_ref().ok().map(|answer| GroupAnswer::fingerprint(&answer.group));
             let is_it = |stage: &Stage| matches!(stage, Stage::Scoring(own) if scored.is_none_or(|it| it == *own));
@@ -324,7 +324,8 @@ impl Work for WorkerWork {
     }
 
     fn begin(&mut self, job: Job) {
-        // It may be offered again, with another payload, while this worker has it: what was begun ends.
+        // If this worker has the job already, the job was offered again, maybe with another payload: the begun work
+        // ends.
         self.forget(job.name);
         match job_of(&job) {
             Ok(group) => drop(self.begun.insert(job.name, Begun { job, group, stage: Stage::WaitsForWeights })),
@@ -345,7 +346,7 @@ impl Work for WorkerWork {
         let computed = match self.compute() {
             Ok(computed) => computed,
             Err(error) => {
-                // The first one is named; a job that ends every worker is found by being done alone.
+                // The error is reported for the first job. A job that ends every worker is found when it runs alone.
                 let why = paragraph(&error);
                 ended.extend(self.begun.keys().next().map(|job| (*job, Err(why))));
                 true

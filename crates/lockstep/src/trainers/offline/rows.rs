@@ -80,8 +80,8 @@ impl RowsState {
         RowsState { tokens: hash.finalize().iter().map(|byte| format!("{byte:02x}")).collect() }
     }
 
-    /// A sentence for a resumed run whose rows have other tokens than the run began with, or may have. `state` is what
-    /// the checkpoint has; versions before 0.2 wrote nothing.
+    /// A sentence for a resumed run whose rows have other tokens than the run began with, or may have. `state` is the
+    /// checkpoint's value; versions before 0.2 did not write one.
     pub(super) fn differs_from(&self, state: Value, name: &str) -> anyhow::Result<Option<String>> {
         if state.is_null() {
             return Ok(Some(format!(

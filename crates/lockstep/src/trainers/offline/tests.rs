@@ -1,4 +1,4 @@
-//! Rows as sequences, and the sizes of what is computed of them.
+//! Rows as sequences, and the sizes of the values computed from them.
 
 use super::*;
 use model::{Prompt, PromptCompletion};
@@ -48,7 +48,7 @@ fn the_chosen_response_of_each_pair_comes_before_the_rejected_one() {
 }
 
 #[test]
-fn a_resumed_run_says_if_its_rows_have_other_tokens() {
+fn a_resumed_run_reports_changed_tokens_of_its_rows() {
     let rows = [sample(&[1, 2], &[3, 4], &[false, true]), sample(&[5], &[6], &[true])];
     let state = RowsState::of(&rows);
     let written = || serde_json::to_value(&state).unwrap();

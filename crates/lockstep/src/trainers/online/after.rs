@@ -1,6 +1,6 @@
-//! Records what an optimizer step did to the tokens of a group: their log-probabilities under the new weights. This is
-//! done for only so many groups that it and the recording of rollouts take about a hundredth of the run's CPU time
-//! at most.
+//! Records the effect of an optimizer step on the tokens of a group: their log-probabilities under the new weights.
+//! This is done for only so many groups that it and the recording of rollouts take about a hundredth of the run's CPU
+//! time at most.
 //!
 //! Which groups are chosen depends on timing. So they are written to a file of their own, `updates.bin`, which is left
 //! out when runs are compared, and training does not depend on them.
@@ -16,7 +16,7 @@ use train::Sample;
 /// The share of the run's CPU seconds that all recording may take.
 const MAX_SHARE: f64 = 0.01;
 
-/// The share that scoring may take where the recording of rollouts leaves less, as with tiny models.
+/// The share that scoring may take if the recording of rollouts leaves less, as with tiny models.
 const MIN_SHARE: f64 = 0.0015;
 
 /// Chooses the groups to record, and measures how much time scoring them takes.
@@ -61,7 +61,7 @@ impl AfterStep {
             return;
         }
         let group = groups[self.count % groups.len()];
-        // A step generates, computes a gradient and updates: four forward passes at least, of which a score is one.
+        // A step generates, computes a gradient and updates: at least four forward passes. A score takes one pass.
         let per_token_s = self.per_token_s.unwrap_or(step_s / 4.0 / tokens(part).max(1) as f64);
         let estimate = per_token_s * tokens(group) as f64;
         let run_s = now - self.began_s;
@@ -138,7 +138,7 @@ mod tests {
     }
 
     #[test]
-    fn a_hundredth_of_the_time_is_spent_at_most_and_on_one_group_after_the_other() {
+    fn recording_takes_at_most_a_hundredth_of_the_time_and_one_group_after_the_other() {
         let mut after = AfterStep { began_s: 0.0, last_s: 0.0, ..AfterStep::new() };
         let part: Vec<Sample> = [(1, 0.5), (1, -0.5), (2, 0.0), (2, 0.0), (3, 1.0), (3, -1.0)]
             .map(|(group, advantage)| sample(group, 10, advantage))

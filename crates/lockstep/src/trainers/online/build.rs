@@ -44,7 +44,7 @@ use std::path::Path;
 use std::sync::Arc;
 use telemetry::counted;
 
-/// A pipeline that is ready to begin: all of its inputs have been checked, and nothing has been written.
+/// A pipeline that is ready to begin: all of its inputs have been checked, and files have not been written yet.
 pub struct Prepared {
     pipeline: RolloutPipeline,
     parts: RunParts,
@@ -140,7 +140,7 @@ impl Prepared {
         };
         let evaluation_metrics = evaluate::metric_names(&config, &rewards);
         let has_function = inputs.injected.rollout_function.is_some();
-        // Completions of the caller's function may come from other weights, as those of batches made ahead do.
+        // The caller's function may use other weights, and batches made ahead do.
         let stale = scorer.clone().filter(|_| has_function || config.max_staleness > 0);
         let stale_scorer = replay_scorer.clone().or(stale);
         let eval_weights = config.weights_of_rewards();
@@ -229,7 +229,7 @@ impl RolloutPipeline {
     }
 }
 
-/// What a source of batches is made of.
+/// The parts of a source of batches.
 struct SourceParts {
     engine: Option<Engine>,
     rewards: Vec<Box<dyn Reward>>,
@@ -241,7 +241,7 @@ struct SourceParts {
     longest_prompt: usize,
 }
 
-/// The source of a run's batches. `spec` has no prompts yet.
+/// The source of a run's batches. `spec` does not have prompts yet.
 fn source(
     inputs: &mut RunInputs,
     assets: &ModelAssets,
@@ -344,7 +344,7 @@ fn data(inputs: &RunInputs, assets: &ModelAssets, rewards: &[ConfiguredReward]) 
     Ok(Data { rollouts: RolloutData::Prompts(prompts.all), rows, bounds, hash })
 }
 
-/// Reports what the user should know before completions are generated and scored. Replayed completions are neither.
+/// Prints notes for the user before completions are generated and scored. Replayed completions are neither.
 fn report(inputs: &RunInputs, assets: &ModelAssets, data: &RolloutData, held_out: &[EvalSet]) -> anyhow::Result<()> {
     let (config, sinks) = (inputs.config(), &inputs.sinks);
     for set in held_out {

@@ -64,7 +64,7 @@ pub struct OnlineBatch {
     pub(crate) state: RolloutState,
     /// For a new generation, the lineage of the weights that sampled it; `None` if it came from a file.
     sampled_by: Option<Lineage>,
-    /// For a new generation, what is logged about it.
+    /// For a new generation, its logged metrics.
     report: Option<Report>,
 }
 
@@ -102,7 +102,7 @@ pub struct RolloutPipeline {
     /// Weights of the rewards that evaluations call.
     eval_weights: Vec<f64>,
     sampling: SamplingPlan,
-    /// The digest of the settings that a step depends on, beside its batch and the weights.
+    /// The digest of the settings that decide a step, besides its batch and the weights.
     settings: Lineage,
     pub(crate) sizes: BatchSizes,
     evaluation: Option<Evaluation>,
@@ -111,7 +111,7 @@ pub struct RolloutPipeline {
     scorer: Option<SharedScorer>,
     /// Computes log π_old of completions that other weights sampled; `None` if there are none.
     stale_scorer: Option<SharedScorer>,
-    /// Records what steps did to tokens, if the configuration asks for it.
+    /// Records the effect of steps on tokens, if the configuration asks for it.
     after: Option<after::AfterStep>,
     /// The state after the last step.
     pub(crate) state: RolloutState,
@@ -187,7 +187,7 @@ impl RolloutPipeline {
         self.source.is_distributed()
     }
 
-    /// Called when the run takes no further step now and its last checkpoint is complete.
+    /// Called when the run does not take further steps and its last checkpoint is complete.
     pub fn checkpoint_written(&mut self) -> anyhow::Result<()> {
         self.source.checkpoint_written()
     }

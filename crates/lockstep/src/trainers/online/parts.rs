@@ -29,7 +29,7 @@ pub struct Parts<T> {
     pub(super) reference: Option<Reference>,
     /// Scores the completions of a replayed file.
     pub(super) replay_scorer: Option<SharedScorer>,
-    /// Scores completions of a user's rollout function or of older weights, and those of an evaluation's loss.
+    /// Scores completions of a user's rollout function, of older weights, and of an evaluation's loss.
     pub(super) scorer: Option<SharedScorer>,
     pub(super) engine: Option<Engine>,
     pub(super) rewards: Vec<RewardModel>,
@@ -84,7 +84,7 @@ impl<T> Parts<T> {
         let reference = match config.reference().filter(|_| config.loads_reference(bounds.ref_logps)) {
             Some(algorithms::Reference::Policy) => {
                 let ModelSource { dir, adapter } = reference_source(config, source)?;
-                // What is below a trained adapter is frozen, and held once.
+                // The weights below a trained adapter are frozen, and are held once.
                 let own = Some(&*dir).filter(|_| !config.use_peft || dir != source.dir);
                 let place = (own, adapter.as_deref());
                 Some(Reference::load(builder, "reference", place, (&weights, model), evaluated)?)
@@ -95,7 +95,7 @@ impl<T> Parts<T> {
             }
             None => None,
         };
-        // Of given completions the log-probabilities may be missing.
+        // Recorded completions may lack log-probabilities.
         let replays = config.replay.is_some();
         let replay_scorer = replays.then(|| Arc::new(Mutex::new(builder.scorer("given rollouts", model, generation))));
         let of_evaluation = config.has_eval_data() && config.has_eval_loss();

@@ -68,7 +68,7 @@ impl Reference {
         sequences: &[PromptCompletion<'_>],
         temperature: f64,
     ) -> anyhow::Result<Vec<Scores>> {
-        // Without weights of its own it is the policy's base.
+        // A reference without its own weights uses the policy's base.
         let weights = self.weights.as_ref().unwrap_or(&policy.base).current();
         Ok(self.scorer.score(ctx, ModelView::new(weights, self.adapter.as_ref()), sequences, temperature)?)
     }

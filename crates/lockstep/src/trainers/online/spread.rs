@@ -44,7 +44,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn distributions_are_of_what_is_known_and_finite() {
+    fn distributions_have_only_known_finite_values() {
         let mut rollouts =
             crate::rollouts::generation::tests::round(&[(3, [Some(1.0), None]), (5, [Some(2.0), Some(4.0)])]);
         rollouts.reward_weights = vec![0.5];

@@ -47,7 +47,7 @@ impl RolloutPipeline {
     }
 
     /// The groups of the next batch with their scores. With dynamic sampling, further groups are generated as long as
-    /// there are groups whose rewards are all equal.
+    /// some groups have only equal rewards.
     pub fn rollouts(&mut self, run: &TrainingRun, next: &mut OnlineBatch) -> anyhow::Result<Rollouts> {
         let batch = watched(run, |watch| {
             let now = self.now(run, watch);
@@ -180,7 +180,7 @@ impl RolloutPipeline {
             self.sampling.common().temperature,
         )?;
         for (sample, scores) in samples.iter_mut().zip(scores) {
-            // What a file gave stays.
+            // Log-probabilities from a file are kept.
             if sample.columns.ref_logps().is_none() {
                 sample.columns.set(REF_LOGPS, scores.logps);
             }
@@ -271,7 +271,7 @@ impl RolloutPipeline {
         self.source.advance(&self.state.source, done)
     }
 
-    /// Completes what a checkpoint at this step must contain of later batches.
+    /// Completes the parts of later batches that a checkpoint at this step must contain.
     pub fn complete_ahead(&mut self, run: &TrainingRun) -> anyhow::Result<()> {
         let mut state = self.state.source.clone();
         watched(run, |watch| {
@@ -298,7 +298,7 @@ impl RolloutPipeline {
         let Some(collector) = self.source.collector() else { return Ok(None) };
         let span = run.log.stages.span("evaluation");
         let progress = Progress::of(&run.log, &run.learner);
-        // One stage: what is inside has timers that nobody reads.
+        // The evaluation is one stage: its inner timers are not read.
         let observer = Observer { stages: &Stages::default(), on_wait: &|reward, time| progress.waits(reward, time) };
         let outcomes =
             evaluation.run(collector, &run.learner.policy, &self.eval_weights, run.learner.step, &observer)?;
@@ -352,7 +352,7 @@ impl RolloutPipeline {
         for (sample, scores) in samples.iter_mut().zip(&scores) {
             sample.columns.set(OLD_LOGPS, scores.logps.clone());
             if !self.has_function {
-                // Drawn greedily, they have no record of this temperature.
+                // Greedily drawn completions do not have log-probabilities of this temperature.
                 sample.columns.set(SAMPLER_LOGPS, scores.logps.clone());
             }
         }
@@ -411,7 +411,7 @@ fn finish_generation(
     step.notes.waited(*rollout_time_s, *reward_time_s, of_rewards);
     step.measured.rewards(of_rewards);
     step.add("rollout_time_s", *rollout_time_s);
-    // A step whose completions were there already waited for none.
+    // A step did not wait if its completions were there already.
     if *rollout_time_s > 0.0 {
         step.add("rollout_tokens_per_s", *rollout_tokens as f64 / rollout_time_s);
     }

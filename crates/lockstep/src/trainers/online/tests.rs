@@ -1,4 +1,4 @@
-//! What a checkpoint of an online run has of its batches, and which of it is refused by a resume.
+//! The batches in a checkpoint of an online run, and the damaged ones that a resume refuses.
 
 use crate::config::{ComputeDType, Config, Purpose};
 use crate::rollouts::wire::{Group, RecordReader};
@@ -11,14 +11,14 @@ fn refused(checkpoint: &Path, name: &str, bytes: &[u8]) -> String {
     let file = checkpoint.join(name);
     let good = std::fs::read(&file).unwrap();
     std::fs::write(&file, bytes).unwrap();
-    // What a list of files would notice first is not what is tested.
+    // The list of files would catch the damage first, and it is not under test.
     let _ = std::fs::remove_file(checkpoint.join("files.json"));
     let ctx = crate::context(None, Some(1), ComputeDType::F32).unwrap();
     let error = Run::resume(Purpose::Grpo, checkpoint, RunOptions::new().context(ctx)).err().expect("refused");
     std::fs::write(&file, good).unwrap();
     let said = format!("{error:#}");
     let at = said.find(name).unwrap_or_else(|| panic!("{said}"));
-    // What a person should do who wants to resume is not of this file.
+    // The advice on how to resume is cut off: it does not depend on this file.
     said[at..].split("; there is no checkpoint before it").next().unwrap_or_default().to_owned()
 }
 

@@ -26,12 +26,12 @@ impl Progress {
         if let EventKind::Progress { note, .. } = &mut event {
             *note = format!("waits for reward {reward} since {} s", time.as_secs());
         }
-        // The next event reports what is wrong with a sink.
+        // The next event reports a sink's failure.
         let _ = self.sinks.emit(event);
     }
 }
 
-/// Calls `wait` with what a source of batches checks and reports while `run` waits for it.
+/// Calls `wait` with the checks and reports of a source of batches while `run` waits for the source.
 pub fn watched<T>(run: &TrainingRun, wait: impl FnOnce(&Watch<'_>) -> T) -> T {
     let progress = Progress::of(&run.log, &run.learner);
     wait(&Watch {

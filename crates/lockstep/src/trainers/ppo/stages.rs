@@ -20,7 +20,7 @@ const SHUFFLES: u64 = 0x7070_6f00_0000_0000;
 
 /// The scores of a generation's completions.
 pub struct Scores {
-    /// The weighted reward of each completion, minus the penalty for a missing end; `None` where no reward gave a
+    /// The weighted reward of each completion, minus the penalty for a missing end; `None` if no reward gave a
     /// score.
     scores: Vec<Option<f64>>,
     /// Rewards of single steps, for completions that have them, minus the same penalty.

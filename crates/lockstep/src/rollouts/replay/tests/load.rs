@@ -1,4 +1,4 @@
-//! Files of recorded rollouts as groups: which lines belong together, and what is said of a file that does not fit.
+//! Files of recorded rollouts as groups: the lines that form a group, and the errors for invalid files.
 
 use super::*;
 use crate::config::ComputeDType;
@@ -74,7 +74,7 @@ fn lines_are_groups_of_one_prompt() {
 }
 
 #[test]
-fn what_does_not_fit_is_named_by_its_line() {
+fn an_invalid_line_is_named() {
     let said = |lines: &[String], generations: usize| load(lines.concat(), generations).err().expect("refused");
     let good = || line("[9]", "[4]", "1");
     assert_eq!(said(&[], 1), "FILE is empty: it has no rollout");

@@ -1,4 +1,4 @@
-//! The columns of jobs and answers, and what is said of each that does not fit.
+//! The columns of jobs and answers, and the error for each invalid one.
 
 use super::super::tests::with_column;
 use super::super::{Group, RecordWriter};
@@ -6,17 +6,17 @@ use super::*;
 
 type Put<'a> = &'a dyn Fn(&mut RecordWriter);
 
-/// What is said of `bytes` as a job.
+/// The error for `bytes` as a job.
 fn said(bytes: &[u8]) -> String {
     GroupJob::from_bytes(bytes).unwrap_err().to_string()
 }
 
-/// What is said of a job with other values in the column `name`.
+/// The error for a job with other values in the column `name`.
 fn job_with(name: &str, put: Put<'_>) -> String {
     said(&with_column(&job().to_bytes(), name, put))
 }
 
-/// What is said of an answer with other values in the column `name`.
+/// The error for an answer with other values in the column `name`.
 fn answer_with(name: &str, put: Put<'_>) -> String {
     let bytes = with_column(&answer().to_bytes(), name, put);
     GroupAnswer::from_bytes(&bytes, &job()).unwrap_err().to_string()
@@ -78,7 +78,7 @@ fn what_is_no_job_is_said() {
 }
 
 #[test]
-fn what_follows_a_job_is_what_its_completions_have_so_far() {
+fn a_job_is_followed_by_its_completions_so_far() {
     let job_bytes = GroupJob { so_far: Vec::new(), ..later() }.to_bytes();
     let so_far = later().to_bytes()[job_bytes.len()..].to_vec();
     let other = "what follows the job is not what its completions have so far";
@@ -104,7 +104,7 @@ fn what_follows_a_job_is_what_its_completions_have_so_far() {
 }
 
 #[test]
-fn what_is_no_answer_is_said() {
+fn an_invalid_answer_is_refused_with_the_reason() {
     let does_not_fit = |name: &str| format!("column `{name}` does not fit 2 completions");
     assert_eq!(answer_with("answer", &|r| r.uints("answer", 1, [9])), "column `answer` does not have 2 numbers");
     assert_eq!(answer_with("answer", &|r| r.uints("answer", 1, [8, 2])), "it answers another job");
@@ -156,7 +156,7 @@ fn what_is_no_answer_is_said() {
     assert_eq!(no_answer, "column `answer` does not have 2 numbers");
 }
 
-/// An answer to `job` whose only completion has these tokens, which end so.
+/// An answer to `job` with one completion of these tokens and this finish reason.
 fn of_one(job: &GroupJob, tokens: usize, finish_reason: FinishReason) -> Result<(), String> {
     let completion = one(tokens, finish_reason);
     let group = RolloutGroup::new(GroupId(9), job.prompt.tokens.clone(), vec![completion]);
@@ -188,7 +188,7 @@ fn a_completion_has_as_many_tokens_as_its_job_asks_for() {
     let (none, other) =
         ("completion 0 is none that the job asks for", "completion 0 does not continue what it was given");
     let (none, other) = (Err(none.to_owned()), Err(other.to_owned()));
-    // At most four tokens, and unfinished only where the job says so.
+    // At most four tokens, and unfinished only if the job allows it.
     let whole = job(None, None);
     assert_eq!((of_one(&whole, 4, Stop), of_one(&whole, 5, Stop)), (Ok(()), none.clone()));
     assert_eq!((of_one(&whole, 0, Length), of_one(&whole, 4, Unfinished)), (Ok(()), none.clone()));
@@ -197,11 +197,11 @@ fn a_completion_has_as_many_tokens_as_its_job_asks_for() {
     assert_eq!((of_one(&chunk, 2, Stop), of_one(&chunk, 3, Stop)), (Ok(()), none.clone()));
     let beyond = job(None, Some(9));
     assert_eq!((of_one(&beyond, 4, Length), of_one(&beyond, 5, Length)), (Ok(()), none.clone()));
-    // One that was begun has more tokens than before.
+    // A completion that was begun must grow.
     let begun = job(Some(one(2, Unfinished)), Some(3));
     assert_eq!((of_one(&begun, 3, Unfinished), of_one(&begun, 3, Stop)), (Ok(()), Ok(())));
     assert_eq!((of_one(&begun, 2, Stop), of_one(&begun, 1, Stop)), (other.clone(), other.clone()));
-    // One that has ended stays, even if it is longer than what others are to have.
+    // A completion that has ended is kept, even if it is longer than the job's limit.
     let ended = job(Some(one(3, Stop)), Some(2));
     assert_eq!((of_one(&ended, 3, Stop), of_one(&ended, 3, Length)), (Ok(()), other.clone()));
     assert_eq!((of_one(&ended, 2, Stop), of_one(&ended, 4, Stop)), (other, none));

@@ -8,7 +8,7 @@ use crate::rollouts::{Rollouts, samples};
 use rewards::Problem;
 use rollout::SamplingParams;
 
-/// What a bit of a version says: that another run counted it.
+/// The bit of a version that another run counted.
 const OF_ANOTHER_RUN: u64 = 1 << 63;
 
 /// Two groups of two completions, the first of which another run sampled.
@@ -50,7 +50,7 @@ fn settings() -> Value {
 }
 
 #[test]
-fn a_generation_is_recorded_with_what_was_learned_from_it() {
+fn a_generation_is_recorded_with_its_advantages_and_masks() {
     let rollouts = rollouts();
     let mut samples = samples::of_rollouts(&rollouts);
     assert_eq!(
@@ -110,7 +110,7 @@ fn a_generation_is_recorded_with_what_was_learned_from_it() {
 }
 
 #[test]
-fn a_group_without_what_scoring_needs_is_refused() {
+fn a_group_without_the_columns_for_scoring_is_refused() {
     let scored = rollouts().groups.remove(0);
     let said = |change: fn(&mut Group)| {
         let mut group = Group::of_scored(&scored, true);
@@ -149,7 +149,7 @@ fn neighbours_of_one_number_and_prompt_are_a_group() {
     assert_eq!(back, samples);
     let shared: Vec<bool> = back.iter().map(|sample| Arc::ptr_eq(&sample.prompt, &back[0].prompt)).collect();
     assert_eq!(shared, [true, true, true, false, false, true]);
-    // What a group does not say: an advantage of 0, a prompt of its own.
+    // Defaults of a group without these columns: an advantage of 0, a prompt of its own.
     let group = || Group { group: GroupId(2), completions: vec![Completion::new(0, vec![4])], ..Group::default() };
     let unknown = Group::into_samples(vec![group(), group()]);
     assert_eq!((&unknown[0].advantage, unknown[0].truncated()), (&Advantage::Sequence(0.0), false));

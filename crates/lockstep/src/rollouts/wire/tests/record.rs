@@ -1,4 +1,4 @@
-//! A record without groups: its numbers, its directory, and what is wrong with one that is damaged.
+//! A record without groups: its numbers, its directory, and the errors for damaged records.
 
 use super::*;
 
@@ -16,7 +16,7 @@ fn raw(columns: &[(&str, u8, u8, &[u8])]) -> Vec<u8> {
     sealed(&body)
 }
 
-/// What `read` gives for a record with one column `c`.
+/// The result of `read` for a record with one column `c`.
 fn of<T>(
     kind: u8,
     bytes: &[u8],
@@ -75,7 +75,7 @@ fn values_of_each_kind_are_checked() {
 
     let runs = |bytes: &[u8], expected| of(4, bytes, |r| r.runs("c", expected));
     assert_eq!((runs(&[7, 2, 9, 1], 3), runs(&[], 0)), (Ok(vec![7, 7, 9]), Ok(vec![])));
-    // Too few, too many, a value without a count, one that is there 0 times, more than any memory has.
+    // Too few, too many, a value without a count, a value 0 times, more than fits in memory.
     let half = [0x80, 0x80, 0x80, 0x80, 0x80, 0x80, 0x80, 0x80, 0x80, 1];
     let twice = [&[1][..], &half, &[2], &half].concat();
     for (bytes, expected) in
@@ -96,7 +96,7 @@ fn values_of_each_kind_are_checked() {
 #[test]
 fn a_column_of_another_kind_is_not_read() {
     let wrong = |found: u8, expected: u8| format!("column `c` has values of kind {found}, not {expected}");
-    // The bit that says that the column must be known is not part of the kind.
+    // The bit for a column that must be known is not part of the kind.
     assert_eq!(of(0x82, &[0; 4], |r| r.uints("c")), Err(wrong(2, 1)));
     assert_eq!(of(0x81, &[0], |r| r.f32s("c")), Err(wrong(1, 2)));
     assert_eq!(of(6, &[0], |r| r.f64s("c")), Err(wrong(6, 3)));
@@ -118,12 +118,12 @@ fn a_column_of_another_kind_is_not_read() {
 }
 
 #[test]
-fn a_broken_directory_is_said() {
+fn a_broken_directory_is_refused() {
     let broken = "the directory of its columns is broken";
     for body in [
         &b""[..],
         b"\x80",
-        // One column is named, none is there; its name is cut off, is no text; kind, width, length are missing.
+        // One column is counted, but it is missing; its name is cut off, or not UTF-8; kind, width, length are missing.
         b"\x01",
         b"\x01\x02n",
         b"\x01\x01\xff\x01\x01\x00",

@@ -1,4 +1,4 @@
-//! A group whose columns do not fit each other: each error names the group, the column and what is wrong with it.
+//! A group whose columns do not fit each other: each error names the group, the column and the fault.
 
 use super::super::read::Outline;
 use super::*;
@@ -26,14 +26,14 @@ fn with(name: &str, put: Put<'_>) -> Result<Group, String> {
     Group::read(&bytes).map(|(group, _)| group).map_err(|error| error.to_string())
 }
 
-/// Checks what is said of a group in which the column `name` is what `put` adds.
+/// Checks the error for a group with the column `name` as `put` adds it.
 #[track_caller]
 fn said(name: &str, put: Put<'_>, what: &str) {
     assert_eq!(with(name, put).unwrap_err(), format!("group 4: column {what}"));
 }
 
 #[test]
-fn what_is_missing_is_named() {
+fn a_missing_column_is_named() {
     assert_eq!(with("group", &|_| {}).unwrap_err(), "column `group` is missing");
     assert_eq!(with("group", &|r| r.uints("group", 1, [4, 4])).unwrap_err(), "column `group` does not have one number");
     for name in ["prompt_ids", "lengths", "ids", "scored", "scores"] {
@@ -174,7 +174,7 @@ fn a_fork_begins_with_tokens_that_are_there() {
     assert_eq!(forks([0, 0, 0, 0]), Ok(vec![None, None]));
     assert_eq!(forks([2, 1, 1, 1]), Ok(vec![Some((1, 1)), Some((0, 1))]));
     assert_eq!(forks([2, 0, 0, 5]), Ok(vec![Some((1, 0)), None]));
-    // More tokens than the other has, than it has itself; itself; one that is not there.
+    // More tokens than the other completion has, or than it has itself; itself; a missing completion.
     for wrong in [[2, 2, 0, 0], [0, 0, 1, 2], [1, 0, 0, 0], [0, 0, 2, 0], [3, 0, 0, 0], [u64::MAX, 0, 0, 0]] {
         assert_eq!(forks(wrong), Err("group 4: column `forks` names a token that is not there".into()), "{wrong:?}");
     }
@@ -185,7 +185,7 @@ fn a_fork_begins_with_tokens_that_are_there() {
 }
 
 #[test]
-fn the_outline_of_a_group_is_what_its_record_says() {
+fn the_outline_of_a_group_matches_its_record() {
     let outline = |name: &str, put: Put<'_>| {
         let bytes = with_column(&good(), name, put);
         Outline::of_record(&RecordReader::take(&bytes).unwrap().0).map_err(|error| error.to_string())
@@ -216,7 +216,7 @@ fn the_outline_of_a_group_is_what_its_record_says() {
 }
 
 #[test]
-fn the_place_of_a_damaged_record_is_said() {
+fn the_place_of_a_damaged_record_is_reported() {
     let (first, second) = (good(), with_column(&good(), "ids", |_| {}));
     let said = Group::read_all(&[&first[..], &first, &second].concat()).unwrap_err().to_string();
     assert_eq!(said, format!("record 2, at byte {}: group 4: column `ids` is missing", 2 * first.len()));

@@ -1,9 +1,9 @@
-//! What cannot be written to a record.
+//! Groups that cannot be written to a record.
 
 use super::*;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-/// Two completions of two tokens and of one; nothing else is known.
+/// Two completions, of two tokens and of one; all other fields are empty.
 fn bare() -> Group {
     let completions = vec![Completion::new(0, vec![9, 8]), Completion::new(1, vec![7])];
     Group { group: GroupId(4), prompt_ids: vec![1, 2, 3], completions, ..Group::default() }
@@ -15,7 +15,7 @@ fn changed(change: impl FnOnce(&mut Group)) -> Group {
     group
 }
 
-/// Text of one completion, and what is known of it.
+/// The text of one completion, with its data.
 fn first(change: impl FnOnce(&mut Completion)) -> Group {
     changed(|group| change(&mut group.completions[0]))
 }
@@ -24,9 +24,9 @@ fn column(width: usize, values: usize) -> Column {
     Column { width, values: Values::F32(vec![0.5; values]) }
 }
 
-/// Lists that do not fit the tokens are a bug of the caller, and nothing is written.
+/// Lists that do not fit the tokens are a bug of the caller, and are not written.
 #[test]
-fn what_does_not_fit_the_tokens_is_not_written() {
+fn a_list_that_does_not_fit_the_tokens_is_not_written() {
     let tokens = |x: &str| format!("`{x}` has one kind and one width in all completions");
     let cases: [(Group, String); 11] = [
         (changed(|g| g.reward_names = vec!["r".into()]), "a score, or none, of each reward".into()),

@@ -49,7 +49,7 @@ fn examples_of_an_alarm_about_a_reward_have_its_own_score() {
             ("constant_reward", "short"),
             &["-0.32", "-0.32", "-0.32"],
         ),
-        // The second one is.
+        // The second reward is.
         (
             [1.0, 1.0],
             [(some(1.0), some(same)), (some(0.0), some(same)), (some(1.0), some(same))],
@@ -68,7 +68,7 @@ fn examples_of_an_alarm_about_a_reward_have_its_own_score() {
             ("constant_reward", "right"),
             &["-0.32", "-0.32", "-0.32"],
         ),
-        // Completions that the reward has not scored are no examples; others that the other one has not are.
+        // Examples have a score of the alarm's reward; the other reward's score may be missing.
         (
             [1.0, 1.0],
             [(none, some(1.0)), (some(same), some(0.0)), (some(same), some(1.0))],
@@ -112,7 +112,7 @@ fn examples_of_an_alarm_about_a_reward_have_its_own_score() {
             ("constant_reward", "right"),
             &["1", "1", "1"],
         ),
-        // Scores whose squares have no finite sum.
+        // The sum of the squares of the scores is not finite.
         (
             [1.0, 1.0],
             [(some(huge), some(1.0)), (some(0.5), some(0.0)), (some(2.0), some(1.0))],
@@ -137,7 +137,7 @@ fn examples_of_an_alarm_about_a_reward_have_its_own_score() {
             ("reward_overflow", "short"),
             &["1e200", "2"],
         ),
-        // One text with two scores, of the reward that gives both.
+        // The examples are one text with two scores of the same reward.
         (
             [1.0, 1.0],
             [(some(0.25), some(1.0)), (some(0.75), some(1.0)), (some(0.5), some(2.0))],

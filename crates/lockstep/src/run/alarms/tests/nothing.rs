@@ -27,8 +27,8 @@ fn course(steps: &[Metrics<'_>]) -> Vec<(u64, String)> {
     found
 }
 
-/// Each condition on a metric holds, is not measured for a while, and holds again: the pauses change nothing but the
-/// step. Raised, it does not end while nothing is measured.
+/// Each condition on a metric holds, is not measured for a while, and holds again: the pauses change only the
+/// step of the alarm. A raised alarm does not end while its metric is not measured.
 #[test]
 fn a_missing_metric_neither_holds_nor_ends() {
     let mut wrong = Vec::new();
@@ -74,7 +74,7 @@ fn a_step_that_masks_everything_is_reported_once_and_is_not_a_collapse() {
         if step > 2 {
             alarms.all_masked(8);
         }
-        // As such a run logs it: neither an entropy nor a divergence.
+        // The metrics of such a run have neither an entropy nor a divergence.
         let metrics = map(&[("completions/clipped_ratio", 1.0), ("grad_norm", 0.0), ("logprob_p10", -3.0)]);
         found.extend(alarms.end_step(step, &metrics).into_iter().map(|alarm| (step, alarm.id, alarm.evidence)));
     }
@@ -187,7 +187,7 @@ fn rewards_that_cancel_are_distinguished_from_equal_ones() {
         ),
         ("a single reward of weight 0", &[0.0], &[&[&[s(1.0)], &[s(0.0)]]], s(1.0), Some("unweighted")),
         ("weights minus 0", &[-0.0, 0.0], &[mirrored], s(1.0), Some("unweighted")),
-        // Without the metric, as in PPO: equal totals are reported only where rewards vary.
+        // Without the metric, as in PPO, equal totals are reported only if rewards vary.
         ("PPO, r and -r", &[1.0, 1.0], &[mirrored], None, Some("cancel")),
         ("PPO, one completion for each prompt", &[1.0, 1.0], singles, None, Some("cancel")),
         ("PPO, weights 0", &[0.0, 0.0], singles, None, Some("unweighted")),
@@ -204,9 +204,9 @@ fn rewards_that_cancel_are_distinguished_from_equal_ones() {
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
 }
 
-/// A generation in which nothing was scored says nothing of a reward that gives everything the same.
+/// A generation without scores does not end the alarm for a constant reward.
 #[test]
-fn a_generation_without_scores_does_not_end_what_scores_showed() {
+fn a_generation_without_scores_does_not_end_a_constant_reward() {
     let mut alarms = Alarms::default();
     let mut take = |step: u64, score: Option<f64>| {
         alarms.take(seen(&rollouts(&[&[("a", score, false), ("b", score, false)]])));

@@ -2,7 +2,7 @@
 
 use super::*;
 
-/// What a run of this many seconds finds, all measurements in proportion, after `change`.
+/// The findings for a run of this many seconds, after `change`; all measurements are scaled to the seconds.
 fn found_in(seconds: f64, change: impl FnOnce(&mut Measured)) -> Vec<&'static str> {
     let mut measured = healthy();
     change(&mut measured);
@@ -18,8 +18,8 @@ fn found_in(seconds: f64, change: impl FnOnce(&mut Measured)) -> Vec<&'static st
     rules::ALL.iter().filter(|rule| (rule.holds)(&measured).is_some()).map(|rule| rule.id).collect()
 }
 
-/// `lockstep profile --steps 3` of a small model measures hundredths of a second: a row for each rule that is about
-/// time, with the seconds of a run in which it names just half a second.
+/// `lockstep profile --steps 3` of a small model measures hundredths of a second: a row for each rule about
+/// time, with the length in seconds of a run in which the rule names just half a second.
 #[test]
 fn a_finding_about_time_names_half_a_second_at_least() {
     type Row = (&'static str, f64, fn(&mut Measured));
@@ -62,7 +62,7 @@ fn a_finding_about_time_names_half_a_second_at_least() {
             assert_eq!(found.contains(&id), expected, "{id} in {} s: {found:?}", seconds * times);
         }
     }
-    // Of a healthy run nothing is found, however short.
+    // A healthy run does not get a finding, however short it is.
     for seconds in [1e-9, 0.01, 0.5, 2.0, 1000.0] {
         assert_eq!(found_in(seconds, |_| {}), [""; 0]);
     }

@@ -163,7 +163,7 @@ fn a_damaged_frontier_is_refused() {
 }
 
 #[test]
-fn chunks_of_what_is_not_stale_are_refused() {
+fn chunks_without_staleness_are_refused() {
     let dir = directory();
     let config = chunked(dir.path(), "out", 0, 3);
     let error = Run::new(Purpose::Grpo, config.clone(), options(&config, false)).err().expect("refused").to_string();

@@ -49,7 +49,7 @@ fn last(events: &[String], name: &str) -> bool {
 
 /// Checks the order of events for each decision that a caller can make.
 #[test]
-fn callers_decide_what_follows_steps_and_epochs() {
+fn callers_decide_the_actions_after_steps_and_epochs() {
     let one = |config: &mut Config| config.max_steps = 1;
     let four = |config: &mut Config| config.max_steps = 4;
     let begin = |config: &mut Config| (config.max_steps, config.eval_on_start) = (1, true);

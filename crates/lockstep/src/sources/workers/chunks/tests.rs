@@ -47,7 +47,7 @@ fn jobs_of_a_group() {
     let mut on = chunks(true);
     assert!(on.are_on() && !chunks(false).are_on());
     assert_eq!([0, 1, 2].map(|chunk| on.until(chunk)), [Some(3), Some(6), None]);
-    // Nothing is published yet. Group 7 is of batch 3, whose chunks are of the versions 1, 2 and 3.
+    // Nothing is published yet. Group 7 is in batch 3, and its chunks have the versions 1, 2 and 3.
     assert_eq!(on.job(name(7, 0), &whole(7), Vec::new()), None);
     (1..=3).for_each(|version| on.published(Version(version), Updates(10 * version)));
     let so_far = vec![completion(&[1], FinishReason::Unfinished)];
@@ -55,9 +55,9 @@ fn jobs_of_a_group() {
         let job = on.job(name(7, chunk), &whole(7), so_far.clone()).unwrap();
         assert_eq!(job, GroupJob { updates: Updates(updates), until, so_far: so_far.clone(), ..whole(7) });
     }
-    // Of batch 2 the chunks are of 0, which was not published, 1 and 2.
+    // The chunks of batch 2 have the versions 0, which was not published, 1 and 2.
     assert!(on.job(name(4, 0), &whole(4), Vec::new()).is_none() && on.job(name(4, 1), &whole(4), Vec::new()).is_some());
-    // With the next version those are forgotten that no batch needs: the one in use needs two before it.
+    // The next version drops the versions that batches do not need: the version in use needs two before it.
     on.published(Version(4), Updates(40));
     assert_eq!(on.updates.keys().copied().collect::<Vec<_>>(), [1, 2, 3, 4].map(Version));
     on.published(Version(5), Updates(50));
@@ -81,7 +81,7 @@ fn answers_are_told_from_completions() {
     assert_eq!(of(&[(2, false), (4, false)], &on), two);
     let three = [(fingerprint(&[2, 3]), true), (fingerprint(&[2, 6]), true), (fingerprint(&[2, 7]), false)];
     assert_eq!(of(&[(2, false), (7, false)], &on), three);
-    // Six tokens that are not the end: the last chunk has not been made.
+    // Six tokens without an end: the last chunk has not been made.
     assert_eq!(of(&[(2, false), (6, true)], &on), [(fingerprint(&[2, 3]), true), (fingerprint(&[2, 6]), true)]);
     assert_eq!(of(&[(2, false), (7, true)], &chunks(false)), [(fingerprint(&[2, 7]), true)]);
 }
@@ -115,7 +115,7 @@ fn a_chain_continues_each_answer() {
     assert_eq!((chain[0].job.until, chain[0].job.so_far.len()), (Some(3), 0));
     assert_eq!((chain[1].job.until, chain[1].job.so_far.clone()), (Some(6), chain[0].answer.group.completions.clone()));
     assert_eq!(chain[1].answer.group.completions[0].ids, [1, 2, 3, 4]);
-    // A result without bytes is one of a checkpoint, of which only the last answer is kept.
+    // A result without bytes comes from a checkpoint, which keeps only the last answer.
     let kept = JobResult { worker: WorkerName::new(CHECKPOINT).unwrap(), ..result(7, 0, Vec::new(), true) };
     assert_eq!(on.chain(&whole(7), &[&kept]).unwrap().len(), 0);
     let said = |more| {
@@ -126,7 +126,7 @@ fn a_chain_continues_each_answer() {
     assert_eq!((said(true), said(false).as_deref()), (None, Some(words)));
     let broken = on.chain(&whole(7), &[&result(7, 0, vec![1, 2, 3], true)]).err().unwrap();
     assert!(format!("{broken:#}").starts_with("worker w's answer to the job 000007.0: "), "{broken:#}");
-    // Weights of before this learner started: the answer is believed, and continues itself.
+    // With weights from before this learner's start the answer is accepted, and continues itself.
     let believed = chunks(true).chain(&whole(7), &[&second]).unwrap();
     assert_eq!(
         (believed[0].job.until, believed[0].job.so_far.clone()),

@@ -1,9 +1,9 @@
-//! The weights on a worker's host. One of the host's workers fetches what all of them need from the learner, and the
-//! others read it from shared memory.
+//! The weights on a worker's host. One of the host's workers fetches the weights from the learner for all of them, and
+//! the others read them from shared memory.
 //!
 //! The directory lies below the system's directory for temporary files and is named after the server and the run. The
 //! worker that holds the lock of `fetch.lock` fetches; when its process ends, the kernel gives the lock to another one.
-//! `fleet/learner.json` repeats what the learner says, with the host's slots instead of the learner's.
+//! `fleet/learner.json` repeats the learner's state, with the host's slots instead of the learner's.
 
 use super::super::{Shared, SlotPlace, of_fleet};
 use super::serve::{AboutSlot, BASE, CONFIG, of_file, of_slot};
@@ -45,7 +45,7 @@ struct Talk {
 }
 
 impl Host {
-    /// Joins the workers of this host. `watch` returns what the learner last said.
+    /// Joins the workers of this host. `watch` returns the learner's last state.
     pub fn open(server: &NatsServer, watch: Watch) -> anyhow::Result<Host> {
         let user = std::fs::metadata("/proc/self").map_or(0, |data| data.uid());
         let name: String = telemetry::record::sha256(server.url.as_bytes()).chars().take(16).collect();
@@ -54,7 +54,7 @@ impl Host {
     }
 
     pub(super) fn open_in(dir: PathBuf, server: &NatsServer, watch: Watch) -> anyhow::Result<Host> {
-        // Only this user's: what lies there is computed with.
+        // The directory must be this user's: its files are computed with.
         Layout::of_run(&dir).create().map_err(of_fleet)?;
         if let Some(above) = dir.parent()
             && std::fs::metadata(above)?.uid() != std::fs::metadata(&dir)?.uid()
@@ -134,7 +134,7 @@ fn fetch(dir: &Path, talk: &Arc<Talk>, bearer: Option<String>, watch: &Watch) ->
     }
     let mut copies = Copies { dir, talk, bearer, from: None, slots: Vec::new(), base: None, seen: None };
     let result = copies.follow(watch, &stop);
-    // Its slots end with this process. A worker that takes over begins anew.
+    // The host's slots end with this process. A worker that takes over begins anew.
     let _ = disk::remove_file(Layout::of_run(dir).learner());
     // Closing is not enough: a child that is being started has copies of open files until its program runs.
     let _ = lock.unlock();
@@ -187,7 +187,8 @@ impl Copies<'_> {
         Ok(())
     }
 
-    /// Fetches what the learner's state names and the host lacks. Returns whether the host has everything then.
+    /// Fetches the files and weights that the learner's state names and the host lacks. Returns whether the host is
+    /// then complete.
     fn copy(&mut self, shared: &Shared, state: &LearnerState, stop: &dyn Fn() -> bool) -> anyhow::Result<bool> {
         let Some(network) = &shared.network else {
             return Err(BadInput::new("the learner serves no weights: it was started without --listen".to_owned()));
@@ -208,7 +209,7 @@ impl Copies<'_> {
                 continue;
             }
             let free = self.free(&needed)?;
-            // Gone: the learner says something else by now.
+            // The slot is gone: the learner's state has changed.
             let Some(copy) = self.fetch(&of_slot(*number), free, stop)? else { return Ok(false) };
             self.slots.push(copy);
             self.write(shared, state)?;
@@ -229,7 +230,7 @@ impl Copies<'_> {
             disk::create_dir_all(path.parent().unwrap_or(&model))?;
             replace(&path, &bytes)?;
         }
-        // A file of an earlier learner's model that this one does not have would be read, too.
+        // A leftover file of an earlier learner's model would be read, too.
         for (name, _) in ModelFiles::read(&model)?.used().filter(|(name, _)| !network.files.iter().any(|n| n == name)) {
             disk::remove_file(model.join(name))?;
         }

@@ -39,11 +39,11 @@ pub struct Network {
     pub server: NatsServer,
     /// The address at which the learner serves weights.
     pub listen: SocketAddr,
-    /// The `HOST:PORT` that workers are told; if `None`, this machine's address on the route to the NATS server.
+    /// The `HOST:PORT` for workers; if `None`, this machine's address on the route to the NATS server.
     pub advertise: Option<String>,
 }
 
-/// The address and the files of a learner, as it tells them to workers on other machines.
+/// The address and the files of a learner, for workers on other machines.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct NetworkPlace {
     /// `HOST:PORT` of the learner's HTTP server.
@@ -52,10 +52,10 @@ pub struct NetworkPlace {
     pub files: Vec<String>,
 }
 
-/// Returns what the worker has last heard from its learner.
+/// Returns the last state that the worker received from its learner.
 pub type Watch = Arc<dyn Fn() -> Option<LearnerState> + Send + Sync>;
 
-/// A worker's connection to the run, and a function that returns what the learner last said.
+/// A worker's connection to the run, and a function that returns the learner's last state.
 pub type Joined = (Box<dyn WorkerExchange + Send>, Watch);
 
 /// Whether the value of `--join` is the address of a server, and not a directory.
@@ -99,7 +99,7 @@ impl Network {
             let server = server.to_socket_addrs().ok()?.next()?;
             let any: SocketAddr = if server.is_ipv4() { ([0, 0, 0, 0], 0).into() } else { ([0u16; 8], 0).into() };
             let socket = UdpSocket::bind(any).ok()?;
-            // Nothing is sent: the system says from where it would be.
+            // Nothing is sent: the system reports the address that it would send from.
             socket.connect(server).ok()?;
             Some(SocketAddr::new(socket.local_addr().ok()?.ip(), bound.port()).to_string())
         };
@@ -155,7 +155,7 @@ mod built {
     }
 }
 
-/// Functions of a build without NATS: all of them return an error that says so.
+/// Functions of a build without NATS: all of them return that error.
 #[cfg(not(feature = "nats"))]
 mod built {
     use super::{BadInput, Joined, NatsServer};

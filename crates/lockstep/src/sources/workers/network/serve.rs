@@ -66,7 +66,7 @@ enum Place {
 #[derive(Default)]
 struct Served {
     places: Mutex<BTreeMap<String, Place>>,
-    /// Open slots, by the names under which they are fetched. A path alone may later belong to another slot.
+    /// Open slots, by the names under which they are fetched. The same path may later belong to another slot.
     slots: Mutex<HashMap<String, SlotReader>>,
 }
 
@@ -179,7 +179,7 @@ impl Source for Served {
                 bytes.inspect(|bytes| out.copy_from_slice(bytes));
                 Ok(bytes.is_some())
             }
-            // Pinned for as long as a block takes: the optimizer never waits for a network.
+            // The slot is pinned only while a block is read: the optimizer never waits for a network.
             Place::Slot(path, number) => match self.pin(name, &path, number)? {
                 None => Ok(false),
                 Some((_, pin)) => pin.read_at(at as usize, out).map(|()| true).map_err(Error::other),

@@ -132,7 +132,7 @@ fn a_host_fetches_each_version_once_and_the_base_once() {
     assert_eq!(std::fs::read_to_string(one.dir().join("config.toml")).unwrap(), "seed = 1\n");
     assert_eq!(std::fs::read_to_string(one.model().join("tokenizer.json")).unwrap(), "words");
     assert!(!one.model().join("model.safetensors").exists(), "weights are read from slots");
-    // A second worker of this host reads what is there.
+    // A second worker of this host reads the fetched weights.
     let two = learner.host("host", "secret");
     has(&two, &[3]);
     learner.says(&[3, 4]);
@@ -141,7 +141,7 @@ fn a_host_fetches_each_version_once_and_the_base_once() {
     has(&two, &[4, 5]);
     let small = "seed = 1\n".len() + "{}".len() + "words".len() + 1000;
     assert_eq!(learner.serving.bytes_sent() as usize, small + 3 * BYTES);
-    // Whoever fetched ends: the other one takes over.
+    // When the fetching worker ends, the other worker takes over.
     drop(one);
     learner.says(&[5, 6]);
     has(&two, &[5, 6]);
@@ -168,7 +168,7 @@ fn a_version_that_is_pinned_here_is_not_overwritten() {
 }
 
 #[test]
-fn another_token_gets_nothing_and_says_so() {
+fn a_wrong_token_is_refused_with_an_error() {
     let mut learner = Fake::start();
     learner.says(&[1]);
     let host = learner.host("host", "Secret");
@@ -199,7 +199,7 @@ fn weights_are_not_shown_to_anybody() {
     let network = Network { server: server(None), listen, advertise: None };
     let error = network.check().unwrap_err();
     assert!(crate::error::is_bad_input(&error) && error.to_string().contains("to anybody"), "{error:#}");
-    // What workers are told: this machine's address, a name, or a name and a port.
+    // The advertised address: this machine's address, a name, or a name and a port.
     let of = |advertise: Option<&str>, bound: SocketAddr| {
         let network = Network { advertise: advertise.map(str::to_owned), ..network.clone() };
         network.advertised(bound, "127.0.0.1:4222").unwrap()
@@ -210,7 +210,7 @@ fn weights_are_not_shown_to_anybody() {
     assert_eq!(of(Some("node-1:99"), listen), "node-1:99");
 }
 
-/// A learner serves the files that it has read of its model, and no other ones.
+/// A learner serves only the files that it has read of its model.
 #[test]
 fn the_files_that_a_worker_reads_are_served_as_the_learner_has_read_them() {
     let dir = tempfile::tempdir().unwrap();
@@ -223,7 +223,7 @@ fn the_files_that_a_worker_reads_are_served_as_the_learner_has_read_them() {
     let network =
         Network { server: server(Some("t")), listen: ([127, 0, 0, 1], 0).into(), advertise: Some("h".into()) };
     let files = Arc::new(ModelFiles::read(&model).unwrap());
-    // A change that comes later is not served: the learner does not have it either.
+    // A later change of a file is not served: the learner has not read it either.
     std::fs::write(model.join("chat_template.jinja"), "changed").unwrap();
     let serving = Serving::open(&network, &dir.path().join("config.toml"), files, "127.0.0.1:4222").unwrap();
     let NetworkPlace { address, files } = serving.place();
@@ -244,7 +244,7 @@ fn the_files_that_a_worker_reads_are_served_as_the_learner_has_read_them() {
     assert_eq!(of_file("a/~b"), "model-a~2f~7eb");
 }
 
-/// Of the weights only those are served that were published last.
+/// Only the weights that were published last are served.
 #[test]
 fn versions_that_are_no_longer_published_are_gone() {
     let mut learner = Fake::start();

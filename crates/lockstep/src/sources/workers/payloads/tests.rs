@@ -104,7 +104,7 @@ fn checked(result: &JobResult, before: &[JobResult]) -> Result<(), String> {
 
 type Change = fn(&mut GroupAnswer);
 
-/// What is changed of an answer, and why it is then none to its job.
+/// A name, a change of an answer, and the reason why the changed answer does not fit its job.
 const NONE: [(&str, Change, &str); 20] = [
     ("a token beyond the vocabulary", |a| a.group.completions[1].ids[0] = 40, "completion 1 has the token 40, and"),
     ("the largest token", |a| a.group.completions[0].ids[2] = u32::MAX, "completion 0 has the token 4294967295, and"),
@@ -148,7 +148,7 @@ fn longer(completion: &mut Completion) {
 }
 
 #[test]
-fn what_is_no_answer_is_found_before_it_is_accepted() {
+fn an_invalid_answer_is_found_before_it_is_accepted() {
     assert_eq!(checked(&result(0, 0, &answer()), &[]), Ok(()));
     for (what, change, why) in NONE {
         let mut answer = answer();
@@ -172,14 +172,14 @@ fn what_is_no_answer_is_found_before_it_is_accepted() {
     assert_eq!(more(false, 0), Ok(()));
     assert_eq!(more(true, 0), Err("whether it is to be continued is said in two ways".to_owned()));
     assert_eq!(more(false, 1), Err("its fingerprint is that of other tokens".to_owned()));
-    // Left by an earlier learner: it is looked at when its batch is whole.
+    // An earlier learner's answer is checked when its batch is whole.
     let empty = |number, chunk| JobResult { bytes: Vec::new(), ..result(number, chunk, &answer()) };
     assert_eq!((checked(&empty(1, 0), &[]), checked(&empty(0, 1), &[])), (Ok(()), Ok(())));
     assert!(checked(&empty(0, 0), &[]).is_err());
 }
 
 #[test]
-fn the_first_result_of_a_batch_that_is_no_answer_is_found() {
+fn the_first_invalid_result_of_a_batch_is_found() {
     let payloads = payloads(&Config::default(), false);
     let jobs = [scored(0), scored(1)];
     let of = |number: u64, change: Change| {
@@ -203,12 +203,12 @@ fn the_first_result_of_a_batch_that_is_no_answer_is_found() {
     let wrong = [of(0, |_| {}), of(1, |answer| answer.group.completions[0].ids[0] = 40)];
     let why = "worker w's answer to the job 000001.0: completion 0 has the token 40, and the vocabulary has 40";
     assert_eq!(found(&wrong, true), Some((why.to_owned(), name(1, 0))));
-    // Of a group in chunks the first one is missing.
+    // The first chunk of a group is missing.
     let later = JobResult { job: name(0, 1), ..of(0, |_| {}) };
     assert_eq!(found(&[later, of(1, |_| {})], true), missing(0, 0));
     let empty = JobResult { bytes: Vec::new(), ..of(0, |_| {}) };
     assert!(found(&[empty.clone(), of(1, |_| {})], true).is_some_and(|(why, _)| why.contains("worker w's answer")));
-    // A checkpoint has what came before the last answer without its bytes.
+    // A checkpoint has the earlier answers without their bytes.
     let kept = JobResult { worker: WorkerName::new(CHECKPOINT).unwrap(), ..empty };
     assert_eq!(found(&[kept, of(1, |_| {})], true), None);
 }

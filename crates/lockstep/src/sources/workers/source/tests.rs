@@ -6,7 +6,7 @@ use model::columns::SAMPLER_LOGPS;
 use train::Sample;
 
 #[test]
-fn what_workers_cannot_do_is_refused() {
+fn settings_that_workers_do_not_support_are_refused() {
     let said = |change: fn(&mut Config), has_function: bool| {
         let mut config = Config::default();
         change(&mut config);
