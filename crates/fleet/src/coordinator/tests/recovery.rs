@@ -1,4 +1,4 @@
-//! Chunks, workers that are expelled, what earlier learners left, and starts from a checkpoint.
+//! Chunks, expelled workers, claims left by an earlier learner, and starts from a checkpoint.
 
 use super::*;
 
@@ -65,7 +65,8 @@ fn claims_that_nobody_asked_for_are_taken_back() {
     let mut run = Run::start(plan(3, 1, 1));
     assert_eq!(run.claim("dev9", job(0)), "release 0 of dev9", "it has not joined");
     run.tell(Event::Joined(name("dev1")));
-    // 1 at the start, as an earlier learner left it; 2 has weights that are not known here; there is no batch 3.
+    // Job 1 may be claimed at the start, since an earlier learner offered it; the weights of job 2 are unknown; batch 3
+    // does not exist.
     assert_eq!([1, 2, 3].map(|number| run.claim("dev1", job(number))), ["", "withdraw 2", "withdraw 3"]);
     assert_eq!(run.claim("dev1", chunk(0, 1)), "withdraw 0.1", "there is one chunk");
     assert_eq!(run.tell(Event::Recovered), "offer 0@0", "1 is being done");
@@ -102,7 +103,7 @@ fn the_results_of_an_expelled_worker_are_made_again_while_that_is_possible() {
     assert_eq!(run.claim("dev1", job(0)), "kill dev1; release 0 of dev1; offer 0@0");
     let fresh = Event::Result { worker: name("dev2"), job: job(0), lineage: ORIGIN, answer: answer(5, false) };
     assert_eq!(run.tell(fresh), "accept 0 of dev2; withdraw 0; sync 0: 0");
-    // Of a later batch alone: what is in training continues.
+    // Results of a later batch only: the batch in training continues.
     let mut run = start();
     run.tell(Event::Synced(BatchId(0)));
     assert_eq!(expel(&mut run, &[job(1)]), "kill dev1; offer 1@0");
