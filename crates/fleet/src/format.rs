@@ -1,7 +1,6 @@
 //! Jobs, results and batches as bytes. A file consists of `LSFLEET1`, a byte for its kind, the length of its content,
 //! the content, and the XXH3 hash of everything before. Integers are little-endian; texts and byte strings are preceded
-//! by their length. Any bytes can be given to the reading functions: incomplete or changed ones are an error with a
-//! text.
+//! by their length. The reading functions accept any bytes: incomplete or changed bytes are an error with a text.
 
 use crate::ids::{BatchId, Version};
 use crate::job::{Answer, Job, JobName, JobResult, Lineage, WorkerName};
@@ -230,7 +229,7 @@ mod tests {
         }
     }
 
-    /// The bytes of a file are those of earlier versions, whose files are read again.
+    /// The format is fixed, because files of earlier versions must stay readable.
     #[test]
     fn files_have_this_form_and_each_fault_is_named() {
         let file = job(b"ab".to_vec()).to_bytes();

@@ -273,8 +273,7 @@ fn text(mut file: &File) -> Result<String> {
     Ok(String::from_utf8_lossy(&bytes).into_owned())
 }
 
-/// For how long the file has not been written, by the clock of its file system: the time of a new file beside it is
-/// taken as now.
+/// The time since the last write to the file, by its file system's clock: a new file beside it gives the current time.
 fn silence(path: &Path) -> Result<Duration> {
     let mut probe = path.as_os_str().to_owned();
     probe.push(format!(".clock-{}", std::process::id()));
@@ -288,8 +287,8 @@ fn silence(path: &Path) -> Result<Duration> {
     Ok(now?.duration_since(written).unwrap_or_default())
 }
 
-/// Writes the text of a file without a lock again from time to time, until it is dropped: so other machines see that
-/// its owner lives.
+/// Rewrites the text of a file without a lock at intervals, so that other machines see that the owner is alive. It
+/// stops when dropped.
 #[derive(Debug)]
 pub struct Heartbeat {
     stop: Option<Sender<()>>,
@@ -303,7 +302,7 @@ impl Heartbeat {
         let (stop, stopped) = channel();
         let beat = move || {
             while let Err(RecvTimeoutError::Timeout) = stopped.recv_timeout(BEAT) {
-                // A process that was stopped for long may have lost the file to another one.
+                // Another process may have taken the file while this process was stopped.
                 if !is_unchanged(&file, &text) || file.rewind().and_then(|()| file.write_all(&text)).is_err() {
                     return;
                 }

@@ -156,7 +156,7 @@ impl Client {
             (200 | 206, _) => Ok(Got::Cut("an answer was cut off".to_owned())),
             (404, _) => Ok(Got::Gone),
             (401, _) => Err(Error::Refused(format!("{} refuses the token: it is another one", self.url))),
-            // Its weights are being overwritten, or its disk fails: it says so in its own log.
+            // The server's weights are being overwritten, or its disk fails: the server logs the reason.
             (500..=599, _) => Ok(Got::Cut(format!("it answered {status}"))),
             (status, _) => Err(Error::Failed(format!("{}/blobs/{path}: answered {status}", self.url))),
         }

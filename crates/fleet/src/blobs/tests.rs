@@ -5,7 +5,7 @@ use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
-/// A blob in memory, which may lie, or go.
+/// A blob in memory that can return wrong bytes or disappear.
 struct Bytes {
     bytes: Vec<u8>,
     /// Reads that give a changed bit, from the first after the head on.
@@ -129,7 +129,7 @@ fn cutting(to: SocketAddr, after: usize) -> (SocketAddr, Arc<AtomicUsize>) {
 fn a_cut_connection_costs_a_block_and_not_the_blob() {
     let source = Bytes::new(LENGTH);
     let server = serve(&source, None);
-    // A block and a half: the second one is asked for again, and the first is not.
+    // A block and a half: only the second block is requested again.
     let (address, cuts) = cutting(server.address(), BLOCK as usize * 3 / 2);
     let client = client_of(address, None);
     assert_eq!(client.bytes("it", &never).unwrap().unwrap(), source.bytes);

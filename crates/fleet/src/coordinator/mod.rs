@@ -289,7 +289,7 @@ impl Coordinator {
         self.offer(out);
     }
 
-    /// Removes the state of old batches. The last of them is kept, to compare late second results with.
+    /// Removes the state of old batches. The batch before the current one is kept, to compare late second results with.
     fn prune(&mut self) {
         let oldest = self.plan.version(self.batch.before(), 0);
         let first = self.plan.first_group(self.batch.before());

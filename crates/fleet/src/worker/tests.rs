@@ -1,4 +1,4 @@
-//! A worker's loop over a scripted exchange: which jobs it takes when, what it returns, and how it ends.
+//! A worker's loop over a scripted exchange: the jobs it takes, the results it returns, and how it ends.
 
 use super::*;
 use crate::error::Error;
@@ -34,7 +34,7 @@ struct Inner {
     state: Option<LearnerState>,
     jobs: VecDeque<Job>,
     unwanted: BTreeSet<JobName>,
-    /// What happened, in order.
+    /// The calls so far, in order.
     said: Vec<String>,
     results: Vec<JobResult>,
     status: WorkerStatus,
@@ -115,7 +115,7 @@ impl WorkerExchange for Script {
     }
 }
 
-/// Work that does `room` jobs at once; `does` says what becomes of each.
+/// Work that does `room` jobs at once; `does` returns the outcome of each.
 struct Tasks<'a> {
     script: Script,
     room: usize,
@@ -204,7 +204,7 @@ fn a_result_has_the_lineage_of_its_weights_and_of_what_it_continues() {
 #[test]
 fn a_job_that_must_be_alone_waits_for_the_others_and_nothing_is_taken_beside_it() {
     let alone = || Job { alone: true, ..job(1) };
-    // It is given back, and offered again; the worker takes nothing until it has nothing.
+    // The job is given back and offered again; the worker takes no job until it has finished its others.
     let script = Script::new(1, [job(0), alone(), alone(), job(2)]);
     assert_eq!(run(&script, 3).unwrap(), End::RunEnded);
     assert_eq!(script.said(), "begin:0 back:1 done:0 begin:1 done:1 begin:2 done:2");
@@ -218,7 +218,7 @@ fn what_is_not_wanted_any_more_is_dropped() {
     let mut does = |job: JobName| {
         times += 1;
         withdraws.inner().unwanted.insert(job_name(0));
-        // The second one ends only after the first is gone.
+        // The second job ends only after the first is dropped.
         let is_gone = withdraws.inner().said.iter().any(|said| said == "forget:0");
         (job == job_name(1) && is_gone).then(|| Ok(done(job)))
     };

@@ -113,7 +113,7 @@ impl World {
         before.flat_map(|(_, result)| result.bytes[..8].to_vec()).collect()
     }
 
-    /// Whether a result is wrong: its tokens are not what its job gives.
+    /// Whether a result is wrong: its tokens differ from the job's correct tokens.
     pub(super) fn is_lie(&self, result: &JobResult) -> bool {
         let weights = self.published.get(&self.plan.version_of(result.job)).copied();
         let expected = weights.map(|weights| tokens(result.job, weights, &self.payload(result.job)).0);
