@@ -21,7 +21,7 @@ fn encrypted(dir: &Path) -> Option<(NatsServer, PathBuf)> {
     let mut openssl = Command::new("openssl");
     openssl.args(["req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-days", "2"]);
     openssl.args(["-subj", "/CN=127.0.0.1", "-addext", "subjectAltName=IP:127.0.0.1"]);
-    // One that could sign others is refused as a server's.
+    // A CA certificate is refused as a server's certificate.
     openssl.args(["-addext", "basicConstraints=critical,CA:FALSE"]);
     let output = openssl.arg("-keyout").arg(&key).arg("-out").arg(&certificate).output().expect("openssl");
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
@@ -93,7 +93,7 @@ fn an_encrypted_server_is_one_whose_certificate_is_trusted() {
     });
 }
 
-/// Three times in a run the server is killed; its store is deleted with it.
+/// The server is killed three times in a run, and its store is deleted each time.
 #[test]
 fn a_server_that_is_killed_and_emptied_changes_no_bit() {
     let Some(mut server) = NatsServer::start() else { return };

@@ -173,7 +173,7 @@ impl Exchange for NatsLearner {
     }
 
     fn release(&mut self, _worker: &WorkerName, _job: JobName) -> Result<()> {
-        // Its worker is gone. If it comes back it may as well finish the job: the bits are the same.
+        // The job's worker is gone. If it comes back, it may finish the job: the bits are the same.
         Ok(())
     }
 
@@ -204,7 +204,8 @@ impl Exchange for NatsLearner {
     }
 
     fn kill(&mut self, worker: &WorkerName) -> Result<bool> {
-        // It has its own copy of the weights, and reads nothing that is overwritten here: it is enough to forget it.
+        // The worker has its own copy of the weights and does not read memory that is overwritten here, so forgetting
+        // it is enough.
         self.shared.inbox().expel(worker);
         Ok(true)
     }
@@ -220,7 +221,7 @@ impl Exchange for NatsLearner {
     fn waiter(&self) -> Result<Waiter> {
         let shared = self.shared.clone();
         Ok(Box::new(move |at_most| {
-            // Whoever was woken for nothing looks again and waits.
+            // After a spurious wake-up the caller checks again and waits.
             drop(shared.changed.wait_timeout(shared.inbox(), at_most));
         }))
     }
@@ -233,7 +234,7 @@ impl Exchange for NatsLearner {
 impl Drop for NatsLearner {
     fn drop(&mut self) {
         let since = Instant::now();
-        // Workers of other machines hear only what is said to them.
+        // Workers on other machines learn of the end only by messages.
         while self.has_ended && since.elapsed() < FAREWELL && !self.shared.inbox().all_have_ended() {
             self.shared.tell.notify_one();
             std::thread::sleep(PAUSE);
@@ -285,7 +286,7 @@ async fn prepare(shared: Arc<Shared>, jetstream: Context) -> std::result::Result
     let jobs = jetstream.get_stream_no_info(&names.jobs).await.map_err(|e| e.to_string())?;
     jobs.purge().await.map_err(|e| e.to_string())?;
     let results = jetstream.get_stream_no_info(&names.results).await.map_err(|e| e.to_string())?;
-    // What was delivered to an earlier learner and not acknowledged is delivered again, at once.
+    // Results that an earlier learner received and did not acknowledge are delivered again at once.
     let _ = results.delete_consumer(CONSUMER).await;
     Ok(())
 }
@@ -367,7 +368,7 @@ async fn send(shared: Arc<Shared>, client: Client, jetstream: Context, mut queue
                 });
             }
             Command::Withdraw(sequence) => {
-                // Not a purge of its subject: 2.9 then skips messages that come at that moment.
+                // Not a purge of the job's subject: nats-server 2.9 then skips messages that arrive at that moment.
                 if let Ok(stream) = jetstream.get_stream_no_info(&shared.names.jobs).await {
                     let _ = stream.delete_message(sequence).await;
                 }

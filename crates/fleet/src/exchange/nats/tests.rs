@@ -1,4 +1,4 @@
-//! What learner and worker keep of what they hear, without a server: messages are made here, and go nowhere.
+//! The state that learner and worker keep of received messages, without a server: the tests make the messages.
 
 use super::inbox::{Inbox, Known, Offered, part};
 use super::link::Link;

@@ -96,7 +96,7 @@ impl SpoolLearner {
     pub(super) fn kill_with(&mut self, locks: &Locks, worker: &WorkerName) -> Result<bool> {
         use rustix::process::{Signal, pidfd_send_signal};
         let path = self.layout.alive(worker);
-        // The text is that of the process that has the lock now.
+        // The lock is held, so its text names the present holder.
         let Some(before) = holder(&path)? else { return Ok(true) };
         let owner = read(&path)?.and_then(|text| owner(&String::from_utf8_lossy(&text)));
         let why = match locks.handle(before.pid, owner.as_ref(), &path) {
@@ -175,7 +175,7 @@ impl Exchange for SpoolLearner {
 
     fn poll(&mut self) -> Result<Vec<Event>> {
         let mut scan = Scan::default();
-        // In the order in which a job moves, so that one that moves meanwhile is not missed.
+        // Read in the order in which a job moves, so that a job that moves meanwhile is not missed.
         scan.pending.extend(jobs(&self.layout.pending())?);
         self.workers = self.layout.known_workers()?;
         for worker in self.workers.clone() {

@@ -1,4 +1,4 @@
-//! The spool directory: modes, claims, what is torn, a disk that is full, how fast a job is noticed.
+//! The spool directory: file modes, claims, torn files, a full disk, and wake-ups by new jobs.
 
 use super::{Layout, SpoolLearner, SpoolWorker, write_by};
 use crate::batches::BatchFiles;
@@ -70,7 +70,7 @@ fn a_job_goes_its_way_and_only_this_user_can_read_it() {
     assert_eq!(learner.poll().unwrap(), std::slice::from_ref(&event));
     assert_eq!(learner.poll().unwrap(), [], "it is told once");
     assert_eq!(learner.take(&worker_name, result.job), Some(result.clone()));
-    // What an earlier learner did not acknowledge is told to the next one; what it did is gone.
+    // The next learner sees the results that an earlier learner did not acknowledge; acknowledged results are gone.
     drop(learner);
     let mut learner = SpoolLearner::open(out.path()).unwrap();
     let events = learner.poll().unwrap();
@@ -144,7 +144,7 @@ fn who_died_gives_its_jobs_back_and_leaves_nothing_half() {
     );
     assert!(worker.claim(&[]).unwrap().is_some(), "its job was given back");
     learner.poll().unwrap();
-    // Who says that it ends did not die of its job.
+    // A worker that reported its end did not die of its job.
     worker.report(&WorkerStatus { ended: true, ..WorkerStatus::default() }).unwrap();
     drop(worker);
     let events = learner.poll().unwrap();

@@ -22,12 +22,12 @@ pub struct SpoolWorker {
     watch: Watch,
     /// The state of a learner that had already ended before this worker joined.
     old: Option<LearnerState>,
-    /// Device and inode of a `learner.json` that could not be read when this worker joined. A learner renames its own
-    /// into place, so that another one has another inode.
+    /// Device and inode of a `learner.json` that could not be read when this worker joined. Each learner renames a new
+    /// file into place, so a new file has another inode.
     damaged: Option<(u64, u64)>,
 }
 
-/// Device and inode of what a path names, a link itself among others.
+/// Device and inode of the file at a path; a link is not followed.
 fn identity(path: &Path) -> Option<(u64, u64)> {
     path.symlink_metadata().ok().map(|found| (found.dev(), found.ino()))
 }
@@ -82,11 +82,11 @@ impl WorkerExchange for SpoolWorker {
         let state = match read(&path).and_then(|bytes| bytes.map(parse).transpose()) {
             Ok(None) => return Ok(None),
             Ok(Some(state)) => state,
-            // It was there before: the learner that comes replaces it.
+            // The damaged file is older than this worker; the next learner replaces it.
             Err(_) if self.damaged.is_some() && identity(&path) == self.damaged => return Ok(None),
             Err(error) => return Err(error),
         };
-        // The next one may not be there yet: start in any order.
+        // The next learner may not be running yet: processes may start in any order.
         Ok(Some(state).filter(|state| self.old.as_ref() != Some(state)))
     }
 

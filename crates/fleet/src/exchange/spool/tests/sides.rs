@@ -1,4 +1,4 @@
-//! Locks and files, and what each side of a spool directory takes, leaves and refuses.
+//! Locks and files, and the files that each side of a spool directory takes, leaves or refuses.
 
 use super::super::*;
 use super::{job, name, result};
@@ -153,7 +153,7 @@ fn a_worker_takes_jobs_in_order_and_only_whole_ones() {
     worker.give_back(job(1, "").name).unwrap();
     worker.give_back(job(3, "").name).unwrap();
     assert_eq!(jobs(&layout.pending()).unwrap(), [job(3, "").name]);
-    // What an earlier process of the name left is there for all.
+    // Jobs left by an earlier process of the same name are open to all workers.
     drop(worker);
     let worker = SpoolWorker::join(out.path(), name("dev1")).unwrap();
     assert_eq!(jobs(&layout.pending()).unwrap().len(), 1);
