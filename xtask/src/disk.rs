@@ -138,7 +138,7 @@ mod tests {
     }
 
     #[test]
-    fn a_plain_read_is_found_and_what_disk_does_is_not() {
+    fn a_plain_read_is_found_and_a_call_of_disk_is_not() {
         let rows: [(&str, &[&str]); 9] = [
             ("let a = std::fs::read(path)?;", &["fs::read("]),
             ("    fs::rename(a, b)?; // fs::copy(a, b)", &["fs::rename("]),

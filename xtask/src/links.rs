@@ -142,7 +142,7 @@ mod tests {
     }
 
     #[test]
-    fn what_leads_nowhere_is_named() {
+    fn a_broken_link_is_named() {
         let directory = tempfile::tempdir().unwrap();
         let page = directory.path().join("a.md");
         fs::write(&page, "# Here\n").unwrap();

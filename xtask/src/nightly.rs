@@ -293,7 +293,7 @@ mod tests {
     }
 
     #[test]
-    fn a_name_that_is_no_check_is_refused() {
+    fn an_unknown_check_is_refused() {
         assert!(run(&["emulat"]).unwrap_err().contains("no check emulat: there are commands, emulate, fleet_ends"));
     }
 }

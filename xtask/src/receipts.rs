@@ -159,7 +159,7 @@ mod tests {
     }
 
     #[test]
-    fn a_tool_of_another_version_or_a_missing_one_has_no_receipt() {
+    fn a_missing_tool_or_another_version_does_not_have_a_receipt() {
         let root = tree();
         let with = |tools| Inputs { tools, ..INPUTS }.passed_before(root.path());
         assert!(with(INPUTS.tools));

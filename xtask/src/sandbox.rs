@@ -55,7 +55,7 @@ fn found(text: &str) -> Vec<&str> {
 #[cfg(test)]
 mod tests {
     #[test]
-    fn what_tests_found_is_read_from_their_lines() {
+    fn results_are_read_from_the_lines_of_tests() {
         let text = "test a::b ... ocaml, landlock: 3 right 1\nocaml, x: 2\npython, y\n\nocaml, x: 2\ntest c ... ok\nok";
         assert_eq!(super::found(text), ["ocaml, landlock: 3 right 1", "ocaml, x: 2", "python, y"]);
     }

@@ -77,7 +77,7 @@ mod tests {
     }
 
     #[test]
-    fn a_reward_at_a_bound_fits_and_no_score_fits_none() {
+    fn a_reward_at_a_bound_fits_and_a_missing_score_never_fits() {
         let range = |min, max| RewardRange { min, max, per_completion: false };
         let fits = |range: RewardRange| [0.5, 1.0, f64::NAN].map(|reward| range.fits_mean(reward));
         assert_eq!(fits(range(None, None)), [true, true, true]);

@@ -260,7 +260,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_logged_seldom_is_shown_step_by_step() {
+    fn a_rarely_logged_metric_is_shown_step_by_step() {
         let mut series = Series::default();
         (1..=40).for_each(|i| series.add(25 * i, &line(i as f64)));
         let all = series.buckets(&["reward".into()], 0, u64::MAX, 500);
@@ -269,7 +269,7 @@ mod tests {
     }
 
     #[test]
-    fn keys_that_a_line_lacks_and_numbers_that_are_none_are_told_apart() {
+    fn missing_keys_and_non_finite_numbers_are_told_apart() {
         let mut series = Series::default();
         series.add(1, &line(1.0));
         series.add(2, &[("loss".to_owned(), "NaN".into())].into_iter().collect());
@@ -282,7 +282,7 @@ mod tests {
     }
 
     #[test]
-    fn a_bucket_has_mean_least_greatest_and_what_is_no_number() {
+    fn a_bucket_has_mean_minimum_maximum_and_gaps() {
         let mut series = Series::default();
         let values = [json!(1.0), json!(4.0), json!(-2.0), json!("NaN"), json!("inf"), json!(8.0)];
         for (step, value) in (2..).zip(values) {

@@ -116,7 +116,7 @@ mod tests {
     }
 
     #[test]
-    fn what_follows_a_broken_batch_is_made_again() {
+    fn batches_after_a_broken_one_are_made_again() {
         let out = tempfile::tempdir().unwrap();
         let files = BatchFiles::open(out.path()).unwrap();
         for batch in 0..5 {

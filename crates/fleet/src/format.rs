@@ -203,7 +203,7 @@ mod tests {
         }
 
         #[test]
-        fn any_bytes_are_an_error_and_no_panic(bytes: Vec<u8>, kind in 1u8..4) {
+        fn any_bytes_are_an_error_and_do_not_panic(bytes: Vec<u8>, kind in 1u8..4) {
             prop_assert!(Job::from_bytes(&bytes).is_err());
             // With a checksum that fits the content is read, too.
             let file = sealed(kind, &bytes);

@@ -158,7 +158,7 @@ mod tests {
     }
 
     #[test]
-    fn numbers_with_which_no_run_ends_are_refused() {
+    fn numbers_with_which_a_run_cannot_end_are_refused() {
         assert_eq!(Plan::new(1, 1, 0).check(), Ok(()));
         assert!(Plan { max_inflight_tasks: 0, ..Plan::new(1, 1, 2) }.check().unwrap_err().contains("at least 1"));
         assert!(Plan { groups: 0, ..Plan::new(1, 1, 0) }.check().is_err());

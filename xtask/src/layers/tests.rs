@@ -70,7 +70,7 @@ fn two_knots_are_two_circles() {
 }
 
 #[test]
-fn the_root_s_own_items_are_a_module_and_its_re_exports_are_none() {
+fn the_root_s_own_items_are_a_module_and_its_re_exports_are_not() {
     let files = |root: &'static str| {
         [("lib.rs", root), ("a.rs", "use crate::Trait; pub struct X;"), ("b.rs", "pub struct Y; use crate::a::X;")]
     };
@@ -79,7 +79,7 @@ fn the_root_s_own_items_are_a_module_and_its_re_exports_are_none() {
 }
 
 #[test]
-fn tests_and_visibility_and_one_s_own_modules_are_no_imports() {
+fn tests_and_visibility_and_one_s_own_modules_are_not_imports() {
     let found = circles(&[
         ("lib.rs", "mod a; mod b;"),
         ("a.rs", "use crate::b::X; mod deep; #[cfg(test)] mod tests;"),

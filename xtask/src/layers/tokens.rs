@@ -75,7 +75,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_only_tests_see_is_left_out() {
+    fn items_only_for_tests_are_left_out() {
         let source =
             "#[cfg(test)] use a::{b, c}; d #[test] fn e() { f[0]; } #[cfg(all(test, unix))] #[allow(g)] mod h; i
             #[cfg(test)] const J: [u8; 2] = [0; 2]; k #[cfg(feature = \"x\")] l #[cfg(not(test))] m

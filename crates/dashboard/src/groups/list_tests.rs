@@ -182,7 +182,7 @@ fn the_nearest_group_that_was_scored_is_the_nearest_by_step() {
 }
 
 #[test]
-fn a_completion_has_what_was_recorded_of_each_of_its_tokens() {
+fn a_completion_has_the_recorded_values_of_its_tokens() {
     let dir = tempfile::tempdir().unwrap();
     let mut one = completion(0, &[4, 5, 6], 0.5, None);
     one.columns.set("entropies", vec![0.5, 0.25, 0.125]);

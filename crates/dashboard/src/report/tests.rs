@@ -167,7 +167,7 @@ fn two_runs_show_the_keys_that_differ_and_no_others() {
 }
 
 #[test]
-fn nothing_that_a_run_says_is_markup() {
+fn texts_of_a_run_do_not_become_markup() {
     let dir = tempfile::tempdir().unwrap();
     let mut report = run(dir.path(), "<script>alert(1)</script>".replace('/', "_").as_str(), 1.0, 5.0);
     let bad = "<img src=x onerror=alert(1)>\u{1b}[31m\"".to_owned();

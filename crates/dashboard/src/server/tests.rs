@@ -415,7 +415,7 @@ fn a_token_becomes_a_cookie_that_scripts_cannot_read() {
 }
 
 #[test]
-fn an_event_has_the_state_and_is_not_sent_to_who_has_it() {
+fn an_event_has_the_state_and_is_not_sent_to_a_page_that_has_it() {
     let site = listening(4);
     let log = site.dir.path().join("a/metrics.jsonl");
     let length = || std::fs::metadata(&log).unwrap().len();

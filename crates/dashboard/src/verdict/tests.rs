@@ -30,7 +30,7 @@ const LEVEL: [f64; 60] = [
 ];
 
 #[test]
-fn what_moved_first_is_found_by_half_of_its_way() {
+fn the_first_metric_to_move_is_found_by_its_half_way_step() {
     let of = |of: &dyn Fn(f64) -> f64| -> Option<Moved> {
         let values = noisy(60, of);
         moved(&(1..).zip(values).collect::<Vec<_>>())
@@ -46,7 +46,7 @@ fn what_moved_first_is_found_by_half_of_its_way() {
 }
 
 #[test]
-fn level_is_said_only_of_a_last_third_that_is_level() {
+fn a_run_is_level_only_if_its_last_third_is_level() {
     let of = |values: &[f64]| verdict("reward", values, true);
     assert_eq!(of(&RISING).says, "Learning: reward went from 0.863 to 2.48, and it still improves.");
     assert_eq!(of(&LEVEL).says, "Learned: reward went from 0.863 to 2.79, and is level now.");

@@ -139,7 +139,7 @@ fn a_cut_connection_costs_a_block_and_not_the_blob() {
 }
 
 #[test]
-fn what_is_gone_ends_a_fetch_and_a_server_that_comes_back_continues_it() {
+fn a_deleted_blob_ends_a_fetch_and_a_restarted_server_continues_it() {
     let source = Bytes::new(LENGTH);
     let server = serve(&source, None);
     let address = server.address();
@@ -180,7 +180,7 @@ fn raw(address: SocketAddr, path: &str, headers: &str) -> (u16, String, Vec<u8>)
 }
 
 #[test]
-fn a_range_is_answered_exactly_and_what_does_not_fit_is_refused() {
+fn a_range_is_answered_exactly_and_a_wrong_range_is_refused() {
     let source = Bytes::new(LENGTH);
     let server = serve(&source, Some("secret"));
     let token = "Authorization: Bearer secret\r\n";
@@ -247,7 +247,7 @@ fn answering(answers: Vec<String>) -> SocketAddr {
 }
 
 #[test]
-fn a_client_tries_again_what_may_pass_and_refuses_the_rest() {
+fn a_client_retries_temporary_failures_and_refuses_the_rest() {
     let answer = |status: u16, body: &str| {
         format!("HTTP/1.1 {status} x\r\nContent-Length: {}\r\nConnection: close\r\n\r\n{body}", body.len())
     };

@@ -187,7 +187,7 @@ fn jobs_are_blamed_for_the_workers_that_end_on_them_alone() {
 }
 
 #[test]
-fn who_stands_still_is_killed_at_the_limit_and_not_before() {
+fn a_stalled_worker_is_killed_at_the_limit_and_not_before() {
     let mut run = Run::start(Plan { stale_after_ms: 400, ..plan(1, 1, 0) });
     run.tell(Event::Joined(name("dev1")));
     run.tell(Event::Joined(name("dev2")));
@@ -228,7 +228,7 @@ fn jobs_of_a_worker_that_cannot_be_killed_are_offered_to_others() {
 }
 
 #[test]
-fn what_takes_long_is_offered_to_who_is_idle_and_later_to_all() {
+fn a_slow_job_is_offered_to_an_idle_worker_and_later_to_all() {
     let mut run = Run::start(Plan { straggler_after_ms: Some(100), ..plan(1, 1, 0) });
     run.tell(Event::Joined(name("dev1")));
     run.tell(Event::Recovered);

@@ -90,7 +90,7 @@ impl Fleet {
 }
 
 #[test]
-fn results_that_are_none_are_asked_for_again_and_their_worker_is_expelled_at_last() {
+fn refused_results_are_asked_for_again_and_their_worker_is_expelled_at_the_limit() {
     let mut fleet = open(Plan { chunks: true, ..Plan::new(4, 2, 1) });
     let spoil = |fleet: &mut Fleet, worker, job| {
         let result = fleet.result(worker, job, Answer { fingerprint: 1, more: false });
@@ -206,7 +206,7 @@ fn a_file_has_the_results_of_its_batch() {
 }
 
 #[test]
-fn jobs_have_the_content_of_what_came_before_and_only_what_is_needed_is_kept() {
+fn jobs_have_the_earlier_chunks_and_only_needed_results_are_kept() {
     let mut fleet = open(Plan { chunks: true, ..Plan::new(4, 1, 2) });
     fleet.give(0, job(0), 7, true);
     fleet.give(0, chunk(0, 1), 8, true);
@@ -246,7 +246,7 @@ fn jobs_have_the_content_of_what_came_before_and_only_what_is_needed_is_kept() {
 }
 
 #[test]
-fn what_goes_wrong_is_counted_and_said() {
+fn failures_are_counted_and_reported() {
     let mut fleet = open(Plan { failures_per_job: 9, ..Plan::new(2, 2, 0) });
     let jobs = fleet.pending();
     assert_eq!(jobs.len(), 2);
@@ -345,7 +345,7 @@ fn an_expelled_workers_results_are_taken_back_and_stay_refused_after_a_resume() 
 }
 
 #[test]
-fn wrong_scores_are_forgotten_and_unreadable_files_are_said() {
+fn wrong_scores_are_forgotten_and_unreadable_files_are_reported() {
     let mut fleet = open(Plan::new(3, 1, 1));
     fleet.give(0, job(0), 1, false);
     fleet.give(0, job(1), 1, false);
@@ -379,7 +379,7 @@ fn wrong_scores_are_forgotten_and_unreadable_files_are_said() {
 }
 
 #[test]
-fn the_thread_that_serves_says_why_it_ended_as_often_as_it_is_asked() {
+fn a_failed_thread_returns_its_error_at_every_call() {
     let Fleet { out: _out, learner, mut workers } = open(Plan { failures_per_job: 1, ..Plan::new(1, 1, 0) });
     let handle = LearnerHandle::start(learner).unwrap();
     assert_eq!(handle.next_step(Duration::ZERO).unwrap(), None);

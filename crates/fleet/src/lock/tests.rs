@@ -155,7 +155,7 @@ fn two_that_start_together_are_told_apart() {
 }
 
 #[test]
-fn a_warning_names_the_error_and_what_to_do() {
+fn a_warning_names_the_error_and_the_fix() {
     let text = |errno: Errno| advice(Path::new("d/run.lock"), &errno.into());
     let none = "this file system does not lock files";
     for (errno, fix) in [(Errno::NOSYS, "localflock"), (Errno::NOLCK, "rpc.statd"), (Errno::OPNOTSUPP, "localflock")] {

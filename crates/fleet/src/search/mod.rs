@@ -203,7 +203,7 @@ fn with_a_liar(plan: &Plan, kills: u32) {
 
 /// Checks that chunks which continue a wrong result are made again as well.
 #[test]
-fn what_continues_a_lie_is_made_again() {
+fn chunks_that_continue_a_lie_are_made_again() {
     with_a_liar(&plan(3, 1, 2, true), 0);
     with_a_liar(&plan(2, 1, 2, true), 1);
 }

@@ -60,7 +60,7 @@ fn a_learner_that_ends_by_itself_ends_the_run_with_its_code() {
 }
 
 #[test]
-fn who_was_killed_is_started_again_and_so_is_a_worker_that_failed() {
+fn a_killed_process_and_a_failed_worker_are_restarted() {
     let killed = "kill -9 $$";
     let again = "ended (signal: 9 (SIGKILL)): started again";
     assert_eq!(run_of(&[killed, killed, "exit 6"], &[]), (6, vec![format!("the learner {again}"); 2]));
@@ -74,7 +74,7 @@ fn who_was_killed_is_started_again_and_so_is_a_worker_that_failed() {
 }
 
 #[test]
-fn what_fails_again_and_again_ends_the_run() {
+fn repeated_failures_end_the_run() {
     let failed = |scripts: &[&str]| {
         let (result, said) = run_with(&[WAITS], &[scripts], &[], limits());
         (result.unwrap_err().to_string(), said.len())
@@ -141,7 +141,7 @@ fn a_child_that_crashed_is_not_taken_for_one_that_was_killed() {
 }
 
 #[test]
-fn a_request_to_stop_is_passed_on_and_one_to_end_at_once_waits_for_nobody() {
+fn a_request_to_stop_is_passed_on_and_a_request_to_end_kills_at_once() {
     // The grace period is as long as a hang, so a supervisor that waited for it would fail the test.
     let limits = Limits { grace: testing::HANG, ..limits() };
     let run =

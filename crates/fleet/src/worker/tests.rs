@@ -191,7 +191,7 @@ fn a_worker_fills_its_room_and_leaves_some_to_others() {
 }
 
 #[test]
-fn a_result_has_the_lineage_of_its_weights_and_of_what_it_continues() {
+fn a_result_has_the_lineage_of_its_weights_and_of_the_answer_before() {
     let continued = Job { continues: Some(7), ..job(1) };
     let script = Script::new(1, [job(0), continued]);
     run(&script, 1).unwrap();
@@ -211,7 +211,7 @@ fn a_job_that_must_be_alone_waits_for_the_others_and_nothing_is_taken_beside_it(
 }
 
 #[test]
-fn what_is_not_wanted_any_more_is_dropped() {
+fn a_withdrawn_job_is_dropped() {
     let script = Script::new(1, [job(0), job(1)]);
     let mut times = 0;
     let withdraws = script.clone();
@@ -228,7 +228,7 @@ fn what_is_not_wanted_any_more_is_dropped() {
 }
 
 #[test]
-fn every_end_gives_back_what_is_not_done() {
+fn every_end_gives_back_unfinished_jobs() {
     let never = &mut |_: JobName| None;
     let script = Script::new(1, [job(0), job(1)]);
     let began = script.clone();

@@ -74,7 +74,7 @@ fn workers_over_nats_give_the_sequential_run() {
 }
 
 #[test]
-fn an_encrypted_server_is_one_whose_certificate_is_trusted() {
+fn an_encrypted_server_needs_a_trusted_certificate() {
     let dir = tempfile::tempdir().unwrap();
     let Some((server, certificate)) = encrypted(dir.path()) else { return };
     let mut options = options_of(&server, Some(TOKEN));

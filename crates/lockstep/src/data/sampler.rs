@@ -143,7 +143,7 @@ mod tests {
     }
 
     #[test]
-    fn the_seed_decides_and_no_seed_keeps_the_order() {
+    fn the_seed_decides_the_order_and_without_a_seed_the_order_is_kept() {
         let draw = |seed| Sampler::new(50, 50, seed).unwrap().next_batch();
         assert_eq!(draw(Some(1)), draw(Some(1)));
         assert_ne!(draw(Some(1)), draw(Some(2)));

@@ -101,7 +101,7 @@ Worst, reward -1.00:
 }
 
 #[test]
-fn alarms_that_hold_and_are_no_notes_are_listed() {
+fn active_alarms_are_listed_without_notes() {
     let of = |more: Value| {
         let mut line = json!({"alarm": {"id": "kl", "since": 3, "evidence": "E", "remedy": "R"}});
         line["weight"] = more.get("weight").cloned().unwrap_or(json!("look"));

@@ -80,7 +80,7 @@ fn a_run_that_was_to_end_goes_on_with_the_weights_of_its_end() {
 }
 
 #[test]
-fn what_nobody_can_make_ends_the_run_unless_somebody_does_it() {
+fn an_impossible_job_ends_the_run_unless_a_worker_does_it() {
     let start = || Run(Coordinator::resume(plan(9, 1, 1), saved(4, &[]), BTreeMap::new()).unwrap());
     assert_eq!(start().tell(Event::Recovered), "4 needs 3, which is gone");
     // An earlier learner offered the job, and a worker that has the weights is still doing it.
@@ -98,7 +98,7 @@ fn what_nobody_can_make_ends_the_run_unless_somebody_does_it() {
 }
 
 #[test]
-fn a_result_that_is_none_is_asked_for_again() {
+fn a_refused_result_is_asked_for_again() {
     let mut run = Run::start(plan(3, 2, 1));
     run.tell(Event::Joined(name("dev1")));
     run.tell(Event::Joined(name("dev2")));

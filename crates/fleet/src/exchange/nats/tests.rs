@@ -93,7 +93,7 @@ fn a_name_is_refused_to_a_second_process_while_the_first_is_heard() {
 }
 
 #[test]
-fn what_was_withdrawn_is_said_to_who_works_on_it() {
+fn a_withdrawal_is_sent_to_the_worker_of_the_job() {
     let mut inbox = Inbox::default();
     inbox.offer(job(0));
     inbox.offered(job(0), Some(40));
@@ -113,7 +113,7 @@ fn what_was_withdrawn_is_said_to_who_works_on_it() {
 }
 
 #[test]
-fn a_list_of_the_server_shows_what_it_has_lost() {
+fn the_servers_list_shows_lost_jobs() {
     let mut inbox = Inbox::default();
     (0..4).for_each(|number| inbox.offer(job(number)));
     (0..3).for_each(|number| inbox.offered(job(number), (number < 2).then_some(number)));
@@ -134,7 +134,7 @@ fn a_list_of_the_server_shows_what_it_has_lost() {
 }
 
 #[test]
-fn a_scan_shows_who_is_there_and_what_it_does() {
+fn a_scan_shows_the_workers_and_their_jobs() {
     let mut inbox = Inbox::default();
     inbox.offer(job(0));
     inbox.hear(&name("dev1"), beat(3, 5, &[1, 2]));

@@ -69,7 +69,7 @@ fn each_change_is_an_event_and_is_told_once() {
 }
 
 #[test]
-fn a_job_that_two_looks_miss_is_lost() {
+fn a_job_that_two_scans_miss_is_lost() {
     let mut observer = Observer::default();
     let look = |observer: &mut Observer, pending: &[u64], processing: &[u64], results: &[u64]| {
         said(observer.compare(scan(Seen::default(), pending, processing, results)))

@@ -113,7 +113,7 @@ fn a_result_that_is_torn_or_of_another_name_is_made_again() {
 }
 
 #[test]
-fn who_died_gives_its_jobs_back_and_leaves_nothing_half() {
+fn a_dead_workers_jobs_are_given_back_and_its_half_files_deleted() {
     let out = tempfile::tempdir().unwrap();
     let mut learner = SpoolLearner::open(out.path()).unwrap();
     let mut worker = SpoolWorker::join(out.path(), name("dev1")).unwrap();
@@ -161,7 +161,7 @@ fn who_died_gives_its_jobs_back_and_leaves_nothing_half() {
 }
 
 #[test]
-fn a_full_disk_is_an_error_that_says_so_and_leaves_nothing_half() {
+fn a_full_disk_is_reported_and_half_files_are_deleted() {
     let out = tempfile::tempdir().unwrap();
     let files = BatchFiles::open(out.path()).unwrap();
     let full = |file: &mut File| {

@@ -52,7 +52,7 @@ fn sampling_parameters() {
 }
 
 #[test]
-fn profiles_replace_what_they_name() {
+fn profiles_replace_the_parameters_that_they_name() {
     let profiles = json!({
         "a": {"share": 0.25, "max_completion_length": 3, "top_p": 0.5, "top_k": 4, "min_p": 0.125,
             "repetition_penalty": 2.0},

@@ -29,7 +29,7 @@ fn trl_name(key: &Key) -> Option<&'static str> {
 }
 
 #[test]
-fn rows_name_keys_that_there_are() {
+fn rows_name_existing_keys() {
     let mut names = BTreeSet::new();
     for key in KEYS {
         assert!(names.insert(key.name), "{} stands twice in the table", key.name);

@@ -93,7 +93,7 @@ fn messages_of_other_names_are_read_as_role_and_content() {
 }
 
 #[test]
-fn marks_of_ids_and_what_they_may_be() {
+fn marks_of_ids_and_their_allowed_values() {
     let show = |learned, columns: Value| shown(learned, json!("q"), Value::Null, columns).map_err(|e| e.to_string());
     let assistant = Learned { assistant_only: true, ..ALL };
     let all = json!({"input_ids": [1, 2, 3], "labels": null, "completion_mask": null, "assistant_masks": null});

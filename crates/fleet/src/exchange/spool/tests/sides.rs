@@ -161,7 +161,7 @@ fn a_worker_takes_jobs_in_order_and_only_whole_ones() {
 }
 
 #[test]
-fn a_worker_says_who_it_is_and_hears_no_learner_of_before() {
+fn a_worker_identifies_itself_and_ignores_an_earlier_learner() {
     let out = tempfile::tempdir().unwrap();
     let layout = Layout::of_run(out.path());
     let mut learner = SpoolLearner::open(out.path()).unwrap();

@@ -175,7 +175,7 @@ fn no_part_of_a_spool_leads_out_of_it_or_is_waited_for() {
 /// A stranger may have written the learner's state: the status lists only a part of the claimed range, and its sums do
 /// not overflow.
 #[test]
-fn what_a_learner_claims_takes_no_memory_and_no_time() {
+fn a_strangers_learner_state_costs_neither_memory_nor_time() {
     let most = u64::MAX;
     let rows: [(u64, u64, u64, u64, usize); 20] = [
         (0, 4, 1, 2, 2),
