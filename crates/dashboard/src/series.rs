@@ -1,9 +1,9 @@
 //! Metrics by step, stored in columns, and their aggregation into buckets for charts.
 //!
-//! A bucket covers 2^k steps on a grid that begins at step 0, where k is the smallest that gives no more buckets with
-//! values than the chart has pixels: a run that logs each 25th step is shown step by step. So only the last bucket ever
-//! changes, and all metrics and runs share the grid. Each bucket keeps its smallest and greatest value, so that a spike
-//! of one step stays visible.
+//! A bucket covers 2^k steps on a grid that begins at step 0. k is the smallest number for which the buckets with
+//! values are at most as many as the chart's pixels, so a run that logs each 25th step is shown step by step. Only the
+//! last bucket changes while a run goes on, and all metrics and runs share the grid. Each bucket keeps its smallest and
+//! greatest value, so that a spike of one step stays visible.
 
 use serde_json::{Map, Value, json};
 use std::collections::BTreeMap;
@@ -14,8 +14,8 @@ const MISSING: u64 = 0x7ff8_dead_beef_0001;
 /// A horizontal axis of charts other than the steps.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Axis {
-    /// Minutes of training since the first logged step: the sum of `step_time`, so without evaluations, and without
-    /// the time between a stop and a resume.
+    /// Minutes of training since the first logged step: the sum of `step_time`, which excludes evaluations and the time
+    /// between a stop and a resume.
     Minutes,
     /// Tokens of training so far: `num_tokens`.
     Tokens,

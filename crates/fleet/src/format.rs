@@ -195,7 +195,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn what_is_written_is_read(payload: Vec<u8>, more: bool) {
+        fn a_written_value_is_read_back(payload: Vec<u8>, more: bool) {
             prop_assert_eq!(Job::from_bytes(&job(payload.clone()).to_bytes()).unwrap(), job(payload.clone()));
             let results = vec![result(payload, more), result(vec![], !more)];
             let (batch, read) = batch_from_bytes(&batch_to_bytes(BatchId(5), &results)).unwrap();

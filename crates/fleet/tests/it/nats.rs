@@ -133,7 +133,7 @@ fn a_server_that_is_killed_and_emptied_changes_no_bit() {
 }
 
 #[test]
-fn what_cannot_be_is_refused_in_words() {
+fn impossible_connections_are_refused_with_the_reason() {
     let Some(server) = NatsServer::start() else { return };
     let out = tempfile::tempdir().unwrap();
     let refused = |result: fleet::Result<()>| match result {

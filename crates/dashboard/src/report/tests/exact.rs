@@ -134,7 +134,7 @@ fn a_sample_has_the_completions_with_the_most_and_the_least_reward() {
     assert!(
         sample(&json!({"step": null, "weights": [], "completions": [one(json!([]), "a")], "prompt": "p"})).is_none()
     );
-    // Of the last step three groups, those with the most different rewards.
+    // Three groups of the last step: the ones with the largest spread of rewards.
     let dir = tempfile::tempdir().unwrap();
     let recorded_group = |id: u64| {
         let completion = |place: usize| Completion {
