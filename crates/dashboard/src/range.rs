@@ -41,8 +41,8 @@ impl RewardRange {
         self.per_completion && self.is_bounded()
     }
 
-    /// Whether a group's mean reward is in the range. NaN, the mean of a group without scores, is never in a bounded
-    /// range.
+    /// Whether a group's mean reward is in the range; always true for a range of single completions. NaN, the mean of a
+    /// group without scores, is never in a bounded range.
     pub fn fits_mean(&self, reward: f64) -> bool {
         self.per_completion || self.contains(reward)
     }

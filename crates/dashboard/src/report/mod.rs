@@ -205,7 +205,7 @@ fn sample(group: &Value) -> Option<Sample> {
     };
     let scored = |completion: &Value| {
         let rewards = completion["rewards"].as_array()?;
-        // A completion without any score has a missing total, not 0.
+        // A completion without a score is left out: its total is not 0.
         rewards.iter().any(Value::is_number).then_some(())?;
         let of = rewards.iter().zip(&weights).filter_map(|(reward, weight)| Some(reward.as_f64()? * weight));
         // A run's own completions are recorded as tokens.

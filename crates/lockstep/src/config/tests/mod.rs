@@ -211,7 +211,7 @@ fn changes_are_undone_from_their_lines() {
     let mut undone = now.clone();
     undo(&mut undone, &lines.iter().map(String::as_str).collect::<Vec<_>>()).unwrap();
     assert_eq!(undone, Config { threads: now.threads, ..began.clone() });
-    // Two starts, of which the second changed a value again.
+    // Two resumed starts; the second changes a value again.
     let lines = ["max_steps was -1, now 5", "a reward is no key", "max_steps was 5, now 9"];
     undo(&mut undone, &lines).unwrap();
     assert_eq!(undone.max_steps, -1);

@@ -78,7 +78,7 @@ fn profiles_replace_the_parameters_that_they_name() {
     // Groups 0 and 1 are at 0 and at the golden ratio's 0.618.
     assert_eq!((plan.profile(GroupId(0)), plan.profile(GroupId(1))), (Some("a"), Some("b")));
     assert_eq!((&**plan.of(GroupId(0)), &**plan.of(GroupId(1))), (&own, &all));
-    // The group whose place is nearest to 1: what rounding leaves belongs to the last profile.
+    // The group with the place nearest to 1: the rounding gap belongs to the last profile.
     let golden = 0x9e37_79b9_7f4a_7c15_u64;
     let mut inverse = golden;
     (0..6).for_each(|_| inverse = inverse.wrapping_mul(2u64.wrapping_sub(golden.wrapping_mul(inverse))));

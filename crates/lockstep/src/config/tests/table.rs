@@ -8,7 +8,7 @@ use crate::config::{Algorithm, Config, Layers, Purpose};
 use serde_json::Value as Json;
 use std::collections::BTreeSet;
 
-/// TRL's classes of the methods that it has; fields of the last two are of all methods.
+/// TRL's configuration classes by method; the fields of the last two apply to all methods.
 const CLASSES: [(&str, Methods); 5] =
     [("GRPOConfig", GRPO), ("RLOOConfig", RLOO), ("SFTConfig", SFT), ("DPOConfig", DPO), ("RewardConfig", REWARD)];
 const SHARED: [&str; 2] = ["ModelConfig", "ScriptArguments"];
@@ -85,7 +85,7 @@ fn same(toml: &str, json: &Json) -> bool {
     }
 }
 
-/// Every field of TRL's configurations is supported, accepted without meaning, or refused with what to do instead.
+/// Every field of TRL's configurations is supported, accepted without meaning, or refused with a remedy.
 #[test]
 fn every_field_of_trl_has_an_answer() {
     let trl = trl();
@@ -153,7 +153,7 @@ fn values_of_a_program() {
     }
 }
 
-/// The trainer's structures have defaults of their own, for those who use it without a configuration: the same ones.
+/// The trainer's structs have their own defaults, for use without a configuration. They must equal the keys' defaults.
 #[test]
 fn defaults_of_the_trainer_are_those_of_the_keys() {
     let c = Config::default();
