@@ -24,7 +24,7 @@ impl SaveDType {
             SaveDType::F32 => FileDType::F32,
             SaveDType::Bf16 => FileDType::Bf16,
             SaveDType::F16 => FileDType::F16,
-            // A model that computes in bf16 has bf16 weights.
+            // The model computes with bf16 weights, so it would not use more bits in the files.
             SaveDType::Auto if !adapts && is_bf16 => FileDType::Bf16,
             SaveDType::Auto => loaded.unwrap_or(FileDType::F32),
         }
