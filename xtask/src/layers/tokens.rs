@@ -1,4 +1,4 @@
-//! Leaves the items out of a file that are compiled only for tests: those under `#[cfg(test)]` or `#[test]`.
+//! Removes the items that are compiled only for tests: the items under `#[cfg(test)]` or `#[test]`.
 
 use proc_macro2::{Delimiter, Group, TokenStream, TokenTree};
 

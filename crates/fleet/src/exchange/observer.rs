@@ -42,11 +42,11 @@ pub(crate) struct Observer {
 impl Observer {
     pub(crate) fn offered(&mut self, job: JobName) {
         self.offered.insert(job, false);
-        // A result of it that was told of before was not used, or taken back: the next one is another.
+        // An earlier reported result of the job was not used or was taken back, so the next result is a new one.
         self.results.retain(|(_, known)| *known != job);
     }
 
-    /// Says that a job was withdrawn from whoever works on it. A worker that takes it again is reported again.
+    /// Records that a job was withdrawn from its workers. A worker that takes it again is reported again.
     pub(crate) fn withdrawn(&mut self, job: JobName) {
         self.offered.remove(&job);
         self.released.extend(self.processing.iter().filter(|(_, known)| *known == job).cloned());

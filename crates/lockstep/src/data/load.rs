@@ -83,8 +83,8 @@ impl DatasetSpec {
         Some(Self::of(config, name, split, config.eval_max_samples))
     }
 
-    /// All evaluation datasets that `config` names, each with its name: that of `eval_dataset_name`, whose name is
-    /// empty, then those of `eval_datasets`.
+    /// The evaluation datasets of `config` with their names: first `eval_dataset_name`, with an empty name, then
+    /// `eval_datasets`.
     pub fn eval_sets(config: &Config) -> Vec<(String, DatasetSpec)> {
         let named = config.eval_datasets.iter().filter_map(|(set, data)| {
             let split = config.eval_dataset_split.clone().unwrap_or_else(|| "test".to_owned());

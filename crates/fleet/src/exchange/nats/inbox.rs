@@ -133,7 +133,7 @@ impl Inbox {
     /// job.
     pub fn offered(&mut self, job: JobName, sequence: Option<u64>) {
         let Some(offered) = self.offers.get_mut(&job) else { return };
-        // If it may not: it is nowhere, unless the next list has it.
+        // Without a position the job counts as lost, unless the next list has it.
         let since = if sequence.is_some() { Instant::now() } else { Instant::now() - ANSWER };
         *offered = Offered::There(since);
         self.sequences.extend(sequence.map(|sequence| (job, sequence)));

@@ -123,7 +123,8 @@ fn the_servers_list_shows_lost_jobs() {
     assert_eq!(left, [job(1), job(3)], "3 is on its way");
     assert!(matches!(inbox.offers[&job(3)], Offered::Sent));
     assert_eq!((inbox.withdraw(job(0)), inbox.withdraw(job(1))), (None, Some(1)));
-    // A list that was asked for before the job was there says nothing of it, unless the answer never came.
+    // A list that was requested before a job was confirmed does not count as proof that the job is lost, unless the
+    // offer was never confirmed.
     inbox.offer(job(5));
     inbox.offer(job(6));
     let asked = Instant::now();
@@ -145,7 +146,7 @@ fn a_scan_shows_the_workers_and_their_jobs() {
     assert_eq!(scan.pending, BTreeSet::from([job(0)]));
     assert_eq!(scan.processing, BTreeSet::from([(name("dev1"), job(1))]));
     assert_eq!(scan.workers, BTreeMap::from([(name("dev1"), seen(true, 5))]));
-    // Silence while there is no connection is nobody's.
+    // Silence does not count against a worker while the learner is disconnected.
     let ago = |inbox: &mut Inbox, seconds| {
         let known: &mut Known = inbox.workers.get_mut(&name("dev1")).unwrap();
         known.heard = Instant::now().checked_sub(Duration::from_secs(seconds)).unwrap();

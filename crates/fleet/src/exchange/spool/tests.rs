@@ -133,7 +133,7 @@ fn a_dead_workers_jobs_are_given_back_and_its_half_files_deleted() {
     learner.offer(&job(0, "")).unwrap();
     let mut worker = SpoolWorker::join(out.path(), name("dev1")).unwrap();
     assert!(worker.claim(&[]).unwrap().is_some());
-    // One that returns at once is another one, and took nothing over.
+    // A worker that rejoins at once is a new process, without the jobs of the old one.
     learner.poll().unwrap();
     drop(worker);
     let mut worker = SpoolWorker::join(out.path(), name("dev1")).unwrap();
@@ -149,7 +149,7 @@ fn a_dead_workers_jobs_are_given_back_and_its_half_files_deleted() {
     drop(worker);
     let events = learner.poll().unwrap();
     assert_eq!(events[0], Event::Ended { worker: name("dev1"), how: HowEnded::Asked });
-    // One that failed says so, and is heard though the next one is there already.
+    // A failed worker reports its failure, which is read even if the next process has already started.
     let mut worker = SpoolWorker::join(out.path(), name("dev1")).unwrap();
     learner.poll().unwrap();
     worker.report(&WorkerStatus { failures: 1, ..WorkerStatus::default() }).unwrap();

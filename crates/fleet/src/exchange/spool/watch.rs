@@ -16,7 +16,7 @@ pub(super) struct Watch {
 impl Watch {
     pub(super) fn new() -> Watch {
         use rustix::fs::inotify::{CreateFlags, init};
-        // Without one (the user's limit is reached) every wait is short.
+        // Without inotify (the user's limit is reached) every wait is short.
         Watch { inotify: init(CreateFlags::CLOEXEC | CreateFlags::NONBLOCK).ok() }
     }
 

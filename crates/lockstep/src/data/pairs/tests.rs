@@ -216,7 +216,7 @@ fn margins_and_other_columns() {
     assert!(crate::stop::is_stopped(&stopped.unwrap_err()));
 }
 
-/// A pair that is certainly too long is left out before it is encoded, as is each such pair of one row.
+/// A pair with a far too long answer, chosen or rejected, is left out before it is encoded.
 #[test]
 fn a_far_too_long_answer_is_not_encoded() {
     let long = "A".repeat((1 << 20) + 1);
