@@ -129,7 +129,7 @@ fn no_part_of_a_spool_leads_out_of_it_or_is_waited_for() {
     for place in PLACES {
         for (kind, make) in KINDS {
             for (who, operation) in OPERATIONS {
-                // Operations that do not open this place succeed.
+                // An operation that does not open this place has no reason to refuse it, and is skipped.
                 let opens = match who {
                     "the batches" => ["", "batches", "batches/000000"].contains(&place),
                     "a learner with other settings" => {
