@@ -117,7 +117,7 @@ fn reports_are_complete_whatever_happens(root: &Path) -> Result<(), String> {
     // A message that JSON has to escape.
     let fails = "case $* in *glu*) printf 'DIFFERS: \"y\" is 1\\\\2\\t\\xff×\\n'; exit 101 ;; esac\n\
                  echo 'test result: ok. 1 passed; 0 failed'\n";
-    // It is not ended by SIGTERM alone, as a process that waits for a driver.
+    // The program ignores SIGTERM, like a process that waits for a driver.
     let never_ends =
         format!("trap '' TERM\necho $$ >{}/pid\necho begun\nwhile :; do sleep 1; done\n", endless.display());
     let failing = Script::with(programs(&failing, fails)?);

@@ -63,7 +63,7 @@ fn counted() -> Result<BTreeMap<String, Counts>, String> {
     let mut all: BTreeMap<String, Counts> = BTreeMap::new();
     for folder in ["crates", "xtask", "python/src"] {
         for path in sources::below(folder)? {
-            // It has the patterns as data.
+            // `grammar.rs` has the patterns as data.
             if !sources::is_one_of(&path, &["rs"]) || path.ends_with("xtask/src/grammar.rs") {
                 continue;
             }

@@ -218,8 +218,8 @@ fn trl_suite() -> Result<Done, String> {
     }
 }
 
-/// Trains ten runs whose rewards are gamed and ten that learn honestly, and reads their headlines. Takes ten
-/// minutes on two cores.
+/// Trains ten runs with gamed rewards and ten runs that learn honestly, and reads their headlines. Takes ten minutes on
+/// two cores.
 fn verdicts() -> Result<Done, String> {
     match crate::verdicts::missing() {
         Some(what) => Ok(Done::Unavailable(what)),

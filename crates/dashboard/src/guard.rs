@@ -21,7 +21,7 @@ pub struct Guard {
     port: u16,
     /// The host name that is allowed in `Host`, beside this machine's names.
     host: Option<String>,
-    /// Names and ports that are allowed as well, such as those of a forwarded port.
+    /// Names and ports that are allowed as well, such as a forwarded port's.
     also: Vec<(String, u16)>,
     /// Hash of the token. Only hashes are compared, so that the time of the comparison reveals nothing.
     token: Option<[u8; 32]>,

@@ -195,7 +195,7 @@ impl RunFiles {
         serde_json::from_slice(&bytes).unwrap_or(Value::Null)
     }
 
-    /// The state of the run: `running`, `finished`, or `stopped` before its end. A run whose model was deleted has
+    /// The state of the run: `running`, `finished`, or `stopped` before its end. If the model was deleted, a run has
     /// finished if it took all of its steps.
     pub fn state(&self) -> &'static str {
         if lockstep::directory::writer(&self.root).is_some() {
@@ -285,7 +285,7 @@ impl RunFiles {
         [times().next(), times().last()]
     }
 
-    /// For each reward function, how its mean changed, the one that moved first before the others.
+    /// The change of each reward function's mean; the function that moved first comes first.
     fn moved(&self) -> Value {
         let name = |key: &str| Some(key.strip_prefix("rewards/")?.strip_suffix("/mean")?.to_owned());
         let rewards =

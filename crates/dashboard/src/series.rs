@@ -127,7 +127,7 @@ impl Series {
 
     /// For each metric in `keys`, at most `pixels` buckets over the steps `from` to `to`: `{"width", "steps", "keys":
     /// {KEY: {"mean", "min", "max", "count", "non_finite", "gaps"}}}`. `min`, `max` and `count` are left out if a
-    /// bucket is one step; `gaps` (the places of buckets whose values are all NaN or infinite) if there are none.
+    /// bucket is one step; `gaps` (the places of buckets with only NaN or infinite values) is left out if it is empty.
     pub fn buckets(&self, keys: &[String], from: u64, to: u64, pixels: usize) -> Value {
         let to = to.min(self.last_step().unwrap_or(0));
         let mut grid: Vec<u64> = self.steps.iter().copied().filter(|step| (from..=to).contains(step)).collect();
@@ -213,7 +213,7 @@ mod tests {
         assert!(of("max").iter().any(|x| x == 9.0) && of("min").iter().all(|x| x == 1.0));
         let (width, steps) = (all["width"].as_u64().unwrap(), all["steps"].as_array().unwrap().len());
         assert!(width == 256 && steps <= 500 && all.to_string().len() < 50_000, "{width} {steps}");
-        // One more step changes the last bucket alone.
+        // One more step changes only the last bucket.
         series.add(100_001, &line(5.0));
         let after = series.buckets(&["reward".into()], 0, u64::MAX, 500);
         let means = |value: &Value| value["keys"]["reward"]["mean"].as_array().unwrap().clone();

@@ -252,7 +252,7 @@ async fn list(State(site): Shared, Path(name): Path<String>, uri: Uri) -> Respon
     let is_search = words.get("q").is_some_and(|text| !text.is_empty());
     let (file, texts, updates) = {
         let mut run = lock(&run);
-        // A list alone does not wait for the tokenizer to be loaded.
+        // A list without a search does not wait for the tokenizer to load.
         (groups_of(&mut run, &words), is_search.then(|| run.tokens()).flatten(), run.updates())
     };
     let Some(file) = file else { return missing() };
@@ -346,7 +346,7 @@ async fn report_of(State(site): Shared, Path(name): Path<String>, uri: Uri) -> R
             Err(error) => return (StatusCode::INTERNAL_SERVER_ERROR, format!("{error:#}")).into_response(),
         }
     }
-    // Ids of runs have letters, digits and `-_.~` alone.
+    // Ids of runs contain only letters, digits and `-_.~`.
     let file = format!("attachment; filename=\"report-{name}.html\"");
     let headers = [(header::CONTENT_TYPE, "text/html; charset=utf-8".to_owned()), (header::CONTENT_DISPOSITION, file)];
     (headers, report::html(&reports)).into_response()

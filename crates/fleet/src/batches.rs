@@ -157,7 +157,7 @@ mod tests {
         let (batches, problems) = files.load(BatchId(2)).unwrap();
         assert_eq!((batches.keys().copied().collect::<Vec<_>>(), problems.len()), ([2, 3, 4].map(BatchId).to_vec(), 0));
         assert_eq!(files.numbers().unwrap(), [1, 2, 3, 4].map(BatchId), "those before are left");
-        // One under another's name is not trained on, and nothing after it.
+        // A file under another batch's name is not loaded, nor are the files after it.
         std::fs::copy(files.path(BatchId(4)), files.path(BatchId(3))).unwrap();
         let (batches, problems) = files.load(BatchId(2)).unwrap();
         assert_eq!(batches.keys().copied().collect::<Vec<_>>(), [BatchId(2)]);

@@ -20,7 +20,7 @@ pub enum Error {
     Corrupt {
         /// The damaged file.
         path: PathBuf,
-        /// What is wrong with the file.
+        /// The fault of the file.
         why: String,
     },
     /// Wrong usage or input (exit code 2), such as a name that another process has, or numbers that do not match.

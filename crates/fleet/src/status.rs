@@ -63,7 +63,7 @@ pub struct WorkerLine {
     pub status: Option<WorkerStatus>,
     /// Jobs that the worker is doing.
     pub processing: Vec<JobName>,
-    /// Jobs whose results the worker has returned, and that are not in a batch file yet.
+    /// Jobs with results that the worker has returned and that are not in a batch file yet.
     pub complete: Vec<JobName>,
     /// Seconds since the worker's last report, by the file's time. It is only shown to people.
     pub silent_s: Option<f64>,
@@ -137,7 +137,7 @@ pub struct JobFiles {
     pub job: Option<(Job, Option<WorkerName>)>,
     /// The results of the job, one for each worker that did it, including the one in the batch file.
     pub results: Vec<JobResult>,
-    /// The batch whose file has the result.
+    /// The batch file with the result.
     pub synced: Option<BatchId>,
     /// Files of the job that cannot be read, each with the reason.
     pub unreadable: Vec<String>,

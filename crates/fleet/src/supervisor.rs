@@ -1,6 +1,5 @@
-//! Starts a learner and its workers as child processes, restarts those that were killed, and leaves no process behind
-//! however it ends. It knows only command lines, exit codes and requests to stop, and saves nothing. The caller maps
-//! signals to requests.
+//! Starts a learner and its workers as child processes, restarts killed ones, and never leaves a process behind. It
+//! knows only command lines, exit codes and requests to stop, and saves nothing. The caller maps signals to requests.
 //!
 //! Each child's standard input is a pipe that only the supervisor could write to. When the supervisor ends for any
 //! reason, the kernel closes the pipe, and [`watch_parent`] notices this in the child. (`PR_SET_PDEATHSIG` is not used,
@@ -110,7 +109,7 @@ impl Running<'_> {
     fn stop(&self, signal: Signal) {
         for signal in [signal, Signal::CONT] {
             if let Some(child) = &self.child {
-                // It may have ended meanwhile.
+                // The child may have ended meanwhile.
                 let _ = kill_process(Pid::from_child(child), signal);
             }
         }
@@ -140,7 +139,7 @@ impl Running<'_> {
     }
 }
 
-/// All children. Dropping this value kills those that still run.
+/// All children. Dropping this value kills the running ones.
 struct Group<'a>(Vec<Running<'a>>);
 
 impl Drop for Group<'_> {
@@ -189,7 +188,7 @@ pub fn run(
             let killed = 128 + status.signal().unwrap_or(0);
             match status.code() {
                 Some(code) => break refused.unwrap_or(code),
-                // It was asked to end, and a signal ended it.
+                // The learner was asked to end, and a signal ended it.
                 None if is_asked => break refused.unwrap_or(killed),
                 None if is_crash(status) => {
                     report(&format!("the learner ended ({status}), by an error of its own: the run ends"));

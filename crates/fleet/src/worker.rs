@@ -151,7 +151,7 @@ impl Drop for Ended<'_> {
     }
 }
 
-/// The jobs that a worker has taken and whose results it has not returned yet.
+/// The jobs that a worker has taken, before it returns their results.
 struct Shift<'s, 'a> {
     desk: &'s Mutex<Desk<'a>>,
     name: &'s WorkerName,
@@ -297,7 +297,7 @@ impl<'s, 'a> Shift<'s, 'a> {
         self.write()
     }
 
-    /// Writes the waiting results, or keeps them if there is no room on the disk.
+    /// Writes the waiting results, or keeps them if the disk is full.
     fn write(&mut self) -> Result<()> {
         while let Some(result) = self.unwritten.front().filter(|_| self.tried.elapsed() >= RETRY) {
             let mut desk = lock(self.desk);

@@ -43,7 +43,7 @@ struct Named {
 #[derive(Default)]
 pub struct Source {
     named: Vec<Named>,
-    /// Names that a module imports, as full paths; for the crate root only those that it re-exports.
+    /// Names that a module imports, as full paths; for the crate root only its re-exports.
     imported: BTreeMap<Vec<String>, Vec<String>>,
     modules: BTreeSet<Vec<String>>,
     /// The identifiers in the crate root outside of re-exports.

@@ -11,7 +11,7 @@ pub fn without_tests(stream: TokenStream) -> TokenStream {
             _ if is_hash && matches!(trees.peek(), Some(TokenTree::Group(group)) if is_test(group)) => {
                 trees.next();
                 skip_item(&mut trees);
-                // With the item go its attributes in front, such as documentation.
+                // The item's preceding attributes, such as documentation, are removed, too.
                 while let [.., TokenTree::Punct(mark), TokenTree::Group(_)] = &out[..]
                     && mark.as_char() == '#'
                 {

@@ -6,7 +6,7 @@ use lockstep::wire::{Completion, Group};
 use serde_json::json;
 use std::fs;
 
-/// A run of forty logged steps whose reward rises from 0 to `top`, and whose decoding takes `decode` seconds.
+/// A run of forty logged steps: the reward rises from 0 to `top`, and decoding takes `decode` seconds.
 fn run(dir: &Path, name: &str, top: f64, decode: f64) -> Report {
     let root = dir.join(name);
     fs::create_dir(&root).unwrap();
@@ -160,7 +160,7 @@ fn two_runs_show_the_keys_that_differ_and_no_others() {
         // A metric that only one line has is shown.
         assert!(text.contains("| reward | 0.500 | 0.500 | 0.500 | 0.500 |"), "{text}");
         assert_eq!(page.matches("<polyline").count(), 2, "{page}");
-        // The keys of a run alone are facts.
+        // The report of a single run lists its keys as facts.
         let alone = markdown(&reports[..1]);
         assert!(alone.contains("- state: stopped") && !alone.contains("What differs"), "{alone}");
     }

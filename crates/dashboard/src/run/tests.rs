@@ -45,7 +45,7 @@ fn a_run_that_took_all_of_its_steps_has_finished() {
 }
 
 /// Findings are sorted by the seconds of a step that they cost; findings with unknown seconds come last. Processor
-/// seconds are those of steps and evaluations.
+/// seconds include steps and evaluations.
 #[test]
 fn findings_have_the_seconds_that_could_be_saved() {
     let dir = tempfile::tempdir().unwrap();
@@ -112,7 +112,7 @@ fn a_run_is_judged_by_its_steps_own_values() {
         (some("reward", &[10, 20, 30]), all("reward", 1..=30), "reward", None, "learning"),
         (some("reward", &[10]), all("reward", 1..=12), "reward", None, "learning"),
         (some("reward", &[3]), all("reward", 1..=3), "reward", Some(3), "nothing"),
-        // Older runs have logged values alone.
+        // Older runs have only logged values.
         (some("reward", &[10, 20, 30]), none(), "reward", Some(3), "nothing"),
         (some("reward", &[10, 20, 30, 40]), none(), "reward", None, "learning"),
         // Resumed by this version: a step's values begin behind the logged ones.

@@ -261,7 +261,7 @@ fn a_client_retries_temporary_failures_and_refuses_the_rest() {
     assert!(why(&[answer(200, "{}")]).contains("/blobs/it/head is none of a blob: missing field `bytes`"));
     let unsound = r#"{"bytes": 4, "block": 3, "hashes": ["h"], "about": 1}"#;
     assert!(why(&[answer(200, unsound)]).ends_with("/blobs/it/head: its numbers do not fit"));
-    // A block that is shorter or longer than asked is asked for again.
+    // A block of the wrong length is requested again.
     let head = Head { bytes: 3, block: 3, hashes: vec![hash(b"abc")], about: 0.into() };
     let answers = vec![answer(206, "ab"), answer(206, "abcd"), answer(206, "abc")];
     let mut got = Vec::new();

@@ -145,7 +145,7 @@ pub enum Dropped {
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Saved {
     /// The version of the weights in the checkpoint. If the checkpoint was taken in the middle of a batch: the version
-    /// at the start of that batch, whose results are in the frontier.
+    /// at the start of that batch; the batch's results are in the frontier.
     pub version: Version,
     /// Whether the checkpoint was taken in the middle of a batch. Then the versions that it names are all gone, and the
     /// next published version is the one after the batch.

@@ -28,7 +28,7 @@ impl Coordinator {
         jobs.take_while(|job| self.jobs.get(job).is_some_and(|state| state.answer.is_some())).collect()
     }
 
-    /// The batches whose jobs may be offered: the one to train on, and k after it.
+    /// The batches with jobs that may be offered: the batch to train on, and k batches after it.
     fn window(&self) -> impl Iterator<Item = BatchId> + use<> {
         let beyond = u64::from(!self.rules.published);
         let end = self.batch.0.saturating_add(self.plan.max_staleness).saturating_add(1 + beyond);
@@ -42,8 +42,8 @@ impl Coordinator {
         jobs.filter(|job| self.plan.version_of(*job) <= self.version() || !self.rules.published).collect()
     }
 
-    /// A group that the run needs and that nobody can make, with the version of the weights that its job needs: that
-    /// version was published and is gone, and no worker is still doing the job with its own copy.
+    /// A needed group that cannot be made, with the version of the weights that its job needs. That version was
+    /// published and is gone, and no worker is still doing the job with its own copy.
     pub(super) fn first_impossible(&self) -> Option<(JobName, Version)> {
         let in_work = |job: &JobName| self.jobs.get(job).is_some_and(|state| !state.claims.is_empty());
         let mut jobs = self.open_jobs().into_iter().map(|job| (job, self.plan.version_of(job)));
@@ -102,7 +102,7 @@ impl Coordinator {
 
     pub(super) fn claimed(&mut self, worker: WorkerName, job: JobName, out: &mut Vec<Action>) {
         if self.rules.reclaim && !self.workers.contains_key(&worker) {
-            // It ended before this was heard, or does not obey.
+            // The worker ended before this event arrived, or does not obey.
             if self.expelled.contains(&worker) {
                 out.push(Action::Kill(worker.clone()));
             }
@@ -237,8 +237,8 @@ impl Coordinator {
         self.phase != Phase::Ended && self.why_dropped(from, job, of, answer).is_none()
     }
 
-    /// Whether a result of lineage `of` can belong to a job whose weights have lineage `known`. For a chunk whose
-    /// previous chunk has not arrived yet, this is decided later.
+    /// Whether a result of lineage `of` can belong to a job with weights of lineage `known`. This is decided later for
+    /// a chunk that arrives before its previous chunk.
     fn may_be_of(&self, job: JobName, of: Lineage, known: Lineage) -> bool {
         match (job.chunk, self.answer_before(job)) {
             (1.., _) if !self.rules.continues => true,

@@ -96,10 +96,10 @@ struct JobState {
     /// True if workers can take the job.
     pending: bool,
     claims: BTreeSet<WorkerName>,
-    /// Workers that failed while they did it alone; below it, those that vanished.
+    /// Workers that failed while they did only this job; in the next field, workers that vanished.
     failures: u32,
     vanished: u32,
-    /// Workers that ended while they did it together with others, up to [`SUSPECT`](jobs::SUSPECT).
+    /// Workers that ended while they did this job and others, up to [`SUSPECT`](jobs::SUSPECT).
     shared_deaths: u32,
     /// Milliseconds since it was last offered.
     age_ms: u64,

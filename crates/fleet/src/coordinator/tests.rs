@@ -84,7 +84,7 @@ impl Run {
         self.tell(Event::Trained(lineage(self.0.batch().next().version())))
     }
 
-    /// The jobs of the frontier before a version that have a result, and those that are missing.
+    /// The jobs of the frontier before a version: with a result, and missing.
     fn frontier(&self, version: u64) -> (String, String) {
         let (there, missing) = self.0.frontier(Version(version));
         (jobs(&there.into_keys().collect::<Vec<_>>()), jobs(&missing))

@@ -159,7 +159,7 @@ pub struct LearnerState {
     pub lineage: Lineage,
     /// True if the run has ended, so that workers may end.
     pub ended: bool,
-    /// The last checkpoint, and the one that waits for its frontier.
+    /// The last checkpoint, and the checkpoint that waits for its frontier.
     pub checkpoints: CheckpointStates,
     /// The number of workers that the learner knows.
     #[serde(default)]
@@ -223,7 +223,7 @@ pub struct WorkerStatus {
     pub incarnation: u64,
     /// A counter that changes as long as the worker works or waits.
     pub progress: u64,
-    /// The sampling profiles whose jobs it takes; empty for all.
+    /// The sampling profiles of the jobs that it takes; empty for all.
     pub profiles: Vec<String>,
     /// The worker's jobs, and what it is doing for each, such as sampling or scoring.
     #[serde(default)]
@@ -239,7 +239,7 @@ pub struct WorkerStatus {
     /// How many processes of this name have failed and given a reason in their log.
     #[serde(default)]
     pub failures: u64,
-    /// The machine of a worker on another host, noted by the learner since that worker has no files here.
+    /// The machine of a worker on another host, recorded by the learner, since the worker does not have files here.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub host: Option<String>,
     /// Further values, such as tokens per second. The fleet does not read them.

@@ -113,7 +113,7 @@ fn refused_results_are_asked_for_again_and_their_worker_is_expelled_at_the_limit
     spoil(&mut fleet, 0, chunk(0, 1));
     assert_eq!(fleet.steps(), ["refused 000000.1 of dev1: it is spoiled, after 1"]);
     assert_eq!(offered(&mut fleet), ["000000.1"]);
-    // One of weights that nobody has asked for is dropped as before, and is not held against it.
+    // A result of unknown weights is dropped as before, and does not count as a refusal.
     let other = fleet.result(0, job(1), Answer { fingerprint: 1, more: false });
     let other = JobResult { lineage: Lineage([9; 16]), bytes: b"spoiled".to_vec(), ..other };
     fleet.workers[0].complete(&other).unwrap();
@@ -328,7 +328,7 @@ fn an_expelled_workers_results_are_taken_back_and_stay_refused_after_a_resume() 
     fleet.learner.training_began().unwrap();
     let kept: Vec<JobName> = fleet.learner.kept.keys().copied().collect();
     assert_eq!(fleet.learner.expel(&name("dev2"), BatchId(0)).unwrap(), Some(BatchId(1)));
-    // A batch that was returned stays where nothing of it is made again.
+    // A returned batch stays if none of its results is made again.
     assert_eq!(fleet.learner.expel(&name("dev2"), BatchId(0)).unwrap(), None);
     assert_eq!(fleet.learner.kept.keys().copied().collect::<Vec<_>>(), kept[..2], "the batch that is trained on stays");
 

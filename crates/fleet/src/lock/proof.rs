@@ -12,7 +12,7 @@ use std::path::Path;
 /// Why a process is not proven to have a file's lock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Unproven {
-    /// The process has ended, or is not the one that the file names.
+    /// The process has ended, or is not the process that the file names.
     Gone,
     /// The process is in another container, or on another machine.
     Elsewhere,

@@ -119,7 +119,7 @@ fn small() -> Vec<Case> {
     ]
 }
 
-/// Runs whose batches have two optimizer steps, so that a checkpoint can be taken in the middle of a batch.
+/// Runs with two optimizer steps per batch, so that a checkpoint can be taken in the middle of a batch.
 fn halves() -> Vec<Case> {
     let none = Budget::default();
     vec![

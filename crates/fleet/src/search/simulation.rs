@@ -22,8 +22,8 @@ impl Random {
     }
 }
 
-/// Simulates one run; returns its last state and the number of moves. With `disturbed` false there are no faults and no
-/// lost messages: the disturbed runs must end with the weights of such a run.
+/// Simulates one run; returns its last state and the number of moves. Without `disturbed`, faults and lost messages do
+/// not happen: the disturbed runs must end with the same weights.
 fn simulate(plan: &Plan, seed: u64, disturbed: bool) -> Result<(World, usize), String> {
     let mut random = Random(seed);
     let workers = if disturbed { 1 + random.below(4) } else { 1 };

@@ -69,7 +69,7 @@ fn a_killed_process_and_a_failed_worker_are_restarted() {
         (code, said),
         (0, vec!["dev1 ended (exit status: 1): started again".to_owned(), format!("dev1 {again}")])
     );
-    // One that ends by itself is done.
+    // A worker that exits with code 0 is not restarted.
     assert_eq!(run_of(&["sleep 0.2"], &[&["exit 0", "exit 1"]]), (0, vec![]));
 }
 

@@ -43,7 +43,7 @@ struct Inner {
     profiles: Vec<String>,
 }
 
-/// An exchange that ends the run when it has no more jobs.
+/// An exchange that ends the run when its jobs run out.
 #[derive(Clone, Default)]
 struct Script(Arc<Mutex<Inner>>);
 
@@ -257,7 +257,7 @@ fn every_end_gives_back_unfinished_jobs() {
     assert_eq!(script.said(), "begin:0 begin:1 begin:2 forget:0 back:0 forget:2 back:2");
     let status = script.inner().status.clone();
     assert_eq!((status.ended, status.failures, status.jobs.len()), (false, 1, 0));
-    // One that is stopped meanwhile did not fail.
+    // A worker that is asked to stop does not count as failed.
     let script = Script::new(1, [job(0)]);
     let asked = AtomicBool::new(false);
     let mut fails = |_: JobName| {
@@ -291,7 +291,7 @@ fn results_wait_where_the_disk_is_full() {
     shift.tried = Instant::now().checked_sub(RETRY).unwrap();
     shift.write().unwrap();
     assert_eq!((script.said().as_str(), shift.held.len(), shift.unwritten.len()), ("done:0 done:1", 0, 0));
-    // A result that nobody wants while it waits is dropped.
+    // A waiting result is dropped if its job is withdrawn.
     script.inner().full = 1;
     shift.held.insert(job_name(2), job(2));
     shift.finish(job_name(2), done(job_name(2))).unwrap();

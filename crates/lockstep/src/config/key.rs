@@ -64,7 +64,7 @@ impl Key {
         Some(format!("`{}` must be {range}, but is {number}{unset}", self.name))
     }
 
-    /// The key's default as text, with the methods whose default differs.
+    /// The key's default as text, with the methods that have another default.
     pub fn defaults_text(&self) -> String {
         let unset = |text: String| if text == "none" { "not set".to_owned() } else { text };
         let default = self.value_text(&Config::default());

@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf, absolute};
 
 type PathOf = fn(&mut Config) -> Option<&mut PathBuf>;
 
-/// Keys whose value is always a path. Keys that also accept other names are marked in their rows.
+/// Keys that always hold a path. Keys that also accept other names are marked in their rows.
 const PATHS: [(&str, PathOf); 2] = [("output_dir", |c| c.output_dir.as_mut()), ("replay", |c| c.replay.as_mut())];
 
 /// Makes the paths of all keys absolute.

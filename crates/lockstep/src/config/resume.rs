@@ -6,7 +6,7 @@ use crate::error::BadInput;
 use std::convert::Infallible;
 use std::path::Path;
 
-/// A line for every key whose value has changed, with the old and the new value.
+/// A line for every changed key, with the old and the new value.
 pub(crate) fn changes(began: &Config, now: &Config) -> Vec<String> {
     KEYS.iter().filter(|key| key.value(began) != key.value(now)).map(|key| line(key, began, now)).collect()
 }

@@ -183,7 +183,7 @@ impl<T: KeyValue> KeyValue for Option<T> {
     }
 }
 
-/// TOML has no null, so these words stand for an unset value.
+/// TOML does not have null, so these words stand for an unset value.
 fn is_none(text: &str) -> bool {
     matches!(text, "none" | "None" | "null")
 }

@@ -45,7 +45,7 @@ fn count(counted: &mut Counted, first: impl FnOnce() -> String) {
 
 /// Looks at the rows of a dataset, one after the other.
 pub struct Looking<'a> {
-    /// Special tokens as text, except those that end a text.
+    /// Special tokens as text, except end tokens.
     special: Vec<String>,
     /// Arguments of the configuration, which every row has.
     of_all: Vec<&'a str>,

@@ -119,8 +119,8 @@ impl Pairs {
 }
 
 impl Preference {
-    /// Reads the pair in the columns `prompt`, `chosen`, `rejected` and `margin`, or in those that `columns` names
-    /// instead.
+    /// Reads the pair in the columns `prompt`, `chosen`, `rejected` and `margin`, or in the columns that `columns`
+    /// names instead.
     fn of_row(spec: &DatasetSpec, row: &Row, needs_prompt: bool) -> anyhow::Result<Preference> {
         let named = |name: &str| spec.columns.iter().find(|(new, _)| new == name).map(|(_, old)| old.clone());
         let answer = |name: &str| -> anyhow::Result<Content> {

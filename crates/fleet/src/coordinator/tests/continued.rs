@@ -69,7 +69,7 @@ fn a_run_that_was_to_end_goes_on_with_the_weights_of_its_end() {
         let next = run.train();
         let expected = if 5 + k < 9 { format!("; offer {}@5", 5 + k) } else { String::new() };
         assert!(next.starts_with("publish 5") && (next.ends_with(&expected) || there > 1), "{case}: {next}");
-        // Without that rule the weights before it are needed, which nobody has.
+        // Without that rule a job needs older weights, which are gone.
         let (begun, run) = start(Continued::default());
         if there == k {
             assert_eq!(begun, offers, "{case}")
@@ -144,7 +144,7 @@ fn results_of_files_are_taken_back_with_all_that_followed() {
     assert_eq!(back(&mut run, 2, &[job(2)], &[job(2)]), "sync 2: 2");
     assert_eq!(run.train(), "publish 3; sync 3: 3; offer 5@3", "it is in the checkpoint, too");
     assert_eq!(run.train(), "publish 4; sync 4: 4; offer 6@4", "4 is there, made by version 2");
-    // The weights of batch 4 are there.
+    // The weights of batch 4 exist.
     let mut run = start();
     run.tell(Event::TrainingBegan);
     assert_eq!(run.trained(), "publish 3; train 3; offer 5@3");

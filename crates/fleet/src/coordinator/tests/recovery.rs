@@ -22,7 +22,7 @@ fn a_chunk_continues_the_accepted_answer_with_the_weights_of_its_place() {
     }
     // The second chunk of batch 1 has the weights after batch 0.
     assert_eq!(run.result_of(job(1), ORIGIN, answer(8, true)), "accept 1 of dev1; withdraw 1");
-    // The last chunk ends a group, whatever its answer says.
+    // The last chunk ends a group, whatever its answer is.
     let accepted = "accept 0.1 of dev1; withdraw 0.1; sync 0: 0,0.1";
     assert_eq!(run.result_of(chunk(0, 1), ORIGIN.of_result(Some(5)), answer(1, true)), accepted);
     assert_eq!(run.train(), "publish 1; offer 1.1@1~8; offer 2@1");
@@ -110,7 +110,7 @@ fn the_results_of_an_expelled_worker_are_made_again_while_that_is_possible() {
     // A chunk alone: its predecessor stays.
     let mut run = start();
     assert_eq!(expel(&mut run, &[chunk(0, 1)]), "kill dev1; offer 0.1@0~5");
-    // Nothing of a batch that is trained on is made again.
+    // Results of the batch in training are not made again.
     let mut run = start();
     run.tell(Event::Synced(BatchId(0)));
     run.tell(Event::TrainingBegan);

@@ -46,7 +46,7 @@ pub(super) struct Inbox {
     /// Parts of results that were sent in several messages, by subject and hash of the whole result.
     parts: BTreeMap<(String, String), BTreeMap<usize, Message>>,
     pub problems: Vec<String>,
-    /// How many scans were made while there was no connection to the server.
+    /// The number of scans made while the server was disconnected.
     outage: u64,
 }
 

@@ -118,7 +118,7 @@ impl NatsLearner {
         link.spawn(receive(shared.clone(), link.client.clone(), link.jetstream.clone()));
         link.spawn(announce(shared.clone(), link.client.clone()));
         link.spawn(keep(shared.clone()));
-        // Results that survived an earlier learner come first, so that nobody makes them again.
+        // Results from an earlier learner are received first, so that they are not made again.
         std::thread::sleep(PAUSE);
         let (observer, written) = Default::default();
         Ok(NatsLearner { link, shared, commands, observer, layout, _lock: lock, has_ended: false, written })
@@ -148,7 +148,7 @@ impl NatsLearner {
             let is_due = self.written.get(&name).is_none_or(|at| heard > *at && (all || at.elapsed() > BEAT));
             if is_due && let Ok(text) = serde_json::to_vec(&status) {
                 self.written.insert(name.clone(), heard);
-                // It is for people alone.
+                // The status file is only shown to people.
                 let _ = create_dir(&self.layout.workers().join(name.as_str()))
                     .and_then(|()| write(&self.layout.status(&name), &text, false));
             }
@@ -300,7 +300,7 @@ async fn make_streams(names: &Names, jetstream: &Context) -> std::result::Result
         max_messages_per_subject: per_subject,
         ..Config::default()
     };
-    // A job that is offered again takes the place of its old message.
+    // A job that is offered again replaces its old message.
     for config in [stream(&names.jobs, names.all_jobs(), 1), stream(&names.results, names.all_results(), -1)] {
         jetstream.get_or_create_stream(config).await.map_err(|e| e.to_string())?;
     }
@@ -428,7 +428,7 @@ async fn receive(shared: Arc<Shared>, client: Client, jetstream: Context) {
                 let _ = jetstream.delete_stream(&shared.names.results).await;
             }
         } else {
-            // It may be this stream alone that is gone.
+            // Perhaps only this stream is gone.
             let _ = make_streams(&shared.names, &jetstream).await;
         }
         tokio::time::sleep(PAUSE).await;

@@ -64,7 +64,7 @@ impl Link {
             tries += 1;
             std::thread::sleep(PAUSE);
         };
-        // It starts a task of its own.
+        // The client starts a task of its own.
         let entered = runtime.enter();
         let mut jetstream = async_nats::jetstream::new(client.clone());
         jetstream.set_timeout(ANSWER);
@@ -129,7 +129,7 @@ fn refused(options: &NatsOptions, error: &async_nats::ConnectError) -> Error {
 
 #[cfg(test)]
 impl Link {
-    /// A link whose client never connects.
+    /// A link with a client that never connects.
     pub fn nowhere() -> Link {
         let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
         let client = runtime.block_on(ConnectOptions::new().retry_on_initial_connect().connect("nats://127.0.0.1:1"));

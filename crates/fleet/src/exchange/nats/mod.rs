@@ -9,10 +9,9 @@
 //! ```
 //!
 //! The run does not depend on the server's data. The server acknowledges before it syncs, and it may be restarted, lose
-//! its data or become unreachable; all of that costs only time. The learner compares the jobs that it has offered with
-//! those that the server lists, and offers missing jobs again. Workers keep their results until the server has them. A
-//! stream that does not answer is deleted, so that the learner finds it missing. Every message carries the run's
-//! identifier.
+//! its data or become unreachable; all of that costs only time. The learner compares its offered jobs with the server's
+//! list, and offers missing jobs again. Workers keep their results until the server has them. A stream that does not
+//! answer is deleted, so that the learner finds it missing. Every message carries the run's identifier.
 //!
 //! Whether a process on another machine is alive cannot be observed directly. A worker that has not been heard for
 //! [`SILENCE`] counts as gone, but not as failed: its jobs are offered again, and if it comes back, its results have
@@ -43,8 +42,8 @@ pub struct NatsOptions {
     pub address: Address,
     /// The token that the server requires.
     pub token: Option<String>,
-    /// A file with the certificate authority that signed the server's certificate, for `tls://`; `None` uses those of
-    /// the system.
+    /// A file with the certificate authority that signed the server's certificate, for `tls://`; `None` uses the
+    /// system's certificates.
     pub certificates: Option<PathBuf>,
 }
 

@@ -159,7 +159,7 @@ impl WorkerExchange for NatsWorker {
         let run = desk.learner.as_ref().map(|announced| announced.run.clone());
         if message.headers.as_ref().and_then(|headers| headers.get(RUN)).map(ToString::to_string) != run {
             drop(desk);
-            // Left over from another run of this name.
+            // The message is left over from another run of this name.
             self.answer(message, AckKind::Term);
             return Ok(None);
         }
@@ -340,7 +340,7 @@ async fn pull_jobs(shared: Arc<Shared>, client: Client, jetstream: Context) {
                     shared.desk().ready = Some((job, message));
                     shared.changed.notify_all();
                 }
-                // The learner finds it nowhere, and offers it again.
+                // The learner notices the missing job, and offers it again.
                 Err(_) => drop(message.ack_with(AckKind::Term).await),
             },
             Some(Err(_)) => {

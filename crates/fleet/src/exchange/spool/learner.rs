@@ -64,7 +64,8 @@ impl SpoolLearner {
     fn look(&self, worker: &WorkerName) -> Result<Seen> {
         let status: WorkerStatus = read_json(&self.layout.status(worker)).unwrap_or_default();
         let holder = holder(&self.layout.alive(worker))?;
-        // A process that has its lock and did not write its number yet is nobody for a moment.
+        // A process that has just taken the lock may not have written its number yet: it does not count as alive until
+        // then.
         let alive = holder.is_some_and(|holder| holder.incarnation > 0);
         let incarnation = holder.map_or(status.incarnation, |holder| holder.incarnation);
         let is_its = status.incarnation == incarnation;

@@ -12,7 +12,7 @@
 //! fleet/workers/dev1/status.json         what it does, with its progress counter
 //! ```
 //!
-//! A file whose name begins with a dot is still being written; if its writer died, the next process deletes it. The
+//! A file with a leading dot in its name is still being written; if its writer died, the next process deletes it. The
 //! kernel releases a lock when its holder ends, so no clock decides whether a process lives. Directories have mode
 //! 0700, files 0600.
 
@@ -98,8 +98,8 @@ impl Layout {
         Ok(names(&self.workers())?.iter().filter_map(|name| WorkerName::new(name).ok()).collect())
     }
 
-    /// Whether the learner that wrote this state is the one that is running. A killed learner leaves its state behind.
-    /// The next learner replaces the state only after it has loaded its model.
+    /// Whether the learner that wrote this state is running. A killed learner leaves its state behind. The next learner
+    /// replaces the state only after it has loaded its model.
     pub fn is_of_learner(&self, state: &LearnerState) -> Result<bool> {
         let holder = holder(&self.root.join("learner.lock"))?;
         // Learners of older versions do not write it.
@@ -130,7 +130,7 @@ impl Layout {
 
 /// Makes a directory and its parents, accessible only to this user.
 pub(crate) fn create_dir(path: &Path) -> Result<()> {
-    // One that is there is only protected.
+    // An existing directory only gets its mode set.
     let doing = if path.is_dir() { "protect" } else { "create" };
     disk::create_private_dir_all(path).or_unusable(doing, path)
 }
@@ -144,7 +144,7 @@ pub(crate) fn names(directory: &Path) -> Result<Vec<String>> {
     Ok(entries.iter().map(|entry| entry.file_name().to_string_lossy().into_owned()).collect())
 }
 
-/// The jobs whose files are in a directory. Files that are still being written do not have the name of a job.
+/// The jobs with files in a directory. A file that is still being written does not have the name of a job.
 pub(crate) fn jobs(directory: &Path) -> Result<Vec<JobName>> {
     Ok(names(directory)?.iter().filter_map(|name| name.parse().ok()).collect())
 }

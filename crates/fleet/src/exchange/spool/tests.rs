@@ -125,7 +125,7 @@ fn a_dead_workers_jobs_are_given_back_and_its_half_files_deleted() {
     drop(worker);
     assert_eq!(learner.poll().unwrap()[0], Event::Ended { worker: name("dev1"), how: HowEnded::Vanished });
     assert!(!half.exists());
-    // A job that nobody needs any more is nowhere.
+    // A withdrawn job's file is deleted.
     learner.offer(&job(7, "")).unwrap();
     learner.withdraw(job(7, "").name).unwrap();
     assert!(!out.path().join("fleet/pending/000007.0").exists());

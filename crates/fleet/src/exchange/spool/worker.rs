@@ -107,7 +107,7 @@ impl WorkerExchange for SpoolWorker {
             let Some(bytes) = read(&to)? else { continue };
             match Job::from_bytes(&bytes) {
                 Ok(read) if read.name == job => return Ok(Some(read)),
-                // The learner finds it nowhere, and offers it again.
+                // The learner notices the missing job, and offers it again.
                 _ => remove(&to)?,
             }
         }
@@ -140,7 +140,7 @@ impl WorkerExchange for SpoolWorker {
     }
 
     fn wait(&mut self, at_most: Duration) {
-        // A job that came before the last event was read wakes nobody.
+        // A job that arrived before the last event was read does not cause a wake-up.
         let is_there = names(&self.layout.pending()).is_ok_and(|names| names.iter().any(|name| !name.starts_with('.')));
         self.watch.wait(if is_there { Duration::from_millis(2).min(at_most) } else { at_most });
     }

@@ -131,7 +131,8 @@ fn presets_of_tasks() {
     let set = |task| [("model_name_or_path", "m"), ("dataset_name", "d"), ("task", task)];
     let prompts = resolve(Purpose::Grpo, &set("prompt_answer")).unwrap();
     assert_eq!(prompts.config.reward_funcs, ["exact_match".into()]);
-    // The preset's column is the default, and there is no system prompt: neither is attributed to the task.
+    // The preset's column is the default, and the preset does not have a system prompt: neither is attributed to the
+    // task.
     assert_eq!(
         (prompts.origin("prompt_column"), prompts.origin("system_prompt")),
         (&Origin::Default, &Origin::Default)

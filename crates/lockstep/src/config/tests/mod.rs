@@ -119,7 +119,7 @@ fn keys_of_other_commands_are_reported() {
     assert_eq!(notes(Purpose::Dpo, &[("beta", "0.3"), ("num_generations", "8")]), [""; 0]);
     let reported = grpo(&[("dpo_loss_type", "ipo")]).unwrap().notes;
     assert_eq!(reported, ["without meaning in `lockstep train`: dpo_loss_type"]);
-    // Nor do an algorithm's defaults reach where there is none.
+    // An algorithm's defaults do not apply to methods without an algorithm.
     assert_eq!(resolve(Purpose::Dpo, &[&REQUIRED[..2], &of_train].concat()).unwrap().config.beta, 0.1);
     let ppo = resolve(Purpose::Sft, &[&REQUIRED[..2], &[("algorithm", "ppo")]].concat()).unwrap().config;
     assert_eq!((ppo.learning_rate, ppo.num_generations), (2e-5, 8));

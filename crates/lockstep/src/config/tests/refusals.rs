@@ -481,7 +481,7 @@ fn settings_that_bias_the_gradient_are_named() {
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
 }
 
-/// A default that is a value cannot be unset by a program's configuration, which has no other way to say it.
+/// A program's configuration cannot unset a key that has a default value, because an unset key counts as not given.
 #[test]
 fn a_configuration_of_a_program() {
     let resolve =

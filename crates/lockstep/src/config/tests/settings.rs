@@ -137,7 +137,7 @@ fn settings_of_trainers() {
     assert_eq!((policy.prefix_sharing, policy.gradient_checkpointing, policy.skip_zero_gradients), (false, true, true));
     assert_eq!((policy.optimizer, policy.adapter.map(|lora| lora.r)), (config.optimizer(), Some(4)));
     assert_eq!(policy.objective, config.objective());
-    // Scores have no temperature, and a value model has no adapter.
+    // Scores do not use a temperature, and a value model does not have an adapter.
     for (objective, temperature, is_adapted) in [
         (Objective::Preference(config.dpo()), 1.0, true),
         (Objective::Ranking(config.ranking()), 1.0, true),

@@ -115,7 +115,7 @@ fn every_key_is_read() {
     }
 }
 
-/// The defaults of a method for a program are those of a run.
+/// A method's defaults are the same for a program and for a run.
 #[test]
 fn defaults_of_methods_are_those_of_their_runs() {
     let of = |purpose, algorithm| Config::defaults(purpose, algorithm);

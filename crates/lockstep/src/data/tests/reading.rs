@@ -335,7 +335,7 @@ fn prompts_that_do_not_fit() {
         );
         assert_eq!(encode(None, context, room).unwrap_err().to_string(), words);
     }
-    // Even the first row's completion does not fit alone.
+    // Even the first row's prompt does not leave room for its completion.
     for (context, room, fix) in [
         (7, 8, "lower max_completion_length to 5, or below where a prompt is longer"),
         (

@@ -59,7 +59,7 @@ enum Opened {
     Not,
     /// The process has the file open, and another process holds the lock.
     Reads,
-    /// It holds the lock.
+    /// The process holds the lock.
     Locks,
 }
 
@@ -149,7 +149,7 @@ fn only_the_process_that_is_proven_to_have_the_lock_is_killed() {
         if killed != *is_killed || named.lives(*is_killed) == *is_killed || problems.is_empty() != *is_killed {
             wrong.push(format!("{what}: killed {killed}, {problems:?}"));
         }
-        // It is reported once, however often it is tried.
+        // The problem is reported once, even after several tries.
         assert_eq!(learner.kill_with(&locks, &name("w")).unwrap(), *is_killed, "{what}");
         assert!(learner.take_problems().is_empty(), "{what}");
     }
@@ -167,7 +167,7 @@ fn without_a_proc_of_its_own_a_learner_kills_nobody() {
         proc
     };
     let (missing, empty, other) = (dir.path().join("missing"), made("empty"), made("other"));
-    // That of the namespace around this one: all of it is there, with other numbers.
+    // The `/proc` of the surrounding namespace: it is complete, with other PIDs.
     for name in ["sys", "1"] {
         symlink(Path::new("/proc").join(name), other.join(name)).unwrap();
     }
@@ -199,7 +199,7 @@ fn a_lock_names_its_process_in_a_line_of_its_own() {
     let owner: Owner = serde_json::from_str(lines[1]).unwrap();
     assert!(owner == Locks::of_system().this_process() && lines.len() == 2, "{text}");
     drop(worker);
-    // One that an older version wrote last.
+    // A lock file last written by an older version.
     std::fs::write(&path, "77 41\n").unwrap();
     let mut worker = SpoolWorker::join(out.path(), name("w")).unwrap();
     crate::exchange::WorkerExchange::report(&mut worker, &WorkerStatus::default()).unwrap();

@@ -141,7 +141,7 @@ fn a_worker_takes_jobs_in_order_and_only_whole_ones() {
     for job in [&job(3, ""), &job(1, "")] {
         learner.offer(job).unwrap();
     }
-    // One under another's name.
+    // A job under another job's name.
     std::fs::write(layout.pending().join("000002.0"), job(7, "").to_bytes()).unwrap();
     let claimed: Vec<_> = std::iter::from_fn(|| worker.claim(&[]).unwrap()).map(|job| job.name.to_string()).collect();
     assert_eq!(claimed, ["000001.0", "000003.0"]);

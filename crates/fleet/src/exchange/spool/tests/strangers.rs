@@ -76,7 +76,7 @@ const OPERATIONS: [(&str, Operation); 7] = [
     ("a job's files", |out| (0..3).try_for_each(|group| status::find(out, crate::testing::job(group)).map(drop))),
 ];
 
-/// A spool with files in all places, and a directory beside it that nobody may touch.
+/// A spool with files in all places, and a directory beside it that must stay untouched.
 fn spool() -> (tempfile::TempDir, PathBuf) {
     let dir = tempfile::tempdir().unwrap();
     let out = dir.path().join("run");
