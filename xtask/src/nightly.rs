@@ -284,7 +284,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_row_takes_the_place_of_the_one_of_its_name() {
+    fn a_row_replaces_the_row_of_its_name() {
         let one = with_row("", "miri", "2026-01-01 | a | m | 1 | passed: x");
         let two = with_row(&one, "emulate", "2026-01-02 | b | m | 2 | passed: y");
         let three = with_row(&two, "miri", "2026-01-03 | c | m | 3 | FAILED: z");

@@ -211,7 +211,7 @@ mod tests {
     }
 
     #[test]
-    fn a_seed_draws_the_same_again_and_none_twice() {
+    fn a_seed_repeats_its_draw_without_duplicates() {
         let draw = |mut seed| drawn((0..40).collect(), 10, &mut seed);
         let mut one = draw(7);
         assert!(one == draw(7) && one != draw(8));

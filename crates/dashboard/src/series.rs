@@ -250,7 +250,7 @@ mod tests {
     }
 
     #[test]
-    fn a_run_without_times_or_tokens_has_no_such_axis() {
+    fn a_run_without_times_or_tokens_does_not_have_that_axis() {
         let mut series = Series::default();
         series.add(1, &line(1.0));
         for axis in [Axis::Minutes, Axis::Tokens] {

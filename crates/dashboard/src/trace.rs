@@ -187,7 +187,7 @@ mod tests {
     }
 
     #[test]
-    fn a_span_is_answered_whole_and_names_what_is_beside_the_learner() {
+    fn a_span_is_answered_whole_and_marks_work_beside_the_learner() {
         let work = json!({ "step": 1, "flops": 5.0, "bytes": 6.0 });
         let counted = json!({ "name": "decode", "tid": 2, "ts": 30, "dur": 4, "args": work });
         let trace = format!(

@@ -109,7 +109,7 @@ fn every_order_and_filter_gives_these_groups() {
 }
 
 #[test]
-fn a_text_is_searched_in_prompts_and_completions_whatever_its_case() {
+fn a_text_is_searched_in_prompts_and_completions_in_any_case() {
     let dir = tempfile::tempdir().unwrap();
     let chat = json!([{"role": "system", "content": "Be BRIEF"}, {"role": "user", "content": "Why?"}]);
     let chat = Some(serde_json::from_value(chat).unwrap());

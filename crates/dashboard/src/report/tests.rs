@@ -114,7 +114,7 @@ fn two_runs_stand_side_by_side_with_the_ratio() {
 
 /// A row: the configurations of two runs, and the text of the rows of the table of differences.
 #[test]
-fn two_runs_show_the_keys_that_differ_and_no_others() {
+fn two_runs_show_only_the_keys_that_differ() {
     let rows: &[(&str, &str, &[&str])] = &[
         ("seed = 1", "seed = 1", &[]),
         ("seed = 1", "seed = 2", &["seed 1 2"]),
@@ -157,7 +157,7 @@ fn two_runs_show_the_keys_that_differ_and_no_others() {
         let (text, page) = (unaligned(&markdown(&reports)), html(&reports));
         assert_eq!(text.contains("No key of their configurations."), expected.is_empty(), "{text}");
         assert_eq!(page.contains("No key of their configurations."), expected.is_empty(), "{page}");
-        // A metric that only one line has is shown.
+        // The metrics of a run with one logged line are shown.
         assert!(text.contains("| reward | 0.500 | 0.500 | 0.500 | 0.500 |"), "{text}");
         assert_eq!(page.matches("<polyline").count(), 2, "{page}");
         // The report of a single run lists its keys as facts.

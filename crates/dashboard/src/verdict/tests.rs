@@ -79,7 +79,7 @@ fn each_shape_of_a_curve_has_its_state() {
 /// Rewards rise from 0.7 to 0.9, and one step's prompts change them by 0.3: the first value is not a sufficient
 /// reference, the mean of the first tenth is.
 #[test]
-fn a_noisy_first_step_does_not_hide_what_a_run_learns() {
+fn a_noisy_first_step_does_not_hide_that_a_run_learns() {
     let of = |n: usize, gain: f64, first: f64| {
         let mut values: Vec<f64> = (0..n)
             .map(|i| 0.7 + gain * (2.0 * i as f64 / n as f64).min(1.0) + 0.15 * (((i * 5) % 7) as f64 / 3.0 - 1.0))

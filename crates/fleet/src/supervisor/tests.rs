@@ -110,7 +110,7 @@ fn a_refused_worker_and_expelled_ones_end_the_run() {
 
 /// A child ends by a signal, and the supervisor restarts it or ends the run.
 #[test]
-fn a_child_that_crashed_is_not_taken_for_one_that_was_killed() {
+fn a_crashed_child_does_not_count_as_killed() {
     // A shell sends itself the signal.
     let crashes =
         [("ABRT", 6), ("SEGV", 11), ("BUS", 7), ("ILL", 4), ("FPE", 8), ("SYS", 31), ("TRAP", 5), ("XCPU", 24)];

@@ -49,7 +49,7 @@ fn a_frontier_has_the_chunks_of_older_weights_alone() {
 }
 
 #[test]
-fn a_later_chunk_that_came_first_stays_if_it_continues_what_came() {
+fn a_later_chunk_that_arrived_first_stays_if_it_continues_the_accepted_answer() {
     for (fingerprint, then) in [(5, "sync 0: 0,0.1"), (6, "offer 0.1@0~6")] {
         let mut run = Run::start(chunked(2, 1));
         let early = run.result_of(chunk(0, 1), ORIGIN.of_result(Some(5)), answer(1, false));
@@ -61,7 +61,7 @@ fn a_later_chunk_that_came_first_stays_if_it_continues_what_came() {
 }
 
 #[test]
-fn claims_that_nobody_asked_for_are_taken_back() {
+fn unexpected_claims_are_taken_back() {
     let mut run = Run::start(plan(3, 1, 1));
     assert_eq!(run.claim("dev9", job(0)), "release 0 of dev9", "it has not joined");
     run.tell(Event::Joined(name("dev1")));

@@ -64,7 +64,7 @@ impl Link {
             tries += 1;
             std::thread::sleep(PAUSE);
         };
-        // The client starts a task of its own.
+        // The JetStream context starts a task of its own.
         let entered = runtime.enter();
         let mut jetstream = async_nats::jetstream::new(client.clone());
         jetstream.set_timeout(ANSWER);

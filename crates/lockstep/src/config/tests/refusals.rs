@@ -481,7 +481,7 @@ fn settings_that_bias_the_gradient_are_named() {
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
 }
 
-/// A program's configuration cannot unset a key that has a default value, because an unset key counts as not given.
+/// A program's configuration with `None` for a key that has a default value is refused.
 #[test]
 fn a_configuration_of_a_program() {
     let resolve =

@@ -158,7 +158,7 @@ fn only_the_process_that_is_proven_to_have_the_lock_is_killed() {
 }
 
 #[test]
-fn without_a_proc_of_its_own_a_learner_kills_nobody() {
+fn a_learner_without_its_own_proc_does_not_kill() {
     let Some(()) = testing::program("flock") else { return };
     let dir = tempfile::tempdir().unwrap();
     let made = |what: &str| {
