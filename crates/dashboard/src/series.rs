@@ -2,7 +2,7 @@
 //!
 //! A bucket covers 2^k steps on a grid that begins at step 0. k is the smallest number for which the buckets with
 //! values are at most as many as the chart's pixels, so a run that logs each 25th step is shown step by step. Only the
-//! last bucket changes while a run continues, and all metrics and runs share the grid. Each bucket keeps its smallest and
+//! last bucket changes while a run lasts, and all metrics and runs share the grid. Each bucket keeps its smallest and
 //! greatest value, so that a spike of one step stays visible.
 
 use serde_json::{Map, Value, json};
