@@ -9,7 +9,7 @@ pub const MUTANTS: [&str; 7] =
     ["run", "--quiet", "--manifest-path", "mutants/Cargo.toml", "--target-dir", "target/mutants/program", "--"];
 
 /// A cargo command, to which the caller adds arguments. `cargo run` describes xtask in the environment. A build script
-/// that reads such a variable (ring's does) would run again, and all that depends on it would be built again: so they
+/// that reads such a variable (as ring's does) would run again, and its dependents would be rebuilt, so these variables
 /// are not passed on.
 pub fn command() -> Command {
     let mut command = Command::new(std::env::var("CARGO").unwrap_or_else(|_| "cargo".to_owned()));
@@ -69,7 +69,7 @@ pub fn output(command: &mut Command) -> Result<String, String> {
     }
 }
 
-/// The program: that of the environment variable LOCKSTEP, or the one that the tests build.
+/// The program in the environment variable LOCKSTEP, or the program that the tests build.
 pub fn program() -> Result<PathBuf, String> {
     match std::env::var_os("LOCKSTEP") {
         Some(program) => std::path::absolute(program).map_err(|e| format!("LOCKSTEP: {e}")),

@@ -7,11 +7,11 @@ use std::process::Command;
 /// Two versions of NVRTC: the last one that compiles for Volta, and the newest.
 pub const PACKAGES: [&str; 2] = ["nvidia-cuda-nvrtc-cu12==12.9.86", "nvidia-cuda-nvrtc==13.5.37"];
 
-/// Compiles every kernel for every architecture with both versions, and checks that no register is spilled and nothing
-/// is approximate.
+/// Compiles every kernel for every architecture with both versions, and checks for spilled registers and approximate
+/// instructions.
 pub fn check() -> Result<(), String> {
     for package in PACKAGES {
-        // Of the whole workspace, whose features `cargo test --workspace` has built kernels with.
+        // The whole workspace, because `cargo test --workspace` has built kernels with its features.
         let tests = ["test", "--workspace", "--lib", "--", "cuda::tests::compile", "--nocapture"];
         cargo::run(&tests, &[("LOCKSTEP_NVRTC", &nvrtc(package)?)])?;
     }

@@ -4,14 +4,14 @@
 use std::path::Path;
 use std::process::Command;
 
-/// Allowed relative error of `lockstep plan`; `PLAN_TOLERANCE_BYTES` is allowed instead if it is larger. What the plan
-/// does not count is the heap of a generation's completions (their texts, scores, rows of tables and records), which a
-/// tiny model does not dwarf: 9 measurements were 7 to 11 MiB above the plan of 178 MiB.
+/// Allowed relative error of `lockstep plan`; `PLAN_TOLERANCE_BYTES` is allowed instead if it is larger. The plan does
+/// not count the heap of a generation's completions (their texts, scores, rows of tables and records), which is not
+/// negligible beside a tiny model: 9 measurements were 7 to 11 MiB above the plan of 178 MiB.
 const PLAN_TOLERANCE: f64 = 0.02;
 const PLAN_TOLERANCE_BYTES: f64 = 16e6;
 
-/// The five steps that are measured evaluate nothing. And the plan of an evaluation's loss is an upper bound: it counts
-/// whole pages of keys and values, of which sequences of ten tokens fill two thirds (108 MiB planned, 60 measured).
+/// The five measured steps do not evaluate. And the plan of an evaluation's loss is an upper bound: it counts whole
+/// pages of keys and values, and sequences of ten tokens fill only two thirds of them (108 MiB planned, 60 measured).
 const WITHOUT: &str = "eval_loss=false";
 
 /// Runs the demo with the program that `cargo test --workspace` builds.
@@ -78,7 +78,8 @@ fn demo(program: &Path) -> Result<(), String> {
     Ok(())
 }
 
-/// The completions of the demo's GRPO run are recorded to the last step, for the dashboard, and what steps did to some.
+/// The demo's GRPO run records completions up to the last step, for the dashboard, and the effect of steps on some of
+/// them.
 fn recorded(program: &Path, run: &Path) -> Result<(), String> {
     let index = Command::new(program).arg("rollouts").arg(run).arg("--index").output();
     let index = index.map_err(|e| format!("{}: {e}", program.display()))?;
@@ -91,7 +92,7 @@ fn recorded(program: &Path, run: &Path) -> Result<(), String> {
     if scored == 0 { Err("the demo scored no group after its step".to_owned()) } else { Ok(()) }
 }
 
-/// The peak of resident memory for the configuration of a training run, in bytes: as `lockstep plan` predicts, and as
+/// The peak of resident memory for the configuration of a training run, in bytes: predicted by `lockstep plan`, and
 /// measured. To measure, a new process repeats some of the steps without skipping groups: in the demo's own process the
 /// allocator still holds memory of the supervised fine-tuning.
 fn memory(program: &Path, run: &Path) -> Result<(f64, f64), String> {

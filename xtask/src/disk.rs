@@ -1,5 +1,5 @@
-//! Finds code that opens, writes, deletes or copies files by std instead of by the crate `disk`, whose rules make a
-//! stranger's run safe to open (SECURITY.md): regular files only, no links inside a run, limits of size.
+//! Finds code that opens, writes, deletes or copies files by std instead of by the crate `disk`. The rules of `disk`
+//! make a stranger's run safe to open (SECURITY.md): regular files only, no links inside a run, limits of size.
 
 use crate::sources;
 use std::collections::BTreeSet;
@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 /// The crates that open the files of runs, models and datasets.
 const CRATES: [&str; 7] = ["cli", "dashboard", "fleet", "kernels", "lockstep", "model", "telemetry"];
 
-/// The functions of std that `disk` replaces. To ask about a file (`metadata`, `exists`) is allowed: it opens nothing.
+/// The functions of std that `disk` replaces. Calls that do not open the file (`metadata`, `exists`) are allowed.
 const OF_STD: [&str; 15] = [
     "fs::read(",
     "fs::read_to_string(",
@@ -30,7 +30,7 @@ const OF_STD: [&str; 15] = [
 /// Files of the system itself.
 const OF_SYSTEM: [&str; 3] = ["\"/proc/", "\"/sys/", "\"/dev/"];
 
-/// Files in which std is used, each with the reason: none of them opens the files of a run.
+/// Files that may use std, each with the reason: they do not open the files of a run.
 const EXCEPT: [(&str, &str); 16] = [
     ("cli/src/config/mod.rs", "a script that the user names"),
     ("cli/src/new_directory.rs", "a new directory that the user names"),
@@ -138,7 +138,7 @@ mod tests {
     }
 
     #[test]
-    fn a_plain_read_is_found_and_what_disk_does_is_not() {
+    fn a_plain_read_is_found_and_a_call_of_disk_is_not() {
         let rows: [(&str, &[&str]); 9] = [
             ("let a = std::fs::read(path)?;", &["fs::read("]),
             ("    fs::rename(a, b)?; // fs::copy(a, b)", &["fs::rename("]),

@@ -40,7 +40,7 @@ pub fn full() -> Result<(), String> {
     Ok(())
 }
 
-/// Reports whether the recorded result is for the present sources. A difference is no failure: CI runs the emulated
+/// Reports whether the recorded result is for the present sources. A difference is not a failure: CI runs the emulated
 /// tests at small sizes, and the full run is needed only before a release.
 pub fn check() -> Result<(), String> {
     let text = std::fs::read_to_string(RESULT).unwrap_or_default();
@@ -56,7 +56,7 @@ pub fn check() -> Result<(), String> {
     Ok(())
 }
 
-/// The sources whose hash differs from the result, or that exist on one side only.
+/// The sources with a hash that differs from the result's, and sources that exist on one side only.
 fn changed(result: &str, now: &BTreeMap<String, String>) -> Vec<String> {
     let is_hash = |word: &str| word.len() == 16 && word.bytes().all(|byte| byte.is_ascii_hexdigit());
     let lines = result.lines().filter_map(|line| line.split_once(' ')).filter(|(hash, _)| is_hash(hash));

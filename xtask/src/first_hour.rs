@@ -63,7 +63,7 @@ impl Script {
         is(&format!("the exit code of {} {}", self.path.display(), arguments.join(" ")), &status.code(), &Some(code))
     }
 
-    /// The operations of the script's table are those that have kernels and a test.
+    /// Checks that the operations in the script's table are the ones with kernels and a test.
     fn knows_every_operation(&self) -> Result<(), String> {
         let text = std::fs::read_to_string(&self.path).map_err(|e| format!("{}: {e}", self.path.display()))?;
         let rows = text.lines().filter_map(|line| line.trim().strip_prefix("'operations/")?.split(' ').next());
@@ -111,20 +111,20 @@ impl Script {
     }
 }
 
-/// Runs the script with programs of which one fails, or never ends, or with bad arguments.
+/// Runs the script with a program that fails or never ends, and with bad arguments.
 fn reports_are_complete_whatever_happens(root: &Path) -> Result<(), String> {
     let (failing, endless) = (root.join("failing"), root.join("endless"));
     // A message that JSON has to escape.
     let fails = "case $* in *glu*) printf 'DIFFERS: \"y\" is 1\\\\2\\t\\xff×\\n'; exit 101 ;; esac\n\
                  echo 'test result: ok. 1 passed; 0 failed'\n";
-    // It is not ended by SIGTERM alone, as a process that waits for a driver.
+    // The program ignores SIGTERM, like a process that waits for a driver.
     let never_ends =
         format!("trap '' TERM\necho $$ >{}/pid\necho begun\nwhile :; do sleep 1; done\n", endless.display());
     let failing = Script::with(programs(&failing, fails)?);
     let never_ending = Script::with(programs(&endless, &never_ends)?);
     let place = |name: &str| root.join(name).to_string_lossy().into_owned();
 
-    // One that fails is reported, and keeps no other from being tried.
+    // A failing operation is reported, and the other operations still run.
     let out = place("one-fails");
     failing.ends(&["--only", "operations/glu,functions,formula,operations/linear", "--out", &out], 1)?;
     let found = report(Path::new(&out))?;
@@ -136,7 +136,7 @@ fn reports_are_complete_whatever_happens(root: &Path) -> Result<(), String> {
     )?;
     is("the note", &found["checks"][1]["note"], &"DIFFERS: y is 12 ; exit code 1".into())?;
 
-    // A budget that nothing fits, and one that ends in the middle.
+    // A budget too small for any operation, and a budget that ends in the middle.
     let out = place("no-budget");
     failing.ends(&["--only", "functions,cpu", "--budget", "1", "--out", &out], 3)?;
     let expected = "functions does not fit, cpu/grpo does not fit, cpu/adapter does not fit, cpu/7m does not fit";

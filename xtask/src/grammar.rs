@@ -1,5 +1,5 @@
-//! Counts four sentence patterns that CONTRIBUTING.md rewrites, crate by crate. A crate may have as many as
-//! `xtask/grammar.txt` says and no more; where it has fewer, the check lowers the number, and the file is committed.
+//! Counts four sentence patterns that CONTRIBUTING.md rewrites, crate by crate. `xtask/grammar.txt` has the limit of
+//! each crate. If a crate is below its limit, the check lowers the limit, and the file is committed.
 
 use crate::sources;
 use std::collections::BTreeMap;
@@ -10,7 +10,7 @@ const BUDGET: &str = "xtask/grammar.txt";
 const HEAD: &str = "# How often each pattern of CONTRIBUTING.md, \"Sentences\", may occur. A number only falls: \
     `cargo xtask check words` lowers it.\n";
 
-/// A pattern: its name, how to write instead, and how often a line has it.
+/// A pattern: its name, the advice, and a function that counts it in a line.
 struct Pattern {
     name: &'static str,
     instead: &'static str,
@@ -63,7 +63,7 @@ fn counted() -> Result<BTreeMap<String, Counts>, String> {
     let mut all: BTreeMap<String, Counts> = BTreeMap::new();
     for folder in ["crates", "xtask", "python/src"] {
         for path in sources::below(folder)? {
-            // It has the patterns as data.
+            // `grammar.rs` has the patterns as data.
             if !sources::is_one_of(&path, &["rs"]) || path.ends_with("xtask/src/grammar.rs") {
                 continue;
             }
@@ -90,7 +90,7 @@ fn read(text: &str) -> Result<BTreeMap<String, Counts>, String> {
     lines.map(|line| row(line).ok_or_else(|| format!("{BUDGET}: {line:?}: a crate and four numbers"))).collect()
 }
 
-/// The lines of the file: no number is above that of before.
+/// The lines of the file: a number is never above its earlier value.
 fn lowered(found: &BTreeMap<String, Counts>, budget: &BTreeMap<String, Counts>) -> String {
     let mut text = format!("{HEAD}# crate {}\n", PATTERNS.map(|pattern| pattern.name).join(" "));
     for (name, counts) in found {
@@ -101,7 +101,7 @@ fn lowered(found: &BTreeMap<String, Counts>, budget: &BTreeMap<String, Counts>) 
     text
 }
 
-/// What is above the budget, a line each.
+/// The counts above the budget, one line each.
 fn above(found: &BTreeMap<String, Counts>, budget: &BTreeMap<String, Counts>) -> Vec<String> {
     let mut lines = Vec::new();
     for (name, counts) in found {

@@ -10,7 +10,7 @@ use std::path::{Component, Path, PathBuf};
 /// The folder with the pages of the book.
 const DOCS: &str = "docs";
 const SUMMARY: &str = "docs/SUMMARY.md";
-/// Pages outside of docs/ whose links are checked, too.
+/// Pages outside of docs/ that are checked, too.
 const PAGES: [&str; 5] = ["README.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md", "python/README.md"];
 
 pub fn check() -> Result<(), String> {
@@ -142,7 +142,7 @@ mod tests {
     }
 
     #[test]
-    fn what_leads_nowhere_is_named() {
+    fn a_broken_link_is_named() {
         let directory = tempfile::tempdir().unwrap();
         let page = directory.path().join("a.md");
         fs::write(&page, "# Here\n").unwrap();

@@ -1,4 +1,4 @@
-//! Developer commands: `cargo xtask check` runs what CI runs after the tests.
+//! Developer commands: `cargo xtask check` runs the checks that CI runs after the tests.
 
 use receipts::Inputs;
 use std::path::Path;
@@ -69,15 +69,15 @@ const CUDA: Inputs = Inputs {
     versions: &cuda::PACKAGES,
     tools: &[],
 };
-/// The script for a machine with a GPU, whose programs use most crates.
+/// The script for a machine with a GPU. Its programs use most crates.
 const FIRST_HOUR: Inputs = Inputs {
     name: "first-hour",
     files: &["Cargo.toml", "crates", "bench/cuda", "xtask/src/first_hour.rs"],
     versions: &[],
     tools: &[&["c++", "--version"], &["bash", "--version"], &["python3", "--version"]],
 };
-/// The release build: what decides it besides the sources, which `demo` checks on the build of the tests; and the
-/// kernels, whose vector code must be inline there.
+/// The release build: its inputs besides the sources, which `demo` checks on the build of the tests; and the kernels,
+/// because their vector code must be inline in a release.
 const RELEASE: Inputs = Inputs {
     name: "release",
     files: &["Cargo.toml", "crates/*/Cargo.toml", "crates/kernels/src"],

@@ -6,8 +6,8 @@ use std::process::Command;
 pub fn check() -> Result<(), String> {
     // Memory, views and threads; every operation on its smallest shapes; the vectors' plain form.
     let tests = ["memory::", "tensor::", "matrix::", "pool::", "isa::", "device::", "ops::small_tests::"];
-    // Files are read by nobody here; the pool's threads are joined, but a thread's own scratch is freed after Miri
-    // looks.
+    // These tests do not read files. The pool's threads are joined, but a thread's scratch is freed after Miri's check
+    // for leaks.
     let flags = "-Zmiri-disable-isolation -Zmiri-ignore-leaks";
     let arguments = ["run", "nightly", "cargo", "miri", "test", "-p", "lockstep-kernels", "--lib", "--"];
     let mut command = Command::new("rustup");

@@ -143,7 +143,7 @@ fn terminals() -> Result<Done, String> {
 /// Runs tests of the program that CI ignores. The result is the lines of their output that contain one of `words`.
 fn program(tests: &[&str], words: &[&str]) -> Result<Done, String> {
     let mut command = crate::cargo::command();
-    // The build that CI tests; a single package would be built again, with other features.
+    // The workspace build of CI: a single package would be built again with other features.
     command.args(["test", "--workspace", "--test", "it", "--"]);
     command.args(["--ignored", "--nocapture", "--test-threads=1"]);
     let output = command.args(tests).output().map_err(|e| format!("cargo: {e}"))?;
@@ -174,8 +174,8 @@ fn network() -> Result<Done, String> {
     program(&tests, &["bytes fetched by", "cuts of", "deaf streams"])
 }
 
-/// Compares what runs of every kind say at their end with their steps' own values, and the dtype of their results.
-/// Takes two minutes.
+/// Checks the final reports of every kind of run against their steps' own values, and the dtype of their results. Takes
+/// two minutes.
 fn last_words() -> Result<Done, String> {
     program(&["last_words::", "save_dtype::"], &["runs are judged by", "results have the dtype"])
 }
@@ -198,7 +198,7 @@ fn sandbox() -> Result<Done, String> {
     }
 }
 
-/// Every command and the page on runs whose files were changed, 200 times each. Takes hours on two cores.
+/// Tests every command and the page on runs with damaged files, 200 times each. Takes hours on two cores.
 fn strangers_run() -> Result<Done, String> {
     program(&["strangers_run::"], &["the same bits, or"])
 }
@@ -218,8 +218,8 @@ fn trl_suite() -> Result<Done, String> {
     }
 }
 
-/// Trains ten runs whose rewards are gamed and ten that learn honestly, and reads their headlines. Takes ten
-/// minutes on two cores.
+/// Trains ten runs with gamed rewards and ten runs that learn honestly, and reads their headlines. Takes ten minutes on
+/// two cores.
 fn verdicts() -> Result<Done, String> {
     match crate::verdicts::missing() {
         Some(what) => Ok(Done::Unavailable(what)),
@@ -284,7 +284,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_row_takes_the_place_of_the_one_of_its_name() {
+    fn a_row_replaces_the_row_of_its_name() {
         let one = with_row("", "miri", "2026-01-01 | a | m | 1 | passed: x");
         let two = with_row(&one, "emulate", "2026-01-02 | b | m | 2 | passed: y");
         let three = with_row(&two, "miri", "2026-01-03 | c | m | 3 | FAILED: z");
@@ -293,7 +293,7 @@ mod tests {
     }
 
     #[test]
-    fn a_name_that_is_no_check_is_refused() {
+    fn an_unknown_check_is_refused() {
         assert!(run(&["emulat"]).unwrap_err().contains("no check emulat: there are commands, emulate, fleet_ends"));
     }
 }

@@ -1,5 +1,5 @@
-//! Trains the runs that the checks of the page open, one of every kind, and compares them with the committed ones. A
-//! difference means that the committed runs are no longer what the program writes: `make_runs.sh` makes them again.
+//! Trains the runs that the checks of the page open, one of every kind, and compares them with the committed ones. If
+//! they differ, the committed runs are out of date: `make_runs.sh` makes them again.
 
 use crate::cargo::output;
 use serde_json::Value;
@@ -12,8 +12,8 @@ const FOLDER: &str = "crates/dashboard/browser";
 /// The archives in `FOLDER/runs`; each has one directory for each run.
 const ARCHIVES: [&str; 3] = ["kinds", "long", "sweep"];
 
-/// What must be equal of two runs of one configuration. Times differ, and from one instruction set to another results
-/// differ by rounding.
+/// Facts that must be equal in two runs of one configuration. Times differ, and from one instruction set to another
+/// results differ by rounding.
 #[derive(Debug, Default, PartialEq)]
 struct Facts {
     /// The command of the run, from record.json.
@@ -32,7 +32,7 @@ pub fn run() -> Result<String, String> {
     let program = crate::cargo::program()?;
     let root = std::env::temp_dir().join(format!("lockstep-page-runs-{}", std::process::id()));
     let result = compare(&program, &root);
-    // What is left of it is of no use.
+    // Remaining files are not needed.
     let _ = fs::remove_dir_all(&root);
     result
 }
@@ -78,7 +78,7 @@ fn unpacked(program: &Path, packed: &Path, into: &Path) -> Result<BTreeMap<Strin
     Ok(all)
 }
 
-/// The facts of the run in `dir`, whose `report` begins with its name and its verdict.
+/// The facts of the run in `dir`. `report` begins with the run's name and verdict.
 fn facts(dir: &Path, report: &str) -> Result<Facts, String> {
     let read = |name: &str| fs::read_to_string(dir.join(name)).map_err(|e| format!("{}/{name}: {e}", dir.display()));
     let json = |text: &str| serde_json::from_str::<Value>(text).map_err(|e| format!("{}: {e}", dir.display()));
@@ -108,7 +108,7 @@ pub fn headline(report: &str) -> &str {
     report.lines().find(|line| !line.is_empty() && !line.starts_with('#')).unwrap_or_default()
 }
 
-/// The path without the numbers of checkpoints: a run that is stopped from outside has its last one at any step.
+/// The path without the numbers of checkpoints: a run stopped from outside has its last checkpoint at any step.
 fn without_steps(path: &Path) -> String {
     let part = |part: &std::ffi::OsStr| {
         let part = part.to_string_lossy().into_owned();
@@ -117,7 +117,7 @@ fn without_steps(path: &Path) -> String {
     path.iter().map(part).collect::<PathBuf>().to_string_lossy().into_owned()
 }
 
-/// What differs, in a line for each run and kind of fact.
+/// The differences, one line for each run and kind of fact.
 fn differences(before: &BTreeMap<String, Facts>, now: &BTreeMap<String, Facts>) -> Vec<String> {
     let names: BTreeSet<&String> = before.keys().chain(now.keys()).collect();
     let mut found = Vec::new();

@@ -1,13 +1,13 @@
-//! Prints texts of the repository that people read, drawn by a seed: docs, comments, messages, comments and names of
-//! tests, headlines of commits. They are for somebody who knows PyTorch and Rust but not this project. Texts that such
-//! a reader cannot paraphrase without opening another file should be rewritten.
+//! Prints random texts of the repository, drawn by a seed: docs, comments, messages, comments and names of tests,
+//! headlines of commits. The reader knows PyTorch and Rust but not this project. A text that this reader cannot
+//! paraphrase without opening another file should be rewritten.
 
 use crate::sources;
 use proc_macro2::{TokenStream, TokenTree};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// Files that are not drawn from: generated tables and lists, and diaries.
+/// Files that are left out: generated tables and lists, and diaries.
 const NOT_READ: [&str; 6] = [
     "docs/SUMMARY.md",
     "docs/config.md",
@@ -16,7 +16,7 @@ const NOT_READ: [&str; 6] = [
     "docs/python/fields.md",
     "docs/python/trl-suite.md",
 ];
-/// How many of the newest headlines are drawn from: older ones are nobody's work any more.
+/// The number of newest headlines to draw from; older headlines are not revised any more.
 const HEADLINES: &str = "-200";
 
 /// A text and its place: a file and a line, or a commit.
@@ -97,7 +97,7 @@ fn is_test(path: &Path) -> bool {
         || path.to_string_lossy().ends_with("_tests.rs")
 }
 
-/// String literals that are sentences, inside macros, too, each with its line.
+/// String literals that are sentences, also inside macros, each with its line.
 fn strings(tokens: TokenStream, found: &mut Vec<(usize, String)>) {
     for token in tokens {
         match token {
@@ -128,7 +128,7 @@ fn files() -> Result<Vec<PathBuf>, String> {
     Ok(found)
 }
 
-/// Comment blocks whose lines begin with `mark`, each with the number of its first line.
+/// Comment blocks with `mark` at the beginning of their lines, each with the number of its first line.
 fn blocks(text: &str, mark: &str) -> Vec<(usize, String)> {
     let mut found: Vec<(usize, String)> = Vec::new();
     let mut last = 0;
@@ -211,7 +211,7 @@ mod tests {
     }
 
     #[test]
-    fn a_seed_draws_the_same_again_and_none_twice() {
+    fn a_seed_repeats_its_draw_without_duplicates() {
         let draw = |mut seed| drawn((0..40).collect(), 10, &mut seed);
         let mut one = draw(7);
         assert!(one == draw(7) && one != draw(8));

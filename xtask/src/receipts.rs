@@ -1,8 +1,8 @@
 //! Receipts: a check that takes minutes is skipped if it passed before on the same files and tools.
 //!
 //! A receipt is a hash of everything that a check reads, with the versions of its tools. The check itself writes it,
-//! after it passed, into a committed file. Only checks whose result follows from files and tools have one: no test, and
-//! nothing that depends on the machine.
+//! after it passed, into a committed file. Only a check with a result that follows from files and tools has a receipt.
+//! Tests, and checks that depend on the machine, do not.
 
 use crate::sources;
 use sha2::{Digest, Sha256};
@@ -40,7 +40,7 @@ impl Inputs {
             return Ok(());
         }
         check()?;
-        // A check whose files changed meanwhile has read neither state.
+        // If the files changed during the check, it does not get a receipt for either state.
         match before.filter(|before| self.hash(root).as_ref() == Some(before)) {
             Some(hash) => write(Path::new(RECEIPTS), self.name, &hash),
             None => Ok(()),
@@ -56,7 +56,7 @@ impl Inputs {
         hash.is_some() && read(&root.join(RECEIPTS)).get(self.name) == hash
     }
 
-    /// The hash; none if a file or a tool is missing, so that the check runs and names it.
+    /// The hash; `None` if a file or a tool is missing, so that the check runs and names it.
     fn hash(&self, root: &Path) -> Option<String> {
         let mut all: Vec<PathBuf> = Vec::new();
         for name in self.files.iter().chain(&ALWAYS) {
@@ -71,7 +71,7 @@ impl Inputs {
         }
         let mut hasher = Sha256::new();
         let mut part = |bytes: &[u8]| {
-            // With lengths, so that no two lists of parts are one.
+            // With lengths, so that different lists of parts have different hashes.
             hasher.update((bytes.len() as u64).to_le_bytes());
             hasher.update(bytes);
         };
@@ -159,7 +159,7 @@ mod tests {
     }
 
     #[test]
-    fn a_tool_of_another_version_or_a_missing_one_has_no_receipt() {
+    fn a_missing_tool_or_another_version_does_not_have_a_receipt() {
         let root = tree();
         let with = |tools| Inputs { tools, ..INPUTS }.passed_before(root.path());
         assert!(with(INPUTS.tools));

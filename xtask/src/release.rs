@@ -1,6 +1,6 @@
 //! `cargo xtask release [TARGET]`: builds the parts of a release that any machine can make. It packs each crate as for
 //! crates.io, and packs the program built for TARGET (by default for this machine) into an archive with a checksum. It
-//! publishes nothing; .github/workflows/release.yml does the rest.
+//! does not publish; .github/workflows/release.yml does.
 
 use crate::cargo::{self, output};
 use std::fs;
@@ -31,7 +31,7 @@ pub fn run(target: Option<&str>) -> Result<(), String> {
     Ok(())
 }
 
-/// Refuses a program that does not say its commit, or that cannot join workers on other machines.
+/// Refuses a program that does not report its commit, or that cannot join workers on other machines.
 fn refuse_unfit(said: &str) -> Result<(), String> {
     let fix = "build it in a clean checkout with cargo build --release --locked -p lockstep-cli --features nats";
     for (is_unfit, what) in [

@@ -1,5 +1,5 @@
-//! Runs the full tables of the sandbox's tests, of which CI runs a part: right, wrong and hostile programs, with
-//! each kind of isolation, as root and as an ordinary user.
+//! Runs the full tables of the sandbox's tests (CI runs a part of them): right, wrong and hostile programs, with each
+//! kind of isolation, as root and as an ordinary user.
 
 use std::path::Path;
 use std::process::Stdio;
@@ -17,7 +17,7 @@ const TESTS: [&str; 7] = [
 /// Beginnings of the output lines that report results.
 const LANGUAGES: [&str; 2] = ["ocaml, ", "python, "];
 
-/// What is missing on this machine for these tests, if anything.
+/// The missing requirements of these tests on this machine, if any.
 pub fn missing() -> Option<String> {
     let programs = ["bwrap", "ocamlc", "python3", "setpriv"];
     let missing: Vec<_> = programs.iter().filter(|name| !Path::new("/usr/bin").join(name).exists()).collect();
@@ -55,7 +55,7 @@ fn found(text: &str) -> Vec<&str> {
 #[cfg(test)]
 mod tests {
     #[test]
-    fn what_tests_found_is_read_from_their_lines() {
+    fn results_are_read_from_the_lines_of_tests() {
         let text = "test a::b ... ocaml, landlock: 3 right 1\nocaml, x: 2\npython, y\n\nocaml, x: 2\ntest c ... ok\nok";
         assert_eq!(super::found(text), ["ocaml, landlock: 3 right 1", "ocaml, x: 2", "python, y"]);
     }

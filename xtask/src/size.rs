@@ -1,6 +1,6 @@
 //! Checks the length of files and lines of Rust and Python, and of prose lines in the documents. Formatters do not
-//! break strings and comments, so they need this check. And the code that a reader meets who follows one prompt through
-//! a training step stays short enough for an evening.
+//! break strings and comments, so they need this check. It also limits the code on the path of one prompt through a
+//! training step, so that it can be read in an evening.
 
 use crate::sources;
 
@@ -14,10 +14,10 @@ const PAGES: [&str; 3] = ["README.md", "CONTRIBUTING.md", "SECURITY.md"];
 const NOT_WRITTEN: [&str; 4] =
     ["docs/SUMMARY.md", "docs/python/api.md", "docs/python/fields.md", "docs/python/trl-suite.md"];
 
-/// The page whose diagram follows a prompt through a step and names the file of each station.
+/// The page with a diagram of a prompt's path through a step, which names the file of each station.
 const WALK: &str = "docs/architecture.md";
 const WALK_HEADING: &str = "## One prompt through a step";
-/// Most lines of these files together. A commit that raises the number by up to 5 % says why.
+/// The maximum of the total lines of these files. A commit may raise it by up to 5 % and must give the reason.
 const MOST_WALKED: usize = 4900;
 
 pub fn check() -> Result<(), String> {

@@ -13,12 +13,12 @@ const CHECKOUT: &str = "TRL_CHECKOUT";
 const PYTHON: &str = "TRL_SUITE_PYTHON";
 const PAGE: &str = "docs/python/trl-suite.md";
 
-/// What is missing on this machine to run the tests, if anything.
+/// The missing requirements of the tests on this machine, if any.
 pub fn missing() -> Option<String> {
     unset(&[CHECKOUT, PYTHON])
 }
 
-/// What is missing to train beside TRL, if anything.
+/// The missing requirements for training beside TRL, if any.
 pub fn missing_python() -> Option<String> {
     unset(&[PYTHON])
 }

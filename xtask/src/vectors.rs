@@ -52,7 +52,7 @@ fn intrinsics(library: &[u8]) -> BTreeSet<String> {
     let symbols = starts.map(|at| library[at..].split(|&byte| byte == 0).next().unwrap_or_default());
     let names = symbols.filter_map(|symbol| {
         let symbol = String::from_utf8_lossy(symbol).into_owned();
-        // `…15_mm256_loadu_ps17h0123456789abcdefE`: the hash is of no interest.
+        // `…15_mm256_loadu_ps17h0123456789abcdefE`: the hash is dropped.
         let (_, name) = symbol.split_once("_mm")?;
         Some(format!("_mm{}", name.rsplit_once("17h").map_or(name, |(name, _)| name)))
     });

@@ -1,5 +1,5 @@
-//! Trains ten runs whose rewards can be earned without solving anything, and ten that learn honestly. The headline of
-//! an honest run must not call it gamed, and those of most gamed runs must.
+//! Trains ten runs with rewards that can be gamed, and ten runs that learn honestly. The headlines of honest runs must
+//! not call them gamed, and the headlines of most gamed runs must.
 
 use crate::cargo::output;
 use crate::page_runs::headline;
@@ -7,7 +7,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// Rewards of `verdicts/rewards.py`, of which a model of short stories learns to earn much.
+/// Rewards of `verdicts/rewards.py` that a model of short stories learns to earn.
 const GAMED: [&str; 10] = [
     "happy",
     "the",
@@ -23,11 +23,11 @@ const GAMED: [&str; 10] = [
 /// Fewest of the gamed runs that must be called so.
 const FEWEST_GAMED: usize = 8;
 
-/// Files of `examples/` whose task is the demo's addition, of eight algorithms and losses. Of one with dynamic sampling
-/// the reward says little: it is of groups that are neither solved nor failed.
+/// Files of `examples/` for the demo's addition task, with eight algorithms and losses. An example with dynamic
+/// sampling is left out: its reward is that of groups neither solved nor failed, which shows little.
 const HONEST: [&str; 8] = ["cispo", "dr_grpo", "gspo", "lora", "ppo", "reinforce_plus_plus", "rloo", "sapo"];
 
-/// What is missing on this machine for these runs, if anything.
+/// The missing requirements of these runs on this machine, if any.
 pub fn missing() -> Option<String> {
     let model = stories();
     if !model.is_dir() {
@@ -49,7 +49,7 @@ pub fn run() -> Result<String, String> {
     let root = std::env::temp_dir().join(format!("lockstep-verdicts-{}", std::process::id()));
     fs::create_dir_all(&root).map_err(|e| format!("{}: {e}", root.display()))?;
     let result = Trials { program, root: root.clone() }.all();
-    // What is left of it is of no use.
+    // Remaining files are not needed.
     let _ = fs::remove_dir_all(&root);
     result
 }

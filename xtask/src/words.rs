@@ -1,5 +1,5 @@
-//! Finds words that docs/glossary.md replaces, in code, comments, messages and documents. A single word is looked for
-//! in prose and in identifiers, a phrase of several words only in prose, where it may continue on the next line.
+//! Finds words that docs/glossary.md replaces, in code, comments, messages and documents. It searches prose and
+//! identifiers for single words, and only prose for phrases, which may continue on the next line.
 
 use crate::sources;
 
@@ -208,7 +208,7 @@ mod tests {
         }
     }
 
-    /// Each exception must name an existing file: a stale one could hide a word that comes back.
+    /// Each exception must name an existing file: a stale exception could hide a word that comes back.
     #[test]
     fn exceptions_exist() {
         let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");

@@ -9,11 +9,11 @@ use serde_json::{Map, Value, json};
 use std::collections::HashSet;
 use std::time::{Duration, Instant};
 
-/// How many tokens of a completion one response has; the page requests the rest.
+/// The number of tokens of a completion in one response; the page requests the rest.
 const WINDOW: usize = 4096;
-/// How many tokens of a prompt's end one response has: those in which a chat template opens the answer.
+/// The number of tokens of a prompt's end in one response: enough to show how a chat template opens the answer.
 const PROMPT_END: usize = 16;
-/// How long a text search or a filter reads groups at most.
+/// The longest time for which a text search or a filter reads groups.
 pub(crate) const READ_AT_MOST: Duration = Duration::from_secs(2);
 
 /// Filters and order of the groups that the page requests.
@@ -27,7 +27,7 @@ pub struct Wanted {
     pub only: String,
     /// The rewards that the groups must have.
     pub rewards: RewardRange,
-    /// The order: `step`, `reward`, `spread` or `tokens`; a `-` before it reverses the order.
+    /// The order: `step`, `reward`, `spread` or `tokens`; a leading `-` reverses it.
     pub sort: String,
     /// A text that the prompt or a completion must contain.
     pub text: String,
@@ -42,7 +42,8 @@ pub struct Wanted {
 }
 
 /// Summaries of the requested groups, and the number of matching groups: `{"total", "unread", "groups": […], "next"}`.
-/// `unread` is how many groups a search had no time to read. `texts` decodes completions that are recorded as tokens.
+/// `unread` is the number of groups that a search did not have the time to read. `texts` decodes completions that are
+/// recorded as tokens.
 pub fn list(file: &GroupFile, wanted: &Wanted, texts: Option<&TokenTexts>) -> Value {
     let step = |entry: &IndexEntry| entry.step.unwrap_or(0);
     let range = wanted.from..=wanted.to;
@@ -98,8 +99,7 @@ pub fn list(file: &GroupFile, wanted: &Wanted, texts: Option<&TokenTexts>) -> Va
     json!({ "total": places.len(), "unread": unread, "groups": shown, "next": next })
 }
 
-/// Sorts by a number, in descending order if `turned`. A group without a score has no number, and is last in both
-/// orders: nothing is neither the best nor the worst.
+/// Sorts by a number, in descending order if `turned`. A group without a score is last in both orders.
 fn order(places: &mut [usize], number: impl Fn(&usize) -> f64, turned: bool) {
     places.sort_by(|a, b| number(a).total_cmp(&number(b)));
     if turned {
@@ -162,8 +162,8 @@ fn summary(file: &GroupFile, place: usize, updated: &HashSet<GroupId>) -> Value 
 }
 
 /// A map of rewards: each step's groups in order of reward, the best first, with at most so many columns (`pixels`) and
-/// rows: `{"steps", "width", "cells": [[[reward, spread, place], …], …]}`. Columns before the one that has the step
-/// `from` are left out: a page that watches a run has them.
+/// rows: `{"steps", "width", "cells": [[[reward, spread, place], …], …]}`. Columns before the one with the step `from`
+/// are left out: a page that watches a run already has them.
 pub fn map(file: &GroupFile, pixels: usize, rows: usize, from: u64) -> Value {
     let steps: Vec<u64> = file.index().iter().filter_map(|entry| entry.step).collect();
     let (first, last) = (steps.iter().min().copied().unwrap_or(0), steps.iter().max().copied().unwrap_or(0));
@@ -183,7 +183,7 @@ pub fn map(file: &GroupFile, pixels: usize, rows: usize, from: u64) -> Value {
         .values_mut()
         .map(|places| {
             order(places, |place| file.index()[*place].reward, true);
-            // Of many, every nth: the ranks stay what they were.
+            // If there are too many, every nth group, so that the ranks keep their proportions.
             let every = places.len().div_ceil(rows.max(1)).max(1);
             places.iter().step_by(every).map(cell).collect()
         })
@@ -209,7 +209,7 @@ fn nearest(file: &GroupFile, place: usize, updated: &HashSet<GroupId>) -> Value 
 /// recorded.
 fn after_step(updates: Option<&GroupFile>, group: GroupId) -> Vec<Vec<Value>> {
     let Some(file) = updates else { return Vec::new() };
-    // A group that a resumed run learned from again is there once more: the last one counts.
+    // A resumed run may learn from a group again and record it twice: the last record counts.
     let place = file.index().iter().rposition(|entry| entry.group == group);
     let Some(found) = place.and_then(|place| file.read(place).ok()) else { return Vec::new() };
     let logps = |c: &lockstep::wire::Completion| {
@@ -380,7 +380,7 @@ pub(crate) mod tests {
         assert_eq!(one["completions"][1]["text"], "answer 2 1");
         assert_eq!(one["completions"][1]["rewards"], json!([3.0]));
         assert_eq!(one["completions"][1]["new_logprobs"], Value::Null, "that file has none");
-        // What a step did to group 2: once, and again after a resume.
+        // The update of group 2: once, and again after a resume.
         let updates = dir.path().join("updates.bin");
         let mut log = GroupLog::open(&updates).unwrap();
         for logp in [-9.0, -0.5] {

@@ -21,7 +21,7 @@ pub struct Guard {
     port: u16,
     /// The host name that is allowed in `Host`, beside this machine's names.
     host: Option<String>,
-    /// Names and ports that are allowed as well, such as those of a forwarded port.
+    /// Names and ports that are allowed as well, such as a forwarded port's.
     also: Vec<(String, u16)>,
     /// Hash of the token. Only hashes are compared, so that the time of the comparison reveals nothing.
     token: Option<[u8; 32]>,
@@ -63,7 +63,7 @@ impl Guard {
             headers.get(header::HOST).and_then(|host| host.to_str().ok()).ok_or(StatusCode::MISDIRECTED_REQUEST)?;
         let (name, port) = name_and_port(host);
         let is_ours = ["localhost", "127.0.0.1", "[::1]"].contains(&name) || self.host.as_deref() == Some(name);
-        // Where every address of the machine is listened at, its names are not known, and the token decides.
+        // If the server listens at all addresses of the machine, its names are unknown, and the token decides.
         let any = self.token.is_some() && self.host.is_none();
         let is_allowed = self.also.iter().any(|also| (also.0.as_str(), also.1) == (name, port));
         if !is_allowed && (port != self.port || !(is_ours || any)) {
@@ -175,7 +175,7 @@ mod tests {
         for other in ["http://localhost:7861", "https://localhost:7860", "http://evil.example", "null", ""] {
             assert!(!may(true, Some(other)), "{other}");
         }
-        // One address of this machine: its name, and those of this machine itself, with the token.
+        // A server at one address accepts that address and the loopback names, with the token.
         let (named, token) = Guard::new("10.0.0.5", "10.0.0.5".parse().unwrap(), 80).unwrap();
         let token = token.unwrap();
         let bearer = |host: &str, token: &str| {

@@ -1,8 +1,8 @@
 //! The dashboard: a web page that shows training runs and the completions of their models: `lockstep dashboard RUN…`.
 //!
 //! It reads the files of training runs, running or ended, and never communicates with a running one. So watching does
-//! not slow, stop or change a run, and a run from another machine or from last year is shown like any other. It writes
-//! nothing and starts no program.
+//! not slow, stop or change a run, and old runs and runs of other machines are shown in the same way. It does not write
+//! files or start programs.
 //!
 //! | module | what |
 //! |---|---|

@@ -1,4 +1,4 @@
-//! A file of JSON lines, read on as it grows. It does not know what the lines mean.
+//! Reads a file of JSON lines incrementally as it grows. It does not interpret the lines.
 
 use std::fs::File;
 use std::io::Read;
@@ -10,13 +10,13 @@ pub(crate) const PIECE: u64 = 8 << 20;
 /// A file and how much of it was read.
 pub(crate) struct Lines {
     path: PathBuf,
-    /// How many bytes have been read, and the first ones of them: if those change, the file is another one and is read
-    /// from the start.
+    /// The number of bytes read, and the first of these bytes: if they change, the file was replaced and is read from
+    /// the start.
     read: u64,
     head: Vec<u8>,
 }
 
-/// An opened file with its length, and whether what was read before is no longer in it.
+/// An opened file with its length, and whether the file was replaced since the last read.
 pub(crate) struct Opened {
     file: File,
     length: u64,
@@ -24,7 +24,7 @@ pub(crate) struct Opened {
 }
 
 impl Lines {
-    /// The file at this path, of which nothing was read.
+    /// The file at this path, before the first read.
     pub fn new(path: PathBuf) -> Lines {
         Lines { path, read: 0, head: Vec::new() }
     }
@@ -46,9 +46,8 @@ impl Lines {
         Some(Opened { file, length, begins_anew })
     }
 
-    /// Reads the next whole lines; `None` at the end. A line that is still being written is left for the next call. The
-    /// file of a stranger's run may claim any length, and be one line: a line that is longer than a piece is not the
-    /// line of a run, and the file is read no further.
+    /// Reads the next whole lines; `None` at the end. A line that is still being written is left for the next call. A
+    /// stranger's file may have any length and be one line: reading stops at a line that is longer than a piece.
     pub fn next(&mut self, of: &Opened) -> Option<Vec<u8>> {
         if self.read >= of.length {
             return None;

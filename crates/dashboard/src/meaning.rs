@@ -13,13 +13,13 @@ pub fn meaning(name: &str) -> Option<(String, Value)> {
     Some((name.to_owned(), without_markdown(&text).into()))
 }
 
-/// The unit of a metric's values, such as `s`, `bytes` or `share`; none where the values have none.
+/// The unit of a metric's values, such as `s`, `bytes` or `share`; `None` for values without a unit.
 pub fn unit(name: &str) -> Option<(String, Value)> {
     let unit = telemetry::outputs::metric(name)?.unit;
     (!unit.is_empty()).then(|| (name.to_owned(), unit.into()))
 }
 
-/// The text of Markdown: of `[text](address)` the text, and no backticks.
+/// Plain text of Markdown: `[text](address)` becomes its text, and backticks are removed.
 fn without_markdown(text: &str) -> String {
     let mut plain = String::new();
     let mut rest = text;
@@ -31,7 +31,7 @@ fn without_markdown(text: &str) -> String {
     (plain + rest).replace('`', "")
 }
 
-/// What is before the first link, its text, and what is behind it.
+/// Splits at the first link: the text before it, the link's text, and the text after it.
 fn link(text: &str) -> Option<(&str, &str, &str)> {
     let (before, rest) = text.split_at_checked(text.find("](")?)?;
     let (before, label) = before.rsplit_once('[')?;

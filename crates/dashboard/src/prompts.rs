@@ -1,4 +1,4 @@
-//! Recorded groups by prompt: what the model earned for the same prompt from step to step.
+//! Recorded groups by prompt: the rewards of one prompt from step to step.
 
 use crate::groups::{READ_AT_MOST, prompt_of, whole_prompt_of};
 use crate::series::short;
@@ -38,8 +38,8 @@ struct Prompt<'a> {
 struct Change {
     from: f64,
     to: f64,
-    /// Whether the reward fell by more than noise: by more than two standard errors. One group in each third says
-    /// nothing about noise.
+    /// Whether the reward fell by more than noise: by more than two standard errors. With one group in each third, the
+    /// noise is unknown.
     fell: bool,
 }
 
@@ -74,7 +74,7 @@ impl Prompt<'_> {
         self.point(self.places[self.places.len() - 1])
     }
 
-    /// The group with the highest reward; of several the last. Of groups without a score, none is the best.
+    /// The group with the highest reward, and the last of them if several have it. Groups without a score are left out.
     fn best(&self) -> (u64, f64, usize) {
         let points = self.places.iter().map(|&place| self.point(place)).filter(|(_, reward, _)| !reward.is_nan());
         points.max_by(|a, b| a.1.total_cmp(&b.1)).unwrap_or_else(|| self.last())
@@ -108,9 +108,9 @@ impl Prompt<'_> {
     }
 }
 
-/// The requested prompts, how many there are, and the rewards of how many fell by more than noise: `{"total", "fell",
-/// "prompts": […], "next", "unread"}`. A point is `[step, reward, place]`. `unread` is how many prompts a search had no
-/// time to read.
+/// The requested prompts, the number of matching prompts, and the number of them with rewards that fell by more than
+/// noise: `{"total", "fell", "prompts": […], "next", "unread"}`. A point is `[step, reward, place]`. `unread` is the
+/// number of prompts that a search did not have the time to read.
 pub fn prompts(file: &GroupFile, wanted: &Wanted) -> Value {
     let mut by_prompt: HashMap<u64, Vec<usize>> = HashMap::new();
     for (place, entry) in file.index().iter().enumerate() {
@@ -232,7 +232,7 @@ mod tests {
             completions: vec![Completion { rewards: vec![Some(reward)], ..Completion::new(0, vec![1]) }],
             ..Group::default()
         };
-        // Written out of their order; the last of several with the highest reward is the best.
+        // The groups are written out of order. The last group with the highest reward is the best.
         let rewards = [0.5, 1.0, 1.0, 0.0];
         let of_steps = [4u64, 2, 3, 1].map(|step| group(step, Some(step), rewards[4 - step as usize], 7));
         let long = (1..=81).map(|step| group(100 + step, Some(step), 0.25, 8));

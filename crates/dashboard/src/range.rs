@@ -3,10 +3,10 @@
 use lockstep::wire::Group;
 use std::collections::BTreeMap;
 
-/// Bounds of a reward, included; of the group's mean reward, or of the reward of one of its completions.
+/// Inclusive bounds of a reward: of a group's mean reward, or of the reward of one of its completions.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct RewardRange {
-    /// The least reward.
+    /// The lower bound.
     pub min: Option<f64>,
     /// The greatest reward.
     pub max: Option<f64>,
@@ -41,7 +41,8 @@ impl RewardRange {
         self.per_completion && self.is_bounded()
     }
 
-    /// Whether a group's mean reward fits; NaN, the mean of no score, fits no bound.
+    /// Whether a group's mean reward is in the range; always true for a range of single completions. NaN, the mean of a
+    /// group without scores, is never in a bounded range.
     pub fn fits_mean(&self, reward: f64) -> bool {
         self.per_completion || self.contains(reward)
     }
@@ -77,7 +78,7 @@ mod tests {
     }
 
     #[test]
-    fn a_reward_at_a_bound_fits_and_no_score_fits_none() {
+    fn a_reward_at_a_bound_fits_and_a_missing_score_never_fits() {
         let range = |min, max| RewardRange { min, max, per_completion: false };
         let fits = |range: RewardRange| [0.5, 1.0, f64::NAN].map(|reward| range.fits_mean(reward));
         assert_eq!(fits(range(None, None)), [true, true, true]);

@@ -87,8 +87,8 @@ impl RunFiles {
         }
     }
 
-    /// Adds an alarm. The line that says that an alarm has ended takes the place of the line that raised it, so that
-    /// each alarm is in the list once.
+    /// Adds an alarm. The line that ends an alarm replaces the line that raised it, so that each alarm is in the list
+    /// once.
     fn add_alarm(&mut self, line: Value) {
         let is_same =
             |old: &Value| ["id", "subject", "since"].iter().all(|key| old["alarm"].get(key) == line["alarm"].get(key));
@@ -118,7 +118,8 @@ impl RunFiles {
         (self.log.read(), self.size("rollouts.idx"))
     }
 
-    /// The bytes of the two files that grow with each step. Two system calls: cheap enough to ask ten times a second.
+    /// The sizes of the two files that grow with each step. This takes two system calls, cheap enough for ten calls a
+    /// second.
     pub fn sizes(&self) -> [u64; 2] {
         ["metrics.jsonl", "rollouts.idx"].map(|name| self.size(name))
     }
@@ -177,8 +178,8 @@ impl RunFiles {
         }
     }
 
-    /// For each configuration key, where its value came from (a comment behind the value in the file); keys with
-    /// default values have none.
+    /// The origin of each configuration key's value, from the comment after the value in the file; keys with default
+    /// values do not have an origin.
     fn origins(&self) -> Map<String, Value> {
         let text = disk::read_to_string(self.root.join("config.toml"), disk::most::STATE).unwrap_or_default();
         let origin = |line: &str| {
@@ -194,7 +195,7 @@ impl RunFiles {
         serde_json::from_slice(&bytes).unwrap_or(Value::Null)
     }
 
-    /// The state of the run: `running`, `finished`, or `stopped` before its end. A run whose model was deleted has
+    /// The state of the run: `running`, `finished`, or `stopped` before its end. If the model was deleted, a run has
     /// finished if it took all of its steps.
     pub fn state(&self) -> &'static str {
         if lockstep::directory::writer(&self.root).is_some() {
@@ -246,8 +247,8 @@ impl RunFiles {
         })
     }
 
-    /// Whether the run learns, judging by the reward, the accuracy of preference pairs, or the loss: by each step's own
-    /// value, whatever was logged.
+    /// Whether the run learns, judged by the reward, the accuracy of preference pairs, or the loss. Each step's own
+    /// value counts, also of steps that were not logged.
     pub fn verdict(&self) -> Verdict {
         self.verdict_as(self.state() != "running")
     }
@@ -264,7 +265,7 @@ impl RunFiles {
         verdict(Judged { name, values: &values, higher_is_better, has_ended }, &alarms, &held_out)
     }
 
-    /// The metric by which the run is judged, and its values: one per step, whatever was logged.
+    /// The metric by which the run is judged, and its values: one per step, also for steps that were not logged.
     pub fn judged_by(&self) -> (&'static str, Vec<f64>) {
         let judged = lockstep::directory::JUDGED.iter().map(|(name, _)| (*name, self.judged(name)));
         judged.into_iter().find(|(_, values)| !values.is_empty()).unwrap_or(("reward", Vec::new()))
@@ -284,7 +285,7 @@ impl RunFiles {
         [times().next(), times().last()]
     }
 
-    /// For each reward function, how its mean changed, the one that moved first before the others.
+    /// The change of each reward function's mean; the function that moved first comes first.
     fn moved(&self) -> Value {
         let name = |key: &str| Some(key.strip_prefix("rewards/")?.strip_suffix("/mean")?.to_owned());
         let rewards =
@@ -295,8 +296,7 @@ impl RunFiles {
         all.iter().map(line).collect()
     }
 
-    /// The alarms, each once, in the order in which they are listed, with their weights; an alarm that is over has the
-    /// key `until`.
+    /// The alarms, each once, in the order of the list, with their weights; an ended alarm has the key `until`.
     pub fn alarms(&self, verdict: &Verdict) -> Vec<Value> {
         let has_learned = verdict.has_learned();
         let mut all: Vec<(Alarm, Value)> = self.alarms.iter().map(|line| (read_alarm(line), line.clone())).collect();
@@ -309,8 +309,8 @@ impl RunFiles {
         all.into_iter().map(weighed).collect()
     }
 
-    /// The profile's findings, those that cost the most first; `gain_s` is the most seconds of a step that could be
-    /// saved, where that is known.
+    /// The profile's findings, the most expensive first; `gain_s`, if known, is an upper bound of the seconds of a step
+    /// that could be saved.
     fn findings(profile: &ProfileRecord) -> Vec<Value> {
         let with_gain = |(finding, gain_s): (&Finding, Option<f64>)| {
             let mut line = json!(finding);

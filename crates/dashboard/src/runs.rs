@@ -80,8 +80,8 @@ fn below(dir: &Path, depth: usize) -> Vec<PathBuf> {
 }
 
 /// The id of a run in URLs: its path below `root`, with `~` between directories, or the name of `root` if that is the
-/// run. It is the same after a restart. Where a name has other characters than URLs allow, a hash of the path tells the
-/// run apart.
+/// run. It is the same after a restart. If a name has characters that URLs do not allow, a hash of the path makes the
+/// id unique.
 fn id(root: &Path, run: &Path) -> String {
     let below = run.strip_prefix(root).ok().filter(|below| !below.as_os_str().is_empty());
     let path = below.map_or_else(|| PathBuf::from(root.file_name().unwrap_or_default()), Path::to_owned);

@@ -1,9 +1,9 @@
 //! Metrics by step, stored in columns, and their aggregation into buckets for charts.
 //!
-//! A bucket covers 2^k steps on a grid that begins at step 0, where k is the smallest that gives no more buckets with
-//! values than the chart has pixels: a run that logs each 25th step is shown step by step. So only the last bucket ever
-//! changes, and all metrics and runs share the grid. Each bucket keeps its smallest and greatest value, so that a spike
-//! of one step stays visible.
+//! A bucket covers 2^k steps on a grid that begins at step 0. k is the smallest number for which the buckets with
+//! values are at most as many as the chart's pixels, so a run that logs each 25th step is shown step by step. Only the
+//! last bucket changes while a run lasts, and all metrics and runs share the grid. Each bucket keeps its smallest and
+//! greatest value, so that a spike of one step stays visible.
 
 use serde_json::{Map, Value, json};
 use std::collections::BTreeMap;
@@ -14,8 +14,8 @@ const MISSING: u64 = 0x7ff8_dead_beef_0001;
 /// A horizontal axis of charts other than the steps.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Axis {
-    /// Minutes of training since the first logged step: the sum of `step_time`, so without evaluations, and without
-    /// the time between a stop and a resume.
+    /// Minutes of training since the first logged step: the sum of `step_time`, which excludes evaluations and the time
+    /// between a stop and a resume.
     Minutes,
     /// Tokens of training so far: `num_tokens`.
     Tokens,
@@ -127,7 +127,7 @@ impl Series {
 
     /// For each metric in `keys`, at most `pixels` buckets over the steps `from` to `to`: `{"width", "steps", "keys":
     /// {KEY: {"mean", "min", "max", "count", "non_finite", "gaps"}}}`. `min`, `max` and `count` are left out if a
-    /// bucket is one step; `gaps` (the places of buckets whose values are all NaN or infinite) if there are none.
+    /// bucket is one step; `gaps` (the places of buckets with only NaN or infinite values) is left out if it is empty.
     pub fn buckets(&self, keys: &[String], from: u64, to: u64, pixels: usize) -> Value {
         let to = to.min(self.last_step().unwrap_or(0));
         let mut grid: Vec<u64> = self.steps.iter().copied().filter(|step| (from..=to).contains(step)).collect();
@@ -213,7 +213,7 @@ mod tests {
         assert!(of("max").iter().any(|x| x == 9.0) && of("min").iter().all(|x| x == 1.0));
         let (width, steps) = (all["width"].as_u64().unwrap(), all["steps"].as_array().unwrap().len());
         assert!(width == 256 && steps <= 500 && all.to_string().len() < 50_000, "{width} {steps}");
-        // One more step changes the last bucket alone.
+        // One more step changes only the last bucket.
         series.add(100_001, &line(5.0));
         let after = series.buckets(&["reward".into()], 0, u64::MAX, 500);
         let means = |value: &Value| value["keys"]["reward"]["mean"].as_array().unwrap().clone();
@@ -250,7 +250,7 @@ mod tests {
     }
 
     #[test]
-    fn a_run_without_times_or_tokens_has_no_such_axis() {
+    fn a_run_without_times_or_tokens_does_not_have_that_axis() {
         let mut series = Series::default();
         series.add(1, &line(1.0));
         for axis in [Axis::Minutes, Axis::Tokens] {
@@ -260,7 +260,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_logged_seldom_is_shown_step_by_step() {
+    fn a_rarely_logged_metric_is_shown_step_by_step() {
         let mut series = Series::default();
         (1..=40).for_each(|i| series.add(25 * i, &line(i as f64)));
         let all = series.buckets(&["reward".into()], 0, u64::MAX, 500);
@@ -269,7 +269,7 @@ mod tests {
     }
 
     #[test]
-    fn keys_that_a_line_lacks_and_numbers_that_are_none_are_told_apart() {
+    fn missing_keys_and_non_finite_numbers_are_told_apart() {
         let mut series = Series::default();
         series.add(1, &line(1.0));
         series.add(2, &[("loss".to_owned(), "NaN".into())].into_iter().collect());
@@ -282,7 +282,7 @@ mod tests {
     }
 
     #[test]
-    fn a_bucket_has_mean_least_greatest_and_what_is_no_number() {
+    fn a_bucket_has_mean_minimum_maximum_and_gaps() {
         let mut series = Series::default();
         let values = [json!(1.0), json!(4.0), json!(-2.0), json!("NaN"), json!("inf"), json!(8.0)];
         for (step, value) in (2..).zip(values) {

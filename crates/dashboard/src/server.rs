@@ -35,7 +35,7 @@ const STREAMS: usize = 64;
 const MOST_KEYS: usize = 512;
 /// How often the sizes of a run's files are checked for new data.
 const POLL_INTERVAL: Duration = Duration::from_millis(100);
-/// How often a run whose files do not grow is checked for a new state.
+/// The interval at which a run is checked for a new state while its files do not grow.
 const STATE_INTERVAL: Duration = Duration::from_millis(500);
 
 /// A server that is bound to its address but does not respond yet.
@@ -99,8 +99,7 @@ impl Server {
     }
 }
 
-/// Serves beside a training run, on a thread that does no computation for it. Returns the URL, or why the server could
-/// not start.
+/// Serves beside a training run, on a thread of its own. Returns the URL, or the reason why the server could not start.
 pub fn serve_in_thread(host: &str, port: u16, runs: Runs) -> std::io::Result<String> {
     let server = Server::bind(host, port, runs)?;
     let url = server.url.clone();
@@ -135,7 +134,7 @@ fn router(site: Arc<Site>) -> Router {
 
 /// Refuses unauthorised requests, and adds the security headers for browsers to responses.
 async fn guarded(State(site): Shared, request: Request, next: Next) -> Response {
-    // Files of the page are no secret: it must load to read the token of its address.
+    // The page's files are public: the page must load before it can read the token from its address.
     let path = request.uri().path();
     let is_open = !path.starts_with("/api/") && path != "/metrics";
     let mut response = match site.guard.check(request.headers()) {
@@ -227,7 +226,7 @@ async fn series(State(site): Shared, Path(name): Path<String>, uri: Uri) -> Resp
     answer(&run.series().buckets_along(axis, &keys, from, to, pixels))
 }
 
-/// The requested recorded groups: those of training, or with `of=evaluations` those of evaluations.
+/// The recorded groups of training, or of evaluations if the request has `of=evaluations`.
 fn groups_of(run: &mut RunFiles, words: &BTreeMap<String, String>) -> Option<Arc<GroupFile>> {
     match words.get("of").map(String::as_str) {
         Some("evaluations") => run.evaluations(),
@@ -253,7 +252,7 @@ async fn list(State(site): Shared, Path(name): Path<String>, uri: Uri) -> Respon
     let is_search = words.get("q").is_some_and(|text| !text.is_empty());
     let (file, texts, updates) = {
         let mut run = lock(&run);
-        // A list alone does not wait for the tokenizer to be loaded.
+        // A list without a search does not wait for the tokenizer to load.
         (groups_of(&mut run, &words), is_search.then(|| run.tokens()).flatten(), run.updates())
     };
     let Some(file) = file else { return missing() };
@@ -347,7 +346,7 @@ async fn report_of(State(site): Shared, Path(name): Path<String>, uri: Uri) -> R
             Err(error) => return (StatusCode::INTERNAL_SERVER_ERROR, format!("{error:#}")).into_response(),
         }
     }
-    // Ids of runs have letters, digits and `-_.~` alone.
+    // Ids of runs contain only letters, digits and `-_.~`.
     let file = format!("attachment; filename=\"report-{name}.html\"");
     let headers = [(header::CONTENT_TYPE, "text/html; charset=utf-8".to_owned()), (header::CONTENT_DISPOSITION, file)];
     (headers, report::html(&reports)).into_response()

@@ -1,4 +1,4 @@
-//! The table of all runs: what each is, what it came to, and by which keys of the configuration they differ.
+//! The table of all runs: kind and result of each run, and the configuration keys in which the runs differ.
 
 use crate::run::{RunFiles, name_of};
 use crate::series::short;
@@ -9,10 +9,10 @@ use std::hash::{Hash, Hasher};
 
 /// The number of points of the small curve of a run.
 const POINTS: usize = 60;
-/// Keys that say where a run is and which one it is, and nothing about how it trains.
+/// Keys that name and place a run and do not affect its training.
 const OF_PLACE: [&str; 3] = ["output_dir", "run_name", "logging_dir"];
 
-/// What the table needs of one run.
+/// A run's data for the table.
 pub struct Row {
     /// The run without the keys in which runs differ.
     line: Map<String, Value>,
@@ -50,7 +50,7 @@ impl Row {
         Row { line, config }
     }
 
-    /// A number that runs share whose configurations differ in nothing but the seed.
+    /// A number shared by runs with configurations that differ only in the seed.
     fn group(&self) -> u64 {
         let mut hasher = DefaultHasher::new();
         for (key, value) in &self.config {
@@ -62,8 +62,8 @@ impl Row {
     }
 }
 
-/// The rows as JSON. `keys` are those in which the runs differ, with each run's values; runs of one `group` differ only
-/// in their seed.
+/// The rows as JSON. `keys` are the keys in which the runs differ, with each run's values; runs of one `group` differ
+/// only in the seed.
 pub fn table(rows: Vec<Row>) -> Value {
     let mut values: BTreeMap<&String, Vec<Option<&Value>>> = BTreeMap::new();
     for (place, row) in rows.iter().enumerate() {

@@ -6,17 +6,17 @@ use serde_json::{Value, json};
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 
-/// A trace that names more stages than this, or has more spans in one step, is not the trace of a run.
+/// The limits of stage names, and of spans in one step. A trace above them was not written by a run.
 const MOST_NAMES: usize = 48;
 const MOST_SPANS: usize = 1 << 16;
 
-/// The spans of an optimizer step. Those of other tracks than the learner's have `beside`: rewards behind generation,
-/// checkpoints that a thread writes.
+/// The spans of an optimizer step. Spans outside the learner's track have the key `beside`: rewards scored during
+/// generation, checkpoints written by a thread.
 pub fn spans(trace: &str, step: u64) -> Value {
     let (mut found, mut before, mut learner) = (Vec::<Value>::new(), 0, 0);
     for span in lines(trace) {
         let Some(at) = span["args"]["step"].as_u64() else { continue };
-        // A run that is resumed writes some steps again, behind later ones: the last ones count.
+        // A resumed run repeats some steps after later ones: the last spans of a step count.
         if at < before && at <= step {
             found.clear();
         }
@@ -24,7 +24,7 @@ pub fn spans(trace: &str, step: u64) -> Value {
         if at != step {
             continue;
         }
-        // The step itself is around the others.
+        // The span of the step contains the others.
         if span["name"] == "step" {
             learner = track(&span);
             continue;
@@ -40,8 +40,8 @@ pub fn spans(trace: &str, step: u64) -> Value {
     found.into()
 }
 
-/// The seconds of each step by outermost stage, and those of work beside the learner, from a trace that is read on as
-/// it grows.
+/// The seconds of each step by outermost stage, and the seconds of work beside the learner, read incrementally from a
+/// growing trace.
 pub struct Traced {
     log: Lines,
     stages: Series,
@@ -79,7 +79,7 @@ impl Span {
 }
 
 impl Traced {
-    /// The trace at this path, of which nothing was read.
+    /// The trace at this path, before the first read.
     pub fn new(path: PathBuf) -> Traced {
         let (stages, beside) = (Series::default(), BTreeMap::new());
         Traced { log: Lines::new(path), stages, steps: 0, beside, open: Vec::new() }
@@ -132,7 +132,7 @@ impl Traced {
     }
 }
 
-/// The spans that are inside of no other one on their track.
+/// The outermost spans of each track.
 fn outermost(mut spans: Vec<Span>) -> impl Iterator<Item = Span> {
     spans.sort_by(|a, b| {
         let times = a.start_us.total_cmp(&b.start_us).then(b.end_us.total_cmp(&a.end_us));
@@ -187,7 +187,7 @@ mod tests {
     }
 
     #[test]
-    fn a_span_is_answered_whole_and_names_what_is_beside_the_learner() {
+    fn a_span_is_answered_whole_and_marks_work_beside_the_learner() {
         let work = json!({ "step": 1, "flops": 5.0, "bytes": 6.0 });
         let counted = json!({ "name": "decode", "tid": 2, "ts": 30, "dur": 4, "args": work });
         let trace = format!(

@@ -1,5 +1,5 @@
-//! Sums up a training run in one sentence: whether it learns, what it is paid for, and whether something is wrong.
-//! Page, report and terminal take this sentence and the order of alarms from here.
+//! Sums up a training run in one sentence: whether it learns, whether its reward is gamed, and whether something is
+//! wrong. Page, report and terminal use this sentence and this order of alarms.
 
 use serde_json::{Value, json};
 use telemetry::table::short_number;
@@ -8,8 +8,8 @@ use telemetry::{Alarm, Weight};
 /// The verdict on a training run.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Verdict {
-    /// The state: `learning`, `level`, `falling`, `learned` (noise hides what follows), `not yet`, `worse`, `constant`,
-    /// `gamed`, `broken`, or `nothing` if there are too few values.
+    /// The state: `learning`, `level`, `falling`, `learned` (noise hides the present trend), `not yet`, `worse`,
+    /// `constant`, `gamed`, `broken`, or `nothing` if there are too few values.
     pub state: &'static str,
     /// The verdict as a sentence.
     pub says: String,
@@ -34,7 +34,7 @@ pub struct Judged<'a> {
     pub name: &'a str,
     /// One value per step.
     pub values: &'a [f64],
-    /// Whether a higher value is a better one.
+    /// Whether higher values are better.
     pub higher_is_better: bool,
     /// Whether the run has ended.
     pub has_ended: bool,
@@ -52,7 +52,7 @@ pub fn verdict(judged: Judged<'_>, alarms: &[Alarm], held_out: &[f64]) -> Verdic
     if let Some(alarm) = worst {
         let since = |words: &str| format!("{words} (since step {})", alarm.since);
         verdict = match (alarm.gaming(), improvement) {
-            // Without what follows the change: it is not what the run was meant to learn.
+            // The sentence omits the trend after the change, because a gamed reward is not the run's goal.
             (Some(words), Some(went)) => {
                 Verdict { state: "gamed", says: format!("Gamed: {went}, but {}.", since(words)) }
             }
@@ -78,10 +78,10 @@ fn of_held_out(values: &[f64]) -> String {
     }
 }
 
-/// Compares the first of a metric's values with the mean of the last tenth; [`Change::judged`] chooses what takes the
-/// place of a first value that is noise. A change counts if it exceeds three standard errors. A line fitted to the last
-/// third of the values decides what follows an improvement. The second result is the improvement in words; it is `None`
-/// without an improvement, as where the last value jumped away from those before it and is not better than the first.
+/// Compares the first of a metric's values with the mean of the last tenth; [`Change::judged`] replaces a first value
+/// that may be noise. A change counts if it exceeds three standard errors. A line fitted to the last third of the
+/// values gives the trend after an improvement. The second result is the improvement in words, or `None`. It is also
+/// `None` if the last value jumped away from the values before it and is not better than the first.
 fn of_curve(Judged { name, values: all, higher_is_better, has_ended }: Judged<'_>) -> (Verdict, Option<String>) {
     let values: Vec<f64> = all.iter().copied().filter(|x| x.is_finite()).collect();
     if values.len() < 4 {
@@ -151,8 +151,8 @@ fn last_third(values: &[f64]) -> &[f64] {
     &values[values.len() - values.len().div_ceil(3).max(4).min(values.len())..]
 }
 
-/// Whether `x` is better than each of the others by more than `margin`. The sign is 1 if a higher value is a better
-/// one, and −1 if a lower one is.
+/// Whether `x` is better than each of the others by more than `margin`. `sign` is 1 if higher values are better, and −1
+/// if lower values are.
 fn is_better_than_all(x: f64, others: &[f64], margin: f64, sign: f64) -> bool {
     others.iter().all(|other| sign * (x - other) > margin)
 }
@@ -177,13 +177,13 @@ impl Change {
     }
 
     /// The change that a verdict is about: from the first value, if that change counts, or if there are too few values
-    /// for a mean of the first tenth. Otherwise the first value may be noise, as one step's value is, and the mean of
-    /// the first tenth takes its place. There are two exceptions:
+    /// for a mean of the first tenth. Otherwise the first value may be noise, since it is one step's value, and the
+    /// mean of the first tenth replaces it. There are two exceptions:
     ///
     /// - The first value is better than each of the next ones. Then the run lost its start at once. The jump away from
-    ///   the start is not noise, so the noise is that of the last third; and the change is from the start.
-    /// - The first value is better than each value of the last third. Then the run has not improved on it, whatever
-    ///   happened between them, and the change from the first value does not count.
+    ///   the start is not noise, so the noise is taken from the last third, and the change is from the start.
+    /// - The first value is better than each value of the last third. Then the run has not improved on the first value,
+    ///   and the change from it does not count.
     fn judged(values: &[f64], sign: f64) -> Change {
         let from_first = Change::of(values);
         let width = values.len() / 10;
@@ -191,7 +191,7 @@ impl Change {
             return from_first;
         }
         let (first, soon, end) = (values[0], &values[1..width.max(7)], last_third(values));
-        // A run is not worse because its first value was lucky: then the noise of the next values counts.
+        // A lucky first value does not make a run worse: in this case the noise of the next values counts.
         let margin = deviation(if sign * (from_first.to - first) > 0.0 { end } else { soon });
         if is_better_than_all(first, soon, margin, sign) {
             return Change { noise: noise_of_first(deviation(end), tenth(values), from_first.to), ..from_first };
@@ -212,7 +212,8 @@ impl Change {
 /// Three standard errors of the difference between a first value and the mean `to` of `count` last ones.
 fn noise_of_first(deviation: f64, count: usize, to: f64) -> f64 {
     let variance = deviation.powi(2);
-    // A first value is one value: its own error is in the difference. Means of equal values differ by rounding.
+    // The first value is a single value, so the difference includes its error. Means of equal values differ by
+    // rounding.
     (3.0 * (variance + variance / count as f64).sqrt()).max(1e-9 * to.abs())
 }
 
@@ -236,7 +237,7 @@ pub fn moved(values: &[(u64, f64)]) -> Option<Moved> {
     }
     let around = (values.len() / 40).max(2);
     let to = mean(&values[values.len() - tenth(&values)..]);
-    // Sums up to each value, so that a long run's neighbourhoods, which grow with it, are not added up again and again.
+    // Prefix sums, so that the mean of a neighbourhood takes constant time.
     let mut sums = vec![0.0];
     sums.extend(values.iter().scan(0.0, |sum, x| {
         *sum += x;
@@ -252,7 +253,7 @@ pub fn moved(values: &[(u64, f64)]) -> Option<Moved> {
     Some(Moved { from, to, half: half.map(|i| steps[i]) })
 }
 
-/// What the last third of the values does, after an improvement.
+/// The trend of the last third of the values, after an improvement.
 enum Tail {
     Improves,
     Level,
@@ -261,10 +262,10 @@ enum Tail {
 }
 
 impl Tail {
-    /// Fits a line to the last third. Its rise is from the third's beginning to its end, towards the better if it has
-    /// the sign of `gain`, the improvement of all steps. A rise of more than three standard errors and of more than a
-    /// tenth of the gain is one. The values are level only if a rise as large as a tenth of the gain, up or down, is
-    /// more than two standard errors away.
+    /// Fits a line to the last third. Its rise is from the third's beginning to its end; a rise with the sign of
+    /// `gain`, the improvement over all steps, is an improvement. A rise counts if it exceeds three standard errors and
+    /// a tenth of the gain. The values are level only if a rise as large as a tenth of the gain, up or down, is more
+    /// than two standard errors away.
     fn of(values: &[f64], gain: f64) -> Tail {
         let third = last_third(values);
         let (middle, level) = ((third.len() - 1) as f64 / 2.0, mean(third));

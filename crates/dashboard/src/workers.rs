@@ -1,4 +1,4 @@
-//! The batches that each worker of a distributed run made, from `fleet/made_by.jsonl`, which has no times.
+//! The batches that each worker of a distributed run made, from `fleet/made_by.jsonl`, which does not record times.
 
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
@@ -6,7 +6,7 @@ use std::path::Path;
 
 /// For each worker, the number of groups that it made of each batch: `{"width", "batches", "workers": [{"name",
 /// "groups", "busy_s", "idle_s"}]}`. A bucket has `width` batches, a power of two, so that there are at most `pixels`
-/// buckets. `None` if the run has no workers.
+/// buckets. `None` for a run without workers.
 pub fn workers(root: &Path, pixels: usize) -> Option<Value> {
     let batches = lockstep::workers::groups_made(root)?;
     let grid = |width: u64| {

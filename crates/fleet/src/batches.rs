@@ -1,6 +1,6 @@
-//! Batch files: the results that a training step learned from, written and synced to disk before the update. Unlike
-//! generated tokens, which can be made again with the same bits, these results could come out differently a second
-//! time. A checkpoint makes the files of earlier batches superfluous.
+//! Batch files: the results that a training step learned from, written and synced to disk before the update. Generated
+//! tokens can be made again with the same bits; these results could differ the second time. A checkpoint makes the
+//! files of earlier batches superfluous.
 
 use crate::coordinator::SyncedBatch;
 use crate::error::{OrIo, Result};
@@ -39,8 +39,8 @@ impl BatchFiles {
         spool::write(&self.path(batch), &batch_to_bytes(batch, results), true)
     }
 
-    /// Loads the batches from `first` on, up to the first gap. A file that cannot be read also ends them: it and all
-    /// later files are deleted, so that these batches are made again. The texts give the reasons.
+    /// Loads the batches from `first` on, up to the first gap. An unreadable file ends them, too: it and all later
+    /// files are deleted, and their batches are made again. The texts give the reasons.
     pub fn load(&self, first: BatchId) -> Result<(BTreeMap<BatchId, Batch>, Vec<String>)> {
         let mut batches = BTreeMap::new();
         let mut problems = Vec::new();
@@ -82,7 +82,7 @@ impl BatchFiles {
         disk::remove_file(&path).or_io("delete", &path)
     }
 
-    /// The batches whose files exist, in order.
+    /// The batches that have a file, in order.
     pub fn numbers(&self) -> Result<Vec<BatchId>> {
         let entries = disk::read_dir(&self.directory).or_io("read", &self.directory)?;
         let mut numbers = Vec::new();
@@ -116,7 +116,7 @@ mod tests {
     }
 
     #[test]
-    fn what_follows_a_broken_batch_is_made_again() {
+    fn batches_after_a_broken_one_are_made_again() {
         let out = tempfile::tempdir().unwrap();
         let files = BatchFiles::open(out.path()).unwrap();
         for batch in 0..5 {
@@ -157,7 +157,7 @@ mod tests {
         let (batches, problems) = files.load(BatchId(2)).unwrap();
         assert_eq!((batches.keys().copied().collect::<Vec<_>>(), problems.len()), ([2, 3, 4].map(BatchId).to_vec(), 0));
         assert_eq!(files.numbers().unwrap(), [1, 2, 3, 4].map(BatchId), "those before are left");
-        // One under another's name is not trained on, and nothing after it.
+        // A file under another batch's name is not loaded, nor are the files after it.
         std::fs::copy(files.path(BatchId(4)), files.path(BatchId(3))).unwrap();
         let (batches, problems) = files.load(BatchId(2)).unwrap();
         assert_eq!(batches.keys().copied().collect::<Vec<_>>(), [BatchId(2)]);

@@ -8,7 +8,7 @@ pub enum Error {
     /// An operation on a file failed.
     #[error("cannot {doing} {}: {source}", path.display())]
     Io {
-        /// What was attempted, as a verb.
+        /// The attempted operation, as a verb.
         doing: &'static str,
         /// The file or directory.
         path: PathBuf,
@@ -20,10 +20,10 @@ pub enum Error {
     Corrupt {
         /// The damaged file.
         path: PathBuf,
-        /// What is wrong with the file.
+        /// The fault of the file.
         why: String,
     },
-    /// Wrong usage or input (exit code 2): for example, a name that another process has, or numbers that do not fit.
+    /// Wrong usage or input (exit code 2), such as a name that another process has, or numbers that do not match.
     #[error("{0}")]
     Refused(String),
     /// The run cannot continue.
@@ -42,7 +42,7 @@ impl Error {
     }
 }
 
-/// Adds to an I/O error what was attempted on which file.
+/// Adds the attempted operation and the file to an I/O error.
 pub(crate) trait OrIo<T> {
     fn or_io(self, doing: &'static str, path: &Path) -> Result<T>;
 }
@@ -53,8 +53,8 @@ impl<T> OrIo<T> for std::io::Result<T> {
     }
 }
 
-/// Adds to an error of a directory that the user has named what was attempted. Unless the disk is full or broken, it is
-/// the user's to name another one.
+/// Adds the attempted operation to the error of a directory that the user named. Unless the disk is full or broken, it
+/// is an input error: the user can name another directory.
 pub(crate) trait OrUnusable<T> {
     fn or_unusable(self, doing: &'static str, path: &Path) -> Result<T>;
 }

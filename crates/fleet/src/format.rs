@@ -1,7 +1,6 @@
 //! Jobs, results and batches as bytes. A file consists of `LSFLEET1`, a byte for its kind, the length of its content,
 //! the content, and the XXH3 hash of everything before. Integers are little-endian; texts and byte strings are preceded
-//! by their length. Any bytes can be given to the reading functions: incomplete or changed ones are an error with a
-//! text.
+//! by their length. The reading functions accept any bytes: incomplete or changed bytes are an error with a text.
 
 use crate::ids::{BatchId, Version};
 use crate::job::{Answer, Job, JobName, JobResult, Lineage, WorkerName};
@@ -196,7 +195,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn what_is_written_is_read(payload: Vec<u8>, more: bool) {
+        fn a_written_value_is_read_back(payload: Vec<u8>, more: bool) {
             prop_assert_eq!(Job::from_bytes(&job(payload.clone()).to_bytes()).unwrap(), job(payload.clone()));
             let results = vec![result(payload, more), result(vec![], !more)];
             let (batch, read) = batch_from_bytes(&batch_to_bytes(BatchId(5), &results)).unwrap();
@@ -204,7 +203,7 @@ mod tests {
         }
 
         #[test]
-        fn any_bytes_are_an_error_and_no_panic(bytes: Vec<u8>, kind in 1u8..4) {
+        fn any_bytes_are_an_error_and_do_not_panic(bytes: Vec<u8>, kind in 1u8..4) {
             prop_assert!(Job::from_bytes(&bytes).is_err());
             // With a checksum that fits the content is read, too.
             let file = sealed(kind, &bytes);
@@ -230,7 +229,7 @@ mod tests {
         }
     }
 
-    /// The bytes of a file are those of earlier versions, whose files are read again.
+    /// The format is fixed, because files of earlier versions must stay readable.
     #[test]
     fn files_have_this_form_and_each_fault_is_named() {
         let file = job(b"ab".to_vec()).to_bytes();

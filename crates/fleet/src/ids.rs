@@ -1,5 +1,5 @@
 //! Numbers that name parts of a run. Groups, batches and versions of the weights are all counted from 0, so each has a
-//! type of its own: one cannot be taken for another.
+//! type of its own, and the compiler reports a mix-up.
 
 use serde::{Deserialize, Serialize};
 use std::fmt;
@@ -30,8 +30,8 @@ ids! {
     GroupId
     /// A batch of the run.
     BatchId
-    /// A version of the weights: how many batches they were trained on. (The number of optimizer updates is another
-    /// one, which this crate does not know.)
+    /// A version of the weights: how many batches they were trained on. (This is not the number of optimizer updates,
+    /// which this crate does not know.)
     Version
 }
 

@@ -47,7 +47,7 @@ impl FromStr for JobName {
         let (group, chunk) = text.split_once('.').ok_or_else(bad)?;
         let name =
             JobName { group: GroupId(group.parse().map_err(|_| bad())?), chunk: chunk.parse().map_err(|_| bad())? };
-        // One job has one name: no plus sign, no missing zeros.
+        // A job has exactly one spelling: without a plus sign, with all zeros.
         if name.to_string() == text { Ok(name) } else { Err(bad()) }
     }
 }
@@ -113,8 +113,8 @@ pub fn takes(profiles: &[String], profile: &str) -> bool {
     profiles.is_empty() || profiles.iter().any(|own| own == profile)
 }
 
-/// Identifies weights by their origin: 16 bytes from the learner's caller. Weights with equal lineages are equal, so
-/// they need not be compared byte by byte.
+/// Identifies weights by their origin: 16 bytes from the learner's caller. Equal lineages mean equal weights, so the
+/// bytes need not be compared.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub struct Lineage(pub [u8; 16]);
@@ -201,8 +201,7 @@ pub struct Job {
 /// The part of a result on which decisions depend.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Answer {
-    /// A hash of what must be equal whichever worker does the job: tokens and log-probabilities, but not external
-    /// scores.
+    /// A hash of the values that must be equal on every worker: tokens and log-probabilities, but not external scores.
     pub fingerprint: u64,
     /// True if a completion has not ended, so that the next chunk must follow.
     pub more: bool,
@@ -268,7 +267,7 @@ mod tests {
         assert!(takes(&[], "any") && takes(&profiles, "long") && !takes(&profiles, "any"));
     }
 
-    /// The hashes of today: other ones would keep runs of before from being resumed.
+    /// The hashes must not change, or older runs could not be resumed.
     #[test]
     fn lineages_are_these_hashes() {
         let hex = |text: &[u8]| Sha256::digest(text).iter().map(|byte| format!("{byte:02x}")).collect::<String>();

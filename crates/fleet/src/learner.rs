@@ -20,7 +20,7 @@ mod refused;
 pub use handle::LearnerHandle;
 pub use refused::Refused;
 
-/// The longest time that the loop sleeps. It must look regularly, because a worker that dies causes no wake-up.
+/// The longest time that the loop sleeps. It must poll regularly, because a worker's death does not wake it.
 const POLL_INTERVAL: Duration = Duration::from_millis(100);
 
 /// Supplies the content of jobs, and reads the content of results.
@@ -29,7 +29,7 @@ pub trait Feed: Send {
     /// a job that is offered again it is called again, and must return the same content.
     fn job(&mut self, job: JobName, before: &[JobResult]) -> Result<(String, Vec<u8>)>;
 
-    /// Checks whether a result is an answer to its job, before it is accepted; an error is the reason why it is not.
+    /// Checks whether a result is an answer to its job, before it is accepted; an error is the reason for a refusal.
     /// `before` has the results of the earlier chunks of its group.
     fn check(&mut self, _result: &JobResult, _before: &[JobResult]) -> std::result::Result<(), String> {
         Ok(())
@@ -39,7 +39,7 @@ pub trait Feed: Send {
 /// An action that the caller of the learner must carry out.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Step {
-    /// Train on this batch, whose file is on the disk: call [`Learner::training_began`], take the optimizer steps, and
+    /// Train on this batch. Its file is on the disk. Call [`Learner::training_began`], take the optimizer steps, and
     /// call [`Learner::trained`]. The results are in the order of their names.
     Train(BatchId, Batch),
     /// A message for the user: an unreadable file, results that differ, a worker that was killed.
@@ -59,7 +59,7 @@ pub struct SavedFrontier {
     pub lineages: BTreeMap<Version, Lineage>,
     /// The results, in the order of their names.
     pub frontier: Batch,
-    /// Workers whose results are no longer accepted.
+    /// Expelled workers: their results are refused.
     pub expelled: Vec<WorkerName>,
 }
 
@@ -73,7 +73,7 @@ pub struct Learner<E> {
     kept: BTreeMap<JobName, JobResult>,
     /// Results that were looked at and will be accepted.
     looked_at: Option<JobResult>,
-    /// The results in the checkpoint, whose weights are gone.
+    /// The results in the checkpoint. Their weights are gone.
     frontier: BTreeMap<JobName, JobResult>,
     /// How many results of each worker were refused.
     refusals: BTreeMap<WorkerName, u32>,
@@ -99,7 +99,7 @@ impl<E: Exchange> Learner<E> {
         feed: Box<dyn Feed>,
         shared: serde_json::Value,
     ) -> Result<Learner<E>> {
-        // What the checkpoint has: left there by a learner that was killed after it, or by an older version.
+        // Deletes the files of batches that the checkpoint covers: a killed learner or an older version left them.
         files.remove_before(saved.version.batch())?;
         let (mut batches, mut problems) = files.load(saved.version.batch())?;
         if let Some((batch, why)) = batches.iter().find_map(|(batch, all)| Some((*batch, misfit(&plan, *batch, all)?)))
@@ -114,7 +114,7 @@ impl<E: Exchange> Learner<E> {
         let state = Saved { version, in_batch, lineages: saved.lineages, frontier };
         let mut coordinator = Coordinator::resume(plan, state, synced).map_err(Error::Refused)?;
         for worker in saved.expelled {
-            // What it has left is refused, and it ends when it reads that.
+            // Its remaining results are refused, and the worker ends when it reads that it is expelled.
             coordinator.handle(Event::Expelled(worker, Vec::new()));
         }
         let frontier: BTreeMap<JobName, JobResult> =
@@ -188,7 +188,7 @@ impl<E: Exchange> Learner<E> {
     }
 
     /// The results that a checkpoint must contain because only weights older than `version` can make them, in the order
-    /// of their names; `None` until all are there. The weights must not change before.
+    /// of their names; `None` until all are there. Until then the weights must not change.
     pub fn frontier(&mut self, version: Version) -> Result<Option<Batch>> {
         let (there, missing) = self.coordinator.frontier(version);
         let waits_for = (!missing.is_empty()).then_some(version);
@@ -210,17 +210,17 @@ impl<E: Exchange> Learner<E> {
         self.exchange.acknowledge(&jobs)
     }
 
-    /// Expels a worker that gave a wrong result. It gets no further jobs. Its results for the batches from `from` on
-    /// that have not been trained on are made again. Returns the first such batch: it and later ones are returned as
-    /// [`Step::Train`] once more, if they were before.
+    /// Expels a worker that gave a wrong result. It does not get further jobs. Its results for batches from `from` on
+    /// are made again, except in batches that were trained on. Returns the first such batch: it and later batches are
+    /// returned as [`Step::Train`] again if they were before.
     pub fn expel(&mut self, worker: &WorkerName, from: BatchId) -> Result<Option<BatchId>> {
         let from = from.max(self.coordinator.open_batch());
         let first = JobName::first(self.coordinator.plan().first_group(from));
         let of_worker = self.kept.range(first..).filter(|(_, result)| result.worker == *worker);
         let jobs = of_worker.map(|(job, _)| *job).filter(|job| self.coordinator.can_remake(*job));
         let jobs: Vec<JobName> = jobs.collect();
-        // Later chunks continue from what is taken back, whoever made them: left in the exchange, such a result would
-        // keep its job from being done again.
+        // Later chunks of any worker continue the results that are taken back. Left in the exchange, such a chunk's
+        // result would keep its job from being done again.
         let is_taken = |job: &JobName| jobs.iter().any(|taken| job.is_or_continues(*taken));
         let taken: Vec<(WorkerName, JobName)> = self
             .kept
@@ -436,7 +436,7 @@ impl<E: Exchange> Learner<E> {
     }
 }
 
-/// Why the results in the file of a batch are not those of this batch; `None` if they are.
+/// The reason why a batch file's results do not belong to the batch; `None` if they do.
 fn misfit(plan: &Plan, batch: BatchId, results: &[JobResult]) -> Option<String> {
     let is_of = |job: JobName| plan.batch_of(job.group) == batch && job.chunk <= plan.last_chunk();
     if let Some(other) = results.iter().find(|result| !is_of(result.job)) {
@@ -445,7 +445,7 @@ fn misfit(plan: &Plan, batch: BatchId, results: &[JobResult]) -> Option<String> 
     let answers: BTreeMap<JobName, Answer> = results.iter().map(|result| (result.job, result.answer)).collect();
     let missing = |group: GroupId| {
         let jobs = (0..=plan.last_chunk()).map(|chunk| JobName { group, chunk });
-        // Up to the last chunk, or the first one that no other follows.
+        // Chunks up to the last one, or up to the first chunk that is final by its answer.
         jobs.map(|job| (job, answers.get(&job))).find_map(|(job, answer)| match answer {
             None => Some(Some(job)),
             Some(answer) if !answer.more => Some(None),

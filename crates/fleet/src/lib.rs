@@ -4,13 +4,13 @@
 //!
 //! **One formula.** Chunk c of batch b is sampled by the weights of version V(b, c) = clamp(b − k + c, 0, b)
 //! ([`Plan::version`]; k = `max_staleness`, and version b is the weights after b batches). So a job's tokens follow
-//! from its name: a lost job is done again by any worker to the same bits, and queued jobs need not be saved. Only two
-//! things must be saved. *Batch files* have scores, which come from outside and may differ the next time; they are
-//! synced before the update. The *frontier* of each checkpoint has results of weights that are gone.
+//! from its name: any worker can redo a lost job with the same bits, and queued jobs need not be saved. Only two things
+//! must be saved. *Batch files* have scores, which come from outside and may differ the next time; they are synced
+//! before the update. The *frontier* of each checkpoint has results sampled with weights that are gone.
 //!
 //! For a learner: call [`learner::Learner::open`], then [`learner::LearnerHandle::start`], and then
 //! [`learner::LearnerHandle::next_step`], which waits no longer than its argument allows. A [`learner::Feed`] supplies
-//! the content of jobs. A [`learner::Step`] says what the caller must do:
+//! the content of jobs. A [`learner::Step`] tells the caller what to do:
 //!
 //! ```text
 //! Train(b, results)    → training_began(); optimizer steps; trained(lineage of the weights)

@@ -1,13 +1,13 @@
-//! Locks on files, also on file systems that have none.
+//! File locks, with a fallback for file systems that do not support them.
 //!
-//! Normally the kernel's lock (`flock`) decides who has a file, so that a killed process does not keep it. Some file
-//! systems refuse such locks: Lustre mounted without `flock` (ENOSYS), NFS without a lock daemon (ENOLCK), some network
-//! and user-space file systems (EOPNOTSUPP). There the file names its owner, and the owner is asked for instead:
+//! Normally the kernel's lock (`flock`) decides which process owns a file, and the kernel releases it when the process
+//! is killed. Some file systems refuse such locks: Lustre mounted without `flock` (ENOSYS), NFS without a lock daemon
+//! (ENOLCK), some network and user-space file systems (EOPNOTSUPP). There the file names its owner, and the check is:
 //!
 //! - on this machine, whether its process lives: the same number, started at the same time;
 //! - on another machine, or in another container, whether it wrote lately. The owner writes into the file every
-//!   [`BEAT`], and one that has not for [`SILENT`] is gone. Both times are the file system's, so that clocks that
-//!   differ do not matter.
+//!   [`BEAT`], and an owner that has not written for [`SILENT`] is gone. Both times are the file system's, so that
+//!   clocks that differ do not matter.
 //!
 //! If two processes start in the same moment, the file `FILE.claim` decides: only one of them can create it.
 
@@ -49,8 +49,8 @@ pub struct Owner {
 }
 
 impl Owner {
-    /// Whether the two processes see each other by their numbers: one boot of one machine, one pid namespace. False if
-    /// it is not known.
+    /// Whether the two processes can see each other's PIDs: same machine, same boot, same pid namespace. False if it is
+    /// not known.
     pub fn is_in_namespace_of(&self, other: &Owner) -> bool {
         let known = !self.boot.is_empty() && !self.namespace.is_empty();
         known && (&self.boot, &self.namespace) == (&other.boot, &other.namespace)
@@ -62,7 +62,7 @@ impl Owner {
 pub struct Locks {
     /// Takes the kernel's lock on a file.
     pub lock: fn(&File) -> std::result::Result<(), TryLockError>,
-    /// Takes it together with others that only look.
+    /// Takes the lock shared with other readers.
     pub shared: fn(&File) -> std::result::Result<(), TryLockError>,
     /// The directory `/proc`.
     pub proc: PathBuf,
@@ -203,7 +203,7 @@ impl Locks {
         }
     }
 
-    /// Why the owner that a file without a lock names still has it; `None` if it is gone.
+    /// The reason why the owner named in an unlocked file still has it; `None` if the owner is gone.
     fn holds(&self, owner: &Owner, path: &Path) -> Result<Option<Held>> {
         if let Some(lives) = self.lives(owner) {
             return Ok(lives.then_some(Held::Lives));
@@ -255,7 +255,7 @@ impl Locks {
         self.started(pid)
     }
 
-    /// When a process started; `None` if it is not there, or has ended and only waits to be reaped.
+    /// When a process started; `None` if it is not there, or is a zombie.
     fn started(&self, pid: u32) -> Option<u64> {
         let text = std::fs::read(self.proc.join(pid.to_string()).join("stat")).ok()?;
         // Its name may hold anything.
@@ -273,8 +273,7 @@ fn text(mut file: &File) -> Result<String> {
     Ok(String::from_utf8_lossy(&bytes).into_owned())
 }
 
-/// For how long the file has not been written, by the clock of its file system: the time of a new file beside it is
-/// taken as now.
+/// The time since the last write to the file, by its file system's clock: a new file beside it gives the current time.
 fn silence(path: &Path) -> Result<Duration> {
     let mut probe = path.as_os_str().to_owned();
     probe.push(format!(".clock-{}", std::process::id()));
@@ -288,8 +287,8 @@ fn silence(path: &Path) -> Result<Duration> {
     Ok(now?.duration_since(written).unwrap_or_default())
 }
 
-/// Writes the text of a file without a lock again from time to time, until it is dropped: so other machines see that
-/// its owner lives.
+/// Rewrites the text of a file without a lock at intervals, so that other machines see that the owner is alive. It
+/// stops when dropped.
 #[derive(Debug)]
 pub struct Heartbeat {
     stop: Option<Sender<()>>,
@@ -303,7 +302,7 @@ impl Heartbeat {
         let (stop, stopped) = channel();
         let beat = move || {
             while let Err(RecvTimeoutError::Timeout) = stopped.recv_timeout(BEAT) {
-                // A process that was stopped for long may have lost the file to another one.
+                // Another process may have taken the file while this process was stopped.
                 if !is_unchanged(&file, &text) || file.rewind().and_then(|()| file.write_all(&text)).is_err() {
                     return;
                 }

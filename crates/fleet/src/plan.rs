@@ -5,8 +5,9 @@ use crate::ids::{BatchId, GroupId, Version};
 use crate::job::JobName;
 use serde::{Deserialize, Serialize};
 
-/// The point from which a learner continues. From `batch` on nothing exists that older weights made: where the formula
-/// gives a version older than `version`, `version` samples. A new run continues from batch 0 with version 0.
+/// The point from which a learner continues. From `batch` on, results of older weights do not exist. Jobs for which the
+/// formula gives a version older than `version` are sampled by `version`. A new run continues from batch 0 with version
+/// 0.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Continued {
     /// The first batch that older weights did not make.
@@ -63,7 +64,7 @@ impl Plan {
         }
     }
 
-    /// Checks the numbers. Values with which no run could end are an error.
+    /// Checks the numbers. Values with which a run could not end are an error.
     pub fn check(&self) -> Result<(), String> {
         let least = |name: &str, value: u64, least: u64| {
             if value >= least { Ok(()) } else { Err(format!("{name} is {value}: it must be at least {least}")) }
@@ -76,8 +77,8 @@ impl Plan {
         least("refusals of a worker", u64::from(self.refusals_per_worker), 1)
     }
 
-    /// V(b, c) = clamp(b − k + c, v, b): the version of the weights that samples chunk c of batch b. v is 0; where the
-    /// run was continued, the version from then for the batches that were not made before.
+    /// V(b, c) = clamp(b − k + c, v, b): the version of the weights that samples chunk c of batch b. v is 0. In a
+    /// continued run, v is the version at the continuation, for batches that were not made before it.
     pub fn version(&self, batch: BatchId, chunk: u32) -> Version {
         let Continued { batch: first, version } = self.continued;
         let oldest = if batch < first { Version(0) } else { version };
@@ -151,13 +152,13 @@ mod tests {
         assert_eq!(versions(2, true, 0), [[4, 4, 4], [4, 4, 5], [4, 5, 6], [5, 6, 7], [6, 7, 8]]);
         assert_eq!(versions(2, true, 1), [[2, 3, 4], [4, 4, 5], [4, 5, 6], [5, 6, 7], [6, 7, 8]]);
         assert_eq!(versions(2, true, 2), [[2, 3, 4], [3, 4, 5], [4, 5, 6], [5, 6, 7], [6, 7, 8]]);
-        // In the middle of a batch the weights of the next one are those to continue with.
+        // A run that continues in the middle of a batch uses the weights of the next batch.
         let plan = Plan { continued: Continued { batch: BatchId(5), version: Version(5) }, ..Plan::new(9, 2, 2) };
         assert_eq!([4, 5, 6, 7, 8].map(|batch| plan.version(BatchId(batch), 0).0), [2, 5, 5, 5, 6]);
     }
 
     #[test]
-    fn numbers_with_which_no_run_ends_are_refused() {
+    fn numbers_with_which_a_run_cannot_end_are_refused() {
         assert_eq!(Plan::new(1, 1, 0).check(), Ok(()));
         assert!(Plan { max_inflight_tasks: 0, ..Plan::new(1, 1, 2) }.check().unwrap_err().contains("at least 1"));
         assert!(Plan { groups: 0, ..Plan::new(1, 1, 0) }.check().is_err());

@@ -9,8 +9,8 @@ use crate::job::{Job, JobName, JobResult, WorkerName};
 use serde::Serialize;
 use std::path::Path;
 
-/// Batches of the claimed range that the status lists at most. `learner.json` may be a stranger's: the range that it
-/// claims is not believed.
+/// The maximum number of batches of the claimed range that the status lists. `learner.json` may be a stranger's, so its
+/// range is not trusted.
 const MOST_LISTED: u64 = 1000;
 
 /// A worker on another machine counts as alive if its learner has heard from it within this many seconds.
@@ -19,7 +19,7 @@ const HEARD_S: f64 = 10.0;
 /// The status of a run, as its files show it.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Status {
-    /// What the last learner wrote about itself; `None` before the first learner.
+    /// The state written by the last learner; `None` before the first learner.
     pub learner: Option<LearnerState>,
     /// Whether the process of that learner is still running.
     pub learner_alive: bool,
@@ -63,7 +63,7 @@ pub struct WorkerLine {
     pub status: Option<WorkerStatus>,
     /// Jobs that the worker is doing.
     pub processing: Vec<JobName>,
-    /// Jobs whose results the worker has returned, and that are not in a batch file yet.
+    /// Jobs with results that the worker has returned and that are not in a batch file yet.
     pub complete: Vec<JobName>,
     /// Seconds since the worker's last report, by the file's time. It is only shown to people.
     pub silent_s: Option<f64>,
@@ -78,17 +78,18 @@ pub fn read(out: &Path) -> Result<Status> {
     let mut complete = Vec::new();
     let mut workers = Vec::new();
     for name in layout.known_workers()? {
-        // In the order in which a job moves, so that one that moves meanwhile is not missed.
+        // Read in the order in which a job moves, so that a job that moves meanwhile is not missed.
         let processing = spool::jobs(&layout.processing(&name))?;
         let done = spool::jobs(&layout.complete(&name))?;
         complete.extend(&done);
         let written = std::fs::metadata(layout.status(&name)).and_then(|file| file.modified()).ok();
-        // A time in the future, by another clock, is one of now.
+        // A time in the future (another clock) counts as now.
         let silent = written.map(|written| written.elapsed().unwrap_or_default().as_secs_f64());
         let status: Option<WorkerStatus> = spool::read_json(&layout.status(&name));
         let mut alive = spool::holder(&layout.alive(&name))?.map(|holder| holder.pid);
         let mut processing = processing;
-        // One of another machine has no lock and no directories here: it is what its learner has heard of it.
+        // A worker on another machine does not have a lock or directories here: its state is the last report that the
+        // learner received.
         if let Some(status) = status.as_ref().filter(|status| status.host.is_some()) {
             let is_heard = learner_alive && silent.is_some_and(|silent| silent < HEARD_S);
             alive = (is_heard && !status.ended).then_some(status.pid);
@@ -136,7 +137,7 @@ pub struct JobFiles {
     pub job: Option<(Job, Option<WorkerName>)>,
     /// The results of the job, one for each worker that did it, including the one in the batch file.
     pub results: Vec<JobResult>,
-    /// The batch whose file has the result.
+    /// The batch file with the result.
     pub synced: Option<BatchId>,
     /// Files of the job that cannot be read, each with the reason.
     pub unreadable: Vec<String>,
@@ -165,7 +166,7 @@ pub fn find(out: &Path, job: JobName) -> Result<JobFiles> {
         let results = read_as(&path, batch_from_bytes, &mut unreadable)?.map_or(Vec::new(), |(_, results)| results);
         for result in results.into_iter().filter(|result| result.job == job) {
             found.synced = Some(batch);
-            // A result is deleted after its batch is synced: for a moment it is in both.
+            // A result is deleted after its batch is synced, so for a moment it is in both places.
             if !found.results.contains(&result) {
                 found.results.push(result);
             }

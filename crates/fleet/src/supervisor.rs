@@ -1,6 +1,5 @@
-//! Starts a learner and its workers as child processes, restarts those that were killed, and leaves no process behind
-//! however it ends. It knows only command lines, exit codes and requests to stop, and saves nothing. Which signal is a
-//! request of which kind is not decided here.
+//! Starts a learner and its workers as child processes, restarts killed ones, and never leaves a process behind. It
+//! knows only command lines, exit codes and requests to stop, and saves nothing. The caller maps signals to requests.
 //!
 //! Each child's standard input is a pipe that only the supervisor could write to. When the supervisor ends for any
 //! reason, the kernel closes the pipe, and [`watch_parent`] notices this in the child. (`PR_SET_PDEATHSIG` is not used,
@@ -30,8 +29,8 @@ pub enum Asked {
     AtOnce(i32),
 }
 
-/// The signals that a process brings upon itself: an abort (also of an allocation that failed), a fault, a limit of its
-/// own. It would do so again. (SIGKILL, also the kernel's where memory is short, comes from outside.)
+/// The signals of a crash: an abort (a failed allocation aborts, too), a fault, a resource limit. A restarted process
+/// would crash again. (SIGKILL is not a crash: a user sends it, or the kernel when memory is short.)
 const CRASHES: [Signal; 9] = [
     Signal::ABORT,
     Signal::SEGV,
@@ -48,7 +47,7 @@ const CRASHES: [Signal; 9] = [
 pub struct Role<'a> {
     /// The name of the process in messages.
     pub name: String,
-    /// Makes the command line. Its argument is how often the process was started before; a learner resumes from 1 on.
+    /// Makes the command line. The argument is the number of earlier starts; a learner resumes if it is not 0.
     pub command: Box<dyn FnMut(u32) -> Command + 'a>,
 }
 
@@ -106,11 +105,11 @@ impl Running<'_> {
         Ok(status)
     }
 
-    /// Passes a request to stop on, also to a process that stands still.
+    /// Sends a request to stop, and SIGCONT, so that a stopped process receives it.
     fn stop(&self, signal: Signal) {
         for signal in [signal, Signal::CONT] {
             if let Some(child) = &self.child {
-                // It may have ended meanwhile.
+                // The child may have ended meanwhile.
                 let _ = kill_process(Pid::from_child(child), signal);
             }
         }
@@ -140,7 +139,7 @@ impl Running<'_> {
     }
 }
 
-/// All children. Dropping this value kills those that still run.
+/// All children. Dropping this value kills the running ones.
 struct Group<'a>(Vec<Running<'a>>);
 
 impl Drop for Group<'_> {
@@ -160,11 +159,11 @@ fn is_crash(status: ExitStatus) -> bool {
     status.signal().is_some_and(|number| CRASHES.iter().any(|crash| crash.as_raw() == number))
 }
 
-/// Runs a learner and its workers until the learner ends; returns its exit code. A learner that was killed is started
-/// again, and so is a worker that failed; a learner that crashed ends the run, as one that failed. A worker that exits
-/// with code 2 (another model, another program) ends the run with that code. A worker that exits with [`EXPELLED`] is
-/// not started again; when all workers have, the run ends. `asked` returns each request that arrived, once. A request
-/// to stop is passed on to the learner as its signal, which ends the workers; one to end at once kills all of them.
+/// Runs a learner and its workers until the learner ends; returns its exit code. A killed learner is restarted, and so
+/// is a failed worker. A learner that crashed or failed ends the run. A worker that exits with code 2 (another model,
+/// another program) ends the run with that code. A worker that exits with [`EXPELLED`] is not restarted; when all
+/// workers have exited so, the run ends. `asked` returns each request once. A request to stop is sent to the learner as
+/// its signal, and the learner ends the workers. A request to end at once kills all children.
 pub fn run(
     learner: Role<'_>,
     workers: Vec<Role<'_>>,
@@ -189,7 +188,7 @@ pub fn run(
             let killed = 128 + status.signal().unwrap_or(0);
             match status.code() {
                 Some(code) => break refused.unwrap_or(code),
-                // It was asked to end, and a signal ended it.
+                // The learner was asked to end, and a signal ended it.
                 None if is_asked => break refused.unwrap_or(killed),
                 None if is_crash(status) => {
                     report(&format!("the learner ended ({status}), by an error of its own: the run ends"));
@@ -225,7 +224,7 @@ pub fn run(
         }
         std::thread::sleep(POLL_INTERVAL);
     };
-    // Workers read that the run has ended; whoever does not is told by its pipe, and at last killed.
+    // Workers read that the run has ended. For the others the supervisor closes the pipe, and finally kills them.
     let end = Instant::now() + limits.grace;
     let mut closed = code != 0;
     loop {
@@ -250,13 +249,13 @@ pub fn run(
     }
 }
 
-/// To be called first in a child process: leaves the terminal of the supervisor, so that Ctrl-C reaches the supervisor
-/// alone, which asks the learner to end first, and so that the terminal lets the child write whatever runs in its
-/// foreground (`stty tostop`). Returns whether this process has a supervisor.
+/// To be called first in a child process: leaves the supervisor's terminal. Then Ctrl-C reaches only the supervisor,
+/// which asks the learner to end first, and the child may write to the terminal from the background (`stty tostop`).
+/// Returns whether this process has a supervisor.
 pub fn leave_terminal() -> bool {
     let is_supervised = std::env::var_os(SUPERVISED).is_some();
     if is_supervised {
-        // Whoever leads a group already is not reached by Ctrl-C, either.
+        // The call fails for a process-group leader, which Ctrl-C does not reach either.
         let _ = rustix::process::setsid();
     }
     is_supervised
@@ -270,7 +269,7 @@ pub fn watch_parent(grace: Duration, gone: impl FnOnce() + Send + 'static) -> bo
     }
     let watch = move || {
         let mut byte = [0];
-        // Nothing is ever written: what comes is the end.
+        // Nothing is ever written to the pipe, so the read returns when the pipe is closed.
         while std::io::stdin().read(&mut byte).is_ok_and(|read| read > 0) {}
         gone();
         std::thread::sleep(grace);

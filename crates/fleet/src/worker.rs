@@ -22,7 +22,7 @@ pub trait Work {
     /// Whether the work can begin one more job.
     fn has_room(&self) -> bool;
     /// Checks whether the work can be done for this learner; an error is the reason why not, and ends the worker. A
-    /// later learner may be asked for other work than the first one was.
+    /// later learner may ask for other work than the first learner.
     fn check(&mut self, _learner: &LearnerState) -> std::result::Result<(), String> {
         Ok(())
     }
@@ -56,7 +56,7 @@ pub struct Proceeded {
 pub struct Done {
     /// Tokens, log-probabilities and scores. The fleet does not read them.
     pub bytes: Vec<u8>,
-    /// The hash of those parts that must be equal whichever worker does the job, and whether another chunk follows.
+    /// The hash of the parts that must be equal on every worker, and whether another chunk follows.
     pub answer: Answer,
 }
 
@@ -120,14 +120,14 @@ impl<E: WorkerExchange + Send> Worker<E> {
         let desk = Mutex::new(Desk { exchange, status, reported: Instant::now() });
         let ended = AtomicBool::new(false);
         let end = std::thread::scope(|scope| {
-            // A long step of the work, a pass over a long prompt, is no standstill.
+            // A long step of the work, such as a pass over a long prompt, must not look like a stall.
             let reporter = scope.spawn(|| {
                 while !ended.load(Ordering::Relaxed) {
                     std::thread::park_timeout(POLL_INTERVAL);
                     lock(&desk).report(false);
                 }
             });
-            // Also when the work panics: the scope waits for the thread.
+            // Ends the thread also when the work panics, because the scope waits for it.
             let _ended = Ended(&ended, reporter.thread().clone());
             Shift::new(&desk, name).work(work, stop)
         });
@@ -151,7 +151,7 @@ impl Drop for Ended<'_> {
     }
 }
 
-/// The jobs that a worker has taken and whose results it has not returned yet.
+/// The jobs that a worker has taken, before it returns their results.
 struct Shift<'s, 'a> {
     desk: &'s Mutex<Desk<'a>>,
     name: &'s WorkerName,
@@ -217,7 +217,7 @@ impl<'s, 'a> Shift<'s, 'a> {
                         if stop() {
                             continue;
                         }
-                        // The others are not to blame.
+                        // The other jobs are not to blame.
                         self.give_back(work, Some(job))?;
                         return Err(crate::Error::Failed(format!("job {job}: {why}")));
                     }
@@ -297,7 +297,7 @@ impl<'s, 'a> Shift<'s, 'a> {
         self.write()
     }
 
-    /// Writes the waiting results, or keeps them if there is no room on the disk.
+    /// Writes the waiting results, or keeps them if the disk is full.
     fn write(&mut self) -> Result<()> {
         while let Some(result) = self.unwritten.front().filter(|_| self.tried.elapsed() >= RETRY) {
             let mut desk = lock(self.desk);

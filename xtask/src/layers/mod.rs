@@ -1,5 +1,5 @@
-//! Checks imports: between crates and between the modules of `lockstep` only as the tables below allow, and no import
-//! cycle between the top-level modules of a crate or between the files of a folder.
+//! Checks imports. Crates and the modules of `lockstep` may import each other only as the tables below allow. The
+//! top-level modules of a crate, and the files of a folder, must not import each other in a cycle.
 
 mod modules;
 mod tokens;
@@ -49,12 +49,12 @@ const CRATES: [(&str, &[&str]); 15] = [
 /// The crate that any crate may use in its tests.
 const OF_TESTS: &str = "testing";
 
-/// The modules of `lockstep`, lowest layer first (docs/architecture.md): none may import a later one. So code that
-/// collects completions, for example, does not depend on training runs.
+/// The modules of `lockstep`, lowest layer first (docs/architecture.md): a module must not import a later one. So code
+/// that collects completions, for example, does not depend on training runs.
 const LOCKSTEP: [&str; 10] =
     ["config", "algorithms", "models", "data", "rollouts", "sources", "run", "trainers", "session", "verify"];
 
-/// Folders whose files import each other in a cycle. A folder without a cycle must be removed from this list.
+/// Folders with files that import each other in a cycle. A folder without a cycle must be removed from this list.
 ///
 /// `kernels::memory`: an allocation keeps the slot that it lies in alive, and a slot makes allocations.
 /// `model::weights`: a linear layer adds the adapters of its rows, and an adapter is a set of linear layers.

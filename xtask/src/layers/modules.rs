@@ -3,10 +3,10 @@
 //!
 //! An arrow `a → b` stands for a path `crate::b::…` (or one with `super::`) in a file of module `a`; tests are ignored.
 //! `crate::Name` counts as the module from which the crate root re-exports `Name`; items that the root itself defines
-//! belong to a pseudo-module, [`ROOT`]. Re-exports are not imports: they only say where a name can be found.
+//! belong to a pseudo-module, [`ROOT`]. Re-exports are not imports: they only show where a name is defined.
 //!
-//! Within a folder `mod.rs` is ignored, because it defines what the other files share (argument structs, tables) and
-//! calls them.
+//! Within a folder `mod.rs` is ignored, because it defines the shared items of the other files (argument structs,
+//! tables) and calls these files.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::path::{Path, PathBuf};
@@ -43,7 +43,7 @@ struct Named {
 #[derive(Default)]
 pub struct Source {
     named: Vec<Named>,
-    /// Names that a module imports, as full paths; for the crate root only those that it re-exports.
+    /// Names that a module imports, as full paths; for the crate root only its re-exports.
     imported: BTreeMap<Vec<String>, Vec<String>>,
     modules: BTreeSet<Vec<String>>,
     /// The identifiers in the crate root outside of re-exports.
@@ -51,7 +51,7 @@ pub struct Source {
 }
 
 impl Source {
-    /// Reads the crate whose root file is `root`.
+    /// Reads the crate with the root file `root`.
     pub fn read(root: &Path) -> Result<Source, String> {
         let mut source = Source::default();
         let directory = root.parent().unwrap_or(Path::new("")).to_owned();
@@ -65,7 +65,7 @@ impl Source {
         parents.filter(|parent| !parent.is_empty()).collect()
     }
 
-    /// Reads the file of module `module`, whose submodules lie in `directory`.
+    /// Reads the file of module `module`, with submodules in `directory`.
     fn file(&mut self, file: &Path, directory: &Path, module: &[String]) -> Result<(), String> {
         let named = |e: &dyn std::fmt::Display| format!("{}: {e}", file.display());
         let text = std::fs::read_to_string(file).map_err(|e| named(&e))?;
@@ -134,7 +134,7 @@ struct Reader<'a> {
     file: &'a Path,
     /// The directory of submodules.
     directory: PathBuf,
-    /// The module whose items are being read.
+    /// The module being read.
     module: Vec<String>,
     result: Result<(), String>,
 }
@@ -207,7 +207,7 @@ impl<'ast> Visit<'ast> for Reader<'_> {
         for (path, alias) in leaves {
             let resolved = resolve(&here, &path);
             if is_export || !is_root {
-                // Without `crate`, `self` or `super` it is a module below, or another crate.
+                // A path without `crate`, `self` or `super` names a module below, or another crate.
                 let origin = resolved.clone().unwrap_or_else(|| [&here[..], &path].concat());
                 self.source.imported.insert([&here[..], &[alias]].concat(), origin);
             }
@@ -236,7 +236,7 @@ impl<'ast> Visit<'ast> for Reader<'_> {
         self.tokens(list.tokens.clone());
     }
 
-    /// `pub(in crate::x)` says who may see, and imports nothing.
+    /// `pub(in crate::x)` sets a visibility and is not an import.
     fn visit_vis_restricted(&mut self, _: &'ast syn::VisRestricted) {}
 
     fn visit_ident(&mut self, ident: &'ast Ident) {
@@ -283,7 +283,7 @@ fn resolve(here: &[String], path: &[String]) -> Option<Vec<String>> {
     let mut base = match path.first()?.as_str() {
         "crate" => Vec::new(),
         "self" | "super" => here.to_vec(),
-        // In the root a module's name needs no `crate::`.
+        // In the root, a module's name does not need `crate::`.
         _ if here.is_empty() => Vec::new(),
         _ => return None,
     };

@@ -1,11 +1,11 @@
 use super::*;
 
-/// Writes a source tree and gives what the check says of circles in its `lib.rs`.
+/// Writes a source tree and returns the check's report on circles in its `lib.rs`.
 fn circles(files: &[(&str, &str)]) -> Vec<String> {
     of_tree(files, describe)
 }
 
-/// Writes a source tree and gives what `check` says of its top-level arrows.
+/// Writes a source tree and returns the report of `check` on its top-level arrows.
 fn of_tree(files: &[(&str, &str)], check: fn(&modules::Arrows) -> Vec<String>) -> Vec<String> {
     of_source(files, |source| check(&source.arrows()))
 }
@@ -22,7 +22,8 @@ fn of_source(files: &[(&str, &str)], check: impl Fn(&modules::Source) -> Vec<Str
     check(&source).into_iter().map(|found| found.replace(&prefix, "")).collect()
 }
 
-/// One by a full path and one through what `mod.rs` re-exports; what `mod.rs` itself defines is everybody's.
+/// A circle by a full path, and a circle through a re-export of `mod.rs`. Items that `mod.rs` itself defines do not
+/// count.
 #[test]
 fn a_circle_between_the_files_of_a_folder_is_found() {
     let check = |source: &modules::Source| of_folders("p", source).into_iter().map(|(_, words)| words).collect();
@@ -70,7 +71,7 @@ fn two_knots_are_two_circles() {
 }
 
 #[test]
-fn the_root_s_own_items_are_a_module_and_its_re_exports_are_none() {
+fn the_root_s_own_items_are_a_module_and_its_re_exports_are_not() {
     let files = |root: &'static str| {
         [("lib.rs", root), ("a.rs", "use crate::Trait; pub struct X;"), ("b.rs", "pub struct Y; use crate::a::X;")]
     };
@@ -79,7 +80,7 @@ fn the_root_s_own_items_are_a_module_and_its_re_exports_are_none() {
 }
 
 #[test]
-fn tests_and_visibility_and_one_s_own_modules_are_no_imports() {
+fn tests_and_visibility_and_one_s_own_modules_are_not_imports() {
     let found = circles(&[
         ("lib.rs", "mod a; mod b;"),
         ("a.rs", "use crate::b::X; mod deep; #[cfg(test)] mod tests;"),

@@ -1,4 +1,4 @@
-//! Leaves the items out of a file that are compiled only for tests: those under `#[cfg(test)]` or `#[test]`.
+//! Removes the items that are compiled only for tests: the items under `#[cfg(test)]` or `#[test]`.
 
 use proc_macro2::{Delimiter, Group, TokenStream, TokenTree};
 
@@ -11,7 +11,7 @@ pub fn without_tests(stream: TokenStream) -> TokenStream {
             _ if is_hash && matches!(trees.peek(), Some(TokenTree::Group(group)) if is_test(group)) => {
                 trees.next();
                 skip_item(&mut trees);
-                // With the item go its attributes in front, such as documentation.
+                // The item's preceding attributes, such as documentation, are removed, too.
                 while let [.., TokenTree::Punct(mark), TokenTree::Group(_)] = &out[..]
                     && mark.as_char() == '#'
                 {
@@ -75,7 +75,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_only_tests_see_is_left_out() {
+    fn items_only_for_tests_are_left_out() {
         let source =
             "#[cfg(test)] use a::{b, c}; d #[test] fn e() { f[0]; } #[cfg(all(test, unix))] #[allow(g)] mod h; i
             #[cfg(test)] const J: [u8; 2] = [0; 2]; k #[cfg(feature = \"x\")] l #[cfg(not(test))] m

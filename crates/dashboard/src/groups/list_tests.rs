@@ -9,7 +9,7 @@ fn completion(place: usize, ids: &[u32], reward: f64, text: Option<&str>) -> Com
     Completion { rewards: vec![Some(reward)], content: text.map(Into::into), ..Completion::new(place, ids.to_vec()) }
 }
 
-/// A group whose completions have these rewards and so many tokens.
+/// A group of completions with these rewards and this number of tokens.
 fn group_of(id: u64, step: u64, rewards: &[f64], tokens: usize) -> Group {
     let one = |(place, reward): (usize, &f64)| completion(place, &vec![1; tokens], *reward, Some("none"));
     Group {
@@ -24,7 +24,7 @@ fn group_of(id: u64, step: u64, rewards: &[f64], tokens: usize) -> Group {
     }
 }
 
-/// A completion that was cut, as a file says it.
+/// A completion that is recorded as truncated.
 fn cut(text: &str) -> Completion {
     let (mut record, mut bytes) = (RecordWriter::new(), Vec::new());
     for (name, value) in [("group", 1), ("prompt_ids", 1), ("lengths", 1), ("ids", 1)] {
@@ -109,7 +109,7 @@ fn every_order_and_filter_gives_these_groups() {
 }
 
 #[test]
-fn a_text_is_searched_in_prompts_and_completions_whatever_its_case() {
+fn a_text_is_searched_in_prompts_and_completions_in_any_case() {
     let dir = tempfile::tempdir().unwrap();
     let chat = json!([{"role": "system", "content": "Be BRIEF"}, {"role": "user", "content": "Why?"}]);
     let chat = Some(serde_json::from_value(chat).unwrap());
@@ -182,7 +182,7 @@ fn the_nearest_group_that_was_scored_is_the_nearest_by_step() {
 }
 
 #[test]
-fn a_completion_has_what_was_recorded_of_each_of_its_tokens() {
+fn a_completion_has_the_recorded_values_of_its_tokens() {
     let dir = tempfile::tempdir().unwrap();
     let mut one = completion(0, &[4, 5, 6], 0.5, None);
     one.columns.set("entropies", vec![0.5, 0.25, 0.125]);
@@ -233,7 +233,7 @@ fn a_completion_has_what_was_recorded_of_each_of_its_tokens() {
         (&json!(["r"]), &Value::Null, &json!(false))
     );
     assert_eq!((&whole["completions"][0]["ids"], &whole["nearest_scored"]), (&json!([4, 5, 6]), &Value::Null));
-    // Of a long one a page comes; the rest is asked for.
+    // A long completion comes in windows: the page requests the rest.
     let long = Group { completions: vec![completion(0, &[1; WINDOW + 1], 1.0, None)], ..group_of(4, 2, &[], 0) };
     let dir = tempfile::tempdir().unwrap();
     let file = recorded(dir.path(), [long]);

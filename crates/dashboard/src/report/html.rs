@@ -115,7 +115,7 @@ fn figure(name: &str, reports: &[Report]) -> String {
     for (place, curve) in &curves {
         let place_of = |&(x, y): &(u64, f64)| ((x - first) as f64 / wide * 300.0, 98.0 - (y - low) / tall * 96.0);
         let places: Vec<(f64, f64)> = match &curve.points[..] {
-            // One point alone is a short line: else nothing of it could be seen.
+            // A single point is drawn as a short line, to be visible.
             [one] => {
                 let (x, y) = place_of(one);
                 vec![((x - 3.0).max(0.0), y), ((x + 3.0).min(300.0), y)]
@@ -162,7 +162,7 @@ pub(super) fn escape(text: &str) -> String {
             '<' => out += "&lt;",
             '>' => out += "&gt;",
             '"' => out += "&quot;",
-            // A terminal's or a browser's orders are no text.
+            // Control characters are not text: they could control a terminal or a browser.
             c if c.is_control() && !matches!(c, '\n' | '\t') => out.push('\u{fffd}'),
             c => out.push(c),
         }

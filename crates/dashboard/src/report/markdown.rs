@@ -9,7 +9,7 @@ pub fn markdown(reports: &[Report]) -> String {
     let mut out = String::new();
     for report in reports {
         let _ = writeln!(out, "# {}\n\n{}\n", report.name, report.verdict.says);
-        // Of two runs that are compared, what differs stands below them.
+        // The differences of two compared runs are listed below.
         for (name, value) in report.facts.iter().filter(|_| reports.len() == 1) {
             let _ = writeln!(out, "- {name}: {}", line(value));
         }
@@ -38,7 +38,7 @@ pub fn markdown(reports: &[Report]) -> String {
     out
 }
 
-/// The section on time: where the time of the runs went, and the findings.
+/// The section on time: the time by stage, and the findings.
 pub fn time(reports: &[Report]) -> String {
     let Time { says, rows } = Time::of(reports);
     let says: String = says.iter().map(|line| format!("{line}\n")).collect();

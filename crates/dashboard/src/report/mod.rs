@@ -1,5 +1,5 @@
-//! A self-contained report of one training run, or of two side by side: what the model learned, where the time went,
-//! and the findings.
+//! A self-contained report of one training run, or of two side by side: the learning progress, the time by stage, and
+//! the findings.
 //!
 //! [`Report::read`] reads a run's files; `markdown` and `html` write the report. All numbers are taken from the files.
 
@@ -34,7 +34,7 @@ const CURVES: [&str; 10] = [
 ];
 /// Most points of a curve.
 const POINTS: usize = 300;
-/// Number of groups whose completions are shown; `CHARACTERS` bounds the text of each.
+/// The number of groups with shown completions; `CHARACTERS` bounds the text of each.
 const SAMPLES: usize = 3;
 const CHARACTERS: usize = 600;
 
@@ -131,11 +131,11 @@ fn text(value: &Value) -> String {
     }
 }
 
-/// The facts of a run that are no keys of its configuration.
+/// The facts of a run that are not keys of its configuration.
 const OF_RUN: [&str; 4] = ["command", "state", "steps", "machine"];
 
-/// What two runs differ in: a row with the names of the runs, then one for each fact and each key of the configuration
-/// that is not the same in all of them.
+/// The differences of two runs: a row with the names of the runs, then a row for each fact and each configuration key
+/// with different values.
 fn differences(reports: &[Report]) -> Vec<Vec<String>> {
     let row = |name: &str, of: &dyn Fn(&Report) -> Option<String>| {
         let values: Vec<Option<String>> = reports.iter().map(of).collect();
@@ -205,7 +205,7 @@ fn sample(group: &Value) -> Option<Sample> {
     };
     let scored = |completion: &Value| {
         let rewards = completion["rewards"].as_array()?;
-        // Without a score there is none to show: it is not 0.
+        // A completion without a score is left out: its total is not 0.
         rewards.iter().any(Value::is_number).then_some(())?;
         let of = rewards.iter().zip(&weights).filter_map(|(reward, weight)| Some(reward.as_f64()? * weight));
         // A run's own completions are recorded as tokens.

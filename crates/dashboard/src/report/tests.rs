@@ -1,4 +1,4 @@
-//! Reports of runs that the tests write: their numbers, and that no text becomes markup.
+//! Reports of runs that the tests write: their numbers, and texts that must not become markup.
 
 use super::*;
 use crate::groups::tests::recorded;
@@ -6,7 +6,7 @@ use lockstep::wire::{Completion, Group};
 use serde_json::json;
 use std::fs;
 
-/// A run of forty logged steps whose reward rises from 0 to `top`, and whose decoding takes `decode` seconds.
+/// A run of forty logged steps: the reward rises from 0 to `top`, and decoding takes `decode` seconds.
 fn run(dir: &Path, name: &str, top: f64, decode: f64) -> Report {
     let root = dir.join(name);
     fs::create_dir(&root).unwrap();
@@ -35,7 +35,7 @@ fn run(dir: &Path, name: &str, top: f64, decode: f64) -> Report {
     Report::read(&root).unwrap()
 }
 
-/// With one space where there are several.
+/// Replaces repeated spaces by one.
 fn unaligned(text: &str) -> String {
     let mut text = text.replace("  ", " ");
     while text.contains("  ") {
@@ -112,9 +112,9 @@ fn two_runs_stand_side_by_side_with_the_ratio() {
     assert!(page.contains("<td>2.50 ×</td>"), "{page}");
 }
 
-/// Each row: the configurations of two runs, and the rows of the table of what differs, in words.
+/// A row: the configurations of two runs, and the text of the rows of the table of differences.
 #[test]
-fn two_runs_show_the_keys_that_differ_and_no_others() {
+fn two_runs_show_only_the_keys_that_differ() {
     let rows: &[(&str, &str, &[&str])] = &[
         ("seed = 1", "seed = 1", &[]),
         ("seed = 1", "seed = 2", &["seed 1 2"]),
@@ -157,17 +157,17 @@ fn two_runs_show_the_keys_that_differ_and_no_others() {
         let (text, page) = (unaligned(&markdown(&reports)), html(&reports));
         assert_eq!(text.contains("No key of their configurations."), expected.is_empty(), "{text}");
         assert_eq!(page.contains("No key of their configurations."), expected.is_empty(), "{page}");
-        // What one logged line has is shown.
+        // The metrics of a run with one logged line are shown.
         assert!(text.contains("| reward | 0.500 | 0.500 | 0.500 | 0.500 |"), "{text}");
         assert_eq!(page.matches("<polyline").count(), 2, "{page}");
-        // The keys of a run alone are facts.
+        // The report of a single run lists its keys as facts.
         let alone = markdown(&reports[..1]);
         assert!(alone.contains("- state: stopped") && !alone.contains("What differs"), "{alone}");
     }
 }
 
 #[test]
-fn nothing_that_a_run_says_is_markup() {
+fn texts_of_a_run_do_not_become_markup() {
     let dir = tempfile::tempdir().unwrap();
     let mut report = run(dir.path(), "<script>alert(1)</script>".replace('/', "_").as_str(), 1.0, 5.0);
     let bad = "<img src=x onerror=alert(1)>\u{1b}[31m\"".to_owned();
@@ -177,12 +177,12 @@ fn nothing_that_a_run_says_is_markup() {
         assert!(!page.contains(tag), "{tag}");
     }
     assert!(page.contains("&lt;img src=x onerror=alert(1)&gt;"));
-    // It asks for nothing: neither scripts nor files of others.
+    // The page does not load scripts or other files.
     assert!(page.contains("default-src 'none'") && !page.contains("://"), "{page}");
 }
 
 #[test]
-fn a_directory_that_is_no_run_and_a_run_without_a_profile() {
+fn a_directory_that_is_not_a_run_is_refused_and_a_missing_profile_reported() {
     let dir = tempfile::tempdir().unwrap();
     let error = Report::read(dir.path()).unwrap_err().to_string();
     assert!(error.contains("no run's directory"), "{error}");

@@ -1,4 +1,4 @@
-//! Where the time of training runs went, as sentences and a table; `markdown` and `html` format both.
+//! The time of training runs by stage, as sentences and a table; `markdown` and `html` format both.
 
 use super::{Report, distinct, line, number};
 use lockstep::directory::ProfileRecord;
@@ -9,7 +9,7 @@ type Sums = (f64, f64, f64);
 
 /// Seconds per step by stage; for two runs also how many times as fast the second is.
 pub struct Time {
-    /// One line for each run whose stages were timed, or one line saying that none was.
+    /// A line for each run with timed stages, or one line that reports that none has them.
     pub says: Vec<String>,
     /// The table: the column names, then a row for each stage. Empty if no run was timed.
     pub rows: Vec<Vec<String>>,
@@ -50,8 +50,8 @@ impl Time {
     }
 }
 
-/// The findings, those that cost most first, each with the seconds of a step that could be saved as words; these are
-/// empty where they are unknown.
+/// The findings, the most expensive first, each with a text of the seconds of a step that could be saved; the text is
+/// empty if they are unknown.
 pub fn gains(profile: &ProfileRecord) -> Vec<(&Finding, String)> {
     let words = |seconds: f64| format!(", up to {} s of a step", number(seconds));
     profile

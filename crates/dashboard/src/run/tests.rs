@@ -25,7 +25,7 @@ fn a_log_is_read_on_and_anew_when_it_begins_anew() {
     assert_eq!(run.facts("x")["groups"], Value::Null);
 }
 
-/// Each row: steps that were taken, of 3; whether there is a model; and the state.
+/// A row: the steps taken out of 3, whether there is a model, and the state.
 #[test]
 fn a_run_that_took_all_of_its_steps_has_finished() {
     for (steps, has_model, state) in
@@ -44,8 +44,8 @@ fn a_run_that_took_all_of_its_steps_has_finished() {
     }
 }
 
-/// Findings are sorted by the seconds of a step that they cost; those of which this is unknown come last. Processor
-/// seconds are those of steps and evaluations.
+/// Findings are sorted by the seconds of a step that they cost; findings with unknown seconds come last. Processor
+/// seconds include steps and evaluations.
 #[test]
 fn findings_have_the_seconds_that_could_be_saved() {
     let dir = tempfile::tempdir().unwrap();
@@ -66,7 +66,7 @@ fn findings_have_the_seconds_that_could_be_saved() {
     assert_eq!(facts["busy_cores"], json!(2.0));
 }
 
-/// A long log is read in pieces, and what is not a log takes no memory: a sparse file, a line without an end.
+/// A long log is read in pieces, and files that are not logs (a sparse file, an endless line) do not fill the memory.
 #[test]
 fn a_log_is_read_piece_by_piece() {
     let dir = tempfile::tempdir().unwrap();
@@ -93,7 +93,7 @@ fn a_log_is_read_piece_by_piece() {
     assert!(run.series().last_step().is_none() && run.verdict().says.contains("metrics.jsonl is a symbolic link"));
 }
 
-/// Each row: logged lines, the steps' own lines, how many values the verdict counts, and its state.
+/// A row: logged lines, the steps' own lines, the number of values that the verdict counts, and its state.
 #[test]
 fn a_run_is_judged_by_its_steps_own_values() {
     let line = |key: &str, step: u64, value: f64| json!({"step": step, key: value}).to_string();
@@ -112,7 +112,7 @@ fn a_run_is_judged_by_its_steps_own_values() {
         (some("reward", &[10, 20, 30]), all("reward", 1..=30), "reward", None, "learning"),
         (some("reward", &[10]), all("reward", 1..=12), "reward", None, "learning"),
         (some("reward", &[3]), all("reward", 1..=3), "reward", Some(3), "nothing"),
-        // Older runs have logged values alone.
+        // Older runs have only logged values.
         (some("reward", &[10, 20, 30]), none(), "reward", Some(3), "nothing"),
         (some("reward", &[10, 20, 30, 40]), none(), "reward", None, "learning"),
         // Resumed by this version: a step's values begin behind the logged ones.
@@ -133,7 +133,7 @@ fn a_run_is_judged_by_its_steps_own_values() {
         (all("loss", 1..=9), all("reward", 1..=2), "reward", Some(2), "nothing"),
         // An evaluation is not a step.
         (some("eval_reward", &[1, 2, 3, 4]), all("reward", 1..=3), "reward", Some(3), "nothing"),
-        // What is no number, a line that is being written, what is no line.
+        // A value that is not a number, an incomplete line, and a line that is not JSON.
         (none(), all("reward", 1..=3) + "{\"step\":4,\"reward\":null}\n", "reward", Some(3), "nothing"),
         (none(), all("reward", 1..=3) + "{\"step\":4,\"rew", "reward", Some(3), "nothing"),
         (none(), "no json\n".to_owned() + &all("reward", 1..=4), "reward", None, "learning"),
@@ -151,7 +151,7 @@ fn a_run_is_judged_by_its_steps_own_values() {
         let expected = few.map(|n| format!("Too early to tell: {} of {key}, and 4 are needed.", values(n)));
         assert_eq!(found, state, "{logged} {own}: {says}");
         assert!(expected.is_none_or(|expected| says == expected) && says.contains(key), "{logged} {own}: {says}");
-        // Read on, step by step, it is the same; and after the file began anew.
+        // Incremental reading gives the same, also after the file was replaced.
         let mut other = RunFiles::new(dir.path().to_owned());
         std::fs::write(dir.path().join("steps.jsonl"), "{\"step\":1,\"reward\":77}\n").unwrap();
         other.refresh();
@@ -165,7 +165,7 @@ fn a_run_is_judged_by_its_steps_own_values() {
 fn an_alarm_that_ended_is_one_alarm_and_not_active() {
     let dir = tempfile::tempdir().unwrap();
     let line = |step: u64, alarm: Value| json!({ "step": step, "alarm": alarm }).to_string() + "\n";
-    // Raised, ended, raised again; and one for each of two rewards.
+    // An alarm that is raised, ended and raised again, and an alarm for each of two rewards.
     let lines = [
         line(181, json!({ "id": "zero_variance", "since": 179 })),
         line(181, json!({ "id": "constant_reward", "subject": "happy", "since": 179 })),
@@ -180,7 +180,7 @@ fn an_alarm_that_ended_is_one_alarm_and_not_active() {
     let found: Vec<_> = alarms.iter().map(|line| &line["alarm"]).collect();
     let since: Vec<_> = found.iter().map(|alarm| (&alarm["since"], alarm.get("until"))).collect();
     let (first, second) = (json!(179), json!(237));
-    // What holds comes first.
+    // Active alarms come first.
     assert_eq!(since, [(&first, None), (&first, None), (&second, None), (&first, Some(&json!(233)))]);
     assert!(alarms.iter().all(|line| line["weight"] == "look" && line["gaming"] == false));
     assert_eq!(run.active_alarms(&run.verdict()).len(), 3);
@@ -241,7 +241,7 @@ fn the_facts_of_a_run_are_those_of_its_files() {
     assert_eq!(run.verdict(), verdict(judged, &[], &[]));
     assert!(facts["meanings"]["reward"].as_str().is_some_and(|text| !text.is_empty()));
     assert_eq!(run.mark(), (lines.len() as u64, 0));
-    // The configuration's number comes first, unless it says nothing.
+    // The configuration's number of steps wins if it is positive.
     for (steps, total) in [("12", Some(12)), ("-1", Some(9)), ("0", Some(9)), ("1", Some(1))] {
         write("config.toml", &format!("max_steps = {steps}\n"));
         assert_eq!(run.progress(), (9, total));

@@ -1,5 +1,5 @@
-//! HTTP routes for jobs: list what can be started, start and stop a job, read its output. The page starts no program:
-//! whoever serves the page may pass an implementation of [`Jobs`] to it.
+//! HTTP routes for jobs: list what can be started, start and stop a job, read its output. This crate does not start
+//! programs: its caller may pass an implementation of [`Jobs`].
 
 use super::{Shared, answer, missing, number, words};
 use axum::body::Bytes;
@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 
 /// Starts jobs for the page, one at a time.
 pub trait Jobs: Send + Sync {
-    /// What can be started, and the state of the last job: an object with `allowed`, `algorithms`, `presets`, `shapes`,
+    /// The possible jobs and the state of the last job: an object with `allowed`, `algorithms`, `presets`, `shapes`,
     /// `most_steps` and `job`.
     fn state(&self) -> Value;
 
@@ -32,7 +32,7 @@ pub enum Refusal {
     NotAllowed,
     /// Another job is running.
     Busy,
-    /// The request describes no valid job; holds the reason.
+    /// The request does not describe a valid job; holds the reason.
     Bad(String),
 }
 

@@ -90,7 +90,7 @@ fn a_chart_may_be_along_minutes_or_tokens() {
 }
 
 #[test]
-fn what_is_not_ours_is_refused() {
+fn other_hosts_and_paths_outside_of_the_page_are_refused() {
     let site = listening(3);
     for host in ["evil.example", "evil.example:PORT", "localhost:1", "127.0.0.1"] {
         assert_eq!(site.get_as("/api/runs", host).0, 421, "{host}");
@@ -142,7 +142,7 @@ fn news_are_streamed_and_the_65th_stream_is_refused() {
         assert!(text.contains("200 OK"), "{text}");
     }
     assert_eq!(site.get("/api/events?run=a").0, 503);
-    // Who goes makes room.
+    // A closed stream makes room.
     streams.clear();
     testing::wait_until("there is room", || {
         let mut stream = site.open("/api/events?run=a", "localhost:PORT");
@@ -173,7 +173,7 @@ impl Jobs for OneJob {
     fn stop(&self) {}
 }
 
-/// Without --allow-run nothing is run, and a page of another site starts nothing: both are refused in words.
+/// Jobs are refused without --allow-run, and from a page of another site, each with the reason.
 #[test]
 fn jobs_are_begun_by_the_page_alone_and_only_with_leave() {
     for allowed in [false, true] {
@@ -415,7 +415,7 @@ fn a_token_becomes_a_cookie_that_scripts_cannot_read() {
 }
 
 #[test]
-fn an_event_has_the_state_and_is_not_sent_to_who_has_it() {
+fn an_event_has_the_state_and_is_not_sent_to_a_page_that_has_it() {
     let site = listening(4);
     let log = site.dir.path().join("a/metrics.jsonl");
     let length = || std::fs::metadata(&log).unwrap().len();

@@ -30,7 +30,7 @@ const LEVEL: [f64; 60] = [
 ];
 
 #[test]
-fn what_moved_first_is_found_by_half_of_its_way() {
+fn the_first_metric_to_move_is_found_by_its_half_way_step() {
     let of = |of: &dyn Fn(f64) -> f64| -> Option<Moved> {
         let values = noisy(60, of);
         moved(&(1..).zip(values).collect::<Vec<_>>())
@@ -39,14 +39,14 @@ fn what_moved_first_is_found_by_half_of_its_way() {
     assert!((16..=20).contains(&half(0.3)), "{}", half(0.3));
     assert!((40..=44).contains(&half(0.7)), "{}", half(0.7));
     assert_eq!(of(&|_| 0.8).unwrap().half, None, "noise alone");
-    // What falls moves, too; what never changes has no noise and does not.
+    // A falling metric moves, too. A constant metric has zero noise and does not move.
     assert_eq!(of(&|t| -t).unwrap().half.map(|step| step / 10), Some(3));
     assert_eq!(moved(&[(1, 0.8); 9]).unwrap().half, None);
     assert_eq!(moved(&[(1, 0.8); 3]), None);
 }
 
 #[test]
-fn level_is_said_only_of_a_last_third_that_is_level() {
+fn a_run_is_level_only_if_its_last_third_is_level() {
     let of = |values: &[f64]| verdict("reward", values, true);
     assert_eq!(of(&RISING).says, "Learning: reward went from 0.863 to 2.48, and it still improves.");
     assert_eq!(of(&LEVEL).says, "Learned: reward went from 0.863 to 2.79, and is level now.");
@@ -63,7 +63,7 @@ fn level_is_said_only_of_a_last_third_that_is_level() {
 }
 
 #[test]
-fn what_a_curve_shows_is_said() {
+fn each_shape_of_a_curve_has_its_state() {
     let state = |values: &[f64]| verdict("reward", values, true).state;
     assert_eq!(state(&noisy(200, |t| t)), "learning");
     assert_eq!(state(&noisy(200, |t| (4.0 * t).min(1.0))), "level");
@@ -76,9 +76,10 @@ fn what_a_curve_shows_is_said() {
     assert_eq!(says, "Learned: reward went from -0.050 to 0.997, and is level now.");
 }
 
-/// Rewards of 0.7 to 0.9 that one step's prompts change by 0.3: the first value is not enough, the first tenth is.
+/// Rewards rise from 0.7 to 0.9, and one step's prompts change them by 0.3: the first value is not a sufficient
+/// reference, the mean of the first tenth is.
 #[test]
-fn a_noisy_first_step_does_not_hide_what_a_run_learns() {
+fn a_noisy_first_step_does_not_hide_that_a_run_learns() {
     let of = |n: usize, gain: f64, first: f64| {
         let mut values: Vec<f64> = (0..n)
             .map(|i| 0.7 + gain * (2.0 * i as f64 / n as f64).min(1.0) + 0.15 * (((i * 5) % 7) as f64 / 3.0 - 1.0))
@@ -96,7 +97,7 @@ fn a_noisy_first_step_does_not_hide_what_a_run_learns() {
         (20, 0.6, 0.95, true),
         (200, 0.15, 0.95, true),
         (1000, 0.1, 0.95, true),
-        // Of so few values a tenth is one value.
+        // With so few values a tenth is one value.
         (12, 0.2, 0.95, false),
         (4, 0.2, 0.95, false),
         // Nothing is learned.
@@ -141,7 +142,7 @@ fn then(first: &[f64], second: &[f64]) -> Vec<f64> {
     [first, second].concat()
 }
 
-/// Each row: the kind of run, the metric that it is judged by, its values, the state, and words of the sentence.
+/// A row: the kind of run, the judged metric, its values, the state, and words of the sentence.
 #[test]
 fn a_run_that_lost_its_first_value_has_not_learned() {
     const NAN: f64 = f64::NAN;
@@ -204,7 +205,7 @@ fn each_state_has_its_sentence() {
     assert_eq!(fell.says, "Learned: loss went from 0.000 to 16.5, but it became worse in the last third of the steps.");
 }
 
-/// Each row: a curve, the alarms (id, since, until), held-out values, whether the run has ended; state and sentence.
+/// A row: a curve, the alarms (id, since, until), held-out values, whether the run has ended, state and sentence.
 #[test]
 fn the_verdict_knows_alarms_held_out_prompts_and_the_end() {
     const LEVEL_NOW: &str = "Learned: reward went from 0.863 to 2.79, and is level now.";

@@ -150,13 +150,13 @@ impl Client {
             Err(error) => return Ok(Got::Cut(error.to_string())),
         };
         let status = response.status().as_u16();
-        // One byte more than fits is an answer that is not meant.
+        // The limit has one byte more than the range, so that a longer answer is detected.
         match (status, response.body_mut().with_config().limit(limit + 1).read_to_vec()) {
             (200 | 206, Ok(bytes)) if range.is_none() || bytes.len() as u64 == limit => Ok(Got::Bytes(bytes)),
             (200 | 206, _) => Ok(Got::Cut("an answer was cut off".to_owned())),
             (404, _) => Ok(Got::Gone),
             (401, _) => Err(Error::Refused(format!("{} refuses the token: it is another one", self.url))),
-            // Its weights are being overwritten, or its disk fails: it says so in its own log.
+            // The server's weights are being overwritten, or its disk fails: the server logs the reason.
             (500..=599, _) => Ok(Got::Cut(format!("it answered {status}"))),
             (status, _) => Err(Error::Failed(format!("{}/blobs/{path}: answered {status}", self.url))),
         }

@@ -8,12 +8,12 @@
 //! Authorization: Bearer …   of both, where the server has a token
 //! ```
 //!
-//! The content of a name never changes while it exists. A blob that is gone gives 404, and the caller then asks for a
-//! newer one. This module does not know what the bytes mean. Nothing is encrypted: on a network that is not trusted,
-//! use a tunnel.
+//! The content of a name never changes while it exists. A request for a deleted blob gets 404, and the caller then asks
+//! for a newer blob. This module does not know what the bytes mean. Nothing is encrypted: on a network that is not
+//! trusted, use a tunnel.
 //!
-//! Every host fetches from this one server. Hosts that pass blocks on to each other, or that fetch only changes, would
-//! need another server of the same blobs; [`Source`] and [`Client`] would not change.
+//! Every host fetches from this one server. Passing blocks from host to host, or fetching only changes, would need
+//! another server of the same blobs; [`Source`] and [`Client`] would not change.
 
 mod client;
 mod server;

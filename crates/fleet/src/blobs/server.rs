@@ -50,7 +50,7 @@ impl Server {
         let serve = move || {
             runtime.block_on(async move {
                 let Ok(listener) = tokio::net::TcpListener::from_std(listener) else { return };
-                // Dropped with the connections that are open: a worker asks again.
+                // The server is dropped with its open connections; workers ask again.
                 tokio::select! {
                     _ = axum::serve(listener, routes) => {}
                     _ = stopped => {}
@@ -107,7 +107,7 @@ impl Shared {
     }
 
     fn head(&self, name: &str) -> std::io::Result<Option<Arc<Head>>> {
-        // One at a time: two hosts that ask for a new version wait for one pass over it.
+        // One head at a time: if two hosts ask for a new version, it is hashed once.
         let mut heads = self.heads.lock().unwrap_or_else(PoisonError::into_inner);
         let Some((bytes, about)) = self.source.about(name)? else {
             heads.remove(name);

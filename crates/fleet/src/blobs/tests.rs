@@ -5,7 +5,7 @@ use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
-/// A blob in memory, which may lie, or go.
+/// A blob in memory that can return wrong bytes or disappear.
 struct Bytes {
     bytes: Vec<u8>,
     /// Reads that give a changed bit, from the first after the head on.
@@ -129,7 +129,7 @@ fn cutting(to: SocketAddr, after: usize) -> (SocketAddr, Arc<AtomicUsize>) {
 fn a_cut_connection_costs_a_block_and_not_the_blob() {
     let source = Bytes::new(LENGTH);
     let server = serve(&source, None);
-    // A block and a half: the second one is asked for again, and the first is not.
+    // A block and a half: only the second block is requested again.
     let (address, cuts) = cutting(server.address(), BLOCK as usize * 3 / 2);
     let client = client_of(address, None);
     assert_eq!(client.bytes("it", &never).unwrap().unwrap(), source.bytes);
@@ -139,7 +139,7 @@ fn a_cut_connection_costs_a_block_and_not_the_blob() {
 }
 
 #[test]
-fn what_is_gone_ends_a_fetch_and_a_server_that_comes_back_continues_it() {
+fn a_deleted_blob_ends_a_fetch_and_a_restarted_server_continues_it() {
     let source = Bytes::new(LENGTH);
     let server = serve(&source, None);
     let address = server.address();
@@ -180,7 +180,7 @@ fn raw(address: SocketAddr, path: &str, headers: &str) -> (u16, String, Vec<u8>)
 }
 
 #[test]
-fn a_range_is_answered_exactly_and_what_does_not_fit_is_refused() {
+fn a_range_is_answered_exactly_and_a_wrong_range_is_refused() {
     let source = Bytes::new(LENGTH);
     let server = serve(&source, Some("secret"));
     let token = "Authorization: Bearer secret\r\n";
@@ -247,7 +247,7 @@ fn answering(answers: Vec<String>) -> SocketAddr {
 }
 
 #[test]
-fn a_client_tries_again_what_may_pass_and_refuses_the_rest() {
+fn a_client_retries_temporary_failures_and_refuses_the_rest() {
     let answer = |status: u16, body: &str| {
         format!("HTTP/1.1 {status} x\r\nContent-Length: {}\r\nConnection: close\r\n\r\n{body}", body.len())
     };
@@ -261,7 +261,7 @@ fn a_client_tries_again_what_may_pass_and_refuses_the_rest() {
     assert!(why(&[answer(200, "{}")]).contains("/blobs/it/head is none of a blob: missing field `bytes`"));
     let unsound = r#"{"bytes": 4, "block": 3, "hashes": ["h"], "about": 1}"#;
     assert!(why(&[answer(200, unsound)]).ends_with("/blobs/it/head: its numbers do not fit"));
-    // A block that is shorter or longer than asked is asked for again.
+    // A block of the wrong length is requested again.
     let head = Head { bytes: 3, block: 3, hashes: vec![hash(b"abc")], about: 0.into() };
     let answers = vec![answer(206, "ab"), answer(206, "abcd"), answer(206, "abc")];
     let mut got = Vec::new();

@@ -19,8 +19,8 @@ pub enum Event {
         /// How it ended.
         how: HowEnded,
     },
-    /// A worker is expelled because a result of its was wrong. It gets no further jobs, and the listed results are made
-    /// again. None of them belongs to a batch that the learner has begun to train on.
+    /// A worker is expelled because one of its results was wrong. It does not get further jobs, and the listed results
+    /// are made again. None of them belongs to a batch that the learner has begun to train on.
     Expelled(WorkerName, Vec<JobName>),
     /// A worker's progress counter has changed.
     Progress(WorkerName),
@@ -53,14 +53,14 @@ pub enum Event {
     /// A result of this worker that the coordinator [would accept](super::Coordinator::accepts) is not an answer to the
     /// job, which is done again.
     Refused(WorkerName, JobName),
-    /// What is known of this batch is not what a learner can train on: these results are not answers to their jobs, or
-    /// results are missing. They are made again, and so is everything that followed from the batch.
+    /// The learner cannot train on this batch: these results are not answers to their jobs, or results are missing.
+    /// They are made again, and so are all results sampled with weights trained on the batch.
     TakenBack {
         /// The batch, which is not trained on yet.
         batch: BatchId,
         /// The results that are made again; later chunks of their groups are, too.
         jobs: Vec<JobName>,
-        /// Those that the checkpoint has, since their weights are gone.
+        /// Results in the checkpoint, since their weights are gone.
         saved: BTreeMap<JobName, Answer>,
     },
     /// The file of a batch has been written and synced to disk.
@@ -69,7 +69,7 @@ pub enum Event {
     TrainingBegan,
     /// The batch's last optimizer step is done, and weights of this lineage are published.
     Trained(Lineage),
-    /// A worker that makes no progress cannot be killed.
+    /// A stalled worker cannot be killed.
     Unreachable(WorkerName),
 }
 
@@ -108,7 +108,7 @@ pub enum Action {
     Accept(WorkerName, JobName),
     /// Delete this worker's result of the job.
     Drop(WorkerName, JobName, Dropped),
-    /// Kill a worker that makes no progress. The request is repeated as long as it makes none.
+    /// Kill a stalled worker. The request is repeated until the worker makes progress.
     Kill(WorkerName),
     /// Write a batch file with these results, sync file and directory, and answer with [`Event::Synced`].
     SyncBatch(BatchId, Vec<JobName>),
@@ -118,8 +118,7 @@ pub enum Action {
     Train(BatchId),
     /// Tell the workers of this version of the weights.
     Publish(Version),
-    /// The run cannot continue: it needs this job, and this version of the weights, with which the job would be done,
-    /// is gone.
+    /// The run cannot continue: it needs this job, and the job's version of the weights is gone.
     Gone(JobName, Version),
     /// The run cannot continue: this many workers in a row ended on this job, in this way.
     Fail(JobName, u32, HowEnded),
@@ -146,10 +145,10 @@ pub enum Dropped {
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Saved {
     /// The version of the weights in the checkpoint. If the checkpoint was taken in the middle of a batch: the version
-    /// at the start of that batch, whose results are in the frontier.
+    /// at the start of that batch; the batch's results are in the frontier.
     pub version: Version,
-    /// Whether the checkpoint was taken in the middle of a batch. Then no version that it names exists any more, and
-    /// the first one to be published is the one after the batch.
+    /// Whether the checkpoint was taken in the middle of a batch. Then the versions that it names are all gone, and the
+    /// next published version is the one after the batch.
     pub in_batch: bool,
     /// The lineages of this version, and of older ones from which results may still come.
     pub lineages: BTreeMap<Version, Lineage>,

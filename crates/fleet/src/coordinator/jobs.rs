@@ -28,7 +28,7 @@ impl Coordinator {
         jobs.take_while(|job| self.jobs.get(job).is_some_and(|state| state.answer.is_some())).collect()
     }
 
-    /// The batches whose jobs may be offered: the one to train on, and k after it.
+    /// The batches with jobs that may be offered: the batch to train on, and k batches after it.
     fn window(&self) -> impl Iterator<Item = BatchId> + use<> {
         let beyond = u64::from(!self.rules.published);
         let end = self.batch.0.saturating_add(self.plan.max_staleness).saturating_add(1 + beyond);
@@ -42,8 +42,8 @@ impl Coordinator {
         jobs.filter(|job| self.plan.version_of(*job) <= self.version() || !self.rules.published).collect()
     }
 
-    /// A group that the run needs and that nobody can make, with the version of the weights that its job needs: that
-    /// version was published and is gone, and nobody is doing the job with what is left of it.
+    /// A needed group that cannot be made, with the version of the weights that its job needs. That version was
+    /// published and is gone, and no worker is still doing the job with its own copy.
     pub(super) fn first_impossible(&self) -> Option<(JobName, Version)> {
         let in_work = |job: &JobName| self.jobs.get(job).is_some_and(|state| !state.claims.is_empty());
         let mut jobs = self.open_jobs().into_iter().map(|job| (job, self.plan.version_of(job)));
@@ -61,10 +61,10 @@ impl Coordinator {
         let workers = (self.workers.len() as u64).max(1);
         let in_flight = |state: &super::JobState| state.answer.is_none() && (state.pending || !state.claims.is_empty());
         let mut open = self.jobs.values().filter(|state| in_flight(state)).count() as u64;
-        // Results that wait for later batches. Those of this one are never held back: it must become complete.
+        // Results of later batches. Jobs of the current batch are never held back: it must become complete.
         let later = self.plan.first_group(self.batch.next());
         let waits = |job: &JobName| job.group >= later;
-        // Of a group in chunks one counts: that of its first chunk.
+        // A group in chunks counts once, by its first chunk.
         let is_first = |job: &JobName| job.chunk == 0;
         let answered = self.jobs.iter().filter(|(job, state)| waits(job) && state.answer.is_some());
         let waiting = answered.filter(|(job, _)| is_first(job)).count() as u64;
@@ -88,7 +88,7 @@ impl Coordinator {
 
     fn push_offer(&self, job: JobName, out: &mut Vec<Action>) {
         let version = self.plan.version_of(job);
-        // A version that is not published yet has no lineage; without that rule there is none to name.
+        // An unpublished version does not have a lineage. Its jobs are offered only if that rule is off (in tests).
         let lineage = self.lineages.get(&version).copied().unwrap_or(Lineage([0; 16]));
         let alone = self.jobs.get(&job).is_some_and(|state| state.shared_deaths >= SUSPECT);
         out.push(Action::Offer { job, version, lineage, continues: self.answer_before(job), alone });
@@ -102,7 +102,7 @@ impl Coordinator {
 
     pub(super) fn claimed(&mut self, worker: WorkerName, job: JobName, out: &mut Vec<Action>) {
         if self.rules.reclaim && !self.workers.contains_key(&worker) {
-            // It ended before this was heard, or does not obey.
+            // The worker ended before this event arrived, or does not obey.
             if self.expelled.contains(&worker) {
                 out.push(Action::Kill(worker.clone()));
             }
@@ -112,8 +112,8 @@ impl Coordinator {
             }
             return;
         }
-        // An earlier learner offered it, with weights that this one has not published yet. They may become others, and
-        // the worker would wait for them while a checkpoint waits for the worker.
+        // An earlier learner offered the job, and this learner has not published its weights yet. The weights may turn
+        // out different, and the worker would wait for them while a checkpoint waits for the worker.
         let is_early = self.rules.published && self.plan.version_of(job) > self.version();
         if !self.is_open(job) || is_early {
             out.push(Action::Withdraw(job));
@@ -161,7 +161,7 @@ impl Coordinator {
     }
 
     /// Records that a worker ended while it did this job and others. After this has happened [`SUSPECT`] times, the job
-    /// is offered to be done alone, so that it is not blamed for what another job did.
+    /// is offered to be done alone, so that it is not blamed for another job's failure.
     fn suspect(&mut self, job: JobName) {
         if let Some(state) = self.jobs.get_mut(&job) {
             state.shared_deaths = (state.shared_deaths + 1).min(SUSPECT);
@@ -194,7 +194,7 @@ impl Coordinator {
         let why = self.why_dropped(&from, job, of, answer);
         if let Some(state) = self.jobs.get_mut(&job) {
             state.claims.remove(&from);
-            // It had taken the job, which may not be known: it is offered again.
+            // The worker had taken the job, perhaps without the coordinator's knowledge: the job is offered again.
             state.pending &= why != Some(Dropped::Expelled);
         }
         match why {
@@ -231,14 +231,14 @@ impl Coordinator {
         }
     }
 
-    /// Whether [`Event::Result`](super::Event::Result) with these values would be accepted. Its content is looked at
-    /// before: what is accepted may be written into a batch file at once.
+    /// Whether [`Event::Result`](super::Event::Result) with these values would be accepted. The content is checked
+    /// before, because an accepted result may be written into a batch file at once.
     pub fn accepts(&self, from: &WorkerName, job: JobName, of: Lineage, answer: Answer) -> bool {
         self.phase != Phase::Ended && self.why_dropped(from, job, of, answer).is_none()
     }
 
-    /// Whether a result of lineage `of` can belong to a job whose weights have lineage `known`. For a chunk whose
-    /// previous chunk has not arrived yet, this is decided later.
+    /// Whether a result of lineage `of` can belong to a job with weights of lineage `known`. This is decided later for
+    /// a chunk that arrives before its previous chunk.
     fn may_be_of(&self, job: JobName, of: Lineage, known: Lineage) -> bool {
         match (job.chunk, self.answer_before(job)) {
             (1.., _) if !self.rules.continues => true,
@@ -268,7 +268,7 @@ impl Coordinator {
     }
 
     pub(super) fn tick(&mut self, ms: u64, out: &mut Vec<Action>) {
-        // After a pause of the learner itself nobody is taken for dead who was not heard in the meantime.
+        // After a pause of the learner itself, silent workers do not count as dead.
         let ms = ms.min((self.plan.stale_after_ms / 4).max(1));
         let limit = self.plan.stale_after_ms;
         for (name, worker) in &mut self.workers {
@@ -281,7 +281,7 @@ impl Coordinator {
         self.offer_again(ms, out);
     }
 
-    /// Offers the jobs again that only this worker is doing, which stands still and cannot be killed. It may continue
+    /// Offers the jobs again that only this worker is doing. It makes no progress and cannot be killed. It may continue
     /// later; the first result counts.
     pub(super) fn offer_those_of(&mut self, worker: &WorkerName, out: &mut Vec<Action>) {
         let open: BTreeSet<JobName> = self.open_jobs().into_iter().collect();
@@ -298,8 +298,8 @@ impl Coordinator {
         }
     }
 
-    /// Offers jobs again that are unfinished for too long, because a worker is slow or a message was lost. The first
-    /// result counts; all have the same bits.
+    /// Offers jobs again that took too long, because a worker is slow or a message was lost. The first result counts;
+    /// all have the same bits.
     fn offer_again(&mut self, ms: u64, out: &mut Vec<Action>) {
         let Some(after) = self.plan.straggler_after_ms else { return };
         let busy: BTreeSet<&WorkerName> = self.jobs.values().flat_map(|state| &state.claims).collect();
@@ -307,7 +307,7 @@ impl Coordinator {
         // Where all seem to be busy, a result may have been lost.
         let limit = if is_idle { after } else { after.saturating_mul(4) };
         let mut again = Vec::new();
-        // A later chunk that an earlier learner had offered waits: its payload is made of the results before it.
+        // A later chunk from an earlier learner waits: its payload is made from the results of the chunks before it.
         let open: BTreeSet<JobName> = self.open_jobs().into_iter().collect();
         for (job, state) in self.jobs.iter_mut().filter(|(job, _)| open.contains(job)) {
             if state.answer.is_none() && (state.pending || !state.claims.is_empty()) {

@@ -1,9 +1,9 @@
-//! The learner's side of the protocol as a pure state machine: events in, actions out. It does no input or output,
-//! reads no clock, and holds no payloads, so a search can visit all of its states.
+//! The learner's side of the protocol as a pure state machine: events in, actions out. It does not do I/O, read a clock
+//! or hold payloads, so a search can visit all of its states.
 //!
 //! One rule supports all others: *V(b, c) decides which weights sample a job*. So a job may be lost, repeated, or done
 //! by any worker, and its result is the same. Only results that could come out differently must not be lost: the synced
-//! batch files, and the *frontier* of each checkpoint, the results for which no weights exist any more.
+//! batch files, and the *frontier* of each checkpoint, the results whose weights are gone.
 
 mod event;
 mod jobs;
@@ -27,9 +27,9 @@ pub struct Coordinator {
     phase: Phase,
     /// Lineages of the versions from which results may come.
     lineages: BTreeMap<Version, Lineage>,
-    /// Batches from `batch` on whose files are on the disk.
+    /// Batches from `batch` on with a file on the disk.
     synced: BTreeSet<BatchId>,
-    /// The first batch that no earlier learner had written to disk.
+    /// The first batch that earlier learners had not written to disk.
     replayed: BatchId,
     /// The first version that this learner has published. Older weights are gone.
     first: Version,
@@ -46,7 +46,7 @@ pub(crate) struct Rules {
     pub frontier: bool,
     /// Weights that an unfinished job needs are kept.
     pub needed: bool,
-    /// A worker that makes no progress is killed.
+    /// A stalled worker is killed.
     pub kill: bool,
     /// A result that other weights sampled is refused.
     pub lineage: bool,
@@ -76,7 +76,7 @@ impl Rules {
 /// The phase of the learner's work on a batch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 enum Phase {
-    /// The coordinator is being told what survived an earlier learner.
+    /// The caller is reporting the state that survived an earlier learner.
     Starting,
     /// The learner waits for results.
     Collecting,
@@ -93,13 +93,13 @@ struct JobState {
     answer: Option<Answer>,
     /// The lineage of the accepted result; `None` if the result came from a checkpoint and is not checked.
     of: Option<Lineage>,
-    /// True if the job is where workers can take it.
+    /// True if workers can take the job.
     pending: bool,
     claims: BTreeSet<WorkerName>,
-    /// Workers that failed while they did it alone; below it, those that vanished.
+    /// Workers that failed while they did only this job; in the next field, workers that vanished.
     failures: u32,
     vanished: u32,
-    /// Workers that ended while they did it together with others, up to [`SUSPECT`](jobs::SUSPECT).
+    /// Workers that ended while they did this job and others, up to [`SUSPECT`](jobs::SUSPECT).
     shared_deaths: u32,
     /// Milliseconds since it was last offered.
     age_ms: u64,
@@ -197,7 +197,7 @@ impl Coordinator {
     pub fn handle(&mut self, event: Event) -> Vec<Action> {
         let mut out = Vec::new();
         if self.phase == Phase::Ended {
-            // A late result needs no answer: nothing is deleted that another learner could use.
+            // A late result is ignored and not deleted: another learner could use it.
             return out;
         }
         match event {
@@ -289,7 +289,7 @@ impl Coordinator {
         self.offer(out);
     }
 
-    /// Removes what nothing needs any more. One batch more is kept, to compare late second results with.
+    /// Removes the state of old batches. The batch before the current one is kept, to compare late second results with.
     fn prune(&mut self) {
         let oldest = self.plan.version(self.batch.before(), 0);
         let first = self.plan.first_group(self.batch.before());

@@ -38,7 +38,7 @@ impl Coordinator {
             rules,
             batch: version.batch(),
             phase: Phase::Starting,
-            // Older programs wrote those of versions that were not published yet.
+            // Older programs also wrote the lineages of versions that were not published yet.
             lineages: saved.lineages.into_iter().filter(|(of, _)| *of <= version).collect(),
             synced: Default::default(),
             replayed: version.batch(),

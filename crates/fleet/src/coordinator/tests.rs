@@ -84,7 +84,7 @@ impl Run {
         self.tell(Event::Trained(lineage(self.0.batch().next().version())))
     }
 
-    /// The jobs of the frontier before a version that have a result, and those that are missing.
+    /// The jobs of the frontier before a version: with a result, and missing.
     fn frontier(&self, version: u64) -> (String, String) {
         let (there, missing) = self.0.frontier(Version(version));
         (jobs(&there.into_keys().collect::<Vec<_>>()), jobs(&missing))
@@ -155,7 +155,7 @@ fn jobs_are_blamed_for_the_workers_that_end_on_them_alone() {
             assert_eq!(run.0.has_ended(), time == most);
         }
     }
-    // Who was told to end is nobody's fault, nor is who gives a job back; one that it cannot do it failed on.
+    // A job is not blamed if its worker was told to end or gave it back. It is blamed if the worker cannot do it.
     let mut run = start();
     for _ in 0..4 {
         run.tell(Event::Joined(name("dev1")));
@@ -170,7 +170,7 @@ fn jobs_are_blamed_for_the_workers_that_end_on_them_alone() {
         let faulty = run.tell(Event::Returned { worker: name("dev2"), job: job(0), faulty: true });
         assert!(faulty.starts_with(said), "{faulty}");
     }
-    // Of several jobs none is blamed; after the second time each is done alone.
+    // A worker with several jobs ends: none of the jobs is blamed. After the second time each job is done alone.
     let mut run = start();
     for said in ["offer 0@0; offer 1@0", "offer 0@0!; offer 1@0!", "offer 0@0!; offer 1@0!", "offer 0@0!; offer 1@0!"] {
         run.tell(Event::Joined(name("dev3")));
@@ -178,7 +178,7 @@ fn jobs_are_blamed_for_the_workers_that_end_on_them_alone() {
         run.claim("dev3", job(1));
         assert_eq!(run.ended("dev3", HowEnded::Vanished), format!("release 0 of dev3; release 1 of dev3; {said}"));
     }
-    // A job that another worker has done is no longer to be done.
+    // A job that another worker has done is not offered again.
     run.claim("dev1", job(0));
     run.claim("dev2", job(0));
     assert_eq!(run.result(job(0)), "accept 0 of dev1; withdraw 0");
@@ -187,7 +187,7 @@ fn jobs_are_blamed_for_the_workers_that_end_on_them_alone() {
 }
 
 #[test]
-fn who_stands_still_is_killed_at_the_limit_and_not_before() {
+fn a_stalled_worker_is_killed_at_the_limit_and_not_before() {
     let mut run = Run::start(Plan { stale_after_ms: 400, ..plan(1, 1, 0) });
     run.tell(Event::Joined(name("dev1")));
     run.tell(Event::Joined(name("dev2")));
@@ -222,13 +222,13 @@ fn jobs_of_a_worker_that_cannot_be_killed_are_offered_to_others() {
     run.claim("dev2", job(0));
     assert_eq!(unreachable(&mut run, "dev1"), "", "another one does it");
     assert_eq!(unreachable(&mut run, "nobody"), "");
-    // It continues after all: the first result counts.
+    // The worker continues after all: the first result counts.
     assert_eq!(run.result(job(0)), "accept 0 of dev1; withdraw 0");
     assert_eq!(unreachable(&mut run, "dev1"), "", "it has nothing any more");
 }
 
 #[test]
-fn what_takes_long_is_offered_to_who_is_idle_and_later_to_all() {
+fn a_slow_job_is_offered_to_an_idle_worker_and_later_to_all() {
     let mut run = Run::start(Plan { straggler_after_ms: Some(100), ..plan(1, 1, 0) });
     run.tell(Event::Joined(name("dev1")));
     run.tell(Event::Recovered);
@@ -254,7 +254,7 @@ fn so_many_jobs_are_offered_for_each_worker() {
     assert_eq!(run.tell(Event::Joined(name("dev2"))), "offer 2@0; offer 3@0");
     run.claim("dev1", job(0));
     assert_eq!(run.result(job(0)), "accept 0 of dev1; offer 4@0");
-    // Results that wait for later batches count, too; those of this batch are never held back.
+    // Results of later batches count, too; jobs of this batch are never held back.
     let mut run = Run::start(Plan { queue_maxsize: 2, ..plan(9, 1, 4) });
     assert_eq!(run.tell(Event::Recovered), "offer 0@0; offer 1@0");
     assert_eq!(run.result(job(1)), "accept 1 of dev1; withdraw 1");

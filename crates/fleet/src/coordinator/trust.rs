@@ -12,8 +12,8 @@ impl Coordinator {
     }
 
     /// Whether a result can be taken back and made again: the weights of its job and of all jobs that continue it still
-    /// exist, and no learner has trained on it. (Otherwise others may have sampled with the weights that it made. What
-    /// an earlier learner believed stays believed.)
+    /// exist, and learners have not trained on it. (Otherwise other results may have been sampled with the weights
+    /// trained on it. A result that an earlier learner trained on stays accepted.)
     pub fn can_remake(&self, job: JobName) -> bool {
         let batch = self.plan.batch_of(job.group);
         let mut versions = (job.chunk..=self.plan.last_chunk()).map(|chunk| self.plan.version(batch, chunk));
@@ -21,7 +21,7 @@ impl Coordinator {
             && versions.all(|version| version > self.version() || self.is_kept(version))
     }
 
-    /// Expels a worker, and reopens those of its `jobs` that can be done again.
+    /// Expels a worker, and reopens its `jobs` that can be done again.
     pub(super) fn expel(&mut self, worker: WorkerName, jobs: &[JobName], out: &mut Vec<Action>) {
         self.ended(&worker, HowEnded::Asked, out);
         out.push(Action::Kill(worker.clone()));
@@ -41,8 +41,8 @@ impl Coordinator {
         }
     }
 
-    /// Reopens these jobs of a batch whose file an earlier learner wrote, and those that were sampled with weights that
-    /// the batch made then.
+    /// Reopens these jobs of a batch from an earlier learner's file, and the jobs sampled with weights trained on that
+    /// batch.
     pub(super) fn take_back(&mut self, batch: BatchId, jobs: &[JobName], saved: BTreeMap<JobName, Answer>) {
         if batch < self.open_batch() {
             return;

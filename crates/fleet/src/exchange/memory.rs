@@ -109,7 +109,7 @@ impl Memory {
     }
 
     fn wait(&self, at_most: Duration) {
-        // Whoever was woken for nothing looks again and waits.
+        // After a spurious wake-up the caller checks again and waits.
         drop(self.0.1.wait_timeout(self.lock(), at_most));
     }
 }
@@ -162,7 +162,7 @@ impl Exchange for MemoryLearner {
     }
 
     fn kill(&mut self, _worker: &WorkerName) -> Result<bool> {
-        // A thread cannot be killed; one that stands still ends the test that made it.
+        // A thread cannot be killed; a stalled thread ends its test.
         Ok(true)
     }
 
@@ -323,7 +323,7 @@ mod tests {
         drop(worker);
         let ended = Event::Ended { worker: name, how: crate::coordinator::HowEnded::Vanished };
         assert_eq!(learner.poll().unwrap(), [ended]);
-        // The next learner offers what it wants.
+        // The next learner makes its own offers.
         learner.offer(&job(7, "")).unwrap();
         drop(memory.learner());
         assert!(memory.lock().queue.pending.is_empty());

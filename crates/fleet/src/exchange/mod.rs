@@ -44,8 +44,8 @@ pub trait Exchange {
     fn discard(&mut self, worker: &WorkerName, job: JobName) -> Result<()>;
     /// Deletes results that are in a synced batch file.
     fn acknowledge(&mut self, jobs: &[JobName]) -> Result<()>;
-    /// Kills a worker that makes no progress. False if it is not killed, since it cannot be reached; then
-    /// [`take_problems`](Self::take_problems) has the reason.
+    /// Kills a stalled worker. False if the worker cannot be reached; then [`take_problems`](Self::take_problems) has
+    /// the reason.
     fn kill(&mut self, worker: &WorkerName) -> Result<bool>;
     /// The events since the last call.
     fn poll(&mut self) -> Result<Vec<Event>>;
@@ -159,24 +159,24 @@ pub struct LearnerState {
     pub lineage: Lineage,
     /// True if the run has ended, so that workers may end.
     pub ended: bool,
-    /// The last checkpoint, and the one that waits for its frontier.
+    /// The last checkpoint, and the checkpoint that waits for its frontier.
     pub checkpoints: CheckpointStates,
     /// The number of workers that the learner knows.
     #[serde(default)]
     pub workers: u64,
-    /// Workers whose results are no longer accepted.
+    /// Expelled workers: their results are refused.
     #[serde(default)]
     pub expelled: Vec<WorkerName>,
     /// Counts of events since this learner started.
     pub counts: Counts,
-    /// Further information for workers, such as where slots are mapped, which model and which arithmetic. The fleet
-    /// does not read it.
+    /// Further information for workers, such as the paths of the slots, the model and the arithmetic. The fleet does
+    /// not read it.
     #[serde(default)]
     pub shared: serde_json::Value,
 }
 
 impl LearnerState {
-    /// The batch to which a group belongs. The state may be a stranger's: it may name no groups.
+    /// The batch to which a group belongs. A stranger's state may give 0 groups.
     pub fn batch_of(&self, group: GroupId) -> BatchId {
         BatchId(group.0 / self.groups.max(1))
     }
@@ -187,12 +187,12 @@ impl LearnerState {
 pub struct CheckpointStates {
     /// The version of the weights in the last complete checkpoint.
     pub last: Option<Version>,
-    /// The checkpoint that waits for its frontier, if one does: the version of its weights, results that have arrived,
-    /// and results that it needs at least.
+    /// The checkpoint that waits for its frontier, if there is one: its version, the number of results that have
+    /// arrived, and the least number that it needs.
     pub waiting: Vec<(Version, usize, usize)>,
 }
 
-/// Counts of what happened to jobs and workers.
+/// Counts of events of jobs and workers.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Counts {
     /// Jobs that were offered again after a worker ended or a file was lost.
@@ -205,7 +205,7 @@ pub struct Counts {
     pub refused: u64,
     /// Files of jobs or results that could not be read.
     pub corrupt: u64,
-    /// Workers that were killed because they made no progress.
+    /// Stalled workers that were killed.
     pub killed: u64,
     /// Workers that ended without being told to.
     pub died: u64,
@@ -223,7 +223,7 @@ pub struct WorkerStatus {
     pub incarnation: u64,
     /// A counter that changes as long as the worker works or waits.
     pub progress: u64,
-    /// The sampling profiles whose jobs it takes; empty for all.
+    /// The sampling profiles of the jobs that it takes; empty for all.
     pub profiles: Vec<String>,
     /// The worker's jobs, and what it is doing for each, such as sampling or scoring.
     #[serde(default)]
@@ -239,7 +239,7 @@ pub struct WorkerStatus {
     /// How many processes of this name have failed and given a reason in their log.
     #[serde(default)]
     pub failures: u64,
-    /// The machine of a worker on another host, noted by the learner since that worker has no files here.
+    /// The machine of a worker on another host, recorded by the learner, since the worker does not have files here.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub host: Option<String>,
     /// Further values, such as tokens per second. The fleet does not read them.

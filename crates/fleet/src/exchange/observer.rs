@@ -1,11 +1,11 @@
-//! Finds events by comparing two scans of an exchange: what is there now, and what was there before. Each scan corrects
-//! what is remembered, so a rename that is seen halfway, or a restarted learner, does no harm.
+//! Finds events by comparing a scan of an exchange with the one before. Each scan corrects the remembered state, so a
+//! rename seen halfway or a restarted learner does no harm.
 
 use crate::coordinator::{Event, HowEnded};
 use crate::job::{Answer, JobName, Lineage, WorkerName};
 use std::collections::{BTreeMap, BTreeSet};
 
-/// A scan: all that lies in an exchange at one moment.
+/// A scan: the contents of an exchange at one moment.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub(crate) struct Scan {
     pub pending: BTreeSet<JobName>,
@@ -33,7 +33,7 @@ pub(crate) struct Observer {
     /// Jobs that were offered and are not known to be taken or done. True if the last scan did not find the job.
     offered: BTreeMap<JobName, bool>,
     processing: BTreeSet<(WorkerName, JobName)>,
-    /// What was taken from a worker since the last scan.
+    /// Jobs taken from a worker since the last scan.
     released: BTreeSet<(WorkerName, JobName)>,
     results: BTreeSet<(WorkerName, JobName)>,
     workers: BTreeMap<WorkerName, Seen>,
@@ -42,17 +42,17 @@ pub(crate) struct Observer {
 impl Observer {
     pub(crate) fn offered(&mut self, job: JobName) {
         self.offered.insert(job, false);
-        // A result of it that was told of before was not used, or taken back: the next one is another.
+        // An earlier reported result of the job was not used or was taken back, so the next result is a new one.
         self.results.retain(|(_, known)| *known != job);
     }
 
-    /// Says that a job was withdrawn from whoever works on it. A worker that takes it again is reported again.
+    /// Records that a job was withdrawn from its workers. A worker that takes it again is reported again.
     pub(crate) fn withdrawn(&mut self, job: JobName) {
         self.offered.remove(&job);
         self.released.extend(self.processing.iter().filter(|(_, known)| *known == job).cloned());
     }
 
-    /// Says that a worker no longer has a job. If the worker takes the job again, that is reported again.
+    /// Records that a worker no longer has a job. If the worker takes the job again, that is reported again.
     pub(crate) fn released(&mut self, worker: &WorkerName, job: JobName) {
         self.released.insert((worker.clone(), job));
     }
@@ -106,14 +106,14 @@ impl Observer {
             events.push(Event::Claimed(worker.clone(), *job));
         }
         for (worker, job) in self.processing.difference(&scan.processing) {
-            // Another worker's result does not say what became of this claim.
+            // Another worker's result does not show the outcome of this claim.
             if !scan.results.contains_key(&(worker.clone(), *job)) {
                 events.push(Event::Returned { worker: worker.clone(), job: *job, faulty: false });
             }
         }
         let claimed = |job: &JobName| scan.processing.iter().any(|(_, claimed)| claimed == job);
         for (job, missed) in &mut self.offered {
-            // One look may miss a file that is renamed meanwhile; two do not.
+            // One scan may miss a file that is renamed meanwhile; two scans do not.
             let is_missing = !scan.pending.contains(job) && !claimed(job);
             if is_missing && *missed {
                 events.push(Event::Lost(*job));

@@ -60,7 +60,7 @@ impl<E: Exchange + Send + 'static> LearnerHandle<E> {
                 return Ok(Some(step));
             }
             if let Some(error) = state.failed.take() {
-                // Nothing serves the workers any more: whoever asks again is told so again.
+                // The workers are no longer served: every later call returns the error, too.
                 state.failed = Some(Error::Failed(error.to_string()));
                 return Err(error);
             }
@@ -91,7 +91,7 @@ impl<E: Exchange + Send + 'static> Drop for LearnerHandle<E> {
     fn drop(&mut self) {
         self.shared.lock().stopped = true;
         if let Some(thread) = self.thread.take() {
-            // A thread that panicked has said so.
+            // A panic was already reported by its thread.
             let _ = thread.join();
         }
     }

@@ -1,5 +1,5 @@
-//! Results that are no answers to their jobs. Whether a result is one is decided by the caller
-//! ([`Feed::check`](super::Feed::check)), before the result is accepted.
+//! Results that are not answers to their jobs. The caller decides this ([`Feed::check`](super::Feed::check)) before a
+//! result is accepted.
 
 use super::{Learner, Step};
 use crate::coordinator::Event;
@@ -17,14 +17,15 @@ pub struct Refused {
     pub job: JobName,
     /// Why it does not.
     pub why: String,
-    /// True if it was one too many, so that the worker was expelled.
+    /// True if this refusal reached the limit and the worker was expelled.
     pub expels: bool,
 }
 
 impl<E: Exchange> Learner<E> {
-    /// Looks at a result that the coordinator would accept. If it is no answer to its job, refuses it and returns true.
+    /// Checks a result that the coordinator would accept. If it is not an answer to its job, refuses it and returns
+    /// true.
     pub(super) fn refuses(&mut self, worker: &WorkerName, job: JobName) -> Result<bool> {
-        // What is no longer there is found out when it is accepted.
+        // A missing result is handled when it is accepted.
         let Some(result) = self.exchange.take(worker, job) else { return Ok(false) };
         let before = self.chunks_before(job);
         let Err(why) = self.feed.check(&result, &before) else {
@@ -46,9 +47,9 @@ impl<E: Exchange> Learner<E> {
         Ok(true)
     }
 
-    /// Has results of a batch made again that are no answers to their jobs: those of its file, which an earlier learner
-    /// wrote, could not be looked at before. If the batch was already returned as [`Step::Train`], it will be returned
-    /// once more. Without `jobs`, results are missing.
+    /// Has results of a batch made again that are not answers to their jobs. (Results in an earlier learner's batch
+    /// file could not be checked before.) If the batch was already returned as [`Step::Train`], it is returned again.
+    /// Empty `jobs` mean that results are missing.
     pub fn take_back(&mut self, batch: BatchId, jobs: &[JobName]) -> Result<()> {
         if batch < self.coordinator.open_batch() {
             return Err(Error::Failed(format!("batch {batch} cannot be taken back: the learner trains on it")));

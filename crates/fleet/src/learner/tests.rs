@@ -1,4 +1,4 @@
-//! The learner's loop over an exchange in memory: what it announces, counts, keeps, deletes and refuses.
+//! The learner's loop over an exchange in memory: announcements, counts, and results kept, deleted or refused.
 
 use super::*;
 use crate::exchange::{Memory, MemoryLearner, MemoryWorker, WorkerExchange};
@@ -6,7 +6,7 @@ use crate::testing::{chunk, job, name};
 
 const ORIGIN: Lineage = Lineage([3; 16]);
 
-/// Payloads that say of which job they are, and what came before it.
+/// Payloads that name their job and the earlier chunks.
 struct Names;
 
 impl Feed for Names {
@@ -90,7 +90,7 @@ impl Fleet {
 }
 
 #[test]
-fn results_that_are_none_are_asked_for_again_and_their_worker_is_expelled_at_last() {
+fn refused_results_are_asked_for_again_and_their_worker_is_expelled_at_the_limit() {
     let mut fleet = open(Plan { chunks: true, ..Plan::new(4, 2, 1) });
     let spoil = |fleet: &mut Fleet, worker, job| {
         let result = fleet.result(worker, job, Answer { fingerprint: 1, more: false });
@@ -113,7 +113,7 @@ fn results_that_are_none_are_asked_for_again_and_their_worker_is_expelled_at_las
     spoil(&mut fleet, 0, chunk(0, 1));
     assert_eq!(fleet.steps(), ["refused 000000.1 of dev1: it is spoiled, after 1"]);
     assert_eq!(offered(&mut fleet), ["000000.1"]);
-    // One of weights that nobody has asked for is dropped as before, and is not held against it.
+    // A result of unknown weights is dropped as before, and does not count as a refusal.
     let other = fleet.result(0, job(1), Answer { fingerprint: 1, more: false });
     let other = JobResult { lineage: Lineage([9; 16]), bytes: b"spoiled".to_vec(), ..other };
     fleet.workers[0].complete(&other).unwrap();
@@ -132,7 +132,7 @@ fn results_that_are_none_are_asked_for_again_and_their_worker_is_expelled_at_las
     assert_eq!(fleet.steps().last().unwrap(), "train 0: 000000.0 000000.1 000001.0");
 }
 
-/// What an earlier learner accepted is looked at when it is trained on.
+/// Results accepted by an earlier learner are checked before training on them.
 #[test]
 fn results_of_a_file_are_taken_back() {
     let Fleet { out, learner, workers: _workers } = open(Plan::new(4, 1, 1));
@@ -145,7 +145,7 @@ fn results_of_a_file_are_taken_back() {
     for one in &results {
         learner.files.save(BatchId(one_batch(one)), std::slice::from_ref(one)).unwrap();
     }
-    // One that is not of its batch ends those that are believed.
+    // A file with a result of another batch is discarded, with all later files.
     learner.files.save(BatchId(3), &results[..1]).unwrap();
     drop(learner);
     let memory = Memory::new();
@@ -158,8 +158,8 @@ fn results_of_a_file_are_taken_back() {
     let foreign = "000003: it has the result of job 000000.0, which is not of this batch; it is made again";
     assert!(said[0].ends_with(foreign) && said[1] == "train 0: 000000.0" && said.len() == 2, "{said:?}");
     assert_eq!(fleet.learner.files.numbers().unwrap(), [0, 1, 2].map(BatchId));
-    // The second batch, while the first one is trained on. The third one loses its file, and keeps its result: the
-    // weights before the second batch made it.
+    // The second batch is taken back while the first is trained on. The third loses its file and keeps its result,
+    // which was made with weights from before the second batch.
     fleet.learner.take_back(BatchId(1), &[job(1)]).unwrap();
     assert_eq!(fleet.learner.files.numbers().unwrap(), [BatchId(0)]);
     assert_eq!(fleet.pending().iter().map(|job| job.name.to_string()).collect::<Vec<_>>(), ["000001.0"]);
@@ -177,7 +177,7 @@ fn one_batch(result: &JobResult) -> u64 {
     result.job.group.0
 }
 
-/// What a file of batch 1 has, of two groups, and why it is not believed.
+/// The contents of a file of batch 1 with two groups, and the reason why the file is refused.
 #[test]
 fn a_file_has_the_results_of_its_batch() {
     let plan = |chunks| Plan { chunks, ..Plan::new(4, 2, 2) };
@@ -206,7 +206,7 @@ fn a_file_has_the_results_of_its_batch() {
 }
 
 #[test]
-fn jobs_have_the_content_of_what_came_before_and_only_what_is_needed_is_kept() {
+fn jobs_have_the_earlier_chunks_and_only_needed_results_are_kept() {
     let mut fleet = open(Plan { chunks: true, ..Plan::new(4, 1, 2) });
     fleet.give(0, job(0), 7, true);
     fleet.give(0, chunk(0, 1), 8, true);
@@ -222,7 +222,7 @@ fn jobs_have_the_content_of_what_came_before_and_only_what_is_needed_is_kept() {
     assert_eq!(fleet.steps(), ["train 0: 000000.0 000000.1 000000.2"]);
     fleet.train();
     assert_eq!(fleet.learner.kept.len(), 0, "what was trained on is forgotten");
-    // Of batch 1 the first two chunks are made before version 1, of batch 2 the first.
+    // Older weights than version 1 make the first two chunks of batch 1 and the first chunk of batch 2.
     let frontier = |fleet: &mut Fleet, version| -> Option<Vec<String>> {
         let frontier = fleet.learner.frontier(Version(version)).unwrap()?;
         Some(frontier.iter().map(|result| result.job.to_string()).collect())
@@ -246,7 +246,7 @@ fn jobs_have_the_content_of_what_came_before_and_only_what_is_needed_is_kept() {
 }
 
 #[test]
-fn what_goes_wrong_is_counted_and_said() {
+fn failures_are_counted_and_reported() {
     let mut fleet = open(Plan { failures_per_job: 9, ..Plan::new(2, 2, 0) });
     let jobs = fleet.pending();
     assert_eq!(jobs.len(), 2);
@@ -264,7 +264,7 @@ fn what_goes_wrong_is_counted_and_said() {
     fleet.learner.look().unwrap();
     assert_eq!(fleet.learner.counts(), Counts { twice: 1, differing: 1, refused: 1, ..Counts::default() });
     fleet.learner.tell(Event::Tick(1)).unwrap();
-    // Two workers that end: one gave a reason, one vanished with the job that it had.
+    // Two workers end: one gives a reason, one vanishes with its job.
     fleet.workers[1].claim(&[]).unwrap().unwrap();
     fleet.learner.look().unwrap();
     let before = fleet.learner.counts();
@@ -310,7 +310,7 @@ fn an_expelled_workers_results_are_taken_back_and_stay_refused_after_a_resume() 
     fleet.give(1, job(3), 5, false);
     assert_eq!(fleet.steps(), ["train 0: 000000.0 000000.1 000001.0"]);
     fleet.learner.steps.push_back(Step::Train(BatchId(0), Vec::new()));
-    // Results from batch 1 on, of which dev1 made one; then all, and what continues them.
+    // First the results from batch 1 on (dev1 made one of them); then all results and the chunks that continue them.
     assert_eq!(fleet.learner.expel(&name("dev1"), BatchId(1)).unwrap(), Some(BatchId(1)));
     assert_eq!(fleet.learner.kept.keys().copied().collect::<Vec<_>>(), [job(0), chunk(0, 1), job(1), job(3)]);
     assert_eq!(fleet.learner.counts(), Counts { remade: 1, expelled: 1, ..Counts::default() });
@@ -328,7 +328,7 @@ fn an_expelled_workers_results_are_taken_back_and_stay_refused_after_a_resume() 
     fleet.learner.training_began().unwrap();
     let kept: Vec<JobName> = fleet.learner.kept.keys().copied().collect();
     assert_eq!(fleet.learner.expel(&name("dev2"), BatchId(0)).unwrap(), Some(BatchId(1)));
-    // A batch that was returned stays where nothing of it is made again.
+    // A returned batch stays if none of its results is made again.
     assert_eq!(fleet.learner.expel(&name("dev2"), BatchId(0)).unwrap(), None);
     assert_eq!(fleet.learner.kept.keys().copied().collect::<Vec<_>>(), kept[..2], "the batch that is trained on stays");
 
@@ -345,7 +345,7 @@ fn an_expelled_workers_results_are_taken_back_and_stay_refused_after_a_resume() 
 }
 
 #[test]
-fn wrong_scores_are_forgotten_and_unreadable_files_are_said() {
+fn wrong_scores_are_forgotten_and_unreadable_files_are_reported() {
     let mut fleet = open(Plan::new(3, 1, 1));
     fleet.give(0, job(0), 1, false);
     fleet.give(0, job(1), 1, false);
@@ -379,7 +379,7 @@ fn wrong_scores_are_forgotten_and_unreadable_files_are_said() {
 }
 
 #[test]
-fn the_thread_that_serves_says_why_it_ended_as_often_as_it_is_asked() {
+fn a_failed_thread_returns_its_error_at_every_call() {
     let Fleet { out: _out, learner, mut workers } = open(Plan { failures_per_job: 1, ..Plan::new(1, 1, 0) });
     let handle = LearnerHandle::start(learner).unwrap();
     assert_eq!(handle.next_step(Duration::ZERO).unwrap(), None);

@@ -1,5 +1,5 @@
-//! Proves which process has the lock of a file, before that process is sent a signal. A number alone names another
-//! process in another container, and a later process once its process has ended.
+//! Proves which process has the lock of a file, before that process is sent a signal. A PID alone is not enough: in
+//! another container it is another process, and after the process has ended the kernel may reuse it.
 
 use super::{Locks, Owner};
 use rustix::fd::OwnedFd;
@@ -12,7 +12,7 @@ use std::path::Path;
 /// Why a process is not proven to have a file's lock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Unproven {
-    /// The process has ended, or is not the one that the file names.
+    /// The process has ended, or is not the process that the file names.
     Gone,
     /// The process is in another container, or on another machine.
     Elsewhere,
@@ -31,10 +31,10 @@ impl fmt::Display for Unproven {
 }
 
 impl Locks {
-    /// A handle of process `pid`, which holds the lock of the file at `path` as far as the file's text says. It is an
-    /// error if that is not proven: `owner` (which older versions do not write) must be a process of this pid namespace
-    /// that started when that process did, and the process must have the file open, and the lock where `owner` does not
-    /// name it.
+    /// A handle of process `pid`, which holds the lock of the file at `path` according to the file's text. It is an
+    /// error if this is not proven: `owner` (which older versions do not write) must be a process of this pid namespace
+    /// with the same start time. The process must have the file open, and must hold its lock if `owner` does not name
+    /// the process.
     pub fn handle(&self, pid: u32, owner: Option<&Owner>, path: &Path) -> Result<OwnedFd, Unproven> {
         let here = self.this_process();
         if owner.is_some_and(|owner| !owner.is_in_namespace_of(&here)) {
@@ -44,7 +44,7 @@ impl Locks {
             return Err(Unproven::Unknown);
         }
         let number = i32::try_from(pid).ok().and_then(Pid::from_raw).ok_or(Unproven::Gone)?;
-        // First the handle: what is seen afterwards under its number is this process, or the handle's is gone.
+        // Open the handle first: after that, the PID belongs to this process, or the handle's process is gone.
         let handle = pidfd_open(number, PidfdFlags::empty()).map_err(|error| match error {
             rustix::io::Errno::SRCH => Unproven::Gone,
             _ => Unproven::Unknown,

@@ -32,8 +32,8 @@ fn io(_: &File) -> Locked {
     failed(Errno::IO)
 }
 
-/// A made-up `/proc` of a machine `here` with boot `b1`, seen from the namespace `n1`: this process and process 77
-/// started at 500, 78 has ended and waits to be reaped.
+/// A fake `/proc` of the machine `here` with boot `b1`, as in namespace `n1`. This process and process 77 started at
+/// 500; process 78 is a zombie.
 fn proc(dir: &Path) -> PathBuf {
     let proc = dir.join("proc");
     let own = std::process::id();
@@ -146,7 +146,7 @@ fn two_that_start_together_are_told_apart() {
     assert_eq!(said(locks.take(&file, &path, owner)), "it is starting");
     drop(first);
     assert_eq!(said(locks.take(&file, &path, owner)), "unlocked");
-    // One that was killed while it started does not keep others away.
+    // A claim left by a process that was killed during its start does not block others.
     let claim = dir.path().join("l.claim");
     std::fs::write(&claim, text(79, "b1", Some(500), "n1")).unwrap();
     assert_eq!((said(locks.take(&file, &path, owner)), claim.exists()), ("unlocked".to_owned(), false));
@@ -155,7 +155,7 @@ fn two_that_start_together_are_told_apart() {
 }
 
 #[test]
-fn a_warning_names_the_error_and_what_to_do() {
+fn a_warning_names_the_error_and_the_fix() {
     let text = |errno: Errno| advice(Path::new("d/run.lock"), &errno.into());
     let none = "this file system does not lock files";
     for (errno, fix) in [(Errno::NOSYS, "localflock"), (Errno::NOLCK, "rpc.statd"), (Errno::OPNOTSUPP, "localflock")] {

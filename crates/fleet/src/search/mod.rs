@@ -4,7 +4,7 @@
 //!
 //! Two properties are checked. *Safe*: each result that is trained on was sampled by the weights that its job name
 //! determines, a version always has the same content, and no two results of a job differ. *Live*: from every state the
-//! end of the run can be reached without another fault. With any one of the rules switched off, the search must find a
+//! end of the run can be reached without another fault. If any single rule is switched off, the search must find a
 //! violation, so every rule is needed.
 
 mod simulation;
@@ -20,14 +20,14 @@ use world::{Budget, Environment, World};
 /// The outcome of a search.
 #[derive(Debug, PartialEq)]
 enum Found {
-    /// All states are safe and live; the number of states.
+    /// All states are safe and live. The number is that of the states.
     Fine(usize),
     /// A violation, and the moves that lead to it.
     Wrong(String),
 }
 
 fn key(world: &World) -> u64 {
-    // 64 bits: among a million states two fall together with a chance of 3e-8, and then a state less is visited.
+    // 64 bits: among a million states two collide with a probability of 3e-8, and then one state is not visited.
     let mut hasher = DefaultHasher::new();
     world.hash(&mut hasher);
     hasher.finish()
@@ -38,7 +38,7 @@ fn search(plan: &Plan, rules: Rules, environment: Environment, budget: Budget) -
     let first = World::new(plan.clone(), rules, environment, budget);
     let mut seen = HashMap::from([(key(&first), 0usize)]);
     let mut parents: Vec<(usize, String)> = vec![(0, String::new())];
-    // To each state those that reach it without a fault.
+    // For each state its predecessors by moves that are not faults.
     let mut before: Vec<Vec<u32>> = vec![Vec::new()];
     let mut goals = Vec::new();
     let mut queue = VecDeque::from([(first, 0usize)]);
@@ -97,7 +97,7 @@ fn plan(batches: u64, groups: u64, max_staleness: u64, chunks: bool) -> Plan {
     Plan { chunks, stale_after_ms: 2, straggler_after_ms: None, ..plan }
 }
 
-/// A search that must find no violation: its name, the plan of the run, and the number of faults of each kind.
+/// A search without violations: its name, the plan of the run, and the number of faults of each kind.
 type Case = (&'static str, Plan, Budget);
 
 fn small() -> Vec<Case> {
@@ -119,7 +119,7 @@ fn small() -> Vec<Case> {
     ]
 }
 
-/// Runs whose batches have two optimizer steps, so that a checkpoint can be taken in the middle of a batch.
+/// Runs with two optimizer steps per batch, so that a checkpoint can be taken in the middle of a batch.
 fn halves() -> Vec<Case> {
     let none = Budget::default();
     vec![
@@ -193,7 +193,8 @@ fn every_state_of_small_runs_is_safe_and_reaches_the_end() {
     run(halves(), Environment { halves: true, ..Environment::SOUND });
 }
 
-/// The first worker lies about first chunks, others continue what it said, and it is found when a batch is whole.
+/// The first worker lies about first chunks, other workers continue its answers, and it is exposed when a batch is
+/// complete.
 fn with_a_liar(plan: &Plan, kills: u32) {
     let liar = Environment { liar: true, judge: false, ..Environment::SOUND };
     let found = search(plan, Rules::ALL, liar, Budget { kills, ..Budget::default() });
@@ -202,7 +203,7 @@ fn with_a_liar(plan: &Plan, kills: u32) {
 
 /// Checks that chunks which continue a wrong result are made again as well.
 #[test]
-fn what_continues_a_lie_is_made_again() {
+fn chunks_that_continue_a_lie_are_made_again() {
     with_a_liar(&plan(3, 1, 2, true), 0);
     with_a_liar(&plan(2, 1, 2, true), 1);
 }

@@ -5,7 +5,7 @@ use super::world::{Budget, Environment, Move, World};
 use crate::coordinator::Rules;
 use crate::plan::Plan;
 
-/// The random generator SplitMix64 (Steele, Lea and Flood 2014), which is small and gives the same numbers everywhere.
+/// The random generator SplitMix64 (Steele, Lea and Flood 2014), which is small and portable.
 struct Random(u64);
 
 impl Random {
@@ -22,12 +22,13 @@ impl Random {
     }
 }
 
-/// Simulates one run; returns its last state and the number of moves. With `disturbed` false there are no faults and no
-/// lost messages: the disturbed runs must end with the weights of such a run.
+/// Simulates one run; returns its last state and the number of moves. Without `disturbed`, faults and lost messages do
+/// not happen: the disturbed runs must end with the same weights.
 fn simulate(plan: &Plan, seed: u64, disturbed: bool) -> Result<(World, usize), String> {
     let mut random = Random(seed);
     let workers = if disturbed { 1 + random.below(4) } else { 1 };
-    // Rot is left out: it may change what a judge says, and so the weights. Of several workers one may be expelled.
+    // Unreadable files are left out: a second judgement may differ, and so the weights. One of several workers may be
+    // expelled.
     let lies = u32::from(workers > 1);
     let budget = if disturbed {
         Budget { kills: 4, stops: 3, crashes: 2, lies, ..Budget::default() }
@@ -44,7 +45,7 @@ fn simulate(plan: &Plan, seed: u64, disturbed: bool) -> Result<(World, usize), S
         let enabled = world.moves();
         let (quiet, faults): (Vec<_>, Vec<_>) = enabled.into_iter().partition(|(_, is_fault)| !is_fault);
         let step = match random.below(1000) {
-            // Time passes, by a little or, as after a sleep of the machine, by a lot.
+            // Time passes: a little, or a lot, as after the machine was suspended.
             0..60 => Move::Tick(if random.below(10) == 0 { 1 << 40 } else { 1 }),
             60..80 if disturbed && !faults.is_empty() => faults[random.below(faults.len())].0.clone(),
             80..180 if disturbed && !world.mail.is_empty() => Move::Deliver(random.below(world.mail.len()), true),
@@ -66,7 +67,7 @@ fn run(seeds: std::ops::Range<u64>) -> usize {
         let chunks = random.next().is_multiple_of(2);
         let plan = Plan {
             chunks,
-            // Nobody is taken for dead in a moment; what is lost is soon offered again.
+            // A worker does not count as dead at once; a lost job is soon offered again.
             stale_after_ms: 20,
             straggler_after_ms: Some(8),
             failures_per_job: 100,

@@ -21,11 +21,11 @@ pub struct Budget {
     pub stops: u32,
     /// Kills of the learner; the spool and the workers stay.
     pub crashes: u32,
-    /// Power failures, after which only synced files are left.
+    /// Power failures: only synced files survive.
     pub power: u32,
     /// Kills of the learner, after which the newest batch file cannot be read.
     pub rots: u32,
-    /// Expulsions of a worker, whose results in the batch to be trained on are then taken as wrong.
+    /// Expulsions of a worker: its results in the next batch to train on then count as wrong.
     pub lies: u32,
 }
 
@@ -83,7 +83,7 @@ struct Learner {
     /// The batch to train on; below it, whether its first step is taken.
     trains: Option<BatchId>,
     begun: bool,
-    /// True while a checkpoint waits for its frontier: no step is taken.
+    /// True while a checkpoint waits for its frontier: training is paused.
     saving: bool,
     /// A checkpoint that is being written, and is not on the disk yet.
     written: Option<(Saved, u64, Vec<JobResult>)>,
@@ -235,7 +235,7 @@ impl World {
                 self.budget.rots -= 1;
                 self.crash();
                 if let Some((batch, _)) = self.files.pop_last() {
-                    // What was published after it is history that nobody can know.
+                    // Versions published after the checkpoint are lost.
                     self.published.retain(|version, _| *version <= batch.version());
                 }
             }
@@ -362,7 +362,7 @@ impl World {
         }
     }
 
-    /// Takes the first of two optimizer steps on a batch: the weights are those of no version.
+    /// Takes the first of two optimizer steps on a batch. The weights then do not belong to a version.
     fn begin(&mut self, saves: bool) -> Result<(), String> {
         if let Some(learner) = &mut self.learner {
             (learner.begun, learner.saving) = (true, saves);
@@ -471,7 +471,7 @@ impl World {
                 self.queue.withdraw(job);
             }
             Action::Accept(worker, job) => match self.queue.complete.get(&(worker, job)) {
-                // Who made it decides nothing more: two states that differ in that alone are one.
+                // The maker of the result no longer matters: states that differ only in it count as one.
                 Some(result) => {
                     let worker = WorkerName::new("any")?;
                     learner.kept.insert(job, JobResult { worker, ..result.clone() });

@@ -35,7 +35,7 @@ fn batch(batch: u64, synced: bool, complete: u64, processing: u64, pending: u64)
 }
 
 #[test]
-fn batches_in_work_are_counted_and_no_others() {
+fn only_batches_in_work_are_counted() {
     let out = tempfile::tempdir().unwrap();
     assert_eq!(read(out.path()).unwrap().learner, None);
     let mut learner = SpoolLearner::open(out.path()).unwrap();
@@ -74,7 +74,7 @@ fn batches_in_work_are_counted_and_no_others() {
 }
 
 #[test]
-fn a_worker_of_another_machine_is_what_its_learner_has_heard() {
+fn the_status_of_a_remote_worker_is_its_last_report() {
     let out = tempfile::tempdir().unwrap();
     let learner = SpoolLearner::open(out.path()).unwrap();
     let layout = Layout::of_run(out.path());

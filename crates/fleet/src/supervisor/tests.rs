@@ -1,4 +1,4 @@
-//! Children that are shell scripts: who is started again, what ends the run, and with which code.
+//! The supervisor with shell scripts as children: restarts, ends of the run, and exit codes.
 
 use super::*;
 use std::cell::RefCell;
@@ -12,13 +12,13 @@ const UNTIL_SAID: &str = "while [ ! -e $MARK.said ]; do sleep 0.01; done";
 const UNTIL: &str = "while [ ! -e $MARK ]; do sleep 0.01; done";
 
 fn limits() -> Limits {
-    // The grace begins when the code is known: it decides only when the last children are killed.
+    // The grace period begins when the exit code is known, so it decides only when the last children are killed.
     Limits { restarts: 2, kills: 3, window: Duration::from_secs(6000), grace: Duration::from_millis(400) }
 }
 
-/// Runs a learner and workers whose nth start runs the nth script, and from the last on that one. The signals come one
-/// by one when the file is there: the first asks for a stop, others to end at once. Returns the code and what was
-/// reported.
+/// Runs a learner and workers. Start n of a child runs its script n, and later starts run the last script. The signals
+/// come one by one once the file exists: the first asks for a stop, later ones to end at once. Returns the exit code
+/// and the reports.
 fn run_with(learner: &[&str], workers: &[&[&str]], signals: &[i32], limits: Limits) -> (Result<i32>, Vec<String>) {
     let dir = tempfile::tempdir().unwrap();
     let mark = dir.path().join("mark");
@@ -60,7 +60,7 @@ fn a_learner_that_ends_by_itself_ends_the_run_with_its_code() {
 }
 
 #[test]
-fn who_was_killed_is_started_again_and_so_is_a_worker_that_failed() {
+fn a_killed_process_and_a_failed_worker_are_restarted() {
     let killed = "kill -9 $$";
     let again = "ended (signal: 9 (SIGKILL)): started again";
     assert_eq!(run_of(&[killed, killed, "exit 6"], &[]), (6, vec![format!("the learner {again}"); 2]));
@@ -69,12 +69,12 @@ fn who_was_killed_is_started_again_and_so_is_a_worker_that_failed() {
         (code, said),
         (0, vec!["dev1 ended (exit status: 1): started again".to_owned(), format!("dev1 {again}")])
     );
-    // One that ends by itself is done.
+    // A worker that exits with code 0 is not restarted.
     assert_eq!(run_of(&["sleep 0.2"], &[&["exit 0", "exit 1"]]), (0, vec![]));
 }
 
 #[test]
-fn what_fails_again_and_again_ends_the_run() {
+fn repeated_failures_end_the_run() {
     let failed = |scripts: &[&str]| {
         let (result, said) = run_with(&[WAITS], &[scripts], &[], limits());
         (result.unwrap_err().to_string(), said.len())
@@ -84,7 +84,7 @@ fn what_fails_again_and_again_ends_the_run() {
     };
     assert_eq!(failed(&["exit 1"]), (why(2, "exit status: 1"), 2));
     assert_eq!(failed(&["kill -9 $$"]), (why(3, "signal: 9 (SIGKILL)"), 3));
-    // What is longer ago does not count.
+    // Failures outside the window do not count.
     let short = Limits { restarts: 1, window: Duration::ZERO, ..limits() };
     let (code, said) = run_with(&[UNTIL], &[&["exit 1", "exit 1", "exit 1", "touch $MARK"]], &[], short);
     assert_eq!((code.unwrap(), said.len()), (0, 3));
@@ -104,13 +104,13 @@ fn a_refused_worker_and_expelled_ones_end_the_run() {
     assert_eq!((code, said.pop().as_deref()), (1, Some("all workers were expelled: the run ends")));
     said.sort();
     assert_eq!(said, [expelled("dev1"), expelled("dev2")]);
-    // Where one is left, it continues.
+    // While a worker is left, the run continues.
     assert_eq!(run_of(&[UNTIL_SAID], &[&["exit 4"], &["cat"]]), (0, vec![expelled("dev1")]));
 }
 
-/// Who ends by which signal, and what the supervisor makes of it.
+/// A child ends by a signal, and the supervisor restarts it or ends the run.
 #[test]
-fn a_child_that_crashed_is_not_taken_for_one_that_was_killed() {
+fn a_crashed_child_does_not_count_as_killed() {
     // A shell sends itself the signal.
     let crashes =
         [("ABRT", 6), ("SEGV", 11), ("BUS", 7), ("ILL", 4), ("FPE", 8), ("SYS", 31), ("TRAP", 5), ("XCPU", 24)];
@@ -124,14 +124,14 @@ fn a_child_that_crashed_is_not_taken_for_one_that_was_killed() {
         assert_eq!(code, 128 + number, "the learner ends by SIG{name}: {said:?}");
         let why = format!("signal: {number} (SIG{name})");
         assert!(said.len() == 1 && said[0].contains(&why) && said[0].contains("the run ends"), "{said:?}");
-        // A worker is started again as often as one that fails.
+        // A crashed worker is restarted as often as a failed one.
         let (error, said) = run_with(&[WAITS], &[&[&by(name)]], &[], limits());
         let error = error.unwrap_err().to_string();
         assert!(error.starts_with("dev1 was restarted 2 times") && said.len() == 2, "SIG{name}: {error} {said:?}");
         rows += 2;
     }
     for (name, number) in kills {
-        // One that ignores the signal, as under nohup, ends by itself.
+        // A learner that ignores the signal, as under nohup, ends by itself.
         let (code, said) = run_of(&[&format!("{}; exit 5", by(name)), "exit 6"], &[]);
         let expected = if said.is_empty() { 5 } else { 6 };
         assert_eq!(code, expected, "the learner is killed by SIG{name} ({number}): {said:?}");
@@ -141,8 +141,8 @@ fn a_child_that_crashed_is_not_taken_for_one_that_was_killed() {
 }
 
 #[test]
-fn a_request_to_stop_is_passed_on_and_one_to_end_at_once_waits_for_nobody() {
-    // As long as a hang: whoever waits for the grace does not end.
+fn a_request_to_stop_is_passed_on_and_a_request_to_end_kills_at_once() {
+    // The grace period is as long as a hang, so a supervisor that waited for it would fail the test.
     let limits = Limits { grace: testing::HANG, ..limits() };
     let run =
         |learner: &str, worker: &str, signals: &[i32]| run_with(&[learner], &[&[worker]], signals, limits).0.unwrap();

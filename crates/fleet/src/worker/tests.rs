@@ -1,4 +1,4 @@
-//! A worker's loop over a scripted exchange: which jobs it takes when, what it returns, and how it ends.
+//! A worker's loop over a scripted exchange: the jobs it takes, the results it returns, and how it ends.
 
 use super::*;
 use crate::error::Error;
@@ -34,7 +34,7 @@ struct Inner {
     state: Option<LearnerState>,
     jobs: VecDeque<Job>,
     unwanted: BTreeSet<JobName>,
-    /// What happened, in order.
+    /// The calls so far, in order.
     said: Vec<String>,
     results: Vec<JobResult>,
     status: WorkerStatus,
@@ -43,7 +43,7 @@ struct Inner {
     profiles: Vec<String>,
 }
 
-/// An exchange that ends the run when it has no more jobs.
+/// An exchange that ends the run when its jobs run out.
 #[derive(Clone, Default)]
 struct Script(Arc<Mutex<Inner>>);
 
@@ -115,7 +115,7 @@ impl WorkerExchange for Script {
     }
 }
 
-/// Work that does `room` jobs at once; `does` says what becomes of each.
+/// Work that does `room` jobs at once; `does` returns the outcome of each.
 struct Tasks<'a> {
     script: Script,
     room: usize,
@@ -191,7 +191,7 @@ fn a_worker_fills_its_room_and_leaves_some_to_others() {
 }
 
 #[test]
-fn a_result_has_the_lineage_of_its_weights_and_of_what_it_continues() {
+fn a_result_has_the_lineage_of_its_weights_and_of_the_answer_before() {
     let continued = Job { continues: Some(7), ..job(1) };
     let script = Script::new(1, [job(0), continued]);
     run(&script, 1).unwrap();
@@ -204,21 +204,21 @@ fn a_result_has_the_lineage_of_its_weights_and_of_what_it_continues() {
 #[test]
 fn a_job_that_must_be_alone_waits_for_the_others_and_nothing_is_taken_beside_it() {
     let alone = || Job { alone: true, ..job(1) };
-    // It is given back, and offered again; the worker takes nothing until it has nothing.
+    // The job is given back and offered again; the worker takes no job until it has finished its others.
     let script = Script::new(1, [job(0), alone(), alone(), job(2)]);
     assert_eq!(run(&script, 3).unwrap(), End::RunEnded);
     assert_eq!(script.said(), "begin:0 back:1 done:0 begin:1 done:1 begin:2 done:2");
 }
 
 #[test]
-fn what_is_not_wanted_any_more_is_dropped() {
+fn a_withdrawn_job_is_dropped() {
     let script = Script::new(1, [job(0), job(1)]);
     let mut times = 0;
     let withdraws = script.clone();
     let mut does = |job: JobName| {
         times += 1;
         withdraws.inner().unwanted.insert(job_name(0));
-        // The second one ends only after the first is gone.
+        // The second job ends only after the first is dropped.
         let is_gone = withdraws.inner().said.iter().any(|said| said == "forget:0");
         (job == job_name(1) && is_gone).then(|| Ok(done(job)))
     };
@@ -228,7 +228,7 @@ fn what_is_not_wanted_any_more_is_dropped() {
 }
 
 #[test]
-fn every_end_gives_back_what_is_not_done() {
+fn every_end_gives_back_unfinished_jobs() {
     let never = &mut |_: JobName| None;
     let script = Script::new(1, [job(0), job(1)]);
     let began = script.clone();
@@ -257,7 +257,7 @@ fn every_end_gives_back_what_is_not_done() {
     assert_eq!(script.said(), "begin:0 begin:1 begin:2 forget:0 back:0 forget:2 back:2");
     let status = script.inner().status.clone();
     assert_eq!((status.ended, status.failures, status.jobs.len()), (false, 1, 0));
-    // One that is stopped meanwhile did not fail.
+    // A worker that is asked to stop does not count as failed.
     let script = Script::new(1, [job(0)]);
     let asked = AtomicBool::new(false);
     let mut fails = |_: JobName| {
@@ -291,7 +291,7 @@ fn results_wait_where_the_disk_is_full() {
     shift.tried = Instant::now().checked_sub(RETRY).unwrap();
     shift.write().unwrap();
     assert_eq!((script.said().as_str(), shift.held.len(), shift.unwritten.len()), ("done:0 done:1", 0, 0));
-    // A result that nobody wants while it waits is dropped.
+    // A waiting result is dropped if its job is withdrawn.
     script.inner().full = 1;
     shift.held.insert(job_name(2), job(2));
     shift.finish(job_name(2), done(job_name(2))).unwrap();

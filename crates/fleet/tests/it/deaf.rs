@@ -1,5 +1,5 @@
-//! Streams that answer no request for messages: nats-server 2.9.10, started again on an emptied store, now and then has
-//! one.
+//! Streams that do not answer requests for messages: nats-server 2.9.10, restarted on an emptied store, sometimes has
+//! such a stream.
 
 use crate::fake::{learn, sequential, slots};
 use crate::nats::{options_of, plan, work};
@@ -40,7 +40,7 @@ impl Proxy {
     }
 }
 
-/// Forwards what a client sends: lines, and the payloads of `PUB` and `HPUB`, whose number of bytes ends the line.
+/// Forwards a client's data: lines, and the payloads of `PUB` and `HPUB`. The byte count of a payload ends its line.
 fn forward(client: TcpStream, mut server: TcpStream, deaf: &Mutex<BTreeSet<String>>) -> std::io::Result<()> {
     let mut client = BufReader::new(client);
     loop {

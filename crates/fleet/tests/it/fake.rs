@@ -1,6 +1,6 @@
 //! A run without a model. Weights are a number; a job's result is a hash of its name and of the weights of its version;
-//! a batch's update is a hash of the weights and of all its results. So the last number says whether every job was done
-//! with the right weights, and every batch trained on once, in order.
+//! a batch's update is a hash of the weights and of all its results. So the last number shows whether every job was
+//! done with the right weights and every batch was trained on once, in order.
 
 use fleet::batches::BatchFiles;
 use fleet::exchange::Exchange;
@@ -23,7 +23,7 @@ fn name_hash(job: JobName) -> u64 {
     XxHash3_64::oneshot(job.to_string().as_bytes())
 }
 
-/// What a job samples with these weights; `before` is what its payload says of earlier chunks.
+/// The result of a job with these weights. Its payload has the earlier chunks.
 fn sample(job: JobName, weights: u64, payload: &[u8]) -> (Vec<u8>, Answer) {
     let tokens = hash(&[name_hash(job), weights, XxHash3_64::oneshot(payload)]);
     // Every other group ends in its first chunk.
@@ -78,7 +78,7 @@ impl Feed for Payloads {
     }
 }
 
-/// Slots for weights: a file each, with the version, the lineage and the number. A shared lock is a pin.
+/// Slots for weights: one file per slot, with the version, the lineage and the number. A shared lock pins a slot.
 #[derive(Clone)]
 pub struct Slots {
     directory: PathBuf,
@@ -135,16 +135,16 @@ impl Slots {
 pub struct FakeWork {
     pub slots: Slots,
     pub count: usize,
-    /// Of a job's work.
+    /// The duration of a job's work.
     pub takes: Duration,
-    /// Scores differ whenever a job is done anew.
+    /// True if a redone job gets other scores.
     pub random_scores: bool,
     /// How many jobs it does at once.
     pub room: usize,
     pub begun: BTreeMap<JobName, Begun>,
 }
 
-/// A job, and since when it has its weights: the slot that it pins, and what it read there.
+/// A job and the start of its work, with the slot that it pins and the weights from that slot.
 pub struct Begun {
     job: Job,
     pinned: Option<(File, (Version, Lineage, u64), Instant)>,
@@ -202,7 +202,7 @@ impl Work for FakeWork {
     }
 }
 
-/// What a fake checkpoint holds.
+/// The contents of a fake checkpoint.
 pub struct Checkpoint {
     weights: u64,
     saved: SavedFrontier,
@@ -236,7 +236,7 @@ impl Checkpoint {
     }
 }
 
-/// How many slots the weights of a run need: those that jobs may need, and one to write into.
+/// The number of weight slots of a run: for the versions that jobs may need, and one to write into.
 pub fn slots(plan: &Plan) -> usize {
     plan.max_staleness as usize + 2
 }
@@ -303,7 +303,7 @@ impl<E: Exchange + Send + 'static> Trainer<E> {
         wait_for_kills(&self.out, batch, self.plan.end());
         let mut log = OpenOptions::new().append(true).create(true).open(self.out.join("trained.log")).unwrap();
         let digest = hash(&results.iter().map(|result| XxHash3_64::oneshot(&result.bytes)).collect::<Vec<_>>());
-        // In one write: a kill in the middle of several would leave half a line for the next learner to continue.
+        // In one write: a kill between several writes would leave half a line before the next learner's lines.
         log.write_all(format!("{batch} {digest:016x}\n").as_bytes()).unwrap();
         self.handle.with(|learner| learner.training_began())?;
         if batch.0 % every == 1 {
@@ -322,7 +322,7 @@ impl<E: Exchange + Send + 'static> Trainer<E> {
     }
 }
 
-/// Trains from the last checkpoint in `out` to the end; the weights then. None: it was stopped.
+/// Trains from the last checkpoint in `out` to the end and returns the weights; `None` if it was stopped.
 pub fn learn<E: Exchange + Send + 'static>(
     out: &Path,
     plan: Plan,
@@ -333,7 +333,7 @@ pub fn learn<E: Exchange + Send + 'static>(
     let Checkpoint { weights, saved } = Checkpoint::load(out);
     let (version, in_batch, lineage) = (saved.version, saved.in_batch, saved.lineages[&saved.version]);
     let slot_files = Slots::new(out);
-    // Slots of an earlier learner may have weights of another history; a reader may pin them still.
+    // An earlier learner's slots may have weights of another history, and a reader may still pin them.
     for slot in 0..slots(&plan) {
         let lock = loop {
             match slot_files.lock(slot) {
@@ -375,8 +375,8 @@ pub fn count_kill(out: &Path) {
     file.write_all(&[0]).unwrap();
 }
 
-/// Of `FLEET_KILLS` kills a batch's share comes before it is trained on, so that a fast machine does not reach the end
-/// before the last kill.
+/// Waits for a batch's share of the `FLEET_KILLS` kills before it is trained on, so that a fast machine does not reach
+/// the end before the last kill.
 fn wait_for_kills(out: &Path, batch: BatchId, end: BatchId) {
     let Ok(kills) = std::env::var("FLEET_KILLS") else { return };
     let share = kills.parse::<u64>().unwrap() * batch.next().0 / end.0;

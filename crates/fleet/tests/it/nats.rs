@@ -21,7 +21,7 @@ fn encrypted(dir: &Path) -> Option<(NatsServer, PathBuf)> {
     let mut openssl = Command::new("openssl");
     openssl.args(["req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-days", "2"]);
     openssl.args(["-subj", "/CN=127.0.0.1", "-addext", "subjectAltName=IP:127.0.0.1"]);
-    // One that could sign others is refused as a server's.
+    // A CA certificate is refused as a server's certificate.
     openssl.args(["-addext", "basicConstraints=critical,CA:FALSE"]);
     let output = openssl.arg("-keyout").arg(&key).arg("-out").arg(&certificate).output().expect("openssl");
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
@@ -74,7 +74,7 @@ fn workers_over_nats_give_the_sequential_run() {
 }
 
 #[test]
-fn an_encrypted_server_is_one_whose_certificate_is_trusted() {
+fn an_encrypted_server_needs_a_trusted_certificate() {
     let dir = tempfile::tempdir().unwrap();
     let Some((server, certificate)) = encrypted(dir.path()) else { return };
     let mut options = options_of(&server, Some(TOKEN));
@@ -93,7 +93,7 @@ fn an_encrypted_server_is_one_whose_certificate_is_trusted() {
     });
 }
 
-/// Three times in a run the server is killed; its store is deleted with it.
+/// The server is killed three times in a run, and its store is deleted each time.
 #[test]
 fn a_server_that_is_killed_and_emptied_changes_no_bit() {
     let Some(mut server) = NatsServer::start() else { return };
@@ -133,7 +133,7 @@ fn a_server_that_is_killed_and_emptied_changes_no_bit() {
 }
 
 #[test]
-fn what_cannot_be_is_refused_in_words() {
+fn impossible_connections_are_refused_with_the_reason() {
     let Some(server) = NatsServer::start() else { return };
     let out = tempfile::tempdir().unwrap();
     let refused = |result: fleet::Result<()>| match result {

@@ -66,7 +66,7 @@ impl Work for Fragile {
     }
 }
 
-/// One of the processes; nothing, when it is run as a test.
+/// The entry point of each process; does nothing as a test.
 #[test]
 fn a_process() {
     let Ok(role) = std::env::var("FLEET_ROLE") else { return };
@@ -109,7 +109,7 @@ fn a_process() {
     std::process::exit(0);
 }
 
-/// The processes that live, by the locks that they hold: the learner first.
+/// PIDs of the living processes by the locks that they hold, the learner first.
 fn pids(out: &Path) -> Vec<Option<u32>> {
     let status = fleet::status::read(out).unwrap();
     let learner = status.learner.filter(|_| status.learner_alive).map(|learner| learner.pid);
@@ -144,8 +144,8 @@ fn check_end(out: &Path, batches: u64) {
     assert!(check_log(out).unwrap() as u64 >= batches);
 }
 
-/// Kills processes at random until so many were killed; the run ends with the weights of the undisturbed one, and each
-/// batch was trained on with the same scores, however often.
+/// Kills processes at random, `kills` times. The run must end with the weights of the undisturbed run, and a batch that
+/// is trained on more than once must have the same scores each time.
 fn kill_at_random(kills: u64, batches: u64) {
     let out = tempfile::tempdir().unwrap();
     let out = out.path();
@@ -208,7 +208,7 @@ fn without_its_supervisor_every_process_ends_and_the_next_start_resumes() {
 
 #[test]
 fn a_worker_that_is_stopped_is_killed_after_the_limit_and_not_before() {
-    // Each batch takes at least two jobs of 40 ms: 100 of them last longer than the limit.
+    // Each batch takes at least two jobs of 40 ms, so 100 batches last longer than the limit.
     for (limit_ms, batches, is_killed) in [(3000, 100, true), (600_000, 30, false)] {
         let out = tempfile::tempdir().unwrap();
         let out = out.path();

@@ -55,7 +55,7 @@ fn a_spool_directory_gives_the_same_whoever_starts_first_and_after_a_stop() {
         let exchange = SpoolLearner::open(out.path()).unwrap();
         let first = learn(out.path(), plan.clone(), exchange, 100, &stop).unwrap();
         assert_eq!(first, None, "it was stopped");
-        // The workers were told that the run has ended; these are new ones.
+        // The earlier workers were told that the run has ended, so new workers start.
         let third = SpoolWorker::join(out.path(), WorkerName::new("dev3").unwrap()).unwrap();
         let exchange = SpoolLearner::open(out.path()).unwrap();
         let (path, slots) = (out.path(), slots(&plan));

@@ -1,5 +1,5 @@
 //! If a run's model is the directory of an adapter, the run trains that adapter, with the rank, alpha and target
-//! modules that the adapter's own configuration says.
+//! modules of the adapter's own configuration.
 
 use super::keys::{Config, KEYS};
 use super::methods::{Methods, Purpose};

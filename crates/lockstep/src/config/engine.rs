@@ -10,11 +10,11 @@ use train::{Objective, TrainerConfig};
 pub struct WorkloadBounds {
     /// Tokens of the longest prompt.
     pub longest_prompt: usize,
-    /// The most completions generated at once: those of a generation batch or of an evaluation.
+    /// The largest number of completions generated at once, in a generation batch or an evaluation.
     pub sequences: usize,
     /// Whether rollouts come from a file with the reference model's log-probabilities: no reference model is loaded.
     pub ref_logps: bool,
-    /// Whether a function of the calling program makes the completions, whose log-probabilities may then be missing.
+    /// Whether a function of the calling program makes the completions. Their log-probabilities may then be missing.
     pub given: bool,
 }
 

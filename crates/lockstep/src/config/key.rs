@@ -64,7 +64,7 @@ impl Key {
         Some(format!("`{}` must be {range}, but is {number}{unset}", self.name))
     }
 
-    /// The key's default as text, with the methods whose default differs.
+    /// The key's default as text, with the methods that have another default.
     pub fn defaults_text(&self) -> String {
         let unset = |text: String| if text == "none" { "not set".to_owned() } else { text };
         let default = self.value_text(&Config::default());
@@ -77,7 +77,7 @@ impl Key {
         unset(default) + &others
     }
 
-    /// What TRL has for this key, as text: its name and default there.
+    /// TRL's counterpart of this key, as text: name and default.
     pub fn trl_text(&self) -> String {
         let (name, defaults) = match self.row.trl {
             Trl::Nothing => return "no such key".to_owned(),
@@ -131,7 +131,7 @@ impl Key {
         self.row.needs
     }
 
-    /// Whether the key accepts `value`; the error says what was expected.
+    /// Whether the key accepts `value`; the error names the expected values.
     pub fn check(&self, value: &toml::Value) -> Result<(), String> {
         (self.read)(&mut Config::default(), value)
     }

@@ -18,7 +18,7 @@ use toml::Value;
 pub struct Layers {
     /// The command that the configuration is for.
     pub purpose: Purpose,
-    /// A configuration that a program made; every value that differs from the default counts as set.
+    /// A program's configuration; every value that differs from the default counts as set.
     pub config: Option<Config>,
     /// The path of a TOML file.
     pub file: Option<PathBuf>,
@@ -39,8 +39,9 @@ pub fn unknown_key(name: &str) -> String {
     format!("unknown key `{name}`{hint}")
 }
 
-/// Names of `LOCKSTEP_` variables that set no configuration key. `LOCKSTEP_DEVICE` is the machine's default device, as
-/// `LOCKSTEP_ISA` is its instruction set: unlike the variables of keys, it does not override a configuration file.
+/// Names of `LOCKSTEP_` variables that do not set a configuration key. `LOCKSTEP_DEVICE` is the machine's default
+/// device, as `LOCKSTEP_ISA` is its instruction set: unlike the variables of keys, it does not override a configuration
+/// file.
 const NOT_KEYS: [&str; 13] = [
     "DEVICE",
     "ISA",
@@ -82,7 +83,7 @@ fn key_of_variable<'a>(variable: &'a str, text: &str) -> Option<&'a str> {
     (!NOT_KEYS.contains(&name) && !for_tests && !text.is_empty()).then_some(name)
 }
 
-/// Refuses `LOCKSTEP_` variables that name configuration keys, for a `command` that reads no configuration.
+/// Refuses `LOCKSTEP_` variables that name configuration keys, for a `command` that does not read a configuration.
 /// `LOCKSTEP_THREADS` is allowed.
 pub fn refuse_environment(command: &str) -> anyhow::Result<()> {
     for (variable, text) in environment()? {
@@ -106,8 +107,8 @@ impl Layers {
         Ok(self)
     }
 
-    /// Merges the layers and checks the result, except for the algorithm's own rules. An error is a [`BadInput`] that
-    /// says how to fix it.
+    /// Merges the layers and checks the result, except for the algorithm's own rules. An error is a [`BadInput`] with
+    /// the fix.
     pub(crate) fn put_together(&self) -> anyhow::Result<Resolved> {
         let mut resolved = Resolved { config: Config::default(), origins: BTreeMap::new(), notes: Vec::new() };
         if let Some(config) = &self.config {
@@ -218,8 +219,7 @@ impl Resolved {
         Ok(())
     }
 
-    /// The key of this name. `None`, with a note, for a key of TRL's that has no meaning here; an error for any other
-    /// name.
+    /// The key of this name. `None`, with a note, for a TRL key without a meaning here; an error for any other name.
     fn find(&mut self, name: &str, value: &Value, place: &str) -> anyhow::Result<Option<&'static Key>> {
         if let Some(key) = Config::key(name) {
             return Ok(Some(key));

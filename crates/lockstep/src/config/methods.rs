@@ -1,5 +1,5 @@
-//! The training methods: the algorithms of `lockstep train`, and the other training commands. A set of methods says
-//! which of them read a key, or share a default of it.
+//! The training methods: the algorithms of `lockstep train`, and the other training commands. Sets of methods list the
+//! readers of a key, or the methods that share a default.
 //!
 //! The computations of an algorithm, and the key values that it refuses, are in `crate::algorithms`, not here.
 

@@ -2,8 +2,8 @@
 //!
 //! The files of `keys/` contain the rows of the table, by topic. From the rows come the type [`Config`], its parsing
 //! and checks, the notes on unused keys, the rules on resume, and the documentation of each [`Key`]. `layers` merges a
-//! configuration from defaults, file, environment and flags, and records where each value came from. This module opens
-//! no model and no data; it only reads the configuration of an adapter whose training is to continue.
+//! configuration from defaults, file, environment and flags, and records where each value came from. This module does
+//! not open models or data; it only reads the configuration of an adapter if its training continues.
 
 mod adopt;
 mod engine;

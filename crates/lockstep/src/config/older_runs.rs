@@ -1,6 +1,6 @@
-//! The configuration of a run that an older version wrote: it lacks newer keys. A key whose default changes prompts,
-//! the reference model, rewards or results then has the value that older versions acted on, so that the run continues
-//! as it began.
+//! The configuration of an older version's run lacks newer keys. If such a key's default would change prompts, the
+//! reference model, rewards or results, the key gets the value that older versions used, so that the run continues as
+//! it began.
 
 use super::resolved::{Origin, Resolved};
 use super::save_dtype::SaveDType;

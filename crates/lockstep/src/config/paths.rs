@@ -1,6 +1,6 @@
 //! Makes the paths in a configuration absolute, so that a run can be resumed from any directory. Paths in a
-//! configuration file are relative to that file; those from the command line, the environment or a program, to the
-//! working directory.
+//! configuration file are relative to that file. Paths from the command line, the environment or a program are relative
+//! to the working directory.
 
 use super::keys::{Config, KEYS};
 use super::report_to;
@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf, absolute};
 
 type PathOf = fn(&mut Config) -> Option<&mut PathBuf>;
 
-/// Keys whose value is always a path. Keys whose value may also be another name say so in their rows.
+/// Keys that always hold a path. Keys that also accept other names are marked in their rows.
 const PATHS: [(&str, PathOf); 2] = [("output_dir", |c| c.output_dir.as_mut()), ("replay", |c| c.replay.as_mut())];
 
 /// Makes the paths of all keys absolute.

@@ -1,5 +1,5 @@
-//! `[sampling_profiles.NAME]` gives a share of the groups other sampling parameters; `[[workers]]` says which workers
-//! generate which groups. Only a group's number decides its profile, so results do not depend on the workers.
+//! `[sampling_profiles.NAME]` gives other sampling parameters to a share of the groups; `[[workers]]` assigns groups to
+//! workers. Only a group's number decides its profile, so results do not depend on the workers.
 
 use super::engine::sampling;
 use super::keys::Config;
@@ -20,7 +20,7 @@ pub struct WorkerKind {
     /// The number of workers of this kind.
     #[serde(default = "one")]
     pub count: u32,
-    /// The profiles whose groups these workers generate; empty: all.
+    /// These workers generate groups of these profiles; empty: of all.
     #[serde(default)]
     pub profiles: Vec<String>,
     /// Threads of each worker; `None`: as the run.
@@ -111,7 +111,7 @@ impl SamplingPlan {
     /// every range of group numbers, so each batch has each profile's share to within a group or two.
     fn entry(&self, group: GroupId) -> Option<&(String, f64, Arc<SamplingParams>)> {
         let place = group.0.wrapping_mul(0x9e37_79b9_7f4a_7c15) as f64 / 2f64.powi(64);
-        // The last profile also gets what rounding leaves between the sum of the shares and 1.
+        // The last profile also gets the gap between the rounded sum of the shares and 1.
         self.profiles.iter().find(|(_, sum, _)| place < *sum).or(self.profiles.last())
     }
 }

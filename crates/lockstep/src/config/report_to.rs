@@ -1,8 +1,8 @@
 //! The values of the key `report_to`: receivers of a run's metrics and alarms, and TRL's names of services.
 //!
 //! A receiver is `command:PROGRAM ARGUMENTS…`, split at white space as a reward's command is, or an address that begins
-//! with `http://` or `https://`. The configuration is written into the run's directory and shown on the page, so it may
-//! contain no password: tokens come from the environment.
+//! with `http://` or `https://`. The configuration is written into the run's directory and shown on the page, so it
+//! must not contain passwords: tokens come from the environment.
 
 use super::keys::Config;
 use crate::bad_input;
@@ -63,7 +63,7 @@ pub(super) fn command_entry(line: &str) -> String {
     format!("{COMMAND}{line}")
 }
 
-/// The receiver that a value names, or `None` if it is one of TRL's. The error contains no password.
+/// The receiver that a value names, or `None` if the value is one of TRL's. The error does not contain a password.
 fn receiver(entry: &str) -> Result<Option<Receiver>, String> {
     if let Some(line) = command(entry) {
         let Some(words) = split_line(line) else { return Err(format!("a quote is left open in `{}`", shown(entry))) };
@@ -105,7 +105,7 @@ fn shown(entry: &str) -> String {
     entry.split_once("://").map_or(entry.to_owned(), |(before, _)| format!("{before}://…"))
 }
 
-/// Checks the values; returns notes on those of TRL's that change nothing here.
+/// Checks the values; returns notes on TRL's values, which have no effect here.
 pub(super) fn check(c: &Config) -> anyhow::Result<Vec<String>> {
     let receivers = c.receivers()?;
     for (place, (entry, _)) in receivers.iter().enumerate() {

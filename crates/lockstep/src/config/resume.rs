@@ -1,4 +1,4 @@
-//! Compares the configuration of a resumed run with the one that it began with.
+//! Compares the configuration of a resumed run with its first configuration.
 
 use super::keys::{Config, KEYS, Key};
 use super::row::OnResume;
@@ -6,7 +6,7 @@ use crate::error::BadInput;
 use std::convert::Infallible;
 use std::path::Path;
 
-/// A line for every key whose value has changed, with the old and the new value.
+/// A line for every changed key, with the old and the new value.
 pub(crate) fn changes(began: &Config, now: &Config) -> Vec<String> {
     KEYS.iter().filter(|key| key.value(began) != key.value(now)).map(|key| line(key, began, now)).collect()
 }
@@ -60,8 +60,8 @@ pub(crate) fn settings_of_weights(config: &Config) -> String {
         let name = |path: &str| Ok::<_, Infallible>(file_name(path));
         spec.map_paths(name).unwrap_or_else(|never| match never {});
     }
-    // Runs that began before there were these keys have none of the columns, and reward models with the end token.
-    // Their lineage is the one that they had.
+    // Older runs, from before these keys, pass no columns to the template and have reward models with the end token.
+    // Their lineage must not change.
     config.template_columns.clone_from(&default.template_columns);
     config.reward_model_end_token = default.reward_model_end_token;
     let decides = |key: &&Key| key.decides_bits() && key.value(&config) != key.value(&default);

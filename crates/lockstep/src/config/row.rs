@@ -8,7 +8,7 @@ use std::fmt;
 /// Whether a resumed run may change the value of a key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum OnResume {
-    /// The value may change: no bit of the result depends on it.
+    /// The value may change: the result's bits do not depend on it.
     Free,
     /// The value may change, with a warning: the run then differs from one that was never stopped.
     Warn,
@@ -16,10 +16,10 @@ pub enum OnResume {
     Fixed,
 }
 
-/// What TRL has in place of a key.
+/// TRL's counterpart of a key.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Trl {
-    /// TRL has no such key.
+    /// TRL does not have the key.
     Nothing,
     /// A field of TRL's configuration classes.
     Field {
@@ -28,7 +28,7 @@ pub(crate) enum Trl {
         /// TRL's default as TOML, for the methods in which it differs from this project's.
         defaults: &'static [(Methods, &'static str)],
     },
-    /// Something that is no field of TRL's present configuration classes, described in words.
+    /// Something that is not a field of TRL's present configuration classes, described in words.
     Other(&'static str),
 }
 
@@ -138,7 +138,7 @@ impl Row {
         Row { trl: Trl::Field { name, defaults }, ..self }
     }
 
-    /// Describes what TRL has instead of a field of its configuration classes.
+    /// Describes TRL's counterpart if it is not a field of its configuration classes.
     pub(super) const fn trl_has(self, words: &'static str) -> Row {
         Row { trl: Trl::Other(words), ..self }
     }
@@ -166,7 +166,7 @@ impl Row {
         Row { is_name: true, ..self }
     }
 
-    /// Names the key that methods which do not read this one have instead.
+    /// Names the replacements of this key in methods that do not read it.
     pub(super) const fn instead(self, keys: &'static [(Methods, &'static str)]) -> Row {
         Row { instead: keys, ..self }
     }

@@ -18,14 +18,13 @@ pub enum SaveDType {
 
 impl SaveDType {
     /// The dtype of the files that are written. `is_bf16` is whether the model computes in bf16, `adapts` whether an
-    /// adapter is trained. `loaded` is that of the files that training began with; of a new
-    /// adapter there are none.
+    /// adapter is trained. `loaded` is the dtype of the files that training began with; `None` for a new adapter.
     pub fn of_files(self, is_bf16: bool, adapts: bool, loaded: Option<FileDType>) -> FileDType {
         match self {
             SaveDType::F32 => FileDType::F32,
             SaveDType::Bf16 => FileDType::Bf16,
             SaveDType::F16 => FileDType::F16,
-            // Weights that are computed with in bf16 have no more bits.
+            // The model computes with bf16 weights, so it would not use more bits in the files.
             SaveDType::Auto if !adapts && is_bf16 => FileDType::Bf16,
             SaveDType::Auto => loaded.unwrap_or(FileDType::F32),
         }

@@ -1,8 +1,7 @@
 //! Keys of TRL and of transformers' TrainingArguments that this program does not have, listed in
-//! `unsupported_keys.toml`. Keys without meaning here are accepted, with a note. Keys that ask for a feature that is
-//! missing are errors, unless their value switches the feature off. A test proves that every field of TRL's
-//! configuration classes (GRPO, RLOO, SFT, DPO, Reward, Model, Script) is either one of this program's configuration
-//! keys or in this list.
+//! `unsupported_keys.toml`. Keys without a meaning here are accepted, with a note. Keys of a missing feature are
+//! errors, unless their value switches the feature off. A test proves that every field of TRL's configuration classes
+//! (GRPO, RLOO, SFT, DPO, Reward, Model, Script) is either one of this program's configuration keys or in this list.
 
 use serde::Deserialize;
 use std::sync::LazyLock;
@@ -11,9 +10,9 @@ use toml::Value;
 /// The effect of a key of TRL's that this program does not have.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum UnsupportedKey {
-    /// The key is accepted; the text says why it changes nothing.
+    /// The key is accepted; the text is the reason why it has no effect.
     Ignored(&'static str),
-    /// The key is an error; the text says what to do instead.
+    /// The key is an error; the text is the remedy.
     Refused(&'static str),
 }
 
@@ -44,7 +43,7 @@ struct Refused {
 static LISTS: LazyLock<Lists> =
     LazyLock::new(|| toml::from_str(include_str!("unsupported_keys.toml")).expect("the file is whole: tests read it"));
 
-/// The effect of setting `name` to `value`; `None` if TRL has no such key either.
+/// The effect of setting `name` to `value`; `None` if TRL does not have the key either.
 pub fn unsupported_key(name: &str, value: &Value) -> Option<UnsupportedKey> {
     let (_, answer) = unsupported_keys().find(|(names, _)| names.iter().any(|n| n == name))?;
     let refused = LISTS.refused.iter().find(|refused| refused.keys.iter().any(|n| n == name));
@@ -56,7 +55,7 @@ pub fn unsupported_key(name: &str, value: &Value) -> Option<UnsupportedKey> {
     })
 }
 
-/// The full list: names, and what happens if one of them is set.
+/// The full list: names, and the effect of setting one of them.
 pub fn unsupported_keys() -> impl Iterator<Item = (&'static [String], UnsupportedKey)> {
     let ignored = LISTS.ignored.iter().map(|list| (list.keys.as_slice(), UnsupportedKey::Ignored(&list.why)));
     ignored.chain(LISTS.refused.iter().map(|list| (list.keys.as_slice(), UnsupportedKey::Refused(&list.instead))))

@@ -13,7 +13,7 @@ pub(super) fn check(resolved: &mut Resolved, purpose: Purpose) -> anyhow::Result
     let (command, method) = (Methods::of_command(purpose), Methods::of(purpose, c.algorithm));
     let algorithm = KeyValue::write(&c.algorithm).map_or_else(String::new, |v| v.to_string());
     let default = Config::default();
-    // Showing a configuration needs no purpose, and an evaluation reads a training configuration.
+    // A configuration may be shown without a purpose, and an evaluation reads a training configuration.
     let any_use = matches!(purpose, Purpose::Show | Purpose::Eval);
     // A configuration that a run has written names every key, so a key with its default value does not count as set.
     let asked = |key: &&Key| {

@@ -1,5 +1,5 @@
-//! Checks a configuration: the range of each key, then the rules for keys of one topic. An error says how to fix it;
-//! values that work but are probably not meant become notes. The rules of the algorithm are checked afterwards, in
+//! Checks a configuration: the range of each key, then the rules for keys of one topic. An error names the fix; a note
+//! reports a value that works but is probably a mistake. The rules of the algorithm are checked afterwards, in
 //! [`crate::algorithms`].
 
 use super::keys::{Config, KEYS, adapter, data, evaluation, optimizer, preferences, rewards, sampling};

@@ -22,7 +22,7 @@ pub(super) trait KeyValue: Sized {
     /// The name of the type, as the documentation of keys prints it.
     fn type_name() -> String;
     fn schema() -> Json;
-    /// Reads a TOML value; the error says what was expected.
+    /// Reads a TOML value; the error names the expected values.
     fn read(value: &Value) -> Result<Self, String>;
     /// Reads the text of a flag or of an environment variable: a TOML value, or plain text if the type allows it.
     fn read_text(text: &str) -> Result<Self, String> {
@@ -183,7 +183,7 @@ impl<T: KeyValue> KeyValue for Option<T> {
     }
 }
 
-/// TOML has no null, so these words stand for an unset value.
+/// TOML does not have null, so these words stand for an unset value.
 fn is_none(text: &str) -> bool {
     matches!(text, "none" | "None" | "null")
 }

@@ -29,7 +29,7 @@ const STDIN: &str = "/dev/stdin";
 /// Files are read and hashed in pieces of this size; between two pieces a stop is checked for.
 const PIECE_BYTES: usize = 16 << 20;
 
-/// A callback that takes a row, and a function that says where the row is (file and line) for error messages.
+/// A callback that takes a row, and a function that gives the row's place (file and line) for error messages.
 pub(super) type Take<'a> = dyn FnMut(Row, &dyn Fn() -> String) -> anyhow::Result<()> + 'a;
 
 /// Which dataset to read, and how.
@@ -56,14 +56,14 @@ pub struct DatasetSpec {
     pub system_prompt: Option<String>,
     /// If set, only this many rows are read, from the first.
     pub max_samples: Option<usize>,
-    /// The task preset that says how a row is read.
+    /// The task preset, which defines how a row is read.
     pub task: Option<Task>,
     /// The columns of a prompt's row that are passed to the chat template.
     pub template_columns: Vec<String>,
     /// Whether the rows are only scored by reward functions, which may read images, video and audio; a model here does
     /// not.
     pub only_scored: bool,
-    /// Rows that a program has supplied; if set, no file is read.
+    /// Rows that a program has supplied; if set, files are not read.
     pub rows: Option<Rows>,
     /// Cancels reading and encoding once it is set.
     pub stop: StopSignal,
@@ -83,8 +83,8 @@ impl DatasetSpec {
         Some(Self::of(config, name, split, config.eval_max_samples))
     }
 
-    /// All evaluation datasets that `config` names, each with its name: that of `eval_dataset_name`, whose name is
-    /// empty, then those of `eval_datasets`.
+    /// The evaluation datasets of `config` with their names: first `eval_dataset_name`, with an empty name, then
+    /// `eval_datasets`.
     pub fn eval_sets(config: &Config) -> Vec<(String, DatasetSpec)> {
         let named = config.eval_datasets.iter().filter_map(|(set, data)| {
             let split = config.eval_dataset_split.clone().unwrap_or_else(|| "test".to_owned());

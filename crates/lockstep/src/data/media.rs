@@ -28,8 +28,8 @@ pub(super) fn refuse_columns(
     );
 }
 
-/// Refuses a prompt or an answer whose messages have a part that is an image, a video, audio or a file. The error names
-/// the message, not the row.
+/// Refuses a prompt or an answer with an image, a video, audio or a file in its messages. The error names the message,
+/// not the row.
 pub(super) fn refuse_parts(content: Content) -> Result<Content, String> {
     if let Content::Messages(messages) = &content
         && let Some((i, kind)) = media_in(messages)

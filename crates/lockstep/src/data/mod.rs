@@ -2,7 +2,7 @@
 //!
 //! [`load`] reads JSONL and Parquet into [`Example`]s; [`prompts`] and [`prompt_dataset`] encode prompts as token ids;
 //! [`pairs`] does so for preference pairs; [`sampler`] draws prompts in a seeded order that a checkpoint can continue.
-//! This module depends neither on rewards nor on what a prompt is used for.
+//! This module does not depend on rewards or on the use of a prompt.
 
 mod files;
 pub mod load;

@@ -1,5 +1,5 @@
-//! Notices about the conversations of a dataset before a run: counts rows in which the chat template leaves out or
-//! changes something that the row has. These rows are used all the same, as TRL uses them.
+//! Notices about the conversations of a dataset before a run: counts rows with content that the chat template leaves
+//! out or changes. These rows are used nevertheless, as in TRL.
 
 use super::supervised::OfTemplate;
 use super::{Dataset, Example};
@@ -17,11 +17,11 @@ pub struct Notices {
     dataset: String,
     /// How many rows were looked at.
     rows: usize,
-    /// Rows whose prompt contains the text of a special token, with the first such token.
+    /// Rows with the text of a special token in the prompt, with the first such token.
     spelled: Option<Counted>,
-    /// Rows with a message whose text the chat template leaves out.
+    /// Rows with a message that the chat template leaves out.
     left_out: Option<Counted>,
-    /// For each column for the chat template: rows that have it, but whose prompt is a text.
+    /// For each column for the chat template: rows that have it, with a plain text as prompt.
     without_template: BTreeMap<&'static str, Counted>,
     /// Rows with tools, which the chat template does not print.
     tools: Option<Counted>,
@@ -45,7 +45,7 @@ fn count(counted: &mut Counted, first: impl FnOnce() -> String) {
 
 /// Looks at the rows of a dataset, one after the other.
 pub struct Looking<'a> {
-    /// Special tokens as text, except those that end a text.
+    /// Special tokens as text, except end tokens.
     special: Vec<String>,
     /// Arguments of the configuration, which every row has.
     of_all: Vec<&'a str>,
@@ -57,7 +57,7 @@ impl<'a> Looking<'a> {
     pub fn new(encoder: &PromptEncoder<'a>) -> Looking<'a> {
         let tokenizer = encoder.tokenizer;
         let special = tokenizer.special_ids().into_iter().filter_map(|id| tokenizer.token(id));
-        // A tokenizer of characters may have special tokens of one character.
+        // A character tokenizer may have special tokens of one character, which are not counted.
         let special = special.filter(|token| token.chars().count() > 1).collect();
         Looking { special, of_all: encoder.kwargs.keys().map(String::as_str).collect(), notices: Notices::default() }
     }
@@ -103,8 +103,8 @@ impl<'a> Looking<'a> {
     }
 }
 
-/// Looks at the conversations of a dataset from which supervised fine-tuning learns. Rows that cannot be rendered are
-/// left out: encoding them reports the error.
+/// Looks at the conversations of a dataset for supervised fine-tuning. Rows that cannot be rendered are skipped: the
+/// encoder reports the error.
 pub fn of_conversations(encoder: &PromptEncoder<'_>, data: &Dataset, stop: &StopSignal) -> anyhow::Result<Notices> {
     let mut looking = Looking::new(encoder);
     for example in &data.examples {
@@ -136,8 +136,7 @@ fn conversation(example: &Example) -> Option<Vec<Value>> {
     }
 }
 
-/// The first special token whose text is in the prompt: in the prompt itself if it is a text, else in a message that
-/// the assistant did not write.
+/// The first special token with its text in the prompt. In a conversation, the assistant's messages are not searched.
 fn spelled<'a>(special: &'a [String], content: &Content) -> Option<&'a String> {
     let find = |text: &str| special.iter().find(|token| text.contains(token.as_str()));
     match content {
@@ -154,7 +153,7 @@ fn spelled<'a>(special: &'a [String], content: &Content) -> Option<&'a String> {
 }
 
 impl Notices {
-    /// Reports the counts that are not 0: as a warning if something that a row has is not used.
+    /// Reports the counts above 0, as a warning if a part of a row is not used.
     pub fn report(&self, sinks: &Sinks) {
         self.info().iter().for_each(|line| sinks.info(line));
         self.warnings().iter().for_each(|line| sinks.warn(line));
@@ -174,7 +173,7 @@ impl Notices {
         ))
     }
 
-    /// Sentences about what rows have and the model does not see.
+    /// Sentences about the parts of rows that the model does not see.
     fn warnings(&self) -> Vec<String> {
         let left_out = self.left_out.iter().map(|counted| {
             let rows = self.of(counted);

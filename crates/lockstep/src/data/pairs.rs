@@ -1,9 +1,9 @@
 //! Preference pairs: reads rows with a prompt, a better and a worse answer, and encodes them as token ids.
 //!
-//! A row has the columns `chosen` and `rejected` (text or chat messages), and may have `prompt` and `margin`. If it has
-//! no prompt, or a text prompt with answers that are conversations, the prompt is the common beginning of both answers,
-//! as in TRL. A row may instead have token ids in `chosen_ids` and `rejected_ids`, and in `prompt_ids` if it has a
-//! prompt. This module depends neither on models nor on losses.
+//! A row has the columns `chosen` and `rejected` (text or chat messages), and may have `prompt` and `margin`. If it
+//! does not have a prompt, or has a text prompt and conversations as answers, the prompt is the common beginning of
+//! both answers, as in TRL. A row may instead have token ids in `chosen_ids` and `rejected_ids`, and in `prompt_ids` if
+//! it has a prompt. This module depends neither on models nor on losses.
 
 use super::Row;
 use super::notices::{Looking, Notices};
@@ -34,7 +34,7 @@ pub struct Pair {
     pub chosen: Vec<u32>,
     /// The worse answer.
     pub rejected: Vec<u32>,
-    /// How much better the chosen answer is, if the data says it.
+    /// How much better the chosen answer is, if the data has it.
     pub margin: Option<f32>,
 }
 
@@ -49,7 +49,7 @@ impl Pair {
 /// All preference pairs of a dataset.
 #[derive(Clone, Debug)]
 pub struct Pairs {
-    /// The encoded pairs, in the dataset's order, without those that were left out.
+    /// The encoded pairs in the dataset's order; pairs above the limit are left out.
     pub all: Vec<Pair>,
     /// SHA-256 of the data files, in hexadecimal.
     pub hash: String,
@@ -61,11 +61,11 @@ pub struct Pairs {
 
 impl Pairs {
     /// Reads the dataset `spec` and encodes its pairs. A pair is left out and counted if its prompt with either answer
-    /// has more than `most` tokens. No answer is ever truncated. `change` may change a pair that is kept, or refuse it;
-    /// its error gets the row's place.
+    /// has more than `most` tokens. Answers are never truncated. `change` may change a kept pair or refuse it; its
+    /// error gets the row's place.
     ///
     /// With `needs_prompt`, conversations must begin with the same message, which is then the prompt. Reward models do
-    /// without: they score whole conversations.
+    /// not need this: they score whole conversations.
     pub fn load(
         spec: &DatasetSpec,
         encoder: &PromptEncoder<'_>,
@@ -119,8 +119,8 @@ impl Pairs {
 }
 
 impl Preference {
-    /// Reads the pair in the columns `prompt`, `chosen`, `rejected` and `margin`, or in those that `columns` names
-    /// instead.
+    /// Reads the pair in the columns `prompt`, `chosen`, `rejected` and `margin`, or in the columns that `columns`
+    /// names instead.
     fn of_row(spec: &DatasetSpec, row: &Row, needs_prompt: bool) -> anyhow::Result<Preference> {
         let named = |name: &str| spec.columns.iter().find(|(new, _)| new == name).map(|(_, old)| old.clone());
         let answer = |name: &str| -> anyhow::Result<Content> {
@@ -163,9 +163,8 @@ impl Preference {
     }
 }
 
-/// Encodes the pair of one row, whose answers are texts, conversations or token ids. `None` if its text alone shows
-/// that it has more than `most` tokens.
-/// `look` is called with a pair of texts or conversations, and the encoder for its row.
+/// Encodes the pair of one row: texts, conversations or token ids. `None` if its text is certainly longer than `most`
+/// tokens. `look` is called with a pair of texts or conversations, and the encoder for its row.
 fn of_row(
     spec: &DatasetSpec,
     encoder: &PromptEncoder<'_>,
@@ -225,7 +224,7 @@ fn of_legacy_names(mut row: Row) -> Row {
     row
 }
 
-/// The number in the column `margin`, or in the one that `columns` names instead.
+/// The number in the column `margin`, or in the column that `columns` names instead.
 fn margin(spec: &DatasetSpec, row: &Row) -> anyhow::Result<Option<f32>> {
     let named = spec.columns.iter().find(|(new, _)| new == "margin").map_or("margin", |(_, old)| old);
     match row.get(named) {
@@ -237,7 +236,7 @@ fn margin(spec: &DatasetSpec, row: &Row) -> anyhow::Result<Option<f32>> {
     }
 }
 
-/// Encodes a pair as token ids. `None` if its text is so long that it has more than `most` tokens.
+/// Encodes a pair as token ids. `None` if its text is certainly longer than `most` tokens.
 fn encode_pair(encoder: &PromptEncoder<'_>, preference: &Preference, most: usize) -> anyhow::Result<Option<Pair>> {
     let Preference { prompt, chosen, rejected, margin } = preference;
     let [bytes, chosen_bytes, rejected_bytes] = [prompt, chosen, rejected].map(|content| content.text().len());

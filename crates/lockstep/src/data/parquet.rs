@@ -1,6 +1,5 @@
 //! Reads Parquet files as rows. The crate `parquet` decompresses Snappy, gzip and LZ4 data pages. Zstandard and Brotli
-//! pages are decompressed here, since the crate's own support needs a C compiler, or a compressor that nothing here
-//! uses.
+//! pages are decompressed here, since the crate's own support needs a C compiler or an unused compressor.
 
 use super::Row;
 use crate::bad_input;
@@ -22,8 +21,8 @@ use std::panic::AssertUnwindSafe;
 use std::path::Path;
 use std::sync::Arc;
 
-/// Reads up to `limit` rows, each with its row number from 1. Panics are caught, since the `parquet` crate asserts
-/// conditions that a damaged file breaks (for example that offsets are not below 0).
+/// Reads up to `limit` rows, each with its row number from 1. Panics are caught, since the `parquet` crate panics on
+/// some damaged files (for example at an offset below 0).
 pub(super) fn read(path: &Path, limit: usize, stop: &StopSignal) -> anyhow::Result<Vec<(usize, Row)>> {
     std::panic::catch_unwind(AssertUnwindSafe(|| rows(path, limit, stop)))
         .unwrap_or_else(|_| bad_input!("{}: not a readable Parquet file: it is damaged", path.display()))
@@ -125,7 +124,7 @@ impl Packing {
         let whole = |buf: &[u8], levels: usize| -> Result<Vec<u8>> {
             let levels = buf.get(..levels).ok_or_else(|| ParquetError::General("a damaged page".into()))?;
             let (mut unpacked, packed) = (levels.to_vec(), &buf[levels.len()..]);
-            // A page of nulls has no data to decompress.
+            // A page of nulls is empty.
             if !packed.is_empty() {
                 self.unpack(packed, &mut unpacked)?;
             }
@@ -165,7 +164,7 @@ impl Packing {
     }
 }
 
-/// A row group, some of whose columns are decompressed here.
+/// A row group. Some of its columns are decompressed here.
 struct RowGroup<'a> {
     inner: Box<dyn RowGroupReader + 'a>,
     file: Arc<File>,

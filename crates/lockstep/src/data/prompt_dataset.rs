@@ -44,7 +44,7 @@ impl PromptDataset {
     }
 }
 
-/// The encoder that turns prompts into token ids, as the configuration and the model's chat template say.
+/// The encoder of prompts as token ids, by the configuration and the model's chat template.
 pub fn encoder<'a>(config: &'a Config, assets: &'a ModelAssets) -> anyhow::Result<PromptEncoder<'a>> {
     if let (Some(system), None) = (&config.system_prompt, &assets.chat) {
         bad_input!(

@@ -29,7 +29,7 @@ pub struct Prompt {
 /// The prompts of a dataset, encoded as token ids.
 #[derive(Clone, Debug, Default)]
 pub struct Encoded {
-    /// The encoded prompts, in the dataset's order, without those that were left out.
+    /// The encoded prompts in the dataset's order; prompts above the limit are left out.
     pub prompts: Vec<Arc<Prompt>>,
     /// Prompts that were left out because they have more than `max_prompt_length` tokens.
     pub left_out: usize,
@@ -38,7 +38,7 @@ pub struct Encoded {
 }
 
 /// Encodes all prompts of `data`. A prompt with more than `max_prompt_length` tokens is left out and counted. A prompt
-/// that leaves no room for `room` more tokens in a sequence of `context` tokens is an error. No prompt is ever
+/// that does not leave room for `room` more tokens in a sequence of `context` tokens is an error. Prompts are never
 /// truncated.
 pub fn encode_all(
     encoder: &PromptEncoder<'_>,

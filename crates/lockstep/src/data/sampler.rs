@@ -1,5 +1,5 @@
 //! The order in which training draws prompts. As in TRL, each epoch has a seeded permutation of the rows, cut into
-//! chunks of as many prompts as a generation batch has; an incomplete last chunk is dropped, or kept.
+//! chunks with the number of prompts of a generation batch. An incomplete last chunk is dropped or kept.
 //!
 //! Each prompt of a chunk gets its G completions in one group. The training loop, not the sampler, uses a chunk for
 //! `num_iterations` × `steps_per_generation` before it draws the next.
@@ -8,17 +8,17 @@ use kernels::rng::Stream;
 use serde::{Deserialize, Serialize};
 use std::sync::Arc;
 
-/// The position of a sampler. With the dataset size, chunk size and seed, it is all that a resumed run needs.
+/// The position of a sampler. A resumed run needs only this, the dataset size, the chunk size and the seed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SamplerState {
     /// The epoch being drawn, from 0.
     pub epoch: u64,
     /// Prompts drawn in this epoch so far.
     pub cursor: usize,
-    /// Prompts drawn so far in addition to chunks, to replace others. Checkpoints of older versions do not have it.
+    /// Prompts drawn so far in addition to chunks, as replacements. Checkpoints of older versions do not have it.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub extra: u64,
-    /// Optimizer steps that were left out where epochs were ended early. Checkpoints of older versions do not have it.
+    /// Optimizer steps skipped by epochs that ended early. Checkpoints of older versions do not have it.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub skipped_steps: u64,
 }
@@ -34,7 +34,7 @@ pub struct Sampler {
     chunk: usize,
     /// The seed of the permutations; `None` keeps the files' order.
     shuffle_seed: Option<u64>,
-    /// Whether an epoch ends with the rows that are fewer than a chunk.
+    /// Whether an epoch's incomplete last chunk is kept.
     keeps_last: bool,
     state: SamplerState,
     /// This epoch's permutation of all rows; clones of the sampler share the list.
@@ -76,7 +76,7 @@ impl Sampler {
         self.take(count)
     }
 
-    /// Ends the epoch, so that the next chunk is the next epoch's first; `steps` of this epoch are left out.
+    /// Ends the epoch: the next chunk is the first of the next epoch. `steps` of this epoch are skipped.
     pub fn end_epoch(&mut self, steps: u64) {
         self.state.cursor = self.rows;
         self.state.skipped_steps = self.state.skipped_steps.saturating_add(steps);
@@ -87,8 +87,8 @@ impl Sampler {
         self.state.extra as f64 / (self.chunks_per_epoch() * self.chunk) as f64
     }
 
-    /// The next `count` row indices, all of one epoch. If fewer are left in this epoch, it is ended and the next one's
-    /// first are returned.
+    /// The next `count` row indices, all of one epoch. If this epoch has fewer left, it ends, and the first indices of
+    /// the next epoch are returned.
     fn take(&mut self, count: usize) -> Vec<usize> {
         if self.state.cursor.saturating_add(count) > self.rows {
             let epoch = self.state.epoch.wrapping_add(1);
@@ -113,7 +113,7 @@ impl Sampler {
     }
 }
 
-/// The identifier of the random streams that shuffle rows; no other use of the seed has it.
+/// The identifier of the random streams that shuffle rows, unique among the uses of the seed.
 const SHUFFLE: u64 = 0x5348_5546_464c_4500;
 
 fn permutation(rows: usize, seed: Option<u64>, epoch: u64) -> Arc<[usize]> {
@@ -143,7 +143,7 @@ mod tests {
     }
 
     #[test]
-    fn the_seed_decides_and_no_seed_keeps_the_order() {
+    fn the_seed_decides_the_order_and_without_a_seed_the_order_is_kept() {
         let draw = |seed| Sampler::new(50, 50, seed).unwrap().next_batch();
         assert_eq!(draw(Some(1)), draw(Some(1)));
         assert_ne!(draw(Some(1)), draw(Some(2)));

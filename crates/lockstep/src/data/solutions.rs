@@ -1,8 +1,8 @@
 //! GSM8K's labelled solutions (Cobbe et al. 2021, arXiv:2110.14168) as preference pairs: each correct solution of a
 //! problem is paired with each incorrect one.
 //!
-//! A row is a problem: its `question`, and solutions by several systems, each marked as correct or not. The file has no
-//! splits, so every fifth problem is held out as split `test`, and the others are `train`; no problem is in both.
+//! A row is a problem: its `question`, and solutions by several systems, each marked as correct or not. The file does
+//! not have splits, so every fifth problem is held out as split `test`, and the others are `train`.
 
 use super::preference::Preference;
 use super::{DatasetSpec, Row};
@@ -38,7 +38,7 @@ pub(super) fn preferences(spec: &DatasetSpec, row: usize, columns: &Row) -> anyh
     if wrong.is_empty() && right.is_empty() {
         bad_input!("no column holds a solution {{\"is_correct\": …, \"solution\": …}}");
     }
-    // The line break is made part of the answer, so that the prompt is the question alone, as in GSM8K's other files.
+    // The line break belongs to the answer, so that the prompt is only the question, as in GSM8K's other files.
     let answer = |text: &String| Content::Text(format!("\n{text}"));
     let prompt = spec.with_system(Content::Text(question.clone()));
     let pair = |(r, w)| Preference { prompt: prompt.clone(), chosen: answer(r), rejected: answer(w), margin: None };

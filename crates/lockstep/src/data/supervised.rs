@@ -1,5 +1,5 @@
-//! Encodes a row of supervised fine-tuning as token ids, and marks the tokens that are learned: the completion, the
-//! assistant's turns, those that the row's own `labels` or masks mark, or all. Names and meanings are TRL's.
+//! Encodes a row of supervised fine-tuning as token ids, and marks the learned tokens: the completion, the assistant's
+//! turns, the tokens marked by the row's own `labels` or masks, or all. Names and meanings are TRL's.
 
 use super::Example;
 use super::load::INPUT_IDS;
@@ -32,7 +32,7 @@ pub struct LearnedRow {
     pub learned: Vec<bool>,
     /// How many of the ids are the prompt's, if the row has a completion.
     pub prompt: Option<usize>,
-    /// True if the prompt alone ends with other tokens than before the completion.
+    /// True if the prompt's last tokens differ when it is encoded without the completion.
     pub prompt_differs: bool,
 }
 
@@ -43,8 +43,8 @@ impl LearnedRow {
 }
 
 impl Learned {
-    /// The token ids of a row, and for each whether it is learned: what TRL has in `input_ids` and `labels`. (The first
-    /// token is never learned, whatever is marked here: nothing predicts it.)
+    /// The token ids of a row, and for each id whether it is learned, as TRL's `input_ids` and `labels`. (The first
+    /// token is never learned, even if it is marked here, because it is not predicted.)
     pub fn tokens(self, encoder: &PromptEncoder<'_>, example: &Example) -> anyhow::Result<LearnedRow> {
         if example.columns.contains_key(INPUT_IDS) {
             return self.of_ids(&example.columns, encoder.tokenizer.vocab_size());
@@ -68,7 +68,7 @@ impl Learned {
         Ok(LearnedRow { ids, learned, prompt: Some(border), prompt_differs })
     }
 
-    /// Learns the assistant's tokens of a conversation; if the row has a completion, those of the completion.
+    /// Learns the assistant's tokens of a conversation, or of the completion if the row has one.
     fn of_assistant(self, encoder: &PromptEncoder<'_>, example: &Example) -> anyhow::Result<LearnedRow> {
         let (prompt, completion) = match (&example.prompt, &example.completion) {
             (Content::Messages(prompt), Some(Content::Messages(completion))) => (prompt, &completion[..]),
@@ -89,8 +89,8 @@ impl Learned {
         Ok(LearnedRow { ids, learned, prompt: Some(border), prompt_differs: false })
     }
 
-    /// Whether `completion_mask` decides in a row that has token ids already. As in TRL, `completion_only_loss` is true
-    /// of itself only if the row has a prompt and a completion, too.
+    /// Whether `completion_mask` applies to a row with token ids. As in TRL, `completion_only_loss` is true by default
+    /// only if the row has a prompt and a completion, too.
     fn applies_completion_mask(self, columns: &Map<String, Value>) -> bool {
         self.completion_only.unwrap_or(columns.contains_key("prompt") && columns.contains_key("completion"))
     }

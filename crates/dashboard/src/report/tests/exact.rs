@@ -101,7 +101,7 @@ Worst, reward -1.00:
 }
 
 #[test]
-fn alarms_that_hold_and_are_no_notes_are_listed() {
+fn active_alarms_are_listed_without_notes() {
     let of = |more: Value| {
         let mut line = json!({"alarm": {"id": "kl", "since": 3, "evidence": "E", "remedy": "R"}});
         line["weight"] = more.get("weight").cloned().unwrap_or(json!("look"));
@@ -134,7 +134,7 @@ fn a_sample_has_the_completions_with_the_most_and_the_least_reward() {
     assert!(
         sample(&json!({"step": null, "weights": [], "completions": [one(json!([]), "a")], "prompt": "p"})).is_none()
     );
-    // Of the last step three groups, those with the most different rewards.
+    // Three groups of the last step: the ones with the largest spread of rewards.
     let dir = tempfile::tempdir().unwrap();
     let recorded_group = |id: u64| {
         let completion = |place: usize| Completion {

@@ -1,4 +1,4 @@
-//! Runs that continue after their end, what nobody can make, and results that are none.
+//! Runs that continue after their end, jobs whose weights are gone, and results that are not answers.
 
 use super::*;
 use crate::plan::Continued;
@@ -21,7 +21,7 @@ fn file(jobs: &[JobName]) -> SyncedBatch {
     jobs.iter().map(|job| (*job, answer(5, false))).collect()
 }
 
-/// A checkpoint in the middle of batch 4 has its results and those of batch 5; the weights of version 4 are gone.
+/// A checkpoint in the middle of batch 4 has the results of batches 4 and 5; the weights of version 4 are gone.
 #[test]
 fn a_start_in_the_middle_of_a_batch_has_no_weights_before_its_end() {
     let start = |frontier: &[JobName]| {
@@ -38,8 +38,8 @@ fn a_start_in_the_middle_of_a_batch_has_no_weights_before_its_end() {
     assert_eq!(start(&[job(4)]).0, "sync 4: 4; 5 needs 4, which is gone");
 }
 
-/// From batch 4 on, of which a checkpoint has the groups of `there` batches. (k, chunks, `there`) and the offers of the
-/// beginning.
+/// A run continues at batch 4; the checkpoint has the groups of `there` batches. A case is (k, chunks, `there`) and the
+/// first offers.
 #[test]
 fn a_run_that_was_to_end_goes_on_with_the_weights_of_its_end() {
     let cases: [(u64, bool, u64, &str); 9] = [
@@ -69,7 +69,7 @@ fn a_run_that_was_to_end_goes_on_with_the_weights_of_its_end() {
         let next = run.train();
         let expected = if 5 + k < 9 { format!("; offer {}@5", 5 + k) } else { String::new() };
         assert!(next.starts_with("publish 5") && (next.ends_with(&expected) || there > 1), "{case}: {next}");
-        // Without that rule the weights before it are needed, which nobody has.
+        // Without that rule a job needs older weights, which are gone.
         let (begun, run) = start(Continued::default());
         if there == k {
             assert_eq!(begun, offers, "{case}")
@@ -80,10 +80,10 @@ fn a_run_that_was_to_end_goes_on_with_the_weights_of_its_end() {
 }
 
 #[test]
-fn what_nobody_can_make_ends_the_run_unless_somebody_does_it() {
+fn an_impossible_job_ends_the_run_unless_a_worker_does_it() {
     let start = || Run(Coordinator::resume(plan(9, 1, 1), saved(4, &[]), BTreeMap::new()).unwrap());
     assert_eq!(start().tell(Event::Recovered), "4 needs 3, which is gone");
-    // A worker that has the weights is still doing it: an earlier learner has asked for it.
+    // An earlier learner offered the job, and a worker that has the weights is still doing it.
     let mut run = start();
     run.tell(Event::Joined(name("dev1")));
     assert_eq!(run.claim("dev1", job(4)), "");
@@ -98,7 +98,7 @@ fn what_nobody_can_make_ends_the_run_unless_somebody_does_it() {
 }
 
 #[test]
-fn a_result_that_is_none_is_asked_for_again() {
+fn a_refused_result_is_asked_for_again() {
     let mut run = Run::start(plan(3, 2, 1));
     run.tell(Event::Joined(name("dev1")));
     run.tell(Event::Joined(name("dev2")));
@@ -109,9 +109,9 @@ fn a_result_that_is_none_is_asked_for_again() {
     assert!(!accepts(&run, "dev1", 4, ORIGIN) && !accepts(&run, "dev1", 9, ORIGIN));
     run.claim("dev1", job(0));
     assert_eq!(refused(&mut run, "dev1", 0), "offer 0@0");
-    // Nobody has told that the worker took it.
+    // The coordinator was not told that the worker took the job.
     assert_eq!(refused(&mut run, "dev1", 1), "offer 1@0");
-    // Another one does it, too.
+    // Another worker does the job, too.
     run.claim("dev1", job(0));
     run.claim("dev2", job(0));
     assert_eq!(refused(&mut run, "dev1", 0), "");
@@ -129,7 +129,7 @@ fn results_of_files_are_taken_back_with_all_that_followed() {
     let start = || {
         let plan = plan(9, 1, 2);
         let mut run = Run(Coordinator::resume(plan, saved(2, &[job(2), job(3)]), files()).unwrap());
-        // Weights after batch 4 made it: this learner has not trained on it yet.
+        // The result was made with the weights after batch 4, on which this learner has not trained yet.
         let left = run.result(job(7));
         assert_eq!(left, "drop 7 of dev1: Lineage");
         assert_eq!(run.tell(Event::Recovered), "train 2");
@@ -144,7 +144,7 @@ fn results_of_files_are_taken_back_with_all_that_followed() {
     assert_eq!(back(&mut run, 2, &[job(2)], &[job(2)]), "sync 2: 2");
     assert_eq!(run.train(), "publish 3; sync 3: 3; offer 5@3", "it is in the checkpoint, too");
     assert_eq!(run.train(), "publish 4; sync 4: 4; offer 6@4", "4 is there, made by version 2");
-    // The weights of batch 4 are there.
+    // The weights of batch 4 exist.
     let mut run = start();
     run.tell(Event::TrainingBegan);
     assert_eq!(run.trained(), "publish 3; train 3; offer 5@3");
@@ -154,7 +154,7 @@ fn results_of_files_are_taken_back_with_all_that_followed() {
     assert_eq!(run.result(job(4)), "accept 4 of dev1; withdraw 4; sync 4: 4");
     assert!(run.0.can_remake(job(4)), "no learner has learned from this one");
     assert_eq!(run.train(), "publish 5; offer 7@5");
-    // A later batch: what is trained on now stays.
+    // A later batch: the batch in training stays.
     let mut run = start();
     assert_eq!(back(&mut run, 4, &[job(4)], &[]), "offer 4@2");
     run.tell(Event::TrainingBegan);

@@ -1,4 +1,4 @@
-//! Chunks, workers that are expelled, what earlier learners left, and starts from a checkpoint.
+//! Chunks, expelled workers, claims left by an earlier learner, and starts from a checkpoint.
 
 use super::*;
 
@@ -22,7 +22,7 @@ fn a_chunk_continues_the_accepted_answer_with_the_weights_of_its_place() {
     }
     // The second chunk of batch 1 has the weights after batch 0.
     assert_eq!(run.result_of(job(1), ORIGIN, answer(8, true)), "accept 1 of dev1; withdraw 1");
-    // The last chunk ends a group, whatever its answer says.
+    // The last chunk ends a group, whatever its answer is.
     let accepted = "accept 0.1 of dev1; withdraw 0.1; sync 0: 0,0.1";
     assert_eq!(run.result_of(chunk(0, 1), ORIGIN.of_result(Some(5)), answer(1, true)), accepted);
     assert_eq!(run.train(), "publish 1; offer 1.1@1~8; offer 2@1");
@@ -49,7 +49,7 @@ fn a_frontier_has_the_chunks_of_older_weights_alone() {
 }
 
 #[test]
-fn a_later_chunk_that_came_first_stays_if_it_continues_what_came() {
+fn a_later_chunk_that_arrived_first_stays_if_it_continues_the_accepted_answer() {
     for (fingerprint, then) in [(5, "sync 0: 0,0.1"), (6, "offer 0.1@0~6")] {
         let mut run = Run::start(chunked(2, 1));
         let early = run.result_of(chunk(0, 1), ORIGIN.of_result(Some(5)), answer(1, false));
@@ -61,11 +61,12 @@ fn a_later_chunk_that_came_first_stays_if_it_continues_what_came() {
 }
 
 #[test]
-fn claims_that_nobody_asked_for_are_taken_back() {
+fn unexpected_claims_are_taken_back() {
     let mut run = Run::start(plan(3, 1, 1));
     assert_eq!(run.claim("dev9", job(0)), "release 0 of dev9", "it has not joined");
     run.tell(Event::Joined(name("dev1")));
-    // 1 at the start, as an earlier learner left it; 2 has weights that are not known here; there is no batch 3.
+    // Job 1 may be claimed at the start, since an earlier learner offered it; the weights of job 2 are unknown; batch 3
+    // does not exist.
     assert_eq!([1, 2, 3].map(|number| run.claim("dev1", job(number))), ["", "withdraw 2", "withdraw 3"]);
     assert_eq!(run.claim("dev1", chunk(0, 1)), "withdraw 0.1", "there is one chunk");
     assert_eq!(run.tell(Event::Recovered), "offer 0@0", "1 is being done");
@@ -102,14 +103,14 @@ fn the_results_of_an_expelled_worker_are_made_again_while_that_is_possible() {
     assert_eq!(run.claim("dev1", job(0)), "kill dev1; release 0 of dev1; offer 0@0");
     let fresh = Event::Result { worker: name("dev2"), job: job(0), lineage: ORIGIN, answer: answer(5, false) };
     assert_eq!(run.tell(fresh), "accept 0 of dev2; withdraw 0; sync 0: 0");
-    // Of a later batch alone: what is in training continues.
+    // Results of a later batch only: the batch in training continues.
     let mut run = start();
     run.tell(Event::Synced(BatchId(0)));
     assert_eq!(expel(&mut run, &[job(1)]), "kill dev1; offer 1@0");
     // A chunk alone: its predecessor stays.
     let mut run = start();
     assert_eq!(expel(&mut run, &[chunk(0, 1)]), "kill dev1; offer 0.1@0~5");
-    // Nothing of a batch that is trained on is made again.
+    // Results of the batch in training are not made again.
     let mut run = start();
     run.tell(Event::Synced(BatchId(0)));
     run.tell(Event::TrainingBegan);

@@ -46,7 +46,7 @@ pub(super) struct Inbox {
     /// Parts of results that were sent in several messages, by subject and hash of the whole result.
     parts: BTreeMap<(String, String), BTreeMap<usize, Message>>,
     pub problems: Vec<String>,
-    /// How many scans were made while there was no connection to the server.
+    /// The number of scans made while the server was disconnected.
     outage: u64,
 }
 
@@ -56,7 +56,7 @@ impl Inbox {
         Inbox { problems, ..Inbox::default() }
     }
 
-    /// Handles a worker's message about itself. Returns what the worker must be told.
+    /// Handles a worker's message about itself. Returns the message for the worker, if it needs one.
     pub fn hear(&mut self, name: &WorkerName, beat: Beat) -> Option<Control> {
         let known = self.workers.get(name);
         if let Some(other) = known.filter(|known| known.beat.id != beat.id && known.is_there(FREE)) {
@@ -80,7 +80,7 @@ impl Inbox {
         let header =
             |name: &str| message.headers.as_ref().and_then(|headers| headers.get(name)).map(ToString::to_string);
         if header(RUN).as_deref() != Some(run) {
-            // Of a run that had this name before. Its lineage would be refused, too.
+            // The result is of an earlier run with this name. Its lineage would be refused, too.
             return vec![message];
         }
         let subject = message.subject.to_string();
@@ -133,7 +133,7 @@ impl Inbox {
     /// job.
     pub fn offered(&mut self, job: JobName, sequence: Option<u64>) {
         let Some(offered) = self.offers.get_mut(&job) else { return };
-        // If it may not: it is nowhere, unless the next list has it.
+        // Without a position the job counts as lost, unless the next list has it.
         let since = if sequence.is_some() { Instant::now() } else { Instant::now() - ANSWER };
         *offered = Offered::There(since);
         self.sequences.extend(sequence.map(|sequence| (job, sequence)));
@@ -143,7 +143,7 @@ impl Inbox {
     pub fn withdraw(&mut self, job: JobName) -> Option<u64> {
         self.offers.remove(&job);
         self.withdrawn.insert(job);
-        // Nobody works on what was withdrawn long ago.
+        // Workers no longer do jobs that were withdrawn long ago.
         while self.withdrawn.len() > 1 << 16 {
             self.withdrawn.pop_first();
         }
@@ -180,7 +180,7 @@ impl Inbox {
         self.workers.iter().map(|(name, known)| (name.clone(), known.beat.id)).collect()
     }
 
-    /// Whether every connected worker has said that it ends.
+    /// Whether every connected worker has reported its end.
     pub fn all_have_ended(&self) -> bool {
         self.workers.values().all(|known| known.beat.status.ended || !known.is_there(SILENCE))
     }
@@ -195,7 +195,8 @@ impl Inbox {
         for (name, known) in &self.workers {
             let Beat { id, status, .. } = &known.beat;
             let alive = known.is_there(SILENCE) && known.expelled.is_none() && !status.ended;
-            // How a process of another machine ended nobody knows: a cut network is nobody's fault.
+            // The reason for the end of a process on another machine is unknown, and a network failure is not the job's
+            // fault.
             let progress = status.progress.wrapping_add(self.outage);
             scan.workers.insert(name.clone(), Seen { incarnation: *id, alive, ended: true, failures: 0, progress });
             if alive {

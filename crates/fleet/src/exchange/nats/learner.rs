@@ -118,7 +118,7 @@ impl NatsLearner {
         link.spawn(receive(shared.clone(), link.client.clone(), link.jetstream.clone()));
         link.spawn(announce(shared.clone(), link.client.clone()));
         link.spawn(keep(shared.clone()));
-        // Results that survived an earlier learner come first, so that nobody makes them again.
+        // Results from an earlier learner are received first, so that they are not made again.
         std::thread::sleep(PAUSE);
         let (observer, written) = Default::default();
         Ok(NatsLearner { link, shared, commands, observer, layout, _lock: lock, has_ended: false, written })
@@ -148,7 +148,7 @@ impl NatsLearner {
             let is_due = self.written.get(&name).is_none_or(|at| heard > *at && (all || at.elapsed() > BEAT));
             if is_due && let Ok(text) = serde_json::to_vec(&status) {
                 self.written.insert(name.clone(), heard);
-                // It is for people alone.
+                // The status file is only shown to people.
                 let _ = create_dir(&self.layout.workers().join(name.as_str()))
                     .and_then(|()| write(&self.layout.status(&name), &text, false));
             }
@@ -173,7 +173,7 @@ impl Exchange for NatsLearner {
     }
 
     fn release(&mut self, _worker: &WorkerName, _job: JobName) -> Result<()> {
-        // Its worker is gone. If it comes back it may as well finish the job: the bits are the same.
+        // The job's worker is gone. If it comes back, it may finish the job: the bits are the same.
         Ok(())
     }
 
@@ -204,7 +204,8 @@ impl Exchange for NatsLearner {
     }
 
     fn kill(&mut self, worker: &WorkerName) -> Result<bool> {
-        // It has its own copy of the weights, and reads nothing that is overwritten here: it is enough to forget it.
+        // The worker has its own copy of the weights and does not read memory that is overwritten here, so forgetting
+        // it is enough.
         self.shared.inbox().expel(worker);
         Ok(true)
     }
@@ -220,7 +221,7 @@ impl Exchange for NatsLearner {
     fn waiter(&self) -> Result<Waiter> {
         let shared = self.shared.clone();
         Ok(Box::new(move |at_most| {
-            // Whoever was woken for nothing looks again and waits.
+            // After a spurious wake-up the caller checks again and waits.
             drop(shared.changed.wait_timeout(shared.inbox(), at_most));
         }))
     }
@@ -233,7 +234,7 @@ impl Exchange for NatsLearner {
 impl Drop for NatsLearner {
     fn drop(&mut self) {
         let since = Instant::now();
-        // Workers of other machines hear only what is said to them.
+        // Workers on other machines learn of the end only by messages.
         while self.has_ended && since.elapsed() < FAREWELL && !self.shared.inbox().all_have_ended() {
             self.shared.tell.notify_one();
             std::thread::sleep(PAUSE);
@@ -285,7 +286,7 @@ async fn prepare(shared: Arc<Shared>, jetstream: Context) -> std::result::Result
     let jobs = jetstream.get_stream_no_info(&names.jobs).await.map_err(|e| e.to_string())?;
     jobs.purge().await.map_err(|e| e.to_string())?;
     let results = jetstream.get_stream_no_info(&names.results).await.map_err(|e| e.to_string())?;
-    // What was delivered to an earlier learner and not acknowledged is delivered again, at once.
+    // Results that an earlier learner received and did not acknowledge are delivered again at once.
     let _ = results.delete_consumer(CONSUMER).await;
     Ok(())
 }
@@ -299,7 +300,7 @@ async fn make_streams(names: &Names, jetstream: &Context) -> std::result::Result
         max_messages_per_subject: per_subject,
         ..Config::default()
     };
-    // A job that is offered again takes the place of its old message.
+    // A job that is offered again replaces its old message.
     for config in [stream(&names.jobs, names.all_jobs(), 1), stream(&names.results, names.all_results(), -1)] {
         jetstream.get_or_create_stream(config).await.map_err(|e| e.to_string())?;
     }
@@ -367,7 +368,7 @@ async fn send(shared: Arc<Shared>, client: Client, jetstream: Context, mut queue
                 });
             }
             Command::Withdraw(sequence) => {
-                // Not a purge of its subject: 2.9 then skips messages that come at that moment.
+                // Not a purge of the job's subject: nats-server 2.9 then skips messages that arrive at that moment.
                 if let Ok(stream) = jetstream.get_stream_no_info(&shared.names.jobs).await {
                     let _ = stream.delete_message(sequence).await;
                 }
@@ -427,7 +428,7 @@ async fn receive(shared: Arc<Shared>, client: Client, jetstream: Context) {
                 let _ = jetstream.delete_stream(&shared.names.results).await;
             }
         } else {
-            // It may be this stream alone that is gone.
+            // Perhaps only this stream is gone.
             let _ = make_streams(&shared.names, &jetstream).await;
         }
         tokio::time::sleep(PAUSE).await;

@@ -25,8 +25,8 @@ pub(super) struct Link {
 }
 
 impl Link {
-    /// Connects to the server. A wrong token, or no server, is an error that says so. If the connection is lost later,
-    /// it is re-established as long as this value lives.
+    /// Connects to the server. A wrong token or a missing server is an error with the reason. If the connection is lost
+    /// later, it is re-established as long as this value lives.
     pub fn connect(options: &NatsOptions, who: &str) -> Result<Link> {
         let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build();
         let runtime = runtime.map_err(|e| Error::Failed(format!("cannot start a thread: {e}")))?;
@@ -64,7 +64,7 @@ impl Link {
             tries += 1;
             std::thread::sleep(PAUSE);
         };
-        // It starts a task of its own.
+        // The JetStream context starts a task of its own.
         let entered = runtime.enter();
         let mut jetstream = async_nats::jetstream::new(client.clone());
         jetstream.set_timeout(ANSWER);
@@ -91,7 +91,7 @@ impl Link {
 
 impl Drop for Link {
     fn drop(&mut self) {
-        // Its tasks end with it; nothing that they wait for is waited for.
+        // The runtime's tasks are cancelled, so this does not wait for their I/O.
         if let Some(runtime) = self.runtime.take() {
             runtime.shutdown_background();
         }
@@ -119,7 +119,7 @@ fn refused(options: &NatsOptions, error: &async_nats::ConnectError) -> Error {
         (ConnectErrorKind::AuthorizationViolation, None) => {
             format!("the NATS server {server} asks for a token: give it by --nats-token-file or LOCKSTEP_NATS_TOKEN")
         }
-        // What was wrong with a certificate comes as an error of input and output, too.
+        // A certificate error may also arrive as an I/O error.
         _ if error.kind() == ConnectErrorKind::Tls || why.contains("certificate") => {
             format!("the NATS server {server} cannot be trusted: {why} (--nats-ca names who signed it)")
         }
@@ -129,7 +129,7 @@ fn refused(options: &NatsOptions, error: &async_nats::ConnectError) -> Error {
 
 #[cfg(test)]
 impl Link {
-    /// A link whose client never connects.
+    /// A link with a client that never connects.
     pub fn nowhere() -> Link {
         let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
         let client = runtime.block_on(ConnectOptions::new().retry_on_initial_connect().connect("nats://127.0.0.1:1"));

@@ -8,11 +8,10 @@
 //! (no stream)             lockstep.NAME.control.dev1             jobs that are not wanted any more; a refused name
 //! ```
 //!
-//! The server's data are never relied on. The server acknowledges before it syncs, and it may be restarted, lose its
-//! data or become unreachable; all of that costs only time. The learner compares the jobs that it has offered with
-//! those that the server lists, and offers missing jobs again. Workers keep their results until the server has them.
-//! A stream that answers nobody is deleted: so the learner finds it missing.
-//! Every message carries the run's identifier.
+//! The run does not depend on the server's data. The server acknowledges before it syncs, and it may be restarted, lose
+//! its data or become unreachable; all of that costs only time. The learner compares its offered jobs with the server's
+//! list, and offers missing jobs again. Workers keep their results until the server has them. A stream that does not
+//! answer is deleted, so that the learner finds it missing. Every message carries the run's identifier.
 //!
 //! Whether a process on another machine is alive cannot be observed directly. A worker that has not been heard for
 //! [`SILENCE`] counts as gone, but not as failed: its jobs are offered again, and if it comes back, its results have
@@ -43,8 +42,8 @@ pub struct NatsOptions {
     pub address: Address,
     /// The token that the server requires.
     pub token: Option<String>,
-    /// A file with the certificate authority that signed the server's certificate, for `tls://`; `None` uses those of
-    /// the system.
+    /// A file with the certificate authority that signed the server's certificate, for `tls://`; `None` uses the
+    /// system's certificates.
     pub certificates: Option<PathBuf>,
 }
 
@@ -60,8 +59,8 @@ const STATUS: Duration = Duration::from_millis(50);
 const ANSWER: Duration = Duration::from_secs(5);
 /// The pause before a failed operation is tried again.
 const PAUSE: Duration = Duration::from_millis(200);
-/// A stream that leaves so many requests in a row without an answer is deleted, and the learner makes it again.
-/// nats-server 2.9.10, started again on an emptied store, now and then has a stream that takes messages and sends none.
+/// A stream that leaves this many requests in a row unanswered is deleted, and the learner makes it again. nats-server
+/// 2.9.10, restarted on an emptied store, sometimes has a stream that takes messages and does not send any.
 const UNANSWERED: usize = 10;
 /// The message header with the run's identifier.
 const RUN: &str = "Lockstep-Run";
@@ -166,7 +165,7 @@ fn host() -> String {
 /// A random number that identifies this process.
 fn number_of_process() -> u64 {
     use std::hash::{BuildHasher, RandomState};
-    // The hasher's keys are random; never 0, which stands for nobody.
+    // The hasher's keys are random. The identifier is never 0, which means no process.
     RandomState::new().hash_one(std::process::id()) | 1
 }
 

@@ -1,4 +1,4 @@
-//! What learner and worker keep of what they hear, without a server: messages are made here, and go nowhere.
+//! The state that learner and worker keep of received messages, without a server: the tests make the messages.
 
 use super::inbox::{Inbox, Known, Offered, part};
 use super::link::Link;
@@ -93,7 +93,7 @@ fn a_name_is_refused_to_a_second_process_while_the_first_is_heard() {
 }
 
 #[test]
-fn what_was_withdrawn_is_said_to_who_works_on_it() {
+fn a_withdrawal_is_sent_to_the_worker_of_the_job() {
     let mut inbox = Inbox::default();
     inbox.offer(job(0));
     inbox.offered(job(0), Some(40));
@@ -113,7 +113,7 @@ fn what_was_withdrawn_is_said_to_who_works_on_it() {
 }
 
 #[test]
-fn a_list_of_the_server_shows_what_it_has_lost() {
+fn the_servers_list_shows_lost_jobs() {
     let mut inbox = Inbox::default();
     (0..4).for_each(|number| inbox.offer(job(number)));
     (0..3).for_each(|number| inbox.offered(job(number), (number < 2).then_some(number)));
@@ -123,7 +123,8 @@ fn a_list_of_the_server_shows_what_it_has_lost() {
     assert_eq!(left, [job(1), job(3)], "3 is on its way");
     assert!(matches!(inbox.offers[&job(3)], Offered::Sent));
     assert_eq!((inbox.withdraw(job(0)), inbox.withdraw(job(1))), (None, Some(1)));
-    // A list that was asked for before the job was there says nothing of it, unless the answer never came.
+    // A list that was requested before a job was confirmed does not count as proof that the job is lost, unless the
+    // offer was never confirmed.
     inbox.offer(job(5));
     inbox.offer(job(6));
     let asked = Instant::now();
@@ -134,7 +135,7 @@ fn a_list_of_the_server_shows_what_it_has_lost() {
 }
 
 #[test]
-fn a_scan_shows_who_is_there_and_what_it_does() {
+fn a_scan_shows_the_workers_and_their_jobs() {
     let mut inbox = Inbox::default();
     inbox.offer(job(0));
     inbox.hear(&name("dev1"), beat(3, 5, &[1, 2]));
@@ -145,7 +146,7 @@ fn a_scan_shows_who_is_there_and_what_it_does() {
     assert_eq!(scan.pending, BTreeSet::from([job(0)]));
     assert_eq!(scan.processing, BTreeSet::from([(name("dev1"), job(1))]));
     assert_eq!(scan.workers, BTreeMap::from([(name("dev1"), seen(true, 5))]));
-    // Silence while there is no connection is nobody's.
+    // Silence does not count against a worker while the learner is disconnected.
     let ago = |inbox: &mut Inbox, seconds| {
         let known: &mut Known = inbox.workers.get_mut(&name("dev1")).unwrap();
         known.heard = Instant::now().checked_sub(Duration::from_secs(seconds)).unwrap();
@@ -158,7 +159,7 @@ fn a_scan_shows_who_is_there_and_what_it_does() {
     ago(&mut inbox, 11);
     let scan = look(&mut inbox, true);
     assert_eq!((scan.workers[&name("dev1")], scan.processing.len()), (seen(false, 6), 0));
-    // One that was dropped comes back when it moves, or as another process.
+    // A dropped worker comes back when its counter changes, or as another process.
     inbox.hear(&name("dev1"), beat(3, 5, &[1]));
     inbox.expel(&name("dev1"));
     inbox.expel(&name("nobody"));

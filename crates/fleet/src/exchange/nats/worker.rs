@@ -42,7 +42,7 @@ pub struct NatsWorker {
     shared: Arc<Shared>,
 }
 
-/// What a worker has last heard from its learner. Clones share the same state.
+/// The last state that a worker received from its learner. Clones share it.
 #[derive(Clone)]
 pub struct LearnerWatch(Arc<Shared>);
 
@@ -122,7 +122,7 @@ impl NatsWorker {
         Ok(NatsWorker { link, shared })
     }
 
-    /// What this worker hears from its learner, for other parts of this process.
+    /// The learner's last state, for other parts of this process.
     pub fn watch(&self) -> LearnerWatch {
         LearnerWatch(self.shared.clone())
     }
@@ -159,7 +159,7 @@ impl WorkerExchange for NatsWorker {
         let run = desk.learner.as_ref().map(|announced| announced.run.clone());
         if message.headers.as_ref().and_then(|headers| headers.get(RUN)).map(ToString::to_string) != run {
             drop(desk);
-            // Left over from another run of this name.
+            // The message is left over from another run of this name.
             self.answer(message, AckKind::Term);
             return Ok(None);
         }
@@ -206,7 +206,7 @@ impl WorkerExchange for NatsWorker {
     fn wait(&mut self, at_most: Duration) {
         let desk = self.shared.desk();
         if desk.ready.is_none() {
-            // Whoever was woken for nothing looks again and waits.
+            // After a spurious wake-up the caller checks again and waits.
             drop(self.shared.changed.wait_timeout(desk, at_most));
         }
     }
@@ -240,7 +240,7 @@ async fn listen(shared: Arc<Shared>, client: Client) {
         {
             let mut desk = shared.desk();
             if desk.learner.as_ref().is_some_and(|before| before.run != announced.run) {
-                // Another run has the name now: nobody wants this one's jobs.
+                // Another run has the name now: the jobs of this run are not wanted any more.
                 let held: Vec<JobName> = desk.held.keys().copied().collect();
                 desk.withdrawn.extend(held);
             }
@@ -340,7 +340,7 @@ async fn pull_jobs(shared: Arc<Shared>, client: Client, jetstream: Context) {
                     shared.desk().ready = Some((job, message));
                     shared.changed.notify_all();
                 }
-                // The learner finds it nowhere, and offers it again.
+                // The learner notices the missing job, and offers it again.
                 Err(_) => drop(message.ack_with(AckKind::Term).await),
             },
             Some(Err(_)) => {
@@ -361,7 +361,8 @@ async fn jobs(names: &Names, jetstream: &Context) -> Option<async_nats::jetstrea
         max_waiting: 1 << 14,
         ..pull::Config::default()
     };
-    // A server that was emptied has it no more; the learner makes the stream again, and who comes first the consumer.
+    // An emptied server does not have the consumer. The learner makes the stream again, and the first worker the
+    // consumer.
     jetstream.get_stream_no_info(&names.jobs).await.ok()?.create_consumer(config).await.ok()
 }
 
@@ -383,7 +384,7 @@ async fn send_results(shared: Arc<Shared>, client: Client, jetstream: Context) {
             desk.unsent.pop_front();
             desk.sent.push_back((unsent.job, Instant::now()));
         }
-        // Only now: a job whose result is lost with this process is delivered again.
+        // The job is acknowledged only now: if this process dies before, the server delivers the job again.
         if let Some(message) = unsent.message {
             let _ = message.ack().await;
         }

@@ -9,7 +9,7 @@ fn alive(incarnation: u64, progress: u64) -> Seen {
     Seen { incarnation, alive: true, progress, ..Seen::default() }
 }
 
-/// A scan of dev1, with the numbers of pending jobs, of those that dev1 does, and of its results.
+/// A scan of dev1, with the numbers of the pending jobs, of dev1's jobs, and of dev1's results.
 fn scan(seen: Seen, pending: &[u64], processing: &[u64], results: &[u64]) -> Scan {
     let of = |number: &u64| (name("dev1"), job(*number));
     Scan {
@@ -58,7 +58,7 @@ fn each_change_is_an_event_and_is_told_once() {
     known.results.insert((name("dev1"), job(4)), None);
     assert_eq!(look(&mut observer, known), "", "one whose content was left out was told before");
     assert!(!observer.knows(&name("dev1"), job(0)) && observer.knows(&name("dev1"), job(4)));
-    // A job that is given back, and one that ended in another's result.
+    // A job that is given back, and a job with another worker's result.
     look(&mut observer, scan(alive(1, 1), &[], &[1, 2], &[]));
     let mut others = scan(alive(1, 1), &[1], &[], &[]);
     others.results.insert((name("dev2"), job(2)), CONTENT);
@@ -69,7 +69,7 @@ fn each_change_is_an_event_and_is_told_once() {
 }
 
 #[test]
-fn a_job_that_two_looks_miss_is_lost() {
+fn a_job_that_two_scans_miss_is_lost() {
     let mut observer = Observer::default();
     let look = |observer: &mut Observer, pending: &[u64], processing: &[u64], results: &[u64]| {
         said(observer.compare(scan(Seen::default(), pending, processing, results)))
@@ -101,7 +101,7 @@ fn how_a_worker_ended_is_told_before_the_next_of_its_name() {
         (Seen { failures: 2, ..gone }, "dev1 ended: Failed"),
         (next(1), "dev1 ended: Vanished; dev1 joined; dev1 claimed 000000.0"),
         (next(2), "dev1 ended: Failed; dev1 joined; dev1 claimed 000000.0"),
-        // The next one has ended already: that says nothing of the one before it.
+        // The next process has ended already, which does not show how the one before it ended.
         (Seen { alive: false, ended: true, ..next(1) }, "dev1 ended: Vanished"),
         (Seen { ended: true, ..before }, ""),
     ];
@@ -109,7 +109,7 @@ fn how_a_worker_ended_is_told_before_the_next_of_its_name() {
         let mut observer = Observer::default();
         observer.compare(scan(before, &[], &[0], &[]));
         let processing: &[u64] = if now.incarnation == 2 && now.alive { &[0] } else { &[] };
-        // What it had is not returned, but lies with it.
+        // Its jobs are not returned, because the next process still has them.
         let events: Vec<Event> = observer.compare(scan(now, &[], processing, &[]));
         let of_end = |event: &Event| !matches!(event, Event::Returned { .. });
         assert_eq!(said(events.into_iter().filter(of_end).collect()), expected, "{now:?}");

@@ -64,7 +64,8 @@ impl SpoolLearner {
     fn look(&self, worker: &WorkerName) -> Result<Seen> {
         let status: WorkerStatus = read_json(&self.layout.status(worker)).unwrap_or_default();
         let holder = holder(&self.layout.alive(worker))?;
-        // A process that has its lock and did not write its number yet is nobody for a moment.
+        // A process that has just taken the lock may not have written its number yet: it does not count as alive until
+        // then.
         let alive = holder.is_some_and(|holder| holder.incarnation > 0);
         let incarnation = holder.map_or(status.incarnation, |holder| holder.incarnation);
         let is_its = status.incarnation == incarnation;
@@ -96,7 +97,7 @@ impl SpoolLearner {
     pub(super) fn kill_with(&mut self, locks: &Locks, worker: &WorkerName) -> Result<bool> {
         use rustix::process::{Signal, pidfd_send_signal};
         let path = self.layout.alive(worker);
-        // The text is that of the process that has the lock now.
+        // The lock is held, so its text names the present holder.
         let Some(before) = holder(&path)? else { return Ok(true) };
         let owner = read(&path)?.and_then(|text| owner(&String::from_utf8_lossy(&text)));
         let why = match locks.handle(before.pid, owner.as_ref(), &path) {
@@ -175,7 +176,7 @@ impl Exchange for SpoolLearner {
 
     fn poll(&mut self) -> Result<Vec<Event>> {
         let mut scan = Scan::default();
-        // In the order in which a job moves, so that one that moves meanwhile is not missed.
+        // Read in the order in which a job moves, so that a job that moves meanwhile is not missed.
         scan.pending.extend(jobs(&self.layout.pending())?);
         self.workers = self.layout.known_workers()?;
         for worker in self.workers.clone() {

@@ -1,5 +1,5 @@
-//! An exchange in a directory of files. `ls` shows its state, a worker takes a job by renaming its file, and no server
-//! is needed.
+//! An exchange in a directory of files. `ls` shows its state, a worker takes a job by renaming its file, and it works
+//! without a server.
 //!
 //! ```text
 //! fleet/learner.json                     what the learner tells everybody: renamed into place
@@ -12,7 +12,7 @@
 //! fleet/workers/dev1/status.json         what it does, with its progress counter
 //! ```
 //!
-//! A file whose name begins with a dot is still being written; if its writer died, the next process deletes it. The
+//! A file with a leading dot in its name is still being written; if its writer died, the next process deletes it. The
 //! kernel releases a lock when its holder ends, so no clock decides whether a process lives. Directories have mode
 //! 0700, files 0600.
 
@@ -98,15 +98,15 @@ impl Layout {
         Ok(names(&self.workers())?.iter().filter_map(|name| WorkerName::new(name).ok()).collect())
     }
 
-    /// Whether the learner that wrote this state is the one that is running. A killed learner leaves its state behind,
-    /// which the next one replaces only once it has loaded its model.
+    /// Whether the learner that wrote this state is running. A killed learner leaves its state behind. The next learner
+    /// replaces the state only after it has loaded its model.
     pub fn is_of_learner(&self, state: &LearnerState) -> Result<bool> {
         let holder = holder(&self.root.join("learner.lock"))?;
         // Learners of older versions do not write it.
         Ok(holder.is_some_and(|holder| [0, holder.incarnation].contains(&state.incarnation)))
     }
 
-    /// The process that is the learner now, or was it last; `None` if there was none, or one of an older version.
+    /// The process of the present or last learner; `None` without a learner, or if its version is older.
     pub fn learner_process(&self) -> Option<Owner> {
         owner(&String::from_utf8_lossy(&read(&self.root.join("learner.lock")).ok()??))
     }
@@ -130,7 +130,7 @@ impl Layout {
 
 /// Makes a directory and its parents, accessible only to this user.
 pub(crate) fn create_dir(path: &Path) -> Result<()> {
-    // One that is there is only protected.
+    // An existing directory only gets its mode set.
     let doing = if path.is_dir() { "protect" } else { "create" };
     disk::create_private_dir_all(path).or_unusable(doing, path)
 }
@@ -144,7 +144,7 @@ pub(crate) fn names(directory: &Path) -> Result<Vec<String>> {
     Ok(entries.iter().map(|entry| entry.file_name().to_string_lossy().into_owned()).collect())
 }
 
-/// The jobs whose files are in a directory. Files that are still being written do not have the name of a job.
+/// The jobs with files in a directory. A file that is still being written does not have the name of a job.
 pub(crate) fn jobs(directory: &Path) -> Result<Vec<JobName>> {
     Ok(names(directory)?.iter().filter_map(|name| name.parse().ok()).collect())
 }
@@ -166,8 +166,8 @@ pub(crate) fn read_json<T: serde::de::DeserializeOwned>(path: &Path) -> Option<T
     serde_json::from_slice(&read_at_most(path, disk::most::STATE).ok()??).ok()
 }
 
-/// Writes a file under a temporary name that begins with a dot, and then renames it, so that no reader sees half of it.
-/// With `sync`, the bytes are synced before the rename, and the new name before this returns.
+/// Writes a file under a temporary name that begins with a dot, and then renames it, so that readers never see half a
+/// file. With `sync`, the bytes are synced before the rename, and the new name before this returns.
 pub(crate) fn write(path: &Path, bytes: &[u8], sync: bool) -> Result<()> {
     write_by(path, sync, |file| file.write_all(bytes))
 }
@@ -187,7 +187,7 @@ fn write_by(path: &Path, sync: bool, fill: impl FnOnce(&mut File) -> std::io::Re
         if sync { disk::sync_dir(directory) } else { Ok(()) }
     })();
     if written.is_err() {
-        // Half a file would keep others from writing where the disk is full.
+        // On a full disk, half a file would take the space that other writers need.
         let _ = disk::remove_file(&temporary);
     }
     written.or_io("write", path)
@@ -233,7 +233,7 @@ impl Drop for FileLock {
                 let _ = self.file.set_len(first);
             }
         }
-        // Closing is not enough: a child that is being started has copies of open files until its program runs.
+        // Closing is not enough: a child between fork and exec has copies of the open files.
         let _ = self.file.unlock();
     }
 }

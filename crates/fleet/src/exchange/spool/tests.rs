@@ -1,4 +1,4 @@
-//! The spool directory: modes, claims, what is torn, a disk that is full, how fast a job is noticed.
+//! The spool directory: file modes, claims, torn files, a full disk, and wake-ups by new jobs.
 
 use super::{Layout, SpoolLearner, SpoolWorker, write_by};
 use crate::batches::BatchFiles;
@@ -70,7 +70,7 @@ fn a_job_goes_its_way_and_only_this_user_can_read_it() {
     assert_eq!(learner.poll().unwrap(), std::slice::from_ref(&event));
     assert_eq!(learner.poll().unwrap(), [], "it is told once");
     assert_eq!(learner.take(&worker_name, result.job), Some(result.clone()));
-    // What an earlier learner did not acknowledge is told to the next one; what it did is gone.
+    // The next learner sees the results that an earlier learner did not acknowledge; acknowledged results are gone.
     drop(learner);
     let mut learner = SpoolLearner::open(out.path()).unwrap();
     let events = learner.poll().unwrap();
@@ -113,7 +113,7 @@ fn a_result_that_is_torn_or_of_another_name_is_made_again() {
 }
 
 #[test]
-fn who_died_gives_its_jobs_back_and_leaves_nothing_half() {
+fn a_dead_workers_jobs_are_given_back_and_its_half_files_deleted() {
     let out = tempfile::tempdir().unwrap();
     let mut learner = SpoolLearner::open(out.path()).unwrap();
     let mut worker = SpoolWorker::join(out.path(), name("dev1")).unwrap();
@@ -125,7 +125,7 @@ fn who_died_gives_its_jobs_back_and_leaves_nothing_half() {
     drop(worker);
     assert_eq!(learner.poll().unwrap()[0], Event::Ended { worker: name("dev1"), how: HowEnded::Vanished });
     assert!(!half.exists());
-    // A job that nobody needs any more is nowhere.
+    // A withdrawn job's file is deleted.
     learner.offer(&job(7, "")).unwrap();
     learner.withdraw(job(7, "").name).unwrap();
     assert!(!out.path().join("fleet/pending/000007.0").exists());
@@ -133,7 +133,7 @@ fn who_died_gives_its_jobs_back_and_leaves_nothing_half() {
     learner.offer(&job(0, "")).unwrap();
     let mut worker = SpoolWorker::join(out.path(), name("dev1")).unwrap();
     assert!(worker.claim(&[]).unwrap().is_some());
-    // One that returns at once is another one, and took nothing over.
+    // A worker that rejoins at once is a new process, without the jobs of the old one.
     learner.poll().unwrap();
     drop(worker);
     let mut worker = SpoolWorker::join(out.path(), name("dev1")).unwrap();
@@ -144,12 +144,12 @@ fn who_died_gives_its_jobs_back_and_leaves_nothing_half() {
     );
     assert!(worker.claim(&[]).unwrap().is_some(), "its job was given back");
     learner.poll().unwrap();
-    // Who says that it ends did not die of its job.
+    // A worker that reported its end did not die of its job.
     worker.report(&WorkerStatus { ended: true, ..WorkerStatus::default() }).unwrap();
     drop(worker);
     let events = learner.poll().unwrap();
     assert_eq!(events[0], Event::Ended { worker: name("dev1"), how: HowEnded::Asked });
-    // One that failed says so, and is heard though the next one is there already.
+    // A failed worker reports its failure, which is read even if the next process has already started.
     let mut worker = SpoolWorker::join(out.path(), name("dev1")).unwrap();
     learner.poll().unwrap();
     worker.report(&WorkerStatus { failures: 1, ..WorkerStatus::default() }).unwrap();
@@ -161,7 +161,7 @@ fn who_died_gives_its_jobs_back_and_leaves_nothing_half() {
 }
 
 #[test]
-fn a_full_disk_is_an_error_that_says_so_and_leaves_nothing_half() {
+fn a_full_disk_is_reported_and_half_files_are_deleted() {
     let out = tempfile::tempdir().unwrap();
     let files = BatchFiles::open(out.path()).unwrap();
     let full = |file: &mut File| {

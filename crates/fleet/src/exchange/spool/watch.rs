@@ -16,12 +16,11 @@ pub(super) struct Watch {
 impl Watch {
     pub(super) fn new() -> Watch {
         use rustix::fs::inotify::{CreateFlags, init};
-        // Without one (the user's limit is reached) every wait is short.
+        // Without inotify (the user's limit is reached) every wait is short.
         Watch { inotify: init(CreateFlags::CLOEXEC | CreateFlags::NONBLOCK).ok() }
     }
 
-    /// Watches a directory: a file that gets its name there ends a wait. Adding a directory twice has no further
-    /// effect.
+    /// Watches a directory: a file created in it or renamed into it ends a wait. Adding a directory again does nothing.
     pub(super) fn add(&mut self, directory: &Path) {
         use rustix::fs::inotify::{WatchFlags, add_watch};
         if let Some(inotify) = &self.inotify
@@ -41,7 +40,7 @@ impl Watch {
         };
         let seconds = i64::try_from(at_most.as_secs()).unwrap_or(i64::MAX);
         let at_most = Timespec { tv_sec: seconds, tv_nsec: i64::from(at_most.subsec_nanos()) };
-        // A signal ends the wait, too: the caller looks whether it was asked to stop.
+        // A signal ends the wait, too: the caller checks for a stop request.
         let _ = poll(&mut [PollFd::new(inotify, PollFlags::IN)], Some(&at_most));
         let (mut events, mut has_changed) = ([0; 4096], false);
         while rustix::io::read(inotify, &mut events).is_ok_and(|read| read > 0) {

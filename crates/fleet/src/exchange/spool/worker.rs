@@ -22,12 +22,12 @@ pub struct SpoolWorker {
     watch: Watch,
     /// The state of a learner that had already ended before this worker joined.
     old: Option<LearnerState>,
-    /// Device and inode of a `learner.json` that could not be read when this worker joined. A learner renames its own
-    /// into place, so that another one has another inode.
+    /// Device and inode of a `learner.json` that could not be read when this worker joined. Each learner renames a new
+    /// file into place, so a new file has another inode.
     damaged: Option<(u64, u64)>,
 }
 
-/// Device and inode of what a path names, a link itself among others.
+/// Device and inode of the file at a path; a link is not followed.
 fn identity(path: &Path) -> Option<(u64, u64)> {
     path.symlink_metadata().ok().map(|found| (found.dev(), found.ino()))
 }
@@ -82,11 +82,11 @@ impl WorkerExchange for SpoolWorker {
         let state = match read(&path).and_then(|bytes| bytes.map(parse).transpose()) {
             Ok(None) => return Ok(None),
             Ok(Some(state)) => state,
-            // It was there before: the learner that comes replaces it.
+            // The damaged file is older than this worker; the next learner replaces it.
             Err(_) if self.damaged.is_some() && identity(&path) == self.damaged => return Ok(None),
             Err(error) => return Err(error),
         };
-        // The next one may not be there yet: start in any order.
+        // The next learner may not be running yet: processes may start in any order.
         Ok(Some(state).filter(|state| self.old.as_ref() != Some(state)))
     }
 
@@ -107,7 +107,7 @@ impl WorkerExchange for SpoolWorker {
             let Some(bytes) = read(&to)? else { continue };
             match Job::from_bytes(&bytes) {
                 Ok(read) if read.name == job => return Ok(Some(read)),
-                // The learner finds it nowhere, and offers it again.
+                // The learner notices the missing job, and offers it again.
                 _ => remove(&to)?,
             }
         }
@@ -140,7 +140,7 @@ impl WorkerExchange for SpoolWorker {
     }
 
     fn wait(&mut self, at_most: Duration) {
-        // A job that came before the last event was read wakes nobody.
+        // A job that arrived before the last event was read does not cause a wake-up.
         let is_there = names(&self.layout.pending()).is_ok_and(|names| names.iter().any(|name| !name.starts_with('.')));
         self.watch.wait(if is_there { Duration::from_millis(2).min(at_most) } else { at_most });
     }

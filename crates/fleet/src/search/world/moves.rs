@@ -22,7 +22,7 @@ impl World {
                     moves.push((Move::Tick(1), false));
                 }
                 if self.environment.liar && learner.trains.is_some_and(|batch| self.has_lie(batch)) && !learner.begun {
-                    // It is found before anything else happens.
+                    // The lie is found before any other move.
                     return vec![(Move::Expel(0), false)];
                 }
                 if learner.written.is_some() {
@@ -89,7 +89,7 @@ impl World {
 
     pub(super) fn sample(&mut self, i: usize) {
         let Doing::Sampling(job, weights) = self.workers[i].doing.clone() else { return };
-        // The memory of a learner that has ended stays as long as somebody has it.
+        // An ended learner's memory stays as long as a process has it mapped.
         let is_torn = !self.environment.pins && self.learner.is_some() && self.weights_for(&job) != Some(weights);
         let (mut tokens, more) = tokens(job.name, if is_torn { TORN } else { weights }, &job.payload);
         // Every group is continued then.
@@ -113,7 +113,7 @@ impl World {
         before.flat_map(|(_, result)| result.bytes[..8].to_vec()).collect()
     }
 
-    /// Whether a result is wrong: its tokens are not what its job gives.
+    /// Whether a result is wrong: its tokens differ from the job's correct tokens.
     pub(super) fn is_lie(&self, result: &JobResult) -> bool {
         let weights = self.published.get(&self.plan.version_of(result.job)).copied();
         let expected = weights.map(|weights| tokens(result.job, weights, &self.payload(result.job)).0);

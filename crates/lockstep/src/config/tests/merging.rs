@@ -131,7 +131,8 @@ fn presets_of_tasks() {
     let set = |task| [("model_name_or_path", "m"), ("dataset_name", "d"), ("task", task)];
     let prompts = resolve(Purpose::Grpo, &set("prompt_answer")).unwrap();
     assert_eq!(prompts.config.reward_funcs, ["exact_match".into()]);
-    // The preset's column is the default, and there is no system prompt: neither is attributed to the task.
+    // The preset's column is the default, and the preset does not have a system prompt: neither is attributed to the
+    // task.
     assert_eq!(
         (prompts.origin("prompt_column"), prompts.origin("system_prompt")),
         (&Origin::Default, &Origin::Default)
@@ -205,14 +206,14 @@ fn changes_have_lines() {
     assert_eq!(settings_of_weights(&replayed), settings_of_weights(&began));
 }
 
-/// Values by the name that TRL has for a key whose name differs here.
+/// Values under a key's TRL name, where TRL's name differs.
 #[test]
 fn keys_that_are_not_read() {
     let note =
         |purpose: Purpose, set: &[(&str, &str)]| resolve(purpose, &[&REQUIRED[..2], set].concat()).unwrap().notes;
     let dpo = "without meaning in `lockstep dpo`: num_iterations, loss_type (dpo_loss_type in its place)";
     assert_eq!(note(Purpose::Dpo, &[("num_iterations", "2"), ("loss_type", "grpo")]), [dpo]);
-    // Neither an evaluation nor a configuration that is shown is of one command.
+    // An evaluation and `config show` accept the keys of every command.
     assert_eq!(note(Purpose::Show, &[("num_iterations", "2"), ("completion_only_loss", "true")]), [""; 0]);
     let unmet = [
         "lora_r, lora_alpha without use_peft = true changes nothing",

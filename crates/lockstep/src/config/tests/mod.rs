@@ -119,7 +119,7 @@ fn keys_of_other_commands_are_reported() {
     assert_eq!(notes(Purpose::Dpo, &[("beta", "0.3"), ("num_generations", "8")]), [""; 0]);
     let reported = grpo(&[("dpo_loss_type", "ipo")]).unwrap().notes;
     assert_eq!(reported, ["without meaning in `lockstep train`: dpo_loss_type"]);
-    // Nor do an algorithm's defaults reach where there is none.
+    // An algorithm's defaults do not apply to methods without an algorithm.
     assert_eq!(resolve(Purpose::Dpo, &[&REQUIRED[..2], &of_train].concat()).unwrap().config.beta, 0.1);
     let ppo = resolve(Purpose::Sft, &[&REQUIRED[..2], &[("algorithm", "ppo")]].concat()).unwrap().config;
     assert_eq!((ppo.learning_rate, ppo.num_generations), (2e-5, 8));
@@ -211,7 +211,7 @@ fn changes_are_undone_from_their_lines() {
     let mut undone = now.clone();
     undo(&mut undone, &lines.iter().map(String::as_str).collect::<Vec<_>>()).unwrap();
     assert_eq!(undone, Config { threads: now.threads, ..began.clone() });
-    // Two starts, of which the second changed a value again.
+    // Two resumed starts; the second changes a value again.
     let lines = ["max_steps was -1, now 5", "a reward is no key", "max_steps was 5, now 9"];
     undo(&mut undone, &lines).unwrap();
     assert_eq!(undone.max_steps, -1);

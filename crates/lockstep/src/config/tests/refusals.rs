@@ -6,7 +6,7 @@ use crate::error::is_bad_input;
 
 type Set<'a> = &'a [(&'a str, &'a str)];
 
-/// Asserts the error of this configuration, and that the one with `fix` after it is accepted.
+/// Asserts that this configuration gives this error, and that it is accepted with `fix` added.
 #[track_caller]
 fn of(purpose: Purpose, base: Set<'_>, set: Set<'_>, words: &str, fix: Set<'_>) {
     let error = resolve(purpose, &[base, set].concat()).expect_err(&format!("{set:?} was accepted"));
@@ -48,7 +48,7 @@ fn steps_and_columns() {
     assert_eq!((traced("\"1\""), traced("none")), (vec![1..=1], vec![]));
 }
 
-/// Logits divided by such a temperature overflow: a run ended with an internal error in its first step.
+/// Logits divided by such a temperature overflow, and the run would end with an internal error in its first step.
 #[test]
 fn a_temperature_that_overflows_is_refused_in_every_command() {
     for (text, shown) in [("1e-45", "1e-45"), ("5e-324", "5e-324"), ("1e-39", "1e-39"), ("9.9e-21", "9.9e-21")] {
@@ -481,7 +481,7 @@ fn settings_that_bias_the_gradient_are_named() {
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
 }
 
-/// A default that is a value cannot be unset by a program's configuration, which has no other way to say it.
+/// A program's configuration with `None` for a key that has a default value is refused.
 #[test]
 fn a_configuration_of_a_program() {
     let resolve =

@@ -52,7 +52,7 @@ fn sampling_parameters() {
 }
 
 #[test]
-fn profiles_replace_what_they_name() {
+fn profiles_replace_the_parameters_that_they_name() {
     let profiles = json!({
         "a": {"share": 0.25, "max_completion_length": 3, "top_p": 0.5, "top_k": 4, "min_p": 0.125,
             "repetition_penalty": 2.0},
@@ -78,7 +78,7 @@ fn profiles_replace_what_they_name() {
     // Groups 0 and 1 are at 0 and at the golden ratio's 0.618.
     assert_eq!((plan.profile(GroupId(0)), plan.profile(GroupId(1))), (Some("a"), Some("b")));
     assert_eq!((&**plan.of(GroupId(0)), &**plan.of(GroupId(1))), (&own, &all));
-    // The group whose place is nearest to 1: what rounding leaves belongs to the last profile.
+    // The group with the place nearest to 1: the rounding gap belongs to the last profile.
     let golden = 0x9e37_79b9_7f4a_7c15_u64;
     let mut inverse = golden;
     (0..6).for_each(|_| inverse = inverse.wrapping_mul(2u64.wrapping_sub(golden.wrapping_mul(inverse))));
@@ -137,7 +137,7 @@ fn settings_of_trainers() {
     assert_eq!((policy.prefix_sharing, policy.gradient_checkpointing, policy.skip_zero_gradients), (false, true, true));
     assert_eq!((policy.optimizer, policy.adapter.map(|lora| lora.r)), (config.optimizer(), Some(4)));
     assert_eq!(policy.objective, config.objective());
-    // Scores have no temperature, and a value model has no adapter.
+    // Scores do not use a temperature, and a value model does not have an adapter.
     for (objective, temperature, is_adapted) in [
         (Objective::Preference(config.dpo()), 1.0, true),
         (Objective::Ranking(config.ranking()), 1.0, true),

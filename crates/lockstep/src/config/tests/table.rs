@@ -8,7 +8,7 @@ use crate::config::{Algorithm, Config, Layers, Purpose};
 use serde_json::Value as Json;
 use std::collections::BTreeSet;
 
-/// TRL's classes of the methods that it has; fields of the last two are of all methods.
+/// TRL's configuration classes by method; the fields of the last two apply to all methods.
 const CLASSES: [(&str, Methods); 5] =
     [("GRPOConfig", GRPO), ("RLOOConfig", RLOO), ("SFTConfig", SFT), ("DPOConfig", DPO), ("RewardConfig", REWARD)];
 const SHARED: [&str; 2] = ["ModelConfig", "ScriptArguments"];
@@ -29,7 +29,7 @@ fn trl_name(key: &Key) -> Option<&'static str> {
 }
 
 #[test]
-fn rows_name_keys_that_there_are() {
+fn rows_name_existing_keys() {
     let mut names = BTreeSet::new();
     for key in KEYS {
         assert!(names.insert(key.name), "{} stands twice in the table", key.name);
@@ -85,7 +85,7 @@ fn same(toml: &str, json: &Json) -> bool {
     }
 }
 
-/// Every field of TRL's configurations is supported, accepted without meaning, or refused with what to do instead.
+/// Every field of TRL's configurations is supported, accepted without meaning, or refused with a remedy.
 #[test]
 fn every_field_of_trl_has_an_answer() {
     let trl = trl();
@@ -115,7 +115,7 @@ fn every_key_is_read() {
     }
 }
 
-/// The defaults of a method for a program are those of a run.
+/// A method's defaults are the same for a program and for a run.
 #[test]
 fn defaults_of_methods_are_those_of_their_runs() {
     let of = |purpose, algorithm| Config::defaults(purpose, algorithm);
@@ -153,7 +153,7 @@ fn values_of_a_program() {
     }
 }
 
-/// The trainer's structures have defaults of their own, for those who use it without a configuration: the same ones.
+/// The trainer's structs have their own defaults, for use without a configuration. They must equal the keys' defaults.
 #[test]
 fn defaults_of_the_trainer_are_those_of_the_keys() {
     let c = Config::default();

@@ -46,7 +46,7 @@ fn numbers_must_be_integers_in_range() {
 }
 
 #[test]
-fn texts_paths_and_what_is_unset() {
+fn texts_paths_and_unset_values() {
     assert_eq!((toml_of_text("True"), toml_of_text("False")), (Value::Boolean(true), Value::Boolean(false)));
     assert_eq!((toml_of_text("true"), toml_of_text("3")), (Value::Boolean(true), Value::Integer(3)));
     assert_eq!(toml_of_text("1\nother = 2"), text("1\nother = 2"), "one value, not a file");

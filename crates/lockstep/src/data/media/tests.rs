@@ -22,7 +22,7 @@ enum Kind {
 const TEMPLATE: &str = "{% for m in messages %}{{ m.role }}:{% if m.content is string %}{{ m.content }}{% else %}\
                         {% for p in m.content %}{{ p.text }}{% endfor %}{% endif %}\n{% endfor %}";
 
-/// Reads a file of two rows, the second of which is `row`. The error is the message.
+/// Reads a file of two rows; the second is `row`. The error is the message.
 fn read(kind: Kind, row: &Value, columns: &[(&str, &str)]) -> Result<(), String> {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("d.jsonl");
@@ -151,7 +151,7 @@ fn the_error_names_the_remedy_and_a_renamed_column_is_for_rewards() {
     let words = "d.jsonl, line 2: `prompt`: message 2 has a part of type `video`, and models here read text only: \
                  leave out the part or the row";
     assert_eq!(read(Kind::Online, &parts, &[]).unwrap_err(), words);
-    // The first row has no such column.
+    // The first row does not have the column.
     let error = read(Kind::Online, &row, &[("my_image", "image")]).unwrap_err();
     assert!(error.starts_with("d.jsonl, line 1: there is no column `image`"), "{error}");
     let dir = tempfile::tempdir().unwrap();

@@ -176,7 +176,7 @@ fn prompts_that_answers_of_ids_share_leave_each_a_token() {
             assert_eq!(load(&row.to_string(), false, |_| {}).is_ok(), fits, "{chosen}, {rejected}");
         }
     }
-    // The last id of the vocabulary, and the one behind it.
+    // The last id of the vocabulary, and the first id outside.
     let last = |id: u32| json!({"prompt_ids": [1], "chosen_ids": [id], "rejected_ids": [1]}).to_string();
     assert!(load(&last(31), false, |_| {}).is_ok());
     refused(&last(32), &["`chosen_ids` must be a list of token ids from 0 to 31"]);
@@ -216,7 +216,7 @@ fn margins_and_other_columns() {
     assert!(crate::stop::is_stopped(&stopped.unwrap_err()));
 }
 
-/// A pair that is certainly too long is left out before it is encoded, and one by one from the same row.
+/// A pair with a far too long answer, chosen or rejected, is left out before it is encoded.
 #[test]
 fn a_far_too_long_answer_is_not_encoded() {
     let long = "A".repeat((1 << 20) + 1);
@@ -244,7 +244,7 @@ fn solutions_without_pairs() {
     assert_eq!(reported(json!({"question": 3})), ", line 1: there is no text `question`");
     let none = ", line 1: no column holds a solution {\"is_correct\": …, \"solution\": …}";
     assert_eq!(reported(json!({"question": "q", "u": {"is_correct": "yes", "solution": "p"}})), none);
-    // Solutions of only one kind, and a right solution that is also a wrong one.
+    // Solutions of only one kind, and a solution that is marked as right and as wrong.
     assert_eq!(reported(json!({"question": "q", "u": solution(true, "p")})), " has no pair");
     assert_eq!(reported(json!({"question": "q", "u": solution(false, "p")})), " has no pair");
     assert_eq!(reported(json!({"question": "q", "u": solution(true, "p"), "v": solution(false, "p")})), " has no pair");
@@ -255,7 +255,7 @@ fn solutions_without_pairs() {
     assert_eq!(split.as_deref(), Some(words));
 }
 
-/// A reward model's pairs lose their padding while they are read; a pair of nothing else is named with its row.
+/// A reward model's pairs lose their padding while they are read; the error for a pair of only padding names its row.
 #[test]
 fn a_pair_that_is_refused_is_named_with_its_row() {
     let text = "{\"chosen\": \"aab\", \"rejected\": \"aac\"}\n\n{\"chosen\": \"aad\", \"rejected\": \"aae\"}\n";

@@ -7,7 +7,7 @@ use serde_json::json;
 const TEMPLATE: &str = "{% if tools %}{{ tools | length }}{% endif %}{% for m in messages %}{{ m.role[0] }}\
                         {{ m.content }}{{ mark }}.{% endfor %}{% if add_generation_prompt %}a{% endif %}";
 
-/// The characters of a row, those that are learned as capitals.
+/// The characters of a row, with learned ones as capitals.
 fn shown(learned: Learned, prompt: Value, completion: Value, columns: Value) -> anyhow::Result<String> {
     let special = SpecialTokens { eos: Some(".".into()), ..SpecialTokens::default() };
     let tokenizer = Tokenizer::characters("abcdefghijklmnopqrstuvwxyz.0123456789".chars(), &special).expect("letters");
@@ -39,7 +39,7 @@ fn the_learned_tokens_of_texts_and_conversations() {
     let more = json!([{"role": "user", "content": "z"}, {"role": "assistant", "content": "w"}]);
     assert_eq!(show(ALL, talk.clone(), Value::Null), "UX.!AY.!");
     assert_eq!(show(assistant, talk.clone(), Value::Null), "ux.aY.!");
-    // The assistant's tokens in a completion; with the prompt, in both.
+    // Only the assistant's tokens in the completion are learned; with the prompt, in both.
     assert_eq!(show(assistant, talk.clone(), more.clone()), "ux.ay.uz.aW.!");
     assert_eq!(show(Learned { assistant_only: true, ..everything }, talk, more), "ux.aY.!uz.aW.!");
     let refused = shown(assistant, json!("ab"), Value::Null, json!({})).unwrap_err().to_string();
@@ -52,7 +52,7 @@ fn rows_of_ids() {
     assert_eq!(show(ALL, json!({"input_ids": [1, 2, 3.0]})).unwrap(), "ABC");
     assert_eq!(show(ALL, json!({"input_ids": [1, 2, 3], "labels": [-100, 2, 3]})).unwrap(), "aBC");
     let masks = json!({"input_ids": [1, 2, 3, 4], "completion_mask": [0, 1, 1, 1], "assistant_masks": [1, 1, 0, 1]});
-    // As in TRL, a completion's mask counts only with completion_only_loss, which rows of ids alone do not turn on.
+    // As in TRL, a completion's mask counts only with completion_only_loss. A row of ids alone does not turn this on.
     assert_eq!(show(ALL, masks.clone()).unwrap(), "ABcD");
     assert_eq!(show(Learned { completion_only: Some(true), ..ALL }, masks.clone()).unwrap(), "aBcD");
     assert_eq!(show(Learned { completion_only: Some(false), ..ALL }, masks.clone()).unwrap(), "ABcD");
@@ -93,7 +93,7 @@ fn messages_of_other_names_are_read_as_role_and_content() {
 }
 
 #[test]
-fn marks_of_ids_and_what_they_may_be() {
+fn marks_of_ids_and_their_allowed_values() {
     let show = |learned, columns: Value| shown(learned, json!("q"), Value::Null, columns).map_err(|e| e.to_string());
     let assistant = Learned { assistant_only: true, ..ALL };
     let all = json!({"input_ids": [1, 2, 3], "labels": null, "completion_mask": null, "assistant_masks": null});

@@ -130,7 +130,7 @@ fn datasets_of_a_configuration() {
     assert!(DatasetSpec::train(&Config { dataset_name: None, ..config }).is_none());
 }
 
-/// Several files are read in the order of their names, up to the limit, and only what was read is hashed.
+/// Several files are read in the order of their names, up to the limit, and only the files read are hashed.
 #[test]
 fn files_in_order_up_to_a_limit() {
     let (first, second) = ("{\"prompt\": \"a\"}\n{\"prompt\": \"b\"}\n", "[{\"prompt\": \"c\"}, {\"prompt\": 4}]");
@@ -228,13 +228,13 @@ fn lines_and_lists() {
     for text in ["{\"x\": 1}\n\n{\"x\": 2}\n{\"x\": 3}", "\u{feff}{\"x\": 1}\r\n \n{\"x\": 2}\n"] {
         assert_eq!(read("a.jsonl", text.as_bytes(), 2).unwrap(), two, "{text}");
     }
-    // After the limit nothing is read; a mark of the byte order is only one at the beginning.
+    // Lines after the limit are not read. A byte order mark is accepted only at the beginning of a file.
     assert_eq!(read("a.jsonl", b"{\"x\": 1}\nbroken", 1).unwrap(), two[..1]);
     let marked = read("a.jsonl", "{\"x\": 1}\n\u{feff}{\"x\": 2}".as_bytes(), 9).unwrap_err();
     assert!(marked.starts_with("a.jsonl, line 2, column 1: broken JSON: "), "{marked}");
     let broken = read("a.jsonl", b"{\"x\": 1}\n{\"x\": 1,}", 9).unwrap_err();
     assert_eq!(broken, "a.jsonl, line 2, column 9: broken JSON: trailing comma");
-    // An object over several lines, a list, and a line that was cut.
+    // An object over several lines, a list, and a truncated line.
     for (text, line, column, what) in [
         ("{\n  \"x\": 1\n}\n", 1, 1, "an object"),
         ("{\"x\": 1}\n{\"x\": [1,\n2]}\n", 2, 9, "a value"),
@@ -335,7 +335,7 @@ fn prompts_that_do_not_fit() {
         );
         assert_eq!(encode(None, context, room).unwrap_err().to_string(), words);
     }
-    // Even the first row's completion does not fit alone.
+    // Even the first row's prompt does not leave room for its completion.
     for (context, room, fix) in [
         (7, 8, "lower max_completion_length to 5, or below where a prompt is longer"),
         (
@@ -362,7 +362,7 @@ fn prompts_that_do_not_fit() {
     let stop = StopSignal::new();
     stop.request();
     assert!(is_stopped(&encode_all(&encoder, &data, None, 10, 4, &stop).unwrap_err()));
-    // Equal prompts are one.
+    // Equal prompts share one list of ids.
     let twice = load("{\"prompt\": \"ab\"}\n{\"prompt\": \"c\"}\n{\"prompt\": \"ab\"}\n", |_| {}).unwrap();
     let all = encode_all(&encoder, &twice, None, 10, 4, &StopSignal::new()).unwrap().prompts;
     assert!(std::sync::Arc::ptr_eq(&all[0].tokens, &all[2].tokens) && all[2].row == 2);
@@ -374,7 +374,7 @@ fn a_text_that_is_far_too_long_is_not_encoded() {
     let (tokenizer, kwargs) = (tokenizer(), Map::new());
     let encoder = PromptEncoder { tokenizer: &tokenizer, template: None, kwargs: &kwargs, tools: None };
     let long = (1 << 20) + 1;
-    // No token is a capital: such a text cannot be encoded.
+    // The vocabulary does not have capitals, so such a text cannot be encoded.
     let example =
         |row: usize, text: String| Example { row, prompt: Content::Text(text), completion: None, columns: Map::new() };
     let examples = vec![example(0, "ab".into()), example(1, "A".repeat(long))];

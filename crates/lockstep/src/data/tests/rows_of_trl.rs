@@ -177,8 +177,8 @@ fn compare(file: &str, template: impl Fn(&str) -> String) -> Table {
 
 #[test]
 fn rows_have_the_ids_and_labels_of_trl() {
-    // Decision 0047 names these. Four of the nine tokenizers have no start token. Decision 0051 has the rows "parts":
-    // no template of the fixture prints the text of a list of parts as text.
+    // Decision 0047 names these. Four of the nine tokenizers do not have a start token. Decision 0051 has the rows
+    // "parts": the fixture's templates do not print the text of a list of parts as text.
     let refused = [
         ("ids: labels of others: put the label of another", 3),
         ("pair: letters join: the prompt has no token:", 6),

@@ -1,4 +1,5 @@
-//! What a worker takes, returns and believes, without a server: its tasks are not started.
+//! The jobs that a worker takes and returns, and the learners that it believes, without a server: its tasks are not
+//! started.
 
 use super::*;
 use crate::ids::Version;

@@ -1,4 +1,4 @@
-//! A learner kills a worker that stands still, and no process that only has its number.
+//! A learner kills a stalled worker, and never another process with the same PID.
 
 use crate::exchange::spool::{Layout, SpoolLearner, SpoolWorker};
 use crate::exchange::{Exchange, WorkerStatus};
@@ -9,7 +9,7 @@ use std::os::unix::fs::symlink;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 
-/// A process that sleeps, until this is dropped. With a path it has that file open, perhaps with the lock.
+/// A sleeping process, killed on drop. With a path it has that file open, perhaps with the lock.
 struct Sleeper(Child);
 
 impl Sleeper {
@@ -30,7 +30,7 @@ impl Sleeper {
         self.0.id()
     }
 
-    /// Whether it lives. One that was sent SIGKILL may take a moment to end: `dies` waits for it.
+    /// Whether the process lives. After SIGKILL it may take a moment to end: `dies` waits for it.
     fn lives(&mut self, dies: bool) -> bool {
         if dies {
             testing::wait_for_end("the process that was killed", &mut self.0);
@@ -55,11 +55,11 @@ fn with(pid: u32, owner: Owner) -> String {
 
 #[derive(Clone, Copy, PartialEq)]
 enum Opened {
-    /// The process does not have the lock's file open; another one holds the lock.
+    /// The process does not have the lock's file open; another process holds the lock.
     Not,
-    /// It has the file open, and another one holds the lock.
+    /// The process has the file open, and another process holds the lock.
     Reads,
-    /// It holds the lock.
+    /// The process holds the lock.
     Locks,
 }
 
@@ -67,8 +67,8 @@ enum Opened {
 fn only_the_process_that_is_proven_to_have_the_lock_is_killed() {
     use Opened::{Locks as Locked, Not, Reads};
     let Some(()) = testing::program("flock") else { return };
-    // Text of the lock, what the named process has open, whether it is killed. The owner that the text is made of is
-    // the process itself, as it would write it.
+    // Text of the lock, the open state of its file in the named process, whether the process is killed. The text is
+    // made from the owner that the process itself would write.
     let rows: Vec<(&str, Text, Opened, bool)> = vec![
         ("the worker", |pid, own| with(pid, own.clone()), Locked, true),
         ("a worker of an older version", |pid, _| format!("{pid} 3\n"), Locked, true),
@@ -149,7 +149,7 @@ fn only_the_process_that_is_proven_to_have_the_lock_is_killed() {
         if killed != *is_killed || named.lives(*is_killed) == *is_killed || problems.is_empty() != *is_killed {
             wrong.push(format!("{what}: killed {killed}, {problems:?}"));
         }
-        // It is reported once, however often it is tried.
+        // The problem is reported once, even after several tries.
         assert_eq!(learner.kill_with(&locks, &name("w")).unwrap(), *is_killed, "{what}");
         assert!(learner.take_problems().is_empty(), "{what}");
     }
@@ -158,7 +158,7 @@ fn only_the_process_that_is_proven_to_have_the_lock_is_killed() {
 }
 
 #[test]
-fn without_a_proc_of_its_own_a_learner_kills_nobody() {
+fn a_learner_without_its_own_proc_does_not_kill() {
     let Some(()) = testing::program("flock") else { return };
     let dir = tempfile::tempdir().unwrap();
     let made = |what: &str| {
@@ -167,7 +167,7 @@ fn without_a_proc_of_its_own_a_learner_kills_nobody() {
         proc
     };
     let (missing, empty, other) = (dir.path().join("missing"), made("empty"), made("other"));
-    // That of the namespace around this one: all of it is there, with other numbers.
+    // The `/proc` of the surrounding namespace: it is complete, with other PIDs.
     for name in ["sys", "1"] {
         symlink(Path::new("/proc").join(name), other.join(name)).unwrap();
     }
@@ -187,7 +187,7 @@ fn without_a_proc_of_its_own_a_learner_kills_nobody() {
     }
 }
 
-/// Files of older versions, and what older versions read of the files of this one.
+/// Lock files of older versions are read, and older versions can read the lock files of this version.
 #[test]
 fn a_lock_names_its_process_in_a_line_of_its_own() {
     let out = tempfile::tempdir().unwrap();
@@ -199,13 +199,13 @@ fn a_lock_names_its_process_in_a_line_of_its_own() {
     let owner: Owner = serde_json::from_str(lines[1]).unwrap();
     assert!(owner == Locks::of_system().this_process() && lines.len() == 2, "{text}");
     drop(worker);
-    // One that an older version wrote last.
+    // A lock file last written by an older version.
     std::fs::write(&path, "77 41\n").unwrap();
     let mut worker = SpoolWorker::join(out.path(), name("w")).unwrap();
     crate::exchange::WorkerExchange::report(&mut worker, &WorkerStatus::default()).unwrap();
     let first = std::fs::read_to_string(&path).unwrap();
     assert!(first.starts_with(&format!("{} 42\n", std::process::id())), "{first}");
-    // A thread of this process is not killed, and nothing is said.
+    // A worker in a thread of this process is not killed, and no problem is reported.
     let mut learner = SpoolLearner::open(out.path()).unwrap();
     assert!(learner.kill(&name("w")).unwrap() && learner.take_problems().is_empty());
 }

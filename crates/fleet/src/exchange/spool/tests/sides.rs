@@ -1,4 +1,4 @@
-//! Locks and files, and what each side of a spool directory takes, leaves and refuses.
+//! Locks and files, and the files that each side of a spool directory takes, leaves or refuses.
 
 use super::super::*;
 use super::{job, name, result};
@@ -141,7 +141,7 @@ fn a_worker_takes_jobs_in_order_and_only_whole_ones() {
     for job in [&job(3, ""), &job(1, "")] {
         learner.offer(job).unwrap();
     }
-    // One under another's name.
+    // A job under another job's name.
     std::fs::write(layout.pending().join("000002.0"), job(7, "").to_bytes()).unwrap();
     let claimed: Vec<_> = std::iter::from_fn(|| worker.claim(&[]).unwrap()).map(|job| job.name.to_string()).collect();
     assert_eq!(claimed, ["000001.0", "000003.0"]);
@@ -153,7 +153,7 @@ fn a_worker_takes_jobs_in_order_and_only_whole_ones() {
     worker.give_back(job(1, "").name).unwrap();
     worker.give_back(job(3, "").name).unwrap();
     assert_eq!(jobs(&layout.pending()).unwrap(), [job(3, "").name]);
-    // What an earlier process of the name left is there for all.
+    // Jobs left by an earlier process of the same name are open to all workers.
     drop(worker);
     let worker = SpoolWorker::join(out.path(), name("dev1")).unwrap();
     assert_eq!(jobs(&layout.pending()).unwrap().len(), 1);
@@ -161,7 +161,7 @@ fn a_worker_takes_jobs_in_order_and_only_whole_ones() {
 }
 
 #[test]
-fn a_worker_says_who_it_is_and_hears_no_learner_of_before() {
+fn a_worker_identifies_itself_and_ignores_an_earlier_learner() {
     let out = tempfile::tempdir().unwrap();
     let layout = Layout::of_run(out.path());
     let mut learner = SpoolLearner::open(out.path()).unwrap();

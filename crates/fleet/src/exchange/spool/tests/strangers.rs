@@ -1,4 +1,5 @@
-//! A spool of a stranger's run: its files and directories may be links out of it, named pipes, devices, sparse files.
+//! The spool of a stranger's run: its files and directories may be links out of the run, named pipes, devices or sparse
+//! files.
 
 use super::{job, result};
 use crate::batches::BatchFiles;
@@ -31,7 +32,7 @@ const PLACES: [&str; 14] = [
     "batches/000000",
 ];
 
-/// What is put in the place of one, given the directory outside of the run.
+/// Puts something else in the place of a file, given the directory outside of the run.
 type Replace = fn(&Path, &Path);
 const KINDS: [(&str, Replace); 6] = [
     ("link to a directory", |path, outside| symlink(outside, path).unwrap()),
@@ -75,7 +76,7 @@ const OPERATIONS: [(&str, Operation); 7] = [
     ("a job's files", |out| (0..3).try_for_each(|group| status::find(out, crate::testing::job(group)).map(drop))),
 ];
 
-/// A spool with files in all places, and a directory beside it that nobody may touch.
+/// A spool with files in all places, and a directory beside it that must stay untouched.
 fn spool() -> (tempfile::TempDir, PathBuf) {
     let dir = tempfile::tempdir().unwrap();
     let out = dir.path().join("run");
@@ -98,7 +99,7 @@ fn spool() -> (tempfile::TempDir, PathBuf) {
     (dir, out)
 }
 
-/// What a learner that has ended tells.
+/// The state file of a learner that has ended.
 fn claim(step: u64, batches: u64, groups: u64, max_staleness: u64) -> serde_json::Value {
     serde_json::json!({
         "pid": 1, "step": step, "batches": batches, "groups": groups, "max_staleness": max_staleness,
@@ -114,7 +115,7 @@ fn contents(outside: &Path) -> Vec<(PathBuf, Vec<u8>)> {
     all
 }
 
-/// Runs an operation in a thread of its own: a test that hangs fails.
+/// Runs an operation in a thread of its own, so that a hang fails the test.
 fn ended(what: &str, operation: Operation, out: &Path) -> Result<(), String> {
     let (send, receive) = channel();
     let out = out.to_owned();
@@ -128,7 +129,7 @@ fn no_part_of_a_spool_leads_out_of_it_or_is_waited_for() {
     for place in PLACES {
         for (kind, make) in KINDS {
             for (who, operation) in OPERATIONS {
-                // Who does not open it has nothing to refuse.
+                // An operation that does not open this place has no reason to refuse it, and is skipped.
                 let opens = match who {
                     "the batches" => ["", "batches", "batches/000000"].contains(&place),
                     "a learner with other settings" => {
@@ -171,9 +172,10 @@ fn no_part_of_a_spool_leads_out_of_it_or_is_waited_for() {
     assert!(refused > 100, "{refused}");
 }
 
-/// What a learner claims of itself may be a stranger's: the status lists a part, and adds nothing up that overflows.
+/// A stranger may have written the learner's state: the status lists only a part of the claimed range, and its sums do
+/// not overflow.
 #[test]
-fn what_a_learner_claims_takes_no_memory_and_no_time() {
+fn a_strangers_learner_state_costs_neither_memory_nor_time() {
     let most = u64::MAX;
     let rows: [(u64, u64, u64, u64, usize); 20] = [
         (0, 4, 1, 2, 2),
