@@ -148,7 +148,7 @@ fn hash(parts: &[u64]) -> u64 {
 
 /// The tokens that a job samples, and whether another chunk follows. In groups with an even number one always does.
 fn tokens(job: JobName, weights: u64, payload: &[u8]) -> (u64, bool) {
-    let more = job.group.0 % 2 == 0;
+    let more = job.group.0.is_multiple_of(2);
     (hash(&[XxHash3_64::oneshot(job.to_string().as_bytes()), weights, XxHash3_64::oneshot(payload)]), more)
 }
 

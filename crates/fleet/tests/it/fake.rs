@@ -315,7 +315,7 @@ impl<E: Exchange + Send + 'static> Trainer<E> {
         self.publish(lineage)?;
         self.handle.with(|learner| learner.trained(lineage))?;
         assert_eq!(self.handle.with(|learner| learner.coordinator().version()), self.version);
-        if self.version.0 % every == 0 || self.version.batch() == self.plan.end() {
+        if self.version.0.is_multiple_of(every) || self.version.batch() == self.plan.end() {
             self.save(None)?;
         }
         Ok(())

@@ -72,6 +72,7 @@ impl TrainState {
     }
 
     /// Computes the loss and the backward pass of a micro-batch. Its forward pass must be the last one on the tape.
+    #[expect(clippy::too_many_arguments, reason = "the passes, the threads and the weights are the caller's")]
     pub(crate) fn backward(
         &mut self,
         passes: &mut Passes,
@@ -114,6 +115,7 @@ impl TrainState {
 
     /// Counts the skipped groups and their rows, and computes the forward passes of those whose log-probabilities are
     /// compared.
+    #[expect(clippy::too_many_arguments, reason = "the passes, the threads and the weights are the caller's")]
     pub(crate) fn check_skipped(
         &mut self,
         passes: &mut Passes,

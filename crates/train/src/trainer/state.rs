@@ -216,6 +216,7 @@ impl TrainState {
         Ok((normalizer, ahead))
     }
 
+    #[expect(clippy::too_many_arguments, reason = "the passes, the threads and the weights are the caller's")]
     fn accumulate_after(
         &mut self,
         passes: &mut Passes,
