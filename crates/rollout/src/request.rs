@@ -252,7 +252,7 @@ pub trait Detokenize: Send + Sync {
 /// Special tokens appear in the text, so that one may be a stop string.
 impl Detokenize for model::Tokenizer {
     fn decode(&self, ids: &[u32]) -> String {
-        // Decoding does not fail for ids of the vocabulary; without a text there is no stop string.
+        // Decoding does not fail for ids of the vocabulary; an empty text contains no stop string.
         model::Tokenizer::decode(self, ids, false).unwrap_or_default()
     }
 }
