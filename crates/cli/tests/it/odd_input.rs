@@ -1,5 +1,4 @@
-//! Input that nobody writes on purpose: texts of megabytes, devices in the place of files, marks and numbers of other
-//! programs.
+//! Unusual input: strings of megabytes, devices in place of files, marks and numbers of other programs.
 
 use crate::support::runs::{directory, good};
 use crate::support::{RunOutput, command, lockstep, refused};
@@ -21,7 +20,7 @@ fn within(directory: &Path, kib: u32, arguments: &[&str]) -> RunOutput {
     RunOutput { code: output.status.code(), out: text(output.stdout), err: text(output.stderr) }
 }
 
-/// A text of megabytes is known to be too long without its tokens, which take sixty times its memory.
+/// A string of megabytes is known to be too long without computing its tokens, which would take sixty times its memory.
 #[cfg(target_os = "linux")]
 #[test]
 fn a_row_that_is_far_too_long_takes_no_memory() {
@@ -117,7 +116,7 @@ fn a_script_given_as_a_configuration_is_reported() {
     refused(root, &train, &["reward.py, line 1", "taken for a configuration", "quotes"]);
 }
 
-/// A byte order mark is what Windows' editors put first; it says nothing.
+/// A byte order mark, which Windows' editors put first, is ignored.
 #[test]
 fn a_byte_order_mark_is_read_over() {
     let dir = directory();
