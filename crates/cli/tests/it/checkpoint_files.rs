@@ -109,7 +109,7 @@ fn a_checkpoint_of_an_older_version_resumes_with_a_note() {
     same(&root.join("whole"), &root.join("older"));
 }
 
-/// Older versions did not write `files.json`, so a mixed checkpoint is not noticed.
+/// Missing masters are refused even without `files.json`, which older versions did not write.
 #[test]
 fn a_checkpoint_without_its_masters_is_refused() {
     let dir = directory();

@@ -8,8 +8,8 @@ use std::fs;
 use std::path::Path;
 use std::process::{Command, Stdio};
 
-/// Scores by length, answers after a time that depends on the prompt, and appends to `<name>` how many completions it
-/// was asked about.
+/// Scores by length, answers after a time that depends on the prompt, and appends to `<name>` the number of completions
+/// in each call.
 const PROGRAM: &str = r#"
 import json, sys, time
 for line in sys.stdin:
@@ -22,7 +22,7 @@ for line in sys.stdin:
     print(json.dumps({"rewards": rewards, "extra": {"of": prompts}, "metrics": {"asked": 1}}), flush=True)
 "#;
 
-/// `reward_funcs` with the program, or `None` where there is no Python.
+/// `reward_funcs` with the program, or `None` if there is no Python.
 fn reward(directory: &Path, name: &str, by_group: bool) -> Option<String> {
     testing::program("python3")?;
     fs::write(directory.join("reward.py"), PROGRAM).unwrap();
