@@ -1,10 +1,10 @@
 //! Runs of older builds: their checkpoints resume, and their recorded rollouts replay, to the bits that those builds
 //! gave; a run that they recorded is proven by `verify`, and opens in a report.
 //!
-//! `COMMIT/NAME/` was written by that commit on the portable instruction set: `run/`, cut off after step 2 of 6, in the
-//! middle of a generation batch's uses; `bits.txt`, the bits of the run that was not cut off; for runs of 63ed136 also
-//! `recorded.jsonl`, its rollouts, and `replayed.txt`, the bits of a run on these. `@SITE@` stands for the directory
-//! that the run was in.
+//! `COMMIT/NAME/` was written by that commit on the portable instruction set. `run/` was interrupted after step 2 of 6,
+//! in the middle of a generation batch's uses, and `bits.txt` has the bits of the uninterrupted run. Runs of 63ed136
+//! also have `recorded.jsonl`, their rollouts, and `replayed.txt`, the bits of a run on these. `@SITE@` stands for the
+//! directory that the run was in.
 //!
 //! Runs of another commit: `OLDER=PROGRAM cargo test -p lockstep-cli --test golden runs_are_kept -- --ignored` writes
 //! those of [`EBC6ED8`] with a program that was built from it.

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 /// A library with the functions of NVIDIA's driver and compiler, with two devices that cannot compute. `None`, with a
-/// message, if there is no C++ compiler.
+/// message, without a C++ compiler.
 fn fake_driver(directory: &Path) -> Option<PathBuf> {
     let path = directory.join("fake_cuda.so");
     let source = concat!(env!("CARGO_MANIFEST_DIR"), "/../kernels/src/device/cuda/tests/fake_cuda.cpp");

@@ -138,7 +138,7 @@ fn a_run_of_another_user_is_refused_with_the_reason() {
     good(root, &arguments("train", "run", &["max_steps=1", "eval_strategy=no"]));
     let (run, fleet) = (root.join("run"), root.join("run/fleet"));
     let mut wrong = Vec::new();
-    // Who may write where: the run, its directory `fleet` if it is there; a word of the reason.
+    // The modes of the run's directory and, if it exists, of its directory `fleet`; and a word of the reason.
     for (run_mode, fleet_mode, why) in [
         (0o755, None, "this user may not write there"),
         (0o777, Some(0o777), "it is another user's"),

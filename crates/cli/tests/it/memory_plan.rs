@@ -16,7 +16,7 @@ const SHAPE: &str = r#"{"model_type": "qwen3", "architectures": ["Qwen3ForCausal
 /// tensors differs by as much.
 const TOLERANCE: (f64, f64) = (0.02, 8e6);
 
-/// Prompts of this many tokens each, and what is set.
+/// The number of tokens of each prompt, and the keys of each run.
 const RUNS: [(usize, &[&str]); 5] = [
     (40, &["beta=0.04", "num_generations=4", "speculative=auto"]),
     (30, &["algorithm=ppo", "kl_coef=0.05", "num_generations=1"]),

@@ -158,7 +158,7 @@ fn wrong_servers_tokens_and_addresses_are_refused_with_code_2() {
     refused(root, &open, &["to anybody"]);
 }
 
-/// A worker whose matmuls have another formula.
+/// A worker whose matmuls are computed by another formula.
 #[test]
 fn a_worker_with_another_arithmetic_is_refused() {
     let Some(server) = NatsServer::start() else { return };
@@ -282,7 +282,7 @@ fn machines_whose_network_is_cut_change_no_bit_and_fetch_each_version_once() {
         learner.env("LOCKSTEP_NATS_TOKEN", TOKEN);
         learner.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap()
     };
-    // Undisturbed: every machine fetches every version once, though it has two workers.
+    // Without disturbance every machine fetches every version once, though it has two workers.
     let workers = join_all();
     end(learn("many", &quiet));
     for worker in workers {

@@ -276,7 +276,7 @@ fn wrong(root: &Path, case: &Case, common: &[&str], out: &str) -> Vec<String> {
             (found, None) => found.is_some(),
             (None, Some(_)) => false,
         };
-        // Metrics of completions are those of steps with new ones.
+        // Metrics of completions are logged only in steps with new completions.
         let has = |line: &&&Map<String, Value>| {
             ["grad_norm", "loss"].contains(name) || line.contains_key("completions/mean_length")
         };
@@ -340,7 +340,7 @@ fn a_step_at_the_end_of_a_completion_without_text_is_a_score() {
     fs::write(dir.path().join("reward.py"), REWARD).unwrap();
     for algorithm in ["grpo", "ppo"] {
         let own = format!("algorithm={algorithm}");
-        // Of 64 completions of one token some are the end alone.
+        // Of 64 completions of one token, some consist of the end token alone.
         let set = [&own, "reward_funcs=[REWARD end]", "max_completion_length=1", "per_device_train_batch_size=64"];
         let set = [&set[..], &["num_generations=8", "learning_rate=0", "eval_strategy=no"]].concat();
         let there: &[(&str, Option<f64>)] = &[("reward", Some(1.0)), ("rewards/end/mean", Some(1.0))];

@@ -8,7 +8,7 @@ use std::io::Write;
 use std::path::Path;
 use std::process::{Command, Stdio};
 
-/// With so many kibibytes of address space.
+/// Runs the program with an address space of `kib` KiB.
 #[cfg(target_os = "linux")]
 fn within(directory: &Path, kib: u32, arguments: &[&str]) -> RunOutput {
     let program = command(directory, arguments);
@@ -64,7 +64,7 @@ fn a_row_that_is_far_too_long_takes_no_memory() {
     }
 }
 
-/// The tokenizers library answers settings that contradict each other with a panic.
+/// The tokenizers library panics on settings that contradict each other.
 #[test]
 fn a_tokenizer_that_the_library_panics_on_is_an_error_with_its_words() {
     let dir = directory();
@@ -106,7 +106,7 @@ fn standard_input_is_read_and_a_device_is_refused() {
     refused(root, &[&train[..], &["none.jsonl"]].concat(), &["none.jsonl"]);
 }
 
-/// Without quotes the last word of a reward's command is an argument of its own.
+/// Without quotes the last word of a reward's command becomes a separate argument.
 #[test]
 fn a_script_given_as_a_configuration_is_reported() {
     let dir = directory();

@@ -1,5 +1,5 @@
-//! Files of a model that decide prompts: each is read by the list, hashed, compared by every later start, and carried
-//! into everything that a run writes. The date in a prompt is that of the run's first start.
+//! Files of a model that decide prompts: each listed file is read, hashed, compared by every later start, and copied
+//! into all models that a run writes. The date in a prompt is that of the run's first start.
 
 mod carried;
 mod dates;

@@ -283,7 +283,7 @@ fn a_run_without_a_checkpoint_reports_that_it_starts_again() {
         assert!(output.err.contains("starts again from step 0"), "{}", output.err);
         same(&root.join("whole"), &root.join(out));
     }
-    // There is no run to resume.
+    // The directory does not hold a run.
     let output = lockstep(root, &["train", "--resume", "latest", "--out", "typo"]);
     assert_eq!(output.code, Some(2), "{}", output.err);
     assert!(!root.join("typo").exists());

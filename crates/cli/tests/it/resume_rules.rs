@@ -132,7 +132,7 @@ fn logs_that_are_switched_off_and_on_are_kept() {
     assert_eq!((recorded(), logged(), of_lines(&run, "loss").len()), (vec![9, 10], vec![9, 10], 2));
     begins_with_its_version(&run);
 
-    // record.json has every start with its command, and what it changed.
+    // record.json has every start with its command and its changes.
     let record = record(&run);
     let starts = record["starts"].as_array().unwrap();
     assert_eq!(starts.iter().map(|s| s["step"].as_u64().unwrap()).collect::<Vec<_>>(), [0, 4, 6, 6, 8]);

@@ -22,8 +22,8 @@ impl Terminal {
     fn open(root: &Path, name: &str, settings: &str, arguments: &[&str]) -> Terminal {
         let (code, shown) = (root.join(format!("{name}.code")), root.join(format!("{name}.shown")));
         let words: Vec<String> = arguments.iter().map(|word| format!("'{word}'")).collect();
-        // A signal that a shell handles has its usual effect in what it starts. A terminal that closes ends the first
-        // shell, and so all others in its foreground get SIGHUP.
+        // A signal that a shell handles has its default effect in the shell's child processes. A terminal that closes
+        // ends the first shell, and so all other processes in its foreground get SIGHUP.
         let second = format!(
             "trap : INT HUP; {settings}\n'{}' {}\necho $? > '{}'\n",
             env!("CARGO_BIN_EXE_lockstep"),

@@ -316,7 +316,7 @@ fn scores_that_cannot_be_repeated_are_taken_from_the_record() {
     good(root, &arguments("train", "run", &[RECORDED, &[rewards, "max_staleness=1"]].concat()));
     let report = proven(root, "run", &["--all"], "portable");
     assert_eq!((&report["rewards_asked"][0], &report["rewards_recorded"][0]), (&"unique_chars".into(), &"r".into()));
-    // The updates are proven all the same, and a checkpoint has the scores of batches made ahead.
+    // The updates are still verified, and a checkpoint has the scores of batches generated ahead.
     let found = difference(root, |run| change(run, 0, |g| g.completions[0].rewards[1] = Some(9.0)));
     assert_eq!((found["kind"].as_str(), found["group"].as_i64()), (Some("advantage"), Some(0)), "{found}");
     let found = difference(root, |run| change(run, 5, |g| g.completions[0].rewards[1] = Some(9.0)));
@@ -343,7 +343,7 @@ fn a_damaged_record_is_named() {
         fs::write(&path, bytes).unwrap();
     });
     assert!(found["kind"] == "record" && found["group"] == 11, "{found}");
-    // Weights without their checksum, where a replay begins.
+    // The weights with which a replay begins have no checksum.
     let path = root.join("run/checkpoints/step-000004/model.safetensors");
     let good_bytes = fs::read(&path).unwrap();
     let mut bytes = good_bytes.clone();
@@ -354,7 +354,7 @@ fn a_damaged_record_is_named() {
     let (printed, report) = drawn.into_iter().find(|(_, report)| kind(report).as_deref() == Some("hash")).unwrap();
     assert!(printed.code == Some(1) && report["difference"]["remade"].to_string().contains("is damaged"), "{report}");
     fs::write(&path, good_bytes).unwrap();
-    // And a group that no step learned from.
+    // The lie adds a group that no step learned from.
     let found = difference(root, |run| {
         let path = run.join("rollouts.bin");
         let mut groups = GroupFile::open(&path).unwrap().groups().map(Result::unwrap).collect::<Vec<_>>();

@@ -175,7 +175,7 @@ fn groups_that_are_there_too_often_or_not_at_all() {
     let report = verified(&root);
     assert_eq!((report.proven, report.difference, report.result), (vec![interval(0, 2)], None, None));
     assert_eq!(report.not_verified, ["steps 3 to 4: the run left no checkpoint after them"]);
-    // There is no checkpoint at all.
+    // All checkpoints are gone.
     fs::remove_dir_all(root.join("checkpoints/step-000002")).unwrap();
     let [why] = &verified(&root).not_verified[..] else { panic!("one reason") };
     assert!(why.contains("has no two states to replay between"), "{why}");

@@ -103,7 +103,8 @@ fn guesses_change_the_number_of_steps_alone() {
     assert_eq!(generate(&stopping, roomy(128), &too_long).0, cut);
 }
 
-/// Guesses beside stop strings, adapters of several versions, weights that change, and turns; with room and without.
+/// Draft tokens together with stop strings, adapters of several versions, changing weights and turns, with much and
+/// with little room.
 #[test]
 fn guesses_live_with_everything_else() {
     let (ctx, weights) = small();
@@ -118,7 +119,7 @@ fn guesses_live_with_everything_else() {
     let greedy = SamplingParams { temperature: 0.0, ..sampling(60) };
     let prompts = [prompt(VOCAB, 0, 60), prompt(VOCAB, 1, 5)];
 
-    // A text that ends a completion in the middle of what was guessed.
+    // A stop string that ends a completion in the middle of draft tokens.
     let text = {
         let groups = with(roomy(128), Speculative::Off).generate(&weights, requests(&prompts, 1, greedy.clone()));
         rollout::Detokenize::decode(&Letters, &groups.unwrap()[0].completions[0].ids[20..23])
@@ -166,7 +167,7 @@ fn guesses_live_with_everything_else() {
     assert!(adapted.iter().all(|groups| *groups == adapted[0]));
     assert!(adapted[0][0].completions[0].versions.ends_with(&[Updates(2); 30]));
 
-    // Turns: what is said between them is not guessed, and guesses across an end are dropped.
+    // Turns: the tokens inserted between them are not guessed, and draft tokens beyond the end of a turn are dropped.
     let stop_ids: Vec<u32> = (0..VOCAB as u32).filter(|id| id % 7 == 0).collect();
     let talk = SamplingParams { stop_ids, temperature: 0.6, ..sampling(400) };
     let turns = ways.map(|way| {

@@ -228,7 +228,7 @@ fn a_batch_without_a_remaining_group_still_steps() {
     assert!(!metrics.skipped && weights.version() == before.1.next() && bits(weights.base.current()) != before.0);
 }
 
-/// If the first update computes nothing, there is no tape yet.
+/// If the first update computes nothing, a tape does not exist yet.
 #[test]
 fn the_first_step_may_compute_nothing() {
     let change = |samples: &mut Vec<Sample>| {
