@@ -128,7 +128,7 @@ fn an_adapter_is_used_with_its_model_or_merged_into_it() {
         &["merge", "--model", "model", "--adapter", "run/model", "--out", "merged"],
         &["nothing is overwritten"],
     );
-    // The adapter belongs to another model.
+    // The adapter's configuration does not fit its weights.
     let path = root.join("run/model/adapter_config.json");
     let config = fs::read_to_string(&path).unwrap();
     fs::write(&path, config.replace("\"r\": 4", "\"r\": 5")).unwrap();

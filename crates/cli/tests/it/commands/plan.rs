@@ -87,7 +87,7 @@ fn reward_models_are_counted_and_a_reference_that_is_not_loaded_is_not() {
     let (with, total) = rewarded("model:rm");
     let of_reward: u64 =
         with.iter().filter(|(name, _)| name.starts_with("reward ")).map(|(_, b)| b.as_u64().unwrap()).sum();
-    // The head of scores has a panel of 32 rows, and no head of words is its own.
+    // The score head is one panel of 32 rows, and the rest of the model has the same size.
     let weights = plain["weights"].as_u64().unwrap();
     assert_eq!(with["reward model: weights"].as_u64().unwrap(), weights + 4 * 32 * 32);
     // It reads one token more than the completion has: the end-of-sequence token.
