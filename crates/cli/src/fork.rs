@@ -1,4 +1,4 @@
-//! `lockstep fork`: makes a run that equals another up to a step.
+//! `lockstep fork`: creates a run that equals another run up to a step.
 
 use crate::options::{ConfigArgs, RunArgs, RunLogArgs, utf8};
 use crate::session::run_on;

@@ -32,7 +32,7 @@ pub(crate) fn columns<const N: usize>(rows: &[[String; N]]) -> String {
     for row in rows {
         // A column that is empty in all rows takes no room.
         let cells = row.iter().zip(widths).filter(|(_, width)| *width > 0);
-        // Not `{cell:width$}`, which panics beyond 65535 characters: a cell may hold text of somebody else's run.
+        // `{cell:width$}` panics beyond 65535 characters, and a cell may hold strings from someone else's run.
         let line: Vec<_> =
             cells.map(|(cell, width)| format!("{cell}{}", " ".repeat(width - cell.chars().count()))).collect();
         text += line.join("  ").trim_end();

@@ -195,7 +195,7 @@ fn worker(worker: &WorkerLine) -> [String; 7] {
         format!("done {}", status.done),
         speed.map_or(String::new(), |speed| format!("{speed:.0} tok/s")),
         idle.unwrap_or_default(),
-        // A process that has just taken its lock has not written its number yet.
+        // A process that has just taken its lock has not written its PID yet.
         worker.alive.filter(|pid| *pid > 0).map_or(String::new(), |pid| format!("pid {pid}")) + &silent,
     ]
 }

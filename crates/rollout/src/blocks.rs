@@ -1,5 +1,5 @@
-//! The pages of the KV cache: how many sequences use each, which are free, and which free ones still have contents that
-//! can be reused. This file knows no tensors.
+//! The pages of the KV cache: how many sequences use each page, which pages are free, and which free pages still have
+//! contents that can be reused. This file does not use tensors.
 
 use crate::prefix::PrefixCache;
 
@@ -20,7 +20,8 @@ impl BlockPool {
     pub(crate) fn new(blocks: usize, prefix_caching: bool) -> BlockPool {
         let prefix = PrefixCache::new(if prefix_caching { blocks } else { 0 });
         let mut pool = BlockPool { blocks, free: Vec::new(), holders: Vec::new(), prefix };
-        // So that a step allocates nothing; room that cannot be had now is not needed, perhaps.
+        // The lists are reserved here so that a step allocates nothing. A failure is ignored, because the room may
+        // never be needed.
         let _ = pool.free.try_reserve_exact(blocks).and_then(|()| pool.holders.try_reserve_exact(blocks));
         pool
     }
@@ -108,7 +109,7 @@ mod tests {
         assert_eq!(pool.available(), 3, "page 1 is still used");
         let find = |pool: &BlockPool, page: u32| pool.prefix.find(ROOT, model, &tokens(page)).map(|found| found.0);
         assert_eq!((find(&pool, 0), find(&pool, 1), find(&pool, 2)), (Some(0), Some(1), None));
-        // Used again, a waiting page is not free.
+        // A page that waits in the queue is not free once a sequence uses it again.
         let mut found = vec![pool.share(0)];
         assert_eq!((pool.available(), pool.holders[0]), (2, 1));
         pool.release(&mut found);
@@ -117,7 +118,7 @@ mod tests {
         pool.release(&mut vec![0, 2]);
         pool.release(&mut other);
         assert_eq!(pool.available(), 3);
-        // Nothing is found any more, not even used pages, and every page is still free.
+        // After `forget` no page is found in the cache, not even a used page, and every unused page is still free.
         pool.prefix.insert(3, ROOT, model, &tokens(3));
         pool.forget();
         assert_eq!((find(&pool, 1), find(&pool, 3), pool.available()), (None, None, 3));

@@ -19,8 +19,8 @@ pub struct EngineConfig {
     pub chunked_prefill: bool,
     /// Whether the prompt of a group is computed once, and its KV-cache pages shared by the group's completions.
     pub prefix_sharing: bool,
-    /// Whether full KV-cache pages are found again by their tokens, across requests and turns. Useful if requests share
-    /// their beginnings; a training run computes everything again with each version of the weights.
+    /// Whether full KV-cache pages are found again by their tokens, across requests and turns. This is useful if
+    /// requests share their beginnings; a training run recomputes everything with each version of the weights.
     pub prefix_caching: bool,
     /// Whether draft tokens are guessed and verified (speculative decoding).
     pub speculative: Speculative,
@@ -33,11 +33,11 @@ pub enum Speculative {
     Off,
     /// While few sequences are running, as many draft tokens as are likely to be right.
     Auto,
-    /// This many draft tokens for every sequence in every step, however unlikely: for tests.
+    /// This many draft tokens for every sequence in every step, even if they are unlikely to be right. For tests.
     Always(usize),
 }
 
-/// The default of the rows of a step: prompts are computed in chunks of this many tokens.
+/// The default number of rows of a step: prompts are computed in chunks of this many tokens.
 const PREFILL_ROWS: usize = 1024;
 
 impl EngineConfig {

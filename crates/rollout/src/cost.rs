@@ -3,15 +3,16 @@
 
 use crate::drafts::{ROWS, SEQUENCES};
 
-/// The share by which one more row lengthens a step of one row, until it is measured. (For 7 M to 92 M parameters in
-/// f32 on two cores: 0.06 to 0.2.)
+/// The share by which one more row lengthens a step of one row, until that share is measured. (It was 0.06 to 0.2 for
+/// models of 7 M to 92 M parameters in f32 on two cores.)
 const ROW: f64 = 0.125;
-/// Older steps weigh less in the fit: about this many are remembered.
+/// Older steps weigh less in the fit: it remembers about this many steps.
 const REMEMBERED: f64 = 64.0;
 /// The variance of the number of rows, and the number of steps, from which on a line can be fitted through the steps.
 const VARIANCE: f64 = 0.25;
 const STEPS: f64 = 8.0;
-/// A step that takes more than this many times the expected time was interrupted: it counts as this much.
+/// A step that takes more than this many times the expected time was interrupted, and counts as taking this many times
+/// the expected time.
 const INTERRUPTED: f64 = 2.0;
 
 /// A line fitted through the last decode steps: weighted sums of rows and seconds.
@@ -99,7 +100,7 @@ impl Balance {
         let expected = match (*without, drawn_with_guesses) {
             (Some(expected), _) => expected,
             (None, None) => *without.insert(seconds),
-            // The gain of guesses is unknown until a step without them was measured.
+            // The gain of draft tokens is unknown until a step without them was measured.
             (None, Some(_)) => return,
         };
         let seconds = seconds.min(2.0 * INTERRUPTED * expected);
@@ -118,8 +119,8 @@ impl Balance {
 mod tests {
     use super::*;
 
-    /// Draft tokens that are never right lose only the allowed share of the time, and draft tokens that are right are
-    /// used again and again.
+    /// Draft tokens that are never right lose only the allowed share of the time, and draft tokens that are right stay
+    /// in use.
     #[test]
     fn guesses_lose_a_small_share_at_most() {
         for (drawn, guessed) in [(4, 0..40), (8, 990..1000)] {
@@ -142,7 +143,7 @@ mod tests {
     fn a_line_is_found_and_followed() {
         let mut cost = StepCost::default();
         assert_eq!((cost.seconds(1), cost.of_row(1)), (None, ROW as f32));
-        // Steps of one size say nothing about rows.
+        // Steps of one size do not show the cost of a row.
         (0..100).for_each(|_| cost.observe(1, 10.0));
         assert_eq!(cost.seconds(1), None);
         let mut play = |step: f64, row: f64, n: usize| {
@@ -160,12 +161,12 @@ mod tests {
         near(play(9.0, 1.0, 600), 9.0, 1.0);
         near(play(0.5, 0.5, 600), 0.5, 0.5);
         near(play(0.9, 0.0, 600), 0.9, 0.0);
-        // One interruption moves it a little.
+        // One interrupted step moves the estimate only a little.
         let mut cost = play(0.9, 0.1, 600);
         let before = cost.seconds(1).unwrap();
         cost.observe(1, 50.0);
         assert!((cost.seconds(1).unwrap() / before - 1.0).abs() < 0.1, "{cost:?}");
-        // Rows of more sequences than guess anything are of no interest.
+        // Steps with more rows than a step with draft tokens may have are ignored.
         cost.observe(ROWS + 1, 1e9);
         assert!(cost.seconds(1).unwrap() < 2.0 * before);
         assert!(cost.of_row(8) < cost.of_row(1));

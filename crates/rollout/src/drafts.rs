@@ -16,14 +16,14 @@ const PLACES: usize = 1 << 16;
 const LOOKED_AT: usize = 16;
 /// Number of tokens before a place that are compared.
 pub(crate) const BEFORE: usize = 32;
-/// From this many agreeing tokens on an agreement is long. The success of guesses after long agreements is counted
+/// An agreement of at least this many tokens is long. The success of guesses after long agreements is counted
 /// separately.
 const LONG: usize = 8;
 /// The gain in tokens per second that a guess must promise.
 const WORTHWHILE: f32 = 1.05;
 /// After this many guesses that did not seem worthwhile, one token is guessed as a trial.
 const UNTIL_NEXT_TRIAL: u32 = 32;
-/// Older guesses weigh less in the success rate: about this many are remembered.
+/// Older guesses weigh less in the success rate: it remembers about this many guesses.
 const REMEMBERED: f32 = 32.0;
 
 /// The value of [`Place::sequence`] for the completion of an earlier request with the same prompt.
@@ -57,7 +57,7 @@ impl Drafts {
 
     pub(crate) fn new() -> Drafts {
         let places = vec![Place::default(); PLACES];
-        // No head is of a place yet: each is older than the ring is long.
+        // No head points to a place yet: each head is older than the length of the ring.
         Drafts { heads: vec![0; PLACES], places, next: PLACES as u32 + 1, guess: Vec::with_capacity(ROWS) }
     }
 
@@ -198,7 +198,7 @@ mod tests {
         assert!(found(&drafts, 0, &[1, 2]).is_empty() && found(&drafts, 0, &[]).is_empty());
         let place = drafts.places(0, &text).next().unwrap();
         assert_eq!((place.sequence, place.serial), (3, 7));
-        // Tokens that are in the index already are not added again.
+        // Tokens that are already in the index are not added again.
         drafts.add(0, OF, &[&text[..], &[6]].concat(), text.len());
         assert_eq!(found(&drafts, 0, &text), [12, 8, 3]);
     }
@@ -209,7 +209,7 @@ mod tests {
         drafts.next = u32::MAX - 1000;
         let text: Vec<u32> = (0..PLACES as u32 / 2).flat_map(|i| [i + 10, i]).collect();
         drafts.add(0, OF, &text, 0);
-        // Other tokens may have the same hash.
+        // Places of other tokens with the same hash may be found, too.
         let has = |drafts: &Drafts, at: usize| found(drafts, 0, &text[..at]).contains(&(at as u32));
         assert!(has(&drafts, 3) && has(&drafts, 1000) && has(&drafts, PLACES - 1));
         drafts.add(0, (4, 8), &[5; 103], 0);

@@ -115,7 +115,7 @@ mod tests {
             earlier.remember(&[prompt], [&half[..]].into_iter());
         }
         assert!(kept(&earlier, &[1]).is_some() && kept(&earlier, &[2]).is_none());
-        // A text takes the place of the one before.
+        // The new completion of a prompt replaces the earlier completion.
         earlier.remember(&[0], [&[5][..]].into_iter());
         earlier.remember(&[2], [&half[..]].into_iter());
         assert_eq!(kept(&earlier, &[0]), Some(vec![0, 5]));
@@ -136,7 +136,7 @@ mod tests {
         assert_eq!(read(&bytes).tokens, earlier.tokens);
         assert_eq!(read(&bytes[..bytes.len() - 1]).texts.len(), 3, "a torn file");
         assert!(read(&[]).texts.is_empty() && read(b"something else").texts.is_empty());
-        // An id that the model does not have would be a row beyond its embedding.
+        // An id outside the vocabulary would be a row beyond the embedding.
         assert_eq!(Earlier::of_bytes(&bytes, 13).texts.len(), 3);
     }
 

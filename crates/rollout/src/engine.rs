@@ -124,8 +124,8 @@ impl Engine {
         self.scheduler.earlier.to_bytes()
     }
 
-    /// Restores the bytes of [`drafts`](Self::drafts). Damaged parts are left out: no bit of the completions depends on
-    /// them.
+    /// Restores the bytes of [`drafts`](Self::drafts). Damaged parts are left out, since no bit of the completions
+    /// depends on drafts.
     pub fn restore_drafts(&mut self, bytes: &[u8]) {
         if self.config.speculative != Speculative::Off {
             self.scheduler.earlier = Earlier::of_bytes(bytes, self.vocab);
@@ -166,7 +166,8 @@ impl Engine {
         Ok(self.advance(models.into(), |_| true)?.into_iter().map(|(_, group)| group).collect())
     }
 
-    /// As [`step`](Self::step), for the requests that `takes` chooses; groups of others stay until they are taken.
+    /// As [`step`](Self::step), but returns only groups of requests that `takes` accepts; other groups stay in the
+    /// engine.
     pub(crate) fn advance(
         &mut self,
         models: Models<'_>,
@@ -189,7 +190,8 @@ impl Engine {
     fn compute(&mut self, models: Models<'_>) -> Result<()> {
         self.scheduler.drawn.clear();
         let current = models.current_version();
-        // Without current weights the earlier ones stay current: their keys and values are not stale.
+        // Without current weights in this step the earlier weights stay current, so their keys and values are not
+        // stale.
         if current.is_some() && self.scheduler.current != current {
             self.scheduler.invalidate();
             self.scheduler.current = current;
@@ -221,7 +223,7 @@ impl Engine {
         let (rope, rows, kv, workspace) = (&self.rope, &self.inputs.rows, &mut self.kv, &mut self.workspace);
         model::net::infer(&self.ctx, model, rope, rows, kv, workspace)?;
         self.scheduler.mark_computed(&self.chunks);
-        // (The wait for an asynchronous device is where tokens are drawn.)
+        // (With an asynchronous device, the wait for its results is part of drawing tokens.)
         let drawing = Instant::now();
         self.scheduler.counters.ran(is_prefill, drawing - began);
         if self.wants_logits {
@@ -270,7 +272,7 @@ impl Engine {
         })
     }
 
-    /// The paused completions, the one that was paused first in front: sequence id, group id, index of the completion
+    /// The paused completions, in the order in which they were paused: sequence id, group id, index of the completion
     /// in the group, and its tokens so far.
     pub fn paused(&self) -> Vec<(SequenceId, GroupId, usize, &[u32])> {
         let of = |&index: &usize| {
@@ -281,7 +283,7 @@ impl Engine {
         self.scheduler.paused().iter().map(of).collect()
     }
 
-    /// The paused completions with their requests, the one that was paused first in front.
+    /// The paused completions with their requests, in the order in which they were paused.
     pub(crate) fn paused_requests(&self) -> Vec<(SequenceId, RequestId)> {
         let of = |&index: &usize| {
             let s = &self.scheduler.sequences[index];
@@ -310,7 +312,7 @@ impl Engine {
     }
 
     /// Computes a completion with other weights from its next token on; the keys and values of its tokens so far are
-    /// computed again with them. Returns false if it has ended.
+    /// recomputed with the new weights. Returns false if the completion has ended.
     pub fn set_model(&mut self, id: SequenceId, model: ModelVersion) -> bool {
         let found = self.scheduler.find(id);
         found.inspect(|&index| self.scheduler.set_model(index, model)).is_some()

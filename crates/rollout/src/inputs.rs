@@ -62,7 +62,8 @@ impl StepInputs {
                 self.tables_of_rows.push(table as u32);
             }
             self.rows.set_table(table, &s.blocks);
-            // The last known token gives the next one, each guess after it the one after that.
+            // The last known token predicts the next one; each draft token after it predicts the token that follows the
+            // draft token.
             let known = s.known().len();
             for at in (chunk.from + 1).max(known)..chunk.to + 1 {
                 let row = (self.ids.len() - (chunk.to + 1 - at)) as u32;

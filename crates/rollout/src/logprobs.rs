@@ -82,7 +82,7 @@ impl LogitRows {
         temperature: f64,
         mut see: impl FnMut(usize, Row<'_>),
     ) -> Result<()> {
-        // As the sampler records it: at T = 0, T = 1 is used.
+        // The sampler records greedy log-probabilities (T = 0) at T = 1, and so does this function.
         let inv_temperature = inv_temperature(if temperature == 0.0 { 1.0 } else { temperature });
         for (piece, rows) in wanted.chunks(ROWS).enumerate() {
             let n = rows.len();
@@ -143,12 +143,12 @@ impl LogitRows {
             .filter_map(|(place, draw)| temperature(draw).map(|temperature| (place, draw.row, temperature)))
             .collect();
         let mut all = if wanted.is_empty() { Vec::new() } else { vec![None; draws.len()] };
-        // Rows of one temperature go through the head together.
+        // Rows with the same temperature go through the head together.
         for alike in wanted.chunk_by(|a, b| a.2.to_bits() == b.2.to_bits()) {
             for some in alike.chunks(ROWS) {
                 let (n, rows) = (some.len(), some.iter().map(|(_, row, _)| *row).collect::<Vec<u32>>());
                 self.gather(ctx, hidden, &rows)?;
-                // Some token of each row; its log-probability is not looked at.
+                // The kernel needs a token for each row; its log-probability is not used.
                 self.index.rows_mut(0..n).copy_from_u32(&vec![0; n]);
                 let args = lm_head::Forward {
                     hidden: self.hidden.rows(0..n),

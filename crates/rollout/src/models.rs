@@ -1,4 +1,5 @@
-//! The weights that compute each sequence. The engine owns none: a step is given the weights that its sequences name.
+//! The weights that compute each sequence. The engine does not own weights: each step is given the weights that its
+//! sequences name.
 
 use crate::{Error, Result};
 use model::Updates;

@@ -58,7 +58,7 @@ impl PrefixCache {
         let slot = || Slot { entry: None, older: NONE, newer: NONE, waits: false };
         PrefixCache {
             slots: (0..blocks).map(|_| slot()).collect(),
-            // Twice the pages: a table that is at most half full rehashes in place.
+            // The capacity is twice the number of pages, since a table that is at most half full rehashes in place.
             pages: HashMap::with_capacity(2 * blocks),
             hasher: RandomState::new(),
             last_node: ROOT,
@@ -84,7 +84,7 @@ impl PrefixCache {
     }
 
     /// Caches the contents of `page`: these tokens after the node `parent`, computed with `model`. Returns the node of
-    /// the contents, which is another page's if that one has the same contents.
+    /// the contents; if another page has the same contents, that is the other page's node.
     pub(crate) fn insert(&mut self, page: u32, parent: Node, model: ModelVersion, tokens: &[u32]) -> Node {
         let Some(key) = self.key(parent, model, tokens) else { return ROOT };
         let hash = self.hasher.hash_one(&key);
@@ -96,7 +96,8 @@ impl PrefixCache {
         }
         self.last_node += 1;
         let node = self.last_node;
-        // Another key of the same hash keeps its place; this content has a node all the same.
+        // If another key has the same hash, that key keeps its place in the table. The new contents get a node
+        // nonetheless.
         if !self.pages.contains_key(&hash) && self.slots[page as usize].entry.is_none() {
             self.pages.insert(hash, page);
             self.slots[page as usize].entry = Some(Entry { key, hash, node });

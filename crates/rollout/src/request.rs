@@ -60,9 +60,9 @@ impl Default for SamplingParams {
 /// A request for completions of one prompt.
 #[derive(Clone, Debug)]
 pub struct Request {
-    /// The group, unique in the training run. Together with the index of the completion and of the token it names
-    /// the random numbers of every draw, so that they do not depend on scheduling, and a prompt that comes again gets
-    /// new ones.
+    /// The group, unique in the training run. The group, the index of the completion and the index of the token
+    /// determine the random numbers of every draw. They therefore do not depend on scheduling, and a prompt that comes
+    /// again gets new random numbers.
     pub group: GroupId,
     /// The prompt, shared by all completions.
     pub prompt: Arc<Prompt>,
@@ -76,9 +76,9 @@ pub struct Request {
     /// The version of the weights to compute with, which every step must then be given. None: the current weights of
     /// each step.
     pub model: Option<ModelVersion>,
-    /// The completions so far; empty if all begin here. Completions that are
-    /// [`Unfinished`](FinishReason::Unfinished) continue as if they had never stopped: their keys and values are
-    /// computed again, and the records of their tokens stay. The others stay as they are.
+    /// The completions so far; empty if all completions begin here. [`Unfinished`](FinishReason::Unfinished)
+    /// completions continue as if they had never stopped: their keys and values are recomputed, and the records of
+    /// their tokens stay. The others stay as they are.
     pub so_far: Vec<Completion>,
     /// A completion that has this many tokens and has not ended is returned as
     /// [`Unfinished`](FinishReason::Unfinished).
@@ -252,7 +252,7 @@ pub trait Detokenize: Send + Sync {
 /// Special tokens appear in the text, so that one may be a stop string.
 impl Detokenize for model::Tokenizer {
     fn decode(&self, ids: &[u32]) -> String {
-        // Decoding does not fail for ids of the vocabulary; without a text there is no stop string.
+        // Decoding does not fail for ids of the vocabulary; an empty text contains no stop string.
         model::Tokenizer::decode(self, ids, false).unwrap_or_default()
     }
 }

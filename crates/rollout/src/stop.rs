@@ -24,11 +24,12 @@ impl StopCheck {
     fn reached_stop_string(&self, sampling: &SamplingParams, tokens: &[u32]) -> bool {
         let Some(longest) = sampling.stop_strings.iter().map(String::len).max() else { return false };
         let Some(detokenizer) = &self.detokenizer else { return false };
-        // A token is a byte at least, except for a few special ones: the string is in this many last tokens, after one
-        // whose leading space is removed.
+        // A token has at least one byte, except for a few special ones. So the string is in this many last tokens,
+        // after one token whose leading space is removed.
         let tail = &tokens[tokens.len().saturating_sub(longest + EMPTY_TOKENS + 1)..];
         let (before, text) = (detokenizer.decode(&tail[..tail.len() - 1]), detokenizer.decode(tail));
-        // Only a string that the last token completes: one that an extended sequence stopped at before is past.
+        // Only a string that the last token completes counts: an extended sequence may contain a string at which it
+        // stopped before.
         let common = before.bytes().zip(text.bytes()).take_while(|(a, b)| a == b).count();
         sampling.stop_strings.iter().any(|stop| {
             let from = text.floor_char_boundary((common + 1).saturating_sub(stop.len()));
@@ -81,7 +82,7 @@ mod tests {
         for count in 0..=EMPTY_TOKENS {
             assert!(stops("stop", &within(count)), "{count}");
         }
-        // As many as the string has bytes, and the margin on top.
+        // The window has as many tokens as the string has bytes, plus the margin.
         assert!(stops("stop", &within(EMPTY_TOKENS + 2)) && !stops("stop", &within(40)));
     }
 }

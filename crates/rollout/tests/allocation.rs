@@ -1,8 +1,8 @@
 //! Decoding allocates nothing: once the sequences run, a step asks the allocator for no memory, on any thread.
 //!
-//! Neither do requests leave anything behind once they have ended or were cancelled.
+//! Requests leave nothing behind once they have ended or were cancelled.
 //!
-//! A separate binary with one test: the counts are those of the process.
+//! This is a separate binary with one test, because it counts the allocations of the whole process.
 
 use kernels::{Context, DType, Isa};
 use model::{AdaptedWeights, Adapter, GroupId, LoraConfig, ModelConfig, ModelView, Prompt, TargetModules, Weights};
@@ -17,7 +17,7 @@ static ALLOCATOR: &StatsAlloc<System> = &INSTRUMENTED_SYSTEM;
 const VOCAB: usize = 101;
 const PROMPTS: usize = 2;
 const GENERATIONS: usize = 3;
-/// Prompts of 60 tokens: the first page ends after four more, the second never.
+/// Prompts have 60 tokens: the first page is full after four more tokens, and the second is never full.
 const PROMPT: usize = 60;
 const NEW_TOKENS: usize = 24;
 
@@ -32,7 +32,7 @@ fn weights(ctx: &Context, compute: DType) -> Weights {
     Weights::random(ctx.memory(), &Arc::new(config), 7).unwrap()
 }
 
-/// The same with a low-rank adapter on every linear layer.
+/// The same weights with a low-rank adapter on every linear layer.
 fn adapted(ctx: &Context, compute: DType) -> AdaptedWeights {
     let weights = weights(ctx, compute);
     let lora = LoraConfig { target_modules: TargetModules::AllLinear, ..LoraConfig::default() };
@@ -40,7 +40,7 @@ fn adapted(ctx: &Context, compute: DType) -> AdaptedWeights {
     AdaptedWeights::new(ctx.memory(), weights, Some(adapter))
 }
 
-/// Allocations and reallocations of each step that ended no sequence, and of those that did.
+/// Allocations and reallocations of each step, separately for steps that ended no sequence and steps that ended one.
 fn counted(ctx: &Context, model: ModelView<'_>, sampling: SamplingParams, prefix_sharing: bool) -> [Vec<usize>; 2] {
     let config = EngineConfig { prefix_sharing, ..sizes() };
     let mut engine = Engine::new(ctx, model.config(), config).unwrap();
@@ -85,7 +85,8 @@ fn serving(ctx: &Context, base: &Weights, adapters: &[(u64, &Adapter)]) -> Vec<u
     others[3..].to_vec()
 }
 
-/// Requests that come and go leave nothing behind. `LOCKSTEP_REQUESTS` says how many; a million take a minute or two.
+/// Requests that come and go leave nothing behind. `LOCKSTEP_REQUESTS` sets their number; a million take a minute or
+/// two.
 fn requests_leave_nothing(ctx: &Context, weights: &Weights) {
     let requests: u64 = std::env::var("LOCKSTEP_REQUESTS").map_or(20_000, |n| n.parse().expect("a number of requests"));
     let config = EngineConfig { prefix_caching: true, ..EngineConfig::new(64, 128) };
@@ -136,7 +137,7 @@ fn a_decode_step_allocates_nothing_and_requests_leave_nothing() {
                     let count = || decoding(&ctx, weights, sampling, shared);
                     let mut counts = count();
                     // A thread sizes its own memory when it first gets a task of a kind, which may be late on a busy
-                    // machine: what allocates in every step does so in every generation, too.
+                    // machine. An allocation that happens in every step also happens in every generation.
                     for _ in 1..if threads > 1 { 5 } else { 1 } {
                         if counts.iter().any(|&n| n > 0) {
                             counts = count();

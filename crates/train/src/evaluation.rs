@@ -76,7 +76,8 @@ mod tests {
 
     #[test]
     fn hand_computed() {
-        // Nine of ten right at 0.9 is calibrated; nine of ten right at 0.6 is 0.3 too timid.
+        // A model that is right in nine of ten pairs is calibrated at confidence 0.9, and 0.3 too timid at confidence
+        // 0.6.
         let nine = |p: f64| -> Vec<f64> { (0..10).map(|i| if i == 0 { -logit(p) } else { logit(p) }).collect() };
         let error = |differences: &[f64]| calibration_error(differences).unwrap();
         let brier = |differences: &[f64]| brier_score(differences).unwrap();
@@ -85,12 +86,12 @@ mod tests {
         let both = [nine(0.92), nine(0.62)].concat();
         assert!((error(&both) - (0.02 + 0.28) / 2.0).abs() < 1e-12);
         assert!((brier(&nine(0.6)) - (9.0 * 0.16 + 0.36) / 10.0).abs() < 1e-12);
-        // A model that gives probability ½ to every pair.
+        // This model gives probability ½ to every pair.
         assert_eq!((error(&[0.0; 7]), brier(&[0.0; 7])), (0.0, 0.25));
         assert_eq!(error(&[1e4, 1e4]), 0.0);
     }
 
-    /// The share of all choices of k of n completions that has a correct one.
+    /// pass@k is the share of all choices of k of n completions that contain a correct completion.
     #[test]
     fn pass_at_k_is_the_share_of_choices() {
         for n in 1..=6_usize {
@@ -113,10 +114,10 @@ mod tests {
 
     #[test]
     fn confidence_has_ten_bins_and_a_tie_counts_half() {
-        // Two pairs of one bin: one right and one wrong, at 0.52 and 0.54; and one of the last bin.
+        // Two pairs fall into one bin, one right at 0.52 and one wrong at 0.54; a third pair falls into the last bin.
         let found = calibration_error(&[logit(0.52), -logit(0.54), logit(0.97)]).unwrap();
         assert!((found - ((1.0 - 0.52 - 0.54f64).abs() + 0.03) / 3.0).abs() < 1e-12, "{found}");
-        // Errors of two bins do not cancel.
+        // Errors in two different bins do not cancel.
         let found = calibration_error(&[logit(0.52), -logit(0.58)]).unwrap();
         assert!((found - (0.48 + 0.58) / 2.0).abs() < 1e-12, "{found}");
         assert_eq!((calibration_error(&[]), brier_score(&[])), (None, None));

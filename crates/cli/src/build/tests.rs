@@ -85,7 +85,7 @@ fn changes_of_the_sources_and_nothing_else_are_modifications() {
     }
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
     let of = |name: &str| &hashes[rows.iter().position(|(row, ..)| *row == name).unwrap()];
-    // A hash is of names and contents, whether they are staged or not.
+    // The hash depends on names and contents, not on whether changes are staged.
     assert_eq!((of("a source"), of("a new source")), (of("a staged source"), of("a new staged source")));
     let mut different: Vec<_> = hashes.iter().filter(|hash| !hash.is_empty()).collect();
     different.sort();
@@ -106,10 +106,10 @@ fn a_commit_is_that_of_the_repository_of_this_crate() {
     git(&root, &["commit", "-q", "-a", "-m", "second"]);
     let second = found(&root).unwrap();
     assert!(first.0 != second.0 && second.1.is_empty());
-    // A worktree, whose `.git` is a file.
+    // In a worktree `.git` is a file.
     git(&root, &["worktree", "add", "-q", "../tree", "HEAD~1"]);
     assert_eq!(found(&dir.path().join("tree")), Some(first));
-    // An unpacked archive or a vendored crate inside the repository of somebody else.
+    // An unpacked archive or a vendored crate inside someone else's repository.
     for file in ["Cargo.toml", "src/a.rs"] {
         write(&root, &format!("vendor/crates/cli/{file}"), "new");
     }
@@ -121,7 +121,7 @@ fn a_commit_is_that_of_the_repository_of_this_crate() {
     git(&other, &["init", "-q"]);
     write(&other, "crates/cli/Cargo.toml", "x");
     assert_eq!(found(&other), None);
-    // No repository, and one without a commit.
+    // One directory without a repository, and one whose repository has no commit.
     let none = dir.path().join("none");
     write(&none, "crates/cli/Cargo.toml", "x");
     assert_eq!(found(&none), None);

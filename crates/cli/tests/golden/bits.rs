@@ -1,4 +1,4 @@
-//! A run directory as hashes by name, and the file of them.
+//! The hashes of a run directory by name, and the file that stores them.
 
 use lockstep::wire::file::GroupFile;
 use serde_json::{Map, Value};
@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 
 /// Eight hexadecimal digits for each name.
 pub type Bits = BTreeMap<String, String>;
-/// The columns of each run.
+/// The columns of the file for each run.
 pub type Table = BTreeMap<String, [Option<Bits>; 3]>;
 
 /// FNV-1a, 64 bits.
@@ -23,7 +23,7 @@ impl Hash {
             self.0 = (self.0 ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3);
         }
     }
-    /// Numbers by their bits, so that no way of writing them counts.
+    /// Numbers are hashed by their bits, so that the way they are written does not matter.
     fn add_value(&mut self, value: &Value) {
         match value {
             Value::Number(number) => self.add(&number.as_f64().unwrap().to_bits().to_le_bytes()),
@@ -41,8 +41,8 @@ impl Hash {
     }
 }
 
-/// The results of a finished run: tensors of the last checkpoint (weight, master and moments of a name in one), tensors
-/// of the result, metrics, and columns of the rollouts.
+/// The hashes of a finished run: tensors of the last checkpoint (weight, master and moments of a name together),
+/// tensors of the result, metrics, and columns of the rollouts.
 pub fn of(run: &Path, last: u64) -> Bits {
     let mut hashes: BTreeMap<String, Hash> = BTreeMap::new();
     let checkpoint = run.join(format!("checkpoints/step-{last:06}"));
@@ -64,7 +64,7 @@ pub fn of(run: &Path, last: u64) -> Bits {
     // Rollouts of an older build come before those of this one.
     for (file, kind) in [("metrics.jsonl", "metric"), ("rollouts.jsonl", "rollout"), ("rollouts.bin", "rollout")] {
         for record in records(&run.join(file)) {
-            // Remarks on what is hashed already; their own tests are in `it`.
+            // Alarms follow from values that are hashed already; their own tests are in `it`.
             if record.contains_key("alarm") {
                 continue;
             }
@@ -92,7 +92,7 @@ const HASHED: [&str; 9] = [
     "truncated",
 ];
 
-/// The lines of a file of JSON lines, or of recorded groups; none if it is not there.
+/// The lines of a file of JSON lines, or of recorded groups; none if the file does not exist.
 fn records(file: &Path) -> Vec<Map<String, Value>> {
     if !file.exists() {
         return Vec::new();
@@ -108,19 +108,19 @@ fn records(file: &Path) -> Vec<Map<String, Value>> {
     lines
 }
 
-/// Whether a metric is of time, memory or throughput, or a quantile: of what is hashed already.
+/// Whether a metric measures time, memory or throughput, or is a quantile of values that are hashed already.
 fn measures(name: &str) -> bool {
     ["_p10", "_p50", "_p90", "/p10_length", "/p50_length", "/p90_length"].iter().any(|end| name.ends_with(end))
         || name.ends_with("_time_s")
         || name.ends_with("_tokens_per_s")
         || name.ends_with("_per_second")
         || name.starts_with("device/")
-        // How much is guessed follows what steps were measured to take.
+        // The number of draft tokens depends on measured times of steps.
         || name.starts_with("rollout/spec_decode_")
         || ["step_time", "time_s", "eval_runtime", "peak_bytes"].contains(&name)
 }
 
-/// Files of tensors below `directory`, each with the path of its own directory, ascending.
+/// The tensor files below `directory` in ascending order, each with the path of its own directory.
 fn safetensors(directory: &Path) -> Vec<(PathBuf, String)> {
     let (mut found, mut open) = (Vec::new(), vec![(directory.to_owned(), String::new())]);
     while let Some((next, prefix)) = open.pop() {
@@ -137,7 +137,7 @@ fn safetensors(directory: &Path) -> Vec<(PathBuf, String)> {
     found
 }
 
-/// Names, and dtype, shape and values as bytes.
+/// The name of each tensor, and its dtype, shape and values as bytes.
 fn tensors(file: &Path) -> Vec<(String, Vec<u8>)> {
     let bytes = fs::read(file).unwrap();
     let length = u64::from_le_bytes(bytes[..8].try_into().unwrap()) as usize;
@@ -153,7 +153,7 @@ fn tensors(file: &Path) -> Vec<(String, Vec<u8>)> {
     found
 }
 
-/// In the place of a hash.
+/// Stands in place of a missing hash.
 const NONE: &str = "--------";
 const HEADER: &str = "# What the golden runs leave: hashes by name, written by GOLDEN_RUNS=write (see main.rs). \
                       Whoever changes a line says why.\n";

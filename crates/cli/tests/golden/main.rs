@@ -1,8 +1,8 @@
-//! Golden bits: what short runs of every kind leave behind, hashed by name and compared with `bits.txt`. A change that
-//! should change no result keeps the file equal; one that must change results writes it anew and says why.
+//! Golden bits: the results of short runs of every kind, hashed by name and compared with `bits.txt`. A change that
+//! should not change results leaves the file equal; a change that must change results rewrites it and says why.
 //!
-//! Nothing here is a type of the library: the program makes the models, trains, is cut off and resumed, and its run
-//! directory is read. A hash is of a tensor's, a metric's or a column's values, never of a file's bytes, and of nothing
+//! These tests use no types of the library: the program creates the models, trains, is interrupted and resumed, and its
+//! run directory is read. A hash covers the values of a tensor, a metric or a column, never a file's bytes, and nothing
 //! that measures time or memory.
 //!
 //! | column | computed as | by the instruction sets |
@@ -11,8 +11,8 @@
 //! | bf16 | bf16, chains | all without AMX |
 //! | bf16-amx | bf16, the formula of AMX's tiles | amx, amx-emulated |
 //!
-//! `GOLDEN_RUNS=all cargo test -p lockstep-cli --test golden` takes every instruction set that the machine has;
-//! without it the best and the portable one are taken, and AMX for some runs. `GOLDEN_RUNS=write` writes the file.
+//! `GOLDEN_RUNS=all cargo test -p lockstep-cli --test golden` uses every instruction set that the machine has; without
+//! it the best and the portable one are used, and AMX for some runs. `GOLDEN_RUNS=write` writes the file.
 
 mod bits;
 mod older;
@@ -30,12 +30,12 @@ const COLUMNS: [&str; 3] = ["f32", "bf16", "bf16-amx"];
 /// The runs that are repeated on emulated AMX.
 const EVERYWHERE: [&str; 3] = ["grpo", "grpo-lora", "ppo"];
 
-/// A run on an instruction set: the column of the file that it must equal.
+/// A run on an instruction set, and the column of the file that it must equal.
 struct Job {
     isa: &'static str,
     column: usize,
     run: &'static Run,
-    /// Cut off in the middle and resumed, on this instruction set.
+    /// The instruction set on which the run is resumed after it is interrupted in the middle.
     resumed: Option<&'static str>,
 }
 
@@ -47,7 +47,7 @@ fn jobs(site: &Site, all: bool) -> Vec<Job> {
     for (i, &isa) in present.iter().enumerate() {
         let last = i + 1 == present.len();
         for run in RUNS.iter().filter(|_| all || i == 0 || last) {
-            // On another one: that changes no bit either.
+            // The run is resumed on another instruction set, which does not change a bit, either.
             let resumed = (all || i == 0).then(|| present[(i + 1) % present.len()]);
             jobs.extend([0, 1].map(|column| Job { isa, column, run, resumed }));
         }
@@ -67,7 +67,7 @@ fn runs_leave_the_bits_of_the_file() {
     let site = Site::new();
     let (jobs, next) = (jobs(&site, mode == "all"), AtomicUsize::new(0));
     let results = Mutex::new(Vec::new());
-    // Two at a time: a run waits for files and has one thread.
+    // Two runs at a time, since a run waits for files and has one thread.
     std::thread::scope(|scope| {
         for _ in 0..2 {
             scope.spawn(|| {
@@ -108,7 +108,7 @@ fn runs_leave_the_bits_of_the_file() {
     assert!(differences.is_empty(), "{} differences:\n{}", differences.len(), differences.join("\n"));
 }
 
-/// Says what of a run differs from what was expected.
+/// Lists the differences between a run and the expected hashes.
 fn compare(job: &Job, source: &str, expected: &Bits, found: &Bits, differences: &mut Vec<String>) {
     let names: BTreeMap<&String, ()> = expected.keys().chain(found.keys()).map(|name| (name, ())).collect();
     for name in names.into_keys().filter(|name| expected.get(*name) != found.get(*name)) {

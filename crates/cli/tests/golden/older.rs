@@ -1,10 +1,10 @@
 //! Runs of older builds: their checkpoints resume, and their recorded rollouts replay, to the bits that those builds
 //! gave; a run that they recorded is proven by `verify`, and opens in a report.
 //!
-//! `COMMIT/NAME/` was written by that commit on the portable instruction set: `run/`, cut off after step 2 of 6, in the
-//! middle of a generation batch's uses; `bits.txt`, the bits of the run that was not cut off; for runs of 63ed136 also
-//! `recorded.jsonl`, its rollouts, and `replayed.txt`, the bits of a run on these. `@SITE@` stands for the directory
-//! that the run was in.
+//! `COMMIT/NAME/` was written by that commit on the portable instruction set. `run/` was interrupted after step 2 of 6,
+//! in the middle of a generation batch's uses, and `bits.txt` has the bits of the uninterrupted run. Runs of 63ed136
+//! also have `recorded.jsonl`, their rollouts, and `replayed.txt`, the bits of a run on these. `@SITE@` stands for the
+//! directory that the run was in.
 //!
 //! Runs of another commit: `OLDER=PROGRAM cargo test -p lockstep-cli --test golden runs_are_kept -- --ignored` writes
 //! those of [`EBC6ED8`] with a program that was built from it.
@@ -22,8 +22,7 @@ const PPO: &[&str] =
     &["algorithm=ppo", "num_generations=1", "num_mini_batches=2", "num_ppo_epochs=4", "per_device_train_batch_size=4"];
 const KEPT: [(&str, &[&str]); 3] = [("grpo", GRPO), ("grpo-lora", GRPO), ("ppo", PPO)];
 
-/// A run of ebc6ed8, the last commit before batches had one source: its command, its keys, and how many workers made
-/// it.
+/// A run of ebc6ed8, the last commit before batches had one source: its command, its keys, and its number of workers.
 struct Kept {
     name: &'static str,
     command: &'static str,
@@ -31,7 +30,7 @@ struct Kept {
     workers: u64,
 }
 
-/// Each way to a batch, and each kind of checkpoint.
+/// Runs with every source of batches and every kind of checkpoint.
 const EBC6ED8: [Kept; 7] = [
     Kept {
         name: "iterations",
@@ -67,7 +66,7 @@ const EBC6ED8: [Kept; 7] = [
     Kept { name: "dpo", command: "dpo", set: &["dataset_name=p.jsonl", "eval_dataset_name=q.jsonl"], workers: 0 },
 ];
 
-/// Metrics that have other values since: an extreme or a mean of nothing is missing, not 0 (decision 0048).
+/// Metrics whose values have changed since: an extreme or a mean without values is missing, not 0 (decision 0048).
 const CHANGED: [&str; 4] = [
     "metric completions/max_terminated_length",
     "metric completions/mean_terminated_length",
@@ -87,7 +86,7 @@ impl Kept {
         directory
     }
 
-    /// The arguments for as many workers as made the run.
+    /// The arguments for the number of workers that the run had.
     fn distributed(&self) -> Vec<String> {
         match self.workers {
             0 => Vec::new(),
@@ -96,7 +95,7 @@ impl Kept {
     }
 }
 
-/// Every run of 63ed136 in a directory beside the models, and the differences that `f` finds there.
+/// Calls `f` for every run of 63ed136 in a directory beside the models, and returns the differences that `f` finds.
 fn each(f: impl Fn(&Site, &Path, &Path, &[&str], &str) -> Vec<String>) {
     let site = Site::new();
     let mut differences = Vec::new();
@@ -133,7 +132,8 @@ fn rollouts_that_an_older_build_recorded_replay_to_its_bits() {
     });
 }
 
-/// Every way to a batch, with workers and without: shown, resumed, proven from its first step on, and replayed.
+/// Runs with every source of batches, with and without workers, are shown, resumed, proven from the first step on, and
+/// replayed.
 #[test]
 fn runs_of_ebc6ed8_resume_replay_and_verify() {
     let site = Site::new();
@@ -149,7 +149,7 @@ fn runs_of_ebc6ed8_resume_replay_and_verify() {
         let resume = [kept.command, "--resume", "run"].into_iter().chain(own.iter().map(String::as_str));
         program(&resume.collect::<Vec<_>>());
         let found = differing(&kept.files().join("bits.txt"), &bits::of(&directory.join("run"), STEPS));
-        // But for its staleness, what is measured of a queue is of time.
+        // Except for staleness, the metrics of a queue measure time.
         let is_time = |what: &str| what.starts_with("metric async/") && !what.starts_with("metric async/lag");
         let is_kept = |what: &String| !is_time(what) && !CHANGED.iter().any(|name| what.starts_with(name));
         differences.extend(found.into_iter().filter(is_kept).map(|what| format!("{}: {what}", kept.name)));
@@ -186,7 +186,7 @@ fn runs_are_kept() {
         let run = directory.join("run");
         let whole = bits::of(&run, STEPS);
         runs::cut(&run);
-        // Files that no later build reads back.
+        // No later build reads these files.
         for name in ["lockstep-0.log", "run.lock", "trace.json", "profile.json", "completions", "fleet/cores"] {
             let path = run.join(name);
             if path.is_dir() { fs::remove_dir_all(path).unwrap() } else { drop(fs::remove_file(path)) }
@@ -199,7 +199,7 @@ fn runs_are_kept() {
     }
 }
 
-/// Names and hashes of the file that are found otherwise. A newer build may leave more beside them.
+/// The names whose hashes differ from those in the file `expected`. A newer build may write more names.
 fn differing(expected: &Path, found: &Bits) -> Vec<String> {
     let text = fs::read_to_string(expected).unwrap();
     let rows: Vec<(&str, &str)> = text.lines().map(|line| line.rsplit_once(' ').unwrap()).collect();
@@ -211,7 +211,7 @@ fn differing(expected: &Path, found: &Bits) -> Vec<String> {
     rows.iter().filter_map(other).collect()
 }
 
-/// Copies files; `f` changes those that are text.
+/// Copies files; `f` changes the text files.
 fn copy(from: &Path, to: &Path, f: &impl Fn(&str) -> String) {
     fs::create_dir_all(to).unwrap();
     for entry in fs::read_dir(from).unwrap().map(|entry| entry.unwrap()) {

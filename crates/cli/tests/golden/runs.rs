@@ -1,5 +1,4 @@
-//! The runs: tiny models that the program makes, and the shortest runs in which everything that decides bits takes
-//! part.
+//! The runs: tiny models that the program creates, and the shortest runs that use all parts that affect bits.
 
 use crate::bits::{self, Bits};
 use serde_json::{Map, Value, json};
@@ -16,8 +15,8 @@ pub struct Run {
 }
 
 pub const STEPS: u64 = 6;
-/// The checkpoint that a run is cut back to: in the middle of a generation's uses, with metrics that are not logged
-/// yet.
+/// The checkpoint to which a run is cut back. It is in the middle of a generation's uses, with metrics that are not
+/// logged yet.
 const CUT: u64 = 2;
 pub const COMMON: &[&str] = &[
     "max_steps=6",
@@ -28,14 +27,14 @@ pub const COMMON: &[&str] = &[
     "eval_strategy=steps",
     "eval_steps=3",
 ];
-/// Where completions are sampled.
+/// Keys of runs that sample completions.
 pub const SAMPLED: &[&str] = &[
     "dataset_name=d.jsonl",
     "eval_dataset_name=e.jsonl",
     "max_completion_length=10",
     "num_generations_eval=2",
     "record_rollouts=true",
-    // Its own tests are in `it`: it is of what is hashed already.
+    // The loss has its own tests in `it`, and follows from values that are hashed already.
     "eval_loss=false",
 ];
 
@@ -44,7 +43,7 @@ const SKIPPED: &str = "metric update/skipped_groups";
 
 /// `qwen3` has norms of q and k, tied embeddings and two layers; `qwen2` has biases and a head of its own.
 pub const RUNS: &[Run] = &[
-    // A generation of 16 completions serves four steps; a reference model; a cosine.
+    // A generation of 16 completions serves four steps; the run has a reference model and a cosine schedule.
     Run {
         name: "grpo",
         command: "train",
@@ -76,7 +75,7 @@ pub const RUNS: &[Run] = &[
             "repetition_penalty=1.1",
         ],
     },
-    // The rewards of many groups are all equal; their entropies are recorded.
+    // In many groups all rewards are equal; the entropies of such groups are recorded.
     Run {
         name: "grpo-zero",
         command: "train",
@@ -130,7 +129,7 @@ pub const RUNS: &[Run] = &[
             "entropy_coef=0.02",
         ],
     },
-    // Moments in bf16 are rounded by chance.
+    // bf16 moments are rounded stochastically.
     Run {
         name: "sapo",
         command: "train",
@@ -242,7 +241,8 @@ impl Site {
             let init = ["init", "--config", &config, "--tokenizer", "tokenizer", "--seed", "7", "--out", name];
             good(site.program("portable", root, &init));
         }
-        // qwen3 with a padding token that ends no text: without one that is the end token, whose score nobody asks for.
+        // qwen3 with a padding token that does not end a completion. Without it the end token would be the padding
+        // token, whose score is never read.
         fs::create_dir(root.join("padded")).unwrap();
         for file in fs::read_dir(root.join("qwen3")).unwrap().map(|entry| entry.unwrap()) {
             fs::copy(file.path(), root.join("padded").join(file.file_name())).unwrap();
@@ -270,7 +270,7 @@ impl Site {
         directory
     }
 
-    /// The bits of `run`, which must repeat after it was cut off and `resumed` on that instruction set.
+    /// The hashes of `run`, which must be the same after the run is interrupted and `resumed` on that instruction set.
     pub fn bits(&self, run: &Run, isa: &str, column: usize, resumed: Option<&str>) -> Bits {
         let directory = self.directory(&format!("{}-{isa}-{column}", run.name));
         if run.name == "replay" {
@@ -288,7 +288,7 @@ impl Site {
             cut(&out);
             let mut arguments = vec![run.command, "--resume", "run", "--set", "threads=2"];
             if run.command == "train" {
-                // Where tokens are guessed, too.
+                // The resumed run also guesses draft tokens.
                 arguments.extend(["--set", "speculative=auto"]);
             }
             good(self.program(isa, &directory, &arguments));
@@ -299,7 +299,7 @@ impl Site {
         whole
     }
 
-    /// Groups that are left out of the update change no bit but those of metrics that are of what is computed.
+    /// Skipping groups in the update changes only metrics of computed work.
     fn check_without_skipping(&self, run: &Run, directory: &Path, isa: &str, column: usize, whole: &Bits) {
         let mut arguments = arguments(run, column, "all");
         arguments.extend(["--set", "skip_zero_gradients=false"].map(String::from));
@@ -341,7 +341,7 @@ pub fn good(output: Output) {
     assert!(output.status.success(), "{}\n{}", text(&output.stdout), text(&output.stderr));
 }
 
-/// As if it had been killed before it wrote the checkpoint after [`CUT`].
+/// Changes the run directory as if the run had been killed before it wrote the checkpoint after [`CUT`].
 pub fn cut(run: &Path) {
     let later: Vec<PathBuf> = fs::read_dir(run.join("checkpoints")).unwrap().map(|e| e.unwrap().path()).collect();
     let kept = run.join(format!("checkpoints/step-{CUT:06}"));

@@ -1,5 +1,5 @@
-//! Alarms through the program: a reward that pays for the wrong thing is named during the run, a healthy
-//! run raises none, and a resumed run raises the same.
+//! Alarms through the program: a reward that pays for the wrong thing is named during the run, a healthy run raises no
+//! alarm, and a resumed run raises the same alarms.
 
 use crate::support::runs::{good, metrics, of_lines};
 use crate::support::{RunOutput, model_of};
@@ -12,7 +12,7 @@ const LLAMA: &str = r#"{"model_type": "llama", "architectures": ["LlamaForCausal
 "head_dim": 8, "max_position_embeddings": 64, "rms_norm_eps": 1e-6, "rope_theta": 10000.0, "hidden_act": "silu",
 "tie_word_embeddings": false, "bos_token_id": null, "eos_token_id": 0}"#;
 
-/// Each is a token.
+/// Each word is a token.
 const WORDS: [&str; 16] =
     ["<e>", "<answer>", "</answer>", "(", ")", " ", "a", "b", "c", "d", "1", "2", "3", "4", "5", "6"];
 
@@ -75,14 +75,14 @@ fn a_reward_that_pays_for_an_empty_answer_or_a_syntax_error_is_named_within_twen
         let examples = alarm["examples"].as_array().unwrap();
         assert!(!examples.is_empty() && examples.iter().all(|e| e.as_str().unwrap().contains(exploit)), "{alarm}");
         assert!(alarm["remedy"].as_str().unwrap().contains("fix it"), "{alarm}");
-        // On the console with its examples, and in the last words.
+        // The alarm is on the console with its examples, and in the summary at the end.
         let line = format!("warning: alarm {id} since step {}: ", alarm["since"]);
         let (_, rest) = output.err.split_once(&line).unwrap_or_else(|| panic!("`{line}`: {}", output.err));
         assert!(rest.lines().nth(1).unwrap().contains(exploit), "{}", output.err);
         let (_, summary) =
             output.err.split_once(" raised (docs/alarms.md):").unwrap_or_else(|| panic!("{}", output.err));
         assert!(summary.contains(&format!("  {id}, from step {}", alarm["since"])), "{summary}");
-        // The verdict does not end with what the reward claims, and is the report's.
+        // The verdict does not end with the reward's improvement, and equals the report's verdict.
         let (_, verdict) = summary.lines().rev().nth(1).unwrap().split_once("s] ").unwrap();
         assert!(verdict.contains("ut the winners ") && verdict.contains("(since step "), "{verdict}");
         let report = good(dir.path(), &["report", id, "--print"]).out;
@@ -110,7 +110,7 @@ fn a_resumed_run_raises_the_same_alarms() {
     let set = ["reward_funcs=[\"format:<answer></answer>\"]", "save_steps=1"];
     train(root, "whole", &set);
     train(root, "cut", &set);
-    // Between the first time that it holds and the time at which it is raised.
+    // The run is resumed between the step at which the alarm first holds and the step at which it is raised.
     let found = alarms(&root.join("whole"));
     let since = found.iter().find_map(|(step, alarm)| alarm["since"].as_u64().filter(|since| since < step));
     let checkpoint = format!("cut/checkpoints/step-{:06}", since.unwrap_or_else(|| panic!("{found:?}")));

@@ -1,4 +1,4 @@
-//! Sick runs of every kind raise the alarm that is meant for them, and healthy ones none.
+//! Faulty runs of every kind raise the alarm that is meant for them, and healthy runs raise none.
 
 use crate::alarms::{alarms, arguments, directory};
 use crate::support::lockstep;
@@ -13,7 +13,7 @@ fn raised(run: &Path) -> BTreeSet<String> {
     alarms(run).into_iter().map(|(_, alarm)| alarm["id"].as_str().unwrap().to_owned()).collect()
 }
 
-/// A reward of 64 scores, each as the awk expression says.
+/// A reward with 64 scores, each given by the awk expression.
 fn reward(root: &Path, name: &str, score: &str) -> String {
     let program = format!(
         "n=0\nwhile read -r line; do n=$((n + 1)); awk -v n=$n 'BEGIN {{ srand(n); printf \"{{\\\"rewards\\\": [\"; \
@@ -44,8 +44,8 @@ fn a_reward_without_information_is_named() {
     assert!(found.contains("constant_reward") && found.contains("zero_variance"), "{found:?}");
 }
 
-/// A model that cannot end: with a reward for characters, tokens do not show what it learns. Where it is meant to be
-/// so, that completions are cut is said once, as a note.
+/// A model that cannot end its completions. With a reward for characters, tokens do not show what the model learns. If
+/// the configuration intends this, the truncation is reported once, as a note.
 #[test]
 fn a_run_in_which_everything_is_cut() {
     let dir = directory();
@@ -94,7 +94,7 @@ fn healthy_runs_raise_none() {
     let root = dir.path();
     let steps = ["max_steps=30", "logging_steps=1", "save_strategy=no", "eval_strategy=no"];
     let pairs = ["dataset_name=p.jsonl", "eval_dataset_name=q.jsonl"];
-    // An untrained model samples ids beyond its tokenizer's.
+    // An untrained model samples ids beyond those of its tokenizer.
     let untrained: &[&str] = &["tokens_without_text"];
     let healthy: [(&str, &str, &[&str], &[&str]); 5] = [
         ("sft", "sft", &["learning_rate=0.003"], &[]),

@@ -1,9 +1,9 @@
-//! Bad input gives one clear paragraph, exit code 2, and nothing half-written: no output directory either.
+//! Bad input gives one clear paragraph, exit code 2, and no files, not even an output directory.
 
 use crate::support::{command, lockstep, model, refused};
 use std::path::Path;
 
-/// A directory with a model and data in which everything is right.
+/// A directory with a model and data without any fault.
 fn good() -> tempfile::TempDir {
     let dir = tempfile::tempdir().unwrap();
     model(&dir.path().join("model"));
@@ -43,7 +43,7 @@ fn usage() {
     refused(dir.path(), &scored, &["--out none/x.jsonl", "a directory that exists"]);
 }
 
-/// Flags that are refused before anything is looked at: the first line has all words.
+/// Flags that are refused before any file is read: the first line contains all words.
 #[track_caller]
 fn misused(directory: &Path, arguments: &[&str], words: &[&str]) {
     let printed = lockstep(directory, arguments);
@@ -54,7 +54,7 @@ fn misused(directory: &Path, arguments: &[&str], words: &[&str]) {
     }
 }
 
-/// A negative number is not taken for a flag: the error names the flag that it belongs to.
+/// A negative number is not mistaken for a flag: the error names the flag that it belongs to.
 #[test]
 fn negative_numbers() {
     let dir = good();
@@ -71,7 +71,7 @@ fn negative_numbers() {
     }
 }
 
-/// Supervised training, pairs and reward models ask no reward.
+/// Supervised training, DPO and reward models do not use rewards.
 #[test]
 fn rewards_where_none_is_asked() {
     let dir = good();
@@ -193,7 +193,7 @@ fn models() {
 fn output_directories() {
     let dir = good();
     std::fs::create_dir(dir.path().join("run")).unwrap();
-    // A name that the run gives to a file of its own; other files may be there.
+    // The run itself writes a file of this name; other files may be there.
     write(&dir.path().join("run"), "metrics.jsonl", "mine");
     train(dir.path(), &[], &["run", "metrics.jsonl", "--out"]);
     write(dir.path(), "file", "");
@@ -248,7 +248,7 @@ fn correct_input_runs() {
     refused(dir.path(), &arguments, &["run", "already holds a run", "--resume"]);
 }
 
-/// Numbers that no machine has room for are refused, each by its name: no panic, no abort.
+/// Numbers that are too large for any machine are refused by name, without a panic or an abort.
 #[test]
 fn absurd_sizes() {
     let dir = good();
@@ -271,12 +271,12 @@ fn absurd_sizes() {
     for (flag, value) in [("--n", "1000000000000"), ("--threads", "100000")] {
         refused(dir.path(), &[&["generate"], &model[..], &[flag, value]].concat(), &[value]);
     }
-    // As many as the context holds.
+    // The completion gets as many tokens as the context holds.
     let long = [&["generate"], &model[..], &["--max-new-tokens", "9000000000000000000", "--n", "2"]].concat();
     assert_eq!(lockstep(dir.path(), &long).code, Some(0));
 }
 
-/// A stop string ends a completion; an empty one would end each at once.
+/// A stop string ends a completion; an empty one would end every completion at once, and is refused.
 #[test]
 fn empty_stop_strings() {
     let dir = good();
@@ -284,7 +284,7 @@ fn empty_stop_strings() {
     refused(dir.path(), &["generate", "--model", "model", "--prompt", "ab", "--stop", ""], &["--stop"]);
 }
 
-/// A flag and a `--set` that give a key two values: neither is taken in silence.
+/// If a flag and a `--set` give a key two values, neither is chosen silently.
 #[test]
 fn a_key_given_twice() {
     let dir = good();
@@ -366,7 +366,7 @@ mod not_utf8 {
     }
 }
 
-/// Every variable is obeyed or refused, by every command.
+/// Every command obeys or refuses every variable.
 #[test]
 fn variables_of_the_environment() {
     let dir = good();

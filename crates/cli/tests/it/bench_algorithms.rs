@@ -1,4 +1,4 @@
-//! The benchmark of algorithms with very short runs: what it writes, that it continues, what it refuses.
+//! The benchmark of algorithms with very short runs: what it writes, that it continues, and what it refuses.
 
 use crate::support::{lockstep, refused};
 use serde_json::Value;
@@ -18,7 +18,7 @@ fn a_row_two_seeds_and_again() {
         let runs = row["runs"].as_array().unwrap();
         assert_eq!(runs.iter().map(|r| r["seed"].as_u64().unwrap()).collect::<Vec<_>>(), [1, 2]);
         for run in runs {
-            // The start and an evaluation after each step.
+            // The curve has the start, and an evaluation after each step.
             let curve = run["curve"].as_array().unwrap();
             assert_eq!(curve.len(), 2, "{run}");
             let number = |i: usize, name: &str| curve[i][name].as_f64().unwrap();
@@ -32,7 +32,7 @@ fn a_row_two_seeds_and_again() {
     assert_eq!(csv.lines().count(), 1 + 2 * 2);
     assert!(fs::read_to_string(dir.path().join("b/table.md")).unwrap().contains("| GRPO | "));
 
-    // Started again it runs nothing again, other settings are another benchmark.
+    // Started again, the benchmark does not repeat runs; with other settings it is another benchmark.
     let begun = |seed: u64| fs::metadata(dir.path().join(format!("b/seed-{seed}/grpo/record.json"))).unwrap();
     let before = begun(1).modified().unwrap();
     let output = lockstep(dir.path(), &only);

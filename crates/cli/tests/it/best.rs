@@ -1,4 +1,4 @@
-//! Which evaluation is the best, what of it stays, and when evaluations end a run.
+//! Which evaluation is the best, which of its files are kept, and when evaluations end a run.
 
 use crate::stopping::reward;
 use crate::support::refused;
@@ -52,12 +52,12 @@ fn the_best_is_one_that_is_kept() {
         let run = root.join(out);
         assert_eq!(weights(&run, "model"), weights(&run, "checkpoints/step-000004"));
         assert_eq!(of_lines(&run, "eval_reward").len(), if out == "plain" { 3 } else { 4 });
-        // Nor does it count for patience.
+        // The evaluation before the first step does not count for patience, either.
         let patient = [&best[..], &[start, "early_stopping_patience=1"]].concat();
         let output = good(root, &arguments("train", &format!("{out}-patient"), &patient));
         assert!(output.err.contains("stopped early after step 8"), "{}", output.err);
     }
-    // A best checkpoint that somebody deleted is missed aloud.
+    // If the best checkpoint was deleted, a message reports it.
     let all = arguments("train", "gone", &[&best[..], &["max_steps=8"]].concat());
     good(root, &all);
     fs::remove_dir_all(root.join("gone/checkpoints/step-000004")).unwrap();
@@ -72,7 +72,7 @@ fn patience_and_the_first_evaluation_outlive_a_resume() {
     let constant = reward(root, "0");
     let set = [&*constant, "early_stopping_patience=2", "metric_for_best_model=reward", "eval_on_start=true"];
     good(root, &arguments("train", "run", &[&set[..], &["max_steps=10"]].concat()));
-    // Worse twice in a row, in step 8 and, after the resume, in step 12.
+    // Two evaluations in a row are not better: at step 8 and, after the resume, at step 12.
     let output = good(root, &["train", "--resume", "run", "--set", "max_steps=20"]);
     assert!(output.err.contains("stopped early after step 12"), "{}", output.err);
     assert_eq!(of_lines(&root.join("run"), "eval_reward").len(), 4, "steps 0, 4, 8 and 12");
@@ -90,7 +90,7 @@ fn a_gain_below_the_threshold_does_not_count() {
     assert!(losses[1] < losses[0], "{losses:?}");
     let output = good(root, &arguments("sft", "much", &[&set[..], &["early_stopping_threshold=100"]].concat()));
     assert!(output.err.contains("stopped early after step 8"), "{}", output.err);
-    // Less gain than counts is a gain: step 8 is still the best.
+    // A gain below the threshold is still a gain: step 8 is the best.
     assert_eq!(weights(&root.join("much"), "model"), weights(&root.join("much"), "checkpoints/step-000008"));
 }
 
@@ -121,7 +121,7 @@ fn a_part_of_an_epoch_is_rounded_up() {
     }
 }
 
-/// A row as long as `max_length` stays.
+/// A row of exactly `max_length` tokens is kept.
 #[test]
 fn rows_longer_than_max_length_are_left_out() {
     let dir = directory();

@@ -15,7 +15,7 @@ fn a_finished_run_gets_the_events_that_it_would_have_written() {
         events(&root.join(run)).into_iter().filter(|(_, tag, _)| tag != "long").collect()
     };
     let texts = |run: &str| events(&root.join(run)).iter().filter(|(_, tag, _)| tag == "long").count();
-    // The file that it wrote itself is never written over.
+    // An event file that the run wrote itself is never overwritten.
     let before = events(&root.join("with"));
     refused(root, &["board", "with"], &["tfevents", "is there already", "--out"]);
     assert_eq!(events(&root.join("with")), before);

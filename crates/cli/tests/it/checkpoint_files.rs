@@ -1,12 +1,12 @@
-//! The files of a checkpoint belong together: `files.json` lists them, and what is of another step is refused by name.
+//! The files of a checkpoint belong together: `files.json` lists them, and a file from another step is refused by name.
 
 use crate::support::runs::{arguments, directory, good, same};
 use crate::support::{lockstep, refused};
 use std::fs;
 use std::path::Path;
 
-/// Copies each file that differs between two checkpoints of a run from the older into the newer one: the file is
-/// complete, and its own checksum is right.
+/// Replaces, one at a time, each file that differs between two checkpoints of a run by the older one. The older file is
+/// complete, and its own checksum is correct.
 fn each_of_another_step(root: &Path, run: &str, purpose: &str) -> Vec<String> {
     let [older, newer] = [2, 6].map(|step| root.join(run).join(format!("checkpoints/step-{step:06}")));
     let list: serde_json::Value = serde_json::from_slice(&fs::read(newer.join("files.json")).unwrap()).unwrap();
@@ -44,7 +44,7 @@ fn a_file_of_another_step_is_refused_by_name() {
     }
 }
 
-/// Not only where the run is resumed: whatever reads the model in it.
+/// Not only a resume notices it, but every command that reads the checkpoint's model.
 #[test]
 fn a_model_is_not_loaded_with_files_of_another_step() {
     let dir = directory();
@@ -76,14 +76,14 @@ fn a_model_is_not_loaded_with_files_of_another_step() {
         fs::write(&path, own).unwrap();
         good(root, &readers(&named)[1]);
     }
-    // A file that is cut off or deleted without being broken.
+    // The file is truncated or deleted, but not damaged otherwise.
     let path = root.join(model).join("generation_config.json");
     let own = fs::read_to_string(&path).unwrap();
     for (text, words) in [(Some(own.trim_end()), "and had"), (None, "missing")] {
         text.map_or_else(|| fs::remove_file(&path), |text| fs::write(&path, text)).unwrap();
         refused(root, &readers(&["--model", model])[1], &["generation_config.json", words]);
     }
-    // The result is not a checkpoint: its files may be changed.
+    // The result is not a checkpoint, so its files may be changed.
     fs::remove_file(root.join("run/model/generation_config.json")).unwrap();
     good(root, &readers(&["--model", "run/model"])[1]);
 }
@@ -109,7 +109,7 @@ fn a_checkpoint_of_an_older_version_resumes_with_a_note() {
     same(&root.join("whole"), &root.join("older"));
 }
 
-/// Older versions wrote no `files.json`, which would have noticed it.
+/// Missing masters are refused even without `files.json`, which older versions did not write.
 #[test]
 fn a_checkpoint_without_its_masters_is_refused() {
     let dir = directory();

@@ -1,4 +1,4 @@
-//! Rewards that run programs: refused where nothing isolates them, and recorded where that is allowed.
+//! Rewards that run programs: refused if nothing isolates the programs, and recorded if that is allowed.
 
 use crate::support::lockstep;
 use crate::support::runs::{arguments, directory, good};

@@ -1,5 +1,5 @@
-//! Parts that meet: adapters with bf16 moments and dropout, with recorded rollouts and dynamic sampling; a run of them
-//! is resumed exactly.
+//! Combinations of features: adapters with bf16 moments and dropout, with recorded rollouts and dynamic sampling; such
+//! a run is resumed exactly.
 
 use crate::support::runs::{arguments, directory, good};
 use std::fs;

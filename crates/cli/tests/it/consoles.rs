@@ -1,5 +1,5 @@
-//! Consoles that cannot be written to. Whatever a command prints beside its result stops nothing and changes no exit
-//! code; a result that cannot be printed is an error, unless its reader has closed the pipe, which has enough.
+//! Consoles that cannot be written to. If output other than the result cannot be printed, the command continues and its
+//! exit code stays. If the result cannot be printed, that is an error, unless its reader has closed the pipe.
 
 use crate::support::command;
 use crate::support::runs::{arguments, directory, good, same, same_but_workers};
@@ -7,14 +7,14 @@ use std::fs::File;
 use std::path::Path;
 use std::process::Stdio;
 
-/// A console, as the program gets it.
+/// The state of the program's console.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Console {
     /// A pipe whose reader is gone.
     Closed,
-    /// A redirect to a disk without room.
+    /// A redirect to a full disk.
     Full,
-    /// It can be written to.
+    /// The console can be written to.
     Good,
 }
 
@@ -31,9 +31,9 @@ impl Console {
 /// The standard output of a command.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Output {
-    /// The result, with this exit code where there is no room for it.
+    /// The result, with this exit code if it cannot be written.
     Result(i32),
-    /// A table or a name of a result that is elsewhere, or nothing.
+    /// A table, or the name of a result that is elsewhere, or nothing.
     Mention,
 }
 

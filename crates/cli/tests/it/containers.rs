@@ -1,6 +1,6 @@
-//! Learner and workers in different containers: pid namespaces of their own, a shared run directory and a shared
-//! directory of weights. A number names another process in each. Needs the right to make namespaces; skipped, which is
-//! printed, without it.
+//! Learner and workers in different containers: separate pid namespaces, a shared run directory and a shared directory
+//! of weights. The same PID names another process in each container. The tests need the right to create namespaces, and
+//! are skipped with a message without it.
 
 use super::distributed::{distributed, end, pids};
 use crate::support::runs::{arguments, directory, good, listing_names, same_but_workers};
@@ -20,16 +20,17 @@ fn namespaces() -> Option<()> {
         .or_else(|| testing::skip("no right to make a pid namespace"))
 }
 
-/// Processes in a container, which end when this is dropped: the program, and one that counts in the file `beats`.
+/// The processes of a container, which end when this value is dropped: the program, and a process that counts in the
+/// file `beats`.
 struct Container(Child);
 
 impl Container {
-    /// The process that counts is process 2 there.
+    /// The counting process has PID 2 in the container.
     fn start(root: &Path, name: &str, arguments: &[&str]) -> Container {
         Container::of(root, name, arguments, "$BEAT & $PROGRAM & wait $!")
     }
 
-    /// The program is process 2 there.
+    /// The program has PID 2 in the container.
     fn start_first(root: &Path, name: &str, arguments: &[&str]) -> Container {
         Container::of(root, name, arguments, "$PROGRAM & program=$!; $BEAT & wait $program")
     }
@@ -68,13 +69,13 @@ fn beats(root: &Path, name: &str) -> u64 {
     fs::read_to_string(root.join(format!("{name}.beats"))).ok().and_then(|text| text.trim().parse().ok()).unwrap_or(0)
 }
 
-/// Waits until the process with number 2 in the container has done more, which it does as long as it lives.
+/// Waits until the process with PID 2 in the container has done more work, which it does as long as it lives.
 fn assert_alive(root: &Path, name: &str) {
     let before = beats(root, name);
     testing::wait_until(&format!("process 2 of {name} lives"), || beats(root, name) > before);
 }
 
-/// The number that a process of a container has outside, by the words of its command.
+/// The PID outside the container of the process whose command has these words.
 fn number_outside(words: &[&str]) -> Option<u32> {
     fs::read_dir("/proc").unwrap().flatten().find_map(|process| {
         let pid = process.file_name().to_str()?.parse::<u32>().ok()?;
@@ -122,7 +123,7 @@ fn a_worker_of_another_container_that_stands_still_costs_no_process_its_life() {
     signal(worker, "STOP");
     let output = || fs::read_to_string(root.join("home.said")).unwrap_or_default();
     testing::wait_until("the learner reports that it stands still", || output().contains("worker w1 stands still"));
-    // Three limits longer.
+    // Waits three times longer than the limit.
     std::thread::sleep(std::time::Duration::from_secs(3));
     assert_alive(root, "home");
     assert_alive(root, "away");
@@ -150,13 +151,13 @@ fn the_weights_of_another_containers_run_are_left_alone_as_long_as_it_lives() {
         root.join("out/fleet/learner.json").exists() && slots(&weights).len() >= 3
     });
     let before = slots(&weights);
-    // Others that live here and in a third container, and end, in the same directory.
+    // Other runs in the same directory, one here and one in a third container, that end.
     let more =
         |out: &'static str| [&distributed(out, "1", &["max_steps=3"])[..], &["--weights-dir", "weights"]].concat();
     good(root, &more("second"));
     Container::start(root, "third", &more("third")).end(root, "third");
     assert_eq!(slots(&weights), before, "those of the first are there, those of the others are not");
-    // A worker that joins now finds them.
+    // A worker that joins now still finds the first run's weights.
     good(root, &["worker", "--join", "out", "--name", "late", "--threads", "1"]);
     first.end(root, "first");
     same_but_workers(&root.join("one"), &root.join("out"));
@@ -191,8 +192,8 @@ fn a_worker_that_cannot_open_the_learners_memory_is_refused() {
     end(learner);
 }
 
-/// A second process of the other container is refused by the lock, and its message does not advise to end a process of
-/// this one.
+/// A second process in the other container is refused by the lock, and the message does not advise the user to end a
+/// process of this container.
 #[test]
 fn a_run_that_another_container_writes_is_refused_by_its_lock() {
     let Some(()) = namespaces() else { return };

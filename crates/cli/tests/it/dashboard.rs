@@ -57,7 +57,7 @@ fn watchers_change_no_bit_of_a_run() {
         .collect();
     let mut visits = 0;
     while run.try_wait().unwrap().is_none() {
-        // It fails where the run ends at this moment.
+        // The connection fails if the run ends at this moment.
         let Ok(mut stream) = watch() else { continue };
         visits += usize::from(stream.read(&mut [0; 64]).is_ok_and(|count| count > 0));
     }
@@ -98,7 +98,7 @@ fn the_page_shows_a_run_and_refuses_what_it_cannot_do() {
     let text: String = pieces.iter().map(|piece| piece.as_str().unwrap()).collect();
     assert_eq!(pieces.len() as u64, group["completions"][0]["length"].as_u64().unwrap());
     assert!(!text.is_empty() && group["prompt"].is_string(), "{group}");
-    // Ctrl-C, or a signal, ends it at once.
+    // Ctrl-C, or a signal, ends the page at once.
     page.kill().unwrap();
     page.wait().unwrap();
 }

@@ -6,8 +6,8 @@ use serde_json::Value;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// A library with the functions of NVIDIA's driver and compiler, two devices and no computing. None, and a line that
-/// says so, without a compiler.
+/// A library with the functions of NVIDIA's driver and compiler, with two devices that cannot compute. `None`, with a
+/// message, without a C++ compiler.
 fn fake_driver(directory: &Path) -> Option<PathBuf> {
     let path = directory.join("fake_cuda.so");
     let source = concat!(env!("CARGO_MANIFEST_DIR"), "/../kernels/src/device/cuda/tests/fake_cuda.cpp");
@@ -21,7 +21,7 @@ fn fake_driver(directory: &Path) -> Option<PathBuf> {
     Some(path)
 }
 
-/// Runs it with these variables.
+/// Runs the program with these variables.
 fn with(directory: &Path, arguments: &[&str], variables: &[(&str, &str)]) -> (Option<i32>, String) {
     let output = command(directory, arguments).envs(variables.iter().copied()).output().unwrap();
     let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
@@ -75,7 +75,7 @@ fn the_flag_comes_before_the_configuration_before_the_environment() {
     }
 }
 
-/// Everything that keeps a device from computing is the user's to fix: exit code 2, and nothing is written.
+/// If a device cannot compute, the user can fix it: exit code 2, and nothing is written.
 #[test]
 fn a_device_that_is_not_there_is_refused_before_anything_is_written() {
     let dir = directory();
@@ -165,7 +165,7 @@ fn emulated<'a>(purpose: &'a str, out: &'a str) -> Vec<&'a str> {
     all
 }
 
-/// The planned memory suffices and is close to the used memory; with a byte less the run does not begin.
+/// The planned memory suffices and is close to the used memory; with one byte less the run does not begin.
 #[test]
 fn the_planned_memory_of_a_device_is_what_a_run_takes() {
     let dir = directory();
@@ -218,8 +218,8 @@ fn the_planned_memory_of_a_device_is_what_a_run_takes() {
     assert_eq!((&small["fits"], &small["device"]["available_bytes"]), (&false.into(), &100_000.into()));
 }
 
-/// Memory that somebody else took after the plan: the error names the part and what lowers it, and the same command
-/// runs once there is memory again.
+/// If another process takes memory after the plan, the error names the part and the settings that lower it, and the
+/// same command runs once there is memory again.
 #[test]
 fn a_device_that_runs_out_of_memory_says_which_part_and_what_to_lower() {
     let dir = directory();
@@ -265,7 +265,7 @@ fn stages_count_launches_copies_waits_and_the_devices_seconds() {
         for name in ["time_s", "launches", "copies_in", "waits"] {
             assert!(number(&format!("device/{stage}/{name}")) > 0.0, "{stage} {name}: {line}");
         }
-        // The host's clock is used in place of the device's.
+        // The host's clock measures in place of the device's.
         assert!(number(&format!("device/{stage}/time_s")) <= number("step_time"), "{line}");
     }
     let ranges = std::fs::read_to_string(ranges).unwrap();

@@ -1,4 +1,4 @@
-//! Directories that a run cannot have: one error that names the flag or the directory, exit code 2, and nothing is
+//! Directories that a run cannot use: one error that names the flag or the directory, exit code 2, and nothing is
 //! written.
 
 use super::distributed::start_as;
@@ -28,7 +28,7 @@ fn a_directory_that_cannot_be_made_is_refused_by_every_command_that_writes_a_run
     let long = "x".repeat(300);
     let below = |name: &str| format!("{name}/run");
     let [in_file, in_loop] = ["file", "loop"].map(below);
-    // A directory, and a word of the error's reason.
+    // Each row is a directory, and a word from the error's reason.
     let bad = ["/proc/run", "file", &in_file, &in_loop, &long];
     let pairs = ["dataset_name=p.jsonl", "eval_dataset_name=q.jsonl"];
     let mut wrong = Vec::new();
@@ -77,7 +77,7 @@ fn a_directory_for_weights_is_checked_before_the_run_begins() {
     assert!(!root.join("out").exists(), "nothing is written");
 }
 
-/// A file system of these bytes, until this is dropped.
+/// A file system of this size, which exists until this value is dropped.
 struct Disk<'a>(&'a Path);
 
 impl Drop for Disk<'_> {
@@ -138,7 +138,7 @@ fn a_run_of_another_user_is_refused_with_the_reason() {
     good(root, &arguments("train", "run", &["max_steps=1", "eval_strategy=no"]));
     let (run, fleet) = (root.join("run"), root.join("run/fleet"));
     let mut wrong = Vec::new();
-    // Who may write where: the run, its directory `fleet` if it is there; a word of the reason.
+    // The modes of the run's directory and, if it exists, of its directory `fleet`; and a word of the reason.
     for (run_mode, fleet_mode, why) in [
         (0o755, None, "this user may not write there"),
         (0o777, Some(0o777), "it is another user's"),

@@ -1,5 +1,5 @@
-//! On-policy distillation: the student comes near its teacher, a stopped run resumes to the same bits, the plan counts
-//! the teacher, and what makes no sense is refused.
+//! On-policy distillation: the student approaches its teacher, an interrupted run resumes to the same bits, the plan
+//! counts the teacher, and settings that make no sense are refused.
 
 use crate::support::runs::{arguments, directory, files, good, metrics, of_lines, same};
 use crate::support::{CONFIG, model_of, refused};
@@ -38,7 +38,7 @@ fn a_student_comes_near_its_teacher_and_resumes() {
     let found = divergence(&dir.path().join("far"));
     let (first, last) = (found[0], found[found.len() - 1]);
     assert!(first > 0.2 && last < 0.5 * first, "{found:?}");
-    // Without rewards the loss is the divergence, and that of an evaluation the divergence on its prompts.
+    // Without rewards the loss is the divergence, and an evaluation's loss is the divergence on its prompts.
     let evaluated = of_lines(&dir.path().join("far"), "eval_loss");
     assert!(evaluated[evaluated.len() - 1] < evaluated[0], "{evaluated:?}");
     assert!(of_lines(&dir.path().join("far"), "eval_reward").is_empty());
@@ -52,13 +52,13 @@ fn a_student_comes_near_its_teacher_and_resumes() {
     good(dir.path(), &["train", "--resume", "again/checkpoints/step-000003"]);
     same(&dir.path().join("whole"), &dir.path().join("again"));
     assert_eq!(of_lines(&dir.path().join("whole"), "sampling/logp_mismatch_tokens"), [0.0; 4]);
-    // Another teacher is another run.
+    // With another teacher it is another run.
     let weights = dir.path().join("teacher/model.safetensors");
     fs::copy(dir.path().join("untaught/model.safetensors"), weights).unwrap();
     refused(dir.path(), &["train", "--resume", "again/checkpoints/step-000003"], &["teacher", "SHA-256"]);
 }
 
-/// With rewards both teach, by the weight of the teacher's part; a file of rollouts has the teacher's
+/// With rewards, both rewards and teacher count, by the weight of the teacher's term; a rollout file has the teacher's
 /// log-probabilities.
 #[test]
 fn rewards_are_added_and_rollouts_replayed() {
@@ -69,7 +69,7 @@ fn rewards_are_added_and_rollouts_replayed() {
     assert!(!divergence(&both).is_empty() && !of_lines(&both, "reward").is_empty());
     good(dir.path(), &arguments("train", "alone", &[&set[..], &["reward_funcs=[]"]].concat()));
     assert_ne!(metrics(&both), metrics(&dir.path().join("alone")));
-    // The teacher does not run if its log-probabilities are in the file.
+    // The teacher is not run if its log-probabilities are in the file.
     let weights = dir.path().join("teacher/model.safetensors");
     fs::copy(dir.path().join("untaught/model.safetensors"), weights).unwrap();
     let replayed = ["algorithm=distillation", TEACHER, "distillation_coef=0.5", "replay=both/rollouts.bin"];
@@ -114,7 +114,7 @@ fn keys_that_contradict_distillation_are_refused() {
     train(&with(&["distillation_discount=2"]), &["`distillation_discount`", "at most 1"]);
     train(&["reward_funcs=[]"], &["no reward"]);
 
-    // Another vocabulary: in its tokens, or in its size.
+    // The teacher's vocabulary differs in its tokens, or in its size.
     model_of(&dir.path().join("other"), CONFIG);
     let file = dir.path().join("other/tokenizer.json");
     let text = fs::read_to_string(&file).unwrap();

@@ -1,4 +1,4 @@
-//! Faults other than kills: processes that stand still, damaged files, other processes with the same directory.
+//! Faults other than kills: processes that hang, damaged files, other processes with the same directory.
 
 use super::distributed::{distributed, end, pids, start};
 use crate::support::lockstep;
@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use std::process::Child;
 use std::time::Duration;
 
-/// A program that takes its time for each group, so that a run lasts for a second or two.
+/// A program that is slow for each group, so that a run lasts for a second or two.
 const SLOW: &str = r#"reward_funcs=[{ kind = "command", command = "sh slow.sh", by_group = true }]"#;
 
 fn slow_directory() -> tempfile::TempDir {
@@ -24,7 +24,7 @@ pub fn signal(pid: u32, name: &str) {
     assert!(sent.success(), "process {pid} is gone");
 }
 
-/// Waits until `look` finds something, before the process ends.
+/// Waits until `look` finds something, while the process runs.
 #[track_caller]
 fn wait<T>(child: &mut Child, mut look: impl FnMut() -> Option<T>) -> T {
     testing::wait_for("it happens in a run", || {
@@ -39,7 +39,7 @@ pub fn learner_of(run: &Path) -> Option<u32> {
     status.learner.filter(|_| status.learner_alive).map(|learner| learner.pid)
 }
 
-/// A worker of the run that has something to do.
+/// The PID of a worker of the run that has a job.
 fn busy_worker(run: &Path) -> Option<u32> {
     let workers = status::read(run).ok()?.workers;
     let busy = |worker: &status::WorkerLine| worker.status.as_ref().is_some_and(|status| !status.jobs.is_empty());
@@ -83,7 +83,7 @@ fn a_damaged_result_is_made_again() {
     let name = fleet::WorkerName::new("dev1").unwrap();
     let results = Layout::of_run(&run).complete(&name);
     let is_result = |path: &PathBuf| path.file_name().is_some_and(|name| !name.to_string_lossy().starts_with('.'));
-    // Where the learner was stopped after it had taken every result, it continues, and is stopped again.
+    // If the learner was stopped after it had taken every result, it continues, and is stopped again.
     let result = wait(&mut child, || {
         signal(learner, "STOP");
         for _ in 0..50 {

@@ -1,12 +1,13 @@
-//! Dynamic sampling through the program: what it counts, what it leaves out, and that no bit depends on a kill or on
-//! threads.
+//! Dynamic sampling through the program: what it counts and leaves out, and that neither a kill nor the number of
+//! threads changes a bit.
 
 use crate::support::runs::{arguments, directory, good, metrics, rollouts, same};
 use serde_json::Value;
 use std::collections::BTreeMap;
 use std::fs;
 
-/// Whether a completion ends within six tokens: a random model gives groups with and without a spread.
+/// The reward is whether a completion ends within six tokens: a random model gives groups with equal and with different
+/// rewards.
 const SET: [&str; 5] = [
     "dynamic_sampling=true",
     "dynamic_sampling_max_rounds=4",
@@ -49,7 +50,7 @@ fn groups_without_spread_are_drawn_again() {
     assert_eq!(groups.values().map(flat).collect::<Vec<_>>(), left);
 }
 
-/// Where no group ever has a spread, every step takes the rounds that are allowed, and no more.
+/// If rewards never differ within a group, every step takes exactly the allowed number of rounds.
 #[test]
 fn rounds_have_a_bound() {
     let dir = directory();

@@ -1,4 +1,4 @@
-//! `lockstep eval` beside the evaluations of a run: the same numbers, from the same settings, and nothing assumed.
+//! `lockstep eval` gives the same numbers as the evaluations of a run, from the same settings, without assumptions.
 
 use crate::stopping::{reward, start, wait_for};
 use crate::support::runs::{arguments, directory, good, metrics, of_lines};
@@ -7,7 +7,7 @@ use serde_json::{Map, Value};
 use std::fs;
 use std::path::Path;
 
-/// A length that leaves room for a prompt in the model's context.
+/// A length that leaves room for the prompt in the model's context.
 const SHORT: &[&str] = &["--max-completion-length", "6"];
 
 /// The JSON output of `eval`.
@@ -25,11 +25,12 @@ fn logged(run: &Path, step: u64) -> Map<String, Value> {
     line
 }
 
-/// Every number of `expected` is in `found`, to the last digit.
+/// Every number of `expected` equals the one in `found`, to the last digit.
 #[track_caller]
 fn agrees(expected: &Map<String, Value>, found: &Map<String, Value>) {
     assert!(expected.contains_key("eval_reward") && expected.contains_key("eval_pass@2"), "{expected:?}");
-    // The loss, what its forward pass reports, and the tokens that were trained on, are of a run, which has a trainer.
+    // Only a run, which has a trainer, reports the loss, the metrics of its forward pass, and the number of trained
+    // tokens.
     let of_run = |name: &str| {
         let ends = ["_loss", "_entropy", "_kl"];
         ends.iter().any(|end| name.ends_with(end)) || name.contains("_clip_ratio/") || name == "eval_num_tokens"
@@ -43,7 +44,8 @@ fn agrees(expected: &Map<String, Value>, found: &Map<String, Value>) {
 fn a_run_and_eval_give_the_same_numbers() {
     let dir = directory();
     let root = dir.path();
-    // Of a temperature, a stop string and a reward that tell a wrong setting; one set more, which is the training data.
+    // A temperature, a stop string and a reward that would reveal a wrong setting; and one more set, which is the
+    // training data.
     let set = [
         "temperature=1.3",
         "stop=[\"a\"]",
@@ -98,7 +100,7 @@ fn greedy_evaluation_takes_the_likeliest_tokens() {
     assert_eq!(greedy, of_seed("eval_sampling=greedy", "seed=2"));
     assert_ne!(of_seed("eval_sampling=sampled", "seed=1"), of_seed("eval_sampling=sampled", "seed=2"));
 
-    // Without a configuration, greedy is the default.
+    // Without a configuration, completions are greedy by default.
     let base = ["eval", "--model", "model", "--dataset", "e.jsonl", "--reward", "unique_chars"];
     good(root, &[&base[..], SHORT, &["--out", "o.jsonl"]].concat());
     let lines = fs::read_to_string(root.join("o.jsonl")).unwrap();
@@ -114,7 +116,7 @@ fn greedy_evaluation_takes_the_likeliest_tokens() {
     }
 }
 
-/// The table of `score-rewards`, column by column.
+/// The columns are those of the table of `score-rewards`.
 #[test]
 fn the_table_of_scores_has_their_quantiles() {
     let dir = directory();
@@ -146,7 +148,7 @@ fn the_output_of_an_evaluation_can_be_scored() {
     }
 }
 
-/// Weights, prompts and seed are those of the first generation; the completions differ.
+/// Weights, prompts and seed equal those of the first generation; the completions differ.
 #[test]
 fn evaluations_draw_noise_of_their_own() {
     let dir = directory();
@@ -234,7 +236,7 @@ fn pass_at_k_follows_its_reward_whatever_the_weights() {
     refused(root, &unknown, &["`eval_pass_at_k_reward` = nobody", "format, never"]);
 }
 
-/// A missing score does not count as 0: neither in pass@k nor in the choice of the best checkpoint.
+/// A missing score does not count as 0, neither in pass@k nor in the choice of the best checkpoint.
 #[test]
 fn unscored_completions_count_nowhere() {
     let dir = directory();

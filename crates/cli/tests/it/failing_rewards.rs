@@ -1,4 +1,4 @@
-//! Rewards that die or score nothing: the run ends with the cause and a checkpoint, and continues once the reward is
+//! Rewards that crash or score nothing: the run ends with the cause and a checkpoint, and continues once the reward is
 //! fixed.
 
 use crate::support::runs::{arguments, directory, good, metrics, same};
@@ -6,7 +6,7 @@ use crate::support::{RunOutput, lockstep};
 use std::fs;
 use std::path::Path;
 
-/// A program that starts, and ends at its first batch as one with a missing module does.
+/// A program that starts, and ends at its first batch as a script with a missing module does.
 fn broken(directory: &Path) {
     let program = "sleep 0.4; read -r line; echo 'ModuleNotFoundError: No module named x' >&2; exit 1\n";
     fs::write(directory.join("serve.sh"), program).unwrap();
@@ -50,7 +50,7 @@ fn a_reward_that_scores_nothing_ends_the_run_and_says_why_once() {
             "\n  | ModuleNotFoundError: No module named x",
         ],
     );
-    // When it failed first, and in the error.
+    // The cause is printed when the reward fails first, and in the error.
     assert_eq!(output.err.matches("ModuleNotFoundError").count(), 2, "{}", output.err);
     assert!(!output.err.contains("done:") && !root.join("run/model").exists(), "{}", output.err);
     let log = fs::read_to_string(root.join("run/lockstep-0.log")).unwrap();
@@ -62,13 +62,13 @@ fn a_reward_that_scores_nothing_ends_the_run_and_says_why_once() {
     fixed(root);
     assert!(good(root, &["train", "--resume", "run"]).err.contains("done: 12 steps"));
 
-    // As it was before there was such a key: it continues, and no message grows.
+    // With this setting the run continues as older versions did, and messages are not repeated.
     broken(root);
     let set = [command, "reward_errors=continue", "logging_steps=1"];
     let output = good(root, &arguments("train", "on", &set));
     assert!(output.err.contains("done: 12 steps"), "{}", output.err);
     let message = "not started again after 3 restarts without a good batch: it ended (exit status: 1)";
-    // In 9 of 12 steps and in 3 evaluations; of each once, and in the summary.
+    // The failure occurs in 9 of 12 steps and in 3 evaluations; each kind is reported once, and in the summary.
     assert_eq!(output.err.matches(message).count(), 4, "{}", output.err);
     let lines = metrics(&root.join("on"));
     let alarms: Vec<&String> = lines.iter().filter(|line| line.contains("\"alarm\":{\"id\":\"reward_")).collect();
@@ -101,13 +101,13 @@ fn restarts_that_are_used_up_end_the_run_at_once_and_as_json() {
     assert_eq!(output.err.matches("ModuleNotFoundError").count(), 1, "the cause, once: {}", output.err);
     let log = fs::read_to_string(root.join("run/lockstep-0.log")).unwrap();
     assert_eq!(log.lines().last(), output.err.lines().last());
-    // Bad input is JSON, too.
+    // Bad input is reported as JSON, too.
     let output = lockstep(root, &["train", "--log-format", "json", "--model", "nowhere", "--dataset", "d.jsonl"]);
     let line: serde_json::Value = serde_json::from_str(output.err.lines().last().unwrap()).unwrap();
     assert_eq!((output.code, &line["level"]), (Some(2), &"error".into()), "{}", output.err);
 }
 
-/// The batch that could not be scored is drawn again: the run is, bit for bit, one whose reward never failed.
+/// The batch that could not be scored is sampled again: the run equals, bit for bit, a run whose reward never failed.
 #[test]
 fn a_run_resumes_from_where_its_reward_died() {
     let dir = directory();
@@ -117,7 +117,7 @@ fn a_run_resumes_from_where_its_reward_died() {
     fs::write(root.join("serve.sh"), program).unwrap();
     let command = "reward_funcs=[{kind = \"command\", command = \"sh serve.sh\", max_restarts = 0}]";
     let set = [command, "save_steps=1", "record_rollouts=true"];
-    // Evaluation has another number of completions.
+    // Evaluations have another number of completions.
     let set = [&set[..], &["num_generations_eval=2"]].concat();
     let output = lockstep(root, &arguments("train", "cut", &set));
     failed(&output, &["stopped after step 5", "exit status: 3"]);
@@ -162,7 +162,7 @@ fn an_evaluation_in_which_nothing_was_scored_is_no_success() {
     assert_eq!((output.code, judged), (Some(1), vec![[&3.into(), &3.into()], [&0.into(), &3.into()]]));
 }
 
-/// Completions that time out are counted in the progress output.
+/// The progress output counts completions that time out.
 #[test]
 fn progress_counts_what_timed_out() {
     let dir = directory();

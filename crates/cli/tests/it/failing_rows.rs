@@ -1,5 +1,5 @@
-//! A reward program that crashes, hangs and answers nonsense for some prompts: the run continues, what it did not score
-//! has no score, alarms say so, and a resumed run has the same bits.
+//! A reward program that crashes, hangs and answers nonsense for some prompts: the run continues, these completions
+//! have no score, alarms report it, and a resumed run has the same bits.
 
 use crate::support::runs::{arguments, directory, files, good, metrics, rollouts, same};
 use lockstep::wire::file::GroupFile;
@@ -7,7 +7,7 @@ use serde_json::Value;
 use std::collections::BTreeMap;
 use std::fs;
 
-/// For the prompts "x", "sun" and "moon" it fails, each time in the same way.
+/// The program fails for the prompts "x", "sun" and "moon", each time in the same way.
 const PROGRAM: &str = r#"while read -r line; do case "$line" in
   *'"prompts":["x '*) echo 'cannot judge x' >&2; exit 3;;
   *'"prompts":["sun '*) sleep 60;;
@@ -27,7 +27,7 @@ fn a_run_continues_beside_a_reward_that_crashes_hangs_and_answers_nonsense() {
     let output = good(root, &arguments("train", "whole", &set));
     let whole = root.join("whole");
 
-    // Each way of failing is an alarm of its own, with its reason.
+    // Each kind of failure raises a separate alarm with its reason.
     let lines: Vec<Value> = metrics(&whole).iter().map(|line| serde_json::from_str(line).unwrap()).collect();
     for (id, words) in [
         ("reward_crashed", "it ended (exit status: 3); the last lines of its standard error:\n  | cannot judge x"),
@@ -82,7 +82,7 @@ fn a_run_continues_beside_a_reward_that_crashes_hangs_and_answers_nonsense() {
     let problems = |run: &str| records(run).groups().map(|group| group.unwrap().problems).collect::<Vec<_>>();
     assert_eq!(problems("whole"), problems("replayed"));
 
-    // Groups that failed have no score, all others have theirs.
+    // Groups that failed have no score, and all other groups have scores.
     let prompts: Vec<(Value, Value)> =
         rollouts(&whole).into_iter().map(|line| (line["prompt_ids"].clone(), line["rewards"][0].clone())).collect();
     let unscored = |ids: &Value| prompts.iter().filter(|(prompt, _)| prompt == ids).all(|(_, score)| score.is_null());

@@ -1,4 +1,4 @@
-//! `status` and `queue` on a fleet directory that the fleet's own sides write.
+//! `status` and `queue` on a fleet directory that learner and workers of the fleet write.
 
 use crate::support::runs::good;
 use crate::support::{RunOutput, command, listing, lockstep, refused};
@@ -48,8 +48,8 @@ fn join(out: &Path, name: &str) -> SpoolWorker {
     SpoolWorker::join(out, WorkerName::new(name).unwrap()).unwrap()
 }
 
-/// A run at batch 3 of 8, of two groups: batch 3 trains; of batch 4, dev1 has done 8 and samples 9. 10 waits. dev2 died
-/// with 11, dev3 has ended.
+/// A run at batch 3 of 8, with two groups per batch. Batch 3 is trained on. Of batch 4, dev1 has done job 8 and samples
+/// job 9. Job 10 waits. dev2 was killed with job 11, and dev3 has ended.
 struct Run {
     dir: tempfile::TempDir,
     learner: SpoolLearner,
@@ -170,7 +170,7 @@ fn a_watch_ends_with_the_run() {
     let mut next = || lines.next().map(|line| serde_json::from_str::<Value>(&line.unwrap()).unwrap());
     assert_eq!(next().unwrap()["learner"]["step"], 3);
     run.learner.announce(&LearnerState { ended: true, batch: BatchId(8), ..state() }).unwrap();
-    // A learner that still holds its lock has something to do.
+    // A learner that still holds its lock has not ended.
     while next().unwrap()["learner"]["ended"] == false {}
     let Run { dir, learner, _dev1 } = run;
     drop(learner);
@@ -236,7 +236,7 @@ fn queue_shows_a_job_wherever_it_is() {
     assert_eq!(shown["results"][0]["fingerprint"], json!(fingerprint));
     assert_eq!((&shown["version"], &shown["lineage"]), (&json!(3), &json!(lineage)));
 
-    // A torn result is reported, and nothing fails.
+    // An incomplete result is reported, and the command succeeds.
     let path = run.root().join("run/fleet/complete_from_dev1/000008.0");
     let bytes = std::fs::read(&path).unwrap();
     std::fs::write(&path, &bytes[..bytes.len() - 1]).unwrap();

@@ -1,4 +1,4 @@
-//! Workers that join a run which continues, or which does not.
+//! Workers that join a run that is resumed, or one that is not.
 
 use super::distributed::{distributed, end, pids, start};
 use crate::support::runs::{arguments, directory, good, same_but_workers};
@@ -15,7 +15,7 @@ fn learner<'a>(resume: &'a str, more: &[&'a str]) -> Vec<&'a str> {
     [&["learner", "--resume", resume][..], more].concat()
 }
 
-/// Kills every process of a run in the middle.
+/// Kills every process of a run in the middle of it.
 fn killed(root: &Path, set: &[&str]) {
     let mut child = start(root, &distributed("out", "1", &[&["max_steps=100000"], set].concat()));
     let run = root.join("out");
@@ -28,7 +28,7 @@ fn killed(root: &Path, set: &[&str]) {
     testing::wait_until("every process ends", || pids(&run).is_empty());
 }
 
-/// The learner of before was killed, and left its state. The next one has another configuration, and takes its time.
+/// The previous learner was killed, and left its state. The next learner has another configuration, and starts slowly.
 #[test]
 fn a_worker_compares_itself_with_the_learner_that_runs() {
     let dir = directory();
@@ -41,7 +41,7 @@ fn a_worker_compares_itself_with_the_learner_that_runs() {
     let is_there = |worker: &status::WorkerLine| worker.name.as_str() == "w1" && worker.alive.is_some();
     let joined = || status::read(&root.join("out")).is_ok_and(|status| status.workers.iter().any(is_there));
     testing::wait_until("the worker joins", joined);
-    // Long enough for a worker that believes what it reads to load its model and to be refused.
+    // A worker that trusted the old state would have loaded its model and been refused by now.
     std::thread::sleep(std::time::Duration::from_millis(1500));
     assert!(joined(), "it has ended");
     drop(next);
@@ -90,16 +90,16 @@ fn a_worker_of_a_run_without_a_learner_reports_it_and_ends() {
     let dir = directory();
     let root = dir.path();
     let short = ["max_steps=4", "eval_strategy=no", "max_staleness=1"];
-    // Made by one process: it has ended.
+    // A run of one process that has ended.
     good(root, &arguments("train", "out", &short));
     let before = listing(&root.join("out"));
     refused(root, &JOIN, &["w1 cannot work for out", "the run has no workers", "learner --resume out", "--wait"]);
     assert_eq!(listing(&root.join("out")), before, "nothing is written into it");
-    // Made by workers: it has ended, too.
+    // A run with workers that has ended, too.
     fs::remove_dir_all(root.join("out")).unwrap();
     good(root, &distributed("out", "1", &short));
     refused(root, &JOIN, &["w1 cannot work for out", "the run has ended, after 4 of 4 batches", "--wait"]);
-    // Somebody continues it later.
+    // The run is resumed later.
     let waits = start(root, &[&JOIN[..], &["--wait"]].concat());
     let is_there = |worker: &status::WorkerLine| worker.name.as_str() == "w1" && worker.alive.is_some();
     testing::wait_until("the worker joins", || {

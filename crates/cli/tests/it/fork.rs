@@ -1,4 +1,4 @@
-//! `lockstep fork`: the original's bits up to a step, and after it as long as nothing is changed.
+//! `lockstep fork`: the fork has the original's bits up to a step, and also after it as long as nothing is changed.
 
 use crate::support::runs::{arguments, directory, good, metrics, rollouts};
 use crate::support::{lockstep, refused};
@@ -39,12 +39,12 @@ fn unchanged_it_is_the_original() {
             assert_eq!(of["lineage"].is_string(), at != "0", "{of}");
         }
     }
-    // A fork is a run: it can be verified, and resumed.
+    // A fork is a run: it can be verified and resumed.
     good(root, &["verify", "run-3", "--all"]);
     assert_eq!(lockstep(root, &["train", "--resume", "run-3"]).code, Some(0));
 }
 
-/// Forks of forks of a run with workers, each with a changed key: all can be verified, with their result.
+/// Forks of forks of a run with workers, each with a changed key, can be verified, including their results.
 #[test]
 fn a_fork_of_a_fork_of_workers_is_proven() {
     let dir = directory();
@@ -98,7 +98,7 @@ fn a_fork_with_a_wrong_run_step_or_key_is_refused() {
     let fixed = lockstep(root, &["fork", "run", "--at", "4", "--set", "num_generations=4", "--out", "fixed"]);
     assert!(fixed.code == Some(2) && fixed.err.contains("num_generations"), "{}", fixed.err);
     refused(root, &["fork", "run", "--at", "4", "--out", "run"], &["already holds a run"]);
-    // A copy without a file would be another run.
+    // A copy that lacks a file would be another run.
     std::os::unix::fs::symlink("nowhere", root.join("run/tensorboard/gone")).unwrap();
     let torn = lockstep(root, &["fork", "run", "--at", "4", "--out", "torn"]);
     assert!(torn.code != Some(0) && torn.err.contains("tensorboard/gone"), "{}", torn.err);

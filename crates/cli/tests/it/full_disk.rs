@@ -1,5 +1,5 @@
-//! A disk that is full when a checkpoint is due: the run stops and says why, and the last good checkpoint stays good.
-//! Needs the right to mount a small tmpfs, and is skipped with a message without it.
+//! A disk that is full when a checkpoint is due: the run stops with the reason, and the last good checkpoint stays
+//! good. The tests need the right to mount a small tmpfs, and are skipped with a message without it.
 
 #![cfg(target_os = "linux")]
 
@@ -36,7 +36,7 @@ fn a_full_disk_stops_the_run_and_spoils_no_checkpoint() {
     good(root, &arguments("train", "whole", &set));
     let whole: u64 = listing(&root.join("whole/checkpoints/step-000002")).iter().map(|(_, length)| length).sum();
 
-    // Room for the first checkpoint or two, and not for the rest.
+    // There is room for only the first one or two checkpoints.
     fs::write(root.join("disk/ballast"), vec![1u8; ((1 << 20) - 3 * whole) as usize]).unwrap();
     let printed = lockstep(root, &arguments("train", "disk/run", &set));
     assert_eq!(printed.code, Some(1), "{}{}", printed.out, printed.err);
@@ -53,14 +53,14 @@ fn a_full_disk_stops_the_run_and_spoils_no_checkpoint() {
         assert_eq!(weights("whole").unwrap(), weights("disk/run").unwrap(), "{name}");
     }
 
-    // Still full: the error is printed again. With room, the run continues.
+    // While the disk is full, the error is printed again. Once there is room, the run continues.
     assert_eq!(lockstep(root, &["train", "--resume", "disk/run"]).code, Some(1));
     fs::remove_file(root.join("disk/ballast")).unwrap();
     good(root, &["train", "--resume", "disk/run"]);
     same(&root.join("whole"), &root.join("disk/run"));
 }
 
-/// Only the disk of the recorded completions is full: recording stops with a message, training continues.
+/// Only the disk of the recorded completions is full: recording stops with a message, and training continues.
 #[test]
 fn no_room_for_completions_stops_no_run() {
     let dir = directory();
@@ -76,7 +76,7 @@ fn no_room_for_completions_stops_no_run() {
     let page = 1 << 12;
     let used = fs::metadata(&moved).unwrap().len().next_multiple_of(page);
     fs::write(root.join("disk/ballast"), vec![1u8; ((1 << 20) - used - page) as usize]).unwrap();
-    // Not a link, which is not followed inside a run: the file itself is on the small disk.
+    // A link would not be followed inside a run, so the file itself is on the small disk.
     assert!(Command::new("mount").arg("--bind").args([&moved, &file]).status().unwrap().success());
     let _bound = SmallDisk(file.clone());
     let resume = |run: &str| good(root, &["train", "--resume", run, "--set", "max_steps=60"]);

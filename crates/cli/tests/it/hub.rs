@@ -15,7 +15,7 @@ const COMMIT: &str = "0123456789abcdef0123456789abcdef01234567";
 struct Server {
     endpoint: String,
     files_served: Arc<AtomicUsize>,
-    /// Weights are cut off in the middle.
+    /// Whether the server truncates files of weights.
     broken: Arc<AtomicBool>,
 }
 
@@ -78,7 +78,7 @@ fn answer(mut stream: TcpStream, root: &Path, count: &AtomicUsize, cut: &AtomicB
     stream.write_all(if broken { &body[..body.len() / 2] } else { body })
 }
 
-/// `lockstep` with this cache and this server.
+/// Runs `lockstep` with this cache and this server.
 fn lockstep(directory: &Path, endpoint: &str, arguments: &[&str]) -> RunOutput {
     let mut command = command(directory, arguments);
     command.env_remove("HF_HUB_OFFLINE").env("HF_HUB_CACHE", directory.join("cache")).env("HF_ENDPOINT", endpoint);

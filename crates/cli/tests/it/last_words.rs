@@ -1,4 +1,5 @@
-//! The verdict of a run: whether it learned, by the steps' own values. It is the same wherever it is printed.
+//! The verdict of a run: whether it learned, judged by its own steps' values. The verdict is the same wherever it is
+//! printed.
 
 use crate::support::lockstep;
 use crate::support::runs::{arguments, directory, good};
@@ -6,7 +7,7 @@ use serde_json::Value;
 use std::fs;
 use std::path::Path;
 
-/// How a run comes about.
+/// How the run is executed.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum How {
     Whole,
@@ -14,12 +15,12 @@ enum How {
     Resumed,
     /// Resumed once more, from the checkpoint of step 4.
     FromEarlier,
-    /// The first six steps are of an older version, which wrote no `steps.jsonl`.
+    /// An older version, which did not write `steps.jsonl`, took the first six steps.
     Older,
 }
 
-/// The command, its keys, how it is run, the metric by which it is judged, and how many values that has: its own one
-/// of each step that has one. (Of an older run, a value for each logged step.)
+/// The command, its keys, how the run is executed, the metric that judges it, and the number of values of that metric:
+/// one for each step that has one. (In the older version's part, one for each logged step.)
 type Row = (&'static str, &'static [&'static str], How, &'static str, usize);
 
 #[rustfmt::skip]
@@ -36,7 +37,7 @@ const ROWS: [Row; 26] = [
     ("train", &["num_iterations=2", "logging_steps=10"], How::Whole, "reward", 6),
     ("train", &["num_iterations=2", "steps_per_generation=2", "logging_steps=10"], How::Whole, "reward", 3),
     ("train", &["gradient_accumulation_steps=2", "logging_steps=10"], How::Whole, "reward", 12),
-    // Four optimizer steps on each generation.
+    // Each generation serves four optimizer steps.
     ("train", &["algorithm=ppo", "num_generations=1", "logging_steps=10"], How::Whole, "reward", 3),
     ("train", &["algorithm=rloo", "max_steps=3"], How::Whole, "reward", 3),
     ("train", &["use_peft=true", "lora_r=2", "logging_steps=10"], How::Whole, "reward", 12),
@@ -44,7 +45,7 @@ const ROWS: [Row; 26] = [
     ("train", &["logging_steps=10"], How::Resumed, "reward", 12),
     ("train", &["logging_steps=10", "num_iterations=2"], How::Resumed, "reward", 6),
     ("train", &["logging_steps=10"], How::FromEarlier, "reward", 12),
-    // Steps 3 and 6 are logged by the older version, 7 to 12 are this one's own.
+    // The older version logs steps 3 and 6; this version has values of steps 7 to 12.
     ("train", &[], How::Older, "reward", 8),
     ("sft", &["logging_steps=10"], How::Whole, "loss", 12),
     ("sft", &["max_steps=3"], How::Whole, "loss", 3),
@@ -71,7 +72,8 @@ fn train(root: &Path, (purpose, set, how, ..): Row) -> String {
         for checkpoint in fs::read_dir(root.join("out/checkpoints")).unwrap() {
             let checkpoint = checkpoint.unwrap().path();
             let state = fs::read_to_string(checkpoint.join("run_state.json")).unwrap();
-            // Without its checksum, as a checkpoint of a version that wrote none; and without the list of files.
+            // The state has no checksum, as in checkpoints of a version that wrote none; and the list of files is
+            // removed.
             let state = format!("{{{}", state.split_once("\",").unwrap().1);
             let mut state: Value = serde_json::from_str(&state).unwrap();
             assert!(state["log_bytes"].as_object_mut().unwrap().remove("steps.jsonl").is_some());
@@ -106,7 +108,7 @@ fn wrong(row: Row) -> Option<String> {
     if !own.windows(2).all(|pair| pair[0].0 < pair[1].0) {
         return Some(format!("steps twice, or in another order: {own:?}"));
     }
-    // A logged value is the mean of the steps' own ones since the last.
+    // A logged value is the mean of the steps' values since the last logged one.
     let mut since = begin - 1;
     for (step, mean) in logged.into_iter().filter(|(step, _)| *step >= begin) {
         let all: Vec<f64> = own.iter().filter(|(own, _)| (since + 1..=step).contains(own)).map(|(_, x)| *x).collect();
@@ -116,7 +118,7 @@ fn wrong(row: Row) -> Option<String> {
         }
         since = step;
     }
-    // The console, the report and the page show the same.
+    // Console, report and page show the same verdict.
     let lines: Vec<&str> = printed.lines().collect();
     let verdict = lines[lines.len() - 2].split_once("s] ").unwrap().1;
     let report = lockstep(root, &["report", "out", "--print"]).out;
@@ -152,7 +154,7 @@ fn every_kind_of_run_is_judged_by_the_steps_own_values() {
     println!("{} runs are judged by the steps' own values", all_right(ROWS.into_iter()));
 }
 
-/// Each command, and what it wrote with `--out` in a directory that was not there.
+/// Each command, and the files that it wrote with `--out` into a new directory.
 #[test]
 fn a_report_makes_its_directory_and_tells_two_runs_apart() {
     let dir = directory();
@@ -169,7 +171,7 @@ fn a_report_makes_its_directory_and_tells_two_runs_apart() {
     let table = table.split_once("##").unwrap().0;
     let keys: Vec<&str> = table.lines().filter_map(|line| line.strip_prefix("| ")?.split(' ').next()).collect();
     assert_eq!(keys, ["key", "learning_rate"], "{text}");
-    // One logged line has a first and a last value.
+    // A single logged line has a first and a last value.
     let row = text.lines().find(|line| line.starts_with("| reward ")).unwrap_or_else(|| panic!("{text}"));
     assert!(!row.contains('–'), "{row}");
     let page = fs::read_to_string(root.join("deep/er/rep/report.html")).unwrap();
@@ -181,7 +183,7 @@ fn a_report_makes_its_directory_and_tells_two_runs_apart() {
     }
 }
 
-/// `plan` answers a script: does the run fit into what this process may have?
+/// `plan` tells a script whether the run fits into the memory of this process.
 #[test]
 fn a_plan_that_does_not_fit_has_an_exit_code_of_its_own() {
     let dir = directory();

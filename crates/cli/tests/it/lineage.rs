@@ -1,5 +1,5 @@
-//! The lineage that a run records of its weights: what it depends on, and what not. And entropies, which change
-//! neither.
+//! The lineage that a run records of its weights: what it depends on and what not. Entropies change neither the lineage
+//! nor a bit.
 
 use crate::support::runs::{arguments, directory, good, rollouts};
 use serde_json::{Map, Value};
@@ -28,7 +28,7 @@ fn state(run: &Path, step: u64) -> Map<String, Value> {
     serde_json::from_slice(&fs::read(state_file(run, step)).unwrap()).unwrap()
 }
 
-/// The output of a copy of the run `whole` that is resumed after the step.
+/// Resumes a copy of the run `whole` after the step, and returns the output.
 fn resumed(root: &Path, out: &str, step: u64, set: &[&str]) -> String {
     let copied = std::process::Command::new("cp").args(["-r", "whole", out]).current_dir(root).status().unwrap();
     assert!(copied.success());
@@ -51,10 +51,10 @@ fn a_lineage_follows_from_model_data_settings_and_batches() {
     distinct.sort();
     distinct.dedup();
     assert_eq!(distinct.len(), 6, "{whole:?}");
-    // The checkpoint after step 4 has that of the weights which sample for step 5.
+    // The checkpoint after step 4 has the lineage of the weights that sample for step 5.
     assert_eq!(state(&root.join("whole"), 4)["task"]["lineage"], whole[2].1.as_str());
 
-    // Neither paths and names nor what changes no bit counts.
+    // The lineage depends neither on paths and names nor on settings that change no bit.
     fs::create_dir(root.join("elsewhere")).unwrap();
     for file in ["model", "d.jsonl"] {
         fs::rename(root.join(file), root.join("elsewhere").join(file)).unwrap();
@@ -89,7 +89,7 @@ fn a_resumed_run_has_the_lineage_of_one_that_never_stopped() {
     let whole = lineages(&root.join("whole"));
     resumed(root, "again", 6, &[]);
     assert_eq!(lineages(&root.join("again")), whole);
-    // In the middle of a batch.
+    // The run is resumed in the middle of a batch.
     resumed(root, "within", 5, &[]);
     assert_eq!(lineages(&root.join("within")), whole);
     // The checkpoint's weights are the same; the weights after a step with other settings are not.
@@ -100,7 +100,7 @@ fn a_resumed_run_has_the_lineage_of_one_that_never_stopped() {
     assert!(parted && changed.len() == 6, "{changed:?}");
 }
 
-/// As a version wrote it that had no lineage.
+/// The run is changed to look like one of a version without lineages.
 #[test]
 fn the_lineage_of_an_older_checkpoint_begins_at_its_weights() {
     let dir = directory();
@@ -123,7 +123,7 @@ fn the_lineage_of_an_older_checkpoint_begins_at_its_weights() {
     assert_eq!(lineages(&root.join("old again")), old, "every resume finds the same");
 }
 
-/// Entropies are recorded for people and pages: no bit of the run depends on them, nor its lineage.
+/// Entropies are recorded for people and pages: neither the bits of the run nor its lineage depend on them.
 #[test]
 fn entropies_are_recorded_if_requested() {
     let dir = directory();
@@ -137,7 +137,7 @@ fn entropies_are_recorded_if_requested() {
     for line in rollouts(&root.join("entropies")) {
         let entropies = line["tokens"]["entropies"].as_array().unwrap();
         assert_eq!(entropies.len(), line["completion_ids"].as_array().unwrap().len());
-        // ln 40: the vocabulary has 40 tokens.
+        // The vocabulary has 40 tokens, so the entropy is at most ln 40.
         assert!(entropies.iter().all(|h| (0.0..=3.688_88).contains(&h.as_f64().unwrap())), "{line}");
         assert!(entropies.iter().any(|h| h.as_f64().unwrap() > 0.1), "{line}");
     }

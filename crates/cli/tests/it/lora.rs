@@ -1,4 +1,4 @@
-//! Runs that train a low-rank adapter: what they leave, what they share with other runs, and what is refused.
+//! Runs that train a low-rank adapter: which files they write, what they share with other runs, and what is refused.
 
 use crate::support::runs::{arguments, directory, files, good, metrics, of_lines, same};
 use crate::support::{lockstep, refused};
@@ -40,7 +40,7 @@ fn no_bit_depends_on_the_machine_keys() {
     same_bits("train", &LORA);
 }
 
-/// Runs that differ in what must change no bit; the first is in `base`.
+/// Compares runs that differ only in settings that must not change a bit; the first is in `base`.
 fn same_bits(purpose: &str, set: &[&str]) -> tempfile::TempDir {
     let dir = directory();
     let base = [set, &["threads=1"]].concat();
@@ -65,8 +65,8 @@ fn dropout_is_in_the_gradient_and_in_nothing_that_is_compared() {
     let mismatches = of_lines(&base, "sampling/logp_mismatch_tokens");
     assert!(mismatches.len() == 4 && mismatches.iter().all(|&n| n == 0.0), "{mismatches:?}");
 
-    // Until the first step is taken, nothing tells it from a run without: all that is compared is the same. Then its
-    // weights do.
+    // Before the first step, a run with dropout cannot be distinguished from one without: all compared metrics are
+    // equal. After it, the weights differ.
     good(root, &arguments("train", "plain", &[&set[..], &["lora_dropout=0"]].concat()));
     good(root, &arguments("train", "off", &[&set[..], &["disable_dropout=true"]].concat()));
     let first = |run: &str, name: &str| {
@@ -83,7 +83,7 @@ fn dropout_is_in_the_gradient_and_in_nothing_that_is_compared() {
     let adapter = |run: &str| fs::read(root.join(run).join("model/adapter_model.safetensors")).unwrap();
     assert_ne!(adapter("base"), adapter("plain"));
     assert_eq!(adapter("off"), adapter("plain"));
-    // PEFT is told.
+    // The adapter's configuration records the dropout for PEFT.
     let config = fs::read_to_string(base.join("model/adapter_config.json")).unwrap();
     assert_eq!(serde_json::from_str::<Value>(&config).unwrap()["lora_dropout"], 0.3);
 
@@ -128,7 +128,7 @@ fn an_adapter_is_used_with_its_model_or_merged_into_it() {
         &["merge", "--model", "model", "--adapter", "run/model", "--out", "merged"],
         &["nothing is overwritten"],
     );
-    // An adapter of another model.
+    // The adapter's configuration does not fit its weights.
     let path = root.join("run/model/adapter_config.json");
     let config = fs::read_to_string(&path).unwrap();
     fs::write(&path, config.replace("\"r\": 4", "\"r\": 5")).unwrap();

@@ -1,4 +1,4 @@
-//! Runs that continue with an adapter that there is already: `--model` is a PEFT directory.
+//! Runs that continue training an existing adapter: `--model` is a PEFT directory.
 
 use crate::support::refused;
 use crate::support::runs::{arguments, directory, files, good, of_lines, same};
@@ -36,8 +36,8 @@ fn from_reference(run: &Path) -> Vec<f64> {
     ["kl", "objective/kl", "rewards/margins"].iter().flat_map(|name| of_lines(run, name)).collect()
 }
 
-/// `ref_adapter` and `ref_model` under every method that has a reference: which runs have the same weights, and whether
-/// the policy begins as its reference.
+/// `ref_adapter` and `ref_model` with every method that has a reference: which runs get the same weights, and whether
+/// the policy equals its reference at the start.
 #[test]
 fn the_reference_of_a_continued_adapter_is_that_adapter_or_what_is_asked_for() {
     let dir = with_two_adapters();
@@ -104,7 +104,7 @@ fn an_older_run_keeps_its_reference_on_resume_and_the_adapter_is_the_one_it_was(
         let output = good(root, &[purpose, "--resume", &older]);
         assert!(!output.err.contains("ref_adapter"), "{}", output.err);
         assert!(adapter(root, &older) == adapter(root, &none), "{purpose}");
-        // A new run keeps the reference with which it began, and its adapter must be what it was.
+        // A new run keeps the reference that it began with, and its adapter must be unchanged.
         fs::remove_dir_all(root.join(&older)).unwrap();
         cut(&new);
         fs::rename(root.join("first/model"), root.join("first/kept")).unwrap();
@@ -127,7 +127,7 @@ fn every_command_continues_with_an_adapter() {
     let other: [(&str, &[&str]); 4] =
         [("sft", &[]), ("dpo", &PAIRS), ("train", &["beta=0.04"]), ("train", &["algorithm=ppo", "kl_coef=0.1"])];
     for (i, (purpose, set)) in other.into_iter().enumerate() {
-        // Nothing of it is lost: a step of length 0 leaves it as it was, and what it says of itself.
+        // Nothing of the adapter is lost: with learning rate 0 its weights and its configuration stay the same.
         let [still, moved, cut] = ["still", "moved", "cut"].map(|name| format!("{name}-{i}"));
         good(root, &with_adapter(purpose, from, &still, &[set, &[STILL, "max_steps=1", "logging_steps=1"]].concat()));
         assert!(adapter(root, &still) == first, "{purpose}");
@@ -140,7 +140,7 @@ fn every_command_continues_with_an_adapter() {
         assert!(from_reference(&root.join(&still)).iter().all(|&x| x == 0.0), "{purpose}");
         assert!(of_lines(&root.join(&still), "sampling/logp_mismatch_tokens").iter().all(|&n| n == 0.0), "{purpose}");
 
-        // It moves, and is resumed exactly.
+        // The adapter is trained, and the run is resumed exactly.
         good(root, &with_adapter(purpose, from, &moved, set));
         let now = adapter(root, &moved);
         assert!(now[0] != first[0] && now[1] == first[1], "{purpose}");

@@ -10,7 +10,7 @@ use std::path::Path;
 const LORA: [&str; 3] = ["use_peft=true", "lora_r=4", "lora_target_modules=all-linear"];
 const PAIRS: [&str; 2] = ["dataset_name=p.jsonl", "eval_dataset_name=q.jsonl"];
 
-/// A copy of `whole` as if it had died after step 4, resumed.
+/// Resumes a copy of `whole` as if it had been killed after step 4.
 fn cut_and_resumed(root: &Path, command: &str, whole: &str, cut: &str) {
     let copied = std::process::Command::new("cp").args(["-r", whole, cut]).current_dir(root).status().unwrap();
     assert!(copied.success());
@@ -23,7 +23,7 @@ fn cut_and_resumed(root: &Path, command: &str, whole: &str, cut: &str) {
     same(&root.join(whole), &root.join(cut));
 }
 
-/// The results are an adapter's files, and the model that it is on has not changed.
+/// The result consists of an adapter's files, and the base model has not changed.
 fn leaves_an_adapter(root: &Path, run: &str, model: &[u8]) {
     let left = files(&root.join(run));
     assert!(left.contains_key("model/adapter_model.safetensors"), "{:?}", left.keys());
@@ -78,7 +78,7 @@ fn ppo_with_an_adapter() {
     let kl = of("objective/kl");
     assert!(kl[0] == 0.0 && kl[1..].iter().all(|&kl| kl > 0.0), "{kl:?}");
     cut_and_resumed(root, "train", "whole", "cut");
-    // The same reference as a second model: the same bits.
+    // A second model as the reference gives the same bits.
     good(root, &arguments("train", "other", &[&set[..], &["ref_model=model"]].concat()));
     same(&root.join("whole"), &root.join("other"));
 }

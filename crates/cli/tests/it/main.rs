@@ -1,4 +1,4 @@
-//! The program as its users run it. One binary for all of its tests, so that they are linked once.
+//! Tests of the program as its users run it. They are one binary, so that it is linked once.
 
 mod alarms;
 mod alarms_of_runs;

@@ -1,5 +1,5 @@
-//! What `cargo xtask nightly fleet_runs` and `kills` do: real runs, of which any process is killed at any moment, and a
-//! disk that is full.
+//! The tests of `cargo xtask nightly fleet_runs` and `kills`: real runs of which any process is killed at any moment,
+//! and a disk that is full.
 
 use super::distributed::{distributed, end, pids, start};
 use crate::support::runs::{arguments, directory, good, metrics, of_lines, rollouts, same_but_workers};
@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-/// Programs that take their time: one whose scores depend on nothing, and one that says something else each time.
+/// Two slow reward programs: one gives the same scores each time, and one gives other scores each time.
 const REWARDS: [(&str, &str); 2] = [
     ("sure.sh", "while read -r line; do sleep 0.02; echo '{\"rewards\": [1, 0.5]}'; done\n"),
     (
@@ -36,17 +36,17 @@ impl Random {
     }
 }
 
-/// Kills of supervisors, learners, workers.
+/// The number of killed supervisors, learners and workers.
 #[derive(Default)]
 struct Kills([u32; 3]);
 
-/// Whether a process of a run in `root` lives, one that is only being started among them.
+/// Whether a process of a run in `root` is alive, including one that is just being started.
 fn has_processes(root: &Path) -> bool {
     let mut all = fs::read_dir("/proc").unwrap().flatten();
     all.any(|process| fs::read_link(process.path().join("cwd")).is_ok_and(|cwd| cwd == root))
 }
 
-/// A run to its end, whatever is killed meanwhile, up to `most`.
+/// Runs to the end, although processes are killed meanwhile, up to `most` times.
 fn killed(root: &Path, out: &str, set: &[&str], most: u32, random: &mut Random, kills: &mut Kills) {
     let (run, begun) = (root.join(out), Instant::now());
     let mut child = start(root, &distributed(out, "2", set));
@@ -127,7 +127,7 @@ fn contents(directory: &Path) -> Vec<(PathBuf, Vec<u8>)> {
     files.map(|(path, _)| (path.clone(), fs::read(path).unwrap())).collect()
 }
 
-/// Starts a command and kills it after a random part of the time that it takes, or does not: it may be quicker.
+/// Starts a command and kills it after a random part of its usual time, unless it ends first.
 fn cut(root: &Path, arguments: &[&str], takes: Duration, random: &mut Random) {
     let mut child = start(root, arguments);
     std::thread::sleep(takes.mul_f64(random.below(1100) as f64 / 1000.0));
@@ -135,8 +135,8 @@ fn cut(root: &Path, arguments: &[&str], takes: Duration, random: &mut Random) {
     child.wait().unwrap();
 }
 
-/// Kills so many commands `verify` and `fork` in the middle. A run that is verified or forked is not changed, and a
-/// fork is made again or continues, to the same bits.
+/// Kills `kills` commands `verify` and `fork` midway. A run that is verified or forked is not changed, and a fork is
+/// restarted or continues, to the same bits.
 fn killed_readers(root: &Path, kills: u32, seed: u64) {
     let set = ["record_rollouts=true", "save_steps=4", "eval_strategy=no", "logging_steps=1"];
     good(root, &arguments("train", "original", &set));
@@ -159,7 +159,7 @@ fn killed_readers(root: &Path, kills: u32, seed: u64) {
         let again = ["fork", "original", "--at", at, "--out", &out];
         cut(root, &again, takes[which].1, &mut random);
         assert!(contents(&root.join("original")) == original, "seed {seed}, kill {i}: fork changed the run");
-        // Half of the times the resume of the fork is killed as well.
+        // In half of the cases the resume of the fork is killed as well.
         let resume = ["train", "--resume", &out];
         let is_run = || root.join(&out).join("config.toml").exists();
         if is_run() && random.below(2) == 0 {
@@ -248,7 +248,7 @@ fn two_hundred_kills_change_no_bit() {
     );
 }
 
-/// A small file system at a directory, until this is dropped.
+/// A small file system mounted at a directory, until this value is dropped.
 struct Mounted(PathBuf);
 
 impl Mounted {
@@ -259,7 +259,7 @@ impl Mounted {
         done.is_ok_and(|status| status.success()).then_some(Mounted(path))
     }
 
-    /// Writes until nothing fits.
+    /// Writes until the file system is full.
     fn fill(&self) -> PathBuf {
         let ballast = self.0.join("ballast");
         let mut file = fs::File::create(&ballast).unwrap();
@@ -322,7 +322,7 @@ fn gsm8k_with_workers_is_the_run_of_one_process() {
     let (example, test) = (text(example), format!("eval_dataset_name={test}"));
     let dir = tempfile::tempdir().unwrap();
     let root = dir.path();
-    // A model that knows stories scores 0: the second reward gives it something to learn.
+    // A model that knows stories scores 0, so the second reward gives it something to learn.
     let set = [
         r#"reward_funcs=["gsm8k", "unique_chars"]"#,
         "max_steps=20",

@@ -13,7 +13,7 @@ fn ended(mut child: Child) -> (Option<i32>, String) {
     (child.wait().unwrap().code(), printed)
 }
 
-/// A run needs them to be resumed; it ended with exit code 0, and could not be.
+/// A run needs these files to be resumed. It used to end with exit code 0, and could not be resumed.
 #[test]
 fn deleted_files_are_written_again_and_reported() {
     let dir = directory();
@@ -30,7 +30,7 @@ fn deleted_files_are_written_again_and_reported() {
     for file in files {
         fs::remove_file(run.join(file)).unwrap();
     }
-    // Something else in the place of one of them.
+    // Another file is in the place of one of them.
     fs::write(run.join("metrics.jsonl"), "mine\n").unwrap();
     let (code, printed) = ended(child);
     assert_eq!(code, Some(0), "{printed}");
@@ -42,14 +42,14 @@ fn deleted_files_are_written_again_and_reported() {
     assert_eq!(fs::read_to_string(run.join("metrics.jsonl.replaced")).unwrap(), "mine\n");
     let whole = |name: &str| fs::read(root.join(name).join("rollouts.idx")).unwrap();
     assert!(whole("whole").len() > 100 && whole("whole") == whole("run"));
-    // To its last step, as if nothing had happened.
+    // The run continues to its last step, as if nothing had happened.
     reward(root, "0");
     good(root, &["train", "--resume", "run", "--set", "max_steps=12"]);
     good(root, &["train", "--resume", "whole", "--set", "max_steps=12"]);
     same(&root.join("whole"), &run);
 }
 
-/// Two writers would mix their logs: the one whose lock is gone ends.
+/// Two writers would mix their logs, so the run whose lock is gone ends.
 #[test]
 fn a_run_whose_place_another_process_took_ends() {
     let dir = directory();
@@ -64,7 +64,7 @@ fn a_run_whose_place_another_process_took_ends() {
     let pid = format!("process {}", second.id());
     let mut outcomes = [ended(first), ended(second)];
     outcomes.sort();
-    // Who is the first to look for it takes it back, or finds the other one there.
+    // The first process to check the lock takes it back, or finds the other process in it.
     let [(done, _), (failed, printed)] = &outcomes;
     assert!(*done == Some(0) && matches!(failed, Some(1 | 2)), "{outcomes:?}");
     assert!(printed.contains("is in use: process") || printed.contains(&pid), "{printed}");
@@ -85,7 +85,7 @@ fn a_run_whose_directory_is_gone_ends_and_makes_no_new_one() {
     good(root, &["train", "--resume", "elsewhere"]);
 }
 
-/// Files and directories under temporary names, of a process that is gone.
+/// Files and directories under temporary names that a killed process left.
 #[test]
 fn the_next_process_removes_files_of_a_killed_one() {
     let dir = directory();

@@ -1,21 +1,22 @@
-//! The memory that `lockstep plan` predicts is the memory that the run then takes: in processes of their own, so that
+//! The memory that `lockstep plan` predicts is the memory that the run then takes. Runs are separate processes, so that
 //! the peak of resident memory is the run's.
 
 use crate::support::{lockstep, model_of};
 use serde_json::Value;
 use std::path::Path;
 
-/// Wide enough that the tensors, not the program, are most of it. Completions seldom end early: of 32,768 tokens one
-/// ends them.
+/// The model is so wide that tensors, not the program, take most of the memory. Completions seldom end early: one of
+/// 32,768 tokens ends them.
 const SHAPE: &str = r#"{"model_type": "qwen3", "architectures": ["Qwen3ForCausalLM"], "vocab_size": 32768,
 "hidden_size": 256, "intermediate_size": 1024, "num_hidden_layers": 6, "num_attention_heads": 8,
 "num_key_value_heads": 2, "head_dim": 32, "max_position_embeddings": 256, "rms_norm_eps": 1e-6, "rope_theta": 10000.0,
 "hidden_act": "silu", "tie_word_embeddings": true, "attention_bias": false, "bos_token_id": null, "eos_token_id": 0}"#;
 
-/// Of the peak; where the run is small, what threads and the allocator hold beside tensors differs by as much as this.
+/// Tolerance as a share of the peak, and in bytes. In small runs the memory of threads and of the allocator besides
+/// tensors differs by as much.
 const TOLERANCE: (f64, f64) = (0.02, 8e6);
 
-/// Prompts of this many tokens each, and what is set.
+/// The number of tokens of each prompt, and the keys of each run.
 const RUNS: [(usize, &[&str]); 5] = [
     (40, &["beta=0.04", "num_generations=4", "speculative=auto"]),
     (30, &["algorithm=ppo", "kl_coef=0.05", "num_generations=1"]),
@@ -43,7 +44,7 @@ fn peak(root: &Path, i: usize, prompt: usize, sets: &[&str]) -> (String, f64, f6
     let rows: String = (0..8).map(|i| format!("{{\"prompt\": \"{}\"}}\n", letters(i))).collect();
     std::fs::write(root.join("data.jsonl"), rows).unwrap();
     let out = format!("run-{i}");
-    // A run that leaves groups out may never hold what an update of all takes.
+    // A run that skips groups may never use the memory that an update of all groups takes.
     let base = [
         "per_device_train_batch_size=8",
         "max_completion_length=64",

@@ -9,7 +9,7 @@ use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 use testing::{NATS_TOKEN as TOKEN, NatsServer};
 
-/// A worker of a host, which is a directory here.
+/// Starts a worker on a host, which is a directory here.
 fn worker(root: &Path, url: &str, host: &str, name: &str) -> Child {
     let host = root.join(host);
     std::fs::create_dir_all(&host).unwrap();
@@ -34,7 +34,7 @@ fn end(child: Child) -> String {
     printed
 }
 
-/// The run of one process, by workers of two hosts.
+/// Compares the run of one process with a run by workers on two hosts.
 #[track_caller]
 fn same(set: &[&str]) {
     let Some(server) = NatsServer::start() else { return };
@@ -91,7 +91,7 @@ fn a_server_that_is_killed_and_emptied_and_workers_that_are_killed_change_no_bit
             let mut first = workers.remove(0);
             first.kill().unwrap();
             first.wait().unwrap();
-            // Its name is free when it was not heard for a while: another takes its place.
+            // Its name is free once the server has not heard from it for a while; another worker takes its place.
             workers.push(worker_when(&mut server, root, "dev3"));
             continue;
         }
@@ -123,7 +123,7 @@ fn a_learner_that_is_killed_resumes_with_the_workers_that_are_there() {
     testing::wait_until("a checkpoint", || root.join("many/checkpoints/step-000020").is_dir());
     first.kill().unwrap();
     first.wait().unwrap();
-    // The server tells of a learner as long as it is heard; then the next one may have its name.
+    // The server shows a learner as long as it hears from it; then another learner may use its name.
     std::thread::sleep(Duration::from_millis(500));
     let mut next = command(root, &["learner", "--resume", "many", "--nats", &server.url(), "--listen", "127.0.0.1:0"]);
     end(next.env("LOCKSTEP_NATS_TOKEN", TOKEN).stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap());
@@ -158,7 +158,7 @@ fn wrong_servers_tokens_and_addresses_are_refused_with_code_2() {
     refused(root, &open, &["to anybody"]);
 }
 
-/// A worker whose matmuls have another formula.
+/// A worker whose matmuls are computed by another formula.
 #[test]
 fn a_worker_with_another_arithmetic_is_refused() {
     let Some(server) = NatsServer::start() else { return };
@@ -188,7 +188,7 @@ fn sh(line: &str) -> String {
     printed
 }
 
-/// A bridge, and namespaces on it: machines whose network can be cut.
+/// A bridge with network namespaces: machines whose network can be cut.
 struct Machines(Vec<String>);
 
 impl Machines {
@@ -282,7 +282,7 @@ fn machines_whose_network_is_cut_change_no_bit_and_fetch_each_version_once() {
         learner.env("LOCKSTEP_NATS_TOKEN", TOKEN);
         learner.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap()
     };
-    // Undisturbed: every machine fetches every version once, though it has two workers.
+    // Without disturbance every machine fetches every version once, though it has two workers.
     let workers = join_all();
     end(learn("many", &quiet));
     for worker in workers {
@@ -293,11 +293,11 @@ fn machines_whose_network_is_cut_change_no_bit_and_fetch_each_version_once() {
     let state: serde_json::Value = serde_json::from_str(&text).unwrap();
     let fetched = state["shared"]["bytes_fetched"].as_u64().unwrap();
     let weights = std::fs::metadata(root.join("one/model/model.safetensors")).unwrap().len();
-    // Of twelve versions that batches are made by; one whose batch is complete before a machine has it is left out.
+    // Batches use twelve versions. A machine does not fetch a version whose batch was completed before.
     let copies = fetched as f64 / weights as f64;
     eprintln!("{fetched} bytes fetched by three machines: {copies:.2} times the weights of {weights} bytes");
     assert!(copies <= 36.1, "{copies}: of 12 versions a copy for each machine, and no more");
-    // Cut off, one after another.
+    // The machines are cut off one after another.
     let cut = ["max_staleness=2", "max_steps=600", "save_steps=200", "eval_strategy=no", "logging_steps=50"];
     good(root, &arguments("train", "one-cut", &cut));
     let workers = join_all();

@@ -58,7 +58,7 @@ fn a_model_with_nan_in_its_weights_is_an_error_that_names_it() {
     }
 }
 
-/// The deviation of such rewards overflows; what is divided by it was 0, and nothing was learned in silence.
+/// The deviation of such rewards overflows. Quotients by it used to be 0, and the run silently learned nothing.
 #[test]
 fn rewards_whose_deviation_overflows_are_not_learned_from_in_silence() {
     let dir = directory();
@@ -69,7 +69,7 @@ fn rewards_whose_deviation_overflows_are_not_learned_from_in_silence() {
     let output = lockstep(root, &arguments("train", "run", &set));
     assert_eq!(output.code, Some(1), "{}", output.err);
     assert!(output.err.contains("not finite") && output.err.contains("rewards"), "{}", output.err);
-    // Large ones, whose squares are still numbers, are.
+    // The run learns from large rewards whose squares are still finite.
     fs::write(root.join("reward.sh"), program.replace("308", "100")).unwrap();
     good(root, &arguments("train", "large", &set));
 }

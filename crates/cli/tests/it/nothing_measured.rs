@@ -1,5 +1,5 @@
-//! Metrics of nothing are missing, whatever there is nothing of: each kind of emptiness in each kind of run that can
-//! have it, with what must be missing from every line, what must be in every line, and what is printed.
+//! Metrics without a value are missing, in each kind of run and for each kind of emptiness that it can have: which
+//! metrics must be missing from every line, which must be in every line, and what is printed.
 
 use crate::support::runs::{arguments, directory, good};
 use serde_json::{Map, Value};
@@ -7,11 +7,11 @@ use std::collections::BTreeSet;
 use std::fs;
 use std::path::Path;
 
-/// A kind of emptiness in a kind of run. Each is a run of three logged steps.
+/// A kind of emptiness in a kind of run. Each case is a run of three logged steps.
 struct Case {
     name: &'static str,
     set: &'static [&'static str],
-    /// Metrics that no line has; a name that ends in `*` stands for all that begin with it.
+    /// Metrics that are in no line; a name that ends in `*` stands for all names with that prefix.
     missing: &'static [&'static str],
     /// Metrics that each line of a step has, or those of completions each line with new ones; and their value if it is
     /// known.
@@ -22,7 +22,7 @@ struct Case {
     prints: &'static [&'static str],
 }
 
-/// With this seed no completion of one token is the end: all are cut.
+/// With this seed no completion of one token is the end token, so all are truncated.
 const CUT: [&str; 4] = ["max_completion_length=1", "mask_truncated_completions=true", "learning_rate=0", "seed=1"];
 const OF_LOSS: &[&str] = &[
     "loss",
@@ -78,7 +78,7 @@ const fn unscored(name: &'static str, set: &'static [&'static str], missing: &'s
     }
 }
 
-/// Runs of which every completion is cut and masked.
+/// Runs in which every completion is truncated and masked.
 const MASKED: &[Case] = &[
     masked("grpo", &["beta=0.1"], OF_LOSS),
     // Two generations only: fewer than the alarm `truncated` needs.
@@ -112,7 +112,7 @@ const MASKED: &[Case] = &[
     masked("ppo", &["algorithm=ppo", "num_generations=1", "num_ppo_epochs=1", "adap_kl_ctrl=true", "seed=2"], OF_PPO),
 ];
 
-/// Runs of which no completion has a score.
+/// Runs in which no completion has a score.
 const UNSCORED: &[Case] = &[
     unscored("null", &["reward_funcs=[REWARD null]"], OF_SCORES),
     unscored("null for each token", &["reward_funcs=[REWARD tokens]"], OF_SCORES),
@@ -276,7 +276,7 @@ fn wrong(root: &Path, case: &Case, common: &[&str], out: &str) -> Vec<String> {
             (found, None) => found.is_some(),
             (None, Some(_)) => false,
         };
-        // Metrics of completions are those of steps with new ones.
+        // Metrics of completions are logged only in steps with new completions.
         let has = |line: &&&Map<String, Value>| {
             ["grad_norm", "loss"].contains(name) || line.contains_key("completions/mean_length")
         };
@@ -340,7 +340,7 @@ fn a_step_at_the_end_of_a_completion_without_text_is_a_score() {
     fs::write(dir.path().join("reward.py"), REWARD).unwrap();
     for algorithm in ["grpo", "ppo"] {
         let own = format!("algorithm={algorithm}");
-        // Of 64 completions of one token some are the end alone.
+        // Of 64 completions of one token, some consist of the end token alone.
         let set = [&own, "reward_funcs=[REWARD end]", "max_completion_length=1", "per_device_train_batch_size=64"];
         let set = [&set[..], &["num_generations=8", "learning_rate=0", "eval_strategy=no"]].concat();
         let there: &[(&str, Option<f64>)] = &[("reward", Some(1.0)), ("rewards/end/mean", Some(1.0))];

@@ -1,5 +1,4 @@
-//! Input that nobody writes on purpose: texts of megabytes, devices in the place of files, marks and numbers of other
-//! programs.
+//! Unusual input: strings of megabytes, devices in place of files, marks and numbers of other programs.
 
 use crate::support::runs::{directory, good};
 use crate::support::{RunOutput, command, lockstep, refused};
@@ -9,7 +8,7 @@ use std::io::Write;
 use std::path::Path;
 use std::process::{Command, Stdio};
 
-/// With so many kibibytes of address space.
+/// Runs the program with an address space of `kib` KiB.
 #[cfg(target_os = "linux")]
 fn within(directory: &Path, kib: u32, arguments: &[&str]) -> RunOutput {
     let program = command(directory, arguments);
@@ -21,7 +20,7 @@ fn within(directory: &Path, kib: u32, arguments: &[&str]) -> RunOutput {
     RunOutput { code: output.status.code(), out: text(output.stdout), err: text(output.stderr) }
 }
 
-/// A text of megabytes is known to be too long without its tokens, which take sixty times its memory.
+/// A string of megabytes is known to be too long without computing its tokens, which would take sixty times its memory.
 #[cfg(target_os = "linux")]
 #[test]
 fn a_row_that_is_far_too_long_takes_no_memory() {
@@ -65,7 +64,7 @@ fn a_row_that_is_far_too_long_takes_no_memory() {
     }
 }
 
-/// The tokenizers library answers settings that contradict each other with a panic.
+/// The tokenizers library panics on settings that contradict each other.
 #[test]
 fn a_tokenizer_that_the_library_panics_on_is_an_error_with_its_words() {
     let dir = directory();
@@ -107,7 +106,7 @@ fn standard_input_is_read_and_a_device_is_refused() {
     refused(root, &[&train[..], &["none.jsonl"]].concat(), &["none.jsonl"]);
 }
 
-/// Without quotes the last word of a reward's command is an argument of its own.
+/// Without quotes the last word of a reward's command becomes a separate argument.
 #[test]
 fn a_script_given_as_a_configuration_is_reported() {
     let dir = directory();
@@ -117,7 +116,7 @@ fn a_script_given_as_a_configuration_is_reported() {
     refused(root, &train, &["reward.py, line 1", "taken for a configuration", "quotes"]);
 }
 
-/// A byte order mark is what Windows' editors put first; it says nothing.
+/// A byte order mark, which Windows' editors put first, is ignored.
 #[test]
 fn a_byte_order_mark_is_read_over() {
     let dir = directory();

@@ -28,7 +28,7 @@ fn a_second_process_is_refused_and_touches_nothing() {
     assert!(root.join("run/checkpoints/.unfinished-step-000099").exists(), "a live run's checkpoint was swept away");
     assert_eq!(fs::metadata(root.join("run/config.toml")).unwrap().modified().unwrap(), started);
 
-    // Killed, it holds nothing any more, and whoever continues says whose place it takes.
+    // A killed run does not hold the lock any more, and the run that continues reports whose place it takes.
     first.kill().unwrap();
     first.wait().unwrap();
     reward(root, "0");
@@ -53,10 +53,10 @@ fn runs_that_start_together_do_not_mix() {
         codes.sort();
         codes
     };
-    // One directory for three: one of them has it.
+    // Of three runs with the same directory, one gets it.
     assert_eq!(together(&arguments("sft", "run", &[])), [Some(0), Some(2), Some(2)]);
     same(&root.join("whole"), &root.join("run"));
-    // None given: each has its own.
+    // Without a given directory, each run gets its own.
     let out = whole.iter().position(|word| *word == "--out").unwrap();
     let nameless = [&whole[..out], &whole[out + 2..]].concat();
     assert_eq!(together(&nameless), [Some(0); 3]);

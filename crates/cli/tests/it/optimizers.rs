@@ -1,4 +1,4 @@
-//! Optimizers other than AdamW, each through all that a run does with one.
+//! Optimizers other than AdamW, each with all features of a run.
 
 use crate::support::runs::{arguments, directory, files, good, metrics, same};
 
@@ -7,7 +7,7 @@ fn muon() {
     trains_is_resumed_and_is_planned("muon", "momentum=0.9", "momentum_buffer");
 }
 
-/// `tree` is one of those that it remembers.
+/// `tree` is one of the optimizer's kinds of state.
 fn trains_is_resumed_and_is_planned(optim: &str, optim_args: &str, tree: &str) {
     let dir = directory();
     let (optim, optim_args) = (format!("optim={optim}"), format!("optim_args={optim_args}"));
@@ -17,7 +17,7 @@ fn trains_is_resumed_and_is_planned(optim: &str, optim_args: &str, tree: &str) {
     let tree = format!("checkpoints/step-000012/optimizer_{tree}.safetensors");
     assert!(files(&whole).contains_key(&tree), "{:?}", files(&whole).keys());
 
-    // From an older checkpoint, with other threads and micro-batches.
+    // The run is resumed from an older checkpoint, with other threads and micro-batches.
     let other = [&base[..3], &["threads=2", "max_tokens_per_micro_batch=24"]].concat();
     good(dir.path(), &arguments("train", "again", &other));
     good(dir.path(), &["train", "--resume", "again/checkpoints/step-000004"]);

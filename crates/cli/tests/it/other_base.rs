@@ -1,4 +1,4 @@
-//! An adapter is for the weights that it was trained on, wherever it is loaded.
+//! An adapter may be loaded only on the weights that it was trained on, by any command.
 
 use crate::support::runs::{arguments, directory, good};
 use crate::support::{command, refused, without_checksum};
@@ -12,7 +12,7 @@ fn an_adapter_on_other_weights_is_refused_everywhere_unless_one_insists() {
     let old = without_checksum(fs::read(&weights).unwrap());
     fs::write(&weights, &old).unwrap();
     good(root, &arguments("train", "lora", &["use_peft=true", "lora_r=2", "max_steps=2", "save_steps=2"]));
-    // A bit of the last weight, as a disk or another download may change it.
+    // One bit of the weights differs, as after a disk fault or another download.
     let mut other = old.clone();
     *other.last_mut().unwrap() ^= 1;
     fs::write(&weights, &other).unwrap();
@@ -37,7 +37,7 @@ fn an_adapter_on_other_weights_is_refused_everywhere_unless_one_insists() {
     refused(root, &train, &words);
     good(root, &[&train[..], &["--set", "allow_other_base=true"]].concat());
 
-    // Without the run's record its checkpoint still knows.
+    // Without the run's record, its checkpoint still has the hash.
     let resume = ["train", "--resume", "lora", "--set", "max_steps=3"];
     for record in [None, Some("{}")] {
         match record {
@@ -53,7 +53,7 @@ fn an_adapter_on_other_weights_is_refused_everywhere_unless_one_insists() {
     assert!(printed.contains("record.json is missing, or does not say"), "{printed}");
 }
 
-/// An adapter without a record cannot be compared with anything. Every command says so, and takes it.
+/// An adapter without a recorded base cannot be checked. Every command reports that, and loads the adapter.
 #[test]
 fn an_adapter_that_does_not_say_what_it_was_trained_on_is_named_wherever_it_is_loaded() {
     let dir = directory();

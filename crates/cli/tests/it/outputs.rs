@@ -1,4 +1,4 @@
-//! Commands write neither over an input nor, without a flag, over any other file.
+//! Commands do not overwrite an input and, without a flag, no other file, either.
 
 use crate::support::runs::{arguments, directory, good};
 use crate::support::{command, refused};
@@ -26,11 +26,11 @@ fn a_result_never_takes_the_place_of_an_input() {
         [&["score-rewards", "--input", "d.jsonl", "--reward", "unique_chars", "--out"][..], more].concat()
     };
     refused(root, &score(&["d.jsonl"]), &["--out d.jsonl", "is an input of this command"]);
-    // Another's file.
+    // The file belongs to another program.
     refused(root, &score(&["p.jsonl"]), &["--out p.jsonl", "exists", "--overwrite"]);
     refused(root, &eval(&["p.jsonl"]), &["--out p.jsonl", "exists", "--overwrite"]);
 
-    // Who insists gets it, whole.
+    // With the flag the whole file is replaced.
     good(root, &score(&["d.jsonl", "--overwrite"]));
     assert!(fs::read_to_string(root.join("d.jsonl")).unwrap().contains("\"rewards\""));
     good(root, &eval(&["p.jsonl", "--overwrite"]));
@@ -114,12 +114,12 @@ fn standard_output_that_is_closed_or_full_ends_no_command_in_a_panic() {
             "{arguments:?}: {printed}"
         );
         let (code, printed) = run(full(), Stdio::piped());
-        // A plan's 1 is "it does not fit".
+        // `plan` uses 1 for "it does not fit".
         let cannot_print = Some(if arguments[0] == "plan" { 2 } else { 1 });
         assert_eq!(code, cannot_print, "{arguments:?}: {printed}");
         let words = printed.contains("No space left on device") || arguments[0].starts_with("--");
         assert!(words && !printed.contains("panicked"), "{arguments:?}: {printed}");
-        // Nowhere to say it, either.
+        // The error cannot be printed, either.
         assert_eq!(run(full(), full()).0, cannot_print, "{arguments:?}");
         assert_eq!(run(Stdio::null(), closed()).0, Some(0), "{arguments:?}");
     }

@@ -1,4 +1,5 @@
-//! docs/outputs.md names everything: whatever runs of each kind log and write is in the registry that it is made of.
+//! docs/outputs.md names everything: the registry that it is generated from has every metric and file of every kind of
+//! run.
 
 use crate::support::listing;
 use crate::support::runs::{arguments, directory, good};

@@ -1,4 +1,4 @@
-//! Paths of a configuration file inside lists and tables are relative to it, too.
+//! Paths in a configuration file are relative to that file, also inside lists and tables.
 
 use crate::support::refused;
 use crate::support::runs::{arguments, directory, good, of_lines};
@@ -55,13 +55,13 @@ fn paths_in_lists_and_tables_are_relative_to_their_file() {
     let run = root.join("run");
     assert_eq!(of_lines(&run, "eval_easy_rewards/sh/mean"), [1.0, 1.0]);
     assert_eq!(of_lines(&run, "eval_easy_rewards/own/mean"), [1.0, 1.0]);
-    // On the command line the working directory's, which a run keeps.
+    // Paths on the command line are relative to the working directory, and the run keeps that.
     let set = ["eval_datasets={ sea = \"e.jsonl\" }", "reward_funcs=[\"command:sh configs/serve.sh\"]", "max_steps=2"];
     good(root, &arguments("train", "mine", &set));
     good(&elsewhere, &["train", "--resume", "../mine", "--set", "max_steps=4"]);
     assert_eq!(of_lines(&root.join("mine"), "eval_sea_reward").len(), 1);
 
-    // Nothing is guessed at.
+    // Paths are not guessed.
     for (name, line) in [
         ("d.jsonl", "eval_datasets = { more = \"d.jsonl\" }"),
         ("configs/serve.sh", "reward_funcs = [\"command:sh configs/serve.sh\"]"),

@@ -46,9 +46,9 @@ fn of_a_policy() {
         ),
         // A bonus for certainty.
         ("collapses", &[letter, "entropy_coef=-2", "learning_rate=0.1"], &["entropy_collapse"]),
-        // A penalty too small to hold a policy that runs away.
+        // The penalty is too small to hold a diverging policy.
         ("runs-away", &[letter, "beta=0.0001", "learning_rate=0.1"], &["kl_blow_up"]),
-        // Paid for length.
+        // The reward pays for length.
         (
             "long",
             &["reward_funcs=[\"length:60\"]", "learning_rate=0.01", "max_completion_length=60"],
@@ -73,7 +73,7 @@ fn of_a_policy() {
     planted(root, "unscored", &["unscored"]);
 }
 
-/// The reference is of another stage: the policy is far from it before it learned anything.
+/// The reference is of another stage: the policy is far from it before it has learned anything.
 #[test]
 fn of_a_stale_reference() {
     let dir = runs::directory_of(CONFIG);
@@ -87,7 +87,7 @@ fn of_a_stale_reference() {
     assert!(shown(root, "own").iter().all(|(_, id)| id != "stale_reference"), "{:?}", shown(root, "own"));
 }
 
-/// Its head times 40, so that it is certain of other tokens than a random model is.
+/// The model's head is multiplied by 40, so that it is certain of other tokens than a random model is.
 fn sharper(root: &Path, model: &str) -> String {
     let file = root.join(model).join("model.safetensors");
     let mut bytes = crate::support::without_checksum(fs::read(&file).unwrap());

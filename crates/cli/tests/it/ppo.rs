@@ -1,5 +1,5 @@
-//! PPO through the program: where its value model comes from, when a generation is dropped, how the weight of the
-//! divergence moves, and everything that it refuses.
+//! PPO through the program: where its value model comes from, when a generation is dropped, how the coefficient of the
+//! divergence changes, and all settings that it refuses.
 
 use crate::support::runs::{arguments, directory, files, good, of_lines, rollouts};
 use crate::support::{model_of, refused, tensors};
@@ -26,7 +26,7 @@ fn the_value_model_begins_as_the_policy_or_as_a_directory_says() {
     good(root, &arguments("reward", "rm", &["dataset_name=p.jsonl", "eval_dataset_name=q.jsonl"]));
     let still = ["value_learning_rate=0", "max_steps=4"];
 
-    // At rate 0 a checkpoint holds what the run began with.
+    // With learning rate 0 a checkpoint holds the weights that the run began with.
     good(root, &run("own", &still));
     let policy = tensors(&fs::read(root.join("model/model.safetensors")).unwrap());
     let (score, trunk): (Vec<_>, Vec<_>) =
@@ -37,13 +37,13 @@ fn the_value_model_begins_as_the_policy_or_as_a_directory_says() {
     good(root, &run("other", &[&still[..], &["value_model=rm/model"]].concat()));
     let reward_model = tensors(&fs::read(root.join("rm/model/model.safetensors")).unwrap());
     assert_eq!(value_model(root, "other", 4), reward_model);
-    // It is what estimates: other values, other losses of the value, other advantages and so another policy.
+    // The value model estimates values: with another one, values, value losses, advantages and so the policy differ.
     let losses = |run: &str| of_lines(&root.join(run), "loss/value_avg");
     assert!(losses("own").len() == 4 && losses("own") != losses("other"), "{:?}", losses("own"));
     let weights = |run: &str| files(&root.join(run))["model/model.safetensors"].clone();
     assert!(weights("own") != weights("other"));
 
-    // With a rate it learns, and what it has become can begin another run, or score as a reward.
+    // With a learning rate it learns, and the trained value model can begin another run, or score as a reward.
     good(root, &run("learns", &["value_model=rm/model", "max_steps=4"]));
     assert!(value_model(root, "learns", 4) != reward_model);
     let left = "value_model=learns/checkpoints/step-000004/value_model";
@@ -56,7 +56,7 @@ fn the_value_model_begins_as_the_policy_or_as_a_directory_says() {
 fn a_generation_is_given_up_once_the_policy_has_gone_too_far() {
     let dir = directory();
     let root = dir.path();
-    // The first step of a generation has ratio 1 everywhere, the second has not.
+    // The first step of a generation has ratio 1 everywhere, and the second step does not.
     let set = ["num_ppo_epochs=2", "record_rollouts=true"];
     let rollouts = |run: &str| rollouts(&root.join(run)).len();
     let stops = |run: &str| of_lines(&root.join(run), "policy/early_stop");
@@ -66,20 +66,20 @@ fn a_generation_is_given_up_once_the_policy_has_gone_too_far() {
     assert_eq!((rollouts("far"), stops("far")), (12 / 2 * 8, [0.0, 1.0].repeat(6)));
     let divergences = of_lines(&root.join("far"), "policy/approxkl_avg");
     assert!(divergences.chunks(2).all(|d| d[0] == 0.0 && d[1] > 1.5e-12), "{divergences:?}");
-    // Half more than the target is too far, and not the target itself.
+    // Only a divergence of more than 1.5 times the target is too far.
     for (out, part, stop) in [("near", 1.2, 0.0), ("beyond", 1.8, 1.0)] {
         let target = format!("target_kl={}", divergences[1] / part);
         good(root, &run(out, &[&set[..], &[&target]].concat()));
         assert_eq!(stops(out)[..2], [0.0, stop], "{target}");
     }
-    // A bound that nothing reaches changes no bit.
+    // A bound that is never reached changes no bit.
     good(root, &run("wide", &[&set[..], &["target_kl=1e9"]].concat()));
     assert_eq!((rollouts("wide"), stops("wide")), (rollouts("free"), vec![0.0; 12]));
     let weights = |run: &str| files(&root.join(run))["model/model.safetensors"].clone();
     assert!(weights("wide") == weights("free") && weights("far") != weights("free"));
 }
 
-/// A completion that was cut may teach nothing.
+/// Truncated completions may be left out of training.
 #[test]
 fn cut_completions_are_left_out() {
     let dir = directory();
@@ -91,10 +91,10 @@ fn cut_completions_are_left_out() {
     assert!(rollouts(&root.join("all")).iter().any(cut), "nothing was cut, and the test sees nothing");
     let weights = |run: &str| files(&root.join(run))["model/model.safetensors"].clone();
     assert!(weights("all") != weights("ended"));
-    // Or costs something.
+    // Truncated completions may cost a penalty instead.
     good(root, &run("costs", &[&set[..], &["missing_eos_penalty=2"]].concat()));
     let score = |run: &str| of_lines(&root.join(run), "objective/scores")[0];
-    // The same completions; truncated ones pay 2.
+    // The completions are the same; truncated ones pay 2.
     let first: Vec<serde_json::Value> =
         rollouts(&root.join("all")).into_iter().filter(|line| line["step"] == 1).collect();
     let share = first.iter().filter(|line| cut(line)).count() as f64 / first.len() as f64;
@@ -102,7 +102,7 @@ fn cut_completions_are_left_out() {
     assert!((paid - 2.0 * share).abs() < 1e-5, "{paid} for a share of {share}");
 }
 
-/// At rate 0 nothing but its sample tells one mini-batch from another. A permutation of two that is drawn anew for each
+/// With learning rate 0 mini-batches differ only in their samples. A permutation of two that is drawn anew for each
 /// pass is neither always the same nor always the other one.
 #[test]
 fn every_pass_draws_its_mini_batches_anew() {
@@ -125,7 +125,8 @@ fn every_pass_draws_its_mini_batches_anew() {
 fn the_weight_of_the_divergence_follows_its_target() {
     let dir = directory();
     let root = dir.path();
-    // Three generations of eight, four steps on each. The first is of the reference itself: its divergence is 0.
+    // There are three generations of eight completions, with four steps on each. The first generation comes from the
+    // reference itself, so its divergence is 0.
     let set = ["num_ppo_epochs=2", "kl_estimator=k3", "adap_kl_ctrl=true", "kl_coef=0.1", "kl_horizon=20"];
     let coefficients = |run: &str| of_lines(&root.join(run), "objective/kl_coef");
     let close = |got: &[f64], expected: &[f64]| {
@@ -143,7 +144,7 @@ fn the_weight_of_the_divergence_follows_its_target() {
     close(&coefficients("high"), &[0.1, 0.1 * down, 0.1 * down * down]);
     good(root, &run("fixed", &[&set[..2], &["kl_coef=0.1"]].concat()));
     close(&coefficients("fixed"), &[0.1; 3]);
-    // It weighs what the value model learns, and the policy.
+    // The coefficient affects both the value model and the policy.
     let weights = |run: &str| files(&root.join(run))["model/model.safetensors"].clone();
     assert!(weights("low") != weights("high") && weights("high") != weights("fixed"));
 }
@@ -199,7 +200,7 @@ fn keys_that_contradict_ppo_are_refused() {
     refuse(&["value_model=larger"], &["`value_model`", "vocabulary of 41", "policy of 40"]);
 }
 
-/// Keys of other algorithms without a meaning here are reported, one line each, and the run continues.
+/// Keys of other algorithms that PPO does not use are reported, one line each, and the run continues.
 #[test]
 fn keys_without_effect_are_reported() {
     let dir = directory();
@@ -222,7 +223,7 @@ fn keys_without_effect_are_reported() {
     assert!(output.err.contains("lam has no meaning with algorithm = \"rloo\""), "{}", output.err);
 }
 
-/// The value model may have another shape than the policy; only the words must be the same.
+/// The value model may have another shape than the policy; only the vocabulary must be the same.
 #[test]
 fn a_value_model_of_another_shape() {
     const SMALL: &str = r#"{"model_type": "llama", "architectures": ["LlamaForCausalLM"], "vocab_size": 40,
@@ -237,7 +238,7 @@ fn a_value_model_of_another_shape() {
     let model = reward.iter().position(|a| *a == "model").unwrap();
     reward[model] = "small";
     good(root, &reward);
-    // Values that are all clipped would have no gradient.
+    // If all values were clipped, there would be no gradient.
     good(root, &run("ppo", &["value_model=rm/model", "cliprange_value=10", "max_steps=4"]));
     assert!(of_lines(&root.join("ppo"), "val/grad_norm").iter().all(|&norm| norm > 0.0));
     assert_eq!(of_lines(&root.join("ppo"), "sampling/logp_mismatch_tokens"), vec![0.0; 4]);

@@ -34,7 +34,7 @@ fn a_run_prints_lines_and_with_verbose_tables_too() {
     assert!(verbose.out.starts_with("stage ") && verbose.out.contains("\n(not measured) "), "{}", verbose.out);
     let tables = |text: &str| text.matches("evaluation after step ").count();
     assert_eq!((tables(&plain.err), tables(&verbose.err)), (0, 3));
-    // Nothing is lost: the log file has the tables, and JSON the values.
+    // No information is lost: the log file has the tables, and JSON has the values.
     let log = fs::read_to_string(root.join("plain/lockstep-0.log")).unwrap();
     assert!(tables(&log) == 3 && log.contains("debug: stage ") && log.contains("\n(not measured) "), "{log}");
     let json: Vec<Value> = json.err.lines().map(|line| serde_json::from_str(line).unwrap()).collect();

@@ -1,4 +1,4 @@
-//! Process rewards through a program: by character or by token they are the same, a step at the end is the whole
+//! Process rewards through a program: given by character or by token they are the same, a step at the end is the whole
 //! completion's reward, and GRPO takes their sum or compares step by step.
 
 use crate::support::runs::{arguments, directory, good, metrics, of_lines, same_but_lineage};
@@ -6,7 +6,7 @@ use crate::support::{RunOutput, refused};
 use std::fs;
 use std::path::Path;
 
-/// A vowel is worth its place; told in the way that the argument names.
+/// The reward of a vowel is its place, reported in the way that the argument names.
 const PROGRAM: &str = r#"
 import json, sys
 for line in sys.stdin:
@@ -29,7 +29,7 @@ for line in sys.stdin:
 
 fn train(root: &Path, out: &str, way: &str, set: &[&str]) -> RunOutput {
     let reward = format!("reward_funcs=[{{kind = \"command\", name = \"r\", command = \"python3 reward.py {way}\"}}]");
-    // Without recorded rollouts: these keep the scores of steps, which differ where the result does not.
+    // Rollouts are not recorded, because they keep the scores of steps, which differ even if the result does not.
     good(root, &arguments("train", out, &[&[&*reward], set].concat()))
 }
 

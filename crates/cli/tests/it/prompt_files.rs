@@ -1,5 +1,5 @@
-//! Files of a model that decide prompts: each is read by the list, hashed, compared by every later start, and carried
-//! into everything that a run writes. The date in a prompt is that of the run's first start.
+//! Files of a model that decide prompts: each listed file is read, hashed, compared by every later start, and copied
+//! into all models that a run writes. The date in a prompt is that of the run's first start.
 
 mod carried;
 mod dates;
@@ -18,7 +18,7 @@ use std::path::Path;
 const TEMPLATE: &str = "chat_template.jinja";
 const TOOLS: &str = "additional_chat_templates/tool_use.jinja";
 
-/// Every listed file that is read and not made by `directory`, with its text.
+/// Every listed file that is read and that `directory` does not write, with its text.
 const FILES: [(&str, &str); 5] = [
     (TEMPLATE, "{{ strftime_now('%Y') }} {% for m in messages %}{{ m.content }}{{ eos_token }}{% endfor %}"),
     (TOOLS, "{{ tools | length }}{% for m in messages %}{{ m.content }}{{ eos_token }}{% endfor %} "),
@@ -27,7 +27,7 @@ const FILES: [(&str, &str); 5] = [
     ("tokenizer_config.json", "{\"eos_token\": \"<e>\"}"),
 ];
 
-/// Files that are copied and not read, and some that other programs leave in a model's directory.
+/// Files that are copied but not read, and some that other programs leave in a model's directory.
 const OTHERS: [&str; 11] = [
     "added_tokens.json",
     "chat_template.json",
@@ -65,7 +65,7 @@ fn conversations() -> tempfile::TempDir {
     dir
 }
 
-/// The keys of a short run of each command; pairs are of DPO and reward models.
+/// The keys of a short run of each command.
 const SHORT: &[&str] = &["max_steps=2", "eval_strategy=no", "logging_steps=1", "record_rollouts=true"];
 const OF_PAIRS: &[&str] =
     &["max_steps=2", "eval_strategy=no", "logging_steps=1", "dataset_name=p.jsonl", "eval_dataset_name=q.jsonl"];
@@ -98,7 +98,7 @@ fn write_record(run: &Path, record: &Value) {
 /// A title, a function that changes a file, and a word of the error.
 type Change = (String, Box<dyn Fn()>, &'static str);
 
-/// The three ways in which a file is not the one of the first start, each with a word of the error.
+/// The three ways in which a file can differ from the file of the first start, each with a word of the error.
 fn changes(model: &Path) -> Vec<Change> {
     let mut all: Vec<Change> = Vec::new();
     for (name, text) in FILES {
@@ -159,7 +159,7 @@ fn verify_names_the_file_that_changed() {
     }
 }
 
-/// Removes from a record what older versions did not write.
+/// Removes from a record the fields that older versions did not write.
 fn as_older(run: &Path) {
     let mut older = record(run);
     let fields = older.as_object_mut().unwrap();
@@ -190,7 +190,7 @@ fn a_run_of_an_older_version_resumes_and_is_verified_with_one_line() {
         let resume = [command, "--resume", kind, "--set", "max_steps=4"];
         let output = good(root, &resume);
         assert_eq!(lines(&output.err), 1, "{kind}: {}", output.err);
-        // From now on it is compared, and the date is that of the first start.
+        // From now on the file is compared, and the date is that of the first start.
         let now = record(&run);
         assert_eq!((now["prompt_files"].as_array().unwrap().len(), &now["starts"][1]["prompt_time_s"]), (5, &first));
         if command == "train" {
@@ -204,7 +204,7 @@ fn a_run_of_an_older_version_resumes_and_is_verified_with_one_line() {
     }
 }
 
-/// A run that was killed before its first checkpoint begins anew, and with the files that it finds.
+/// A run that was killed before its first checkpoint begins anew, with the files that it finds then.
 #[test]
 fn a_run_that_begins_anew_keeps_the_hashes_of_its_present_files() {
     let dir = conversations();
@@ -225,7 +225,7 @@ fn a_worker_with_another_file_is_refused() {
     for (name, change, _) in changes(&model) {
         let out = format!("out-{}", name.replace('/', "-"));
         let _ = fs::remove_dir_all(root.join(&out));
-        // The learner has read its files when the worker joins, and waits for groups.
+        // The learner has read its files before the worker joins, and waits for groups.
         let mut learner = arguments("train", &out, SHORT);
         learner[0] = "learner";
         let mut child = start(root, &learner);
@@ -260,7 +260,7 @@ fn opened(watched: &[&Path], run: impl FnOnce()) -> BTreeSet<String> {
     found
 }
 
-/// The program opens no file of a model's directory that is not on the list, for every command.
+/// No command opens a file of a model's directory that is not on the list.
 #[test]
 fn only_listed_files_and_weights_are_opened() {
     let dir = conversations();

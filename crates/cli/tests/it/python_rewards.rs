@@ -1,5 +1,5 @@
-//! Functions of a Python file as rewards: the bits of the equivalent built-in reward, wherever the run is
-//! continued with, and process rewards.
+//! Functions of a Python file as rewards: the same bits as the equivalent built-in reward, wherever the run is resumed,
+//! and process rewards.
 
 use crate::support::runs::{arguments, directory, good, of_lines, same, same_but_lineage};
 use crate::support::{lockstep, refused};
@@ -52,7 +52,7 @@ fn a_function_of_a_file_has_the_bits_of_the_built_in_reward_and_is_gone_on_with_
     for function in ["unique_chars", "unique_chars_later"] {
         good(root, &arguments("train", function, &[&own(function)]));
     }
-    // The one logs a metric of its own, too.
+    // One of the functions also logs a metric of its own.
     same_but_lineage(&root.join("built in"), &root.join("unique_chars_later"));
     assert!(of_lines(&root.join("unique_chars"), "rewards/r/longest").iter().all(|&longest| longest > 0.0));
     let of = |run: &str| of_lines(&root.join(run), "rewards/r/mean");

@@ -1,11 +1,11 @@
-//! A reference model that follows the policy: when, how far, and what is refused.
+//! A reference model that follows the policy: when and how far it moves, and what is refused.
 
 use crate::support::runs::{arguments, directory, files, good};
 use crate::support::{refused, tensors};
 
 const SET: [&str; 4] = ["beta=0.5", "sync_ref_model=true", "ref_model_sync_steps=6", "ref_model_mixup_alpha=1"];
 
-/// The reference that the run left in its checkpoint of `step`.
+/// The reference model in the run's checkpoint of `step`.
 fn reference(root: &std::path::Path, run: &str, step: u64) -> Vec<u8> {
     files(&root.join(run))[&format!("checkpoints/step-{step:06}/reference.safetensors")].clone()
 }
@@ -17,7 +17,7 @@ fn the_reference_is_mixed_at_every_sync_step() {
     good(root, &arguments("train", "all", &SET));
     let policy = |step| tensors(&files(&root.join("all"))[&format!("checkpoints/step-{step:06}/model.safetensors")]);
     let start = tensors(&std::fs::read(root.join("model/model.safetensors")).unwrap());
-    // With α = 1 it is the policy of step 6 from there to step 12; before, the model as it was.
+    // With α = 1 the reference is the policy of step 6 from step 6 to step 12, and the initial model before.
     assert_eq!(tensors(&reference(root, "all", 4)), start);
     for step in [6, 8, 10] {
         assert_eq!(tensors(&reference(root, "all", step)), policy(6));

@@ -1,4 +1,4 @@
-//! Rollouts recorded and replayed: the same bits; other sources of rollouts; and what is refused.
+//! Rollouts that are recorded and replayed give the same bits; rollouts from other sources; and what is refused.
 
 use crate::support::runs::{arguments, directory, files, good, metrics, of_lines, rollouts, same};
 use crate::support::{lockstep, refused};
@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 use std::fs;
 use std::path::Path;
 
-/// A run that trains on `file` with what [`arguments`] has, but neither data nor rewards of its own.
+/// The arguments of a run that trains on `file`, like [`arguments`] but without data and rewards.
 fn replay<'a>(file: &'a str, out: &'a str, set: &[&'a str]) -> Vec<&'a str> {
     let base = ["num_generations=2", "max_completion_length=6", "per_device_train_batch_size=4", "max_steps=12"];
     let more = ["learning_rate=0.01", "logging_steps=3", "save_steps=2"];
@@ -24,12 +24,14 @@ fn write(root: &Path, name: &str, lines: &[Value]) {
     fs::write(root.join(name), text).unwrap();
 }
 
-/// Weights, moments and states of all checkpoints, and the model, but what names rollouts (a replay draws no noise).
+/// Weights, moments and states of all checkpoints, and the model, without values that name rollouts (a replay draws no
+/// random numbers).
 fn weights(run: &Path) -> Vec<(String, Vec<u8>)> {
     files(run).into_iter().filter(|(name, _)| name.ends_with(".safetensors")).collect()
 }
 
-/// Recorded with a batch used several times, a reference model and two rewards, one of which does not always score.
+/// The recorded run uses each batch several times, with a reference model and two rewards, one of which does not always
+/// score.
 #[test]
 fn a_recorded_run_replayed_has_the_same_bits() {
     let dir = directory();
@@ -45,7 +47,8 @@ fn a_recorded_run_replayed_has_the_same_bits() {
     let weighted = [&set[..], &["reward_weights=[1, 0.5]"]].concat();
     good(root, &replay("recorded/rollouts.bin", "replayed", &weighted));
     assert_eq!(weights(&root.join("recorded")), weights(&root.join("replayed")));
-    // Without ref_logprobs the reference model is loaded and run; without logprobs the policy, if it is on-policy.
+    // Without ref_logprobs the reference model is loaded and run; without logprobs the policy computes them, if it is
+    // on-policy.
     let strip = |key: &str, name: &str| {
         let stripped: Vec<Value> = found
             .iter()
@@ -80,12 +83,12 @@ fn a_recorded_run_replayed_has_the_same_bits() {
             .collect()
     };
     assert_eq!(logged("recorded"), logged("replayed"));
-    // Other weights of the rewards: another result.
+    // Other reward weights give another result.
     good(root, &replay("recorded/rollouts.bin", "other", &set));
     assert_ne!(weights(&root.join("recorded")), weights(&root.join("other")));
 }
 
-/// PPO draws its mini-batches anew in each pass of each generation: a replay must draw the same.
+/// PPO draws its mini-batches anew in each pass over each generation, and a replay must draw the same ones.
 #[test]
 fn a_recorded_ppo_run_replayed_has_the_same_bits() {
     let dir = directory();
@@ -111,7 +114,7 @@ fn groups_on_one_line_are_their_completions() {
         json!({"prompt_ids": [1, 2], "completion_ids": both("completion_ids"), "rewards": both("rewards")})
     };
     write(root, "groups.jsonl", &[group(&pairs[0], &pairs[1]), group(&pairs[2], &pairs[3])]);
-    // Four completions: without max_steps one pass, one step.
+    // With four completions and without max_steps there is one pass of one step.
     for name in ["lines", "groups"] {
         let file = format!("{name}.jsonl");
         good(root, &replay(&file, name, &["max_steps=-1", "record_rollouts=true"]));
@@ -175,8 +178,8 @@ fn ref_logprobs_of_a_file_stay() {
     assert!(asked.len() == 3 && asked.iter().all(|&logp| (-7.0..0.0).contains(&logp)), "{found:?}");
 }
 
-/// π_old / π_sampler is 1, to the bit, where the file's rollouts are those of the weights that read them, and is
-/// measured and bounded where they are not.
+/// π_old / π_sampler is exactly 1 if the file's rollouts come from the weights that replay them; otherwise it is
+/// measured and bounded.
 #[test]
 fn stale_rollouts_are_corrected_for() {
     let dir = directory();
@@ -199,7 +202,7 @@ fn stale_rollouts_are_corrected_for() {
         assert_eq!(ratios(run), [[1.0, 1.0, 1.0, 0.0]; 4], "{run}");
     }
 
-    // Read by what the run became: other weights, other log-probabilities.
+    // The trained model replays the file: its weights and so its log-probabilities differ.
     let mut unversioned = lines(&root.join("recorded"));
     for line in &mut unversioned {
         line.as_object_mut().unwrap().remove("versions").unwrap();
@@ -229,7 +232,7 @@ fn a_replay_is_resumed_exactly_and_its_record_too() {
     let set = ["record_rollouts=true", "num_iterations=2"];
     good(root, &replay("recorded/rollouts.bin", "whole", &set));
     good(root, &replay("recorded/rollouts.bin", "cut", &set));
-    // As if it had died after step 4, its logs further on.
+    // The state as if the run had died after step 4, with logs of later steps.
     for step in [6, 8, 10, 12] {
         fs::remove_dir_all(root.join(format!("cut/checkpoints/step-{step:06}"))).unwrap();
     }
@@ -277,7 +280,7 @@ fn broken_files_are_refused() {
     good(root, &replay("good.jsonl", "run", &["max_steps=1"]));
 }
 
-/// A run's record is printed as lines, which a replay reads like the file itself.
+/// A run's record is printed as lines, which can be replayed like the file itself.
 #[test]
 fn recorded_rollouts_are_shown_as_lines() {
     let dir = directory();
@@ -320,7 +323,7 @@ fn recorded_rollouts_are_shown_as_lines() {
     );
 }
 
-/// A generation with steps still to come is in a file of the checkpoint with its own checksums.
+/// A generation with remaining steps is in a file of the checkpoint with its own checksums.
 #[test]
 fn a_damaged_generation_batch_is_refused() {
     let dir = directory();
@@ -330,7 +333,7 @@ fn a_damaged_generation_batch_is_refused() {
     assert!(!root.join("run/checkpoints/step-000004/generation_batch.bin").exists(), "used up");
     assert!(!root.join("run/model/generation_batch.bin").exists(), "not the model's");
     let whole = fs::read(&file).unwrap();
-    // Without the list that binds the checkpoint's files, which names the file first.
+    // The list of the checkpoint's files, which would report the file first, is removed.
     fs::remove_file(root.join("run/checkpoints/step-000006/files.json")).unwrap();
     let resume = ["train", "--resume", "run", "--set", "max_steps=8"];
     for at in [0, whole.len() / 2, whole.len() - 1] {

@@ -1,4 +1,4 @@
-//! A run that is killed, at whatever moment, and resumed leaves the same bits as one that never was.
+//! A run that is killed at any moment and resumed leaves the same bits as a run that was never killed.
 
 use crate::support::runs::{arguments, directory, good, metrics, same};
 use crate::support::{command, lockstep};
@@ -32,7 +32,7 @@ fn has_checkpoint(directory: &Path) -> bool {
     saved.into_iter().any(|entry| entry.file_name().to_string_lossy().starts_with("step-"))
 }
 
-/// Starts it and kills it with SIGKILL at `moment`. True: it was faster and ended by itself, as it should.
+/// Starts the program and kills it with SIGKILL at `moment`. Returns true if the program ended successfully before.
 fn kill_at(directory: &Path, arguments: &[&str], moment: Moment<'_>) -> bool {
     let log = fs::File::create(directory.join("said.txt")).unwrap();
     let mut child = command(directory, arguments).stdout(Stdio::null()).stderr(log).spawn().unwrap();
@@ -49,7 +49,7 @@ fn kill_at(directory: &Path, arguments: &[&str], moment: Moment<'_>) -> bool {
     status.success()
 }
 
-/// Kills runs `kills` times, each resumed until it is done, and compares each with the run that never was killed.
+/// Kills runs `kills` times, resumes each until it is done, and compares it with a run that was never killed.
 fn survives(purpose: &str, set: &[&str], kills: usize, seed: u64) {
     let dir = directory();
     let started = Instant::now();
@@ -65,7 +65,7 @@ fn survives(purpose: &str, set: &[&str], kills: usize, seed: u64) {
         let mut arguments = &fresh;
         let checkpoints = dir.path().join(&out).join("checkpoints");
         loop {
-            // The first one has something to resume from, however the machine's speed changes.
+            // The first kill comes after a checkpoint, so that there is something to resume from on any machine.
             let moment = match killed {
                 0 => Moment::AtCheckpoint(&checkpoints),
                 _ => Moment::After(length.mul_f64(random.below_one())),
@@ -94,7 +94,7 @@ fn survives(purpose: &str, set: &[&str], kills: usize, seed: u64) {
     once_each(&dir.path().join("whole"));
 }
 
-/// Steps 3, 6, 9, 12 are logged and 4, 8, 12 evaluated, each once.
+/// Steps 3, 6, 9 and 12 are logged and 4, 8 and 12 evaluated, each exactly once.
 fn once_each(run: &Path) {
     let lines = metrics(run);
     let lines = lines.iter().map(|line| serde_json::from_str::<serde_json::Value>(line).unwrap());
@@ -108,48 +108,49 @@ fn grpo() {
     survives("train", &["record_rollouts=true"], 20, 1);
 }
 
-/// A checkpoint after every step: most kills fall into the writing of one.
+/// With a checkpoint after every step, most kills happen while one is written.
 #[test]
 fn grpo_inside_checkpoints() {
     survives("train", &["save_steps=1", "save_total_limit=2"], 20, 2);
 }
 
-/// Checkpoints fall between two uses of a generation batch; the reference model's log-probs are in it.
+/// Checkpoints are written between two uses of a generation batch, with the reference model's log-probabilities in it.
 #[test]
 fn grpo_with_a_batch_used_four_times() {
     let set = ["num_iterations=2", "steps_per_generation=2", "save_steps=1", "beta=0.04"];
     survives("train", &set, 20, 3);
 }
 
-/// More prompts are drawn for a batch than it has groups; the recorded rollouts are cut back with the other logs.
+/// More prompts are sampled for a batch than it has groups; recorded rollouts are cut back with the other logs.
 #[test]
 fn grpo_with_dynamic_sampling() {
     let set = ["dynamic_sampling=true", "reward_funcs=[\"format:^[a-j]\"]", "record_rollouts=true", "num_iterations=2"];
     survives("train", &set, 20, 5);
 }
 
-/// The weight of the entropy bonus moves with every step, and is applied or not by the entropy of the step before.
+/// The coefficient of the entropy bonus changes with every step, and the entropy of the previous step decides whether
+/// it is applied.
 #[test]
 fn grpo_with_an_adaptive_entropy_bonus() {
     let bonus = ["use_adaptive_entropy=true", "entropy_coef=0.02", "entropy_target=3.4", "top_entropy_quantile=0.5"];
     survives("train", &[&bonus[..], &["loss_type=cispo", "epsilon_high=5", "save_steps=1"]].concat(), 8, 9);
 }
 
-/// Checkpoints fall between two uses of a generation batch whose advantages are per token.
+/// Checkpoints are written between two uses of a generation batch whose advantages are per token.
 #[test]
 fn reinforce_plus_plus() {
     let set = ["algorithm=reinforce_plus_plus", "num_generations=1", "num_iterations=2", "save_steps=1", "beta=0.04"];
     survives("train", &set, 8, 10);
 }
 
-/// Checkpoints hold the adapter and its moments; the model it is on is read from where it was.
+/// Checkpoints hold the adapter and its moments; the base model is read from its original directory.
 #[test]
 fn grpo_with_an_adapter() {
     let set = ["use_peft=true", "lora_r=3", "lora_target_modules=all-linear", "beta=0.04", "num_iterations=2"];
     survives("train", &set, 8, 6);
 }
 
-/// The noise of a step continues where it was, in the middle of a batch too.
+/// The dropout noise of a step continues where it was, also in the middle of a batch.
 #[test]
 fn grpo_with_dropout() {
     let adapter = ["use_peft=true", "lora_r=3", "lora_dropout=0.2", "lora_target_modules=all-linear"];
@@ -159,8 +160,8 @@ fn grpo_with_dropout() {
     survives("dpo", &[&adapter[..], &["dataset_name=p.jsonl", "eval_dataset_name=q.jsonl"]].concat(), 4, 13);
 }
 
-/// The value model and its optimizer, the weight of the divergence, and mini-batches in a drawn order are in a
-/// checkpoint.
+/// A checkpoint has the value model and its optimizer, the coefficient of the divergence, and mini-batches in a drawn
+/// order.
 #[test]
 fn ppo() {
     let set = [
@@ -184,7 +185,7 @@ fn reward_model() {
     survives("reward", &["dataset_name=p.jsonl", "eval_dataset_name=q.jsonl"], 10, 8);
 }
 
-/// The adapter, and the head of scores beside it with its f32 master.
+/// Checkpoints hold the adapter, and the score head beside it with its f32 master.
 #[test]
 fn reward_model_with_an_adapter_in_bf16() {
     let adapter = ["use_peft=true", "lora_r=3", "lora_alpha=4", "lora_dropout=0.2", "lora_target_modules=all-linear"];
@@ -192,13 +193,13 @@ fn reward_model_with_an_adapter_in_bf16() {
     survives("reward", &set, 5, 16);
 }
 
-/// The reference's log-probabilities are in no checkpoint: they are computed again.
+/// The reference's log-probabilities are not in checkpoints, and are recomputed.
 #[test]
 fn direct_preference_optimization() {
     survives("dpo", &["dataset_name=p.jsonl", "eval_dataset_name=q.jsonl"], 5, 9);
 }
 
-/// A copy of the run `whole` as it would be had it died after step 4, while the checkpoint of step 6 was written.
+/// A copy of the run `whole` as if it had died after step 4, while the checkpoint of step 6 was written.
 fn died(root: &Path, out: &str) {
     let copied = std::process::Command::new("cp").args(["-r", "whole", out]).current_dir(root).status().unwrap();
     assert!(copied.success());
@@ -226,12 +227,12 @@ fn a_half_written_checkpoint_is_swept_away() {
     assert!(output.err.contains("resuming after step 4"), "{}", output.err);
     same(&dir.path().join("whole"), &dir.path().join("half"));
     once_each(&dir.path().join("half"));
-    // A run that is done and resumed stays as it is.
+    // A finished run that is resumed stays as it is.
     good(dir.path(), &["train", "--resume", "half"]);
     same(&dir.path().join("whole"), &dir.path().join("half"));
 }
 
-/// Tables of steps that a resumed run does not come to again.
+/// Tables of steps that a resumed run does not repeat.
 #[test]
 fn tables_of_later_steps_are_removed() {
     let dir = directory();
@@ -245,7 +246,7 @@ fn tables_of_later_steps_are_removed() {
     assert_eq!(tables, ["completions_00003.parquet", "completions_00006.parquet"]);
 }
 
-/// Killed after the last checkpoint was written and before an older one was deleted.
+/// The run is killed after the last checkpoint was written and before an older one was deleted.
 #[test]
 fn a_checkpoint_too_many_is_deleted() {
     let dir = directory();
@@ -274,7 +275,7 @@ fn a_run_without_a_checkpoint_reports_that_it_starts_again() {
     assert!(output.err.contains("starts again from step 0"), "{}", output.err);
     same(&root.join("whole"), &root.join("none"));
 
-    // Killed before config.toml was complete, or before there was a directory.
+    // The run is killed before config.toml was complete, or before its directory existed.
     fs::create_dir(root.join("unborn")).unwrap();
     fs::write(root.join("unborn/.config.toml.77.partial"), "seed = ").unwrap();
     for out in ["unborn", "nowhere"] {
@@ -282,16 +283,16 @@ fn a_run_without_a_checkpoint_reports_that_it_starts_again() {
         assert!(output.err.contains("starts again from step 0"), "{}", output.err);
         same(&root.join("whole"), &root.join(out));
     }
-    // Nothing to begin with.
+    // The directory does not hold a run.
     let output = lockstep(root, &["train", "--resume", "latest", "--out", "typo"]);
     assert_eq!(output.code, Some(2), "{}", output.err);
     assert!(!root.join("typo").exists());
 }
 
-/// Moments in bf16: their rounding continues where it was.
+/// The rounding of bf16 moments continues where it was.
 #[test]
 fn grpo_in_bf16() {
-    // With masters in the checkpoint: what matmuls read is rounded.
+    // Masters are in the checkpoint; matmuls read rounded weights.
     survives("train", &["dtype=bf16", "beta=0.04"], 4, 31);
 }
 
@@ -300,8 +301,8 @@ fn grpo_with_bf16_moments() {
     survives("train", &["adam_moments_dtype=bf16", "save_steps=1"], 10, 7);
 }
 
-/// The reference moves every second step: checkpoints of odd steps hold one that has moved, and generations scored by
-/// it.
+/// The reference moves every second step: checkpoints of odd steps hold a reference that has moved, and generations
+/// that it scored.
 #[test]
 fn grpo_with_a_reference_that_follows() {
     let set = ["beta=0.2", "sync_ref_model=true", "ref_model_sync_steps=2", "num_iterations=3", "save_steps=1"];

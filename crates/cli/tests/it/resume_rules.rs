@@ -45,20 +45,20 @@ fn an_older_checkpoint_sets_later_ones_aside() {
     );
     assert!(good(root, &["train", "--resume", kept.to_str().unwrap()]).err.contains("ended already"));
 
-    // A limit counts the new ones alone, and the newest is the newest that was written.
+    // The limit counts only new checkpoints, and the newest one is the one written last.
     let relative = ["train", "--resume", "step-000004", "--set", "save_total_limit=2", "--set", "max_steps=8"];
     assert_eq!(lockstep(&run.join("checkpoints"), &relative).code, Some(0));
     assert_eq!(checkpoints(&run), ["step-000006", "step-000008"]);
     let later = run.join("abandoned/after-step-000004");
     assert_eq!(checkpoints(&later), ["step-000006", "step-000008", "step-000010", "step-000012"]);
     assert_eq!(of_lines(&run, "loss").len(), 8);
-    // The name is taken, and another one is chosen.
+    // The directory's name is taken, so another one is chosen.
     good(root, &["train", "--resume", "run/checkpoints/step-000006"]);
     assert_eq!(checkpoints(&run.join("abandoned/after-step-000006-2")), ["step-000008"]);
     assert!(good(root, &["train", "--resume", "run"]).err.contains("resuming after step 8"));
 }
 
-/// Where the checkpoints are gone, a run begins anew, but what it had logged is kept.
+/// If the checkpoints are gone, a run begins anew, but its logs are kept.
 #[test]
 fn logs_whose_checkpoints_are_gone_are_set_aside() {
     let dir = directory();
@@ -73,7 +73,7 @@ fn logs_whose_checkpoints_are_gone_are_set_aside() {
     assert_eq!((metrics(&run.join("abandoned/after-step-000000")), metrics(&run)), (logged.clone(), logged));
 }
 
-/// The first record is the format's version, whatever was switched on and off.
+/// The first record is the format's version, whichever logs were switched on and off.
 fn begins_with_its_version(run: &Path) {
     let (file, _) = listing(&run.join("tensorboard")).pop().unwrap();
     let bytes = fs::read(file).unwrap();
@@ -108,7 +108,7 @@ fn logs_that_are_switched_off_and_on_are_kept() {
     resume(&["max_steps=8", "record_rollouts=true", "tensorboard=true"]);
     assert_eq!((recorded(), logged()), (vec![1, 2, 3, 4, 7, 8], vec![1, 2, 3, 4, 7, 8]));
     begins_with_its_version(&run);
-    // Cut back although nothing is added: step 7 was of another future.
+    // The file is cut back although nothing is added, because step 7 belongs to a discarded continuation.
     good(
         root,
         &[
@@ -123,7 +123,7 @@ fn logs_that_are_switched_off_and_on_are_kept() {
     );
     assert_eq!((recorded(), logged()), (vec![1, 2, 3, 4], vec![1, 2, 3, 4]));
 
-    // Deleted logs are reported and started again.
+    // Deleted logs are reported, and started again.
     fs::remove_file(run.join("metrics.jsonl")).unwrap();
     fs::remove_file(run.join("rollouts.bin")).unwrap();
     fs::remove_dir_all(run.join("tensorboard")).unwrap();
@@ -132,7 +132,7 @@ fn logs_that_are_switched_off_and_on_are_kept() {
     assert_eq!((recorded(), logged(), of_lines(&run, "loss").len()), (vec![9, 10], vec![9, 10], 2));
     begins_with_its_version(&run);
 
-    // record.json has every start with its command, and what it changed.
+    // record.json has every start with its command and its changes.
     let record = record(&run);
     let starts = record["starts"].as_array().unwrap();
     assert_eq!(starts.iter().map(|s| s["step"].as_u64().unwrap()).collect::<Vec<_>>(), [0, 4, 6, 6, 8]);
@@ -158,7 +158,7 @@ fn a_run_that_has_ended_says_so() {
     assert!(printed.err.contains("ended already: it has done 12 of 12 steps"), "{}", printed.err);
     same(&root.join("done"), &root.join("again"));
 
-    // Learning nothing, no evaluation is better than the first.
+    // Without learning, no evaluation is better than the first.
     let patience = ["learning_rate=0", "early_stopping_patience=1", "metric_for_best_model=loss"];
     let early = good(root, &arguments("sft", "early", &patience));
     assert!(early.err.contains("stopped early after step 8"), "{}", early.err);
@@ -174,7 +174,7 @@ fn a_run_that_has_ended_says_so() {
     assert!(more.err.contains("done: 12 steps") && !more.err.contains("stopped early"), "{}", more.err);
 }
 
-/// A resume that is refused has changed nothing: no configuration, no log, no checkpoint.
+/// A refused resume has changed nothing: neither configuration, log nor checkpoint.
 #[test]
 fn a_refused_resume_changes_nothing() {
     let dir = directory();
@@ -201,7 +201,7 @@ fn a_refused_resume_changes_nothing() {
         again(&[], &[name]);
         fs::write(checkpoint.join(name), whole).unwrap();
     }
-    // Next: another state, not another file.
+    // Now the state differs, not the files.
     fs::remove_file(checkpoint.join("files.json")).unwrap();
     let state = fs::read_to_string(checkpoint.join("run_state.json")).unwrap();
     let mut broken: Value = serde_json::from_str(&state).unwrap();
@@ -219,7 +219,7 @@ fn a_refused_resume_changes_nothing() {
     good(root, &["train", "--resume", "run", "--set", "max_steps=8"]);
 }
 
-/// The base model of an adapter, and the reference of a KL term, must be what the run began with.
+/// The base model of an adapter, and the reference of a KL term, must be unchanged since the run began.
 #[test]
 fn other_weights_below_are_refused() {
     let dir = directory();
@@ -257,20 +257,20 @@ fn other_weights_below_are_refused() {
     fs::remove_dir_all(root.join("merged")).unwrap();
     fs::write(&weights, &old).unwrap();
     good(root, &merge(&[]));
-    // The checkpoint also fixes how a tokenizer encodes prompts.
+    // The checkpoint also determines how the tokenizer encodes prompts.
     let tokenizer = root.join("model/tokenizer.json");
     let words = fs::read_to_string(&tokenizer).unwrap();
     fs::write(&tokenizer, format!("{words} ")).unwrap();
     refused(root, &["sft", "--resume", "full", "--set", "max_steps=6"], &["tokenizer.json", "SHA-256"]);
     fs::write(&tokenizer, words).unwrap();
 
-    // Moved as it is, it is the same model.
+    // The model was only moved, so it is the same.
     fs::rename(root.join("model"), root.join("moved")).unwrap();
     let moved = ["train", "--resume", "lora", "--set", "max_steps=4", "--model", "moved"];
     assert!(good(root, &moved).err.contains("changed on resume: model_name_or_path"));
 }
 
-/// The model's directory is gone before the run has ended: its result is complete all the same.
+/// If the model's directory is deleted before the run has ended, its result is still complete.
 #[test]
 fn the_result_is_complete_without_the_model_it_began_from() {
     let dir = directory();
@@ -297,7 +297,8 @@ fn the_result_is_complete_without_the_model_it_began_from() {
     }
 }
 
-/// A flipped bit in any file of a checkpoint is found when it is read, and the one before it is named.
+/// A flipped bit in any file of a checkpoint is found when the file is read, and the error names the previous
+/// checkpoint.
 #[test]
 fn a_flipped_bit_is_found() {
     let dir = directory();
@@ -311,10 +312,10 @@ fn a_flipped_bit_is_found() {
         if path.is_dir() {
             continue;
         }
-        // A list that names something else is damaged, too.
+        // A list with wrong names is damaged, too.
         let name = if name == "files.json" { "checkpoints/step-000004" } else { name };
         let whole = fs::read(&path).unwrap();
-        // In the header or among the first fields, in the middle, and at the end.
+        // The flipped bits are in the header or the first fields, in the middle, and at the end.
         for at in [100, length as usize / 2, length as usize - 3] {
             let mut flipped = whole.clone();
             flipped[at] ^= 4;
@@ -327,7 +328,7 @@ fn a_flipped_bit_is_found() {
     }
     assert_eq!(checked, 3 * 18, "two models with masters and moments, tokenizers, the state, the list");
     good(root, &["train", "--resume", "run", "--set", "max_steps=6"]);
-    // The same of a model that a run left, wherever it is read.
+    // The same holds for a model that a run left, whichever command reads it.
     let model = root.join("run/model/model.safetensors");
     let mut bytes = fs::read(&model).unwrap();
     let last = bytes.len() - 1;
@@ -337,8 +338,8 @@ fn a_flipped_bit_is_found() {
     assert!(printed.code == Some(2) && printed.err.contains("model.safetensors: is damaged"), "{}", printed.err);
 }
 
-/// Paths of a file are relative to it, those of the command line to the working directory, and a run knows all of them
-/// wherever it is resumed from, and where it is moved to.
+/// Paths in a file are relative to the file, and those on the command line to the working directory. A run finds all of
+/// them wherever it is resumed from and wherever it is moved to.
 #[test]
 fn a_run_resumes_from_anywhere() {
     let dir = directory();
@@ -376,7 +377,7 @@ fn a_run_resumes_from_anywhere() {
     let flags = ["sft", "../configs/run.toml", "--out", "mine", "--model", "../../model"];
     good(&elsewhere, &flags);
     assert!(elsewhere.join("mine/model/model.safetensors").exists());
-    // A path that the working directory alone has is not guessed at.
+    // A path that exists only relative to the working directory is not guessed.
     fs::write(work.join("configs/other.toml"), "model_name_or_path = \"model\"\n").unwrap();
     let guess = ["sft", "work/configs/other.toml", "--dataset", "d.jsonl", "--out", "other"];
     refused(root, &guess, &["other.toml", "`model_name_or_path` = model", "relative to", "command line"]);
@@ -415,7 +416,7 @@ fn a_run_resumes_where_its_matmuls_have_the_same_formula() {
     }
 }
 
-/// A script whose sign was changed meanwhile made the reward fall from step to step without a message.
+/// A reward script whose sign is changed makes the reward fall from step to step; a message reports the change.
 #[test]
 fn a_reward_that_changed_meanwhile_is_named() {
     let dir = directory();
@@ -442,7 +443,7 @@ fn a_reward_that_changed_meanwhile_is_named() {
     for file in ["reward.sh: its SHA-256 is", "r.py: its", "scores/model/model.safetensors: its"] {
         assert!(printed.contains(file), "`{file}`: {printed}");
     }
-    // Once, and in the record of that start.
+    // The warning is printed once, and is in the record of that start.
     assert!(!resumed("5").contains(warning));
     let record: Value = serde_json::from_slice(&fs::read(root.join("run/record.json")).unwrap()).unwrap();
     let changed = |start: usize| record["starts"][start]["changed"].to_string();

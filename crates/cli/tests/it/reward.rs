@@ -11,7 +11,7 @@ fn value(line: &str, name: &str) -> Option<f64> {
     serde_json::from_str::<serde_json::Value>(line).unwrap()[name].as_f64()
 }
 
-/// Answers with an `x` are better. The letters around it do not matter.
+/// Pairs in which answers with an `x` are better. The letters around the `x` do not matter.
 fn pairs(root: &Path) {
     let mut text = String::new();
     for (i, prompt) in ["ab ", "sun ", "moon ", "tree "].iter().enumerate() {
@@ -53,7 +53,7 @@ fn it_learns_what_is_better_and_then_rewards_it() {
     good(root, TRAIN);
     let lines = metrics(&root.join("rm"));
     let (first, last) = (&lines[0], &lines[lines.len() - 1]);
-    // The head begins at 0: no score is above another, and the loss is ln 2.
+    // The head begins at 0: all scores are equal, and the loss is ln 2.
     assert_eq!((value(first, "accuracy"), value(first, "margin")), (Some(0.0), Some(0.0)));
     assert!((value(first, "loss").unwrap() - 2f64.ln()).abs() < 1e-6, "{first}");
     assert_eq!(value(first, "entropy"), None, "{first}");
@@ -70,7 +70,7 @@ fn it_learns_what_is_better_and_then_rewards_it() {
     assert!(config.contains("ForSequenceClassification") && config.contains("LABEL_0"), "{config}");
     assert!(root.join("rm/model/tokenizer.json").is_file());
 
-    // As a reward: completions that end in an x score higher than others.
+    // As a reward, the model scores completions that end in an x higher than others.
     let grpo = [
         "train",
         "--model",
@@ -93,7 +93,7 @@ fn it_learns_what_is_better_and_then_rewards_it() {
     good(root, &grpo);
     let lines = metrics(&root.join("grpo"));
     assert!(value(&lines[0], "rewards/model/std").unwrap() > 0.0, "{}", lines[0]);
-    // A model that gives scores already is trained further, from where it was.
+    // A model that already has a score head is trained further from its weights.
     let further = ["reward", "--model", "rm/model", "--dataset", "x.jsonl", "--out", "more", "--steps", "1"];
     good(root, &[&further[..], &["--set", "logging_steps=1"]].concat());
     assert_eq!(value(&metrics(&root.join("more"))[0], "accuracy"), Some(1.0));

@@ -1,4 +1,4 @@
-//! Reward models whose trunk is frozen: an adapter on it, and the head of scores, trained beside it.
+//! Reward models with a frozen trunk: an adapter on it, and the score head, are trained.
 
 #![allow(clippy::disallowed_methods)]
 
@@ -48,7 +48,8 @@ fn the_adapter_and_the_head_are_trained_and_nothing_else() {
         let left = files(&root.join(whole));
         let of = |file: &str| &left[&format!("checkpoints/step-000012/{file}")];
         let head = |names: &[String]| names.iter().filter(|n| n.ends_with("score.weight")).count();
-        // Two layers of seven modules, A and B of each; the frozen weights have neither moments nor masters.
+        // Two layers have seven modules each, with A and B for each; the frozen weights have neither moments nor
+        // masters.
         for file in ["adapter_model.safetensors", "optimizer_exp_avg.safetensors", "optimizer_exp_avg_sq.safetensors"] {
             let names = names(of(file));
             assert_eq!((names.len(), head(&names)), (2 * 2 * 7 + 1, 1), "{file}: {names:?}");
@@ -78,7 +79,7 @@ fn the_adapter_and_the_head_are_trained_and_nothing_else() {
             != fs::read(root.join("f32/model/adapter_model.safetensors")).unwrap()
     );
 
-    // Half of the memory of training the model is not even planned for.
+    // Gradients and optimizer state are planned to take less than a quarter of those of the whole model.
     let planned = |more: &[&str]| -> Value {
         let plan = ["plan", "--for", "reward", "--json", "--model", "model", "--dataset", "p.jsonl"];
         serde_json::from_str(&good(root, &[&plan, more].concat()).out).unwrap()
@@ -108,7 +109,7 @@ fn it_is_gone_on_with_merged_and_used_as_a_reward() {
     let merged = names(&fs::read(root.join("merged/model.safetensors")).unwrap());
     assert!(merged.contains(&"score.weight".to_owned()) && !merged.iter().any(|n| n.contains("lora")), "{merged:?}");
 
-    // Continued, it is where it was; and what was merged says the same.
+    // A continued model begins where it was, and the merged model gives the same scores.
     let first = |model: &str, out: &str, set: &[&str]| -> f64 {
         let mut all = arguments("reward", out, set);
         all[2] = model;
@@ -123,11 +124,11 @@ fn it_is_gone_on_with_merged_and_used_as_a_reward() {
     assert!(adapter("on") == adapter("rm"));
     let other = first("merged", "whole", &set);
     assert!(last.abs() > 0.1 && (other / last - 1.0).abs() < 1e-4, "{other} {last}");
-    // A new adapter on a model that gives scores.
+    // A new adapter on a model that has a score head.
     let anew = first("merged", "anew", &[&LORA[..], &still].concat());
     assert_eq!(anew, other);
 
-    // As a reward, either way.
+    // The adapter and the merged model both serve as a reward.
     let rewards = |reward: &str, out: &str| {
         let set = [format!("reward_funcs=[\"{reward}\"]"), "max_steps=2".into(), "logging_steps=1".into()];
         good(root, &arguments("train", out, &set.iter().map(String::as_str).collect::<Vec<_>>()));

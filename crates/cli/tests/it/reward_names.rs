@@ -1,4 +1,4 @@
-//! Names of rewards, of their metrics and of their columns: none hides another, and none ends a run.
+//! Names of rewards, of their metrics and of their columns: no name hides another, and no name ends a run.
 
 use crate::stopping::{reward, start, wait_for};
 use crate::support::refused;
@@ -29,7 +29,7 @@ fn programs_are_told_apart_by_their_arguments() {
     refuse("[{kind = \"length\", target = 3, name = \"prompt\"}]", &["`prompt`", "column of the completions table"]);
 }
 
-/// A program may call its metrics and columns what it likes.
+/// A program may choose any names for its metrics and columns.
 #[test]
 fn a_rewards_metrics_and_columns_replace_none_of_the_runs() {
     let dir = directory();
@@ -66,7 +66,7 @@ fn a_table_that_cannot_be_written_ends_no_run() {
     let child = start(root, &arguments("train", "run", &[&slow, "logging_steps=1"]));
     let run = root.join("run");
     wait_for(&run.join("metrics.jsonl"), true);
-    // From here on a file is where the tables belong; the next one may be written in between.
+    // From here on a file takes the place of the directory of tables; the next table may be written in between.
     while fs::write(run.join("completions"), "in the way").is_err() {
         let _ = fs::rename(run.join("completions"), root.join("before"));
     }

@@ -8,8 +8,8 @@ use std::fs;
 use std::path::Path;
 use std::process::{Command, Stdio};
 
-/// Scores by length, answers after a time that depends on the prompt, and appends to `<name>` how many completions it
-/// was asked about.
+/// Scores by length, answers after a time that depends on the prompt, and appends to `<name>` the number of completions
+/// in each call.
 const PROGRAM: &str = r#"
 import json, sys, time
 for line in sys.stdin:
@@ -22,7 +22,7 @@ for line in sys.stdin:
     print(json.dumps({"rewards": rewards, "extra": {"of": prompts}, "metrics": {"asked": 1}}), flush=True)
 "#;
 
-/// `reward_funcs` with the program, or `None` where there is no Python.
+/// `reward_funcs` with the program, or `None` without Python.
 fn reward(directory: &Path, name: &str, by_group: bool) -> Option<String> {
     testing::program("python3")?;
     fs::write(directory.join("reward.py"), PROGRAM).unwrap();
@@ -41,7 +41,7 @@ fn no_bit_depends_on_who_is_asked_when() {
     good(root, &arguments("train", "a", &[&whole, "threads=1"]));
     good(root, &arguments("train", "b", &[&groups, "threads=2", "max_num_seqs=3"]));
     same_but_lineage(&root.join("a"), &root.join("b"));
-    // Four completions of two prompts in a step; an evaluation of two prompts has as many as it is told.
+    // A step has four completions of two prompts; an evaluation of two prompts has the configured number.
     assert!(
         sizes("whole").contains("4") && !sizes("groups").contains("4"),
         "{:?} {:?}",

@@ -85,8 +85,8 @@ fn nor_in_supervised_fine_tuning() {
     }
 }
 
-/// Behind opaque handles, where every access but a copy or an operation is refused, every kind of run gives the CPU's
-/// bits.
+/// With opaque handles, for which every access except copies and operations is refused, every kind of run gives the
+/// CPU's bits.
 #[test]
 fn nor_on_the_checked_device() {
     let dir = directory();
@@ -110,8 +110,8 @@ fn nor_on_the_checked_device() {
     }
 }
 
-/// CUDA kernels that the CPU emulates give the CPU's bits of whole runs: rollout, update, evaluation, adapters. And
-/// what the sampler recorded is what the trainer computes.
+/// CUDA kernels emulated by the CPU give the CPU's bits in whole runs: rollout, update, evaluation, adapters. The
+/// sampler's recorded log-probabilities equal the trainer's.
 #[test]
 fn nor_on_emulated_cuda() {
     let dir = directory();
@@ -146,7 +146,7 @@ fn nor_on_emulated_cuda() {
     }
 }
 
-/// All but the name of what computed.
+/// Compares everything except the name of the device.
 #[track_caller]
 fn same_on_another_device(expected: &Path, found: &Path) {
     let (left, right) = (files(expected), files(found));
@@ -158,7 +158,7 @@ fn same_on_another_device(expected: &Path, found: &Path) {
     assert_eq!(metrics(expected), metrics(found));
 }
 
-/// The comparison would see a difference.
+/// The comparison notices a difference.
 #[test]
 fn another_seed_is_another_run() {
     let dir = directory();

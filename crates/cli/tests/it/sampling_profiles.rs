@@ -1,4 +1,5 @@
-//! Groups of several kinds: a group's number decides how it is sampled, and no bit depends on which worker makes it.
+//! Groups of several sampling profiles: a group's number decides how it is sampled, and no bit depends on which worker
+//! generates it.
 
 use super::distributed::{distributed, end, start};
 use crate::support::runs::{arguments, directory, good, metrics, rollouts, same_but_workers};
@@ -11,7 +12,7 @@ const PROFILES: &str = "sampling_profiles={ fast = { share = 0.75, max_completio
                         quality = { share = 0.25, top_k = 8 } }";
 const KINDS: &str = r#"workers=[{ profiles = ["fast"], count = 2, threads = 1 }, { profiles = ["quality"] }]"#;
 
-/// The most tokens of a completion and `top_k`, of each recorded group.
+/// The largest number of tokens of a completion, and `top_k`, of each recorded group.
 fn kinds(run: &Path) -> Vec<(u64, u64)> {
     let of = |line: &serde_json::Value| {
         let sampling = &line["sampling"];
@@ -37,7 +38,7 @@ fn a_group_has_its_profile_with_any_worker() {
     }
     let logged = metrics(&one);
     assert!(logged.iter().any(|line| line.contains("sampling_profiles/quality/reward")), "{logged:?}");
-    // Alike workers, and kinds of their own.
+    // All workers are alike, or each has its own profiles.
     good(root, &distributed("alike", "2", &set));
     same_but_workers(&one, &root.join("alike"));
     let kinds = [&set[..], &[KINDS]].concat();
@@ -70,7 +71,7 @@ fn groups_without_a_worker_are_named() {
     let output = lockstep(root, &[&join[..], &["--name", "dev3", "--profiles", "fats"]].concat());
     assert_eq!(output.code, Some(2), "{}", output.err);
     assert!(output.err.contains("--profiles fats") && output.err.contains("it has: fast, quality"), "{}", output.err);
-    // After ten seconds the learner reports the missing worker, which is only then started.
+    // After ten seconds the learner reports the missing worker, which is started only then.
     let mut lines = BufReader::new(learner.stderr.take().unwrap()).lines().map_while(Result::ok);
     let missing = "no worker makes groups of the profile \"quality\"";
     assert!(lines.any(|line| line.contains(missing)), "the learner ended before");

@@ -1,4 +1,4 @@
-//! The dtype of a run's result: as the model was loaded, or as `save_dtype` says; checkpoints keep every bit.
+//! The dtype of a run's result: that of the loaded model, or `save_dtype`; checkpoints keep every bit.
 
 use crate::support::runs::{arguments, directory, good};
 use crate::support::{lockstep, model_of, refused};
@@ -24,7 +24,7 @@ const ROWS: [Row; 26] = [
     ("F32", "train", &["save_dtype=float16"], "F16", "F32"),
     ("F32", "train", &["save_dtype=bfloat16"], "BF16", "F32"),
     ("F16", "train", &["save_dtype=auto"], "F16", "F32"),
-    // A model that is computed in bf16 has no more bits.
+    // A model that computes in bf16 has no further bits to save.
     ("BF16", "train", &["dtype=bf16"], "BF16", "BF16"),
     ("F32", "train", &["dtype=bf16"], "BF16", "BF16"),
     ("F32", "train", &["dtype=bf16", "save_dtype=f32"], "F32", "BF16"),
@@ -37,7 +37,7 @@ const ROWS: [Row; 26] = [
     ("BF16", "train", &["max_staleness=1"], "BF16", "F32"),
     ("BF16", "train", &["load_best_model_at_end=true", "save_steps=4", "metric_for_best_model=reward"], "BF16", "F32"),
     ("BF16", "train", &["save_strategy=no"], "BF16", ""),
-    // A new adapter was loaded from no file; PEFT keeps it in f32, too.
+    // A new adapter was not loaded from a file; PEFT keeps it in f32, too.
     ("BF16", "train", &["use_peft=true", "lora_r=2"], "F32", "F32"),
     ("BF16", "train", &["use_peft=true", "lora_r=2", "save_dtype=bf16"], "BF16", "F32"),
     ("F32", "sft", &["use_peft=true", "lora_r=2", "save_dtype=f16"], "F16", "F32"),
@@ -67,7 +67,7 @@ fn weights(dir: &Path) -> (std::path::PathBuf, String) {
     (file, dtypes.join(" "))
 }
 
-/// f32 rounded to a dtype, bytes of it.
+/// Rounds f32 values to a dtype, and returns their bytes.
 fn rounded(bytes: &[u8], dtype: &str) -> Vec<u8> {
     let floats = bytes.chunks(4).map(|b| f32::from_le_bytes(b.try_into().unwrap()));
     match dtype {
@@ -77,7 +77,7 @@ fn rounded(bytes: &[u8], dtype: &str) -> Vec<u8> {
     }
 }
 
-/// A directory with the model in this dtype. A mixed one has norms in f32.
+/// A directory with the model in this dtype. The mixed model has norms in f32.
 fn loaded(dtype: &str) -> tempfile::TempDir {
     let dir = directory();
     let (model, old) = (dir.path().join("model"), dir.path().join("old"));
@@ -192,12 +192,12 @@ fn every_kind_of_result_has_the_dtype_of_its_loaded_model() {
     println!("{} results have the dtype that they should have", all_right(ROWS.into_iter()));
 }
 
-/// The bits of training are those of the same model in f32; a resume has them; a changed result is found.
+/// Training has the bits of the same model in f32, and so does a resume; a changed result is found.
 #[test]
 fn the_dtype_of_the_result_changes_no_bit_of_training() {
     let dir = loaded("BF16");
     let root = dir.path();
-    // (The schedule of a run that is resumed for more steps would be another one.)
+    // (A schedule that decays would differ in a run that is resumed for more steps.)
     let set = ["record_rollouts=true", "eval_strategy=no", "lr_scheduler_type=constant"];
     let words = |out: &'static str, more: &[&'static str]| arguments("train", out, &[&set[..], more].concat());
     good(root, &words("whole", &["max_steps=6"]));
@@ -209,18 +209,18 @@ fn the_dtype_of_the_result_changes_no_bit_of_training() {
     let result = |out: &str| fs::read(root.join(out).join("model/model.safetensors")).unwrap();
     assert_eq!(result("whole"), result("parts"));
     assert_eq!(weights(&root.join("f32/model")).1, "F32");
-    // The result of a run that has ended is written again in another dtype.
+    // If a finished run is resumed with another dtype, its result is rewritten in that dtype.
     good(root, &["train", "--resume", "whole", "--set", "save_dtype=f16"]);
     assert_eq!(weights(&root.join("whole/model")).1, "F16");
     assert!(lockstep(root, &["verify", "whole", "--all"]).out.contains("equal  the result"));
-    // One bit of a rounded result.
+    // One bit of the rounded result is changed.
     let file = root.join("parts/model/model.safetensors");
     let mut bytes = crate::support::without_checksum(fs::read(&file).unwrap());
     *bytes.last_mut().unwrap() ^= 1;
     fs::write(&file, bytes).unwrap();
     let output = lockstep(root, &["verify", "parts", "--all"]);
     assert!(output.code == Some(1) && output.out.contains("model.safetensors"), "{:?} {}", output.code, output.out);
-    // A run of an older version: its result keeps every bit.
+    // The result of a run by an older version keeps every bit.
     good(root, &words("older", &["max_steps=3"]));
     let config = fs::read_to_string(root.join("older/config.toml")).unwrap();
     let config: String =
@@ -232,7 +232,7 @@ fn the_dtype_of_the_result_changes_no_bit_of_training() {
     refused(root, &words("x", &["save_dtype=f8"]), &["save_dtype", "bf16"]);
 }
 
-/// A weight that f16 does not hold: the result is f32, and the run says why.
+/// If f16 cannot hold a weight, the result is f32, and the run reports why.
 #[test]
 fn a_weight_that_f16_does_not_hold_is_kept_in_f32() {
     let dir = directory();

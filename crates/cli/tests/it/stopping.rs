@@ -1,5 +1,5 @@
-//! Runs that a signal stops: acknowledged at once, honoured wherever the run is, told by the exit code, and resumed to
-//! the same bits.
+//! Runs that a signal stops: the signal is acknowledged at once and obeyed at any point of the run, the exit code shows
+//! it, and the run is resumed to the same bits.
 
 use crate::support::command;
 use crate::support::runs::{arguments, directory, good, same};
@@ -21,18 +21,18 @@ pub fn reward(directory: &Path, seconds: &str) -> String {
     "reward_funcs=[\"command:sh reward.sh\"]".to_owned()
 }
 
-/// Waits until a file is there and not empty, or only there.
+/// Waits until a file exists and, if `full`, is not empty.
 pub fn wait_for(file: &Path, full: bool) {
     let what = format!("{} comes", file.display());
     testing::wait_until(&what, || fs::metadata(file).is_ok_and(|m| !full || m.len() > 0));
 }
 
-/// Starts the program with the signals' usual effect: who runs the tests under `nohup` has SIGHUP ignored, and what is
-/// ignored is inherited.
+/// Starts the program with the default effect of signals. Under `nohup` SIGHUP is ignored, and child processes inherit
+/// that.
 pub fn start(directory: &Path, arguments: &[&str]) -> Child {
     let program = command(directory, arguments);
     let mut usual = Command::new("env");
-    // GNU's `env` alone can do it; elsewhere the signals are taken for what they should be.
+    // Only GNU's `env` can restore the default; elsewhere the default is assumed.
     if usual.args(["--default-signal=HUP", "true"]).stderr(Stdio::null()).status().is_ok_and(|status| status.success())
     {
         usual = Command::new("env");
@@ -71,8 +71,8 @@ fn ended(child: Child) -> (ExitStatus, String) {
 fn a_signal_stops_the_run_which_resumes_to_the_same_bits() {
     let dir = directory();
     let root = dir.path();
-    // Once the third step of the run that `hold` names is logged, the reward takes its time, so that the signal comes
-    // before the last step.
+    // Once the run that `hold` names has logged its third step, the reward is slow, so that the signal comes before the
+    // last step.
     let slow = reward(root, "$(if [ -s \"$(cat hold)/metrics.jsonl\" ]; then echo 1; else echo 0.01; fi)");
     let set = [&*slow, "save_steps=1"];
     fs::write(root.join("hold"), "nothing").unwrap();
@@ -96,7 +96,7 @@ fn a_signal_stops_the_run_which_resumes_to_the_same_bits() {
     }
 }
 
-/// Rewards by a program that answers at once, but sleeps while `slow` is there and the request has `word`.
+/// Rewards by a program that answers at once, but sleeps while the file `slow` exists and the request contains `word`.
 fn slow_at(directory: &Path, word: &str, answer: &str) -> String {
     let program = format!(
         "echo $$ > pid\nwhile read -r line; do\ncase \"$line\" in *'{word}'*) \
@@ -106,7 +106,7 @@ fn slow_at(directory: &Path, word: &str, answer: &str) -> String {
     "{kind = \"command\", command = \"sh reward.sh\", timeout_s = 600, by_group = true}".to_owned()
 }
 
-/// A run is stopped in the middle of waiting for a reward, and resumes to what it would have been.
+/// A run that is stopped while it waits for a reward resumes to the same bits as an undisturbed run.
 fn stopped_while_waiting(word: &str, after: u64) {
     let dir = directory();
     let root = dir.path();
@@ -126,7 +126,7 @@ fn stopped_while_waiting(word: &str, after: u64) {
     assert!(!is_alive(&pid), "the reward program lives");
     fs::remove_file(root.join("slow")).unwrap();
     good(root, &[&all[..], &["--resume", "latest"]].concat());
-    // A signal leaves a checkpoint of its own.
+    // A signal leaves an additional checkpoint.
     if after % 2 == 1 {
         fs::remove_dir_all(root.join(format!("cut/checkpoints/step-{after:06}"))).unwrap();
     }
@@ -140,23 +140,23 @@ fn a_wait_for_rewards_is_cancelled_and_done_again() {
 
 #[test]
 fn an_evaluation_is_cancelled_and_done_again() {
-    // Held-out prompts begin with it.
+    // Held-out prompts begin with this word.
     stopped_while_waiting("\"prompts\":[\"sea ", 4);
 }
 
-/// Blocks where no run can look up: until then a signal can only be acknowledged, and a second one ends the program at
-/// once.
+/// The program blocks where it cannot check for a stop request: a signal is only acknowledged, and a second one ends
+/// the program at once.
 #[test]
 fn the_first_signal_is_acknowledged_at_once_and_the_second_ends_programs_and_all() {
     let dir = directory();
     let root = dir.path();
-    // Ignores the end of its input, and has a child.
+    // The reward ignores the end of its input, and has a child process.
     fs::write(root.join("reward.sh"), "sleep 1000 & echo $$ $! > pids; while :; do sleep 1; done\n").unwrap();
     let set = ["reward_funcs=[\"command:sh reward.sh\"]", "dataset_name=/dev/stdin"];
     for (name, code) in [("INT", 130), ("TERM", 143)] {
         let mut command = command(root, &arguments("train", "run", &set));
         command.stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::piped());
-        // Nobody writes the data, or closes the pipe.
+        // The data is a pipe that nobody writes to or closes.
         let mut child = command.spawn().unwrap();
         let _input = child.stdin.take();
         wait_for(&root.join("pids"), true);
@@ -166,7 +166,7 @@ fn the_first_signal_is_acknowledged_at_once_and_the_second_ends_programs_and_all
         let mut printed = BufReader::new(child.stderr.take().unwrap()).lines();
         let acknowledged = printed.find(|line| line.as_ref().is_ok_and(|line| line.contains("SIGHUP")));
         assert!(acknowledged.is_some(), "{name}: no word before it ended");
-        // A terminal that is closed sends it twice.
+        // A terminal that closes sends SIGHUP twice.
         signal(&child, "HUP");
         std::thread::sleep(Duration::from_millis(100));
         assert!(child.try_wait().unwrap().is_none(), "{name}: it waits for what it cannot cancel");

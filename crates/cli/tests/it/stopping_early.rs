@@ -1,7 +1,7 @@
-//! One signal is obeyed while there is nothing to save yet: while data are read, tokenised, hashed, in DPO's reference
-//! pass, while a reward's file is imported.
+//! A single signal is obeyed before there is anything to save: while data are read, tokenised and hashed, in DPO's
+//! reference pass, and while a reward's file is imported.
 //!
-//! `LOCKSTEP_STOP_ROWS=300000` makes the measurement of docs/runs.md (on a quiet machine within two seconds), and
+//! `LOCKSTEP_STOP_ROWS=300000` runs the measurement of docs/runs.md (at most two seconds on a quiet machine), and
 //! writes its table.
 
 use crate::stopping::{signal, start};
@@ -29,7 +29,7 @@ fn data(root: &Path, rows: usize) {
     fs::write(root.join("pairs.jsonl"), pairs).unwrap();
 }
 
-/// Waits until the program catches SIGINT: before, it would be killed by it.
+/// Waits until the program catches SIGINT; before that, the signal would kill it.
 fn catches_signals(child: &mut Child) {
     testing::wait_until("the program catches signals, or ends", || {
         let status = fs::read_to_string(format!("/proc/{}/status", child.id())).unwrap_or_default();
@@ -39,8 +39,8 @@ fn catches_signals(child: &mut Child) {
     });
 }
 
-/// Starts it, waits for `marker` on standard error if one is given, then `delay`, and gives a signal: what was said
-/// from then on, and how long it took to end. `None` if it was done.
+/// Starts the program, waits for `marker` on standard error if one is given, then for `delay`, and sends a signal.
+/// Returns the output from then on, and the time to end; `None` if the program was done before.
 fn stopped(root: &Path, arguments: &[&str], marker: Option<&str>, delay: Duration) -> Option<(Duration, String)> {
     let mut child = start(root, arguments);
     let mut lines = BufReader::new(child.stderr.take().unwrap()).lines().map_while(Result::ok);
@@ -62,7 +62,7 @@ fn stopped(root: &Path, arguments: &[&str], marker: Option<&str>, delay: Duratio
     let took = asked.elapsed();
     let printed = printed.join().unwrap();
     if code == Some(0) {
-        // The last of its work was done as the signal arrived.
+        // The program was finishing its last work as the signal arrived.
         return None;
     }
     assert_eq!(code, Some(130), "{arguments:?}: {printed}");
@@ -109,7 +109,7 @@ fn a_signal_is_obeyed_while_nothing_is_saved_yet() {
             if !root.join("out/checkpoints").exists() {
                 assert!(!printed.contains("with a checkpoint"), "{phase}: {printed}");
             }
-            // A process that ends at once may do so before the signal's own line is out.
+            // A process that ends at once may do so before it prints the message about the signal.
             assert!(printed.contains("SIGINT: ") || printed.contains("stopped as asked"), "{phase}: {printed}");
             longest = (longest.0.max(took), longest.1 + 1);
         }
@@ -123,7 +123,7 @@ fn a_signal_is_obeyed_while_nothing_is_saved_yet() {
     }
 }
 
-/// The time that a batch may take is what an import may take, too.
+/// An import may take as long as a batch may take.
 #[test]
 fn an_import_that_hangs_ends_at_the_time_limit() {
     let dir = directory();

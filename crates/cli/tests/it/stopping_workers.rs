@@ -1,5 +1,5 @@
-//! Runs with workers that signals stop: by the same rules as one process, whichever of their processes gets the signal
-//! and however often. (`terminals` has Ctrl-C and terminals that close.)
+//! Runs with workers that are stopped by signals: the rules are those of one process, whichever processes get the
+//! signal and however often. (`terminals` tests Ctrl-C and terminals that close.)
 
 use super::distributed::{distributed, pids};
 use super::stopping::{signal, start, wait_for};
@@ -23,7 +23,7 @@ fn ended(child: Child) -> (ExitStatus, String) {
 }
 
 fn send(pid: u32, name: &str) {
-    // It may have ended.
+    // The process may have ended already.
     let _ = Command::new("kill").args([&format!("-{name}"), &pid.to_string()]).stderr(Stdio::null()).status();
 }
 
@@ -32,7 +32,7 @@ fn learner_of(run: &Path) -> Option<u32> {
     status.learner.filter(|_| status.learner_alive).map(|learner| learner.pid)
 }
 
-/// A reward program that takes its time once `hold` names the run and a step is logged: a signal comes before the end.
+/// A reward program that is slow once `hold` names the run and a step is logged, so that a signal comes before the end.
 fn slow_reward(root: &Path) -> &'static str {
     let script = "while read -r line; do [ -s \"$(cat hold)/metrics.jsonl\" ] && sleep 0.5
         echo '{\"rewards\": [1, 2, 0, 1]}'; done\n";
@@ -45,16 +45,16 @@ fn slow_reward(root: &Path) -> &'static str {
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum To {
     Supervisor,
-    /// Learner and workers first, as their supervisor may pass it on before they get it themselves.
+    /// Learner and workers get it first, since their supervisor may pass it on before.
     All,
     Learner,
     Workers,
 }
 
-/// The signals of a row, in order and without a pause; the exit code. Each leaves a checkpoint.
+/// The signals of a row, sent in order and without a pause, and the exit code. Each row leaves a checkpoint.
 type Row = (&'static [(To, &'static str)], i32);
 
-/// Stops a run in each way, and resumes it to the bits of one that was never stopped.
+/// Stops a run in each way, and resumes it to the bits of a run that was never stopped.
 fn stop_and_resume(rows: &[Row]) {
     let dir = directory();
     let root = dir.path();
@@ -87,7 +87,7 @@ fn stop_and_resume(rows: &[Row]) {
         assert_eq!(checkpoints(&run).len(), 1, "{signals:?}: {printed}");
         assert!(pids(&run).is_empty() && !run.join("model").exists(), "{signals:?}: {printed}");
         good(root, &["train", "--resume", &out, "--distributed", "--workers", "2"]);
-        // A signal leaves a checkpoint of its own.
+        // A signal leaves an additional checkpoint.
         for name in checkpoints(&run).iter().filter(|name| *name != "step-000012") {
             fs::remove_dir_all(run.join("checkpoints").join(name)).unwrap();
         }
@@ -136,7 +136,7 @@ fn every_way_to_stop_a_run_with_workers_leaves_a_checkpoint() {
     println!("{} ways to stop a run with workers: a checkpoint each time, and the same bits", rows.len());
 }
 
-/// Under `nohup` a run is to outlive its terminal, with workers, too.
+/// Under `nohup` a run with workers must outlive its terminal, too.
 #[test]
 fn nohup_ignores_the_hangup_in_every_process() {
     let dir = directory();
@@ -165,7 +165,7 @@ fn nohup_ignores_the_hangup_in_every_process() {
     assert!(status.success() && printed.contains("done: 12 steps") && !printed.contains("SIGHUP"), "{printed}");
 }
 
-/// A learner that aborts would abort again: it ends the run, as an error does. One that was killed is started again.
+/// A learner that aborts would abort again, so it ends the run, as an error does. A killed learner is restarted.
 #[test]
 fn a_learner_that_crashes_ends_the_run_which_resumes_to_the_same_bits() {
     let dir = directory();

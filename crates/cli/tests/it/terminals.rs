@@ -1,6 +1,6 @@
-//! Runs on a real terminal, by `script`: one that closes (a lost connection), one in which only the foreground may
-//! write (`stty tostop`), and Ctrl-C typed once and twice. Closing a terminal sends SIGHUP more than once, and every
-//! write to it fails from then on.
+//! Runs on a real terminal, through `script`: a terminal that closes (a lost connection), one in which only the
+//! foreground may write (`stty tostop`), and Ctrl-C typed once and twice. A closing terminal sends SIGHUP more than
+//! once, and every write to it fails from then on.
 
 use super::distributed::{distributed, pids};
 use crate::support::command;
@@ -18,12 +18,12 @@ struct Terminal {
 }
 
 impl Terminal {
-    /// `settings` is a shell command that is run before.
+    /// Opens the terminal; `settings` is a shell command that runs first.
     fn open(root: &Path, name: &str, settings: &str, arguments: &[&str]) -> Terminal {
         let (code, shown) = (root.join(format!("{name}.code")), root.join(format!("{name}.shown")));
         let words: Vec<String> = arguments.iter().map(|word| format!("'{word}'")).collect();
-        // A signal that a shell handles has its usual effect in what it starts. A terminal that closes ends the first
-        // shell, and so all others in its foreground get SIGHUP.
+        // A signal that a shell handles has its default effect in the shell's child processes. A terminal that closes
+        // ends the first shell, and so all other processes in its foreground get SIGHUP.
         let second = format!(
             "trap : INT HUP; {settings}\n'{}' {}\necho $? > '{}'\n",
             env!("CARGO_BIN_EXE_lockstep"),
@@ -58,7 +58,7 @@ impl Terminal {
         self.script.wait().unwrap();
     }
 
-    /// The exit code of the program, which ends.
+    /// Waits until the program ends, and returns its exit code.
     fn code(&self, what: &str) -> i32 {
         let code = testing::wait_for(&format!("{what} ends"), || {
             fs::read_to_string(&self.code).ok().filter(|text| text.ends_with('\n'))
@@ -107,7 +107,7 @@ fn closes(rows: &[(&str, bool)]) {
             "lora" => arguments("train", name, &set(&["use_peft=true", "lora_r=2", "num_iterations=2"])),
             "workers" => distributed(name, "2", &set(&["max_staleness=0"])),
             "workers4" => distributed(name, "4", &set(&["max_staleness=0", "use_peft=true", "lora_r=2"])),
-            // Its results are on standard output alone, which is gone.
+            // The results are only on standard output, which is gone.
             "json" => [&arguments("train", name, &set(&[]))[..], &["--log-format", "json"]].concat(),
             _ => arguments("train", name, &set(&[])),
         };
@@ -149,7 +149,7 @@ fn a_terminal_that_closes_ends_whatever_has_nothing_to_save() {
     let Some(()) = testing::program("script") else { return };
     let dir = directory();
     let root = dir.path();
-    // A reward that does not answer: the command is in the middle of its work.
+    // The reward does not answer, so the command is in the middle of its work.
     fs::write(root.join("reward.sh"), "read -r line; touch asked; sleep 600\n").unwrap();
     let rewards = ["--set", r#"reward_funcs=["command:sh reward.sh"]"#];
     let eval = ["eval", "--model", "model", "--dataset", "e.jsonl", "--max-completion-length", "6"];
@@ -191,7 +191,8 @@ fn a_terminal_for_the_foreground_alone_stops_no_process_of_a_run() {
     assert!(!fs::read_to_string(root.join("long/fleet/dev1.log")).unwrap().contains("SIGINT"), "workers do not get it");
 }
 
-/// A reward that never answers holds the learner up; a second Ctrl-C does not wait for it, nor for the grace.
+/// A reward that never answers blocks the learner; a second Ctrl-C waits neither for the reward nor for the grace
+/// period.
 #[test]
 fn ctrl_c_twice_ends_a_run_with_workers_at_once() {
     let Some(()) = testing::program("script") else { return };
@@ -206,7 +207,7 @@ fn ctrl_c_twice_ends_a_run_with_workers_at_once() {
     testing::wait_until("the first one is acknowledged", || terminal.text().contains("SIGINT"));
     terminal.press_ctrl_c();
     assert_eq!(terminal.code("out"), 130, "{}", terminal.text());
-    // Nothing is waited for: they are gone when the program is.
+    // No process is left when the program has ended.
     assert!(pids(&root.join("out")).is_empty());
     assert_sound(root, &terminal, "out");
 }

@@ -1,4 +1,4 @@
-//! `trace.json` of chosen steps: which spans a step has, in which order, and that they nest.
+//! `trace.json` of chosen steps: which spans a step has, their order, and their nesting.
 
 use crate::support::refused;
 use crate::support::runs::{directory, good};
@@ -47,7 +47,7 @@ fn the_spans_of_chosen_steps_nest_and_are_those_of_the_stages() {
         let whole = own.clone().find(|span| span["name"] == "step").unwrap();
         let main: Vec<&&Value> = own.filter(|span| span["tid"] == whole["tid"] && span["name"] != "step").collect();
         assert_eq!(main.iter().map(|span| span["name"].as_str().unwrap()).collect::<Vec<_>>(), STAGES, "step {step}");
-        // Each begins after the end of the one before, and all are in the step (to a microsecond).
+        // Each span begins after the end of the previous one, and all are within the step (up to a microsecond).
         let times = |span: &Value| {
             let (start, length) = (span["ts"].as_f64().unwrap(), span["dur"].as_f64().unwrap());
             (start, start + length)

@@ -1,4 +1,4 @@
-//! A run as its user sees it: early stopping, which checkpoints stay, what is printed and logged.
+//! A run as its user sees it: early stopping, which checkpoints are kept, what is printed and logged.
 
 use crate::stopping::{reward, signal, start, wait_for};
 use crate::support::runs::{arguments, directory, good, metrics};
@@ -9,7 +9,7 @@ use std::fs;
 fn it_stops_early_and_leaves_the_best() {
     let dir = directory();
     let root = dir.path();
-    // The same reward at each evaluation: none after the first is better.
+    // Each evaluation gives the same reward, so none is better than the first.
     let constant = reward(root, "0");
     let best = ["save_steps=4", "save_total_limit=1", "load_best_model_at_end=true", "metric_for_best_model=reward"];
     let set = [&[&*constant, "early_stopping_patience=1"], &best[..]].concat();

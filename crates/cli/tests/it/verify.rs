@@ -1,4 +1,4 @@
-//! `lockstep verify`: a run is proven whichever processes made and replay it, and each forged value is named.
+//! `lockstep verify`: a run is proven whichever processes execute and replay it, and each forged value is named.
 
 use crate::support::runs::{arguments, directory, good};
 use crate::support::{RunOutput, command, lockstep};
@@ -31,7 +31,7 @@ fn proven(root: &Path, run: &str, more: &[&str], isa: &str) -> Value {
     report
 }
 
-/// The reported difference in a copy of the run that `lie` changes.
+/// The difference that is reported for a copy of the run, changed by `lie`.
 #[track_caller]
 fn difference(root: &Path, lie: impl FnOnce(&Path)) -> Value {
     let copy = root.join("copy");
@@ -107,7 +107,7 @@ fn workers_made_it() {
     let some = proven(root, "run", &["--steps", "1", "--seed", "1"], "");
     assert!(some["groups"].as_u64() >= some["groups_of_checkpoints"].as_u64(), "{some}");
 
-    // In chunks, which newer weights continue.
+    // Completions are generated in chunks, which newer weights continue.
     let chunks = [&set[..], &["partial_rollout_tokens=2"]].concat();
     good(root, &[&arguments("train", "chunks", &chunks)[..], &["--distributed", "--workers", "2"]].concat());
     assert_eq!(proven(root, "chunks", &["--all"], "portable")["groups_of_checkpoints"], 0);
@@ -189,7 +189,7 @@ fn a_forged_result_differs() {
     type Forge = fn(&Path);
     let rows: [(&str, Forge); 5] = [
         ("model-00001-of-00001.safetensors", |model| {
-            // Other weights, under a name that an index gives.
+            // The weights are under another name, which an index gives.
             fs::rename(model.join("model.safetensors"), model.join("model-00001-of-00001.safetensors")).unwrap();
             let map = serde_json::json!({"weight_map": {"model.norm.weight": "model-00001-of-00001.safetensors"}});
             fs::write(model.join("model.safetensors.index.json"), map.to_string()).unwrap();
@@ -212,7 +212,7 @@ fn a_forged_result_differs() {
     }
 }
 
-/// A worker that samples as it likes: the run has learned from it, and record, weights and lists agree.
+/// A worker samples dishonestly: the run has learned from it, and record, weights and lists agree with each other.
 #[test]
 fn a_forged_value_that_was_trained_on_is_found_at_its_step() {
     let dir = directory();
@@ -239,13 +239,13 @@ fn a_forged_value_that_was_trained_on_is_found_at_its_step() {
     let found = &report["difference"];
     assert_eq!((printed.code, found["kind"].as_str()), (Some(1), Some("token")), "{found}");
     assert!(found["group"] == 4 && found["place"].to_string().contains("step-000002/frontier.bin"), "{found}");
-    // Whoever replays other steps alone cannot see it, and is told what was taken as it is.
+    // A replay of only other steps cannot notice it, and reports which data it took as they are.
     let later = (0..20).map(|seed| verify(root, "run", &["--steps", "1", "--seed", &seed.to_string()], ""));
     let (_, later) = later.into_iter().find(|(_, report)| report["proven"][0]["from"] == 2).unwrap();
     assert!(later["difference"].is_null() && later["groups_of_checkpoints"] == 2, "{later}");
 }
 
-/// Changes the last bit of a weight, and what says that the files belong together.
+/// Changes the last bit of a weight, and the data that show which files belong together.
 fn lie_in_weights(checkpoint: &Path) {
     let path = checkpoint.join("model.safetensors");
     let mut bytes = fs::read(&path).unwrap();
@@ -288,11 +288,11 @@ fn each_step_is_replayed_with_the_configuration_that_made_it() {
     good(root, &[&["train", "--resume", "run/checkpoints/step-000004"][..], &set].concat());
     let report = proven(root, "run", &["--all"], "");
     assert_eq!(report["proven"].as_array().unwrap().len(), 4, "{report}");
-    // The same for a fork.
+    // The same holds for a fork.
     good(root, &["fork", "run", "--at", "3", "--set", "epsilon=0.1", "--out", "fork"]);
     let fork = proven(root, "fork", &["--all"], "");
     assert_eq!(fork["proven"].as_array().unwrap().len(), 4, "its six steps: {fork}");
-    // A configuration that is not the one that made it.
+    // The configuration is not the one with which the run was made.
     let config = root.join("run/config.toml");
     let text = fs::read_to_string(&config).unwrap();
     assert!(text.contains("temperature = 1.0"), "{text}");
@@ -301,7 +301,7 @@ fn each_step_is_replayed_with_the_configuration_that_made_it() {
     assert_eq!((printed.code, report["difference"]["kind"].as_str()), (Some(1), Some("lineage")), "{}", printed.out);
 }
 
-/// Scores of a program that are different each time are taken from the record, with a message.
+/// Scores of a program that gives different scores each time are taken from the record, with a message.
 #[test]
 fn scores_that_cannot_be_repeated_are_taken_from_the_record() {
     let dir = directory();
@@ -316,7 +316,7 @@ fn scores_that_cannot_be_repeated_are_taken_from_the_record() {
     good(root, &arguments("train", "run", &[RECORDED, &[rewards, "max_staleness=1"]].concat()));
     let report = proven(root, "run", &["--all"], "portable");
     assert_eq!((&report["rewards_asked"][0], &report["rewards_recorded"][0]), (&"unique_chars".into(), &"r".into()));
-    // The updates are proven all the same, and a checkpoint has the scores of batches made ahead.
+    // The updates are still verified, and a checkpoint has the scores of batches generated ahead.
     let found = difference(root, |run| change(run, 0, |g| g.completions[0].rewards[1] = Some(9.0)));
     assert_eq!((found["kind"].as_str(), found["group"].as_i64()), (Some("advantage"), Some(0)), "{found}");
     let found = difference(root, |run| change(run, 5, |g| g.completions[0].rewards[1] = Some(9.0)));
@@ -343,7 +343,7 @@ fn a_damaged_record_is_named() {
         fs::write(&path, bytes).unwrap();
     });
     assert!(found["kind"] == "record" && found["group"] == 11, "{found}");
-    // Weights without their checksum, where a replay begins.
+    // The weights with which a replay begins have no checksum.
     let path = root.join("run/checkpoints/step-000004/model.safetensors");
     let good_bytes = fs::read(&path).unwrap();
     let mut bytes = good_bytes.clone();
@@ -354,7 +354,7 @@ fn a_damaged_record_is_named() {
     let (printed, report) = drawn.into_iter().find(|(_, report)| kind(report).as_deref() == Some("hash")).unwrap();
     assert!(printed.code == Some(1) && report["difference"]["remade"].to_string().contains("is damaged"), "{report}");
     fs::write(&path, good_bytes).unwrap();
-    // And a group that no step learned from.
+    // The lie adds a group that no step learned from.
     let found = difference(root, |run| {
         let path = run.join("rollouts.bin");
         let mut groups = GroupFile::open(&path).unwrap().groups().map(Result::unwrap).collect::<Vec<_>>();

@@ -1,5 +1,5 @@
-//! Every kind of run with workers, ended in every way and continued: a checkpoint where one is promised, the same
-//! bits afterwards, and no wait without end. CI takes a tenth of the table; `cargo xtask nightly fleet_ends` all of it.
+//! Every kind of run with workers, ended in every way and continued: there is a checkpoint if one is promised, the same
+//! bits afterwards, and no endless wait. CI runs a tenth of the table; `cargo xtask nightly fleet_ends` runs all of it.
 
 mod answers;
 mod kinds;
@@ -24,13 +24,13 @@ enum Way {
     Nohup,
     /// The terminal is closed: the program cannot write to it any more, and gets SIGHUP.
     Terminal,
-    /// The run has done its steps, and is to do more; the first ones were done by one process, or by workers too.
+    /// The run has done its steps, and is resumed for more. The first steps were done by one process, or with workers.
     Raised {
         by_workers: bool,
     },
     /// Every process is killed. The run continues from its first checkpoint with another learning rate.
     ChangedKey,
-    /// The learner is killed; below it, every process.
+    /// The learner is killed; in `AllKilled`, every process is.
     LearnerKilled,
     AllKilled,
 }
@@ -63,13 +63,13 @@ impl Way {
     }
 }
 
-/// Starts a program with the usual effect of SIGHUP: who runs the tests under `nohup` has it ignored.
+/// Starts a program with the default effect of SIGHUP, which is ignored under `nohup`.
 const USUAL: [&str; 2] = ["env", "--default-signal=HUP"];
 
 /// The steps of checkpoints that every run has.
 const SAVED: [u64; 3] = [4, 8, 12];
 
-/// A run of a kind, which one row of the table ends.
+/// A run of one kind, which a row of the table ends.
 struct Row<'a> {
     runs: &'a Runs,
     kind: &'a Kind,
@@ -96,8 +96,8 @@ impl Row<'_> {
         self.root().join(format!("slow-{}", self.out))
     }
 
-    /// Starts the run by these words before the program's, and waits until its first step is logged. Its rewards take
-    /// their time until [`Row::hurry`].
+    /// Starts the run, with these words before the program's, and waits until its first step is logged. Its rewards are
+    /// slow until [`Row::hurry`].
     fn begin(&self, before: &[&str]) -> Child {
         fs::write(self.slow(), "").unwrap();
         let all = self.arguments(&[]);
@@ -139,10 +139,10 @@ impl Row<'_> {
         steps
     }
 
-    /// Continues the run, and compares it with one that was never ended.
+    /// Continues the run, and compares it with a run that was never interrupted.
     fn go_on(&self, way: Way) {
         let mut all: Vec<&str> = vec!["train", "--resume", &self.out];
-        // Either continues what the other began.
+        // A run with workers is continued by one process or with workers, in turn.
         if self.out.len().is_multiple_of(2) || way == (Way::Raised { by_workers: false }) {
             all.extend(["--distributed", "--workers", "2"]);
         }
@@ -168,7 +168,7 @@ impl Row<'_> {
         same_but_workers(&expected, &run);
     }
 
-    /// Checks that the run has the checkpoint that it was told of.
+    /// Checks that the run has the checkpoint that was reported.
     fn has_promised(&self, reported: Option<&str>) {
         let steps = self.checkpoints();
         let Some(reported) = reported else { return assert!(!steps.is_empty(), "there is no checkpoint") };
@@ -184,7 +184,7 @@ impl Row<'_> {
                 let child = self.begin(&USUAL);
                 for time in 0..times {
                     if time > 0 {
-                        // Two of a kind at once would be one.
+                        // Two signals of a kind at the same time would count as one.
                         std::thread::sleep(Duration::from_millis(200));
                     }
                     signal(&child, name);
@@ -255,8 +255,8 @@ fn kill(pid: u32) {
     let _ = Command::new("kill").args(["-9", &pid.to_string()]).stderr(Stdio::null()).status();
 }
 
-/// A program that runs another one in a terminal of its own. Told to, it closes the terminal, and prints the code of
-/// the other.
+/// A program that runs another one in a terminal of its own. When told to, it closes the terminal, and prints the exit
+/// code of the other program.
 const TERMINAL: &str = "
 import os, pty, sys, threading
 pid, terminal = pty.fork()
@@ -279,7 +279,7 @@ fn rows() -> impl Iterator<Item = (&'static Kind, Way)> {
     KINDS.iter().flat_map(|kind| WAYS.into_iter().map(move |way| (kind, way)))
 }
 
-/// Tries these rows, three at a time: most of their time is waiting. Panics with those that failed.
+/// Runs these rows, three at a time, since they mostly wait. Panics with the rows that failed.
 fn try_all(rows: Vec<(&'static Kind, Way)>) {
     let has_terminal = testing::program("python3").is_some();
     let runs = Runs::new();

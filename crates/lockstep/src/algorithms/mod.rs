@@ -3,7 +3,7 @@
 //!
 //! All other code calls the [`PolicyGradient`] trait and does not ask which algorithm it has. A new algorithm needs a
 //! file here, a line in [`named`], and a row in `config/methods.rs`. This module uses configurations and the `train`
-//! crate; it depends neither on models nor on texts.
+//! crate; it depends neither on models nor on text.
 
 mod batches;
 mod distillation;
@@ -74,7 +74,7 @@ pub enum Reference<'a> {
     /// The KL term's reference model, which has the policy's architecture: `ref_model`, or else the policy as it was at
     /// the start. It may follow the policy (`sync_ref_model`).
     Policy,
-    /// The frozen teacher of distillation. It has any architecture, and reads the policy's token ids.
+    /// The frozen teacher of distillation. It may have any architecture, and reads the policy's token ids.
     Teacher {
         /// The configuration key that names the teacher.
         key: &'static str,

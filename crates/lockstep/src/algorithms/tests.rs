@@ -35,7 +35,7 @@ fn the_reference_is_loaded_if_something_needs_it() {
     let expected = Reference::Teacher { key: "teacher_model_name_or_path", name: "t" };
     assert_eq!(teacher.reference(), Some(expected));
 
-    // A file of rollouts has all that training reads, and evaluations have no file.
+    // A rollout file has everything that training reads, but evaluations need the reference.
     let loads = |ref_logps: bool, change: fn(&mut Config)| {
         let change = |c: &mut Config| {
             (c.beta, c.eval_strategy, c.eval_dataset_name) = (0.1, Strategy::Steps, Some("e".into()));
@@ -165,7 +165,7 @@ fn advantages_are_those_of_the_configured_formula() {
     // In a group of two the baseline is the other completion.
     assert_eq!(of(Algorithm::Rloo, |_| {}), sequence([-2.0, 2.0, -4.0, 4.0]));
     assert_eq!(of(Algorithm::Rloo, |c| c.reward_clip_range = Some(vec![2.0, 6.0])), sequence([-1.0, 1.0, -1.0, 1.0]));
-    // 0.5 for each token of a divergence of 0.5, times beta.
+    // A divergence of 0.5 per token, times beta.
     assert_eq!(of(Algorithm::Rloo, |c| c.beta = 1.0), sequence([-1.5, 1.5, -3.5, 3.5]));
     let (batch_mean, group_mean) =
         (of(Algorithm::ReinforcePlusPlus, |_| {}), of(Algorithm::ReinforcePlusPlusBaseline, |_| {}));

@@ -74,8 +74,8 @@ pub(crate) fn hashes(dir: &Path, stop: &StopSignal, which: impl Fn(&str) -> bool
     Ok(files)
 }
 
-/// The name under which the settings of an adapter are hashed, without the path of its base: that is another in each
-/// run that has a copy of the base.
+/// The name under which an adapter's settings are hashed, without the path of its base, which differs in each run that
+/// has a copy of the base.
 const SETTINGS: &str = "adapter_config.json without base_model_name_or_path";
 
 /// Hashes of the files of a reference model or teacher: [`hashes`], and those of the settings of an adapter.
@@ -90,14 +90,14 @@ pub(crate) fn hashes_of_reference(dir: &Path, stop: &StopSignal) -> anyhow::Resu
     Ok(files)
 }
 
-/// Whether `file` is the configuration of an adapter whose settings are the recorded ones. Its base may lie elsewhere.
+/// Whether `file` is the configuration of an adapter whose settings equal the recorded ones. Its base may be elsewhere.
 pub(crate) fn is_moved_adapter(file: &FileHash, recorded: &[FileHash], found: &[FileHash]) -> bool {
     let settings = |files: &[FileHash]| files.iter().find(|file| file.name == SETTINGS).map(|file| file.sha256.clone());
     file.name == model::peft::ADAPTER_CONFIG
         && settings(recorded).is_some_and(|own| settings(found).as_deref() == Some(&*own))
 }
 
-/// Hashes of files of a model that were read.
+/// Hashes of model files whose bytes were read.
 pub(crate) fn hashes_of<'a>(files: impl Iterator<Item = (&'a str, &'a [u8])>) -> Vec<FileHash> {
     let hash = |(name, bytes): (&str, &[u8])| FileHash {
         name: name.to_owned(),

@@ -70,7 +70,7 @@ pub struct Builder<'a> {
 pub struct Counted {
     /// The largest sizes of a forward or backward pass.
     pub passes: Passes,
-    /// Bytes of host memory for the texts from which draft tokens are guessed.
+    /// Bytes of host memory for the text that draft tokens are guessed from.
     pub drafts: usize,
 }
 
@@ -162,7 +162,7 @@ impl<'a> Builder<'a> {
         }
     }
 
-    /// The generation engine; `drawn` are all the ways in which it will sample tokens.
+    /// The generation engine; `drawn` lists all the ways in which it will sample tokens.
     pub fn engine(
         &mut self,
         assets: &ModelAssets,
@@ -183,7 +183,7 @@ impl<'a> Builder<'a> {
         Ok(engine)
     }
 
-    /// The allocation ledger of each part of a plan, and what no ledger shows.
+    /// The allocation ledger of each part of a plan, and the work that no ledger shows.
     pub fn counted(self) -> (Vec<(String, Memory)>, Counted) {
         match self.target {
             Target::Run(_) => Default::default(),

@@ -40,15 +40,15 @@ pub struct Policy {
 }
 
 impl Policy {
-    /// A policy of the model in `dir`, made of parts that are loaded already.
+    /// A policy of the model in `dir`, from parts that are loaded already.
     pub(crate) fn of(dir: PathBuf, assets: ModelAssets, weights: AdaptedWeights) -> Policy {
         let ModelAssets { tokenizer, chat, eos_ids, files, .. } = assets;
         let exported = weights.hold().exact_dtype();
         Policy { dir, base_sha256: None, files: Arc::new(files), weights, tokenizer, chat, eos_ids, exported }
     }
 
-    /// Has [`export`](Self::export) write the dtype that the configuration asks for. `source` is what the run began
-    /// with.
+    /// Makes [`export`](Self::export) write the dtype that the configuration asks for. `source` is the model that the
+    /// run began with.
     pub(crate) fn exporting(mut self, config: &Config, source: &ModelSource) -> anyhow::Result<Policy> {
         let adapts = self.weights.adapter.is_some();
         let loaded = match (&source.adapter, adapts) {
@@ -123,8 +123,8 @@ impl Policy {
         self.writer()(dir)
     }
 
-    /// Writes the result that people get: as [`save`](Self::save), in the dtype [`exported`](Self::exported), to which
-    /// weights are rounded.
+    /// Writes the final model for users: like [`save`](Self::save), but weights are rounded to the dtype
+    /// [`exported`](Self::exported).
     pub fn export(&self, dir: &Path) -> anyhow::Result<()> {
         self.snapshot().export(dir)
     }

@@ -12,7 +12,7 @@ use rollout::{Completion, Engine, RolloutGroup};
 use std::collections::BTreeMap;
 use std::fmt;
 
-/// The most characters that are shown of a value: a worker may answer with long texts.
+/// The most characters of a value that are shown, since a worker may answer with long strings.
 const LONGEST: usize = 200;
 
 /// The first difference between a worker's answer and the repeated job.
@@ -131,7 +131,7 @@ fn of_reward(name: &str, given: &GivenScores, remade: &GivenScores) -> Option<Di
         .or_else(|| unequal(&of("completions that ran out of time"), &given.timed_out, timed_out))
 }
 
-/// Compares two values as text, in which -0 is not 0, and NaN is NaN. Long texts are cut.
+/// Compares two values as strings, in which -0 differs from 0, and NaN equals NaN. Long strings are truncated.
 fn unequal<T: fmt::Debug>(what: &str, given: &T, remade: &T) -> Option<Difference> {
     let [given, remade] = [given, remade].map(|value| format!("{value:?}"));
     let short = |text: String| match text.char_indices().nth(LONGEST) {

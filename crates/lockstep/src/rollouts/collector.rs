@@ -58,7 +58,7 @@ pub struct CollectRequest<'a> {
 /// Work that exists before a collection starts: groups to continue, and requests of later batches to run beside it.
 #[derive(Default)]
 pub struct Begun {
-    /// The state of those groups of the request that are already begun; the others start anew.
+    /// The state of the request's groups that have already begun; the other groups start anew.
     pub so_far: Vec<RolloutGroup>,
     /// Requests of later batches, which run in the same engine; no reward function scores them yet.
     pub beside: Vec<Request>,
@@ -269,7 +269,7 @@ impl Generator<'_> {
                     groups
                 }
             };
-            // The scoring that is left: the time that reward functions add after generation.
+            // The remaining scoring: the time that reward functions add after generation.
             let span = stages.span("rewards");
             let scored = watched(scope, job.asked(), *on_wait, || job.finish(groups, BTreeMap::new()))?;
             Ok((scored, span.end()))

@@ -27,7 +27,7 @@ const RIGHT: f64 = 1.0;
 /// Names of the metrics on lengths that an evaluation reports.
 const MEAN_LENGTH: &str = "completions/mean_length";
 const CLIPPED_RATIO: &str = "completions/clipped_ratio";
-/// The further ones, of which TRL logs the same.
+/// Further metrics on lengths, with TRL's names.
 const LENGTHS: [&str; 5] = [
     "completions/min_length",
     "completions/max_length",
@@ -222,7 +222,7 @@ impl Evaluation {
         let completions = || rollouts.completions().map(|c| &c.completion);
         let lengths = rollout::length_metrics(completions());
         metrics.extend(find(&lengths, MEAN_LENGTH).map(|mean| (prefix.clone() + MEAN_LENGTH, mean)));
-        // Computed here, since training uses TRL's formula 1 − ended / all, which differs in the last bit.
+        // The share is computed here, since training uses TRL's formula 1 − ended / all, which differs in the last bit.
         let cut = completions().filter(|c| c.finish_reason == FinishReason::Length).count();
         let cut = share(cut, completions().count());
         metrics.extend(cut.map(|share| (prefix.clone() + CLIPPED_RATIO, share)));

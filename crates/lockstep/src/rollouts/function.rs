@@ -48,7 +48,7 @@ pub struct GivenCompletion {
 pub enum RolloutPrompt {
     /// Token ids, used as they are.
     Ids(Vec<u32>),
-    /// A text, or a conversation to be rendered by the chat template.
+    /// A string, or a conversation to be rendered by the chat template.
     Content(Content),
 }
 

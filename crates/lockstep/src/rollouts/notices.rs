@@ -1,5 +1,5 @@
-//! Notices before completions are generated and scored: settings of sampling that are not used, and tags that reward
-//! functions look for and cannot see.
+//! Notices before completions are generated and scored: sampling settings that are not used, and tags that reward
+//! functions look for but cannot see.
 
 use crate::config::Config;
 use crate::data::prompts::Prompt;
@@ -16,7 +16,7 @@ use std::sync::Arc;
 const LONGEST_FILE: u64 = 1 << 20;
 /// The end of a prompt in which a tag is looked for, in tokens.
 const END_TOKENS: usize = 16;
-/// Names of tags that reward functions often look for. They stand for a function whose source is not known here.
+/// Names of tags that reward functions often look for. They are used for a function whose source is not known here.
 const USUAL: [&str; 12] = [
     "think",
     "thinking",
@@ -32,8 +32,8 @@ const USUAL: [&str; 12] = [
     "final",
 ];
 
-/// A sentence about settings of the model's `generation_config.json` that have another value here: only the
-/// configuration decides how tokens are drawn.
+/// A sentence about settings of the model's `generation_config.json` that have another value here, since only the
+/// configuration decides how tokens are sampled.
 pub fn other_sampling(config: &Config, files: &ModelFiles) -> model::Result<Option<String>> {
     let own = |name: &str| match name {
         "temperature" => Some(config.temperature),
@@ -116,7 +116,7 @@ fn last_tag(text: &str) -> Option<&str> {
     is_name.then_some(tag)
 }
 
-/// Texts in which the tags are written that a reward function looks for.
+/// The strings in which a reward function may name the tags that it looks for.
 struct Looks {
     texts: Vec<String>,
     /// False for a function whose source is not known here.

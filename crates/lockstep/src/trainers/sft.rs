@@ -87,7 +87,7 @@ fn means_of(batches: &[(usize, Sums)]) -> Vec<(String, f64)> {
     metrics.into_iter().filter_map(|(name, value)| Some((name.to_owned(), value?))).collect()
 }
 
-/// Sums over those tokens of a held-out batch that count in the loss.
+/// Sums over the tokens of a held-out batch that count in the loss.
 #[derive(Default)]
 struct Sums {
     loss: f64,
@@ -185,7 +185,8 @@ fn learned_rows(
         rows.masks_left_out += usize::from(learned.leaves_out_completion_mask(&example.columns));
         let completion = ids.split_off(first);
         let before = Prompt::new(ids);
-        // A conversation has the same bits as a whole and as a prompt with a completion: neither shares a prompt.
+        // A conversation must have the same bits as a whole and as a prompt with a completion, so neither shares a
+        // prompt.
         let is_shared = prompt == Some(first) && !learned.assistant_only;
         let prompt = if is_shared { prompts.share(before) } else { before };
         rows.samples.push(Sample { loss_mask: mask.split_off(first), ..Sample::supervised(prompt, completion) });
@@ -285,7 +286,7 @@ mod tests {
         assert!(named(&[(2, Sums::default())]).is_empty() && named(&[]).is_empty());
     }
 
-    /// A sink that keeps the texts of messages.
+    /// A sink that keeps the messages as strings.
     struct Said(Arc<Mutex<Vec<String>>>);
 
     impl Sink for Said {

@@ -38,7 +38,7 @@ pub struct OfRun<'a> {
     pub same_build: bool,
 }
 
-/// The first difference between the recorded checkpoint of a step and the one that the replay made.
+/// The first difference between the recorded checkpoint of a step and the checkpoint that the replay wrote.
 pub fn difference(recorded: &Path, remade: &Path, step: u64, of: OfRun<'_>) -> anyhow::Result<Option<Difference>> {
     let (mut names, in_recorded, in_remade) = (BTreeSet::new(), names(recorded)?, names(remade)?);
     names.extend(in_recorded.union(&in_remade).cloned());
@@ -50,7 +50,7 @@ pub fn difference(recorded: &Path, remade: &Path, step: u64, of: OfRun<'_>) -> a
     let compared = |name: &String| {
         !NOT_COMPARED.contains(&&**name) && (name != OF_TRAINER || in_remade.contains(name)) && !left_out(name)
     };
-    // Weights first: all else follows from them.
+    // Weights come first, because all other differences follow from them.
     let mut names: Vec<String> = names.into_iter().filter(compared).collect();
     names.sort_by_key(|name| (rank(name), name.clone()));
     for name in names {
@@ -70,8 +70,8 @@ pub fn difference(recorded: &Path, remade: &Path, step: u64, of: OfRun<'_>) -> a
 }
 
 /// The first difference between the final model in `result` and the model of a checkpoint. The result must have all
-/// files of the model and no others, since a program that loads it may prefer another file; only texts that users add
-/// are ignored.
+/// files of the model and no others, since a program that loads it may prefer another file; only text files that users
+/// add (`ADDED`) are ignored.
 pub fn of_result(result: &Path, checkpoint: &Path, step: u64) -> anyhow::Result<Option<Difference>> {
     let (in_result, in_checkpoint) = (names(result)?, names(checkpoint)?);
     let of_model = in_checkpoint.iter().filter(|name| is_of_model(name));
@@ -144,7 +144,7 @@ fn file(name: &str, a: &Path, b: &Path, of: OfRun<'_>) -> anyhow::Result<Option<
             }
         }
         "adapter_config.json" => {
-            // The base may have moved; its hash is in the adapter's file.
+            // The base model may have been moved; the adapter's file has its hash.
             let without_path = |path| -> anyhow::Result<Value> {
                 let mut json = json(path)?;
                 json.as_object_mut().and_then(|json| json.remove("base_model_name_or_path"));
@@ -174,7 +174,7 @@ fn bytes(a: &[u8], b: &[u8]) -> Option<Difference> {
 }
 
 fn of_groups(a: &[Group], b: &[Group], of: OfRun<'_>) -> Option<Difference> {
-    // Scores that were not computed again are those of the record on both sides.
+    // Scores that were not computed again come from the record on both sides.
     let left_out = LeftOut { rewards: &[], words: !of.same_build };
     let found = a.iter().zip(b).find_map(|(a, b)| groups::difference(a, b, left_out));
     found.or_else(|| unequal("number of groups", &a.len(), &b.len()))
@@ -189,7 +189,7 @@ fn unequal<T: PartialEq + Debug>(kind: &str, recorded: &T, remade: &T) -> Option
     })
 }
 
-/// A column of the recorded groups that this build does not know, and so did not make again.
+/// A column of the recorded groups that this build does not know, and so did not recompute.
 fn unknown_column(a: &[u8], b: &[u8], of: OfRun<'_>) -> anyhow::Result<Option<Difference>> {
     let beyond = column_beyond(a, b)?.filter(|_| of.same_build);
     Ok(beyond.map(|(record, column)| Difference {
@@ -217,7 +217,8 @@ fn frontier(a: &[u8], b: &[u8], of: OfRun<'_>) -> anyhow::Result<Option<Differen
     }
 }
 
-/// Compares the parts of an answer about all its groups. Those of rewards that are not called again are in the record.
+/// Compares the parts of an answer about all its groups. The parts of rewards that are not called again come from the
+/// record.
 fn answer(a: &WrittenAnswer, b: &WrittenAnswer, of: OfRun<'_>) -> Option<Difference> {
     let names = b.groups.first().map_or(&[][..], |group| &group.reward_names);
     let asked_at = |place: usize| names.get(place).is_none_or(|name| !of.not_asked.contains(name));
@@ -284,7 +285,7 @@ fn as_far_as(a: &Value, b: &Value) -> Value {
     }
 }
 
-/// The first value that differs between two JSON values; `at` is the path to them.
+/// The first value that differs between two JSON values; `at` is their path.
 fn values(at: &str, a: &Value, b: &Value) -> Option<Difference> {
     let none = Value::Null;
     match (a, b) {
@@ -380,7 +381,7 @@ fn tensors(a: &Path, b: &Path) -> anyhow::Result<Option<Difference>> {
     if let Some(found) = values("header", &metadata(&a), &metadata(&b)) {
         return Ok(Some(found));
     }
-    // Where each tensor begins, and bytes behind the last one.
+    // The headers say where each tensor begins, and whether there are bytes after the last one.
     let header = |tensors: &mut Tensors| Value::Object(std::mem::take(&mut tensors.header));
     if let Some(found) = values("header", &header(&mut a), &header(&mut b)) {
         return Ok(Some(found));
@@ -389,7 +390,7 @@ fn tensors(a: &Path, b: &Path) -> anyhow::Result<Option<Difference>> {
     Ok(bytes(&rest(a)?, &rest(b)?).map(|found| Difference { place: Some("behind the last tensor".into()), ..found }))
 }
 
-/// A number of 4 or 2 bytes, as text with its bits.
+/// A number of 4 or 2 bytes, as a string with its bits.
 fn number(bytes: &[u8]) -> String {
     match *bytes {
         [a, b, c, d] => f32_bits(f32::from_le_bytes([a, b, c, d])),

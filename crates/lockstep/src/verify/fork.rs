@@ -50,7 +50,7 @@ fn fork_of(root: &Path, options: &ForkOptions<'_>) -> anyhow::Result<PathBuf> {
     let run = RecordedRun::open(root, &as_it_is)?;
     let begin = run.checkpoints.iter().rev().find(|(step, _)| step <= at);
     let from = begin.map_or(0, |(step, _)| *step);
-    // As the run was at that step: what later resumes changed is not of the fork.
+    // The configuration is the one that the run had at that step; changes by later resumes are not part of the fork.
     let resolved = run.resolved_of(Interval { from, to: (*at).max(1) })?;
     let dir = RunDir::fresh(out)?;
     disk::create_dir_all(dir.checkpoints())?;
@@ -68,7 +68,7 @@ fn fork_of(root: &Path, options: &ForkOptions<'_>) -> anyhow::Result<PathBuf> {
         record.starts.extend(run.record.starts.first().cloned());
     }
     write_atomically(&dir.record(), &record.to_bytes()?)?;
-    // Last: with a configuration the directory is a run.
+    // The configuration is written last, because it makes the directory a run.
     write_atomically(&dir.config(), resolved.to_toml().as_bytes())?;
     let mut lineage = None;
     if from < *at {
@@ -87,9 +87,9 @@ fn fork_of(root: &Path, options: &ForkOptions<'_>) -> anyhow::Result<PathBuf> {
     Ok(if *at > 0 { dir.checkpoint(*at) } else { dir.root().to_owned() })
 }
 
-/// The checkpoints that a fork at step `at`, which begins from the checkpoint `begin`, has from the first run: that
-/// one, the best one so far, whose model the fork's result may be, and those at which keys changed, since a replay has
-/// one configuration from a checkpoint to the next.
+/// The checkpoints of the first run that are kept in a fork at step `at`, which begins from the checkpoint `begin`:
+/// `begin` itself; the best checkpoint so far, whose model may be the fork's result; and checkpoints at which keys
+/// changed, since a replay has one configuration from a checkpoint to the next.
 fn kept<'a>(
     run: &'a RecordedRun,
     at: u64,

@@ -58,7 +58,7 @@ const KINDS: [(&str, Change); 9] = [
     }),
 ];
 
-/// The steps of three forks, each of the one before.
+/// The steps of three forks, each of which forks the previous one.
 const STEPS: [[u64; 3]; 2] = [[4, 5, 7], [3, 4, 4]];
 
 #[test]
@@ -86,7 +86,7 @@ fn a_fork_of_a_fork_is_proven() {
     assert!(best_before_fork > 0, "no result is the model of a checkpoint before a fork");
 }
 
-/// Without a change, a fork has the result of the original, also if that is the model of an earlier checkpoint.
+/// Without a change, a fork has the result of the original, even if that is the model of an earlier checkpoint.
 #[test]
 fn an_unchanged_fork_has_the_best_model_of_the_original() {
     let dir = directory();
@@ -107,7 +107,7 @@ fn an_unchanged_fork_has_the_best_model_of_the_original() {
         let best = RunState::read(&of.join("checkpoints/step-000006")).unwrap().best.unwrap();
         earlier += u64::from(best.step < 4);
         if best.step < 4 {
-            // A fork whose best checkpoint is gone reports it, and its result is its last model.
+            // If the fork's best checkpoint is gone, the fork reports that, and its result is its last model.
             let messages = std::cell::RefCell::new(Vec::new());
             let say = |text: &str| messages.borrow_mut().push(text.to_owned());
             fs::remove_dir_all(of.join(format!("checkpoints/step-{:06}", best.step))).unwrap();
@@ -124,7 +124,7 @@ fn fork_of_best(of: &Path, out: &Path, say: &dyn Fn(&str)) {
     fork(of, &ForkOptions { at: 5, out, stop: StopSignal::new(), say }).unwrap();
 }
 
-/// A resume from an older checkpoint repeats the steps after it, without the changes of starts before it.
+/// A resume from an older checkpoint repeats the steps after it, without the changes by starts before it.
 #[test]
 fn a_run_that_was_resumed_from_an_older_checkpoint_is_proven_and_forked() {
     let dir = directory();

@@ -1,5 +1,5 @@
-//! Compares a recorded group with the same group made again, and finds the first bit that differs. The parts are
-//! compared in the order in which they are made: weights, tokens, scores, columns of other models, advantages.
+//! Compares a recorded group with the same group recomputed, and finds the first bit that differs. The parts are
+//! compared in the order in which they are computed: weights, tokens, scores, columns of other models, advantages.
 //!
 //! Every field of a group is compared. The functions here take groups apart without `..`, so that a new field is either
 //! compared or does not compile.
@@ -21,7 +21,7 @@ pub struct LeftOut<'a> {
     pub words: bool,
 }
 
-/// The first difference between the recorded group and the one made again.
+/// The first difference between the recorded group and the recomputed one.
 pub fn difference(recorded: &Group, remade: &Group, left_out: LeftOut<'_>) -> Option<Difference> {
     let found = whole(recorded, remade)
         .or_else(|| each(recorded, remade, tokens))
@@ -41,7 +41,7 @@ fn unequal<T: PartialEq + Debug>(kind: &str, recorded: &T, remade: &T) -> Option
     (recorded != remade).then(|| differs(kind, format_args!("{recorded:?}"), format_args!("{remade:?}")))
 }
 
-/// Compares what all completions of a group have in common, but for its problems.
+/// Compares the values that all completions of a group have in common, except for its problems.
 fn whole(a: &Group, b: &Group) -> Option<Difference> {
     let Group {
         group,
@@ -152,7 +152,7 @@ fn scores(a: &Completion, b: &Completion, group: &Group, recorded: &[String]) ->
     unequal("scores of steps", &steps(a), &steps(b)).or_else(|| unequal("columns of rewards", &a.extra, &b.extra))
 }
 
-/// Compares the columns that other models made: reference model, old policy, value model.
+/// Compares the columns that other models computed: reference model, old policy, value model.
 fn columns(a: &Completion, b: &Completion) -> Option<Difference> {
     named_columns("columns", &a.columns, &b.columns)
 }
@@ -182,7 +182,7 @@ fn advantages(a: &Completion, b: &Completion) -> Option<Difference> {
     let of_tokens = |c: &Completion| matches!(c.advantage, Some(Advantage::Tokens(_)));
     match floats("advantage", &values(a), &values(b)) {
         Some(found) => Some(Difference { token: found.token.filter(|_| [a, b].into_iter().any(of_tokens)), ..found }),
-        // A completion of one token: the same number, as another column.
+        // The completion has one token, so both columns have the same number.
         None => unequal("advantage of each token", &of_tokens(a), &of_tokens(b)),
     }
 }

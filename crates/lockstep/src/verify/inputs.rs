@@ -108,14 +108,14 @@ impl RecordedRun {
         }
     }
 
-    /// Whether two intervals were made with the same configuration keys that change bits, and with prompts of the same
-    /// time.
+    /// Whether two intervals were computed with the same configuration keys that change bits, and with prompts of the
+    /// same time.
     pub fn same_inputs(&self, a: Interval, b: Interval) -> bool {
         let settings = |interval| self.config_of(interval).ok().map(|config| settings_of_weights(&config));
         settings(a) == settings(b) && self.prompt_time(a.to) == self.prompt_time(b.to)
     }
 
-    /// Refuses a run whose completions came from user code (a rollout function), since they cannot be made again here.
+    /// Refuses a run whose completions came from user code (a rollout function), since they cannot be regenerated here.
     pub fn check_source(&self) -> anyhow::Result<()> {
         let Some((_, path)) = self.checkpoints.last() else { return Ok(()) };
         let task = RunState::read(path)?.task;
@@ -171,7 +171,7 @@ impl RecordedRun {
         if let Some(adapter) = &source.adapter {
             found.extend(hashes(adapter, &options.stop, |_| true)?);
         }
-        // Records of older versions may name fewer files.
+        // Records of older versions may list fewer files.
         let is_same = self.is_of_same_build();
         let all = |recorded: &[FileHash], found: &[FileHash]| {
             if is_same { filled(recorded, found) } else { recorded.to_vec() }
@@ -184,7 +184,7 @@ impl RecordedRun {
         let prompt_files = self.record.prompt_files.as_deref();
         match prompt_files.or(is_same.then_some(&[][..])) {
             Some(recorded) => compare_prompt_files(&source.dir, recorded, &prompt_hashes(&source.dir)?, report),
-            // The replay compares the prompts' tokens all the same.
+            // The replay still compares the prompts' tokens.
             None => (options.say)(&format!(
                 "{} is of an older version, which kept no hashes of chat templates and settings of the tokenizer: that \
                  they are the same is not checked",
@@ -250,7 +250,7 @@ impl RecordedRun {
     /// The starts of the run up to the one that made `step`.
     pub fn starts_of(&self, step: u64) -> &[Start] {
         let starts = &self.record.starts;
-        // A resume from an older checkpoint made the steps after it again.
+        // A resume from an older checkpoint repeated the steps after it.
         &starts[..starts.iter().rposition(|start| start.step < step).map_or(0, |own| own + 1)]
     }
 
@@ -323,8 +323,8 @@ fn lines(starts: &[Start]) -> Vec<&str> {
     starts.iter().flat_map(|start| start.changed.iter().map(String::as_str)).collect()
 }
 
-/// The starts that changed keys which decide bits: the step from which on the change holds, and the index of the start.
-/// A start from an earlier step, after it, replaces the steps that the start made, and keeps the change.
+/// The starts that changed keys which decide bits: the step from which the change holds, and the index of the start. A
+/// later start from an earlier step replaces the steps of that start, and keeps the change.
 fn changes(starts: &[Start]) -> impl Iterator<Item = (u64, usize)> {
     let changed = starts.iter().enumerate().filter(|(_, start)| start.changed.iter().any(|line| decides_bits(line)));
     changed.map(|(place, _)| (starts[place..].iter().map(|start| start.step).min().unwrap_or_default(), place))
@@ -364,12 +364,12 @@ fn compare(place: &Path, recorded: &[FileHash], found: &[FileHash], report: &mut
     }
 }
 
-/// As [`compare`], of files that decide prompts: one that did not exist, or that is missing, differs.
+/// Like [`compare`], for files that decide prompts: a file that did not exist then, or that is missing now, differs.
 fn compare_prompt_files(place: &Path, recorded: &[FileHash], found: &[FileHash], report: &mut Report) {
     compare(place, &filled(recorded, found), &filled(found, recorded), report);
 }
 
-/// `files`, and those of `others` that are missing in it, without a hash.
+/// `files`, with an entry without a hash for each file that only `others` have.
 fn filled(files: &[FileHash], others: &[FileHash]) -> Vec<FileHash> {
     let none = |file: &FileHash| FileHash { name: file.name.clone(), bytes: None, sha256: "no such file".into() };
     let lacks = |file: &&FileHash| !files.iter().any(|own| own.name == file.name);
@@ -379,7 +379,7 @@ fn filled(files: &[FileHash], others: &[FileHash]) -> Vec<FileHash> {
 /// Selects intervals according to `choice`, and keeps their order.
 pub fn choose(mut all: Vec<Interval>, choice: Choice) -> Vec<Interval> {
     let Choice::Random { steps, seed } = choice else { return all };
-    // SplitMix64: which intervals are drawn follows from the seed.
+    // SplitMix64, so that the seed determines the intervals.
     let mut state = seed;
     let mut next = move || {
         state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);

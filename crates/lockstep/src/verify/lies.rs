@@ -1,5 +1,5 @@
-//! Lies in each field of the files of a run, with the right checksums: each is found, or the field is in a list of
-//! those that are not compared. docs/verify.md has these lists, with reasons. A field without a row makes a test fail.
+//! Lies in each field of a run's files, with correct checksums: each lie is found, or its field is in a list of fields
+//! that are not compared. docs/verify.md has these lists, with reasons. A field without a row makes a test fail.
 
 mod checkpoint;
 mod groups;
@@ -18,7 +18,7 @@ const DOCS: &str = include_str!("../../../../docs/verify.md");
 /// The settings of a kind of run.
 type Change = fn(&mut Config);
 
-/// Checks that the table of docs/verify.md has a row of the field.
+/// Checks that the table of docs/verify.md has a row for the field.
 #[track_caller]
 fn is_documented(file: &str, field: &str) {
     let row = |line: &&str| line.starts_with(&format!("| {file} |")) && line.contains(&format!("`{field}`"));
@@ -43,7 +43,7 @@ fn read(path: &Path) -> Vec<Vec<u8>> {
     split(&fs::read(path).unwrap())
 }
 
-/// Writes a file of groups again, with its index, if its records can be read.
+/// Writes a file of groups again, with its index if its records can be read.
 fn write(path: &Path, records: &[Vec<u8>]) {
     for path in [path.to_owned(), path.with_extension("idx")] {
         let _ = fs::remove_file(path);
@@ -53,7 +53,7 @@ fn write(path: &Path, records: &[Vec<u8>]) {
     }
 }
 
-/// The difference that is found, which a lie must make.
+/// The difference that is found; every lie must cause one.
 #[track_caller]
 fn convicted(root: &Path, lie: &str) -> Difference {
     let report = verified(root);
@@ -96,7 +96,7 @@ fn a_result_has_the_files_of_its_checkpoint_and_texts_beside_them() {
         fs::write(path, bytes).unwrap();
     }
     proven(&root, "the result as it was");
-    // All at once, as of a directory that was emptied.
+    // All files at once, as if the directory had been emptied.
     let kept: Vec<Vec<u8>> = model.iter().map(|path| fs::read(path).unwrap()).collect();
     for path in &model {
         fs::remove_file(path).unwrap();

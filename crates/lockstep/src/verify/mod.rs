@@ -119,7 +119,7 @@ fn verify_into(root: &Path, options: &VerifyOptions<'_>, report: &mut Report) ->
     }
     let chosen = choose(all, options.choice);
     let record = SharedRecord::new(record);
-    // Neighbours are replayed in one go: the state between them is proven to be that of the checkpoint.
+    // Neighbouring intervals are replayed in one go: the state between them is proven to equal the checkpoint.
     for chain in chosen.chunk_by(|a, b| a.to == b.from && run.same_inputs(*a, *b)) {
         replay(&run, chain, &record, options, report)?;
         if report.difference.is_some() {
@@ -140,7 +140,7 @@ fn result(run: &RecordedRun, report: &mut Report) -> anyhow::Result<()> {
         let scratch = tempfile::Builder::new().prefix("lockstep-verify-").tempdir()?;
         let rounded = scratch.path().join("model");
         if link_model(&checkpoint, &rounded, Some(dtype)).is_err() && dtype == FileDType::F16 {
-            // A weight was too large: then the result is f32.
+            // A weight was too large for the dtype, so the result is f32.
             return files::of_result(&model, &checkpoint, step);
         }
         files::of_result(&model, &rounded, step)
@@ -150,7 +150,7 @@ fn result(run: &RecordedRun, report: &mut Report) -> anyhow::Result<()> {
         report.result = report.difference.is_none().then_some(step);
         return Ok(());
     }
-    // If the best checkpoint was gone when the run ended, the result is the last one.
+    // If the best checkpoint was gone when the run ended, the result is the last checkpoint's model.
     match run.checkpoints.last() {
         Some((last, _)) if compared(*last)?.is_none() => report.result = Some(*last),
         _ => report.not_verified.push(format!("the result: the checkpoint of step {step} is gone")),
@@ -260,7 +260,7 @@ fn is_of(error: &anyhow::Error, checkpoint: &Path) -> bool {
 
 fn unlisted(step: u64, error: &anyhow::Error) -> Difference {
     let text = paragraph(error);
-    // What a person should do who wants to resume.
+    // The advice for resuming is left out.
     let text = text.split("; there is no checkpoint before it").next().unwrap_or_default();
     Difference {
         step: Some(step),

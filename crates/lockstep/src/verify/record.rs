@@ -25,16 +25,16 @@ pub struct Record {
     ahead: BTreeMap<GroupId, Group>,
     /// Names of rewards that are not called again.
     pub not_asked: Vec<String>,
-    /// Whether this build trained the run. Another build may write other words of errors, and columns that this build
+    /// Whether this build trained the run. Another build may word errors differently, and write columns that this build
     /// does not know.
     same_build: bool,
     /// The place of the last group that was compared. A replay trains on groups in the order of the record.
     last: Option<usize>,
-    /// Groups of which the replay has generated all tokens itself.
+    /// Groups whose tokens the replay has generated completely itself.
     sampled: BTreeSet<GroupId>,
     /// Groups of the current interval that were compared.
     pub compared: BTreeSet<GroupId>,
-    /// Counts of equal groups, of their tokens, and of those equal groups that came with a checkpoint.
+    /// Counts of equal groups, of their tokens, and of equal groups that came with a checkpoint.
     pub equal: (u64, u64, u64),
     /// The first difference that was found.
     pub difference: Option<Difference>,
@@ -45,8 +45,8 @@ pub struct Record {
 pub struct SharedRecord(Arc<Mutex<Record>>);
 
 impl Record {
-    /// A record of the groups in `file`. Its `difference` is a group that occurs twice or for no step, or an entry
-    /// of the index that is not that of its group.
+    /// A record of the groups in `file`. Its `difference` is a group that occurs twice or for no step, or an entry of
+    /// the index that does not match its group.
     pub fn new(file: GroupFile, not_asked: Vec<String>, same_build: bool) -> Record {
         let of_index = if same_build { wrong_index(&file) } else { None };
         let difference = of_index.or_else(|| misplaced(&file));
@@ -78,7 +78,7 @@ impl Record {
         Ok(())
     }
 
-    /// The recorded group of this id, or else the one that was generated ahead.
+    /// The recorded group with this id, or else the group that was generated ahead.
     pub fn group(&self, id: GroupId) -> std::io::Result<Option<Group>> {
         match self.places.get(&id) {
             Some(&place) => Ok(Some(self.file.read(place)?)),
@@ -197,7 +197,7 @@ impl Record {
     }
 }
 
-/// A group that the record has twice, or for which it does not name the step that learned from it.
+/// A group that the record has twice, or without the step that learned from it.
 fn misplaced(file: &GroupFile) -> Option<Difference> {
     let mut first: BTreeMap<GroupId, usize> = BTreeMap::new();
     file.index().iter().enumerate().find_map(|(place, entry)| {
@@ -216,7 +216,7 @@ fn misplaced(file: &GroupFile) -> Option<Difference> {
     })
 }
 
-/// An entry of the file's index that the file's records do not give.
+/// An entry of the file's index that does not match the file's records.
 fn wrong_index(file: &GroupFile) -> Option<Difference> {
     let (place, entry, of_record) = file.wrong_entry()?;
     let (recorded, remade) = (format!("{entry:?}"), format!("{of_record:?}"));

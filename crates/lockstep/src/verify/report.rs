@@ -31,7 +31,7 @@ impl std::fmt::Display for Interval {
 /// The first difference between a run and its replay.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct Difference {
-    /// The optimizer step that trained on the data that differ, or that made them.
+    /// The optimizer step that trained on the differing data, or that computed them.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub step: Option<u64>,
     /// The group.

@@ -1,4 +1,5 @@
-//! Runs of a tiny model that are verified and forked: proven parts, parts that cannot be verified, and named lies.
+//! Runs of a tiny model that are verified and forked: parts that are proven, parts that cannot be verified, and lies
+//! that are named.
 
 use super::*;
 use crate::config::{Algorithm, ComputeDType, Config};
@@ -77,7 +78,7 @@ pub(super) fn groups(root: &Path) -> Vec<Group> {
     GroupFile::open(&root.join("rollouts.bin")).unwrap().groups().map(Result::unwrap).collect()
 }
 
-/// Writes the record of the run again, with these groups.
+/// Rewrites the record of the run with these groups.
 fn record(root: &Path, groups: &[Group]) {
     for name in ["rollouts.bin", "rollouts.idx"] {
         fs::remove_file(root.join(name)).unwrap();
@@ -89,8 +90,8 @@ fn record(root: &Path, groups: &[Group]) {
     GroupLog::open(&root.join("rollouts.bin")).unwrap().append(&bytes).unwrap();
 }
 
-/// Changes the last bit of a file of tensors, and the name of its checksum, which no reader then finds. The file is a
-/// new one: other directories may link to the old one.
+/// Changes the last bit of a file of tensors, and the name of its checksum, so that readers do not find it. The file is
+/// replaced by a new one, because other directories may link to the old one.
 fn flip_last_bit(path: &Path) {
     let mut bytes = fs::read(path).unwrap();
     let at = bytes.windows(6).position(|name| name == b"\"xxh3\"").unwrap();
@@ -119,13 +120,13 @@ fn all_that_is_proven_is_reported() {
     assert_eq!((report.result, report.difference, report.not_verified), (Some(6), None, vec![]));
     assert_eq!(*messages.borrow(), ["replaying steps 1 to 2", "replaying steps 3 to 4", "replaying steps 5 to 6"]);
 
-    // Single intervals begin with a checkpoint.
+    // Each single interval begins with a checkpoint.
     let chosen = |seed: u64| verify(&root, &options(Choice::Random { steps: 2, seed })).unwrap();
     let reports: Vec<Report> = (0..6).map(chosen).collect();
     assert!(reports.iter().all(|report| report.proven.len() == 1 && report.groups == 4 && report.result == Some(6)));
     assert!(reports.iter().any(|report| report.proven[0].from > 0));
 
-    // Moved files are found with the options.
+    // The options find files that were moved.
     fs::rename(dir.path().join("model"), dir.path().join("moved")).unwrap();
     fs::rename(dir.path().join("d.jsonl"), dir.path().join("e.jsonl")).unwrap();
     assert!(verify(&root, &options(Choice::All)).is_err());
@@ -162,19 +163,19 @@ fn groups_that_are_there_too_often_or_not_at_all() {
     let report = verified(&root);
     assert_eq!(report.difference, Some(group(99, 2, "a group", "none: no step learned from it")));
     assert_eq!((report.proven, report.groups), (vec![], 4));
-    // Nothing was recorded in the second interval, which is not a lie.
+    // No groups were recorded in the second interval, which is not a lie.
     record(&root, &recorded[..4]);
     let report = verified(&root);
     assert_eq!((report.proven, report.difference), (vec![interval(0, 2)], None));
     assert_eq!(report.not_verified, ["steps 3 to 4 was not recorded: record_rollouts was false then"]);
-    // Steps after the last checkpoint.
+    // There are steps after the last checkpoint.
     record(&root, &recorded);
     fs::remove_dir_all(root.join("checkpoints/step-000004")).unwrap();
     fs::remove_dir_all(root.join("model")).unwrap();
     let report = verified(&root);
     assert_eq!((report.proven, report.difference, report.result), (vec![interval(0, 2)], None, None));
     assert_eq!(report.not_verified, ["steps 3 to 4: the run left no checkpoint after them"]);
-    // And no checkpoint at all.
+    // All checkpoints are gone.
     fs::remove_dir_all(root.join("checkpoints/step-000002")).unwrap();
     let [why] = &verified(&root).not_verified[..] else { panic!("one reason") };
     assert!(why.contains("has no two states to replay between"), "{why}");
@@ -187,7 +188,7 @@ fn lies_in_files_are_named_with_their_step() {
     let checkpoint = root.join("checkpoints/step-000004");
     let (weights, result) = (checkpoint.join("model.safetensors"), root.join("model/model.safetensors"));
     let (good, good_result) = (fs::read(&weights).unwrap(), fs::read(&result).unwrap());
-    // The file is linked to that of the last checkpoint.
+    // The file is linked to the last checkpoint's file.
     flip_last_bit(&result);
     let report = verified(&root);
     let found = report.difference.unwrap();
@@ -197,7 +198,7 @@ fn lies_in_files_are_named_with_their_step() {
     fs::remove_file(&result).unwrap();
     fs::write(&result, good_result).unwrap();
 
-    // With and without the list of the files that belong together.
+    // The lie is found with and without the list of the files that belong together.
     flip_last_bit(&weights);
     let report = verified(&root);
     let found = report.difference.unwrap();
@@ -225,14 +226,14 @@ fn lies_in_files_are_named_with_their_step() {
     let data = &RunRecord::read(&root.join("record.json")).unwrap().data;
     assert_eq!(found.recorded, data[0].sha256);
     fs::write(&path, text).unwrap();
-    // As are the model's files.
+    // The model's files differ, too.
     let config = dir.path().join("model/config.json");
     fs::write(&config, fs::read_to_string(&config).unwrap() + " ").unwrap();
     let found = verified(&root).difference.unwrap();
     assert_eq!((found.kind.as_str(), found.place), ("hash", Some(config.display().to_string())));
 }
 
-/// A value model is a directory in the checkpoint.
+/// A value model is in a directory of its own in the checkpoint.
 #[test]
 fn a_lie_about_the_value_model_is_named() {
     let dir = directory();
@@ -268,7 +269,7 @@ fn the_configuration_of_a_step_is_that_of_its_start() {
     ];
     let starts = |step: u64| opened.starts_of(step).len();
     assert_eq!([0, 1, 2, 3, 4].map(starts), [0, 1, 1, 3, 4]);
-    // A change that decides bits, between two checkpoints.
+    // A key that decides bits changes between two checkpoints.
     let mut report = Report::default();
     let intervals = opened.intervals(&mut report);
     assert_eq!(intervals, [interval(0, 2)]);
@@ -276,7 +277,7 @@ fn the_configuration_of_a_step_is_that_of_its_start() {
     assert_eq!(report.not_verified, [format!("steps 3 to 4: {why}")]);
     let missing = opened.resolved_of(interval(2, 4)).err().unwrap();
     assert!(missing.is::<NotVerifiable>() && missing.to_string() == format!("steps 3 to 4: {why}"));
-    // A change at an interval's end is not inside of it.
+    // A change at the end of an interval is not inside it.
     let found = opened.resolved_of(interval(3, 4)).unwrap().config;
     assert_eq!((found.temperature, found.learning_rate), (1.0, 0.01));
     opened.record.starts.pop();
@@ -287,7 +288,7 @@ fn the_configuration_of_a_step_is_that_of_its_start() {
     assert_eq!((before.config.learning_rate, after.config.learning_rate), (0.02, 0.01));
     assert_eq!((before.config.logging_steps, after.config.logging_steps), (1, 1), "it decides no bits");
     assert!(!opened.same_inputs(interval(0, 2), interval(2, 4)));
-    // A key that decides no bits makes no other settings, and may change anywhere.
+    // A key that does not decide bits does not make settings differ, and may change anywhere.
     opened.record.starts = vec![start(0, &[]), start(1, &["logging_steps was 5, now 1"])];
     assert!(opened.same_inputs(interval(0, 2), interval(2, 4)));
     assert!(opened.resolved_of(interval(0, 2)).is_ok());
@@ -318,7 +319,7 @@ fn other_runs_than_recorded_ones_are_refused() {
         why(&of_arithmetic).contains("the run's matmuls are other on strange")
             && why(&of_arithmetic).contains("LOCKSTEP_ISA=strange")
     );
-    // An older record does not say how it computes.
+    // An older record does not name its arithmetic.
     let older = RunRecord { arithmetic: String::new(), ..good.clone() };
     fs::write(&path, older.to_bytes().unwrap()).unwrap();
     let report = verified(&root);
@@ -398,7 +399,7 @@ fn a_fork_is_replayed_from_the_last_checkpoint_before_it() {
     assert!(is_bad_input(&error));
     assert_eq!(error.to_string(), format!("{} ended after step 6: --at 9", root.display()));
 
-    // The record is compared on the way.
+    // A fork compares its steps with the record.
     let mut lied = groups(&root);
     lied[9].completions[1].ids[0] ^= 1;
     record(&root, &lied);
@@ -409,7 +410,7 @@ fn a_fork_is_replayed_from_the_last_checkpoint_before_it() {
         root.display()
     );
     assert!(refused.starts_with(&words), "{refused}");
-    // And a run that cannot be verified cannot be forked.
+    // A run that cannot be verified cannot be forked, either.
     fs::remove_file(root.join("record.json")).unwrap();
     fs::remove_dir_all(dir.path().join("fork-5")).unwrap();
     let error = forked(5).unwrap_err();

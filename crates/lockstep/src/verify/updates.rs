@@ -10,8 +10,9 @@ use std::collections::BTreeSet;
 use std::io::{ErrorKind, Result};
 use std::path::Path;
 
-/// The first group in the file `updates` that is there twice, or that is not the recorded group of its number, token by
-/// token, with a log-probability for each token and nothing else. Groups of steps that were not recorded are left out.
+/// The first group in the file `updates` that occurs twice, or that does not match the recorded group with its number:
+/// token by token, with a log-probability for each token and nothing else. Groups of steps that were not recorded are
+/// left out.
 pub fn difference(updates: &Path, record: &Record) -> Result<Option<Difference>> {
     let file = match GroupFile::open(updates) {
         Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
@@ -23,7 +24,7 @@ pub fn difference(updates: &Path, record: &Record) -> Result<Option<Difference>>
             continue;
         }
         let recorded = match (file.read_record(place), record.group(entry.group)) {
-            // A damaged group is named when it is compared.
+            // A damaged group is named when the groups are compared.
             (_, Err(_)) => continue,
             (Err(error), _) => error.to_string(),
             (Ok(_), Ok(None)) => "a group that was not recorded".to_owned(),

@@ -1,4 +1,4 @@
-//! The requests that an engine accepts, and its pages.
+//! The requests that an engine accepts, and the engine's pages.
 
 use super::*;
 use kernels::Isa;
@@ -76,7 +76,7 @@ fn a_generation_counts_its_work_and_gives_its_pages_back() {
     let lengths: Vec<Vec<usize>> = groups.iter().map(|g| g.completions.iter().map(|c| c.ids.len()).collect()).collect();
     assert_eq!(lengths, [vec![4], vec![2, 2]]);
     let counters = engine.counters();
-    // 3 + 3 rows of the first, and of the second 70 once and one for each completion.
+    // The first request computes 3 + 3 rows; the second computes 70 rows once and one more row for each completion.
     assert_eq!((counters.computed_tokens, counters.cached_tokens, counters.preemptions), (78, 0, 0));
     assert_eq!((engine.counters().preemptions, engine.free_blocks(), engine.is_idle()), (0, 6, true));
     assert_eq!((counters.drafted_tokens, engine.drafts()), (0, vec![]));
@@ -95,7 +95,7 @@ fn a_flag_stops_a_generation_and_a_step_without_weights_is_an_error() {
     flag.store(false, Ordering::Relaxed);
     assert_eq!(engine.generate(&weights, vec![request(3, 4)]).unwrap().len(), 1);
     let id = engine.submit(request(3, 4)).unwrap();
-    // The earlier weights stay current, and must be given.
+    // The earlier weights stay current, and the step must be given them.
     assert!(matches!(engine.step(Models::default()), Err(Error::NoSuchBase { version: Updates(0) })));
     assert!(engine.drawn().is_empty());
     assert!(engine.cancel(id) && !engine.cancel(id) && engine.is_idle());
@@ -144,7 +144,7 @@ fn paused_completions_are_listed_extended_and_ended() {
             && !engine.extend(gone, &[])
             && !engine.set_model(gone, ModelVersion { base: Updates(0), adapter: None })
     );
-    // One drawn token and four inserted ones fill it.
+    // One drawn token and four inserted tokens fill the completion.
     assert!(engine.extend(ids[2], &[3, 3, 3, 3]));
     assert_eq!(engine.paused().len(), 1);
     assert!(engine.finish(ids[3]));

@@ -58,7 +58,7 @@ fn rows_are_the_uncomputed_tokens_in_their_pages() {
     assert_eq!(tables, [vec![0; 66], vec![1; 2]].concat());
     assert_eq!(slots, (0..66).chain(128..130).collect::<Vec<_>>());
     assert_eq!(draws, [(65, 0, 66), (67, 1, 2)]);
-    // The next step has one row of each, at the place after.
+    // The next step has one row for each sequence, at the following position.
     scheduler.mark_computed(&chunks);
     for (sequence, id) in [(0, 7), (1, 8)] {
         scheduler.sequences[sequence].push(id, 0.0, true, Updates(0));

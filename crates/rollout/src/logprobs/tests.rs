@@ -75,7 +75,7 @@ fn each_draw_has_what_its_request_wants() {
     };
     let all = case(&[of(1.0, true, 0), of(0.0, true, 2), of(0.5, false, 3), of(0.5, true, 20)]);
     let mut rows = LogitRows::new(&all.ctx, (&all.weights).into()).unwrap();
-    // Long stretches of one request, and short ones.
+    // The draws have long runs of one request, and short ones.
     let sequence = |i: usize| if i < 20 { 0 } else { [3, 3, 1, 2][i % 4] };
     let draws: Vec<Draw> = (0..40).map(|i| Draw { row: 39 - i as u32, sequence: sequence(i), at: 2 }).collect();
     let (model, hidden) = (ModelView::from(&all.weights), all.hidden.view());
@@ -117,7 +117,7 @@ fn prompts_have_a_log_probability_for_each_token_but_the_first() {
         rows.of_prompts(&all.ctx, model, hidden, &mut all.scheduler, &chunks).unwrap();
         all.scheduler.groups[group].prompt_logps.len()
     };
-    // The first part is computed first.
+    // The first part of the prompt is computed first.
     assert_eq!(compute(&mut all, &[(1, 5, 9)]), 0);
     assert_eq!(compute(&mut all, &[(0, 0, 3), (1, 0, 20)]), 20);
     assert_eq!(compute(&mut all, &[(1, 20, 30)]), 29);

@@ -6,7 +6,7 @@ fn sampling(top_logprobs: usize, entropies: bool) -> SamplingParams {
     SamplingParams { max_new_tokens: 6, top_logprobs, entropies, ..SamplingParams::default() }
 }
 
-/// A completion with all that these parameters record.
+/// A completion with all columns that these parameters record.
 fn completion(generation: usize, tokens: usize, finish_reason: FinishReason, sampling: &SamplingParams) -> Completion {
     let mut columns = Columns::of([(SAMPLER_LOGPS, vec![-1.0; tokens])]);
     let k = sampling.top_logprobs;

@@ -25,7 +25,7 @@ impl Scheduler {
         for at in 0..self.running.len() {
             let id = self.running[at];
             let s = &self.sequences[id];
-            // One row of it is computed next, and no guesses wait.
+            // Only the last token is still to be computed, and no draft tokens wait.
             if s.role != Role::Prompt && s.drafted == 0 && s.uncomputed() == 1 && !s.completion().is_empty() {
                 let agreeing = self.guess(id, live, drafts);
                 self.draft(id, &drafts.guess);
@@ -69,7 +69,7 @@ impl Scheduler {
         if let Some((of, from)) = place {
             let text = self.text(s.group, of).unwrap_or_default();
             for at in from..from + length {
-                // A guess that reaches the end of its own text continues in itself, as a repetition.
+                // A guess that reaches the end of its source text continues with its own tokens, as a repetition.
                 let next = match text.get(at) {
                     Some(&next) => next,
                     None if of as usize == id => drafts.guess[at - text.len()],

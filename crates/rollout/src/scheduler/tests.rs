@@ -159,7 +159,7 @@ fn an_extended_sequence_keeps_its_pages_until_running_ones_need_them() {
     s.pause(0);
     s.extend(0, &[7, 8, 9]);
     assert_eq!(step(&mut s), [(1, 60, 61), (0, 60, 64)], "the token that was drawn and the new ones");
-    // Both want a second page, and only one is free.
+    // Both sequences need a second page, and only one page is free.
     s.pause(0);
     s.extend(0, &[]);
     s.limits.max_num_seqs = 1;

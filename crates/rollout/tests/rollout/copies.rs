@@ -1,4 +1,4 @@
-//! Copies between the host and a device, on the checked device, which counts all of them.
+//! Copies between the host and a device. The checked device counts all of them.
 
 use crate::*;
 use kernels::Copies;
@@ -11,7 +11,7 @@ fn sampling() -> SamplingParams {
     SamplingParams { max_new_tokens: 12, seed: 5, ..SamplingParams::default() }
 }
 
-/// Fewer slots than sequences of the first step's draws, so that they come in several calls.
+/// Fewer slots than the first step has draws, so that the sampler is called several times.
 fn config() -> EngineConfig {
     EngineConfig { max_num_seqs: 4, ..roomy(64) }
 }
@@ -51,8 +51,8 @@ fn a_decode_step_copies_once_each_way() {
         let Copies { to_device, to_device_bytes, to_host, to_host_bytes, .. } = ctx.memory().copies() - before;
         assert_eq!((to_device, to_host), (1, 1), "step {steps}");
         if steps > 0 {
-            // For each sequence: token, position, table, two of its write, the row to sample from, and one page; then a
-            // token and its log-probability.
+            // Each sequence copies its token, position and table, two words for its write, the row to sample from and
+            // one page to the device, and a token and its log-probability to the host.
             assert_eq!((to_device_bytes, to_host_bytes), (4 * 4 * 7, 4 * 4 * 2), "step {steps}");
         }
         steps += 1;
@@ -60,15 +60,16 @@ fn a_decode_step_copies_once_each_way() {
     assert_eq!(steps, 12);
 }
 
-/// Also for truncated and penalised draws: their parameters are in the step's one copy.
+/// The same holds for truncated and penalised draws: their parameters are in the step's one copy.
 #[test]
 fn so_it_does_on_emulated_cuda_with_one_wait_and_as_many_launches_as_it_has_operations() {
     let Some(ctx) = emulated() else { return };
     let weights = qwen3(&ctx, 24, LAYERS, VOCAB);
-    // In a layer: a norm, q, k and v, their norms, rope, the write to pages, attention, its matmul; a norm, gate and
-    // up, their activation, down.
+    // Launches of a layer: a norm, q, k and v, their norms, rope, the write to pages, attention, its matmul; a norm,
+    // gate and up, their activation, down.
     const LAYER: u64 = 7 + 4;
-    // Embedding and the last norm, the rows that are drawn from, their logits, statistics, the draw.
+    // Launches of the other parts: embedding and the last norm; the rows that are drawn from, their logits, statistics,
+    // the draw.
     const OTHERS: u64 = 2 + 4;
     let (prompt_len, sequences) = (5, 4);
     let truncated = SamplingParams { top_k: 20, top_p: 0.9, repetition_penalty: 1.2, ..sampling() };
@@ -82,9 +83,9 @@ fn so_it_does_on_emulated_cuda_with_one_wait_and_as_many_launches_as_it_has_oper
             let before = ctx.memory().copies();
             engine.step(&weights).unwrap();
             let made = ctx.memory().copies() - before;
-            // Each sequence's own copy of the prompt's last page, when it begins.
+            // When the completions begin, each gets its own copy of the prompt's last page.
             let pages = if steps == 1 { (sequences * LAYERS) as u64 } else { 0 };
-            // As on the checked device, and how a token is drawn: 12 words and the tokens that are penalised.
+            // The rows are as on the checked device. The parameters of a draw are 12 words and the penalised tokens.
             let rows = if steps == 0 { 3 * 5 + 2 * 5 + 1 + 4 } else { 7 * sequences };
             let draws = sequences * (12 + penalised * (prompt_len + steps));
             let expected = Copies {

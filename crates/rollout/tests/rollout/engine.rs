@@ -1,4 +1,4 @@
-//! The engine's promises about one completion and about its pages.
+//! Properties of the engine that concern one completion, and its pages.
 
 use crate::*;
 use rollout::{Detokenize, Error, FinishReason};
@@ -53,7 +53,7 @@ fn a_completion_says_why_it_ended() {
     let end = text.find(&text[8..11]).unwrap() + 3;
     assert_eq!((&stopped.ids[..], stopped.finish_reason), (&whole.ids[..end], FinishReason::Stop));
 
-    // The context ends a completion too.
+    // The end of the context ends a completion, too.
     let mut short = poisoned(&ctx, &weights, roomy(12));
     let cut = one(&mut short, &weights, &prompts, sampling(20));
     assert_eq!((&cut.ids[..], cut.finish_reason), (&whole.ids[..7], FinishReason::Length));
@@ -64,7 +64,7 @@ fn requests_that_cannot_be_served_are_refused() {
     let (ctx, weights) = small();
     let mut engine = poisoned(&ctx, &weights, roomy(64));
     let message = |e: Error| e.to_string();
-    // A prompt that fills the context leaves no room for a token.
+    // A prompt that fills the context leaves no room for a sampled token.
     for len in [64, 70] {
         let long = requests(&[prompt(VOCAB, 0, len)], 1, sampling(5)).remove(0);
         let refused = message(engine.submit(long).unwrap_err());
@@ -73,7 +73,7 @@ fn requests_that_cannot_be_served_are_refused() {
     engine.submit(requests(&[prompt(VOCAB, 0, 63)], 1, sampling(5)).remove(0)).unwrap();
     let empty = requests(&[prompt(VOCAB, 0, 0)], 1, sampling(5)).remove(0);
     assert!(message(engine.submit(empty).unwrap_err()).contains("empty prompt"));
-    // Two pages for a sequence of 128 tokens, and one for the copy of a prompt's last.
+    // A sequence of 128 tokens needs two pages, and one more for the copy of a prompt's last page.
     for kv_blocks in [1, 2] {
         let config = EngineConfig { kv_blocks, ..roomy(128) };
         let refused = message(Engine::new(&ctx, &weights.config, config).err().unwrap());
@@ -82,7 +82,8 @@ fn requests_that_cannot_be_served_are_refused() {
     assert!(Engine::new(&ctx, &weights.config, EngineConfig { kv_blocks: 3, ..roomy(128) }).is_ok());
 }
 
-/// A refused request, or one that a kernel refuses in the middle, takes those with it that were accepted before it.
+/// If a request is refused, or a kernel fails on it midway, the requests accepted before it in the same call are
+/// dropped, too.
 #[test]
 fn a_failed_call_leaves_nothing() {
     let (ctx, weights) = small();
@@ -100,7 +101,7 @@ fn a_failed_call_leaves_nothing() {
     }
 }
 
-/// A prompt is computed in several steps, or, where it may not be cut, in one that has room for it.
+/// A prompt is computed in several steps, or, if it may not be split, in one step with enough rows.
 #[test]
 fn few_rows_of_a_step_change_nothing() {
     let (ctx, weights) = small();
@@ -136,7 +137,7 @@ fn all_pages_come_back() {
     }
 }
 
-/// Noise depends on seed, rollout, generation and token, not on other sequences.
+/// Random numbers depend on seed, group, completion and token, not on other sequences.
 #[test]
 fn noise_comes_from_identity() {
     let (ctx, weights) = small();
@@ -178,7 +179,7 @@ fn generate_by_steps<'a>(
 #[test]
 fn a_new_version_of_the_weights_is_used_at_once() {
     let (ctx, weights) = small();
-    // The same numbers under another version: computed again, to the same bits.
+    // The same numbers under another version are computed again, to the same bits.
     let mut published = qwen3(&ctx, 24, 2, VOCAB);
     published.publish();
     let prompts = [prompt(VOCAB, 0, 70), prompt(VOCAB, 1, 6)];
@@ -194,7 +195,7 @@ fn a_new_version_of_the_weights_is_used_at_once() {
     assert!(completions(&groups).all(|c| c.versions.is_sorted() && c.versions[0].0 == 0 && c.versions[9].0 == 1));
 }
 
-/// Other weights in the middle: keys and values of the older ones are not read any more.
+/// After the weights change midway, keys and values of the older weights are not read any more.
 #[test]
 fn keys_and_values_of_older_weights_are_computed_again() {
     let ctx = Context::cpu(Isa::best(), 1);
@@ -233,7 +234,7 @@ fn a_stop_leaves_an_engine_that_can_continue() {
     assert_eq!(bits(&again), bits(&whole));
 }
 
-/// Tokens that the model did not sample go in between; what it samples after them is conditioned on them.
+/// Tokens that the model did not sample are inserted, and the tokens that it samples after them depend on them.
 #[test]
 fn a_sequence_is_extended_with_foreign_tokens() {
     let (ctx, weights) = small();
@@ -264,7 +265,7 @@ fn a_sequence_is_extended_with_foreign_tokens() {
         (&[7, 8, 9][..], &[false, false, false, true][..])
     );
     assert_eq!(first.ids[..at], whole.ids[..at]);
-    // The trainer's log-probabilities, where the model sampled.
+    // The trainer's log-probabilities are compared where the model sampled.
     let trainer = scored(&ctx, (&weights).into(), &done, 1.0, Layout::Shared);
     let recorded: Vec<(f32, bool)> =
         completions(&done).flat_map(|c| c.logps().iter().copied().zip(c.sampled.iter().copied())).collect();
@@ -274,7 +275,7 @@ fn a_sequence_is_extended_with_foreign_tokens() {
     assert_eq!(engine.free_blocks(), engine.config().kv_blocks);
 }
 
-/// A caller may end a paused completion; it ended by its stop string.
+/// A caller may end a paused completion, which then counts as ended by its stop string.
 #[test]
 fn a_paused_sequence_may_end() {
     let (ctx, weights) = small();
@@ -318,7 +319,7 @@ fn recorded_log_probabilities_are_those_of_all_logits() {
     }
 }
 
-/// Greedy, from the token that begins a text: the documented story and its log-probabilities.
+/// Greedy sampling from the token that begins a text gives the documented story and its log-probabilities.
 #[test]
 fn the_pretrained_model_tells_its_story() {
     let ctx = Context::cpu(Isa::best(), 1);

@@ -1,5 +1,5 @@
-//! The parity test bites: the trainer's forward written out here gives the sampler's bits, and stops giving them with
-//! each of three faults that look harmless.
+//! Shows that the parity test finds faults: the trainer's forward pass, written out here, gives the sampler's bits, and
+//! no longer does with each of three faults that look harmless.
 
 #![allow(clippy::disallowed_methods)]
 
@@ -12,15 +12,15 @@ use model::weights::{Layer, Linear};
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Fault {
     None,
-    /// Vocabulary chunks of the log-sum-exp as large as three threads would make them.
+    /// The log-sum-exp uses vocabulary chunks that are as large as three threads would make them.
     ThreadDependentChunk,
-    /// Attention to the first page and to the rest apart, merged by their log-sum-exps (flash-decoding).
+    /// Attention to the first page and to the rest is computed separately, and merged by log-sum-exps (flash-decoding).
     MergedSoftmaxes,
-    /// The page that the prompt ends in the middle of belongs to all completions.
+    /// All completions share the page in which the prompt ends.
     SharedStraddlingBlock,
 }
 
-/// Which rows a batch has, on the device.
+/// The rows of a batch, on the device.
 struct Rows {
     positions: Tensor,
     tables_of_rows: Tensor,
@@ -47,7 +47,7 @@ impl Forward<'_> {
     fn u32s(&self, shape: &[usize], data: &[u32]) -> Tensor {
         Tensor::from_u32(self.ctx.memory(), shape, data)
     }
-    /// x + delta, and its norm.
+    /// Computes x + delta, and its norm.
     fn norm(&self, x: &Tensor, delta: Option<&Tensor>, weight: &Tensor) -> (Tensor, Tensor) {
         let (mut sum, mut y, mut rstd) = (self.zeros(x.shape()), self.zeros(x.shape()), self.zeros(&[self.t()]));
         let args = rmsnorm::Forward {
@@ -66,13 +66,13 @@ impl Forward<'_> {
         }
         (sum, y)
     }
-    /// y = x Wᵀ + b
+    /// Computes y = x Wᵀ + b.
     fn matmul(&self, w: &Linear, x: &Tensor, y: &mut Tensor) {
         let (bias, y) = (w.bias.as_ref().map(Tensor::view), y.view_mut());
         let args = linear::Forward { x: x.view(), w: &w.matrix, bias, y, accumulate: false };
         linear::forward(self.ctx, args).unwrap();
     }
-    /// One layer: the residual stream without the last matmul, and that matmul.
+    /// Computes one layer. Returns the residual stream without the last matmul, and the result of that matmul.
     fn layer(&self, w: &Layer, x: &Tensor, delta: Option<&Tensor>, rows: &Rows) -> (Tensor, Tensor) {
         let (c, t) = (self.config, self.t());
         let (x, normed) = self.norm(x, delta, w.attention_norm.as_ref().unwrap());
@@ -144,7 +144,8 @@ impl Forward<'_> {
             forward(rows.positions.view(), rows.tables.view(), out.view_mut(), lse.view_mut());
             return out;
         }
-        // Keys of the first page, then keys of the others (nonsense for rows that see only the first).
+        // Rows see keys of the first page, then keys of the other pages (nonsense for rows that see only the first
+        // page).
         let shifted = |f: &dyn Fn(u32) -> u32| -> Tensor {
             self.u32s(&[self.t()], &self.batch.positions.iter().map(|&p| f(p)).collect::<Vec<_>>())
         };

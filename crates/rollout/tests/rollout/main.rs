@@ -21,7 +21,7 @@ fn qwen3(ctx: &Context, hidden: usize, layers: usize, vocab: usize) -> Weights {
     qwen3_of(ctx, hidden, layers, vocab, 24)
 }
 
-/// The same with heads of another size.
+/// The same weights with heads of size `head_dim`.
 fn qwen3_of(ctx: &Context, hidden: usize, layers: usize, vocab: usize, head_dim: usize) -> Weights {
     let json = format!(
         r#"{{"model_type": "qwen3", "architectures": ["Qwen3ForCausalLM"], "hidden_act": "silu",
@@ -35,7 +35,7 @@ fn qwen3_of(ctx: &Context, hidden: usize, layers: usize, vocab: usize, head_dim:
     Weights::random(ctx.memory(), &config, 7).unwrap()
 }
 
-/// The same with a low-rank adapter on some parts of its fused matmuls.
+/// The same weights with a low-rank adapter on some parts of the fused matmuls.
 fn adapted(ctx: &Context) -> AdaptedWeights {
     use model::io::{TensorSink, TensorSource};
     use model::weights::{Named, NamedMut};
@@ -53,7 +53,7 @@ fn adapted(ctx: &Context) -> AdaptedWeights {
     AdaptedWeights::new(ctx.memory(), weights, Some(adapter))
 }
 
-/// The same numbers, rounded, for computing in bf16.
+/// The same weights, rounded to compute in bf16.
 fn in_bf16(ctx: &Context, weights: &Weights) -> Weights {
     use model::io::{TensorSink, TensorSource};
     let config = ModelConfig { compute: kernels::DType::Bf16, ..(*weights.config).clone() };
@@ -64,14 +64,14 @@ fn in_bf16(ctx: &Context, weights: &Weights) -> Weights {
     narrow
 }
 
-/// The pretrained model of `../shared`, where it is.
+/// The pretrained model of `../shared`, if it is there.
 fn stories(ctx: &Context) -> Option<Weights> {
     let folder = testing::shared("models/stories260k")?;
     let config = Arc::new(ModelConfig::load(&folder.join("config.json")).unwrap());
     Some(Weights::load(ctx.memory(), &folder, &config).unwrap())
 }
 
-/// CUDA kernels that the CPU runs, where a C++ compiler is.
+/// A context in which the CPU runs the CUDA kernels, if there is a C++ compiler.
 fn emulated() -> Option<Context> {
     Context::cuda_emulated().map_or_else(|why| testing::skip(&why.to_string()), Some)
 }
@@ -80,7 +80,7 @@ fn portable() -> Context {
     Context::cpu(Isa::PORTABLE, 1)
 }
 
-/// A prompt of `len` ids, its own for each `number`.
+/// A prompt of `len` ids, which differ for each `number`.
 fn prompt(vocab: usize, number: usize, len: usize) -> Arc<Prompt> {
     Prompt::new((0..len).map(|i| ((i * 37 + number * 101 + i * i * number + 3) % vocab) as u32).collect::<Vec<_>>())
 }
@@ -94,12 +94,12 @@ fn requests(prompts: &[Arc<Prompt>], num_generations: usize, sampling: SamplingP
     prompts.iter().enumerate().map(request).collect()
 }
 
-/// Room for everything.
+/// A configuration with room for all tests' sequences.
 fn roomy(max_model_len: usize) -> EngineConfig {
     EngineConfig { max_batched_tokens: 512, ..EngineConfig::new(64, max_model_len) }
 }
 
-/// An engine whose pages hold NaN.
+/// An engine with all KV-cache pages filled with NaN.
 fn poisoned(ctx: &Context, weights: &Weights, config: EngineConfig) -> Engine {
     let mut engine = Engine::new(ctx, &weights.config, config).unwrap();
     engine.fill_pages(f32::NAN);

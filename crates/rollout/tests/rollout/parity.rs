@@ -1,16 +1,16 @@
-//! Lockstep: the bits that the sampler recorded are the bits that the trainer computes, whatever either of them does at
-//! the same time.
+//! The bits that the sampler records are the bits that the trainer computes, whatever else each of them computes at the
+//! same time.
 
 use crate::*;
 use kernels::check::with_flush_to_zero;
 
-/// The requests and the engine's size.
+/// The requests of a test, and the engine's size.
 struct Load {
     prompts: Vec<Arc<Prompt>>,
     generations: usize,
     max_new_tokens: usize,
     max_model_len: usize,
-    /// Pages that do not suffice for all.
+    /// A number of pages that does not suffice for all sequences.
     few_blocks: usize,
 }
 
@@ -27,8 +27,8 @@ impl Load {
     }
 }
 
-/// Generates with every engine, scores with every trainer, and compares all of it to the first. Returns the tokens
-/// compared.
+/// Generates with every engine, scores with every trainer, and compares all results with the first. Returns the number
+/// of compared tokens.
 fn matrix<'a>(
     model: impl Into<ModelView<'a>>,
     load: &Load,

@@ -16,7 +16,7 @@ pub(crate) fn caching(max_model_len: usize) -> EngineConfig {
     EngineConfig { prefix_caching: true, ..roomy(max_model_len) }
 }
 
-/// Steps until nothing runs or waits; the groups, by their numbers.
+/// Runs steps until no sequence runs or waits. Returns the groups in the order of their numbers.
 pub(crate) fn run<'a>(engine: &mut Engine, models: impl Into<Models<'a>>) -> Vec<RolloutGroup> {
     let models = models.into();
     let mut groups = Vec::new();
@@ -68,8 +68,8 @@ fn tokens_are_seen_as_they_are_drawn() {
     assert!(engine.drawn().is_empty());
 }
 
-/// At every step of a load that preempts, shares and pauses, a cancelled request leaves nothing, and the bits of others
-/// do not change.
+/// A request that is cancelled at any step of a load that preempts, shares and pauses leaves nothing behind, and does
+/// not change the bits of others.
 #[test]
 fn cancelling_at_any_step_gives_every_page_back() {
     let (ctx, weights) = small();
@@ -107,7 +107,7 @@ fn cancelling_at_any_step_gives_every_page_back() {
     }
 }
 
-/// Weights with an adapter like that of [`adapted`], other numbers for each seed, counted as this version.
+/// Weights with an adapter like that of [`adapted`], with other numbers for each seed, as version `version`.
 pub(crate) fn adapter(ctx: &Context, seed: u64, version: u64) -> Adapter {
     use model::io::{TensorSink, TensorSource};
     use model::weights::{Named, NamedMut};
@@ -160,12 +160,12 @@ fn every_sequence_has_its_own_adapter_and_version() {
             }
             let groups = run(&mut engine, models);
             assert!(bits(&groups) == bits(&alone), "{isa:?} {config:?}");
-            // Tokens tell the version of what was trained.
+            // Each token records the version of the trained part of its weights.
             let versions: Vec<u64> = groups.iter().map(|group| group.completions[0].versions[0].0).collect();
             assert_eq!(versions, [1, 2, 3, 2, 0, 1, 2, 3, 2, 0]);
         }
 
-        // A new version of one adapter takes nothing from the others; what is missing is named.
+        // A new version of one adapter does not affect the others; an error names missing weights.
         let mut engine = poisoned(&ctx, &base, caching(96));
         let lost = Request { model: Some(of(8, 1)), ..request(50, &shared, 1, sampling(3)) };
         let lost = engine.submit(lost).unwrap();
@@ -235,7 +235,7 @@ fn whole_models_of_several_versions_are_in_flight() {
         groups.extend(engine.step(models).unwrap());
     }
     assert_eq!(groups, expected);
-    // The old weights are gone while a request still names them.
+    // The old weights are not passed to the step any more, while a request still names them.
     engine.submit(Request { model: version(0), ..request(0, &prompts[0], 1, sampling(10)) }).unwrap();
     let error = engine.step(&new).unwrap_err().to_string();
     assert!(error.contains("version 0 of the weights"), "{error}");
@@ -244,7 +244,7 @@ fn whole_models_of_several_versions_are_in_flight() {
     assert!(engine.step(models).unwrap_err().to_string().contains("no current ones"));
 }
 
-/// A prefix that another request computed is not computed again.
+/// A prefix that one request computed is not computed again for another request.
 #[test]
 fn a_shared_prefix_is_computed_once() {
     let (ctx, weights) = small();
@@ -254,7 +254,7 @@ fn a_shared_prefix_is_computed_once() {
     let one = |config: EngineConfig, others: usize| {
         let mut engine = poisoned(&ctx, &weights, config);
         let mut groups = Vec::new();
-        // One after the other, with strangers in between, then all at once.
+        // The requests run one after the other with unrelated ones in between, then all at once.
         for (i, shared) in prompts.iter().enumerate() {
             engine.submit(request(i as u64, shared, 2, sampling(8))).unwrap();
             groups.extend(run(&mut engine, &weights));
@@ -274,13 +274,13 @@ fn a_shared_prefix_is_computed_once() {
     // too, so that the second round finds no more.
     assert_eq!((cold.cached_tokens, warm.cached_tokens), (0, 9 * 128));
     assert_eq!(cold.computed_tokens - warm.computed_tokens, 9 * 128);
-    // Where pages are few, the least recently used are given away, and computed again to the same bits.
+    // If pages are few, the least recently used are evicted, and recomputed to the same bits.
     let (few, counters) = one(EngineConfig { kv_blocks: 5, ..caching(256) }, 250);
     assert_eq!(few, plain);
     assert!(counters.cached_tokens < warm.cached_tokens, "{counters:?}");
 }
 
-/// Plays `turns` turns of a conversation, of which each is paused at its end and extended by what the user says.
+/// Plays `turns` turns of a conversation. Each turn is paused at its end and extended by the user's tokens.
 pub(crate) fn conversation(engine: &mut Engine, weights: &Weights, turns: usize) -> (RolloutGroup, Vec<Counters>) {
     let mut counters = vec![engine.counters()];
     let mut turn = 0;
@@ -307,12 +307,12 @@ pub(crate) fn conversation(engine: &mut Engine, weights: &Weights, turns: usize)
     }
 }
 
-/// A turn computes only tokens since the last one; its bits are those of a prefill of everything.
+/// A turn computes only the tokens since the last turn, with the bits of a prefill of the whole conversation.
 #[test]
 fn a_turn_computes_only_its_new_tokens() {
     let (ctx, weights) = small();
     const TURNS: usize = 8;
-    // Any of many ids ends a turn, so that all have some tokens.
+    // Many ids end a turn, so that turns have a few tokens each.
     let stop_ids: Vec<u32> = (0..VOCAB as u32).filter(|id| id % 7 == 0).collect();
     let talk = SamplingParams { stop_ids, ..sampling(400) };
     let first = prompt(VOCAB, 0, 30);
@@ -327,17 +327,17 @@ fn a_turn_computes_only_its_new_tokens() {
     let c = &group.completions[0];
     let inserted = c.sampled.iter().filter(|&&sampled| !sampled).count();
     assert_eq!((inserted, counters.len()), (20 * (TURNS - 1), TURNS + 1));
-    // All but the last token, each once.
+    // Each token except the last was computed once.
     let total = first.ids.len() + c.ids.len() - 1;
     assert_eq!(counters.last().unwrap().computed_tokens as usize, total);
-    // The trainer computes everything at once.
+    // The trainer computes the whole conversation at once.
     let trainer = scored(&ctx, (&weights).into(), std::slice::from_ref(&group), 1.0, Layout::Shared);
     for ((trainer, recorded), sampled) in trainer.iter().zip(c.logps()).zip(&c.sampled) {
         assert_eq!(if *sampled { trainer.to_bits() } else { 0 }, recorded.to_bits());
     }
     assert_eq!(engine.free_blocks(), engine.config().kv_blocks);
 
-    // Other sequences need the pages of the paused one: it loses them, and has the same bits.
+    // Other sequences need the pages of the paused one: it loses them, and still gets the same bits.
     let mut engine = poisoned(&ctx, &weights, EngineConfig { kv_blocks: 9, ..roomy(512) });
     submit(&mut engine);
     let mut crowded = None;
@@ -362,7 +362,7 @@ fn a_turn_computes_only_its_new_tokens() {
     assert!(engine.counters().computed_tokens as usize > total + TURNS * 500, "it computed its turns again");
     assert_eq!(crowded.unwrap(), group);
 
-    // A client that sends everything again at each turn finds it in the cache.
+    // A client that sends the whole conversation again at each turn finds it in the prefix cache.
     let mut engine = poisoned(&ctx, &weights, caching(512));
     let whole = [&first.ids[..], &c.ids].concat();
     let starts: Vec<usize> = (1..c.sampled.len()).filter(|&i| c.sampled[i] && !c.sampled[i - 1]).collect();
@@ -379,7 +379,7 @@ fn a_turn_computes_only_its_new_tokens() {
     }
 }
 
-/// Entropies are those of the trainer's forward pass, bit for bit; asking for them changes nothing else.
+/// Entropies equal those of the trainer's forward pass, bit for bit; requesting them changes nothing else.
 #[test]
 fn entropies_are_the_trainer_s() {
     let (ctx, weights) = small();
@@ -405,7 +405,7 @@ fn entropies_are_the_trainer_s() {
     assert_eq!(compared, 2 * 20 * 6);
 }
 
-/// What is reported of prompts and of alternatives comes from the head that the trainer has.
+/// Log-probabilities of prompts and of alternatives come from the same head as in the trainer.
 #[test]
 fn prompt_and_alternative_log_probabilities_are_the_head_s() {
     let (ctx, weights) = small();
@@ -415,13 +415,13 @@ fn prompt_and_alternative_log_probabilities_are_the_head_s() {
     let mut all = Vec::new();
     for config in [roomy(128), narrow] {
         let mut engine = poisoned(&ctx, &weights, config);
-        // Others have computed the prompt already, and want nothing of it.
+        // Other requests have computed the prompt already, without prompt log-probabilities.
         engine.generate(&weights, requests(&prompts, 1, sampling(3))).unwrap();
         all.push(engine.generate(&weights, requests(&prompts, 2, wanted.clone())).unwrap());
     }
     assert_eq!(all[0], all[1]);
     for group in &all[0] {
-        // The trainer, given all but the first token of the prompt as a completion.
+        // The trainer scores all but the first token of the prompt as a completion.
         let rest = group.prompt.ids[1..].to_vec();
         let as_completion = Completion {
             generation: 0,

@@ -1,12 +1,12 @@
-//! Tokens that are guessed and verified together, by whoever guesses them. None of it changes a bit.
+//! Draft tokens from the engine and from callers, which are verified together. They change no bit.
 
 use crate::engine::{Letters, VOCAB, sampling, small};
 use crate::serving::{adapter, caching, conversation, request, run};
 use crate::*;
 use rollout::{AdapterVersion, Drawn, ModelVersion, Models, Speculative};
 
-/// The engine's own guesses, wanted or forced, change counters alone: with noise and without, penalties, truncation,
-/// stops, entropies and alternatives, few pages and rows.
+/// The engine's own draft tokens, automatic or forced, change only counters: with and without random sampling, with
+/// penalties, truncation, stops, entropies and alternatives, and with few pages and rows.
 #[test]
 fn the_engines_own_guesses_change_no_bit() {
     let (ctx, weights) = small();
@@ -36,19 +36,20 @@ fn the_engines_own_guesses_change_no_bit() {
             assert!(groups == expected, "{i}, {speculative:?}");
             assert!(counters.accepted_tokens <= counters.drafted_tokens, "{counters:?}");
             assert!(generate(sampling, few.clone(), speculative).0 == expected, "{i}, {speculative:?}: few pages");
-            // How much is worth its rows is measured: for so small a model hardly anything is.
+            // Whether draft tokens are worth their rows is measured; for so small a model they hardly ever are.
             let least = if speculative == Speculative::Auto { 0 } else { 20 };
             assert!(i > 1 || counters.drafted_tokens > least, "{i}, {speculative:?}: {counters:?}");
-            // Greedy text of a small model repeats itself, and that is guessed.
+            // The greedy text of a small model repeats itself, so it can be guessed.
             assert!(i > 0 || counters.accepted_tokens > least, "{speculative:?}: {counters:?}");
         }
     }
 }
 
-/// The tokens that are guessed to follow one.
+/// Returns the tokens that are guessed to follow a drawn token.
 type Guess<'a> = &'a dyn Fn(&Drawn) -> Vec<u32>;
 
-/// Right guesses are taken together, wrong ones cost their rows; what is drawn, and where it stops, stays the same.
+/// Right guesses are accepted together, and wrong ones cost only their rows; the tokens that are drawn, and where they
+/// stop, stay the same.
 #[test]
 fn guesses_change_the_number_of_steps_alone() {
     let (ctx, weights) = small();
@@ -94,7 +95,7 @@ fn guesses_change_the_number_of_steps_alone() {
         assert!(groups == expected && steps <= most, "{i}: {steps}");
         assert!(generate(&plain, few.clone(), guess).0 == expected, "{i}, few pages and rows");
     }
-    // A stop in the middle of what was guessed right.
+    // The stop is in the middle of draft tokens that were right.
     let stop = expected[0].completions[0].ids[17];
     let stopping = SamplingParams { stop_ids: vec![stop], ..plain.clone() };
     let (cut, _) = generate(&stopping, roomy(128), &|_| Vec::new());
@@ -102,7 +103,8 @@ fn guesses_change_the_number_of_steps_alone() {
     assert_eq!(generate(&stopping, roomy(128), &too_long).0, cut);
 }
 
-/// Guesses beside stop strings, adapters of several versions, weights that change, and turns; with room and without.
+/// Draft tokens together with stop strings, adapters of several versions, changing weights and turns, with much and
+/// with little room.
 #[test]
 fn guesses_live_with_everything_else() {
     let (ctx, weights) = small();
@@ -117,7 +119,7 @@ fn guesses_live_with_everything_else() {
     let greedy = SamplingParams { temperature: 0.0, ..sampling(60) };
     let prompts = [prompt(VOCAB, 0, 60), prompt(VOCAB, 1, 5)];
 
-    // A text that ends a completion in the middle of what was guessed.
+    // A stop string that ends a completion in the middle of draft tokens.
     let text = {
         let groups = with(roomy(128), Speculative::Off).generate(&weights, requests(&prompts, 1, greedy.clone()));
         rollout::Detokenize::decode(&Letters, &groups.unwrap()[0].completions[0].ids[20..23])
@@ -130,7 +132,7 @@ fn guesses_live_with_everything_else() {
     assert!(stopped.iter().flatten().all(|groups| *groups == stopped[0][0]));
     assert_eq!(stopped[0][0][0].completions[0].finish_reason, rollout::FinishReason::Stop);
 
-    // Adapters, of which one gets another version while its completion is written.
+    // One of these adapters gets another version while its completion is generated.
     let named = [(7, 1), (7, 2), (9, 1)];
     let ctx101 = Context::cpu(Isa::best(), 1);
     let base = qwen3(&ctx101, 64, 2, 101);
@@ -149,7 +151,7 @@ fn guesses_live_with_everything_else() {
                 request(i as u64, &prompt(101, i, 20), 2, SamplingParams { max_new_tokens: 40, ..greedy.clone() });
             engine.submit(Request { model: Some(of(id, version)), ..wanted }).unwrap();
         }
-        // At a token, not at a step: with guesses a step is of several.
+        // The weights change at a token, not at a step, because a step with draft tokens may draw several tokens.
         let (mut groups, mut changed) = (Vec::new(), false);
         while !engine.is_idle() {
             groups.extend(engine.step(models).unwrap());
@@ -165,7 +167,7 @@ fn guesses_live_with_everything_else() {
     assert!(adapted.iter().all(|groups| *groups == adapted[0]));
     assert!(adapted[0][0].completions[0].versions.ends_with(&[Updates(2); 30]));
 
-    // Turns: what is said between them is not guessed, and guesses across an end are dropped.
+    // Turns: the tokens inserted between them are not guessed, and draft tokens beyond the end of a turn are dropped.
     let stop_ids: Vec<u32> = (0..VOCAB as u32).filter(|id| id % 7 == 0).collect();
     let talk = SamplingParams { stop_ids, temperature: 0.6, ..sampling(400) };
     let turns = ways.map(|way| {
@@ -179,12 +181,12 @@ fn guesses_live_with_everything_else() {
     assert!(turns.iter().all(|(group, _)| *group == turns[0].0) && turns[2].1 > 0);
 }
 
-/// What was said after a prompt is guessed when it comes again, also by another engine that was told; whatever it is
-/// told, the bits are the same.
+/// The completion of an earlier request is guessed when its prompt comes again, also by another engine that got the
+/// earlier texts. Whatever texts that engine gets, the bits stay the same.
 #[test]
 fn what_was_said_before_is_guessed_again() {
     let (ctx, weights) = small();
-    // Noise, so that no text repeats itself; and the noise of the same numbers, so that it comes again.
+    // Random sampling, so that no text repeats itself; with the same random numbers, so that the same text comes again.
     let prompts = [prompt(VOCAB, 0, 60), prompt(VOCAB, 1, 7)];
     let always = EngineConfig { speculative: Speculative::Always(4), ..roomy(128) };
     let all = |engine: &mut Engine| {
@@ -198,7 +200,7 @@ fn what_was_said_before_is_guessed_again() {
     let (first, cold) = all(&mut engine);
     let (again, warm) = all(&mut engine);
     assert!(first == expected && again == expected);
-    // Of each group one completion is kept.
+    // One completion of each group is kept.
     assert!(warm.accepted_tokens > cold.accepted_tokens + 60, "{cold:?}\n{warm:?}");
     assert!(warm.decode_passes < cold.decode_passes && warm.decoded_tokens + 4 >= cold.decoded_tokens);
     let bytes = engine.drafts();
@@ -211,11 +213,11 @@ fn what_was_said_before_is_guessed_again() {
     };
     assert_eq!(told(&bytes), warm.accepted_tokens);
     assert!(told(&[]) < warm.accepted_tokens && told(&bytes[..bytes.len() / 2]) < warm.accepted_tokens);
-    // Ids that the model does not have are not taken.
+    // Ids outside the vocabulary are not accepted.
     let mut spoiled = bytes.clone();
     spoiled.chunks_exact_mut(4).skip(4).step_by(9).for_each(|word| word.fill(0xff));
     told(&spoiled);
-    // Engines that guess nothing keep nothing.
+    // Engines without speculative decoding keep no texts.
     let mut off = poisoned(&ctx, &weights, roomy(128));
     off.restore_drafts(&bytes);
     all(&mut off);

@@ -107,11 +107,11 @@ pub fn compute(matrix: &RewardMatrix, scale: ScaleRewards) -> Advantages {
         zero_std.add(group.len(), exact(std, compared));
         advantages.extend(group.iter().map(|reward| match (reward, scale, std) {
             (None, ..) => 0.0,
-            // Their mean is rounded, and the difference could be about 1e-17 instead of 0.
+            // The rounded mean of equal rewards may differ from them by about 1e-17, and so would the advantage.
             _ if equal => 0.0,
             (Some(r), ScaleRewards::None, _) => r - mean,
             (Some(r), _, Some(std)) => (r - mean) / (std + SMALL),
-            // One scored sample has no standard deviation: TRL's NaN becomes 0.
+            // A group with only one scored sample has no standard deviation: TRL's NaN becomes 0.
             (Some(_), _, None) => 0.0,
         }));
     }

@@ -115,7 +115,8 @@ mod tests {
     fn a_batch_of_two_groups_by_hand() {
         let row = |group, reward| (group, 1, steps(&[(0, reward)]), Some(reward));
         let rows = [row(3, 1.0), row(3, 0.0), row(4, 0.0), row(4, 4.0)];
-        // {1, 0, 0, 4}: mean 1.25, squares 10.75; the means of the groups are 0.5 and 2.
+        // The rewards of the batch {1, 0, 0, 4} have mean 1.25 and squared deviations that sum to 10.75; the groups
+        // have the means 0.5 and 2.
         let s = (10.75f64 / 3.0).sqrt() + 1e-4;
         let expected = [0.5, -0.5, -2.0, 2.0].map(|r| tokens(&[r / s]));
         assert_eq!(of(&rows, ScaleRewards::Batch), expected);

@@ -31,7 +31,7 @@ fn metric(a: &Advantages, name: &str) -> Option<f64> {
 
 #[test]
 fn by_hand() {
-    // Groups (1, 3) and (2, 2): means 2, 2; deviations √2, 0; of the batch √(2/3).
+    // Groups (1, 3) and (2, 2) have the means 2 and 2 and the deviations √2 and 0; the batch's deviation is √(2/3).
     let m = one_function(&[Some(1.0), Some(3.0), Some(2.0), Some(2.0)], 2);
     let (group, batch) = (2f64.sqrt() + 1e-4, (2.0 / 3.0f64).sqrt() + 1e-4);
     close(&compute(&m, ScaleRewards::Group).advantages, &[-1.0 / group, 1.0 / group, 0.0, 0.0]);
@@ -68,7 +68,7 @@ fn nothing_to_compare_gives_zero() {
     close(&alone.advantages, &[0.0, 0.0]);
 }
 
-/// A sample of these tokens: log π_old 0, so that the KL estimate k of a token is −log π_ref.
+/// A sample with these KL estimates: log π_old is 0, so that the estimate k of a token is −log π_ref.
 fn sample(kl: &[f32], mask: &[bool]) -> Sample {
     let mut sample = Sample::supervised(model::Prompt::new([]), vec![0; kl.len()]);
     sample.loss_mask = mask.to_vec();
@@ -79,7 +79,7 @@ fn sample(kl: &[f32], mask: &[bool]) -> Sample {
 
 #[test]
 fn gdpo_by_hand() {
-    // Two functions, one group each of (0, 2) and (4, 4): deviations √2 and 0, so only the first counts.
+    // Two functions score one group (0, 2) and (4, 4): the deviations are √2 and 0, so only the first function counts.
     let rows = [[Some(0.0), Some(4.0)], [Some(2.0), Some(4.0)]];
     let a = gdpo::compute(&matrix(&rows, 2, [1.0, 3.0]));
     let one = 1.0 / (2f64.sqrt() + SMALL); // normalised, mean 0
@@ -108,19 +108,19 @@ fn rloo_by_hand() {
     let a = rloo::compute(&rewards, &samples, &RlooRewards { beta: 0.0, ..plain });
     close(&a.advantages, &[1.0 - 4.0, 2.0 - 3.5, 6.0 - 1.5, 0.0]);
     assert!(a.metrics.iter().all(|(name, _)| name != "kl"));
-    // With KL sums 1, 1, 0 at β = 1: rewards 0, 1, 6.
+    // KL sums of 1, 1 and 0 with β = 1 turn the rewards into 0, 1 and 6.
     let a = rloo::compute(&rewards, &samples, &RlooRewards { beta: 1.0, ..plain });
     close(&a.advantages, &[0.0 - 3.5, 1.0 - 3.0, 6.0 - 0.5, 0.0]);
     assert_eq!(metric(&a, "kl"), Some(0.5));
     assert_eq!(metric(&a, "reward"), Some(3.0), "the penalty is not in the logged reward");
-    // Clipped to 1.5 .. 4 before.
+    // Rewards are clipped to [1.5, 4] before the baseline is subtracted.
     let clip = RlooRewards { beta: 0.0, reward_clip_range: Some([1.5, 4.0]), ..plain };
     let a = rloo::compute(&rewards, &samples, &clip);
     close(&a.advantages, &[1.5 - 3.0, 2.0 - 2.75, 4.0 - 1.75, 0.0]);
     let a = rloo::compute(&rewards, &samples, &RlooRewards { normalize_advantages: true, beta: 0.0, ..plain });
     let std = ((9.0 + 2.25 + 20.25) / 2.0f64).sqrt() + SMALL;
     close(&a.advantages, &[-3.0 / std, -1.5 / std, 4.5 / std, 0.0]);
-    // Alone in its group, there is nothing to compare with.
+    // A sample that is alone in its group has no other sample to be compared with.
     let a = rloo::compute(&one_function(&[Some(5.0), None], 2), &samples[..2], &plain);
     close(&a.advantages, &[0.0, 0.0]);
     let a = rloo::compute(&one_function(&[Some(5.0), Some(2.0)], 1), &samples[..2], &plain);
@@ -133,7 +133,7 @@ fn reinforce_plus_plus_by_hand() {
     let samples =
         [sample(&[1.0, 2.0, 4.0], &[true, false, true]), sample(&[1.0], &[true]), sample(&[0.0, 0.0], &[true, true])];
     let masks: Vec<Vec<bool>> = samples.iter().map(|s| s.loss_mask.clone()).collect();
-    // Before the division, by hand: tokens 1 − 0.1·5, 1 − 0.1·4, −1, −1.
+    // The advantages of tokens before the division, by hand: 1 − 0.1·5, 1 − 0.1·4, −1, −1.
     let a = reinforce_plus_plus::compute(&rewards(1), &samples, &masks, 0.1, Baseline::Batch);
     let tokens = [0.5, 0.6, -1.0, -1.0f64];
     let mean = tokens.iter().sum::<f64>() / 4.0;
@@ -148,13 +148,13 @@ fn reinforce_plus_plus_by_hand() {
     close(a.advantages[2].at(1), -1.0);
     assert_eq!(metric(&a, "kl"), Some((1.0 + 4.0 + 1.0) / 5.0));
 
-    // With the group's mean as baseline, and no KL in the reward: 1 and −1 against 0.
+    // With the group's mean as baseline the KL is not in the reward: advantages are 1 and −1 around 0.
     let a = reinforce_plus_plus::compute(&rewards(3), &samples, &masks, 0.1, Baseline::Group);
     assert_eq!(a.advantages[0], Advantage::Tokens(vec![1.0, 0.0, 1.0]));
     assert_eq!(a.advantages[2], Advantage::Tokens(vec![-1.0, -1.0]));
     assert!(a.metrics.iter().all(|(name, _)| name != "kl"), "it is the loss that reports it");
 
-    // All rewards equal: no deviation, no advantage, nothing that is not a number.
+    // Equal rewards have deviation 0: all advantages are 0, and none is NaN.
     let same = one_function(&[Some(1.0), Some(1.0), Some(1.0)], 1);
     let a = reinforce_plus_plus::compute(&same, &samples, &masks, 0.0, Baseline::Batch);
     assert!(a.advantages.iter().all(|a| (0..1).all(|t| a.at(t) == 0.0)));
@@ -192,12 +192,13 @@ fn nan_is_not_a_score() {
     let all = compute(&one_function(&[Some(f64::NAN), Some(f64::NAN)], 2), ScaleRewards::Group);
     close(&all.advantages, &[0.0, 0.0]);
     assert_eq!((metric(&all, "reward"), all.rewards), (None, vec![None, None]));
-    // An infinite score is not missing: it must show.
+    // An infinite score is not missing: it must show in the advantages.
     let infinite = compute(&one_function(&[Some(f64::INFINITY), Some(0.0)], 2), ScaleRewards::Group);
     assert!(infinite.advantages[0].at(0).is_nan());
 }
 
-/// Eight times 0.1 over 8 is not 0.1: equal rewards give exactly 0, and others keep every bit.
+/// Eight times 0.1, summed and divided by 8, is not 0.1. Groups of equal rewards still get exactly 0, and the
+/// advantages of other groups keep every bit.
 #[test]
 fn equal_rewards_have_no_advantage_at_all() {
     let row = |group, reward| RewardRow { group: GroupId(group), scores: vec![reward] };
@@ -222,7 +223,8 @@ fn equal_rewards_have_no_advantage_at_all() {
     assert_eq!(compute(&matrix, ScaleRewards::Group).advantages[..8], zeros);
     let infinite = compute(&groups(f64::INFINITY), ScaleRewards::None).advantages;
     assert!(infinite[..8].iter().all(|a| a.mean().is_some_and(f64::is_nan)), "{infinite:?}");
-    // Normalised over the batch, rounding is kept: it moves the others' mean.
+    // If advantages are normalised over the batch, rounding errors stay, because an exact 0 would move the mean of the
+    // other advantages.
     let normalised = RlooRewards { normalize_advantages: true, ..plain };
     let found = rloo::compute(&groups(0.1), &samples, &normalised).advantages;
     assert!(found[..8].iter().all(|a| *a != Advantage::Sequence(0.0)), "{found:?}");

@@ -11,7 +11,7 @@ pub struct TokenRewards {
     /// Mean KL divergence to the reference model per completion, in nats; none if no completion has a score and a token
     /// in the loss.
     pub kl: Option<f64>,
-    /// TRL's `objective/` metrics, without those of nothing.
+    /// TRL's `objective/` metrics. A metric without a value to average is left out.
     pub metrics: Vec<(&'static str, f64)>,
 }
 
@@ -104,7 +104,7 @@ mod tests {
 
     #[test]
     fn means_of_a_generation_by_hand() {
-        // Divergences 0.5 − 0.25 and 1; the third completion has no score.
+        // The divergences are 0.5 − 0.25 and 1; the third completion has no score.
         let samples = [([-1.0, -2.0], [-1.5, -1.75]), ([-0.5, -1.0], [-1.5, -1.0]), ([-9.0, -9.0], [-1.0, -1.0])];
         let samples = samples.map(|(logps, reference)| sample(logps, reference));
         let of = rewards_of_samples(KlEstimator::K1, 0.5, &samples, &[Some(3.0), Some(1.0), None], &[]);

@@ -31,7 +31,7 @@ fn lambda_1_is_monte_carlo_and_lambda_0_is_the_one_step_error() {
     }
     let e = estimate(gamma, 0.0, &rewards, &values, &vec![true; n]);
     close(&e.advantages, &(0..n).map(|t| rewards[t] + gamma * after(t) - values[t]).collect::<Vec<_>>());
-    // γ = 0: only the token's own reward.
+    // With γ = 0, a token's return is its own reward.
     close(&estimate(0.0, 0.7, &rewards, &values, &vec![true; n]).returns, &rewards);
 }
 
@@ -56,7 +56,8 @@ fn the_score_is_at_the_last_token_and_kl_at_each() {
     close(&token_rewards(0.1, &k1, 2.0, &mask), &[-0.05, 0.1, 0.0, 2.0]);
     let k3 = kl(KlEstimator::K3, &logps, &reference, &mask);
     close(&k3, &[(-0.5f64).exp() - 0.5, 1f64.exp() - 2.0, 0.0, 0.0]);
-    // Cut before a token outside the mask: the score goes to the last that the model chose.
+    // The completion was truncated before a token outside the mask: the score goes to the last token that the model
+    // sampled.
     close(&token_rewards(0.0, &[1.0, 1.0], 3.0, &[true, false]), &[3.0, 0.0]);
     assert!(token_rewards(0.1, &[], 3.0, &[]).is_empty());
     close(&token_rewards(0.1, &[1.0], 3.0, &[false]), &[0.0]);
@@ -67,7 +68,7 @@ fn the_score_is_at_the_last_token_and_kl_at_each() {
 fn whitened_tokens_have_variance_1() {
     let masks = vec![vec![true, false, true], vec![], vec![true, true]];
     let rows = vec![vec![1.0, f64::NAN, 2.0], vec![], vec![3.0, 6.0]];
-    // Mean 3, squares 4 + 1 + 0 + 9, variance 14 / 3.
+    // The numbers have mean 3 and squared deviations 4 + 1 + 0 + 9, so their variance is 14 / 3.
     let scale = 1.0 / (14.0f64 / 3.0 + 1e-8).sqrt();
     let mut shifted = rows.clone();
     whiten(&mut shifted, &masks, true);
@@ -120,7 +121,7 @@ fn rewards_of_steps_by_hand() {
         ..Sample::supervised(prompt.clone(), vec![7, 8, 9])
     };
     let samples = [sample([-1.0; 3], [-1.5, -1.0, -0.5]), sample([-1.0; 3], [-1.0; 3])];
-    // One step ends at the first token and one at the second; −0.25 is of the whole.
+    // One step ends at the first token and one at the second; −0.25 is the reward of the whole completion.
     let steps = [Some(StepRewards { steps: vec![(0, 1.0), (1, 0.5)], at_end: Some(-0.25) }), None];
     let scores = [Some(1.25), Some(2.0)];
     let placed = rewards_of_samples(KlEstimator::K1, 0.1, &samples, &scores, &steps);
@@ -133,7 +134,7 @@ fn rewards_of_steps_by_hand() {
     close(&e.returns, &[1.275, 0.4, -0.2]);
     let metric = |name: &str| placed.metrics.iter().find(|(n, _)| *n == name).unwrap().1;
     close(&[metric("objective/scores")], &[(1.25 + 2.0) / 2.0]);
-    // As one number, at the end.
+    // The same reward, given as one number, goes to the last token.
     let whole = rewards_of_samples(KlEstimator::K1, 0.1, &samples, &scores, &[]);
     close(&whole.rewards[0], &[-0.05, 0.0, 1.25 + 0.05]);
 }

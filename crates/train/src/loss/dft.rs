@@ -47,7 +47,7 @@ mod tests {
         spoiled[0] *= 1.1;
         assert!(directional_error(&x, &spoiled, value) > 1e-4);
         assert!((2..9).step_by(4).all(|t| gradient[t] == 0.0));
-        // By hand: p = 1/2.
+        // Worked out by hand for p = 1/2.
         assert!((term(0.5f64.ln()) - 0.5 * 2f64.ln()).abs() < 1e-15);
     }
 }

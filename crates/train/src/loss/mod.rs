@@ -50,7 +50,8 @@ use crate::Advantage;
 use kernels::check::Float;
 use serde::{Deserialize, Serialize};
 
-/// The counts that losses divide by: of the whole optimizer batch, known before its first part is accumulated.
+/// The counts that losses divide by. They cover the whole optimizer batch, and are known before its first part is
+/// accumulated.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Normalizer {
     /// Number of sequences, including those without a token in the loss.
@@ -296,7 +297,7 @@ impl<T: Float> Case<'_, T> {
             ratio::spread(d_sequence_ratio, mask, d_logps);
         }
         let (low, high, counted) = match (config.importance_sampling_level, advantage) {
-            // One ratio and one advantage: the whole sequence is clipped or not.
+            // A sequence with one ratio and one advantage is clipped as a whole or not at all.
             (ImportanceSamplingLevel::Sequence, Advantage::Sequence(_)) => (u64::from(low > 0), u64::from(high > 0), 1),
             _ => (low, high, tokens as u64),
         };

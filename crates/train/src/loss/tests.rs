@@ -10,8 +10,8 @@ use crate::ClipRatios;
 use kernels::check::{directional_error, normal};
 use sampling::{Correction, CorrectionMode};
 
-/// Five sequences of odd lengths, one without a token in the loss, one empty; ratios spread over both sides of the
-/// clip.
+/// Five sequences of odd lengths, one of them without a token in the loss and one empty, with ratios on both sides of
+/// the clip.
 struct Case {
     logps: Vec<Vec<f64>>,
     entropies: Vec<Vec<f64>>,
@@ -45,7 +45,7 @@ impl Case {
     fn normalizer(&self) -> Normalizer {
         Normalizer::of(&self.masks)
     }
-    /// J and its gradient at these log-probabilities (all sequences' behind one another).
+    /// Evaluates J and its gradient at these log-probabilities (those of all sequences, concatenated).
     fn evaluate(&self, config: &LossConfig, flat: &[f64]) -> (LossSums, Vec<f64>) {
         self.evaluate_with(config, &self.normalizer(), flat)
     }
@@ -141,7 +141,7 @@ fn on_policy_the_ratio_is_one_and_the_gradient_is_the_plain_policy_gradient() {
     assert_eq!(sums.clip_ratios(), Some(ClipRatios::default()));
 }
 
-/// One token with this ratio and advantage, ε = 0.2, ε_high = 0.3.
+/// The clipped surrogate of one token with this ratio and advantage, with ε = 0.2 and ε_high = 0.3.
 fn one(ratio: f64, advantage: f64, delta: Option<f64>) -> Term {
     clip::surrogate(
         &LossConfig { epsilon: 0.2, epsilon_high: Some(0.3), delta, ..LossConfig::default() },
@@ -185,7 +185,7 @@ fn nothing_in_the_loss_gives_nothing() {
     }
 }
 
-/// Σ w m L of a given matrix of token losses.
+/// Computes Σ w m L for given token losses L.
 fn reduce(loss: &impl PolicyLoss, values: &[Vec<f64>], masks: &[Vec<bool>]) -> f64 {
     let count = |m: &[bool]| m.iter().filter(|&&m| m).count();
     let normalizer = Normalizer::of(masks);

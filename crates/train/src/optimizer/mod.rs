@@ -267,7 +267,7 @@ impl Optimizer {
         Optimizer { config, rule, state: Arc::new(state), norm, measured: 0.0, steps: 0 }
     }
 
-    /// The optimizer's state, to read.
+    /// The optimizer's state, read-only.
     pub fn state(&self) -> &OptimizerState {
         &self.state
     }
@@ -393,7 +393,7 @@ mod tests {
         let m = optimizer.state().trees().next().unwrap().tensors;
         let of_layer = |i: usize| m.get(&format!("model.layers.{i}.mlp.down_proj.weight")).unwrap();
         let (first, second) = (of_layer(0), of_layer(1));
-        // The same number everywhere, rounded up or down.
+        // All values are the same number, rounded up or down.
         assert!(first != second && first.iter().chain(&second).all(|x| (x / first[0] - 1.0).abs() < 0.01));
     }
 

@@ -375,7 +375,7 @@ mod tests {
                         expected[i].iter_mut().zip(update).for_each(|(p, u)| *p = *p * (1.0 - 0.02 * 0.1) - rate * u);
                     }
                 }
-                // bf16 has eight bits of a number below 2.
+                // bf16 keeps eight significant bits.
                 let tolerance = if compute == DType::F32 { 1e-5 } else { 1e-2 };
                 for (spec, expected) in specs.iter().zip(&expected) {
                     let (muon, adamw) = (weights.get(&spec.name).unwrap(), plain.get(&spec.name).unwrap());
@@ -388,13 +388,14 @@ mod tests {
                 }
                 let trees: Vec<(&str, usize)> =
                     optimizer.state().trees().map(|tree| (tree.name, tree.tensors.tensors().len())).collect();
-                // Seven matrices of each layer; embedding, norm and head, three biases and two norms of each layer.
+                // Each layer has seven matrices. AdamW updates the embedding, the norm and the head, and three biases
+                // and two norms of each layer.
                 assert_eq!(trees, [("momentum_buffer", 14), ("exp_avg", 13), ("exp_avg_sq", 13)]);
             }
         }
     }
 
-    /// Compares with fixtures of `conformance/muon_fixtures.py`: the steps of torch.optim.Muon, and the same with
+    /// Compares with fixtures of `conformance/muon_fixtures.py`: the steps of torch.optim.Muon, and the same steps with
     /// iterations in f32.
     #[test]
     fn the_steps_are_torch_s() {
@@ -451,7 +452,7 @@ mod tests {
             iterations.orthogonalise(&ctx, &mut u, rows, cols, &MuonConfig::default()).unwrap();
             let worst = u.iter().zip(&exact).map(|(&a, &b)| (f64::from(a) - b).abs()).fold(0.0, f64::max);
             assert!(worst < 1e-5, "{rows} × {cols}: {worst}");
-            // Σ σ² of singular values between 0.7 and 1.2.
+            // The mean of σ² if all singular values σ are between 0.7 and 1.2.
             let squares: f32 = u.iter().map(|x| x * x).sum();
             assert!((0.4..1.5).contains(&(squares / m as f32)), "{rows} × {cols}: {squares}");
             let mut zero = vec![0.0; rows * cols];

@@ -100,7 +100,7 @@ fn a_step_uses_the_accumulated_and_reduced_gradient() {
     assert_eq!((metrics.skipped_groups, metrics.clip, metrics.kl, metrics.policy_loss), (None, None, None, None));
     assert_eq!((weights.version.0, trainer.state().steps()), (1, 1));
     assert!(metrics.grad_norm > 0.0 && metrics.entropy.is_some() && metrics.loss > 0.0);
-    // All samples at once, with the same weights, give the same loss and gradient.
+    // All samples at once, with the same weights, must give the same loss and gradient.
     let (ctx, mut weights, mut whole) = self::trainer(Objective::Supervised);
     let at_once = whole.update(&ctx, &mut weights, &samples[..], 1e-3).unwrap();
     assert_eq!((at_once.loss, at_once.grad_norm, at_once.entropy), (metrics.loss, metrics.grad_norm, metrics.entropy));
@@ -111,7 +111,7 @@ fn a_step_uses_the_accumulated_and_reduced_gradient() {
     assert_eq!(error, "the weights do not have the adapter that the trainer was made for");
 }
 
-/// Two models whose passes take turns, micro-batch by micro-batch, learn what each learns alone.
+/// Two models whose passes take turns, micro-batch by micro-batch, learn the same as each model alone.
 #[test]
 fn states_take_turns_with_the_same_passes() {
     let sample = |prompt: u32, completion: &[u32]| Sample::supervised(Prompt::new([prompt]), completion.to_vec());
@@ -198,7 +198,7 @@ fn recorded_log_probabilities_are_compared_to_the_bit() {
     let (compared, mismatches, difference) = compare(&sample(&[7; 3], &[f32::NAN, 5.0, 0.0]), &[1.0, 6.0, 0.0]);
     assert!((compared, mismatches) == (8, 5) && difference.is_nan());
     assert!(compare(&sample(&[7; 3], &[-9.0, 5.0, 0.0]), &[1.0, 6.0, 0.0]).2.is_nan(), "it stays, so that it shows");
-    // Known entropies are averaged over the tokens that have one.
+    // The mean entropy is taken over the tokens whose entropy is known.
     let normalizer = Normalizer { tokens: 6, ..Normalizer::default() };
     let of = |entropy, unknown_entropies| Measured { entropy, unknown_entropies, ..Measured::default() };
     assert_eq!((of(3.0, 0).mean_entropy(&normalizer), of(3.0, 4).mean_entropy(&normalizer)), (Some(0.5), Some(1.5)));
@@ -219,7 +219,7 @@ fn the_loss_of_given_scores_is_that_of_one_batch() {
     assert_eq!(loss_of(&supervised, &samples, &given).unwrap(), Some(3.0));
     let error = loss_of(&supervised, &samples, &given[..1]).unwrap_err().to_string();
     assert_eq!(error, "2 samples and the scores of 1");
-    // A policy loss with a bonus for the tokens of highest entropy: its mean is over only these.
+    // With a bonus for only the tokens of highest entropy, the bonus is a mean over these tokens.
     let entropy = EntropyConfig { entropy_coef: 0.5, ..EntropyConfig::default() };
     let config = LossConfig { entropy, top_entropy_quantile: 0.5, ..LossConfig::default() };
     let (_, _, policy) = trainer(Objective::Policy(config));

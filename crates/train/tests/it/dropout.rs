@@ -1,5 +1,5 @@
-//! Steps on an adapter with dropout: the compared log-probabilities have none, the gradient is that of the noise, and
-//! only the seed and the step decide the noise.
+//! Steps on an adapter with dropout: the compared log-probabilities are computed without dropout, the gradient with it,
+//! and the noise depends only on the seed and the step.
 
 use crate::common::model::{bits, config, context, context_of, policy};
 use kernels::check::{normal, relative_error};
@@ -16,7 +16,7 @@ fn lora(dropout: f64) -> LoraConfig {
     LoraConfig { r: 3, dropout, target_modules: TargetModules::AllLinear, ..LoraConfig::default() }
 }
 
-/// The fixture's policy with an adapter that matters.
+/// The fixture's policy with an adapter that changes its output.
 fn adapted(ctx: &Context, dropout: f64) -> AdaptedWeights {
     let weights = policy(ctx.memory());
     let mut adapter = Adapter::new(ctx.memory(), &weights, &lora(dropout), 1).expect("adapter");
@@ -45,7 +45,7 @@ fn loss() -> LossConfig {
     LossConfig { beta: 0.04, max_completion_length: 70, ..LossConfig::default() }
 }
 
-/// Three groups, one with a completion of no token.
+/// Three groups; one completion has no token.
 fn samples(ctx: &Context, weights: &AdaptedWeights) -> Vec<Sample> {
     let mut stream = kernels::rng::Stream::new(7, 7);
     let mut draw = |n: usize| -> Vec<u32> { (0..n).map(|_| 2 + stream.below(48) as u32).collect() };
@@ -68,7 +68,7 @@ fn samples(ctx: &Context, weights: &AdaptedWeights) -> Vec<Sample> {
     out
 }
 
-/// The metrics that must repeat.
+/// The metrics, without those that may differ between equal steps.
 fn lasting(metrics: UpdateMetrics) -> UpdateMetrics {
     UpdateMetrics { micro_batches: 0, forward_time_s: 0.0, backward_time_s: 0.0, optimizer_time_s: 0.0, ..metrics }
 }
@@ -130,8 +130,8 @@ fn the_loss_compares_without_dropout_and_the_gradient_has_it() {
     }
 }
 
-/// On policy, with advantage 1 and completions of one length, a policy's gradient is the supervised one: of the same
-/// noise.
+/// On-policy, with advantage 1 and completions of one length, the gradient of a policy loss equals the supervised
+/// gradient with the same noise.
 #[test]
 fn the_gradient_is_that_of_the_pass_with_dropout() {
     let ctx = context(2);
@@ -163,7 +163,7 @@ fn the_gradient_is_that_of_the_pass_with_dropout() {
     let (loss, supervised) = gradient(0.2, true, 5);
     let error = relative_error(&gradient(0.2, false, 5).1, &wide(&supervised));
     assert!(error < 1e-6, "{error:e}");
-    // Neither is that of another noise, or of none; and the supervised loss is that of its noise.
+    // Neither gradient equals that of a pass with other noise or without dropout.
     for (dropout, seed) in [(0.2, 6), (0.0, 5)] {
         assert!(relative_error(&gradient(dropout, false, seed).1, &wide(&supervised)) > 1e-2);
         let (other, _) = gradient(dropout, true, seed);
@@ -171,7 +171,7 @@ fn the_gradient_is_that_of_the_pass_with_dropout() {
     }
 }
 
-/// Noise is named by a sequence's place in the optimizer batch, wherever it is cut.
+/// The noise of a sequence depends on its place in the optimizer batch, however the batch is split.
 #[test]
 fn accumulated_parts_have_the_noise_of_the_whole() {
     let ctx = context(1);

@@ -8,7 +8,7 @@ use train::gae::{self, KlEstimator};
 use train::loss::ppo::{self, Actions, PpoConfig, States, ValueConfig};
 use train::loss::{LossSums, Normalizer};
 
-/// The error of f32 inputs of the losses (advantages, returns); everything else is f64 on both sides.
+/// Tolerance for f32 inputs of the losses (advantages, returns); everything else is f64 on both sides.
 const TOLERANCE: f64 = 1e-6;
 
 type Rows<T> = Vec<Vec<T>>;

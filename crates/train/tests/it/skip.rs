@@ -1,5 +1,5 @@
-//! Groups that are left out of the update because their gradient is known to be 0: weights, moments, gradient norm and
-//! loss keep their bits, metrics of other groups their values, and skipped tokens are not counted as equal.
+//! Groups that the update leaves out because their gradient is known to be 0: weights, moments, gradient norm and loss
+//! keep their bits, metrics of other groups keep their values, and skipped tokens are not counted as equal.
 
 use crate::common::model::{bits, context, context_of, policy};
 use kernels::check::normal;
@@ -21,7 +21,8 @@ use train::{
 };
 
 const TEMPERATURE: f64 = 0.7;
-/// Prompts and completions; one completion has no token. Group 0 is one that is checked.
+/// (group, prompt length, lengths of completions). One completion has no token. The forward pass of group 0 is checked
+/// although it is skipped.
 const GROUPS: [(u64, usize, [usize; 3]); 4] =
     [(1, 5, [3, 1, 0]), (0, 69, [70, 2, 9]), (2, 2, [4, 66, 5]), (3, 33, [12, 40, 7])];
 
@@ -46,7 +47,7 @@ fn lora(dropout: f64) -> LoraConfig {
     LoraConfig { r: 3, dropout, target_modules: TargetModules::AllLinear, ..LoraConfig::default() }
 }
 
-/// The policy that computes in `dtype`, with an adapter that matters or without.
+/// The policy, computing in `dtype`, optionally with an adapter that changes its output.
 fn weights(ctx: &Context, dtype: DType, adapter: Option<&LoraConfig>) -> AdaptedWeights {
     let from = policy(ctx.memory());
     let config = ModelConfig { compute: dtype, ..(*from.config).clone() };
@@ -76,7 +77,7 @@ fn samples(ctx: &Context, weights: &AdaptedWeights, without: &[u64]) -> Vec<Samp
         let prompt = Prompt::new(draw(prompt));
         for n in completions {
             let loss_mask = (0..n).map(|t| t % 5 != 3).collect();
-            // A zero of either sign is none.
+            // A zero advantage of either sign counts as no advantage.
             let a = if without.contains(&group) { [0.0, -0.0][n % 2] } else { 0.3 * (n as f32 % 7.0) - 1.0 };
             let (versions, advantage) = (vec![weights.version(); n], Advantage::Sequence(a));
             let sample = Sample::supervised(prompt.clone(), draw(n));
@@ -109,7 +110,7 @@ fn steps(ctx: &Context, weights: &mut AdaptedWeights, samples: &[Sample], config
     (metrics, trained, state)
 }
 
-/// Metrics without counts of computed work and means over it.
+/// The metrics, without counts of computed work and means over that work.
 fn lasting(metrics: &UpdateMetrics) -> UpdateMetrics {
     UpdateMetrics {
         entropy: None,
@@ -125,7 +126,7 @@ fn lasting(metrics: &UpdateMetrics) -> UpdateMetrics {
     }
 }
 
-/// Steps with skipping and without leave the same bits; gives the metrics of the steps with it.
+/// Checks that steps with and without skipping leave the same bits. Returns the metrics of the steps with skipping.
 fn same(
     title: &str,
     isa: Isa,
@@ -145,7 +146,7 @@ fn same(
     for (step, (a, b)) in skipped.iter().zip(&all).enumerate() {
         let mut expected = lasting(b);
         if config.objective == Objective::Policy(LossConfig { loss_type: LossType::Vespo, ..dapo() }) && step > 0 {
-            // Ratios of skipped tokens are not known off-policy.
+            // Off-policy, the ratios of skipped tokens are not known.
             expected.means = a.means.clone();
         }
         assert_eq!(lasting(a), expected, "{title}, step {step}");
@@ -160,7 +161,7 @@ fn same(
     skipped
 }
 
-/// Takes the advantages of groups.
+/// Sets the advantages of these groups to 0.
 fn without(groups: &'static [u64]) -> impl Fn(&mut Vec<Sample>) {
     move |samples| {
         for (i, sample) in samples.iter_mut().enumerate().filter(|(_, s)| groups.contains(&s.group.0)) {
@@ -191,7 +192,7 @@ fn every_loss_keeps_its_bits() {
     for objective in objectives() {
         let metrics = same(&format!("{objective:?}"), Isa::best(), DType::F32, &config(objective), &without(&[0, 3]));
         assert!(metrics.iter().all(|m| m.skipped_groups == Some(2)));
-        // The group in the middle is checked while its record is that of the weights.
+        // Group 0 is checked as long as its record comes from the current weights.
         let (checked, computed) = (70 + 2 + 9, 3 + 1 + 4 + 66 + 5);
         let foreign = |n: u64| (0..n).filter(|t| t % 5 == 3).count() as u64;
         let foreign: u64 = [70, 2, 9, 3, 1, 4, 66, 5].map(foreign).into_iter().sum();
@@ -208,12 +209,12 @@ fn whichever_groups_are_left_out() {
             without(groups)(samples)
         });
         assert!(metrics.iter().all(|m| m.skipped_groups == Some(count)), "{groups:?}");
-        // With a record of other weights, the entropies of skipped groups are unknown.
+        // If the record comes from other weights, the entropies of skipped groups are unknown.
         assert_eq!(metrics[1].entropy.is_none(), count == 4, "{groups:?}");
     }
 }
 
-/// Decay and moments are a step's, whether anything was computed or not.
+/// A step decays weights and moments even if no group was computed.
 #[test]
 fn a_batch_without_a_remaining_group_still_steps() {
     let ctx = context(1);
@@ -227,7 +228,7 @@ fn a_batch_without_a_remaining_group_still_steps() {
     assert!(!metrics.skipped && weights.version() == before.1.next() && bits(weights.base.current()) != before.0);
 }
 
-/// A first update that computes nothing has no tape yet.
+/// If the first update computes nothing, a tape does not exist yet.
 #[test]
 fn the_first_step_may_compute_nothing() {
     let change = |samples: &mut Vec<Sample>| {
@@ -286,7 +287,8 @@ fn adapters_and_their_dropout_keep_their_bits() {
     }
 }
 
-/// All masked, each token without an advantage, or both by turns.
+/// A group has no gradient if all its tokens are masked, if no token has an advantage, or if each token is one or the
+/// other.
 #[test]
 fn groups_without_a_gradient_by_mask_or_tokens_are_left_out() {
     let change = |samples: &mut Vec<Sample>| {
@@ -295,12 +297,12 @@ fn groups_without_a_gradient_by_mask_or_tokens_are_left_out() {
             match sample.group.0 {
                 1 => sample.loss_mask = vec![false; n],
                 2 => sample.advantage = Advantage::Tokens(vec![0.0; n]),
-                // Masked tokens may have any advantage.
+                // Masked tokens may have any advantage, even NaN.
                 3 => {
                     let token = |t: usize| if sample.loss_mask[t] { 0.0 } else { f32::NAN };
                     sample.advantage = Advantage::Tokens((0..n).map(token).collect());
                 }
-                // One token of one completion is enough.
+                // A single token with an advantage is enough for the group to be computed.
                 _ if n == 9 => {
                     sample.advantage = Advantage::Tokens((0..n).map(|t| if t == 4 { 1.0 } else { 0.0 }).collect());
                 }
@@ -310,7 +312,7 @@ fn groups_without_a_gradient_by_mask_or_tokens_are_left_out() {
     };
     let metrics = same("masks", Isa::best(), DType::F32, &config(Objective::Policy(dapo())), &change);
     assert_eq!(metrics[0].skipped_groups, Some(3));
-    // Truncated completions are not in the loss: here the only one of the third group with an advantage.
+    // Truncated completions are not in the loss. Here one is the only completion of the third group with an advantage.
     let masked = LossConfig { mask_truncated_completions: true, ..dapo() };
     let change = |samples: &mut Vec<Sample>| {
         let others = samples.iter_mut().filter(|s| s.group.0 == 2 && !s.truncated());
@@ -320,7 +322,7 @@ fn groups_without_a_gradient_by_mask_or_tokens_are_left_out() {
     assert_eq!(metrics[0].skipped_groups, Some(1));
 }
 
-/// A NaN must show, and does not count as 0.
+/// A NaN advantage must show, and does not count as 0.
 #[test]
 fn an_advantage_that_is_not_a_number_is_computed() {
     let ctx = context(1);
@@ -332,7 +334,7 @@ fn an_advantage_that_is_not_a_number_is_computed() {
     assert!(metrics.skipped && metrics.skipped_groups == Some(0));
 }
 
-/// Nothing is left out if a group without an advantage still has a gradient, or others need its entropies.
+/// No group is skipped if a group without an advantage still has a gradient, or if other groups need its entropies.
 #[test]
 fn losses_that_cannot_skip_compute_everything() {
     let bonus = EntropyConfig { entropy_coef: 0.01, ..EntropyConfig::default() };
@@ -354,8 +356,8 @@ fn losses_that_cannot_skip_compute_everything() {
     }
 }
 
-/// A record that the trainer contradicts is found in the one skipped group in 64, and in the others it is not called
-/// equal: it is not counted.
+/// A record that differs from the trainer's values is found if its group is the one skipped group in 64 that is
+/// checked. In the other skipped groups it is not counted as equal, because it is not compared.
 #[test]
 fn a_planted_mismatch_is_found_in_the_group_that_is_checked() {
     let ctx = context(1);
@@ -374,14 +376,15 @@ fn a_planted_mismatch_is_found_in_the_group_that_is_checked() {
     };
     let (mismatches, compared, differs) = of(3, 0);
     assert_eq!((mismatches, differs), (1, true));
-    // Group 5 is not among the compared ones.
+    // Group 5 is not among the compared groups.
     let (mismatches, fewer, differs) = of(3, 5);
     assert_eq!((mismatches, differs), (0, false));
     assert_eq!(compared - fewer, 56 + 2 + 7);
     assert_eq!(of(7, 5).0, 1, "what is computed is compared");
 }
 
-/// Where another sampler's log-probabilities weigh, its distance is known without a pass.
+/// If the loss has an importance-sampling correction, the sampler's distance from the old policy is known without a
+/// forward pass.
 #[test]
 fn the_samplers_distance_is_that_of_all_tokens() {
     let change = |samples: &mut Vec<Sample>| {
@@ -409,11 +412,11 @@ fn the_samplers_distance_is_that_of_all_tokens() {
     assert!(weights == expected && state == expected_state);
     assert!(all[0].sampling.expect("corrected").sampling_logp_difference[1] > 0.01);
     assert_eq!(skipped.iter().map(lasting).collect::<Vec<_>>(), all.iter().map(lasting).collect::<Vec<_>>());
-    // Over the tokens that were computed.
+    // The mean entropy is taken over the tokens that were computed.
     assert!(skipped[0].entropy.is_some() && skipped[0].entropy != all[0].entropy);
 }
 
-/// A batch in parts, of which one has nothing to compute.
+/// An optimizer batch in parts, one of which has nothing to compute.
 #[test]
 fn parts_of_a_batch_add_up() {
     let ctx = context(1);

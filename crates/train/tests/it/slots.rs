@@ -1,4 +1,4 @@
-//! Updates from slot to slot: while every version is held, the bits of updates in place, and nothing is copied.
+//! Updates that write to another slot while every version is held have the bits of updates in place, and copy nothing.
 
 use crate::common::model::{context_of, policy};
 use kernels::{Context, DType, Isa};
@@ -7,7 +7,7 @@ use model::{AdaptedWeights, Adapter, LoraConfig, ModelConfig, Prompt, TargetModu
 use std::sync::Arc;
 use train::{MomentsDType, Objective, OptimizerConfig, OptimizerKind, Sample, Trainer, TrainerConfig};
 
-/// A run: what it computes in, its optimizer, its moments, and whether it trains an adapter.
+/// A training run: the dtype it computes in, its optimizer and moments, and whether it trains an adapter.
 struct Case {
     compute: DType,
     optim: &'static str,

@@ -1,5 +1,5 @@
-//! A step on preference pairs, through the model, against TRL 1.16's `DPOTrainer`: `conformance/dpo_fixtures.py` says
-//! how TRL's numbers were made.
+//! A step on preference pairs, through the model, against TRL 1.16's `DPOTrainer`. `conformance/dpo_fixtures.py`
+//! computed TRL's numbers.
 
 use crate::common::model::{bits, context, policy, scaled};
 use crate::common::{close, get};
@@ -17,7 +17,7 @@ fn fixture() -> Value {
     serde_json::from_str(&std::fs::read_to_string(path).expect("fixture")).expect("fixture")
 }
 
-/// The pairs, with the reference's log-probabilities.
+/// The preference pairs, with the log-probabilities of the reference model.
 fn pairs(ctx: &Context, fixture: &Value) -> Vec<PreferencePair> {
     let reference = scaled(ctx.memory(), get(&fixture["reference_scale"]));
     let mut scorer = Scorer::new(ctx.memory(), 40, true);

@@ -1,6 +1,5 @@
 //! Whole optimizer steps, through the model, against TRL 1.16: the losses, masks, corrections and bonuses beyond the
-//! clipped surrogate, GDPO's advantages, and RLOOTrainer. `conformance/trl_family_fixtures.py` says how TRL's numbers
-//! were made.
+//! clipped surrogate, GDPO's advantages, and RLOOTrainer. `conformance/trl_family_fixtures.py` computed TRL's numbers.
 
 use crate::common::model::{context, policy, scaled};
 use crate::common::{Fixture, close, get};
@@ -20,7 +19,7 @@ use train::{
 struct Family {
     base: Fixture,
     json: Value,
-    /// log π under the weights at the start, and under the reference's.
+    /// Log-probabilities under the initial weights, and under the reference's.
     on: Vec<Vec<f32>>,
     reference: Vec<Vec<f32>>,
 }
@@ -169,11 +168,11 @@ fn number(config: &Value, name: &str, default: f64) -> f64 {
     config[name].as_f64().unwrap_or(default)
 }
 
-/// What TRL logged of a step, against `entries` of ours; every name of TRL's must be there, but those that begin with
-/// what is `skipped`.
+/// Compares TRL's logged metrics of a step with our `entries`. Every name of TRL's must be among them, except names
+/// with a prefix in `skipped`.
 fn compare(logged: &Value, entries: &[(String, f64)], skipped: &[&str], title: &str) {
     for (name, theirs) in logged["metrics"].as_object().expect("metrics") {
-        // TRL has no number where nothing is left to average.
+        // TRL logs no number if there was nothing to average.
         let Some(theirs) = theirs.as_f64() else { continue };
         if skipped.iter().any(|prefix| name.starts_with(prefix)) {
             continue;
@@ -203,12 +202,13 @@ fn every_step_is_trls() {
             close(ours.mean().expect("tokens"), theirs, 1e-4, &format!("{title} advantage"));
             sample.advantage = ours.clone();
         }
-        // An advantage of 0 is some 1e-9 in TRL's f32, and what is clipped is counted by its sign.
+        // TRL's f32 turns an advantage of 0 into about 1e-9, and clipped tokens are counted by the sign of the
+        // advantage.
         let zeros = samples.iter().zip(get::<Vec<f64>>(&case["advantages"])).any(|(s, theirs)| {
             s.advantage.mean().is_some_and(|a| a.abs() < 1e-6) && theirs != 0.0 && theirs.abs() < 1e-6
         });
-        // TRL logs the ratio after its bounds, and we the raw one: they are comparable where the bounds are out of
-        // reach.
+        // TRL logs the ratio after its bounds are applied, and Lockstep the raw ratio. They are comparable if the
+        // bounds are out of reach.
         let bounded = number(&case["config"], "vllm_importance_sampling_clip_max", f64::INFINITY) < 1e6;
         let skipped: Vec<&str> = [(zeros, "clip_ratio/"), (bounded, "sampling/importance_sampling_ratio/")]
             .into_iter()
@@ -219,7 +219,7 @@ fn every_step_is_trls() {
         let steps = case.get("steps").map_or(std::slice::from_ref(case), |s| s.as_array().expect("steps"));
         for (number, logged) in steps.iter().enumerate() {
             if number > 0 {
-                // TRL takes the next step on policy, as its own log-probabilities of that moment are the old ones.
+                // TRL takes the next step on-policy: the old log-probabilities are its own at that moment.
                 let pair = |s: &Sample| (s.prompt.clone(), s.completion.clone());
                 let pairs: Vec<_> = samples.iter().map(pair).collect();
                 let pairs: Vec<_> =

@@ -1,5 +1,5 @@
-//! A step of a reward model, trunk and head, against TRL 1.16's `RewardTrainer`: `conformance/reward_fixtures.py` says
-//! how TRL's numbers were made.
+//! A step of a reward model, trunk and head, against TRL 1.16's `RewardTrainer`. `conformance/reward_fixtures.py`
+//! computed TRL's numbers.
 
 use crate::common::model::{bits, config, context, policy};
 use crate::common::{close, get};
@@ -15,7 +15,7 @@ fn fixture() -> Value {
     serde_json::from_str(&std::fs::read_to_string(path).expect("fixture")).expect("fixture")
 }
 
-/// The policy's trunk under the fixture's head of one score.
+/// The policy's trunk with the fixture's score head.
 fn scorer(memory: &Memory, fixture: &Value) -> Weights {
     let mut weights = Weights::scorer(memory, &policy(memory));
     weights.put("score.weight", &get::<Vec<f32>>(&fixture["head"])).expect("head");
@@ -70,7 +70,7 @@ fn every_step_is_trls() {
     }
 }
 
-/// The cases distinguish the options: a step without the margin or the centre would be seen.
+/// The cases distinguish the options: a step that ignores the margin or the centering term would be noticed.
 #[test]
 fn the_fixture_would_show_a_missing_option() {
     let fixture = fixture();
@@ -122,7 +122,7 @@ fn a_pair_needs_both_responses() {
     assert!(refuse(&|p| p.prompt = Prompt::new([])).contains("no token"));
 }
 
-/// Held-out pairs are scored by another path than training: the same scores.
+/// Scoring held-out pairs takes another code path than training, and must give the same scores.
 #[test]
 fn values_are_the_scores_that_training_sees() {
     let (fixture, ctx) = (fixture(), context(1));

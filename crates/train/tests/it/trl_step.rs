@@ -1,5 +1,5 @@
 //! A whole optimizer step, through the model, against TRL 1.16's `GRPOTrainer` on the same rollouts, rewards and
-//! weights: `conformance/trl_fixtures.py` says how TRL's numbers were made.
+//! weights. `conformance/trl_fixtures.py` computed TRL's numbers.
 
 use crate::common::model::{context, elements, policy, scaled};
 use crate::common::{Fixture, close, get};
@@ -77,7 +77,7 @@ fn every_step_is_trls() {
         let metrics = trainer.update(&ctx, &mut weights, &samples, rate).expect("update");
 
         let title = &case.title;
-        // On policy the terms of a loss cancel: f32 log-probabilities leave 1e-7 of them.
+        // On-policy the terms of a loss cancel, up to about 1e-7 from f32 log-probabilities.
         close(metrics.loss, get(&case.json["loss"]), 1e-4, &format!("{title} loss"));
         close(metrics.grad_norm, get(&case.json["grad_norm"]), 1e-3, &format!("{title} grad_norm"));
         let clip = metrics.clip.expect("a policy loss");

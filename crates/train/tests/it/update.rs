@@ -1,5 +1,5 @@
-//! Promises of an optimizer step besides its numbers: the same bits for any micro-batches, exact continuation, skipped
-//! steps.
+//! Properties of an optimizer step besides its numbers: the same bits for any micro-batches, exact continuation,
+//! skipped steps.
 
 use crate::common::model::{bits, config, context, context_of, policy};
 use kernels::rng::Stream;
@@ -36,7 +36,8 @@ fn trainer_config(max_tokens_per_micro_batch: usize, gradient_checkpointing: boo
     }
 }
 
-/// Three groups: prompts of 5, 69 and 2 tokens, completions that cross a page, one without a token, one all masked.
+/// Three groups with prompts of 5, 69 and 2 tokens. Completions cross a page; one has no token, and one is completely
+/// masked.
 fn samples(ctx: &Context, weights: &Weights) -> Vec<Sample> {
     let mut stream = Stream::new(7, 7);
     let mut draw = |n: usize| -> Vec<u32> { (0..n).map(|_| 2 + stream.below(48) as u32).collect() };
@@ -61,7 +62,7 @@ fn samples(ctx: &Context, weights: &Weights) -> Vec<Sample> {
     out
 }
 
-/// The metrics that must repeat.
+/// The metrics, without those that may differ between equal steps.
 fn lasting(metrics: UpdateMetrics) -> UpdateMetrics {
     UpdateMetrics { micro_batches: 0, forward_time_s: 0.0, backward_time_s: 0.0, optimizer_time_s: 0.0, ..metrics }
 }
@@ -124,7 +125,7 @@ fn same_bits(isa: Isa, dtype: DType) {
     }
 }
 
-/// An optimizer batch accumulated in parts equals the batch at once.
+/// An optimizer batch accumulated in parts equals the whole batch accumulated at once.
 #[test]
 fn accumulated_parts_are_the_whole() {
     let ctx = context(1);
@@ -149,9 +150,10 @@ fn accumulated_parts_are_the_whole() {
     assert!(bits(&weights) == bits(&parted));
 }
 
-/// What passes between the host and a device in an update: of each micro-batch its rows, its lists, the gradients of
-/// its losses and, as the embedding is tied, the sums that its tokens are added to one way, log-probabilities and
-/// entropies the other; once the tokens of those sums one way and the norm of the gradients the other.
+/// Copies between host and device in an update. For each micro-batch, its rows, its lists, the gradients of its losses
+/// and, as the embedding is tied, the sums that its tokens are added to are copied to the device; log-probabilities and
+/// entropies are copied back. Once per update, the tokens of those sums are copied to the device, and the gradient norm
+/// is copied back.
 #[test]
 fn copies_of_an_update_are_a_few_for_each_micro_batch() {
     let [of_micro_batch, others] = copies_of_an_update(&Context::cpu_checked(Isa::best(), 1));
@@ -159,8 +161,8 @@ fn copies_of_an_update_are_a_few_for_each_micro_batch() {
     assert_eq!([of_micro_batch, others], [copies(4, 2), copies(1, 1)]);
 }
 
-/// Beside these, of each layer which rows see a page, for the gradients of keys and values. The device is waited for
-/// where something comes back.
+/// Besides these copies, each layer copies which rows see a page, for the gradients of keys and values. The host waits
+/// for the device wherever something is copied back.
 #[test]
 fn so_they_are_on_emulated_cuda_and_launches_and_waits_are_known() {
     let Ok(ctx) = Context::cuda_emulated() else {
@@ -169,7 +171,8 @@ fn so_they_are_on_emulated_cuda_and_launches_and_waits_are_known() {
     };
     let layers = config().num_layers as u64;
     let [of_micro_batch, others] = copies_of_an_update(&ctx);
-    // Forward what a decode step launches, log-probabilities in the place of the draw; backward 56 for two layers.
+    // The forward pass launches what a decode step launches, with log-probabilities in place of the draw; the backward
+    // pass launches 56 operations for two layers.
     let launches = 11 * layers + 6 + 56;
     let expected = Copies { to_device: 4 + layers, to_host: 2, launches, waits: 2, ..Copies::default() };
     assert_eq!(of_micro_batch, expected);
@@ -230,7 +233,7 @@ fn shared_or_copied_prompts_give_the_same_log_probabilities_and_gradients() {
     assert!(shared.computed_tokens + 100 < copied.computed_tokens);
 }
 
-/// Prompts are shared by identity: another one of the same length is another one.
+/// Prompts are shared by identity: two separate prompts of the same length stay separate.
 #[test]
 fn prompts_of_one_length_are_not_one_prompt() {
     let ctx = context(1);
@@ -321,7 +324,7 @@ fn a_step_that_is_not_finite_is_skipped_and_three_end_the_run() {
     assert_eq!((after.skipped_total, weights.version.0), (5, 3));
 }
 
-/// A recorded log-probability that is another by one bit is counted, and one that is not a number shows.
+/// A recorded log-probability that differs in one bit is counted, and a NaN shows.
 #[test]
 fn a_record_that_is_not_the_trainers_is_counted() {
     let ctx = context(1);
@@ -391,7 +394,7 @@ fn refuses_what_does_not_fit() {
     assert!(refuse(&|s| s.columns.set(SAMPLER_LOGPS, vec![])).contains("sampler_logps"));
 }
 
-/// A gradient that is cancelled at any layer of any micro-batch leaves only values that are never read.
+/// A gradient that is cancelled at any layer of any micro-batch leaves behind only values that are never read.
 #[test]
 fn a_gradient_that_is_cancelled_changes_nothing() {
     let ctx = context(2);
@@ -421,7 +424,7 @@ fn a_gradient_that_is_cancelled_changes_nothing() {
             let step = stopped.step(&ctx, &mut own, StepParams { learning_rate: 1e-3 });
             assert!(matches!(step, Err(Error::Config(_))), "there is no gradient to step with");
         }
-        // Three micro-batches, forward and backward, each layer and the head.
+        // Three micro-batches check for a stop in forward and backward pass, at each layer and the head.
         assert_eq!(most, 3 * 2 * (weights.config.num_layers + 1));
         let again = stopped.step(&ctx, &mut own, StepParams { learning_rate: 1e-3 }).expect("a step");
         assert_eq!((lasting(again), bits(&own)), (lasting(metrics), bits(&expected)));
@@ -453,7 +456,8 @@ fn the_loss_without_a_step_is_that_of_the_step() {
         let step = trainer.update(&ctx, &mut weights, &samples[..], 0.01).expect("step");
         let taken = step.loss;
         assert!((held_out - taken).abs() <= 1e-12 && held_out != 0.0, "{held_out} and {taken} of {config:?}");
-        // And so are its metrics. (The coefficient is that before the step, which adapts it.)
+        // The evaluation's metrics are those of the step, too. (The coefficient is that before the step, which adapts
+        // it.)
         let entries = step.entries();
         assert!(["entropy", "clip_ratio/region_mean"].iter().all(|name| metrics.iter().any(|(n, _)| n == name)));
         for (name, value) in metrics.iter().filter(|(name, _)| name != "entropy_coef") {

@@ -38,7 +38,7 @@ fn score_gives_the_log_probabilities_that_generate_recorded() {
     let sampled = ["--prompt", "hello", "--n", "3", "--seed", "5", "--top-k", "10", "--json"];
     let out = generate(dir.path(), &sampled).ok();
     assert_eq!(out.lines().count(), 3);
-    // Its lines are lines that `score` reads.
+    // `score` can read these lines.
     let scored = lockstep(dir.path(), &["score", "--model", "model", "--input", "-"], &out).ok();
     let mut texts = Vec::new();
     for (i, (made, scored)) in out.lines().zip(scored.lines()).enumerate() {

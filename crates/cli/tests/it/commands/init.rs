@@ -43,7 +43,7 @@ fn characters_become_a_tokenizer() {
     std::fs::write(dir.path().join("own.json"), CONFIG.replace("\"eos_token_id\": 2", "\"eos_token_id\": 1")).unwrap();
     let with =
         |text, out| lockstep(dir.path(), &["init", "--config", "own.json", "--characters", text, "--out", out], "");
-    // A character that is named twice, a line feed, and characters of several bytes have one token each.
+    // A character that occurs twice, a line feed, and characters of several bytes have one token each.
     with("abca\né日", "made").ok();
     let tokenizer = model::Tokenizer::load(&dir.path().join("made")).expect("a tokenizer");
     assert_eq!(tokenizer.encode("ab\n日éc").expect("ids"), [2, 3, 5, 7, 6, 4]);

@@ -10,7 +10,7 @@ use std::io::Write;
 use std::path::Path;
 use std::process::{Output, Stdio};
 
-/// A small Qwen 3: every part that the family has.
+/// A small Qwen 3 with every part that the family has.
 const CONFIG: &str = r#"{"model_type": "qwen3", "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2,
   "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8, "vocab_size": 40, "max_position_embeddings": 128,
   "rms_norm_eps": 1e-6, "rope_theta": 10000.0, "tie_word_embeddings": true, "initializer_range": 0.3,
@@ -44,7 +44,7 @@ fn lockstep(dir: &Path, arguments: &[&str], input: &str) -> Ran {
     command.env("LOCKSTEP_THREADS", "2");
     let mut child =
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("the program");
-    // A program that refuses its arguments does not read.
+    // A program that refuses its arguments does not read its input.
     let _ = child.stdin.take().expect("piped").write_all(input.as_bytes());
     let Output { status, stdout, stderr } = child.wait_with_output().expect("it ends");
     let text = |bytes| String::from_utf8(bytes).expect("UTF-8");

@@ -1,7 +1,7 @@
 use super::*;
 use serde_json::Value;
 
-/// The bytes of each part, and their predicted sum.
+/// The bytes of each part, and their planned sum.
 fn plan(dir: &Path, more: &[&str]) -> (serde_json::Map<String, Value>, u64) {
     let base = ["plan", "--json", "--model", "model", "--set", "max_completion_length=32"];
     let out: Value = serde_json::from_str(&lockstep(dir, &[&base, more].concat(), "").ok()).expect("JSON");
@@ -10,7 +10,7 @@ fn plan(dir: &Path, more: &[&str]) -> (serde_json::Map<String, Value>, u64) {
     (parts, out["total_bytes"].as_u64().expect("a number"))
 }
 
-/// A version of the weights for each batch that may be generated ahead, and one that is trained.
+/// There is a slot for each version of the weights that workers may read, and one for the version in training.
 #[test]
 fn a_learner_has_a_slot_for_each_version() {
     let dir = model();
@@ -36,13 +36,15 @@ fn parts_are_those_of_the_shape_and_answer_to_their_keys() {
     };
     assert_eq!(total, parts.values().filter_map(Value::as_u64).sum::<u64>());
 
-    // Rows come in panels of 32: 40 of the embedding are 64, 96 of gate and up stay, 64 of q, k and v stay.
+    // Weights are stored in panels of 32 rows: the embedding's 40 rows become 64, and the 96 rows of gate and up and
+    // the 64 of q, k and v stay.
     let (hidden, head_dim, ffn) = (32, 8, 48);
     let layer = 64 * hidden + 32 * hidden + 2 * ffn * hidden + 32 * ffn + 2 * hidden + 2 * head_dim;
     let embedding = 64 * hidden;
     let weights = 4 * (embedding + 2 * layer + hidden);
     assert_eq!(bytes(&parts, "weights"), weights);
-    // The embedding's gradient of the tied matrix is summed separately, for tokens that occur: here all of the 40 may.
+    // The embedding's gradient as the input of a tied matrix is summed separately, for tokens that occur: here all 40
+    // may.
     assert_eq!(bytes(&parts, "training: gradients"), weights + 4 * 40 * hidden);
     assert_eq!(bytes(&parts, "training: optimizer"), 2 * weights + 8);
     // Keys and values: 9 sequences (a generation has 8 completions) of 128 tokens, 2 layers, 2 heads of 8.
@@ -85,10 +87,10 @@ fn reward_models_are_counted_and_a_reference_that_is_not_loaded_is_not() {
     let (with, total) = rewarded("model:rm");
     let of_reward: u64 =
         with.iter().filter(|(name, _)| name.starts_with("reward ")).map(|(_, b)| b.as_u64().unwrap()).sum();
-    // The head of scores has a panel of 32 rows, and no head of words is its own.
+    // The score head is one panel of 32 rows, and the rest of the model has the same size.
     let weights = plain["weights"].as_u64().unwrap();
     assert_eq!(with["reward model: weights"].as_u64().unwrap(), weights + 4 * 32 * 32);
-    // It reads one token more than a completion has, the one that ends a text.
+    // It reads one token more than the completion has: the end-of-sequence token.
     let longer = ["--dataset", "data.jsonl", "--set", "beta=0.1", "--set", "max_completion_length=33"];
     let (longer, _) = plan(root, &longer);
     assert_eq!(with["reward model: workspace"], longer["reference: workspace"]);
@@ -227,7 +229,7 @@ fn memory_of_the_sampler_is_counted() {
         let more = drawn(key);
         assert!(more > whole && more < whole + whole / 8, "{key}: {more}, {whole}");
     }
-    // In a run that replays a file only the evaluation samples, and a greedy one does not truncate.
+    // In a run that replays a file only the evaluation samples, and greedy sampling does not truncate.
     let line =
         "{\"prompt_ids\": [1], \"completion_ids\": [[2], [3]], \"rewards\": [0, 1], \"logprobs\": [[-1], [-1]]}\n";
     std::fs::write(root.join("r.jsonl"), line).unwrap();

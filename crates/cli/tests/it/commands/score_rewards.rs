@@ -56,7 +56,7 @@ fn scores_are_summed_up_with_failures_and_examples() {
     }
 }
 
-/// A program sees groups as it does in a run: lines with the same prompt that follow each other.
+/// A program gets the same groups as in a run: consecutive lines with the same prompt.
 #[test]
 fn a_program_is_asked_by_group() {
     let dir = solutions();
@@ -104,7 +104,7 @@ fn bad_input_is_refused_by_name() {
     assert!(refused(&["--reward", "gsm8k", "--set", "completion_column=text"]).contains("`text`"));
     let absent = lockstep(dir.path(), &["score-rewards", "--input", "no.jsonl", "--reward", "gsm8k"], "").refused();
     assert!(absent.contains("no.jsonl"), "{absent}");
-    // A reward that scores nothing is a failure, not an empty success.
+    // A reward without any score is a failure, not an empty success.
     let unscored = directory(&[json!({"completion": "5", "answer": "because"})]);
     let ran = score(unscored.path(), &["--reward", "gsm8k"]);
     assert!(ran.code == Some(1) && ran.err.contains("scored no completion"), "{}", ran.err);

@@ -1,5 +1,5 @@
-//! Runs the commands of the documents as they stand there, and compares what they print and the numbers of the pages.
-//!
+//! Runs the commands in the documents as they are printed there, and compares their output and the numbers of the
+//! pages.
 //! A page is marked with [`page::MARK`]. What takes longer than seconds (it trains the demo's model) is run by `cargo
 //! xtask nightly pages`.
 
@@ -27,7 +27,7 @@ fn text_of(name: &str) -> String {
     fs::read_to_string(repository().join("docs").join(name)).unwrap()
 }
 
-/// A shell in a directory of its own, where `lockstep` is the program.
+/// A shell in its own directory, where `lockstep` is the program.
 struct Shell {
     dir: tempfile::TempDir,
     path: String,
@@ -55,7 +55,7 @@ impl Shell {
         command
     }
 
-    /// Runs a command to its end, which must be a good one. Returns everything that it printed.
+    /// Runs a command to its end, which must succeed. Returns everything that it printed.
     fn run(&self, words: &str) -> String {
         let Output { status, stdout, stderr } = self.command(words).output().unwrap();
         let printed = String::from_utf8(stdout).unwrap() + &String::from_utf8(stderr).unwrap();
@@ -63,7 +63,7 @@ impl Shell {
         printed
     }
 
-    /// Makes the files of a page and runs its commands, but those that were run here already. Each must print what
+    /// Writes the files of a page and runs its commands, except those that were run here already. Each must print what
     /// the page shows.
     fn follow(&mut self, name: &str) {
         let page = text_of(name);
@@ -79,7 +79,7 @@ impl Shell {
     }
 
     fn take(&mut self, page: &str, words: &str, output: &[String]) {
-        // The page shows a file that the reader makes.
+        // The page shows a file that the reader writes.
         if let Some(file) = words.strip_prefix("cat ").filter(|file| !self.root().join(file).exists()) {
             fs::write(self.root().join(file), output.join("\n") + "\n").unwrap();
         }

@@ -79,8 +79,8 @@ fn read_block(language: &str, block: &[&str], out: &mut Vec<Piece>) {
     }
 }
 
-/// The first promised line that the output does not have, in this order. The clock before a line of the log does not
-/// count, nor does the width of a space; in the table of steps, what is right of `grad` are speeds and times.
+/// The first promised line that is not in the output, in order. The time before a line of the log and the width of a
+/// space are ignored; in the table of steps, so are the speeds and times to the right of `grad`.
 pub fn missing(output: &str, promised: &[String]) -> Option<String> {
     let actual: Vec<&str> = output.lines().map(without_clock).collect();
     let actual = without_times(&actual);
@@ -119,7 +119,7 @@ fn without_times(lines: &[&str]) -> Vec<String> {
     out
 }
 
-/// Whether the line is the pattern, in which `…` stands for any text.
+/// Whether the line matches the pattern, in which `…` stands for any text.
 fn fits(pattern: &str, line: &str) -> bool {
     let mut parts = pattern.split('…');
     let Some(mut rest) = parts.next().and_then(|first| line.strip_prefix(first)) else { return false };
@@ -133,7 +133,7 @@ fn fits(pattern: &str, line: &str) -> bool {
     last.is_empty() || rest.is_empty() || line.ends_with(last)
 }
 
-/// The rows of the page's first table whose head has this cell, without the marks of code.
+/// The rows of the page's first table whose head has this cell, without code marks.
 pub fn table(page: &str, head: &str) -> Vec<Vec<String>> {
     let cells = |line: &str| -> Vec<String> {
         line.trim_matches('|').split(" | ").map(|cell| cell.trim().replace('`', "").replace('−', "-")).collect()

@@ -1,4 +1,4 @@
-//! Everything that a run writes of its model has all listed files, so that a later run reads the same prompts.
+//! Every model that a run writes has all listed files, so that a later run renders the same prompts.
 
 use super::*;
 use crate::support::runs::of_lines;
@@ -45,7 +45,7 @@ fn checkpoints_results_and_merged_models_have_all_listed_files() {
     has_all(&model, &root.join("best/model"), false);
 }
 
-/// Rows with tools are rendered by the template `tool_use`, from the model and from the result alike.
+/// Rows with tools are rendered by the template `tool_use`, with the original model and with the result.
 #[test]
 fn a_result_renders_tools_as_the_model_does() {
     let dir = conversations();

@@ -7,7 +7,8 @@ use crate::support::runs::{metrics, rollouts};
 const PAST: u64 = 40 * 86_400;
 const LATER: u64 = 800 * 86_400;
 
-/// Moves the start of a run into the past. The run then begins anew, as after a kill before its first checkpoint.
+/// Moves the start of a run into the past. The run then begins anew, as if it had been killed before its first
+/// checkpoint.
 fn begun_in_the_past(root: &Path, command: &str, out: &str, set: &[&str], more: &[&str]) {
     good(root, &arguments(command, out, set));
     let run = root.join(out);
@@ -66,7 +67,7 @@ fn every_start_of_a_run_renders_the_date_of_the_first() {
         for at in ["0", "1", "2", "3"] {
             let fork = format!("{kind}-{at}");
             good(root, &["fork", kind, "--at", at, "--out", &fork]);
-            // A fork ends where the steps that it has in common were to end.
+            // A fork ends at the last step that it was to have in common with the original.
             all_of(root, &fork, if at < "3" { 2 } else { 4 }, "1970");
         }
     }
@@ -96,7 +97,7 @@ fn supervised_runs_keep_the_date_too() {
     }
 }
 
-/// Each start of an older version rendered its own date.
+/// Each start by an older version rendered its own date.
 #[test]
 fn a_run_of_an_older_version_is_verified_with_the_dates_of_its_starts() {
     let dir = conversations();
@@ -120,7 +121,7 @@ fn a_run_of_an_older_version_is_verified_with_the_dates_of_its_starts() {
     };
     assert_eq!(years_of(root, "run"), expected_until(4));
     good(root, &["verify", "run", "--all"]);
-    // A fork has the prompts of the steps in common.
+    // In the steps in common, a fork has the original's prompts.
     for at in 1..4 {
         let out = at.to_string();
         good(root, &["fork", "run", "--at", &out, "--out", &out]);

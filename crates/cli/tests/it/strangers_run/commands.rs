@@ -47,7 +47,7 @@ pub const COMMANDS: [Tried; 16] = [
 ];
 
 impl Tried {
-    /// The command. For the page: requests everything that it shows, then stops it.
+    /// The command. The page is started, everything that it shows is requested, and it is stopped.
     pub fn command(&self, root: &Path) -> Command {
         if self.name != "the page" {
             return command(root, self.arguments);
@@ -59,7 +59,7 @@ impl Tried {
     }
 }
 
-/// Starts the page, asks for everything that it shows, and ends it. It fails if an answer does not come.
+/// Starts the page, requests everything that it shows, and stops it. Fails if an answer does not come.
 const PAGE: &str = r#"
 import subprocess, sys, urllib.request
 page = subprocess.Popen(sys.argv[1:], stdout=subprocess.PIPE, stderr=subprocess.STDOUT)

@@ -1,6 +1,6 @@
-//! Opens run directories of strangers: with links that lead out of them, named pipes, devices, sparse files, and files
-//! that somebody changed. Every command and the page either gives the right result or names the file; nothing outside
-//! the run changes, and none hangs, panics or takes much memory.
+//! Opens run directories from untrusted sources: with links that lead out of them, named pipes, devices, sparse files,
+//! and changed files. Every command and the page either gives the right result or names the file; nothing outside the
+//! run changes, and no command hangs, panics or takes much memory.
 
 mod changes;
 mod commands;
@@ -18,9 +18,9 @@ use std::process::{Command, Stdio};
 use std::time::Duration;
 use watched::{Seen, family, watched};
 
-/// Memory that differs between two runs of a command.
+/// The amount by which the memory of two runs of the same command may differ.
 const NOISE: u64 = 24 << 20;
-/// The memory that a sparse or an irregular file may cost.
+/// The additional memory that a sparse or irregular file may cost.
 const MAX_EXTRA_BYTES: u64 = 64 << 20;
 
 /// Runs with all files that are changed: by one process, in chunks, and with workers that were killed.
@@ -110,7 +110,7 @@ impl World {
         self.dir.path()
     }
 
-    /// A copy of a run, as `run`, and nothing that another command made.
+    /// A copy of a run, named `run`, without files of other commands.
     fn fresh(&self, base: &str) -> PathBuf {
         let (run, from) = (self.root().join("run"), self.make(base));
         for old in ["run", "fork", "report", "board"] {
@@ -173,10 +173,10 @@ impl World {
         if contents(&self.root().join("outside")) != self.outside {
             wrong.push("it changes files outside of the run".to_owned());
         }
-        // A configuration has no checksum: it is a text that people change.
+        // A configuration has no checksum, because users edit it.
         let is_bound = file != "config.toml";
         let name = path.file_name().unwrap().to_string_lossy();
-        // A proof that fails names what differs, and where.
+        // A verification that fails names what differs, and where.
         let is_convicted = seen.code == Some(1) && seen.printed.contains("DIFFERS");
         if is_bound && seen.code != expected.code && !is_convicted && !seen.printed.contains(&*name) {
             wrong.push(format!("it does not name {name}"));
@@ -191,7 +191,7 @@ impl World {
     }
 }
 
-/// The end of a text.
+/// The end of a string.
 fn last(text: &str) -> String {
     let lines: Vec<&str> = text.trim_end().lines().collect();
     lines[lines.len().saturating_sub(6)..].iter().map(|line| format!("    {line}\n")).collect()
@@ -226,15 +226,15 @@ fn contents(directory: &Path) -> Vec<(PathBuf, Vec<u8>)> {
     found
 }
 
-/// A reward that needs a ticket for each answer, while there is a directory of them.
+/// A reward that needs a ticket for each answer, while the directory of tickets exists.
 const TICKETS: &str = r#"while read -r line; do
     while [ -d tickets ] && ! rmdir tickets/* 2>/dev/null; do sleep 0.02; done
     echo '{"rewards": [1, 0.5]}'
 done
 "#;
 
-/// A run of three steps that continues with a worker, and all of whose processes are killed while jobs wait, are done,
-/// and are in batches.
+/// A run of three steps that is resumed with a worker, and all of whose processes are killed while jobs are waiting,
+/// done, and part of batches.
 fn kill_in_the_middle(root: &Path, set: &[&str]) {
     fs::write(root.join("tickets.sh"), TICKETS).unwrap();
     let reward = r#"reward_funcs=[{ kind = "command", command = "sh tickets.sh", by_group = true }]"#;
@@ -251,12 +251,12 @@ fn kill_in_the_middle(root: &Path, set: &[&str]) {
             all(name).next().is_some()
         });
     };
-    // A batch stays until the next checkpoint. A learner that stands still collects no answer.
+    // A batch is kept until the next checkpoint. A stopped learner collects no answers.
     answer_until("batches");
     let learner = learner_of(&run).expect("a learner that learns");
     signal(learner, "STOP");
-    // A learner that was stopped while it computes keeps its cores, and the worker waits for them. So the learner
-    // continues for a moment now and then, without tickets.
+    // A learner that is stopped while it computes keeps its cores, and the worker waits for them. So the learner is
+    // continued for a moment now and then, without tickets.
     let mut looks = 0;
     testing::wait_until("an answer that is not collected", || {
         looks += 1;
@@ -274,7 +274,7 @@ fn kill_in_the_middle(root: &Path, set: &[&str]) {
     }
     let _ = child.wait();
     if all("pending").next().is_none() {
-        // The worker has claimed them all. This one it gave back at its end.
+        // The worker has claimed all jobs, and returned this one at its end.
         let job = all("processing_by_dev1").next().expect("a job that nobody has answered");
         fs::rename(job.path(), run.join("fleet/pending").join(job.file_name())).unwrap();
     }
@@ -310,7 +310,7 @@ fn a_changed_run_gives_the_same_bits_or_an_error_that_names_the_file() {
     all_right(&mut world, cases.into_iter());
 }
 
-/// 200 changes of each file, so that every command meets each kind of change.
+/// Makes 200 changes to each file, so that every command meets each kind of change.
 #[test]
 #[ignore = "hours: cargo xtask nightly strangers_run"]
 fn every_command_meets_every_change_of_every_file() {
@@ -329,7 +329,7 @@ fn every_command_meets_every_change_of_every_file() {
     );
 }
 
-/// Files and directories of a run that are links out of it, and for each a command that would write or delete there.
+/// Files and directories of a run that are links out of it, each with a command that would write or delete there.
 const LINKS: [(&str, &str, &str); 21] = [
     ("killed", "fleet", "resume by workers"),
     ("killed", "fleet/batches", "resume by workers"),

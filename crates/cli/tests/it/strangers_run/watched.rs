@@ -1,4 +1,4 @@
-//! Runs a command and watches how it ends, how much memory it takes, and whether it ends at all.
+//! Runs a command and observes how it ends, how much memory it takes, and whether it ends at all.
 
 use std::fs::File;
 use std::io::{Read, Seek};
@@ -6,7 +6,7 @@ use std::os::unix::process::CommandExt;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-/// The time after which a command hangs. The commands take seconds on a busy machine.
+/// The time after which a command counts as hanging. Commands take seconds on a busy machine.
 const HANG: Duration = Duration::from_secs(300);
 /// A process with this much memory is killed, to protect the machine that runs the tests.
 const FAR_TOO_MUCH: u64 = 3 << 30;

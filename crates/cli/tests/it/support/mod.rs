@@ -1,4 +1,4 @@
-//! Runs the program and reads its output and files; makes a tiny model directory.
+//! Runs the program, reads its output and files, and creates a tiny model directory.
 
 pub mod runs;
 
@@ -16,7 +16,8 @@ pub struct RunOutput {
     pub err: String,
 }
 
-/// `lockstep` with `arguments` in `directory`, without the caller's `LOCKSTEP_` variables but those of the emulator.
+/// The command `lockstep` with `arguments` in `directory`, without the caller's `LOCKSTEP_` variables except for those
+/// of the emulator.
 pub fn command(directory: &Path, arguments: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_lockstep"));
     without_settings(&mut command);
@@ -24,7 +25,7 @@ pub fn command(directory: &Path, arguments: &[&str]) -> Command {
     command
 }
 
-/// Takes the caller's `LOCKSTEP_` variables but those of the emulator from a command.
+/// Removes the caller's `LOCKSTEP_` variables from a command, except for those of the emulator.
 pub fn without_settings(command: &mut Command) {
     let ours = |name: &str| name.starts_with("LOCKSTEP_") && !name.starts_with("LOCKSTEP_EMULATOR_");
     for (name, _) in std::env::vars().filter(|(name, _)| ours(name)) {
@@ -32,7 +33,7 @@ pub fn without_settings(command: &mut Command) {
     }
 }
 
-/// Runs it to its end.
+/// Runs the program to its end.
 pub fn lockstep(directory: &Path, arguments: &[&str]) -> RunOutput {
     let Output { status, stdout, stderr } = command(directory, arguments).output().unwrap();
     let text = |bytes: Vec<u8>| String::from_utf8(bytes).unwrap();
@@ -77,7 +78,7 @@ pub fn without_checksum(mut bytes: Vec<u8>) -> Vec<u8> {
     bytes
 }
 
-/// Runs it, which must be refused: exit code 2, one paragraph with all of `words`, and nothing written.
+/// Runs the program, which must refuse its arguments: exit code 2, one paragraph with all of `words`, and no files.
 pub fn refused(directory: &Path, arguments: &[&str], words: &[&str]) {
     let before = listing(directory);
     let printed = lockstep(directory, arguments);

@@ -1,5 +1,5 @@
-//! Short training runs on a tiny Qwen3-shaped model, and what of a finished run must have the same bits however it came
-//! about.
+//! Short training runs on a tiny Qwen3-shaped model, and the parts of a finished run that must have the same bits
+//! however the run was executed.
 
 use super::{RunOutput, lockstep, model_of};
 use lockstep::wire::file::GroupFile;
@@ -13,7 +13,7 @@ const QWEN3: &str = r#"{"model_type": "qwen3", "architectures": ["Qwen3ForCausal
 "head_dim": 8, "max_position_embeddings": 64, "rms_norm_eps": 1e-6, "rope_theta": 10000.0, "hidden_act": "silu",
 "tie_word_embeddings": true, "attention_bias": false, "bos_token_id": null, "eos_token_id": 0}"#;
 
-/// Twelve steps that leave sums pending at checkpoints, log completions and evaluate between checkpoints.
+/// Twelve steps, with pending sums at checkpoints, logged completions, and evaluations between checkpoints.
 const COMMON: &[&str] = &[
     "per_device_train_batch_size=4",
     "max_steps=12",
@@ -32,7 +32,7 @@ pub fn directory() -> tempfile::TempDir {
     directory_of(QWEN3)
 }
 
-/// The same with a model of another shape.
+/// The same directory with a model of another shape.
 pub fn directory_of(config: &str) -> tempfile::TempDir {
     let dir = tempfile::tempdir().unwrap();
     model_of(&dir.path().join("model"), config);
@@ -42,7 +42,7 @@ pub fn directory_of(config: &str) -> tempfile::TempDir {
     let words = ["ab", "sun", "moon", "tree", "x", "river", "a long road", "sky", "ice", "oak"];
     fs::write(dir.path().join("d.jsonl"), rows(&words)).unwrap();
     fs::write(dir.path().join("e.jsonl"), rows(&["sea", "hill"])).unwrap();
-    // Pairs: the same prompts, and as the better answer one that ends in a full stop.
+    // Pairs of the same prompts, in which the better answer ends in a full stop.
     let pairs = |words: &[&str]| -> String {
         let row = |w: &&str| format!("{{\"prompt\": \"{w} \", \"chosen\": \"{w}.\", \"rejected\": \"{w}?\"}}\n");
         words.iter().map(row).collect()
@@ -52,7 +52,7 @@ pub fn directory_of(config: &str) -> tempfile::TempDir {
     dir
 }
 
-/// The arguments of a run in `out`; `set` wins over what all runs have.
+/// The arguments of a run in `out`; `set` overrides the common keys.
 pub fn arguments<'a>(purpose: &'a str, out: &'a str, set: &[&'a str]) -> Vec<&'a str> {
     let own = if purpose == "train" { GRPO } else { &[] };
     let mut all = vec![purpose, "--model", "model", "--out", out];
@@ -74,20 +74,20 @@ pub fn listing_names(directory: &Path) -> Vec<String> {
     names
 }
 
-/// Runs it to its end, which must be a good one.
+/// Runs the program to its end, which must succeed.
 pub fn good(directory: &Path, arguments: &[&str]) -> RunOutput {
     let output = lockstep(directory, arguments);
     assert_eq!(output.code, Some(0), "{arguments:?}\n{}{}", output.out, output.err);
     output
 }
 
-/// Whether a metric is of time, memory or throughput.
+/// Whether a metric measures time, memory or throughput.
 fn measured(name: &str) -> bool {
     name.ends_with("_time_s")
         || name.ends_with("_tokens_per_s")
         || name.ends_with("_per_second")
         || name.starts_with("device/")
-        // How much is guessed follows what steps were measured to take.
+        // The number of draft tokens depends on measured times of steps.
         || name.starts_with("rollout/spec_decode_")
         || name.starts_with("async/") && !name.starts_with("async/lag")
         || ["step_time", "time_s", "eval_runtime", "peak_bytes"].contains(&name)
@@ -104,7 +104,7 @@ fn lasting(mut record: Map<String, Value>) -> Map<String, Value> {
     record
 }
 
-/// The lines of metrics.jsonl but the fields of time, memory and throughput.
+/// The lines of metrics.jsonl without the fields of time, memory and throughput.
 pub fn metrics(run: &Path) -> Vec<String> {
     let text = fs::read_to_string(run.join("metrics.jsonl")).unwrap();
     assert!(text.ends_with('\n'));
@@ -126,8 +126,8 @@ pub fn events(run: &Path) -> Vec<(u64, String, u32)> {
         let length = u64::from_le_bytes(bytes[at..at + 8].try_into().unwrap()) as usize;
         let event = &bytes[at + 12..at + 12 + length];
         at += length + 16;
-        // A double of the time, then a one-byte step, the summary, its value, its tag; the number comes last. Texts and
-        // histograms are longer: their bytes count.
+        // An event has the time as a double, a one-byte step, and the summary with its value, tag and, at the end,
+        // number. For strings and histograms, which are longer, the bytes count.
         if event[9] == 0x10 && event[12] >= 0x80 {
             let bytes = event[9..].iter().fold(0u32, |hash, &byte| hash.wrapping_mul(31).wrapping_add(byte.into()));
             found.push((event[10].into(), "long".to_owned(), bytes));
@@ -137,7 +137,7 @@ pub fn events(run: &Path) -> Vec<(u64, String, u32)> {
             found.push((event[10].into(), tag, value));
         }
     }
-    // Before the first step are the hyperparameters, which runs that are compared may differ in.
+    // The hyperparameters come before the first step, and may differ between compared runs.
     let metric = |tag: &str| match tag.split_once('/') {
         Some(("train", name)) => name.to_owned(),
         Some(("eval", name)) => format!("eval_{name}"),
@@ -159,8 +159,8 @@ pub fn files(run: &Path) -> BTreeMap<String, Vec<u8>> {
         let mut bytes = fs::read(&path).unwrap();
         if name.ends_with("run_state.json") {
             let mut state: Map<String, Value> = serde_json::from_slice(&bytes).unwrap();
-            // Lengths of logs that hold times, written with more digits or fewer; and the instruction set: of two with
-            // the same bits each process measures which is faster (`Isa::best`).
+            // The lengths of logs depend on the digits of times in them. The instruction set may differ, since each
+            // process measures which of two sets with the same bits is faster (`Isa::best`).
             for name in &["log_bytes", "xxh3", "isa"] {
                 state.remove(*name).unwrap();
             }
@@ -169,7 +169,7 @@ pub fn files(run: &Path) -> BTreeMap<String, Vec<u8>> {
             bytes = Value::Object(state).to_string().into_bytes();
         }
         if name.ends_with("files.json") {
-            // The checksum of that file.
+            // The list has the checksum of run_state.json, which was changed above.
             let mut list: Value = serde_json::from_slice(&bytes).unwrap();
             list["files"].as_object_mut().unwrap().remove("run_state.json").unwrap();
             bytes = list.to_string().into_bytes();
@@ -185,7 +185,7 @@ pub fn same(expected: &Path, found: &Path) {
     same_files(expected, found, files);
 }
 
-/// The same of runs whose rewards are configured otherwise and give the same scores: their lineages differ.
+/// The same for runs whose rewards are configured differently but give the same scores: their lineages differ.
 #[track_caller]
 pub fn same_but_lineage(expected: &Path, found: &Path) {
     let without_lineage = |run: &Path| {
@@ -203,18 +203,18 @@ pub fn same_but_lineage(expected: &Path, found: &Path) {
     same_files(expected, found, without_lineage);
 }
 
-/// A run of one process, and the same with workers: what concerns them alone is not compared.
+/// Compares a run of one process with a run with workers, except for files that only workers have.
 #[track_caller]
 pub fn same_but_workers(expected: &Path, found: &Path) {
     same_files(expected, found, |run| {
         let mut files = files(run);
         files.retain(|name, _| !name.ends_with("fleet.json"));
-        // It has the workers' scores of a batch; the groups that are trained on are compared.
+        // The file has the workers' scores of a batch; the groups that are trained on are compared.
         for (_, bytes) in files.iter_mut().filter(|(name, _)| name.ends_with("frontier.begun.bin")) {
             bytes.clear();
         }
-        // The batches made ahead have the seconds that they took: their length alone is compared, and what is learned
-        // from them.
+        // Batches generated ahead have the seconds that they took. So only their length is compared, and the data that
+        // are trained on.
         for (_, bytes) in files.iter_mut().filter(|(name, _)| name.ends_with("frontier.bin")) {
             *bytes = bytes.len().to_string().into_bytes();
         }
@@ -246,7 +246,7 @@ fn same_files(expected: &Path, found: &Path, files: impl Fn(&Path) -> BTreeMap<S
     assert!(differing.is_empty(), "these files differ: {differing:?}, the first of them {first}");
 }
 
-/// Where two files part, with some bytes around it.
+/// The first place at which two files differ, with some bytes around it.
 fn difference(expected: &[u8], found: &[u8]) -> String {
     let at = expected.iter().zip(found).take_while(|(a, b)| a == b).count();
     let around =

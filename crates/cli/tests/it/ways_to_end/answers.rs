@@ -1,5 +1,5 @@
-//! Results on disk that do not fit their jobs, as an earlier learner may have accepted them: a run that continues has
-//! them generated again.
+//! Results on disk that do not fit their jobs, as an earlier learner may have accepted them: a resumed run has them
+//! generated again.
 
 use super::kinds::{KINDS, Runs};
 use super::{Row, USUAL};
@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 
 type Change = fn(&mut Vec<JobResult>, &[JobResult]);
 
-/// Changes of the results in a file; the second argument has those of the file before it.
+/// Changes of the results in a file; the second argument has the results of the previous file.
 const CHANGES: [(&str, Change); 20] = [
     ("an empty answer", |all, _| all[0].bytes.clear()),
     ("the last one is empty", |all, _| all.last_mut().unwrap().bytes.clear()),
@@ -99,7 +99,7 @@ fn try_all(rows: &[(&str, Change)]) {
             copy(&row.run(), &run);
             let files = batches(&run);
             assert!(files.len() >= 2, "{what}: {files:?}");
-            // In turn the last one and one that others follow.
+            // The last file and one that others follow, in turn.
             let place = if number % 2 == 0 { files.len() - 1 } else { 1 };
             let read = |file: &Path| batch_from_bytes(&fs::read(file).unwrap()).unwrap();
             let (before, (batch, mut all)) = (read(&files[place - 1]).1, read(&files[place]));

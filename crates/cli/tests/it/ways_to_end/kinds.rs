@@ -1,4 +1,4 @@
-//! The kinds of runs with workers, and what each is without an end.
+//! The kinds of runs with workers, and the runs of each kind that were not interrupted.
 
 use crate::support::runs::{arguments, directory, good};
 use std::collections::BTreeMap;
@@ -8,7 +8,7 @@ use std::sync::{Mutex, PoisonError};
 /// A kind of run.
 pub struct Kind {
     pub name: &'static str,
-    /// The keys that make it.
+    /// The keys that select this kind.
     set: &'static [&'static str],
     /// The number of completions that its slow reward scores at once.
     scored: usize,
@@ -32,7 +32,7 @@ pub const KINDS: [Kind; 9] = [
     kind("audits", &["max_staleness=1", "trust=audit", "audit_share=1.0"]),
 ];
 
-/// The runs of one process that others are compared with, made when they are asked for.
+/// The uninterrupted runs that others are compared with, created on demand.
 pub struct Runs {
     dir: tempfile::TempDir,
     made: Mutex<BTreeMap<String, PathBuf>>,
@@ -44,7 +44,7 @@ impl Runs {
         for scored in KINDS.iter().map(|kind| kind.scored) {
             let scores: Vec<String> = (0..scored).map(|place| (place * 7 % 4).to_string()).collect();
             let (file, scores) = (format!("reward-{scored}.sh"), scores.join(", "));
-            // A run that is to be ended has the variable; it is slow until the file is gone.
+            // A run that will be interrupted has the variable, and is slow until the file is gone.
             let script = format!(
                 "while read -r line; do if [ -n \"$SLOW\" ] && [ -e \"$SLOW\" ]; then sleep 0.25; fi; \
                  echo '{{\"rewards\": [{scores}]}}'; done\n"
@@ -70,9 +70,9 @@ impl Runs {
         arguments("train", out, &set).into_iter().map(str::to_owned).collect()
     }
 
-    /// The run whose steps are done by `make`, once.
+    /// The run whose steps `make` does, created once.
     fn made(&self, kind: &Kind, what: &str, make: impl FnOnce(&str)) -> PathBuf {
-        // One row makes it; other rows that need it wait.
+        // One row creates it; other rows that need it wait.
         let mut made = self.made.lock().unwrap_or_else(PoisonError::into_inner);
         let name = format!("{what}-{}", KINDS.iter().position(|other| other.name == kind.name).unwrap());
         if !made.contains_key(&name) {

@@ -17,7 +17,7 @@ fn completion(generation: usize, ids: &[u32]) -> Completion {
     }
 }
 
-/// A job of the rewards `names`, with an answer of two completions and one score more for each further reward.
+/// A job with the rewards `names`, and its answer of two completions; each further reward has one score more.
 fn remade(names: &[&str]) -> (GroupJob, GroupAnswer) {
     let prompt = model::Prompt::new([1]);
     let job = GroupJob {
@@ -82,7 +82,7 @@ fn the_first_bit_that_differs_is_named() {
     assert!(of(|c| c.generation = 0).contains("it said Stop, [true, true], 0, and the job gives"));
     let columns = "completion 1, columns of its tokens: it said others, and the job gives its own";
     assert_eq!(of(|c| c.columns.set(ENTROPIES, vec![1.0, 2.0])), columns);
-    // Among several differences the first completion's is reported, and the earliest one within it.
+    // Of several differences, the first completion's is reported, and within it the earliest.
     let several = said(&["a"], |given| {
         given.scores[0].scores.values[0] = None;
         given.group.completions[0].versions[0] = Updates(5);
@@ -99,7 +99,7 @@ fn scores_are_compared_where_the_reward_was_called_again() {
     };
     let of_b = "completion 1, score of `b`: it said 2 (0x4000000000000000), and the job gives none";
     assert_eq!(said(&["a", "b"], lie(1, 1, Some(2.0))).as_deref(), Some(of_b));
-    // The scores of a single reward are found by its name.
+    // A difference in scores names its reward.
     assert_eq!(said(&["b"], lie(1, 1, Some(2.0))).as_deref(), Some(of_b));
     assert_eq!((said(&["a"], lie(1, 1, Some(2.0))), said(&["b"], lie(0, 1, Some(2.0)))), (None, None));
     let of_a = "completion 0, score of `a`: it said none, and the job gives 0.5 (0x3fe0000000000000)";
@@ -131,7 +131,8 @@ fn full() -> (GroupJob, GroupAnswer) {
     (job, answer)
 }
 
-/// Changes each column of an answer, with the right checksum. It is refused, found by an audit, or a time.
+/// Changes each column of an answer, with a correct checksum. The change is refused, found by an audit, or concerns a
+/// time.
 #[test]
 fn a_lie_in_any_column_of_an_answer_is_found() {
     use crate::rollouts::wire::lies::{changed, columns, split, with_more, without};
@@ -152,7 +153,7 @@ fn a_lie_in_any_column_of_an_answer_is_found() {
             for (what, lie) in [("changed", lie), ("left out", without(record, &column))] {
                 let found: Result<(bool, Option<Difference>), String> = found(place, lie);
                 match found {
-                    // It is made again.
+                    // The answer is refused, and the job is repeated.
                     Err(_) => {}
                     Ok((is_same, None)) => assert!(is_same || is_time(&column), "`{column}` {what} is believed"),
                     Ok((_, Some(_))) => assert!(!is_time(&column), "`{column}` {what}"),
@@ -165,7 +166,7 @@ fn a_lie_in_any_column_of_an_answer_is_found() {
         assert!(is_same && differs.is_none());
     }
     assert!(rows >= 40, "{rows} lies");
-    // A change is accepted only in columns that are not read: the group's scores are in the first record.
+    // A change is accepted only in columns that are not read, since the group's scores are in the first record.
     let read =
         ["0.scored", "0.values", "0.steps", "0.problems", "0.extra", "0.metrics", "0.metric_values", "0.timed_out"];
     for column in read {
@@ -179,7 +180,7 @@ fn a_lie_in_any_column_of_an_answer_is_found() {
 
 type Row = (&'static str, fn(&mut Scores), &'static str);
 
-/// Values that a worker may invent beside the scores of a built-in reward.
+/// Values that a worker may invent besides the scores of a built-in reward.
 #[test]
 fn invented_values_of_a_deterministic_reward_are_found() {
     use rewards::{Problem, StepEnd, StepScore};
@@ -220,13 +221,13 @@ fn invented_values_of_a_deterministic_reward_are_found() {
         let said =
             difference(&given, &job.rewards, &full()).unwrap_or_else(|| panic!("{what} is believed")).to_string();
         assert!(said.starts_with(words), "{what}: {said}");
-        // A program's answers are not repeated.
+        // A reward program's scores are not recomputed.
         let (mut of_job, mut again) = full();
         of_job.rewards.truncate(1);
         again.scores.truncate(1);
         assert_eq!(difference(&given, &job.rewards, &(of_job, again)), None, "{what}");
     }
-    // Texts of any length are shown in part.
+    // Strings of any length are shown only in part.
     let mut given = answer.clone();
     given.scores[1].scores.problems[0].message = "é".repeat(100_000);
     let said = difference(&given, &job.rewards, &full()).unwrap().to_string();

@@ -119,7 +119,7 @@ fn the_metrics_of_a_set_are_of_its_scored_completions() {
     let mut rollouts = round(&[(3, [Some(1.0), Some(0.5)]), (5, [None, Some(2.0)])]);
     rollouts.reward_names = vec!["a".into(), "b".into()];
     rollouts.reward_weights = vec![1.0, 0.0];
-    // By the second reward, of weight 0, one completion of the first two is right, and so is the single one.
+    // The second reward, with weight 0, decides: one completion of the first two is right, and so is the single one.
     let second = [Some(1.0), Some(0.99), None, Some(1.5)];
     for (place, c) in rollouts.groups.iter_mut().flat_map(|group| &mut group.completions).enumerate() {
         c.rewards.push(second[place]);

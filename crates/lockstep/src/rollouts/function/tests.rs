@@ -80,14 +80,14 @@ fn a_completion_of_the_engine_that_comes_back_unchanged_is_the_policys() {
     let with = |logps: Option<Vec<f32>>| GivenCompletion { logps, ..given(&[1], &[2, 3]) };
     let none = crate::rollouts::versions::NO_VERSION;
     let shown = |c: Completion| (c.columns.sampler_logps().unwrap().to_vec(), c.versions, c.finish_reason);
-    // The policy or its engine scored it; otherwise the weights of these log-probabilities are not known.
+    // The log-probabilities come from the policy or its engine; otherwise the version of their weights is unknown.
     assert_eq!(shown(of(&with(None), Some(vec![-2.0; 2]))), (vec![-2.0; 2], vec![Updates(6); 2], FinishReason::Length));
     assert_eq!(shown(of(&with(Some(logps.clone())), None)), (logps.clone(), vec![Updates(6); 2], FinishReason::Length));
     let others = vec![-0.5, -1.5];
     assert_eq!(shown(of(&with(Some(others.clone())), None)), (others, vec![none; 2], FinishReason::Length));
     let partly = of(&with(Some(vec![-0.25, f32::NAN])), Some(vec![-3.0, -4.0]));
     assert_eq!(shown(partly), (vec![-0.25, -4.0], vec![none; 2], FinishReason::Length));
-    // A completion from elsewhere than the engine has ended if its last token is a stop id.
+    // A completion from outside the engine has ended if its last token is a stop id.
     let other = GivenCompletion { logps: Some(logps.clone()), ..given(&[2], &[2, 3]) };
     assert_eq!(shown(of(&other, None)), (logps.clone(), vec![none; 2], FinishReason::Stop));
     let cut = GivenCompletion { logps: Some(logps), sampled: Some(vec![false, true]), ..given(&[1], &[3, 2]) };

@@ -1,4 +1,4 @@
-//! Requests as jobs, and answers in any order as a collection; no engine generates anything here.
+//! Splits requests into jobs, and assembles answers in any order; no engine generates anything here.
 
 use super::*;
 use crate::config::SamplingPlan;
@@ -16,7 +16,7 @@ fn tokenizer() -> Tokenizer {
     Tokenizer::characters("abcdefgh".chars(), &special).unwrap()
 }
 
-/// Compares all completions: its score is the number of completions that it was asked about.
+/// A reward that compares all completions: its score is the number of completions in the call.
 struct Whole(Arc<Mutex<Vec<usize>>>);
 
 impl Reward for Whole {
@@ -34,7 +34,7 @@ fn length(name: &str, factor: f64) -> Box<dyn Reward> {
     Box::new(FunctionReward::new(name, move |input| Some(factor * input.completion_ids().len() as f64)))
 }
 
-/// The rewards `here`, `whole` and `there`, the last of which workers call.
+/// The rewards `here`, `whole` and `there`; workers call the last one.
 fn assembler(asked: &Arc<Mutex<Vec<usize>>>) -> Assembler {
     Assembler {
         rewards: vec![length("here", 2.0), Box::new(Whole(asked.clone())), length("there", 3.0)],

@@ -93,7 +93,7 @@ fn tags_that_rewards_look_for_and_cannot_see_are_named() {
         if !is_right {
             wrong.push(format!("{rewards}, {special:?}, {prompts:?}: {found:?}, not {expected:?}"));
         }
-        // With the key, nothing is hidden.
+        // With this key, special tokens are not hidden.
         let shown = said(&rewards, special, prompts, false);
         if shown.iter().any(|line| line.contains("special tokens")) {
             wrong.push(format!("{rewards} with skip_special_tokens = false: {shown:?}"));

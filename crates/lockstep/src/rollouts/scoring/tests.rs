@@ -53,7 +53,7 @@ fn groups(tokenizer: &Tokenizer) -> Vec<RolloutGroup> {
     prompts().iter().map(group).collect()
 }
 
-/// Gives the groups to the rewards as if they had ended in this order.
+/// Passes the groups to the rewards as if they had ended in this order.
 fn scored(rewards: &mut [Box<dyn Reward>], order: &[usize]) -> ScoredRollouts {
     let (tokenizer, prompts) = (tokenizer(), prompts());
     let groups = groups(&tokenizer);
@@ -69,7 +69,7 @@ fn scored(rewards: &mut [Box<dyn Reward>], order: &[usize]) -> ScoredRollouts {
     })
 }
 
-/// All of it but the times.
+/// Everything except the times.
 fn lasting(output: &ScoredRollouts) -> String {
     let ScoredRollouts { rollouts, problems, metrics, .. } = output;
     format!("{rollouts:?}\n{problems:?}\n{metrics:?}")
@@ -87,7 +87,7 @@ impl Reward for Whole {
     }
 }
 
-/// A slow reward: takes another time for each group, fails for one group, and returns NaN for another.
+/// A slow reward that takes a different time for each group, fails for one group, and returns NaN for another.
 #[derive(Clone, Default)]
 struct Slow {
     asked: Arc<Mutex<Vec<usize>>>,
@@ -183,11 +183,11 @@ fn a_reward_that_compares_completions_is_asked_once_about_all() {
     let output = scored(&mut rewards, &[3, 0, 2, 1]);
     assert_eq!(*whole.asked.lock().unwrap(), [8]);
     assert_eq!(*group.asked.lock().unwrap(), [2, 2, 2, 2]);
-    // Each in its column.
+    // Each reward's scores are in its own column.
     assert!(output.rollouts.completions().all(|c| c.rewards.len() == 2 && c.rewards[0] == c.rewards[1]));
 }
 
-/// Says that it was asked, and then waits until it may answer.
+/// A reward that reports each call, and then waits until it may answer.
 struct Gate {
     asked: Sender<String>,
     may_answer: Receiver<()>,
@@ -224,7 +224,7 @@ fn groups_are_scored_while_the_engine_writes_others() {
     let ctx = Context::cpu(Isa::best(), 1);
     let model = Arc::new(ModelConfig::parse(shape).unwrap());
     let weights = Weights::random(ctx.memory(), &model, 1).unwrap();
-    // One group at a time.
+    // The engine has room for one group at a time.
     let sizes = EngineConfig { kv_blocks: 8, max_batched_tokens: 16, ..EngineConfig::new(GROUP, 16) };
     let mut engine = Engine::new(&ctx, &model, sizes).unwrap();
     let sampling = Arc::new(SamplingParams { max_new_tokens: 3, ..SamplingParams::default() });
@@ -258,7 +258,7 @@ fn groups_are_scored_while_the_engine_writes_others() {
     assert_eq!((ended, output.rollouts.completions().count()), (4, 8));
     assert!(output.rollouts.completions().all(|c| c.rewards == [Some(1.0)]));
     assert!(!output.overlapped.is_empty() && output.overlapped.len() <= 4);
-    // The texts belong to the completions.
+    // Each content belongs to its completion.
     for scored in output.rollouts.completions() {
         assert_eq!(scored.content, Content::Text(tokenizer.decode(&scored.completion.ids, true).unwrap()));
     }
@@ -306,7 +306,7 @@ fn a_problem_is_reported_for_the_groups_that_it_concerns() {
     let of = |problem: &Problem, own: Range<usize>| {
         problem_of(problem, &own).map(|own| (own.rows, own.completions, own.example.is_some()))
     };
-    // The example is of the first completion.
+    // The example belongs to the problem's first completion.
     assert_eq!(of(&problem, 0..2), Some((1, vec![1], true)));
     assert_eq!(of(&problem, 1..3), Some((2, vec![0, 1], true)));
     assert_eq!(of(&problem, 2..5), Some((2, vec![0, 2], false)));
@@ -321,7 +321,7 @@ fn a_step_ends_at_the_token_with_its_last_character() {
     let at = |end: usize| token_of(&tokenizer, &ids, end).unwrap();
     assert_eq!([0, 1, 2, 3, 6, 7].map(at), [0, 0, 1, 2, 5, 5]);
     assert_eq!(token_of(&tokenizer, &[], 3).unwrap(), 0);
-    // A character of two tokens ends with the second.
+    // A character of two tokens ends with the second token.
     let of_bytes = crate::rollouts::pieces::tests::of_bytes().tokenizer();
     let ends = [1, 2, 3, 4, 5].map(|end| token_of(&of_bytes, &[0, 1, 2, 3, 0], end).unwrap());
     assert_eq!(ends, [0, 2, 3, 3, 4]);
@@ -419,7 +419,7 @@ fn special_tokens_are_shown_to_rewards_if_the_key_is_set() {
     let whole = "<think>a</think><answer>b</answer>";
     let rewards = ["think_answer", "format:^<think>.*</think>", "keyword:<answer>"];
     let mut wrong = Vec::new();
-    // The special tokens, the completion, the text without and with special tokens, the scores with them.
+    // Each row: the special tokens, the completion, the text without and with special tokens, the scores with them.
     for (special, text, hidden, shown, scores) in [
         (&four[..], whole, "ab", whole, [1.0, 1.0, 1.0]),
         (&four, "<think>a</think><answer>b</answer><e>", "ab", whole, [1.0, 1.0, 1.0]),
@@ -446,7 +446,7 @@ fn special_tokens_are_shown_to_rewards_if_the_key_is_set() {
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
 }
 
-/// A step ends at a character of the text that the reward read.
+/// A step ends at a character of the text that the reward function read.
 #[test]
 fn the_end_of_a_step_is_counted_in_the_text_that_rewards_read() {
     let tokenizer = tags(&["<think>", "</think>"]);

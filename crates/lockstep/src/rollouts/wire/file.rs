@@ -113,8 +113,8 @@ pub struct GroupFile {
 }
 
 impl GroupFile {
-    /// Opens the file, and reads its index or computes it if it does not fit. A record that is not completely written
-    /// yet is ignored.
+    /// Opens the file, and reads its index, or recomputes the index if it does not fit. A record that is not completely
+    /// written yet is ignored.
     pub fn open(path: &Path) -> Result<GroupFile> {
         GroupFile::read_by(path, |path| read_index(&index_path(path)))
     }
@@ -128,7 +128,7 @@ impl GroupFile {
     fn read_by(path: &Path, index: impl FnOnce(&Path) -> Option<Vec<IndexEntry>>) -> Result<GroupFile> {
         let file = disk::open(path)?;
         let whole = whole_records(&file, file.metadata()?.len(), path)?;
-        // After the records: of a run that is being written the index has all that the file had.
+        // The index is read after the records: while a run is written, it then has all records that the file had.
         let index = match index(path).filter(|index| fits(index, &whole)) {
             Some(mut index) => {
                 index.truncate(whole.len());
@@ -156,7 +156,7 @@ impl GroupFile {
         Ok((group_of(&bytes, &self.path, entry.offset)?, bytes))
     }
 
-    /// The first entry of the index on the disk that is not that of its record: its place, the entry, and the one that
+    /// The first entry of the index on disk that does not match its record: its place, the entry, and the entry that
     /// the record gives. Records that cannot be read are left out.
     pub(crate) fn wrong_entry(&self) -> Option<(usize, IndexEntry, IndexEntry)> {
         let by_index = GroupFile::open(&self.path).ok()?;

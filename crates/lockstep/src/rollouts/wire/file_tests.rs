@@ -80,7 +80,7 @@ fn a_kill_in_the_middle_of_a_write_loses_only_that_group() {
         log.append(&records(&[group(2, &[0.5])])).unwrap();
         assert_eq!(fs::read(&path).unwrap(), whole);
     }
-    // A power cut: the length arrived, the bytes did not.
+    // After a power failure the length may be on disk without the bytes.
     let mut zeros = whole.clone();
     zeros[last.offset as usize + 20..].fill(0);
     for torn in [zeros, [&whole[..last.offset as usize], &[0; 90]].concat()] {
@@ -144,7 +144,7 @@ fn an_entry_of_the_index_is_as_documented() {
     assert_eq!(index[..8], *b"LSI\x01\x40\0\0\0");
     for (place, expected) in expected.iter().enumerate() {
         let own = &index[8 + 64 * place..8 + 64 * (place + 1)];
-        // Any NaN will do.
+        // The bits of a NaN do not matter.
         let bytes = if place == 1 { 0..40 } else { 0..64 };
         assert_eq!(own[bytes.clone()], expected[bytes], "{place}");
     }
@@ -155,7 +155,7 @@ fn an_entry_of_the_index_is_as_documented() {
     assert_eq!(found, (lengths[0] + lengths[1], lengths[2], Some(2), 1, 1));
 }
 
-/// Later versions append fields to the entries, and a program that does not know them reads the others.
+/// Later versions append fields to the entries, and a program that does not know these fields reads the others.
 #[test]
 fn longer_entries_are_read() {
     let (_dir, path, log) = three();
@@ -163,7 +163,7 @@ fn longer_entries_are_read() {
     let index = fs::read(index_path(&path)).unwrap();
     let with = |more: usize, tokens: u32| {
         let entry = |(place, entry): (usize, &[u8])| {
-            // Recomputed, it would be another number.
+            // Recomputing would give another number.
             let tokens = if place == 2 { tokens.to_le_bytes().to_vec() } else { entry[60..].to_vec() };
             [&entry[..60], &tokens, &vec![0xff; more]].concat()
         };
@@ -182,7 +182,7 @@ fn longer_entries_are_read() {
         (tokens(&short), tokens(&with(0, 99)[..8]), tokens(b"LSI\x01\x40\0\0")),
         (vec![3, 0, 1], vec![3, 0, 1], vec![3, 0, 1])
     );
-    // Entries of records that are not there yet, or no longer, are left out.
+    // Entries for records that do not exist yet, or no longer exist, are left out.
     let whole = fs::read(&path).unwrap();
     fs::write(&path, &whole[..whole.len() - 1]).unwrap();
     assert_eq!(tokens(&with(0, 99)), [3, 0]);

@@ -99,7 +99,7 @@ struct Fields<'a> {
 }
 
 impl<'a> Fields<'a> {
-    /// The fields of `record`, unless it has a column that must be known and is not.
+    /// The fields of `record`; an error if the record has an unknown column that must be known.
     fn of(record: &'a RecordReader<'a>) -> Result<Fields<'a>, WireError> {
         let known = |name: &str| KNOWN.contains(&name) || [TOKEN, PROMPT, HAS].iter().any(|p| name.starts_with(p));
         record.refuse_unknown(known)?;

@@ -2,8 +2,8 @@
 //! This is done for only so many groups that it and the recording of rollouts take about a hundredth of the run's CPU
 //! time at most.
 //!
-//! Which groups are chosen depends on timing. So they are written to a file of their own, `updates.bin`, which is left
-//! out when runs are compared, and training does not depend on them.
+//! Which groups are chosen depends on timing. So they are written to a separate file, `updates.bin`, which is left out
+//! when runs are compared, and training does not depend on them.
 
 use super::RolloutPipeline;
 use crate::rollouts::function::lock;
@@ -102,7 +102,7 @@ impl RolloutPipeline {
         let (ctx, weights) = (&run.learner.ctx, &run.learner.policy.weights);
         let temperature = self.sampling.common().temperature;
         let scores = match lock(scorer).score(ctx, weights, &sequences, temperature) {
-            // The step is taken: a stop request does not undo it.
+            // The step is already taken, and a stop request does not undo it.
             Err(_) if run.stop.is_requested() => return Ok(()),
             scores => scores?,
         };
@@ -146,7 +146,7 @@ mod tests {
         let (mut scored, mut spent) = (Vec::new(), 0.0);
         for step in 1..=400 {
             let now = f64::from(step);
-            // Recording the generation takes half of a hundredth.
+            // Recording the generation takes 0.5 % of the time.
             after.recorded(0.005);
             spent += 0.005;
             after.choose(&part, now);

@@ -116,7 +116,8 @@ impl Prepared {
         let mut builder = inputs.builder();
         let part_inputs = PartInputs { source: &model, assets: &assets, bounds };
         let reward_models: Vec<_> = models(&rewards).collect();
-        // Before the weights are read: a run that cannot fit would be killed much later, and without a word.
+        // The plan comes before the weights are read: a run that does not fit would be killed much later, without a
+        // message.
         let plan = Parts::plan(&builder, part_inputs, &reward_models, &own)?.on(ctx.memory().device());
         let again = |changed: &Config| {
             let assets = assets.clone().computing_in(changed.dtype.dtype()).or_bad_input()?;
@@ -140,7 +141,7 @@ impl Prepared {
         };
         let evaluation_metrics = evaluate::metric_names(&config, &rewards);
         let has_function = inputs.injected.rollout_function.is_some();
-        // The caller's function may use other weights, and batches made ahead do.
+        // The caller's function may use other weights, and batches generated ahead do use other weights.
         let stale = scorer.clone().filter(|_| has_function || config.max_staleness > 0);
         let stale_scorer = replay_scorer.clone().or(stale);
         let eval_weights = config.weights_of_rewards();

@@ -1,5 +1,5 @@
-//! Keeps the texts from which speculative decoding drafts tokens, so that they outlive the process. They are a file in
-//! the run's directory, outside its checkpoints, because no bit of the result depends on it. If the file is missing or
+//! Stores the text from which speculative decoding drafts tokens, so that it outlives the process. It is a file in the
+//! run's directory, outside its checkpoints, because no bit of the result depends on it. If the file is missing or
 //! damaged, fewer tokens are drafted until an epoch has passed.
 
 use super::RolloutPipeline;
@@ -26,7 +26,7 @@ impl RolloutPipeline {
         }
     }
 
-    /// Restores the texts from the file, if it is there.
+    /// Restores the text from the file, if the file exists.
     pub(super) fn restore_drafts(&mut self, run: &TrainingRun) {
         if let Some(collector) = self.source.collector()
             && let Ok(bytes) = disk::read(run.checkpoints.dir.root().join(FILE), disk::most::GROUPS)

@@ -165,8 +165,8 @@ impl RolloutPipeline {
         self.state.batch.samples.is_empty()
     }
 
-    /// The state that a checkpoint saves. The generation batch in use, and a reference model that is updated, are files
-    /// of their own.
+    /// The state that a checkpoint saves. The generation batch in use, and a reference model that is updated, are
+    /// separate files.
     pub fn state(&self) -> PipelineState {
         let RolloutState { source, batch: GenerationBatch { used, samples }, lineage } = &self.state;
         let batch = (!self.batch_is_used_up()).then_some(BatchPlace { used: *used, samples: samples.len() });
@@ -197,8 +197,8 @@ impl RolloutPipeline {
         self.source.end()
     }
 
-    /// Returns an error if an epoch cannot be ended early: its next batches are being made already, or a record of the
-    /// rollouts would not tell of it.
+    /// Returns an error if an epoch cannot be ended early: its next batches are already being generated, or a recording
+    /// of the rollouts would not show the early end.
     pub fn check_ends_epochs(&self, config: &Config) -> anyhow::Result<()> {
         let why = if self.has_workers() || config.max_staleness > 0 {
             "its next batches are being generated already (workers, max_staleness)"

@@ -71,7 +71,7 @@ impl<T> Parts<T> {
         let weights = trained_weights(builder, source, model)?;
         let trainer = builder.trainer("training", model, config.objective(), step)?;
         let own = own(builder, inputs, LargestWork { step, generation })?;
-        // An evaluation's loss is that of its completions.
+        // An evaluation computes the loss of its own completions.
         let evaluated = if config.has_eval_data() && config.has_eval_loss() {
             Work {
                 completions: completions.max(bounds.sequences),
@@ -84,7 +84,7 @@ impl<T> Parts<T> {
         let reference = match config.reference().filter(|_| config.loads_reference(bounds.ref_logps)) {
             Some(algorithms::Reference::Policy) => {
                 let ModelSource { dir, adapter } = reference_source(config, source)?;
-                // The weights below a trained adapter are frozen, and are held once.
+                // The weights below a trained adapter are frozen, so they are held only once.
                 let own = Some(&*dir).filter(|_| !config.use_peft || dir != source.dir);
                 let place = (own, adapter.as_deref());
                 Some(Reference::load(builder, "reference", place, (&weights, model), evaluated)?)
@@ -110,7 +110,7 @@ impl<T> Parts<T> {
             };
             Arc::new(Mutex::new(builder.scorer(name, model, work)))
         });
-        // Workers generate; whoever does not believe them does it again.
+        // Workers generate completions; a learner that does not trust them generates again.
         let generates = !replays && (builder.sharing.is_none() || config.trust == Trust::Audit);
         let engine = if generates || config.has_eval_data() {
             let training = SamplingPlan::new(config, &[])?;

@@ -302,7 +302,7 @@ impl RolloutPipeline {
         let observer = Observer { stages: &Stages::default(), on_wait: &|reward, time| progress.waits(reward, time) };
         let outcomes =
             evaluation.run(collector, &run.learner.policy, &self.eval_weights, run.learner.step, &observer)?;
-        // Without the records and the loss.
+        // The time is measured without the records and the loss.
         let (seconds, sampling) = (span.seconds(), evaluation.sampling());
         let (mut metrics, mut problems, mut unscored) = (Vec::new(), Vec::new(), None);
         for outcome in outcomes {
@@ -356,13 +356,13 @@ impl RolloutPipeline {
                 sample.columns.set(SAMPLER_LOGPS, scores.logps.clone());
             }
         }
-        // After log π_old, with which some are made.
+        // Some algorithms compute advantages from log π_old, which must be set first.
         let Advantages { advantages, metrics, .. } = advantages(&run.config, rollouts, &samples);
         samples.iter_mut().zip(advantages).for_each(|(sample, advantage)| sample.advantage = advantage);
         let Some(HeldOut { loss, metrics: of_loss }) = run.learner.trainer.held_out(&samples, &scores)? else {
             return Ok(Vec::new());
         };
-        // Where the reward has the divergence, its mean is known with the advantages.
+        // If the divergence is part of the reward, its mean comes with the advantages.
         let kl = metrics.into_iter().filter(|(name, _)| name == KL).filter_map(|(name, kl)| Some((name, kl?)));
         Ok([("loss".to_owned(), loss)].into_iter().chain(of_loss).chain(kl).collect())
     }
@@ -411,7 +411,7 @@ fn finish_generation(
     step.notes.waited(*rollout_time_s, *reward_time_s, of_rewards);
     step.measured.rewards(of_rewards);
     step.add("rollout_time_s", *rollout_time_s);
-    // A step did not wait if its completions were there already.
+    // If the completions were already there, the step did not wait for them.
     if *rollout_time_s > 0.0 {
         step.add("rollout_tokens_per_s", *rollout_tokens as f64 / rollout_time_s);
     }

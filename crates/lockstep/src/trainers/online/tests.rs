@@ -1,4 +1,4 @@
-//! The batches in a checkpoint of an online run, and the damaged ones that a resume refuses.
+//! The batches in a checkpoint of an online run, and damaged batches, which a resume refuses.
 
 use crate::config::{ComputeDType, Config, Purpose};
 use crate::rollouts::wire::{Group, RecordReader};
@@ -18,7 +18,7 @@ fn refused(checkpoint: &Path, name: &str, bytes: &[u8]) -> String {
     std::fs::write(&file, good).unwrap();
     let said = format!("{error:#}");
     let at = said.find(name).unwrap_or_else(|| panic!("{said}"));
-    // The advice on how to resume is cut off: it does not depend on this file.
+    // The advice on how to resume is left out, because it does not depend on this file.
     said[at..].split("; there is no checkpoint before it").next().unwrap_or_default().to_owned()
 }
 

@@ -39,7 +39,7 @@ pub struct PpoBatch {
     kl: KlController,
 }
 
-/// PPO's state between two steps that a checkpoint saves. The value model's weights and moments are files of their own.
+/// PPO's state between two steps that a checkpoint saves. The value model's weights and moments are separate files.
 #[derive(Serialize, Deserialize)]
 struct PpoState {
     pipeline: PipelineState,
@@ -70,8 +70,8 @@ impl TrainingTask for Ppo {
     }
 
     fn step(&mut self, run: &mut TrainingRun, PpoBatch { online, kl }: PpoBatch) -> anyhow::Result<()> {
-        // Both gradients come before both steps: until then the models are unchanged, and a stop request can end the
-        // step.
+        // Both gradients are computed before both steps: until then the models are unchanged, and a stop request can
+        // still end the step.
         let samples = self.pipeline.part(&online);
         self.critic.gradient(&run.learner.ctx, &run.log.stages, samples)?;
         run.policy_gradient(samples)?;

@@ -30,12 +30,12 @@ pub struct Scores {
 }
 
 impl PpoBatch {
-    /// The score of each completion: its weighted reward, minus `missing_eos_penalty` if it was cut at the length
+    /// The score of each completion: its weighted reward, minus `missing_eos_penalty` if it was truncated at the length
     /// limit.
     pub(super) fn scores(&mut self, run: &TrainingRun, rollouts: &Rollouts) -> Scores {
         let table = advantages::compute(&rollouts.rewards(), ScaleRewards::None);
         for (name, value) in &table.metrics {
-            // Groups are not compared here.
+            // This metric compares groups, which PPO does not do.
             if let (Some(value), true) = (value, name != "frac_reward_zero_std") {
                 self.online.run.add(name, *value);
             }

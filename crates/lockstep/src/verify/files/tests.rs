@@ -1,4 +1,4 @@
-//! Two checkpoints that differ in one file, and in many: which difference is named, and where.
+//! Two checkpoints that differ in one file or in many: which difference is named, and where.
 
 use super::*;
 use crate::rollouts::wire::Completion;
@@ -52,7 +52,7 @@ impl Two {
 /// A safetensors file with these tensors, one after the other.
 fn safetensors(tensors: &[(&str, &str, &[u8])]) -> Vec<u8> {
     let (mut header, mut data) = (json!({"__metadata__": {"format": "pt", "step": "4"}}), Vec::new());
-    // The header is not in the order of the bytes.
+    // The entries of the header are not in the order of the bytes.
     let mut entries = Vec::new();
     for (name, dtype, bytes) in tensors {
         let size = match *dtype {
@@ -94,7 +94,7 @@ fn weights_are_compared_first_and_logs_of_the_state_last() {
         "zzz",
         "run_state.json",
     ];
-    // Written in another order.
+    // The files are written in reverse order.
     for name in names.iter().rev() {
         match *name {
             name if name.ends_with(".safetensors") => {
@@ -104,10 +104,10 @@ fn weights_are_compared_first_and_logs_of_the_state_last() {
             name => two.write(name, "a", "b"),
         }
     }
-    // Neither is compared: a list of the files, and lineages of weights that workers may have.
+    // Neither the list of files nor `fleet.json`, with the lineages of weights that workers may have, is compared.
     two.write(FILE_LIST, "1", "2");
     two.write("fleet.json", "1", "2");
-    // Nor are files of the Python package.
+    // Files of the Python package are not compared, either.
     fs::write(two.recorded.join("trainer_state.json"), "{}").unwrap();
     fs::create_dir(two.recorded.join("empty")).unwrap();
     for name in names {
@@ -132,7 +132,7 @@ fn a_file_that_only_one_checkpoint_has_is_named() {
     assert!(difference(&two.recorded.join("gone"), &two.remade, 4, SAME).is_err());
 }
 
-/// A value model is a separate directory, which the next step depends on as much.
+/// A value model is in a separate directory, and the next step depends on it, too.
 #[test]
 fn directories_of_a_checkpoint_are_compared() {
     let two = Two::new();
@@ -175,7 +175,7 @@ fn a_weight_is_named_by_its_tensor_and_element() {
         two.found()
     };
     let weight = |place: &str, recorded: &str, remade: &str| two.at(name, place, "weight", recorded, remade);
-    // Beyond the 64 KiB that are read at once.
+    // This element is beyond the first 64 KiB, which are read at once.
     assert_eq!(spoiled(0, 72_000), weight("z, element 18000", "18000.002 (0x468ca001)", "18000 (0x468ca000)"));
     let far = format!("{} (0x478ca000)", f32::from_bits(0x478c_a000));
     assert_eq!(spoiled(0, 72_003), weight("z, element 18000", &far, "18000 (0x468ca000)"));
@@ -209,7 +209,7 @@ fn tensors_of_another_layout_are_named() {
     };
     two.write(name, metadata("4"), metadata("5"));
     assert_eq!(two.found(), two.at(name, "header.step", "state", "\"4\"", "\"5\""));
-    // A header of more bytes than the file has.
+    // The header's length is larger than the file.
     let long = [&u64::MAX.to_le_bytes()[..], b"{}"].concat();
     two.write(name, &long, &long);
     let message = format!("{:#}", difference(&two.recorded, &two.remade, 4, SAME).unwrap_err());
@@ -244,7 +244,7 @@ fn a_state_is_compared_where_the_next_step_depends_on_it() {
     assert_eq!(found(&|s| s["trainer"] = json!({})), differs("trainer.steps", "null", "4"));
     assert_eq!(found(&|s| s["num_tokens"] = json!("9")), differs("num_tokens", "\"9\"", "9"));
     assert_eq!(found(&|s| s["task"]["rollout_number"] = json!(7)), differs("task.rollout_number", "7", "8"));
-    // The lineage comes first: all else follows from it.
+    // The lineage is compared first, because all other differences follow from it.
     let lineage = two.at("run_state.json", "", "lineage", "\"k\"", "\"l\"");
     assert_eq!(found(&|s| (s["task"]["lineage"], s["step"]) = (json!("k"), json!(3))), lineage);
     let ppo = |lineage: &str| json!({"step": 4, "task": {"pipeline": {"lineage": lineage}, "kl_coef": 1}}).to_string();
@@ -301,7 +301,7 @@ fn the_final_model_is_that_of_its_checkpoint() {
     let name = "model.safetensors";
     two.write("config.json", "{}", "{}");
     two.write(name, safetensors(&[("x", "U8", &[1])]), safetensors(&[("x", "U8", &[1])]));
-    // A file in only one of the directories.
+    // The file is in only one of the directories.
     fs::write(two.recorded.join("README.md"), "x").unwrap();
     fs::write(two.remade.join("run_state.json"), "{}").unwrap();
     two.write(FILE_LIST, "1", "2");
@@ -315,7 +315,7 @@ fn the_final_model_is_that_of_its_checkpoint() {
     assert_eq!(found(), two.at(name, "x, element 0", "weight", "[01]", "[03]"));
 }
 
-/// Files removed from a result, added to it or replaced in it, and the file that differs, if any.
+/// Files that are removed from a result, added to it or replaced in it; and whether a difference is found.
 #[test]
 fn a_result_has_all_files_of_the_model_and_no_others() {
     enum Change {
@@ -367,7 +367,7 @@ fn a_result_has_all_files_of_the_model_and_no_others() {
         (Add, "README.md", false),
         (Add, "LICENSE", false),
         (Add, ".gitattributes", false),
-        // Older versions copied them; nothing reads them here.
+        // Older versions copied these files; nothing reads them in a result.
         (Add, "fleet.json", false),
         (Add, "files.json", false),
     ];
@@ -382,7 +382,7 @@ fn a_result_has_all_files_of_the_model_and_no_others() {
         let weights = |value: u8| safetensors(&[("x", "U8", &[value])]);
         two.write("model.safetensors", weights(1), weights(1));
         two.write("additional_chat_templates/rag.jinja", "x", "x");
-        // Files that only the run needs.
+        // These files are needed only by the run, not by the result.
         fs::create_dir(two.remade.join("value_model")).unwrap();
         for file in ["optimizer_moments.safetensors", "value_head.safetensors", "value_model/model.safetensors"] {
             fs::write(two.remade.join(file), weights(1)).unwrap();
@@ -420,7 +420,7 @@ fn a_result_has_all_files_of_the_model_and_no_others() {
     }
 }
 
-/// A header may name other bytes than those between two tensors, and a file may have bytes behind the last.
+/// A header may give other offsets than those between two tensors, and a file may have bytes after the last tensor.
 #[test]
 fn all_bytes_and_offsets_of_tensors_are_compared() {
     let two = Two::new();
@@ -437,7 +437,7 @@ fn all_bytes_and_offsets_of_tensors_are_compared() {
     assert_eq!(two.found(), two.at(name, "header.b.data_offsets[0]", "state", "0", "2"));
 }
 
-/// Checkpoints of older versions lack values that this one writes, and no others.
+/// Checkpoints of older versions lack only values that this version writes.
 #[test]
 fn a_state_of_an_older_version_is_compared_as_far_as_it_goes() {
     let two = Two::new();

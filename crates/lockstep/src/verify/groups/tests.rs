@@ -57,7 +57,7 @@ fn set(completion: &mut Completion, name: &'static str, token: usize, to: f32) {
     completion.columns.set(name, values);
 }
 
-/// Values are compared by their bits: two NaN of the same bits are equal, 0 and -0 are not.
+/// Values are compared by their bits: two NaN with the same bits are equal, and 0 and -0 are not.
 #[test]
 fn bits_are_compared() {
     let nan = |g: &mut Group| {

@@ -110,7 +110,7 @@ fn a_lie_in_any_field_of_the_state_is_found() {
         let checkpoint = root.join("checkpoints/step-000001");
         let path = checkpoint.join("run_state.json");
         let mut good: Value = serde_json::from_slice(&fs::read(&path).unwrap()).unwrap();
-        // A state without a checksum is one of an older version.
+        // A state without a checksum was written by an older version.
         good.as_object_mut().unwrap().shift_remove("xxh3");
         let (mut all, mut seen) = (Vec::new(), BTreeSet::new());
         leaves("", &good, &mut all);
@@ -138,7 +138,7 @@ fn a_lie_in_any_field_of_the_state_is_found() {
                 assert_eq!(convicted(&root, &what).step, Some(1), "{what}")
             }
         }
-        // Every field has a row: it is compared, or it is in the list.
+        // Every field is compared, or has a row in the list.
         let compared = |name: &str| files::STATE.contains(&name);
         let without_row: Vec<&String> = good
             .as_object()

@@ -63,7 +63,7 @@ fn a_lie_in_any_column_of_the_record_is_found() {
             write(&path, &records);
             let report = verified(&root);
             let Some(found) = report.difference else {
-                // A record that cannot be read, which names its place.
+                // The record cannot be read, and the report names its place.
                 assert!(report.proven.is_empty() && report.not_verified.len() == 1, "{kind}, {lie}: {report:?}");
                 assert!(report.not_verified[0].contains("the record at byte "), "{kind}, {lie}: {report:?}");
                 return Difference::default();
@@ -80,7 +80,7 @@ fn a_lie_in_any_column_of_the_record_is_found() {
             tell(&format!("`{name}` left out"), without(&good[place], name));
         }
         if kind == "PPO" {
-            // Its groups have one completion, and most lies below are told of the second.
+            // PPO's groups have one completion, and most lies below concern the second.
             continue;
         }
         let mut rows: BTreeSet<&str> = there.iter().map(String::as_str).collect();
@@ -99,7 +99,7 @@ fn a_lie_in_any_column_of_the_record_is_found() {
     }
 }
 
-/// A record as a list: groups that occur twice, at another place, or for no step.
+/// Groups that occur twice, at another place, or for no step.
 #[test]
 fn each_group_is_recorded_once_and_in_its_place() {
     let dir = directory();
@@ -163,10 +163,11 @@ fn each_group_is_recorded_once_and_in_its_place() {
     write(&path, &good);
     proven(&root, "the record as it was");
 
-    // The index, which lists show without reading the groups.
+    // The index, from which lists are printed without reading the groups.
     let index = root.join("rollouts.idx");
     let bytes = fs::read(&index).unwrap();
-    // Group, step, hash of the prompt, reward, its deviation, completions, tokens; of another place it is made again.
+    // The entry has group, step, hash of the prompt, reward, its deviation, completions and tokens; an index with
+    // another place is recomputed.
     for at in [16, 24, 32, 40, 48, 56, 60] {
         for entry in [0, last - 1] {
             let mut lied = bytes.clone();

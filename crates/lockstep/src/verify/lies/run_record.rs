@@ -61,7 +61,7 @@ const OF_RECORD: [(&str, Gives); 51] = [
     ("/build/commit", Gives::Nothing),
     ("/build/features", Gives::Nothing),
     ("/starts/_/time_s", Gives::Nothing),
-    // The second start: the steps before it had the old value.
+    // The second start, before which the steps had the old value.
     ("/starts/_/step", Gives::Kind("lineage")),
     ("/starts/_/prompt_time_s", Gives::Nothing),
     ("/starts/_/isa", Gives::Nothing),
@@ -70,9 +70,9 @@ const OF_RECORD: [(&str, Gives); 51] = [
     ("/starts/_/build/commit", Gives::Nothing),
     ("/starts/_/build/features", Gives::Nothing),
     ("/starts/_/command/_", Gives::Nothing),
-    // Its end: the new value, which `config.toml` has. Lies about the old one are below.
+    // The end of the line is the new value, which `config.toml` has. Lies about the old value are below.
     ("/starts/_/changed/_", Gives::Nothing),
-    // Fields that are left out, and are not leaves.
+    // Fields that are left out as a whole, and are not leaves.
     ("/model", Gives::Kind("hash")),
     ("/prompt_files", Gives::Kind("hash")),
     ("/data", Gives::Kind("hash")),
@@ -99,7 +99,7 @@ fn full(record: RunRecord, file: &Path) -> RunRecord {
         starts,
         ..
     } = record;
-    // That of the process, or nothing would be compared that another build may do otherwise.
+    // The process's own build, since otherwise values that another build may compute differently would not be compared.
     let build_of = |build: Option<Build>| {
         let Build { version, commit, modified, features } = build.unwrap_or_default();
         Some(Build { version, commit, modified, features })
@@ -147,7 +147,7 @@ fn a_lie_in_any_field_of_the_record_is_found_or_in_the_list() {
         config.ref_model = Some(dir.path().join("model").display().to_string());
         config.max_steps = 1;
     });
-    // A resume with another learning rate.
+    // The run is resumed with another learning rate.
     let config = Config { learning_rate: 0.02, max_steps: 2, ..resolved(&root) };
     resume(&root, config);
     let path = root.join("record.json");
@@ -187,7 +187,7 @@ fn a_lie_in_any_field_of_the_record_is_found_or_in_the_list() {
             }
         }
     }
-    // Which value the steps before the resume had.
+    // The line says which value the steps before the resume had.
     let changed = &record.starts[1].changed;
     let rate = changed
         .iter()

@@ -5,7 +5,7 @@ use crate::rollouts::generation::tests::round;
 use crate::rollouts::wire::Completion;
 use crate::rollouts::wire::file::GroupLog;
 
-/// A group of step `step`, with as many tokens in its two completions as its number says.
+/// A group of step `step`, whose two completions have `id` and `id + 1` tokens.
 fn group(id: u64, step: Option<u64>) -> Group {
     let completion = |place: usize| Completion {
         rewards: vec![Some(id as f64), Some(10.0 * id as f64 + place as f64)],
@@ -28,7 +28,7 @@ fn compare(record: &mut Record, group: &Group) {
     record.compare(group, &crate::rollouts::wire::records([group]));
 }
 
-/// A record of the groups 2, 3, 4 and 6, which were learned from in the steps 1, 2, 4 and 5.
+/// A record of the groups 2, 3, 4 and 6, which the steps 1, 2, 4 and 5 learned from.
 fn record(dir: &Path, not_asked: &[&str]) -> Record {
     let path = dir.join("rollouts.bin");
     let mut log = GroupLog::open(&path).unwrap();
@@ -56,7 +56,7 @@ fn a_group_is_compared_once_until_one_differs() {
     record.sampled.insert(GroupId(2));
     compare(&mut record, &group(2, Some(1)));
     compare(&mut record, &group(3, Some(2)));
-    // Two groups of 2 + 3 and of 3 + 4 tokens, the second of which came with a checkpoint.
+    // The two groups have 2 + 3 and 3 + 4 tokens, and the second group came with a checkpoint.
     assert_eq!((record.equal, &record.difference), ((2, 12, 1), &None));
     compare(&mut record, &group(5, Some(3)));
     let none = Difference {
@@ -68,7 +68,7 @@ fn a_group_is_compared_once_until_one_differs() {
         ..Difference::default()
     };
     assert_eq!(record.difference, Some(none.clone()));
-    // The first difference stays, and what follows from it is not counted.
+    // The first difference stays, and groups after it are not counted.
     compare(&mut record, &group(4, Some(4)));
     assert_eq!((record.equal, record.difference.take()), ((2, 12, 1), Some(none)));
     compare(&mut record, &group(4, Some(3)));
@@ -112,14 +112,14 @@ fn scores_that_are_not_asked_again_come_from_the_record() {
     let error = record.fill(&mut scored(9), &names).unwrap_err();
     assert!(error.is::<NotVerifiable>());
     assert_eq!(error.to_string(), "group 9 was not recorded, and its scores by r, other cannot be computed again");
-    // A checkpoint has the groups that the run never learned from.
+    // Only a checkpoint has the groups that the run never learned from.
     let mut ahead = super::tests::group(9, None);
     ahead.completions[1].rewards.truncate(1);
     record.ahead.insert(GroupId(9), ahead);
     let mut group = scored(9);
     record.fill(&mut group, &names).unwrap();
     assert_eq!(rewards(&group), [[Some(90.0), Some(0.25)], [None, Some(0.25)]]);
-    // The record counts, not the group that came with a checkpoint.
+    // The recorded group counts, not the one that came with a checkpoint.
     record.ahead.insert(GroupId(3), super::tests::group(5, None));
     let mut group = scored(3);
     record.fill(&mut group, &names).unwrap();

@@ -1,4 +1,4 @@
-//! Draft tokens: their places, their number, and the comparison of their time.
+//! Draft tokens: their places, their number, and the measured time with and without them.
 
 use super::*;
 use crate::blocks::BlockPool;
@@ -16,7 +16,7 @@ fn scheduler(speculative: Speculative, blocks: usize) -> Scheduler {
     scheduler
 }
 
-/// Adds a running sequence with this prompt and these drawn tokens, all but the last computed.
+/// Adds a running sequence with this prompt and these drawn tokens, of which all but the last are computed.
 fn run(s: &mut Scheduler, prompt: &[u32], drawn: &[u32]) -> usize {
     let request = Request::new(GroupId(0), Prompt::new(prompt.to_vec()), 1, Arc::new(SamplingParams::default()));
     let group = s.submit(Arc::new(request), false).index;
@@ -40,7 +40,7 @@ fn the_continuation_of_the_same_tokens_is_guessed() {
     assert_eq!((&s.sequences[id].tokens[10..], s.sequences[id].drafted), (&[4, 5, 6, 9][..], 4));
     s.speculate();
     assert_eq!(s.sequences[id].drafted, 4, "guesses wait to be verified");
-    // A repetition continues; without a place the last token is repeated.
+    // A repetition is continued; if the index has no place, the last token is repeated.
     let mut s = scheduler(Speculative::Always(5), 20);
     let (repeats, none) = (run(&mut s, &[8, 1, 2], &[1, 2, 1, 2]), run(&mut s, &[7, 6], &[5]));
     s.speculate();
@@ -67,7 +67,7 @@ fn the_longest_agreement_is_followed_and_of_equals_the_newest() {
     let id = run(&mut s, &[7, 1, 2, 3, 40, 1, 2, 3, 50, 6, 7, 1, 2, 3, 60, 1, 2, 3, 70, 5], &[7, 1, 2, 3]);
     let mut drafts = s.drafts.take().unwrap();
     s.index_group(s.sequences[id].group, &mut drafts);
-    // Before 40 and before 60 four tokens agree, before the others three.
+    // Four tokens agree before the tokens 40 and 60, and three before the others.
     assert_eq!(s.best_place(id, &drafts), Some((4, (id as u32, 14))));
     // A place of another sequence that had the same index is not this group's text.
     let serial = s.groups[s.sequences[id].group].serial;
@@ -79,7 +79,7 @@ fn the_longest_agreement_is_followed_and_of_equals_the_newest() {
     }
     stale.add(serial, (id, s.sequences[id].serial), &text, 14);
     assert_eq!(s.best_place(id, &stale), Some((4, (id as u32, 14))));
-    // Nor is a place beyond the end of the text.
+    // A place beyond the end of the text is not used, either.
     drafts.add(serial, (id, s.sequences[id].serial), &[vec![0; 40], vec![7, 1, 2, 3, 9]].concat(), 44);
     assert_eq!(s.best_place(id, &drafts), Some((4, (id as u32, 14))));
     assert_eq!(s.text(0, id as u32), Some(s.sequences[id].known()));
@@ -92,7 +92,7 @@ fn the_longest_agreement_is_followed_and_of_equals_the_newest() {
 fn draft_tokens_take_rows_that_are_free() {
     let mut s = scheduler(Speculative::Auto, 4);
     let id = run(&mut s, &[1; 60], &[2]);
-    // 16 rows of a step, for one and for several sequences; each needs one row for its last token.
+    // A step has 16 rows, for one or several sequences; each sequence needs one row for its last token.
     assert_eq!([1, 2, 3, 5, 16, 20].map(|live| s.rows_for(id, live)), [15, 7, 4, 2, 0, 0]);
     s.limits.max_rows = 10;
     assert_eq!([1, 2, 10].map(|live| s.rows_for(id, live)), [9, 4, 0]);
@@ -120,7 +120,7 @@ fn draft_tokens_are_guessed_for_few_sequences_once_a_step_was_measured() {
     }
     s.speculate();
     assert!(s.running.iter().all(|&id| s.sequences[id].drafted == 0), "nine run");
-    // Time with draft tokens, compared with drawing as many tokens without.
+    // The time with draft tokens is compared with the time to draw as many tokens without them.
     s.measure(1, 3, Some(3), Duration::from_secs(2));
     assert_eq!((s.counters.draft_time, s.counters.undrafted_time), (Duration::from_secs(2), Duration::from_secs(3)));
     s.measure(2, 3, Some(3), Duration::from_secs(2));

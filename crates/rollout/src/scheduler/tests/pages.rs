@@ -1,4 +1,4 @@
-//! Pages that are shared, kept and taken away, with the exact number of free ones after each step.
+//! Pages that are shared, kept and taken away, with the exact number of free pages after each step.
 
 use super::*;
 
@@ -17,7 +17,7 @@ fn next(s: &mut Scheduler) -> Step {
 
 #[test]
 fn completions_share_the_full_pages_of_their_prompt() {
-    // The prompt's last page is copied if it is not full; no copy is listed for one that is.
+    // The prompt's last page is copied if it is not full; a full page is not copied.
     for (len, copied) in [(63, 3), (64, 0), (65, 3), (128, 0)] {
         let mut s = scheduler(30, &[len], 3, true);
         assert_eq!(step(&mut s), [(3, 0, len)]);
@@ -25,7 +25,7 @@ fn completions_share_the_full_pages_of_their_prompt() {
         assert_eq!(before, 30 - len.div_ceil(BLOCK));
         let (rows, copies) = next(&mut s);
         assert_eq!((rows, copies.len()), ((0..3).map(|id| (id, len, len + 1)).collect(), copied), "{len}");
-        // Each has one unshared page, copied or new.
+        // Each completion has one unshared page, copied or new.
         assert_eq!(s.blocks.available(), before - 3);
         let pages = |id: usize| s.sequences[id].blocks.clone();
         for id in 0..3 {
@@ -43,14 +43,14 @@ fn completions_share_the_full_pages_of_their_prompt() {
 
 #[test]
 fn a_completion_without_a_page_for_its_copy_waits_and_leaves_nothing() {
-    // The prompt takes two pages, each completion one more.
+    // The prompt takes two pages, and each completion takes one more.
     let mut s = scheduler(4, &[70], 3, true);
     assert_eq!(step(&mut s), [(3, 0, 70)]);
     let (rows, copies) = next(&mut s);
     assert_eq!((rows, copies.len()), (vec![(0, 70, 71), (1, 70, 71)], 2));
     assert_eq!((s.blocks.available(), s.sequences[2].blocks.len(), s.sequences[2].computed), (0, 0, 0));
     assert_eq!(s.waiting, [2]);
-    // The prompt stays for the one that waits, and leaves with the last.
+    // The prompt's pages stay for the completion that waits, and are freed with the last one.
     s.finish(0, FinishReason::Stop);
     s.finish(1, FinishReason::Stop);
     assert_eq!(s.blocks.available(), 2);

@@ -32,15 +32,16 @@ fn ways() -> [Way; 7] {
 #[test]
 fn groups_without_deviation_are_counted() {
     let (a, b, c) = (Some(1.0), Some(2.0), None);
-    // The share of samples in groups without deviation in each matrix, as each way counts it.
+    // The share of samples in groups without deviation in each matrix, as each estimator counts it.
     for (rewards, size, expected) in [
         (&[a, a, a, b][..], 2, [0.5, 0.0, 0.5, 0.0, 0.5, 0.5, 0.5]),
         (&[a, a, a, a], 2, [1.0; 7]),
         (&[a, b, b, a], 2, [0.0, 0.0, 0.0, 1.0, 0.0, 0.0, 0.0]),
-        // Alone in its group, a sample has no deviation; in REINFORCE++ such groups alone have no share (NaN).
+        // A sample that is alone in its group has no deviation. In REINFORCE++ a batch of only such groups has no share
+        // (NaN).
         (&[a, b], 1, [1.0, 0.0, 1.0, 1.0, 1.0, f64::NAN, f64::NAN]),
         (&[a], 1, [1.0, 1.0, 1.0, 1.0, 1.0, f64::NAN, f64::NAN]),
-        // One score has no deviation that could be 0.
+        // A group with only one score has no deviation that could be 0.
         (&[a, c, b, b], 2, [0.5, 0.0, 0.5, 0.0, 0.5, 0.5, 0.5]),
     ] {
         let matrix = one_function(rewards, size);
@@ -56,7 +57,7 @@ fn groups_without_deviation_are_counted() {
     }
     assert_eq!(metric(&gdpo::compute(&one_function(&[a, a, b, b], 2)), "frac_reward_zero_std"), Some(1.0));
     assert_eq!(metric(&gdpo::compute(&one_function(&[a, b, b, b], 2)), "frac_reward_zero_std"), Some(0.0));
-    // A deviation up to 1e-8 counts as none.
+    // A deviation up to 1e-8 counts as zero.
     for (step, share) in [(1e-8, 1.0), (3e-8, 0.0)] {
         let matrix = one_function(&[Some(0.0), Some(step)], 2);
         for name in ["group", "none", "rloo", "reinforce++"] {
@@ -125,7 +126,7 @@ fn groups_are_neighbours_and_rows_have_a_score_for_each_function() {
     assert!(std::panic::catch_unwind(|| rloo::compute(&good, &few[..1], &RlooRewards::default())).is_err());
 }
 
-/// A completion that is cut off is left out of the divergence if it is left out of the loss.
+/// A truncated completion that is left out of the loss is left out of the KL divergence, too.
 #[test]
 fn rloo_s_divergence_is_that_of_the_tokens_in_the_loss() {
     let rewards = one_function(&[Some(1.0), Some(2.0)], 2);

@@ -1,4 +1,5 @@
-//! Metrics of rewards that are of nothing are missing, and deviations of equal rewards exactly 0: a table of batches.
+//! Metrics of rewards without a value to average are missing, and deviations of equal rewards are exactly 0: a table of
+//! batches.
 
 use super::*;
 use crate::advantages::{gdpo, reinforce_plus_plus, rloo};
@@ -57,7 +58,8 @@ fn metrics_of_no_score_are_missing_and_of_equal_ones_exactly_0() {
             }
         }
     }
-    // Numbers whose mean is rounded: their deviation was 5.7e-17, or for large ones no longer below 1e-8.
+    // The mean of these numbers is rounded: without a special case the deviation was 5.7e-17, or above 1e-8 for large
+    // ones.
     for x in [0.1, 0.3, 0.7, -0.1, 1e-9, 1.1, 123_456_789.1, 1e15 + 0.3, 2.0 / 3.0, f64::MIN_POSITIVE] {
         for (rewards, size) in [(equal(x, 3), 3), (equal(x, 8), 4), (equal(x, 14), 7), (equal(x, 42), 6)] {
             for (way, found) in found(&rewards, size) {
@@ -70,7 +72,7 @@ fn metrics_of_no_score_are_missing_and_of_equal_ones_exactly_0() {
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
 }
 
-/// A single completion per prompt has no others to compare with in REINFORCE++; GRPO of one counts as TRL's.
+/// A single completion per prompt has no others to compare with in REINFORCE++; GRPO counts such a group as TRL does.
 #[test]
 fn a_share_of_groups_without_a_deviation_is_missing() {
     let rewards = [Some(1.0), Some(0.0), Some(1.0)];

@@ -1,4 +1,4 @@
-//! The loss of pairs: the gradient in f64, and the cases at its edges by hand.
+//! The losses of preference pairs: the gradient in f64, and edge cases worked out by hand.
 
 use super::*;
 use kernels::check::{directional_error, normal};
@@ -22,7 +22,7 @@ fn config(loss_type: DpoLoss) -> DpoConfig {
     DpoConfig { beta: 0.3, loss_type, label_smoothing: 0.1, discopop_tau: 0.5 }
 }
 
-/// Three pairs of 5 and 3, 1 and 7, 4 and 4 tokens, some outside the loss: J and its gradient.
+/// Evaluates J and its gradient on three pairs of 5 and 3, 1 and 7, and 4 and 4 tokens, some of them outside the loss.
 fn evaluate(config: &DpoConfig, flat: &[f64]) -> (LossSums, Vec<f64>) {
     let reference: Vec<f64> = normal::<f64>(5, flat.len()).iter().map(|x| 0.7 * x - 2.0).collect();
     let (mut sums, mut gradient, mut rest, mut start) = (LossSums::default(), vec![f64::NAN; flat.len()], 0, 0);
@@ -69,7 +69,7 @@ fn one(config: &DpoConfig, chosen: f64, rejected: f64) -> PairLoss {
 #[test]
 fn by_hand() {
     let plain = |loss_type| DpoConfig { beta: 0.5, loss_type, label_smoothing: 0.2, discopop_tau: 0.5 };
-    // At the reference every sigmoid is at its middle, and a draw is not a success.
+    // At the reference model every sigmoid is ½, and a tie does not count as correct.
     for (loss, value, slope) in [
         (DpoLoss::Sigmoid, 2f64.ln(), -0.25),
         (DpoLoss::SigmoidNorm, 2f64.ln(), -0.25),
@@ -81,7 +81,7 @@ fn by_hand() {
         assert!((got.value - value).abs() < 1e-15 && (got.d_chosen - slope).abs() < 1e-15, "{loss:?}: {got:?}");
         assert_eq!((got.d_rejected, got.rewards, got.metrics()[2].1), (-got.d_chosen, [-0.75; 2], 0.0));
     }
-    // Losses that do not depend only on the difference, at the reference: ∂φ/∂ρ_c, ∂φ/∂ρ_r.
+    // For losses that do not depend only on the difference: ∂φ/∂ρ_c and ∂φ/∂ρ_r at the reference model.
     for (loss, value, chosen, rejected) in [
         (DpoLoss::NcaPair, 2.0 * 2f64.ln(), -0.125, 0.125),
         (DpoLoss::BcoPair, 2.0 * 2f64.ln(), -0.25, 0.25),
@@ -93,7 +93,7 @@ fn by_hand() {
         assert!((got.value - value).abs() < 1e-15, "{loss:?}: {got:?}");
         assert_eq!((got.d_chosen, got.d_rejected), (chosen, rejected), "{loss:?}");
     }
-    // EXO is at its least where the policy's preference is the data's: x = log((1 − ε)/ε).
+    // EXO's loss is smallest where the policy's preference is that of the data: x = log((1 − ε)/ε).
     let least = one(&plain(DpoLoss::ExoPair), 2.0 * 4f64.ln(), 0.0);
     assert!(least.value.abs() < 1e-15 && least.d_chosen.abs() < 1e-15, "{least:?}");
     // Halfway between log 2 and 1; far to the right it is e^{−x}, far to the left −log σ(x).
@@ -102,13 +102,13 @@ fn by_hand() {
     assert!((one(&plain(DpoLoss::Discopop), 40.0, 0.0).value - (-20f64).exp()).abs() < 1e-15);
     let wrong = one(&plain(DpoLoss::Discopop), -2000.0, 2000.0);
     assert_eq!((wrong.value, wrong.d_chosen), (2000.0, -0.5));
-    // Beyond the hinge nothing pulls; IPO pulls back what went too far.
+    // Beyond the hinge the gradient is 0; IPO pulls back a difference that is too large.
     assert_eq!(
         (one(&plain(DpoLoss::Hinge), 3.0, 0.5).value, one(&plain(DpoLoss::Hinge), 3.0, 0.5).d_chosen),
         (0.0, 0.0)
     );
     assert_eq!((one(&plain(DpoLoss::Ipo), 3.0, 0.5).value, one(&plain(DpoLoss::Ipo), 3.0, 0.5).d_chosen), (2.25, 3.0));
-    // Far away: no overflow.
+    // Extreme log-ratios do not overflow.
     let far = one(&plain(DpoLoss::Sigmoid), -2000.0, 2000.0);
     assert_eq!((far.value, far.d_chosen), (2000.0, -0.5));
     assert_eq!(one(&plain(DpoLoss::Sigmoid), 2000.0, -2000.0).value, 0.0);

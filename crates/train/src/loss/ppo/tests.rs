@@ -1,7 +1,7 @@
 use super::*;
 use kernels::check::{directional_error, normal};
 
-/// Three completions, the second empty of tokens in the loss, with ratios and values on both sides of their clips.
+/// Three completions, the second without a token in the loss, with ratios and values on both sides of their clips.
 struct Case {
     masks: [Vec<bool>; 3],
     advantages: [Advantage; 3],
@@ -37,7 +37,7 @@ impl Case {
         Normalizer::of(&self.masks)
     }
 
-    /// The policy's J and its gradient by log-probabilities, then entropies.
+    /// The policy loss J and its gradient with respect to log-probabilities, then entropies.
     fn policy(&self, config: &PpoConfig, x: &[f64]) -> (LossSums, Vec<f64>) {
         let (mut sums, mut first) = (LossSums::default(), 0);
         let (mut d_logps, mut d_entropies) = (vec![f64::NAN; ALL], vec![f64::NAN; ALL]);
@@ -108,8 +108,8 @@ fn gradients_are_those_of_the_values() {
     assert!(directional_error(&case.values, &spoiled, of) > 1e-5);
 }
 
-/// One step, no clip: the gradient of REINFORCE with the value as baseline, −1/N Σ A ∇log π; the value learns by least
-/// squares.
+/// In the first step nothing is clipped: the policy's gradient is that of REINFORCE with the value as baseline, −1/N Σ
+/// A ∇log π, and the value model learns by least squares.
 #[test]
 fn at_the_first_step_it_is_reinforce_with_a_baseline() {
     let mut case = case();
@@ -139,7 +139,7 @@ fn at_the_first_step_it_is_reinforce_with_a_baseline() {
     }
 }
 
-/// V of one token: (V, V_old, R) to (loss, gradient, clipped), ε_V = 0.2, c_V = 1.
+/// The value loss of one token: maps (V, V_old, R) to (loss, gradient, clipped) with ε_V = 0.2 and c_V = 1.
 #[test]
 fn each_side_of_the_value_clip() {
     let one = |v: f64, old: f64, target: f64| {

@@ -1,10 +1,10 @@
-//! Arguments of the losses, and weights, counts and sigmoids by hand.
+//! Arguments of the losses, and weights, counts and sigmoids worked out by hand.
 
 use super::*;
 use crate::loss::bradley_terry::{negative_log_sigmoid, sigmoid};
 use crate::loss::rloo::RlooConfig;
 
-/// Where the formula has max(1, n), nothing is divided by 0.
+/// The formulas with max(1, n) do not divide by 0.
 #[test]
 fn weights_of_tokens_by_hand() {
     let config = LossConfig { max_completion_length: 5, ..LossConfig::default() };
@@ -26,7 +26,7 @@ fn weights_of_tokens_by_hand() {
     };
     assert_eq!(all(4, &some), ([0.125; 4], [0.125; 2], 0.1, 0.5));
     assert_eq!(all(0, &nothing), ([1.0; 4], [0.5; 2], 0.1, 0.5));
-    // The weight of VESPO: e^λ wᵏ e^(−λw), with each sign's own numbers.
+    // VESPO's weight e^λ wᵏ e^(−λw), with separate k and λ for each sign of the advantage.
     let config =
         LossConfig { vespo_k_pos: 2.0, vespo_lambda_pos: 3.0, vespo_k_neg: 5.0, vespo_lambda_neg: 0.5, ..config };
     let phi = |w: f64, advantage: f64| vespo::Vespo { log_weight: w.ln() }.phi(&config, advantage);
@@ -103,7 +103,7 @@ fn sigmoids_by_hand() {
         let expected = 1.0 / (1.0 + (-x).exp());
         assert!((sigmoid(x) - expected).abs() < 1e-15 && (negative_log_sigmoid(x) + expected.ln()).abs() < 1e-15);
     }
-    // Sequence ratios of the masked tokens, and their gradient on only these tokens.
+    // Sequence ratios use only the tokens that the mask keeps, and so does their gradient.
     let mask = [true, false, true];
     let token = ratio::Ratio::new(ImportanceSamplingLevel::Token, &[1.0, 9.0, 2.0], &[0.5, 0.0, 2.0], &mask);
     assert_eq!(([0, 1, 2].map(|t| token.at(t)), token.tokens()), ([0.5f64.exp(), 1.0, 1.0], 2));

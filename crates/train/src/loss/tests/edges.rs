@@ -1,6 +1,6 @@
-//! Every loss of a policy at its edges, through the logits: ratio 1, each side of the clip, advantage 0, all masked, a
-//! group of one, a reward of NaN. At each, the gradient is the slope of the plainly written value, and 0 exactly
-//! where it must be.
+//! The edge cases of every policy loss, through the logits: ratio 1, each side of the clip, advantage 0, all tokens
+//! masked, a group of one, a reward of NaN. In each case the gradient must be the slope of a plainly written value, and
+//! 0 exactly where it should be.
 
 use super::*;
 use crate::advantages::reinforce_plus_plus::{self, Baseline};
@@ -12,7 +12,7 @@ use crate::{RewardMatrix, RewardRow, Sample, ScaleRewards};
 use model::columns::{REF_LOGPS, SAMPLER_LOGPS};
 use model::{Columns, GroupId, Prompt};
 
-/// Tokens of [`case`].
+/// The number of tokens of [`case`].
 const TOKENS: usize = 17;
 
 /// One of the losses.
@@ -23,8 +23,9 @@ enum Loss {
     Ppo(PpoConfig),
 }
 
-/// All of them: every type at both levels (GSPO is `grpo` at that of sequences), with and without a KL divergence;
-/// RLOO; PPO with and without an entropy bonus. REINFORCE++ is one of the first with an advantage for each token.
+/// All losses: every type with both levels of ratios (GSPO is `grpo` with sequence ratios), with and without a KL
+/// divergence; RLOO; PPO with and without an entropy bonus. REINFORCE++ is a policy loss with an advantage for each
+/// token.
 fn losses() -> Vec<Loss> {
     let mut all = vec![Loss::Rloo(RlooConfig { epsilon_high: Some(0.3), ..RlooConfig::default() })];
     all.extend([0.0, 0.05].map(|entropy_coef| Loss::Ppo(PpoConfig { cliprange: 0.2, entropy_coef })));
@@ -41,12 +42,12 @@ fn losses() -> Vec<Loss> {
 }
 
 impl Loss {
-    /// Whether the clip stops the gradient.
+    /// Whether the loss removes the gradient of clipped tokens.
     fn clips(&self) -> bool {
         !matches!(self, Loss::Policy(config) if !config.loss_type.clips())
     }
 
-    /// Whether something else than the advantage pulls.
+    /// Whether terms other than that of the advantage have a gradient.
     fn pulls_else(&self) -> bool {
         match self {
             Loss::Policy(config) => config.beta != 0.0,
@@ -55,7 +56,7 @@ impl Loss {
         }
     }
 
-    /// J with its gradient by log-probabilities and entropies.
+    /// Evaluates J, and its gradients with respect to log-probabilities and entropies.
     fn evaluate(&self, case: &Case, logps: &[f64], entropies: &[f64]) -> (LossSums, Vec<f64>, Vec<f64>) {
         let normalizer = case.normalizer();
         let (mut sums, mut d, mut d_entropies) = (LossSums::default(), vec![f64::NAN; TOKENS], vec![0.0; TOKENS]);
@@ -82,7 +83,7 @@ impl Loss {
         (sums, d, d_entropies)
     }
 
-    /// J, plainly.
+    /// Evaluates J by its plain formula.
     fn value(&self, case: &Case, logps: &[f64], entropies: &[f64], frozen: &[f64]) -> f64 {
         match self {
             Loss::Policy(config) => oracle::loss(case, config, &case.normalizer(), logps, frozen),
@@ -103,7 +104,7 @@ impl Loss {
         }
     }
 
-    /// Checks the gradient of `case`; returns it by the logits, with the sums.
+    /// Checks the gradient of `case`. Returns the gradient with respect to the logits, and the sums.
     fn check(&self, case: &Case, title: &str) -> (Vec<f64>, LossSums) {
         let gradient = |logps: &[f64], entropies: &[f64]| {
             let (_, d, d_entropies) = self.evaluate(case, logps, entropies);
@@ -141,7 +142,7 @@ fn signed(case: &mut Case, sign: f32) {
 
 #[test]
 fn ratio_one_and_each_side_of_the_clip() {
-    // e^0.4 is 1.49, above every clip, and e^−0.4 is 0.67, below.
+    // A ratio of e^0.4 = 1.49 is above every clip range, and a ratio of e^−0.4 = 0.67 is below.
     for (shift, sign) in [
         (0.0, 1.0),
         (0.0, -1.0),
@@ -164,7 +165,7 @@ fn ratio_one_and_each_side_of_the_clip() {
             if loss.clips() {
                 let clip = sums.clip_ratios().expect("tokens");
                 let all = |on: bool| if on { 1.0 } else { 0.0 };
-                // A completion without a token in the loss has ratio 1: clipped as a token it does not count.
+                // A completion without a token in the loss has ratio 1, so it does not count as clipped.
                 let sides = [clip.low_mean, clip.high_mean].map(|share| if share > 0.5 { 1.0 } else { share });
                 assert_eq!(sides, [all(stopped && shift < 0.0), all(stopped && shift > 0.0)], "{title}: {loss:?}");
             }
@@ -176,7 +177,7 @@ fn ratio_one_and_each_side_of_the_clip() {
 fn all_masked() {
     let mut case = shifted(0.4);
     case.masks.iter_mut().for_each(|m| m.fill(false));
-    // Nothing outside the mask is read.
+    // Values outside the mask are never read.
     case.old.iter_mut().chain(&mut case.sampler).chain(&mut case.reference).for_each(|x| x.fill(f64::NAN));
     for loss in losses() {
         let (gradient, sums) = loss.check(&case, "all masked");
@@ -193,7 +194,7 @@ fn rewards(missing: Option<f64>, group: u64) -> RewardMatrix {
     RewardMatrix { rows, names: vec!["r".into()], weights: vec![1.0] }
 }
 
-/// Every way from rewards to advantages by its name.
+/// The advantages of every estimator, by its name.
 fn ways(case: &Case, matrix: &RewardMatrix) -> Vec<(String, Vec<Advantage>)> {
     let sample = |s: usize| {
         let narrow = |row: &[f64]| row.iter().map(|&x| x as f32).collect::<Vec<f32>>();
@@ -223,7 +224,7 @@ fn ways(case: &Case, matrix: &RewardMatrix) -> Vec<(String, Vec<Advantage>)> {
 fn a_group_of_one() {
     let mut case = shifted(0.02);
     for (name, advantages) in ways(&case, &rewards(Some(0.7), 1)) {
-        // Nothing to compare with but the batch: that is what REINFORCE++ does.
+        // A group of one can be compared only with the batch, which is what REINFORCE++ does.
         let compares = name == "reinforce_plus_plus Batch";
         let silent = advantages.iter().all(|a| match a {
             Advantage::Sequence(a) => *a == 0.0,
@@ -264,7 +265,7 @@ fn a_reward_of_nan_is_left_out() {
     }
 }
 
-/// An advantage of NaN, which no way above gives, is not hidden: the step would be skipped.
+/// A NaN advantage, which no estimator above returns, shows in the loss: the step would be skipped.
 #[test]
 fn an_advantage_of_nan_shows() {
     let mut case = shifted(0.1);
@@ -275,7 +276,7 @@ fn an_advantage_of_nan_shows() {
     }
 }
 
-/// The least and the greatest share of a sequence, at any place in the batch.
+/// The smallest and the largest share among sequences are found wherever they are in the batch.
 #[test]
 fn extremes_of_clip_ratios() {
     let mut sums = LossSums::default();

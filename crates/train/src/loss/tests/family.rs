@@ -1,4 +1,4 @@
-//! The cases at the edges of the losses beyond the clipped surrogate, by hand.
+//! Edge cases of the losses other than the clipped surrogate, worked out by hand.
 
 use super::*;
 use crate::loss::entropy::{EntropyConfig, EntropyControl, quantile};
@@ -25,7 +25,7 @@ pub fn each(case: &Case, flat: &[f64], d: &mut [f64], mut f: impl FnMut(&Sequenc
     }
 }
 
-/// RLOO's J, plainly.
+/// Evaluates RLOO's J by its plain formula.
 pub fn rloo_value(case: &Case, config: &RlooConfig, x: &[f64]) -> f64 {
     let (mut sum, mut start) = (0.0, 0);
     for s in 0..case.masks.len() {
@@ -69,7 +69,7 @@ fn cispo_by_hand() {
 #[test]
 fn sapo_by_hand() {
     let config = LossConfig { sapo_temperature_pos: 1.0, sapo_temperature_neg: 2.0, ..LossConfig::default() };
-    // At r = 1 the slope is that of the plain policy gradient, whatever the temperature.
+    // At r = 1 the slope is that of the plain policy gradient, whatever the temperature is.
     close(term(&sapo::Sapo, &config, 1.0, 0.5).d_log_ratio, -0.5);
     close(term(&sapo::Sapo, &config, 1.0, -0.5).d_log_ratio, 0.5);
     close(term(&sapo::Sapo, &config, 1.0, 0.5).value, -1.0);
@@ -90,7 +90,7 @@ fn vespo_by_hand() {
     close(Vespo { log_weight: 2f64.ln() }.phi(&config, 1.0), 3f64.exp() * 4.0 * (-6f64).exp());
     close(Vespo { log_weight: 2f64.ln() }.phi(&config, 0.0), 3f64.exp() * 4.0 * (-6f64).exp());
     close(Vespo { log_weight: 2f64.ln() }.phi(&config, -1.0), 2f64.exp() * 8.0 * (-4f64).exp());
-    // So far up that nothing is left, so far down that nothing is left.
+    // φ vanishes for a very large weight and for a very small weight.
     assert_eq!(Vespo { log_weight: 20.0 }.phi(&config, 1.0), 0.0);
     assert!(Vespo { log_weight: 1e-8f64.ln() }.phi(&config, 1.0) < 1e-14);
 
@@ -132,7 +132,7 @@ fn rloo_clips_complete_completions() {
     assert_eq!((loss, d, clip), (0.8, vec![0.0, 0.0], (1.0, 0.0)));
     let (_, d, _) = run(1.0, 0.0, &both);
     assert_eq!(d, [0.0, 0.0]);
-    // Nothing in the loss: ratio 1, −A/B, no gradient.
+    // A sequence without a token in the loss has ratio 1: it contributes −A/B and no gradient.
     let (loss, d, clip) = run(f64::NAN, 2.0, &[false, false]);
     assert_eq!((loss, d, clip), (-1.0, vec![0.0, 0.0], (0.0, 0.0)));
     assert!(run(f64::NAN, 2.0, &both).0.is_nan());
@@ -170,7 +170,7 @@ fn corrections_by_hand() {
     assert_eq!(all(&weights(CorrectionMode::SequenceTruncate, None, Some(0.9))), [0.9; 3]);
     assert_eq!(all(&weights(CorrectionMode::SequenceTruncate, None, Some(3.0))), [1.0; 3]);
 
-    // The metrics are of the correction before its bounds.
+    // Metrics describe the correction before its bounds are applied.
     let config = Correction { enabled: true, mode: CorrectionMode::TokenMask, clip_max: Some(1.5), clip_min: None };
     let sampler = [0.0, 0.0, 0.0, f64::NAN];
     let mut sums = sampling::SamplingSums::default();
@@ -182,7 +182,7 @@ fn corrections_by_hand() {
     close(metrics.bounded_ratio, 1.0 / 3.0);
     close(metrics.sampling_logp_difference[0], ln(2.0));
 
-    // The same policy: exactly 1, so that not a bit of the loss changes.
+    // If sampler and old policy are the same, c is exactly 1, so no bit of the loss changes.
     let case = case();
     let flat = case.logps.concat();
     let plain = case.evaluate(&LossConfig::default(), &flat);
@@ -207,7 +207,7 @@ fn quantiles_are_torchs() {
     assert_eq!(quantile(vec![4.0], 0.8), Some(4.0));
     assert_eq!(quantile(Vec::new(), 0.5), None);
     assert!(quantile(vec![1.0, f32::NAN], 0.5).expect("values").is_nan());
-    // A threshold that is not a number leaves nothing out.
+    // A NaN threshold leaves out no token.
     assert!(Normalizer { entropy_threshold: Some(f32::NAN), ..Normalizer::default() }.keeps(0.0));
     assert!(Normalizer { entropy_threshold: Some(1.0), ..Normalizer::default() }.keeps(f64::NAN));
     assert!(!Normalizer { entropy_threshold: Some(1.0), ..Normalizer::default() }.keeps(0.5));
@@ -230,7 +230,7 @@ fn the_entropy_bonus_adapts_between_its_bounds() {
         control.adapt(&config, entropy);
         seen.push((applied, (control.coef * 1e6).round() / 1e6));
     }
-    // The coefficient of the step before is applied if that step's entropy was at or below the target.
+    // The coefficient is applied in a step if the entropy of the previous step was at or below the target.
     assert_eq!(seen.iter().map(|s| s.1).collect::<Vec<_>>(), [0.008, 0.01, 0.012, 0.013, 0.011, 0.009, 0.008]);
     let applied: Vec<bool> = seen.iter().map(|s| s.0 != 0.0).collect();
     assert_eq!(applied, [false, false, true, true, true, false, false]);

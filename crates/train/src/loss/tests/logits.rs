@@ -1,5 +1,5 @@
-//! Through the logits: log-probabilities and entropies of a softmax, with each loss and the entropy bonus on top. The
-//! head's backward pass from ∂J/∂log π and ∂J/∂H is here in f64.
+//! Gradients through the logits: log-probabilities and entropies of a softmax, with each loss and the entropy bonus on
+//! top. The head's backward pass from ∂J/∂log π and ∂J/∂H is written here in f64.
 
 use super::*;
 use crate::loss::rloo::{RlooConfig, rloo};
@@ -18,7 +18,7 @@ fn head(logits: &[f64], temperature: f64) -> (Vec<f64>, Vec<f64>) {
     logits.chunks(WORDS).enumerate().map(row).unzip()
 }
 
-/// ∂J/∂logits from ∂J/∂log π and ∂J/∂H.
+/// Computes ∂J/∂logits from ∂J/∂log π and ∂J/∂H.
 fn head_backward(logits: &[f64], temperature: f64, d_logps: &[f64], d_entropies: &[f64]) -> Vec<f64> {
     let (_, entropies) = head(logits, temperature);
     let mut gradient = Vec::with_capacity(logits.len());
@@ -35,9 +35,9 @@ fn head_backward(logits: &[f64], temperature: f64, d_logps: &[f64], d_entropies:
     gradient
 }
 
-/// ∂J/∂(log π, H) of log-probabilities and entropies.
+/// Maps log-probabilities and entropies to ∂J/∂log π and ∂J/∂H.
 pub type Gradient<'a> = &'a dyn Fn(&[f64], &[f64]) -> (Vec<f64>, Vec<f64>);
-/// J of log-probabilities, entropies, and the log-probabilities at which constants are evaluated.
+/// Maps log-probabilities, entropies, and the log-probabilities at which constants are evaluated, to J.
 pub type Value<'a> = &'a dyn Fn(&[f64], &[f64], &[f64]) -> f64;
 
 /// J with its bonus, and ∂J/∂(log π, H), of any objective.
@@ -62,15 +62,15 @@ fn evaluate(
     (sums.loss - bonus, d_logps, d_entropies)
 }
 
-/// Logits of `tokens` tokens with the log-probabilities and entropies that they give.
+/// Logits of `tokens` tokens, with their log-probabilities and entropies.
 pub fn point(tokens: usize) -> (Vec<f64>, Vec<f64>, Vec<f64>) {
     let logits = normal::<f64>(99, tokens * WORDS);
     let (logps, entropies) = head(&logits, TEMPERATURE);
     (logits, logps, entropies)
 }
 
-/// Holds a loss's gradient at [`point`], taken through the head, against the slope of its value. A spoiled gradient
-/// must be seen. Returns the gradient by the logits.
+/// Checks a loss's gradient at [`point`], taken through the head, against the slope of its value, and that the check
+/// notices a wrong gradient. Returns the gradient with respect to the logits.
 pub fn verify(name: &str, tokens: usize, gradient: Gradient<'_>, value: Value<'_>) -> Vec<f64> {
     let (logits, frozen, entropies) = point(tokens);
     let (d_logps, d_entropies) = gradient(&frozen, &entropies);
@@ -108,7 +108,8 @@ fn check(
 #[test]
 fn every_policy_loss_through_its_logits() {
     let mut case = case();
-    // Old and reference near the softmax's own log-probabilities, so that ratios are on both sides of the clip.
+    // The old policy and the reference are near the softmax's own log-probabilities, so that ratios are on both sides
+    // of the clip.
     let near =
         |(i, m): (usize, &Vec<bool>)| normal::<f64>(70 + i as u64, m.len()).iter().map(|x| -2.0 + 0.5 * x).collect();
     case.old = case.masks.iter().enumerate().map(near).collect();

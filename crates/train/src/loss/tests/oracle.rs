@@ -1,10 +1,10 @@
-//! The policy losses written out as their papers (and TRL 1.16) have them, as slowly and plainly as possible: values
-//! only. Constants of a loss are evaluated at `frozen`, so that the derivative by `x` is the gradient that training
-//! uses.
+//! The policy losses as their papers (and TRL 1.16) write them, as slowly and plainly as possible, without gradients.
+//! Constants of a loss are evaluated at `frozen`, so that the derivative with respect to `x` is the gradient that
+//! training uses.
 
 use super::*;
 
-/// J at log-probabilities `x`, all sequences' behind one another.
+/// Evaluates J at the log-probabilities `x` of all sequences, concatenated.
 pub fn loss(case: &Case, config: &LossConfig, normalizer: &Normalizer, x: &[f64], frozen: &[f64]) -> f64 {
     let (mut sum, mut start) = (0.0, 0);
     for s in 0..case.masks.len() {
@@ -46,7 +46,7 @@ fn sequence(case: &Case, s: usize, config: &LossConfig, normalizer: &Normalizer,
             c.max(low).min(high)
         }
     };
-    // VESPO's weight of the sequence.
+    // VESPO's weight of the sequence, in logarithms.
     let bounded = |x: f64, low: f64| x.max(low).min(20.0);
     let log_w: f64 =
         kept.iter().map(|&t| bounded(frozen[t] - old[t], -20.0) + bounded(correction(t).ln(), 1e-8f64.ln())).sum();

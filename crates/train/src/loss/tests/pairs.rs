@@ -1,5 +1,5 @@
-//! The losses of pairs and of scores at their edges: DPO through the logits, the value loss and Bradley–Terry through
-//! the head of scores.
+//! Edge cases of the losses of pairs and of scores: DPO through the logits, the value loss and Bradley–Terry through
+//! the score head.
 
 use super::*;
 use crate::loss::bradley_terry::{RankingConfig, ranking};
@@ -7,10 +7,10 @@ use crate::loss::dpo::tests::ALL as DPO;
 use crate::loss::dpo::{Answer, DpoConfig, DpoLoss, dpo};
 use crate::loss::ppo::{self, States, ValueConfig};
 
-/// Tokens of the chosen and of the rejected answer of each pair.
+/// The number of tokens of the chosen and of the rejected answer of each pair.
 const PAIRS: [[usize; 2]; 3] = [[5, 3], [1, 7], [4, 4]];
 
-/// The ranges of the answers' tokens, in pairs.
+/// The token ranges of the chosen and the rejected answer of each pair.
 fn places(pairs: &[[usize; 2]]) -> Vec<[std::ops::Range<usize>; 2]> {
     let mut start = 0;
     let mut next = |n: usize| {
@@ -20,7 +20,7 @@ fn places(pairs: &[[usize; 2]]) -> Vec<[std::ops::Range<usize>; 2]> {
     pairs.iter().map(|&[c, r]| [next(c), next(r)]).collect()
 }
 
-/// J of DPO, from the definition.
+/// Evaluates DPO's J from its definition.
 fn dpo_value(config: &DpoConfig, pairs: &[[usize; 2]], reference: &[f64], mask: &[bool], x: &[f64]) -> f64 {
     let sigmoid = |x: f64| 1.0 / (1.0 + (-x).exp());
     let mut sum = 0.0;
@@ -61,7 +61,7 @@ fn dpo_value(config: &DpoConfig, pairs: &[[usize; 2]], reference: &[f64], mask: 
     sum / pairs.len() as f64
 }
 
-/// The gradient of DPO by log-probabilities.
+/// The gradient of DPO with respect to log-probabilities.
 fn dpo_gradient(
     config: &DpoConfig,
     pairs: &[[usize; 2]],
@@ -89,8 +89,8 @@ fn dpo_through_its_logits() {
         let (_, at, _) = logits::point(tokens);
         let all = vec![true; tokens];
         let some: Vec<bool> = (0..tokens).map(|t| t % 4 != 2).collect();
-        // The excess of the chosen answers' tokens, then of the rejected ones', over the reference: equal, right by
-        // far, wrong by far.
+        // How far the log-probabilities of the chosen and of the rejected answers' tokens are above the reference's:
+        // both equal, the right order by a little and by far, the wrong order by far.
         for (chosen, rejected) in [(0.0, 0.0), (0.3, -0.2), (2.5, -2.5), (-2.5, 2.5)] {
             let mut reference = at.clone();
             for [c, r] in places(pairs) {
@@ -109,7 +109,7 @@ fn dpo_through_its_logits() {
                     let gradient = logits::verify(&name, tokens, &gradient, &value);
                     let (got, plain) = (dpo_gradient(&config, pairs, &reference, mask, &at).0, value(&at, &at, &at));
                     assert!((got - plain).abs() < 1e-12 * plain.max(1.0), "{name}: {got} {plain}");
-                    // Beyond the hinge, and without a token, nothing pulls.
+                    // Beyond the hinge, and without a token in the loss, the gradient is 0.
                     let beyond = loss_type == DpoLoss::Hinge && chosen == 2.5;
                     let zero = gradient.iter().all(|&g| g == 0.0);
                     assert_eq!(zero, kind == "none" || beyond, "{name}");
@@ -128,7 +128,7 @@ fn through_scores(
 ) -> Vec<f64> {
     const HIDDEN: usize = 4;
     let (w, mut h) = (normal::<f64>(7, HIDDEN), normal::<f64>(8, HIDDEN * scores.len()));
-    // The first feature gives the requested score.
+    // The first feature is set such that the head gives the requested score.
     for (h, score) in h.chunks_mut(HIDDEN).zip(scores) {
         let rest: f64 = h[1..].iter().zip(&w[1..]).map(|(h, w)| h * w).sum();
         h[0] = (score - rest) / w[0];
@@ -160,7 +160,7 @@ fn values_through_their_head() {
     let old = normal::<f64>(20, n);
     let all = vec![true; n];
     let some: Vec<bool> = (0..n).map(|t| t % 3 != 1).collect();
-    // V against V_old, and the return against V: where V went far towards R, its clip holds it.
+    // `moved` is V − V_old and `target` is R − V. If V moved far towards R, its clip stops the gradient.
     for (moved, target) in [(0.0, 0.8), (0.5, 0.8), (0.5, -0.8), (-0.5, 0.8), (-0.5, -0.8), (0.1, -0.4), (0.0, 0.0)] {
         let values: Vec<f64> = old.iter().map(|v| v + moved).collect();
         let returns: Vec<f64> = values.iter().map(|v| v + target).collect();
@@ -189,7 +189,8 @@ fn values_through_their_head() {
                 continue;
             }
             let d = through_scores(&name, &values, &|v| run(v).1, &plain);
-            // Held where V moved beyond the range, towards R: the clipped side is the worse one.
+            // The gradient is stopped where V moved out of the range towards R, since the clipped side is then the
+            // worse one.
             let held = moved * target > 0.0 && f64::abs(moved) > 0.2;
             assert_eq!(d.iter().all(|&d| d.abs() < 1e-15), held || kind == "none", "{name}: {d:?}");
         }
@@ -200,8 +201,8 @@ fn values_through_their_head() {
 fn rankings_through_their_head() {
     for c in [None, Some(0.05), Some(0.7)] {
         let config = RankingConfig { center_rewards_coefficient: c };
-        // A draw, a small and a large difference of either sign; a single pair; margins on both sides of the
-        // difference.
+        // Scores with a tie, and with a small and a large difference of either sign; a single pair; margins on both
+        // sides of the difference.
         for scores in [&[0.3, 0.3][..], &[2.0, -1.0, -0.5, 1.5, 0.2, 0.1], &[9.0, -9.0], &[-9.0, 9.0]] {
             for margin in [0.0, 0.5, 12.0] {
                 let pairs = scores.len() / 2;

@@ -56,7 +56,7 @@ fn gradients_are_clipped_by_the_norm_that_was_measured() {
     let after = |max_grad_norm: f64, scale: f32, optim: &str| {
         let mut weights = Weights::random(ctx.memory(), &model, 1).unwrap();
         let optim = OptimizerKind::parse(optim, "").unwrap();
-        // A large ε, so that AdamW's step depends on the gradient's size.
+        // ε is large, so that AdamW's step depends on the gradient's size.
         let config = OptimizerConfig { max_grad_norm, optim, adam_epsilon: 1.0, ..OptimizerConfig::default() };
         let mut optimizer = Optimizer::new(ctx.memory(), &model, None, config);
         let mut grads = Grads::trained(ctx.memory(), &model, None);
@@ -73,7 +73,7 @@ fn gradients_are_clipped_by_the_norm_that_was_measured() {
     let (_, half, _) = after(norm / 2.0, 0.5, "adamw_torch");
     let (_, smaller, _) = after(0.0, 0.25, "adamw_torch");
     assert!((half - smaller).abs() < 1e-5 && (half - plain).abs() > 1e-3, "{half} {smaller} {plain}");
-    // Muon's momentum is 1 − μ times the clipped gradient.
+    // After one step Muon's momentum is 1 − μ times the clipped gradient.
     for (most, expected) in [(0.0, 0.5), (norm / 2.0, 0.25), (2.0 * norm, 0.5)] {
         let (_, _, buffer) = after(most, 0.5, "muon");
         assert!((f64::from(buffer) / (0.05 * expected) - 1.0).abs() < 1e-4, "{most}: {buffer}");
@@ -100,7 +100,7 @@ fn state_held_by_a_checkpoint_cannot_be_written() {
     assert_eq!(names, ["exp_avg", "exp_avg_sq"]);
 }
 
-/// Masters begin as the weights, once.
+/// Master weights are initialised from the weights once.
 #[test]
 fn masters_are_of_models_that_compute_in_bf16() {
     let ctx = Context::cpu(Isa::best(), 1);

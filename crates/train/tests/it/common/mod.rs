@@ -1,4 +1,4 @@
-//! The fixture that `conformance/trl_fixtures.py` makes: GRPO steps of TRL, as numbers.
+//! The fixture written by `conformance/trl_fixtures.py`: GRPO steps of TRL, as numbers.
 
 pub mod model;
 
@@ -9,7 +9,7 @@ use std::path::PathBuf;
 use train::advantages::{self, Advantages};
 use train::{ImportanceSamplingLevel, LossConfig, RewardMatrix, RewardRow, Sample, ScaleRewards};
 
-/// Where the fixture lies.
+/// The directory of the fixture.
 pub fn directory() -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/trl")
 }
@@ -26,19 +26,19 @@ pub struct Fixture {
     pub cases: Vec<Case>,
 }
 
-/// One of TRL's steps.
+/// One optimizer step of TRL.
 pub struct Case {
     pub json: Value,
-    /// Its configuration, for messages.
+    /// The configuration of the step, for messages.
     pub title: String,
     pub loss: LossConfig,
     pub scale: ScaleRewards,
-    /// The old policy is not the current one.
+    /// Whether the old policy differs from the current policy.
     pub changed: bool,
     pub d_logps: Vec<Vec<f32>>,
 }
 
-/// Deserialised.
+/// Deserialises a JSON value of the fixture.
 pub fn get<T: serde::de::DeserializeOwned>(json: &Value) -> T {
     serde_json::from_value(json.clone()).expect("fixture")
 }
@@ -69,7 +69,7 @@ impl Fixture {
         GroupId((completion / self.num_generations()) as u64)
     }
 
-    /// The advantages of a case, by this crate.
+    /// The advantages of a case, as this crate computes them.
     pub fn advantages(&self, case: &Case) -> Advantages {
         let none = case.json["config"]["none_rewards"].as_bool().unwrap_or(false);
         let table = if none { "rewards_with_none" } else { "rewards" };
@@ -81,7 +81,8 @@ impl Fixture {
         advantages::compute(&matrix, case.scale)
     }
 
-    /// The samples of a case: with `on` as the old policy's log-probabilities where that is the current policy.
+    /// The samples of a case. `on` has the old policy's log-probabilities for cases in which that is the current
+    /// policy.
     pub fn samples(&self, case: &Case, on: &[Vec<f32>], version: Updates) -> Vec<Sample> {
         let advantages = self.advantages(case).advantages;
         let foreign: Option<Vec<Vec<u8>>> =
@@ -140,7 +141,8 @@ impl Case {
     }
 }
 
-/// |a − b| ≤ `tolerance` · |b|, or within the rounding noise of f32 sums of numbers around 1 that cancel (3e-7).
+/// Checks that |a − b| ≤ `tolerance` · |b|, or that the difference is within the rounding noise of f32 sums of numbers
+/// around 1 that cancel (3e-7).
 pub fn close(got: f64, expected: f64, tolerance: f64, what: &str) {
     let difference = (got - expected).abs();
     assert!(difference <= tolerance * expected.abs() || difference <= 3e-7, "{what}: {got}, TRL {expected}");

@@ -1,4 +1,4 @@
-//! The fixture's model in memory.
+//! The fixture's model, loaded into memory.
 
 use super::directory;
 use kernels::{Context, Isa, Memory};
@@ -6,17 +6,17 @@ use model::io::{TensorSink, TensorSource};
 use model::{ModelConfig, Weights};
 use std::sync::Arc;
 
-/// A context of the best instruction set here.
+/// A CPU context of the best available instruction set.
 pub fn context(threads: usize) -> Context {
     Context::cpu(Isa::best(), threads)
 }
 
-/// A context of a given instruction set.
+/// A CPU context of the instruction set `isa`.
 pub fn context_of(isa: Isa, threads: usize) -> Context {
     Context::cpu(isa, threads)
 }
 
-/// The shape.
+/// The configuration of the fixture's model.
 pub fn config() -> Arc<ModelConfig> {
     Arc::new(ModelConfig::load(&directory().join("config.json")).expect("config"))
 }
@@ -28,7 +28,7 @@ pub fn policy(memory: &Memory) -> Weights {
     weights
 }
 
-/// The policy times `scale`.
+/// The policy with all weights multiplied by `scale`.
 pub fn scaled(memory: &Memory, scale: f32) -> Weights {
     let mut weights = policy(memory);
     for spec in TensorSource::tensors(&weights) {

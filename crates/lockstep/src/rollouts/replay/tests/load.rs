@@ -109,7 +109,7 @@ fn an_invalid_line_is_named() {
     assert!(missing.starts_with("cannot read the rollouts /nowhere/r: "), "{missing}");
 }
 
-/// A problem that completions of a group have in common is one, of all of them.
+/// A problem that several completions of a group have in common is read as one problem of all of them.
 #[test]
 fn problems_of_completions_are_those_of_their_group() {
     let problem = |message: &str| format!("{{\"reward\": \"r\", \"kind\": \"failed\", \"message\": \"{message}\"}}");
@@ -188,7 +188,7 @@ fn recorded_completions_are_as_if_they_had_just_been_generated() {
         let one = PromptCompletion { prompt, completion };
         scorer.score(&ctx, &policy.weights, &[one], 0.5).unwrap().remove(0).logps
     };
-    // Log-probabilities that are missing are the policy's, and so of its version.
+    // Missing log-probabilities are computed by the policy, so they have the policy's version.
     let (own, of_run) = (policy.weights.version(), Updates(1 << 63 | 6));
     let expected = [
         (0, vec![5], vec![NO_VERSION], vec![-0.25], FinishReason::Length),

@@ -188,7 +188,7 @@ fn a_completion_has_as_many_tokens_as_its_job_asks_for() {
     let (none, other) =
         ("completion 0 is none that the job asks for", "completion 0 does not continue what it was given");
     let (none, other) = (Err(none.to_owned()), Err(other.to_owned()));
-    // At most four tokens, and unfinished only if the job allows it.
+    // A completion has at most four tokens, and may be unfinished only if the job allows it.
     let whole = job(None, None);
     assert_eq!((of_one(&whole, 4, Stop), of_one(&whole, 5, Stop)), (Ok(()), none.clone()));
     assert_eq!((of_one(&whole, 0, Length), of_one(&whole, 4, Unfinished)), (Ok(()), none.clone()));

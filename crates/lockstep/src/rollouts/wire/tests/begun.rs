@@ -76,7 +76,7 @@ fn a_begun_batch_comes_back() {
     assert!(groups_of_begun(&[]).unwrap().is_empty());
     let none = BegunBatch { step: 0, prompts: Default::default(), answers: Vec::new(), rewards: Vec::new() };
     assert_eq!(take(&none.to_bytes()), Ok((none, 0)));
-    // A group that ended before workers scored it.
+    // One group ended before workers scored it.
     let mut unscored = batch();
     unscored.answers[1].scores.clear();
     assert_eq!(take(&unscored.to_bytes()), Ok((unscored, 0)));
@@ -97,7 +97,7 @@ fn a_begun_batch_that_does_not_fit_the_data_is_refused() {
     let no_row = said("rows", &|r| r.uints("rows", 1, [3, 6]));
     assert_eq!(no_row, "group 8: column `rows` names no row of the data");
     assert_eq!(begun([5, 8, 2]), "it answers another job");
-    // Other tokens than the row's.
+    // The tokens differ from those of the row.
     assert_eq!(said("rows", &|r| r.uints("rows", 1, [1, 3])), "it answers another job");
     let other = said("rewards", &|r| r.texts("rewards", ["a", "b"]));
     assert_eq!(other, "it does not have 2 completions with the scores of 2 rewards");

@@ -149,7 +149,7 @@ fn neighbours_of_one_number_and_prompt_are_a_group() {
     assert_eq!(back, samples);
     let shared: Vec<bool> = back.iter().map(|sample| Arc::ptr_eq(&sample.prompt, &back[0].prompt)).collect();
     assert_eq!(shared, [true, true, true, false, false, true]);
-    // Defaults of a group without these columns: an advantage of 0, a prompt of its own.
+    // A group without these columns gets defaults: an advantage of 0, and a prompt that is not shared.
     let group = || Group { group: GroupId(2), completions: vec![Completion::new(0, vec![4])], ..Group::default() };
     let unknown = Group::into_samples(vec![group(), group()]);
     assert_eq!((&unknown[0].advantage, unknown[0].truncated()), (&Advantage::Sequence(0.0), false));

@@ -57,7 +57,7 @@ fn a_number_has_one_encoding() {
     let all: Vec<u8> = numbers.iter().flat_map(|(_, bytes)| bytes.clone()).collect();
     assert_eq!(of(1, &all, |r| r.uints("c")), Ok(numbers.iter().map(|(number, _)| *number).collect()));
     assert_eq!(of(1, &[], |r| r.uints("c")), Ok(vec![]));
-    // Cut off, with zeros at its end, with bits beyond 64, too long.
+    // The numbers are truncated, end with a zero byte, have bits beyond 64, or are too long.
     for broken in [vec![0x80], vec![0x80, 0], of_ones(&[2]), of_ones(&[0x81, 1]), vec![5, 0xff, 0x80, 0]] {
         assert_eq!(of(1, &broken, |r| r.uints("c")), Err("column `c`: a number is broken".into()), "{broken:?}");
         assert_eq!(of(4, &broken, |r| r.runs("c", 1)), Err("column `c`: a number is broken".into()), "{broken:?}");
@@ -75,7 +75,8 @@ fn values_of_each_kind_are_checked() {
 
     let runs = |bytes: &[u8], expected| of(4, bytes, |r| r.runs("c", expected));
     assert_eq!((runs(&[7, 2, 9, 1], 3), runs(&[], 0)), (Ok(vec![7, 7, 9]), Ok(vec![])));
-    // Too few, too many, a value without a count, a value 0 times, more than fits in memory.
+    // Runs with too few or too many values, a value without a count, a value repeated 0 times, and more values than fit
+    // in memory.
     let half = [0x80, 0x80, 0x80, 0x80, 0x80, 0x80, 0x80, 0x80, 0x80, 1];
     let twice = [&[1][..], &half, &[2], &half].concat();
     for (bytes, expected) in
@@ -123,7 +124,7 @@ fn a_broken_directory_is_refused() {
     for body in [
         &b""[..],
         b"\x80",
-        // One column is counted, but it is missing; its name is cut off, or not UTF-8; kind, width, length are missing.
+        // One column is counted but missing; its name is truncated, or not UTF-8; kind, width or length is missing.
         b"\x01",
         b"\x01\x02n",
         b"\x01\x01\xff\x01\x01\x00",
@@ -131,7 +132,7 @@ fn a_broken_directory_is_refused() {
         b"\x01\x01n\x01",
         b"\x01\x01n\x01\x01",
         b"\x01\x01n\x01\x01\x80",
-        // More bytes than the columns have.
+        // The body has more bytes than its columns.
         b"\x00\x09",
         b"\x01\x01n\x01\x01\x01\x07\x07",
         b"\x02\x01n\x01\x01\x00",

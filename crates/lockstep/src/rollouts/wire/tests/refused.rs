@@ -174,7 +174,8 @@ fn a_fork_begins_with_tokens_that_are_there() {
     assert_eq!(forks([0, 0, 0, 0]), Ok(vec![None, None]));
     assert_eq!(forks([2, 1, 1, 1]), Ok(vec![Some((1, 1)), Some((0, 1))]));
     assert_eq!(forks([2, 0, 0, 5]), Ok(vec![Some((1, 0)), None]));
-    // More tokens than the other completion has, or than it has itself; itself; a missing completion.
+    // The fork has more tokens than the other completion, or than the completion itself; it names itself; it names a
+    // missing completion.
     for wrong in [[2, 2, 0, 0], [0, 0, 1, 2], [1, 0, 0, 0], [0, 0, 2, 0], [3, 0, 0, 0], [u64::MAX, 0, 0, 0]] {
         assert_eq!(forks(wrong), Err("group 4: column `forks` names a token that is not there".into()), "{wrong:?}");
     }
@@ -190,7 +191,7 @@ fn the_outline_of_a_group_matches_its_record() {
         let bytes = with_column(&good(), name, put);
         Outline::of_record(&RecordReader::take(&bytes).unwrap().0).map_err(|error| error.to_string())
     };
-    // 2 · 0.5, and 2 · 0.25 + 4.
+    // The rewards are 2 · 0.5, and 2 · 0.25 + 4.
     let expected = |step, completions, tokens| Outline {
         group: GroupId(4),
         step,
