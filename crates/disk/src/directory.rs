@@ -11,7 +11,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
-/// The deepest nesting of directories that is listed or deleted. Files of Lockstep are never nested this deep.
+/// Deleting directories that are nested deeper than this fails. Files of Lockstep are never nested this deep.
 const DEEPEST: usize = 64;
 
 const LISTED: OFlags = OFlags::RDONLY.union(OFlags::DIRECTORY).union(OFlags::CLOEXEC);

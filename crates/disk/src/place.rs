@@ -37,7 +37,7 @@ pub(crate) struct Place {
 }
 
 impl Place {
-    /// Opens the directory of `path`, which must exist.
+    /// The place of `path`. If `path` is below a protected directory, its own directory is opened and must exist.
     pub(crate) fn of(path: &Path) -> Result<Place> {
         let Some((root, below)) = protected(path) else {
             return Ok(Place { directory: None, name: path.as_os_str().to_owned(), path: path.to_owned() });

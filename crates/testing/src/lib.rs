@@ -37,8 +37,8 @@ pub fn program(name: &str) -> Option<()> {
 }
 
 /// Checks that programs are installed under /usr, where sandboxed programs see them. If one is missing, the result is
-/// false, and the test should return. With `CI=true` that is a failure, but for what CI does not install, and if
-/// `SANDBOX_TESTS=skip` (from `.ci/run`): nothing can be isolated.
+/// false, and the test should return. With `CI=true` a missing program fails the test, unless CI does not install that
+/// program, or `SANDBOX_TESTS=skip` is set (by `.ci/run`, where programs cannot be isolated).
 pub fn installed(programs: &[&str]) -> bool {
     let missing: Vec<_> = programs.iter().filter(|program| !Path::new("/usr/bin").join(program).exists()).collect();
     let is_skipped = std::env::var("SANDBOX_TESTS").as_deref() == Ok("skip");

@@ -62,7 +62,7 @@ static NOTHING: LazyLock<Regex> = LazyLock::new(|| regex(r"^\z.^"));
 
 fn innermost(text: &str) -> Option<&str> {
     let mut inside = outermost(text)?;
-    // Tags may be in boxes in tags. Four levels are enough, since each one is searched again.
+    // Tags may be in boxes in tags. At most four levels are searched, since each is searched separately.
     for _ in 0..4 {
         match outermost(inside) {
             Some(inner) => inside = inner,
