@@ -1,5 +1,5 @@
-//! Finds the text of the final answer in a completion and in a dataset row. It recognises the begin and the end of
-//! mathematics in a text, but does not interpret it.
+//! Finds the text of the final answer in a completion and in a dataset row. It recognises where mathematics begins and
+//! ends in a text, but does not interpret it.
 
 use std::ops::Range;
 use std::sync::LazyLock;
