@@ -149,7 +149,7 @@ impl Watch {
     }
 
     /// Raises the nice value of the threads in a process group with the number of running threads, so that each program
-    /// gets the same share of the cores whatever its number of threads. (Programs with their own session, as with
+    /// gets a share of the cores whatever its number of threads. (Programs with their own session, as with
     /// bubblewrap, get their share from the kernel's autogroups.)
     fn yields(&mut self, found: &[Row]) {
         let Members::Group(holder) = self.members else { return };

@@ -440,7 +440,7 @@ fn unsafe_no_sandbox_runs_without_isolation() {
     }
 }
 
-/// Root and an ordinary user get the same result: bubblewrap then creates an unprivileged user namespace.
+/// As root, repeats tests as an ordinary user, for whom bubblewrap creates a user namespace without privileges.
 #[test]
 fn an_ordinary_user_is_isolated_too() {
     if !installed(&["bwrap", "python3"]) || !rustix::process::geteuid().is_root() {

@@ -164,7 +164,7 @@ fn memory_above_the_limit_is_believed_at_the_third_time() {
         watch.next = Instant::now() + Duration::from_secs(600);
         assert_eq!((watch.exceeds(), watch.suspicion), (None, 12));
     }
-    // No process can hold as many bytes as this limit in MiB allows.
+    // The shell stays below a limit of 64 MiB.
     let mut roomy = watch(Members::Group(shell.id()), 64, None);
     assert_eq!(((0..4).map(|_| measured(&mut roomy)).collect::<Vec<_>>(), roomy.most), (vec![None; 4], Some(64 << 20)));
     let with_tmp = Watch::new(Members::Tree(1), Some(1), Some(2), Some(3));

@@ -286,7 +286,7 @@ fn again(isolation: &str, mark: &str, files: &Path) -> Command {
 fn nothing_outlives_a_run_that_is_killed() {
     if let Ok(ends) = std::env::var("ENDS") {
         let (isolation, mark) = ends.split_once(' ').unwrap();
-        // One program behaves like a daemon and one sleeps; neither notices the end of its streams.
+        // One process sleeps as a child, one as a daemon, one in the foreground; none notices that its streams close.
         let program = format!(
             "trap '' HUP TERM INT PIPE
 (exec sleep {mark}) </dev/null >/dev/null 2>&1 &
