@@ -193,7 +193,7 @@ fn built(limits: Limits, sandbox: &Sandbox) -> std::io::Result<Files> {
         write(job.path(), name, text.as_bytes())?;
     }
     let words = ["/bin/sh", &format!("{JOB}/build.sh")].map(str::to_owned);
-    // The tool gets more time than the compilation of a solution.
+    // Building the tool may take longer than compiling a solution.
     let limits = Limits { wall: limits.wall.max(std::time::Duration::from_secs(300)), ..limits };
     let outcome = sandbox.run(job.path(), &words, b"", limits)?;
     let files = files_of(&outcome).ok_or_else(|| {
