@@ -211,7 +211,7 @@ mod tests {
         let lines: Vec<usize> = (0..30).map(|step| table.lines(step, &of(0.5), None, 200).len()).collect();
         assert_eq!((lines.iter().sum::<usize>(), lines[ROWS - 2]), (31, 2));
         assert_eq!(table.lines(3, &values(&[("loss", 2.0)]), None, 200).len(), 2);
-        // A single row that does not fit at all is truncated.
+        // A row that still does not fit is truncated.
         assert_eq!(StepTable::default().lines(3, &values(&[("reward", 2.0)]), None, 9)[1], "   3    2");
     }
 

@@ -127,7 +127,7 @@ mod tests {
 
     #[test]
     fn a_run_continues_whenever_and_however_its_terminal_closes() {
-        // EIO has no stable `ErrorKind`, so `Other` stands for it.
+        // EIO has no `ErrorKind`, so `Other` stands for it.
         let kinds = [ErrorKind::Other, ErrorKind::BrokenPipe, ErrorKind::StorageFull, ErrorKind::WouldBlock];
         let mut seen = Vec::new();
         for kind in kinds {
