@@ -54,8 +54,8 @@ pub struct Level {
     pub(super) bf16: bool,
 }
 
-/// A level with a name. It includes the ideas of all levels that belong to it, the last of which it is, and those of
-/// the named levels before it.
+/// A level with a name. It includes the ideas of the levels that belong to it, and of the named levels before it. Its
+/// own level is the last of those that belong to it.
 #[derive(Clone, Copy, Debug)]
 pub struct NamedLevel {
     /// The name: baseline, basic, advanced or optimal.

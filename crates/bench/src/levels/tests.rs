@@ -138,7 +138,7 @@ fn the_code_of_every_level_is_there() {
     assert!(Algorithm::Ppo.level("shared").is_none());
 }
 
-/// The preset equals the example: a test keeps the two copies of the hyperparameters equal.
+/// Keeps the hyperparameters of the preset equal to those of the example.
 #[test]
 fn the_preset_is_the_examples() {
     let example = concat!(env!("CARGO_MANIFEST_DIR"), "/../../examples/ppo_preset");
