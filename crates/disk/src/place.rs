@@ -77,7 +77,7 @@ const DIRECTORY: OFlags = OFlags::PATH.union(OFlags::DIRECTORY).union(OFlags::CL
 #[cfg(not(any(target_os = "linux", target_os = "android")))]
 const DIRECTORY: OFlags = OFlags::DIRECTORY.union(OFlags::CLOEXEC);
 
-/// The error for an entry that could not be opened: if it is a link, the error says so.
+/// The error for an entry that could not be opened. If the entry is a link, the error message states that.
 fn refusal(directory: &impl AsFd, name: impl AsRef<Path>, shown: &Path, error: Errno) -> Error {
     let is_link = matches!(error, Errno::LOOP | Errno::NOTDIR | Errno::MLINK)
         && statat(directory, name.as_ref(), AtFlags::SYMLINK_NOFOLLOW)

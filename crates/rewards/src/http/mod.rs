@@ -8,7 +8,7 @@
 //! status is 5xx, 408 or 429: up to `retries` times, after `backoff_s`, twice that, four times that, … seconds, 30 at
 //! most, or after as long as the service asks for (`Retry-After`, five minutes at most). Any other status but 2xx is
 //! final, and so is a response that is not such JSON or has a wrong number of scores. The completions of a failed
-//! request get `None`, never 0, and a [`Problem`] says why.
+//! request get `None`, never 0, and a [`Problem`] gives the reason.
 
 mod address;
 mod certificates;

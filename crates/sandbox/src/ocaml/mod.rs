@@ -85,7 +85,7 @@ pub(super) enum Built {
         /// Whether the solution can influence the meaning of its tests, because the tests use names that it defines.
         weak: bool,
     },
-    /// There is no program; holds the reason and the compiler's messages.
+    /// No program was built; holds the reason and the compiler's messages.
     Not { why: NotBuilt, words: String },
 }
 

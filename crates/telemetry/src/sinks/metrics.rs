@@ -5,7 +5,7 @@
 //!
 //! Keys keep the order in which they were set. Numbers are written with the fewest digits that read back to the same
 //! bits. NaN and infinities are written as `null`, since JSON has no such numbers, so every line is plain JSON. This
-//! file does not know what the metrics mean.
+//! file does not interpret the metrics.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};

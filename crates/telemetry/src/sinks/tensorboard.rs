@@ -5,7 +5,7 @@
 //! little-endian. The data is a protobuf `Event`, of which only these fields are written: 1 wall_time (double), 2 step
 //! (int64), 3 file_version (string), 5 summary. `Summary` repeats 1 `Value` (`summary.rs`). Formats:
 //! tensorflow/core/lib/io/record_writer.h and tensorflow/core/util/event.proto.
-//! A scalar is stored in f32 there; metrics.jsonl keeps f64. Does not know what the numbers mean.
+//! Scalars are stored in f32; metrics.jsonl keeps f64. This file does not interpret the numbers.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};

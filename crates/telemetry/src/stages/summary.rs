@@ -90,8 +90,8 @@ impl Summary {
         (self.wall_s - outermost.map(|stage| stage.seconds).sum::<f64>()).max(0.0)
     }
 
-    /// The outermost stages that took the most time, with their shares of the time: `update 62 %, rollout 30 %, other 8
-    /// %`.
+    /// The outermost stages that took the most time, each with its share of it:
+    /// `update 62 %, rollout 30 %, other 8 %`.
     pub fn largest(&self) -> String {
         let mut parts: Vec<(&str, f64)> = self.stages.iter().map(|stage| (&*stage.path, stage.seconds)).collect();
         parts.retain(|(path, _)| !path.contains('/'));
