@@ -327,7 +327,7 @@ fn a_run_that_continues_keeps_its_files() {
     assert!(directory.path().join("main.sh").exists());
 }
 
-/// If its session is not its own, a program with many busy processes is niced in proportion to their number.
+/// A program without its own session that has many busy processes is niced in proportion to their number.
 #[test]
 fn busy_processes_give_way_to_other_programs() {
     if !installed(&["python3"]) || !isolations().contains(&"landlock") {
