@@ -1,9 +1,9 @@
-//! `lockstep bench ablation`: times each optimization against the same work without it, in one table: fused sampling,
-//! fused masked softmax, one transfer per batch, an engine that is kept, a prompt shared by its completions, packing,
-//! the stable form of the KL estimator.
+//! `lockstep bench ablation`: compares the time of the same work with and without each optimization, in one table:
+//! fused sampling, fused masked softmax, one transfer per batch, a persistent engine, a prompt shared by its
+//! completions, packing, the stable form of the KL estimator.
 //!
-//! Both sides are real work by this engine's operations, and give the same results within the tolerance in the last
-//! column. On a device with memory of its own, the table also shows the numbers of launches, copies and waits.
+//! Both sides use real operations of this engine, and give the same results within the tolerance in the last column. On
+//! a device with separate memory, the table also shows the numbers of launches, copies and waits.
 
 use super::levels::naive::whole_softmax;
 use super::report::column;
@@ -18,7 +18,7 @@ use train::KlEstimator;
 
 /// Number of rows (tokens) of a decode step.
 const ROWS: usize = 16;
-/// Most keys that a row of the softmax attends to.
+/// The most keys that a row of the softmax attends to.
 const KEYS: usize = 128;
 /// Number of integer inputs per row of a decode step.
 const COLUMNS: usize = 5;
@@ -34,7 +34,7 @@ struct Side {
     results: Vec<f32>,
 }
 
-/// Calls `work` once without timing it, and keeps that result; then times further calls.
+/// Calls `work` once without timing, and keeps the result of that call. Then times further calls.
 fn side(ctx: &Context, mut work: impl FnMut() -> anyhow::Result<Vec<f32>>) -> anyhow::Result<Side> {
     let results = work()?;
     let before = ctx.memory().copies();
@@ -109,7 +109,8 @@ fn numbers(count: usize, seed: u64) -> Vec<f32> {
     (0..count).map(|_| (stream.next_f64() * 2.0 - 1.0) as f32).collect()
 }
 
-/// Takes the most likely token of each row, with its log-probability: fused, and through logits in memory.
+/// Takes the most likely token of each row, with its log-probability: in one fused operation, and through logits in
+/// memory.
 fn sampling(ctx: &Context, weights: &Weights) -> anyhow::Result<[Side; 2]> {
     let (memory, h, v) = (ctx.memory(), weights.config.hidden_size, weights.config.vocab_size);
     let mut hidden = Tensor::zeros(memory, &[ROWS, h], weights.config.compute);
@@ -153,7 +154,7 @@ fn ln(x: f32) -> f32 {
     x.ln()
 }
 
-/// Computes the softmax of causally masked scores: fused, and in separate operations.
+/// Computes the softmax of causally masked scores: in one fused operation, and in separate operations.
 fn masked_softmax(ctx: &Context) -> anyhow::Result<[Side; 2]> {
     let (memory, n) = (ctx.memory(), KEYS);
     let x = Tensor::from_f32(memory, &[n, n], &numbers(n * n, 2));
@@ -183,7 +184,7 @@ fn masked_softmax(ctx: &Context) -> anyhow::Result<[Side; 2]> {
     Ok([with, without])
 }
 
-/// Copies the inputs of a decode step to the device: in one transfer, and in one for each input.
+/// Copies the inputs of a decode step to the device: all in one transfer, and each in its own transfer.
 fn transfers(ctx: &Context) -> anyhow::Result<[Side; 2]> {
     let inputs: Vec<u32> = (0..(COLUMNS * ROWS) as u32).collect();
     let mut at = Tensor::from_u32(ctx.memory(), &[COLUMNS * ROWS], &inputs);
@@ -201,7 +202,7 @@ fn transfers(ctx: &Context) -> anyhow::Result<[Side; 2]> {
     Ok([with, without])
 }
 
-/// Generates with an engine that is kept, and with one built for each call; then with prompts shared, and not shared.
+/// Generates with a persistent engine, and with a new engine for each call; then with shared and with unshared prompts.
 fn rollouts(ctx: &Context, weights: &Weights) -> anyhow::Result<[[Side; 2]; 2]> {
     let workload = Workload { prompts: 2, prompt_tokens: 32, generations: 4, max_num_seqs: 8, ..Workload::grpo(8, 4) };
     let prompts = workload.random_prompts(&weights.config, 0);
@@ -238,7 +239,7 @@ fn packing(ctx: &Context, weights: &Weights) -> anyhow::Result<[Side; 2]> {
         let pairs = rows.iter().zip(completions);
         let pairs: Vec<_> = pairs.map(|((prompt, _), completion)| PromptCompletion { prompt, completion }).collect();
         let scores = scorer.score(ctx, weights, &pairs, 1.0)?;
-        // Only the tokens that exist.
+        // Only real tokens are compared, not padding.
         Ok(scores.iter().zip(lengths).flat_map(|(scores, n)| scores.logps[..n].to_vec()).collect())
     };
     let packed: Vec<&[u32]> = rows.iter().map(|(_, completion)| completion.as_slice()).collect();
@@ -248,8 +249,8 @@ fn packing(ctx: &Context, weights: &Weights) -> anyhow::Result<[Side; 2]> {
     Ok([with, without])
 }
 
-/// Computes the KL estimator for log-probabilities that are close to each other, in the stable form and as written with
-/// probabilities. Also returns the largest relative error of each.
+/// Computes the KL estimator for log-probabilities that are close to each other, in the stable form and directly from
+/// probabilities. Also returns the largest relative error of each form.
 fn stable_kl() -> anyhow::Result<([Side; 2], [f64; 2])> {
     let host = Context::meta();
     let differences: Vec<f64> = (1..=4096).map(|i| f64::from(i) * 1e-6).collect();
@@ -257,7 +258,7 @@ fn stable_kl() -> anyhow::Result<([Side; 2], [f64; 2])> {
     let with =
         side(&host, || Ok(differences.iter().map(|d| KlEstimator::K3.estimate(logp, logp + d) as f32).collect()))?;
     let without = side(&host, || Ok(differences.iter().map(|&d| naive_kl(logp as f32, (logp + d) as f32)).collect()))?;
-    // e^d − d − 1 as a series, of which four terms suffice where d is small.
+    // The series of e^d − d − 1. Four terms suffice for small d.
     let exact = |d: f64| d * d * (0.5 + d * (1.0 / 6.0 + d * (1.0 / 24.0 + d / 120.0)));
     let error = |side: &Side| {
         let errors = side.results.iter().zip(&differences).map(|(k, &d)| (f64::from(*k) / exact(d) - 1.0).abs());

@@ -1,8 +1,8 @@
 //! `lockstep bench rollout --completions`: times the generation of one group (completions of a shared prompt), from the
 //! request to the last token, with the sampler.
 //!
-//! `bench/peers` compares these times with other engines: with weights from a directory and a given prompt, and without
-//! anything that ends a completion early.
+//! `bench/peers` compares these times with other engines. It uses weights from a directory and a given prompt, and
+//! completions never end early.
 
 use super::report::column;
 use super::{Machine, Report, Subject, Workload, median};
@@ -20,8 +20,8 @@ use std::time::Instant;
 /// The prompt and the completions.
 #[derive(Clone, Debug)]
 pub struct GroupOptions {
-    /// Numbers of completions of the shared prompt to time, for example 1, 8 and 64. Empty: time decode steps of
-    /// separate prompts instead.
+    /// The numbers of completions of the shared prompt to time, for example 1, 8 and 64. If empty, decode steps of
+    /// separate prompts are timed instead.
     pub completions: Vec<usize>,
     /// A Hugging Face model directory; if not set, random weights of the shape are used.
     pub model: Option<PathBuf>,
@@ -144,8 +144,8 @@ fn read(file: &Path) -> anyhow::Result<Arc<Prompt>> {
     Ok(Prompt::new(ids))
 }
 
-/// Generates a group. Returns the seconds in all, and those of the decode steps after every completion had its first
-/// token.
+/// Generates a group. Returns the total seconds, and the seconds of the decode steps after every completion had its
+/// first token.
 fn rollout(
     engine: &mut Engine,
     weights: &Weights,
@@ -166,7 +166,8 @@ fn rollout(
         "{tokens} tokens, {} asked for",
         workload.generated_tokens()
     );
-    // All completions go in step: as many decode steps at the end as tokens after the first.
+    // All completions advance together, so the number of decode steps at the end is the number of tokens after the
+    // first.
     let first = ends.len() - workload.new_tokens;
     Ok((ends[ends.len() - 1], ends[ends.len() - 1] - ends[first]))
 }

@@ -1,6 +1,6 @@
-//! `lockstep bench`: the engine's speed and the peak of this machine, measured at the same time.
+//! `lockstep bench`: measures the engine's speed together with the peak performance of this machine.
 //!
-//! Each benchmark has one file; [`workload`] makes the steps that they time, [`shapes`] the models. All figures are
+//! Each benchmark has one file. [`workload`] creates the timed steps, and [`shapes`] the models. All figures are
 //! measured on this machine.
 
 pub mod ablation;
@@ -25,7 +25,7 @@ pub use workload::Workload;
 
 use std::time::Instant;
 
-/// Calls `work` at least `least` times, and more often while `seconds` are not over. Returns the seconds of each call.
+/// Calls `work` at least `least` times, and continues until `seconds` have passed. Returns the seconds of each call.
 pub fn repeat(least: usize, seconds: f64, mut work: impl FnMut() -> anyhow::Result<()>) -> anyhow::Result<Vec<f64>> {
     let (start, mut times) = (Instant::now(), Vec::new());
     while times.len() < least || start.elapsed().as_secs_f64() < seconds {
@@ -36,7 +36,7 @@ pub fn repeat(least: usize, seconds: f64, mut work: impl FnMut() -> anyhow::Resu
     Ok(times)
 }
 
-/// The median; for an even number of times the smaller of the two middle ones.
+/// The median. For an even number of times it is the smaller of the two middle ones.
 pub fn median(times: &[f64]) -> f64 {
     let mut sorted = times.to_vec();
     sorted.sort_by(f64::total_cmp);

@@ -1,6 +1,6 @@
-//! `lockstep bench memory`: the memory of a step by part, as the memory ledger counts it, and the process's resident
-//! memory. Also the memory that computing log-probabilities needs beyond inputs and outputs, where stored [tokens,
-//! vocabulary] logits would show.
+//! `lockstep bench memory`: the memory of a step by part, as counted by the memory ledger, and the process's resident
+//! memory. Also measures the memory that computing log-probabilities needs beyond inputs and outputs, which would
+//! reveal stored [tokens, vocabulary] logits.
 
 use super::report::column;
 use super::workload::Bench;
@@ -19,7 +19,7 @@ pub fn run(ctx: &Context, shape: Subject) -> anyhow::Result<Report> {
     let columns = [column("part", "part", 0), column("mib", "MiB", 1)];
     let mut report = Report::new("memory", machine, &columns);
     let mib = |bytes: f64| bytes / f64::from(1 << 20);
-    // First, before anything else raises the peak of the process.
+    // This is measured first, before anything else raises the peak of the process.
     if let Some(bytes) = log_probabilities(ctx, shape)? {
         let vocabulary = shape.config()?.vocab_size;
         report.row([
@@ -47,15 +47,15 @@ pub fn run(ctx: &Context, shape: Subject) -> anyhow::Result<Report> {
     Ok(report)
 }
 
-/// How many bytes the resident memory grows beyond weight, hidden rows, their gradients and the outputs, while
-/// log-probabilities and entropies and their backward pass are computed. `None` where the operating system does not
-/// report it.
+/// The growth of the resident memory in bytes, beyond weight, hidden rows, their gradients and the outputs, while
+/// log-probabilities, entropies and their backward pass are computed. `None` if the operating system does not report
+/// it.
 fn log_probabilities(ctx: &Context, shape: Subject) -> anyhow::Result<Option<u64>> {
     let (config, dtype, memory) = (shape.config()?, shape.dtype.dtype(), ctx.memory());
     let (v, h) = (config.vocab_size, config.hidden_size);
     let mut weight = Matrix::zeros_of(memory, v, h, dtype);
-    // Written, so that the pages are there. In small slices: what they leave behind is resident, and would hide what is
-    // taken below.
+    // Writing the weight makes its pages resident. Small slices are used, since freed memory of large ones would stay
+    // resident and hide the memory allocated below.
     for first in (0..v).step_by(64) {
         let rows = (v - first).min(64);
         weight.pack_rows(first, &vec![0.01; rows * h]);
@@ -71,7 +71,8 @@ fn log_probabilities(ctx: &Context, shape: Subject) -> anyhow::Result<Option<u64
     let mut d_hidden = written(&[TOKENS, h], DType::F32);
     let mut d_weight = Matrix::zeros(memory, v, h);
     d_weight.data_mut().view_mut().fill(0.25);
-    // The peak so far is of the ceilings; what is resident has to pass it to be seen, so the rest of it is taken, too.
+    // The current peak comes from measuring the ceilings. Growth is only visible above that peak, so filler memory is
+    // allocated up to it.
     let (Some(peak), Some(now)) = (telemetry::system::peak_rss_bytes(), telemetry::system::rss_bytes()) else {
         return Ok(None);
     };

@@ -8,7 +8,7 @@ use model::{PromptGroup, Scorer};
 use rollout::{Completion, Engine, EngineConfig, RolloutGroup};
 use serde_json::json;
 
-/// Generates and scores in every combination, and counts the tokens that differ; there must be none.
+/// Generates and scores in every combination, and counts the tokens that differ. The count must be 0.
 pub fn run(ctx: &Context, shape: Subject) -> anyhow::Result<Report> {
     let columns = [
         column("temperature", "T", 1),

@@ -7,7 +7,7 @@ use std::fmt::Write;
 pub struct Series {
     /// The line's name in the legend.
     pub name: String,
-    /// The points, ascending in x: x, y, and half of the height of the band around y.
+    /// The points, ascending in x: x, y, and half the height of the band around y.
     pub points: Vec<[f64; 3]>,
 }
 
@@ -27,13 +27,13 @@ const COLOURS: [&str; 9] =
 /// Width of a panel in pixels; the next constant is the height.
 const WIDTH: f64 = 380.0;
 const HEIGHT: f64 = 300.0;
-/// Margins in pixels: for the y axis's numbers, the title, between panels, and for the legend.
+/// Margins in pixels: for the numbers of the y axis, the title, the space between panels, and the legend.
 const LEFT: f64 = 62.0;
 const TOP: f64 = 34.0;
 const GAP: f64 = 36.0;
 const LEGEND: f64 = 150.0;
 
-/// The SVG text. `y` is the label of the y axis, whose range is 0 to `most`.
+/// Draws the plot as SVG. `y` is the label of the y axis, whose range is 0 to `most`.
 pub fn svg(title: &str, y: &str, most: f64, panels: &[Panel]) -> String {
     let width = LEFT + panels.len() as f64 * (WIDTH + GAP) + LEGEND;
     let height = TOP + HEIGHT + 48.0;
@@ -120,7 +120,7 @@ fn ticks(most: f64) -> Vec<f64> {
     (0..).map(|i| f64::from(i) * step).take_while(|&t| t <= most * 1.001).collect()
 }
 
-/// The number with as many digits as an axis label needs.
+/// The number with as many decimals as an axis label needs.
 fn number(x: f64) -> String {
     let text = format!("{x:.3}");
     text.trim_end_matches('0').trim_end_matches('.').to_owned()

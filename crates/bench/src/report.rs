@@ -15,7 +15,7 @@ pub struct Machine {
     pub threads: usize,
     /// The peaks of multiply-adds and of memory reads, measured at the start of the benchmark.
     pub ceilings: Ceilings,
-    /// The load by other processes while the peaks were measured, per core; `None` where the system does not report it.
+    /// The load by other processes while the peaks were measured, per core; `None` if the system does not report it.
     pub load: Option<f64>,
 }
 
@@ -28,7 +28,7 @@ impl Machine {
         Ok(Machine { device: ctx.describe(), threads: ctx.threads(), ceilings, load })
     }
 
-    /// The machine with the peak for matmuls in `dtype`: that of AMX tiles if such matmuls use them.
+    /// The machine with the peak for matmuls in `dtype`, which is that of AMX tiles if these matmuls use them.
     pub fn of_dtype(self, dtype: DType) -> Machine {
         Machine { ceilings: self.ceilings.of_dtype(dtype), ..self }
     }
@@ -43,7 +43,7 @@ impl Machine {
         100.0 * bytes_per_s / self.ceilings.read_bytes_per_s
     }
 
-    /// The least seconds for work with this many FLOPs and bytes: the larger of FLOPs / peak and bytes / peak.
+    /// The minimum seconds for work with this many FLOPs and bytes: the larger of FLOPs / peak and bytes / peak.
     pub fn roofline_s(&self, flops: f64, bytes: f64) -> f64 {
         (flops / self.ceilings.flops_per_s).max(bytes / self.ceilings.read_bytes_per_s)
     }
@@ -107,7 +107,7 @@ pub const fn column(key: &'static str, heading: &'static str, decimals: usize) -
     Column { key, heading, decimals }
 }
 
-/// A table of figures with the machine that they were measured on.
+/// A table of figures, with the machine on which they were measured.
 #[derive(Clone, Debug)]
 pub struct Report {
     name: &'static str,

@@ -1,8 +1,9 @@
 //! `lockstep bench rollout`: times complete decode steps, with the sampler, by batch size. Each sequence has its own
 //! prompt.
 //!
-//! A decode step must read every weight once, and all keys and values that its sequences attend to. These bytes,
-//! divided by the time of the step, are compared with the measured memory bandwidth of this machine.
+//! A decode step must read every weight once, and all keys and values that its sequences attend to. The benchmark
+//! divides these bytes by the time of the step and compares the result with the measured memory bandwidth of this
+//! machine.
 
 use super::report::column;
 use super::workload::MAX_BATCHED_TOKENS;
@@ -15,7 +16,7 @@ const BATCHES: [usize; 5] = [1, 4, 16, 32, 64];
 /// Prompt tokens of each sequence before the measured steps.
 const PROMPT: usize = 128;
 
-/// Times at least `steps` decode steps for each batch size; in each of them every sequence draws a token.
+/// Times at least `steps` decode steps for each batch size. In each of these steps every sequence draws a token.
 pub fn run(ctx: &Context, shape: Subject, steps: usize) -> anyhow::Result<Report> {
     let machine = Machine::measure(ctx)?.of_dtype(shape.dtype.dtype());
     let columns = [
@@ -32,12 +33,14 @@ pub fn run(ctx: &Context, shape: Subject, steps: usize) -> anyhow::Result<Report
     let weights = shape.weights(ctx)?;
     let config = weights.config.clone();
     let weight_bytes: usize = weights.params.tensors().iter().map(|t| t.bytes()).sum();
-    // A tied embedding is read as the head; of an untied one only a row per token is read.
+    // A tied embedding is read as the head. Of an untied embedding only one row per token is read, which is not
+    // counted.
     let unread = if config.tie_word_embeddings { 0 } else { weights.params.embedding.data().bytes() };
     let kv_token_bytes = 2 * config.num_layers * config.num_kv_heads * config.head_dim * config.compute.bytes();
     for temperature in [0.0, 1.0] {
         for batch in BATCHES {
-            // Prompts are computed in the first steps, some later than others: room for the tokens of that time, too.
+            // Prompts are computed in the first steps, some later than others, so completions get room for the tokens
+            // of that time.
             let prefill = (batch * PROMPT).div_ceil(MAX_BATCHED_TOKENS);
             let workload = Workload {
                 prompts: batch,

@@ -11,7 +11,7 @@ use std::sync::Arc;
 pub enum Shape {
     /// For tests and the emulator: hidden 32, 2 layers, vocabulary 64.
     Tiny,
-    /// 4 million parameters: hidden 256, 4 layers with 8 heads, vocabulary 512; that of `examples/ppo_preset.toml`.
+    /// 4 million parameters, as in `examples/ppo_preset.toml`: hidden 256, 4 layers with 8 heads, vocabulary 512.
     M4,
     /// 7 million parameters: hidden 256, 6 layers, vocabulary 4,096.
     M7,
@@ -47,7 +47,8 @@ impl Shape {
         }
     }
 
-    /// The size of the GRPO step that is compared with other engines: number of completions, and tokens of each.
+    /// The size of the GRPO step that is compared with other engines: the number of completions, and the tokens of
+    /// each.
     pub fn step(self) -> (usize, usize) {
         match self {
             Shape::Tiny => (4, 8),
@@ -58,7 +59,7 @@ impl Shape {
         }
     }
 
-    /// The text of the model's config.json.
+    /// The content of the model's config.json.
     pub fn config_json(self) -> String {
         let [hidden, ffn, layers, heads, kv_heads, vocabulary] = self.sizes();
         json!({
@@ -97,7 +98,8 @@ impl Subject {
         format!("{} {}", self.shape.name(), self.dtype.name())
     }
 
-    /// The size of the GRPO step that is compared with other engines: number of completions, and tokens of each.
+    /// The size of the GRPO step that is compared with other engines: the number of completions, and the tokens of
+    /// each.
     pub fn step(self) -> (usize, usize) {
         self.shape.step()
     }

@@ -1,5 +1,5 @@
-//! `lockstep bench step`: times a GRPO step and its stages, and compares it with its roofline: the least time in
-//! which the machine could do its FLOPs and memory reads.
+//! `lockstep bench step`: times a GRPO step and its stages, and compares it with its roofline, which is the least time
+//! in which the machine could do the step's FLOPs and memory reads.
 
 use super::report::column;
 use super::workload::{Bench, StepTimes};

@@ -1,4 +1,4 @@
-//! `lockstep bench train`: times forward and backward of a training micro-batch, and shows what sharing a prompt saves.
+//! `lockstep bench train`: times the update on a training micro-batch, and shows the time saved by sharing a prompt.
 
 use super::report::column;
 use super::workload::timed;
@@ -10,8 +10,8 @@ use serde_json::json;
 use std::sync::Arc;
 use train::{Advantage, Sample};
 
-/// The cases: number of groups (of eight completions), and tokens of the prompt. Each runs with prompts shared and not
-/// shared.
+/// The cases: the number of groups (of eight completions), and the tokens of the prompt. Each case runs with shared and
+/// with unshared prompts.
 const CASES: [(usize, usize); 3] = [(1, 88), (1, 1024), (4, 1024)];
 /// Completions per group; the next constant is the tokens of each.
 const GROUP: usize = 8;
@@ -42,7 +42,7 @@ pub fn run(ctx: &Context, shape: Subject, repeats: usize) -> anyhow::Result<Repo
             let samples = samples(&workload, &weights);
             let mut trainer = workload.trainer(ctx, &weights.config)?;
             let (mut times, mut flops, mut rows) = ([vec![], vec![], vec![], vec![]], 0.0, 0);
-            // The first one takes the memory.
+            // The first repetition allocates memory and is not counted.
             for repeat in 0..=repeats {
                 let (metrics, seconds, work) = timed(|| Ok(trainer.update(ctx, &mut weights, &samples, 1e-6)?))?;
                 if repeat > 0 {
@@ -79,7 +79,7 @@ pub fn run(ctx: &Context, shape: Subject, repeats: usize) -> anyhow::Result<Repo
     Ok(report)
 }
 
-/// Samples with random token ids. Their recorded log-probabilities are made up, which does not affect the time.
+/// Samples with random token ids and invented log-probabilities, which do not affect the time.
 fn samples(workload: &Workload, weights: &Weights) -> Vec<Sample> {
     let one_each = Workload { prompts: workload.completions(), prompt_tokens: workload.new_tokens, ..workload.clone() };
     let prompts = workload.random_prompts(&weights.config, 5);

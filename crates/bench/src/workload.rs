@@ -1,4 +1,4 @@
-//! A GRPO step without data: prompts of random token ids, completions of a fixed length (nothing ends them early),
+//! A GRPO step without data: prompts of random token ids, completions of a fixed length (they never end early), and
 //! random rewards. Everything else runs the code of a training run.
 
 use kernels::Context;
@@ -12,7 +12,7 @@ use train::{
     UpdateMetrics, advantages,
 };
 
-/// Most rows (tokens) in a step of the engine.
+/// The most rows (tokens) in a step of the engine.
 pub const MAX_BATCHED_TOKENS: usize = 1024;
 
 /// The sizes and settings of a step.
@@ -28,11 +28,11 @@ pub struct Workload {
     pub new_tokens: usize,
     /// Sampling temperature; 0 for greedy (generation only).
     pub temperature: f64,
-    /// Most sequences that are generated at the same time.
+    /// The most sequences that are generated at the same time.
     pub max_num_seqs: usize,
     /// Whether a group's prompt is computed only once, in rollout and in training.
     pub prefix_sharing: bool,
-    /// Most rows (tokens) in a micro-batch.
+    /// The most rows (tokens) in a micro-batch.
     pub micro_batch_tokens: usize,
     /// Whether the trainer keeps only the inputs of layers and recomputes other activations.
     pub gradient_checkpointing: bool,
@@ -91,7 +91,7 @@ impl Workload {
         self.trainer_of(ctx, model, Objective::Policy(loss))
     }
 
-    /// A trainer for the step with another objective.
+    /// Creates a trainer for the step with another objective.
     pub fn trainer_of(&self, ctx: &Context, model: &Arc<ModelConfig>, objective: Objective) -> anyhow::Result<Trainer> {
         let config = TrainerConfig {
             objective,
@@ -106,7 +106,7 @@ impl Workload {
         Ok(Trainer::new(ctx.memory(), model, config)?)
     }
 
-    /// The random prompts; the same for the same `seed`.
+    /// Random prompts, which depend only on `seed`.
     pub fn random_prompts(&self, model: &ModelConfig, seed: u64) -> Vec<Arc<Prompt>> {
         let mut stream = Stream::new(seed, STREAM);
         let mut id = |_| (stream.next_f64() * model.vocab_size as f64) as u32;
@@ -127,8 +127,8 @@ impl Workload {
         prompts.iter().enumerate().map(request).collect()
     }
 
-    /// Seconds and FLOPs of each decode step in which all sequences draw a token (steps that also compute prompts are
-    /// left out).
+    /// Seconds and FLOPs of each decode step in which all sequences draw a token. Steps that also compute prompts are
+    /// excluded.
     pub fn decode_steps(&self, ctx: &Context, weights: &Weights) -> anyhow::Result<Vec<(f64, f64)>> {
         let mut engine = self.engine(ctx, &weights.config)?;
         for request in self.requests(&self.random_prompts(&weights.config, 3), 3) {
@@ -180,11 +180,11 @@ pub struct StepTimes {
     pub rollout_s: f64,
     /// Seconds of the update.
     pub update_s: f64,
-    /// FLOPs and bytes of generation, as its operations report them.
+    /// FLOPs and bytes of generation, as reported by its operations.
     pub rollout_work: (f64, f64),
-    /// FLOPs and bytes of the update, as its operations report them.
+    /// FLOPs and bytes of the update, as reported by its operations.
     pub update_work: (f64, f64),
-    /// Number of tokens whose log-probability differed between sampler and trainer.
+    /// The number of tokens whose log-probability differed between sampler and trainer.
     pub mismatches: u64,
 }
 
@@ -196,7 +196,7 @@ impl Bench {
         Ok(Bench { workload, ctx: ctx.clone(), weights, engine, trainer, steps: 0 })
     }
 
-    /// Runs one step: generation, then the update on it.
+    /// Runs one step: generates completions, then updates the weights on them.
     pub fn step(&mut self) -> anyhow::Result<StepTimes> {
         let prompts = self.workload.random_prompts(&self.weights.config, self.steps);
         let (groups, rollout_s, rollout_work) = timed(|| self.generate(&prompts))?;
@@ -218,7 +218,7 @@ impl Bench {
     }
 }
 
-/// Runs `work`. Returns its result, its seconds, and the FLOPs and bytes that its operations reported.
+/// Runs `work`. Returns its result, its seconds, and the FLOPs and bytes reported by its operations.
 pub fn timed<T>(work: impl FnOnce() -> anyhow::Result<T>) -> anyhow::Result<(T, f64, (f64, f64))> {
     let (before, start) = (kernels::context::counted(), std::time::Instant::now());
     let out = work()?;

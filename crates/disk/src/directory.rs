@@ -1,4 +1,4 @@
-//! Changes and lists the names in directories.
+//! Lists directories, and creates, renames, copies and deletes their entries.
 
 use crate::file::{create, data, open};
 use crate::place::Place;
@@ -11,12 +11,12 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
-/// Directories nested deeper than this are refused: no file of ours is that deep.
+/// Deleting directories that are nested deeper than this fails. Files of Lockstep are never nested this deep.
 const DEEPEST: usize = 64;
 
 const LISTED: OFlags = OFlags::RDONLY.union(OFlags::DIRECTORY).union(OFlags::CLOEXEC);
 
-/// A name in a directory.
+/// An entry of a directory.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Entry {
     directory: PathBuf,
@@ -26,28 +26,28 @@ pub struct Entry {
 }
 
 impl Entry {
-    /// The name.
+    /// The name of the entry.
     pub fn file_name(&self) -> &OsStr {
         &self.name
     }
 
-    /// The directory's path with the name.
+    /// The path of the entry: that of the directory, joined with the name.
     pub fn path(&self) -> PathBuf {
         self.directory.join(&self.name)
     }
 
-    /// Whether it is a directory. A link to one is not.
+    /// Whether the entry is a directory. False for a link to a directory.
     pub fn is_dir(&self) -> bool {
         self.is_dir
     }
 
-    /// Whether it is a regular file. A link to one is not.
+    /// Whether the entry is a regular file. False for a link to a file.
     pub fn is_file(&self) -> bool {
         self.is_file
     }
 }
 
-/// The entries of a directory, in the order of their names.
+/// The entries of a directory, sorted by name.
 pub fn read_dir(path: impl AsRef<Path>) -> Result<Vec<Entry>> {
     let path = path.as_ref();
     let directory = Place::of(path)?.open(LISTED, Mode::empty())?;
@@ -60,7 +60,7 @@ pub fn read_dir(path: impl AsRef<Path>) -> Result<Vec<Entry>> {
     Ok(entries)
 }
 
-/// The names in an open directory, with what each is.
+/// The names in an open directory, each with its file type.
 fn entries_of(directory: &OwnedFd) -> Result<Vec<(OsString, FileType)>> {
     let mut entries = Vec::new();
     for entry in Dir::read_from(directory)? {
@@ -81,12 +81,12 @@ fn entries_of(directory: &OwnedFd) -> Result<Vec<(OsString, FileType)>> {
     Ok(entries)
 }
 
-/// Makes a directory and those above it.
+/// Creates a directory and its missing parents.
 pub fn create_dir_all(path: impl AsRef<Path>) -> Result<()> {
     make(path.as_ref(), 0o777)
 }
 
-/// Makes a directory and those above it, accessible only to this user.
+/// Creates a directory and its missing parents, accessible only to this user.
 pub fn create_private_dir_all(path: impl AsRef<Path>) -> Result<()> {
     make(path.as_ref(), 0o700)?;
     let directory = Place::of(path.as_ref())?.open(LISTED, Mode::empty())?;
@@ -100,7 +100,7 @@ fn make(path: &Path, mode: u32) -> Result<()> {
     let make = || {
         let place = Place::of(path)?;
         match mkdirat(place.directory(), place.name(), Mode::from_raw_mode(mode as _)) {
-            // Whether it is a directory, and no link.
+            // The existing entry must be a directory, not a link.
             Err(Errno::EXIST) => place.open(LISTED, Mode::empty()).map(drop),
             made => Ok(made?),
         }
@@ -118,13 +118,13 @@ fn make_parent(path: &Path, mode: u32) -> Result<()> {
     path.parent().map_or(Ok(()), |parent| make(parent, mode))
 }
 
-/// Deletes a name that is not a directory's. If it is a link, its target stays.
+/// Deletes an entry that is not a directory. If the entry is a link, its target stays.
 pub fn remove_file(path: impl AsRef<Path>) -> Result<()> {
     let place = Place::of(path.as_ref())?;
     Ok(unlinkat(place.directory(), place.name(), AtFlags::empty())?)
 }
 
-/// Deletes a directory with everything in it. Targets of links stay, also if `path` is a link.
+/// Deletes a directory with everything in it. The targets of links stay, even if `path` itself is a link.
 pub fn remove_dir_all(path: impl AsRef<Path>) -> Result<()> {
     let place = Place::of(path.as_ref())?;
     remove(&place.directory(), place.name(), 0)
@@ -147,7 +147,7 @@ fn remove(directory: &impl AsFd, name: &Path, depth: usize) -> Result<()> {
     gone(unlinkat(directory, name, AtFlags::REMOVEDIR))
 }
 
-/// Somebody else may have deleted the name meanwhile.
+/// Treats a missing entry as success: another process may have deleted it meanwhile.
 fn gone(deleted: rustix::io::Result<()>) -> Result<()> {
     match deleted {
         Err(Errno::NOENT) => Ok(()),
@@ -155,7 +155,7 @@ fn gone(deleted: rustix::io::Result<()>) -> Result<()> {
     }
 }
 
-/// Gives a file or directory another name. A file or link of that name is replaced.
+/// Renames a file or directory. An existing file or link with the new name is replaced.
 pub fn rename(from: impl AsRef<Path>, to: impl AsRef<Path>) -> Result<()> {
     let (from, to) = (Place::of(from.as_ref())?, Place::of(to.as_ref())?);
     Ok(renameat(from.directory(), from.name(), to.directory(), to.name())?)
@@ -168,7 +168,7 @@ pub fn hard_link(from: impl AsRef<Path>, to: impl AsRef<Path>) -> Result<()> {
     Ok(linkat(from.directory(), from.name(), to.directory(), to.name(), AtFlags::empty())?)
 }
 
-/// Copies a regular file with its rights. Holes are not copied: they stay holes.
+/// Copies a regular file with its permissions. Holes stay holes in the copy.
 pub fn copy(from: impl AsRef<Path>, to: impl AsRef<Path>) -> Result<()> {
     let mut source = open(from)?;
     let found = source.metadata()?;
@@ -187,7 +187,7 @@ pub fn open_dir(path: impl AsRef<Path>) -> Result<File> {
     Ok(Place::of(path.as_ref())?.open(LISTED, Mode::empty())?.into())
 }
 
-/// Syncs a directory to disk: the names in it.
+/// Syncs the entries of a directory to disk.
 pub fn sync_dir(path: impl AsRef<Path>) -> Result<()> {
     open_dir(path)?.sync_all()
 }

@@ -9,10 +9,10 @@ use std::ops::Range;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 
-/// How many bytes of a file that is read into memory may be missing on the disk (holes, which read as zeros).
+/// The most bytes of holes (ranges without data on disk, which read as zeros) in a file that is read into memory.
 pub const MOST_HOLES: u64 = 32 << 20;
 
-/// How a file is opened, like [`std::fs::OpenOptions`]. By default only to read.
+/// Options for opening a file, like [`std::fs::OpenOptions`]. The default is read-only.
 #[derive(Clone, Copy, Debug)]
 pub struct Options {
     flags: OFlags,
@@ -28,71 +28,71 @@ impl Default for Options {
 }
 
 impl Options {
-    /// Neither to read nor to write, until set.
+    /// Options without read or write access; the methods below add it.
     pub fn new() -> Options {
         Options { flags: OFlags::empty(), write: false, read: false, mode: 0o666 }
     }
 
-    /// To read.
+    /// Opens the file for reading.
     pub fn read(mut self) -> Options {
         self.read = true;
         self
     }
 
-    /// To write.
+    /// Opens the file for writing.
     pub fn write(mut self) -> Options {
         self.write = true;
         self
     }
 
-    /// To write at the end.
+    /// Opens the file for writing at its end.
     pub fn append(mut self) -> Options {
         self.flags |= OFlags::APPEND;
         self.write()
     }
 
-    /// Creates the file if it is not there.
+    /// Creates the file if it does not exist.
     pub fn create(mut self) -> Options {
         self.flags |= OFlags::CREATE;
         self
     }
 
-    /// Creates the file, which must not be there.
+    /// Creates the file; fails if it exists.
     pub fn create_new(mut self) -> Options {
         self.flags |= OFlags::CREATE | OFlags::EXCL;
         self
     }
 
-    /// Cuts the file to no bytes.
+    /// Truncates the file to length 0.
     pub fn truncate(mut self) -> Options {
         self.flags |= OFlags::TRUNC;
         self
     }
 
-    /// The rights of a file that is created.
+    /// Sets the permissions of a newly created file.
     pub fn mode(mut self, mode: u32) -> Options {
         self.mode = mode;
         self
     }
 
-    /// Further flags of `open(2)`, such as `O_DIRECT`.
+    /// Adds other flags of `open(2)`, such as `O_DIRECT`.
     pub fn flags(mut self, flags: u32) -> Options {
         self.flags |= OFlags::from_bits_retain(flags as _);
         self
     }
 
-    /// Opens the file, which must be regular.
+    /// Opens the file; fails if it is not a regular file.
     pub fn open(self, path: &Path) -> Result<File> {
         let access = match (self.read, self.write) {
             (true, true) => OFlags::RDWR,
             (false, true) => OFlags::WRONLY,
             _ => OFlags::RDONLY,
         };
-        // Without O_NONBLOCK, opening a named pipe waits for its other end. A file is only cut once it is known to be
-        // regular.
+        // Without O_NONBLOCK, opening a named pipe blocks until its other end is opened. O_TRUNC is left out because
+        // the file must not be truncated before it is known to be regular.
         let flags = (self.flags - OFlags::TRUNC) | access | OFlags::NONBLOCK | OFlags::NOCTTY;
         let opened = match Place::of(path)?.open(flags, Mode::from_raw_mode(self.mode as _)) {
-            // A pipe without a reader, or a socket.
+            // Opening a pipe without a reader, or a socket, fails with ENXIO.
             Err(error) if error.raw_os_error() == Some(Errno::NXIO.raw_os_error()) => {
                 return Err(not_regular(path, "a named pipe or a socket"));
             }
@@ -125,22 +125,22 @@ fn not_regular(path: &Path, kind: &str) -> Error {
     Error::new(ErrorKind::InvalidInput, format!("{} is {kind}, not a regular file", path.display()))
 }
 
-/// Opens a regular file to read it.
+/// Opens a regular file for reading.
 pub fn open(path: impl AsRef<Path>) -> Result<File> {
     Options::new().read().open(path.as_ref())
 }
 
-/// Creates a file, or cuts the regular file that is there.
+/// Creates a file, or truncates the existing regular file.
 pub fn create(path: impl AsRef<Path>) -> Result<File> {
     Options::new().write().create().truncate().open(path.as_ref())
 }
 
-/// Writes a complete file.
+/// Writes a whole file.
 pub fn write(path: impl AsRef<Path>, bytes: impl AsRef<[u8]>) -> Result<()> {
     create(path)?.write_all(bytes.as_ref())
 }
 
-/// The bytes of a regular file of at most `most` bytes.
+/// Reads a regular file; fails if it is longer than `most` bytes.
 pub fn read(path: impl AsRef<Path>, most: u64) -> Result<Vec<u8>> {
     let path = path.as_ref();
     let named = |error: Error| match error.get_ref() {
@@ -150,13 +150,13 @@ pub fn read(path: impl AsRef<Path>, most: u64) -> Result<Vec<u8>> {
     read_rest(&open(path)?, 0, most).map_err(named)
 }
 
-/// The text of a regular file of at most `most` bytes.
+/// Reads a regular file as UTF-8; fails if it is longer than `most` bytes.
 pub fn read_to_string(path: impl AsRef<Path>, most: u64) -> Result<String> {
     String::from_utf8(read(path, most)?)
         .map_err(|_| Error::new(ErrorKind::InvalidData, "stream did not contain valid UTF-8"))
 }
 
-/// The bytes of an open file from `at` to its end: at most `most`.
+/// Reads an open file from offset `at` to its end; fails if that is more than `most` bytes.
 pub fn read_rest(file: &File, at: u64, most: u64) -> Result<Vec<u8>> {
     let length = file.metadata()?.len().saturating_sub(at);
     if length > most {
@@ -165,19 +165,19 @@ pub fn read_rest(file: &File, at: u64, most: u64) -> Result<Vec<u8>> {
     read_range(file, at, length)
 }
 
-/// `length` bytes of an open file from `at`; fewer if the file ends there.
+/// Reads `length` bytes of an open file from offset `at`, or fewer if the file ends before.
 pub fn read_range(file: &File, at: u64, length: u64) -> Result<Vec<u8>> {
     let length = length.min(file.metadata()?.len().saturating_sub(at));
     refuse_holes_in(file, at, length)?;
     let size = usize::try_from(length).map_err(|_| ErrorKind::OutOfMemory)?;
     let mut bytes = Vec::new();
     bytes.try_reserve_exact(size).map_err(|_| ErrorKind::OutOfMemory)?;
-    // By position: other users of this handle keep theirs.
+    // Reads by offset, so that the position of the shared handle does not move.
     (At { file, at }).take(length).read_to_end(&mut bytes)?;
     Ok(bytes)
 }
 
-/// Reads an open file from a separate position.
+/// Reads an open file from its own offset, without moving the position of the handle.
 struct At<'a> {
     file: &'a File,
     at: u64,
@@ -191,7 +191,7 @@ impl Read for At<'_> {
     }
 }
 
-/// An error if the file has more than [`MOST_HOLES`] bytes of holes.
+/// Returns an error if the file has more than [`MOST_HOLES`] bytes of holes.
 pub fn refuse_holes(file: &File) -> Result<()> {
     refuse_holes_in(file, 0, file.metadata()?.len())
 }
@@ -211,17 +211,17 @@ fn refuse_holes_in(file: &File, begin: u64, length: u64) -> Result<()> {
     }
 }
 
-/// The parts of a range that are on the disk: all that is not in a hole.
+/// The parts of a range that are stored on disk, without the holes.
 pub(crate) fn data(file: &File, range: Range<u64>) -> Result<Vec<Range<u64>>> {
-    // Seeking moves the position of the handle, which belongs to its user.
+    // Seeking moves the position of the caller's handle, so it is restored at the end.
     let before = seek(file, SeekFrom::Current(0))?;
     let mut parts = Vec::new();
     let mut at = range.start;
     while at < range.end {
         at = match seek(file, SeekFrom::Data(at)) {
-            // The rest is a hole.
+            // ENXIO: there is no data after this offset.
             Err(Errno::NXIO) => break,
-            // On a file system without holes, everything is on disk.
+            // On a file system without holes, the whole range is on disk.
             found => found.unwrap_or(at).min(range.end),
         };
         let end = seek(file, SeekFrom::Hole(at)).map_or(range.end, |end| end.min(range.end)).max(at);

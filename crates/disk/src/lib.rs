@@ -1,4 +1,4 @@
-//! Opens, reads, writes, deletes and copies files. It does not know what is in a file.
+//! Opens, reads, writes, deletes and copies files, whatever their content.
 //!
 //! A run directory may come from an untrusted source: an archive that a user downloads. So three rules hold for
 //! every file that Lockstep opens:
@@ -8,11 +8,12 @@
 //!    copy. Each component of a path is opened relative to the one above it, so that a link that appears there in
 //!    between is refused too. The run directory itself may be reached through links, and so may models and datasets
 //!    outside of it: the files of a Hugging Face cache are links.
-//! 2. **Regular files only.** A named pipe would make its reader wait for ever, and a device may never end.
+//! 2. **Regular files only.** Reading a named pipe could block forever, and a device may never end.
 //! 3. **A limit for each kind of file** ([`most`]). A file is not read into memory if it is longer, or if it has more
 //!    than [`MOST_HOLES`] bytes that are not on the disk: a sparse file of a few bytes may claim terabytes.
 //!
-//! Read first: `place` (the rule for links), `file` (opening and reading), `directory` (what changes names).
+//! Read first: `place` (the rule for links), `file` (opening and reading), `directory` (creating, renaming and deleting
+//! entries).
 
 mod directory;
 mod file;
@@ -25,13 +26,13 @@ pub use directory::{
 pub use file::{MOST_HOLES, Options, create, open, read, read_range, read_rest, read_to_string, refuse_holes, write};
 pub use place::no_links_below;
 
-/// How many bytes a file of each kind may have to be read into memory.
+/// The largest file of each kind, in bytes, that may be read into memory.
 pub mod most {
-    /// A file of settings, of a process's state, or of a lock.
+    /// Settings, the state of a process, or a lock file.
     pub const STATE: u64 = 64 << 20;
-    /// A tokenizer or the index of a model: those of the largest vocabularies have 35 MB.
+    /// A tokenizer or the index of a model. The tokenizers with the largest vocabularies have 35 MB.
     pub const TOKENIZER: u64 = 256 << 20;
-    /// Groups of completions, answers of workers, and logs.
+    /// Groups of completions, results of workers, and logs.
     pub const GROUPS: u64 = 4 << 30;
 }
 

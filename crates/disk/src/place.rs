@@ -1,4 +1,4 @@
-//! The place of a file: an open directory and a name in it.
+//! The location of a file: an open directory and an entry name in it.
 //!
 //! Below a directory that was given to [`no_links_below`] each component is opened relative to the one above it with
 //! `O_NOFOLLOW`. Elsewhere the kernel resolves the complete path, and follows links.
@@ -12,11 +12,11 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Component, Path, PathBuf, absolute};
 use std::sync::RwLock;
 
-/// The directories below which no link is followed.
+/// The directories below which links are not followed.
 static ROOTS: RwLock<BTreeSet<PathBuf>> = RwLock::new(BTreeSet::new());
 
-/// From now on this process follows no symbolic link below `root`. The path of `root` itself may have links; its
-/// resolved form is protected too.
+/// From now on this process does not follow symbolic links below `root`. The path of `root` itself may contain links;
+/// the resolved path is protected too.
 pub fn no_links_below(root: &Path) {
     let Ok(whole) = absolute(root) else { return };
     if ROOTS.read().is_ok_and(|roots| roots.contains(&whole)) {
@@ -28,7 +28,7 @@ pub fn no_links_below(root: &Path) {
     }
 }
 
-/// A directory and the name of an entry.
+/// An open directory and the name of an entry in it.
 pub(crate) struct Place {
     /// `None` if the kernel resolves the whole path.
     directory: Option<OwnedFd>,
@@ -37,7 +37,7 @@ pub(crate) struct Place {
 }
 
 impl Place {
-    /// The place of `path`, whose directory must exist.
+    /// The place of `path`. If `path` is below a protected directory, its own directory is opened and must exist.
     pub(crate) fn of(path: &Path) -> Result<Place> {
         let Some((root, below)) = protected(path) else {
             return Ok(Place { directory: None, name: path.as_os_str().to_owned(), path: path.to_owned() });
@@ -77,7 +77,7 @@ const DIRECTORY: OFlags = OFlags::PATH.union(OFlags::DIRECTORY).union(OFlags::CL
 #[cfg(not(any(target_os = "linux", target_os = "android")))]
 const DIRECTORY: OFlags = OFlags::DIRECTORY.union(OFlags::CLOEXEC);
 
-/// The error for an entry that could not be opened: if it is a link, the error says so.
+/// The error for an entry that could not be opened. If the entry is a link, the error message states that.
 fn refusal(directory: &impl AsFd, name: impl AsRef<Path>, shown: &Path, error: Errno) -> Error {
     let is_link = matches!(error, Errno::LOOP | Errno::NOTDIR | Errno::MLINK)
         && statat(directory, name.as_ref(), AtFlags::SYMLINK_NOFOLLOW)
@@ -99,13 +99,13 @@ fn refusal(directory: &impl AsFd, name: impl AsRef<Path>, shown: &Path, error: E
 /// The protected directory above `path`, and the names from there to it. `None` if no directory above it is protected.
 fn protected(path: &Path) -> Option<(PathBuf, Vec<OsString>)> {
     let whole = absolute(path).ok()?;
-    // The outer one of two nested roots.
+    // If roots are nested, the outer one is used.
     let root = ROOTS.read().ok()?.iter().find(|root| whole.starts_with(root))?.clone();
     let mut below = Vec::new();
     for component in whole.strip_prefix(&root).ok()?.components() {
         match component {
             Component::Normal(name) => below.push(name.to_owned()),
-            // No link below the root is followed, so the text decides where `..` leads.
+            // Links below the root are not followed, so `..` can be resolved in the path itself.
             Component::ParentDir => drop(below.pop()?),
             _ => {}
         }

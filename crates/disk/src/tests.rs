@@ -5,7 +5,7 @@ use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// A directory with a run, and a precious file outside of the run.
+/// A directory with a run directory and, beside it, a directory of precious files.
 struct World {
     dir: tempfile::TempDir,
 }
@@ -27,7 +27,7 @@ impl World {
         self.dir.path().join(name)
     }
 
-    /// Everything in `precious`: the paths, and the bytes of files.
+    /// All paths in `precious`, with the bytes of files.
     fn precious(&self) -> Vec<(PathBuf, Vec<u8>)> {
         let (mut found, mut open) = (Vec::new(), vec![self.at("precious")]);
         while let Some(next) = open.pop() {
@@ -48,7 +48,7 @@ impl World {
 
 type Operation = fn(&Path) -> std::io::Result<()>;
 
-/// Everything that opens the file or directory at a path, or makes something there.
+/// The operations that open or create the file or directory at a path.
 const OPENING: [(&str, Operation); 15] = [
     ("open", |path| open(path).map(drop)),
     ("read", |path| read(path, 1 << 20).map(drop)),
@@ -67,7 +67,8 @@ const OPENING: [(&str, Operation); 15] = [
     ("create_private_dir_all", |path| create_private_dir_all(path)),
 ];
 
-/// Everything that changes a name: in a directory that is a link it must fail, and of a link itself only that goes.
+/// The operations that change a directory entry. They must fail below a directory that is a link; applied to a link,
+/// they change only the link.
 const NAMING: [(&str, Operation); 5] = [
     ("remove_file", |path| remove_file(path)),
     ("remove_dir_all", |path| remove_dir_all(path)),
@@ -76,12 +77,12 @@ const NAMING: [(&str, Operation); 5] = [
     ("sync_dir", |path| sync_dir(path.parent().unwrap())),
 ];
 
-/// A file of the run whose directory `path` is in.
+/// The file `logs/own` of the run that contains `path`.
 fn own(path: &Path) -> PathBuf {
     path.ancestors().find(|above| above.ends_with("run")).unwrap().join("logs/own")
 }
 
-/// Links in a run: where each is, where it leads, and the path that an operation is given.
+/// Links in a run: the path of the link, its target, and the path that is passed to an operation.
 const LINKS: [(&str, &str, &str); 13] = [
     ("link", "../precious", "link"),
     ("link", "../precious", "link/thesis"),
@@ -112,7 +113,7 @@ fn no_operation_follows_a_link_inside_a_run() {
             assert_eq!(world.precious(), before, "{case}");
             let is_naming = NAMING.iter().any(|(name, _)| *name == what);
             match outcome {
-                // The name of the link itself is changed.
+                // Operations on names change the link itself, not its target.
                 Ok(()) => assert!(is_naming && is_link, "{case}"),
                 Err(error) if what == "create_new" && is_link => assert_eq!(error.kind(), ErrorKind::AlreadyExists),
                 Err(error) => {
@@ -126,7 +127,7 @@ fn no_operation_follows_a_link_inside_a_run() {
     }
 }
 
-/// The same operations where no link is, and by a run that is reached by a link itself.
+/// Runs the same operations on paths without links, and in a run directory that is itself reached through a link.
 #[test]
 fn a_run_that_is_reached_by_a_link_is_read_and_written() {
     for root in ["run", "links/to/run"] {
@@ -156,13 +157,13 @@ fn a_run_that_is_reached_by_a_link_is_read_and_written() {
         assert_eq!(fs::read_to_string(world.at("precious/thesis")).unwrap(), "years of work");
         let gone = [read(root.join("f"), 1).unwrap_err(), remove_dir_all(root.join("a")).unwrap_err()];
         assert!(gone.iter().all(|error| error.kind() == ErrorKind::NotFound), "{gone:?}");
-        // Paths that the user gives outside of a run may be links, as in a Hugging Face cache.
+        // Paths outside of a run that the user gives may be links, as in a Hugging Face cache.
         symlink("thesis", world.at("precious/link")).unwrap();
         assert_eq!(read(world.at("precious/link"), 99).unwrap(), b"years of work");
     }
 }
 
-/// Somebody exchanges a directory for a link and back while files in it are written and deleted.
+/// Another thread replaces a directory by a link and back while files in it are written and deleted.
 #[test]
 fn a_link_that_appears_meanwhile_is_not_followed() {
     let world = World::new();
@@ -223,7 +224,7 @@ fn only_regular_files_are_opened_without_waiting() {
             assert!(outcome.ends_with(", not a regular file"), "{what} of a {kind}: {outcome}");
         }
     }
-    // Both ends of the pipe are there, and full of bytes.
+    // Both ends of the pipe are open, and the pipe has data.
     let dir = place(&|path| fifo(path));
     let mut ends = fs::File::options().read(true).write(true).open(dir.path().join("file")).unwrap();
     ends.write_all(b"bytes").unwrap();
@@ -273,7 +274,7 @@ fn a_file_is_read_up_to_its_limit_and_only_if_it_is_on_the_disk() {
         if let (Err(error), Some(_)) = (read(&path, most), why) {
             assert!(error.to_string().starts_with(&path.display().to_string()), "{error}");
         }
-        // The position of the handle is its user's.
+        // Reading by offset must not move the position of the handle.
         let mut rest = [0; 4];
         assert_eq!(std::io::Seek::stream_position(&mut open).unwrap(), n as u64, "{case}");
         assert_eq!(open.read(&mut rest).unwrap() as u64, (length - n as u64).min(4), "{case}");

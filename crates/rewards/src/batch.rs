@@ -1,5 +1,4 @@
-//! The input and the output of a reward: a batch of completions, and their scores with the problems met. Independent of
-//! any one reward.
+//! The input and the output of any reward: a batch of completions, and their scores with the problems that occurred.
 
 use std::collections::BTreeMap;
 
@@ -9,7 +8,8 @@ use serde_json::Value;
 
 use crate::StepScore;
 
-/// The dataset's other columns: name → one value for each completion (a prompt's value repeated for its group).
+/// The other columns of the dataset: each name maps to one value for each completion (a prompt's value is repeated for
+/// its group).
 pub type Columns = BTreeMap<String, Vec<Value>>;
 
 /// Name of the metric for the share of completions in which a reward found no answer, right or wrong. Every grader
@@ -45,8 +45,8 @@ impl RewardBatch<'_> {
         self.completions.is_empty()
     }
 
-    /// The values of a dataset column. If it is missing, a problem that names the column and those that exist, and
-    /// counts every completion as affected.
+    /// The values of a dataset column. If it is missing, the result is a problem that names the missing and the
+    /// existing columns and counts every completion as affected.
     pub(crate) fn column(&self, reward: &str, column: &str) -> Result<&[Value], Problem> {
         match self.columns.get(column) {
             Some(values) if values.len() == self.len() => Ok(values),
@@ -67,7 +67,7 @@ impl RewardBatch<'_> {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Verdict {
     pub score: f64,
-    /// Whether the completion has something that can be taken for an answer, right or wrong.
+    /// Whether the completion contains anything that can be read as an answer, right or wrong.
     pub answered: bool,
 }
 
@@ -195,7 +195,7 @@ impl Scores {
         scores
     }
 
-    /// No score for any of `rows` completions, because of `problem`.
+    /// Leaves all `rows` completions without a score, because of `problem`.
     pub fn failed(rows: usize, problem: Problem) -> Self {
         Scores { values: vec![None; rows], problems: vec![problem], ..Scores::default() }
     }
@@ -217,7 +217,7 @@ impl Scores {
     /// metric is the mean over the groups that report it.
     pub fn of_groups(groups: impl IntoIterator<Item = Scores>) -> Self {
         let mut all = Scores::default();
-        // The number of groups that have each metric.
+        // For each metric, the number of groups that report it.
         let mut counts: Vec<f64> = Vec::new();
         for group in groups.into_iter().map(Scores::with_places) {
             let (before, rows) = (all.values.len(), group.values.len());
@@ -272,8 +272,8 @@ fn place<T: Default>(list: &mut Vec<(String, T)>, name: String) -> usize {
 mod tests {
     use super::*;
 
-    /// A problem that lists its completions keeps that list; the other problems get the completions left without a
-    /// score.
+    /// A problem that lists its completions keeps that list; the other problems get the completions without a score
+    /// that remain.
     #[test]
     fn a_problem_has_the_completions_without_a_score_that_no_other_names() {
         let (named, of_batch) = (Problem::new("r", 1, "no number").at(vec![2]), Problem::new("r", 2, "it crashed"));

@@ -1,4 +1,4 @@
-//! Errors of a reward's configuration, found before a training run starts. Failures while scoring are a
+//! Errors in a reward's configuration, found before a training run starts. A failure while scoring is a
 //! [`crate::Problem`].
 
 /// A reward that cannot be built: its specification is wrong, or its program cannot be started.
@@ -9,7 +9,7 @@ pub enum Error {
     Unknown {
         /// The unknown name.
         name: String,
-        /// The known name that is spelt most like it, if one is close.
+        /// The most similar known name, if one is similar enough.
         nearest: Option<String>,
         /// All known names, separated by commas.
         known: String,
@@ -35,7 +35,7 @@ pub enum Error {
     },
 }
 
-/// Result with this crate's [`Error`].
+/// A result with this crate's [`Error`].
 pub type Result<T> = std::result::Result<T, Error>;
 
 fn did_you_mean(nearest: &Option<String>) -> String {

@@ -1,4 +1,4 @@
-//! A Rust function of the user's code as a reward: `reward_funcs = ["function:NAME"]`.
+//! A reward that is a Rust function in the user's code: `reward_funcs = ["function:NAME"]`.
 
 use crate::{Content, Problem, Reward, RewardBatch, Scores};
 use serde_json::Value;
@@ -11,7 +11,7 @@ pub struct RewardInput<'a> {
 }
 
 impl RewardInput<'_> {
-    /// The prompt, as the dataset has it: text or chat messages.
+    /// The prompt as stored in the dataset: text or chat messages.
     pub fn prompt(&self) -> &Content {
         &self.batch.prompts[self.row]
     }

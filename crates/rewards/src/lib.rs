@@ -1,9 +1,9 @@
 //! Rewards: scores of completions, which reinforcement learning maximises.
 //!
-//! A [`Reward`] sees a [`RewardBatch`] (prompts, completions, token ids, the dataset's other columns) and returns one
-//! score for each completion, or no score where it could not compute one. **A reward that failed is never a zero**: it
-//! gives `None` and a [`Problem`] that says why. The trainer combines several rewards and their weights, not this
-//! crate, which is independent of the trainer and the policy.
+//! A [`Reward`] receives a [`RewardBatch`] (prompts, completions, token ids, the dataset's other columns) and returns
+//! one score for each completion, or no score if it could not compute one. **A failed reward never scores 0**: it
+//! returns `None` and a [`Problem`] with the reason. The trainer, not this crate, combines the scores of several
+//! rewards by their weights. This crate is independent of the trainer and the policy.
 //!
 //! Read first: [`RewardBatch`] and [`Scores`] (input and output), then any file of `builtin/`; `command/` (a program in
 //! any language), `python/`, `http/`, `function` (a closure), `reward_model`; `registry` builds rewards from their
@@ -39,7 +39,7 @@ pub use steps::{StepEnd, StepScore};
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
-/// Programs that are started and requests that are sent, for rewards and for others.
+/// Starts programs and sends requests, for rewards and for other users.
 pub mod outside {
     pub use crate::http::Address;
     pub use crate::program::{Program, absolute_line, explain, split_line};
@@ -60,18 +60,17 @@ pub trait Reward: Send {
         false
     }
 
-    /// Whether the scores of a group (the completions of one prompt) depend on that group alone. Then `score` may be
+    /// Whether the scores of a group (the completions of one prompt) depend only on that group. If so, `score` may be
     /// called for one group at a time, in any order, while other groups are still generated, and [`Scores::of_groups`]
     /// joins the results. Otherwise `score` is called once for the whole batch.
     fn scores_by_group(&self) -> bool {
         false
     }
 
-    /// Shares a flag that, once set, says that the scores are no longer wanted: a long wait may then end early, with
-    /// any result.
+    /// Shares a flag that is set when the scores are no longer wanted. A long wait may then end early, with any result.
     fn stop_with(&mut self, _stop: Arc<AtomicBool>) {}
 
-    /// Scores each completion of the batch, in its order, or each step of it. A failure gives `None` and a [`Problem`],
-    /// never 0.
+    /// Scores each completion of the batch, or each of its steps, in the order of the batch. A failure gives `None` and
+    /// a [`Problem`], never 0.
     fn score(&mut self, batch: &RewardBatch<'_>) -> Scores;
 }

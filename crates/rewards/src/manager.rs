@@ -19,8 +19,7 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use std::thread::{Scope, ScopedJoinHandle};
 use std::time::{Duration, Instant};
 
-/// The completions of a group or batch with everything that a [`RewardBatch`] shows, owned. All lists have the same
-/// length.
+/// The completions of a group or batch with all fields of a [`RewardBatch`], owned. All lists have the same length.
 #[derive(Default)]
 pub struct RewardInputs {
     /// The prompt of each completion.
@@ -79,14 +78,14 @@ pub struct CompletionScores {
 /// The scores of a generation batch from all rewards.
 #[derive(Default)]
 pub struct RewardOutput {
-    /// Each completion as rewards saw it, with its scores.
+    /// Each completion as passed to rewards, with its scores.
     pub completions: Vec<(Content, CompletionScores)>,
     /// Failures of rewards in this batch.
     pub problems: Vec<Problem>,
     /// Extra metrics that rewards report, each prefixed by its reward's name so that it cannot replace a metric of the
     /// training run.
     pub metrics: Vec<(String, f64)>,
-    /// When, and for how many seconds, groups were scored while other groups were still generated.
+    /// The start and the duration in seconds of each scoring that overlapped with generation.
     pub overlapped: Vec<(Instant, f64)>,
     /// Seconds that each reward took.
     pub seconds: Vec<f64>,
@@ -121,7 +120,7 @@ pub fn score_group(
     asked.iter().map(ask).collect()
 }
 
-/// The rewards that are running now, and since when; read by a thread that waits for them.
+/// The rewards that are currently running, each with its start time. Waiting threads read this list.
 #[derive(Clone, Default)]
 pub struct Asked(Arc<Mutex<Vec<(String, Instant)>>>);
 
@@ -159,15 +158,15 @@ pub struct RewardJob<'scope, 'a> {
     worker: Option<RewardWorker<'scope>>,
 }
 
-/// The thread that scores groups while others are generated.
+/// The thread that scores groups while other groups are generated.
 struct RewardWorker<'scope> {
-    /// Declared first, and so dropped first: after a failed generation the thread then scores no further group.
+    /// Declared first, so that it is dropped first: after a failed generation the thread then scores no further group.
     cancel: CancelOnDrop,
     groups: Sender<(GroupId, Vec<Vec<u32>>)>,
     thread: ScopedJoinHandle<'scope, model::Result<EarlyScores>>,
 }
 
-/// When dropped, tells the scoring thread to score no further group.
+/// When dropped, tells the scoring thread not to score any further group.
 struct CancelOnDrop(Arc<AtomicBool>);
 
 impl Drop for CancelOnDrop {
@@ -180,7 +179,7 @@ impl Drop for CancelOnDrop {
 struct EarlyScores {
     /// Indices of the rewards that the thread called.
     places: Vec<usize>,
-    /// By group: its inputs, and the scores and seconds of each of the thread's rewards.
+    /// For each group: its inputs, and the scores and seconds of each reward that the thread called.
     groups: BTreeMap<GroupId, (RewardInputs, Vec<(Scores, f64)>)>,
     times: Vec<(Instant, Instant)>,
 }
@@ -216,15 +215,15 @@ impl RewardJob<'_, '_> {
         &self.names
     }
 
-    /// The list of running rewards, for a thread that waits for them.
+    /// The list of running rewards, for threads that wait for them.
     pub fn asked(&self) -> Asked {
         self.asked.clone()
     }
 
-    /// Reports that a group ended, with its completions: the rewards that score by group are called on it.
+    /// Reports that a group has ended, with its completions. The rewards that score by group are called on the group.
     pub fn group_ended(&mut self, group: GroupId, completions: impl FnOnce() -> Vec<Vec<u32>>) {
         if let Some(worker) = &self.worker {
-            // If the worker has ended, `finish` reports why.
+            // If the worker has already ended, `finish` reports the reason.
             let _ = worker.groups.send((group, completions()));
         }
     }
@@ -281,7 +280,7 @@ impl RewardJob<'_, '_> {
             scores.steps.resize(rows.len(), None);
             rows.iter_mut().zip(scores.steps).for_each(|(row, steps)| row.steps.push(steps));
             for (mut column, values) in scores.extra {
-                // Columns of the table have unique names.
+                // The columns of the table must have unique names.
                 while !taken.insert(column.clone()) {
                     column = format!("{name}_{column}");
                 }
@@ -350,7 +349,7 @@ fn score_groups(
 /// The name under which a training run logs a reward's own metric.
 fn metric_name(reward: &str, metric: &str) -> String {
     match metric {
-        // These the run logs itself.
+        // The training run already logs these two names itself.
         "mean" | "std" => format!("rewards/{reward}/metric_{metric}"),
         _ => format!("rewards/{reward}/{metric}"),
     }
@@ -371,7 +370,7 @@ fn placed(name: &str, mut scores: Scores, inputs: &RewardInputs) -> Scores {
     scores
 }
 
-/// Removes, and reports, scores that are NaN or infinite: in a mean they would spoil every other score.
+/// Removes and reports scores that are NaN or infinite, since they would make every mean NaN or infinite.
 fn finite(name: &str, mut scores: Scores) -> Scores {
     let mut bad = Vec::new();
     for (place, value) in scores.values.iter_mut().enumerate() {

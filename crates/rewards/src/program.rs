@@ -1,8 +1,8 @@
-//! A program that this process has started, and that never outlives this process.
+//! A program that was started by this process and never outlives it.
 //!
-//! The program leads a process group of its own (Unix), so that everything it started can be killed with it, and so
-//! that Ctrl-C at the terminal reaches only this process. If this process is killed, a guard shell that waits for the
-//! end of a pipe kills the program's group. A thread reads its standard error and keeps the last lines.
+//! The program leads its own process group (Unix), so that its descendants can be killed with it, and so that Ctrl-C in
+//! the terminal reaches only this process. If this process is killed, a guard shell notices the end of a pipe and kills
+//! the program's group. A thread reads the program's standard error and keeps the last lines.
 
 use std::collections::VecDeque;
 use std::io::{BufRead, BufReader, Read};
@@ -27,8 +27,8 @@ fn running() -> MutexGuard<'static, Running> {
     RUNNING.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
 }
 
-/// Kills every program of this process with its process group, and lets no other start. For a process that is about to
-/// exit without dropping them.
+/// Kills every program of this process with its process group, and prevents new programs from starting. Meant for a
+/// process that is about to exit without dropping its programs.
 pub fn end_programs() {
     let mut running = running();
     running.closed = true;
@@ -46,8 +46,8 @@ fn kill_group(id: u32) {
 #[cfg(not(unix))]
 fn kill_group(_: u32) {}
 
-/// Starts a shell that kills process group `group` when the pipe to the shell closes, as it does when this process ends
-/// for any reason. Without it a program that only computes would not notice. `None` where there is no shell.
+/// Starts a shell that kills process group `group` when the pipe to the shell closes, which happens however this
+/// process ends. A program that only computes would not notice that end itself. Returns `None` if there is no shell.
 #[cfg(unix)]
 fn guard(group: u32) -> Option<Child> {
     let mut shell = Command::new("/bin/sh");
@@ -138,10 +138,10 @@ impl Program {
         if self.status.is_some() {
             return self.status;
         }
-        // Not reaped yet, so the number is still this group's.
+        // The program is not reaped yet, so its PID is still that of the group.
         kill_group(self.child.id());
         let _ = self.child.kill();
-        // Before the number can be another group's.
+        // The guard must end before the PID can be reused by another group.
         if let Some(mut guard) = self.guard.take() {
             let _ = guard.kill().and_then(|()| guard.wait());
         }
@@ -162,7 +162,7 @@ impl Program {
 
     /// `message`, followed by the last lines of standard error if there are any.
     pub fn with_stderr(&self, message: String) -> String {
-        // Its last output may still be in the pipe.
+        // The last output of the program may still be in the pipe.
         let deadline = Instant::now() + Duration::from_millis(100);
         while !self.stderr().ended && Instant::now() < deadline {
             std::thread::sleep(Duration::from_millis(5));
@@ -214,14 +214,14 @@ pub fn split_line(line: &str) -> Option<Vec<String>> {
     quote.is_none().then_some(words)
 }
 
-/// The line that [`split_line`] splits into these words.
+/// Joins words to a line that [`split_line`] splits into the same words.
 fn line_of(words: &[String]) -> String {
     let needs_quotes = |word: &str| word.is_empty() || word.contains(|c: char| c.is_whitespace() || "'\"".contains(c));
     let quoted = |word: &String| {
         if !needs_quotes(word) {
             return word.clone();
         }
-        // A double quote goes between single quotes, everything else between double quotes.
+        // Double quotes are put between single quotes, everything else between double quotes.
         let parts: Vec<String> = word.split('"').map(|part| format!("\"{part}\"")).collect();
         parts.join("'\"'")
     };
@@ -234,10 +234,11 @@ pub(crate) fn absolute_words<E>(words: &mut [String], absolute: impl Fn(&str) ->
     if words[0].contains('/') {
         words[0] = absolute(&words[0])?;
     }
-    // The first in `python3 -u a.py b.json`; a word without a point or a slash may be anything.
+    // The script is the first such word in `python3 -u a.py b.json`. A word without a point or a slash is not taken for
+    // a path.
     for word in words.iter_mut().skip(1).filter(|word| !word.starts_with('-') && word.contains(['.', '/'])) {
         let (path, given) = (absolute(word)?, std::path::Path::new(word));
-        // `absolute` may return something else than a path: the name of the file.
+        // `absolute` may return a bare file name instead of a path.
         if std::path::Path::new(&path).is_file() || given.is_absolute() && given.is_file() {
             *word = path;
             break;
@@ -246,8 +247,8 @@ pub(crate) fn absolute_words<E>(words: &mut [String], absolute: impl Fn(&str) ->
     Ok(())
 }
 
-/// A command's line with the path of its program (if it is given by a path) and that of its script replaced by what
-/// `absolute` returns. A line that names no program is left as it is.
+/// A command line in which `absolute` has mapped the path of the program (if it is given by a path) and that of the
+/// script. A line without a program is returned unchanged.
 pub fn absolute_line<E>(line: &str, absolute: impl Fn(&str) -> Result<String, E>) -> Result<String, E> {
     let Some(mut words) = split_line(line).filter(|words| !words.is_empty()) else { return Ok(line.to_owned()) };
     absolute_words(&mut words, absolute)?;
@@ -269,7 +270,7 @@ fn keep_last_lines(stream: impl Read, kept: &Mutex<Stderr>) {
     let mut stream = BufReader::new(stream);
     loop {
         let mut line = Vec::new();
-        // A line without end is cut into pieces: memory stays bounded.
+        // A line without end is split into pieces, so that memory stays bounded.
         let end = matches!(stream.by_ref().take(STDERR_LINE_BYTES as u64).read_until(b'\n', &mut line), Ok(0) | Err(_));
         let mut kept = kept.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
         if end {

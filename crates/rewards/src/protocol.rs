@@ -1,5 +1,5 @@
-//! The JSON that is exchanged with rewards outside of this process: requests and answers. Independent of processes and
-//! networks.
+//! The JSON that is exchanged with rewards outside of this process: requests and answers. It does not depend on how
+//! they are transferred.
 
 use std::collections::BTreeMap;
 
@@ -10,7 +10,7 @@ use crate::batch::completions;
 use crate::steps::{CompletionReward, as_number};
 use crate::{Columns, Content, Problem, ProblemKind, RewardBatch, Scores};
 
-/// Why a batch has no scores: the kind of failure and a message.
+/// The reason why a batch has no scores: the kind of failure and a message.
 pub(crate) type Failure = (ProblemKind, String);
 
 #[derive(Serialize)]
@@ -36,7 +36,7 @@ const RESERVED: [&str; 3] = ["prompts", "completions", "trainer_state"];
 /// Dataset columns that are not sent, because the request already contains their contents (as in TRL).
 const LEFT_OUT: [&str; 3] = ["prompt", "completion", "completion_ids"];
 
-/// The request line (with its line feed) for a batch, with the dataset's columns next to TRL's names.
+/// The request line for a batch, with its line feed. It has the dataset's columns next to TRL's names.
 pub(crate) fn request(batch: &RewardBatch<'_>, number: Option<u64>) -> Result<Vec<u8>, Failure> {
     if let Some(name) = RESERVED.iter().find(|&&name| batch.columns.contains_key(name)) {
         let message = format!("the dataset's column `{name}` has a name that reward programs get for something else");
@@ -53,7 +53,7 @@ pub(crate) fn request(batch: &RewardBatch<'_>, number: Option<u64>) -> Result<Ve
     line(&request)
 }
 
-/// The request line for the Python adapter. It has the columns in a separate object; the adapter makes the
+/// The request line for the Python adapter. The columns are in a separate object, from which the adapter makes the
 /// functions' keyword arguments.
 pub(crate) fn batch_line(batch: &RewardBatch<'_>) -> Result<Vec<u8>, Failure> {
     let RewardBatch { prompts, completions, completion_ids, columns, rows, step } = *batch;
@@ -105,7 +105,7 @@ pub(crate) fn answer(line: &[u8]) -> Result<Answer, Failure> {
     })
 }
 
-/// Makes [`Scores`] from an answer of the reward `name`. `tokens` has the number of tokens of each completion of the
+/// Converts an answer of the reward `name` to [`Scores`]. `tokens` has the number of tokens of each completion in the
 /// batch.
 pub(crate) fn scores(name: &str, answer: Answer, tokens: &[usize]) -> Result<Scores, Failure> {
     match answer.error {
@@ -121,7 +121,7 @@ fn read(reward: &str, answer: Answer, tokens: &[usize]) -> Result<Scores, String
         return Err(format!("`rewards` of its answer has the length {}, for {}", rewards.len(), completions(rows)));
     }
     let (mut values, mut steps) = (Vec::with_capacity(rows), Vec::with_capacity(rows));
-    // A value that cannot be read loses the score of its completion only.
+    // An unreadable value affects only the score of its completion.
     let mut unread: Vec<(usize, String)> = Vec::new();
     for (row, (value, &tokens)) in rewards.iter().zip(tokens).enumerate() {
         let read = CompletionReward::read(value, tokens).unwrap_or_else(|error| {
@@ -141,7 +141,7 @@ fn read(reward: &str, answer: Answer, tokens: &[usize]) -> Result<Scores, String
     if let Some((name, column)) = answer.extra.iter().find(|(_, column)| column.len() != rows) {
         return Err(format!("its extra column `{name}` has the length {}, for {}", column.len(), completions(rows)));
     }
-    // A metric that is null was not measured.
+    // A null metric was not measured.
     let metrics = answer.metrics.into_iter().filter(|(_, value)| !value.is_null());
     let metric = |(name, value): (String, Value)| match as_number(&value) {
         Some(number) => Ok((name, number)),
@@ -324,7 +324,7 @@ mod tests {
         assert_eq!((kind("{\"rewards\": []}"), kind("x")), (ProblemKind::BadAnswer, ProblemKind::BadAnswer));
     }
 
-    /// A score that cannot be read does not affect the scores of other completions.
+    /// An unreadable score does not affect the scores of other completions.
     #[test]
     fn only_an_unreadable_score_is_missing() {
         let one = || StepScore { end: StepEnd::Char(1), score: 1.0 };

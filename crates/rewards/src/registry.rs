@@ -16,7 +16,7 @@ use crate::{Error, Result, Reward, python};
 const OTHERS: [(&str, &str); 4] = [("command", "command"), ("python", "python"), ("http", "url"), ("model", "model")];
 
 /// The kind of a reward that Rust code passes to its training run. It is not listed to users, since a configuration
-/// file cannot contain one.
+/// file cannot contain such a reward.
 const FUNCTION: (&str, &str) = ("function", "function");
 
 /// The columns of the completions table, which cannot be names of rewards.
@@ -43,9 +43,8 @@ impl From<&str> for RewardSpec {
 }
 
 impl RewardSpec {
-    /// The directory or Hub id of a reward model, if this is one (`"model:DIR"`, or a table with `model`). [`build`]
-    /// does not load reward models, since that may need the Hub and takes memory: the caller builds a
-    /// [`crate::RewardModel`].
+    /// The directory or Hub id, if this is a reward model (`"model:DIR"`, or a table with `model`). [`build`] does not
+    /// load reward models, since that may need the Hub and takes memory; the caller builds a [`crate::RewardModel`].
     pub fn model(&self) -> Result<Option<String>> {
         let (kind, _, mut options) = self.parts()?;
         if kind != "model" {
@@ -58,7 +57,7 @@ impl RewardSpec {
         }
     }
 
-    /// The name of a Rust function, if this is one (`"function:NAME"`). The calling code then passes the reward itself.
+    /// The name, if this is a Rust function (`"function:NAME"`). The calling code then passes the reward itself.
     pub fn function(&self) -> Result<Option<String>> {
         let (kind, _, mut options) = self.parts()?;
         match (kind.as_str(), options.remove("function")) {
@@ -91,7 +90,7 @@ impl RewardSpec {
             _ => Vec::new(),
         };
         for (key, value) in mapped {
-            // The main option has its kind's name.
+            // The main option has the same name as its kind.
             match (&mut *self, value) {
                 (RewardSpec::Table(table), value) => drop(table.insert(key.to_owned(), value)),
                 (RewardSpec::Short(text), Value::String(path)) => *text = format!("{kind}:{path}"),
@@ -104,7 +103,7 @@ impl RewardSpec {
         Ok(())
     }
 
-    /// How this reward isolates the programs that completions contain, if it runs any. Checked anew at each call.
+    /// How this reward isolates the programs in completions, if it runs any. Each call checks this again.
     pub fn isolation(&self) -> Option<String> {
         #[cfg(target_os = "linux")]
         if let Ok((kind, _, options)) = self.parts()
@@ -116,8 +115,8 @@ impl RewardSpec {
     }
 
     /// Whether this is a built-in grader of text, which gives the same score at any time on any machine. Programs,
-    /// services, models and functions are not, nor is a reward that runs the code of completions, since that may time
-    /// out.
+    /// services, models and functions are not deterministic. Neither is a reward that runs code from completions, since
+    /// that code may time out.
     pub fn is_deterministic(&self) -> bool {
         self.parts().is_ok_and(|(kind, _, _)| kind != "code" && builtin(&kind).is_some())
     }
@@ -150,7 +149,7 @@ impl RewardSpec {
     /// The kind, the name if one was given, and the options.
     fn parts(&self) -> Result<(String, Option<String>, Map<String, Value>)> {
         match self {
-            // An address is all that a service needs.
+            // A service needs only an address.
             RewardSpec::Short(text) if ["http://", "https://"].iter().any(|scheme| text.starts_with(scheme)) => {
                 let url = [("url".to_owned(), Value::String(text.clone()))];
                 Ok(("http".to_owned(), None, url.into_iter().collect()))
@@ -253,12 +252,12 @@ impl RewardSpec {
 }
 
 /// Builds the reward that `spec` describes, logged as `name`. The program of a `command` reward is started here, so
-/// that a missing one is found.
+/// that a missing program is reported.
 pub fn build(spec: &RewardSpec, name: String) -> Result<Box<dyn Reward>> {
     build_until(spec, name, &Arc::default())
 }
 
-/// As [`build`], but once `stop` is set it no longer waits for a program to start and returns an error.
+/// Like [`build`], but once `stop` is set it stops waiting for a program to start and returns an error.
 pub fn build_until(spec: &RewardSpec, name: String, stop: &Arc<AtomicBool>) -> Result<Box<dyn Reward>> {
     let (kind, _, options) = spec.parts()?;
     match (builtin(&kind), kind.as_str()) {
@@ -353,7 +352,7 @@ mod tests {
             assert!(message.contains("two rewards have the name `") && message.contains("name = \"my_"), "{message}");
         }
         assert!(of(&["function:f", "function:f"]).unwrap_err().contains("another name"));
-        // Columns of the completions table.
+        // The columns of the completions table cannot be names of rewards.
         assert_eq!(of(&[&format!("command:python3 {prompt}")]).unwrap(), ["command_prompt"]);
         assert!(of(&["function:step"]).unwrap_err().contains("`step`"));
         let message = named(&[given("advantage")]).unwrap_err();

@@ -1,8 +1,9 @@
 //! `model`: a reward that is the score of a reward model, `reward_funcs = ["model:DIR"]`.
 //!
-//! The reward model has its own tokenizer and chat template. It gets the prompt and the completion as text: of a
-//! conversation, as the chosen and rejected responses of its training; of a text prompt, as TRL, the text alone, or
-//! with the tokenizer's special tokens and the end token, as in its training. The caller loads the model's files.
+//! The reward model has its own tokenizer and chat template, and gets the prompt and the completion as text. A
+//! conversation is formatted like the chosen and rejected responses of its training. A text prompt is passed as text
+//! alone, as in TRL, or with the tokenizer's special tokens and the end token, as in its training. The caller loads the
+//! model's files.
 
 use kernels::Context;
 use model::chat::{ChatTemplate, Content, PromptEncoder};
@@ -82,7 +83,7 @@ impl RewardModel {
         let model = ModelView::new(&self.weights, self.adapter.as_ref());
         let sequence_scores = self.scorer.sequence_scores(&self.ctx, model, &sequences)?;
         for (i, score) in places.into_iter().zip(sequence_scores) {
-            // A score that is not finite is dropped and reported, as for every reward.
+            // A score that is not finite is dropped and reported later, as for every reward.
             scores.values[i] = Some(f64::from(score));
         }
         Ok(scores)
@@ -173,14 +174,14 @@ mod tests {
     #[test]
     fn a_text_beyond_its_context_has_no_score_and_spoils_no_other() {
         let mut reward = reward_model(CONFIG, None);
-        // 12 tokens, which are all that there is room for, and 13.
+        // The first completion has 12 tokens, which just fit; the second has 13.
         let scores = scores(&mut reward, ["cdefghijkl", "cdefghijklm"]);
         assert!(scores.values[0].is_some() && scores.values[1].is_none(), "{:?}", scores.values);
         let [problem] = &scores.problems[..] else { panic!("{:?}", scores.problems) };
         assert!(problem.rows == 1 && problem.message.contains("13 tokens, and the reward model takes 1 to 12"));
     }
 
-    /// After a stop there are no scores, and none is 0.
+    /// After a stop there are no scores, which differs from scores of 0.
     #[test]
     fn a_stop_gives_no_score() {
         let mut reward = reward_model(CONFIG, None);
@@ -195,7 +196,7 @@ mod tests {
         assert_eq!(scores.problems, [expected]);
     }
 
-    /// A completion that cannot be scored is named by its place; one that is empty has its prompt's score.
+    /// A completion that cannot be scored is reported by its index. An empty completion gets the score of its prompt.
     #[test]
     fn completions_without_a_score_shift_no_others() {
         let mut reward = reward_model(CONFIG, None);

@@ -1,5 +1,4 @@
-//! Process rewards: scores of single steps of a completion, each placed at the step's last token. Independent of
-//! tokenizers and advantages.
+//! Process rewards: scores of single steps of a completion, each placed at the last token of its step.
 
 use serde_json::Value;
 
@@ -30,7 +29,7 @@ pub(crate) struct CompletionReward {
 }
 
 impl CompletionReward {
-    /// The score of a completion with step scores is the sum of them; without a step there is no score.
+    /// The score of a completion is the sum of its step scores; without steps it has no score.
     fn of_steps(steps: Vec<StepScore>) -> Self {
         if steps.is_empty() {
             return CompletionReward::default();
@@ -48,7 +47,7 @@ impl CompletionReward {
             Value::Null => one(None),
             Value::Bool(yes) => one(Some(f64::from(u8::from(*yes)))),
             Value::Number(_) => one(Some(number(value)?)),
-            // Callers refuse values that are not finite.
+            // Callers reject values that are not finite.
             Value::String(_) if as_number(value).is_some() => one(as_number(value)),
             Value::Array(items) if items.iter().all(Value::is_object) => {
                 items.iter().filter_map(|item| step(item).transpose()).collect::<Result<_, _>>().map(Self::of_steps)
@@ -114,7 +113,7 @@ pub(crate) fn misplaced(steps: &[StepScore], tokens: usize, text: &str) -> Optio
         }
         StepEnd::Char(end) => {
             let chars = text.chars().count();
-            // In a completion without text, 0 is the end.
+            // The end of a completion without text is at character 0.
             (end > chars || (end == 0 && chars > 0)).then(|| format!("a step ends at character {end} of {chars}"))
         }
         StepEnd::Token(_) => None,
@@ -149,7 +148,7 @@ mod tests {
         );
     }
 
-    /// A completion without a scored step does not have a score, and never the score 0.
+    /// A completion without a scored step has no score, which differs from a score of 0.
     #[test]
     fn a_list_without_a_score_is_not_a_zero() {
         let none = CompletionReward::default();
@@ -216,7 +215,7 @@ mod tests {
             (token(0), None),
             (token(2), None),
             (token(3), Some("a step ends at token 3, but the completion has 3 (the first is 0)")),
-            // A step before the first character loses the score of its completion only.
+            // A step that ends before the first character affects only the score of its completion.
             (char(0), Some("a step ends at character 0 of 2")),
             (char(1), None),
             (char(2), None),

@@ -1,4 +1,5 @@
-//! When the process ends, no reward's program may outlive it; in a process of its own, since it cannot be taken back.
+//! When the process ends, no program of a reward may outlive it. This test has its own process, because `end_programs`
+//! cannot be undone.
 
 #![cfg(unix)]
 
@@ -8,7 +9,7 @@ use std::process::Command;
 #[test]
 fn programs_are_killed_and_none_is_started_any_more() {
     let dir = tempfile::tempdir().unwrap();
-    // Held open by the program and what it starts; without a reader nobody can open it to write.
+    // The program and its descendants hold the pipe open. Once none of them reads it, opening it for writing fails.
     let fifo = dir.path().join("fifo");
     assert!(Command::new("mkfifo").arg(&fifo).status().unwrap().success());
     let script = dir.path().join("reward.sh");

@@ -40,7 +40,7 @@ fn judge(language: &str, program: &str, tests: &str) -> Result<Verdict, String> 
     if let Some(number) = inexact(&json, false, 1) {
         return Err(format!("{tests}: {} has more digits than 64 bits hold: write it as text", number.number));
     }
-    // Every test is run, not only those up to the first failure.
+    // Runs every test, not only those up to the first failure.
     let options = Options { partial: true, ..Options::new(language) };
     let mut judge = Judge::new(options).map_err(|error| error.to_string())?;
     let tests = judge.tests(|column| row.get(column)).ok_or_else(|| format!("{tests}: no tests that can be read"))?;

@@ -1,10 +1,10 @@
 //! Isolates programs where user namespaces are not allowed: landlock for files, seccomp for system calls.
 //!
-//! Both apply to a thread and all its children. So a new thread confines itself, starts the program, and ends.
-//! The program may read and run the system's directories and the directory of its job, write nothing (or into one
-//! directory), open no socket, send signals only to its own process group, and not leave that group. Killing the group
-//! therefore ends all of it. This is weaker than namespaces: the program sees that other processes and files exist (not
-//! their contents), and shares the machine's process ids.
+//! Both apply to a thread and all its children. So a new thread confines itself, starts the program, and ends. The
+//! program may read and execute files in the system's directories and in the directory of its job. It cannot write
+//! files (except in one directory, if given), open sockets, send signals to processes outside of its process group, or
+//! leave that group. Killing the group therefore ends all of its processes. This is weaker than namespaces: the program
+//! sees that other processes and files exist (but not their contents), and shares the machine's process ids.
 
 use super::seccomp;
 use landlock::{
@@ -36,7 +36,7 @@ fn confine(job: &Path, gate: Option<&Path>, tmp: Option<&Path>, group: i32) -> R
 }
 
 fn files(job: &Path, gate: Option<&Path>, tmp: Option<&Path>) -> std::result::Result<(), landlock::RulesetError> {
-    // Since Linux 6.2: what an older kernel would leave open is an error.
+    // ABI V3 exists since Linux 6.2. An older kernel, which would leave some accesses open, gives an error.
     let abi = ABI::V3;
     let system = ["/usr", "/bin", "/sbin", "/lib", "/lib64", "/etc/alternatives", "/etc/ld.so.cache"];
     let devices = ["/dev/null", "/dev/zero", "/dev/urandom"];
@@ -45,7 +45,8 @@ fn files(job: &Path, gate: Option<&Path>, tmp: Option<&Path>) -> std::result::Re
     Ruleset::default()
         .set_compatibility(CompatLevel::HardRequirement)
         .handle_access(AccessFs::from_all(abi))?
-        // Since Linux 6.12 landlock itself refuses signals to processes outside; seccomp refuses what causes them.
+        // Since Linux 6.12 landlock itself refuses signals to outside processes. On older kernels seccomp refuses the
+        // system calls that cause signals.
         .set_compatibility(CompatLevel::BestEffort)
         .scope(Scope::from_all(ABI::V6))?
         .set_compatibility(CompatLevel::HardRequirement)

@@ -1,20 +1,20 @@
 //! A process group that is killed when this process ends.
 //!
-//! The leader of the group is a shell that reads a pipe, and only this process holds the other end. When this process
-//! ends for any reason, the pipe closes, and the shell kills the group. The shell ignores signals, since the members of
-//! the group may signal all of it; when this process is root, the shell runs as another user than the members.
+//! The leader of the group is a shell that reads a pipe, and only this process holds the other end. However this
+//! process ends, the pipe closes, and the shell kills the group. The shell ignores signals, since members may signal
+//! the whole group. If this process is root, the shell runs as a different user than the members.
 
 use rustix::process::{Pid, Signal};
 use std::io::Result;
 use std::os::unix::process::CommandExt;
 use std::process::{Child, Command, Stdio};
 
-/// The shell that leads a process group. Both are killed when this is dropped.
+/// The shell that leads a process group. Dropping it kills the shell and the group.
 pub struct Group(Child);
 
 impl Group {
     pub fn new() -> Result<Group> {
-        // But for SIGKILL and SIGSTOP; a group that is stopped when we end is continued by the kernel.
+        // SIGKILL and SIGSTOP cannot be ignored. If a group is stopped when this process ends, the kernel continues it.
         let signals: Vec<String> =
             (1..=64).filter(|n| ![9, 17, 19, 32, 33].contains(n)).map(|n| n.to_string()).collect();
         let script = format!("trap '' {}; while read -r line; do :; done; kill -9 0", signals.join(" "));
@@ -36,7 +36,7 @@ impl Group {
 impl Drop for Group {
     fn drop(&mut self) {
         if let Some(group) = Pid::from_raw(self.id()) {
-            // Gone already, if nothing of it is left.
+            // This fails if the group has no process left.
             let _ = rustix::process::kill_process_group(group, Signal::KILL);
         }
         let _ = self.0.wait();

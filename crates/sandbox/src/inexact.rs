@@ -1,7 +1,7 @@
-//! Finds numbers of JSON that no 64-bit integer or float holds. serde_json reads them as the nearest float, so that a
-//! reward would compare with another number than the dataset's.
+//! Finds numbers in JSON that fit neither a 64-bit integer nor a float exactly. serde_json reads such a number as the
+//! nearest float, so a reward would compare with a different number than the dataset's.
 
-/// A number that would be read as another one.
+/// A number that would be read as a different one.
 #[derive(Debug, PartialEq)]
 pub struct Inexact<'j> {
     /// The number of the row in a list of rows, from 1; 1 if the JSON is one row.
@@ -13,7 +13,7 @@ pub struct Inexact<'j> {
 }
 
 impl Inexact<'_> {
-    /// The fault and its fix, for a message that begins with the row's place.
+    /// The fault and its fix, for a message that begins with the position of the row.
     pub fn problem(&self) -> String {
         let Inexact { column, number, .. } = self;
         let read = number.parse::<f64>().map(serde_json::Value::from).unwrap_or_default();
@@ -24,11 +24,10 @@ impl Inexact<'_> {
     }
 }
 
-/// The first number in the first `limit` rows that is inexact. `json` is valid JSON: a row, or with `list` a list of
-/// rows.
+/// The first inexact number in the first `limit` rows. `json` is valid JSON: one row, or with `list` a list of rows.
 pub fn inexact(json: &str, list: bool, limit: usize) -> Option<Inexact<'_>> {
     let bytes = json.as_bytes();
-    // Where the names of columns are.
+    // The nesting level at which column names occur.
     let level = if list { 2 } else { 1 };
     let mut depth = 0usize;
     let mut row = 0usize;
@@ -71,8 +70,8 @@ pub fn inexact(json: &str, list: bool, limit: usize) -> Option<Inexact<'_>> {
     None
 }
 
-/// Whether an integer fits 64 bits, or another number is the text of a float: with the fewest digits that distinguish
-/// it from its neighbours, or with the 17 digits of C's `%.17g`.
+/// Whether the number survives parsing. An integer must fit 64 bits. Any other number must be written as a float is:
+/// with the fewest digits that distinguish it from its neighbours, or with the 17 digits of C's `%.17g`.
 fn is_exact(number: &str) -> bool {
     if number.len() <= 15 && !number.contains(['e', 'E']) {
         return true;
@@ -80,13 +79,13 @@ fn is_exact(number: &str) -> bool {
     if !number.contains(['.', 'e', 'E']) {
         return number.parse::<i64>().is_ok() || number.parse::<u64>().is_ok();
     }
-    // serde_json refuses numbers that are too large.
+    // serde_json itself rejects numbers that are too large.
     let Some(float) = number.parse::<f64>().ok().filter(|float| float.is_finite()) else { return true };
     let written = digits(number);
     written.is_some() && (written == digits(&format!("{float:e}")) || written == digits(&format!("{float:.16e}")))
 }
 
-/// A number's digits without zeros at both ends, and the power of ten of the first; `None` if the exponent is too
+/// A number's digits without zeros at both ends, and the power of ten of the first digit; `None` if the exponent is too
 /// large.
 pub(crate) fn digits(number: &str) -> Option<(String, i64)> {
     let (mantissa, exponent) = number.split_once(['e', 'E']).unwrap_or((number, "0"));
@@ -130,7 +129,7 @@ mod tests {
             ("1e400", true),
             ("0.1", true),
             ("0.30000000000000004", true),
-            // C's %.17g of 0.1, of 0.6, and of a third.
+            // These are C's %.17g of 0.1, of 0.6, and of a third.
             ("0.10000000000000001", true),
             ("0.59999999999999998", true),
             ("0.33333333333333331", true),

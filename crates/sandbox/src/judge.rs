@@ -1,9 +1,9 @@
 //! Runs programs on their tests.
 //!
-//! A test of a complete program is a standard input with the expected output. The program passes by exiting with code 0
-//! in time and printing the expected output; white space at the ends of lines is ignored. Expected outputs never enter
-//! the sandbox, so a program cannot read or patch its way to a result. Unit tests are in `python` and `ocaml`. A source
-//! that does not compile passes no test. Up to `workers` programs run in parallel; each source is compiled once.
+//! A test of a complete program is a standard input with the expected output. The program passes if it exits in time
+//! with code 0 and prints the expected output, where white space at the ends of lines is ignored. Expected outputs
+//! never enter the sandbox, so a program cannot obtain them there. Unit tests are in `python` and `ocaml`. A source
+//! that does not compile passes no test. Up to `workers` programs run in parallel, and each source is compiled once.
 
 use super::language::{Language, LanguageOption, NAMES, named};
 use super::ocaml;
@@ -28,7 +28,7 @@ pub(crate) mod tests;
 #[cfg(test)]
 mod throughput;
 
-/// How many compiled sources are cached.
+/// The most compiled sources in the cache.
 const CACHED: usize = 256;
 /// The shortest time limit for the trial program of a language, which must pass.
 const TRIAL_TIMEOUT: Duration = Duration::from_secs(20);
@@ -43,9 +43,9 @@ pub struct Judge {
     options: Options,
     run_limits: Limits,
     compile_limits: Limits,
-    /// The cache: source → the program ready to run, or why it cannot run.
+    /// The cache: for each source, the program ready to run, or the reason why it cannot run.
     cache: HashMap<String, Arc<Prepared>>,
-    /// The cache for OCaml: source and unit tests → the compiled solution and tests.
+    /// The cache for OCaml: for each source with its unit tests, the compiled solution and tests.
     built: Mutex<BuiltCache>,
     ocaml: ocaml::Tool,
     sandbox: Sandbox,
@@ -78,7 +78,7 @@ pub struct Submission<'a> {
     pub tests: &'a Tests,
 }
 
-/// Why no judge was built, or why a program has no verdict: never the program's fault.
+/// The reason why no judge was built, or why a program has no verdict. The cause is never the program.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
 pub struct Error(String);
@@ -93,8 +93,8 @@ impl From<std::io::Error> for Error {
 pub type Result<T> = std::result::Result<T, Error>;
 
 impl Judge {
-    /// Builds a judge, and tries a program that must pass: a language or an isolation that does not work here is an
-    /// error, not a failure of every program.
+    /// Builds a judge, and runs a trial program that must pass. If the language or the isolation does not work here,
+    /// this is an error, rather than a failure of every program.
     pub fn new(options: Options) -> Result<Judge> {
         let language = match &options.language {
             LanguageOption::Own(language) => language.clone(),
@@ -152,7 +152,7 @@ impl Judge {
         }
         let (built, ocaml) = (Mutex::default(), ocaml::Tool::default());
         let mut judge = Judge { language, units, built, ocaml, options, run_limits, compile_limits, cache, sandbox };
-        // However busy the machine is when a run starts.
+        // The trial must pass even if the machine is busy when a run starts.
         judge.run_limits.wall = run_limits.wall.max(TRIAL_TIMEOUT);
         judge.compile_limits.wall = compile_limits.wall.max(3 * TRIAL_TIMEOUT);
         judge.try_out().map_err(Error)?;
@@ -160,19 +160,19 @@ impl Judge {
         Ok(judge)
     }
 
-    /// The column of a row that has the tests.
+    /// The column of a row that contains the tests.
     pub fn column(&self) -> &str {
         &self.options.column
     }
 
-    /// Shares a flag that, once set, says that the verdicts are no longer wanted: programs that run are then stopped,
-    /// and have no verdict.
+    /// Shares a flag that is set when the verdicts are no longer wanted. Running programs are then stopped, and get no
+    /// verdict.
     pub fn stop_with(&mut self, stop: Arc<AtomicBool>) {
         self.sandbox.stop = stop;
     }
 
-    /// Reads the tests of a row in the format of a common dataset; `row` gives the values of its columns. `None` if the
-    /// row has no tests that can be read.
+    /// Reads the tests of a row in the format of a common dataset. `row` returns the value of a column. `None` if the
+    /// row has no readable tests.
     pub fn tests<'a>(&self, row: impl Fn(&str) -> Option<&'a Value>) -> Option<Tests> {
         let text = |name: &str| row(name)?.as_str().map(str::to_owned);
         Tests::read(row(&self.options.column)?, &text, self.units == Some(Units::Python))
@@ -247,8 +247,8 @@ impl Judge {
         }
     }
 
-    /// Explains why the first command of a language cannot be started; `None` if it starts, whatever it then does with
-    /// an empty source.
+    /// Explains why the first command of a language cannot be started. `None` if it starts, whatever it does with an
+    /// empty source.
     fn starts(&self) -> std::io::Result<Option<String>> {
         let directory = directory()?;
         write(directory.path(), &self.language.file, b"")?;
@@ -268,15 +268,15 @@ impl Judge {
         Ok(fails.then(|| outcome.words()))
     }
 
-    /// Writes and compiles a source. The compiled program comes back on standard output, since nothing in the sandbox
-    /// can write to the machine's file system.
+    /// Writes and compiles a source. The compiled program is returned through standard output, since the sandbox cannot
+    /// write to the machine's file system.
     fn prepare(&self, source: &str) -> std::io::Result<Prepared> {
         let directory = directory()?;
         write(directory.path(), &self.language.file, source.as_bytes())?;
         if self.language.compile.is_empty() {
             return Ok(Prepared::Ready(directory));
         }
-        // Compilers write next to the source.
+        // The source is copied to /tmp, because compilers write next to it.
         let script = format!(r#"cp {JOB}/* /tmp/ && "$@" >&2 && cat /tmp/program"#);
         let mut words: Vec<String> = ["/bin/sh", "-c", &script, "sh"].map(str::to_owned).to_vec();
         words.extend(self.words(&self.language.compile, "/tmp/program"));
@@ -334,7 +334,8 @@ impl Judge {
         code_of(text, &self.language.fences)
     }
 
-    /// Prepares each distinct source that is run as a whole program, once. Returns why some could not be prepared.
+    /// Prepares each distinct source that is run as a whole program, once. Returns the errors of those that could not
+    /// be prepared.
     fn make_ready<'a>(&mut self, sources: impl Iterator<Item = &'a String>) -> HashMap<String, Error> {
         let mut wanted: Vec<&String> = sources.collect();
         wanted.sort();

@@ -50,7 +50,7 @@ pub(super) fn named(name: &str) -> Option<Language> {
         probe: Some(probe),
     };
     Some(match name {
-        // -I: neither the directory nor variables decide what is imported.
+        // -I makes imports independent of the directory and of environment variables.
         "python" => of("main.py", "", "python3 -I -B {source}", "python py python3", 0, "print(2 * int(input()))"),
         "ocaml" => {
             let compile = "ocamlc -w -a -I +unix -I +str -o {program} unix.cma str.cma /tmp/main.ml";

@@ -1,16 +1,17 @@
-//! Judges untrusted programs: a program, its tests and limits in; a verdict out.
+//! Judges untrusted programs: takes a program with its tests and limits, and returns a verdict.
 //!
-//! A [`Judge`] is built from [`Options`] (language, limits, isolation), once. It then runs any number of
-//! [`Submission`]s: texts that contain a program, each with its [`Tests`], and returns a [`Verdict`] for each: how many
-//! tests passed, and why the first failed. **A failure of the machine is never a failed test**: it is an [`Error`].
-//! Where no isolation works, no judge is built, unless the options allow programs without isolation. This crate knows
-//! no rewards and models, and of datasets only the formats of their tests. It judges only on Linux.
+//! A [`Judge`] is built once from [`Options`] (language, limits, isolation). It then runs any number of
+//! [`Submission`]s, texts that contain a program, each with its [`Tests`]. For each it returns a [`Verdict`]: the
+//! number of tests that passed, and the reason of the first failure. **A failure of the machine is never a failed
+//! test**: it is an [`Error`]. If no isolation works, no judge is built, unless the options allow programs without
+//! isolation. This crate is independent of rewards and models, and of datasets it knows only the formats of their
+//! tests. It judges only on Linux.
 //!
-//! Read first: `judge` (what happens to a submission), then `sandbox` (how a program is isolated, in bubblewrap or
-//! `confined` by landlock and `seccomp`; `running` waits for its end, `cgroup` or `memory` limits what its processes
-//! hold together, `group` and `user` let nothing of it outlive this process, `place` has its files). `source`
-//! and `output` read tests; `language` is how a language is compiled and run. The folders `python` and `ocaml` run unit
-//! tests, which call functions of a program, from a second sandbox.
+//! Read first: `judge` (the path of a submission), then `sandbox`, which isolates a program in bubblewrap or, with
+//! `confined`, by landlock and `seccomp`. `running` waits for the end of a program; `cgroup` or `memory` limits the
+//! memory that its processes hold together; `group` and `user` ensure that none of them outlives this process; `place`
+//! manages its files. `source` and `output` parse tests; `language` describes how a language is compiled and run. The
+//! folders `python` and `ocaml` run unit tests, which call functions of a program, from a second sandbox.
 //!
 //! `cargo run -p lockstep-sandbox --example judge -- LANGUAGE PROGRAM TESTS.json` judges one program.
 

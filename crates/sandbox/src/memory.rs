@@ -1,10 +1,10 @@
-//! Watches the memory and the threads that all processes of a program have together, each where no kernel
-//! limit covers exactly the program.
+//! Watches the memory and the threads of all processes of a program together, where no kernel limit applies to exactly
+//! this program.
 //!
 //! The kernel limits address space per process (`RLIMIT_AS`), and some programs need much more address space than
 //! memory (V8). So the resident memory of all processes is added up: private pages, swapped pages, page tables, the
-//! files of `/tmp` where that is memory, and the most that their sockets can hold. A shared-memory object counts
-//! once and with its full size, touched or not: no process's resident set has the pages that only another one touched.
+//! files of `/tmp` if `/tmp` is in memory, and the most that their sockets can hold. A shared-memory object counts once
+//! and with its full size, touched or not, since pages that only one process touched are in no other resident set.
 //! Pages of files are not counted, as the kernel can drop them.
 
 use rustix::process::{Pid, Signal};
@@ -14,12 +14,12 @@ use std::path::Path;
 use std::sync::{LazyLock, Mutex};
 use std::time::{Duration, Instant};
 
-/// The shortest time between two measurements. If a measurement takes long, the time between is 20 times that.
+/// The shortest time between two measurements. If a measurement takes long, the pause is 20 times its duration.
 const OFTEN: Duration = Duration::from_millis(10);
 /// The longest time between two measurements.
 const AT_LEAST: Duration = Duration::from_millis(50);
-/// How often a measurement is repeated, with the processes stopped, if some ended during it: another process may have
-/// taken over their memory.
+/// The most times that a measurement is repeated, with the processes stopped, because some ended during it: another
+/// process may have taken over their memory.
 const TRIES: usize = 3;
 /// The suspicion at which the program counts as over its limit. Three measurements in a row above the limit reach it.
 const SURE: u32 = 12;
@@ -30,16 +30,17 @@ const SOCKET_BYTES: u64 = 2 * 212_992;
 /// The bytes counted for a file of `/tmp` in addition to its contents.
 const FILE_BYTES: u64 = 1024;
 
-/// Which processes belong to a program.
+/// The processes that belong to a program.
 #[derive(Clone, Copy)]
 pub enum Members {
     /// The processes of this process group, which none of them can leave.
     Group(u32),
-    /// The process with this id and all its descendants. In a process namespace orphans are descendants, too.
+    /// The process with this id and all its descendants. In a process namespace, orphaned processes count as
+    /// descendants too.
     Tree(u32),
 }
 
-/// Which limit a program exceeds.
+/// The limit that a program exceeds.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Excess {
     Memory,
@@ -49,11 +50,11 @@ pub enum Excess {
 /// Watches the memory and threads of one program.
 pub struct Watch {
     members: Members,
-    /// The most bytes that the program may hold, if no cgroup limits them.
+    /// The most bytes that the program may hold; `None` if a cgroup limits them.
     most: Option<u64>,
-    /// The most bytes that it was measured to hold.
+    /// The most bytes that the program was measured to hold.
     peak: u64,
-    /// The most threads that the program's processes may have together, if that is watched.
+    /// The most threads that the program's processes may have together; `None` if threads are not watched.
     most_threads: Option<u64>,
     /// Whether the last measurement found too many threads.
     crowded: bool,
@@ -90,14 +91,15 @@ impl Watch {
         let most = self.most.unwrap_or(u64::MAX);
         let table = || TABLE.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
         let (mut rows, mut most_seen): (Vec<Row>, u64) = (Vec::new(), 0);
-        // Until it is decided: dropped, it lets them run again.
+        // Stopped processes continue when this guard is dropped, after the decision.
         let mut stopped = Stopped::default();
         for attempt in 0..TRIES {
             let (found, mut lost) = table().members(self.members, attempt > 0);
             stopped.groups.extend(self.groups(&found));
             if attempt == 0 {
                 self.yields(&found);
-                // Twice in a row, as one that ended and one that it started may both be in a table.
+                // Two measurements in a row must find too many threads, since one table may list both a thread that
+                // ended and its successor.
                 let crowded = self.most_threads.is_some_and(|most| self.threads(&found) > most);
                 if std::mem::replace(&mut self.crowded, crowded) && crowded {
                     return Some(Excess::Threads);
@@ -109,7 +111,8 @@ impl Watch {
             }
             let memories: Vec<Option<u64>> =
                 found.iter().map(|row| row.memory.or_else(|| memory(row.process, false))).collect();
-            // Without memory is who is about to end, or has: a child may have it that was not there yet.
+            // A process without memory has ended or is about to. A child that the table does not list yet may have its
+            // memory.
             lost |= memories.iter().any(|bytes| bytes.is_none_or(|bytes| bytes == 0));
             let sum = memories.into_iter().flatten().sum::<u64>();
             if attempt == 0 || sum > most_seen {
@@ -127,15 +130,15 @@ impl Watch {
             self.shared_at = Some(start);
         }
         let other = self.shared + self.tmp.map_or(0, |size| files(&processes, size));
-        // Shared memory was counted for each process.
+        // Memory shared by several processes was counted once for each.
         let held = if other + most_seen > most {
             held_together(&rows).map(|sum| other + sum)
         } else {
             Some(other + most_seen)
         };
         self.peak = self.peak.max(held.unwrap_or(0));
-        // A child that is about to run another program has its parent's memory for a moment, and what is gone by now
-        // cannot be counted any better: neither lasts, but for those that want it to.
+        // A child that is about to execute another program briefly holds its parent's memory, and processes that have
+        // ended cannot be measured again. Both states are brief, unless a program causes them on purpose.
         self.suspicion = match held {
             Some(held) if held <= most => 0,
             Some(_) => self.suspicion + SURE / 3,
@@ -145,9 +148,9 @@ impl Watch {
         (self.suspicion >= SURE).then_some(Excess::Memory)
     }
 
-    /// Makes the threads of a process group give way to other programs by as much as more than one of them is running,
-    /// so that each program gets a share of the cores whatever the number of its threads. (Programs with a session of
-    /// their own, as with bubblewrap, get theirs from the kernel's autogroups.)
+    /// Raises the nice value of the threads in a process group with the number of running threads, so that each program
+    /// gets a share of the cores whatever its number of threads. (Programs with their own session, as with
+    /// bubblewrap, get their share from the kernel's autogroups.)
     fn yields(&mut self, found: &[Row]) {
         let Members::Group(holder) = self.members else { return };
         let own = || found.iter().filter(|row| row.process != holder);
@@ -163,13 +166,13 @@ impl Watch {
         self.nice = self.nice.max((level.ceil() as i32).min(19));
         if self.nice > 0 {
             for thread in threads.into_iter().filter_map(|thread| Pid::from_raw(thread.cast_signed())) {
-                // Gone, or not ours.
+                // This fails if the thread has ended or belongs to another user.
                 let _ = rustix::process::setpriority_process(Some(thread), self.nice);
             }
         }
     }
 
-    /// The number of threads of these processes, without the shell that leads the group.
+    /// The number of threads of these processes, excluding the shell that leads the group.
     fn threads(&self, found: &[Row]) -> u64 {
         let holder = match self.members {
             Members::Group(group) => Some(group),
@@ -205,13 +208,14 @@ fn is_running(process: u32, thread: u32) -> bool {
     stat.rsplit_once(')').is_some_and(|(_, rest)| rest.trim_start().starts_with('R'))
 }
 
-/// When the measurement after the one that began at `start` is due.
+/// The time at which the measurement after the one that began at `start` is due.
 fn due(start: Instant) -> Instant {
     Instant::now() + OFTEN.max(20 * start.elapsed()).min(AT_LEAST)
 }
 
-/// Process groups that are stopped (SIGSTOP) until this is dropped. A program that forks and exits faster than it can
-/// be measured is thus held still. The signal reaches the whole group: the kernel restarts a fork that it interrupts.
+/// Process groups that are stopped (SIGSTOP) until this guard is dropped. This holds a program still that forks and
+/// exits faster than it can be measured. The signal is sent to the whole group, since the kernel restarts a fork that
+/// it interrupts.
 #[derive(Default)]
 struct Stopped {
     groups: HashSet<u32>,
@@ -236,7 +240,7 @@ impl Drop for Stopped {
 
 fn signal(group: u32, signal: Signal) {
     if let Some(group) = Pid::from_raw(group.cast_signed()) {
-        // Gone, if nothing of it is left.
+        // This fails if the group has no process left.
         let _ = rustix::process::kill_process_group(group, signal);
     }
 }
@@ -244,7 +248,7 @@ fn signal(group: u32, signal: Signal) {
 /// The processes of this machine at a recent time. All running programs share this table.
 struct Table {
     rows: Vec<Row>,
-    /// Ids of processes that started before this process, which therefore belong to no program.
+    /// PIDs of processes that started before this process and therefore belong to no program.
     older: HashSet<u32>,
     taken: Option<(Instant, Duration)>,
 }
@@ -263,7 +267,7 @@ static TABLE: LazyLock<Mutex<Table>> =
     LazyLock::new(|| Mutex::new(Table { rows: Vec::new(), older: HashSet::new(), taken: None }));
 
 impl Table {
-    /// The program's processes, newest first; and whether some ended before they could be assigned to a program.
+    /// The program's processes, newest first, and whether some ended before they could be assigned to a program.
     fn members(&mut self, of: Members, anew: bool) -> (Vec<Row>, bool) {
         let fresh = |(at, took): (Instant, Duration)| at.elapsed() < (OFTEN / 2).max(20 * took).min(AT_LEAST);
         let anew = anew || !self.taken.is_some_and(fresh);
@@ -293,12 +297,12 @@ impl Table {
         }
     }
 
-    /// Reads the process table, and at once the memory of these members, as they may live only briefly. Returns whether
-    /// some ended before they could be assigned.
+    /// Reads the process table, and immediately the memory of these members, since they may be short-lived. Returns
+    /// whether some ended before they could be assigned.
     fn take(&mut self, of: Members) -> bool {
         let start = Instant::now();
         let own = stat(std::process::id()).map_or(0, |(_, started)| started);
-        // A number may be another's by now.
+        // The PIDs may have been reused by now.
         if self.taken.is_none_or(|(at, _)| at.elapsed() > Duration::from_secs(1)) {
             self.older.clear();
         }
@@ -335,7 +339,7 @@ impl Table {
 /// Reads a process's row of the table, and when the process started.
 fn stat(process: u32) -> Option<(Row, u64)> {
     let text = fs::read(format!("/proc/{process}/stat")).ok()?;
-    // Its name may hold anything.
+    // The process's name may contain any character, so fields are read after the last `)`.
     let text = String::from_utf8_lossy(&text);
     let fields: Vec<&str> = text.rsplit_once(')')?.1.split_whitespace().collect();
     let number = |i: usize| fields.get(i)?.parse().ok();
@@ -361,16 +365,18 @@ fn memory(process: u32, exact: bool) -> Option<u64> {
     }
 }
 
-/// The bytes that these processes hold. What several share counts once: pages by their proportional share, and the
-/// whole memory of a parent that waits in `vfork` for its child, which uses it until it runs another program.
+/// The bytes that these processes hold. Memory shared by several processes counts once: pages by their proportional
+/// share, and the memory of a parent that waits in `vfork`, since its child uses that memory until it executes another
+/// program.
 fn held_together(rows: &[Row]) -> Option<u64> {
     let waiting = || -> Vec<HashSet<(u32, u64)>> { rows.iter().map(|row| waits(row.process)).collect() };
     let before = waiting();
     let memories: Vec<u64> = rows.iter().map(|row| memory(row.process, true)).collect::<Option<_>>()?;
     let mut held: u64 = memories.iter().sum();
     for (at, (before, after)) in before.iter().zip(waiting()).enumerate() {
-        // Who waited all the while has a child whose memory was read and is the parent's. Others that are as large may
-        // be taken for it, but not more of them than there are such children.
+        // If a thread waited in `vfork` all the time, one child of its process has the parent's memory, which was
+        // counted twice. Other children of the same size may be mistaken for that child, but not more of them than
+        // there are waiting threads.
         let own = memories[at];
         let of_child = |(row, bytes): (&Row, &u64)| {
             (row.parent == rows[at].process && *bytes <= own + own / 64).then_some((*bytes).min(own))
@@ -382,7 +388,7 @@ fn held_together(rows: &[Row]) -> Option<u64> {
     Some(held)
 }
 
-/// The threads of a process that wait in `vfork`, each with how often it has waited so far.
+/// The threads of a process that wait in `vfork`, each with the number of its waits so far.
 fn waits(process: u32) -> HashSet<(u32, u64)> {
     let threads = fs::read_dir(format!("/proc/{process}/task")).into_iter().flatten().flatten();
     let wait = |thread: u32| {
@@ -424,7 +430,7 @@ fn shared_memory(processes: &[u32]) -> u64 {
     pieces.into_values().fold(0, u64::saturating_add)
 }
 
-/// The number of sockets that the process has open; 0 where that is not visible.
+/// The number of open sockets of the process; 0 if that is not visible.
 fn sockets(process: u32) -> u64 {
     let entries = fs::read_dir(format!("/proc/{process}/fd")).into_iter().flatten().flatten();
     let is_socket =

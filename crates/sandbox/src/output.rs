@@ -1,4 +1,4 @@
-//! The expected output of a program, and its comparison with the printed output.
+//! The expected output of a program, and its comparison with the actual output.
 
 use serde_json::Value;
 
@@ -9,7 +9,7 @@ use super::inexact::digits;
 pub enum Output {
     /// Text, compared by lines.
     Text(String),
-    /// A value of JSON that is not text: a number, a truth value, or a list of them.
+    /// A JSON value that is not text: a number, a boolean, or a list of them.
     Value(Value),
 }
 
@@ -20,8 +20,8 @@ impl From<&str> for Output {
 }
 
 impl Output {
-    /// The expected output in a test; `None` for null, an object or a list of lists, since it is not clear how a
-    /// program prints them.
+    /// The expected output in a test. `None` for null, an object or a list of lists, since programs may print these in
+    /// different ways.
     pub fn read(value: &Value) -> Option<Output> {
         let plain = |value: &Value| matches!(value, Value::String(_) | Value::Number(_) | Value::Bool(_));
         match value {
@@ -52,7 +52,7 @@ fn same_lines(given: &str, expected: &str) -> bool {
 
 fn same_list(given: &str, items: &[Value]) -> bool {
     let lines: Vec<&str> = given.trim_end().lines().map(str::trim_end).collect();
-    // Items of text may have lines of their own, as in the file that the list was made from.
+    // Text items may be printed on separate lines, as in the file that the list was made from.
     let texts: Option<Vec<&str>> = items.iter().map(|item| item.as_str().map(str::trim_end)).collect();
     if texts.is_some_and(|texts| same_lines(given, &texts.join("\n"))) {
         return true;
@@ -72,7 +72,7 @@ fn same_list(given: &str, items: &[Value]) -> bool {
             let parts: Vec<&str> = inside.split(',').map(|part| unquoted(part.trim())).collect();
             all(&parts)
         }
-        // The words of a line are the items only if no item has a space.
+        // The words of a line can be the items only if no item contains a space.
         None => {
             all(&given.split_whitespace().collect::<Vec<_>>())
                 || all(&given.split(',').map(str::trim).collect::<Vec<_>>())
@@ -85,7 +85,8 @@ fn unquoted(text: &str) -> &str {
     quotes.iter().find_map(|quote| text.strip_prefix(*quote)?.strip_suffix(*quote)).unwrap_or(text)
 }
 
-/// Whether a program printed one value: a number in any decimal notation, a truth value as a language writes it, text.
+/// Whether a program printed one value: a number in any decimal notation, a boolean as some language writes it, or
+/// text.
 fn same_item(given: &str, item: &Value) -> bool {
     match item {
         Value::String(text) => given == text.trim_end(),
@@ -98,8 +99,8 @@ fn same_item(given: &str, item: &Value) -> bool {
     }
 }
 
-/// A decimal number (`[-]digits[.digits]`, also with an exponent) in a form that equal numbers share: whether it is
-/// below 0, its digits, the power of ten of the first.
+/// Normalizes a decimal number (`[-]digits[.digits]`, also with an exponent), so that equal numbers give equal results:
+/// whether it is negative, its digits, and the power of ten of the first digit.
 fn decimal(text: &str) -> Option<(bool, String, i64)> {
     let size = text.strip_prefix('-').unwrap_or(text);
     let mantissa = size.split(['e', 'E']).next().unwrap_or_default().replacen('.', "", 1);

@@ -1,8 +1,8 @@
-//! The files in the temporary directory that belong to this process, and the removal of those that killed processes
-//! left.
+//! The files of this process in the temporary directory, and the removal of files that killed processes left there.
 //!
-//! All of them have a common prefix, the name of a file that this process keeps locked. If another process can take the
-//! lock, this process has ended, and the other process removes its files before it makes its own.
+//! The names of all these files share a prefix, which is the name of a file that this process keeps locked. If another
+//! process can take the lock, this process has ended, and the other process removes its files before it creates its
+//! own.
 
 use super::seccomp;
 use std::fs::Permissions;
@@ -16,7 +16,8 @@ use tempfile::{Builder, NamedTempFile, TempDir};
 const PREFIX: &str = "lockstep-code-";
 const LOCK: &str = ".lock";
 
-/// The files that a process has in the temporary directory while it has sandboxes; removed with the last sandbox.
+/// The files of a process in the temporary directory. They exist while the process has sandboxes, and are removed with
+/// the last sandbox.
 pub struct Place {
     lock: NamedTempFile,
     filter: NamedTempFile,
@@ -61,9 +62,9 @@ pub fn write(directory: &Path, name: &str, bytes: &[u8]) -> Result<()> {
     std::fs::set_permissions(&path, Permissions::from_mode(0o755))
 }
 
-/// Writes a program that the sandbox's user can start. A child writes it: a file that a process has open for writing
-/// cannot be started, and a process that this one starts meanwhile, for another completion, would have it open until
-/// its own program runs.
+/// Writes a program that the sandbox's user can start. A child process writes the file, because a file that is open for
+/// writing cannot be started. If this process wrote it, a process forked at the same time for another completion would
+/// keep the file open until it executes its own program.
 pub fn write_program(path: &Path, bytes: &[u8]) -> Result<()> {
     let mut shell = Command::new("/bin/sh");
     shell.args(["-c", "cat > \"$1\" && chmod 755 \"$1\"", "sh"]).arg(path).env("PATH", "/usr/bin:/bin");
@@ -83,14 +84,14 @@ fn mark(lock: &Path) -> String {
 fn locked() -> Result<NamedTempFile> {
     loop {
         let lock = Builder::new().prefix(PREFIX).suffix(LOCK).tempfile()?;
-        // Somebody who sweeps may have found it before it was locked.
+        // Another process that removes old files may have removed this one before it was locked.
         if lock.as_file().try_lock().is_ok() && lock.path().exists() {
             return Ok(lock);
         }
     }
 }
 
-/// Removes the files of ended processes of this program. Files that cannot be removed stay.
+/// Removes the files of ended processes of this program. Files that cannot be deleted stay.
 fn sweep(directory: &Path) {
     let entries = || std::fs::read_dir(directory).into_iter().flatten().flatten();
     let own = |path: &Path| {

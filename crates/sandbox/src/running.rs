@@ -35,30 +35,31 @@ pub(super) struct Limits {
 /// How a program ended.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum End {
-    /// It exited with this code; 128 plus the signal's number if a signal killed it.
+    /// The program exited with this code, which is 128 plus the signal's number if a signal killed it.
     Exit(i32),
     TimedOut,
     TooMuchOutput,
-    /// Its processes used more than this many MiB together.
+    /// The processes of the program used more than this many MiB together.
     TooMuchMemory(u64),
-    /// It had more than this many processes and threads.
+    /// The program had more than this many processes and threads.
     TooManyProcesses(u64),
-    /// It was stopped because its result is no longer wanted.
+    /// The program was stopped because its result is no longer wanted.
     Stopped,
 }
 
-/// A running program, which is killed when this is dropped.
+/// A running program. Dropping this kills the program.
 pub struct Running {
     child: Child,
-    /// Without bubblewrap: the process group of the program.
+    /// The process group of the program, if it runs without bubblewrap.
     group: Option<Group>,
     watch: Watch,
     limits: Limits,
-    /// Limits the memory of the program, if it has one.
+    /// The cgroup that limits the memory of the program, if there is one.
     cgroup: Option<Cgroup>,
-    /// The most bytes that its processes were measured to hold together; known once it has ended.
+    /// The most bytes that the program's processes held together, as measured; known once the program has ended.
     pub peak: u64,
-    /// Without bubblewrap: the program's working directory, removed once none of its processes is left.
+    /// The working directory of the program, if it runs without bubblewrap. It is removed once none of its processes is
+    /// left.
     _directory: Option<TempDir>,
     _user: User,
 }
@@ -83,12 +84,12 @@ impl Drop for Running {
     }
 }
 
-/// Kills the child processes of a running bubblewrap, which this function stops and which must be killed next. The
-/// first child ends with bubblewrap only once it has asked the kernel for that: if bubblewrap is killed before, the
-/// child waits for ever, with the program's streams open.
+/// Kills the child processes of a running bubblewrap. This function stops bubblewrap, and the caller must kill it next.
+/// The first child ends with bubblewrap only after it has asked the kernel for that. If bubblewrap were killed earlier,
+/// the child would wait forever with the program's streams open.
 fn kill_children(bubblewrap: &Child) {
     let Some(id) = Pid::from_raw(bubblewrap.id().cast_signed()) else { return };
-    // A stopped bubblewrap starts no other children, and ids of ended ones are not reused.
+    // A stopped bubblewrap starts no other children, and does not reap ended ones, so their PIDs are not reused.
     let _ = rustix::process::kill_process(id, Signal::STOP);
     let until = WaitIdOptions::STOPPED | WaitIdOptions::EXITED | WaitIdOptions::NOWAIT;
     let _ = rustix::process::waitid(WaitId::Pid(id), until);
@@ -99,7 +100,7 @@ fn kill_children(bubblewrap: &Child) {
 }
 
 impl Running {
-    /// The program of `child`, which is moved into `cgroup` first, if there is one.
+    /// Wraps the running `child`, which is first moved into `cgroup` if there is one.
     pub fn admitted(
         child: Child,
         group: Option<Group>,
@@ -123,7 +124,7 @@ impl Running {
             cgroup.kill();
         }
         let group = self.group.take();
-        // The number of one that has ended may be another process's by now.
+        // If the child has ended, its PID may belong to another process by now.
         if group.is_none() && matches!(self.child.try_wait(), Ok(None)) {
             kill_children(&self.child);
         }
@@ -135,7 +136,7 @@ impl Running {
     }
 
     /// Waits until the program ends, its limits or those of `other` are exceeded, its time is over, or `stop` is set.
-    /// Then kills the rest of it.
+    /// Then kills the remaining processes.
     pub fn wait(
         &mut self,
         deadline: Instant,
@@ -164,7 +165,8 @@ impl Running {
                 () => std::thread::sleep(POLL),
             }
         };
-        // A program that the kernel kills for its memory ends as by any signal, and what reads from it as it likes.
+        // If the kernel kills a program for its memory, the exit code shows only a signal, and the program that reads
+        // from it may end in any way.
         let over = |running: &Running| {
             let is_over = running.cgroup.as_ref().is_some_and(Cgroup::is_over);
             is_over.then_some(End::TooMuchMemory(running.limits.resident_mb))

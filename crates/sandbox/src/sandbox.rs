@@ -3,11 +3,11 @@
 //! The program has no network, sees only `/usr` read-only, writes to a private `/tmp` in memory of bounded size, and
 //! inherits no environment variable and no file descriptor but its standard streams. It can make only the system calls
 //! that `seccomp` allows. Processor time, address space, processes, files and output are limited (util-linux's
-//! `prlimit`). The memory that its processes use together is limited by a cgroup where one may be used (`cgroup`), else
-//! it is watched (`memory`). When its wall time is over, when it has ended, or when this process ends, all its
-//! processes are killed with their process namespace. The kernel does not limit the number of root's processes, so if
-//! this process is root, the sandbox runs as another user (`user`). Isolation without bubblewrap is in `confined`.
-//! Independent of languages and tests.
+//! `prlimit`). A cgroup limits the memory that its processes use together if possible (`cgroup`); otherwise that memory
+//! is watched (`memory`). When its wall time is over, when it has ended, or when this process ends, all its processes
+//! are killed with their process namespace. The kernel does not limit the number of root's processes, so if this
+//! process is root, the sandbox runs as another user (`user`). Isolation without bubblewrap is in `confined`. This file
+//! does not depend on languages or tests.
 
 use super::cgroup::{Cgroup, Cgroups, Roots};
 use super::confined;
@@ -30,7 +30,7 @@ use std::time::{Duration, Instant};
 pub(super) const JOB: &str = "/job";
 /// The `PATH` in which programs are looked up.
 const PATH: &str = "/usr/local/bin:/usr/bin:/bin";
-/// Bytes of standard error that are kept.
+/// The number of bytes of standard error that are kept.
 const STDERR_BYTES: usize = 4_000;
 /// The most bytes that the tests' process may write as its verdicts.
 const JUDGE_BYTES: usize = 1 << 20;
@@ -40,7 +40,7 @@ const JUDGE_BYTES: usize = 1 << 20;
 pub(super) struct Outcome {
     pub end: End,
     pub stdout: Vec<u8>,
-    /// The beginning of its standard error.
+    /// The beginning of the program's standard error.
     pub stderr: String,
 }
 
@@ -68,8 +68,8 @@ pub enum Isolation {
     Bubblewrap,
     /// Landlock and seccomp, without namespaces; see `confined`.
     Landlock,
-    /// No isolation (`unsafe_no_sandbox`): only limits, a private directory, and the process group is killed at the
-    /// end.
+    /// No isolation (`unsafe_no_sandbox`). The program only has limits and a private directory, and its process group
+    /// is killed at the end.
     #[serde(skip)]
     Nothing,
 }
@@ -81,23 +81,23 @@ pub(super) struct Sandbox {
     place: std::result::Result<Arc<Place>, String>,
     /// The process group of all bubblewrap processes, so that they are killed even if this process is killed.
     group: Mutex<Option<Group>>,
-    /// The place for cgroups of programs, or why there is none.
+    /// The directory for cgroups of programs, or the reason why there is none.
     pub cgroups: Result<Cgroups, &'static str>,
     /// The most bytes of memory that the processes of one program held together; compilers and judges do not count.
     pub peak: AtomicU64,
-    /// Once set, results are no longer wanted, and running programs are stopped.
+    /// A flag that is set when results are no longer wanted. Running programs are then stopped.
     pub stop: Arc<AtomicBool>,
 }
 
 impl Sandbox {
-    /// A sandbox that is not checked to work.
+    /// Creates a sandbox without checking that it works.
     pub fn with(bwrap: &str, isolation: Isolation) -> Sandbox {
         let place = Place::current().map_err(|error| error.to_string());
         let (cgroups, peak) = (Err("not searched for"), AtomicU64::new(0));
         Sandbox { isolation, bwrap: found(bwrap), place, group: Mutex::default(), cgroups, peak, stop: Arc::default() }
     }
 
-    /// The isolation and what bounds memory, as a training run records them.
+    /// The isolation and the way in which memory is limited, as a training run records them.
     pub fn name(&self) -> String {
         let isolation = match self.isolation {
             Isolation::Bubblewrap => "bubblewrap and seccomp",
@@ -111,7 +111,7 @@ impl Sandbox {
     }
 
     /// The best isolation that works with this `bwrap`, or the one in `asked`, in which each of `programs` can run. If
-    /// none works, [`Isolation::Nothing`] where that is allowed, else an error that says what to do.
+    /// none works, the result is [`Isolation::Nothing`] if that is allowed, otherwise an error with a remedy.
     pub fn find(
         bwrap: &str,
         asked: Option<Isolation>,
@@ -139,7 +139,7 @@ impl Sandbox {
         ))
     }
 
-    /// This sandbox with `cgroups` if it works with them, else with memory watched.
+    /// This sandbox with `cgroups` if it works with them, otherwise with watched memory.
     pub fn that_works(mut self, cgroups: Result<Cgroups, &'static str>) -> Result<Sandbox, String> {
         self.cgroups = cgroups;
         if self.cgroups.is_ok() {
@@ -209,10 +209,10 @@ impl Sandbox {
         let stderr = child.stderr.take().expect("piped");
         let too_much = AtomicBool::new(false);
         std::thread::scope(|scope| {
-            // A program need not read its input.
+            // Writing may fail, since a program need not read its input.
             scope.spawn(move || drop(input.write_all(stdin)));
             let stdout = scope.spawn(|| read(stdout, limits.output, &too_much));
-            // The rest of standard error is dropped.
+            // Standard error beyond this limit is dropped.
             let stderr = scope.spawn(|| read(stderr, STDERR_BYTES, &AtomicBool::new(false)));
             let end = child.wait(deadline, &too_much, &self.stop, None)?;
             if !limits.compiles {
@@ -220,7 +220,7 @@ impl Sandbox {
             }
             let stdout = stdout.join().unwrap_or_default();
             let stderr = String::from_utf8_lossy(&stderr.join().unwrap_or_default()).into_owned();
-            // The program may have ended before all its output was read.
+            // The program may have ended before all of its output was read.
             let end = if too_much.load(Ordering::Relaxed) { End::TooMuchOutput } else { end };
             Ok(Outcome { end, stdout, stderr })
         })
@@ -238,7 +238,7 @@ impl Sandbox {
         let mut running = self.start(program.0, program.1, limits, None)?;
         let (calls, replies) = (running.stdin.take().expect("piped"), running.stdout.take().expect("piped"));
         let program_words = running.stderr.take().expect("piped");
-        // The judge's limits are not the program's.
+        // The judge has limits of its own.
         let judge_limits = Limits { memory_mb: 2048, resident_mb: 2048, output: JUDGE_BYTES, ..limits };
         let mut judge = self.start(judge.0, judge.1, judge_limits, Some((replies.into(), calls.into())))?;
         let verdict = judge.stderr.take().expect("piped");
@@ -247,7 +247,7 @@ impl Sandbox {
             let verdict = scope.spawn(|| read(verdict, JUDGE_BYTES, &too_much));
             let words = scope.spawn(|| read(program_words, STDERR_BYTES, &AtomicBool::new(false)));
             let end = judge.wait(deadline, &too_much, &self.stop, Some(&mut running));
-            // The program's end closes the pipe that the other thread reads.
+            // Ending the program closes the pipe from which the other thread reads.
             running.end();
             self.peak.fetch_max(running.peak, Ordering::Relaxed);
             let stdout = verdict.join().unwrap_or_default();
@@ -265,7 +265,7 @@ impl Sandbox {
         streams: Option<(Stdio, Stdio)>,
     ) -> std::io::Result<Running> {
         let (stdin, stdout) = streams.unwrap_or_else(|| (Stdio::piped(), Stdio::piped()));
-        // Descriptors that other libraries, or the parent process, left open.
+        // Other libraries or the parent process may have left descriptors open.
         close_fds::set_fds_cloexec_threadsafe(3, &[]);
         let user = User::new();
         let cgroup = match &self.cgroups {
@@ -273,7 +273,7 @@ impl Sandbox {
             Err(_) => None,
         };
         let first = |program: &str| cgroup.as_ref().map_or_else(|| Command::new(program), |own| own.command(program));
-        // Limits that the kernel does not apply to exactly the program.
+        // Watches the limits that the kernel does not apply to exactly this program.
         let most_mb = cgroup.is_none().then_some(limits.resident_mb);
         if self.isolation == Isolation::Bubblewrap {
             let mut command = self.isolated(first("/bin/sh"), job, words, limits)?;
@@ -308,18 +308,19 @@ impl Sandbox {
         Running::admitted(child, Some(group), watch, limits, cgroup, Some(directory), user)
     }
 
-    /// The bubblewrap command line that runs `words`; `command` is a shell.
+    /// The bubblewrap command line that runs `words`. `command` must be a shell.
     fn isolated(&self, mut command: Command, job: &Path, words: &[String], limits: Limits) -> std::io::Result<Command> {
         if !Path::new(&self.bwrap).exists() {
             return Err(std::io::ErrorKind::NotFound.into());
         }
         let place = self.place.as_ref().map_err(|error| std::io::Error::other(error.clone()))?;
-        // A shell opens bubblewrap's input; if it cannot, it reports that under bubblewrap's name.
+        // A shell opens the filter for bubblewrap. If it cannot, it reports the error under bubblewrap's name.
         command
             .args(["-c", r#"filter=$1; shift; unset PWD OLDPWD; exec "$@" 9<"$filter""#, "bwrap"])
             .arg(place.filter());
         command.arg(&self.bwrap).args(["--seccomp", "9"]);
-        // Process 1 inside is bubblewrap, whose environment programs can read: `--clearenv` empties only theirs.
+        // Process 1 in the sandbox is bubblewrap, whose environment programs can read. `--clearenv` empties only their
+        // own environment.
         command.env_clear();
         command.args(["--unshare-all", "--unshare-user", "--disable-userns", "--uid", "65534", "--gid", "65534"]);
         command.args(["--cap-drop", "ALL", "--die-with-parent", "--new-session", "--clearenv"]);
@@ -328,7 +329,7 @@ impl Sandbox {
         }
         command.args(["--ro-bind", "/usr", "/usr"]);
         for directory in ["bin", "sbin", "lib", "lib64"] {
-            // Directories that are not links into /usr are a part of the system, too.
+            // Directories that are not links into /usr also belong to the system.
             match Path::new("/").join(directory).read_link() {
                 Ok(target) => command.arg("--symlink").arg(target).arg(format!("/{directory}")),
                 Err(_) => command.args(["--ro-bind-try".to_owned(), format!("/{directory}"), format!("/{directory}")]),
@@ -358,7 +359,8 @@ impl Sandbox {
     }
 }
 
-/// The path of a program by the PATH of this process, which the program does not inherit; its name if it is not found.
+/// The path of a program, found with the PATH of this process, which the program does not inherit. If it is not found,
+/// its name.
 fn found(program: &str) -> String {
     let paths = std::env::var_os("PATH").unwrap_or_default();
     let mut places = std::env::split_paths(&paths).map(|directory| directory.join(program));
@@ -371,16 +373,17 @@ fn found(program: &str) -> String {
     }
 }
 
-/// The arguments of util-linux's `prlimit`, without the limit on processes.
+/// The arguments of util-linux's `prlimit`, without the limit on the number of processes.
 fn prlimits(limits: Limits) -> [String; 5] {
     let (disk, memory, cpu) = (limits.disk_mb << 20, limits.memory_mb << 20, limits.wall.as_secs() + 1);
-    // A core limit of 0 still pipes cores to a configured program; a limit of 1 byte does not.
+    // With a core limit of 0, the kernel still pipes core dumps to a configured program; with a limit of 1 byte it does
+    // not.
     [("core", 1), ("nofile", 256), ("fsize", disk), ("cpu", cpu), ("as", memory)]
         .map(|(name, n)| format!("--{name}={n}"))
 }
 
-/// A command line without bubblewrap; `command` is `prlimit`. The sandbox's two directories (of the job, and `/tmp`)
-/// have other paths there.
+/// A command line without bubblewrap. `command` must be `prlimit`. The sandbox's two directories (the job's, and
+/// `/tmp`) are replaced by their real paths.
 fn plain_command(
     mut command: Command,
     job: &Path,
@@ -391,7 +394,7 @@ fn plain_command(
 ) -> Command {
     let place = |path: &Path| format!("{}/", path.display());
     command.arg(format!("--nproc={}", user.limit(limits.processes))).args(prlimits(limits)).arg("--");
-    // Names of the sandbox first: one of our names may contain the other.
+    // The sandbox's paths are all replaced at once, since a real path may contain one of them.
     let real = |word: &String| {
         let parts: Vec<String> = word.split("/job/").map(|part| part.replace("/tmp/", &place(tmp))).collect();
         parts.join(&place(job))

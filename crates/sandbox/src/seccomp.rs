@@ -1,9 +1,9 @@
 //! The seccomp filters that decide which system calls programs may make.
 //!
 //! A call that is not listed fails with ENOSYS, as on an older kernel, so libraries fall back to older calls. Calls
-//! that newer kernels add, and those of other calling conventions (x32), are thus refused too. Programs have only
-//! sockets within the machine (`AF_UNIX`; without namespaces only socket pairs), no access to other processes' memory,
-//! no keys, no memory that counts in no process's resident set (`memfd_create`), no io_uring and no bpf.
+//! that newer kernels add, and those of other calling conventions (x32), are therefore refused too. Programs have only
+//! sockets within the machine (`AF_UNIX`; without namespaces only socket pairs). They cannot access other processes'
+//! memory, keys, memory that counts in no process's resident set (`memfd_create`), io_uring or bpf.
 
 mod calls;
 
@@ -19,18 +19,18 @@ use std::io::{Error, Result};
 type Rules = BTreeMap<i64, Vec<SeccompRule>>;
 type Made<T> = std::result::Result<T, String>;
 
-/// The filters for a program without a process namespace: it may signal only process group `group`.
+/// The filters for a program without a process namespace, which may signal only process group `group`.
 pub fn in_group(group: i32) -> Result<[BpfProgram; 2]> {
     let group = u64::from(group.cast_unsigned());
     let filters = || {
         let mut allowed = common()?;
         allowed.insert(libc::SYS_setpgid, vec![is(1, group)?]);
-        // Still to come: the other filter, and another user if we are root.
+        // These calls are still needed: the other filter is installed next, and root then changes its user.
         allowed.extend(always(&[&[libc::SYS_seccomp, libc::SYS_setgroups, libc::SYS_setgid, libc::SYS_setuid]]));
-        // To its own group; a single process id may belong to anybody.
+        // Signals may only go to the own group, since any other process id may belong to another program.
         allowed.insert(libc::SYS_kill, vec![is(0, 0)?]);
         allowed.insert(libc::SYS_prlimit64, vec![is(0, 0)?]);
-        // The same calls, but with the error that programs know.
+        // The second filter refuses the same calls with the error that programs expect.
         let mut refused = always(&[REFUSED, REFUSED_OLD, REFUSED_NEW, &[libc::SYS_seccomp]]);
         for (call, argument, value) in
             [(libc::SYS_setpgid, 1, group), (libc::SYS_kill, 0, 0), (libc::SYS_prlimit64, 0, 0)]
@@ -65,12 +65,13 @@ fn always(calls: &[&[i64]]) -> Rules {
 fn common() -> Made<Rules> {
     let mut allowed = always(&[ALLOWED, ALLOWED_OLD, ALLOWED_NEW]);
     let one_of = |argument, values: &[u64]| values.iter().map(|&value| is(argument, value)).collect::<Made<Vec<_>>>();
-    // Each of these has commands that change, or have a signal sent to, any process that is named.
+    // Each of these calls has commands that change any named process, or cause a signal to it.
     allowed.insert(libc::SYS_fcntl, one_of(1, FCNTL)?);
     allowed.insert(libc::SYS_ioctl, one_of(1, IOCTL)?);
     allowed.insert(libc::SYS_prctl, one_of(0, PRCTL)?);
     allowed.insert(libc::SYS_socketpair, vec![is(0, UNIX)?]);
-    // No namespaces, and no sibling in the place of a child, whose parent would be this process.
+    // New namespaces are refused. So is CLONE_PARENT, with which this process would become the parent of the new
+    // process.
     let refused = CLONE_REFUSED.iter().fold(0, |all, flag| all | u64::from(flag.cast_unsigned()));
     allowed.insert(libc::SYS_clone, vec![rule(0, SeccompCmpOp::MaskedEq(refused), 0)?]);
     Ok(allowed)
@@ -80,7 +81,8 @@ fn is(argument: u8, value: u64) -> Made<SeccompRule> {
     rule(argument, SeccompCmpOp::Eq, value)
 }
 
-/// A rule on one argument, of which only the lower 32 bits are compared, as the kernel does with these arguments.
+/// A rule on one argument. Only the lower 32 bits are compared, since the kernel reads only these bits of such
+/// arguments.
 fn rule(argument: u8, operator: SeccompCmpOp, value: u64) -> Made<SeccompRule> {
     let condition = SeccompCondition::new(argument, SeccompCmpArgLen::Dword, operator, value);
     SeccompRule::new(vec![condition.map_err(|e| e.to_string())?]).map_err(|e| e.to_string())
@@ -165,6 +167,6 @@ const PRCTL: &[u64] = &[
     libc::PR_GET_NO_NEW_PRIVS as u64,
     libc::PR_SET_THP_DISABLE as u64,
     libc::PR_GET_THP_DISABLE as u64,
-    // PR_SET_VMA: names of memory.
+    // PR_SET_VMA, which names memory.
     0x5356_4d41,
 ];

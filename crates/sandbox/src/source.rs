@@ -12,7 +12,7 @@ pub enum Tests {
     Streams(Vec<StreamTest>),
     /// Unit tests, which call functions of the program.
     Unit(UnitTests),
-    /// Tests in a format that is known, but cannot be run, for this reason.
+    /// Tests in a known format that cannot be run, with the reason.
     Refused(String),
 }
 
@@ -41,8 +41,9 @@ pub struct StreamTest {
 impl Tests {
     /// The tests in `cell`: `[{"input", "output"}]` or `{"inputs", "outputs"}` (also with the name of a function, as in
     /// APPS, TACO and LiveCodeBench), a list of assertions (MBPP's `test_list`, with `test_setup_code`) or a string of
-    /// them, a string of JSON, or one that defines `check` (HumanEval's `test`, with `entry_point`). `column` gives the
-    /// texts of the row's other columns. `python`: a string may also be a file of tests for unittest or pytest.
+    /// them, a string of JSON, or a string that defines `check` (HumanEval's `test`, with `entry_point`). `column`
+    /// returns the text in another column of the row. With `python`, a string may also be a file of tests for unittest
+    /// or pytest.
     pub fn read(cell: &Value, column: &dyn Fn(&str) -> Option<String>, python: bool) -> Option<Tests> {
         let unit = |tests: Vec<String>, check: bool| {
             let setup = column("test_setup_code").unwrap_or_default();
@@ -51,7 +52,7 @@ impl Tests {
         match cell {
             Value::String(text) => match serde_json::from_str(text) {
                 Ok(Value::String(_)) => None,
-                // An output that no program could print.
+                // No program could print this output exactly.
                 Ok(_) if inexact(text, false, 1).is_some() => None,
                 Ok(json) => Tests::read(&json, column, python),
                 Err(_)
@@ -76,7 +77,7 @@ impl Tests {
     }
 }
 
-/// Whether a text is a file of Python tests, in classes or functions that a runner finds.
+/// Whether a text is a file of Python tests, with classes or functions that a test runner finds.
 fn is_test_file(text: &str) -> bool {
     let code = |line: &&str| !line.trim().is_empty() && !line.starts_with(['#', ' ', '\t', ')', ']', '}']);
     let mut lines = text.lines().filter(code);
@@ -129,8 +130,8 @@ fn input_of(value: &Value) -> Option<String> {
     }
 }
 
-/// The last code block whose language is one of `marks`; if there is none, the last without a language; else the whole
-/// text. Blocks are fenced by backticks or tildes; the indentation of a block, as in a list, is removed.
+/// The last code block whose language is one of `marks`; otherwise the last block without a language; otherwise the
+/// whole text. Blocks are fenced by backticks or tildes. The indentation of a block, as in a list, is removed.
 pub(super) fn code_of(text: &str, marks: &[String]) -> String {
     let (mut marked, mut bare) = (None, None);
     let mut lines = text.lines();
@@ -151,7 +152,7 @@ pub(super) fn code_of(text: &str, marks: &[String]) -> String {
     marked.or(bare).unwrap_or_else(|| text.to_owned())
 }
 
-/// The fence of a line (three or more backticks or tildes), and what comes after it.
+/// The fence at the start of a line (three or more backticks or tildes), and the text after it.
 fn fence_of(line: &str) -> Option<(&str, &str)> {
     let line = line.trim_start();
     let mark = line.chars().next().filter(|mark| ['`', '~'].contains(mark))?;

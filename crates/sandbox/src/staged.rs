@@ -1,20 +1,20 @@
-//! The staged reward of OCaml: 0.25 for types, 0.10 for compiling with the tests, 0.65 × the share of tests passed.
+//! The staged reward for OCaml: 0.25 for types, 0.10 for compiling with the tests, 0.65 × the share of tests passed.
 //!
-//! Each ill-typed definition takes 0.05 off the 0.25. A solution that cannot be parsed, or compiled in time, scores 0.
-//! A full score loses up to 0.10 for style: 0.02 for each compiler warning, 0.01 for each line that is longer than 100
-//! characters or ends in a blank. A degenerate completion gets 0.3 of its score.
+//! Each ill-typed definition takes 0.05 off the 0.25. A solution that cannot be parsed, or cannot be compiled in time,
+//! scores 0. A full score loses up to 0.10 for style: 0.02 for each compiler warning, and 0.01 for each line that is
+//! longer than 100 characters or ends in a blank. A degenerate completion gets 0.3 of its score.
 
 use std::collections::HashSet;
 
-/// Why a solution was not built.
+/// The reason why a solution was not built.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) enum NotBuilt {
     Syntax,
-    /// Compiling it takes too much time or memory.
+    /// Compiling the solution takes too much time or memory.
     TooMuch,
-    /// It has this many ill-typed definitions.
+    /// The solution has this many ill-typed definitions.
     Types(usize),
-    /// It is well-typed, but not together with its tests.
+    /// The solution is well-typed alone, but not together with its tests.
     Tests,
 }
 
@@ -33,15 +33,15 @@ impl std::fmt::Display for NotBuilt {
 /// The score of a completion, by stages.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Staged {
-    /// Up to 0.25, for the types.
+    /// The points for types, up to 0.25.
     pub types: f64,
-    /// 0.10 if it compiles with the tests.
+    /// The points for compiling with the tests: 0.10 or 0.
     pub compile: f64,
-    /// Up to 0.65, for the tests.
+    /// The points for passed tests, up to 0.65.
     pub tests: f64,
-    /// How much its style takes off a full score.
+    /// The points that style takes off a full score.
     pub style: f64,
-    /// Why the completion counts as degenerate, if it does.
+    /// The reason why the completion counts as degenerate; `None` if it does not.
     pub degenerate: Option<&'static str>,
 }
 
@@ -65,23 +65,23 @@ impl Staged {
         Staged { types: 0.25, compile: 0.10, tests, style, degenerate: None }
     }
 
-    /// Adds what depends on the text of `completion`, whose program is `solution`.
+    /// Adds the part of the score that depends on the text of `completion`, whose program is `solution`.
     pub(crate) fn of(mut self, completion: &str, solution: &str) -> Staged {
         self.degenerate = degenerate(completion, solution);
         self
     }
 
-    /// The sum of the stages, less what style and degeneration take off.
+    /// The sum of the stages, minus the deductions for style and degeneration.
     pub fn score(&self) -> f64 {
         let score = self.types + self.compile + self.tests - self.style;
-        // Hundredths are sums of binary fractions.
+        // Sums of hundredths are inexact in binary, so they are rounded.
         let score = (score * 1e9).round() / 1e9;
         if self.degenerate.is_some() { 0.3 * score } else { score }
     }
 }
 
-/// Says why a completion collects points without solving the task, if it does: repetition, prose, many code blocks,
-/// stubs.
+/// Explains why a completion collects points without solving the task, if it does: by repetition, prose, many code
+/// blocks, or stubs.
 fn degenerate(completion: &str, solution: &str) -> Option<&'static str> {
     let fences = completion.lines().filter(|line| line.trim_start().starts_with("```")).count();
     if fences > 8 {
@@ -106,7 +106,7 @@ fn degenerate(completion: &str, solution: &str) -> Option<&'static str> {
     };
     let items: Vec<&str> = code.split("\nlet ").collect();
     let stubs = items.iter().filter(|item| {
-        // A body of several lines, or with a condition, is a definition.
+        // A body with several lines or a condition counts as a real definition.
         let text = item.trim();
         body(text).is_some_and(|body| !body.contains('\n') && !body.contains(" then ") && stub(&body))
     });
@@ -114,7 +114,7 @@ fn degenerate(completion: &str, solution: &str) -> Option<&'static str> {
     (!code.contains("let ") || stubs > 0 && 2 * stubs >= items.len()).then_some("a stub")
 }
 
-/// The source without its comments. String literals that look like comments are removed too, which does no harm here.
+/// The source without its comments. String literals that look like comments are removed too, which is harmless here.
 fn without_comments(source: &str) -> String {
     let (mut code, mut depth, mut rest) = (String::new(), 0usize, source);
     while let Some(c) = rest.chars().next() {

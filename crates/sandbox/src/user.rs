@@ -1,6 +1,6 @@
-//! Chooses the Unix user that a program runs as. The kernel's limit on processes counts all threads of a user, and
-//! never root's. So if this process is root, each running program gets its own user, whose limit no other program
-//! uses up.
+//! Chooses the Unix user that a program runs as. The kernel's limit on processes counts all threads of a user, but is
+//! not applied to root. So if this process is root, each running program gets its own user, whose limit no other
+//! program uses up.
 
 use std::collections::BTreeSet;
 use std::os::unix::fs::MetadataExt;
@@ -8,11 +8,11 @@ use std::os::unix::process::CommandExt;
 use std::process::Command;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// The highest user id for programs; further programs get lower ids. Debian's policy reserves 65000 to 65533, which are
+/// The highest user id for programs; further programs get lower ids. Debian reserves 65000 to 65533, and they are
 /// unused.
 const NOBODY: u32 = 65_534;
 const LAST: u32 = 65_000;
-/// How many threads the user's other programs may start while a program runs.
+/// Room for threads that other programs of the same user start while a program runs.
 const SPARE_THREADS: u64 = 64;
 
 static TAKEN: Mutex<BTreeSet<u32>> = Mutex::new(BTreeSet::new());
@@ -21,7 +21,7 @@ static TAKEN: Mutex<BTreeSet<u32>> = Mutex::new(BTreeSet::new());
 pub struct User(u32);
 
 impl User {
-    /// A user that no other program of this process has, if this process is root; else the own user.
+    /// A user that no other program of this process has, if this process is root; otherwise the user of this process.
     pub fn new() -> User {
         let own = rustix::process::geteuid();
         if !own.is_root() {
@@ -41,8 +41,8 @@ impl User {
     }
 
     /// The value of the kernel's process limit for a program that may have `processes` processes. The kernel counts all
-    /// threads of the user, so the limit has room for those that exist and for some that start meanwhile; the program's
-    /// own are therefore watched as well.
+    /// threads of the user, so the limit leaves room for the existing threads and for some that start meanwhile. The
+    /// program's own threads are therefore watched as well.
     pub fn limit(&self, processes: u64) -> u64 {
         let entries = std::fs::read_dir("/proc").into_iter().flatten().flatten();
         let own = entries.filter(|process| process.metadata().is_ok_and(|metadata| metadata.uid() == self.0));

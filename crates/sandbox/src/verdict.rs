@@ -5,11 +5,12 @@ use super::staged::Staged;
 /// The result of running a program on its tests.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Verdict {
-    /// How many tests the program passed. After the first failure no more are run, unless the options say `partial`.
+    /// The number of tests that the program passed. Tests after the first failure are run only with the option
+    /// `partial`.
     pub passed: usize,
-    /// How many tests there are.
+    /// The number of tests.
     pub of: usize,
-    /// Why the first failed test failed; empty if none failed.
+    /// The reason why the first failed test failed; empty if none failed.
     pub failure: String,
     /// Whether the program exceeded its time limit.
     pub timed_out: bool,

@@ -1,4 +1,4 @@
-//! Atomic file writes: a reader sees the old contents or the new ones, never a part.
+//! Atomic file writes: a reader sees either the old contents or the new ones, never a mixture or a part.
 
 use std::io::Write;
 use std::path::Path;

@@ -1,5 +1,5 @@
-//! The identity of the build that runs: the commit of its sources, their changes since, and its cargo features. The
-//! program announces it once; libraries have no identity, so that a commit rebuilds only the program.
+//! The identity of the running build: the commit of its sources, their changes since, and its cargo features. The
+//! program announces it once. Libraries have no identity, so a commit rebuilds only the program.
 
 use serde::{Deserialize, Serialize};
 use std::fmt;
@@ -12,7 +12,7 @@ static OF_PROCESS: OnceLock<Build> = OnceLock::new();
 pub struct Build {
     /// The version of the package.
     pub version: String,
-    /// The commit of the sources; `None` if they were built without git.
+    /// The commit of the sources; `None` if the program was built without git.
     #[serde(default)]
     pub commit: Option<String>,
     /// A hash of the differences to that commit, if the sources were changed.
@@ -24,18 +24,18 @@ pub struct Build {
 }
 
 impl Build {
-    /// The build of this process. If the program has not announced one, only the version is known.
+    /// The build of this process. If the program has not announced its build, only the version is known.
     pub fn of_process() -> Build {
         let unknown = || Build { version: env!("CARGO_PKG_VERSION").to_owned(), ..Build::default() };
         OF_PROCESS.get().cloned().unwrap_or_else(unknown)
     }
 
-    /// Announces the build of this process. Only the first call counts.
+    /// Announces the build of this process. Later calls have no effect.
     pub fn announce(self) {
         let _ = OF_PROCESS.set(self);
     }
 
-    /// Whether both are builds of the same sources; `None` if that is not known.
+    /// Whether both builds have the same sources; `None` if that is unknown.
     pub fn is_same(&self, other: &Build) -> Option<bool> {
         if self.version != other.version {
             return Some(false);
@@ -46,7 +46,7 @@ impl Build {
         }
     }
 
-    /// The sources and features, as `commit 0123456789ab, modified 456789abcdef; features hub, parquet`.
+    /// The sources and features, for example `commit 0123456789ab, modified 456789abcdef; features hub, parquet`.
     pub fn sources(&self) -> String {
         let short = |hash: &str| hash.chars().take(12).collect::<String>();
         let commit =

@@ -1,8 +1,8 @@
-//! Errors of reading and writing the files of a training run.
+//! Errors while reading and writing the files of a training run.
 
 use std::path::{Path, PathBuf};
 
-/// An error of a training run's file, which could not be written or read.
+/// An error while a file of a training run is written or read.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// The operating system reported an error.
@@ -25,7 +25,7 @@ pub enum Error {
     },
 }
 
-/// Result with this crate's [`Error`].
+/// A result with this crate's [`Error`].
 pub type Result<T> = std::result::Result<T, Error>;
 
 impl Error {

@@ -1,7 +1,7 @@
 //! The events that a training run reports while it runs: metrics, completions, stages, progress, messages, checkpoints.
 //!
-//! An [`Event`] is plain data that can be serialised and read back by another process without loss: numbers keep their
-//! bits, and NaN and infinities are kept too. This file knows no sinks.
+//! An [`Event`] is plain data that can be serialised and read by another process without loss: numbers keep their bits,
+//! including NaN and infinities. This file does not depend on sinks.
 
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
@@ -23,33 +23,33 @@ pub struct Event {
 #[serde(tag = "event", rename_all = "snake_case")]
 #[expect(missing_docs, reason = "what is not said at a kind, its fields' names say")]
 pub enum EventKind {
-    /// The metrics of a logged step (means since the last logged one), or of an evaluation.
+    /// The metrics of a logged step (means since the previous logged step), or of an evaluation.
     Metrics {
         step: u64,
         /// Names and values of the metrics, in the order in which they are written.
         #[serde(with = "numbers")]
         values: Vec<(String, f64)>,
     },
-    /// The values of one optimizer step, logged or not, by which a run is judged.
+    /// The values of one optimizer step, logged or not, from which a run is judged.
     StepValues {
         step: u64,
         #[serde(with = "numbers")]
         values: Vec<(String, f64)>,
     },
-    /// The table of the completions that a step trains on.
+    /// The table of the completions on which a step trains.
     Completions {
         rows: CompletionRows,
-        /// Number of the completions that a console shows.
+        /// The number of completions that a console shows.
         shown: usize,
     },
-    /// The distributions of some values of a step, such as rewards: all the values, which are finite, by name.
+    /// The distributions of some values of a step, such as rewards: for each name all values, which are finite.
     Distributions { step: u64, values: Vec<(String, Vec<f64>)> },
     /// Recorded groups of completions, as the bytes that are appended to `rollouts.bin`.
     Rollout {
         #[serde(with = "base64_text")]
         record: Vec<u8>,
     },
-    /// A record of what an optimizer step did to the tokens of a group, as the bytes that are appended to
+    /// A record of the effects of an optimizer step on the tokens of a group, as the bytes that are appended to
     /// `updates.bin`.
     Update {
         #[serde(with = "base64_text")]
@@ -66,7 +66,7 @@ pub enum EventKind {
         /// The optimizer step that the stage is part of.
         #[serde(default)]
         step: u64,
-        /// Index of the stage's row in the trace: there is a row for each thread, and for each name of overlapped work.
+        /// Index of the stage's row in the trace. Each thread has a row, and so has each name of overlapped work.
         track: u64,
         start_us: f64,
         duration_us: f64,
@@ -74,7 +74,7 @@ pub enum EventKind {
         /// Bytes of memory traffic of the stage.
         bytes: f64,
     },
-    /// Progress of a phase: `done` of `total` units. The first event with a new label gives the units that were done
+    /// Progress of a phase: `done` of `total` units. The first event with a new label reports the units that were done
     /// before.
     Progress { label: String, done: u64, total: u64, note: String },
     /// A message for people.
@@ -99,7 +99,7 @@ pub struct Finding {
     pub id: String,
     /// The meaning of the finding, for people.
     pub says: String,
-    /// The measurements that led to the finding.
+    /// The measurements on which the finding is based.
     pub evidence: String,
     /// The usual remedy.
     pub remedy: String,
@@ -135,14 +135,14 @@ pub struct Alarm {
     /// The step after which the condition no longer held, if it has ended.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub until: Option<u64>,
-    /// The measurements with which the alarm was raised.
+    /// The measurements that raised the alarm.
     pub evidence: String,
     /// Examples of completions that show the problem.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub examples: Vec<String>,
     /// The usual remedy.
     pub remedy: String,
-    /// Whether the run's configuration intends this state; the alarm is then only a note.
+    /// Whether the run's configuration intends this state, so that the alarm is only a note.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub quiet: bool,
 }
@@ -176,12 +176,12 @@ impl std::fmt::Display for Alarm {
 }
 
 impl Event {
-    /// The current version of the serialised form. It is increased when readers must change.
+    /// The current version of the serialised form. It increases when readers must change.
     pub const VERSION: u32 = 1;
 }
 
 impl From<EventKind> for Event {
-    /// Makes an event of this kind with the current time.
+    /// Creates an event of this kind with the current time.
     fn from(kind: EventKind) -> Self {
         let time_s = crate::system::since_1970().as_secs_f64();
         Event { version: Event::VERSION, time_s, kind }
@@ -204,11 +204,11 @@ pub enum Level {
 }
 
 impl Level {
-    /// The level that the environment variable `LOCKSTEP_LOG` names; `Info` if it is not set, and an error if it names
-    /// none.
+    /// The level named by the environment variable `LOCKSTEP_LOG`: `Info` if it is not set, and an error if its value
+    /// is not a level.
     pub fn from_env() -> Result<Self, String> {
         let text = std::env::var_os("LOCKSTEP_LOG").unwrap_or_default();
-        // (The lossy form of other text than UTF-8 is not a level's name.)
+        // A value that is not UTF-8 is never the name of a level, even in its lossy form.
         match text.to_string_lossy().as_ref() {
             "" => Ok(Level::Info),
             text => text.parse().map_err(|error| format!("LOCKSTEP_LOG={text}: {error}")),
@@ -271,7 +271,7 @@ pub struct CompletionRows {
     pub prompts: Vec<Value>,
     /// The completions: strings, or arrays of chat messages.
     pub completions: Vec<Value>,
-    /// The name of each reward, and its scores; `None` where it gave no score.
+    /// The name of each reward with its scores; `None` where the reward gave no score.
     pub rewards: Vec<(String, Vec<Option<f64>>)>,
     /// Name and values of each further column that a reward function returned.
     pub extra: Vec<(String, Vec<Value>)>,

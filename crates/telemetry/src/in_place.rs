@@ -1,5 +1,5 @@
-//! Detects that an open output file was deleted or replaced. Further writes would be lost with the last handle, without
-//! an error.
+//! Detects that an open output file was deleted or replaced. Otherwise, further writes would be lost without an error
+//! once the handle is closed.
 
 use std::fs::{self, File};
 use std::io::{self, Read, Seek};
@@ -14,7 +14,7 @@ pub fn is_in_place(path: &Path, file: &File) -> bool {
     same_file(&named, &open)
 }
 
-/// Whether both metadata are of the same file.
+/// Whether both metadata belong to the same file.
 #[cfg(unix)]
 pub fn same_file(a: &fs::Metadata, b: &fs::Metadata) -> bool {
     use std::os::unix::fs::MetadataExt;
@@ -27,8 +27,8 @@ pub fn same_file(_: &fs::Metadata, _: &fs::Metadata) -> bool {
     false
 }
 
-/// Writes the first `len` bytes of the open file again to `path`, which no longer names it. A file that has replaced it
-/// is kept under another name. Returns the new file, open at its end, and a message for people.
+/// Writes the first `len` bytes of the open file again to `path`, which now names another file or none. A file that has
+/// replaced the open one is kept under another name. Returns the new file, open at its end, and a message for people.
 pub fn write_again(path: &Path, file: &File, len: u64) -> io::Result<(File, String)> {
     let name = path.display();
     let note = if path.symlink_metadata().is_ok() {

@@ -1,9 +1,9 @@
 //! Reports of a training run: metrics, TensorBoard events, stage times, traces, sample completions, the console.
 //!
 //! A run emits [`Event`]s, and every [`Sink`] receives all of them. This crate takes numbers and text as arguments. It
-//! knows no model, trainer or kernel, and no crate below the application imports it. On resume, every file that a sink
-//! appends to is truncated to its length at the checkpoint; a record that was cut short when the process was killed is
-//! removed.
+//! does not depend on models, trainers or kernels, and no crate below the application imports it. On resume, every file
+//! that a sink appends to is truncated to its length at the checkpoint. A partial record, left by a process that was
+//! killed, is removed.
 //!
 //! Read first: [`event`], then [`sinks`], then [`stages`].
 

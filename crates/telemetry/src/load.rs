@@ -2,24 +2,24 @@
 
 use crate::system;
 
-/// The time that cores were busy up to one moment, from which follows the load between two. Load averages lag by a
-/// minute; these counters do not.
+/// The time that cores were busy up to one moment. The difference between two such times gives the load between them.
+/// Load averages lag by a minute; these counters do not.
 #[derive(Clone, Debug, PartialEq)]
 pub struct CpuTimes {
-    /// When the times were read, in seconds of a clock that never goes back.
+    /// The time of the measurement, in seconds of a monotonic clock.
     pub at_s: f64,
     /// CPU seconds of this process.
     pub own_s: f64,
-    /// Busy seconds of each core of the machine, and whether this process may run on it; empty where the system does
-    /// not report them.
+    /// The busy seconds of each core of the machine, and whether this process may run on that core; empty if the system
+    /// does not report them.
     pub cores: Vec<(f64, bool)>,
 }
 
 impl CpuTimes {
-    /// The load by other processes, per core, below which a measurement of the machine counts.
+    /// The load by other processes, per core, below which a measurement is accepted.
     pub const QUIET: f64 = 0.2;
 
-    /// The times now.
+    /// The current times.
     pub fn now() -> CpuTimes {
         let stat = std::fs::read_to_string("/proc/stat").unwrap_or_default();
         let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
@@ -27,15 +27,15 @@ impl CpuTimes {
         CpuTimes { at_s: CpuTimes::clock_s(), own_s: system::cpu_s(), cores: cores(&stat, allowed) }
     }
 
-    /// Now, in seconds of the clock of these times.
+    /// The current time, in seconds of the same clock as `at_s`.
     pub fn clock_s() -> f64 {
         let clock = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
         clock.tv_sec as f64 + clock.tv_nsec as f64 * 1e-9
     }
 
     /// The load by other processes from these times until `later`, per core: 0 if they did nothing, 1 if they kept
-    /// every core busy. It is the higher one of the whole machine and of the cores that this process may use. `None`
-    /// where the system does not report it.
+    /// every core busy. The load of the whole machine and that of the cores that this process may use are computed, and
+    /// the higher one is returned. `None` if the system does not report it.
     pub fn load_until(&self, later: &CpuTimes) -> Option<f64> {
         let (seconds, own) = (later.at_s - self.at_s, later.own_s - self.own_s);
         if seconds <= 0.0 || self.cores.is_empty() || self.cores.len() != later.cores.len() {
@@ -51,8 +51,8 @@ impl CpuTimes {
     }
 }
 
-/// The busy seconds of each core in `/proc/stat`, with whether it is in the list (`0-3,8`) of allowed ones. Without a
-/// list all are allowed.
+/// The busy seconds of each core in `/proc/stat`, and whether the core is in the list (`0-3,8`) of allowed cores.
+/// Without a list all cores are allowed.
 fn cores(stat: &str, allowed: &str) -> Vec<(f64, bool)> {
     let ranges: Vec<(usize, usize)> = allowed
         .split(',')
@@ -63,11 +63,11 @@ fn cores(stat: &str, allowed: &str) -> Vec<(f64, bool)> {
         .collect();
     let core = |line: &str| {
         let mut words = line.strip_prefix("cpu")?.split_whitespace();
-        // The first line has no number and sums all cores.
+        // The first line has no number; it sums all cores.
         let number: usize = line.as_bytes().get(3).filter(|c| c.is_ascii_digit()).and(words.next())?.parse().ok()?;
         let ticks: Vec<u64> = words.filter_map(|word| word.parse().ok()).collect();
         let is_allowed = ranges.is_empty() || ranges.iter().any(|&(first, last)| (first..=last).contains(&number));
-        // The columns and their unit are those of `system::machine_cpu_s`.
+        // `system::machine_cpu_s` explains the columns and their unit.
         Some((system::busy_s(&ticks)?, is_allowed))
     };
     stat.lines().filter_map(core).collect()
@@ -97,12 +97,12 @@ mod tests {
         let load = |later: &CpuTimes| before.load_until(later);
         // This process used 3 of 4 seconds.
         assert_eq!(load(&times(12.0, 8.0, &both(3.0, 4.0))), Some(0.25));
-        // Its own counter is the finer one.
+        // The process's own counter has the higher resolution.
         assert_eq!(load(&times(12.0, 8.0, &both(2.0, 3.9))), Some(0.0));
         assert_eq!(load(&times(10.0, 5.0, &both(1.0, 2.0))), None, "no time has passed");
         assert_eq!(load(&times(12.0, 5.0, &[(1.0, true)])), None, "a core was added or removed");
         assert_eq!(times(1.0, 0.0, &[]).load_until(&times(2.0, 0.0, &[])), None);
-        // Other processes fill the one core that this process may use, or all other cores.
+        // Other processes use all of the one core that this process may use, or all other cores.
         let one = |a: f64, b: f64, c: f64| [(a, true), (b, false), (c, false)];
         let before = times(0.0, 0.0, &one(0.0, 0.0, 0.0));
         assert_eq!(before.load_until(&times(1.0, 0.5, &one(1.0, 0.0, 0.0))), Some(0.5));

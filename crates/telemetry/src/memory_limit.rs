@@ -1,8 +1,9 @@
-//! The limits on the memory of this process that are below the machine's memory: those of its control groups (cgroup
-//! v1 and v2) from its own group up to the root, and the process's own resource limits (`ulimit -v`, `ulimit -d`).
+//! The limits on the memory of this process that are below the machine's memory: those of its control groups (cgroup v1
+//! and v2), from its own group up to the root, and the process's own resource limits (`ulimit -v`, `ulimit -d`).
 //!
-//! A batch system or systemd limits a group above the process's own, and a group's limit holds for all processes below
-//! it. So the files of every visible group on the path count, and for each the memory that the group uses already.
+//! A batch system or systemd may limit a group above the process's own, and the limit of a group applies to all
+//! processes below it. So the files of every visible group on the path are read, with the memory that each group
+//! already uses.
 
 use std::fmt;
 use std::fs;
@@ -13,33 +14,33 @@ use std::path::{Component, Path, PathBuf};
 pub struct MemoryLimit {
     /// The limit in bytes.
     pub bytes: u64,
-    /// Bytes under this limit that are in use already, and that the system cannot reclaim: by this process, or by all
-    /// processes of the control group.
+    /// Bytes under this limit that are already in use and cannot be reclaimed by the system. They are used by this
+    /// process, or by all processes of the control group.
     pub used: u64,
     /// The file that sets the limit, or the name of the resource limit.
     pub source: String,
 }
 
 impl MemoryLimit {
-    /// Bytes that may still be taken.
+    /// The number of bytes that may still be allocated.
     pub fn left(&self) -> u64 {
         self.bytes.saturating_sub(self.used)
     }
 }
 
 impl fmt::Display for MemoryLimit {
-    /// As `60.0 MiB by /sys/fs/cgroup/memory/job/memory.limit_in_bytes`.
+    /// Formats the limit, for example as `60.0 MiB by /sys/fs/cgroup/memory/job/memory.limit_in_bytes`.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{:.1} MiB by {}", self.bytes as f64 / f64::from(1 << 20), self.source)
     }
 }
 
-/// The limits on the memory of this process that are below the machine's memory, the least first.
+/// The limits on the memory of this process that are below the machine's memory, the lowest first.
 pub fn memory_limits() -> Vec<MemoryLimit> {
     limits_of(Path::new("/"))
 }
 
-/// The limits of the process that sees the files of `/proc` and of the mounted control groups below `root`.
+/// The limits of a process that finds `/proc` and the mounted control groups below `root`.
 fn limits_of(root: &Path) -> Vec<MemoryLimit> {
     let text = |path: &str| String::from_utf8_lossy(&fs::read(root.join(path)).unwrap_or_default()).into_owned();
     let kib = |text: &str, key: &str| field(text, key).and_then(|kib| kib.checked_mul(1024));
@@ -59,14 +60,14 @@ fn limits_of(root: &Path) -> Vec<MemoryLimit> {
             limits.push(MemoryLimit { bytes, used, source: name.to_owned() });
         }
     }
-    // Control groups without a limit have a number near 2^63 (v1).
+    // In cgroup v1, a group without a limit reports a number near 2^63.
     let physical = kib(&text("proc/meminfo"), "MemTotal:").unwrap_or(1 << 60);
     limits.retain(|limit| limit.bytes < physical);
     limits.sort_by(|a, b| (a.bytes, &a.source).cmp(&(b.bytes, &b.source)));
     limits
 }
 
-/// The version of a hierarchy of control groups: it decides the names of the files.
+/// The version of a cgroup hierarchy, which determines the names of its files.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Version {
     V1,
@@ -74,8 +75,8 @@ enum Version {
 }
 
 impl Version {
-    /// The limits that the control group in `directory` sets for a process with `resident` bytes. `is_lowest`: it is
-    /// the process's own group, or the visible one that is nearest to it.
+    /// The limits that the control group in `directory` sets for a process with `resident` bytes. `is_lowest` is true
+    /// for the process's own group, or for the visible group nearest to it.
     fn limits(self, root: &Path, directory: &Path, is_lowest: bool, resident: u64) -> Vec<MemoryLimit> {
         let text = |name: &str| {
             let path = root.join(directory.strip_prefix("/").unwrap_or(directory)).join(name);
@@ -87,7 +88,7 @@ impl Version {
             Version::V1 => ("memory.usage_in_bytes", ["total_inactive_file ", "total_active_file "]),
             Version::V2 => ("memory.current", ["inactive_file ", "active_file "]),
         };
-        // The cache of files counts in the group's usage, but is evicted for memory that programs request.
+        // The file cache counts in the usage of the group, but is evicted when programs request memory.
         let cache: u64 = caches.iter().filter_map(|key| field(&stat, key)).sum();
         let used = number(usage).unwrap_or(0).saturating_sub(cache).max(resident);
         let limit = |bytes: u64, name: &str| {
@@ -96,13 +97,13 @@ impl Version {
         };
         let of_file = |name: &str| number(name).map(|bytes| limit(bytes, name));
         match self {
-            // `memory.high` kills no process, but one above it is slowed down more and more.
+            // `memory.high` does not kill processes, but increasingly slows down those above it.
             Version::V2 => of_file("memory.max").into_iter().chain(of_file("memory.high")).collect(),
             Version::V1 => {
-                // Before Linux 5.11 a group need not count in the one above it.
+                // Before Linux 5.11, the usage of a group may not count in the group above it.
                 let counts = is_lowest || number("memory.use_hierarchy") != Some(0);
                 let own = of_file("memory.limit_in_bytes").filter(|_| counts);
-                // The kernel's least limit on the path, including groups that are not visible here.
+                // The kernel's lowest limit on the path, including groups that are not visible here.
                 let whole = field(&stat, "hierarchical_memory_limit ").filter(|_| is_lowest);
                 let above = whole.filter(|&bytes| own.as_ref().is_none_or(|own| bytes < own.bytes));
                 let above = above.map(|bytes| limit(bytes, "memory.stat (hierarchical_memory_limit)"));
@@ -112,8 +113,8 @@ impl Version {
     }
 }
 
-/// The directories of the control groups that limit the memory of a process, by the texts of its `cgroup` and
-/// `mountinfo` files, and for each whether it is the lowest on the path.
+/// The directories of the control groups that limit the memory of a process, according to its `cgroup` and `mountinfo`
+/// files, and whether each directory is the lowest on the path.
 fn groups(own: &str, mounts: &str) -> Vec<(Version, PathBuf, bool)> {
     let mut found = Vec::new();
     for line in own.lines() {
@@ -128,7 +129,7 @@ fn groups(own: &str, mounts: &str) -> Vec<(Version, PathBuf, bool)> {
         let path = Path::new(path.strip_suffix(" (deleted)").unwrap_or(path));
         for (root, point) in mounts.lines().filter_map(|line| mounted(line, version)) {
             let Some(below) = below(path, &root) else { continue };
-            // Without a slash at the end, which an empty path would add.
+            // An empty path would append a slash.
             let directory = if below.as_os_str().is_empty() { point } else { point.join(&below) };
             let on_path = directory.ancestors().take(below.components().count() + 1);
             found.extend(on_path.enumerate().map(|(up, group)| (version, group.to_owned(), up == 0)));
@@ -137,8 +138,8 @@ fn groups(own: &str, mounts: &str) -> Vec<(Version, PathBuf, bool)> {
     found
 }
 
-/// The root inside the hierarchy and the mount point, if a line of `mountinfo` is a mount of a hierarchy that can limit
-/// memory.
+/// The root within the hierarchy and the mount point, if a line of `mountinfo` describes the mount of a hierarchy that
+/// can limit memory.
 fn mounted(line: &str, version: Version) -> Option<(PathBuf, PathBuf)> {
     // 35 31 0:32 / /sys/fs/cgroup/memory rw,relatime shared:9 - cgroup cgroup rw,memory
     let (before, after) = line.split_once(" - ")?;
@@ -153,8 +154,8 @@ fn mounted(line: &str, version: Version) -> Option<(PathBuf, PathBuf)> {
     is_its.then(|| (PathBuf::from(unescaped(root)), PathBuf::from(unescaped(point))))
 }
 
-/// The path of the group `own` below a mount that shows the part of the hierarchy from `root` on. It is empty where
-/// only the mount's own group is known to be on the path; `None` where the mount shows other groups.
+/// The path of the group `own` below a mount that shows the hierarchy from `root` on. The path is empty if only the
+/// mount's own group is known to be on the path, and `None` if the mount shows other groups.
 fn below(own: &Path, root: &Path) -> Option<PathBuf> {
     let leaves = |path: &Path| path.components().any(|part| part == Component::ParentDir);
     if let Ok(below) = own.strip_prefix(root)
@@ -162,8 +163,8 @@ fn below(own: &Path, root: &Path) -> Option<PathBuf> {
     {
         return Some(below.to_owned());
     }
-    // Both are relative to the root of the process's cgroup namespace: `/..` is a group above it. The names of the
-    // groups between are not known here.
+    // Both paths are relative to the root of the process's cgroup namespace, and `/..` is a group above that root. The
+    // names of the groups between are unknown here.
     let is_above = root.components().all(|part| matches!(part, Component::RootDir | Component::ParentDir));
     match (leaves(own), leaves(root)) {
         (false, true) if is_above => Some(PathBuf::new()),
@@ -173,12 +174,12 @@ fn below(own: &Path, root: &Path) -> Option<PathBuf> {
     }
 }
 
-/// A path in the form that the kernel's tables of mounts have.
+/// Replaces the escapes that the kernel uses in its tables of mounts.
 fn unescaped(path: &str) -> String {
     path.replace("\\040", " ").replace("\\011", "\t").replace("\\012", "\n").replace("\\134", "\\")
 }
 
-/// The first number after `key` at the beginning of a line.
+/// The first number after `key`, in a line that begins with `key`.
 fn field(text: &str, key: &str) -> Option<u64> {
     text.lines().find_map(|line| line.strip_prefix(key))?.split_whitespace().next()?.parse().ok()
 }

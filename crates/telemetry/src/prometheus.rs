@@ -1,10 +1,11 @@
-//! Metrics of training runs in Prometheus' text format, version 0.0.4
+//! Metrics of training runs in the Prometheus text format, version 0.0.4
 //! (<https://prometheus.io/docs/instrumenting/exposition_formats/>).
 //!
-//! A metric of a run is the gauge or counter `lockstep_…` of its name, with the label `run`. A part of the name that a
-//! run chooses is a label: `rewards/math/mean` is `lockstep_rewards_mean{run="a",name="math"}`. A metric that the
-//! registry ([`crate::outputs`]) does not know has its whole name as the label `metric`, so that names that
-//! differ only in characters that Prometheus does not allow stay distinct. This file reads no files and serves nothing.
+//! A metric of a run becomes the gauge or counter `lockstep_…` with its name, and has the label `run`. A part of the
+//! name that a run chooses becomes a label: `rewards/math/mean` is `lockstep_rewards_mean{run="a",name="math"}`. A
+//! metric that is not in the registry ([`crate::outputs`]) has its whole name as the label `metric`, so that names stay
+//! distinct even if they differ only in characters that Prometheus does not allow. This file neither reads files nor
+//! serves requests.
 
 use crate::outputs::{self, Metric};
 use std::collections::BTreeMap;
@@ -16,30 +17,30 @@ pub const CONTENT_TYPE: &str = "text/plain; version=0.0.4; charset=utf-8";
 /// The states that a run may have.
 const STATES: [&str; 3] = ["running", "finished", "stopped"];
 
-/// Metrics that only grow while a run trains. A resume from an older checkpoint sets them back, which Prometheus
-/// expects of a counter.
+/// Metrics that only increase while a run trains. A resume from an older checkpoint resets them, which Prometheus
+/// expects of counters.
 const COUNTERS: [&str; 3] = ["num_tokens", "skipped_steps", "async/groups_remade"];
 
 /// The exported data of a run.
 #[derive(Clone, Debug, Default)]
 pub struct RunMetrics {
-    /// The run's id, the label `run` of all its values.
+    /// The run's id, which is the label `run` of all its values.
     pub run: String,
     /// The run's name, if it has one.
     pub name: Option<String>,
-    /// running, finished or stopped.
+    /// The state of the run: running, finished or stopped.
     pub state: &'static str,
-    /// Optimizer steps done.
+    /// The number of optimizer steps done.
     pub step: u64,
-    /// Planned optimizer steps, if known.
+    /// The planned number of optimizer steps, if known.
     pub total_steps: Option<u64>,
-    /// The alarms that hold: id, subject and weight.
+    /// The active alarms: id, subject and weight.
     pub alarms: Vec<(String, String, String)>,
-    /// The metrics, each with its latest value.
+    /// The latest value of each metric.
     pub metrics: Vec<(String, f64)>,
 }
 
-/// The values of one name, with their meaning.
+/// All values of one metric name, with their meaning.
 struct Family {
     help: String,
     kind: &'static str,
@@ -60,7 +61,7 @@ impl Families {
     }
 }
 
-/// The runs' metrics, as the answer to a scrape.
+/// The metrics of the runs, as the response to a scrape.
 pub fn exposition(runs: &[RunMetrics]) -> String {
     let mut all = Families::default();
     for run in runs {
@@ -106,7 +107,7 @@ fn add_metric(all: &mut Families, run: &str, name: &str, value: f64) {
     let is_counter = COUNTERS.contains(&metric.name);
     let (kind, ending) = if is_counter { ("counter", "_total") } else { ("gauge", "") };
     let (set, _) = outputs::evaluated(name);
-    // The evaluation set in a name becomes a label.
+    // The name of the evaluation set becomes a label.
     let own = if set.is_empty() { name.to_owned() } else { name.replacen(&format!("eval_{set}_"), "eval_", 1) };
     let parts = chosen(metric.name, &own);
     let mut labels = vec![("run", run)];
@@ -120,7 +121,7 @@ fn help(metric: &Metric) -> String {
     metric.meaning.replace('`', "") + &unit
 }
 
-/// A pattern without the parts that a run chooses.
+/// A pattern without the `<…>` parts, which a run chooses.
 fn fixed(pattern: &str) -> String {
     let mut text = String::new();
     let mut rest = pattern;
@@ -131,26 +132,26 @@ fn fixed(pattern: &str) -> String {
     text + rest
 }
 
-/// The parts of `name` at the `<…>` of a matching pattern, each with the word between the brackets.
+/// The parts of `name` that match the `<…>` of the pattern, each with the word between the brackets.
 fn chosen<'a>(pattern: &'a str, name: &str) -> Vec<(&'a str, String)> {
     let Some((before, rest)) = pattern.split_once('<') else { return Vec::new() };
     let Some((word, after)) = rest.split_once('>') else { return Vec::new() };
     let Some(rest) = name.strip_prefix(before) else { return Vec::new() };
     let mut ends = rest.char_indices().map(|(at, c)| at + c.len_utf8());
-    // The same split as that of the registry: the shortest part after which the rest fits.
+    // Splits at the same position as the registry: the shortest part after which the rest fits.
     let end = ends.find(|&end| outputs::matches(after, &rest[end..])).unwrap_or(rest.len());
     let mut parts = vec![(word, rest[..end].to_owned())];
     parts.extend(chosen(after, &rest[end..]));
     parts
 }
 
-/// `lockstep_` and the name, with `_` for each run of characters that a metric's name may not have.
+/// `lockstep_` and the name, where each sequence of characters that Prometheus does not allow becomes `_`.
 fn sanitised(name: &str) -> String {
     let words = name.split(|c: char| !c.is_ascii_alphanumeric()).filter(|word| !word.is_empty());
     words.fold("lockstep".to_owned(), |text, word| text + "_" + word)
 }
 
-/// The value of a label, without its quotes.
+/// The escaped value of a label, without quotes.
 fn escaped(text: &str) -> String {
     text.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n")
 }
@@ -160,7 +161,7 @@ fn number(value: f64) -> String {
         _ if value.is_nan() => "NaN".to_owned(),
         f64::INFINITY => "+Inf".to_owned(),
         f64::NEG_INFINITY => "-Inf".to_owned(),
-        // The fewest digits that read back to the same bits.
+        // Uses the fewest digits that read back to the same bits.
         _ => format!("{value:?}"),
     }
 }

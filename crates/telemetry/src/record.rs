@@ -1,5 +1,5 @@
-//! `record.json` of a training run: versions, instruction set, seed, hashes of model and data, so that the run can be
-//! repeated, and a resumed run refuses inputs that changed. This file does not know what the inputs mean.
+//! `record.json` of a training run: versions, instruction set, seed, and hashes of model and data. With them the run
+//! can be repeated, and a resumed run refuses inputs that changed. This file does not interpret the inputs.
 
 use std::io::Read;
 use std::path::Path;
@@ -17,14 +17,14 @@ pub struct RunRecord {
     /// The command that started the run: train, sft, reward or dpo.
     #[serde(default)]
     pub kind: String,
-    /// Versions by name: of this program, and of everything else that determines the results.
+    /// Versions by name: of this program, and of all other software that affects the results.
     pub versions: Map<String, Value>,
-    /// The instruction set that the run computes with, which determines the bits.
+    /// The instruction set that the run computes with, which affects the bits of the results.
     pub isa: String,
-    /// The device that computes, as the key `device` names it: cpu, cuda, ….
+    /// The device that computes, in the notation of the key `device`: cpu, cuda, ….
     #[serde(default)]
     pub device: String,
-    /// Name of the formula of matmuls. Runs with the same formula have the same bits.
+    /// The name of the formula of matmuls. Runs with the same formula give the same bits.
     #[serde(default)]
     pub arithmetic: String,
     /// The dtype of the computation: f32 or bf16.
@@ -35,9 +35,9 @@ pub struct RunRecord {
     pub seed: u64,
     /// sha256 of the resolved configuration, in hexadecimal.
     pub config_sha256: String,
-    /// The files of the model that the run starts from, with their hashes.
+    /// The files of the initial model, with their hashes.
     pub model: Vec<FileHash>,
-    /// Files besides those in `model` that decide how prompts are encoded and where completions end: settings of the
+    /// Files besides those in `model` that affect how prompts are encoded and where completions end: settings of the
     /// tokenizer, chat templates. `None` in a record of an older version. A file that is not in the list did not exist.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub prompt_files: Option<Vec<FileHash>>,
@@ -49,13 +49,13 @@ pub struct RunRecord {
     /// Hashes of the programs, scripts and reward models that rewards used at the last start; the names are paths.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub rewards: Vec<FileHash>,
-    /// For each reward that executes programs written by the model: how these were isolated at the last start.
+    /// For each reward that executes programs written by the model: how the programs were isolated at the last start.
     #[serde(default, skip_serializing_if = "Map::is_empty")]
     pub isolation: Map<String, Value>,
-    /// The run that this run was forked from, if it was.
+    /// The run from which this run was forked; `None` if it was not forked.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub forked_from: Option<ForkedFrom>,
-    /// The measured peaks of the machine. They are measured once.
+    /// The peaks of the machine, which are measured once.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ceilings: Option<MeasuredCeilings>,
     /// The command line of the first start.
@@ -74,7 +74,7 @@ pub struct ForkedFrom {
     pub run: String,
     /// Number of optimizer steps that both runs have in common.
     pub step: u64,
-    /// The lineage of the weights after these steps; none for the initial model.
+    /// The lineage of the weights after these steps; `None` for the initial model.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub lineage: Option<String>,
 }
@@ -94,8 +94,8 @@ pub struct MeasuredCeilings {
     pub flops_per_s: f64,
     /// Bytes per second read from memory.
     pub read_bytes_per_s: f64,
-    /// The load by other processes, per core, while it was measured and around it. `None` in a record of an older
-    /// version, which measured on a busy machine, too.
+    /// The load by other processes, per core, during and around the measurement. `None` in a record of an older
+    /// version, which also measured on a busy machine.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub load: Option<f64>,
 }
@@ -105,10 +105,10 @@ pub struct MeasuredCeilings {
 pub struct Start {
     /// Time of the start, in seconds since 1970.
     pub time_s: u64,
-    /// The step after which the run continues; 0 for the first start.
+    /// The step after which the run continues; 0 at the first start.
     pub step: u64,
-    /// The time that `strftime_now` gave in chat templates, in seconds since 1970: that of the run's first start. 0 in
-    /// a record of an older version, which took the time of each start.
+    /// The value of `strftime_now` in chat templates, in seconds since 1970. It is the time of the run's first start. 0
+    /// in a record of an older version, which used the time of each start.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub prompt_time_s: u64,
     /// The instruction set used from this start on.
@@ -127,12 +127,12 @@ pub struct Start {
     pub changed: Vec<String>,
 }
 
-/// The hash of a file's contents; or one hash of several files read one after the other.
+/// The hash of a file's contents, or one hash of several files that are read one after the other.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FileHash {
-    /// Name of the file without its directory: a model that moved is the same model.
+    /// The name of the file without its directory, so that a moved model counts as the same model.
     pub name: String,
-    /// Length of the file in bytes; `None` where the hash may be of several files.
+    /// The length of the file in bytes; `None` if the hash may cover several files.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub bytes: Option<u64>,
     /// sha256 of the contents, in hexadecimal.
@@ -144,7 +144,7 @@ fn is_zero(n: &u64) -> bool {
 }
 
 impl Start {
-    /// The time of the prompts of this start, in seconds since 1970.
+    /// The time that prompts of this start use, in seconds since 1970.
     pub fn time_of_prompts_s(&self) -> u64 {
         if self.prompt_time_s > 0 { self.prompt_time_s } else { self.time_s }
     }
@@ -170,7 +170,7 @@ pub fn sha256(bytes: &[u8]) -> String {
     hex(&Sha256::digest(bytes))
 }
 
-/// Hashes a file, which is read piece by piece. Returns `None` once `stopped` returns true.
+/// Hashes a file, which is read in pieces. Returns `None` once `stopped` returns true.
 pub fn hash_file_until(path: &Path, stopped: &dyn Fn() -> bool) -> Result<Option<FileHash>> {
     let mut file = disk::open(path).map_err(Error::io("open", path))?;
     let (mut hasher, mut bytes) = (Sha256::new(), 0);
@@ -204,7 +204,7 @@ mod tests {
 
     #[test]
     fn hashes_of_the_standard() {
-        // FIPS 180-4's example, and the empty message.
+        // The example of FIPS 180-4, and the empty message.
         assert_eq!(sha256(b"abc"), "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad");
         let dir = tempfile::tempdir().unwrap();
         std::fs::write(dir.path().join("b"), b"abc".repeat(1 << 19)).unwrap();

@@ -1,13 +1,13 @@
-//! Reads and writes a rollout as a line of JSON: a prompt and one completion, or a prompt and all completions of its
-//! group. This file knows JSON and lengths, not what the lines are used for.
+//! Reads and writes a rollout as a line of JSON: a prompt with one completion, or with all completions of its group.
+//! This file handles JSON and lengths, and does not depend on the use of the lines.
 
 use serde_json::{Map, Value, json};
 
-/// The keys whose values have one element per completion, in a line with a whole group.
+/// The keys that have one element per completion in a line with a whole group.
 const PER_COMPLETION: [&str; 8] =
     ["completion_ids", "rewards", "logprobs", "ref_logprobs", "mask", "truncated", "versions", "problems"];
 
-/// The largest number accepted as a log-probability: slightly above 0, because other programs round.
+/// The largest number accepted as a log-probability. It is slightly above 0, because other programs round.
 const MAX_LOGP: f64 = 1e-3;
 
 /// A completion read from a file. Its lists have one element per token.
@@ -19,22 +19,22 @@ pub struct RecordedCompletion {
     pub logps: Option<Vec<f32>>,
     /// Log-probability of each token under the reference model, if given.
     pub ref_logps: Option<Vec<f32>>,
-    /// Whether the model sampled each token; if not given, it sampled all.
+    /// Whether the model sampled each token; `None` if it sampled all.
     pub sampled: Option<Vec<bool>>,
-    /// Whether the completion was cut off at the length limit, if given.
+    /// Whether the completion was truncated at the length limit, if given.
     pub truncated: Option<bool>,
-    /// Version of the weights that each token was sampled with; empty if not given.
+    /// The version of the weights that sampled each token; empty if not given.
     pub versions: Vec<u64>,
-    /// The score of each reward function; `None` where it gave none.
+    /// The score from each reward function; `None` where the function gave none.
     pub rewards: Vec<Option<f64>>,
     /// For each reward function that scored steps of the completion: the last token of each step, and the step's score.
-    /// Empty if there is none. Not part of the JSON lines.
+    /// Empty if no function did. Not part of the JSON lines.
     pub steps: Vec<Option<Vec<(usize, f64)>>>,
     /// The reasons why rewards gave no score, as JSON objects that this file does not interpret.
     pub problems: Vec<Value>,
 }
 
-/// A line of a rollout file: a prompt and one completion, or all completions of its group.
+/// A line of a rollout file: a prompt with one completion, or with all completions of its group.
 #[derive(Clone, Debug, PartialEq)]
 pub struct RolloutLine {
     /// Token ids of the prompt.
@@ -48,7 +48,7 @@ pub struct RolloutLine {
 }
 
 impl RolloutLine {
-    /// The keys that a line may have. Those from `step` on are for people and other programs, except that a recorded
+    /// The allowed keys of a line. Those from `step` on are meant for people and other programs, except that a recorded
     /// replay keeps `lineage` and `problems`.
     pub const KEYS: [&str; 25] = [
         "prompt_ids",
@@ -113,7 +113,7 @@ fn split(object: &Map<String, Value>) -> Result<Vec<Map<String, Value>>, String>
     let count = object["completion_ids"].as_array().map_or(0, Vec::len);
     let mut lines = vec![Map::new(); count];
     for key in PER_COMPLETION {
-        // Null is as good as absent, but for rewards, which a line must have.
+        // Null counts as absent, except for rewards, which a line must have.
         let Some(value) = object.get(key).filter(|v| !v.is_null() || key == "rewards") else { continue };
         let Some(items) = value.as_array().filter(|items| items.len() == count) else {
             let got = value.as_array().map_or("no list".to_owned(), |items| items.len().to_string());
@@ -140,7 +140,7 @@ impl RecordedCompletion {
         };
         let sampled = match get("mask") {
             None => None,
-            // As tensors are often written, 0 and 1 too.
+            // Tensors are often written with 0 and 1 for false and true, so these are accepted too.
             Some(value) => {
                 let read = |v: &Value| v.as_bool().or_else(|| v.as_u64().filter(|&n| n < 2).map(|n| n == 1));
                 let sampled = list(value, "mask", read, "true or false")?;
@@ -180,8 +180,8 @@ impl RecordedCompletion {
         })
     }
 
-    /// The completion as a JSON line, which [`RolloutLine::read`] reads back to the same bits. `step` is the first
-    /// optimizer step that trains on it.
+    /// The completion as a JSON line, from which [`RolloutLine::read`] restores the same bits. `step` is the first
+    /// optimizer step that trains on the completion.
     pub fn line(&self, step: Option<u64>, prompt: &[u32], reward_names: &[String]) -> Map<String, Value> {
         let mut line = Map::new();
         let mut put = |key: &str, value: Value| line.insert(key.to_owned(), value);
@@ -212,8 +212,8 @@ pub fn number(x: f32) -> Value {
     Value::from(short.unwrap_or(f64::from(x)))
 }
 
-/// Expands a list of `[version, tokens]`, versions of the weights and the number of tokens of each, to one version per
-/// token.
+/// Expands a list of `[version, tokens]`, where `tokens` is the number of tokens sampled with that version of the
+/// weights, to one version per token.
 fn versions(value: &Value, tokens: usize) -> Result<Vec<u64>, String> {
     let span = |v: &Value| match &v.as_array()?[..] {
         [version, tokens] => Some((version.as_u64()?, tokens.as_u64()?)),
@@ -232,7 +232,7 @@ fn same_length(key: &str, len: usize, tokens: usize) -> Result<(), String> {
     Err(format!("`{key}` has {len} elements, but `completion_ids` has {tokens}"))
 }
 
-/// Reads a JSON list, each element by `read`; fails if `read` rejects one.
+/// Reads a JSON list with `read` for each element. Fails if `read` rejects an element.
 fn list<T>(value: &Value, key: &str, read: impl Fn(&Value) -> Option<T>, what: &str) -> Result<Vec<T>, String> {
     let Some(items) = value.as_array() else { return Err(format!("`{key}`: expected a list, got {value}")) };
     let of = |(i, item): (usize, &Value)| read(item).ok_or(format!("{key}[{i}] = {item}: expected {what}"));
@@ -325,7 +325,7 @@ mod tests {
         broken(r#"{"prompt_ids": [1], "completion_ids": [[1], [2]], "rewards": null}"#, "`rewards` needs one element");
     }
 
-    /// A line with these fields in place of the plainest ones, and the error of reading it.
+    /// The error of reading a minimal line in which these fields are replaced.
     fn refused(fields: &str) -> String {
         let mut line = json!({"prompt_ids": [1], "completion_ids": [1, 2], "rewards": 1});
         let Value::Object(others) = serde_json::from_str(fields).unwrap() else { panic!("{fields}") };

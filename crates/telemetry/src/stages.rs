@@ -1,9 +1,10 @@
 //! Profiling of a training run: nested spans of time with wall seconds, FLOPs and bytes of memory traffic.
 //!
-//! [`Stages::span`] opens a span that ends when it is dropped. Spans that the same thread opens meanwhile are nested in
-//! it, and its numbers include theirs. Totals are kept for each path of names (`step/rollout/prefill`), for the current
-//! step and for the whole run. This file knows no kernels: callers count FLOPs and bytes, and a stage without counts
-//! shows none. [`Summary::bottleneck`] says in words which stage takes the most time, and what limits it.
+//! [`Stages::span`] opens a span, which ends when it is dropped. Spans that the same thread opens in between are nested
+//! in that span, and its numbers include theirs. Totals are kept for each path of names (`step/rollout/prefill`), for
+//! the current step and for the whole run. This file does not depend on kernels: callers count FLOPs and bytes, and a
+//! stage without counts shows none. [`Summary::bottleneck`] describes in words which stage takes the most time, and
+//! what limits it.
 
 mod device;
 mod summary;
@@ -30,7 +31,7 @@ struct Inner {
     start: Instant,
     run: Totals,
     step: Totals,
-    /// The current step, for the events.
+    /// The current step, for events.
     number: u64,
     /// Named counts of the current step.
     counts: BTreeMap<String, f64>,
@@ -45,7 +46,7 @@ struct Inner {
     /// The sinks that receive an event for each span that ends.
     sinks: Sinks,
     device: Option<Box<dyn DeviceMeter>>,
-    /// The paths of closed spans whose seconds on the device are not known yet.
+    /// The paths of closed spans whose seconds on the device are not yet known.
     timed: HashMap<u64, String>,
 }
 
@@ -126,7 +127,7 @@ impl Default for Stages {
 }
 
 impl Stages {
-    /// Timers that start now. Every span that ends is also an event for `sinks`.
+    /// Timers that start now. Every span that ends also emits an event to `sinks`.
     pub fn new(sinks: Sinks) -> Self {
         Stages {
             inner: Arc::new(Mutex::new(Inner {
@@ -147,7 +148,7 @@ impl Stages {
         }
     }
 
-    /// Also measures a separate device, by `meter`.
+    /// Also measures a separate device with `meter`.
     pub fn with_device(self, meter: impl DeviceMeter + 'static) -> Self {
         lock(&self.inner).device = Some(Box::new(meter));
         self
@@ -169,7 +170,7 @@ impl Stages {
             None => name.to_owned(),
         };
         stack.push(id);
-        // Tables are in the order in which stages are opened: an outer stage comes before its inner ones.
+        // Both tables list stages in the order in which they are opened, so an outer stage precedes its inner ones.
         inner.run.at(&path);
         inner.step.at(&path);
         if let Some(device) = &mut inner.device {
@@ -179,7 +180,7 @@ impl Stages {
         Span { inner: Arc::clone(&self.inner), id }
     }
 
-    /// Sets the optimizer step to which spans that end from now on belong.
+    /// Sets the optimizer step of the spans that end from now on.
     pub fn begin_step(&self, step: u64) {
         lock(&self.inner).number = step;
     }
@@ -189,8 +190,8 @@ impl Stages {
         *lock(&self.inner).counts.entry(name.to_owned()).or_default() += n;
     }
 
-    /// Returns the totals of the spans that ended since the last call (those of one step), and the counts since then.
-    /// The totals of the whole run are kept.
+    /// Returns the totals of the spans that ended since the last call (those of one step), and the counts since that
+    /// call. The totals of the whole run are kept.
     pub fn take_step(&self) -> StepTotals {
         let mut inner = lock(&self.inner);
         inner.time_device();
@@ -207,8 +208,8 @@ impl Stages {
         Summary { wall_s: inner.start.elapsed().as_secs_f64(), stages }
     }
 
-    /// Reports a span of this thread that began at `start` and took `seconds`, around the spans that ended in it. It is
-    /// not part of any total.
+    /// Reports a span of this thread that began at `start`, took `seconds`, and encloses the spans that ended in that
+    /// time. It does not count in any total.
     pub fn record_around(&self, name: &str, start: Instant, seconds: f64) {
         let thread = std::thread::current().id();
         let inner = lock(&self.inner);
@@ -217,8 +218,8 @@ impl Stages {
         inner.emit(name, row, start_us, seconds * 1e6, (0.0, 0.0));
     }
 
-    /// Reports a span of another thread that began at `start` and took `seconds`, in a row of its own. It is not part
-    /// of any total, since its time is already in the stage that it overlapped.
+    /// Reports a span of another thread that began at `start` and took `seconds`, in its own row of the trace. It does
+    /// not count in any total, since its time is already in the stage that it overlapped.
     pub fn record_overlapped(&self, name: &str, start: Instant, seconds: f64) {
         let mut inner = lock(&self.inner);
         let next = inner.next_row();
@@ -234,7 +235,7 @@ impl Inner {
         (self.threads.len() + self.overlapped.len()) as u64
     }
 
-    /// Adds the device's seconds to the stages of spans that have closed.
+    /// Adds the device's seconds to the stages of closed spans.
     fn time_device(&mut self) {
         let Some(device) = &mut self.device else { return };
         for (span, seconds) in device.seconds() {
@@ -261,7 +262,8 @@ impl Span {
         }
     }
 
-    /// Counts `seconds` of this span as a nested stage `name`: for pieces too short for spans of their own.
+    /// Counts `seconds` of this span as a nested stage `name`. This is meant for pieces that are too short for their
+    /// own spans.
     pub fn part(&self, name: &str, seconds: f64) {
         let inner = &mut *lock(&self.inner);
         let Some(open) = inner.open.get(&self.id) else { return };
@@ -278,7 +280,7 @@ impl Span {
         lock(&self.inner).open.get(&self.id).map_or(0.0, |open| open.start.elapsed().as_secs_f64())
     }
 
-    /// Ends the span and returns its wall seconds, exactly as they are added to the totals.
+    /// Ends the span and returns its wall seconds, exactly as added to the totals.
     pub fn end(self) -> f64 {
         let id = self.id;
         close(&mut lock(&self.inner), id)

@@ -1,42 +1,42 @@
-//! Queries of the operating system: memory and CPU time of this process, the machine's memory, the time.
+//! Queries the operating system for the memory and CPU time of this process, the machine's memory, and the time.
 
 pub use crate::memory_limit::{MemoryLimit, memory_limits};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-/// The peak resident memory of this process in bytes, since it began or since [`reset_peak_rss`]; `None` where the
-/// system does not report it.
+/// The peak resident memory of this process in bytes, since it began or since [`reset_peak_rss`]; `None` if the system
+/// does not report it.
 pub fn peak_rss_bytes() -> Option<u64> {
     status_kib("VmHWM:").map(|kib| kib * 1024)
 }
 
-/// Resets [`peak_rss_bytes`] to the present resident memory, where the system can: so that the memory of one training
-/// run does not count in the peak of the next one.
+/// Resets [`peak_rss_bytes`] to the current resident memory if the system supports that, so that the memory of one
+/// training run does not count in the peak of the next run.
 pub fn reset_peak_rss() {
-    // 5 resets the peak on Linux; if that fails, the peak stays that of the process.
+    // Writing 5 to clear_refs resets the peak RSS on Linux; if that fails, the peak covers the whole process.
     let _ = std::fs::write("/proc/self/clear_refs", "5");
 }
 
-/// CPU seconds of this process since it began, all threads together.
+/// CPU seconds of all threads of this process since it began.
 pub fn cpu_s() -> f64 {
     let time = rustix::time::clock_gettime(rustix::time::ClockId::ProcessCPUTime);
     time.tv_sec as f64 + time.tv_nsec as f64 * 1e-9
 }
 
-/// CPU seconds of all cores of this machine together since it booted, for all processes; `None` where the system does
-/// not report them.
+/// CPU seconds of all processes on all cores of this machine since it booted; `None` if the system does not report
+/// them.
 pub fn machine_cpu_s() -> Option<f64> {
     let text = std::fs::read_to_string("/proc/stat").ok()?;
     let ticks: Vec<u64> = text.lines().next()?.split_whitespace().skip(1).filter_map(|n| n.parse().ok()).collect();
     busy_s(&ticks)
 }
 
-/// The busy seconds of a line of `/proc/stat`, whose columns are user, nice, system, idle, iowait, irq, softirq and
+/// The busy seconds in a line of `/proc/stat`, whose columns are user, nice, system, idle, iowait, irq, softirq and
 /// steal, in hundredths of a second.
 pub(crate) fn busy_s(ticks: &[u64]) -> Option<f64> {
     (ticks.len() >= 8).then(|| (ticks[..8].iter().sum::<u64>() - ticks[3] - ticks[4]) as f64 * 0.01)
 }
 
-/// Seconds that the threads of this process were ready to run but waited for a core; `None` where the system does not
+/// Seconds that the threads of this process were ready to run but waited for a core; `None` if the system does not
 /// report them. Threads that have ended are not counted.
 pub fn waited_for_cores_s() -> Option<f64> {
     let tasks = std::fs::read_dir("/proc/self/task").ok()?;
@@ -48,7 +48,7 @@ pub fn waited_for_cores_s() -> Option<f64> {
     (!all.is_empty()).then(|| all.iter().sum::<u64>() as f64 * 1e-9)
 }
 
-/// The present resident memory of this process in bytes; `None` where the system does not report it.
+/// The current resident memory of this process in bytes; `None` if the system does not report it.
 pub fn rss_bytes() -> Option<u64> {
     status_kib("VmRSS:").map(|kib| kib * 1024)
 }
@@ -63,8 +63,9 @@ pub fn memory_bytes() -> (Option<u64>, Option<u64>) {
     (field("MemTotal:"), field("MemAvailable:"))
 }
 
-/// Bytes that this process can still take: the least of what the machine has available and what the limits on this
-/// process leave, and the limit if one decides. `None` where the system reports none of them.
+/// The number of bytes that this process can still allocate: the minimum of the machine's available memory and the
+/// memory left under the limits on this process. Also returns the limit if it determines the minimum. `None` if the
+/// system reports none of these values.
 pub fn available_memory() -> (Option<u64>, Option<MemoryLimit>) {
     let (_, available) = memory_bytes();
     let tightest = memory_limits().into_iter().min_by_key(MemoryLimit::left);
@@ -81,12 +82,12 @@ pub fn host() -> String {
     if name.is_empty() { "localhost".to_owned() } else { name }
 }
 
-/// The time now, since 1970; zero if the clock is set before that.
+/// The current time since 1970; zero if the clock is set to an earlier date.
 pub fn since_1970() -> Duration {
     SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default()
 }
 
-/// The command line of this process, word by word.
+/// The command line of this process as a list of words.
 pub fn command_line() -> Vec<String> {
     std::env::args_os().map(|word| word.to_string_lossy().into_owned()).collect()
 }
@@ -141,7 +142,7 @@ mod tests {
         let Some(before) = super::peak_rss_bytes() else { return };
         super::reset_peak_rss();
         let after = super::peak_rss_bytes().unwrap();
-        // Other tests of this process hold far less.
+        // Other tests in this process allocate far less memory.
         assert!(before > after + BYTES as u64 / 2, "{before} {after}");
     }
 
@@ -150,7 +151,7 @@ mod tests {
     #[cfg_attr(miri, ignore = "it has no such file")]
     fn figures_are_those_that_the_system_names() {
         let read = |path: &str| std::fs::read_to_string(path).unwrap();
-        // Hundredths of a second on all cores but idle and iowait.
+        // The busy time includes the hundredths of a second in all columns but idle and iowait.
         let busy = || -> f64 {
             let text = read("/proc/stat");
             let ticks: Vec<f64> =
@@ -168,7 +169,7 @@ mod tests {
         assert_eq!(total, Some(kib("MemTotal:") * 1024));
         let now = kib("MemAvailable:") * 1024;
         assert!(available.is_some_and(|available| (now / 2..now.saturating_mul(2)).contains(&available)));
-        // Whole pages.
+        // The values are multiples of the page size.
         assert!([super::rss_bytes(), super::peak_rss_bytes()].iter().all(|bytes| bytes.is_some_and(|n| n % 4096 == 0)));
         assert!(super::status_kib("Threads:").unwrap() >= 1);
         assert_eq!((super::status_kib("NoSuchKey:"), super::status_kib("Name:")), (None, None));

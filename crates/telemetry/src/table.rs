@@ -1,4 +1,5 @@
-//! Small aligned text tables, for summaries and for sample completions. This file knows no terminal and no colours.
+//! Small aligned text tables, for summaries and for sample completions. This file does not depend on terminals or
+//! colours.
 //!
 //! Widths are counted in characters; wide (East Asian) and combining characters count as one.
 
@@ -42,8 +43,8 @@ impl Table {
         self
     }
 
-    /// The table as text: a header line, a rule, and the rows, each ended by a line feed. Left-aligned columns are
-    /// wrapped so that no line is longer than `width`, if possible. Line breaks in cells are kept.
+    /// The table as text: a header line, a rule, and the rows, each followed by a line feed. Left-aligned columns are
+    /// wrapped so that no line exceeds `width`, if possible. Line breaks in cells are kept.
     pub fn render(&self, width: usize) -> String {
         let widths = self.widths(width);
         let mut out = String::new();
@@ -71,7 +72,7 @@ impl Table {
             for i in 0..height {
                 line(cells.iter().map(|cell| cell.get(i).map_or("", String::as_str)).collect(), &mut out);
             }
-            // A blank line separates tall rows.
+            // Tall rows are separated by a blank line.
             if any_tall && number + 1 < self.rows.len() {
                 out.push('\n');
             }
@@ -79,7 +80,7 @@ impl Table {
         out
     }
 
-    /// The rows as JSON objects of text, by the names of the columns.
+    /// The rows as JSON objects, which map the names of the columns to text.
     pub fn to_json(&self) -> Value {
         let row = |row: &Vec<String>| {
             let cells = self.headers.iter().zip(row).map(|(name, cell)| (name.clone(), cell.as_str().into()));
@@ -88,8 +89,8 @@ impl Table {
         self.rows.iter().map(row).collect()
     }
 
-    /// The widths of the columns: the widest line of each, except that the widest text columns are narrowed until a row
-    /// fits into `width`.
+    /// The widths of the columns. A column is as wide as its widest line, but the widest text columns are narrowed
+    /// until a row fits into `width`.
     fn widths(&self, width: usize) -> Vec<usize> {
         let mut widths: Vec<usize> = (0..self.headers.len())
             .map(|i| {
@@ -110,8 +111,8 @@ impl Table {
     }
 }
 
-/// A number for people, with three digits. From `most` on, or below a thousandth, it has an exponent and `behind`
-/// digits after the point. Zero has no sign.
+/// A number for people, with three digits. If it is at least `most`, or below a thousandth, it has an exponent and
+/// `behind` decimals. Zero has no sign.
 pub fn short_number(x: f64, most: f64, behind: usize) -> String {
     let x = if x == 0.0 { 0.0 } else { x };
     match x.abs() {
@@ -128,7 +129,7 @@ fn chars(text: &str) -> usize {
 }
 
 /// Wraps a cell into lines of at most `width` characters, at spaces if possible. Control characters, which could move
-/// the cursor or change the terminal, are shown as escapes.
+/// the cursor or change the terminal, are escaped.
 fn wrap(cell: &str, width: usize) -> Vec<String> {
     let width = width.max(1);
     let mut out = Vec::new();
@@ -154,8 +155,8 @@ fn wrap(cell: &str, width: usize) -> Vec<String> {
     out
 }
 
-/// A table of a step's prompts and completions with their rewards and advantages, as TRL prints them, of at most
-/// `max_rows` rows. Texts are strings or arrays of chat messages; a missing reward is shown as `-`.
+/// A table of a step's prompts and completions with their rewards and advantages, as in TRL, with at most `max_rows`
+/// rows. Texts are strings or arrays of chat messages. A missing reward is shown as `-`.
 pub fn completions(rows: &crate::CompletionRows, max_rows: usize, width: usize) -> String {
     let mut columns = vec![("Prompt", Align::Left), ("Completion", Align::Left)];
     columns.extend(rows.rewards.iter().map(|(name, _)| (name.as_str(), Align::Right)));
@@ -172,8 +173,8 @@ pub fn completions(rows: &crate::CompletionRows, max_rows: usize, width: usize) 
     format!("Step {}\n{}", rows.step, table.render(width))
 }
 
-/// The same rows as JSON: for each completion its prompt, text, advantage, and each reward's score by name; `null` if
-/// there is none.
+/// The same rows as JSON. Each completion has its prompt, text, advantage, and the score of each reward by name; a
+/// missing score is `null`.
 pub fn completions_json(rows: &crate::CompletionRows, max_rows: usize) -> Value {
     let row = |i: usize| {
         let scores = rows.rewards.iter().map(|(name, scores)| (name.clone(), scores[i].into()));
@@ -190,7 +191,7 @@ pub fn completions_json(rows: &crate::CompletionRows, max_rows: usize) -> Value 
     (0..rows.prompts.len().min(max_rows)).map(row).collect()
 }
 
-/// Text as it is, chat messages with their roles, and anything else as JSON.
+/// Strings unchanged, chat messages with their roles, and any other value as JSON.
 pub(crate) fn shown(value: &Value) -> String {
     let message = |message: &Value| {
         let role = message.get("role")?.as_str()?.to_uppercase();

@@ -1,19 +1,19 @@
-//! Makes text from elsewhere (a reward's exception, a server's response, a completion, a file name) safe to print on a
+//! Makes external text (a reward's exception, a server's response, a completion, a file name) safe to print on a
 //! terminal. Characters that move the cursor, change colours, set the window's title or reverse the direction of text
-//! become readable escapes. Every line that the program prints or writes into a log goes through here.
+//! become readable escapes. Every line that the program prints or logs passes through this file.
 
 use std::borrow::Cow;
 
-/// Whether a terminal may react to the character: a control character (C0, DEL, C1), or one that changes the direction
-/// of text.
+/// Whether a terminal may act on the character, which is a control character (C0, DEL, C1) or changes the direction of
+/// text.
 fn acts(c: char) -> bool {
     let direction =
         matches!(c, '\u{61c}' | '\u{200e}' | '\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}');
     c.is_control() || direction
 }
 
-/// The text with such characters as escapes, for example `\u{1b}` for the escape character. Line feeds and tabs are
-/// kept, as is a carriage return before a line feed.
+/// The text with these characters escaped, for example `\u{1b}` for the escape character. Line feeds and tabs are kept,
+/// and so is a carriage return before a line feed.
 pub fn visible(text: &str) -> Cow<'_, str> {
     if !text.chars().any(|c| acts(c) && !matches!(c, '\n' | '\t')) {
         return Cow::Borrowed(text);
@@ -31,8 +31,8 @@ pub fn visible(text: &str) -> Cow<'_, str> {
     Cow::Owned(out)
 }
 
-/// JSON text with the same meaning, in which such characters in strings are JSON escapes such as `\u009b`. (serde has
-/// already escaped those below U+0020.)
+/// JSON text with the same meaning, in which these characters are JSON escapes inside strings, such as `\u009b`. (serde
+/// has already escaped characters below U+0020.)
 pub fn visible_json(text: &str) -> Cow<'_, str> {
     if !text.chars().any(|c| acts(c) && c >= '\u{7f}') {
         return Cow::Borrowed(text);
@@ -92,7 +92,7 @@ mod tests {
             assert!(matches!(visible(text), Cow::Borrowed(same) if same == text), "{text:?}");
             assert!(matches!(visible_json(text), Cow::Borrowed(same) if same == text), "{text:?}");
         }
-        // Below U+007F serde has escaped what acts.
+        // serde has already escaped control characters below U+007F.
         assert!(matches!(visible_json("a\u{1}"), Cow::Borrowed("a\u{1}")));
         let text = "\u{7e}\u{7f}\u{80}\u{a0}\u{202e}";
         assert_eq!(visible_json(text), "\u{7e}\\u007f\\u0080\u{a0}\\u202e");

@@ -1,21 +1,22 @@
-//! How much an alarm weighs: the one order of alarms for page, report and terminal.
+//! The weight of an alarm, which gives page, report and terminal the same order of alarms.
 
 use crate::Alarm;
 use serde::{Deserialize, Serialize};
 
-/// The weight of an alarm. The first one comes first in a list.
+/// The weight of an alarm. Variants are in the order of a list of alarms.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Weight {
-    /// The run does not learn what it is meant to.
+    /// The run does not learn its task.
     Broken,
-    /// A person should look at it.
+    /// A person should look at the alarm.
     Look,
-    /// Information: the configuration or success explains it.
+    /// The alarm is only information, since the configuration or success explains it.
     Note,
 }
 
-/// Alarms about winners that earn without solving, with how a headline names them. The most telling one comes first.
+/// Alarms about completions that earn rewards without solving the task, each with its phrase for a headline. The most
+/// significant alarm comes first.
 const GAMING: [(&str, &str); 7] = [
     ("one_text_wins", "one text wins whatever the prompt"),
     ("repetition_wins", "the winners repeat themselves"),
@@ -26,7 +27,7 @@ const GAMING: [(&str, &str); 7] = [
     ("length_is_paid", "the reward goes with the length"),
 ];
 
-/// Alarms of a run that cannot learn as it is, with how a headline names them.
+/// Alarms of a run that cannot learn in its current state, each with its phrase for a headline.
 const BROKEN: [(&str, &str); 7] = [
     ("not_finite", "loss or gradient is not finite"),
     ("nothing_learned", "no token is in the loss"),
@@ -37,11 +38,11 @@ const BROKEN: [(&str, &str); 7] = [
     ("tokens_without_text", "rewards do not see all tokens"),
 ];
 
-/// Alarms that the end of learning explains: all completions earn the same, and the policy is certain.
+/// Alarms that are normal at the end of learning, when all completions earn the same and the policy is certain.
 const OF_SUCCESS: [&str; 4] = ["zero_variance", "constant_reward", "entropy_collapse", "grad_norm"];
 
 impl Alarm {
-    /// The alarm's weight. `has_learned` is whether the run improved and is level now.
+    /// The alarm's weight. `has_learned` is true if the run has improved and is now level.
     pub fn weight(&self, has_learned: bool) -> Weight {
         let id = self.id.as_str();
         match () {
@@ -51,18 +52,19 @@ impl Alarm {
         }
     }
 
-    /// What the alarm says of a reward that is earned without solving, as a headline names it; `None` for other alarms.
+    /// The phrase for a headline if the alarm is about rewards earned without solving the task; `None` for other
+    /// alarms.
     pub fn gaming(&self) -> Option<&'static str> {
         GAMING.iter().find(|(id, _)| *id == self.id).map(|(_, words)| *words)
     }
 
-    /// What the alarm says of a run that cannot learn, as a headline names it; `None` for other alarms.
+    /// The phrase for a headline if the alarm is about a run that cannot learn; `None` for other alarms.
     pub fn broken(&self) -> Option<&'static str> {
         BROKEN.iter().find(|(id, _)| *id == self.id).map(|(_, words)| *words)
     }
 
-    /// The place of the alarm in a list: alarms that hold before those that are over, then by weight, gaming before
-    /// what else is broken, then by the step at which each began.
+    /// The sort key of the alarm in a list. Active alarms come before ended ones; then they are sorted by weight,
+    /// gaming before other broken runs, and by the step at which each began.
     pub fn place(&self, has_learned: bool) -> impl Ord + use<> {
         let gaming = GAMING.iter().position(|(id, _)| *id == self.id).unwrap_or(GAMING.len());
         (self.until.is_some(), self.weight(has_learned), gaming, self.since, self.id.clone())

@@ -4,8 +4,8 @@ use proptest::prelude::*;
 use proptest::test_runner::RngSeed;
 use serde_json::{Value, json};
 
-/// The proptest configuration: few cases, because every parser has several properties, and always the same cases, so
-/// that results repeat. `PROPTEST_CASES=5000 PROPTEST_RNG_SEED=…` tests others.
+/// The proptest configuration. It runs few cases, because every parser has several properties, with a fixed seed, so
+/// that results repeat. `PROPTEST_CASES=5000 PROPTEST_RNG_SEED=…` runs other cases.
 pub fn few() -> ProptestConfig {
     let default = ProptestConfig::default();
     let cases = if std::env::var_os("PROPTEST_CASES").is_some() { default.cases } else { 64 };
@@ -16,7 +16,7 @@ pub fn few() -> ProptestConfig {
     ProptestConfig { cases, rng_seed, failure_persistence: None, ..default }
 }
 
-/// Random bytes; or `valid` truncated, or with bytes changed, inserted, removed or repeated.
+/// Random bytes, or `valid` truncated, or `valid` with bytes changed, inserted, removed or repeated.
 pub fn bytes(valid: Vec<u8>) -> impl Strategy<Value = Vec<u8>> {
     let edits = prop::collection::vec((0..5u8, any::<prop::sample::Index>(), any::<u8>()), 1..4);
     let damaged = edits.prop_map(move |edits| {

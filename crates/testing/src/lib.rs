@@ -1,8 +1,8 @@
-//! Helpers for tests: waits, programs that a test writes, damaged input, and what a machine may lack (real models and
-//! data outside the repository, a program, a permission).
+//! Helpers for tests: waits, programs written by a test, damaged input, and checks for what a machine may lack (real
+//! models and data outside the repository, a program, a permission).
 //!
-//! Where something is missing, the test is skipped: it passes, and standard error gets a line that says so, with a
-//! count. With `CI=true` it fails instead, so that nothing is skipped unnoticed.
+//! If something is missing, the test is skipped: it passes, and a numbered line on standard error gives the reason.
+//! With `CI=true` the test fails instead, so that no skipped test goes unnoticed.
 
 pub mod foreign;
 mod nats;
@@ -19,17 +19,16 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// The path of `name` among the files that are shared by checkouts and too large for the repository: in
-/// `LOCKSTEP_SHARED`, or in `../shared` beside the repository. `None` if it does not exist: the test should then
-/// return.
+/// The path of the shared file `name`, or `None` if it does not exist; the test should then return. Files that are too
+/// large for the repository are shared by checkouts: in `LOCKSTEP_SHARED`, or in `../shared` beside the repository.
 pub fn shared(name: &str) -> Option<PathBuf> {
     let beside = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../../shared");
     let path = std::env::var_os("LOCKSTEP_SHARED").map_or(beside, PathBuf::from).join(name);
     if path.exists() { Some(path) } else { skip(&format!("{} is missing", path.display())) }
 }
 
-/// Checks that the program `name` can be run, by asking for its version. If not, the result is `None`, and the test
-/// should return.
+/// Checks that the program `name` can be run, by asking for its version. If not, it returns `None`, and the test should
+/// return.
 pub fn program(name: &str) -> Option<()> {
     match Command::new(name).arg("--version").output() {
         Ok(_) => Some(()),
@@ -38,8 +37,8 @@ pub fn program(name: &str) -> Option<()> {
 }
 
 /// Checks that programs are installed under /usr, where sandboxed programs see them. If one is missing, the result is
-/// false, and the test should return. With `CI=true` that is a failure, but for what CI does not install, and if
-/// `SANDBOX_TESTS=skip` (from `.ci/run`): nothing can be isolated.
+/// false, and the test should return. With `CI=true` a missing program fails the test, unless CI does not install that
+/// program, or `SANDBOX_TESTS=skip` is set (by `.ci/run`, where programs cannot be isolated).
 pub fn installed(programs: &[&str]) -> bool {
     let missing: Vec<_> = programs.iter().filter(|program| !Path::new("/usr/bin").join(program).exists()).collect();
     let is_skipped = std::env::var("SANDBOX_TESTS").as_deref() == Ok("skip");
@@ -53,7 +52,7 @@ pub fn installed(programs: &[&str]) -> bool {
     false
 }
 
-/// Reports that a test is skipped, and why; fails the test in CI.
+/// Reports why a test is skipped; fails the test in CI.
 pub fn skip<T>(why: &str) -> Option<T> {
     refuse(why, std::env::var("CI").as_deref() == Ok("true"));
     None
@@ -65,7 +64,8 @@ fn refuse(why: &str, ci: bool) {
     let line = format!("{} skipped: {why}", test.name().unwrap_or("a test"));
     assert!(!ci, "{line} (CI=true)");
     let count = SKIPPED.fetch_add(1, Ordering::Relaxed) + 1;
-    // Past the test harness, which swallows what a passing test prints; a closed pipe is no reason to fail.
+    // Writes to standard error directly, since the test harness hides the output of passing tests. A closed pipe is not
+    // an error.
     let _ = writeln!(std::io::stderr(), "skipped {count}: {line}");
 }
 

@@ -1,18 +1,18 @@
-//! A NATS server of a test's own, which can be killed and emptied. Needs `nats-server` (Debian's package of that name);
-//! where it is missing, the test is skipped.
+//! A NATS server for one test, which can be killed and emptied. It needs `nats-server` (Debian's package of that name);
+//! if that is missing, the test is skipped.
 
 use std::net::{TcpListener, TcpStream};
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 
-/// The token that clients of the server must give.
+/// The token that clients must send to the server.
 pub const NATS_TOKEN: &str = "let-me-in";
 
-/// A server on 127.0.0.1. It ends when it is dropped.
+/// A server on 127.0.0.1. Dropping it ends the server.
 pub struct NatsServer {
     process: Option<Child>,
     store: tempfile::TempDir,
-    /// The port that it listens on.
+    /// The port of the server.
     pub port: u16,
     options: Vec<String>,
 }
@@ -23,7 +23,7 @@ impl NatsServer {
         NatsServer::with(&["-js"])
     }
 
-    /// Starts a server with these options beside address, token and store.
+    /// Starts a server with these options in addition to address, token and store.
     pub fn with(options: &[&str]) -> Option<NatsServer> {
         NatsServer::installed()?;
         let port = TcpListener::bind("127.0.0.1:0").expect("a free port").local_addr().expect("its number").port();
@@ -33,8 +33,8 @@ impl NatsServer {
         Some(server)
     }
 
-    /// `None` if the program is missing: the test should then return. With `NATS_TESTS=skip` (from `.ci/run`, where it
-    /// cannot be installed) CI does not fail then.
+    /// Returns `None` if the program is missing; the test should then return. CI fails in that case, unless
+    /// `NATS_TESTS=skip` is set (by `.ci/run`, where the program cannot be installed).
     pub fn installed() -> Option<()> {
         let is_skipped = std::env::var("NATS_TESTS").as_deref() == Ok("skip");
         if is_skipped {
@@ -49,7 +49,7 @@ impl NatsServer {
         NatsServer { process: Some(process), store: store(), port, options: Vec::new() }
     }
 
-    /// Starts it again, with what its store has.
+    /// Starts the server again with the contents of its store.
     pub fn begin(&mut self) {
         let mut command = Command::new("nats-server");
         command.args(["-a", "127.0.0.1", "-p", &self.port.to_string(), "--auth", NATS_TOKEN]).args(&self.options);
@@ -58,7 +58,7 @@ impl NatsServer {
         crate::wait_until("the server starts", || TcpStream::connect(("127.0.0.1", self.port)).is_ok());
     }
 
-    /// Kills it, and deletes what it has stored.
+    /// Kills the server, and deletes its store.
     pub fn empty(&mut self) {
         self.kill();
         std::fs::remove_dir_all(self.directory()).expect("the store is deleted");

@@ -1,14 +1,14 @@
 //! Programs that tests write and start.
 //!
-//! A file that any process has open for writing cannot be started ("Text file busy"). If a test wrote it by itself,
-//! another test of the same process could start a child meanwhile, which has copies of all open files until its own
-//! program runs. So a child writes the file here, and this process never opens it.
+//! A file that any process has open for writing cannot be started ("Text file busy"). If the test process wrote the
+//! file itself, another test could fork a child at the same time, and that child would hold a copy of the open file
+//! until it executes its own program. So a child process writes the file, and the test process never opens it.
 
 use std::io::Write;
 use std::path::Path;
 use std::process::{Command, Stdio};
 
-/// Writes `text` to the file `path`, which everybody may then start. The text of a script begins with `#!`.
+/// Writes `text` to the file `path` and makes it executable for everybody. A script must begin with `#!`.
 #[track_caller]
 pub fn write_program(path: &Path, text: impl AsRef<[u8]>) {
     let mut shell = Command::new("/bin/sh");
@@ -24,7 +24,7 @@ mod tests {
     use super::*;
     use std::sync::atomic::{AtomicUsize, Ordering};
 
-    /// Threads write programs and start them, while each starts children that have copies of all open files.
+    /// Several threads write and start programs while each also starts children that inherit open files.
     #[test]
     fn a_program_can_be_started_at_once_beside_other_children() {
         let dir = std::env::temp_dir().join(format!("lockstep-programs-{}", std::process::id()));

@@ -1,20 +1,20 @@
-//! A strict reader of Prometheus' text format, version 0.0.4, for tests of exporters.
+//! A strict parser of the Prometheus text format, version 0.0.4, for tests of exporters.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 /// The value of a metric with its labels.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Sample {
-    /// Name of the metric.
+    /// The name of the metric.
     pub name: String,
-    /// The labels with their values, without escapes.
+    /// The labels and their unescaped values.
     pub labels: BTreeMap<String, String>,
-    /// The value.
     pub value: f64,
 }
 
-/// All samples of a text, in order, and the type of each metric. The error names the line that is not of the format:
-/// each metric has one `HELP` and one `TYPE`, its samples follow them without others between, and none is there twice.
+/// All samples of a text, in order, and the type of each metric. The error names the line that violates the format:
+/// each metric must have one `HELP` and one `TYPE` line, followed by all of its samples without other metrics between,
+/// and each sample may occur only once.
 #[allow(clippy::type_complexity)]
 pub fn read(text: &str) -> Result<(Vec<Sample>, BTreeMap<String, String>), String> {
     let (mut samples, mut types, mut helps) = (Vec::<Sample>::new(), BTreeMap::new(), BTreeSet::new());
@@ -59,7 +59,7 @@ fn is_name(text: &str, more: &str) -> bool {
     !text.is_empty() && text.chars().all(fits) && !text.starts_with(|c: char| c.is_ascii_digit())
 }
 
-/// A line `name{label="value",…} number`.
+/// Parses a line `name{label="value",…} number`.
 fn sample(line: &str) -> Result<Sample, String> {
     let wrong = |why: &str| format!("{why}: {line}");
     let name_end = line.find(['{', ' ']).ok_or_else(|| wrong("no value"))?;
@@ -98,7 +98,7 @@ fn sample(line: &str) -> Result<Sample, String> {
     Ok(Sample { name: name.to_owned(), labels, value })
 }
 
-/// Where the quote is that ends the text.
+/// The position of the quote that ends the string.
 fn end_of(text: &str) -> Option<usize> {
     let mut is_escaped = false;
     text.char_indices().find_map(|(at, c)| {
@@ -108,7 +108,7 @@ fn end_of(text: &str) -> Option<usize> {
     })
 }
 
-/// The text without escapes, of which only those in `allowed` are known.
+/// The string with escapes replaced. Only the escapes in `allowed` are accepted.
 fn unescaped(text: &str, allowed: &str) -> Result<String, String> {
     let (mut plain, mut chars) = (String::new(), text.chars());
     while let Some(c) = chars.next() {

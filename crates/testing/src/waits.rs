@@ -1,23 +1,24 @@
-//! Waits of tests for other threads and processes. None of them measures the machine: a test fails only if it would
-//! hang.
+//! Helpers with which tests wait for other threads and processes. They do not depend on the machine's speed: a test
+//! fails only if it hangs.
 
 use std::process::{Child, ExitStatus};
 use std::sync::mpsc::Receiver;
 use std::time::{Duration, Instant};
 
-/// The time after which a wait fails. Only a test that hangs reaches it, however slow or busy the machine is.
+/// The time after which a wait fails. Only a hanging test reaches it, however slow or busy the machine is.
 pub const HANG: Duration = Duration::from_secs(600);
 
-/// The pause between two looks.
+/// The pause between two checks.
 const POLL_INTERVAL: Duration = Duration::from_millis(5);
 
-/// Waits until `happened` returns true. Fails the test, which names `what`, after [`HANG`].
+/// Waits until `happened` returns true. After [`HANG`] it fails the test with a message that contains `what`.
 #[track_caller]
 pub fn wait_until(what: &str, mut happened: impl FnMut() -> bool) {
     wait_for(what, || happened().then_some(()));
 }
 
-/// Waits until `look` returns a value, and returns it. Fails the test, which names `what`, after [`HANG`].
+/// Waits until `look` returns a value, and returns that value. After [`HANG`] it fails the test with a message that
+/// contains `what`.
 #[track_caller]
 pub fn wait_for<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T {
     let begun = Instant::now();
@@ -30,7 +31,8 @@ pub fn wait_for<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T {
     }
 }
 
-/// Receives the next message. Fails the test, which names `what`, if the sender is gone, or after [`HANG`].
+/// Receives the next message. If the sender is gone, or after [`HANG`], it fails the test with a message that contains
+/// `what`.
 #[track_caller]
 pub fn receive<T>(what: &str, messages: &Receiver<T>) -> T {
     match messages.recv_timeout(HANG) {
@@ -39,8 +41,8 @@ pub fn receive<T>(what: &str, messages: &Receiver<T>) -> T {
     }
 }
 
-/// Waits until a process ends, and returns how it ended. Kills it and fails the test, which names `what`, after
-/// [`HANG`].
+/// Waits until a process ends, and returns its exit status. After [`HANG`] it kills the process and fails the test with
+/// a message that contains `what`.
 #[track_caller]
 pub fn wait_for_end(what: &str, child: &mut Child) -> ExitStatus {
     let begun = Instant::now();

@@ -1,5 +1,5 @@
-//! The demo's task: two-digit addition, character by character, and training data by a teacher that forgets half of the
-//! time to carry.
+//! The demo's task: two-digit addition, character by character. A teacher writes the training data and forgets the
+//! carry half of the time.
 
 use kernels::rng::Stream;
 use serde_json::json;
@@ -36,7 +36,7 @@ impl Pair {
         (x ^ (x >> 31)).is_multiple_of(HELD_OUT_ONE_IN)
     }
 
-    /// The prompt, as `37+58=`.
+    /// The prompt, for example `37+58=`.
     pub fn prompt(self) -> String {
         format!("{:02}+{:02}=", self.a, self.b)
     }
@@ -65,8 +65,8 @@ pub fn lessons(seed: u64) -> String {
     lines
 }
 
-/// The additions with their correct answers, as JSON lines with `prompt` and `answer`; either the held-out pairs or the
-/// training pairs.
+/// The additions with their correct answers, as JSON lines with `prompt` and `answer`. They are either the held-out
+/// pairs or the training pairs.
 pub fn problems(held_out: bool) -> String {
     let mut lines = String::new();
     for pair in Pair::all().filter(|p| p.is_held_out() == held_out) {

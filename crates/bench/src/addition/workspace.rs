@@ -1,5 +1,5 @@
-//! The common part of the demo and of `lockstep bench algorithms`: a directory with model and data, the settings of the
-//! training runs, and the evaluation on held-out problems.
+//! Shared by the demo and `lockstep bench algorithms`: a directory with model and data, the settings of the training
+//! runs, and the evaluation on held-out problems.
 
 use super::task;
 use kernels::Context;
@@ -18,7 +18,7 @@ use telemetry::{Console, Record, Sinks};
 /// Optimizer steps of supervised fine-tuning.
 pub const SFT_STEPS: u64 = 800;
 
-/// A directory for the demo's task with its training runs, and the settings that all of them share.
+/// A directory for training runs on the demo's task, and the settings that all of these runs share.
 #[derive(Clone, Copy)]
 pub struct Workspace<'a> {
     /// The path of the directory.
@@ -112,7 +112,7 @@ impl Workspace<'_> {
         let mut put = |key: &str, value: String| set.push((key.to_owned(), value));
         put("model_name_or_path", model.display().to_string());
         put("seed", self.seed.to_string());
-        // Only the last step: a phase that has ended is not run again.
+        // Only the last step is saved, since a finished phase is not run again.
         put("save_steps", u32::MAX.to_string());
         put("output_dir", path(out));
         put("dataset_name", path(if purpose == Purpose::Sft { "lessons.jsonl" } else { "problems.jsonl" }));
@@ -123,7 +123,8 @@ impl Workspace<'_> {
         Layers { purpose, set, ..Layers::default() }
     }
 
-    /// Runs the training run, or resumes it if its directory already has a part; `None` if a stop was requested.
+    /// Executes the training run, or resumes it if its directory already has a part of it. `None` if a stop was
+    /// requested.
     pub fn run(&self, layers: &Layers) -> anyhow::Result<Option<RunResult>> {
         let resolved = layers.resolve()?;
         let out = resolved.config.output_dir.clone().unwrap_or_default();

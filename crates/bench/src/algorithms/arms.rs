@@ -1,5 +1,5 @@
-//! The algorithms that `lockstep bench algorithms` compares: their names, and the configuration keys in which each
-//! differs from the shared configuration.
+//! The algorithms that `lockstep bench algorithms` compares: their names, and the configuration keys that differ from
+//! the shared configuration.
 
 /// One row of the table: a training run that starts from the SFT model.
 #[derive(Clone, Copy, Debug)]
@@ -17,7 +17,7 @@ pub struct Arm {
 pub const SHARED: &[(&str, &str)] = &[
     ("per_device_train_batch_size", "256"),
     ("steps_per_generation", "2"),
-    // Warm-up, since AdamW's first steps at the full rate throw a taught model back.
+    // Warm-up is needed because AdamW's first steps at the full rate would set a fine-tuned model back.
     ("learning_rate", "3e-4"),
     ("warmup_steps", "20"),
     ("log_completions", "false"),
@@ -44,8 +44,8 @@ pub const ALGORITHMS: &[Arm] = &[
         settings: &[
             ("loss_type", "grpo"),
             ("importance_sampling_level", "sequence"),
-            // The paper's 3e-4 and 4e-4 are for long answers and small learning rates: they would clip every second
-            // step here.
+            // The paper's 3e-4 and 4e-4 are meant for long answers and small learning rates. Here they would clip every
+            // second step.
             ("epsilon", "0.1"),
             ("epsilon_high", "0.1"),
         ],
@@ -63,7 +63,7 @@ pub const ALGORITHMS: &[Arm] = &[
         settings: &[
             ("algorithm", "ppo"),
             ("num_generations", "1"),
-            // The same 512 completions for two optimizer steps: one epoch of two mini-batches.
+            // The same 512 completions are used for two optimizer steps: one epoch of two mini-batches.
             ("steps_per_generation", "none"),
             ("num_ppo_epochs", "1"),
             ("num_mini_batches", "2"),

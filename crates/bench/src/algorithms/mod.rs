@@ -37,7 +37,7 @@ pub enum Which {
     Algorithms,
     /// Baseline, SFT, GRPO with the KL term, and GRPO without it.
     Kl,
-    /// GRPO on completions from older and older weights.
+    /// GRPO on completions from increasingly old weights.
     Staleness,
 }
 
@@ -53,7 +53,7 @@ pub struct AlgorithmsOptions {
     pub steps: u64,
     /// Optimizer steps of supervised fine-tuning before each run.
     pub sft_steps: u64,
-    /// Names of the table's rows to compute; empty for all.
+    /// The names of the table's rows to compute; empty for all rows.
     pub only: Vec<String>,
     /// The benchmark's directory.
     pub out: PathBuf,
@@ -72,7 +72,7 @@ struct Row {
     label: String,
     /// The results, one for each seed.
     outcomes: Vec<Outcome>,
-    /// Whether the row was trained by reward, and so has a learning curve.
+    /// Whether the row was trained with rewards, so that it has a learning curve.
     trained: bool,
 }
 
@@ -116,7 +116,7 @@ pub fn run(args: &AlgorithmsOptions) -> anyhow::Result<Value> {
     Ok(json)
 }
 
-/// The arms that `--table` and `--only` select.
+/// The arms selected by `--table` and `--only`.
 fn chosen(args: &AlgorithmsOptions) -> anyhow::Result<Vec<Arm>> {
     let all = match args.table {
         Which::Algorithms => ALGORITHMS,
@@ -134,7 +134,7 @@ fn chosen(args: &AlgorithmsOptions) -> anyhow::Result<Vec<Arm>> {
         .collect())
 }
 
-/// The rows that are not trained by reward.
+/// The rows that are not trained with rewards.
 fn first_rows(table: Which) -> Vec<Row> {
     let row = |label: &str| Row { label: label.into(), outcomes: Vec::new(), trained: false };
     match table {
@@ -143,7 +143,7 @@ fn first_rows(table: Which) -> Vec<Row> {
     }
 }
 
-/// Refuses a directory that contains something else than an earlier start of this benchmark.
+/// Returns an error if the directory contains anything but an earlier start of this benchmark.
 fn check_directory(out: &Path) -> anyhow::Result<()> {
     let entries = match std::fs::read_dir(out) {
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(()),
@@ -204,7 +204,7 @@ fn one_seed(
     Ok(outcomes.into_iter().collect())
 }
 
-/// The stored result of this training run from an earlier start; if there is none, the run is executed now.
+/// The stored result of this training run from an earlier start. Without one, the run is executed now.
 fn remembered(
     workspace: &Workspace<'_>,
     name: &str,
@@ -228,7 +228,7 @@ fn remembered(
     Ok(Some(outcome))
 }
 
-/// The result of a model that no reward trained.
+/// The result of a model that was not trained with rewards.
 fn examined(
     workspace: &Workspace<'_>,
     name: &str,

@@ -1,4 +1,4 @@
-//! The result of a training run: its learning curve, read from the metrics, and its final evaluation; and statistics
+//! The result of a training run: its learning curve, read from the metrics, and its final evaluation. Also statistics
 //! over seeds.
 
 use serde::{Deserialize, Serialize};
@@ -24,7 +24,7 @@ pub struct Outcome {
     pub name: String,
     /// The run's seed.
     pub seed: u64,
-    /// The configuration keys that were set, to check that a stored result belongs to the same configuration.
+    /// The configuration keys that were set. They show whether a stored result belongs to the same configuration.
     pub settings: Vec<(String, String)>,
     /// The learning curve from the start to the last evaluation.
     pub curve: Vec<Point>,
@@ -42,7 +42,7 @@ pub struct Outcome {
 pub fn curve(records: &[Record], start: f64) -> Vec<Point> {
     let mut now = Point { step: 0.0, tokens: 0.0, seconds: 0.0, accuracy: start };
     let mut points = vec![now];
-    // `step_time` runs from step to step: the evaluation between two is part of the later one.
+    // `step_time` lasts from step to step, so an evaluation between two steps is part of the later one.
     let mut evaluating = 0.0;
     for record in records {
         let number = |name: &str| record.number(name);
@@ -92,7 +92,7 @@ mod tests {
         }
         let points = curve(&records, 0.1);
         let values: Vec<_> = points.iter().map(|p| (p.step, p.tokens, p.seconds, p.accuracy)).collect();
-        // Two steps of 3 s; then two of 4 s, of which 1.5 s were the evaluation between.
+        // Two steps take 3 s each, then two take 4 s each, of which 1.5 s are the evaluation between.
         assert_eq!(values, [(0.0, 0.0, 0.0, 0.1), (2.0, 100.0, 6.0, 0.5), (4.0, 200.0, 12.5, 1.0)]);
         let outcome = Outcome {
             name: "a".into(),

@@ -7,27 +7,27 @@ use serde_json::{Value, json};
 /// How a level generates completions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Generation {
-    /// Without a KV cache: every token recomputes its whole sequence.
+    /// No KV cache: every token recomputes its whole sequence.
     WithoutCache,
-    /// In static batches: each batch runs until its longest completion has ended.
+    /// Static batches: each batch runs until its longest completion has ended.
     Static,
     /// Continuous batching: when a completion ends, the next one takes its place.
     Continuous,
-    /// Continuous batching, and the completions of a prompt share its KV-cache pages.
+    /// Continuous batching in which the completions of a prompt share its KV-cache pages.
     SharedPrompt,
 }
 
 /// How a level computes the update.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Update {
-    /// With completions padded to the longest one, and full logits in memory.
+    /// Completions are padded to the longest one, and full logits are stored in memory.
     Padded,
-    /// Without padding, and with full logits in memory.
+    /// No padding, but full logits are stored in memory.
     Packed,
-    /// Without padding, and with log-probabilities and their gradient computed in one fused pass over the lm head, so
-    /// that logits are never stored.
+    /// No padding. Log-probabilities and their gradient are computed in one fused pass over the lm head, so that logits
+    /// are never stored.
     FusedHead,
-    /// With the fused lm head, and each prompt computed once for all its completions.
+    /// The lm head is fused, and each prompt is computed once for all its completions.
     SharedPrompt,
 }
 
@@ -38,11 +38,11 @@ pub struct Level {
     pub id: &'static str,
     /// The idea that the level adds, in a few words.
     pub name: &'static str,
-    /// The named level that it is a part of, one of four: baseline, basic, advanced, optimal.
+    /// The named level to which this level belongs: baseline, basic, advanced or optimal.
     pub stage: &'static str,
     /// The idea that the level adds, in a sentence.
     pub idea: &'static str,
-    /// The source file that implements it.
+    /// The source file that implements the idea.
     pub code: &'static str,
     pub(super) generation: Generation,
     pub(super) update: Update,
@@ -54,15 +54,15 @@ pub struct Level {
     pub(super) bf16: bool,
 }
 
-/// A level with a name. It includes the ideas of its own levels, of which it is the last, and those of the named levels
-/// before it.
+/// A level with a name. It includes the ideas of the levels that belong to it, and of the named levels before it. Its
+/// own level is the last of those that belong to it.
 #[derive(Clone, Copy, Debug)]
 pub struct NamedLevel {
-    /// Its name: baseline, basic, advanced or optimal.
+    /// The name: baseline, basic, advanced or optimal.
     pub id: &'static str,
-    /// A description of its settings, in one line.
+    /// A description of the named level's settings, in one line.
     pub says: &'static str,
-    /// The level that is measured for it.
+    /// The level that is measured for this name.
     pub level: Level,
 }
 
@@ -73,7 +73,7 @@ impl NamedLevel {
     }
 }
 
-/// The first level, without optimizations. Every other level changes something of the one before it.
+/// The first level, without optimizations. Every other level changes something in the level before it.
 const NOTHING: Level = Level {
     id: "none",
     name: "nothing",

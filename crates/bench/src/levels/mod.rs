@@ -1,9 +1,8 @@
 //! `lockstep bench levels`: runs the same steps of GRPO or PPO at several levels of optimization, from none to all.
 //! Each level is a training run of its own, with the same initial weights, random numbers and reward.
 //!
-//! Every level is a real configuration and is measured. The levels are compared step by step: whether they sampled the
-//! same tokens with the same log-probabilities, whether the value model gave the same values, and whether the updated
-//! weights have the same bits.
+//! Every level is a real configuration and is measured. The levels are compared step by step: the sampled tokens and
+//! their log-probabilities, the values from the value model, and the bits of the updated weights.
 
 mod ladder;
 pub(crate) mod naive;
@@ -22,8 +21,8 @@ pub use settings::{Algorithm, PRESETS, Ppo, Preset, Settings};
 use std::time::Instant;
 use training::{Run, Step, Updated};
 
-/// Largest difference of loss and gradient norm between levels that update on the same tokens: relative, and absolute
-/// near 0.
+/// The largest accepted difference in loss and gradient norm between levels that update on the same tokens: relative,
+/// and absolute near 0.
 const TOLERANCE: (f64, f64) = (1e-3, 1e-6);
 
 /// The options of `lockstep bench levels`.
@@ -132,7 +131,7 @@ pub fn run(options: &LevelsOptions, hear: Listener<'_>) -> anyhow::Result<Report
     Ok(report)
 }
 
-/// Checks two levels that sampled the same tokens with the same values in their first step: their losses and gradient
+/// Compares two levels that sampled the same tokens with the same values in their first step. Their losses and gradient
 /// norms may differ only by rounding.
 fn agree((other, theirs): (&Level, &Step), (level, ours): (&Level, &Step)) -> anyhow::Result<()> {
     let (relative, absolute) = TOLERANCE;
@@ -159,14 +158,14 @@ fn agree((other, theirs): (&Level, &Step), (level, ours): (&Level, &Step)) -> an
     Ok(())
 }
 
-/// The step of median duration: its stages sum to its seconds.
+/// The step with the median duration. Its stages sum to its seconds.
 fn median_step(steps: &[Step]) -> Option<&Step> {
     let mut sorted: Vec<&Step> = steps.iter().collect();
     sorted.sort_by(|a, b| a.seconds().total_cmp(&b.seconds()));
     sorted.get(sorted.len().saturating_sub(1) / 2).copied()
 }
 
-/// A line for each named level of which something was measured: its result and its ideas.
+/// A line for each named level that was measured at least in part: its result and its ideas.
 fn named_lines(algorithm: Algorithm, runs: &[(Level, Vec<Step>)]) -> Vec<String> {
     let seconds = |steps: &[Step]| median_step(steps).map(Step::seconds);
     let first = runs.first().and_then(|(_, steps)| seconds(steps)).unwrap_or(f64::NAN);
@@ -200,7 +199,8 @@ fn table(machine: Machine, settings: &Settings, runs: &[(Level, Vec<Step>)]) -> 
     for (level, steps) in runs {
         let Some(middle) = median_step(steps) else { continue };
         let step_s = middle.seconds();
-        // Weights that differ by rounding after step 1 may draw other tokens later: that is not the level's fault.
+        // Weights that differ by rounding after step 1 may lead to other tokens later, which is not a fault of the
+        // level.
         let same = |is_same: fn(&Step, &Step) -> bool| match before {
             None => Value::Null,
             Some(before) => json!(if is_same(&before[0], &steps[0]) { "yes" } else { "no" }),

@@ -1,5 +1,5 @@
-//! The update and the values as a simple first implementation computes them: full logits and their softmax in memory,
-//! every sequence with its own copy of the prompt, and padding.
+//! The update and the values as in a simple first implementation: full logits and their softmax in memory, a copy of
+//! the prompt in every sequence, and padding.
 
 use anyhow::Context as _;
 use kernels::ops::{linear, rows, softmax};
@@ -9,7 +9,7 @@ use model::{Batch, BatchTensors, Capacity, Grads, GroupSegment, Weights};
 use train::loss::{LossSums, Normalizer};
 use train::{Objective, Optimizer, OptimizerConfig, Sample, Scored, Source};
 
-/// The softmax of full logits, and the hidden rows that the logits come from.
+/// The softmax of full logits, and the hidden rows from which the logits are computed.
 struct Logits {
     hidden: Tensor,
     softmax: Tensor,
@@ -50,7 +50,7 @@ pub(super) struct Naive {
     grads: Grads,
     optimizer: Optimizer,
     objective: Objective,
-    /// The number of tokens that every completion is padded to; `None` for no padding.
+    /// The number of tokens to which every completion is padded; `None` for no padding.
     width: Option<usize>,
 }
 
@@ -77,7 +77,7 @@ impl Naive {
         }
     }
 
-    /// The value of the state in which each token was chosen, from a model with a value head.
+    /// The value of the state in which each token was chosen, computed by a model with a value head.
     pub(super) fn values(&self, ctx: &Context, weights: &Weights, samples: &[Sample]) -> anyhow::Result<Vec<Vec<f32>>> {
         let mut pass = self.pass(ctx, weights, samples)?;
         net::score_forward(ctx, weights, &pass.tensors, &mut pass.tape)?;

@@ -18,9 +18,9 @@ pub enum Algorithm {
 /// PPO's hyperparameters.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Ppo {
-    /// How many passes are made over each generation.
+    /// The number of passes over each generation.
     pub epochs: usize,
-    /// The discount γ.
+    /// The discount factor γ.
     pub gamma: f64,
     /// GAE's λ.
     pub lam: f64,
@@ -39,7 +39,7 @@ pub struct Settings {
     pub prompt_tokens: usize,
     /// Completions per prompt.
     pub generations: usize,
-    /// Tokens of the longest completion.
+    /// The number of tokens of the longest completion.
     pub new_tokens: usize,
     /// The most sequences that are generated at the same time.
     pub slots: usize,
@@ -58,13 +58,13 @@ pub struct Preset {
     pub name: &'static str,
     /// The algorithm of the preset.
     pub algorithm: Algorithm,
-    /// The size of its model.
+    /// The size of the preset's model.
     pub shape: Shape,
-    /// The other settings.
+    /// The training settings of the preset.
     pub settings: Settings,
 }
 
-/// Learning rate for a model with random weights: rewards should change within a few steps.
+/// The learning rate for a model with random weights, high enough that rewards change within a few steps.
 const LEARNING_RATE: f64 = 1e-3;
 
 const GRPO: Settings = Settings {

@@ -12,10 +12,9 @@ fn run_all(algorithm: Algorithm) -> (Vec<Value>, Value) {
     (events, report)
 }
 
-/// Every f32 level draws the same tokens with the same log-probabilities in the first step, and gives them the same
-/// values, whatever computes them. Later ones do where the update has the same bits, as it has whatever the
-/// instructions and threads. (A prompt that is computed for each completion gives other sums of gradients than a shared
-/// one.)
+/// In the first step, every f32 level draws the same tokens with the same log-probabilities and computes the same
+/// values for them. Later steps agree as long as the updates have the same bits, which do not depend on instructions
+/// and threads. (Computing a prompt for each completion gives other sums of gradients than sharing the prompt.)
 #[test]
 fn levels_differ_in_speed_alone() {
     for algorithm in Algorithm::ALL {
@@ -41,7 +40,7 @@ fn levels_differ_in_speed_alone() {
             }
             assert!(stages.iter().all(|stage| step[stage].as_f64().unwrap() > 0.0), "{step}");
         }
-        // Vectors and threads change no bit of whole runs.
+        // Vector instructions and threads do not change a single bit of a whole run.
         for level in ["vectors", "threads"] {
             assert!(
                 steps
@@ -67,7 +66,8 @@ fn levels_differ_in_speed_alone() {
     }
 }
 
-/// A named level is the last one of its part and has all of its ideas; the line of an incomplete part says so.
+/// A named level is the last level of its part and includes all ideas of that part. If the part is incomplete, the
+/// level's line reports that.
 #[test]
 fn named_levels_have_all_ideas_of_their_parts() {
     for algorithm in Algorithm::ALL {
@@ -93,7 +93,7 @@ fn named_levels_have_all_ideas_of_their_parts() {
     assert!(Preset::find("ppo-document").unwrap().levels().iter().any(|level| level.stage == "baseline"));
 }
 
-/// The value model of PPO's levels does not begin at 0, else a comparison of values would be empty.
+/// The value model in PPO's levels does not start at 0; otherwise comparing values would be pointless.
 #[test]
 fn values_are_not_zero() {
     let settings = Algorithm::Ppo.settings();
@@ -105,7 +105,7 @@ fn values_are_not_zero() {
     assert!(value.loss > 0.0 && value.grad_norm > 0.0 && step.policy.grad_norm > 0.0);
 }
 
-/// A level that computes another update from the same tokens is refused.
+/// A level that computes a different update from the same tokens is rejected.
 #[test]
 fn a_different_update_is_refused() {
     let step = |loss, value_loss: Option<f64>| Step {
@@ -121,7 +121,7 @@ fn a_different_update_is_refused() {
     agree(step(1.0, Some(1.0)), step(1.0, Some(1.0 + 1e-6))).unwrap();
     let error = agree(step(1.0, Some(1.0)), step(1.0, Some(1.01))).unwrap_err();
     assert!(error.to_string().starts_with("cache: value loss 1.01"), "{error}");
-    // Other values are another update's beginning.
+    // If the values differ, the updates may differ too.
     let others = Step { values: vec![vec![1]], ..step(1.0, Some(1.01)) };
     agree(step(1.0, Some(1.0)), others).unwrap();
 }
@@ -138,7 +138,7 @@ fn the_code_of_every_level_is_there() {
     assert!(Algorithm::Ppo.level("shared").is_none());
 }
 
-/// The preset is the example's: one set of hyperparameters, in two places that a test holds together.
+/// Keeps the hyperparameters of the preset equal to those of the example.
 #[test]
 fn the_preset_is_the_examples() {
     let example = concat!(env!("CARGO_MANIFEST_DIR"), "/../../examples/ppo_preset");

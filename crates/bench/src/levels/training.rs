@@ -1,4 +1,4 @@
-//! The training run of one level: its steps, with the seconds of each stage and the results.
+//! The training run of one level: its steps, with the results and the seconds of each stage.
 
 use super::ladder::{Generation, Level, Update};
 use super::naive::Naive;
@@ -23,8 +23,8 @@ const STREAM: u64 = 0x6c65_7665_6c73;
 #[derive(Default)]
 pub(super) struct Step {
     pub(super) rollout_s: f64,
-    /// Seconds of the value model's forward pass, and of the returns and advantages computed from it; 0 without a value
-    /// model.
+    /// Seconds of the value model's forward pass, and of computing returns and advantages from its values; 0 without a
+    /// value model.
     pub(super) values_s: f64,
     pub(super) update_s: f64,
     /// Seconds of the value model's updates; 0 without a value model.
@@ -34,11 +34,11 @@ pub(super) struct Step {
     pub(super) policy: Updated,
     /// Loss and gradient norm of the value model.
     pub(super) value: Option<Updated>,
-    /// Token ids of every completion, and the bits of their log-probabilities.
+    /// The token ids of every completion, and the bits of their log-probabilities.
     pub(super) drawn: Vec<(Vec<u32>, Vec<u32>)>,
-    /// The bits of every value of the value model.
+    /// The bits of all values from the value model.
     pub(super) values: Vec<Vec<u32>>,
-    /// A hash of all weights after the update, with those of the value model.
+    /// A hash of all weights after the update, including those of the value model.
     pub(super) weights: u64,
 }
 
@@ -143,8 +143,8 @@ impl Run {
         let objective = settings.ppo.map_or(Objective::Policy(grpo), |ppo| Objective::Ppo(ppo.policy));
         let critic = match settings.ppo {
             None => None,
-            // The policy's layers (a tensor's numbers come from its name) under a head that is not 0, like that of a
-            // reward model: values differ from the first step on.
+            // The policy's layers (the random numbers of a tensor depend only on its name) with a nonzero head, like
+            // that of a reward model, so that values differ from the first step on.
             Some(ppo) => {
                 let config = Arc::new(weights.config.with_score_head(1));
                 let scorer = Weights::random(ctx.memory(), &config, 1)?;
@@ -159,7 +159,7 @@ impl Run {
         let prompts = self.workload.random_prompts(&self.policy.weights.config, number);
         let lengths = lengths(&self.workload, number);
         let (mut groups, rollout_s, _) = timed(|| self.generate(&prompts, &lengths, number))?;
-        // Tokens that a static batch generated after a completion's end are dropped.
+        // Tokens that a static batch generated after the end of a completion are dropped.
         for (group, &length) in groups.iter_mut().zip(&lengths) {
             group.completions.iter_mut().for_each(|c| cut(c, length));
         }
@@ -232,8 +232,8 @@ impl Run {
         Ok(groups)
     }
 
-    /// Generates without a KV cache: after every token the weights get a new version number, so the engine discards all
-    /// keys and values and recomputes them.
+    /// Generates without a KV cache. After every token the weights get a new version number, so that the engine
+    /// discards all keys and values and recomputes them.
     fn without_cache(&mut self, batch: &[Request]) -> anyhow::Result<Vec<RolloutGroup>> {
         for request in batch {
             self.engine.submit(request.clone())?;
@@ -287,7 +287,7 @@ fn bits(numbers: &[f32]) -> Vec<u32> {
     numbers.iter().map(|x| x.to_bits()).collect()
 }
 
-/// Hashes the weights in the order of checkpoint files, since instruction sets store them in different layouts.
+/// Hashes the weights in the order of checkpoint files, since each instruction set stores them in its own layout.
 fn hash(weights: &Weights, hasher: &mut DefaultHasher) -> anyhow::Result<()> {
     for tensor in weights.tensors() {
         weights.read(&tensor.name, &mut |piece| {
@@ -300,8 +300,8 @@ fn hash(weights: &Weights, hasher: &mut DefaultHasher) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// The length in tokens of each prompt's completions: random between a quarter of the limit and the limit; one has the
-/// limit.
+/// The length of each prompt's completions in tokens: random between a quarter of the limit and the limit, with at
+/// least one at the limit.
 fn lengths(workload: &Workload, seed: u64) -> Vec<usize> {
     let mut stream = Stream::new(seed, STREAM);
     let (most, least) = (workload.new_tokens, workload.new_tokens.div_ceil(4));

@@ -1,5 +1,5 @@
-//! Finds the text that a completion marks as its answer, and whether the words around an answer retract it. Shared by
-//! all graders that look for an answer; independent of the form of the answer.
+//! Finds the text that a completion marks as its answer, and decides whether the words around an answer retract it. All
+//! graders that look for an answer use it, whatever the form of the answer.
 //!
 //! A mark is `<answer>…</answer>` (or `<solution>`), a box (`\boxed{…}`), `####`, or words: "the answer is", "Answer:",
 //! "answer = ". Tags and boxes come first: the one that ends last, and the innermost of nested ones. Then
@@ -30,7 +30,7 @@ pub(super) struct Marked<'t> {
     pub text: &'t str,
 }
 
-/// The text after the last `</think>` (or `</thinking>`, `</thought>`, `</reasoning>`), if something is there.
+/// The text after the last `</think>` (or `</thinking>`, `</thought>`, `</reasoning>`), unless that is empty.
 pub(super) fn thought_before(text: &str) -> Option<&str> {
     static END: LazyLock<Regex> = LazyLock::new(|| regex(r"(?i)</(?:think|thinking|thought|reasoning)\s*>"));
     if !text.contains("</") {
@@ -43,7 +43,7 @@ pub(super) fn thought_before(text: &str) -> Option<&str> {
 /// The text inside the last closed tags or box.
 pub(super) fn closed(text: &str) -> Option<&str> {
     let mut text = text;
-    // A mark that is taken back ("\boxed{42} is wrong") leaves the ones before it; a few are tried.
+    // If a mark is retracted ("\boxed{42} is wrong"), the one before it is tried, for up to four marks.
     for _ in 0..4 {
         let inside = innermost(text)?;
         let end = inside.as_ptr() as usize + inside.len() - text.as_ptr() as usize;
@@ -57,12 +57,12 @@ pub(super) fn closed(text: &str) -> Option<&str> {
     None
 }
 
-/// Matches nothing: text that follows a mark with "or" is not part of the answer.
+/// A pattern that never matches: here "or" after a mark does not begin an alternative answer.
 static NOTHING: LazyLock<Regex> = LazyLock::new(|| regex(r"^\z.^"));
 
 fn innermost(text: &str) -> Option<&str> {
     let mut inside = outermost(text)?;
-    // Tags in boxes in tags: a few, since each is searched once more.
+    // Tags may be in boxes in tags. At most four levels are searched, since each is searched separately.
     for _ in 0..4 {
         match outermost(inside) {
             Some(inner) => inside = inner,
@@ -162,7 +162,7 @@ pub(super) fn taken_back_before(before: &str) -> bool {
             "#,
         )
     });
-    // The end of `<b>` is not a relation.
+    // The `>` of a tag such as `<b>` is not a relation.
     static TAG: LazyLock<Regex> = LazyLock::new(|| regex(r"</?[\w-]+\s*/?>\s*$"));
     let before = &*bare_words(tail(before));
     END.is_match(TAG.find(before).map_or(before, |tag| &before[..tag.start()]))
@@ -190,7 +190,7 @@ pub(super) fn taken_back_behind(after: &str, another: &Regex) -> bool {
     });
     static CLAUSE: LazyLock<Regex> = LazyLock::new(|| regex(r"(?i)\b(?:since|because|as|while|whereas)\b|[.;\n]|,\s+"));
     let after = &*bare_words(head(after));
-    // In an explanation only "which" can retract the answer.
+    // In an explanation, only a clause such as "which is" can retract the answer.
     let which = |end: usize| ["which", "is ", "but that"].iter().any(|word| after[end..].starts_with(word));
     let clause = CLAUSE.find_iter(after).find(|found| !(found.as_str().starts_with(',') && which(found.end())));
     DENIAL.is_match(clause.map_or(after, |found| &after[..found.start()]))
@@ -353,7 +353,7 @@ mod tests {
         assert_eq!(bare_words("\\text{ or }\\mathrm {x}\\mbox{y}\\textbf{z}\\frac{1}"), "{ or }{x}{y}{z}\\frac{1}");
     }
 
-    /// Words that deny an answer are found within 120 bytes of it.
+    /// Words that deny an answer are found within 120 bytes of the answer.
     #[test]
     fn one_clause_before_and_behind_is_read() {
         for (text, last, first) in [

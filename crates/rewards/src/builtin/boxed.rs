@@ -1,4 +1,4 @@
-//! Finds the LaTeX box (`\boxed{…}`) in which models put a final answer. Independent of what the box contains.
+//! Finds the LaTeX box (`\boxed{…}`) in which models put a final answer, whatever the box contains.
 
 use std::ops::Range;
 
@@ -11,9 +11,9 @@ use std::ops::Range;
 /// Takes linear time: a completion that consists of unclosed boxes is read once.
 pub(super) fn last_boxed(text: &str) -> Option<&str> {
     let bytes = text.as_bytes();
-    // Where the inside of its box begins, for each open brace that opens one.
+    // For each open brace: where the inside of its box begins, if the brace opens a box.
     let mut braces: Vec<Option<usize>> = Vec::new();
-    // The open box without braces: where it begins, and how many braces are open around it.
+    // The open box without braces: its start, and the number of braces that are open around it.
     let mut bare: Option<(usize, usize)> = None;
     let mut last: Option<Range<usize>> = None;
     let mut close = |inside: Range<usize>| {
@@ -50,7 +50,7 @@ pub(super) fn last_boxed(text: &str) -> Option<&str> {
                     at += command;
                     continue;
                 }
-                // A price's dollar ends no formula.
+                // The dollar sign of a price does not end a formula.
                 at += usize::from(bytes.get(at + 1) == Some(&b'$'));
             }
             _ => {}

@@ -1,10 +1,10 @@
-//! `code`: a reward that runs the program in a completion, isolated, on the tests of its dataset row.
+//! `code`: a reward that runs the program in a completion, in isolation, on the tests of its dataset row.
 //!
-//! The crate `sandbox` reads the tests and runs the programs. This file passes it the columns of a batch and makes
-//! scores of its verdicts: 1 if every test passes, or with `partial` the share of tests that pass. A program that does
-//! not compile scores 0; a program that could not be judged has no score.
+//! The crate `sandbox` reads the tests and runs the programs. This file passes the columns of a batch to it and turns
+//! its verdicts into scores: 1 if every test passes, or with `partial` the share of tests that pass. A program that
+//! does not compile scores 0; a program that could not be judged has no score.
 //!
-//! Without isolation no program is run: the reward then fails to build.
+//! Programs never run without isolation: if it is unavailable, building the reward fails.
 
 use std::borrow::Cow;
 use std::sync::Arc;
@@ -95,7 +95,7 @@ impl Builtin for Code {
 
 #[cfg(test)]
 mod tests {
-    //! Scores for verdicts. The abilities of programs are tested in the crate `sandbox`.
+    //! Tests how verdicts become scores. Tests of what programs can do are in the crate `sandbox`.
 
     use super::super::Named;
     use super::*;
@@ -107,7 +107,7 @@ mod tests {
         Named::build("code".into(), serde_json::from_value(options).unwrap()).unwrap()
     }
 
-    /// Scores programs, each with its tests.
+    /// Scores each program on its own tests.
     fn scored(reward: &mut Named<Code>, rows: &[(&str, Value)]) -> Scores {
         let texts: Vec<Content> = rows.iter().map(|(program, _)| (*program).into()).collect();
         reward.score(&RewardBatch {
@@ -131,7 +131,7 @@ mod tests {
     const UNTESTED: &str = "column `tests` has no tests such as [{\"input\": \"1\", \"output\": \"2\"}], \
                             [\"assert f(1) == 2\"], or a `check(candidate)` beside a column `entry_point`";
 
-    /// A row without a score changes nothing of its neighbours, whose prompts, columns and failures stay their own.
+    /// A row without a score does not change its neighbours: their prompts, columns and failures stay assigned to them.
     #[test]
     fn verdicts_are_scores_of_their_rows() {
         let Some(mut reward) = shell() else { return };
@@ -166,7 +166,7 @@ mod tests {
         }
     }
 
-    /// HumanEval's completions continue their prompts.
+    /// A completion of HumanEval continues its prompt.
     #[test]
     fn a_program_is_given_its_prompt_and_the_columns_of_its_row() {
         if !installed(&["bwrap", "python3"]) {
@@ -185,7 +185,7 @@ mod tests {
         assert_eq!(scores.values, [None, Some(1.0)], "{:?} {:?}", scores.extra, scores.problems);
     }
 
-    /// A program that a stop ends has no score, which is not 0.
+    /// A program that is ended by a stop has no score, which differs from a score of 0.
     #[test]
     fn a_stop_ends_programs_without_a_score() {
         let Some(mut reward) = shell() else { return };

@@ -1,12 +1,13 @@
 //! Tests all graders on one corpus of answers. `corpus/answers.tsv` has pairs that were decided by hand before the
-//! graders were changed, `corpus/markup.tsv` text around answers, `corpus/rewritings.tsv` six ways to write an
-//! answer of MATH-500. `conformance/answer_corpus.py` reads the same tables, and compares with math-verify.
+//! graders were changed, `corpus/markup.tsv` has markup around answers, and `corpus/rewritings.tsv` has six ways to
+//! write an answer of MATH-500. `conformance/answer_corpus.py` reads the same tables, and compares the results with
+//! math-verify.
 
 use serde_json::{Value, json};
 
 use crate::{Columns, Content, RewardBatch, build};
 
-/// A completion with the score that it must have.
+/// A completion and the score that it must get.
 struct Case {
     grader: String,
     right: bool,
@@ -14,7 +15,7 @@ struct Case {
     completion: String,
 }
 
-/// An answer of the dataset, a right answer of a completion, and a wrong one, for each grader.
+/// For each grader: an answer of the dataset, a right completion, and a wrong one.
 const ANSWERS: [(&str, &str, &str, &str); 6] = [
     ("math", "73", "73", "74"),
     ("math", "\\frac{3}{4}", "\\frac{3}{4}", "\\frac{3}{5}"),
@@ -121,19 +122,19 @@ fn accepts(case: &Case) -> bool {
 
 /// Right completions of the corpus that score 0.
 const MISSED: [(&str, &str, &str); 10] = [
-    // Signs behind a number that are not units.
+    // Signs after a number that are not units.
     ("math", "1000.99", "\\boxed{1,000.99€}"),
     ("math", "1000.99", "\\boxed{1,000.99m²}"),
-    // An inequality that is still to be multiplied, or whose middle is a function.
+    // An inequality that still has to be multiplied, or whose middle is a function.
     ("math", "x < 1", "\\boxed{-x > -1}"),
     ("math", "x <= 1", "\\boxed{-x >= -1}"),
     ("math", "0<f(x)<1", "\\boxed{(0,1)}"),
-    // Only the value, where the dataset has a name of more than a letter, too.
+    // The completion has only the value, while the dataset also has a name of several letters.
     ("math", "S_{MBCN}:S=7:32", "\\boxed{7:32}"),
     ("math", "V_{1}:V_{2}=11:21", "\\boxed{11:21}"),
     ("math", "\\frac{NO}{BO}=\\frac{1}{\\sqrt{6}}", "\\boxed{\\frac{1}{\\sqrt{6}}}"),
     ("math", "|AB|=1", "\\boxed{1}"),
-    // Behind brackets an exclamation mark may be a factorial.
+    // An exclamation mark after brackets may be a factorial.
     ("math", "\\frac{3}{4}", "First, 12 of 42 remain.\nThe answer is \\frac{3}{4}!"),
 ];
 

@@ -132,14 +132,14 @@ fn answer(text: &str) -> Option<Computed> {
     let marked =
         marked(text).map(|marked| if marked.mark == Mark::Closed { marked.text } else { first_line(marked.text) });
     let part = marked.unwrap_or_else(|| text.trim().lines().next_back().unwrap_or_default());
-    // In tags there may be words before it, too: the answer is 3 + 4.
+    // Inside tags, words may come before the expression: the answer is 3 + 4.
     let part = said(part).unwrap_or(part);
     let plain = plain(unstyled(bare_sentence(first_sentence(part))));
     let mut sides: Vec<Computed> = plain.split('=').filter_map(compute).collect();
-    // The side that computes something, in `14 = (3 + 4) * 2` and in `(3 + 4) * 2 = 14`.
+    // The answer is the side that computes something, in `14 = (3 + 4) * 2` and in `(3 + 4) * 2 = 14`.
     let place = sides.iter().position(|side| side.numbers.len() > 1).unwrap_or(0);
     let mut computed = (place < sides.len()).then(|| sides.swap_remove(place))?;
-    // `(3 + 4) * 2 = 15` does not solve 14.
+    // `(3 + 4) * 2 = 15` does not solve the puzzle with target 14.
     if sides.iter().any(|side| side.numbers.len() == 1 && side.value != computed.value) {
         computed.value = None;
     }
@@ -193,7 +193,8 @@ fn plain(text: &str) -> String {
         c => c,
     });
     let text: String = signs.collect();
-    // "**3 + 4**." is emphasized; a power in the middle stays and is rejected. A label ends with a colon.
+    // Decoration is trimmed from the ends, as in "**3 + 4**."; `**` in the middle is a power and is rejected. A label
+    // ends with a colon.
     let text = text.rsplit(':').next().unwrap_or_default();
     text.trim_matches(|c: char| c.is_whitespace() || matches!(c, '$' | '*' | '`' | '"' | '.' | ',' | ';' | '!'))
         .to_owned()
@@ -207,7 +208,7 @@ struct Computed {
 
 fn compute(text: &str) -> Option<Computed> {
     let text = text.trim().trim_matches(['$', '`']);
-    // Digits with a space between are two numbers, not one.
+    // Digits separated by a space are two numbers, not one.
     let apart = text.split_whitespace().collect::<Vec<_>>();
     let digit = |c: Option<char>| c.is_some_and(|c| c.is_ascii_digit());
     if apart.windows(2).any(|pair| digit(pair[0].chars().next_back()) && digit(pair[1].chars().next())) {
@@ -248,7 +249,7 @@ impl Parser {
     fn product(&mut self) -> Option<Option<Rational>> {
         let mut product = self.factor()?;
         loop {
-            // 2(3 + 4)
+            // 2(3 + 4) is a product without a sign.
             let next = self.signs.get(self.at);
             let sign = if matches!(next, Some('(' | '[')) { Some('*') } else { self.sign(['*', '/']) };
             let Some(sign) = sign else { return Some(product) };
@@ -350,7 +351,7 @@ mod tests {
             assert_eq!(score(expression, &[2, 3, 4], 14), expected, "{expression}");
         }
         assert_eq!(score("\\dfrac{3+5}{2}", &[2, 3, 5], 4), 1.0);
-        // Two numbers with a space between, though their digits together are a number that there is.
+        // "3 7" is two numbers, even though 37 is one of the given numbers.
         assert_eq!(score("3 7 + 25", &[37, 25], 62), 0.0);
         assert_eq!(score("37 + 25", &[37, 25], 62), 1.0);
         // Adjacent brackets are not nested.
@@ -359,7 +360,7 @@ mod tests {
         assert_eq!(ones(format!("{}1{}", "(".repeat(50), ")".repeat(50)), 1), 1.0);
         assert_eq!(ones(format!("{}1{}", "(".repeat(51), ")".repeat(51)), 1), 0.0);
         assert_eq!(ones(format!("{}1", "-".repeat(5000)), 1), 0.0);
-        // Fractions on the way are exact.
+        // Intermediate fractions are exact.
         assert_eq!(score("(1 / 3) * 6 * 2", &[1, 2, 3, 6], 4), 1.0);
         assert_eq!(score("7 / 2 + 7 / 2", &[7, 2, 7, 2], 7), 1.0);
         assert_eq!(score("8 / (3 - 8 / 3)", &[3, 3, 8, 8], 24), 1.0);
@@ -395,7 +396,7 @@ mod tests {
         assert!(scores.problems[0].to_string().contains("\"one\" and 3"), "{}", scores.problems[0]);
     }
 
-    /// A search finds a solution of every puzzle of the real dataset, and each solution scores 1.
+    /// A search finds a solution of every puzzle in the real dataset, and each solution scores 1.
     #[test]
     fn solutions_of_the_real_puzzles_are_right() {
         let Some(file) = testing::shared("data/countdown/countdown_cd3_test.jsonl") else { return };

@@ -79,7 +79,7 @@ impl Grader<1> for ExactMatch {
         if accepted.is_empty() {
             return None;
         }
-        // The whole completion, or the part after its thoughts.
+        // Compares the whole completion, or only the text after its thoughts.
         let thinks = self.extract.is_none() && self.options.marked;
         let text = thought_before(completion).filter(|_| thinks).unwrap_or(completion);
         let whole = thinks.then_some(completion);
@@ -105,7 +105,7 @@ impl ExactMatch {
             text = text.to_lowercase();
         }
         if self.options.collapse_whitespace {
-            // Also cuts the ends to at most what `strip` would leave.
+            // Also shortens white space at the ends to one space.
             let ends = |edge: bool| if edge && !self.options.strip { " " } else { "" };
             let head = ends(text.starts_with(char::is_whitespace));
             let tail = ends(text.ends_with(char::is_whitespace));
@@ -139,13 +139,13 @@ impl ExactMatch {
         if let Some(marked) = marked(&text) {
             match marked.mark {
                 Mark::Closed => {
-                    // "<answer>The answer is Paris.</answer>"
+                    // For example "<answer>The answer is Paris.</answer>".
                     parts.extend(said(marked.text).map(|said| unstyled(bare_sentence(first_line(said))).to_owned()));
                     parts.extend([marked.text, bare(marked.text), unstyled(marked.text)].map(str::to_owned))
                 }
                 Mark::Hashes | Mark::Said => {
                     let line = first_line(marked.text);
-                    // "The answer is Paris. It is in France."
+                    // For example "The answer is Paris. It is in France."
                     let sentence = first_sentence(line);
                     parts.extend([line, bare(line), bare_sentence(line), bare_sentence(sentence)].map(str::to_owned));
                     parts.extend([unstyled(line), unstyled(sentence)].map(str::to_owned));

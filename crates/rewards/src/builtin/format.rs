@@ -25,7 +25,7 @@ pub(crate) struct FormatOptions {
 #[derive(Clone, Debug)]
 pub(crate) struct Format {
     regex: Regex,
-    /// Whether `$` may match before a last line feed.
+    /// Whether `$` may match before a final line feed.
     line_end: bool,
 }
 
@@ -40,7 +40,7 @@ impl Builtin for Format {
                 Error::options("format", format!("the pattern is not a regular expression (no look-around here): {e}"))
             })
         };
-        // The bare pattern first, so that the wrapping does not complete an unbalanced one.
+        // Compiles the bare pattern first, because wrapping could balance its unbalanced parentheses.
         let mut regex = compile(&options.pattern)?;
         if options.full {
             regex = compile(&format!(r"\A(?:{}{})\z", options.pattern, line_feed_if_comments(&options.pattern)))?;
@@ -59,24 +59,24 @@ impl Builtin for Format {
     }
 }
 
-/// A line feed if the pattern may be in `(?x)` mode, where a trailing comment would swallow the closing parenthesis
-/// added after it.
+/// A line feed if the pattern may be in `(?x)` mode, where a comment at the end would swallow the closing parenthesis
+/// that is appended; otherwise nothing.
 fn line_feed_if_comments(pattern: &str) -> &'static str {
     if pattern.contains("(?") && pattern.contains('#') { "\n" } else { "" }
 }
 
-/// Whether a pattern has a `$` that means the end, and no `\z`: neither escaped nor in a class.
+/// Whether a pattern has a `$` that matches the end (neither escaped nor in a class), and has no `\z`.
 fn has_dollar(pattern: &str) -> bool {
     let mut dollar = false;
     let mut class = false;
     let mut chars = pattern.chars().peekable();
     while let Some(c) = chars.next() {
         match c {
-            // The character behind a backslash is itself.
+            // A character after a backslash is literal.
             '\\' if chars.next() == Some('z') => return false,
             '[' if !class => {
                 class = true;
-                // A bracket at the beginning of a class is one of its characters.
+                // A closing bracket at the beginning of a class is a literal character.
                 chars.next_if_eq(&'^');
                 chars.next_if_eq(&']');
             }
@@ -119,7 +119,7 @@ mod tests {
         assert_eq!(score("(?x) a # the letter", true, "a"), 1.0);
     }
 
-    /// The values are those of Python's `re.search` and `re.fullmatch`.
+    /// The expected values are those of Python's `re.search` and `re.fullmatch`.
     #[test]
     fn a_dollar_matches_before_a_last_line_feed() {
         for (pattern, full, text, expected) in [

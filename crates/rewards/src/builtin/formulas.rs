@@ -1,4 +1,4 @@
-//! Finds the formulas of a text: `$…$`, `\(…\)`, `\[…\]`. Independent of what a formula contains.
+//! Finds the formulas of a text (`$…$`, `\(…\)`, `\[…\]`), whatever they contain.
 
 use std::ops::Range;
 use std::sync::LazyLock;
@@ -20,7 +20,7 @@ pub(super) struct Formula<'t> {
 pub(super) fn formulas(text: &str) -> impl Iterator<Item = Formula<'_>> {
     let bytes = text.as_bytes();
     let mut at = 0;
-    // The text that closes it, where its sign is and where its inside begins.
+    // The open formula: the sign that closes it, the position of its opening sign, and the start of its inside.
     let mut open: Option<(&str, usize, usize)> = None;
     std::iter::from_fn(move || {
         while let Some(&byte) = bytes.get(at) {
@@ -29,7 +29,7 @@ pub(super) fn formulas(text: &str) -> impl Iterator<Item = Formula<'_>> {
             let sign = match (byte, bytes.get(at)) {
                 (b'\\', Some(b'(' | b')' | b'[' | b']')) => &text[start..start + 2],
                 (b'\\', Some(next)) => {
-                    // An escaped dollar or backslash.
+                    // Skips an escaped dollar sign or backslash.
                     at += usize::from(next.is_ascii());
                     continue;
                 }

@@ -1,4 +1,4 @@
-//! The common part of graders, which compare a completion with `N` columns of its dataset row; usually with one, the
+//! The common part of graders, which compare a completion with `N` columns of its dataset row. Usually `N` is 1, the
 //! answer.
 
 use serde::de::DeserializeOwned;
@@ -35,7 +35,8 @@ pub(crate) trait Grader<const N: usize>: Sized + Send + 'static {
     /// The scores of a batch, for a reward with the name `name`.
     fn score(&self, name: &str, batch: &RewardBatch<'_>) -> Scores {
         score_rows(self, name, batch, |cells, completion| {
-            // If a completion thinks first, its answer is after the thoughts; if there is none after them, anywhere.
+            // If a completion thinks first, its answer is searched after the thoughts, and then in the whole completion
+            // if there is none.
             let after = thought_before(completion).filter(|_| Self::SKIPS_THOUGHTS);
             let after = after.map(|answer| self.grade(cells, answer));
             match after {
@@ -46,7 +47,7 @@ pub(crate) trait Grader<const N: usize>: Sized + Send + 'static {
     }
 }
 
-/// The scores from `grade`, with one problem for all rows that cannot be read; the first of them is its example.
+/// The scores from `grade`, with one problem for all unreadable rows, the first of which is the example.
 pub(super) fn score_rows<G: Grader<N>, const N: usize>(
     grader: &G,
     name: &str,

@@ -89,7 +89,7 @@ pub fn answer_of(completion: &str, strict: bool) -> Option<Number> {
     let text = &*latex_fractions(text);
     let (hashes, closed) = (hashed(text), closed(text));
     let marked = hashes.and_then(|tail| first_number(first_line(tail))).or_else(|| closed.and_then(only_number));
-    // A completion whose mark has no single number has no number.
+    // If a mark exists but does not contain exactly one number, the completion has no number.
     if marked.is_some() || strict || hashes.is_some() || closed.is_some() {
         return marked;
     }
@@ -122,13 +122,13 @@ fn first_number(line: &str) -> Option<Number> {
     static EXPLANATION: LazyLock<Regex> =
         LazyLock::new(|| regex(r"(?i)\b(?:because|since|so|which|where|given|as)\b|[;(]|,\s+[a-z]|\.\s"));
     static APART: LazyLock<Regex> = LazyLock::new(|| regex(r"^(\s*[-\u{2212}])\s+([$€£]?[0-9.])"));
-    // "- 1234"
+    // Joins a sign and its number: "- 1234".
     let line = &*APART.replace(line, "$1$2");
     let line = &*latex_fractions(line);
-    // A bracket may open with the number itself: "(42)".
+    // A bracket may begin with the number itself: "(42)". The search for an explanation starts after the number.
     let from = groups(line).next()?.end;
     let end = EXPLANATION.find_at(line, from).map_or(line.len(), |found| found.start());
-    // The number may be retracted after it: "42 (wrong)".
+    // The text after the number may retract it: "42 (wrong)".
     let stated = &line[..end];
     if taken_back_behind(&line[from..], &NUMBER) { None } else { number_of_sides(stated, Only::First) }
 }
@@ -153,7 +153,7 @@ enum Only {
 fn number_of_sides(text: &str, only: Only) -> Option<Number> {
     let all: Vec<Group> = groups(text).collect();
     let last = text.rfind('=').map_or(0, |at| at + 1);
-    // A relation is not an equation: "42 != 42", "x <= 42".
+    // A relation is not an equation: "42 != 42" and "x <= 42" have no result.
     let relation = ["!=", "<=", ">=", "/=", "\\not="].iter().any(|sign| text[..last].ends_with(sign));
     let first = (last > 0 && !relation).then(|| 0..text.find('=').unwrap_or(0));
     [Some(last..text.len()), first].into_iter().flatten().find_map(|side| {
@@ -173,7 +173,7 @@ fn last_number(text: &str) -> Option<Number> {
         before = last.replace(group);
     }
     let mut last = last?;
-    // A number in a formula is a result only if it is alone: not in `6 \times 7` or `\frac{x}{4}`.
+    // A number in a formula is a result only if it stands alone, unlike in `6 \times 7` or `\frac{x}{4}`.
     let before_last = formulas(text).take_while(|formula| formula.start <= last.start);
     if let Some(inside) = before_last.last().map(|formula| formula.inside) {
         let start = inside.as_ptr() as usize - text.as_ptr() as usize;
@@ -191,7 +191,7 @@ fn last_number(text: &str) -> Option<Number> {
     if stands(text, &last) { last.value } else { None }
 }
 
-/// Whether the text around a number leaves it a complete answer: not in `6*7`, `42^2`, `42 and 43`, nor where
+/// Whether the text around a number leaves it a complete answer. It does not in `6*7`, `42^2`, `42 and 43`, nor where
 /// [`is_meant`] is false.
 fn stands(text: &str, group: &Group) -> bool {
     /// Matches text after a number that makes it part of something longer: a time, a power, an operation, a list, a
@@ -231,7 +231,7 @@ fn leaves_as_it_is(before: &str, after: &str) -> bool {
             .all(|word| word.is_empty() || word.chars().count() >= 3 || is_unit(word))
             && rest.chars().all(char::is_alphabetic)
     };
-    // "+5"
+    // A plus sign does not change a number: "+5".
     let before = before.trim_end().strip_suffix('+').filter(|rest| rest.trim().is_empty()).unwrap_or(before);
     [before, after].iter().all(|part| words(&MARKUP.replace_all(part, "")))
 }
@@ -388,7 +388,7 @@ mod tests {
             assert_eq!(answer(text), None, "{text}");
         }
         assert_eq!(answer("#### 1/3"), Some(Number::Fraction(Rational::new(1, 3).unwrap())));
-        // A row's answer is read as a completion's is.
+        // The answer of a row is parsed by the same rules as that of a completion.
         assert_eq!(gold(&"1/3".into()), answer("#### 2/6"));
         for text in ["<answer>42</answer>", "#### 42", "\\boxed{42}"] {
             assert_eq!(answer_of(text, true), number("42"), "{text}");
@@ -440,7 +440,7 @@ mod tests {
         let answers = || solutions.iter().map(|&solution| solution.into()).collect();
         let right = score(&solutions, answers());
         assert!(right.problems.is_empty() && right.values.iter().all(|&value| value == Some(1.0)));
-        // Without the marked answer, the last number of nearly all solutions is still the answer.
+        // Nearly all solutions still end with the answer if the marked answer is removed.
         let unmarked: Vec<&str> = solutions.iter().map(|s| s.split("####").next().unwrap()).collect();
         let found = score(&unmarked, answers()).values.iter().flatten().sum::<f64>();
         assert!(found > 1200.0, "{found}");

@@ -207,7 +207,7 @@ mod tests {
     fn points_for_form_tags_and_answer_are_added() {
         let gold = gold(&18.into()).unwrap();
         let points = |text: &str| staged().points(text, &gold);
-        // Another mark is read, too, but does not count as the format.
+        // An answer in another mark is scored too, but does not earn the points for the format.
         for text in ["<answer>18</answer>", "so \\boxed{18}", "#### 18"] {
             assert_eq!(points(text), [0.0, -2.0, 5.0], "{text}");
         }
@@ -218,7 +218,7 @@ mod tests {
         assert_eq!(points("<SOLUTION>17</SOLUTION><SOLUTION>18</SOLUTION>"), [0.0, -2.0, 5.0]);
         assert_eq!(points("<SOLUTION>18"), [0.0, -1.0, -4.5]);
         assert_eq!(points("18"), [0.0, -2.0, -4.5]);
-        // An empty solution is not the form.
+        // The format requires a solution that is not empty.
         assert_eq!(points(&formed(" ")), [0.0, 2.0, -4.5]);
     }
 

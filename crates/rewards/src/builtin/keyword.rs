@@ -101,7 +101,7 @@ impl Keyword {
 
     fn occurs(&self, word: &str, text: &str) -> bool {
         let inner = |c: Option<char>| c.is_some_and(char::is_alphanumeric);
-        // A word that ends in a sign ("C++") may adjoin anything.
+        // A word that ends in a sign ("C++") may be followed by any character.
         let bound = |end: Option<char>, beside: Option<char>| !(inner(end) && inner(beside));
         text.match_indices(word).any(|(at, _)| {
             let (before, after) = (text[..at].chars().next_back(), text[at + word.len()..].chars().next());

@@ -143,7 +143,7 @@ mod tests {
         }
     }
 
-    /// One below, at and above each length at which a rule changes.
+    /// Tests lengths one below, at and above each limit of a rule.
     #[test]
     fn a_rule_changes_at_its_limits() {
         let target = Rule::Target(4.0);

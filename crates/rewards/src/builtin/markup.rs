@@ -1,9 +1,9 @@
-//! Removes the decoration of an answer: style tags, emphasis, marks of code, symbols such as ✅, quotes, and the end of
-//! the sentence. All graders read answers through these functions, so that markup changes no score. Independent of the
-//! form of the answer.
+//! Removes the decoration of an answer: style tags, emphasis, code marks, symbols such as ✅, quotes, and the end of the
+//! sentence. All graders read answers through these functions, so that markup changes no score, whatever the form of
+//! the answer.
 //!
-//! [`undecorated`] is applied to a whole completion, before marks are searched; text that is struck out is removed with
-//! its content. [`bare`] is applied to the marked answer. Both take linear time.
+//! [`undecorated`] is applied to a whole completion before marks are searched; text that is struck out is deleted.
+//! [`bare`] is applied to the marked answer. Both take linear time.
 
 mod emphasis;
 mod symbols;
@@ -16,15 +16,15 @@ use regex::Regex;
 
 use super::answer::regex;
 
-/// How many layers of markup around an answer are removed: each is searched once.
+/// The most layers of markup around an answer that are removed. Each layer is searched once.
 const LAYERS: usize = 12;
 
-/// The text without style tags, symbols, emphasis and marks of code.
+/// The text without style tags, symbols, emphasis and code marks.
 pub(super) fn undecorated(text: &str) -> Cow<'_, str> {
     changed(text, &[tags::removed, symbols::removed, emphasis::removed])
 }
 
-/// [`undecorated`], but with emphasis and marks of code, for callers that read them.
+/// [`undecorated`], except that emphasis and code marks stay, for callers that read them.
 pub(super) fn emphasized(text: &str) -> Cow<'_, str> {
     changed(text, &[tags::removed, symbols::removed, emphasis::struck_out_removed])
 }
@@ -145,7 +145,7 @@ fn without_punctuation(text: &str) -> &str {
         return text;
     };
     let ends = match last {
-        // "42..." continues, and `\right.` is a command.
+        // The period stays in "42...", which continues, and in the command `\right.`.
         '.' => !before.ends_with(['.', '\\']) && !before.ends_with("\\right"),
         ',' | ';' => !before.ends_with('\\'),
         '。' | '．' | '、' | '，' | '；' => true,
@@ -154,18 +154,18 @@ fn without_punctuation(text: &str) -> &str {
             let mut letter = || letters.next().is_some_and(char::is_alphabetic);
             letter() && letter()
         }
-        // The end of a sentence in quotes that began before: "The answer is 5."
+        // A quote that ends a quotation whose beginning is not in the text: `The answer is 5."`
         '"' | '”' | '»' | '」' | '\'' => {
             before.ends_with(['.', '!', '?', '。']) && !text.starts_with(['"', '“', '«', '「', '\''])
         }
-        // The end of a list or an object of JSON.
+        // The brace that ends a list or an object in JSON.
         '}' => before.matches('{').count() <= before.matches('}').count(),
         _ => false,
     };
     if ends { before } else { text }
 }
 
-/// The inside of quotes, of marks of code, or of the signs of a formula that enclose the whole text.
+/// The text inside of quotes, code marks or formula signs that enclose the whole text.
 fn inside(text: &str) -> &str {
     const PAIRS: [(&str, &str); 16] = [
         ("\"", "\""),

@@ -69,20 +69,20 @@ pub(crate) trait Builtin: Sized + Send + 'static {
 
     fn build(options: Self::Options) -> Result<Self>;
 
-    /// As [`Reward::required_columns`].
+    /// See [`Reward::required_columns`].
     fn required_columns(&self) -> Vec<String> {
         Vec::new()
     }
 
-    /// As [`Reward::reads_ids`].
+    /// See [`Reward::reads_ids`].
     fn reads_ids(&self) -> bool {
         false
     }
 
-    /// As [`Reward::stop_with`].
+    /// See [`Reward::stop_with`].
     fn stop_with(&mut self, _stop: Arc<AtomicBool>) {}
 
-    /// As [`Reward::score`]; problems name the reward `name`.
+    /// See [`Reward::score`]. Problems carry the reward's `name`.
     fn score(&mut self, name: &str, batch: &RewardBatch<'_>) -> Scores;
 }
 
@@ -157,7 +157,8 @@ mod tests {
     use crate::{Columns, Content, NO_ANSWER, RewardBatch, build};
     use serde_json::{Value, json};
 
-    /// Each grader scores the right answer, a wrong one, none, and an answer for a row that it cannot read.
+    /// Each grader scores a right answer, a wrong answer, a completion without an answer, and a row that it cannot
+    /// read.
     #[test]
     fn completions_without_an_answer_are_counted_apart_from_wrong_ones() {
         for (spec, answers, texts) in [
@@ -238,7 +239,7 @@ mod tests {
         }
     }
 
-    /// All unreadable rows are counted, and the first is the example.
+    /// All unreadable rows are counted in one problem, and the first is its example.
     #[test]
     fn rows_that_cannot_be_read_are_one_problem() {
         for (kind, message, example) in [

@@ -164,7 +164,7 @@ impl MultipleChoice {
             )
         });
         let chooses = CHOOSES.find_iter(text).last().map(|words| &text[words.end()..]);
-        // The last statement counts: the shorter rest.
+        // The last statement counts: the text after it is shorter.
         let last = said(text).into_iter().chain(chooses).min_by_key(|rest| rest.len());
         if let Some(rest) = last
             && let Some(choice) = self.begins(first_line(rest), true)
@@ -182,7 +182,7 @@ impl MultipleChoice {
                 (?:correct|right|best|true) (?:\s+(?:answer|choice|option|one))? \s*[.!*]* \s* (?:\n|$)",
             )
         });
-        // "b" alone
+        // The whole text is a single letter, such as "b".
         let alone = text.trim().trim_end_matches(['.', '!']);
         if alone.len() == 1 && alone.starts_with(|c: char| c.is_ascii_lowercase()) {
             return self.place(alone);
@@ -205,7 +205,7 @@ impl MultipleChoice {
         let lower = letter.starts_with(|c: char| c.is_ascii_lowercase());
         let goes_on = |c: char| c.is_alphanumeric() && !is_of_script_without_spaces(c);
         let stands = !rest.starts_with(|c: char| goes_on(c) || matches!(c, '_' | '\'' | '’' | '-'));
-        // "a" and "I" with a word behind are words.
+        // "a" and "I" followed by a word are words, not choices.
         let word = lower && rest.starts_with(' ') && rest.trim_start().starts_with(char::is_alphabetic);
         (stands && !word && (!lower || !capital || marked) && !self.takes_back(rest)).then(|| self.place(letter))?
     }
@@ -221,7 +221,7 @@ impl MultipleChoice {
         let joined = JOINS.find(rest).is_some_and(|join| {
             let next = &rest[join.end()..];
             let word = join.as_str().ends_with(char::is_alphabetic);
-            // "B, A is false" explains; "B, A" and "B or A" offer two.
+            // "B, A is false" explains one choice, while "B, A" and "B or A" offer two.
             self.another.is_match(next)
                 && (word || STANDS_ALONE.is_match(next) || join.as_str().contains(['/', '&', '|', '+']))
         });
@@ -247,7 +247,7 @@ impl MultipleChoice {
         }
         let letter = ["marked", "closed", "bare"].iter().find_map(|name| found.name(name))?.as_str();
         if found.name("bare").is_some() {
-            // A word alone on its line is a letter, too.
+            // Even "A" or "I" is a choice if it is alone on its line.
             let line = before.trim_end_matches([' ', '\t']);
             let alone = line.is_empty() || line.ends_with('\n');
             if !FOLLOWS.is_match(before) || matches!(letter, "A" | "I") && !alone {
@@ -274,7 +274,7 @@ impl MultipleChoice {
             rest.trim_start_matches(['*', '_', '$', '"', '`']).starts_with([')', '.', ':']) || rest.trim().is_empty();
         let named = named && !rest.starts_with(char::is_alphanumeric);
         let is_choice = marked || upper && (named || emphasized || ends && words.is_empty());
-        // All choices, one after the other, choose none.
+        // A list of all choices does not choose any.
         let others = self.listed.find_iter(text).count() + rest.matches(") ").count().saturating_sub(1);
         if !is_choice
             || others > 1 && !rest.trim().is_empty() && self.lists(text)
@@ -440,7 +440,7 @@ mod tests {
             wrong.extend(reward.choice(text).map(|_| text));
         }
         assert!(wrong.is_empty(), "{wrong:#?}");
-        // A statement at the end has priority over one at the beginning.
+        // A statement at the end takes precedence over one at the beginning.
         assert_eq!(reward.choice("B) is wrong, so I take (C)"), Some(2));
         assert_eq!(reward.choice("B) looks good. But then: (C)"), Some(2));
         let strict = self::reward(5, true);

@@ -1,5 +1,5 @@
-//! Finds numbers in a text: decimals of any length, fractions, exponents; and checks the text around them. Independent
-//! of what an answer is.
+//! Finds numbers in a text (decimals of any length, fractions, exponents) and checks the text around them, whatever the
+//! answer is.
 
 use std::borrow::Cow;
 use std::sync::LazyLock;
@@ -192,7 +192,7 @@ pub(super) fn groups(text: &str) -> impl Iterator<Item = Group> + '_ {
                     value = value.and_then(|v| v.over(&bottom));
                     parts.push("/");
                 }
-                // The whole number before a fraction.
+                // A whole number before a fraction is part of a mixed number.
                 " " if proper() && bytes.get(next.end) == Some(&b'/') => {
                     let whole = value.clone();
                     let top = rest.next()?;
@@ -202,7 +202,7 @@ pub(super) fn groups(text: &str) -> impl Iterator<Item = Group> + '_ {
                     let negative = whole_part.len() < whole_text.len();
                     value = Number::Decimal(top.value)
                         .over(&Number::Decimal(bottom.value))
-                        // "4 10/3" is not a mixed number.
+                        // "4 10/3" is not a mixed number, since 10/3 exceeds 1.
                         .filter(|part| part.to_f64().is_some_and(|part| (0.0..1.0).contains(&part)))
                         .and_then(|part| if negative { part.negative() } else { Some(part) })
                         .and_then(|part| whole?.plus(&part));
@@ -214,7 +214,7 @@ pub(super) fn groups(text: &str) -> impl Iterator<Item = Group> + '_ {
             end = next.end;
             rest.next();
         }
-        // 12/25/2020 is a date.
+        // 12/25/2020 is a date and has no value.
         if parts.len() > 1 {
             value = None;
         }
@@ -239,7 +239,7 @@ pub(super) fn numbers(text: &str) -> impl Iterator<Item = Found> + '_ {
     let digit = move |i: usize| bytes.get(i).is_some_and(u8::is_ascii_digit);
     let mut at = 0;
     std::iter::from_fn(move || {
-        // ".5" starts at its point, but the point of "1.2.3" that follows a number starts nothing.
+        // ".5" starts at its point, but the second point of "1.2.3" does not start a number.
         let point = |i: usize| bytes[i] == b'.' && digit(i + 1) && (i == 0 || !digit(i - 1));
         while at < bytes.len() && !(digit(at) || point(at)) {
             at += 1;
@@ -274,13 +274,13 @@ fn sign_before(before: &str) -> Option<usize> {
     let before = before.strip_suffix('$').unwrap_or(before);
     let before = before.strip_suffix('\\').unwrap_or(before);
     let rest = before.strip_suffix('-').or_else(|| before.strip_suffix('\u{2212}'))?;
-    // "a-3" and "5 -3" subtract, "is -3" does not.
+    // A minus is an operator in "a-3" and "5 -3", but a sign in "is -3".
     let operator = rest.ends_with(|c: char| c.is_alphanumeric() || c == ')')
         || rest.trim_end().ends_with(|c: char| c.is_numeric() || c == ')');
     (!operator).then_some(rest.len())
 }
 
-/// A number: a decimal, or a fraction that no decimal equals.
+/// A number: a decimal, or a fraction that has no decimal form.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Number {
     Decimal(Decimal),
@@ -402,7 +402,7 @@ mod tests {
         assert_eq!(Decimal::parse("-0.00"), Decimal::parse("0"));
         assert_eq!(Decimal::parse("1.5e3"), Decimal::parse("1500"));
         assert_eq!(Decimal::parse("15e-3"), Decimal::parse("0.0150"));
-        // As floats these two are equal.
+        // These two numbers would be equal as floats.
         assert_ne!(Decimal::parse("9007199254740993"), Decimal::parse("9007199254740992"));
         for bad in ["", "-", ".", "1.2.3", "1a", "--1", "1e", "1e999999999"] {
             assert_eq!(Decimal::parse(bad), None, "{bad}");

@@ -54,7 +54,7 @@ impl Rational {
     }
 
     pub fn mul(self, other: Rational) -> Option<Rational> {
-        // Crosswise first, so that nothing overflows whose result has room.
+        // The factors are first reduced crosswise, so that no intermediate product overflows if the result fits.
         let (a, b) =
             (Rational::new(self.numerator, other.denominator)?, Rational::new(other.numerator, self.denominator)?);
         let numerator = a.numerator.checked_mul(b.numerator)?;
@@ -143,7 +143,7 @@ mod tests {
             (Rational::decimal(""), Rational::decimal("x"), Rational::decimal("1.x")),
             (Some(q(0, 1)), None, None)
         );
-        // 38 places fit, 39 do not.
+        // A decimal with 38 places fits, one with 39 does not.
         let places = |n: usize| Rational::decimal(&format!("0.{}1", "0".repeat(n - 1)));
         assert_eq!((places(38), places(39)), (Some(q(1, 10i128.pow(38))), None));
         assert_eq!((gcd(12, 18), gcd(18, 12), gcd(0, 5), gcd(5, 0), gcd(7, 9)), (6, 6, 5, 5, 1));

@@ -90,8 +90,8 @@ impl Repetition {
     }
 }
 
-/// The words of a text without white space: each character of a script that puts no spaces between words, and the text
-/// between such characters.
+/// The words of a text without white space. Each character of a script without spaces between words is one word, and so
+/// is the text between such characters.
 fn words_of(text: &str) -> impl Iterator<Item = &str> {
     let spaceless = |c: char| {
         matches!(c, '\u{e00}'..='\u{eff}' | '\u{1000}'..='\u{109f}' | '\u{1780}'..='\u{17ff}' | '\u{3040}'..='\u{30ff}'
@@ -129,13 +129,13 @@ mod tests {
     fn the_share_of_repeated_ngrams_is_punished() {
         let pairs = || RepetitionOptions { ngram: 2, ..RepetitionOptions::default() };
         assert_eq!(score(pairs(), "a b c d", &[]), 0.0);
-        // ab ba ab ba: two of four.
+        // The 2-grams are ab ba ab ba, and two of the four are distinct.
         assert_eq!(score(pairs(), "a b A\nb a", &[]), -0.5);
         assert_eq!(score(RepetitionOptions { weight: 2.0, ..pairs() }, "a b a b a", &[]), -1.0);
-        // Three of four are the first again.
+        // Three of the four n-grams repeat the first one.
         let tokens = RepetitionOptions { unit: Unit::Tokens, ..pairs() };
         assert_eq!(score(tokens, "nothing", &[7, 7, 7, 7, 7]), -0.75);
-        // Three words are the default: of abc bca cab abc one of four came before.
+        // The default n is 3. One of abc bca cab abc is a repetition.
         assert_eq!(score(RepetitionOptions::default(), "a b c a b c", &[]), -0.25);
         assert_eq!(score(RepetitionOptions::default(), "no no", &[]), 0.0);
         assert_eq!(score(RepetitionOptions::default(), "", &[]), 0.0);
@@ -160,7 +160,7 @@ mod tests {
         ] {
             assert_eq!(score(single(), text, &[]), expected, "{text}");
         }
-        // 我喜欢 喜欢我 欢我喜 我喜欢: one of four came before.
+        // One of 我喜欢 喜欢我 欢我喜 我喜欢 is a repetition.
         assert_eq!(score(RepetitionOptions::default(), "我喜欢我喜欢", &[]), -0.25);
     }
 
@@ -178,7 +178,7 @@ mod tests {
     #[test]
     fn ngrams_of_any_length_are_counted() {
         let ngram = |ngram| RepetitionOptions { ngram, weight: 12.0, ..RepetitionOptions::default() };
-        // 6, 5, 4, 3, 1 and no n-grams, of which 2, 2, 2, 2, 1 and none are different.
+        // There are 6, 5, 4, 3, 1 and no n-grams, of which 2, 2, 2, 2, 1 and none are distinct.
         for (n, expected) in [(1, -8.0), (2, -7.2), (3, -6.0), (4, -4.0), (6, 0.0), (7, 0.0)] {
             assert_eq!(score(ngram(n), "a b a b a b", &[]), expected, "{n}");
         }

@@ -79,7 +79,7 @@ impl ThinkAnswer {
         } else {
             text
         };
-        // Tags may be in any case.
+        // The case of tags is ignored.
         let lower = text.to_ascii_lowercase();
         let text = &*lower;
         let once = self.tags.iter().filter(|tag| text.matches(tag.as_str()).count() == 1).count();
@@ -89,7 +89,7 @@ impl ThinkAnswer {
         if self.options.partial { once as f64 / 8.0 } else { 0.0 }
     }
 
-    /// The texts inside both pairs of tags, if there is only white space outside.
+    /// The texts inside both pairs of tags, if only white space is outside.
     fn parts<'t>(&self, text: &'t str) -> Option<[&'t str; 2]> {
         let [open, close, open_answer, close_answer] = &self.tags;
         let (thought, rest) = text.trim().strip_prefix(open)?.split_once(close)?;

@@ -53,7 +53,7 @@ pub(super) fn is_unit(name: &str) -> bool {
     unit(name).is_some()
 }
 
-/// Words after a number that are not units, since they change the number or describe the answer.
+/// Words that are not units when they follow a number, since they change the number or describe the answer.
 const NEVER_UNITS: [&str; 42] = [
     "wrong",
     "incorrect",
@@ -99,7 +99,7 @@ const NEVER_UNITS: [&str; 42] = [
     "root",
 ];
 
-/// Whether `name` contains a word that rules out a unit: 5 million is not 5.
+/// Whether `name` contains a word that cannot be part of a unit: 5 million is not 5.
 pub(super) fn never_unit(name: &str) -> bool {
     words(name).any(|word| NEVER_UNITS.contains(&word.as_str()))
 }
@@ -141,8 +141,8 @@ const INTRODUCTIONS: [&str; 33] = [
     "we",
 ];
 
-/// Whether `text` may come before an answer without changing it, as "about" or "the area is", but not "less than" or
-/// "not".
+/// Whether `text` may precede an answer without changing it. "about" and "the area is" may, "less than" and "not" may
+/// not.
 pub(super) fn introduces(text: &str) -> bool {
     let words: Vec<String> = words(text).collect();
     let says = text.trim_end().ends_with(':') || words.last().is_some_and(|word| word == "is" || word == "equals");

@@ -61,7 +61,7 @@ pub(crate) fn default_max_restarts() -> u32 {
     3
 }
 
-/// A command as one text or as a list of words.
+/// A command as one string or as a list of words.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(untagged)]
 pub enum Words {
@@ -78,7 +78,7 @@ impl From<&str> for Words {
 }
 
 impl Words {
-    /// The command as a list of words; an error for an open quote or an empty command.
+    /// Splits the command into a list of words. An open quote or an empty command is an error.
     pub(crate) fn split(self) -> Result<Vec<String>> {
         let words = match self {
             Words::List(words) => words,
@@ -97,8 +97,8 @@ impl Words {
 pub(crate) enum Dialect {
     /// The protocol of reward programs, described in the header of `command`.
     Command,
-    /// The protocol of the Python adapter ([`crate::python`]): batches are sent unchanged, and the adapter's first line
-    /// says that it is ready.
+    /// The protocol of the Python adapter ([`crate::python`]). Batches are sent unchanged, and the first line of the
+    /// adapter reports that it is ready.
     Python,
 }
 
@@ -116,15 +116,15 @@ pub struct CommandReward {
     restarts_in_a_row: u32,
     /// Number of requests so far.
     requests: u64,
-    /// Whether the program repeats the number of a request in its answer.
+    /// Whether the program repeats the request number in its answers.
     numbered: bool,
-    /// Why the program is no longer restarted, if it is not.
+    /// Why the program is no longer restarted; `None` while it may be restarted.
     given_up: Option<String>,
     stop: Arc<AtomicBool>,
 }
 
 impl CommandReward {
-    /// Starts the program. A program that is missing, not executable, or that ends at once is an error here.
+    /// Starts the program. Returns an error if the program is missing, is not executable, or ends at once.
     pub fn new(name: String, options: CommandOptions) -> Result<Self> {
         Self::start(name, options, Dialect::Command, Arc::default())
     }
@@ -157,7 +157,7 @@ impl CommandReward {
         let mut process = Process::start(&reward.words).map_err(|e| failed(&reward.words, explain(&e)))?;
         match dialect {
             Dialect::Python => reward.greet(&mut process).map_err(|(_, message)| failed(&reward.words, message))?,
-            // An interpreter starts even if its script is missing, and then ends quickly.
+            // An interpreter whose script is missing starts, but soon ends.
             Dialect::Command if process.exited_within(Duration::from_millis(250)) => {
                 return Err(failed(&reward.words, process.epitaph()));
             }
@@ -239,7 +239,7 @@ impl CommandReward {
             let line = process.line_until(Instant::now() + self.timeout, &self.stop);
             line.map_err(|silence| self.silent(&mut process, silence, self.timeout))
         };
-        // After any failure so far it is unknown which batch its next line would answer: it is started again.
+        // After a failure it is unknown which batch the next line would answer, so the program is restarted.
         let with_stderr = |(kind, message), process: &Process| (kind, process.with_stderr(message));
         let answer = protocol::answer(&line?).map_err(|failure| with_stderr(failure, &process))?;
         if let Some(other) = answer.request.filter(|&other| other != number) {
@@ -252,7 +252,7 @@ impl CommandReward {
             return Err(with_stderr((ProblemKind::BadAnswer, message.to_owned()), &process));
         }
         self.numbered |= answer.request.is_some();
-        // The program works: an error that it reports about this batch needs no restart.
+        // An error that the program reports about this batch needs no restart, since the program still works.
         let tokens: Vec<usize> = batch.completion_ids.iter().map(Vec::len).collect();
         let scores = protocol::scores(&self.name, answer, &tokens).map_err(|(kind, message)| {
             let said = self.dialect == Dialect::Command && kind == ProblemKind::Failed;
@@ -317,8 +317,8 @@ pub(crate) fn map_paths<E>(
     Ok(Some(if split_line(&line).as_ref() == Some(&words) { line.into() } else { words.into() }))
 }
 
-/// The name of a command, and its arguments: `my_reward` and `x` for `python3 path/my_reward.py x` and for
-/// `./my_reward.sh x`.
+/// The name of a command, and its arguments. Both `python3 path/my_reward.py x` and `./my_reward.sh x` have the name
+/// `my_reward` and the argument `x`.
 pub(crate) fn label(command: Words) -> Result<(String, String)> {
     let words = command.split()?;
     let path = |word: &String| std::path::PathBuf::from(word);

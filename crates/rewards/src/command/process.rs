@@ -1,7 +1,7 @@
-//! A [`Program`] that reads and writes lines. It never blocks this process. Independent of JSON.
+//! A [`Program`] that reads and writes lines of any format. It never blocks this process.
 //!
-//! Threads serve its pipes, so that a program that reads or writes nothing can only run into the caller's time limit;
-//! the threads end with the pipes.
+//! Threads serve the program's pipes. A program that does not read or write can therefore only exceed the caller's time
+//! limit. The threads end with the pipes.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -10,17 +10,17 @@ use std::time::{Duration, Instant};
 
 use crate::program::Program;
 
-/// The longest line that a child may answer with, in bytes.
+/// The longest line that a child may send, in bytes.
 const MAX_LINE_BYTES: u64 = 256 << 20;
 /// How long a child may take to exit once its input is closed.
 const GRACE: Duration = Duration::from_secs(1);
-/// How long after an answer without a number a second one is waited for, before the next request: a program that
+/// How long to wait for a second answer before the next request, if the first answer had no number. A program that
 /// answers twice does so at once.
 const SETTLED: Duration = Duration::from_millis(3);
 /// How often a wait checks whether the caller asked to stop.
 const POLL: Duration = Duration::from_millis(50);
 
-/// Why a child sent no line.
+/// The reason why a child did not send a line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Silence {
     TimedOut,
@@ -36,9 +36,9 @@ pub(super) struct Process {
     /// Sends bytes to the thread that writes the child's input; `None` once closed.
     input: Option<Sender<Vec<u8>>>,
     output: Receiver<Result<Vec<u8>, Silence>>,
-    /// A line that was received before one was requested.
+    /// A line that arrived before it was requested.
     unread: Option<Result<Vec<u8>, Silence>>,
-    /// When the child started, or sent the last line that was received.
+    /// The time at which the child started or sent its last line.
     heard: Instant,
 }
 
@@ -47,7 +47,7 @@ impl Process {
         let (program, mut stdin, stdout) = Program::start(words, true)?;
         let (input, requests) = channel::<Vec<u8>>();
         std::thread::spawn(move || {
-            // A broken pipe shows as the end of the output.
+            // A broken pipe is reported by the end of the output.
             while let Ok(line) = requests.recv() {
                 if stdin.write_all(&line).and_then(|()| stdin.flush()).is_err() {
                     break;
@@ -62,13 +62,14 @@ impl Process {
     /// Queues a line for the child's input.
     pub(super) fn send(&mut self, line: Vec<u8>) {
         if let Some(input) = &self.input {
-            // If the writer has ended, so has the child, and reading reports it.
+            // If the writer thread has ended, the child has ended too, and reading reports that.
             let _ = input.send(line);
         }
     }
 
     /// Whether the child has written a line that was not requested (the end of its output does not count). If its
-    /// answers have no numbers, which would identify such a line later, waits until [`SETTLED`] after the last one.
+    /// answers have no numbers, such a line could not be identified later, so this waits until [`SETTLED`] after the
+    /// last line.
     pub(super) fn has_unread_line(&mut self, numbered: bool) -> bool {
         if self.unread.is_none() {
             let wait = if numbered { Duration::ZERO } else { SETTLED.saturating_sub(self.heard.elapsed()) };
@@ -77,7 +78,7 @@ impl Process {
         matches!(self.unread, Some(Ok(_)))
     }
 
-    /// The next line of the child's output, waited for until `deadline`, or until `stop` is set.
+    /// Waits for the next line of the child's output, until `deadline` or until `stop` is set.
     pub(super) fn line_until(&mut self, deadline: Instant, stop: &AtomicBool) -> Result<Vec<u8>, Silence> {
         if let Some(line) = self.unread.take() {
             return line;
@@ -152,7 +153,7 @@ mod tests {
         drop(lines);
         let sent: Vec<Result<Vec<u8>, Silence>> = sent.iter().collect();
         assert_eq!(sent, [Ok(b"a\n".to_vec()), Ok(b" b\n".to_vec()), Ok(b"last".to_vec())]);
-        // Nobody listens: it ends.
+        // The receiver is dropped, so reading ends.
         let (lines, sent) = channel();
         drop(sent);
         read_lines(std::io::repeat(b'\n').take(10).chain(&b"a\nb\n"[..]), &lines);

@@ -1,4 +1,4 @@
-//! The programs of these tests are sh scripts, so that they run wherever Unix is.
+//! The programs in these tests are sh scripts, which run on any Unix.
 
 use std::path::{Path, PathBuf};
 
@@ -16,7 +16,8 @@ fn script(dir: &Path, body: &str) -> PathBuf {
     path
 }
 
-/// Runs the script with /bin/sh: no exec bit is written, so no "text file busy" when tests run side by side.
+/// Runs the script with /bin/sh. The script needs no exec bit, so tests that run in parallel cannot fail with "text
+/// file busy".
 fn reward(path: &Path, timeout_s: f64, max_restarts: u32) -> CommandReward {
     let words = Words::List(vec!["/bin/sh".into(), path.to_str().unwrap().into()]);
     CommandReward::new("reward".into(), CommandOptions { command: words, timeout_s, max_restarts, by_group: false })
@@ -34,7 +35,7 @@ fn score(reward: &mut CommandReward) -> Scores {
     score_with(reward, &Columns::new(), &["5".into(), "line\nfeed \"quoted\"".into()])
 }
 
-/// Whether the process whose number is in this file has ended. A zombie has ended, too.
+/// Whether the process whose PID is in this file has ended. A zombie counts as ended.
 fn has_ended(file: &Path) -> bool {
     let process = std::fs::read_to_string(file).unwrap();
     let state = std::fs::read_to_string(format!("/proc/{}/stat", process.trim()));
@@ -51,7 +52,7 @@ fn failure(scores: &Scores) -> &str {
 #[test]
 fn one_program_answers_batch_after_batch() {
     let dir = tempfile::tempdir().unwrap();
-    // Its scores count its batches: the second batch is answered by the same process.
+    // The program's scores count its batches, which shows that one process answers both.
     let body = r#"n=0; while read -r line; do n=$((n+1)); echo; echo "{\"rewards\": [$n, true]}"; done"#;
     let mut reward = reward(&script(dir.path(), body), 30.0, 0);
     assert_eq!(reward.name(), "reward");
@@ -112,7 +113,7 @@ fn wrong_answers_give_none_with_a_reason() {
         assert!(message.contains(expected) && message.contains("| working"), "{answer}: {message}");
         assert!(scores.problems[0].to_string().contains("reward `reward` gave no score for 2 completions"));
     }
-    // One score that cannot be read is one completion's.
+    // An unreadable score affects only its own completion.
     let dir = tempfile::tempdir().unwrap();
     let body = "while read -r line; do echo working >&2; echo '{\"rewards\": [1, \"2\"]}'; done";
     let scores = score(&mut reward(&script(dir.path(), body), 30.0, 5));
@@ -126,7 +127,7 @@ fn wrong_answers_give_none_with_a_reason() {
 fn a_crash_shows_the_last_words_and_the_next_batch_is_served() {
     let dir = tempfile::tempdir().unwrap();
     let flag = dir.path().join("crashed");
-    // Crashes at its first batch ever, then is good.
+    // The program crashes at its very first batch, and answers later ones.
     let body = format!(
         r#"read -r line; if [ ! -e '{0}' ]; then : > '{0}'; echo "KeyError: 'answer'" >&2; exit 3; fi
         echo '{{"rewards": [1, 1]}}'; {GOOD}"#,
@@ -161,7 +162,7 @@ fn restarts_in_a_row_are_bounded() {
     assert_eq!(failures.iter().map(|problem| problem.fatal).collect::<Vec<_>>(), [false, false, true, true, true]);
     let ended = "it ended (exit status: 1)";
     assert_eq!([&*failures[0].message, &failures[1].message], [ended; 2]);
-    // It is not started again, and the message does not grow.
+    // The program is not restarted again, and the message does not grow.
     let last = format!("not started again after 2 restarts without a good batch: {ended}");
     assert_eq!([2, 3, 4].map(|i| &*failures[i].message), [&*last; 3]);
     assert_eq!(std::fs::read_to_string(starts).unwrap().lines().count(), 3);
@@ -171,7 +172,7 @@ fn restarts_in_a_row_are_bounded() {
 fn a_time_out_kills_the_whole_group() {
     let dir = tempfile::tempdir().unwrap();
     let alive = dir.path().join("alive");
-    // A grandchild holds the pipes; it must die with the group.
+    // A grandchild holds the pipes open, and must be killed with the process group.
     let body = format!("sleep 100000 & echo $! > '{0}.new'; mv '{0}.new' '{0}'; read -r line; wait", alive.display());
     let mut reward = reward(&script(dir.path(), &body), 0.3, 0);
     testing::wait_until("the program runs", || alive.exists());
@@ -202,14 +203,14 @@ fn a_stop_ends_the_wait_and_is_not_a_failure() {
 fn dropping_the_reward_ends_the_program() {
     let dir = tempfile::tempdir().unwrap();
     let alive = dir.path().join("alive");
-    // Ignores the end of its input.
+    // The program ignores the end of its input.
     let body = format!("echo $$ > '{0}.new'; mv '{0}.new' '{0}'; while :; do sleep 100000; done", alive.display());
     let reward = reward(&script(dir.path(), &body), 30.0, 0);
     testing::wait_until("the program runs", || alive.exists());
     drop(reward);
     testing::wait_until("the program is killed", || has_ended(&alive));
 
-    // A well-behaved program may finish its work.
+    // A program that ends with its input may finish its work.
     let done = dir.path().join("done");
     let body = format!("while read -r line; do :; done; : > '{}'", done.display());
     let path = script(dir.path(), &body);
@@ -230,7 +231,7 @@ fn a_line_too_many_is_not_taken_for_the_next_answer() {
 #[test]
 fn a_batch_larger_than_the_pipe_does_not_deadlock() {
     let dir = tempfile::tempdir().unwrap();
-    // Writes much to both outputs before it reads.
+    // The program writes much to both outputs before it reads.
     let body = r#"i=0; while [ $i -lt 3000 ]; do echo 'noise noise noise noise noise noise noise' >&2; i=$((i+1)); done
         head -n 1 > /dev/null; echo '{"rewards": [1]}'; cat > /dev/null"#;
     let mut reward = reward(&script(dir.path(), body), 60.0, 0);
@@ -248,7 +249,7 @@ fn a_program_that_cannot_run_is_an_error_at_start() {
     };
     let message = start(Words::List(vec![path.to_str().unwrap().into()])).unwrap();
     assert!(message.contains("not executable"), "{message}");
-    // The interpreter starts; on a busy machine it may live longer than the time that it is watched.
+    // The interpreter starts, and on a busy machine may outlive the time for which it is watched.
     let mut message = None;
     testing::wait_until("the interpreter ends while it is watched", || {
         message = start(Words::from("/bin/sh /no/such/script.sh"));
@@ -287,22 +288,22 @@ fn lines_are_split_at_white_space_outside_of_quotes() {
     assert_eq!(split(" ").unwrap(), Vec::<String>::new());
 }
 
-/// A program that answers twice would answer each later batch with the scores of the one before.
+/// A program that answers twice would answer each later batch with the scores of the previous one.
 #[test]
 fn an_answer_to_another_request_is_refused() {
     let number = r#"k=${line##*\"request\":}; k=${k%%\}*};"#;
     let answer = |number: &str| format!("echo \"{{\\\"rewards\\\": [$k, 0], \\\"request\\\": {number}}}\"");
     for (body, good) in [
-        // Repeats the number; repeats it and is one behind; answers twice, at once and later.
+        // The programs repeat the number; repeat a number that is one behind; or answer twice, at once or later.
         (answer("$k"), [true, true, true]),
         (answer("$((k - 1))"), [false, false, false]),
         (format!("{a}; {a}", a = answer("$k")), [true, false, true]),
         (format!("{a}; (sleep 0.02; {a}) &", a = answer("$k")), [true, false, true]),
         ("echo '{\"rewards\": [1, 0]}'; echo '{\"rewards\": [1, 0]}'".to_owned(), [true, false, true]),
-        // Answers twice, the second time without the number; answers from now on without it.
+        // The programs answer a second time without the number, or stop sending the number.
         (format!("{}; echo '{{\"rewards\": [1, 0]}}'", answer("$k")), [true, false, true]),
         (format!("test $k = 2 && echo '{{\"rewards\": [1, 0]}}' || {}", answer("$k")), [true, false, true]),
-        // An error needs no number.
+        // An error may omit the number.
         (format!("test $k = 2 && echo '{{\"error\": \"of request\"}}' || {}", answer("$k")), [true, false, true]),
     ] {
         let dir = tempfile::tempdir().unwrap();
@@ -311,7 +312,7 @@ fn an_answer_to_another_request_is_refused() {
         let mut reward = reward(&script(dir.path(), &body), 30.0, 9);
         for (i, good) in good.into_iter().enumerate() {
             let scores = score(&mut reward);
-            // A late line may come before or behind the next answer; it is never taken for that answer.
+            // A late line may arrive before or after the next answer, but is never taken for that answer.
             if slow {
                 assert!([None, Some((i + 1) as f64)].contains(&scores.values[0]), "{scores:?}");
             } else if good {

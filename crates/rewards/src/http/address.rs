@@ -11,7 +11,7 @@ use ureq::{Agent, Body};
 
 use super::certificates;
 
-/// How many bytes of an answer that does not matter are read.
+/// The number of bytes that are read from a response whose content does not matter.
 const READ_BYTES: u64 = 1 << 16;
 
 /// An `http://` or `https://` address, and how requests reach it: by the proxy of the environment, with the certificate
@@ -32,12 +32,12 @@ impl fmt::Display for Address {
 }
 
 impl Address {
-    /// An address whose requests may take `timeout_s` seconds. The error is a message about it.
+    /// Creates an address whose requests may take `timeout_s` seconds. The error is a message about the address.
     pub fn new(url: &str, timeout_s: f64) -> Result<Address, String> {
         Self::trusting(std::env::var_os(certificates::VARIABLE).as_deref(), url.to_owned(), timeout_s)
     }
 
-    /// The same with the file of certificate authorities as an argument.
+    /// Like [`Address::new`], with the file of certificate authorities as an argument.
     pub(super) fn trusting(authorities: Option<&OsStr>, url: String, timeout_s: f64) -> Result<Address, String> {
         let uri = parsed(&url)?;
         let tls = match authorities.filter(|file| !file.is_empty() && uri.scheme_str() == Some("https")) {
@@ -48,23 +48,23 @@ impl Address {
             .tls_config(tls)
             .timeout_global(Some(Duration::from_secs_f64(timeout_s)))
             .http_status_as_error(false)
-            // The body is only for this address; and a redirect may turn the POST into a GET without a body.
+            // The body is meant only for this address, and a redirect could turn the POST into a GET without a body.
             .max_redirects(0)
             .max_redirects_will_error(false)
             .user_agent(concat!("lockstep/", env!("CARGO_PKG_VERSION")));
-        // No proxy leads to this machine.
+        // Requests to this machine bypass the proxy.
         let here = uri.host().is_some_and(|host| host == "localhost" || host.starts_with("127.") || host == "[::1]");
         let config = if here { config.proxy(None) } else { config };
         Ok(Address { agent: config.build().new_agent(), shown: without_secrets(&url), url, timeout_s })
     }
 
-    /// Checks that `url` is an address. The error continues a sentence that begins with it.
+    /// Checks that `url` is an address. The error message continues a sentence that begins with the URL.
     pub fn check(url: &str) -> Result<(), String> {
         parsed(url).map(drop)
     }
 
-    /// The part of an address that is a secret, in words: a user or a password, or a value in its query whose name says
-    /// that it is a token, a key or a password. `None` if there is none.
+    /// Describes the part of an address that is a secret: a user or a password, or the value of a query key that is
+    /// named like a token, a key or a password. `None` if no part is secret.
     pub fn secret_in(url: &str) -> Option<String> {
         let (start, end) = authority(url);
         if url[start..end].contains('@') {
@@ -86,7 +86,7 @@ impl Address {
         &self.url[start..end]
     }
 
-    /// Sends a body of JSON, with the header `Authorization` if it is given, and returns the response.
+    /// Sends a JSON body, with the header `Authorization` if given, and returns the response.
     pub fn post(&self, body: &[u8], authorization: Option<&str>) -> Result<Response<Body>, ureq::Error> {
         let mut request = self.agent.post(&self.url).content_type("application/json");
         if let Some(authorization) = authorization {
@@ -95,12 +95,12 @@ impl Address {
         request.send(body)
     }
 
-    /// Sends a body of JSON whose answer does not matter. The error is a message without a word of the answer, and
-    /// whether another try may succeed.
+    /// Sends a JSON body and ignores the content of the response. The error is a message that quotes nothing from the
+    /// response, and whether another try may succeed.
     pub fn notify(&self, body: &[u8], authorization: Option<&str>) -> Result<(), (String, bool)> {
         let response = self.post(body, authorization);
         let mut response = response.map_err(|error| (self.explain(&error), may_pass(&error)))?;
-        // A connection whose answer was read serves the next request, too.
+        // The connection can serve the next request only after its response was read.
         let _ = std::io::copy(&mut response.body_mut().as_reader().take(READ_BYTES), &mut std::io::sink());
         if response.status().is_success() {
             return Ok(());
@@ -108,7 +108,7 @@ impl Address {
         Err((self.status_of(&response), matches!(response.status().as_u16(), 408 | 429 | 500..)))
     }
 
-    /// The status of a response in words, and where it redirects to.
+    /// The status of a response in words, with the target of a redirect.
     pub(super) fn status_of<T>(&self, response: &Response<T>) -> String {
         let status = response.status();
         let to = response.headers().get("location").filter(|_| status.is_redirection());
@@ -140,7 +140,7 @@ pub(super) fn may_pass(error: &ureq::Error) -> bool {
     matches!(error, Timeout(_) | Io(_) | HostNotFound | ConnectionFailed | Protocol(_))
 }
 
-/// Where the part of an address with user, host and port begins and ends.
+/// The byte range of the user, host and port in an address.
 fn authority(url: &str) -> (usize, usize) {
     let start = url.find("://").map_or(0, |at| at + 3);
     let end = url[start..].find(['/', '?', '#']).map_or(url.len(), |at| start + at);

@@ -1,4 +1,4 @@
-//! Certificate authorities that a cluster or a company has for itself: `SSL_CERT_FILE`, as OpenSSL reads it.
+//! The private certificate authorities of a cluster or a company: `SSL_CERT_FILE`, as OpenSSL reads it.
 
 use std::ffi::OsStr;
 use std::path::Path;
@@ -16,7 +16,7 @@ pub(super) fn read(file: &OsStr) -> Result<RootCerts, String> {
     for item in parse_pem(&bytes) {
         match item {
             Ok(PemItem::Certificate(certificate)) => found.push(certificate),
-            // A key in the file is not an authority.
+            // A private key in the file is skipped.
             Ok(_) => {}
             Err(error) => return Err(wrong(&error.to_string())),
         }

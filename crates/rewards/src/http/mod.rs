@@ -1,6 +1,6 @@
 //! `http`: a reward service that is called by POST requests: `"http://localhost:8000/score"`.
 //!
-//! The body of a request and of its response are the JSON that a [`command`](crate::command) program reads and writes.
+//! The bodies of requests and responses are the JSON that a [`command`](crate::command) program reads and writes.
 //! By default one request has all completions of a generation batch, so the service may compare any of them; with
 //! `batch_size` a request has that many completions, in order, and up to `concurrency` requests are in flight at once.
 //!
@@ -8,7 +8,7 @@
 //! status is 5xx, 408 or 429: up to `retries` times, after `backoff_s`, twice that, four times that, … seconds, 30 at
 //! most, or after as long as the service asks for (`Retry-After`, five minutes at most). Any other status but 2xx is
 //! final, and so is a response that is not such JSON or has a wrong number of scores. The completions of a failed
-//! request get `None`, never 0, and a [`Problem`] says why.
+//! request get `None`, never 0, and a [`Problem`] gives the reason.
 
 mod address;
 mod certificates;
@@ -35,7 +35,7 @@ const MAX_ANSWER_BYTES: u64 = 256 << 20;
 const MAX_BACKOFF: Duration = Duration::from_secs(30);
 /// The longest pause that a service may ask for (`Retry-After`).
 const MAX_WAIT: Duration = Duration::from_secs(300);
-/// How often a wait checks whether the scores are still wanted.
+/// How often a waiting thread checks whether the scores are still wanted.
 const POLL: Duration = Duration::from_millis(50);
 /// How many bytes of a malformed response an error message shows.
 const SHOWN_BYTES: usize = 200;
@@ -78,7 +78,7 @@ fn default_concurrency() -> usize {
     8
 }
 
-/// Makes requests, on any thread.
+/// Sends requests, from any thread.
 #[derive(Clone, Debug)]
 struct Client {
     /// The reward's name.
@@ -107,7 +107,7 @@ impl HttpReward {
         Self::trusting(authorities.as_deref(), name, options)
     }
 
-    /// The same with the file of certificate authorities as an argument.
+    /// Like [`HttpReward::new`], with the file of certificate authorities as an argument.
     fn trusting(authorities: Option<&OsStr>, name: String, options: HttpOptions) -> Result<Self> {
         let HttpOptions { url, timeout_s, retries, backoff_s, batch_size, concurrency, by_group, token_env } = options;
         let wrong = |message: String| Err(Error::options(KIND, message));
@@ -151,7 +151,7 @@ impl HttpReward {
         let work = Arc::new(Mutex::new(work));
         let (answers, answered) = channel();
         for _ in 0..threads {
-            // Detached after a stop: a service may take its time.
+            // The threads are detached, so that a stop does not wait for a slow service.
             let (client, work, answers, stop) = (self.client.clone(), work.clone(), answers.clone(), self.stop.clone());
             std::thread::spawn(move || client.serve(&work, &answers, &stop));
         }
@@ -198,7 +198,7 @@ impl Client {
         self.backoff.saturating_mul(1 << tries.min(16)).min(MAX_BACKOFF)
     }
 
-    /// Repeats a request until it has an answer or a failure is final.
+    /// Repeats a request until it is answered or fails for good.
     fn scores(&self, request: &Request, stop: &AtomicBool) -> std::result::Result<Scores, Failure> {
         let mut tries = 0;
         let answer = loop {
@@ -239,7 +239,7 @@ impl Client {
         let status = response.status();
         let header = |name: &str| Some(String::from_utf8_lossy(response.headers().get(name)?.as_bytes()).into_owned());
         let wait = header("retry-after").and_then(|seconds| seconds.trim().parse::<u32>().ok());
-        // The limit of the client counts the bytes of a compressed answer, this one those of its text.
+        // The client's limit counts the bytes of the compressed response, this limit counts the decompressed ones.
         let reader = response.body_mut().with_config().limit(MAX_ANSWER_BYTES).reader();
         let answer = text_of(reader).map_err(|error| self.refusal(&error))?;
         if status.is_success() {
@@ -268,12 +268,12 @@ impl Client {
     }
 }
 
-/// The bytes of an answer, up to the limit.
+/// The bytes of a response, up to the limit.
 fn text_of(reader: impl std::io::Read) -> std::result::Result<Vec<u8>, ureq::Error> {
     use std::io::Read;
     let mut answer = Vec::new();
     let read = reader.take(MAX_ANSWER_BYTES + 1).read_to_end(&mut answer);
-    // A limit or a time-out of the client comes as an error of reading.
+    // The client reports its limits and time-outs as errors of reading.
     read.map_err(ureq::Error::from)?;
     if answer.len() as u64 > MAX_ANSWER_BYTES {
         return Err(ureq::Error::BodyExceedsLimit(MAX_ANSWER_BYTES));
@@ -282,7 +282,7 @@ fn text_of(reader: impl std::io::Read) -> std::result::Result<Vec<u8>, ureq::Err
 }
 
 enum Refusal {
-    /// The request failed, and repeating it may help, after the pause that the service asks for.
+    /// The request failed, and may succeed if repeated after the pause that the service asks for.
     Again(Failure, Option<Duration>),
     Final(Failure),
 }

@@ -1,4 +1,4 @@
-//! The services of these tests are sockets of this process with prepared answers.
+//! The services in these tests are sockets of the test process with prepared responses.
 
 use super::*;
 use crate::{Content, RewardSpec, build};
@@ -9,20 +9,20 @@ use std::net::{TcpListener, TcpStream};
 mod limits;
 mod tls;
 
-/// The reaction of a service to a request.
+/// The response of a service to a request.
 #[derive(Clone)]
 enum Deed {
     /// Answers with a status and a body.
     Answer(u16, String),
     /// Sends the client to another address.
     Redirect(u16, String),
-    /// Reads the request and does not answer.
+    /// Reads the request and does not respond.
     Hang,
     /// Closes the connection.
     Close,
     /// Scores each completion by its length.
     Score,
-    /// The same, once another request has been in flight at the same time.
+    /// Like `Score`, but waits until another request is in flight at the same time.
     ScoreBeside,
 }
 
@@ -38,7 +38,7 @@ struct Seen {
     most: usize,
 }
 
-/// A service that does one deed after the other, the last for ever.
+/// Starts a service that performs these deeds one after the other, and repeats the last one forever.
 fn service(deeds: Vec<Deed>) -> (String, Arc<Mutex<Seen>>) {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let url = format!("http://{}/score", listener.local_addr().unwrap());
@@ -152,7 +152,7 @@ fn a_request_has_trls_names_and_its_answer_is_a_commands() {
 #[test]
 fn transient_failures_are_retried_and_others_are_not() {
     let status = |status| Deed::Answer(status, "try later".into());
-    // Reactions before the good one; number of requests.
+    // The failed responses before the successful one, and the number of requests.
     for (deeds, requests) in [
         (vec![status(503), status(500)], 3),
         (vec![status(429), status(408)], 3),
@@ -191,7 +191,7 @@ fn transient_failures_are_retried_and_others_are_not() {
         assert!(problem.message.contains(words) && problem.message.contains(&url), "{words}: {problem}");
         testing::wait_until(words, || seen.lock().unwrap().requests.len() == requests);
     }
-    // Nobody listens.
+    // No process listens on this port.
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let url = format!("http://{}", listener.local_addr().unwrap());
     drop(listener);
@@ -227,7 +227,7 @@ fn batches_are_cut_asked_at_once_and_put_together_in_order() {
     let (url, seen) = service(vec![Deed::Score]);
     ask(&mut reward(&url, json!({"batch_size": 1, "concurrency": 1})), &texts[..3]);
     assert_eq!(seen.lock().unwrap().most, 1);
-    // One of four fails: only its completions have no score.
+    // One of four requests fails, and only its completions have no score.
     let (url, _) = service(vec![Deed::Score, Deed::Answer(400, String::new()), Deed::Score]);
     let scores = ask(&mut reward(&url, json!({"batch_size": 2, "concurrency": 1})), &texts);
     assert_eq!(scores.values[..4], [Some(1.0), Some(2.0), None, None]);
@@ -271,7 +271,7 @@ fn errors_are_reported_at_the_start() {
     }
 }
 
-/// A redirect would be followed as a GET without the completions, and its answer taken for scores.
+/// A redirect would be followed by a GET without the completions, and its response taken for scores.
 #[test]
 fn redirects_are_named_and_not_followed() {
     let (elsewhere, asked) = service(vec![rewards("[9, 9]")]);
@@ -285,7 +285,7 @@ fn redirects_are_named_and_not_followed() {
     assert!(asked.lock().unwrap().requests.is_empty());
 }
 
-/// In a separate process, whose environment names a proxy that does not answer.
+/// Runs in a separate process, whose environment names a proxy that does not respond.
 #[test]
 fn requests_to_this_machine_use_no_proxy() {
     const CHILD: &str = "LOCKSTEP_TEST_WITHIN_PROXY";

@@ -1,8 +1,8 @@
 //! `python`: a reward that is a function in a Python file, called as TRL calls it: `"python:rewards.py:happy_reward"`.
 //!
 //! Each such reward has a Python interpreter that stays alive and is driven like a [`command`](crate::command). The
-//! interpreter runs an adapter script, which the Python package uses too: the adapter imports the user's file, makes
-//! TRL's keyword arguments from a batch, awaits async functions, and reads numbers from the results. An exception is
+//! interpreter runs an adapter script, which the Python package uses too. The adapter imports the user's file, converts
+//! a batch to TRL's keyword arguments, awaits async functions, and reads numbers from the results. An exception is
 //! reported with its traceback and the row in which it occurred.
 
 use std::path::Path;
@@ -17,8 +17,8 @@ use crate::{Error, Result};
 
 const KIND: &str = "python";
 
-/// The adapter script that the interpreter runs. Python looks for modules next to the function's file, not in the
-/// working directory.
+/// The adapter script that the interpreter runs. Modules are imported from the directory of the function's file, not
+/// from the working directory.
 const ADAPTER: &str = concat!("import sys\nif sys.path[:1] == ['']: del sys.path[0]\n", include_str!("calling.py"));
 
 /// The options of a `python` reward, beside `kind` and `name`.
@@ -95,7 +95,7 @@ pub(crate) fn map_paths<E>(
     Ok(mapped)
 }
 
-/// The name of the reward, which is the function's as in TRL, and the file.
+/// The name of the reward (that of its function, as in TRL) and the file.
 pub(crate) fn label(options: &PythonOptions) -> Result<(String, String)> {
     let (file, function) = options.place()?;
     let stem = Path::new(file).file_stem().map(|stem| stem.to_string_lossy().into_owned());

@@ -1,4 +1,4 @@
-//! Tests that are not in the table of cases shared with the Python package (python/tests/calling).
+//! Tests beyond the table of cases that is shared with the Python package (python/tests/calling).
 
 use super::*;
 use crate::{Columns, Content, Problem, ProblemKind, Reward, RewardBatch, RewardSpec, Scores};
@@ -9,7 +9,7 @@ fn calling(name: &str) -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../python/tests/calling").join(name)
 }
 
-/// The reward, with further options.
+/// Starts the reward with further options.
 fn start(file: &Path, function: &str, more: Value) -> crate::Result<Box<dyn Reward>> {
     let mut table: Map<String, Value> = serde_json::from_value(more).unwrap();
     table.insert("kind".into(), "python".into());
@@ -21,7 +21,7 @@ fn refused(file: &Path, function: &str, more: Value) -> String {
     start(file, function, more).err().expect("refused").to_string()
 }
 
-/// Asked about these completions.
+/// Scores these completions.
 fn ask(reward: &mut dyn Reward, completions: &[&str]) -> Scores {
     let completions: Vec<Content> = completions.iter().map(|&text| text.into()).collect();
     let ids = vec![vec![1, 2]; completions.len()];
@@ -66,13 +66,13 @@ fn the_calling_convention() {
             rows: &rows,
             step,
         };
-        // The second answer is of the same interpreter.
+        // The same interpreter answers both times.
         for _ in 0..2 {
             let scores = reward.score(&batch);
             match case.get("answer") {
                 Some(answer) => {
                     let expected = Scores::read(function, &answer.to_string(), &batch).unwrap();
-                    // NaN does not equal itself.
+                    // NaN does not equal itself, so the texts are compared.
                     assert_eq!(format!("{scores:?}"), format!("{expected:?}"), "{function}");
                 }
                 None => {
@@ -87,7 +87,7 @@ fn the_calling_convention() {
     }
 }
 
-/// A function's exception is the message, for batches with and without the numbers of their rows.
+/// The message is the function's exception, for batches with and without row numbers.
 #[test]
 fn the_functions_own_exception_is_named_with_and_without_rows() {
     let Some(()) = testing::program("python3") else { return };
@@ -116,7 +116,7 @@ fn the_functions_own_exception_is_named_with_and_without_rows() {
             let problem = only_problem(&scores);
             assert!(problem.message.starts_with(refusal), "{problem}");
             let place = if rows.is_empty() { "completion 0 of the batch" } else { "row 7 of the dataset" };
-            // Notes on exceptions are shown from Python 3.11 on.
+            // Python shows notes on exceptions from version 3.11 on.
             let shown = !problem.message.contains("in reward") || problem.message.contains(place);
             assert!(shown && !problem.message.contains("IndexError"), "{problem}");
         }
@@ -169,7 +169,7 @@ fn an_interpreter_is_kept_and_restarted_if_it_died() {
     assert!(start(&file, "count", json!({"by_group": true})).unwrap().scores_by_group());
 
     let with = |timeout_s: f64| start(&file, "fails", json!({"timeout_s": timeout_s, "max_restarts": 9})).unwrap();
-    // A busy machine takes seconds to start an interpreter: only the row that waits for the limit has a short one.
+    // A busy machine takes seconds to start an interpreter. Only the row that waits for its limit has a short one.
     let mut patient = with(testing::HANG.as_secs_f64());
     let mut hasty = with(10.0);
     for (what, kind, words) in [
@@ -258,12 +258,12 @@ fn a_file_and_a_function_stand_around_the_last_colon() {
     assert_eq!(interpreter.split().unwrap(), ["python3"]);
     assert_eq!((timeout_s, max_restarts, by_group), (60.0, 3, false));
     assert_eq!(label(&options("b/my.rewards.py:f")).unwrap(), ("f".to_owned(), "my.rewards".to_owned()));
-    // No interpreter is needed to report that the file is missing.
+    // A missing file is reported without starting an interpreter.
     let refusal = refused(Path::new("no.py"), "f", json!({"interpreter": "no/such/python"}));
     assert_eq!(refusal, "reward `python`: there is no file no.py (for `no.py:f`)");
 }
 
-/// A shell instead of Python: its first line decides.
+/// A shell takes the place of Python; its first line decides.
 #[test]
 fn an_interpreter_greets_each_time_it_is_started() {
     let dir = tempfile::tempdir().unwrap();
@@ -294,7 +294,7 @@ fn an_interpreter_greets_each_time_it_is_started() {
     ] {
         assert_eq!(begin(body, timeout_s, stop).err().unwrap(), format!("{place}{expected}"), "{body}");
     }
-    // An interpreter that ends at its first batch; its second start cannot import the file, its third can.
+    // The interpreter ends at its first batch. Its second start cannot import the file, the third can.
     let starts = dir.path().join("starts");
     let body = format!(
         "echo x >>'{0}'; n=$(wc -l <'{0}')\nif [ \"$n\" -eq 2 ]; then echo '{{\"error\": \"gone\"}}'; exit; fi

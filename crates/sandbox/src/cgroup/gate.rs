@@ -1,6 +1,7 @@
-//! Where a program waits until it may start: a shell reads a line from a named pipe before it becomes the program.
+//! A gate at which a program waits until it may start: a shell reads a line from a named pipe before it executes the
+//! program.
 //!
-//! A shell that moved itself would need rights that neither the user of a program nor landlock has.
+//! A shell could not move itself into a cgroup: neither the program's user nor landlock permits that.
 
 use std::fs::{File, Permissions};
 use std::io::{Result, Write};
@@ -9,8 +10,8 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use tempfile::TempDir;
 
-/// If this process ends before it opens the gate, the pipe closes, and the shell exits. A failure has the name of
-/// bubblewrap, whose failures are distinguished from those of programs.
+/// If this process ends before it opens the gate, the pipe closes, and the shell exits. A failure is reported under the
+/// name of bubblewrap, whose failures are distinguished from those of programs.
 const SCRIPT: &str = r#"gate=$1; shift; unset PWD OLDPWD SHLVL; read -r line <"$gate" && exec "$@""#;
 
 pub struct Gate {
@@ -26,7 +27,8 @@ impl Gate {
         let mode = 0o644;
         rustix::fs::mkfifoat(rustix::fs::CWD, &path, rustix::fs::Mode::from_raw_mode(mode))?;
         std::fs::set_permissions(&path, Permissions::from_mode(mode))?;
-        // Opened for both: opening only for writing would wait for the reader.
+        // The pipe is opened for reading and writing, since opening it only for writing would block until the reader
+        // opens it.
         let pipe = File::options().read(true).write(true).open(&path)?;
         Ok(Gate { path, pipe, _directory: directory })
     }
@@ -35,7 +37,7 @@ impl Gate {
         &self.path
     }
 
-    /// The command line of `program`, which waits here.
+    /// The command line of `program`, which waits at this gate.
     pub fn command(&self, program: &str) -> Command {
         let mut command = Command::new("/bin/sh");
         command.args(["-c", SCRIPT, "bwrap"]).arg(&self.path).arg(program);

@@ -1,13 +1,14 @@
-//! Limits the memory of a program with its own control group (cgroup v2), if this process may make one.
+//! Limits the memory of a program with its own control group (cgroup v2), if this process may create one.
 //!
-//! The kernel gives a cgroup that contains processes no children with a memory limit, and this process does not move
-//! itself. So the cgroup of a program is a sibling of this process's cgroup. That needs four things:
-//! the parent passes the memory controller on; this process may make a cgroup there; it may move a process into it; and
-//! its own cgroup has no limit, which the program would escape. Else memory is watched (`memory`).
+//! A cgroup that contains processes cannot have children with a memory limit, and this process does not move itself. So
+//! the cgroup of a program is a sibling of this process's cgroup. That has four conditions: the parent must pass the
+//! memory controller on; this process must be allowed to create a cgroup there; it must be allowed to move a process
+//! into that cgroup; and its own cgroup must not have limits, which the program would escape. Otherwise memory is
+//! watched (`memory`).
 //!
 //! A program waits at a [`Gate`] until it has been moved. Its cgroup stays locked while this process uses it. If
-//! another process can take the lock, the owner has ended, and the other process removes the cgroup before it makes its
-//! own.
+//! another process can take the lock, the owner has ended, and the other process removes the cgroup before it creates
+//! its own.
 
 mod gate;
 #[cfg(test)]
@@ -21,24 +22,24 @@ use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-/// The beginning of the name of each cgroup, which ends with two numbers.
+/// The prefix of each cgroup's name, which ends with two numbers.
 const PREFIX: &str = "lockstep-code-";
-/// The files with limits of a cgroup that make it unusable if they are set, and what they contain if not.
+/// The files with limits that must not be set in the cgroup of this process, with their content if no limit is set.
 const OWN_LIMITS: [(&str, &str); 4] =
     [("memory.max", "max"), ("memory.high", "max"), ("cpu.max", "max"), ("cpuset.cpus", "")];
-/// The processes in a cgroup that are not the program's: bubblewrap, and the shells that start it.
+/// Room for the processes in a cgroup besides those of the program: bubblewrap, and the shells that start it.
 const SPARE_PROCESSES: u64 = 8;
-/// How long the processes of a cgroup may take to end after they were killed. After that the cgroup stays.
+/// The time that killed processes of a cgroup may take to end. After that the cgroup is not removed.
 const REMOVE_TIMEOUT: Duration = Duration::from_secs(2);
-/// How many names are tried for a cgroup.
+/// The most names that are tried for a cgroup.
 const NAMES: usize = 100;
 
-/// The cgroups of a process, and the two operations in which a cgroup differs from a directory of files.
+/// The cgroups of a process, and the two operations that differ between cgroups and ordinary directories.
 #[derive(Clone)]
 pub struct Roots {
-    /// The text of `/proc/self/cgroup`.
+    /// The content of `/proc/self/cgroup`.
     pub own: String,
-    /// The text of `/proc/self/mountinfo`.
+    /// The content of `/proc/self/mountinfo`.
     pub mounts: String,
     pub make: fn(&Path) -> Result<()>,
     pub remove: fn(&Path) -> Result<()>,
@@ -56,7 +57,7 @@ impl Roots {
     }
 }
 
-/// The place where cgroups of programs can be made.
+/// The directory in which cgroups of programs can be created.
 #[derive(Clone, Debug)]
 pub struct Cgroups {
     parent: PathBuf,
@@ -65,7 +66,7 @@ pub struct Cgroups {
 }
 
 impl Cgroups {
-    /// The parent of this process's cgroup, if a trial cgroup in it works; else the reason.
+    /// The parent of this process's cgroup, if a trial cgroup works there; otherwise the reason.
     pub fn find(roots: &Roots) -> std::result::Result<Cgroups, &'static str> {
         let path = roots.own.lines().find_map(|line| line.strip_prefix("0::"));
         let path = path.ok_or("this process is in no cgroup v2")?;
@@ -99,7 +100,7 @@ impl Cgroups {
         }
     }
 
-    /// Moves a small process into a new cgroup, and removes that.
+    /// Moves a small process into a new cgroup, then removes that cgroup.
     fn check(&self) -> Result<()> {
         let cgroup = self.cgroup(64, 1)?;
         let mut command = cgroup.command("/bin/sh");
@@ -116,18 +117,18 @@ impl Cgroups {
         if status.success() && !path.exists() { Ok(()) } else { Err(Error::other("it cannot be used")) }
     }
 
-    /// Makes the cgroup of a program.
+    /// Creates the cgroup of a program.
     pub fn cgroup(&self, memory_mb: u64, processes: u64) -> Result<Cgroup> {
         static NEXT: AtomicU64 = AtomicU64::new(0);
         let name = || format!("{PREFIX}{}-{}", std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed));
         let gate = Some(Gate::new()?);
         for path in (0..NAMES).map(|_| self.parent.join(name())) {
             match (self.make)(&path) {
-                // Left by a killed process with the same id.
+                // A killed process with the same PID left this cgroup behind.
                 Err(error) if error.kind() == ErrorKind::AlreadyExists => continue,
                 made => made?,
             }
-            // Somebody who sweeps may have found it before it was locked.
+            // Another process that removes old cgroups may have removed this one before it was locked.
             let Some(lock) = locked(&path) else { continue };
             let cgroup = Cgroup { path, remove: self.remove, gate, _lock: lock };
             cgroup.write("memory.max", memory_mb << 20)?;
@@ -153,8 +154,8 @@ fn is_ours(name: &str) -> bool {
     numbers.is_some_and(|(process, number)| is_number(process) && is_number(number))
 }
 
-/// The directory of the cgroup `path` by the lines of `mounts`; `None` if no cgroup v2 is mounted. `Some(None)`: its
-/// parent is not in the part that is mounted.
+/// The directory of the cgroup `path`, according to the lines of `mounts`. `None` if no cgroup v2 is mounted, and
+/// `Some(None)` if the parent of the cgroup is outside of the mounted part.
 fn directory(mounts: &str, path: &str) -> Option<Option<PathBuf>> {
     // 31 23 0:28 / /sys/fs/cgroup rw,nosuid - cgroup2 cgroup2 rw
     let mut mounted = mounts.lines().filter_map(|line| {
@@ -168,22 +169,22 @@ fn directory(mounts: &str, path: &str) -> Option<Option<PathBuf>> {
     Some(own.filter(|own| own.file_name().is_some()).map(|own| Path::new(&unescaped(point)).join(own)))
 }
 
-/// A path in the form that the kernel's tables of mounts have.
+/// Replaces the escapes that the kernel uses in its tables of mounts.
 fn unescaped(path: &str) -> String {
     path.replace("\\040", " ").replace("\\011", "\t").replace("\\012", "\n").replace("\\134", "\\")
 }
 
-/// The cgroup of a program. When this is dropped, its processes are killed and it is removed.
+/// The cgroup of a program. Dropping it kills the processes in the cgroup and removes the cgroup.
 pub struct Cgroup {
     path: PathBuf,
     remove: fn(&Path) -> Result<()>,
-    /// Where the program waits; `None` in a cgroup that is only swept.
+    /// The gate at which the program waits; `None` if the cgroup is only being removed.
     gate: Option<Gate>,
     _lock: File,
 }
 
 impl Cgroup {
-    /// The command line of `program`, which waits until it is admitted.
+    /// The command line of `program`, which waits at the gate until it is admitted.
     pub fn command(&self, program: &str) -> Command {
         self.gate.as_ref().map_or_else(|| Command::new(program), |gate| gate.command(program))
     }
@@ -199,25 +200,26 @@ impl Cgroup {
         self.gate.as_ref().map_or(Ok(()), Gate::open)
     }
 
-    /// Whether the kernel killed a process because the cgroup's memory was at its limit. The kernel also counts here
-    /// those killed because a larger cgroup or the machine had no memory left; `oom` then stays 0.
+    /// Whether the kernel killed a process because the cgroup's memory reached its limit. `oom_kill` also counts
+    /// processes that were killed because a larger cgroup or the machine ran out of memory; `oom` then stays 0.
     pub fn is_over(&self) -> bool {
         let text = fs::read_to_string(self.path.join("memory.events")).unwrap_or_default();
         let count = |name: &str| text.lines().find_map(|line| line.strip_prefix(name)?.trim().parse::<u64>().ok());
         count("oom_kill ").is_some_and(|kills| kills > 0) && count("oom ") != Some(0)
     }
 
-    /// The most bytes that the processes held together. Linux measures that since 5.19.
+    /// The most bytes that the processes held together. Linux measures this since version 5.19.
     pub fn peak(&self) -> Option<u64> {
         fs::read_to_string(self.path.join("memory.peak")).ok()?.trim().parse().ok()
     }
 
-    /// Kills all processes. Linux has this since 5.14; before, they end with their process group or namespace.
+    /// Kills all processes. Linux supports this since version 5.14; on older versions they end with their process group
+    /// or namespace.
     pub fn kill(&self) {
         let _ = self.write("cgroup.kill", 1);
     }
 
-    /// Writes into a file that the kernel made.
+    /// Writes into a file that the kernel created.
     fn write(&self, name: &str, value: u64) -> Result<()> {
         let path = self.path.join(name);
         let write = || File::options().write(true).truncate(true).open(&path)?.write_all(value.to_string().as_bytes());

@@ -1,4 +1,4 @@
-//! A tree of ordinary files in place of cgroups: the kernel's part (limits, kills) is not tested.
+//! Tests with a tree of ordinary files in place of cgroups. What the kernel does (limits, kills) is not tested.
 
 use super::*;
 use crate::judge::tests::{escapes::isolations, judge_in, scored_by};
@@ -48,7 +48,7 @@ impl Tree {
         sandbox
     }
 
-    /// The names of the cgroups that are there.
+    /// The names of the existing cgroups.
     fn names(&self) -> Vec<String> {
         let entries = fs::read_dir(self.parent()).unwrap().map(|entry| entry.unwrap().file_name());
         let mut names: Vec<String> = entries.map(|name| name.into_string().unwrap()).collect();
@@ -67,7 +67,7 @@ impl Tree {
     }
 }
 
-/// Makes a directory with the files that the kernel makes in a cgroup.
+/// Creates a directory with the files that the kernel creates in a cgroup.
 fn make(path: &Path) -> Result<()> {
     fs::create_dir(path)?;
     for (name, text) in [
@@ -81,13 +81,13 @@ fn make(path: &Path) -> Result<()> {
         ("pids.max", "max\n"),
     ] {
         fs::write(path.join(name), text)?;
-        // Programs of any user write here in place of the kernel.
+        // Programs of any user write into these files in place of the kernel.
         fs::set_permissions(path.join(name), fs::Permissions::from_mode(0o666))?;
     }
     Ok(())
 }
 
-/// Moves the directory away, so that it can still be read.
+/// Moves the directory away, so that its files can still be read.
 fn remove(path: &Path) -> Result<()> {
     fs::rename(path, path.parent().unwrap().with_file_name(path.file_name().unwrap()))
 }
@@ -102,14 +102,14 @@ const LIMITS: Limits = Limits {
     compiles: false,
 };
 
-/// Runs a script of the shell; its first line of input is the directory of the cgroups.
+/// Runs a shell script. The first line of its input is the directory of the cgroups.
 fn run(sandbox: &Sandbox, tree: &Tree, limits: Limits, script: &str) -> Outcome {
     let words = ["/bin/sh", "-c", script].map(str::to_owned);
     let input = format!("{}\n", tree.parent().display());
     sandbox.run(directory().unwrap().path(), &words, input.as_bytes(), limits).unwrap()
 }
 
-/// The program reads its own limits and its own number in its cgroup.
+/// The program reads its limits and its PID from its cgroup.
 #[test]
 fn a_program_is_in_its_cgroup_before_it_runs() {
     let tree = Tree::new();
@@ -127,12 +127,12 @@ echo 104857600 >memory.peak";
     assert_eq!(lines[1..], [&(300 << 20).to_string(), "0", "1", "28"]);
     assert_eq!(sandbox.peak.load(Ordering::Relaxed), 100 << 20, "what the kernel measured");
     assert_eq!((tree.ended("cgroup.kill"), tree.names()), (vec!["1".to_owned()], vec![]), "killed and removed");
-    // No program reads the line that lets it start, and none waits for ever.
+    // The line that opens the gate is not passed to the program, and no program waits forever.
     let outcome = run(&sandbox, &tree, LIMITS, "cat; echo end");
     assert_eq!(String::from_utf8(outcome.stdout).unwrap(), format!("{}\nend\n", tree.parent().display()));
 }
 
-/// The move may take any time: here it lasts until the written number is read.
+/// Moving a process may take any time; here it takes until the written PID is read.
 #[test]
 fn a_program_waits_until_it_has_been_moved() {
     let tree = Tree::new();
@@ -144,7 +144,7 @@ fn a_program_waits_until_it_has_been_moved() {
     };
     sandbox.cgroups = Ok(Cgroups { make, ..tree.cgroups() });
     std::thread::scope(|scope| {
-        // Its input comes later. The path is quoted, since the sandbox has another `/tmp/`.
+        // The program gets its input later. The path is quoted, since the sandbox has its own `/tmp/`.
         let parent = tree.parent().display().to_string().replace("/tmp/", "/t''mp/");
         let script = format!("cd '{parent}'/lockstep-code-*; echo $$ >memory.peak; echo $$");
         let outcome = {
@@ -175,19 +175,19 @@ fn a_kill_for_memory_is_the_memory_limit() {
     assert_eq!(outcome.words(), "used more than 300 MiB of memory");
     assert_eq!(killed("oom_kill 1\\n", "exit 0").end, End::TooMuchMemory(300), "only one of its processes");
     assert_eq!(killed("oom 0\\noom_kill 0\\n", "kill -9 $$").end, End::Exit(137));
-    // The whole machine had no memory left.
+    // The kernel killed the process because the whole machine ran out of memory.
     assert_eq!(killed("oom 0\\noom_kill 1\\n", "kill -9 $$").end, End::Exit(137));
     assert_eq!(killed("", "exit 3").end, End::Exit(3));
 }
 
-/// The score of one program in Python without isolation, why it failed, and its measured peak in MiB.
+/// The score of one Python program without isolation, the reason of its failure, and its measured peak in MiB.
 fn scored(sandbox: Sandbox, source: &str, tests: Value) -> (Option<f64>, String, f64) {
     let mut judge = judge_in(sandbox, json!({"language": "python", "unsafe_no_sandbox": true, "timeout_s": 60.0}));
     let (scores, failures) = scored_by(&mut judge, &[("q", source, json!({"tests": tests}))]);
     (scores.values[0], failures[0].clone(), judge.peak_bytes() as f64 / f64::from(1 << 20))
 }
 
-/// The message is the same as with watched memory, for programs and for functions; the measured memory is reported.
+/// The message is the same as for watched memory, for programs and for functions, and the measured memory is reported.
 #[test]
 fn a_judge_names_the_limit_and_reports_what_was_measured() {
     if !installed(&["prlimit", "python3"]) {
@@ -211,7 +211,7 @@ def f(parent):
     }
 }
 
-/// Watched memory is measured, too.
+/// The peak of watched memory is measured too.
 #[test]
 fn watched_memory_is_reported() {
     if !installed(&["prlimit", "python3"]) {
@@ -224,7 +224,7 @@ fn watched_memory_is_reported() {
     assert!((100.0..200.0).contains(&peak), "{peak}");
 }
 
-/// Each isolation lets its programs wait, whoever they run as, and its other limits hold.
+/// In each isolation, programs wait at the gate whichever user they run as, and the other limits hold.
 #[test]
 fn programs_of_each_isolation_start_in_cgroups() {
     if !installed(&["python3"]) {
@@ -251,7 +251,7 @@ fn programs_of_each_isolation_start_in_cgroups() {
         let row = json!({"tests": ["assert f(2) == 4"]});
         let (scores, failures) = scored_by(&mut judge_in(sandbox, options), &[("q", "def f(x): return 2 * x", row)]);
         assert_eq!(scores.values, [Some(1.0)], "{isolation}: {failures:?}");
-        // The program and its judge each have one.
+        // The program and its judge each have a cgroup.
         let most = tree.ended("memory.max");
         assert!([512, 2048].iter().all(|mb: &u64| most.contains(&(mb << 20).to_string())), "{isolation}: {most:?}");
         assert!(tree.ended("cgroup.procs").iter().all(|process| process.parse::<u32>().is_ok()));
@@ -266,19 +266,19 @@ fn cgroups_of_a_killed_process_are_removed() {
     for name in left {
         make(&tree.parent().join(name)).unwrap();
     }
-    // This one is used.
+    // This cgroup is in use.
     let lock = locked(&tree.parent().join(left[1])).unwrap();
     assert!(locked(&tree.parent().join(left[1])).is_none());
     tree.cgroups();
     assert_eq!(tree.names(), left[1..], "those that are used, and what is not ours, stay");
     assert_eq!(tree.ended("cgroup.kill"), ["1"]);
     drop(lock);
-    // A process that another test is starting has the lock, too, until it runs its program.
+    // A process that another test is starting also holds the lock, until it executes its program.
     testing::wait_until("the rest is removed", || {
         tree.cgroups();
         tree.names() == left[2..]
     });
-    // A program's own stays while it is used, and one that is in the way is passed by.
+    // The cgroup of a program stays while it is used. A name that is already taken is skipped.
     let first = tree.cgroups().cgroup(1, 1).unwrap();
     let next: u64 = first.path.to_str().unwrap().rsplit_once('-').unwrap().1.parse().unwrap();
     for ahead in 1..20 {
@@ -289,7 +289,7 @@ fn cgroups_of_a_killed_process_are_removed() {
     assert!(first.path.exists() && second.path.exists() && first.path != second.path);
 }
 
-/// Each condition that is not met, and the word of it that a run records.
+/// Each unmet condition, and a word of its reason that a run records.
 #[test]
 fn without_one_of_the_conditions_memory_is_watched() {
     type Change = fn(&mut Tree);
@@ -327,20 +327,20 @@ fn without_one_of_the_conditions_memory_is_watched() {
             Sandbox::with("bwrap", kind).that_works(cgroups).unwrap()
         };
         assert_eq!(sandbox(Err("why")).name(), format!("{isolation} and seccomp, memory watched (why)"));
-        // A cgroup parent that has vanished, or in which programs cannot wait.
+        // The parent of the cgroups has vanished, or programs cannot wait in it.
         let cgroups = Tree::new().cgroups();
         let watched = sandbox(Ok(cgroups));
         assert!(watched.name().ends_with("memory watched (programs do not start in one)"), "{}", watched.name());
     }
 }
 
-/// A cgroup in which one file is missing.
+/// Creates a cgroup without one of its files.
 fn make_without(path: &Path, name: &str) -> Result<()> {
     make(path)?;
     fs::remove_file(path.join(name))
 }
 
-/// A cgroup that can no longer be made is not a failure of a program.
+/// A cgroup that can no longer be created does not count as a failure of a program.
 #[test]
 fn a_lost_cgroup_gives_no_zero() {
     let tree = Tree::new();
@@ -350,7 +350,7 @@ fn a_lost_cgroup_gives_no_zero() {
     assert!(sandbox.run(directory().unwrap().path(), &words, b"", LIMITS).is_err());
 }
 
-/// The search on this machine leaves nothing behind, whatever it finds.
+/// The search for cgroups on this machine leaves nothing behind, whatever it finds.
 #[test]
 fn this_machine_is_looked_at() {
     if let Ok(cgroups) = Cgroups::find(&Roots::of_this_process()) {

@@ -1,4 +1,5 @@
-//! The abilities of programs, and their limits. Needs bubblewrap, and the languages' programs under /usr.
+//! Tests of what programs can do, and of their limits. They need bubblewrap, and the programs of the languages under
+//! /usr.
 
 use super::*;
 use crate::sandbox::Isolation;
@@ -19,17 +20,17 @@ pub(crate) fn judge_in(sandbox: Sandbox, options: Value) -> Judge {
     Judge { sandbox, ..judge(options) }
 }
 
-/// The verdicts of some programs as scores.
+/// The verdicts of several programs as scores.
 pub(crate) struct Scores {
     /// `None` for a program without a verdict.
     pub values: Vec<Option<f64>>,
-    /// Why programs have no verdict.
+    /// The reasons why programs have no verdict.
     pub problems: Vec<String>,
-    /// How many programs ran out of time.
+    /// The number of programs that ran out of time.
     pub timed_out: usize,
 }
 
-/// Scores texts, each with its prompt and its row; with why they failed, or have no verdict.
+/// Scores texts, each with its prompt and row. Also returns why programs failed or have no verdict.
 pub(crate) fn scored_by(judge: &mut Judge, rows: &[(&str, &str, Value)]) -> (Scores, Vec<String>) {
     let tests: Vec<_> = rows.iter().map(|(.., row)| judge.tests(|name| row.get(name))).collect();
     let tested = rows
@@ -54,13 +55,13 @@ pub(crate) fn scored_with_prompts(options: Value, rows: &[(&str, &str, Value)]) 
     scored_by(&mut judge(options), rows)
 }
 
-/// The same without prompts.
+/// Like `scored_by`, without prompts.
 pub(crate) fn scored(options: Value, rows: &[(&str, Value)]) -> (Scores, Vec<String>) {
     let rows: Vec<_> = rows.iter().map(|(completion, row)| ("q", *completion, row.clone())).collect();
     scored_with_prompts(options, &rows)
 }
 
-/// Scores programs, each on the same tests; with why they failed.
+/// Scores programs on the same tests. Also returns why they failed.
 fn score(options: Value, programs: &[&str], tests: &Value) -> (Scores, Vec<String>) {
     let rows: Vec<_> = programs.iter().map(|program| (*program, json!({"tests": tests}))).collect();
     scored(options, &rows)
@@ -136,7 +137,7 @@ fn a_language_of_ones_own_and_all_or_nothing() {
     assert_eq!(scores.values, [Some(1.0), Some(0.0)]);
 }
 
-/// Each attack is worth 0, ends in time, and leaves the machine as it was.
+/// Each attack scores 0, ends in time, and leaves the machine as it was.
 #[test]
 fn attacks_are_worth_nothing_and_leave_nothing() {
     if installed(&["bwrap", "python3"]) {
@@ -144,7 +145,7 @@ fn attacks_are_worth_nothing_and_leave_nothing() {
     }
 }
 
-/// Where bubblewrap is missing, landlock and seccomp hold the same attacks.
+/// Without bubblewrap, landlock and seccomp stop the same attacks.
 #[test]
 fn attacks_are_worth_nothing_without_bubblewrap() {
     if confines() {
@@ -152,7 +153,7 @@ fn attacks_are_worth_nothing_without_bubblewrap() {
     }
 }
 
-/// Compilers write into a directory of their own; programs write nowhere.
+/// Compilers can write only into their own directory, and programs cannot write files.
 #[test]
 fn without_bubblewrap_programs_write_nothing() {
     if !confines() {
@@ -196,7 +197,7 @@ fn attack(bwrap: &str) {
     let read_secret = format!("print(open({:?}).read())", secret.display().to_string());
     let write_outside = format!("open({:?}, 'w').write('x')\nprint(8)", home.path().join("new").display().to_string());
     let connect = format!("import socket\ns = socket.socket()\ns.connect(('127.0.0.1', {port}))\nprint(8)");
-    // The right answer is printed if the attempt succeeds.
+    // An attack prints the right answer if it succeeds.
     let attacks = [
         ("memory bomb", "x = []\nwhile True:\n    x.append(bytearray(1 << 24))"),
         ("full disk", "n = 0\nwhile True:\n    open(f'/tmp/{n}', 'wb').write(bytes(1 << 23))\n    n += 1"),
@@ -230,7 +231,7 @@ fn attack(bwrap: &str) {
         ("exit before the answer", "import os\nos._exit(0)"),
         ("overwriting its source", "open('/job/main.py', 'w').write('print(8)')\nprint(8)"),
         ("the right answer, killed", "import os, signal\nprint(8, flush=True)\nos.kill(os.getpid(), signal.SIGSEGV)"),
-        // Last, so that it keeps no other from its processor.
+        // The fork bomb comes last, since it would keep other attacks from the processor.
         ("fork bomb", "import os\nwhile True:\n    try:\n        os.fork()\n    except OSError:\n        pass"),
     ];
     let (names, programs): (Vec<_>, Vec<&str>) = attacks.into_iter().unzip();
@@ -242,15 +243,15 @@ fn attack(bwrap: &str) {
     let place = |name: &str| names.iter().position(|own| *own == name).unwrap();
     assert_eq!(failures[place("loop without SIGTERM")], "test 1: timed out");
     assert_eq!(scores.timed_out, failures.iter().filter(|failure| failure.ends_with("timed out")).count());
-    // A program at a limit ends; the reason is seen if a busy machine has the time for it.
+    // A program that reaches a limit ends. On a busy machine the reason is only seen if the time suffices.
     let limited = ["endless output", "memory bomb", "full disk"].map(|name| programs[place(name)]);
     let options = json!({"language": "python", "timeout_s": 60.0, "bwrap": bwrap});
     let (_, failures) = score(options, &limited, &tests);
     assert_eq!(failures[0], "test 1: too much output");
     assert!(failures[1].contains("MemoryError"), "{}", failures[1]);
-    // No room, or no right to write.
+    // The error is "no space left" or "permission denied".
     assert!(failures[2].contains(if bwrap == "bwrap" { "Errno 28" } else { "Errno 13" }), "{}", failures[2]);
-    // Nothing is left: no file, and no process of the sandbox's directory.
+    // No file and no process of the sandbox is left.
     assert_eq!(std::fs::read_dir(home.path()).unwrap().count(), 1);
     assert_eq!(std::fs::read_to_string(&secret).unwrap(), "8");
     assert!(!["/x", "/usr/x", "/dev/x", "/dev/shm/x"].iter().any(|path| Path::new(path).exists()));
@@ -263,7 +264,7 @@ fn running(mark: &str) -> usize {
     lines.filter(|line| String::from_utf8_lossy(line).contains(mark)).count()
 }
 
-/// Whether the processes end: killed ones take a moment.
+/// Waits until the processes have ended, since killed processes take a moment.
 fn none_is_left(mark: &str) -> bool {
     testing::wait_until("the killed programs end", || running(mark) == 0);
     true
@@ -274,7 +275,7 @@ fn a_process_in_the_background_does_not_outlive_its_program() {
     if !installed(&["bwrap", "sh"]) {
         return;
     }
-    // The sleeping child keeps no output open, so that the program ends at once and well.
+    // The sleeping child does not hold the output open, so the program ends at once with success.
     let mark = format!("31{}", std::process::id());
     let program = format!("(sleep {mark}) </dev/null >/dev/null 2>&1 &\nread n; echo $((2 * n))");
     let (scores, failures) = score(json!({"language": "shell"}), &[&program], &doubled());
@@ -338,7 +339,7 @@ fn wrong_options_are_refused() {
     }
 }
 
-/// A `bwrap` that cannot make a namespace, as in a container that does not allow it.
+/// A `bwrap` that cannot create namespaces, as in a container that forbids them.
 fn forbidden_bwrap(directory: &Path) -> String {
     let path = directory.join("bwrap");
     let words = "#!/bin/sh\necho 'bwrap: No permissions to create new namespace' >&2\nexit 1\n";
@@ -346,7 +347,7 @@ fn forbidden_bwrap(directory: &Path) -> String {
     path.display().to_string()
 }
 
-/// Without bubblewrap the message says what to do; landlock and seccomp are used if they exist.
+/// Without bubblewrap the message names a remedy, and landlock and seccomp are used if they exist.
 #[test]
 fn without_bubblewrap_there_is_landlock_or_nothing_is_run() {
     let check = |bwrap: &str| Sandbox::with(bwrap, Isolation::Bubblewrap).check(&[]).unwrap_err();
@@ -369,7 +370,7 @@ fn without_bubblewrap_there_is_landlock_or_nothing_is_run() {
     }
 }
 
-/// Programs, unit tests and compilers run confined as they run in namespaces, and leave no process.
+/// Programs, unit tests and compilers run confined as in namespaces, and leave no process behind.
 #[test]
 fn confined_programs_run() {
     if !confines() || !installed(&["python3"]) {
@@ -395,7 +396,7 @@ fn confined_programs_run() {
     }
 }
 
-/// Isolation that stops working during a run is not a failure of a program.
+/// Isolation that stops working during a run does not count as a failure of a program.
 #[test]
 fn lost_isolation_gives_no_zero() {
     if !installed(&["bwrap", "python3"]) {
@@ -412,7 +413,7 @@ fn lost_isolation_gives_no_zero() {
     assert!(scores.problems[0].contains("No permissions"), "{}", scores.problems[0]);
 }
 
-/// With `unsafe_no_sandbox` and without isolation, programs run with limits only, and to their end.
+/// With `unsafe_no_sandbox` and without isolation, programs still run to their end, with limits only.
 #[test]
 fn unsafe_no_sandbox_runs_without_isolation() {
     if !installed(&["prlimit", "python3"]) {
@@ -432,14 +433,14 @@ fn unsafe_no_sandbox_runs_without_isolation() {
         assert_eq!(verdict.passed, passed, "{source}: {}", verdict.failure);
     }
     assert!(none_is_left(&mark));
-    // Where there is isolation, it is used.
+    // Isolation is used if it is available.
     if installed(&["bwrap"]) {
         let options = json!({"language": "shell", "unsafe_no_sandbox": true});
         assert_eq!(judge(options).sandbox.isolation, Isolation::Bubblewrap);
     }
 }
 
-/// As root, the same as an ordinary user: bubblewrap then makes a user namespace without any right.
+/// As root, repeats tests as an ordinary user, for whom bubblewrap creates a user namespace without privileges.
 #[test]
 fn an_ordinary_user_is_isolated_too() {
     if !installed(&["bwrap", "python3"]) || !rustix::process::geteuid().is_root() {
@@ -455,7 +456,7 @@ fn an_ordinary_user_is_isolated_too() {
             let errors = String::from_utf8_lossy(&output.stderr);
             assert!(output.status.success() && text.contains("test result: ok. 1"), "{text}{errors}");
         }
-        // Only root may have access to the directory of this program.
+        // The directory of the test program may be accessible only to root.
         Err(error) => eprintln!("skipped: {error}"),
     }
 }

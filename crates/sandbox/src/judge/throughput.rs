@@ -1,4 +1,4 @@
-//! Measures what isolation costs per program. docs/benchmarks.md says how to run it; it is not a test.
+//! Measures the cost of isolation per program. It is not a test; docs/benchmarks.md explains how to run it.
 
 use super::tests::{doubled, judge, scored};
 use super::*;
@@ -48,7 +48,7 @@ fn overhead_and_throughput_in(isolation: &str) {
             let start = Instant::now();
             assert_eq!(judge.run(&prepared, &tests).unwrap().passed, 1);
             let second = start.elapsed().as_secs_f64() * 1e3;
-            // The first of them read files.
+            // The first rounds still read files from disk.
             if round >= 5 {
                 bare.push(first);
                 isolated.push(second);
@@ -87,7 +87,7 @@ fn overhead_and_throughput_in(isolation: &str) {
             json!({"tests": ["assert (f 1 = 2)", "assert (f 2 = 4)", "assert (f 3 = 6)"]}),
         ),
     ] {
-        // No two are the same, so that none is compiled for another.
+        // All sources differ, so that each one is compiled.
         let sources: Vec<String> = (0..PROGRAMS).map(|i| format!("{source}{i}")).collect();
         let rows: Vec<_> = sources.iter().map(|source| (source.as_str(), row.clone())).collect();
         let start = Instant::now();

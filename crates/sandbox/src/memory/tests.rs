@@ -37,7 +37,7 @@ fn watch(members: Members, most_mb: u64, most_threads: Option<u64>) -> Watch {
     Watch::new(members, Some(most_mb), None, most_threads)
 }
 
-/// The next measurement at once, with all processes that there are now.
+/// Measures immediately, with all current processes.
 fn measured(watch: &mut Watch) -> Option<Excess> {
     TABLE.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).taken = None;
     let start = Instant::now();
@@ -85,7 +85,7 @@ fn sockets_are_counted() {
     assert_eq!(shared_memory(&[shell.id(), u32::MAX]), 0);
 }
 
-/// A file system other than the sandbox's does not count.
+/// A file system other than the sandbox's `/tmp` does not count.
 #[test]
 fn files_count_where_the_size_is_the_sandboxs() {
     let tmp = rustix::fs::statvfs("/tmp").unwrap();
@@ -109,7 +109,7 @@ fn a_program_is_a_group_or_a_tree_of_processes() {
     ] {
         assert_eq!(table.processes(members), expected.iter().copied().collect());
     }
-    // While it is fresh the table is used as it is, without the memory that was read with it.
+    // While the table is fresh it is reused, without the memory that was read with it.
     table.rows[0].memory = Some(3);
     table.taken = Some((Instant::now() + Duration::from_secs(60), Duration::ZERO));
     let (rows, lost) = table.members(Members::Group(9), false);
@@ -119,7 +119,7 @@ fn a_program_is_a_group_or_a_tree_of_processes() {
     assert!(rows.iter().all(|row| row.group == 9) && !table.rows.iter().any(|row| (1..=5).contains(&row.process)));
 }
 
-/// A new table has the memory of the members, without processes that are older than this one.
+/// A new table has the memory of the members, and excludes processes that are older than this one.
 #[test]
 fn the_table_has_the_processes_that_are_there() {
     let (shell, other) = (Waiting::new(""), Waiting::new(""));
@@ -130,7 +130,7 @@ fn the_table_has_the_processes_that_are_there() {
     assert!(found.memory.is_some_and(|bytes| bytes > 0) && table.older.contains(&1));
     let others = |process| table.rows.iter().find(|row| row.process == process).map(|row| row.memory);
     assert_eq!((others(other.id()), others(1)), (Some(None), None));
-    // The first process that was started comes last.
+    // The newest process comes first.
     let place = |process| table.rows.iter().position(|row| row.process == process).unwrap();
     assert!(place(other.id()) < place(shell.id()) || other.id() < shell.id());
     assert!(table.taken.is_some());
@@ -147,7 +147,7 @@ fn threads_and_groups_are_those_of_the_program_alone() {
     assert_eq!(of(Members::Tree(6)).groups(&found), HashSet::new());
 }
 
-/// Three measurements in a row above the limit, and one below it begins anew.
+/// Three measurements in a row must exceed the limit; a measurement below it resets the count.
 #[test]
 fn memory_above_the_limit_is_believed_at_the_third_time() {
     let shell = Waiting::new("");
@@ -164,7 +164,7 @@ fn memory_above_the_limit_is_believed_at_the_third_time() {
         watch.next = Instant::now() + Duration::from_secs(600);
         assert_eq!((watch.exceeds(), watch.suspicion), (None, 12));
     }
-    // The kernel gives no process of this machine as many bytes as a limit in MiB allows.
+    // The shell stays below a limit of 64 MiB.
     let mut roomy = watch(Members::Group(shell.id()), 64, None);
     assert_eq!(((0..4).map(|_| measured(&mut roomy)).collect::<Vec<_>>(), roomy.most), (vec![None; 4], Some(64 << 20)));
     let with_tmp = Watch::new(Members::Tree(1), Some(1), Some(2), Some(3));
@@ -207,7 +207,8 @@ fn stopped_processes_continue_afterwards() {
     until(false);
 }
 
-/// Until its child runs another program, both have one memory; this child waits for a pipe before it does.
+/// A parent and its child share one memory until the child executes another program; here the child waits for a pipe
+/// before that.
 #[test]
 fn the_memory_of_a_parent_that_waits_in_vfork_counts_once() {
     if !testing::installed(&["python3"]) {

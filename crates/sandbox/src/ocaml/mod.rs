@@ -1,11 +1,12 @@
-//! Runs unit tests of OCaml, and reports how far a solution gets: parsed, typed, compiled with its tests, tested.
+//! Runs OCaml unit tests, and reports the last stage that a solution reaches: parsed, typed, compiled with its tests,
+//! tested.
 //!
 //! A solution and its tests are two programs in two sandboxes, connected by two pipes (`Sandbox::run_judged`).
 //! `tool.ml`, which links the compiler's own parser and type checker, compiles both. The tests are compiled against the
-//! interface that the compiler infers for the solution, and each use of a value of the solution becomes a call to the
-//! other process, with the types that the value has there (`describe.ml`). `carry.ml` transfers arguments, results,
-//! exceptions, functions and in-place changes; the tests' process checks every byte against those types. So no code of
-//! the solution runs where a test is decided, and no expected value reaches the solution.
+//! interface that the compiler infers for the solution. Each use of a value of the solution becomes a call to the other
+//! process, with the types that the value has at that place (`describe.ml`). `carry.ml` transfers arguments, results,
+//! exceptions, functions and in-place changes, and the tests' process checks every byte against those types. So the
+//! process that decides a test runs no code of the solution, and no expected value reaches the solution.
 
 use super::place::{directory, write, write_program};
 use super::running::{End, Limits};
@@ -67,7 +68,7 @@ impl Tool {
     }
 }
 
-/// Exit code of `prlimit` if the program cannot be started; [`NOT_FOUND`] is that of a missing program.
+/// The exit code of `prlimit` if the program cannot be started. [`NOT_FOUND`] is its code for a missing program.
 const NOT_STARTED: i32 = 126;
 const NOT_FOUND: i32 = 127;
 
@@ -81,17 +82,17 @@ pub(super) enum Built {
         of: usize,
         /// Number of compiler warnings about the solution.
         warnings: usize,
-        /// Whether the solution can influence the meaning of its tests, because they use its names.
+        /// Whether the solution can influence the meaning of its tests, because the tests use names that it defines.
         weak: bool,
     },
-    /// There is no program; holds the reason and the compiler's messages.
+    /// No program was built; holds the reason and the compiler's messages.
     Not { why: NotBuilt, words: String },
 }
 
 /// Settings of the build, besides the solution and its tests.
 #[derive(Clone, Copy)]
 pub(super) struct How {
-    /// Whether each ill-typed definition is counted, instead of stopping at the first.
+    /// Whether every ill-typed definition is counted; otherwise checking stops at the first.
     pub count_errors: bool,
     /// Whether tests are rejected that compile only because the solution redefines names of the standard library.
     pub strict: bool,
@@ -128,7 +129,7 @@ pub(super) fn build(
         _ => {}
     }
     let Some(report) = Report::read(&outcome.stdout).filter(|_| outcome.end == End::Exit(0)) else {
-        // The tool always reports its progress; only a source can take all its time or memory.
+        // The tool always reports its progress, so only the source can have used up the time or memory.
         sandbox.still_works(&outcome)?;
         return Ok(Built::Not { why: NotBuilt::TooMuch, words: outcome.words() });
     };
@@ -192,7 +193,7 @@ fn built(limits: Limits, sandbox: &Sandbox) -> std::io::Result<Files> {
         write(job.path(), name, text.as_bytes())?;
     }
     let words = ["/bin/sh", &format!("{JOB}/build.sh")].map(str::to_owned);
-    // This is not the compilation of a solution.
+    // Building the tool may take longer than compiling a solution.
     let limits = Limits { wall: limits.wall.max(std::time::Duration::from_secs(300)), ..limits };
     let outcome = sandbox.run(job.path(), &words, b"", limits)?;
     let files = files_of(&outcome).ok_or_else(|| {
@@ -227,7 +228,7 @@ pub(super) fn run(
     sandbox: &Sandbox,
 ) -> std::io::Result<Verdict> {
     let words = |script: &str| ["/bin/sh", "-c", script].map(str::to_owned);
-    // Nothing that either prints or reads meets the pipes that calls go through.
+    // The prints and reads of both programs are kept apart from the pipes that carry calls.
     let solves = format!("exec ocamlrun {JOB}/program 3<&0 4>&1 </dev/null >/dev/null");
     let judges = format!(
         "export OCAMLRUNPARAM=l=32M; exec ocamlrun {JOB}/judge 3<&0 4>&1 5>&2 </dev/null >/dev/null 2>/dev/null"
@@ -244,14 +245,14 @@ pub(super) fn run(
     verdict(&text, of, &outcome).map_err(|why| std::io::Error::other(format!("its tests cannot be run: {why}")))
 }
 
-/// Why a test is not passed that called the solution and did not reach its assertions.
+/// The failure of a test that called the solution but did not reach its assertions.
 const UNREACHED: &str = "reached no assertion with the solution's answers";
 
 fn passed_or_unreached(result: &Option<String>) -> bool {
     matches!(result.as_deref(), Some("" | UNREACHED))
 }
 
-/// Parses the output of the tests' process. An `Err` says what is wrong with the tests.
+/// Parses the output of the tests' process. An `Err` describes a fault of the tests.
 fn verdict(text: &str, of: usize, outcome: &Outcome) -> Result<Verdict, String> {
     let mut results: Vec<Option<String>> = vec![None; of];
     let mut gone = None;
@@ -286,7 +287,7 @@ fn verdict(text: &str, of: usize, outcome: &Outcome) -> Result<Verdict, String> 
     let verdict = |passed, failure| Verdict { passed, of, failure, timed_out, staged: None };
     Ok(match results.iter().position(|result| result.as_deref() != Some("")) {
         None if ended && outcome.end == End::Exit(0) => verdict(of, String::new()),
-        // All are passed, but the process did not end.
+        // All tests passed, but the process did not end.
         None => verdict(of.saturating_sub(1), end()),
         Some(first) => {
             let why = results[first].clone().unwrap_or_else(end);

@@ -1,4 +1,4 @@
-//! Problems with right, wrong, ill-typed, unparsable and looping solutions, and solutions that would rather pass.
+//! Tests with right, wrong, ill-typed, unparsable and looping solutions, and with solutions that try to cheat.
 
 use crate::judge::tests::{Scores, again_as_an_ordinary_user, scored};
 use serde_json::{Value, json};
@@ -9,7 +9,7 @@ mod reports;
 struct Problem {
     name: &'static str,
     tests: Vec<&'static str>,
-    /// Kind, its number, the solution.
+    /// The kind, the number among solutions of that kind, and the solution.
     solutions: Vec<(char, usize, &'static str)>,
 }
 
@@ -58,7 +58,7 @@ fn stages(every: usize) {
     let problems = problems();
     assert!(problems.len() >= 30 && problems.iter().all(|p| p.tests.len() == 3 && p.solutions.len() == 5));
     let problems: Vec<Problem> = problems.into_iter().step_by(every).collect();
-    // Solutions that loop get less time than those that must end.
+    // Solutions that loop get less time than solutions that end.
     for (kinds, timeout_s) in [("RWIU", 30.0), ("L", 2.0)] {
         let (mut rows, mut expected) = (Vec::new(), Vec::new());
         for problem in &problems {
@@ -77,7 +77,7 @@ fn stages(every: usize) {
         assert!(scores.problems.is_empty(), "{:?}", scores.problems);
         let mut wrong = Vec::new();
         for (i, (name, kind, score)) in expected.iter().enumerate() {
-            // A right solution may lose for its style: one-liners are long.
+            // A right solution may lose points for its style, since one-liners are long.
             let style = if *kind == 'R' && rows[i].0.len() > 100 { 0.01 } else { 0.0 };
             if (scores.values[i].unwrap() - (score - style)).abs() > 1e-6 {
                 wrong.push((name, kind, score, scores.values[i], &failures[i]));
@@ -127,7 +127,8 @@ fn style_and_degenerate_completions_cost() {
     }
 }
 
-/// Texts after a letter and a colon, each with its continuation lines; a text that begins with `#` stays as it is.
+/// Items that begin with a letter and a colon, each with its continuation lines. An item that begins with `#` is not
+/// changed.
 fn lettered(text: &str) -> Vec<(&str, String)> {
     let mut items: Vec<(&str, String)> = Vec::new();
     for line in text.lines() {
@@ -145,7 +146,7 @@ fn lettered(text: &str) -> Vec<(&str, String)> {
     items
 }
 
-/// A problem: its right and its wrong solution, and its row.
+/// Problems, each with its right solution, its wrong solution and its row.
 fn ordinary() -> Vec<(String, [String; 2], Value)> {
     let mut problems: Vec<(String, [String; 2], Value)> = Vec::new();
     for (letter, text) in lettered(include_str!("ordinary.txt")) {
@@ -174,7 +175,7 @@ fn share(scores: &Scores, failures: &[String]) -> f64 {
     full as f64 / failures.len() as f64
 }
 
-/// MBPP's tests as those of OCaml, with solutions by heart: every `step` of them.
+/// MBPP's tests translated to OCaml, with memorized solutions. Runs every `step`-th of them.
 fn share_of_mbpp(step: usize) {
     use std::process::{Command, Stdio};
     let Some(path) = testing::shared("data/mbpp/mbpp.jsonl") else { return };
@@ -210,7 +211,7 @@ fn most_tests_of_all_mbpp_run_with_the_full_guarantee() {
     }
 }
 
-/// Every one of `step` ordinary problems.
+/// Runs every `step`-th ordinary problem.
 fn ordinary_solutions(isolation: &str, step: usize) {
     let problems: Vec<_> = ordinary().into_iter().step_by(step).collect();
     let mut rows = Vec::new();
@@ -246,7 +247,7 @@ fn ordinary_solutions_are_right_or_wrong() {
     }
 }
 
-/// All of them, in both isolations, as root and as an ordinary user: minutes.
+/// Runs all ordinary problems in both isolations, as root and as an ordinary user, which takes minutes.
 #[test]
 #[ignore = "minutes: cargo xtask nightly sandbox"]
 fn all_ordinary_solutions_in_both_isolations_as_both_users() {
@@ -259,7 +260,7 @@ fn all_ordinary_solutions_in_both_isolations_as_both_users() {
     println!("{}", again_as_an_ordinary_user(own));
 }
 
-/// A solution that would rather pass (A, or U if it gets no score) or is right (R), and its tests.
+/// A solution that tries to cheat (A, or U if it gets no score) or is right (R), and its tests.
 #[derive(Clone, Debug)]
 struct Attack {
     letter: &'static str,
@@ -334,13 +335,13 @@ fn a_name_of_the_standard_library_can_be_asked_for() {
     let options = json!({"language": "ocaml"});
     let (scores, failures) = scored(options.clone(), &[("let max a b = a + b", row.clone()), ("let min = 1", row)]);
     assert_eq!(scores.values, [Some(1.0), Some(0.0)], "{failures:?}");
-    // Tests that cannot be parsed give no score.
+    // Tests that cannot be parsed do not give a score.
     let (scores, _) = scored(options, &[("let f x = x", json!({"tests": ["assert (f 1 = "], "entry_point": "f"}))]);
     assert_eq!(scores.values, [None]);
     assert!(scores.problems[0].contains("tests cannot be compiled"), "{}", scores.problems[0]);
 }
 
-/// Each row: a label, the solution, its row, and the score, if there is one.
+/// Each row has a label, the solution, the dataset row, and the score if the solution gets one.
 #[test]
 fn scores_are_of_the_solution_and_of_all_that_decides_it() {
     if !installed(&["bwrap", "ocamlc"]) {
@@ -413,12 +414,12 @@ fn scores_are_of_the_solution_and_of_all_that_decides_it() {
     assert_eq!((scores.values[0], failures[0].contains("weaker guarantee")), (Some(1.0), true), "{failures:?}");
 }
 
-/// Rows of one table have the same columns.
+/// Rows of one table must have the same columns.
 fn with_columns(row: &Value) -> Value {
     json!({"tests": row["tests"], "test_setup_code": row["test_setup_code"], "entry_point": row["entry_point"]})
 }
 
-/// A solution may use `Obj` and names of files.
+/// A solution may use `Obj` and file names.
 #[test]
 fn nothing_is_refused_by_name() {
     if !installed(&["bwrap", "ocamlc"]) {

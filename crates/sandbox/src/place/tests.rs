@@ -5,7 +5,7 @@ use std::fs::{File, create_dir, write};
 fn files_of_ended_processes_are_removed() {
     let directory = tempfile::tempdir().unwrap();
     let at = |name: &str| directory.path().join(name);
-    // One has ended, one holds its lock.
+    // One of these processes has ended, the other still holds its lock.
     for process in ["gone", "here"] {
         write(at(&format!("lockstep-code-{process}.lock")), "").unwrap();
         write(at(&format!("lockstep-code-{process}-file")), "x").unwrap();

@@ -1,10 +1,10 @@
-//! Runs unit tests of Python: assertions that call functions of a completion's program.
+//! Runs Python unit tests: assertions that call functions of a completion's program.
 //!
-//! There are two sandboxes, one for the program (`program.py`) and one for its tests (`judge.py`), connected only by
-//! two pipes (`port.py`), through which the tests call the program's functions. Plain values are copied (`values.py`).
-//! For any other object the tests get a mirror, which forwards each use to the program (`mirrors.py`). So the sandbox
-//! that decides an assertion holds no code, file, process or memory of the program, and expected values never reach the
-//! program. Each call has a fresh number, and each verdict has the nonce of this test run.
+//! There are two sandboxes, one for the program (`program.py`) and one for its tests (`judge.py`). They are connected
+//! only by two pipes (`port.py`), through which the tests call the program's functions. Plain values are copied
+//! (`values.py`). For any other object the tests get a mirror, which forwards each use to the program (`mirrors.py`).
+//! So the sandbox that decides an assertion holds no code, file, process or memory of the program, and expected values
+//! never reach the program. Each call has a fresh number, and each verdict has the nonce of this test run.
 
 use super::place::{directory, write};
 use super::running::{End, Limits};
@@ -16,7 +16,7 @@ use serde_json::json;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-/// The Python files that both sandboxes run, before their own.
+/// The Python files that both sandboxes run before their own file.
 const BOTH: [&str; 3] = [include_str!("values.py"), include_str!("port.py"), include_str!("mirrors.py")];
 const PROGRAM: [&str; 1] = [include_str!("program.py")];
 const JUDGE: [&str; 6] = [
@@ -42,7 +42,7 @@ const COMPILE_LIMITS: Limits = Limits {
     disk_mb: 1,
     compiles: false,
 };
-/// The message of `port.py` if the program ends before its answer.
+/// The message of `port.py` if the program ends before it answers.
 const ENDED: &str = "the program ended";
 /// The bytecode of `program.py` and `judge.py`, compiled by the sandbox's interpreter at the first use.
 static COMPILED: Mutex<Option<Arc<[Vec<u8>; 2]>>> = Mutex::new(None);
@@ -137,7 +137,7 @@ fn verdict(sandbox: &Sandbox, unit: &UnitTests, nonce: &str, outcome: &Outcome) 
         match serde_json::from_str(line).map_err(std::io::Error::other)? {
             Word::Test(None) => verdict.passed += 1,
             Word::Test(Some(why)) if verdict.failure.is_empty() => {
-                // The judge does not know of the limit.
+                // The tests' process does not know that the program exceeded its memory limit.
                 let is_limit = why == ENDED && matches!(outcome.end, End::TooMuchMemory(_));
                 let why = if is_limit { outcome.words() } else { why };
                 verdict.failure = format!("test {judged}: {why}");
@@ -152,7 +152,7 @@ fn verdict(sandbox: &Sandbox, unit: &UnitTests, nonce: &str, outcome: &Outcome) 
         return Err(std::io::Error::other("its score is no longer needed"));
     }
     if judged == 0 || outcome.end != End::Exit(0) && judged < tests && verdict.failure.is_empty() {
-        // A sandbox that did not start is not a failure of the program.
+        // If a sandbox did not start, the program has not failed.
         if text.contains("bwrap:") || outcome.stderr.contains("bwrap:") {
             sandbox.check(&[]).map_err(std::io::Error::other)?;
         }
@@ -162,7 +162,7 @@ fn verdict(sandbox: &Sandbox, unit: &UnitTests, nonce: &str, outcome: &Outcome) 
         };
     }
     match unreached {
-        // A correct program may pass such a test, too, so it is not a failure.
+        // Even a correct program may get this result, so it is not a failure.
         Some(test) if verdict.failure.is_empty() => Err(std::io::Error::other(format!(
             "its tests cannot be run: test {test} reached no assertion with the program's answers"
         ))),

@@ -1,4 +1,4 @@
-//! HumanEval, MBPP, and programs that would rather pass than be right.
+//! Tests with HumanEval, MBPP, and programs that try to pass without being right.
 
 use crate::judge::tests::scored_with_prompts as score;
 use serde_json::{Value, json};
@@ -24,7 +24,7 @@ fn lines(text: &str) -> Vec<Value> {
     text.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
 }
 
-/// However a program gets at what runs it, a wrong answer stays wrong.
+/// Whatever a program does to the code that runs it, a wrong answer stays wrong.
 #[test]
 fn results_cannot_be_forged() {
     if !installed(&["bwrap", "python3"]) {
@@ -93,12 +93,12 @@ def f(x): return 0"#;
         ("debris", "import os\nif os.fork() == 0:\n    while True: pass\nos._exit(0)"),
     ];
     let programs: Vec<_> = attacks.iter().map(|attack| attack.1).collect();
-    // Some of them hang.
+    // Some of the attacks hang.
     let (values, failures) = asserted_within(2.0, &["assert f(4) == 8", "assert f(3) == 6"], &programs);
     for ((name, _), (value, failure)) in attacks.iter().zip(values.iter().zip(&failures)) {
         assert!(*value == Some(0.0) && !failure.is_empty(), "{name}: {value:?} {failure}");
     }
-    // A `StopIteration` that ends the tests' own iteration is an exception like any other.
+    // A `StopIteration` that would end the tests' own iteration counts like any other exception.
     let ended = "def f(x): raise StopIteration";
     for test in [
         "assert all(map(lambda x: f(x) == 2 * x, [3, 4]))",
@@ -123,7 +123,7 @@ def f(x): return 0"#;
         let (scores, failures) = score(options, &[("q", patched, row.clone()), ("q", right, row)]);
         assert_eq!(scores.values, [Some(value), Some(1.0)], "{test}: {failures:?} {:?}", scores.problems);
     }
-    // Neither does an answer that is another thing each time it is looked at.
+    // An answer that changes each time it is inspected does not pass either.
     let truth =
         "class T:\n    n = 0\n    def __bool__(self):\n        T.n += 1\n        return T.n == 1\ndef f(x): return T()";
     let (values, failures) = asserted(&["assert f(3)", "assert not f(4)"], &[truth, "f = lambda x: x % 2 == 1"]);
@@ -157,7 +157,7 @@ if __name__ == '__main__': 1 / 0";
     assert_eq!((scores.values, failures[0].as_str()), (vec![Some(0.5)], "test 2: AssertionError"));
 }
 
-/// Tests that cannot be run give the program no score.
+/// If tests cannot be run, the program has no score.
 #[test]
 fn broken_tests_give_no_zero() {
     if !installed(&["bwrap", "python3"]) {
@@ -315,7 +315,7 @@ fn tests_of_a_function_by_its_arguments_are_run() {
     }
 }
 
-/// A text with tests for a runner is one test.
+/// A text with tests for a test runner counts as one test.
 #[test]
 fn a_file_of_tests_is_run() {
     if !installed(&["bwrap", "python3"]) {

@@ -13,7 +13,7 @@ fn limits() -> Limits {
     }
 }
 
-/// A stream of these pieces, of which one fails for a moment and the last for good.
+/// A stream of these pieces. One read fails temporarily, the last one permanently.
 struct Pieces(Vec<std::io::Result<&'static [u8]>>);
 
 impl Read for Pieces {
@@ -46,7 +46,7 @@ fn a_stream_is_kept_up_to_its_limit_and_more_is_reported() {
     }
 }
 
-/// The arguments of a command, with spaces between.
+/// The arguments of a command, separated by spaces.
 fn arguments(command: &Command) -> String {
     command.get_args().map(|word| word.to_str().unwrap()).collect::<Vec<_>>().join(" ")
 }
@@ -61,7 +61,7 @@ fn the_kernel_is_told_the_limits() {
     assert_eq!(command.get_program(), "prlimit");
     let (limit, rest) = arguments(&command).split_once(' ').map(|(a, b)| (a.to_owned(), b.to_owned())).unwrap();
     assert_eq!(rest, format!("{kernel} -- sh /j/tmp/main.sh /t/x:/j/tmp/y /jobs/z"));
-    // Room for the user's other threads, which come and go.
+    // The limit leaves room for the user's other threads, which come and go.
     let processes: u64 = limit.strip_prefix("--nproc=").unwrap().parse().unwrap();
     assert!(processes >= 7 + 64, "{limit}");
     assert_eq!(command.get_current_dir(), Some(Path::new("/t")));
@@ -131,7 +131,7 @@ fn the_requested_isolation_is_used_or_nothing_runs() {
         let sandbox = Sandbox::with("/no/such/bwrap", Isolation::Nothing);
         let missing = "`no-such-program` is not installed under /usr, all that programs can see of this machine";
         assert_eq!(sandbox.check(&["sh", "no-such-program", "other"]), Err(missing.to_owned()));
-        // A program without isolation has its streams, its exit code and its limits.
+        // A program without isolation still has its streams, its exit code and its limits.
         let job = tempfile::tempdir().unwrap();
         let run = |script: &str, stdin: &[u8]| {
             let words = ["/bin/sh", "-c", script].map(str::to_owned);

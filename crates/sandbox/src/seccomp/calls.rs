@@ -53,8 +53,8 @@ pub const ALLOWED_OLD: &[i64] = &[];
 /// `map_shadow_stack`, `futex_wake`, `futex_wait`, `futex_requeue` and `mseal`.
 pub const ALLOWED_NEW: &[i64] = &[449, 453, 454, 455, 456, 462];
 
-/// System calls allowed only in a process namespace, where no other processes can be reached. None creates a second
-/// process group, so that one signal stops all processes at once.
+/// System calls that are allowed only in a process namespace, where other processes cannot be reached. None of them
+/// creates a second process group, so one signal stops all processes at once.
 pub const OF_NAMESPACE: &[i64] = calls! {
     SYS_kill SYS_tkill SYS_tgkill SYS_rt_sigqueueinfo SYS_rt_tgsigqueueinfo SYS_pidfd_open SYS_pidfd_send_signal
     SYS_prlimit64 SYS_setpriority SYS_sched_setaffinity SYS_sched_setscheduler
@@ -68,7 +68,7 @@ pub const OF_NAMESPACE_OLD: &[i64] = calls! {
 #[cfg(not(target_arch = "x86_64"))]
 pub const OF_NAMESPACE_OLD: &[i64] = &[];
 
-/// Without namespaces, system calls that fail with EPERM, an error that programs expect. A call in no list fails with
+/// System calls that fail with EPERM without namespaces, an error that programs expect. A call in no list fails with
 /// ENOSYS.
 pub const REFUSED: &[i64] = calls! {
     // Sockets and other ways to talk to processes.
@@ -84,10 +84,10 @@ pub const REFUSED: &[i64] = calls! {
     SYS_unshare SYS_setns SYS_mount SYS_umount2 SYS_pivot_root SYS_chroot SYS_open_tree SYS_move_mount SYS_fsopen
     SYS_fsconfig SYS_fsmount SYS_fspick SYS_mount_setattr SYS_name_to_handle_at SYS_open_by_handle_at SYS_bpf
     SYS_perf_event_open SYS_userfaultfd
-    // Not covered by landlock: a file's mode, owner, times and attributes.
+    // Landlock does not cover a file's mode, owner, times and attributes.
     SYS_fchmod SYS_fchmodat SYS_fchown SYS_fchownat SYS_utimensat SYS_setxattr SYS_lsetxattr SYS_fsetxattr
     SYS_removexattr SYS_lremovexattr SYS_fremovexattr
-    // Nor does it cover watching: who uses which file, and when.
+    // Landlock does not cover watching, which reveals who uses which file, and when.
     SYS_inotify_init1 SYS_inotify_add_watch SYS_inotify_rm_watch SYS_fanotify_init SYS_fanotify_mark
 };
 #[cfg(target_arch = "x86_64")]

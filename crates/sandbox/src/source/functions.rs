@@ -1,11 +1,12 @@
-//! Tests of one function by arguments and values, as APPS, TACO, LiveCodeBench and others have them: they become Python
-//! assertions. The program has the function, or a class `Solution` with a method of that name.
+//! Tests that give the arguments and the value of one function, as in APPS, TACO, LiveCodeBench and others. They are
+//! converted to Python assertions. The program must define the function, or a class `Solution` with a method of that
+//! name.
 
 use super::{Tests, UnitTests};
 use serde_json::Value;
 
-/// Compares an answer with the expected value. As in these datasets, tuples are lists, keys of objects may be integers,
-/// and the expected value may be the only item of a list.
+/// Compares an answer with the expected value. As in these datasets, tuples count as lists, keys of objects may be
+/// integers, and the expected value may be wrapped in a list of one item.
 const COMPARE: &str = r#"import json
 def as_json(value):
     if isinstance(value, (list, tuple)):
@@ -39,7 +40,7 @@ fn name_in(value: &Value) -> Option<&str> {
     NAMES.iter().find_map(|key| value.get(key)?.as_str()).filter(|name| !name.is_empty())
 }
 
-/// The assertions of such tests. `column` reads another column of the row.
+/// Converts such tests to assertions. `column` reads another column of the row.
 pub(super) fn tests(cell: &Value, column: &dyn Fn(&str) -> Option<String>) -> Tests {
     let name = || {
         let first = cell.get(0).unwrap_or(cell);
@@ -83,8 +84,8 @@ pub(super) fn tests(cell: &Value, column: &dyn Fn(&str) -> Option<String>) -> Te
     Tests::Unit(UnitTests { tests, setup: String::new(), entry_point: Some(name), check: false })
 }
 
-/// The arguments and the expected value of one test, and whether the value may be alone in a list. In LiveCodeBench,
-/// each line of a text is an argument.
+/// The arguments and the expected value of one test, and whether the value may be wrapped in a list. In LiveCodeBench,
+/// each line of the text is an argument.
 fn pair(input: &Value, output: &Value) -> Option<(Value, Value, bool)> {
     let arguments = match input {
         Value::String(text) => {

@@ -2,7 +2,7 @@ use super::*;
 use crate::output::Output;
 use serde_json::json;
 
-/// The tests in a cell whose row has these other columns.
+/// The tests in a cell, in a row with these other columns.
 fn tests(cell: Value, columns: Value) -> Option<Tests> {
     Tests::read(&cell, &|name| columns.get(name)?.as_str().map(str::to_owned), true)
 }
@@ -17,7 +17,7 @@ fn streams(pairs: &[(&str, &str)]) -> Option<Tests> {
     Some(Tests::Streams(pairs.iter().map(test).collect()))
 }
 
-/// Tests whose expected outputs are values of JSON.
+/// Tests whose expected outputs are JSON values.
 fn typed(pairs: &[(&str, Value)]) -> Option<Tests> {
     let test =
         |(input, output): &(&str, Value)| StreamTest { input: (*input).into(), output: Output::read(output).unwrap() };
@@ -76,7 +76,7 @@ fn tests_are_read_in_the_formats_of_data_sets() {
     ] {
         assert_eq!(tests(cell.clone(), columns), expected, "{cell}");
     }
-    // A column of another type is ignored.
+    // A column with another type is ignored.
     let odd = json!({"test_setup_code": 3, "entry_point": null});
     assert_eq!(tests(json!(["assert a"]), odd), unit(&["assert a"], "", None, false));
 }
@@ -97,7 +97,7 @@ fn the_last_code_block_of_the_language_is_the_program() {
         ("x", "x", "x"),
         ("```python\na\nb\n```", "a\nb\n", "a\nb\n"),
         ("```\na\n```\nso\n```py\nb\n```\n", "b\n", "b\n"),
-        // A block without a language is often what the program prints.
+        // A block without a language often shows the output of the program.
         ("```py\na\n```\nso\n```\nb\n```\n", "a\n", "a\n"),
         ("```\na\n```\nso\n```\nb\n```\n", "b\n", "b\n"),
         ("~~~python\na\n~~~\n", "a\n", "a\n"),

@@ -2,7 +2,7 @@ use super::*;
 
 #[test]
 fn each_running_program_has_a_user_and_room_for_its_threads() {
-    // Nobody's.
+    // No process belongs to this user.
     assert_eq!(User(LAST - 1).limit(16), 16 + 64);
     let users = [User::new(), User::new(), User::new()];
     let mut ids = users.iter().map(|user| user.0).collect::<Vec<_>>();
@@ -15,7 +15,7 @@ fn each_running_program_has_a_user_and_room_for_its_threads() {
     } else {
         assert_eq!(ids, [rustix::process::geteuid().as_raw(); 3]);
     }
-    // This process has several threads, of which one runs this test.
+    // This process has several threads, one of which runs this test.
     let own = User(rustix::process::geteuid().as_raw());
     assert!(own.limit(16) >= 16 + 64 + 2);
 }

@@ -5,7 +5,7 @@ const V1: &str = "35 31 0:32 / /sys/fs/cgroup/memory rw,relatime shared:16 - cgr
     36 31 0:33 / /sys/fs/cgroup/cpu rw,relatime - cgroup cgroup rw,cpu,cpuacct\n";
 const NONE_V1: &str = "9223372036854771712\n";
 
-/// A process with 1 MiB resident, 8 MiB of address space and 4 MiB of data, on a machine with 1 GiB.
+/// A process with 1 MiB resident memory, 8 MiB of address space and 4 MiB of data, on a machine with 1 GiB.
 const MACHINE: [(&str, &str); 3] = [
     ("/proc/meminfo", "MemTotal:        1048576 kB\nMemFree: 1 kB\n"),
     ("/proc/self/status", "Name:\tx\nVmSize:\t    8192 kB\nVmRSS:\t    1024 kB\nVmData:\t    4096 kB\n"),
@@ -17,8 +17,8 @@ const MACHINE: [(&str, &str); 3] = [
     ),
 ];
 
-/// A case: its name, the process's `cgroup`, its `mountinfo`, further files, and the expected limits as text:
-/// `bytes/used source`, the least first.
+/// A case: its name, the process's `cgroup`, its `mountinfo`, further files, and the expected limits as strings
+/// `bytes/used source`, the lowest first.
 type Row<'a> = (&'a str, &'a str, &'a str, &'a [(&'a str, &'a str)], &'a [&'a str]);
 
 const USED: &str = "1048576";

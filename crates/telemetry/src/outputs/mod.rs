@@ -1,9 +1,9 @@
 //! A registry of everything that a training run writes: its metrics, with their meaning, unit, healthy values and
-//! remedies; and the files of its directory. docs/outputs.md is generated from it, and the dashboard explains its
-//! charts with it.
+//! remedies, and the files of its directory. docs/outputs.md is generated from this registry, and the dashboard
+//! explains its charts with it.
 //!
-//! The registry computes nothing. In a name, `<…>` stands for a part that a run chooses: `rewards/<name>/mean` is the
-//! mean of every reward.
+//! The registry only describes; it computes nothing. In a name, `<…>` stands for a part that a run chooses:
+//! `rewards/<name>/mean` is the mean of every reward.
 
 mod files;
 mod metrics;
@@ -57,8 +57,8 @@ impl Metric {
     }
 }
 
-/// The description of the metric that a run logs as `name`. For a metric of an evaluation set it is the one of the same
-/// name in the section on evaluations.
+/// The description of the metric that a run logs as `name`. A metric of an evaluation set has the description of the
+/// metric with the same name in the section on evaluations.
 pub fn metric(name: &str) -> Option<&'static Metric> {
     listed(name).or_else(|| match evaluated(name) {
         ("", _) => None,
@@ -71,13 +71,13 @@ fn listed(name: &str) -> Option<&'static Metric> {
 }
 
 /// Splits the name of an evaluation metric into the evaluation set (empty if there is only one) and the metric's name
-/// without the set. A metric that user code defines counts as one of the only set.
+/// without the set. A metric defined by user code is assigned to the only set.
 pub fn evaluated(name: &str) -> (&str, &str) {
     let Some(own) = name.strip_prefix("eval_") else { return ("", name) };
     if listed(name).is_some() {
         return ("", own);
     }
-    // `eval_<set>_reward`: a set's name may contain `_`, too.
+    // In `eval_<set>_reward` the name of the set may contain `_`.
     let mut ends = own.match_indices('_').filter(|&(at, _)| at > 0);
     let found = ends.find(|&(at, _)| listed(&format!("eval_{}", &own[at + 1..])).is_some());
     found.map_or(("", own), |(at, _)| (&own[..at], &own[at + 1..]))
@@ -92,7 +92,7 @@ pub fn file(path: &str) -> Option<&'static RunFile> {
     FILES.iter().find(is)
 }
 
-/// Whether `name` fits `pattern`, in which `<…>` stands for any text that is not empty.
+/// Whether `name` fits `pattern`, in which `<…>` stands for any nonempty text.
 pub(crate) fn matches(pattern: &str, name: &str) -> bool {
     let Some((before, rest)) = pattern.split_once('<') else { return pattern == name };
     let Some((_, after)) = rest.split_once('>') else { return false };
@@ -144,7 +144,7 @@ mod tests {
         assert_eq!(files.len(), FILES.len());
     }
 
-    /// `lockstep outputs METRIC` and the page print one meaning without those around it.
+    /// `lockstep outputs METRIC` and the page show a single meaning, without those of other metrics.
     #[test]
     fn a_meaning_refers_to_no_other_row() {
         let metrics = SECTIONS.iter().flat_map(|section| section.metrics).map(|metric| (metric.name, metric.meaning));

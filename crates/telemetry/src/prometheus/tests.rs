@@ -44,7 +44,7 @@ fn parts_that_a_run_chooses_are_labels() {
     }
 }
 
-/// Two metrics of the registry never have one name with the same labels.
+/// No two metrics of the registry share a name and labels.
 #[test]
 fn every_metric_of_the_registry_has_a_name_of_its_own() {
     let all: Vec<&Metric> = SECTIONS.iter().flat_map(|section| section.metrics).collect();

@@ -1,5 +1,5 @@
-//! A file that grows by whole records and can be truncated to an earlier length, for metrics, TensorBoard events and
-//! traces.
+//! A file that grows by whole records and can be truncated to an earlier length. It is used for metrics, TensorBoard
+//! events and traces.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use crate::in_place::{is_in_place, write_again};
 use crate::{Error, Result};
 
-/// An append-only file and its present length.
+/// An append-only file and its current length.
 #[derive(Debug)]
 pub(crate) struct Appended {
     path: PathBuf,
@@ -18,8 +18,8 @@ pub(crate) struct Appended {
 }
 
 impl Appended {
-    /// Opens `path`, creating the file but not its directory. `whole` receives all bytes of the file and returns how
-    /// many of them are complete records. The rest, left by a process that was killed while writing, is cut off.
+    /// Opens `path`, creating the file but not its directory. `whole` gets all bytes of the file and returns the length
+    /// of the complete records. The rest, left by a process that was killed while writing, is truncated.
     pub(crate) fn open(path: PathBuf, whole: impl FnOnce(&[u8]) -> usize) -> Result<Self> {
         let file = disk::Options::new().read().write().create().open(&path).map_err(Error::io("open", &path))?;
         let bytes = disk::read_rest(&file, 0, disk::most::GROUPS).map_err(Error::io("read", &path))?;
@@ -28,7 +28,7 @@ impl Appended {
         Ok(this)
     }
 
-    /// Appends one record. If that fails half-way (a full disk), the part that was written is cut off again.
+    /// Appends one record. If that fails half-way (a full disk), the part that was written is removed by truncation.
     pub(crate) fn append(&mut self, record: &[u8]) -> Result<()> {
         if let Err(source) = self.file.write_all(record) {
             let _ = self.truncate_to(self.len);
@@ -38,7 +38,8 @@ impl Appended {
         Ok(())
     }
 
-    /// Checks whether the path still names the file. If not, writes the file again and returns a message for people.
+    /// Checks whether the path still names the open file. If not, writes the file again and returns a message for
+    /// people.
     pub(crate) fn check(&mut self) -> Result<Option<String>> {
         if is_in_place(&self.path, &self.file) {
             return Ok(None);
@@ -57,7 +58,7 @@ impl Appended {
         &self.path
     }
 
-    /// Truncates the file to `len` bytes, which is at most its present length.
+    /// Truncates the file to `len` bytes, which must not exceed its current length.
     fn truncate_to(&mut self, len: u64) -> Result<()> {
         self.file.set_len(len).map_err(Error::io("truncate", &self.path))?;
         self.file.seek(SeekFrom::Start(len)).map_err(Error::io("seek in", &self.path))?;
@@ -65,7 +66,7 @@ impl Appended {
         Ok(())
     }
 
-    /// Syncs the file to disk for a checkpoint, and enters its length under `name`.
+    /// Syncs the file to disk for a checkpoint, and stores its length under `name`.
     pub(crate) fn checkpoint(&mut self, name: &str, lengths: &mut BTreeMap<String, u64>) -> Result<()> {
         self.file.sync_data().map_err(Error::io("sync", &self.path))?;
         lengths.insert(name.to_owned(), self.len);
@@ -73,8 +74,8 @@ impl Appended {
     }
 
     /// Truncates the file to the length that a checkpoint has under `name`, or to 0, but never inside a record. If the
-    /// file was deleted, shortened or rewritten since the checkpoint, it continues at its present end, and a message is
-    /// returned.
+    /// file was deleted, shortened or rewritten since the checkpoint, it is continued at its current end, and a message
+    /// is returned.
     pub(crate) fn resume(
         &mut self,
         name: &str,
@@ -106,12 +107,12 @@ impl Appended {
 
 #[cfg(test)]
 impl Appended {
-    /// A file whose handle is `file`, whatever is at `path`: for errors of writing.
+    /// A file with the handle `file`, whatever is at `path`, to test write errors.
     pub(crate) fn of(path: &Path, file: File, len: u64) -> Appended {
         Appended { path: path.to_owned(), file, len }
     }
 
-    /// A file on a disk without room, or opened without the right to write.
+    /// A file on a full disk, or opened without write access.
     #[cfg(target_os = "linux")]
     pub(crate) fn broken(path: &Path, is_full: bool) -> Appended {
         let file = if is_full { File::options().write(true).open("/dev/full") } else { File::open("/dev/null") };
@@ -123,7 +124,7 @@ impl Appended {
 mod tests {
     use super::*;
 
-    /// Records of two bytes.
+    /// Records that have two bytes each.
     fn pairs(bytes: &[u8]) -> usize {
         bytes.len() / 2 * 2
     }

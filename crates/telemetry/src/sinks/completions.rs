@@ -1,10 +1,10 @@
 //! Writes `completions/completions_00010.parquet`: the sampled completions of a logged step, in TRL's columns.
 //!
 //! The columns are `step, prompt, completion, <one column per reward>, <extra columns of rewards>, advantage`, with one
-//! row per completion, readable with `pandas.read_parquet`. Text is a string column. If all prompts (or all
-//! completions) are conversations, the column is a list of structs with the messages' keys, as pandas writes it; a
-//! mixture becomes text, with conversations as JSON. A missing reward is null. The file is not compressed. Without the
-//! feature `parquet` the same columns are written as JSON lines (`.jsonl`).
+//! row per completion. The file can be read with `pandas.read_parquet`. Text becomes a string column. If all prompts
+//! (or all completions) are conversations, the column is a list of structs with the messages' keys, as pandas writes
+//! it. A mixture becomes text, with conversations as JSON. A missing reward is null. The file is not compressed.
+//! Without the feature `parquet` the same columns are written as JSON lines (`.jsonl`).
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -18,14 +18,14 @@ use crate::{CompletionRows, Error, Event, EventKind, Result};
 #[cfg(feature = "parquet")]
 mod parquet_file;
 
-/// A sink that writes a table for each step whose completions it receives.
+/// A sink that writes a table for each step whose completions it gets.
 #[derive(Debug)]
 pub struct CompletionsSink {
     directory: PathBuf,
 }
 
 impl CompletionsSink {
-    /// A sink that writes its tables to `directory`, which is created with the first table.
+    /// A sink that writes its tables to `directory`, which is created for the first table.
     pub fn new(directory: impl Into<PathBuf>) -> Self {
         CompletionsSink { directory: directory.into() }
     }
@@ -37,7 +37,7 @@ impl Sink for CompletionsSink {
         write(&self.directory, rows).map(drop)
     }
 
-    /// Removes the tables of steps after `step`, and half-written ones.
+    /// Removes the tables of steps after `step`, and incomplete tables.
     fn resume(&mut self, step: u64, _lengths: &BTreeMap<String, u64>) -> Result<Option<String>> {
         for entry in disk::read_dir(&self.directory).into_iter().flatten() {
             let name = entry.file_name().to_string_lossy().into_owned();
@@ -57,8 +57,8 @@ fn path(directory: &Path, step: u64) -> PathBuf {
     directory.join(format!("completions_{step:05}.{extension}"))
 }
 
-/// Writes a step's table atomically and returns its path. An existing table of the same step is replaced, as after a
-/// resume. The directory is created if missing.
+/// Writes the table of a step atomically and returns its path. An existing table of the same step, for example from
+/// before a resume, is replaced. The directory is created if missing.
 fn write(directory: &Path, rows: &CompletionRows) -> Result<PathBuf> {
     let path = path(directory, rows.step);
     let bytes = columns(rows).and_then(|columns| encode(&columns, rows));
@@ -151,7 +151,7 @@ impl Cells {
     }
 }
 
-/// Cells of the most specific type that fits all the values.
+/// Converts the values to cells of the most specific type that fits all of them.
 fn cells(values: &[Value]) -> Cells {
     fn all<T>(values: &[Value], read: impl Fn(&Value) -> Option<T>) -> Option<Vec<Option<T>>> {
         let cell = |value: &Value| if value.is_null() { Some(None) } else { read(value).map(Some) };
@@ -188,12 +188,12 @@ fn cells(values: &[Value]) -> Cells {
     Cells::Texts(values.iter().map(|value| (!value.is_null()).then(|| text(value))).collect())
 }
 
-/// The objects of a JSON array of objects; none for any other value.
+/// The objects of a JSON array of objects; `None` for any other value.
 fn messages(value: &Value) -> Option<Vec<&serde_json::Map<String, Value>>> {
     value.as_array()?.iter().map(Value::as_object).collect()
 }
 
-/// Text as it is, anything else as JSON.
+/// Strings unchanged, any other value as JSON.
 fn text(value: &Value) -> String {
     value.as_str().map_or_else(|| value.to_string(), str::to_owned)
 }

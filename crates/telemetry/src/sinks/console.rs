@@ -2,9 +2,9 @@
 //!
 //! Lines and progress bars go to standard error; [`Console::print`] (results, tables) writes to standard output. On a
 //! terminal, progress is a bar that log lines do not break; elsewhere it is a plain line from time to time. Lines are
-//! coloured on a terminal only; `NO_COLOR` (not empty) and `TERM=dumb` disable that. `LOCKSTEP_LOG` (error, warn, info,
-//! debug) sets the level. Each process has its own log file, which gets every level. A console that cannot be written
-//! to (a closed pipe or terminal, a full disk behind a redirect) never stops the run.
+//! coloured only on a terminal; `NO_COLOR` (not empty) and `TERM=dumb` disable that. `LOCKSTEP_LOG` (error, warn, info,
+//! debug) sets the level. Each process has its own log file, which gets lines of every level. If writing to the console
+//! fails (a closed pipe or terminal, a full disk behind a redirect), the run continues.
 
 use std::ffi::OsStr;
 use std::fs::File;
@@ -58,13 +58,13 @@ pub struct ConsoleOptions {
     pub format: LogFormat,
     /// The least important level that is shown (see [`Level::from_env`]).
     pub level: Level,
-    /// The log file of this process, which is appended to. It gets the lines of every level, without colour.
+    /// The log file of this process, to which lines of every level are appended without colour.
     pub log_file: Option<PathBuf>,
-    /// Whether details are shown: the tables of evaluations and of stages. The log file gets them in any case.
+    /// Whether details are shown: the tables of evaluations and of stages. They are always written to the log file.
     pub verbose: bool,
-    /// Whether nothing is printed, whatever the level; the log file still gets its lines.
+    /// Whether nothing is printed, whatever the level. The log file still gets its lines.
     pub silent: bool,
-    /// Receives the warnings and errors of a silent console: they are never lost.
+    /// Receives the warnings and errors of a silent console, so that they are not lost.
     pub warnings: Option<Listener>,
 }
 
@@ -99,18 +99,18 @@ struct Inner {
     silent: bool,
     warnings: Option<Listener>,
     bars: MultiProgress,
-    /// Whether progress bars are drawn: standard error is a terminal and the format is plain.
+    /// Whether progress bars are drawn, which requires that standard error is a terminal and the format is plain.
     terminal: bool,
     start: Instant,
     file: Mutex<LogFile>,
-    /// For tests: memory that gets the output instead of the standard streams.
+    /// For tests: a buffer that gets the output instead of the standard streams.
     capture: Option<Arc<Mutex<Vec<u8>>>>,
 }
 
-/// The log file, or the text that it will begin with once it is opened.
+/// The log file, or the lines that are written into it once it is opened.
 enum LogFile {
     Open(File),
-    /// Lines that were logged before there was a directory for the log file.
+    /// Lines that were logged before the directory of the log file existed.
     Early(Vec<u8>),
 }
 
@@ -133,14 +133,14 @@ impl std::fmt::Debug for Inner {
     }
 }
 
-/// Whether the console is coloured, with these values of `NO_COLOR` and `TERM`.
+/// Whether the console is coloured with these values of `NO_COLOR` and `TERM`.
 fn uses_colour(terminal: bool, no_color: Option<&OsStr>, name: Option<&OsStr>) -> bool {
     terminal && no_color.is_none_or(OsStr::is_empty) && name.is_none_or(|name| name != "dumb")
 }
 
 impl Console {
-    /// A console on standard error. Bars are drawn only on a terminal, and colour is used only there, if `NO_COLOR` is
-    /// unset or empty and `TERM` is not `dumb`.
+    /// A console on standard error. Bars are drawn only on a terminal. Colour is used only on a terminal, if `NO_COLOR`
+    /// is unset or empty and `TERM` is not `dumb`.
     pub fn new(options: ConsoleOptions) -> Result<Self> {
         let terminal = !options.silent && options.format == LogFormat::Plain && std::io::stderr().is_terminal();
         let [no_color, name] = ["NO_COLOR", "TERM"].map(std::env::var_os);
@@ -176,12 +176,12 @@ impl Console {
         Ok(console)
     }
 
-    /// The console's format.
+    /// The format of the console.
     pub fn format(&self) -> LogFormat {
         self.inner.format
     }
 
-    /// Width of the terminal in characters; 100 if there is none.
+    /// The width of the terminal in characters; 100 without a terminal.
     pub fn width(&self) -> usize {
         let size = console::Term::stderr().size_checked();
         size.map_or(100, |(_, columns)| usize::from(columns)).clamp(40, 200)
@@ -203,8 +203,8 @@ impl Console {
         }
     }
 
-    /// Logs the error that ends the program. The log file gets it as any other line; on the console people see it
-    /// without a time.
+    /// Logs the error that ends the program. The log file gets it like any other line; the console shows it without the
+    /// time.
     pub fn fatal(&self, message: &str) {
         let line = self.line(Level::Error, &message.into(), &Record::new(), false);
         let _ = writeln!(self.file(), "{line}");
@@ -231,7 +231,7 @@ impl Console {
         self.log(Level::Warn, message, &Record::new());
     }
 
-    /// Logs a message that has values: as `text` for people; in the JSON format as a short message with fields.
+    /// Logs a message with values. People see `text`; in the JSON format it is a short message with fields.
     pub fn report(&self, level: Level, text: impl Into<Painted>, message: &str, fields: &Record) {
         match self.inner.format {
             LogFormat::Plain => self.say(level, &text.into(), &Record::new()),
@@ -239,7 +239,7 @@ impl Console {
         }
     }
 
-    /// [Prints](Self::print) a table: as `text` for people; in the JSON format as a line of level info with a short
+    /// [Prints](Self::print) a table. People see `text`; in the JSON format it is a line of level info with a short
     /// message and the table's values as fields.
     pub fn table(&self, text: &str, message: &str, fields: &Record) {
         match self.inner.format {
@@ -248,8 +248,8 @@ impl Console {
         }
     }
 
-    /// A table of details, which only a [verbose](ConsoleOptions::verbose) console [prints](Self::table); otherwise it
-    /// is a line of level debug. In the JSON format it is like any table.
+    /// Outputs a table of details. Only a [verbose](ConsoleOptions::verbose) console [prints](Self::table) it;
+    /// otherwise it is logged as a line of level debug. In the JSON format it is treated like any table.
     pub fn details(&self, text: &str, message: &str, fields: &Record) {
         match self.inner.format {
             LogFormat::Plain if !self.inner.verbose => self.log(Level::Debug, text.trim_end(), &Record::new()),
@@ -257,9 +257,9 @@ impl Console {
         }
     }
 
-    /// Prints a block of text on standard output, whatever the level, and into the log file. In the JSON format it is
+    /// Prints a block of text on standard output and into the log file, whatever the level. In the JSON format it is
     /// logged as a line of level info instead, so that standard error and the log file have one object per line, and
-    /// standard output is empty.
+    /// standard output stays empty.
     pub fn print(&self, text: &str) {
         if self.inner.format == LogFormat::Json {
             return self.info(text.trim_end());
@@ -269,8 +269,8 @@ impl Console {
         self.write(&text, true);
     }
 
-    /// Opens this process's log file to append, once the run's directory exists. The lines that were logged before are
-    /// written first.
+    /// Opens this process's log file for appending, once the run's directory exists. Earlier log lines are written
+    /// first.
     pub fn set_log_file(&self, path: PathBuf) -> Result<()> {
         let mut file = disk::Options::new().create().append().open(&path).map_err(Error::io("open", &path))?;
         let mut log = self.file();
@@ -281,7 +281,7 @@ impl Console {
         Ok(())
     }
 
-    /// Shows progress over `total` units, of which `start` are done already (after a resume).
+    /// Shows progress over `total` units, of which `start` are already done (after a resume).
     pub fn progress(&self, label: &str, total: u64, start: u64) -> Progress {
         Progress::new(self.clone(), label, total, start)
     }
@@ -290,13 +290,13 @@ impl Console {
         self.inner.file.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Writes to standard output or standard error, with progress bars removed meanwhile.
+    /// Writes to standard output or standard error while progress bars are removed.
     fn write(&self, text: &str, to_stdout: bool) {
         if self.inner.silent {
             return;
         }
         self.inner.bars.suspend(|| {
-            // A console that cannot be written to must not end the run.
+            // A failed write to the console must not end the run.
             let _ = match &self.inner.capture {
                 Some(capture) => capture.lock().unwrap_or_else(PoisonError::into_inner).write_all(text.as_bytes()),
                 None if to_stdout => {
@@ -324,8 +324,8 @@ impl ConsoleSink {
         ConsoleSink { console, progress: None, step_table: Default::default(), evaluations: Default::default() }
     }
 
-    /// Shows the metrics of a step: as a row of a table for people, as numbers in the JSON format. An evaluation is a
-    /// line, and in detail a table of its own.
+    /// Shows the metrics of a step: as a row of a table for people, and as numbers in the JSON format. An evaluation is
+    /// one line, and its details are a separate table.
     fn metrics(&mut self, step: u64, values: &[(String, f64)]) {
         let is_evaluation = values.iter().any(|(name, _)| name.starts_with("eval_"));
         if self.console.format() == LogFormat::Json {
@@ -344,7 +344,7 @@ impl ConsoleSink {
             return self.console.log(level, &table, &Record::new());
         }
         let left = self.progress.as_ref().and_then(|progress| progress.left_at(step));
-        // A line begins with the time.
+        // The time at the beginning of a line needs some of the width.
         let room = if self.console.inner.terminal { self.console.width().saturating_sub(12) } else { usize::MAX };
         let mut lines = self.step_table.lines(step, values, left, room);
         let row = lines.pop().unwrap_or_default();
@@ -377,7 +377,7 @@ impl Sink for ConsoleSink {
             }
             EventKind::Progress { label, done, total, note } => match &mut self.progress {
                 Some(progress) if progress.is_of(label, *total) => progress.set(*done, note),
-                // Replaced first, so that the old one ends before the new one is drawn.
+                // The old progress is dropped first, so that it ends before the new one is drawn.
                 other => {
                     *other = None;
                     *other = Some(self.console.progress(label, *total, *done));
@@ -394,7 +394,7 @@ impl Sink for ConsoleSink {
     }
 }
 
-/// An alarm, with its first line (the evidence) in the colour of its weight.
+/// An alarm whose first line (the evidence) has the colour of its weight.
 fn painted(alarm: &Alarm) -> Painted {
     let tone = match alarm.until {
         Some(_) => Tone::Plain,
@@ -419,7 +419,7 @@ fn json_line(now_s: f64, level: Level, message: &str, fields: &Record) -> String
     line.insert("level".to_owned(), level.name().into());
     line.insert("message".to_owned(), message.into());
     for (key, value) in &fields.0 {
-        // A field never hides what every line has.
+        // A field must not replace a key that every line has.
         let key = if line.contains_key(key) { format!("field_{key}") } else { key.clone() };
         line.insert(key, value.clone());
     }
@@ -440,7 +440,7 @@ fn plain_line(elapsed_s: f64, level: Level, message: &Painted, fields: &Record, 
     if colour { format!("\u{1b}[2m{time}\u{1b}[0m {message}{fields}") } else { format!("{time} {message}{fields}") }
 }
 
-/// A value for people, floats with four significant digits.
+/// A value for people; floats are rounded to four significant digits.
 #[allow(clippy::disallowed_methods)] // printed only
 fn short(value: &Value) -> String {
     match value {
@@ -450,7 +450,7 @@ fn short(value: &Value) -> String {
             if number == 0.0 {
                 "0".to_owned()
             } else if (1e-3..1e4).contains(&size) {
-                // Digits behind the point, so that four are significant.
+                // The number of decimals that gives four significant digits.
                 let digits = (3 - size.log10().floor() as i32).clamp(0, 6) as usize;
                 let text = format!("{number:.digits$}");
                 if text.contains('.') { text.trim_end_matches('0').trim_end_matches('.').to_owned() } else { text }

@@ -1,11 +1,11 @@
-//! Writes and reads `metrics.jsonl`: one JSON object for each logged step, appended and flushed. Writes `steps.jsonl`:
-//! one for each optimizer step, with the few values by which a run is judged.
+//! Writes and reads `metrics.jsonl`, with one JSON object for each logged step, appended and flushed. Also writes
+//! `steps.jsonl`, with one object for each optimizer step that has the few values by which a run is judged.
 //!
-//! An alarm is a line of its own, `{"step": n, "alarm": {…}}`.
+//! An alarm is a separate line, `{"step": n, "alarm": {…}}`.
 //!
 //! Keys keep the order in which they were set. Numbers are written with the fewest digits that read back to the same
 //! bits. NaN and infinities are written as `null`, since JSON has no such numbers, so every line is plain JSON. This
-//! file does not know what the metrics mean.
+//! file does not interpret the metrics.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -23,8 +23,8 @@ struct JsonLines {
 }
 
 impl JsonLines {
-    /// Opens `path` to append, creating the file but not its directory. A last line without a line feed, left by a
-    /// process that was killed while writing, is cut off.
+    /// Opens `path` for appending, creating the file but not its directory. A last line without a line feed, left by a
+    /// process that was killed while writing, is removed.
     fn open(path: impl Into<PathBuf>) -> Result<Self> {
         Ok(JsonLines { file: Appended::open(path.into(), whole_lines)? })
     }
@@ -32,7 +32,7 @@ impl JsonLines {
     /// Appends one line and passes it to the operating system.
     fn append(&mut self, line: &Map<String, Value>) -> Result<()> {
         let line = serde_json::to_string(line).map_err(|e| Error::format(self.file.path(), e.to_string()))?;
-        // Escaped for a terminal that shows the file; the values stay the same.
+        // Characters that a terminal would act on are escaped; the values stay the same.
         self.file.append((visible_json(&line) + "\n").as_bytes())
     }
 }
@@ -49,7 +49,7 @@ pub struct MetricsSink {
 }
 
 impl MetricsSink {
-    /// Opens the file to append. An incomplete last line is cut off.
+    /// Opens the file for appending. An incomplete last line is removed.
     pub fn open(path: impl Into<PathBuf>) -> Result<Self> {
         Ok(MetricsSink { lines: JsonLines::open(path)? })
     }
@@ -88,14 +88,14 @@ impl Sink for MetricsSink {
     }
 }
 
-/// The sink that writes `steps.jsonl`. A run that logs each tenth step only is judged by these lines.
+/// The sink that writes `steps.jsonl`. These lines are used to judge a run that logs only every tenth step.
 #[derive(Debug)]
 pub struct StepsSink {
     lines: JsonLines,
 }
 
 impl StepsSink {
-    /// Opens the file to append. An incomplete last line is cut off.
+    /// Opens the file for appending. An incomplete last line is removed.
     pub fn open(path: impl Into<PathBuf>) -> Result<Self> {
         Ok(StepsSink { lines: JsonLines::open(path)? })
     }
@@ -125,8 +125,8 @@ impl Sink for StepsSink {
     }
 }
 
-/// A log of JSON lines that an older version wrote into the run's directory and this version no longer writes. It is
-/// still truncated at a resume and included in checkpoints.
+/// A log of JSON lines in the run's directory that only an older version wrote. It is still truncated at a resume and
+/// included in checkpoints.
 #[derive(Debug)]
 pub struct ClosedLog {
     name: &'static str,
@@ -195,7 +195,7 @@ mod tests {
         sink.receive(&EventKind::Alarm { step: 4, alarm }.into()).unwrap();
         let text = std::fs::read_to_string(&path).unwrap();
         let (line, alarm) = text.split_once('\n').unwrap();
-        // When it was logged, in seconds since 1970.
+        // `time_s` is the time at which the line was logged, in seconds since 1970.
         let (begin, rest) = line.split_once(",\"time_s\":").unwrap();
         let (time, rest) = rest.split_once(',').unwrap();
         assert!(time.parse::<f64>().unwrap() > 1.6e9, "{line}");
@@ -225,7 +225,7 @@ mod tests {
 
         let mut sink = MetricsSink::open(&path).unwrap();
         assert_eq!(read(&path).unwrap().len(), 2);
-        // A shortened file is reported and kept; a file of another length is cut at the end of a line.
+        // A shortened file is reported and kept; a file of another length is truncated at the end of a line.
         let note = sink.resume(1, &BTreeMap::from([("metrics.jsonl".to_owned(), 10_000)])).unwrap().unwrap();
         assert!(note.contains("metrics.jsonl") && note.contains("10000") && read(&path).unwrap().len() == 2, "{note}");
         let inside = BTreeMap::from([("metrics.jsonl".to_owned(), at_checkpoint["metrics.jsonl"] + 3)]);
@@ -257,7 +257,7 @@ mod tests {
         assert_eq!(lengths, BTreeMap::from([("steps.jsonl".to_owned(), 24)]));
         assert_eq!(sink.resume(1, &lengths).unwrap(), None);
         assert_eq!(std::fs::read_to_string(&path).unwrap(), text[..24]);
-        // A checkpoint of an older version has no length for the log.
+        // The checkpoint of an older version has no length for this log.
         assert_eq!(sink.resume(1, &BTreeMap::new()).unwrap(), None);
         assert_eq!(std::fs::read_to_string(&path).unwrap(), "");
         std::fs::remove_file(&path).unwrap();

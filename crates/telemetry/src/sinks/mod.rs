@@ -13,20 +13,20 @@ pub mod metrics;
 pub mod tensorboard;
 pub mod trace;
 
-/// Receives every event of a training run, in order, and handles the kinds that it knows.
+/// Receives every event of a training run, in order, and handles the kinds that it supports.
 pub trait Sink: Send {
     /// Receives an event. An error ends the run. Must not emit events itself.
     fn receive(&mut self, event: &Event) -> Result<()>;
 
-    /// Called before a checkpoint is written: syncs everything received to disk. A sink that appends to a file enters
+    /// Called before a checkpoint is written. Syncs everything received to disk. A sink that appends to a file stores
     /// the file's length under its name.
     fn checkpoint(&mut self, _lengths: &mut BTreeMap<String, u64>) -> Result<()> {
         Ok(())
     }
 
-    /// Called when the run continues after `step`, with the lengths that [`checkpoint`](Self::checkpoint) entered; a
-    /// run that begins has none. The sink drops what it received after `step`, since it will be received again. Returns
-    /// a message for people, if any; a file that has changed since the checkpoint does not end the run.
+    /// Called when the run continues after `step`, with the lengths that [`checkpoint`](Self::checkpoint) stored; a new
+    /// run has none. The sink discards the events after `step`, since they will be received again. Returns a message
+    /// for people, if any. A file that has changed since the checkpoint must not end the run.
     fn resume(&mut self, _step: u64, _lengths: &BTreeMap<String, u64>) -> Result<Option<String>> {
         Ok(None)
     }
@@ -37,7 +37,7 @@ pub trait Sink: Send {
         Ok(None)
     }
 
-    /// Called before [`finish`](Self::finish): waits, for some seconds at most, until everything has left this process.
+    /// Called before [`finish`](Self::finish). Waits until everything has left this process, but only for some seconds.
     /// Returns a message for people, if any.
     fn flush(&mut self) -> Option<String> {
         None
@@ -58,7 +58,7 @@ pub struct Sinks {
 #[derive(Default)]
 struct Inner {
     sinks: Vec<Box<dyn Sink>>,
-    /// The first error of an event whose emitter could not handle errors. The next `emit` returns it.
+    /// The first error of an event whose emitter could not handle errors. The next `emit` returns this error.
     failed: Option<Error>,
 }
 
@@ -91,12 +91,12 @@ impl Sinks {
         inner.failed.take().map_or(Ok(()), Err)
     }
 
-    /// [`emit`](Self::emit) for callers that cannot handle an error: the next call of `emit` returns it.
+    /// Like [`emit`](Self::emit), for callers that cannot handle an error: the next call of `emit` returns the error.
     pub(crate) fn emit_unchecked(&self, kind: EventKind) {
         self.lock().receive(kind);
     }
 
-    /// Emits a message without fields. An error is returned by the next `emit`.
+    /// Emits a message without fields. The next `emit` returns an error of this call.
     pub fn message(&self, level: Level, text: &str) {
         self.emit_unchecked(EventKind::Message { level, text: text.to_owned(), fields: Record::new() });
     }
@@ -111,30 +111,30 @@ impl Sinks {
         self.message(Level::Warn, text);
     }
 
-    /// Syncs the files of all sinks to disk, and returns the lengths of those that are appended to, for a checkpoint.
+    /// Syncs the files of all sinks to disk, and returns the lengths of append-only files for a checkpoint.
     pub fn checkpoint(&self) -> Result<BTreeMap<String, u64>> {
         let mut lengths = BTreeMap::new();
         self.lock().sinks.iter_mut().try_for_each(|sink| sink.checkpoint(&mut lengths))?;
         Ok(lengths)
     }
 
-    /// Resets every sink to a checkpoint, or to the beginning with step 0 and no lengths. Returns their messages for
-    /// people.
+    /// Resets every sink to a checkpoint, or to the beginning with step 0 and no lengths. Returns the sinks' messages
+    /// for people.
     pub fn resume(&self, step: u64, lengths: &BTreeMap<String, u64>) -> Result<Vec<String>> {
         self.lock().sinks.iter_mut().filter_map(|sink| sink.resume(step, lengths).transpose()).collect()
     }
 
-    /// Has every sink check whether its file is still there. Returns their messages for people.
+    /// Makes every sink check whether its file still exists. Returns the sinks' messages for people.
     pub fn check(&self) -> Result<Vec<String>> {
         self.lock().sinks.iter_mut().filter_map(|sink| sink.check().transpose()).collect()
     }
 
-    /// Calls every sink's `flush` before the end of the run, and returns their messages for people.
+    /// Calls `flush` of every sink before the end of the run, and returns the sinks' messages for people.
     pub fn flush(&self) -> Vec<String> {
         self.lock().sinks.iter_mut().filter_map(|sink| sink.flush()).collect()
     }
 
-    /// Calls every sink's `finish` at the end of the run, and returns the first error.
+    /// Calls `finish` of every sink at the end of the run, and returns the first error.
     pub fn finish(&self) -> Result<()> {
         let mut inner = self.lock();
         let Inner { sinks, failed } = &mut *inner;

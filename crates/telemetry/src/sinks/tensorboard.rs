@@ -5,7 +5,7 @@
 //! little-endian. The data is a protobuf `Event`, of which only these fields are written: 1 wall_time (double), 2 step
 //! (int64), 3 file_version (string), 5 summary. `Summary` repeats 1 `Value` (`summary.rs`). Formats:
 //! tensorflow/core/lib/io/record_writer.h and tensorflow/core/util/event.proto.
-//! A scalar is stored in f32 there; metrics.jsonl keeps f64. Does not know what the numbers mean.
+//! Scalars are stored in f32; metrics.jsonl keeps f64. This file does not interpret the numbers.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -30,8 +30,8 @@ pub struct TensorBoardSink {
 }
 
 impl TensorBoardSink {
-    /// Opens the event file of `directory` to append, the last by name if there are several. File and directory are
-    /// created if missing; a new file begins with the run's hyperparameters. A damaged last record is cut off.
+    /// Opens the event file of `directory` for appending, the last by name if there are several. File and directory are
+    /// created if missing; a new file begins with the run's hyperparameters. A damaged last record is removed.
     pub fn open(directory: &Path, hparams: Vec<(String, HParam)>) -> Result<Self> {
         disk::create_dir_all(directory).map_err(Error::io("create", directory))?;
         let path = match existing(directory)? {
@@ -116,12 +116,12 @@ impl Sink for TensorBoardSink {
     }
 }
 
-/// The tag of a metric, as transformers has it: `eval/…` for the metrics of evaluations, `train/…` for all others.
+/// The tag of a metric, as in transformers: `eval/…` for the metrics of evaluations, `train/…` for all others.
 fn tag(name: &str) -> String {
     name.strip_prefix("eval_").map_or_else(|| format!("train/{name}"), |name| format!("eval/{name}"))
 }
 
-/// The path of the last event file of a directory by name. (Names begin with the time of creation.)
+/// The path of the last event file in a directory, by name. (Names begin with the time of creation.)
 fn existing(directory: &Path) -> Result<Option<PathBuf>> {
     let mut last: Option<PathBuf> = None;
     for entry in disk::read_dir(directory).map_err(Error::io("list", directory))? {
@@ -205,7 +205,7 @@ mod tests {
         assert_eq!(crc32c(&[0; 32]), 0x8a91_36aa);
     }
 
-    /// A second reader of protobuf, for tests: (field, wire type, value or bytes) of each field.
+    /// An independent reader of protobuf, for tests: (field, wire type, value or bytes) of each field.
     fn fields(mut data: &[u8]) -> Vec<(u64, u64, Vec<u8>)> {
         fn varint(data: &mut &[u8]) -> u64 {
             let mut value = 0;
@@ -308,7 +308,7 @@ mod tests {
             ..crate::CompletionRows::default()
         };
         sink.receive(&EventKind::Completions { rows, shown: 0 }.into()).unwrap();
-        // Reported once: not again when the file is opened later.
+        // The hyperparameters are written only once, not again when the file is opened later.
         let events = read(open().file.path());
         let tags: Vec<&str> = events.iter().map(|(_, tag, _)| tag.as_str()).collect();
         assert_eq!(tags, ["_hparams_/session_start_info", "distribution/reward", "completions"]);
@@ -333,7 +333,7 @@ mod tests {
     #[test]
     fn the_last_of_several_files_by_name_is_continued() {
         let dir = tempfile::tempdir().unwrap();
-        // Directories list their files in any order: of so many the last is hardly the first to be listed.
+        // Directories list their files in any order. With so many files, the last one is unlikely to be listed first.
         let file = |n: u32| dir.path().join(format!("events.out.tfevents.{:010}.b.1.0", (n * 7) % 20));
         let others = [dir.path().join("zzz"), dir.path().join("events.out.tfevents")];
         (0..20).map(file).chain(others).for_each(|file| std::fs::write(file, "").unwrap());
@@ -354,7 +354,7 @@ mod tests {
         logged(&mut sink, 2, &[("a", 2.0)]);
         let path = sink.file.path().to_owned();
         drop(sink);
-        // A kill in the middle of a record.
+        // A process was killed in the middle of a record.
         let mut file = std::fs::read(&path).unwrap();
         file.extend_from_slice(&[9, 0, 0, 0, 0, 0, 0, 0, 1]);
         std::fs::write(&path, &file).unwrap();
@@ -367,7 +367,7 @@ mod tests {
         let mut file = std::fs::read(&path).unwrap();
         *file.last_mut().unwrap() ^= 1;
         assert_eq!(records(&file).count(), 2, "the damaged record is not taken");
-        // A shortened file stays as it is, with a message.
+        // A shortened file stays as it is, and a message is returned.
         assert!(sink.resume(1, &BTreeMap::from([("tensorboard".to_owned(), 1 << 40)])).unwrap().is_some());
         assert_eq!(read(&path).len(), 2);
         // A sink that writes nothing keeps the file.
@@ -375,7 +375,7 @@ mod tests {
         assert_eq!(paused.resume(1, &at_checkpoint).unwrap(), None);
         logged(&mut paused, 2, &[("c", 1.0)]);
         assert_eq!(read(&path).len(), 1);
-        // A run that begins again keeps the file, and its version.
+        // A run that starts over keeps the file and its version record.
         sink.resume(0, &BTreeMap::new()).unwrap();
         assert!(read(&path).is_empty());
     }
@@ -399,9 +399,9 @@ mod tests {
         }
         let datas: Vec<&[u8]> = records(&file).map(|(_, data)| data).collect();
         assert_eq!(datas, [&b"one"[..], b"", &b"three".repeat(9)]);
-        // As TensorFlow masks it: rotated right by 15, plus a constant.
+        // TensorFlow masks a checksum by rotating it right by 15 and adding a constant.
         assert_eq!(masked_crc(b"123456789"), 0xe306_9283u32.rotate_right(15).wrapping_add(0xa282_ead8));
-        // A length near the largest number is not a record.
+        // A length near the largest integer does not form a record.
         let mut huge = [0xff; 8].to_vec();
         huge.extend(masked_crc(&[0xff; 8]).to_le_bytes());
         assert_eq!(whole_records(&[huge, vec![0; 64]].concat()), 0);
@@ -421,7 +421,7 @@ mod tests {
         );
         let time = parts[3].parse::<u64>().unwrap();
         assert!(parts[3].len() == 10 && (before..=since_1970().as_secs()).contains(&time), "{name}");
-        // Its beginning: the format's version, and no hyperparameters if there are none.
+        // The file begins with the version of the format, without hyperparameters if there are none.
         assert_eq!(records(&std::fs::read(sink.file.path()).unwrap()).count(), 1);
         let inside = dir.path().join(name).join("x");
         let error = TensorBoardSink::open(&inside, Vec::new()).unwrap_err().to_string();

@@ -45,7 +45,7 @@ fn every_sink_hears_everything_and_failures_are_reported_once() {
     }
     sinks.emit(checkpoint(1)).unwrap();
     sinks.clone().info("from another handle");
-    // An error that one caller ignores is returned to the next one that emits.
+    // If one caller ignores an error, the next call of `emit` returns it.
     sinks.emit_unchecked(checkpoint(13));
     assert!(sinks.emit(checkpoint(2)).unwrap_err().to_string().contains("unlucky"));
     sinks.emit(checkpoint(3)).unwrap();
@@ -106,7 +106,7 @@ impl Sink for Says {
     }
 }
 
-/// A sink that only receives.
+/// A sink that implements only `receive`.
 struct Deaf;
 
 impl Sink for Deaf {
@@ -150,7 +150,7 @@ fn the_first_failure_of_several_is_returned_once() {
     assert_eq!(sinks.emit(checkpoint(1)).map_err(says), Err("receive: 113".to_owned()));
     sinks.info("heard by all nevertheless");
     assert_eq!(heard.lock().unwrap().len(), 4);
-    // The message's failure came before that of the end.
+    // The failure of the message came before that of `finish`.
     assert_eq!(sinks.finish().map_err(says), Err("receive: 113".to_owned()));
     assert_eq!(sinks.finish().map_err(says), Err("finish: 113".to_owned()));
 }

@@ -1,8 +1,8 @@
 //! Writes `trace.json`: spans for chrome://tracing and <https://ui.perfetto.dev> (Chrome's trace event format, array
 //! form).
 //!
-//! The closing bracket of the array is optional in that format, so the file can be read during the run and after it was
-//! killed. The file has a maximal size: later spans are left out, and a last event says so.
+//! The closing bracket of the array is optional in that format, so the file can be read during the run and after the
+//! run was killed. The file has a maximum size. Later spans are left out, and a last event reports that.
 
 use std::ops::RangeInclusive;
 use std::path::PathBuf;
@@ -13,7 +13,7 @@ use super::Sink;
 use super::appended::Appended;
 use crate::{Error, Event, EventKind, Result};
 
-/// The sink that writes `trace.json`. An error ends the trace but not the run, and is reported at the end of the run.
+/// The sink that writes `trace.json`. An error ends the trace but not the run, and is reported when the run ends.
 #[derive(Debug)]
 pub struct TraceSink {
     writer: Option<TraceWriter>,
@@ -23,8 +23,8 @@ pub struct TraceSink {
 }
 
 impl TraceSink {
-    /// Opens `path` to append, creating the file but not its directory. The file is kept below `max_bytes` (at least 1
-    /// KiB).
+    /// Opens `path` for appending, creating the file but not its directory. The file is kept below `max_bytes` (at
+    /// least 1 KiB).
     pub fn open(path: impl Into<PathBuf>, max_bytes: u64) -> Result<Self> {
         Ok(TraceSink { writer: Some(TraceWriter::open(path, max_bytes)?), steps: Vec::new(), failed: None })
     }
@@ -65,11 +65,12 @@ struct TraceWriter {
     full: bool,
 }
 
-/// Bytes reserved for the event that says that later spans were left out.
+/// Bytes reserved for the event that reports that later spans were left out.
 const LAST_EVENT_BYTES: u64 = 256;
 
 impl TraceWriter {
-    /// Opens the file to append. An incomplete last line is cut off, as is the closing bracket of a finished trace.
+    /// Opens the file for appending. An incomplete last line is removed, and so is the closing bracket of a finished
+    /// trace.
     fn open(path: impl Into<PathBuf>, max_bytes: u64) -> Result<Self> {
         let mut full = false;
         let mut file = Appended::open(path.into(), |bytes| {
@@ -85,8 +86,8 @@ impl TraceWriter {
         Ok(TraceWriter { file, max_bytes: max_bytes.max(1024), full })
     }
 
-    /// Appends a span of an optimizer step in the row `thread`: start (from the start of the run) and duration in
-    /// microseconds, FLOPs and bytes of memory traffic. Viewers show the latter two when the span is clicked.
+    /// Appends a span of an optimizer step in the row `thread`: its start (from the start of the run) and duration in
+    /// microseconds, its FLOPs, and its bytes of memory traffic. Viewers show FLOPs and bytes when the span is clicked.
     fn span(
         &mut self,
         (name, step): (&str, u64),
@@ -205,7 +206,7 @@ mod tests {
         assert!(text.len() <= 2_000 && text.len() > 1_500, "{}", text.len());
         let events = events(&text);
         assert!(events.last().unwrap()["name"].as_str().unwrap().contains("the trace ends here"));
-        // Opened again it is still full.
+        // A full file is still full when it is opened again.
         let mut trace = TraceWriter::open(&path, 2_000).unwrap();
         let len = trace.file.len();
         trace.span(("span", 1), 0, 0.0, 1.0, (0.0, 0.0)).unwrap();
@@ -221,7 +222,7 @@ mod tests {
     fn it_is_full_where_a_span_and_the_last_event_no_longer_fit() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("trace.json");
-        // The length of a span's line, from a trace of one.
+        // The length of a span's line is measured in a trace with one span.
         let name = "n".repeat(300);
         TraceSink::open(&path, 1 << 20).unwrap().receive(&span(&name)).unwrap();
         let line = std::fs::metadata(&path).unwrap().len() - 2;
@@ -240,14 +241,14 @@ mod tests {
             );
             assert_eq!(text.lines().skip(1 + spans).collect::<Vec<_>>(), [expected.as_str()]);
         }
-        // A file that another start left: the closing bracket is cut off, and does not count.
+        // In a file from an earlier start, the closing bracket is removed, and does not count.
         for (less, full) in [(0, false), (1, true)] {
             let lines = format!("[\n{}\n", "x".repeat(2000));
             std::fs::write(&path, format!("{lines}{{}}]\n")).unwrap();
             let writer = TraceWriter::open(&path, lines.len() as u64 + LAST_EVENT_BYTES - less).unwrap();
             assert_eq!((writer.full, std::fs::read_to_string(&path).unwrap()), (full, lines));
         }
-        // At least 1 KiB.
+        // The limit is at least 1 KiB.
         std::fs::write(&path, "x".repeat(1024 - 256 - 1) + "\n").unwrap();
         let writer = TraceWriter::open(&path, 5).unwrap();
         assert_eq!((writer.full, writer.max_bytes), (false, 1024));

@@ -11,9 +11,9 @@ pub struct DeviceWork {
     pub copies_in: u64,
     /// Number of copies from the device to the host.
     pub copies_out: u64,
-    /// Number of times that the host waited for the device.
+    /// The number of times that the host waited for the device.
     pub waits: u64,
-    /// Seconds on the device, from the beginning to the end of the launched work.
+    /// The seconds on the device from the beginning to the end of the launched work.
     pub seconds: f64,
 }
 
@@ -36,9 +36,9 @@ impl DeviceWork {
 pub trait DeviceMeter: Debug + Send {
     /// Called when the span with index `span` opens.
     fn open(&mut self, span: u64, name: &str);
-    /// Called when a span closes: returns the work that was launched on the device during it, without its seconds,
-    /// which are not known yet.
+    /// Called when a span closes. Returns the work launched on the device during the span, without its seconds, which
+    /// are not yet known.
     fn close(&mut self, span: u64) -> DeviceWork;
-    /// The seconds on the device of each span that has closed since the last call. Waits for the device.
+    /// Returns the seconds on the device of each span that has closed since the last call. Waits for the device.
     fn seconds(&mut self) -> Vec<(u64, f64)>;
 }

@@ -3,7 +3,7 @@
 use super::{Ceilings, DeviceWork, StageTotal};
 use crate::{Align, Record, Table};
 
-/// The most stages that are named in one line, and the least share of the time that one of them has.
+/// The most stages that are named in one line; the next constant is the least share of time for a stage to be named.
 const SHOWN: usize = 4;
 const LEAST: f64 = 0.03;
 
@@ -52,8 +52,8 @@ impl Summary {
         table
     }
 
-    /// What [`table`](Self::table) shows, as fields of a log line: `wall_s`, `unmeasured_s` and `stages`, each with its
-    /// path, seconds, operations and bytes.
+    /// The content of [`table`](Self::table) as fields of a log line: `wall_s`, `unmeasured_s` and `stages`, each with
+    /// its path, seconds, operations and bytes.
     pub fn fields(&self) -> Record {
         let stage = |stage: &StageTotal| {
             let StageTotal { path, seconds, flops, bytes, .. } = stage;
@@ -74,7 +74,7 @@ impl Summary {
         fields
     }
 
-    /// Calls `see` with the stages below `parent`, each before the stages nested in it.
+    /// Calls `see` with the stages below `parent`, where each stage precedes the stages nested in it.
     fn visit(&self, parent: &str, see: &mut impl FnMut(&StageTotal, usize)) {
         for stage in &self.stages {
             if stage.path.rsplit_once('/').map_or("", |(outer, _)| outer) == parent {
@@ -90,12 +90,13 @@ impl Summary {
         (self.wall_s - outermost.map(|stage| stage.seconds).sum::<f64>()).max(0.0)
     }
 
-    /// The outermost stages that took the most time, with their shares of it: `update 62 %, rollout 30 %, other 8 %`.
+    /// The outermost stages that took the most time, each with its share of it:
+    /// `update 62 %, rollout 30 %, other 8 %`.
     pub fn largest(&self) -> String {
         let mut parts: Vec<(&str, f64)> = self.stages.iter().map(|stage| (&*stage.path, stage.seconds)).collect();
         parts.retain(|(path, _)| !path.contains('/'));
         parts.sort_by(|a, b| b.1.total_cmp(&a.1));
-        // Stages of several threads may overlap.
+        // The sum may exceed the wall time, since stages of several threads may overlap.
         let all = self.wall_s.max(parts.iter().map(|(_, seconds)| seconds).sum()).max(f64::MIN_POSITIVE);
         parts.truncate(SHOWN);
         parts.retain(|(_, seconds)| *seconds >= LEAST * all);
@@ -106,10 +107,10 @@ impl Summary {
         shown.map(|((name, _), share)| format!("{name} {share} %")).collect::<Vec<_>>().join(", ")
     }
 
-    /// The stage that takes the most time of its own (without nested stages) and what limits it, in words; `None` if
-    /// its operations and bytes, or the machine's ceilings, are not known.
+    /// The stage that takes the most time of its own (without nested stages), and what limits it, in words. `None` if
+    /// the operations and bytes of the stage, or the machine's ceilings, are unknown.
     pub fn bottleneck(&self, ceilings: &Ceilings) -> Option<String> {
-        // For parts with only seconds, the stage around them is judged.
+        // A part with only seconds is judged by the stage that encloses it.
         let works = |stage: &&StageTotal| stage.flops + stage.bytes > 0.0;
         let around = |stage: &StageTotal| {
             let outer = stage.path.rsplit_once('/').map(|(outer, _)| outer);
@@ -159,7 +160,7 @@ impl Summary {
     }
 }
 
-/// Shares that sum to 1 as integer percents that sum to 100: the largest remainders are rounded up.
+/// Rounds shares that sum to 1 to integer percentages that sum to 100. The largest remainders are rounded up.
 fn whole_percents(shares: impl Iterator<Item = f64>) -> Vec<u64> {
     let exact: Vec<f64> = shares.map(|share| 100.0 * share).collect();
     let mut whole: Vec<u64> = exact.iter().map(|percent| *percent as u64).collect();

@@ -69,7 +69,7 @@ fn threads_have_stacks_of_their_own_and_spans_may_end_out_of_order() {
     assert_eq!(names, [("after", 1), ("outer", 1), ("outer/inner", 1), ("worker", 1)]);
 }
 
-/// Timers whose spans are collected: name, track, start and duration in microseconds, bytes.
+/// The spans that end, collected by a sink: name, track, start and duration in microseconds, bytes.
 type Spans = Arc<Mutex<Vec<(String, u64, f64, f64, f64)>>>;
 
 struct Keep(Spans);
@@ -148,7 +148,7 @@ fn the_largest_stages_in_one_line_sum_to_a_hundred() {
     };
     let all = [("start", 0.1), ("rollout", 3.0), ("rollout/decode", 2.5), ("update", 6.24), ("log", 0.01)];
     assert_eq!(summary(10.0, &all), "update 62 %, rollout 30 %, other 8 %");
-    // Each third is 33.3 %: one of them is rounded up.
+    // Each share is 33.3 %, so one of them is rounded up.
     assert_eq!(summary(3.0, &[("a", 1.0), ("b", 1.0), ("c", 1.0)]), "a 34 %, b 33 %, c 33 %");
     let six = [("a", 3.0), ("b", 2.0), ("c", 2.0), ("d", 1.0), ("e", 1.0), ("f", 1.0)];
     assert_eq!(summary(10.0, &six), "a 30 %, b 20 %, c 20 %, d 10 %, other 20 %");
@@ -172,7 +172,7 @@ fn spans_are_events_when_they_end() {
     assert!(from >= outer_from && from + took <= outer_from + outer_took + 0.002, "{spans:?}");
 }
 
-/// A fake device that launches one kernel more each time it is read, and takes a second for each span.
+/// A fake device whose count of launched kernels grows by one at each reading, and which takes a second for each span.
 #[derive(Debug, Default)]
 struct Counting {
     asked: u64,
@@ -207,7 +207,7 @@ fn a_device_is_read_when_spans_open_and_close() {
         drop(step);
         let totals = stages.take_step().stages;
         let device = |launches| DeviceWork { launches, waits: 1, seconds: 1.0, ..DeviceWork::default() };
-        // The outer span counts the launches of the inner one, too.
+        // The outer span also counts the launches of the inner span.
         assert_eq!((totals[0].device, totals[1].device), (device(4), device(2)));
     }
     assert_eq!(*names.lock().unwrap(), ["step", "rollout", "step", "rollout"]);

@@ -1,4 +1,4 @@
-//! Removes Markdown's emphasis (`**5**`, `__5__`), marks of code, and struck out text (`~~5~~`).
+//! Removes Markdown's emphasis (`**5**`, `__5__`), code marks, and struck out text (`~~5~~`).
 //!
 //! A run of stars or underscores counts only as one half of a pair on its line, as in CommonMark: nothing that is part
 //! of a word or a number opens before it, and nothing closes after white space. So `2*3*4`, `x**2` and `x_1` stay.
@@ -48,10 +48,10 @@ struct Run {
 /// Adds a line without its runs of `signs` to `new`.
 fn without(line: &str, signs: &[u8], new: &mut String) {
     let runs: Vec<Run> = runs(line).into_iter().filter(|run| signs.contains(&run.sign)).collect();
-    // Byte ranges that are left out.
+    // The byte ranges that are removed.
     let mut out: Vec<Range<usize>> = Vec::new();
     let same = next_of_same_length(&runs);
-    // The open runs of each sign: which run, and how many of its characters are free.
+    // The open runs of each sign: the index of each run, and the number of its characters that are not yet paired.
     let mut open: [Vec<(usize, usize)>; 2] = Default::default();
     let mut struck: Option<usize> = None;
     let mut at = 0;
@@ -113,7 +113,7 @@ fn runs(line: &str) -> Vec<Run> {
         let start = at;
         at += 1;
         match sign {
-            // An escaped character.
+            // Skips an escaped character.
             b'\\' => at += usize::from(bytes.get(at).is_some_and(u8::is_ascii)),
             b'*' | b'_' | b'`' | b'~' => {
                 while bytes.get(at) == Some(&sign) {
@@ -134,7 +134,7 @@ fn opens(before: &str, after: &str, length: usize) -> bool {
     if next.is_none_or(|c| c.is_whitespace() || matches!(c, '}' | ')' | ']')) {
         return false;
     }
-    // "2 *3* 4" is a product.
+    // In "2 *3* 4" the stars are products, not emphasis.
     let near = if length == 1 { before.trim_end() } else { before };
     let part = |c: char| c.is_numeric() || matches!(c, ')' | ']' | '}' | '^' | '\\' | '=');
     let factor = near.chars().next_back().is_some_and(|c| part(c) && !(c == '=' && near.len() < before.len()));
@@ -146,7 +146,7 @@ fn closes(before: &str, after: &str) -> bool {
     if last.is_none_or(|c| c.is_whitespace() || matches!(c, '(' | '[' | '{' | '^' | '=')) {
         return false;
     }
-    // Also "**Answer:**5".
+    // After a colon, emphasis may end before a digit: "**Answer:**5".
     last == Some(':')
         || after
             .chars()

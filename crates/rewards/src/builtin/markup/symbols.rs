@@ -1,5 +1,5 @@
-//! Removes emoji and check marks. Signs that mean something stay: × ÷ ° ∞, the heavy ➕ ➖ ➗, digits in circles, and
-//! crosses such as ❌, which deny an answer.
+//! Removes emoji and check marks. Signs with a meaning stay: × ÷ ° ∞, the heavy ➕ ➖ ➗, digits in circles, and crosses
+//! such as ❌, which deny an answer.
 
 /// The text without symbols; `None` if it has none.
 pub(super) fn removed(text: &str) -> Option<String> {
@@ -29,7 +29,7 @@ pub(super) fn removed(text: &str) -> Option<String> {
     Some(new)
 }
 
-/// Characters that only change how the one before them looks.
+/// Whether a character only changes the look of the one before it.
 fn joins(c: char) -> bool {
     matches!(c, '\u{fe0e}' | '\u{fe0f}' | '\u{20e3}' | '\u{200d}')
 }

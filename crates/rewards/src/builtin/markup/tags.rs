@@ -1,4 +1,4 @@
-//! Removes tags of HTML that only change the look of a text.
+//! Removes HTML tags that only change the look of a text.
 
 use std::collections::HashMap;
 use std::ops::Range;
@@ -8,9 +8,9 @@ use regex::Regex;
 
 use super::super::answer::regex;
 
-/// Tags that begin a new line.
+/// Tags that start a new line.
 const BLOCKS: [&str; 10] = ["p", "div", "center", "pre", "h1", "h2", "h3", "h4", "h5", "h6"];
-/// Tags whose content is withdrawn.
+/// Tags that mark their content as deleted.
 const STRUCK: [&str; 3] = ["s", "strike", "del"];
 
 /// The text without paired style tags, and with characters for a few entities; `None` if nothing changes.
@@ -21,7 +21,7 @@ pub(super) fn removed(text: &str) -> Option<String> {
     let mut new = String::with_capacity(text.len());
     let mut at = 0;
     for (range, instead) in parts {
-        // Inside of a struck out part.
+        // The range lies inside a part that was already removed.
         if range.end <= at {
             continue;
         }
@@ -33,7 +33,8 @@ pub(super) fn removed(text: &str) -> Option<String> {
     Some(new)
 }
 
-/// Replacements, in order: the text and its substitute. A tag counts only with its other half, which `a<b>c` lacks.
+/// The replacements in order: the range of the text and its substitute. A tag counts only if its other half exists,
+/// unlike in `a<b>c`.
 fn parts(text: &str) -> Option<Vec<(Range<usize>, &'static str)>> {
     static TAG: LazyLock<Regex> = LazyLock::new(|| {
         regex(

@@ -1,6 +1,6 @@
 use super::*;
 
-/// Checks a function on a table, and names every row that differs.
+/// Checks a function on a table, and fails with a list of all rows that differ.
 fn check<'t>(rows: &[(&'t str, &str)], function: impl Fn(&'t str) -> String) {
     let wrong: Vec<_> =
         rows.iter().map(|(text, expected)| (text, function(text), expected)).filter(|row| row.1 != *row.2).collect();
@@ -39,7 +39,7 @@ fn decoration_is_removed_and_mathematics_stays() {
             ("7️⃣3️⃣", "73"),
             ("Answer: → 5", "Answer:   5"),
             ("5 \\checkmark ✓", "5    "),
-            // Characters that are part of the answer's meaning.
+            // These characters are part of the answer's meaning and stay.
             ("2*3*4", "2*3*4"),
             ("2 * 3 * 4", "2 * 3 * 4"),
             ("2 *3* 4", "2 *3* 4"),
@@ -95,7 +95,7 @@ fn enclosing_signs_and_ends_of_sentences_are_removed() {
             ("Paris!”", "Paris"),
             ("Paris!", "Paris"),
             ("Paris?", "Paris"),
-            // Characters that belong to the answer.
+            // These characters belong to the answer and stay.
             ("5!", "5!"),
             ("n!", "n!"),
             ("5...", "5..."),
@@ -132,7 +132,7 @@ fn enclosing_signs_and_ends_of_sentences_are_removed() {
     );
 }
 
-/// Searching the other half of each mark to the end of the text would take hours.
+/// Searching from each mark to the end of the text for its other half would take hours.
 #[test]
 fn a_megabyte_of_open_marks_is_read_once() {
     let units = [

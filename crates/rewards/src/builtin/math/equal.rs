@@ -1,4 +1,4 @@
-//! Decides when two mathematical answers are equal. Independent of completions.
+//! Decides whether two mathematical answers are equal.
 
 use super::super::answer::{plain_digits, regex};
 use super::super::rational::Rational;
@@ -34,14 +34,14 @@ pub(super) fn equal(gold: &str, given: &str) -> bool {
     if gold.len() > MAX_BYTES || given.len() > MAX_BYTES {
         return false;
     }
-    // "1,234" is one number or two: the other answer decides.
+    // "1,234" may be one number or two; it equals the other answer if one of the readings does.
     let equal = |decimal_log: bool| {
         let read = |text: &str, thousands: bool| parse(text, Reading { thousands, decimal_log });
         let readings = |text: &str| [read(text, true), text.contains([',', 'e']).then(|| read(text, false)).flatten()];
         let (golds, givens) = (readings(gold), readings(given));
         golds.iter().flatten().any(|gold| givens.iter().flatten().any(|given| same(gold, given)))
     };
-    // \log 100 is 2 or 4.6…, the same on both sides.
+    // \log 100 may be 2 or 4.6…, but both answers use the same base.
     equal(false) || (gold.contains("log") || given.contains("log")) && equal(true)
 }
 
@@ -54,7 +54,7 @@ fn in_one_form<'t>(text: &'t str, other: &str) -> Cow<'t, str> {
     static MODULUS: LazyLock<Regex> = LazyLock::new(|| regex(r"\\pmod\s*\{\s*([^{}]*?)\s*\}"));
     static LETTERS: LazyLock<Regex> =
         LazyLock::new(|| regex(r"^(\s*-?[0-9][0-9.,/]*)\s+([A-Za-z]+)(?:\^\{?([0-9])\}?)?\s*$"));
-    // A unit per another: `\frac{\text{m}}{\text{s}}`, `\text{m}/\text{s}`.
+    // A quotient of units: `\frac{\text{m}}{\text{s}}`, `\text{m}/\text{s}`.
     static QUOTIENT: LazyLock<Regex> = LazyLock::new(|| {
         let unit = |begin: &str, end: &str| {
             format!(r"{begin}\\(?:text|mathrm|rm)\s*\{{\s*([A-Za-z]+(?:\^[0-9])?)\s*\}}\s*{end}")
@@ -65,7 +65,7 @@ fn in_one_form<'t>(text: &'t str, other: &str) -> Cow<'t, str> {
     });
     let mut text = Cow::Borrowed(text);
     if text.contains("{,}") {
-        // A decimal comma, unless three digits follow. In brackets a comma alone would separate two members.
+        // A comma is a decimal comma unless three digits follow. In brackets it would separate two members.
         let thousands = if text.contains(['(', '[']) || text.contains("\\{") { "" } else { "," };
         let point = |found: &Captures<'_>| {
             let sign = if found[2].len() == 3 { thousands } else { "." };
@@ -110,13 +110,13 @@ fn text_form(text: &str) -> String {
     let digit = |c: char| c.is_ascii_digit() || c == '.';
     let mut kept = String::new();
     for piece in text.split(dropped).filter(|piece| !piece.is_empty()) {
-        // "1 1/2" is not 11/2, nor is "2{3}" 23.
+        // A space keeps digits apart: "1 1/2" is not 11/2, and "2{3}" is not 23.
         if kept.ends_with(digit) && piece.starts_with(digit) && piece != "." {
             kept.push(' ');
         }
         kept.push_str(piece);
     }
-    // "42..." is not 42.
+    // The dots in "42..." continue the number, so they stay.
     let text = kept.strip_suffix('.').filter(|text| !text.ends_with('.')).unwrap_or(&kept);
     let inside = text.strip_prefix('(').and_then(|rest| rest.strip_suffix(')'));
     inside.filter(|inside| inside.len() == 1).unwrap_or(text).to_owned()
@@ -126,9 +126,9 @@ fn text_form(text: &str) -> String {
 fn canonical(node: &Node) -> Node {
     let list = |items: Vec<Node>| Node::List { open: ' ', close: ' ', items };
     match node {
-        // "x ∈ S" and "S" say the same, as do "x = 5" and "5", which `same` knows.
+        // "x ∈ S" equals "S". `same` treats "x = 5" and "5" in the same way.
         Node::Member(_, set) => canonical(set),
-        // ℝ
+        // The symbol ℝ.
         Node::Symbol(name) if name == "R" => {
             Node::List { open: '(', close: ')', items: vec![Node::Op(Op::Neg, vec![Node::Infinity]), Node::Infinity] }
         }
@@ -139,7 +139,7 @@ fn canonical(node: &Node) -> Node {
             });
             let mut items: Vec<Node> = flat.collect();
             if *open == '{' {
-                // A set has each of its elements once.
+                // Duplicate elements of a set are removed.
                 let mut once: Vec<Node> = Vec::new();
                 for item in items {
                     if !once.iter().any(|other| same(other, &item)) {
@@ -222,7 +222,7 @@ fn same(gold: &Node, given: &Node) -> bool {
                 && items.len() == items2.len()
                 && if *open == ' ' { unordered(items, items2) } else { ordered(items, items2) }
         }
-        // A time, and a ratio with 0, has each of its parts: 0:30 is not 0:45.
+        // All parts of a time, or of a ratio with 0, are compared: 0:30 is not 0:45.
         (Node::Clock(parts, _), Node::Clock(parts2, _) | Node::Ratio(parts2))
         | (Node::Ratio(parts), Node::Clock(parts2, true)) => ordered(parts, parts2),
         (Node::Ratio(parts), Node::Ratio(parts2) | Node::Clock(parts2, false))
@@ -237,7 +237,7 @@ fn same(gold: &Node, given: &Node) -> bool {
             let scaled = |(a, b): (&Node, &Node)| numbers(&product(a, &parts2[0]), &product(b, &parts[0]));
             parts.len() == parts2.len() && parts.iter().zip(parts2).all(scaled)
         }
-        // 3:2 as a fraction.
+        // A ratio such as 3:2 is compared as a fraction.
         (Node::Ratio(parts), fraction @ Node::Op(Op::Div, _))
         | (fraction @ Node::Op(Op::Div, _), Node::Ratio(parts)) => {
             parts.len() == 2 && numbers(&Node::Op(Op::Div, parts.clone()), fraction)
@@ -303,7 +303,7 @@ fn stated<'n>(gold: &Node, sides: &'n [Node], signs: &[char]) -> Option<&'n Node
             || closed
                 && match side {
                     Node::Op(Op::Abs, _) | Node::Function(..) => !names([side, side]).is_empty(),
-                    // f(2)
+                    // A function value such as f(2) is a name.
                     Node::Op(Op::Mul, parts) if matches!(parts[0], Node::Symbol(_)) => is_name(&parts[0]),
                     side => names([side, side]).len() > 1,
                 }
@@ -312,7 +312,7 @@ fn stated<'n>(gold: &Node, sides: &'n [Node], signs: &[char]) -> Option<&'n Node
     (signs.iter().all(|sign| *sign == '=') && agree()).then_some(last)
 }
 
-/// Whether two relations are equal. Two equations are, if the differences of their sides are equal up to a factor.
+/// Whether two relations are equal. Two equations are equal if the differences of their sides are equal up to a factor.
 fn relations(sides: [&[Node]; 2], signs: [&[char]; 2]) -> bool {
     if signs[0] != signs[1] {
         return false;
@@ -349,7 +349,7 @@ fn names(nodes: [&Node; 2]) -> BTreeSet<String> {
 
 /// The value of variable `name` at point number `point`: between −3 and 3, different for each name.
 fn coordinate(name: &str, point: u64) -> f64 {
-    // FNV-1a, and a multiplication that spreads its last bits.
+    // FNV-1a; the multiplication spreads its last bits.
     let hash = name
         .bytes()
         .chain(point.to_le_bytes())
@@ -386,7 +386,7 @@ fn within(a: Complex, b: Complex, precision: f64) -> bool {
 fn differ_far(gold: &Node, given: &Node) -> bool {
     FAR.iter().enumerate().any(|(i, &(size, precision))| {
         (0..4).any(|sign: u64| {
-            // Both signs: the same and different ones for different variables.
+            // Variables get either sign, so that some pairs have equal signs and others different ones.
             let at = |name: &str| {
                 let unit = coordinate(name, 100 + i as u64).abs() / 6.0 + 0.5;
                 let bit = if sign < 2 { sign } else { sign ^ u64::from(coordinate(name, 99) > 0.0) };
@@ -397,7 +397,7 @@ fn differ_far(gold: &Node, given: &Node) -> bool {
                 (found.im == 0.0 && found.re.is_finite() && (1e-6..1e15).contains(&found.re.abs())).then_some(found)
             };
             let lost = |x: Complex, y: Complex| {
-                // Where large terms cancel, little is left of either.
+                // Where large terms cancel, both values lose their precision.
                 x.abs().max(y.abs()) < 1e-3 * size.min(1.0)
             };
             real(gold).zip(real(given)).is_some_and(|(x, y)| !lost(x, y) && !within(x, y, precision))
@@ -405,7 +405,7 @@ fn differ_far(gold: &Node, given: &Node) -> bool {
     })
 }
 
-/// Whether two values are equal if a unit may be left out, and a percent sign: `50 %` equals both one half and 50.
+/// Whether two values are equal, where a unit or a percent sign may be missing: `50 %` equals both one half and 50.
 fn same_value(gold: &Node, given: &Node) -> bool {
     match (gold, given) {
         (Node::Unit(x, name), Node::Unit(y, name2)) => {
@@ -418,7 +418,7 @@ fn same_value(gold: &Node, given: &Node) -> bool {
         (Node::Percent(x), Node::Unit(y, name)) | (Node::Unit(y, name), Node::Percent(x)) => {
             unit(name) == Some("percent") && same(x, y)
         }
-        // Each compares `x` once: units of units would double the work with each of them.
+        // `x` is compared only once; otherwise each nested unit would double the work.
         (Node::Unit(x, name), y) | (y, Node::Unit(x, name)) => {
             same(x, y) || unit(name) == Some("percent") && hundredfold(x, y)
         }
@@ -426,7 +426,7 @@ fn same_value(gold: &Node, given: &Node) -> bool {
             let whole = value(y, &|_| 0.0).is_some_and(|y| y.abs() >= 1.0);
             whole && same(x, y) || hundredfold(x, y)
         }
-        // Digits whose base is left out.
+        // The base of the digits may be missing.
         (Node::Based(digits, base), Node::Based(digits2, base2)) => {
             base == base2 && digits == digits2 || base != base2 && numbers(gold, given)
         }
@@ -468,7 +468,8 @@ fn numbers(gold: &Node, given: &Node) -> bool {
         let equal = |x: Complex, y: Complex| near(x, y) || vanishes(x, y, given) || vanishes(y, x, gold);
         match (value(gold, &at), value(given, &at)) {
             (Some(x), Some(y)) if equal(x, y) => compared += 1,
-            // For negative x, x^{1/3} x^{1/6} and \sqrt{x} have no real value; their principal values are equal.
+            // For negative x, neither x^{1/3} x^{1/6} nor \sqrt{x} has a real value, but their principal values are
+            // equal.
             (Some(x), Some(y)) if variables && (x.im != 0.0 || y.im != 0.0) => {
                 let principal = |node: &Node| value_of(node, &at, Power::Principal);
                 if !principal(gold).zip(principal(given)).is_some_and(|(x, y)| equal(x, y)) {

@@ -45,21 +45,21 @@ fn is_solution(text: &str) -> bool {
     }
     let words = plain_words(text).count();
     let sentence = text.starts_with(char::is_uppercase) && text.ends_with(['.', '!', '?']);
-    // "Dr. Smith" is not a sentence.
+    // "Dr. Smith" does not end a sentence.
     words >= 4 && is_prose(text) && (words > 8 || sentence || text.contains('\n') || SENTENCE_END.is_match(text))
 }
 
 /// The final answer of a completion, if it has one. With `strict` it must be in a box or in `<answer>`.
 pub(super) fn answer_of(completion: &str, strict: bool) -> Option<&str> {
     if let Some(inside) = closed(completion) {
-        // Tags may hold a sentence.
+        // Tags may contain a sentence.
         let sentence = said(inside).filter(|_| !inside.contains('\\')).and_then(sentence);
         return Some(sentence.unwrap_or(inside));
     }
     if strict {
         return None;
     }
-    // The last of them: the shorter rest.
+    // The later of the two marks counts: the text after it is shorter.
     let said = hashed(completion).into_iter().chain(said(completion)).min_by_key(|rest| rest.len());
     said.and_then(sentence).or_else(|| last_formula_or_number(completion))
 }
@@ -107,7 +107,7 @@ fn sentence(text: &str) -> Option<&str> {
     static END: LazyLock<Regex> = LazyLock::new(|| regex(r"\.\s|[!?]\s+\p{Lu}|[。！？；，、]"));
     let whole = text;
     let text = emphasized(text);
-    // "**5** is wrong", "**5**x"
+    // The text after the emphasis may change the answer: "**5** is wrong", "**5**x".
     let after = behind(whole, text);
     if after.starts_with(char::is_alphanumeric) || is_denied_behind(after) {
         return None;
@@ -165,7 +165,7 @@ fn emphasized(text: &str) -> &str {
         if stars.is_empty() {
             return text;
         }
-        // Stars before white space end what was emphasized before: `**Answer:** 5`.
+        // Stars before white space end an earlier emphasis: `**Answer:** 5`.
         if rest.starts_with(|c: char| !c.is_whitespace()) {
             let line = rest.lines().next().unwrap_or_default();
             return line.find(stars).filter(|end| *end > 0).map_or(rest, |end| &rest[..end]);
@@ -199,7 +199,7 @@ fn last_number(text: &str) -> Option<&str> {
         }
         last = Some(start..end);
     }
-    // "¾" without digits.
+    // A fraction without digits, such as "¾".
     let stands =
         |at: usize| text[..at].trim_end_matches(['-', '$', '(']).chars().next_back().is_none_or(char::is_whitespace);
     let vulgar = text.char_indices().rev().find(|(_, c)| vulgar_fraction(*c).is_some());

@@ -95,7 +95,7 @@ pub(super) fn tokens(text: &str, thousands: bool) -> Vec<Token> {
     let chars: Vec<char> = text.chars().collect();
     let mut tokens = Vec::new();
     let mut at = 0;
-    // In brackets a comma separates: (1,234) is a point.
+    // A comma inside brackets is a separator: (1,234) is a point.
     let mut brackets = 0usize;
     while let Some(&c) = chars.get(at) {
         let digit = |i: usize| chars.get(i).is_some_and(char::is_ascii_digit);
@@ -120,7 +120,7 @@ pub(super) fn tokens(text: &str, thousands: bool) -> Vec<Token> {
                 number = shifted(&number, places);
                 at = end;
             }
-            // "5." ends a sentence, "0.\\overline{3}" continues.
+            // A point at the end is removed, since "5." ends a sentence, but not in "0.\\overline{3}", which continues.
             let continues = chars.get(at) == Some(&'\\');
             tokens.push(Token::Number(if continues { number } else { number.trim_end_matches('.').to_owned() }));
         } else if c == '\\' {
@@ -128,7 +128,7 @@ pub(super) fn tokens(text: &str, thousands: bool) -> Vec<Token> {
             at += 1 + name.len();
             match name.as_str() {
                 "" => {
-                    // An escaped sign; a second backslash is a matrix's new row.
+                    // Skips an escaped sign. A second backslash starts a new row of a matrix.
                     match chars.get(at) {
                         Some('{') => brackets += 1,
                         Some('}') => brackets = brackets.saturating_sub(1),
@@ -146,7 +146,7 @@ pub(super) fn tokens(text: &str, thousands: bool) -> Vec<Token> {
                     at = end;
                     let mut letters = inside.trim().chars();
                     let letter = letters.next().filter(|c| c.is_alphabetic() && letters.next().is_none());
-                    // 5\,\mathrm{m}, but e^2 with an upright e.
+                    // `\mathrm` may mark a unit, as in 5\,\mathrm{m}, or an upright symbol, as the e of e^2.
                     let symbol = match name.as_str() {
                         "mathrm" => super::units::unit(&inside).is_none(),
                         other => matches!(other, "mathbf" | "mathit" | "textbf" | "textit"),
@@ -165,7 +165,7 @@ pub(super) fn tokens(text: &str, thousands: bool) -> Vec<Token> {
                         tokens.push(Token::Text(inside));
                     }
                 }
-                // The colour comes before the coloured text.
+                // The color precedes the colored text.
                 "textcolor" | "color" => at = braced(&chars, at).1,
                 "bar" => tokens.push(Token::Command("overline".into())),
                 "dfrac" | "tfrac" | "cfrac" => tokens.push(Token::Command("frac".into())),
@@ -191,7 +191,7 @@ pub(super) fn tokens(text: &str, thousands: bool) -> Vec<Token> {
             let word: String = chars[at..].iter().take_while(|c| c.is_alphabetic()).collect();
             at += word.chars().count();
             match word.as_str() {
-                // In "x_{max}" it is an index.
+                // In "x_{max}" the word is an index, not a function.
                 "max" | "min" | "gcd" | "lcm" if chars.get(at) == Some(&'(') => tokens.push(Token::Command(word)),
                 "inf" | "oo" | "infinity" => tokens.push(Token::Command("infty".into())),
                 name if WORDS.contains(&name) => tokens.push(Token::Command(word)),
@@ -239,7 +239,7 @@ fn plain(text: &str) -> String {
         text = text.chars().map(plain).collect();
     }
     for spacing in SPACING {
-        // `\leftarrow` is not `\left`.
+        // `\leftarrow` must not match `\left`.
         let letters = spacing.ends_with(|c: char| c.is_ascii_alphabetic());
         while let Some(at) = text.match_indices(spacing).find_map(|(at, _)| {
             let after = text[at + spacing.len()..].chars().next();
@@ -249,7 +249,7 @@ fn plain(text: &str) -> String {
             text.replace_range(at..at + spacing.len(), " ");
         }
     }
-    // Dollars around mathematics, not those of prices.
+    // Removes the dollar signs around mathematics, but not those of prices.
     let mut before = ' ';
     text.retain(|c| {
         let keep = c != '$' || before == '\\';

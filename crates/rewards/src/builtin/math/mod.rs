@@ -62,13 +62,13 @@ impl Grader<1> for Math {
 
     fn grade(&self, [answer]: [&Value; 1], completion: &str) -> Option<Verdict> {
         let gold = extract::gold(answer)?;
-        // Emphasis selects the answer ("**5** of them"), or only decorates it.
+        // Emphasis may select the answer ("**5** of them") or only decorate it, so both readings are tried.
         let foreign = |c: char| c.is_numeric() && !c.is_ascii() && plain_digits(&c.to_string()) != c.to_string();
         let digits = if completion.chars().any(foreign) { plain_digits(completion) } else { completion.into() };
         let completion = &*digits;
         let (emphasized, plain) = (emphasized(completion), undecorated(completion));
         let answers = [&emphasized, &plain].map(|text| extract::answer_of(text, self.options.strict).map(bare));
-        // A list may have a box for each item.
+        // Each item of a list may have its own box.
         let boxes = extract::boxes(&plain).filter(|_| gold.contains(','));
         let given = answers.iter().any(Option::is_some).then(|| answers.into_iter().flatten().chain(boxes.as_deref()));
         Some(Verdict::of(given, |mut given| given.any(|given| equal::equal(&gold, given))))

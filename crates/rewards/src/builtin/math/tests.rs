@@ -9,7 +9,7 @@ mod tokens;
 mod trees;
 mod values;
 
-/// The table of pairs: `=` or `!`, and two answers.
+/// The rows of the table of pairs: `=` or `!`, and two answers.
 fn pairs() -> impl Iterator<Item = (bool, &'static str, &'static str)> {
     include_str!("pairs.tsv").lines().filter(|line| !line.starts_with('#')).map(|line| {
         let mut cells = line.split('\t');
@@ -65,7 +65,7 @@ fn a_value_may_be_given_with_its_name() {
         ("5", "a+b<5"),
         ("5", "a+b=6"),
         ("(1,3)", "(1,2)=(1,3)"),
-        // If the answer is an equation, a value is not enough.
+        // If the dataset's answer is an equation, a value alone is wrong.
         ("a+b=5", "5"),
         ("ABC=5", "5"),
     ] {
@@ -75,16 +75,16 @@ fn a_value_may_be_given_with_its_name() {
 
 #[test]
 fn a_fraction_behind_a_number_is_read_once() {
-    // Neither is a mixed number; the digits that a fraction takes are not there a second time.
+    // The digits that belong to a fraction are not read a second time.
     for (a, b) in [("2\\frac1x", "\\frac{2}{x}"), ("2\\frac12x", "\\frac{5x}{2}"), ("2\\frac x3", "\\frac{2x}{3}")] {
         assert!(equal(a, b) && equal(b, a), "{a}, {b}");
     }
     assert!(!equal("2\\frac1x", "2"));
-    // Nor if the first reading fails: √1 2 is not √2.
+    // The same holds if the first reading fails: √1 2 is not √2.
     assert!(!equal("1\\frac{\\sqrt12}{3}", "\\frac{\\sqrt2}{3}"));
 }
 
-/// Work that doubles with each level would not end.
+/// Work that doubled with each level would never end.
 #[test]
 fn units_of_units_and_fractions_in_fractions_are_compared_at_once() {
     let percent = "7".to_owned() + &" percent^1".repeat(150);
@@ -126,7 +126,8 @@ fn rows_without_a_readable_answer_are_reported() {
     let scores = score(&completions, &["\\frac{1}{2}", "1/2", "1/2", "so \\boxed{0.5}", " "], MathOptions::default());
     assert_eq!(scores.values, [Some(1.0), Some(0.0), Some(0.0), Some(1.0), None]);
     assert_eq!((scores.problems.len(), scores.problems[0].rows), (1, 1));
-    // A solution that marks no answer, and an answer that is too long: no completion could be right.
+    // If a solution marks no answer, or its answer is too long, the row is unreadable, since no completion could be
+    // right.
     let golds = ["We add 3 and 4. So it is 7.", &"1+".repeat(1001), "so \\fbox{7}", "seven"];
     let scores = score(&["\\boxed{7}"; 4], &golds, MathOptions::default());
     assert_eq!(scores.values, [None, None, Some(1.0), Some(0.0)]);
@@ -160,8 +161,8 @@ fn rewritings(answer: &str) -> Vec<String> {
     all
 }
 
-/// Every answer of MATH-500 equals itself and its rewritings, and not the answer of the next problem, but for the
-/// neighbours that have the same one.
+/// Every answer of MATH-500 equals itself and its rewritings, and differs from the answer of the next problem, except
+/// for neighbours with equal answers.
 #[test]
 fn compares_the_answers_of_math_500() {
     let Some(file) = testing::shared("data/math/math500.jsonl") else { return };
@@ -195,11 +196,11 @@ const NEIGHBOURS: [(&str, &str); 3] = [("5", "x=5"), ("7", "7"), ("3", "3")];
 proptest! {
     #![proptest_config(testing::foreign::few())]
 
-    /// Any text of a model is compared, in time and without a panic, and equals itself.
+    /// Any text that a model writes can be compared quickly and without a panic, and equals itself.
     #[test]
     fn any_text_is_scored(text in "[-+*/^_=<>(){}\\[\\]|,.;!%$&\\\\0-9a-zπ√ ]{0,60}", other in "\\PC{0,40}") {
         let _ = (equal(&text, &other), equal("\\frac{1}{2}", &text), equal(&text, "x^2+1"));
-        // Except equations: 5 may be given as 2 + 3 = 5, not the other way round.
+        // Equality is symmetric except for equations: for the answer 5, 2 + 3 = 5 is accepted, but not the reverse.
         let equation = text.contains('=') || text.contains("approx") || text.contains("equiv");
         prop_assert!(text.trim().is_empty() || equation || equal("5", &text) == equal(&text, "5"));
     }

@@ -1,4 +1,4 @@
-//! Commands and their options, before a program is started.
+//! Tests of commands and options before a program is started.
 
 use super::*;
 
@@ -125,7 +125,8 @@ fn a_failed_program_is_restarted_unless_it_reported_an_error() {
     }
 }
 
-/// A batch without completions is not sent, and a column with a name of the request is not the program's fault.
+/// A batch without completions is not sent. A dataset column that has the name of a request key is not the program's
+/// fault.
 #[test]
 fn a_batch_that_cannot_be_sent_ends_no_program() {
     let dir = tempfile::tempdir().unwrap();

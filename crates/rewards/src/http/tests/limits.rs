@@ -1,4 +1,4 @@
-//! The ranges of options, and the messages of failures.
+//! Tests of the ranges of options, and of the messages for failures.
 
 use super::*;
 
@@ -37,7 +37,7 @@ fn options_have_limits_and_defaults() {
     assert_eq!((client.address.timeout_s, client.retries, client.backoff), (60.0, 4, Duration::from_millis(500)));
     assert_eq!((*batch_size, *concurrency, *by_group, &client.authorization), (None, 8, false, &None));
     assert!(!reward.scores_by_group());
-    // Without completions there is no request.
+    // Without completions no request is sent.
     assert_eq!(ask(&mut reward, &[]), Scores::default());
 }
 
@@ -97,7 +97,7 @@ fn a_batch_is_split_by_batch_size() {
         answers.sort();
         assert_eq!(answers, expected);
     }
-    // A column with a name of the request is the fault of all completions.
+    // A dataset column that has the name of a request key leaves all completions without a score.
     let (url, seen) = service(vec![Deed::Score]);
     let contents: Vec<Content> = texts.iter().map(|&text| text.into()).collect();
     let scores = reward(&url, json!({"batch_size": 1})).score(&RewardBatch {
@@ -126,7 +126,8 @@ fn an_address_is_shown_without_its_secrets() {
     ] {
         assert_eq!(without_secrets(url), shown);
     }
-    // The secrets are in no message: of failures, errors, odd answers or scores, or malformed addresses.
+    // No message contains a secret: neither those of failures and errors, nor those about invalid responses, scores or
+    // addresses.
     for deeds in [
         vec![Deed::Close],
         vec![Deed::Answer(500, String::new())],

@@ -1,11 +1,12 @@
-//! Services with a certificate of an unknown authority.
+//! Tests with services whose certificate comes from an unknown authority.
 
 use super::*;
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use rustls::{ServerConfig, ServerConnection, StreamOwned};
 
-/// Made by `openssl req -x509` and `openssl x509 -req`, valid for a hundred years; the authority's key was deleted.
+/// These files were created by `openssl req -x509` and `openssl x509 -req`, and are valid for a hundred years. The
+/// authority's key was deleted.
 const AUTHORITY: &str = include_str!("tls/ca.pem");
 const ANOTHER: &str = include_str!("tls/another.pem");
 const CERTIFICATE: &str = include_str!("tls/server.pem");

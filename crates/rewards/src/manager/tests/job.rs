@@ -1,4 +1,4 @@
-//! Batches scored by rewards of closures: some group by group, some at once, some elsewhere.
+//! Tests with rewards that are closures: some score by group, some score the whole batch, some run in other processes.
 
 use super::*;
 
@@ -30,7 +30,7 @@ fn own(
     Box::new(Own { name, by_group, score: Box::new(score) })
 }
 
-/// Inputs that identify the group; a completion's text is its ids.
+/// Inputs that identify the group. The text of a completion lists its ids.
 fn inputs(group: GroupId, ids: Vec<Vec<u32>>) -> model::Result<RewardInputs> {
     if group == GroupId(99) {
         return Err(model::Error::Value("no such group".to_owned()));
@@ -53,7 +53,7 @@ fn completions(group: GroupId) -> Vec<Vec<u32>> {
         .map_or_else(Vec::new, |(_, ids)| ids.iter().map(|ids| ids.to_vec()).collect())
 }
 
-/// Scores both groups, of which the second ends first.
+/// Scores both groups. The second one ends first.
 fn run(
     rewards: &mut [Box<dyn Reward>],
     elsewhere: &[usize],
@@ -69,7 +69,7 @@ fn run(
     })
 }
 
-/// Everything that a reward is shown, in a line; each completion scores its first id.
+/// A reward that logs all of its inputs in one line; the score of a completion is its first id.
 fn noting(log: &Arc<Mutex<Vec<String>>>) -> impl FnMut(&RewardBatch<'_>) -> Scores + Send + 'static {
     let log = log.clone();
     move |batch| {
@@ -99,7 +99,7 @@ fn groups_are_scored_as_they_end_and_joined_as_they_were_asked_for() {
     assert!(output.seconds.len() == 2 && output.seconds.iter().all(|seconds| *seconds > 0.0), "{:?}", output.seconds);
     assert!(output.problems.is_empty() && output.metrics.is_empty() && output.timed_out == [0, 0]);
     assert!(output.overlapped.len() <= 2 && output.overlapped.iter().all(|(_, seconds)| *seconds > 0.0));
-    // Without a reward that scores groups, all are scored at the end.
+    // If no reward scores by group, all completions are scored at the end.
     let output = run(&mut rewards[..1], &[], BTreeMap::new()).unwrap();
     assert_eq!((late.lock().unwrap().pop().unwrap().as_str(), output.completions.len()), (all, 3));
     assert!(output.overlapped.is_empty());
@@ -191,7 +191,7 @@ fn an_error_in_a_groups_inputs_ends_the_batch() {
     }
 }
 
-/// After a failed generation nothing but the group that is being scored is scored.
+/// After a failed generation, only the group that is already being scored is finished.
 #[test]
 fn a_cancelled_batch_scores_no_further_group() {
     let (begun, has_begun): (Sender<()>, Receiver<()>) = channel();
@@ -218,7 +218,7 @@ fn a_cancelled_batch_scores_no_further_group() {
     assert_eq!(*count.lock().unwrap(), 1);
 }
 
-/// The time for which a group was scored before all had ended is reported.
+/// The time during which a group was scored before all groups had ended is reported.
 #[test]
 fn scoring_during_generation_is_timed() {
     let (begun, has_begun): (Sender<()>, Receiver<()>) = channel();
@@ -234,7 +234,7 @@ fn scoring_during_generation_is_timed() {
             job.group_ended(group, || completions(group));
             has_begun.recv().unwrap();
         }
-        // The second has begun, so the first has been timed.
+        // The second group has begun, so the first has been timed.
         job.finish(GROUPS.iter().map(|&(group, _)| (group, move || completions(group))), BTreeMap::new())
     });
     let overlapped = output.unwrap().overlapped;

@@ -1,4 +1,4 @@
-//! Specifications, before a reward is built.
+//! Tests of specifications before a reward is built.
 
 use super::*;
 use serde_json::json;
@@ -84,7 +84,7 @@ fn tables_and_short_forms_are_taken_apart() {
     assert!(error(spec(json!({"kind": "nothing"}))).starts_with("unknown reward `nothing`"));
 }
 
-/// A path is mapped to one in another directory, where there are files.
+/// Paths are mapped to another directory, where the files exist.
 #[test]
 fn programs_scripts_and_models_are_found_from_anywhere() {
     let dir = tempfile::tempdir().unwrap();
@@ -144,7 +144,8 @@ fn a_tag_of_a_name_has_words_and_forty_bytes() {
     for (bytes, kept) in [(39, 39), (40, 40), (41, 40)] {
         assert_eq!(tag(&"a".repeat(bytes)), format!("gsm8k_{}", "a".repeat(kept)));
     }
-    // The short form and a number are arguments, too; without any there is nothing to add.
+    // Main options in the short form, and numbers, count as arguments too. Without arguments nothing is added to the
+    // name.
     assert_eq!(of([json!("gsm8k"), json!("gsm8k:b")]).unwrap(), ["gsm8k", "gsm8k_b"]);
     let strict = json!({"kind": "gsm8k", "strict": true});
     assert_eq!(of([json!("math"), strict.clone()]).unwrap(), ["math", "gsm8k"]);

@@ -1,4 +1,4 @@
-//! Attacks on processes outside of the sandbox, in each isolation that exists here.
+//! Attacks on processes outside of the sandbox, in each isolation that is available here.
 
 use super::*;
 use std::os::unix::process::CommandExt;
@@ -16,7 +16,8 @@ pub(crate) fn isolations() -> Vec<&'static str> {
     names
 }
 
-/// Runs this very test once more, with a variable in its environment: one's own cannot be changed safely.
+/// Runs the current test again in a child process with an environment variable, since a process cannot safely change
+/// its own environment.
 fn again_with(test: &str, variable: &str, value: &str) {
     let mut again = Command::new(std::env::current_exe().unwrap());
     again.args(["--exact", &format!("judge::tests::escapes::{test}"), "--nocapture"]);
@@ -25,7 +26,7 @@ fn again_with(test: &str, variable: &str, value: &str) {
     assert!(output.status.success() && text.contains("1 passed"), "{text}");
 }
 
-/// A sleeping process of the user whom programs run as.
+/// A sleeping process of the user that programs run as.
 struct Victim(Child);
 
 impl Victim {
@@ -52,7 +53,8 @@ impl Drop for Victim {
     }
 }
 
-/// Calls that every isolation refuses, by number and arguments; `x32` is another numbering of calls.
+/// System calls that every isolation refuses, by number and arguments. `x32` is another calling convention with its own
+/// numbers.
 const EVERYWHERE: &str = r#"
 import ctypes, fcntl, os, socket, struct, sys, time
 victim = int(input())
@@ -95,7 +97,7 @@ EVERYWHERE = [
 ]
 "#;
 
-/// Every way that Linux has to cause a signal, or another effect, in a process that is not the program's own.
+/// Every Linux system call that can cause a signal, or another effect, in a process outside of the program.
 const SIGNALS: &str = r#"
 def fcntls(high, fd):
     owner = ctypes.create_string_buffer(struct.pack("ii", 1, victim))
@@ -151,7 +153,7 @@ if bad:
 print("refused")
 "#;
 
-/// Under landlock, the process that starts programs and its siblings get no signal.
+/// Under landlock, the process that starts programs and its other children get no signal.
 #[test]
 fn no_way_to_signal_a_process_outside_is_left() {
     if !confines() || !installed(&["python3"]) || cfg!(not(target_arch = "x86_64")) {
@@ -165,7 +167,7 @@ fn no_way_to_signal_a_process_outside_is_left() {
     assert!(victim.is_alive());
 }
 
-/// Tries to watch directories of other processes, in every way that Linux has.
+/// Tries to watch directories of other processes, with every system call that Linux has for it.
 const WATCHES: &str = r#"
 READS = 0x03FF
 for name, call in [
@@ -184,7 +186,7 @@ if bad:
 print("refused")
 "#;
 
-/// Landlock itself does not cover it: a program would learn who uses which file of the user, and when.
+/// Landlock itself does not cover watching, by which a program would learn who uses which file, and when.
 #[test]
 fn no_program_under_landlock_watches_files_of_others() {
     if !confines() || !installed(&["python3"]) || cfg!(not(target_arch = "x86_64")) {
@@ -196,7 +198,7 @@ fn no_program_under_landlock_watches_files_of_others() {
     assert_eq!(scores.values, [Some(1.0)], "{failures:?}");
 }
 
-/// Calls that no program needs are refused in each isolation: the kernel has had faults there.
+/// Each isolation refuses system calls that no program needs, since these have had bugs in the kernel.
 #[test]
 fn calls_that_are_not_listed_do_not_exist() {
     if !installed(&["python3"]) || cfg!(not(target_arch = "x86_64")) {
@@ -217,7 +219,8 @@ print(\"refused\")"
     }
 }
 
-/// Programs that look for a variable of ours in all of /proc: it begins with PLANTED_, which they do not contain.
+/// Programs that search all of /proc for one of our environment variables. Its name begins with PLANTED_, which the
+/// programs do not contain.
 const LOOKS: [(&str, &str, &str); 3] = [
     (
         "python",
@@ -292,7 +295,7 @@ env | grep "$name" || echo nothing
     ),
 ];
 
-/// The environment has tokens: of services, of the hub.
+/// The environment contains tokens for services and for the Hub.
 #[test]
 fn no_process_in_a_sandbox_shows_our_environment() {
     if std::env::var_os("PLANTED_SECRET").is_none() {

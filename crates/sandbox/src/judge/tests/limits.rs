@@ -1,10 +1,11 @@
-//! Memory of all processes, output, descriptors, and files of a killed run: in each isolation.
+//! Tests, in each isolation, of the memory of all processes, of output, of descriptors, and of the files of a killed
+//! run.
 
 use super::escapes::isolations;
 use super::*;
 use std::process::{Command, Stdio};
 
-/// The score of a single Python program; the reason if it is not 1.
+/// The score of a single Python program, and the reason if the score is not 1.
 fn one(isolation: &str, language: &str, memory_mb: u64, source: &str) -> String {
     let options = json!({"language": language, "isolation": isolation, "memory_mb": memory_mb, "timeout_s": 600.0});
     let tests = json!([{"input": "4\n", "output": "8"}]);
@@ -13,7 +14,7 @@ fn one(isolation: &str, language: &str, memory_mb: u64, source: &str) -> String 
     failures[0].clone()
 }
 
-/// The limit is one for all processes of a program, however they hold memory.
+/// All processes of a program share one limit, however they hold memory.
 #[test]
 fn memory_is_limited_for_all_processes_together() {
     if !installed(&["python3"]) {
@@ -51,8 +52,8 @@ for _ in range(4):
         time.sleep(1000)
 time.sleep(1000)",
         ),
-        // None of their processes lives as long as a look at all of them takes, and memory that a child shares with its
-        // parent is not in its resident set until it is used.
+        // No process lives long enough for a measurement of all of them. Memory that a child shares with its parent is
+        // not in the child's resident set until the child uses it.
         (
             "hoppers",
             "import mmap, os, time
@@ -89,12 +90,12 @@ time.sleep(1000)",
                 "{name}, {isolation}"
             );
         }
-        // Memory that belongs to no process is refused.
+        // Memory that does not belong to any process is refused.
         let hidden = "import os
 f = os.memfd_create('x')
 print(8)";
         assert!(one(isolation, "python", 384, hidden).contains("Errno 38"), "{isolation}");
-        // Memory that a program shares with its children counts once, and it can use all that it may.
+        // Memory that a program shares with its children counts once, and the program can use all of its limit.
         let right = "import os, time
 x = b'x' * (200 << 20)
 children = []
@@ -107,7 +108,7 @@ for _ in range(6):
 for child in children: os.waitpid(child, 0)
 print(2 * int(input()))";
         assert_eq!(one(isolation, "python", 384, right), "", "{isolation}");
-        // A program that starts others has its memory twice for a moment.
+        // A program that starts other programs briefly counts its memory twice.
         let starts = "import subprocess
 x = b'x' * (250 << 20)
 for _ in range(60): subprocess.run(['/bin/true'])
@@ -120,7 +121,7 @@ print(2 * int(input()))";
             assert_eq!(one(isolation, "javascript", 64, right), "", "{isolation}");
         }
     }
-    // A file of /tmp is memory, too, where there is a /tmp; and so is each empty one.
+    // Files of /tmp are held in memory, if /tmp exists, and so is the entry of each empty file.
     if installed(&["bwrap"]) {
         let (full, many) = (
             "import time\nf = open('/tmp/x', 'wb')\nfor _ in range(60): f.write(bytes(1 << 20))\ntime.sleep(1000)",
@@ -132,14 +133,14 @@ print(2 * int(input()))";
     }
 }
 
-/// Without namespaces programs run as one user: the processes of one are not taken from the limit of others.
+/// Without namespaces all programs run as one user, but processes of one program do not reduce the limit of others.
 #[test]
 fn a_program_that_starts_too_many_takes_nothing_from_others() {
     if !installed(&["python3"]) {
         return;
     }
     let options = |isolation| json!({"language": "python", "isolation": isolation, "processes": 16, "timeout_s": 20.0});
-    // In a namespace the kernel refuses a seventeenth.
+    // In a namespace the kernel refuses the seventeenth process.
     let many = "import os, time
 for _ in range(40):
     if os.fork() == 0:
@@ -156,7 +157,7 @@ print(2 * int(input()))";
     let tests = json!([{"input": "4\n", "output": "8"}]);
     for isolation in isolations() {
         let (scores, failures) = score(options(isolation), &[many, bomb, right, right, bomb, right], &tests);
-        // An ordinary user's programs share one count of the kernel without namespaces.
+        // Without namespaces, the programs of an ordinary user share one process count in the kernel.
         let counted_apart = isolation == "bubblewrap" || rustix::process::geteuid().is_root();
         assert!([0, 1, 4].iter().all(|&i| scores.values[i] == Some(0.0)), "{isolation}: {failures:?}");
         assert!(
@@ -170,7 +171,7 @@ print(2 * int(input()))";
     }
 }
 
-/// Exactly as much output as is allowed is fine, a byte more is not.
+/// Exactly the allowed amount of output is accepted; one byte more is not.
 #[test]
 fn the_limit_of_output_is_inclusive() {
     for isolation in isolations() {
@@ -185,7 +186,7 @@ fn the_limit_of_output_is_inclusive() {
     }
 }
 
-/// A program that a signal ends has failed, whatever it printed before.
+/// A program that is ended by a signal has failed, whatever it printed before.
 #[test]
 fn a_right_answer_and_then_a_signal_is_worth_nothing() {
     if !installed(&["python3"]) {
@@ -202,12 +203,12 @@ ctypes.string_at(0)",
         let (scores, failures) =
             score(json!({"language": "python", "isolation": isolation, "timeout_s": 60.0}), &programs, &tests);
         assert_eq!(scores.values, [Some(0.0); 3], "{isolation}: {failures:?}");
-        // 128 and the signal: no assertion failed before it.
+        // The exit code is 128 plus the signal, and no assertion failed before.
         assert!(failures.iter().all(|failure| failure.starts_with("test 1: exit code 13")), "{failures:?}");
     }
 }
 
-/// The process that starts a run may have left a descriptor open in it: a log, a lock, a terminal.
+/// The process that starts a run may have left a descriptor open in it, such as a log, a lock or a terminal.
 #[test]
 fn no_descriptor_of_ours_is_inherited() {
     if !installed(&["python3"]) {
@@ -228,7 +229,7 @@ print(2 * int(input()))";
     }
 }
 
-/// A language that does not work is refused with the reason, not worth 0 to every completion.
+/// A language that does not work is refused with the reason, instead of scoring every completion 0.
 #[test]
 fn a_language_that_does_not_work_is_refused() {
     for isolation in isolations() {
@@ -246,13 +247,13 @@ fn a_language_that_does_not_work_is_refused() {
         if !Path::new("/usr/bin/rustc").exists() {
             refused(json!({"language": "rust"}), &["`rustc` is not installed under /usr"]);
         }
-        // A path that exists, but not as a program.
+        // The path exists, but is not a program.
         let language = json!({"file": "x.l", "run": ["/usr/bin/../share", "{source}"]});
         refused(json!({"language": language}), &["the language of `x.l` does not work here", "exit code 126"]);
     }
 }
 
-/// A source that makes the compiler run out of time gives no program.
+/// A source whose compilation runs out of time does not give a program.
 #[test]
 fn a_source_that_is_not_compiled_in_time_scores_0() {
     if !installed(&["cc"]) {
@@ -280,12 +281,12 @@ fn again(isolation: &str, mark: &str, files: &Path) -> Command {
     test
 }
 
-/// SIGKILL leaves no time to clean up: programs end all the same, and the next run removes the files.
+/// SIGKILL leaves no time to clean up, but programs end all the same, and the next run removes the files.
 #[test]
 fn nothing_outlives_a_run_that_is_killed() {
     if let Ok(ends) = std::env::var("ENDS") {
         let (isolation, mark) = ends.split_once(' ').unwrap();
-        // As a daemon would, and as a sleeping program; each hears nothing of its streams.
+        // One process sleeps as a child, one as a daemon, one in the foreground; none notices that its streams close.
         let program = format!(
             "trap '' HUP TERM INT PIPE
 (exec sleep {mark}) </dev/null >/dev/null 2>&1 &
@@ -306,14 +307,14 @@ sleep {mark}"
         run.wait().unwrap();
         assert!(none_is_left(&mark), "{isolation}: a program continues");
         assert!(left() > 0, "{isolation}: nothing shows that the next run cleans up");
-        // Files of others stay.
+        // Files of other programs stay.
         std::fs::write(files.path().join("lockstep-codes"), "").unwrap();
         assert!(again(isolation, "0", files.path()).status().unwrap().success());
         assert_eq!(left(), 1, "{isolation}: {:?}", std::fs::read_dir(files.path()).unwrap().collect::<Vec<_>>());
     }
 }
 
-/// Two runs at once: neither takes the other's files for those of a killed run.
+/// Of two runs at once, neither takes the other's files for those of a killed run.
 #[test]
 fn a_run_that_continues_keeps_its_files() {
     if isolations().is_empty() {
@@ -326,7 +327,7 @@ fn a_run_that_continues_keeps_its_files() {
     assert!(directory.path().join("main.sh").exists());
 }
 
-/// Without its own session, a program with many busy processes is niced in proportion to their number.
+/// A program without its own session that has many busy processes is niced in proportion to their number.
 #[test]
 fn busy_processes_give_way_to_other_programs() {
     if !installed(&["python3"]) || !isolations().contains(&"landlock") {
@@ -338,7 +339,7 @@ for _ in range(40):
         while True: pass
 while os.getpriority(os.PRIO_PROCESS, 0) < 15: time.sleep(0.05)
 print(8)";
-    // One thread gives way to nothing, whatever value the tests have themselves.
+    // A single thread is not niced, whatever the nice value of the tests.
     let own = rustix::process::getpriority_process(None).unwrap();
     let alone = format!(
         "import os, time

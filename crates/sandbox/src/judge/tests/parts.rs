@@ -1,4 +1,4 @@
-//! Tests without a program, or with one that does nothing.
+//! Tests without a program, or with a program that does nothing.
 
 use super::escapes::isolations;
 use super::*;
@@ -143,13 +143,13 @@ fn work_is_done_once_and_kept_up_to_a_limit() {
     assert!(nonce().unwrap().len() == 32);
 }
 
-/// A program that a stop ends has no verdict.
+/// A program that is ended by a stop has no verdict.
 #[test]
 fn a_stop_ends_programs_without_a_verdict() {
     let Some(&isolation) = isolations().first() else { return };
     let mut judge = judge(json!({"language": "shell", "isolation": isolation}));
     judge.stop_with(Arc::new(AtomicBool::new(true)));
-    // Bubblewrap is killed at each moment of its start; what it has started by then ends with it.
+    // Bubblewrap is killed at every stage of its start. Everything that it has started by then ends with it.
     let rows = vec![("q", "sleep 100", json!({"tests": doubled()})); 20];
     let (scores, failures) = scored_by(&mut judge, &rows);
     assert_eq!((scores.values, scores.timed_out), (vec![None; 20], 0));

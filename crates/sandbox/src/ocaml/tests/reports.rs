@@ -1,4 +1,4 @@
-//! Output of the tool and of the tests' process, read without running them.
+//! Tests of parsing the output of the tool and of the tests' process, without running them.
 
 use super::super::*;
 

@@ -1,5 +1,5 @@
-//! Ordinary solutions, right and wrong, with ordinary tests, and programs that try to pass without being right: the
-//! tables of `cases/`, whose heads describe their form.
+//! Tests with ordinary solutions, right and wrong, with ordinary tests, and with programs that try to pass without
+//! being right. The cases are tables in `cases/`, whose headers describe the format.
 
 use crate::judge::tests::{again_as_an_ordinary_user, scored_with_prompts as score};
 use serde_json::{Value, json};
@@ -14,7 +14,7 @@ const RIGHT_AND_WRONG: [&str; 5] = [
     include_str!("../cases/others.txt"),
     include_str!("../cases/surroundings.txt"),
 ];
-/// Cases with programs that get no score (`any`), too.
+/// Includes cases with programs that get no score (`any`).
 const RIGHT_WRONG_AND_ANY: [&str; 5] = [
     include_str!("../cases/deciding.txt"),
     include_str!("../cases/own-classes.txt"),
@@ -32,10 +32,10 @@ const ATTACKS: [&str; 4] = [
 #[derive(Clone, Default)]
 struct Case {
     name: String,
-    /// Its programs, and the text around the tests.
+    /// The programs of the case, and the text around its tests.
     parts: BTreeMap<String, String>,
     tests: Vec<String>,
-    /// The argument of its tests' function `check`.
+    /// The argument of the function `check` in the tests.
     check: Option<String>,
 }
 
@@ -69,7 +69,7 @@ fn cases(texts: &[&str]) -> Vec<Case> {
         text.push('\n');
     }
     for i in 1..cases.len() {
-        // A case without tests has those of the case before it.
+        // A case without tests has the tests of the previous case.
         if cases[i].tests.is_empty() && !cases[i].parts.contains_key("columns") {
             (cases[i].tests, cases[i].check) = (cases[i - 1].tests.clone(), cases[i - 1].check.clone());
             for part in ["setup", "prompt", "columns", "entry"] {
@@ -82,13 +82,13 @@ fn cases(texts: &[&str]) -> Vec<Case> {
     cases
 }
 
-/// Whether the tests of a case can be run on this machine: those with numpy need it.
+/// Whether the tests of a case can run on this machine: some need numpy.
 fn can_run(case: &Case) -> bool {
     let there = std::path::Path::new("/usr/lib/python3/dist-packages/numpy").exists();
     there || !["np ", "numpy", "evalplus"].iter().any(|begin| case.name.starts_with(begin))
 }
 
-/// Cases of tests in many forms.
+/// The cases whose tests have many forms.
 fn forms() -> Vec<Case> {
     cases(&RIGHT_WRONG_AND_ANY).into_iter().filter(can_run).collect()
 }
@@ -107,7 +107,7 @@ fn row(case: &Case) -> (&str, Value) {
     }
 }
 
-/// The scores of some cases' programs, with why they failed.
+/// The scores of the programs of some cases, and why the programs failed.
 fn scores(cases: &[Case], programs: &[(usize, &str)], options: Value) -> Vec<(Option<f64>, String)> {
     let row = |(case, part): &(usize, &str)| {
         let (prompt, columns) = row(&cases[*case]);
@@ -121,12 +121,13 @@ fn options(isolation: &str, timeout_s: f64) -> Value {
     json!({"language": "python", "column": "t", "timeout_s": timeout_s, "isolation": isolation})
 }
 
-/// Each right program of these cases scores 1, each wrong one 0, any other has no score; how many there are.
+/// Checks that each right program of these cases scores 1, each wrong one 0, and any other none. Returns the number of
+/// programs.
 fn sweep(cases: &[Case], isolation: &str) -> usize {
     let kinds = [("right", Some(1.0)), ("wrong", Some(0.0)), ("any", None)];
     let all = (0..cases.len()).flat_map(|i| kinds.map(|(part, expected)| (i, part, expected)));
     let all: Vec<_> = all.filter(|(i, part, _)| cases[*i].parts.contains_key(*part)).collect();
-    // With landlock programs cannot write files.
+    // Under landlock, programs cannot write files.
     let only = |i: usize| isolation != "bubblewrap" && cases[i].parts.contains_key("bubblewrap");
     let all: Vec<_> = all.into_iter().filter(|(i, ..)| !only(*i)).collect();
     let programs: Vec<_> = all.iter().map(|(i, part, _)| (*i, *part)).collect();
@@ -137,7 +138,7 @@ fn sweep(cases: &[Case], isolation: &str) -> usize {
     programs.len()
 }
 
-/// None of these attacks earns anything; how many there are.
+/// Checks that none of these attacks scores. Returns the number of attacks.
 fn attack(cases: &[Case], isolation: &str) -> usize {
     let programs: Vec<_> = (0..cases.len()).map(|i| (i, "attack")).collect();
     let results = scores(cases, &programs, options(isolation, 4.0));
@@ -148,7 +149,7 @@ fn attack(cases: &[Case], isolation: &str) -> usize {
     programs.len()
 }
 
-/// A part of the tables; all of them are swept by the test below.
+/// Runs a part of the tables; the test below runs all of them.
 #[test]
 fn right_programs_pass_wrong_ones_do_not_and_attacks_earn_nothing() {
     if !installed(&["bwrap", "python3"]) {
@@ -160,7 +161,7 @@ fn right_programs_pass_wrong_ones_do_not_and_attacks_earn_nothing() {
     attack(&part(&ATTACKS, 6), "bubblewrap");
 }
 
-/// As root and as an ordinary user.
+/// Runs the tables as root and as an ordinary user.
 #[test]
 #[ignore = "minutes: cargo xtask nightly sandbox"]
 fn the_complete_tables_in_both_isolations_as_both_users() {

@@ -1,4 +1,4 @@
-//! Output of the tests' process, read without running it.
+//! Tests of parsing the output of the tests' process, without running it.
 
 use super::super::*;
 use crate::sandbox::Isolation;
@@ -40,7 +40,7 @@ fn a_verdict_counts_only_lines_with_the_nonce() {
     assert_eq!(judged(true, good(), pass, ""), Ok((1, 1, String::new(), false)));
     assert_eq!(judged(true, End::TimedOut, pass, ""), Ok((1, 1, String::new(), true)));
     assert!(judged(false, good(), "N{\"other\": 1}\n", "").unwrap_err().contains("other"));
-    // A sandbox that did not start.
+    // The sandbox did not start.
     for (stdout, stderr) in [("bwrap: no\n", ""), ("", "bwrap: no")] {
         for end in [End::Exit(1), End::TimedOut] {
             let message = judged(false, end, stdout, stderr).unwrap_err();

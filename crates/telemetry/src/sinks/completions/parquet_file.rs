@@ -67,7 +67,7 @@ fn write(group: &mut SerializedRowGroupWriter<'_, Vec<u8>>, cells: &Cells) -> pa
     }
 }
 
-/// Writes a column of optional values. The definition level is 1 where there is a value, else 0.
+/// Writes a column of optional values. The definition level is 1 for a value and 0 for null.
 fn flat<T: DataType>(
     group: &mut SerializedRowGroupWriter<'_, Vec<u8>>,
     cells: impl Iterator<Item = Option<T::T>>,
@@ -80,8 +80,8 @@ fn flat<T: DataType>(
     column::<T>(group, &values, &levels, None)
 }
 
-/// Writes one key of lists of chat messages. Definition levels: 1 for an empty list, 3 for a message without this key,
-/// 4 for a message with it. The repetition level is 1 for all messages of a list but the first.
+/// Writes one key of lists of chat messages. The definition level is 1 for an empty list, 3 for a message without this
+/// key, and 4 for a message with it. The repetition level is 0 for the first message of a list and 1 for all others.
 fn nested(
     group: &mut SerializedRowGroupWriter<'_, Vec<u8>>,
     rows: &[Vec<Vec<Option<String>>>],

@@ -3,7 +3,7 @@ use serde_json::json;
 
 use super::*;
 
-/// Reads a table with the parquet crate's own row reader: each row as `name: value` texts.
+/// Reads a table with the parquet crate's own row reader, each row as strings `name: value`.
 fn read(path: &Path) -> Vec<Vec<String>> {
     let reader = SerializedFileReader::new(std::fs::File::open(path).unwrap()).unwrap();
     let rows = reader.get_row_iter(None).unwrap();
@@ -47,7 +47,7 @@ fn trls_columns() {
         ],
     ];
     assert_eq!(read(&path), expected);
-    // Written again (after a resume), it is replaced; nothing else is left behind.
+    // If a table is written again (after a resume), it is replaced, and no other file is left behind.
     let mut again = rows();
     again.rewards.truncate(1);
     write(path.parent().unwrap(), &again).unwrap();
@@ -66,7 +66,7 @@ fn conversations_are_lists_of_structs() {
     assert!(read[0][1].contains("role: \"system\"") && read[0][1].contains("name: \"x\"}"), "{}", read[0][1]);
     assert!(read[0][1].contains("role: \"user\", content: \"hi\", name: null"), "{}", read[0][1]);
     assert_eq!(read[1][1], "prompt: []");
-    // A mixture is text.
+    // A mixture of text and conversations becomes text.
     assert!(read[0][2].starts_with("completion: \"[{\"role\":\"assistant\""), "{}", read[0][2]);
     assert_eq!(read[1][2], "completion: \"plain\"");
 }
@@ -125,7 +125,7 @@ fn a_resume_removes_the_tables_of_later_steps_and_half_written_ones() {
     std::fs::create_dir(directory.join("completions_00013.parquet")).unwrap();
     let error = sink.resume(10, &BTreeMap::new()).unwrap_err().to_string();
     assert!(error.starts_with("cannot remove ") && error.contains("completions_00013.parquet"), "{error}");
-    // A file where the directory should be.
+    // A file is in the place of the directory.
     let file = dir.path().join("file");
     std::fs::write(&file, "").unwrap();
     let error = write(&file, &rows()).unwrap_err().to_string();

@@ -1,24 +1,24 @@
-//! An evaluation as a line, with what changed since the first one; and as a table: a row for each metric and a column
-//! for each evaluation set, with the values of the evaluation before.
+//! Shows an evaluation in two forms. The line has the changes since the first evaluation. The table has a row for each
+//! metric and a column for each evaluation set, with the values of the previous evaluation.
 
 use super::duration;
 use super::step_table::{number, short_name};
 use crate::outputs::evaluated;
 use crate::table::{Align, Table};
 
-/// Remembers the first value of each metric that a line has shown, and the values of the last evaluation.
+/// Remembers the first value of each metric that a line has shown, and the values of the previous evaluation.
 #[derive(Debug, Default)]
 pub(super) struct Evaluations {
-    /// Names, the steps after which they were measured, and values.
+    /// Each metric's name, the step after which it was measured, and its value.
     first: Vec<(String, u64, f64)>,
     before: Vec<(String, f64)>,
 }
 
-/// The metrics by which an evaluation is judged: its line shows the first that it has. An evaluation without any of
-/// them has metrics of the user's own.
+/// The metrics by which an evaluation is judged. The line shows the first of them that the evaluation has. An
+/// evaluation without any of them has only metrics of the user.
 const JUDGED: [&str; 4] = ["reward", "rewards/accuracies", "accuracy", "loss"];
 
-/// Metrics that have no row in the table: they are in its headline, or not shown.
+/// Metrics without a row in the table, since they are in its headline or not shown at all.
 const ELSEWHERE: [&str; 9] = [
     "runtime",
     "num_tokens",
@@ -31,7 +31,8 @@ const ELSEWHERE: [&str; 9] = [
     "completions/max_terminated_length",
 ];
 
-/// The metrics of an evaluation that are shown: the evaluation set, the metric's name without it, and the value.
+/// The metrics of an evaluation that are shown: the evaluation set, the name of the metric without the set, and the
+/// value.
 fn shown(values: &[(String, f64)]) -> impl Iterator<Item = (&str, &str, f64)> {
     let of_evaluation = values.iter().filter(|(name, _)| name.starts_with("eval_"));
     let split = of_evaluation.map(|(name, value)| {
@@ -42,7 +43,8 @@ fn shown(values: &[(String, f64)]) -> impl Iterator<Item = (&str, &str, f64)> {
 }
 
 impl Evaluations {
-    /// The line of an evaluation after `step`: the value of each evaluation set, and its difference from the first one.
+    /// The line for an evaluation after `step`: the value for each evaluation set, and its difference from the first
+    /// value.
     pub(super) fn line(&mut self, step: u64, values: &[(String, f64)]) -> String {
         let mut sets: Vec<&str> = Vec::new();
         for (set, _, _) in shown(values) {
@@ -65,7 +67,7 @@ impl Evaluations {
         }
     }
 
-    /// A metric of an evaluation set, with its value and what changed.
+    /// A metric of an evaluation set, with its value and its change.
     fn part(&mut self, step: u64, (set, metric, value): (&str, &str, f64)) -> String {
         let of = if set.is_empty() { String::new() } else { format!("{set} ") };
         let text = format!("{of}{} {}", short_name(metric), number(value));
@@ -81,7 +83,7 @@ impl Evaluations {
         format!("{text} ({sign}{} since step {since})", number((value - first).abs()))
     }
 
-    /// The text of the table of an evaluation after `step`.
+    /// The table of an evaluation after `step`, as text.
     pub(super) fn table(&mut self, step: u64, values: &[(String, f64)], width: usize) -> String {
         let before = std::mem::replace(&mut self.before, values.to_vec());
         let value = |all: &[(String, f64)], name: &str| all.iter().find(|(own, _)| own == name).map(|(_, x)| *x);
@@ -150,7 +152,7 @@ mod tests {
         assert_eq!(line(0, &reward(0.09)), "step 0: held-out reward 0.090; 1.50 s");
         assert_eq!(line(20, &reward(0.5)), "step 20: held-out reward 0.500 (+0.410 since step 0); 1.50 s");
         assert_eq!(line(40, &reward(-0.0)), "step 40: held-out reward 0.000 (-0.090 since step 0); 1.50 s");
-        // Nothing was scored, and then something again: the first one is still the first.
+        // One evaluation had no reward; the next one is still compared with the first.
         assert_eq!(line(60, &[("eval_loss", 3.5), ("eval_runtime", 70.0)]), "step 60: held-out loss 3.50; 1 min 10 s");
         assert_eq!(line(80, &[("eval_reward", 0.09)]), "step 80: held-out reward 0.090 (+0.000 since step 0)");
         assert_eq!(line(90, &[("eval_reward", f64::NAN)]), "step 90: held-out reward NaN");

@@ -1,20 +1,20 @@
-//! Text whose pieces stand out on a terminal. Without colour it is the same text.
+//! Text in pieces that are emphasized on a terminal. Without colour the characters are the same.
 
 use crate::{Weight, visible};
 
-/// How a piece of text stands out where the console is coloured.
+/// How a piece of text is emphasized on a coloured console.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Tone {
-    /// As the level of its line: red, yellow, or plain.
+    /// The colour of the line's level: red, yellow, or none.
     #[default]
     OfLevel,
-    /// In no colour.
+    /// No colour.
     Plain,
-    /// Less than the rest.
+    /// Less prominent than the rest.
     Dim,
-    /// A warning to look at.
+    /// A warning that a person should look at.
     Yellow,
-    /// A warning of something broken.
+    /// A warning that something is broken.
     Red,
     /// A conclusion.
     Bold,
@@ -27,7 +27,7 @@ pub enum Tone {
 }
 
 impl Tone {
-    /// The parameters of the escape sequence; empty for none.
+    /// The parameters of the escape sequence; empty if there is none.
     fn ansi(self) -> &'static str {
         match self {
             Tone::OfLevel | Tone::Plain => "",
@@ -68,7 +68,7 @@ impl Painted {
         self
     }
 
-    /// The text for a terminal, with `mark` before it, which has the colour of the first piece.
+    /// The text for a terminal. `mark` precedes the text in the colour of the first piece.
     pub(super) fn shown(&self, mark: &str, of_level: &str, colour: bool) -> String {
         let mut shown = String::new();
         for (place, (tone, text)) in self.0.iter().enumerate() {

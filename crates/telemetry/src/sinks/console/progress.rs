@@ -7,13 +7,13 @@ use indicatif::{ProgressBar, ProgressStyle};
 use super::{Console, LogFormat};
 use crate::{Level, Record, visible};
 
-/// Without a terminal, a line of progress is written at most this often, and one at the end.
+/// Without a terminal, the shortest time between two lines of progress. A last line is written at the end.
 const LINE_EVERY: Duration = Duration::from_secs(10);
 
-/// The least width of a bar.
+/// The smallest width of a bar.
 const LEAST_BAR: usize = 8;
 
-/// The progress of one phase: a bar on a terminal, elsewhere a plain line from time to time. It ends when dropped.
+/// The progress of one phase: a bar on a terminal, elsewhere a plain line from time to time. Dropping this ends it.
 #[derive(Debug)]
 pub struct Progress {
     console: Console,
@@ -24,7 +24,7 @@ pub struct Progress {
     done: u64,
     started: Instant,
     last_line: Instant,
-    /// The units that a log line has reported last, if any.
+    /// The number of units that the last log line reported, if any.
     printed: Option<u64>,
 }
 
@@ -62,7 +62,7 @@ impl Progress {
         let message = joined([note, &left]);
         if let Some(bar) = &self.bar {
             bar.set_position(done);
-            // The time first: what does not fit is cut.
+            // The time comes before the note, since text that does not fit is truncated at its end.
             let counts = format!("{} {}/{}", self.label, self.total, self.total).chars().count();
             let room = self.console.width().saturating_sub(counts + LEAST_BAR + 3);
             bar.set_message(cut(&visible(&joined([&left, note])), room));
@@ -84,7 +84,7 @@ impl Progress {
         (done > 0 && left > 0).then(|| self.started.elapsed().as_secs_f64() / done as f64 * left as f64)
     }
 
-    /// Records that another log line has reported that `done` units are done.
+    /// Records that another log line has already reported `done` units.
     pub(super) fn printed(&mut self, done: u64) {
         (self.printed, self.last_line) = (Some(done), Instant::now());
     }
@@ -121,7 +121,7 @@ impl Drop for Progress {
     }
 }
 
-/// The beginning of a text that is longer than `room` characters, with an ellipsis.
+/// Truncates a text that is longer than `room` characters, with an ellipsis at its end.
 fn cut(text: &str, room: usize) -> String {
     if text.chars().count() <= room {
         return text.to_owned();
@@ -162,7 +162,7 @@ mod tests {
         (Console::with(options, terminal, false, Some(Arc::clone(&memory))).unwrap(), memory)
     }
 
-    /// The lines so far, without their time, which are then forgotten.
+    /// Returns the lines so far, without their times, and clears them.
     fn printed(memory: &Memory) -> Vec<String> {
         let text = String::from_utf8(std::mem::take(&mut *memory.lock().unwrap())).unwrap();
         text.lines().map(|line| line.split_once("s] ").unwrap().1.to_owned()).collect()

@@ -1,12 +1,12 @@
 //! The table of logged steps: a line per step with aligned columns, and the column names repeated from time to time.
 //!
-//! The columns are the metrics that people watch most; a metric that a run lacks has no column, and one that a step did
-//! not measure has a dash.
+//! The columns are the metrics that people watch most. A metric that a run lacks has no column, and a metric that a
+//! step did not measure is shown as a dash.
 
 use super::duration;
 use crate::table::short_number;
 
-/// A value that a step does not have.
+/// Shown in place of a value that a step does not have.
 const MISSING: &str = "–";
 /// Number of rows after which the column names are repeated.
 const ROWS: usize = 25;
@@ -23,8 +23,8 @@ enum Shown {
     Seconds(&'static str),
 }
 
-/// The columns in order: the name, and the value shown. If there are several rewards, a column for each follows the
-/// first.
+/// The columns in order: the name, and the value shown. If there are several rewards, a column for each of them follows
+/// the first column.
 const COLUMNS: [(&str, Shown); 18] = [
     ("reward", Shown::WithDeviation("reward", "reward_std")),
     ("loss", Shown::Number("loss")),
@@ -46,7 +46,7 @@ const COLUMNS: [(&str, Shown); 18] = [
     ("step s", Shown::Seconds("step_time")),
 ];
 
-/// The columns that a narrow terminal omits, in the order in which they are dropped. All other columns stay.
+/// The columns that a narrow terminal omits, in the order in which they are dropped. All other columns always stay.
 const SPARE: [&str; 12] =
     ["clip", "tok/s", "rewards", "rollout", "update", "grad", "cut", "margin", "entropy", "length", "kl", "loss"];
 
@@ -72,7 +72,7 @@ pub(super) fn short_name(metric: &str) -> String {
     known.map_or_else(last, str::to_owned)
 }
 
-/// A metric in few characters, for a line of progress: its short name, and its value as the table of steps shows it.
+/// A metric in few characters, for a line of progress: its short name, and its value as in the table of steps.
 pub fn brief(metric: &str, value: f64) -> String {
     let value = match column(metric) {
         Some((_, Shown::Percent(_))) => format!("{:.0} %", value * 100.0),
@@ -87,13 +87,13 @@ pub(super) struct StepTable {
     names: Vec<String>,
     widths: Vec<usize>,
     rows: usize,
-    /// Columns that did not fit. They stay hidden, so that the others keep their places.
+    /// Columns that did not fit. They stay hidden, so that the other columns keep their positions.
     dropped: Vec<String>,
 }
 
 impl StepTable {
-    /// The lines for a step: its row, and before it the column names if they are due. `left_s` is the number of seconds
-    /// until the end of the run, and `room` the number of characters of a line.
+    /// The lines for a step: its row, preceded by the column names if they are due. `left_s` is the number of seconds
+    /// until the end of the run, and `room` the number of characters in a line.
     pub(super) fn lines(
         &mut self,
         step: u64,
@@ -131,8 +131,8 @@ impl StepTable {
         self.rows_of(cells, room)
     }
 
-    /// The cells of the columns so far and of those that the step adds, each in its place, with a dash in those that
-    /// the step did not measure: with several steps per generation every other step lacks the rewards.
+    /// The cells of all known columns and of the columns that the step adds, in order. A column that the step did not
+    /// measure gets a dash: with several steps per generation, every other step lacks the rewards.
     fn with_known(&self, cells: Vec<(String, String)>) -> Vec<(String, String)> {
         let mut names = self.names.clone();
         let new = cells.iter().filter(|(name, _)| !self.dropped.contains(name) && !self.names.contains(name));
@@ -168,7 +168,7 @@ impl StepTable {
         let line = |of: fn(&(String, String)) -> &String| {
             let aligned = cells.iter().zip(&self.widths).map(|(cell, &width)| format!("{:>width$}", of(cell)));
             let line = aligned.collect::<Vec<_>>().join("  ");
-            // A line longer than the terminal is cut.
+            // A line longer than the terminal is truncated.
             line.chars().take(room).collect::<String>()
         };
         let head = begins.then(|| line(|(name, _)| name));
@@ -176,7 +176,7 @@ impl StepTable {
     }
 }
 
-/// The place of a column among the others; each of several rewards comes after their sum.
+/// The position of a column among the others. Each of several rewards comes after their sum.
 fn rank(name: &str) -> usize {
     match COLUMNS.iter().position(|(known, _)| *known == name) {
         Some(place) => 2 * place + 1,
@@ -207,15 +207,15 @@ mod tests {
         assert_eq!(first, ["step        reward      kl  step s  left", "  10  0.500 ±0.250  1.0e-5    1.50     –"]);
         let second = table.lines(1000, &of(-12.25), Some(61.0), 200);
         assert_eq!(second, ["1000  -12.2 ±0.250  1.0e-5    1.50  1 min 01 s"]);
-        // The names are repeated after a while, and when the columns change.
+        // The names are repeated after a while, and whenever the columns change.
         let lines: Vec<usize> = (0..30).map(|step| table.lines(step, &of(0.5), None, 200).len()).collect();
         assert_eq!((lines.iter().sum::<usize>(), lines[ROWS - 2]), (31, 2));
         assert_eq!(table.lines(3, &values(&[("loss", 2.0)]), None, 200).len(), 2);
-        // Columns that do not fit at all are cut.
+        // A row that still does not fit is truncated.
         assert_eq!(StepTable::default().lines(3, &values(&[("reward", 2.0)]), None, 9)[1], "   3    2");
     }
 
-    /// At 80 and at 120 columns, less the time before a line, the row has its last column.
+    /// At widths of 80 and 120 columns, minus the time before a line, the row includes its last column.
     #[test]
     fn a_narrow_terminal_omits_some_columns() {
         let all: Vec<(String, f64)> = COLUMNS
@@ -236,7 +236,7 @@ mod tests {
             let lines = table.lines(7, &all, Some(12.0), room);
             assert!(lines.iter().all(|line| line.chars().count() <= room), "{lines:?}");
             assert_eq!(lines[0].split_whitespace().collect::<Vec<_>>(), heads.split_whitespace().collect::<Vec<_>>());
-            // They stay hidden even if they would fit.
+            // The columns stay hidden even if they would fit later.
             assert_eq!(
                 table.lines(8, &values(&[("reward", 1.0), ("clip_ratio/region_mean", 0.5)]), None, 200).len(),
                 1
@@ -273,7 +273,7 @@ mod tests {
         assert_eq!(table.lines(2, &of(None, Some(0.25)), None, 200), ["   2   0.500  0.250        –  0.000     –"]);
         assert_eq!(table.lines(3, &of(None, None), None, 200), ["   3   0.500      –        –  0.000     –"]);
         assert_eq!(table.lines(4, &of(Some(1.0), None), None, 200), ["   4   0.500      –     1.00  0.000     –"]);
-        // A column that is measured for the first time gets its place, once.
+        // A column that is measured for the first time is added once.
         let mut table = StepTable::default();
         assert_eq!(table.lines(1, &of(None, Some(0.25)), None, 200).len(), 2);
         let begun = table.lines(2, &of(Some(2.0), None), None, 200);

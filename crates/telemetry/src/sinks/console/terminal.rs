@@ -1,22 +1,22 @@
-//! The terminal that progress bars are drawn on. It does not report errors: indicatif panics if a draw fails, and a
-//! terminal that was closed (a lost connection) must not end the run.
+//! The terminal on which progress bars are drawn. It hides write errors, because indicatif panics if drawing fails, and
+//! a closed terminal (a lost connection) must not end the run.
 
 use std::io::{self, Write};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use indicatif::{ProgressDrawTarget, TermLike};
 
-/// Draws per second, at most.
+/// The most draws per second.
 const RATE: u8 = 10;
 
-/// A terminal. A draw is collected, and written in one piece when it ends.
+/// A terminal. Each draw is collected, and written at once when it ends.
 #[derive(Debug, Default)]
 pub(super) struct Terminal<W> {
     out: W,
     drawn: Mutex<String>,
 }
 
-/// Where the bars of a console on standard error are drawn.
+/// The draw target for the bars of a console on standard error.
 pub(super) fn target() -> ProgressDrawTarget {
     let is_dumb = std::env::var_os("TERM").is_none_or(|name| name == "dumb");
     if is_dumb { ProgressDrawTarget::hidden() } else { of(io::stderr()) }
@@ -88,7 +88,7 @@ where
     }
 
     fn flush(&self) -> io::Result<()> {
-        // Taken whether it can be written or not: text for a closed terminal is not kept.
+        // The text is cleared even if writing fails, so that text for a closed terminal does not pile up.
         let drawn = std::mem::take(&mut *self.drawn());
         let _ = (&self.out).write_all(drawn.as_bytes());
         Ok(())
@@ -102,7 +102,7 @@ mod tests {
     use std::io::ErrorKind;
     use std::sync::Arc;
 
-    /// A terminal of which every write after the first `good` ones fails.
+    /// A terminal on which every write after the first `good` ones fails.
     #[derive(Clone, Debug)]
     struct Closing {
         good: usize,
@@ -127,7 +127,7 @@ mod tests {
 
     #[test]
     fn a_run_continues_whenever_and_however_its_terminal_closes() {
-        // EIO has no `ErrorKind`.
+        // EIO has no `ErrorKind`, so `Other` stands for it.
         let kinds = [ErrorKind::Other, ErrorKind::BrokenPipe, ErrorKind::StorageFull, ErrorKind::WouldBlock];
         let mut seen = Vec::new();
         for kind in kinds {

@@ -3,7 +3,7 @@ use super::*;
 mod exact;
 mod fields;
 
-/// A console that writes to memory, and that memory.
+/// A console that writes to memory, together with that memory.
 fn captured(format: LogFormat, level: Level, colour: bool) -> (Console, Arc<Mutex<Vec<u8>>>) {
     captured_with(ConsoleOptions { format, level, ..ConsoleOptions::default() }, colour)
 }
@@ -112,7 +112,7 @@ fn events_are_shown() {
     );
 }
 
-/// An evaluation is one line in both formats; a verbose console has the table, and so has the log file of any.
+/// An evaluation is one line in both formats. A verbose console also prints the table, and every log file has it.
 #[test]
 fn an_evaluation_is_a_line_and_in_detail_a_table() {
     let dir = tempfile::tempdir().unwrap();
@@ -136,7 +136,7 @@ fn an_evaluation_is_a_line_and_in_detail_a_table() {
     }
 }
 
-/// A table of details is printed if requested, kept in the log file, and always printed as JSON.
+/// A table of details is printed if requested, always kept in the log file, and always printed as JSON.
 #[test]
 fn details_are_printed_on_request_and_for_programs() {
     let dir = tempfile::tempdir().unwrap();
@@ -157,7 +157,7 @@ fn details_are_printed_on_request_and_for_programs() {
     assert!(shown(LogFormat::Json, false, Level::Info).ends_with("\"message\":\"where\",\"wall_s\":1.5}\n"));
 }
 
-/// A reward's exception may contain a completion with escape sequences, which a terminal would obey.
+/// A reward's exception may contain a completion with escape sequences, which a terminal would execute.
 #[test]
 fn escape_sequences_from_elsewhere_reach_neither_terminal_nor_log() {
     let dir = tempfile::tempdir().unwrap();

@@ -6,9 +6,9 @@
 
 use crate::{CompletionRows, table};
 
-/// Number of completions of a step that are shown.
+/// The number of completions of a step in the table.
 const ROWS: usize = 8;
-/// Largest number of characters in a cell of that table.
+/// The most characters in a cell of the table.
 const CHARACTERS: usize = 600;
 /// Number of buckets of a histogram.
 const BUCKETS: usize = 30;
@@ -24,7 +24,7 @@ pub enum HParam {
     Bool(bool),
 }
 
-/// A summary value with one number. NaN and infinities are written as such, and TensorBoard shows them.
+/// A summary value with one number. NaN and infinities are written unchanged, and TensorBoard shows them.
 pub fn scalar(tag: &str, value: f64) -> Vec<u8> {
     let mut entry = tagged(tag);
     key(&mut entry, 2, 5);
@@ -32,8 +32,8 @@ pub fn scalar(tag: &str, value: f64) -> Vec<u8> {
     entry
 }
 
-/// A histogram of `values` with buckets of equal width between the smallest and the largest. NaN and infinities are
-/// left out; the result is none if nothing is left.
+/// A histogram of `values` with buckets of equal width between the smallest and the largest value. NaN and infinities
+/// are left out. Returns `None` if no value remains.
 pub fn histogram(tag: &str, values: &[f64]) -> Option<Vec<u8>> {
     let values: Vec<f64> = values.iter().copied().filter(|x| x.is_finite()).collect();
     let (low, high) = values.iter().fold((f64::INFINITY, f64::NEG_INFINITY), |(l, h), &x| (l.min(x), h.max(x)));
@@ -45,7 +45,7 @@ pub fn histogram(tag: &str, values: &[f64]) -> Option<Vec<u8>> {
     for x in &values {
         counts[(((x - low) / wide) as usize).min(BUCKETS - 1)] += 1.0;
     }
-    // A bucket ends where the next begins; the first one begins at the least value.
+    // A bucket ends where the next begins; the first one begins at the smallest value.
     let limits: Vec<f64> = (1..=BUCKETS).map(|i| if i == BUCKETS { high } else { low + wide * i as f64 }).collect();
     let mut histo = Vec::new();
     let sums = [low, high, values.len() as f64, values.iter().sum(), values.iter().map(|x| x * x).sum()];
@@ -97,7 +97,7 @@ pub fn hparams(all: &[(String, HParam)]) -> Vec<u8> {
     entry
 }
 
-/// The beginning of a summary value: only its tag.
+/// The beginning of a summary value, which has only its tag.
 fn tagged(tag: &str) -> Vec<u8> {
     let mut entry = Vec::new();
     bytes(&mut entry, 1, tag.as_bytes());
@@ -189,7 +189,7 @@ mod tests {
         assert_eq!(hparams(&all.map(|(name, value)| (name.to_owned(), value))), expected);
     }
 
-    /// Least, greatest, number, sum and sum of squares; the buckets' limits; their counts.
+    /// The minimum, maximum, count, sum and sum of squares; the limits of the buckets; the counts of the buckets.
     fn read(entry: &[u8], tag: &str) -> (Vec<f64>, Vec<f64>, Vec<f64>) {
         let doubles = |bytes: &[u8]| -> Vec<f64> {
             bytes.chunks_exact(8).map(|x| f64::from_le_bytes(x.try_into().unwrap())).collect()

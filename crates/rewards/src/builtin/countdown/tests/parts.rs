@@ -1,4 +1,4 @@
-//! Expressions and cells, tested separately.
+//! Tests the parsing of expressions and of dataset cells separately.
 
 use super::*;
 
@@ -33,7 +33,7 @@ fn expressions_are_computed_exactly() {
     }
     // Spaces next to signs do not separate digits.
     assert!(compute("1 +2").is_some() && compute("1+ 2").is_some() && compute("( 1 )").is_some());
-    // A fraction in a fraction: as deep as ten.
+    // Nested fractions are accepted up to a depth of ten.
     let fractions = |depth: usize| "\\frac{".repeat(depth) + "1" + &"}{1}".repeat(depth);
     let ones = |depth: usize| score(&fractions(depth), &vec![1; depth + 1], 1);
     assert_eq!((ones(9), ones(10), ones(11)), (1.0, 1.0, 0.0));
@@ -101,7 +101,7 @@ fn each_number_is_used_once() {
         );
     }
     assert_eq!(verdict("six", &[6], true), (0.0, false));
-    // In an equation the side that computes something, the first if both do.
+    // In an equation the answer is the side that computes something, or the first side if both do.
     for (text, score) in [("6 = 2 + 4", 1.0), ("2 + 4 = 6", 1.0), ("2 + 4 = 4 + 3", 1.0), ("4 + 3 = 2 + 4", 0.0)] {
         assert_eq!(verdict(text, &[2, 4], true).0, score, "{text}");
     }

@@ -1,8 +1,9 @@
-//! Parts of the search for a number, tested separately.
+//! Tests the parts of the search for a number separately.
 
 use super::*;
 
-/// Text in tags or a box, and text at the beginning of a line.
+/// Each row has a text, the number found if the text is in tags or a box, and the number found at the beginning of a
+/// line.
 #[test]
 fn an_equation_gives_its_result_and_an_explanation_gives_nothing() {
     for (text, only, first) in [

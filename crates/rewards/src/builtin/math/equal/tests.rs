@@ -22,7 +22,7 @@ fn texts_are_compared_without_markup() {
         ("a^{2}", "a^{2}"),
         ("a_{2}", "a_{2}"),
         ("\\frac{1}{2}", "\\frac{1}{2}"),
-        // Digits that a space keeps apart stay apart.
+        // Digits that are separated by a space stay separate.
         ("1 2", "1 2"),
         ("1 .5", "1 .5"),
         ("1. 5", "1. 5"),
@@ -93,7 +93,7 @@ fn nearness_is_relative() {
     }
 }
 
-/// A value that should be 0 may be as large as 1e-13, if rounding can be the reason.
+/// A value that should be 0 may be as large as 1e-13 if rounding can explain it.
 #[test]
 fn the_rounding_error_of_a_zero_is_a_zero() {
     let real = |re: f64| Complex { re, im: 0.0 };
@@ -121,7 +121,7 @@ fn the_rounding_error_of_a_zero_is_a_zero() {
     }
 }
 
-/// Pairs of the dataset's answer and a given one: all are compared in this direction only.
+/// Pairs of the dataset's answer and a given answer, compared in this direction only.
 #[test]
 fn equal_answers_are_equal() {
     for (gold, given) in [
@@ -142,12 +142,12 @@ fn equal_answers_are_equal() {
         ("101_2", "101"),
         ("101", "101_2"),
         ("101010_2", "52_8"),
-        // Ratios, in the order that they have.
+        // The order of the parts of a ratio counts.
         ("3:2", "9:6"),
         ("3:2", "\\frac{9}{6}"),
         ("\\frac{9}{6}", "3:2"),
         ("1:2:3", "2:4:6"),
-        // Lists: of numbers with brackets in their order, without them in any.
+        // The order of a list counts only if the list has brackets.
         ("[1,2]", "[1,2]"),
         ("1,2,2", "2,1,2"),
         ("x \\in \\{1,2\\}", "\\{2,1\\}"),

@@ -1,5 +1,5 @@
-//! Evaluates a [`Node`]: to an exact fraction where possible, else to a complex number in f64, given the values of its
-//! variables. Independent of the equality of answers.
+//! Evaluates a [`Node`] to an exact fraction where possible, else to a complex number in f64, given the values of its
+//! variables.
 
 mod residues;
 
@@ -10,12 +10,12 @@ use super::parse::{Node, Op};
 use super::units::unit;
 use std::collections::BTreeSet;
 
-/// Which value a fractional power of a negative number has.
+/// The value of a fractional power of a negative number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Power {
     /// The real root if the degree is odd, as in school: (−8)^{1/3} is −2.
     Real,
-    /// The principal one: (−8)^{1/3} is 1 + √3 i.
+    /// The principal value: (−8)^{1/3} is 1 + √3 i.
     Principal,
 }
 
@@ -111,7 +111,7 @@ impl Complex {
 
     fn mul(self, other: Complex) -> Complex {
         if self.im == 0.0 && other.im == 0.0 {
-            // Without inf × 0.
+            // Avoids inf × 0.
             return Complex::real(self.re * other.re);
         }
         Complex { re: self.re * other.re - self.im * other.im, im: self.re * other.im + self.im * other.re }
@@ -203,14 +203,14 @@ impl Evaluation<'_> {
             Node::Op(op, parts) => self.operation(node, *op, parts)?,
             other => Complex::real(exact(other)?.to_f64()),
         };
-        // A value that overflows is not known to be equal to anything.
+        // A value that overflows does not equal anything, since it is unknown.
         let finite = value.re.is_finite() && value.im.is_finite();
         (finite || infinite(node)).then_some(value)
     }
 
     fn operation(self, node: &Node, op: Op, parts: &[Node]) -> Option<Complex> {
         let of = |node: &Node| self.value(node);
-        // `exact` has no sine, in whose argument a degree is not 1.
+        // `exact` does not evaluate sines, so a degree is exact only where it counts as 1.
         if let Some(exact) = exact(node).filter(|_| self.degree == 1.0) {
             return Some(Complex::real(exact.to_f64()));
         }
@@ -259,7 +259,7 @@ impl Evaluation<'_> {
     }
 }
 
-/// For an exponent p/q in lowest terms with an odd q above 1: its value, and whether p is odd, too.
+/// For an exponent p/q in lowest terms with an odd q above 1: its value, and whether p is odd.
 fn odd_root(exponent: Rational) -> Option<(f64, bool)> {
     let (p, q) = exponent.parts();
     (q > 1 && q % 2 == 1).then(|| (exponent.to_f64(), p % 2 != 0))
@@ -289,7 +289,7 @@ fn function(name: &str, x: Complex, base: Option<Complex>) -> Option<Complex> {
     let one = Complex::real(1.0);
     let real = |f: fn(f64) -> f64| (x.im == 0.0).then(|| Complex::real(f(x.re)));
     let inverse = |f: fn(f64) -> f64| (x.im == 0.0).then(|| Complex::real(f(1.0 / x.re)));
-    // e^x and e^{-x}, which both must be known.
+    // Both e^x and e^{-x} must be finite.
     let both = || {
         let (grows, falls) = (x.exp(), Complex::real(-1.0).mul(x).exp());
         (grows.abs().is_finite() && falls.abs().is_finite()).then_some((grows, falls))
@@ -332,7 +332,7 @@ fn function(name: &str, x: Complex, base: Option<Complex>) -> Option<Complex> {
         },
         _ => return None,
     };
-    // acosh(0) is not a number.
+    // acosh(0) is NaN.
     (!value.re.is_nan() && !value.im.is_nan()).then_some(value)
 }
 

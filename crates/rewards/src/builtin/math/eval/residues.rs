@@ -1,5 +1,5 @@
-//! Computes fractions that do not fit a `Rational` modulo large primes, which shows that 2^{200} equals 4^{100} and not
-//! 2^{200}+1.
+//! Computes fractions that do not fit a `Rational` modulo large primes. This distinguishes 2^{200}, which equals
+//! 4^{100}, from 2^{200}+1.
 
 use super::super::super::rational::Rational;
 use super::super::parse::{Node, Op};

@@ -40,7 +40,7 @@ fn a_stated_answer_ends_with_its_sentence_or_explanation() {
     ] {
         assert_eq!(found(completion), Some(answer), "{completion}");
     }
-    // More words than an explanation's change the answer.
+    // Words that do not belong to an explanation change the answer.
     for completion in [
         "The answer is 5 times as large as x.",
         "The answer is not 5, but 6.",
@@ -72,7 +72,7 @@ fn formulas_of_all_kinds_are_found() {
         ("an open \\( and $x + 5$", "x + 5"),
         ("it is $a$, that is $b = 5 \\text{ of the ten}$", "b = 5 \\text{ of the ten}"),
         ("it is $5\\\\[2pt] 6$", "5\\\\[2pt] 6"),
-        // Not understood, and not the last number in it.
+        // The formula cannot be parsed; it is the answer all the same, and not its last number.
         ("it is $\\begin{foo} 5$", "\\begin{foo} 5"),
     ] {
         assert_eq!(found(completion), Some(answer), "{completion}");
@@ -192,7 +192,7 @@ fn a_row_without_a_readable_answer_has_none() {
     assert_eq!(super::gold(&true.into()), None);
 }
 
-/// Searched from each sign to the end of the text, these would take minutes.
+/// Searching from each sign to the end of the text would take minutes.
 #[test]
 fn thousands_of_open_formulas_are_read_once() {
     for unit in

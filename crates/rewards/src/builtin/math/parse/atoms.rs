@@ -45,7 +45,7 @@ impl Parser {
         if let Some(fraction) = self.fraction_of(start) {
             base = Node::Op(Op::Add, vec![base, fraction?]);
             self.mixed = Some(start);
-            // The sum's, as in 22½°, but what would 2½² be?
+            // In 22½° the sign applies to the sum, but 2½² would be ambiguous.
             if self.peek_char() == Some('!') || self.peek_char() == Some('^') && self.circle().is_none() {
                 return None;
             }
@@ -99,7 +99,7 @@ impl Parser {
         let mut wanted = if name == "frac" { 2 } else { return None };
         while wanted > 0 {
             (wanted, rest) = match rest {
-                // \frac12 has both in one.
+                // \frac12 has both integers in one token.
                 [number @ Token::Number(both), rest @ ..] if digits(number) => (wanted - both.len().min(wanted), rest),
                 [Token::Char('{'), number, Token::Char('}'), rest @ ..] if digits(number) => (wanted - 1, rest),
                 _ => return None,
@@ -178,7 +178,7 @@ impl Parser {
     fn braced_digits(&mut self) -> Option<String> {
         let braces = self.skip('{');
         let Token::Number(digits) = self.take()? else { return None };
-        // In \bar36 the bar is over the 3 only.
+        // In \bar36 the bar is only over the 3.
         let whole = if braces { self.skip('}') } else { digits.len() == 1 };
         (!digits.contains('.') && whole).then_some(digits)
     }
@@ -216,7 +216,7 @@ impl Parser {
                     }
                 }
                 let under = match self.peek()? {
-                    // As models write it without LaTeX: sqrt 51, sqrt(51).
+                    // Models write roots without LaTeX too: sqrt 51, sqrt(51).
                     Token::Number(digits) if digits.len() > 1 && self.tokens.get(self.at + 1).is_none() => {
                         self.primary()?
                     }
@@ -285,7 +285,7 @@ impl Parser {
     fn function(&mut self, name: &str) -> Option<Node> {
         let base = if self.skip('_') { Some(Box::new(self.exponent()?)) } else { None };
         let power = if self.skip('^') { Some(self.exponent()?) } else { None };
-        // "sin 2x" is the sine of 2x, "sin(2)x" is not.
+        // "sin 2x" is the sine of 2x, while "sin(2)x" is a product.
         let bracket = matches!(self.peek_char(), Some('(' | '{' | '['));
         let mut argument = if bracket { self.primary()? } else { self.power()? };
         while !bracket && self.starts_factor() && !self.peek_command().is_some_and(|c| FUNCTIONS.contains(&c)) {

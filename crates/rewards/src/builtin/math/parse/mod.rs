@@ -1,4 +1,4 @@
-//! Parses tokens to a [`Node`]. The grammar is that of short answers; a text is parsed completely or not at all.
+//! Parses tokens to a [`Node`]. The grammar covers short answers. A text is parsed completely or not at all.
 
 mod atoms;
 mod terms;
@@ -75,7 +75,7 @@ const MAX_DEPTH: usize = 60;
 /// recurses once per level.
 const MAX_TOKENS: usize = 600;
 
-/// How to read notations that have two meanings.
+/// How notations with two meanings are read.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Reading {
     /// Whether a comma before exactly three digits belongs to the number.
@@ -86,7 +86,7 @@ pub(super) struct Reading {
 
 /// Parses an answer; `None` if any part of `text` cannot be parsed.
 pub(super) fn parse(text: &str, reading: Reading) -> Option<Node> {
-    // "42..." continues in an unknown way.
+    // The dots in "42..." stand for an unknown continuation.
     if ["..", "…", "\\dots", "\\ldots", "\\cdots"]
         .iter()
         .any(|dots| text.trim_end_matches(['$', ' ', '}']).ends_with(dots))
@@ -175,11 +175,11 @@ impl Parser {
         }
     }
 
-    /// Parses answers between commas; a single one stays as it is.
+    /// Parses answers separated by commas; a single answer does not become a list.
     fn list(&mut self) -> Option<Node> {
         let start = self.at;
         let mut items = self.items()?;
-        // "x < 2 or x > 3"; with "and" it would mean something else.
+        // "x < 2 or x > 3" is a union; "and" would mean an intersection.
         let and = self.tokens[start..self.at].iter().any(|t| matches!(t, Token::Text(word) if word.trim() == "and"));
         if items.len() > 1 && !and && items.iter().all(is_inequality) {
             return Some(Node::Union(items));
@@ -196,9 +196,9 @@ impl Parser {
     }
 
     fn relation(&mut self) -> Option<Node> {
-        // "≈ 5", "= 5"
+        // Skips a relation sign at the start: "≈ 5", "= 5".
         let _ = self.skip_command("approx") || self.skip('=');
-        // "about 5", "the answer is 5": words before mathematics.
+        // Skips words before mathematics: "about 5", "the answer is 5".
         if let (Some(Token::Text(text)), Some(next)) = (self.peek().cloned(), self.tokens.get(self.at + 1)) {
             let named = matches!(next, Token::Char('=')) || matches!(next, Token::Command(sign) if sign == "approx");
             let starts = !named
@@ -210,7 +210,7 @@ impl Parser {
             }
             self.at += usize::from(starts);
         }
-        // "Area = 25"
+        // Skips a name before the value: "Area = 25".
         let start = self.at;
         let first = match self.peek() {
             Some(Token::Text(_)) => self.primary()?,
@@ -343,7 +343,7 @@ impl Parser {
             } else if self.skip('/') {
                 let whole = self.at;
                 let divisor = self.signed_power()?;
-                // Is 1/2\frac12 a quarter, or one over 2½?
+                // 1/2\frac12 is ambiguous: it could be a quarter, or one over 2½.
                 if self.mixed == Some(whole) {
                     return None;
                 }
@@ -395,7 +395,7 @@ impl Parser {
                     | "rceil"
                     | "end"
             ),
-            // 2!3!
+            // A factorial may be followed by a number: 2!3!.
             Some(Token::Number(_)) => self.at > 0 && matches!(self.tokens[self.at - 1], Token::Char('!')),
             Some(Token::Text(_)) | None => false,
         }

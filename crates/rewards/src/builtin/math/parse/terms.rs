@@ -3,7 +3,7 @@
 use super::super::units::{power, unit};
 use super::{Node, Op};
 
-/// The negative of a node, with the sign inside of the unit: −5 cm is −5 in centimetres.
+/// The negative of a node. The sign goes inside of the unit: −5 cm is −5 in centimetres.
 pub(super) fn negative(node: Node) -> Node {
     match node {
         Node::Unit(inside, name) => Node::Unit(negative(*inside).into(), name),
@@ -16,7 +16,7 @@ pub(super) fn negative(node: Node) -> Node {
 #[derive(Default)]
 pub(super) struct Units {
     name: Option<String>,
-    /// Whether a term without unit was among them.
+    /// Whether one of the terms had no unit.
     plain: bool,
     /// Whether the last term's unit applies to the whole sum.
     of_all: bool,

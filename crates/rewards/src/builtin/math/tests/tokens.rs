@@ -45,7 +45,7 @@ fn a_comma_before_three_digits_belongs_to_the_number_outside_of_brackets() {
             ("]1,234", "] #1234"),
             (r"\}1,234", r"\} #1234"),
             (r"\text{1,234}", "#1234"),
-            // LaTeX separates them without a comma.
+            // LaTeX may separate thousands by a thin space.
             (r"12\,345", "#12345"),
             (r"123\,456", "#123456"),
             (r"1234\,567", "#1234 #567"),
@@ -103,7 +103,7 @@ fn a_number_has_one_point_and_an_exponent() {
     let zeros = "0".repeat(400);
     check(true, &[("1e400", format!("#1{zeros}").as_str()), ("12e-3", "#00.012"), ("2e-3", "#0.002")]);
     assert_eq!(split("1e-400", true), format!("#0.{}1", &zeros[1..]));
-    // An e may be Euler's number, where the other reading has been tried.
+    // The `e` is read as Euler's number if the other reading has failed.
     check(false, &[("2e-3", "#2 e - #3"), ("12e+3", "#12 e + #3"), ("2.0e-3", "#0.0020")]);
 }
 
@@ -126,7 +126,7 @@ fn commands_texts_and_words() {
             (r"\leq\leqslant\geq\geqslant\neq", r"\le \le \ge \ge \ne"),
             (r"\lt\gt\bmod\varnothing\degree", r"< > \mod \emptyset ^ \circ"),
             (r"\dbinom\tbinom", r"\binom \binom"),
-            // Texts, to the brace that closes them.
+            // `\text` extends to the brace that closes it.
             (r"\text{abc}", "\"abc\""),
             (r"\text {abc}x", "\"abc\" x"),
             (r"\text{a{b}c}d", "\"a{b}c\" d"),

@@ -1,5 +1,6 @@
-//! Answers parsed to trees: the table of `trees.tsv`. A line has an answer, a tab, and its tree, or `-` if it cannot be
-//! parsed. Lines after `## thousands` and `## decimal logarithm` are read in that way.
+//! Tests the parsing of answers to trees with the table `trees.tsv`. A line has an answer, a tab, and its tree, or `-`
+//! if the answer cannot be parsed. The headings `## thousands` and `## decimal logarithm` select the reading of the
+//! lines below them.
 
 use super::super::parse::{Node, Reading, parse};
 
@@ -61,7 +62,7 @@ fn answers_have_the_trees_of_the_table() {
     assert!(wrong.is_empty(), "{} have other trees:\n{}", wrong.len(), wrong.join("\n"));
 }
 
-/// At most 60 levels, and at most 600 tokens before the points and commas at the end are dropped.
+/// An answer may have at most 60 levels, and at most 600 tokens before points and commas at its end are dropped.
 #[test]
 fn depth_and_length_are_limited() {
     let is_parsed = |text: String| parse(&text, Reading::default()).is_some();
@@ -69,7 +70,7 @@ fn depth_and_length_are_limited() {
         let nested = |depth: usize| open.repeat(depth) + "x" + &close.repeat(depth);
         assert_eq!((is_parsed(nested(most)), is_parsed(nested(most + 1))), (true, false), "{open}");
     }
-    // Levels that have been closed count no more.
+    // Closed levels no longer count.
     assert!(is_parsed("((x))+".repeat(70) + "x") && is_parsed("2*--x+".repeat(70) + "x"));
     assert_eq!((is_parsed("x ".repeat(600)), is_parsed("x ".repeat(601))), (true, false));
     assert_eq!((is_parsed("x ".repeat(599) + "."), is_parsed("x ".repeat(600) + ".")), (true, false));

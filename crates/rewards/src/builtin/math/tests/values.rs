@@ -39,7 +39,7 @@ fn fractions_are_exact() {
         ("\\sqrt[1]{5}", Some((5, 1))),
         ("\\sqrt[-2]{4}", None),
         ("\\sqrt2", None),
-        // Remainders are never negative, and there are none of fractions or by 0.
+        // Remainders are never negative, and are undefined for fractions and for the divisor 0.
         ("17 \\bmod 5", Some((2, 1))),
         ("-(7 \\bmod 3)", Some((-1, 1))),
         ("(-7) \\bmod 3", Some((2, 1))),
@@ -94,7 +94,7 @@ fn fractions_are_exact() {
     }
 }
 
-/// The value with x = 0.5 and y = 2.
+/// Evaluates the node at x = 0.5 and y = 2.
 fn at(node: &Node) -> Option<(f64, f64)> {
     value(node, &|name| if name == "x" { 0.5 } else { 2.0 }).map(|value| (value.re, value.im))
 }
@@ -138,7 +138,7 @@ fn other_values_are_complex_numbers() {
         ("2^i", power(0.0, 2f64.ln())),
         ("(x+\\pi)\\%", ((0.5 + PI) / 100.0, 0.0)),
         ("(x+1)\\text{ cm}", (1.5, 0.0)),
-        // Roots: real where they can be, else the principal ones.
+        // Roots are real where possible, otherwise principal.
         ("\\sqrt{x}", (SQRT_2 / 2.0, 0.0)),
         ("\\sqrt{-x}", (0.0, SQRT_2 / 2.0)),
         ("\\sqrt[3]{-y}", (-2f64.cbrt(), 0.0)),
@@ -165,14 +165,14 @@ fn other_values_are_complex_numbers() {
         ("\\log x", (0.5f64.ln(), 0.0)),
         ("\\log_2 y", (1.0, 0.0)),
         ("\\log_{x} 8", (-3.0, 0.0)),
-        // A degree is 1, but π/180 anywhere in the argument of a sine.
+        // A degree counts as 1, but as π/180 anywhere in the argument of a sine.
         ("90^\\circ+x", (90.5, 0.0)),
         ("\\sin 30^\\circ", (0.5, 0.0)),
         ("\\sin(30^\\circ+60^\\circ)", (1.0, 0.0)),
         ("\\cos(\\frac{60^\\circ+60^\\circ}{2})", (0.5, 0.0)),
         ("\\sin(\\exp(2^\\circ))", ((PI / 90.0).exp().sin(), 0.0)),
         ("\\ln(30^\\circ+x)", (30.5f64.ln(), 0.0)),
-        // Beyond 128 bits.
+        // These values exceed 128 bits.
         ("34!", (2.952_327_990_396_041_4e38, 0.0)),
         ("170!", (7.257_415_615_307_994e306, 0.0)),
         ("\\binom{200}{100}", (9.054_851_465_610_328e58, 0.0)),
@@ -250,12 +250,12 @@ fn the_variables_of_an_answer_are_those_anywhere_in_it() {
     }
 }
 
-/// Remainders by the definition: each operation separately, modulo 2^61 − 1, 2^62 − 57 and 2^63 − 25.
+/// Computes remainders by definition: each operation separately, modulo 2^61 − 1, 2^62 − 57 and 2^63 − 25.
 #[test]
 fn large_fractions_have_remainders() {
     let primes = [(1u128 << 61) - 1, (1 << 62) - 57, (1 << 63) - 25];
     let power = |x: u128, n: u128, p: u128| (0..n).fold(1, |product, _| product * x % p);
-    // Division is multiplication by what gives 1.
+    // Division multiplies by the modular inverse.
     let inverse = |x: u128, p: u128| {
         let (mut a, mut b, mut s, mut t) = (x as i128, p as i128, 1i128, 0i128);
         while b != 0 {
@@ -308,6 +308,6 @@ fn large_fractions_have_remainders() {
     ] {
         assert_eq!(residues(&node(text)), None, "{text}");
     }
-    // The first prime is 0 only modulo itself.
+    // The first prime is 0 modulo itself, so the quotient is undefined.
     assert_eq!(residues(&node("\\frac{2^{200}}{2305843009213693951}")), None);
 }

@@ -1,4 +1,4 @@
-//! The parts of the search for a letter, tested separately.
+//! Tests the parts of the search for a letter separately.
 
 use super::*;
 

@@ -1,4 +1,4 @@
-//! Numbers in texts.
+//! Tests how numbers in texts are found and read.
 
 use super::*;
 
@@ -26,11 +26,11 @@ fn decimals_are_shown_as_they_are_written() {
     {
         assert_eq!((number(n, d).to_string().as_str(), number(n, d).to_f64()), (shown, Some(value)));
     }
-    // With up to thirty places a fraction is a decimal.
+    // A fraction becomes a decimal if it has at most thirty decimal places.
     assert!(matches!(number(1, 1 << 30), Number::Decimal(_)) && matches!(number(1, 1 << 31), Number::Fraction(_)));
 }
 
-/// The numbers of a text, each as it is written there, with its value.
+/// The numbers of a text, each as written in the text and with its value.
 #[test]
 fn numbers_begin_with_their_sign_and_end_before_other_text() {
     for (text, expected) in [
@@ -68,7 +68,7 @@ fn numbers_begin_with_their_sign_and_end_before_other_text() {
     }
 }
 
-/// The same for numbers of several parts; the value is missing if there is none.
+/// The same for numbers that have several parts; the value is missing if the number has none.
 #[test]
 fn fractions_exponents_and_mixed_numbers_are_one() {
     for (text, expected) in [
@@ -130,7 +130,7 @@ fn fractions_exponents_and_mixed_numbers_are_one() {
     }
 }
 
-/// Texts whose number, 42, is all that is meant, or is not.
+/// Texts in which the number 42 is, or is not, the whole answer.
 #[test]
 fn a_number_is_meant_if_it_is_not_part_of_something_longer() {
     let meant = |text: &str| {

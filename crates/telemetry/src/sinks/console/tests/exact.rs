@@ -1,4 +1,4 @@
-//! The exact text on a console.
+//! Tests of the exact text on a console.
 
 use super::*;
 use crate::{Alarm, Finding};
@@ -202,13 +202,13 @@ fn a_step_in_the_table_is_not_repeated_by_the_progress() {
     sink.receive(&metrics(9, &[("loss", 0.25), ("odd", 1.0)])).unwrap();
     sink.receive(&progress("sft", 9, 9)).unwrap();
     assert_eq!(printed(&memory).len(), 4, "{:?}", printed(&memory));
-    // Any metric of an evaluation makes a line an evaluation.
+    // A single metric of an evaluation makes the line an evaluation.
     sink.receive(&metrics(9, &[("epoch", 1.0), ("eval_loss", 0.75)])).unwrap();
     assert_eq!(printed(&memory)[4], "step 9: held-out loss 0.750");
 }
 
-/// Rows of steps are dim. The first line of an alarm has the colour of its weight, and what follows has none; text has
-/// the same characters with and without.
+/// Rows of steps are dim. The first line of an alarm has the colour of its weight, and the rest has no colour. The
+/// characters are the same with and without colour.
 #[test]
 fn important_text_has_a_colour() {
     let alarm = |id: &str, quiet, until| {
@@ -299,7 +299,7 @@ fn alarms_findings_and_phases() {
         "  what helps: a limit",
     ];
     assert_eq!(printed(&memory), expected);
-    // A phase ends when one with another name or length begins.
+    // A phase ends when another one begins that has a different name or length.
     memory.lock().unwrap().clear();
     for (label, done, total) in [("a", 1, 5), ("a", 2, 5), ("b", 0, 5), ("b", 1, 6)] {
         sink.receive(&progress(label, done, total)).unwrap();

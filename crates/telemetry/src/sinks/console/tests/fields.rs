@@ -23,7 +23,7 @@ fn rows(rewards: Vec<(String, Vec<Option<f64>>)>, extra: Vec<(String, Vec<Value>
     CompletionRows { step: 4, prompts, completions, rewards, extra, advantages }
 }
 
-/// The line without time, as JSON; the console's fields come after `level` and `message`.
+/// The line without its time, as JSON. The console's own fields come after `level` and `message`.
 fn line(emit: impl FnOnce(&mut ConsoleSink, &Console)) -> Value {
     let (console, memory) = captured(LogFormat::Json, Level::Debug, false);
     emit(&mut ConsoleSink::new(console.clone()), &console);
@@ -47,7 +47,7 @@ fn every_kind_of_line_has_its_values_as_fields() {
         let alarm = serde_json::to_value(alarm).unwrap();
         json!({"level": level, "message": message, "step": 4, "alarm": alarm})
     };
-    // Alarms: with a subject and without, a note, and ended ones. The field is what metrics.jsonl has.
+    // Alarms with and without a subject, a note, and ended alarms. The field has the same content as in metrics.jsonl.
     for (level, message, alarm) in [
         ("warn", "alarm kl since step 2", alarm(|_| {})),
         ("warn", "alarm kl (math) since step 2", alarm(|a| a.subject = "math".into())),
@@ -103,7 +103,7 @@ fn every_kind_of_line_has_its_values_as_fields() {
     let more = rows(Vec::new(), vec![("source".into(), vec!["A".into(), Value::Null])]);
     let row = json!({"prompt": "p", "completion": "c\nd", "advantage": 0.5, "rewards": {}, "extra": {"source": "A"}});
     assert_eq!(shown(&more, 1), of_rows(json!([row])));
-    // Messages with fields of their own, and without.
+    // Messages with and without their own fields.
     for level in [Level::Error, Level::Warn, Level::Info, Level::Debug] {
         let fields = Record(serde_json::Map::from_iter([("x".to_owned(), 1.into())]));
         let found = event(EventKind::Message { level, text: "said".into(), fields });
@@ -126,7 +126,7 @@ fn every_kind_of_line_has_its_values_as_fields() {
     assert_eq!(table, json!({"level": "info", "message": "where the time went", "stages": stages}));
     let report = line(|_, console| console.report(Level::Warn, "1 alarm:\n  kl", "1 alarm", &fields));
     assert_eq!(report, json!({"level": "warn", "message": "1 alarm", "stages": stages}));
-    // All of it is text in the plain format.
+    // In the plain format all of this is text.
     let (console, memory) = captured(LogFormat::Plain, Level::Info, false);
     console.table("stage  seconds\n", "where the time went", &fields);
     console.report(Level::Warn, "1 alarm:\n  kl", "1 alarm", &fields);

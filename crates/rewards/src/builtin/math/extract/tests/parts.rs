@@ -1,4 +1,4 @@
-//! The parts of the search for an answer, tested separately.
+//! Tests the parts of the search for an answer separately.
 
 use super::super::*;
 
