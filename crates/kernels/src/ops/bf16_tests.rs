@@ -87,7 +87,7 @@ fn matmuls_are_those_of_the_widened_values() {
     for [m, n, k] in [[1, 1, 2], [3, 5, 6], [2, 129, 34], [13, 31, 64], [1, 300, 450], [5, 70, 520], [251, 34, 4]] {
         let (x, w, d_y) = (numbers(1, m * k), numbers(2, n * k), normal(3, m * n));
         let (x, w) = (both(&[m, k], &x), both_matrices(n, k, &w));
-        // In f32, both gradients: rounded to bf16, and not rounded.
+        // The f32 matmuls get the gradient rounded to bf16; the bf16 matmuls get it unrounded.
         let d_ys = [rounded_to_bf16(&d_y), d_y].map(|d_y| Tensor::from_f32(&memory(), &[m, n], &d_y));
         for ctx in chains() {
             let results = [0, 1].map(|i| {
