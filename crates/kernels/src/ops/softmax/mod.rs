@@ -29,9 +29,9 @@ pub struct Forward<'a> {
     pub x: View<'a>,
     /// Factor of the scores.
     pub scale: f32,
-    /// First column that each row includes: u32 `[R]`.
+    /// First column that each row sees: u32 `[R]`.
     pub first: View<'a>,
-    /// End of the columns that each row includes: u32 `[R]`, at most C.
+    /// End of the columns that each row sees: u32 `[R]`, at most C.
     pub end: View<'a>,
     /// Probabilities `[R, C]`: *overwrites*.
     pub y: ViewMut<'a>,
@@ -43,9 +43,9 @@ pub struct Backward<'a> {
     pub y: View<'a>,
     /// Factor of the scores, as in the forward pass.
     pub scale: f32,
-    /// First column that each row includes: u32 `[R]`.
+    /// First column that each row sees: u32 `[R]`.
     pub first: View<'a>,
-    /// End of the columns that each row includes: u32 `[R]`, at most C.
+    /// End of the columns that each row sees: u32 `[R]`, at most C.
     pub end: View<'a>,
     /// Gradient of the probabilities: `[R, C]`.
     pub d_y: View<'a>,
