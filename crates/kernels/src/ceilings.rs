@@ -1,5 +1,5 @@
-//! This machine's measured peaks: FLOP/s of multiply-adds that touch no memory, and bytes per second read from memory
-//! beyond the caches. Benchmarks give their figures as shares of these.
+//! The measured peaks of this machine: FLOP/s of multiply-adds that do not access memory, and bytes per second read
+//! from memory beyond the caches. Benchmarks report their results as fractions of these peaks.
 
 mod cuda;
 
@@ -16,16 +16,17 @@ use std::time::{Duration, Instant};
 pub struct Ceilings {
     /// f32 operations per second, a fused multiply-add counted as two.
     pub flops_per_s: f64,
-    /// bf16 operations per second on AMX tiles, where the instruction set has them.
+    /// bf16 operations per second on AMX tiles; `None` if the instruction set has no tiles.
     pub tile_flops_per_s: Option<f64>,
-    /// bf16 operations per second in dot products of pairs (AVX-512 BF16), where the instruction set has them.
+    /// bf16 operations per second in dot products of pairs (AVX-512 BF16); `None` if the instruction set has no such
+    /// products.
     pub pair_flops_per_s: Option<f64>,
     /// Bytes per second read from memory; on a GPU, bytes that a copy reads and writes.
     pub read_bytes_per_s: f64,
 }
 
 impl Ceilings {
-    /// The peaks for matmuls of `dtype`: for bf16, `flops_per_s` is that of tiles or of dot products of pairs where
+    /// The peaks for matmuls of `dtype`. For bf16, `flops_per_s` is the peak of tiles or of dot products of pairs if
     /// matmuls run on them.
     pub fn of_dtype(self, dtype: DType) -> Ceilings {
         let own = self.tile_flops_per_s.or(self.pair_flops_per_s).filter(|_| dtype == DType::Bf16);
@@ -33,13 +34,13 @@ impl Ceilings {
     }
 }
 
-/// Elements read to measure the memory: 256 MiB, more than most caches hold.
+/// Number of elements read to measure the memory: 256 MiB, more than most caches hold.
 const ELEMENTS: usize = 64 << 20;
 /// Elements that one task reads: 1 MiB.
 const PIECE: usize = 1 << 18;
 
-/// Measures the peaks for about `time`, half of it for arithmetic, and takes 256 MiB of memory meanwhile. The fastest
-/// of several passes counts: a busy machine only makes passes slower.
+/// Measures the peaks for about `time`, half of it for arithmetic. This needs 256 MiB of memory. The fastest of several
+/// passes counts, because a busy machine only makes passes slower.
 pub fn measure(ctx: &Context, time: Duration) -> Result<Ceilings> {
     let cpu = match ctx.backend() {
         Backend::Cpu(cpu) => cpu,
@@ -55,7 +56,7 @@ pub fn measure(ctx: &Context, time: Duration) -> Result<Ceilings> {
         let per_pass = best(time / 4, || cpu.run(tasks, &Pairs { isa: cpu.isa(), rounds }));
         Spin::<true> { rounds }.flops() * tasks as f64 / per_pass
     });
-    // Written once, so that the pages exist: pages that were only reserved are all the same page of zeros.
+    // The data is written once, because all pages that were only reserved map to the same page of zeros.
     let data = vec![1.0f32; ELEMENTS];
     let per_read = best(time / 2, || cpu.run(ELEMENTS / PIECE, &Reads { data: &data }));
     let read_bytes_per_s = (ELEMENTS * 4) as f64 / per_read;
@@ -70,7 +71,8 @@ fn tile_flops(cpu: &Cpu, time: Duration) -> Option<f64> {
     impl Tasks for Spin {
         #[inline(always)]
         fn task<V: Simd>(&self, _index: usize, _scratch: &mut Scratch) {
-            // SAFETY: made below only for an instruction set with AMX, whose value is the proof that it may be used.
+            // SAFETY: this value is only created for an instruction set with AMX, whose `Isa` proves that it may be
+            // used.
             unsafe { amx::spin(self.0) };
         }
     }
@@ -88,7 +90,7 @@ fn tile_flops(_cpu: &Cpu, _time: Duration) -> Option<f64> {
     None
 }
 
-/// Seconds of the fastest of the calls made within `time`, of which there are at least two.
+/// Seconds of the fastest call made within `time`; at least two calls are made.
 fn best(time: Duration, mut call: impl FnMut()) -> f64 {
     call();
     let begin = Instant::now();
@@ -103,7 +105,7 @@ fn best(time: Duration, mut call: impl FnMut()) -> f64 {
     }
 }
 
-/// Number of independent chains of multiply-adds: enough to hide the latency, few enough to stay in registers.
+/// Number of independent chains of multiply-adds: enough to hide the latency, few enough to fit in registers.
 const fn chains<V: Simd>() -> usize {
     if V::GEMM_ROWS * V::GEMM_VECTORS >= 16 { 12 } else { 5 }
 }
@@ -136,7 +138,7 @@ fn chain<V: Simd, const N: usize>(rounds: usize, index: usize) {
     for (i, x) in acc.iter_mut().enumerate() {
         *x = V::splat(start + i as f32);
     }
-    // Converges to 1: no denormal, no infinity slows it.
+    // The chain converges to 1, so no denormal or infinity slows it down.
     let (a, b) = (V::splat(black_box(0.5)), V::splat(black_box(0.5)));
     for _ in 0..rounds {
         for x in &mut acc {
@@ -188,7 +190,7 @@ mod tests {
     fn every_instruction_set_gives_positive_figures() {
         for isa in Isa::present() {
             let measured = measure(&Context::cpu(isa, 1), Duration::from_millis(2)).unwrap();
-            // Only what cannot depend on how busy the machine is.
+            // The test asserts only facts that do not depend on how busy the machine is.
             assert!(measured.flops_per_s.is_finite() && measured.flops_per_s > 1e5, "{isa:?} {measured:?}");
             assert_eq!(measured.tile_flops_per_s.is_some(), isa.is_amx());
             let of_bf16 = measured.of_dtype(DType::Bf16).flops_per_s;
@@ -205,7 +207,7 @@ mod tests {
         let mut calls = 0;
         let seconds = best(Duration::ZERO, || calls += 1);
         assert!(calls == 2 && seconds > 0.0, "{calls} {seconds}");
-        // Only a panic ends it long before its time.
+        // Only a panic can end it long before its time.
         let mut calls = 0;
         let until_twenty = || {
             calls += 1;

@@ -79,8 +79,8 @@ pub fn relative_error<A: Float, B: Float>(a: &[A], b: &[B]) -> f64 {
     if size == 0.0 { difference } else { difference / size }
 }
 
-/// The gradient check: how far `g`, the claimed gradient of `f` at `x`, is from a fourth-order central difference.
-/// Returns the largest |⟨g, v⟩ − (slope of `f` along v)| / (‖g‖ ‖v‖) over eight random directions v.
+/// The gradient check compares `g`, the claimed gradient of `f` at `x`, with a fourth-order central difference. Returns
+/// the largest |⟨g, v⟩ − (slope of `f` along v)| / (‖g‖ ‖v‖) over eight random directions v.
 pub fn directional_error(x: &[f64], g: &[f64], f: impl Fn(&[f64]) -> f64) -> f64 {
     assert_eq!(x.len(), g.len());
     let norm = |v: &[f64]| v.iter().map(|x| x * x).sum::<f64>().sqrt();
@@ -100,15 +100,15 @@ pub fn directional_error(x: &[f64], g: &[f64], f: impl Fn(&[f64]) -> f64) -> f64
     worst
 }
 
-/// Runs `f` on a thread that flushes denormals to zero, as other libraries may leave the caller's thread: results of
-/// kernels must not change.
+/// Runs `f` on a thread that flushes denormals to zero. Other libraries may leave the caller's thread in this state,
+/// and the results of kernels must not change.
 pub fn with_flush_to_zero<T>(f: impl FnOnce() -> T) -> T {
     #[cfg(target_arch = "x86_64")]
     let _restored = {
         const FLUSHING: u32 = 0x1f80 | 0x8040;
         let mut callers = 0u32;
         // SAFETY: stores and loads the SSE control word, which is per thread and restored below. The compiler assumes
-        // the default word; what it folds at compile time is not what is tested here.
+        // the default word, but results that it folds at compile time are not tested here.
         unsafe {
             std::arch::asm!("stmxcsr [{}]", in(reg) &mut callers, options(nostack));
             std::arch::asm!("ldmxcsr [{}]", in(reg) &FLUSHING, options(nostack));
@@ -149,7 +149,7 @@ mod tests {
         assert!(relative_error(&[1.0, f64::NAN], &[1.0, 1.0]).is_nan());
         assert!(std::panic::catch_unwind(|| relative_error(&[1.0], &[1.0, 2.0])).is_err());
         assert!(std::panic::catch_unwind(|| directional_error(&[1.0], &[1.0, 2.0], |_| 0.0)).is_err());
-        // A gradient of 0 is right where nothing changes.
+        // A gradient of 0 is correct for a constant function.
         assert_eq!(directional_error(&[1.0, 2.0], &[0.0, 0.0], |_| 3.0), 0.0);
     }
 }

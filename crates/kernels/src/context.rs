@@ -1,5 +1,5 @@
-//! [`Context`], the first argument of every operation: the device, the backend that computes on it, and the memory to
-//! allocate from.
+//! [`Context`], the first argument of every operation: the device, the backend that computes on it, and the memory from
+//! which it allocates.
 
 use crate::cores::{CoreTokens, Lease};
 use crate::device::{Backend, Cpu, Cuda, DeviceEvent, DeviceMemory, Range};
@@ -7,12 +7,12 @@ use crate::matrix::PANEL;
 use crate::{DType, Device, Error, Isa, Matrix, Memory, Result};
 use std::cell::Cell;
 
-/// The largest number of threads that is accepted. A larger one is a typo, which would cost stacks and seconds before
-/// it failed.
+/// The largest accepted number of threads. A larger number is a typo that would cost stacks and seconds before it
+/// failed.
 const MAX_THREADS: usize = 4096;
 
-/// The device that operations run on, its threads and its memory. One per process is enough; clones share threads and
-/// memory accounting.
+/// The device on which operations run, with its threads and its memory. One per process is enough; clones share threads
+/// and memory accounting.
 #[derive(Clone)]
 pub struct Context {
     backend: Backend,
@@ -20,22 +20,22 @@ pub struct Context {
 }
 
 impl Context {
-    /// A context of the CPU with the instruction set `isa` and `threads` threads, of which the caller's is one.
+    /// A CPU context with the instruction set `isa` and `threads` threads, including the caller's.
     pub fn cpu(isa: Isa, threads: usize) -> Context {
         Context::given(Device::Cpu, isa, threads)
     }
 
-    /// As [`cpu`](Self::cpu), with memory of [`Device::CpuChecked`], which tests use.
+    /// As [`cpu`](Self::cpu), with memory of [`Device::CpuChecked`]. For tests.
     pub fn cpu_checked(isa: Isa, threads: usize) -> Context {
         Context::given(Device::CpuChecked, isa, threads)
     }
 
-    /// A context of [`Device::CudaEmulated`], which tests use. Fails where there is no C++ compiler.
+    /// A context of [`Device::CudaEmulated`]. For tests. Fails if there is no C++ compiler.
     pub fn cuda_emulated() -> Result<Context> {
         Context::on(Device::CudaEmulated, Isa::best(), 1)
     }
 
-    /// A context that only knows shapes and byte counts ([`Device::Meta`]): no operation may compute with it.
+    /// A context that only tracks shapes and byte counts ([`Device::Meta`]); no operation may compute with it.
     pub fn meta() -> Context {
         Context::given(Device::Meta, Isa::PORTABLE, 1)
     }
@@ -59,19 +59,18 @@ impl Context {
         Context::of(cuda)
     }
 
-    /// Opens the device for code that chose the number of threads itself. Panics if that fails.
+    /// Opens the device for code that chose the number of threads itself. Panics on failure.
     fn given(device: Device, isa: Isa, threads: usize) -> Context {
         Context::on(device, isa, threads).unwrap_or_else(|error| panic!("{error}"))
     }
 
-    /// The context that the environment variables `LOCKSTEP_DEVICE`, `LOCKSTEP_ISA` and `LOCKSTEP_THREADS` name; by
+    /// The context configured by the environment variables `LOCKSTEP_DEVICE`, `LOCKSTEP_ISA` and `LOCKSTEP_THREADS`; by
     /// default the CPU, its best instruction set and all cores.
     pub fn from_env() -> Result<Context> {
         Context::from_env_with(None, None)
     }
 
-    /// [`from_env`](Self::from_env), where `device` and `threads` take precedence over the environment if they are
-    /// given.
+    /// As [`from_env`](Self::from_env), but `device` and `threads`, if given, take precedence over the environment.
     pub fn from_env_with(device: Option<Device>, threads: Option<usize>) -> Result<Context> {
         let (device, isa) = (device.map_or_else(Device::from_env, Ok)?, Isa::from_env()?);
         let threads = threads.map_or_else(threads_from_env, Ok)?;
@@ -82,7 +81,7 @@ impl Context {
         Context::on(device, isa, threads)
     }
 
-    /// A context of the same device and instruction set with `threads` threads, and memory accounting of its own.
+    /// A context of the same device and instruction set with `threads` threads, and separate memory accounting.
     pub fn with_threads(&self, threads: usize) -> Context {
         match &self.backend {
             Backend::Cpu(cpu) => Context::given(cpu.device(), cpu.isa(), threads),
@@ -90,8 +89,8 @@ impl Context {
         }
     }
 
-    /// The name of what computes, as a training run records it: on a CPU the instruction set. Two runs have the same
-    /// bits only if they have the same name.
+    /// The name of the computing hardware, as a training run records it. On a CPU it is the instruction set. Two runs
+    /// have the same bits only if they have the same name.
     pub fn describe(&self) -> &'static str {
         match &self.backend {
             Backend::Cpu(cpu) => cpu.isa().name(),
@@ -111,37 +110,37 @@ impl Context {
     }
 
     /// Whether [`crate::ops::glu::fused`] computes this weight (the gate's rows above the up projection's) faster than
-    /// a matmul followed by an activation. It does where matmuls run on tiles: writing and reading the matmul's output
-    /// costs more there than packing the rows and reading the weight for each block of outputs.
+    /// a matmul followed by an activation. This is the case if matmuls run on tiles: writing and reading the matmul's
+    /// output then costs more than packing the rows and reading the weight for each block of outputs.
     pub fn fuses_gates(&self, gate_up: &Matrix) -> bool {
         let Backend::Cpu(cpu) = &self.backend else { return false };
         let on_tiles = cpu.isa().has_tiles() && gate_up.data().dtype() == DType::Bf16;
         on_tiles && gate_up.rows().is_multiple_of(2 * PANEL)
     }
 
-    /// Rows of wide activations to compute at a time; see [`Memory::rows_at_once`].
+    /// Number of rows of wide activations to compute at a time; see [`Memory::rows_at_once`].
     pub fn rows_at_once(&self) -> usize {
         self.memory.rows_at_once()
     }
 
-    /// From now on the context computes with the cores that it can reserve of `tokens`, at most one for each of its
-    /// [`threads`](Self::threads). It lets other processes have them every few milliseconds, and while it does not
-    /// compute. Results do not depend on that. On other devices than the CPU this does nothing. Fails if the system
-    /// starts no thread, which ends the turns.
+    /// Makes the context compute with the cores that it can reserve from `tokens`, at most one for each of its
+    /// [`threads`](Self::threads). Every few milliseconds, and while it does not compute, it lets other processes have
+    /// the cores. Results do not depend on the cores. On devices other than the CPU this does nothing. Fails if the
+    /// system cannot start the thread that ends the turns.
     pub fn share_cores(&self, tokens: CoreTokens) -> Result<()> {
         if let Backend::Cpu(cpu) = &self.backend {
             cpu.share_cores(Lease::new(tokens)?);
         }
         Ok(())
     }
-    /// Releases the reserved cores at once, until the context computes again. A context that does not compute releases
-    /// them without this call, but some milliseconds later.
+    /// Releases the reserved cores at once, until the context computes again. Without this call, a context that does
+    /// not compute releases them some milliseconds later.
     pub fn release_cores(&self) {
         if let Backend::Cpu(cpu) = &self.backend {
             cpu.release_cores();
         }
     }
-    /// CPU threads that compute, the caller's included.
+    /// Number of CPU threads that compute, including the caller's.
     pub fn threads(&self) -> usize {
         match &self.backend {
             Backend::Cpu(cpu) => cpu.threads(),
@@ -149,7 +148,7 @@ impl Context {
         }
     }
 
-    /// Memory of a GPU, total, free and at peak; none for the CPU.
+    /// Total, free and peak memory of a GPU; `None` for the CPU.
     pub fn device_memory(&self) -> Result<Option<DeviceMemory>> {
         match &self.backend {
             Backend::Cpu(_) => Ok(None),
@@ -157,8 +156,8 @@ impl Context {
         }
     }
 
-    /// Records an event on the device; two events give the time between them. None for the CPU, where the host's clock
-    /// serves.
+    /// Records an event on the device. Two events give the time between them. `None` for the CPU, where the host's
+    /// clock can be used.
     pub fn record_event(&self) -> Result<Option<DeviceEvent>> {
         match &self.backend {
             Backend::Cpu(_) => Ok(None),
@@ -166,7 +165,7 @@ impl Context {
         }
     }
 
-    /// Begins a named range for profilers, which ends when the value is dropped. None where no profiler can show it.
+    /// Begins a named range for profilers, which ends when the value is dropped. `None` if no profiler can show it.
     pub fn range(&self, name: &str) -> Option<Range> {
         match &self.backend {
             Backend::Cpu(_) => None,
@@ -174,18 +173,18 @@ impl Context {
         }
     }
 
-    /// The memory that tensors are allocated from.
+    /// The memory from which tensors are allocated.
     pub fn memory(&self) -> &Memory {
         &self.memory
     }
 
-    /// The backend by which an operation chooses its implementation.
+    /// The backend, by which an operation chooses its implementation.
     pub(crate) fn backend(&self) -> &Backend {
         &self.backend
     }
 }
 
-/// Number of threads to compute with: `LOCKSTEP_THREADS`, or the cores that this process may use.
+/// Number of threads to compute with: `LOCKSTEP_THREADS`, or the number of cores that this process may use.
 pub fn threads_from_env() -> Result<usize> {
     match std::env::var("LOCKSTEP_THREADS") {
         Ok(n) if !n.is_empty() => n.parse().ok().filter(|&n| n > 0).ok_or_else(|| Error::Value {
@@ -201,8 +200,8 @@ thread_local! {
     static BYTES: Cell<u64> = const { Cell::new(0) };
 }
 
-/// Adds the floating-point operations and the bytes of memory traffic that an operation needs at least to the counts of
-/// the calling thread ([`counted`]).
+/// Adds an operation's minimum floating-point operations and bytes of memory traffic to the counts of the calling
+/// thread ([`counted`]).
 pub(crate) fn count(flops: u64, bytes: u64) {
     FLOPS.set(FLOPS.get() + flops);
     BYTES.set(BYTES.get() + bytes);
@@ -213,8 +212,7 @@ pub(crate) fn count_matmul(m: usize, n: usize, k: usize, weight_bytes: usize) {
     count(2 * (m * n * k) as u64, (weight_bytes + size_of::<f32>() * m * (n + k)) as u64);
 }
 
-/// Floating-point operations and bytes of memory traffic that the operations called from this thread have counted so
-/// far.
+/// Floating-point operations and bytes of memory traffic counted so far for the operations called from this thread.
 pub fn counted() -> (u64, u64) {
     (FLOPS.get(), BYTES.get())
 }

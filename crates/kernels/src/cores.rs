@@ -1,8 +1,8 @@
-//! CPU cores shared by the processes of one machine: each process computes with as many threads as it has reserved
-//! cores, so that they do not interrupt each other in the middle of parallel regions.
+//! CPU cores shared by the processes of one machine. Each process computes with as many threads as it has reserved
+//! cores, so that processes do not interrupt each other in the middle of parallel regions.
 //!
-//! Each core is a file. A process reserves the core by taking the kernel's lock on that file, which the kernel releases
-//! when the process ends in any way. A process that waits for cores queues at one more lock, the gate, and gets its
+//! Each core is represented by a file. A process reserves the core by locking the file. The kernel releases the lock
+//! when the process ends in any way. A process that waits for cores queues at another lock, the gate, and gets its
 //! first core before any other process gets a second one. So no process starves, and with as many processes as cores
 //! each has one thread.
 
@@ -13,31 +13,32 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-/// How often the first process of the queue looks for a free core.
+/// How often the first process in the queue looks for a free core.
 const POLL_INTERVAL: Duration = Duration::from_micros(300);
 /// How long a process keeps its cores before it lets other processes have them.
 const TURN: Duration = Duration::from_millis(3);
 
-/// The directory of lock files by which processes share the cores of a machine.
+/// The directory of lock files through which processes share the cores of a machine.
 #[derive(Clone, Debug)]
 pub struct CoreTokens {
     dir: PathBuf,
     cores: usize,
 }
 
-/// Cores that this process has reserved until this value is dropped, or the process ends.
+/// Cores reserved by this process until this value is dropped or the process ends.
 #[derive(Debug)]
 pub struct HeldCores {
     locks: Vec<Locked>,
 }
 
-/// A file whose lock this process has taken.
+/// A file that this process has locked.
 #[derive(Debug)]
 struct Locked(File);
 
 impl Drop for Locked {
     fn drop(&mut self) {
-        // Closing is not enough: a child that is being started has copies of open files until its program runs.
+        // Closing the file is not enough: a child process that is being started has copies of open files until its
+        // program runs.
         let _ = self.0.unlock();
     }
 }
@@ -50,9 +51,9 @@ impl HeldCores {
 }
 
 /// A process's share of the cores. It keeps its cores from one parallel region to the next, and lets other processes
-/// have them every few milliseconds. A thread of its own releases the cores at the end of a turn if no region runs
-/// then. So the process keeps no cores while it waits for something else (workers, rewards, a disk), and no caller has
-/// to report that it waits.
+/// have them every few milliseconds. A separate thread releases the cores at the end of a turn if no region is running.
+/// So the process keeps no cores while it waits for something else (workers, rewards, a disk), and no caller has to
+/// report that it waits.
 #[derive(Debug)]
 pub(crate) struct Lease {
     tokens: CoreTokens,
@@ -60,7 +61,7 @@ pub(crate) struct Lease {
     keeper: Option<std::thread::JoinHandle<()>>,
 }
 
-/// The part of a lease that it shares with the thread that ends its turns.
+/// The part of a lease that is shared with the thread that ends its turns.
 #[derive(Debug, Default)]
 struct SharedLease {
     state: Mutex<State>,
@@ -71,12 +72,12 @@ struct SharedLease {
 
 #[derive(Debug, Default)]
 struct State {
-    /// The reserved cores, and the beginning of the turn.
+    /// The reserved cores, and the start time of the turn.
     held: Option<(HeldCores, Instant)>,
     ends: bool,
 }
 
-/// A parallel region that runs. While it exists, the lease keeps its cores.
+/// A running parallel region. While this value exists, the lease keeps its cores.
 pub(crate) struct Running<'a>(&'a AtomicUsize);
 
 impl Drop for Running<'_> {
@@ -90,7 +91,7 @@ impl SharedLease {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Releases the cores at the end of each turn after which nothing computes, until the lease ends.
+    /// Releases the cores at the end of each turn if nothing is computing, until the lease ends.
     fn end_turns(&self) {
         let mut state = self.lock();
         while !state.ends {
@@ -111,7 +112,7 @@ impl SharedLease {
 }
 
 impl Lease {
-    /// A lease of cores of `tokens`. Fails if the system starts no thread for it.
+    /// A lease of cores from `tokens`. Fails if the system cannot start its thread.
     pub(crate) fn new(tokens: CoreTokens) -> Result<Lease> {
         let shared = Arc::new(SharedLease::default());
         let keeper = std::thread::Builder::new().name("cores".to_owned());
@@ -123,9 +124,9 @@ impl Lease {
         Ok(Lease { tokens, shared, keeper: Some(keeper) })
     }
 
-    /// Called before a parallel region, which runs until the second value is dropped. The first is the number of
-    /// threads that may compute, or none if that cannot have changed. All `threads` may if the lock files are missing
-    /// (somebody deleted their directory).
+    /// Called before a parallel region, which lasts until the second value is dropped. The first value is the number of
+    /// threads that may compute, or `None` if it cannot have changed. All `threads` may compute if the lock files are
+    /// missing (because somebody deleted their directory).
     pub(crate) fn begin(&self, threads: usize) -> (Option<usize>, Running<'_>) {
         let mut state = self.shared.lock();
         self.shared.running.fetch_add(1, Ordering::SeqCst);
@@ -141,7 +142,7 @@ impl Lease {
         (Some(count), running)
     }
 
-    /// Releases the cores at once, and not at the end of the turn.
+    /// Releases the cores at once, not at the end of the turn.
     pub(crate) fn release(&self) {
         self.shared.lock().held = None;
     }
@@ -151,13 +152,13 @@ impl Drop for Lease {
     fn drop(&mut self) {
         self.shared.lock().ends = true;
         self.shared.changed.notify_one();
-        // It cannot panic, and would have nothing to report.
+        // The thread cannot panic, and would have nothing to report.
         let _ = self.keeper.take().map(std::thread::JoinHandle::join);
     }
 }
 
 impl CoreTokens {
-    /// Makes the lock files of `cores` ≥ 1 cores in the directory `dir`, and the directory if it is missing. Existing
+    /// Creates the lock files of `cores` ≥ 1 cores in the directory `dir`, and the directory if it is missing. Existing
     /// files are kept.
     pub fn create(dir: &Path, cores: usize) -> Result<CoreTokens> {
         let fail = |path: &Path, e: std::io::Error| error(path, format!("cannot be made: {e}"));
@@ -170,7 +171,7 @@ impl CoreTokens {
         Ok(tokens)
     }
 
-    /// Opens the lock files that another process made in `dir`.
+    /// Opens the lock files that another process created in `dir`.
     pub fn open(dir: &Path) -> Result<CoreTokens> {
         let mut tokens = CoreTokens { dir: dir.to_owned(), cores: 0 };
         while tokens.core(tokens.cores).exists() {
@@ -187,7 +188,8 @@ impl CoreTokens {
         self.cores
     }
 
-    /// Waits for a core and reserves it, and up to `at_most` in all if more are free and no process waits.
+    /// Waits for a core and reserves it. Reserves up to `at_most` cores in total if more are free and no process is
+    /// waiting.
     pub fn acquire(&self, at_most: usize) -> Result<HeldCores> {
         let gate = self.lock_file(&self.gate())?;
         gate.lock().map_err(|e| error(&self.gate(), format!("cannot be locked: {e}")))?;
@@ -201,7 +203,7 @@ impl CoreTokens {
         drop(gate);
         let mut locks = vec![first];
         let more = at_most.min(self.cores).saturating_sub(1);
-        // Those who wait come first: with the gate in hand nobody does.
+        // Waiting processes come first: while this process holds the gate, nobody is waiting.
         if more > 0 {
             let gate = try_lock(self.lock_file(&self.gate())?, &self.gate())?;
             if gate.is_some() {
@@ -211,14 +213,14 @@ impl CoreTokens {
         Ok(HeldCores { locks })
     }
 
-    /// Reserves up to `count` cores that are free.
+    /// Reserves up to `count` free cores.
     fn free(&self, count: usize) -> Result<Vec<Locked>> {
         let mut taken = Vec::new();
         for path in (0..self.cores).map(|core| self.core(core)) {
             if taken.len() == count {
                 break;
             }
-            // Locks are of open files, so each holder has its own.
+            // Locks belong to open files, so each holder has a separate lock.
             taken.extend(try_lock(self.lock_file(&path)?, &path)?);
         }
         Ok(taken)

@@ -6,7 +6,7 @@ pub type Result<T> = std::result::Result<T, Error>;
 /// An error of this crate; every message names the operation.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// The shapes of two arguments do not fit each other.
+    /// The shapes of two arguments do not match.
     #[error("{op}: {what} has shape {got:?}, expected {expected:?}")]
     Shape {
         /// Name of the operation that was called.
@@ -18,7 +18,7 @@ pub enum Error {
         /// The shape that the other arguments require.
         expected: Vec<usize>,
     },
-    /// An argument has a dtype that the operation does not take.
+    /// An argument has a dtype that the operation does not accept.
     #[error("{op}: {what} is {got:?}, expected {expected:?}")]
     DType {
         /// Name of the operation that was called.
@@ -27,7 +27,7 @@ pub enum Error {
         what: &'static str,
         /// The argument's dtype.
         got: crate::DType,
-        /// The dtype that the operation takes.
+        /// The dtype that the operation accepts.
         expected: crate::DType,
     },
     /// An argument's value is outside its domain (an index past the end, a window of 0, …).
@@ -52,15 +52,15 @@ pub enum Error {
         /// Bytes that were requested.
         bytes: usize,
     },
-    /// The cores that processes share could not be opened or reserved ([`crate::cores`]).
+    /// The cores shared between processes could not be opened or reserved ([`crate::cores`]).
     #[error("cores in {path}: {message}")]
     Cores {
-        /// The directory of their lock files.
+        /// The directory of the cores' lock files.
         path: std::path::PathBuf,
         /// The reason.
         message: String,
     },
-    /// A slot of shared memory with weights cannot be made, read or written.
+    /// A slot of shared memory with weights cannot be created, read or written.
     #[error("weights in {path}: {message}")]
     Slot {
         /// Path of the slot.

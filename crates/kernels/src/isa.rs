@@ -1,9 +1,9 @@
-//! The instruction set that the kernels use, chosen once at run time.
+//! The instruction set that the kernels use. It is chosen once at run time.
 //!
 //! Every `Simd` implementation computes the same 16-lane formula with fused multiply-adds, so in f32 the bits agree on
-//! all instruction sets; only the speed differs. AMX is the exception: it runs bf16 matmuls on tiles, with a formula of
-//! their own, and everything else as AVX-512 does. AVX-512 BF16 takes two terms of a bf16 matmul at once, with the bits
-//! of all the others.
+//! all instruction sets; only the speed differs. AMX is the exception: it runs bf16 matmuls on tiles, with a different
+//! formula, and everything else as AVX-512 does. AVX-512 BF16 multiplies two terms of a bf16 matmul at once, but gives
+//! the same bits as the other instruction sets.
 
 use crate::simd::{Kernel, portable, tiles};
 #[cfg(target_arch = "x86_64")]
@@ -12,8 +12,8 @@ use crate::{Error, Result};
 
 /// An instruction set that this process may use, slowest first.
 ///
-/// Having a value of this type is proof that its instructions may be run: a value is made only after the processor was
-/// queried, or for an instruction set that needs nothing ([`Isa::PORTABLE`], [`Isa::AMX_EMULATED`]).
+/// A value of this type proves that its instructions may be run. It is created only after the processor was queried, or
+/// for an instruction set that needs no support ([`Isa::PORTABLE`], [`Isa::AMX_EMULATED`]).
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Isa(Kind);
 
@@ -29,7 +29,7 @@ enum Kind {
     Avx512Bf16,
     /// AVX-512, with AMX for matmuls in bf16.
     Amx,
-    /// The bits of `Amx` on any machine, with tiles in plain Rust: slow, for tests.
+    /// The same bits as `Amx` on any machine, with tiles in plain Rust. Slow; for tests.
     AmxEmulated,
     /// The code paths of `Avx512Bf16` on any machine, for tests.
     #[cfg(test)]
@@ -79,7 +79,7 @@ impl Kind {
         }
     }
 
-    /// This instruction set, if the machine has it. Every [`Isa`] that a machine may lack is made here.
+    /// This instruction set, if the machine has it. Every [`Isa`] that a machine may lack is created here.
     fn checked(self) -> Option<Isa> {
         self.is_present().then_some(Isa(self))
     }
@@ -88,13 +88,13 @@ impl Kind {
 impl Isa {
     /// The instruction set of plain Rust, which any architecture has.
     pub const PORTABLE: Isa = Isa(Kind::Portable);
-    /// The bits of AMX on any machine, with tiles in plain Rust: slow, for tests.
+    /// The same bits as AMX on any machine, with tiles in plain Rust. Slow; for tests.
     pub const AMX_EMULATED: Isa = Isa(Kind::AmxEmulated);
     /// AVX-512 BF16 without its instruction, for tests.
     #[cfg(test)]
     pub(crate) const DOTS_EMULATED: Isa = Isa(Kind::DotsEmulated);
 
-    /// The fastest instruction set of this machine. AVX-512 BF16 counts only if it was measured to be faster
+    /// The fastest instruction set of this machine. AVX-512 BF16 is chosen only if it was measured to be faster
     /// ([`Isa::dots_gain`]).
     pub fn best() -> Isa {
         let worth = |kind: &Kind| *kind != Kind::Avx512Bf16 || Isa::dots_gain().is_some_and(|gain| gain >= WORTH);
@@ -118,7 +118,8 @@ impl Isa {
         self.tiles().is_some()
     }
 
-    /// Whether bf16 matmuls take two terms at once (AVX-512 BF16), with the bits of one multiply-add after the other.
+    /// Whether bf16 matmuls multiply two terms at once (AVX-512 BF16). The bits equal those of one multiply-add after
+    /// another.
     #[inline(always)]
     pub(crate) fn has_dots(self) -> bool {
         #[cfg(test)]
@@ -138,7 +139,7 @@ impl Isa {
         }
     }
 
-    /// Why this process may not use AMX; none if it may.
+    /// The reason why this process may not use AMX; `None` if it may.
     pub fn amx_refusal() -> Option<&'static str> {
         if !Kind::Avx512.is_present() {
             return Some("this processor has no AVX-512");
@@ -150,7 +151,7 @@ impl Isa {
         refusal
     }
 
-    /// Why this process may not use AVX-512 BF16; none if it may. It need not be the fastest even then: see
+    /// The reason why this process may not use AVX-512 BF16; `None` if it may. Even then it may not be the fastest: see
     /// [`Isa::best`].
     pub fn dots_refusal() -> Option<&'static str> {
         if !Kind::Avx512.is_present() {
@@ -163,9 +164,9 @@ impl Isa {
         refusal
     }
 
-    /// Speed of AVX-512 BF16's dot products of pairs as a multiple of FMA's, measured once; none where they may not be
-    /// used. Where it is about 1, [`Isa::best`] does without them, since rounding and interleaving their operands would
-    /// be lost time.
+    /// Speed of AVX-512 BF16's dot products of pairs relative to FMA's, measured once; `None` if they may not be used.
+    /// If it is about 1, [`Isa::best`] does not use them, because rounding and interleaving their operands would waste
+    /// time.
     pub fn dots_gain() -> Option<f64> {
         #[cfg(target_arch = "x86_64")]
         let gain = if Kind::Avx512.is_present() { crate::simd::dots::gain() } else { None };
@@ -205,13 +206,12 @@ impl Isa {
         })
     }
 
-    /// Runs `kernel` compiled for this instruction set's vectors. AMX has none of its own, so its kernels run as on
-    /// AVX-512.
+    /// Runs `kernel` compiled for this instruction set's vectors. AMX has no vectors, so its kernels run as on AVX-512.
     pub(crate) fn run<K: Kernel>(self, kernel: K) -> K::Output {
         match self.vectors() {
             Kind::Portable => portable::run(kernel),
             #[cfg(target_arch = "x86_64")]
-            // SAFETY: `vectors` gives what the processor has.
+            // SAFETY: `vectors` returns only kinds that the processor has.
             Kind::Avx2 => unsafe { avx2::run(kernel) },
             #[cfg(target_arch = "x86_64")]
             // SAFETY: as above.
@@ -226,7 +226,7 @@ impl Isa {
         match self.vectors() {
             Kind::Portable => portable::run_flushing(kernel),
             #[cfg(target_arch = "x86_64")]
-            // SAFETY: `vectors` gives what the processor has.
+            // SAFETY: `vectors` returns only kinds that the processor has.
             Kind::Avx2 => unsafe { control::flushing(avx2::run::<K>, kernel) },
             #[cfg(target_arch = "x86_64")]
             // SAFETY: as above.
@@ -235,10 +235,10 @@ impl Isa {
         }
     }
 
-    /// [`run_flushing`](Self::run_flushing) of a kernel that takes two terms at once
+    /// As [`run_flushing`](Self::run_flushing), for a kernel that multiplies two terms at once
     /// ([`Simd::dot`](crate::simd::Simd::dot)), on an instruction set that [can](Self::has_dots). The dot product
-    /// flushes denormals by itself. Set `adds` if the kernel's other operations must do so too: that takes a control
-    /// word, which takes time to set.
+    /// itself flushes denormals. Set `adds` if the kernel's other operations must flush them too, which requires
+    /// setting a control word and costs time.
     pub(crate) fn run_dots<K: Kernel>(self, kernel: K, adds: bool) -> K::Output {
         match self.0 {
             #[cfg(target_arch = "x86_64")]
@@ -253,8 +253,8 @@ impl Isa {
         }
     }
 
-    /// The instruction set whose vectors this one computes with. A real one was found on the processor by
-    /// `Kind::checked`; for the emulated ones the processor is queried here.
+    /// The instruction set whose vectors this one uses. A real one was found on the processor by `Kind::checked`; for
+    /// the emulated ones the processor is queried here.
     fn vectors(self) -> Kind {
         match self.0 {
             Kind::Avx512Bf16 | Kind::Amx => Kind::Avx512,

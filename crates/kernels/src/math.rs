@@ -17,7 +17,7 @@ pub fn exp<V: Simd>(x: V) -> V {
 #[inline(always)]
 fn exp_or_tiny<V: Simd>(x: V) -> V {
     let e = power(x.max(V::splat(UNDERFLOW)).min(V::splat(OVERFLOW)));
-    // Above what e^x can be +∞, and NaN if x is.
+    // Above OVERFLOW the result is +∞, or NaN if x is NaN.
     V::select(x.lt(V::splat(OVERFLOW.next_up())), e, x.add(V::splat(f32::INFINITY)))
 }
 
@@ -25,11 +25,11 @@ fn exp_or_tiny<V: Simd>(x: V) -> V {
 #[inline(always)]
 pub fn exp_finite<V: Simd>(x: V) -> V {
     let e = power(x.max(V::splat(UNDERFLOW)));
-    // Otherwise 0, or NaN if x is.
+    // Below UNDERFLOW the result is 0, or NaN if x is NaN.
     V::select(V::splat(UNDERFLOW.next_down()).lt(x), e, x.max(V::splat(0.0)))
 }
 
-/// e^x for x of which e^x and e^−x are normal numbers.
+/// e^x, for x such that e^x and e^−x are normal numbers.
 #[inline(always)]
 fn power<V: Simd>(x: V) -> V {
     const LOG2_E: f32 = std::f32::consts::LOG2_E;
@@ -54,7 +54,7 @@ fn power<V: Simd>(x: V) -> V {
 #[inline(always)]
 pub fn ln<V: Simd>(x: V) -> V {
     let (e, m) = x.split_exponent();
-    // The significand into [√½, √2), so that the series is centred on 1.
+    // Moves the significand into [√½, √2), so that the series is centred on 1.
     let large = V::splat(std::f32::consts::SQRT_2).lt(m);
     let m = V::select(large, m.mul(V::splat(0.5)), m);
     let e = V::select(large, e.add(V::splat(1.0)), e);
@@ -81,7 +81,7 @@ pub fn ln<V: Simd>(x: V) -> V {
 #[inline(always)]
 pub fn sigmoid<V: Simd>(x: V) -> V {
     let one = V::splat(1.0);
-    // Beside 1 what is tiny is nothing.
+    // A tiny exponential has no effect when added to 1.
     one.div(one.add(exp_or_tiny(V::splat(0.0).sub(x))))
 }
 

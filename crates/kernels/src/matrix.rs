@@ -9,8 +9,8 @@
 //! | [`Layout::Pairs`]  | bf16 | `[⌈N/32⌉][K/2][32][2]` | two inputs side by side, as tiles take them: K is even     |
 //!
 //! Master weights, optimizer moments and gradients are f32 in [`Layout::Panels`], so that the optimizer reads all of
-//! them in memory order beside the bf16 weights: an element lies among the same 64 elements in both layouts. Padding
-//! has gradient 0 and stays 0.
+//! them in memory order beside the bf16 weights: an element is among the same 64 elements in both layouts. Padding has
+//! gradient 0 and stays 0.
 
 use crate::device::Cpu;
 use crate::simd::{Element, Kernel, LANES, Simd};
@@ -22,7 +22,7 @@ use std::ops::Range;
 /// Rows (outputs) of one panel.
 pub const PANEL: usize = 32;
 
-/// How the elements of a [`Matrix`] lie in memory.
+/// The memory layout of a [`Matrix`]'s elements.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Layout {
     /// `[⌈N/32⌉][K][32]`: panels of 32 rows, one input after the other.
@@ -32,7 +32,7 @@ pub enum Layout {
 }
 
 impl Layout {
-    /// The layout of a weight matrix of `dtype` that matmuls on `device` read.
+    /// The layout of a weight matrix of `dtype` for matmuls on `device`.
     pub fn of(device: Device, dtype: DType) -> Layout {
         match device {
             Device::Cpu | Device::CpuChecked | Device::Cuda(_) | Device::CudaEmulated | Device::Meta => match dtype {
@@ -54,7 +54,7 @@ impl Layout {
     }
 }
 
-/// A weight matrix `[N, K]` with N outputs and K inputs, in the [`Layout`] that matmuls read.
+/// A weight matrix `[N, K]` with N outputs and K inputs, in a [`Layout`] for matmuls.
 pub struct Matrix {
     rows: usize,
     cols: usize,
@@ -67,7 +67,7 @@ impl Matrix {
     pub fn zeros(memory: &Memory, rows: usize, cols: usize) -> Matrix {
         Matrix::zeros_of(memory, rows, cols, DType::F32)
     }
-    /// A matrix of zeros of `dtype`, f32 or bf16. For bf16 `cols` must be even.
+    /// A matrix of zeros of `dtype`, which is f32 or bf16. For bf16 `cols` must be even.
     pub fn zeros_of(memory: &Memory, rows: usize, cols: usize, dtype: DType) -> Matrix {
         let (panels, layout) = (rows.div_ceil(PANEL), Layout::of(memory.device(), dtype));
         let data = match layout {
@@ -93,15 +93,15 @@ impl Matrix {
     pub fn cols(&self) -> usize {
         self.cols
     }
-    /// How the matrix's elements lie in memory.
+    /// The memory layout of the matrix's elements.
     pub fn layout(&self) -> Layout {
         self.layout
     }
-    /// The elements in their layout, padding included: the optimizer steps through this tensor.
+    /// The elements in their layout, including padding. The optimizer steps through this tensor.
     pub fn data(&self) -> &Tensor {
         &self.data
     }
-    /// The elements in their layout, to write, padding included.
+    /// The elements in their layout, including padding, writable.
     pub fn data_mut(&mut self) -> &mut Tensor {
         &mut self.data
     }
@@ -129,9 +129,9 @@ impl Matrix {
     pub fn unpack_rows_into(&self, range: Range<usize>, to: &mut [f32]) {
         let (n, k) = (self.rows, self.cols);
         assert!(range.end <= n && to.len() == range.len() * k, "rows {range:?} of [{n}, {k}] into {}", to.len());
-        // Of a device these panels alone are copied.
+        // On a device, only these panels are copied.
         let data = self.data.rows(range.start / PANEL..range.end.div_ceil(PANEL).max(range.start / PANEL));
-        // Pairs hold two inputs side by side, panels one.
+        // Pairs have two inputs side by side, panels only one.
         match (data.dtype(), self.layout) {
             (DType::Bf16, Layout::Pairs) => {
                 data.download(|data: &[bf16]| Isa::best().run(Gather::<_, 2> { data, range, k, to }));
@@ -161,8 +161,8 @@ fn scatter<T>(data: &mut [T], k: usize, from: &[f32], at: impl Fn(usize, usize) 
 /// Inputs of a panel that are unpacked together, so that they stay in the first-level cache.
 const TOGETHER: usize = 32;
 
-/// Unpacks a matrix's rows `range` with `k` inputs into row-major `to`. `data` are panels of `[k / SIDE][32][SIDE]`, of
-/// which the first contains row `range.start`.
+/// Unpacks a matrix's rows `range` with `k` inputs into row-major `to`. `data` are panels of `[k / SIDE][32][SIDE]`;
+/// the first of them contains row `range.start`.
 struct Gather<'a, T, const SIDE: usize> {
     data: &'a [T],
     range: Range<usize>,
@@ -237,7 +237,7 @@ mod tests {
             assert_eq!((m.rows(), m.cols(), m.data().shape()), (n, k, &[n.div_ceil(PANEL), k, PANEL][..]));
             assert_eq!(m.unpack_rows(0..n), data);
             assert_eq!(m.unpack_rows(n / 2..n), data[n / 2 * k..]);
-            // What is not an element is padding, and 0.
+            // All other elements are padding, which is 0.
             let all = m.data().to_vec_f32();
             assert_eq!(all.iter().filter(|&&x| x != 0.0).count(), n * k);
         }
@@ -312,7 +312,7 @@ mod tests {
                 for rows in [0..100, 0..32, 32..64, 31..33, 33..34, 64..100, 99..100, 5..5, 100..100] {
                     assert_eq!(matrix.unpack_rows(rows.clone()), data[rows.start * k..rows.end * k], "{rows:?}");
                 }
-                // Moments of bf16 lie as the f32 weights do.
+                // Moments of bf16 weights have the layout of the f32 weights.
                 let mut moments = Matrix::zeros(&memory, n, k);
                 *moments.data_mut() = Tensor::zeros(&memory, moments.data().shape(), DType::Bf16);
                 moments.pack_rows(0, &data);

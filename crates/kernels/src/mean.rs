@@ -1,11 +1,11 @@
-//! Means of possibly nothing: a mean, an extreme or a share over an empty set is missing, and never 0.
+//! Means of sets that may be empty: a mean, an extreme or a share over an empty set is missing, never 0.
 //!
-//! A metric of nothing that is logged as 0 reads as a measurement, often as a good one: an entropy of 0 as a collapse,
-//! a clipped share of 0 as a calm update, a loss of 0 as the best evaluation. So every mean that is reported goes
-//! through [`Mean`], [`mean`] or [`share`], whose result is `None` where nothing was measured. Losses, which divide by
-//! max(1, N), are functions that are minimised and not means that are reported.
+//! If a metric of nothing is logged as 0, it looks like a measurement, often a good one: an entropy of 0 like a
+//! collapse, a clipped share of 0 like a calm update, a loss of 0 like the best evaluation. So every reported mean goes
+//! through [`Mean`], [`mean`] or [`share`], whose result is `None` if nothing was measured. Losses, which divide by
+//! max(1, N), are minimised functions and not reported means.
 
-/// A mean that is accumulated: a sum and the number of its terms.
+/// A mean under accumulation: a sum and the number of its terms.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Mean {
     sum: f64,
@@ -32,12 +32,12 @@ impl Mean {
 
 /// The mean of values, summed in their order; `None` without a value.
 pub fn mean(values: impl IntoIterator<Item = f64>) -> Option<f64> {
-    // From -0.0, as `Iterator::sum`: 0.0 + -0.0 would lose a sign.
+    // The sum starts at -0.0, as in `Iterator::sum`, because 0.0 + -0.0 would lose the sign.
     let (sum, count) = values.into_iter().fold((-0.0, 0), |(sum, count), value| (sum + value, count + 1));
     over(sum, count)
 }
 
-/// The share `part` / `of`; `None` of nothing.
+/// The fraction `part` / `of`; `None` if `of` is 0.
 pub fn share(part: usize, of: usize) -> Option<f64> {
     over(part as f64, of as u64)
 }

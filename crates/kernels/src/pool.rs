@@ -1,6 +1,6 @@
 //! The thread pool of the CPU kernels. A parallel region costs a microsecond or two, because idle threads spin briefly
-//! before they sleep. Any thread takes tasks, the caller included, and a region never waits for a thread that has not
-//! begun one: another process (a reward, another training run) may have that thread's core just then.
+//! before they sleep. Any thread, including the caller's, can run tasks, and a region never waits for a thread that has
+//! not begun a task: another process (a reward, another training run) may be using that thread's core.
 
 mod governor;
 mod region;
@@ -32,8 +32,8 @@ pub trait Tasks: Sync {
     fn task<V: Simd>(&self, index: usize, scratch: &mut Scratch);
 }
 
-/// How long a waiting thread spins before it sleeps: longer than the gaps between most regions of a decode step. Waking
-/// it up would cost about as much.
+/// How long a waiting thread spins before it sleeps. It is longer than the gaps between most regions of a decode step,
+/// because waking the thread would cost about as much.
 const SPIN: Duration = Duration::from_micros(if cfg!(miri) { 0 } else { 50 });
 /// Checks of the awaited condition between two readings of the clock.
 const SPINS: usize = if cfg!(miri) { 2 } else { 64 };
@@ -43,9 +43,9 @@ struct Shared {
     stop: AtomicBool,
     /// Whether a task of the region panicked on a worker thread.
     panicked: AtomicBool,
-    /// Worker threads that sleep until a region is opened.
+    /// Worker threads that sleep until a region opens.
     workers: Sleepers,
-    /// The calling thread, while it sleeps until workers finish the tasks that they have begun.
+    /// The calling thread, while it sleeps until workers have finished their tasks.
     caller: Sleepers,
     governor: Governor,
 }
@@ -54,9 +54,9 @@ struct Shared {
 pub struct Pool {
     shared: Arc<Shared>,
     workers: Vec<std::thread::JoinHandle<()>>,
-    /// Locked while a region runs: a second calling thread waits here.
+    /// Locked while a region runs, so that a second calling thread waits.
     turn: Mutex<Watch>,
-    /// The share of the machine's cores, where processes share them.
+    /// This process's lease of cores, if processes share the machine's cores.
     lease: OnceLock<Lease>,
 }
 
@@ -66,11 +66,11 @@ thread_local! {
 }
 
 impl Pool {
-    /// A pool of `threads` ≥ 1 threads, of which the caller's is one. Fails if the system does not start them all.
+    /// A pool of `threads` ≥ 1 threads, including the caller's. Fails if the system cannot start all of them.
     pub fn new(threads: usize) -> std::io::Result<Pool> {
         let threads = threads.max(1);
         let (shared, turn) = (Arc::new(Shared::new(threads)), Mutex::new(Watch::new(threads)));
-        // Dropped with the threads that it has, if there are not enough.
+        // If not all threads start, the pool is dropped with the threads that it has.
         let mut pool = Pool { workers: Vec::new(), shared, turn, lease: OnceLock::new() };
         for i in 1..threads {
             let shared = pool.shared.clone();
@@ -80,20 +80,19 @@ impl Pool {
         Ok(pool)
     }
 
-    /// Number of threads, the caller's included.
+    /// Number of threads, including the caller's.
     pub fn threads(&self) -> usize {
         self.workers.len() + 1
     }
 
-    /// From now on at most `threads` of the pool's threads take tasks.
+    /// Limits the number of the pool's threads that take tasks from now on to `threads`.
     pub fn limit(&self, threads: usize) {
-        // Between regions: those who take part in one were chosen when it was opened.
+        // The limit changes between regions, because a region's threads are chosen when it opens.
         let _turn = self.turn.lock().unwrap_or_else(|e| e.into_inner());
         self.shared.governor.set_most(threads);
     }
 
-    /// From now on the pool computes with the cores that it can reserve through `lease`. Only the first call has an
-    /// effect.
+    /// Makes the pool compute with the cores that it can reserve through `lease`. Only the first call has an effect.
     pub fn share(&self, lease: Lease) {
         let _ = self.lease.set(lease);
     }
@@ -103,8 +102,8 @@ impl Pool {
         self.lease.get().into_iter().for_each(Lease::release);
     }
 
-    /// Runs tasks `0..count` and returns when all are done. Panics if called from inside a task: parallel regions do
-    /// not nest.
+    /// Runs tasks `0..count` and returns when all are done. Panics if called from inside a task, because parallel
+    /// regions do not nest.
     pub fn run<T: Tasks>(&self, isa: Isa, count: usize, tasks: &T) {
         struct One<'a, T>(&'a T, usize, &'a mut Scratch);
         impl<T: Tasks> Kernel for One<'_, T> {
@@ -158,7 +157,7 @@ impl Shared {
     /// The job's closure is [`Sync`] and outlives this call.
     unsafe fn region(&self, count: usize, job: &Job) -> Duration {
         let threads = self.governor.limit();
-        // SAFETY: the caller's promise; the region before was closed below, and what was claimed of it was done.
+        // SAFETY: the caller's promise. The previous region was closed below, and its claimed tasks are done.
         unsafe { self.region.open(count, threads, job) };
         self.workers.call((count - 1).min(threads - 1));
         let (start, mut mine) = (Instant::now(), 0);
@@ -169,7 +168,7 @@ impl Shared {
                 unsafe { claim.run() };
             }
         }));
-        // After a panic nobody begins another task.
+        // After a panic no thread begins another task.
         let theirs = count - self.region.close() - mine;
         let of_one = start.elapsed() / mine.max(1) as u32;
         let waited = self.wait_for(theirs, SPIN + 2 * of_one);
@@ -194,7 +193,7 @@ impl Shared {
                 return start.elapsed();
             }
         }
-        // The worker does not run, or its task is an exceptional one. Whichever it is, an idle core invites it.
+        // The worker is not running, or its task is exceptionally long. In both cases sleeping frees this core for it.
         while !done() {
             self.caller.sleep(done);
         }

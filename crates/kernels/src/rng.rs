@@ -1,7 +1,7 @@
 //! Counter-based randomness: Philox4x32-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011).
 //!
-//! A random number depends on its key and its counter alone. So the noise of a sampled token is named by what it is
-//! (seed, prompt, completion, token), whatever the order or the thread in which it is drawn.
+//! A random number depends only on its key and its counter. So the noise of a sampled token is identified by (seed,
+//! prompt, completion, token), whatever the order or the thread in which it is drawn.
 
 const ROUNDS: usize = 10;
 const MULTIPLIERS: (u32, u32) = (0xD251_1F53, 0xCD9E_8D57);
@@ -22,7 +22,7 @@ pub fn philox(key: u64, counter: [u32; 4]) -> [u32; 4] {
     c
 }
 
-/// [`philox`] of N counters at once: lane j of the result is that of counter j. It uses integers alone, so every
+/// [`philox`] of N counters at once: lane j of the result belongs to counter j. It uses only integers, so every
 /// instruction set gives the same bits.
 #[inline(always)]
 pub fn philox_lanes<const N: usize>(key: u64, counters: [[u32; N]; 4]) -> [[u32; N]; 4] {
@@ -133,7 +133,7 @@ mod tests {
 
     const KEY: u64 = 0x0123_4567_89ab_cdef;
     const ID: u64 = 0xfedc_ba98_7654_3210;
-    // Of another implementation, in Python.
+    // These values come from another implementation, in Python.
     const FIRST: [u64; 4] =
         [0xaef2_adf7_f69b_5950, 0xec2a_b39f_4671_fd85, 0xd7bb_4a2f_b8f7_6c27, 0x93f3_ffb3_e57c_34a2];
     const LATER: u64 = 0x0000_0005_0000_0007;

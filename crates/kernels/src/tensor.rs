@@ -1,8 +1,8 @@
-//! Tensors (a shape, a dtype, and memory on a device), and views, which borrow rows of them.
+//! Tensors (a shape, a dtype, and memory on a device), and views, which borrow rows of tensors.
 //!
 //! [`Tensor`] owns its memory; operations take [`View`]s and [`ViewMut`]s. None of them is a slice: only a device's own
-//! code reaches elements, by passing its backend, and all other code copies explicitly. The checks of index tensors
-//! (u32) read what the host last wrote (`View::indices`), so that they never wait for a device.
+//! code accesses elements, by passing its backend, and all other code copies explicitly. The checks of index tensors
+//! (u32) read the values that the host last wrote (`View::indices`), so that they never wait for a device.
 
 use crate::device::cuda::Arg;
 use crate::device::{Cpu, Cuda};
@@ -102,7 +102,7 @@ impl Tensor {
     pub fn dtype(&self) -> DType {
         self.dtype
     }
-    /// The device whose memory the tensor is in.
+    /// The device whose memory contains the tensor.
     pub fn device(&self) -> Device {
         self.buffer.device()
     }
@@ -110,19 +110,19 @@ impl Tensor {
     pub fn bytes(&self) -> usize {
         self.shape.len() * self.dtype.bytes()
     }
-    /// A view of the whole tensor, to read.
+    /// A read-only view of the whole tensor.
     pub fn view(&self) -> View<'_> {
         View { shape: self.shape, dtype: self.dtype, buffer: &self.buffer, start: 0 }
     }
-    /// A view of the whole tensor, to write.
+    /// A writable view of the whole tensor.
     pub fn view_mut(&mut self) -> ViewMut<'_> {
         ViewMut { shape: self.shape, dtype: self.dtype, buffer: &self.buffer, start: 0, borrow: PhantomData }
     }
-    /// A view of rows `range` of the first dimension, to read.
+    /// A read-only view of rows `range` of the first dimension.
     pub fn rows(&self, range: Range<usize>) -> View<'_> {
         self.view().rows(range)
     }
-    /// A view of rows `range` of the first dimension, to write.
+    /// A writable view of rows `range` of the first dimension.
     pub fn rows_mut(&mut self, range: Range<usize>) -> ViewMut<'_> {
         self.view_mut().rows(range)
     }
@@ -167,18 +167,18 @@ impl<'a> From<&'a [f32]> for Elements<'a> {
     }
 }
 
-/// A borrowed tensor, or rows of one, to read.
+/// A read-only view of a tensor, or of rows of one.
 #[derive(Clone, Copy)]
 pub struct View<'a> {
     shape: Shape,
     dtype: DType,
     buffer: &'a Buffer,
-    /// Index in the buffer of the view's first element.
+    /// Index of the view's first element in the buffer.
     start: usize,
 }
 
-/// A borrowed tensor, or rows of one, to write. No other view sees these elements while it lives: it is made from a
-/// tensor that is borrowed exclusively, and can only be split into disjoint parts.
+/// A writable view of a tensor, or of rows of one. No other view sees these elements while it lives: it is created from
+/// a tensor that is borrowed exclusively, and can only be split into disjoint parts.
 pub struct ViewMut<'a> {
     shape: Shape,
     dtype: DType,
@@ -237,7 +237,7 @@ impl<'a> View<'a> {
         // SAFETY: the tensor is borrowed, so nobody writes it.
         unsafe { self.buffer.download(self.range(), read) }
     }
-    /// The elements that the host last wrote to this index tensor (u32). Reads no device memory.
+    /// The elements that the host last wrote to this index tensor (u32). Does not read device memory.
     pub(crate) fn indices(&self) -> &'a [u32] {
         self.expect(DType::U32);
         // SAFETY: the tensor is borrowed, so nobody writes it.
@@ -307,7 +307,7 @@ impl<'a> ViewMut<'a> {
     pub fn view(&self) -> View<'_> {
         View { shape: self.shape, dtype: self.dtype, buffer: self.buffer, start: self.start }
     }
-    /// A view of the same elements, to write, for a shorter lifetime.
+    /// A writable view of the same elements, for a shorter lifetime.
     pub fn reborrow(&mut self) -> ViewMut<'_> {
         ViewMut { shape: self.shape, dtype: self.dtype, buffer: self.buffer, start: self.start, borrow: PhantomData }
     }
@@ -329,8 +329,8 @@ impl<'a> ViewMut<'a> {
         assert_eq!(shape.len(), self.shape.len(), "reshape {:?} to {:?}", self.shape, shape);
         ViewMut { shape, ..self }
     }
-    /// The same bits as elements of another dtype of the same size: so that log-probabilities leave a device beside
-    /// token ids in one copy.
+    /// The same bits as elements of another dtype of the same size, so that log-probabilities and token ids leave a
+    /// device in one copy.
     pub fn reinterpret(self, dtype: DType) -> ViewMut<'a> {
         assert_eq!(self.dtype.bytes(), dtype.bytes(), "{:?} as {dtype:?}", self.dtype);
         ViewMut { dtype, ..self }
@@ -345,7 +345,7 @@ impl<'a> ViewMut<'a> {
             DType::U32 => panic!("copy_from_f32 into a u32 tensor"),
         }
     }
-    /// Overwrites the elements with those of `from`, which has the same dtype and shape, bit for bit.
+    /// Overwrites the elements with those of `from`, bit for bit. `from` must have the same dtype and shape.
     pub fn copy_from(&mut self, from: View<'_>) {
         assert!(self.dtype == from.dtype && self.shape == from.shape, "copy {:?} to {:?}", from.shape, self.shape);
         match self.dtype {
@@ -359,7 +359,7 @@ impl<'a> ViewMut<'a> {
         match from.buffer.device() {
             Device::Meta => {}
             Device::Cpu => from.download(|from: &[T]| self.upload(len, |to: &mut [T]| to.copy_from_slice(from))),
-            // A stream shows its memory in pieces of its own, one at a time.
+            // A stream passes its memory on in separate pieces, one at a time.
             _ => {
                 let elements = from.download(<[T]>::to_vec);
                 self.upload(len, |to: &mut [T]| to.copy_from_slice(&elements));
@@ -374,7 +374,7 @@ impl<'a> ViewMut<'a> {
     /// Sets every element to `x` (f32 and bf16).
     pub fn fill(&mut self, x: f32) {
         let range = self.view().range();
-        // SAFETY: the elements are this view's own.
+        // SAFETY: the elements belong to this view alone.
         unsafe {
             match self.dtype {
                 DType::F32 => self.buffer.fill(range, x),
@@ -383,29 +383,29 @@ impl<'a> ViewMut<'a> {
             }
         }
     }
-    /// Overwrites all `len` elements of the view with what `write` puts into a slice of the host, which begins with
-    /// unspecified contents.
+    /// Overwrites all `len` elements of the view with the contents that `write` puts into a host slice. The slice
+    /// initially has unspecified contents.
     pub(crate) fn upload<T: Plain>(&mut self, len: usize, write: impl FnOnce(&mut [T])) {
         assert_eq!(len, self.shape.len(), "copy to {:?}", self.shape);
-        // SAFETY: the elements are this view's own.
+        // SAFETY: the elements belong to this view alone.
         unsafe { self.buffer.upload(self.view().range(), write) }
     }
-    /// Lets `write` change some of the view's elements: its slice of the host begins with their present values.
+    /// Lets `write` change some of the view's elements in a host slice, which initially contains their current values.
     pub(crate) fn update<T: Plain>(&mut self, write: impl FnOnce(&mut [T])) {
-        // SAFETY: the elements are this view's own.
+        // SAFETY: the elements belong to this view alone.
         unsafe { self.buffer.update(self.view().range(), write) }
     }
-    /// The bf16 elements, to write, for an operation on the CPU.
+    /// The bf16 elements, writable, for an operation on the CPU.
     pub(crate) fn bf16(self, cpu: &Cpu) -> &'a mut [bf16] {
         self.view().expect(DType::Bf16);
         self.slice(cpu)
     }
-    /// The f32 elements, to write, for an operation on the CPU.
+    /// The f32 elements, writable, for an operation on the CPU.
     pub(crate) fn f32(self, cpu: &Cpu) -> &'a mut [f32] {
         self.view().expect(DType::F32);
         self.slice(cpu)
     }
-    /// The u32 elements, to write, for an operation on the CPU.
+    /// The u32 elements, writable, for an operation on the CPU.
     pub(crate) fn u32(self, cpu: &Cpu) -> &'a mut [u32] {
         self.view().expect(DType::U32);
         self.slice(cpu)
@@ -427,7 +427,7 @@ impl<'a> ViewMut<'a> {
     }
 
     fn slice<T: Plain>(self, cpu: &Cpu) -> &'a mut [T] {
-        // SAFETY: the elements are this view's own, which gives them away.
+        // SAFETY: the elements belong to this view alone, which gives them away.
         unsafe { self.buffer.slice_mut(cpu, self.view().range()) }
     }
 }
@@ -444,7 +444,7 @@ impl SlotWriter {
     /// Ends writing to the slot: records `contents` in its header and releases the exclusive lock. From then on readers
     /// can pin the slot, and it cannot be written until [`try_lock`](Self::try_lock). `tensors` are all tensors that
     /// live in the slot. With `checksum`, which costs a pass over the slot,
-    /// [`Pin::audit`](crate::memory::slot::Pin::audit) can find a flipped bit.
+    /// [`Pin::audit`](crate::memory::slot::Pin::audit) can detect a flipped bit.
     pub fn publish(&self, tensors: &mut [&mut Tensor], contents: Contents, checksum: bool) -> crate::Result<()> {
         let buffers: Vec<&Buffer> = tensors.iter().map(|tensor| tensor.buffer()).collect();
         self.publish_buffers(&buffers, contents, checksum)

@@ -1,4 +1,4 @@
-//! Slots of shared memory between real processes: what is pinned stays, whichever process dies or is stopped.
+//! Slots of shared memory between real processes: pinned contents stay, whichever process dies or is stopped.
 #![cfg(target_os = "linux")]
 
 use kernels::memory::FileMap;
@@ -52,7 +52,7 @@ impl Other {
         let lines = BufReader::new(process.stdout.take().unwrap());
         Other { process, lines }
     }
-    /// Its next answer.
+    /// The child's next answer.
     fn says(&mut self) -> String {
         let mut line = String::new();
         while !line.contains("> ") {
@@ -173,7 +173,7 @@ fn without_its_lock_a_slot_cannot_be_written_by_its_writer_either() {
     assert!(slot.publish(&mut [&mut tensor], Contents::default(), false).is_err(), "twice");
     assert!(slot.try_lock().unwrap() && !refused(&mut tensor));
     assert!(pin(slot.path()).is_none(), "it is being written");
-    // A tensor that somebody may still be writing is left out.
+    // A tensor that somebody may still be writing was left out.
     let message = slot.publish(&mut [], Contents::default(), false).unwrap_err().to_string();
     assert!(message.contains("published with 0 tensors, and 1 live in it"), "{message}");
     publish(&slot, &mut tensor, 2);
@@ -191,7 +191,7 @@ fn nobody_else_can_write_or_cut_a_memfd() {
     let (slot, mut tensor, _) = writer(None);
     publish(&slot, &mut tensor, 1);
     assert_eq!(Other::start("attack", slot.path()).says(), "[true, true, true, true]");
-    // Sealed, not even this process, which reads it as others do.
+    // After sealing, even this process can only read it, like any other process.
     let slot = SlotWriter::create(SlotOptions { sealed_later: true, ..options(None) }).unwrap();
     let mut tensor = Tensor::zeros(&slot.memory(&Memory::new(Device::Cpu)).unwrap(), &[ELEMENTS], DType::F32);
     tensor.view_mut().fill(5.0);
@@ -240,7 +240,7 @@ fn weights_of_a_killed_writer_stay_readable_and_its_files_are_removed_by_the_nex
 
     let dir = std::env::temp_dir().join(format!("lockstep-slots-{}", std::process::id()));
     std::fs::create_dir_all(&dir).unwrap();
-    // Beside each slot there is its lock.
+    // A lock lies beside each slot.
     let is_slot = |path: &PathBuf| path.extension().is_some_and(|ending| ending == "slot");
     let names = || {
         let all = std::fs::read_dir(&dir).unwrap().map(|entry| entry.unwrap().path());
@@ -301,7 +301,7 @@ fn a_slot_filled_with_bytes_is_the_slot_they_were_read_from() {
     let options =
         SlotOptions { run: reader.run(), layout: &layout, bytes: reader.bytes(), dir: None, sealed_later: false };
     let mut copy = SlotFiller::create(options).unwrap();
-    // In pieces that fit nothing.
+    // The pieces have an arbitrary length.
     let mut at = 0;
     while at < reader.bytes() {
         let mut piece = vec![0; 37.min(reader.bytes() - at)];

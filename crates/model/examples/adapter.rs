@@ -5,8 +5,8 @@
 //!                                    logits in OUT/logits.json
 //! ```
 //!
-//! `check` compares these logits with PEFT's, for any model. The directory `FAMILY/ours` of a fixture is written so,
-//! too (see the test `an_adapter_of_ours_gives_the_same_logits_in_peft`, which has the same numbers for B).
+//! `check` compares these logits with PEFT's, for any model. The directory `FAMILY/ours` of a fixture is written the
+//! same way (see the test `an_adapter_of_ours_gives_the_same_logits_in_peft`, which fills B with the same numbers).
 
 use kernels::{Context, DType, Isa, Tensor, ops};
 use model::io::{TensorSink, TensorSource};
@@ -31,11 +31,12 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     };
     let lora = LoraConfig { r: rank.parse()?, target_modules, ..LoraConfig::default() };
     let mut adapter = Adapter::new(ctx.memory(), &weights, &lora, 7)?;
-    // B too: a new adapter changes nothing. And a head of scores, which PEFT keeps beside it.
+    // B is drawn too, because a new adapter changes nothing. So is the score head, which PEFT stores beside the
+    // adapter.
     let drawn = |name: &str| name.contains("lora_B") || name == "score.weight";
     let names = Named { params: &adapter.params }.tensors().into_iter().filter(|s| drawn(&s.name));
     for (i, spec) in names.enumerate() {
-        // Exact on every machine.
+        // These values are exact on every machine.
         let at = |k: usize| ((37 * k + 11 * i) % 101) as f32 / 128.0 - 0.390625;
         let data: Vec<f32> = (0..spec.shape.iter().product()).map(at).collect();
         NamedMut { params: &mut adapter.params }.put(&spec.name, &data)?;

@@ -1,4 +1,4 @@
-//! Writes what `conformance/roundtrip.py` gives to transformers to read.
+//! Writes the files that `conformance/roundtrip.py` loads with transformers.
 //!
 //!     resave model IN OUT f32|bf16|f16 MAX_SHARD_BYTES     a model directory, loaded and saved again
 //!     resave random CONFIG OUT SEED                        random weights of a config.json

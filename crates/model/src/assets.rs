@@ -8,7 +8,7 @@ use kernels::DType;
 use std::path::Path;
 use std::sync::Arc;
 
-/// All of a model directory but the weights: enough to plan a training run.
+/// The contents of a model directory except the weights: enough to plan a training run.
 #[derive(Clone)]
 pub struct ModelAssets {
     /// The model's configuration.
@@ -19,7 +19,7 @@ pub struct ModelAssets {
     pub chat: Option<Arc<ChatTemplate>>,
     /// Token ids that end a completion.
     pub eos_ids: Vec<u32>,
-    /// The files of the directory other than weights, as they were read. They are saved with the weights.
+    /// The other files of the directory (no weights), as they were read. They are saved with the weights.
     pub files: ModelFiles,
     /// Whether the directory holds a language model whose head is replaced by a new score head of one label; `config`
     /// then describes the score model.
@@ -34,7 +34,7 @@ impl ModelAssets {
         ModelAssets::of(ModelFiles::read(dir)?, head, time)
     }
 
-    /// [`ModelAssets::load`], of files that have been read.
+    /// [`ModelAssets::load`] for files that have already been read.
     fn of(files: ModelFiles, head: Head, time: PromptTime) -> Result<ModelAssets> {
         let path = files.path(CONFIG);
         let config = match files.get(CONFIG) {
@@ -79,7 +79,7 @@ mod tests {
     use crate::tokenizer::SpecialTokens;
     use serde_json::{Value, json};
 
-    /// A model directory without weights, whose configuration has these further fields.
+    /// A model directory without weights, with these extra fields in its configuration.
     fn directory(fields: Value, pad: Option<&str>) -> tempfile::TempDir {
         let dir = tempfile::tempdir().unwrap();
         let special = SpecialTokens { pad: pad.map(str::to_owned), eos: Some("#".into()), ..SpecialTokens::default() };
@@ -111,7 +111,7 @@ mod tests {
         assert_eq!((lm.config.head, lm.config.pad_token_id, lm.head_is_new), (Head::Lm, Some(2), false));
         assert_eq!((lm.eos_ids, lm.tokenizer.vocab_size()), (vec![0, 3], 4));
         assert_eq!(lm.chat.unwrap().source(), "hi");
-        // A new head; the padding token is the tokenizer's, or else its end token.
+        // For a new head, the padding token is the tokenizer's, or else the end token.
         for (pad, id) in [(None, 0), (Some("c"), 0)] {
             let new = load(directory(json!({}), pad).path(), Head::Score(1)).unwrap();
             assert_eq!((new.config.head, new.config.pad_token_id, new.head_is_new), (Head::Score(1), Some(id), true));
@@ -132,7 +132,7 @@ mod tests {
         assert_eq!(even.computing_in(DType::Bf16).unwrap().config.compute, DType::Bf16);
         let odd = load(directory(json!({}), None).path(), Head::Lm).unwrap();
         assert!(odd.computing_in(DType::Bf16).is_err());
-        // A file that differs from the one written with the others is not used.
+        // A file that differs from the one written with the others is ignored.
         crate::io::FileList::of(dir.path(), 1).unwrap().write(dir.path()).unwrap();
         assert!(load(dir.path(), Head::Lm).is_ok());
         std::fs::write(dir.path().join("chat_template.jinja"), "ho").unwrap();

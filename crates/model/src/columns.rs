@@ -1,7 +1,8 @@
-//! Named columns of numbers for the tokens of a completion. Samplers record some of them and scorers add others;
-//! they pass from the rollout engine to the loss.
+//! Named columns of numbers for the tokens of a completion. Samplers record some of them and scorers add others. They
+//! are passed from the rollout engine to the loss.
 //!
-//! A column has one row per token: a single number, or several (say, for the k most likely tokens of a teacher model).
+//! A column has one row per token. A row holds one number or several (say, for the k most likely tokens of a teacher
+//! model).
 
 use serde::{Deserialize, Serialize};
 use std::borrow::Cow;
@@ -15,12 +16,12 @@ pub const TOP_IDS: &str = "top_ids";
 pub const TOP_LOGPS: &str = "top_logps";
 /// Entropy of the sampler's distribution over all tokens, in nats, from all logits / temperature as [`SAMPLER_LOGPS`].
 pub const ENTROPIES: &str = "entropies";
-/// Log-probability of each token under the old policy of PPO's and GRPO's ratio, where that differs from the sampler
-/// (another weight version or engine).
+/// Log-probability of each token under the old policy in the ratio of PPO and GRPO. The column exists if the old policy
+/// differs from the sampler (another weight version or engine).
 pub const OLD_LOGPS: &str = "old_logps";
 /// Log-probability of each token under the reference model.
 pub const REF_LOGPS: &str = "ref_logps";
-/// Log-probability of each token after the optimizer step that learned from it.
+/// Log-probability of each token after the optimizer step that trained on it.
 pub const NEW_LOGPS: &str = "new_logps";
 /// Value estimates at rollout time: the value of the state in which each token was chosen.
 pub const VALUES: &str = "values";
@@ -91,7 +92,7 @@ impl Columns {
         self.0.get(name)
     }
 
-    /// The numbers of a column that has one f32 per token; none if there is no such column.
+    /// The numbers of a column that has one f32 per token; `None` if the column does not exist.
     pub fn f32(&self, name: &str) -> Option<&[f32]> {
         match self.0.get(name) {
             Some(Column { width: 1, values: Values::F32(values) }) => Some(values),

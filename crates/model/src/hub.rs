@@ -1,9 +1,9 @@
 //! Finds model and dataset files by name. A name is a path, or an id of the Hugging Face Hub. Ids are looked up in the
 //! Hub's local cache, in the layout that `huggingface_hub` uses, and downloaded into it if missing (feature `hub`).
 //!
-//! In the cache `models--ORG--NAME/refs/main` has the current commit, and `snapshots/COMMIT/` has the files. The cache
-//! is shared with other tools in both directions. A marker file in the repository's folder says that a download is
-//! incomplete; the next start continues it.
+//! In the cache, `models--ORG--NAME/refs/main` contains the current commit, and `snapshots/COMMIT/` contains the files.
+//! Other tools can use files that this program downloads, and the reverse. A marker file in the repository's folder
+//! means that a download is incomplete; the next start continues the download.
 
 use crate::{Error, Result};
 use std::path::{Path, PathBuf};
@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 /// File extensions of datasets that can be read.
 pub const DATA_ENDINGS: [&str; 3] = ["jsonl", "json", "parquet"];
 
-/// Returns from the function with an error of this message.
+/// Returns from the function with an error that has this message.
 macro_rules! bad {
     ($($format:tt)*) => { return Err(Error::Value(format!($($format)*))) };
 }
@@ -107,7 +107,7 @@ impl Hub {
         self.cache.join(format!("{}--{}", kind.folder(), name.replace('/', "--")))
     }
 
-    /// The snapshot of the branch `main` in the cache; none if it is missing or incomplete.
+    /// The cached snapshot of the branch `main`; `None` if it is missing or incomplete.
     fn cached(&self, name: &str, kind: HubKind) -> Option<PathBuf> {
         let repository = self.repository(name, kind);
         let commit = std::fs::read_to_string(repository.join("refs/main")).ok()?;
@@ -127,7 +127,7 @@ impl Hub {
         )
     }
 
-    /// Downloads the files of a repository that this program can read.
+    /// Downloads the repository's files that this program can read.
     #[cfg(feature = "hub")]
     fn fetch(&self, name: &str, kind: HubKind) -> Result<()> {
         use hf_hub::{Cache, Repo, api::sync::ApiBuilder};
@@ -165,8 +165,8 @@ impl Hub {
     }
 }
 
-/// Whether this program can read `file`: of a model, the listed files, and weights in its top directory; of a dataset,
-/// its data files.
+/// Whether this program can read `file`. For a model these are the listed files, and weights in its top directory; for
+/// a dataset, its data files.
 #[cfg(any(feature = "hub", test))]
 fn wanted(file: &str, kind: HubKind) -> bool {
     let ending = Path::new(file).extension().and_then(|e| e.to_str()).unwrap_or_default();

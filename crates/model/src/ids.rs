@@ -1,4 +1,4 @@
-//! Numbers that name parts of a training run. Each has a type of its own, so that one cannot be taken for another.
+//! Numbers that identify parts of a training run. Each kind has its own type, so that they cannot be confused.
 
 use serde::{Deserialize, Serialize};
 use std::fmt;
@@ -25,16 +25,17 @@ macro_rules! ids {
 }
 
 ids! {
-    /// The number of a group (the completions of one prompt) in its training run. Groups are counted from 0, in the
-    /// order of the prompts. With the seed it selects the random numbers of the group's draws.
+    /// The index of a group (the completions of one prompt) in its training run. Groups are counted from 0, in the
+    /// order of the prompts. Together with the seed, the index selects the random numbers with which the group is
+    /// sampled.
     GroupId
-    /// A version of weights: how many updates of an optimizer they have had. (How many batches they were trained on is
-    /// another number, which this crate does not know.)
+    /// A version of the weights: the number of optimizer updates applied to them. (The number of batches they were
+    /// trained on is a different count, which this crate does not know.)
     Updates
 }
 
 impl GroupId {
-    /// The group this many places after this one.
+    /// The group `groups` places after this one.
     pub fn after(self, groups: usize) -> GroupId {
         GroupId(self.0 + groups as u64)
     }

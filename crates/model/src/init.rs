@@ -18,8 +18,8 @@ pub fn random(config: &ModelConfig, seed: u64, sink: &mut dyn TensorSink) -> Res
     Ok(())
 }
 
-/// Initialises a new LoRA adapter as PEFT does: A is uniform in ±1/√K, with K the number of inputs (Kaiming, a = √5); B
-/// is 0, so that the adapter does not change the model yet.
+/// Initialises a new LoRA adapter as PEFT does. A is uniform in ±1/√K, where K is the number of inputs (Kaiming, a =
+/// √5). B is 0, so that the adapter does not change the model yet.
 pub(crate) fn adapter(seed: u64, sink: &mut dyn TensorSink) -> Result<()> {
     for spec in sink.tensors().into_iter().filter(|s| s.name.ends_with("lora_A.weight")) {
         let [r, k] = spec.shape[..] else { unreachable!("a matrix") };
@@ -30,8 +30,8 @@ pub(crate) fn adapter(seed: u64, sink: &mut dyn TensorSink) -> Result<()> {
     Ok(())
 }
 
-/// The first `count` elements of the tensor `name`. A norm's weight is `norm`, a bias is 0, and all else is normal with
-/// standard deviation `std`.
+/// The first `count` elements of the tensor `name`. A norm's weight is `norm`, a bias is 0, and everything else is
+/// normal with standard deviation `std`.
 fn tensor(name: &str, count: usize, std: f32, norm: f32, seed: u64) -> Vec<f32> {
     if name.ends_with(".bias") {
         vec![0.0; count]
@@ -43,7 +43,7 @@ fn tensor(name: &str, count: usize, std: f32, norm: f32, seed: u64) -> Vec<f32> 
     }
 }
 
-/// The 64-bit FNV-1a hash of a tensor's name: the same number on every platform and with every version of the standard
+/// The 64-bit FNV-1a hash of a tensor's name. It is the same on every platform and with every version of the standard
 /// library.
 fn fnv1a(name: &str) -> u64 {
     name.bytes().fold(0xcbf2_9ce4_8422_2325, |h, b| (h ^ u64::from(b)).wrapping_mul(0x0000_0100_0000_01b3))

@@ -1,5 +1,5 @@
-//! The KV cache: attention's keys and values in pages of 64 positions. It has pages for every layer, or pages of one
-//! layer that all layers use in turn when a batch consists of whole sequences.
+//! The KV cache holds attention's keys and values in pages of 64 positions. It has separate pages for every layer, or
+//! the pages of one layer that all layers use in turn when a batch consists of whole sequences.
 
 use crate::ModelConfig;
 use kernels::ops::attention::{self, Pages, PagesMut};
@@ -8,8 +8,8 @@ use kernels::{Context, DType, Memory, Result, Tensor};
 /// Positions in one page of the KV cache: 64.
 pub use kernels::ops::attention::BLOCK;
 
-/// A KV cache: a pool of pages with keys and values. The cache does not know sequences; the caller's block tables say
-/// which sequence uses which page.
+/// A KV cache: a pool of pages with keys and values. The cache does not know which sequence uses which page; the
+/// caller's block tables map sequences to pages.
 #[derive(Debug)]
 pub struct KvCache {
     layers: Vec<LayerPages>,

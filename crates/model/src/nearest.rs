@@ -1,4 +1,4 @@
-//! Suggestions for misspelt names: the most similar of the known ones.
+//! Suggestions for misspelt names: finds the most similar known name.
 
 /// The known name most similar to `name`, or none if no known name is similar enough.
 pub fn nearest<'a>(name: &str, known: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
@@ -13,7 +13,7 @@ pub fn did_you_mean<'a>(name: &str, known: impl IntoIterator<Item = &'a str>) ->
 }
 
 /// Optimal string alignment distance: the number of insertions, deletions, substitutions and swaps of neighbours.
-/// Differences in letter case, and `-` for `_`, cost nothing.
+/// Differences in letter case, and between `-` and `_`, cost nothing.
 fn distance(a: &str, b: &str) -> usize {
     let fold = |text: &str| text.to_lowercase().replace('-', "_");
     strsim::osa_distance(&fold(a), &fold(b))

@@ -1,8 +1,8 @@
-//! Packs groups (a prompt with its completions) into micro-batches. Cuts are made between groups only.
+//! Packs groups (a prompt with its completions) into micro-batches. Batches are split only between groups.
 //!
-//! Every sum over tokens runs in the order of the sequences and continues from micro-batch to micro-batch, so the
-//! positions of the cuts do not change a bit of the result. A group is never cut, because its prompt is computed once
-//! for all its completions.
+//! Every sum over tokens runs in the order of the sequences and continues from micro-batch to micro-batch, so the split
+//! points do not change a bit of the result. A group is never split, because its prompt is computed once for all its
+//! completions.
 
 use crate::{Batch, Capacity, Error, GroupSegment, ModelConfig, Result};
 use std::ops::Range;
@@ -12,7 +12,7 @@ use std::ops::Range;
 pub struct PromptCompletion<'a> {
     /// Token ids of the prompt; not empty.
     pub prompt: &'a [u32],
-    /// Token ids of the completion, which are scored. A sequence with an empty completion is skipped.
+    /// Token ids of the completion. They are scored. A sequence with an empty completion is skipped.
     pub completion: &'a [u32],
 }
 
@@ -22,7 +22,7 @@ pub struct PromptCompletion<'a> {
 pub struct PromptGroup<'a> {
     /// Token ids of the prompt; not empty.
     pub prompt: &'a [u32],
-    /// Token ids of each completion, which are scored. Empty completions are skipped.
+    /// Token ids of each completion. They are scored. Empty completions are skipped.
     pub completions: Vec<&'a [u32]>,
 }
 
@@ -39,14 +39,14 @@ impl<'a> PromptGroup<'a> {
         out
     }
 
-    /// How much of a micro-batch the group takes.
+    /// The space that the group takes in a micro-batch.
     pub fn capacity(&self, sharing: bool) -> Capacity {
         let lengths: Vec<usize> = self.branches().map(<[u32]>::len).collect();
         Capacity::of_group(self.prompt.len(), &lengths, sharing)
     }
 
-    /// A placeholder for a group that is left out of the update: same prompt, as many completions, all empty. So the
-    /// sequences keep their indices, but none is computed.
+    /// A placeholder for a group that is left out of the update. It has the same prompt and the same number of
+    /// completions, all empty. So the sequences keep their indices, but none is computed.
     pub fn left_out(&self) -> PromptGroup<'a> {
         PromptGroup { prompt: self.prompt, completions: vec![&[]; self.completions.len()] }
     }
@@ -64,8 +64,8 @@ pub(crate) fn sequences<'a>(groups: &'a [PromptGroup<'a>]) -> impl Iterator<Item
 }
 
 /// The completion with one more token appended. A head's output at a token belongs to the text *before* that token, so
-/// the score of a whole sequence is read at an extra token. The extra token is never computed, and its id does not
-/// matter.
+/// the score of a whole sequence is read at an extra token. The extra token itself is never computed, so its id does
+/// not matter.
 pub fn followed(prompt: &[u32], completion: &[u32]) -> Vec<u32> {
     let last = completion.last().or(prompt.last());
     completion.iter().chain(last).copied().collect()
@@ -99,7 +99,7 @@ pub struct MicroBatch<'a> {
     capacity: Capacity,
 }
 
-/// Cuts `groups` into micro-batches of at most `max_tokens` rows. A group larger than that is a micro-batch of its own.
+/// Splits `groups` into micro-batches of at most `max_tokens` rows. A larger group becomes a micro-batch of its own.
 pub fn micro_batches<'a>(groups: &'a [PromptGroup<'a>], max_tokens: usize, sharing: bool) -> Vec<MicroBatch<'a>> {
     let mut out: Vec<MicroBatch<'a>> = Vec::new();
     let mut first = 0;
@@ -127,7 +127,7 @@ impl MicroBatch<'_> {
         self.capacity
     }
 
-    /// Packs the micro-batch. The scores of its [`scored`](Self::scored) sequences follow one another.
+    /// Packs the micro-batch. The scores of its [`scored`](Self::scored) sequences are contiguous and in order.
     pub fn batch(&self, sharing: bool) -> Batch {
         let branches: Vec<Vec<&[u32]>> = self.groups.iter().map(|(group, _)| group.branches().collect()).collect();
         let both = self.groups.iter().zip(&branches);
@@ -185,7 +185,7 @@ mod tests {
                 |m: &MicroBatch<'_>| format!("{:?}", m.groups.iter().map(|(_, s)| s.clone()).collect::<Vec<_>>());
             micro_batches(&groups, budget, true).iter().map(list).collect()
         };
-        // Rows: 3 + 1 + 0, none, 3 + 2, 1 + 0 + 1.
+        // The groups have 3 + 1 + 0, none, 3 + 2, and 1 + 0 + 1 rows.
         assert_eq!(cut(100), ["[0..3, 4..5, 5..7]"]);
         assert_eq!(cut(9), ["[0..3, 4..5]", "[5..7]"]);
         assert_eq!(cut(8), ["[0..3]", "[4..5, 5..7]"]);

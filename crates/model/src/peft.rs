@@ -17,7 +17,7 @@ use std::path::Path;
 /// Name of the configuration file of a PEFT adapter directory.
 pub const ADAPTER_CONFIG: &str = "adapter_config.json";
 
-/// Whether the directory holds a PEFT adapter and not a full model.
+/// Whether the directory holds a PEFT adapter rather than a full model.
 pub fn is_adapter(dir: &Path) -> bool {
     dir.join(ADAPTER_CONFIG).exists() && !dir.join("config.json").exists()
 }
@@ -42,8 +42,8 @@ pub fn base_sha256(dir: &Path) -> Result<Option<String>> {
     read_metadata(&dir.join(WEIGHTS), BASE_SHA256)
 }
 
-/// Fields of `adapter_config.json` that do not change the computation, or that only refine a feature which another
-/// field would have to switch on. They are ignored.
+/// Fields of `adapter_config.json` that do not affect the computation, or that only refine a feature which another
+/// field would have to enable. They are ignored.
 const ABOUT: &[&str] = &[
     "auto_mapping",
     "ensure_weight_tying",
@@ -55,7 +55,7 @@ const ABOUT: &[&str] = &[
     "revision",
     "runtime_config",
 ];
-/// Fields of `adapter_config.json` that this file reads.
+/// Fields of `adapter_config.json` that this module reads.
 const READ: &[&str] = &[
     "base_model_name_or_path",
     "lora_alpha",
@@ -67,11 +67,11 @@ const READ: &[&str] = &[
     "task_type",
     "use_rslora",
 ];
-/// Other fields of `adapter_config.json`, each with a string value that switches nothing on. Null, false and empty
-/// values switch nothing on in any field.
+/// Other fields of `adapter_config.json`, each with a string value that enables nothing. Null, false and empty values
+/// enable nothing in any field.
 const NEUTRAL: &[(&str, &str)] = &[("bias", "none")];
 
-/// Names that PEFT gives to the head of a sequence-classification model; it lists both in `modules_to_save`.
+/// PEFT's names for the head of a sequence-classification model. PEFT lists both in `modules_to_save`.
 const SCORE_HEADS: [&str; 2] = ["classifier", "score"];
 
 /// A parsed `adapter_config.json`.
@@ -177,7 +177,7 @@ fn parse(json: &Map<String, Value>) -> std::result::Result<AdapterConfig, String
 /// not read.
 pub fn load_adapter(memory: &Memory, dir: &Path, base: &Weights) -> Result<Adapter> {
     let AdapterConfig { lora, scores, .. } = load_adapter_config(dir)?;
-    // PEFT's key is `target_modules`; this crate's has the prefix `lora_`.
+    // PEFT calls the field `target_modules`; this crate's name has the prefix `lora_`.
     let bad = |message: String| Error::file(dir.join(ADAPTER_CONFIG), message.replace("lora_target", "target"));
     match (scores, base.config.head) {
         (true, Head::Lm) => {
@@ -204,12 +204,12 @@ pub fn read_adapter(dir: &Path, adapter: &mut Adapter) -> Result<()> {
 }
 
 /// Writes an adapter, with its score head if it has one, as a directory that PEFT and this crate can load. `base` is
-/// the model that the adapter belongs to.
+/// the model to which the adapter belongs.
 pub fn save_adapter<'a>(dir: &Path, adapter: &Adapter, base: impl Into<BaseModel<'a>>) -> Result<()> {
     save_adapter_in(dir, adapter, base, FileDType::F32)
 }
 
-/// [`save_adapter`] in another dtype than f32, which keeps every bit.
+/// [`save_adapter`] with a choice of dtype. f32 keeps every bit.
 fn save_adapter_in<'a>(dir: &Path, adapter: &Adapter, base: impl Into<BaseModel<'a>>, dtype: FileDType) -> Result<()> {
     let (lora, base) = (&adapter.lora, base.into());
     disk::create_dir_all(dir).map_err(|e| Error::io(dir, e))?;
@@ -226,7 +226,8 @@ fn save_adapter_in<'a>(dir: &Path, adapter: &Adapter, base: impl Into<BaseModel<
         "lora_alpha": lora.alpha,
         "lora_dropout": lora.dropout,
         "use_rslora": lora.use_rslora,
-        // A pattern would select other modules in PEFT, which applies it to every module of the model.
+        // PEFT would apply a pattern to every module of the model and so select other modules; therefore names are
+        // written.
         "target_modules": lora.names(&adapter.config),
         "bias": "none",
         "fan_in_fan_out": false,
@@ -256,7 +257,7 @@ impl HeldWeights {
         }
     }
 
-    /// [`save`](Self::save) in another dtype, to which weights are rounded.
+    /// As [`save`](Self::save), but weights are rounded to the given dtype.
     pub fn save_in(&self, dtype: FileDType, dir: &Path, base: BaseModel<'_>, copied: &ModelFiles) -> Result<()> {
         if let Some(adapter) = &self.adapter {
             save_adapter_in(dir, adapter, base, dtype)?;

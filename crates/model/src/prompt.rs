@@ -21,7 +21,7 @@ impl Prompt {
     }
 }
 
-/// Replaces equal prompts by one shared [`Prompt`], for datasets whose rows repeat a prompt.
+/// Replaces equal prompts by one shared [`Prompt`], for datasets in which several rows have the same prompt.
 #[derive(Debug, Default)]
 pub struct PromptSet(HashSet<Arc<Prompt>>);
 

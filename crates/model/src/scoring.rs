@@ -10,10 +10,10 @@ use crate::{Batch, BatchTensors, Capacity, GroupSegment, ModelConfig, Result, St
 use kernels::ops::linear;
 use kernels::{Context, DType, Matrix, Memory, Tensor};
 
-/// Most bytes of logits that [`Scorer::logits`] has in memory at once (but at least one row).
+/// Maximum size of the logits that [`Scorer::logits`] keeps in memory at once (but at least one row).
 const LOGITS_BYTES: usize = 16 << 20;
 
-/// Rows of the head's matrix that are read at once.
+/// Number of rows of the head's matrix that are read at once.
 const ROWS_AT_ONCE: usize = 1024;
 
 /// Scores completions. Its buffers grow to the largest micro-batch seen.
@@ -33,8 +33,8 @@ impl Scorer {
         Scorer { memory: memory.clone(), rope: None, tape: None, max_tokens, prefix_sharing, stop }
     }
 
-    /// Makes scoring check `stop` before each layer, and end with [`Error::Stopped`](crate::Error::Stopped) once it
-    /// says so.
+    /// Makes scoring check `stop` before each layer. Scoring ends with [`Error::Stopped`](crate::Error::Stopped) once
+    /// the check asks it to stop.
     pub fn stop_with(&mut self, stop: impl Into<StopCheck>) {
         self.stop = stop.into();
         self.tape = self.tape.take().map(|tape| tape.stop_with(self.stop.clone()));
@@ -51,9 +51,9 @@ impl Scorer {
         grow_rope(&mut self.rope, &self.memory, config, positions);
     }
 
-    /// Values of the completion tokens of each sequence, from a model with a score head of one label: for each token,
-    /// the value of the state in which it was chosen. Consecutive sequences with equal prompts are computed as one
-    /// group.
+    /// Values of the completion tokens of each sequence, computed by a model with a score head of one label. The value
+    /// of a token is that of the state in which the token was chosen. Consecutive sequences with equal prompts are
+    /// computed as one group.
     pub fn values<'a>(
         &mut self,
         ctx: &Context,
@@ -63,8 +63,8 @@ impl Scorer {
         self.values_of_groups(ctx, model, &PromptGroup::by_prompt(sequences))
     }
 
-    /// As [`values`](Self::values), for groups that the caller formed. The results are in the order of the sequences
-    /// over all groups.
+    /// As [`values`](Self::values), for groups that the caller has formed. The results are in the order of the
+    /// sequences over all groups.
     pub fn values_of_groups<'a>(
         &mut self,
         ctx: &Context,
@@ -86,8 +86,8 @@ impl Scorer {
         Ok(out)
     }
 
-    /// The score of each sequence, read at its last token, from a model with a score head of one label. Consecutive
-    /// sequences with equal prompts are computed as one group.
+    /// The score of each sequence, read at its last token, computed by a model with a score head of one label.
+    /// Consecutive sequences with equal prompts are computed as one group.
     pub fn sequence_scores<'a>(
         &mut self,
         ctx: &Context,
@@ -113,8 +113,8 @@ impl Scorer {
         self.score_groups(ctx, model, &PromptGroup::by_prompt(sequences), temperature)
     }
 
-    /// As [`score`](Self::score), for groups that the caller formed. The results are in the order of the sequences over
-    /// all groups.
+    /// As [`score`](Self::score), for groups that the caller has formed. The results are in the order of the sequences
+    /// over all groups.
     pub fn score_groups<'a>(
         &mut self,
         ctx: &Context,
@@ -135,9 +135,9 @@ impl Scorer {
         Ok(out)
     }
 
-    /// Log-probabilities and entropies of every completion token of each sequence, and for each token whether it is the
-    /// most likely one and what the mean logit is. The logits are computed twice. Consecutive sequences with equal
-    /// prompts are computed as one group.
+    /// Log-probabilities and entropies of every completion token of each sequence. For each token the result also has
+    /// the mean logit and whether the token is the most likely one. The logits are computed twice. Consecutive
+    /// sequences with equal prompts are computed as one group.
     pub fn compare<'a>(
         &mut self,
         ctx: &Context,
@@ -215,18 +215,18 @@ impl Scorer {
     }
 }
 
-/// How the completion tokens of a sequence compare with the other tokens of the vocabulary.
+/// A comparison of a sequence's completion tokens with the other tokens of the vocabulary.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Compared {
     /// Log-probabilities and entropies of the completion tokens.
     pub scores: Scores,
-    /// Whether each completion token is the most likely token; of equally likely tokens the lowest id is.
+    /// Whether each completion token is the most likely token. Ties go to the lowest id.
     pub is_likeliest: Vec<bool>,
     /// The mean logit over the vocabulary at each completion token.
     pub mean_logits: Vec<f64>,
 }
 
-/// The mean of the rows of a head's matrix `[V, H]`: its dot product with a hidden state is the mean logit.
+/// The mean of the rows of a head's matrix `[V, H]`. Its dot product with a hidden state is the mean logit.
 fn mean_row(head: &Matrix) -> Vec<f64> {
     let mut sums = vec![0.0; head.cols()];
     for first in (0..head.rows()).step_by(ROWS_AT_ONCE) {
@@ -238,7 +238,7 @@ fn mean_row(head: &Matrix) -> Vec<f64> {
     sums.into_iter().map(|sum| sum / head.rows() as f64).collect()
 }
 
-/// Replaces the rope tables by larger ones if they have fewer than `positions` positions.
+/// Replaces the rope tables with larger ones if they have fewer than `positions` positions.
 pub fn grow_rope(rope: &mut Option<(usize, Rope)>, memory: &Memory, config: &ModelConfig, positions: usize) {
     if rope.as_ref().is_none_or(|(have, _)| *have < positions) {
         *rope = None;
@@ -246,7 +246,7 @@ pub fn grow_rope(rope: &mut Option<(usize, Rope)>, memory: &Memory, config: &Mod
     }
 }
 
-/// The padding token that TRL gives to a reward model, whatever its config.json says: the tokenizer's padding token, or
+/// The padding token that TRL gives to a reward model, whatever config.json says: the tokenizer's padding token, or
 /// else its end token.
 pub fn padding_token(tokenizer: &Tokenizer, config: &ModelConfig) -> Option<u32> {
     tokenizer.pad_id().or_else(|| tokenizer.eos_id()).or(config.pad_token_id)

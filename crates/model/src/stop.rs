@@ -4,13 +4,12 @@ use crate::{Error, Result};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// A check that a pass makes before each layer and each piece of the head: whether it should stop. The default never
-/// stops.
+/// A check whether a pass should stop, made before each layer and each piece of the head. The default never stops.
 #[derive(Clone, Default)]
 pub struct StopCheck(Option<Arc<dyn Fn() -> bool + Send + Sync>>);
 
 impl StopCheck {
-    /// A check that calls `is_requested`, which starts to return true when the pass should stop.
+    /// A check that calls `is_requested`, which returns true once the pass should stop.
     pub fn new(is_requested: impl Fn() -> bool + Send + Sync + 'static) -> StopCheck {
         StopCheck(Some(Arc::new(is_requested)))
     }

@@ -1,5 +1,5 @@
-//! A GPU's measured peaks: copying memory that no cache holds, and chains of multiply-adds, timed by the device's own
-//! events.
+//! A GPU's measured peaks: copies of memory larger than any cache, and chains of multiply-adds, timed by the device's
+//! own events.
 
 use super::Ceilings;
 use crate::device::Cuda;
@@ -8,31 +8,31 @@ use crate::{Device, Result};
 use std::time::{Duration, Instant};
 
 const SOURCE: Source = source!("ceilings");
-/// Threads of a block, and chains of multiply-adds of a thread, as in `ceilings.cu`.
+/// Threads of a block and chains of multiply-adds of a thread, as in `ceilings.cu`.
 const THREADS: u32 = 256;
 const CHAINS: f64 = 8.0;
 
 /// The size of one measured pass.
 struct Sizes {
     blocks: u32,
-    /// f32 numbers that are copied.
+    /// Number of f32 elements to copy.
     count: usize,
     rounds: u32,
 }
 
-/// As [`measure`](super::measure), on a CUDA device. The emulator gets small sizes so that it ends soon; its figures
-/// say nothing of a GPU.
+/// As [`measure`](super::measure), on a CUDA device. The emulator gets small sizes so that it finishes soon; its
+/// results say nothing about a GPU.
 pub(super) fn measure(cuda: &Cuda, time: Duration) -> Result<Ceilings> {
     let sizes = match cuda.device() {
         Device::CudaEmulated => Sizes { blocks: 2, count: 4096, rounds: 64 },
-        // 256 MiB each way; many times the blocks that are resident at once.
+        // 256 MiB each way, and many times the number of blocks that are resident at once.
         _ => Sizes { blocks: 8192, count: 64 << 20, rounds: 1 << 12 },
     };
     let grid = Grid { blocks: [sizes.blocks, 1, 1], threads: THREADS };
     let threads = (sizes.blocks * THREADS) as usize;
     let bytes = sizes.count * size_of::<f32>();
     let (from, to) = (cuda.stream().scratch(bytes)?, cuda.stream().scratch(bytes.max(threads * size_of::<f32>()))?);
-    // Written once, so that nothing is read that was never there.
+    // The memory is written once, so that no uninitialised memory is read.
     let filled = |at: &crate::device::cuda::stream::Scratch<'_>| {
         let arguments = [at.at(0), Arg::F32(0.5), Arg::F32(0.5), Arg::U32(1)];
         cuda.launch(&SOURCE, "ceilings_chains", grid, &arguments)
@@ -52,8 +52,7 @@ pub(super) fn measure(cuda: &Cuda, time: Duration) -> Result<Ceilings> {
     })
 }
 
-/// Seconds of the fastest of several launches within `time`. The first launch, which compiles the kernel, is not
-/// counted.
+/// Seconds of the fastest of several launches within `time`. The first launch compiles the kernel and is not counted.
 fn best(cuda: &Cuda, time: Duration, launch: impl Fn() -> Result<()>) -> Result<f64> {
     launch()?;
     let (begin, mut best) = (Instant::now(), f64::INFINITY);

@@ -1,4 +1,4 @@
-//! Numbers of tests of bf16 matmuls: f32 numbers that flush denormals, and matrices in which that matters.
+//! Numbers for tests of bf16 matmuls: f32 numbers that flush denormals, and matrices in which flushing matters.
 
 use super::Float;
 use crate::rng::Stream;
@@ -8,7 +8,7 @@ use std::iter::Sum;
 use std::ops::{Add, AddAssign, Div, Mul, Neg, Sub};
 
 /// An f32 whose additions, multiplications and multiply-adds treat denormal inputs and results as zeros. A reference
-/// matmul of this type has the arithmetic of bf16 matmuls in chains of multiply-adds.
+/// matmul of this type has the same arithmetic as bf16 matmuls in chains of multiply-adds.
 #[derive(Clone, Copy, Debug, Default, PartialEq, PartialOrd)]
 pub struct Flushed(pub f32);
 
@@ -85,8 +85,8 @@ impl Sum for Flushed {
 }
 
 /// A test matrix `[rows, columns]` of numbers that bf16 can represent, most of whose products are near the largest
-/// denormal. By row: ordinary numbers, numbers whose products with each other are about 2⁻¹²⁶, a mixture with
-/// denormals, and −0.
+/// denormal. Its kinds of rows are ordinary numbers, numbers whose products with each other are about 2⁻¹²⁶, a mixture
+/// with denormals, and −0.
 pub fn planted(seed: u64, rows: usize, columns: usize) -> Vec<f32> {
     let mut stream = Stream::new(0x6c6f_636b, seed);
     let mut numbers = Vec::with_capacity(rows * columns);

@@ -54,7 +54,7 @@ fn a_lease_lets_others_in_when_its_turn_is_over_or_it_is_released() {
     let lease = Lease::new(tokens.clone()).unwrap();
     let threads = || lease.begin(2).0;
     assert_eq!(threads(), Some(2));
-    // Somebody else waits for one, which the next turn leaves.
+    // Another process waits for a core, which the next turn leaves to it.
     let other = std::thread::scope(|scope| {
         let other = scope.spawn(|| tokens.acquire(1).unwrap());
         testing::wait_until("the other one gets a core", || threads() == Some(1));
@@ -107,11 +107,11 @@ fn lock_files_are_the_owners_alone_and_kept_by_the_next() {
     assert_eq!(std::fs::read_to_string(dir.join("core-1")).unwrap(), "kept");
     let mode = |path: &Path| std::fs::metadata(path).unwrap().permissions().mode() & 0o777;
     assert_eq!((mode(&dir), mode(&dir.join("core-0")), mode(&dir.join("gate"))), (0o700, 0o600, 0o600));
-    // One core is had for any wish, and no more than are wished for.
+    // A request gets at least one core, and never more than it asks for.
     for (wish, count) in [(0, 1), (1, 1), (2, 2), (9, 2)] {
         assert_eq!(tokens.acquire(wish).unwrap().count(), count);
     }
-    // Who waits at the gate comes before a second core for another.
+    // A process that waits at the gate gets a core before another process gets a second one.
     let gate = File::open(dir.join("gate")).unwrap();
     let held = std::thread::scope(|scope| {
         gate.lock().unwrap();
@@ -145,7 +145,7 @@ fn a_turn_lasts_and_then_the_cores_are_reserved_anew() {
     let (threads, running) = lease.begin(1);
     assert_eq!(threads, Some(1));
     let begun = |since: Instant| lease.shared.lock().held.as_mut().unwrap().1 = since;
-    // As if the turn lasted for long.
+    // The turn begins in the future, as if it lasted very long.
     begun(Instant::now() + Duration::from_secs(6000));
     assert_eq!(lease.begin(2).0, None);
     begun(Instant::now().checked_sub(TURN).expect("a time that the system can name"));

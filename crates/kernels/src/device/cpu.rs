@@ -6,7 +6,7 @@ use crate::pool::{Pool, Tasks};
 use crate::{Error, Isa, Result};
 use std::sync::Arc;
 
-/// The backend that operations compute with on the CPU. Access to a tensor's elements takes it as an argument.
+/// The backend with which operations compute on the CPU. Access to a tensor's elements takes it as an argument.
 #[derive(Clone)]
 pub(crate) struct Cpu {
     isa: Isa,
@@ -15,8 +15,7 @@ pub(crate) struct Cpu {
 }
 
 impl Cpu {
-    /// A backend with the instruction set `isa` and `threads` threads (the caller's is one of them), for memory of
-    /// `device`.
+    /// A backend with the instruction set `isa` and `threads` threads (including the caller's), for memory of `device`.
     pub(crate) fn new(isa: Isa, threads: usize, device: Device) -> Result<Cpu> {
         let pool = Pool::new(threads).map_err(|e| Error::Value {
             op: "threads",
@@ -27,7 +26,7 @@ impl Cpu {
     pub(crate) fn isa(&self) -> Isa {
         self.isa
     }
-    /// From now on computes with the cores that `lease` can reserve.
+    /// Makes the backend compute with the cores that `lease` can reserve.
     pub(crate) fn share_cores(&self, lease: Lease) {
         self.pool.share(lease);
     }
@@ -35,7 +34,7 @@ impl Cpu {
     pub(crate) fn release_cores(&self) {
         self.pool.release_cores();
     }
-    /// Number of threads, the caller's included.
+    /// Number of threads, including the caller's.
     pub(crate) fn threads(&self) -> usize {
         self.pool.threads()
     }
@@ -43,8 +42,8 @@ impl Cpu {
     pub(crate) fn device(&self) -> Device {
         self.device
     }
-    /// Runs tasks `0..count` of `tasks` on all threads and returns when all are done. Which thread runs which task is
-    /// not fixed: tasks write disjoint outputs, and no sum runs across tasks, so the bits do not depend on it.
+    /// Runs tasks `0..count` of `tasks` on all threads and returns when all are done. It is not fixed which thread runs
+    /// which task. Tasks write disjoint outputs, and no sum runs across tasks, so the bits do not depend on it.
     pub(crate) fn run<T: Tasks>(&self, count: usize, tasks: &T) {
         self.pool.run(self.isa, count, tasks);
     }

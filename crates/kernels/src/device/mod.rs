@@ -1,8 +1,8 @@
-//! Devices: the memory that tensors are in, and the backends that compute on it. A new device is added here.
+//! Devices: the memory that contains tensors, and the backends that compute on it. A new device is added here.
 //!
 //! A tensor has a handle, never a slice. Access to its elements takes the backend of its device as an argument
-//! ([`Cpu`], [`Cuda`]), and only code that computes on that device has one. All other code copies, or reads the host's
-//! mirror of an index tensor. An operation's `mod.rs` checks its arguments without reading device memory, and
+//! ([`Cpu`], [`Cuda`]), and only code that computes on that device has a backend. All other code copies, or reads the
+//! host's mirror of an index tensor. An operation's `mod.rs` checks its arguments without reading device memory, and
 //! dispatches by [`Backend`].
 
 mod cpu;
@@ -15,25 +15,25 @@ pub use cuda::probe::{CudaDevice, CudaDriver, CudaProbe};
 
 use crate::{Error, Result};
 
-/// The device whose memory a tensor is in.
+/// The device whose memory contains a tensor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Device {
     /// The CPU, with ordinary host memory.
     Cpu,
-    /// The CPU, with host memory behind opaque handles, as if it were another device's: copies in and out are explicit
+    /// The CPU, with host memory behind opaque handles, as if it were another device's. Copies in and out are explicit
     /// and counted ([`crate::Memory::copies`]), and index tensors have a mirror on the host. For tests; the bits are
-    /// those of `Cpu`.
+    /// the same as those of `Cpu`.
     CpuChecked,
     /// The NVIDIA GPU with this index.
     Cuda(u8),
-    /// The CPU in place of a GPU: it runs the CUDA kernels, compiled by a C++ compiler. For tests, and slow.
+    /// The CPU in place of a GPU. It runs the CUDA kernels, compiled by a C++ compiler. Slow; for tests.
     CudaEmulated,
     /// No memory: tensors have shapes and byte counts only.
     Meta,
 }
 
 impl Device {
-    /// The devices that can compute; of the GPUs only the first.
+    /// The devices that can compute. Of the GPUs, only the first is listed.
     const ALL: [Device; 4] = [Device::Cpu, Device::CpuChecked, Device::Cuda(0), Device::CudaEmulated];
 
     /// The device's name in configurations, flags and `LOCKSTEP_DEVICE`.
@@ -47,7 +47,7 @@ impl Device {
         }
     }
 
-    /// Whether the device runs CUDA kernels, in memory of its own.
+    /// Whether the device runs CUDA kernels, in its own memory.
     pub fn is_cuda(self) -> bool {
         matches!(self, Device::Cuda(_) | Device::CudaEmulated)
     }

@@ -45,11 +45,11 @@ impl Matmul<'_> {
             };
             let mut panel = panels.start;
             while panel < panels.end {
-                // Several panels at once only while every vector of the tile has columns.
+                // Several panels are computed at once only if every vector of the tile has columns.
                 let of_group = panel..panel + if panel + most <= panels.end { most } else { 1 };
                 panel = of_group.end;
                 // Tiles of few rows and several panels read as fast as memory delivers. Prefetching more would evict
-                // what they read.
+                // the data that they read.
                 let next = if most > 1 {
                     Prefetch::NOTHING
                 } else if panel < panels.end || depth.end == self.depth {
@@ -143,6 +143,6 @@ struct Group<E> {
     depth: Range<usize>,
     /// The first panel, `[depth][32]` in elements `E`, and the distance in elements from one panel to the next.
     right: (*const E, usize),
-    /// Memory that is read after this group, to be prefetched.
+    /// Memory that will be read after this group, to be prefetched.
     next: Prefetch,
 }

@@ -1,9 +1,9 @@
 //! Matmuls (GEMM) on the CPU. A task packs blocks of the operands into the thread's scratch memory and computes tiles
 //! of outputs from them. The operations `linear`, `lora`, `glu`, `lm_head` and `attention` are built on this module.
 //!
-//! One driver computes the three matmuls of a linear layer `y = x Wᵀ`. They differ in how operands are packed and where
-//! the outputs lie. A panel is 32 columns; `M` are rows (tokens), `K` inputs, `N` outputs; the depth is the number of
-//! terms of each sum:
+//! One driver computes the three matmuls of a linear layer `y = x Wᵀ`. They differ in how operands are packed and in
+//! the layout of the outputs. A panel is 32 columns. `M` is the number of rows (tokens), `K` of inputs, and `N` of
+//! outputs; the depth is the number of terms in each sum:
 //!
 //! | matmul          | left (rows)    | right (columns)               | depth | output            |
 //! |-----------------|----------------|-------------------------------|-------|-------------------|
@@ -11,13 +11,13 @@
 //! | backward_input  | `d_y`          | panels of Wᵀ, made on the fly | N     | `d_x`, row-major  |
 //! | backward_weight | columns of `x` | panels of `d_y`               | M     | panels of `d_W`   |
 //!
-//! Matmuls in bf16 ([`MatmulDType::Bf16`]) run on AMX tiles where the CPU has them (`tiles.rs`). Otherwise each output
-//! is a chain: one accumulator to which fused multiply-adds are applied in ascending order of the terms. CPUs that
+//! Matmuls in bf16 ([`MatmulDType::Bf16`]) run on AMX tiles if the CPU has them (`tiles.rs`). Otherwise each output is
+//! a chain: one accumulator to which fused multiply-adds are applied in ascending order of the terms. CPUs that
 //! multiply two bf16 terms with one instruction ([`Isa::has_dots`]) read operands packed as words of two terms, and
-//! give the same bits. `prepack.rs` packs operands ahead of the tasks, with all threads. `transposed.rs` has f32
+//! give the same bits. `prepack.rs` packs operands ahead of the tasks, with all threads. `transposed.rs` contains f32
 //! matmuls of few rows with a transposed weight.
 //!
-//! Long sums are cut into blocks of the depth: the partial sums are stored to f32 memory and loaded again, which is
+//! Long sums are split into blocks of the depth. The partial sums are stored to f32 memory and loaded again, which is
 //! exact. Operands in bf16 are widened to f32 when they are packed, which is exact too.
 
 mod block;
@@ -59,7 +59,7 @@ pub(crate) enum Left<'a> {
     Columns(Elements<'a>, usize),
     /// Tiles packed by `prepack.rs`: `[⌈m/16⌉][depth/32][16][32]`.
     Tiles(&'a [bf16]),
-    /// Rows packed by `prepack.rs`: the [`Strips`] of each block of rows, one block of the depth after the other.
+    /// Rows packed by `prepack.rs`: the [`Strips`] of each block of rows, one block of the depth after another.
     Strips(&'a [f32]),
 }
 
@@ -81,9 +81,9 @@ pub(crate) enum Right<'a> {
 /// The dtype in which a matmul multiplies its operands.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum MatmulDType {
-    /// Each operand in the dtype that it is stored in.
+    /// Each operand in its stored dtype.
     Stored,
-    /// Both operands in bf16: an operand stored in f32 is rounded when it is packed.
+    /// Both operands in bf16. An operand stored in f32 is rounded when it is packed.
     Bf16,
 }
 
@@ -116,7 +116,7 @@ pub(crate) struct Matmul<'a> {
     accumulate: bool,
     bias: Option<&'a [f32]>,
     dtype: MatmulDType,
-    /// The kernel for AMX tiles and the steps of terms that it multiplies; `None`: chains in vector registers.
+    /// The kernel for AMX tiles and the steps of terms that it multiplies; `None` for chains in vector registers.
     tiles: Option<(Unit, Steps)>,
     isa: Isa,
     output: PhantomData<&'a mut [f32]>,
@@ -147,14 +147,14 @@ pub(crate) struct Operands<'a> {
     pub bias: Option<&'a [f32]>,
     /// The dtype in which the operands are multiplied.
     pub dtype: MatmulDType,
-    /// First term of each segment of the depth, then the depth: on AMX tiles, steps of 32 terms start anew at each
-    /// segment. `None`: one segment.
+    /// First term of each segment of the depth, followed by the depth. On AMX tiles, steps of 32 terms restart at each
+    /// segment. `None` means one segment.
     pub segments: Option<&'a [u32]>,
 }
 
 impl<'a> Operands<'a> {
     /// The operands of `c = x[rows] wᵀ + bias`, `[rows][outputs]`, for some outputs of a packed weight. `outputs` must
-    /// start at a panel; `bias` has only these outputs.
+    /// start at a panel; `bias` contains only these outputs.
     pub(crate) fn of_outputs(
         (x, w): (Elements<'a>, Elements<'a>),
         depth: usize,
@@ -181,7 +181,7 @@ impl<'a> Operands<'a> {
 }
 
 impl<'a> Matmul<'a> {
-    /// Checks that every operand is long enough: the unchecked memory accesses of the kernels rely on this.
+    /// Checks that every operand is long enough, since the kernels' unchecked memory accesses rely on it.
     pub(crate) fn new(isa: Isa, o: Operands<'a>) -> Matmul<'a> {
         let (m, n, depth) = (o.m, o.n, o.depth);
         let panels = n.div_ceil(PANEL);
@@ -243,8 +243,8 @@ impl<'a> Matmul<'a> {
         }
     }
 
-    /// Computes the matmul in tasks that pack their operands themselves, except for rows that several tasks read: these
-    /// are packed once before.
+    /// Computes the matmul in tasks that pack their operands themselves, except for rows that several tasks read, which
+    /// are packed once beforehand.
     fn multiply(&self, cpu: &Cpu) {
         let plan = Plan::new(self, cpu.threads());
         let tasks = plan.row_blocks * plan.groups;
@@ -260,8 +260,7 @@ impl<'a> Matmul<'a> {
     /// # Safety
     /// No other thread computes any of these outputs.
     pub(crate) unsafe fn block(&self, rows: Range<usize>, panels: Range<usize>, scratch: &mut Scratch) {
-        /// The block as a kernel of its own, so that it is compiled once for each instruction set, and not in every
-        /// caller.
+        /// The block as a separate kernel, so that it is compiled once for each instruction set, not in every caller.
         struct Block<'a, 'b>(&'a Matmul<'b>, Range<usize>, Range<usize>, &'a mut Scratch);
         impl Kernel for Block<'_, '_> {
             type Output = ();
@@ -288,7 +287,7 @@ fn lines(memory: &mut Vec<f32>, len: usize) -> &mut [f32] {
     at_line(memory, len)
 }
 
-/// Returns `len` elements of `all`, from the first that is aligned to a cache line.
+/// Returns `len` elements of `all`, starting at the first one that is aligned to a cache line.
 fn at_line(all: &mut [f32], len: usize) -> &mut [f32] {
     let skip = all.as_ptr().align_offset(LANES * size_of::<f32>()).min(LANES);
     &mut all[skip..skip + len]

@@ -1,6 +1,5 @@
-//! Packs the operands of a matmul into the layouts that register tiles read: strips of rows of the left operand, panels
-//! of 32 columns of the right one. (`pack_pairs.rs` does so for words of two bf16 terms, `pack_tiles.rs` for AMX
-//! tiles.)
+//! Packs the operands of a matmul into the layouts that register tiles read: strips of rows of the left operand, and
+//! panels of 32 columns of the right one. (`pack_pairs.rs` packs words of two bf16 terms, `pack_tiles.rs` AMX tiles.)
 
 use super::plan::Strips;
 use super::{Left, Matmul, MatmulDType, Right};
@@ -11,7 +10,7 @@ use crate::tensor::Elements;
 use half::bf16;
 use std::ops::Range;
 
-/// Rows of memory that are read together when columns are packed.
+/// Number of memory rows read together when columns are packed.
 const ROWS_TOGETHER: usize = 8;
 
 impl Matmul<'_> {
@@ -44,8 +43,8 @@ impl Matmul<'_> {
         }
     }
 
-    /// Packs panels `panels` of the transpose of a packed weight. Returns the first panel, and the elements from one
-    /// panel to the next.
+    /// Packs panels `panels` of the transpose of a packed weight. Returns the first panel, and the number of elements
+    /// from one panel to the next.
     #[inline(always)]
     fn transposed<V: Simd, E: OfWeight>(
         &self,
@@ -66,8 +65,8 @@ impl Matmul<'_> {
         (to.as_ptr(), panel)
     }
 
-    /// Returns panels `panels` of the right operand, `[depth][32]` each, and the elements from one panel to the next.
-    /// Panels stored in this layout are not copied; others are packed into `to`.
+    /// Returns panels `panels` of the right operand, `[depth][32]` each, and the number of elements from one panel to
+    /// the next. Panels stored in this layout are not copied; others are packed into `to`.
     #[inline(always)]
     pub(super) fn right<V: Simd>(
         &self,
@@ -127,7 +126,7 @@ fn pack_rows<V: Simd, E: Element>(
 ) {
     for (strip, to) in which.zip(to.chunks_mut(strips.pitch())) {
         if strips.most == 1 && !rounds {
-            // A single row has the layout of its strip already.
+            // A single row already has the layout of its strip.
             let from = &data[strips.rows(strip).start * stride..][depth.clone()];
             widen_into::<V, E>(from, &mut to[..depth.len()]);
             continue;

@@ -1,7 +1,8 @@
 //! Packs the operands of a matmul into words. A word has two consecutive bf16 terms of a sum in one 32-bit lane, the
 //! first term in the upper half.
 //!
-//! A sum with an odd number of terms ends with the term −0 · 0, which changes no bit: x + −0 is x, also for x = −0.
+//! A sum with an odd number of terms ends with the term −0 · 0, which does not change a bit: x + −0 is x, also for x =
+//! −0.
 
 use super::pack::OfWeight;
 use super::plan::Strips;
@@ -37,8 +38,8 @@ impl Matmul<'_> {
         }
     }
 
-    /// Returns panels `panels` of the right operand as `[⌈depth/2⌉][32]` words each, and the words from one panel to
-    /// the next.
+    /// Returns panels `panels` of the right operand as `[⌈depth/2⌉][32]` words each, and the number of words from one
+    /// panel to the next.
     #[inline(always)]
     pub(super) fn words<V: Simd>(
         &self,

@@ -15,7 +15,7 @@ use std::ops::Range;
 /// Reinterprets f32 memory as twice as many bf16 elements.
 pub(crate) fn halves(memory: &mut [f32]) -> &mut [bf16] {
     let (start, len) = (memory.as_mut_ptr().cast(), 2 * memory.len());
-    // SAFETY: the same bytes; any bits are a number, and two bytes need no more alignment than four.
+    // SAFETY: the same bytes; any bits are a valid number, and two bytes need no more alignment than four.
     unsafe { std::slice::from_raw_parts_mut(start, len) }
 }
 
@@ -98,8 +98,7 @@ pub(super) fn pack_right<V: Simd>(matmul: &Matmul<'_>, steps: &Steps, panel: usi
         }
         Right::Rows(data, stride) => zip_columns::<V>(data, stride, steps.terms(step), columns, to),
         Right::Transposed(Elements::Bf16(data)) => {
-            // A step is a panel of the weight, with zeros as padding. Its outputs become rows, two of them side by
-            // side.
+            // A step is a panel of the weight, padded with zeros. Its outputs become rows, two of them side by side.
             let from = &data[(step * matmul.n + columns.start) * PANEL..(step * matmul.n + columns.end) * PANEL];
             let mut outputs = Lines([bf16::ZERO; 2 * TILE]);
             pairs_to_lines::<V>(from, columns.len() / 2, &mut outputs.0);
@@ -149,8 +148,8 @@ pub(crate) fn zip<'a, V: Simd>(terms: Range<usize>, row: impl Fn(usize) -> Eleme
     }
 }
 
-/// Returns 32 elements in bf16: the slice itself if it is so, otherwise a copy in `room`, rounded and padded with
-/// zeros.
+/// Returns 32 elements in bf16: the slice itself if it is bf16 already, otherwise a copy in `room`, rounded and padded
+/// with zeros.
 #[inline(always)]
 fn whole<'a, V: Simd>(from: Elements<'a>, room: &'a mut [bf16; DEPTH]) -> &'a [bf16] {
     match from {
@@ -238,8 +237,8 @@ pub(crate) fn transpose_pairs<V: Simd>(from: &[bf16], from_line: usize, rows: us
     let mut lines = [V::splat(0.0); SIDE];
     for (i, line) in lines.iter_mut().enumerate().take(rows) {
         let from = &from[i * from_line..][..DEPTH];
-        // SAFETY: 16 pairs. A vector only carries their bits. Lines begin at multiples of 64 bytes of what is aligned
-        // to 4 (weights and scratch are aligned to 64), so pairs are aligned as f32 are.
+        // SAFETY: 16 pairs. A vector only carries their bits. Lines begin at multiples of 64 bytes in memory that is
+        // aligned to 4 (weights and scratch are aligned to 64), so pairs are aligned as f32 are.
         *line = unsafe { V::load_ptr(from.as_ptr().cast()) };
     }
     for (i, line) in V::transpose(lines).into_iter().enumerate() {
@@ -255,7 +254,7 @@ mod tests {
     use crate::simd::portable::F32x16;
     use std::panic::{AssertUnwindSafe, catch_unwind};
 
-    /// `len` elements with numbers of their own.
+    /// `len` elements with distinct values.
     fn numbered(len: usize) -> Box<Lines> {
         let mut lines = Box::new(Lines([bf16::ZERO; 2 * TILE]));
         (0..len).for_each(|i| lines.0[i] = bf16::from_bits(i as u16 + 1));
@@ -290,7 +289,7 @@ mod tests {
         }
     }
 
-    /// Elements are read and written without checks, so slices that are too short must be refused.
+    /// Elements are read and written without checks, so slices that are too short must be rejected.
     #[test]
     fn slices_that_are_too_short_are_refused() {
         let from = numbered(2 * TILE);

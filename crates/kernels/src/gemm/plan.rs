@@ -1,5 +1,5 @@
-//! Decides how a matmul on the CPU is cut: the depth (terms of a sum) into blocks, rows into strips, and all of it into
-//! tasks for the threads.
+//! Decides how a matmul on the CPU is split: the depth (terms of a sum) into blocks, rows into strips, and the whole
+//! into tasks for the threads.
 
 use super::tile::{MAX_DEPTH, MAX_ROWS, MAX_VECTORS, vectors};
 use super::{Left, Matmul, MatmulDType, Right};
@@ -9,26 +9,26 @@ use crate::pool::{Scratch, Tasks};
 use crate::simd::{LANES, Simd};
 use std::ops::Range;
 
-/// The most rows of a task. Their packed block of 1 MiB about fits into the second-level cache. With more rows, the
-/// right operand is packed and read less often.
+/// Maximum number of rows in a task. Their packed block of 1 MiB about fits into the second-level cache. With more
+/// rows, the right operand is packed and read less often.
 const ROWS: usize = 480;
-/// Tasks for each thread: several, so that a thread that is interrupted delays the others little.
+/// Tasks for each thread. There are several, so that an interrupted thread delays the others only a little.
 const TASKS_PER_THREAD: usize = 4;
-/// The most elements of a right operand that counts as small (2 MiB in f32): every thread may read all of it.
+/// Maximum size of a right operand that counts as small (2 MiB in f32), so that every thread may read all of it.
 const SMALL: usize = 1 << 19;
-/// Rows for each thread with which all threads read all of a small weight, each for its own rows. With fewer rows a
-/// thread would wait for the weight more than it multiplies.
+/// Numbers of rows per thread for which all threads read all of a small weight, each for its own rows. With fewer rows
+/// a thread would spend more time waiting for the weight than multiplying.
 const OWN_ROWS: Range<usize> = 8..65;
 /// Where each task computes all panels for a block of rows: blocks for each thread, and the fewest rows of a block that
 /// are worth packing the panels for. No other task then reads the rows that a task packs. That is faster, because
 /// fetching data that another core packed takes longer than packing it.
 const BLOCKS_OF_THREAD: usize = 3;
 const ROWS_OF_BLOCK: usize = 64;
-/// The fewest multiply-adds of a task that is worth handing to another thread.
+/// Minimum number of multiply-adds in a task that is worth handing to another thread.
 const TASK_WORK: usize = 1 << 17;
 
 impl Matmul<'_> {
-    /// Terms of a sum that one instruction multiplies: two where operands are packed as words of two bf16 terms,
+    /// Number of terms that one instruction multiplies: two if operands are packed as words of two bf16 terms,
     /// otherwise one.
     #[inline(always)]
     pub(super) fn together(&self) -> usize {
@@ -47,7 +47,7 @@ impl Matmul<'_> {
         self.shares_rows() && !self.zips() && self.n * self.depth <= SMALL
     }
 
-    /// Cuts the depth into blocks of nearly equal length; all but the last are multiples of 32 terms.
+    /// Splits the depth into blocks of nearly equal length; all but the last are multiples of 32 terms.
     #[inline(always)]
     pub(super) fn blocks(&self) -> impl ExactSizeIterator<Item = Range<usize>> + use<> {
         let depth = self.depth;
@@ -57,7 +57,7 @@ impl Matmul<'_> {
     }
 }
 
-/// Rows cut into strips of nearly equal height, at most the height of a register tile.
+/// Rows split into strips of nearly equal height, at most the height of a register tile.
 pub(super) struct Strips {
     start: usize,
     len: usize,
@@ -75,12 +75,12 @@ impl Strips {
         let most = rows.len().div_ceil(count.max(1));
         Strips { start: rows.start, len: rows.len(), count, most, vectors: vectors::<V>(most.max(1)) }
     }
-    /// Elements from one packed strip to the next: all its terms, and room for the last vector.
+    /// Number of elements from one packed strip to the next: all its terms, and room for the last vector.
     #[inline(always)]
     pub fn pitch(&self) -> usize {
         self.most * MAX_DEPTH + LANES
     }
-    /// Elements of all packed strips, for one block of the depth.
+    /// Number of elements in all packed strips, for one block of the depth.
     #[inline(always)]
     pub fn packed(&self) -> usize {
         self.count * self.pitch()
@@ -98,13 +98,13 @@ impl Strips {
     }
 }
 
-/// Part `i` of the range `0..len` cut into `parts` nearly equal parts.
+/// Part `i` of the range `0..len`, which is split into `parts` nearly equal parts.
 #[inline(always)]
 pub(super) fn cut(i: usize, len: usize, parts: usize) -> Range<usize> {
     i * len / parts..(i + 1) * len / parts
 }
 
-/// A matmul cut into tasks: each is one block of rows times one group of panels (32 columns each).
+/// A matmul split into tasks: each is one block of rows times one group of panels (32 columns each).
 pub(super) struct Plan<'a> {
     pub matmul: &'a Matmul<'a>,
     pub panels: usize,
@@ -139,7 +139,7 @@ impl<'a> Plan<'a> {
         } else if matmul.shares_rows() {
             m.div_ceil(ROWS)
         } else {
-            // Each task packs its own rows and panels; nearly square tasks pack least in total.
+            // Each task packs its own rows and panels; nearly square tasks pack the least in total.
             let square = (tasks * m / n).isqrt().min(m.div_ceil(MAX_ROWS));
             m.div_ceil(ROWS).max(square)
         };
@@ -204,7 +204,7 @@ mod tests {
         assert_eq!((strips.count, strips.most, strips.vectors), (3, 4, 1));
         assert_eq!((strips.pitch(), strips.packed()), (4 * 512 + 16, 3 * (4 * 512 + 16)));
         assert_eq!([0, 1, 2].map(|strip| strips.rows(strip)), [8..11, 11..14, 14..18]);
-        // Two blocks of the depth of the two strips before, then one block of these.
+        // The index counts two blocks of the depth of the two previous strips, then one block of these.
         let before = 2 * (4 * 512 + 16);
         assert_eq!(
             (strips.place::<F32x16>(2, 0), strips.place::<F32x16>(2, 1)),
@@ -234,7 +234,7 @@ mod tests {
         assert_eq!(rows(tiles, 100, 2, false), [0..64, 64..100]);
     }
 
-    /// Which outputs each task computes, seen by what it writes.
+    /// Checks which outputs each task computes, by what it writes.
     #[test]
     fn a_task_is_a_block_of_rows_and_a_group_of_panels() {
         let tasks = |[m, n]: [usize; 2], row_blocks: usize, groups: usize, own_rows: bool| {
@@ -253,7 +253,7 @@ mod tests {
             };
             (0..row_blocks * groups).map(written).collect::<Vec<_>>()
         };
-        // The group changes slowest; with rows of their own the block does.
+        // The group changes slowest; if each thread has its own rows, the block does.
         let (a, b) = (0..4, 4..8);
         let (left, right) = (0..2, 2..5);
         let by_group = [
@@ -264,7 +264,7 @@ mod tests {
         ];
         assert_eq!(tasks([8, 150], 2, 2, false), by_group);
         assert_eq!(tasks([8, 150], 2, 2, true), [(a.clone(), left), (a, right.clone()), (b.clone(), 0..2), (b, right)]);
-        // Many panels are cut at multiples of four.
+        // If there are many panels, they are split at multiples of four.
         assert_eq!(tasks([1, 33 * 32], 1, 2, false), [(0..1, 0..16), (0..1, 16..33)]);
         assert_eq!(tasks([1, 31 * 32], 1, 2, false), [(0..1, 0..16), (0..1, 16..31)]);
         assert_eq!(tasks([1, 28 * 32], 1, 2, false), [(0..1, 0..14), (0..1, 14..28)]);

@@ -24,7 +24,7 @@ impl Prefetch {
     pub(super) const NOTHING: Prefetch = Prefetch { from: std::ptr::null(), width: 0, pitch: 0, jump: 0, rows: 0..0 };
 
     /// Starts prefetching during a tile of `steps` steps. Returns the address that the tile prefetches at its first
-    /// step, and the bytes from step to step. Rows that are not contiguous with the first are prefetched at once.
+    /// step, and the number of bytes between steps. Rows that are not contiguous with the first are prefetched at once.
     #[inline(always)]
     pub(super) fn begin<V: Simd>(&self, steps: usize) -> (*const u8, usize) {
         let Range { start, end } = self.rows;
@@ -47,7 +47,7 @@ impl Prefetch {
         self.from.wrapping_add(row / PANEL * self.jump + row % PANEL * self.pitch)
     }
 
-    /// Part `part` of these rows cut into `parts` parts.
+    /// Part `part` of these rows, split into `parts` parts.
     #[inline(always)]
     pub(super) fn part(&self, part: usize, parts: usize) -> Prefetch {
         let len = self.rows.len();
@@ -56,7 +56,7 @@ impl Prefetch {
 }
 
 impl Matmul<'_> {
-    /// The memory of the terms `depth` of panel `panel` of the right operand. Nothing if there is no such panel.
+    /// The memory of the terms `depth` of panel `panel` of the right operand; nothing if the panel does not exist.
     #[inline(always)]
     pub(super) fn prefetch(&self, panel: usize, depth: Range<usize>) -> Prefetch {
         if panel >= self.n.div_ceil(PANEL) {

@@ -1,21 +1,22 @@
-//! Packs matmul operands ahead, once for all tasks, where their layout in memory is not the one that tiles read.
+//! Packs matmul operands ahead, once for all tasks, if their layout in memory is not the one that tiles read.
 //!
-//! A task that packs operands for itself packs what other tasks pack too. And from each row of a wide matrix it reads
-//! only a cache line or two, each in another memory page, which is slow for caches and hardware prefetchers. Here all
-//! threads first pack a few rows of the depth with all of their columns, and then multiply the packed operands. On AMX
-//! tiles this is done in:
+//! A task that packs operands for itself repeats the packing of other tasks. It also reads only a cache line or two
+//! from each row of a wide matrix, each in another memory page, which is slow for caches and hardware prefetchers. Here
+//! all threads first pack a few rows of the depth with all of their columns, and then multiply the packed operands. On
+//! AMX tiles this is done in:
 //!
 //! | matmul          | packed ahead                                     |
 //! |-----------------|--------------------------------------------------|
 //! | backward_weight | `d_y` and `x`                                    |
 //! | backward_input  | Wᵀ, if there are enough rows for several tasks   |
 //!
-//! The depth (the terms of the sums) is cut into spans whose packed operands fit a buffer of fixed size. Sums continue
-//! from one span to the next in the f32 outputs, which is exact.
+//! The depth (the terms of the sums) is split into spans whose packed operands fit a buffer of fixed size. Sums
+//! continue from one span to the next in the f32 outputs, which is exact.
 //!
-//! Without AMX tiles, rows that all tasks read are packed ahead if there are few: each task would otherwise pack much
-//! for little multiplication. Panels in f32 are not packed ahead, because they need twice the memory and measured no
-//! faster. But where two bf16 terms are multiplied at once, `d_y` is packed ahead, as words of two rows.
+//! Without AMX tiles, rows that all tasks read are packed ahead if there are few of them; otherwise each task would
+//! pack much for little multiplication. Panels in f32 are not packed ahead, because they need twice the memory and were
+//! not measured to be faster. But if two bf16 terms are multiplied at once, `d_y` is packed ahead, as words of two
+//! rows.
 
 use super::plan::{Plan, Strips, cut};
 use super::steps::Steps;
@@ -35,19 +36,19 @@ use std::ops::Range;
 /// Size in f32 elements of the buffer for a packed span (8 MiB), unless a single step of 32 terms needs more. (Small in
 /// tests, for several spans.)
 const SPAN: usize = if cfg!(test) { 1 << 13 } else { 1 << 21 };
-/// The fewest multiply-adds for which packing ahead is worth a parallel region.
+/// Minimum number of multiply-adds for which packing ahead is worth a parallel region.
 const MIN_MULTIPLY_ADDS: usize = if cfg!(test) { 1 << 15 } else { 1 << 20 };
 
-/// Elements of packed rows, without AMX tiles. Below `LEAST_SHARED` each thread packs faster for itself than it fetches
-/// what another core packed. At most `MOST_SHARED` are packed at once.
+/// Numbers of packed elements of rows, without AMX tiles. Below `LEAST_SHARED` each thread packs for itself faster than
+/// it fetches elements packed by another core. At most `MOST_SHARED` are packed at once.
 const LEAST_SHARED: usize = if cfg!(test) { 1 << 6 } else { 1 << 16 };
 const MOST_SHARED: usize = 1 << 22;
 
-/// The most elements of both operands that are packed into words at once (16 MiB).
+/// Maximum number of elements of both operands that are packed into words at once (16 MiB).
 const ZIPPED: usize = if cfg!(test) { 1 << 11 } else { 1 << 23 };
-/// The fewest outputs for which packing into words is worth a parallel region.
+/// Minimum number of outputs for which packing into words is worth a parallel region.
 const LEAST_ZIPPED: usize = if cfg!(test) { 1 << 8 } else { 1 << 14 };
-/// Words of each column that a task packs: enough to read and write longer stretches of memory.
+/// Number of words of each column that a task packs: enough to read and write longer stretches of memory.
 const WORDS: usize = 8;
 
 /// Panels of 32 columns that are packed together, so that long stretches of a row are read at once.
@@ -65,14 +66,14 @@ impl Matmul<'_> {
         several && self.tiles.is_some() && self.m * self.n * self.depth >= MIN_MULTIPLY_ADDS
     }
 
-    /// Packs operands into tiles and multiplies them, one span of the depth after the other.
+    /// Packs operands into tiles and multiplies them, one span of the depth after another.
     pub(super) fn run_prepacked(&self, cpu: &Cpu) {
         let Some((unit, steps)) = &self.tiles else { unreachable!("tiles alone are packed ahead") };
         PACKED.with_borrow_mut(|memory| self.spans(cpu, *unit, steps, memory));
     }
 
     fn spans(&self, cpu: &Cpu, unit: Unit, steps: &Steps, memory: &mut Vec<f32>) {
-        // Elements of one step of 32 terms. A is packed here only if it is columns of row-major data.
+        // Elements of one step of 32 terms. A is packed here only if it consists of columns of row-major data.
         let a = if let Left::Columns(..) = self.left { self.m.div_ceil(SIDE) * TILE } else { 0 };
         let b = self.n.div_ceil(PANEL) * 2 * TILE;
         for taken in spans(steps.len(), 2 * SPAN / (a + b)) {
@@ -98,7 +99,7 @@ impl Matmul<'_> {
         }
     }
 
-    /// The matmul of the terms `depth` alone, which continues the sums of the terms before.
+    /// The matmul of only the terms `depth`, which continues the sums of the previous terms.
     fn span<'a>(&'a self, depth: &Range<usize>, left: Left<'a>, right: Right<'a>, tiles: (Unit, Steps)) -> Matmul<'a> {
         Matmul {
             depth: depth.len(),
@@ -123,7 +124,7 @@ impl Matmul<'_> {
             && self.m * self.n >= LEAST_ZIPPED
     }
 
-    /// Packs both operands into words and multiplies them, one block of the depth after the other.
+    /// Packs both operands into words and multiplies them, one block of the depth after another.
     pub(super) fn run_zipped(&self, cpu: &Cpu) {
         let Right::Rows(data, stride) = self.right else { unreachable!("only rows are zipped") };
         for words in spans(self.depth.div_ceil(2), (ZIPPED / 2 / (self.m + self.n)).min(MAX_DEPTH)) {
@@ -213,7 +214,7 @@ impl Tasks for Packing<'_> {
     }
 }
 
-/// Packs rows into strips: each task some strips of one block of rows, for one block of the depth.
+/// Packs rows into strips. Each task packs some strips of one block of rows, for one block of the depth.
 struct Rows<'a> {
     plan: &'a Plan<'a>,
     blocks: usize,
@@ -241,14 +242,14 @@ impl Rows<'_> {
     }
 }
 
-/// Cuts `0..len` into nearly equal ranges of at most `most` (but at least 1) elements.
+/// Splits `0..len` into nearly equal ranges of at most `most` (but at least 1) elements.
 fn spans(len: usize, most: usize) -> impl Iterator<Item = Range<usize>> {
     let span = len.div_ceil(len.div_ceil(most.max(1)).max(1)).max(1);
     (0..len).step_by(span).map(move |start| start..len.min(start + span))
 }
 
-/// Packs AMX tiles: each task one step of 32 terms, for all panels, and for all rows if these are columns of row-major
-/// data.
+/// Packs AMX tiles. Each task packs one step of 32 terms, for all panels, and for all rows if these are columns of
+/// row-major data.
 struct Tiles<'a> {
     matmul: &'a Matmul<'a>,
     steps: &'a Steps,
@@ -285,7 +286,7 @@ impl Tasks for Tiles<'_> {
             for tile in (0..matmul.m.div_ceil(SIDE)).step_by(2) {
                 let columns = tile * SIDE..matmul.m.min((tile + 2) * SIDE);
                 let to = [0, 1].map(|i| {
-                    // The last lower tile may have no columns; then it does not exist.
+                    // The last lower tile may have no columns, and then does not exist.
                     let len = if i * SIDE < columns.len() { TILE } else { 0 };
                     let at = ((tile + i) * self.taken.len() + index) * TILE * len.min(1);
                     // SAFETY: as above.

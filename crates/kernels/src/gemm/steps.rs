@@ -1,9 +1,9 @@
-//! Cuts the depth of a matmul on AMX tiles (the terms of each sum) into steps of at most 32 terms.
+//! Splits the depth of a matmul on AMX tiles (the terms of each sum) into steps of at most 32 terms.
 
 use crate::simd::tiles::{DEPTH, SIDE};
 use std::ops::Range;
 
-/// Rows of two tiles, 32: with at most so many, a matmul has few rows.
+/// The rows of two tiles, 32. A matmul with at most this many rows counts as having few rows.
 pub(super) const FEW: usize = 2 * SIDE;
 
 /// The terms of a sum in steps of at most 32. No step crosses the end of a segment.
@@ -15,7 +15,8 @@ pub(super) enum Steps {
 }
 
 impl Steps {
-    /// Cuts `depth` terms into steps. `segments` has the first term of each segment, then the number of terms.
+    /// Splits `depth` terms into steps. `segments` contains the first term of each segment, followed by the number of
+    /// terms.
     pub(super) fn new(depth: usize, segments: Option<&[u32]>) -> Steps {
         match segments {
             Some(offsets) if offsets.len() > 2 => Steps::Segments(steps(offsets).collect()),

@@ -1,4 +1,4 @@
-//! What a matmul is given and which way it is computed; results are compared in `ops/linear`.
+//! The checks of a matmul's arguments, and the choice of how it is computed. `ops/linear` compares the results.
 
 use super::*;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -20,7 +20,7 @@ pub(super) enum R {
     Rows,
 }
 
-/// What decides how a matmul is computed, beside its shape.
+/// The settings other than the shape that decide how a matmul is computed.
 #[derive(Clone, Copy)]
 pub(super) struct Kind {
     pub isa: Isa,
@@ -40,7 +40,8 @@ impl Default for Kind {
 pub(super) fn with<T>(kind: Kind, [m, n, depth]: [usize; 3], f: impl FnOnce(&Matmul<'_>) -> T) -> T {
     let lens = [m * depth, n.next_multiple_of(PANEL) * depth.next_multiple_of(PANEL)];
     let [x, w] = lens.map(|len| vec![0.0f32; len]);
-    // (Zeros of bf16 take longer than those of f32, which the system has.)
+    // Zeros are created only if needed, because those of bf16 take longer than those of f32, which come from the
+    // system.
     let x16 = vec![bf16::ZERO; if kind.left == L::Bf16 { lens[0] } else { 0 }];
     let w16 = vec![bf16::ZERO; if matches!(kind.right, R::Panels16 | R::Transposed16) { lens[1] } else { 0 }];
     let mut c = vec![0.0; m * n];
@@ -104,7 +105,7 @@ fn is_accepted(lens: Lens) -> bool {
     catch_unwind(AssertUnwindSafe(|| drop(Matmul::new(Isa::PORTABLE, operands)))).is_ok()
 }
 
-/// The kernels read and write without checks, so an operand that is short by one element must be refused.
+/// The kernels read and write without checks, so an operand that is too short by one element must be rejected.
 #[test]
 fn an_operand_that_is_too_short_is_refused() {
     let right = Lens {
@@ -186,7 +187,7 @@ fn scratch_is_aligned_to_cache_lines() {
         assert_eq!((part.len(), part.as_ptr().align_offset(64)), (len, 0));
         assert_eq!(memory.len(), before.max(len + LANES), "it grows and never shrinks");
     }
-    // From any address; the first aligned element is taken.
+    // For any start address, the first aligned element is chosen.
     let mut all = vec![0.0; 100];
     for from in 0..LANES {
         let part = &mut all[from..];

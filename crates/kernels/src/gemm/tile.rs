@@ -6,10 +6,10 @@ use crate::matrix::PANEL;
 use crate::simd::{Kernel, LANES, Simd};
 use half::bf16;
 
-/// The most terms in a block of the depth, so that outputs are loaded and stored seldom. A panel of 64 KiB streams from
-/// the second-level cache.
+/// Maximum number of terms in a block of the depth. It is large, so that outputs are rarely loaded and stored. A panel
+/// of 64 KiB streams from the second-level cache.
 pub(super) const MAX_DEPTH: usize = 512;
-/// Distance in terms between what is multiplied and what is prefetched into the first-level cache.
+/// Distance in terms between multiplying and prefetching into the first-level cache.
 const AHEAD: usize = 8;
 /// The most rows of a tile on any instruction set.
 pub(super) const MAX_ROWS: usize = 12;
@@ -34,29 +34,29 @@ pub(super) struct Tile<E> {
     pub rows: usize,
     /// Vectors of columns: `V::GEMM_VECTORS`, or the result of [`vectors`].
     pub vectors: usize,
-    /// Multiply-adds of each chain: terms, or words of two terms.
+    /// Multiply-adds of each chain, of single terms or of words of two terms.
     pub depth: usize,
     /// Packed rows of the left operand: `[depth][a_pitch]`, in words of two terms if `E` has them.
     pub a: *const f32,
-    /// Elements from one term of `a` to the next: at least `rows`.
+    /// Number of elements from one term of `a` to the next: at least `rows`.
     pub a_pitch: usize,
     /// The tile's first column of the right operand, in elements `E`. Bf16 is widened when loaded.
     pub b: *const E,
-    /// Elements from one panel of the right operand to the next.
+    /// Number of elements from one panel of the right operand to the next.
     pub b_panel: usize,
     /// The tile's first output.
     pub c: *mut f32,
-    /// Elements from one row of outputs to the next.
+    /// Number of elements from one row of outputs to the next.
     pub c_row: usize,
-    /// Elements from one panel of outputs to the next.
+    /// Number of elements from one panel of outputs to the next.
     pub c_panel: usize,
-    /// Number of columns that exist, from `c` on. Vectors past them are computed but not stored.
+    /// Number of existing columns, from `c` on. Vectors past them are computed but not stored.
     pub columns: usize,
     /// Whether chains start from the contents of `c` instead of 0.
     pub from_c: bool,
-    /// Added after the chain: `columns` elements, or null for no bias.
+    /// The bias to add after the chain: `columns` elements, or null for no bias.
     pub bias: *const f32,
-    /// Memory to prefetch, which is read soon.
+    /// Memory that will be read soon, to be prefetched.
     pub prefetch: Prefetch,
 }
 
@@ -66,7 +66,7 @@ pub(super) trait Packed: Copy + 'static {
     const DOTS: bool;
     /// Terms that are interleaved in memory: `[depth / TOGETHER][32][TOGETHER]`.
     const TOGETHER: usize;
-    /// [`AHEAD`] for tiles that read several panels: these wait for memory more than they multiply.
+    /// [`AHEAD`] for tiles that read several panels. These tiles spend more time waiting for memory than multiplying.
     const FAR_AHEAD: usize;
     /// Loads 16 columns of [`Self::TOGETHER`] consecutive terms. If `TOGETHER` is 1, both vectors are the same.
     ///
@@ -191,8 +191,8 @@ impl<E: Packed> Tile<E> {
                 V::prefetch(self.c.wrapping_add((ROWS + r) * self.c_row + offset(v, self.c_panel)));
             }
         }
-        // A valid address even if nothing is prefetched: an invalid one would cost a failed address translation at each
-        // step.
+        // The address is valid even if nothing is prefetched, since an invalid one would cost a failed address
+        // translation at each step.
         let nothing = (self.b.cast(), 0);
         let (soon, pace) = if self.prefetch.rows.is_empty() { nothing } else { self.prefetch.begin::<V>(self.depth) };
         let ahead = if VECTORS > V::GEMM_VECTORS { E::FAR_AHEAD } else { AHEAD };

@@ -2,9 +2,9 @@
 //! an instruction set) multiplies them.
 //!
 //! The terms of a sum are multiplied in steps of 32, counted from the first term, or from the first term of each
-//! segment. The last step is padded with zeros. These steps and the formula of [`crate::simd::tiles`] decide the bits.
-//! Nothing else does: between blocks of the depth outputs are stored as f32, which is exact, and a tile gives the same
-//! result wherever its rows are in the matrix.
+//! segment. The last step is padded with zeros. Only these steps and the formula of [`crate::simd::tiles`] determine
+//! the bits. Between blocks of the depth, outputs are stored as f32, which is exact, and a tile gives the same result
+//! wherever its rows are in the matrix.
 //!
 //! | matmul          | tiles of A `[16 rows][32 terms]`         | tiles of B `[16 pairs of terms][32 columns][2]`     |
 //! |-----------------|------------------------------------------|-----------------------------------------------------|
@@ -12,9 +12,9 @@
 //! | backward_input  | rows of `d_y`, rounded                   | 32 columns of Wᵀ, two outputs side by side          |
 //! | backward_weight | two rows of `x` side by side, transposed | two rows of `d_y`, rounded, side by side            |
 //!
-//! If the depth is a multiple of 32, rows in bf16 and panels of W have the layout of tiles already and are not packed.
+//! If the depth is a multiple of 32, rows in bf16 and panels of W already have the layout of tiles and are not packed.
 //!
-//! This file does not depend on threads or instruction sets: a test can run all of it with the unit in plain Rust.
+//! This module does not depend on threads or instruction sets. A test can run all of it with the unit in plain Rust.
 
 use super::pack_tiles::{halves, pack_left, pack_right};
 use super::steps::{FEW, Steps};
@@ -32,11 +32,11 @@ use std::ops::Range;
 const STEPS: usize = if cfg!(test) { 3 } else { 10 };
 /// [`STEPS`] for matmuls of at most 32 rows, which read B only once.
 const STEPS_OF_FEW: usize = if cfg!(test) { 5 } else { 32 };
-/// The most rows of a task.
+/// Maximum number of rows in a task.
 pub(super) const ROWS: usize = if cfg!(test) { 96 } else { 512 };
-/// The most elements of A (1 MiB) that a task packs once for all panels.
+/// Maximum number of elements of A (1 MiB) that a task packs once for all panels.
 const RESIDENT: usize = if cfg!(test) { 1 << 13 } else { 1 << 19 };
-/// If A is larger: panels that are computed for each packed block of A. Their outputs for [`ROWS`] rows take 1 MiB.
+/// The number of panels computed for each packed block of a larger A. Their outputs for [`ROWS`] rows take 1 MiB.
 const CHUNK: usize = if cfg!(test) { 2 } else { 16 };
 
 /// Computes the rows `rows` of the panels `panels` of the output, on the calling thread. `steps` are the steps of
@@ -63,13 +63,13 @@ pub(super) unsafe fn block<V: Simd>(
     let limit = if few { STEPS_OF_FEW } else { STEPS };
     let blocks = steps.len().div_ceil(limit);
     let most = steps.len().div_ceil(blocks.max(1));
-    // A, if it has the layout of tiles in memory.
+    // The tiles of A, if A already has the layout of tiles in memory.
     let lies = match matmul.left {
         Left::Tiles(all) => Some(A::packed(&all[rows.start / SIDE * steps.len() * TILE..], steps.len())),
         Left::Rows(Elements::Bf16(data), stride) if whole => Some(A::rows(&data[rows.start * stride..], stride)),
         _ => None,
     };
-    // Elements of A that this task packs otherwise: all of it once, or one block of the depth at a time.
+    // Number of elements of A that this task packs otherwise: all of it once, or one block of the depth at a time.
     let of_a = match lies {
         Some(_) => 0,
         None => tiles * TILE * if resident { steps.len() } else { most },
@@ -149,13 +149,13 @@ impl<'a> A<'a> {
     fn from(self, steps: usize) -> A<'a> {
         A { data: &self.data[steps * self.step..], ..self }
     }
-    /// Number of elements that a matmul of `rows` rows and `steps` steps reads at most.
+    /// Maximum number of elements that a matmul of `rows` rows and `steps` steps reads.
     fn end(&self, rows: usize, steps: usize) -> usize {
         (rows - 1) / SIDE * self.tile + (rows - 1) % SIDE * self.row + (steps - 1) * self.step + DEPTH
     }
 }
 
-/// Which outputs a call of [`multiply`] computes.
+/// The outputs that a call of [`multiply`] computes.
 struct Outputs {
     rows: Range<usize>,
     panel: usize,
@@ -240,7 +240,7 @@ mod tests {
     use crate::simd::portable::F32x16;
     use std::panic::{AssertUnwindSafe, catch_unwind};
 
-    /// The end of the tiles of A is after the last element that is read: the kernels rely on this check.
+    /// The end of the tiles of A is after the last element that is read. The kernels rely on this check.
     #[test]
     fn the_end_of_a_is_after_the_last_element_read() {
         let data = vec![bf16::ZERO; 1 << 16];
@@ -275,7 +275,7 @@ mod tests {
             with(kind, [17, 32, 64], |matmul| {
                 let Some((unit, _)) = matmul.tiles else { panic!("tiles") };
                 let outputs = Outputs { rows: 0..17, panel: 0, from_c: false, last: true };
-                // SAFETY: nobody else has the outputs.
+                // SAFETY: nobody else uses the outputs.
                 let run = || unsafe { multiply::<F32x16>(matmul, unit, outputs, 2, A::packed(a, 2), b, &mut []) };
                 catch_unwind(AssertUnwindSafe(run)).is_ok()
             })

@@ -6,7 +6,8 @@
 //! a vector and multiplied with one term of 16 rows. Only the left operand is packed, as `[depth][rows]`, which is
 //! small.
 //!
-//! Each output is the same chain as in other matmuls: its terms in ascending order, one fused multiply-add each.
+//! Each output is the same chain as in other matmuls, with its terms in ascending order and one fused multiply-add
+//! each.
 
 use super::plan::cut;
 use super::{Left, Matmul, MatmulDType, Order, Right, lines};
@@ -18,15 +19,16 @@ use crate::tensor::Elements;
 use std::cell::RefCell;
 use std::ops::Range;
 
-/// The most rows of a matmul that is computed here. With more, transposing the weight is a small part of the work.
+/// Maximum number of rows in a matmul that is computed here. With more rows, transposing the weight is a small part of
+/// the work.
 const MOST_ROWS: usize = 64;
 /// Elements of packed rows (256 KiB), which tiles read from the second-level cache. (Few in tests, for several spans.)
 const SPAN: usize = if cfg!(test) { 1 << 10 } else { 1 << 16 };
-/// Terms that a packing task packs.
+/// Number of terms that a packing task packs.
 const STEPS: usize = 8 * LANES;
-/// Distance in panels of the weight between what is multiplied and what is prefetched.
+/// Distance in panels of the weight between multiplying and prefetching.
 const PANELS_AHEAD: usize = 2;
-/// Tasks for each thread: several, so that threads finish together.
+/// Tasks for each thread. There are several, so that threads finish at about the same time.
 const TASKS_PER_THREAD: usize = 4;
 
 /// Tasks that compute the outputs of one span of the depth, each a group of columns.
@@ -42,7 +44,7 @@ struct Transposed<'a> {
 }
 
 impl Matmul<'_> {
-    /// Whether this matmul is computed by this file: few rows, f32, a transposed weight, no bias.
+    /// Whether this module computes the matmul: few rows, f32, a transposed weight, no bias.
     pub(super) fn reads_transposed(&self) -> bool {
         let of_f32 =
             matches!((self.left, self.right), (Left::Rows(Elements::F32(_), _), Right::Transposed(Elements::F32(_))));
@@ -50,7 +52,7 @@ impl Matmul<'_> {
         of_f32 && plain && self.m <= MOST_ROWS && self.depth > 0
     }
 
-    /// Packs rows and multiplies, one span of the depth after the other.
+    /// Packs rows and multiplies, one span of the depth after another.
     pub(super) fn run_transposed(&self, cpu: &Cpu) {
         let (Left::Rows(Elements::F32(left), stride), Right::Transposed(Elements::F32(weight))) =
             (self.left, self.right)
@@ -182,7 +184,7 @@ impl Transposed<'_> {
         unsafe { std::slice::from_raw_parts_mut(self.matmul.c.add(row * stride + columns.start), columns.len()) }
     }
 
-    /// Continues the chains with the terms of the span. `ALL`: every chain has a column of its own. Otherwise there are
+    /// Continues the chains with the terms of the span. With `ALL`, every chain has its own column. Otherwise there are
     /// fewer columns, and the remaining chains repeat the last one.
     #[inline(always)]
     fn chains<V: Simd, const COLUMNS: usize, const VECTORS: usize, const ALL: bool>(

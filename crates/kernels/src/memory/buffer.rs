@@ -30,7 +30,7 @@ pub(super) enum Storage {
     Refused(Device),
 }
 
-/// The host's copy of an index tensor, as the host last wrote it. It is stale once an operation has written to the
+/// The host's copy of an index tensor, as last written by the host. It is stale once an operation has written to the
 /// tensor.
 pub(super) struct Mirror {
     bytes: Option<HostBytes>,
@@ -49,7 +49,7 @@ impl Mirror {
     }
 }
 
-/// Owned bytes on a device, which count in the memory ledger until they are dropped.
+/// Owned bytes on a device, which the memory ledger counts until they are dropped.
 pub(crate) struct Buffer {
     pub(super) storage: Storage,
     pub(super) bytes: usize,
@@ -89,7 +89,7 @@ impl Buffer {
         }
     }
 
-    /// The slot of shared memory that the buffer lies in, if it lies in one.
+    /// The slot of shared memory that contains the buffer, if any.
     #[cfg(target_os = "linux")]
     pub(super) fn slot(&self) -> Option<&super::slot::Hold> {
         if let Storage::Host(bytes) = &self.storage { bytes.slot() } else { None }
@@ -139,7 +139,7 @@ impl Buffer {
         }
     }
 
-    /// Elements `range`, to read, for an operation on the CPU.
+    /// Elements `range`, read-only, for an operation on the CPU.
     ///
     /// # Safety
     /// Nobody writes these elements while the result lives.
@@ -148,7 +148,7 @@ impl Buffer {
         unsafe { self.elements(self.start(cpu), range) }
     }
 
-    /// Elements `range`, to write, for an operation on the CPU.
+    /// Elements `range`, writable, for an operation on the CPU.
     ///
     /// # Safety
     /// Nobody else reads or writes these elements while the result lives.
@@ -208,7 +208,7 @@ impl Buffer {
         read(unsafe { self.elements(start, range) })
     }
 
-    /// Overwrites elements `range` with what `write` puts into a slice of the host. On [`Device::Meta`] nothing
+    /// Overwrites elements `range` with the contents that `write` puts into a host slice. On [`Device::Meta`] nothing
     /// happens.
     ///
     /// # Safety
@@ -249,7 +249,7 @@ impl Buffer {
         }
     }
 
-    /// Copies elements that the host wrote to the mirror.
+    /// Copies the elements written by the host to the mirror.
     ///
     /// # Safety
     /// Nobody else reads or writes elements `range` meanwhile.
@@ -262,8 +262,8 @@ impl Buffer {
         }
     }
 
-    /// Lets `write` change some of elements `range`. Where the host cannot reach the device's memory, they are copied
-    /// to the host and back.
+    /// Lets `write` change some of elements `range`. If the host cannot access the device's memory, they are copied to
+    /// the host and back.
     ///
     /// # Safety
     /// As for [`Buffer::upload`].

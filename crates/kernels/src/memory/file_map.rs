@@ -1,4 +1,4 @@
-//! Memory-mapped files, to read weights.
+//! Memory-mapped files, for reading weights.
 
 use crate::{Error, Result};
 use std::path::Path;
@@ -22,17 +22,17 @@ impl FileMap {
     pub fn bytes(&self) -> &[u8] {
         self.0.as_deref().unwrap_or(&[])
     }
-    /// Frees the physical memory of these bytes. They stay readable: the system reads their pages from the file again
-    /// when they are touched.
+    /// Frees the physical memory of these bytes. They stay readable, because the system reads their pages from the file
+    /// again on access.
     pub fn release(&self, range: std::ops::Range<usize>) {
         #[cfg(target_os = "linux")]
         if let Some(map) = &self.0 {
-            // Only whole pages, so that neighbours which are still to be read stay.
+            // Only whole pages are released, so that neighbouring bytes which have not been read yet stay.
             let page = 4096;
             let (from, to) = (range.start.next_multiple_of(page), range.end / page * page);
             if from < to && to <= map.len() {
-                // SAFETY: the map is read-only and of a file, so dropped pages come back with the same bytes.
-                // Failing to release costs memory, nothing else.
+                // SAFETY: the map is a read-only map of a file, so dropped pages come back with the same bytes. Failing
+                // to release them only costs memory.
                 let _ = unsafe { map.unchecked_advise_range(memmap2::UncheckedAdvice::DontNeed, from, to - from) };
             }
         }

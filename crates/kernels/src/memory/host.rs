@@ -1,9 +1,9 @@
-//! Host memory: small buffers come from the allocator, large ones are memory maps of their own.
+//! Host memory. Small buffers come from the allocator; large buffers are separate memory maps.
 
 use std::alloc::{self, alloc_zeroed};
 use std::ptr::NonNull;
 
-/// Buffers of at least this many bytes are memory maps of their own, advised to use huge pages.
+/// Buffers of at least this many bytes are separate memory maps, advised to use huge pages.
 pub(super) const MAP_FROM: usize = 1 << 16;
 
 /// Zeroed bytes of host memory, aligned to 64.
@@ -21,18 +21,18 @@ enum Owner {
     Slot(super::slot::Hold),
 }
 
-// SAFETY: it owns what `start` points to; who may touch which elements is what tensors and their views see to.
+// SAFETY: it owns the memory at `start`; tensors and their views ensure who may access which elements.
 unsafe impl Send for HostBytes {}
 // SAFETY: as above.
 unsafe impl Sync for HostBytes {}
 
 impl HostBytes {
-    /// Allocates `bytes` zeroed bytes; none if that fails.
+    /// Allocates `bytes` zeroed bytes; `None` if the allocation fails.
     pub(super) fn zeroed(bytes: usize) -> Option<HostBytes> {
-        // Miri has no maps.
+        // Miri does not support memory maps.
         if bytes >= MAP_FROM && !cfg!(miri) {
             let mut map = memmap2::MmapOptions::new().len(bytes).map_anon().ok()?;
-            // Huge pages are an optimisation: a kernel without them is fine.
+            // Huge pages are an optimisation, so the advice may fail.
             #[cfg(target_os = "linux")]
             let _ = map.advise(memmap2::Advice::HugePage);
             return Some(HostBytes { start: NonNull::new(map.as_mut_ptr())?, owner: Owner::Map(map) });
@@ -56,24 +56,24 @@ impl HostBytes {
 
 #[cfg(target_os = "linux")]
 impl HostBytes {
-    /// Bytes that lie in a slot of shared memory, which `hold` keeps alive.
+    /// Bytes in a slot of shared memory, which `hold` keeps alive.
     pub(super) fn of_slot(start: NonNull<u8>, hold: super::slot::Hold) -> HostBytes {
         HostBytes { start, owner: Owner::Slot(hold) }
     }
-    /// The slot of shared memory that the bytes lie in, if they lie in one.
+    /// The slot of shared memory that contains the bytes, if any.
     pub(super) fn slot(&self) -> Option<&super::slot::Hold> {
         if let Owner::Slot(hold) = &self.owner { Some(hold) } else { None }
     }
 }
 
 impl HostBytes {
-    /// Whether the bytes may be pooled and reused when they are freed. The bytes of a slot may not: they belong to the
-    /// slot.
+    /// Whether the bytes may be pooled and reused when they are freed. The bytes of a slot may not, because they belong
+    /// to the slot.
     pub(super) fn is_own(&self) -> bool {
         matches!(self.owner, Owner::Small(_) | Owner::Map(_))
     }
 
-    /// Panics if the bytes lie in a slot that other processes may be reading.
+    /// Panics if the bytes are in a slot that other processes may be reading.
     #[inline]
     pub(super) fn assert_writable(&self) {
         #[cfg(target_os = "linux")]
@@ -86,7 +86,7 @@ impl HostBytes {
 impl Drop for HostBytes {
     fn drop(&mut self) {
         match &self.owner {
-            // SAFETY: allocated with this layout; nobody borrows what is dropped.
+            // SAFETY: allocated with this layout; nobody borrows the dropped bytes.
             Owner::Small(layout) => unsafe { alloc::dealloc(self.start.as_ptr(), *layout) },
             Owner::Map(_) => {}
             #[cfg(target_os = "linux")]

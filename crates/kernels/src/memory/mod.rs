@@ -1,7 +1,7 @@
 //! Memory of tensors, and the ledger: how many bytes each part of a training run has allocated.
 //!
-//! [`Device::Meta`] allocates nothing and only counts. `lockstep plan` builds the parts of a training run on it to know
-//! the run's memory before it starts.
+//! [`Device::Meta`] allocates nothing and only counts. `lockstep plan` builds the parts of a training run on it to
+//! determine the run's memory before it starts.
 
 mod buffer;
 mod file_map;
@@ -23,21 +23,22 @@ use std::collections::{BTreeMap, HashMap};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 
-/// Buffers of up to this many bytes are pooled when they are freed, so that what each micro-batch or step allocates
-/// anew costs no allocation of the device.
+/// Buffers of up to this many bytes are pooled when they are freed, so that the buffers of each micro-batch or step
+/// need no new allocation on the device.
 const POOLED: usize = 1 << 20;
 /// Number of pooled buffers whose sizes are between one power of two and the next.
 const POOLED_EACH: usize = 16;
 /// Bytes of a page of a memory map.
 const PAGE: usize = 1 << 12;
 
-/// A handle to allocate with: a device, the part of the training run that the bytes count for, and the shared ledger.
+/// A handle for allocating memory: a device, the part of the training run for which the bytes count, and the shared
+/// ledger.
 #[derive(Clone)]
 pub struct Memory {
     device: Device,
     part: &'static str,
     ledger: Arc<Ledger>,
-    /// The slot of shared memory that allocations come from, if they do.
+    /// The slot of shared memory for allocations, if any.
     #[cfg(target_os = "linux")]
     slot: Option<Arc<slot::Arena>>,
 }
@@ -56,13 +57,13 @@ struct Ledger {
 }
 
 impl Ledger {
-    /// Zeroed bytes of host memory, from the pool if it has some of that size. None if the allocation fails.
+    /// Zeroed bytes of host memory, from the pool if it has a buffer of that size. `None` if the allocation fails.
     fn host_bytes(&self, bytes: usize) -> Option<HostBytes> {
         if bytes > POOLED {
             return HostBytes::zeroed(bytes);
         }
-        // Small sizes are powers of two, so that one serves many. A map of the next power of two would take up to
-        // twice what the ledger says; with huge pages all of it is resident.
+        // Small sizes are powers of two, so that one buffer serves many sizes. A map of the next power of two would
+        // take up to twice the size in the ledger, and with huge pages all of it would be resident.
         let size = if bytes < MAP_FROM { bytes.next_power_of_two().max(64) } else { bytes.next_multiple_of(PAGE) };
         let fits = |pooled: &mut Vec<HostBytes>| {
             let of_size = pooled.iter().enumerate().filter(|(_, host)| host.len() >= size);
@@ -77,14 +78,14 @@ impl Ledger {
         Some(pooled)
     }
 
-    /// Takes freed bytes into the pool, if it has room.
+    /// Returns freed bytes to the pool, if it has room.
     fn give_back(&self, host: HostBytes) {
         if host.is_own() && host.len() <= POOLED {
             let mut pool = lock(&self.pool);
             let of_size = pool.entry(host.len().ilog2()).or_default();
             of_size.push(host);
             if of_size.len() > POOLED_EACH {
-                // The larger serve more.
+                // Larger buffers serve more requests.
                 let least = of_size.iter().enumerate().min_by_key(|(_, host)| host.len()).map_or(0, |(at, _)| at);
                 of_size.swap_remove(least);
             }
@@ -92,7 +93,7 @@ impl Ledger {
     }
 }
 
-/// The buffers behind the handles of [`Device::CpuChecked`], and the counts of what was copied.
+/// The buffers behind the handles of [`Device::CpuChecked`], and counts of the copies.
 #[derive(Default)]
 struct Checked {
     buffers: Mutex<HashMap<u64, HostBytes>>,
@@ -101,17 +102,17 @@ struct Checked {
     to_host: [AtomicU64; 2],
 }
 
-/// Counts of copies between the host and a device with memory of its own, and of kernels launched there, since the
-/// memory was made. For [`Device::CpuChecked`] only copies are counted.
+/// Counts of copies between the host and a device with its own memory, and of kernels launched there, since the memory
+/// was created. For [`Device::CpuChecked`] only copies are counted.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Copies {
     /// Number of copies from the host to the device.
     pub to_device: u64,
-    /// Bytes that were copied to the device.
+    /// Number of bytes copied to the device.
     pub to_device_bytes: u64,
     /// Number of copies from the device to the host.
     pub to_host: u64,
-    /// Bytes that were copied to the host.
+    /// Number of bytes copied to the host.
     pub to_host_bytes: u64,
     /// Number of kernels launched.
     pub launches: u64,
@@ -133,7 +134,7 @@ impl std::ops::Sub for Copies {
     }
 }
 
-/// Locks `mutex`, even if a thread panicked with it: its data cannot be half changed.
+/// Locks `mutex`, even if a thread panicked while holding it, because its data cannot be in an inconsistent state.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
 }
@@ -148,7 +149,7 @@ pub struct Usage {
 }
 
 impl Memory {
-    /// Memory of `device`, with an empty ledger. Not for CUDA devices, whose memory comes with a [`crate::Context`]:
+    /// Memory of `device`, with an empty ledger. Not for CUDA devices, whose memory comes with a [`crate::Context`];
     /// for these, [`Memory::check`] fails.
     pub fn new(device: Device) -> Memory {
         Memory::over(device, Ledger::default())
@@ -167,7 +168,7 @@ impl Memory {
             slot: None,
         }
     }
-    /// The same ledger, with memory in a weight slot, which is the CPU's.
+    /// The same ledger, but with memory in a weight slot, on the CPU.
     #[cfg(target_os = "linux")]
     fn in_slot(&self, arena: Arc<slot::Arena>) -> Result<Memory> {
         if self.device != Device::Cpu {
@@ -188,8 +189,8 @@ impl Memory {
     pub fn has_values(&self) -> bool {
         self.device != Device::Meta
     }
-    /// Rows of wide activations that are best computed at a time on this device, so that what one op writes is still in
-    /// the cache when the next op reads it.
+    /// The best number of rows of wide activations to compute at a time on this device, so that the output of one op is
+    /// still in the cache when the next op reads it.
     pub fn rows_at_once(&self) -> usize {
         256
     }
@@ -197,7 +198,7 @@ impl Memory {
     pub fn usage(&self) -> BTreeMap<&'static str, Usage> {
         lock(&self.ledger.parts).clone()
     }
-    /// Counts of copies between host and device; all 0 where the host computes in its own memory.
+    /// Counts of copies between host and device; all 0 if the host computes in its own memory.
     pub fn copies(&self) -> Copies {
         if let Some(stream) = &self.ledger.stream {
             let [launches, waits, to_device, to_device_bytes, to_host, to_host_bytes] = stream.counts();
@@ -208,8 +209,9 @@ impl Memory {
         let [to_host, to_host_bytes] = load(&self.ledger.checked.to_host);
         Copies { to_device, to_device_bytes, to_host, to_host_bytes, ..Copies::default() }
     }
-    /// Fails if an allocation has failed so far. Constructors allocate everything first and check at their end, so that
-    /// not every allocation needs to be a `Result`; memory that could not be allocated is never read before that.
+    /// Fails if any allocation has failed so far. Constructors allocate everything first and check at the end, so that
+    /// not every allocation needs to return a `Result`; memory that could not be allocated is never read before the
+    /// check.
     pub fn check(&self) -> Result<()> {
         lock(&self.ledger.refused).take().map_or(Ok(()), Err)?;
         self.ledger.stream.as_ref().map_or(Ok(()), |stream| stream.check())
@@ -232,7 +234,7 @@ impl Memory {
         buffer
     }
 
-    /// The name of the part that allocations count for. Memory in another process's slot counts for a part of its own.
+    /// The name of the part for which allocations count. Memory in another process's slot has a separate part.
     fn booked_under(&self) -> &'static str {
         #[cfg(target_os = "linux")]
         if self.slot.as_ref().is_some_and(|slot| slot.is_pinned()) {
@@ -248,7 +250,7 @@ impl Memory {
             return Ok(Storage::Host(slot.take(bytes).ok_or_else(refused)?));
         }
         let host = || self.ledger.host_bytes(bytes).ok_or_else(refused);
-        // Index tensors have the host's copy of what it last wrote.
+        // Index tensors keep a copy of the values that the host last wrote.
         let mirror = || if dtype == DType::U32 { Ok(Mirror::of(host()?)) } else { Ok(Mirror::none()) };
         Ok(match self.device {
             Device::Meta => Storage::Meta,

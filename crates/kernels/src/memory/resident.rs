@@ -1,21 +1,21 @@
-//! Which bytes of the tensors are resident: the operating system gives a page of a memory map its memory only when it
-//! is first touched.
+//! Counts which bytes of the tensors are resident. The operating system gives a page of a memory map its memory only on
+//! the first access.
 
 use super::{Buffer, Ledger, Memory, lock};
 use std::collections::BTreeMap;
 
-/// The large buffers in host memory: where each one is, its bytes, and its part.
+/// The large buffers in host memory: address, size in bytes, and part.
 pub(super) type Maps = BTreeMap<usize, (usize, &'static str)>;
 
 impl Ledger {
-    /// Enters a large buffer, so that its resident pages can be counted.
+    /// Adds a large buffer, so that its resident pages can be counted.
     pub(super) fn enter(&self, buffer: &Buffer) {
         if let Some(start) = buffer.large_host_start() {
             lock(&self.maps).insert(start, (buffer.bytes, buffer.part));
         }
     }
 
-    /// Removes a buffer that is freed.
+    /// Removes a freed buffer.
     pub(super) fn leave(&self, buffer: &Buffer) {
         if let Some(start) = buffer.large_host_start() {
             lock(&self.maps).remove(&start);
@@ -25,7 +25,7 @@ impl Ledger {
 
 impl Memory {
     /// Resident bytes of each part's tensors in host memory. Small buffers count as resident. `None` on devices with
-    /// memory of their own, and where the operating system does not report it (only Linux does).
+    /// their own memory, and if the operating system does not report it (only Linux does).
     pub fn resident(&self) -> Option<BTreeMap<&'static str, usize>> {
         #[cfg(target_os = "linux")]
         if self.device == crate::Device::Cpu {
@@ -43,7 +43,7 @@ mod pages {
 
     /// Bytes that describe a page in `/proc/self/pagemap`.
     const ENTRY: usize = 8;
-    /// The bit of these that says that the page is in memory.
+    /// The bit of an entry that means that the page is in memory.
     const PRESENT: u64 = 1 << 63;
     /// Pages that are looked up by one read.
     const AT_ONCE: usize = 1 << 13;
@@ -66,7 +66,7 @@ mod pages {
     }
 
     impl Pages {
-        /// How many of the `bytes` bytes from `start` on are in pages that are in memory.
+        /// The number of bytes, of the `bytes` bytes from `start` on, whose pages are in memory.
         fn present(&self, start: usize, bytes: usize) -> Option<usize> {
             let (mut present, end) = (0, start + bytes);
             let (first, last) = (start / self.size, end.div_ceil(self.size));

@@ -62,7 +62,7 @@ fn pages_that_nothing_has_touched_are_not_resident() {
     assert_eq!(memory.resident().unwrap(), [("kv cache", 0), ("weights", 100)].into());
     // SAFETY: nobody else has the buffer.
     unsafe { large.fill(0..BYTES / 16, 1.0f32) };
-    // A huge page is 2 MiB, or less than that where the map does not begin at one.
+    // A huge page is 2 MiB, or less if the map does not begin at a huge page.
     let touched = memory.resident().unwrap()["kv cache"];
     assert!((BYTES / 4..=BYTES / 4 + (2 << 20)).contains(&touched), "{touched}");
     // SAFETY: as above.
@@ -190,7 +190,7 @@ fn memory_of_a_cuda_device_comes_with_its_context() {
         let message = memory.check().unwrap_err().to_string();
         assert_eq!(message, format!("memory of {} comes with its context", device.name()));
         memory.check().unwrap();
-        // Nothing happens where there is nothing.
+        // Nothing happens to an empty range.
         // SAFETY: nobody else has the buffer.
         unsafe {
             refused.upload(0..4, |_: &mut [f32]| panic!("there is nothing to write to"));
@@ -217,7 +217,7 @@ fn elements_outside_a_buffer_are_refused() {
         let read = std::panic::AssertUnwindSafe(|| unsafe { buffer.download(range.clone(), <[f32]>::to_vec) }.len());
         assert_eq!(std::panic::catch_unwind(read).ok(), inside.then_some(range.len()), "{range:?}");
     }
-    // Elements of two bytes are more.
+    // Elements of two bytes are accepted, too.
     // SAFETY: as above.
     assert_eq!(unsafe { buffer.download(1..8, <[half::bf16]>::to_vec) }.len(), 7);
 }

@@ -1,6 +1,6 @@
-//! Every operation refuses each argument of a wrong dtype, shape or number of dimensions, and the message names the
-//! operation and the argument. A call with right arguments counts its floating-point operations and bytes.
-//! (`attention/tests/arguments.rs` has the table of attention.)
+//! Every operation rejects each argument with a wrong dtype, shape or number of dimensions, and the error names the
+//! operation and the argument. A call with correct arguments counts its floating-point operations and bytes.
+//! (`attention/tests/arguments.rs` contains the table for attention.)
 
 use crate::DType::{Bf16, F32, U32};
 use crate::context::counted;
@@ -9,17 +9,17 @@ use crate::{Context, DType, Isa, Result, Tensor};
 mod matmuls;
 mod steps;
 
-/// A tensor argument, as it is right.
+/// A correct tensor argument.
 struct Arg {
     name: &'static str,
     shape: &'static [usize],
-    /// The dtype that is expected, and all dtypes that are taken.
+    /// The expected dtype, and all accepted dtypes.
     dtype: DType,
     takes: &'static [DType],
     /// The elements of a u32 tensor; zeros if there are fewer.
     data: &'static [u32],
-    /// What is blamed for one more element along each axis: "" the argument itself, "-" nothing, the name of another
-    /// argument, or the whole message.
+    /// The argument that the error names if an axis has one more element: "" for this argument, "-" for no error, the
+    /// name of another argument, or the whole message.
     blames: &'static [&'static str],
     /// Whether the shapes of other arguments follow from this one.
     leads: bool,
@@ -31,7 +31,7 @@ fn f32(name: &'static str, shape: &'static [usize]) -> Arg {
     Arg { name, shape, dtype: F32, takes: &[F32], data: &[], blames: &[], leads: false, deepens: true }
 }
 
-/// f32 or bf16.
+/// An argument that may be f32 or bf16.
 fn floats(name: &'static str, shape: &'static [usize]) -> Arg {
     Arg { takes: &[F32, Bf16], ..f32(name, shape) }
 }
@@ -58,8 +58,8 @@ impl Arg {
     }
 }
 
-/// Calls `run`, the operation `op`, with right arguments, which must count `[FLOPs, bytes]`; then with one of them
-/// wrong.
+/// Calls `run`, the operation `op`, with correct arguments, which must count `[FLOPs, bytes]`; then with one wrong
+/// argument at a time.
 #[track_caller]
 fn check<const N: usize>(
     op: &str,

@@ -1,7 +1,7 @@
-//! What bf16 in memory changes: nothing but the rounding. An operation on bf16 tensors has the bits of the same
-//! operation on the widened values, on every instruction set, and what it stores is rounded once. Matmuls with f32
-//! gradients are those of the rounded gradients. Matmuls on tiles have a formula of their own ([`chains`];
-//! `linear/tiles_tests.rs` has it).
+//! Storing tensors in bf16 changes only the rounding. An operation on bf16 tensors has the bits of the same operation
+//! on the widened values, on every instruction set, and its outputs are rounded once. Matmuls with f32 gradients equal
+//! those with the rounded gradients. Matmuls on tiles have a different formula ([`chains`]; see
+//! `linear/tiles_tests.rs`).
 
 use crate::check::{normal, relative_error};
 use crate::ops::{adamw, attention, embedding, glu, linear, lm_head, lora, rmsnorm, rope, rows};
@@ -14,7 +14,7 @@ fn memory() -> Memory {
     Memory::new(Device::Cpu)
 }
 
-/// Numbers that bf16 has.
+/// Numbers that bf16 can represent.
 fn numbers(seed: u64, len: usize) -> Vec<f32> {
     rounded_to_bf16(&normal(seed, len))
 }
@@ -32,7 +32,7 @@ fn both_matrices(rows: usize, cols: usize, data: &[f32]) -> [Matrix; 2] {
     [Matrix::from_f32(&memory(), rows, cols, data), narrow]
 }
 
-/// Filled with NaN, so that what is not written shows.
+/// A tensor filled with NaN, so that unwritten elements are detected.
 fn poisoned(shape: &[usize], dtype: DType) -> Tensor {
     let mut t = Tensor::zeros(&memory(), shape, dtype);
     t.view_mut().fill(f32::NAN);
@@ -46,7 +46,7 @@ fn contexts() -> impl Iterator<Item = Context> {
         .flat_map(|isa| [1, 3].map(|threads| Context::cpu(isa, threads)))
 }
 
-/// Those whose products of bf16 are chains, as in f32.
+/// Contexts whose bf16 products are chains, as in f32.
 fn chains() -> impl Iterator<Item = Context> {
     contexts().filter(|ctx| ctx.arithmetic(DType::Bf16) == "bf16-chain")
 }
@@ -65,7 +65,7 @@ impl Kernel for RoundTrip {
 
 #[test]
 fn rounding_is_to_nearest_even_and_widening_exact() {
-    // Every pattern of the upper half, with lower halves below, at and above the middle.
+    // Tests every seventh pattern of the upper half, with lower halves below, at and above the middle.
     for upper in (0..=u16::MAX).step_by(7) {
         let lanes: [f32; LANES] = std::array::from_fn(|i| {
             let lower = [0, 1, 0x7fff, 0x8000, 0x8001, 0xffff][i % 6];
@@ -87,7 +87,7 @@ fn matmuls_are_those_of_the_widened_values() {
     for [m, n, k] in [[1, 1, 2], [3, 5, 6], [2, 129, 34], [13, 31, 64], [1, 300, 450], [5, 70, 520], [251, 34, 4]] {
         let (x, w, d_y) = (numbers(1, m * k), numbers(2, n * k), normal(3, m * n));
         let (x, w) = (both(&[m, k], &x), both_matrices(n, k, &w));
-        // In f32 the numbers that bf16 rounds to.
+        // The f32 matmuls get the gradient rounded to bf16; the bf16 matmuls get it unrounded.
         let d_ys = [rounded_to_bf16(&d_y), d_y].map(|d_y| Tensor::from_f32(&memory(), &[m, n], &d_y));
         for ctx in chains() {
             let results = [0, 1].map(|i| {
@@ -108,7 +108,7 @@ fn matmuls_are_those_of_the_widened_values() {
     }
 }
 
-/// A gradient that was rounded before gives the matmuls that round it themselves.
+/// A gradient that was rounded beforehand gives the same results in matmuls that round it themselves.
 #[test]
 fn gradients_may_come_in_bf16() {
     for [m, n, k] in [[3, 5, 6], [33, 64, 32], [70, 160, 40]] {
@@ -128,7 +128,7 @@ fn gradients_may_come_in_bf16() {
             };
             assert!(of(&d_ys[0]) == of(&d_ys[1]), "{:?} {m}×{n}×{k}", ctx.describe());
         }
-        // The other operand is f32: nothing would round there.
+        // The other operand is f32, so nothing would be rounded.
         let mut d_x = poisoned(&[m, k], DType::F32);
         let args = linear::BackwardInput { d_y: d_ys[1].view(), w: &w[0], d_x: d_x.view_mut(), accumulate: false };
         assert!(linear::backward_input(&Context::cpu(Isa::PORTABLE, 1), args).is_err());
@@ -206,19 +206,19 @@ fn norms_rotations_and_gates_round_once() {
         };
         let ([norm, rotated], narrow) = (of(DType::F32), of(DType::Bf16));
         assert!([rounded_to_bf16(&norm), rounded_to_bf16(&rotated)] == narrow, "{:?}", ctx.describe());
-        // Into another tensor is in place.
+        // Writing to another tensor gives the same result as in place.
         let mut in_place = Tensor::from_f32(&memory(), &[t, h], &x.to_vec_f32());
         let (positions, table, x) = (positions.view(), &table, in_place.view_mut());
         rope::forward(&ctx, rope::Rotate { x, heads: heads - 2, head_dim: hd, positions, table }).unwrap();
         assert!(in_place.to_vec_f32() == rotated, "{:?}", ctx.describe());
 
-        // Gate and up are rounded, then gated; the backward pass sees them rounded.
+        // Gate and up are rounded, then gated; the backward pass reads the rounded values.
         let gate = |activation: glu::Activation, gate_up: &Tensor, dtype: DType| {
             let (mut y, mut kept) = (poisoned(&[t, h], dtype), poisoned(&[t, 2 * h], dtype));
             let (gate_up, kept_out) = (gate_up.view(), Some(kept.view_mut()));
             let args = glu::Forward { activation, gate_up, kept: kept_out, y: y.view_mut() };
             glu::forward(&ctx, args).unwrap();
-            // What was kept gives the same once more.
+            // The kept values give the same result again.
             let mut again = poisoned(&[t, h], dtype);
             let args = glu::Forward { activation, gate_up: kept.view(), kept: None, y: again.view_mut() };
             glu::forward(&ctx, args).unwrap();
@@ -282,7 +282,7 @@ fn logits_are_those_of_the_widened_values() {
         });
         let [(outputs, wide), (narrow_outputs, narrow)] = results;
         assert!(outputs == narrow_outputs, "{:?}", ctx.describe());
-        // The gradients of the logits were rounded (`lm_head/tests.rs` has the formula), everywhere alike.
+        // The gradients of the logits were rounded (`lm_head/tests.rs` contains the formula), the same way everywhere.
         for (wide, narrow) in wide.iter().zip(&narrow) {
             let exact: Vec<f64> = wide.iter().map(|&x| x.into()).collect();
             let error = relative_error(narrow, &exact);
@@ -332,13 +332,13 @@ fn attention_reads_and_keeps_bf16() {
             (keys, values, out, lse)
         };
         let (wide, narrow) = (forward(&qkv[0]), forward(&qkv[1]));
-        // Scores and their sum are those of f32; only exp(z − m) and the outcome are rounded.
+        // Scores and their sum are the same as in f32; only exp(z − m) and the output are rounded.
         assert!(wide.3.to_vec_f32() == narrow.3.to_vec_f32(), "{:?}", ctx.describe());
         let exact: Vec<f64> = wide.2.to_vec_f32().into_iter().map(f64::from).collect();
         let error = relative_error(&narrow.2.to_vec_f32(), &exact);
         assert!(error > 1e-4 && error < 4e-3, "{:?}: {error}", ctx.describe());
 
-        // The backward pass takes the same scores; what it multiplies is rounded (`attention/tests/bf16.rs` has the
+        // The backward pass uses the same scores; its factors are rounded (`attention/tests/bf16.rs` contains the
         // formula).
         let backward = |dtype: DType, qkv: &Tensor, keys: &Tensor, values: &Tensor, out: &Tensor| {
             let mut d_qkv = poisoned(&[t, width], DType::F32);

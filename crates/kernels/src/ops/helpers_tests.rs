@@ -1,5 +1,5 @@
-//! The helpers that operations share: checks of arguments, cutting rows into chunks, and the bound of scratch
-//! memory, which on the emulator is compared with what the operations take.
+//! Tests the helpers that operations share: checks of arguments, splitting rows into chunks, and the bound on scratch
+//! memory, which is compared with the operations' actual use on the emulator.
 
 use super::args::{expect_below, expect_offsets};
 use super::lanes::chunks;
@@ -43,7 +43,7 @@ fn chunks_of_64_rows_begin_where_segments_do() {
     assert_eq!(of(Some(&[0, 3, 3, 68, 70]), 70), [0..3, 3..67, 67..68, 68..70]);
 }
 
-/// Bytes of scratch memory that `run` takes on the emulator, beside the tensors that it is given.
+/// Bytes of scratch memory that `run` takes on the emulator, in addition to its tensors.
 fn taken(run: impl Fn(&Context, &mut dyn FnMut()) -> Result<()>) -> Option<u64> {
     let ctx = Context::cuda(emulated(0)?);
     let peak = || ctx.device_memory().unwrap().unwrap().peak;
@@ -87,7 +87,7 @@ fn scoring_takes_no_more_than_that() {
         let (hidden, logits, lse) = (hidden.view(), logits.view_mut(), lse.view_mut());
         lm_head::logits(ctx, lm_head::Logits { hidden, weight: &weight, inv_temperature: 1.0, logits, lse })
     });
-    // The numbers of three chunks, and a column for log-probabilities that nobody reads.
+    // Each row has the numbers of three chunks, and a column for log-probabilities that nobody reads.
     assert_eq!(of_logits, Some(4 * 3 * (3 * 3 + 1)));
 }
 
@@ -125,7 +125,7 @@ fn sampling_takes_no_more_than_that() {
         if top_k > 0 {
             assert_eq!(taken, bound);
         } else {
-            // Without a penalty the history is not copied; four empty buffers have a word each.
+            // Without a penalty the history is not copied; each of four empty buffers has one word.
             assert_eq!(taken, bound - 4 * 7 * 90 + 4 * 4);
         }
     }
@@ -168,14 +168,14 @@ fn attention_takes_no_more_than_that() {
     });
     let Some(taken) = taken else { return };
     let bound = Passes { tokens: t, positions: t, pages: 2, heads: 3, ..Passes::default() }.scratch_bytes();
-    // The first 64 tokens see one page, not two; and one length is one word more than there is.
+    // The first 64 tokens attend to one page, not two, and one unneeded length takes one word.
     assert_eq!(taken, bound - 4 * (2 * 64 + 1));
 }
 
 #[test]
 fn adapters_take_no_more_than_that() {
     let rank = 3;
-    // All rows at once; of many rows sixteen, as many as fit; of wide rows one.
+    // All rows are computed at once; with many rows, as many as fit (sixteen); with wide rows, one.
     for (p, m, k) in [(None, 11, 31), (Some(0.5), 11, 31), (Some(0.5), 40, 31), (Some(0.5), 2, 600)] {
         let taken = taken(|ctx, begin| {
             let matrix = |rows: usize, cols: usize| Matrix::zeros(ctx.memory(), rows, cols);

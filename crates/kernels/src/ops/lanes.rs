@@ -1,4 +1,5 @@
-//! Helpers of CPU kernels: loads and stores of rows in vectors of 16 lanes, dot products, and cutting rows into tasks.
+//! Helpers for CPU kernels: loads and stores of rows in vectors of 16 lanes, dot products, and splitting rows into
+//! tasks.
 
 use crate::simd::{Element, LANES, Simd};
 use std::ops::Range;
@@ -51,7 +52,7 @@ pub(crate) fn rows_of_task(width: usize) -> usize {
     (4096 / width.max(1)).max(1)
 }
 
-/// Range of the rows of task `index`, out of `all` rows.
+/// Range of the rows in task `index`, out of `all` rows.
 #[inline(always)]
 pub(crate) fn rows(index: usize, rows_of_task: usize, all: usize) -> Range<usize> {
     index * rows_of_task..((index + 1) * rows_of_task).min(all)
@@ -60,7 +61,7 @@ pub(crate) fn rows(index: usize, rows_of_task: usize, all: usize) -> Range<usize
 /// Tokens in each partial sum of the gradient of a vector (norm weights, biases).
 pub(crate) const CHUNK: usize = 64;
 
-/// Cuts rows into chunks for the gradient of a vector. The terms of each chunk are summed from 0, then added to the
+/// Splits rows into chunks for the gradient of a vector. The terms of each chunk are summed from 0, then added to the
 /// gradient, in ascending order. A chunk has at most [`CHUNK`] rows, counted from the first row of each segment.
 /// Without `segments`, all rows are one segment.
 pub(crate) fn chunks(segments: Option<&[u32]>, rows: usize) -> impl Iterator<Item = Range<usize>> {
@@ -73,7 +74,7 @@ pub(crate) fn chunks(segments: Option<&[u32]>, rows: usize) -> impl Iterator<Ite
     })
 }
 
-/// The segment offsets of a range of rows of a batch, for a test that cuts the batch between two segments.
+/// The segment offsets of a range of rows of a batch, for a test that splits the batch between two segments.
 #[cfg(test)]
 pub(crate) fn segments_of(segments: &[u32], rows: Range<usize>) -> Vec<u32> {
     let inside = segments.iter().filter(|&&s| (rows.start..=rows.end).contains(&(s as usize)));

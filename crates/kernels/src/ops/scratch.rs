@@ -10,7 +10,7 @@ use crate::device::cuda::stream::STAGING;
 
 const WORD: usize = 4;
 
-/// Largest sizes of the forward and backward passes in a training run, from which the scratch memory follows.
+/// Largest sizes of the forward and backward passes in a training run, which determine the scratch memory.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Passes {
     /// Largest number of tokens in one forward pass.
@@ -34,8 +34,8 @@ pub struct Passes {
 }
 
 impl Passes {
-    /// Bytes of scratch memory, beside its tensors, of the operation that needs most. An operation releases its scratch
-    /// memory when it has been launched.
+    /// Bytes of scratch memory, in addition to its tensors, of the operation that needs the most. An operation releases
+    /// its scratch memory after it has been launched.
     pub fn scratch_bytes(&self) -> u64 {
         let chunks = self.vocab.div_ceil(CHUNK);
         let rows = self.tokens.min(BLOCK_ROWS);

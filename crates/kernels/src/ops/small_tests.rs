@@ -1,6 +1,6 @@
-//! Every operation with `unsafe` in it, forward and backward, on the smallest shapes that have a tail everywhere: for
-//! Miri (`cargo xtask miri`), which is a thousand times slower than the processor. What it sees beside that is that
-//! threads and the device change no bit.
+//! Every operation that contains `unsafe`, forward and backward, on the smallest shapes that have a tail everywhere.
+//! The tests are for Miri (`cargo xtask miri`), which is a thousand times slower than the processor. In addition they
+//! check that threads and the device do not change a bit.
 
 use super::attention::{self, BLOCK, Geometry, Pages, PagesMut, Rows};
 use super::*;
@@ -9,7 +9,7 @@ use crate::check::normal;
 use crate::device::cuda::tests::emulated;
 use crate::{Context, DType, Isa, Matrix, Tensor, View};
 
-/// The same on every context: what `run` gives, as bits.
+/// Asserts that `run` gives the same bits on every context.
 fn same(run: impl Fn(&Context, DType) -> Vec<u32>) {
     for isa in [Isa::PORTABLE, Isa::AMX_EMULATED] {
         for dtype in [F32, Bf16] {
@@ -18,7 +18,7 @@ fn same(run: impl Fn(&Context, DType) -> Vec<u32>) {
             assert!(one == run(&Context::cpu(isa, 2), dtype), "{isa:?} {dtype:?}");
         }
     }
-    // Miri runs no C++ compiler.
+    // Miri cannot run a C++ compiler.
     if let Some(cuda) = (!cfg!(miri)).then(|| emulated(0)).flatten() {
         assert!(run(&Context::cuda(cuda), F32) == run(&Context::cpu(Isa::PORTABLE, 1), F32), "emulated CUDA");
     }

@@ -1,14 +1,14 @@
-//! The governor chooses how many threads of the pool take tasks, when other processes need cores too.
+//! The governor chooses how many threads of the pool take tasks when other processes need cores too.
 //!
 //! With other processes on the machine, a pool thread may have to share its core. The scheduler then stops it in the
 //! middle of a task for some milliseconds while the caller waits for that task, or wakes it on the caller's own core
-//! and stops the caller. So every few milliseconds the governor compares the work that the workers did with the time
-//! that they cost the caller. If they cost more, it parks the workers that had to wait for a core, and from time to
-//! time it tries one thread more.
+//! and stops the caller. So every few milliseconds the governor compares the work done by the workers with the time
+//! that they cost the caller. If the cost is higher, it parks the workers that had to wait for a core, and from time to
+//! time it tries one more thread.
 //!
-//! In a window of time w, let u be the time that workers ran tasks, and d the time that the caller was off its core or
-//! waited for a worker's task. The pool did the work of w − d + u, and the caller alone would have done w: workers are
-//! worth having while u > d.
+//! In a window of time w, let u be the time in which workers ran tasks, and d the time in which the caller was off its
+//! core or waited for a worker's task. The pool did the work of w − d + u, and the caller alone would have done w, so
+//! workers are worthwhile while u > d.
 
 use super::sleep::Sleepers;
 use std::fs::File;
@@ -20,25 +20,25 @@ use std::time::{Duration, Instant};
 /// Time between two comparisons of gain and cost: two or three time slices of the scheduler. A comparison takes some
 /// microseconds.
 const WINDOW: Duration = Duration::from_millis(8);
-/// A thread is taken to share its core if it waited for a core for more than one part in `WAITED_PART` of the time.
+/// A thread is assumed to share its core if it waited for a core for more than one part in `WAITED_PART` of the time.
 const WAITED_PART: u32 = 8;
-/// Time until one thread more is tried: at first, and at most, since it doubles with every failure.
+/// Time until one more thread is tried. It doubles with every failure; these are the initial value and the maximum.
 const REST: Duration = Duration::from_millis(16);
 const LONGEST_REST: Duration = Duration::from_millis(640);
 
 /// The number of threads that take tasks, and the clocks of the workers: the state that the caller and the workers
 /// share.
 pub(super) struct Governor {
-    /// Number of threads that take tasks, the caller's included: at least 1.
+    /// Number of threads that take tasks, including the caller's: at least 1.
     limit: AtomicUsize,
-    /// Upper bound of `limit`: all threads, or fewer if the process has fewer cores now.
+    /// Upper bound of `limit`: all threads, or fewer if the process currently has fewer cores.
     most: AtomicUsize,
     /// Worker threads that sleep because they are beyond the limit.
     resting: Sleepers,
     workers: Box<[Worker]>,
 }
 
-/// Measurements of one worker thread, on cache lines of its own.
+/// Measurements of one worker thread, on separate cache lines.
 #[derive(Default)]
 #[repr(align(128))]
 struct Worker {
@@ -54,7 +54,7 @@ impl Governor {
         Governor { limit, most, resting: Sleepers::default(), workers }
     }
 
-    /// Number of threads that take tasks, the caller's included.
+    /// Number of threads that take tasks, including the caller's.
     pub fn limit(&self) -> usize {
         self.limit.load(Ordering::SeqCst)
     }
@@ -66,7 +66,7 @@ impl Governor {
         }
     }
 
-    /// Adds `time` to the time that worker `i` had tasks.
+    /// Adds `time` to the time in which worker `i` had tasks.
     pub fn worked(&self, i: usize, time: Duration) {
         self.workers[i - 1].busy.fetch_add(time.as_nanos() as u64, Ordering::Relaxed);
     }
@@ -76,14 +76,14 @@ impl Governor {
         self.resting.sleep(|| i < self.limit() || stop());
     }
 
-    /// From now on `limit` threads take tasks. Threads beyond it finish the task that they run.
+    /// Makes `limit` threads take tasks from now on. Threads beyond the limit finish their current task.
     pub fn set_limit(&self, limit: usize) {
         if self.limit.swap(limit, Ordering::SeqCst) < limit {
             self.call_all();
         }
     }
 
-    /// From now on at most `threads` threads take tasks; at first all of them do.
+    /// Lets at most `threads` threads take tasks from now on; initially all of them do.
     pub fn set_most(&self, threads: usize) {
         let most = threads.clamp(1, self.workers.len() + 1);
         if self.most.swap(most, Ordering::SeqCst) != most {
@@ -109,18 +109,18 @@ pub(super) struct Watch {
     caller_delay: Duration,
     /// How long the caller waited for workers since the last comparison.
     waited: Duration,
-    /// For each worker, its readings at the last comparison: time that it ran tasks, and time that it was ready to run
-    /// without a core.
+    /// For each worker, the readings at the last comparison: the time in which it ran tasks, and the time in which it
+    /// was ready to run but had no core.
     readings: Vec<(Duration, Duration)>,
     since: Instant,
-    /// What workers gained and cost over the last windows.
+    /// The gain and cost of workers over the last windows.
     balance: Balance,
-    /// When one thread more is tried, and the time until the next trial after another failure.
+    /// The time of the next trial with one more thread, and the delay until another trial if that one fails.
     again: Instant,
     rest: Duration,
 }
 
-/// What workers gained and cost in a window of time, or over several windows, each weighted by three quarters of the
+/// The gain and cost of workers in a window of time, or over several windows, each weighted by three quarters of the
 /// next one's weight.
 #[derive(Clone, Copy, Default)]
 struct Balance {
@@ -172,8 +172,9 @@ impl Watch {
         }
     }
 
-    /// Reads the clocks of all workers. Gain is the work since the last comparison of the workers (of `limit` threads)
-    /// that shared a core, or of all workers if none did; cost is the time that the other threads lost by them.
+    /// Reads the clocks of all workers. Gain is the work since the last comparison done by the workers (of `limit`
+    /// threads) that shared a core, or by all workers if none did. Cost is the time that the other threads lost because
+    /// of them.
     fn read(&mut self, governor: &Governor, limit: usize, window: Duration) -> Balance {
         let (mut sharing, mut delays, mut theirs, mut all) = (0, Duration::ZERO, Duration::ZERO, Duration::ZERO);
         for (i, (worker, before)) in governor.workers.iter().zip(&mut self.readings).enumerate() {
@@ -198,7 +199,7 @@ impl Watch {
         Balance { sharing: sharing.max(1), gain, cost: lost * others as u32 }
     }
 
-    /// The number of threads, of at most `threads`, that take tasks after a window in which `limit` threads had the
+    /// The number of threads, at most `threads`, that take tasks after a window in which `limit` threads had the
     /// balance `new`.
     fn next_limit(&mut self, limit: usize, threads: usize, new: Balance, window: Duration, now: Instant) -> usize {
         let faded = |old: Duration, new: Duration| old - old / 4 + new;
@@ -217,7 +218,7 @@ impl Watch {
             return limit + 1;
         }
         if limit == threads {
-            // One good window may be what a thread that slept for long has saved up.
+            // One good window may only be the saved-up time of a thread that slept for long.
             self.rest = (self.rest - self.rest / 8).max(REST);
         }
         limit

@@ -1,23 +1,23 @@
 //! One parallel region: a range of tasks that the caller and its workers claim one by one.
 //!
-//! Each thread has a queue of tasks: the caller's has the first tasks, the last worker's the last ones. A thread takes
-//! tasks from the front of its own queue, and once that is empty, from the back of the others'. So where two successive
-//! regions are split by the same rows, a thread mostly reads what it wrote itself. That matters: a cache line that
-//! another core wrote costs twenty times as much as a hit in the core's own cache, which is most of the time of a small
-//! operation.
+//! Each thread has a queue of tasks: the caller's queue has the first tasks, the last worker's the last ones. A thread
+//! takes tasks from the front of its own queue, and once that is empty, from the back of the others'. So if two
+//! successive regions are split by the same rows, a thread mostly reads data that it wrote itself. That matters,
+//! because reading a cache line written by another core costs twenty times as much as a hit in the core's own cache,
+//! and this is most of the time of a small operation.
 //!
-//! A queue is one atomic word with the range of tasks that are left. A thread claims a task by a compare-and-swap of
-//! that word, and reads the job after that. A region ends only when all claimed tasks are done, so a thread with a
-//! claim always finds the job of its own region. (If the word has the same value again in the next region, no harm is
-//! done: the claim is then one of that region.)
+//! A queue is one atomic word with the range of remaining tasks. A thread claims a task by a compare-and-swap of that
+//! word, and reads the job after that. A region ends only when all claimed tasks are done, so a thread with a claim
+//! always finds the job of its own region. (It is harmless if the word has the same value again in the next region: the
+//! claim then belongs to that region.)
 
 use std::ops::Range;
 use std::sync::atomic::{AtomicPtr, AtomicU64, AtomicUsize, Ordering};
 
-/// The largest number of tasks in one region.
+/// The maximum number of tasks in one region.
 pub(super) const MAX_TASKS: usize = 1 << 30;
-/// The largest number of queues, each on a cache line of its own. There are few, so that a thread soon finds a task or
-/// sees that there is none. With more threads than queues, several threads share a queue.
+/// The maximum number of queues, each on a separate cache line. There are few, so that a thread soon finds a task or
+/// sees that none is left. With more threads than queues, several threads share a queue.
 const MOST_QUEUES: usize = 8;
 
 /// A pointer to a closure `Fn(usize)`, with its type erased.
@@ -46,15 +46,15 @@ pub(super) struct Region {
     /// The job's closure. Written only while no thread has a claim.
     data: AtomicPtr<()>,
     call: AtomicPtr<()>,
-    /// Number of queues of the current region. A thread that still reads that of the region before finds fewer tasks,
-    /// or none.
+    /// Number of queues in the current region. A thread that still reads the previous region's number finds fewer
+    /// tasks, or none.
     used: AtomicUsize,
     queues: [TaskQueue; MOST_QUEUES],
     /// Number of tasks that workers have finished in the current region.
     done: AtomicUsize,
 }
 
-/// The range of tasks that are left: its start in the upper 32 bits, its end in the lower ones.
+/// The range of remaining tasks: its start in the upper 32 bits, its end in the lower ones.
 #[derive(Default)]
 #[repr(align(128))]
 struct TaskQueue(AtomicU64);
@@ -64,7 +64,7 @@ impl TaskQueue {
         self.0.store((tasks.start as u64) << 32 | tasks.end as u64, Ordering::Release);
     }
 
-    /// Empties the queue; the number of tasks that were left.
+    /// Empties the queue and returns the number of tasks that were left.
     fn close(&self) -> usize {
         parts(self.0.swap(0, Ordering::AcqRel)).len()
     }
@@ -106,7 +106,7 @@ impl Region {
         for (i, queue) in self.queues[..used].iter().enumerate() {
             queue.open(i * count / used..(i + 1) * count / used);
         }
-        // SeqCst: a worker that goes to sleep sees it, or is seen sleeping.
+        // With SeqCst, a worker that goes to sleep either sees this write, or is seen sleeping.
         self.opened.fetch_add(1, Ordering::SeqCst);
     }
 
@@ -141,9 +141,9 @@ impl Claim<'_> {
     /// The closure of the open region's job is alive.
     pub unsafe fn run(&self) {
         let (data, call) = (self.region.data.load(Ordering::Relaxed), self.region.call.load(Ordering::Relaxed));
-        // SAFETY: written by `open` from such a function, before the queue that this claim was taken from.
+        // SAFETY: `open` wrote it from such a function, before the queue from which this claim was taken.
         let call: unsafe fn(*const (), usize) = unsafe { std::mem::transmute(call) };
-        // SAFETY: the caller's promise: `data` is of the type that `call` was made for, as both are of one job.
+        // SAFETY: the caller's promise: `data` has the type for which `call` was created, as both belong to one job.
         unsafe { call(data, self.index) }
     }
 

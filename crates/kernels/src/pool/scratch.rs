@@ -1,4 +1,4 @@
-//! Memory of a task in a parallel region: the scratch of its thread, and its own range of a shared output.
+//! Memory for a task in a parallel region: its thread's scratch, and its own range of a shared output.
 
 use std::marker::PhantomData;
 use std::ops::Range;
@@ -53,7 +53,7 @@ impl<'a, T> Disjoint<'a, T> {
     pub fn new(slice: &'a mut [T]) -> Self {
         Disjoint { start: slice.as_mut_ptr(), len: slice.len(), _borrow: PhantomData }
     }
-    /// Elements `range` of the slice, to write.
+    /// Elements `range` of the slice, writable.
     ///
     /// # Safety
     /// While the result lives, no other task has an overlapping range.

@@ -7,7 +7,7 @@ use std::sync::{Condvar, Mutex, MutexGuard};
 /// to give them a core.
 #[derive(Default)]
 pub(super) struct Sleepers {
-    /// Number of threads that sleep and have not been called. Changes under the lock only, and is read without it.
+    /// Number of threads that sleep and have not been called. It changes only under the lock, but is read without it.
     asleep: AtomicUsize,
     /// Number of calls that no thread has answered yet.
     called: Mutex<usize>,
@@ -16,8 +16,8 @@ pub(super) struct Sleepers {
 
 impl Sleepers {
     /// Puts the calling thread to sleep until it is called, unless `come` is true. The thread that makes `come` true
-    /// must do so by a sequentially consistent write before [`call`](Self::call): then either `come` is seen here, or
-    /// this thread is seen asleep there.
+    /// must do so by a sequentially consistent write before [`call`](Self::call). Then either this thread sees `come`,
+    /// or that thread sees this one asleep.
     pub fn sleep(&self, come: impl FnOnce() -> bool) {
         let mut called = self.locked();
         self.asleep.fetch_add(1, Ordering::SeqCst);

@@ -29,8 +29,8 @@ fn every_task_runs_once_for_all_counts_and_threads() {
     }
 }
 
-/// Runs regions one after another, with pauses around the time after which threads sleep. That covers both ways of
-/// waiting, and the wake-up that arrives while a thread is about to sleep.
+/// Runs regions one after another, with pauses around the time after which threads sleep. This covers both ways of
+/// waiting, and a wake-up that arrives while a thread is about to sleep.
 #[test]
 fn parked_and_spinning_threads_miss_no_region() {
     let pool = Pool::new(4).unwrap();
@@ -62,7 +62,7 @@ fn sum_of_region(shared: &Shared, count: usize) -> u32 {
     sum.into_inner()
 }
 
-/// No worker takes part, as if other processes had their cores: the caller does all tasks.
+/// If no worker takes part, as if other processes had their cores, the caller does all tasks.
 #[test]
 fn a_region_waits_for_nobody_who_has_not_begun() {
     let shared = Shared::new(3);
@@ -76,7 +76,8 @@ fn workers_beyond_the_limit_rest_until_it_is_raised() {
     let pool = Pool::new(3).unwrap();
     for _ in 0..if cfg!(miri) { 2 } else { 50 } {
         pool.shared.governor.set_limit(1);
-        // Nobody is called, and who is awake rests; so the region is the caller's when both are asleep.
+        // No thread is called, and threads that are awake go to rest; so only the caller runs the region once both are
+        // asleep.
         while pool.shared.workers.asleep() + pool.shared.governor.resting() < 2 {
             std::thread::yield_now();
         }
@@ -85,7 +86,7 @@ fn workers_beyond_the_limit_rest_until_it_is_raised() {
         // SAFETY: the closure is Sync and outlives the region.
         unsafe { pool.shared.region(20, &Job::new(&alone)) };
 
-        // Three tasks wait for each other: each needs a thread of its own.
+        // Three tasks wait for each other, so each needs its own thread.
         pool.shared.governor.set_limit(3);
         let met = AtomicU32::new(0);
         let meet = |_: usize| {
@@ -126,8 +127,8 @@ fn claims_are_of_one_region() {
     assert_eq!((sum.load(Ordering::Relaxed), region.close()), (0b100, 0));
 }
 
-/// Opens a region and lets the threads listed in `claims` claim a task one after the other. Returns the task that each
-/// got.
+/// Opens a region and lets the threads listed in `claims` claim a task one after another. Returns the task that each
+/// thread got.
 fn claimed(count: usize, threads: usize, claims: &[usize]) -> Vec<Option<usize>> {
     let region = Region::default();
     let ran = std::sync::Mutex::new(None);
@@ -148,7 +149,7 @@ fn threads_take_their_own_tasks_and_then_the_last_ones_of_others() {
     assert_eq!(claimed(6, 2, &[0, 1, 0, 1, 0, 1]), all(&[0, 3, 1, 4, 2, 5]));
     assert_eq!(claimed(6, 2, &[0, 0, 0, 0, 1, 0]), all(&[0, 1, 2, 5, 3, 4]));
     assert_eq!(claimed(6, 2, &[1, 1, 1, 1, 0, 1, 0])[3..], [Some(2), Some(0), Some(1), None]);
-    // One task for three threads; threads beyond the most shares; a worker beyond those of this region.
+    // The cases are one task for three threads, more threads than shares, and a worker beyond those of this region.
     assert_eq!(claimed(1, 3, &[0, 1, 2]), [Some(0), None, None]);
     let mut many = claimed(100, 64, &(0..100).collect::<Vec<_>>());
     many.sort();
@@ -156,7 +157,7 @@ fn threads_take_their_own_tasks_and_then_the_last_ones_of_others() {
     assert_eq!(claimed(4, 2, &[5, 5, 5, 5]), all(&[2, 3, 1, 0]));
 }
 
-/// A worker claims a task and loses its core: the caller sleeps until the task is done.
+/// A worker claims a task and loses its core. The caller then sleeps until the task is done.
 #[test]
 fn the_caller_waits_for_what_was_claimed() {
     let shared = Shared::new(2);
@@ -165,7 +166,7 @@ fn the_caller_waits_for_what_was_claimed() {
     let done = AtomicU32::new(0);
     let job = |index: usize| {
         if std::thread::current().id() == caller {
-            // The worker has a task before the caller has finished one.
+            // The worker has a task before the caller has finished its first one.
             while !begun.load(Ordering::SeqCst) {
                 std::thread::yield_now();
             }
@@ -291,8 +292,8 @@ fn flush_to_zero_of_the_caller_changes_no_bits_and_is_given_back() {
         for isa in Isa::present() {
             let mut out = vec![f32::NAN; 20 * LANES];
             let before = control();
-            // SAFETY: loads a valid control word, and the caller's again below; no floating-point code runs between but
-            // the pool's.
+            // SAFETY: loads a valid control word, and restores the caller's below; only the pool's floating-point code
+            // runs in between.
             unsafe { std::arch::asm!("ldmxcsr [{}]", in(reg) &FOREIGN, options(nostack)) };
             pool.run(isa, 20, &Tiny(Disjoint::new(&mut out)));
             let after = control();
@@ -327,7 +328,7 @@ fn a_limited_pool_computes_with_fewer_threads_and_the_same_results() {
         #[inline(always)]
         fn task<V: Simd>(&self, index: usize, _: &mut Scratch) {
             self.0.lock().unwrap().insert(std::thread::current().id());
-            // SAFETY: each task has its element.
+            // SAFETY: each task has one element.
             let out = unsafe { self.1.slice(index..index + 1) };
             out[0] = index as u32;
             std::thread::sleep(Duration::from_micros(200));

@@ -37,7 +37,7 @@ impl Config {
 /// The reason that [`refusal`] gives for a processor whose AMX differs from Intel's manual.
 const OTHER_BITS: &str = "the processor has AMX, but its matmuls are not those of the manual's formula";
 
-/// Why this process may not use AMX; none if it may.
+/// The reason why this process may not use AMX; `None` if it may.
 ///
 /// It may if the processor has AMX, the operating system grants it, and it gives the bits of [`tiles::emulated`].
 /// Determined once.
@@ -428,7 +428,7 @@ mod tests {
         assert_eq!((size_of::<Config>(), spin_flops(0), spin_flops(1)), (64, 131_072.0, 131_072.0));
     }
 
-    /// What Linux says of the processor is what is found.
+    /// The features that Linux reports for the processor must be the ones found.
     #[cfg(target_os = "linux")]
     #[test]
     fn a_processor_without_amx_is_said_to_have_none() {

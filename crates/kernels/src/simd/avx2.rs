@@ -213,7 +213,7 @@ impl Simd for F32x16 {
     }
     #[inline(always)]
     fn prefetch<T>(at: *const T) {
-        // SAFETY: a hint that touches nothing, whatever the address.
+        // SAFETY: a hint that accesses no memory, whatever the address.
         unsafe { _mm_prefetch::<_MM_HINT_T1>(at.cast()) }
     }
     #[inline(always)]

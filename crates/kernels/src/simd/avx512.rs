@@ -53,7 +53,7 @@ fn nearest_bf16(x: __m512) -> __m512i {
         let odd = _mm512_test_epi32_mask(bits, _mm512_set1_epi32(0x1_0000));
         let below = _mm512_add_epi32(bits, _mm512_set1_epi32(0x7fff));
         let nearest = _mm512_mask_add_epi32(below, odd, below, _mm512_set1_epi32(1));
-        // NaN is made a quiet one.
+        // NaN becomes a quiet NaN.
         let nan = _mm512_cmp_ps_mask::<_CMP_UNORD_Q>(x, x);
         _mm512_mask_or_epi32(nearest, nan, bits, _mm512_set1_epi32(0x0040_0000))
     })
@@ -220,7 +220,7 @@ impl<const DOTS: bool> Simd for F32x16<DOTS> {
     }
     #[inline(always)]
     fn prefetch<T>(at: *const T) {
-        // SAFETY: a hint that touches nothing, whatever the address.
+        // SAFETY: a hint that accesses no memory, whatever the address.
         unsafe { _mm_prefetch::<_MM_HINT_T1>(at.cast()) }
     }
     #[inline(always)]

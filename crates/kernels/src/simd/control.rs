@@ -1,14 +1,14 @@
-//! The floating-point control word of a thread (MXCSR): sets rounding and denormals for the duration of a call, and
-//! restores the caller's settings.
+//! The floating-point control word of a thread (MXCSR). This module sets rounding and denormals for the duration of a
+//! call, and restores the caller's settings.
 //!
-//! The compiler knows nothing of the control word and may move arithmetic past the instructions that set it. So the
+//! The compiler does not know about the control word and may move arithmetic past the instructions that set it. So the
 //! word is set around calls that cannot be inlined, never between operations.
 
 use super::Kernel;
 use std::hint::black_box;
 
 /// While a value of this type lives, its thread rounds to nearest and treats denormals in a fixed way, so that the
-/// settings of a caller's other libraries cannot change bits. (Miri knows no assembly, and no other settings.)
+/// settings of the caller's other libraries cannot change bits. (Miri supports neither assembly nor other settings.)
 pub(crate) struct FloatEnvironment {
     #[cfg(all(target_arch = "x86_64", not(miri)))]
     callers: u32,
@@ -59,6 +59,6 @@ impl Drop for FloatEnvironment {
 #[inline(never)]
 pub(crate) unsafe fn flushing<K: Kernel>(run: unsafe fn(K) -> K::Output, kernel: K) -> K::Output {
     let _environment = FloatEnvironment::with(FLUSHES_DENORMALS);
-    // SAFETY: the caller's promise. Through a pointer that the compiler cannot see through, so that it inlines nothing.
+    // SAFETY: the caller's promise. The compiler cannot see through the pointer, so it does not inline anything.
     unsafe { black_box(run)(kernel) }
 }

@@ -11,11 +11,12 @@ use std::hint::black_box;
 use std::sync::OnceLock;
 use std::time::Instant;
 
-/// The reason that [`refusal`] gives for a processor whose instruction computes something else.
+/// The reason that [`refusal`] gives for a processor whose instruction computes a different result.
 const OTHER_BITS: &str =
     "the processor has dot products of pairs, but they are not two multiply-adds that flush denormals";
 
-/// Why this process may not use AVX-512 BF16, on a processor that has AVX-512; none if it may. Determined once.
+/// The reason why this process may not use AVX-512 BF16, on a processor with AVX-512; `None` if it may. Determined
+/// once.
 #[cfg(target_arch = "x86_64")]
 pub fn refusal() -> Option<&'static str> {
     static FOUND: OnceLock<Option<&'static str>> = OnceLock::new();
@@ -186,7 +187,7 @@ mod tests {
         }));
     }
 
-    /// What Linux says of the processor is what is found, and a gain is measured only where nothing refuses it.
+    /// The features that Linux reports must be the ones found, and a gain is measured only if nothing refuses it.
     #[cfg(all(target_os = "linux", target_arch = "x86_64"))]
     #[test]
     fn a_processor_without_dot_products_is_said_to_have_none() {

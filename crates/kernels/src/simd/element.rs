@@ -1,5 +1,5 @@
-//! The element types in memory and their conversion to lanes of f32: f32 as it is; bf16 widened exactly, and rounded to
-//! nearest even when stored.
+//! The element types in memory and their conversion to lanes of f32. f32 is not converted; bf16 is widened exactly, and
+//! rounded to nearest even when stored.
 
 use super::{LANES, Simd};
 use half::bf16;
@@ -19,7 +19,7 @@ pub trait Element: Copy + Default + Send + Sync + 'static {
     fn store_partial<V: Simd>(v: V, to: &mut [Self], n: usize);
     /// [`store`](Self::store) of lanes that [`Element::rounded`] returned, which need no rounding.
     fn store_rounded<V: Simd>(v: V, to: &mut [Self]);
-    /// The lanes of `v` as they would be read again after a [`store`](Self::store).
+    /// The lanes of `v` as they would be loaded after a [`store`](Self::store).
     fn rounded<V: Simd>(v: V) -> V;
     /// The same number as f32; exact.
     fn widen(self) -> f32;

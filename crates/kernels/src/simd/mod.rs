@@ -1,8 +1,9 @@
-//! The vector of 16 f32 lanes that kernels are written in: one formula for every instruction set.
+//! The vector of 16 f32 lanes in which kernels are written: one formula for every instruction set.
 //!
 //! A kernel is a struct that implements [`Kernel`]; [`crate::Isa::run`] compiles its body once per instruction set.
 //! Every operation is defined lane by lane (IEEE, round to nearest even, fused multiply-add), and horizontal sums have
-//! one fixed tree, so a kernel gives the same bits on every instruction set. No approximate reciprocals, no libm.
+//! one fixed tree, so a kernel gives the same bits on every instruction set. There are no approximate reciprocals and
+//! no libm.
 
 #[cfg(target_arch = "x86_64")]
 pub(crate) mod amx;
@@ -43,7 +44,7 @@ pub trait Kernel {
 /// A vector of 16 f32 lanes.
 ///
 /// Comparisons return a [`Simd::Mask`]. For the end of a slice there are [`Simd::load_partial`] and
-/// [`Simd::store_partial`], which touch only the first `n` elements.
+/// [`Simd::store_partial`], which access only the first `n` elements.
 pub trait Simd: Copy + Send + Sync + 'static {
     /// A mask: one boolean per lane, from a comparison.
     type Mask: Copy;
@@ -150,7 +151,8 @@ pub trait Simd: Copy + Send + Sync + 'static {
         a1.fma(b1, a0.fma(b0, self))
     }
 
-    /// Prefetches the cache line at `at` into the second-level cache. The address need not be valid. Changes no result.
+    /// Prefetches the cache line at `at` into the second-level cache. The address need not be valid. Does not change a
+    /// result.
     #[inline(always)]
     fn prefetch<T>(_at: *const T) {}
     /// [`Simd::prefetch`] into the first-level cache.

@@ -104,7 +104,7 @@ impl Kernel for Flushing {
     }
 }
 
-/// Three vectors whose sums are near the smallest normal number, a little above and below, or round to it.
+/// Three vectors whose sums are near the smallest normal number, slightly above and below it, or round to it.
 fn near_denormals(stream: &mut crate::rng::Stream) -> [[f32; LANES]; 3] {
     let mut below = |n: u64| stream.below(n) as i32;
     let a = std::array::from_fn(|_| (1 + below(3)) as f32 * 2.0f32.powi(-70 - below(8)));

@@ -67,7 +67,7 @@ pub fn step(c: f32, terms: impl Iterator<Item = (f32, f32)>) -> f32 {
 pub struct Rows {
     /// Rows of the upper tile, 1 ..= 16.
     pub upper: u8,
-    /// Rows of the lower tile, 0 ..= 16; 0 if there is none.
+    /// Number of rows in the lower tile, 0 ..= 16; 0 if it does not exist.
     pub lower: u8,
 }
 
@@ -144,7 +144,7 @@ pub fn cuts(rows: usize) -> impl Iterator<Item = (usize, usize, Rows)> {
     [(0, tall, all), (2 * SIDE * tall, usize::from(rest > 0), last)].into_iter().filter(|&(_, blocks, _)| blocks > 0)
 }
 
-/// Checks what both implementations of [`Unit`] rely on.
+/// Checks the conditions on which both implementations of [`Unit`] rely.
 pub(super) fn check(matmuls: &[TileMatmul]) {
     for matmul in matmuls {
         let Rows { upper, lower } = matmul.rows;

@@ -125,7 +125,7 @@ fn tensors_are_copied_bit_for_bit_on_and_between_devices() {
         let message = refusal(|| target.view_mut().copy_from(source.view()));
         assert_eq!(message, format!("copy [3, 2] to {shape:?}"));
     }
-    // Shapes alone have nothing to copy.
+    // A tensor that is only a shape has nothing to copy.
     let meta = Tensor::zeros(&Memory::new(Device::Meta), &[3, 2], DType::F32);
     let mut target = ramp(&memory, &[3, 2], DType::F32);
     target.view_mut().copy_from(meta.view());

@@ -24,16 +24,16 @@ pub struct Dropout {
 }
 
 impl Dropout {
-    /// Each input is dropped with probability `p` in [0, 1); `seed` and `step` determine the noise. `samples` has, for
-    /// each branch (completion) of `batch` in the order given, its index in the optimizer batch. Memory is booked under
-    /// "workspace".
+    /// Each input is dropped with probability `p` in [0, 1). `seed` and `step` determine the noise. For each branch
+    /// (completion) of `batch`, in the given order, `samples` contains its index in the optimizer batch. Memory is
+    /// booked under "workspace".
     pub fn new(memory: &Memory, p: f64, seed: u64, step: u64, batch: &Batch, samples: &[u32]) -> Dropout {
         let of_rows: Vec<u32> = batch.branches_of_rows.iter().map(|&b| samples[b as usize]).collect();
         let samples = Tensor::from_u32(&memory.part("workspace"), &[of_rows.len()], &of_rows);
         Dropout { p, seed, step, samples }
     }
 
-    /// The dropout of the model's linear layer with index `place`.
+    /// The dropout for the model's linear layer with index `place`.
     pub(crate) fn of<'a>(&'a self, place: u32, positions: View<'a>) -> lora::Dropout<'a> {
         let [high, low, ..] = philox(self.seed, [self.step as u32, (self.step >> 32) as u32, place, STREAM]);
         let key = u64::from(high) << 32 | u64::from(low);

@@ -1,16 +1,16 @@
-//! A batch of complete sequences, packed without padding: each prefix (prompt) once, then the branches (completions)
-//! that continue it.
+//! A batch of complete sequences, packed without padding. Each prefix (prompt) comes once, followed by the branches
+//! (completions) that continue it.
 //!
 //! Rows are laid out as `[prefix][branch 0][branch 1]…`, group after group. Each branch attends to the prefix and to
 //! itself. A row is an input token; it predicts the next token. The last token of a branch predicts nothing that is
 //! scored, and no row attends to it, so it has no row.
 //!
-//! Keys and values are in KV-cache pages of [`BLOCK`] positions. Branches share the pages that the prefix fills. A page
-//! that the prefix fills in part is copied for each branch: the prefix's rows are written into all copies. So each
-//! branch sees the same pages as if it were alone, and gets the same bits, whether sequences are packed and prefixes
-//! shared or not.
+//! Keys and values are in KV-cache pages of [`BLOCK`] positions. Branches share the pages that the prefix fills
+//! completely. A page that the prefix fills partly is copied for each branch: the prefix's rows are written into all
+//! copies. So each branch sees the same pages, and gets the same bits, as if it were alone, no matter how sequences are
+//! packed or whether prefixes are shared.
 //!
-//! This module does not know where tokens come from, nor how scores are used.
+//! This module does not know the source of the tokens or the use of the scores.
 
 mod dropout;
 mod pieces;
@@ -28,7 +28,7 @@ use std::ops::Range;
 /// A group: a prefix and the branches that continue it, such as a prompt and its completions.
 ///
 /// The tokens of branches are scored, each given all tokens before it. The first token of a branch with an empty prefix
-/// has nothing before it and is not scored. A prefix without branches is computed, and nothing is scored.
+/// has nothing before it and is not scored. A prefix without branches is computed, but nothing is scored.
 #[derive(Clone, Copy, Debug)]
 pub struct GroupSegment<'a> {
     /// Token ids of the prefix.
@@ -59,7 +59,7 @@ impl Capacity {
         }
         let rows = |tokens: usize| tokens.saturating_sub(1);
         let pages = |positions: usize| positions.div_ceil(BLOCK);
-        // The first branch continues in the prefix's pages; the other branches share the full ones.
+        // The first branch continues in the prefix's pages; the other branches share only the full pages.
         let first = pages(prefix + branches.first().map_or(0, |&b| rows(b)));
         let own = |b: usize| if rows(b) == 0 { 0 } else { pages(prefix + rows(b)) - prefix / BLOCK };
         Capacity {
@@ -68,12 +68,12 @@ impl Capacity {
             score_rows: branches.iter().map(|&b| if prefix == 0 { rows(b) } else { b }).sum(),
         }
     }
-    /// Upper bound on the size of a micro-batch of up to `max_tokens` tokens, cut from `groups` groups that have
-    /// `completions` completions in all, each group no larger than `one`.
+    /// Upper bound on the size of a micro-batch of up to `max_tokens` tokens that is taken from `groups` groups with
+    /// `completions` completions in total. Each group is at most as large as `one`.
     pub fn of_micro_batch(one: Capacity, groups: usize, completions: usize, max_tokens: usize) -> Capacity {
-        // A group larger than the budget is a micro-batch of its own, since groups are never cut. Smaller groups share
-        // a micro-batch up to the budget; each of their sequences may leave its last page, and the prompt's last page,
-        // partly unused.
+        // A group larger than the budget is a micro-batch of its own, since groups are never split. Smaller groups
+        // share a micro-batch up to the budget; each of their sequences may leave its last page, and the prompt's last
+        // page, partly unused.
         let tokens = one.tokens.max(max_tokens.min(groups * one.tokens));
         let blocks = tokens.div_ceil(BLOCK) + 2 * completions;
         Capacity {
@@ -107,8 +107,8 @@ impl std::ops::Add for Capacity {
     }
 }
 
-/// A packed batch in host memory. In the shapes: T rows, S block tables (one per sequence), W writes to the KV cache, R
-/// scored tokens.
+/// A packed batch in host memory. In the shapes, T is the number of rows, S of block tables (one per sequence), W of
+/// writes to the KV cache, and R of scored tokens.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Batch {
     /// Token id of each row `[T]`.
@@ -119,19 +119,19 @@ pub struct Batch {
     pub tables_of_rows: Vec<u32>,
     /// Block tables `[S, table_len]`: the KV-cache pages of each sequence, padded with 0.
     pub tables: Vec<u32>,
-    /// Number of pages of the longest sequence.
+    /// Number of pages in the longest sequence.
     pub table_len: usize,
-    /// Number of pages of all sequences.
+    /// Total number of pages.
     pub blocks: usize,
     /// For each write of a key and a value, the row that it comes from, ascending `[W]`.
     pub write_rows: Vec<u32>,
     /// For each write, its slot in the KV cache: page · 64 + position in the page `[W]`.
     pub write_slots: Vec<u32>,
-    /// First row of each independent group, then T. Groups share no pages.
+    /// First row of each independent group, followed by T. Groups share no pages.
     pub groups: Vec<u32>,
-    /// Index of the first scored token of each group, then R.
+    /// Index of the first scored token of each group, followed by R.
     pub score_groups: Vec<u32>,
-    /// Index of the first branch of each group, counted over all groups, then the number of branches.
+    /// Index of the first branch of each group, counted over all groups, followed by the number of branches.
     pub branch_groups: Vec<u32>,
     /// The row that predicts each scored token `[R]`, in the order of branches and of their tokens.
     pub score_rows: Vec<u32>,
@@ -139,8 +139,8 @@ pub struct Batch {
     pub targets: Vec<u32>,
     /// The range of scored tokens of each branch, in the order in which groups and branches were given.
     pub scores_of_branches: Vec<Range<usize>>,
-    /// Index of the branch that each row belongs to `[T]`, counted over all groups. A prefix's rows belong to the first
-    /// branch of the group as it was given, whether the prefix is shared or not.
+    /// Index of the branch to which each row belongs `[T]`, counted over all groups. A prefix's rows belong to the
+    /// first branch in the order given, whether the prefix is shared or not.
     pub branches_of_rows: Vec<u32>,
 }
 
@@ -166,7 +166,7 @@ impl Batch {
     }
 }
 
-/// A batch being built. Its block tables are not padded to one length yet.
+/// A batch under construction. Its block tables are not yet padded to one length.
 #[derive(Default)]
 struct Packer {
     batch: Batch,
@@ -174,7 +174,7 @@ struct Packer {
 }
 
 impl Packer {
-    /// Adds a group. `owner` is the index of the branch that the prefix's rows belong to.
+    /// Adds a group. `owner` is the index of the branch to which the prefix's rows belong.
     fn group(&mut self, group: &GroupSegment<'_>, owner: u32) {
         let prefix = group.prefix;
         let first_row = self.batch.ids.len() as u32;
@@ -197,7 +197,7 @@ impl Packer {
         }
 
         for (position, &id) in prefix.iter().enumerate() {
-            // A prefix row in a partly filled page is written to the copy of every branch.
+            // A prefix row in a partly filled page is written to the copies of all branches.
             let straddles = position >= prefix.len() / BLOCK * BLOCK;
             let tables = first_table..if straddles { self.tables.len() } else { first_table + 1 };
             self.row(id, position, first_table, tables);
@@ -209,7 +209,7 @@ impl Packer {
                 self.row(id, prefix.len() + i, table, table..table + 1);
                 self.batch.branches_of_rows.push(self.batch.scores_of_branches.len() as u32);
             }
-            // Token i of a branch is predicted by the row before it; for i = 0 that is the prefix's last row.
+            // Token i of a branch is predicted by the row before it. For i = 0 this is the prefix's last row.
             let scored = usize::from(prefix.is_empty())..tokens.len();
             let start = self.batch.targets.len();
             for i in scored {
@@ -221,7 +221,7 @@ impl Packer {
         }
     }
 
-    /// A block table for `positions` positions: it begins with the pages `shared` and continues with new ones.
+    /// A block table for `positions` positions. It starts with the pages `shared` and continues with new pages.
     fn table(&mut self, shared: &[u32], positions: usize) -> Vec<u32> {
         let mut table = shared.to_vec();
         while table.len() * BLOCK < positions {
@@ -264,9 +264,9 @@ pub struct BatchTensors {
     pub(crate) ids: Vec<u32>,
     /// First row and first branch of each independent group `[G + 1]`, in host memory.
     group_starts: Vec<(u32, u32)>,
-    /// Index lists that a forward or backward pass reads, concatenated so that they are copied at once: first rows and
-    /// first scored tokens of the G groups `[G + 1]`, rows and ids of the R scored tokens `[R]`, and the group offsets
-    /// of each piece of the head.
+    /// Index lists that a forward or backward pass reads, concatenated so that they are copied at once. They are the
+    /// first rows and the first scored tokens of the G groups `[G + 1]`, the rows and ids of the R scored tokens `[R]`,
+    /// and the group offsets of each piece of the head.
     lists: Tensor,
     /// End of each of the first four lists.
     ends: [usize; 4],
@@ -315,7 +315,7 @@ impl BatchTensors {
         }
     }
     /// Sets the dropout on the inputs of LoRA adapters, for the next [`forward`](crate::net::forward) and its backward
-    /// pass. A new batch has none.
+    /// pass. A new batch has no dropout.
     pub fn set_dropout(&mut self, dropout: Option<Dropout>) {
         self.dropout = dropout;
     }
@@ -336,8 +336,8 @@ impl BatchTensors {
     pub(crate) fn score_groups(&self) -> View<'_> {
         self.lists.rows(self.ends[0]..self.ends[1])
     }
-    /// The pieces of scored rows that the head computes one after the other, each with the offsets of its groups,
-    /// counted from the piece's first row.
+    /// The pieces of scored rows that the head computes one after another, each with its group offsets, counted from
+    /// the first row of the piece.
     pub(crate) fn head_pieces(&self) -> impl Iterator<Item = (Range<usize>, View<'_>)> {
         self.head_pieces.iter().map(|(piece, groups)| (piece.clone(), self.lists.rows(groups.clone())))
     }

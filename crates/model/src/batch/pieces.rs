@@ -1,16 +1,17 @@
-//! Cuts the scored rows of a batch into pieces, so that a pass can be cancelled between two pieces of the head.
+//! Splits the scored rows of a batch into pieces, so that a pass can be cancelled between two pieces of the head.
 
 use std::ops::Range;
 
-/// The most rows of a piece. It equals the block size of the head's operation, so that cutting costs nothing.
+/// Maximum number of rows in a piece. It equals the block size of the head's operation, so that splitting costs
+/// nothing.
 const MAX_ROWS: usize = 512;
-/// Pieces are cut at multiples of this many rows of a group, since sums over rows are formed in steps of 32 (bf16 on
-/// AMX tiles).
+/// Pieces are split at multiples of this many rows of a group, because sums over rows are formed in steps of 32 (bf16
+/// on AMX tiles).
 const STEP: usize = 32;
 
-/// Cuts rows into pieces of up to 512 rows: between groups, or at multiples of 32 rows of a group, where a cut changes
-/// no bit. `groups: [G + 1]` has the first row of each group, then the number of rows. Each piece comes with the
-/// offsets of its groups, counted from its first row.
+/// Splits rows into pieces of up to 512 rows: between groups, or at multiples of 32 rows of a group, where a split does
+/// not change a bit. `groups: [G + 1]` contains the first row of each group, followed by the number of rows. Each piece
+/// comes with its group offsets, counted from the first row of the piece.
 pub(super) fn head_pieces(groups: &[u32]) -> Vec<(Range<usize>, Vec<u32>)> {
     let mut out: Vec<(Range<usize>, Vec<u32>)> = Vec::new();
     for ends in groups.windows(2) {

@@ -7,19 +7,19 @@ use kernels::ops::sample;
 use kernels::{DType, Memory, Tensor, View};
 use std::ops::Range;
 
-/// The rows of an inference step, on the device. In the shapes: T rows of S sequences, W writes to the KV cache, and D
-/// rows from which a token is sampled.
+/// The rows of an inference step, on the device. In the shapes, T is the number of rows, S of sequences, W of writes to
+/// the KV cache, and D of rows from which a token is sampled.
 #[derive(Debug)]
 pub struct InferRows {
     /// All lists, concatenated in the order of [`Lists`]; the tensor has room for more.
     device: Tensor,
     /// Copy of the lists in host memory.
     staging: Vec<u32>,
-    /// Block tables as they were last set: `[tables, table_len]`.
+    /// Block tables as they were last set `[tables, table_len]`.
     tables: Vec<u32>,
     table_len: usize,
     lists: Lists,
-    /// Largest D (rows to sample from) that there is room for.
+    /// Largest D (rows to sample from) for which there is room.
     max_sampled: usize,
 }
 
@@ -32,7 +32,7 @@ struct Lists {
     write_rows: Range<usize>,
     write_slots: Range<usize>,
     tables: Range<usize>,
-    /// `sampled` and `draws` come last, so that they can be copied alone and grow.
+    /// `sampled` and `draws` come last, so that they can be copied separately and can grow.
     sampled: Range<usize>,
     draws: Range<usize>,
 }
@@ -109,8 +109,8 @@ impl InferRows {
         };
         self.device.rows_mut(0..staging.len()).copy_from_u32(staging);
     }
-    /// Replaces the rows to sample from, with one copy to the device. For steps that sample from more rows than there
-    /// is room for at once.
+    /// Replaces the rows to sample from, with one copy to the device. For steps that sample from more rows than fit at
+    /// once.
     pub fn set_sampled(&mut self, rows: &[u32], draws: &[u32]) {
         assert!(rows.len() <= self.max_sampled, "{} rows to sample from", rows.len());
         let start = self.lists.sampled.start;
@@ -162,7 +162,7 @@ impl InferRows {
     }
 }
 
-/// The lists of a step, as operations read them. T rows, S sequences, W writes.
+/// The lists of a step in the form that operations read, for T rows, S sequences and W writes.
 #[derive(Clone, Copy)]
 pub(crate) struct RowViews<'a> {
     /// Token ids `[T]`.

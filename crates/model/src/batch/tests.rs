@@ -1,4 +1,4 @@
-//! The layout of packed batches, against one worked out token by token.
+//! Compares the layout of packed batches with a layout that is worked out token by token.
 
 mod tensors;
 
@@ -9,9 +9,9 @@ fn ids(first: u32, len: usize) -> Vec<u32> {
     (first..first + len as u32).collect()
 }
 
-/// Every sequence (prefix + branch) must see, through its table, exactly its own tokens at their positions; pages
-/// must be shared only where they are full of prefix; and scores must point at the row before the token, of the same
-/// sequence.
+/// Checks that every sequence (prefix + branch) sees exactly its own tokens at their positions through its table, that
+/// pages are shared only where the prefix fills them, and that each score points at the row before its token, in the
+/// same sequence.
 fn check(groups: &[(Vec<u32>, Vec<Vec<u32>>)], sharing: bool) -> Batch {
     let branches: Vec<Vec<&[u32]>> = groups.iter().map(|(_, b)| b.iter().map(|b| b.as_slice()).collect()).collect();
     let segments: Vec<_> =
@@ -23,7 +23,7 @@ fn check(groups: &[(Vec<u32>, Vec<Vec<u32>>)], sharing: bool) -> Batch {
     assert_eq!(batch.capacity(), expected.fold(Capacity::default(), |a, b| a + b));
     assert!(batch.write_rows.is_sorted());
 
-    // The row in each slot after the writes; a slot is written once.
+    // The row that each slot holds after the writes. Each slot is written once.
     let mut slots = BTreeMap::new();
     for (&row, &slot) in batch.write_rows.iter().zip(&batch.write_slots) {
         assert!((slot as usize) < batch.blocks * BLOCK);
@@ -33,7 +33,7 @@ fn check(groups: &[(Vec<u32>, Vec<Vec<u32>>)], sharing: bool) -> Batch {
         let t = batch.tables_of_rows[row] as usize * batch.table_len;
         &batch.tables[t..t + batch.table_len]
     };
-    // The tokens that a row attends, itself included.
+    // The tokens to which a row attends, itself included.
     let seen = |row: usize| -> Vec<u32> {
         let slot = |p: usize| table(row)[p / BLOCK] * BLOCK as u32 + (p % BLOCK) as u32;
         let rows = (0..=batch.positions[row] as usize).map(|p| slots[&slot(p)] as usize);
@@ -66,7 +66,7 @@ fn check(groups: &[(Vec<u32>, Vec<Vec<u32>>)], sharing: bool) -> Batch {
     }
     assert_eq!(pages.len(), batch.blocks, "every page is used");
 
-    // A row of a branch is that branch's; a prompt's row, in every copy, the first branch's of its group.
+    // A branch's rows belong to the branch; a prompt's rows, in every copy, belong to the first branch of its group.
     let mut expected = Vec::new();
     let mut first = 0;
     for (prefix, branches) in groups {
@@ -93,7 +93,8 @@ fn every_row_sees_its_own_sequence() {
             let lengths = [1, 64, 100, 0, 2];
             let branches: Vec<_> = lengths.iter().enumerate().map(|(i, &n)| ids(1000 * (i as u32 + 1), n)).collect();
             let one = (ids(0, prompt), branches.clone());
-            // The first branch takes the prefix's table: let it be short and long.
+            // The first branch continues the prefix's table. Both orders are tested, so that it is once short and once
+            // long.
             let other = (ids(500, prompt), branches.iter().rev().cloned().collect());
             check(&[one, other, (ids(7, 5), vec![])], sharing);
         }
@@ -106,7 +107,8 @@ fn a_prompt_is_computed_once() {
     let shared = check(std::slice::from_ref(&group), true);
     assert_eq!(shared.ids.len(), 77 + 3 * 99);
     assert_eq!(shared.groups, [0, 374]);
-    // One full page of the prompt; its straddling page and one or two more for each branch (77 + 99 = 176 positions).
+    // One full page of the prompt is shared. Each branch needs a copy of the prompt's partial page and one or two more
+    // (77 + 99 = 176 positions).
     assert_eq!(shared.blocks, 1 + 3 * 2);
     assert_eq!(shared.write_rows.len(), 64 + 3 * 13 + 3 * 99);
     let apart = check(&[group], false);

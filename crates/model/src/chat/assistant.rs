@@ -1,6 +1,6 @@
-//! Finds the tokens of a conversation that the assistant wrote. The chat template marks them with `{% generation %}`;
-//! for well-known templates without such marks, the [training](super::training) version of the template does; in any
-//! other template they are the printed part of an assistant's message after the header of an answer
+//! Finds the tokens of a conversation that the assistant wrote. The chat template marks them with `{% generation %}`.
+//! For well-known templates without such marks, the [training](super::training) version of the template marks them. In
+//! any other template they are the printed part of an assistant's message after the header of an answer
 //! ([`super::turns`]).
 
 use super::environment::{MARKS, marked};
@@ -11,21 +11,21 @@ use crate::{Error, Result};
 use serde_json::Value;
 use std::ops::Range;
 
-/// The token ids of a conversation, with those that an assistant wrote.
+/// The token ids of a conversation, with a mask of those that an assistant wrote.
 #[derive(Clone, Debug, PartialEq)]
 pub struct AssistantTokens {
     /// The ids of the whole conversation.
     pub ids: Vec<u32>,
     /// For each id, whether an assistant wrote it.
     pub mask: Vec<bool>,
-    /// How many of the ids are those of the prompt; 0 if there is no completion.
+    /// The number of ids that belong to the prompt; 0 if there is no completion.
     pub border: usize,
 }
 
 impl PromptEncoder<'_> {
     /// Token ids of a conversation, and for each whether an assistant wrote it (transformers'
-    /// `return_assistant_tokens_mask`). `completion` continues `prompt`, and may be empty. An error if a message of an
-    /// assistant cannot be found in the rendered text, or if no token is an assistant's.
+    /// `return_assistant_tokens_mask`). `completion` continues `prompt`, and may be empty. Fails if an assistant's
+    /// message cannot be found in the rendered text, or if no token was written by an assistant.
     pub fn encode_assistant(&self, prompt: &[Value], completion: &[Value]) -> Result<AssistantTokens> {
         let Some(template) = self.template else { return Err(no_template()) };
         let messages = [prompt, completion].concat();
@@ -107,7 +107,7 @@ impl PromptEncoder<'_> {
     }
 }
 
-/// Removes the marks from a text, and gives the ranges of characters that were between them.
+/// Removes the marks from a text, and returns the ranges of characters that were between them.
 fn without_marks(marked: &str) -> (String, Vec<Range<usize>>) {
     let (mut text, mut stretches, mut begin, mut at) = (String::with_capacity(marked.len()), Vec::new(), None, 0);
     for c in marked.chars() {

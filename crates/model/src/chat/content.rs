@@ -1,10 +1,10 @@
-//! The content of a prompt or a completion: a text, or chat messages. Chat templates are applied elsewhere.
+//! The content of a prompt or a completion: a string, or chat messages. Chat templates are applied elsewhere.
 
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use std::borrow::Cow;
 
-/// A prompt or a completion: a text, or a conversation.
+/// A prompt or a completion: a string, or a conversation.
 ///
 /// A conversation's messages are kept as JSON objects (`role`, `content`, and other fields of the dataset), so that
 /// reward functions receive them complete.
@@ -18,13 +18,13 @@ pub enum Content {
 }
 
 impl Content {
-    /// A conversation of one assistant message. Rewards get the completion of a conversational prompt in this form, as
-    /// in TRL.
+    /// A conversation of one assistant message. As in TRL, rewards get the completion of a conversational prompt in
+    /// this form.
     pub fn assistant(text: impl Into<String>) -> Self {
         Content::Messages(vec![serde_json::json!({"role": "assistant", "content": text.into()})])
     }
 
-    /// Reads a text, or a list of messages with a role and a content, from JSON. The error describes the fault.
+    /// Reads a string, or a list of messages with a role and a content, from JSON. The error describes the fault.
     pub fn read(value: &Value) -> Result<Content, String> {
         match value {
             Value::String(text) => Ok(Content::Text(text.clone())),
@@ -63,8 +63,8 @@ impl Content {
     }
 
     /// Splits two answers into their common beginning and two different rests, as TRL does: common messages of
-    /// conversations, or common characters of texts, without a space at their end where the texts part. Neither rest is
-    /// empty: of an answer that begins the other one, the last message or character is its rest.
+    /// conversations, or common characters of strings, without a space where the strings diverge. Neither rest is
+    /// empty: if one answer is a prefix of the other, its rest is its last message or character.
     pub fn split_common(chosen: Content, rejected: Content) -> Result<[Content; 3], String> {
         match (chosen, rejected) {
             (Content::Text(chosen), Content::Text(rejected)) => {
@@ -90,7 +90,7 @@ impl Content {
         }
     }
 
-    /// The text to score: the text itself, or the texts of all messages joined by newlines.
+    /// The text to score: the string itself, or the texts of all messages joined by newlines.
     ///
     /// A message's `content` may be a string or a list of parts; parts with a `text` are used.
     pub fn text(&self) -> Cow<'_, str> {
@@ -101,7 +101,7 @@ impl Content {
     }
 }
 
-/// A message with `role` and `content`. Messages in ShareGPT's form, with `from` and `value`, are converted.
+/// A message with `role` and `content`. A message in ShareGPT's form, with `from` and `value`, is converted.
 fn in_chatml(message: &Value) -> Value {
     let mut message = message.clone();
     if let Value::Object(fields) = &mut message
@@ -116,13 +116,13 @@ fn in_chatml(message: &Value) -> Value {
     message
 }
 
-/// Length of the common beginning of two lists; less than the length of either.
+/// Length of the common beginning of two lists, always less than the length of either list.
 fn common<T: PartialEq>(a: &[T], b: &[T]) -> usize {
     let same = a.iter().zip(b).take_while(|(a, b)| a == b).count();
     same.min(a.len().min(b.len()).saturating_sub(1))
 }
 
-/// The first characters of a value's JSON, for messages.
+/// The first characters of a value's JSON, for error messages.
 fn beginning(value: &Value) -> String {
     let text = value.to_string();
     if text.chars().count() <= 60 { text } else { text.chars().take(60).chain("…".chars()).collect() }

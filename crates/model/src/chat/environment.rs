@@ -16,7 +16,7 @@ pub(super) fn new(sources: &BTreeMap<String, String>, time: PromptTime) -> Resul
     env.set_auto_escape_callback(|_| AutoEscape::None);
     env.set_formatter(|out, _, value| out.write_str(&python::print(value)?).map_err(minijinja::Error::from));
     operators::add(&mut env);
-    // Python's texts and dictionaries have a length and items, too; so has Jinja's undefined value.
+    // In Python, strings and dictionaries have a length and items, too, and so does Jinja's undefined value.
     let is_sequence = |value: &Value| {
         let counted = [ValueKind::String, ValueKind::Seq, ValueKind::Iterable, ValueKind::Map, ValueKind::Undefined];
         counted.contains(&value.kind())
@@ -57,8 +57,8 @@ pub(super) fn failed(error: minijinja::Error) -> Error {
     Error::Chat(message)
 }
 
-/// The filter `tojson(value, ensure_ascii, indent, separators, sort_keys)` with the defaults of transformers: only what
-/// JSON must escape is escaped.
+/// The filter `tojson(value, ensure_ascii, indent, separators, sort_keys)` with the defaults of transformers. It
+/// escapes only characters that JSON requires to be escaped.
 fn tojson(value: &Value, positional: Rest<Value>, kwargs: Kwargs) -> std::result::Result<String, minijinja::Error> {
     let bad = |message: &str| minijinja::Error::new(ErrorKind::InvalidOperation, format!("tojson: {message}"));
     let argument = |place: usize, name: &str| -> std::result::Result<Option<Value>, minijinja::Error> {
@@ -111,9 +111,9 @@ pub(super) fn marks_generation(source: &str) -> bool {
     source.contains("endgeneration")
 }
 
-/// Replaces `{% generation %}` … `{% endgeneration %}`, which mark the assistant's text, by `with` blocks: both print
-/// nothing and open a scope. With `marks`, the blocks print [`MARKS`] around their text. Whitespace control (`-` and
-/// `+`) of the tags is kept.
+/// Replaces `{% generation %}` … `{% endgeneration %}`, which mark the assistant's text, by `with` blocks. Both kinds
+/// of block print nothing and open a scope. With `marks`, the blocks print [`MARKS`] around their text. Whitespace
+/// control (`-` and `+`) of the tags is kept.
 fn generation(source: &str, marks: bool) -> String {
     let [begin_mark, end_mark] = MARKS;
     let mut out = String::with_capacity(source.len());
@@ -141,8 +141,8 @@ fn generation(source: &str, marks: bool) -> String {
                 }
             }
             "raw" => {
-                // The text after this tag is literal, up to the tag that ends it. Jinja keeps the line feed after this
-                // tag, and minijinja drops one.
+                // The text after this tag is literal, up to the closing tag. Jinja keeps the line feed after this tag,
+                // but minijinja drops one.
                 out.push_str(tag);
                 if after.starts_with('\n') && !tag.ends_with("-%}") {
                     out.push('\n');
@@ -160,7 +160,7 @@ fn generation(source: &str, marks: bool) -> String {
     out
 }
 
-/// Where the tag `{% endraw %}` begins; the end of the text if there is none.
+/// The position of the tag `{% endraw %}`; the end of the text if there is none.
 fn end_of_raw(text: &str) -> usize {
     let is_end = |at: &usize| text[at + 2..].trim_start_matches(['-', '+']).trim_start().starts_with("endraw");
     text.match_indices("{%").map(|(at, _)| at).find(is_end).unwrap_or(text.len())

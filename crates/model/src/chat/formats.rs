@@ -1,4 +1,4 @@
-//! Texts with `%` as Python formats them, and the filters that read numbers.
+//! Python's `%` string formatting, and the filters that parse numbers.
 
 use super::limits::charge;
 use super::methods::Arguments;
@@ -20,7 +20,7 @@ struct Conversion<'f> {
 }
 
 impl<'f> Conversion<'f> {
-    /// Reads what follows a `%`, and returns the rest of the format with it.
+    /// Parses the characters after a `%`. Returns the conversion and the rest of the format.
     fn read(format: &'f str) -> Result<(Conversion<'f>, &'f str), Error> {
         let ends_early = || refused("%: the format ends within a conversion");
         let (key, rest) = match format.strip_prefix('(') {
@@ -46,13 +46,13 @@ fn while_in(text: &str, belongs: impl Fn(char) -> bool) -> (&str, &str) {
     text.split_at(text.find(|c| !belongs(c)).unwrap_or(text.len()))
 }
 
-/// A number at the beginning of a text, or a `*`.
+/// A number at the beginning of a string, or a `*`.
 fn size(text: &str) -> (Option<&str>, &str) {
     let (digits, rest) = if text.starts_with('*') { text.split_at(1) } else { while_in(text, |c| c.is_ascii_digit()) };
     (Some(digits).filter(|digits| !digits.is_empty()), rest)
 }
 
-/// Python's `format % values`: a tuple gives several values, a dictionary gives them by name.
+/// Python's `format % values`. A tuple provides several values; a dictionary provides them by name.
 pub(super) fn percent(text: &str, values: &Value) -> Result<String, Error> {
     let of_tuple: Vec<Value> = if values.is_tuple() { values.try_iter()?.collect() } else { vec![values.clone()] };
     let mut left = of_tuple.into_iter();
@@ -113,7 +113,7 @@ fn converted(
     format(FormatStyle::Printf, &one, &[number])
 }
 
-/// The whole part of a float.
+/// The integer part of a float.
 fn whole(value: &Value) -> Option<i128> {
     let float = f64::try_from(value.clone()).ok().filter(|x| !value.is_integer() && x.abs() < 1e38)?;
     (value.kind() == ValueKind::Number).then_some(float as i128)
@@ -131,7 +131,7 @@ pub(super) fn format_filter(all: &[Value]) -> Outcome {
     percent(&text, &values).map(Value::from)
 }
 
-/// The filter `int`: a text that is not a number gives the default.
+/// The filter `int`. A string that is not a number gives the default.
 pub(super) fn int(all: &[Value]) -> Outcome {
     let [value, default, base] = Arguments::of("int", all).by_name(["", "default", "base"])?;
     let value = value.unwrap_or_default();
@@ -159,7 +159,7 @@ pub(super) fn int(all: &[Value]) -> Outcome {
     }
 }
 
-/// The filter `float`: a text that is not a number gives the default.
+/// The filter `float`. A string that is not a number gives the default.
 pub(super) fn float(all: &[Value]) -> Outcome {
     let [value, default] = Arguments::of("float", all).by_name(["", "default"])?;
     let value = value.unwrap_or_default();
@@ -183,7 +183,7 @@ fn truncated(x: f64) -> Outcome {
     }
 }
 
-/// The digits of a number without the underscores between them; none if an underscore is elsewhere.
+/// The digits of a number without the underscores between them; `None` if an underscore is anywhere else.
 fn without_underscores(digits: &str) -> Option<String> {
     let in_place = !digits.starts_with('_') && !digits.ends_with('_') && !digits.contains("__");
     in_place.then(|| digits.replace('_', ""))
@@ -193,7 +193,7 @@ fn trimmed(text: &str) -> &str {
     text.trim_matches(super::letters::is_space)
 }
 
-/// Python's `int(text, base)`; none if the text is not such a number. An error if the number is too large here.
+/// Python's `int(text, base)`; `None` if the string is not such a number. Fails if the number is too large here.
 fn int_in(text: &str, base: u32) -> Result<Option<Value>, Error> {
     let text = trimmed(text);
     let (negative, digits) = match text.strip_prefix('-') {
@@ -221,7 +221,7 @@ fn int_in(text: &str, base: u32) -> Result<Option<Value>, Error> {
     Ok(Some(i64::try_from(number).map_or_else(|_| Value::from(number), Value::from)))
 }
 
-/// Python's `float(text)`; none if the text is not a number.
+/// Python's `float(text)`; `None` if the string is not a number.
 fn float_in(text: &str) -> Option<f64> {
     without_underscores(trimmed(text))?.parse().ok()
 }

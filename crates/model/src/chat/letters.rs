@@ -1,4 +1,4 @@
-//! Classes and cases of characters as Python's texts have them.
+//! Classes and cases of characters, as Python's strings define them.
 
 use super::python::refused;
 use minijinja::Error;
@@ -36,7 +36,7 @@ static IDENTIFIER: LazyLock<Regex> = LazyLock::new(|| compiled(r"^[\p{XID_Start}
 static PRINTABLE: LazyLock<Regex> = LazyLock::new(|| compiled(r"^(?: |[^\p{C}\p{Z}])*$"));
 static WORD: LazyLock<Regex> = LazyLock::new(|| compiled(r"[\p{L}\p{N}_]+"));
 
-/// Python's methods `isdigit`, `isalpha` and so on, which test the complete text.
+/// Python's methods `isdigit`, `isalpha` and so on, which test the whole string.
 pub(super) fn is_all(method: &str, text: &str) -> bool {
     let class = match method {
         "isdigit" => &DIGIT,
@@ -50,17 +50,17 @@ pub(super) fn is_all(method: &str, text: &str) -> bool {
     class.is_match(text)
 }
 
-/// The number of words, as `\w+` of Python's `re` finds them.
+/// The number of words: the matches of `\w+` in Python's `re`.
 pub(super) fn words(text: &str) -> usize {
     WORD.find_iter(text).count()
 }
 
-/// Whether Python's texts are split and stripped at this character.
+/// Whether Python splits and strips strings at this character.
 pub(super) fn is_space(c: char) -> bool {
     c.is_whitespace() || ('\u{1c}'..='\u{1f}').contains(&c)
 }
 
-/// Whether a line of Python's texts ends at this character.
+/// Whether Python's `splitlines` ends a line at this character.
 pub(super) fn ends_line(c: char) -> bool {
     matches!(c, '\n' | '\r' | '\u{b}' | '\u{c}' | '\u{1c}'..='\u{1e}' | '\u{85}' | '\u{2028}' | '\u{2029}')
 }
@@ -92,7 +92,7 @@ pub(super) fn fold_case(text: &str) -> String {
     out
 }
 
-/// The letters in which two are written as one, as capital, with a capital first, and small.
+/// Digraphs that are one character, each as capital, title case and small letter.
 const PAIRS: [[char; 3]; 4] = [['Ǆ', 'ǅ', 'ǆ'], ['Ǉ', 'ǈ', 'ǉ'], ['Ǌ', 'ǋ', 'ǌ'], ['Ǳ', 'ǲ', 'ǳ']];
 
 fn is_title_letter(c: char) -> bool {
@@ -106,7 +106,7 @@ fn title_letter(c: char) -> Result<String, Error> {
         return Ok((*title).into());
     }
     match c {
-        // Georgian has no capitals in titles.
+        // Georgian letters are not capitalised in titles.
         '\u{10d0}'..='\u{10ff}' => Ok(c.into()),
         'ŉ' | '\u{1f80}'..='\u{1ffc}' if c.to_uppercase().count() > 1 => {
             Err(refused(format!("the capital letter of {c:?} in a title is not known here")))
@@ -118,7 +118,7 @@ fn title_letter(c: char) -> Result<String, Error> {
     }
 }
 
-/// `str.title`: every letter that follows a letter is small, all others are capitals.
+/// `str.title`: letters that follow a letter become small, all others become capitals.
 pub(super) fn title(text: &str) -> Result<String, Error> {
     let (mut out, mut in_word) = (String::with_capacity(text.len()), false);
     for c in text.chars() {

@@ -1,6 +1,6 @@
-//! Limits on chat templates. Templates are downloaded with models, so one that would build values without end must fail
-//! with an error. minijinja limits the number of instructions (its fuel); this file limits what a single instruction
-//! can build or read.
+//! Limits on chat templates. Templates are downloaded with models, so a template that would build values without end
+//! must fail with an error. minijinja limits the number of instructions (its fuel); this module limits how much a
+//! single instruction can build or read.
 
 use crate::{Error, Result};
 use minijinja::machinery::{Token, ast, tokenize};
@@ -10,29 +10,29 @@ use minijinja::{Error as Failure, ErrorKind};
 use std::cell::Cell;
 
 /// Budget of one rendering: bytes of text and elements of lists that it may build or read. A conversation of a million
-/// tokens has 4 MB, and templates copy a message a few times.
+/// tokens has 4 MB, and templates copy a message only a few times.
 pub(super) const BUDGET: usize = 64 << 20;
-/// Most elements of one value, nested ones included.
+/// Maximum number of elements of one value, nested ones included.
 const ELEMENTS: usize = 1 << 20;
 /// Deepest nesting of lists.
 pub(super) const DEPTH: usize = 200;
-/// The most `namespace` objects of one rendering. They are limited because they can contain one another.
+/// Maximum number of `namespace` objects in one rendering. They are limited because they can contain one another.
 const NAMESPACES: usize = 1000;
-/// Most instructions of one rendering; a message takes about a hundred.
+/// Maximum number of instructions in one rendering; a message takes about a hundred.
 const FUEL: u64 = 10_000_000;
-/// Most bytes of literal text (outside expressions) that one rendering may print.
+/// Maximum number of bytes of literal text (outside expressions) that one rendering may print.
 const PRINTED: u64 = 1 << 30;
-/// Most bytes of a template's source.
+/// Maximum size of a template's source, in bytes.
 const SOURCE: usize = 1 << 20;
-/// Most tokens of one expression: the syntax tree of `1+1+1…` is as deep as the expression is long.
+/// Maximum number of tokens in one expression. The syntax tree of `1+1+1…` is as deep as the expression is long.
 const TOKENS: usize = 2000;
-/// Most `elif` branches of a template: each is nested in the one before.
+/// Maximum number of `elif` branches in a template. Each is nested in the one before.
 const BRANCHES: usize = 500;
-/// Most bytes or elements of a constant that is computed when a template is compiled, such as `"=" * 40`.
+/// Maximum number of bytes or elements of a constant that the compiler computes, such as `"=" * 40`.
 const CONSTANT: f64 = 65_536.0;
 
 thread_local! {
-    /// Budget that the current rendering on this thread has left: bytes and elements, and namespaces.
+    /// The remaining budget of the current rendering on this thread: bytes and elements, and namespaces.
     static LEFT: Cell<(usize, usize)> = const { Cell::new((0, 0)) };
 }
 
@@ -45,7 +45,7 @@ pub(super) fn too_large(what: &str) -> Failure {
     Failure::new(ErrorKind::InvalidOperation, format!("{what}: a template may not build values that large"))
 }
 
-/// Subtracts bytes or elements that are about to be built or read from the budget; an error if it is exhausted.
+/// Subtracts bytes or elements from the budget before they are built or read; fails if the budget is exhausted.
 pub(super) fn charge(amount: usize) -> std::result::Result<(), Failure> {
     let (left, namespaces) = LEFT.get();
     let rest = left.checked_sub(amount).ok_or_else(|| {
@@ -56,7 +56,7 @@ pub(super) fn charge(amount: usize) -> std::result::Result<(), Failure> {
     Ok(())
 }
 
-/// Subtracts one namespace from the budget; an error if none is left.
+/// Subtracts one namespace from the budget; fails if none is left.
 pub(super) fn charge_namespace() -> std::result::Result<(), Failure> {
     let (left, namespaces) = LEFT.get();
     let rest = namespaces.checked_sub(1).ok_or_else(|| too_large(&format!("more than {NAMESPACES} namespaces")))?;
@@ -72,7 +72,7 @@ pub(super) struct Size {
     pub(super) text: usize,
 }
 
-/// The size of a value; an error if the value is too large or nested too deeply.
+/// The size of a value; fails if the value is too large or nested too deeply.
 pub(super) fn size(value: &Value) -> std::result::Result<Size, Failure> {
     let mut size = Size::default();
     add_size(value, 0, &mut size)?;
@@ -98,7 +98,7 @@ fn add_size(value: &Value, depth: usize, size: &mut Size) -> std::result::Result
     }
 }
 
-/// The most instructions that one rendering may run, given the length of the template's longest literal text.
+/// The maximum number of instructions in one rendering, given the length of the template's longest literal text.
 pub(super) fn fuel(longest_literal: usize) -> u64 {
     FUEL.min(PRINTED / longest_literal.max(1) as u64)
 }
@@ -128,7 +128,7 @@ pub(super) fn check_source(name: &str, source: &str, syntax: &SyntaxConfig) -> R
     Ok(longest)
 }
 
-/// Checks that constants which the compiler computes are small.
+/// Checks that the constants computed by the compiler are small.
 pub(super) fn check_constants(name: &str, tree: &ast::Stmt<'_>) -> Result<()> {
     let tree = serde_json::to_value(tree).map_err(|e| Error::Chat(format!("template `{name}`: {e}")))?;
     constant(&tree).map(drop).map_err(|size| {
@@ -136,9 +136,9 @@ pub(super) fn check_constants(name: &str, tree: &ast::Stmt<'_>) -> Result<()> {
     })
 }
 
-/// Upper bounds for a constant expression of the syntax tree: its length if it is a text or a list, and its value if it
-/// is a number. None if the expression is not constant; an error if a computed constant is too large. A node of the
-/// tree has its kind in `expr`, and its fields and location in `inner`.
+/// Upper bounds for a constant expression of the syntax tree: its length if it is a string or a list, and its value if
+/// it is a number. `None` if the expression is not constant. Fails if a computed constant is too large. In a node of
+/// the tree, `expr` contains the kind, and `inner` contains the fields and the location.
 fn constant(node: &serde_json::Value) -> std::result::Result<Option<(f64, f64)>, f64> {
     use serde_json::Value as Json;
     let fields = match node {

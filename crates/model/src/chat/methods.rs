@@ -1,5 +1,5 @@
-//! Methods of Python's texts, lists and dictionaries that templates call, if minijinja lacks them or differs. The
-//! caller charges the size of their inputs to the rendering's budget; additions to a text are charged here.
+//! Methods of Python's strings, lists and dictionaries that minijinja lacks or defines differently. The caller charges
+//! the size of their inputs to the rendering's budget; additions to a string are charged here.
 
 use super::letters;
 use super::limits::charge;
@@ -9,7 +9,7 @@ use minijinja::value::{Tuple, Value, ValueKind};
 
 type Outcome = std::result::Result<Value, Error>;
 
-/// The arguments of a call, by place or by name.
+/// The arguments of a call, positional or by name.
 pub(super) struct Arguments<'a> {
     call: &'a str,
     places: &'a [Value],
@@ -17,7 +17,7 @@ pub(super) struct Arguments<'a> {
 }
 
 impl<'a> Arguments<'a> {
-    /// The arguments of the method or filter `call`. Keyword arguments are the last of `all`.
+    /// The arguments of the method or filter `call`. Keyword arguments are the last element of `all`.
     pub(super) fn of(call: &'a str, all: &'a [Value]) -> Arguments<'a> {
         match all.split_last() {
             Some((last, places)) if last.is_kwargs() => Arguments { call, places, named: Some(last) },
@@ -25,8 +25,8 @@ impl<'a> Arguments<'a> {
         }
     }
 
-    /// The arguments by their names; `None` for one that is missing. An argument without a name is given by its place
-    /// only. An error if there are others.
+    /// The arguments by their names; `None` for a missing argument. An argument without a name is positional only.
+    /// Fails if there are other arguments.
     pub(super) fn by_name<const N: usize>(&self, names: [&str; N]) -> Result<[Option<Value>; N], Error> {
         let mut found = [const { None }; N];
         if self.places.len() > N {
@@ -48,7 +48,7 @@ impl<'a> Arguments<'a> {
         text.ok_or_else(|| refused(format!("{}: expected a text", self.call)))
     }
 
-    /// An integer; `None` if the argument is missing or none.
+    /// An integer; `None` if the argument is missing or Python's `None`.
     fn number(&self, value: Option<Value>) -> Result<Option<i64>, Error> {
         let Some(value) = value.filter(|value| !value.is_none()) else { return Ok(None) };
         let number = value.as_i64().filter(|_| value.is_integer() || value.kind() == ValueKind::Bool);
@@ -56,7 +56,7 @@ impl<'a> Arguments<'a> {
     }
 }
 
-/// Calls a method as Python does; `None` if it is not one of this file.
+/// Calls a method as Python does; `None` if this module does not define the method.
 pub(super) fn call(value: &Value, method: &str, all: &[Value]) -> Option<Outcome> {
     let arguments = Arguments::of(method, all);
     match value.as_str() {
@@ -137,7 +137,7 @@ fn list<'t>(pieces: impl IntoIterator<Item = &'t str>) -> Value {
 
 fn split(text: &str, arguments: &Arguments<'_>, from_right: bool) -> Outcome {
     let [separator, most] = arguments.by_name(["sep", "maxsplit"])?;
-    // A negative number of splits means that splits are not limited.
+    // A negative number of splits means no limit.
     let most = arguments.number(most)?.and_then(|most| usize::try_from(most).ok());
     let Some(separator) = separator.filter(|separator| !separator.is_none()) else {
         return Ok(list(split_at_spaces(text, most, from_right)));
@@ -155,7 +155,7 @@ fn split(text: &str, arguments: &Arguments<'_>, from_right: bool) -> Outcome {
     Ok(list(found))
 }
 
-/// The words of a text. Spaces at the far end of the last piece are kept if the text has more words than pieces.
+/// The words of a string. Spaces at the far end of the last piece are kept if the string has more words than pieces.
 fn split_at_spaces(text: &str, most: Option<usize>, from_right: bool) -> Vec<&str> {
     let (mut rest, mut found) = (text, Vec::new());
     loop {
@@ -188,7 +188,7 @@ fn split_lines(text: &str, arguments: &Arguments<'_>) -> Outcome {
     Ok(list(lines(text, keep.is_some_and(|keep| keep.is_true()))))
 }
 
-/// The lines of a text as Python's `splitlines` cuts them.
+/// The lines of a string, split as by Python's `splitlines`.
 fn lines(text: &str, keep: bool) -> Vec<&str> {
     let (mut rest, mut lines) = (text, Vec::new());
     while let Some(end) = rest.find(letters::ends_line) {
@@ -221,8 +221,8 @@ fn without(text: &str, arguments: &Arguments<'_>, cut: for<'t> fn(&'t str, &str)
     Ok(Value::from(cut(text, &arguments.text(affix)?).unwrap_or(text)))
 }
 
-/// The part of a text from the character `start` to `end`, with the number of characters before it. `None` if the part
-/// begins behind its end.
+/// The part of a string from the character `start` to `end`, with the number of characters before it. `None` if the
+/// part begins after its end.
 fn part<'t>(
     text: &'t str,
     arguments: &Arguments<'_>,
@@ -308,7 +308,7 @@ fn justify(text: &str, method: &str, arguments: &Arguments<'_>) -> Outcome {
     justified(text, method, width, &fill).map(Value::from)
 }
 
-/// A text of at least `width` characters, as the method pads it.
+/// The string padded to at least `width` characters, as the method pads it.
 pub(super) fn justified(text: &str, method: &str, width: i64, fill: &str) -> Result<String, Error> {
     let width = usize::try_from(width).unwrap_or(0);
     let missing = width.saturating_sub(text.chars().count());
@@ -316,7 +316,7 @@ pub(super) fn justified(text: &str, method: &str, width: i64, fill: &str) -> Res
     let left = match method {
         "ljust" => 0,
         "rjust" => missing,
-        // The rule of Python's `center`.
+        // This is the rule of Python's `center`.
         _ => missing / 2 + (missing & width & 1),
     };
     Ok([&fill.repeat(left), text, &fill.repeat(missing - left)].concat())

@@ -1,8 +1,8 @@
 //! Chat templates: rendering messages to the text format that a model was trained on, as transformers does.
 //!
-//! Templates are written in Jinja for Python; the minijinja crate renders them. This module makes the differences
-//! disappear: how values print, `tojson`, Python's string methods, `{% generation %}` blocks, and what transformers
-//! does to messages before rendering (it drops keys with null values and unifies the names of reasoning). Of the
+//! Templates are written in Jinja for Python; the minijinja crate renders them. This module removes the differences:
+//! how values print, `tojson`, Python's string methods, `{% generation %}` blocks, and the changes that transformers
+//! makes to messages before rendering (it drops keys with null values and unifies the names of reasoning). Of the
 //! tokenizer it uses only the names of special tokens.
 
 mod assistant;
@@ -33,14 +33,14 @@ use serde_json::{Map, Value};
 use std::collections::BTreeMap;
 use std::time::{SystemTime, UNIX_EPOCH};
 
-/// Keys under which a message may have its reasoning. Templates read the first one.
+/// Keys under which a message may contain its reasoning. Templates read the first key.
 const REASONING: [&str; 3] = ["reasoning_content", "thinking", "reasoning"];
-/// Mark at the end of the final message in the rendered text, where the model continues it. The space at its end shows
-/// whether the template trims messages.
+/// Mark at the end of the final message in the rendered text, where the model continues the message. The trailing space
+/// shows whether the template trims messages.
 const CONTINUE: &str = "CONTINUE_FINAL_MESSAGE_TAG ";
 
-/// The time that `strftime_now` gives in a chat template, in seconds since 1970. A run renders all of its prompts with
-/// the time of its first start, so that a later start has the same prompts.
+/// The time that `strftime_now` returns in a chat template, in seconds since 1970. A run renders all of its prompts
+/// with the time of its first start, so that its prompts stay the same when it is started again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PromptTime(pub u64);
 
@@ -71,19 +71,19 @@ pub struct Chat<'a> {
 pub struct ChatTemplate {
     environment: minijinja::Environment<'static>,
     sources: BTreeMap<String, String>,
-    /// Whether the default template is a well-known one, which has a version for training.
+    /// Whether the default template is well known and so has a version for training.
     has_training_version: bool,
     special: SpecialTokens,
 }
 
 impl ChatTemplate {
-    /// Compiles a template. `special` has the special tokens that it may print by name. `strftime_now` gives the time
-    /// of this call.
+    /// Compiles a template. `special` contains the special tokens that the template may print by name. `strftime_now`
+    /// returns the time of this call.
     pub fn new(source: &str, special: &SpecialTokens) -> Result<ChatTemplate> {
         ChatTemplate::new_at(source, special, PromptTime::now())
     }
 
-    /// Compiles a template whose `strftime_now` gives `time`.
+    /// Compiles a template whose `strftime_now` returns `time`.
     pub fn new_at(source: &str, special: &SpecialTokens, time: PromptTime) -> Result<ChatTemplate> {
         let sources = [("default".to_owned(), source.to_owned())];
         ChatTemplate::named(sources.into(), special, time)
@@ -101,8 +101,8 @@ impl ChatTemplate {
         Ok(ChatTemplate { environment, sources, has_training_version: training.is_some(), special: special.clone() })
     }
 
-    /// The templates of a model's files: of `chat_template.jinja` and `additional_chat_templates/`, or else of
-    /// `tokenizer_config.json`. None if the model has no template. `strftime_now` gives `time`.
+    /// The templates in a model's files: those of `chat_template.jinja` and `additional_chat_templates/`, or else those
+    /// of `tokenizer_config.json`. `None` if the model has no template. `strftime_now` returns `time`.
     pub fn of(files: &ModelFiles, special: &SpecialTokens, time: PromptTime) -> Result<Option<ChatTemplate>> {
         let owned = |template: Result<(&str, &str)>| template.map(|(name, text)| (name.to_owned(), text.to_owned()));
         let mut sources = files.templates().map(owned).collect::<Result<BTreeMap<_, _>>>()?;
@@ -118,7 +118,7 @@ impl ChatTemplate {
         ChatTemplate::named(sources, special, time).map(Some)
     }
 
-    /// The source text of the template; of several, the default one.
+    /// The source of the template, or of the default template if there are several.
     pub fn source(&self) -> &str {
         self.sources.get("default").or(self.sources.values().next()).map_or("", String::as_str)
     }
@@ -162,7 +162,7 @@ impl ChatTemplate {
         Ok(template.undeclared_variables(false).contains(name))
     }
 
-    /// Name of the template to render with: the one for tools if there are tools, else the default.
+    /// Name of the template to render with: the one for tools if there are tools, else the default one.
     fn choose(&self, tools: bool) -> Result<&str> {
         let has = |name: &'static str| self.sources.contains_key(name).then_some(name);
         has("tool_use").filter(|_| tools).or_else(|| has("default")).ok_or_else(|| {
@@ -173,9 +173,9 @@ impl ChatTemplate {
 }
 
 impl ChatTemplate {
-    /// The name of the template that renders conversations of which only the assistant's tokens are learned, and
-    /// whether it marks them. As in TRL, a default template without marks is replaced by its training version, with
-    /// tools, too.
+    /// The name of the template for conversations in which only the assistant's tokens are learned, and whether it
+    /// marks these tokens. As in TRL, a default template without marks is replaced by its training version, even with
+    /// tools.
     fn for_training(&self, tools: bool) -> Result<(String, bool)> {
         if self.has_training_version {
             return Ok((training::NAME.to_owned(), true));
@@ -185,13 +185,13 @@ impl ChatTemplate {
     }
 }
 
-/// A template's source as Jinja reads it: each line ends with a line feed, whichever of Windows' `\r\n` and the old
-/// `\r` it had.
+/// A template's source as Jinja reads it. Each line ends with a line feed, also where it had Windows' `\r\n` or the old
+/// `\r`.
 fn with_line_feeds(source: &str) -> String {
     source.replace("\r\n", "\n").replace('\r', "\n")
 }
 
-/// Reads the templates in `tokenizer_config.json`: one text, or a list of `{name, template}`.
+/// Reads the templates in `tokenizer_config.json`: one string, or a list of `{name, template}`.
 fn of_config(entry: &Value) -> Option<BTreeMap<String, String>> {
     match entry {
         Value::String(source) => Some([("default".to_owned(), source.clone())].into()),
@@ -203,7 +203,7 @@ fn of_config(entry: &Value) -> Option<BTreeMap<String, String>> {
     }
 }
 
-/// Prepares a message for the template: drops null fields, and puts the reasoning under the keys that templates read.
+/// Prepares a message for the template: drops null fields, and stores the reasoning under the keys that templates read.
 fn plain_message(message: &Value) -> Result<Value> {
     let Value::Object(message) = message else {
         return Err(Error::Chat(format!("a message is an object with role and content, not {message}")));
@@ -222,7 +222,7 @@ fn mark_final(messages: &mut [Value]) -> Result<String> {
     let lacks = || Error::Chat("continue_final_message: the last message has no text to continue".into());
     let text = match messages.last_mut().and_then(|m| m.get_mut("content")).ok_or_else(lacks)? {
         Value::String(text) => text,
-        // The last part of the content that has a text.
+        // The last content part that has a text.
         Value::Array(blocks) => match blocks.iter_mut().rev().find_map(|b| b.get_mut("text")) {
             Some(Value::String(text)) => text,
             _ => return Err(lacks()),
@@ -239,7 +239,7 @@ fn cut_after_final(text: &str, last: &str) -> Result<String> {
         let message = "continue_final_message: the last message is not in the rendered text as it was given";
         return Err(Error::Chat(message.into()));
     };
-    // A template that trims messages has trimmed the text before the mark, too.
+    // A template that trims messages has also trimmed the text before the mark.
     let trimmed = !text[at..].starts_with(CONTINUE);
     let head = &text[..at];
     Ok(if trimmed { head.trim_end().to_owned() } else { head.to_owned() })

@@ -1,5 +1,5 @@
-//! Jinja operators and filters that count their work: the size of what each builds or reads is subtracted from the
-//! rendering's budget before it runs. So a hostile chat template cannot use unbounded memory or time.
+//! Jinja operators and filters that count their work: before each one runs, the size of its inputs and outputs is
+//! subtracted from the rendering's budget. So a hostile chat template cannot use unbounded memory or time.
 
 use super::limits::{begin, charge, charge_namespace, size};
 use super::{formats, letters, methods, python};
@@ -14,7 +14,7 @@ type Outcome = std::result::Result<Value, Error>;
 /// All arguments of a call; keyword arguments are the last one.
 type Arguments = Rest<ValueOrKwargs>;
 
-/// The counting filter that replaces an instruction, and its number of arguments; none if the instruction needs no
+/// The counting filter that replaces an instruction, and its number of arguments; `None` if the instruction needs no
 /// counting. The filters' names contain a colon, so templates cannot call them.
 fn counted(instruction: &Instruction<'_>) -> Option<(&'static str, u16)> {
     let several = |n: usize| u16::try_from(n).ok().filter(|n| *n > 0);
@@ -45,7 +45,7 @@ fn with_counted<'a>(instructions: &Instructions<'a>) -> Instructions<'a> {
     let mut at = 0;
     while let Some(instruction) = instructions.get(at) {
         let instruction = match counted(instruction) {
-            // !0: a filter that is looked up by name each time.
+            // The id !0 makes minijinja look the filter up by name each time.
             Some((name, arguments)) => Instruction::ApplyFilter(name, Some(arguments), !0),
             None => instruction.clone(),
         };
@@ -103,7 +103,7 @@ pub(super) fn add(env: &mut Environment<'static>) {
         let arguments = arguments.into_values();
         checked(dict.call(state, &arguments)?)
     });
-    // Jinja has no `debug`, and minijinja's prints all variables.
+    // Jinja has no `debug`, and minijinja's version prints all variables.
     env.remove_global("debug");
     env.set_unknown_method_callback(|state, value, method, arguments| {
         let all: Vec<Value> = std::iter::once(value).chain(arguments).cloned().collect();
@@ -117,7 +117,7 @@ pub(super) fn add(env: &mut Environment<'static>) {
     });
 }
 
-/// minijinja's filters, except those that only look at one element or at a length.
+/// minijinja's filters, except those that only read one element or a length.
 fn filters() -> Vec<(&'static str, Value)> {
     macro_rules! table {
         ($($name:ident)*) => { vec![$((stringify!($name), Value::from_function(filters::$name))),*] };
@@ -143,7 +143,7 @@ const OWN_FILTERS: &[(&str, Operator)] = &[
 
 /// Upper bound on the bytes and elements that a filter or method of this name builds or reads.
 fn work(name: &str, arguments: &[Value]) -> std::result::Result<usize, Error> {
-    // Bytes of one piece of a text as a value.
+    // Size of one piece of a string as a value, in bytes.
     const PIECE: usize = 32;
     let (mut elements, mut text, mut longest) = (0_usize, 0_usize, 0);
     for argument in arguments {
@@ -161,10 +161,10 @@ fn work(name: &str, arguments: &[Value]) -> std::result::Result<usize, Error> {
             (Some(from), Some(to)) => text.saturating_add(subject.matches(from).count().saturating_mul(to.len())),
             _ => text.saturating_mul(text),
         },
-        // If the subject is a text, its characters are joined.
+        // If the subject is a string, its characters are joined.
         "join" => text.saturating_add((elements + subject.len()).saturating_mul(longest)),
         "indent" => {
-            // The width as a number, or the indentation as a text; positional or by name.
+            // The width is a number, the indentation may be a string; both are positional or given by name.
             let width = arguments.iter().skip(1).filter_map(|v| {
                 let named = v.is_kwargs().then(|| v.get_attr("width").ok()).flatten();
                 let width = named.as_ref().unwrap_or(v);
@@ -190,14 +190,14 @@ fn work(name: &str, arguments: &[Value]) -> std::result::Result<usize, Error> {
             let words = matches!(name, "split" | "rsplit");
             let pieces = match string(1).filter(|by| words && !by.is_empty()) {
                 Some(by) => subject.matches(by).count() + 1,
-                // A separator that is given by name is at least one byte long.
+                // A separator given by name is at least one byte long.
                 None if words && arguments.iter().any(Value::is_kwargs) => subject.len(),
                 None if words => subject.split(letters::is_space).filter(|word| !word.is_empty()).count(),
                 None => subject.lines().count().max(subject.matches(letters::ends_line).count()),
             };
             text.saturating_add(pieces.saturating_mul(PIECE))
         }
-        // Each character of a text is an element.
+        // Each character of a string is an element.
         "list" | "sort" | "reverse" | "select" | "reject" | "map" | "unique" | "chain" | "zip" | "min" | "max"
         | "sum" | "groupby" | "dictsort" => longest.saturating_mul(PIECE),
         _ => longest,
@@ -219,7 +219,7 @@ fn flat(value: Value) -> Outcome {
     Ok(Value::from(items))
 }
 
-/// Charges the budget for a new value with all that it contains, then returns it.
+/// Charges the budget for a new value with everything in it, then returns the value.
 fn checked(value: Value) -> Outcome {
     charge(size(&value)?.elements)?;
     Ok(value)
@@ -294,7 +294,7 @@ fn multiply(v: &[Value]) -> Outcome {
     native(&MUL, v)
 }
 
-/// The remainder of a division, or a text with values put into it.
+/// The remainder of a division, or a string formatted with values.
 fn remainder(v: &[Value]) -> Outcome {
     match v[0].as_str() {
         Some(text) => {

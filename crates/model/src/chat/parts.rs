@@ -1,4 +1,4 @@
-//! Message contents that are lists of parts: `[{"type": "text", "text": …}]`. Models here read text only, so a part
+//! Message contents that are lists of parts: `[{"type": "text", "text": …}]`. The models here read text only, so a part
 //! that is an image, a video, audio or a file is an error, and so is a text that the chat template leaves out.
 
 use super::python;
@@ -30,7 +30,7 @@ const MEDIA: [&str; 22] = [
     "file",
     "input_file",
 ];
-/// Names that mean a file as the type of a part, and anything as the name of a column.
+/// Names that mean a file as the type of a part, but can mean anything as the name of a column.
 const FILES: [&str; 2] = ["file", "input_file"];
 
 /// Whether a column of this name holds images, video or audio.
@@ -39,7 +39,7 @@ pub fn is_media_column(name: &str) -> bool {
     MEDIA.contains(&name.as_str()) && !FILES.contains(&name.as_str())
 }
 
-/// Whether a value holds nothing: null, false, an empty text, or a list or an object of such values.
+/// Whether a value is empty: null, false, an empty string, or a list or an object of such values.
 pub fn is_nothing(value: &Value) -> bool {
     match value {
         Value::Null | Value::Bool(false) => true,
@@ -62,7 +62,7 @@ fn media_of(message: &Value) -> Option<&str> {
     own.map(|(name, _)| name.as_str()).or_else(|| parts(fields).iter().find_map(media_of_part))
 }
 
-/// The parts of a message's content; none if it is a text.
+/// The parts of a message's content; none if the content is a string.
 fn parts(message: &Map<String, Value>) -> &[Value] {
     match message.get("content") {
         Some(Value::Array(parts)) => parts,
@@ -76,7 +76,7 @@ fn media_of_part(part: &Value) -> Option<&str> {
     let part = part.as_object()?;
     let kind = part.get("type").and_then(Value::as_str);
     let of_kind = kind.filter(|kind| MEDIA.contains(&kind.to_ascii_lowercase().as_str()));
-    // Arrow gives every part of a column the fields of all: those of other types are null.
+    // Arrow gives every part of a column the fields of all parts. The fields of other types are null.
     let field = || part.iter().find(|(name, value)| is_media_column(name) && !is_nothing(value));
     of_kind.or_else(|| field().map(|(name, _)| name.as_str()))
 }
@@ -92,8 +92,8 @@ pub(super) fn refuse_media(messages: &[Value]) -> Result<()> {
     }
 }
 
-/// Refuses contents that are lists of parts if `text`, the rendered conversation, lacks the text of a part, or has the
-/// list printed as Python prints it.
+/// Rejects contents that are lists of parts if `text`, the rendered conversation, lacks the text of a part or contains
+/// the list in Python's notation.
 pub(super) fn check_rendered(messages: &[Value], text: &str) -> Result<()> {
     for (i, message) in messages.iter().enumerate() {
         let Some(fields) = message.as_object() else { continue };
@@ -117,7 +117,7 @@ pub(super) fn check_rendered(messages: &[Value], text: &str) -> Result<()> {
     Ok(())
 }
 
-/// The first text of a part that is not in the rendered conversation.
+/// The first text of a part that is missing from the rendered conversation.
 fn lost<'a>(part: &'a Value, rendered: &str) -> Option<&'a str> {
     let is_lost = |text: &&str| !shows(rendered, text);
     match (part, part.get("text").and_then(Value::as_str), part.get("type").and_then(Value::as_str)) {
@@ -133,13 +133,13 @@ fn lost<'a>(part: &'a Value, rendered: &str) -> Option<&'a str> {
     }
 }
 
-/// Whether the rendered conversation has a part as Python prints a dict.
+/// Whether the rendered conversation contains a part in Python's notation for a dict.
 fn is_printed(part: &Value, rendered: &str) -> bool {
     part.is_object() && python::print(&python::value(part)).is_ok_and(|printed| rendered.contains(&printed))
 }
 
-/// Whether the rendered conversation has a text, as it is or as JSON escapes it. White space around it and within it
-/// may differ, since templates trim messages.
+/// Whether the rendered conversation contains a text, as it is or as JSON escapes it. White space around it and within
+/// it may differ, since templates trim messages.
 fn shows(rendered: &str, text: &str) -> bool {
     let text = text.trim();
     if text.is_empty() || rendered.contains(text) {
@@ -150,8 +150,8 @@ fn shows(rendered: &str, text: &str) -> bool {
     rendered.contains(&escaped[1..escaped.len() - 1]) || words(rendered).contains(&words(text))
 }
 
-/// The index of the first message whose text is not in `rendered`. A think block at the beginning of a message does not
-/// count: templates drop those of earlier turns on purpose.
+/// The index of the first message whose text is not in `rendered`. A think block at the beginning of a message is
+/// ignored, because templates drop those of earlier turns on purpose.
 pub fn message_left_out(messages: &[Value], rendered: &str) -> Option<usize> {
     messages.iter().position(|message| match message.get("content") {
         Some(Value::String(text)) => {

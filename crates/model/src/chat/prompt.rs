@@ -1,5 +1,5 @@
-//! Converts prompts and answers to token ids, as transformers and TRL do: by the chat template for conversations, by
-//! plain encoding for texts.
+//! Converts prompts and answers to token ids, as transformers and TRL do. Conversations go through the chat template;
+//! strings are encoded directly.
 
 use super::{Chat, ChatTemplate, Content};
 use crate::tokenizer::Tokenizer;
@@ -21,7 +21,7 @@ pub struct PromptEncoder<'a> {
 }
 
 impl PromptEncoder<'_> {
-    /// The text that the model sees: a text prompt itself, or a conversation rendered up to the header of the
+    /// The text that the model sees: a string prompt itself, or a conversation rendered up to the header of the
     /// assistant's answer.
     pub fn render(&self, prompt: &Content) -> Result<String> {
         let messages = match prompt {
@@ -29,7 +29,7 @@ impl PromptEncoder<'_> {
             Content::Messages(messages) => messages,
         };
         if let Some(template) = self.template {
-            // As in TRL: if the last message is the assistant's, it is continued; else it is answered.
+            // As in TRL, a last message of the assistant is continued, and any other last message is answered.
             let continued = messages.last().is_some_and(|m| m["role"] == "assistant");
             let chat = Chat {
                 messages,
@@ -43,14 +43,14 @@ impl PromptEncoder<'_> {
         Err(no_template())
     }
 
-    /// The text of a complete conversation, without the header of a further answer. A model without a chat template has
-    /// no such text.
+    /// The text of a complete conversation, without the header of another answer. Without a chat template a
+    /// conversation has no such text.
     pub fn render_whole(&self, messages: &[Value]) -> Result<String> {
         let lacks = || Error::Value("the data has conversations, but the model has no chat template".into());
         self.template.ok_or_else(lacks)?.render(&self.whole(messages))
     }
 
-    /// A complete conversation, without the header of a further answer.
+    /// A complete conversation, without the header of another answer.
     pub(super) fn whole<'c>(&'c self, messages: &'c [Value]) -> Chat<'c> {
         Chat { messages, kwargs: Some(self.kwargs), tools: self.tools, ..Chat::default() }
     }
@@ -67,8 +67,8 @@ impl PromptEncoder<'_> {
         if rendered { self.tokenizer.encode_rendered(text) } else { self.tokenizer.encode(text) }
     }
 
-    /// Token ids of the prompt of a training row, as TRL encodes it to find where the answer begins: a conversation
-    /// with the header of an answer after it, whichever role the last message has.
+    /// Token ids of the prompt of a training row, as TRL encodes it to find where the answer begins. A conversation
+    /// gets the header of an answer after it, whichever role the last message has.
     fn encode_prompt(&self, prompt: &Content) -> Result<Vec<u32>> {
         match (prompt, self.template) {
             (Content::Text(text), _) => self.tokenizer.encode_row(text),
@@ -81,7 +81,7 @@ impl PromptEncoder<'_> {
     }
 
     /// Token ids of a whole text or a whole conversation, as TRL encodes a row without a prompt. A text gets the end
-    /// token, unless it ends with it; a conversation has what its template prints.
+    /// token, unless it already ends with it. A conversation gets only the tokens that its template prints.
     pub fn encode_whole(&self, whole: &Content) -> Result<Vec<u32>> {
         match (whole, self.template) {
             (Content::Text(text), _) => self.tokenizer.encode_row(&self.ended(text)),
@@ -92,10 +92,10 @@ impl PromptEncoder<'_> {
         }
     }
 
-    /// Token ids of a prompt with an answer, as TRL encodes a chosen or rejected answer: both are encoded together. A
-    /// conversation is rendered whole by the template. The text of an answer gets the end token, unless it ends with
-    /// it. A text answer to a conversation becomes the assistant's message; a model without a chat template gets the
-    /// plain text.
+    /// Token ids of a prompt with an answer, encoded together, as TRL encodes a chosen or rejected answer. A
+    /// conversation is rendered whole by the template. The text of an answer gets the end token, unless it already ends
+    /// with it. A text answer to a conversation becomes the assistant's message; a model without a chat template gets
+    /// the plain text.
     pub fn encode_answered(&self, prompt: &Content, answer: &Content) -> Result<Vec<u32>> {
         if let (Content::Messages(prompt), Some(_)) = (prompt, self.template) {
             let said = match answer {
@@ -107,7 +107,7 @@ impl PromptEncoder<'_> {
         self.tokenizer.encode_row(&(self.render(prompt)? + &self.ended(&answer.text())))
     }
 
-    /// The text of an answer with the end token after it, unless the text ends with that token.
+    /// The text of an answer followed by the end token, unless the text already ends with that token.
     fn ended<'t>(&self, text: &'t str) -> Cow<'t, str> {
         match &self.tokenizer.special().eos {
             Some(eos) if !text.ends_with(eos.as_str()) => Cow::Owned(text.to_owned() + eos),
@@ -144,11 +144,11 @@ impl PromptEncoder<'_> {
         Ok([chosen[..shared].to_vec(), chosen[shared..].to_vec(), rejected[shared..].to_vec()])
     }
 
-    /// Token ids of a prompt with the completion that supervised fine-tuning learns after it, as TRL encodes them:
-    /// both together, as one text or one conversation. A text completion gets the end token, unless it ends with it.
+    /// Token ids of a prompt with the completion that supervised fine-tuning learns, as TRL encodes them: both
+    /// together, as one text or one conversation. A text completion gets the end token, unless it already ends with it.
     ///
-    /// A text completion after a conversation, which TRL does not take, follows the header of the answer as it is: as
-    /// the model would generate it.
+    /// A text completion after a conversation, which TRL does not accept, follows the header of the answer unchanged,
+    /// as the model would generate it.
     pub fn encode_completion(&self, prompt: &Content, completion: &Content) -> Result<Completed> {
         let (alone, ids) = match (prompt, completion) {
             (Content::Text(before), Content::Text(text)) => {
@@ -178,16 +178,16 @@ impl PromptEncoder<'_> {
 /// The token ids of a prompt and a completion.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Completed {
-    /// The ids of both.
+    /// The ids of prompt and completion.
     pub ids: Vec<u32>,
-    /// How many of them are the prompt's: those that the prompt alone begins with, too.
+    /// The number of ids that belong to the prompt: those with which the prompt alone begins, too.
     pub border: usize,
-    /// True if the prompt alone has other tokens at its end: the template renders it otherwise, or a token spans its
-    /// end.
+    /// Whether the prompt alone has different tokens at its end, because the template renders it differently or a token
+    /// spans its end.
     pub prompt_differs: bool,
 }
 
-/// The number of tokens that both lists begin with.
+/// The number of leading tokens that both lists share.
 pub(super) fn border(prompt: &[u32], whole: &[u32]) -> usize {
     prompt.iter().zip(whole).take_while(|(a, b)| a == b).count()
 }

@@ -1,4 +1,4 @@
-//! Prints values as Python does: in templates, as JSON, and dates.
+//! Prints values as Python does, also in JSON, and formats dates.
 
 use super::limits::{DEPTH, charge, too_large};
 use minijinja::value::{Value, ValueKind};
@@ -21,7 +21,7 @@ pub(super) fn value(json: &serde_json::Value) -> Value {
     }
 }
 
-/// The error that a call cannot be made with these arguments.
+/// The error for a call with invalid arguments.
 pub(super) fn refused(message: impl Into<String>) -> Error {
     Error::new(ErrorKind::InvalidOperation, message.into())
 }
@@ -92,7 +92,7 @@ fn repr(value: &Value, depth: usize, out: &mut String) -> Result<(), minijinja::
     charge(out.len() - from + 2)
 }
 
-/// Writes a Python string literal: in single quotes, or in double quotes if the text contains single ones only.
+/// Writes a Python string literal: in single quotes, or in double quotes if the text contains only single quotes.
 fn quoted(text: &str, out: &mut String) {
     let quote = if text.contains('\'') && !text.contains('"') { '"' } else { '\'' };
     out.push(quote);
@@ -117,7 +117,7 @@ fn number(value: &Value) -> String {
     }
 }
 
-/// Python's `repr` of a float: the shortest digits that read back as `x`, with an exponent below 1e-4 and from 1e16 up.
+/// Python's `repr` of a float: the shortest digits that parse to `x`, with an exponent below 1e-4 and from 1e16 up.
 fn float(x: f64) -> String {
     if x.is_nan() {
         return "nan".into();
@@ -139,7 +139,7 @@ fn float(x: f64) -> String {
 /// Settings of Python's `json.dumps`.
 pub(super) struct Json {
     pub(super) ensure_ascii: bool,
-    /// Indentation of one level; none: everything on one line.
+    /// Indentation of one level; `None` puts everything on one line.
     pub(super) indent: Option<String>,
     /// Separator between items.
     pub(super) item: String,
@@ -185,7 +185,7 @@ impl Json {
                     match key.as_str() {
                         Some(text) => self.string(text, out),
                         None => {
-                            // Numbers, booleans and null are legal keys, and become strings.
+                            // In JSON keys, numbers, booleans and null are allowed, and become strings.
                             let mut text = String::new();
                             self.write(&key, depth + 1, &mut text)?;
                             self.string(&text, out)
@@ -283,7 +283,7 @@ pub(super) fn strftime(format: &str, seconds: u64) -> String {
     let month = if shifted < 10 { shifted + 3 } else { shifted - 9 };
     let year = era * 400 + year_of_era + u64::from(month <= 2);
     let leap = year % 4 == 0 && year % 100 != 0 || year % 400 == 0;
-    // January and February are at the end of the shifted year.
+    // January and February come at the end of the shifted year.
     let day_of_year = if month > 2 { of_year + 60 + u64::from(leap) } else { of_year - 305 };
     let (hour, minute, second) = (second / 3600, second / 60 % 60, second % 60);
     let (weekday, month_name) = (DAYS[((days + 4) % 7) as usize], MONTHS[month as usize - 1]);

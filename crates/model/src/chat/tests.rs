@@ -23,7 +23,7 @@ fn render(template: &str, kwargs: Value) -> String {
     render_with(template, json!([{"role": "user", "content": "hi"}]), kwargs).unwrap()
 }
 
-/// Expected texts are what Python's json.dumps gives.
+/// The expected strings come from Python's json.dumps.
 #[test]
 fn tojson_writes_as_python_does() {
     let x = json!({"x": {"b": [1, 2.0, 1e16, 1e-5, true, null], "a": "<é>\u{1}\"\\\n&'"}});
@@ -99,8 +99,8 @@ fn a_final_message_is_continued_where_it_ends() {
     assert!(ChatTemplate::new(plain, &special()).unwrap().render(&both).is_err());
 }
 
-/// The constructs of Gemma 3's template: slices, conditions compared, contents that are strings or lists, a role
-/// renamed. Expected texts come from jinja2 with transformers' settings.
+/// The constructs of Gemma 3's template: slices, comparisons of conditions, contents that are strings or lists, and a
+/// renamed role. The expected strings come from jinja2 with transformers' settings.
 #[test]
 fn a_template_like_gemmas() {
     let template = "{{ bos_token }}
@@ -169,7 +169,7 @@ fn templates_are_found_where_models_have_them() {
     assert_eq!(render(None).unwrap(), "file");
 }
 
-/// Expected texts are what `date -u` gives.
+/// The expected strings come from `date -u`.
 #[test]
 fn dates_are_those_of_the_calendar() {
     let at = |seconds| python::strftime("%a %d %b %Y %H:%M:%S %j %%", seconds);
@@ -185,7 +185,7 @@ fn dates_are_those_of_the_calendar() {
     );
 }
 
-/// Counted operators keep their results: expected texts come from jinja2.
+/// Counting does not change the results of operators. The expected strings come from jinja2.
 #[test]
 fn operators_are_pythons() {
     let x = json!({"x": [1, 2, 3, 4], "s": "héllo", "m": {"a": 1}});
@@ -216,7 +216,7 @@ fn operators_are_pythons() {
     assert!(error.contains("default:2") && error.contains("unsupported types number and string"), "{error}");
 }
 
-/// Expressions as deep as they are long, below the limit.
+/// These expressions are as deep as they are long, and below the limit.
 #[test]
 fn long_expressions_and_many_branches_are_rendered() {
     let sum = format!("{{{{ 1{} }}}}", " + n".repeat(950));
@@ -228,7 +228,7 @@ fn long_expressions_and_many_branches_are_rendered() {
     assert_eq!(render(&nested, json!({})).len(), 141);
 }
 
-/// Each of these took all memory, or time without end, before what templates build was counted.
+/// Each of these templates used up all memory, or ran without end, before sizes were counted.
 #[test]
 fn templates_that_build_without_end_are_refused() {
     let grow = |step: &str| {
@@ -302,7 +302,7 @@ fn templates_that_build_without_end_are_refused() {
     }
 }
 
-/// Characters as tokens; `#` ends a turn, and is the only special one.
+/// Tokens are characters. `#` ends a turn and is the only special token.
 fn assistant_text(template: &str, messages: &Value) -> Result<String> {
     let special = SpecialTokens { eos: Some("#".into()), ..special() };
     let tokenizer = Tokenizer::characters(" \nabcdefghijklmnopqrstuvwxyz:<>/#".chars(), &special).unwrap();
@@ -325,18 +325,18 @@ fn the_assistants_tokens_are_found() {
                   {%- generation -%}\n  {{ m.content }}#\n  {%- endgeneration -%}\n  {% else %}{{ m.content }}#\
                   {% endif %}\n{% endfor %}\n";
     assert_eq!(assistant_text(marked, &messages).unwrap(), "ho#hu#");
-    // Without marks: the answer with the token that ends the turn, and not the line feed behind it.
+    // Without marks, the answer includes the token that ends the turn, but not the line feed after it.
     let plain = "{% for m in messages %}{{ m.role }}:{{ m.content }}#\n{% endfor %}\
                  {% if add_generation_prompt %}assistant:{% endif %}";
     assert_eq!(assistant_text(plain, &messages).unwrap(), "ho#hu#");
-    // A template that renders the last answer in another way.
+    // This template renders the last answer differently.
     let thinks = "{% for m in messages %}{{ m.role }}:{% if loop.last and m.role == 'assistant' %}<think>{% endif %}\
                   {{ m.content }}#\n{% endfor %}{% if add_generation_prompt %}assistant:{% endif %}";
     assert_eq!(assistant_text(thinks, &messages).unwrap(), "ho#<think>hu#");
-    // A template that prints other text if a message is not the last, and only its first letter.
+    // This template prints other text if a message is not the last, and only the first letter of the message.
     let first = "{% for m in messages %}{{ m.content[0] }}{{ 'a' if loop.last else 'b' }}{% endfor %}";
     assert_eq!(assistant_text(first, &messages).unwrap(), "hha");
-    // A template that ends with as many letters as the messages have: another answer changes the end, too.
+    // This template ends with as many letters as the messages have, so another answer also changes the end.
     let counts = "{% for m in messages %}{{ m.content }}{% endfor %}\
                   {{ 'z' * (messages | map(attribute='content') | join | length) }}";
     let error = assistant_text(counts, &messages).unwrap_err().to_string();

@@ -1,10 +1,10 @@
-//! Training versions of well-known chat templates: with `{% generation %}` around an assistant's text, as TRL has them
-//! for the same templates (docs/decisions/0047).
+//! Training versions of well-known chat templates, with `{% generation %}` around the assistant's text, as in TRL's
+//! versions of the same templates (docs/decisions/0047).
 //!
-//! A template is known by the hash of its text, so that a changed template is another one. Its training version is not
-//! stored: it is made from the model's own template by the edits in `training.json`. An edit is a place (byte), a
-//! number of bytes to remove there, and a text to insert. `renders` describes how the training version renders a
-//! conversation differently; most do not.
+//! A template is identified by the hash of its text, so a changed template is a different one. Its training version is
+//! not stored: it is derived from the model's own template by the edits in `training.json`. An edit is a position
+//! (byte), a number of bytes to remove there, and a string to insert. `renders` describes how the training version
+//! renders a conversation differently; most versions do not.
 
 use serde::Deserialize;
 use std::sync::LazyLock;
@@ -16,18 +16,18 @@ pub(super) const NAME: &str = "default for training";
 static KNOWN: LazyLock<Vec<Known>> =
     LazyLock::new(|| serde_json::from_str(include_str!("training.json")).expect("a list of templates"));
 
-/// A well-known template, and how its training version is made.
+/// A well-known template, and how its training version is derived.
 #[derive(Debug, Deserialize)]
 struct Known {
     /// XXH3 (128 bits) of the template, in hexadecimal.
     xxh3: String,
-    /// Places, bytes to remove, and texts to insert, in the order of the places.
+    /// Positions, bytes to remove, and strings to insert, in ascending order of the positions.
     edits: Vec<(usize, usize, String)>,
 }
 
 /// The training version of a template, if it is a well-known one.
 pub(super) fn version(source: &str) -> Option<String> {
-    // Python reads every line end of a file as a line feed.
+    // Python reads every line ending of a file as a line feed.
     let source = source.replace("\r\n", "\n").replace('\r', "\n");
     let hash = format!("{:032x}", XxHash3_128::oneshot(source.as_bytes()));
     let known = KNOWN.iter().find(|known| known.xxh3 == hash)?;

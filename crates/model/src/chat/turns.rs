@@ -1,5 +1,5 @@
-//! Finds the printed text of one message in a chat template without marks: by rendering the conversation up to the
-//! message, and by rendering it with another message in its place.
+//! Finds the printed text of one message in a chat template without marks. It renders the conversation up to the
+//! message, and renders the conversation with another message in place of this one.
 
 use super::environment::MARKS;
 use super::{Chat, ChatTemplate};
@@ -7,7 +7,7 @@ use crate::{Error, Result};
 use serde_json::{Value, json};
 use std::ops::Range;
 
-/// Stands for a message's text: a Unicode noncharacter, which no text contains.
+/// Placeholder for a message's text: a Unicode noncharacter, which no text contains.
 const PLACE: char = MARKS[0];
 
 /// A rendered conversation.
@@ -20,12 +20,12 @@ pub(super) struct Conversation<'a> {
     pub(super) text: String,
 }
 
-/// Where a message is in the rendered text, as ranges of bytes.
+/// The location of a message in the rendered text, as ranges of bytes.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Turn {
     /// The text of the message itself, without the header of an answer.
     pub(super) own: Range<usize>,
-    /// The text that the template prints after every message, independent of the message's content.
+    /// The text that the template prints after every message, whatever the message's content.
     pub(super) behind: Range<usize>,
 }
 
@@ -49,14 +49,14 @@ impl<'a> Conversation<'a> {
         })
     }
 
-    /// The message where the whole text begins with the conversation up to it, rendered alone. `before` is where the
-    /// text of the message before it ends.
+    /// The message, if the whole text begins with the conversation up to it, rendered alone. `before` is the position
+    /// where the text of the previous message ends.
     fn at_the_end(&self, i: usize, before: usize) -> Option<Turn> {
         let messages = self.chat.messages;
         let (alone, head) = (self.render(&messages[..i], false)?, self.render(&messages[..i], true)?);
         let with = self.render(&messages[..=i], false)?;
         let begin = common(&head, &with);
-        // The generation prompt may continue differently; it must begin as the message does.
+        // The generation prompt may end differently, but it must begin as the message does.
         let has_header = begin == head.len() || begin > common(&alone, &head);
         if !self.text.starts_with(&with) || !has_header || begin < before {
             return None;
@@ -64,14 +64,14 @@ impl<'a> Conversation<'a> {
         let behind = self.behind(i).into_iter().find(|behind| with[begin..].ends_with(behind.as_str()));
         let end = match behind {
             Some(behind) => with.len() - behind.len(),
-            // Spaces behind the last visible character are the template's.
+            // Spaces after the last visible character belong to the template.
             None => begin.max(with.trim_end().len()),
         };
         Some(Turn { own: begin..end, behind: end..with.len() })
     }
 
-    /// The message, if the template renders it differently from one at the end of a conversation: the text that changes
-    /// with another message in its place.
+    /// The message, if the template renders it differently from a message at the end of a conversation. It is the text
+    /// that changes if another message takes its place.
     fn within(&self, i: usize, before: usize) -> Option<Turn> {
         let own = self.replaced(i).filter(|own| before <= own.start)?;
         let rest = &self.text[own.end..];
@@ -104,7 +104,7 @@ impl<'a> Conversation<'a> {
         others(&self.chat.messages[i]).into_iter().filter_map(of).collect()
     }
 
-    /// Where the header of answer `i` ends, in this range of the text.
+    /// The position in this range of the text where the header of answer `i` ends.
     fn end_of_header(&self, i: usize, range: Range<usize>) -> Option<usize> {
         let user = [json!({"role": "user", "content": PLACE.to_string()})];
         let messages = if i == 0 { &user[..] } else { &self.chat.messages[..i] };
@@ -117,14 +117,14 @@ impl<'a> Conversation<'a> {
         found.map(|end| range.start + end)
     }
 
-    /// The rendered text of other messages; none if the template refuses them.
+    /// The rendered text of other messages; `None` if the template rejects them.
     fn render(&self, messages: &[Value], add_generation_prompt: bool) -> Option<String> {
         self.template.render_as(self.name, &Chat { messages, add_generation_prompt, ..self.chat }).ok()
     }
 }
 
-/// Messages that may replace a message: one with only a text; and the message itself with all its texts
-/// replaced, for templates that refuse a conversation in which it calls no tool.
+/// Messages that may replace a message: one that has only a text, and the message itself with all its strings replaced,
+/// for templates that reject a conversation in which it calls no tool.
 fn others(message: &Value) -> Vec<Value> {
     let place = PLACE.to_string();
     let mut all = vec![json!({"role": message["role"], "content": place})];
@@ -139,7 +139,7 @@ fn others(message: &Value) -> Vec<Value> {
     all
 }
 
-/// A value with [`PLACE`] for every text, except in fields with the kind of a call.
+/// A value with [`PLACE`] for every string, except in fields with the kind of a call.
 fn placed(value: &Value) -> Value {
     match value {
         Value::String(_) => PLACE.to_string().into(),
@@ -152,7 +152,7 @@ fn placed(value: &Value) -> Value {
     }
 }
 
-/// The length in bytes of the common beginning of two texts.
+/// The length in bytes of the common beginning of two strings.
 fn common(a: &str, b: &str) -> usize {
     a.chars().zip(b.chars()).take_while(|(a, b)| a == b).map(|(a, _)| a.len_utf8()).sum()
 }

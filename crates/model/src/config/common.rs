@@ -1,5 +1,4 @@
-//! Reads the settings that the `config.json` files of all model families share, with errors for every setting that is
-//! not supported.
+//! Reads the settings that the `config.json` files of all model families share. Every unsupported setting is an error.
 
 use super::fields::Fields;
 use super::rope_fields::rope;
@@ -32,11 +31,11 @@ const NEUTRAL: &[(&str, &[&str])] = &[
     ("logits_scaling", &["1", "1.0"]),
 ];
 
-/// Defaults that a family's configuration class in transformers has for fields that are absent.
+/// The defaults that a family's configuration class in transformers gives to absent fields.
 pub(crate) struct Defaults {
-    /// Number of KV heads; none: as many as there are query heads.
+    /// Number of KV heads; `None` means as many as query heads.
     pub num_key_value_heads: Option<usize>,
-    /// Head dim; none: `hidden_size / num_attention_heads`.
+    /// Head dim; `None` means `hidden_size / num_attention_heads`.
     pub head_dim: Option<usize>,
     pub max_position_embeddings: usize,
     pub rms_norm_eps: f64,
@@ -65,7 +64,7 @@ impl Default for Defaults {
 }
 
 /// Reads the configuration of a model like Llama: RMS norms before attention and MLP, SwiGLU, rotary positions and full
-/// attention in every layer, no biases. The family's own file then changes what differs.
+/// attention in every layer, no biases. The family's own module then sets its differences.
 pub(crate) fn like_llama(f: &Fields<'_>, family: &'static Family, defaults: Defaults) -> Result<ModelConfig> {
     refuse_unhonoured(f)?;
     let num_heads = f.size("num_attention_heads", None)?;
@@ -140,7 +139,7 @@ pub(crate) fn like_llama(f: &Fields<'_>, family: &'static Family, defaults: Defa
     })
 }
 
-/// An error if the boolean field `key` is not `value`: the family's weights support no other value.
+/// Fails if the boolean field `key` is not `value`, the only value that the family's weights support.
 pub(crate) fn only(f: &Fields<'_>, family: &Family, key: &str, value: bool) -> Result<()> {
     if f.bool(key, value)? == value {
         Ok(())

@@ -1,9 +1,9 @@
-//! Typed reading of the fields of a JSON object, with errors that name the field and its value.
+//! Typed reading of the fields of a JSON object. Errors name the field and its value.
 
 use crate::{Error, Result, nearest};
 use serde_json::{Map, Value};
 
-/// The largest size that a field may have. Larger ones are mistakes, and multiplying two of them would overflow.
+/// The largest size that a field may have. Larger sizes are mistakes, and multiplying two of them would overflow.
 const MAX_SIZE: u64 = 1 << 31;
 
 /// The fields of one JSON object, and a prefix for their names in error messages.
@@ -26,7 +26,7 @@ impl<'a> Fields<'a> {
         let near = near.map_or_else(String::new, |near| format!("; there is `{near}`, which nothing reads"));
         self.error(key, format!("is missing{near}"))
     }
-    /// Reads a positive integer, or `default` where the field is absent or null.
+    /// Reads a positive integer; returns `default` if the field is absent or null.
     pub fn size(&self, key: &str, default: Option<usize>) -> Result<usize> {
         match (self.get(key), default) {
             (None, Some(default)) => Ok(default),
@@ -44,7 +44,7 @@ impl<'a> Fields<'a> {
             Some(v) => v.as_bool().ok_or_else(|| self.error(key, "expected true or false")),
         }
     }
-    /// Reads a positive finite number; none where the field is absent or null.
+    /// Reads a positive finite number; `None` if the field is absent or null.
     pub fn number(&self, key: &str) -> Result<Option<f64>> {
         match self.get(key) {
             None => Ok(None),
@@ -63,7 +63,7 @@ impl<'a> Fields<'a> {
             Some(v) => v.as_str().map(Some).ok_or_else(|| self.error(key, "expected a string")),
         }
     }
-    /// Reads one token id or several, or `default` where the field is absent; an explicit null is no ids. Old
+    /// Reads one token id or several; returns `default` if the field is absent. An explicit null means no ids. Old
     /// configurations write -1 for "none".
     pub fn ids(&self, key: &str, default: &[u32]) -> Result<Vec<u32>> {
         let one = |v: &Value| match (v.as_u64(), v.as_i64()) {
@@ -81,7 +81,7 @@ impl<'a> Fields<'a> {
     }
 }
 
-/// Reads `layer_types`: for each layer whether it uses a sliding window; none if the field is absent.
+/// Reads from `layer_types` whether each layer uses a sliding window; `None` if the field is absent.
 pub(crate) fn slides(f: &Fields<'_>, num_layers: usize) -> Result<Option<Vec<bool>>> {
     let types = match f.get("layer_types") {
         None => return Ok(None),

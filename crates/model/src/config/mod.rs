@@ -1,4 +1,4 @@
-//! `config.json`: the sizes of a model, and every switch of its arithmetic.
+//! `config.json`: the sizes of a model, and every option that affects its arithmetic.
 //!
 //! Files of transformers 4 (`rope_theta`, `rope_scaling`, `torch_dtype`) and 5 (`rope_parameters`, `dtype`) are read,
 //! and absent fields get the defaults of transformers 5.23. A setting that this crate does not support is an error that
@@ -18,7 +18,7 @@ use crate::{Error, Result};
 use kernels::DType;
 pub use kernels::ops::glu::Activation;
 
-/// A model family, such as Llama or Qwen 3, as `model_type` in `config.json` names it.
+/// A model family, such as Llama or Qwen 3, identified by `model_type` in `config.json`.
 #[derive(Debug)]
 pub struct Family {
     /// The family's `model_type` in `config.json`.
@@ -60,7 +60,7 @@ pub struct LayerNorms {
     pub mlp: HalfNorms,
 }
 
-/// Which rotary position embedding (rope) a layer applies to queries and keys.
+/// The rotary position embedding (rope) that a layer applies to queries and keys.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LayerRope {
     /// The rope of [`ModelConfig::rope`].
@@ -103,7 +103,7 @@ impl FileDType {
 /// Suffix of the names in `architectures` of transformers models that give scores.
 const SCORES: &str = "ForSequenceClassification";
 
-/// The head of a model: what hidden states are turned into.
+/// The head of a model, which turns hidden states into logits or scores.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Head {
     /// Language-model head: logits of the next token.
@@ -144,16 +144,16 @@ pub struct ModelConfig {
     /// Factor on the embedding's rows: 1, or √[`hidden_size`](Self::hidden_size) in Gemma.
     pub embedding_multiplier: f32,
     /// Attention scores are divided by the square root of this number. It is [`head_dim`](Self::head_dim) unless the
-    /// family has another.
+    /// family sets another value.
     pub query_pre_attn_scalar: f64,
     /// Rotary position settings of layers with full attention, and of all layers where there is no `local_rope`.
     pub rope: Rope,
-    /// Rotary position settings of layers with a sliding window, where they differ from those of the other layers.
+    /// Rotary position settings of layers with a sliding window, if they differ from those of the other layers.
     pub local_rope: Option<Rope>,
-    /// For each layer, the rotary position settings that it uses.
+    /// The rotary position settings that each layer uses.
     pub layer_ropes: Vec<LayerRope>,
-    /// Sliding window w of each layer: a query at position p attends to the keys j with p − w < j ≤ p. None attends to
-    /// all earlier positions.
+    /// Sliding window w of each layer: a query at position p attends to the keys j with p − w < j ≤ p. `None` means
+    /// that it attends to all earlier positions.
     pub windows: Vec<Option<usize>>,
     /// Whether q, k and v have a bias.
     pub attention_bias: bool,
@@ -187,8 +187,8 @@ pub struct ModelConfig {
 }
 
 impl ModelConfig {
-    /// The configuration of the same decoder with a score head of `labels` labels instead of its head, as transformers'
-    /// `…ForSequenceClassification` has it.
+    /// The configuration of the same decoder with a score head of `labels` labels in place of its head, like
+    /// transformers' `…ForSequenceClassification`.
     pub fn with_score_head(&self, labels: usize) -> ModelConfig {
         let mut config = ModelConfig { head: Head::Score(labels), ..self.clone() };
         let (mut names, mut numbers) = (serde_json::Map::new(), serde_json::Map::new());
@@ -233,7 +233,7 @@ impl ModelConfig {
     pub fn attention_scale(&self) -> f32 {
         (1.0 / self.query_pre_attn_scalar.sqrt()) as f32
     }
-    /// Rows of the head's matrix; none where the head shares the embedding's matrix.
+    /// Rows of the head's matrix; `None` if the head shares the embedding's matrix.
     pub fn head_rows(&self) -> Option<usize> {
         match self.head {
             Head::Lm => (!self.tie_word_embeddings).then_some(self.vocab_size),
@@ -246,12 +246,12 @@ impl ModelConfig {
         match rope {
             LayerRope::Global => self.rope.inv_freq(self.head_dim),
             LayerRope::Local => self.local_rope.as_ref().unwrap_or(&self.rope).inv_freq(self.head_dim),
-            // A rotation by angle 0: the same operations as in the other layers.
+            // Rotates by angle 0, so that the operations are the same as in the other layers.
             LayerRope::Off => (vec![0.0; self.head_dim / 2], 1.0),
         }
     }
-    /// Width of the q norm's weight, width of the k norm's weight, and the number of norms in one fused row; none
-    /// without these norms.
+    /// Width of the q norm's weight, width of the k norm's weight, and the number of norms in one fused row; `None` if
+    /// the model does not have these norms.
     pub(crate) fn qk_norm_widths(&self) -> Option<(usize, usize, usize)> {
         match self.qk_norm {
             QkNorm::Off => None,

@@ -1,6 +1,6 @@
-//! Rotary inverse frequencies, as transformers 5.23 computes them: in f32, step by step. Only the power function
-//! differs: here it is correctly rounded, while torch's result is off by one unit in the last place for about one input
-//! in two hundred.
+//! Rotary inverse frequencies, computed as in transformers 5.23: in f32, step by step. Only the power function differs:
+//! here it is correctly rounded, while torch's result is off by one unit in the last place for about one input in two
+//! hundred.
 //!
 //! Sources: Su et al. 2021 (RoPE); Chen et al. 2023 (linear position interpolation); the Llama 3.1 release (llama3);
 //! Peng et al. 2023 (YaRN).
@@ -42,9 +42,9 @@ pub enum RopeScaling {
         factor: f64,
         /// Factor on cosines and sines.
         attention_factor: f64,
-        /// A frequency that rotates more often than this over the original context is kept.
+        /// A dimension that makes more full rotations than this over the original context keeps its frequency.
         beta_fast: f64,
-        /// A frequency that rotates less often than this over the original context is divided.
+        /// A dimension that makes fewer full rotations than this over the original context has its frequency divided.
         beta_slow: f64,
         /// Context length of pretraining.
         original_max_position_embeddings: f64,
@@ -57,7 +57,7 @@ impl Rope {
     /// Computes the inverse frequencies `[head_dim / 2]`, and the factor on cos and sin.
     pub fn inv_freq(&self, head_dim: usize) -> (Vec<f32>, f32) {
         let dim = head_dim as f32;
-        // θ^(2i / dim) in f32: the exponent is rounded, then the power is rounded once.
+        // Computes θ^(2i / dim) in f32. The exponent is rounded, then the power is rounded once.
         let powers: Vec<f32> = (0..head_dim / 2)
             .map(|i| libm::pow(f64::from(self.theta as f32), f64::from((2 * i) as f32 / dim)) as f32)
             .collect();

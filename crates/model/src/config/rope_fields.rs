@@ -6,7 +6,7 @@ use crate::Result;
 use serde_json::{Map, Value};
 
 /// Reads rotary position settings. `rope_scaling` (transformers 4) takes precedence over `rope_parameters` (5), and a θ
-/// inside either of them over the θ outside.
+/// inside either of them takes precedence over the θ outside.
 pub(crate) fn rope(f: &Fields<'_>, max_position_embeddings: usize, default_theta: f64) -> Result<Rope> {
     let given = |key| match f.get(key) {
         None => Ok(None),

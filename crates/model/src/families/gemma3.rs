@@ -1,6 +1,6 @@
-//! Gemma 3's text model. It differs from Llama by: GeGLU; norms that multiply by 1 + weight, before and after attention
-//! and MLP and on each head of q and k; scaled embeddings; most layers with a sliding window and their own rope base
-//! (Gemma Team, "Gemma 3 Technical Report", 2025, arXiv 2503.19786).
+//! Gemma 3's text model. It differs from Llama in these points: GeGLU; norms that multiply by 1 + weight, before and
+//! after attention and MLP and on each head of q and k; scaled embeddings; most layers with a sliding window and their
+//! own rope base (Gemma Team, "Gemma 3 Technical Report", 2025, arXiv 2503.19786).
 
 use super::olmo3::of_layers;
 use crate::config::{Activation, Defaults, Fields, HalfNorms, LayerNorms, LayerRope, QkNorm};
@@ -29,7 +29,7 @@ fn read(f: &Fields<'_>, family: &'static Family) -> Result<ModelConfig> {
         let message = format!("has {other}; supported for gemma3_text: full_attention and sliding_attention");
         return Err(f.error("rope_parameters", message));
     }
-    // Gemma names the activation in `hidden_activation`; transformers does not read `hidden_act`.
+    // Gemma's field for the activation is `hidden_activation`; transformers does not read `hidden_act`.
     let mut full = of_layers(f, "full_attention");
     full.remove("hidden_act");
     let defaults = Defaults {
@@ -60,7 +60,7 @@ fn read(f: &Fields<'_>, family: &'static Family) -> Result<ModelConfig> {
     Ok(c)
 }
 
-/// Sets the sliding windows, and the rope of the layers that have one.
+/// Sets the sliding windows, and the rope of the layers with a window.
 fn windows(f: &Fields<'_>, c: &mut ModelConfig) -> Result<()> {
     let slides = match slides(f, c.num_layers)? {
         Some(slides) => slides,

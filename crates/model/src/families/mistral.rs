@@ -22,7 +22,7 @@ fn read(f: &Fields<'_>, family: &'static Family) -> Result<ModelConfig> {
         ..Defaults::default()
     };
     let mut c = like_llama(f, family, defaults)?;
-    // Null means no window; an absent field has the default of the configuration class.
+    // Null means no window; an absent field means the default of the configuration class.
     let window = match f.map.get("sliding_window") {
         None => Some(4096),
         Some(Value::Null) => None,

@@ -1,5 +1,5 @@
 //! The supported model families, one file each: the `model_type`, how `config.json` is read, and how the model differs
-//! from Llama. A new family is a file here and an entry in [`FAMILIES`].
+//! from Llama. A new family needs a file here and an entry in [`FAMILIES`].
 
 mod gemma3;
 mod llama;
@@ -35,7 +35,7 @@ impl ModelConfig {
         ModelConfig::of_file(path, &disk::read(path, disk::most::STATE).map_err(|e| Error::io(path, e))?)
     }
 
-    /// The configuration in the bytes of the file `path`.
+    /// Parses the configuration from the bytes of the file `path`.
     pub(crate) fn of_file(path: &Path, bytes: &[u8]) -> Result<ModelConfig> {
         let text = std::str::from_utf8(bytes).map_err(|e| Error::file(path, format!("not UTF-8: {e}")))?;
         let text = text.trim_start_matches('\u{feff}');
@@ -56,7 +56,7 @@ impl ModelConfig {
             return Err(f.error("model_type", format!("is missing; supported: {}", supported())));
         };
         let Some(family) = FAMILIES.into_iter().find(|family| family.model_type == model_type) else {
-            // For example "gemma3", whose text model is the family gemma3_text.
+            // An example is "gemma3", whose text model is the family gemma3_text.
             if f.get("vision_config").is_some() {
                 let supported = supported();
                 let message = format!("is of text and images (vision_config), not supported; supported: {supported}");

@@ -1,4 +1,4 @@
-//! OLMo 3: OLMo 2 with a sliding window on three of four layers. Rope scaling applies only to the layers without a
+//! OLMo 3: OLMo 2 with a sliding window on three out of four layers. Rope scaling applies only to the layers without a
 //! window.
 
 use super::olmo2::like_olmo;

@@ -1,4 +1,4 @@
-//! Qwen 2 and 2.5: biases on q, k and v, and a sliding window on the upper layers if it is switched on.
+//! Qwen 2 and 2.5: biases on q, k and v, and a sliding window on the upper layers if it is enabled.
 
 use crate::config::{Defaults, Fields, like_llama, only, slides};
 use crate::{Family, ModelConfig, Result};

@@ -1,5 +1,5 @@
 //! SmolLM 3: every fourth layer has no rotary positions (NoPE, Kazemnejad et al. 2023, arXiv 2305.19466). If a sliding
-//! window is switched on, it applies to these layers.
+//! window is enabled, it applies to these layers.
 
 use crate::config::{Defaults, Fields, LayerRope, like_llama, slides};
 use crate::{Family, ModelConfig, Result};

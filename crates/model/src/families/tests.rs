@@ -10,7 +10,7 @@ fn base() -> Value {
         "num_attention_heads": 8, "num_key_value_heads": 4, "vocab_size": 512})
 }
 
-/// The base with these fields set; null removes.
+/// The base configuration with these fields set; null removes a field.
 fn with(fields: Value) -> Result<ModelConfig> {
     let mut config = base();
     for (key, value) in fields.as_object().unwrap() {
@@ -22,14 +22,14 @@ fn with(fields: Value) -> Result<ModelConfig> {
     ModelConfig::parse(&config.to_string())
 }
 
-/// All that the model reads; `raw` is what differs.
+/// Everything that the model reads, without `raw`, which may differ.
 fn meaning(c: &ModelConfig) -> String {
     let mut c = c.clone();
     c.raw = Default::default();
     format!("{c:?}")
 }
 
-/// Made by `conformance/config_fixtures.py`.
+/// The fixtures are written by `conformance/config_fixtures.py`.
 #[test]
 fn both_generations_mean_the_same_and_frequencies_are_those_of_transformers() {
     let rows: Vec<Value> = serde_json::from_str(include_str!("../../tests/fixtures/config.json")).unwrap();
@@ -55,7 +55,7 @@ fn both_generations_mean_the_same_and_frequencies_are_those_of_transformers() {
         };
         assert_eq!(json!(new.eos_token_ids), json!(eos), "{name}");
 
-        // Where layers with a window have frequencies of their own, it is these layers that rotate by them.
+        // If layers with a window have their own frequencies, exactly these layers must use them.
         let local: Vec<bool> = new.layer_ropes.iter().map(|rope| *rope == LayerRope::Local).collect();
         let slides: Vec<bool> = windows.iter().map(|w| w.is_some() && !row["local"].is_null()).collect();
         assert_eq!(local, slides, "{name}");
@@ -75,8 +75,8 @@ fn both_generations_mean_the_same_and_frequencies_are_those_of_transformers() {
             }
         }
     }
-    // Ours are powers rounded correctly. torch's are now and then off by one unit in the last place, on other
-    // machines in other places; the bend of llama3 makes up to four of it.
+    // This crate's powers are correctly rounded. torch's are sometimes off by one unit in the last place, at different
+    // places on different machines; the ramp of llama3 can turn this into four units.
     assert!(100 * off <= all, "{off} of {all} frequencies differ from those of transformers");
 }
 
@@ -142,7 +142,7 @@ fn unsupported_fields_are_refused_by_name_and_value() {
         json!({"model_type": "gemma3", "text_config": {}, "vision_config": {"model_type": "siglip_vision_model"}}),
         &["model_type", "\"gemma3\"", "text and images", "gemma3_text"],
     );
-    // Fields that a family's code in transformers does not read are not refused.
+    // Fields that a family's code in transformers does not read are not rejected.
     with(gemma(json!({"hidden_act": "relu", "sliding_window_pattern": 1}))).unwrap();
     with(json!({"sliding_window": 4096, "attention_dropout": 0.0, "quantization_config": null})).unwrap();
     with(json!({"hidden_act": "swish", "pretraining_tp": 2, "use_cache": false})).unwrap();
@@ -177,7 +177,7 @@ fn errors_name_the_file() {
     assert!(message().starts_with(&format!("{}: `model_type` = \"bert\"", path.display())), "{}", message());
 }
 
-/// Fields of good configs replaced by odd values, and bytes by others: an error or a config, never a panic.
+/// Odd values in the fields of good configs, or other bytes in their text, give an error or a config, never a panic.
 #[test]
 fn no_config_panics() {
     let rows: Vec<Value> = serde_json::from_str(include_str!("../../tests/fixtures/config.json")).unwrap();

@@ -1,4 +1,4 @@
-//! The dtype of weight files, and copies of them in another one.
+//! Finds the dtype of weight files, and copies the files in another dtype.
 
 use super::read::Files;
 use super::safetensors::entries;
@@ -11,7 +11,7 @@ use std::collections::BTreeSet;
 use std::path::Path;
 
 /// The dtype of the weights in a model's or an adapter's directory: bf16 or f16 if every tensor has it, else f32, which
-/// holds all of them. Only headers are read.
+/// can represent all of them. Only headers are read.
 pub fn dtype_of_files(dir: &Path) -> Result<FileDType> {
     let mut found = BTreeSet::new();
     let paths = match dir.join(ADAPTER_WEIGHTS) {
@@ -30,8 +30,8 @@ pub fn dtype_of_files(dir: &Path) -> Result<FileDType> {
     })
 }
 
-/// Writes the weights of the directory `from`, of a model or an adapter, into the existing directory `to` in another
-/// dtype, with the `config.json` that names it. Other files are not copied.
+/// Copies the weights of a model or adapter in the directory `from` to the existing directory `to` in another dtype,
+/// with a `config.json` that names the new dtype. Other files are not copied.
 pub fn convert_weights(from: &Path, to: &Path, dtype: FileDType) -> Result<()> {
     let adapter = from.join(ADAPTER_WEIGHTS);
     if adapter.exists() {
@@ -48,7 +48,7 @@ pub fn convert_weights(from: &Path, to: &Path, dtype: FileDType) -> Result<()> {
     save_weights(to, &Source(Files::of_model(from)?), SaveOptions { dtype, ..SaveOptions::default() })
 }
 
-/// The tensors of files, in their order there.
+/// The tensors of weight files, in the order of the files.
 struct Source(Files);
 
 impl TensorSource for Source {

@@ -2,8 +2,8 @@
 //!
 //! Checkpoints are not read soon after they are written. In the page cache they would cost more CPU time than producing
 //! the bytes (a page for every 4 KiB, a copy, writing back) and would evict data in use. So full pieces go directly
-//! from memory to the disk, one piece while the next is filled. The last bytes, and patches after a [`Seek`], are
-//! written in the ordinary way.
+//! from memory to the disk; one piece is written while the next is filled. The last bytes, and patches after a
+//! [`Seek`], are written normally.
 
 use std::fs::File;
 use std::io::{Error, Result, Seek, SeekFrom, Write};
@@ -14,7 +14,8 @@ use std::thread::JoinHandle;
 /// Alignment of memory addresses, file offsets and lengths: the largest block size of common disks.
 const BLOCK: usize = 4096;
 /// Bytes of one direct write; smaller files are not written directly. Smaller pieces would wake this thread and the
-/// writer more often, each time in place of a computing thread. (Small in tests, so that there are several pieces.)
+/// writer more often, and each time take a core from a computing thread. (Small in tests, so that there are several
+/// pieces.)
 const AT_ONCE: usize = if cfg!(test) { 2 * BLOCK } else { 8 << 20 };
 
 /// Value of Linux's `O_DIRECT` flag on this platform, if known.
@@ -25,11 +26,11 @@ const DIRECT: Option<u32> = match () {
     () => None,
 };
 
-/// The file, opened twice: in the ordinary way, and for direct I/O.
+/// The file, opened twice: once normally and once for direct I/O.
 struct Disk {
     path: PathBuf,
     file: File,
-    /// The outer none: not opened yet. The inner none: direct I/O is not available.
+    /// `None`: not opened yet. `Some(None)`: direct I/O is not available.
     direct: Option<Option<File>>,
 }
 
@@ -56,8 +57,8 @@ fn open_direct(path: &Path) -> Option<File> {
     disk::Options::new().write().flags(DIRECT?).open(path).ok()
 }
 
-/// A buffer of `room` bytes, which begin at `start`, an address that is a multiple of [`BLOCK`]. It grows up to
-/// [`AT_ONCE`] bytes: most files are much smaller, and the system clears each page that is touched.
+/// A buffer of `room` bytes that begin at `start`, an address that is a multiple of [`BLOCK`]. It grows up to
+/// [`AT_ONCE`] bytes, because most files are much smaller and the system clears each page that is touched.
 struct Piece {
     memory: Vec<u8>,
     start: usize,
@@ -85,11 +86,11 @@ impl Piece {
     }
 }
 
-/// A thread that writes one full piece while the next one is filled, so that disk and producer do not wait for each
-/// other.
+/// A thread that writes one full piece while the next one is filled, so that the disk and the producer do not wait for
+/// each other.
 struct Writer {
     pieces: Sender<(Piece, u64)>,
-    /// Returns each piece after it was written, or after writing it failed.
+    /// Returns each piece after it has been written or has failed to be written.
     written: Receiver<(Piece, Result<()>)>,
     thread: JoinHandle<Disk>,
 }
@@ -100,7 +101,7 @@ impl Writer {
         let work = move || {
             for (mut piece, at) in of_pieces {
                 let result = disk.put(piece.bytes(), at);
-                // After an error the result is not received.
+                // After an error nobody receives the result.
                 let _ = done.send((piece, result));
             }
             disk
@@ -117,7 +118,7 @@ pub(super) struct DirectFile {
     writer: Option<Writer>,
     /// The piece that is being filled.
     piece: Piece,
-    /// Bytes in the piece so far.
+    /// Number of bytes in the piece so far.
     len: usize,
     /// Offset in the file of the piece's first byte.
     at: u64,
@@ -139,7 +140,7 @@ impl DirectFile {
         self.disk()?.file.sync_all()
     }
 
-    /// Gives the full piece to the writer, and takes back the piece that was written before.
+    /// Gives the full piece to the writer, and takes back the piece that was written before it.
     fn hand_over(&mut self) -> Result<()> {
         let empty = match (&self.writer, self.disk.take()) {
             (Some(writer), _) => {
@@ -172,7 +173,7 @@ impl DirectFile {
     }
 }
 
-/// The error of all writes after a failed one.
+/// The error for all writes after a failed one.
 fn gone() -> Error {
     Error::other("an earlier part of it could not be written")
 }
@@ -200,7 +201,7 @@ impl Write for DirectFile {
 }
 
 impl Seek for DirectFile {
-    /// After a seek nothing is written directly: offsets are no longer multiples of a block.
+    /// After a seek nothing is written directly, because offsets are no longer multiples of a block.
     fn seek(&mut self, to: SeekFrom) -> Result<u64> {
         self.flush()?;
         let at = self.at;
@@ -233,7 +234,7 @@ mod tests {
                 let mut file = DirectFile::create(&path).unwrap();
                 bytes.chunks(piece).for_each(|piece| file.write_all(piece).unwrap());
                 if len > 20 {
-                    // The patch is in the first block, which was written long ago or still waits.
+                    // The patch is in the first block, which was either written long ago or is still buffered.
                     file.seek(SeekFrom::Start(9)).unwrap();
                     file.write_all(b"checksum").unwrap();
                     bytes[9..17].copy_from_slice(b"checksum");

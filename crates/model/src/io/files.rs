@@ -1,5 +1,5 @@
-//! `files.json` in a checkpoint: its files with their lengths and checksums. It detects an intact file that belongs to
-//! the checkpoint of another step.
+//! `files.json` in a checkpoint lists its files with their lengths and checksums. The list reveals an intact file that
+//! belongs to the checkpoint of another step.
 
 use super::{ZERO_CHECKSUM, find_checksum, write_json};
 use crate::{Error, Result};
@@ -28,8 +28,8 @@ pub struct FileList {
 pub struct ListedFile {
     /// Length of the file in bytes.
     pub bytes: u64,
-    /// XXH3 (64 bits) of the file's bytes. For a safetensors file that has a checksum in its header, that checksum; it
-    /// is verified when the tensors are read.
+    /// XXH3 (64 bits) of the file's bytes. For a safetensors file with a checksum in its header, it is that checksum,
+    /// which is verified when the tensors are read.
     pub xxh3: String,
 }
 
@@ -58,7 +58,7 @@ impl FileList {
         write_json(&dir.join(FILE_LIST), &serde_json::json!(self))
     }
 
-    /// Reads the list of `dir`; none if there is none, as in models and in checkpoints of older versions.
+    /// Reads the list in `dir`; `None` if it has no list, like models and checkpoints of older versions.
     pub fn read(dir: &Path) -> Result<Option<FileList>> {
         let path = dir.join(FILE_LIST);
         let text = match disk::read(&path, disk::most::TOKENIZER) {
@@ -70,7 +70,7 @@ impl FileList {
         serde_json::from_slice(&text).map(Some).map_err(|e| Error::file(&path, format!("is damaged: {e}")))
     }
 
-    /// An error if a file of `dir` is missing or differs from the list. Only paths that `which` accepts are checked.
+    /// Fails if a file in `dir` is missing or differs from the list. Only paths that `which` accepts are checked.
     pub fn check(&self, dir: &Path, which: impl Fn(&str) -> bool) -> Result<()> {
         for (name, listed) in self.files.iter().filter(|(name, _)| which(name)) {
             if !is_below(name) {
@@ -102,7 +102,7 @@ impl ListedFile {
         ListedFile::of_length(path, None)
     }
 
-    /// Does not read a file of another length than `expected`: then the checksum is empty.
+    /// Does not read the file if its length differs from `expected`; then the checksum is empty.
     fn of_length(path: &Path, expected: Option<u64>) -> Result<ListedFile> {
         let io = |e| Error::io(path, e);
         let file = disk::open(path).map_err(io)?;
@@ -143,7 +143,7 @@ fn in_header(file: &File) -> std::io::Result<Option<String>> {
     Ok(digits.filter(|digits| digits != ZERO_CHECKSUM))
 }
 
-/// An error if a file of `dir` that `which` accepts differs from the directory's list. Does nothing without a list.
+/// Fails if a file in `dir` that `which` accepts differs from the directory's list. Does nothing without a list.
 pub(crate) fn check_listed(dir: &Path, which: impl Fn(&str) -> bool) -> Result<()> {
     FileList::read(dir)?.map_or(Ok(()), |list| list.check(dir, which))
 }

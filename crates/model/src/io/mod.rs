@@ -1,8 +1,9 @@
 //! Reading and writing Hugging Face model directories.
 //!
-//! Reading: `model.safetensors`, or the shards that `model.safetensors.index.json` lists, in f32, f16 or bf16. Files
-//! are memory-mapped, and one tensor after the other is widened to f32, passed on and released. Writing: the same
-//! formats, in pieces that fit the CPU cache. Each file has a temporary name until it is complete and on disk.
+//! Models are read from `model.safetensors`, or from the shards that `model.safetensors.index.json` lists, in f32, f16
+//! or bf16. Files are memory-mapped, and one tensor after another is widened to f32, passed on and released. The same
+//! formats are written, in pieces that fit the CPU cache. Each file has a temporary name until it is complete and on
+//! disk.
 //!
 //! This module does not know how weights are stored in memory: it reads into a [`TensorSink`] and writes from a
 //! [`TensorSource`].
@@ -34,12 +35,12 @@ use std::ops::Range;
 
 /// The file with an adapter's weights.
 pub(crate) const ADAPTER_WEIGHTS: &str = "adapter_model.safetensors";
-/// The metadata entry of that file with the hash of the base model that the adapter was trained on. It is in the
-/// metadata because PEFT refuses unknown fields in `adapter_config.json`, but ignores unknown metadata.
+/// The metadata entry of an adapter's weight file with the hash of the base model that the adapter was trained on. It
+/// is in the metadata because PEFT refuses unknown fields in `adapter_config.json`, but ignores unknown metadata.
 pub(crate) const BASE_SHA256: &str = "base_model_sha256";
 /// The metadata entry with a file's checksum: XXH3 (64 bits) of the whole file, with zeros in place of the checksum.
 const CHECKSUM: &str = "xxh3";
-/// The metadata comes first in the header, within this many bytes of the file's beginning.
+/// The metadata comes first in the header, within this many bytes from the beginning of the file.
 const METADATA_BYTES: u64 = 4096;
 /// Placeholder for the checksum until it is known.
 const ZERO_CHECKSUM: &str = "0000000000000000";
@@ -79,7 +80,7 @@ pub trait TensorSink {
     fn put(&mut self, name: &str, data: &[f32]) -> Result<()>;
 }
 
-/// Provides tensors that are written to files.
+/// Provides tensors to be written to files.
 pub trait TensorSource {
     /// Every tensor of the source, in the order in which they are written.
     fn tensors(&self) -> Vec<TensorSpec>;

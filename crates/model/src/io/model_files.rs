@@ -1,15 +1,15 @@
 //! The list of a model directory's files other than weights. It decides which files are read when a model is loaded,
 //! which are hashed, which are copied into checkpoints and results, and which are sent to other machines.
 //!
-//! Code that needs such a file asks [`ModelFiles`], which has read the whole list at once. So the bytes that are used,
-//! hashed and copied are the same.
+//! Code that needs such a file asks [`ModelFiles`], which has read the whole list at once. So the same bytes are used,
+//! hashed and copied.
 
 use super::without_bom;
 use crate::{Error, Result};
 use serde_json::{Map, Value};
 use std::path::{Path, PathBuf};
 
-/// The model's configuration. A saved model gets its own.
+/// The model's configuration. A saved model gets a new one.
 pub const CONFIG: &str = "config.json";
 pub(crate) const TOKENIZER: &str = "tokenizer.json";
 pub(crate) const TOKENIZER_CONFIG: &str = "tokenizer_config.json";
@@ -23,11 +23,11 @@ const TEMPLATE_ENDING: &str = ".jinja";
 /// The use of a listed file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Use {
-    /// Read. Its hash is part of the model's identity, as are those of the weights.
+    /// Read when a model is loaded. The hash is part of the model's identity, like the hashes of the weights.
     Model,
-    /// Read. It decides how prompts are encoded, or which tokens end a completion.
+    /// Read when a model is loaded. The file decides how prompts are encoded, or which tokens end a completion.
     Prompts,
-    /// Not read. It is copied for programs that read it, such as transformers.
+    /// Not read. The file is copied for programs that read it, such as transformers.
     Copied,
 }
 
@@ -67,8 +67,8 @@ pub fn identifies_model(name: &str) -> bool {
     use_of(name) == Some(Use::Model)
 }
 
-/// The listed files that a model directory has, as they were when it was loaded. They are kept in memory, because a
-/// checkpoint may be written when the directory is gone.
+/// The listed files of a model directory, as they were when it was loaded. They are kept in memory, because the
+/// directory may be gone when a checkpoint is written.
 #[derive(Clone, Debug, Default)]
 pub struct ModelFiles {
     dir: PathBuf,
@@ -76,7 +76,7 @@ pub struct ModelFiles {
 }
 
 impl ModelFiles {
-    /// Reads the listed files, as far as `dir` has them.
+    /// Reads the listed files that exist in `dir`.
     pub fn read(dir: &Path) -> Result<ModelFiles> {
         let mut names: Vec<String> = FILES.iter().map(|(name, _)| (*name).to_owned()).collect();
         names.extend(more_templates(dir)?);
@@ -89,12 +89,12 @@ impl ModelFiles {
         Ok(ModelFiles { dir: dir.to_owned(), files: names.into_iter().map(read).collect::<Result<_>>()? })
     }
 
-    /// The files that are read and not only copied, in the order of the list.
+    /// The files that are read, not only copied, in the order of the list.
     pub fn used(&self) -> impl Iterator<Item = (&str, &[u8])> {
         self.of(|used| used != Use::Copied)
     }
 
-    /// The files that decide prompts and the ends of completions, besides those that identify the model.
+    /// The files that determine prompts and the ends of completions, except those that identify the model.
     pub fn of_prompts(&self) -> impl Iterator<Item = (&str, &[u8])> {
         self.of(|used| used == Use::Prompts)
     }
@@ -109,17 +109,17 @@ impl ModelFiles {
         self.dir.join(name)
     }
 
-    /// The bytes of a file without a byte order mark; none if the directory has no such file.
+    /// The bytes of a file without a byte order mark; `None` if the directory does not have the file.
     ///
     /// # Panics
-    /// If the list does not say that the file is read: then no hash would show that it has changed.
+    /// If the list does not mark the file as read, because then no hash would reveal a change of the file.
     pub(crate) fn get(&self, name: &str) -> Option<&[u8]> {
         let is_read = use_of(name).is_some_and(|used| used != Use::Copied);
         assert!(is_read, "{name} is read, and the list of a model's files does not say so");
         self.files.iter().find(|(own, _)| own == name).map(|(_, bytes)| without_bom(bytes))
     }
 
-    /// The JSON object in a file; none if the directory has no such file.
+    /// The JSON object in a file; `None` if the directory does not have the file.
     pub(crate) fn object(&self, name: &str) -> Result<Option<Map<String, Value>>> {
         let Some(bytes) = self.get(name) else { return Ok(None) };
         serde_json::from_slice(bytes)
@@ -127,8 +127,8 @@ impl ModelFiles {
             .map_err(|e| Error::file(self.path(name), format!("not a JSON object: {e}")))
     }
 
-    /// The template files, each with the name of its template. A byte order mark is part of a template, as for
-    /// transformers.
+    /// The template files, each with the name of its template. As in transformers, a byte order mark is part of a
+    /// template.
     pub(crate) fn templates(&self) -> impl Iterator<Item = Result<(&str, &str)>> {
         let template = |name| if name == CHAT_TEMPLATE { Some("default") } else { template_name(name) };
         self.files.iter().filter_map(move |(name, bytes)| {

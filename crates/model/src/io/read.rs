@@ -35,7 +35,7 @@ impl File {
     }
 }
 
-/// Verifies the checksum of a file, if it has one. Files that this crate writes do.
+/// Verifies the checksum of a file, if it has one. Files written by this crate have a checksum.
 fn verify(path: &Path, map: &FileMap) -> Result<()> {
     /// Bytes of the mapped file that are in memory at once.
     const PIECE: usize = 16 << 20;
@@ -57,15 +57,15 @@ fn verify(path: &Path, map: &FileMap) -> Result<()> {
     Err(Error::file(path, "is damaged: its bytes do not have the checksum (XXH3) that was written with them"))
 }
 
-/// Reads a text entry from the metadata of a safetensors file.
+/// Reads a string entry from the metadata of a safetensors file.
 pub(crate) fn read_metadata(path: &Path, name: &str) -> Result<Option<String>> {
     metadata(path, FileMap::open(path)?.bytes(), name)
 }
 
-/// The weight files of a model, and which file each tensor is in.
+/// The weight files of a model, and the file in which each tensor is stored.
 pub(super) struct Files {
     files: Vec<File>,
-    /// Index of the file that has the tensor of this name.
+    /// Index of the file that contains the tensor of this name.
     places: HashMap<String, usize>,
     /// Path of the file that lists the tensors: the only weight file, or the index of shards.
     listing: PathBuf,
@@ -137,7 +137,7 @@ impl Files {
         let mut files: Vec<File> = Vec::new();
         let mut places = HashMap::new();
         for (tensor, name) in map {
-            // A name with a path outside the directory is not a shard of this model.
+            // A name with a path outside the directory cannot be a shard of this model.
             let Some(name) = name.as_str().filter(|n| Path::new(n).file_name().is_some_and(|f| f == *n)) else {
                 return Err(Error::tensor(&index, tensor, format!("is in {name}, which is not a file name")));
             };
@@ -165,9 +165,9 @@ impl Files {
         Some((file, &file.entries[name]))
     }
 
-    /// Reads every tensor of `specs` into the sink. `alias` gives the name that a tensor has in the files.
+    /// Reads every tensor of `specs` into the sink. `alias` maps a tensor's name to its name in the files.
     fn load_into(&self, specs: &[TensorSpec], sink: &mut dyn TensorSink, alias: impl Fn(&str) -> String) -> Result<()> {
-        // All shapes are checked first, so that an error comes before minutes of reading and before anything is
+        // All shapes are checked first, so that an error is reported before minutes of reading and before anything is
         // overwritten.
         for spec in specs {
             let name = alias(&spec.name);
@@ -214,7 +214,7 @@ pub fn load_weights(dir: &Path, config: &ModelConfig, sink: &mut dyn TensorSink)
     let known: std::collections::HashSet<&str> = specs.iter().map(|s| s.name.as_str()).collect();
     let tied = config.head_rows().is_none();
     let tied_head = |name: &str| tied && name == HEAD;
-    // Old checkpoints contain rotary frequencies, which follow from the configuration.
+    // Old checkpoints contain rotary frequencies, which are derived from the configuration instead.
     let derived = |name: &str| name.ends_with("rotary_emb.inv_freq");
     files.refuse_unexpected(|name| known.contains(name) || tied_head(name) || derived(name))?;
 
@@ -233,7 +233,7 @@ pub fn load_weights(dir: &Path, config: &ModelConfig, sink: &mut dyn TensorSink)
     files.load_into(&specs, sink, |name| if only_head && name == EMBEDDING { HEAD.into() } else { name.into() })
 }
 
-/// Reads one safetensors file into `sink`. The file must have exactly the tensors that the sink lists.
+/// Reads one safetensors file into `sink`. The file must contain exactly the tensors that the sink lists.
 pub fn load_tensors(path: &Path, sink: &mut dyn TensorSink) -> Result<()> {
     let files = Files::one(path.to_owned())?;
     let specs = sink.tensors();

@@ -1,9 +1,9 @@
 //! The safetensors format: a little-endian u64 with the header's length, a header in JSON, then the bytes of the
 //! tensors.
 //!
-//! The header is read here and not by the `safetensors` crate, whose errors do not name the tensor of a damaged file.
-//! The checks are the same: offsets follow one another without gap or overlap, sizes fit shape and dtype, and the last
-//! tensor ends at the end of the file.
+//! This module parses the header itself, because the errors of the `safetensors` crate do not name the tensor of a
+//! damaged file. The checks are the same: offsets follow one another without gap or overlap, sizes fit shape and dtype,
+//! and the last tensor ends at the end of the file.
 
 use crate::{Error, FileDType, Result};
 use half::{bf16, f16};
@@ -12,21 +12,22 @@ use std::ops::Range;
 use std::path::Path;
 use zerocopy::IntoBytes;
 
-/// Most bytes of a header. No model has a larger one, and a damaged length must not make this program allocate memory.
+/// Maximum size of a header. No model has a larger one, and a damaged length must not make this program allocate
+/// memory.
 const MAX_HEADER: u64 = 100_000_000;
 
 /// A tensor in a safetensors file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Entry {
     pub(super) name: String,
-    /// The dtype as the file names it: `F32`, `BF16`, `I8`, ….
+    /// The dtype's name in the file: `F32`, `BF16`, `I8`, ….
     pub(super) dtype: String,
     pub(super) shape: Vec<usize>,
     /// Range of the tensor's bytes, counted from the start of the file.
     pub(super) bytes: Range<usize>,
 }
 
-/// The dtype that a file calls `name`, if its elements can be read as f32.
+/// The dtype named `name` in files, if its elements can be read as f32.
 fn readable(name: &str) -> Option<FileDType> {
     match name {
         "F32" => Some(FileDType::F32),
@@ -36,7 +37,7 @@ fn readable(name: &str) -> Option<FileDType> {
     }
 }
 
-/// The format's name of `dtype`.
+/// The name of `dtype` in files.
 fn written(dtype: FileDType) -> &'static str {
     match dtype {
         FileDType::F32 => "F32",
@@ -45,7 +46,7 @@ fn written(dtype: FileDType) -> &'static str {
     }
 }
 
-/// Bits of one element of any dtype of the format: sizes are checked even for tensors that are not read.
+/// Bits of one element, for any dtype of the format. Sizes are checked even for tensors that are not read.
 fn bits(dtype: &str) -> Option<usize> {
     Some(match dtype {
         "F4" => 4,
@@ -58,7 +59,7 @@ fn bits(dtype: &str) -> Option<usize> {
     })
 }
 
-/// The header of `file`, and where the tensors' bytes begin.
+/// The header of `file`, and the offset at which the tensors' bytes begin.
 fn parsed_header(path: &Path, file: &[u8]) -> Result<(Map<String, Value>, usize)> {
     let bad = |message: String| Error::file(path, message);
     let Some(length) = file.first_chunk::<8>() else {
@@ -77,7 +78,7 @@ fn parsed_header(path: &Path, file: &[u8]) -> Result<(Map<String, Value>, usize)
     Ok((header, start))
 }
 
-/// The tensors that the header lists, in the order of their bytes. `file` has all bytes of the file.
+/// The tensors that the header lists, in the order of their bytes. `file` contains the whole file.
 pub(super) fn entries(path: &Path, file: &[u8]) -> Result<Vec<Entry>> {
     let bad = |message: String| Error::file(path, message);
     let (header, start) = parsed_header(path, file)?;
@@ -140,7 +141,7 @@ pub(super) fn elements(path: &Path, entry: &Entry, file: &[u8]) -> Result<Vec<f3
     })
 }
 
-/// Reads a text entry of the header's metadata.
+/// Reads a string entry of the header's metadata.
 pub(super) fn metadata(path: &Path, file: &[u8], name: &str) -> Result<Option<String>> {
     let (header, _) = parsed_header(path, file)?;
     Ok(header.get("__metadata__").and_then(|m| m.get(name)?.as_str()).map(str::to_owned))
@@ -161,14 +162,14 @@ pub(super) fn header(specs: &[super::TensorSpec], dtype: FileDType, metadata: &[
         header.insert(spec.name.clone(), info);
     }
     let mut json = serde_json::to_vec(&header).expect("a JSON map is always JSON");
-    // The data starts at a multiple of 8, so that a reader may use it in place.
+    // The data starts at a multiple of 8, so that a reader can use it in place.
     json.resize(json.len().next_multiple_of(8), b' ');
     let mut bytes = (json.len() as u64).to_le_bytes().to_vec();
     bytes.extend(json);
     bytes
 }
 
-/// Converts `data` to bytes of `dtype`. `room` is used where a conversion is necessary. None if a finite element is too
+/// Converts `data` to bytes of `dtype`. `room` is used if a conversion is necessary. `None` if a finite element is too
 /// large for the dtype.
 pub(super) fn narrowed<'a>(data: &'a [f32], dtype: FileDType, room: &'a mut Vec<u8>) -> Option<&'a [u8]> {
     /// Resizes the vector once: `extend` would check its capacity for every element.

@@ -11,12 +11,12 @@ use std::io::{Seek, SeekFrom, Write};
 use std::path::Path;
 use twox_hash::XxHash3_64;
 
-/// How weights are written.
+/// Options for writing weights.
 #[derive(Clone, Copy, Debug)]
 pub struct SaveOptions {
     /// Dtype of the tensors in the file; f32 keeps every bit of the weights.
     pub dtype: FileDType,
-    /// Most bytes of tensors in one file (unless a single tensor is larger).
+    /// Maximum size of the tensors in one file, in bytes (unless a single tensor is larger).
     pub max_shard_bytes: u64,
 }
 
@@ -34,8 +34,8 @@ impl Default for SaveOptions {
     }
 }
 
-/// Most characters of a file's name that its temporary name repeats: the name may already have the greatest possible
-/// length.
+/// Maximum number of characters of a file's name that its temporary name repeats, because the name may already have the
+/// maximum length.
 pub const PARTIAL_NAME: usize = 200;
 
 /// A file being written: earlier bytes can be patched.
@@ -59,13 +59,13 @@ pub fn write_atomically(path: &Path, write: impl FnOnce(&mut dyn WriteSeek) -> R
         sync_directory(path.parent().unwrap_or(Path::new(".")))
     };
     attempt().inspect_err(|_| {
-        // The returned error is the one that matters.
+        // Only the returned error matters.
         let _ = disk::remove_file(&temporary);
     })
 }
 
-/// Locks a temporary file or directory while it is being written, so that no process removes it that does not see this
-/// one: on another machine, or in another container. Without locks it is never removed.
+/// Locks a temporary file or directory while it is being written, so that it is not removed by a process that cannot
+/// see this process: on another machine, or in another container. Without support for locks it is never removed.
 pub fn lock_partial(path: &Path) -> Option<std::fs::File> {
     disk::open(path).or_else(|_| disk::open_dir(path)).ok().filter(|file| file.try_lock().is_ok())
 }
@@ -73,7 +73,7 @@ pub fn lock_partial(path: &Path) -> Option<std::fs::File> {
 /// Removes temporary files and directories that terminated processes left in the directory of `path`. Their names are
 /// `.NAME.PID.partial`, possibly with something between PID and `partial`. Errors are ignored.
 pub fn sweep_partial(path: &Path) {
-    // Older versions do not lock what they write: the number counts as well, if `/proc` shows it.
+    // Older versions do not lock the files that they write. So a PID that `/proc` shows counts as a lock, too.
     let (Some(name), true) = (path.file_name(), Path::new("/proc/self").exists()) else { return };
     // The temporary name repeats only the beginning of a long name.
     let start: String = format!(".{}", name.to_string_lossy()).chars().take(PARTIAL_NAME + 1).collect();
@@ -91,7 +91,7 @@ pub fn sweep_partial(path: &Path) {
     }
 }
 
-/// Flushes the directory, which makes renames in it durable.
+/// Flushes the directory, so that renames in it are durable.
 pub(super) fn sync_directory(dir: &Path) -> Result<()> {
     let dir = if dir.as_os_str().is_empty() { Path::new(".") } else { dir };
     disk::sync_dir(dir).map_err(|e| Error::io(dir, e))
@@ -137,7 +137,7 @@ pub(crate) fn write_json(path: &Path, json: &Value) -> Result<()> {
 }
 
 impl ModelFiles {
-    /// Writes the files that a saved model gets: all but its configuration.
+    /// Writes the files of a saved model other than its configuration.
     pub(super) fn write(&self, dir: &Path) -> Result<()> {
         self.write_those(dir, |name| name != CONFIG)
     }
@@ -165,7 +165,7 @@ fn config_json(config: &ModelConfig, dtype: FileDType) -> Map<String, Value> {
     json
 }
 
-/// Sets the dtype in the text of a `config.json`, under the name that it has there.
+/// Sets the dtype in a `config.json`, under the key that the file already uses.
 pub(super) fn name_dtype(json: &mut Map<String, Value>, dtype: FileDType) {
     let key = if json.contains_key("torch_dtype") && !json.contains_key("dtype") { "torch_dtype" } else { "dtype" };
     json.insert(key.into(), dtype.config_name().into());
@@ -213,7 +213,7 @@ pub(super) fn save_weights(dir: &Path, source: &dyn TensorSource, options: SaveO
     if count > 1 {
         write_json(&dir.join(index), &json!({"metadata": {"total_size": total}, "weight_map": map}))?;
     }
-    // Files of an earlier save would be read instead of the new ones, or with them.
+    // Files of an earlier save would otherwise be read instead of the new ones, or together with them.
     let mine: Vec<String> = (0..count).map(name).collect();
     for entry in disk::read_dir(dir).map_err(|e| Error::io(dir, e))? {
         let file = entry.file_name().to_string_lossy();
@@ -226,7 +226,7 @@ pub(super) fn save_weights(dir: &Path, source: &dyn TensorSource, options: SaveO
     sync_directory(dir)
 }
 
-/// Writes one safetensors file. The checksum is computed on the way, and written into the header at the end.
+/// Writes one safetensors file. The checksum is computed along the way and written into the header at the end.
 fn write_file(
     path: &Path,
     specs: &[TensorSpec],

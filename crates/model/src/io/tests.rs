@@ -41,7 +41,7 @@ fn config(tied: bool) -> ModelConfig {
     ModelConfig::parse(&json).unwrap()
 }
 
-/// Not all tensors of a model, but of its names: io asks the sink, not the configuration.
+/// These are only some of a model's tensors, but with its names: io asks the sink, not the configuration.
 fn held(names: &[(&str, &[usize])]) -> Held {
     let specs: Vec<_> = names.iter().map(|(n, s)| TensorSpec { name: (*n).into(), shape: s.to_vec() }).collect();
     let fill = |s: &TensorSpec| {
@@ -83,7 +83,7 @@ fn a_saved_model_is_loaded_in_every_dtype_and_sharding() {
     }
 }
 
-/// The reader of the format's authors reads our files.
+/// The reader by the format's authors can read our files.
 #[test]
 fn the_safetensors_crate_reads_our_files() {
     let dir = tempfile::tempdir().unwrap();
@@ -173,7 +173,7 @@ fn good_bytes() -> Vec<u8> {
     let path = dir.path().join("x");
     save_tensors(&path, &tied(), FileDType::F32).unwrap();
     let mut bytes = std::fs::read(path).unwrap();
-    // Without a checksum, like files of other programs: the fault is found without it.
+    // A file without a checksum, like those of other programs: the fault is found anyway.
     let at = find_checksum(&bytes).unwrap().start - 4;
     bytes[at] = b'_';
     bytes
@@ -209,7 +209,7 @@ fn damaged_files_are_errors_that_say_what_is_wrong() {
     fails_with(load_bytes(&with_header(|h| h.replace("F32", "F33"))), &[EMBEDDING, "F33"]);
 }
 
-/// Any byte changed anywhere, any length: an error or other numbers, never a panic.
+/// If any byte or the length changes, reading gives an error or other numbers, never a panic.
 #[test]
 fn no_damage_panics() {
     let good = good_bytes();

@@ -9,7 +9,8 @@
 //! ```
 //!
 //! Training reads keys and values from KV-cache pages, as decoding does. So the sums of a row run in the same order
-//! whether earlier rows are in this pass or were computed long ago: training, prefill and decoding give the same bits.
+//! whether earlier rows are in this pass or were computed long ago, and training, prefill and decoding give the same
+//! bits.
 
 use super::norms::{self, HalfInput, InputBackward};
 use super::pass::{BackwardBuffers, Buffers, Input, LayerActivations, Linears, Pass};
@@ -18,7 +19,7 @@ use crate::weights::{Layer, SavedInput, trained};
 use kernels::ops::{attention, qk_norm, rope};
 use kernels::{DType, Result, Tensor, View, ViewMut};
 
-/// The forward pass of the attention part: forms the layer's input in `x` as `input` says, and writes the attention
+/// The forward pass of the attention part. It forms the layer's input in `x` as `input` says, and writes the attention
 /// output to `delta`.
 pub(super) fn forward(
     pass: &Pass<'_>,
@@ -95,8 +96,8 @@ pub(super) fn forward(
     }
 }
 
-/// The backward pass of the attention part: `b.d_x` holds the gradient of the sum x + delta and is overwritten with the
-/// gradient of x.
+/// The backward pass of the attention part. `b.d_x` contains the gradient of the sum x + delta and is overwritten with
+/// the gradient of x.
 pub(super) fn backward(
     pass: &Pass<'_>,
     layer: usize,

@@ -1,4 +1,5 @@
-//! The head of a model: from hidden states to log-probabilities of given tokens, or to scores; forward and backward.
+//! The head of a model, which turns hidden states into log-probabilities of given tokens, or into scores; forward and
+//! backward.
 
 use super::tape::TapeBackward;
 use super::{Rope, Tape};
@@ -7,16 +8,16 @@ use crate::weights::{Grads, ModelView};
 use kernels::ops::{linear, lm_head, rows, sample, zero};
 use kernels::{Context, DType, Memory, Result, Tensor, View};
 
-/// The least sampling temperature above 0: logits of up to 10¹⁸ divided by it are finite in f32.
+/// The smallest sampling temperature above 0: logits of up to 10¹⁸ divided by it are finite in f32.
 pub const LEAST_TEMPERATURE: f64 = 1e-20;
 
-/// The factor on logits at a sampling temperature: 1 / temperature, rounded to f32, the same number for sampler and
-/// trainer.
+/// The factor on logits at a sampling temperature: 1 / temperature, rounded to f32. Sampler and trainer use the same
+/// number.
 pub fn inv_temperature(temperature: f64) -> f32 {
     (1.0 / temperature) as f32
 }
 
-/// Computes log-probabilities and entropies of the batch's scored tokens after [`forward`](super::forward); read them
+/// Computes log-probabilities and entropies of the batch's scored tokens after [`forward`](super::forward). Read them
 /// with [`Tape::logps`] and [`Tape::entropies`].
 ///
 /// logp = zₜ/T − ln Σᵥ e^(zᵥ/T), with z = hidden Wᵀ the logits, t the token, v over the vocabulary, and T the
@@ -145,7 +146,7 @@ fn spread(ctx: &Context, batch: &BatchTensors, n: usize, r: usize, back: &mut Ta
 }
 
 /// Log-probabilities and entropies of a batch's scored tokens, in the order of the batch ([`Batch::scores_of_branches`]
-/// has the range of each completion).
+/// contains the range of each completion).
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Scores {
     /// Log-probability of each scored token at the sampling temperature.
@@ -155,7 +156,7 @@ pub struct Scores {
 }
 
 /// Computes log-probabilities and entropies of a batch's scored tokens, without gradients. The batch must fit `tape`.
-/// Any tape will do; with [`Tape::forward_only`] memory does not grow with the number of layers.
+/// Any tape works; with [`Tape::forward_only`] memory does not grow with the number of layers.
 pub fn score<'a>(
     ctx: &Context,
     model: impl Into<ModelView<'a>>,
@@ -171,8 +172,8 @@ pub fn score<'a>(
     Ok(Scores { logps: tape.logps().to_vec_f32(), entropies: tape.entropies().to_vec_f32() })
 }
 
-/// The most likely token at the position of each scored token, the lowest id of equally likely ones. Call it after
-/// [`head_forward`]; it computes all logits again.
+/// The most likely token at the position of each scored token; ties go to the lowest id. Call it after
+/// [`head_forward`]; it computes all logits a second time.
 pub(crate) fn most_likely<'a>(
     ctx: &Context,
     model: impl Into<ModelView<'a>>,

@@ -32,9 +32,9 @@ pub(super) fn forward(
     mlp::forward(pass, layer, w, buffers, delta)
 }
 
-/// The backward pass of [`forward`]. `b.d_x` holds the gradient of the layer's output x' and is overwritten with the
-/// gradient of the layer's input x; gradients of the weights accumulate into `g`. `groups: [G + 1]` has the first row
-/// of each of the G independent groups of the batch, then the number of rows.
+/// The backward pass of [`forward`]. `b.d_x` contains the gradient of the layer's output x' and is overwritten with the
+/// gradient of the layer's input x. Gradients of the weights accumulate into `g`. `groups: [G + 1]` contains the first
+/// row of each of the G independent groups of the batch, followed by the number of rows.
 pub(super) fn backward(
     pass: &Pass<'_>,
     layer: usize,

@@ -7,9 +7,9 @@
 //! delta = u Wdownᵀ                         through a norm, where the family has one here
 //! ```
 //!
-//! On CPUs with matrix tiles (AMX), u is computed from gate and up without writing these as f32. The exceptions are
-//! layers with adapters, which add to gate and up in f32, and an MLP width F that is not a multiple of a panel. In
-//! these cases gate and up are written: some rows at a time, or all rows where f32 activations are kept.
+//! On CPUs with matrix tiles (AMX), u is computed without writing gate and up as f32. The exceptions are layers with
+//! adapters, which add to gate and up in f32, and an MLP width F that is not a multiple of a panel. In these cases gate
+//! and up are written, some rows at a time, or all rows where f32 activations are kept.
 
 use super::norms::{self, HalfInput, InputBackward};
 use super::pass::{BackwardBuffers, Buffers, LayerScratch, Linears, Pass};
@@ -18,8 +18,8 @@ use kernels::ops::glu;
 use kernels::{DType, Error, Result, Tensor, View};
 use std::ops::Range;
 
-/// The forward pass of the MLP part: reads the residual stream `x` and `delta`, which is to be added to it; writes
-/// their sum to `s.mid` and the MLP's output to `delta`.
+/// The forward pass of the MLP part. It adds `delta` to the residual stream `x`, and writes the sum to `s.mid` and the
+/// MLP's output to `delta`.
 pub(super) fn forward(
     pass: &Pass<'_>,
     layer: usize,
@@ -69,7 +69,7 @@ pub(super) fn forward(
     }
 }
 
-/// The backward pass of the MLP part: `b.d_x` holds the gradient of the sum m + delta and is overwritten with the
+/// The backward pass of the MLP part. `b.d_x` contains the gradient of the sum m + delta and is overwritten with the
 /// gradient of m.
 pub(super) fn backward(
     pass: &Pass<'_>,
@@ -110,8 +110,7 @@ pub(super) fn backward(
     }
     let low_rank = pass.low_rank(layer, Linears::GateUp);
     let adapted = !low_rank.is_empty();
-    // If there is an adapter, the weight is frozen and its gradient is not summed over groups, so rows may be cut
-    // anywhere.
+    // With an adapter, the weight is frozen and its gradient is not summed over groups, so rows may be split anywhere.
     let at_once = if adapted && b.d_gates.is_some() { ctx.rows_at_once() } else { n };
     for rows in pieces(n, at_once) {
         let (gate_up, d_y) = (gate_up.rows(rows.clone()), b.narrow.view(n, f).rows(rows.clone()));
@@ -133,7 +132,7 @@ pub(super) fn backward(
     norms::input_backward(pass, norm, &mut g.mlp_norm, args)
 }
 
-/// Cuts `0..n` into ranges of at most `most` elements.
+/// Splits `0..n` into ranges of at most `most` elements.
 fn pieces(n: usize, most: usize) -> impl Iterator<Item = Range<usize>> {
     (0..n).step_by(most.max(1)).map(move |start| start..n.min(start + most))
 }

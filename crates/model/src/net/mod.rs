@@ -1,9 +1,9 @@
 //! The decoder: the forward pass from token ids to hidden states, and the backward pass.
 //!
-//! Read `layer.rs` first, then `attend.rs` and `mlp.rs`: equations, and forward next to backward. Decoding, prefill,
-//! scoring and training call the same forward function. They differ only in the rows that they pass, in the KV cache
-//! that they use, and in which activations are kept; so a token gets the same bits from each of them. This module has
-//! no sampling, losses or optimizer.
+//! Read `layer.rs` first, then `attend.rs` and `mlp.rs`: they show the equations, with the forward pass next to the
+//! backward pass. Decoding, prefill, scoring and training call the same forward function. They differ only in the rows
+//! that they pass, in the KV cache that they use, and in which activations are kept, so a token gets the same bits from
+//! each of them. This module has no sampling, losses or optimizer.
 
 mod attend;
 mod head;
@@ -29,8 +29,8 @@ use kernels::{Context, Error, Result};
 use pass::{Buffers, Input, Pass};
 use tape::Activations;
 
-/// The forward pass of inference: computes `rows`, attending to the keys and values in `kv`, and writes their own keys
-/// and values to `kv`. [`Workspace::hidden`] then has the hidden states.
+/// The forward pass for inference. It computes `rows`, attending to the keys and values in `kv`, and writes their own
+/// keys and values to `kv`. [`Workspace::hidden`] then contains the hidden states.
 pub fn infer<'a>(
     ctx: &Context,
     model: impl Into<ModelView<'a>>,
@@ -45,8 +45,8 @@ pub fn infer<'a>(
     layers_forward(&pass, weights, kv, &mut workspace.activations, || Ok(()))
 }
 
-/// The forward pass of training: computes a batch of whole sequences and keeps in `tape` what [`backward`] needs.
-/// [`Tape::hidden`] then has the hidden states.
+/// The forward pass for training. It computes a batch of whole sequences and keeps in `tape` the activations that
+/// [`backward`] needs. [`Tape::hidden`] then contains the hidden states.
 pub fn forward<'a>(
     ctx: &Context,
     model: impl Into<ModelView<'a>>,
@@ -115,7 +115,7 @@ fn layers_forward<E: From<Error>>(
 }
 
 /// The backward pass of [`forward`]. It starts from the gradient of the hidden states ([`Tape::d_hidden_mut`], written
-/// by [`head_backward`]) and accumulates the gradients of all parameters but the head into `grads`.
+/// by [`head_backward`]) and accumulates the gradients of all parameters except the head into `grads`.
 pub fn backward<'a>(
     ctx: &Context,
     model: impl Into<ModelView<'a>>,
@@ -155,7 +155,7 @@ pub fn backward<'a>(
         let (pages, scratch) = (tape.pages.layer_mut(l), &mut a.scratch);
         let mut buffers = Buffers { x: &mut a.inputs[l], saved: &mut a.saved[s], pages, scratch };
         if shares {
-            // Checkpointing: only the input was kept. The same operations on the same numbers give the same bits.
+            // With checkpointing only the input was kept. The same operations on the same numbers give the same bits.
             layer::forward(&pass, l, w, Input::Ready, &mut buffers, &mut a.delta)?;
         }
         layer::backward(&pass, l, w, &mut grads.params.layers[l], &mut buffers, groups, &mut back.layer)?;

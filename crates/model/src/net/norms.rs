@@ -1,13 +1,13 @@
-//! RMS norms around the attention and MLP parts of a decoder layer: before the part, after it, or neither, as the model
-//! family has it.
+//! RMS norms before and after the attention and MLP parts of a decoder layer. The model family decides which of them
+//! exist.
 
 use super::pass::Pass;
 use crate::weights::trained;
 use kernels::ops::{residual, rmsnorm, zero};
 use kernels::{Result, Tensor, View, ViewMut};
 
-/// Arguments of `input`: the residual stream `x`, and `delta`, which is added to `x` first and the sum written to
-/// `sum`; then the norm, if there is one, writes `y`.
+/// Arguments of `input`, which adds `delta` to the residual stream `x` and writes the sum to `sum`. Then the norm, if
+/// there is one, writes `y`.
 pub(super) struct HalfInput<'a> {
     pub x: View<'a>,
     pub delta: Option<View<'a>>,
@@ -29,7 +29,7 @@ pub(super) fn input(pass: &Pass<'_>, norm: Option<&Tensor>, input: HalfInput<'_>
     }
 }
 
-/// Computes again, from the residual stream, what [`input`] wrote to `y`, to the same bits.
+/// Recomputes `y` of [`input`] from the residual stream, with the same bits.
 pub(super) fn recompute_input(
     pass: &Pass<'_>,
     norm: Option<&Tensor>,
@@ -96,7 +96,7 @@ pub(super) fn output(
     rmsnorm::forward(pass.ctx, norm)
 }
 
-/// The backward pass of [`output`]. `d_y` is the gradient of `delta`, which equals the gradient of the residual stream;
+/// The backward pass of [`output`]. `d_y` is the gradient of `delta`, which equals the gradient of the residual stream.
 /// `d_out` is overwritten.
 pub(super) fn output_backward(
     pass: &Pass<'_>,

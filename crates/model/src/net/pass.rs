@@ -1,5 +1,5 @@
-//! Shared by the layers of one pass: arguments, activations, and buffers. The letters in the shapes are those of
-//! `layer.rs`.
+//! Types that the layers of one pass share: arguments, activations and buffers. The letters in the shapes are defined
+//! in `layer.rs`.
 
 use super::Rope;
 use crate::ModelConfig;
@@ -18,7 +18,7 @@ pub(super) struct Pass<'a> {
     pub rows: RowViews<'a>,
     /// The LoRA adapter of each row.
     pub adapters: &'a RowAdapters<'a>,
-    /// Dropout on the inputs of adapters; none in inference.
+    /// Dropout on the inputs of adapters; `None` in inference.
     pub dropout: Option<&'a Dropout>,
 }
 
@@ -32,7 +32,7 @@ pub(super) enum Linears {
 }
 
 impl<'a> Pass<'a> {
-    /// The LoRA adapters of this linear layer, by rows.
+    /// The LoRA adapters of this linear layer for each range of rows.
     pub fn low_rank(&self, layer: usize, linear: Linears) -> LowRankRows<'a> {
         let place = 4 * layer as u32 + linear as u32;
         let dropout = self.dropout.map(|dropout| dropout.of(place, self.rows.positions));
@@ -40,26 +40,26 @@ impl<'a> Pass<'a> {
     }
 }
 
-/// Where a decoder layer reads its input from.
+/// The source of a decoder layer's input.
 pub(super) enum Input<'a> {
-    /// The buffer `x` holds the input: the first layer, or a layer that is recomputed.
+    /// The buffer `x` already contains the input: for the first layer, or a layer that is recomputed.
     Ready,
-    /// The input is the sum of `delta` and the `mid` of the layer before.
+    /// The input is the sum of `delta` and the previous layer's `mid`.
     After(&'a LayerActivations),
-    /// As `After`, where all layers share one [`LayerActivations`], which still holds the `mid` of the layer before.
+    /// As `After`, for layers that share one [`LayerActivations`], which still contains the previous layer's `mid`.
     AfterInPlace,
 }
 
-/// The activations of one decoder layer: written by the forward pass and read by the backward pass. The first T rows of
+/// The activations of one decoder layer, written by the forward pass and read by the backward pass. The first T rows of
 /// each tensor are in use.
 ///
 /// Inputs of matmuls and of attention have the model's compute dtype; the residual stream and the statistics of norms
-/// are f32. What is cheap to recompute is not kept: see [`LayerScratch`].
+/// are f32. Values that are cheap to recompute are not kept: see [`LayerScratch`].
 pub(super) struct LayerActivations {
     /// 1 / rms of each row of the layer's input x `[T]`.
     pub attend_rstd: Tensor,
-    /// Queries, keys and values before the q/k norms `[T, (nh + 2 nkv)·hd]`, and 1 / rms of each of these norms
-    /// `[T, nh + nkv]` (a norm for each head) or `[T, 2]` (one for q, one for k).
+    /// Queries, keys and values before the q/k norms `[T, (nh + 2 nkv)·hd]`, and 1 / rms of each of these norms `[T, nh
+    /// + nkv]` (a norm for each head) or `[T, 2]` (one for q, one for k).
     pub raw_qkv: Option<(Tensor, Tensor)>,
     /// Queries, keys and values as attention reads them `[T, (nh + 2 nkv)·hd]`.
     pub qkv: Tensor,
@@ -67,23 +67,23 @@ pub(super) struct LayerActivations {
     pub attended: Tensor,
     /// Log-sum-exp of each query's attention scores `[T, nh]`.
     pub lse: Tensor,
-    /// Output of the attention part before the norm after it `[T, H]`, and 1 / rms of each row `[T]`; none if the model
-    /// has no norm there.
+    /// Output of the attention part before the norm that follows it `[T, H]`, and 1 / rms of each row `[T]`; `None` if
+    /// the model has no such norm.
     pub attention_out: Option<(Tensor, Tensor)>,
-    /// Output of the MLP part before the norm after it `[T, H]`, and 1 / rms of each row `[T]`; none if the model has
-    /// no norm there.
+    /// Output of the MLP part before the norm that follows it `[T, H]`, and 1 / rms of each row `[T]`; `None` if the
+    /// model has no such norm.
     pub mlp_out: Option<(Tensor, Tensor)>,
     /// m, the residual stream after the attention part `[T, H]`.
     pub mid: Tensor,
     /// 1 / rms of each row of m `[T]`.
     pub mlp_rstd: Tensor,
-    /// Gate and up projections of the MLP's input g, g Wgateᵀ and g Wupᵀ `[T, 2F]`; none where there is no backward
+    /// Gate and up projections of the MLP's input g, g Wgateᵀ and g Wupᵀ `[T, 2F]`; `None` if there is no backward
     /// pass.
     pub gate_up: Option<Tensor>,
 }
 
 impl LayerActivations {
-    /// Activations for `rows` rows; gate and up projections are among them if they are `kept`.
+    /// Activations for `rows` rows. If `kept`, they include the gate and up projections.
     pub fn new(memory: &Memory, c: &ModelConfig, rows: usize, kept: bool) -> LayerActivations {
         let zeros = |width: usize| Tensor::zeros(memory, &[rows, width], DType::F32);
         let fed = |width: usize| Tensor::zeros(memory, &[rows, width], c.compute);
@@ -103,14 +103,14 @@ impl LayerActivations {
     }
 }
 
-/// Scratch that all layers use. The backward pass recomputes `normed` and `gated` from the kept activations, to the
+/// Scratch that all layers use. The backward pass recomputes `normed` and `gated` from the kept activations, with the
 /// same bits.
 pub(super) struct LayerScratch {
     /// The normed input of the attention part (h) or of the MLP part (g) `[T, H]`.
     pub normed: Tensor,
     /// u = act(gate) · up, the MLP's hidden activation `[T, F]`.
     pub gated: Tensor,
-    /// f32 outputs of matmuls that are rounded to the compute dtype afterwards, or not kept.
+    /// f32 outputs of matmuls that are either rounded to the compute dtype afterwards or not kept.
     pub wide: Scratch,
 }
 
@@ -143,14 +143,14 @@ pub(super) struct BackwardBuffers {
     pub d_x: Tensor,
     /// The gradient of a norm's output `[T, H]`.
     pub d_normed: Tensor,
-    /// The gradient of a part's output before the norm after it `[T, H]`; none in a model without such norms.
+    /// The gradient of a part's output before the norm that follows it `[T, H]`; `None` if the model has no such norms.
     pub d_out: Option<Tensor>,
     /// Gradients of a (attention heads' output), of u (the MLP's hidden activation), and of q, k, v before the q/k
     /// norms.
     pub narrow: Scratch,
-    /// Gradients of q, k, v as attention reads them, and of gate and up where those are f32.
+    /// Gradients of q, k, v as attention reads them, and of gate and up if they are f32.
     pub wide: Scratch,
-    /// Gradients of gate and up `[T, 2F]`, rounded to bf16 for the matmuls that read them; none in f32.
+    /// Gradients of gate and up `[T, 2F]`, rounded to bf16 for the matmuls that read them; `None` in f32.
     pub d_gates: Option<Tensor>,
     /// Gradients of the keys and values in the KV-cache pages.
     pub d_pages: LayerPages,
@@ -176,7 +176,7 @@ impl BackwardBuffers {
     }
 }
 
-/// f32 memory that is viewed as rows of one width, then of another.
+/// f32 memory that is viewed as rows of different widths in turn.
 pub(super) struct Scratch(Tensor);
 
 impl Scratch {
@@ -184,11 +184,11 @@ impl Scratch {
     pub fn new(memory: &Memory, elements: usize) -> Scratch {
         Scratch(Tensor::zeros(memory, &[elements], DType::F32))
     }
-    /// The scratch as a matrix `[rows, width]`, to read.
+    /// The scratch as a read-only matrix `[rows, width]`.
     pub fn view(&self, rows: usize, width: usize) -> View<'_> {
         self.0.rows(0..rows * width).reshape(&[rows, width])
     }
-    /// The scratch as a matrix `[rows, width]`, to write.
+    /// The scratch as a writable matrix `[rows, width]`.
     pub fn view_mut(&mut self, rows: usize, width: usize) -> ViewMut<'_> {
         self.0.rows_mut(0..rows * width).reshape(&[rows, width])
     }

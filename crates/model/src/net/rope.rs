@@ -1,12 +1,12 @@
-//! Tables of rotary position embedding (rope) on the device.
+//! Tables for rotary position embedding (rope) on the device.
 
 use crate::ModelConfig;
 use crate::config::LayerRope;
 use kernels::Memory;
 use kernels::ops::rope;
 
-/// Tables of cosines and sines for rotary position embedding, for positions `0..max_positions`: one table for each kind
-/// of rope that the model's layers have.
+/// Tables of cosines and sines for rotary position embedding, for positions `0..max_positions`. There is one table for
+/// each kind of rope in the model's layers.
 pub struct Rope {
     tables: Vec<(LayerRope, rope::Table)>,
 }

@@ -1,5 +1,5 @@
-//! Buffers for passes through the decoder, allocated once with a fixed capacity: the activations that a forward pass
-//! keeps for the backward pass, or scratch alone for inference.
+//! Buffers for passes through the decoder, allocated once with a fixed capacity. They hold the activations that a
+//! forward pass keeps for the backward pass, or only scratch for inference.
 
 use super::pass::{BackwardBuffers, LayerActivations, LayerScratch};
 use crate::ModelConfig;
@@ -22,9 +22,9 @@ enum Keep {
 
 /// The tensors that a pass through the decoder layers writes. T is the number of rows (tokens), H the hidden size.
 pub(super) struct Activations {
-    /// The input of each layer `[T, H]`; a single tensor where nothing is kept.
+    /// The input of each layer `[T, H]`; a single tensor if nothing is kept.
     pub inputs: Vec<Tensor>,
-    /// The activations of each layer; those of a single layer where only inputs or nothing is kept.
+    /// The activations of each layer; those of a single layer if only inputs or nothing is kept.
     pub saved: Vec<LayerActivations>,
     /// Output of the attention or MLP part of a layer, which is added to the residual stream `[T, H]`.
     pub delta: Tensor,
@@ -63,16 +63,16 @@ impl Activations {
     pub fn shares(&self) -> bool {
         self.keep != Keep::All
     }
-    /// Index into `inputs` of the input of layer `layer`.
+    /// Index into `inputs` for layer `layer`.
     pub fn input_of(&self, layer: usize) -> usize {
         if self.keep == Keep::Nothing { 0 } else { layer }
     }
-    /// Index into `saved` of the activations of layer `layer`.
+    /// Index into `saved` for layer `layer`.
     pub fn saved_of(&self, layer: usize) -> usize {
         if self.keep == Keep::All { layer } else { 0 }
     }
 
-    /// Starts a pass of `rows` rows; an error if the buffers are too small.
+    /// Starts a pass over `rows` rows; fails if the buffers are too small.
     pub fn begin(&mut self, rows: usize) -> Result<()> {
         let room = self.hidden.shape()[0];
         if rows > room {
@@ -101,7 +101,7 @@ impl Workspace {
     }
 }
 
-/// Buffers of the head for the scored tokens, in the forward and backward pass. R is the number of scored tokens.
+/// Buffers of the head for the forward and backward pass over the R scored tokens.
 pub(super) struct HeadBuffers {
     /// Hidden states that predict the scored tokens `[R, H]`.
     pub hidden: Tensor,
@@ -127,7 +127,7 @@ pub(super) struct TapeBackward {
 
 /// Buffers for training: the activations of every layer (with checkpointing, the input of every layer and the
 /// activations of one), the KV-cache pages of one layer, and the gradients of activations. Memory is booked under
-/// "activations" (what is kept for the backward pass) and "workspace".
+/// "activations" (if it is kept for the backward pass) and "workspace".
 pub struct Tape {
     pub(super) activations: Activations,
     pub(super) pages: KvCache,
@@ -138,8 +138,8 @@ pub struct Tape {
 }
 
 impl Tape {
-    /// Buffers for batches of up to `capacity`. With `checkpointing` the backward pass computes every layer a second
-    /// time, to the same bits.
+    /// Buffers for batches of up to `capacity`. With `checkpointing` the backward pass recomputes every layer, with the
+    /// same bits.
     pub fn new(memory: &Memory, config: &ModelConfig, capacity: Capacity, checkpointing: bool) -> Tape {
         let keep = if checkpointing { Keep::Inputs } else { Keep::All };
         let memory = memory.part("workspace");
@@ -151,7 +151,7 @@ impl Tape {
         };
         Tape { back: Some(back), ..Tape::with(&memory, config, capacity, keep) }
     }
-    /// Buffers for [`forward`](super::forward) and [`score`](super::score) alone. There is no backward pass, and the
+    /// Buffers for [`forward`](super::forward) and [`score`](super::score) only. There is no backward pass, and the
     /// size of the buffers does not grow with the number of layers.
     pub fn forward_only(memory: &Memory, config: &ModelConfig, capacity: Capacity) -> Tape {
         Tape::with(memory, config, capacity, Keep::Nothing)
@@ -177,12 +177,12 @@ impl Tape {
         }
     }
     /// Makes every pass over this tape check `stop` before each layer. A stopped pass ends with
-    /// [`Error::Stopped`](crate::Error::Stopped), and what it wrote to the buffers must not be used.
+    /// [`Error::Stopped`](crate::Error::Stopped), and the contents of its buffers must not be used.
     pub fn stop_with(mut self, stop: StopCheck) -> Tape {
         self.stop = stop;
         self
     }
-    /// The largest batch that the tape has room for.
+    /// The largest batch for which the tape has room.
     pub fn capacity(&self) -> Capacity {
         self.capacity
     }
@@ -192,7 +192,7 @@ impl Tape {
     }
     /// The gradient of the hidden states `[T, H]`, from which [`backward`](super::backward) starts.
     ///
-    /// Panics on a tape made by `forward_only`.
+    /// Panics on a tape created by `forward_only`.
     pub fn d_hidden_mut(&mut self) -> ViewMut<'_> {
         let rows = self.activations.rows;
         self.back.as_mut().expect("a tape with a backward pass").d_hidden.rows_mut(0..rows)
@@ -214,7 +214,7 @@ impl Tape {
     pub fn entropies(&self) -> View<'_> {
         self.head.entropies.rows(0..self.head.rows)
     }
-    /// An error if the tape has no room for a batch of this size.
+    /// Fails if the tape has no room for a batch of this size.
     pub(super) fn check(&self, batch: Capacity) -> Result<()> {
         let room = self.capacity;
         let of = [

@@ -50,7 +50,7 @@ fn a_batch_larger_than_the_buffers_is_refused_with_its_size() {
     let d = kernels::Tensor::zeros(ctx.memory(), &[71], DType::F32);
     let error = head_backward(&ctx, &weights, &tensors, d.view(), None, &mut tape, &mut grads).unwrap_err();
     assert!(error.to_string().contains("the tape is for forward only"), "{error}");
-    // A check that stops a pass ends it before it computes.
+    // A check that stops a pass does so before anything is computed.
     let mut tape = Tape::forward_only(ctx.memory(), &c, room).stop_with(StopCheck::new(|| true));
     assert!(matches!(forward(&ctx, &weights, &rope, &tensors, &mut tape), Err(crate::Error::Stopped)));
     let mut tape = tape.stop_with(StopCheck::default());
@@ -58,7 +58,7 @@ fn a_batch_larger_than_the_buffers_is_refused_with_its_size() {
     let mut tape = tape.stop_with(StopCheck::new(|| true));
     let stopped = head_forward(&ctx, &weights, &tensors, 1.0, &mut tape);
     assert!(matches!(stopped, Err(crate::Error::Stopped)));
-    // In inference.
+    // The same check works in inference.
     let mut workspace = Workspace::new(ctx.memory(), &c, 2);
     let mut kv = KvCache::new(ctx.memory(), &c, 3);
     let mut rows = InferRows::new(ctx.memory(), 3, 1, 1);

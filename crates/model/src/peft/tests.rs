@@ -1,4 +1,4 @@
-//! `adapter_config.json` as PEFT writes it, and the models that an adapter fits.
+//! `adapter_config.json` as PEFT writes it, and which models an adapter fits.
 
 use super::*;
 use crate::{ModelConfig, ModelView, Trainable};
@@ -34,7 +34,7 @@ fn settings_are_read() {
         LoraConfig { r: 4, alpha: 6.5, use_rslora: true, dropout: 0.25, target_modules: names(&["q_proj", "v_proj"]) };
     let expected = AdapterConfig { lora, base: Some("org/base".into()), scores: false };
     assert_eq!(read(&good()), Ok(expected.clone()), "names are sorted");
-    // Fields about the adapter, and fields that switch nothing on, are not read.
+    // Fields about the adapter, and fields that enable nothing, are ignored.
     for (key, value) in [
         ("auto_mapping", json!({"x": 1})),
         ("ensure_weight_tying", json!(true)),
@@ -174,7 +174,7 @@ fn a_saved_adapter_has_peft_s_format_and_is_loaded() {
             _ => "is of a language model: it has no head of scores, which a reward model needs",
         };
         assert!(error.ends_with(&format!("adapter_config.json: {why}")), "{error}");
-        // On a device without values nothing is read, so the file may be missing.
+        // On a device without memory nothing is read, so the file may be missing.
         std::fs::remove_file(dir.path().join("adapter_model.safetensors")).unwrap();
         assert!(load_adapter(&Memory::new(Device::Meta), dir.path(), weights).is_ok());
         let error = load_adapter(&memory, dir.path(), weights).unwrap_err().to_string();
@@ -182,7 +182,7 @@ fn a_saved_adapter_has_peft_s_format_and_is_loaded() {
             error.ends_with("has no adapter_model.safetensors (other formats of adapters are not read)"),
             "{error}"
         );
-        // An error of the settings has PEFT's name of the key.
+        // An error in the settings uses PEFT's name of the key.
         let mut unknown = expected.clone();
         unknown["target_modules"] = json!(["x_proj"]);
         std::fs::write(dir.path().join(ADAPTER_CONFIG), unknown.to_string()).unwrap();

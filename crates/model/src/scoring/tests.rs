@@ -108,7 +108,7 @@ fn a_score_is_read_at_the_last_token() {
     let sequences = [of(&[1, 2][..], &[4, 5][..]), of(&[1, 2], &[]), of(&[3], &[6])];
     let mut scorer = Scorer::new(ctx.memory(), 100, true);
     let scores = scorer.sequence_scores(&ctx, &scorer_model, &sequences).unwrap();
-    // The value of the state before a further token is the score of the text so far.
+    // The value of the state before another token is the score of the text so far.
     for (sequence, score) in sequences.iter().zip(&scores) {
         let longer = [sequence.completion, &[8, 9]].concat();
         let values = scorer

@@ -25,11 +25,11 @@ pub(super) fn characters(chars: impl IntoIterator<Item = char>, special: &Specia
         "padding": null,
         "added_tokens": added,
         "normalizer": null,
-        // Every character is a token of its own, line breaks included.
+        // Every character is a separate token, including line breaks.
         "pre_tokenizer": {"type": "Split", "pattern": {"Regex": "[\\s\\S]"}, "behavior": "Isolated", "invert": false},
         "post_processor": null,
         "decoder": {"type": "Fuse"},
-        // Without an unk token, its name must be one that no text contains.
+        // Without an unk token, the setting must name a token that no text contains.
         "model": {"type": "WordLevel", "vocab": vocab, "unk_token": special.unk.as_deref().unwrap_or("")},
     });
     let inner = tokenizers::Tokenizer::from_bytes(json.to_string()).map_err(failed)?;

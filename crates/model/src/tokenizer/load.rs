@@ -18,7 +18,7 @@ pub(super) fn load(files: &ModelFiles) -> Result<Tokenizer> {
     let map = files.object(SPECIAL_TOKENS_MAP)?.unwrap_or_default();
     let special = special_tokens(&config, &map);
 
-    // Special tokens that the settings name and `tokenizer.json` lacks.
+    // Adds special tokens that the settings name but `tokenizer.json` lacks.
     let more = ["additional_special_tokens", "extra_special_tokens"].into_iter().filter_map(|key| config.get(key));
     let more = more.filter_map(Value::as_array).flatten().filter_map(token_text);
     let mut missing: Vec<String> = special.named().map(|(_, token)| token.to_owned()).chain(more).collect();
@@ -36,14 +36,14 @@ pub(super) fn load(files: &ModelFiles) -> Result<Tokenizer> {
 }
 
 /// Parses a `tokenizer.json`. The `tokenizers` crate panics on invalid JSON and on some wrong settings, either while
-/// reading or with the first text (for example if a template names a token that is missing). So JSON is checked first
-/// and a text is encoded here, with panics caught.
+/// reading or on the first text (for example if a template names a missing token). So this function first checks the
+/// JSON, then encodes a text, and catches panics.
 fn parse(bytes: &[u8]) -> std::result::Result<tokenizers::Tokenizer, String> {
     serde_json::from_slice::<serde::de::IgnoredAny>(bytes).map_err(|e| format!("not JSON: {e}"))?;
     let parse_and_try = || {
         let mut tokenizer = tokenizers::Tokenizer::from_bytes(bytes).map_err(|e| e.to_string())?;
-        // Files may contain the author's settings for truncation and padding. Here ids belong to one complete text, and
-        // padding a text to millions of tokens would take seconds.
+        // Files may contain the author's settings for truncation and padding. Here the ids must belong to one complete
+        // text, and padding a text to millions of tokens would take seconds.
         tokenizer.with_truncation(None).map_err(|e| e.to_string())?;
         tokenizer.with_padding(None);
         // An error here does not matter: encoding a real text reports it.
@@ -53,7 +53,7 @@ fn parse(bytes: &[u8]) -> std::result::Result<tokenizers::Tokenizer, String> {
     quietly(parse_and_try).unwrap_or_else(|panic| Err(format!("the tokenizers library cannot use it: {panic}")))
 }
 
-/// The result of `f`, or the message of its panic, which is not printed.
+/// Returns the result of `f`, or its panic message, without printing the panic.
 fn quietly<T>(f: impl FnOnce() -> T + std::panic::UnwindSafe) -> std::result::Result<T, String> {
     use std::cell::Cell;
     thread_local!(static QUIET: Cell<bool> = const { Cell::new(false) });
@@ -93,8 +93,8 @@ fn surround(inner: &mut tokenizers::Tokenizer, special: &SpecialTokens, bos: boo
     Ok(())
 }
 
-/// The named special tokens: from `tokenizer_config.json`, else from `special_tokens_map.json`, else the defaults of
-/// the tokenizer class.
+/// The named special tokens: from `tokenizer_config.json`, or else from `special_tokens_map.json`, or else the defaults
+/// of the tokenizer class.
 fn special_tokens(config: &Map<String, Value>, map: &Map<String, Value>) -> SpecialTokens {
     let class = config.get("tokenizer_class").and_then(Value::as_str).unwrap_or("");
     let token = |name: &str, of_qwen: Option<&str>, of_llama: Option<&str>| {
@@ -121,7 +121,7 @@ fn token_text(value: &Value) -> Option<String> {
     value.as_str().or_else(|| value.get("content")?.as_str()).map(str::to_owned)
 }
 
-/// Ids of the end tokens in `generation_config.json`; none if the file is missing or has no `eos_token_id`.
+/// Ids of the end tokens in `generation_config.json`; `None` if the file is missing or has no `eos_token_id`.
 pub(super) fn generation_eos(files: &ModelFiles) -> Result<Option<Vec<u32>>> {
     let bad = || Error::file(files.path(GENERATION_CONFIG), "`eos_token_id` is neither a token id nor a list of them");
     let id = |v: &Value| v.as_u64().and_then(|id| u32::try_from(id).ok()).ok_or_else(bad);
@@ -132,7 +132,7 @@ pub(super) fn generation_eos(files: &ModelFiles) -> Result<Option<Vec<u32>>> {
     }
 }
 
-/// Fields of `generation_config.json` that change which tokens are drawn, each with the value that changes nothing.
+/// Fields of `generation_config.json` that affect sampling, each with the value that has no effect.
 const OF_SAMPLING: [(&str, Option<f64>); 19] = [
     ("temperature", Some(1.0)),
     ("top_p", Some(1.0)),
@@ -155,7 +155,7 @@ const OF_SAMPLING: [(&str, Option<f64>); 19] = [
     ("stop_strings", None),
 ];
 
-/// The fields of `generation_config.json` that change which tokens are drawn, with their values.
+/// The fields of `generation_config.json` that affect sampling, with their values.
 pub(super) fn generation_settings(files: &ModelFiles) -> Result<Vec<(&'static str, Value)>> {
     let Some(file) = files.object(GENERATION_CONFIG)? else { return Ok(Vec::new()) };
     let changes = |value: &Value, neutral: Option<f64>| match value {

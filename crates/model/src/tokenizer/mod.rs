@@ -1,4 +1,5 @@
-//! Tokenizers: text to token ids and back, from `tokenizer.json` and the settings that transformers reads with it.
+//! Tokenizers convert text to token ids and back. They are read from `tokenizer.json` and the settings that
+//! transformers reads with it.
 //!
 //! Token ids equal those of transformers. The `tokenizers` crate does the work; this module adds what transformers adds
 //! to it (special tokens by name, `add_bos_token`, several end tokens). Chat templates are in another module.
@@ -15,7 +16,7 @@ use crate::io::{ModelFiles, TOKENIZER, TOKENIZER_CONFIG};
 use crate::{Error, ModelConfig, Result};
 use std::path::Path;
 
-/// The special tokens that have a name, as chat templates see them.
+/// The named special tokens, as chat templates see them.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct SpecialTokens {
     /// Token that starts a text.
@@ -37,7 +38,7 @@ impl SpecialTokens {
     }
 }
 
-/// The fields of `generation_config.json` that change which tokens are drawn, with their values.
+/// The fields of `generation_config.json` that affect sampling, with their values.
 pub fn generation_settings(files: &ModelFiles) -> Result<Vec<(&'static str, serde_json::Value)>> {
     load::generation_settings(files)
 }
@@ -52,9 +53,9 @@ pub struct Tokenizer {
     special: SpecialTokens,
     /// The content of `tokenizer_config.json`, for saving.
     config: serde_json::Map<String, serde_json::Value>,
-    /// Bytes of the longest token, computed when first needed.
+    /// Length of the longest token in bytes, computed when first needed.
     longest: std::sync::OnceLock<usize>,
-    /// The special tokens that the text of a completion lacks; `None`: all.
+    /// The special tokens that are omitted from the text of a completion; `None` omits all of them.
     hidden: Option<Vec<u32>>,
 }
 
@@ -103,20 +104,20 @@ impl Tokenizer {
         Ok(ids)
     }
 
-    /// Token ids of a text of training data, exactly as transformers' `tokenizer(text)` gives them: a text that begins
-    /// with the start token gets a second one where the tokenizer adds one.
+    /// Token ids of a text in training data, exactly as transformers' `tokenizer(text)` gives them. If the tokenizer
+    /// adds a start token, a text that begins with the start token gets a second one.
     pub fn encode_row(&self, text: &str) -> Result<Vec<u32>> {
         self.ids(text, true)
     }
 
-    /// Token ids of a text that already contains its special tokens, such as a rendered chat: no start or end token is
+    /// Token ids of a text that already contains its special tokens, such as a rendered chat. No start or end token is
     /// added.
     pub fn encode_rendered(&self, text: &str) -> Result<Vec<u32>> {
         self.ids(text, false)
     }
 
-    /// Token ids of a text that already contains its special tokens, and the byte range of the text that each id stands
-    /// for.
+    /// Token ids of a text that already contains its special tokens, and the byte range of the text that each id
+    /// represents.
     pub fn encode_offsets(&self, text: &str) -> Result<(Vec<u32>, Vec<std::ops::Range<usize>>)> {
         let encoding = self.inner.encode(text, false).map_err(failed)?;
         let offsets = encoding.get_offsets().iter().map(|&(begin, end)| begin..end).collect();
@@ -141,18 +142,18 @@ impl Tokenizer {
         Ok(encoding.get_ids().to_vec())
     }
 
-    /// Whether the vocabulary consists of characters, and `c` is not one of them.
+    /// Whether the vocabulary consists of characters and does not contain `c`.
     fn characters_lack(&self, c: char) -> bool {
         matches!(self.inner.get_model(), tokenizers::ModelWrapper::WordLevel(_))
             && self.inner.token_to_id(c.encode_utf8(&mut [0; 4])).is_none()
     }
 
-    /// Decodes token ids to text. Bytes that are not UTF-8 become U+FFFD; ids outside the vocabulary become nothing.
+    /// Decodes token ids to text. Bytes that are not UTF-8 become U+FFFD; ids outside the vocabulary are skipped.
     pub fn decode(&self, ids: &[u32], skip_special: bool) -> Result<String> {
         self.inner.decode(ids, skip_special).map_err(failed)
     }
 
-    /// A tokenizer whose [`completion`](Self::completion) shows special tokens other than `hidden`.
+    /// A tokenizer whose [`completion`](Self::completion) shows all special tokens except `hidden`.
     pub fn showing_special(self, hidden: Vec<u32>) -> Tokenizer {
         Tokenizer { hidden: Some(hidden), ..self }
     }
@@ -193,16 +194,16 @@ impl Tokenizer {
     pub fn pad_id(&self) -> Option<u32> {
         self.token_id(self.special.pad.as_deref()?)
     }
-    /// Ids of all special tokens, in ascending order. They are in a rendered chat but not in the text that a reader
-    /// sees.
+    /// Ids of all special tokens, in ascending order. They occur in a rendered chat but not in the text shown to a
+    /// reader.
     pub fn special_ids(&self) -> Vec<u32> {
         let added = self.inner.get_added_tokens_decoder();
         let mut ids: Vec<u32> = added.into_iter().filter(|(_, t)| t.special).map(|(id, _)| id).collect();
         ids.sort_unstable();
         ids
     }
-    /// Describes the first token, by id, that `other` does not have at the same id; none if `other` agrees on all
-    /// tokens of this tokenizer. `other` may have more tokens.
+    /// Describes the first token, by id, for which `other` does not have the same token at the same id; `None` if
+    /// `other` agrees on all tokens of this tokenizer. `other` may have more tokens.
     pub fn differs_in(&self, other: &Tokenizer) -> Option<String> {
         let mut own: Vec<(String, u32)> = self.inner.get_vocab(true).into_iter().collect();
         own.sort_unstable_by_key(|(_, id)| *id);
@@ -221,7 +222,7 @@ impl Tokenizer {
     }
 
     /// Whether a text of `bytes` bytes certainly has more than `tokens` tokens. This avoids encoding it, which takes
-    /// sixty times the text's memory. Always false up to one mebibyte: such texts are encoded.
+    /// sixty times the text's memory. Up to one mebibyte the result is always false, because such texts are encoded.
     pub fn is_beyond(&self, bytes: usize, tokens: usize) -> bool {
         bytes > ALWAYS_ENCODED && bytes / self.longest_token() > tokens
     }
@@ -231,7 +232,7 @@ impl Tokenizer {
         self.inner.get_vocab(true).into_values().max().map_or(0, |id| id as usize + 1)
     }
 
-    /// An error if the tokenizer has ids that the model's embedding has no row for.
+    /// Fails if the tokenizer has ids for which the model's embedding has no row.
     pub fn check_fits(&self, config: &ModelConfig) -> Result<()> {
         let (ours, rows) = (self.vocab_size(), config.vocab_size);
         if ours > rows {
@@ -246,8 +247,8 @@ impl Tokenizer {
         Ok(())
     }
 
-    /// Ids of the tokens that end a completion: those of `generation_config.json`, or else of `config`, and the
-    /// tokenizer's own end token. Ascending, without repetitions.
+    /// Ids of the tokens that end a completion: those in `generation_config.json`, or else in `config`, and the
+    /// tokenizer's own end token. The ids are ascending, without repetitions.
     pub fn eos_ids(&self, files: &ModelFiles, config: &ModelConfig) -> Result<Vec<u32>> {
         let mut ids = match load::generation_eos(files)? {
             Some(ids) => ids,

@@ -3,7 +3,7 @@
 use super::Tokenizer;
 use crate::Result;
 
-/// Decodes token ids as they arrive. A character whose bytes are spread over several tokens is returned when it is
+/// Decodes token ids as they arrive. A character whose bytes are spread over several tokens is returned once it is
 /// complete.
 ///
 /// The text of a token depends on its neighbours (leading spaces, byte fallback). So the last tokens whose text was
@@ -11,29 +11,29 @@ use crate::Result;
 #[derive(Clone, Debug, Default)]
 pub struct TextStream {
     ids: Vec<u32>,
-    /// Number of leading ids whose text was returned already.
+    /// Number of leading ids whose text has already been returned.
     given: usize,
     skip_special: bool,
 }
 
 impl TextStream {
-    /// Starts with an empty text. Special tokens give no text if `skip_special`.
+    /// Starts with an empty text. With `skip_special`, special tokens produce no text.
     pub fn new(skip_special: bool) -> TextStream {
         TextStream { skip_special, ..TextStream::default() }
     }
 
-    /// Adds the next id, and returns the text that it completes, which may be empty.
+    /// Adds the next id, and returns the text that it completes. The text may be empty.
     pub fn push(&mut self, tokenizer: &Tokenizer, id: u32) -> Result<String> {
         self.ids.push(id);
         let text = tokenizer.decode(&self.ids, self.skip_special)?;
-        // An unfinished character ends in the replacement character, until its last byte comes.
+        // An unfinished character ends in the replacement character until its last byte arrives.
         if text.ends_with(char::REPLACEMENT_CHARACTER) {
             return Ok(String::new());
         }
         self.give(tokenizer, text)
     }
 
-    /// Returns the remaining text: bytes of a character that was never completed.
+    /// Returns the remaining text: the bytes of a character that was never completed.
     pub fn finish(&mut self, tokenizer: &Tokenizer) -> Result<String> {
         let text = tokenizer.decode(&self.ids, self.skip_special)?;
         self.give(tokenizer, text)
@@ -43,7 +43,7 @@ impl TextStream {
         let before = tokenizer.decode(&self.ids[..self.given], self.skip_special)?;
         let piece = text.strip_prefix(&before).unwrap_or_default().to_owned();
         if !piece.is_empty() {
-            // The tokens of the last piece stay, as left neighbours of the next ones.
+            // The tokens of the last piece are kept as left neighbours of the next ones.
             self.ids.drain(..self.given);
             self.given = self.ids.len();
         }

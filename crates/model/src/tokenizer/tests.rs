@@ -59,8 +59,8 @@ fn a_vocabulary_larger_than_the_embedding_is_an_error() {
     assert!(error.contains("up to 9") && error.contains("9 rows") && error.contains(r#""\"""#), "{error}");
 }
 
-/// Padding is for batches. To 100,000,000 tokens it took gigabytes when the file was read; for as many as here there is
-/// no memory.
+/// Padding is meant for batches. With padding to 100,000,000 tokens, reading the file once took gigabytes; the length
+/// used here would exceed any memory.
 #[test]
 fn padding_of_a_file_costs_nothing() {
     let dir = tempfile::tempdir().unwrap();

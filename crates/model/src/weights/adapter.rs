@@ -1,4 +1,4 @@
-//! LoRA adapters: objects with versions of their own, over base weights that they do not change.
+//! LoRA adapters: objects with their own versions over base weights that they do not change.
 
 use super::files::{AdapterFiles, AdapterFilesMut};
 use super::lora::{LoraConfig, adapter_name};
@@ -15,9 +15,9 @@ pub struct Adapter {
     /// Rank, scale and target modules.
     pub lora: LoraConfig,
     /// The low-rank matrices and, for a reward or value model, the score head. The base model's own parameters have no
-    /// elements here.
+    /// elements in this tree.
     pub params: Params,
-    /// Number of updates so far, as [`Weights::version`].
+    /// Number of updates so far, like [`Weights::version`].
     pub version: Updates,
     /// Configuration of the base model.
     pub config: Arc<ModelConfig>,
@@ -50,7 +50,7 @@ impl Adapter {
         Ok(adapter)
     }
 
-    /// Increases the version: call it after changing `params`.
+    /// Increases the version. Call it after changing `params`.
     pub fn publish(&mut self) {
         self.version = self.version.next();
     }
@@ -60,7 +60,7 @@ impl Adapter {
         AdapterFiles(&self.params).tensors().iter().map(|t| t.shape.iter().product::<usize>()).sum()
     }
 
-    /// Whether the adapter has no elements, which [`LoraConfig::check`] refuses.
+    /// Whether the adapter has no elements, which [`LoraConfig::check`] rejects.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }

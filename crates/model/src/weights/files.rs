@@ -9,14 +9,14 @@ use kernels::{DType, Memory};
 use std::path::Path;
 use std::sync::Arc;
 
-/// Parameters by name, to read: weights, gradients, or an optimizer's moments. Frozen parameters, which have no
-/// elements, are left out.
+/// Parameters by name, read-only: weights, gradients, or an optimizer's moments. Frozen parameters have no elements and
+/// are left out.
 pub struct Named<'a> {
     /// The parameters.
     pub params: &'a Params,
 }
 
-/// Parameters by name, to write.
+/// Parameters by name, writable.
 pub struct NamedMut<'a> {
     /// The parameters.
     pub params: &'a mut Params,
@@ -28,7 +28,7 @@ pub fn tensor_specs(config: &ModelConfig) -> Vec<TensorSpec> {
     parts.map(|p| TensorSpec { name: p.name, shape: p.shape }).collect()
 }
 
-/// Name and shape of the tensors of `params` that have elements: those of one role, or all.
+/// Name and shape of the tensors of `params` that have elements, either of one role or of all roles.
 fn listed(params: &Params, role: Option<Role>) -> Vec<TensorSpec> {
     let there = params.specs().iter().zip(params.tensors()).filter(|(_, tensor)| tensor.bytes() > 0);
     let of_role = there.filter(|(spec, _)| role.is_none_or(|role| spec.role == role));
@@ -69,7 +69,7 @@ impl TensorSink for NamedMut<'_> {
     }
 }
 
-/// The tensors of the model itself, without adapters, to write to files.
+/// The tensors of the model itself, without adapters, as a source for writing files.
 impl TensorSource for Weights {
     fn tensors(&self) -> Vec<TensorSpec> {
         tensor_specs(&self.config)
@@ -79,7 +79,7 @@ impl TensorSource for Weights {
     }
 }
 
-/// The tensors of the model itself, without adapters, to read from files.
+/// The tensors of the model itself, without adapters, as a sink for reading files.
 impl TensorSink for Weights {
     fn tensors(&self) -> Vec<TensorSpec> {
         tensor_specs(&self.config)
@@ -89,11 +89,11 @@ impl TensorSink for Weights {
     }
 }
 
-/// The tensors of a PEFT adapter file, to write to a file: the LoRA matrices, and a score head if there is one (PEFT's
-/// `modules_to_save`).
+/// The tensors of a PEFT adapter file, as a source for writing it: the LoRA matrices, and a score head if there is one
+/// (PEFT's `modules_to_save`).
 pub(crate) struct AdapterFiles<'a>(pub &'a Params);
 
-/// The tensors of a PEFT adapter file, to read from a file.
+/// The tensors of a PEFT adapter file, as a sink for reading it.
 pub(crate) struct AdapterFilesMut<'a>(pub &'a mut Params);
 
 /// Lists the tensors of an adapter file: the score head under PEFT's name, if there is one, then the LoRA matrices.
@@ -130,7 +130,7 @@ impl TensorSink for AdapterFilesMut<'_> {
     }
 }
 
-/// Reads a language model's weight files without the head.
+/// A sink that reads a language model's weight files without the head.
 struct Trunk<'a>(&'a mut Weights, Vec<TensorSpec>);
 
 impl TensorSink for Trunk<'_> {
@@ -147,9 +147,10 @@ impl ModelConfig {
     pub fn largest_tensor(&self) -> usize {
         tensor_specs(self).iter().map(|t| t.shape.iter().product()).max().unwrap_or(0)
     }
-    /// Upper bound on the host memory, in bytes, that reading the weight files takes beyond the memory of the weights
-    /// themselves. While a tensor is read it exists as an f32 array together with its bytes in the file (at most f32),
-    /// and then with its parameter. Memory of parameters that are read later is still untouched then.
+    /// Upper bound on the additional host memory, in bytes, for reading the weight files, beyond the memory of the
+    /// weights themselves. While a tensor is read, it exists as an f32 array together with its bytes in the file (at
+    /// most f32), and then with its parameter. The memory of parameters that are read later is still untouched at that
+    /// time.
     pub fn reading_bytes(&self) -> usize {
         let own = self.compute.bytes();
         let (mut most, mut after) = (0usize, 0);

@@ -1,9 +1,9 @@
 //! Gradients of the parameters.
 //!
 //! With tied embeddings, one matrix gets a gradient as the head and as the embedding. Each of the two gradients is a
-//! sum over the tokens in order. They are summed apart, so that cutting the batch into other micro-batches does not
-//! interleave the two sums differently and change bits. The embedding's sum is kept apart until [`Grads::finish`]; it
-//! needs rows only for the tokens that occur.
+//! sum over the tokens in order. They are summed separately, so that a different split into micro-batches does not
+//! interleave the two sums differently and change bits. The embedding's sum is kept separate until [`Grads::finish`];
+//! it needs rows only for the tokens that occur.
 
 use super::lora::LoraConfig;
 use super::params::Params;
@@ -13,10 +13,10 @@ use kernels::{Context, DType, Matrix, Memory, Result, Tensor, View};
 
 /// Gradients of the trained parameters, accumulated over micro-batches.
 pub struct Grads {
-    /// The gradients of the trained parameters. With tied embeddings, `embedding` has only the head's gradient until
-    /// [`Grads::finish`].
+    /// The gradients of the trained parameters. With tied embeddings, `embedding` contains only the head's gradient
+    /// until [`Grads::finish`].
     pub params: Params,
-    /// With tied embeddings: the gradient that the matrix gets as the embedding.
+    /// The gradient that the matrix gets as the embedding, if embeddings are tied.
     tied: Option<TiedEmbeddingGrads>,
     /// The factor on the embedding's rows in the forward pass.
     scale: f32,
@@ -42,8 +42,8 @@ impl Grads {
     pub(crate) fn of_adapter(&self) -> bool {
         self.params.layers.iter().flat_map(|l| l.linears()).any(|l| l.low_rank.is_some())
     }
-    /// Allocates the memory that an update of up to `tokens` input tokens needs. Without this call memory grows with
-    /// the tokens that occur.
+    /// Allocates the memory that an update of up to `tokens` input tokens needs. Without this call, memory grows as
+    /// tokens occur.
     pub fn reserve(&mut self, tokens: usize) {
         if let Some(tied) = &mut self.tied {
             tied.reserve(tokens);
@@ -58,7 +58,7 @@ impl Grads {
             tied.clear(ctx);
         }
     }
-    /// The gradient of the head, to accumulate into; none if the head is frozen.
+    /// The gradient of the head, to accumulate into; `None` if the head is frozen.
     pub fn head_mut(&mut self) -> Option<&mut Matrix> {
         match self.tied {
             Some(_) => Some(&mut self.params.embedding),
@@ -78,7 +78,7 @@ impl Grads {
             (None, None) => Ok(()),
         }
     }
-    /// Adds the embedding's gradient, which was kept apart, to the tied matrix. Call it once, after the last
+    /// Adds the embedding's gradient, which was kept separate, to the tied matrix. Call it once, after the last
     /// micro-batch of an update.
     pub fn finish(&mut self, ctx: &Context) -> Result<()> {
         match &mut self.tied {

@@ -8,9 +8,9 @@ use kernels::{Context, Error, Matrix, Result, Tensor, View, ViewMut};
 
 /// A linear layer: its weight, bias and adapters, and how its matmuls are computed.
 ///
-/// Adapters and quantised weights are implemented behind this type: a decoder layer says *what* is multiplied, this
-/// type *how*. It adds the low-rank matmuls of adapters. A frozen matrix has no elements among the gradients; it is
-/// read in the forward pass and for the gradient of the input only.
+/// Adapters and quantised weights are implemented inside this type: a decoder layer decides *what* is multiplied, this
+/// type *how*. The type adds the low-rank matmuls of adapters. A frozen matrix has no elements in the gradients; it is
+/// read only in the forward pass and for the gradient of the input.
 #[derive(Debug)]
 pub struct Linear {
     /// Weight `[outputs, inputs]`.
@@ -29,8 +29,8 @@ pub(crate) struct SavedInput<'a> {
     pub x: View<'a>,
     /// The adapters of these rows.
     pub low_rank: LowRankRows<'a>,
-    /// First row of each of the G independent groups of the batch, then the number of rows `[G + 1]`. A batch may be
-    /// cut between groups.
+    /// First row of each of the G independent groups of the batch, followed by the number of rows `[G + 1]`. A batch
+    /// may be split between groups.
     pub groups: View<'a>,
 }
 
@@ -38,8 +38,8 @@ impl Linear {
     /// Forward: y = x Wᵀ + b, then y += s · (x Aᵀ) Bᵀ for the rows that have an adapter. `x` is `[rows, inputs]`;
     /// `y: [rows, outputs]` is overwritten.
     ///
-    /// The adapter's term is added after the bias (PEFT's order), so that an adapter whose B is 0 changes no bit. With
-    /// dropout some inputs of A are zeroed.
+    /// The adapter's term is added after the bias, in PEFT's order, so that an adapter whose B is 0 does not change a
+    /// bit. With dropout some inputs of A are zeroed.
     pub(crate) fn forward(
         &self,
         ctx: &Context,
@@ -55,14 +55,14 @@ impl Linear {
         })
     }
 
-    /// Whether [`forward_gated`](Self::forward_gated) computes what [`forward`](Self::forward) and the activation
-    /// compute, and faster. Do not use it with an adapter, which adds to gate and up in f32.
+    /// Whether [`forward_gated`](Self::forward_gated) can replace [`forward`](Self::forward) and the activation and is
+    /// faster. Do not use it with an adapter, which adds to gate and up in f32.
     pub(crate) fn can_fuse_gates(&self, ctx: &Context) -> bool {
         ctx.fuses_gates(&self.matrix)
     }
 
-    /// For the fused weight of gate and up: y = f(x Wgateᵀ) ⊙ x Wupᵀ. `y: [rows, outputs / 2]` is overwritten;
-    /// `kept: [rows, outputs]` gets what the backward pass needs.
+    /// For the fused weight of gate and up: y = f(x Wgateᵀ) ⊙ x Wupᵀ. `y: [rows, outputs / 2]` is overwritten. `kept:
+    /// [rows, outputs]` receives the values that the backward pass needs.
     pub(crate) fn forward_gated(
         &self,
         ctx: &Context,

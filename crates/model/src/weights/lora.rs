@@ -27,9 +27,9 @@ pub enum TargetModules {
 pub struct LoraConfig {
     /// The rank of the adapter, the same for every matrix.
     pub r: usize,
-    /// LoRA's alpha: the scale is `alpha / r`, or as `use_rslora` says.
+    /// LoRA's alpha. The scale is `alpha / r`, or depends on `use_rslora`.
     pub alpha: f64,
-    /// The scale is `alpha / √r` (rsLoRA, Kalajdzievski 2023, arXiv 2312.03732) instead of `alpha / r`.
+    /// Makes the scale `alpha / √r` (rsLoRA, Kalajdzievski 2023, arXiv 2312.03732) instead of `alpha / r`.
     pub use_rslora: bool,
     /// Probability in [0, 1) that an input of A is dropped in training.
     pub dropout: f64,
@@ -45,7 +45,7 @@ impl Default for LoraConfig {
     }
 }
 
-/// A regular expression that must match a full name, as Python's `re.fullmatch`. It may look around.
+/// A regular expression that must match a full name, like Python's `re.fullmatch`. It may use lookaround.
 struct Whole(fancy_regex::Regex);
 
 impl Whole {
@@ -62,7 +62,7 @@ impl Whole {
     }
 }
 
-/// Whether the target `name` selects `module`, by PEFT's rule: the module's name is `name`, or ends in `.name`.
+/// Whether the target `name` selects `module`. By PEFT's rule the module's name is `name`, or ends in `.name`.
 fn names(name: &str, module: &str) -> bool {
     module.strip_suffix(name).is_some_and(|rest| rest.is_empty() || rest.ends_with('.'))
 }
@@ -74,7 +74,7 @@ impl LoraConfig {
         (self.alpha / if self.use_rslora { r.sqrt() } else { r }) as f32
     }
 
-    /// An error if the settings are invalid, or select no module of this model.
+    /// Fails if the settings are invalid, or select no module of this model.
     pub fn check(&self, config: &ModelConfig) -> Result<()> {
         let bad = |message: String| Err(Error::Value(message));
         if self.r == 0 {
@@ -115,10 +115,10 @@ impl LoraConfig {
         }
     }
 
-    /// Like [`check`](Self::check), for an adapter that is yet to be trained: a regular expression may match linear
-    /// layers alone. PEFT applies it to every module of the model, refuses one that is not a layer with weights, and
-    /// adapts the head and the embedding, which this crate does not. (Earlier versions accepted such expressions, and
-    /// their adapters are still read.)
+    /// Like [`check`](Self::check), for an adapter that has not been trained yet: a regular expression may match only
+    /// linear layers. PEFT applies the expression to every module of the model, refuses modules that are not layers
+    /// with weights, and adapts the head and the embedding, which this crate does not. (Earlier versions accepted such
+    /// expressions, and their adapters can still be read.)
     pub fn check_new(&self, config: &ModelConfig) -> Result<()> {
         self.check(config)?;
         let TargetModules::Regex(pattern) = &self.target_modules else { return Ok(()) };
@@ -138,7 +138,7 @@ impl LoraConfig {
     }
 
     /// The target modules as a list of names that select the same modules in PEFT: the last parts of the modules' names
-    /// if these are enough, else whole names.
+    /// if these are sufficient, else full names.
     pub(crate) fn names(&self, config: &ModelConfig) -> Vec<String> {
         let wanted = self.matcher();
         match &self.target_modules {
@@ -159,7 +159,7 @@ impl LoraConfig {
     }
 
     fn matcher(&self) -> impl Fn(&str) -> bool {
-        // Patterns that do not compile were refused by `check`.
+        // Patterns that do not compile were already rejected by `check`.
         let regex = match &self.target_modules {
             TargetModules::Regex(pattern) => Whole::new(pattern).ok(),
             _ => None,
@@ -172,7 +172,7 @@ impl LoraConfig {
     }
 
     /// The parts of each linear layer that get an adapter (q, k and v are parts of one fused layer), in the order of
-    /// the layers; an empty list for a layer without.
+    /// the layers. The list is empty for a layer without an adapter.
     pub(super) fn targets(&self, base: &[ParamSpec]) -> Vec<Vec<Part>> {
         let wanted = self.matcher();
         linears(base).map(|spec| spec.parts.iter().filter(|p| wanted(module_of(p))).cloned().collect()).collect()
@@ -189,7 +189,7 @@ fn module_of(part: &Part) -> &str {
     part.name.strip_suffix(".weight").unwrap_or(&part.name)
 }
 
-/// The linear layers that can be adapted: the name of each, and the shape of its weight.
+/// The linear layers that can be adapted: each layer's name and the shape of its weight.
 fn modules(config: &ModelConfig) -> impl Iterator<Item = (String, Vec<usize>)> {
     let specs = super::spec::specs(config);
     let parts: Vec<_> =
@@ -205,18 +205,18 @@ fn other_modules(config: &ModelConfig) -> Vec<String> {
     let mut others: BTreeSet<String> = head.into_iter().chain(["model.rotary_emb"]).map(str::to_owned).collect();
     for module in specs.iter().flat_map(|spec| &spec.parts).map(module_of).filter(|module| *module != "score") {
         let module = module.strip_suffix(".bias").unwrap_or(module);
-        // The module itself, and all those that hold it.
+        // Includes the module itself, and all modules that contain it.
         let dots = module.match_indices('.').map(|(at, _)| &module[..at]);
         others.extend(dots.chain([module]).map(str::to_owned));
     }
     others.extend((0..config.num_layers).map(|layer| format!("model.layers.{layer}.mlp.act_fn")));
     let mut others: Vec<String> = others.into_iter().filter(|module| !linear.contains(module)).collect();
-    // The head and the embedding first: a pattern names them on purpose.
+    // The head and the embedding come first, because a pattern that names them does so on purpose.
     others.sort_by_key(|module| !["lm_head", "model.embed_tokens"].contains(&module.as_str()));
     others
 }
 
-/// The name of a LoRA matrix in PEFT's files. `which` is `A` or `B`; `part` is the weight that is adapted.
+/// The name of a LoRA matrix in PEFT's files. `which` is `A` or `B`; `part` is the adapted weight.
 pub(super) fn adapter_name(part: &Part, which: &str) -> String {
     format!("{PREFIX}{}.lora_{which}.weight", module_of(part))
 }

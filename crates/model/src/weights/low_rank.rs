@@ -1,4 +1,4 @@
-//! The matrices of a LoRA adapter of one linear layer.
+//! The LoRA matrices of one linear layer.
 
 use super::lora::LoraConfig;
 use super::spec::Part;
@@ -20,7 +20,7 @@ pub struct LowRank {
 }
 
 impl LowRank {
-    /// LoRA matrices of zeros for these parts of a fused weight; none if there are no parts.
+    /// LoRA matrices of zeros for these parts of a fused weight; `None` if there are no parts.
     pub(super) fn zeros(memory: &Memory, lora: &LoraConfig, parts: &[Part]) -> Option<LowRank> {
         let cols = parts.first()?.shape[1];
         let b = parts.iter().map(|p| Matrix::zeros(memory, p.rows.len(), lora.r));

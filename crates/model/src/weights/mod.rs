@@ -1,8 +1,8 @@
-//! The parameters of a decoder, in the layout that matmuls read, with the names that they have in Hugging Face files.
+//! The parameters of a decoder, in the layout that matmuls read, with their names in Hugging Face files.
 //!
 //! [`Params`] is a tree of tensors. Everything with one number per parameter has this type: weights, gradients, an
-//! optimizer's moments. Matrices with the same input are fused (q, k and v; gate and up), so a tensor here may hold the
-//! rows of several tensors of a file; [`Params::specs`] says which.
+//! optimizer's moments. Matrices with the same input are fused (q, k and v; gate and up), so a tensor here may contain
+//! the rows of several tensors of a file. [`Params::specs`] lists them.
 
 mod adapter;
 mod files;
@@ -43,8 +43,8 @@ pub struct Weights {
     pub config: Arc<ModelConfig>,
     /// The parameters.
     pub params: Params,
-    /// Number of updates so far; [`Weights::publish`] increases it after `params` changed. A KV cache belongs to one
-    /// version.
+    /// Number of updates so far. [`Weights::publish`] increases it after `params` has changed. A KV cache belongs to
+    /// one version.
     pub version: Updates,
 }
 
@@ -53,18 +53,18 @@ impl Weights {
     pub fn zeros(memory: &Memory, config: &Arc<ModelConfig>) -> Weights {
         Weights { config: config.clone(), params: Params::zeros(&memory.part("weights"), config), version: Updates(0) }
     }
-    /// Increases the version: call it after changing `params`.
+    /// Increases the version. Call it after changing `params`.
     pub fn publish(&mut self) {
         self.version = self.version.next();
     }
-    /// The matrix of the head: `[V, H]`, which turns hidden states into logits (the embedding where the two are tied),
-    /// or `[labels, H]` of a score head.
+    /// The matrix of the head: `[V, H]`, which turns hidden states into logits (the embedding if the two are tied), or
+    /// `[labels, H]` for a score head.
     pub fn head(&self) -> &Matrix {
         self.params.head.as_ref().unwrap_or(&self.params.embedding)
     }
 }
 
-/// The gradient of a parameter, to accumulate into; none if the parameter is frozen.
+/// The gradient of a parameter, to accumulate into; `None` if the parameter is frozen.
 pub(crate) fn trained(gradient: &mut Tensor) -> Option<ViewMut<'_>> {
     (gradient.bytes() > 0).then(|| gradient.view_mut())
 }

@@ -3,18 +3,18 @@
 use super::{ParamSpec, Params};
 use kernels::{Tensor, View, ViewMut};
 
-/// The next version of a model's parameters, while an optimizer writes it. It is written over the current version, or
-/// to another slot while the current version stays unchanged.
+/// The next version of a model's parameters, while an optimizer writes it. The new version overwrites the current one,
+/// or goes to another slot while the current version stays unchanged.
 ///
-/// An optimizer reads [`current`](Self::current) and writes what it changes: whole [tensors](Self::tensors_mut), or
-/// [parts](Self::write) by name. When the version is published, [`copy_rest`](Self::copy_rest) copies what the
-/// optimizer did not write, so that the new slot is complete.
+/// An optimizer reads [`current`](Self::current) and writes the parameters that it changes: whole
+/// [tensors](Self::tensors_mut), or [parts](Self::write) by name. When the version is published,
+/// [`copy_rest`](Self::copy_rest) copies everything that the optimizer did not write, so that the new slot is complete.
 pub struct NextParams<'a> {
     from: Option<&'a Params>,
     to: &'a mut Params,
     /// For each tensor, which of its parts were written.
     written: Vec<Vec<bool>>,
-    /// Bytes that were copied.
+    /// Number of bytes that were copied.
     copied: u64,
 }
 
@@ -31,7 +31,7 @@ impl<'a> NextParams<'a> {
         NextParams { written: unwritten(params), from: None, to: params, copied: 0 }
     }
 
-    /// Writes the next version to `to`, a tree of the same shape as `from`; the numbers in `to` do not matter.
+    /// Writes the next version to `to`, a tree of the same shape as `from`; the values in `to` do not matter.
     pub fn apart(from: &'a Params, to: &'a mut Params) -> NextParams<'a> {
         assert!(from.specs() == to.specs(), "slots of one shape");
         NextParams { written: unwritten(from), from: Some(from), to, copied: 0 }
@@ -42,12 +42,13 @@ impl<'a> NextParams<'a> {
         self.to.specs()
     }
 
-    /// The current version. When writing in place, it already contains what was written of the next version.
+    /// The current version. When the optimizer writes in place, it already contains the parts of the next version that
+    /// have been written.
     pub fn current(&self) -> &Params {
         self.from.unwrap_or(self.to)
     }
 
-    /// Overwrites one tensor by its name in files, as [`Params::write`].
+    /// Overwrites one tensor, given its name in files, like [`Params::write`].
     pub fn write(&mut self, name: &str, data: &[f32]) -> bool {
         let done = self.to.write(name, data);
         for (spec, written) in self.to.specs().iter().zip(&mut self.written) {
@@ -71,7 +72,7 @@ impl<'a> NextParams<'a> {
         self.to
     }
 
-    /// Copies everything that was not written (nothing, when writing in place). Returns the bytes copied in total.
+    /// Copies everything that was not written (nothing, in place). Returns the total number of bytes copied.
     pub fn copy_rest(mut self) -> u64 {
         self.copy_unwritten();
         self.copied
@@ -103,7 +104,7 @@ impl<'a> NextParams<'a> {
 
 impl<'a> NextTensor<'a> {
     /// The current version's elements, if they are in another slot, and the elements of the next version, all of which
-    /// must be written. In place, the second are the current elements.
+    /// must be written. In place, the latter are the current elements.
     pub fn overwrite(self) -> (Option<View<'a>>, ViewMut<'a>) {
         self.written.fill(true);
         (self.from.map(Tensor::view), self.to.view_mut())

@@ -24,12 +24,12 @@ pub struct Params {
     pub layers: Vec<Layer>,
     /// Weight of the final norm `[H]`.
     pub norm: Tensor,
-    /// Head `[V, H]`, absent where it is tied to the embedding; or a score head `[labels, H]`.
+    /// Head `[V, H]`, absent if it is tied to the embedding; or a score head `[labels, H]`.
     pub head: Option<Matrix>,
     /// Specification of each tensor of [`Params::tensors`].
     specs: Vec<ParamSpec>,
-    /// The dtype of the numbers. In a bf16 tree, vectors are stored as f32 (operations read them so) but hold bf16
-    /// numbers.
+    /// The dtype of the numbers. In a bf16 tree, vectors contain bf16 values but are stored as f32, because operations
+    /// read them as f32.
     dtype: DType,
 }
 
@@ -61,7 +61,7 @@ impl Layer {
     pub fn linears(&self) -> [&Linear; 4] {
         [&self.qkv, &self.o, &self.gate_up, &self.down]
     }
-    /// The layer's four linear layers, to write.
+    /// The layer's four linear layers, writable.
     pub fn linears_mut(&mut self) -> [&mut Linear; 4] {
         [&mut self.qkv, &mut self.o, &mut self.gate_up, &mut self.down]
     }
@@ -73,14 +73,14 @@ impl Params {
         Params::base(memory, config, true, config.compute)
     }
 
-    /// Zeros for the f32 master weights of a model that computes in bf16: every parameter, or only the score head where
-    /// an adapter is trained. Adapters are f32 themselves.
+    /// Zeros for the f32 master weights of a model that computes in bf16: every parameter, or only the score head if an
+    /// adapter is trained. Adapters are f32 anyway.
     pub fn masters(memory: &Memory, config: &ModelConfig, lora: Option<&LoraConfig>) -> Params {
         Params::base(memory, config, lora.is_none(), DType::F32)
     }
 
-    /// Zeros for gradients or moments of what is trained: every parameter, or the adapter and the score head if `lora`
-    /// is given.
+    /// Zeros for gradients or moments of the trained parameters: all, or the adapter and the score head if `lora` is
+    /// given.
     pub fn trained(memory: &Memory, config: &ModelConfig, lora: Option<&LoraConfig>) -> Params {
         let mut params = Params::base(memory, config, lora.is_none(), DType::F32);
         if let Some(lora) = lora {
@@ -103,7 +103,7 @@ impl Params {
         let norm = |name: Option<&str>| name.map(|_| vector(h));
         let whole = |rows: usize, cols: usize| Matrix::zeros_of(memory, rows, cols, dtype);
         let matrix = |rows: usize, cols: usize| whole(size(rows), size(cols));
-        // A new score head has no meaning before it is trained, so it is never frozen.
+        // A new score head is useless before it is trained, so it is never frozen.
         let head = |rows: usize| if c.head == Head::Lm { size(rows) } else { rows };
         let linear = |rows: usize, cols: usize, bias: bool| Linear {
             matrix: matrix(rows, cols),
@@ -152,7 +152,8 @@ impl Params {
         &self.specs
     }
 
-    /// Replaces every tensor by zeros of the same shape in bf16. For optimizer moments: no matmul reads such a tree.
+    /// Replaces every tensor by zeros of the same shape in bf16. Meant for optimizer moments, since no matmul reads
+    /// them.
     pub fn zeros_in_bf16(mut self, memory: &Memory) -> Params {
         for tensor in self.tensors_mut() {
             let shape = tensor.shape().to_vec();
@@ -162,7 +163,7 @@ impl Params {
         self
     }
 
-    /// Drops the elements of all parameters but those that `these` accepts.
+    /// Drops the elements of all parameters except those that `these` accepts.
     pub fn keep(mut self, memory: &Memory, these: impl Fn(&ParamSpec) -> bool) -> Params {
         let dropped: Vec<bool> = self.specs.iter().map(|spec| !these(spec)).collect();
         for (slot, _) in self.slots_mut().into_iter().zip(dropped).filter(|(_, dropped)| *dropped) {
@@ -179,17 +180,17 @@ impl Params {
         specs(config)
     }
 
-    /// All tensors as they lie in memory, in a fixed order: the optimizer iterates over them.
+    /// All tensors as they are stored in memory, in a fixed order. The optimizer iterates over them.
     pub fn tensors(&self) -> Vec<&Tensor> {
         self.slots().into_iter().map(Slot::tensor).collect()
     }
-    /// All tensors, to write.
+    /// All tensors, writable.
     pub fn tensors_mut(&mut self) -> Vec<&mut Tensor> {
         self.slots_mut().into_iter().map(SlotMut::tensor).collect()
     }
 
-    /// A row-major copy of the tensor `name` of Hugging Face files; none if there is no such tensor, or it is frozen
-    /// and has no elements here.
+    /// A row-major copy of the tensor named `name` in Hugging Face files; `None` if there is no such tensor, or if it
+    /// is frozen and has no elements here.
     pub fn read(&self, name: &str) -> Option<Vec<f32>> {
         let (index, rows) = self.find(name)?;
         Some(match self.slots()[index] {
@@ -215,8 +216,8 @@ impl Params {
             _ => None,
         }
     }
-    /// Overwrites the tensor `name` of Hugging Face files with row-major `data`, rounded if the tree is bf16. Returns
-    /// false if there is no such tensor, or it is frozen and has no elements here.
+    /// Overwrites the tensor named `name` in Hugging Face files with row-major `data`, rounded if the tree is bf16.
+    /// Returns false if there is no such tensor, or if it is frozen and has no elements here.
     pub fn write(&mut self, name: &str, data: &[f32]) -> bool {
         let Some((index, rows)) = self.find(name) else { return false };
         let rounded = self.dtype == DType::Bf16;
@@ -237,7 +238,7 @@ impl Params {
         true
     }
 
-    /// Index of the parameter that holds the tensor `name` of Hugging Face files, and the rows that hold it.
+    /// Index of the parameter that contains the tensor named `name` in Hugging Face files, and the tensor's rows in it.
     fn find(&self, name: &str) -> Option<(usize, Range<usize>)> {
         let found = |(i, s): (usize, &ParamSpec)| Some((i, s.parts.iter().find(|p| p.name == name)?.rows.clone()));
         self.specs.iter().enumerate().find_map(found)

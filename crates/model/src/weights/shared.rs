@@ -1,5 +1,6 @@
-//! Weights in shared memory, which several processes read without a copy: the layout of a shared slot, the writer's
-//! side ([`Sharing`], [`WeightSlots::shared`](super::WeightSlots::shared)) and the readers' side ([`SharedSlot`]).
+//! Weights in shared memory, which several processes read without a copy. This module defines the layout of a shared
+//! slot, the writer's side ([`Sharing`], [`WeightSlots::shared`](super::WeightSlots::shared)) and the readers' side
+//! ([`SharedSlot`]).
 
 use super::{Adapter, LoraConfig, Params, Weights};
 use crate::{ModelConfig, Updates};
@@ -11,9 +12,9 @@ use std::sync::Arc;
 /// How slots of shared memory are created.
 #[derive(Clone, Debug, Default)]
 pub struct Sharing {
-    /// Id of the training run that the weights belong to.
+    /// Id of the training run to which the weights belong.
     pub run: [u8; 16],
-    /// Directory for the slots' files, for processes that do not see each other's `/proc`; none: slots are memfds.
+    /// Directory for the slots' files, for processes that do not see each other's `/proc`; `None` makes slots memfds.
     pub dir: Option<PathBuf>,
 }
 
@@ -24,7 +25,7 @@ pub struct Published {
     pub number: u64,
     /// Path that readers open.
     pub path: PathBuf,
-    /// Number that is stored in the slot: an earlier one, if the weights have not changed since they were first
+    /// Number that is stored in the slot. It is an earlier number if the weights have not changed since they were first
     /// published.
     pub stored_as: u64,
 }
@@ -41,9 +42,9 @@ impl Sharing {
         })
     }
 
-    /// Shares base weights that never change, below adapters that are trained. `load` fills the shared memory that it
-    /// is given; then the memory is sealed against writes. Returns the weights, read from the shared memory, and the
-    /// path at which other processes read them.
+    /// Shares base weights that never change, below adapters that are trained. `load` fills the shared memory that is
+    /// passed to it; then the memory is sealed against writes. Returns the weights, read from the shared memory, and
+    /// the path at which other processes read them.
     pub fn base(
         &self,
         memory: &Memory,
@@ -71,14 +72,14 @@ impl SharedSlot {
         Ok(SharedSlot { reader: SlotReader::open(path)? })
     }
 
-    /// Id of the training run that the slot belongs to.
+    /// Id of the training run to which the slot belongs.
     pub fn run(&self) -> [u8; 16] {
         self.reader.run()
     }
 
-    /// The weights that the slot holds now, in place, and their description; none while they are written. They stay
-    /// unchanged until the returned weights are dropped. If the slot holds another kind of model, the error names the
-    /// first parameter that differs.
+    /// The weights that the slot contains now, in place, with their description; `None` while they are being written.
+    /// They stay unchanged until the returned weights are dropped. If the slot contains another kind of model, the
+    /// error names the first parameter that differs.
     pub fn weights(&self, memory: &Memory, config: &Arc<ModelConfig>) -> Result<Option<(Weights, Contents)>> {
         self.reader.expect_layout(&layout(&Params::zeros(&Memory::new(Device::Meta), config)).0)?;
         let Some(pin) = self.reader.pin()? else { return Ok(None) };
@@ -88,7 +89,7 @@ impl SharedSlot {
         Ok(Some((weights, pin.contents())))
     }
 
-    /// The adapter that the slot holds now, as [`weights`](Self::weights).
+    /// The adapter that the slot contains now; otherwise like [`weights`](Self::weights).
     pub fn adapter(
         &self,
         memory: &Memory,
@@ -103,7 +104,7 @@ impl SharedSlot {
         Ok(Some((Adapter { lora: lora.clone(), params, version, config: config.clone() }, pin.contents())))
     }
 
-    /// Verifies the checksum that the slot's contents were published with; an error if it does not match.
+    /// Verifies the checksum with which the slot's contents were published; fails if it does not match.
     pub fn audit(&self) -> Result<()> {
         self.reader.pin()?.as_ref().map_or(Ok(()), Pin::audit)
     }

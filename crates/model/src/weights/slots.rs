@@ -10,13 +10,13 @@ use std::sync::Arc;
 
 /// Types with versions: [`Weights`] and [`Adapter`].
 pub trait Versioned {
-    /// Allocates another object of the same shape; its numbers do not matter.
+    /// Allocates another object of the same shape; its values do not matter.
     fn like(&self, memory: &Memory) -> Self;
     /// The parameters.
     fn params(&self) -> &Params;
-    /// The parameters, to write.
+    /// The parameters, writable.
     fn params_mut(&mut self) -> &mut Params;
-    /// The version: how many times the parameters were updated.
+    /// The version: the number of updates of the parameters.
     fn version(&self) -> Updates;
     /// Sets the version.
     fn set_version(&mut self, version: Updates);
@@ -60,9 +60,8 @@ impl Versioned for Adapter {
 }
 
 /// The current version of weights or of an adapter, and slots with earlier versions.
-///
-/// If the current version has no other holder, an update overwrites it in place: a synchronous training run has one
-/// slot. Otherwise the update reads the current version and writes a slot without a holder, or a new one
+/// If nobody else holds the current version, an update overwrites it in place: a synchronous training run has one slot.
+/// Otherwise the update reads the current version and writes a slot that nobody holds, or a new one
 /// ([`slots`](Self::slots)). Neither case copies the weights; only tensors that the optimizer did not write are copied,
 /// and [counted](Self::bytes_copied).
 pub struct WeightSlots<T> {
@@ -74,7 +73,7 @@ pub struct WeightSlots<T> {
     sharing: Option<Sharing>,
 }
 
-/// The numbers of one version, and the shared memory that they are in, if any.
+/// The numbers of one version, and the shared memory that contains them, if any.
 struct Slot<T> {
     numbers: Arc<T>,
     shared: Option<Shared>,
@@ -82,7 +81,7 @@ struct Slot<T> {
 
 struct Shared {
     writer: SlotWriter,
-    /// Description of the published contents, which other processes read; none while the slot is written.
+    /// Description of the published contents, for other processes; `None` while the slot is being written.
     published: Option<Contents>,
 }
 
@@ -91,7 +90,7 @@ impl<T: Versioned> Slot<T> {
         Slot { numbers: Arc::new(numbers), shared: None }
     }
 
-    /// Allocates a slot for numbers of the shape of `of`, in shared memory if `sharing` is given.
+    /// Allocates a slot with the shape of `of`, in shared memory if `sharing` is given.
     fn like(of: &T, memory: &Memory, sharing: Option<&Sharing>) -> kernels::Result<Slot<T>> {
         let Some(sharing) = sharing else { return Ok(Slot::new(of.like(memory))) };
         let writer = sharing.slot(of.params(), false)?;
@@ -100,7 +99,7 @@ impl<T: Versioned> Slot<T> {
         Ok(Slot { numbers: Arc::new(numbers), shared: Some(Shared { writer, published: None }) })
     }
 
-    /// The slot's contents, to write; none if they are read in this process, or pinned in another one.
+    /// The slot's contents, writable; `None` if this process reads them or another process has pinned them.
     fn writable(&mut self) -> kernels::Result<Option<&mut T>> {
         if Arc::get_mut(&mut self.numbers).is_none() {
             return Ok(None);
@@ -116,13 +115,13 @@ impl<T: Versioned> Slot<T> {
 }
 
 impl<T: Versioned> WeightSlots<T> {
-    /// A single slot with `first` as the current version; further slots are allocated from `memory`.
+    /// A single slot with `first` as the current version. More slots are allocated from `memory`.
     pub fn new(memory: &Memory, first: T) -> WeightSlots<T> {
         let current = Slot::new(first);
         WeightSlots { memory: memory.clone(), current, earlier: Vec::new(), bytes_copied: 0, sharing: None }
     }
 
-    /// Slots in shared memory, which other processes read, too. `first` is copied into the first slot. The bytes of
+    /// Slots in shared memory, which other processes also read. `first` is copied into the first slot. The bytes of
     /// slots are booked in `memory`.
     pub fn shared(memory: &Memory, first: T, sharing: Sharing) -> kernels::Result<WeightSlots<T>> {
         let mut current = Slot::like(&first, memory, Some(&sharing))?;
@@ -144,9 +143,8 @@ impl<T: Versioned> WeightSlots<T> {
         self.memory.check()
     }
 
-    /// Publishes the current version to other processes as number `number`, and returns where to read it. A version
-    /// that was published before and has not changed since (after a skipped step) stays where it is, under its first
-    /// number.
+    /// Publishes the current version to other processes as number `number`, and returns its location. A version that
+    /// was published before and has not changed since (after a skipped step) stays in place under its first number.
     pub fn publish(&mut self, number: u64, lineage: [u8; 16], checksum: bool) -> kernels::Result<Published> {
         let version = self.current.numbers.version().0;
         let refused = |why: &str| kernels::Error::Value { op: "WeightSlots::publish", message: why.into() };
@@ -165,7 +163,7 @@ impl<T: Versioned> WeightSlots<T> {
         Ok(Published { number, path: shared.writer.path().to_owned(), stored_as: contents.number })
     }
 
-    /// The current version, to read.
+    /// The current version, read-only.
     pub fn current(&self) -> &T {
         &self.current.numbers
     }
@@ -180,7 +178,7 @@ impl<T: Versioned> WeightSlots<T> {
         1 + self.earlier.len()
     }
 
-    /// Total bytes that were copied from version to version because the old one was held.
+    /// Total number of bytes copied between versions because the old version was held.
     pub fn bytes_copied(&self) -> u64 {
         self.bytes_copied
     }
@@ -190,8 +188,8 @@ impl<T: Versioned> WeightSlots<T> {
         write(self.writable().expect("weights are loaded where there is room for a copy of what is held"))
     }
 
-    /// Lets `write` make the next version from the current one. After an error the current version stays current; if it
-    /// was being updated in place, what was written to it remains.
+    /// Lets `write` create the next version from the current one. After an error the current version stays current, but
+    /// if it was being updated in place, it keeps whatever was already written.
     pub fn update<R, E: From<kernels::Error>>(
         &mut self,
         write: impl FnOnce(&mut NextParams<'_>) -> std::result::Result<R, E>,
@@ -216,7 +214,7 @@ impl<T: Versioned> WeightSlots<T> {
         result
     }
 
-    /// Returns a slot without a holder; allocates one if there is none.
+    /// Returns a slot that nobody holds; allocates one if there is none.
     fn free(&mut self) -> kernels::Result<Slot<T>> {
         for index in 0..self.earlier.len() {
             if self.earlier[index].writable()?.is_some() {
@@ -226,7 +224,7 @@ impl<T: Versioned> WeightSlots<T> {
         Slot::like(&*self.current.numbers, &self.memory, self.sharing.as_ref())
     }
 
-    /// The current version, to write. If it has another holder, its numbers are first copied to another slot, which
+    /// The current version, writable. If somebody else holds it, its numbers are first copied to another slot, which
     /// becomes the current one.
     fn writable(&mut self) -> kernels::Result<&mut T> {
         if self.current.writable()?.is_none() {
@@ -250,7 +248,7 @@ pub struct AdaptedWeights {
     pub shared_base: Option<PathBuf>,
 }
 
-/// One version of a model's weights, which stays unchanged as long as this is kept.
+/// One version of a model's weights. It stays unchanged as long as this value exists.
 pub struct HeldWeights {
     /// The base weights.
     pub base: Arc<Weights>,
@@ -266,7 +264,7 @@ impl HeldWeights {
 }
 
 impl AdaptedWeights {
-    /// Holds the current versions of base and adapter, which do not change until this is dropped.
+    /// Holds the current versions of base and adapter. They do not change until the returned value is dropped.
     pub fn hold(&self) -> HeldWeights {
         HeldWeights { base: self.base.hold(), adapter: self.adapter.as_ref().map(WeightSlots::hold) }
     }
@@ -275,8 +273,8 @@ impl AdaptedWeights {
         let adapter = adapter.map(|adapter| WeightSlots::new(memory, adapter));
         AdaptedWeights { base: WeightSlots::new(memory, weights), adapter, shared_base: None }
     }
-    /// The first versions of base weights and adapter, readable by other processes. Trained ones are in shared slots;
-    /// base weights below an adapter are at `shared_base`, in memory of [`Sharing::base`].
+    /// The first versions of base weights and adapter, readable by other processes. The trained ones are in shared
+    /// slots. Base weights below an adapter are at `shared_base`, in memory from [`Sharing::base`].
     pub fn shared(
         memory: &Memory,
         weights: Weights,
@@ -319,11 +317,11 @@ impl AdaptedWeights {
     pub fn lora(&self) -> Option<&LoraConfig> {
         self.adapter.as_ref().map(|a| &a.current().lora)
     }
-    /// Total bytes that were copied from version to version because the old one was held.
+    /// Total number of bytes copied between versions because the old version was held.
     pub fn bytes_copied(&self) -> u64 {
         self.base.bytes_copied() + self.adapter.as_ref().map_or(0, WeightSlots::bytes_copied)
     }
-    /// The version of the trained parameters: of the adapter if there is one, else of the base weights.
+    /// The version of the trained parameters: the adapter's if there is one, else the base weights'.
     pub fn version(&self) -> Updates {
         self.view().version().trained()
     }
@@ -346,7 +344,7 @@ impl<'a> From<&'a AdaptedWeights> for ModelView<'a> {
 pub trait Trainable {
     /// A view for forward and backward passes.
     fn view(&self) -> ModelView<'_>;
-    /// Makes the next version of the trained parameters, as [`WeightSlots::update`].
+    /// Creates the next version of the trained parameters, like [`WeightSlots::update`].
     fn update<R, E: From<kernels::Error>>(
         &mut self,
         write: impl FnOnce(&mut NextParams<'_>) -> std::result::Result<R, E>,
@@ -432,12 +430,13 @@ mod tests {
         let first = slots.hold();
         let all: usize = slots.current().params.tensors().iter().map(|t| t.bytes()).sum();
         slots.update(|p| set(p, 7.0)).unwrap();
-        // The unwritten numbers were copied and counted: all but four.
+        // The numbers that were not written (all but four) were copied and counted.
         assert_eq!((slots.slots(), slots.bytes_copied()), (2, all as u64 - 16));
         assert_eq!((first.version.0, norm(&first)), (0, vec![1.0; 4]));
         assert_eq!((slots.current().version.0, norm(slots.current())), (1, vec![7.0; 4]));
         assert_eq!(slots.current().params.read("model.embed_tokens.weight").unwrap(), embedding);
-        // In place again, while the first is still held; then in the slot that it gave back.
+        // The first update is in place while the first version is still held; the next goes to the slot that is
+        // released.
         slots.update(|p| set(p, 8.0)).unwrap();
         let second = slots.hold();
         drop(first);

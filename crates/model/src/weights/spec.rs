@@ -1,4 +1,4 @@
-//! How parameters map to the tensors of Hugging Face files: which tensors a parameter holds, and in which of its rows.
+//! Maps parameters to the tensors of Hugging Face files: which tensors a parameter contains, and in which of its rows.
 
 use crate::{Head, ModelConfig};
 use std::ops::Range;
@@ -15,7 +15,7 @@ pub struct Part {
     pub name: String,
     /// The rows of the parameter that hold this tensor.
     pub rows: Range<usize>,
-    /// The tensor's shape in files: `[rows, inputs]` of a matrix, `[rows]` of a vector.
+    /// The tensor's shape in files: `[rows, inputs]` for a matrix, `[rows]` for a vector.
     pub shape: Vec<usize>,
 }
 
@@ -33,8 +33,8 @@ pub enum Role {
 pub struct ParamSpec {
     /// The tensors of files that the parameter holds, in the order of its rows.
     pub parts: Vec<Part>,
-    /// Whether the parameter is a matrix (a matmul's weight, or the embedding) and not a vector (a norm's weight or a
-    /// bias). Only matrices get weight decay.
+    /// Whether the parameter is a matrix (a matmul's weight, or the embedding) rather than a vector (a norm's weight or
+    /// a bias). Only matrices get weight decay.
     pub matrix: bool,
     /// Whether the parameter belongs to the model or to an adapter.
     pub role: Role,

@@ -1,6 +1,6 @@
-//! A context that shares its cores holds none while its thread waits, whatever it waits for.
+//! A context that shares its cores holds no cores while its thread waits, whatever it waits for.
 //!
-//! In each test the awaited event happens only after somebody else has had all cores. So a wait that kept a core would
+//! In each test the awaited event happens only after somebody else has held all cores. So a wait that kept a core would
 //! never end, on any number of cores and at any speed.
 
 use super::*;
@@ -15,7 +15,7 @@ use std::sync::{Arc, Barrier, Condvar, Mutex, Once, OnceLock, RwLock};
 use std::thread::{sleep, spawn};
 use std::time::Duration;
 
-/// A wait for the event that a message reports. The path is free for files.
+/// A wait for the event that a message reports. The path may be used for files.
 type Wait = fn(Receiver<()>, &Path);
 
 /// Calls `then` on another thread when the event has happened.
@@ -179,7 +179,7 @@ const WAITS: [(&str, Wait); 22] = [
     }),
 ];
 
-/// The shapes of contexts: cores of the machine, threads of the context, rows that it computes.
+/// Test configurations: cores of the machine, threads of the context, rows that it computes.
 const SHAPES: [(usize, usize, usize); 5] = [(1, 1, 2), (1, 4, 200), (3, 2, 2), (2, 2, 200), (3, 4, 200)];
 
 fn scratch(name: &str) -> PathBuf {
@@ -199,7 +199,7 @@ fn has_all(tokens: &CoreTokens) -> bool {
     tokens.acquire(usize::MAX).unwrap().count() == tokens.cores()
 }
 
-/// Computes, waits by `wait` until somebody else has had all cores, and computes again.
+/// Computes, waits with `wait` until somebody else has held all cores, and computes again.
 fn wait_beside_others(dir: &Path, (cores, threads, rows): (usize, usize, usize), wait: Wait) {
     let tokens = CoreTokens::create(&dir.join("cores"), cores).unwrap();
     let context = Context::cpu(Isa::PORTABLE, threads);
@@ -245,7 +245,7 @@ fn a_context_holds_no_core_while_its_thread_waits() {
     std::fs::remove_dir_all(&dir).unwrap();
 }
 
-/// Two contexts with one core each wait for the other's result in turn, as a learner and its worker do.
+/// Two contexts with one core each wait for each other's result in turn, like a learner and its worker.
 #[test]
 #[cfg_attr(miri, ignore = "it locks files")]
 fn contexts_that_wait_for_each_other_take_turns_at_one_core() {

@@ -17,7 +17,7 @@ impl Address {
 /// An argument of a kernel.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) enum Arg {
-    /// A device address; null for an optional argument that is absent.
+    /// A device address; null for an absent optional argument.
     Pointer(u64),
     U32(u32),
     U64(u64),
@@ -151,9 +151,10 @@ pub(crate) type Outcome<T> = std::result::Result<T, String>;
 /// A device with one stream. Copies and launches happen in the order of the calls, at some time before the next
 /// [`synchronise`](Driver::synchronise) returns.
 pub(crate) trait Driver: Send + Sync {
-    /// The family of the device's tensor cores, which says how they compute; none if it has none.
+    /// The family of the device's tensor cores, which determines how they compute; `None` if the device has no tensor
+    /// cores.
     fn tensor_cores(&self) -> Option<Family>;
-    /// Allocates device memory with unspecified contents. `Ok(None)` if there is not enough.
+    /// Allocates device memory with unspecified contents. Returns `Ok(None)` if there is not enough memory.
     fn allocate(&self, bytes: usize) -> Outcome<Option<Address>>;
     /// Frees device memory once the calls before this one have happened.
     fn free(&self, at: Address);
@@ -178,13 +179,13 @@ pub(crate) trait Driver: Send + Sync {
     unsafe fn launch(&self, function: Function, grid: Grid, args: &[Arg]) -> Outcome<()>;
     /// Waits until all calls so far have happened.
     fn synchronise(&self) -> Outcome<()>;
-    /// Total and free bytes of the device's memory. None if the device uses the host's memory.
+    /// Total and free bytes of the device's memory. `None` if the device uses the host's memory.
     fn memory(&self) -> Outcome<Option<[u64; 2]>>;
-    /// The largest number of bytes that this driver's allocations have had at once.
+    /// The largest number of bytes that this driver has allocated at once.
     fn peak(&self) -> Outcome<u64>;
     /// Records an event, which happens when all calls before it have.
     fn event(&self) -> Outcome<Event>;
-    /// Seconds from event `from` to event `to`, for which it waits.
+    /// Seconds from event `from` to event `to`. Waits for `to`.
     fn seconds(&self, from: Event, to: Event) -> Outcome<f64>;
     /// Frees an event.
     fn destroy_event(&self, event: Event);

@@ -2,10 +2,10 @@
 //! `emulator.h`, which lists the errors that it detects.
 //!
 //! Environment variables: `LOCKSTEP_EMULATOR_SCHEDULE` is the order of blocks and threads (0, the default: ascending;
-//! 1: descending; other numbers: random with that seed). `LOCKSTEP_EMULATOR_SECONDS` is how long a launch may take
-//! (60). `LOCKSTEP_EMULATOR_FAMILY` chooses whose tensor cores are emulated (volta, turing, ampere or hopper, the
+//! 1: descending; other numbers: random with that seed). `LOCKSTEP_EMULATOR_SECONDS` is the maximum duration of a
+//! launch (60). `LOCKSTEP_EMULATOR_FAMILY` selects the emulated tensor cores (volta, turing, ampere or hopper, the
 //! default). `LOCKSTEP_EMULATOR_MEMORY` is the device's memory in bytes; `8000000:3000000` makes another user take
-//! 3,000,000 of them after the free memory was first queried. Events take the host's time.
+//! 3,000,000 of them after the free memory was first queried. Events use the host's time.
 
 use super::driver::{Address, Arg, Driver, Event, Function, Grid, Outcome};
 use super::sources::{Source, cached};
@@ -37,7 +37,7 @@ struct Launch {
     fault: u64,
 }
 
-/// A compiled source, loaded as a library for as long as the process lives.
+/// A compiled source, loaded as a library until the process ends.
 #[derive(Clone, Copy)]
 struct Module {
     launch: unsafe extern "C" fn(c_uint, *mut Launch) -> c_int,
@@ -94,7 +94,7 @@ fn compile(source: &Source) -> Outcome<Module> {
         }
     })?;
     let fail = |e: libloading::Error| format!("{}: {e}", path.display());
-    // SAFETY: the library was compiled of `emulator.h`; its initialisers register its kernels, no more.
+    // SAFETY: the library was compiled from `emulator.h`; its initialisers only register its kernels.
     let library = Box::leak(Box::new(unsafe { Library::new(&path) }.map_err(fail)?));
     // SAFETY: the types are those that `emulator.h` declares.
     unsafe {
@@ -155,34 +155,34 @@ pub(super) struct Emulated {
     pub(super) schedule: u32,
     pub(super) seconds: u32,
     pub(super) family: Family,
-    /// Bytes of the device, and how many of them another user takes.
+    /// Bytes of the device, and the number of them that another user takes.
     pub(super) memory_limit: Option<[u64; 2]>,
     functions: Mutex<Vec<(Module, u32)>>,
     held: Mutex<Held>,
 }
 
-/// The emulated device's memory, and the copies that have not happened yet. They happen as late as the stream's order
-/// allows, so that a host that changes its buffer too early is detected.
+/// The emulated device's memory, and the pending copies. Copies happen as late as the stream's order allows, so that a
+/// host that changes its buffer too early is detected.
 #[derive(Default)]
 struct Held {
     allocations: BTreeMap<u64, usize>,
-    /// Bytes of all allocations, now and at most.
+    /// Bytes of all allocations, now and at their peak.
     bytes: [u64; 2],
     events: BTreeMap<usize, Instant>,
     last_event: usize,
     copies: Vec<(u64, *const u8, usize)>,
     pinned: Vec<Vec<u64>>,
-    /// A message on writes next to an allocation, which were detected when it was freed.
+    /// A message about writes next to an allocation, which were detected when it was freed.
     spoiled: Option<String>,
 }
 
-// SAFETY: the pointers are to memory that the caller of a copy leaves alone until it has happened.
+// SAFETY: the pointers are to memory that the caller of a copy does not touch until the copy has happened.
 unsafe impl Send for Held {}
 
 impl Held {
     fn catch_up(&mut self) {
         for (to, from, bytes) in self.copies.drain(..) {
-            // SAFETY: both sides are as `Driver::to_device` asks.
+            // SAFETY: both sides meet the conditions of `Driver::to_device`.
             unsafe { std::ptr::copy_nonoverlapping(from, to as *mut u8, bytes) };
         }
     }
@@ -240,7 +240,7 @@ impl Driver for Emulated {
         held.catch_up();
         let Some(bytes) = held.allocations.remove(&at.0) else { return };
         held.bytes[0] -= bytes as u64;
-        // SAFETY: allocated with as many bytes, and nobody has it any more.
+        // SAFETY: allocated with the same number of bytes, and nobody uses it any more.
         if unsafe { (self.memory.free)(at.0 as *mut c_void, bytes) } == 0 {
             held.spoiled = Some(format!("a kernel wrote beside an allocation of {bytes} bytes"));
         }
@@ -280,7 +280,7 @@ impl Driver for Emulated {
     fn function(&self, source: &Source, kernel: &'static str) -> Outcome<Function> {
         let module = module(source)?;
         let name = CString::new(kernel).map_err(|e| e.to_string())?;
-        // SAFETY: a string that ends.
+        // SAFETY: a null-terminated string.
         let index = unsafe { (module.find)(name.as_ptr()) };
         let index = u32::try_from(index).map_err(|_| format!("{}.cu has no kernel {kernel}", source.name))?;
         let mut functions = lock(&self.functions);
@@ -290,7 +290,7 @@ impl Driver for Emulated {
 
     unsafe fn launch(&self, function: Function, grid: Grid, args: &[Arg]) -> Outcome<()> {
         let (module, index) = lock(&self.functions)[function.0];
-        // SAFETY: a kernel of this module, whose signature is a string that ends.
+        // SAFETY: a kernel of this module, whose signature is a null-terminated string.
         let expected = unsafe { CStr::from_ptr((module.signature)(index)) }.to_bytes();
         let given: Vec<u8> = args.iter().map(|arg| arg.kind()).collect();
         if given != expected {
@@ -316,7 +316,8 @@ impl Driver for Emulated {
             fault: 0,
         };
         let modules = lock(&MODULES);
-        // SAFETY: arguments of the types that the kernel declares; the emulator ends a launch that leaves its memory.
+        // SAFETY: the arguments have the types that the kernel declares; the emulator ends a launch that accesses other
+        // memory.
         let outcome = unsafe { (module.launch)(index, &mut launch) };
         drop(modules);
         if outcome == 0 {
@@ -365,7 +366,7 @@ impl Drop for Emulated {
     fn drop(&mut self) {
         let held = self.held.get_mut().unwrap_or_else(|poisoned| poisoned.into_inner());
         for (&at, &bytes) in &held.allocations {
-            // SAFETY: allocated with as many bytes; the stream that hands out addresses is gone.
+            // SAFETY: allocated with the same number of bytes; the stream that hands out addresses is gone.
             unsafe { (self.memory.free)(at as *mut c_void, bytes) };
         }
     }

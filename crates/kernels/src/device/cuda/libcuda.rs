@@ -16,7 +16,8 @@ use std::sync::{Mutex, OnceLock};
 type Handle = *mut c_void;
 
 functions! {
-    /// The driver's functions as cuda.h declares them; a name with a version is the one that cuda.h's macro stands for.
+    /// The driver's functions as cuda.h declares them. A name with a version is the one to which cuda.h's macro
+    /// expands.
     Functions {
         init = "cuInit"(c_uint);
         device_count = "cuDeviceGetCount"(*mut c_int);
@@ -79,7 +80,7 @@ impl Functions {
         found.as_ref().map_err(|why| format!("NVIDIA's driver cannot be used: {why}: install it"))
     }
 
-    /// The path at which the driver library is looked for.
+    /// The path at which the driver library is expected.
     pub(super) fn path() -> String {
         let given = std::env::var("LOCKSTEP_LIBCUDA").ok().filter(|path| !path.is_empty());
         given.unwrap_or_else(|| "libcuda.so.1".into())
@@ -99,7 +100,7 @@ impl Functions {
         }
         let text = |get: unsafe extern "C" fn(c_int, *mut *const c_char) -> c_int| {
             let mut at = std::ptr::null();
-            // SAFETY: a place to write to; what comes is a string of the driver's that ends, or null.
+            // SAFETY: a place to write to; the driver returns a null-terminated string of its own, or null.
             unsafe {
                 get(code, &mut at);
                 if at.is_null() { "unknown".into() } else { CStr::from_ptr(at).to_string_lossy() }
@@ -112,9 +113,9 @@ impl Functions {
 /// A GPU, its primary context and one stream.
 pub(super) struct LibCuda {
     cuda: &'static Functions,
-    /// The compiler. It is not needed for kernels that were compiled before.
+    /// The compiler. It is not needed for kernels that were compiled ahead of time.
     nvrtc: Outcome<&'static Nvrtc>,
-    /// Directories with kernels that were compiled before.
+    /// Directories with kernels that were compiled ahead of time.
     shipped: Vec<PathBuf>,
     device: c_int,
     context: Handle,
@@ -124,23 +125,23 @@ pub(super) struct LibCuda {
     /// The GPU's compute capability in the form of a compiler option, such as "90".
     arch: String,
     modules: Mutex<HashMap<&'static str, Handle>>,
-    /// Kernels and their sources by the driver's handle, for messages.
+    /// Kernels and their sources by the driver's handle, for error messages.
     names: Mutex<HashMap<usize, String>>,
     /// Handle of the kernel that was launched last.
     launched: AtomicUsize,
     pinned: Mutex<Vec<*mut c_void>>,
 }
 
-// SAFETY: the driver's handles may be used from any thread whose current context is theirs, which each call sees to.
+// SAFETY: the driver's handles may be used from any thread whose current context is theirs, which each call ensures.
 unsafe impl Send for LibCuda {}
-// SAFETY: as above; what changes is behind locks, and the driver itself is safe to call from several threads.
+// SAFETY: as above; mutable state is behind locks, and the driver itself is safe to call from several threads.
 unsafe impl Sync for LibCuda {}
 
 /// Opens the GPU with this index.
 pub(super) fn open_device(number: u8) -> Outcome<Box<dyn Driver>> {
     let functions = Functions::get()?;
     let (nvrtc, shipped) = (Nvrtc::get(), sources::shipped());
-    // A machine that has a driver and no compiler should hear of it before it has loaded a model.
+    // A machine with a driver but without a compiler should report it before it has loaded a model.
     if shipped.is_empty() {
         nvrtc.clone()?;
     }
@@ -179,7 +180,7 @@ pub(super) fn open_with(
         launched: AtomicUsize::new(0),
         pinned: Mutex::default(),
     };
-    // SAFETY: places to write to, and a device that there is.
+    // SAFETY: places to write to, and an existing device.
     unsafe {
         cuda.check("cuDeviceGet", (cuda.device)(&mut driver.device, c_int::from(number)))?;
         let [major, minor, pools] = [CAPABILITY[0], CAPABILITY[1], MEMORY_POOLS].map(|attribute| {
@@ -197,7 +198,7 @@ pub(super) fn open_with(
         driver.enter()?;
         cuda.check("cuStreamCreate", (cuda.create_stream)(&mut driver.stream, NON_BLOCKING))?;
         cuda.check("cuDeviceGetDefaultMemPool", (cuda.pool)(&mut driver.pool, driver.device))?;
-        // Memory that was let go of stays for the next that is asked for.
+        // Freed memory stays in the pool for later allocations.
         let mut keep = u64::MAX;
         let set = (cuda.set_pool)(driver.pool, RELEASE_THRESHOLD, std::ptr::from_mut(&mut keep).cast());
         cuda.check("cuMemPoolSetAttribute", set)?;
@@ -208,11 +209,11 @@ pub(super) fn open_with(
 impl LibCuda {
     /// Makes the GPU's context current on the calling thread.
     fn enter(&self) -> Outcome<()> {
-        // SAFETY: a context that was retained.
+        // SAFETY: a retained context.
         self.cuda.check("cuCtxSetCurrent", unsafe { (self.cuda.set_context)(self.context) })
     }
 
-    /// The file of a source's kernels that were compiled before, for this architecture or an older one with the same
+    /// The file with a source's kernels compiled ahead of time, for this architecture or an older one with the same
     /// major version.
     fn shipped(&self, source: &Source) -> Option<PathBuf> {
         let (major, minor) = self.capability;
@@ -257,7 +258,7 @@ impl LibCuda {
         };
         let cubin = std::fs::read(&path).map_err(|e| format!("{} cannot be read: {e}", path.display()))?;
         let mut module = null_mut();
-        // SAFETY: the whole of a binary, which names its own length.
+        // SAFETY: a complete binary, which contains its own length.
         let code = unsafe { (self.cuda.load)(&mut module, cubin.as_ptr().cast()) };
         self.cuda.check(&format!("cuModuleLoadData of {}", path.display()), code)?;
         modules.insert(source.name, module);
@@ -281,9 +282,9 @@ impl Driver for LibCuda {
     }
 
     fn free(&self, at: Address) {
-        // What fails here has failed before, and was heard of then.
+        // An error here has occurred and been reported before.
         if self.enter().is_ok() {
-            // SAFETY: what was allocated, once, after all that used it.
+            // SAFETY: allocated memory, freed once, after all work that used it.
             unsafe { (self.cuda.free)(at.0, self.stream) };
         }
     }
@@ -327,7 +328,7 @@ impl Driver for LibCuda {
         self.enter()?;
         let (module, name) = (self.module(source)?, CString::new(kernel).map_err(|e| e.to_string())?);
         let mut function = null_mut();
-        // SAFETY: a module that is loaded, a string that ends.
+        // SAFETY: a loaded module and a null-terminated string.
         let code = unsafe { (self.cuda.function)(&mut function, module, name.as_ptr()) };
         let name = format!("kernel {kernel} of {}.cu", source.name);
         self.cuda.check(&name, code)?;
@@ -371,7 +372,7 @@ impl Driver for LibCuda {
 
     fn peak(&self) -> Outcome<u64> {
         let mut bytes = 0u64;
-        // SAFETY: a pool, and a place for a number of 64 bits, which is what the attribute is.
+        // SAFETY: a pool, and a place for a 64-bit number, which is the type of the attribute.
         let code = unsafe { (self.cuda.of_pool)(self.pool, USED_MOST, std::ptr::from_mut(&mut bytes).cast()) };
         self.cuda.check("cuMemPoolGetAttribute", code).map(|()| bytes)
     }
@@ -381,7 +382,7 @@ impl Driver for LibCuda {
         let mut event = null_mut();
         // SAFETY: a place to write to; no flags.
         self.cuda.check("cuEventCreate", unsafe { (self.cuda.create_event)(&mut event, 0) })?;
-        // SAFETY: the event that was made, and our stream.
+        // SAFETY: the event that was created, and our stream.
         let recorded = self.cuda.check("cuEventRecord", unsafe { (self.cuda.record_event)(event, self.stream) });
         let event = Event(event as usize);
         recorded.inspect_err(|_| self.destroy_event(event)).map(|()| event)
@@ -400,7 +401,8 @@ impl Driver for LibCuda {
 
     fn destroy_event(&self, event: Event) {
         if self.enter().is_ok() {
-            // SAFETY: an event of ours, once; one that has not happened yet is let go of when it has.
+            // SAFETY: an event of ours, once; the driver frees an event that has not happened yet after it has
+            // happened.
             unsafe { (self.cuda.destroy_event)(event.0 as Handle) };
         }
     }
@@ -413,7 +415,7 @@ impl Drop for LibCuda {
         }
         let modules = std::mem::take(self.modules.get_mut().unwrap_or_else(|poisoned| poisoned.into_inner()));
         let pinned = std::mem::take(self.pinned.get_mut().unwrap_or_else(|poisoned| poisoned.into_inner()));
-        // SAFETY: all of it is ours, and nobody uses it any more. What fails now changes nothing.
+        // SAFETY: all of it is ours, and nobody uses it any more. An error now has no effect.
         unsafe {
             (self.cuda.set_context)(self.context);
             if !self.stream.is_null() {

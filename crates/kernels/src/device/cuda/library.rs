@@ -1,11 +1,11 @@
-//! Opens NVIDIA's libraries at run time, when they are needed; each may be missing.
+//! Opens NVIDIA's libraries at run time, when they are needed. Each library may be missing.
 
 use super::driver::Outcome;
 use libloading::Library;
 
-/// Opens the first of these libraries that exists, for as long as the process lives.
+/// Opens the first of these libraries that exists, until the process ends.
 pub(super) fn open(names: &[String]) -> Outcome<&'static Library> {
-    // SAFETY: they are NVIDIA's, or what the user names in their place; loading them does nothing that others rely on.
+    // SAFETY: the libraries are NVIDIA's, or the user's replacements; loading them has no effect on which others rely.
     let found = names.iter().find_map(|name| unsafe { Library::new(name) }.ok());
     found.map(|library| &*Box::leak(Box::new(library))).ok_or_else(|| match names {
         [name] => format!("{name} was not found"),
@@ -25,7 +25,7 @@ macro_rules! functions {
                 Ok($name {
                     $($field: {
                         let missing = |error| format!("{} is not in the library: {error}", $symbol);
-                        // SAFETY: the type is what NVIDIA's header declares of this name.
+                        // SAFETY: the type is the one that NVIDIA's header declares for this name.
                         *unsafe { library.get(concat!($symbol, "\0").as_bytes()) }.map_err(missing)?
                     },)*
                 })

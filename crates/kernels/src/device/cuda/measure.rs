@@ -6,23 +6,23 @@ use super::{Cuda, CudaStream};
 use crate::Result;
 use std::sync::Arc;
 
-/// Memory of a device with its own memory, in bytes.
+/// The memory of a device that has its own memory, in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DeviceMemory {
-    /// Total and free bytes of the device; none for a device that computes in the host's memory.
+    /// Total and free bytes of the device; `None` for a device that computes in the host's memory.
     pub total_and_free: Option<[u64; 2]>,
-    /// The largest number of bytes that this process's allocations have had at once.
+    /// The largest number of bytes that this process has allocated at once.
     pub peak: u64,
 }
 
-/// An event recorded in a device's stream: it happens when all work requested before it is done.
+/// An event recorded in a device's stream. It happens when all previously requested work is done.
 pub struct DeviceEvent {
     stream: Arc<CudaStream>,
     event: Event,
 }
 
 impl DeviceEvent {
-    /// Seconds on the device from an `earlier` event to this one, for which it waits.
+    /// Seconds on the device from an `earlier` event to this one. Waits for this event.
     pub fn seconds_since(&self, earlier: &DeviceEvent) -> Result<f64> {
         self.stream.seconds(earlier.event, self.event)
     }
@@ -53,7 +53,7 @@ impl Cuda {
     pub(crate) fn record_event(&self) -> Result<DeviceEvent> {
         Ok(DeviceEvent { event: self.stream.event()?, stream: self.stream.clone() })
     }
-    /// Begins a range named `name`; none if the profiler's library is missing.
+    /// Begins a range named `name`; `None` if the profiler's library is missing.
     pub(crate) fn range(&self, name: &str) -> Option<Range> {
         let nvtx = Nvtx::get()?;
         Some(Range { id: nvtx.start(name), nvtx })

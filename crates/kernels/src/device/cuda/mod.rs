@@ -37,7 +37,7 @@ macro_rules! source {
 }
 pub(crate) use source;
 
-/// The backend that operations compute with on a CUDA device. Access to a tensor's device address takes it as an
+/// The backend with which operations compute on a CUDA device. Access to a tensor's device address takes it as an
 /// argument.
 #[derive(Clone)]
 pub(crate) struct Cuda {
@@ -60,17 +60,18 @@ impl Cuda {
     pub(crate) fn device(&self) -> Device {
         self.stream.device()
     }
-    /// The family of the device's tensor cores, which says how they multiply bf16. On the first call they are compared
-    /// with the family's formula, and a device with other bits is refused.
+    /// The family of the device's tensor cores, which determines how they multiply bf16. The first call compares them
+    /// with the family's formula; a device with different bits is refused.
     pub(crate) fn tensor_cores(&self) -> Result<Family> {
         self.stream.tensor_cores(|family| self_test::run(self, family))
     }
-    /// The error for an operation or a dtype that has no CUDA kernel.
+    /// The error for an operation or a dtype without a CUDA kernel.
     pub(crate) fn lacks(&self, what: &str) -> Error {
         Error::Device(format!("{}: {what} is not there yet; the device \"cpu\" has it", self.device().name()))
     }
     /// Runs a kernel; an empty grid launches nothing. The arguments must have the types that the kernel declares, and
-    /// point to as much memory as it accesses: operations have checked the shapes, and the emulator checks the rest.
+    /// point to as much memory as the kernel accesses. Operations have checked the shapes, and the emulator checks the
+    /// rest.
     pub(crate) fn launch(&self, source: &Source, kernel: &'static str, grid: Grid, args: &[Arg]) -> Result<()> {
         // SAFETY: as above; only operations of this crate launch.
         unsafe { self.stream.launch(source, kernel, grid, args) }

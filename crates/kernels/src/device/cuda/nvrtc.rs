@@ -58,7 +58,7 @@ impl Nvrtc {
         })
     }
 
-    /// The paths at which NVRTC is looked for, in this order.
+    /// The paths at which NVRTC is expected, in this order.
     pub(super) fn paths() -> Vec<String> {
         match std::env::var("LOCKSTEP_NVRTC") {
             Ok(path) if !path.is_empty() => vec![path],
@@ -90,17 +90,17 @@ impl Nvrtc {
         let (text, name) = (c_string(source.complete("")), c_string(format!("{}.cu", source.name)));
         let f = &self.functions;
         let mut program = null_mut();
-        // SAFETY: strings that end and live until the program was made; no headers.
+        // SAFETY: null-terminated strings that live until the program was created; no headers.
         let made = unsafe { (f.create)(&mut program, text.as_ptr(), name.as_ptr(), 0, null(), null()) };
         if made != 0 {
             return Err(format!("nvrtcCreateProgram gives {made}"));
         }
-        // SAFETY: a program; as many options as are counted, strings that end.
+        // SAFETY: a program; the count of options is right, and they are null-terminated strings.
         let code = unsafe { (f.compile)(program, options.len() as c_int, options.as_ptr()) };
         let take = |size: unsafe extern "C" fn(*mut c_void, *mut usize) -> c_int,
                     get: unsafe extern "C" fn(*mut c_void, *mut c_char) -> c_int| {
             let mut bytes = 0;
-            // SAFETY: a program, and as much memory as it says it needs.
+            // SAFETY: a program, and as much memory as it requires.
             unsafe {
                 size(program, &mut bytes);
                 let mut to = vec![0u8; bytes];
@@ -116,7 +116,7 @@ impl Nvrtc {
                 Err(format!("NVRTC {}.{} refused {}.cu:\n{}", self.version.0, self.version.1, source.name, log.trim()))
             }
         };
-        // SAFETY: the program that was made, once.
+        // SAFETY: the program that was created, once.
         unsafe { (f.destroy)(&mut program) };
         compiled
     }

@@ -1,5 +1,5 @@
 //! NVTX: named ranges for NVIDIA's profilers. The library is opened if it exists (at `LOCKSTEP_NVTX`, or where the
-//! dynamic loader finds CUDA 12's); without it ranges do nothing.
+//! dynamic loader finds CUDA 12's); otherwise ranges do nothing.
 
 use super::driver::Outcome;
 use super::library::open;
@@ -21,7 +21,7 @@ impl Nvtx {
 
     fn open(path: &str) -> Outcome<Nvtx> {
         let library = open(&[path.into()])?;
-        // SAFETY: the types are those that nvToolsExt.h declares of these names.
+        // SAFETY: the types are those that nvToolsExt.h declares for these names.
         unsafe {
             let start = library.get(b"nvtxRangeStartA\0").map_err(|e| e.to_string())?;
             let end = library.get(b"nvtxRangeEnd\0").map_err(|e| e.to_string())?;
@@ -31,12 +31,12 @@ impl Nvtx {
 
     pub(super) fn start(&self, name: &str) -> u64 {
         let name = CString::new(name).unwrap_or_default();
-        // SAFETY: a string that ends; the library copies it.
+        // SAFETY: a null-terminated string; the library copies it.
         unsafe { (self.start)(name.as_ptr()) }
     }
 
     pub(super) fn end(&self, range: u64) {
-        // SAFETY: any number is fine.
+        // SAFETY: any number is valid.
         unsafe { (self.end)(range) }
     }
 }

@@ -8,14 +8,14 @@ use std::ffi::{CStr, c_char, c_int};
 use std::path::PathBuf;
 use std::ptr::null_mut;
 
-/// What this machine has of CUDA.
+/// The CUDA installation of this machine.
 #[derive(Clone, Debug)]
 pub struct CudaProbe {
-    /// Path at which NVIDIA's driver library was looked for.
+    /// Path at which NVIDIA's driver library is expected.
     pub driver_path: String,
-    /// The driver, or the reason why there is none.
+    /// The driver, or the reason why there is no driver.
     pub driver: Result<CudaDriver, String>,
-    /// Paths at which NVRTC, which compiles kernels, was looked for.
+    /// Paths at which NVRTC, which compiles kernels, is expected.
     pub nvrtc_paths: Vec<String>,
     /// NVRTC's version, or the reason why it cannot be used.
     pub nvrtc: Result<String, String>,
@@ -28,20 +28,20 @@ pub struct CudaProbe {
 pub struct CudaDriver {
     /// The newest version of CUDA that the driver supports, such as "12.9".
     pub version: String,
-    /// The GPUs in the order of their indices; an error for one that cannot be used.
+    /// The GPUs in the order of their indices, with an error for each GPU that cannot be used.
     pub devices: Vec<Result<CudaDevice, String>>,
 }
 
 /// A GPU that the driver reports.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CudaDevice {
-    /// NVIDIA's name of the GPU.
+    /// NVIDIA's name for the GPU.
     pub name: String,
     /// Compute capability, such as "9.0".
     pub capability: String,
     /// Bytes of the GPU's memory.
     pub memory_bytes: u64,
-    /// Bytes of the GPU's memory that are free.
+    /// Free bytes of the GPU's memory.
     pub free_bytes: u64,
 }
 
@@ -77,7 +77,7 @@ fn driver(cuda: &Functions) -> Outcome<CudaDriver> {
 
 fn device(cuda: &Functions, number: c_int) -> Outcome<CudaDevice> {
     let (mut device, mut name) = (0, [0 as c_char; 256]);
-    // SAFETY: places to write to, a device that there is; its context is let go of again.
+    // SAFETY: places to write to, and an existing device; its context is released again.
     unsafe {
         cuda.check("cuDeviceGet", (cuda.device)(&mut device, number))?;
         cuda.check("cuDeviceGetName", (cuda.device_name)(name.as_mut_ptr(), name.len() as c_int - 1, device))?;

@@ -1,5 +1,5 @@
 //! Compares a device's tensor cores with the formula of their family: a few thousand dot products when a process first
-//! uses them, and any number in tests.
+//! uses the tensor cores, and any number in tests.
 
 use super::driver::{Grid, Outcome};
 use super::sources::Source;
@@ -13,10 +13,10 @@ const SOURCE: Source = source!("tensor_core");
 /// The shape of one instruction's matmul: `[ROWS, DEPTH]` by `[DEPTH, COLUMNS]`.
 const ROWS: usize = 16;
 const COLUMNS: usize = 8;
-/// Instructions that are compared before the first use.
+/// Number of instructions compared before the first use.
 const AT_START: usize = 32;
 const SEED: u64 = 0x7465_6e73_6f72;
-/// Instructions that are compared in one launch.
+/// Number of instructions compared in one launch.
 const AT_ONCE: usize = 4096;
 
 /// The result of a comparison.
@@ -25,7 +25,7 @@ pub(super) struct Report {
     /// Number of dot products compared, of 16 terms each.
     pub compared: usize,
     pub differ: usize,
-    /// The operands of the first dot products that differ, with both results, as text.
+    /// The operands of the first dot products that differ, with both results, formatted as text.
     pub first: Vec<String>,
 }
 
@@ -77,7 +77,8 @@ struct Operands {
 impl Operands {
     fn random(number: usize, seed: u64) -> Operands {
         let mut stream = Stream::new(seed, number as u64);
-        // Ordinary; of all sizes; near and below the least normal number; cancelling each other; infinities and NaN.
+        // The kinds are: ordinary; of all sizes; near and below the smallest normal number; cancelling; infinities and
+        // NaN.
         let kind = [0, 1, 0, 2, 3, 0, 1, 4][number % 8];
         let mut factor = || {
             let random = stream.next_u64();
@@ -106,7 +107,7 @@ impl Operands {
             };
         }
         if kind == 3 {
-            // The second half of the terms takes back the first, but for two.
+            // The second half of the terms cancels the first half, except for two terms.
             let back = |x: &mut [bf16], sign: f32| {
                 x.chunks_mut(DEPTH).for_each(|x| {
                     for k in DEPTH / 2 + 1..DEPTH - 1 {

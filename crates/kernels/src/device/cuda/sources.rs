@@ -3,7 +3,7 @@
 use std::hash::{BuildHasher, DefaultHasher, Hash, Hasher, RandomState};
 use std::path::{Path, PathBuf};
 
-/// The text that every source begins with.
+/// The text with which every source begins.
 const PRELUDE: &str = include_str!("kernel.cuh");
 const SUMS: &str = include_str!("sums.cuh");
 const TENSOR_CORES: &str = include_str!("mma.cuh");
@@ -44,8 +44,8 @@ pub(super) fn shipped() -> Vec<PathBuf> {
     given.or_else(beside).into_iter().filter(|directory| directory.is_dir()).collect()
 }
 
-/// File name of a source's kernels compiled ahead of time with these options. It differs for another source or other
-/// options, but not for another version of the compiler.
+/// File name of a source's kernels compiled ahead of time with these options. It depends on the source and the options,
+/// but not on the version of the compiler.
 pub(super) fn shipped_name(source: &Source, options: &[String]) -> String {
     format!("{}-{}.cubin", source.name, digest(&[&options.join(" "), &source.complete("")]))
 }
@@ -60,8 +60,8 @@ fn digest(of: &[&str]) -> String {
     format!("{:016x}{:016x}", half(0), half(1))
 }
 
-/// The cached file that `compile` makes from these inputs. If it is not there, it is written now, to a temporary name
-/// first, so that no process reads half of it.
+/// The cached file that `compile` creates from these inputs. If it does not exist, it is created now, under a temporary
+/// name first, so that no process reads an incomplete file.
 pub(super) fn cached(
     name: &str,
     extension: &str,
@@ -79,13 +79,13 @@ pub(super) fn cached(
             directory.display()
         )
     })?;
-    // Containers that share the cache may have processes of the same number.
+    // Containers that share the cache may have processes with the same PID.
     let unique = RandomState::new().hash_one(std::process::id());
     let unfinished = path.with_extension(format!("{unique:016x}.{extension}"));
     let made = compile(&unfinished).and_then(|()| {
         std::fs::rename(&unfinished, &path).map_err(|e| format!("{} cannot be written: {e}", path.display()))
     });
-    // Of a compiler that failed.
+    // A compiler that failed may have left a file.
     let _ = std::fs::remove_file(&unfinished);
     made.map(|()| path)
 }

@@ -1,7 +1,7 @@
 //! A CUDA stream: a device's memory, copies and launches in order, with counts.
 //!
 //! The host waits for the device only for copies to the host, and when the staging memory is full. An error that the
-//! driver reports later than the call that caused it is kept, and is the error of every later operation.
+//! driver reports after the call that caused it is kept, and is returned by every later operation.
 
 use super::driver::{Address, Arg, Driver, Event, Function, Grid, Outcome};
 use super::sources::Source;
@@ -12,8 +12,8 @@ use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, OnceLock};
 
-/// Bytes of the pinned staging memory of a stream. A larger copy goes through memory that is not pinned, and is waited
-/// for.
+/// Size of the pinned staging memory of a stream. A larger copy goes through memory that is not pinned, and the host
+/// waits for the copy.
 pub(crate) const STAGING: usize = 4 << 20;
 
 /// Counts of copies, launches and waits of a stream.
@@ -32,18 +32,18 @@ pub(crate) struct CudaStream {
     staging: Mutex<Staging>,
     failure: Mutex<Option<String>>,
     counters: Counters,
-    /// The family of the tensor cores, once they have been compared with its formula.
+    /// The family of the tensor cores, after they have been compared with its formula.
     tensor_cores: OnceLock<Outcome<Family>>,
 }
 
-/// Pinned host memory that copies to the device read while the host continues. It is used from start to end; then the
-/// stream is waited for and it is used again.
+/// Pinned host memory from which copies to the device read while the host continues. It is used from start to end. Then
+/// the host waits for the stream, and the memory is reused.
 struct Staging {
     start: *mut u8,
     used: usize,
 }
 
-// SAFETY: it is memory of its own; who holds the lock uses it.
+// SAFETY: the memory is not shared; only the holder of the lock uses it.
 unsafe impl Send for Staging {}
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -71,7 +71,7 @@ impl CudaStream {
     pub(crate) fn device(&self) -> Device {
         self.device
     }
-    /// The family of the tensor cores. The first call has `compare` check them against its formula.
+    /// The family of the tensor cores. The first call makes `compare` check them against the family's formula.
     pub(crate) fn tensor_cores(&self, compare: impl FnOnce(Family) -> Outcome<()>) -> Result<Family> {
         let find = || {
             let family = self.driver.tensor_cores().filter(|family| family.has_bf16());
@@ -81,7 +81,7 @@ impl CudaStream {
         self.tensor_cores.get_or_init(find).clone().map_err(|why| self.error(&why))
     }
 
-    /// Allocates `bytes` zeroed bytes of device memory; none if that fails.
+    /// Allocates `bytes` zeroed bytes of device memory; `None` if the allocation fails.
     pub(crate) fn zeroed(&self, bytes: usize) -> Option<Address> {
         let at = self.driver.allocate(bytes.max(4)).unwrap_or_else(|why| self.fail(why)?)?;
         // SAFETY: the memory was just allocated, whole words of it.
@@ -100,7 +100,7 @@ impl CudaStream {
     pub(crate) fn scratch_of(&self, words: &[u32]) -> Result<Scratch<'_>> {
         let scratch = self.scratch(size_of_val(words))?;
         let write = |to: *mut u8| {
-            // SAFETY: as many bytes, which nobody else has.
+            // SAFETY: both sides have the same number of bytes, and nobody else uses them.
             unsafe { to.copy_from_nonoverlapping(words.as_ptr().cast(), size_of_val(words)) }
         };
         // SAFETY: memory of this stream, all of it initialised.
@@ -126,7 +126,7 @@ impl CudaStream {
         }
         let mut staging = lock(&self.staging);
         if staging.used + bytes > STAGING {
-            // Copies of what it held may not have happened yet.
+            // Copies from the old contents may not have happened yet.
             self.note(self.wait());
             staging.used = 0;
         }
@@ -134,7 +134,7 @@ impl CudaStream {
         let from = unsafe { staging.start.add(staging.used) };
         staging.used += bytes.next_multiple_of(64);
         write(from);
-        // SAFETY: `from` is left alone until the stream was waited for; the caller's promise.
+        // SAFETY: `from` is not touched until the host has waited for the stream; the caller's promise.
         self.note(unsafe { self.driver.to_device(to, from, bytes) });
     }
 
@@ -142,7 +142,7 @@ impl CudaStream {
     /// stream.
     ///
     /// # Panics
-    /// If the stream has failed: returning zeros instead might be taken for results.
+    /// If the stream has failed, because returned zeros might be mistaken for results.
     ///
     /// # Safety
     /// `from..from + bytes` is memory of this stream.
@@ -150,13 +150,13 @@ impl CudaStream {
         count(&self.counters.to_host, bytes);
         let (mut host, mut staging) = (Vec::new(), lock(&self.staging));
         let to: *mut u8 = if bytes <= STAGING {
-            // What was to be copied from there is copied before, as the stream has it.
+            // Pending copies from the staging memory happen before this one, in the stream's order.
             staging.start
         } else {
             host = host_bytes(bytes);
             host.as_mut_ptr().cast()
         };
-        // SAFETY: `to` has as many bytes and nobody else uses it; the caller's promise.
+        // SAFETY: `to` has the same number of bytes and nobody else uses it; the caller's promise.
         self.note(unsafe { self.driver.to_host(from, to, bytes) });
         self.note(self.wait());
         staging.used = 0;
@@ -175,7 +175,7 @@ impl CudaStream {
         self.note(unsafe { self.driver.fill(at, word, width, count) });
     }
 
-    /// The kernel, which is loaded on the first call.
+    /// Returns the kernel, which is loaded on the first call.
     fn function(&self, source: &Source, kernel: &'static str) -> Result<Function> {
         let mut functions = lock(&self.functions);
         if let Some(&function) = functions.get(&(source.name, kernel)) {
@@ -184,7 +184,7 @@ impl CudaStream {
         let function = self.driver.function(source, kernel).map_err(|why| self.error(&why))?;
         Ok(*functions.entry((source.name, kernel)).or_insert(function))
     }
-    /// Loads a kernel without a launch.
+    /// Loads a kernel without launching it.
     #[cfg(test)]
     pub(crate) fn load(&self, source: &Source, kernel: &'static str) -> Result<()> {
         self.function(source, kernel).map(|_| ())
@@ -229,7 +229,7 @@ impl CudaStream {
         lock(&self.failure).as_ref().map_or(Ok(()), |why| Err(self.error(why)))
     }
 
-    /// Total and free bytes of the device's memory; none if the device uses the host's memory.
+    /// Total and free bytes of the device's memory; `None` if the device uses the host's memory.
     pub(super) fn memory(&self) -> Result<Option<[u64; 2]>> {
         self.driver.memory().map_err(|why| self.error(&why))
     }
@@ -254,7 +254,7 @@ impl CudaStream {
     }
 }
 
-/// Device memory of one operation. When it is dropped, it is freed in the stream's order, after the kernels that were
+/// Device memory for one operation. When dropped, it is freed in the stream's order, after the kernels that were
 /// launched before.
 pub(crate) struct Scratch<'a> {
     stream: &'a CudaStream,
@@ -272,10 +272,10 @@ impl Scratch<'_> {
     /// A copy of the first `count` words. Waits for the stream.
     pub(crate) fn words(&self, count: usize) -> Vec<u32> {
         let read = |from: *const u8| {
-            // SAFETY: as many words are read, from an aligned address.
+            // SAFETY: the same number of words is read, from an aligned address.
             (0..count).map(|i| unsafe { from.cast::<u32>().add(i).read() }).collect()
         };
-        // SAFETY: memory of this stream, which has as many bytes.
+        // SAFETY: memory of this stream, which has the same number of bytes.
         unsafe { self.stream.download(self.at, count * size_of::<u32>(), read) }
     }
 }
@@ -288,7 +288,7 @@ impl Drop for Scratch<'_> {
 
 impl Drop for CudaStream {
     fn drop(&mut self) {
-        // Staging memory goes with the driver: nothing may still be copied from it.
+        // The driver frees the staging memory, so no copy from it may be pending.
         let _ = self.driver.synchronise();
     }
 }

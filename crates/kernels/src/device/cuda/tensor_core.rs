@@ -1,4 +1,4 @@
-//! The formula of tensor cores, by family: the bits of `mma.sync` with f16 or bf16 factors and f32 sums.
+//! The formula of tensor cores, by family. It gives the bits of `mma.sync` with f16 or bf16 factors and f32 sums.
 //!
 //! NVIDIA does not document the rounding. The formula comes from published measurements: MMA-Sim (Xie et al., arXiv
 //! 2511.10909, whose program has the exponent of zeros), which agrees with "Numerical behavior of NVIDIA tensor cores"
@@ -17,15 +17,15 @@
 //! truncated to 0 keeps its sign. A dot product is one chain of steps over ascending k, padded with zeros to a multiple
 //! of [`DEPTH`].
 //!
-//! [`super::self_test`] compares a device with this formula before its first matmul; `mma.cuh` has the same formula in
-//! C++, for the emulator.
+//! [`super::self_test`] compares a device with this formula before its first matmul; `mma.cuh` implements the same
+//! formula in C++, for the emulator.
 
-/// Terms of a sum that one `mma.sync` adds.
+/// Number of terms of a sum that one `mma.sync` adds.
 pub(crate) const DEPTH: usize = 16;
 /// The bits of the NaN that tensor cores return.
 const NAN: f32 = f32::from_bits(0x7fff_ffff);
 
-/// The type of the multiplied numbers.
+/// The type of the factors.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Factor {
     Bf16,
@@ -60,9 +60,9 @@ pub(crate) struct Family {
     pub name: &'static str,
     /// Bits after the binary point of an aligned term.
     pub fraction: u32,
-    /// Products that one step adds.
+    /// Number of products that one step adds.
     pub depth: usize,
-    /// The exponent that a term of 0 counts as having.
+    /// The exponent assigned to a term of 0.
     pub zero: i32,
 }
 
@@ -70,7 +70,7 @@ pub(crate) struct Family {
 pub(crate) const VOLTA: Family = Family { name: "volta", fraction: 23, depth: 4, zero: -131 };
 /// Tensor cores of compute capability 7.5, which have f16 but no bf16.
 pub(crate) const TURING: Family = Family { name: "turing", fraction: 24, depth: 8, zero: -132 };
-/// Tensor cores of compute capability 8.0 to 8.9 (Ada included): an instruction of 16 terms is two steps.
+/// Tensor cores of compute capability 8.0 to 8.9 (Ada included). An instruction with 16 terms takes two steps.
 pub(crate) const AMPERE: Family = Family { name: "ampere", fraction: 24, depth: 8, zero: -132 };
 /// Tensor cores of compute capability 9.0 and above (Blackwell included).
 pub(crate) const HOPPER: Family = Family { name: "hopper", fraction: 25, depth: 16, zero: -133 };
@@ -84,7 +84,7 @@ struct Parts {
 }
 
 impl Parts {
-    /// Splits a finite number that `format` can represent.
+    /// Splits a finite number, which `format` must be able to represent.
     fn of(x: f32, format: Format) -> Parts {
         let bits = x.to_bits();
         let (field, low) = ((bits >> 23 & 0xff) as i32, u64::from(bits & 0x7f_ffff));
@@ -100,7 +100,7 @@ impl Parts {
 }
 
 impl Family {
-    /// The family of devices of this compute capability; none if they have no tensor cores.
+    /// The family of devices with this compute capability; `None` if they have no tensor cores.
     pub(crate) fn of(major: i32, minor: i32) -> Option<Family> {
         match (major, minor) {
             (..=6, _) => None,
@@ -156,12 +156,12 @@ impl Family {
     }
 }
 
-/// The sum if a term is infinite or NaN; none otherwise.
+/// The sum if a term is infinite or NaN; `None` otherwise.
 fn special(c: f32, terms: &[(f32, f32)]) -> Option<f32> {
     if c.is_finite() && terms.iter().all(|(a, b)| a.is_finite() && b.is_finite()) {
         return None;
     }
-    // A product of two finite numbers must not count as infinite: f64 has room for it.
+    // A product of two finite numbers must not become infinite, so the sum is f64.
     let sum: f64 = terms.iter().fold(c.into(), |sum, &(a, b)| sum + f64::from(a) * f64::from(b));
     Some(if sum.is_nan() { NAN } else { sum as f32 })
 }
@@ -178,7 +178,7 @@ fn cut_off(units: i64, scale: i32) -> f32 {
     let significand = if drop < 0 { magnitude << -drop } else { magnitude >> drop.min(63) } as u32;
     let bits = match exponent {
         128.. => f32::INFINITY.to_bits(),
-        // The leading bit of a normal number adds one to the exponent's field.
+        // The leading bit of a normal number adds one to the exponent field.
         _ => (((least - F32.least) as u32) << F32.fraction) + significand,
     };
     f32::from_bits(bits | if units < 0 { 1 << 31 } else { 0 })

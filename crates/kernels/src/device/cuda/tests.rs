@@ -20,7 +20,7 @@ mod self_test;
 mod stream;
 pub(crate) mod tensor_core;
 
-/// The emulator with this schedule. Without a C++ compiler: none and a printed line, or an error in CI.
+/// The emulator with this schedule. Without a C++ compiler: `None` and a printed line, or an error in CI.
 pub(crate) fn emulated(schedule: u32) -> Option<Cuda> {
     emulated_with(|driver| driver.schedule = schedule)
 }
@@ -45,12 +45,12 @@ fn emulated_with(set: impl FnOnce(&mut Emulated)) -> Option<Cuda> {
     }
 }
 
-/// The GPU that `LOCKSTEP_DEVICE` names, which must exist; without that variable the emulator.
+/// The GPU that `LOCKSTEP_DEVICE` names, which must exist; the emulator if the variable is not set.
 pub(crate) fn device(schedule: u32) -> Option<Cuda> {
     match Device::from_env().expect("a device") {
         gpu @ Device::Cuda(_) => {
-            // CUDA creates a context when a process first opens the GPU, and destroys it with the last one that uses
-            // it: tenths of a second, which tests would spend on every case.
+            // CUDA creates a context when a process first opens the GPU, and destroys it with the last user. This takes
+            // tenths of a second, which tests would spend on every case.
             static KEPT: OnceLock<Cuda> = OnceLock::new();
             KEPT.get_or_init(|| Cuda::open(gpu).expect("the GPU"));
             Some(Cuda::open(gpu).expect("the GPU"))
@@ -59,8 +59,8 @@ pub(crate) fn device(schedule: u32) -> Option<Cuda> {
     }
 }
 
-/// Devices that multiply bf16, and their families: the GPU that `LOCKSTEP_DEVICE` names, or the emulator as each
-/// family. A GPU is not compared with its formula first, so that a test shows what differs.
+/// Devices that multiply bf16, with their families: the GPU that `LOCKSTEP_DEVICE` names, or the emulator as each
+/// family. A GPU is not compared with its formula first, so that a test shows the differences.
 pub(crate) fn with_tensor_cores(schedule: u32) -> Vec<(Cuda, Family)> {
     if let Device::Cuda(_) = Device::from_env().expect("a device") {
         let Some(cuda) = device(schedule) else { return Vec::new() };
@@ -95,7 +95,7 @@ pub(crate) fn full() -> bool {
 /// The results of an operation, by name, as bits.
 pub(crate) type Results = Vec<(&'static str, Vec<u32>)>;
 
-/// The [`Results`] of these tensors, under the names that the test has for them.
+/// The [`Results`] of these tensors, under the test's names for them.
 macro_rules! results {
     ($($tensor:expr),* $(,)?) => {
         vec![$((stringify!($tensor), $tensor.to_vec_f32().into_iter().map(f32::to_bits).collect::<Vec<u32>>())),*]
@@ -103,8 +103,8 @@ macro_rules! results {
 }
 pub(crate) use results;
 
-/// Checks that `run` gives the same bits on the CPU and on the emulator, or on the GPU that `LOCKSTEP_DEVICE` names,
-/// for each of `cases`. All cases are tried; the failure lists those that differ, each with its first difference.
+/// Checks that `run` gives the same bits on the CPU and on the emulator (or on the GPU that `LOCKSTEP_DEVICE` names),
+/// for each of `cases`. All cases are tried; the failure lists the cases that differ, each with its first difference.
 #[track_caller]
 pub(crate) fn same<C: Debug>(cases: impl IntoIterator<Item = C>, run: impl Fn(&C, &Context) -> crate::Result<Results>) {
     let mut wrong = Vec::new();
@@ -112,7 +112,7 @@ pub(crate) fn same<C: Debug>(cases: impl IntoIterator<Item = C>, run: impl Fn(&C
         let expected = run(&case, &Context::cpu(Isa::best(), 2)).expect("the CPU");
         for schedule in 0..schedules() {
             let Some(cuda) = device(schedule) else { return };
-            // Printed before the launch, so that a test that never ends shows where.
+            // Printed before the launch, so that the output shows where a test hangs.
             println!("case {case:?}, schedule {schedule}");
             let run = AssertUnwindSafe(|| run(&case, &Context::cuda(cuda)));
             let fault = match std::panic::catch_unwind(run) {
@@ -130,8 +130,8 @@ pub(crate) fn same<C: Debug>(cases: impl IntoIterator<Item = C>, run: impl Fn(&C
     assert!(wrong.is_empty(), "not the CPU's bits:\n{}", wrong.join("\n"));
 }
 
-/// The first element in which the results differ, and how many do. Any NaN equals any other: which NaN an operation
-/// gives depends on the processor.
+/// The first element in which the results differ, and the number of such elements. Any NaN equals any other, because
+/// the processor decides which NaN an operation gives.
 fn difference(expected: &Results, got: &Results) -> Option<String> {
     let is_nan = |bits: u32| f32::from_bits(bits).is_nan();
     let differs = |(&a, &b): (&u32, &u32)| a != b && !(is_nan(a) && is_nan(b));
@@ -197,7 +197,7 @@ fn the_difference_of_results_names_the_first_and_counts_all() {
     }
 }
 
-/// Every case is tried, and the failure has all that differ or fail.
+/// Every case is tried, and the failure lists all cases that differ or fail.
 #[test]
 fn all_cases_that_differ_are_listed() {
     if emulated(0).is_none() {

@@ -3,17 +3,17 @@
 use super::{Contents, Result, SlotOptions, SlotWriter};
 use std::path::Path;
 
-/// A slot of shared memory whose bytes are written from outside, one range after the other. This process makes no
+/// A slot of shared memory whose bytes are written from outside, one range after another. This process creates no
 /// tensors in it; readers find the tensors by the slot's layout.
 pub struct SlotFiller(SlotWriter);
 
 impl SlotFiller {
-    /// Makes a slot of zeros, to fill.
+    /// Creates a slot of zeros, to be filled.
     pub fn create(options: SlotOptions<'_>) -> Result<SlotFiller> {
         Ok(SlotFiller(SlotWriter::create(options)?))
     }
 
-    /// The path by which readers open the slot.
+    /// The path that readers open.
     pub fn path(&self) -> &Path {
         self.0.path()
     }
@@ -34,8 +34,8 @@ impl SlotFiller {
             return Err(writer.place.error(message));
         }
         // SAFETY: inside the mapping. Nobody else writes or refers to these bytes: this owns the only handle of the
-        // writer and gives out no memory of it, and readers have no pin while the exclusive lock is held. `bytes` are
-        // a reference, which nobody has to a slot that is not pinned.
+        // writer and gives out no memory of it, and readers have no pin while the exclusive lock is held. `bytes` is a
+        // reference, and nobody has a reference to a slot that is not pinned.
         unsafe {
             let to = writer.map.as_mut_ptr().add(writer.head.data + at);
             std::ptr::copy_nonoverlapping(bytes.as_ptr(), to, bytes.len());

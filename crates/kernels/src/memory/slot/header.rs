@@ -9,7 +9,7 @@ use twox_hash::XxHash3_64;
 pub(super) const BYTES: usize = 128;
 /// The value of [`Contents::number`] while the slot is being written.
 pub(super) const WRITING: u64 = u64::MAX;
-/// The first bytes of a slot; the last of them is the version of the format.
+/// The first bytes of a slot. The last of them is the version of the format.
 const MAGIC: [u8; 8] = *b"LSSLOT\0\x01";
 const HUGE_PAGE: usize = 1 << 21;
 const PAGE: usize = 1 << 12;
@@ -17,11 +17,11 @@ const PAGE: usize = 1 << 12;
 /// What a slot of shared memory contains: which weights, and their checksum.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Contents {
-    /// The number of the generation batch that the weights were published for.
+    /// The number of the generation batch for which the weights were published.
     pub number: u64,
-    /// Number of updates that the weights have had.
+    /// Number of updates applied to the weights.
     pub version: u64,
-    /// The weights' lineage: identifies the model, data, settings and batches that they came from.
+    /// The weights' lineage, which identifies the model, data, settings and batches from which they were trained.
     pub lineage: [u8; 16],
     /// XXH3-64 of all bytes of the weights, if the writer computed it.
     pub checksum: Option<u64>,
@@ -90,7 +90,7 @@ impl Head {
     }
 }
 
-/// Reads the header and the present contents of a slot. The caller has a lock, so that they do not change meanwhile.
+/// Reads the header and the current contents of a slot. The caller holds a lock, so that they do not change meanwhile.
 pub(super) fn read(file: &std::fs::File) -> Result<([u8; BYTES], Contents)> {
     let mut header = [0; BYTES];
     file.read_exact_at(&mut header, 0)?;

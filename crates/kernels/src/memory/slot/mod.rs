@@ -1,21 +1,20 @@
 //! Slots of shared memory: one process writes a version of the weights into a slot, and others read it in place.
 //!
-//! A slot is a memfd (or, where the processes share no pid namespace, a file in `/dev/shm`). It begins with a
-//! [header](Contents) and a description of the layout; the allocations follow one after the other, aligned to 64.
-//! Writer and readers build the same tree of tensors in the same order, so they compute the same addresses, and nothing
-//! is copied or packed again.
+//! A slot is a memfd (or, if the processes share no pid namespace, a file in `/dev/shm`). It begins with a
+//! [header](Contents) and a description of the layout; the allocations follow one after another, aligned to 64. Writer
+//! and readers build the same tree of tensors in the same order, so they compute the same addresses, and nothing is
+//! copied or packed again.
 //!
-//! The kernel's file lock on a slot says who may touch it. The lock is released when the process that has it dies, but
-//! not while that process is merely stopped:
+//! The kernel's file lock on a slot determines who may access it. The lock is released when its process dies, but not
+//! while the process is only stopped:
 //!
-//! - A reader's memory comes from a [`Pin`], which is a shared lock. It cannot be written. Every tensor in it keeps the
-//!   pin.
-//! - A writer's memory can be written while the writer has the exclusive lock, which [`SlotWriter::publish`] releases.
-//!   `publish` takes the slot's tensors by exclusive reference, so nobody is still writing one then.
+//! - A reader's memory comes from a [`Pin`], which is a shared lock. It is read-only. Every tensor in it keeps the pin.
+//! - A writer's memory is writable while the writer holds the exclusive lock, which [`SlotWriter::publish`] releases.
+//! `publish` takes the slot's tensors by exclusive reference, so nobody is still writing one then.
 //!
 //! A process of the same user that ignores these rules (it maps a file of `weights_dir` for writing, or debugs the
-//! writer) can change the numbers that a reader sees. With a memfd only debugging is left: its seals prevent everything
-//! but the writer's own mapping from writing it, and nobody can truncate it.
+//! writer) can change the numbers that a reader sees. With a memfd only debugging can do this: its seals prevent all
+//! writes except those through the writer's own mapping, and nobody can truncate it.
 
 mod fill;
 mod header;
@@ -45,19 +44,19 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 /// The parameters of a new slot of shared memory.
 #[derive(Clone, Copy, Debug)]
 pub struct SlotOptions<'a> {
-    /// Id of the training run that the slot belongs to.
+    /// Id of the training run to which the slot belongs.
     pub run: [u8; 16],
-    /// Description of the tensors in the slot, one line each. Writer and readers must have the same.
+    /// Description of the tensors in the slot, one line each. Writer and readers must have the same description.
     pub layout: &'a str,
     /// Bytes of all allocations in the slot, each rounded up to 64.
     pub bytes: usize,
-    /// The directory for the slot's file; none to make a memfd.
+    /// The directory for the slot's file; `None` creates a memfd.
     pub dir: Option<&'a Path>,
     /// Whether the slot will be [sealed](SlotWriter::seal) once it is filled.
     pub sealed_later: bool,
 }
 
-/// A slot of shared memory, to write. Clones are handles of the same slot.
+/// A writable slot of shared memory. Clones are handles of the same slot.
 #[derive(Clone)]
 pub struct SlotWriter(Arc<Writer>);
 
@@ -91,7 +90,7 @@ impl Arena {
         Arc::new(Arena { hold, next: AtomicUsize::new(0) })
     }
 
-    /// Allocates the next `bytes` bytes of the slot; none if it has no more.
+    /// Allocates the next `bytes` bytes of the slot; `None` if the slot is full.
     pub(super) fn take(&self, bytes: usize) -> Option<HostBytes> {
         let size = bytes.checked_next_multiple_of(64)?;
         let from = self.next.fetch_add(size, Ordering::Relaxed);
@@ -110,7 +109,7 @@ impl Arena {
         Some(HostBytes::of_slot(start, self.hold.clone()))
     }
 
-    /// Whether the allocations are a reader's, which cannot be written.
+    /// Whether the allocations belong to a reader, and so are read-only.
     pub(super) fn is_pinned(&self) -> bool {
         matches!(self.hold, Hold::Pin(_))
     }
@@ -130,8 +129,8 @@ impl Hold {
 }
 
 impl SlotWriter {
-    /// Makes a slot of zeros, locked for writing. Its memory is taken from the system now, so that a lack of memory is
-    /// an error here and not a signal later.
+    /// Creates a slot of zeros, locked for writing. The system allocates its memory now, so that a lack of memory is an
+    /// error here and not a signal later.
     pub fn create(options: SlotOptions<'_>) -> Result<SlotWriter> {
         let head = Head::new(&options);
         let place = Place::create(&options, head.data + options.bytes)?;
@@ -144,7 +143,7 @@ impl SlotWriter {
         Ok(SlotWriter(Arc::new(writer)))
     }
 
-    /// The path by which readers open the slot. A memfd's is `/proc/PID/fd/N`, which exists as long as this process.
+    /// The path that readers open. For a memfd it is `/proc/PID/fd/N`, which exists as long as this process.
     pub fn path(&self) -> &Path {
         &self.0.place.path
     }
@@ -185,13 +184,13 @@ impl SlotWriter {
         if !writer.locked.load(Ordering::SeqCst) {
             return Err(writer.place.error("published without its lock".into()));
         }
-        // The caller's references are exclusive, so nobody writes the slot; from here on nobody can.
+        // The caller's references are exclusive, so nobody is writing the slot, and from here on nobody can.
         writer.locked.store(false, Ordering::SeqCst);
         writer.write_head(&writer.summed(contents, checksum), false);
         writer.place.file.unlock().map_err(|error| writer.place.error(format!("cannot be unlocked: {error}")))
     }
 
-    /// Publishes the slot and ends writing for good; no tensor may live in it any more. After that nobody can write the
+    /// Publishes the slot and ends writing permanently; no tensor may still live in it. After that nobody can write the
     /// memfd, not even this process, which becomes a reader like any other.
     pub fn seal(self, contents: Contents, checksum: bool) -> Result<SlotReader> {
         let path = self.0.place.path.clone();
@@ -214,14 +213,14 @@ impl Hold {
 
 impl Writer {
     fn summed(&self, contents: Contents, checksum: bool) -> Contents {
-        // SAFETY: initialised bytes of the mapping; the callers have seen to it that nobody in this process writes
-        // them, and no other process can while the lock is held.
+        // SAFETY: initialised bytes of the mapping; the callers have ensured that nobody in this process writes them,
+        // and no other process can while the lock is held.
         let data = || unsafe { std::slice::from_raw_parts(self.map.as_ptr().add(self.head.data), self.head.bytes) };
         Contents { checksum: checksum.then(|| twox_hash::XxHash3_64::oneshot(data())), ..contents }
     }
 
-    /// Writes the header, and with `layout` the description of the layout too. It writes through the mapping, because a
-    /// seal of the memfd forbids writing to the file.
+    /// Writes the header, and with `layout` also the description of the layout. It writes through the mapping, because
+    /// a seal of the memfd forbids writing to the file.
     fn write_head(&self, contents: &Contents, layout: bool) {
         let write = |at: usize, bytes: &[u8]| {
             // SAFETY: the header and the layout lie before the data, inside the mapping, and no reference to them is

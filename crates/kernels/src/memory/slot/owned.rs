@@ -1,10 +1,10 @@
-//! The files of slots in a directory, and the locks that say whose they are.
+//! The files of slots in a directory, and the locks that tell which process owns them.
 //!
-//! Beside each slot `NAME.slot` is a file `NAME.lock`, which the slot's writer has locked as long as it lives. (The
-//! slot's own lock says who may touch its bytes, and is free while nobody does.) Whoever can take the lock of another
-//! slot knows that its writer is gone, and deletes both files. The number of the writer in the name is only for people:
-//! a directory may be shared by containers, in each of which a number is another process. Slots of older versions have
-//! no such lock, and are left alone.
+//! Beside each slot `NAME.slot` is a file `NAME.lock`, which the slot's writer keeps locked as long as it lives. (The
+//! slot's own lock determines who may access its bytes, and is free while nobody does.) A process that can take the
+//! lock of another slot knows that its writer is gone, and deletes both files. The writer's PID in the name is only for
+//! people: a directory may be shared by containers, in each of which the PID belongs to another process. Slots of older
+//! versions have no such lock, and are not deleted.
 
 use rustix::fs::OFlags;
 use std::fs::{File, OpenOptions, TryLockError};
@@ -13,13 +13,12 @@ use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
 
-/// Number of slots that this process has made, for unique names.
+/// Number of slots that this process has created, for unique names.
 static MADE: AtomicU32 = AtomicU32::new(0);
-/// How many names are tried. Another process has a name only if it is of the same run and has the same number in
-/// another container.
+/// How many names are tried. A name is taken only if a process of the same run has the same PID in another container.
 const ATTEMPTS: u32 = 1000;
 
-/// A slot's file that this process made. Both files are deleted when it is dropped.
+/// A slot's file created by this process. Both files are deleted when this value is dropped.
 pub(super) struct Owned {
     slot: PathBuf,
     path: PathBuf,
@@ -27,7 +26,7 @@ pub(super) struct Owned {
 }
 
 impl Owned {
-    /// Makes an empty file for a slot of the run, after deleting those in `dir` whose writers are gone.
+    /// Creates an empty file for a slot of the run, after deleting the slots in `dir` whose writers are gone.
     pub fn create(dir: &Path, run: &[u8; 16]) -> Result<(File, Owned)> {
         remove_left_behind(dir);
         let run: String = run.iter().take(4).map(|byte| format!("{byte:02x}")).collect();
@@ -40,7 +39,7 @@ impl Owned {
             };
             match lock.try_lock() {
                 Ok(()) if is_in_place(&lock, &path) => {}
-                // Another process took it for one that was left behind.
+                // Another process mistook the file for a leftover.
                 Ok(()) | Err(TryLockError::WouldBlock) => continue,
                 Err(TryLockError::Error(error)) => {
                     let _ = std::fs::remove_file(&path);
@@ -71,7 +70,8 @@ impl Drop for Owned {
     fn drop(&mut self) {
         let _ = std::fs::remove_file(&self.slot);
         let _ = std::fs::remove_file(&self.path);
-        // Closing is not enough: a child that is being started has copies of open files until its program runs.
+        // Closing the file is not enough: a child process that is being started has copies of open files until its
+        // program runs.
         let _ = self.lock.unlock();
     }
 }
@@ -80,7 +80,7 @@ fn create_new(path: &Path) -> Result<File> {
     OpenOptions::new().read(true).write(true).create_new(true).mode(0o600).open(path)
 }
 
-/// Whether the open file is still the one at `path`.
+/// Whether the open file still exists at `path`.
 pub(super) fn is_in_place(file: &File, path: &Path) -> bool {
     let identity = |data: std::fs::Metadata| (data.dev(), data.ino());
     let (open, there) = (file.metadata().map(identity), std::fs::metadata(path).map(identity));
@@ -125,14 +125,14 @@ mod tests {
         dir
     }
 
-    /// What is made in the directory before another process makes a slot there; whether it stays.
+    /// Files that exist in the directory before another process creates a slot there, and whether they stay.
     #[test]
     #[cfg_attr(miri, ignore = "it locks files")]
     fn only_slots_of_writers_that_are_gone_are_removed() {
-        // No process has a number above the largest.
+        // No process has a PID above the maximum.
         let (gone, own) = (4_194_305, std::process::id());
         let (free, held) = (false, true);
-        // A name without its ending; the files that are there; whether another process has the lock.
+        // Each case has a name without its ending, the existing files, and whether another process holds the lock.
         let both: &[&str] = &["lock", "slot"];
         let rows: Vec<(String, &[&str], bool, bool)> = vec![
             (format!("lockstep-01234567-{gone}-0"), both, free, false),
@@ -145,11 +145,11 @@ mod tests {
             (format!("lockstep-01234567-{gone}-2"), &["lock"], free, false),
             (format!("lockstep-01234567-{gone}-3"), &["lock"], held, true),
             (format!("lockstep-01234567-{gone}-4"), &["slot"], free, true),
-            // Slots of older versions, whose writers may live in another container.
+            // Slots of older versions stay, because their writers may live in another container.
             (format!("lockstep-01234567-{gone}-5"), &[""], free, true),
             (format!("lockstep-01234567-{own}-5"), &[""], free, true),
             ("lockstep-01234567-2-5".to_owned(), &[""], free, true),
-            // Names of something else.
+            // These names do not belong to slots.
             (format!("lockstep-0123456-{gone}-0"), both, free, true),
             (format!("lockstep-012345678-{gone}-0"), both, free, true),
             (format!("other-01234567-{gone}-0"), both, free, true),
@@ -177,7 +177,7 @@ mod tests {
                 }
             }
         }
-        // A link leads out of the directory; nobody writes into a fifo.
+        // A link leads out of the directory, and a fifo has no writer.
         let (elsewhere, link, fifo) =
             (directory("elsewhere"), dir.join("lockstep-01234567-7-7.lock"), dir.join("lockstep-01234567-8-8.lock"));
         fs::write(elsewhere.join("precious"), "x").unwrap();
@@ -192,7 +192,7 @@ mod tests {
         }
         assert!(link.is_symlink() && elsewhere.join("precious").exists() && fifo.exists());
         assert!(rows.len() >= 20);
-        // Its own is not taken for one that was left behind, and goes at the end.
+        // The process's own slot is not mistaken for a leftover, and is deleted at the end.
         let (own, begin) = (owned.slot().to_owned(), format!("lockstep-07070707-{own}-"));
         assert!(own.file_name().unwrap().to_str().unwrap().starts_with(&begin), "{own:?}");
         remove_left_behind(&dir);

@@ -1,4 +1,4 @@
-//! Readers of a slot of shared memory, and the pins by which they keep it from being overwritten.
+//! Readers of a slot of shared memory, and the pins that prevent the slot from being overwritten.
 
 use super::header::{self, Contents, Head, WRITING};
 use super::owned::is_in_place;
@@ -12,7 +12,7 @@ use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::sync::Arc;
 
-/// A slot of shared memory that another process writes, mapped to read. Clones share the mapping.
+/// A read-only mapping of a slot of shared memory that another process writes. Clones share the mapping.
 #[derive(Clone)]
 pub struct SlotReader(Arc<Reader>);
 
@@ -30,14 +30,15 @@ pub struct Pin(Arc<Pinned>);
 pub(in crate::memory) struct Pinned {
     reader: Arc<Reader>,
     contents: Contents,
-    /// A file with the shared lock. Every pin opens the file anew, so that dropping one does not release the lock of
-    /// another.
+    /// A file with the shared lock. Every pin opens the file separately, so that dropping one pin does not release the
+    /// lock of another.
     lock: File,
 }
 
 impl Drop for Pinned {
     fn drop(&mut self) {
-        // Closing is not enough: a child that is being started has copies of open files until its program runs.
+        // Closing the file is not enough: a child process that is being started has copies of open files until its
+        // program runs.
         let _ = self.lock.unlock();
     }
 }
@@ -68,12 +69,12 @@ impl SlotReader {
         Ok(SlotReader(Arc::new(Reader { place, map, head })))
     }
 
-    /// The path by which other processes open the slot.
+    /// The path that other processes open.
     pub fn path(&self) -> &Path {
         &self.0.place.path
     }
 
-    /// Id of the training run that the slot belongs to.
+    /// Id of the training run to which the slot belongs.
     pub fn run(&self) -> [u8; 16] {
         self.0.head.run
     }
@@ -111,13 +112,13 @@ impl SlotReader {
         )))
     }
 
-    /// Pins the slot's present contents; none while the slot is being written.
+    /// Pins the slot's current contents; `None` while the slot is being written.
     pub fn pin(&self) -> Result<Option<Pin>> {
         let place = &self.0.place;
         let fail = |what: &str, error: &std::io::Error| place.error(format!("{what}: {error}"));
         let own = format!("/proc/self/fd/{}", place.file.as_raw_fd());
         let lock = match File::open(own) {
-            // There may be no /proc.
+            // The machine may not have /proc.
             Err(_) if is_in_place(&place.file, &place.path) => File::open(&place.path),
             opened => opened,
         };
@@ -127,7 +128,7 @@ impl SlotReader {
             Err(TryLockError::WouldBlock) => return Ok(None),
             Err(TryLockError::Error(error)) => return Err(fail("cannot be locked", &error)),
         }
-        // What the slot holds is looked at after it was locked: before, the writer may have taken it.
+        // The contents are read after the lock is taken; before that, the writer may have changed them.
         let (_, contents) = header::read(&lock).map_err(|e| fail("cannot be read", &e))?;
         if contents.number == WRITING {
             return Ok(None); // its writer has died in the middle
@@ -142,8 +143,8 @@ impl Pin {
         self.0.contents
     }
 
-    /// A [`Memory`] whose allocations are the slot's bytes, in the order in which the writer allocated them. They
-    /// cannot be written, and every allocation keeps the pin.
+    /// A [`Memory`] whose allocations are the slot's bytes, in the order in which the writer allocated them. They are
+    /// read-only, and every allocation keeps the pin.
     pub fn memory(&self, memory: &Memory) -> Result<Memory> {
         memory.in_slot(Arena::new(Hold::Pin(self.0.clone())))
     }
@@ -162,8 +163,9 @@ impl Pin {
     /// checksum.
     pub fn audit(&self) -> Result<()> {
         let Reader { place, map, head } = &*self.0.reader;
-        // SAFETY: initialised bytes inside the mapping. The pin keeps the writer from them; a process of this user that
-        // ignores it could change them meanwhile, which the hash, of plain bytes, would only see as another sum.
+        // SAFETY: initialised bytes inside the mapping. The pin prevents the writer from changing them. A process of
+        // this user that ignores it could change them meanwhile; then the hash, which reads plain bytes, would only
+        // have another value.
         let data = unsafe { std::slice::from_raw_parts(map.as_ptr().add(head.data), head.bytes) };
         let found = twox_hash::XxHash3_64::oneshot(data);
         match self.0.contents.checksum {

@@ -13,15 +13,15 @@ use std::path::{Path, PathBuf};
 
 pub(super) struct Place {
     pub file: File,
-    /// The path by which other processes open the slot.
+    /// The path that other processes open.
     pub path: PathBuf,
     is_memfd: bool,
-    /// Of a file that this process made: what keeps others from deleting it, and deletes it at the end.
+    /// For a file created by this process: prevents others from deleting the file, and deletes it at the end.
     owned: Option<Owned>,
 }
 
 impl Place {
-    /// Makes an empty memfd or file of `length` bytes.
+    /// Creates an empty memfd or file of `length` bytes.
     pub fn create(options: &SlotOptions<'_>, length: usize) -> Result<Place> {
         let path = options.dir.map_or_else(|| PathBuf::from("memfd"), Path::to_owned);
         let fail = |message: String| Error::Slot { path: path.clone(), message };
@@ -61,21 +61,21 @@ impl Place {
         Ok(place)
     }
 
-    /// Opens a memfd or file that another process made.
+    /// Opens a memfd or file created by another process.
     pub fn open(path: &Path) -> Result<Place> {
         let fail = |e: std::io::Error| Error::Slot { path: path.to_owned(), message: format!("cannot be opened: {e}") };
-        // In another pid namespace the path of a memfd is another process's open file, a pipe perhaps: `disk` refuses
-        // that, and does not wait for it.
+        // In another pid namespace the path of a memfd may be an open file of a different process, perhaps a pipe.
+        // `disk` refuses such a file and does not wait for it.
         let file = disk::open(path).map_err(fail)?;
         Ok(Place { file, path: path.to_owned(), is_memfd: false, owned: None })
     }
 
-    /// Maps the memory for writing and takes it from the system at once, in huge pages if it has them.
+    /// Maps the memory for writing. The system allocates it at once, in huge pages if possible.
     pub fn map_to_write(&self, head: &Head) -> Result<MmapRaw> {
         let map = MmapOptions::new().map_raw(&self.file).map_err(|e| self.no_room(head.data + head.bytes, &e))?;
-        // Huge pages are an optimisation: a kernel without them is fine.
+        // Huge pages are an optimisation, so the advice may fail.
         let _ = map.advise_range(Advice::HugePage, head.data, head.bytes);
-        // Before pages are taken by `fallocate`, which takes small ones.
+        // This comes before `fallocate`, which allocates small pages.
         let populate = || match head.bytes {
             0 => Ok(()),
             bytes => map.advise_range(Advice::PopulateWrite, head.data, bytes),
@@ -83,8 +83,8 @@ impl Place {
         let has_errno = |error: &std::io::Error, errno: Errno| error.raw_os_error() == Some(errno.raw_os_error());
         let populated = populate();
         match &populated {
-            // Kernels before 5.14 do not know it. Pages that cannot be had are a bad address to it, and `fallocate`
-            // reports what is missing.
+            // Kernels before 5.14 do not support it. If pages are unavailable, it reports a bad address, and
+            // `fallocate` then reports the actual lack.
             Err(error) if !has_errno(error, Errno::INVAL) && !has_errno(error, Errno::FAULT) => {
                 return Err(self.no_room(head.data + head.bytes, error));
             }
@@ -111,7 +111,7 @@ impl Place {
         self.seal(seals)
     }
 
-    /// Seals the memfd so that nobody can write it. There must be no writable mapping any more.
+    /// Seals the memfd so that nobody can write it. No writable mapping may exist any more.
     pub fn seal_content(&self) -> Result<()> {
         if !self.is_memfd {
             let read_only = self.file.set_permissions(Permissions::from_mode(0o400));
@@ -141,12 +141,12 @@ impl Place {
     }
 }
 
-/// Bytes of memory that the system has available; none if it does not report them.
+/// Bytes of memory available in the system; `None` if it does not report them.
 fn available_memory() -> Option<u64> {
     available(&std::fs::read_to_string("/proc/meminfo").ok()?)
 }
 
-/// The available bytes in the text of `/proc/meminfo`.
+/// The available bytes according to the text of `/proc/meminfo`.
 pub(super) fn available(meminfo: &str) -> Option<u64> {
     let line = meminfo.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
     Some(line.trim().trim_end_matches("kB").trim().parse::<u64>().ok()? * 1024)

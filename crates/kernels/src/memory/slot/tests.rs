@@ -1,4 +1,4 @@
-//! The header, the room and the seals of a slot; `tests/slots.rs` tests slots between processes.
+//! The header, the capacity and the seals of a slot; `tests/slots.rs` tests slots between processes.
 
 use super::*;
 use crate::{DType, Device, Tensor};
@@ -42,7 +42,7 @@ fn a_header_lies_where_readers_look_for_it() {
     assert_eq!((&without[88..96], without[96]), (&[0; 8][..], 0));
 }
 
-/// A file with a header, `layout` and so many bytes in all.
+/// A file with a header, `layout` and `length` bytes in total.
 fn file(name: &str, header: &[u8], layout: &str, length: u64) -> std::fs::File {
     let path = std::env::temp_dir().join(format!("lockstep-header-{}-{name}", std::process::id()));
     let mut options = std::fs::OpenOptions::new();
@@ -65,7 +65,7 @@ fn a_header_is_read_back_or_refused_with_a_reason() {
         assert_eq!(read.layout_hash(), head.layout_hash());
     }
     let good = head.encode(&contents(None));
-    // Changes words of the header, and makes its checksum fit again.
+    // Changes words of the header and updates its checksum.
     let changed = |words: &[(usize, u64)]| {
         let mut header = good;
         for (at, word) in words {
@@ -188,7 +188,7 @@ fn a_reader_knows_the_slot_and_what_differs_from_its_own_layout() {
     slot.publish(contents(Some(0))).unwrap();
     let pin = reader.pin().unwrap().unwrap();
     pin.audit().unwrap();
-    // Memory of a pin counts for a part of its own and is read alone.
+    // A pin's memory counts for a separate part and is read-only.
     let ledger = Memory::new(Device::Cpu);
     let tensor = Tensor::zeros(&pin.memory(&ledger.part("weights")).unwrap(), &[16], DType::F32);
     assert_eq!(
@@ -250,7 +250,7 @@ fn a_changed_slot_is_refused_by_name_or_read_as_it_was() {
         let _ = std::fs::remove_file(&path);
         let at = i.wrapping_mul(0x9e37_79b9) % whole.len();
         let mut bytes = whole.clone();
-        // A flipped bit lies in the header and the layout, or in the data.
+        // A flipped bit is either in the header and the layout, or in the data.
         let flipped = if i % 16 < 8 { at % (128 + layout.len()) } else { at };
         match i % 8 {
             0 => bytes.truncate(at),

@@ -238,8 +238,8 @@ impl StepBf16<'_> {
     }
 }
 
-/// Rounds `x` to bf16 stochastically. Adding 16 random bits to the 16 bits that are cut off carries, which rounds up,
-/// with the right probability.
+/// Rounds `x` to bf16 stochastically. Adding 16 random bits to the 16 bits that are cut off produces a carry, which
+/// rounds up, with the right probability.
 #[inline(always)]
 pub(super) fn rounded(x: f32, random: u32) -> bf16 {
     let bits = x.to_bits();

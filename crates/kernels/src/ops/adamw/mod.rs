@@ -15,9 +15,9 @@
 //!
 //! The moments m and v are f32, or bf16 with stochastic rounding. In bf16 they are widened, the step is computed in
 //! f32, and the parameter is updated with the new moments before these are rounded. Then each moment is rounded up to
-//! the next bf16 with a probability equal to its distance from the bf16 below. So a change of less than half a bf16
-//! step is kept on average; the change of v by 1 − β2 is such a change. The 16 random bits of each moment are Philox of
-//! (key, step, element), and depend on neither threads nor instruction set.
+//! the next bf16 with a probability proportional to its distance from the bf16 below. So a change of less than half a
+//! bf16 step is kept on average; the change of v by 1 − β2 is such a change. The 16 random bits for each moment are
+//! Philox of (key, step, element), and depend neither on threads nor on the instruction set.
 //!
 //! ```text
 //! word = philox(key, counter = [block, step])[element mod 4], block = first_block + element / 4
@@ -74,18 +74,18 @@ impl Rounding {
 pub struct Step<'a> {
     /// The parameter: *updated*, or *overwritten* if `from` is set. Nothing is written if the gradients are not finite.
     pub param: ViewMut<'a>,
-    /// The parameter before the step, if it must stay unchanged: the step then goes from one slot of the weights to
-    /// another. The result has the same bits as a step in place.
+    /// The parameter before the step, if it must stay unchanged. The step then goes from one slot of the weights to
+    /// another, with the same bits as a step in place.
     pub from: Option<View<'a>>,
     /// The copy that matmuls read, if `param` is an f32 master weight: *overwrites* with `param` rounded to bf16. A
     /// matrix is stored in bf16 and its panels become pairs ([`crate::Layout`]); a vector is stored in f32, because
-    /// operations read it so.
+    /// operations read vectors as f32.
     pub rounded: Option<ViewMut<'a>>,
     /// Gradient of the parameter.
     pub grad: View<'a>,
     /// First moment m, f32 or bf16: *updated*.
     pub m: ViewMut<'a>,
-    /// Second moment v, of the dtype of `m`: *updated*.
+    /// Second moment v, with the same dtype as `m`: *updated*.
     pub v: ViewMut<'a>,
     /// Learning rate and other hyperparameters.
     pub hyper: Hyper,

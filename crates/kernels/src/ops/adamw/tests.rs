@@ -159,7 +159,7 @@ fn bf16_steps(ctx: &Context, state: &State, grads: &[Vec<f32>], rounding: Roundi
     State { param: param.to_vec_f32(), m: m.to_vec_f32(), v: v.to_vec_f32() }
 }
 
-/// Values that bf16 has.
+/// Values that bf16 can represent.
 fn narrow(values: Vec<f32>) -> Vec<f32> {
     values.into_iter().map(|x| half::bf16::from_f32(x).to_f32()).collect()
 }
@@ -212,7 +212,7 @@ fn rounding_is_right_on_average_and_keeps_what_bf16_has() {
     assert!(cpu::rounded(f32::NAN, 0xffff).is_nan());
 }
 
-/// With β2 = 0.999 a step changes v by less than half a bf16 step: rounding to nearest would stand still.
+/// With β2 = 0.999 a step changes v by less than half a bf16 step, so rounding to nearest would never change it.
 #[test]
 fn small_changes_are_kept_on_average() {
     let ctx = Context::cpu(Isa::best(), 1);
@@ -234,7 +234,8 @@ fn small_changes_are_kept_on_average() {
     assert!((mean / expected - 1.0).abs() < 2e-3, "{mean} for {expected}");
 }
 
-/// From slot to slot: the bits of a step in place, f32 and bf16 moments, and what is read stays.
+/// A step from slot to slot gives the bits of a step in place, for f32 and bf16 moments, and does not change its
+/// source.
 #[test]
 fn slot_to_slot_has_the_bits_of_a_step_in_place() {
     let memory = Memory::new(Device::Cpu);
@@ -277,7 +278,7 @@ fn slot_to_slot_has_the_bits_of_a_step_in_place() {
                 assert!(run(isa, threads, true, [2.0, 1.0]) == in_place, "{isa:?} {threads} {moments:?} {len}");
             }
         }
-        // Of gradients that are not finite nothing is written.
+        // If gradients are not finite, nothing is written.
         assert!(run(Isa::best(), 1, true, [f32::NAN, 0.0]).0 == tensor(9).to_vec_f32());
     }
 }
@@ -316,7 +317,7 @@ fn rounding_takes_all_bits_of_the_step() {
     assert_eq!([0, 1, 4, 5, 8].map(Rounding::blocks), [0, 1, 1, 2, 2]);
 }
 
-/// As `clip_grad_norm_`, which adds 1e-6 to the norm: here half of the divisor.
+/// Like `clip_grad_norm_`, the step adds 1e-6 to the norm, which here is half of the divisor.
 #[test]
 fn a_norm_near_zero_is_clipped_as_in_torch() {
     let after = |norm: f32, max_norm: f32| {
@@ -326,7 +327,7 @@ fn a_norm_near_zero_is_clipped_as_in_torch() {
     };
     let whole = after(1.0, 0.0);
     assert!((after(1e-6, 1e-6) / whole - 0.5).abs() < 1e-6);
-    // Not above 1.
+    // The factor is never above 1.
     assert_eq!(after(1e-6, 2e-6), whole);
     assert_eq!(after(0.0, 1.0), whole);
 }

@@ -1,4 +1,4 @@
-//! The operations with matrices.
+//! Operations with matrices.
 
 use super::*;
 use crate::Matrix;
@@ -116,7 +116,7 @@ fn of_the_lm_head() {
     let message = "lm_head::backward: d_entropies is given without entropies";
     assert_eq!(with(5, &|all| all[5] = zeros(&ctx, &[0], F32)), message);
 
-    // A weight is read once for each block of 512 rows. Hidden rows in bf16 have two bytes.
+    // A weight is read once for each block of 512 rows. An element of hidden rows in bf16 has two bytes.
     let weight = Matrix::zeros(ctx.memory(), 3, 2);
     for (rows, dtype, bytes) in [(512, F32, 5 * panel(2) + 8 * 512), (513, Bf16, 10 * panel(2) + 4 * 513)] {
         let before = counted();
@@ -185,7 +185,7 @@ fn of_rows_of_adapters() -> [Arg; 2] {
     [ids("dropout.samples", &[2], &[1, 1]), ids("dropout.positions", &[2], &[0, 1])]
 }
 
-/// What the scale of 2 rows of 5 costs.
+/// The cost of scaling 2 rows of 5 elements.
 const SCALED: [usize; 2] = [10, 8 * 10];
 /// A block begins inside a panel of A where the one before ends, and a matmul at the panel's start.
 const WIDTHS: [usize; 2] = [2, 5];
@@ -195,7 +195,7 @@ fn of_adapters() {
     const INPUTS: &str = "a has shape [5, 7], expected [5, 8]";
     for p in [None, Some(0.25)] {
         let [samples, positions] = of_rows_of_adapters();
-        // More columns of y than the blocks reach are left alone.
+        // Columns of y beyond the blocks are not changed.
         let args = [
             floats("x", &[2, 7]).leads().blames(&["y", INPUTS]),
             f32("y", &[2, 5]).leads().blames(&["", "-"]),
@@ -285,7 +285,7 @@ fn of_the_gradients_of_adapters() {
         let message = format!("lora::backward: dropout p = {shown} is not in [0, 1)");
         assert_eq!(refused(with(Some(p), &|_| ())), message);
     }
-    // No blocks, or no rows: nothing is added, with dropout or without.
+    // Without blocks or rows nothing is added, with or without dropout.
     let before = counted();
     for p in [None, Some(0.5)] {
         let none = |l: &mut Lora| {

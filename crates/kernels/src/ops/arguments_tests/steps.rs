@@ -1,4 +1,4 @@
-//! The operations that go through rows or whole tensors.
+//! Operations that process rows or whole tensors.
 
 use super::*;
 use crate::Matrix;
@@ -29,7 +29,7 @@ fn of_rows() {
     let args = rows::ScatterAdd { d_out: d_out.view(), rows: rows.view(), d_x: d_x.view_mut() };
     let message = refused(rows::scatter_add(&ctx, args));
     assert_eq!(message, "rows::scatter_add: rows[1] is 4, which is not below 4", "the first of two");
-    // Rows of bf16 are half as many bytes, and stay bf16.
+    // Rows of bf16 take half as many bytes, and stay bf16.
     let (x, mut out) = (zeros(&ctx, &[10, 3], Bf16), zeros(&ctx, &[3, 3], Bf16));
     let before = counted();
     rows::gather(&ctx, rows::Gather { x: x.view(), rows: rows.view(), out: out.view_mut() }).unwrap();
@@ -148,7 +148,7 @@ fn of_gated_units() {
     let mut all = [&[2, 4][..], &[64], &[2, 64], &[2, 32]].map(|shape| zeros(&ctx, shape, F32));
     let message = "glu::fused: a weight of 128 rows for 32 columns, which come in panels of 32";
     assert_eq!(refused(fused(&ctx, 128, all.each_mut())), message);
-    // In bf16 gate and up may be f32 or bf16, and nothing else; so may their gradients.
+    // In bf16, gate and up and their gradients may be f32 or bf16, but nothing else.
     let (words, mut y) = (zeros(&ctx, &[2, 6], U32), zeros(&ctx, &[2, 3], Bf16));
     let args = glu::Forward { activation, gate_up: words.view(), kept: None, y: y.view_mut() };
     assert_eq!(refused(glu::forward(&ctx, args)), "glu::forward: gate_up is U32, expected F32");
@@ -231,7 +231,7 @@ fn of_residuals() {
 /// Two query heads and a key head of 3, and a value head.
 #[test]
 fn of_the_norms_of_heads() {
-    // A weight of another length than a head's is one of all heads together.
+    // A weight whose length is not that of a head must cover all heads together.
     const WHOLE: &str = "q_weight has shape [4], expected [6]";
     let (heads, kv_heads, head_dim, offset) = (2, 1, 3, 0.0);
     let args = || {
@@ -303,7 +303,7 @@ fn of_whole_tensors() {
 
     let blend =
         |mut y: Tensor, x: Tensor, alpha: f64| lerp::lerp(&ctx, lerp::Lerp { y: y.view_mut(), x: x.view(), alpha });
-    // Shapes do not matter, lengths do.
+    // Shapes do not matter, but lengths do.
     assert_eq!(counts(&mut || blend(of(&[2, 3], F32), of(&[6], F32), 0.5).unwrap()), [3 * 6, 12 * 6]);
     let refusals = [
         (blend(of(&[6], F32), of(&[7], F32), 0.5), "lerp: x has shape [7], expected [6]"),
@@ -362,13 +362,13 @@ fn of_the_optimizer() {
         }
         let (longer, blamed) = match name {
             "norm" => ([3], "norm has shape [3], expected [2]".to_owned()),
-            // What is compared with is the parameter's length.
+            // The parameter's length is compared with that of the gradient.
             "param" => ([7], "grad has shape [6], expected [7]".to_owned()),
             _ => ([7], format!("{name} has shape [7], expected [6]")),
         };
         assert_eq!(with(&longer, F32), format!("adamw::step: {blamed}"));
     }
-    // Moments of bf16 are half as many bytes; both are of one dtype.
+    // Moments of bf16 take half as many bytes; both must have the same dtype.
     let mut narrow = right();
     (narrow[4], narrow[5]) = (zeros(&ctx, &[6], Bf16), zeros(&ctx, &[6], Bf16));
     let before = counted();

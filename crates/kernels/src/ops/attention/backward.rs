@@ -3,7 +3,7 @@
 //! A task is one part of a group of rows (`visits.rs`: a part shares no work with parts that run at the same time)
 //! under one kv head. The task visits the part's KV-cache pages in the order of their positions. For each page it takes
 //! the rows that attend to it, ascending, in tiles of a few rows. So the gradient of a query is a sum over its keys in
-//! ascending order, and the gradient of a key a sum over its rows in ascending order, however the tiles are cut.
+//! ascending order, and the gradient of a key is a sum over its rows in ascending order, regardless of the tiles.
 //! Afterwards the gradients of the pages are added to the rows that wrote them (`writes.rs`).
 
 use super::backward_amx::BackwardTasks as OnTiles;
@@ -68,11 +68,11 @@ impl<E: Element + Right> Tasks for BackwardTasks<'_, E> {
         let mut page = PageScratch { keys, values, q, d_out, d_q, p, d_s, delta };
         for visit in visits {
             let at = (visit.page * g.kv_heads + head) * BLOCK * hd;
-            // SAFETY: the part's pages under this kv head are this task's alone.
+            // SAFETY: only this task accesses the part's pages under this kv head.
             let (d_keys, d_values) =
                 unsafe { (self.of.d_keys.slice(at..at + BLOCK * hd), self.of.d_values.slice(at..at + BLOCK * hd)) };
             clear(visit, hd, d_keys, d_values);
-            // Both are transposed, but only slots in use: short sequences fill little of a page.
+            // Both are transposed, but only the used slots, because short sequences fill little of a page.
             let (keys, values) = (&self.of.keys[at..at + BLOCK * hd], &self.of.values[at..at + BLOCK * hd]);
             for (slot, to) in page.keys.chunks_exact_mut(hd).take(visit.end).enumerate() {
                 to.iter_mut().enumerate().for_each(|(i, to)| *to = keys[i * BLOCK + slot].widen());
@@ -120,7 +120,7 @@ impl<E: Element + Right> BackwardTasks<'_, E> {
             {
                 E::rounded(load::<V>(from, 0)).store_partial(to, from.len());
             }
-            // SAFETY: this row's queries under this kv head are this task's alone.
+            // SAFETY: only this task accesses this row's queries under this kv head.
             w.d_q[here].copy_from_slice(unsafe { self.of.d_qkv.slice(part(row)..part(row) + per * hd) });
         }
 
@@ -192,7 +192,7 @@ impl<E: Element + Right> BackwardTasks<'_, E> {
             .compute::<E>(self.isa);
         });
         for (i, row) in tile.enumerate() {
-            // SAFETY: this row's queries under this kv head are this task's alone.
+            // SAFETY: only this task accesses this row's queries under this kv head.
             unsafe { self.of.d_qkv.slice(part(row)..part(row) + per * hd) }
                 .copy_from_slice(&w.d_q[i * per * hd..(i + 1) * per * hd]);
         }
@@ -208,7 +208,7 @@ pub(super) fn backward(cpu: &Cpu, args: Backward<'_>) {
     }
     let offsets = args.groups.u32(cpu);
     let (unit, isa) = (on_tiles(cpu, args.qkv.dtype()), cpu.isa());
-    // Parts that are computed first (shared pages), and parts that need them done.
+    // Parts that are computed first (shared pages), and parts that depend on them.
     let (mut first, mut then) = (Vec::new(), Vec::new());
     for offsets in offsets.windows(2) {
         let group = Group::new(&g, &places, offsets[0] as usize..offsets[1] as usize, &mut pages);

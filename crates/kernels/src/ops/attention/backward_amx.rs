@@ -93,7 +93,8 @@ struct Batch<'s> {
     d_s: &'s mut [bf16],
     /// Gradients of the scores, transposed: `[2][PAIRS][32]`.
     d_s_rows: &'s mut [bf16],
-    /// For each query: log-sum-exp, Σ d_out · out, and the first and the end of the slots that it attends to, as f32.
+    /// For each query: log-sum-exp, Σ d_out · out, and the first slot and the end of the slots to which it attends, as
+    /// f32.
     lse: &'s mut [f32],
     delta: &'s mut [f32],
     start: &'s mut [f32],
@@ -150,7 +151,7 @@ impl Tasks for BackwardTasks<'_> {
         }
         for row in rows.clone() {
             let at = row * g.width() + head * per * hd;
-            // SAFETY: this row's queries under this kv head are this task's alone.
+            // SAFETY: only this task accesses this row's queries under this kv head.
             unsafe { self.of.d_qkv.slice(at..at + per * hd) }.fill(0.0);
         }
 
@@ -185,7 +186,7 @@ impl Tasks for BackwardTasks<'_> {
                 }
                 if loaded {
                     for (i, pair) in of_batch.enumerate() {
-                        // SAFETY: this row's queries under this kv head are this task's alone.
+                        // SAFETY: only this task accesses this row's queries under this kv head.
                         unsafe { self.of.d_qkv.slice(self.query(rows.start, head, pair)) }
                             .copy_from_slice(&batch.d_q[i * padded..i * padded + hd]);
                     }
@@ -221,7 +222,7 @@ impl BackwardTasks<'_> {
     unsafe fn gradients_of(&self, visit: &Visit, head: usize) -> [&mut [f32]; 2] {
         let (g, hd) = (&self.of.geometry, self.of.geometry.head_dim);
         let at = (visit.page * g.kv_heads + head) * BLOCK * hd;
-        // SAFETY: the group's pages under this kv head are its task's alone; the rest is the caller's promise.
+        // SAFETY: only the group's task accesses its pages under this kv head; the rest is the caller's promise.
         unsafe { [self.of.d_keys.slice(at..at + BLOCK * hd), self.of.d_values.slice(at..at + BLOCK * hd)] }
     }
 
@@ -309,7 +310,7 @@ impl BackwardTasks<'_> {
         for (i, pair) in pairs.clone().enumerate() {
             batch.lse[i] = self.of.lse[(group_start + pair / per) * g.heads + head * per + pair % per];
             batch.delta[i] = deltas[pair];
-            // SAFETY: this row's queries under this kv head are this task's alone.
+            // SAFETY: only this task accesses this row's queries under this kv head.
             let from = unsafe { self.of.d_qkv.slice(self.query(group_start, head, pair)) };
             batch.d_q[i * padded..i * padded + hd].copy_from_slice(from);
         }

@@ -1,5 +1,5 @@
-//! The forward pass of attention on the CPU, and copying a KV-cache page. (`backward.rs` has the backward pass,
-//! `writes.rs` writes the pages.)
+//! The forward pass of attention on the CPU, and copying a KV-cache page. (`backward.rs` contains the backward pass,
+//! and `writes.rs` writes the pages.)
 //!
 //! A task is a tile of consecutive rows under one kv head. It goes through the blocks of 64 keys in ascending order.
 //! The rows of the tile that attend to the same KV-cache page are computed as one matmul. Each query has an
@@ -7,8 +7,8 @@
 //! vector lane (lane = slot mod 16); O is the unnormalised weighted sum of values. Rescaling has one rule: if a block's
 //! largest score is greater than m, l and O are multiplied by α = exp(m − new m). Otherwise they are left alone.
 //!
-//! So the bits of a row depend only on its query and on the keys and values of its own positions, and not on the tile,
-//! the other rows of the batch, the indices of the pages or the number of threads.
+//! So the bits of a row depend only on its query and on the keys and values of its own positions. They do not depend on
+//! the tile, the other rows of the batch, the indices of the pages or the number of threads.
 
 use super::matmul::{Matmul, Right};
 use super::places::{Outputs, Places, mask_blocks, on_tiles, rescaled, span, words_of};
@@ -89,7 +89,7 @@ impl<E: Element + Right> Tasks for ForwardTasks<'_, E> {
             for h in 0..group {
                 let pair = i * group + h;
                 let (o, l) = (&t.o[pair * hd..(pair + 1) * hd], &t.l[pair * LANES..(pair + 1) * LANES]);
-                // SAFETY: this row and head are this task's alone.
+                // SAFETY: only this task accesses this row and head.
                 unsafe { self.outputs.write::<V>(row * g.heads + head * group + h, o, t.m[pair], l) };
             }
         }
@@ -117,7 +117,7 @@ impl<E: Element + Right> ForwardTasks<'_, E> {
         let page = at..at + BLOCK * hd;
         let pairs = (run.start - start) * group..(run.end - start) * group;
 
-        // Whole vectors are computed: lanes past the last key are garbage, and masked later.
+        // Whole vectors are computed. Lanes past the last key contain garbage and are masked later.
         let (a, columns) = (&t.q[pairs.start * hd..pairs.end * hd], any_sees.end.next_multiple_of(LANES));
         let (out, rows) = (&mut t.s[pairs.start * BLOCK..pairs.end * BLOCK], pairs.len());
         let (a_row, a_k, b_row, out_row, k, accumulate) = (hd, 1, BLOCK, BLOCK, 0..hd, false);
@@ -207,7 +207,8 @@ pub(super) fn forward(cpu: &Cpu, args: Forward<'_>) {
     }
     let (g, places) = (args.geometry, Places::new(cpu, args.rows));
     let rows = places.positions.len();
-    // Fewer rows in a tile where threads would otherwise be idle. The tile size decides speed only, and no bit.
+    // Tiles have fewer rows if threads would otherwise be idle. The tile size affects only speed; it does not change a
+    // bit.
     let for_threads = (rows * g.kv_heads).div_ceil(4 * cpu.threads()).max(1);
     let rows_of_tile = (TILE / g.group()).max(1).min(for_threads);
     let (count, lse) = (rows.div_ceil(rows_of_tile) * g.kv_heads, args.lse.map(|lse| Disjoint::new(lse.f32(cpu))));

@@ -1,6 +1,6 @@
 //! Attention on CUDA: launches the kernels of `attention.cu` that write KV-cache pages and compute the forward and
-//! backward pass. The forward pass has a block of threads for each row and query head, and so has the gradient of
-//! queries. The gradient of keys and values has a block of threads for each page and kv head.
+//! backward pass. The forward pass and the gradient of queries have a block of threads for each row and query head. The
+//! gradient of keys and values has a block of threads for each page and kv head.
 
 use super::{BLOCK, Backward, Forward, Geometry, PagesMut, Rows, WriteKv};
 use crate::Result;
@@ -65,7 +65,7 @@ pub(super) fn forward(cuda: &Cuda, mut args: Forward<'_>) -> Result<()> {
 /// The rows that attend to each KV-cache page, computed on the host from its copies of the index tensors.
 #[derive(Default)]
 struct Looks {
-    /// The pages that at least one row attends to, ascending.
+    /// The pages to which at least one row attends, in ascending order.
     pages: Vec<u32>,
     /// For each page: index of its first entry in `looks`; at the end, the number of entries.
     first: Vec<u32>,
@@ -159,7 +159,7 @@ mod tests {
             ([3, 3, 16], Some(64), 0, &[130]),
             ([1, 1, 200], None, 0, &[2]),
             ([2, 1, 6], None, 1, &[67, 70, 65]),
-            // A window that no 32 bits hold is none.
+            // A window that does not fit in 32 bits means no window.
             ([1, 1, 2], Some(1 << 32), 0, &[70]),
             ([1, 1, 2], Some(70), 0, &[140]),
         ];
@@ -168,7 +168,7 @@ mod tests {
             let width = (heads + 2 * kv_heads) * head_dim;
             let longest = lengths.iter().map(|len| len.div_ceil(BLOCK)).max().unwrap_or(0).max(1);
             let pages = lengths.len() * longest + 1;
-            // A permutation of the pages but the last one.
+            // A permutation of all pages except the last one.
             let page = |s: usize, b: usize| ((s * longest + b) * 5 + 2) % (pages - 1);
             let scattered = !(pages - 1).is_multiple_of(5);
             let page = |s: usize, b: usize| {
@@ -206,7 +206,7 @@ mod tests {
             forward(ctx, Forward { qkv, geometry, rows, pages, out: out_mut, lse: lse_mut })?;
             let (d_out, mut d_qkv) = (random(ctx, 6, &[t, heads * head_dim]), random(ctx, 7, &[t, width]));
             let (mut d_keys, mut d_values) = (random(ctx, 8, keys.shape()), random(ctx, 9, values.shape()));
-            // A row that is written twice, and one to a page that no row sees.
+            // One row is written twice, and another to a page that no row attends to.
             let last = (keys.shape()[0] - 1) * BLOCK;
             let mut write_rows: Vec<u32> = (0..t as u32).collect();
             let mut write_slots = slots.indices().to_vec();

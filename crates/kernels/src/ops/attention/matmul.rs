@@ -1,6 +1,6 @@
 //! The small matmul of which attention on the CPU consists, computed in register tiles: out (+)= a · b. Each output
-//! element is one chain of fused multiply-adds in ascending order of terms. Operands in bf16 are widened to f32 as they
-//! are loaded, or multiplied two terms at a time; both give the same bits.
+//! element is one chain of fused multiply-adds in ascending order of terms. Operands in bf16 are widened to f32 when
+//! they are loaded, or multiplied two terms at a time; both give the same bits.
 
 use crate::Isa;
 use crate::simd::{Element, Kernel, LANES, Simd};
@@ -107,7 +107,7 @@ pub(super) struct Matmul<'a, B> {
 }
 
 impl<B: Right> Matmul<'_, B> {
-    /// Computes the matmul. `F` is the dtype of the tensors in memory, even if the operands were widened since: it
+    /// Computes the matmul. `F` is the dtype of the tensors in memory, even if the operands have been widened since. It
     /// decides whether the sums flush denormal numbers to 0.
     #[inline(always)]
     pub fn compute<F: Element>(&mut self, isa: Isa) {
@@ -161,7 +161,7 @@ impl<B: Right> Kernel for &mut Matmul<'_, B> {
             };
             let mut m = 0;
             while m < self.rows {
-                // At most six rows a tile, of equal height where possible: 8 rows are two tiles of 4.
+                // A tile has at most six rows, and tiles have equal height if possible: 8 rows are two tiles of 4.
                 let rest = self.rows - m;
                 let rows = rest.div_ceil(rest.div_ceil(6));
                 // SAFETY: rows m..m + rows and the columns chosen lie below `rows` and `columns`: see the assertions.

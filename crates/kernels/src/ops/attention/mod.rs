@@ -105,9 +105,9 @@ pub struct WriteKv<'a> {
     pub geometry: Geometry,
     /// The rows of `qkv` to write: u32 `[W]`. A row may be written to several slots.
     pub rows: View<'a>,
-    /// Where each row is written: u32 `[W]`, page · 64 + slot in the page. No slot occurs twice.
+    /// The destination of each row: u32 `[W]`, page · 64 + slot in the page. No slot occurs twice.
     pub slots: View<'a>,
-    /// The KV cache. *Overwrites* the listed slots, and touches no other.
+    /// The KV cache. *Overwrites* the listed slots, and changes no other slot.
     pub pages: PagesMut<'a>,
 }
 
@@ -139,7 +139,7 @@ pub struct Backward<'a> {
     pub pages: Pages<'a>,
     /// The rows that were written into the KV cache: u32 `[W]`, as in [`WriteKv`].
     pub write_rows: View<'a>,
-    /// The slots that they were written to: u32 `[W]`, as in [`WriteKv`].
+    /// The slots to which the rows were written: u32 `[W]`, as in [`WriteKv`].
     pub write_slots: View<'a>,
     /// Output of the forward pass: `[T, nh·hd]`.
     pub out: View<'a>,
@@ -154,7 +154,7 @@ pub struct Backward<'a> {
     /// row attends to; other slots are undefined. On AMX tiles the gradient of keys is `[blocks, nkv, 64, hd]`.
     pub d_pages: PagesMut<'a>,
     /// Offsets of the groups of rows that share no KV-cache page with each other: u32 `[G + 1]`, the first row of each
-    /// of the G groups, then T.
+    /// of the G groups, followed by T.
     pub groups: View<'a>,
 }
 
@@ -249,7 +249,7 @@ fn check_pages(op: &'static str, g: &Geometry, dtype: DType, keys: View<'_>, val
     Ok(pages)
 }
 
-/// Checks positions and block tables. Returns the total number of (query row, key) pairs that are attended to.
+/// Checks positions and block tables. Returns the total number of attended (query row, key) pairs.
 fn check_rows(op: &'static str, g: &Geometry, at: Rows<'_>, rows: usize, pages: usize) -> Result<usize> {
     expect(op, "positions", at.positions, U32, &[rows])?;
     expect(op, "tables_of_rows", at.tables_of_rows, U32, &[rows])?;
@@ -258,7 +258,7 @@ fn check_rows(op: &'static str, g: &Geometry, at: Rows<'_>, rows: usize, pages: 
     expect_below(op, "tables_of_rows", at.tables_of_rows.indices(), tables)?;
     expect_below(op, "positions", at.positions.indices(), table_len * BLOCK)?;
     let mut seen = 0;
-    // Block table of the row before, and its range of blocks that are known to be valid pages.
+    // Block table of the previous row, and its range of blocks that are known to be valid pages.
     let mut known = (u32::MAX, 0..0);
     for (&p, &table) in at.positions.indices().iter().zip(at.tables_of_rows.indices()) {
         let keys = g.seen(p as usize);
@@ -281,8 +281,8 @@ fn check_writes(op: &'static str, rows: View<'_>, slots: View<'_>, of_rows: usiz
     expect_below(op, "slots", slots.indices(), pages * BLOCK)
 }
 
-/// Checks that the groups cover all rows and share no KV-cache page: threads write gradients of different groups at the
-/// same time.
+/// Checks that the groups cover all rows and share no KV-cache page, because threads write gradients of different
+/// groups at the same time.
 fn check_groups(op: &'static str, g: &Geometry, groups: View<'_>, at: Rows<'_>, pages: usize) -> Result<()> {
     let fail = |message| Err(Error::Value { op, message });
     expect(op, "groups", groups, U32, &[groups.shape().iter().product()])?;
@@ -295,7 +295,7 @@ fn check_groups(op: &'static str, g: &Geometry, groups: View<'_>, at: Rows<'_>, 
     let mut owner = vec![u32::MAX; pages];
     let (positions, of_rows, tables) = (at.positions.indices(), at.tables_of_rows.indices(), at.tables.indices());
     for (group, o) in offsets.windows(2).enumerate() {
-        // Block table of the row before, and its range of blocks that are known to belong to this group.
+        // Block table of the previous row, and its range of blocks that are known to belong to this group.
         let mut known = (u32::MAX, 0..0);
         for row in o[0] as usize..o[1] as usize {
             let keys = g.seen(positions[row] as usize);

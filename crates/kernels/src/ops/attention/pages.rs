@@ -1,8 +1,8 @@
 //! Memory layouts of KV-cache pages in bf16: as AMX tiles, or as pairs of terms.
 //!
-//! Where matmuls run on AMX tiles and hd (the head dimension) is a multiple of 32, a page (64 positions under one kv
-//! head) is stored in the layout that the instruction takes for its right operand. So no repacking is needed between
-//! the KV cache and the matmul:
+//! If matmuls run on AMX tiles and hd (the head dimension) is a multiple of 32, a page (64 positions under one kv head)
+//! is stored in the layout that the instruction takes for its right operand. So no repacking is needed between the KV
+//! cache and the matmul:
 //!
 //! ```text
 //! keys    [64/32][hd/32][16 pairs of dimensions][32 keys][2]      q · Kᵀ: sums over dimensions
@@ -12,14 +12,14 @@
 //! Pages of any other hd have the usual layout, keys `[hd, 64]` and values `[64, hd]`. The task that reads such a page
 //! copies it into tiles padded with zeros.
 //!
-//! Where the CPU multiplies two bf16 terms at once (without tiles) and hd is even, the two terms lie side by side: two
-//! dimensions of a key, or the values of two positions:
+//! If the CPU multiplies two bf16 terms at once (without tiles) and hd is even, the two terms are stored side by side:
+//! two dimensions of a key, or the values of two positions:
 //!
 //! ```text
 //! keys    [hd/2][64][2]       values  [64/2][hd][2]
 //! ```
 //!
-//! Except for writing new keys and values, this file does not depend on the rows of the batch.
+//! Except for writing new keys and values, this module does not depend on the rows of the batch.
 
 use super::parts::Parts;
 use super::{BLOCK, Geometry, WriteKv};
@@ -95,7 +95,7 @@ impl Tasks for WriteTasks<'_> {
             let start = (page * kv_heads + head) * BLOCK * hd;
             let key = row as usize * self.geometry.width() + (heads + head) * hd;
             let value = key + kv_heads * hd;
-            // SAFETY: this head of the part's pages is this task's alone.
+            // SAFETY: only this task accesses this head of the part's pages.
             let (keys, values) =
                 unsafe { (self.keys.slice(start..start + BLOCK * hd), self.values.slice(start..start + BLOCK * hd)) };
             for (step, from) in self.qkv[key..key + hd].chunks_exact(DEPTH).enumerate() {

@@ -1,12 +1,13 @@
-//! Cuts the list of KV-cache writes (one slot of a KV-cache page for each token) into parts, one for each task of the
+//! Splits the list of KV-cache writes (one slot of a KV-cache page for each token) into parts, one for each task of the
 //! thread pool.
 
 use super::BLOCK;
 use std::ops::Range;
 
-/// The list of KV-cache writes, cut into consecutive parts that have no KV-cache page in common. Consecutive tokens
-/// stay in one part, so that a thread mostly writes the keys and values of rows that it has just computed. The cuts are
-/// computed when needed and not stored in a list, because every layer of a decode step makes a new `Parts`.
+/// The list of KV-cache writes, split into consecutive parts that have no KV-cache page in common. Consecutive tokens
+/// stay in one part, so that a thread mostly writes the keys and values of rows that it has just computed. The split
+/// points are computed when needed and not stored in a list, because every layer of a decode step creates a new
+/// `Parts`.
 #[derive(Clone, Copy)]
 pub(super) struct Parts<'a> {
     slots: &'a [u32],
@@ -14,14 +15,14 @@ pub(super) struct Parts<'a> {
 }
 
 impl<'a> Parts<'a> {
-    /// Cuts the writes into about `count` parts. There is one part only if the writes to some page are not consecutive
-    /// in the list.
+    /// Splits the writes into about `count` parts. There is only one part if the writes to some page are not
+    /// consecutive in the list.
     pub fn new(slots: &'a [u32], count: usize) -> Parts<'a> {
         let whole = Parts { slots, count: 1 };
         if count < 2 {
             return whole;
         }
-        // Two pages with the same bit count as one page: then there is one part only, which is slower but correct.
+        // Two pages with the same bit count as one page. Then there is only one part, which is slower but correct.
         const BITS: usize = 1 << 16;
         let mut seen = [0u64; BITS / 64];
         for i in (0..slots.len()).filter(|&i| whole.begins_page(i)) {
@@ -38,7 +39,7 @@ impl<'a> Parts<'a> {
         i == 0 || self.slots[i] as usize / BLOCK != self.slots[i - 1] as usize / BLOCK
     }
 
-    /// Index in the list where part `part` begins: the first write to a new page at or after the even cut.
+    /// Index in the list where part `part` begins: the first write to a new page at or after the even split point.
     fn cut(&self, part: usize) -> usize {
         let end = self.slots.len();
         (part * end / self.count..end).find(|&i| self.begins_page(i)).unwrap_or(end)
@@ -74,7 +75,7 @@ mod tests {
         // Three pages of a prompt, the last of them partly filled.
         let slots: Vec<u32> = (64..64 + 140).collect();
         assert_eq!(parts(&slots, 4), [0..64, 64..128, 128..140]);
-        // One page twice, and two pages that share a bit.
+        // One page appears twice, and two pages share a bit.
         assert_eq!(parts(&[5, 70, 6], 2), whole(3));
         assert_eq!(parts(&[5, (1 << 16) * 64], 2), whole(2));
         assert_eq!(parts(&[], 4), []);

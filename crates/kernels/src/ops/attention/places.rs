@@ -1,5 +1,5 @@
 //! Helpers that the forward and backward passes of attention on the CPU share: which KV-cache pages the rows attend to,
-//! the causal mask cut into rectangular blocks, and the rescaling rule of the online softmax. Nothing here depends on
+//! the causal mask split into rectangular blocks, and the rescaling rule of the online softmax. Nothing here depends on
 //! the order in which pages are visited.
 
 use super::{BLOCK, Geometry};
@@ -20,13 +20,13 @@ impl Geometry {
     pub(super) fn group(&self) -> usize {
         self.heads / self.kv_heads
     }
-    /// Range of the key positions that the query at position `p` attends to: up to `p`, and inside the sliding window.
+    /// Range of the key positions to which the query at position `p` attends: up to `p`, and inside the sliding window.
     #[inline(always)]
     pub(super) fn seen(&self, p: usize) -> Range<usize> {
         let first = self.window.map_or(0, |w| (p + 1).saturating_sub(w));
         first..p + 1
     }
-    /// The part of block `block` (64 positions) that the query at position `p` attends to, as a range of slots from 0
+    /// The part of block `block` (64 positions) to which the query at position `p` attends, as a range of slots from 0
     /// to 64.
     #[inline(always)]
     pub(super) fn slots(&self, p: usize, block: usize) -> Range<usize> {
@@ -58,7 +58,7 @@ impl<'a> Places<'a> {
     pub fn page(&self, row: usize, block: usize) -> usize {
         self.tables[self.tables_of_rows[row] as usize * self.table_len + block] as usize
     }
-    /// Range of the blocks from the first to the last that any of `rows` attends to.
+    /// Range of the blocks from the first to the last to which any of `rows` attends.
     #[inline(always)]
     pub fn blocks(&self, g: &Geometry, rows: Range<usize>) -> Range<usize> {
         let (_, seen) = span(rows.map(|row| g.seen(self.positions[row] as usize)));
@@ -144,9 +144,8 @@ pub(super) fn words_of<V: Simd>(numbers: &mut [f32]) {
     }
 }
 
-/// Cuts the attention of `rows` to one block of keys into rectangular matmuls, each of rows and slots such that all of
-/// these rows attend to all of these slots. Calls `matmul` with the ranges of rows and slots. For each row, slots
-/// ascend.
+/// Splits the attention of `rows` to one block of keys into rectangular matmuls, in each of which all rows attend to
+/// all slots. Calls `matmul` with the ranges of rows and slots. For each row, slots ascend.
 ///
 /// A masked key may be NaN, so it must not even be multiplied by 0. Where rows differ in what they attend to, a few
 /// rows are taken at a time (about six queries: `per` is the count of query heads that share a kv head). The slots that

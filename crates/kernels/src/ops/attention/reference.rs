@@ -6,8 +6,8 @@ use super::Geometry;
 use crate::check::Float;
 use crate::ops::softmax::reference as softmax;
 
-/// For each of the `T` rows: the list of the rows of the batch that have the key and value of positions 0, 1, … up to
-/// the row's own position.
+/// For each of the `T` rows: the list of the batch's rows that contain the key and value of positions 0, 1, … up to the
+/// row's own position.
 pub type Keys = [Vec<usize>];
 
 fn part(g: &Geometry, row: usize, head: usize) -> usize {

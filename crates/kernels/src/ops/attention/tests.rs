@@ -1,4 +1,5 @@
-//! The fused attention against the unfused oracle, and a row's bits against everything that must not matter.
+//! Compares the fused attention with the unfused oracle, and checks that a row's bits do not depend on its
+//! surroundings.
 
 use super::*;
 use crate::check::{directional_error, normal, relative_error};
@@ -13,7 +14,7 @@ mod formula;
 mod pieces;
 mod splits;
 
-/// Where rows and their keys lie: groups of (prefix, branches), packed as the model packs them.
+/// The placement of rows and their keys: groups of (prefix, branches), packed as the model packs them.
 #[derive(Clone, Default)]
 struct Layout {
     positions: Vec<u32>,
@@ -24,11 +25,11 @@ struct Layout {
     write_slots: Vec<u32>,
     groups: Vec<u32>,
     blocks: usize,
-    /// The row of each key that each row sees, for the oracle.
+    /// For each row, the rows of the keys to which it attends, for the oracle.
     keys: Vec<Vec<usize>>,
 }
 
-/// Pages get numbers shuffled by `seed`, among some that nobody uses.
+/// Page indices are shuffled by `seed`, among some unused pages.
 fn layout(groups: &[(usize, &[usize])], seed: u64) -> Layout {
     let mut l = Layout::default();
     let mut tables: Vec<Vec<u32>> = Vec::new();
@@ -104,7 +105,7 @@ fn tensor(ctx: &Context, shape: &[usize], dtype: DType, data: &[f32]) -> Tensor 
     t
 }
 
-/// Pages whose every slot not written is NaN.
+/// Pages in which every unwritten slot is NaN.
 struct Run {
     ctx: Context,
     g: Geometry,
@@ -227,7 +228,7 @@ fn of(groups: &[(usize, Vec<usize>)], seed: u64) -> Layout {
 fn inputs(g: &Geometry, l: &Layout) -> (Vec<f32>, Vec<f32>) {
     let t = l.positions.len();
     let qkv: Vec<f32> = normal(3, t * g.width());
-    // Scores of some size, so that maxima move and rescaling happens.
+    // Scores are large enough that maxima change and rescaling happens.
     (qkv.iter().map(|x| 1.5 * x).collect(), normal(4, t * g.heads * g.head_dim))
 }
 
@@ -273,7 +274,7 @@ fn a_row_is_the_same_alone_in_other_pages_and_without_sharing() {
         }
         assert!(Run::new(&ctx, g, &of(&groups, 2), &qkv).all() == (out.clone(), lse.clone()), "other pages, {g:?}");
 
-        // Every branch a sequence of its own: the prefix's rows again before each.
+        // Every branch becomes a separate sequence, with the prefix's rows repeated before it.
         for (group, (prefix, branches)) in groups.iter().enumerate() {
             let mut branch_start = l.groups[group] as usize + prefix;
             for &branch in branches {
@@ -304,7 +305,7 @@ fn the_oracle_is_its_own_gradient() {
         let f = |x: &[f64]| reference::forward(&g, x, &l.keys).0.iter().zip(&d_out).map(|(o, d)| o * d).sum();
         let mut d = reference::backward(&g, &qkv, &l.keys, &d_out);
         assert!(directional_error(&qkv, &d, f) < 1e-7, "{g:?}");
-        // The last value: a first row's query has gradient 0.
+        // The last value is changed, because a first row's query has gradient 0.
         *d.last_mut().unwrap() *= 1.01;
         assert!(directional_error(&qkv, &d, f) > 1e-7, "a spoiled gradient passes, {g:?}");
     }
@@ -383,14 +384,14 @@ fn a_page_is_copied_whole() {
     assert!(copy_block(&ctx, 3, 0, pages).is_err());
 }
 
-/// A caller that flushes denormals changes no bit.
+/// A caller that flushes denormals does not change a bit.
 #[cfg(target_arch = "x86_64")]
 #[test]
 fn the_callers_float_settings_do_not_matter() {
     let g = geometry(2, 1, 8, None);
     let l = layout(&[(3, &[2, 70])], 1);
     let (qkv, d_out) = inputs(&g, &l);
-    // Products in the range of denormals.
+    // Some products are in the range of denormals.
     let qkv: Vec<f32> = qkv.iter().enumerate().map(|(i, x)| if i % 3 == 0 { x * 1e-39 } else { *x }).collect();
     let run = Run::new(&Context::cpu(Isa::best(), 2), g, &l, &qkv);
     let expected = (run.all(), run.backward(&d_out));

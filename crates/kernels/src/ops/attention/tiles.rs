@@ -1,5 +1,5 @@
-//! The forward pass of attention in bf16 on AMX tiles, for CPUs that have them. (`backward_amx.rs` has the backward
-//! pass.)
+//! The forward pass of attention in bf16 on AMX tiles, for CPUs that have them. (`backward_amx.rs` contains the
+//! backward pass.)
 //!
 //! Tasks, the order of blocks, the online-softmax state of a row and its rescaling rule are those of `cpu.rs`. Each
 //! block of 64 keys needs two matmuls, computed on tiles ([`crate::simd::tiles`]) in steps of 32 terms. A query is one
@@ -33,7 +33,7 @@ use std::ops::Range;
 /// Approximate number of queries (row, query head) of a task. The tiles of a KV-cache page are loaded once for each 32
 /// of them, and the task's queries, scores and outputs stay in the second-level cache.
 const PAIRS: usize = if cfg!(test) { 40 } else { 128 };
-/// The fewest queries of a task; with fewer, tiles are half empty.
+/// Minimum number of queries in a task; with fewer, tiles are half empty.
 const FEWEST: usize = 2 * SIDE;
 
 /// Bytes of one row of a tile of A (`LINE`), and of its 16 rows (`LINES`).
@@ -75,7 +75,7 @@ impl Tasks for ForwardTasks<'_> {
     fn task<V: Simd>(&self, index: usize, scratch: &mut Scratch) {
         let (g, group, padded) = (&self.geometry, self.geometry.group(), padded(self.geometry.head_dim));
         let tiles = self.places.positions.len().div_ceil(self.rows_of_tile);
-        // The last rows attend to the most keys. They come first, so that threads finish together.
+        // The last rows attend to the most keys. They come first, so that threads finish at about the same time.
         let (tile, head) = (tiles - 1 - index / g.kv_heads, index % g.kv_heads);
         let rows = rows(tile, self.rows_of_tile, self.places.positions.len());
         let pairs = rows.len() * group;
@@ -106,7 +106,7 @@ impl Tasks for ForwardTasks<'_> {
                 let pair = i * group + h;
                 let o = &t.o[pair * padded..pair * padded + g.head_dim];
                 let l = &t.l[pair * LANES..(pair + 1) * LANES];
-                // SAFETY: this row and head are this task's alone.
+                // SAFETY: only this task accesses this row and head.
                 unsafe { self.outputs.write::<V>(row * g.heads + head * group + h, o, t.m[pair], l) };
             }
         }
@@ -255,7 +255,7 @@ fn online_softmax<V: Simd>(
 pub(super) fn forward(cpu: &Cpu, args: Forward<'_>, unit: Unit) {
     let (g, places) = (args.geometry, Places::new(cpu, args.rows));
     let rows = places.positions.len();
-    // Fewer rows in a task where threads would otherwise be idle, but enough that tiles are full.
+    // Tasks have fewer rows if threads would otherwise be idle, but enough to fill the tiles.
     let for_threads = (rows * g.kv_heads).div_ceil(2 * cpu.threads()).max(FEWEST / g.group());
     let rows_of_tile = (PAIRS / g.group()).min(for_threads).max(1);
     let tasks = ForwardTasks {

@@ -1,4 +1,4 @@
-//! Order of the work in attention's backward pass on the CPU: which rows attend to which KV-cache page, and which parts
+//! Orders the work in attention's backward pass on the CPU: which rows attend to which KV-cache page, and which parts
 //! of the work can run at the same time.
 //!
 //! The gradient of a page (its keys and values) is a sum over the rows that attend to it, in ascending order of rows.
@@ -24,7 +24,7 @@ pub(super) struct Visit {
     pub rows: Vec<Range<usize>>,
 }
 
-/// What is known of a KV-cache page: whether any row attends to it, and the end of its slots that are attended to or
+/// Information about a KV-cache page: whether any row attends to it, and the end of its slots that are attended to or
 /// written.
 #[derive(Clone, Copy, Default)]
 pub(super) struct Page {
@@ -112,7 +112,7 @@ impl Group {
     }
 
     /// Whether the group can be split: no page serves as two blocks, and in every sequence the shared pages come before
-    /// its own ones.
+    /// its own pages.
     fn splits(&self) -> bool {
         let run_of = |rows: &Range<usize>| self.runs.partition_point(|run| run.end <= rows.start);
         let (mut pages, mut alone) = (HashSet::new(), HashSet::new());
@@ -160,7 +160,7 @@ mod tests {
             (140..150, false, vec![5]),
         ];
         assert_eq!(parts(&WIDE, &rows, &tables), expected);
-        // A window that no longer reaches the prompt's first page from the completions.
+        // With this window, the completions no longer attend to the prompt's first page.
         let narrow = Geometry { window: Some(4), ..WIDE };
         let expected = [(0..70, true, vec![1, 2]), (70..140, true, vec![3, 4]), (140..150, true, vec![5])];
         assert_eq!(parts(&narrow, &rows, &tables), expected);
@@ -173,7 +173,7 @@ mod tests {
 
     #[test]
     fn what_cannot_wait_for_one_another_in_parts_stays_whole() {
-        // One page that serves as two blocks; and a shared page after one that is not shared.
+        // In one case a page serves as two blocks; in the other a shared page follows a page that is not shared.
         for tables in [[[1, 2, 0], [2, 3, 0]], [[1, 3, 0], [2, 3, 0]]] {
             let parts = parts(&WIDE, &[(0, 0..100), (1, 0..100)], &tables);
             assert_eq!(parts.len(), 1, "{parts:?}");
@@ -203,13 +203,13 @@ mod tests {
             part.visits.into_iter().map(|v| (v.block, v.page, v.first, v.end, v.rows)).collect()
         };
         let one = |range: Range<usize>| vec![range];
-        // One sequence in two pages. Slots that were written are used.
+        // One sequence in two pages. Written slots count as used.
         let rows = [(0, 0..70)];
         let expected = [(0, 1, true, 64, one(0..70)), (1, 2, true, 6, one(64..70))];
         assert_eq!(visits(None, &rows, &[[1, 2, 0]], &[]), expected);
         let expected = [(0, 1, true, 64, one(0..70)), (1, 2, true, 10, one(64..70))];
         assert_eq!(visits(None, &rows, &[[1, 2, 0]], &[(1, 3), (2, 10)]), expected);
-        // With a window of 4, position 66 is the last that sees position 63.
+        // With a window of 4, position 66 is the last that attends to position 63.
         let expected = [(0, 1, true, 64, one(0..67)), (1, 2, true, 6, one(64..70))];
         assert_eq!(visits(Some(4), &rows, &[[1, 2, 0]], &[]), expected);
         assert_eq!(visits(Some(1), &rows, &[[1, 2, 0]], &[])[0].4, one(0..64));

@@ -34,7 +34,7 @@ impl<E: Element> Tasks for WriteTasks<'_, E> {
             let start = (page * kv_heads + head) * BLOCK * hd;
             let key = row as usize * width + (heads + head) * hd;
             let value = key + kv_heads * hd;
-            // SAFETY: this head of the part's pages is this task's alone.
+            // SAFETY: only this task accesses this head of the part's pages.
             let (keys, values) =
                 unsafe { (self.keys.slice(start..start + BLOCK * hd), self.values.slice(start..start + BLOCK * hd)) };
             for (i, &k) in self.qkv[key..key + hd].iter().enumerate() {
@@ -47,7 +47,8 @@ impl<E: Element> Tasks for WriteTasks<'_, E> {
     }
 }
 
-/// Parts of the list of writes for each thread: more than one, so that a thread that starts late still has work.
+/// Parts of the list of writes for each thread. There is more than one, so that a thread that starts late still has
+/// work.
 const PARTS: usize = 2;
 
 pub(super) fn write_kv(cpu: &Cpu, args: WriteKv<'_>) {
@@ -102,7 +103,7 @@ impl Tasks for GatherTasks<'_> {
         let is_value = index >= kv_heads;
         let part = |row: usize| row * width + (heads + index) * hd..row * width + (heads + index + 1) * hd;
         for row in rows.clone() {
-            // SAFETY: this head of these rows is this task's alone.
+            // SAFETY: only this task accesses this head of these rows.
             unsafe { self.d_qkv.slice(part(row)) }.fill(0.0);
         }
         for (&row, &slot) in self.write_rows.iter().zip(self.write_slots) {

@@ -8,7 +8,7 @@ use crate::pool::{Disjoint, Scratch, Tasks};
 use crate::simd::{Element, Simd};
 use crate::tensor::Elements;
 
-/// Tokens of a forward task. Few, because each element of a table row is on a cache line of its own.
+/// Number of tokens in a forward task. It is small, because each element of a table row is on a separate cache line.
 const TOKENS: usize = 8;
 /// Hidden columns of a backward task.
 const COLUMNS: usize = 64;
@@ -36,7 +36,7 @@ impl<E: Element> Tasks for ForwardTasks<'_, E> {
     fn task<V: Simd>(&self, index: usize, _scratch: &mut Scratch) {
         for token in index * TOKENS..self.ids.len().min((index + 1) * TOKENS) {
             let (id, hidden) = (self.ids[token] as usize, self.hidden);
-            // SAFETY: a token is in one task.
+            // SAFETY: each token is in one task.
             let out = unsafe { self.out.slice(token * hidden..(token + 1) * hidden) };
             for (h, out) in out.iter_mut().enumerate() {
                 *out = self.scale * self.table[self.layout.at(hidden, id, h)].widen();

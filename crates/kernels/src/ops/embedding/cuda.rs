@@ -7,7 +7,7 @@ use crate::device::Cuda;
 use crate::device::cuda::{Grid, Source, source};
 
 const SOURCE: Source = source!("embedding");
-/// Threads that share a column of the gradient. Each reads all tokens, and adds those whose id has its residue.
+/// Threads that share a column of the gradient. Each thread reads all tokens, and adds those whose id has its residue.
 const RESIDUES: u32 = 16;
 
 pub(super) fn forward(cuda: &Cuda, mut args: Forward<'_>) -> Result<()> {

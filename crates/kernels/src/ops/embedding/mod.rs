@@ -59,7 +59,7 @@ pub fn forward(ctx: &Context, args: Forward<'_>) -> Result<()> {
     Ok(())
 }
 
-/// Adds the gradient of each token to the row of its id.
+/// Adds each token's gradient to the row of the token's id.
 pub fn backward(ctx: &Context, args: Backward<'_>) -> Result<()> {
     const OP: &str = "embedding::backward";
     let Backward { ids, d_out, ref d_table, .. } = args;

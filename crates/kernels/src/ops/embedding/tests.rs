@@ -2,7 +2,7 @@ use super::*;
 use crate::check::{directional_error, normal};
 use crate::{Device, Isa, Memory, Tensor};
 
-/// What Gemma 3 multiplies embeddings of 1152 with.
+/// Gemma 3's factor for embeddings of size 1152.
 const SCALE: f32 = 33.941_125;
 
 const SHAPES: [(usize, usize, usize); 5] = [(1, 1, 1), (3, 5, 7), (40, 129, 70), (0, 4, 3), (70, 33, 130)];
@@ -21,7 +21,7 @@ fn gathered(ctx: &Context, [tokens, vocab, hidden]: [usize; 3], scale: f32) -> V
     out.to_vec_f32()
 }
 
-/// The table's gradient with the tokens given in two calls, cut at `cut`.
+/// The table's gradient if the tokens are given in two calls, split at `cut`.
 fn scattered(ctx: &Context, [tokens, vocab, hidden]: [usize; 3], scale: f32, cut: usize) -> Vec<f32> {
     let memory = Memory::new(Device::Cpu);
     let mut d_table = Matrix::from_f32(&memory, vocab, hidden, &normal::<f32>(2, vocab * hidden));
@@ -67,11 +67,11 @@ fn oracle_gradient() {
     let mut gradient = vec![0.0; vocab * hidden];
     reference::backward(hidden, &ids, &d_out, 1.7, &mut gradient);
     assert!(directional_error(&table, &gradient, loss) < 1e-7);
-    // Spoiled: the last token forgotten.
+    // Here the last token is missing.
     let mut spoiled = vec![0.0; vocab * hidden];
     reference::backward(hidden, &ids[..tokens - 1], &d_out, 1.7, &mut spoiled);
     assert!(directional_error(&table, &spoiled, loss) > 1e-3);
-    // Spoiled: not scaled.
+    // Here the scale is missing.
     let mut spoiled = vec![0.0; vocab * hidden];
     reference::backward(hidden, &ids, &d_out, 1.0, &mut spoiled);
     assert!(directional_error(&table, &spoiled, loss) > 1e-3);

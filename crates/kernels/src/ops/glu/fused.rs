@@ -56,7 +56,7 @@ impl<A: Gate, E: Element> Tasks for FusedTasks<'_, A, E> {
         self.matmul(&rows, columns.clone(), gate, scratch);
         self.matmul(&rows, f + columns.start..f + columns.end, up, scratch);
         for (row, (gate, up)) in rows.zip(gate.chunks_exact(width).zip(up.chunks_exact(width))) {
-            // SAFETY: these rows and columns are this task's alone.
+            // SAFETY: only this task accesses these rows and columns.
             let y = unsafe { self.y.slice(row * f + columns.start..row * f + columns.end) };
             let kept = self.kept.as_ref().map(|kept| {
                 let at = 2 * row * f + columns.start;

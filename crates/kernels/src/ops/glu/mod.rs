@@ -42,10 +42,10 @@ pub enum Activation {
 pub struct Forward<'a> {
     /// The activation of the gate.
     pub activation: Activation,
-    /// Gate and up projections: `[T, 2F]`, gate first. If `y` is bf16, they are rounded to bf16 first. Inputs that were
-    /// rounded already (`kept`) give the same `y`.
+    /// Gate and up projections: `[T, 2F]`, gate first. If `y` is bf16, they are rounded to bf16 first. Inputs that are
+    /// already rounded (`kept`) give the same `y`.
     pub gate_up: View<'a>,
-    /// Gate and up as they were rounded, for the backward pass: `[T, 2F]` of the dtype of `y`, *overwrites*.
+    /// The rounded gate and up, for the backward pass: `[T, 2F]` of the dtype of `y`, *overwrites*.
     pub kept: Option<ViewMut<'a>>,
     /// Output `[T, F]`, f32 or bf16: *overwrites*.
     pub y: ViewMut<'a>,
@@ -62,7 +62,7 @@ pub struct Backward<'a> {
     /// Gradients of gate and up: `[T, 2F]`, *overwrites*. f32, or bf16 if `gate_up` is bf16 (rounded for the matmuls
     /// that read it).
     pub d_gate_up: ViewMut<'a>,
-    /// The output of [`forward`], computed again to the same bits for a caller that did not keep it: `[T, F]` of the
+    /// The output of [`forward`], recomputed with the same bits for a caller that did not keep it: `[T, F]` of the
     /// dtype of `gate_up`, *overwrites*.
     pub y: Option<ViewMut<'a>>,
 }
@@ -77,7 +77,7 @@ pub struct Fused<'a> {
     pub w: &'a Matrix,
     /// Bias of the projections: `[2F]`.
     pub bias: Option<View<'a>>,
-    /// Gate and up as they were rounded, as in [`Forward`].
+    /// The rounded gate and up, as in [`Forward`].
     pub kept: Option<ViewMut<'a>>,
     /// Output `[T, F]` of the dtype of `x`: *overwrites*.
     pub y: ViewMut<'a>,
@@ -102,7 +102,7 @@ pub fn forward(ctx: &Context, args: Forward<'_>) -> Result<()> {
     Ok(())
 }
 
-/// Computes [`super::linear::forward`] and [`forward`] in one pass, to the same bits. Gate and up projections go from
+/// Computes [`super::linear::forward`] and [`forward`] in one pass, with the same bits. Gate and up projections go from
 /// the matmul's tiles to `y` without being written to memory (except to `kept`).
 pub fn fused(ctx: &Context, args: Fused<'_>) -> Result<()> {
     const OP: &str = "glu::fused";

@@ -6,7 +6,7 @@ use crate::pool::{Disjoint, Scratch, Tasks};
 use crate::simd::{LANES, Simd};
 use crate::{View, ViewMut};
 
-/// Elements of a chunk. Changing it changes the bits of the norm.
+/// Number of elements in a chunk. Changing it changes the bits of the norm.
 pub(super) const CHUNK: usize = 1 << 16;
 
 pub(super) fn global(cpu: &Cpu, grads: &[View<'_>], out: ViewMut<'_>) {
@@ -42,7 +42,7 @@ impl Tasks for Squares<'_> {
                 lanes[l] += lanes[l + half];
             }
         }
-        // SAFETY: a chunk has its own sum.
+        // SAFETY: each chunk has its own sum.
         let sum = unsafe { self.sums.slice(index..index + 1) };
         sum[0] = lanes[0];
     }

@@ -37,6 +37,6 @@ fn one_bad_element_anywhere_is_seen() {
             assert!(!reference::global(&[&g[0], &g[1]]).1);
         }
     }
-    // Large, and finite: no square overflows.
+    // The gradients are large but finite, so no square overflows.
     assert_eq!(norm(&ctx, &[vec![2e38, 0.0]]), [2e38, 1.0]);
 }

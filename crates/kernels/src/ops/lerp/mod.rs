@@ -21,11 +21,11 @@ use crate::{Context, DType, Error, Result, View, ViewMut};
 
 /// Arguments of [`lerp`]. Both tensors have the same number of elements in the same order; their shapes do not matter.
 pub struct Lerp<'a> {
-    /// Tensor that is moved: *updated*.
+    /// The tensor to move: *updated*.
     pub y: ViewMut<'a>,
     /// Tensor towards which `y` is moved.
     pub x: View<'a>,
-    /// α: 0 leaves `y` as it is, 1 makes it equal to `x`.
+    /// α: 0 does not change `y`, 1 makes it equal to `x`.
     pub alpha: f64,
 }
 

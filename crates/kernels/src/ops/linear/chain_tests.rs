@@ -1,4 +1,5 @@
-//! Matmuls of bf16 in chains: the formula, which flushes denormals, bit for bit on all sets without tiles.
+//! Tests the formula of bf16 matmuls in chains, which flushes denormals, bit for bit on all instruction sets without
+//! tiles.
 
 use super::tiles_tests::{Case, SHAPES, same};
 use super::*;
@@ -63,7 +64,7 @@ fn backward_equals_the_formula_bit_for_bit() {
             let what = format!("{:?} {} {:?}", ctx.describe(), ctx.threads(), [case.m, case.n, case.k]);
             same(&case.backward_input(&ctx, false), &fresh, &what);
             same(&case.backward_input(&ctx, true), &continued, &what);
-            // Wherever segments begin and batches are cut, after odd numbers of rows too.
+            // Segments begin and batches are split anywhere, also after odd numbers of rows.
             for segments in [vec![0, m], vec![0, m / 3, m / 3, m / 2 + 1, m]] {
                 for cuts in [vec![0, case.m], vec![0, segments[1] as usize, case.m]] {
                     same(&case.backward_weight(&ctx, &segments, &cuts), &d_w, &format!("d_w {cuts:?} {what}"));
@@ -73,7 +74,7 @@ fn backward_equals_the_formula_bit_for_bit() {
     }
 }
 
-/// The cases decide: chains that keep denormals have other bits, and so have those that add the odd term first.
+/// The cases are decisive: chains that keep denormals, or add the odd term first, have other bits.
 #[test]
 fn another_formula_gives_other_bits() {
     let case = cases().last().expect("some");

@@ -10,7 +10,7 @@ use crate::{DType, Result, View};
 const SOURCE: Source = source!("linear");
 const BF16: Source = source!("linear_bf16");
 
-/// A row-major f32 matrix on the device: its address, and the elements from one row to the next.
+/// A row-major f32 matrix on the device: its address, and the number of elements from one row to the next.
 #[derive(Clone, Copy)]
 pub(crate) struct Rows {
     pub at: Arg,

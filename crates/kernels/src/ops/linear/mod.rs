@@ -72,12 +72,12 @@ pub struct BackwardWeight<'a> {
     pub x: View<'a>,
     /// Gradient of the output: `[M, N]`, f32, or bf16 if `x` is bf16.
     pub d_y: View<'a>,
-    /// Gradient of the weight: `[N, K]`, *accumulates into*. The padding of the last panel is left alone.
+    /// Gradient of the weight: `[N, K]`, *accumulates into*. The padding of the last panel is not changed.
     pub d_w: &'a mut Matrix,
     /// Gradient of the bias: `[N]`, *accumulates into*.
     pub d_bias: Option<ViewMut<'a>>,
-    /// First row of each of the S segments, then M: u32 `[S + 1]`. Cutting a batch into several calls between segments
-    /// changes no bit. `None`: one segment.
+    /// First row of each of the S segments, followed by M: u32 `[S + 1]`. Splitting a batch between segments into
+    /// several calls does not change a bit. `None` means one segment.
     pub segments: Option<View<'a>>,
 }
 
@@ -138,7 +138,7 @@ pub fn backward_weight(ctx: &Context, args: BackwardWeight<'_>) -> Result<()> {
     Ok(())
 }
 
-/// Checks that `d_y` has this shape, and is f32, or bf16 if the other operand of its matmul is bf16.
+/// Checks the shape of `d_y`, and that it is f32, or bf16 if the other operand of its matmul is bf16.
 fn expect_gradient(op: &'static str, d_y: View<'_>, other: DType, shape: &[usize]) -> Result<()> {
     let dtype = if d_y.dtype() == DType::Bf16 && other == DType::Bf16 { DType::Bf16 } else { DType::F32 };
     expect(op, "d_y", d_y, dtype, shape)

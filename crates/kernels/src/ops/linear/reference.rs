@@ -85,7 +85,7 @@ pub fn backward_input_on_tiles(k: usize, d_y: &[f32], w: &[f32], start: Option<&
 }
 
 /// `d_w` of [`backward_weight`] in the order of AMX tiles. `x` is exact in bf16; `d_y` is rounded to bf16. `segments`
-/// has the first row of each segment, then M.
+/// contains the first row of each segment, followed by M.
 pub fn backward_weight_on_tiles(k: usize, x: &[f32], d_y: &[f32], d_w: &mut [f32], segments: &[u32]) {
     let n = d_w.len() / k;
     for ends in segments.windows(2) {

@@ -1,4 +1,4 @@
-//! Matmuls in bf16 on the emulator's tensor cores: the bits of the formula of each family that has them.
+//! Matmuls in bf16 on the emulator's tensor cores have the bits of the formula of each family that supports bf16.
 
 use super::*;
 use crate::Tensor;
@@ -7,7 +7,7 @@ use crate::device::cuda::tensor_core::{Factor, Family, HOPPER, TURING};
 use crate::device::cuda::tests::{emulated_as, full, schedules, with_tensor_cores};
 use crate::tensor::rounded_to_bf16;
 
-/// Operands, row-major, in f32 that bf16 has, but for `d_y`, which is rounded where it is used.
+/// Operands, row-major, in f32 that bf16 can represent, except for `d_y`, which is rounded when it is used.
 struct Case {
     sizes: [usize; 3],
     x: Vec<f32>,
@@ -35,7 +35,7 @@ impl Case {
     }
 }
 
-/// Products of some −2⁻¹⁵⁰, which are cut off to −0 where nothing is added to them.
+/// Products of about −2⁻¹⁵⁰, which are cut off to −0 if nothing is added to them.
 fn tiny(seed: u64, rows: usize, columns: usize) -> Vec<f32> {
     let sign = if seed % 2 == 1 { 1.0 } else { -1.0 };
     (0..rows * columns).map(|i| if i % columns == 0 { sign * 2.0f32.powi(-75) } else { 0.0 }).collect()
@@ -99,7 +99,7 @@ fn check(case: &Case, ctx: &Context, family: Family, what: &str) {
             same(&d_x.to_vec_f32(), &expected, &format!("{what} d_x of {dtype:?}"));
         }
     }
-    // Each segment is filled up with zeros.
+    // Each segment is padded with zeros.
     let cuts = [0, m / 3, m / 3, m];
     let mut expected = case.d_w.clone();
     for rows in cuts.windows(2) {
@@ -146,7 +146,7 @@ fn matmuls_have_the_bits_of_the_formula() {
     }
 }
 
-/// A row's bits do not depend on the rows beside it.
+/// A row's bits do not depend on the other rows.
 #[test]
 fn rows_do_not_depend_on_each_other() {
     let Some((cuda, _)) = with_tensor_cores(0).pop() else { return };
@@ -168,7 +168,7 @@ fn rows_do_not_depend_on_each_other() {
     }
 }
 
-/// A family without an instruction for bf16 refuses, and so do operands that nothing rounds.
+/// A family without an instruction for bf16 is refused, and so are operands that would not be rounded.
 #[test]
 fn what_cannot_be_multiplied_is_refused() {
     let refused = |family: Family, dtype: DType| {

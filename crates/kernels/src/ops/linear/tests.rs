@@ -4,7 +4,7 @@ use crate::device::cuda::tests::contexts;
 use crate::ops::lanes::segments_of;
 use crate::{Device, Isa, Memory, Tensor};
 
-/// Odd shapes `[M, N, K]`: one, tails of every kind, several depth blocks, several row blocks, nothing at all.
+/// Odd shapes `[M, N, K]`: one, tails of every kind, several depth blocks, several row blocks, and empty ones.
 const SHAPES: [[usize; 3]; 14] = [
     [1, 1, 1],
     [3, 5, 7],
@@ -52,7 +52,7 @@ impl Case {
             b0: normal(8, n),
         }
     }
-    /// What `y` holds afterwards; it starts as NaN unless it is accumulated into.
+    /// The contents of `y` afterwards; it starts as NaN unless it is accumulated into.
     fn forward(&self, ctx: &Context, rows: std::ops::Range<usize>, bias: bool, accumulate: bool) -> Vec<f32> {
         let Case { m, n, k, .. } = *self;
         let tensor = |shape: &[usize], data: &[f32]| Tensor::from_f32(ctx.memory(), shape, data);
@@ -72,7 +72,7 @@ impl Case {
         backward_input(ctx, BackwardInput { d_y: d_y.view(), w: &w, d_x: d_x.view_mut(), accumulate }).unwrap();
         d_x.to_vec_f32()
     }
-    /// `d_w` and `d_bias`, the rows given in two calls cut at `cut`, where a segment begins.
+    /// `d_w` and `d_bias` if the rows are given in two calls, split at `cut`, where a segment begins.
     fn backward_weight(&self, ctx: &Context, segments: &[u32], cut: usize) -> (Vec<f32>, Vec<f32>) {
         let Case { m, n, k, .. } = *self;
         let tensor = |shape: &[usize], data: &[f32]| Tensor::from_f32(ctx.memory(), shape, data);
@@ -143,7 +143,7 @@ fn backward_equals_the_formula_bit_for_bit() {
     }
 }
 
-/// The bits may depend neither on the threads, nor on the other rows, nor on where a batch is cut.
+/// The bits must not depend on the threads, on the other rows, or on where a batch is split.
 #[test]
 fn bits_do_not_depend_on_threads_or_batch() {
     for shape in [[250, 70, 45], [9, 300, 77], [64, 257, 70]] {
@@ -192,7 +192,7 @@ fn oracle_gradients() {
         reference::backward_bias(&d_y, &mut d_b, &[0, m as u32]);
         let gradient = [d_x, d_w, d_b].concat();
         assert!(directional_error(&all, &gradient, loss) < 1e-7);
-        // The check bites: one element a hundredth off.
+        // The check detects one element that is off by a hundredth.
         for spoiled in [0, m * k, m * k + n * k] {
             let mut g = gradient.clone();
             g[spoiled] = g[spoiled] * 1.01 + 1e-3;
@@ -223,7 +223,7 @@ fn backward_is_near_the_f64_oracle_and_a_spoiled_one_is_not() {
     }
 }
 
-/// Values that are not finite stay in their own row and column.
+/// Values that are not finite affect only their own row and column.
 #[test]
 fn a_nan_does_not_spread() {
     for isa in Isa::present() {

@@ -1,5 +1,5 @@
-//! Matmuls on tiles against their formula, bit for bit: on every machine with the unit in plain Rust, and on one with
-//! AMX with its instructions too.
+//! Compares matmuls on tiles with their formula, bit for bit. Every machine tests the unit in plain Rust, and a machine
+//! with AMX also tests its instructions.
 
 use super::*;
 use crate::check::{normal, relative_error};
@@ -30,7 +30,7 @@ pub(super) const SHAPES: [[usize; 3]; 15] = [
     [200, 3, 4],
 ];
 
-/// What has tiles here.
+/// The units and instruction sets with tiles on this machine.
 fn isas() -> impl Iterator<Item = Isa> {
     [Isa::AMX_EMULATED].into_iter().chain(Isa::from_name("amx"))
 }
@@ -57,9 +57,9 @@ pub(super) struct Case {
     pub m: usize,
     pub n: usize,
     pub k: usize,
-    /// Numbers of bf16.
+    /// Numbers that bf16 can represent.
     pub x: Vec<f32>,
-    /// Numbers of bf16.
+    /// Numbers that bf16 can represent.
     pub w: Vec<f32>,
     pub bias: Vec<f32>,
     pub d_y: Vec<f32>,
@@ -106,7 +106,7 @@ impl Case {
         backward_input(ctx, BackwardInput { d_y: d_y.view(), w: &w, d_x: d_x.view_mut(), accumulate }).unwrap();
         d_x.to_vec_f32()
     }
-    /// The rows given in calls between these cuts.
+    /// The rows if they are given in several calls, split at these points.
     pub fn backward_weight(&self, ctx: &Context, segments: &[u32], cuts: &[usize]) -> Vec<f32> {
         let Case { m, n, k, .. } = *self;
         let (x, d_y) = (narrow(&[m, k], &self.x), wide(&[m, n], &self.d_y));
@@ -186,7 +186,7 @@ fn every_vector_packs_alike() {
         fn run<V: Simd>(self) {
             let mut scratch = Scratch::default();
             scratch.f32(1 << 16).fill(f32::NAN);
-            // SAFETY: the output is borrowed by the matmul and nobody else computes it.
+            // SAFETY: the matmul borrows the output, and nobody else computes it.
             unsafe { self.0.block_with::<V>(0..self.1, 0..self.2.div_ceil(crate::matrix::PANEL), &mut scratch) };
         }
     }
@@ -242,7 +242,7 @@ fn every_vector_packs_alike() {
     }
 }
 
-/// A row's bits depend neither on the other rows nor on its place among them, and rows not asked for are left alone.
+/// A row's bits do not depend on the other rows or on its place among them, and rows outside the range are not changed.
 #[test]
 fn bits_do_not_depend_on_the_batch() {
     let case = Case::new([70, 45, 140]);

@@ -18,7 +18,7 @@ use std::ops::Range;
 const TASK_ROWS: usize = 120;
 /// [`TASK_ROWS`] on AMX tiles. More rows, because each task packs the weight for itself.
 const TASK_ROWS_ON_TILES: usize = 256;
-/// Vocabulary entries whose gradients are in memory at once, in the backward pass.
+/// Number of vocabulary entries whose gradients are in memory at once, in the backward pass.
 const WINDOW: usize = 8 * CHUNK;
 /// Statistics that are kept for each chunk of a row: m = max z, Σ exp(z−m), Σ exp(z−m)(z−m).
 pub(crate) const KEPT: usize = 3;
@@ -272,7 +272,7 @@ impl Tasks for Chunks<'_> {
             if let Some((wanted, to)) = self.picked {
                 let id = wanted[row] as usize;
                 if ids.contains(&id) {
-                    // SAFETY: one chunk alone has the id.
+                    // SAFETY: only one chunk contains the id.
                     let z = unsafe { to.slice(row..row + 1) };
                     z[0] = logits[id - ids.start];
                 }
@@ -282,7 +282,7 @@ impl Tasks for Chunks<'_> {
 }
 
 /// Tasks that combine the statistics of a block of rows into log-sum-exps, entropies and log-probabilities. On entry
-/// `logps` has each target's scaled logit.
+/// `logps` contains each target's scaled logit.
 pub(crate) struct Combine<'a> {
     pub head: &'a Head<'a>,
     pub rows: Range<usize>,

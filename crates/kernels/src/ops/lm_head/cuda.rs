@@ -11,7 +11,7 @@ use std::ops::Range;
 
 const SOURCE: Source = source!("lm_head");
 
-/// Vocabulary entries whose logits are in memory at once.
+/// Number of vocabulary entries whose logits are in memory at once.
 pub(crate) const WINDOW: usize = 8 * CHUNK;
 
 /// The operands of the lm head on the device: hidden rows and weight.

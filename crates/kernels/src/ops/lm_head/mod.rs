@@ -76,7 +76,7 @@ pub struct Backward<'a> {
     pub entropies: Option<View<'a>>,
     /// Gradient of the hidden rows: `[R, H]`, *overwrites*.
     pub d_hidden: ViewMut<'a>,
-    /// Gradient of the weight: `[V, H]`, *accumulates into*. The padding of the last panel is left alone.
+    /// Gradient of the weight: `[V, H]`, *accumulates into*. The padding of the last panel is not changed.
     pub d_weight: Option<&'a mut Matrix>,
     /// First row of each of the S segments, then R: u32 `[S + 1]`. Cutting a batch into several calls between segments
     /// changes no bit. `None`: one segment.
@@ -97,7 +97,7 @@ pub struct Logits<'a> {
     pub lse: ViewMut<'a>,
 }
 
-/// Computes whole rows of scaled logits z, for the few rows for which the log-probabilities of other tokens are wanted.
+/// Computes whole rows of scaled logits z, for the few rows that need the log-probabilities of other tokens.
 /// z − lse are the log-probabilities of [`forward`], bit for bit.
 pub fn logits(ctx: &Context, args: Logits<'_>) -> Result<()> {
     const OP: &str = "lm_head::logits";

@@ -80,7 +80,7 @@ impl Case {
         forward(ctx, args).unwrap();
         Outputs { logps: logps.to_vec_f32(), lse: lse.to_vec_f32(), entropies: entropies.to_vec_f32() }
     }
-    /// `d_hidden` and `d_weight`, the rows given in two calls cut at `cut`.
+    /// `d_hidden` and `d_weight` if the rows are given in two calls, split at `cut`.
     fn backward(&self, ctx: &Context, cut: usize, spoil: impl Fn(&mut Vec<f32>)) -> (Vec<f32>, Vec<f32>) {
         self.backward_of(ctx, cut, &[], spoil)
     }
@@ -256,7 +256,7 @@ fn forward_is_near_the_f64_oracle() {
     }
 }
 
-/// The bits may depend neither on the threads, nor on the other rows, nor on where a batch is cut.
+/// The bits must not depend on the threads, on the other rows, or on where a batch is split.
 #[test]
 fn bits_do_not_depend_on_threads_or_batch() {
     for shape in [[70, 20, 1031], [300, 3, 600]] {
@@ -328,7 +328,7 @@ fn backward_is_near_the_f64_oracle_and_a_spoiled_one_is_not() {
     assert!(relative_error(&spoiled.1, &d_weight) > 1e-4);
 }
 
-/// What overflows in one row is seen there and nowhere else.
+/// An overflow in one row affects only that row.
 #[test]
 fn a_row_that_is_not_finite_says_so() {
     let mut case = Case::new([3, 4, 600], 1.0);

@@ -39,7 +39,7 @@ pub struct Dropout<'a> {
     pub positions: View<'a>,
 }
 
-/// Rows whose dropout factors are in memory at once.
+/// Number of rows whose dropout factors are in memory at once.
 const ROWS: usize = 128;
 /// Rows of a task that computes dropout factors.
 const TASK_ROWS: usize = 4;

@@ -89,7 +89,7 @@ fn fast(ctx: &Context, p: Option<f64>, (m, k, n, of): Case) -> Out {
     with_workspace(1 << 17, |all| all.fill(f32::NAN));
     forward(ctx, Forward { x: x.view(), adapter, dropout: dropout(0..m), y: y.view_mut() }).unwrap();
     with_workspace(1 << 17, |all| all.fill(f32::NAN));
-    // Two calls: the gradients of a batch may be cut anywhere.
+    // There are two calls, because the gradients of a batch may be split anywhere.
     for rows in [0..m / 3, m / 3..m] {
         let args = Backward {
             x: x.rows(rows.clone()),
@@ -277,7 +277,7 @@ fn the_share_that_is_dropped_is_p_and_masks_are_independent() {
     refused(Dropout { samples: samples.rows(1..m), ..dropout(0.5, KEY) });
 }
 
-/// Where a row lies in the batch, and with whom, changes nothing.
+/// A row's place in the batch, and the other rows, change nothing.
 #[test]
 fn a_row_is_dropped_by_its_identity() {
     let ctx = Context::cpu(Isa::best(), 1);

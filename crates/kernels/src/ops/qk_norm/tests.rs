@@ -119,7 +119,8 @@ fn equals_the_oracle_on_every_isa() {
         for ctx in contexts(&[1, 3]) {
             let got = run(&ctx, &c, &x, [&q, &k], &d_y, [&q0, &k0]);
             for (i, (got, oracle)) in got.iter().zip([&y, &rstd, &d_x, &d_q, &d_k]).enumerate() {
-                // d_x of a head of one element is all cancellation: its error is judged by what cancels.
+                // d_x of a head of one element is all cancellation, so its error is measured relative to the terms that
+                // cancel.
                 let size = if c.hd == 1 && i == 2 { f64::from(q[0].abs()) * rstd[0] } else { 0.0 };
                 let error = relative_error(got, oracle);
                 let difference: f64 = got.iter().zip(oracle).map(|(&a, b)| (f64::from(a) - b).abs()).sum();

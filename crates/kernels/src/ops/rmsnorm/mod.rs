@@ -107,7 +107,7 @@ pub fn forward(ctx: &Context, args: Forward<'_>) -> Result<()> {
     Ok(())
 }
 
-/// Computes again what [`forward`] wrote to `y`, to the same bits, for a backward pass that did not keep it.
+/// Recomputes the `y` of [`forward`], with the same bits, for a backward pass that did not keep it.
 pub fn recompute(ctx: &Context, args: Recompute<'_>) -> Result<()> {
     const OP: &str = "rmsnorm::recompute";
     let [t, h] = two_dims(OP, "x", args.x)?;

@@ -46,7 +46,7 @@ fn run_with(ctx: &Context, x: &[f32], delta: Option<&[f32]>, w: &[f32], offset: 
     [y.to_vec_f32(), rstd.to_vec_f32(), sum.to_vec_f32()]
 }
 
-/// d_x and d_weight, added to what they hold.
+/// d_x and d_weight, added to their previous contents.
 fn run_back(
     ctx: &Context,
     x: &[f32],

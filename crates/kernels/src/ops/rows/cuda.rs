@@ -7,7 +7,8 @@ use crate::device::Cuda;
 use crate::device::cuda::{Grid, Source, source};
 
 const SOURCE: Source = source!("rows");
-/// Threads that share a column of the gradient. Each reads all chosen rows, and adds those whose index has its residue.
+/// Threads that share a column of the gradient. Each thread reads all chosen rows, and adds those whose index has its
+/// residue.
 const RESIDUES: u32 = 16;
 
 pub(super) fn gather(cuda: &Cuda, mut args: Gather<'_>) -> Result<()> {

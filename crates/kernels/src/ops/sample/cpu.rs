@@ -11,7 +11,7 @@ use crate::pool::{Disjoint, Scratch, Tasks};
 use crate::simd::Simd;
 use std::ops::Range;
 
-/// Rows with truncation or penalty whose logits are in memory at once.
+/// Number of rows with truncation or penalty whose logits are in memory at once.
 const TRUNCATED_ROWS: usize = 16;
 /// The most logits (16 MiB) of all rows that are kept until tokens are drawn. If there are more, the logits of the
 /// chosen chunk are computed again, to the same bits. (Few in tests, so that both cases occur.)

@@ -100,7 +100,7 @@ fn memory() -> Memory {
     Memory::new(Device::Cpu)
 }
 
-/// `n` rows that go through all kinds, each with a counter of its own.
+/// `n` rows that cycle through all kinds, each with a separate counter.
 fn mixed(n: usize) -> Vec<RowParams<'static>> {
     let kinds = kinds();
     (0..n).map(|i| RowParams { counter: [i as u32, 1, 2, 3], ..kinds[i % kinds.len()] }).collect()
@@ -179,7 +179,7 @@ fn draws_follow_the_distribution() {
             assert!((f64::from(logp) - p[id as usize].ln()).abs() < 1e-4, "{kind:?}");
         }
         if kind.temperature > 0.0 {
-            // The test bites: another temperature is seen.
+            // The test detects another temperature.
             let other = RowParams { temperature: kind.temperature * 1.5, ..kind };
             let p = reference::distribution(&case.logits(0), &other);
             let possible: Vec<u32> = ids.iter().copied().filter(|&id| p[id as usize] > 0.0).collect();
@@ -231,7 +231,7 @@ fn drawn(case: &Case, params: RowParams<'_>) -> std::collections::BTreeMap<u32, 
     ids.into_iter().zip(logps).collect()
 }
 
-/// As transformers' top-k: what ties with the k-th stays.
+/// As in transformers' top-k, tokens that tie with the k-th token are kept.
 #[test]
 fn ties_with_the_kth_are_kept() {
     let case = of_logits(&[1.0, 3.0, 2.0, 2.0, 0.0, 2.0]);
@@ -297,7 +297,7 @@ fn what_is_as_likely_as_the_last_that_stays_stays() {
         let below = f64::from(row[0] - row[ids[0] as usize]);
         (-below - f64::from(logps[0])).exp()
     };
-    // Sums of exp(z − max) over what stays.
+    // Sums of exp(z − max) over the kept tokens.
     let three = 1.0 + 2.0 * (-2.0f64).exp();
     assert!((kept(&[3.0, 1.0, 1.0, 0.0], RowParams { top_k: 2, ..PLAIN }) - three).abs() < 1e-5);
     assert!((kept(&[2.0, 2.0, 1.0], RowParams { min_p: 1.0, ..PLAIN }) - 2.0).abs() < 1e-5);

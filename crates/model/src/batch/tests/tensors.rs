@@ -1,4 +1,4 @@
-//! Batches and steps on the device: the lists that operations read, and their sizes.
+//! Batches and steps on the device: the lists that operations read and their sizes.
 
 use super::*;
 use kernels::rng::philox;
@@ -40,7 +40,7 @@ fn a_micro_batch_has_an_upper_bound() {
     for (groups, completions, most, expected) in [
         // All groups fit.
         (2, 6, 1000, (200, 8, 60)),
-        // The budget: 150 tokens, 3 pages and 2 more for each completion.
+        // The budget limits this batch: 150 tokens, 3 pages, and 2 more for each completion.
         (3, 2, 150, (150, 7, 90)),
         (9, 4, 150, (150, 11, 154)),
         // One group is larger than the budget.
@@ -74,14 +74,14 @@ fn the_rows_of_a_step_are_those_that_were_set_last() {
     assert_eq!(tables(&rows), (vec![2, 2], vec![10, 11, 12, 0]), "up to the last table that a row uses");
     assert_eq!((rows.rows(), rows.sampled().to_vec_u32()), (3, vec![2, 0]));
     assert_eq!(rows.sequences().collect::<Vec<_>>(), [(0..2, 0..1), (2..3, 1..2)]);
-    // A table keeps entries that were not set again.
+    // A table keeps the entries that were not set again.
     rows.set_table(1, &[15, 16]);
     rows.set_table(0, &[17]);
     rows.set(step(&[4, 5, 6, 7, 8], &[2, 1, 1, 1, 2], &[4], &[]));
     assert_eq!(tables(&rows), (vec![3, 2], vec![17, 11, 15, 16, 13, 14]));
     assert_eq!(rows.views().ids.to_vec_u32(), [4, 5, 6, 7, 8]);
     assert_eq!(rows.sequences().collect::<Vec<_>>(), [(0..1, 2..3), (1..4, 1..2), (4..5, 2..3)]);
-    // Rows to sample from can be replaced, by more or fewer.
+    // The rows to sample from can be replaced by more or fewer rows.
     for sampled in [&[0, 1, 2][..], &[3], &[]] {
         rows.set_sampled(sampled, &[]);
         assert_eq!((rows.sampled().to_vec_u32(), rows.draws().shape()), (sampled.to_vec(), &[0][..]));

@@ -1,4 +1,4 @@
-//! The limits of templates, each at its last allowed value and at the first one beyond.
+//! The limits on templates, each at the last allowed value and at the first one beyond.
 
 use super::super::limits::{self, BUDGET};
 use super::*;
@@ -26,7 +26,7 @@ fn a_budget_is_spent_to_its_last_byte_and_namespace() {
         limits::charge_namespace().unwrap_or_else(|e| panic!("{n}: {e}"));
     }
     assert!(limits::charge_namespace().unwrap_err().to_string().contains("more than 1000 namespaces"));
-    // A rendering begins with the full budget, and an excess takes all that was left.
+    // A rendering begins with the full budget, and a charge beyond the budget uses up the rest.
     limits::begin();
     limits::charge_namespace().unwrap();
     limits::charge(10).unwrap();
@@ -88,7 +88,7 @@ fn sources_expressions_and_branches_have_a_largest_length() {
     assert_eq!(checked(&"x".repeat(1 << 20)), Ok(1 << 20));
     let error = checked(&"x".repeat((1 << 20) + 1)).unwrap_err();
     assert_eq!(error, "chat template: template `name`: 1048577 bytes, more than 1048576");
-    // The end of the expression is a token, too; each expression and each block starts its own count.
+    // The end of the expression is a token, too. Each expression and each block starts a new count.
     let tokens = |n: usize| format!("{{{{ {}}}}}", "1 ".repeat(n - 1));
     assert_eq!(checked(&tokens(2000)), Ok(0));
     assert_eq!(checked(&(tokens(1500) + &tokens(2000) + "{% if a %}" + &tokens(2000))), Ok(0));

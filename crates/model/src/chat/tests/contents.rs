@@ -1,4 +1,4 @@
-//! Contents: texts and conversations, as they are read, completed, split and scored.
+//! Strings and conversations: how they are read, completed, split and scored.
 
 use super::*;
 

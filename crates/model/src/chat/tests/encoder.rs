@@ -1,4 +1,4 @@
-//! Prompts and answers as token ids. Tokens are characters; the tokenizer begins every text with `^`, and `#` ends one.
+//! Prompts and answers as token ids. Tokens are characters. The tokenizer puts `^` before every text, and `#` ends one.
 
 use super::*;
 
@@ -50,7 +50,7 @@ const NO_TEMPLATE: &str = "the data has conversations, but the model has no chat
 fn prompts_are_rendered_and_encoded() {
     let all = Encoders::new(TEMPLATE);
     let encode = |e: PromptEncoder<'_>, prompt: &Content| e.encode(prompt).map(|ids| all.text(&ids));
-    // A text begins with the start token; a rendered conversation has what its template prints.
+    // A text begins with the start token; a rendered conversation has only the tokens that its template prints.
     assert_eq!(encode(all.chat(), &"hi".into()).unwrap(), "^hi");
     assert_eq!(encode(all.plain(), &"hi".into()).unwrap(), "^hi");
     assert_eq!(encode(all.chat(), &say(&[("user", "hi")])).unwrap(), "tku:hi#a:");
@@ -71,8 +71,8 @@ fn answers_are_encoded_after_their_prompt() {
     assert_eq!(answered(say(&[("user", "hi")]), say(&[("assistant", "ho"), ("user", "b")])), "tku:hi#a:ho#u:b#");
     let plain = all.plain().encode_answered(&say(&[("user", "hi")]), &"ho".into()).unwrap_err().to_string();
     assert_eq!(plain, NO_TEMPLATE);
-    // As in TRL, whether an answer has its end token is a question of the answer's text alone, and a start token in the
-    // text is not the one that the tokenizer adds.
+    // As in TRL, only the answer's own text decides whether it has its end token, and a start token in the text does
+    // not replace the one that the tokenizer adds.
     assert_eq!(answered("hi#".into(), "".into()), "^hi##");
     assert_eq!(answered("hi".into(), "a#b".into()), "^hia#b#");
     assert_eq!(answered("^hi".into(), "a".into()), "^^hia#");
@@ -88,14 +88,14 @@ fn pairs_share_what_both_answers_begin_with() {
     let text = |list: [&str; 3]| Ok(list.map(str::to_owned));
     assert_eq!(pair(&"hi".into(), " a", " b"), text(["^hi", " a#", " b#"]));
     assert_eq!(pair(&say(&[("user", "hi")]), "a", "b"), text(["tku:hi#a:", "a#", "b#"]));
-    // Tokens that answers share beyond the prompt are the answers'; no list is empty.
+    // Tokens that the answers share beyond the prompt still belong to the answers. No list is empty.
     assert_eq!(pair(&"hi".into(), "ab", "ac"), text(["^hi", "ab#", "ac#"]));
     assert_eq!(pair(&"hi".into(), "", "b"), text(["^hi", "#", "b#"]));
     assert_eq!(pair(&"hi#".into(), "", "b"), text(["^hi#", "#", "b#"]));
     let same = "`chosen` and `rejected` are the same tokens: there is nothing to learn from such a pair, remove it";
     assert_eq!(pair(&"hi".into(), "a", "a").unwrap_err(), same);
     assert_eq!(pair(&"hi".into(), "a", "a#").unwrap_err(), same);
-    // Here the prompt is the answers' beginning only in part, or in nothing.
+    // Here the answers begin with only a part of the prompt, or with none of it.
     let other = Encoders::new("{% for m in messages %}{{ m.content }}#{% endfor %}{{ 'b' if add_generation_prompt }}");
     let of = |prompt: &Content| other.chat().encode_pair(prompt, &"a".into(), &"c".into());
     let [shared, chosen, rejected] = of(&say(&[("user", "hi")])).unwrap().map(|ids| other.text(&ids));
@@ -112,7 +112,7 @@ fn pairs_share_what_both_answers_begin_with() {
 #[test]
 fn completions_are_encoded_with_their_prompt() {
     let all = Encoders::new(TEMPLATE);
-    // The ids, with a bar where the completion begins.
+    // The ids as text, with a bar where the completion begins.
     let complete = |e: PromptEncoder<'_>, prompt: Content, completion: Content| {
         let completed = e.encode_completion(&prompt, &completion).map_err(|e| e.to_string())?;
         let (before, after) = completed.ids.split_at(completed.border);
@@ -126,13 +126,13 @@ fn completions_are_encoded_with_their_prompt() {
     assert_eq!(complete(all.chat(), user(), answer()).unwrap(), "tku:hi#a:|ho#");
     let two = complete(all.chat(), user(), say(&[("assistant", "ho"), ("user", "b"), ("assistant", "c")]));
     assert_eq!(two.unwrap(), "tku:hi#a:|ho#u:b#a:c#");
-    // A prompt that ends with the assistant gets the header of a further answer, as in TRL.
+    // A prompt that ends with an assistant's message gets the header of another answer, as in TRL.
     let twice = complete(all.chat(), say(&[("user", "hi"), ("assistant", "he")]), answer());
     assert_eq!(twice.unwrap(), "tku:hi#a:he#a:|ho#");
     let error = complete(all.chat(), "hi".into(), answer()).unwrap_err();
     assert!(error.starts_with("the prompt is a text, but the completion is a conversation: give both"), "{error}");
     assert_eq!(complete(all.plain(), user(), answer()).unwrap_err(), NO_TEMPLATE);
-    // A prompt that the template renders differently alone: the completion begins where the tokens differ.
+    // The template renders this prompt differently alone, so the completion begins where the tokens differ.
     let other = Encoders::new("{{ messages | length }}{% for m in messages %}{{ m.content }}#{% endfor %}");
     assert_eq!(complete(other.chat(), user(), answer()).unwrap(), "|2hi#ho#");
     assert!(other.chat().encode_completion(&user(), &answer()).unwrap().prompt_differs);
@@ -153,19 +153,19 @@ fn the_assistants_tokens_end_with_the_turn() {
              {{% if add_generation_prompt %}}assistant:{{% endif %}}"
         )
     };
-    // No special token: all that is printed.
+    // Without a special token, everything printed belongs to the answer.
     assert_eq!(assistant_text(&plain(""), &chat).unwrap(), "ho\nhu\n");
-    // Special tokens of the message itself end nothing; of several behind it, the last ends the turn.
+    // Special tokens inside the message end nothing. If several follow the message, the last one ends the turn.
     let twice = json!([{"role": "user", "content": "hi"}, {"role": "assistant", "content": "h#o"}]);
     assert_eq!(assistant_text(&plain(""), &twice).unwrap(), "h#o\n");
     assert_eq!(assistant_text(&plain("#"), &twice).unwrap(), "h#o#");
     assert_eq!(assistant_text(&plain("##"), &twice).unwrap(), "h#o##");
-    // The last message ends differently from the others; each message has its own end.
+    // The last message ends differently from the others, and each message has its own end.
     assert_eq!(assistant_text(&plain("{% if not loop.last %}#{% endif %}"), &chat).unwrap(), "ho#hu");
     // An assistant may speak first.
     let first = json!([{"role": "assistant", "content": "ho"}, {"role": "user", "content": "hi"}]);
     assert!(assistant_text(&plain("#"), &first).unwrap().ends_with("ho#"));
-    // A message that the template does not print.
+    // The template does not print this message.
     let calls = json!([{"role": "user", "content": "hi"}, {"role": "assistant", "tool_calls": ["f"]},
         {"role": "user", "content": "he"}]);
     let changes = "{% for m in messages %}{{ m.role }}{{ 'b' if loop.last else 'a' }}{% endfor %}";

@@ -1,4 +1,4 @@
-//! Inputs of templates: messages, tools, variables; and the choice of the template.
+//! Inputs of templates (messages, tools, variables), and the choice of the template.
 
 use super::*;
 
@@ -50,7 +50,7 @@ fn conversations_that_cannot_be_rendered_say_why() {
         let chat = Chat { add_generation_prompt, continue_final_message, ..chat };
         assert_eq!(rendered("{{ messages[0].content }}", &chat).unwrap(), "hi");
     }
-    // An error within an included template is reported with the place where it was included.
+    // An error within an included template is reported with the place of the include.
     let sources = [("default", "{% include 'inner' %}"), ("inner", "\n{{ raise_exception('deep inside') }}")];
     let sources = sources.map(|(name, source)| (name.to_owned(), source.to_owned()));
     let error =
@@ -79,7 +79,7 @@ fn the_last_text_is_continued() {
     for template in ["nothing of it", "{{ messages[0].content | replace('so', 'no') }}"] {
         assert_eq!(rendered(template, &chat).unwrap_err(), changed, "{template}");
     }
-    // A text that has the mark itself is cut at the last one.
+    // A text that itself contains the mark is truncated at the last mark.
     let messages = [json!({"role": "assistant", "content": "a CONTINUE_FINAL_MESSAGE_TAG b"})];
     let chat = Chat { messages: &messages, ..chat };
     assert_eq!(rendered("{{ messages[0].content }}.", &chat).unwrap(), "a CONTINUE_FINAL_MESSAGE_TAG b");
@@ -111,7 +111,7 @@ fn templates_lie_in_files_or_in_the_configuration() {
     assert_eq!(error, "chat template: there are several, and none is the default: b, rag");
     assert_eq!(template.source(), "s", "the first by name, where none is the default");
 
-    // Several template files; other files are not templates.
+    // There are several template files; other files are not templates.
     write("additional_chat_templates/tool_use.jinja", "tools");
     write("additional_chat_templates/notes.txt", "{% not a template");
     let template = load().unwrap().unwrap();

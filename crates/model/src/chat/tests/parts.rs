@@ -1,21 +1,21 @@
-//! Contents that are lists of parts: which are rendered, and which are refused.
+//! Contents that are lists of parts: those that are rendered and those that are rejected.
 
 use super::*;
 
 /// Prints contents as Jinja prints them.
 const PLAIN: &str = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}";
-/// Knows texts only, as Qwen3's template.
+/// Supports strings only, like Qwen3's template.
 const TEXTS: &str = "{% for m in messages %}{{ m.role }}: {% if m.content is string %}{{ m.content }}{% else %}\
                      {{ '' }}{% endif %}\n{% endfor %}";
-/// Knows parts, as templates of models that read images.
+/// Supports parts, like templates of models that read images.
 const PARTS: &str = "{% for m in messages %}{{ m.role }}: {% if m.content is string %}{{ m.content | trim }}{% else %}\
                      {% for p in m.content %}{% if p.type == 'text' %}{{ p.text | trim }}{% endif %}{% endfor %}\
                      {% endif %}\n{% endfor %}";
-/// Prints the results of tools as JSON, as Llama 3's template.
+/// Prints the results of tools as JSON, like Llama 3's template.
 const JSON: &str = "{% for m in messages %}{{ m.role }}: {% if m.role == 'tool' %}{{ m.content | tojson }}{% else %}\
                     {{ m.content }}{% endif %}\n{% endfor %}";
 
-/// The error for a message with this content; none if the template renders it.
+/// The error for a message with this content; `None` if the template renders it.
 fn refusal(template: &str, message: Value) -> Option<String> {
     let template = ChatTemplate::new(template, &special()).unwrap();
     template.render(&Chat { messages: &[message], ..Chat::default() }).err().map(|error| error.to_string())
@@ -93,7 +93,7 @@ fn a_content_of_parts_is_in_the_rendered_text_or_refused() {
     assert_eq!(error, "message 1 has a part of type `images`, and models here read text only");
 }
 
-/// The message is the second of three.
+/// The refused message is the second of three.
 #[test]
 fn a_message_whose_text_is_left_out_is_found() {
     let mut wrong = Vec::new();

@@ -1,8 +1,8 @@
-//! Values, JSON and dates as Python writes them. Expected texts are Python's.
+//! Values, JSON and dates as Python writes them. The expected strings come from Python.
 
 use super::*;
 
-/// An error of a template that is rendered with these variables.
+/// The error of a template that is rendered with these variables.
 fn refused(template: &str, kwargs: Value) -> String {
     render_with(template, json!([{"role": "user"}]), kwargs).unwrap_err().to_string()
 }
@@ -116,7 +116,7 @@ fn each_argument_of_tojson_has_its_place_and_its_name() {
     assert!(refused("{{ gone | tojson }}", x()).contains("tojson: a value of kind undefined is not JSON"));
 }
 
-/// Every day from 1970 into the next cycle of 400 years, compared with a calendar that counts days.
+/// Tests every day from 1970 into the next cycle of 400 years against a calendar that counts days.
 #[test]
 fn every_day_is_the_day_after_the_one_before() {
     let days = ["Thu", "Fri", "Sat", "Sun", "Mon", "Tue", "Wed"];

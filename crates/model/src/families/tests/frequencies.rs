@@ -42,9 +42,9 @@ fn each_kind_is_its_formula() {
         for (factor, fast, slow, context) in [
             (4.0, 32.0, 1.0, 4096.0),
             (16.0, 8.0, 2.0, 1024.0),
-            // The ramp would begin before the first dimension, and end behind the last.
+            // This ramp would begin before the first dimension and end after the last.
             (2.0, 1e6, 1e-9, 2048.0),
-            // It has no length at all.
+            // This ramp has length 0.
             (2.0, 3.0, 3.0, 2048.0),
         ] {
             for truncate in [true, false] {

@@ -1,10 +1,10 @@
-//! Every setting: its default for each family, its limits, and the values that are refused.
+//! Every setting: its default for each family, its limits, and the values that are rejected.
 
 use super::*;
 use crate::Head;
 use kernels::DType;
 
-/// A configuration of a family with only the sizes that have no default.
+/// A configuration of a family that sets only the sizes without a default.
 fn bare(family: &str, more: Value) -> Result<ModelConfig> {
     let mut config = json!({"model_type": family, "hidden_size": 512, "intermediate_size": 20, "num_hidden_layers": 12,
         "num_attention_heads": 32, "vocab_size": 50});
@@ -241,7 +241,7 @@ fn windows_are_those_of_the_layers_that_slide() {
     assert!(
         bare("olmo2", json!({"layer_types": types(&[])})).unwrap_err().to_string().contains("not supported for olmo2")
     );
-    // SmolLM 3: a window on the layers without rope.
+    // In SmolLM 3 the window applies to the layers without rope.
     let smollm = |more: Value| bare("smollm3", more).unwrap();
     assert_eq!(smollm(json!({"use_sliding_window": true, "sliding_window": 9})).windows, only(&[3, 7, 11], 9));
     assert_eq!(smollm(json!({"sliding_window": 9})).windows, only(&[], 9));

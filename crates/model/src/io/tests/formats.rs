@@ -31,7 +31,7 @@ fn metadata_and_data_lie_where_readers_expect_them() {
             (Some("pt"), Some(&value[..]), None)
         );
         assert_eq!(read_metadata(&path, "mine").unwrap(), Some(value));
-        // The checksum is of the file with zeros in its place.
+        // The checksum covers the file with zeros in the checksum's place.
         let place = find_checksum(&bytes).unwrap();
         let recorded = String::from_utf8(bytes[place.clone()].to_vec()).unwrap();
         let mut zeros = bytes.clone();
@@ -42,7 +42,7 @@ fn metadata_and_data_lie_where_readers_expect_them() {
             (listed.files["x.safetensors"].xxh3.as_str(), listed.files["x.safetensors"].bytes),
             (&recorded[..], bytes.len() as u64)
         );
-        // A bit that changed is found, in the data and in the header.
+        // A flipped bit is detected, in the data and in the header.
         for at in [bytes.len() - 1, 9] {
             let mut damaged = bytes.clone();
             damaged[at] ^= 1;
@@ -59,7 +59,7 @@ fn metadata_and_data_lie_where_readers_expect_them() {
 
 #[test]
 fn weights_are_cut_into_files_of_a_largest_size() {
-    // Tensors of 80, 64 and 16 bytes in f32.
+    // The tensors have 80, 64 and 16 bytes in f32.
     for (max_shard_bytes, files) in [
         (160, vec![3]),
         (159, vec![2, 1]),
@@ -174,7 +174,7 @@ fn files_of_processes_that_are_gone_are_removed() {
     let at = |name: &str| dir.path().join(name);
     let long = "n".repeat(250);
     let own = std::process::id();
-    // No process has this number: it is larger than any that a system gives.
+    // No process has this PID, because it is larger than any that the system assigns.
     let gone = 4_194_304_u32;
     let kept = [
         format!(".a.json.{own}.partial"),
@@ -198,7 +198,7 @@ fn files_of_processes_that_are_gone_are_removed() {
     let mut expected = kept.to_vec();
     expected.sort();
     assert_eq!(names(dir.path()), expected);
-    // A file that is written removes what an earlier process left, and leaves nothing itself, even after an error.
+    // Writing a file removes the files left by an earlier process, and leaves no temporary file, even after an error.
     std::fs::write(at(&removed[0]), "x").unwrap();
     write_atomically(&at("a.json"), |out| out.write_all(b"new").map_err(|e| Error::io("a.json", e))).unwrap();
     let failed = write_atomically(&at("a.json"), |out| {
@@ -214,7 +214,7 @@ fn files_of_processes_that_are_gone_are_removed() {
     assert!(write_atomically(Path::new("/"), |_| Ok(())).unwrap_err().to_string().contains("is not a file name"));
 }
 
-/// In another container an id is another process: the lock shows that it lives.
+/// In another container the same PID is another process. The lock shows that the writer is alive.
 #[test]
 fn files_of_processes_that_live_elsewhere_are_kept() {
     let dir = tempfile::tempdir().unwrap();
@@ -228,7 +228,7 @@ fn files_of_processes_that_live_elsewhere_are_kept() {
     let mut locks = [&file, &other, &directory].map(|path| Some(lock_partial(path).unwrap()));
     sweep_partial(&at("a.json"));
     assert_eq!(there(), [true; 3]);
-    // Another writer neither removes them nor is removed.
+    // Another writer neither removes these files nor has its own removed.
     write_atomically(&at("a.json"), |out| {
         let own = at(&format!(".a.json.{}.partial", std::process::id()));
         assert!(own.exists() && lock_partial(&own).is_none(), "it is locked as long as it is written");
@@ -249,7 +249,7 @@ fn a_directory_that_cannot_be_flushed_is_an_error() {
     use super::super::save::sync_directory;
     let dir = tempfile::tempdir().unwrap();
     sync_directory(dir.path()).unwrap();
-    // A path of one name is in the working directory.
+    // A path that is only a name refers to the working directory.
     sync_directory(Path::new("")).unwrap();
     let missing = dir.path().join("missing");
     let why = sync_directory(&missing).unwrap_err().to_string();
@@ -275,7 +275,7 @@ fn tensors_that_belong_to_no_model_are_counted() {
     save(&[norm, ("model.layers.0.self_attn.rotary_emb.inv_freq", &[2])]);
     assert_eq!(load(dir.path(), &config(true), &wanted).unwrap(), wanted, "what follows from the configuration");
     assert!(error(&[("rotary_emb.inv_freq.x", &[2])]).contains("unexpected"));
-    // A tied head is allowed only where it is tied.
+    // A file may contain a tied head only if the model ties it.
     save(&[norm, ("lm_head.weight", &[5, 4])]);
     fails_with(load(dir.path(), &config(false), &wanted), &["lm_head.weight", "unexpected"]);
     std::fs::remove_file(dir.path().join("model.safetensors")).unwrap();
@@ -303,7 +303,7 @@ fn a_source_gives_as_many_elements_as_its_shape_has() {
     assert!(error.ends_with("has an element too large for float16"), "{error}");
 }
 
-/// The Python package copies a tokenizer's files itself: it has the same list.
+/// The Python package copies a tokenizer's files itself; its list must be the same.
 #[test]
 fn the_python_package_knows_the_listed_files() {
     let source = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../python/lockstep_rl/_models.py");
@@ -325,7 +325,7 @@ fn a_file_that_is_not_hashed_cannot_be_read() {
     let _ = ModelFiles::read(dir.path()).unwrap().object("vocab.json");
 }
 
-/// A model is loaded from the files that were read, and not from the directory, which may have changed meanwhile.
+/// A model is loaded from the files that were read, not from the directory, which may have changed in the meantime.
 #[test]
 fn the_hashed_bytes_are_the_used_ones() {
     let dir = tempfile::tempdir().unwrap();

@@ -1,4 +1,4 @@
-//! Tokenizers from directories: named tokens, settings, and files that are wrong.
+//! Tokenizers read from directories: named tokens, settings, and invalid files.
 
 use super::*;
 use serde_json::{Value, json};
@@ -58,14 +58,14 @@ fn named_tokens_come_from_the_settings_or_the_class() {
             assert!(loaded.token_id(token).is_some(), "{class}: {name}");
         }
     }
-    // A null is not a token; the settings come before the map, and both before the class.
+    // A null means no token. The settings take precedence over the map, and both over the class.
     let dir = Dir::new(json!({"tokenizer_class": "LlamaTokenizer", "bos_token": null, "pad_token": {"content": "a"}}));
     dir.write("special_tokens_map.json", &json!({"bos_token": "<x>", "eos_token": "<e>", "pad_token": "b"}));
     let loaded = dir.load().unwrap();
     assert_eq!(loaded.special(), &of(None, Some("<e>"), Some("a"), Some("<unk>")));
     let named: Vec<_> = loaded.special().named().collect();
     assert_eq!(named, [("eos_token", "<e>"), ("pad_token", "a"), ("unk_token", "<unk>")]);
-    // `a` was an ordinary token and is now special, with its id; others follow after the vocabulary.
+    // `a` was an ordinary token and is now special with the same id; other new tokens get ids after the vocabulary.
     assert_eq!((loaded.pad_id(), loaded.eos_id(), loaded.token_id("<unk>")), (Some(2), Some(10), Some(11)));
     assert_eq!(loaded.special_ids(), [0, 1, 2, 10, 11]);
     assert_eq!((loaded.bos_id(), loaded.vocab_size()), (None, 12));
@@ -99,7 +99,7 @@ fn start_and_end_tokens_are_added_as_the_settings_say() {
     ] {
         assert_eq!(encoded(bos.clone(), eos.clone()), ids, "{bos} {eos}");
     }
-    // Tokens that tokenizer.json itself adds stay, unless the settings set them.
+    // Tokens that tokenizer.json itself adds are kept, unless the settings override them.
     let dir = Dir::new(json!({"bos_token": "<s>", "add_bos_token": true}));
     dir.load().unwrap().save(dir.0.path()).unwrap();
     for (settings, ids) in
@@ -110,9 +110,9 @@ fn start_and_end_tokens_are_added_as_the_settings_say() {
         dir.write("tokenizer_config.json", &config);
         assert_eq!(dir.load().unwrap().encode("a").unwrap(), ids, "{settings}");
     }
-    // Without such a token there is nothing to add.
+    // Without a start token there is nothing to add.
     assert_eq!(Dir::new(json!({"add_bos_token": true})).load().unwrap().encode("a").unwrap(), [2]);
-    // A name that the library takes for something else is an error, and not left out.
+    // A name that the library would misread is an error; it is not skipped.
     let error = Dir::new(json!({"bos_token": "<a:b>", "add_bos_token": true})).refused();
     assert!(error.starts_with("tokenizer: "), "{error}");
 }
@@ -137,7 +137,7 @@ fn files_that_are_wrong_are_named() {
     let dir = Dir::new(json!({}));
     std::fs::write(dir.0.path().join("tokenizer.json"), "{").unwrap();
     assert!(dir.refused().contains("tokenizer.json: not JSON: "), "{}", dir.refused());
-    // A template that names a token which is missing makes the library panic.
+    // A template that names a missing token makes the library panic.
     let dir = Dir::new(json!({}));
     let single = json!([{"SpecialToken": {"id": "<none>", "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}]);
     dir.change(

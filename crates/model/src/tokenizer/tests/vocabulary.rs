@@ -1,4 +1,4 @@
-//! The vocabulary: sizes, ids, differences, offsets, and text that comes token by token.
+//! The vocabulary: sizes, ids, differences, offsets, and text that arrives token by token.
 
 use super::*;
 use serde_json::json;
@@ -58,7 +58,7 @@ fn ids_stand_for_ranges_of_bytes() {
     assert!(letters().encode_offsets("€").is_err());
 }
 
-/// Byte tokens, of which three make a `€`; a text's first space is taken away, as SentencePiece does.
+/// Byte tokens, three of which form a `€`. The first space of a text is removed, as in SentencePiece.
 fn bytes() -> Tokenizer {
     let vocab = json!({"a": 0, " b": 1, "<0xE2>": 2, "<0x82>": 3, "<0xAC>": 4, "<end>": 5});
     let model = json!({"type": "BPE", "dropout": null, "unk_token": null, "continuing_subword_prefix": null,

@@ -1,11 +1,11 @@
-//! Computing in bf16: nearer to f64 than transformers in bf16 is (`conformance/bf16_fixtures.py`), gradients near those
-//! of f32, and the same bits however a batch is laid out.
+//! Computing in bf16: logits are nearer to f64 than those of transformers in bf16 (`conformance/bf16_fixtures.py`),
+//! gradients are near those of f32, and the bits do not depend on how a batch is laid out.
 
 use super::fixtures::Expected;
 use super::*;
 use kernels::check::{normal, relative_error};
 
-/// Our largest error, as a share of transformers'.
+/// The largest allowed error, as a fraction of transformers' error.
 const OF_TRANSFORMERS: f64 = 0.9;
 
 fn load_in_bf16(ctx: &Context, dir: &Path) -> Weights {
@@ -14,7 +14,7 @@ fn load_in_bf16(ctx: &Context, dir: &Path) -> Weights {
     Weights::load(ctx.memory(), dir, &config).unwrap()
 }
 
-/// The same numbers, computed with in f32.
+/// The same weights for a model that computes in f32.
 fn in_f32(ctx: &Context, weights: &Weights) -> Weights {
     let embedding_multiplier = weights.config.embedding_scale();
     with_config(ctx, weights, ModelConfig { compute: DType::F32, embedding_multiplier, ..(*weights.config).clone() })
@@ -29,7 +29,7 @@ fn nearer_than_transformers(ctx: &Context, dir: &Path, fixture: &Path) -> f64 {
     let (expected, weights) = (Expected::read(fixture), load_in_bf16(ctx, dir));
     let (ids, exact, theirs) = (expected.ids(), expected.f64("logits"), expected.f64("error")[0]);
     let ours = relative_error(&logits(ctx, &weights, &ids), &exact);
-    // The weights are the same, and it is the activations that are rounded.
+    // The weights are the same; only the activations are rounded.
     assert!(relative_error(&logits(ctx, &in_f32(ctx, &weights), &ids), &exact) < 1e-5, "{}", dir.display());
     assert!(ours > 1e-4, "{}: nothing was rounded", dir.display());
     println!("{}: {ours:.2e}, {:.2} of transformers' {theirs:.2e}", dir.display(), ours / theirs);
@@ -85,8 +85,8 @@ fn gradients_are_near(ctx: &Context) {
     }
 }
 
-/// Threads, the cut into batches, checkpointing, and the instruction set: one formula where matmuls are chains,
-/// another where they run on tiles.
+/// The bits do not depend on threads, the split into batches, checkpointing, or the instruction set, except that
+/// matmuls as chains and matmuls on tiles have different formulas.
 #[test]
 fn no_bit_depends_on_how_it_is_computed() {
     let ids: Vec<u32> = (0..150).map(|i| (i * i + 3 * i) % 43).collect();

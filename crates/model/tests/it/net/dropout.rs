@@ -1,5 +1,5 @@
-//! Dropout of adapters' inputs in a complete model: against PEFT in f64 (`conformance/dropout_fixtures.py`), its
-//! effects, and settings that keep its bits.
+//! Dropout of adapters' inputs in a complete model: compared with PEFT in f64 (`conformance/dropout_fixtures.py`), its
+//! effects, and the settings that do not change its bits.
 
 use super::fixtures::{Expected, GRADIENT, LOGITS};
 use super::gradients::{batch, groups};
@@ -92,7 +92,7 @@ fn the_gradient_is_the_slope_of_the_same_noise() {
         let (up, down) = (moved(step, DROPOUT), moved(-2.0 * step, DROPOUT));
         let slope = (up - down) / (2.0 * step);
         assert!((slope / square - 1.0).abs() < 2e-2, "{family}: slope {slope}, |g|² {square}");
-        // It is not the slope of other noise.
+        // It is not the slope under different noise.
         let other = Some((0.2, 7, 4));
         let (up, down) = (moved(2.0 * step, other), moved(-2.0 * step, other));
         let slope = (up - down) / (2.0 * step);
@@ -138,7 +138,7 @@ fn log_probabilities_and_gradients_under_the_same_masks_are_those_of_peft() {
             }
         }
     }
-    // Masks of another chance, seed, step or place are seen in every one of them.
+    // Every error reveals masks of another probability, seed, step or place.
     for other in
         [(0.3, 11, (1 << 32) + 3, 5), (0.25, 12, (1 << 32) + 3, 5), (0.25, 11, 3, 5), (0.25, 11, (1 << 32) + 3, 4)]
     {

@@ -1,5 +1,5 @@
-//! Random tiny models of every family against transformers in f64 (`conformance/model_fixtures.py`), and the proof that
-//! the comparison sees every part: without any single one of them it fails.
+//! Random tiny models of every family, compared with transformers in f64 (`conformance/model_fixtures.py`). Another
+//! test proves that the comparison sees every part: it fails if any single part is removed.
 
 use super::*;
 use kernels::check::relative_error;
@@ -35,7 +35,7 @@ impl Expected {
     }
 }
 
-/// A family that is not in the list is compared with nothing.
+/// A family that is missing from the list would not be compared with anything.
 #[test]
 fn every_family_has_fixtures() {
     let listed = FAMILIES.map(|name| ModelConfig::load(&folder(name).join("config.json")).unwrap().family.model_type);
@@ -76,13 +76,13 @@ fn version_4_configurations_mean_the_same() {
     }
 }
 
-/// Of each parameter's gradient of the mean negative log-likelihood: its error.
+/// The error of each parameter's gradient of the mean negative log-likelihood.
 fn gradient_errors(ctx: &Context, family: &str, weights: &Weights) -> Vec<(String, f64)> {
     let names = tensor_specs(&weights.config).into_iter().map(|s| s.name).collect();
     gradient_errors_of(ctx, &Expected::of(family), weights, names)
 }
 
-/// The same of the parameters `names` of any weights.
+/// Like `gradient_errors`, for the parameters `names` of any weights.
 pub fn gradient_errors_of<'a>(
     ctx: &Context,
     expected: &Expected,
@@ -154,7 +154,7 @@ fn positions_qk_norm_and_window_are_seen() {
         assert!(error > 200.0 * LOGITS, "{family}: {error:e}");
     };
     for family in FAMILIES {
-        // Frequencies so low that nothing turns.
+        // These frequencies are so low that nothing rotates.
         without(family, &|c| c.rope.scaling = RopeScaling::Linear { factor: 1e30 });
     }
     without("llama3", &|c| c.rope.scaling = RopeScaling::Default);
@@ -193,7 +193,7 @@ fn positions_qk_norm_and_window_are_seen() {
 
 #[test]
 fn a_changed_gradient_is_seen() {
-    // The bound bites on gradients too: those of a model whose window is one wider are beyond it.
+    // The bound also catches wrong gradients: those of a model whose window is one wider exceed it.
     let ctx = context(1);
     let weights = load(&ctx, "mistral");
     let mut config = ModelConfig::clone(&weights.config);

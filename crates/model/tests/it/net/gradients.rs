@@ -1,10 +1,10 @@
-//! Gradients do not depend on how the work is cut: bits for threads, checkpointing and micro-batches; rounding for
-//! prompts computed once or per completion.
+//! Gradients do not depend on how the work is split. Threads, checkpointing and micro-batches do not change a bit;
+//! computing prompts once or per completion changes only the rounding.
 
 use super::*;
 use kernels::check::{normal, relative_error};
 
-/// Three groups; their prompts end inside, at the end of, and past a page.
+/// Three groups whose prompts end inside a page, at its end, and past it.
 pub fn groups(vocab: u32) -> Vec<(Vec<u32>, Vec<Vec<u32>>)> {
     let mut next = 7u32;
     let mut ids = |len: usize| -> Vec<u32> {
@@ -57,7 +57,7 @@ fn bits_do_not_depend_on_threads_checkpointing_or_micro_batches() {
 
 #[test]
 fn every_instruction_set_gives_the_same_bits() {
-    // More than the design asks for: in f32, one formula of 16 lanes serves all of them.
+    // This is more than the design requires: in f32, all instruction sets share one formula of 16 lanes.
     for family in FAMILIES {
         let outcome = |isa| {
             let ctx = Context::cpu(isa, 2);
@@ -93,8 +93,9 @@ fn a_prompt_computed_once_gives_the_same_scores_and_gradients() {
     }
 }
 
-/// Asserts that the objective, the sum of weighted log-probabilities and half entropies, rises along the gradient of
-/// `at` by its squared length: an end-to-end check that needs no fixture. `moved` moves the weights along it.
+/// Asserts that the objective, the sum of weighted log-probabilities and half entropies, rises along the gradient at
+/// `at` by the gradient's squared length. This is an end-to-end check that needs no fixture. `moved` moves the weights
+/// along the gradient.
 pub fn is_the_slope(at: &Outcome, weight: &[f32], mut moved: impl FnMut(&[Vec<f32>], f64) -> Outcome) {
     let objective = |o: &Outcome| -> f64 {
         let terms = o.logps.iter().zip(&o.entropies).zip(weight);

@@ -1,4 +1,4 @@
-//! Logits of whole sequences, for those who measure them: pieces of a few rows, and what log-probabilities they mean.
+//! Logits of whole sequences: they come in pieces of a few rows, and agree with the log-probabilities.
 
 #![expect(clippy::disallowed_methods, reason = "an expectation within a tolerance may come from std's functions")]
 

@@ -1,5 +1,5 @@
-//! Low-rank adapters in a complete model: against PEFT in f64 (`conformance/lora_fixtures.py`), switched off, merged,
-//! frozen weights, bits.
+//! Low-rank adapters in a complete model: compared with PEFT in f64 (`conformance/lora_fixtures.py`), switched off, and
+//! merged; frozen weights; equal bits.
 
 use super::fixtures::{Expected, GRADIENT, LOGITS, gradient_errors_of};
 use super::gradients::{batch, groups, is_the_slope};
@@ -19,7 +19,7 @@ pub fn some() -> LoraConfig {
     lora(TargetModules::Names(["q_proj", "v_proj", "o_proj", "up_proj"].map(str::to_owned).to_vec()))
 }
 
-/// The family's weights with an adapter that matters.
+/// The family's weights with an adapter that changes the results.
 pub fn adapted(ctx: &Context, family: &str, lora: &LoraConfig) -> AdaptedWeights {
     let weights = load(ctx, family);
     let mut adapter = Adapter::new(ctx.memory(), &weights, lora, 1).unwrap();
@@ -31,7 +31,7 @@ pub fn adapted(ctx: &Context, family: &str, lora: &LoraConfig) -> AdaptedWeights
     AdaptedWeights::new(ctx.memory(), weights, Some(adapter))
 }
 
-/// Moves every parameter of its adapter along `g`.
+/// Moves every parameter of the weights' adapter along `g`.
 pub fn move_along(weights: &mut AdaptedWeights, g: &[Vec<f32>], by: f64) {
     change(weights, |adapter| {
         for (t, g) in adapter.params.tensors_mut().into_iter().zip(g).filter(|(_, g)| !g.is_empty()) {
@@ -159,7 +159,7 @@ fn modules_that_cannot_be_adapted_are_refused() {
     assert_eq!((adapted(0), adapted(1)), (None, Some(2)));
 }
 
-/// Families with an adapter that PEFT wrote.
+/// Families with an adapter written by PEFT.
 pub const PEFT: [&str; 3] = ["llama3", "qwen2", "qwen3"];
 
 /// The model `family` with the adapter of a PEFT directory.
@@ -239,7 +239,7 @@ fn an_adapter_that_is_saved_is_the_one_that_is_loaded() {
         };
         assert!(tensors(&ours) == tensors(&theirs), "{family}: names, shapes or elements");
         let again = with_peft(&ctx, family, dir.path());
-        // The file names the modules that a pattern matched; the tensors above show that they are the same ones.
+        // The file names the modules that a pattern matched; the tensors above show that the modules are the same.
         let lora = weights.lora().unwrap();
         let mut of_file = again.lora().unwrap().clone();
         of_file.target_modules = lora.target_modules.clone();
@@ -265,8 +265,8 @@ fn an_adapter_that_is_saved_is_the_one_that_is_loaded() {
     }
 }
 
-/// Adapters that Lockstep wrote (`examples/adapter.rs`), in `MODEL/ours`: the rank, and the modules. The last one has a
-/// head of scores beside it.
+/// Adapters written by Lockstep (`examples/adapter.rs`), in `MODEL/ours`: the rank, and the modules. The last adapter
+/// comes with a score head.
 const OURS: [(&str, usize, &[&str]); 3] = [
     ("qwen2", 2, &["q_proj", "v_proj", "down_proj"]),
     ("qwen3", 3, &["all-linear"]),
@@ -297,7 +297,7 @@ fn an_adapter_of_ours_gives_the_same_logits_in_peft() {
     let ctx = context(1);
     for (family, r, modules) in OURS {
         let (weights, theirs) = (drawn(&ctx, family, r, modules), folder(family).join("ours"));
-        // The files that PEFT loaded are still written like that.
+        // Lockstep still writes the files that PEFT loaded in exactly this form.
         let dir = tempfile::tempdir().unwrap();
         model::peft::save_adapter(dir.path(), adapter(&weights), family).unwrap();
         for file in ["adapter_config.json", "adapter_model.safetensors"] {
@@ -344,7 +344,7 @@ fn a_head_of_scores_comes_with_its_adapter() {
     let scores = expected.f64("logits");
     let error = relative_error(&logits(&ctx, &weights, &expected.ids()), &scores);
     assert!(error <= LOGITS, "{error:e}");
-    // It is saved with it, trained with it, and stays when the adapter is merged.
+    // The score head is saved and trained with the adapter, and stays when the adapter is merged.
     let out = tempfile::tempdir().unwrap();
     model::peft::save_adapter(out.path(), adapter(&weights), model).unwrap();
     let again = with_peft(&ctx, model, out.path());

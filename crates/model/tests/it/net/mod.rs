@@ -1,4 +1,4 @@
-//! The complete decoder: against transformers, against itself computed in other ways, and on a pretrained model.
+//! The complete decoder: compared with transformers, with itself computed in other ways, and on a pretrained model.
 
 mod adapters;
 mod bf16;
@@ -41,12 +41,12 @@ fn adapter(weights: &AdaptedWeights) -> &Adapter {
     weights.adapter.as_ref().unwrap().current()
 }
 
-/// Changes it.
+/// Changes the adapter.
 fn change<R>(weights: &mut AdaptedWeights, change: impl FnOnce(&mut Adapter) -> R) -> R {
     weights.adapter.as_mut().unwrap().overwrite(change)
 }
 
-/// The same numbers in a model of another configuration; tensors that it lacks are dropped.
+/// The same numbers in a model with another configuration. Tensors that the other model lacks are dropped.
 fn with_config(ctx: &Context, weights: &Weights, config: ModelConfig) -> Weights {
     let mut other = Weights::zeros(ctx.memory(), &Arc::new(config));
     for spec in TensorSink::tensors(&other) {
@@ -63,7 +63,8 @@ struct Outcome {
     grads: Grads,
 }
 
-/// Forward and backward of the sum over `batches` of Σ (weightᵢ · logpᵢ + ½ weightᵢ · entropyᵢ), one after the other.
+/// The forward and backward pass of the sum over `batches` of Σ (weightᵢ · logpᵢ + ½ weightᵢ · entropyᵢ), one batch
+/// after another.
 fn gradients<'a>(
     ctx: &Context,
     model: impl Into<ModelView<'a>>,
@@ -74,7 +75,7 @@ fn gradients<'a>(
     gradients_with(ctx, model, batches, weight, checkpointing, None)
 }
 
-/// The same with dropout, of chance, seed and step: branches have the places 100, 103, 106, …
+/// Like `gradients`, with dropout of this probability, seed and step. Branches have the places 100, 103, 106, …
 fn gradients_with<'a>(
     ctx: &Context,
     model: impl Into<ModelView<'a>>,

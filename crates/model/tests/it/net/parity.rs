@@ -1,4 +1,4 @@
-//! Decoding and prefill compute the same bits as training, whatever the rows of a step; and a plan counts exactly the
+//! Decoding and prefill compute the same bits as training, whatever rows a step has, and a plan counts exactly the
 //! memory of a run.
 
 use super::*;
@@ -39,7 +39,8 @@ fn inference_in_any_chunks_has_the_bits_of_training() {
             }
             let mut workspace = Workspace::new(memory, config, sequences.len() * 70);
             let mut got = vec![vec![]; sequences.len()];
-            // Decode steps, chunks within a page, over one, and of a page; each sequence at its own pace.
+            // There are decode steps, and chunks within a page, across pages, and of a whole page. Each sequence
+            // advances at its own pace.
             let chunks = [1, 5, 1, 70, 3, 64, 1, 1, 4, 0, 2];
             for step in 0.. {
                 let (mut row_ids, mut positions, mut tables, mut slots) = (vec![], vec![], vec![], vec![]);

@@ -1,4 +1,4 @@
-//! A head of one score: its values, its gradients, and its directory.
+//! A head with one score: its values, its gradients, and its directory.
 
 use super::*;
 use kernels::check::{normal, relative_error};
@@ -49,9 +49,9 @@ fn a_score_is_the_hidden_row_times_the_head() {
         };
         let expected: Vec<f64> = batch.score_rows.iter().map(of_row).collect();
         assert!(relative_error(&scores, &expected) < 1e-6, "{family}");
-        // The first token of every completion is chosen in the same state.
+        // The first token of every completion is chosen in the same state, so the values are equal.
         assert!(scores[0] == scores[20] && scores[0] == scores[21] && scores[1] != scores[0]);
-        // A new head gives 0, and the trunk is the other model's.
+        // A new head gives 0, and its trunk is that of the other model.
         let fresh = Weights::scorer(ctx.memory(), &load(&ctx, family));
         let (zeros, same, _) = self::scores(&ctx, &fresh, &vec![0.0; batch.targets.len()]);
         assert!(zeros.iter().all(|&s| s == 0.0) && same == hidden, "{family}");
@@ -93,7 +93,7 @@ fn its_directory_loads_again() {
         let again = Weights::load(ctx.memory(), dir.path(), &config).unwrap();
         let d = vec![0.0; batch().targets.len()];
         assert_eq!(scores(&ctx, &weights, &d).0, scores(&ctx, &again, &d).0, "{family}");
-        // A language model is something else.
+        // A language model is rejected.
         let lm = Arc::new(ModelConfig::load(&folder(family).join("config.json")).unwrap());
         assert_eq!(lm.head, Head::Lm);
         let error = Weights::load(ctx.memory(), dir.path(), &lm).unwrap_err().to_string();

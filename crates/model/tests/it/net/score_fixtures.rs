@@ -1,5 +1,5 @@
-//! Models of one score against transformers' `…ForSequenceClassification` in f64 (`conformance/score_fixtures.py`),
-//! from the directories that transformers wrote.
+//! Models with one score, compared with transformers' `…ForSequenceClassification` in f64
+//! (`conformance/score_fixtures.py`). The directories were written by transformers.
 
 use super::fixtures::{Expected, GRADIENT, LOGITS};
 use super::*;
@@ -40,20 +40,20 @@ fn errors(ctx: &Context, family: &str, weights: &Weights) -> Vec<(String, f64)> 
 
     let named = Named { params: &grads.params };
     let of = |name: &str, got: &[f32]| (name.to_owned(), relative_error(got, &expected.f64(name)));
-    // One score can be near 0 by chance: its error is measured on the scale of them all.
+    // A single score can be near 0 by chance, so its error is measured on the scale of all scores.
     let (last, theirs) = (expected.f64("last")[0], expected.f64("scores"));
     let scale = (theirs.iter().map(|s| s * s).sum::<f64>() / theirs.len() as f64).sqrt();
     let of_last = (f64::from(scores[scores.len() - 1]) - last).abs() / scale;
     let mut errors = vec![of("scores", &scores), ("last".to_owned(), of_last)];
     errors.push(("loss".to_owned(), (loss / expected.f64("loss")[0] - 1.0).abs()));
     errors.extend(tensor_specs(config).iter().map(|s| of(&format!("grad.{}", s.name), &named.get(&s.name).unwrap())));
-    // Nothing that transformers has a gradient of is left out.
+    // Every gradient that transformers computes is compared.
     let theirs = expected.names().iter().filter(|name| name.starts_with("grad.")).count();
     assert_eq!(theirs, errors.len() - 3, "{family}");
     errors
 }
 
-/// `loss` is a sum in which terms cancel: held to the bound of gradients.
+/// `loss` is a sum whose terms cancel, so it has the bound of gradients.
 fn bound(name: &str) -> f64 {
     if name == "scores" || name == "last" { LOGITS } else { GRADIENT }
 }
@@ -90,7 +90,7 @@ fn a_head_that_is_a_little_wrong_is_seen() {
     }
 }
 
-/// Leaves what it saved where `conformance/score_fixtures.py check` can load it through transformers.
+/// Leaves the saved directory where `conformance/score_fixtures.py check` can load it with transformers.
 #[test]
 fn a_directory_of_transformers_is_saved_as_transformers_saves_it() {
     let (ctx, out) = (context(1), Path::new(env!("CARGO_TARGET_TMPDIR")).join("score"));
@@ -108,7 +108,7 @@ fn a_directory_of_transformers_is_saved_as_transformers_saves_it() {
         for spec in TensorSink::tensors(&weights) {
             assert_eq!(again.get(&spec.name).unwrap(), weights.get(&spec.name).unwrap(), "{family} {}", spec.name);
         }
-        // A language model's directory under a new head says of itself what transformers says.
+        // The directory of a language model with a new head describes itself as transformers would.
         let fresh = Weights::scorer(ctx.memory(), &load(&ctx, family));
         let dir = out.join(format!("{family}-fresh"));
         model::io::save_model(&dir, &fresh.config, &fresh, None, Default::default()).unwrap();

@@ -1,4 +1,5 @@
-//! A pretrained model: `../shared/models/stories260k` must tell its story. Skipped, saying so, where it is absent.
+//! A pretrained model: `../shared/models/stories260k` must reproduce its story. The test is skipped with a message if
+//! the model is missing.
 
 #![allow(clippy::disallowed_methods)]
 

@@ -7,13 +7,13 @@ use crate::device::cuda::nvrtc::Nvrtc;
 use crate::device::cuda::sources::shipped_name;
 use std::path::PathBuf;
 
-/// The architectures that a version of NVRTC compiles for.
+/// The architectures for which a version of NVRTC compiles.
 fn architectures(version: (i32, i32)) -> Vec<&'static str> {
     let oldest = if version.0 < 13 { &["70"][..] } else { &[] };
     [oldest, &["75", "80", "86", "89", "90", "90a", "100", "120"]].concat()
 }
 
-/// The faults of a source's compiled kernels, and the registers that each kernel takes.
+/// The faults of a source's compiled kernels, and the number of registers that each kernel uses.
 fn judge(nvrtc: &Nvrtc, arch: &str, source: &Source) -> (Vec<String>, Vec<String>) {
     let compiled = nvrtc.compile(source, arch).unwrap();
     assert!(compiled.ptx.contains(".entry") && !compiled.cubin.is_empty(), "{}", source.name);
@@ -39,7 +39,7 @@ fn judge(nvrtc: &Nvrtc, arch: &str, source: &Source) -> (Vec<String>, Vec<String
     (wrong, registers)
 }
 
-/// NVRTC, or none and a printed line. If `LOCKSTEP_NVRTC` is set, it must work.
+/// NVRTC, or `None` and a printed line. If `LOCKSTEP_NVRTC` is set, it must work.
 fn nvrtc() -> Option<&'static Nvrtc> {
     Nvrtc::get()
         .map_err(|why| {
@@ -57,7 +57,7 @@ fn every_kernel_compiles_for_every_architecture() {
         for source in &SOURCES {
             let (found, registers) = judge(nvrtc, arch, source);
             wrong.extend(found);
-            // To be recorded: what a kernel needs decides how many of its blocks a processor holds.
+            // Printed for the record: a kernel's registers decide how many of its blocks a processor holds.
             println!("sm_{arch} {}.cu: registers {}", source.name, registers.join(", "));
         }
     }
@@ -81,8 +81,8 @@ fn what_is_approximate_is_found_and_nothing_is_contracted() {
     assert!(ptx.contains("mul.rn.f32") && !ptx.contains("fma"), "{ptx}");
 }
 
-/// From compute capability 8.0 on, bf16 matmuls compile to the instruction whose formula tensor_core.rs has, and to no
-/// other.
+/// From compute capability 8.0 on, bf16 matmuls must compile to the instruction that tensor_core.rs describes, and to
+/// no other.
 #[test]
 fn matmuls_in_bf16_are_the_instruction_of_the_formula() {
     let Some(nvrtc) = nvrtc() else { return };
@@ -102,8 +102,8 @@ fn matmuls_in_bf16_are_the_instruction_of_the_formula() {
     assert_eq!(instructions("75"), [""; 0]);
 }
 
-/// Writes every kernel as a binary for every architecture, under the names that the driver looks for, into the
-/// directory `LOCKSTEP_WRITE_CUBINS`. Without that variable: one kernel for one architecture, in a temporary directory.
+/// Writes every kernel as a binary for every architecture, under the names that the driver expects, into the directory
+/// `LOCKSTEP_WRITE_CUBINS`. Without that variable, writes one kernel for one architecture, in a temporary directory.
 #[test]
 fn cubins_are_written() {
     let Some(nvrtc) = nvrtc() else { return };

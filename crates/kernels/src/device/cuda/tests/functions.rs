@@ -22,7 +22,7 @@ impl crate::simd::Kernel for Each<'_> {
 }
 
 fn bits(x: &[f32]) -> Vec<u32> {
-    // Which NaN it is differs between processors.
+    // Processors differ in which NaN they return.
     x.iter().map(|x| if x.is_nan() { f32::NAN.to_bits() } else { x.to_bits() }).collect()
 }
 
@@ -54,7 +54,7 @@ fn functions_and_folds_are_those_of_the_cpu() {
     ]) {
         let got = out.to_vec_f32();
         for (i, (got, expected)) in bits(&got).into_iter().zip(bits(&expected)).enumerate() {
-            // What is not a positive normal number has no logarithm that callers may ask for.
+            // Callers may only ask for the logarithm of a positive normal number.
             assert!(got == expected || (name == "ln" && !(x[i] > 0.0 && x[i].is_normal())), "{name} of {:e}", x[i]);
         }
     }

@@ -1,5 +1,6 @@
 //! Checks that a row's bits depend on that row alone: not on how many rows are computed with it, their order, or how
-//! they are split into calls. These are the operations that see one row at a time; attention has its own tests.
+//! they are split into calls. Only operations that process one row at a time are tested here; attention has its own
+//! tests.
 
 use super::{device, schedules};
 use crate::check::normal;
@@ -12,7 +13,7 @@ const HIDDEN: usize = 18;
 const FFN: usize = 33;
 const VOCAB: usize = 70;
 
-/// The results for a row, as bits: its hidden row; and for its token the log-probability, the log-sum-exp, the entropy,
+/// The results for a row, as bits: its hidden row, and for its token the log-probability, the log-sum-exp, the entropy,
 /// and the sampled token.
 type Row = Vec<u32>;
 
@@ -123,7 +124,7 @@ fn a_row_is_the_same_in_any_company_order_and_cut() {
         let all: Vec<usize> = (0..ROWS).collect();
         let expected = together(&ctx, &w, &all);
         assert!(expected.iter().flatten().all(|&bits| f32::from_bits(bits).is_finite()));
-        // Another row is another one: the first 200 have ids and counters of their own.
+        // Different rows have different results: the first 200 have distinct ids and counters.
         assert!(expected.windows(2).all(|two| two[0] != two[1]));
         for n in 1..ROWS {
             assert!(together(&ctx, &w, &all[..n]) == expected[..n], "{n} rows");
@@ -132,7 +133,7 @@ fn a_row_is_the_same_in_any_company_order_and_cut() {
         let shuffled: Vec<usize> = all.iter().map(|i| i * 77 % ROWS).collect();
         for order in [backwards, shuffled] {
             for cut in [1, 7, 64, 65, ROWS] {
-                // One at a time, a few of them.
+                // Only a few rows are computed one at a time.
                 let some = if cut == 1 { &order[..20] } else { &order[..] };
                 for numbers in some.chunks(cut) {
                     let found = together(&ctx, &w, numbers);

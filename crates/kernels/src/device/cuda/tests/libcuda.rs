@@ -1,4 +1,4 @@
-//! Tests the calls to NVIDIA's driver, with a library that has the driver's functions and no GPU.
+//! Tests the calls to NVIDIA's driver, using a library that has the driver's functions but no GPU.
 
 use crate::device::cuda::libcuda::{Functions, open_with};
 use crate::device::cuda::nvrtc::Nvrtc;
@@ -10,7 +10,7 @@ use std::process::Command;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-/// Compiles that library; without a compiler none, and a printed line.
+/// Compiles that library; without a compiler, prints a line and returns `None`.
 fn library() -> Option<PathBuf> {
     static COUNT: AtomicU32 = AtomicU32::new(0);
     let count = COUNT.fetch_add(1, Ordering::Relaxed);
@@ -54,7 +54,7 @@ fn memory_copies_and_launches_are_what_the_driver_is_asked_for() {
         x.rows_mut(2..4).copy_from_f32(&[1.5, 2.5]);
         x.rows_mut(5..7).fill(3.0);
         assert_eq!(x.to_vec_f32(), [0.0, 0.0, 1.5, 2.5, 0.0, 3.0, 3.0]);
-        // Named by the process: another run must not find what this one compiled.
+        // The name contains the PID, so that another run cannot find what this one compiled.
         let name: &'static str = Box::leak(format!("fake{}", std::process::id()).into());
         let source = Source { name, text: "" };
         let args = |scale: f32| [x.view().f32_at(&cuda).unwrap(), Arg::F32(scale), Arg::U32(9)];
@@ -71,7 +71,7 @@ fn memory_copies_and_launches_are_what_the_driver_is_asked_for() {
         let broken = Source { name: "refused", text: "broken" };
         let message = cuda.launch(&broken, "there", grid, &args(0.5)).unwrap_err().to_string();
         assert_eq!(message, "cuda:1: NVRTC 12.9 refused refused.cu:\na line of a log");
-        // What failed is the error of all that follows, in another operation, too.
+        // An error is also returned by everything that follows, even by another operation.
         let failed = format!(
             "cuda:1: kernel there of {name}.cu: cuLaunchKernel: an illegal memory access (CUDA_ERROR_ILLEGAL_ADDRESS)"
         );
@@ -98,8 +98,8 @@ fn memory_copies_and_launches_are_what_the_driver_is_asked_for() {
     std::fs::remove_file(&path).unwrap();
 }
 
-/// Kernels that were compiled ahead of time need no compiler. Others do, and without one the error says where it was
-/// looked for.
+/// Kernels that were compiled ahead of time need no compiler. Other kernels do, and without a compiler the error names
+/// the paths that were tried.
 #[test]
 fn shipped_kernels_need_no_compiler() {
     let Some(path) = library() else { return };

@@ -1,4 +1,4 @@
-//! All CUDA sources, and the test that a device loads every kernel of theirs.
+//! All CUDA sources, and the test that a device loads every kernel in them.
 
 use super::device;
 use crate::device::cuda::Source;
@@ -58,8 +58,8 @@ fn the_list_has_every_source_but_the_planted_bugs() {
     }
 }
 
-/// For a machine with a GPU: loads every kernel on the device that `LOCKSTEP_DEVICE` names, and lists those that it
-/// refuses. The emulator, which compiles for seconds, gets one source.
+/// For a machine with a GPU: loads every kernel on the device that `LOCKSTEP_DEVICE` names, and lists the kernels that
+/// the device refuses. The emulator compiles for seconds, so it gets only one source.
 #[test]
 fn every_kernel_loads() {
     let Some(cuda) = device(0) else { return };

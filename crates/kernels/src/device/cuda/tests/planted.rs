@@ -10,7 +10,7 @@ use std::sync::Arc;
 const SOURCE: Source = source!("planted");
 const COUNT: usize = 256;
 
-/// The kernel's results for 256 numbers, and those numbers; or the error.
+/// The kernel's results for 256 numbers, together with these numbers, or the error.
 fn run(cuda: &Cuda, kernel: &'static str, more: &[Arg]) -> Result<(Vec<f32>, Vec<f32>), String> {
     let ctx = Context::cuda(cuda.clone());
     let x: Vec<f32> = normal(1, COUNT);
@@ -46,7 +46,7 @@ fn planted_bugs_are_found_under_every_schedule() {
             let found = of(kernel, &[]).expect_err(kernel);
             assert!(found.contains(expected) && found.contains(kernel), "{kernel}, schedule {schedule}: {found}");
         }
-        // What was never written is NaN.
+        // Memory that was never written is NaN.
         let (_, y) = of("never_written", &[]).unwrap();
         assert_eq!(y.iter().filter(|y| y.is_nan()).count(), 2);
     }
@@ -68,7 +68,7 @@ fn a_write_before_the_start_is_found_when_the_memory_is_let_go_of() {
     let Some(cuda) = emulated(0) else { return };
     run(&cuda, "before_the_start", &[COUNT.into()]).expect("it shows later");
     let ctx = Context::cuda(cuda);
-    // Any copy waits, and hears of it.
+    // Any copy waits, and so reports the error.
     let x = Tensor::zeros(ctx.memory(), &[1], DType::F32);
     let panic = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| x.to_vec_f32()));
     assert!(panic.is_err());

@@ -1,5 +1,5 @@
-//! Tests of the comparison of a device's tensor cores with their formula: what it accepts, what it finds, how many dot
-//! products it takes.
+//! Tests the comparison of a device's tensor cores with their formula: what it accepts, what it detects, and how many
+//! dot products it needs.
 
 use crate::device::Device;
 use crate::device::cuda::Cuda;
@@ -67,8 +67,8 @@ fn products_asked_for_equal_the_formula() {
     assert_eq!(report.differ, 0);
 }
 
-/// Formulas and the number of dot products that differ from them, of `instructions` instructions: the closest first. It
-/// says how to correct a family.
+/// Lists formulas with the number of dot products that differ from them in `instructions` instructions, the closest
+/// formula first. The list shows how to correct a family.
 fn closest(cuda: &Cuda, family: Family, instructions: usize) -> Vec<(usize, Family)> {
     let zeros = [VOLTA.zero, AMPERE.zero, HOPPER.zero, -126];
     let parameters = (23..=30).flat_map(|fraction| [4, 8, 16].map(|depth| (fraction, depth)));
@@ -79,7 +79,7 @@ fn closest(cuda: &Cuda, family: Family, instructions: usize) -> Vec<(usize, Fami
     found
 }
 
-/// A device of another family than the one expected: its own parameters are found.
+/// On a device of another family than expected, the device's own parameters are found.
 #[test]
 fn the_parameters_of_a_device_that_differs_are_found() {
     let Some(cuda) = emulated_as(0, AMPERE) else { return };

@@ -30,7 +30,7 @@ fn memory_is_zeroed_copied_filled_and_counted() {
     assert_eq!(memory.usage()["weights"].bytes, 0);
 }
 
-/// Copies more bytes than the staging memory has, in one copy and in many that the host does not wait for.
+/// Copies more bytes than the staging memory has, in one copy and in many copies for which the host does not wait.
 #[test]
 fn copies_arrive_whole_however_much_they_are() {
     let Some(cuda) = emulated(0) else { return };
@@ -85,7 +85,7 @@ fn the_most_that_was_held_is_counted_and_a_limit_is_kept() {
     let of = |ctx: &Context| ctx.device_memory().unwrap().unwrap();
     let expected = DeviceMemory { total_and_free: Some([10_000, 8_000]), peak: 5_000 };
     assert_eq!(of(&ctx), expected);
-    // What is free was asked before somebody else took 4,000 bytes of it.
+    // The free memory was queried before another user took 4,000 bytes of it.
     let _refused = Tensor::zeros(&memory, &[1_001], DType::F32);
     assert_eq!(memory.check().unwrap_err().to_string(), "out of memory: activations: 4004 bytes could not be had");
     drop(first);

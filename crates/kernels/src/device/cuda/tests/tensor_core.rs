@@ -1,5 +1,5 @@
 //! Compares the formula of tensor cores with exact sums computed in another way: terms are integers of 640 bits in
-//! units of 2⁻³⁰⁰, and the result is searched among all f32 numbers.
+//! units of 2⁻³⁰⁰, and the result is searched for among all f32 numbers.
 
 use crate::device::cuda::tensor_core::{AMPERE, DEPTH, Factor, Family, HOPPER, TURING, VOLTA};
 use crate::rng::Stream;
@@ -66,7 +66,7 @@ fn pair(x: f32) -> (u64, i32) {
     if x == 0.0 {
         return (0, 0);
     }
-    // Every number of f32 is normal in f64.
+    // Every f32 number is normal in f64.
     let exponent = (x.to_bits() >> 52) as i32 - 1023 - 52;
     let mantissa = x.to_bits() & ((1 << 52) - 1) | 1 << 52;
     let zeros = mantissa.trailing_zeros();
@@ -106,7 +106,7 @@ fn exact_step(family: Family, factor: Factor, c: f32, terms: &[(f32, f32)]) -> f
         Ordering::Greater => (false, up.minus(down)),
         Ordering::Less => (true, down.minus(up)),
     };
-    // The largest number of f32 that is no more; the one after the last is infinity.
+    // The largest f32 number that is not greater; the one after the last finite number is infinity.
     let (mut low, mut high) = (0u32, f32::INFINITY.to_bits());
     let reached = |bits: u32| {
         let number =
@@ -139,7 +139,7 @@ pub(crate) fn number(stream: &mut Stream, factor: Factor, kind: u64) -> f32 {
     }
 }
 
-/// A random `c` and the terms of one step; some cancel each other but for a small rest.
+/// A random `c` and the terms of one step; some cancel each other except for a small remainder.
 fn case(stream: &mut Stream, factor: Factor, depth: usize) -> (f32, Vec<(f32, f32)>) {
     let kind = stream.below(5);
     let mut terms: Vec<(f32, f32)> = (0..depth)
@@ -215,30 +215,30 @@ fn two(x: i32) -> f32 {
     2.0f32.powi(x)
 }
 
-/// Sums worked out by hand, which show how many bits and terms each family keeps.
+/// These sums are worked out by hand, and show how many bits and terms each family keeps.
 #[test]
 fn families_differ_where_their_bits_end() {
     let chain = |family: Family, c: f32, terms: &[(f32, f32)]| family.chain(Factor::Bf16, c, terms.iter().copied());
     let pad = |n: usize| vec![(0.0, 0.0); n];
-    // Two halves of the last bit of 1: one step of 16 adds them up, two steps of 8 cut off each.
+    // Two halves of the last bit of 1 are added up in one step of 16, but each is cut off in two steps of 8.
     let halves = [vec![(1.0, 1.0), (two(-12), two(-12))], pad(6), vec![(two(-12), two(-12))]].concat();
     assert_eq!(chain(HOPPER, 0.0, &halves), 1.0 + two(-23));
     assert_eq!(chain(AMPERE, 0.0, &halves), 1.0);
     let beside = [vec![(1.0, 1.0)], vec![(two(-12), two(-12)); 2]].concat();
     assert_eq!([AMPERE, HOPPER, TURING].map(|f| chain(f, 0.0, &beside)), [1.0 + two(-23); 3]);
-    // Volta has no bit for a half; four quarters are one on Hopper alone.
+    // Volta has no bit for a half; only Hopper adds up four quarters.
     assert_eq!(chain(VOLTA, 0.0, &beside), 1.0);
     let quarters = [vec![(1.0, 1.0)], vec![(two(-12), two(-13)); 4]].concat();
     assert_eq!(chain(HOPPER, 0.0, &quarters), 1.0 + two(-23));
     assert_eq!(chain(AMPERE, 0.0, &quarters), 1.0);
-    // The accumulator takes part in the alignment: a large one cuts off what would add up beside it.
+    // The accumulator takes part in the alignment: a large accumulator cuts off terms that would otherwise add up.
     assert_eq!(chain(HOPPER, two(27), &[(1.0, 1.0), (1.0, 1.0)]), two(27));
     assert_eq!(chain(HOPPER, two(25), &[(3.0, 1.0), (1.0, 1.0)]), two(25) + 4.0);
-    // Cut off, never rounded; towards 0 from below, too.
+    // Sums are cut off, never rounded. Negative sums are also cut off towards 0.
     let three = [(two(-12), 1.75 * two(-11))];
     assert_eq!(chain(HOPPER, 1.0, &three), 1.0 + two(-23));
     assert_eq!(chain(HOPPER, -1.0, &[(-three[0].0, three[0].1)]), -1.0 - two(-23));
-    // A product of significands from 2 on has the exponent of one below it, and so one bit fewer.
+    // A product of significands that is 2 or more has the exponent of a smaller one, and so one bit fewer.
     assert_eq!(chain(HOPPER, 0.0, &[(1.5, 1.5), (two(-12), two(-13))]), 2.25);
 }
 
@@ -271,7 +271,7 @@ fn what_is_no_finite_number_follows_ieee_754() {
         }
         assert_eq!(step(1.0, &[(inf, 2.0), (huge, -huge)]), inf);
         assert_eq!(step(-inf, &[(huge, huge)]), -inf);
-        // Only the sum of a step decides whether it is too large.
+        // Only the sum of a step decides whether the result is too large.
         assert_eq!(step(0.0, &[(huge, huge)]), inf);
         assert_eq!(step(1.0, &[(huge, huge), (-huge, huge)]), 0.0);
         assert_eq!(step(f32::MAX, &[(huge, two(-24))]), f32::MAX);
@@ -288,20 +288,20 @@ fn zeros_have_a_sign_and_an_exponent() {
         assert_eq!(chain(-0.0, &[(-0.0, 1.0)]), 0);
         assert_eq!(chain(1.0, &[(-1.0, 1.0)]), 0);
         assert_eq!(chain(-0.0, &[]), (-0.0f32).to_bits(), "no instruction");
-        // What is cut off to 0 keeps its sign; then a step of zeros alone would lose it.
+        // A sum that is cut off to 0 keeps its sign; a following step with only zeros would lose it.
         let below = family.step(Factor::Bf16, 0.0, &[(-two(-75), two(-75))]);
         assert_eq!(below.to_bits(), (-0.0f32).to_bits());
         assert_eq!(family.step(Factor::Bf16, below, &[(0.0, 0.0)]).to_bits(), 0);
-        // Denormals are taken and left.
+        // Denormals are accepted and returned.
         assert_eq!(chain(least, &[(0.0, two(100))]), 1);
         assert_eq!(chain(least, &[(two(-75), two(-74))]), 2);
         assert_eq!(chain(least, &[(two(-126) / 128.0, 1.0)]), 1 + (1 << 16));
-        // A sum that begins with 0 has finer units than one that begins with the least denormal.
+        // A sum that starts at 0 has finer units than one that starts at the smallest denormal.
         let tiny = vec![(two(-76), two(-73) / family.depth as f32); family.depth];
         assert_eq!(family.step(Factor::Bf16, 0.0, &tiny), least);
         assert_eq!(family.step(Factor::Bf16, least, &tiny), least);
     }
-    // Denormals of f16.
+    // The factors are denormals of f16.
     let small = two(-24);
     assert_eq!(HOPPER.chain(Factor::F16, 0.0, [(small, small), (small, 1.0)]), small + small * small);
     assert_eq!(HOPPER.chain(Factor::F16, two(-23), [(small, two(-14))]), two(-23) + two(-38));

@@ -1,5 +1,5 @@
-//! Every argument of a wrong shape or type, and every index out of range, is an error that names it, and not a panic or
-//! a read beyond the end.
+//! Every argument with a wrong shape or type, and every index out of range, gives an error that names it, never a panic
+//! or a read past the end.
 
 use super::*;
 use crate::context::counted;
@@ -93,7 +93,7 @@ fn run_of(
     )
 }
 
-/// Which of the three functions take the argument.
+/// Which of the three functions accept the argument.
 fn takers(name: &str) -> [bool; 3] {
     match name {
         "qkv" | "keys" | "values" => [true, true, true],
@@ -136,13 +136,13 @@ fn shapes_and_types_are_checked() {
             continue;
         }
         for axis in 0..of.shape().len() {
-            // More pages than there are is allowed.
+            // More pages than needed are allowed.
             if axis == 0 && word != name {
                 continue;
             }
             let mut shape = of.shape().to_vec();
             shape[axis] += 1;
-            // The other one of the pair has fewer pages then.
+            // The other tensor of the pair then has fewer pages.
             let word = if axis == 0 && name == "keys" { "values" } else { word };
             refused(&ctx, name, Tensor::zeros(ctx.memory(), &shape, of.dtype()), word);
         }
@@ -190,7 +190,7 @@ fn indices_are_checked() {
     refused(&ctx, "groups", ids(&[3], &[0, 2, 3]), "page 1 is in groups 0 and 1");
 }
 
-/// The table of a row is checked also where the row before had the same table and saw less, or another table.
+/// A row's table is checked even if the previous row had the same table and attended to less, or had another table.
 #[test]
 fn each_rows_pages_are_checked() {
     let ctx = Context::cpu(Isa::best(), 1);
@@ -264,7 +264,8 @@ fn rows_of(ctx: &Context, rows: &[(u32, u32)], tables: &[[u32; 2]]) -> [Tensor; 
     [of(rows.iter().map(|row| row.1).collect()), of(rows.iter().map(|row| row.0).collect()), tables]
 }
 
-/// Only pages that a row sees must exist, whichever row comes before; each pair of a query and a key is counted.
+/// Only pages that a row attends to must exist, whichever row comes before; each attended pair of query and key is
+/// counted.
 #[test]
 fn pages_that_rows_see_exist() {
     let ctx = Context::cpu(Isa::PORTABLE, 1);
@@ -277,7 +278,7 @@ fn pages_that_rows_see_exist() {
     assert_eq!(says(None, &[], &[[9, 9]]), Ok(0));
     assert_eq!(says(None, &[(0, 0), (0, 63), (0, 64), (0, 127)], &[[2, 1]]), Ok(1 + 64 + 65 + 128));
     assert_eq!(says(Some(3), &[(0, 0), (0, 1), (0, 2), (0, 3), (0, 64)], &[[2, 1]]), Ok(1 + 2 + 3 + 3 + 3));
-    // The window's rows see the second block alone; a row before them in it needs the first one.
+    // The rows with a window attend only to the second block; an earlier row needs the first one.
     assert_eq!(says(Some(1), &[(0, 64), (0, 127)], &[[9, 1]]), Ok(2));
     for (window, rows, tables) in [
         (None, &[(0, 0), (0, 64)][..], &[[0, 9]][..]),
@@ -311,7 +312,7 @@ fn groups_cover_all_rows_and_share_no_page() {
         let message = format!("op: groups {wrong:?} do not cover 3 rows");
         assert_eq!(says(None, &three, &apart, wrong), Some(message));
     }
-    // A page may be in one group twice.
+    // A page may appear twice in one group.
     assert_eq!(says(None, &three, &[[0, 9], [0, 9], [2, 9]], &[0, 2, 3]), None);
     // Pages of the second block, which an earlier row of the sequence does not see; of another sequence; of the first
     // block, which an earlier row does not see.
@@ -325,6 +326,6 @@ fn groups_cover_all_rows_and_share_no_page() {
         let message = format!("op: page {page} is in groups 0 and 1");
         assert_eq!(says(window, rows, tables, groups), Some(message), "{rows:?}");
     }
-    // Outside the window it is not seen.
+    // Outside the window the row does not attend to the page.
     assert_eq!(says(Some(1), &[(0, 64), (1, 0)], &[[4, 1], [4, 9]], &[0, 1, 2]), None);
 }

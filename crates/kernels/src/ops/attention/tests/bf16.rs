@@ -1,5 +1,5 @@
-//! Attention in bf16: the documented formula, in chains and on tiles, on every machine with the tiles in plain Rust and
-//! on one with AMX with its instructions too.
+//! Attention in bf16 compared with the documented formula, in chains and on tiles. Every machine tests tiles in plain
+//! Rust, and a machine with AMX also tests the instructions.
 
 use super::formula::{Arithmetic, BF16, TILES, emulated, emulated_backward};
 use super::*;
@@ -85,7 +85,7 @@ fn forward_equals_the_formula_bit_for_bit() {
     }
 }
 
-/// Sums that are cut elsewhere, and probabilities that are not rounded, do not pass.
+/// Sums that are split elsewhere, and probabilities that are not rounded, fail the comparison.
 #[test]
 fn another_formula_gives_other_bits() {
     let g = geometry(2, 1, 64, None);
@@ -178,7 +178,7 @@ fn denormals_are_flushed_as_the_formula_says_bit_for_bit() {
     assert!(formula(g, &l, &qkv, kept) != formula(g, &l, &qkv, BF16));
 }
 
-/// Near the f64 oracle of the same numbers, as near as bf16 allows; not so if a gradient is spoiled.
+/// Results are as near to the f64 oracle of the same numbers as bf16 allows, but not if a gradient is spoiled.
 #[test]
 fn backward_is_near_the_f64_oracle() {
     for (g, groups) in cases().into_iter().skip(1) {

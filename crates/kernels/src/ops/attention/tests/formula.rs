@@ -1,4 +1,4 @@
-//! The documented formulas, one number at a time, looking keys up in the rows that wrote them.
+//! The documented formulas, computed one number at a time; keys are looked up in the rows that wrote them.
 
 use super::*;
 use crate::math::{exp1, ln1};
@@ -8,12 +8,12 @@ use crate::simd::tiles::{self, DEPTH};
 use crate::simd::{LANES, portable::F32x16 as Portable};
 use std::collections::BTreeMap;
 
-/// What the formulas leave open.
+/// The choices that the formulas leave open.
 #[derive(Clone, Copy)]
 pub(super) struct Arithmetic {
     /// `start` plus the products of these pairs.
     pub sum: fn(f32, Vec<(f32, f32)>) -> f32,
-    /// What values, their gradients and the gradients of scores are rounded to where they are multiplied.
+    /// Rounding of values, their gradients and the gradients of scores when they are multiplied.
     pub round: fn(f32) -> f32,
     /// Pairs of a step of a sum over rows.
     pub step: usize,
@@ -47,10 +47,10 @@ fn heads(g: &Geometry, head: usize) -> [usize; 2] {
     [g.heads + kv, g.heads + g.kv_heads + kv]
 }
 
-/// For each slot of a block the row of its key, if it is seen.
+/// For each slot of a block, the row of its key, if the key is attended to.
 pub(super) type Slots = [Option<usize>; BLOCK];
 
-/// Keys that the last of these rows sees, by block.
+/// The keys to which the last of these rows attends, by block.
 pub(super) fn seen(g: &Geometry, keys: &[usize]) -> Vec<(usize, Slots)> {
     let first = g.window.map_or(0, |w| keys.len().saturating_sub(w));
     let slot = |j: usize| (first..keys.len()).contains(&j).then(|| keys[j]);
@@ -64,7 +64,7 @@ fn scores(g: &Geometry, a: Arithmetic, q: &[f32], keys: &[Option<&[f32]>]) -> Ve
     keys.iter().map(|k| k.map_or(f32::NEG_INFINITY, dot)).collect()
 }
 
-/// What is carried from block to block.
+/// The state carried from block to block.
 #[derive(Clone)]
 pub(super) struct State {
     pub m: f32,
@@ -73,12 +73,12 @@ pub(super) struct State {
 }
 
 impl State {
-    /// Of nothing.
+    /// The state before any key.
     pub(super) fn new(g: &Geometry) -> State {
         State { m: f32::NEG_INFINITY, l: [0.0; LANES], o: vec![0.0; g.head_dim] }
     }
 
-    /// With the keys of a block for the query of `row`.
+    /// Adds the keys of a block for the query of `row`.
     pub(super) fn take(&mut self, g: &Geometry, qkv: &[f32], row: usize, head: usize, slots: &Slots, a: Arithmetic) {
         let State { m, l, o } = self;
         let of_head = |head: usize| slots.map(|key| key.map(|key| part(g, qkv, key, head)));

@@ -1,4 +1,4 @@
-//! What attention on the CPU is made of: the layouts of pages, pages of two blocks, and the small matmul.
+//! The components of attention on the CPU: the layouts of pages, pages that serve as two blocks, and the small matmul.
 
 use super::formula::Arithmetic;
 use super::*;
@@ -33,7 +33,7 @@ fn pages_have_the_documented_layouts() {
     }
 }
 
-/// A head_dim that is odd has no pairs; the formula is the same.
+/// An odd head_dim has no pairs, but the formula is the same.
 #[test]
 fn an_odd_number_of_dimensions_is_computed_too() {
     let (g, groups) = (geometry(3, 1, 9, None), vec![(70, vec![3, 2])]);
@@ -55,7 +55,7 @@ fn an_odd_number_of_dimensions_is_computed_too() {
     }
 }
 
-/// Of each arithmetic one: dtype, instruction set, formula.
+/// One entry for each arithmetic: dtype, instruction set, formula.
 const KINDS: [(DType, Isa, Arithmetic); 4] = [
     (DType::F32, Isa::PORTABLE, formula::F32),
     (DType::Bf16, Isa::PORTABLE, formula::BF16),
@@ -63,8 +63,8 @@ const KINDS: [(DType, Isa, Arithmetic); 4] = [
     (DType::Bf16, Isa::AMX_EMULATED, formula::TILES),
 ];
 
-/// Two sequences of one group: page 1 is the first block of one and the second block of the other, whose window does
-/// not reach its own first block.
+/// Two sequences of one group. Page 1 is the first block of one sequence and the second block of the other, whose
+/// window does not reach its own first block.
 #[test]
 fn a_page_may_serve_as_two_blocks() {
     let keys = |row: usize| -> Vec<usize> {
@@ -116,7 +116,7 @@ fn a_slot_that_no_row_attends_to_has_no_gradient() {
             let expected = Run::of(dtype, &ctx, g, &plain, &qkv).backward(&d_out);
             // Of a page that the rows see, and of one that they do not see.
             let far = [page * 64 + 20, page * 64 + 63];
-            // On tiles what lies between written slots is multiplied by 0, so it would have to be finite.
+            // On tiles, slots between written slots are multiplied by 0, so they would have to be finite.
             let far = if isa.has_tiles() { &[][..] } else { &far };
             for &slot in [page * 64 + 3, unseen * 64, unseen * 64 + 9].iter().chain(far) {
                 let mut l = plain.clone();
@@ -134,8 +134,8 @@ type Sizes = (usize, usize, Range<usize>);
 /// Elements of an operand.
 type Of<'a, B> = &'a dyn Fn(usize, usize) -> B;
 
-/// What `out`, which holds ones, holds afterwards; none if the matmul panics. The operands are as long as they must be,
-/// and longer or shorter by `spare`.
+/// The contents of `out`, initially ones, after the matmul; `None` if the matmul panics. The operands have the required
+/// length, or are longer or shorter by `spare`.
 fn product<B: Right, E: Element>(
     isa: Isa,
     (rows, columns, k): Sizes,
@@ -169,7 +169,7 @@ fn right(k: usize, n: usize) -> f32 {
     (k * 2 + n * 7) as f32 % 11.0 - 5.0
 }
 
-/// Small whole numbers, so that no order of sums matters.
+/// The elements are small integers, so the order of sums does not matter.
 fn expected((rows, columns, k): Sizes, accumulate: bool) -> Vec<f32> {
     let out_row = columns + 3;
     let mut out = vec![1.0; (rows.max(1) - 1) * out_row + columns];
@@ -195,7 +195,7 @@ fn the_small_matmul_computes_its_rows_and_columns_and_no_more() {
                 let got = product::<bf16, bf16>(isa, sizes.clone(), accumulate, (&left, &narrow), [0; 3]);
                 assert_eq!(got, expected, "{isa:?} {rows} by {columns}, {k:?} in bf16");
             }
-            // Two terms in an element; of an odd start or end one of them.
+            // An element has two terms; at an odd start or end only one of them counts.
             let word = |m: usize, k: usize| {
                 let [first, second] = [0, 1].map(|i| u32::from(bf16::from_f32(left(m, 2 * k + i)).to_bits()));
                 f32::from_bits(first << 16 | second)
@@ -207,7 +207,7 @@ fn the_small_matmul_computes_its_rows_and_columns_and_no_more() {
     }
 }
 
-/// Unchecked reads and writes stand behind these checks.
+/// Unchecked reads and writes rely on these checks.
 #[test]
 fn operands_of_the_small_matmul_that_are_too_short_are_a_panic() {
     let of: (Of<'_, f32>, Of<'_, f32>) = (&left, &right);

@@ -8,7 +8,7 @@ use crate::math::{exp1, ln1};
 use crate::ops::linear::reference::rounded;
 use crate::simd::portable::F32x16 as Portable;
 
-/// Here short, so that short rows have several.
+/// Splits are short here, so that even short rows have several.
 const SPLIT: usize = 2 * BLOCK;
 
 const ON_HOPPER: Arithmetic =
@@ -16,7 +16,7 @@ const ON_HOPPER: Arithmetic =
 const ON_AMPERE: Arithmetic =
     Arithmetic { sum: |c, terms| AMPERE.chain(Factor::Bf16, c, terms), round: rounded, step: 16 };
 
-/// What a split leaves, its lanes summed.
+/// The result of a split, with its lanes summed.
 #[derive(Clone)]
 struct Partial {
     m: f32,
@@ -29,7 +29,7 @@ impl Partial {
         Partial { m: state.m, l: state.sum(), o: state.o.clone() }
     }
 
-    /// With the split after it. One of the factors is exactly 1.
+    /// Merges the next split. One of the factors is exactly 1.
     fn merge(mut self, next: &Partial) -> Partial {
         let m = if next.m > self.m { next.m } else { self.m };
         let (alpha, beta) = (exp1::<Portable>(self.m - m), exp1::<Portable>(next.m - m));
@@ -55,7 +55,7 @@ struct Row<'a> {
 }
 
 impl Row<'_> {
-    /// What each split of `length` keys leaves that the row sees a key of, with its number.
+    /// The results, with indices, of all splits of `length` keys in which the row attends to any key.
     fn partials(&self, length: usize) -> Vec<(usize, Partial)> {
         let Row { g, qkv, keys, head, a } = *self;
         let (row, mut states) = (*keys.last().unwrap(), Vec::<(usize, State)>::new());
@@ -69,7 +69,7 @@ impl Row<'_> {
         states.iter().map(|(split, state)| (*split, Partial::of(state))).collect()
     }
 
-    /// As decoding does it: splits end in any order, then they are merged in theirs.
+    /// Decoding: splits finish in any order, but are merged in ascending order.
     fn in_parallel(&self, length: usize, seed: u64) -> (Vec<f32>, f32) {
         let mut partials = self.partials(length);
         Stream::new(seed, 3).shuffle(&mut partials);
@@ -79,7 +79,7 @@ impl Row<'_> {
         partials.fold(first, |sum, next| sum.merge(&next)).finish()
     }
 
-    /// As training does it: block by block, and where a split ends it is merged into what is carried on.
+    /// Training: block by block; at the end of each split, the split is merged into the running result.
     fn in_sequence(&self, length: usize) -> (Vec<f32>, f32) {
         let Row { g, qkv, keys, head, a } = *self;
         let row = *keys.last().unwrap();
@@ -101,7 +101,8 @@ impl Row<'_> {
     }
 }
 
-/// Rows of several splits, with and without a window, prefixes shared and not; only some rows, since it is slow.
+/// Rows with several splits, with and without a window, with shared and separate prefixes. Only some rows are tested,
+/// since it is slow.
 fn rows(a: Arithmetic, check: impl Fn(&Row<'_>)) {
     for (window, groups) in [(None, &[(150, &[120, 3][..])]), (Some(140), &[(300, &[40][..])])] {
         let (g, layout) = (geometry(2, 1, 16, window), layout(groups, 5));
@@ -117,7 +118,7 @@ fn bits((out, lse): &(Vec<f32>, f32)) -> Vec<u32> {
     out.iter().chain([lse]).map(|x| x.to_bits()).collect()
 }
 
-/// Who computes a split, when it ends, and what is computed beside it change no bit.
+/// Neither the thread that computes a split, nor its finishing time, nor other work beside it changes a bit.
 #[test]
 fn merging_in_order_depends_on_the_row_alone() {
     for a in [F32, ON_AMPERE, ON_HOPPER] {
@@ -128,7 +129,7 @@ fn merging_in_order_depends_on_the_row_alone() {
     }
 }
 
-/// A row that sees one split only is computed as before.
+/// A row that attends to only one split is computed as without splits.
 #[test]
 fn a_row_of_one_split_has_the_bits_of_the_unsplit_formula() {
     for a in [F32, ON_HOPPER] {
@@ -142,8 +143,8 @@ fn a_row_of_one_split_has_the_bits_of_the_unsplit_formula() {
     }
 }
 
-/// What the rule forbids would be noticed: splits by the length of the row or the number of workers, merging as they
-/// end, continuing without splits.
+/// The test would notice violations of the rule: splits that depend on the row's length or the number of workers,
+/// merging in order of completion, or continuing without splits.
 #[test]
 fn another_rule_gives_other_bits() {
     let count = [(); 4].map(|()| std::cell::Cell::new(0));
@@ -167,7 +168,7 @@ fn another_rule_gives_other_bits() {
     assert!(count.iter().all(|count| count.get() > 3), "{count:?}");
 }
 
-/// It is attention.
+/// The result is attention.
 #[test]
 fn splits_are_close_to_the_oracle() {
     for (a, tolerance) in [(F32, 1e-5), (ON_HOPPER, 1e-2)] {
@@ -176,7 +177,7 @@ fn splits_are_close_to_the_oracle() {
             let wide: Vec<f64> = qkv.iter().map(|&x| x.into()).collect();
             let mut lists = vec![Vec::new(); keys.last().unwrap() + 1];
             *lists.last_mut().expect("one") = keys.to_vec();
-            // The oracle takes a list for each row; those before see themselves.
+            // The oracle needs a list for each row; earlier rows attend only to themselves.
             lists.iter_mut().enumerate().filter(|(_, list)| list.is_empty()).for_each(|(i, list)| list.push(i));
             let (out, lse) = reference::forward(g, &wide, &lists);
             let (got, got_lse) = row.in_sequence(SPLIT);

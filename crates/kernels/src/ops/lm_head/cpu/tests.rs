@@ -1,4 +1,4 @@
-//! Where the lm head cuts rows and the vocabulary, and how a row's chunks are combined.
+//! Tests where the lm head splits rows and the vocabulary, and how a row's chunks are combined.
 
 use super::*;
 use crate::simd::portable::F32x16;
@@ -10,7 +10,7 @@ fn blocks_of_rows_end_at_steps_of_a_segment() {
     assert_eq!(of(1, None), [(0..1, vec![0, 1])]);
     assert_eq!(of(512, None), [(0..512, vec![0, 512])]);
     assert_eq!(of(513, None), [(0..512, vec![0, 512]), (512..513, vec![0, 1])]);
-    // Segments that begin inside a block, at its end, and one that is empty.
+    // Segments that begin inside a block and at its end, and an empty segment.
     assert_eq!(of(70, Some(&[0, 1, 1, 40, 70])), [(0..70, vec![0, 1, 40, 70])]);
     assert_eq!(of(520, Some(&[0, 512, 520])), [(0..512, vec![0, 512]), (512..520, vec![0, 8])]);
     // Steps of 32 from row 40 on: the last that ends by row 512 ends at 488.
@@ -32,7 +32,7 @@ fn chunks_of_a_row_are_weighted_by_their_maxima() {
     };
     // One token is certain.
     near(of(&[[3.0, 1.0, 0.0]]), [3.0, 3.0, 0.0]);
-    // Two chunks of two equal tokens, then one of tokens that are e^-2 as likely.
+    // Two chunks with two equal tokens each, then one with tokens that are e^-2 as likely.
     near(of(&[[1.0, 2.0, 0.0], [1.0, 2.0, 0.0]]), [1.0, 1.0 + 4.0f64.ln(), 4.0f64.ln()]);
     let total = 2.0 + 2.0 * (-2.0f64).exp();
     let entropy = total.ln() + 2.0 * (-2.0f64).exp() * 2.0 / total;

@@ -1,4 +1,4 @@
-//! Sampling parameters of a row: which are refused, and which need the whole row of logits.
+//! Sampling parameters of a row: which are rejected, and which need the whole row of logits.
 
 use super::*;
 
