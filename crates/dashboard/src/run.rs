@@ -9,6 +9,7 @@ use lockstep::directory::ProfileRecord;
 use lockstep::evaluation::TokenTexts;
 use lockstep::wire::file::GroupFile;
 use serde_json::{Map, Value, json};
+use std::cell::RefCell;
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -31,6 +32,8 @@ pub struct RunFiles {
     tokens: Option<Option<Arc<TokenTexts>>>,
     /// `trace.json`, once it was asked for.
     traced: Option<Traced>,
+    /// The text of `config.toml` and its values, since parsing costs more than anything else per step.
+    config: RefCell<(String, Map<String, Value>)>,
 }
 
 impl RunFiles {
@@ -49,6 +52,7 @@ impl RunFiles {
             evaluations: None,
             tokens: None,
             traced: None,
+            config: RefCell::default(),
         }
     }
 
@@ -171,11 +175,16 @@ impl RunFiles {
     /// The configuration of the run, with all keys.
     pub fn config(&self) -> Map<String, Value> {
         let text = disk::read_to_string(self.root.join("config.toml"), disk::most::STATE).unwrap_or_default();
-        let table: toml::Table = text.parse().unwrap_or_default();
-        match serde_json::to_value(table) {
-            Ok(Value::Object(config)) => config,
-            _ => Map::new(),
+        let mut config = self.config.borrow_mut();
+        if config.0 != text {
+            let table: toml::Table = text.parse().unwrap_or_default();
+            let values = match serde_json::to_value(table) {
+                Ok(Value::Object(values)) => values,
+                _ => Map::new(),
+            };
+            *config = (text, values);
         }
+        config.1.clone()
     }
 
     /// The origin of each configuration key's value, from the comment after the value in the file; keys with default

@@ -9,6 +9,7 @@ pub struct Sample {
     pub name: String,
     /// The labels and their unescaped values.
     pub labels: BTreeMap<String, String>,
+    /// The value.
     pub value: f64,
 }
 

@@ -10,7 +10,7 @@
 //!
 //! - A reader's memory comes from a [`Pin`], which is a shared lock. It is read-only. Every tensor in it keeps the pin.
 //! - A writer's memory is writable while the writer holds the exclusive lock, which [`SlotWriter::publish`] releases.
-//! `publish` takes the slot's tensors by exclusive reference, so nobody is still writing one then.
+//!   `publish` takes the slot's tensors by exclusive reference, so nobody is still writing one then.
 //!
 //! A process of the same user that ignores these rules (it maps a file of `weights_dir` for writing, or debugs the
 //! writer) can change the numbers that a reader sees. With a memfd only debugging can do this: its seals prevent all
