@@ -171,7 +171,7 @@ impl Scheduler {
     /// The groups that ended since they were taken last, of the requests that `takes` chooses.
     pub(crate) fn take_finished(&mut self, takes: impl Fn(RequestId) -> bool) -> Vec<(RequestId, RolloutGroup)> {
         // An empty list asks the allocator for nothing.
-        let (mut out, mut place) = (Vec::new(), 0);
+        let (mut out, mut place) = (Vec::with_capacity(self.finished.len()), 0);
         while let Some(&index) = self.finished.get(place) {
             let id = RequestId { index, serial: self.groups[index].serial };
             if takes(id) {
