@@ -219,7 +219,7 @@ pub(crate) fn data(file: &File, range: Range<u64>) -> Result<Vec<Range<u64>>> {
     let mut at = range.start;
     while at < range.end {
         at = match seek(file, SeekFrom::Data(at)) {
-            // ENXIO: there is no data after this offset.
+            // ENXIO: the file has no data after this offset.
             Err(Errno::NXIO) => break,
             // On a file system without holes, the whole range is on disk.
             found => found.unwrap_or(at).min(range.end),

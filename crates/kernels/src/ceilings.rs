@@ -18,8 +18,8 @@ pub struct Ceilings {
     pub flops_per_s: f64,
     /// bf16 operations per second on AMX tiles; `None` if the instruction set has no tiles.
     pub tile_flops_per_s: Option<f64>,
-    /// bf16 operations per second in dot products of pairs (AVX-512 BF16); `None` if the instruction set has no such
-    /// products.
+    /// bf16 operations per second in dot products of pairs (AVX-512 BF16); `None` if the instruction set
+    /// lacks these instructions.
     pub pair_flops_per_s: Option<f64>,
     /// Bytes per second read from memory; on a GPU, bytes that a copy reads and writes.
     pub read_bytes_per_s: f64,

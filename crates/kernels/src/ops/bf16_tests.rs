@@ -46,7 +46,7 @@ fn contexts() -> impl Iterator<Item = Context> {
         .flat_map(|isa| [1, 3].map(|threads| Context::cpu(isa, threads)))
 }
 
-/// Contexts whose bf16 products are chains, as in f32.
+/// Contexts whose bf16 matmuls are chains, as in f32.
 fn chains() -> impl Iterator<Item = Context> {
     contexts().filter(|ctx| ctx.arithmetic(DType::Bf16) == "bf16-chain")
 }
