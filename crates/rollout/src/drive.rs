@@ -131,50 +131,34 @@ impl<O: Clone, E: BorrowMut<Engine>> Drive<O, E> {
         self.paused.retain(|paused| *paused != sequence);
         self.engine.borrow_mut().finish(sequence)
     }
+}
 
-    /// Submits these requests to a drive without others, and runs steps until all of them have ended. Returns their
-    /// groups in the order of the requests, and passes each to `on_end` as soon as it has ended. If this fails, it
-    /// cancels them. Requests that pause are refused.
-    pub(crate) fn run(
+impl<E: BorrowMut<Engine>> Drive<usize, E> {
+    /// Submits these requests to a drive without others, each owned by its place, and runs steps until all of them have
+    /// ended. Returns their groups in the order of the requests, and passes each to `on_end` as soon as it has ended.
+    /// Requests that pause are refused.
+    fn run(
         &mut self,
         models: Models<'_>,
-        requests: Vec<(O, Request)>,
-        on_end: impl FnMut(&O, &RolloutGroup),
+        requests: Vec<Request>,
+        mut on_end: impl FnMut(&RolloutGroup),
     ) -> Result<Vec<RolloutGroup>> {
-        let mut ids = Vec::with_capacity(requests.len());
-        let groups = self.run_all(models, requests, on_end, &mut ids);
-        if groups.is_err() {
-            for id in ids {
-                self.cancel(id);
-            }
-        }
-        groups
-    }
-
-    fn run_all(
-        &mut self,
-        models: Models<'_>,
-        requests: Vec<(O, Request)>,
-        mut on_end: impl FnMut(&O, &RolloutGroup),
-        ids: &mut Vec<RequestId>,
-    ) -> Result<Vec<RolloutGroup>> {
-        for (owner, request) in requests {
+        let mut groups: Vec<Option<RolloutGroup>> = requests.iter().map(|_| None).collect();
+        for (place, request) in requests.into_iter().enumerate() {
             if request.pause_on_stop {
                 return Err(Error::Pauses);
             }
-            ids.push(self.submit(owner, request)?);
+            self.submit(place, request)?;
         }
-        let mut groups: Vec<Option<RolloutGroup>> = ids.iter().map(|_| None).collect();
         while groups.iter().any(Option::is_none) {
             let outcomes = self.step(models)?;
             if outcomes.is_empty() && self.is_idle() {
                 break;
             }
             for outcome in outcomes {
-                let Outcome::Ended { owner, request, group } = outcome else { continue };
-                if let Some(place) = ids.iter().position(|id| *id == request) {
-                    on_end(&owner, &group);
-                    groups[place] = Some(group);
+                if let Outcome::Ended { owner, group, .. } = outcome {
+                    on_end(&group);
+                    groups[owner] = Some(group);
                 }
             }
         }
@@ -198,9 +182,13 @@ impl Engine {
         &mut self,
         model: impl Into<ModelView<'a>>,
         requests: Vec<Request>,
-        mut on_end: impl FnMut(&RolloutGroup),
+        on_end: impl FnMut(&RolloutGroup),
     ) -> Result<Vec<RolloutGroup>> {
-        let requests = requests.into_iter().map(|request| ((), request)).collect();
-        Drive::new(self).run(model.into().into(), requests, |(), group| on_end(group))
+        let mut drive = Drive::new(self);
+        let groups = drive.run(model.into().into(), requests, on_end);
+        if groups.is_err() {
+            drive.cancel_of(|_| true);
+        }
+        groups
     }
 }

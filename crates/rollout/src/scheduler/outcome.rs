@@ -170,18 +170,11 @@ impl Scheduler {
 
     /// The groups that ended since they were taken last, of the requests that `takes` chooses.
     pub(crate) fn take_finished(&mut self, takes: impl Fn(RequestId) -> bool) -> Vec<(RequestId, RolloutGroup)> {
-        // An empty list asks the allocator for nothing.
-        let (mut out, mut place) = (Vec::with_capacity(self.finished.len()), 0);
-        while let Some(&index) = self.finished.get(place) {
-            let id = RequestId { index, serial: self.groups[index].serial };
-            if takes(id) {
-                self.finished.remove(place);
-                out.push((id, self.take_group(index)));
-            } else {
-                place += 1;
-            }
-        }
-        out
+        let Scheduler { finished, groups, .. } = self;
+        let id = |index: usize| RequestId { index, serial: groups[index].serial };
+        // If no group has ended, nothing is allocated.
+        let taken: Vec<RequestId> = finished.extract_if(.., |index| takes(id(*index))).map(id).collect();
+        taken.into_iter().map(|id| (id, self.take_group(id.index))).collect()
     }
 
     fn take_group(&mut self, group: usize) -> RolloutGroup {
