@@ -418,7 +418,8 @@ impl Events {
         }
         (self.sizes, self.checked) = (sizes, Instant::now());
         let (metrics, groups) = run.mark();
-        let id = format!("{metrics}-{groups}-{}", run.state());
+        let state = run.state();
+        let id = format!("{metrics}-{groups}-{state}");
         if id == self.seen {
             return None;
         }
@@ -427,7 +428,7 @@ impl Events {
         let verdict = run.verdict();
         let alarms = run.active_alarms(&verdict).len();
         let data = json!({
-            "step": step, "total": total, "state": run.state(), "verdict": verdict.to_json(), "alarms": alarms,
+            "step": step, "total": total, "state": state, "verdict": verdict.to_json(), "alarms": alarms,
         });
         Some(Event::default().event("mark").id(id).data(data.to_string()))
     }

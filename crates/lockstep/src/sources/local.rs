@@ -29,9 +29,15 @@ impl LocalSource {
     ) -> anyhow::Result<Collected> {
         let request = self.spec.request(prompts, now.step);
         let collected = self.collector.collect(&now.policy.weights, request, &now.watch.observer())?;
+        self.accept(health, &collected, now)?;
+        Ok(collected)
+    }
+
+    /// Checks that the rewards still give scores, and records the times of what overlapped.
+    fn accept(&self, health: &mut RewardHealth, collected: &Collected, now: &Now<'_>) -> anyhow::Result<()> {
         health.check(&collected.scored.rollouts, &collected.scored.problems, &self.spec.config)?;
         collected.record_overlapped(now.watch.stages);
-        Ok(collected)
+        Ok(())
     }
 
     /// Continues the groups of a batch that began after `step` optimizer steps, and scores them. Also returns the
@@ -46,8 +52,7 @@ impl LocalSource {
         let request = self.spec.request(prompts, step);
         let observer = now.watch.observer();
         let (collected, others) = self.collector.continue_with(&now.policy.weights, request, begun, &observer)?;
-        health.check(&collected.scored.rollouts, &collected.scored.problems, &self.spec.config)?;
-        collected.record_overlapped(now.watch.stages);
+        self.accept(health, &collected, now)?;
         Ok((collected, others))
     }
 }
