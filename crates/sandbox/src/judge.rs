@@ -11,7 +11,7 @@ use super::options::Options;
 use super::place::{directory, write, write_program};
 use super::python;
 use super::running::{End, Limits};
-use super::sandbox::{JOB, Sandbox};
+use super::sandbox::{JOB, Sandbox, TRIAL_TIMEOUT};
 use super::source::{StreamTest, Tests, UnitTests, code_of};
 use super::staged::Staged;
 use super::verdict::Verdict;
@@ -30,8 +30,6 @@ mod throughput;
 
 /// The most compiled sources in the cache.
 const CACHED: usize = 256;
-/// The shortest time limit for the trial program of a language, which must pass.
-const TRIAL_TIMEOUT: Duration = Duration::from_secs(20);
 /// The largest compiled program, in bytes.
 const PROGRAM_BYTES: usize = 64 << 20;
 
@@ -154,7 +152,7 @@ impl Judge {
         let mut judge = Judge { language, units, built, ocaml, options, run_limits, compile_limits, cache, sandbox };
         // The trial must pass even if the machine is busy when a run starts.
         judge.run_limits.wall = run_limits.wall.max(TRIAL_TIMEOUT);
-        judge.compile_limits.wall = compile_limits.wall.max(3 * TRIAL_TIMEOUT);
+        judge.compile_limits.wall = compile_limits.wall.max(TRIAL_TIMEOUT);
         judge.try_out().map_err(Error)?;
         (judge.run_limits, judge.compile_limits) = (run_limits, compile_limits);
         Ok(judge)
@@ -260,7 +258,7 @@ impl Judge {
         let script = [r#"cp /job/* /tmp/ 2>/dev/null; "$@""#, "sh"];
         let mut all: Vec<String> = ["/bin/sh", "-c"].iter().chain(&script).map(|word| (*word).to_owned()).collect();
         all.extend(self.words(words, "/tmp/program"));
-        let outcome = self.sandbox.run(directory.path(), &all, b"", Limits { wall: TRIAL_TIMEOUT / 4, ..limits })?;
+        let outcome = self.sandbox.run(directory.path(), &all, b"", Limits { wall: TRIAL_TIMEOUT, ..limits })?;
         let fails = match outcome.end {
             End::Exit(126 | 127) | End::TooMuchMemory(_) | End::TooManyProcesses(_) => true,
             End::Exit(_) | End::TimedOut | End::TooMuchOutput | End::Stopped => false,

@@ -30,6 +30,8 @@ use std::time::{Duration, Instant};
 pub(super) const JOB: &str = "/job";
 /// The `PATH` in which programs are looked up.
 const PATH: &str = "/usr/local/bin:/usr/bin:/bin";
+/// The shortest time limit for a trial program. Only a program that hangs reaches it, however busy the machine is.
+pub(super) const TRIAL_TIMEOUT: Duration = Duration::from_secs(300);
 /// The number of bytes of standard error that are kept.
 const STDERR_BYTES: usize = 4_000;
 /// The most bytes that the tests' process may write as its verdicts.
@@ -153,8 +155,12 @@ impl Sandbox {
 
     /// Checks that programs are still isolated, and that each of `programs` can run.
     pub fn check(&self, programs: &[&str]) -> Result<(), String> {
+        self.check_within(TRIAL_TIMEOUT, programs)
+    }
+
+    fn check_within(&self, timeout: Duration, programs: &[&str]) -> Result<(), String> {
         let limits = Limits {
-            wall: Duration::from_secs(20),
+            wall: timeout,
             memory_mb: 1024,
             resident_mb: 1024,
             processes: 32,
@@ -172,6 +178,11 @@ impl Sandbox {
             (Ok(Outcome { end: End::Exit(3), stdout, .. }), _) => Err(format!(
                 "`{}` is not installed under /usr, all that programs can see of this machine",
                 String::from_utf8_lossy(&stdout).trim()
+            )),
+            (Ok(Outcome { end: End::TimedOut, .. }), _) => Err(format!(
+                "a trial program did not end within {} s ({}): the machine is too busy, or programs hang here",
+                timeout.as_secs_f64(),
+                self.name()
             )),
             (Err(error), Isolation::Landlock) => Err(format!(
                 "landlock and seccomp cannot isolate programs here; they need Linux 6.2 or newer ({error})"

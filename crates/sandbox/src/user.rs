@@ -3,22 +3,33 @@
 //! program uses up.
 
 use std::collections::BTreeSet;
+use std::hash::{BuildHasher, RandomState};
 use std::os::unix::fs::MetadataExt;
 use std::os::unix::process::CommandExt;
 use std::process::Command;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{LazyLock, Mutex, MutexGuard, PoisonError};
 
-/// The highest user id for programs; further programs get lower ids. Debian reserves 65000 to 65533, and they are
-/// unused.
+/// The user ids for programs. Debian reserves 65000 to 65533, and they are unused.
+const FIRST: u32 = 65_000;
 const NOBODY: u32 = 65_534;
-const LAST: u32 = 65_000;
 /// Room for threads that other programs of the same user start while a program runs.
 const SPARE_THREADS: u64 = 64;
 
+/// The user id that this process gives to its first program. It is random: the kernel counts the threads of a user over
+/// all containers, and two runs as root should not share their users.
+static START: LazyLock<u32> = LazyLock::new(|| {
+    let random = RandomState::new().hash_one(std::process::id());
+    FIRST + (random % u64::from(NOBODY - FIRST + 1)) as u32
+});
 static TAKEN: Mutex<BTreeSet<u32>> = Mutex::new(BTreeSet::new());
 
 /// A Unix user reserved for one program until this is dropped.
 pub struct User(u32);
+
+/// The user ids for programs, in the order in which they are tried.
+pub fn users() -> impl Iterator<Item = u32> {
+    (*START..=NOBODY).chain(FIRST..*START)
+}
 
 impl User {
     /// A user that no other program of this process has, if this process is root; otherwise the user of this process.
@@ -28,7 +39,7 @@ impl User {
             return User(own.as_raw());
         }
         let mut taken = taken();
-        let user = (LAST..=NOBODY).rev().find(|user| !taken.contains(user)).unwrap_or(NOBODY);
+        let user = users().find(|user| !taken.contains(user)).unwrap_or(NOBODY);
         taken.insert(user);
         User(user)
     }

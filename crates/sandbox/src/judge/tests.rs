@@ -11,7 +11,13 @@ pub(crate) mod escapes;
 mod limits;
 mod parts;
 
-pub(crate) fn judge(options: Value) -> Judge {
+/// A judge with limits of time that only a program that hangs reaches, unless the options set others.
+pub(crate) fn judge(mut options: Value) -> Judge {
+    for limit in ["timeout_s", "compile_timeout_s"] {
+        if options.get(limit).is_none() {
+            options[limit] = 600.0.into();
+        }
+    }
     Judge::new(serde_json::from_value(options).unwrap()).unwrap()
 }
 
@@ -245,7 +251,7 @@ fn attack(bwrap: &str) {
     assert_eq!(scores.timed_out, failures.iter().filter(|failure| failure.ends_with("timed out")).count());
     // A program that reaches a limit ends. On a busy machine the reason is only seen if the time suffices.
     let limited = ["endless output", "memory bomb", "full disk"].map(|name| programs[place(name)]);
-    let options = json!({"language": "python", "timeout_s": 60.0, "bwrap": bwrap});
+    let options = json!({"language": "python", "bwrap": bwrap});
     let (_, failures) = score(options, &limited, &tests);
     assert_eq!(failures[0], "test 1: too much output");
     assert!(failures[1].contains("MemoryError"), "{}", failures[1]);
@@ -376,7 +382,7 @@ fn confined_programs_run() {
     if !confines() || !installed(&["python3"]) {
         return;
     }
-    let options = |language: &str| json!({"language": language, "bwrap": "/no/such/bwrap", "timeout_s": 20.0});
+    let options = |language: &str| json!({"language": language, "bwrap": "/no/such/bwrap"});
     let mark = format!("33{}", std::process::id());
     let background = format!("(sleep {mark}) </dev/null >/dev/null 2>&1 &\nread n; echo $((2 * n))");
     let (scores, failures) = score(options("shell"), &["read n; echo $((2 * n))", "echo 1", &background], &doubled());
@@ -420,7 +426,7 @@ fn unsafe_no_sandbox_runs_without_isolation() {
         return;
     }
     let without_isolation = |language: &str| {
-        let options = json!({"language": language, "unsafe_no_sandbox": true, "timeout_s": 20.0});
+        let options = json!({"language": language, "unsafe_no_sandbox": true});
         judge_in(Sandbox::with("/no/such/bwrap", Isolation::Nothing), options)
     };
     assert_eq!(without_isolation("shell").sandbox.name(), "none (unsafe_no_sandbox)");

@@ -59,7 +59,7 @@ fn stages(every: usize) {
     assert!(problems.len() >= 30 && problems.iter().all(|p| p.tests.len() == 3 && p.solutions.len() == 5));
     let problems: Vec<Problem> = problems.into_iter().step_by(every).collect();
     // Solutions that loop get less time than solutions that end.
-    for (kinds, timeout_s) in [("RWIU", 30.0), ("L", 2.0)] {
+    for (kinds, timeout_s) in [("RWIU", 600.0), ("L", 2.0)] {
         let (mut rows, mut expected) = (Vec::new(), Vec::new());
         for problem in &problems {
             for (kind, number, solution) in problem.solutions.iter().filter(|solution| kinds.contains(solution.0)) {
@@ -187,7 +187,7 @@ fn share_of_mbpp(step: usize) {
     let rows: Vec<&Value> = rows.iter().step_by(step).collect();
     let rows: Vec<_> =
         rows.iter().map(|row| (row["solution"].as_str().unwrap(), json!({"tests": row["tests"]}))).collect();
-    let options = json!({"language": "ocaml", "timeout_s": 60.0, "compile_timeout_s": 120.0});
+    let options = json!({"language": "ocaml"});
     let (scores, failures) = scored(options, &rows);
     let share = share(&scores, &failures);
     println!("ocaml, mbpp: {} rows, full guarantee {:.1} %", rows.len(), 100.0 * share);
@@ -219,7 +219,7 @@ fn ordinary_solutions(isolation: &str, step: usize) {
         rows.extend(solutions.iter().map(|solution| (solution.as_str(), row.clone())));
     }
     let start = std::time::Instant::now();
-    let options = json!({"language": "ocaml", "isolation": isolation, "timeout_s": 60.0, "compile_timeout_s": 120.0});
+    let options = json!({"language": "ocaml", "isolation": isolation});
     let (scores, failures) = scored(options, &rows);
     let mut wrong = Vec::new();
     for (i, (value, failure)) in scores.values.iter().zip(&failures).enumerate() {
@@ -290,18 +290,24 @@ fn attacks_of(text: &str) -> Vec<Attack> {
 }
 
 fn attack(isolation: &str, attacks: &[Attack]) {
-    let rows: Vec<_> = attacks.iter().map(|one| (one.source.as_str(), json!({"tests": one.tests}))).collect();
-    let options = json!({"language": "ocaml", "partial": true, "timeout_s": 5.0, "compile_timeout_s": 20.0,
-        "isolation": isolation});
-    let (scores, failures) = scored(options, &rows);
-    let results = attacks.iter().zip(scores.values.iter().zip(&failures));
-    let otherwise = |(attack, (value, failure)): &(&Attack, (&Option<f64>, &String))| match attack.letter {
-        "R" => **value != Some(1.0),
-        "U" => value.is_some(),
-        _ => **value != Some(0.0) || failure.is_empty(),
-    };
-    let otherwise: Vec<_> = results.filter(otherwise).collect();
-    assert!(otherwise.is_empty(), "{isolation}: {otherwise:#?} {:?}", scores.problems);
+    // Some of the attacks that earn nothing never end, as programs or in the compiler. Other programs may take as long
+    // as a busy machine needs.
+    for (letters, timeout_s, compile_timeout_s) in [("A", 5.0, 20.0), ("RU", 600.0, 600.0)] {
+        let attacks: Vec<_> = attacks.iter().filter(|attack| letters.contains(attack.letter)).collect();
+        let rows: Vec<_> = attacks.iter().map(|one| (one.source.as_str(), json!({"tests": one.tests}))).collect();
+        let options = json!({"language": "ocaml", "partial": true, "isolation": isolation, "timeout_s": timeout_s,
+            "compile_timeout_s": compile_timeout_s});
+        let (scores, failures) = scored(options, &rows);
+        let results = attacks.iter().zip(scores.values.iter().zip(&failures));
+        let is_expected = |attack: &Attack, value: Option<f64>, failure: &str| match attack.letter {
+            "R" => value == Some(1.0),
+            "U" => value.is_none(),
+            _ => value == Some(0.0) && !failure.is_empty(),
+        };
+        let other: Vec<_> =
+            results.filter(|(attack, (value, failure))| !is_expected(attack, **value, failure)).collect();
+        assert!(other.is_empty(), "{isolation}: {other:#?} {:?}", scores.problems);
+    }
 }
 
 #[test]
@@ -378,7 +384,6 @@ fn scores_are_of_the_solution_and_of_all_that_decides_it() {
         ("a check of what is wrong", "let f x = -x", json!({"tests": check, "entry_point": "f"}), Some(0.0)),
         ("assertions of a block", identity, json!({"tests": block}), Some(2.0 / 3.0)),
         ("the same in a list", identity, listed(&[block]), Some(2.0 / 3.0)),
-        ("too long to compile", pairs, listed(&["assert (f 4 = 8)"]), Some(0.0)),
         ("ill-typed", "let f x = x + true", listed(&["f 1 = 1"]), Some(0.0)),
         ("another type", identity, listed(&["f 1 = 1", "f 2 + 1 = 3", "f (f 3 + 1) = 4", "f 1 = 2"]), Some(0.75)),
         ("a type that does not fit", "let f x = x ^ \"\"", listed(&["f 1 = 1"]), Some(0.0)),
@@ -400,10 +405,7 @@ fn scores_are_of_the_solution_and_of_all_that_decides_it() {
         ("its own operators", vectors, listed(&[sum]), None),
     ];
     let rows: Vec<_> = cases.iter().map(|case| (case.1, with_columns(&case.2))).collect();
-    let options = |strict: bool| {
-        json!({"language": "ocaml", "partial": true, "strict": strict, "timeout_s": 20.0,
-        "compile_timeout_s": 15.0})
-    };
+    let options = |strict: bool| json!({"language": "ocaml", "partial": true, "strict": strict});
     let (scores, failures) = scored(options(true), &rows);
     for (i, (name, _, _, score)) in cases.iter().enumerate() {
         let value = scores.values[i];
@@ -412,6 +414,9 @@ fn scores_are_of_the_solution_and_of_all_that_decides_it() {
     }
     let (scores, failures) = scored(options(false), &[(vectors, with_columns(&listed(&[sum])))]);
     assert_eq!((scores.values[0], failures[0].contains("weaker guarantee")), (Some(1.0), true), "{failures:?}");
+    let hurried = json!({"language": "ocaml", "partial": true, "compile_timeout_s": 15.0});
+    let (scores, failures) = scored(hurried, &[(pairs, listed(&["assert (f 4 = 8)"]))]);
+    assert_eq!(scores.values, [Some(0.0)], "the compiler runs out of time: {failures:?}");
 }
 
 /// Rows of one table must have the same columns.

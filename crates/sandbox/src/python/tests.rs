@@ -216,7 +216,7 @@ fn humaneval(every: usize) {
     for (completions, right, of) in [(&bodies, all, all), (&stubs, 0, all), (&whole, 20, 20)] {
         let rows = tasks.iter().zip(&prompts).zip(completions);
         let rows: Vec<_> = rows.map(|((task, prompt), text)| (prompt.as_str(), text.as_str(), task.clone())).collect();
-        let options = json!({"language": "python", "column": "test", "timeout_s": 30.0});
+        let options = json!({"language": "python", "column": "test"});
         let (scores, failures) = score(options, &rows[..of]);
         assert!(scores.problems.is_empty(), "{:?}", scores.problems);
         let passed: Vec<_> = (0..of).filter(|&i| scores.values[i] == Some(1.0)).collect();
@@ -249,7 +249,7 @@ fn mbpp(every: usize) {
         .iter()
         .map(|task| (task["text"].as_str().unwrap(), task["code"].as_str().unwrap(), task.clone()))
         .collect();
-    let options = json!({"language": "python", "column": "test_list", "timeout_s": 60.0});
+    let options = json!({"language": "python", "column": "test_list"});
     let (scores, failures) = score(options, &rows);
     let wrong: Vec<_> = (0..rows.len()).filter(|&i| scores.values[i] != Some(1.0)).collect();
     let wrong: Vec<_> = wrong.iter().map(|&i| (&tasks[i]["task_id"], scores.values[i], &failures[i])).collect();

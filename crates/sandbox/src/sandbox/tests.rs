@@ -148,3 +148,15 @@ fn the_requested_isolation_is_used_or_nothing_runs() {
         assert_eq!(run("sleep 100", b"").0, End::Stopped);
     }
 }
+
+/// A machine that is too busy needs no other remedy than time.
+#[test]
+fn a_trial_that_does_not_end_names_no_remedy_for_namespaces() {
+    let directory = tempfile::tempdir().unwrap();
+    let bwrap = directory.path().join("bwrap");
+    testing::write_program(&bwrap, "#!/bin/sh\nexec sleep 1000\n");
+    let sandbox = Sandbox::with(bwrap.to_str().unwrap(), Isolation::Bubblewrap);
+    let message = sandbox.check_within(Duration::from_millis(1), &[]).unwrap_err();
+    assert!(message.starts_with("a trial program did not end within 0.001 s (bubblewrap and seccomp"), "{message}");
+    assert!(message.ends_with("the machine is too busy, or programs hang here") && !message.contains("namespaces"));
+}

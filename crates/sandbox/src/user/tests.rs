@@ -3,11 +3,14 @@ use super::*;
 #[test]
 fn each_running_program_has_a_user_and_room_for_its_threads() {
     // No process belongs to this user.
-    assert_eq!(User(LAST - 1).limit(16), 16 + 64);
+    assert_eq!(User(FIRST - 1).limit(16), 16 + 64);
+    let mut all: Vec<u32> = users().collect();
+    all.sort_unstable();
+    assert_eq!(all, (FIRST..=NOBODY).collect::<Vec<_>>(), "each id is tried once");
     let users = [User::new(), User::new(), User::new()];
     let mut ids = users.iter().map(|user| user.0).collect::<Vec<_>>();
     if rustix::process::geteuid().is_root() {
-        assert!(ids.iter().all(|id| (LAST..=NOBODY).contains(id)), "{ids:?}");
+        assert!(ids.iter().all(|id| (FIRST..=NOBODY).contains(id)), "{ids:?}");
         ids.sort_unstable();
         ids.dedup();
         assert_eq!(ids.len(), 3);

@@ -131,7 +131,7 @@ fn sweep(cases: &[Case], isolation: &str) -> usize {
     let only = |i: usize| isolation != "bubblewrap" && cases[i].parts.contains_key("bubblewrap");
     let all: Vec<_> = all.into_iter().filter(|(i, ..)| !only(*i)).collect();
     let programs: Vec<_> = all.iter().map(|(i, part, _)| (*i, *part)).collect();
-    let results = scores(cases, &programs, options(isolation, 60.0));
+    let results = scores(cases, &programs, options(isolation, 600.0));
     let others = all.iter().zip(&results).filter(|((.., expected), (value, _))| value != expected);
     let others: Vec<_> = others.map(|((i, part, _), (value, why))| (&cases[*i].name, part, value, why)).collect();
     assert!(others.is_empty(), "{isolation}: {others:#?}");
