@@ -11,7 +11,7 @@ use super::reward_notes::RewardNotes;
 use crate::rollouts::evaluate::find;
 use kernels::mean::over;
 use std::collections::BTreeMap;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 use telemetry::{Alarm, EventKind, Finding, Sinks, Stages};
 
 /// Everything that a run reports while it trains.
@@ -32,11 +32,31 @@ pub struct RunLog {
     label: &'static str,
     /// The metrics of the last logged step.
     last_logged: Vec<(String, f64)>,
-    step_started: Instant,
+    /// When the step began. An evaluation before it moves this ahead by its own time.
+    step_started: StepClock,
     /// When the last evaluation ended.
     evaluated: Instant,
-    /// CPU seconds that the process had used when the step began.
+}
+
+/// A reading of the clock and of the process's CPU time.
+#[derive(Clone, Copy)]
+pub struct StepClock {
+    at: Instant,
+    /// CPU seconds of all threads of the process since its start.
     cpu_s: f64,
+}
+
+impl StepClock {
+    /// Reads both.
+    pub fn now() -> StepClock {
+        StepClock { at: Instant::now(), cpu_s: telemetry::system::cpu_s() }
+    }
+
+    /// Excludes the span from `start` to `end` from what is measured since this reading.
+    fn skip(&mut self, start: StepClock, end: StepClock) {
+        self.at += end.at - start.at;
+        self.cpu_s += end.cpu_s - start.cpu_s;
+    }
 }
 
 /// Stages whose seconds are logged as metrics: path of the stage, name of the metric.
@@ -83,9 +103,8 @@ impl RunLog {
             notes: RewardNotes::default(),
             label,
             last_logged: Vec::new(),
-            step_started: Instant::now(),
+            step_started: StepClock::now(),
             evaluated: Instant::now(),
-            cpu_s: telemetry::system::cpu_s(),
         }
     }
 
@@ -134,12 +153,13 @@ impl RunLog {
     /// named in `shown`.
     pub fn end_step(&mut self, learner: &Learner, data: &DataPosition, shown: &[&str]) -> anyhow::Result<()> {
         let step = learner.step;
-        let seconds = self.step_started.elapsed().as_secs_f64();
+        let (began, now) = (self.step_started, StepClock::now());
+        let seconds = (now.at - began.at).as_secs_f64();
         self.add("step_time", seconds);
         // The evaluation after the previous step is left out: the span begins at the evaluation's end.
-        let start = self.step_started.max(self.evaluated);
+        let start = began.at.max(self.evaluated);
         self.stages.record_around("step", start, start.elapsed().as_secs_f64());
-        self.step_started = Instant::now();
+        self.step_started = now;
         let (totals, logging) = (self.stages.take_step(), self.stages.span("log"));
         self.reporter.set("epoch", data.epoch(step));
         self.reporter.set("num_tokens", data.num_tokens as f64);
@@ -153,8 +173,7 @@ impl RunLog {
         for (name, value) in speculation(&totals.counts) {
             self.add(name, value);
         }
-        let before = std::mem::replace(&mut self.cpu_s, telemetry::system::cpu_s());
-        self.add("cpu_time_s", self.cpu_s - before);
+        self.add("cpu_time_s", now.cpu_s - began.cpu_s);
         let values = self.reporter.take_step_values();
         let alarms = self.alarms.end_step(step, &values);
         self.emit_alarms(step, alarms)?;
@@ -225,10 +244,11 @@ impl RunLog {
         Ok(findings.into_iter().try_for_each(emit)?)
     }
 
-    /// Leaves `time` out of the current step's duration: the run spent it on an evaluation.
-    pub fn leave_out(&mut self, time: Duration) {
-        self.step_started += time;
-        self.evaluated = Instant::now();
+    /// Excludes the time since `start` from the current step, on the clock and of the CPU: the run evaluated.
+    pub fn leave_out_since(&mut self, start: StepClock) {
+        let end = StepClock::now();
+        self.step_started.skip(start, end);
+        self.evaluated = end.at;
     }
 
     /// Reports the progress of the run, with a note.
@@ -246,6 +266,16 @@ impl RunLog {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::time::Duration;
+
+    #[test]
+    fn an_evaluation_is_in_neither_time_of_a_step() {
+        let zero = Instant::now();
+        let clock = |seconds, cpu_s| StepClock { at: zero + Duration::from_secs(seconds), cpu_s };
+        let mut began = clock(10, 15.0);
+        began.skip(clock(12, 18.0), clock(15, 23.5));
+        assert_eq!((began.at, began.cpu_s), (zero + Duration::from_secs(13), 20.5));
+    }
 
     #[test]
     fn shares_of_speculative_decoding() {

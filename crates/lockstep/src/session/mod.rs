@@ -18,6 +18,7 @@ use crate::rollouts::function::RolloutFailed;
 use crate::rollouts::health::RewardFailed;
 use crate::run::eval_metrics::MetricsFailed;
 use crate::run::inputs::{Follow, ResumeFrom, RunEvent, RunInputs};
+use crate::run::log::StepClock;
 use crate::run::profile::ProfileRecord;
 use crate::run::provenance;
 use crate::run::resume::{find_run, or_earlier};
@@ -29,7 +30,6 @@ use crate::{BadInput, trainers};
 use model::chat::PromptTime;
 use rewards::RewardSpec;
 use std::path::Path;
-use std::time::Instant;
 use telemetry::{Alarm, Console, ConsoleOptions, ConsoleSink, Sinks, Summary};
 
 /// The dataset name of rows that the caller has in memory.
@@ -346,10 +346,10 @@ impl Run {
 
     /// Evaluates, and returns whether the run should stop early.
     fn evaluate(&mut self) -> anyhow::Result<bool> {
-        let since = Instant::now();
+        let start = StepClock::now();
         let evaluated = self.task.evaluate(&mut self.training)?;
         let early = evaluated.map_or(Ok(false), |metrics| self.training.log_evaluation(&metrics));
-        self.training.log.leave_out(since.elapsed());
+        self.training.log.leave_out_since(start);
         early
     }
 

@@ -59,7 +59,7 @@ pub(super) const PROGRESS_AND_TIME: &[Metric] = &[
         "tokens/s",
         "Rows of the model for each second of the update; a shared prompt counts once.",
     ),
-    row("cpu_time_s", "s", "Processor seconds of all threads in the step.")
+    row("cpu_time_s", "s", "Processor seconds of all threads in the step (evaluations left out).")
         .healthy("near threads × step_time")
         .remedy("something else computes on the same cores, or a stage waits"),
     row("peak_bytes", "bytes", "The most memory that the process has held.")
