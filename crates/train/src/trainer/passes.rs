@@ -50,26 +50,34 @@ impl Passes {
         let (Some(tape), Some((_, rope))) = (&mut self.tape, &self.rope) else { unreachable!("reserved") };
         (tape, rope)
     }
+}
 
+/// A model with the threads and the passes that compute it.
+pub(crate) struct Compute<'a> {
+    pub(crate) passes: &'a mut Passes,
+    pub(crate) ctx: &'a Context,
+    pub(crate) model: ModelView<'a>,
+}
+
+impl Compute<'_> {
     /// Runs a forward pass, keeping activations on the tape. Returns log-probabilities at `temperature` and entropies,
     /// or the scores of a model that scores.
     pub(super) fn forward(
         &mut self,
-        ctx: &Context,
-        model: ModelView<'_>,
         tensors: &BatchTensors,
         temperature: f64,
         is_of_scores: bool,
     ) -> Result<(Vec<f32>, Vec<f32>)> {
-        let (tape, rope) = self.parts();
-        net::forward(ctx, model, rope, tensors, tape)?;
+        let Compute { passes, ctx, model } = self;
+        let (tape, rope) = passes.parts();
+        net::forward(ctx, *model, rope, tensors, tape)?;
         if is_of_scores {
-            net::score_forward(ctx, model, tensors, tape)?;
+            net::score_forward(ctx, *model, tensors, tape)?;
             let scores = tape.scores().to_vec_f32();
             let entropies = vec![0.0; scores.len()];
             return Ok((scores, entropies));
         }
-        net::head_forward(ctx, model, tensors, net::inv_temperature(temperature), tape)?;
+        net::head_forward(ctx, *model, tensors, net::inv_temperature(temperature), tape)?;
         Ok((tape.logps().to_vec_f32(), tape.entropies().to_vec_f32()))
     }
 }

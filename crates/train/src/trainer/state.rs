@@ -8,7 +8,7 @@
 //! [`reduce`](TrainState::reduce) and [`step`](TrainState::step). Losses divide by counts of the whole optimizer batch
 //! ([`TrainState::normalizer`]), which are known beforehand, so the gradients of the parts add up to the same bits.
 
-use super::passes::{Forward, LossBatch, Measured, Passes};
+use super::passes::{Compute, Forward, LossBatch, Measured, Passes};
 use super::skip::Skipped;
 use super::{MAX_SKIPPED_IN_A_ROW, StepParams, TrainerConfig, TrainerState};
 use crate::loss::Normalizer;
@@ -90,8 +90,9 @@ impl TrainState {
     ) -> Result<()> {
         let (samples, loss) = (samples.into(), self.config.objective.clone());
         self.accumulated = None;
-        let (normalizer, ahead) = self.normalize(passes, ctx, model, samples, &loss)?;
-        self.accumulate_after(passes, ctx, model, samples, &loss, &normalizer, ahead)?;
+        let compute = &mut Compute { passes, ctx, model };
+        let (normalizer, ahead) = self.normalize(compute, samples, &loss)?;
+        self.accumulate_after(compute, samples, &loss, &normalizer, ahead)?;
         self.reduce(ctx)
     }
 
@@ -105,7 +106,7 @@ impl TrainState {
         samples: Samples<'_>,
         loss: &Objective,
     ) -> Result<Normalizer> {
-        Ok(self.normalize(passes, ctx, model, samples, loss)?.0)
+        Ok(self.normalize(&mut Compute { passes, ctx, model }, samples, loss)?.0)
     }
 
     /// Computes the gradient of `loss` on `samples`, a part of the optimizer batch, and adds it to the accumulated
@@ -119,7 +120,8 @@ impl TrainState {
         loss: &Objective,
         normalizer: &Normalizer,
     ) -> Result<()> {
-        self.accumulate_after(passes, ctx, model, samples, loss, normalizer, Ahead::default())
+        let compute = &mut Compute { passes, ctx, model };
+        self.accumulate_after(compute, samples, loss, normalizer, Ahead::default())
     }
 
     /// Finishes the accumulated gradient of the optimizer batch. With several ranks, their gradients and the sums in
@@ -187,9 +189,7 @@ impl TrainState {
     /// anyway.
     fn normalize(
         &mut self,
-        passes: &mut Passes,
-        ctx: &Context,
-        model: ModelView<'_>,
+        compute: &mut Compute<'_>,
         samples: Samples<'_>,
         loss: &Objective,
     ) -> Result<(Normalizer, Ahead)> {
@@ -198,15 +198,15 @@ impl TrainState {
         let mut normalizer = Normalizer { entropy_coef, ..Normalizer::of(sequences.iter().map(|s| &s.mask)) };
         let mut ahead = Ahead::default();
         let Some(q) = loss.entropy_quantile() else { return Ok((normalizer, ahead)) };
-        let groups = groups(model.config(), &sequences)?;
+        let groups = groups(compute.model.config(), &sequences)?;
         let micro = micro_batches(&groups, self.config.max_tokens_per_micro_batch, self.config.prefix_sharing);
-        self.reserve_for(passes, model.config(), &micro, longest(&groups))?;
+        self.reserve_for(compute, &micro, longest(&groups))?;
         let keeps = micro.len() == 1 || self.dropout() > 0.0;
         let skipped = Cell::default();
         let batch = LossBatch { loss, normalizer: &normalizer, sequences: &sequences, before: 0, skipped };
         let mut entropies = Vec::with_capacity(normalizer.tokens);
         for micro in &micro {
-            let forward = self.forward(passes, ctx, model, &batch, micro, &mut ahead.forward_time_s)?;
+            let forward = self.forward(compute, &batch, micro, &mut ahead.forward_time_s)?;
             let mask = micro.scored().flat_map(|i| &sequences[i].mask);
             entropies.extend(forward.entropies.iter().zip(mask).filter(|(_, m)| **m).map(|(e, _)| *e));
             ahead.forwards.extend(keeps.then_some(forward));
@@ -216,30 +216,27 @@ impl TrainState {
         Ok((normalizer, ahead))
     }
 
-    #[expect(clippy::too_many_arguments, reason = "the passes, the threads and the weights are the caller's")]
     fn accumulate_after(
         &mut self,
-        passes: &mut Passes,
-        ctx: &Context,
-        model: ModelView<'_>,
+        compute: &mut Compute<'_>,
         samples: Samples<'_>,
         loss: &Objective,
         normalizer: &Normalizer,
         ahead: Ahead,
     ) -> Result<()> {
-        if model.lora() != self.config.adapter.as_ref() {
+        if compute.model.lora() != self.config.adapter.as_ref() {
             return Err(Error::Config("the weights do not have the adapter that the trainer was made for".into()));
         }
         let sequences = sequences(loss, samples)?;
-        let all = groups(model.config(), &sequences)?;
+        let all = groups(compute.model.config(), &sequences)?;
         let skipped = if self.skips(loss) { Skipped::of(&all, &sequences) } else { Skipped::default() };
         let groups = skipped.others(&all);
         let micro = micro_batches(&groups, self.config.max_tokens_per_micro_batch, self.config.prefix_sharing);
-        let computed = self.reserve_for(passes, model.config(), &micro, longest(&groups))?;
+        let computed = self.reserve_for(compute, &micro, longest(&groups))?;
         let mut accumulated = match self.accumulated.take() {
             Some(accumulated) => accumulated,
             None => {
-                self.grads.zero(ctx);
+                self.grads.zero(compute.ctx);
                 Accumulated::new(loss.clone(), *normalizer)
             }
         };
@@ -252,12 +249,12 @@ impl TrainState {
         for micro in &micro {
             let forward = match ahead.next() {
                 Some(forward) => forward,
-                None => self.forward(passes, ctx, model, &batch, micro, &mut measured.forward_time_s)?,
+                None => self.forward(compute, &batch, micro, &mut measured.forward_time_s)?,
             };
-            self.backward(passes, ctx, model, &batch, micro, forward, measured)?;
+            self.backward(compute, &batch, micro, forward, measured)?;
         }
-        batch.count_skipped(sequences.len(), model.version().trained(), measured);
-        self.check_skipped(passes, ctx, model, &batch, &all, &skipped, measured)?;
+        batch.count_skipped(sequences.len(), compute.model.version().trained(), measured);
+        self.check_skipped(compute, &batch, &all, &skipped, measured)?;
         // Sequences with an empty completion are not computed, but count in the metrics.
         for Sequence { source, mask, .. } in sequences.iter().filter(|s| s.completion.is_empty()) {
             let (d_logps, d_entropies): (&mut [f32], &mut [f32]) = (&mut [], &mut []);
@@ -274,15 +271,14 @@ impl TrainState {
     /// Allocates memory for these micro-batches, and returns the number of their rows.
     pub(crate) fn reserve_for(
         &mut self,
-        passes: &mut Passes,
-        model: &ModelConfig,
+        compute: &mut Compute<'_>,
         micro: &[MicroBatch<'_>],
         positions: usize,
     ) -> Result<usize> {
         let capacity = micro.iter().fold(Capacity::default(), |c, m| c.max(m.capacity()));
         let rows = micro.iter().map(|m| m.capacity().tokens).sum();
         self.grads.reserve(rows);
-        passes.reserve(model, capacity, positions);
+        compute.passes.reserve(compute.model.config(), capacity, positions);
         self.memory.check()?;
         Ok(rows)
     }
