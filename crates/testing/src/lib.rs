@@ -11,7 +11,7 @@ pub mod prometheus;
 mod waits;
 
 pub use nats::{NATS_TOKEN, NatsServer};
-pub use programs::write_program;
+pub use programs::{with_default_hangup, write_program};
 pub use waits::{HANG, receive, wait_for, wait_for_end, wait_until};
 
 use std::io::Write;

@@ -27,26 +27,9 @@ pub fn wait_for(file: &Path, full: bool) {
     testing::wait_until(&what, || fs::metadata(file).is_ok_and(|m| !full || m.len() > 0));
 }
 
-/// Starts the program with the default effect of signals. Under `nohup` SIGHUP is ignored, and child processes inherit
-/// that.
+/// Starts the program.
 pub fn start(directory: &Path, arguments: &[&str]) -> Child {
-    let program = command(directory, arguments);
-    let mut usual = Command::new("env");
-    // Only GNU's `env` can restore the default; elsewhere the default is assumed.
-    if usual.args(["--default-signal=HUP", "true"]).stderr(Stdio::null()).status().is_ok_and(|status| status.success())
-    {
-        usual = Command::new("env");
-        usual.arg("--default-signal=HUP").arg(program.get_program()).args(program.get_args()).current_dir(directory);
-        for (name, value) in program.get_envs() {
-            match value {
-                Some(value) => usual.env(name, value),
-                None => usual.env_remove(name),
-            };
-        }
-    } else {
-        usual = program;
-    }
-    usual.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap()
+    command(directory, arguments).stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap()
 }
 
 pub fn signal(child: &Child, name: &str) {

@@ -32,7 +32,7 @@ impl Terminal {
         );
         let line = format!("trap : INT; sh '{name}.sh'; true");
         fs::write(root.join(format!("{name}.sh")), second).unwrap();
-        let mut script = Command::new("script");
+        let mut script = testing::with_default_hangup("script");
         for (name, value) in command(root, &[]).get_envs() {
             match value {
                 Some(value) => script.env(name, value),

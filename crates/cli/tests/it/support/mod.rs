@@ -16,10 +16,10 @@ pub struct RunOutput {
     pub err: String,
 }
 
-/// The command `lockstep` with `arguments` in `directory`, without the caller's `LOCKSTEP_` variables except for those
-/// of the emulator.
+/// The command `lockstep` with `arguments` in `directory`, with the default effect of SIGHUP, and without the caller's
+/// `LOCKSTEP_` variables except for those of the emulator.
 pub fn command(directory: &Path, arguments: &[&str]) -> Command {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_lockstep"));
+    let mut command = testing::with_default_hangup(env!("CARGO_BIN_EXE_lockstep"));
     without_settings(&mut command);
     command.args(arguments).current_dir(directory).env("HF_HUB_OFFLINE", "1");
     command
