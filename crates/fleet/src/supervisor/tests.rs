@@ -1,24 +1,24 @@
-//! The supervisor with shell scripts as children: restarts, ends of the run, and exit codes.
+//! Tests of the supervisor with shell scripts as children: restarts, ends of the run, and exit codes.
 
 use super::*;
 use std::cell::RefCell;
 
-/// Waits for a signal and ends with this code. `$MARK` is a file that all scripts of a test know.
-/// A shell cannot trap a SIGINT that it inherits as ignored, as the children of `nohup … &` do.
+/// A script that waits for a signal and then exits with code 7. All scripts of a test share the file `$MARK`.
+/// A shell cannot trap a SIGINT that was ignored when it started, as in the children of `nohup … &`.
 const WAITS: &str = "trap 'exit 7' TERM USR1; touch $MARK; while :; do sleep 0.01; done";
-/// Waits until the supervisor has reported something.
+/// A script that waits until the supervisor has reported something.
 const UNTIL_SAID: &str = "while [ ! -e $MARK.said ]; do sleep 0.01; done";
-/// Waits until another script has made that file.
+/// A script that waits until another script has created the file.
 const UNTIL: &str = "while [ ! -e $MARK ]; do sleep 0.01; done";
 
 fn limits() -> Limits {
-    // The grace period begins when the exit code is known, so it decides only when the last children are killed.
+    // The grace period begins when the exit code is known, so it only affects when the last children are killed.
     Limits { restarts: 2, kills: 3, window: Duration::from_secs(6000), grace: Duration::from_millis(400) }
 }
 
-/// Runs a learner and workers. Start n of a child runs its script n, and later starts run the last script. The signals
-/// come one by one once the file exists: the first asks for a stop, later ones to end at once. Returns the exit code
-/// and the reports.
+/// Runs a learner and workers. Start n of a child runs its script n; later starts run the last script. The signals are
+/// delivered one by one once the file exists: the first is a stop request, later ones are requests to end at once.
+/// Returns the exit code and the reports.
 fn run_with(learner: &[&str], workers: &[&[&str]], signals: &[i32], limits: Limits) -> (Result<i32>, Vec<String>) {
     let dir = tempfile::tempdir().unwrap();
     let mark = dir.path().join("mark");
@@ -54,7 +54,7 @@ fn run_of(learner: &[&str], workers: &[&[&str]]) -> (i32, Vec<String>) {
 #[test]
 fn a_learner_that_ends_by_itself_ends_the_run_with_its_code() {
     assert_eq!(run_of(&["exit 0"], &[&["exit 0"], &["exit 0"]]), (0, vec![]));
-    // Its workers learn of it by their pipes.
+    // The workers learn of the end by their pipes.
     assert_eq!(run_of(&["exit 3"], &[&["cat"]]), (3, vec![]));
     assert_eq!(run_of(&["[ \"$LOCKSTEP_SUPERVISED\" = 1 ] || exit 9; exit 5"], &[]), (5, vec![]));
 }
@@ -80,7 +80,7 @@ fn repeated_failures_end_the_run() {
         (result.unwrap_err().to_string(), said.len())
     };
     let why = |often: usize, how: &str| {
-        format!("dev1 was restarted {often} times in 6000 s and ended again ({how}): its log says why")
+        format!("dev1 was restarted {often} times in 6000 s and ended again ({how}): see its log")
     };
     assert_eq!(failed(&["exit 1"]), (why(2, "exit status: 1"), 2));
     assert_eq!(failed(&["kill -9 $$"]), (why(3, "signal: 9 (SIGKILL)"), 3));
@@ -97,21 +97,21 @@ fn repeated_failures_end_the_run() {
 fn a_refused_worker_and_expelled_ones_end_the_run() {
     let (code, said) = run_of(&[WAITS], &[&["exit 2"], &["cat"]]);
     assert_eq!((code, said), (2, vec!["dev1 was refused: the run ends".to_owned()]));
-    // Also where the signal that asks the learner to end kills it.
+    // The exit code is the same if the stop signal kills the learner.
     assert_eq!(run_of(&["exec sleep 60"], &[&["exit 2"]]).0, 2);
-    let expelled = |name: &str| format!("{name} was expelled, and is not started again");
+    let expelled = |name: &str| format!("{name} was expelled and is not restarted");
     let (code, mut said) = run_of(&[WAITS], &[&["exit 4"], &["exit 4"]]);
     assert_eq!((code, said.pop().as_deref()), (1, Some("all workers were expelled: the run ends")));
     said.sort();
     assert_eq!(said, [expelled("dev1"), expelled("dev2")]);
-    // While a worker is left, the run continues.
+    // While a worker remains, the run continues.
     assert_eq!(run_of(&[UNTIL_SAID], &[&["exit 4"], &["cat"]]), (0, vec![expelled("dev1")]));
 }
 
-/// A child ends by a signal, and the supervisor restarts it or ends the run.
+/// A signal ends a child, and the supervisor restarts the child or ends the run.
 #[test]
 fn a_crashed_child_does_not_count_as_killed() {
-    // A shell sends itself the signal.
+    // The shell sends the signal to itself.
     let crashes =
         [("ABRT", 6), ("SEGV", 11), ("BUS", 7), ("ILL", 4), ("FPE", 8), ("SYS", 31), ("TRAP", 5), ("XCPU", 24)];
     let crashes = [&crashes[..], &[("XFSZ", 25)]].concat();
@@ -142,7 +142,7 @@ fn a_crashed_child_does_not_count_as_killed() {
 
 #[test]
 fn a_request_to_stop_is_passed_on_and_a_request_to_end_kills_at_once() {
-    // The grace period is as long as a hang, so a supervisor that waited for it would fail the test.
+    // The grace period is as long as the timeout for hangs, so a supervisor that waited for it would fail the test.
     let limits = Limits { grace: testing::HANG, ..limits() };
     let run =
         |learner: &str, worker: &str, signals: &[i32]| run_with(&[learner], &[&[worker]], signals, limits).0.unwrap();
@@ -151,28 +151,28 @@ fn a_request_to_stop_is_passed_on_and_a_request_to_end_kills_at_once() {
     let slow = "trap 'sleep 600' TERM USR1; touch $MARK; while :; do sleep 0.01; done";
     let killed = "touch $MARK; exec sleep 600";
     let ends = |code: i32| format!("echo $$ > $MARK.pid; exit {code}");
-    // Until the supervisor has seen its end, a process has a number.
+    // A process keeps its PID until the supervisor has seen its end.
     let outlives = "trap '' INT TERM; while [ ! -s $MARK.pid ]; do sleep 0.01; done
         while kill -0 $(cat $MARK.pid) 2> /dev/null; do sleep 0.01; done; touch $MARK; while :; do sleep 0.01; done";
     let rows: [(&str, &str, &str, &[i32], i32); 20] = [
         ("the learner saves and ends", WAITS, "cat", &[10], 7),
         ("the learner saves and ends", WAITS, "cat", &[15], 7),
-        ("its workers end by their pipes", WAITS, "cat; exit 3", &[15], 7),
-        ("the signal ends it, and it is not started again", killed, "cat", &[15], 143),
-        ("the signal ends it, and it is not started again", killed, "cat", &[10], 138),
-        ("a learner that stands still gets the signal", stopped, "cat", &[15], 143),
-        ("a learner that stands still gets the signal", stopped, "cat", &[10], 138),
-        ("nobody listens, Ctrl-C twice", deaf, deaf, &[2, 2], 130),
-        ("nobody listens", deaf, deaf, &[2, 15], 143),
-        ("nobody listens", deaf, deaf, &[15, 15], 143),
-        ("nobody listens", deaf, deaf, &[15, 2], 130),
-        ("nobody listens", deaf, deaf, &[10, 15], 143),
-        ("nobody listens", deaf, deaf, &[1, 2], 130),
-        ("the learner takes its time", slow, "cat", &[15, 15], 143),
-        ("the learner takes its time", slow, "cat", &[10, 2], 130),
+        ("the workers end by their pipes", WAITS, "cat; exit 3", &[15], 7),
+        ("the signal ends the learner, which is not restarted", killed, "cat", &[15], 143),
+        ("the signal ends the learner, which is not restarted", killed, "cat", &[10], 138),
+        ("a stopped learner gets the signal", stopped, "cat", &[15], 143),
+        ("a stopped learner gets the signal", stopped, "cat", &[10], 138),
+        ("all ignore the signal, Ctrl-C twice", deaf, deaf, &[2, 2], 130),
+        ("all ignore the signal", deaf, deaf, &[2, 15], 143),
+        ("all ignore the signal", deaf, deaf, &[15, 15], 143),
+        ("all ignore the signal", deaf, deaf, &[15, 2], 130),
+        ("all ignore the signal", deaf, deaf, &[10, 15], 143),
+        ("all ignore the signal", deaf, deaf, &[1, 2], 130),
+        ("the learner ends slowly", slow, "cat", &[15, 15], 143),
+        ("the learner ends slowly", slow, "cat", &[10, 2], 130),
         ("a worker does not end", deaf, "sleep 600", &[15, 2], 130),
-        ("all stand still", stopped, "kill -STOP $$", &[1, 2], 130),
-        ("a worker stands still", deaf, "kill -STOP $$", &[15, 15], 143),
+        ("all are stopped", stopped, "kill -STOP $$", &[1, 2], 130),
+        ("a worker is stopped", deaf, "kill -STOP $$", &[15, 15], 143),
         ("a worker outlives a learner that has ended", &ends(0), outlives, &[15, 15], 0),
         ("a worker outlives a learner that has failed", &ends(5), outlives, &[2, 2], 5),
     ];

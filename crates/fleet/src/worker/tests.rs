@@ -1,4 +1,4 @@
-//! A worker's loop over a scripted exchange: the jobs it takes, the results it returns, and how it ends.
+//! Tests of a worker's loop over a scripted exchange: the jobs it takes, the results it returns, and how it ends.
 
 use super::*;
 use crate::error::Error;
@@ -38,7 +38,7 @@ struct Inner {
     said: Vec<String>,
     results: Vec<JobResult>,
     status: WorkerStatus,
-    /// How often a result does not fit on the disk.
+    /// The number of times that writing a result fails because the disk is full.
     full: usize,
     profiles: Vec<String>,
 }
@@ -115,7 +115,7 @@ impl WorkerExchange for Script {
     }
 }
 
-/// Work that does `room` jobs at once; `does` returns the outcome of each.
+/// Work that does `room` jobs concurrently; `does` returns the outcome of each.
 struct Tasks<'a> {
     script: Script,
     room: usize,
@@ -187,7 +187,11 @@ fn a_worker_fills_its_room_and_leaves_some_to_others() {
     drop(inner);
     let script = Script::new(2, four());
     assert_eq!(run(&script, 2).unwrap(), End::RunEnded);
-    assert_eq!(script.said(), "begin:0 done:0 begin:1 done:1 begin:2 done:2 begin:3 done:3", "one at a time");
+    assert_eq!(
+        script.said(),
+        "begin:0 done:0 begin:1 done:1 begin:2 done:2 begin:3 done:3",
+        "jobs are taken one at a time"
+    );
 }
 
 #[test]
@@ -204,7 +208,7 @@ fn a_result_has_the_lineage_of_its_weights_and_of_the_answer_before() {
 #[test]
 fn a_job_that_must_be_alone_waits_for_the_others_and_nothing_is_taken_beside_it() {
     let alone = || Job { alone: true, ..job(1) };
-    // The job is given back and offered again; the worker takes no job until it has finished its others.
+    // The job is given back and offered again. The worker takes no job until it has finished its others.
     let script = Script::new(1, [job(0), alone(), alone(), job(2)]);
     assert_eq!(run(&script, 3).unwrap(), End::RunEnded);
     assert_eq!(script.said(), "begin:0 back:1 done:0 begin:1 done:1 begin:2 done:2");
@@ -218,7 +222,7 @@ fn a_withdrawn_job_is_dropped() {
     let mut does = |job: JobName| {
         times += 1;
         withdraws.inner().unwanted.insert(job_name(0));
-        // The second job ends only after the first is dropped.
+        // The second job ends only after the first was dropped.
         let is_gone = withdraws.inner().said.iter().any(|said| said == "forget:0");
         (job == job_name(1) && is_gone).then(|| Ok(done(job)))
     };
@@ -249,7 +253,7 @@ fn every_end_gives_back_unfinished_jobs() {
         assert_eq!(run_until(&script, 1, &mut does, &|| false).unwrap(), end);
         assert_eq!(script.said(), "begin:0 forget:0 back:0");
     }
-    // A job that cannot be done is not given back by a worker that failed on it.
+    // A worker that failed on a job does not give that job back.
     let script = Script::new(1, [job(0), job(1), job(2)]);
     let mut fails = |job: JobName| (job == job_name(1)).then(|| Err("no memory".to_owned()));
     let why = run_until(&script, 3, &mut fails, &|| false).unwrap_err();
@@ -257,7 +261,7 @@ fn every_end_gives_back_unfinished_jobs() {
     assert_eq!(script.said(), "begin:0 begin:1 begin:2 forget:0 back:0 forget:2 back:2");
     let status = script.inner().status.clone();
     assert_eq!((status.ended, status.failures, status.jobs.len()), (false, 1, 0));
-    // A worker that is asked to stop does not count as failed.
+    // A worker that was told to stop does not count as failed.
     let script = Script::new(1, [job(0)]);
     let asked = AtomicBool::new(false);
     let mut fails = |_: JobName| {
@@ -276,18 +280,18 @@ fn results_wait_where_the_disk_is_full() {
     let desk = Mutex::new(Desk { exchange: &mut exchange, status: &mut status, reported: Instant::now() });
     let mut shift = Shift::new(&desk, &name);
     shift.finish(job_name(9), done(job_name(9))).unwrap();
-    assert!(shift.unwritten.is_empty(), "a job that it does not have");
+    assert!(shift.unwritten.is_empty(), "the worker does not have this job");
     shift.held.extend([0, 1].map(|group| (job_name(group), job(group))));
     shift.finish(job_name(0), done(job_name(0))).unwrap();
     shift.finish(job_name(1), done(job_name(1))).unwrap();
     assert_eq!((shift.unwritten.len(), shift.held.len(), script.said().as_str()), (2, 2, ""));
     let mut nothing = |_: JobName| None;
     let work = Tasks { script: script.clone(), room: 1, begun: vec![job_name(5)], does: &mut nothing };
-    let waits = "waiting for room on the disk".to_owned();
+    let waits = "waiting for disk space".to_owned();
     let stages = [(job_name(5), "sampling".to_owned()), (job_name(0), waits.clone()), (job_name(1), waits)];
     assert_eq!(shift.stages(&work), stages);
     shift.write().unwrap();
-    assert_eq!(script.said(), "", "it is not tried at once");
+    assert_eq!(script.said(), "", "the write must not be retried at once");
     shift.tried = Instant::now().checked_sub(RETRY).unwrap();
     shift.write().unwrap();
     assert_eq!((script.said().as_str(), shift.held.len(), shift.unwritten.len()), ("done:0 done:1", 0, 0));
@@ -310,9 +314,9 @@ fn a_status_is_reported_at_most_every_fifty_milliseconds_unless_at_once() {
     let (mut exchange, mut status) = (script.clone(), WorkerStatus::default());
     let mut desk = Desk { exchange: &mut exchange, status: &mut status, reported: Instant::now() };
     desk.report(false);
-    assert_eq!(script.inner().status.progress, 0, "not yet");
+    assert_eq!(script.inner().status.progress, 0, "the status must not be written yet");
     desk.report(true);
-    assert_eq!(script.inner().status.progress, 2, "and each report moves the counter");
+    assert_eq!(script.inner().status.progress, 2, "each report must advance the counter");
     desk.reported = Instant::now().checked_sub(GLANCE).unwrap();
     desk.report(false);
     assert_eq!(script.inner().status.progress, 3);

@@ -1,4 +1,4 @@
-//! Scans and the events between them.
+//! Tests of the events between scans.
 
 use super::*;
 use crate::testing::{job, name};
@@ -9,7 +9,7 @@ fn alive(incarnation: u64, progress: u64) -> Seen {
     Seen { incarnation, alive: true, progress, ..Seen::default() }
 }
 
-/// A scan of dev1, with the numbers of the pending jobs, of dev1's jobs, and of dev1's results.
+/// A scan of dev1, given the numbers of the pending jobs, of dev1's jobs, and of dev1's results.
 fn scan(seen: Seen, pending: &[u64], processing: &[u64], results: &[u64]) -> Scan {
     let of = |number: &u64| (name("dev1"), job(*number));
     Scan {
@@ -42,23 +42,27 @@ fn each_change_is_an_event_and_is_told_once() {
     let mut observer = Observer::default();
     let look = |observer: &mut Observer, scan: Scan| said(observer.compare(scan));
     observer.offered(job(0));
-    assert_eq!(look(&mut observer, scan(Seen::default(), &[0], &[], &[])), "", "it is not there yet");
+    assert_eq!(look(&mut observer, scan(Seen::default(), &[0], &[], &[])), "", "dev1 has not joined yet");
     assert_eq!(look(&mut observer, scan(alive(1, 0), &[0], &[], &[])), "dev1 joined");
     assert_eq!(look(&mut observer, scan(alive(1, 0), &[0], &[], &[])), "");
     assert_eq!(look(&mut observer, scan(alive(1, 1), &[], &[0], &[])), "dev1 continues; dev1 claimed 000000.0");
     assert_eq!(look(&mut observer, scan(alive(1, 1), &[], &[0], &[])), "");
     assert_eq!(look(&mut observer, scan(alive(1, 1), &[], &[], &[0])), "dev1 did 000000.0");
     assert!(observer.knows(&name("dev1"), job(0)) && !observer.knows(&name("dev2"), job(0)));
-    assert_eq!(look(&mut observer, scan(alive(1, 1), &[], &[], &[0])), "", "it is known");
+    assert_eq!(look(&mut observer, scan(alive(1, 1), &[], &[], &[0])), "", "the result was reported before");
     observer.discarded(&name("dev1"), job(0));
     assert_eq!(look(&mut observer, scan(alive(1, 1), &[], &[], &[0])), "dev1 did 000000.0");
     observer.offered(job(0));
-    assert_eq!(look(&mut observer, scan(alive(1, 1), &[], &[], &[0])), "dev1 did 000000.0", "another result");
+    assert_eq!(
+        look(&mut observer, scan(alive(1, 1), &[], &[], &[0])),
+        "dev1 did 000000.0",
+        "the job was offered again, so this is a new result"
+    );
     let mut known = scan(alive(1, 1), &[], &[], &[]);
     known.results.insert((name("dev1"), job(4)), None);
-    assert_eq!(look(&mut observer, known), "", "one whose content was left out was told before");
+    assert_eq!(look(&mut observer, known), "", "a result without content was reported before");
     assert!(!observer.knows(&name("dev1"), job(0)) && observer.knows(&name("dev1"), job(4)));
-    // A job that is given back, and a job with another worker's result.
+    // One job is returned; the other one has a result from another worker.
     look(&mut observer, scan(alive(1, 1), &[], &[1, 2], &[]));
     let mut others = scan(alive(1, 1), &[1], &[], &[]);
     others.results.insert((name("dev2"), job(2)), CONTENT);
@@ -76,18 +80,26 @@ fn a_job_that_two_scans_miss_is_lost() {
     };
     observer.offered(job(0));
     assert_eq!(look(&mut observer, &[], &[], &[]), "");
-    assert_eq!(look(&mut observer, &[0], &[], &[]), "", "it was being renamed");
+    assert_eq!(look(&mut observer, &[0], &[], &[]), "", "a rename hid the job");
     assert_eq!(look(&mut observer, &[], &[], &[]), "");
     assert_eq!(look(&mut observer, &[], &[], &[]), "lost 000000.0");
     assert_eq!([look(&mut observer, &[], &[], &[]), look(&mut observer, &[], &[], &[])], ["", "lost 000000.0"]);
     observer.offered(job(0));
-    assert_eq!(look(&mut observer, &[], &[], &[]), "", "offered anew");
+    assert_eq!(look(&mut observer, &[], &[], &[]), "", "the job was offered again");
     assert_eq!(look(&mut observer, &[], &[0], &[]), "dev1 claimed 000000.0");
     assert_eq!(look(&mut observer, &[], &[], &[0]), "dev1 did 000000.0");
-    assert_eq!([look(&mut observer, &[], &[], &[]), look(&mut observer, &[], &[], &[])], ["", ""], "it is done");
+    assert_eq!(
+        [look(&mut observer, &[], &[], &[]), look(&mut observer, &[], &[], &[])],
+        ["", ""],
+        "job 0 has a result"
+    );
     observer.offered(job(1));
     observer.withdrawn(job(1));
-    assert_eq!([look(&mut observer, &[], &[], &[]), look(&mut observer, &[], &[], &[])], ["", ""], "nobody wants it");
+    assert_eq!(
+        [look(&mut observer, &[], &[], &[]), look(&mut observer, &[], &[], &[])],
+        ["", ""],
+        "job 1 was withdrawn"
+    );
 }
 
 #[test]
@@ -101,7 +113,7 @@ fn how_a_worker_ended_is_told_before_the_next_of_its_name() {
         (Seen { failures: 2, ..gone }, "dev1 ended: Failed"),
         (next(1), "dev1 ended: Vanished; dev1 joined; dev1 claimed 000000.0"),
         (next(2), "dev1 ended: Failed; dev1 joined; dev1 claimed 000000.0"),
-        // The next process has ended already, which does not show how the one before it ended.
+        // The next process has ended already, but that does not show how the previous one ended.
         (Seen { alive: false, ended: true, ..next(1) }, "dev1 ended: Vanished"),
         (Seen { ended: true, ..before }, ""),
     ];
@@ -109,18 +121,22 @@ fn how_a_worker_ended_is_told_before_the_next_of_its_name() {
         let mut observer = Observer::default();
         observer.compare(scan(before, &[], &[0], &[]));
         let processing: &[u64] = if now.incarnation == 2 && now.alive { &[0] } else { &[] };
-        // Its jobs are not returned, because the next process still has them.
+        // The jobs of the old process are not returned, because the next process still has them.
         let events: Vec<Event> = observer.compare(scan(now, &[], processing, &[]));
         let of_end = |event: &Event| !matches!(event, Event::Returned { .. });
         assert_eq!(said(events.into_iter().filter(of_end).collect()), expected, "{now:?}");
     }
     let mut observer = Observer::default();
     observer.compare(scan(before, &[], &[0], &[]));
-    assert_eq!(said(observer.compare(scan(gone, &[], &[], &[]))), "dev1 ended: Vanished", "nothing is returned");
+    assert_eq!(
+        said(observer.compare(scan(gone, &[], &[], &[]))),
+        "dev1 ended: Vanished",
+        "the job of a dead worker is not returned"
+    );
     assert_eq!(said(observer.compare(Scan::default())), "", "once");
     let mut observer = Observer::default();
     observer.compare(scan(before, &[], &[], &[]));
-    assert_eq!(said(observer.compare(Scan::default())), "dev1 ended: Vanished", "without a trace");
+    assert_eq!(said(observer.compare(Scan::default())), "dev1 ended: Vanished", "the worker is missing from the scan");
 }
 
 #[test]
