@@ -121,7 +121,7 @@ mod tests {
     }
 
     #[test]
-    fn batches_after_a_broken_one_are_made_again() {
+    fn batches_after_an_unreadable_file_are_deleted() {
         let out = tempfile::tempdir().unwrap();
         let files = BatchFiles::open(out.path()).unwrap();
         for batch in 0..5 {
@@ -139,7 +139,7 @@ mod tests {
     }
 
     #[test]
-    fn half_a_batch_is_swept() {
+    fn partial_batch_files_are_deleted() {
         let out = tempfile::tempdir().unwrap();
         let files = BatchFiles::open(out.path()).unwrap();
         std::fs::write(out.path().join("fleet/batches/.000000"), b"half").unwrap();
@@ -150,7 +150,7 @@ mod tests {
     }
 
     #[test]
-    fn batches_are_loaded_from_a_step_on_and_deleted_on_either_side_of_one() {
+    fn batches_are_loaded_and_deleted_by_range() {
         let out = tempfile::tempdir().unwrap();
         let files = BatchFiles::open(out.path()).unwrap();
         for batch in 0..6 {

@@ -92,7 +92,7 @@ mod tests {
     use std::io::ErrorKind;
 
     #[test]
-    fn a_directory_that_cannot_be_made_is_the_users_to_change_and_a_broken_disk_is_not() {
+    fn an_unusable_directory_is_a_usage_error_and_a_broken_disk_is_not() {
         use rustix::io::Errno;
         let of = |errno: Errno, doing: &'static str| {
             let failed: std::io::Result<()> = Err(std::io::Error::from(errno));
@@ -124,7 +124,7 @@ mod tests {
     }
 
     #[test]
-    fn an_error_names_the_file_and_a_full_disk_is_told_apart() {
+    fn an_error_names_the_file_and_a_full_disk_is_recognized() {
         let error = |kind: ErrorKind| {
             let failed: std::io::Result<()> = Err(kind.into());
             failed.or_io("write", Path::new("a/b")).unwrap_err()

@@ -195,7 +195,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn a_written_value_is_read_back(payload: Vec<u8>, more: bool) {
+        fn values_survive_serialisation(payload: Vec<u8>, more: bool) {
             prop_assert_eq!(Job::from_bytes(&job(payload.clone()).to_bytes()).unwrap(), job(payload.clone()));
             let results = vec![result(payload, more), result(vec![], !more)];
             let (batch, read) = batch_from_bytes(&batch_to_bytes(BatchId(5), &results)).unwrap();
@@ -203,7 +203,7 @@ mod tests {
         }
 
         #[test]
-        fn any_bytes_are_an_error_and_do_not_panic(bytes: Vec<u8>, kind in 1u8..4) {
+        fn parsing_arbitrary_bytes_does_not_panic(bytes: Vec<u8>, kind in 1u8..4) {
             prop_assert!(Job::from_bytes(&bytes).is_err());
             // With a right checksum, the content is parsed, too.
             let file = sealed(kind, &bytes);
@@ -211,7 +211,7 @@ mod tests {
         }
 
         #[test]
-        fn bytes_behind_the_content_are_refused(payload: Vec<u8>, more in prop::collection::vec(any::<u8>(), 1..9)) {
+        fn trailing_bytes_are_refused(payload: Vec<u8>, more in prop::collection::vec(any::<u8>(), 1..9)) {
             let file = job(payload).to_bytes();
             let content = [unsealed(JOB, &file).unwrap(), &more].concat();
             let why = Job::from_bytes(&sealed(JOB, &content)).unwrap_err();
@@ -219,7 +219,7 @@ mod tests {
         }
 
         #[test]
-        fn a_changed_bit_or_a_cut_is_refused(payload: Vec<u8>, at: usize, bit in 0u8..8) {
+        fn flipped_bits_and_truncated_files_are_refused(payload: Vec<u8>, at: usize, bit in 0u8..8) {
             let file = result(payload, true).to_bytes();
             let mut flipped = file.clone();
             flipped[at % file.len()] ^= 1 << bit;
@@ -231,7 +231,7 @@ mod tests {
 
     /// The format is fixed, because files of earlier versions must stay readable.
     #[test]
-    fn files_have_this_form_and_each_fault_is_named() {
+    fn the_file_format_is_fixed_and_each_fault_is_named() {
         let file = job(b"ab".to_vec()).to_bytes();
         let text = |text: &[u8]| [&(text.len() as u64).to_le_bytes(), text].concat();
         let flags_and_before = [&[3][..], &5u64.to_le_bytes()].concat();
@@ -264,7 +264,10 @@ mod tests {
         let mut longer = file[..file.len() - 8].to_vec();
         longer.push(0);
         let longer = [longer.clone(), XxHash3_64::oneshot(&longer).to_le_bytes().into()].concat();
-        let (said, is) = (content.len(), content.len() + 1);
-        assert_eq!(why(&longer), format!("expected kind 1 with {is} bytes of content, got kind 1 with {said} bytes"));
+        let (declared, actual) = (content.len(), content.len() + 1);
+        assert_eq!(
+            why(&longer),
+            format!("expected kind 1 with {actual} bytes of content, got kind 1 with {declared} bytes")
+        );
     }
 }

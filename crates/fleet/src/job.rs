@@ -16,8 +16,8 @@ use twox_hash::XxHash3_64;
 pub struct JobName {
     /// The group of completions.
     pub group: GroupId,
-    /// The index of the chunk. With C tokens per chunk, the chunk has the tokens chunk · C … (chunk + 1) · C − 1 of
-    /// each completion. If completions are not split, the index is 0.
+    /// The index of the chunk. With C tokens per chunk, the chunk has the tokens chunk · C … (chunk + 1) · C − 1 of each
+    /// completion. If completions are not split, the index is 0.
     pub chunk: u32,
 }
 
@@ -235,7 +235,7 @@ mod tests {
     use crate::testing::{chunk, job};
 
     #[test]
-    fn a_job_has_one_name() {
+    fn a_job_name_has_exactly_one_spelling() {
         for name in [job(123), chunk(12_345_678, 3)] {
             assert_eq!(name.to_string().parse(), Ok(name));
         }
@@ -245,7 +245,7 @@ mod tests {
     }
 
     #[test]
-    fn a_workers_name_can_be_a_directory() {
+    fn a_worker_name_is_a_valid_directory_name() {
         assert!(WorkerName::new("dev-1_b").is_ok());
         for bad in ["", "..", "a/b", "a b", &"x".repeat(65)] {
             assert!(WorkerName::new(bad).is_err(), "{bad}");
@@ -253,7 +253,7 @@ mod tests {
     }
 
     #[test]
-    fn names_are_ordered_written_and_read_as_they_are() {
+    fn names_and_profiles_are_formatted_and_compared() {
         assert_eq!(chunk(7, 2).to_string(), "000007.2");
         assert_eq!(serde_json::to_string(&chunk(7, 2)).unwrap(), r#""000007.2""#);
         let continues = |job: JobName| job.is_or_continues(chunk(7, 1));
@@ -269,7 +269,7 @@ mod tests {
 
     /// If these hashes changed, older runs could not be resumed.
     #[test]
-    fn lineages_are_these_hashes() {
+    fn lineage_hashes_are_fixed() {
         let hex = |text: &[u8]| Sha256::digest(text).iter().map(|byte| format!("{byte:02x}")).collect::<String>();
         let one = Lineage([1; 16]);
         let continued = [&[1; 16][..], b"continued", &5u64.to_le_bytes()].concat();

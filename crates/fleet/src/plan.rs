@@ -122,7 +122,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn versions_follow_from_the_place_in_the_run() {
+    fn versions_follow_from_batch_and_chunk() {
         let versions = |k, chunks| {
             let plan = Plan { chunks, ..Plan::new(5, 2, k) };
             let batch = move |b| (0..=plan.last_chunk()).map(|c| plan.version(BatchId(b), c).0).collect::<Vec<_>>();
@@ -136,7 +136,7 @@ mod tests {
     /// Each row: k, chunks, the number of batches in a checkpoint at batch 4, and the versions of the chunks of batches
     /// 4 to 8.
     #[test]
-    fn a_continued_run_samples_with_the_weights_that_are_there() {
+    fn a_continued_run_samples_only_with_existing_weights() {
         let versions = |k, chunks, there: u64| {
             let continued = Continued { batch: BatchId(4 + there), version: Version(4) };
             let plan = Plan { chunks, continued, ..Plan::new(9, 2, k) };
@@ -159,7 +159,7 @@ mod tests {
     }
 
     #[test]
-    fn numbers_with_which_a_run_cannot_end_are_refused() {
+    fn values_with_which_a_run_cannot_end_are_refused() {
         assert_eq!(Plan::new(1, 1, 0).check(), Ok(()));
         assert!(Plan { max_inflight_tasks: 0, ..Plan::new(1, 1, 2) }.check().unwrap_err().contains("at least 1"));
         assert!(Plan { groups: 0, ..Plan::new(1, 1, 0) }.check().is_err());

@@ -118,14 +118,14 @@ impl Client {
         range: Option<std::ops::Range<u64>>,
         stop: &dyn Fn() -> bool,
     ) -> Result<Option<Vec<u8>>> {
-        let (since, mut has_said) = (Instant::now(), false);
+        let (since, mut has_warned) = (Instant::now(), false);
         loop {
             match self.get(path, range.as_ref())? {
                 Got::Bytes(bytes) => return Ok(Some(bytes)),
                 Got::Gone => return Ok(None),
                 Got::Cut(_) if stop() => return Ok(None),
                 Got::Cut(why) => {
-                    if since.elapsed() > SILENCE && !std::mem::replace(&mut has_said, true) {
+                    if since.elapsed() > SILENCE && !std::mem::replace(&mut has_warned, true) {
                         let what =
                             "This machine must be able to connect to the learner's --listen address (--advertise)";
                         (self.say)(&format!("{} cannot be reached: {why}; retrying. {what}", self.url));

@@ -53,7 +53,7 @@ fn never() -> bool {
 }
 
 #[test]
-fn a_blob_comes_whole_and_its_head_is_hashed_once() {
+fn a_blob_is_fetched_completely_and_its_head_is_computed_once() {
     let source = Bytes::new(LENGTH);
     let server = serve(&source, Some("secret"));
     let client = client_of(server.address(), Some("secret"));
@@ -81,7 +81,7 @@ fn a_wrong_token_is_refused() {
 }
 
 #[test]
-fn a_changed_bit_is_seen_and_asked_for_again() {
+fn a_block_with_a_flipped_bit_is_requested_again() {
     let source = Bytes::new(LENGTH);
     let server = serve(&source, None);
     let client = client_of(server.address(), None);
@@ -126,7 +126,7 @@ fn cutting(to: SocketAddr, after: usize) -> (SocketAddr, Arc<AtomicUsize>) {
 }
 
 #[test]
-fn a_cut_connection_costs_a_block_and_not_the_blob() {
+fn only_one_block_is_fetched_again_after_a_lost_connection() {
     let source = Bytes::new(LENGTH);
     let server = serve(&source, None);
     // The connection breaks in the second block, so only that block is requested again.
@@ -139,7 +139,7 @@ fn a_cut_connection_costs_a_block_and_not_the_blob() {
 }
 
 #[test]
-fn a_deleted_blob_ends_a_fetch_and_a_restarted_server_continues_it() {
+fn a_fetch_survives_a_restart_of_the_server_and_ends_if_the_blob_is_deleted() {
     let source = Bytes::new(LENGTH);
     let server = serve(&source, None);
     let address = server.address();
@@ -180,7 +180,7 @@ fn raw(address: SocketAddr, path: &str, headers: &str) -> (u16, String, Vec<u8>)
 }
 
 #[test]
-fn a_range_is_answered_exactly_and_a_wrong_range_is_refused() {
+fn the_server_returns_exact_ranges_and_refuses_invalid_ones() {
     let source = Bytes::new(LENGTH);
     let server = serve(&source, Some("secret"));
     let token = "Authorization: Bearer secret\r\n";
@@ -215,7 +215,7 @@ fn a_range_is_answered_exactly_and_a_wrong_range_is_refused() {
 }
 
 #[test]
-fn blocks_of_a_head_are_these_ranges() {
+fn a_head_divides_a_blob_into_blocks() {
     let head = |bytes: u64, block: u64, hashes: usize| Head {
         bytes,
         block,
@@ -247,7 +247,7 @@ fn answering(answers: Vec<String>) -> SocketAddr {
 }
 
 #[test]
-fn a_client_retries_temporary_failures_and_refuses_the_rest() {
+fn a_client_retries_only_temporary_failures() {
     let answer = |status: u16, body: &str| {
         format!("HTTP/1.1 {status} x\r\nContent-Length: {}\r\nConnection: close\r\n\r\n{body}", body.len())
     };

@@ -21,7 +21,7 @@ fn jobs(jobs: &[JobName]) -> String {
     jobs.iter().map(one).collect::<Vec<_>>().join(",")
 }
 
-fn said(action: &Action) -> String {
+fn describe(action: &Action) -> String {
     match action {
         Action::Offer { job, version, lineage: of, continues, alone } => {
             assert_eq!(*of, lineage(*version), "the lineage of version {version}");
@@ -51,7 +51,7 @@ impl Run {
     }
 
     fn tell(&mut self, event: Event) -> String {
-        self.0.handle(event).iter().map(said).collect::<Vec<_>>().join("; ")
+        self.0.handle(event).iter().map(describe).collect::<Vec<_>>().join("; ")
     }
 
     /// Reports a result of the job by dev1, sampled with the right weights.
@@ -96,7 +96,7 @@ fn both(there: &str, missing: &str) -> (String, String) {
 }
 
 #[test]
-fn a_frontier_has_the_results_of_older_weights() {
+fn a_frontier_contains_the_results_of_older_weights() {
     let mut run = Run::start(plan(5, 1, 2));
     assert_eq!(run.tell(Event::Recovered), "offer 0@0; offer 1@0; offer 2@0");
     assert_eq!(run.frontier(0), both("", ""), "no older weights exist");
@@ -132,7 +132,7 @@ fn a_run_ends_after_its_last_batch() {
 }
 
 #[test]
-fn jobs_are_blamed_for_the_workers_that_end_on_them_alone() {
+fn a_job_is_blamed_only_for_workers_that_did_nothing_else() {
     let start = || {
         let mut run = Run::start(Plan { failures_per_job: 2, kills_per_job: 3, ..plan(1, 2, 0) });
         for worker in ["dev1", "dev2", "dev3"] {
@@ -146,11 +146,11 @@ fn jobs_are_blamed_for_the_workers_that_end_on_them_alone() {
         for time in 1..=most {
             run.tell(Event::Joined(name("dev1")));
             assert_eq!(run.claim("dev1", job(1)), "");
-            let said = run.ended("dev1", how);
+            let actions = run.ended("dev1", how);
             let fails = format!("release 1 of dev1; fail 1 after {most} {how:?}");
             assert!(
-                if time < most { said == "release 1 of dev1; offer 1@0" } else { said.starts_with(&fails) },
-                "{said}"
+                if time < most { actions == "release 1 of dev1; offer 1@0" } else { actions.starts_with(&fails) },
+                "{actions}"
             );
             assert_eq!(run.0.has_ended(), time == most);
         }
@@ -165,18 +165,20 @@ fn jobs_are_blamed_for_the_workers_that_end_on_them_alone() {
         let returned = |faulty| Event::Returned { worker: name("dev2"), job: job(0), faulty };
         assert_eq!(run.tell(returned(false)), "offer 0@0");
     }
-    for said in ["offer 0@0", "fail 0 after 2 Failed"] {
+    for actions in ["offer 0@0", "fail 0 after 2 Failed"] {
         run.claim("dev2", job(0));
         let faulty = run.tell(Event::Returned { worker: name("dev2"), job: job(0), faulty: true });
-        assert!(faulty.starts_with(said), "{faulty}");
+        assert!(faulty.starts_with(actions), "{faulty}");
     }
     // If a worker with several jobs ends, no job is blamed. After the second time each job is done alone.
     let mut run = start();
-    for said in ["offer 0@0; offer 1@0", "offer 0@0!; offer 1@0!", "offer 0@0!; offer 1@0!", "offer 0@0!; offer 1@0!"] {
+    for actions in
+        ["offer 0@0; offer 1@0", "offer 0@0!; offer 1@0!", "offer 0@0!; offer 1@0!", "offer 0@0!; offer 1@0!"]
+    {
         run.tell(Event::Joined(name("dev3")));
         run.claim("dev3", job(0));
         run.claim("dev3", job(1));
-        assert_eq!(run.ended("dev3", HowEnded::Vanished), format!("release 0 of dev3; release 1 of dev3; {said}"));
+        assert_eq!(run.ended("dev3", HowEnded::Vanished), format!("release 0 of dev3; release 1 of dev3; {actions}"));
     }
     // A job that another worker has completed is not offered again.
     run.claim("dev1", job(0));
@@ -251,7 +253,7 @@ fn a_slow_job_is_offered_to_an_idle_worker_and_later_to_all() {
 }
 
 #[test]
-fn so_many_jobs_are_offered_for_each_worker() {
+fn the_number_of_offered_jobs_is_limited_per_worker() {
     let mut run = Run::start(Plan { max_inflight_tasks: 2, ..plan(9, 9, 0) });
     assert_eq!(run.tell(Event::Recovered), "offer 0@0; offer 1@0", "without workers, as many as for one");
     assert_eq!(run.tell(Event::Joined(name("dev1"))), "");

@@ -264,7 +264,7 @@ mod tests {
 
     /// Both sides are boxed, as in a run.
     #[test]
-    fn a_job_goes_its_way_through_either_side() {
+    fn jobs_and_results_pass_through_a_memory_exchange() {
         let (memory, name) = (Memory::new(), WorkerName::new("dev1").unwrap());
         let mut learner: Box<dyn Exchange + Send> = Box::new(memory.learner());
         let mut worker: Box<dyn WorkerExchange + Send> = Box::new(memory.worker(name.clone()));

@@ -69,14 +69,14 @@ impl Fleet {
 
     fn steps(&mut self) -> Vec<String> {
         let names = |results: &Batch| results.iter().map(|result| result.job.to_string()).collect::<Vec<_>>().join(" ");
-        let said = |step: Step| match step {
+        let describe = |step: Step| match step {
             Step::Train(batch, results) => format!("train {batch}: {}", names(&results)),
             Step::Warning(text) => text,
             Step::Refused(Refused { worker, job, why, expels }) => {
                 format!("refused {job} of {worker}: {why}{}", if expels { "; expelled" } else { "" })
             }
         };
-        std::iter::from_fn(|| self.learner.next_step()).map(said).collect()
+        std::iter::from_fn(|| self.learner.next_step()).map(describe).collect()
     }
 
     fn train(&mut self) {
@@ -91,7 +91,7 @@ impl Fleet {
 }
 
 #[test]
-fn refused_results_are_asked_for_again_and_their_worker_is_expelled_at_the_limit() {
+fn a_refused_job_is_offered_again_and_its_worker_expelled_at_the_limit() {
     let mut fleet = open(Plan { chunks: true, ..Plan::new(4, 2, 1) });
     let spoil = |fleet: &mut Fleet, worker, job| {
         let result = fleet.result(worker, job, Answer { fingerprint: 1, more: false });
@@ -139,7 +139,7 @@ fn refused_results_are_asked_for_again_and_their_worker_is_expelled_at_the_limit
 
 /// Results that an earlier learner accepted are checked before training on them.
 #[test]
-fn results_of_a_file_are_taken_back() {
+fn results_from_a_batch_file_can_be_taken_back() {
     let Fleet { out, learner, workers: _workers } = open(Plan::new(4, 1, 1));
     let results: Vec<JobResult> = (0..3)
         .map(|group| {
@@ -159,10 +159,10 @@ fn results_of_a_file_are_taken_back() {
     let files = BatchFiles::open(out.path()).unwrap();
     let learner = Learner::open(plan, first(), memory.learner(), files, Box::new(Names), "".into()).unwrap();
     let mut fleet = Fleet { out, learner, workers };
-    let said = fleet.steps();
+    let steps = fleet.steps();
     let foreign = "000003: the file contains the result of job 000000.0, which belongs to another batch; the batch is \
                    generated again";
-    assert!(said[0].ends_with(foreign) && said[1] == "train 0: 000000.0" && said.len() == 2, "{said:?}");
+    assert!(steps[0].ends_with(foreign) && steps[1] == "train 0: 000000.0" && steps.len() == 2, "{steps:?}");
     assert_eq!(fleet.learner.files.numbers().unwrap(), [0, 1, 2].map(BatchId));
     // Batch 1 is taken back while batch 0 is trained on. Batch 2 loses its file but keeps its result, which was sampled
     // with weights from before batch 1.
@@ -185,9 +185,9 @@ fn one_batch(result: &JobResult) -> u64 {
 
 /// Checks the reason why a file of batch 1, which has two groups, is refused.
 #[test]
-fn a_file_has_the_results_of_its_batch() {
+fn a_batch_file_must_contain_exactly_its_batchs_results() {
     let plan = |chunks| Plan { chunks, ..Plan::new(4, 2, 2) };
-    let said = |chunks, all: &[(JobName, bool)]| {
+    let refusal = |chunks, all: &[(JobName, bool)]| {
         let result = |(job, more): &(JobName, bool)| JobResult {
             job: *job,
             lineage: ORIGIN,
@@ -200,24 +200,24 @@ fn a_file_has_the_results_of_its_batch() {
     let lacks = |job: JobName| Some(format!("the result of job {job} is missing"));
     let other =
         |job: JobName| Some(format!("the file contains the result of job {job}, which belongs to another batch"));
-    assert_eq!(said(false, &[(job(2), false), (job(3), false)]), None);
+    assert_eq!(refusal(false, &[(job(2), false), (job(3), false)]), None);
     assert_eq!(
-        said(false, &[(job(3), false), (job(2), true)]),
+        refusal(false, &[(job(3), false), (job(2), true)]),
         None,
         "`more` and the order of the results are not checked here"
     );
-    assert_eq!((said(false, &[]), said(false, &[(job(2), false)])), (lacks(job(2)), lacks(job(3))));
-    assert_eq!(said(false, &[(job(2), false), (job(3), false), (job(4), false)]), other(job(4)));
-    assert_eq!(said(false, &[(job(2), false), (chunk(3, 1), false)]), other(chunk(3, 1)));
+    assert_eq!((refusal(false, &[]), refusal(false, &[(job(2), false)])), (lacks(job(2)), lacks(job(3))));
+    assert_eq!(refusal(false, &[(job(2), false), (job(3), false), (job(4), false)]), other(job(4)));
+    assert_eq!(refusal(false, &[(job(2), false), (chunk(3, 1), false)]), other(chunk(3, 1)));
     let third = [(job(3), true), (chunk(3, 1), true), (chunk(3, 2), true)];
-    assert_eq!(said(true, &[&[(job(2), false)][..], &third].concat()), None, "the last chunk ends the group");
-    assert_eq!(said(true, &[&[(job(2), true)][..], &third].concat()), lacks(chunk(2, 1)));
-    assert_eq!(said(true, &[&[(job(2), false)][..], &third[..2]].concat()), lacks(chunk(3, 2)));
-    assert_eq!(said(true, &[&[(job(2), false)][..], &third[1..]].concat()), lacks(job(3)));
+    assert_eq!(refusal(true, &[&[(job(2), false)][..], &third].concat()), None, "the last chunk ends the group");
+    assert_eq!(refusal(true, &[&[(job(2), true)][..], &third].concat()), lacks(chunk(2, 1)));
+    assert_eq!(refusal(true, &[&[(job(2), false)][..], &third[..2]].concat()), lacks(chunk(3, 2)));
+    assert_eq!(refusal(true, &[&[(job(2), false)][..], &third[1..]].concat()), lacks(job(3)));
 }
 
 #[test]
-fn jobs_have_the_earlier_chunks_and_only_needed_results_are_kept() {
+fn payloads_contain_earlier_chunks_and_only_needed_results_are_kept() {
     let mut fleet = open(Plan { chunks: true, ..Plan::new(4, 1, 2) });
     fleet.give(0, job(0), 7, true);
     fleet.give(0, chunk(0, 1), 8, true);
@@ -358,7 +358,7 @@ fn an_expelled_workers_results_are_taken_back_and_stay_refused_after_a_resume() 
 }
 
 #[test]
-fn wrong_scores_are_forgotten_and_unreadable_files_are_reported() {
+fn wrong_scores_are_deleted_and_unreadable_files_are_reported() {
     let mut fleet = open(Plan::new(3, 1, 1));
     fleet.give(0, job(0), 1, false);
     fleet.give(0, job(1), 1, false);

@@ -60,7 +60,7 @@ fn owner(text: &str) -> Option<Owner> {
     serde_json::from_str(text).ok()
 }
 
-fn said(taken: Result<Taken>) -> String {
+fn describe(taken: Result<Taken>) -> String {
     match taken {
         Ok(Taken::Locked) => "locked".to_owned(),
         Ok(Taken::Unlocked(_)) => "unlocked".to_owned(),
@@ -71,7 +71,7 @@ fn said(taken: Result<Taken>) -> String {
 }
 
 #[test]
-fn a_file_without_a_lock_is_its_living_owners() {
+fn a_file_without_a_lock_belongs_to_its_running_owner() {
     let own = std::process::id();
     let lives = "it is running on this machine";
     let old = |pid: u32, host: &str| format!("{{\"pid\": {pid}, \"host\": \"{host}\", \"since_s\": 5}}");
@@ -126,7 +126,7 @@ fn a_file_without_a_lock_is_its_living_owners() {
         // Half a second more, since file times are coarse.
         let ago = Duration::from_secs(*silent) + Duration::from_millis(500);
         file.set_modified(SystemTime::now() - ago).unwrap();
-        let found = said(locks.take(&file, &path, owner));
+        let found = describe(locks.take(&file, &path, owner));
         // Seconds may pass in between.
         let same = found == *expected || expected.contains("60 s") && found.starts_with("its last heartbeat was 6");
         if !same {
@@ -149,21 +149,21 @@ fn a_file_without_a_lock_is_its_living_owners() {
 }
 
 #[test]
-fn two_that_start_together_are_told_apart() {
+fn only_one_of_two_simultaneous_processes_can_take_a_file() {
     let dir = tempfile::tempdir().unwrap();
     let locks = Locks { lock: nosys, shared: nosys, proc: proc(dir.path()) };
     let path = dir.path().join("l");
     let file = File::options().read(true).write(true).create_new(true).open(&path).unwrap();
     let first = locks.take(&file, &path, owner).unwrap();
-    assert_eq!(said(locks.take(&file, &path, owner)), "it is starting");
+    assert_eq!(describe(locks.take(&file, &path, owner)), "it is starting");
     drop(first);
-    assert_eq!(said(locks.take(&file, &path, owner)), "unlocked");
+    assert_eq!(describe(locks.take(&file, &path, owner)), "unlocked");
     // A claim left by a process that was killed during its start does not block others.
     let claim = dir.path().join("l.claim");
     std::fs::write(&claim, text(79, "b1", Some(500), "n1")).unwrap();
-    assert_eq!((said(locks.take(&file, &path, owner)), claim.exists()), ("unlocked".to_owned(), false));
+    assert_eq!((describe(locks.take(&file, &path, owner)), claim.exists()), ("unlocked".to_owned(), false));
     std::fs::write(&claim, text(77, "b1", Some(500), "n1")).unwrap();
-    assert_eq!((said(locks.take(&file, &path, owner)), claim.exists()), ("it is starting".to_owned(), true));
+    assert_eq!((describe(locks.take(&file, &path, owner)), claim.exists()), ("it is starting".to_owned(), true));
 }
 
 #[test]
@@ -178,7 +178,7 @@ fn a_warning_names_the_error_and_the_fix() {
 }
 
 #[test]
-fn a_heartbeat_ends_with_its_owner_and_leaves_the_text() {
+fn a_heartbeat_stops_on_drop_and_keeps_the_content() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("l");
     std::fs::write(&path, "mine").unwrap();

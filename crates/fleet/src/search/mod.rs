@@ -203,7 +203,7 @@ fn with_a_liar(plan: &Plan, kills: u32) {
 
 /// Chunks that continue a wrong result are recomputed, too.
 #[test]
-fn chunks_that_continue_a_lie_are_made_again() {
+fn chunks_that_continue_a_lie_are_recomputed() {
     with_a_liar(&plan(3, 1, 2, true), 0);
     with_a_liar(&plan(2, 1, 2, true), 1);
 }
@@ -220,7 +220,7 @@ fn every_state_of_larger_runs_is_safe_and_reaches_the_end() {
 /// Each case has one rule switched off, a plan, a budget of faults under which the search must find a violation, and a
 /// part of the message about that violation.
 #[test]
-fn a_run_without_one_of_the_rules_fails() {
+fn the_search_finds_a_violation_without_each_rule() {
     let all = Rules::ALL;
     let sound = Environment::SOUND;
     let none = Budget::default();

@@ -91,7 +91,7 @@ fn run(seeds: std::ops::Range<u64>) -> usize {
 }
 
 #[test]
-fn runs_with_lost_and_repeated_messages_have_the_weights_of_the_undisturbed_one() {
+fn lost_and_repeated_messages_do_not_change_the_weights() {
     let moves = run(0..2000);
     assert!(moves > 100_000, "{moves} moves");
 }
@@ -99,7 +99,7 @@ fn runs_with_lost_and_repeated_messages_have_the_weights_of_the_undisturbed_one(
 /// Run by `cargo xtask nightly fleet_simulations`.
 #[test]
 #[ignore = "minutes: 100,000 seeds, which the nightly check runs"]
-fn a_hundred_thousand_runs_with_lost_and_repeated_messages_have_the_weights_of_the_undisturbed_one() {
+fn a_hundred_thousand_runs_with_lost_and_repeated_messages_have_the_right_weights() {
     let moves = run(2000..102_000);
     eprintln!("100000 runs, {moves} moves");
 }

@@ -35,7 +35,7 @@ fn batch(batch: u64, synced: bool, complete: u64, processing: u64, pending: u64)
 }
 
 #[test]
-fn only_batches_in_work_are_counted() {
+fn only_unfinished_batches_are_counted() {
     let out = tempfile::tempdir().unwrap();
     assert_eq!(read(out.path()).unwrap().learner, None);
     let mut learner = SpoolLearner::open(out.path()).unwrap();
@@ -108,7 +108,7 @@ fn the_status_of_a_remote_worker_is_its_last_report() {
 }
 
 #[test]
-fn a_job_is_found_wherever_it_is() {
+fn all_files_of_a_job_are_found() {
     let out = tempfile::tempdir().unwrap();
     let mut learner = SpoolLearner::open(out.path()).unwrap();
     let mut dev1 = SpoolWorker::join(out.path(), name("dev1")).unwrap();

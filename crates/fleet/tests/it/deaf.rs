@@ -75,7 +75,7 @@ fn forward(client: TcpStream, mut server: TcpStream, deaf: &Mutex<BTreeSet<Strin
 
 #[test]
 #[ignore = "a minute: cargo xtask nightly network"]
-fn a_stream_that_answers_no_request_is_made_again() {
+fn an_unresponsive_stream_is_recreated() {
     let Some(server) = NatsServer::start() else { return };
     let cases: [&[&str]; 3] =
         [&["LOCKSTEP_test_JOBS"], &["LOCKSTEP_test_RESULTS"], &["LOCKSTEP_test_JOBS", "LOCKSTEP_test_RESULTS"]];

@@ -54,7 +54,7 @@ pub fn work(out: &Path, options: &NatsOptions, called: &str, slots: usize, takes
 }
 
 #[test]
-fn workers_over_nats_give_the_sequential_run() {
+fn workers_over_nats_reproduce_the_sequential_run() {
     let Some(server) = NatsServer::start() else { return };
     for (k, chunks, workers) in [(0, false, 1), (2, true, 3)] {
         let out = tempfile::tempdir().unwrap();
@@ -95,7 +95,7 @@ fn an_encrypted_server_needs_a_trusted_certificate() {
 
 /// The server is killed three times in a run, and its store is deleted each time.
 #[test]
-fn a_server_that_is_killed_and_emptied_changes_no_bit() {
+fn killing_and_emptying_the_server_changes_no_bit() {
     let Some(mut server) = NatsServer::start() else { return };
     let out = tempfile::tempdir().unwrap();
     let plan = plan(24, 2, true);
@@ -189,7 +189,7 @@ fn idle() -> fleet::exchange::LearnerState {
 
 /// A result above the message size limit is split, and reassembled by the learner.
 #[test]
-fn large_results_are_cut_into_messages() {
+fn large_results_are_split_into_messages() {
     use fleet::coordinator::Event;
     use fleet::{Answer, GroupId, Job, JobName, JobResult, Version};
     let Some(server) = NatsServer::start() else { return };

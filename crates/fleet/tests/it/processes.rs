@@ -207,7 +207,7 @@ fn without_its_supervisor_every_process_ends_and_the_next_start_resumes() {
 }
 
 #[test]
-fn a_worker_that_is_stopped_is_killed_after_the_limit_and_not_before() {
+fn a_stopped_worker_is_killed_after_the_limit_and_not_before() {
     // A batch has at least two jobs of 40 ms each, so 100 batches take longer than the limit.
     for (limit_ms, batches, is_killed) in [(3000, 100, true), (600_000, 30, false)] {
         let out = tempfile::tempdir().unwrap();
@@ -248,7 +248,7 @@ fn a_job_that_kills_its_worker_three_times_ends_the_run_and_is_named() {
 }
 
 #[test]
-fn a_second_learner_and_a_second_worker_of_one_name_are_refused_with_the_process() {
+fn duplicate_learners_and_workers_are_refused_and_the_process_is_named() {
     let out = tempfile::tempdir().unwrap();
     let out = out.path();
     let mut worker = process("dev1", out, &[]).spawn().unwrap();

@@ -19,7 +19,7 @@ fn work<E: WorkerExchange + Send>(out: &Path, exchange: E, name: &str, slots: us
 }
 
 #[test]
-fn any_number_of_workers_gives_the_sequential_run() {
+fn any_number_of_workers_reproduces_the_sequential_run() {
     for (k, chunks, workers) in [(0, false, 1), (0, false, 3), (1, false, 2), (2, true, 1), (2, true, 3)] {
         let out = tempfile::tempdir().unwrap();
         let plan = plan(k, chunks);
@@ -40,7 +40,7 @@ fn any_number_of_workers_gives_the_sequential_run() {
 }
 
 #[test]
-fn a_spool_directory_gives_the_same_whoever_starts_first_and_after_a_stop() {
+fn start_order_and_stops_do_not_change_a_run_over_a_spool() {
     let out = tempfile::tempdir().unwrap();
     let plan = plan(2, true);
     std::thread::scope(|scope| {

@@ -25,7 +25,7 @@ fn file(jobs: &[JobName]) -> SyncedBatch {
 /// The checkpoint is from the middle of batch 4 and has the results of batches 4 and 5. The weights of version 4 are
 /// gone.
 #[test]
-fn a_start_in_the_middle_of_a_batch_has_no_weights_before_its_end() {
+fn a_start_in_mid_batch_has_no_weights_until_the_batch_ends() {
     let start = |frontier: &[JobName]| {
         let saved = Saved { in_batch: true, ..saved(4, frontier) };
         let mut run = Run(Coordinator::resume(plan(9, 1, 1), saved, BTreeMap::new()).unwrap());
@@ -43,7 +43,7 @@ fn a_start_in_the_middle_of_a_batch_has_no_weights_before_its_end() {
 /// A run continues at batch 4, and the checkpoint has the groups of `there` batches. Each case is
 /// (k, chunks, `there`, the first offers).
 #[test]
-fn a_run_that_was_to_end_goes_on_with_the_weights_of_its_end() {
+fn a_run_extended_beyond_its_end_samples_with_its_final_weights() {
     let cases: [(u64, bool, u64, &str); 9] = [
         (0, false, 0, "offer 4@4"),
         (1, false, 0, "offer 4@4; offer 5@4"),
@@ -82,7 +82,7 @@ fn a_run_that_was_to_end_goes_on_with_the_weights_of_its_end() {
 }
 
 #[test]
-fn an_impossible_job_ends_the_run_unless_a_worker_does_it() {
+fn a_job_without_weights_ends_the_run_unless_a_worker_is_doing_it() {
     let start = || Run(Coordinator::resume(plan(9, 1, 1), saved(4, &[]), BTreeMap::new()).unwrap());
     assert_eq!(start().tell(Event::Recovered), "4 needs 3, which is gone");
     // An earlier learner offered the job, and a worker that has the weights is still doing it.
@@ -100,7 +100,7 @@ fn an_impossible_job_ends_the_run_unless_a_worker_does_it() {
 }
 
 #[test]
-fn a_refused_result_is_asked_for_again() {
+fn a_job_is_offered_again_after_its_result_was_refused() {
     let mut run = Run::start(plan(3, 2, 1));
     run.tell(Event::Joined(name("dev1")));
     run.tell(Event::Joined(name("dev2")));
@@ -126,7 +126,7 @@ fn a_refused_result_is_asked_for_again() {
 /// An earlier learner was killed after batch 4. The checkpoint is from batch 2, and contains the group of batch 3 that
 /// version 1 sampled.
 #[test]
-fn results_of_files_are_taken_back_with_all_that_followed() {
+fn taking_back_results_drops_the_results_that_depend_on_them() {
     let files = || BTreeMap::from([2, 3, 4].map(|batch| (BatchId(batch), file(&[job(batch)]))));
     let start = || {
         let plan = plan(9, 1, 2);

@@ -11,7 +11,7 @@ fn answer(fingerprint: u64, more: bool) -> Answer {
 }
 
 #[test]
-fn a_chunk_continues_the_accepted_answer_with_the_weights_of_its_place() {
+fn a_chunk_must_continue_the_accepted_answer_with_the_right_weights() {
     let mut run = Run::start(chunked(3, 1));
     assert_eq!(run.tell(Event::Recovered), "offer 0@0; offer 1@0");
     let accepted = "accept 0 of dev1; withdraw 0; offer 0.1@0~5";
@@ -32,7 +32,7 @@ fn a_chunk_continues_the_accepted_answer_with_the_weights_of_its_place() {
 }
 
 #[test]
-fn a_frontier_has_the_chunks_of_older_weights_alone() {
+fn a_frontier_contains_only_chunks_of_older_weights() {
     let mut run = Run::start(chunked(4, 2));
     assert_eq!(run.tell(Event::Recovered), "offer 0@0; offer 1@0; offer 2@0");
     run.result_of(job(0), ORIGIN, answer(1, false));
@@ -49,19 +49,19 @@ fn a_frontier_has_the_chunks_of_older_weights_alone() {
 }
 
 #[test]
-fn a_later_chunk_that_arrived_first_stays_if_it_continues_the_accepted_answer() {
+fn an_early_chunk_is_kept_if_it_continues_the_accepted_answer() {
     for (fingerprint, then) in [(5, "sync 0: 0,0.1"), (6, "offer 0.1@0~6")] {
         let mut run = Run::start(chunked(2, 1));
         let early = run.result_of(chunk(0, 1), ORIGIN.of_result(Some(5)), answer(1, false));
         assert_eq!(early, "accept 0.1 of dev1", "an earlier learner had offered this job");
         run.tell(Event::Recovered);
-        let said = run.result_of(job(0), ORIGIN, answer(fingerprint, true));
-        assert_eq!(said, format!("accept 0 of dev1; withdraw 0; {then}"));
+        let actions = run.result_of(job(0), ORIGIN, answer(fingerprint, true));
+        assert_eq!(actions, format!("accept 0 of dev1; withdraw 0; {then}"));
     }
 }
 
 #[test]
-fn unexpected_claims_are_taken_back() {
+fn unexpected_claims_are_released_or_withdrawn() {
     let mut run = Run::start(plan(3, 1, 1));
     assert_eq!(run.claim("dev9", job(0)), "release 0 of dev9", "dev9 has not joined");
     run.tell(Event::Joined(name("dev1")));
@@ -79,7 +79,7 @@ fn unexpected_claims_are_taken_back() {
 }
 
 #[test]
-fn the_results_of_an_expelled_worker_are_made_again_while_that_is_possible() {
+fn results_of_an_expelled_worker_are_recomputed_until_training_begins() {
     let start = || {
         let mut run = Run::start(chunked(4, 1));
         run.tell(Event::Joined(name("dev1")));
@@ -120,7 +120,7 @@ fn the_results_of_an_expelled_worker_are_made_again_while_that_is_possible() {
 }
 
 #[test]
-fn a_result_can_be_made_again_while_the_weights_of_its_whole_group_are_there() {
+fn a_result_can_be_recomputed_while_the_weights_of_its_group_exist() {
     let mut run = Run::start(chunked(5, 1));
     run.tell(Event::Recovered);
     let can = |run: &Run, job| run.0.can_remake(job);
@@ -136,7 +136,7 @@ fn a_result_can_be_made_again_while_the_weights_of_its_whole_group_are_there() {
 }
 
 #[test]
-fn a_start_from_a_checkpoint_trains_on_the_files_again_and_knows_the_frontier() {
+fn a_resumed_run_trains_on_batch_files_again_and_uses_the_frontier() {
     let file = |jobs: &[JobName]| jobs.iter().map(|job| (*job, answer(5, false))).collect();
     let lineages: BTreeMap<Version, Lineage> = [1, 2].map(Version).map(|version| (version, lineage(version))).into();
     let frontier = BTreeMap::from([(job(3), answer(5, false))]);

@@ -76,7 +76,7 @@ mod tests {
     use super::Address;
 
     #[test]
-    fn addresses_have_a_port_and_a_name() {
+    fn an_address_gets_a_default_port_and_name() {
         let of = |text: &str| Address::parse(text).unwrap().to_string();
         assert_eq!(of("nats://10.0.0.5"), "nats://10.0.0.5:4222/run");
         assert_eq!(of("nats://node-1:4333/a_b/"), "nats://node-1:4333/a_b");
@@ -89,7 +89,7 @@ mod tests {
     }
 
     #[test]
-    fn an_address_has_its_parts_and_each_fault_its_words() {
+    fn an_address_is_parsed_and_each_fault_has_its_message() {
         let address = Address::parse("tls://node:65535/x").unwrap();
         assert_eq!((address.is_tls(), address.name(), address.place()), (true, "x", "node:65535".to_owned()));
         assert_eq!(address.server(), "tls://node:65535");

@@ -52,7 +52,7 @@ fn subjects(messages: &[Message]) -> Vec<&str> {
 }
 
 #[test]
-fn streams_and_subjects_have_these_names() {
+fn the_names_of_streams_and_subjects_are_fixed() {
     let names = Names::of(&Address::parse("nats://a/x").unwrap());
     assert_eq!((names.jobs.as_str(), names.results.as_str()), ("LOCKSTEP_x_JOBS", "LOCKSTEP_x_RESULTS"));
     let all = [names.state(), names.all_jobs(), names.job(job(3)), names.all_results()];
@@ -68,7 +68,7 @@ fn streams_and_subjects_have_these_names() {
 }
 
 #[test]
-fn a_name_is_refused_to_a_second_process_while_the_first_is_heard() {
+fn a_second_process_of_a_name_is_refused_while_the_first_is_alive() {
     let mut inbox = Inbox::default();
     let dev1 = name("dev1");
     assert!(inbox.hear(&dev1, beat(1, 0, &[])).is_none());
@@ -115,7 +115,7 @@ fn a_withdrawal_is_sent_to_the_worker_of_the_job() {
 }
 
 #[test]
-fn the_servers_list_shows_lost_jobs() {
+fn jobs_missing_from_the_servers_list_are_lost() {
     let mut inbox = Inbox::default();
     (0..4).for_each(|number| inbox.offer(job(number)));
     (0..3).for_each(|number| inbox.offered(job(number), (number < 2).then_some(number)));
@@ -137,7 +137,7 @@ fn the_servers_list_shows_lost_jobs() {
 }
 
 #[test]
-fn a_scan_shows_the_workers_and_their_jobs() {
+fn a_scan_contains_the_workers_and_their_jobs() {
     let mut inbox = Inbox::default();
     inbox.offer(job(0));
     inbox.hear(&name("dev1"), beat(3, 5, &[1, 2]));
@@ -206,7 +206,7 @@ fn results_are_kept_until_they_are_acknowledged() {
 }
 
 #[test]
-fn a_result_in_parts_is_put_together_in_their_order() {
+fn a_split_result_is_reassembled_in_order() {
     let (post, mut inbox) = (Post::new(), Inbox::default());
     let bytes = result(4).to_bytes();
     let cut = bytes.chunks(bytes.len().div_ceil(3)).map(<[u8]>::to_vec).collect::<Vec<_>>();

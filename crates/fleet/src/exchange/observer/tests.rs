@@ -20,7 +20,7 @@ fn scan(seen: Seen, pending: &[u64], processing: &[u64], results: &[u64]) -> Sca
     }
 }
 
-fn said(events: Vec<Event>) -> String {
+fn describe(events: Vec<Event>) -> String {
     let one = |event: &Event| match event {
         Event::Joined(worker) => format!("{worker} joined"),
         Event::Progress(worker) => format!("{worker} continues"),
@@ -38,9 +38,9 @@ fn said(events: Vec<Event>) -> String {
 }
 
 #[test]
-fn each_change_is_an_event_and_is_told_once() {
+fn each_change_is_reported_as_an_event_once() {
     let mut observer = Observer::default();
-    let look = |observer: &mut Observer, scan: Scan| said(observer.compare(scan));
+    let look = |observer: &mut Observer, scan: Scan| describe(observer.compare(scan));
     observer.offered(job(0));
     assert_eq!(look(&mut observer, scan(Seen::default(), &[0], &[], &[])), "", "dev1 has not joined yet");
     assert_eq!(look(&mut observer, scan(alive(1, 0), &[0], &[], &[])), "dev1 joined");
@@ -73,10 +73,10 @@ fn each_change_is_an_event_and_is_told_once() {
 }
 
 #[test]
-fn a_job_that_two_scans_miss_is_lost() {
+fn a_job_is_lost_if_two_scans_miss_it() {
     let mut observer = Observer::default();
     let look = |observer: &mut Observer, pending: &[u64], processing: &[u64], results: &[u64]| {
-        said(observer.compare(scan(Seen::default(), pending, processing, results)))
+        describe(observer.compare(scan(Seen::default(), pending, processing, results)))
     };
     observer.offered(job(0));
     assert_eq!(look(&mut observer, &[], &[], &[]), "");
@@ -103,7 +103,7 @@ fn a_job_that_two_scans_miss_is_lost() {
 }
 
 #[test]
-fn how_a_worker_ended_is_told_before_the_next_of_its_name() {
+fn the_end_of_a_worker_is_reported_before_its_successor_joins() {
     let before = Seen { failures: 1, ..alive(1, 0) };
     let gone = Seen { alive: false, ..before };
     let next = |failures| Seen { failures, ..alive(2, 0) };
@@ -124,28 +124,32 @@ fn how_a_worker_ended_is_told_before_the_next_of_its_name() {
         // The jobs of the old process are not returned, because the next process still has them.
         let events: Vec<Event> = observer.compare(scan(now, &[], processing, &[]));
         let of_end = |event: &Event| !matches!(event, Event::Returned { .. });
-        assert_eq!(said(events.into_iter().filter(of_end).collect()), expected, "{now:?}");
+        assert_eq!(describe(events.into_iter().filter(of_end).collect()), expected, "{now:?}");
     }
     let mut observer = Observer::default();
     observer.compare(scan(before, &[], &[0], &[]));
     assert_eq!(
-        said(observer.compare(scan(gone, &[], &[], &[]))),
+        describe(observer.compare(scan(gone, &[], &[], &[]))),
         "dev1 ended: Vanished",
         "the job of a dead worker is not returned"
     );
-    assert_eq!(said(observer.compare(Scan::default())), "", "once");
+    assert_eq!(describe(observer.compare(Scan::default())), "", "once");
     let mut observer = Observer::default();
     observer.compare(scan(before, &[], &[], &[]));
-    assert_eq!(said(observer.compare(Scan::default())), "dev1 ended: Vanished", "the worker is missing from the scan");
+    assert_eq!(
+        describe(observer.compare(Scan::default())),
+        "dev1 ended: Vanished",
+        "the worker is missing from the scan"
+    );
 }
 
 #[test]
-fn a_job_that_was_taken_from_a_worker_and_is_there_again_is_claimed_again() {
+fn a_released_job_that_a_worker_has_again_is_a_new_claim() {
     let take: [&dyn Fn(&mut Observer); 2] =
         [&|observer| observer.released(&name("dev1"), job(0)), &|observer| observer.withdrawn(job(0))];
     for take in take {
         let mut observer = Observer::default();
-        let look = |observer: &mut Observer| said(observer.compare(scan(alive(1, 0), &[], &[0, 1], &[])));
+        let look = |observer: &mut Observer| describe(observer.compare(scan(alive(1, 0), &[], &[0, 1], &[])));
         look(&mut observer);
         take(&mut observer);
         assert_eq!([look(&mut observer), look(&mut observer)], ["dev1 claimed 000000.0", ""]);

@@ -42,7 +42,7 @@ fn everything(directory: &Path, check: &mut impl FnMut(&Path, u32)) {
 }
 
 #[test]
-fn a_job_goes_its_way_and_only_this_user_can_read_it() {
+fn jobs_and_results_pass_through_the_spool_and_only_this_user_can_read_them() {
     let out = tempfile::tempdir().unwrap();
     let mut worker = SpoolWorker::join(out.path(), name("dev1")).unwrap();
     let mut learner = SpoolLearner::open(out.path()).unwrap();
@@ -82,7 +82,7 @@ fn a_job_goes_its_way_and_only_this_user_can_read_it() {
 }
 
 #[test]
-fn a_result_that_is_torn_or_of_another_name_is_made_again() {
+fn a_corrupt_or_misnamed_result_is_deleted() {
     let out = tempfile::tempdir().unwrap();
     let mut worker = SpoolWorker::join(out.path(), name("dev1")).unwrap();
     let mut learner = SpoolLearner::open(out.path()).unwrap();
@@ -113,7 +113,7 @@ fn a_result_that_is_torn_or_of_another_name_is_made_again() {
 }
 
 #[test]
-fn a_dead_workers_jobs_are_given_back_and_its_half_files_deleted() {
+fn jobs_of_a_dead_worker_are_returned_and_its_partial_files_deleted() {
     let out = tempfile::tempdir().unwrap();
     let mut learner = SpoolLearner::open(out.path()).unwrap();
     let mut worker = SpoolWorker::join(out.path(), name("dev1")).unwrap();
@@ -161,7 +161,7 @@ fn a_dead_workers_jobs_are_given_back_and_its_half_files_deleted() {
 }
 
 #[test]
-fn a_full_disk_is_reported_and_half_files_are_deleted() {
+fn a_full_disk_is_reported_and_partial_files_are_deleted() {
     let out = tempfile::tempdir().unwrap();
     let files = BatchFiles::open(out.path()).unwrap();
     let full = |file: &mut File| {
@@ -177,7 +177,7 @@ fn a_full_disk_is_reported_and_half_files_are_deleted() {
 }
 
 #[test]
-fn a_job_wakes_a_worker_that_waits() {
+fn a_new_job_wakes_a_waiting_worker() {
     let out = tempfile::tempdir().unwrap();
     let mut learner = SpoolLearner::open(out.path()).unwrap();
     let mut worker = SpoolWorker::join(out.path(), name("dev1")).unwrap();

@@ -70,7 +70,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_new_name_in_a_watched_directory_ends_a_wait() {
+    fn a_new_file_in_a_watched_directory_ends_a_wait() {
         let dir = tempfile::tempdir().unwrap();
         let mut watch = Watch::new();
         watch.add(dir.path());

@@ -59,7 +59,7 @@ impl NatsWorker {
 }
 
 #[test]
-fn a_learner_that_knows_another_process_of_the_name_is_not_ours() {
+fn a_worker_ignores_a_learner_that_knows_another_process_by_its_name() {
     let mut worker = worker(Instant::now());
     assert_eq!((worker.learner().unwrap(), worker.watch().learner()), (None, None));
     for (ids, ended, expected) in [
@@ -85,7 +85,7 @@ fn a_learner_that_knows_another_process_of_the_name_is_not_ours() {
 }
 
 #[test]
-fn a_job_of_this_run_and_profile_is_taken_and_held_until_it_is_returned() {
+fn a_worker_claims_only_jobs_of_its_run_and_profile() {
     let mut worker = worker(Instant::now());
     let fast = ["fast".to_owned()];
     assert_eq!(worker.claim(&fast).unwrap(), None);

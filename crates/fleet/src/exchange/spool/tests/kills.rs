@@ -65,7 +65,7 @@ enum Opened {
 }
 
 #[test]
-fn only_the_process_that_is_proven_to_have_the_lock_is_killed() {
+fn only_a_process_proven_to_hold_the_lock_is_killed() {
     use Opened::{Locks as Locked, Not, Reads};
     let Some(()) = testing::program("flock") else { return };
     // Each row: the lock file's content, how the named process has the file open, and whether the process is killed.
@@ -159,7 +159,7 @@ fn only_the_process_that_is_proven_to_have_the_lock_is_killed() {
 }
 
 #[test]
-fn a_learner_without_its_own_proc_does_not_kill() {
+fn a_learner_with_the_proc_of_another_namespace_kills_nothing() {
     let Some(()) = testing::program("flock") else { return };
     let dir = tempfile::tempdir().unwrap();
     let made = |what: &str| {
@@ -190,7 +190,7 @@ fn a_learner_without_its_own_proc_does_not_kill() {
 
 /// This version reads lock files of older versions, and writes lock files that older versions can read.
 #[test]
-fn a_lock_names_its_process_in_a_line_of_its_own() {
+fn lock_files_are_compatible_with_older_versions() {
     let out = tempfile::tempdir().unwrap();
     let worker = SpoolWorker::join(out.path(), name("w")).unwrap();
     let path = Layout::of_run(out.path()).alive(&name("w"));

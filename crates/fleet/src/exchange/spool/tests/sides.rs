@@ -15,7 +15,7 @@ fn state(ended: bool, step: u64) -> LearnerState {
 }
 
 #[test]
-fn a_lock_counts_its_holders_and_is_free_after_them() {
+fn a_lock_counts_its_holders_and_is_released_on_drop() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("lock");
     assert_eq!(holder(&path).unwrap(), None, "the file does not exist");
@@ -38,7 +38,7 @@ fn a_lock_counts_its_holders_and_is_free_after_them() {
 
 /// On a file system without locks, the second line of the lock file names the process to check.
 #[test]
-fn without_locks_a_living_holder_keeps_its_file() {
+fn a_running_holder_keeps_its_file_without_file_locks() {
     fn none(_: &File) -> std::result::Result<(), std::fs::TryLockError> {
         Err(std::fs::TryLockError::Error(std::io::Error::from_raw_os_error(38)))
     }
@@ -66,7 +66,7 @@ fn without_locks_a_living_holder_keeps_its_file() {
 }
 
 #[test]
-fn files_are_read_listed_and_written_as_they_are() {
+fn files_are_written_read_and_listed() {
     let dir = tempfile::tempdir().unwrap();
     let at = |name: &str| dir.path().join(name);
     for name in ["b", "000002.0", ".000003.0", "000001.0"] {
@@ -95,7 +95,7 @@ fn files_are_read_listed_and_written_as_they_are() {
 }
 
 #[test]
-fn a_learner_begins_without_old_offers_or_not_at_all() {
+fn a_starting_learner_deletes_old_offers_or_fails() {
     let out = tempfile::tempdir().unwrap();
     let layout = Layout::of_run(out.path());
     let mut learner = SpoolLearner::open(out.path()).unwrap();
@@ -113,7 +113,7 @@ fn a_learner_begins_without_old_offers_or_not_at_all() {
 
 /// A state from an earlier learner must be ignored: a worker would compare its configuration with an outdated one.
 #[test]
-fn a_state_is_that_of_the_learner_that_runs() {
+fn a_learners_state_is_used_only_while_the_learner_runs() {
     let out = tempfile::tempdir().unwrap();
     let layout = Layout::of_run(out.path());
     let read = || read_json::<LearnerState>(&layout.learner()).unwrap();
@@ -136,7 +136,7 @@ fn a_state_is_that_of_the_learner_that_runs() {
 }
 
 #[test]
-fn a_worker_takes_jobs_in_order_and_only_whole_ones() {
+fn a_worker_claims_valid_jobs_in_order() {
     let out = tempfile::tempdir().unwrap();
     let mut learner = SpoolLearner::open(out.path()).unwrap();
     let mut worker = SpoolWorker::join(out.path(), name("dev1")).unwrap();
@@ -189,7 +189,7 @@ fn a_worker_identifies_itself_and_ignores_an_earlier_learner() {
 }
 
 #[test]
-fn results_of_all_workers_are_acknowledged_and_forgotten() {
+fn acknowledged_results_of_all_workers_are_deleted() {
     let out = tempfile::tempdir().unwrap();
     let layout = Layout::of_run(out.path());
     let mut learner = SpoolLearner::open(out.path()).unwrap();

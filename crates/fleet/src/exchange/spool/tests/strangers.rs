@@ -124,7 +124,7 @@ fn ended(what: &str, operation: Operation, out: &Path) -> Result<(), String> {
 }
 
 #[test]
-fn no_part_of_a_spool_leads_out_of_it_or_is_waited_for() {
+fn no_file_of_a_spool_leads_out_of_the_run_or_blocks() {
     let mut refused = 0;
     for place in PLACES {
         for (kind, make) in KINDS {
@@ -157,14 +157,14 @@ fn no_part_of_a_spool_leads_out_of_it_or_is_waited_for() {
                 make(&path.components().collect::<PathBuf>(), &outside);
                 let before = contents(&outside);
                 let case = format!("{who}, with a {kind} as fleet/{place}");
-                let said = ended(&case, operation, &out);
-                assert_eq!(contents(&outside), before, "{case}: {said:?}");
+                let outcome = ended(&case, operation, &out);
+                assert_eq!(contents(&outside), before, "{case}: {outcome:?}");
                 let name = path.components().next_back().unwrap().as_os_str().to_string_lossy().into_owned();
-                if let Err(text) = &said {
+                if let Err(text) = &outcome {
                     assert!(text.contains(&name), "{case}: {text}");
                     refused += 1;
                 }
-                let is_followed = is_dir && kind == "link to a directory" && said.is_ok();
+                let is_followed = is_dir && kind == "link to a directory" && outcome.is_ok();
                 assert!(!is_followed, "{case}: the link was followed");
             }
         }
@@ -175,7 +175,7 @@ fn no_part_of_a_spool_leads_out_of_it_or_is_waited_for() {
 /// The learner's state may come from an untrusted source: the status lists only a part of the range that it claims, and
 /// sums do not overflow.
 #[test]
-fn a_strangers_learner_state_costs_neither_memory_nor_time() {
+fn an_untrusted_learner_state_costs_neither_memory_nor_time() {
     let most = u64::MAX;
     let rows: [(u64, u64, u64, u64, usize); 20] = [
         (0, 4, 1, 2, 2),
