@@ -16,8 +16,8 @@ use twox_hash::XxHash3_64;
 pub struct JobName {
     /// The group of completions.
     pub group: GroupId,
-    /// The index of the chunk. With C tokens per chunk, the chunk has the tokens chunk · C … (chunk + 1) · C − 1 of each
-    /// completion. If completions are not split, the index is 0.
+    /// The index of the chunk. With C tokens per chunk, the chunk has the tokens chunk · C … (chunk + 1) · C − 1 of
+    /// each completion. If completions are not split, the index is 0.
     pub chunk: u32,
 }
 
