@@ -79,7 +79,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_shared_page_is_free_when_its_last_holder_leaves() {
+    fn a_shared_page_is_free_after_its_last_user_releases_it() {
         let mut pool = BlockPool::new(2, false);
         let block = pool.take().unwrap();
         let (mut a, mut b) = (vec![block], vec![pool.share(block)]);
@@ -92,7 +92,7 @@ mod tests {
     }
 
     #[test]
-    fn cached_pages_are_taken_after_all_others_and_can_be_found_until_then() {
+    fn cached_pages_are_taken_last_and_stay_cached_until_then() {
         use crate::models::ModelVersion;
         use crate::prefix::ROOT;
         use model::Updates;

@@ -122,7 +122,7 @@ mod tests {
     /// Draft tokens that are never right must lose only the allowed fraction of the time; draft tokens that are right
     /// must stay in use.
     #[test]
-    fn guesses_lose_a_small_share_at_most() {
+    fn guesses_lose_at_most_a_small_share_of_the_time() {
         for (drawn, guessed) in [(4, 0..40), (8, 990..1000)] {
             let (mut balance, mut time, mut with) = (Balance::default(), 0.0, 0);
             assert!(!balance.allows(4), "no step was measured yet");
@@ -140,7 +140,7 @@ mod tests {
     }
 
     #[test]
-    fn a_line_is_found_and_followed() {
+    fn the_fit_recovers_a_line_and_follows_changes() {
         let mut cost = StepCost::default();
         assert_eq!((cost.seconds(1), cost.of_row(1)), (None, ROW as f32));
         // Steps with the same number of rows do not reveal the cost per row.

@@ -189,7 +189,7 @@ mod tests {
     }
 
     #[test]
-    fn places_are_found_the_newest_first() {
+    fn places_are_returned_newest_first() {
         let mut drafts = Drafts::new();
         let text = [1, 2, 3, 4, 9, 1, 2, 3, 5, 1, 2, 3];
         drafts.add(0, OF, &text, 0);
@@ -205,7 +205,7 @@ mod tests {
     }
 
     #[test]
-    fn the_oldest_places_are_forgotten() {
+    fn the_oldest_places_are_dropped() {
         let mut drafts = Drafts::new();
         drafts.next = u32::MAX - 1000;
         let text: Vec<u32> = (0..PLACES as u32 / 2).flat_map(|i| [i + 10, i]).collect();
@@ -234,7 +234,7 @@ mod tests {
     }
 
     #[test]
-    fn the_length_follows_the_successes_and_the_number_of_sequences() {
+    fn the_guess_length_depends_on_success_rate_and_number_of_sequences() {
         assert_eq!(learned(&[], 1), 2);
         assert_eq!(learned(&[(2, 2), (3, 3), (8, 8), (15, 15)], 1), 15);
         assert_eq!(learned(&[(2, 2), (3, 3), (3, 3)], 4), 3);
@@ -249,7 +249,7 @@ mod tests {
     }
 
     #[test]
-    fn guessing_is_tried_again_later() {
+    fn guessing_is_retried_after_a_pause() {
         let mut pace = Pace::new();
         for _ in 0..10 {
             pace.ask(GRAM, 2);
@@ -272,7 +272,7 @@ mod tests {
     }
 
     #[test]
-    fn no_place_is_found_in_an_empty_index_and_text_is_added_once() {
+    fn an_empty_index_has_no_places_and_text_is_added_once() {
         let mut drafts = Drafts::new();
         assert!(found(&drafts, 0, &[1, 2, 3]).is_empty());
         drafts.add(0, OF, &[1, 2, 3], 0);

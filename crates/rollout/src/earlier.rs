@@ -95,7 +95,7 @@ mod tests {
     }
 
     #[test]
-    fn the_longest_completion_of_the_last_group_is_kept() {
+    fn the_longest_completion_of_the_last_group_is_remembered() {
         let mut earlier = Earlier::default();
         earlier.remember(&[1, 2], [&[3][..], &[4, 5], &[6]].into_iter());
         assert_eq!(kept(&earlier, &[1, 2]), Some(vec![1, 2, 4, 5]));
@@ -112,7 +112,7 @@ mod tests {
     }
 
     #[test]
-    fn text_without_room_is_not_kept() {
+    fn a_text_is_dropped_if_memory_is_full() {
         let mut earlier = Earlier::default();
         let half = vec![1; TOKENS / 2 - 2 * BESIDE];
         for prompt in 0..3 {
@@ -128,7 +128,7 @@ mod tests {
     }
 
     #[test]
-    fn readable_bytes_are_read() {
+    fn only_intact_texts_are_restored() {
         let mut earlier = Earlier::default();
         for prompt in 0..4 {
             earlier.remember(&[prompt], [&[prompt + 10, 2][..]].into_iter());
@@ -145,7 +145,7 @@ mod tests {
     }
 
     #[test]
-    fn a_text_that_fits_to_the_last_token_is_kept() {
+    fn a_text_that_exactly_fits_is_kept() {
         for (more, is_kept) in [(0, true), (1, false)] {
             let mut earlier = Earlier::default();
             earlier.remember(&[1], [&[2][..]].into_iter());
@@ -167,7 +167,7 @@ mod tests {
     }
 
     #[test]
-    fn keys_are_the_same_in_every_process() {
+    fn prompt_keys_are_the_same_in_every_process() {
         assert_eq!(key(&[]), 0xcbf2_9ce4_8422_2325);
         assert_eq!(key(&[u32::from(b'a')]), 0xaf63_dc4c_8601_ec8c, "FNV-1a of the letter a");
         let letters: Vec<u32> = b"foobar".iter().map(|&b| u32::from(b)).collect();

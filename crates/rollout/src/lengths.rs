@@ -40,7 +40,7 @@ mod tests {
     }
 
     #[test]
-    fn lengths_of_all_and_of_those_that_ended() {
+    fn length_metrics_distinguish_all_and_terminated_completions() {
         let values = |completions: &[Completion]| -> Vec<f64> {
             length_metrics(completions.iter()).into_iter().map(|(_, value)| value).collect()
         };
@@ -55,7 +55,7 @@ mod tests {
     }
 
     #[test]
-    fn metrics_have_trls_names() {
+    fn length_metrics_have_the_names_of_trl() {
         let names =
             |all: &[Completion]| length_metrics(all.iter()).into_iter().map(|(name, _)| name).collect::<Vec<_>>();
         let expected = [

@@ -173,7 +173,7 @@ mod tests {
     }
 
     #[test]
-    fn a_page_is_found_by_all_that_computed_it() {
+    fn a_page_is_found_by_its_weights_and_all_tokens_up_to_its_end() {
         let mut cache = PrefixCache::new(4);
         let node = cache.insert(2, ROOT, MODEL, &tokens(0));
         assert_eq!(cache.find(ROOT, MODEL, &tokens(0)), Some((2, node)));
@@ -191,7 +191,7 @@ mod tests {
     }
 
     #[test]
-    fn the_page_that_waits_longest_is_reused_and_held_pages_stay() {
+    fn the_least_recently_released_page_is_evicted_first() {
         let mut cache = PrefixCache::new(4);
         let nodes: Vec<Node> = (0..4).map(|page| cache.insert(page, ROOT, MODEL, &tokens(page))).collect();
         for page in [2, 0, 3, 1] {
@@ -211,7 +211,7 @@ mod tests {
     }
 
     #[test]
-    fn without_room_nothing_is_cached() {
+    fn a_cache_without_room_caches_nothing() {
         let mut cache = PrefixCache::new(0);
         assert_eq!(cache.insert(0, ROOT, MODEL, &tokens(0)), ROOT);
         assert!(cache.find(ROOT, MODEL, &tokens(0)).is_none() && !cache.release(0) && cache.evict().is_none());

@@ -123,7 +123,7 @@ mod tests {
 
     /// If the numbering of random numbers changed, old training runs could not be reproduced.
     #[test]
-    fn noise_is_named_by_seed_token_generation_and_group() {
+    fn random_numbers_depend_on_seed_token_generation_and_group() {
         let sampling = SamplingParams { seed: 9, ..SamplingParams::default() };
         let tokens = [7; 13];
         let params = row_params(&sampling, GroupId((3 << 32) + 4), 2, &tokens, 10);
@@ -131,7 +131,7 @@ mod tests {
     }
 
     #[test]
-    fn every_parameter_of_a_request_is_that_of_its_rows() {
+    fn rows_get_every_sampling_parameter_of_their_request() {
         let sampling = SamplingParams {
             temperature: 0.5,
             top_k: 3,

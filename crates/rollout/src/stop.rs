@@ -60,7 +60,7 @@ mod tests {
     }
 
     #[test]
-    fn the_text_continues_from_the_prompt() {
+    fn a_stop_string_may_start_in_the_prompt() {
         // The prompt is "Once upon a", the completion begins with " time".
         assert!(stops(" time", &[0, 1, 2, 3]) && stops("time", &[0, 1, 2, 3]));
         assert!(stops("a time", &[0, 1, 2, 3]), "a stop string may begin in the prompt");
@@ -80,7 +80,7 @@ mod tests {
     }
 
     #[test]
-    fn tokens_without_a_text_may_stand_within_it() {
+    fn tokens_without_text_may_occur_inside_a_stop_string() {
         let within = |count: usize| [&[0, 5][..], &vec![4; count], &[6]].concat();
         for count in 0..=EMPTY_TOKENS {
             assert!(stops("stop", &within(count)), "{count}");

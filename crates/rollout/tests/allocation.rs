@@ -122,7 +122,7 @@ fn decoding(ctx: &Context, model: ModelView<'_>, sampling: &SamplingParams, pref
 }
 
 #[test]
-fn a_decode_step_allocates_nothing_and_requests_leave_nothing() {
+fn a_decode_step_allocates_nothing_and_requests_leak_nothing() {
     let greedy = SamplingParams { temperature: 0.0, ..SamplingParams::default() };
     let drawn = SamplingParams { stop_ids: vec![VOCAB as u32], ..SamplingParams::default() };
     let truncated = SamplingParams { top_k: 30, top_p: 0.9, min_p: 0.01, ..SamplingParams::default() };

@@ -23,7 +23,7 @@ fn request(prompt: usize, tokens: usize) -> Request {
 }
 
 #[test]
-fn the_pool_has_pages_for_a_sequence_and_a_copy() {
+fn a_pool_must_have_pages_for_a_sequence_and_a_copy() {
     let of = |kv_blocks, max_model_len| {
         let config = EngineConfig { kv_blocks, ..EngineConfig::new(2, max_model_len) };
         engine(config).map(|engine| engine.free_blocks()).map_err(|e| e.to_string())
@@ -46,7 +46,7 @@ fn the_pool_has_pages_for_a_sequence_and_a_copy() {
 }
 
 #[test]
-fn requests_need_a_prompt_and_room_for_a_token() {
+fn a_request_needs_a_prompt_and_room_for_a_token() {
     let mut engine = engine(EngineConfig::new(2, 10)).unwrap();
     let submitted = |engine: &mut Engine, request| engine.submit(request).map(drop).map_err(|e| e.to_string());
     let empty = "the prompt is empty: it must have at least one token, such as BOS";
@@ -61,7 +61,7 @@ fn requests_need_a_prompt_and_room_for_a_token() {
 }
 
 #[test]
-fn a_generation_counts_its_work_and_gives_its_pages_back() {
+fn a_generation_counts_its_work_and_frees_its_pages() {
     let (ctx, weights) = model();
     let config = EngineConfig::new(2, 100);
     let mut engine = Engine::new(&ctx, &weights.config, config.clone()).unwrap();
@@ -110,7 +110,7 @@ fn a_flag_stops_a_generation_and_a_step_without_weights_is_an_error() {
 }
 
 #[test]
-fn guesses_of_an_earlier_process_are_restored_where_they_are_used() {
+fn drafts_of_an_earlier_process_are_restored_if_guessing_is_on() {
     let (ctx, weights) = model();
     let on = EngineConfig { speculative: Speculative::Auto, ..EngineConfig::new(2, 100) };
     let mut engine = Engine::new(&ctx, &weights.config, on.clone()).unwrap();

@@ -46,7 +46,7 @@ fn prepared(inputs: &mut StepInputs, scheduler: &mut Scheduler) -> (Lists, Vec<C
 }
 
 #[test]
-fn rows_are_the_uncomputed_tokens_in_their_pages() {
+fn a_step_has_one_row_per_uncomputed_token() {
     let mut scheduler = scheduler(true, 200);
     let mut inputs = StepInputs::new(&Memory::new(Device::Cpu), 200, &config());
     submit(&mut scheduler, 100, 66, 1, false);
@@ -68,7 +68,7 @@ fn rows_are_the_uncomputed_tokens_in_their_pages() {
 }
 
 #[test]
-fn a_part_of_a_prompt_draws_nothing_and_draft_tokens_one_each() {
+fn part_of_a_prompt_draws_no_token_and_each_draft_token_draws_one() {
     let mut scheduler = scheduler(true, 5);
     let mut inputs = StepInputs::new(&Memory::new(Device::Cpu), 200, &config());
     submit(&mut scheduler, 100, 8, 1, false);

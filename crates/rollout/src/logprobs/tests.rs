@@ -11,7 +11,7 @@ use model::GroupId;
 use std::sync::Arc;
 
 #[test]
-fn the_most_likely_come_first_and_of_equals_the_lowest_id() {
+fn alternatives_are_sorted_by_probability_then_id() {
     let row = Row { z: &[1.0, 3.0, -2.0, 3.0, 0.5, f32::NEG_INFINITY], lse: 4.0 };
     let ids = [1, 3, 0, 4, 2, 5];
     let logps = [-1.0, -1.0, -3.0, -3.5, -6.0, f32::NEG_INFINITY];
@@ -69,7 +69,7 @@ fn near(found: f32, expected: f64) {
 }
 
 #[test]
-fn each_draw_has_what_its_request_wants() {
+fn each_draw_returns_the_outputs_that_its_request_wants() {
     let of = |temperature, entropies, top_logprobs| {
         (2, SamplingParams { temperature, entropies, top_logprobs, ..SamplingParams::default() })
     };
@@ -104,7 +104,7 @@ fn each_draw_has_what_its_request_wants() {
 }
 
 #[test]
-fn prompts_have_a_log_probability_for_each_token_but_the_first() {
+fn each_prompt_token_except_the_first_has_a_log_probability() {
     let of = |prompt_logprobs| SamplingParams {
         prompt_logprobs,
         top_logprobs: 2,

@@ -19,7 +19,7 @@ fn adapter(base: &Weights, version: u64) -> Adapter {
 }
 
 #[test]
-fn weights_are_found_by_their_version_and_adapters_by_both() {
+fn weights_are_found_by_version_and_adapters_by_id_and_version() {
     let (current, old, older) = (weights(3), weights(2), weights(1));
     let (own, a, b) = (adapter(&current, 7), adapter(&current, 8), adapter(&current, 9));
     let view = ModelView::new(&current, Some(&own));

@@ -22,7 +22,7 @@ fn completion(generation: usize, tokens: usize, finish_reason: FinishReason, sam
 }
 
 #[test]
-fn a_completion_is_complete_if_each_column_has_its_length() {
+fn a_completion_is_whole_if_every_column_has_its_length() {
     for (k, entropies) in [(0, false), (2, false), (0, true), (2, true)] {
         let wanted = sampling(k, entropies);
         let good = || completion(0, 3, FinishReason::Unfinished, &wanted);
@@ -75,7 +75,7 @@ fn a_completion_is_complete_if_each_column_has_its_length() {
 }
 
 #[test]
-fn completions_that_cannot_be_continued_are_errors() {
+fn completions_that_cannot_be_continued_are_refused() {
     let wanted = Arc::new(sampling(0, false));
     let check = |so_far: Vec<Completion>, until: Option<usize>, max_model_len: usize| {
         let request = Request::new(GroupId(9), Prompt::new([1, 2, 3]), 3, wanted.clone());

@@ -55,7 +55,7 @@ fn sampled(s: &mut Scheduler, draws: &[Draw], id: u32) {
 }
 
 #[test]
-fn the_youngest_is_preempted_and_computed_again() {
+fn the_youngest_sequence_is_preempted_and_recomputed() {
     let mut s = scheduler(3, &[63, 63], 1, false);
     assert_eq!(step(&mut s), [(0, 0, 63), (1, 0, 63)]);
     assert_eq!(step(&mut s), [(0, 63, 64), (1, 63, 64)]);
@@ -69,7 +69,7 @@ fn the_youngest_is_preempted_and_computed_again() {
 }
 
 #[test]
-fn the_preempted_resumes_before_others_begin() {
+fn a_preempted_sequence_resumes_before_others_begin() {
     let mut s = scheduler(3, &[63, 63, 10], 1, false);
     s.limits.max_num_seqs = 2;
     step(&mut s);
@@ -80,7 +80,7 @@ fn the_preempted_resumes_before_others_begin() {
 }
 
 #[test]
-fn a_prompt_is_cut_only_if_it_may_be() {
+fn a_prompt_is_split_only_with_chunked_prefill() {
     for (chunked, first, second) in [(true, 212, 212), (false, 0, 0)] {
         let mut s = scheduler(12, &[300, 300], 1, false);
         s.limits.chunked_prefill = chunked;
@@ -91,7 +91,7 @@ fn a_prompt_is_cut_only_if_it_may_be() {
 }
 
 #[test]
-fn a_prompt_computed_again_gives_nothing_to_begun_completions() {
+fn a_recomputed_prompt_draws_no_token_for_begun_completions() {
     let mut s = scheduler(10, &[70], 2, true);
     let (mut chunks, mut copies) = (Vec::new(), Vec::new());
     s.schedule(&mut chunks, &mut copies);
@@ -105,7 +105,7 @@ fn a_prompt_computed_again_gives_nothing_to_begun_completions() {
 }
 
 #[test]
-fn paused_sequences_give_stale_pages_back_at_once() {
+fn paused_sequences_free_stale_pages_at_once() {
     let mut s = scheduler(3, &[60], 1, false);
     step(&mut s);
     s.pause(0);
@@ -117,7 +117,7 @@ fn paused_sequences_give_stale_pages_back_at_once() {
 }
 
 #[test]
-fn a_group_shares_full_pages_and_copies_the_last() {
+fn a_group_shares_full_pages_and_copies_the_last_page() {
     let mut s = scheduler(10, &[130], 3, true);
     assert_eq!(step(&mut s), [(3, 0, 130)], "the prompt is computed once");
     assert_eq!(s.blocks.available(), 7);
@@ -138,7 +138,7 @@ fn a_group_shares_full_pages_and_copies_the_last() {
 }
 
 #[test]
-fn paused_sequences_give_their_pages_rather_than_stop_all_others() {
+fn paused_sequences_lose_their_pages_if_running_ones_need_them() {
     let mut s = scheduler(3, &[60], 1, false);
     step(&mut s);
     s.pause(0);
@@ -153,7 +153,7 @@ fn paused_sequences_give_their_pages_rather_than_stop_all_others() {
 }
 
 #[test]
-fn an_extended_sequence_keeps_its_pages_until_running_ones_need_them() {
+fn an_extended_sequence_keeps_its_pages_until_others_need_them() {
     let mut s = scheduler(3, &[60, 60], 1, false);
     step(&mut s);
     s.pause(0);
@@ -175,7 +175,7 @@ fn an_extended_sequence_keeps_its_pages_until_running_ones_need_them() {
 }
 
 #[test]
-fn a_step_is_of_one_base_the_oldest_running_one() {
+fn a_step_uses_the_base_weights_of_the_oldest_running_sequence() {
     let mut s = scheduler(20, &[], 1, false);
     for (base, len) in [(4, 10), (7, 11), (4, 12)] {
         let request = Request::new(GroupId(0), Prompt::new(vec![1; len]), 1, Arc::new(SamplingParams::default()));
@@ -190,7 +190,7 @@ fn a_step_is_of_one_base_the_oldest_running_one() {
 }
 
 #[test]
-fn a_cancelled_sequence_is_in_no_list() {
+fn a_cancelled_request_is_removed_from_all_lists() {
     for sharing in [false, true] {
         let mut s = scheduler(20, &[], 1, false);
         let request = |len: usize| {

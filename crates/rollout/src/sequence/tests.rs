@@ -13,7 +13,7 @@ fn draft(s: &mut Sequence, tokens: &[u32]) {
 }
 
 #[test]
-fn a_guessed_token_stays_and_another_one_removes_the_guesses() {
+fn a_right_draft_token_is_kept_and_a_wrong_one_drops_the_rest() {
     let mut s = sequence(&[1, 2]);
     assert_eq!((s.known(), s.completion(), s.uncomputed(), s.generation()), (&[1, 2][..], &[][..], 2, 3));
     assert!(!s.push(7, -0.5, true, Updates(4)));

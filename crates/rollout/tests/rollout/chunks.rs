@@ -53,7 +53,7 @@ fn in_chunks(
 }
 
 #[test]
-fn chunks_have_the_bits_of_completions_without_a_stop() {
+fn chunked_completions_have_the_bits_of_unchunked_ones() {
     let (ctx, weights) = small();
     let weights: &'static Weights = Box::leak(Box::new(weights));
     let plain = || sampling(40);
@@ -97,7 +97,7 @@ fn chunks_have_the_bits_of_completions_without_a_stop() {
 }
 
 #[test]
-fn each_token_is_of_the_weights_of_its_place() {
+fn each_token_is_sampled_with_the_weights_of_its_chunk() {
     let (ctx, mut weights) = small();
     weights.version = Updates(4);
     let other = {
@@ -135,7 +135,7 @@ fn each_token_is_of_the_weights_of_its_place() {
 }
 
 #[test]
-fn unfit_completions_are_refused() {
+fn invalid_completions_are_refused() {
     let (ctx, weights) = small();
     let mut engine = poisoned(&ctx, &weights, roomy(200));
     let request = || Request { until: Some(4), ..load(&sampling(40)).swap_remove(1) };

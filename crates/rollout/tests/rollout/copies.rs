@@ -25,7 +25,7 @@ fn generated(ctx: &Context, narrow: bool) -> Vec<(Vec<u32>, Vec<u32>)> {
 }
 
 #[test]
-fn the_checked_device_gives_the_bits_of_the_cpu() {
+fn the_checked_device_reproduces_the_bits_of_the_cpu() {
     for isa in [Isa::best(), Isa::AMX_EMULATED] {
         for narrow in [false, true] {
             let [here, behind_handles] =
@@ -37,7 +37,7 @@ fn the_checked_device_gives_the_bits_of_the_cpu() {
 }
 
 #[test]
-fn a_decode_step_copies_once_each_way() {
+fn a_decode_step_makes_one_copy_in_each_direction() {
     let ctx = Context::cpu_checked(Isa::best(), 1);
     let weights = qwen3(&ctx, 24, 2, VOCAB);
     let mut engine = poisoned(&ctx, &weights, config());
@@ -62,7 +62,7 @@ fn a_decode_step_copies_once_each_way() {
 
 /// This also holds for draws with truncation and a penalty, since their parameters are part of the step's one copy.
 #[test]
-fn so_it_does_on_emulated_cuda_with_one_wait_and_as_many_launches_as_it_has_operations() {
+fn a_decode_step_on_emulated_cuda_has_one_wait_and_one_launch_per_operation() {
     let Some(ctx) = emulated() else { return };
     let weights = qwen3(&ctx, 24, LAYERS, VOCAB);
     // Kernel launches of a layer: norm; q, k and v; their norms; rope; the write to pages; attention; its matmul. Then

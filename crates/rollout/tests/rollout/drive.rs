@@ -26,7 +26,7 @@ fn ended<O: Clone + Ord>(outcomes: Vec<Outcome<O>>) -> Vec<(O, RolloutGroup)> {
 }
 
 #[test]
-fn owners_share_the_engine_and_get_what_each_gets_alone() {
+fn owners_share_the_engine_and_get_the_same_results_as_alone() {
     let (ctx, weights) = small();
     let prompts: Vec<_> = (0..4).map(|number| prompt(VOCAB, number, 5 + 9 * number)).collect();
     let alone = |number: usize| {
@@ -59,7 +59,7 @@ fn owners_share_the_engine_and_get_what_each_gets_alone() {
 
 /// A conversation of two turns waits for its user while another owner collects completions in one call.
 #[test]
-fn a_paused_conversation_outlives_a_collection() {
+fn a_paused_conversation_survives_a_collection() {
     let (ctx, weights) = small();
     let stop_ids: Vec<u32> = (0..VOCAB as u32).filter(|id| id % 7 == 0).collect();
     let talk = SamplingParams { stop_ids, ..sampling(200) };

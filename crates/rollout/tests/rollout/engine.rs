@@ -31,7 +31,7 @@ fn one(engine: &mut Engine, weights: &Weights, prompts: &[Arc<Prompt>], sampling
 }
 
 #[test]
-fn a_completion_says_why_it_ended() {
+fn a_completion_has_a_finish_reason() {
     let (ctx, weights) = small();
     let prompts = [prompt(VOCAB, 0, 5)];
     let mut engine = poisoned(&ctx, &weights, roomy(64));
@@ -85,7 +85,7 @@ fn requests_that_cannot_be_served_are_refused() {
 /// If a request is refused, or a kernel fails midway, the requests that were accepted earlier in the same call are
 /// dropped, too.
 #[test]
-fn a_failed_call_leaves_nothing() {
+fn a_failed_call_drops_all_its_requests() {
     let (ctx, weights) = small();
     let prompts = [prompt(VOCAB, 0, 70), prompt(VOCAB, 1, 5)];
     let whole =
@@ -105,7 +105,7 @@ fn a_failed_call_leaves_nothing() {
 
 /// A prompt is computed in several steps or, if it may not be split, in one step with enough rows.
 #[test]
-fn few_rows_of_a_step_change_nothing() {
+fn the_number_of_rows_per_step_changes_no_bit() {
     let (ctx, weights) = small();
     let prompts = [prompt(VOCAB, 0, 40), prompt(VOCAB, 1, 6)];
     let generate = |config: EngineConfig| {
@@ -119,7 +119,7 @@ fn few_rows_of_a_step_change_nothing() {
 
 /// In the end every page is free again, with or without preemptions and sharing.
 #[test]
-fn all_pages_come_back() {
+fn all_pages_are_freed() {
     let (ctx, weights) = small();
     let prompts: Vec<_> = [64, 3, 130, 63, 65].iter().enumerate().map(|(i, &n)| prompt(VOCAB, i, n)).collect();
     for kv_blocks in [4, 5, 9, 200] {
@@ -141,7 +141,7 @@ fn all_pages_come_back() {
 
 /// Random numbers depend only on seed, group, completion and token, not on other sequences.
 #[test]
-fn noise_comes_from_identity() {
+fn random_numbers_do_not_depend_on_other_sequences() {
     let (ctx, weights) = small();
     let prompts = [prompt(VOCAB, 0, 9), prompt(VOCAB, 1, 4), prompt(VOCAB, 0, 9)];
     let mut engine = poisoned(&ctx, &weights, roomy(64));
@@ -179,7 +179,7 @@ fn generate_by_steps<'a>(
 
 /// New weights are published midway. All keys and values become stale, and every token records its version.
 #[test]
-fn a_new_version_of_the_weights_is_used_at_once() {
+fn a_new_version_of_the_weights_takes_effect_at_once() {
     let (ctx, weights) = small();
     // The same weights with another version number are recomputed, with the same bits.
     let mut published = qwen3(&ctx, 24, 2, VOCAB);
@@ -199,7 +199,7 @@ fn a_new_version_of_the_weights_is_used_at_once() {
 
 /// After the weights have changed midway, keys and values of the older weights are not used any more.
 #[test]
-fn keys_and_values_of_older_weights_are_computed_again() {
+fn keys_and_values_of_older_weights_are_recomputed() {
     let ctx = Context::cpu(Isa::best(), 1);
     let prompts = [prompt(VOCAB, 0, 70), prompt(VOCAB, 1, 6)];
     let generate = |forget: bool| {
@@ -219,7 +219,7 @@ fn keys_and_values_of_older_weights_are_computed_again() {
 
 /// A flag stops a generation before its next step, and its sequences and their pages are dropped.
 #[test]
-fn a_stop_leaves_an_engine_that_can_continue() {
+fn a_stopped_engine_can_be_used_again() {
     let (ctx, weights) = small();
     let prompts = [prompt(VOCAB, 0, 70), prompt(VOCAB, 1, 6)];
     let mut engine = poisoned(&ctx, &weights, roomy(128));
@@ -238,7 +238,7 @@ fn a_stop_leaves_an_engine_that_can_continue() {
 
 /// Tokens that the model did not sample are inserted, and the tokens that are sampled after them depend on them.
 #[test]
-fn a_sequence_is_extended_with_foreign_tokens() {
+fn a_sequence_can_be_extended_with_tokens_that_were_not_sampled() {
     let (ctx, weights) = small();
     let prompts = [prompt(VOCAB, 0, 60)];
     let mut engine = poisoned(&ctx, &weights, roomy(160));
@@ -279,7 +279,7 @@ fn a_sequence_is_extended_with_foreign_tokens() {
 
 /// A caller may end a paused completion, which then counts as ended by its stop string.
 #[test]
-fn a_paused_sequence_may_end() {
+fn a_paused_sequence_can_be_finished() {
     let (ctx, weights) = small();
     let prompts = [prompt(VOCAB, 0, 60)];
     let mut engine = poisoned(&ctx, &weights, roomy(160));
@@ -304,7 +304,7 @@ fn a_paused_sequence_may_end() {
 
 /// Penalty and truncation affect the drawn tokens, but not their recorded log-probabilities.
 #[test]
-fn recorded_log_probabilities_are_those_of_all_logits() {
+fn recorded_log_probabilities_ignore_penalty_and_truncation() {
     let (ctx, weights) = small();
     let prompts = [prompt(VOCAB, 0, 9), prompt(VOCAB, 1, 66)];
     let mut engine = poisoned(&ctx, &weights, roomy(128));
@@ -323,7 +323,7 @@ fn recorded_log_probabilities_are_those_of_all_logits() {
 
 /// Greedy sampling from the BOS token gives the documented story and its log-probabilities.
 #[test]
-fn the_pretrained_model_tells_its_story() {
+fn the_pretrained_model_generates_its_documented_story() {
     let ctx = Context::cpu(Isa::best(), 1);
     let Some(weights) = stories(&ctx) else { return };
     let greedy = SamplingParams { temperature: 0.0, ..sampling(12) };

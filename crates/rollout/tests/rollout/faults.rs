@@ -214,7 +214,7 @@ fn share_straddling_block(batch: &mut Batch, prompt: usize) {
 }
 
 #[test]
-fn each_planted_fault_is_seen() {
+fn each_planted_fault_is_detected() {
     let ctx = Context::cpu(Isa::best(), 1);
     let weights = qwen3(&ctx, 40, 2, 1100);
     let prompts = [prompt(1100, 1, 77)];

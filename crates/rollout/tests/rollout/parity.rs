@@ -117,12 +117,12 @@ fn all_isas(weights: &Weights) {
 }
 
 #[test]
-fn a_random_qwen3() {
+fn parity_holds_for_a_random_qwen3() {
     all_isas(&qwen3(&portable(), 40, 2, 611));
 }
 
 #[test]
-fn a_random_qwen3_in_bf16() {
+fn parity_holds_for_a_random_qwen3_in_bf16() {
     all_isas(&in_bf16(&portable(), &qwen3(&portable(), 40, 2, 611)));
 }
 
@@ -130,7 +130,7 @@ fn a_random_qwen3_in_bf16() {
 /// rows, and completions cross a page. Heads of 24 are padded to a step of 32 when they are read; heads of 64 are
 /// stored in pages as the instruction takes them.
 #[test]
-fn on_tiles() {
+fn parity_holds_on_emulated_tiles() {
     for head_dim in [24, 64] {
         let weights = in_bf16(&portable(), &qwen3_of(&portable(), 40, 2, 611, head_dim));
         let load = Load::new(weights.config.vocab_size, &[61], 5, 10, 4);
@@ -139,13 +139,13 @@ fn on_tiles() {
 }
 
 #[test]
-fn the_pretrained_stories_in_bf16() {
+fn parity_holds_for_the_pretrained_stories_in_bf16() {
     let Some(weights) = stories(&portable()) else { return };
     trained(&in_bf16(&portable(), &weights));
 }
 
 #[test]
-fn the_pretrained_stories() {
+fn parity_holds_for_the_pretrained_stories() {
     let Some(weights) = stories(&portable()) else { return };
     trained(&weights);
     let load = Load::new(weights.config.vocab_size, &[61], 5, 10, 4);
@@ -164,12 +164,12 @@ fn trained(weights: &Weights) {
 /// a prompt that ends inside a page, completions that cross two pages, pages filled with NaN, and a caller that flushes
 /// denormals to zero.
 #[test]
-fn the_shape_that_bites() {
+fn parity_holds_for_awkward_shapes() {
     bites(&qwen3(&portable(), 600, 1, 3 * 512 + 77));
 }
 
 #[test]
-fn the_shape_that_bites_in_bf16() {
+fn parity_holds_for_awkward_shapes_in_bf16() {
     bites(&in_bf16(&portable(), &qwen3(&portable(), 600, 1, 3 * 512 + 77)));
 }
 
@@ -188,7 +188,7 @@ fn bites(weights: &Weights) {
 
 /// Prefill in chunks or at once, decoding alone or with others, on pages that are shared, copied or evicted.
 #[test]
-fn on_emulated_cuda() {
+fn parity_holds_on_emulated_cuda() {
     let Some(ctx) = emulated() else { return };
     let weights = qwen3(&ctx, 24, 2, 97);
     let load = Load::new(97, &[61, 5], 3, 5, 4);
@@ -197,7 +197,7 @@ fn on_emulated_cuda() {
 
 /// The sampler runs an adapter like the trainer: unmerged, with the same operations.
 #[test]
-fn an_adapter_keeps_the_lockstep() {
+fn parity_holds_with_an_adapter() {
     for isa in Isa::present() {
         let weights = adapted(&Context::cpu(isa, 1));
         let load = Load::new(101, &[61, 5], 5, 10, 4);

@@ -42,7 +42,7 @@ impl Streams {
 }
 
 #[test]
-fn tokens_are_seen_as_they_are_drawn() {
+fn tokens_are_streamed_as_they_are_drawn() {
     let (ctx, weights) = small();
     let mut engine = poisoned(&ctx, &weights, EngineConfig { max_num_seqs: 2, ..roomy(64) });
     let prompts = [prompt(VOCAB, 0, 9), prompt(VOCAB, 1, 4)];
@@ -71,7 +71,7 @@ fn tokens_are_seen_as_they_are_drawn() {
 /// A request that is cancelled at any step of a load that preempts, shares and pauses must leave nothing behind and
 /// must not change the bits of others.
 #[test]
-fn cancelling_at_any_step_gives_every_page_back() {
+fn cancelling_at_any_step_frees_every_page() {
     let (ctx, weights) = small();
     let config = EngineConfig { kv_blocks: 7, max_num_seqs: 4, max_batched_tokens: 24, ..caching(160) };
     let prompts = [prompt(VOCAB, 0, 70), prompt(VOCAB, 1, 5), prompt(VOCAB, 2, 64)];
@@ -127,7 +127,7 @@ pub(crate) fn adapter(ctx: &Context, seed: u64, version: u64) -> Adapter {
 /// One batch has two adapters, three versions of one of them, and no adapter. Each sequence has the bits that it has
 /// alone.
 #[test]
-fn every_sequence_has_its_own_adapter_and_version() {
+fn each_sequence_can_have_its_own_adapter_and_version() {
     for isa in [Isa::best(), Isa::PORTABLE] {
         let ctx = Context::cpu(isa, 2);
         let base = qwen3(&ctx, 64, 2, 101);
@@ -190,7 +190,7 @@ fn every_sequence_has_its_own_adapter_and_version() {
 
 /// Several versions of the full weights are in flight. A step computes with one, and a sequence may switch versions.
 #[test]
-fn whole_models_of_several_versions_are_in_flight() {
+fn several_versions_of_the_full_weights_can_be_in_flight() {
     let (ctx, old) = small();
     let mut new = Weights::random(ctx.memory(), &old.config, 8).unwrap();
     new.publish();
@@ -386,7 +386,7 @@ fn a_turn_computes_only_its_new_tokens() {
 
 /// Entropies equal those of the trainer's forward pass, bit for bit. Requesting them changes nothing else.
 #[test]
-fn entropies_are_the_trainer_s() {
+fn entropies_equal_the_trainers() {
     let (ctx, weights) = small();
     let prompts = [prompt(VOCAB, 0, 70), prompt(VOCAB, 1, 6)];
     let of = |entropies: bool| {
@@ -412,7 +412,7 @@ fn entropies_are_the_trainer_s() {
 
 /// Log-probabilities of prompts and of alternatives come from the trainer's lm head.
 #[test]
-fn prompt_and_alternative_log_probabilities_are_the_head_s() {
+fn prompt_and_alternative_log_probabilities_equal_the_trainers() {
     let (ctx, weights) = small();
     let prompts = [prompt(VOCAB, 0, 70), prompt(VOCAB, 1, 6)];
     let wanted = SamplingParams { temperature: 0.7, prompt_logprobs: true, top_logprobs: 5, ..sampling(6) };

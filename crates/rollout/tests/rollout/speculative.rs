@@ -8,7 +8,7 @@ use rollout::{AdapterVersion, Drawn, ModelVersion, Models, Speculative};
 /// The engine's own draft tokens, automatic or forced, change only counters: with and without random sampling, with
 /// penalties, truncation, stops, entropies and alternatives, and with few pages and rows.
 #[test]
-fn the_engines_own_guesses_change_no_bit() {
+fn drafts_from_the_engine_change_no_bit() {
     let (ctx, weights) = small();
     let prompts = [prompt(VOCAB, 0, 60), prompt(VOCAB, 1, 5)];
     let generate = |sampling: &SamplingParams, config: EngineConfig, speculative: Speculative| {
@@ -51,7 +51,7 @@ type Guess<'a> = &'a dyn Fn(&Drawn) -> Vec<u32>;
 /// Right guesses are accepted together, and wrong ones cost only their rows. The drawn tokens, and where they stop, do
 /// not change.
 #[test]
-fn guesses_change_the_number_of_steps_alone() {
+fn drafts_from_the_caller_change_only_the_number_of_steps() {
     let (ctx, weights) = small();
     let prompts = [prompt(VOCAB, 0, 60), prompt(VOCAB, 1, 5)];
     let plain = SamplingParams { repetition_penalty: 1.2, ..sampling(40) };
@@ -106,7 +106,7 @@ fn guesses_change_the_number_of_steps_alone() {
 /// Draft tokens together with stop strings, adapters of several versions, changing weights and turns, with many and
 /// with few pages and rows.
 #[test]
-fn guesses_live_with_everything_else() {
+fn drafts_work_with_stops_adapters_new_weights_and_turns() {
     let (ctx, weights) = small();
     let ways = [Speculative::Off, Speculative::Auto, Speculative::Always(3)];
     let with = |config: EngineConfig, speculative| {
@@ -184,7 +184,7 @@ fn guesses_live_with_everything_else() {
 /// When a prompt is sampled again, the completion of the earlier request is guessed, also by another engine that got
 /// the earlier texts. Whatever texts an engine gets, the bits stay the same.
 #[test]
-fn what_was_said_before_is_guessed_again() {
+fn the_completion_of_an_earlier_request_is_guessed() {
     let (ctx, weights) = small();
     // Random sampling, so that no text repeats itself, with the same random numbers, so that the same text comes again.
     let prompts = [prompt(VOCAB, 0, 60), prompt(VOCAB, 1, 7)];

@@ -62,7 +62,7 @@ fn the_continuation_of_the_same_tokens_is_guessed() {
 }
 
 #[test]
-fn the_longest_agreement_is_followed_and_of_equals_the_newest() {
+fn the_guess_follows_the_newest_of_the_longest_agreements() {
     let mut s = scheduler(Speculative::Always(1), 20);
     let id = run(&mut s, &[7, 1, 2, 3, 40, 1, 2, 3, 50, 6, 7, 1, 2, 3, 60, 1, 2, 3, 70, 5], &[7, 1, 2, 3]);
     let mut drafts = s.drafts.take().unwrap();
@@ -89,7 +89,7 @@ fn the_longest_agreement_is_followed_and_of_equals_the_newest() {
 }
 
 #[test]
-fn draft_tokens_take_rows_that_are_free() {
+fn draft_tokens_use_only_free_rows_and_pages() {
     let mut s = scheduler(Speculative::Auto, 4);
     let id = run(&mut s, &[1; 60], &[2]);
     // A step has 16 rows in total, and each sequence needs one row for its last token.
@@ -105,7 +105,7 @@ fn draft_tokens_take_rows_that_are_free() {
 }
 
 #[test]
-fn draft_tokens_are_guessed_for_few_sequences_once_a_step_was_measured() {
+fn draft_tokens_need_few_sequences_and_a_measured_step() {
     let mut s = scheduler(Speculative::Auto, 40);
     let text: Vec<u32> = (0..30).chain(0..20).collect();
     let id = run(&mut s, &text[..45], &text[45..]);

@@ -42,7 +42,7 @@ fn completions_share_the_full_pages_of_their_prompt() {
 }
 
 #[test]
-fn a_completion_without_a_page_for_its_copy_waits_and_leaves_nothing() {
+fn a_completion_waits_if_there_is_no_page_for_its_copy() {
     // The prompt takes two pages, and each completion takes one more.
     let mut s = scheduler(4, &[70], 3, true);
     assert_eq!(step(&mut s), [(3, 0, 70)]);
@@ -60,7 +60,7 @@ fn a_completion_without_a_page_for_its_copy_waits_and_leaves_nothing() {
 }
 
 #[test]
-fn computed_prompts_are_given_up_before_nothing_can_run() {
+fn computed_prompts_are_evicted_if_nothing_else_can_run() {
     // Two prompts use three pages, which leaves no room for a completion.
     let mut s = scheduler(3, &[70, 60], 2, true);
     step(&mut s);
@@ -73,7 +73,7 @@ fn computed_prompts_are_given_up_before_nothing_can_run() {
 }
 
 #[test]
-fn new_weights_make_sequences_without_a_version_stale() {
+fn new_weights_invalidate_sequences_without_a_version() {
     let mut s = scheduler(30, &[], 1, false);
     let named = Some(ModelVersion { base: Updates(0), adapter: None });
     for (len, model, completions) in
@@ -120,7 +120,7 @@ fn a_cancelled_request_that_has_ended_is_not_returned() {
 }
 
 #[test]
-fn a_prompt_is_held_for_the_remaining_completions() {
+fn a_prompt_is_kept_until_its_last_completion_ends() {
     for ended in 0..=3_usize {
         let mut s = scheduler(20, &[], 1, false);
         let sampling = Arc::new(SamplingParams { stop_ids: vec![9], ..SamplingParams::default() });
