@@ -56,8 +56,7 @@ fn the_score_is_at_the_last_token_and_kl_at_each() {
     close(&token_rewards(0.1, &k1, 2.0, &mask), &[-0.05, 0.1, 0.0, 2.0]);
     let k3 = kl(KlEstimator::K3, &logps, &reference, &mask);
     close(&k3, &[(-0.5f64).exp() - 0.5, 1f64.exp() - 2.0, 0.0, 0.0]);
-    // The completion was truncated before a token outside the mask: the score goes to the last token that the model
-    // sampled.
+    // The completion was truncated before a token outside the mask, so the score goes to the last sampled token.
     close(&token_rewards(0.0, &[1.0, 1.0], 3.0, &[true, false]), &[3.0, 0.0]);
     assert!(token_rewards(0.1, &[], 3.0, &[]).is_empty());
     close(&token_rewards(0.1, &[1.0], 3.0, &[false]), &[0.0]);
@@ -68,7 +67,7 @@ fn the_score_is_at_the_last_token_and_kl_at_each() {
 fn whitened_tokens_have_variance_1() {
     let masks = vec![vec![true, false, true], vec![], vec![true, true]];
     let rows = vec![vec![1.0, f64::NAN, 2.0], vec![], vec![3.0, 6.0]];
-    // The numbers have mean 3 and squared deviations 4 + 1 + 0 + 9, so their variance is 14 / 3.
+    // The values have mean 3 and squared deviations 4 + 1 + 0 + 9, so their variance is 14 / 3.
     let scale = 1.0 / (14.0f64 / 3.0 + 1e-8).sqrt();
     let mut shifted = rows.clone();
     whiten(&mut shifted, &masks, true);
@@ -78,7 +77,7 @@ fn whitened_tokens_have_variance_1() {
     let mut kept_mean = rows.clone();
     whiten(&mut kept_mean, &masks, false);
     close(&kept_mean[2], &[3.0, 3.0 + 3.0 * scale]);
-    // No variance: nothing is blown up; one token, or none: nothing happens.
+    // Values without variance are not blown up. One value, or none, is not changed.
     let mut equal = vec![vec![5.0, 5.0]];
     whiten(&mut equal, &[vec![true; 2]], true);
     assert_eq!(equal, [[0.0, 0.0]]);
@@ -134,7 +133,7 @@ fn rewards_of_steps_by_hand() {
     close(&e.returns, &[1.275, 0.4, -0.2]);
     let metric = |name: &str| placed.metrics.iter().find(|(n, _)| *n == name).unwrap().1;
     close(&[metric("objective/scores")], &[(1.25 + 2.0) / 2.0]);
-    // The same reward, given as one number, goes to the last token.
+    // The same total reward, given as one number, goes to the last token.
     let whole = rewards_of_samples(KlEstimator::K1, 0.1, &samples, &scores, &[]);
     close(&whole.rewards[0], &[-0.05, 0.0, 1.25 + 0.05]);
 }

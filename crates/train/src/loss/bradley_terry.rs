@@ -7,15 +7,15 @@
 //!
 //! ∂J/∂r_c = (−σ(m − r_c + r_r) + 2c (r_c + r_r)) / P; ∂J/∂r_r = (σ(m − r_c + r_r) + 2c (r_c + r_r)) / P.
 //!
-//! Margins are from Llama 2, arXiv:2307.09288, eq. 2. Centering (arXiv:2312.09244, eq. 2) fixes the additive constant
-//! of the rewards, which the first term leaves free.
+//! Margins come from Llama 2, arXiv:2307.09288, eq. 2. Centering (arXiv:2312.09244, eq. 2) fixes the additive constant
+//! of the rewards, which the first term does not determine.
 
 use super::LossSums;
 
 /// Settings of the reward-model loss; the name and the default are TRL's.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct RankingConfig {
-    /// Weight c of the centering term, which draws the mean of a pair's rewards to 0; none: no centering.
+    /// Weight c of the centering term, which pulls the mean reward of a pair towards 0; `None` for no centering.
     pub center_rewards_coefficient: Option<f64>,
 }
 
@@ -96,7 +96,7 @@ mod tests {
         let second = (1.0 + (-5f64).exp()).ln() / 2.0;
         assert!((sums.loss - (2f64.ln() + 2.0) / 2.0 - second).abs() < 1e-15);
         let named: Vec<(&str, f64)> = sums.means.entries().collect();
-        // A draw is not a win.
+        // A tie is not a win.
         let expected =
             [("accuracy", 0.5), ("margin", 3.0), ("max_reward", 3.0), ("mean_reward", 0.5), ("min_reward", -3.0)];
         assert_eq!(named, expected);

@@ -10,8 +10,8 @@ use crate::ClipRatios;
 use kernels::check::{directional_error, normal};
 use sampling::{Correction, CorrectionMode};
 
-/// Five sequences of odd lengths, one of them without a token in the loss and one empty, with ratios on both sides of
-/// the clip.
+/// Five sequences of odd lengths, one without a token in the loss and one empty, with ratios inside and outside the
+/// clip range.
 struct Case {
     logps: Vec<Vec<f64>>,
     entropies: Vec<Vec<f64>>,
@@ -45,7 +45,7 @@ impl Case {
     fn normalizer(&self) -> Normalizer {
         Normalizer::of(&self.masks)
     }
-    /// Evaluates J and its gradient at these log-probabilities (those of all sequences, concatenated).
+    /// Evaluates J and its gradient at the given log-probabilities (concatenated over sequences).
     fn evaluate(&self, config: &LossConfig, flat: &[f64]) -> (LossSums, Vec<f64>) {
         self.evaluate_with(config, &self.normalizer(), flat)
     }
@@ -170,7 +170,7 @@ fn each_side_of_the_clip() {
 fn nothing_in_the_loss_gives_nothing() {
     let mut case = case();
     case.masks.iter_mut().for_each(|m| m.fill(false));
-    // Values outside the mask are never read.
+    // Elements outside the mask are never read.
     case.old.iter_mut().chain(&mut case.sampler).for_each(|x| x.fill(f64::NAN));
     for (_, loss_type) in LossType::NAMES {
         for importance_sampling_level in LEVELS {

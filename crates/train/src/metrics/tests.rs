@@ -1,4 +1,4 @@
-//! Metrics under TRL's names.
+//! Tests of the metrics and their names.
 
 use super::*;
 

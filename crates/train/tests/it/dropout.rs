@@ -1,5 +1,5 @@
-//! Steps on an adapter with dropout: the compared log-probabilities are computed without dropout, the gradient with it,
-//! and the noise depends only on the seed and the step.
+//! Steps on an adapter with dropout: log-probabilities are compared without dropout, the gradient uses dropout, and the
+//! noise depends only on the seed and the step.
 
 use crate::common::model::{bits, config, context, context_of, policy};
 use kernels::check::{normal, relative_error};
@@ -45,7 +45,7 @@ fn loss() -> LossConfig {
     LossConfig { beta: 0.04, max_completion_length: 70, ..LossConfig::default() }
 }
 
-/// Three groups; one completion has no token.
+/// Three groups. One completion has no tokens.
 fn samples(ctx: &Context, weights: &AdaptedWeights) -> Vec<Sample> {
     let mut stream = kernels::rng::Stream::new(7, 7);
     let mut draw = |n: usize| -> Vec<u32> { (0..n).map(|_| 2 + stream.below(48) as u32).collect() };
@@ -68,7 +68,7 @@ fn samples(ctx: &Context, weights: &AdaptedWeights) -> Vec<Sample> {
     out
 }
 
-/// The metrics, without those that may differ between equal steps.
+/// The metrics without those that may differ between equal steps.
 fn lasting(metrics: UpdateMetrics) -> UpdateMetrics {
     UpdateMetrics { micro_batches: 0, forward_time_s: 0.0, backward_time_s: 0.0, optimizer_time_s: 0.0, ..metrics }
 }
@@ -130,7 +130,7 @@ fn the_loss_compares_without_dropout_and_the_gradient_has_it() {
     }
 }
 
-/// On-policy, with advantage 1 and completions of one length, the gradient of a policy loss equals the supervised
+/// On-policy, with advantage 1 and completions of equal length, the gradient of a policy loss equals the supervised
 /// gradient with the same noise.
 #[test]
 fn the_gradient_is_that_of_the_pass_with_dropout() {
@@ -171,7 +171,7 @@ fn the_gradient_is_that_of_the_pass_with_dropout() {
     }
 }
 
-/// The noise of a sequence depends on its place in the optimizer batch, however the batch is split.
+/// The noise of a sequence depends on its index in the optimizer batch, however the batch is split.
 #[test]
 fn accumulated_parts_have_the_noise_of_the_whole() {
     let ctx = context(1);
@@ -219,7 +219,9 @@ fn another_adapter_than_the_trainers_is_refused() {
     let samples = samples(&ctx, &weights);
     let mut trainer = Trainer::new(ctx.memory(), weights.config(), trainer_config(0.2, loss())).expect("trainer");
     match trainer.update(&ctx, &mut weights, &samples, 1e-3) {
-        Err(Error::Config(message)) => assert!(message.contains("adapter that the trainer was made for"), "{message}"),
+        Err(Error::Config(message)) => {
+            assert!(message.contains("adapter that the trainer was created for"), "{message}")
+        }
         other => panic!("{other:?}"),
     }
 }

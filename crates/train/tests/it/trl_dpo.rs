@@ -1,5 +1,5 @@
-//! A step on preference pairs, through the model, against TRL 1.16's `DPOTrainer`. `conformance/dpo_fixtures.py`
-//! computed TRL's numbers.
+//! A step on preference pairs, through the model, compared with TRL 1.16's `DPOTrainer`. TRL's numbers come from
+//! `conformance/dpo_fixtures.py`.
 
 use crate::common::model::{bits, context, policy, scaled};
 use crate::common::{close, get};

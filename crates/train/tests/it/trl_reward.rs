@@ -1,5 +1,5 @@
-//! A step of a reward model, trunk and head, against TRL 1.16's `RewardTrainer`. `conformance/reward_fixtures.py`
-//! computed TRL's numbers.
+//! A step of a reward model, trunk and head, compared with TRL 1.16's `RewardTrainer`. TRL's numbers come from
+//! `conformance/reward_fixtures.py`.
 
 use crate::common::model::{bits, config, context, policy};
 use crate::common::{close, get};
@@ -70,7 +70,7 @@ fn every_step_is_trls() {
     }
 }
 
-/// The cases distinguish the options: a step that ignores the margin or the centering term would be noticed.
+/// Margin and centering must change the results of the fixture, so that a step which ignores them would be detected.
 #[test]
 fn the_fixture_would_show_a_missing_option() {
     let fixture = fixture();
@@ -122,7 +122,7 @@ fn a_pair_needs_both_responses() {
     assert!(refuse(&|p| p.prompt = Prompt::new([])).contains("no token"));
 }
 
-/// Scoring held-out pairs takes another code path than training, and must give the same scores.
+/// Scoring held-out pairs uses another code path than training, and must give the same scores.
 #[test]
 fn values_are_the_scores_that_training_sees() {
     let (fixture, ctx) = (fixture(), context(1));

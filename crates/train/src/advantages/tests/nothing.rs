@@ -1,5 +1,5 @@
-//! Metrics of rewards without a value to average are missing, and deviations of equal rewards are exactly 0: a table of
-//! batches.
+//! Tests of reward metrics: they are missing if there is no value to average, and deviations of equal rewards are
+//! exactly 0.
 
 use super::*;
 use crate::advantages::{gdpo, reinforce_plus_plus, rloo};
@@ -8,7 +8,7 @@ use model::columns::REF_LOGPS;
 type Scores = Option<f64>;
 const NAMES: [&str; 5] = ["reward", "reward_std", "frac_reward_zero_std", "rewards/a/mean", "rewards/a/std"];
 
-/// The value of each of [`NAMES`], by every estimator that compares groups.
+/// The values of [`NAMES`] for every estimator that compares groups.
 fn found(rewards: &[Scores], size: usize) -> Vec<(&'static str, [Option<f64>; 5])> {
     let m = one_function(rewards, size);
     let samples: Vec<Sample> = (0..rewards.len()).map(|_| sample()).collect();
@@ -58,8 +58,8 @@ fn metrics_of_no_score_are_missing_and_of_equal_ones_exactly_0() {
             }
         }
     }
-    // The mean of these numbers is rounded: without a special case the deviation was 5.7e-17, or above 1e-8 for large
-    // ones.
+    // The mean of these numbers is rounded: without a special case the deviation would be 5.7e-17, or above 1e-8 for
+    // large numbers.
     for x in [0.1, 0.3, 0.7, -0.1, 1e-9, 1.1, 123_456_789.1, 1e15 + 0.3, 2.0 / 3.0, f64::MIN_POSITIVE] {
         for (rewards, size) in [(equal(x, 3), 3), (equal(x, 8), 4), (equal(x, 14), 7), (equal(x, 42), 6)] {
             for (way, found) in found(&rewards, size) {
@@ -72,7 +72,7 @@ fn metrics_of_no_score_are_missing_and_of_equal_ones_exactly_0() {
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
 }
 
-/// A single completion per prompt has no others to compare with in REINFORCE++; GRPO counts such a group as TRL does.
+/// In REINFORCE++, a single completion per prompt has no others to compare with. GRPO counts such a group as TRL does.
 #[test]
 fn a_share_of_groups_without_a_deviation_is_missing() {
     let rewards = [Some(1.0), Some(0.0), Some(1.0)];

@@ -1,7 +1,8 @@
 use super::*;
 use kernels::check::{directional_error, normal};
 
-/// Three completions, the second without a token in the loss, with ratios and values on both sides of their clips.
+/// Three completions, the second without a token in the loss, with ratios and values inside and outside the clip
+/// ranges.
 struct Case {
     masks: [Vec<bool>; 3],
     advantages: [Advantage; 3],
@@ -108,8 +109,8 @@ fn gradients_are_those_of_the_values() {
     assert!(directional_error(&case.values, &spoiled, of) > 1e-5);
 }
 
-/// In the first step nothing is clipped: the policy's gradient is that of REINFORCE with the value as baseline, −1/N Σ
-/// A ∇log π, and the value model learns by least squares.
+/// In the first step nothing is clipped: the policy gradient is that of REINFORCE with the value as baseline,
+/// −1/N Σ A ∇log π, and the value model does least squares.
 #[test]
 fn at_the_first_step_it_is_reinforce_with_a_baseline() {
     let mut case = case();

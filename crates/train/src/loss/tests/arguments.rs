@@ -1,4 +1,4 @@
-//! Arguments of the losses, and weights, counts and sigmoids worked out by hand.
+//! Tests of arguments of the losses, and of weights, counts and sigmoids computed by hand.
 
 use super::*;
 use crate::loss::bradley_terry::{negative_log_sigmoid, sigmoid};
@@ -40,7 +40,7 @@ fn weights_of_tokens_by_hand() {
     let tiny = LossConfig { vespo_lambda_pos: 0.0, ..config };
     close(vespo::Vespo { log_weight: 2f64.ln() }.phi(&tiny, 1.0), 4.0 * (-1e-4f64).exp());
     let huge = LossConfig { vespo_lambda_pos: 0.0, vespo_k_pos: 100.0, ..tiny };
-    assert_eq!(vespo::Vespo { log_weight: 10.0 }.phi(&huge, 1.0), 0.0, "∞ becomes 0, as in TRL");
+    assert_eq!(vespo::Vespo { log_weight: 10.0 }.phi(&huge, 1.0), 0.0, "an infinite weight becomes 0, as in TRL");
     assert!(vespo::Vespo { log_weight: f64::NAN }.phi(&huge, 1.0).is_nan());
     assert!(vespo.corrects_itself() && !grpo::Grpo.corrects_itself());
 }
@@ -52,8 +52,8 @@ fn the_logarithm_of_a_sequence_s_weight_is_clamped() {
         vespo::Vespo::new(logps, &vec![0.0; logps.len()], mask, correction).log_weight
     };
     let (least, most) = (1e-8f64.ln(), 20.0);
-    assert_eq!(of(&[1.0, -3.0, 0.5], &[true, false, true], &off), 1.5, "of the tokens in the loss, summed");
-    assert_eq!(of(&[30.0, -25.0, 0.0], &[true, true, false], &off), 0.0, "each ratio by ±20");
+    assert_eq!(of(&[1.0, -3.0, 0.5], &[true, false, true], &off), 1.5, "the sum over the tokens in the loss");
+    assert_eq!(of(&[30.0, -25.0, 0.0], &[true, true, false], &off), 0.0, "each log-ratio is clamped to ±20");
     assert_eq!((of(&[15.0, 15.0], &[true; 2], &off), of(&[-15.0, -15.0], &[true; 2], &off)), (most, least));
     let config = Correction { enabled: true, mode: CorrectionMode::TokenTruncate, clip_max: None, clip_min: None };
     let on = sampling::Weights::new(&config, &[0.5, 0.25, 9.0], &[0.0; 3], &[true, true, false]);
@@ -94,7 +94,7 @@ fn counts_are_of_sequences_and_of_their_tokens() {
     let expected = ClipRatios { low_mean: 0.25, low_min: 0.25, high_mean: 0.5, high_max: 0.5, region_mean: 0.75 };
     assert_eq!(sums.clip_ratios(), Some(expected));
     sums.tokens = 0;
-    assert_eq!(sums.clip_ratios(), None, "sequences without a token alone are nothing");
+    assert_eq!(sums.clip_ratios(), None, "there are no clip ratios without a token in the loss");
 }
 
 #[test]
@@ -103,7 +103,7 @@ fn sigmoids_by_hand() {
         let expected = 1.0 / (1.0 + (-x).exp());
         assert!((sigmoid(x) - expected).abs() < 1e-15 && (negative_log_sigmoid(x) + expected.ln()).abs() < 1e-15);
     }
-    // Sequence ratios use only the tokens that the mask keeps, and so does their gradient.
+    // Sequence ratios, and their gradients, use only the tokens that the mask keeps.
     let mask = [true, false, true];
     let token = ratio::Ratio::new(ImportanceSamplingLevel::Token, &[1.0, 9.0, 2.0], &[0.5, 0.0, 2.0], &mask);
     assert_eq!(([0, 1, 2].map(|t| token.at(t)), token.tokens()), ([0.5f64.exp(), 1.0, 1.0], 2));
@@ -112,10 +112,10 @@ fn sigmoids_by_hand() {
     let mut d = [1.0, 2.0, 3.0];
     ratio::spread(4.0, &mask, &mut d);
     assert_eq!(d, [3.0, 2.0, 5.0]);
-    // A sequence is near if the mean over its tokens is at most the threshold; unknown tokens count as no difference.
+    // A sequence is near if the mean difference over its tokens is at most the threshold. Unknown tokens count as 0.
     let near = |threshold, sampler: [f64; 3]| off_policy::is_near(threshold, &[0.0; 3], &sampler, &mask);
     assert!(near(None, [99.0; 3]) && near(Some(0.5), [0.25, 99.0, 0.75]) && !near(Some(0.49), [0.25, 99.0, 0.75]));
     assert!(near(Some(0.5), [f64::NAN, 0.0, 1.0]) && !near(Some(0.5), [f64::NAN, 0.0, 1.1]));
-    assert!(off_policy::is_near(Some(0.5), &[f64::NAN; 3], &[0.0; 3], &mask), "NaN must show");
+    assert!(off_policy::is_near(Some(0.5), &[f64::NAN; 3], &[0.0; 3], &mask), "a NaN must not be masked");
     assert!(off_policy::is_near(Some(0.0), &[0.0; 3], &[9.0; 3], &[false; 3]));
 }
