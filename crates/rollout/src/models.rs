@@ -28,7 +28,7 @@ pub struct ModelVersion {
 }
 
 impl ModelVersion {
-    /// The version of the trained weights: of the adapter, or of the base if there is no adapter.
+    /// The version of the trained weights: of the adapter, or of the base without an adapter.
     pub fn trained(self) -> Updates {
         self.adapter.map_or(self.base, |adapter| adapter.version)
     }

@@ -50,7 +50,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn pass_at_k_counts_prompts_that_one_of_k_solves() {
+    fn pass_at_k_matches_known_values() {
         let one_of_four = vec![true, false, false, false];
         let of = |k| pass_at_k(std::slice::from_ref(&one_of_four), k).unwrap();
         assert!((of(1) - 0.25).abs() < 1e-12 && (of(2) - 0.5).abs() < 1e-12);
@@ -60,7 +60,7 @@ mod tests {
 
     /// A completion without a score, such as after a failed reward function, does not count as wrong.
     #[test]
-    fn unscored_completions_are_left_out() {
+    fn unscored_completions_do_not_count_in_pass_at_k() {
         assert_eq!(pass_at_k(&[vec![], vec![]], 1), None);
         assert_eq!(pass_at_k(&[vec![true], vec![]], 1), Some(1.0));
         let few = pass_at_k(&[vec![true], vec![false, true]], 2);
@@ -78,7 +78,7 @@ mod tests {
     }
 
     #[test]
-    fn hand_computed() {
+    fn calibration_metrics_match_hand_computed_values() {
         // A model that is right in nine of ten pairs is calibrated at confidence 0.9, and 0.3 underconfident at
         // confidence 0.6.
         let nine = |p: f64| -> Vec<f64> { (0..10).map(|i| if i == 0 { -logit(p) } else { logit(p) }).collect() };
@@ -96,7 +96,7 @@ mod tests {
 
     /// pass@k is the share of all choices of k of n completions that contain a correct completion.
     #[test]
-    fn pass_at_k_is_the_share_of_choices() {
+    fn pass_at_k_equals_the_share_of_subsets_with_a_correct_completion() {
         for n in 1..=6_usize {
             for correct in 0..=n {
                 let group: Vec<bool> = (0..n).map(|i| i < correct).collect();
@@ -116,7 +116,7 @@ mod tests {
     }
 
     #[test]
-    fn confidence_has_ten_bins_and_a_tie_counts_half() {
+    fn calibration_uses_ten_bins_and_a_tie_counts_half() {
         // Two pairs fall into one bin (right at 0.52, wrong at 0.54), and a third pair falls into the last bin.
         let found = calibration_error(&[logit(0.52), -logit(0.54), logit(0.97)]).unwrap();
         assert!((found - ((1.0 - 0.52 - 0.54f64).abs() + 0.03) / 3.0).abs() < 1e-12, "{found}");

@@ -195,14 +195,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_advantage_per_token_is_shown_as_its_mean() {
+    fn the_mean_of_token_advantages_represents_a_completion() {
         assert_eq!(Advantage::Sequence(1.5).mean(), Some(1.5));
         assert_eq!(Advantage::Tokens(vec![1.0, -2.0, 4.0, 3.0]).mean(), Some(1.5));
         assert_eq!(Advantage::Tokens(vec![]).mean(), None);
     }
 
     #[test]
-    fn advantages_are_of_a_completion_or_of_each_token() {
+    fn advantages_are_per_completion_or_per_token() {
         let (one, each) = (Advantage::Sequence(1.5), Advantage::Tokens(vec![0.0, -2.0]));
         assert_eq!((one.zero(), each.zero()), (Advantage::Sequence(0.0), Advantage::Tokens(vec![0.0; 2])));
         assert!(!one.is_zero() && !each.is_zero() && one.zero().is_zero() && each.zero().is_zero());
@@ -211,7 +211,7 @@ mod tests {
     }
 
     #[test]
-    fn a_sample_knows_its_versions_and_columns() {
+    fn a_sample_returns_its_versions_and_columns() {
         let mut sample = Sample::supervised(Prompt::new([1, 2]), vec![3, 4, 5]);
         let sequence = sample.sequence();
         assert_eq!((sequence.prompt, sequence.completion), (&[1, 2][..], &[3, 4, 5][..]));

@@ -241,7 +241,7 @@ mod tests {
     }
 
     #[test]
-    fn hand_computed_points() {
+    fn schedules_match_hand_computed_values() {
         let at = |kind, step| schedule(kind, 2.0, 4, 12).at(step);
         assert_eq!(at(ScheduleKind::Constant, 0), 2.0);
         assert_eq!([0, 1, 4, 100].map(|s| at(ScheduleKind::ConstantWithWarmup, s)), [0.0, 0.5, 2.0, 2.0]);
@@ -253,7 +253,7 @@ mod tests {
     }
 
     #[test]
-    fn the_cosine_keeps_its_bits_without_arguments() {
+    fn the_cosine_schedule_without_arguments_keeps_its_bits() {
         for (warmup, total) in [(0u64, 1u64), (0, 7), (3, 10), (2, 1000), (500, 100_000), (9, 9)] {
             for step in (warmup..total + 3).step_by(1 + total as usize / 500) {
                 let progress = (step as f64 - warmup as f64) / (total as f64 - warmup as f64).max(1.0);
@@ -265,7 +265,7 @@ mod tests {
     }
 
     #[test]
-    fn schedules_without_warm_up_or_without_decay() {
+    fn schedules_work_without_warm_up_or_decay() {
         let at = |kind, warmup_steps, total_steps, step| schedule(kind, 4.0, warmup_steps, total_steps).at(step);
         let (linear, cosine) = (ScheduleKind::Linear, ScheduleKind::Cosine);
         assert_eq!([0, 1, 2, 3].map(|s| at(linear, 0, 2, s)), [4.0, 2.0, 0.0, 0.0]);

@@ -30,7 +30,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn rewards_go_to_tokens_that_the_model_chose() {
+    fn step_rewards_go_to_sampled_tokens() {
         let rewards = StepRewards { steps: vec![(0, 1.0), (2, 2.0), (3, 3.0)], at_end: Some(4.0) };
         assert_eq!(rewards.placed(&[true; 5]), [(0, 1.0), (2, 2.0), (3, 3.0), (4, 4.0)]);
         assert_eq!(rewards.placed(&[false, true, false, true, false]), [(1, 1.0), (1, 2.0), (3, 3.0), (3, 4.0)]);
@@ -39,7 +39,7 @@ mod tests {
     }
 
     #[test]
-    fn a_step_beyond_the_end_or_before_the_first_token_of_the_model_has_a_place() {
+    fn a_step_outside_the_sampled_tokens_is_moved_to_the_nearest_one() {
         let placed = |token: usize, mask: &[bool]| StepRewards { steps: vec![(token, 1.0)], at_end: None }.placed(mask);
         assert_eq!(placed(9, &[true, true, false]), [(1, 1.0)]);
         assert_eq!(placed(0, &[false, false, true, true]), [(2, 1.0)], "the first token that the model chose");

@@ -141,7 +141,7 @@ fn paused_completions_are_listed_extended_and_ended() {
     assert_eq!(paused, expected);
     assert_eq!(engine.live().map(|(group, g, ids)| (group, g, ids.len())).collect::<Vec<_>>(), paused);
     let ids: Vec<SequenceId> = engine.paused().iter().map(|p| p.0).collect();
-    assert!(engine.extend(ids[0], &[3]) && !engine.extend(ids[0], &[3]), "an extended completion is no longer paused");
+    assert!(engine.extend(ids[0], &[3]) && !engine.extend(ids[0], &[3]), "an extended completion is not paused");
     assert!(engine.finish(ids[1]) && !engine.finish(ids[1]) && !engine.extend(ids[1], &[]));
     let gone = SequenceId { serial: ids[2].serial + 99, ..ids[2] };
     assert!(

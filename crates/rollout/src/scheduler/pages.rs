@@ -83,7 +83,7 @@ impl Scheduler {
 
     /// Gives sequence `id`, which has no pages, existing pages for the beginning of its tokens: either full pages of
     /// the prefix cache, or the pages of its group's computed prompt with a copy of the last one, whichever covers more
-    /// tokens. Returns the number of tokens from the cache; `None` if there is no free page for the copy.
+    /// tokens. Returns the number of tokens from the cache; `None` without a free page for the copy.
     fn share_prefix(&mut self, id: usize, copies: &mut Vec<(u32, u32)>) -> Option<usize> {
         let held = self.held_prompt(id);
         let shared = held.map_or(0, |p| self.sequences[p].tokens.len());

@@ -25,7 +25,7 @@ impl Scheduler {
         for at in 0..self.running.len() {
             let id = self.running[at];
             let s = &self.sequences[id];
-            // Only one token must still be computed, and there are no draft tokens yet.
+            // Only one token must still be computed, and no draft tokens were guessed yet.
             if s.role != Role::Prompt && s.drafted == 0 && s.uncomputed() == 1 && !s.completion().is_empty() {
                 let agreeing = self.guess(id, live, drafts);
                 self.draft(id, &drafts.guess);

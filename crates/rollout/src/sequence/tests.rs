@@ -78,7 +78,7 @@ fn a_completion_continues_as_if_it_had_never_stopped() {
     let mut ended = sequence(&[1, 2]);
     ended.continue_from(&Completion { finish_reason: FinishReason::Stop, ..completion });
     assert_eq!(ended.state, State::Finished(FinishReason::Stop));
-    // If only log-probabilities are recorded, there are no other columns.
+    // If only log-probabilities are recorded, the completion has only these.
     let mut plain = sequence(&[1]);
     plain.push(7, -0.5, true, Updates(0));
     plain.state = State::Finished(FinishReason::Length);

@@ -240,7 +240,7 @@ fn several_versions_of_the_full_weights_can_be_in_flight() {
         groups.extend(engine.step(models).unwrap());
     }
     assert_eq!(groups, expected);
-    // The old weights are no longer passed to the step, but a request still names them.
+    // The old weights are not passed to the step any more, but a request still names them.
     engine.submit(Request { model: version(0), ..request(0, &prompts[0], 1, sampling(10)) }).unwrap();
     let error = engine.step(&new).unwrap_err().to_string();
     assert!(error.contains("version 0 of the weights"), "{error}");

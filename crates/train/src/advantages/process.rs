@@ -102,7 +102,7 @@ mod tests {
     }
 
     #[test]
-    fn two_completions_by_hand() {
+    fn advantages_of_two_completions_match_hand_computed_values() {
         // R = {1, 0, 0.5}: mean 0.5, Bessel-corrected deviation 0.5; r̃ = {1, −1, 0} · 0.5 / 0.5001.
         let rows = [(3, 3, steps(&[(0, 1.0), (2, 0.0)]), Some(1.0)), (3, 2, steps(&[(1, 0.5)]), Some(0.5))];
         let one = 0.5 / 0.5001;
@@ -112,7 +112,7 @@ mod tests {
     }
 
     #[test]
-    fn a_batch_of_two_groups_by_hand() {
+    fn advantages_of_two_groups_match_hand_computed_values() {
         let row = |group, reward| (group, 1, steps(&[(0, reward)]), Some(reward));
         let rows = [row(3, 1.0), row(3, 0.0), row(4, 0.0), row(4, 4.0)];
         // The rewards of the batch {1, 0, 0, 4} have mean 1.25 and squared deviations that sum to 10.75; the groups
@@ -123,7 +123,7 @@ mod tests {
     }
 
     #[test]
-    fn a_completion_without_steps_is_one_step_or_unchanged() {
+    fn a_completion_without_steps_counts_as_one_step_in_a_group_with_steps() {
         let rows = [
             (1, 2, steps(&[(0, 3.0)]), Some(3.0)),
             // The reward of the whole completion is a step at its end.

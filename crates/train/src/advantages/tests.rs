@@ -30,7 +30,7 @@ fn metric(a: &Advantages, name: &str) -> Option<f64> {
 }
 
 #[test]
-fn by_hand() {
+fn grpo_matches_hand_computed_advantages() {
     // Groups (1, 3) and (2, 2) have the means 2 and 2 and the deviations √2 and 0; the batch's deviation is √(2/3).
     let m = one_function(&[Some(1.0), Some(3.0), Some(2.0), Some(2.0)], 2);
     let (group, batch) = (2f64.sqrt() + 1e-4, (2.0 / 3.0f64).sqrt() + 1e-4);
@@ -45,7 +45,7 @@ fn by_hand() {
 }
 
 #[test]
-fn weights_and_missing_scores() {
+fn rewards_are_weighted_and_missing_scores_skipped() {
     let rows = [[Some(1.0), Some(2.0)], [None, Some(4.0)], [None, None], [Some(3.0), None]];
     let a = compute(&matrix(&rows, 4, [1.0, 0.5]), ScaleRewards::None);
     assert_eq!(a.rewards, [Some(2.0), Some(2.0), None, Some(3.0)]);
@@ -57,7 +57,7 @@ fn weights_and_missing_scores() {
 }
 
 #[test]
-fn nothing_to_compare_gives_zero() {
+fn samples_without_others_to_compare_with_get_advantage_zero() {
     let scored_once = compute(&one_function(&[Some(5.0), None], 2), ScaleRewards::Group);
     close(&scored_once.advantages, &[0.0, 0.0]);
     assert_eq!(metric(&scored_once, "reward_std"), None);
@@ -82,7 +82,7 @@ fn sample(kl: &[f32], mask: &[bool]) -> Sample {
 }
 
 #[test]
-fn gdpo_by_hand() {
+fn gdpo_matches_hand_computed_advantages() {
     // Two functions score a group (0, 2) and (4, 4): the deviations are √2 and 0, so only the first function counts.
     let rows = [[Some(0.0), Some(4.0)], [Some(2.0), Some(4.0)]];
     let a = gdpo::compute(&matrix(&rows, 2, [1.0, 3.0]));
@@ -100,7 +100,7 @@ fn gdpo_by_hand() {
 }
 
 #[test]
-fn rloo_by_hand() {
+fn rloo_matches_hand_computed_advantages() {
     let rewards = one_function(&[Some(1.0), Some(2.0), Some(6.0), None], 4);
     let samples = [
         sample(&[0.5, 0.5], &[true, true]),
@@ -132,7 +132,7 @@ fn rloo_by_hand() {
 }
 
 #[test]
-fn reinforce_plus_plus_by_hand() {
+fn reinforce_plus_plus_matches_hand_computed_advantages() {
     let rewards = |size| one_function(&[Some(1.0), None, Some(-1.0)], size);
     let samples =
         [sample(&[1.0, 2.0, 4.0], &[true, false, true]), sample(&[1.0], &[true]), sample(&[0.0, 0.0], &[true, true])];
@@ -169,7 +169,7 @@ fn reinforce_plus_plus_by_hand() {
 
 /// A NaN reward counts as missing: it affects no mean, no deviation and no other sample's advantage.
 #[test]
-fn nan_is_not_a_score() {
+fn a_nan_score_counts_as_missing() {
     let rows = |missing: Option<f64>, size: usize| {
         let rows = [[Some(1.0), Some(2.0)], [missing, Some(4.0)], [missing, missing], [Some(3.0), missing]];
         (matrix(&rows, size, [1.0, 0.5]), one_function(&[Some(1.0), missing, Some(-1.0), Some(0.5)], size))
@@ -204,7 +204,7 @@ fn nan_is_not_a_score() {
 /// Eight times 0.1, summed and divided by 8, is not 0.1. Groups of equal rewards must still get exactly 0, and the
 /// advantages of other groups must keep every bit.
 #[test]
-fn equal_rewards_have_no_advantage_at_all() {
+fn equal_rewards_have_exactly_zero_advantage() {
     let row = |group, reward| RewardRow { group: GroupId(group), scores: vec![reward] };
     let groups = |equal: f64| {
         let rows = (0..8).map(|_| row(1, Some(equal))).chain([0.1, 0.2, 0.7].map(|r| row(2, Some(r))));

@@ -103,7 +103,7 @@ mod tests {
     }
 
     #[test]
-    fn means_of_a_generation_by_hand() {
+    fn metrics_of_a_generation_match_hand_computed_values() {
         // The divergences are 0.5 − 0.25 and 1. The third completion has no score.
         let samples = [([-1.0, -2.0], [-1.5, -1.75]), ([-0.5, -1.0], [-1.5, -1.0]), ([-9.0, -9.0], [-1.0, -1.0])];
         let samples = samples.map(|(logps, reference)| sample(logps, reference));

@@ -9,7 +9,7 @@ fn close(got: &[f64], expected: &[f64]) {
 }
 
 #[test]
-fn three_tokens_by_hand() {
+fn gae_of_three_tokens_matches_hand_computed_values() {
     // γ = 0.9, λ = 0.5: δ₂ = 1 − 0.4 = 0.6, δ₁ = 0.5 + 0.36 − 0.3 = 0.56, δ₀ = −0.1 + 0.27 − 0.2 = −0.03.
     let e = estimate(0.9, 0.5, &[-0.1, 0.5, 1.0], &[0.2, 0.3, 0.4], &[true; 3]);
     close(&e.advantages, &[-0.03 + 0.45 * (0.56 + 0.45 * 0.6), 0.56 + 0.45 * 0.6, 0.6]);
@@ -18,7 +18,7 @@ fn three_tokens_by_hand() {
 }
 
 #[test]
-fn lambda_1_is_monte_carlo_and_lambda_0_is_the_one_step_error() {
+fn lambda_1_gives_monte_carlo_returns_and_lambda_0_one_step_errors() {
     let (n, gamma) = (7, 0.93);
     let (rewards, values) = (normal::<f64>(1, n), normal::<f64>(2, n));
     let after = |t: usize| if t + 1 < n { values[t + 1] } else { 0.0 };
@@ -36,7 +36,7 @@ fn lambda_1_is_monte_carlo_and_lambda_0_is_the_one_step_error() {
 }
 
 #[test]
-fn tokens_outside_the_mask_are_no_actions() {
+fn tokens_outside_the_mask_are_skipped() {
     let inside = estimate(0.9, 0.8, &[0.1, 0.2, 1.0], &[0.5, -0.5, 0.3], &[true; 3]);
     let (x, mask) = (f64::NAN, [false, true, true, false, true, false]);
     let e = estimate(0.9, 0.8, &[x, 0.1, 0.2, x, 1.0, x], &[x, 0.5, -0.5, x, 0.3, x], &mask);
@@ -48,7 +48,7 @@ fn tokens_outside_the_mask_are_no_actions() {
 }
 
 #[test]
-fn the_score_is_at_the_last_token_and_kl_at_each() {
+fn the_score_goes_to_the_last_token_and_the_kl_to_each() {
     let (logps, reference, mask) =
         ([-1.0f32, -2.0, f32::NAN, -0.5], [-1.5f32, -1.0, 0.0, -0.5], [true, true, false, true]);
     let k1 = kl(KlEstimator::K1, &logps, &reference, &mask);
@@ -87,7 +87,7 @@ fn whitened_tokens_have_variance_1() {
 }
 
 #[test]
-fn explained_variance_of_known_values() {
+fn explained_variance_matches_known_values() {
     let (returns, masks) = (vec![vec![1.0, 2.0], vec![3.0, 99.0]], vec![vec![true, true], vec![true, false]]);
     let of = |values: [f64; 4]| explained_variance(&returns, &[values[..2].to_vec(), values[2..].to_vec()], &masks);
     assert_eq!(of([1.0, 2.0, 3.0, f64::NAN]), Some(1.0));
@@ -98,7 +98,7 @@ fn explained_variance_of_known_values() {
 }
 
 #[test]
-fn beta_follows_the_divergence() {
+fn the_adaptive_beta_follows_the_kl() {
     let target = KlTarget { target: 6.0, horizon: 1000.0 };
     let after = |kl| {
         let mut controller = KlController { kl_coef: 0.2 };
@@ -110,7 +110,7 @@ fn beta_follows_the_divergence() {
 }
 
 #[test]
-fn rewards_of_steps_by_hand() {
+fn step_rewards_match_hand_computed_values() {
     use crate::{Sample, StepRewards};
     use model::Columns;
     use model::columns::{REF_LOGPS, SAMPLER_LOGPS};

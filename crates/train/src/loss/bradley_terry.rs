@@ -63,7 +63,7 @@ mod tests {
     }
 
     #[test]
-    fn the_gradient_is_that_of_the_value() {
+    fn the_gradient_matches_numeric_derivatives() {
         for c in [None, Some(0.01), Some(0.7)] {
             let config = RankingConfig { center_rewards_coefficient: c };
             for (rewards, margin) in [([0.3, -0.2], 0.0), ([-1.5, 2.0], 0.5), ([40.0, 1.0], 0.0), ([0.0, 0.0], 3.0)] {
@@ -87,7 +87,7 @@ mod tests {
     }
 
     #[test]
-    fn hand_computed() {
+    fn the_ranking_loss_matches_hand_computed_values() {
         let mut sums = LossSums::default();
         let config = RankingConfig { center_rewards_coefficient: Some(0.5) };
         ranking(&config, 2, [1.0, 1.0], 0.0, &mut sums);
@@ -103,7 +103,7 @@ mod tests {
     }
 
     #[test]
-    fn large_differences_stay_finite() {
+    fn the_ranking_loss_is_finite_for_large_differences() {
         for x in [-1e4, -800.0, 800.0, 1e4] {
             assert!(negative_log_sigmoid(x).is_finite() && sigmoid(x).is_finite());
             assert_eq!(negative_log_sigmoid(x), (-x).max(0.0));

@@ -33,7 +33,7 @@ mod tests {
     /// The token's probability is held constant, so the gradient equals that of a loss whose weights are fixed at this
     /// point.
     #[test]
-    fn the_gradient_is_that_of_the_value_with_constant_weights() {
+    fn the_dft_gradient_holds_the_token_weights_constant() {
         let x: Vec<f64> = normal::<f64>(7, 9).iter().map(|x| -(x.abs() + 0.1)).collect();
         let mask: Vec<bool> = (0..9).map(|t| t % 4 != 2).collect();
         let normalizer = Normalizer::of([&mask]);

@@ -172,7 +172,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_mean_of_one_is_that_one() {
+    fn the_mean_of_one_value_is_that_value() {
         let mut sums = Extremes::default();
         assert_eq!(sums.mean(), None);
         sums.add(3.0);

@@ -72,7 +72,7 @@ impl Case {
 const LEVELS: [ImportanceSamplingLevel; 2] = [ImportanceSamplingLevel::Token, ImportanceSamplingLevel::Sequence];
 
 #[test]
-fn values_and_gradients_are_the_oracles() {
+fn values_and_gradients_match_the_oracle() {
     let mut case = case();
     let flat: Vec<f64> = case.logps.concat();
     for tokens in [false, true] {
@@ -124,7 +124,7 @@ fn values_and_gradients_are_the_oracles() {
 }
 
 #[test]
-fn on_policy_the_ratio_is_one_and_the_gradient_is_the_plain_policy_gradient() {
+fn the_on_policy_gradient_is_the_plain_policy_gradient() {
     let mut case = case();
     case.old = case.logps.clone();
     let config = LossConfig { loss_type: LossType::Bnpo, ..LossConfig::default() };
@@ -151,7 +151,7 @@ fn one(ratio: f64, advantage: f64, delta: Option<f64>) -> Term {
 }
 
 #[test]
-fn each_side_of_the_clip() {
+fn the_surrogate_is_clipped_on_both_sides() {
     let close = |term: Term, value: f64, slope: f64, low: bool, high: bool| {
         assert!((term.value - value).abs() < 1e-12 && (term.d_log_ratio - slope).abs() < 1e-12, "{term:?}");
         assert_eq!((term.low, term.high), (low, high));
@@ -167,7 +167,7 @@ fn each_side_of_the_clip() {
 }
 
 #[test]
-fn nothing_in_the_loss_gives_nothing() {
+fn sequences_without_a_token_in_the_loss_contribute_nothing() {
     let mut case = case();
     case.masks.iter_mut().for_each(|m| m.fill(false));
     // Elements outside the mask are never read.
@@ -198,7 +198,7 @@ fn reduce(loss: &impl PolicyLoss, values: &[Vec<f64>], masks: &[Vec<bool>]) -> f
 }
 
 #[test]
-fn reductions_on_the_known_vectors() {
+fn reductions_match_known_values() {
     let check = |values: &[Vec<f64>], masks: &[Vec<bool>], per_sequence: f64, per_token: f64| {
         assert!((reduce(&grpo::Grpo, values, masks) - per_sequence).abs() < 5e-5);
         assert!((reduce(&bnpo::Bnpo, values, masks) - per_token).abs() < 5e-5);
@@ -214,7 +214,7 @@ fn reductions_on_the_known_vectors() {
 }
 
 #[test]
-fn supervised_is_the_mean_over_tokens() {
+fn the_supervised_loss_is_the_mean_over_tokens() {
     let (logps, mask) = (vec![-1.0f64, -2.0, -4.0], vec![true, false, true]);
     let (mut d, mut sums) = (vec![f64::NAN; 3], LossSums::default());
     supervised::supervised(

@@ -40,7 +40,7 @@ fn pair() -> PreferencePair {
 }
 
 #[test]
-fn each_loss_accepts_its_kind_and_refuses_the_other() {
+fn each_loss_accepts_either_samples_or_pairs() {
     let (samples, pairs) = ([sample(2), sample(3)], [pair(), pair()]);
     for (name, loss) in all() {
         let (of_samples, of_pairs) = (loss.check(samples[..].into()), loss.check(pairs[..].into()));
@@ -56,7 +56,7 @@ fn each_loss_accepts_its_kind_and_refuses_the_other() {
 }
 
 #[test]
-fn a_missing_part_of_a_sample_is_an_error_for_losses_that_need_it() {
+fn a_missing_column_of_a_sample_is_an_error_if_the_loss_needs_it() {
     let refusers = |change: &dyn Fn(&mut Sample)| -> Vec<(&'static str, String)> {
         let mut samples = [sample(2), sample(3)];
         change(&mut samples[1]);
@@ -95,7 +95,7 @@ fn a_missing_part_of_a_sample_is_an_error_for_losses_that_need_it() {
 }
 
 #[test]
-fn a_missing_part_of_a_pair_is_an_error() {
+fn a_missing_column_of_a_pair_is_an_error_if_the_loss_needs_it() {
     let check = |loss: &Objective, change: &dyn Fn(&mut PreferencePair)| {
         let mut pairs = [pair(), pair(), pair()];
         change(&mut pairs[2]);
@@ -123,7 +123,7 @@ fn a_missing_part_of_a_pair_is_an_error() {
 }
 
 #[test]
-fn a_pair_is_ranked_by_its_last_scores() {
+fn a_pair_is_ranked_by_the_scores_of_its_last_tokens() {
     let pairs = [PreferencePair { margin: 0.5, ..pair() }];
     let config = RankingConfig { center_rewards_coefficient: Some(0.25) };
     let normalizer = Normalizer { sequences: 4, ..Normalizer::default() };
@@ -156,7 +156,7 @@ fn a_pair_is_ranked_by_its_last_scores() {
 }
 
 #[test]
-fn skipped_sequences_count_as_far_as_they_are_known() {
+fn skipped_sequences_count_with_their_known_values() {
     let normalizer = Normalizer { sequences: 1, tokens: 3, ..Normalizer::default() };
     let evaluate = |loss: &Objective, mask: &[bool], on_policy: bool| {
         let mut sums = LossSums::default();

@@ -385,7 +385,7 @@ mod tests {
     }
 
     #[test]
-    fn bf16_moments_of_each_tensor_are_rounded_with_noise_of_their_own() {
+    fn bf16_moments_of_each_tensor_are_rounded_with_different_noise() {
         let ctx = Context::cpu(Isa::best(), 1);
         let (mut weights, mut optimizer, grads) = parts(&ctx);
         optimizer.measure(&ctx, &grads).unwrap();
@@ -398,7 +398,7 @@ mod tests {
     }
 
     #[test]
-    fn one_element_of_nan_makes_the_gradient_not_finite() {
+    fn one_nan_element_makes_the_gradient_non_finite() {
         let ctx = Context::cpu(Isa::best(), 1);
         let (_, mut optimizer, mut grads) = parts(&ctx);
         let measured = optimizer.measure(&ctx, &grads).unwrap();
@@ -415,7 +415,7 @@ mod tests {
     }
 
     #[test]
-    fn the_kind_is_read_as_transformers_writes_it() {
+    fn optimizer_names_and_arguments_of_transformers_are_parsed() {
         assert_eq!(OptimizerKind::parse("adamw_torch_fused", ""), Ok(OptimizerKind::AdamW));
         let mut names: Vec<&str> = OptimizerKind::names().collect();
         assert!(names.iter().all(|name| OptimizerKind::parse(name, "").is_ok()));

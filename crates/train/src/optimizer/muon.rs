@@ -336,7 +336,7 @@ mod tests {
     }
 
     #[test]
-    fn every_matrix_of_a_layer_is_orthogonalised_by_itself_and_the_rest_is_adamw_s() {
+    fn each_matrix_of_a_layer_is_orthogonalised_and_adamw_updates_the_rest() {
         for compute in [DType::F32, DType::Bf16] {
             for isa in Isa::present() {
                 let ctx = Context::cpu(isa, 2);
@@ -400,7 +400,7 @@ mod tests {
     /// Compares with fixtures of `conformance/muon_fixtures.py`: the steps of torch.optim.Muon, and the same steps with
     /// iterations in f32.
     #[test]
-    fn the_steps_are_torch_s() {
+    fn muon_steps_match_torch() {
         #[derive(Deserialize)]
         struct Made {
             learning_rate: f64,
@@ -444,7 +444,7 @@ mod tests {
     }
 
     #[test]
-    fn singular_values_come_near_one() {
+    fn newton_schulz_brings_singular_values_near_one() {
         let ctx = Context::cpu(Isa::best(), 1);
         for (rows, cols) in [(8, 8), (5, 33), (33, 5), (1, 7), (64, 24)] {
             let (m, n) = (rows.min(cols), rows.max(cols));

@@ -14,7 +14,7 @@ fn pair(prompt: &Arc<Prompt>, chosen: &[u32], rejected: &[u32]) -> PreferencePai
 }
 
 #[test]
-fn responses_of_a_pair_are_two_sequences_the_chosen_first() {
+fn a_pair_becomes_two_sequences_with_the_chosen_one_first() {
     let prompt = Prompt::new([1, 2]);
     let pairs = [pair(&prompt, &[3, 4], &[5]), pair(&prompt, &[6], &[7, 8, 9])];
     let found = |loss: &Objective| -> Vec<(Vec<u32>, Vec<bool>, bool)> {
@@ -39,7 +39,7 @@ fn responses_of_a_pair_are_two_sequences_the_chosen_first() {
 }
 
 #[test]
-fn neighbours_with_one_prompt_are_a_group() {
+fn consecutive_samples_with_the_same_prompt_form_a_group() {
     let json = r#"{"model_type": "llama", "hidden_size": 4, "intermediate_size": 4, "num_hidden_layers": 1,
         "num_attention_heads": 2, "vocab_size": 10}"#;
     let config = ModelConfig::parse(json).unwrap();

@@ -40,7 +40,7 @@ fn trainer(objective: Objective) -> (Context, Weights, Trainer) {
 }
 
 #[test]
-fn a_temperature_is_a_number_above_0() {
+fn a_temperature_must_be_finite_and_above_zero() {
     let (ctx, weights) = model();
     for temperature in [0.0, -1.0, f64::NAN, f64::INFINITY] {
         let config = TrainerConfig { temperature, ..config(Objective::Supervised) };
@@ -53,7 +53,7 @@ fn a_temperature_is_a_number_above_0() {
 }
 
 #[test]
-fn the_third_step_in_a_row_that_is_not_finite_is_an_error() {
+fn the_third_consecutive_non_finite_step_is_an_error() {
     let (_, _, mut trainer) = trainer(Objective::Supervised);
     let (good, bad) = (GradNorm { norm: 2.0, finite: true }, GradNorm { norm: 3.0, finite: false });
     let counts = |t: &Trainer| (t.state.skipped_in_a_row, t.state.skipped_total);
@@ -120,7 +120,7 @@ fn a_step_uses_the_accumulated_and_reduced_gradient() {
 
 /// Two models that share passes, alternating between micro-batches, must learn the same as each model alone.
 #[test]
-fn states_take_turns_with_the_same_passes() {
+fn two_states_can_share_the_same_passes() {
     let sample = |prompt: u32, completion: &[u32]| Sample::supervised(Prompt::new([prompt]), completion.to_vec());
     let data = [
         vec![sample(1, &[3, 4, 5]), sample(2, &[6])],
@@ -161,7 +161,7 @@ fn states_take_turns_with_the_same_passes() {
 }
 
 #[test]
-fn a_state_is_carried_from_step_to_step() {
+fn trainer_state_is_kept_between_steps() {
     let entropy = EntropyConfig { entropy_coef: 0.5, use_adaptive_entropy: true, ..EntropyConfig::default() };
     let adaptive = Objective::Policy(LossConfig { entropy, ..LossConfig::default() });
     let fixed = EntropyConfig { use_adaptive_entropy: false, ..entropy };
@@ -186,7 +186,7 @@ fn a_state_is_carried_from_step_to_step() {
 }
 
 #[test]
-fn recorded_log_probabilities_are_compared_to_the_bit() {
+fn recorded_log_probabilities_are_compared_bit_for_bit() {
     let sample = |versions: &[u64], recorded: &[f32]| Sample {
         versions: versions.iter().copied().map(Updates).collect(),
         loss_mask: vec![true, false, true],
@@ -222,7 +222,7 @@ fn recorded_log_probabilities_are_compared_to_the_bit() {
 }
 
 #[test]
-fn the_loss_of_given_scores_is_that_of_one_batch() {
+fn the_held_out_loss_equals_the_loss_of_one_batch() {
     let (_, _, supervised) = trainer(Objective::Supervised);
     let sample = |completion: &[u32]| Sample::supervised(Prompt::new([1]), completion.to_vec());
     let samples = [sample(&[3, 4, 5]), sample(&[6])];

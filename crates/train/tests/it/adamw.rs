@@ -5,7 +5,7 @@ use kernels::ops::{adamw, grad_norm};
 use kernels::{DType, Tensor};
 
 #[test]
-fn four_steps_are_torchs() {
+fn four_adamw_steps_match_torch() {
     let fixture = Fixture::load();
     let (ctx, json) = (context(1), &fixture.json["adamw"]);
     let start: Vec<f32> = get(&json["start"]);

@@ -112,7 +112,7 @@ fn elements(weights: &AdaptedWeights) -> Vec<u32> {
 }
 
 #[test]
-fn the_loss_compares_without_dropout_and_the_gradient_has_it() {
+fn log_probabilities_are_compared_without_dropout_and_gradients_use_it() {
     let ctx = context(1);
     let step = |dropout: f64, loss: LossConfig| {
         let mut weights = adapted(&ctx, dropout);
@@ -133,7 +133,7 @@ fn the_loss_compares_without_dropout_and_the_gradient_has_it() {
 /// On-policy, with advantage 1 and completions of equal length, the gradient of a policy loss equals the supervised
 /// gradient with the same noise.
 #[test]
-fn the_gradient_is_that_of_the_pass_with_dropout() {
+fn the_gradient_comes_from_the_pass_with_dropout() {
     let ctx = context(2);
     let gradient = |dropout: f64, supervised: bool, seed: u64| {
         let mut weights = adapted(&ctx, dropout);
@@ -173,7 +173,7 @@ fn the_gradient_is_that_of_the_pass_with_dropout() {
 
 /// The noise of a sequence depends on its index in the optimizer batch, however the batch is split.
 #[test]
-fn accumulated_parts_have_the_noise_of_the_whole() {
+fn accumulated_parts_have_the_dropout_noise_of_the_whole_batch() {
     let ctx = context(1);
     let new = || {
         let weights = adapted(&ctx, 0.2);
@@ -195,7 +195,7 @@ fn accumulated_parts_have_the_noise_of_the_whole() {
 }
 
 #[test]
-fn the_step_after_a_skipped_one_has_other_noise() {
+fn the_step_after_a_skipped_step_has_different_dropout_noise() {
     let ctx = context(1);
     let gradient = |skipped: usize| {
         let mut weights = adapted(&ctx, 0.2);
@@ -213,7 +213,7 @@ fn the_step_after_a_skipped_one_has_other_noise() {
 }
 
 #[test]
-fn another_adapter_than_the_trainers_is_refused() {
+fn weights_with_another_adapter_are_refused() {
     let ctx = context(1);
     let mut weights = adapted(&ctx, 0.0);
     let samples = samples(&ctx, &weights);
@@ -227,7 +227,7 @@ fn another_adapter_than_the_trainers_is_refused() {
 }
 
 #[test]
-fn continues_from_saved_counters_a_skipped_step_among_them() {
+fn a_trainer_resumes_from_saved_counters_after_a_skipped_step() {
     let ctx = context(1);
     let mut weights = adapted(&ctx, 0.2);
     let good = samples(&ctx, &weights);

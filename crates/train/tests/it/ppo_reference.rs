@@ -32,7 +32,7 @@ fn narrow(rows: &Rows<f64>) -> Rows<f32> {
 }
 
 #[test]
-fn every_number_of_the_reference() {
+fn all_ppo_quantities_match_the_reference() {
     let path = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fixtures/ppo/cases.json");
     let fixture: Value = serde_json::from_str(&std::fs::read_to_string(path).expect("fixture")).expect("fixture");
     let inputs = &fixture["inputs"];

@@ -188,7 +188,7 @@ fn objectives() -> Vec<Objective> {
 }
 
 #[test]
-fn every_loss_keeps_its_bits() {
+fn skipping_changes_no_bit_of_any_loss() {
     for objective in objectives() {
         let metrics = same(&format!("{objective:?}"), Isa::best(), DType::F32, &config(objective), &without(&[0, 3]));
         assert!(metrics.iter().all(|m| m.skipped_groups == Some(2)));
@@ -202,7 +202,7 @@ fn every_loss_keeps_its_bits() {
 }
 
 #[test]
-fn whichever_groups_are_left_out() {
+fn skipping_any_set_of_groups_changes_no_bit() {
     let objective = Objective::Policy(dapo());
     for (groups, count) in [(&[][..], 0), (&[1][..], 1), (&[3], 1), (&[0, 2], 2), (&[1, 0, 2], 3), (&[1, 0, 2, 3], 4)] {
         let metrics = same(&format!("{groups:?}"), Isa::best(), DType::F32, &config(objective.clone()), &|samples| {
@@ -216,7 +216,7 @@ fn whichever_groups_are_left_out() {
 
 /// A step decays weights and moments even if no group was computed.
 #[test]
-fn a_batch_without_a_remaining_group_still_steps() {
+fn a_step_is_taken_even_if_all_groups_are_skipped() {
     let ctx = context(1);
     let mut weights = weights(&ctx, DType::F32, None);
     let (learned, nothing) = (samples(&ctx, &weights, &[]), samples(&ctx, &weights, &[0, 1, 2, 3]));
@@ -230,7 +230,7 @@ fn a_batch_without_a_remaining_group_still_steps() {
 
 /// If the first update computes nothing, there is no tape yet.
 #[test]
-fn the_first_step_may_compute_nothing() {
+fn the_first_step_may_skip_all_groups() {
     let change = |samples: &mut Vec<Sample>| {
         for s in samples.iter_mut() {
             s.group = s.group.after(1);
@@ -242,7 +242,7 @@ fn the_first_step_may_compute_nothing() {
 }
 
 #[test]
-fn dtypes_shapes_and_optimizers_keep_their_bits() {
+fn skipping_changes_no_bit_for_any_dtype_shape_or_optimizer() {
     let plain = config(Objective::Policy(dapo()));
     for isa in Isa::present() {
         same(&format!("{isa:?}"), isa, DType::F32, &plain, &without(&[1, 2]));
@@ -274,7 +274,7 @@ fn dtypes_shapes_and_optimizers_keep_their_bits() {
 
 /// The noise of a sequence depends on its index in the full batch.
 #[test]
-fn adapters_and_their_dropout_keep_their_bits() {
+fn skipping_changes_no_bit_with_adapters_and_dropout() {
     for dropout in [0.0, 0.2] {
         let config = TrainerConfig { adapter: Some(lora(dropout)), ..config(Objective::Policy(dapo())) };
         for (dtype, groups) in [(DType::F32, &[1][..]), (DType::F32, &[0, 1]), (DType::Bf16, &[1, 2])] {
@@ -289,7 +289,7 @@ fn adapters_and_their_dropout_keep_their_bits() {
 
 /// A group has no gradient if every token is masked or has no advantage.
 #[test]
-fn groups_without_a_gradient_by_mask_or_tokens_are_left_out() {
+fn groups_are_skipped_if_every_token_is_masked_or_has_no_advantage() {
     let change = |samples: &mut Vec<Sample>| {
         for sample in samples.iter_mut() {
             let n = sample.completion.len();
@@ -323,7 +323,7 @@ fn groups_without_a_gradient_by_mask_or_tokens_are_left_out() {
 
 /// A NaN advantage does not count as 0, so that it makes the loss non-finite.
 #[test]
-fn an_advantage_that_is_not_a_number_is_computed() {
+fn a_group_with_a_nan_advantage_is_not_skipped() {
     let ctx = context(1);
     let mut weights = weights(&ctx, DType::F32, None);
     let mut samples = samples(&ctx, &weights, &[1]);
@@ -335,7 +335,7 @@ fn an_advantage_that_is_not_a_number_is_computed() {
 
 /// No group is skipped if a group without an advantage can still have a gradient, or if its entropies are needed.
 #[test]
-fn losses_that_cannot_skip_compute_everything() {
+fn losses_that_cannot_skip_compute_all_groups() {
     let bonus = EntropyConfig { entropy_coef: 0.01, ..EntropyConfig::default() };
     let adaptive = EntropyConfig { use_adaptive_entropy: true, ..EntropyConfig::default() };
     let refused = [
@@ -358,7 +358,7 @@ fn losses_that_cannot_skip_compute_everything() {
 /// A recorded log-probability that differs from the trainer's is detected if its group is the one skipped group in 64
 /// that is checked. Other skipped groups are not compared, and do not count as compared.
 #[test]
-fn a_planted_mismatch_is_found_in_the_group_that_is_checked() {
+fn a_planted_mismatch_is_detected_in_the_checked_group() {
     let ctx = context(1);
     let of = |spoiled: usize, number: u64| {
         let mut weights = weights(&ctx, DType::F32, None);
@@ -385,7 +385,7 @@ fn a_planted_mismatch_is_found_in_the_group_that_is_checked() {
 /// If the loss has an importance-sampling correction, the sampler's distance from the old policy is known without a
 /// forward pass.
 #[test]
-fn the_samplers_distance_is_that_of_all_tokens() {
+fn the_samplers_distance_includes_skipped_tokens() {
     let change = |samples: &mut Vec<Sample>| {
         for sample in samples.iter_mut() {
             let recorded = sample.columns.sampler_logps().expect("recorded").to_vec();
@@ -417,7 +417,7 @@ fn the_samplers_distance_is_that_of_all_tokens() {
 
 /// An optimizer batch in several parts, one of which has nothing to compute.
 #[test]
-fn parts_of_a_batch_add_up() {
+fn accumulated_parts_with_skipped_groups_equal_the_whole_batch() {
     let ctx = context(1);
     let loss = Objective::Policy(dapo());
     let how = TrainerConfig { adapter: Some(lora(0.2)), ..config(loss.clone()) };

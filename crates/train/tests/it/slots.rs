@@ -85,7 +85,7 @@ fn bits(data: &[f32]) -> Vec<u32> {
 }
 
 #[test]
-fn from_slot_to_slot_the_bits_are_those_of_updates_in_place_and_nothing_is_copied() {
+fn updates_into_another_slot_keep_the_bits_and_copy_nothing() {
     use DType::{Bf16, F32};
     use MomentsDType::{Bf16 as HALF, F32 as FULL};
     for (compute, optim, moments, adapter) in [

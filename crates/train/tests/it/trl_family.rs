@@ -188,7 +188,7 @@ fn compare(logged: &Value, entries: &[(String, f64)], skipped: &[&str], title: &
 }
 
 #[test]
-fn every_step_is_trls() {
+fn every_step_matches_trl() {
     let family = Family::load();
     let ctx = context(1);
     assert_eq!(family.cases().len(), 54);
@@ -242,7 +242,7 @@ fn every_step_is_trls() {
 }
 
 #[test]
-fn cutting_the_batch_changes_no_bit() {
+fn splitting_the_batch_changes_no_bit() {
     let family = Family::load();
     let ctx = context(2);
     for case in family.cases() {

@@ -40,7 +40,7 @@ fn reference_scale(fixture: &Fixture) -> f32 {
 }
 
 #[test]
-fn log_probabilities_and_entropies() {
+fn log_probabilities_and_entropies_match_trl() {
     let fixture = Fixture::load();
     let memory = context(1).memory().clone();
     let (logps, entropies) = score(&fixture, &policy(&memory));
@@ -57,7 +57,7 @@ fn log_probabilities_and_entropies() {
 }
 
 #[test]
-fn every_step_is_trls() {
+fn every_step_matches_trl() {
     let fixture = Fixture::load();
     let ctx = context(1);
     let (on, _) = score(&fixture, &policy(ctx.memory()));

@@ -76,7 +76,7 @@ fn threads_budget_and_checkpointing_change_no_bit() {
 
 /// On tiles, sums over tokens add pairs of 32 from the start of each group, so the budget changes no bit.
 #[test]
-fn nor_in_bf16() {
+fn threads_budget_and_checkpointing_change_no_bit_in_bf16() {
     same_bits(Isa::best(), DType::Bf16);
     same_bits(Isa::AMX_EMULATED, DType::Bf16);
 }
@@ -127,7 +127,7 @@ fn same_bits(isa: Isa, dtype: DType) {
 
 /// An optimizer batch accumulated in parts must equal the whole batch accumulated at once.
 #[test]
-fn accumulated_parts_are_the_whole() {
+fn accumulated_parts_equal_the_whole_batch() {
     let ctx = context(1);
     let new = || {
         let weights = policy(ctx.memory());
@@ -155,7 +155,7 @@ fn accumulated_parts_are_the_whole() {
 /// entropies are copied back. Per update, the tokens of the embedding sums are copied to the device, and the gradient
 /// norm is copied back.
 #[test]
-fn copies_of_an_update_are_a_few_for_each_micro_batch() {
+fn an_update_makes_a_fixed_number_of_copies_per_micro_batch() {
     let [of_micro_batch, others] = copies_of_an_update(&Context::cpu_checked(Isa::best(), 1));
     let copies = |to_device, to_host| Copies { to_device, to_host, ..Copies::default() };
     assert_eq!([of_micro_batch, others], [copies(4, 2), copies(1, 1)]);
@@ -164,7 +164,7 @@ fn copies_of_an_update_are_a_few_for_each_micro_batch() {
 /// In addition, each layer copies which rows see a page, for the gradients of keys and values. The host waits for the
 /// device whenever something is copied back.
 #[test]
-fn so_they_are_on_emulated_cuda_and_launches_and_waits_are_known() {
+fn an_update_on_emulated_cuda_has_fixed_copies_launches_and_waits() {
     let Ok(ctx) = Context::cuda_emulated() else {
         testing::skip::<()>("no C++ compiler to emulate CUDA with");
         return;
@@ -209,7 +209,7 @@ fn copies_of_an_update(ctx: &Context) -> [Copies; 2] {
 }
 
 #[test]
-fn shared_or_copied_prompts_give_the_same_log_probabilities_and_gradients() {
+fn shared_and_copied_prompts_give_the_same_results() {
     let ctx = context(2);
     let run = |prefix_sharing| {
         let mut weights = policy(ctx.memory());
@@ -235,7 +235,7 @@ fn shared_or_copied_prompts_give_the_same_log_probabilities_and_gradients() {
 
 /// Prompts are shared by identity: two separate prompts stay separate even if they have the same length.
 #[test]
-fn prompts_of_one_length_are_not_one_prompt() {
+fn separate_prompts_of_the_same_length_are_not_shared() {
     let ctx = context(1);
     let mut weights = policy(ctx.memory());
     let samples = [[5, 6, 7], [8, 9, 10]].map(|prompt| Sample::supervised(Prompt::new(prompt), vec![11, 12])).to_vec();
@@ -250,7 +250,7 @@ fn prompts_of_one_length_are_not_one_prompt() {
 }
 
 #[test]
-fn the_weight_of_an_adaptive_entropy_bonus_is_kept() {
+fn the_adaptive_entropy_coefficient_is_saved_and_restored() {
     let ctx = context(1);
     let entropy = EntropyConfig {
         entropy_coef: 0.5,
@@ -274,7 +274,7 @@ fn the_weight_of_an_adaptive_entropy_bonus_is_kept() {
 }
 
 #[test]
-fn continues_from_saved_moments() {
+fn a_trainer_resumes_from_saved_moments() {
     let ctx = context(1);
     let mut weights = policy(ctx.memory());
     let samples = samples(&ctx, &weights);
@@ -301,7 +301,7 @@ fn continues_from_saved_moments() {
 }
 
 #[test]
-fn a_step_that_is_not_finite_is_skipped_and_three_end_the_run() {
+fn non_finite_steps_are_skipped_and_three_in_a_row_are_an_error() {
     let ctx = context(1);
     let mut weights = policy(ctx.memory());
     let good = samples(&ctx, &weights);
@@ -326,7 +326,7 @@ fn a_step_that_is_not_finite_is_skipped_and_three_end_the_run() {
 
 /// A recorded log-probability that differs in one bit is counted, and a NaN is visible in the metric.
 #[test]
-fn a_record_that_is_not_the_trainers_is_counted() {
+fn recorded_log_probabilities_that_differ_are_counted() {
     let ctx = context(1);
     let mut weights = policy(ctx.memory());
     let good = samples(&ctx, &weights);
@@ -353,7 +353,7 @@ fn a_record_that_is_not_the_trainers_is_counted() {
 }
 
 #[test]
-fn supervised_loss_is_the_mean_and_falls() {
+fn the_supervised_loss_is_the_token_mean_and_falls() {
     let ctx = context(1);
     let mut weights = policy(ctx.memory());
     let samples: Vec<Sample> =
@@ -372,7 +372,7 @@ fn supervised_loss_is_the_mean_and_falls() {
 }
 
 #[test]
-fn refuses_what_does_not_fit() {
+fn invalid_samples_are_refused() {
     let ctx = context(1);
     let mut weights = policy(ctx.memory());
     let zero = TrainerConfig { temperature: 0.0, ..trainer_config(100, false) };
@@ -396,7 +396,7 @@ fn refuses_what_does_not_fit() {
 
 /// A gradient that is cancelled at any layer of any micro-batch must not affect later steps.
 #[test]
-fn a_gradient_that_is_cancelled_changes_nothing() {
+fn a_cancelled_gradient_changes_nothing() {
     let ctx = context(2);
     let weights = policy(ctx.memory());
     let samples = samples(&ctx, &weights);
@@ -433,7 +433,7 @@ fn a_gradient_that_is_cancelled_changes_nothing() {
 
 /// An evaluation must report the loss that a step on the same samples would minimise.
 #[test]
-fn the_loss_without_a_step_is_that_of_the_step() {
+fn the_held_out_loss_equals_the_loss_of_a_step() {
     let ctx = context(2);
     let entropy = EntropyConfig { entropy_coef: 0.3, ..EntropyConfig::default() };
     let plain = trainer_config(200, false);

@@ -42,7 +42,7 @@ fn completions_share_the_full_pages_of_their_prompt() {
 }
 
 #[test]
-fn a_completion_waits_if_there_is_no_page_for_its_copy() {
+fn a_completion_waits_for_a_free_page_for_its_copy() {
     // The prompt takes two pages, and each completion takes one more.
     let mut s = scheduler(4, &[70], 3, true);
     assert_eq!(step(&mut s), [(3, 0, 70)]);

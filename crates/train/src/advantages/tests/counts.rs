@@ -30,7 +30,7 @@ fn ways() -> [Way; 7] {
 }
 
 #[test]
-fn groups_without_deviation_are_counted() {
+fn samples_in_groups_without_deviation_are_counted() {
     let (a, b, c) = (Some(1.0), Some(2.0), None);
     // Each row: rewards, group size, and the share of samples in groups without deviation, as each estimator counts it.
     for (rewards, size, expected) in [
@@ -68,7 +68,7 @@ fn groups_without_deviation_are_counted() {
 }
 
 #[test]
-fn metrics_are_of_all_rewards_and_of_each_function() {
+fn reward_metrics_cover_the_total_and_each_function() {
     let rows = [[Some(1.0), Some(2.0)], [None, Some(4.0)], [Some(f64::NAN), Some(9.0)], [Some(3.0), None]];
     let matrix = matrix(&rows, 2, [1.0, 0.5]);
     let names = [
@@ -102,7 +102,7 @@ fn metrics_are_of_all_rewards_and_of_each_function() {
 }
 
 #[test]
-fn groups_are_neighbours_and_rows_have_a_score_for_each_function() {
+fn groups_must_be_consecutive_and_rows_need_one_score_per_function() {
     let row = |group: u64| RewardRow { group: GroupId(group), scores: vec![Some(1.0)] };
     let groups = |ids: &[u64]| {
         let rows = ids.iter().map(|&id| row(id)).collect();
@@ -128,7 +128,7 @@ fn groups_are_neighbours_and_rows_have_a_score_for_each_function() {
 
 /// A truncated completion that is left out of the loss must not count in the KL divergence, either.
 #[test]
-fn rloo_s_divergence_is_that_of_the_tokens_in_the_loss() {
+fn rloo_measures_the_kl_of_only_the_tokens_in_the_loss() {
     let rewards = one_function(&[Some(1.0), Some(2.0)], 2);
     let samples = [
         Sample { finish_reason: model::FinishReason::Length, ..sample(&[1.0, 3.0], &[true; 2]) },

@@ -28,7 +28,7 @@ fn sample() -> Sample {
 }
 
 #[test]
-fn metrics_of_no_score_are_missing_and_of_equal_ones_exactly_0() {
+fn metrics_without_scores_are_missing_and_deviations_of_equal_scores_zero() {
     let s = Some;
     let mut wrong = Vec::new();
     let equal = |x: f64, n: usize| vec![s(x); n];
@@ -74,14 +74,14 @@ fn metrics_of_no_score_are_missing_and_of_equal_ones_exactly_0() {
 
 /// In REINFORCE++, a single completion per prompt has no others to compare with. GRPO counts such a group as TRL does.
 #[test]
-fn a_share_of_groups_without_a_deviation_is_missing() {
+fn the_share_of_equal_groups_is_missing_if_no_group_has_a_deviation() {
     let rewards = [Some(1.0), Some(0.0), Some(1.0)];
     let share = |way: &str| found(&rewards, 1).into_iter().find(|(name, _)| *name == way).unwrap().1[2];
     assert_eq!([share("reinforce++"), share("group"), share("rloo")], [None, Some(1.0), Some(1.0)]);
 }
 
 #[test]
-fn a_divergence_of_no_token_is_missing() {
+fn the_kl_is_missing_if_no_token_is_in_the_loss() {
     let samples = [sample(), sample()];
     let m = one_function(&[Some(1.0), Some(0.0)], 2);
     for (mask, expected) in [(true, Some(1.0)), (false, None)] {

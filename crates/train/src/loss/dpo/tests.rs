@@ -49,7 +49,7 @@ fn point() -> Vec<f64> {
 }
 
 #[test]
-fn gradients_are_those_of_the_values() {
+fn gradients_match_numeric_derivatives() {
     for loss in ALL {
         let (x, config) = (point(), config(loss));
         let value = |x: &[f64]| evaluate(&config, x).0.loss;
@@ -68,7 +68,7 @@ fn one(config: &DpoConfig, chosen: f64, rejected: f64) -> PairLoss {
 }
 
 #[test]
-fn by_hand() {
+fn dpo_losses_match_hand_computed_values() {
     let plain = |loss_type| DpoConfig { beta: 0.5, loss_type, label_smoothing: 0.2, discopop_tau: 0.5 };
     // At the reference model every sigmoid is ½, and a tie does not count as correct.
     for (loss, value, slope) in [
@@ -116,7 +116,7 @@ fn by_hand() {
 }
 
 #[test]
-fn an_answer_without_a_token_in_the_loss_counts_as_zero() {
+fn an_answer_without_a_token_in_the_loss_has_log_ratio_zero() {
     for loss in ALL {
         let empty = Answer { logps: &[f64::NAN], ref_logps: &[f64::NAN], mask: &[false] };
         let (mut c, mut r, mut sums) = ([1.0], [1.0], LossSums::default());
@@ -127,7 +127,7 @@ fn an_answer_without_a_token_in_the_loss_counts_as_zero() {
 }
 
 #[test]
-fn far_from_the_reference_every_loss_is_finite() {
+fn every_dpo_loss_is_finite_far_from_the_reference() {
     for loss in ALL {
         for (chosen, rejected) in [(3000.0, -3000.0), (-3000.0, 3000.0), (3000.0, 3000.0), (-3000.0, -3000.0)] {
             let got = one(&config(loss), chosen, rejected);
@@ -138,7 +138,7 @@ fn far_from_the_reference_every_loss_is_finite() {
 }
 
 #[test]
-fn nan_stays_nan() {
+fn a_nan_log_ratio_makes_every_dpo_loss_nan() {
     for loss in ALL {
         let got = one(&config(loss), f64::NAN, 0.0);
         assert!(got.value.is_nan() && got.rewards[0].is_nan() && got.metrics()[2].1 == 0.0, "{loss:?}: {got:?}");

@@ -6,7 +6,7 @@ use crate::loss::rloo::RlooConfig;
 
 /// The formulas with max(1, n) do not divide by 0.
 #[test]
-fn weights_of_tokens_by_hand() {
+fn token_weights_match_hand_computed_values() {
     let config = LossConfig { max_completion_length: 5, ..LossConfig::default() };
     let nothing = Normalizer { sequences: 2, ..Normalizer::default() };
     let some = Normalizer { sequences: 2, tokens: 8, ..Normalizer::default() };
@@ -46,7 +46,7 @@ fn weights_of_tokens_by_hand() {
 }
 
 #[test]
-fn the_logarithm_of_a_sequence_s_weight_is_clamped() {
+fn the_log_weight_of_a_sequence_is_clamped() {
     let off = sampling::Weights::new(&Correction::default(), &[0.0; 3], &[0.0; 3], &[true; 3]);
     let of = |logps: &[f64], mask: &[bool], correction: &sampling::Weights| {
         vespo::Vespo::new(logps, &vec![0.0; logps.len()], mask, correction).log_weight
@@ -61,7 +61,7 @@ fn the_logarithm_of_a_sequence_s_weight_is_clamped() {
 }
 
 #[test]
-fn truncated_completions_are_left_out_where_that_is_asked_for() {
+fn truncated_completions_are_masked_if_configured() {
     let sample = |truncated| {
         let plain = crate::Sample::supervised(model::Prompt::new([1]), vec![2, 3]);
         let finish_reason = model::FinishReason::of_ended(truncated);
@@ -79,7 +79,7 @@ fn truncated_completions_are_left_out_where_that_is_asked_for() {
 }
 
 #[test]
-fn counts_are_of_sequences_and_of_their_tokens() {
+fn the_normalizer_and_clip_ratios_count_sequences_and_tokens() {
     let masks = [vec![true, false, true], vec![], vec![false], vec![true]];
     let found = Normalizer::of(&masks);
     let expected =
@@ -98,7 +98,7 @@ fn counts_are_of_sequences_and_of_their_tokens() {
 }
 
 #[test]
-fn sigmoids_by_hand() {
+fn sigmoids_ratios_and_masks_match_hand_computed_values() {
     for x in [-3.0f64, -0.5, 0.0, 0.5, 3.0] {
         let expected = 1.0 / (1.0 + (-x).exp());
         assert!((sigmoid(x) - expected).abs() < 1e-15 && (negative_log_sigmoid(x) + expected.ln()).abs() < 1e-15);

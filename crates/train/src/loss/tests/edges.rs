@@ -140,7 +140,7 @@ fn signed(case: &mut Case, sign: f32) {
 }
 
 #[test]
-fn ratio_one_and_each_side_of_the_clip() {
+fn gradients_are_right_at_ratio_one_and_on_both_sides_of_the_clip() {
     // A ratio of e^0.4 = 1.49 is above every clip range, and a ratio of e^−0.4 = 0.67 is below.
     for (shift, sign) in [
         (0.0, 1.0),
@@ -173,7 +173,7 @@ fn ratio_one_and_each_side_of_the_clip() {
 }
 
 #[test]
-fn all_masked() {
+fn masked_tokens_have_no_gradient() {
     let mut case = shifted(0.4);
     case.masks.iter_mut().for_each(|m| m.fill(false));
     // Elements outside the mask are never read.
@@ -220,7 +220,7 @@ fn ways(case: &Case, matrix: &RewardMatrix) -> Vec<(String, Vec<Advantage>)> {
 }
 
 #[test]
-fn a_group_of_one() {
+fn a_group_of_one_has_no_advantage_without_a_batch_baseline() {
     let mut case = shifted(0.02);
     for (name, advantages) in ways(&case, &rewards(Some(0.7), 1)) {
         // A group of one can be compared only with the batch, as in REINFORCE++.
@@ -242,7 +242,7 @@ fn a_group_of_one() {
 }
 
 #[test]
-fn a_reward_of_nan_is_left_out() {
+fn a_nan_reward_gives_its_completion_no_policy_gradient() {
     let mut case = shifted(0.02);
     let nan = ways(&case, &rewards(Some(f64::NAN), 5));
     assert_eq!(nan, ways(&case, &rewards(None, 5)));
@@ -266,7 +266,7 @@ fn a_reward_of_nan_is_left_out() {
 
 /// A NaN advantage, which none of these estimators returns, makes the loss NaN, so that the step would be skipped.
 #[test]
-fn an_advantage_of_nan_shows() {
+fn a_nan_advantage_makes_every_loss_nan() {
     let mut case = shifted(0.1);
     case.advantages[0] = Advantage::Sequence(f32::NAN);
     let (_, logps, entropies) = logits::point(TOKENS);
@@ -277,7 +277,7 @@ fn an_advantage_of_nan_shows() {
 
 /// The smallest and the largest share are found at any position in the batch.
 #[test]
-fn extremes_of_clip_ratios() {
+fn clip_ratio_extremes_are_found_at_any_position() {
     let mut sums = LossSums::default();
     for (low, high) in [(2, 1), (1, 3), (3, 0)] {
         sums.count_clipped(low, high, 4);

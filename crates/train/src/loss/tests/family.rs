@@ -48,7 +48,7 @@ fn term(loss: &impl PolicyLoss, config: &LossConfig, ratio: f64, advantage: f64)
 }
 
 #[test]
-fn cispo_by_hand() {
+fn cispo_matches_hand_computed_values() {
     let config = LossConfig { epsilon_high: Some(2.0), ..LossConfig::default() };
     for (ratio, advantage, slope, high) in [
         (1.0, 0.5, -0.5, false),
@@ -67,7 +67,7 @@ fn cispo_by_hand() {
 }
 
 #[test]
-fn sapo_by_hand() {
+fn sapo_matches_hand_computed_values() {
     let config = LossConfig { sapo_temperature_pos: 1.0, sapo_temperature_neg: 2.0, ..LossConfig::default() };
     // At r = 1 the slope is that of the plain policy gradient, for any temperature.
     close(term(&sapo::Sapo, &config, 1.0, 0.5).d_log_ratio, -0.5);
@@ -83,7 +83,7 @@ fn sapo_by_hand() {
 }
 
 #[test]
-fn vespo_by_hand() {
+fn vespo_matches_hand_computed_values() {
     let config = LossConfig::default();
     close(Vespo { log_weight: 0.0 }.phi(&config, 1.0), 1.0);
     close(Vespo { log_weight: 0.0 }.phi(&config, -1.0), 1.0);
@@ -104,7 +104,7 @@ fn vespo_by_hand() {
 }
 
 #[test]
-fn rloo_clips_complete_completions() {
+fn rloo_clips_the_ratio_of_the_whole_completion() {
     let config = RlooConfig { epsilon_high: Some(0.3), ..RlooConfig::default() };
     let normalizer = Normalizer { sequences: 2, tokens: 2, ..Normalizer::default() };
     let run = |shift: f64, advantage: f32, mask: &[bool]| {
@@ -139,7 +139,7 @@ fn rloo_clips_complete_completions() {
 }
 
 #[test]
-fn a_far_off_policy_sequence_is_not_pushed_down() {
+fn a_far_off_policy_sequence_is_masked_if_its_advantage_is_negative() {
     let near = |threshold, logps: &[f64], sampler: &[f64]| {
         off_policy::is_near(Some(threshold), logps, sampler, &[true, true, false])
     };
@@ -153,7 +153,7 @@ fn a_far_off_policy_sequence_is_not_pushed_down() {
 }
 
 #[test]
-fn corrections_by_hand() {
+fn sampling_corrections_match_hand_computed_values() {
     let ln = |x: f64| x.ln();
     let (old, mask) = ([ln(2.0), ln(0.5), ln(9.0), 0.0], [true, true, false, true]);
     let weights = |mode, clip_min, clip_max| {
@@ -197,7 +197,7 @@ fn corrections_by_hand() {
 }
 
 #[test]
-fn quantiles_are_torchs() {
+fn quantiles_match_torch() {
     // torch.quantile(torch.tensor([3., 1., 2., 10.]), q)
     let values = || vec![3.0f32, 1.0, 2.0, 10.0];
     for (q, expected) in [(0.0, 1.0f32), (0.25, 1.75), (0.5, 2.5), (0.8, 5.8), (1.0, 10.0)] {
@@ -214,7 +214,7 @@ fn quantiles_are_torchs() {
 }
 
 #[test]
-fn the_entropy_bonus_adapts_between_its_bounds() {
+fn the_adaptive_entropy_coefficient_stays_within_its_bounds() {
     let config = EntropyConfig {
         entropy_coef: 0.01,
         use_adaptive_entropy: true,

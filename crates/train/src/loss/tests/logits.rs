@@ -106,7 +106,7 @@ fn check(
 }
 
 #[test]
-fn every_policy_loss_through_its_logits() {
+fn gradients_of_policy_losses_through_the_logits_are_right() {
     let mut case = case();
     // The old policy and the reference are close to the softmax's own log-probabilities, so that ratios are inside and
     // outside the clip range.
@@ -132,7 +132,7 @@ fn every_policy_loss_through_its_logits() {
 }
 
 #[test]
-fn rloo_through_its_logits() {
+fn the_gradient_of_rloo_through_the_logits_is_right() {
     let mut case = case();
     let near = |m: &Vec<bool>| vec![-2.2; m.len()];
     case.old = case.masks.iter().map(near).collect();

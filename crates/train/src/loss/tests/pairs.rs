@@ -83,7 +83,7 @@ fn dpo_gradient(
 }
 
 #[test]
-fn dpo_through_its_logits() {
+fn gradients_of_dpo_losses_through_the_logits_are_right() {
     for pairs in [&PAIRS[..], &PAIRS[..1]] {
         let tokens = pairs.iter().flatten().sum();
         let (_, at, _) = logits::point(tokens);
@@ -156,7 +156,7 @@ fn through_scores(
 }
 
 #[test]
-fn values_through_their_head() {
+fn the_gradient_of_the_value_loss_through_the_head_is_right() {
     let n = 6;
     let old = normal::<f64>(20, n);
     let all = vec![true; n];
@@ -198,7 +198,7 @@ fn values_through_their_head() {
 }
 
 #[test]
-fn rankings_through_their_head() {
+fn the_gradient_of_the_ranking_loss_through_the_head_is_right() {
     for c in [None, Some(0.05), Some(0.7)] {
         let config = RankingConfig { center_rewards_coefficient: c };
         // Scores with a tie, and with small and large differences of either sign; a single pair; margins on both sides

@@ -3,7 +3,7 @@
 use super::*;
 
 #[test]
-fn settings_and_names_are_transformers() {
+fn optimizer_settings_and_names_match_transformers() {
     let expected = OptimizerConfig {
         optim: OptimizerKind::AdamW,
         adam_beta1: 0.9,
@@ -50,7 +50,7 @@ fn settings_and_names_are_transformers() {
 
 /// A gradient whose norm is above the limit is scaled down, and 0 means no limit.
 #[test]
-fn gradients_are_clipped_by_the_norm_that_was_measured() {
+fn gradients_are_clipped_by_the_measured_norm() {
     let ctx = Context::cpu(Isa::best(), 1);
     let model = Arc::new(ModelConfig::parse(CONFIG).unwrap());
     let after = |max_grad_norm: f64, scale: f32, optim: &str| {
@@ -81,7 +81,7 @@ fn gradients_are_clipped_by_the_norm_that_was_measured() {
 }
 
 #[test]
-fn state_held_by_a_checkpoint_cannot_be_written() {
+fn optimizer_state_cannot_change_while_a_checkpoint_uses_it() {
     let ctx = Context::cpu(Isa::best(), 1);
     let (mut weights, mut optimizer, grads) = parts(&ctx);
     let names: Vec<_> = optimizer.state().trees().map(|tree| (tree.name, tree.dtype)).collect();
@@ -102,7 +102,7 @@ fn state_held_by_a_checkpoint_cannot_be_written() {
 
 /// Master weights are initialised from the weights once.
 #[test]
-fn masters_are_of_models_that_compute_in_bf16() {
+fn only_models_that_compute_in_bf16_have_master_weights() {
     let ctx = Context::cpu(Isa::best(), 1);
     let model = ModelConfig::parse(CONFIG).unwrap().computing_in(DType::Bf16).unwrap();
     let model = Arc::new(model);
