@@ -37,7 +37,7 @@ enum Got {
 
 impl Client {
     /// A client of the server at `HOST:PORT` with a bearer token. `say` is called with a warning if the server cannot
-    /// be reached for [`SILENCE`].
+    /// be reached for five seconds.
     pub fn new(address: &str, bearer: Option<&str>, say: impl Fn(&str) + Send + Sync + 'static) -> Client {
         let config = ureq::Agent::config_builder()
             .http_status_as_error(false)
@@ -160,7 +160,7 @@ impl Client {
             (200 | 206, _) => Ok(Got::Cut("a response was truncated".to_owned())),
             (404, _) => Ok(Got::Gone),
             (401, _) => Err(Error::Refused(format!(
-                "{} refused the token: learner and workers must use the same one",
+                "{} refuses the token: learner and workers must use the same one",
                 self.url
             ))),
             // The server's weights are being overwritten, or its disk fails. The server logs the reason.
