@@ -121,9 +121,7 @@ fn refused(options: &NatsOptions, error: &async_nats::ConnectError) -> Error {
         }
         // A certificate error may also arrive as an I/O error.
         _ if error.kind() == ConnectErrorKind::Tls || why.contains("certificate") => {
-            format!(
-                "the NATS server {server} cannot be trusted: {why} (--nats-ca names its authority)"
-            )
+            format!("the NATS server {server} cannot be trusted: {why} (--nats-ca names its authority)")
         }
         _ => format!("no NATS server answers at {server}: {why}"),
     })
