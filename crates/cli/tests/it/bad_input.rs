@@ -94,7 +94,7 @@ fn configuration() {
     set("fp16=true", &["compute is f32 or bf16"]);
     set("loss_type=ppo", &["grpo, bnpo, dr_grpo, dapo"]);
     for optim in ["no_such_name", "adamw_8bit"] {
-        set(&format!("optim={optim}"), &["`optim`: there is no optimizer", optim, "adamw_torch", "muon"]);
+        set(&format!("optim={optim}"), &["`optim`: unknown optimizer", optim, "adamw_torch", "muon"]);
     }
     set("stop_token_ids=[3, 40]", &["`stop_token_ids` has 40", "vocabulary ends before 40"]);
     set("optim_args=betas=0.5", &["optim_args: ", "no argument `betas`", "adam_beta1"]);

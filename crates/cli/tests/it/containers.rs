@@ -122,13 +122,13 @@ fn a_worker_of_another_container_that_stands_still_costs_no_process_its_life() {
     let worker = number_outside(&["worker", "w1"]).expect("it works");
     signal(worker, "STOP");
     let output = || fs::read_to_string(root.join("home.said")).unwrap_or_default();
-    testing::wait_until("the learner reports that it stands still", || output().contains("worker w1 stands still"));
+    testing::wait_until("the learner reports the stalled worker", || output().contains("worker w1 is stalled"));
     // Waits three times longer than the limit.
     std::thread::sleep(std::time::Duration::from_secs(3));
     assert_alive(root, "home");
     assert_alive(root, "away");
     assert!(pids(&run).len() == 2, "learner and worker live: {}", output());
-    assert_eq!(output().matches("stands still").count(), 1, "it is reported once: {}", output());
+    assert_eq!(output().matches("is stalled").count(), 1, "the problem is reported once: {}", output());
     assert!(output().contains("in another container") && !output().contains(": killed"), "{}", output());
     signal(worker, "CONT");
     away.end(root, "away");

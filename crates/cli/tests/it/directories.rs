@@ -141,8 +141,8 @@ fn a_run_of_another_user_is_refused_with_the_reason() {
     // The modes of the run's directory and, if it exists, of its directory `fleet`; and a word of the reason.
     for (run_mode, fleet_mode, why) in [
         (0o755, None, "this user may not write there"),
-        (0o777, Some(0o777), "it is another user's"),
-        (0o755, Some(0o777), "it is another user's"),
+        (0o777, Some(0o777), "it belongs to another user"),
+        (0o755, Some(0o777), "it belongs to another user"),
         (0o777, Some(0o700), "fleet"),
         (0o700, None, "run"),
     ] {

@@ -226,7 +226,7 @@ fn a_worker_may_start_before_its_learner_and_another_model_is_refused() {
     testing::wait_until("the worker runs", || !pids(&root.join("out")).is_empty());
     let second = lockstep(root, &["worker", "--join", "out", "--name", "dev1"]);
     assert_eq!(second.code, Some(2), "{}", second.err);
-    assert!(second.err.contains("is there already: process") && second.err.contains("--name"), "{}", second.err);
+    assert!(second.err.contains("is already running: process") && second.err.contains("--name"), "{}", second.err);
     let mut learner = arguments("train", "out", &[]);
     learner[0] = "learner";
     good(root, &learner);

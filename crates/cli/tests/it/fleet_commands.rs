@@ -241,7 +241,7 @@ fn queue_shows_a_job_wherever_it_is() {
     let bytes = std::fs::read(&path).unwrap();
     std::fs::write(&path, &bytes[..bytes.len() - 1]).unwrap();
     let shown = show("000008.0");
-    assert!(shown.contains("unreadable") && shown.contains("checksum does not fit"), "{shown}");
+    assert!(shown.contains("unreadable") && shown.contains("wrong checksum"), "{shown}");
 }
 
 #[test]
@@ -262,11 +262,11 @@ fn other_directories_and_unknown_jobs_are_refused() {
     refused(root, &["status", "run/fleet"], &["give the run's directory"]);
 
     let show = |job: &str, words: &[&str]| refused(root, &["queue", "run", "show", job], words);
-    show("9", &["named like 000123.0", "did you mean 000009.0?"]);
-    show("nine", &["\"nine\" is no job: jobs are named like 000123.0"]);
+    show("9", &["job names look like 000123.0", "did you mean 000009.0?"]);
+    show("nine", &["\"nine\" is not a job: job names look like 000123.0"]);
     show("000001.0", &["its batch, 0, is trained on", "`lockstep queue run ls`"]);
     show("000012.0", &["belongs to batch 6 and is not offered; the run is at batch 3"]);
     show("000016.0", &["the last group of the run is 000015"]);
-    show("eval-000003.0", &["\"eval-000003.0\" is no job"]);
+    show("eval-000003.0", &["\"eval-000003.0\" is not a job"]);
     assert_eq!(lockstep(root, &["queue", "run"]).code, Some(2));
 }

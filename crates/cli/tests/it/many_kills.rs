@@ -299,7 +299,7 @@ fn a_worker_whose_disk_is_full_waits_for_room() {
     let waits = || {
         let workers = status::read(&run).map_or(Vec::new(), |status| status.workers);
         let mut jobs = workers.into_iter().filter_map(|worker| worker.status).flat_map(|status| status.jobs);
-        jobs.any(|(_, stage)| stage.contains("waiting for room on the disk"))
+        jobs.any(|(_, stage)| stage.contains("waiting for disk space"))
     };
     wait_until(&mut child, waits);
     std::thread::sleep(Duration::from_millis(700));

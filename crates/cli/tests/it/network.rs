@@ -142,7 +142,7 @@ fn wrong_servers_tokens_and_addresses_are_refused_with_code_2() {
     let url = server.url();
     std::fs::write(root.join("wrong"), "wrong\n").unwrap();
     let join = ["worker", "--join", &url, "--name", "dev1"];
-    refused(root, &join, &["asks for a token", "--nats-token-file"]);
+    refused(root, &join, &["requires a token", "--nats-token-file"]);
     refused(root, &[&join[..], &["--nats-token-file", "wrong"]].concat(), &["refuses the token"]);
     refused(root, &[&join[..], &["--nats-token-file", "missing"]].concat(), &["missing"]);
     let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();

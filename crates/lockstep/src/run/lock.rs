@@ -225,7 +225,7 @@ mod tests {
         let text = refusal.to_string();
         let process = format!("process {}", std::process::id());
         assert!(crate::error::is_bad_input(&refusal) && text.contains(&process), "{text}");
-        assert!(text.contains("it lives on this machine") && text.contains("delete"), "{text}");
+        assert!(text.contains("it is running on this machine") && text.contains("delete"), "{text}");
         assert!(first.is_in_place(dir.path()));
         drop(first);
         assert_eq!(std::fs::read(dir.path().join(FILE)).unwrap(), b"");

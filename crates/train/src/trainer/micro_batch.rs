@@ -1,14 +1,13 @@
-//! One micro-batch of a [`TrainState`]: forward pass on the device, loss on the host, backward pass on the device; and
-//! the check of groups that are skipped.
+//! One micro-batch of a [`TrainState`]: forward pass on the device, loss on the host, backward pass on the device. Also
+//! the comparison of log-probabilities for skipped groups.
 //!
-//! With LoRA dropout, the gradient is that of a forward pass with dropout. A policy loss compares its log-probabilities
-//! with those of the sampler and the reference model, which use no dropout. So they come from a pass without dropout,
-//! the loss's gradient ∂J/∂log π_θ is computed there, and a second pass with dropout is differentiated:
+//! With LoRA dropout, the gradient is that of a forward pass with dropout. But a policy loss compares its
+//! log-probabilities with those of the sampler and the reference model, which use no dropout. So the loss and its
+//! gradient ∂J/∂log π_θ are computed from a pass without dropout, and a second pass with dropout is differentiated:
 //!
 //! ∇ = Σ_t ∂J/∂log π_θ(t) ∇ log π_θ,dropped(t)
 //!
-//! This costs a second forward pass. The other losses (supervised, pairs, scores) are computed from the pass with
-//! dropout alone.
+//! This costs a second forward pass. The other losses (supervised, pairs, scores) need only the pass with dropout.
 
 use super::TrainState;
 use super::passes::{Compute, Forward, LossBatch, Measured};
@@ -24,7 +23,7 @@ use model::{BatchTensors, MicroBatch, PromptGroup, Updates};
 use std::time::Instant;
 
 impl TrainState {
-    /// Probability that an input of the LoRA adapter is dropped.
+    /// Probability with which an input of the LoRA adapter is dropped.
     pub(crate) fn dropout(&self) -> f64 {
         self.config.adapter.as_ref().map_or(0.0, |lora| lora.dropout)
     }
@@ -42,7 +41,7 @@ impl TrainState {
         let p = self.dropout();
         let mut dropout = (p > 0.0).then(|| {
             let samples: Vec<u32> = micro.scored().map(|i| (batch.before + i) as u32).collect();
-            // Skipped steps count, so that no two steps have the same noise.
+            // Skipped steps count, too, so that no two steps have the same noise.
             let step = self.optimizer.steps + self.skipped_total;
             Dropout::new(&self.memory, p, self.config.optimizer.seed, step, &packed, &samples)
         });
@@ -67,7 +66,7 @@ impl TrainState {
         Ok(outputs)
     }
 
-    /// Computes the loss and the backward pass of a micro-batch. Its forward pass must be the last one on the tape.
+    /// Computes the loss and the backward pass of a micro-batch. The tape must hold its forward pass.
     pub(crate) fn backward(
         &mut self,
         compute: &mut Compute<'_>,
@@ -102,12 +101,12 @@ impl TrainState {
         Ok(())
     }
 
-    /// Whether the trainer skips groups without a gradient for this loss.
+    /// Whether the trainer skips groups without gradient for this loss.
     pub(crate) fn skips(&self, loss: &Objective) -> bool {
         self.config.skip_zero_gradients && loss.can_skip()
     }
 
-    /// Counts the skipped groups and their rows, and computes the forward passes of those whose log-probabilities are
+    /// Counts the skipped groups and their rows, and runs the forward passes of those whose log-probabilities are
     /// compared.
     pub(crate) fn check_skipped(
         &mut self,
@@ -123,7 +122,7 @@ impl TrainState {
         let version = compute.model.version().trained();
         let checked = only(groups, |place| skipped.checked.contains(&place));
         let micro = micro_batches(&checked, self.config.max_tokens_per_micro_batch, self.config.prefix_sharing);
-        // There is nothing to compare if other weights sampled the tokens.
+        // If the tokens were sampled with other weights, there is nothing to compare.
         let of_sampler = |i: usize| batch.sequences[i].source.sample().is_some_and(|s| s.is_of_version(version));
         for micro in micro.iter().filter(|micro| micro.scored().any(of_sampler)) {
             self.reserve_for(compute, std::slice::from_ref(micro), longest(&checked))?;

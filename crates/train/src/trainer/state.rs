@@ -1,8 +1,8 @@
-//! What training changes of one model: gradients, the optimizer's moments, counters.
+//! The state that training changes, for one model: gradients, the optimizer's moments, counters.
 //!
 //! The stages of a step: samples → groups → micro-batches → forward pass → log-probabilities → loss and its gradient →
 //! backward pass, accumulating gradients → clipping → optimizer. The loss is computed on the host from
-//! log-probabilities and entropies alone, a few numbers per token.
+//! log-probabilities and entropies only, which are a few numbers per token.
 //!
 //! A step consists of [`accumulate`](TrainState::accumulate), once or for each part of the optimizer batch,
 //! [`reduce`](TrainState::reduce) and [`step`](TrainState::step). Losses divide by counts of the whole optimizer batch
@@ -35,12 +35,12 @@ pub struct TrainState {
     pub(super) skipped_in_a_row: u32,
     pub(crate) skipped_total: u64,
     pub(crate) entropy: EntropyControl,
-    /// Loss, counts and measurements accumulated since the last step; none if nothing was accumulated.
+    /// Loss, counts and measurements accumulated since the last step; `None` if there are none.
     accumulated: Option<Accumulated>,
 }
 
-/// Loss, counts and measurements that the calls of [`TrainState::accumulate`] in one step add up to (the gradients are
-/// elsewhere).
+/// The sums of loss, counts and measurements over the calls of [`TrainState::accumulate`] in one step. (Gradients are
+/// accumulated separately.)
 struct Accumulated {
     /// The loss function of these calls.
     loss: Objective,
@@ -53,7 +53,7 @@ struct Accumulated {
     is_reduced: bool,
 }
 
-/// Forward passes that were computed to obtain the [`Normalizer`], and are reused for the gradient.
+/// Forward passes that were run to obtain the [`Normalizer`], and are reused for the gradient.
 #[derive(Default)]
 struct Ahead {
     forwards: Vec<Forward>,
@@ -64,7 +64,7 @@ impl TrainState {
     /// The state of a model of this configuration, with zero moments.
     pub fn new(memory: &Memory, model: &Arc<ModelConfig>, config: TrainerConfig) -> Result<TrainState> {
         if !(config.temperature.is_finite() && config.temperature > 0.0) {
-            let why = "training needs a sampling temperature above 0: at 0 every completion has probability 1";
+            let why = "for training it must be finite and above 0; at 0 every completion would have probability 1";
             return Err(Error::Config(format!("temperature = {}: {why}", config.temperature)));
         }
         Ok(TrainState {
@@ -79,8 +79,8 @@ impl TrainState {
         })
     }
 
-    /// Computes the gradient on all of `samples`, for the [`step`](Self::step) that follows. Together they are an
-    /// [`update`](super::Trainer::update); this part does not change the weights.
+    /// Computes the gradient on all of `samples`, for the following [`step`](Self::step). Both together are an
+    /// [`update`](super::Trainer::update). This part does not change the weights.
     pub fn gradient<'a>(
         &mut self,
         passes: &mut Passes,
@@ -96,8 +96,8 @@ impl TrainState {
         self.reduce(ctx)
     }
 
-    /// Computes the counts that `loss` divides by, if `samples` are the whole optimizer batch. If the loss leaves out
-    /// the tokens of lowest entropy, this runs the model to get the entropies; else it only counts.
+    /// Computes the counts by which `loss` divides, if `samples` are the whole optimizer batch. If the loss leaves out
+    /// tokens of low entropy, this runs the model to get the entropies; otherwise it only counts.
     pub fn normalizer(
         &mut self,
         passes: &mut Passes,
@@ -109,8 +109,8 @@ impl TrainState {
         Ok(self.normalize(&mut Compute { passes, ctx, model }, samples, loss)?.0)
     }
 
-    /// Computes the gradient of `loss` on `samples`, a part of the optimizer batch, and adds it to the accumulated
-    /// gradient since the last step.
+    /// Computes the gradient of `loss` on `samples`, a part of the optimizer batch, and adds it to the gradient
+    /// accumulated since the last step.
     pub fn accumulate(
         &mut self,
         passes: &mut Passes,
@@ -124,7 +124,7 @@ impl TrainState {
         self.accumulate_after(compute, samples, loss, normalizer, Ahead::default())
     }
 
-    /// Finishes the accumulated gradient of the optimizer batch. With several ranks, their gradients and the sums in
+    /// Completes the accumulated gradient of the optimizer batch. With several ranks, their gradients and the sums in
     /// `Accumulated` would be added here, in the order of the ranks.
     pub fn reduce(&mut self, ctx: &Context) -> Result<()> {
         let Some(accumulated) = &mut self.accumulated else { return Err(nothing_accumulated()) };
@@ -135,8 +135,8 @@ impl TrainState {
         Ok(())
     }
 
-    /// Takes the optimizer step, unless the loss or the gradient is not finite: clipping, optimizer, and the next
-    /// version of `model`.
+    /// Takes the optimizer step, unless loss or gradient are not finite: clipping, optimizer, and the next version of
+    /// `model`.
     pub fn step(&mut self, ctx: &Context, model: &mut impl Trainable, params: StepParams) -> Result<UpdateMetrics> {
         let Some(accumulated) = self.accumulated.take().filter(|a| a.is_reduced) else {
             return Err(nothing_accumulated());
@@ -184,9 +184,9 @@ impl TrainState {
         })
     }
 
-    /// As [`normalizer`](Self::normalizer), and returns the forward passes that can be reused: that of a single
-    /// micro-batch, whose activations are still on the tape, or all of them with dropout, where another pass follows
-    /// anyway.
+    /// As [`normalizer`](Self::normalizer), but also returns the forward passes that can be reused: the pass of a
+    /// single micro-batch, whose activations are still on the tape, or with dropout all passes, since another pass
+    /// follows anyway.
     fn normalize(
         &mut self,
         compute: &mut Compute<'_>,
@@ -225,7 +225,7 @@ impl TrainState {
         ahead: Ahead,
     ) -> Result<()> {
         if compute.model.lora() != self.config.adapter.as_ref() {
-            return Err(Error::Config("the weights do not have the adapter that the trainer was made for".into()));
+            return Err(Error::Config("the weights must have the adapter that the trainer was created for".into()));
         }
         let sequences = sequences(loss, samples)?;
         let all = groups(compute.model.config(), &sequences)?;
@@ -283,8 +283,8 @@ impl TrainState {
         Ok(rows)
     }
 
-    /// Whether loss and gradient are finite, so that the step can be taken. An error after too many skipped steps in a
-    /// row.
+    /// Returns whether loss and gradient are finite, so that the step can be taken. Fails after too many consecutive
+    /// skipped steps.
     pub(super) fn check_finite(&mut self, loss: f64, norm: GradNorm) -> Result<bool> {
         if loss.is_finite() && norm.finite {
             self.skipped_in_a_row = 0;
@@ -333,5 +333,5 @@ impl Accumulated {
 }
 
 fn nothing_accumulated() -> Error {
-    Error::Config("a step follows `accumulate` and `reduce`".into())
+    Error::Config("`step` must be called after `accumulate` and `reduce`".into())
 }

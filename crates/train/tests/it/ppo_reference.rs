@@ -1,5 +1,5 @@
-//! PPO's rewards, advantages, losses, gradients and metrics against `conformance/ppo_reference.py`, a slow reference in
-//! f64.
+//! PPO's rewards, advantages, losses, gradients and metrics compared with `conformance/ppo_reference.py`, a slow
+//! reference in f64.
 
 use kernels::check::relative_error;
 use serde_json::Value;
@@ -23,7 +23,7 @@ fn rows_close(got: &Rows<f64>, expected: &Value, what: &str) {
 }
 
 fn close(got: f64, expected: &Value, what: &str) {
-    let expected = expected.as_f64().unwrap_or_else(|| panic!("no {what}"));
+    let expected = expected.as_f64().unwrap_or_else(|| panic!("the reference lacks {what}"));
     assert!((got - expected).abs() <= TOLERANCE * expected.abs().max(1e-3), "{what}: {got}, reference {expected}");
 }
 
@@ -32,7 +32,7 @@ fn narrow(rows: &Rows<f64>) -> Rows<f32> {
 }
 
 #[test]
-fn every_number_of_the_reference() {
+fn all_ppo_quantities_match_the_reference() {
     let path = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fixtures/ppo/cases.json");
     let fixture: Value = serde_json::from_str(&std::fs::read_to_string(path).expect("fixture")).expect("fixture");
     let inputs = &fixture["inputs"];
@@ -69,7 +69,7 @@ fn every_number_of_the_reference() {
         gae::whiten(&mut advantages, &masks, true);
         rows_close(&advantages, &case["advantages"], "advantages");
         rows_close(&returns, &case["returns"], "returns");
-        let explained = gae::explained_variance(&returns, &old_values, &masks).expect("returns vary");
+        let explained = gae::explained_variance(&returns, &old_values, &masks).expect("the returns must vary");
         close(explained, &case["metrics"]["val/explained_variance"], "explained variance");
 
         let policy = PpoConfig { cliprange: number("cliprange"), entropy_coef: number("entropy_coef") };
