@@ -137,8 +137,7 @@ const LOSS_AND_GRADIENT: &[Metric] = &[
     row(
         "logprob_p<percent>",
         "nats",
-        "The 10th, 50th and 90th percentile of the sampler's log-probability over \
-                                       tokens.",
+        "The 10th, 50th and 90th percentile of the sampler's log-probability over tokens.",
     ),
     row(
         "kl",
@@ -154,8 +153,7 @@ const LOSS_AND_GRADIENT: &[Metric] = &[
     row(
         "clip_ratio/low_min",
         "share",
-        "The smallest share of tokens in a sequence whose ratio was clipped at the \
-                                        lower bound.",
+        "The smallest share of tokens in a sequence whose ratio was clipped at the lower bound.",
     ),
     row("clip_ratio/high_mean", "share", "Tokens whose ratio was clipped at the upper bound.")
         .healthy("below 0.2; 0 on policy")
@@ -163,8 +161,7 @@ const LOSS_AND_GRADIENT: &[Metric] = &[
     row(
         "clip_ratio/high_max",
         "share",
-        "The largest share of tokens in a sequence whose ratio was clipped at the \
-                                         upper bound.",
+        "The largest share of tokens in a sequence whose ratio was clipped at the upper bound.",
     ),
     row("clip_ratio/region_mean", "share", "Tokens whose ratio was clipped at either bound.")
         .healthy("below 0.2; 0 on policy")
@@ -198,8 +195,7 @@ const LOSS_AND_GRADIENT: &[Metric] = &[
     row(
         "mean_token_accuracy",
         "share",
-        "Tokens of the data that are the model's most likely next token (supervised \
-                                         and DPO).",
+        "Tokens of the data that are the model's most likely next token (supervised and DPO).",
     )
     .healthy("rising"),
     row("distillation/reverse_kl", "nats", "Mean of log π − log π_teacher over the sampled tokens.")
@@ -253,8 +249,7 @@ const SAMPLER_AND_TRAINER: &[Metric] = &[
     row(
         "sampling/importance_sampling_ratio/bounded",
         "share",
-        "Importance ratios between trainer and sampler that \
-                                                                exceeded their bound.",
+        "Importance ratios between trainer and sampler that exceeded their bound.",
     )
     .healthy("below 0.1")
     .remedy("fewer steps per generation; a lower max_staleness"),

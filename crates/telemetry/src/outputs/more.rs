@@ -173,8 +173,7 @@ pub(super) const EVALUATION: &[Metric] = &[
     row(
         "eval_margin",
         "",
-        "Mean difference between the scores of the chosen and the rejected answer of held-out \
-                            pairs.",
+        "Mean difference between the scores of the chosen and the rejected answer of held-out pairs.",
     ),
     row("eval_mean_reward", "", "Mean score of the answers of held-out pairs."),
     row("eval_min_reward", "", "The lowest score of an answer of held-out pairs."),
@@ -182,8 +181,7 @@ pub(super) const EVALUATION: &[Metric] = &[
     row(
         "eval_brier_score",
         "",
-        "Mean square of 1 − p, where p is the probability that the model assigns to the chosen \
-                                 answer.",
+        "Mean square of 1 − p, where p is the probability that the model assigns to the chosen answer.",
     )
     .healthy("below 0.25")
     .remedy("more data"),

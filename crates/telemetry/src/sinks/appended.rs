@@ -191,7 +191,7 @@ mod tests {
         assert_eq!(file.check().unwrap(), None);
         std::fs::remove_file(&path).unwrap();
         let note = file.check().unwrap().unwrap();
-        assert_eq!(note, format!("{} was deleted while the run writes it: it is written again", path.display()));
+        assert_eq!(note, format!("{} was deleted during the run: it is written again", path.display()));
         assert_eq!(file.check().unwrap(), None);
         file.append(b"cc").unwrap();
         assert_eq!(std::fs::read_to_string(&path).unwrap(), "aabbcc");
