@@ -1,4 +1,4 @@
-//! Text in pieces that are emphasized on a terminal. Without colour the characters are the same.
+//! Text in pieces, each with its own emphasis on a terminal. Without colour, the characters stay the same.
 
 use crate::{Weight, visible};
 
@@ -27,7 +27,7 @@ pub enum Tone {
 }
 
 impl Tone {
-    /// The parameters of the escape sequence; empty if there is none.
+    /// The parameters of the ANSI escape sequence; empty for no sequence.
     fn ansi(self) -> &'static str {
         match self {
             Tone::OfLevel | Tone::Plain => "",
@@ -68,7 +68,7 @@ impl Painted {
         self
     }
 
-    /// The text for a terminal. `mark` precedes the text in the colour of the first piece.
+    /// The text for a terminal, preceded by `mark` in the colour of the first piece.
     pub(super) fn shown(&self, mark: &str, of_level: &str, colour: bool) -> String {
         let mut shown = String::new();
         for (place, (tone, text)) in self.0.iter().enumerate() {
@@ -101,7 +101,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn pieces_have_their_colour_and_the_mark_that_of_the_first() {
+    fn pieces_have_their_own_colour_and_the_mark_has_the_first() {
         let text = Painted::new(Tone::Red, "bad").and(Tone::Plain, " so ").and(Tone::Dim, "\u{1b}[0mlow");
         assert_eq!(text.shown("warning: ", "33", false), "warning: bad so \\u{1b}[0mlow");
         let coloured = "\u{1b}[31mwarning: bad\u{1b}[0m so \u{1b}[2m\\u{1b}[0mlow\u{1b}[0m";
@@ -113,7 +113,7 @@ mod tests {
     }
 
     #[test]
-    fn each_tone_but_the_plain_one_is_another_colour() {
+    fn every_tone_except_plain_has_its_own_colour() {
         let [red, yellow, dim] = [Weight::Broken, Weight::Look, Weight::Note].map(Tone::from);
         let all = [red, yellow, dim, Tone::Bold, Tone::BoldGreen, Tone::BoldYellow, Tone::BoldRed];
         let shown: std::collections::BTreeSet<String> =
