@@ -174,9 +174,9 @@ fn an_interpreter_is_kept_and_restarted_if_it_died() {
     let mut hasty = with(10.0);
     for (what, kind, words) in [
         ("exit", ProblemKind::Failed, "it raised SystemExit: enough"),
-        ("die", ProblemKind::Crashed, "it ended (exit status: 3)"),
+        ("die", ProblemKind::Crashed, "the program exited (exit status: 3)"),
         ("state", ProblemKind::Failed, "has no `max_steps`: there is `global_step`"),
-        ("sleep", ProblemKind::TimedOut, "no answer within 10 s; it was killed"),
+        ("sleep", ProblemKind::TimedOut, "no answer within 10 s; the program was killed"),
     ] {
         let fails = if kind == ProblemKind::TimedOut { &mut hasty } else { &mut patient };
         let scores = ask(&mut **fails, &[what]);
@@ -203,7 +203,7 @@ fn missing_and_broken_parts_are_reported_at_the_start() {
             "import no_such_module\n",
             vec!["ModuleNotFoundError: No module named 'no_such_module'", "line 1, in <module>"],
         ),
-        ("import os\nos._exit(7)\n", vec!["it ended (exit status: 7)"]),
+        ("import os\nos._exit(7)\n", vec!["the program exited (exit status: 7)"]),
     ] {
         std::fs::write(&file, body).unwrap();
         let refusal = refused(&file, "f", json!({}));
@@ -286,11 +286,11 @@ fn an_interpreter_greets_each_time_it_is_started() {
     let place = format!("reward `python`: {}:f: ", file.display());
     for (body, timeout_s, stop, expected) in [
         ("echo '{\"error\": \"no f\", \"by_group\": true}'", 30.0, false, "no f"),
-        ("echo '{}'", 30.0, false, "it is not a Python interpreter"),
-        ("echo hello", 30.0, false, "it is not a Python interpreter"),
-        ("exit 3", 30.0, false, "it ended (exit status: 3)"),
-        ("exec sleep 60", 0.1, false, "its import took longer than timeout_s = 0.1; it was killed"),
-        ("exec sleep 60", 30.0, true, "its answer is no longer needed"),
+        ("echo '{}'", 30.0, false, "the program is not a Python interpreter"),
+        ("echo hello", 30.0, false, "the program is not a Python interpreter"),
+        ("exit 3", 30.0, false, "the program exited (exit status: 3)"),
+        ("exec sleep 60", 0.1, false, "the import took longer than timeout_s = 0.1; the interpreter was killed"),
+        ("exec sleep 60", 30.0, true, "the scores are no longer needed"),
     ] {
         assert_eq!(begin(body, timeout_s, stop).err().unwrap(), format!("{place}{expected}"), "{body}");
     }
@@ -305,7 +305,7 @@ fn an_interpreter_greets_each_time_it_is_started() {
     let first = ask(&mut *reward, &["a"]);
     assert_eq!(
         (only_problem(&first).kind, &*first.problems[0].message),
-        (ProblemKind::Crashed, "it ended (exit status: 0)")
+        (ProblemKind::Crashed, "the program exited (exit status: 0)")
     );
     let second = ask(&mut *reward, &["a"]);
     assert_eq!((only_problem(&second).kind, &*second.problems[0].message), (ProblemKind::Failed, "gone"));
