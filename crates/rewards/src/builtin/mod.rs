@@ -235,7 +235,7 @@ mod tests {
         for kind in ["countdown", "think_answer", "unique_chars"] {
             let spec = serde_json::from_value(json!(format!("{kind}:x"))).unwrap();
             let said = build(&spec, "r".into()).err().unwrap().to_string();
-            assert_eq!(said, format!("reward `{kind}`: takes nothing after the colon, but has `x`"));
+            assert_eq!(said, format!("reward `{kind}`: this kind takes no text after the colon, got `x`"));
         }
     }
 
