@@ -89,7 +89,7 @@ pub fn answer_of(completion: &str, strict: bool) -> Option<Number> {
     let text = &*latex_fractions(text);
     let (hashes, closed) = (hashed(text), closed(text));
     let marked = hashes.and_then(|tail| first_number(first_line(tail))).or_else(|| closed.and_then(only_number));
-    // If there is a mark, only its number counts, even if it has none.
+    // If there is a mark, but without exactly one number, the completion has no number.
     if marked.is_some() || strict || hashes.is_some() || closed.is_some() {
         return marked;
     }

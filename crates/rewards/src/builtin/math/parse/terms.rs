@@ -1,9 +1,9 @@
-//! Checks the units of the terms of a sum: 3 apples plus 4 oranges is not 7.
+//! Checks the units of the terms in a sum: 3 apples plus 4 oranges is not 7.
 
 use super::super::units::{power, unit};
 use super::{Node, Op};
 
-/// The negative of a node. The sign goes inside of the unit: −5 cm is −5 in centimetres.
+/// The negative of a node. The sign is moved inside the unit: −5 cm is the number −5 with the unit cm.
 pub(super) fn negative(node: Node) -> Node {
     match node {
         Node::Unit(inside, name) => Node::Unit(negative(*inside).into(), name),
@@ -23,8 +23,8 @@ pub(super) struct Units {
 }
 
 impl Units {
-    /// Returns the term if its unit agrees with those of the other terms, else `None`. If only the last term has a
-    /// unit, it applies to the whole sum: `1+2\sqrt3 \text{ cm}`. A term with a variable agrees with any unit.
+    /// Returns the term if its unit agrees with the units of the other terms, else `None`. If only the last term has a
+    /// unit, that unit applies to the whole sum: `1+2\sqrt3 \text{ cm}`. A term with a variable agrees with any unit.
     pub fn of_term(&mut self, term: Node, last: bool) -> Option<Node> {
         match name_of(&term) {
             Some(name) if self.name.as_ref().is_some_and(|other| *other != name) => None,
@@ -56,7 +56,7 @@ impl Units {
     }
 }
 
-/// The unit of a product, as the canonical name of that unit.
+/// The canonical name of a product's unit.
 fn name_of(node: &Node) -> Option<String> {
     match node {
         Node::Unit(_, name) => {
