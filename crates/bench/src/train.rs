@@ -35,7 +35,7 @@ pub fn run(ctx: &Context, shape: Subject, repeats: usize) -> anyhow::Result<Repo
     let mut weights = shape.weights(ctx)?;
     for (prompts, prompt_tokens) in CASES {
         let case = format!("{prompts} × ({prompt_tokens} + {GROUP} × {TOKENS})");
-        let mut of_sharing = Vec::new();
+        let mut by_sharing = Vec::new();
         for prefix_sharing in [true, false] {
             let grpo = Workload::grpo(prompts * GROUP, TOKENS);
             let workload = Workload { prompts, prompt_tokens, prefix_sharing, ..grpo };
@@ -53,7 +53,7 @@ pub fn run(ctx: &Context, shape: Subject, repeats: usize) -> anyhow::Result<Repo
             }
             let [forward, backward, optimizer, update] = times.map(|times| median(&times));
             let both = forward + backward;
-            of_sharing.push((both, update, flops));
+            by_sharing.push((both, update, flops));
             report.row([
                 json!(case),
                 json!(if prefix_sharing { "yes" } else { "no" }),
@@ -66,7 +66,7 @@ pub fn run(ctx: &Context, shape: Subject, repeats: usize) -> anyhow::Result<Repo
                 json!(machine.of_flops(flops / both)),
             ]);
         }
-        let [shared, apart] = of_sharing[..] else { unreachable!("each case has two rows") };
+        let [shared, apart] = by_sharing[..] else { unreachable!("each case has two rows") };
         let (gain, most) = (apart.0 / shared.0, apart.2 / shared.2);
         report.note(format!(
             "{case}: with a shared prompt, forward and backward are {gain:.2} × as fast ({:.0} % of the {most:.2} × \

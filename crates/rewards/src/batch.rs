@@ -280,12 +280,12 @@ mod tests {
     /// score.
     #[test]
     fn unlisted_completions_without_a_score_belong_to_unspecific_problems() {
-        let (named, of_batch) = (Problem::new("r", 1, "no number").at(vec![2]), Problem::new("r", 2, "it crashed"));
+        let (named, unlisted) = (Problem::new("r", 1, "no number").at(vec![2]), Problem::new("r", 2, "it crashed"));
         let scores = Scores {
-            problems: vec![named.clone(), of_batch.clone()],
+            problems: vec![named.clone(), unlisted.clone()],
             ..Scores::new(vec![None, Some(1.0), None, None])
         };
-        assert_eq!(scores.with_places().problems, [named, of_batch.at(vec![0, 3])]);
+        assert_eq!(scores.with_places().problems, [named, unlisted.at(vec![0, 3])]);
     }
 
     #[test]

@@ -246,17 +246,21 @@ impl RewardJob<'_, '_> {
         let mut by_reward: BTreeMap<usize, Vec<Scores>> = BTreeMap::new();
         let mut early = worker.map(RewardWorker::finish).transpose()?;
         for (group, ids) in groups {
-            let mut said = given.remove(&group).unwrap_or_default();
+            let mut group_scores = given.remove(&group).unwrap_or_default();
             inputs.append(match &mut early {
                 Some(EarlyScores { places, groups, .. }) => {
                     let (own, scores) = groups.remove(&group).expect("every group has been scored");
                     let here = places.iter().zip(scores);
-                    said.extend(here.map(|(&reward, (scores, seconds))| GivenScores { reward, scores, seconds }));
+                    group_scores.extend(here.map(|(&reward, (scores, seconds))| GivenScores {
+                        reward,
+                        scores,
+                        seconds,
+                    }));
                     own
                 }
                 None => make_inputs(group, ids())?,
             });
-            for GivenScores { reward, scores, seconds: took } in said {
+            for GivenScores { reward, scores, seconds: took } in group_scores {
                 by_reward.entry(reward).or_default().push(scores);
                 seconds[reward] += took;
             }

@@ -30,7 +30,7 @@ pub(crate) struct CompletionReward {
 
 impl CompletionReward {
     /// The score of a completion is the sum of its step scores. Without steps there is no score.
-    fn of_steps(steps: Vec<StepScore>) -> Self {
+    fn from_steps(steps: Vec<StepScore>) -> Self {
         if steps.is_empty() {
             return CompletionReward::default();
         }
@@ -50,7 +50,7 @@ impl CompletionReward {
             // Callers check that such a value is finite.
             Value::String(_) if as_number(value).is_some() => one(as_number(value)),
             Value::Array(items) if items.iter().all(Value::is_object) => {
-                items.iter().filter_map(|item| step(item).transpose()).collect::<Result<_, _>>().map(Self::of_steps)
+                items.iter().filter_map(|item| step(item).transpose()).collect::<Result<_, _>>().map(Self::from_steps)
             }
             Value::Array(items) if items.len() != tokens => Err(format!(
                 "expected one number per token ({tokens}), or a list of {STEP}, got {} numbers",
@@ -59,7 +59,7 @@ impl CompletionReward {
             Value::Array(items) => {
                 let given = items.iter().enumerate().filter(|(_, item)| !item.is_null());
                 let step = |(token, item)| Ok(StepScore { end: StepEnd::Token(token), score: number(item)? });
-                given.map(step).collect::<Result<_, String>>().map(Self::of_steps)
+                given.map(step).collect::<Result<_, String>>().map(Self::from_steps)
             }
             other => Err(format!("expected a number, null or a list of steps, got {other}")),
         }

@@ -95,14 +95,14 @@ impl Version {
             let source = directory.join(name).display().to_string();
             MemoryLimit { bytes, used, source }
         };
-        let of_file = |name: &str| number(name).map(|bytes| limit(bytes, name));
+        let limit_in = |name: &str| number(name).map(|bytes| limit(bytes, name));
         match self {
             // A group above `memory.high` is not killed, but slowed down more and more.
-            Version::V2 => of_file("memory.max").into_iter().chain(of_file("memory.high")).collect(),
+            Version::V2 => limit_in("memory.max").into_iter().chain(limit_in("memory.high")).collect(),
             Version::V1 => {
                 // Before Linux 5.11, the usage of a group may not count towards its parent.
                 let counts = is_lowest || number("memory.use_hierarchy") != Some(0);
-                let own = of_file("memory.limit_in_bytes").filter(|_| counts);
+                let own = limit_in("memory.limit_in_bytes").filter(|_| counts);
                 // The kernel's lowest limit on the path, including groups that are not visible here.
                 let whole = field(&stat, "hierarchical_memory_limit ").filter(|_| is_lowest);
                 let above = whole.filter(|&bytes| own.as_ref().is_none_or(|own| bytes < own.bytes));

@@ -274,8 +274,8 @@ fn relative_advantages(samples: &mut [Sample], scores: &[f64]) {
 /// Sets the advantages and returns of PPO.
 fn estimate(ppo: &Ppo, samples: &mut [Sample], scores: &[f64], values: &[Vec<f32>]) {
     let scores: Vec<Option<f64>> = scores.iter().map(|&score| Some(score)).collect();
-    let of_tokens = gae::rewards_of_samples(KlEstimator::K1, 0.0, samples, &scores, &[]);
-    let (estimates, _) = gae::estimate_samples(ppo.gamma, ppo.lam, &of_tokens.rewards, values, samples);
+    let token_rewards = gae::rewards_of_samples(KlEstimator::K1, 0.0, samples, &scores, &[]);
+    let (estimates, _) = gae::estimate_samples(ppo.gamma, ppo.lam, &token_rewards.rewards, values, samples);
     let narrow = |row: Vec<f64>| row.into_iter().map(|x| x as f32).collect::<Vec<f32>>();
     for ((sample, estimates), values) in samples.iter_mut().zip(estimates).zip(values) {
         sample.advantage = Advantage::Tokens(narrow(estimates.advantages));

@@ -43,9 +43,9 @@ pub(super) fn unit(name: &str) -> Option<&'static str> {
 /// The power in a unit's name: 2 for `cm^2` and "square cm", 3 for "cubic cm".
 pub(super) fn power(name: &str) -> i128 {
     let words = name.trim().to_lowercase();
-    let said = [("square ", 2), ("sq ", 2), ("sq. ", 2), ("cubic ", 3)];
-    let said = said.iter().find(|(word, _)| words.starts_with(word)).map_or(1, |(_, power)| *power);
-    words.split_once('^').and_then(|(_, power)| power.trim().parse().ok()).unwrap_or(said)
+    let word_power = [("square ", 2), ("sq ", 2), ("sq. ", 2), ("cubic ", 3)];
+    let word_power = word_power.iter().find(|(word, _)| words.starts_with(word)).map_or(1, |(_, power)| *power);
+    words.split_once('^').and_then(|(_, power)| power.trim().parse().ok()).unwrap_or(word_power)
 }
 
 /// Whether `name` is a known unit.

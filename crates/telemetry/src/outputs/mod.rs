@@ -62,7 +62,7 @@ impl Metric {
 pub fn metric(name: &str) -> Option<&'static Metric> {
     listed(name).or_else(|| match evaluated(name) {
         ("", _) => None,
-        (_, of_set) => listed(&format!("eval_{of_set}")),
+        (_, set_metric) => listed(&format!("eval_{set_metric}")),
     })
 }
 

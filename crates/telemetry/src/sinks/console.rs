@@ -364,16 +364,16 @@ impl Sink for ConsoleSink {
             EventKind::Message { level, text, fields } => self.console.log(*level, text, fields),
             EventKind::Alarm { step, alarm } => {
                 let level = if alarm.until.is_some() || alarm.quiet { Level::Info } else { Level::Warn };
-                let fields = of_step(*step, "alarm", serde_json::to_value(alarm).unwrap_or_default());
+                let fields = step_fields(*step, "alarm", serde_json::to_value(alarm).unwrap_or_default());
                 self.console.report(level, painted(alarm), &alarm.headline(), &fields);
             }
             EventKind::Finding { step, finding } => {
-                let fields = of_step(*step, "finding", serde_json::to_value(finding).unwrap_or_default());
+                let fields = step_fields(*step, "finding", serde_json::to_value(finding).unwrap_or_default());
                 self.console.report(Level::Info, finding.to_string(), &finding.headline(), &fields);
             }
             EventKind::Completions { rows, shown } if *shown > 0 => {
                 let text = table::completions(rows, *shown, self.console.width());
-                let fields = of_step(rows.step, "completions", table::completions_json(rows, *shown));
+                let fields = step_fields(rows.step, "completions", table::completions_json(rows, *shown));
                 self.console.table(&text, &format!("completions of step {}", rows.step), &fields);
             }
             EventKind::Progress { label, done, total, note } => match &mut self.progress {
@@ -408,7 +408,7 @@ fn painted(alarm: &Alarm) -> Painted {
     Painted::new(tone, first).and(details, rest)
 }
 
-fn of_step(step: u64, name: &str, value: Value) -> Record {
+fn step_fields(step: u64, name: &str, value: Value) -> Record {
     let mut fields = Record::new();
     fields.set("step", step).set(name, value);
     fields

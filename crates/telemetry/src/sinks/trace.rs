@@ -114,11 +114,11 @@ impl TraceWriter {
         let line = format!("{event},\n");
         if self.file.len() + line.len() as u64 + LAST_EVENT_BYTES > self.max_bytes {
             self.full = true;
-            let said = json!({
+            let last_event = json!({
                 "name": format!("the trace reached its limit of {} bytes", self.max_bytes), "ph": "i", "s": "g",
                 "pid": std::process::id(), "ts": event["ts"],
             });
-            return self.file.append(format!("{said},\n").as_bytes());
+            return self.file.append(format!("{last_event},\n").as_bytes());
         }
         self.file.append(line.as_bytes())
     }

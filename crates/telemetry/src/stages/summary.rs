@@ -24,8 +24,8 @@ impl Summary {
         let columns =
             [("stage", Align::Left), ("seconds", right), ("share", right), ("GFLOP/s", right), ("GB/s", right)];
         let on_device = self.stages.iter().any(|stage| stage.device.is_any());
-        let of_device = ["device s", "launches", "copies in", "out", "waits"].map(|name| (name, right));
-        let mut table = Table::new(columns.into_iter().chain(of_device.into_iter().filter(|_| on_device)));
+        let device_columns = ["device s", "launches", "copies in", "out", "waits"].map(|name| (name, right));
+        let mut table = Table::new(columns.into_iter().chain(device_columns.into_iter().filter(|_| on_device)));
         let share = |seconds: f64| format!("{:.1} %", 100.0 * seconds / self.wall_s.max(f64::MIN_POSITIVE));
         let rate = |amount: f64, seconds: f64| {
             if amount > 0.0 && seconds > 0.0 { format!("{:.1}", amount / seconds / 1e9) } else { "-".to_owned() }

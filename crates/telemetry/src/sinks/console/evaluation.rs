@@ -35,8 +35,8 @@ const ELSEWHERE: [&str; 9] = [
 /// The metrics of an evaluation that are shown: for each the evaluation set, the metric's name without the set, and the
 /// value.
 fn shown(values: &[(String, f64)]) -> impl Iterator<Item = (&str, &str, f64)> {
-    let of_evaluation = values.iter().filter(|(name, _)| name.starts_with("eval_"));
-    let split = of_evaluation.map(|(name, value)| {
+    let eval_values = values.iter().filter(|(name, _)| name.starts_with("eval_"));
+    let split = eval_values.map(|(name, value)| {
         let (set, metric) = evaluated(name);
         (set, metric, *value)
     });

@@ -69,10 +69,10 @@ impl Painted {
     }
 
     /// The text for a terminal, preceded by `mark` in the colour of the first piece.
-    pub(super) fn shown(&self, mark: &str, of_level: &str, colour: bool) -> String {
+    pub(super) fn shown(&self, mark: &str, level_colour: &str, colour: bool) -> String {
         let mut shown = String::new();
         for (place, (tone, text)) in self.0.iter().enumerate() {
-            let ansi = if *tone == Tone::OfLevel { of_level } else { tone.ansi() };
+            let ansi = if *tone == Tone::OfLevel { level_colour } else { tone.ansi() };
             let (mark, text) = (if place == 0 { mark } else { "" }, visible(text));
             if colour && !ansi.is_empty() && !(mark.is_empty() && text.is_empty()) {
                 shown += &format!("\u{1b}[{ansi}m{mark}{text}\u{1b}[0m");
@@ -107,9 +107,9 @@ mod tests {
         let coloured = "\u{1b}[31mwarning: bad\u{1b}[0m so \u{1b}[2m\\u{1b}[0mlow\u{1b}[0m";
         assert_eq!(text.shown("warning: ", "33", true), coloured);
         assert_eq!(text.to_string(), "bad so \u{1b}[0mlow");
-        let of_level = Painted::from("careful");
-        assert_eq!(of_level.shown("warning: ", "33", true), "\u{1b}[33mwarning: careful\u{1b}[0m");
-        assert_eq!(of_level.shown("", "", true), "careful");
+        let level_colour = Painted::from("careful");
+        assert_eq!(level_colour.shown("warning: ", "33", true), "\u{1b}[33mwarning: careful\u{1b}[0m");
+        assert_eq!(level_colour.shown("", "", true), "careful");
     }
 
     #[test]

@@ -149,9 +149,9 @@ mod tests {
             }
         }
         let least = [0, 1, 2, 3, 5, 8];
-        for of_kind in seen.chunks(7) {
-            assert_eq!(of_kind[..6], least, "every write that succeeds must be shown");
-            assert!(of_kind[6] > 8, "{of_kind:?}");
+        for lengths in seen.chunks(7) {
+            assert_eq!(lengths[..6], least, "every write that succeeds must be shown");
+            assert!(lengths[6] > 8, "{lengths:?}");
         }
     }
 

@@ -196,13 +196,13 @@ mod tests {
             bytes.chunks_exact(8).map(|x| f64::from_le_bytes(x.try_into().unwrap())).collect()
         };
         let histo = entry.strip_prefix(tagged(tag).as_slice()).unwrap().strip_prefix(&[0x2a]).unwrap();
-        let of_list = [BUCKETS * 8 % 128 + 128, BUCKETS * 8 / 128].map(|byte| byte as u8);
+        let list_length = [BUCKETS * 8 % 128 + 128, BUCKETS * 8 / 128].map(|byte| byte as u8);
         let sums: Vec<f64> = (0..5).flat_map(|i| doubles(&histo[2 + 9 * i..][1..9])).collect();
         assert_eq!((0..5).map(|i| histo[2 + 9 * i]).collect::<Vec<_>>(), [0x09, 0x11, 0x19, 0x21, 0x29]);
         let (limits, counts) = histo[2 + 45..].split_at(3 + 8 * BUCKETS);
         assert_eq!(
             (&limits[..3], &counts[..3]),
-            (&[0x32, of_list[0], of_list[1]][..], &[0x3a, of_list[0], of_list[1]][..])
+            (&[0x32, list_length[0], list_length[1]][..], &[0x3a, list_length[0], list_length[1]][..])
         );
         (sums, doubles(&limits[3..]), doubles(&counts[3..]))
     }

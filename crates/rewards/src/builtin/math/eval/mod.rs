@@ -30,7 +30,7 @@ pub(super) fn exact(node: &Node) -> Option<Rational> {
         Node::Based(digits, base) => Rational::new(i128::from_str_radix(digits, *base).ok()?, 1),
         Node::Op(op @ (Op::Max | Op::Min | Op::Gcd | Op::Lcm), parts) => {
             let parts: Option<Vec<Rational>> = parts.iter().map(exact).collect();
-            parts?.into_iter().map(Some).reduce(|a, b| of_two(*op, a?, b?))?
+            parts?.into_iter().map(Some).reduce(|a, b| exact_binary(*op, a?, b?))?
         }
         Node::Op(op, parts) => {
             let x = exact(&parts[0])?;
@@ -69,7 +69,7 @@ pub(super) fn exact(node: &Node) -> Option<Rational> {
 }
 
 /// The exact value of an operation on two values, such as the maximum or the greatest common divisor.
-fn of_two(op: Op, a: Rational, b: Rational) -> Option<Rational> {
+fn exact_binary(op: Op, a: Rational, b: Rational) -> Option<Rational> {
     let less = b.add(a.neg()?)?.parts().0 > 0;
     match op {
         Op::Max => Some(if less { b } else { a }),

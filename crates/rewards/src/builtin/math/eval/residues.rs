@@ -22,7 +22,7 @@ pub(in super::super) fn residues(node: &Node) -> Option<Residues> {
     let hundred = || of(Rational::new(100, 1)?);
     match node {
         Node::Large(digits) => decimal(digits),
-        Node::Symbol(name) if !["pi", "e", "i", "R"].contains(&name.as_str()) => Some(of_variable(name)),
+        Node::Symbol(name) if !["pi", "e", "i", "R"].contains(&name.as_str()) => Some(variable_value(name)),
         Node::Unit(inside, _) => residues(inside),
         Node::Percent(inside) => divided(residues(inside)?, hundred()?),
         Node::Op(Op::Factorial, parts) => {
@@ -49,7 +49,7 @@ pub(in super::super) fn residues(node: &Node) -> Option<Residues> {
 }
 
 /// The value of a variable: the hash FNV-1a of the name and the prime.
-fn of_variable(name: &str) -> Residues {
+fn variable_value(name: &str) -> Residues {
     PRIMES.map(|p| {
         let bytes = name.bytes().chain(p.to_le_bytes());
         let hash =

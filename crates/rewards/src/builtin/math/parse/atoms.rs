@@ -261,10 +261,10 @@ impl Parser {
                 let Node::Symbol(inside) = self.argument()? else { return None };
                 self.symbol(if name == "mathbb" { inside } else { format!("{name} {inside}") })
             }
-            "max" => self.of_several(Op::Max),
-            "min" => self.of_several(Op::Min),
-            "gcd" => self.of_several(Op::Gcd),
-            "lcm" => self.of_several(Op::Lcm),
+            "max" => self.several_arguments(Op::Max),
+            "min" => self.several_arguments(Op::Min),
+            "gcd" => self.several_arguments(Op::Gcd),
+            "lcm" => self.several_arguments(Op::Lcm),
             name if FUNCTIONS.contains(&name) => self.function(name),
             name if LETTERS.contains(&name) => self.symbol(name.to_owned()),
             _ => None,
@@ -272,7 +272,7 @@ impl Parser {
     }
 
     /// Parses the arguments `(1, 2)` or `\{1, 2\}` of an operation on several values, such as a maximum.
-    fn of_several(&mut self, op: Op) -> Option<Node> {
+    fn several_arguments(&mut self, op: Op) -> Option<Node> {
         let braces = self.skip_command("{");
         if !(braces || self.skip('(')) {
             return None;

@@ -19,7 +19,7 @@ pub(super) struct Units {
     /// Whether one of the terms had no unit.
     plain: bool,
     /// Whether the last term's unit applies to the whole sum.
-    of_all: bool,
+    applies_to_all: bool,
 }
 
 impl Units {
@@ -32,7 +32,7 @@ impl Units {
                 let first = self.name.replace(name).is_none();
                 match term {
                     Node::Unit(inside, name) if last && first && name != "degree" => {
-                        self.of_all = true;
+                        self.applies_to_all = true;
                         self.name = Some(name);
                         Some(*inside)
                     }
@@ -50,7 +50,7 @@ impl Units {
 
     pub fn of_sum(self, sum: Node) -> Node {
         match self.name {
-            Some(name) if self.of_all => Node::Unit(sum.into(), name),
+            Some(name) if self.applies_to_all => Node::Unit(sum.into(), name),
             _ => sum,
         }
     }

@@ -42,7 +42,7 @@ fn event(kind: EventKind) -> Value {
 
 #[test]
 fn every_kind_of_json_line_has_its_values_as_fields() {
-    let of_alarm = |alarm: &Alarm| event(EventKind::Alarm { step: 4, alarm: alarm.clone() });
+    let alarm_line = |alarm: &Alarm| event(EventKind::Alarm { step: 4, alarm: alarm.clone() });
     let expected = |level: &str, message: &str, alarm: &Alarm| {
         let alarm = serde_json::to_value(alarm).unwrap();
         json!({"level": level, "message": message, "step": 4, "alarm": alarm})
@@ -61,7 +61,7 @@ fn every_kind_of_json_line_has_its_values_as_fields() {
             alarm(|a| (a.until, a.subject) = (Some(9), "r".into()))
         }),
     ] {
-        assert_eq!(of_alarm(&alarm), expected(level, message, &alarm));
+        assert_eq!(alarm_line(&alarm), expected(level, message, &alarm));
         let (console, memory) = captured(LogFormat::Plain, Level::Debug, false);
         ConsoleSink::new(console).receive(&EventKind::Alarm { step: 4, alarm: alarm.clone() }.into()).unwrap();
         assert!(
@@ -94,7 +94,7 @@ fn every_kind_of_json_line_has_its_values_as_fields() {
     );
     // Tables of completions.
     let shown = |rows: &CompletionRows, shown| event(EventKind::Completions { rows: rows.clone(), shown });
-    let of_rows =
+    let completions_line =
         |all: Value| json!({"level": "info", "message": "completions of step 4", "step": 4, "completions": all});
     let plain = rows(vec![("r".into(), vec![Some(1.0), None])], Vec::new());
     let (first, second) = (
@@ -103,11 +103,11 @@ fn every_kind_of_json_line_has_its_values_as_fields() {
             "prompt": [{"role": "user", "content": "q"}], "completion": "e", "advantage": null, "rewards": {"r": null},
         }),
     );
-    assert_eq!(shown(&plain, 9), of_rows(json!([first, second])));
-    assert_eq!(shown(&plain, 1), of_rows(json!([first])));
+    assert_eq!(shown(&plain, 9), completions_line(json!([first, second])));
+    assert_eq!(shown(&plain, 1), completions_line(json!([first])));
     let more = rows(Vec::new(), vec![("source".into(), vec!["A".into(), Value::Null])]);
     let row = json!({"prompt": "p", "completion": "c\nd", "advantage": 0.5, "rewards": {}, "extra": {"source": "A"}});
-    assert_eq!(shown(&more, 1), of_rows(json!([row])));
+    assert_eq!(shown(&more, 1), completions_line(json!([row])));
     // Messages with and without their own fields.
     for level in [Level::Error, Level::Warn, Level::Info, Level::Debug] {
         let fields = Record(serde_json::Map::from_iter([("x".to_owned(), 1.into())]));
