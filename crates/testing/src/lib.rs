@@ -27,7 +27,7 @@ pub fn shared(name: &str) -> Option<PathBuf> {
     if path.exists() { Some(path) } else { skip(&format!("{} is missing", path.display())) }
 }
 
-/// Checks that the program `name` can be run, by running it with `--version`. Returns `None` if that fails; the test
+/// Checks that the program `name` can be run, with the option `--version`. Returns `None` if that fails; the test
 /// should then return.
 pub fn program(name: &str) -> Option<()> {
     match Command::new(name).arg("--version").output() {

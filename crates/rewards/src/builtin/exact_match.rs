@@ -22,7 +22,7 @@ pub(crate) struct ExactMatchOptions {
     pub column: String,
     /// Whether white space at both ends is removed (after extraction).
     pub strip: bool,
-    /// Whether texts are compared in lower case.
+    /// Whether case is ignored.
     pub ignore_case: bool,
     /// Whether ASCII punctuation is ignored.
     pub ignore_punctuation: bool,

@@ -20,7 +20,7 @@ pub enum Tone {
     Bold,
     /// A good conclusion.
     BoldGreen,
-    /// A doubtful conclusion.
+    /// A conclusion that is uncertain.
     BoldYellow,
     /// A bad conclusion.
     BoldRed,
