@@ -59,6 +59,8 @@ pub fn run(ctx: &Context, dtype: DType, seconds: f64) -> anyhow::Result<Report> 
         }
         report.row(row);
     }
-    report.note("weights that fit a cache are read from there: only large ones say something about memory".to_owned());
+    report.note(
+        "weights that fit into a cache are read from the cache: only large weights measure memory bandwidth".to_owned(),
+    );
     Ok(report)
 }

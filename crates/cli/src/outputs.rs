@@ -99,7 +99,7 @@ mod tests {
     #[test]
     fn a_metric_is_explained_and_a_misspelt_one_names_the_nearest() {
         let text = super::explain("eval_hard_pass@4").unwrap();
-        assert!(text.starts_with("eval_hard_pass@4\n  Prompts of which one of k"), "{text}");
+        assert!(text.starts_with("eval_hard_pass@4\n  Prompts for which at least one of k"), "{text}");
         let error = super::explain("grad_nrom").unwrap_err().to_string();
         assert!(error.contains("did you mean `grad_norm`?"), "{error}");
     }

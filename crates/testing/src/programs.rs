@@ -1,22 +1,22 @@
-//! Programs that tests write and start.
+//! Writes programs that tests then start.
 //!
 //! A file that any process has open for writing cannot be started ("Text file busy"). If the test process wrote the
-//! file itself, another test could fork a child at the same time, and that child would hold a copy of the open file
-//! until it executes its own program. So a child process writes the file, and the test process never opens it.
+//! file itself, another test could fork a child at the same time, and the child would inherit the open file until it
+//! executes its own program. Therefore a child process writes the file, and the test process never opens it.
 
 use std::ffi::OsStr;
 use std::io::Write;
 use std::path::Path;
 use std::process::{Command, Stdio};
 
-/// Writes `text` to the file `path` and makes it executable for everybody. A script must begin with `#!`.
+/// Writes `text` to the file `path` and makes the file executable for everybody. A script must begin with `#!`.
 #[track_caller]
 pub fn write_program(path: &Path, text: impl AsRef<[u8]>) {
     let mut shell = Command::new("/bin/sh");
     shell.args(["-c", "cat > \"$1\" && chmod 755 \"$1\"", "sh"]).arg(path).stdin(Stdio::piped());
-    let mut child = shell.spawn().expect("a shell");
-    child.stdin.take().expect("a pipe").write_all(text.as_ref()).expect("the shell reads");
-    let ended = child.wait().expect("the shell ends");
+    let mut child = shell.spawn().expect("start a shell");
+    child.stdin.take().expect("standard input is a pipe").write_all(text.as_ref()).expect("write to the shell");
+    let ended = child.wait().expect("wait for the shell");
     assert!(ended.success(), "{} cannot be written", path.display());
 }
 
@@ -59,9 +59,10 @@ mod tests {
         assert!(String::from_utf8_lossy(&output.stdout).contains("1 passed"));
     }
 
-    /// Several threads write and start programs while each also starts children that inherit open files.
+    /// Several threads write and start programs at the same time, so each may fork while another program is being
+    /// written.
     #[test]
-    fn a_program_can_be_started_at_once_beside_other_children() {
+    fn a_written_program_can_be_started_while_other_threads_fork() {
         let dir = std::env::temp_dir().join(format!("lockstep-programs-{}", std::process::id()));
         std::fs::create_dir_all(&dir).unwrap();
         let started = AtomicUsize::new(0);

@@ -46,7 +46,8 @@ fn a_reward_that_scores_nothing_ends_the_run_and_says_why_once() {
             "--resume /",
             "/run, or",
             "reward_errors = \"continue\"",
-            "reward `serve` scored nothing in 3 batches in a row (reward_patience): it ended (exit status: 1)",
+            "reward `serve` scored nothing in 3 batches in a row (reward_patience): the program exited (exit status: \
+             1)",
             "\n  | ModuleNotFoundError: No module named x",
         ],
     );
@@ -67,7 +68,7 @@ fn a_reward_that_scores_nothing_ends_the_run_and_says_why_once() {
     let set = [command, "reward_errors=continue", "logging_steps=1"];
     let output = good(root, &arguments("train", "on", &set));
     assert!(output.err.contains("done: 12 steps"), "{}", output.err);
-    let message = "not started again after 3 restarts without a good batch: it ended (exit status: 1)";
+    let message = "not restarted after 3 restarts without a successful batch: the program exited (exit status: 1)";
     // The failure occurs in 9 of 12 steps and in 3 evaluations; each kind is reported once, and in the summary.
     assert_eq!(output.err.matches(message).count(), 4, "{}", output.err);
     let lines = metrics(&root.join("on"));

@@ -30,8 +30,11 @@ fn a_run_continues_beside_a_reward_that_crashes_hangs_and_answers_nonsense() {
     // Each kind of failure raises a separate alarm with its reason.
     let lines: Vec<Value> = metrics(&whole).iter().map(|line| serde_json::from_str(line).unwrap()).collect();
     for (id, words) in [
-        ("reward_crashed", "it ended (exit status: 3); the last lines of its standard error:\n  | cannot judge x"),
-        ("reward_timed_out", "no answer within 2 s; it was killed"),
+        (
+            "reward_crashed",
+            "the program exited (exit status: 3); the last lines of its standard error:\n  | cannot judge x",
+        ),
+        ("reward_timed_out", "no answer within 2 s; the program was killed"),
         ("reward_bad_answer", "it begins: what?"),
     ] {
         let alarm = lines.iter().map(|line| &line["alarm"]).find(|alarm| alarm["id"] == id);

@@ -108,5 +108,5 @@ fn functions_are_tried_without_a_model_and_errors_are_reported() {
         &words,
     );
     let set = ["reward_funcs=[\"python:none.py:f\"]"];
-    refused(root, &arguments("train", "never", &set), &["reward `python`", "there is no file none.py"]);
+    refused(root, &arguments("train", "never", &set), &["reward `python`", "the file none.py does not exist"]);
 }

@@ -264,7 +264,7 @@ fn broken_files_are_refused() {
     let three = json!({"prompt_ids": [1], "completion_ids": [[1], [2], [3]], "rewards": [1, 2, 3]});
     refuse(&[three], &[], &["line 1", "3 completions", "set num_generations = 3"]);
     let short = json!({"prompt_ids": [1, 2], "completion_ids": [1, 2], "rewards": 1, "logprobs": [-1]});
-    refuse(&[short], &[], &["line 1", "`logprobs` has 1 elements", "has 2"]);
+    refuse(&[short], &[], &["line 1", "`logprobs` must have as many elements as `completion_ids` (2), got 1"]);
     refuse(&[line(&[1; 7])], &[], &["line 1", "7 tokens", "max_completion_length = 6"]);
     let two = json!({"prompt_ids": [1, 2], "completion_ids": [1], "rewards": [1, null]});
     refuse(&[line(&[1]), two.clone()], &[], &["line 2", "`rewards` has 2 numbers", "have 1"]);

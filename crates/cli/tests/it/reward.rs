@@ -130,7 +130,7 @@ fn bad_input_is_refused() {
     };
     refused(root, &reward("model:model"), &["language model", "gives no scores", "lockstep reward"]);
     refused(root, &reward("model:nowhere"), &["nowhere"]);
-    refused(root, &reward("model:"), &["reward model's directory"]);
+    refused(root, &reward("model:"), &["directory of the reward model is missing"]);
     let config = fs::read_to_string(root.join("model/config.json")).unwrap();
     let two = config.replace("Qwen3ForCausalLM", "Qwen3ForSequenceClassification");
     fs::create_dir(root.join("two")).unwrap();

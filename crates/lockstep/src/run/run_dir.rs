@@ -104,8 +104,8 @@ impl RunDir {
         let own = [self.checkpoints(), self.completions(), self.tensorboard(), fleet.root().to_owned()];
         if let Some(link) = own.iter().find(|dir| dir.is_symlink()) {
             bad_input!(
-                "{} is a symbolic link, and no link is followed inside a run (it could lead out of it): put the \
-                 directory itself there, or move the whole run and put a link in its place",
+                "{} is a symbolic link. Links inside a run directory are not followed, since they may point outside: \
+                 replace the link by the directory itself, or move the whole run and put a link in the run's place",
                 link.display()
             );
         }

@@ -153,7 +153,7 @@ fn scores_do_not_depend_on_the_order_in_which_groups_end() {
     let problems: Vec<String> = expected.problems.iter().map(Problem::to_string).collect();
     let expected_problems = [
         "reward `gsm8k` gave no score for 6 completions: no number in column `answer`, for example in \"none\"",
-        "reward `exact_match` gave no score for 2 completions: column `answer` is empty there",
+        "reward `exact_match` gave no score for 2 completions: column `answer` has no answer in these rows",
         "reward `gsm8k` gave no score for 8 completions: the dataset has no column `solution`; it has `answer`",
         "reward `slow` gave no score for 2 completions: it crashed",
         "reward `slow` gave no score for 2 completions: it gave inf, which is not a finite number",

@@ -218,7 +218,7 @@ fn a_file_that_is_deleted_is_written_again() {
     let of_index = fs::read(&index).unwrap();
     assert_eq!(log.check().unwrap(), None);
     let deleted =
-        |path: &std::path::Path| format!("{} was deleted while the run writes it: it is written again", path.display());
+        |path: &std::path::Path| format!("{} was deleted during the run: it is written again", path.display());
     fs::remove_file(&index).unwrap();
     assert_eq!(log.check().unwrap(), Some(deleted(&index)));
     assert_eq!((fs::read(&path).unwrap(), fs::read(&index).unwrap()), (whole.clone(), of_index.clone()));

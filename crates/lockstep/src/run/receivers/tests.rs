@@ -104,7 +104,7 @@ fn a_run_that_fails_sends_its_queue() {
 fn a_missing_program_is_reported_once_and_its_records_are_counted() {
     let mut sink = started("command:./no/such/program x");
     let warning = testing::wait_for("the program cannot be started", || sink.check().unwrap());
-    let why = "it cannot be started: no such program (or its interpreter is missing)";
+    let why = "it cannot be started: no such program, or its interpreter is missing";
     assert_eq!(warning, format!("report_to command:./no/such/program x: {why}; the run continues"));
     (1..=3).for_each(|step| sink.receive(&metrics(step)).unwrap());
     assert_eq!(sink.check().unwrap(), None);
