@@ -349,9 +349,8 @@ fn prompts_for_a_model() {
     let system = Config { system_prompt: Some("be brief".into()), ..Config::default() };
     assert_eq!(
         message(encoder(&system, &assets).map(|_| ())),
-        "`system_prompt` = \"be brief\": the model has no chat template (chat_template.jinja or \
-         tokenizer_config.json) to \
-         put it in: set system_prompt = \"none\", or take a model that has one"
+        "`system_prompt` = \"be brief\" cannot be used, since the model has no chat template (chat_template.jinja or \
+         tokenizer_config.json): set system_prompt = \"none\", or use a model with a template"
     );
     assert!(encoder(&Config::default(), &assets).is_ok());
 }

@@ -1,6 +1,6 @@
-//! Token ids and labels of training rows against TRL's: for SFT with each value of `completion_only_loss` and
-//! `assistant_only_loss`, for DPO with the place where the answers begin, and for reward models.
-//! `conformance/sft_rows_fixtures.py` made rows, tokenizers and TRL's results.
+//! Compares token ids and labels of training rows with TRL's: for SFT with each value of `completion_only_loss` and
+//! `assistant_only_loss`, for DPO with the end of the prompt, and for reward models. `conformance/sft_rows_fixtures.py`
+//! made rows, tokenizers and TRL's results.
 
 use super::*;
 use crate::Config;
@@ -180,7 +180,7 @@ fn rows_have_the_ids_and_labels_of_trl() {
     // Decision 0047 names these. Four of the nine tokenizers do not have a start token. Decision 0051 has the rows
     // "parts": the fixture's templates do not print the text of a list of parts as text.
     let refused = [
-        ("ids: labels of others: put the label of another", 3),
+        ("ids: labels of others: `labels` must equal `input_ids`, or", 3),
         ("pair: letters join: the prompt has no token:", 6),
         ("pair: no prompt in common: the prompt has no token:", 8),
         ("pair: one letter apart: the prompt has no token:", 8),
@@ -218,9 +218,9 @@ fn a_refused_row_has_an_error_with_a_remedy() {
     let encoder = PromptEncoder { tokenizer: &tokenizer, template: Some(&template), kwargs: &Map::new(), tools: None };
     let talk = json!([{"role": "user", "content": "a"}]);
     for (row, mode, words) in [
-        (json!({"input_ids": [5], "labels": [6]}), "default", "put the label of another token into `input_ids`"),
+        (json!({"input_ids": [5], "labels": [6]}), "default", "must equal `input_ids`, or be -100"),
         (json!({"prompt": "a", "completion": talk}), "default", "give both as texts, or both as lists of messages"),
-        (json!({"text": "a"}), "assistant", "remove the key, or give lists of messages"),
+        (json!({"text": "a"}), "assistant", "remove the key, or use lists of messages"),
         (json!({"messages": talk}), "assistant", "leave the row out, or assistant_only_loss"),
     ] {
         let Outcome::Refused(why) = supervised(&row, mode, &encoder) else { panic!("{row} is taken") };

@@ -366,7 +366,8 @@ fn weights_of_file(config: &Config, replay: &Replay) -> anyhow::Result<Vec<f64>>
     let weights = config.reward_weights.clone().unwrap_or_else(|| vec![1.0; functions]);
     if weights.len() != functions {
         return Err(BadInput::new(format!(
-            "`reward_weights` has {} numbers, but the replayed file has {functions} rewards ({}): one weight for each",
+            "`reward_weights` must have one weight per reward: it has {}, and the replayed file has {functions} \
+             rewards ({})",
             weights.len(),
             replay.reward_names.join(", ")
         )));
