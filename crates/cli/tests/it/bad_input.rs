@@ -40,7 +40,7 @@ fn usage() {
     let scored = ["score-rewards", "--input", "c.jsonl", "--reward", "unique_chars", "--out", "none/x.jsonl"];
     write(dir.path(), "c.jsonl", "{\"completion\": \"a\"}\n");
     refused(dir.path(), &["score-rewards", "--input", ".", "--reward", "unique_chars"], &["--input .", "directory"]);
-    refused(dir.path(), &scored, &["--out none/x.jsonl", "a directory that exists"]);
+    refused(dir.path(), &scored, &["--out none/x.jsonl", "an existing directory"]);
 }
 
 /// Flags that are refused before any file is read: the first line contains all words.

@@ -99,7 +99,7 @@ fn an_adapter_that_does_not_say_what_it_was_trained_on_is_named_wherever_it_is_l
         record(directory, b"base_model_sha25X", None);
         for arguments in commands {
             let printed = good(root, arguments).err;
-            let words = format!("{directory} does not say with which weights it was trained");
+            let words = format!("{directory} does not record the weights that it was trained on");
             assert!(printed.contains("warning: ") && printed.contains(&words), "{arguments:?}: {printed}");
             let _ = ["merged", "more", "rewarded"].map(|out| fs::remove_dir_all(root.join(out)));
         }

@@ -197,7 +197,7 @@ fn keys_that_contradict_ppo_are_refused() {
     assert!(one_more != larger, "{larger}");
     fs::create_dir(root.join("larger")).unwrap();
     fs::write(root.join("larger/config.json"), one_more).unwrap();
-    refuse(&["value_model=larger"], &["`value_model`", "vocabulary of 41", "policy of 40"]);
+    refuse(&["value_model=larger"], &["`value_model`", "vocabulary of 41 tokens", "policy has 40"]);
 }
 
 /// Keys of other algorithms that PPO does not use are reported, one line each, and the run continues.

@@ -260,7 +260,7 @@ fn broken_files_are_refused() {
     refuse(&[line(&[1]), line(&[40])], &[], &["bad.jsonl, line 2", "completion_ids[0] = 40", "vocabulary of 40"]);
     refuse(&[line(&[1])], &[], &["bad.jsonl, line 1", "last group has 1 completion,", "num_generations is 2"]);
     let other = json!({"prompt_ids": [7], "completion_ids": [1], "rewards": 1});
-    refuse(&[line(&[1]), other], &[], &["line 2", "another prompt begins", "num_generations is 2"]);
+    refuse(&[line(&[1]), other], &[], &["line 2", "a new prompt begins", "num_generations is 2"]);
     let three = json!({"prompt_ids": [1], "completion_ids": [[1], [2], [3]], "rewards": [1, 2, 3]});
     refuse(&[three], &[], &["line 1", "3 completions", "set num_generations = 3"]);
     let short = json!({"prompt_ids": [1, 2], "completion_ids": [1, 2], "rewards": 1, "logprobs": [-1]});

@@ -1,4 +1,4 @@
-//! Turns completions into scored groups: prepares the input of reward functions, and stores their scores.
+//! Converts completions to scored groups: prepares the input of reward functions, and stores their scores.
 //! [`rewards::RewardManager`] calls the reward functions.
 
 use super::groups::{Rollouts, ScoredCompletion, ScoredGroup, TokenScores};
@@ -19,7 +19,7 @@ use std::time::Instant;
 /// The dataset's row of each group.
 pub type Prompts = BTreeMap<GroupId, Arc<Prompt>>;
 
-/// For completions made by a program: by group, each completion's columns besides the dataset's.
+/// For completions made by a program: each completion's columns besides the dataset's, by group.
 pub type GivenColumns = BTreeMap<GroupId, Vec<Map<String, Value>>>;
 
 /// The engine's requests: `num_generations` completions of each prompt.

@@ -233,8 +233,8 @@ fn found_in(lie: Lie, words: &[&str], change: impl Fn(&mut Config)) {
 
 #[test]
 fn a_changed_token_is_found() {
-    found(Lie::Token, 0, &["group 0, completion 1, token 0, token: it said"]);
-    found(Lie::Token, 2, &["group 0, completion 1, token 0, token: it said"]);
+    found(Lie::Token, 0, &["group 0, completion 1, token 0, token: the worker sent"]);
+    found(Lie::Token, 2, &["group 0, completion 1, token 0, token: the worker sent"]);
 }
 
 #[test]
@@ -242,22 +242,26 @@ fn a_changed_bit_of_a_log_probability_is_found() {
     found(
         Lie::LogProbability,
         1,
-        &["group 0, completion 1, token 0, log-probability: it said -", "(0xc", "job gives -"],
+        &["group 0, completion 1, token 0, log-probability: the worker sent -", "(0xc", "job gives -"],
     );
 }
 
 #[test]
 fn a_changed_score_of_a_deterministic_reward_is_found() {
-    found(Lie::Score, 1, &["group 0, completion 1, score of `unique_chars`: it said 1.5 (0x3ff8000000000000)"]);
+    found(Lie::Score, 1, &["group 0, completion 1, score of `unique_chars`: the worker sent 1.5 (0x3ff8000000000000)"]);
 }
 
 /// Invented reports of a reward that has none pass no audit, and raise no alarm.
 #[test]
 fn invented_reports_of_a_reward_are_found() {
-    found(Lie::Problem, 1, &["group 0, problems of `unique_chars`: it said [Problem {", "gives []"]);
-    found(Lie::Metric, 0, &["group 0, metrics of `unique_chars`: it said [(\"x\", 9.0)], and the job gives []"]);
-    found(Lie::Extra, 2, &["group 0, columns of `unique_chars`: it said [(\"x\", ", "gives []"]);
-    found(Lie::TimedOut, 1, &["group 0, completions that ran out of time of `unique_chars`: it said 1"]);
+    found(Lie::Problem, 1, &["group 0, problems of `unique_chars`: the worker sent [Problem {", "gives []"]);
+    found(
+        Lie::Metric,
+        0,
+        &["group 0, metrics of `unique_chars`: the worker sent [(\"x\", 9.0)], but the repeated job gives []"],
+    );
+    found(Lie::Extra, 2, &["group 0, columns of `unique_chars`: the worker sent [(\"x\", ", "gives []"]);
+    found(Lie::TimedOut, 1, &["group 0, completions that ran out of time of `unique_chars`: the worker sent 1"]);
 }
 
 #[test]
@@ -279,10 +283,10 @@ fn an_answer_that_cannot_be_read_is_a_lie() {
 #[test]
 fn lies_about_chunks_are_found() {
     let chunks = |config: &mut Config| (config.max_staleness, config.partial_rollout_tokens) = (2, Some(2));
-    found_in(Lie::Token, &["group 0, completion 1, token 0, token: it said"], chunks);
-    found_in(Lie::LaterToken, &["completion 1, token ", ", token: it said"], chunks);
-    found_in(Lie::LogProbability, &["group 0, completion 1, token 0, log-probability: it said"], chunks);
-    found_in(Lie::Score, &["completion 1, score of `unique_chars`: it said 1.5"], chunks);
+    found_in(Lie::Token, &["group 0, completion 1, token 0, token: the worker sent"], chunks);
+    found_in(Lie::LaterToken, &["completion 1, token ", ", token: the worker sent"], chunks);
+    found_in(Lie::LogProbability, &["group 0, completion 1, token 0, log-probability: the worker sent"], chunks);
+    found_in(Lie::Score, &["completion 1, score of `unique_chars`: the worker sent 1.5"], chunks);
     found_in(Lie::Greedy, &["group ", "token", "the job gives"], chunks);
     found_in(Lie::Rubbish, &["its answer to the job of group ", "cannot be read"], chunks);
     found_in(Lie::Columns, &["its answer to the job of group ", "lacks what its sampling records"], chunks);
