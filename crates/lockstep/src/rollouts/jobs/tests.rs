@@ -160,7 +160,7 @@ fn missing_and_duplicate_answers_are_refused() {
     let older = answer(&jobs[1], -0.5).to_bytes();
     let version = "the answer to the job of group 8: completion 0 was sampled by weights of version 5, not 6";
     assert_eq!(said(&[all[0].clone(), older]), version);
-    assert!(said(&[b"rubbish".to_vec()]).starts_with("a worker's answer: 7 bytes are no record"));
+    assert!(said(&[b"rubbish".to_vec()]).starts_with("a worker's answer: 7 bytes are not a record"));
 }
 
 #[test]

@@ -9,10 +9,10 @@ use rollout::{Completion, FinishReason};
 use serde_json::Map;
 use std::sync::Arc;
 
-/// A completion: its text, its score, and whether it was cut at the length limit.
+/// A completion: its text, its score, and whether it was truncated.
 type Text<'a> = (&'a str, Option<f64>, bool);
 
-/// Rollouts with these groups of completions, to the prompts "p0:", "p1:", …; every character is a token.
+/// Rollouts with these groups of completions, for the prompts "p0:", "p1:", …; every character is a token.
 fn rollouts(groups: &[&[Text<'_>]]) -> Rollouts {
     let completion = |&(text, score, cut): &Text<'_>| {
         let ids: Vec<u32> = text.chars().map(u32::from).collect();
@@ -51,7 +51,7 @@ fn seen(rollouts: &Rollouts) -> Observations {
     observed
 }
 
-/// Takes steps that learn from these completions. Returns alarms that are raised or end, as (step, id).
+/// Takes steps that learn from these completions. Returns the alarms that begin or end, as (step, id).
 fn steps(alarms: &mut Alarms, steps: std::ops::Range<u64>, groups: &[&[Text<'_>]]) -> Vec<(u64, String)> {
     let mut out = Vec::new();
     for step in steps {
@@ -61,11 +61,11 @@ fn steps(alarms: &mut Alarms, steps: std::ops::Range<u64>, groups: &[&[Text<'_>]
     out
 }
 
-/// Takes one step for each value of the metric `name`. Returns alarms that are raised or end, with their steps.
+/// Takes one step for each value of the metric `name`. Returns the alarms that begin or end, with their steps.
 fn values(alarms: &mut Alarms, name: &str, values: impl IntoIterator<Item = f64>) -> Vec<(u64, Alarm)> {
     let mut out = Vec::new();
     for (value, step) in values.into_iter().zip(1..) {
-        // A generation with different rewards does not raise alarms.
+        // A generation with different rewards raises no alarm.
         alarms.take(seen(&rollouts(&[&[("a", Some(1.0), false), ("b", Some(0.0), false)]])));
         let raised = alarms.end_step(step, &BTreeMap::from([(name.to_owned(), value)]));
         out.extend(raised.into_iter().map(|alarm| (step, alarm)));
@@ -79,18 +79,18 @@ const WELL: &[&[Text<'_>]] = &[
 ];
 
 #[test]
-fn a_condition_is_raised_once_when_it_held_long_enough_and_is_over_later() {
+fn an_alarm_is_raised_once_and_ends_later() {
     let mut alarms = Alarms::default();
     let course = [0.95, 0.95, 0.9, 0.95, 1.0, 0.96, 1.0, 0.0, 0.0, 0.0, 0.0, 1.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0];
     let raised = values(&mut alarms, "completions/clipped_ratio", course);
     let steps: Vec<_> = raised.iter().map(|(step, alarm)| (*step, alarm.since, alarm.until)).collect();
     assert_eq!(steps, [(6, 4, None), (17, 4, Some(17))]);
-    assert!(raised[0].1.evidence.starts_with("96 % of the completions were cut"), "{}", raised[0].1);
+    assert!(raised[0].1.evidence.starts_with("96 % of the completions were truncated"), "{}", raised[0].1);
     assert_eq!(alarms.raised(), [Alarm { until: Some(17), ..raised[0].1.clone() }]);
 }
 
 #[test]
-fn metrics_beyond_their_thresholds() {
+fn metrics_beyond_their_thresholds_raise_alarms() {
     let first = |name: &str, course: &[f64]| {
         let raised = values(&mut Alarms::default(), name, course.iter().copied());
         raised.first().map(|(step, alarm)| (*step, alarm.id.clone()))

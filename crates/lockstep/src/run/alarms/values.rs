@@ -61,7 +61,8 @@ impl History {
         let value = |name: &str| values.get(name).copied();
         let percent = |share: f64| share * 100.0;
         if let Some(share) = value("completions/clipped_ratio").filter(|s| *s >= conditions::TRUNCATED.threshold) {
-            let evidence = format!("{:.0} % of the completions were cut at max_completion_length", percent(share));
+            let evidence =
+                format!("{:.0} % of the completions were truncated at max_completion_length", percent(share));
             self.cut_from_the_first = self.cut_from_the_first.or(Some(true));
             let short = value("completions/max_length").is_some_and(|length| length <= SHORT);
             let quiet = short && self.cut_from_the_first == Some(true);

@@ -272,11 +272,11 @@ fn a_worker_that_samples_greedily_is_found() {
 #[test]
 fn an_answer_that_cannot_be_read_is_a_lie() {
     found(Lie::Rubbish, 0, &["its answer to the job of group ", "cannot be read"]);
-    found(Lie::Columns, 1, &["its answer to the job of group ", "lacks what its sampling records"]);
-    found(Lie::Empty, 0, &["its answer to the job of group ", "cannot be read: 0 bytes are no record"]);
+    found(Lie::Columns, 1, &["its answer to the job of group ", "lacks a column that its sampling"]);
+    found(Lie::Empty, 0, &["its answer to the job of group ", "cannot be read: 0 bytes are not a record"]);
     found(Lie::Vocabulary, 1, &["its answer to the job of group ", "has the token 40, and the vocabulary has 40"]);
     found(Lie::Version, 2, &["its answer to the job of group ", "was sampled by weights of version 1, not 0"]);
-    found(Lie::Group, 0, &["its answer to the job of group ", "cannot be read: it answers another job"]);
+    found(Lie::Group, 0, &["its answer to the job of group ", "cannot be read: the answer belongs to another job"]);
 }
 
 /// Checks that each chunk is generated again with the weights that its position determines.
@@ -289,7 +289,7 @@ fn lies_about_chunks_are_found() {
     found_in(Lie::Score, &["completion 1, score of `unique_chars`: the worker sent 1.5"], chunks);
     found_in(Lie::Greedy, &["group ", "token", "the job gives"], chunks);
     found_in(Lie::Rubbish, &["its answer to the job of group ", "cannot be read"], chunks);
-    found_in(Lie::Columns, &["its answer to the job of group ", "lacks what its sampling records"], chunks);
+    found_in(Lie::Columns, &["its answer to the job of group ", "lacks a column that its sampling"], chunks);
 }
 
 const UNREADABLE: [Lie; 7] =

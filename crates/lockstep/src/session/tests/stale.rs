@@ -342,7 +342,8 @@ fn a_damaged_frontier_is_refused() {
     };
     let mut flipped = bytes.clone();
     flipped[bytes.len() / 2] ^= 1;
-    for (damaged, word) in [(&flipped[..], "checksum"), (&bytes[..bytes.len() - 3], "cut off"), (&[], "has 0 batches")]
+    for (damaged, word) in
+        [(&flipped[..], "checksum"), (&bytes[..bytes.len() - 3], "truncated"), (&[], "has 0 batches")]
     {
         let message = message(damaged);
         assert!(message.contains("frontier.bin") && message.contains(word), "{message}");

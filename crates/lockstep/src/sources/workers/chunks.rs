@@ -82,7 +82,7 @@ impl Chunks {
             None => {
                 let answer = GroupAnswer::believed(&result.bytes, whole).map_err(|error| error.to_string())?;
                 if answer.group.completions.iter().any(|completion| !completion.is_whole(&whole.sampling)) {
-                    return Err("it lacks what its sampling records of each token".to_owned());
+                    return Err("it lacks a column that its sampling parameters require".to_owned());
                 }
                 if !answer.group.is_unfinished() && answer.scores.len() != whole.rewards.len() {
                     return Err(format!("it lacks the scores of {} rewards", whole.rewards.len()));

@@ -163,7 +163,7 @@ fn recorded_groups_and_json_lines_are_read_alike() {
     assert_eq!(said(&without), nothing);
     let mut cut = group(&|_| {});
     cut.pop();
-    assert!(load(cut, 2).err().unwrap().starts_with("FILE: record 0, at byte 0: the record is cut off"));
+    assert!(load(cut, 2).err().unwrap().starts_with("FILE: record 0, at byte 0: the record is truncated"));
     assert_eq!(*recorded_versions(&[1 << 63 | 6, 7].map(Updates)), [6, 7].map(Updates));
     assert_eq!(recorded_versions(&[Updates(6), NO_VERSION]), Vec::new());
 }

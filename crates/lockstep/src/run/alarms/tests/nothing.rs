@@ -134,7 +134,7 @@ fn cause_named(rollouts: &Rollouts, share: Option<f64>) -> Option<&'static str> 
     let alarm = raised.pop()?;
     let is = |words: &str, remedy: &str| alarm.evidence.contains(words) && alarm.remedy.contains(remedy);
     Some(match () {
-        () if is("their weighted sum cancels", "takes back") => "cancel",
+        () if is("their weighted sum cancels", "opposite effects") => "cancel",
         () if is("the weight of these rewards is 0", "a weight other than 0") => "unweighted",
         () if is("all rewards are equal", "prompts that the model solves sometimes") => "equal",
         () => panic!("{alarm}"),

@@ -152,7 +152,7 @@ fn a_damaged_frontier_is_refused() {
     let bytes = std::fs::read(&file).unwrap();
     let mut flipped = bytes.clone();
     flipped[bytes.len() / 2] ^= 1;
-    for (damaged, word) in [(&flipped[..], "checksum"), (&bytes[..bytes.len() - 3], "cut off"), (&[], "2 batches")] {
+    for (damaged, word) in [(&flipped[..], "checksum"), (&bytes[..bytes.len() - 3], "truncated"), (&[], "2 batches")] {
         std::fs::write(&file, damaged).unwrap();
         // Without the list of files, which would report the damage first.
         let _ = std::fs::remove_file(checkpoint.join("files.json"));
