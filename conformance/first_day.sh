@@ -264,7 +264,7 @@ C
             if ! ldd "$program" 2>/dev/null | grep -q libc; then kill -KILL "$first"; skip "the program is static: a preloaded flock has no effect"; return; fi
             show "$(head -20 "$work/$name.log")"; fail "$name: no warning"; return; }
         out=$(LD_PRELOAD=$work/flock.so "$program" train --resume "$run" 2>&1); code=$?
-        show "$name, a second start: exit code $code: $(grep -o "is in use.*writes into it" <<<"$out" | cut -c1-60)… $(grep -o "This file system[^.]*" <<<"$out" | cut -c1-90)"
+        show "$name, a second start: exit code $code: $(grep -o "is in use.*is writing to it" <<<"$out" | cut -c1-60)… $(grep -o "This file system[^.]*" <<<"$out" | cut -c1-90)"
         [ $code = 2 ] && grep -q "process $first on" <<<"$out" || { show "$out"; fail "$name: the living run should be named, with exit code 2"; return; }
         kill -KILL "$first"; wait "$first" 2>/dev/null
         LD_PRELOAD=$work/flock.so "$program" train --resume "$run" > "$work/$name-2.log" 2>&1 &

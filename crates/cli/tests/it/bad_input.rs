@@ -267,7 +267,7 @@ fn absurd_sizes() {
         ("max_num_seqs=1000000000", "`max_num_seqs`"),
         ("num_generations=1000000000000", "`num_generations`"),
         ("per_device_train_batch_size=4000000000000000000", "`per_device_train_batch_size`"),
-        ("gradient_accumulation_steps=1000000", "rows of the training data"),
+        ("gradient_accumulation_steps=1000000", "rows, but the training data has only"),
         ("generation_batch_size=4000000000000", "`generation_batch_size`"),
         ("max_completion_length=9000000000000000000", "`max_completion_length`"),
         ("num_iterations=9000000000000000000", "`num_iterations`"),

@@ -114,7 +114,8 @@ fn the_lineage_of_an_older_checkpoint_begins_at_its_weights() {
     fs::remove_file(root.join("whole/checkpoints/step-000004/files.json")).unwrap();
     let printed = resumed(root, "old", 4, &[]);
     assert!(
-        printed.contains("step-000004") && printed.contains("kept no lineage of the weights: it begins there"),
+        printed.contains("step-000004")
+            && printed.contains("recorded no lineage of the weights: the lineage begins there"),
         "{printed}"
     );
     let old = lineages(&root.join("old"));

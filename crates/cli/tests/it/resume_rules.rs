@@ -428,7 +428,7 @@ fn a_reward_that_changed_meanwhile_is_named() {
     let rewards = "reward_funcs=[\"command:sh reward.sh\", \"python:r.py:f\", \"model:scores/model\"]";
     good(root, &arguments("train", "run", &[rewards, "max_steps=2", "eval_strategy=no"]));
     let resumed = |steps: &str| good(root, &["train", "--resume", "run", "--set", &format!("max_steps={steps}")]).err;
-    let warning = "a reward is no longer what the run was trained with";
+    let warning = "a reward differs from the reward that the run was trained with";
     assert!(!resumed("3").contains(warning));
     fs::write(root.join("reward.sh"), script.replace("[1,", "[-1,")).unwrap();
     let mut python = fs::read_to_string(root.join("r.py")).unwrap();

@@ -1,5 +1,5 @@
-//! Tests of the profile's rules on invented measurements, and of its windows. Tests that provoke rules with real runs
-//! are in `session/tests/profile.rs`.
+//! The profile's rules on made-up measurements, and its windows. `session/tests/profile.rs` triggers the rules with
+//! real runs.
 
 mod least;
 
@@ -8,8 +8,8 @@ use super::measured::{Stage, Tail};
 use super::*;
 use telemetry::StageTotal;
 
-/// Measurements of a run that is as fast as its machine allows: 40 sequences per decode step, half of the time
-/// decoding.
+/// Measurements of a run that is as fast as its machine allows: 40 sequences per decode step, and half of the time
+/// spent decoding.
 fn healthy() -> Measured {
     let stage = |path: &str, seconds: f64, flops: f64, bytes: f64| Stage { path: path.into(), seconds, flops, bytes };
     Measured {
@@ -69,12 +69,12 @@ fn findings_are_sorted_by_the_seconds_that_they_cost() {
     let found: Vec<_> = record.by_gain().into_iter().map(|(finding, gain)| (finding.id.as_str(), gain)).collect();
     let (evaluations, tail, rest) = (10.0, 48.0 * 0.2, 100.0 - 98.0);
     let known = [("evaluation_bound", Some(evaluations)), ("long_tail", Some(tail)), ("data_bound", Some(rest))];
-    // Nobody waited for workers.
+    // Nobody waited for workers, so the cost is unknown.
     let unknown = ["zero_spread", "worker_bound", "no such rule"].map(|id| (id, None));
     assert_eq!(found, [known, unknown].concat());
 }
 
-/// Asserts that after `change` exactly the rule `id` holds, and that its evidence contains `part`.
+/// Asserts that after `change` exactly the rule `id` holds, with `part` in its evidence.
 #[track_caller]
 fn only(id: &str, part: &str, change: impl FnOnce(&mut Measured)) {
     let found = found(change);
@@ -82,10 +82,10 @@ fn only(id: &str, part: &str, change: impl FnOnce(&mut Measured)) {
 }
 
 #[test]
-fn each_rule_is_provoked_and_none_holds_on_a_healthy_run() {
+fn each_rule_can_hold_and_none_holds_for_a_fast_run() {
     assert_eq!(found(|_| {}), []);
     assert_eq!(found(|m| *m = Measured::default()), []);
-    only("reward_bound", "40.0 of 100.0 s (40 %) were waited for rewards, most of it for `gsm8k`", |m| {
+    only("reward_bound", "40.0 of 100.0 s (40 %) were spent waiting for rewards, most of it for `gsm8k`", |m| {
         stage(m, "rewards").seconds = 40.0;
         stage(m, "update").seconds = 5.0;
     });
@@ -103,7 +103,7 @@ fn each_rule_is_provoked_and_none_holds_on_a_healthy_run() {
     only("small_batch", "has 3.0 sequences", |m| {
         m.counts.insert("decode_passes".into(), 3000.0);
     });
-    // Few sequences, because the others have ended, are reported as a tail.
+    // If others have ended, a small number of sequences is reported as a tail.
     only("long_tail", "40 of 640 completions took 60 % of the decode steps alone", |m| {
         m.tail.alone = 600;
         m.counts.insert("decode_passes".into(), 3000.0);
@@ -239,7 +239,7 @@ fn a_busy_machine_has_no_ceilings() {
     assert!((load.unwrap() - 0.1).abs() < 1e-6 && why_not.is_none(), "{load:?} {why_not:?}");
     assert_eq!(ended(0.3, true, 20.0), (None, Some(ceilings::BUSY.to_owned())));
     let text = std::fs::read_to_string(dir.path().join(FILE)).unwrap();
-    assert!(text.contains("\"without_ceilings\": \"The machine was busy when"), "{text}");
+    assert!(text.contains("\"without_ceilings\": \"The machine was too busy"), "{text}");
     assert_eq!((ended(0.3, false, 20.0), ended(0.1, true, 2.0)), ((None, None), (None, None)));
 }
 

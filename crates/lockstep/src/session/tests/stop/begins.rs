@@ -43,10 +43,10 @@ fn a_run_continues_after_the_checkpoint_that_is_named() {
     let (messages, step) = resumed(&root);
     assert_eq!(step, 3);
     says(&messages, &format!("resuming after step 3 from {place}/checkpoints/step-000003"));
-    assert!(!messages.iter().any(|text| text.contains("is kept in") || text.contains("was killed")), "{messages:#?}");
+    assert!(!messages.iter().any(|text| text.contains("are kept in") || text.contains("was killed")), "{messages:#?}");
     let (messages, step) = resumed(&root.join("checkpoints/step-000001"));
     assert_eq!(step, 1);
-    says(&messages, &format!("what the run did after step 1 is kept in {place}/abandoned/after-step-000001"));
+    says(&messages, &format!("the steps after step 1 are kept in {place}/abandoned/after-step-000001"));
     says(&messages, &format!("resuming after step 1 from {place}/checkpoints/step-000001"));
     let starts = RunRecord::read(&root.join("record.json")).unwrap().starts;
     assert_eq!(starts.iter().map(|start| start.step).collect::<Vec<_>>(), [0, 3, 1]);

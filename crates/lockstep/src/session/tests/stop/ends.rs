@@ -244,7 +244,7 @@ fn the_result_is_the_best_checkpoint() {
     });
     let result = train(best("gone"), options);
     assert!(weights_of(&result.dir.model()) == weights_of(&result.dir.checkpoint(3)));
-    let words = "the best checkpoint, of step 1, is gone: the result is the last weights";
+    let words = "the best checkpoint, of step 1, is missing: the result is the last weights";
     assert!(seen.messages().iter().any(|text| text == words), "{:?}", seen.messages());
 }
 
