@@ -207,7 +207,7 @@ item_A3() {
     sed -i '/"build": {/,/}/d' "$run-old/record.json"
     if grep -q '"build"' "$run-old/record.json"; then fail "the record could not be made an older one"; return; fi
     out=$("$program" train --resume "$run-old" --set max_steps=3 2>&1); code=$?
-    [ $code = 0 ] && [ "$(grep -c "does not say which build" <<<"$out")" = 1 ] || { show "$out"; fail "an older run should resume, with one line (exit code $code)"; return; }
+    [ $code = 0 ] && [ "$(grep -c "does not name the build" <<<"$out")" = 1 ] || { show "$out"; fail "an older run should resume, with one line (exit code $code)"; return; }
     # A worker of another build.
     # shellcheck disable=SC2046
     "$program" learner $(train_words --set max_steps=2 --out "$run-fleet" | sed 's/^train //') > "$work/learner.log" 2>&1 &

@@ -117,7 +117,7 @@ def test_other_data_leave_nothing(model):
     make("sft", model, "a", **SAVED).train()
     other = make("sft", model, "b", **SAVED)
     other.train_dataset = [{"text": "moon"}] * 4
-    with pytest.raises(ValueError, match="the training data is not what the run began with"):
+    with pytest.raises(ValueError, match="the training data has changed since the run began"):
         other.train(resume_from_checkpoint="a/checkpoint-1")
     assert not os.path.exists("b")
     other.train_dataset = [{"text": "ab sun moon"}] * 4

@@ -50,7 +50,7 @@ fn an_adapter_on_other_weights_is_refused_everywhere_unless_one_insists() {
     }
     fs::write(&weights, &old).unwrap();
     let printed = good(root, &resume).err;
-    assert!(printed.contains("record.json is missing, or does not say"), "{printed}");
+    assert!(printed.contains("record.json is missing or does not record"), "{printed}");
 }
 
 /// An adapter without a recorded base cannot be checked. Every command reports that, and loads the adapter.

@@ -206,7 +206,7 @@ fn lies_in_files_are_named_with_their_step() {
         (found.kind.as_str(), found.step, found.recorded.as_str()),
         ("hash", Some(4), "the checkpoint's own checksums")
     );
-    assert!(found.remade.contains("model.safetensors") && !found.remade.contains("there is no checkpoint before it"));
+    assert!(found.remade.contains("model.safetensors") && !found.remade.contains("there is no earlier checkpoint"));
     assert_eq!(report.proven, [interval(0, 2)]);
     FileList::of(&checkpoint, 4).unwrap().write(&checkpoint).unwrap();
     let report = verified(&root);

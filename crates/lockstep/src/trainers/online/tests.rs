@@ -19,7 +19,7 @@ fn refused(checkpoint: &Path, name: &str, bytes: &[u8]) -> String {
     let said = format!("{error:#}");
     let at = said.find(name).unwrap_or_else(|| panic!("{said}"));
     // The advice on how to resume is left out, because it does not depend on this file.
-    said[at..].split("; there is no checkpoint before it").next().unwrap_or_default().to_owned()
+    said[at..].split("; there is no earlier checkpoint").next().unwrap_or_default().to_owned()
 }
 
 /// The bytes of each batch of a file. `records` says how many records follow the first record of a batch.

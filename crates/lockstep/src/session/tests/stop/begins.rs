@@ -23,7 +23,7 @@ fn ended(dir: &Path, out: &str, last: u64) -> PathBuf {
     run.dir.root().to_owned()
 }
 
-/// The messages when the run is resumed, and the step that it continues after.
+/// The messages when the run is resumed, and the step from which it continues.
 fn resumed(from: &Path) -> (Vec<String>, u64) {
     let seen = Seen::default();
     let run = Run::resume(Purpose::Sft, from, sft().sink(seen.clone())).unwrap();
@@ -36,7 +36,7 @@ fn says(messages: &[String], words: &str) {
 }
 
 #[test]
-fn a_run_continues_after_the_checkpoint_that_is_named() {
+fn a_run_continues_from_the_named_checkpoint() {
     let dir = directory();
     let root = ended(dir.path(), "out", 3);
     let place = root.display();

@@ -179,7 +179,7 @@ fn a_resumed_run_that_has_ended_reports_it() {
     };
     let (reason, steps, messages) = resume(done.dir.root());
     assert_eq!((reason, steps), (Some(StopReason::Completed), 6));
-    let words = "the run has ended already: it has done 6 of 6 steps";
+    let words = "the run has already ended: it has done 6 of 6 steps";
     assert!(messages.iter().any(|text| text == words), "{messages:?}");
     // Training lowers the loss, but a higher one counts as better here: two evaluations after the first do not improve.
     let early = Config {
@@ -198,15 +198,14 @@ fn a_resumed_run_that_has_ended_reports_it() {
     );
     let (reason, steps, messages) = resume(stopped.dir.root());
     assert_eq!((reason, steps), (Some(StopReason::EarlyStopping), 3));
-    let words = "the run has ended already: it stopped early after step 3 of 6: 2 evaluations in a row were no \
-                 better (a \
-                 higher early_stopping_patience continues)";
+    let words = "the run has already ended: it stopped early after step 3 of 6: 2 evaluations in a row without \
+                 improvement (raise early_stopping_patience to continue)";
     assert!(messages.iter().any(|text| text == words), "{messages:?}");
     // A run with steps left continues.
     let half = train(every("half"), sft().on_step(|step| if step == 4 { Break(()) } else { Continue(()) }));
     let (reason, steps, messages) = resume(half.dir.root());
     assert_eq!((reason, steps), (None, 5));
-    assert!(!messages.iter().any(|text| text.contains("ended already")), "{messages:?}");
+    assert!(!messages.iter().any(|text| text.contains("already ended")), "{messages:?}");
 }
 
 #[test]
