@@ -334,7 +334,7 @@ fn prompts_must_fit_the_models_context() {
     assert_eq!((all.all.len(), all.longest(), all.left_out, all.hash.len()), (3, 6, 0, 64));
     let some = load(&Config { max_prompt_length: Some(5), ..Config::default() }, 58).unwrap();
     assert_eq!((some.all.len(), some.longest(), some.left_out), (2, 3, 1));
-    assert!(message(load(&Config::default(), 59)).starts_with("memory, row 2: the prompt has 6 tokens"));
+    assert!(message(load(&Config::default(), 59)).starts_with("memory, row 2: the prompt's 6 tokens"));
     assert!(
         message(load(&Config { max_model_len: Some(9), ..Config::default() }, 4)).contains("the context of 9 tokens")
     );

@@ -54,7 +54,7 @@ fn a_run_continues_from_the_named_checkpoint() {
 }
 
 #[test]
-fn a_moved_or_killed_run_is_reported() {
+fn a_resume_reports_a_moved_or_killed_run() {
     let dir = directory();
     let root = ended(dir.path(), "out", 1);
     let moved = dir.path().join("moved");
@@ -63,10 +63,10 @@ fn a_moved_or_killed_run_is_reported() {
     std::fs::write(moved.join("run.lock"), killed).unwrap();
     let (messages, _) = resumed(&moved);
     let (old, new) = (root.display(), moved.display());
-    says(&messages, &format!("the run's directory was {old}, and is now {new}"));
+    says(&messages, &format!("the run's directory was moved from {old} to {new}"));
     let word = |text: &String| text.starts_with("process 1 on elsewhere (`lockstep sft`, for ");
     let killed = messages.iter().find(|text| word(text)).unwrap_or_else(|| panic!("{messages:#?}"));
     assert!(killed.ends_with(") was killed while it wrote into this directory"), "{killed}");
     let (messages, _) = resumed(&moved);
-    assert!(!messages.iter().any(|text| text.contains("was killed") || text.contains("is now")), "{messages:#?}");
+    assert!(!messages.iter().any(|text| text.contains("was killed") || text.contains("was moved")), "{messages:#?}");
 }
