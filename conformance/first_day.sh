@@ -207,7 +207,7 @@ item_A3() {
     sed -i '/"build": {/,/}/d' "$run-old/record.json"
     if grep -q '"build"' "$run-old/record.json"; then fail "the record could not be made an older one"; return; fi
     out=$("$program" train --resume "$run-old" --set max_steps=3 2>&1); code=$?
-    [ $code = 0 ] && [ "$(grep -c "does not say which build" <<<"$out")" = 1 ] || { show "$out"; fail "an older run should resume, with one line (exit code $code)"; return; }
+    [ $code = 0 ] && [ "$(grep -c "does not name the build" <<<"$out")" = 1 ] || { show "$out"; fail "an older run should resume, with one line (exit code $code)"; return; }
     # A worker of another build.
     # shellcheck disable=SC2046
     "$program" learner $(train_words --set max_steps=2 --out "$run-fleet" | sed 's/^train //') > "$work/learner.log" 2>&1 &
@@ -264,7 +264,7 @@ C
             if ! ldd "$program" 2>/dev/null | grep -q libc; then kill -KILL "$first"; skip "the program is static: a preloaded flock has no effect"; return; fi
             show "$(head -20 "$work/$name.log")"; fail "$name: no warning"; return; }
         out=$(LD_PRELOAD=$work/flock.so "$program" train --resume "$run" 2>&1); code=$?
-        show "$name, a second start: exit code $code: $(grep -o "is in use.*writes into it" <<<"$out" | cut -c1-60)… $(grep -o "This file system[^.]*" <<<"$out" | cut -c1-90)"
+        show "$name, a second start: exit code $code: $(grep -o "is in use.*is writing to it" <<<"$out" | cut -c1-60)… $(grep -o "This file system[^.]*" <<<"$out" | cut -c1-90)"
         [ $code = 2 ] && grep -q "process $first on" <<<"$out" || { show "$out"; fail "$name: the living run should be named, with exit code 2"; return; }
         kill -KILL "$first"; wait "$first" 2>/dev/null
         LD_PRELOAD=$work/flock.so "$program" train --resume "$run" > "$work/$name-2.log" 2>&1 &

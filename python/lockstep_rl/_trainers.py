@@ -72,8 +72,8 @@ class GRPOTrainer(Trainer):
         weights = self._values.get("reward_weights")
         if weights is not None and len(weights) != len(self._reward_set.specs):
             raise ValueError(
-                f"`reward_weights` has {len(weights)} numbers, but there are {len(self._reward_set.specs)} rewards: "
-                "one weight for each"
+                f"`reward_weights` must have one weight per reward: it has {len(weights)}, "
+                f"and there are {len(self._reward_set.specs)} rewards"
             )
 
     def _read_args(self) -> None:

@@ -32,7 +32,7 @@ const FLAGS: [(&str, &str); 20] = [
         "fix the reward and resume with resume_from_checkpoint=True of train() in ",
     ),
     ("fix it and resume (--resume)", "fix it and resume (resume_from_checkpoint=True of train())"),
-    ("give another directory with --out", "give another output_dir"),
+    ("choose another directory with --out", "choose another output_dir"),
     ("give another --out", "give another output_dir"),
     ("Give --out DIR, or --resume DIR", "Give output_dir, or the directory as resume_from_checkpoint"),
     ("--resume latest", "resume_from_checkpoint=True"),

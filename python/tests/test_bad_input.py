@@ -99,7 +99,7 @@ ARGUMENTS = [
     (dict(reward_funcs=""), ValueError, "empty name"),
     (dict(args={"num_generations": 2}), TypeError, "must be a GRPOConfig"),
     (dict(args=SFTConfig("out")), TypeError, "must be a GRPOConfig"),
-    (dict(args=GRPOConfig("out", reward_weights=[1.0, 2.0], **SMALL)), ValueError, "one weight for each"),
+    (dict(args=GRPOConfig("out", reward_weights=[1.0, 2.0], **SMALL)), ValueError, "one weight per reward"),
     (dict(train_dataset=None), ValueError, "train_dataset"),
     (dict(train_dataset=[]), ValueError, "empty"),
     (dict(train_dataset=3), TypeError, "sequence of rows"),

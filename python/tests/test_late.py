@@ -106,7 +106,7 @@ def test_wrong_values_are_refused_when_training_begins(model, rows):
         ("learning_rate", -1.0, ValueError, "learning_rate"),
         ("loss_type", "nonsense", ValueError, "loss_type"),
         ("num_generations", 3, ValueError, "num_generations"),
-        ("reward_weights", [1.0, 2.0], ValueError, "`reward_weights` has 2 numbers, but there are 1"),
+        ("reward_weights", [1.0, 2.0], ValueError, "`reward_weights` must have one weight per reward: it has 2"),
         ("report_to", "nothing", ValueError, "report_to"),
     ]:
         trainer = grpo(model, rows)

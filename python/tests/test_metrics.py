@@ -257,7 +257,7 @@ def test_the_best_model_by_a_metric_of_ones_own(model):
     assert weights("out/model") == weights("out/checkpoints/step-000002") != weights("out/checkpoints/step-000004")
     other = sft(model, lambda prediction: {"mine": 1}, output_dir="other", eval_strategy="steps", eval_steps=2,
                 metric_for_best_model="yours")
-    with pytest.raises(ValueError, match="yours: no such evaluation metric; there are eval_loss, .*eval_mine"):
+    with pytest.raises(ValueError, match="yours: no such evaluation metric; the metrics are eval_loss, .*eval_mine"):
         other.train()
     assert os.listdir("other/checkpoints") == ["step-000002"]
 

@@ -117,7 +117,7 @@ def test_other_data_leave_nothing(model):
     make("sft", model, "a", **SAVED).train()
     other = make("sft", model, "b", **SAVED)
     other.train_dataset = [{"text": "moon"}] * 4
-    with pytest.raises(ValueError, match="the training data is not what the run began with"):
+    with pytest.raises(ValueError, match="the training data has changed since the run began"):
         other.train(resume_from_checkpoint="a/checkpoint-1")
     assert not os.path.exists("b")
     other.train_dataset = [{"text": "ab sun moon"}] * 4
@@ -155,7 +155,7 @@ def test_warnings_of_the_engine_are_heard_with_disable_tqdm(model, caplog):
     with caplog.at_level(logging.WARNING, "lockstep_rl"):
         make("sft", model, "a", logging_steps=2, **SAVED).train(resume_from_checkpoint="a/checkpoint-1")
     said = [record.getMessage() for record in caplog.records]
-    assert sum("what the run did after step 1 is kept in" in text for text in said) == 1, said
+    assert sum("the steps after step 1 are kept in" in text for text in said) == 1, said
     caplog.clear()
     with caplog.at_level(logging.WARNING, "lockstep_rl"):
         trainer = make("sft", model, "a", learning_rate=0.5, **SAVED)

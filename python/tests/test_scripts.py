@@ -181,7 +181,7 @@ def test_a_flag_of_a_refused_feature_has_the_reason():
     classes = (ScriptArguments, DPOConfig, ModelConfig)
     for words, why in [
         ("--loss_type sigmoid bco_pair", "dpo_loss_type"),
-        ("--sync_ref_model", "the reference does not move"),
+        ("--sync_ref_model", "the reference never changes"),
         ("--eval_steps 1.5", "`eval_steps`: expected an integer, got 1.5"),
         ("--model_init_kwargs x", "`model_init_kwargs` must be a dict"),
         ("--model_init_kwargs {x", "this is no JSON"),

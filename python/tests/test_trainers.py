@@ -79,7 +79,7 @@ def test_distillation_has_the_bits_of_the_program(model, rows, rewarded):
     assert weights("out/model") == weights("program/model") != weights(model)
     with pytest.raises(ValueError, match="teacher_model_name_or_path"):
         GRPOConfig("other", algorithm="distillation")
-    with pytest.raises(ValueError, match="`distillation_coef` has no part in"):
+    with pytest.raises(ValueError, match="`distillation_coef` is not read by"):
         GRPOConfig("other", distillation_coef=0.5)
     with pytest.raises(ValueError, match="No reward source provided"):
         GRPOTrainer(model, None, GRPOConfig("other", **SMALL), rows)

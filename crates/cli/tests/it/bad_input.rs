@@ -40,7 +40,7 @@ fn usage() {
     let scored = ["score-rewards", "--input", "c.jsonl", "--reward", "unique_chars", "--out", "none/x.jsonl"];
     write(dir.path(), "c.jsonl", "{\"completion\": \"a\"}\n");
     refused(dir.path(), &["score-rewards", "--input", ".", "--reward", "unique_chars"], &["--input .", "directory"]);
-    refused(dir.path(), &scored, &["--out none/x.jsonl", "a directory that exists"]);
+    refused(dir.path(), &scored, &["--out none/x.jsonl", "an existing directory"]);
 }
 
 /// Flags that are refused before any file is read: the first line contains all words.
@@ -103,7 +103,7 @@ fn configuration() {
     train(dir.path(), &["broken.toml"], &["broken.toml, line 2"]);
     train(dir.path(), &["missing.toml"], &["missing.toml"]);
     write(dir.path(), "twice.toml", "beta = 0.1\nseed = 1\nseed = 2\n");
-    train(dir.path(), &["twice.toml"], &["twice.toml, line 3", "the key `seed` is there twice"]);
+    train(dir.path(), &["twice.toml"], &["twice.toml, line 3", "duplicate key `seed`"]);
     write(dir.path(), "sections.toml", "[trainer]\nbeta = 0.1\n");
     train(dir.path(), &["sections.toml"], &["unknown key `trainer`. Keys are flat: there are no sections (`lockstep"]);
     std::fs::create_dir(dir.path().join("old")).unwrap();
@@ -111,7 +111,11 @@ fn configuration() {
     train(dir.path(), &["old"], &["the configuration old is a directory", "give old/config.toml"]);
     train(dir.path(), &["model"], &["the configuration model is a directory, not a TOML file"]);
     let once = ["--set", "eval_dataset_name=d.jsonl", "--set", "num_generations_eval=1", "--set", "eval_pass_at_k=[3]"];
-    train(dir.path(), &once, &["`eval_pass_at_k` has 3", "each prompt has 1 completion: set num_generations_eval = 3"]);
+    train(
+        dir.path(),
+        &once,
+        &["`eval_pass_at_k` has 3", "each prompt has only 1 completion: set num_generations_eval = 3"],
+    );
     let never = [&once[..4], &["--set", "eval_pass_at_k=[0]"]].concat();
     train(dir.path(), &never, &["`eval_pass_at_k` has 0", "at least 1"]);
     let eval =
@@ -148,7 +152,11 @@ fn rewards() {
     set("uniqe_chars", &["did you mean `unique_chars`?"]);
     set("command:./no_such_program", &["./no_such_program"]);
     set("[\"format:(\"]", &["format"]);
-    train(dir.path(), &["--set", "reward_weights=[1, 2]"], &["2 numbers, but there are 1"]);
+    train(
+        dir.path(),
+        &["--set", "reward_weights=[1, 2]"],
+        &["must have one weight per reward: it has 2, and there are 1"],
+    );
 }
 
 #[test]
@@ -259,7 +267,7 @@ fn absurd_sizes() {
         ("max_num_seqs=1000000000", "`max_num_seqs`"),
         ("num_generations=1000000000000", "`num_generations`"),
         ("per_device_train_batch_size=4000000000000000000", "`per_device_train_batch_size`"),
-        ("gradient_accumulation_steps=1000000", "rows of the training data"),
+        ("gradient_accumulation_steps=1000000", "rows, but the training data has only"),
         ("generation_batch_size=4000000000000", "`generation_batch_size`"),
         ("max_completion_length=9000000000000000000", "`max_completion_length`"),
         ("num_iterations=9000000000000000000", "`num_iterations`"),

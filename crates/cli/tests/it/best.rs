@@ -62,7 +62,7 @@ fn the_best_is_one_that_is_kept() {
     good(root, &all);
     fs::remove_dir_all(root.join("gone/checkpoints/step-000004")).unwrap();
     let output = good(root, &["train", "--resume", "gone", "--set", "max_steps=12"]);
-    assert!(output.err.contains("the best checkpoint, of step 4, is gone"), "{}", output.err);
+    assert!(output.err.contains("the best checkpoint, of step 4, is missing"), "{}", output.err);
 }
 
 #[test]

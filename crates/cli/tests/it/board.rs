@@ -17,7 +17,7 @@ fn a_finished_run_gets_the_events_that_it_would_have_written() {
     let texts = |run: &str| events(&root.join(run)).iter().filter(|(_, tag, _)| tag == "long").count();
     // An event file that the run wrote itself is never overwritten.
     let before = events(&root.join("with"));
-    refused(root, &["board", "with"], &["tfevents", "is there already", "--out"]);
+    refused(root, &["board", "with"], &["tfevents", "already exists", "--out"]);
     assert_eq!(events(&root.join("with")), before);
 
     let output = good(root, &["board", "with", "--out", "tb"]);
@@ -38,7 +38,7 @@ fn a_finished_run_gets_the_events_that_it_would_have_written() {
     good(root, &arguments("train", "without", &without));
     good(root, &["board", "without"]);
     assert!(!scalars("without").is_empty());
-    refused(root, &["board", "without"], &["is there already"]);
+    refused(root, &["board", "without"], &["already exists"]);
     refused(root, &["board", "model"], &["no config.toml"]);
     let twice = lockstep(root, &["board", "with", "./with", "--out", "tb"]);
     assert_eq!(twice.code, Some(2), "{}", twice.err);

@@ -98,7 +98,7 @@ fn a_worker_of_a_run_without_a_learner_reports_it_and_ends() {
     // A run with workers that has ended, too.
     fs::remove_dir_all(root.join("out")).unwrap();
     good(root, &distributed("out", "1", &short));
-    refused(root, &JOIN, &["w1 cannot work for out", "the run has ended, after 4 of 4 batches", "--wait"]);
+    refused(root, &JOIN, &["w1 cannot work for out", "the run has ended after 4 of 4 batches", "--wait"]);
     // The run is resumed later.
     let waits = start(root, &[&JOIN[..], &["--wait"]].concat());
     let is_there = |worker: &status::WorkerLine| worker.name.as_str() == "w1" && worker.alive.is_some();
@@ -110,7 +110,7 @@ fn a_worker_of_a_run_without_a_learner_reports_it_and_ends() {
     good(root, &arguments("train", "one", &short));
     good(root, &["train", "--resume", "one", "--set", "max_steps=12"]);
     same_but_workers(&root.join("one"), &root.join("out"));
-    refused(root, &["worker", "--join", "out", "--name", "checkpoint"], &["checkpoint cannot name a worker"]);
+    refused(root, &["worker", "--join", "out", "--name", "checkpoint"], &["checkpoint cannot be a worker's name"]);
     let output = lockstep(root, &["worker", "--join", "d.jsonl/x", "--name", "w1"]);
     assert_ne!(output.code, Some(0), "{}", output.err);
 }

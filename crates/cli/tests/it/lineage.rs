@@ -114,7 +114,8 @@ fn the_lineage_of_an_older_checkpoint_begins_at_its_weights() {
     fs::remove_file(root.join("whole/checkpoints/step-000004/files.json")).unwrap();
     let printed = resumed(root, "old", 4, &[]);
     assert!(
-        printed.contains("step-000004") && printed.contains("kept no lineage of the weights: it begins there"),
+        printed.contains("step-000004")
+            && printed.contains("recorded no lineage of the weights: the lineage begins there"),
         "{printed}"
     );
     let old = lineages(&root.join("old"));
@@ -142,5 +143,5 @@ fn entropies_are_recorded_if_requested() {
         assert!(entropies.iter().any(|h| h.as_f64().unwrap() > 0.1), "{line}");
     }
     let alone = good(root, &arguments("train", "alone", &["record_entropies=true", "max_steps=1"]));
-    assert!(alone.err.contains("record_entropies without record_rollouts = true changes nothing"), "{}", alone.err);
+    assert!(alone.err.contains("no effect without record_rollouts = true: record_entropies"), "{}", alone.err);
 }

@@ -193,7 +193,7 @@ const EQUAL: &[Case] = &[
         missing: &["entropy"],
         there: &[("reward", Some(0.0)), ("reward_std", Some(0.0)), ("frac_reward_zero_std", Some(1.0))],
         alarms: &["zero_variance"],
-        prints: &["rewards vary (`length`, `minus`): their weighted sum cancels", "takes back"],
+        prints: &["rewards vary (`length`, `minus`): their weighted sum cancels", "opposite effects"],
     },
     Case {
         name: "weights 0",

@@ -113,7 +113,7 @@ fn a_script_given_as_a_configuration_is_reported() {
     let root = dir.path();
     fs::write(root.join("reward.py"), "import sys\n").unwrap();
     let train = ["train", "--model", "model", "--reward", "command:python3", "reward.py", "--out", "out"];
-    refused(root, &train, &["reward.py, line 1", "taken for a configuration", "quotes"]);
+    refused(root, &train, &["reward.py, line 1", "read as a configuration file", "quoted"]);
 }
 
 /// A byte order mark, which Windows' editors put first, is ignored.

@@ -50,7 +50,7 @@ fn an_adapter_on_other_weights_is_refused_everywhere_unless_one_insists() {
     }
     fs::write(&weights, &old).unwrap();
     let printed = good(root, &resume).err;
-    assert!(printed.contains("record.json is missing, or does not say"), "{printed}");
+    assert!(printed.contains("record.json is missing or does not record"), "{printed}");
 }
 
 /// An adapter without a recorded base cannot be checked. Every command reports that, and loads the adapter.
@@ -99,7 +99,7 @@ fn an_adapter_that_does_not_say_what_it_was_trained_on_is_named_wherever_it_is_l
         record(directory, b"base_model_sha25X", None);
         for arguments in commands {
             let printed = good(root, arguments).err;
-            let words = format!("{directory} does not say with which weights it was trained");
+            let words = format!("{directory} does not record the weights that it was trained on");
             assert!(printed.contains("warning: ") && printed.contains(&words), "{arguments:?}: {printed}");
             let _ = ["merged", "more", "rewarded"].map(|out| fs::remove_dir_all(root.join(out)));
         }

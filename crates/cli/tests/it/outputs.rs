@@ -20,7 +20,7 @@ fn a_result_never_takes_the_place_of_an_input() {
         refused(root, &eval(&[out]), &["--out", "is an input of this command", "--overwrite"]);
     }
     for more in [&["model/config.json"][..], &["model/model.safetensors", "--overwrite"]] {
-        refused(root, &eval(more), &["--out", "belongs to", "is not overwritten"]);
+        refused(root, &eval(more), &["--out", "belongs to", "is never overwritten"]);
     }
     let score = |more: &[&'static str]| {
         [&["score-rewards", "--input", "d.jsonl", "--reward", "unique_chars", "--out"][..], more].concat()

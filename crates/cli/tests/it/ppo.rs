@@ -197,7 +197,7 @@ fn keys_that_contradict_ppo_are_refused() {
     assert!(one_more != larger, "{larger}");
     fs::create_dir(root.join("larger")).unwrap();
     fs::write(root.join("larger/config.json"), one_more).unwrap();
-    refuse(&["value_model=larger"], &["`value_model`", "vocabulary of 41", "policy of 40"]);
+    refuse(&["value_model=larger"], &["`value_model`", "vocabulary of 41 tokens", "policy has 40"]);
 }
 
 /// Keys of other algorithms that PPO does not use are reported, one line each, and the run continues.
@@ -210,17 +210,13 @@ fn keys_without_effect_are_reported() {
     let output = good(root, &run("idle", &[&idle[..], &["max_steps=2"]].concat()));
     for pair in idle {
         let name = pair.split('=').next().unwrap();
-        assert!(
-            output.err.contains(&format!("{name} has no meaning with algorithm = \"ppo\"")),
-            "{name}: {}",
-            output.err
-        );
+        assert!(output.err.contains(&format!("{name} is not read by algorithm = \"ppo\"")), "{name}: {}", output.err);
     }
     good(root, &run("plain", &["max_steps=2"]));
     let weights = |run: &str| files(&root.join(run))["model/model.safetensors"].clone();
     assert!(weights("idle") == weights("plain"));
     let output = good(root, &arguments("train", "rloo", &["algorithm=rloo", "lam=0.5", "max_steps=1"]));
-    assert!(output.err.contains("lam has no meaning with algorithm = \"rloo\""), "{}", output.err);
+    assert!(output.err.contains("lam is not read by algorithm = \"rloo\""), "{}", output.err);
 }
 
 /// The value model may have another shape than the policy; only the vocabulary must be the same.

@@ -129,7 +129,7 @@ fn a_run_resumes_only_with_the_files_that_it_began_with() {
         let resume = [command, "--resume", kind, "--set", "max_steps=4"];
         for (name, change, why) in changes(&model) {
             change();
-            refused(root, &resume, &[&format!("model/{name}: the model is not the one"), why, "start a new run"]);
+            refused(root, &resume, &[&format!("model/{name}: the model has changed"), why, "start a new run"]);
             restore(&model);
         }
         good(root, &resume);
@@ -181,7 +181,7 @@ fn a_run_of_an_older_version_resumes_and_is_verified_with_one_line() {
         good(root, &arguments(command, kind, &keys(command, own)));
         let run = root.join(kind);
         as_older(&run);
-        let lines = |output: &str| output.lines().filter(|line| line.contains("of an older version")).count();
+        let lines = |output: &str| output.lines().filter(|line| line.contains("from an older version")).count();
         if command == "train" {
             let output = good(root, &["verify", kind, "--all"]);
             assert_eq!(lines(&output.err), 1, "{kind}: {}", output.err);

@@ -260,7 +260,7 @@ fn broken_files_are_refused() {
     refuse(&[line(&[1]), line(&[40])], &[], &["bad.jsonl, line 2", "completion_ids[0] = 40", "vocabulary of 40"]);
     refuse(&[line(&[1])], &[], &["bad.jsonl, line 1", "last group has 1 completion,", "num_generations is 2"]);
     let other = json!({"prompt_ids": [7], "completion_ids": [1], "rewards": 1});
-    refuse(&[line(&[1]), other], &[], &["line 2", "another prompt begins", "num_generations is 2"]);
+    refuse(&[line(&[1]), other], &[], &["line 2", "a new prompt begins", "num_generations is 2"]);
     let three = json!({"prompt_ids": [1], "completion_ids": [[1], [2], [3]], "rewards": [1, 2, 3]});
     refuse(&[three], &[], &["line 1", "3 completions", "set num_generations = 3"]);
     let short = json!({"prompt_ids": [1, 2], "completion_ids": [1, 2], "rewards": 1, "logprobs": [-1]});
@@ -268,7 +268,7 @@ fn broken_files_are_refused() {
     refuse(&[line(&[1; 7])], &[], &["line 1", "7 tokens", "max_completion_length = 6"]);
     let two = json!({"prompt_ids": [1, 2], "completion_ids": [1], "rewards": [1, null]});
     refuse(&[line(&[1]), two.clone()], &[], &["line 2", "`rewards` has 2 numbers", "have 1"]);
-    refuse(&[two.clone(), two], &["reward_weights=[1]"], &["`reward_weights` has 1 numbers", "2 rewards"]);
+    refuse(&[two.clone(), two], &["reward_weights=[1]"], &["must have one weight per reward: it has 1", "2 rewards"]);
     refuse(&[line(&[1]), line(&[2])], &[], &["one step takes 2 rows", "has 1"]);
     fs::write(root.join("bad.jsonl"), "{\"prompt_ids\": [1], \n").unwrap();
     refused(root, &replay("bad.jsonl", "run", &[]), &["bad.jsonl, line 1", "broken JSON"]);
@@ -344,7 +344,7 @@ fn a_damaged_generation_batch_is_refused() {
     }
     let first = 16 + u32::from_le_bytes(whole[4..8].try_into().unwrap()) as usize;
     fs::write(&file, &whole[..first]).unwrap();
-    refused(root, &resume, &["has 2 samples, and the run left off with 4"]);
+    refused(root, &resume, &["has 2 samples, but the run left off with 4"]);
     fs::remove_file(&file).unwrap();
     refused(root, &resume, &["generation_batch.bin"]);
     fs::write(&file, &whole).unwrap();

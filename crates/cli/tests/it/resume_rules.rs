@@ -43,7 +43,7 @@ fn an_older_checkpoint_sets_later_ones_aside() {
     assert!(
         kept.join("model/model.safetensors").exists() && kept.join("completions/completions_00007.parquet").exists()
     );
-    assert!(good(root, &["train", "--resume", kept.to_str().unwrap()]).err.contains("ended already"));
+    assert!(good(root, &["train", "--resume", kept.to_str().unwrap()]).err.contains("already ended"));
 
     // The limit counts only new checkpoints, and the newest one is the one written last.
     let relative = ["train", "--resume", "step-000004", "--set", "save_total_limit=2", "--set", "max_steps=8"];
@@ -155,7 +155,7 @@ fn a_run_that_has_ended_says_so() {
     good(root, &arguments("sft", "done", &[]));
     copy(root, "done", "again");
     let printed = good(root, &["sft", "--resume", "again"]);
-    assert!(printed.err.contains("ended already: it has done 12 of 12 steps"), "{}", printed.err);
+    assert!(printed.err.contains("already ended: it has done 12 of 12 steps"), "{}", printed.err);
     same(&root.join("done"), &root.join("again"));
 
     // Without learning, no evaluation is better than the first.
@@ -246,7 +246,7 @@ fn other_weights_below_are_refused() {
         match out {
             // Its weights are in the checkpoint.
             "full" => drop(good(root, &resume)),
-            _ => refused(root, &resume, &["model.safetensors", "SHA-256", "began with"]),
+            _ => refused(root, &resume, &["model.safetensors", "SHA-256", "since the run began"]),
         }
     }
     let merge = |more: &[&'static str]| {
@@ -428,7 +428,7 @@ fn a_reward_that_changed_meanwhile_is_named() {
     let rewards = "reward_funcs=[\"command:sh reward.sh\", \"python:r.py:f\", \"model:scores/model\"]";
     good(root, &arguments("train", "run", &[rewards, "max_steps=2", "eval_strategy=no"]));
     let resumed = |steps: &str| good(root, &["train", "--resume", "run", "--set", &format!("max_steps={steps}")]).err;
-    let warning = "a reward is no longer what the run was trained with";
+    let warning = "a reward differs from the reward that the run was trained with";
     assert!(!resumed("3").contains(warning));
     fs::write(root.join("reward.sh"), script.replace("[1,", "[-1,")).unwrap();
     let mut python = fs::read_to_string(root.join("r.py")).unwrap();

@@ -115,7 +115,7 @@ fn bad_input_is_refused() {
     refused(
         root,
         &with("x.jsonl", &["--set", "max_length=3"]),
-        &["x.jsonl", "every pair", "max_length = 3", "raise it"],
+        &["x.jsonl", "every pair", "max_length = 3", "raise max_length"],
     );
     refused(
         root,

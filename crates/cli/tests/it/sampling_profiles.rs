@@ -73,7 +73,7 @@ fn groups_without_a_worker_are_named() {
     assert!(output.err.contains("--profiles fats") && output.err.contains("it has: fast, quality"), "{}", output.err);
     // After ten seconds the learner reports the missing worker, which is started only then.
     let mut lines = BufReader::new(learner.stderr.take().unwrap()).lines().map_while(Result::ok);
-    let missing = "no worker makes groups of the profile \"quality\"";
+    let missing = "no worker generates groups of the profile \"quality\"";
     assert!(lines.any(|line| line.contains(missing)), "the learner ended before");
     let rest = std::thread::spawn(move || lines.collect::<Vec<_>>().join("\n"));
     let quality = start(root, &[&join[..], &["--name", "dev2", "--profiles", "quality"]].concat());

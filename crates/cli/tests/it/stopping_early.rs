@@ -90,7 +90,7 @@ fn a_signal_is_obeyed_while_nothing_is_saved_yet() {
         ("sft: data", of("sft", "big.jsonl"), None),
         ("reward: data", of("reward", "pairs.jsonl"), None),
         ("dpo: data", of("dpo", "pairs.jsonl"), None),
-        ("dpo: reference", of("dpo", "pairs.jsonl"), Some("log-probabilities of the reference")),
+        ("dpo: reference", of("dpo", "pairs.jsonl"), Some("the reference's log-probabilities")),
         ("eval: data", rewarded(&eval), None),
         ("score-rewards", rewarded(&["score-rewards", "--input", "big.jsonl"]), None),
         ("train: import", [&of("train", "d.jsonl")[..], &["--set", import]].concat(), None),

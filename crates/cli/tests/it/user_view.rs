@@ -96,7 +96,7 @@ fn unscored_completions_are_reported() {
     let without = |line: &String| !line.contains("\"reward\"") && !line.contains("frac_reward_zero_std");
     assert!(metrics(&root.join("run")).iter().all(without), "not 0: nobody knows");
     let output = lockstep(root, &arguments("train", "other", &[null]));
-    assert!(output.code == Some(1) && output.err.contains("it gave null for every completion"), "{}", output.err);
+    assert!(output.code == Some(1) && output.err.contains("it returned null for every completion"), "{}", output.err);
 }
 
 #[test]

@@ -324,7 +324,7 @@ fn scores_that_cannot_be_repeated_are_taken_from_the_record() {
     fs::remove_file(root.join("r.py")).unwrap();
     let (printed, report) = verify(root, "run", &["--all"], "");
     assert!(
-        printed.code == Some(2) && report["not_verified"].to_string().contains("r.py is missing"),
+        printed.code == Some(2) && report["not_verified"].to_string().contains("r.py, a file of a reward, is missing"),
         "{}",
         printed.out
     );

@@ -17,9 +17,9 @@ pub enum Purpose {
     Reward,
     /// Direct preference optimization (`lockstep dpo`).
     Dpo,
-    /// Evaluating a model in the way a reinforcement-learning run evaluates its own.
+    /// Evaluating a model as a reinforcement-learning run evaluates its own.
     Eval,
-    /// Only showing the configuration; required keys may be missing.
+    /// Showing the configuration; required keys may be missing.
     Show,
 }
 
@@ -36,8 +36,8 @@ impl Purpose {
     }
 }
 
-/// Generates from one row per algorithm: the enum, the names in configurations, and a set of methods with only that
-/// alone.
+/// Generates three items from one row per algorithm: the enum, the names in configurations, and a set of methods with
+/// this algorithm alone.
 macro_rules! algorithms {
     ($($(#[$attribute:meta])+ $variant:ident = $name:literal, $method:ident, $label:literal;)*) => {
         /// The algorithm that turns rewards into a gradient.
@@ -94,7 +94,11 @@ pub(crate) struct Methods(u16);
 pub(super) const SFT: Methods = Methods::of_bit(13);
 pub(super) const DPO: Methods = Methods::of_bit(14);
 pub(super) const REWARD: Methods = Methods::of_bit(15);
-const _: () = assert!(Algorithm::METHODS.len() <= 13, "an algorithm has the bit of another command: widen Methods");
+const _: () = assert!(
+    Algorithm::METHODS.len() <= 13,
+    "algorithms must not use the bits of other commands: widen \
+    Methods"
+);
 
 /// The commands that learn from preference pairs.
 pub(super) const PAIRS: Methods = DPO.and(REWARD);
@@ -134,7 +138,7 @@ impl Methods {
         self.0 & others.0 == others.0
     }
 
-    /// Whether this set contains any of `others`.
+    /// Whether this set has a method in common with `others`.
     pub(super) const fn meet(self, others: Methods) -> bool {
         self.0 & others.0 != 0
     }
@@ -160,7 +164,7 @@ impl Methods {
     }
 }
 
-/// Writes the commands of the set; if it has only some algorithms of `train`, their names.
+/// Prints the commands of the set; for `train` with only some algorithms, the algorithms' names.
 impl fmt::Display for Methods {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if *self == ALL {

@@ -1,6 +1,6 @@
-//! Builds the parts of a run (trainers, scorers, engine): on the run's device, or on [`Device::Meta`] for the memory
-//! plan. On `Device::Meta` no weights are read, and buffers are counted for the largest work. Both cases call the same
-//! functions, so that the plan counts every part of the run.
+//! Builds the parts of a run (trainers, scorers, engine), on the run's device, or on [`Device::Meta`] for the memory
+//! plan. On `Device::Meta` no weights are read, and buffers are sized for the largest work. Both use the same
+//! functions, so the plan counts every part of the run.
 //!
 //! [`Device::Meta`]: kernels::Device::Meta
 
@@ -26,7 +26,7 @@ pub struct Longest {
 }
 
 impl Longest {
-    /// The lengths if prompt and completion together have at most this number of tokens.
+    /// The lengths if prompt and completion together have at most this many tokens.
     pub fn up_to(self, most: usize) -> Longest {
         let positions = self.positions().min(most);
         let completion = self.completion.min(positions);
@@ -39,7 +39,7 @@ impl Longest {
     }
 }
 
-/// The largest batch that a part of the run gets at once.
+/// The largest batch that a part of the run receives at once.
 #[derive(Clone, Copy, Debug)]
 pub struct Work {
     /// Sequences in the batch.
@@ -54,23 +54,23 @@ pub struct Work {
 pub struct Builder<'a> {
     /// The configuration of the run.
     pub config: &'a Config,
-    /// The checkpoint that the run resumes from.
+    /// The checkpoint from which the run resumes.
     pub checkpoint: Option<&'a Path>,
     /// Receives warnings and events.
     pub sinks: &'a Sinks,
     /// Cancels scoring and gradient computations.
     pub stop: &'a StopSignal,
-    /// How other processes read the trained weights, if they do.
+    /// How other processes read the trained weights, if any do.
     pub sharing: Option<Sharing>,
     target: Target,
 }
 
-/// Amounts of work of a memory plan that no device allocation shows.
+/// Sizes in a memory plan that no device allocation shows.
 #[derive(Default)]
 pub struct Counted {
     /// The largest sizes of a forward or backward pass.
     pub passes: Passes,
-    /// Bytes of host memory for the text that draft tokens are guessed from.
+    /// Bytes of host memory for the text from which tokens are drafted.
     pub drafts: usize,
 }
 
@@ -155,14 +155,14 @@ impl<'a> Builder<'a> {
         scorer
     }
 
-    /// In a plan, counts the memory of a scorer's largest batch; in a run, does nothing.
+    /// In a plan, counts the memory of a scorer's largest batch; otherwise does nothing.
     pub fn reserve(&mut self, scorer: &mut Scorer, model: &ModelConfig, work: Work) {
         if let Some(capacity) = self.reserves(model, work) {
             scorer.reserve(model, capacity, work.longest.positions());
         }
     }
 
-    /// The generation engine; `drawn` lists all the ways in which it will sample tokens.
+    /// The generation engine. `drawn` lists all sampling parameters that it will use.
     pub fn engine(
         &mut self,
         assets: &ModelAssets,
@@ -183,7 +183,7 @@ impl<'a> Builder<'a> {
         Ok(engine)
     }
 
-    /// The allocation ledger of each part of a plan, and the work that no ledger shows.
+    /// The allocation ledger of each part of a plan, and the sizes that no ledger shows.
     pub fn counted(self) -> (Vec<(String, Memory)>, Counted) {
         match self.target {
             Target::Run(_) => Default::default(),
@@ -205,7 +205,7 @@ impl<'a> Builder<'a> {
         Some(capacity)
     }
 
-    /// The size of a group of `group` completions of the greatest lengths.
+    /// The size of a group of `group` completions with the greatest lengths.
     fn of_group(&self, work: Work, group: usize) -> Capacity {
         Capacity::of_group(work.longest.prompt, &vec![work.longest.completion; group], self.config.prefix_sharing)
     }

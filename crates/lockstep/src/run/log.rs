@@ -14,11 +14,11 @@ use std::collections::BTreeMap;
 use std::time::Instant;
 use telemetry::{Alarm, EventKind, Finding, Sinks, Stages};
 
-/// Everything that a run reports while it trains.
+/// Everything that a training run reports.
 pub struct RunLog {
     /// Collects metrics and sends events to the sinks.
     pub reporter: Reporter,
-    /// Detectors of common signs that a run goes wrong.
+    /// Detectors of signs that a run goes wrong.
     pub alarms: Alarms,
     /// Timers of the run's stages.
     pub stages: Stages,
@@ -26,15 +26,15 @@ pub struct RunLog {
     pub profile: Profile,
     /// The user's callbacks.
     pub callbacks: Callbacks,
-    /// Notes about rewards that progress lines show beside the metrics.
+    /// Notes about rewards that progress lines show.
     pub notes: RewardNotes,
-    /// The word that the progress display shows for this run.
+    /// The run's word in the progress display.
     label: &'static str,
     /// The metrics of the last logged step.
     last_logged: Vec<(String, f64)>,
     /// When the step began. An evaluation before it moves this ahead by its own time.
     step_started: StepClock,
-    /// When the last evaluation ended.
+    /// The end of the last evaluation.
     evaluated: Instant,
 }
 
@@ -59,7 +59,7 @@ impl StepClock {
     }
 }
 
-/// Stages whose seconds are logged as metrics: path of the stage, name of the metric.
+/// Stages whose seconds are logged as metrics: the stage's path and the metric's name.
 const TIMED: [(&str, &str); 4] = [
     ("reference", "ref_time_s"),
     ("rollout/prefill", "prefill_time_s"),
@@ -67,8 +67,8 @@ const TIMED: [(&str, &str); 4] = [
     ("rollout/sampling", "sampling_time_s"),
 ];
 
-/// The metrics of speculative decoding in one step, from the step's counts; empty if no draft tokens were made. The
-/// names are vLLM's where vLLM has such a metric.
+/// The metrics of speculative decoding in one step, from the step's counts; empty without draft tokens. The names are
+/// vLLM's where vLLM has such a metric.
 fn speculation(counts: &BTreeMap<String, f64>) -> Vec<(&'static str, f64)> {
     let count = |name: &str| counts.get(name).copied().unwrap_or(0.0);
     let drafted = count("drafted_tokens");
@@ -85,7 +85,7 @@ fn speculation(counts: &BTreeMap<String, f64>) -> Vec<(&'static str, f64)> {
 }
 
 impl RunLog {
-    /// A log of a run for which the progress display shows the word `label`.
+    /// A log of a run with the word `label` in the progress display.
     pub fn new(
         stages: Stages,
         reporter: Reporter,
@@ -118,7 +118,7 @@ impl RunLog {
         self.sinks().warn(message);
     }
 
-    /// Adds a value to the metric `name`. The mean is logged at the next logging step.
+    /// Adds a value to the metric `name`, whose mean is logged at the next logging step.
     pub fn add(&mut self, name: &str, value: f64) {
         self.reporter.add(name, value);
     }
@@ -143,20 +143,20 @@ impl RunLog {
         self.add("forward_time_s", metrics.forward_time_s);
         self.add("backward_time_s", metrics.backward_time_s);
         self.add("optimizer_time_s", metrics.optimizer_time_s);
-        // The rate of an update without tokens is missing, not 0.
+        // The speed of an update without tokens is missing, not 0.
         if metrics.computed_tokens > 0 {
             self.add("update_tokens_per_s", metrics.computed_tokens as f64 / seconds);
         }
     }
 
     /// Ends the current step of `learner`, and logs its metrics if logging is due. The progress line shows the metrics
-    /// named in `shown`.
+    /// in `shown`.
     pub fn end_step(&mut self, learner: &Learner, data: &DataPosition, shown: &[&str]) -> anyhow::Result<()> {
         let step = learner.step;
         let (began, now) = (self.step_started, StepClock::now());
         let seconds = (now.at - began.at).as_secs_f64();
         self.add("step_time", seconds);
-        // The evaluation after the previous step is left out: the span begins at the evaluation's end.
+        // The span begins at the end of the last evaluation, so that the evaluation is left out.
         let start = began.at.max(self.evaluated);
         self.stages.record_around("step", start, start.elapsed().as_secs_f64());
         self.step_started = now;
@@ -189,7 +189,7 @@ impl RunLog {
         self.log_now(learner, shown, logs)
     }
 
-    /// Reports the end of an epoch to the callbacks, and logs the pending metrics if they ask for it.
+    /// Reports the end of an epoch to the callbacks, and logs the pending metrics if a callback asks for it.
     pub fn end_epoch(&mut self, learner: &Learner, shown: &[&str]) -> anyhow::Result<()> {
         let calling = self.stages.span("callbacks");
         self.callbacks.event(&RunEvent::Epoch(learner.step), &learner.policy);
@@ -198,7 +198,7 @@ impl RunLog {
         self.log_now(learner, shown, logs)
     }
 
-    /// Logs the means of the metrics since the last log, if `logs` and if there are any.
+    /// Logs the means of the metrics since the last log, if `logs` is true and there are any.
     pub fn log_now(&mut self, learner: &Learner, shown: &[&str], logs: bool) -> anyhow::Result<()> {
         let (step, logging) = (learner.step, self.stages.span("log"));
         let logged = if logs { self.reporter.log_now(step)? } else { None };
@@ -238,7 +238,7 @@ impl RunLog {
         Ok(alarms.into_iter().try_for_each(emit)?)
     }
 
-    /// Reports the profile's findings, signs of wasted time, after `step`.
+    /// Reports the profile's findings (signs of wasted time) after `step`.
     pub fn emit_findings(&self, step: u64, findings: Vec<Finding>) -> anyhow::Result<()> {
         let emit = |finding| self.sinks().emit(EventKind::Finding { step, finding });
         Ok(findings.into_iter().try_for_each(emit)?)
@@ -278,7 +278,7 @@ mod tests {
     }
 
     #[test]
-    fn shares_of_speculative_decoding() {
+    fn speculative_decoding_metrics_follow_from_the_counts() {
         let counts =
             |all: &[(&str, f64)]| all.iter().map(|(name, n)| ((*name).to_owned(), *n)).collect::<BTreeMap<_, _>>();
         assert_eq!(speculation(&counts(&[("decoded_tokens", 8.0), ("decode_passes", 4.0)])), []);
@@ -296,7 +296,7 @@ mod tests {
         assert_eq!(
             (found(3.0), found(0.0)),
             (expected(3.0).to_vec(), vec![rate, saved]),
-            "the mean over no pass is missing"
+            "without a pass there is no mean"
         );
     }
 }

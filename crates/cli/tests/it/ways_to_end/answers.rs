@@ -106,7 +106,7 @@ fn try_all(rows: &[(&str, Change)]) {
             change(&mut all, &before);
             fs::write(&files[place], batch_to_bytes(batch, &all)).unwrap();
             let output = good(runs.root(), &["train", "--resume", &out, "--distributed", "--workers", "2"]);
-            let is_reported = ["made again", "generated again"].iter().any(|text| output.err.contains(text));
+            let is_reported = ["recomputed", "generated again"].iter().any(|text| output.err.contains(text));
             assert!(is_reported, "{}, {what}: {}", kind.name, output.err);
             same_but_workers(&runs.whole(kind), &run);
         }

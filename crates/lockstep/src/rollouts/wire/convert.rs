@@ -1,4 +1,4 @@
-//! Converts between the groups and samples of rollout and training, and the form in which groups are written.
+//! Converts between groups and samples of rollout and training, and the groups of the byte format.
 
 use super::group::{Completion, Group};
 use super::record::WireError;
@@ -14,7 +14,7 @@ use std::sync::Arc;
 use train::{Advantage, Sample};
 
 impl Group {
-    /// Converts a scored group. Names of reward functions are left out; `content` says whether texts are included.
+    /// Converts a scored group, without names of reward functions; with `content`, texts are included.
     pub fn of_scored(group: &ScoredGroup, content: bool) -> Group {
         let completion = |scored: &ScoredCompletion| {
             let c = &scored.completion;
@@ -78,7 +78,7 @@ impl Group {
         Ok(ScoredGroup { group, prompt: Arc::new(prompt), completions, problems, lineage: self.lineage })
     }
 
-    /// Converts samples to groups: adjacent samples with the same group and prompt form a group.
+    /// Converts samples to groups: adjacent samples with the same group number and prompt form a group.
     pub fn of_samples(samples: &[Sample]) -> Vec<Group> {
         let mut prompts: BTreeMap<*const model::Prompt, u64> = BTreeMap::new();
         let mut groups: Vec<Group> = Vec::new();
@@ -107,7 +107,7 @@ impl Group {
         groups
     }
 
-    /// Converts groups to samples. Samples share prompt objects as they did before the groups were written.
+    /// Converts groups to samples. Samples share prompt objects as before they were written.
     pub fn into_samples(groups: Vec<Group>) -> Vec<Sample> {
         let mut prompts: BTreeMap<u64, Arc<model::Prompt>> = BTreeMap::new();
         let mut samples = Vec::new();
@@ -132,9 +132,9 @@ impl Group {
     }
 }
 
-/// The records of the groups of a generation batch, with what their samples have beyond the completions: columns from
-/// scorers, the loss's masks, and advantages. Texts of completions are left out, since token ids give them. `lineage`
-/// belongs to the weights that sampled those groups that have no lineage of their own.
+/// The records of the groups of a generation batch, with their samples' additional values: columns from scorers, loss
+/// masks, and advantages. Texts of completions are left out, since they follow from the token ids. `lineage` is the
+/// lineage of groups that have none of their own.
 pub(crate) fn records_of_rollouts(
     rollouts: &Rollouts,
     samples: &[Sample],
@@ -172,8 +172,8 @@ pub(crate) fn records_of_rollouts(
     bytes
 }
 
-/// The records of the groups of an evaluation of the set `set` after optimizer step `step`, one by one: all records of
-/// a large set would take much memory.
+/// The records of the groups of an evaluation of the set `set` after optimizer step `step`, as an iterator: all records
+/// of a large set together would take much memory.
 pub(crate) fn records_of_evaluation(
     rollouts: &Rollouts,
     sampling: &SamplingParams,

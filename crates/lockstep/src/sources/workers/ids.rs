@@ -1,5 +1,5 @@
 //! Groups have the same numbers in the fleet, which does not depend on this crate and has its own type for them. All
-//! conversions between the two types are here.
+//! conversions between the types are here.
 
 use fleet::JobName;
 use model::GroupId;

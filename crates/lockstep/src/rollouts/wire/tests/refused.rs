@@ -1,11 +1,11 @@
-//! A group whose columns do not fit each other: each error names the group, the column and the fault.
+//! Groups whose columns do not match: each error names the group, the column and the fault.
 
 use super::super::read::Outline;
 use super::*;
 
 type Put<'a> = &'a dyn Fn(&mut RecordWriter);
 
-/// A group of two completions with two tokens and one, scored by two rewards.
+/// A group of two completions, with two tokens and one token, scored by two rewards.
 fn good() -> Vec<u8> {
     let mut record = RecordWriter::new();
     record.uints("group", 1, [4]);
@@ -26,7 +26,7 @@ fn with(name: &str, put: Put<'_>) -> Result<Group, String> {
     Group::read(&bytes).map(|(group, _)| group).map_err(|error| error.to_string())
 }
 
-/// Checks the error for a group with the column `name` as `put` adds it.
+/// Checks the error for a group whose column `name` is written by `put`.
 #[track_caller]
 fn said(name: &str, put: Put<'_>, what: &str) {
     assert_eq!(with(name, put).unwrap_err(), format!("group 4: column {what}"));
@@ -35,13 +35,13 @@ fn said(name: &str, put: Put<'_>, what: &str) {
 #[test]
 fn a_missing_column_is_named() {
     assert_eq!(with("group", &|_| {}).unwrap_err(), "column `group` is missing");
-    assert_eq!(with("group", &|r| r.uints("group", 1, [4, 4])).unwrap_err(), "column `group` does not have one number");
+    assert_eq!(with("group", &|r| r.uints("group", 1, [4, 4])).unwrap_err(), "column `group` must have one number");
     for name in ["prompt_ids", "lengths", "ids", "scored", "scores"] {
         said(name, &|_| {}, &format!("`{name}` is missing"));
     }
     // Without names of rewards, there are no scores to read.
     let without = with("reward_names", &|_| {}).unwrap_err();
-    assert_eq!(without, "group 4: column `reward_weights` does not have a weight for each of `reward_names`");
+    assert_eq!(without, "group 4: column `reward_weights` must have one weight for each of `reward_names`");
     let rewards = |group: Group| group.completions.into_iter().map(|c| c.rewards).collect::<Vec<_>>();
     assert_eq!(
         with("reward_weights", &|_| {}).map(rewards),
@@ -50,7 +50,7 @@ fn a_missing_column_is_named() {
 }
 
 #[test]
-fn numbers_and_texts_that_do_not_fit_are_named() {
+fn invalid_numbers_and_strings_are_named() {
     said("prompt_ids", &|r| r.uints("prompt_ids", 1, [1, 1 << 32]), "`prompt_ids` has a number above 2^32");
     said("ids", &|r| r.uints("ids", 1, [9, 8, 1 << 32]), "`ids` has a number above 2^32");
     for more in [vec![2, 2], vec![4], vec![2, u64::MAX], vec![u64::MAX, 2]] {
@@ -60,43 +60,43 @@ fn numbers_and_texts_that_do_not_fit_are_named() {
         said("lengths", &|r| r.uints("lengths", 1, fewer.clone()), "`lengths` names fewer tokens than `ids` has");
     }
     for weights in [&[1.0][..], &[1.0; 3]] {
-        let what = "`reward_weights` does not have a weight for each of `reward_names`";
+        let what = "`reward_weights` must have one weight for each of `reward_names`";
         said("reward_weights", &|r| r.f64s("reward_weights", 1, weights), what);
     }
     for name in ["step", "prompt_id", "prompt_in_batch"] {
-        said("", &|r| r.uints(name, 1, [1, 2]), &format!("`{name}` does not have one number"));
-        said("", &|r| r.uints(name, 1, []), &format!("`{name}` does not have one number"));
+        said("", &|r| r.uints(name, 1, [1, 2]), &format!("`{name}` must have one number"));
+        said("", &|r| r.uints(name, 1, []), &format!("`{name}` must have one number"));
     }
     for name in ["prompt", "dataset", "sampling"] {
-        said("", &|r| r.texts(name, ["{}", "{}"]), &format!("`{name}` does not have one text"));
+        said("", &|r| r.texts(name, ["{}", "{}"]), &format!("`{name}` must have one string"));
     }
     for name in ["dataset", "sampling", "problems"] {
         let end = "EOF while parsing an object at line 1 column 1";
         said("", &|r| r.texts(name, ["{"]), &format!("`{name}` has broken JSON: {end}"));
     }
     for length in [15, 17] {
-        said("", &|r| r.bytes("lineage", &vec![0; length]), "`lineage` does not have 16 bytes");
+        said("", &|r| r.bytes("lineage", &vec![0; length]), "`lineage` must have 16 bytes");
     }
 }
 
 #[test]
-fn a_column_has_a_value_for_each_completion() {
+fn columns_must_have_one_value_per_completion() {
     for name in ["completions", "extra", "step_scores"] {
-        said("", &|r| r.texts(name, ["{}"; 3]), &format!("`{name}` has 3 values, not 2"));
+        said("", &|r| r.texts(name, ["{}"; 3]), &format!("`{name}` must have 2 values, got 3"));
     }
-    said("", &|r| r.uints("generations", 1, [0]), "`generations` has 1 values, not 2");
-    said("", &|r| r.f32s("advantages", 1, &[0.5]), "`advantages` has 1 values, not 2");
-    said("", &|r| r.f32s("token_advantages", 1, &[0.5; 2]), "`token_advantages` has 2 values, not 3");
+    said("", &|r| r.uints("generations", 1, [0]), "`generations` must have 2 values, got 1");
+    said("", &|r| r.f32s("advantages", 1, &[0.5]), "`advantages` must have 2 values, got 1");
+    said("", &|r| r.f32s("token_advantages", 1, &[0.5; 2]), "`token_advantages` must have 3 values, got 2");
     for name in ["mask", "inserted", "versions"] {
-        said("", &|r| r.runs(name, [1, 0]), &format!("`{name}` does not have 3 values, one for each"));
+        said("", &|r| r.runs(name, [1, 0]), &format!("`{name}` must have 3 values"));
     }
-    said("", &|r| r.runs("finish_reasons", [1]), "`finish_reasons` does not have 2 values, one for each");
-    said("", &|r| r.runs("finish_reasons", [0, 3]), "`finish_reasons` has a reason that this program lacks");
-    said("scored", &|r| r.runs("scored", [1, 0, 1]), "`scored` does not have 4 values, one for each");
+    said("", &|r| r.runs("finish_reasons", [1]), "`finish_reasons` must have 2 values");
+    said("", &|r| r.runs("finish_reasons", [0, 3]), "`finish_reasons` has an unknown finish reason");
+    said("scored", &|r| r.runs("scored", [1, 0, 1]), "`scored` must have 4 values");
     for (name, flags) in [("mask", vec![1, 0, 2]), ("inserted", vec![2, 0, 1])] {
-        said("", &|r| r.runs(name, flags.clone()), &format!("`{name}` has something else than 0 and 1"));
+        said("", &|r| r.runs(name, flags.clone()), &format!("`{name}` must contain only 0 and 1"));
     }
-    said("scored", &|r| r.runs("scored", [1, 0, 2, 1]), "`scored` has something else than 0 and 1");
+    said("scored", &|r| r.runs("scored", [1, 0, 2, 1]), "`scored` must contain only 0 and 1");
     said("scores", &|r| r.f64s("scores", 1, &[0.5; 2]), "`scores` has fewer scores than `scored` says");
     said("scores", &|r| r.f64s("scores", 1, &[0.5; 4]), "`scores` has more scores than `scored` says");
     let does_not_fit = "`step_scores` does not fit the completions and `reward_names`";
@@ -111,7 +111,7 @@ fn a_column_has_a_value_for_each_completion() {
 }
 
 #[test]
-fn columns_of_some_completions_are_theirs() {
+fn a_column_of_some_completions_is_assigned_to_these() {
     let some = |put: Put<'_>| with("", put).unwrap().completions;
     let found = some(&|r| {
         r.runs("has.finish_reasons", [0, 1]);
@@ -145,19 +145,23 @@ fn columns_of_some_completions_are_theirs() {
             r.f32s("advantages", 1, &[0.5]);
         }
     };
-    said("", &has(&[1, 2]), "`has.advantages` has something else than 0 and 1");
-    said("", &has(&[1]), "`has.advantages` does not have 2 values, one for each");
-    said("", &has(&[1, 1]), "`advantages` has 1 values, not 2");
-    said("", &|r| r.uints("token.x", 1, [1, 2]), "`token.x` has 2 values, which does not fit the tokens and its width");
+    said("", &has(&[1, 2]), "`has.advantages` must contain only 0 and 1");
+    said("", &has(&[1]), "`has.advantages` must have 2 values");
+    said("", &has(&[1, 1]), "`advantages` must have 2 values, got 1");
+    said(
+        "",
+        &|r| r.uints("token.x", 1, [1, 2]),
+        "`token.x` has 2 values, which does not match the tokens and the column's width",
+    );
     said(
         "",
         &|r| r.f32s("token.x", 2, &[0.0; 7]),
-        "`token.x` has 7 values, which does not fit the tokens and its width",
+        "`token.x` has 7 values, which does not match the tokens and the column's width",
     );
     said(
         "",
         &|r| r.f32s("prompt.x", 2, &[0.0; 3]),
-        "`prompt.x` has 3 values, which does not fit the tokens and its width",
+        "`prompt.x` has 3 values, which does not match the tokens and the column's width",
     );
     said("", &|r| r.runs("token.x", [1; 3]), "`token.x` has values of kind 4, not 2");
     said("", &|r| r.f64s("prompt.x", 1, &[1.0]), "`prompt.x` has values of kind 3, not 2");
@@ -166,7 +170,7 @@ fn columns_of_some_completions_are_theirs() {
 }
 
 #[test]
-fn a_fork_begins_with_tokens_that_are_there() {
+fn a_fork_must_refer_to_existing_tokens() {
     let forks = |pairs: [u64; 4]| {
         let forks = with("", &|r| r.uints("forks", 2, pairs))?.completions.into_iter();
         Ok::<_, String>(forks.map(|c| c.fork.map(|fork| (fork.parent, fork.at))).collect::<Vec<_>>())
@@ -174,13 +178,13 @@ fn a_fork_begins_with_tokens_that_are_there() {
     assert_eq!(forks([0, 0, 0, 0]), Ok(vec![None, None]));
     assert_eq!(forks([2, 1, 1, 1]), Ok(vec![Some((1, 1)), Some((0, 1))]));
     assert_eq!(forks([2, 0, 0, 5]), Ok(vec![Some((1, 0)), None]));
-    // The fork has more tokens than the other completion, or than the completion itself; it names itself; it names a
-    // missing completion.
+    // The fork has more tokens than the other completion or than its own; it refers to its own completion, or to a
+    // missing one.
     for wrong in [[2, 2, 0, 0], [0, 0, 1, 2], [1, 0, 0, 0], [0, 0, 2, 0], [3, 0, 0, 0], [u64::MAX, 0, 0, 0]] {
-        assert_eq!(forks(wrong), Err("group 4: column `forks` names a token that is not there".into()), "{wrong:?}");
+        assert_eq!(forks(wrong), Err("group 4: column `forks` refers to a missing token".into()), "{wrong:?}");
     }
     for odd in [&[0, 0][..], &[0; 3], &[0; 5], &[0; 6]] {
-        let what = "`forks` does not have two numbers for each completion";
+        let what = "`forks` must have two numbers per completion";
         said("", &|r| r.uints("forks", 2, odd.iter().copied()), what);
     }
 }
@@ -191,7 +195,7 @@ fn the_outline_of_a_group_matches_its_record() {
         let bytes = with_column(&good(), name, put);
         Outline::of_record(&RecordReader::take(&bytes).unwrap().0).map_err(|error| error.to_string())
     };
-    // The rewards are 2 · 0.5, and 2 · 0.25 + 4.
+    // The total rewards are 2 · 0.5, and 2 · 0.25 + 4.
     let expected = |step, completions, tokens| Outline {
         group: GroupId(4),
         step,

@@ -1,6 +1,6 @@
 //! Workers on other machines. Jobs and results go through a NATS server ([`fleet::exchange`]). Weights and files are
-//! fetched from the learner by HTTP ([`fleet::blobs`]), once for each host. On the host they have the same layout as at
-//! the learner: a directory with `learner.json`, and slots of shared memory that it names. So a worker runs the same
+//! fetched from the learner over HTTP ([`fleet::blobs`]), once per host. On the host they have the same layout as at
+//! the learner: a directory with `learner.json`, and the slots of shared memory named in it. So a worker runs the same
 //! code on any machine.
 
 mod host;
@@ -28,7 +28,7 @@ pub struct NatsServer {
     pub url: String,
     /// The token that the server requires.
     pub token: Option<String>,
-    /// A file with the certificate authority of the server, if it is not one that the system trusts.
+    /// A file with the certificate authority of the server, unless the system trusts it.
     pub certificates: Option<PathBuf>,
 }
 
@@ -58,7 +58,7 @@ pub type Watch = Arc<dyn Fn() -> Option<LearnerState> + Send + Sync>;
 /// A worker's connection to the run, and a function that returns the learner's last state.
 pub type Joined = (Box<dyn WorkerExchange + Send>, Watch);
 
-/// Whether the value of `--join` is the address of a server, and not a directory.
+/// Whether the value of `--join` is a server's address, as opposed to a directory.
 pub fn is_server(join: &Path) -> bool {
     join.to_str().is_some_and(|text| text.starts_with("nats://") || text.starts_with("tls://"))
 }
@@ -71,19 +71,19 @@ impl NatsServer {
 }
 
 impl Network {
-    /// Checks the addresses and credentials, before a model is loaded.
+    /// Checks the addresses and credentials before a model is loaded.
     pub fn check(&self) -> anyhow::Result<()> {
         if self.server.token.is_none() && !self.listen.ip().is_loopback() {
             return Err(BadInput::new(format!(
-                "--listen {} would show the weights to anybody: give the NATS server a token, and it to the learner \
-                 and its workers by --nats-token-file or LOCKSTEP_NATS_TOKEN",
+                "--listen {} would show the weights to anybody: set a token on the NATS server, and pass it to the \
+                 learner and its workers with --nats-token-file or LOCKSTEP_NATS_TOKEN",
                 self.listen
             )));
         }
         built::check(&self.server)
     }
 
-    /// The address that workers are told.
+    /// The address for workers.
     fn advertised(&self, bound: SocketAddr, server: &str) -> anyhow::Result<String> {
         if let Some(advertise) = &self.advertise {
             return Ok(if advertise.rsplit_once(':').is_some_and(|(_, port)| port.parse::<u16>().is_ok()) {
@@ -99,11 +99,13 @@ impl Network {
             let server = server.to_socket_addrs().ok()?.next()?;
             let any: SocketAddr = if server.is_ipv4() { ([0, 0, 0, 0], 0).into() } else { ([0u16; 8], 0).into() };
             let socket = UdpSocket::bind(any).ok()?;
-            // Nothing is sent: the system reports the address that it would send from.
+            // Nothing is sent: the system only reports the address that it would send from.
             socket.connect(server).ok()?;
             Some(SocketAddr::new(socket.local_addr().ok()?.ip(), bound.port()).to_string())
         };
-        own().ok_or_else(|| BadInput::new(format!("--listen {bound}: say by --advertise HOST how workers reach it")))
+        own().ok_or_else(|| {
+            BadInput::new(format!("--listen {bound}: set --advertise HOST to the name by which workers reach it"))
+        })
     }
 }
 
@@ -155,7 +157,7 @@ mod built {
     }
 }
 
-/// Functions of a build without NATS: all of them return that error.
+/// Functions of a build without NATS, which all return the same error.
 #[cfg(not(feature = "nats"))]
 mod built {
     use super::{BadInput, Joined, NatsServer};

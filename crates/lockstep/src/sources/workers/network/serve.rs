@@ -1,4 +1,4 @@
-//! The HTTP server of a learner, from which workers on other machines fetch the run's configuration, the model's files
+//! A learner's HTTP server, from which workers on other machines fetch the run's configuration, the model's files
 //! (without weights) and the published versions of the weights. Weights are read directly from their slots of shared
 //! memory.
 
@@ -15,12 +15,12 @@ use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// The name under which the configuration is fetched.
+/// The URL name of the configuration.
 pub(super) const CONFIG: &str = "config.toml";
-/// The name under which the base weights below an adapter are fetched.
+/// The URL name of the base weights below an adapter.
 pub(super) const BASE: &str = "base";
 
-/// The name under which a model's file is fetched. It is one segment of a URL.
+/// The URL name of a model's file, which is one segment of a URL.
 pub(super) fn of_file(name: &str) -> String {
     let escaped = |byte: u8| match byte {
         b if b.is_ascii_alphanumeric() || b"._-".contains(&b) => char::from(b).to_string(),
@@ -29,12 +29,12 @@ pub(super) fn of_file(name: &str) -> String {
     format!("model-{}", name.bytes().map(escaped).collect::<String>())
 }
 
-/// The name under which the weights with a version number are fetched.
+/// The URL name of the weights with a version number.
 pub(super) fn of_slot(number: u64) -> String {
     format!("slot-{number}")
 }
 
-/// The properties of a slot that a host must know to make an identical copy.
+/// The properties of a slot that a host needs to create an identical copy.
 #[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct AboutSlot {
     pub run: [u8; 16],
@@ -59,18 +59,18 @@ enum Place {
     File(PathBuf),
     /// The file of this name, among those that the learner has read of its model.
     OfModel(Arc<ModelFiles>, String),
-    /// A slot's path, and the version number that the slot must have, if that matters.
+    /// A slot's path, and the version number that it must have, if any.
     Slot(PathBuf, Option<u64>),
 }
 
 #[derive(Default)]
 struct Served {
     places: Mutex<BTreeMap<String, Place>>,
-    /// Open slots, by the names under which they are fetched. The same path may later belong to another slot.
+    /// Open slots by URL name. The same path may later belong to another slot.
     slots: Mutex<HashMap<String, SlotReader>>,
 }
 
-/// A learner's HTTP server. It ends when this value is dropped.
+/// A learner's HTTP server, which ends on drop.
 pub struct Serving {
     server: Server,
     served: Arc<Served>,
@@ -105,17 +105,17 @@ impl Serving {
         Ok(Serving { server, served, place: NetworkPlace { address, files } })
     }
 
-    /// Bytes that other machines have fetched.
+    /// Bytes fetched by other machines.
     pub fn bytes_sent(&self) -> u64 {
         self.server.bytes_sent()
     }
 
-    /// The address and files that workers are told.
+    /// The address and the files for workers.
     pub fn place(&self) -> NetworkPlace {
         self.place.clone()
     }
 
-    /// Serves these versions of the weights, and stops serving all others.
+    /// Serves these versions of the weights, and no longer any others.
     pub fn publish(&self, slots: &BTreeMap<Version, SlotPlace>, base: Option<&Path>) {
         let mut places = self.served.places();
         places.retain(|_, place| !matches!(place, Place::Slot(..)));
@@ -179,7 +179,7 @@ impl Source for Served {
                 bytes.inspect(|bytes| out.copy_from_slice(bytes));
                 Ok(bytes.is_some())
             }
-            // The slot is pinned only while a block is read: the optimizer never waits for a network.
+            // The slot is pinned only while a block is read, so the optimizer never waits for a network.
             Place::Slot(path, number) => match self.pin(name, &path, number)? {
                 None => Ok(false),
                 Some((_, pin)) => pin.read_at(at as usize, out).map(|()| true).map_err(Error::other),

@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 use std::sync::Mutex;
 
 const RUN: [u8; 16] = [7; 16];
-/// The size of a test slot: more than one block, and not a multiple of the block size.
+/// The size of a test slot: more than one block, but not a multiple of the block size.
 const BYTES: usize = (5 << 20) + 4096;
 
 /// A learner without a training run: slots, its state, and its HTTP server.
@@ -148,7 +148,7 @@ fn a_host_fetches_each_version_once_and_the_base_once() {
 }
 
 #[test]
-fn a_version_that_is_pinned_here_is_not_overwritten() {
+fn a_pinned_version_on_the_host_is_not_overwritten() {
     let mut learner = Fake::start();
     learner.says(&[1]);
     let host = learner.host("host", "secret");
@@ -178,9 +178,9 @@ fn a_wrong_token_is_refused_with_an_error() {
     assert_eq!(learner.serving.bytes_sent(), 0);
 }
 
-/// Checks that weights that are no longer published cannot be fetched under their old name.
+/// Weights that are no longer published cannot be fetched by their old name.
 #[test]
-fn a_slot_that_holds_something_else_is_gone() {
+fn a_slot_with_other_weights_is_not_served() {
     let mut learner = Fake::start();
     learner.says(&[1]);
     let client = Client::new(&learner.serving.place().address, Some(&fleet::blobs::bearer("secret")), |_| ());
@@ -194,12 +194,12 @@ fn a_slot_that_holds_something_else_is_gone() {
 }
 
 #[test]
-fn weights_are_not_shown_to_anybody() {
+fn a_public_server_without_a_token_is_refused() {
     let listen = ([0, 0, 0, 0], 7070).into();
     let network = Network { server: server(None), listen, advertise: None };
     let error = network.check().unwrap_err();
     assert!(crate::error::is_bad_input(&error) && error.to_string().contains("to anybody"), "{error:#}");
-    // The advertised address: this machine's address, a name, or a name and a port.
+    // The advertised address: this machine's address, a name, or a name with a port.
     let of = |advertise: Option<&str>, bound: SocketAddr| {
         let network = Network { advertise: advertise.map(str::to_owned), ..network.clone() };
         network.advertised(bound, "127.0.0.1:4222").unwrap()
@@ -210,9 +210,9 @@ fn weights_are_not_shown_to_anybody() {
     assert_eq!(of(Some("node-1:99"), listen), "node-1:99");
 }
 
-/// A learner serves only the files that it has read of its model.
+/// A learner serves only the files of its model that it has read.
 #[test]
-fn the_files_that_a_worker_reads_are_served_as_the_learner_has_read_them() {
+fn files_are_served_as_the_learner_has_read_them() {
     let dir = tempfile::tempdir().unwrap();
     let model = dir.path().join("model");
     std::fs::create_dir_all(model.join("additional_chat_templates")).unwrap();
@@ -223,7 +223,7 @@ fn the_files_that_a_worker_reads_are_served_as_the_learner_has_read_them() {
     let network =
         Network { server: server(Some("t")), listen: ([127, 0, 0, 1], 0).into(), advertise: Some("h".into()) };
     let files = Arc::new(ModelFiles::read(&model).unwrap());
-    // A later change of a file is not served: the learner has not read it either.
+    // A later change of a file is not served, since the learner has not read it either.
     std::fs::write(model.join("chat_template.jinja"), "changed").unwrap();
     let serving = Serving::open(&network, &dir.path().join("config.toml"), files, "127.0.0.1:4222").unwrap();
     let NetworkPlace { address, files } = serving.place();
@@ -244,9 +244,9 @@ fn the_files_that_a_worker_reads_are_served_as_the_learner_has_read_them() {
     assert_eq!(of_file("a/~b"), "model-a~2f~7eb");
 }
 
-/// Only the weights that were published last are served.
+/// Only the last published weights are served.
 #[test]
-fn versions_that_are_no_longer_published_are_gone() {
+fn versions_that_are_no_longer_published_are_not_served() {
     let mut learner = Fake::start();
     learner.says(&[1, 2]);
     let client = Client::new(&learner.serving.place().address, Some(&fleet::blobs::bearer("secret")), |_| ());
@@ -261,7 +261,7 @@ fn versions_that_are_no_longer_published_are_gone() {
 }
 
 #[test]
-fn addresses_that_workers_are_told() {
+fn workers_get_the_advertised_or_own_address() {
     let network = |advertise: Option<&str>| Network {
         server: server(Some("t")),
         listen: ([0, 0, 0, 0], 70).into(),
@@ -275,6 +275,6 @@ fn addresses_that_workers_are_told() {
     assert_eq!(told(Some("h:0"), any, "x"), Ok("h:0".to_owned()));
     assert_eq!(told(None, ([10, 0, 0, 5], 71), "x"), Ok("10.0.0.5:71".to_owned()));
     assert_eq!(told(None, any, "127.0.0.1:4222"), Ok("127.0.0.1:70".to_owned()));
-    let unknown = "--listen 0.0.0.0:70: say by --advertise HOST how workers reach it";
+    let unknown = "--listen 0.0.0.0:70: set --advertise HOST to the name by which workers reach it";
     assert_eq!(told(None, any, "no address"), Err(unknown.to_owned()));
 }
