@@ -6,7 +6,8 @@
 //! ```
 //!
 //! `check` compares these logits with PEFT's, for any model. The directory `FAMILY/ours` of a fixture is written the
-//! same way (see the test `an_adapter_of_ours_gives_the_same_logits_in_peft`, which fills B with the same numbers).
+//! same way (see the test `an_adapter_saved_by_lockstep_gives_the_same_logits_in_peft`, which fills B with the same
+//! numbers).
 
 use kernels::{Context, DType, Isa, Tensor, ops};
 use model::io::{TensorSink, TensorSource};

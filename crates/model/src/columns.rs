@@ -137,7 +137,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn columns_come_back_bit_for_bit() {
+    fn serialised_columns_keep_every_bit() {
         let awkward = vec![-0.0, f32::NAN, f32::NEG_INFINITY, f32::MIN_POSITIVE / 2.0];
         let mut columns = Columns::of([(SAMPLER_LOGPS, awkward.clone())]);
         columns.insert("teacher_ids", Column { width: 2, values: Values::U32((0..8).collect()) });
@@ -150,7 +150,7 @@ mod tests {
     }
 
     #[test]
-    fn the_old_policy_is_the_sampler_unless_another_is_given() {
+    fn old_logps_default_to_sampler_logps() {
         let mut columns = Columns::of([(SAMPLER_LOGPS, vec![-1.0])]);
         assert_eq!(columns.old_logps(), Some(&[-1.0][..]));
         columns.set(OLD_LOGPS, vec![-2.0]);
@@ -158,7 +158,7 @@ mod tests {
     }
 
     #[test]
-    fn columns_are_found_by_name_and_kind() {
+    fn columns_are_looked_up_by_name_and_type() {
         let mut columns = Columns::of([(VALUES, vec![1.0, 2.0]), (RETURNS, vec![3.0, 4.0])]);
         assert_eq!(columns.iter().map(|(name, _)| name).collect::<Vec<_>>(), [RETURNS, VALUES], "by name");
         assert_eq!((columns.f32(VALUES), columns.f32(RETURNS)), (Some(&[1.0, 2.0][..]), Some(&[3.0, 4.0][..])));

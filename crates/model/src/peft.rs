@@ -90,9 +90,7 @@ pub fn load_adapter_config(dir: &Path) -> Result<AdapterConfig> {
     check_listed(dir, |name| name == ADAPTER_CONFIG)?;
     let path = dir.join(ADAPTER_CONFIG);
     let text = disk::read(&path, disk::most::STATE).map_err(|e| match e.kind() {
-        std::io::ErrorKind::NotFound => {
-            Error::file(&path, "there is no such file: this is not an adapter's PEFT directory")
-        }
+        std::io::ErrorKind::NotFound => Error::file(&path, "no such file; expected the directory of a PEFT adapter"),
         _ => Error::io(&path, e),
     })?;
     let json: Value =
@@ -120,7 +118,7 @@ fn parse(json: &Map<String, Value>) -> std::result::Result<AdapterConfig, String
             _ => false,
         };
         if !nothing {
-            return Err(format!("`{key}` = {value} is not supported; a plain LoRA adapter leaves it unset"));
+            return Err(format!("`{key}` = {value} is not supported; plain LoRA adapters leave it unset"));
         }
     }
     // Most initialisations change only A and B; these also change the base model's weights.
@@ -181,10 +179,10 @@ pub fn load_adapter(memory: &Memory, dir: &Path, base: &Weights) -> Result<Adapt
     let bad = |message: String| Error::file(dir.join(ADAPTER_CONFIG), message.replace("lora_target", "target"));
     match (scores, base.config.head) {
         (true, Head::Lm) => {
-            return Err(bad("is of a reward model (SEQ_CLS), and the model is a language model".into()));
+            return Err(bad("belongs to a reward model (SEQ_CLS), but the model is a language model".into()));
         }
         (false, Head::Score(_)) => {
-            return Err(bad("is of a language model: it has no head of scores, which a reward model needs".into()));
+            return Err(bad("belongs to a language model: it has no score head, which a reward model needs".into()));
         }
         _ => {}
     }
@@ -198,7 +196,7 @@ pub fn load_adapter(memory: &Memory, dir: &Path, base: &Weights) -> Result<Adapt
 /// Reads the weights of the PEFT directory `dir` into `adapter`.
 pub fn read_adapter(dir: &Path, adapter: &mut Adapter) -> Result<()> {
     if !dir.join(WEIGHTS).exists() {
-        return Err(Error::file(dir, format!("has no {WEIGHTS} (other formats of adapters are not read)")));
+        return Err(Error::file(dir, format!("has no {WEIGHTS} (other adapter formats are not supported)")));
     }
     load_tensors(&dir.join(WEIGHTS), &mut AdapterFilesMut(&mut adapter.params))
 }

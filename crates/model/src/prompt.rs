@@ -41,7 +41,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn equal_prompts_of_a_set_are_one() {
+    fn a_prompt_set_shares_equal_prompts() {
         let mut set = PromptSet::default();
         let [a, b, c] = [vec![1, 2], vec![1], vec![1, 2]].map(|ids| set.share(Prompt::new(ids)));
         assert!(Arc::ptr_eq(&a, &c) && !Arc::ptr_eq(&a, &b));

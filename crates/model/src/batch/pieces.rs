@@ -40,7 +40,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn pieces_are_cut_between_groups_or_at_multiples_of_32_rows_of_one() {
+    fn head_pieces_end_between_groups_or_at_multiples_of_32_rows() {
         let of = |groups: &[u32]| head_pieces(groups);
         assert_eq!(of(&[0]), []);
         assert_eq!(of(&[0, 0, 3, 3, 40]), [(0..40, vec![0, 3, 40])]);

@@ -87,7 +87,7 @@ fn check(groups: &[(Vec<u32>, Vec<Vec<u32>>)], sharing: bool) -> Batch {
 }
 
 #[test]
-fn every_row_sees_its_own_sequence() {
+fn every_row_attends_to_its_own_sequence_only() {
     for prompt in [64 * 2 + 13, 64, 63, 0, 1] {
         for sharing in [true, false] {
             let lengths = [1, 64, 100, 0, 2];
@@ -102,7 +102,7 @@ fn every_row_sees_its_own_sequence() {
 }
 
 #[test]
-fn a_prompt_is_computed_once() {
+fn a_shared_prompt_has_rows_once() {
     let group = (ids(0, 64 + 13), vec![ids(1000, 100), ids(2000, 100), ids(3000, 100)]);
     let shared = check(std::slice::from_ref(&group), true);
     assert_eq!(shared.ids.len(), 77 + 3 * 99);
@@ -117,7 +117,7 @@ fn a_prompt_is_computed_once() {
 }
 
 #[test]
-fn an_empty_batch_is_one() {
+fn a_batch_without_tokens_is_valid() {
     let batch = check(&[], true);
     assert_eq!((batch.ids.len(), batch.groups.as_slice()), (0, [0].as_slice()));
     check(&[(vec![], vec![])], true);

@@ -35,7 +35,7 @@ impl PromptEncoder<'_> {
             if has_marks { self.marked(template, &name, &chat)? } else { self.found(template, &name, &chat)? };
         if !mask.contains(&true) {
             return Err(Error::Value(
-                "no token of the conversation is an assistant's: leave the row out, or assistant_only_loss".into(),
+                "the conversation has no assistant tokens: remove the row, or train without assistant_only_loss".into(),
             ));
         }
         let border = match completion {
@@ -94,8 +94,8 @@ impl PromptEncoder<'_> {
             }
             if own.is_empty() {
                 return Err(Error::Value(format!(
-                    "message {} of the conversation: the chat template prints nothing of the assistant's message: \
-                     leave the row out, or mark the text to learn with {{% generation %}} in the template",
+                    "message {} of the conversation: the chat template does not print this assistant message: remove \
+                     the row, or mark the text to train on with {{% generation %}} in the template",
                     i + 1
                 )));
             }

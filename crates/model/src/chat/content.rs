@@ -44,7 +44,7 @@ impl Content {
                 Ok(Content::Messages(messages))
             }
             other => Err(format!(
-                "expected a text, or a list of messages {{\"role\": …, \"content\": …}}, got {}",
+                "expected a string or a list of messages {{\"role\": …, \"content\": …}}, got {}",
                 beginning(other)
             )),
         }
@@ -79,14 +79,16 @@ impl Content {
             (Content::Messages(c), Content::Messages(r)) => {
                 let at = common(&c, &r);
                 if at == 0 {
-                    return Err("there is no prompt, and `chosen` and `rejected` do not begin with the same message: \
-                                give a `prompt` column"
-                        .to_owned());
+                    return Err(
+                        "the row has no prompt, and `chosen` and `rejected` do not begin with the same message: add a \
+                         `prompt` column"
+                            .to_owned(),
+                    );
                 }
                 let messages = |messages: &[Value]| Content::Messages(messages.to_vec());
                 Ok([messages(&c[..at]), messages(&c[at..]), messages(&r[at..])])
             }
-            _ => Err("one of `chosen` and `rejected` is a text and the other a conversation".to_owned()),
+            _ => Err("`chosen` and `rejected` must both be strings or both be conversations".to_owned()),
         }
     }
 

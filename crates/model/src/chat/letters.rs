@@ -109,7 +109,7 @@ fn title_letter(c: char) -> Result<String, Error> {
         // Georgian letters are not capitalised in titles.
         '\u{10d0}'..='\u{10ff}' => Ok(c.into()),
         'ŉ' | '\u{1f80}'..='\u{1ffc}' if c.to_uppercase().count() > 1 => {
-            Err(refused(format!("the capital letter of {c:?} in a title is not known here")))
+            Err(refused(format!("the title case of {c:?} is not supported")))
         }
         _ => {
             let mut capital = c.to_uppercase();

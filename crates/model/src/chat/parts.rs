@@ -86,7 +86,7 @@ pub(super) fn refuse_media(messages: &[Value]) -> Result<()> {
     match media_in(messages) {
         None => Ok(()),
         Some((i, kind)) => {
-            let message = format!("message {} has a part of type `{kind}`, and models here read text only", i + 1);
+            let message = format!("message {} has a part of type `{kind}`, but the model reads text only", i + 1);
             Err(Error::Value(message))
         }
     }
@@ -101,14 +101,14 @@ pub(super) fn check_rendered(messages: &[Value], text: &str) -> Result<()> {
         let is_of_tool = matches!(fields.get("role").and_then(Value::as_str), Some("tool" | "function" | "ipython"));
         for part in parts(fields) {
             let fault = match lost(part, text) {
-                Some(lost) => format!("leaves out its text {:?}", shortened(lost)),
-                None if !is_of_tool && is_printed(part, text) => "prints its content as a list".to_owned(),
+                Some(lost) => format!("drops the text {:?}", shortened(lost)),
+                None if !is_of_tool && is_printed(part, text) => "prints the list itself".to_owned(),
                 None => continue,
             };
             let role = fields.get("role").and_then(Value::as_str).unwrap_or("no role");
             let message = format!(
-                "message {} ({role}) has a list of parts as its content, and the chat template {fault}: write the \
-                 content as one text",
+                "message {} ({role}) has a list of parts as its content, but the chat template {fault}: write the \
+                 content as one string",
                 i + 1
             );
             return Err(Error::Value(message));

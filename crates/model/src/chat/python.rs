@@ -50,7 +50,7 @@ pub(super) fn represent(value: &Value) -> Result<String, minijinja::Error> {
 /// Writes Python's `repr(value)`.
 fn repr(value: &Value, depth: usize, out: &mut String) -> Result<(), minijinja::Error> {
     if depth > DEPTH {
-        return Err(too_large("lists within lists"));
+        return Err(too_large("nested lists"));
     }
     let mut list = |ends: [&str; 2], write: &mut dyn FnMut(Value, &mut String) -> Result<(), minijinja::Error>| {
         out.push_str(ends[0]);
@@ -195,7 +195,7 @@ impl Json {
                     self.write(&value.get_item(&key).map_err(|e| e.to_string())?, depth + 1, out)
                 })?;
             }
-            kind => return Err(format!("a value of kind {kind} is not JSON")),
+            kind => return Err(format!("a value of kind {kind} cannot be written as JSON")),
         }
         Ok(())
     }

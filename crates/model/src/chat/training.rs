@@ -46,7 +46,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn edits_are_in_order_and_a_changed_template_is_unknown() {
+    fn template_edits_are_ordered_and_a_changed_template_has_no_training_version() {
         assert_eq!(KNOWN.len(), 31);
         for known in KNOWN.iter() {
             assert_eq!(known.xxh3.len(), 32);

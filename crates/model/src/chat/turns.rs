@@ -40,10 +40,10 @@ impl<'a> Conversation<'a> {
         let before = i.checked_sub(1).and_then(|at| self.replaced(at)).map_or(0, |place| place.end);
         self.at_the_end(i, before).or_else(|| self.within(i, before)).ok_or_else(|| {
             Error::Value(format!(
-                "message {} of the conversation: the chat template has no {{% generation %}}, and renders the \
-                 conversation so differently with another answer in this place that the tokens of this answer are \
-                 unknown: write {{% generation %}} and {{% endgeneration %}} around the assistant's text in the \
-                 template, or train without assistant_only_loss",
+                "message {} of the conversation: the tokens of this answer are unknown, because the chat template has \
+                 no {{% generation %}} and another answer changes more than the answer's own text: write {{% \
+                 generation %}} and {{% endgeneration %}} around the assistant's text in the template, or train \
+                 without assistant_only_loss",
                 i + 1
             ))
         })

@@ -68,7 +68,7 @@ pub(crate) fn rope(f: &Fields<'_>, max_position_embeddings: usize, default_theta
         "llama3" => {
             let (low, high) = (r.required("low_freq_factor")?, r.required("high_freq_factor")?);
             if high <= low {
-                return Err(r.error("high_freq_factor", format!("is not above low_freq_factor = {low}")));
+                return Err(r.error("high_freq_factor", format!("must be above low_freq_factor = {low}")));
             }
             RopeScaling::Llama3 {
                 factor: r.required("factor")?,

@@ -59,7 +59,9 @@ impl ModelConfig {
             // An example is "gemma3", whose text model is the family gemma3_text.
             if f.get("vision_config").is_some() {
                 let supported = supported();
-                let message = format!("is of text and images (vision_config), not supported; supported: {supported}");
+                let message = format!(
+                    "is a model of text and images (vision_config), which is not supported; supported: {supported}"
+                );
                 return Err(f.error("model_type", message));
             }
             return Err(f.error("model_type", format!("is not supported; supported: {}", supported())));

@@ -175,7 +175,7 @@ impl DirectFile {
 
 /// The error for all writes after a failed one.
 fn gone() -> Error {
-    Error::other("an earlier part of it could not be written")
+    Error::other("an earlier part of the file could not be written")
 }
 
 impl Write for DirectFile {
@@ -225,7 +225,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_byte_arrives_whatever_the_length_and_the_pieces() {
+    fn direct_writes_store_every_byte_at_any_length() {
         let dir = tempfile::tempdir().unwrap();
         for len in [0, 1, AT_ONCE - 1, AT_ONCE, AT_ONCE + 1, 3 * AT_ONCE, 5 * AT_ONCE + 777] {
             for piece in [1000, AT_ONCE, 3 * AT_ONCE + 5] {
@@ -247,7 +247,7 @@ mod tests {
 
     #[cfg(target_os = "linux")]
     #[test]
-    fn a_full_disk_is_an_error_wherever_it_is_met() {
+    fn a_full_disk_is_an_error_at_any_write() {
         for pieces in [0, 1, 2, 5] {
             let path = Path::new("/dev/full");
             let mut file = DirectFile::of(path, File::options().write(true).open(path).unwrap());

@@ -74,7 +74,7 @@ impl FileList {
     pub fn check(&self, dir: &Path, which: impl Fn(&str) -> bool) -> Result<()> {
         for (name, listed) in self.files.iter().filter(|(name, _)| which(name)) {
             if !is_below(name) {
-                return Err(Error::file(dir.join(FILE_LIST), format!("lists {name}, which is not a file below it")));
+                return Err(Error::file(dir.join(FILE_LIST), format!("lists {name}, which is outside the directory")));
             }
             let path = dir.join(name);
             let difference = match ListedFile::of_length(&path, Some(listed.bytes)) {
@@ -82,13 +82,13 @@ impl FileList {
                 Err(other) => return Err(other),
                 Ok(found) if found == *listed => continue,
                 Ok(found) if found.bytes != listed.bytes => {
-                    format!("has {} bytes, and had {}", found.bytes, listed.bytes)
+                    format!("has {} bytes, expected {}", found.bytes, listed.bytes)
                 }
-                Ok(found) => format!("has the checksum (XXH3) {}, and had {}", found.xxh3, listed.xxh3),
+                Ok(found) => format!("has the checksum (XXH3) {}, expected {}", found.xxh3, listed.xxh3),
             };
             let message = format!(
-                "is not the file that was written with the others of step {}: it {difference} ({FILE_LIST} lists the \
-                 files that belong together; delete it to change one on purpose)",
+                "is not the file that was written at step {}: it {difference} ({FILE_LIST} lists the files that belong \
+                 together; delete {FILE_LIST} to change a file on purpose)",
                 self.step
             );
             return Err(Error::file(path, message));
@@ -162,7 +162,7 @@ mod tests {
     }
 
     #[test]
-    fn changed_shortened_and_missing_files_are_named() {
+    fn the_error_names_changed_truncated_and_missing_files() {
         let dir = directory();
         let list = FileList::of(dir.path(), 7).unwrap();
         assert_eq!(list.files.keys().collect::<Vec<_>>(), ["config.json", "value_model/config.json"]);
@@ -175,7 +175,7 @@ mod tests {
         list.check(dir.path(), |_| true).unwrap();
         let path = dir.path().join("value_model/config.json");
         for (text, words) in
-            [(Some("{\"a\": 2}"), "checksum"), (Some("{\"a\":"), "has 5 bytes, and had 8"), (None, "missing")]
+            [(Some("{\"a\": 2}"), "checksum"), (Some("{\"a\":"), "has 5 bytes, expected 8"), (None, "missing")]
         {
             match text {
                 Some(text) => fs::write(&path, text).unwrap(),

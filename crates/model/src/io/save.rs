@@ -249,7 +249,7 @@ fn write_file(
             let mut count = 0;
             source.read(&spec.name, &mut |piece| {
                 let Some(bytes) = narrowed(piece, dtype, &mut room) else {
-                    let message = format!("has an element too large for {}", dtype.config_name());
+                    let message = format!("has an element that is too large for {}", dtype.config_name());
                     return Err(Error::tensor(path, &spec.name, message));
                 };
                 count += piece.len();
@@ -257,7 +257,7 @@ fn write_file(
             })?;
             let expected: usize = spec.shape.iter().product();
             if count != expected {
-                let message = format!("has {count} elements, its shape {:?} has {expected}", spec.shape);
+                let message = format!("has {count} elements, but its shape {:?} has {expected}", spec.shape);
                 return Err(Error::tensor(path, &spec.name, message));
             }
         }

@@ -129,7 +129,7 @@ pub fn backward<'a>(
     let mut ranges = AdapterRanges::default();
     let adapters = RowAdapters::new(adapters, batch.sequences(), &mut ranges)?;
     if adapters.trained()?.is_some() != grads.of_adapter() {
-        let message = "weights and gradients are not of the same adapter".into();
+        let message = "weights and gradients must belong to the same adapter".into();
         return Err(Error::Value { op: "backward", message }.into());
     }
     let pass = pass(ctx, weights, rope, batch, &adapters);
@@ -164,7 +164,7 @@ pub fn backward<'a>(
 }
 
 fn no_backward_buffers() -> Error {
-    Error::Value { op: "backward", message: "the tape is for forward only".into() }
+    Error::Value { op: "backward", message: "the tape is forward-only".into() }
 }
 
 #[cfg(test)]

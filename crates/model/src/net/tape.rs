@@ -229,5 +229,5 @@ impl Tape {
 }
 
 fn no_room(what: &str, need: usize, room: usize) -> Error {
-    Error::Value { op: "forward", message: format!("{need} {what}, and buffers for {room}") }
+    Error::Value { op: "forward", message: format!("{need} {what}, but buffers for only {room}") }
 }

@@ -28,7 +28,7 @@ fn read(config: &Value) -> std::result::Result<AdapterConfig, String> {
 }
 
 #[test]
-fn settings_are_read() {
+fn adapter_settings_are_read_from_adapter_config() {
     let names = |names: &[&str]| TargetModules::Names(names.iter().map(|&name| name.to_owned()).collect());
     let lora =
         LoraConfig { r: 4, alpha: 6.5, use_rslora: true, dropout: 0.25, target_modules: names(&["q_proj", "v_proj"]) };
@@ -75,8 +75,8 @@ fn settings_are_read() {
 }
 
 #[test]
-fn other_adapters_than_plain_ones_are_refused() {
-    let plain = "is not supported; a plain LoRA adapter leaves it unset";
+fn adapters_other_than_plain_lora_are_refused() {
+    let plain = "is not supported; plain LoRA adapters leave it unset";
     for (fields, why) in [
         (json!({"peft_type": "IA3"}), "`peft_type` is \"IA3\"; only LORA is supported".to_owned()),
         (json!({"peft_type": "(absent)"}), "`peft_type` is null; only LORA is supported".into()),
@@ -129,12 +129,12 @@ fn base() -> Weights {
 }
 
 #[test]
-fn an_adapter_directory_is_one_with_its_configuration_alone() {
+fn a_directory_with_an_adapter_config_is_an_adapter() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path();
     assert!(!is_adapter(path));
     let missing = load_adapter_config(path).unwrap_err().to_string();
-    assert!(missing.ends_with("there is no such file: this is not an adapter's PEFT directory"), "{missing}");
+    assert!(missing.ends_with("no such file; expected the directory of a PEFT adapter"), "{missing}");
     for (text, why) in [("{", "adapter_config.json: not JSON: "), ("[]", "adapter_config.json: is not a JSON object")] {
         std::fs::write(path.join(ADAPTER_CONFIG), text).unwrap();
         let error = load_adapter_config(path).unwrap_err().to_string();
@@ -148,7 +148,7 @@ fn an_adapter_directory_is_one_with_its_configuration_alone() {
 }
 
 #[test]
-fn a_saved_adapter_has_peft_s_format_and_is_loaded() {
+fn a_saved_adapter_has_pefts_format_and_loads() {
     let (memory, base) = (Memory::new(Device::Cpu), base());
     let scorer = Weights::scorer(&memory, &base);
     for (weights, task, saved) in [(&base, "CAUSAL_LM", json!(null)), (&scorer, "SEQ_CLS", json!(["score"]))] {
@@ -170,8 +170,8 @@ fn a_saved_adapter_has_peft_s_format_and_is_loaded() {
         let other = if task == "SEQ_CLS" { &base } else { &scorer };
         let error = load_adapter(&memory, dir.path(), other).unwrap_err().to_string();
         let why = match task {
-            "SEQ_CLS" => "is of a reward model (SEQ_CLS), and the model is a language model",
-            _ => "is of a language model: it has no head of scores, which a reward model needs",
+            "SEQ_CLS" => "belongs to a reward model (SEQ_CLS), but the model is a language model",
+            _ => "belongs to a language model: it has no score head, which a reward model needs",
         };
         assert!(error.ends_with(&format!("adapter_config.json: {why}")), "{error}");
         // On a device without memory nothing is read, so the file may be missing.
@@ -179,7 +179,7 @@ fn a_saved_adapter_has_peft_s_format_and_is_loaded() {
         assert!(load_adapter(&Memory::new(Device::Meta), dir.path(), weights).is_ok());
         let error = load_adapter(&memory, dir.path(), weights).unwrap_err().to_string();
         assert!(
-            error.ends_with("has no adapter_model.safetensors (other formats of adapters are not read)"),
+            error.ends_with("has no adapter_model.safetensors (other adapter formats are not supported)"),
             "{error}"
         );
         // An error in the settings uses PEFT's name of the key.
@@ -188,7 +188,7 @@ fn a_saved_adapter_has_peft_s_format_and_is_loaded() {
         std::fs::write(dir.path().join(ADAPTER_CONFIG), unknown.to_string()).unwrap();
         let error = load_adapter(&memory, dir.path(), weights).unwrap_err().to_string();
         assert!(
-            error.contains("adapter_config.json: `target_modules`: no linear layer of the model is called `x_proj`"),
+            error.contains("adapter_config.json: `target_modules`: the model has no linear layer named `x_proj`"),
             "{error}"
         );
     }
@@ -206,7 +206,7 @@ fn a_saved_adapter_has_peft_s_format_and_is_loaded() {
 }
 
 #[test]
-fn a_model_in_training_is_saved_and_restored() {
+fn a_model_in_training_can_be_saved_and_restored() {
     let memory = Memory::new(Device::Cpu);
     for adapted in [false, true] {
         let weights = base();

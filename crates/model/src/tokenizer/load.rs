@@ -10,7 +10,7 @@ use tokenizers::processors::template::TemplateProcessing;
 pub(super) fn load(files: &ModelFiles) -> Result<Tokenizer> {
     let path = files.path(TOKENIZER);
     let bytes = files.get(TOKENIZER).ok_or_else(|| {
-        Error::file(&path, "there is no such file: copy it, and tokenizer_config.json, from the tokenizer's directory")
+        Error::file(&path, "no such file: copy it and tokenizer_config.json from the tokenizer's directory")
     })?;
     let mut inner = parse(bytes).map_err(|message| Error::file(&path, message))?;
 
@@ -50,7 +50,7 @@ fn parse(bytes: &[u8]) -> std::result::Result<tokenizers::Tokenizer, String> {
         let _ = tokenizer.encode("a b", true);
         Ok(tokenizer)
     };
-    quietly(parse_and_try).unwrap_or_else(|panic| Err(format!("the tokenizers library cannot use it: {panic}")))
+    quietly(parse_and_try).unwrap_or_else(|panic| Err(format!("the tokenizers library cannot load it: {panic}")))
 }
 
 /// Returns the result of `f`, or its panic message, without printing the panic.
@@ -123,7 +123,7 @@ fn token_text(value: &Value) -> Option<String> {
 
 /// Ids of the end tokens in `generation_config.json`; `None` if the file is missing or has no `eos_token_id`.
 pub(super) fn generation_eos(files: &ModelFiles) -> Result<Option<Vec<u32>>> {
-    let bad = || Error::file(files.path(GENERATION_CONFIG), "`eos_token_id` is neither a token id nor a list of them");
+    let bad = || Error::file(files.path(GENERATION_CONFIG), "`eos_token_id` must be a token id or a list of token ids");
     let id = |v: &Value| v.as_u64().and_then(|id| u32::try_from(id).ok()).ok_or_else(bad);
     match files.object(GENERATION_CONFIG)?.as_ref().and_then(|g| g.get("eos_token_id")) {
         None | Some(Value::Null) => Ok(None),

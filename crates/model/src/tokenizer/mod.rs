@@ -210,8 +210,8 @@ impl Tokenizer {
         let theirs = other.inner.get_vocab(true);
         let (token, id) = own.into_iter().find(|(token, id)| theirs.get(token) != Some(id))?;
         Some(match other.token(id) {
-            Some(found) => format!("id {id} is {token:?} in the one and {found:?} in the other"),
-            None => format!("id {id} is {token:?} in the one, and the other has no such id"),
+            Some(found) => format!("id {id} is {token:?} in one tokenizer and {found:?} in the other"),
+            None => format!("id {id} is {token:?} in one tokenizer, but the other has no such id"),
         })
     }
 

@@ -171,7 +171,7 @@ mod tests {
 
     /// Memory grows as tokens occur, and earlier sums are kept.
     #[test]
-    fn sums_of_a_tied_embedding_survive_growth() {
+    fn the_gradient_sums_of_a_tied_embedding_survive_growth() {
         let ctx = Context::cpu(Isa::best(), 1);
         let mut grads = TiedEmbeddingGrads::new(ctx.memory(), 8, 2);
         let mut add = |ids: &[u32], d_out: &[f32]| {

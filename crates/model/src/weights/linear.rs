@@ -91,7 +91,7 @@ impl Linear {
         self.backward_input(ctx, d_y, d_x.reborrow())?;
         low_rank.each(x.shape()[0], |rows, adapter, dropout| {
             let Some(LowRank { a: d_a, b: d_b, .. }) = &mut grad.low_rank else {
-                let message = "weights and gradients are not of the same adapter".into();
+                let message = "weights and gradients must belong to the same adapter".into();
                 return Err(Error::Value { op: "backward", message });
             };
             let (x, d_y, d_x) = (x.rows(rows.clone()), d_y.rows(rows.clone()), d_x.reborrow().rows(rows));

@@ -149,12 +149,12 @@ impl<T: Versioned> WeightSlots<T> {
         let version = self.current.numbers.version().0;
         let refused = |why: &str| kernels::Error::Value { op: "WeightSlots::publish", message: why.into() };
         let Slot { numbers, shared } = &mut self.current;
-        let Some(shared) = shared else { return Err(refused("these weights are not in shared memory")) };
+        let Some(shared) = shared else { return Err(refused("these weights must be in shared memory")) };
         let contents = match shared.published {
             Some(contents) => contents,
             None => {
-                let numbers =
-                    Arc::get_mut(numbers).ok_or_else(|| refused("a version is published before it is held"))?;
+                let numbers = Arc::get_mut(numbers)
+                    .ok_or_else(|| refused("a version must be published before readers hold it"))?;
                 let contents = Contents { number, version, lineage, checksum: None };
                 shared.writer.publish(&mut numbers.params_mut().tensors_mut(), contents, checksum)?;
                 *shared.published.insert(contents)
@@ -416,7 +416,7 @@ mod tests {
     }
 
     #[test]
-    fn a_version_without_a_holder_is_updated_in_place() {
+    fn an_update_without_readers_is_in_place() {
         let mut slots = slots();
         (0..3).for_each(|x| slots.update(|p| set(p, x as f32)).unwrap());
         assert_eq!((slots.slots(), slots.bytes_copied(), slots.current().version.0), (1, 0, 3));
@@ -424,7 +424,7 @@ mod tests {
     }
 
     #[test]
-    fn a_held_version_stays_and_slots_are_reused() {
+    fn a_held_version_is_unchanged_and_slots_are_reused() {
         let mut slots = slots();
         let embedding = slots.current().params.read("model.embed_tokens.weight").unwrap();
         let first = slots.hold();
@@ -446,7 +446,7 @@ mod tests {
     }
 
     #[test]
-    fn from_slot_to_slot_nothing_is_copied_and_what_an_optimizer_left_alone_is_there() {
+    fn an_update_in_another_slot_copies_only_unwritten_tensors() {
         let mut slots = slots();
         let mut expected: Vec<Vec<f32>> = slots.current().params.tensors().iter().map(|t| t.to_vec_f32()).collect();
         let mut copied = 0;
@@ -489,7 +489,7 @@ mod tests {
     }
 
     #[test]
-    fn after_an_error_the_current_version_is_the_current_one() {
+    fn a_failed_update_keeps_the_current_version() {
         let mut slots = slots();
         let held = slots.hold();
         let failed: Written = slots.update(|p| {

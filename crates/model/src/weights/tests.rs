@@ -16,7 +16,7 @@ fn config(family: &str) -> Arc<ModelConfig> {
 }
 
 #[test]
-fn files_hold_what_the_parameters_hold() {
+fn saved_tensors_equal_the_parameters() {
     for family in ["llama3", "qwen2", "qwen3", "mistral"] {
         let (config, memory) = (config(family), Memory::new(Device::Cpu));
         let mut weights = Weights::zeros(&memory, &config);
@@ -41,7 +41,7 @@ fn files_hold_what_the_parameters_hold() {
 }
 
 #[test]
-fn a_fused_matrix_is_its_parts_one_below_the_other() {
+fn a_fused_matrix_stacks_the_rows_of_its_parts() {
     let (config, memory) = (config("qwen2"), Memory::new(Device::Cpu));
     let mut weights = Weights::zeros(&memory, &config);
     let (h, f) = (config.hidden_size, config.intermediate_size);
@@ -57,7 +57,7 @@ fn a_fused_matrix_is_its_parts_one_below_the_other() {
 }
 
 #[test]
-fn specs_follow_the_tensors() {
+fn specs_are_in_the_order_of_the_tensors() {
     for family in ["llama3", "qwen2", "qwen3", "mistral"] {
         let config = config(family);
         let weights = Weights::zeros(&Memory::new(Device::Meta), &config);
@@ -75,7 +75,7 @@ fn specs_follow_the_tensors() {
 }
 
 #[test]
-fn a_plan_needs_no_memory() {
+fn planned_weights_allocate_no_memory() {
     let (config, memory) = (config("qwen2"), Memory::new(Device::Meta));
     let weights = Weights::zeros(&memory, &config);
     let mut grads = Grads::zeros(&memory, &config);

@@ -136,14 +136,14 @@ impl<'a> RowAdapters<'a> {
         for (rows, sequences) in sequences {
             let Some(named) = of_sequences.get(sequences.clone()) else {
                 return Err(bad(format!(
-                    "{} adapters are named, and there is a sequence {}",
+                    "got {} adapters, but the batch has {} sequences",
                     of_sequences.len(),
                     sequences.end
                 )));
             };
             let Some(&first) = named.first() else { continue };
             if !named.iter().all(|&other| same(first, other)) {
-                return Err(bad("sequences that share their prefix must name the same adapter".into()));
+                return Err(bad("sequences that share a prefix must have the same adapter".into()));
             }
             match ranges.last_mut() {
                 _ if first.is_none() => {}
@@ -165,7 +165,7 @@ impl<'a> RowAdapters<'a> {
                 if ranges.iter().all(|&(_, of)| same(first, of_sequences[of])) {
                     Ok(first)
                 } else {
-                    let message = "gradients are those of one adapter, and the batch has several".into();
+                    let message = "a backward pass trains one adapter, but the batch has several".into();
                     Err(Error::Value { op: "backward", message })
                 }
             }

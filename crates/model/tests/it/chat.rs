@@ -17,7 +17,7 @@ fn ids(value: &Value) -> Vec<u32> {
 }
 
 #[test]
-fn rendered_chats_and_their_ids_are_those_of_transformers() {
+fn rendered_chats_and_ids_match_transformers() {
     let Some(shared) = testing::shared("") else { return };
     let fixtures = fixtures();
     let tokenizer = Tokenizer::load(&shared.join("models/qwen2.5-tokenizer")).unwrap();
@@ -58,7 +58,7 @@ fn rendered_chats_and_their_ids_are_those_of_transformers() {
 }
 
 #[test]
-fn ids_and_texts_are_those_of_transformers() {
+fn encoded_ids_and_decoded_texts_match_transformers() {
     let Some(shared) = testing::shared("") else { return };
     let fixtures = fixtures();
     for (name, dir) in [("qwen2.5", "qwen2.5-tokenizer"), ("stories260k", "stories260k")] {
@@ -84,7 +84,7 @@ fn ids_and_texts_are_those_of_transformers() {
 }
 
 #[test]
-fn streamed_text_is_the_whole_text() {
+fn streamed_text_equals_the_decoded_text() {
     let Some(shared) = testing::shared("") else { return };
     let fixtures = fixtures();
     for (name, dir) in [("qwen2.5", "qwen2.5-tokenizer"), ("stories260k", "stories260k")] {
@@ -108,7 +108,7 @@ fn streamed_text_is_the_whole_text() {
 }
 
 #[test]
-fn special_tokens_and_templates_are_found_in_directories() {
+fn special_tokens_and_templates_are_read_from_directories() {
     let Some(shared) = testing::shared("") else { return };
     let qwen = shared.join("models/qwen2.5-tokenizer");
     let tokenizer = Tokenizer::load(&qwen).unwrap();

@@ -27,7 +27,7 @@ fn content(weights: &Weights) -> Vec<(String, Vec<usize>, Vec<u32>)> {
 }
 
 #[test]
-fn every_family_is_saved_as_it_was_loaded() {
+fn saving_a_loaded_model_keeps_every_bit() {
     for name in ["llama3", "mistral", "qwen2", "qwen3"] {
         let weights = load_model(&family(name)).unwrap_or_else(|e| panic!("{name}: {e}"));
         assert!(content(&weights).iter().all(|(_, _, x)| x.iter().any(|&x| x != 0)), "{name}");
@@ -46,7 +46,7 @@ fn every_family_is_saved_as_it_was_loaded() {
 
 /// An independent reading of the same file.
 #[test]
-fn elements_are_those_of_the_safetensors_crate() {
+fn loaded_elements_match_the_safetensors_crate() {
     let weights = load_model(&family("qwen3")).unwrap();
     let bytes = std::fs::read(family("qwen3").join("model.safetensors")).unwrap();
     let file = safetensors::SafeTensors::deserialize(&bytes).unwrap();
@@ -74,7 +74,7 @@ fn random_weights_fill_every_tensor_and_depend_on_the_seed() {
 }
 
 #[test]
-fn half_precision_is_rounded_once_and_stays() {
+fn saving_in_half_precision_rounds_only_once() {
     let mut weights = load_model(&family("llama3")).unwrap();
     let dir = tempfile::tempdir().unwrap();
     let options = SaveOptions { dtype: FileDType::Bf16, ..SaveOptions::default() };

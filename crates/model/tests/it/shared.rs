@@ -79,7 +79,7 @@ fn child() {
 }
 
 #[test]
-fn another_process_reads_each_version_in_place_without_copies() {
+fn another_process_reads_each_version_without_a_copy() {
     let memory = Memory::new(Device::Cpu);
     let first = Weights::random(&memory, &config(40_000), 1).unwrap();
     let all = bytes(&first.params);
@@ -103,7 +103,7 @@ fn another_process_reads_each_version_in_place_without_copies() {
 }
 
 #[test]
-fn a_pinned_version_is_not_written_and_an_unchanged_one_keeps_its_place() {
+fn a_pinned_version_is_not_overwritten_and_an_unchanged_one_stays() {
     let (memory, config) = (Memory::new(Device::Cpu), config(64));
     let first = Weights::random(&memory, &config, 1).unwrap();
     let mut slots = WeightSlots::shared(&memory, first, Sharing::default()).unwrap();
@@ -131,7 +131,7 @@ fn a_pinned_version_is_not_written_and_an_unchanged_one_keeps_its_place() {
 }
 
 #[test]
-fn below_an_adapter_the_base_is_sealed_and_the_adapter_has_the_slots() {
+fn shared_base_weights_are_sealed_and_only_the_adapter_has_slots() {
     let (memory, config) = (Memory::new(Device::Cpu), config(64));
     let sharing = Sharing::default();
     let load = |memory: &Memory| Weights::random(memory, &config, 1);
@@ -156,7 +156,7 @@ fn below_an_adapter_the_base_is_sealed_and_the_adapter_has_the_slots() {
 }
 
 #[test]
-fn slots_of_a_plan_are_counted() {
+fn a_plan_counts_reserved_slots() {
     let memory = Memory::new(Device::Meta);
     let mut slots = WeightSlots::new(&memory, Weights::zeros(&memory, &config(64)));
     let one = memory.usage()["weights"].bytes;

@@ -65,7 +65,7 @@ fn fixture() -> Value {
 }
 
 #[test]
-fn expressions_give_the_texts_of_transformers() {
+fn jinja_expressions_match_transformers() {
     let fixture = fixture();
     let rows = &fixture["expressions"];
     let expression = |row: &Value| format!("{{{{ {} }}}}", row["expression"].as_str().unwrap());
@@ -75,7 +75,7 @@ fn expressions_give_the_texts_of_transformers() {
 }
 
 #[test]
-fn line_ends_of_a_template_are_line_feeds() {
+fn line_ends_of_a_template_are_normalised_to_line_feeds() {
     let fixture = fixture();
     let rows = &fixture["line_ends"];
     let differing = differing(rows, |row| row["template"].as_str().unwrap().to_owned(), &fixture);

@@ -69,7 +69,7 @@ fn conversations_as_the_template_renders_them() {
     let strange = json!({"chosen": [assistant("a")], "rejected": [user]});
     refused(&strange.to_string(), &["line 1", "do not begin with the same message", "`prompt`"]);
     let mixed = json!({"chosen": "a", "rejected": [user]});
-    refused(&mixed.to_string(), &["line 1", "one of `chosen` and `rejected` is a text"]);
+    refused(&mixed.to_string(), &["line 1", "`chosen` and `rejected` must both be strings"]);
 }
 
 #[test]
@@ -106,7 +106,7 @@ fn errors_are_named_with_their_line() {
     // An answer may be only the end token.
     let (texts, _) = load("{\"prompt\": \"a\", \"chosen\": \"\", \"rejected\": \"c\"}", true, |_| {}).unwrap();
     assert_eq!(texts, [["a", "<e>", "c<e>"].map(str::to_owned)]);
-    refused("{\"prompt\": \"a\", \"chosen\": \"b\", \"rejected\": 3}", &["line 1", "`rejected`", "expected a text"]);
+    refused("{\"prompt\": \"a\", \"chosen\": \"b\", \"rejected\": 3}", &["line 1", "`rejected`", "expected a string"]);
     refused("{\"prompt\": \"a\", \"chosen\": \"b\", \"rejected\": \"b<e>\"}", &["line 1", "the same tokens"]);
     refused("{\"prompt\": \"\", \"chosen\": \"b\", \"rejected\": \"c\"}", &["line 1", "the prompt has no token"]);
     refused(
@@ -208,7 +208,7 @@ fn margins_and_other_columns() {
              `prompt` \
              and `margin`; here are `prompt`, `chosen`. Rename one with columns = { rejected = \"…\" }"],
     );
-    refused("{\"prompt\": 3, \"chosen\": \"b\", \"rejected\": \"c\"}", &["line 1: `prompt`: expected a text"]);
+    refused("{\"prompt\": 3, \"chosen\": \"b\", \"rejected\": \"c\"}", &["line 1: `prompt`: expected a string"]);
     // A null prompt counts as missing: the common beginning of both answers is used.
     let (texts, _) = load("{\"prompt\": null, \"chosen\": \"ab\", \"rejected\": \"ac\"}", false, |_| {}).unwrap();
     assert_eq!(texts, [["a", "b<e>", "c<e>"].map(str::to_owned)]);

@@ -148,7 +148,7 @@ fn files_in_order_up_to_a_limit() {
     };
     assert_eq!(
         message(&dir),
-        "DIR/2.jsonl, line 2: `prompt`: expected a text, or a list of messages {\"role\": …, \"content\": …}, got 4"
+        "DIR/2.jsonl, line 2: `prompt`: expected a string or a list of messages {\"role\": …, \"content\": …}, got 4"
     );
     // A list counts rows, and so do lines in a file of that ending count lines.
     assert!(message(&directory(&[("2.json", second)])).starts_with("DIR/2.json, row 2: "));

@@ -181,9 +181,9 @@ fn rows_have_the_ids_and_labels_of_trl() {
     // "parts": the fixture's templates do not print the text of a list of parts as text.
     let refused = [
         ("ids: labels of others: put the label of another", 3),
-        ("pair: letters join: the prompt has no token:", 6),
-        ("pair: no prompt in common: the prompt has no token:", 8),
-        ("pair: one letter apart: the prompt has no token:", 8),
+        ("pair: letters join: the prompt has no tokens:", 6),
+        ("pair: no prompt in common: the prompt has no tokens:", 8),
+        ("pair: one letter apart: the prompt has no tokens:", 8),
         ("split: parts: write the content as one", 115),
         ("talk: parts: write the content as one", 115),
     ];
@@ -219,16 +219,16 @@ fn a_refused_row_has_an_error_with_a_remedy() {
     let talk = json!([{"role": "user", "content": "a"}]);
     for (row, mode, words) in [
         (json!({"input_ids": [5], "labels": [6]}), "default", "put the label of another token into `input_ids`"),
-        (json!({"prompt": "a", "completion": talk}), "default", "give both as texts, or both as lists of messages"),
+        (json!({"prompt": "a", "completion": talk}), "default", "give two strings or two lists of messages"),
         (json!({"text": "a"}), "assistant", "remove the key, or give lists of messages"),
-        (json!({"messages": talk}), "assistant", "leave the row out, or assistant_only_loss"),
+        (json!({"messages": talk}), "assistant", "remove the row, or train without assistant_only_loss"),
     ] {
         let Outcome::Refused(why) = supervised(&row, mode, &encoder) else { panic!("{row} is taken") };
         assert!(why.contains(words), "{row}: {why}");
     }
     for (row, words) in [
         (json!({"prompt": "a", "chosen": "b", "rejected": "b"}), "remove it"),
-        (json!({"chosen": "b", "rejected": "c"}), "give a `prompt` column"),
+        (json!({"chosen": "b", "rejected": "c"}), "add a `prompt` column"),
     ] {
         let Outcome::Refused(why) = pair(&row, false, &encoder) else { panic!("{row} is taken") };
         assert!(why.contains(words), "{row}: {why}");

@@ -13,7 +13,7 @@ fn capacity(tokens: usize, blocks: usize, score_rows: usize) -> Capacity {
 }
 
 #[test]
-fn groups_take_the_rows_and_pages_of_their_sequences() {
+fn the_capacity_of_a_group_counts_its_rows_and_pages() {
     for (prefix, branches, shared, apart) in [
         (10, &[][..], (10, 1, 0), (10, 1, 0)),
         (0, &[], (0, 0, 0), (0, 0, 0)),
@@ -35,7 +35,7 @@ fn groups_take_the_rows_and_pages_of_their_sequences() {
 }
 
 #[test]
-fn a_micro_batch_has_an_upper_bound() {
+fn micro_batch_capacity_is_bounded_by_the_token_budget() {
     let one = capacity(100, 4, 30);
     for (groups, completions, most, expected) in [
         // All groups fit.
@@ -59,7 +59,7 @@ fn step<'a>(ids: &'a [u32], tables: &'a [u32], sampled: &'a [u32], draws: &'a [u
 }
 
 #[test]
-fn the_rows_of_a_step_are_those_that_were_set_last() {
+fn a_step_uses_the_rows_that_were_set_last() {
     let memory = cpu();
     let mut rows = InferRows::with_room(&memory, [5, 6, 3], 3, 2);
     assert_eq!((rows.rows(), rows.max_sampled()), (0, 3));
@@ -96,7 +96,7 @@ fn the_rows_of_a_step_are_those_that_were_set_last() {
 }
 
 #[test]
-fn dropout_has_a_key_for_each_place_step_and_seed() {
+fn dropout_keys_differ_by_layer_step_and_seed() {
     let memory = cpu();
     let branches: [&[u32]; 2] = [&[1, 2, 3], &[4, 5]];
     let batch = Batch::new(&[GroupSegment { prefix: &[9], branches: &branches }], true);

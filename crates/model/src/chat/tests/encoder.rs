@@ -79,7 +79,7 @@ fn answers_are_encoded_after_their_prompt() {
 }
 
 #[test]
-fn pairs_share_what_both_answers_begin_with() {
+fn a_pair_shares_the_common_beginning_of_both_answers() {
     let all = Encoders::new(TEMPLATE);
     let pair = |prompt: &Content, chosen: &str, rejected: &str| {
         let pair = all.chat().encode_pair(prompt, &chosen.into(), &rejected.into());
@@ -92,7 +92,7 @@ fn pairs_share_what_both_answers_begin_with() {
     assert_eq!(pair(&"hi".into(), "ab", "ac"), text(["^hi", "ab#", "ac#"]));
     assert_eq!(pair(&"hi".into(), "", "b"), text(["^hi", "#", "b#"]));
     assert_eq!(pair(&"hi#".into(), "", "b"), text(["^hi#", "#", "b#"]));
-    let same = "`chosen` and `rejected` are the same tokens: there is nothing to learn from such a pair, remove it";
+    let same = "`chosen` and `rejected` have the same tokens, so the pair teaches nothing: remove it";
     assert_eq!(pair(&"hi".into(), "a", "a").unwrap_err(), same);
     assert_eq!(pair(&"hi".into(), "a", "a#").unwrap_err(), same);
     // Here the answers begin with only a part of the prompt, or with none of it.
@@ -102,7 +102,7 @@ fn pairs_share_what_both_answers_begin_with() {
     assert_eq!([shared, chosen, rejected], ["hi#", "a#", "c#"]);
     let nothing = Encoders::new("{{ 'b' if add_generation_prompt else messages[1].content }}");
     let error = nothing.chat().encode_pair(&say(&[("user", "hi")]), &"a".into(), &"c".into()).unwrap_err().to_string();
-    assert!(error.starts_with("the prompt has no token: give a `prompt` column, or answers that begin"), "{error}");
+    assert!(error.starts_with("the prompt has no tokens: add a `prompt` column, give answers that begin"), "{error}");
     // Whole conversations of a reward model need no prompt.
     let whole = |asked: &str| say(&[("user", asked), ("assistant", "so")]);
     let pair = all.chat().encode_pair(&Content::Messages(Vec::new()), &whole("a"), &whole("b")).unwrap();
@@ -130,7 +130,10 @@ fn completions_are_encoded_with_their_prompt() {
     let twice = complete(all.chat(), say(&[("user", "hi"), ("assistant", "he")]), answer());
     assert_eq!(twice.unwrap(), "tku:hi#a:he#a:|ho#");
     let error = complete(all.chat(), "hi".into(), answer()).unwrap_err();
-    assert!(error.starts_with("the prompt is a text, but the completion is a conversation: give both"), "{error}");
+    assert!(
+        error.starts_with("the prompt is a string, but the completion is a conversation: give two strings"),
+        "{error}"
+    );
     assert_eq!(complete(all.plain(), user(), answer()).unwrap_err(), NO_TEMPLATE);
     // The template renders this prompt differently alone, so the completion begins where the tokens differ.
     let other = Encoders::new("{{ messages | length }}{% for m in messages %}{{ m.content }}#{% endfor %}");
@@ -170,8 +173,8 @@ fn the_assistants_tokens_end_with_the_turn() {
         {"role": "user", "content": "he"}]);
     let changes = "{% for m in messages %}{{ m.role }}{{ 'b' if loop.last else 'a' }}{% endfor %}";
     let error = assistant_text(changes, &calls).unwrap_err().to_string();
-    let why = "message 2 of the conversation: the chat template has no {% generation %}, and renders the conversation \
-               so differently";
+    let why = "message 2 of the conversation: the tokens of this answer are unknown, because the chat template has no \
+               {% generation %}";
     assert!(error.starts_with(why) && error.contains("write {% generation %} and {% endgeneration %}"), "{error}");
     let all = Encoders::new(TEMPLATE);
     let error = all.plain().encode_assistant(chat.as_array().unwrap(), &[]).unwrap_err().to_string();

@@ -14,7 +14,7 @@ fn plain(theta: f64, dim: usize) -> Vec<f64> {
 }
 
 #[test]
-fn each_kind_is_its_formula() {
+fn each_rope_type_matches_its_formula() {
     for (theta, dim) in [(10_000.0, 64), (500_000.0, 128), (10.0, 6)] {
         let base = plain(theta, dim);
         let (found, factor) = Rope { theta, scaling: RopeScaling::Default }.inv_freq(dim);

@@ -72,7 +72,7 @@ fn named_tokens_come_from_the_settings_or_the_class() {
 }
 
 #[test]
-fn more_special_tokens_have_two_keys() {
+fn additional_special_tokens_are_read_from_both_keys() {
     for key in ["additional_special_tokens", "extra_special_tokens"] {
         let loaded = Dir::new(json!({key: ["<t>", {"content": "<u>"}, 7, {"text": "<v>"}, "<t>"]})).load().unwrap();
         assert_eq!((loaded.token_id("<t>"), loaded.token_id("<u>"), loaded.vocab_size()), (Some(10), Some(11), 12));
@@ -82,7 +82,7 @@ fn more_special_tokens_have_two_keys() {
 }
 
 #[test]
-fn start_and_end_tokens_are_added_as_the_settings_say() {
+fn start_and_end_tokens_are_added_according_to_the_settings() {
     let encoded = |bos: Value, eos: Value| {
         let config = json!({"bos_token": "<s>", "eos_token": "<eos>", "add_bos_token": bos, "add_eos_token": eos});
         Dir::new(config).load().unwrap().encode("a").unwrap()
@@ -118,7 +118,7 @@ fn start_and_end_tokens_are_added_as_the_settings_say() {
 }
 
 #[test]
-fn a_start_token_in_the_text_is_not_doubled_by_another() {
+fn encode_does_not_add_a_second_start_token() {
     let config = json!({"bos_token": "<s>", "eos_token": "<eos>", "add_bos_token": true, "add_eos_token": true});
     let loaded = Dir::new(config).load().unwrap();
     assert_eq!(loaded.encode("<s>a").unwrap(), [10, 2, 1]);
@@ -129,10 +129,10 @@ fn a_start_token_in_the_text_is_not_doubled_by_another() {
 }
 
 #[test]
-fn files_that_are_wrong_are_named() {
+fn the_error_names_an_invalid_tokenizer_file() {
     let dir = tempfile::tempdir().unwrap();
     let missing = Tokenizer::load(dir.path()).unwrap_err().to_string();
-    let why = "there is no such file: copy it, and tokenizer_config.json, from the tokenizer's directory";
+    let why = "no such file: copy it and tokenizer_config.json from the tokenizer's directory";
     assert!(missing.ends_with(&format!("tokenizer.json: {why}")), "{missing}");
     let dir = Dir::new(json!({}));
     std::fs::write(dir.0.path().join("tokenizer.json"), "{").unwrap();
@@ -144,7 +144,7 @@ fn files_that_are_wrong_are_named() {
         "post_processor",
         json!({"type": "TemplateProcessing", "single": single, "pair": single, "special_tokens": {}}),
     );
-    assert!(dir.refused().contains("tokenizer.json: the tokenizers library cannot use it: "), "{}", dir.refused());
+    assert!(dir.refused().contains("tokenizer.json: the tokenizers library cannot load it: "), "{}", dir.refused());
     for name in ["tokenizer_config.json", "special_tokens_map.json"] {
         let dir = Dir::new(json!({}));
         dir.write(name, &json!([]));
@@ -157,7 +157,7 @@ fn files_that_are_wrong_are_named() {
 }
 
 #[test]
-fn files_of_other_editors_and_settings_of_batches_are_read() {
+fn byte_order_marks_and_batch_settings_are_accepted() {
     let dir = Dir::new(json!({"eos_token": "<eos>"}));
     for name in ["tokenizer.json", "tokenizer_config.json"] {
         let path = dir.0.path().join(name);
@@ -171,7 +171,7 @@ fn files_of_other_editors_and_settings_of_batches_are_read() {
 }
 
 #[test]
-fn end_tokens_are_ids() {
+fn end_token_ids_come_from_all_sources_without_repetition() {
     let dir = tempfile::tempdir().unwrap();
     let config = |eos: &str| {
         let json = format!(
@@ -197,7 +197,7 @@ fn end_tokens_are_ids() {
     for bad in ["-1", "1.5", "4294967296", "[1, -1]", "[1, \"x\"]", "{}", "true"] {
         write(bad);
         let error = eos(&config("7")).unwrap_err();
-        let why = "generation_config.json: `eos_token_id` is neither a token id nor a list of them";
+        let why = "generation_config.json: `eos_token_id` must be a token id or a list of token ids";
         assert!(error.ends_with(why), "{bad}: {error}");
     }
 }

@@ -21,7 +21,7 @@ fn lora(names: &[&str]) -> LoraConfig {
 }
 
 #[test]
-fn a_tensor_is_read_whole_and_in_pieces() {
+fn a_tensor_reads_the_same_whole_and_in_pieces() {
     let config = parse("");
     let mut params = Params::zeros(&cpu(), &config);
     for name in ["model.embed_tokens.weight", "model.layers.1.mlp.up_proj.weight", "model.norm.weight"] {
@@ -58,7 +58,7 @@ fn a_tensor_is_read_whole_and_in_pieces() {
 }
 
 #[test]
-fn frozen_parameters_are_not_there() {
+fn frozen_parameters_have_no_elements() {
     let config = parse("");
     let lora = lora(&["q_proj", "down_proj"]);
     let mut params = Params::trained(&cpu(), &config, Some(&lora));
@@ -102,7 +102,7 @@ fn frozen_parameters_are_not_there() {
 }
 
 #[test]
-fn a_tree_in_bf16_holds_numbers_of_bf16() {
+fn a_bf16_tree_stores_bf16_values() {
     let config = Arc::new(parse("").computing_in(DType::Bf16).unwrap());
     let mut params = Params::zeros(&cpu(), &config);
     let data = [1.0 + 1.0 / 512.0, -1.0 - 1.0 / 64.0, 0.1, 3.0e38, 0.0, 7.0];
@@ -129,7 +129,7 @@ fn a_tree_in_bf16_holds_numbers_of_bf16() {
 }
 
 #[test]
-fn settings_of_adapters_are_checked() {
+fn invalid_lora_settings_are_refused() {
     let default = LoraConfig::default();
     assert_eq!((default.r, default.alpha, default.use_rslora, default.dropout), (16, 32.0, false, 0.0));
     assert_eq!(default.target_modules, TargetModules::Names(vec!["q_proj".into(), "v_proj".into()]));
@@ -154,30 +154,30 @@ fn settings_of_adapters_are_checked() {
     let regex = |pattern: &str| LoraConfig { target_modules: TargetModules::Regex(pattern.into()), ..default.clone() };
     let none = |name: &str| {
         format!(
-            "`lora_target_modules`: no linear layer of the model is called `{name}`; there are {known} (the head and \
-             the embedding cannot be adapted)"
+            "`lora_target_modules`: the model has no linear layer named `{name}`; it has {known} (the head and the \
+             embedding cannot be adapted)"
         )
     };
     let matches = |pattern: &str| {
         format!(
-            "`lora_target_modules`: `{pattern}` matches no linear layer of the model; their names are like \
+            "`lora_target_modules`: `{pattern}` matches no linear layer of the model; an example of a layer name is \
              model.layers.0.self_attn.q_proj"
         )
     };
     for (bad, why) in [
-        (LoraConfig { r: 0, ..default.clone() }, "the rank of a low-rank adapter must be at least 1, but is 0".into()),
-        (LoraConfig { alpha: f64::NAN, ..default.clone() }, "alpha = NaN is not a scale of a low-rank adapter".into()),
+        (LoraConfig { r: 0, ..default.clone() }, "the LoRA rank must be at least 1, got 0".into()),
+        (
+            LoraConfig { alpha: f64::NAN, ..default.clone() },
+            "lora_alpha and the scale computed from it must be finite, got lora_alpha = NaN".into(),
+        ),
         (
             LoraConfig { alpha: 1e40, ..default.clone() },
-            format!("alpha = {} is not a scale of a low-rank adapter", 1e40),
+            format!("lora_alpha and the scale computed from it must be finite, got lora_alpha = {}", 1e40),
         ),
-        (
-            LoraConfig { dropout: 1.0, ..default.clone() },
-            "lora_dropout must be at least 0 and below 1, but is 1".into(),
-        ),
+        (LoraConfig { dropout: 1.0, ..default.clone() }, "lora_dropout must be at least 0 and below 1, got 1".into()),
         (
             LoraConfig { dropout: -0.1, ..default.clone() },
-            "lora_dropout must be at least 0 and below 1, but is -0.1".into(),
+            "lora_dropout must be at least 0 and below 1, got -0.1".into(),
         ),
         (names(&[]), format!("`lora_target_modules` is empty; name some of {known}, or all-linear")),
         (names(&["q_proj", "lm_head"]), none("lm_head")),
@@ -203,7 +203,7 @@ fn settings_of_adapters_are_checked() {
 }
 
 #[test]
-fn the_gradient_of_a_tied_matrix_is_the_sum_of_both_uses() {
+fn the_gradient_of_a_tied_matrix_sums_head_and_embedding() {
     let ctx = kernels::Context::cpu(kernels::Isa::best(), 1);
     let config = parse(r#", "tie_word_embeddings": true"#);
     let mut grads = Grads::zeros(ctx.memory(), &config);
@@ -236,7 +236,7 @@ fn the_gradient_of_a_tied_matrix_is_the_sum_of_both_uses() {
 }
 
 #[test]
-fn the_embedding_s_factor_is_in_its_gradient() {
+fn the_embedding_gradient_includes_the_embedding_scale() {
     let ctx = kernels::Context::cpu(kernels::Isa::best(), 1);
     for tied in [true, false] {
         let mut config = (*parse(&format!(r#", "tie_word_embeddings": {tied}"#))).clone();

@@ -35,7 +35,7 @@ fn has_head(modules: &BTreeSet<String>) -> bool {
 const STRICTER: [&str; 2] = [r#"[".*q_proj","v_proj"]"#, r#"["q_proj","lm_head"]"#];
 
 #[test]
-fn targets_adapt_the_modules_that_peft_adapts() {
+fn target_modules_select_the_same_modules_as_in_peft() {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/lora_patterns.json");
     let rows: Vec<Value> = serde_json::from_slice(&std::fs::read(path).unwrap()).unwrap();
     let (mut wrong, mut same, mut refused) = (Vec::new(), 0, 0);
@@ -72,7 +72,7 @@ fn targets_adapt_the_modules_that_peft_adapts() {
 }
 
 #[test]
-fn a_pattern_is_written_as_the_shortest_names() {
+fn a_pattern_is_saved_as_the_shortest_names() {
     let config = config("llama3");
     let written = |pattern: &str| {
         let lora = LoraConfig { target_modules: TargetModules::Regex(pattern.into()), ..LoraConfig::default() };
@@ -95,12 +95,12 @@ fn a_refused_pattern_names_a_module_that_it_must_not_match() {
         (".*", "lm_head", "the head and the embedding cannot be adapted"),
         (".*(q_proj|lm_head)", "lm_head", "the head and the embedding cannot be adapted"),
         (".*(q_proj|embed_tokens)", "model.embed_tokens", "the head and the embedding cannot be adapted"),
-        (".*layers.*", "model.layers", "it is not a linear layer"),
-        (".*(mlp|q_proj)", "model.layers.0.mlp", "it is not a linear layer"),
-        (".*(norm|q_proj)", "model.layers.0.input_layernorm", "it is not a linear layer"),
+        (".*layers.*", "model.layers", "that is not a linear layer"),
+        (".*(mlp|q_proj)", "model.layers.0.mlp", "that is not a linear layer"),
+        (".*(norm|q_proj)", "model.layers.0.input_layernorm", "that is not a linear layer"),
     ] {
-        let fix = "let it match only linear layers, as in `.*_proj`, or set all-linear";
-        let words = format!("`lora_target_modules`: `{pattern}` also matches `{module}`, and {reason}: {fix}");
+        let fix = "match only linear layers, as in `.*_proj`, or set all-linear";
+        let words = format!("`lora_target_modules`: `{pattern}` also matches `{module}`, but {reason}: {fix}");
         assert_eq!(why(pattern), words);
     }
 }

@@ -25,7 +25,7 @@ fn set(model: &mut AdaptedWeights, x: f32) -> kernels::Result<bool> {
 }
 
 #[test]
-fn trained_parameters_have_versions_and_slots() {
+fn only_trained_parameters_have_versions_and_slots() {
     for adapted in [false, true] {
         let mut model = model(adapted);
         assert_eq!((model.version().0, model.bytes_copied(), model.lora().is_some()), (0, 0, adapted));
@@ -51,7 +51,7 @@ fn trained_parameters_have_versions_and_slots() {
         assert_eq!((model.version().0, held.view().version().trained().0), (9, 1));
         assert_eq!(model.bytes_copied(), copied, "nobody holds what was overwritten");
         let error = model.publish(1, [0; 16]).unwrap_err().to_string();
-        assert!(error.contains("WeightSlots::publish: these weights are not in shared memory"), "{error}");
+        assert!(error.contains("WeightSlots::publish: these weights must be in shared memory"), "{error}");
         assert!(model.shared_base.is_none());
     }
 }
@@ -74,7 +74,7 @@ fn a_held_version_is_copied_before_it_is_overwritten() {
 }
 
 #[test]
-fn the_next_version_is_written_over_the_current_one_or_apart() {
+fn the_next_version_is_written_in_place_or_to_another_slot() {
     let memory = Memory::new(Device::Cpu);
     let (mut weights, mut other) =
         (Weights::random(&memory, &config(), 1).unwrap(), Weights::zeros(&memory, &config()));

@@ -28,7 +28,7 @@ fn ranges(rows: &RowAdapters<'_>, all: &[&Adapter]) -> Vec<(Range<usize>, usize)
 }
 
 #[test]
-fn scores_need_the_head_of_one_adapter() {
+fn scores_require_one_adapter_for_all_sequences() {
     let scorer = Weights::scorer(&Memory::new(Device::Cpu), &base());
     let (a, b) = (adapter(&scorer, &["q_proj"]), adapter(&scorer, &["q_proj"]));
     assert!(std::ptr::eq(ModelView::from(&scorer).head().unwrap(), scorer.head()));
@@ -40,7 +40,7 @@ fn scores_need_the_head_of_one_adapter() {
 }
 
 #[test]
-fn rows_have_the_adapter_of_their_sequence() {
+fn each_row_gets_the_adapter_of_its_sequence() {
     let base = base();
     let (a, b) = (adapter(&base, &["q_proj"]), adapter(&base, &["q_proj"]));
     let all = [&a, &b];
@@ -52,7 +52,7 @@ fn rows_have_the_adapter_of_their_sequence() {
         let trained = rows.trained().map(|one| one.map(|one| std::ptr::eq(one, &raw const a)));
         Ok::<_, kernels::Error>((ranges(&rows, &all), trained.map_err(|e| e.to_string())))
     };
-    let several = "backward: gradients are those of one adapter, and the batch has several";
+    let several = "backward: a backward pass trains one adapter, but the batch has several";
     let (some_a, some_b) = (Some(&a), Some(&b));
     assert_eq!(of(&[some_a; 4]).unwrap(), (vec![(0..4, 0), (9..12, 0)], Ok(Some(true))), "none between 4 and 9");
     assert_eq!(of(&[None; 4]).unwrap(), (vec![], Ok(None)));
@@ -62,9 +62,9 @@ fn rows_have_the_adapter_of_their_sequence() {
     assert_eq!(found, [(0..3, 0), (3..4, 1), (9..12, 1)]);
     assert!(trained.unwrap_err().contains(several));
     let error = of(&[some_a, some_a, some_b, some_b]).unwrap_err().to_string();
-    assert!(error.contains("adapters: sequences that share their prefix must name the same adapter"), "{error}");
+    assert!(error.contains("adapters: sequences that share a prefix must have the same adapter"), "{error}");
     let error = of(&[some_a; 3]).unwrap_err().to_string();
-    assert!(error.contains("adapters: 3 adapters are named, and there is a sequence 4"), "{error}");
+    assert!(error.contains("adapters: got 3 adapters, but the batch has 4 sequences"), "{error}");
     assert_eq!(of(&[some_a; 5]).unwrap().0, [(0..4, 0), (9..12, 0)], "more than there are sequences");
 
     // Ranges of an earlier step are gone.

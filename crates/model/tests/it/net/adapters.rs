@@ -16,7 +16,7 @@ fn two(ctx: &Context) -> [AdaptedWeights; 2] {
 }
 
 #[test]
-fn each_sequence_of_a_batch_has_its_own() {
+fn each_sequence_of_a_batch_uses_its_own_adapter() {
     for isa in Isa::present() {
         let ctx = Context::cpu(isa, 2);
         let [a, b] = two(&ctx);
@@ -44,14 +44,14 @@ fn each_sequence_of_a_batch_has_its_own() {
         let whole = [batch(&groups, true)];
         let mixed = [[Some(adapter(&a)); 4].as_slice(), &[None; 5]].concat();
         let error = of(&whole, Adapters::PerSequence(&mixed)).unwrap_err().to_string();
-        assert!(error.contains("share their prefix"), "{error}");
+        assert!(error.contains("share a prefix"), "{error}");
         let error = of(&whole, Adapters::PerSequence(&per_branch[..8])).unwrap_err().to_string();
         assert!(error.contains("8 adapters"), "{error}");
     }
 }
 
 #[test]
-fn sequences_without_the_adapter_add_nothing_to_its_gradient() {
+fn sequences_without_an_adapter_add_nothing_to_its_gradient() {
     let ctx = context(2);
     let [a, b] = two(&ctx);
     let (weights, groups) = (a.base.current(), groups(a.config().vocab_size as u32));
@@ -87,7 +87,7 @@ fn sequences_without_the_adapter_add_nothing_to_its_gradient() {
 }
 
 #[test]
-fn each_sequence_of_a_step_has_its_own() {
+fn each_sequence_of_an_inference_step_uses_its_own_adapter() {
     const LEN: usize = 5;
     let ctx = context(1);
     let [a, b] = two(&ctx);

@@ -37,7 +37,7 @@ fn nearer_than_transformers(ctx: &Context, dir: &Path, fixture: &Path) -> f64 {
 }
 
 #[test]
-fn logits_are_nearer_to_f64_than_those_of_transformers() {
+fn bf16_logits_are_nearer_to_f64_than_transformers_logits() {
     for isa in isas() {
         let ctx = Context::cpu(isa, 2);
         for family in FAMILIES {
@@ -48,7 +48,7 @@ fn logits_are_nearer_to_f64_than_those_of_transformers() {
 }
 
 #[test]
-fn so_are_those_of_a_pretrained_model() {
+fn bf16_logits_of_a_pretrained_model_are_nearer_to_f64_than_transformers_logits() {
     let Some(dir) = stories::directory() else { return };
     let fixture = folder("stories_bf16.safetensors");
     let ratio = nearer_than_transformers(&context(2), &dir, &fixture);
@@ -56,7 +56,7 @@ fn so_are_those_of_a_pretrained_model() {
 }
 
 #[test]
-fn gradients_are_near_those_of_f32() {
+fn bf16_gradients_are_near_f32_gradients() {
     for ctx in [context(2), Context::cpu(Isa::AMX_EMULATED, 2)] {
         gradients_are_near(&ctx);
     }
@@ -88,7 +88,7 @@ fn gradients_are_near(ctx: &Context) {
 /// The bits do not depend on threads, the split into batches, checkpointing, or the instruction set, except that
 /// matmuls as chains and matmuls on tiles have different formulas.
 #[test]
-fn no_bit_depends_on_how_it_is_computed() {
+fn bf16_bits_do_not_depend_on_threads_batching_or_checkpointing() {
     let ids: Vec<u32> = (0..150).map(|i| (i * i + 3 * i) % 43).collect();
     let groups: [GroupSegment<'_>; 2] = [
         GroupSegment { prefix: &ids[..77], branches: &[&ids[77..], &ids[30..60]] },
@@ -114,7 +114,7 @@ fn no_bit_depends_on_how_it_is_computed() {
 }
 
 #[test]
-fn half_the_memory() {
+fn bf16_weights_take_half_the_memory() {
     let bytes = |compute: DType| {
         let config = ModelConfig::load(&folder("qwen3").join("config.json")).unwrap();
         let config = Arc::new(ModelConfig { hidden_size: 64, vocab_size: 4096, compute, ..config });

@@ -31,7 +31,7 @@ fn bits_do_not_depend_on_threads_checkpointing_micro_batches_or_instruction_set(
 }
 
 #[test]
-fn noise_is_that_of_seed_and_step_and_changes_what_adapters_give() {
+fn dropout_noise_depends_on_seed_and_step() {
     let ctx = context(2);
     let weights = adapted(&ctx, "qwen2", &lora(TargetModules::AllLinear));
     let (whole, weight) = whole(&weights);
@@ -53,7 +53,7 @@ fn noise_is_that_of_seed_and_step_and_changes_what_adapters_give() {
 }
 
 #[test]
-fn a_prompt_computed_once_or_for_each_completion_is_dropped_alike() {
+fn dropout_is_the_same_with_and_without_prefix_sharing() {
     let ctx = context(2);
     for family in FAMILIES {
         let weights = adapted(&ctx, family, &some());
@@ -71,7 +71,7 @@ fn a_prompt_computed_once_or_for_each_completion_is_dropped_alike() {
 }
 
 #[test]
-fn the_gradient_is_the_slope_of_the_same_noise() {
+fn the_gradient_is_the_slope_under_fixed_dropout_noise() {
     let ctx = context(2);
     for family in ["qwen2", "qwen3"] {
         let mut weights = adapted(&ctx, family, &lora(TargetModules::AllLinear));
@@ -128,7 +128,7 @@ fn errors(ctx: &Context, family: &str, (p, seed, step, place): (f64, u64, u64, u
 }
 
 #[test]
-fn log_probabilities_and_gradients_under_the_same_masks_are_those_of_peft() {
+fn log_probabilities_and_gradients_match_peft_under_equal_masks() {
     let noise = (0.25, 11, (1 << 32) + 3, 5);
     for isa in Isa::present() {
         for family in PEFT {

@@ -41,7 +41,7 @@ fn logits_of_a_large_vocabulary_come_in_pieces() {
 }
 
 #[test]
-fn they_do_not_depend_on_what_else_is_asked_for_and_end_when_asked() {
+fn logits_do_not_depend_on_other_sequences_and_can_be_stopped() {
     let ctx = context(2);
     let weights = load(&ctx, "gemma3");
     let (a, b): (Vec<u32>, Vec<u32>) = ((3..80).map(|i| i % 40).collect(), vec![9, 8, 7]);

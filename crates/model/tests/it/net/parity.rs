@@ -15,7 +15,7 @@ fn ids(seed: u32, vocab: u32) -> Vec<u32> {
 }
 
 #[test]
-fn inference_in_any_chunks_has_the_bits_of_training() {
+fn inference_in_any_chunks_gives_the_bits_of_training() {
     for isa in Isa::present() {
         for family in FAMILIES {
             let ctx = Context::cpu(isa, 2);
@@ -94,7 +94,7 @@ fn a_batch_that_does_not_fit_is_refused() {
     room.tokens -= 1;
     let mut tape = Tape::forward_only(memory, &weights.config, room);
     let error = net::score(&ctx, &weights, &rope, &batch, &mut tape, 1.0).unwrap_err().to_string();
-    assert!(error.contains("3 rows, and buffers for 2"), "{error}");
+    assert!(error.contains("3 rows, but buffers for only 2"), "{error}");
 
     let mut tape = Tape::forward_only(memory, &weights.config, batch.capacity());
     net::score(&ctx, &weights, &rope, &batch, &mut tape, 1.0).unwrap();
@@ -103,7 +103,7 @@ fn a_batch_that_does_not_fit_is_refused() {
 }
 
 #[test]
-fn a_plan_counts_what_a_run_takes() {
+fn a_plan_counts_the_memory_that_a_run_allocates() {
     let config = Arc::new(ModelConfig::load(&folder("qwen3").join("config.json")).unwrap());
     let usage = |device| {
         let memory = Memory::new(device);
@@ -130,7 +130,7 @@ fn a_plan_counts_what_a_run_takes() {
 }
 
 #[test]
-fn checkpointing_keeps_less() {
+fn checkpointing_keeps_fewer_activations() {
     let config = ModelConfig::load(&folder("qwen3").join("config.json")).unwrap();
     let activations = |checkpointing| {
         let memory = Memory::new(Device::Meta);

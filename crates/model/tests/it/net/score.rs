@@ -36,7 +36,7 @@ fn scores(ctx: &Context, weights: &Weights, weight: &[f32]) -> (Vec<f32>, Vec<f3
 }
 
 #[test]
-fn a_score_is_the_hidden_row_times_the_head() {
+fn a_score_is_the_dot_product_of_hidden_state_and_head() {
     for family in FAMILIES {
         let ctx = context(2);
         let weights = scorer(&ctx, family);
@@ -83,7 +83,7 @@ fn the_gradient_is_the_slope() {
 }
 
 #[test]
-fn its_directory_loads_again() {
+fn a_saved_score_model_loads_again() {
     let (ctx, dir) = (context(1), tempfile::tempdir().unwrap());
     for family in FAMILIES {
         let weights = scorer(&ctx, family);

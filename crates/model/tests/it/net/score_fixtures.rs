@@ -59,7 +59,7 @@ fn bound(name: &str) -> f64 {
 }
 
 #[test]
-fn scores_and_gradients_are_those_of_transformers() {
+fn scores_and_gradients_match_transformers() {
     for isa in Isa::present() {
         let ctx = Context::cpu(isa, 2);
         for family in FAMILIES {
@@ -76,7 +76,7 @@ fn scores_and_gradients_are_those_of_transformers() {
 }
 
 #[test]
-fn a_head_that_is_a_little_wrong_is_seen() {
+fn a_slightly_wrong_score_head_exceeds_the_bound() {
     let ctx = context(1);
     for family in FAMILIES {
         let mut weights = scorer(&ctx, family);
@@ -92,7 +92,7 @@ fn a_head_that_is_a_little_wrong_is_seen() {
 
 /// Leaves the saved directory where `conformance/score_fixtures.py check` can load it with transformers.
 #[test]
-fn a_directory_of_transformers_is_saved_as_transformers_saves_it() {
+fn a_score_model_of_transformers_is_saved_unchanged() {
     let (ctx, out) = (context(1), Path::new(env!("CARGO_TARGET_TMPDIR")).join("score"));
     for family in FAMILIES {
         let (weights, dir) = (scorer(&ctx, family), out.join(family));
