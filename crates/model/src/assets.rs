@@ -135,7 +135,7 @@ mod tests {
         assert_eq!(even.computing_in(DType::Bf16).unwrap().config.compute, DType::Bf16);
         let odd = load(directory(json!({}), None).path(), Head::Lm).unwrap();
         assert!(odd.computing_in(DType::Bf16).is_err());
-        // A file that differs from the one written with the others is ignored.
+        // If `files.json` lists the files, a changed file is an error.
         crate::io::FileList::of(dir.path(), 1).unwrap().write(dir.path()).unwrap();
         assert!(load(dir.path(), Head::Lm).is_ok());
         std::fs::write(dir.path().join("chat_template.jinja"), "ho").unwrap();

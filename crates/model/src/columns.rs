@@ -16,7 +16,7 @@ pub const TOP_IDS: &str = "top_ids";
 pub const TOP_LOGPS: &str = "top_logps";
 /// Entropy of the sampler's distribution over all tokens, in nats, from all logits / temperature as [`SAMPLER_LOGPS`].
 pub const ENTROPIES: &str = "entropies";
-/// Log-probability of each token under the old policy in the ratio of PPO and GRPO. The column exists if the old policy
+/// Log-probability of each token under the old policy of the PPO/GRPO ratio. The column exists if the old policy
 /// differs from the sampler (another weight version or engine).
 pub const OLD_LOGPS: &str = "old_logps";
 /// Log-probability of each token under the reference model.
@@ -35,7 +35,7 @@ pub struct Columns(BTreeMap<Cow<'static, str>, Column>);
 /// One column: the numbers of every token.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Column {
-    /// How many numbers each token has.
+    /// Number of numbers per token.
     pub width: usize,
     /// The numbers, token after token.
     pub values: Values,
@@ -146,7 +146,7 @@ mod tests {
         assert_eq!(bits(back.sampler_logps().unwrap()), bits(&awkward));
         assert_eq!(back.get("teacher_ids"), columns.get("teacher_ids"));
         assert!(back.iter().all(|(_, column)| column.tokens() == 4));
-        assert_eq!(back.f32("teacher_ids"), None, "it is of ids, and two wide");
+        assert_eq!(back.f32("teacher_ids"), None, "top_ids has integers and width 2");
     }
 
     #[test]
@@ -167,7 +167,11 @@ mod tests {
         assert_eq!(columns.ref_logps(), Some(&[-1.0][..]));
         columns.insert(TOP_LOGPS, Column { width: 2, values: Values::F32(vec![0.0; 4]) });
         columns.insert("ids", Column { width: 1, values: Values::U32(vec![5; 3]) });
-        assert_eq!((columns.f32(TOP_LOGPS), columns.f32("ids")), (None, None), "of another width, of another kind");
+        assert_eq!(
+            (columns.f32(TOP_LOGPS), columns.f32("ids")),
+            (None, None),
+            "f32() returns only f32 columns of width 1"
+        );
         let tokens = |width, values| Column { width, values }.tokens();
         assert_eq!(tokens(2, Values::F32(vec![0.0; 6])), 3);
         assert_eq!(tokens(3, Values::U32(vec![0; 6])), 2);

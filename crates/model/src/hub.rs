@@ -245,7 +245,11 @@ mod tests {
         let here = dir.path().to_str().unwrap();
         for (kind, noun, folder) in [(HubKind::Model, "model", "models"), (HubKind::Dataset, "dataset", "datasets")] {
             let error = |hub: &Hub, name: &str| locate_on(hub, name, kind).unwrap_err().to_string();
-            assert_eq!(locate_on(&hub(true), here, kind).unwrap(), dir.path(), "a path is taken as it is");
+            assert_eq!(
+                locate_on(&hub(true), here, kind).unwrap(),
+                dir.path(),
+                "an existing path is returned unchanged"
+            );
             let missing = format!("the {noun} no/such/file does not exist: no such file or directory");
             assert_eq!(error(&hub(true), "no/such/file"), missing);
             let place = cache.display();
@@ -265,7 +269,7 @@ mod tests {
             }
             let repository = hub(true).repository("org/name", kind);
             assert_eq!(repository, cache.join(format!("{folder}--org--name")));
-            // An empty reference, a reference to a missing snapshot, and one to a snapshot.
+            // The reference is first empty, then names a missing snapshot, then an existing one.
             std::fs::create_dir_all(repository.join("refs")).unwrap();
             std::fs::create_dir_all(repository.join("snapshots/abc")).unwrap();
             for (reference, found) in [("", false), ("\n", false), ("abd", false), ("abc\n", true)] {

@@ -2,7 +2,7 @@
 //! `initializer_range`; norm weights multiply by 1; biases are 0.
 //!
 //! An element depends only on the seed, the name of its tensor and its position in the tensor. So a model with more
-//! layers starts with the same first layers, and the order in which tensors are filled does not matter.
+//! layers starts with the same first layers, and tensors can be filled in any order.
 
 use crate::io::TensorSink;
 use crate::{ModelConfig, Result};
@@ -100,7 +100,7 @@ mod tests {
             held.0.into_iter().map(|(_, data)| data).collect::<Vec<_>>()
         };
         let [q, b, v] = &of(3)[..] else { panic!("three tensors") };
-        assert!(b.is_empty(), "B stays 0");
+        assert!(b.is_empty(), "B must be 0");
         for (data, len, bound) in [(q, 1024, 0.25), (v, 800, 0.05)] {
             let (least, most) = data.iter().fold((0.0_f32, 0.0_f32), |(a, b), &x| (a.min(x), b.max(x)));
             let mean = data.iter().sum::<f32>() / len as f32;

@@ -45,8 +45,8 @@ impl<'a> PromptGroup<'a> {
         Capacity::of_group(self.prompt.len(), &lengths, sharing)
     }
 
-    /// A placeholder for a group that is left out of the update. It has the same prompt and the same number of
-    /// completions, all empty. So the sequences keep their indices, but none is computed.
+    /// A placeholder for a group that is skipped in the update. It has the same prompt and as many completions, all
+    /// empty, so that all sequences keep their indices but none of this group is computed.
     pub fn left_out(&self) -> PromptGroup<'a> {
         PromptGroup { prompt: self.prompt, completions: vec![&[]; self.completions.len()] }
     }

@@ -42,8 +42,8 @@ pub fn base_sha256(dir: &Path) -> Result<Option<String>> {
     read_metadata(&dir.join(WEIGHTS), BASE_SHA256)
 }
 
-/// Fields of `adapter_config.json` that do not affect the computation, or that only refine a feature which another
-/// field would have to enable. They are ignored.
+/// Ignored fields of `adapter_config.json`: they do not affect the computation, or only refine a feature that another
+/// field must enable.
 const ABOUT: &[&str] = &[
     "auto_mapping",
     "ensure_weight_tying",
@@ -67,7 +67,7 @@ const READ: &[&str] = &[
     "task_type",
     "use_rslora",
 ];
-/// Other fields of `adapter_config.json`, each with a string value that enables nothing. Null, false and empty values
+/// Other fields of `adapter_config.json`, each with the string value that enables nothing. Null, false and empty values
 /// enable nothing in any field.
 const NEUTRAL: &[(&str, &str)] = &[("bias", "none")];
 

@@ -3,7 +3,7 @@
 use std::collections::HashSet;
 use std::sync::Arc;
 
-/// A prompt. Sequences that hold the same `Arc` share its computation; token ids are not compared.
+/// A prompt. Sequences with the same `Arc` share the prompt's computation; token ids are not compared.
 ///
 /// The tokens are at positions 0, 1, 2, …. Other positions, or attachments such as images, would become further fields
 /// of this struct.

@@ -1,4 +1,4 @@
-//! Compares the layout of packed batches with a layout that is worked out token by token.
+//! Compares the layout of packed batches with a layout computed token by token.
 
 mod tensors;
 
@@ -64,7 +64,7 @@ fn check(groups: &[(Vec<u32>, Vec<Vec<u32>>)], sharing: bool) -> Batch {
         assert!(pages.is_disjoint(&of_group));
         pages.extend(of_group);
     }
-    assert_eq!(pages.len(), batch.blocks, "every page is used");
+    assert_eq!(pages.len(), batch.blocks, "every page must be used");
 
     // A branch's rows belong to the branch; a prompt's rows, in every copy, belong to the first branch of its group.
     let mut expected = Vec::new();
@@ -93,8 +93,8 @@ fn every_row_attends_to_its_own_sequence_only() {
             let lengths = [1, 64, 100, 0, 2];
             let branches: Vec<_> = lengths.iter().enumerate().map(|(i, &n)| ids(1000 * (i as u32 + 1), n)).collect();
             let one = (ids(0, prompt), branches.clone());
-            // The first branch continues the prefix's table. Both orders are tested, so that it is once short and once
-            // long.
+            // The first branch continues the prefix's block table. Both orders are tested, so that the first branch is
+            // short in one group and long in the other.
             let other = (ids(500, prompt), branches.iter().rev().cloned().collect());
             check(&[one, other, (ids(7, 5), vec![])], sharing);
         }

@@ -11,7 +11,7 @@ use std::collections::BTreeMap;
 pub(super) fn new(sources: &BTreeMap<String, String>, time: PromptTime) -> Result<Environment<'static>> {
     let mut env = Environment::new();
     let syntax = SyntaxConfig::builder().trim_blocks(true).lstrip_blocks(true).build();
-    let syntax = syntax.expect("the default delimiters");
+    let syntax = syntax.expect("the default delimiters are valid");
     env.set_syntax(syntax.clone());
     env.set_auto_escape_callback(|_| AutoEscape::None);
     env.set_formatter(|out, _, value| out.write_str(&python::print(value)?).map_err(minijinja::Error::from));

@@ -24,7 +24,7 @@ const NUMERALS: &str = concat!(
 );
 
 fn compiled(pattern: &str) -> Regex {
-    Regex::new(pattern).expect("a pattern of this file")
+    Regex::new(pattern).expect("the pattern is valid")
 }
 
 static DIGIT: LazyLock<Regex> = LazyLock::new(|| compiled(&format!(r"^[\p{{Nd}}{DIGITS}]+$")));

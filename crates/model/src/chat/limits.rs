@@ -1,6 +1,6 @@
-//! Limits on chat templates. Templates are downloaded with models, so a template that would build values without end
-//! must fail with an error. minijinja limits the number of instructions (its fuel); this module limits how much a
-//! single instruction can build or read.
+//! Limits on chat templates. Templates are downloaded with models, so a template that would build unlimited values must
+//! fail with an error. minijinja limits the number of instructions (its fuel); this module limits how much a single
+//! instruction can build or read.
 
 use crate::{Error, Result};
 use minijinja::machinery::{Token, ast, tokenize};

@@ -155,7 +155,8 @@ fn split(text: &str, arguments: &Arguments<'_>, from_right: bool) -> Outcome {
     Ok(list(found))
 }
 
-/// The words of a string. Spaces at the far end of the last piece are kept if the string has more words than pieces.
+/// Splits a string at whitespace into at most `most` + 1 pieces. If the string has more words than pieces, the last
+/// piece keeps the spaces at its end.
 fn split_at_spaces(text: &str, most: Option<usize>, from_right: bool) -> Vec<&str> {
     let (mut rest, mut found) = (text, Vec::new());
     loop {
@@ -308,7 +309,7 @@ fn justify(text: &str, method: &str, arguments: &Arguments<'_>) -> Outcome {
     justified(text, method, width, &fill).map(Value::from)
 }
 
-/// The string padded to at least `width` characters, as the method pads it.
+/// Pads a string to at least `width` characters as Python's method `method` does.
 pub(super) fn justified(text: &str, method: &str, width: i64, fill: &str) -> Result<String, Error> {
     let width = usize::try_from(width).unwrap_or(0);
     let missing = width.saturating_sub(text.chars().count());

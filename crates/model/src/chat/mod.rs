@@ -2,8 +2,8 @@
 //!
 //! Templates are written in Jinja for Python; the minijinja crate renders them. This module removes the differences:
 //! how values print, `tojson`, Python's string methods, `{% generation %}` blocks, and the changes that transformers
-//! makes to messages before rendering (it drops keys with null values and unifies the names of reasoning). Of the
-//! tokenizer it uses only the names of special tokens.
+//! makes to messages before rendering (it drops keys with null values and unifies the names of reasoning). The only
+//! tokenizer data that it reads are the names of special tokens.
 
 mod assistant;
 mod content;
@@ -71,7 +71,7 @@ pub struct Chat<'a> {
 pub struct ChatTemplate {
     environment: minijinja::Environment<'static>,
     sources: BTreeMap<String, String>,
-    /// Whether the default template is well known and so has a version for training.
+    /// Whether the default template is a well-known one, which has a training version.
     has_training_version: bool,
     special: SpecialTokens,
 }
@@ -185,8 +185,7 @@ impl ChatTemplate {
     }
 }
 
-/// A template's source as Jinja reads it. Each line ends with a line feed, also where it had Windows' `\r\n` or the old
-/// `\r`.
+/// A template's source as Jinja reads it: line ends `\r\n` and `\r` become line feeds.
 fn with_line_feeds(source: &str) -> String {
     source.replace("\r\n", "\n").replace('\r', "\n")
 }

@@ -38,8 +38,8 @@ fn counted(instruction: &Instruction<'_>) -> Option<(&'static str, u16)> {
     })
 }
 
-/// Replaces operators by their counting filters. Each instruction is replaced by exactly one, so that jump targets stay
-/// valid.
+/// Replaces operators by their counting filters. Each instruction is replaced by exactly one instruction, so that jump
+/// targets stay valid.
 fn with_counted<'a>(instructions: &Instructions<'a>) -> Instructions<'a> {
     let mut out = Instructions::new(instructions.name(), instructions.source());
     let mut at = 0;
@@ -164,7 +164,7 @@ fn work(name: &str, arguments: &[Value]) -> std::result::Result<usize, Error> {
         // If the subject is a string, its characters are joined.
         "join" => text.saturating_add((elements + subject.len()).saturating_mul(longest)),
         "indent" => {
-            // The width is a number, the indentation may be a string; both are positional or given by name.
+            // The width is a number or an indentation string, given by position or by name.
             let width = arguments.iter().skip(1).filter_map(|v| {
                 let named = v.is_kwargs().then(|| v.get_attr("width").ok()).flatten();
                 let width = named.as_ref().unwrap_or(v);
@@ -205,8 +205,7 @@ fn work(name: &str, arguments: &[Value]) -> std::result::Result<usize, Error> {
     Ok(elements.saturating_add(more))
 }
 
-/// Turns a lazily computed sequence into a list. Lazy sequences over lazy sequences would nest as deep as a loop is
-/// long.
+/// Converts a lazy sequence to a list. Lazy sequences over lazy sequences would nest once per iteration of a loop.
 fn flat(value: Value) -> Outcome {
     if value.kind() != ValueKind::Iterable {
         return Ok(value);
@@ -219,7 +218,7 @@ fn flat(value: Value) -> Outcome {
     Ok(Value::from(items))
 }
 
-/// Charges the budget for a new value with everything in it, then returns the value.
+/// Charges the budget for a new value, nested values included, then returns the value.
 fn checked(value: Value) -> Outcome {
     charge(size(&value)?.elements)?;
     Ok(value)
@@ -242,7 +241,7 @@ static SLICE: LazyLock<Expression<'static, 'static>> = LazyLock::new(|| compile(
 static IN: LazyLock<Expression<'static, 'static>> = LazyLock::new(|| compile("a in b"));
 
 fn compile(expression: &'static str) -> Expression<'static, 'static> {
-    PLAIN.compile_expression(expression).expect("an expression of this file")
+    PLAIN.compile_expression(expression).expect("the expression is valid")
 }
 
 type Operator = fn(&[Value]) -> Outcome;

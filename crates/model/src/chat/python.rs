@@ -126,8 +126,8 @@ fn float(x: f64) -> String {
         return if x > 0.0 { "inf" } else { "-inf" }.into();
     }
     let scientific = format!("{x:e}");
-    let (digits, exponent) = scientific.split_once('e').expect("the format has an exponent");
-    let exponent: i32 = exponent.parse().expect("an exponent is a number");
+    let (digits, exponent) = scientific.split_once('e').expect("the `e` format prints an exponent");
+    let exponent: i32 = exponent.parse().expect("the exponent is an integer");
     if (-4..16).contains(&exponent) {
         let plain = format!("{x}");
         return if plain.contains('.') { plain } else { plain + ".0" };

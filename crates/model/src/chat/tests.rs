@@ -216,7 +216,7 @@ fn jinja_operators_match_python() {
     assert!(error.contains("default:2") && error.contains("unsupported types number and string"), "{error}");
 }
 
-/// These expressions are as deep as they are long, and below the limit.
+/// The syntax trees of these expressions are as deep as the expressions are long.
 #[test]
 fn long_expressions_and_many_branches_are_rendered() {
     let sum = format!("{{{{ 1{} }}}}", " + n".repeat(950));
@@ -228,7 +228,7 @@ fn long_expressions_and_many_branches_are_rendered() {
     assert_eq!(render(&nested, json!({})).len(), 141);
 }
 
-/// Each of these templates used up all memory, or ran without end, before sizes were counted.
+/// Before sizes were counted, each of these templates used up all memory or never ended.
 #[test]
 fn templates_that_build_huge_values_are_refused() {
     let grow = |step: &str| {
@@ -310,7 +310,7 @@ fn assistant_text(template: &str, messages: &Value) -> Result<String> {
     let encoder = PromptEncoder { tokenizer: &tokenizer, template: Some(&template), kwargs: &Map::new(), tools: None };
     let AssistantTokens { ids, mask, .. } = encoder.encode_assistant(messages.as_array().unwrap(), &[])?;
     let chat = Chat { messages: messages.as_array().unwrap(), ..Chat::default() };
-    assert_eq!(ids, tokenizer.encode_rendered(&template.render(&chat)?).unwrap(), "the marks leave no trace");
+    assert_eq!(ids, tokenizer.encode_rendered(&template.render(&chat)?).unwrap(), "marks must not be printed");
     let kept: Vec<u32> = ids.iter().zip(&mask).filter(|(_, is_assistant)| **is_assistant).map(|(id, _)| *id).collect();
     tokenizer.decode(&kept, false)
 }
@@ -333,10 +333,11 @@ fn assistant_tokens_are_found_with_and_without_generation_marks() {
     let thinks = "{% for m in messages %}{{ m.role }}:{% if loop.last and m.role == 'assistant' %}<think>{% endif %}\
                   {{ m.content }}#\n{% endfor %}{% if add_generation_prompt %}assistant:{% endif %}";
     assert_eq!(assistant_text(thinks, &messages).unwrap(), "ho#<think>hu#");
-    // This template prints other text if a message is not the last, and only the first letter of the message.
+    // This template prints only the first letter of a message, and another letter after the last message.
     let first = "{% for m in messages %}{{ m.content[0] }}{{ 'a' if loop.last else 'b' }}{% endfor %}";
     assert_eq!(assistant_text(first, &messages).unwrap(), "hha");
-    // This template ends with as many letters as the messages have, so another answer also changes the end.
+    // This template prints one letter at the end for each letter of the messages, so another answer also changes the
+    // end.
     let counts = "{% for m in messages %}{{ m.content }}{% endfor %}\
                   {{ 'z' * (messages | map(attribute='content') | join | length) }}";
     let error = assistant_text(counts, &messages).unwrap_err().to_string();

@@ -1,5 +1,5 @@
-//! Finds the printed text of one message in a chat template without marks. It renders the conversation up to the
-//! message, and renders the conversation with another message in place of this one.
+//! Finds the printed text of one message in a chat template without marks. It compares the rendered conversation with
+//! two others: the conversation up to the message, and the conversation with another message in its place.
 
 use super::environment::MARKS;
 use super::{Chat, ChatTemplate};
@@ -49,8 +49,8 @@ impl<'a> Conversation<'a> {
         })
     }
 
-    /// The message, if the whole text begins with the conversation up to it, rendered alone. `before` is the position
-    /// where the text of the previous message ends.
+    /// Finds the message if the whole text starts with the rendering of the conversation up to the message. `before` is
+    /// the position where the text of the previous message ends.
     fn at_the_end(&self, i: usize, before: usize) -> Option<Turn> {
         let messages = self.chat.messages;
         let (alone, head) = (self.render(&messages[..i], false)?, self.render(&messages[..i], true)?);
@@ -70,8 +70,8 @@ impl<'a> Conversation<'a> {
         Some(Turn { own: begin..end, behind: end..with.len() })
     }
 
-    /// The message, if the template renders it differently from a message at the end of a conversation. It is the text
-    /// that changes if another message takes its place.
+    /// Finds a message that the template renders differently from a message at the end of a conversation: the text that
+    /// changes if another message takes its place.
     fn within(&self, i: usize, before: usize) -> Option<Turn> {
         let own = self.replaced(i).filter(|own| before <= own.start)?;
         let rest = &self.text[own.end..];
@@ -93,7 +93,7 @@ impl<'a> Conversation<'a> {
         })
     }
 
-    /// The text that the template prints after message `i` as the last one, for each possible replacement.
+    /// For each replacement of message `i`, the text that the template prints after it at the end of a conversation.
     fn behind(&self, i: usize) -> Vec<String> {
         let of = |other| {
             let mut messages = self.chat.messages[..=i].to_vec();
@@ -104,7 +104,7 @@ impl<'a> Conversation<'a> {
         others(&self.chat.messages[i]).into_iter().filter_map(of).collect()
     }
 
-    /// The position in this range of the text where the header of answer `i` ends.
+    /// The position within `range` where the header of answer `i` ends.
     fn end_of_header(&self, i: usize, range: Range<usize>) -> Option<usize> {
         let user = [json!({"role": "user", "content": PLACE.to_string()})];
         let messages = if i == 0 { &user[..] } else { &self.chat.messages[..i] };
@@ -152,7 +152,7 @@ fn placed(value: &Value) -> Value {
     }
 }
 
-/// The length in bytes of the common beginning of two strings.
+/// The length in bytes of the common prefix of two strings.
 fn common(a: &str, b: &str) -> usize {
     a.chars().zip(b.chars()).take_while(|(a, b)| a == b).map(|(a, _)| a.len_utf8()).sum()
 }

@@ -69,8 +69,7 @@ pub(crate) fn like_llama(f: &Fields<'_>, family: &'static Family, defaults: Defa
     refuse_unhonoured(f)?;
     let num_heads = f.size("num_attention_heads", None)?;
     let hidden_size = f.size("hidden_size", None)?;
-    // Absent and null differ: absent takes the default of the family's configuration class, null means "as many as
-    // heads".
+    // An absent field gets the default of the family's configuration class; null means "as many as query heads".
     let kv_default = if !f.map.contains_key("num_key_value_heads") {
         defaults.num_key_value_heads.unwrap_or(num_heads)
     } else {

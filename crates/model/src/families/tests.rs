@@ -77,7 +77,7 @@ fn version_4_and_5_configs_agree_and_frequencies_match_transformers() {
     }
     // This crate's powers are correctly rounded. torch's are sometimes off by one unit in the last place, at different
     // places on different machines; the ramp of llama3 can turn this into four units.
-    assert!(100 * off <= all, "{off} of {all} frequencies differ from those of transformers");
+    assert!(100 * off <= all, "{off} of {all} frequencies differ from transformers'");
 }
 
 fn refused(fields: Value, words: &[&str]) {
@@ -177,7 +177,7 @@ fn errors_name_the_file() {
     assert!(message().starts_with(&format!("{}: `model_type` = \"bert\"", path.display())), "{}", message());
 }
 
-/// Odd values in the fields of good configs, or other bytes in their text, give an error or a config, never a panic.
+/// A valid config with odd values in its fields or other bytes in its text gives an error or a config, never a panic.
 #[test]
 fn a_corrupt_config_does_not_panic() {
     let rows: Vec<Value> = serde_json::from_str(include_str!("../../tests/fixtures/config.json")).unwrap();

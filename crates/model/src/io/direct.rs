@@ -14,7 +14,7 @@ use std::thread::JoinHandle;
 /// Alignment of memory addresses, file offsets and lengths: the largest block size of common disks.
 const BLOCK: usize = 4096;
 /// Bytes of one direct write; smaller files are not written directly. Smaller pieces would wake this thread and the
-/// writer more often, and each time take a core from a computing thread. (Small in tests, so that there are several
+/// writer more often, and each wake-up takes a core from a computing thread. (Small in tests, so that there are several
 /// pieces.)
 const AT_ONCE: usize = if cfg!(test) { 2 * BLOCK } else { 8 << 20 };
 
@@ -57,8 +57,8 @@ fn open_direct(path: &Path) -> Option<File> {
     disk::Options::new().write().flags(DIRECT?).open(path).ok()
 }
 
-/// A buffer of `room` bytes that begin at `start`, an address that is a multiple of [`BLOCK`]. It grows up to
-/// [`AT_ONCE`] bytes, because most files are much smaller and the system clears each page that is touched.
+/// A buffer of `room` bytes from `start` on, aligned to [`BLOCK`]. It grows up to [`AT_ONCE`] bytes; it starts smaller
+/// because most files are small and the system clears each page that is touched.
 struct Piece {
     memory: Vec<u8>,
     start: usize,
@@ -90,7 +90,7 @@ impl Piece {
 /// each other.
 struct Writer {
     pieces: Sender<(Piece, u64)>,
-    /// Returns each piece after it has been written or has failed to be written.
+    /// Returns each piece after it was written or the write failed.
     written: Receiver<(Piece, Result<()>)>,
     thread: JoinHandle<Disk>,
 }
@@ -101,7 +101,7 @@ impl Writer {
         let work = move || {
             for (mut piece, at) in of_pieces {
                 let result = disk.put(piece.bytes(), at);
-                // After an error nobody receives the result.
+                // After an error, the receiver may be gone.
                 let _ = done.send((piece, result));
             }
             disk
@@ -234,7 +234,7 @@ mod tests {
                 let mut file = DirectFile::create(&path).unwrap();
                 bytes.chunks(piece).for_each(|piece| file.write_all(piece).unwrap());
                 if len > 20 {
-                    // The patch is in the first block, which was either written long ago or is still buffered.
+                    // The patch is in the first block, which is already on disk or still buffered.
                     file.seek(SeekFrom::Start(9)).unwrap();
                     file.write_all(b"checksum").unwrap();
                     bytes[9..17].copy_from_slice(b"checksum");

@@ -1,5 +1,5 @@
-//! `files.json` in a checkpoint lists its files with their lengths and checksums. The list reveals an intact file that
-//! belongs to the checkpoint of another step.
+//! `files.json` in a checkpoint lists its files with their lengths and checksums. The list detects a file that is
+//! intact but belongs to the checkpoint of another step.
 
 use super::{ZERO_CHECKSUM, find_checksum, write_json};
 use crate::{Error, Result};
@@ -14,7 +14,7 @@ use twox_hash::XxHash3_64;
 /// Name of the file that lists the other files of its directory.
 pub const FILE_LIST: &str = "files.json";
 
-/// The files of a directory that were written together.
+/// A list of the files of a directory that were written together.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FileList {
     /// Number of optimizer steps done when the files were written.
@@ -102,7 +102,8 @@ impl ListedFile {
         ListedFile::of_length(path, None)
     }
 
-    /// Does not read the file if its length differs from `expected`; then the checksum is empty.
+    /// Length and checksum of a file. If the length differs from `expected`, the file is not read and the checksum is
+    /// empty.
     fn of_length(path: &Path, expected: Option<u64>) -> Result<ListedFile> {
         let io = |e| Error::io(path, e);
         let file = disk::open(path).map_err(io)?;
@@ -168,7 +169,7 @@ mod tests {
         assert_eq!(list.files.keys().collect::<Vec<_>>(), ["config.json", "value_model/config.json"]);
         list.write(dir.path()).unwrap();
         assert_eq!(FileList::read(dir.path()).unwrap().as_ref(), Some(&list));
-        assert_eq!(FileList::of(dir.path(), 7).unwrap(), list, "the list does not list itself");
+        assert_eq!(FileList::of(dir.path(), 7).unwrap(), list, "the list must not contain itself");
         list.check(dir.path(), |_| true).unwrap();
         // An additional file is not an error.
         fs::write(dir.path().join("notes.txt"), "mine").unwrap();

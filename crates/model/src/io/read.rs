@@ -37,7 +37,7 @@ impl File {
 
 /// Verifies the checksum of a file, if it has one. Files written by this crate have a checksum.
 fn verify(path: &Path, map: &FileMap) -> Result<()> {
-    /// Bytes of the mapped file that are in memory at once.
+    /// Maximum number of bytes of the mapped file in memory at once.
     const PIECE: usize = 16 << 20;
     let bytes = map.bytes();
     let most = METADATA_BYTES.min(bytes.len() as u64);
@@ -205,7 +205,7 @@ impl Files {
         match unexpected.first() {
             None => Ok(()),
             Some(first) => {
-                let (file, entry) = self.find(first).expect("a place of a tensor");
+                let (file, entry) = self.find(first).expect("every place belongs to a tensor");
                 let more = match unexpected.len() - 1 {
                     0 => String::new(),
                     n => format!(" (and {n} more)"),

@@ -162,7 +162,7 @@ pub(super) fn header(specs: &[super::TensorSpec], dtype: FileDType, metadata: &[
         let info = json!({"dtype": written(dtype), "shape": spec.shape, "data_offsets": [from, end]});
         header.insert(spec.name.clone(), info);
     }
-    let mut json = serde_json::to_vec(&header).expect("a JSON map is always JSON");
+    let mut json = serde_json::to_vec(&header).expect("a JSON map can be serialised");
     // The data starts at a multiple of 8, so that a reader can use it in place.
     json.resize(json.len().next_multiple_of(8), b' ');
     let mut bytes = (json.len() as u64).to_le_bytes().to_vec();

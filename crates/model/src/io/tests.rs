@@ -41,7 +41,7 @@ fn config(tied: bool) -> ModelConfig {
     ModelConfig::parse(&json).unwrap()
 }
 
-/// These are only some of a model's tensors, but with its names: io asks the sink, not the configuration.
+/// Only some of a model's tensors: this module asks the sink for the tensor list, not the configuration.
 fn held(names: &[(&str, &[usize])]) -> Held {
     let specs: Vec<_> = names.iter().map(|(n, s)| TensorSpec { name: (*n).into(), shape: s.to_vec() }).collect();
     let fill = |s: &TensorSpec| {
@@ -83,7 +83,7 @@ fn a_saved_model_loads_in_every_dtype_and_sharding() {
     }
 }
 
-/// The reader by the format's authors can read our files.
+/// The reader of the format's authors can read files written by this crate.
 #[test]
 fn the_safetensors_crate_reads_our_files() {
     let dir = tempfile::tempdir().unwrap();
@@ -173,7 +173,7 @@ fn good_bytes() -> Vec<u8> {
     let path = dir.path().join("x");
     save_tensors(&path, &tied(), FileDType::F32).unwrap();
     let mut bytes = std::fs::read(path).unwrap();
-    // A file without a checksum, like those of other programs: the fault is found anyway.
+    // The fault is also found in a file without a checksum, as other programs write them.
     let at = find_checksum(&bytes).unwrap().start - 4;
     bytes[at] = b'_';
     bytes
@@ -209,7 +209,7 @@ fn the_error_for_a_damaged_file_names_the_fault() {
     fails_with(load_bytes(&with_header(|h| h.replace("F32", "F33"))), &[EMBEDDING, "F33"]);
 }
 
-/// If any byte or the length changes, reading gives an error or other numbers, never a panic.
+/// If any byte or the length of a file changes, reading it gives an error or other numbers, never a panic.
 #[test]
 fn reading_a_damaged_file_does_not_panic() {
     let good = good_bytes();
@@ -237,5 +237,5 @@ fn a_weight_too_large_for_f16_is_an_error() {
     held.data.get_mut(EMBEDDING).unwrap()[0] = 1e6;
     let error = save_tensors(&dir.path().join("x"), &held, FileDType::F16).unwrap_err();
     assert!(matches!(error, Error::Tensor { ref tensor, .. } if tensor == EMBEDDING), "{error}");
-    assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 0, "nothing half-written stays");
+    assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 0, "no partial file may remain");
 }

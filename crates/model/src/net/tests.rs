@@ -1,4 +1,4 @@
-//! Batches that do not fit the buffers, and the owners of gradients.
+//! Batches that do not fit the buffers, and gradients of another adapter.
 
 use super::*;
 use crate::batch::{Batch, Capacity, GroupSegment, StepRows};
@@ -50,7 +50,7 @@ fn a_batch_larger_than_its_buffers_is_refused() {
     let d = kernels::Tensor::zeros(ctx.memory(), &[71], DType::F32);
     let error = head_backward(&ctx, &weights, &tensors, d.view(), None, &mut tape, &mut grads).unwrap_err();
     assert!(error.to_string().contains("the tape is forward-only"), "{error}");
-    // A check that stops a pass does so before anything is computed.
+    // A stopped pass ends before anything is computed.
     let mut tape = Tape::forward_only(ctx.memory(), &c, room).stop_with(StopCheck::new(|| true));
     assert!(matches!(forward(&ctx, &weights, &rope, &tensors, &mut tape), Err(crate::Error::Stopped)));
     let mut tape = tape.stop_with(StopCheck::default());

@@ -1,4 +1,4 @@
-//! `adapter_config.json` as PEFT writes it, and which models an adapter fits.
+//! Reading and writing `adapter_config.json`, and the models that an adapter fits.
 
 use super::*;
 use crate::{ModelConfig, ModelView, Trainable};
@@ -33,7 +33,7 @@ fn adapter_settings_are_read_from_adapter_config() {
     let lora =
         LoraConfig { r: 4, alpha: 6.5, use_rslora: true, dropout: 0.25, target_modules: names(&["q_proj", "v_proj"]) };
     let expected = AdapterConfig { lora, base: Some("org/base".into()), scores: false };
-    assert_eq!(read(&good()), Ok(expected.clone()), "names are sorted");
+    assert_eq!(read(&good()), Ok(expected.clone()), "names must be sorted");
     // Fields about the adapter, and fields that enable nothing, are ignored.
     for (key, value) in [
         ("auto_mapping", json!({"x": 1})),
@@ -144,7 +144,7 @@ fn a_directory_with_an_adapter_config_is_an_adapter() {
     std::fs::write(path.join(ADAPTER_CONFIG), format!("\u{feff}{}", good())).unwrap();
     assert_eq!(load_adapter_config(path).unwrap().lora.r, 4);
     std::fs::write(path.join("config.json"), "{}").unwrap();
-    assert!(!is_adapter(path), "a whole model");
+    assert!(!is_adapter(path), "a full model is not an adapter");
 }
 
 #[test]
@@ -228,7 +228,7 @@ fn a_model_in_training_can_be_saved_and_restored() {
         let has = |name: &str| dir.path().join(name).exists();
         assert_eq!((has(ADAPTER_CONFIG), has("config.json"), has("model.safetensors")), (adapted, !adapted, !adapted));
         assert!(has("tokenizer.json"));
-        assert_eq!(has("generation_config.json"), !adapted, "an adapter has no settings of generation");
+        assert_eq!(has("generation_config.json"), !adapted, "an adapter directory has no generation_config.json");
         model
             .update(|params| {
                 for tensor in params.tensors_mut() {
@@ -240,6 +240,6 @@ fn a_model_in_training_can_be_saved_and_restored() {
         assert_ne!(numbers(model.view()), before);
         model.restore(dir.path()).unwrap();
         assert_eq!(numbers(model.view()), before);
-        assert_eq!(model.version().0, 1, "numbers alone are restored");
+        assert_eq!(model.version().0, 1, "only the values are restored, not the version");
     }
 }

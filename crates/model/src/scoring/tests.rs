@@ -33,7 +33,7 @@ fn padding_is_removed_only_from_the_end() {
     };
     assert_eq!(of(Some("<p>"), Some("<e>")), Some(0));
     assert_eq!(of(Some("a"), Some("b")), Some(0));
-    assert_eq!(of(None, Some("<e>")), Some(0), "the end token, before that of config.json");
+    assert_eq!(of(None, Some("<e>")), Some(0), "the tokenizer's end token takes precedence over config.json");
     assert_eq!(of(None, None), Some(7));
 }
 
@@ -108,7 +108,7 @@ fn the_score_of_a_sequence_is_read_at_its_last_token() {
     let sequences = [of(&[1, 2][..], &[4, 5][..]), of(&[1, 2], &[]), of(&[3], &[6])];
     let mut scorer = Scorer::new(ctx.memory(), 100, true);
     let scores = scorer.sequence_scores(&ctx, &scorer_model, &sequences).unwrap();
-    // The value of the state before another token is the score of the text so far.
+    // The value of the state before an extra token equals the score of the sequence.
     for (sequence, score) in sequences.iter().zip(&scores) {
         let longer = [sequence.completion, &[8, 9]].concat();
         let values = scorer

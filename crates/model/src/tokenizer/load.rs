@@ -35,18 +35,18 @@ pub(super) fn load(files: &ModelFiles) -> Result<Tokenizer> {
     Ok(Tokenizer { inner, special, config, longest: Default::default(), hidden: None })
 }
 
-/// Parses a `tokenizer.json`. The `tokenizers` crate panics on invalid JSON and on some wrong settings, either while
-/// reading or on the first text (for example if a template names a missing token). So this function first checks the
-/// JSON, then encodes a text, and catches panics.
+/// Parses a `tokenizer.json`. The `tokenizers` crate panics on invalid JSON and on some invalid settings, while it
+/// reads the file or encodes the first text (for example if a template names a missing token). So this function checks
+/// the JSON, encodes a text, and catches panics.
 fn parse(bytes: &[u8]) -> std::result::Result<tokenizers::Tokenizer, String> {
     serde_json::from_slice::<serde::de::IgnoredAny>(bytes).map_err(|e| format!("not JSON: {e}"))?;
     let parse_and_try = || {
         let mut tokenizer = tokenizers::Tokenizer::from_bytes(bytes).map_err(|e| e.to_string())?;
-        // Files may contain the author's settings for truncation and padding. Here the ids must belong to one complete
-        // text, and padding a text to millions of tokens would take seconds.
+        // Files may contain truncation and padding settings for the author's batches. This crate needs all ids of a
+        // text and no padding, and padding a text to millions of tokens would take seconds.
         tokenizer.with_truncation(None).map_err(|e| e.to_string())?;
         tokenizer.with_padding(None);
-        // An error here does not matter: encoding a real text reports it.
+        // An error is ignored here; encoding a real text will report it.
         let _ = tokenizer.encode("a b", true);
         Ok(tokenizer)
     };

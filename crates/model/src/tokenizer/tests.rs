@@ -59,8 +59,8 @@ fn a_vocabulary_larger_than_the_embedding_is_an_error() {
     assert!(error.contains("up to 9") && error.contains("9 rows") && error.contains(r#""\"""#), "{error}");
 }
 
-/// Padding is meant for batches. With padding to 100,000,000 tokens, reading the file once took gigabytes; the length
-/// used here would exceed any memory.
+/// Padding is meant for batches. Padding to 100,000,000 tokens once made loading take gigabytes; the length in this
+/// test would exceed any memory.
 #[test]
 fn padding_settings_in_a_tokenizer_file_are_ignored() {
     let dir = tempfile::tempdir().unwrap();

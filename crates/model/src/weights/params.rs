@@ -28,7 +28,7 @@ pub struct Params {
     pub head: Option<Matrix>,
     /// Specification of each tensor of [`Params::tensors`].
     specs: Vec<ParamSpec>,
-    /// The dtype of the numbers. In a bf16 tree, vectors contain bf16 values but are stored as f32, because operations
+    /// The dtype of the elements. In a bf16 tree, vectors contain bf16 values but are stored as f32, because operations
     /// read them as f32.
     dtype: DType,
 }

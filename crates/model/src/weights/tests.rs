@@ -20,7 +20,7 @@ fn saved_tensors_equal_the_parameters() {
     for family in ["llama3", "qwen2", "qwen3", "mistral"] {
         let (config, memory) = (config(family), Memory::new(Device::Cpu));
         let mut weights = Weights::zeros(&memory, &config);
-        // Every element another number, so that a row in the wrong place shows.
+        // Every element gets a different number, so that a misplaced row is detected.
         let mut next = 0.0;
         for spec in tensor_specs(&config) {
             let data: Vec<f32> = (0..spec.shape.iter().product()).map(|i| next + i as f32).collect();
@@ -83,7 +83,7 @@ fn planned_weights_allocate_no_memory() {
     let bytes: usize = weights.params.tensors().iter().map(|t| t.bytes()).sum();
     assert_eq!(usage["weights"].bytes, bytes);
     assert_eq!(usage["gradients"].bytes, grads.bytes());
-    assert_eq!(grads.bytes(), bytes, "what a tied head gets as the embedding takes memory when tokens occur");
+    assert_eq!(grads.bytes(), bytes, "the gradients of a tied embedding allocate memory when tokens occur");
     let (v, h) = (config.vocab_size, config.hidden_size);
     for (tokens, rows) in [(5, 5), (3, 5), (v + 1, v)] {
         grads.reserve(tokens);

@@ -1,6 +1,7 @@
-//! Chat templates and tokenizers against transformers: `conformance/chat_fixtures.py` made the expected texts and ids.
+//! Chat templates and tokenizers against transformers: `conformance/chat_fixtures.py` computed the expected texts and
+//! ids.
 //!
-//! The templates and tokenizers themselves lie in `../shared` (or `LOCKSTEP_SHARED`), not in this repository.
+//! The templates and tokenizers are in `../shared` (or `LOCKSTEP_SHARED`), not in this repository.
 
 use model::chat::PromptTime;
 use model::io::ModelFiles;
@@ -49,7 +50,7 @@ fn rendered_chats_and_ids_match_transformers() {
                 compared += 1;
             }
             None => {
-                assert!(rendered.is_err(), "{what}: transformers refuses it: {}", case["error"]);
+                assert!(rendered.is_err(), "{what}: rendered, but transformers raises: {}", case["error"]);
                 refused += 1;
             }
         }
@@ -66,7 +67,7 @@ fn encoded_ids_and_decoded_texts_match_transformers() {
         for case in fixtures[name].as_array().unwrap() {
             let text = case["text"].as_str().unwrap();
             let expected = ids(&case["ids"]);
-            // The one difference: no second start token where the text has one.
+            // The only difference: `encode` adds no second start token to a text that begins with one.
             match tokenizer.bos_id() {
                 Some(bos) if text.starts_with("<s>") => {
                     assert_eq!(expected[..2], [bos, bos]);
@@ -91,7 +92,8 @@ fn streamed_text_equals_the_decoded_text() {
         let tokenizer = Tokenizer::load(&shared.join("models").join(dir)).unwrap();
         for case in fixtures[name].as_array().unwrap() {
             for skip in [false, true] {
-                // All of them, and cut anywhere: an unfinished character comes out at the end.
+                // The ids are also truncated, possibly within a character; `finish` then returns the incomplete
+                // character.
                 let all = ids(&case["ids"]);
                 for cut in [all.len(), all.len() / 2, all.len() / 3] {
                     let mut stream = TextStream::new(skip);

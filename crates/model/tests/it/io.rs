@@ -1,4 +1,4 @@
-//! Model directories: those of transformers are read, and ours are the same.
+//! Model directories written by transformers are read, and saving them again keeps their content.
 
 use kernels::Device;
 use kernels::Memory;
@@ -20,7 +20,7 @@ fn load_model(dir: &Path) -> Result<Weights> {
     Weights::load(&memory(), dir, &config)
 }
 
-/// Every tensor with the bits of its elements.
+/// Name, shape and element bits of every tensor.
 fn content(weights: &Weights) -> Vec<(String, Vec<usize>, Vec<u32>)> {
     let bits = |name: &str| weights.get(name).unwrap().iter().map(|x| x.to_bits()).collect();
     TensorSource::tensors(weights).into_iter().map(|s| (s.name.clone(), s.shape, bits(&s.name))).collect()
@@ -39,12 +39,12 @@ fn saving_a_loaded_model_keeps_every_bit() {
             assert!(content(&again) == content(&weights), "{name}");
             let mut raw = weights.config.raw.clone();
             raw["dtype"] = "float32".into();
-            assert_eq!(again.config.raw, raw, "{name}: nothing of config.json is lost");
+            assert_eq!(again.config.raw, raw, "{name}: config.json lost a field");
         }
     }
 }
 
-/// An independent reading of the same file.
+/// Reads the same file with the `safetensors` crate.
 #[test]
 fn loaded_elements_match_the_safetensors_crate() {
     let weights = load_model(&family("qwen3")).unwrap();

@@ -1,10 +1,10 @@
-//! Expressions and line ends of chat templates against transformers: `conformance/template_fixtures.py` made the
+//! Expressions and line ends of chat templates against transformers. `conformance/template_fixtures.py` computed the
 //! expected texts.
 
 use model::{Chat, ChatTemplate, SpecialTokens};
 use serde_json::{Map, Value};
 
-/// Expressions that transformers renders and that are refused here, by the name of what is missing.
+/// Expressions that transformers renders and this crate rejects, by the name of the missing feature.
 const REFUSED: [&str; 23] = [
     "'<a>' | forceescape",
     "'<b>bold</b>  text' | striptags",
@@ -30,7 +30,7 @@ const REFUSED: [&str; 23] = [
     "s.encode()",
     "s.translate({})",
 ];
-/// A range prints as a list here.
+/// This crate prints a range as a list.
 const PRINTED_OTHERWISE: [&str; 1] = ["range(3)"];
 
 fn render(template: &str, messages: &[Value], variables: Option<&Map<String, Value>>) -> Result<String, String> {

@@ -1,4 +1,4 @@
-//! The limits on templates, each at the last allowed value and at the first one beyond.
+//! The limits on templates, each tested at the largest allowed value and at the next one.
 
 use super::super::limits::{self, BUDGET};
 use super::*;
@@ -88,7 +88,7 @@ fn template_source_expressions_and_branches_have_size_limits() {
     assert_eq!(checked(&"x".repeat(1 << 20)), Ok(1 << 20));
     let error = checked(&"x".repeat((1 << 20) + 1)).unwrap_err();
     assert_eq!(error, "chat template: template `name`: 1048577 bytes, more than 1048576");
-    // The end of the expression is a token, too. Each expression and each block starts a new count.
+    // The end of an expression counts as a token. Each expression and each block is counted separately.
     let tokens = |n: usize| format!("{{{{ {}}}}}", "1 ".repeat(n - 1));
     assert_eq!(checked(&tokens(2000)), Ok(0));
     assert_eq!(checked(&(tokens(1500) + &tokens(2000) + "{% if a %}" + &tokens(2000))), Ok(0));

@@ -1,4 +1,4 @@
-//! Strings and conversations: how they are read, completed, split and scored.
+//! Content from strings and conversations: parsing, system prompts, common prefixes, and the text to score.
 
 use super::*;
 
@@ -40,7 +40,7 @@ fn the_error_for_invalid_content_shows_the_value() {
         assert_eq!(read(json!([bad])), why(1));
         assert_eq!(read(json!([good, good, bad])), why(3));
     }
-    // Sixty characters are shown.
+    // The error shows sixty characters of the value.
     let text = |n: usize| json!({"k": "é".repeat(n)});
     assert_eq!(read(text(52)), Err(format!("{neither}{{\"k\":\"{}\"}}", "é".repeat(52))));
     assert_eq!(read(text(53)), Err(format!("{neither}{{\"k\":\"{}\"…", "é".repeat(53))));
@@ -62,11 +62,11 @@ fn answers_are_split_at_their_first_difference() {
         [Content::Text(a), Content::Text(b), Content::Text(c)] => [a, b, c],
         other => panic!("{other:?}"),
     };
-    assert_eq!(split("2+2 is 4", "2+2 is 5"), ["2+2 is", " 4", " 5"], "the space belongs to the word after it");
+    assert_eq!(split("2+2 is 4", "2+2 is 5"), ["2+2 is", " 4", " 5"], "the space belongs to the remainder");
     assert_eq!(split("abc", "abd"), ["ab", "c", "d"]);
     assert_eq!(split("abc", "xyz"), ["", "abc", "xyz"]);
     assert_eq!(split(" a", " b"), ["", " a", " b"]);
-    assert_eq!(split("ab", "abcd"), ["a", "b", "bcd"], "neither rest is empty");
+    assert_eq!(split("ab", "abcd"), ["a", "b", "bcd"], "neither remainder may be empty");
     assert_eq!(split("same", "same"), ["sam", "e", "e"]);
     assert_eq!(split("éa", "éb"), ["é", "a", "b"]);
     assert_eq!(split("", "b"), ["", "", "b"]);

@@ -1,4 +1,5 @@
-//! Prompts and answers as token ids. Tokens are characters. The tokenizer puts `^` before every text, and `#` ends one.
+//! Prompts and answers as token ids. Tokens are characters. The tokenizer adds the start token `^` to every text; `#`
+//! is the end token.
 
 use super::*;
 
@@ -120,9 +121,9 @@ fn completions_are_encoded_with_their_prompt() {
     };
     let (user, answer) = (|| say(&[("user", "hi")]), || say(&[("assistant", "ho")]));
     assert_eq!(complete(all.chat(), "hi".into(), " ho".into()).unwrap(), "^hi| ho#");
-    assert_eq!(complete(all.chat(), "hi".into(), "h#o".into()).unwrap(), "^hi|h#o#", "an end token within");
+    assert_eq!(complete(all.chat(), "hi".into(), "h#o".into()).unwrap(), "^hi|h#o#", "an end token within the text");
     assert_eq!(complete(all.chat(), "hi".into(), "ho#".into()).unwrap(), "^hi|ho#", "one end token");
-    assert_eq!(complete(all.chat(), user(), " ho".into()).unwrap(), "tku:hi#a:| ho#", "a text after a conversation");
+    assert_eq!(complete(all.chat(), user(), " ho".into()).unwrap(), "tku:hi#a:| ho#", "a string after a conversation");
     assert_eq!(complete(all.chat(), user(), answer()).unwrap(), "tku:hi#a:|ho#");
     let two = complete(all.chat(), user(), say(&[("assistant", "ho"), ("user", "b"), ("assistant", "c")]));
     assert_eq!(two.unwrap(), "tku:hi#a:|ho#u:b#a:c#");

@@ -110,14 +110,14 @@ fn template_files_take_precedence_over_the_tokenizer_config() {
     let chat = Chat { messages: &messages, ..Chat::default() };
     let error = template.render(&chat).unwrap_err().to_string();
     assert_eq!(error, "chat template: the model has several templates, but none is named `default`: b, rag");
-    assert_eq!(template.source(), "s", "the first by name, where none is the default");
+    assert_eq!(template.source(), "s", "without a default, source() returns the first by name");
 
     // There are several template files; other files are not templates.
     write("additional_chat_templates/tool_use.jinja", "tools");
     write("additional_chat_templates/notes.txt", "{% not a template");
     let template = load().unwrap().unwrap();
     assert_eq!(template.render(&Chat { tools: Some(&tools), ..chat }).unwrap(), "tools");
-    assert!(template.render(&chat).is_err(), "the configuration is not read beside files");
+    assert!(template.render(&chat).is_err(), "with template files, tokenizer_config.json is not read");
     write("chat_template.jinja", "plain");
     let template = load().unwrap().unwrap();
     assert_eq!(template.source(), "plain");
@@ -125,7 +125,11 @@ fn template_files_take_precedence_over_the_tokenizer_config() {
     assert_eq!(template.render(&Chat { tools: Some(&tools), ..chat }).unwrap(), "tools");
     std::fs::remove_file(dir.path().join("additional_chat_templates/tool_use.jinja")).unwrap();
     let template = load().unwrap().unwrap();
-    assert_eq!(template.render(&Chat { tools: Some(&tools), ..chat }).unwrap(), "plain", "there is no other");
+    assert_eq!(
+        template.render(&Chat { tools: Some(&tools), ..chat }).unwrap(),
+        "plain",
+        "the directory has no other template"
+    );
     std::fs::create_dir(dir.path().join("additional_chat_templates/folder.jinja")).unwrap();
-    assert!(load().unwrap_err().to_string().contains("folder.jinja"), "what cannot be read is no missing file");
+    assert!(load().unwrap_err().to_string().contains("folder.jinja"), "an unreadable file is not a missing file");
 }

@@ -1,4 +1,4 @@
-//! Contents that are lists of parts: those that are rendered and those that are rejected.
+//! Message contents that are lists of parts: accepted and rejected lists.
 
 use super::*;
 

@@ -42,7 +42,7 @@ fn strings_in_lists_are_quoted_and_escaped() {
         ("", "['']"),
     ] {
         assert_eq!(render("{{ [x] }}", json!({"x": x})), text);
-        assert_eq!(render("{{ x }}", json!({"x": x})), x, "alone it prints as it is");
+        assert_eq!(render("{{ x }}", json!({"x": x})), x, "a string by itself prints without quotes");
     }
 }
 
@@ -118,7 +118,7 @@ fn tojson_takes_positional_and_keyword_arguments() {
     );
 }
 
-/// Tests every day from 1970 into the next cycle of 400 years against a calendar that counts days.
+/// Compares every day from 1970 into the next 400-year cycle with a calendar that counts days.
 #[test]
 fn strftime_advances_by_one_day_over_400_years() {
     let days = ["Thu", "Fri", "Sat", "Sun", "Mon", "Tue", "Wed"];
@@ -143,7 +143,7 @@ fn strftime_advances_by_one_day_over_400_years() {
             (year, month, of_year) = (year + 1, 1, 1);
         }
     }
-    assert!(year > 2400, "so the change of the cycle is among them");
+    assert!(year > 2400, "the tested days must cross the 400-year cycle");
 }
 
 #[test]
@@ -168,7 +168,7 @@ fn strftime_conversions_match_python() {
     // 1 March 2005, a Tuesday.
     let at = |format: &str| python::strftime(format, 1_109_635_200);
     assert_eq!(at("%y %m %h %b %B %a %A %F"), "05 03 Mar Mar March Tue Tuesday 2005-03-01");
-    assert_eq!(at("100%% %q %é%"), "100% %q %é%", "what is unknown stays");
+    assert_eq!(at("100%% %q %é%"), "100% %q %é%", "unknown conversions are kept");
     let year: u64 = render("{{ strftime_now('%Y') }}", json!({})).parse().unwrap();
     assert!((2024..2200).contains(&year), "{year}");
 }

@@ -1,4 +1,4 @@
-//! Every setting: its default for each family, its limits, and the values that are rejected.
+//! The default of every setting for each family, its limits, and rejected values.
 
 use super::*;
 use crate::Head;
@@ -76,14 +76,18 @@ fn absent_fields_get_the_defaults_of_the_family() {
 #[test]
 fn null_and_absent_fields_differ_as_in_transformers() {
     for family in ["mistral", "qwen2", "smollm3", "gemma3_text"] {
-        assert_eq!(bare(family, json!({"num_key_value_heads": null})).unwrap().num_kv_heads, 32, "as many as heads");
+        assert_eq!(
+            bare(family, json!({"num_key_value_heads": null})).unwrap().num_kv_heads,
+            32,
+            "as many KV heads as query heads"
+        );
         assert_eq!(bare(family, json!({"num_key_value_heads": 16})).unwrap().num_kv_heads, 16);
     }
     assert_eq!(bare("qwen3", json!({"head_dim": null})).unwrap().head_dim, 128);
     assert_eq!(bare("qwen3", json!({"head_dim": 64})).unwrap().head_dim, 64);
     assert_eq!(bare("llama", json!({"head_dim": null})).unwrap().head_dim, 16);
     let odd = json!({"hidden_size": 500, "head_dim": 64});
-    assert_eq!(bare("llama", odd).unwrap().head_dim, 64, "a head dim of its own divides nothing");
+    assert_eq!(bare("llama", odd).unwrap().head_dim, 64, "an explicit head_dim need not divide hidden_size");
     let windows = |more: Value| bare("mistral", more).unwrap().windows[0];
     assert_eq!(
         [windows(json!({})), windows(json!({"sliding_window": null})), windows(json!({"sliding_window": 7}))],
@@ -147,7 +151,7 @@ fn the_architecture_name_selects_the_head() {
     };
     let labels = |more: Value| match scores(more).unwrap().head {
         Head::Score(labels) => labels,
-        Head::Lm => panic!("a head of scores"),
+        Head::Lm => panic!("expected a score head"),
     };
     assert_eq!(labels(json!({})), 2);
     assert_eq!(labels(json!({"num_labels": 5})), 5);
@@ -200,7 +204,11 @@ fn each_layer_gets_the_sliding_window_of_its_type() {
     let only =
         |layers: &[usize], window: usize| (0..12).map(|l| layers.contains(&l).then_some(window)).collect::<Vec<_>>();
     for family in ["qwen2", "qwen3"] {
-        assert_eq!(windows(family, json!({"sliding_window": 7})), only(&[], 7), "it is not switched on");
+        assert_eq!(
+            windows(family, json!({"sliding_window": 7})),
+            only(&[], 7),
+            "use_sliding_window is false by default"
+        );
         let on = |more: Value| {
             let mut fields = json!({"use_sliding_window": true, "sliding_window": 7});
             fields.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
@@ -208,7 +216,7 @@ fn each_layer_gets_the_sliding_window_of_its_type() {
         };
         assert_eq!(on(json!({"max_window_layers": 9})), only(&[9, 10, 11], 7));
         assert_eq!(on(json!({"max_window_layers": 0})), vec![Some(7); 12]);
-        assert_eq!(on(json!({})), only(&[], 7), "from layer 28 on");
+        assert_eq!(on(json!({})), only(&[], 7), "max_window_layers is 28 by default");
         assert_eq!(on(json!({"sliding_window": null, "max_window_layers": 0})), only(&[], 7));
         assert_eq!(
             bare(family, json!({"use_sliding_window": true, "num_hidden_layers": 30})).unwrap().windows[27..],
@@ -261,7 +269,7 @@ fn each_layer_gets_the_sliding_window_of_its_type() {
     assert_eq!(
         off(json!({"no_rope_layers": [1, 0, 1, 1, 1, 1, 1, 1, 1, 1, 1, 0, 0, 0]})),
         [1, 11],
-        "more are not read"
+        "entries beyond num_hidden_layers are ignored"
     );
     for bad in [json!(vec![1; 11]), json!(4), json!({})] {
         let error = bare("smollm3", json!({"no_rope_layers": bad})).unwrap_err().to_string();

@@ -24,14 +24,14 @@ fn metadata_comes_first_and_data_is_aligned_to_8_bytes() {
         save_tensors_with(&path, &tied(), FileDType::Bf16, &[("mine", &value)]).unwrap();
         let bytes = std::fs::read(&path).unwrap();
         let length = u64::from_le_bytes(bytes[..8].try_into().unwrap());
-        assert_eq!(length % 8, 0, "data at a multiple of 8");
+        assert_eq!(length % 8, 0, "the data must start at a multiple of 8");
         let all = |name: &str| metadata(&path, &bytes, name).unwrap();
         assert_eq!(
             (all("format").as_deref(), all("mine").as_deref(), all("other")),
             (Some("pt"), Some(&value[..]), None)
         );
         assert_eq!(read_metadata(&path, "mine").unwrap(), Some(value));
-        // The checksum covers the file with zeros in the checksum's place.
+        // The checksum is computed with zeros in place of its own digits.
         let place = find_checksum(&bytes).unwrap();
         let recorded = String::from_utf8(bytes[place.clone()].to_vec()).unwrap();
         let mut zeros = bytes.clone();
@@ -94,10 +94,10 @@ fn weights_are_split_into_shards_below_the_size_limit() {
     let half = SaveOptions { dtype: FileDType::F16, max_shard_bytes: 80 };
     let dir = tempfile::tempdir().unwrap();
     save_model(dir.path(), &config(true), &tied(), None, half).unwrap();
-    assert!(dir.path().join("model.safetensors").exists(), "half the bytes");
+    assert!(dir.path().join("model.safetensors").exists(), "f16 takes half the bytes of f32");
     assert_eq!((SaveOptions::default().max_shard_bytes, SaveOptions::default().dtype), (5_000_000_000, FileDType::F32));
     let bf16 = config(true).computing_in(kernels::DType::Bf16);
-    assert!(bf16.is_err(), "an odd size");
+    assert!(bf16.is_err(), "bf16 requires even sizes");
     let computing = |compute| SaveOptions::exact(&ModelConfig { compute, ..config(true) }).dtype;
     assert_eq!((computing(kernels::DType::Bf16), computing(kernels::DType::F32)), (FileDType::Bf16, FileDType::F32));
 }
@@ -162,7 +162,7 @@ fn tokenizer_and_template_files_are_copied() {
     assert_eq!(
         json_of(&to.path().join("generation_config.json"))["of"],
         "generation_config.json",
-        "not that of the config"
+        "generation_config.json must be the copied file"
     );
     assert_eq!(json_of(&to.path().join("config.json"))["model_type"], "llama");
     assert_eq!(ModelFiles::read(&from.path().join("none")).unwrap().write_tokenizer(to.path()).ok(), Some(()));
@@ -198,7 +198,7 @@ fn partial_files_of_terminated_processes_are_removed() {
     let mut expected = kept.to_vec();
     expected.sort();
     assert_eq!(names(dir.path()), expected);
-    // Writing a file removes the files left by an earlier process, and leaves no temporary file, even after an error.
+    // Writing a file removes files left by an earlier process. No temporary file remains, even after an error.
     std::fs::write(at(&removed[0]), "x").unwrap();
     write_atomically(&at("a.json"), |out| out.write_all(b"new").map_err(|e| Error::io("a.json", e))).unwrap();
     let failed = write_atomically(&at("a.json"), |out| {
@@ -214,7 +214,7 @@ fn partial_files_of_terminated_processes_are_removed() {
     assert!(write_atomically(Path::new("/"), |_| Ok(())).unwrap_err().to_string().contains("is not a file name"));
 }
 
-/// In another container the same PID is another process. The lock shows that the writer is alive.
+/// The same PID can be another process in another container, so the lock decides whether the writer is alive.
 #[test]
 fn locked_partial_files_are_kept() {
     let dir = tempfile::tempdir().unwrap();
@@ -228,10 +228,10 @@ fn locked_partial_files_are_kept() {
     let mut locks = [&file, &other, &directory].map(|path| Some(lock_partial(path).unwrap()));
     sweep_partial(&at("a.json"));
     assert_eq!(there(), [true; 3]);
-    // Another writer neither removes these files nor has its own removed.
+    // A write in the same directory keeps the locked files, and locks its own temporary file.
     write_atomically(&at("a.json"), |out| {
         let own = at(&format!(".a.json.{}.partial", std::process::id()));
-        assert!(own.exists() && lock_partial(&own).is_none(), "it is locked as long as it is written");
+        assert!(own.exists() && lock_partial(&own).is_none(), "a file must be locked while it is written");
         out.write_all(b"new").map_err(|e| Error::io("a.json", e))
     })
     .unwrap();
@@ -276,7 +276,11 @@ fn the_error_for_unexpected_tensors_counts_them() {
         "{three}"
     );
     save(&[norm, ("model.layers.0.self_attn.rotary_emb.inv_freq", &[2])]);
-    assert_eq!(load(dir.path(), &config(true), &wanted).unwrap(), wanted, "what follows from the configuration");
+    assert_eq!(
+        load(dir.path(), &config(true), &wanted).unwrap(),
+        wanted,
+        "tensors derived from the configuration are ignored"
+    );
     assert!(error(&[("rotary_emb.inv_freq.x", &[2])]).contains("unexpected"));
     // A file may contain a tied head only if the model ties it.
     save(&[norm, ("lm_head.weight", &[5, 4])]);

@@ -58,7 +58,8 @@ fn named_tokens_come_from_the_settings_or_the_class() {
             assert!(loaded.token_id(token).is_some(), "{class}: {name}");
         }
     }
-    // A null means no token. The settings take precedence over the map, and both over the class.
+    // Null means no token. `tokenizer_config.json` takes precedence over `special_tokens_map.json`, and both take
+    // precedence over the class.
     let dir = Dir::new(json!({"tokenizer_class": "LlamaTokenizer", "bos_token": null, "pad_token": {"content": "a"}}));
     dir.write("special_tokens_map.json", &json!({"bos_token": "<x>", "eos_token": "<e>", "pad_token": "b"}));
     let loaded = dir.load().unwrap();
@@ -112,7 +113,7 @@ fn start_and_end_tokens_are_added_according_to_the_settings() {
     }
     // Without a start token there is nothing to add.
     assert_eq!(Dir::new(json!({"add_bos_token": true})).load().unwrap().encode("a").unwrap(), [2]);
-    // A name that the library would misread is an error; it is not skipped.
+    // A token name that the tokenizers library would misread is an error.
     let error = Dir::new(json!({"bos_token": "<a:b>", "add_bos_token": true})).refused();
     assert!(error.starts_with("tokenizer: "), "{error}");
 }
@@ -152,7 +153,7 @@ fn the_error_names_an_invalid_tokenizer_file() {
         std::fs::remove_file(dir.0.path().join(name)).unwrap();
         assert!(dir.load().is_ok(), "without {name}");
         std::fs::create_dir(dir.0.path().join(name)).unwrap();
-        assert!(dir.refused().contains(name), "what cannot be read is not a file that is missing");
+        assert!(dir.refused().contains(name), "an unreadable file is not a missing file");
     }
 }
 
@@ -187,11 +188,11 @@ fn end_token_ids_come_from_all_sources_without_repetition() {
     let write = |id: &str| {
         std::fs::write(dir.path().join("generation_config.json"), format!(r#"{{"eos_token_id":{id}}}"#)).unwrap();
     };
-    assert_eq!(eos(&config("[9, 1, 3]")), Ok(vec![1, 3, 9]), "ascending, and once");
+    assert_eq!(eos(&config("[9, 1, 3]")), Ok(vec![1, 3, 9]), "ids must be ascending, without repetitions");
     write("null");
     assert_eq!(eos(&config("7")), Ok(vec![1, 7]));
     write("[]");
-    assert_eq!(eos(&config("7")), Ok(vec![1]), "an empty list is one");
+    assert_eq!(eos(&config("7")), Ok(vec![1]), "an empty list is a valid list of ids");
     write("[4294967295, 2]");
     assert_eq!(eos(&config("7")), Ok(vec![1, 2, u32::MAX]));
     for bad in ["-1", "1.5", "4294967296", "[1, -1]", "[1, \"x\"]", "{}", "true"] {

@@ -1,4 +1,4 @@
-//! The vocabulary: sizes, ids, differences, offsets, and text that arrives token by token.
+//! The vocabulary: sizes, ids, differences, offsets, and streaming.
 
 use super::*;
 use serde_json::json;
@@ -33,12 +33,12 @@ fn differs_in_names_the_first_different_token() {
     let text = |text: &str| Some(text.to_owned());
     assert_eq!(abc.differs_in(&abd), text("id 2 is \"c\" in one tokenizer and \"d\" in the other"));
     assert_eq!(abc.differs_in(&ab), text("id 2 is \"c\" in one tokenizer, but the other has no such id"));
-    assert_eq!((ab.differs_in(&abc), abc.differs_in(&abc)), (None, None), "the other may have more");
+    assert_eq!((ab.differs_in(&abc), abc.differs_in(&abc)), (None, None), "the other tokenizer may have more tokens");
     let bac = of("bac", &special);
     assert_eq!(
         abc.differs_in(&bac),
         text("id 0 is \"a\" in one tokenizer and \"b\" in the other"),
-        "the first of them"
+        "the first difference is named"
     );
 }
 
@@ -51,7 +51,7 @@ fn is_beyond_detects_texts_that_must_exceed_the_token_limit() {
     let bytes = 5 * 300_000;
     assert!(t.is_beyond(bytes, 299_999) && !t.is_beyond(bytes, 300_000) && !t.is_beyond(bytes + 4, 300_000));
     assert!(t.is_beyond(bytes + 5, 300_000));
-    assert_eq!(of("aé", &SpecialTokens::default()).longest_token(), 2, "bytes, not characters");
+    assert_eq!(of("aé", &SpecialTokens::default()).longest_token(), 2, "offsets count bytes, not characters");
 }
 
 #[test]

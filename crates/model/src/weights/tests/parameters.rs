@@ -1,4 +1,4 @@
-//! Parameters by name: complete, in pieces, frozen, rounded; adapters and their settings.
+//! Reading and writing parameters by name, frozen and rounded parameters, and adapter settings.
 
 use super::*;
 use kernels::DType;
@@ -39,7 +39,7 @@ fn a_tensor_reads_the_same_whole_and_in_pieces() {
             .unwrap()
             .unwrap();
         assert_eq!(pieces.concat(), data, "{name}");
-        // Whole panels of 32 rows, as many as fit.
+        // Each piece has as many whole panels of 32 rows as fit.
         let lens: Vec<usize> = pieces.iter().map(Vec::len).collect();
         let expected: &[usize] = match len {
             600 => &[192, 192, 192, 24],
@@ -54,7 +54,7 @@ fn a_tensor_reads_the_same_whole_and_in_pieces() {
     assert!(!params.write("model.nothing", &[]));
     let panics =
         std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| params.write("model.embed_tokens.weight", &[1.0; 6])));
-    assert!(panics.is_err(), "a tensor of another size");
+    assert!(panics.is_err(), "data of the wrong size must be rejected");
 }
 
 #[test]
@@ -212,23 +212,26 @@ fn the_gradient_of_a_tied_matrix_sums_head_and_embedding() {
     grads.head_mut().unwrap().pack_rows(0, &[1.0; 600]);
     let d_out = Tensor::from_f32(ctx.memory(), &[3, 6], &[2.0; 18]);
     grads.add_embedding(&ctx, &[5, 7, 5], d_out.view()).unwrap();
-    assert_eq!(tied(&grads), [1.0; 600], "kept apart");
+    assert_eq!(tied(&grads), [1.0; 600], "the embedding's gradient is kept separate");
     grads.finish(&ctx).unwrap();
     let expected = |row: usize| 1.0 + if row == 5 { 4.0 } else { f32::from(u8::from(row == 7)) * 2.0 };
     assert!(tied(&grads).iter().enumerate().all(|(i, &x)| x == expected(i / 6)));
     grads.finish(&ctx).unwrap();
-    assert!(tied(&grads).iter().enumerate().all(|(i, &x)| x == expected(i / 6)), "it is added once");
+    assert!(
+        tied(&grads).iter().enumerate().all(|(i, &x)| x == expected(i / 6)),
+        "finish must add the embedding's gradient only once"
+    );
     grads.add_embedding(&ctx, &[5], d_out.rows(0..1)).unwrap();
     grads.zero(&ctx);
     grads.finish(&ctx).unwrap();
     assert_eq!(tied(&grads), [0.0; 600]);
-    // Untied, each matrix has its own gradient.
+    // Untied matrices have separate gradients.
     let mut grads = Grads::zeros(ctx.memory(), &parse(""));
     grads.add_embedding(&ctx, &[5], d_out.rows(0..1)).unwrap();
     grads.finish(&ctx).unwrap();
     assert_eq!(tied(&grads)[30..36], [2.0; 6]);
     assert!(!std::ptr::eq(grads.head_mut().unwrap(), &raw const grads.params.embedding));
-    // Below an adapter both are frozen.
+    // With an adapter, both matrices are frozen.
     let mut grads = Grads::trained(ctx.memory(), &config, Some(&lora(&["q_proj"])));
     assert!(grads.of_adapter() && grads.head_mut().is_none());
     grads.add_embedding(&ctx, &[5], d_out.rows(0..1)).unwrap();

@@ -1,5 +1,4 @@
-//! An adapter for each sequence of a pass: every sequence gets the bits that it has alone with its adapter, or with
-//! none.
+//! Passes in which each sequence has its own adapter or none: every sequence gets the same bits as when computed alone.
 
 use super::gradients::{batch, groups};
 use super::lora::{adapted, lora, some};
@@ -9,7 +8,7 @@ use model::batch::{InferRows, StepRows};
 use model::net::Workspace;
 use model::{Adapters, KvCache, TargetModules};
 
-/// Two adapters of one model, on different parts of it.
+/// Two adapters of one model, with different target modules.
 fn two(ctx: &Context) -> [AdaptedWeights; 2] {
     [some(), lora(TargetModules::Names(vec!["k_proj".into(), "gate_proj".into(), "down_proj".into()]))]
         .map(|config| adapted(ctx, "qwen2", &config))
@@ -118,6 +117,6 @@ fn each_sequence_of_an_inference_step_uses_its_own_adapter() {
     let (of_a, of_b, off) = (Adapters::One(adapter(&a)), Adapters::One(adapter(&b)), Adapters::Off);
     let got = step(Adapters::PerSequence(&[None, Some(adapter(&b)), Some(adapter(&a))]));
     assert!(got == [&step(off)[0], &step(of_b)[1], &step(of_a)[2]].map(Clone::clone));
-    // The sequences are the same tokens, so that only adapters tell them apart.
+    // All sequences have the same tokens, so only the adapters can make their results differ.
     assert!(got[0] != got[1] && got[1] != got[2]);
 }

@@ -1,5 +1,5 @@
-//! Random tiny models of every family, compared with transformers in f64 (`conformance/model_fixtures.py`). Another
-//! test proves that the comparison sees every part: it fails if any single part is removed.
+//! Random tiny models of every family, compared with transformers in f64 (`conformance/model_fixtures.py`). Other tests
+//! remove single parts of the model, and check that the comparison then fails.
 
 use super::*;
 use kernels::check::relative_error;
@@ -35,7 +35,7 @@ impl Expected {
     }
 }
 
-/// A family that is missing from the list would not be compared with anything.
+/// A family that is missing from `FAMILIES` would not be tested at all.
 #[test]
 fn every_family_has_fixtures() {
     let listed = FAMILIES.map(|name| ModelConfig::load(&folder(name).join("config.json")).unwrap().family.model_type);
@@ -154,7 +154,7 @@ fn removing_positions_qk_norms_or_windows_changes_the_logits() {
         assert!(error > 200.0 * LOGITS, "{family}: {error:e}");
     };
     for family in FAMILIES {
-        // These frequencies are so low that nothing rotates.
+        // With frequencies this low, nothing rotates.
         without(family, &|c| c.rope.scaling = RopeScaling::Linear { factor: 1e30 });
     }
     without("llama3", &|c| c.rope.scaling = RopeScaling::Default);
@@ -193,7 +193,7 @@ fn removing_positions_qk_norms_or_windows_changes_the_logits() {
 
 #[test]
 fn a_changed_gradient_exceeds_the_bound() {
-    // The bound also catches wrong gradients: those of a model whose window is one wider exceed it.
+    // The gradients of a model whose window is wider by 1 exceed the bound.
     let ctx = context(1);
     let weights = load(&ctx, "mistral");
     let mut config = ModelConfig::clone(&weights.config);

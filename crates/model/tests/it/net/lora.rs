@@ -14,7 +14,7 @@ pub fn lora(target_modules: TargetModules) -> LoraConfig {
     LoraConfig { r: 3, alpha: 5.0, use_rslora: true, dropout: 0.0, target_modules }
 }
 
-/// Targets that leave gaps in the fused matmuls.
+/// Target modules that cover only some rows of the fused weights.
 pub fn some() -> LoraConfig {
     lora(TargetModules::Names(["q_proj", "v_proj", "o_proj", "up_proj"].map(str::to_owned).to_vec()))
 }
@@ -237,7 +237,7 @@ fn saving_and_loading_an_adapter_keeps_every_bit() {
             all.sort();
             all
         };
-        assert!(tensors(&ours) == tensors(&theirs), "{family}: names, shapes or elements");
+        assert!(tensors(&ours) == tensors(&theirs), "{family}: names, shapes or elements differ from PEFT's file");
         let again = with_peft(&ctx, family, dir.path());
         // The file names the modules that a pattern matched; the tensors above show that the modules are the same.
         let lora = weights.lora().unwrap();
@@ -249,7 +249,7 @@ fn saving_and_loading_an_adapter_keeps_every_bit() {
         assert!(told.contains("\"lora_dropout\": 0.0"), "{told}");
         let ids = expected.ids();
         assert_eq!(logits(&ctx, &again, &ids), logits(&ctx, &weights, &ids), "{family}");
-        // Dropout is carried, and dropped of nothing here.
+        // The dropout setting is kept, and inference drops nothing.
         std::fs::write(&config, told.replace("\"lora_dropout\": 0.0", "\"lora_dropout\": 0.05")).unwrap();
         let again = with_peft(&ctx, family, dir.path());
         assert_eq!(again.lora().unwrap().dropout, 0.05);
@@ -297,12 +297,12 @@ fn an_adapter_saved_by_lockstep_gives_the_same_logits_in_peft() {
     let ctx = context(1);
     for (family, r, modules) in OURS {
         let (weights, theirs) = (drawn(&ctx, family, r, modules), folder(family).join("ours"));
-        // Lockstep still writes the files that PEFT loaded in exactly this form.
+        // Lockstep must still write exactly the files that PEFT loaded.
         let dir = tempfile::tempdir().unwrap();
         model::peft::save_adapter(dir.path(), adapter(&weights), family).unwrap();
         for file in ["adapter_config.json", "adapter_model.safetensors"] {
             let [now, then] = [dir.path(), &theirs.join("adapter")].map(|d| std::fs::read(d.join(file)).unwrap());
-            assert!(now == then, "{family}: {file} is not what PEFT loaded");
+            assert!(now == then, "{family}: {file} differs from the file that PEFT loaded");
         }
         let expected = Expected::read(&theirs.join("expected.safetensors"));
         let peft = expected.f64("logits");
@@ -312,14 +312,14 @@ fn an_adapter_saved_by_lockstep_gives_the_same_logits_in_peft() {
             assert!(error <= LOGITS, "{family} {isa:?}: {error:e}");
         }
         let without = relative_error(&logits(&ctx, &load(&ctx, family), &expected.ids()), &peft);
-        assert!(without > 1e-2, "{family}: the adapter hardly matters: {without:e}");
+        assert!(without > 1e-2, "{family}: the adapter changes the logits too little: {without:e}");
     }
 }
 
 /// The gradients of Σ weightᵢ · scoreᵢ over the positions of a sequence.
 fn score_gradients(ctx: &Context, model: &AdaptedWeights, ids: &[u32], factors: &[f32]) -> Grads {
     let (config, memory) = (model.config(), ctx.memory());
-    // Scores are at the rows that predict a token.
+    // Scores exist for rows that predict a token.
     let rest = [&ids[1..], &[0]].concat();
     let batch = Batch::new(&[GroupSegment { prefix: &ids[..1], branches: &[&rest] }], true);
     let mut tape = Tape::new(memory, config, batch.capacity(), false);
@@ -365,7 +365,10 @@ fn a_score_head_is_loaded_and_saved_with_its_adapter() {
     assert!(relative_error(&logits(&ctx, &merged, &expected.ids()), &scores) < 1e-5);
     let mut other = load(&ctx, model);
     other.put("score.weight", &merged.get("score.weight").unwrap()).unwrap();
-    assert!(relative_error(&logits(&ctx, &other, &expected.ids()), &scores) > 1e-2, "the adapter hardly matters");
+    assert!(
+        relative_error(&logits(&ctx, &other, &expected.ids()), &scores) > 1e-2,
+        "the adapter changes the scores too little"
+    );
 
     let refused = |family: &str, adapter: &str, word: &str| {
         let (weights, dir) = (load(&ctx, family), folder(adapter));

@@ -1,5 +1,5 @@
-//! Decoding and prefill compute the same bits as training, whatever rows a step has, and a plan counts exactly the
-//! memory of a run.
+//! Decoding and prefill compute the same bits as training, whatever rows a step has. A plan counts exactly the memory
+//! of a run.
 
 use super::*;
 use kernels::{Device, Memory};
@@ -39,8 +39,8 @@ fn inference_in_any_chunks_gives_the_bits_of_training() {
             }
             let mut workspace = Workspace::new(memory, config, sequences.len() * 70);
             let mut got = vec![vec![]; sequences.len()];
-            // There are decode steps, and chunks within a page, across pages, and of a whole page. Each sequence
-            // advances at its own pace.
+            // The chunks include decode steps of one row, chunks within a page and across pages, and a whole page. Each
+            // sequence advances at its own pace.
             let chunks = [1, 5, 1, 70, 3, 64, 1, 1, 4, 0, 2];
             for step in 0.. {
                 let (mut row_ids, mut positions, mut tables, mut slots) = (vec![], vec![], vec![], vec![]);

@@ -1,10 +1,10 @@
-//! A head with one score: its values, its gradients, and its directory.
+//! A score head with one label: values, gradients and saved files.
 
 use super::*;
 use kernels::check::{normal, relative_error};
 use model::Head;
 
-/// The trunk of a family's fixture under a head that is not 0.
+/// The fixture of a family with a nonzero score head in place of its head.
 fn scorer(ctx: &Context, family: &str) -> Weights {
     let mut weights = Weights::scorer(ctx.memory(), &load(ctx, family));
     let h = weights.config.hidden_size;
@@ -51,7 +51,7 @@ fn a_score_is_the_dot_product_of_hidden_state_and_head() {
         assert!(relative_error(&scores, &expected) < 1e-6, "{family}");
         // The first token of every completion is chosen in the same state, so the values are equal.
         assert!(scores[0] == scores[20] && scores[0] == scores[21] && scores[1] != scores[0]);
-        // A new head gives 0, and its trunk is that of the other model.
+        // A new score head gives 0, and the trunk is unchanged.
         let fresh = Weights::scorer(ctx.memory(), &load(&ctx, family));
         let (zeros, same, _) = self::scores(&ctx, &fresh, &vec![0.0; batch.targets.len()]);
         assert!(zeros.iter().all(|&s| s == 0.0) && same == hidden, "{family}");
