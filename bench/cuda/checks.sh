@@ -220,8 +220,8 @@ benchmark() {
   local log=$work/bench.log code
   on_device "$lockstep" bench "$@" 2>&1 | tee "$log"
   code=$?
-  if [ $code != 0 ] && grep -q "is not there yet" "$log"; then
-    echo "note: bench $1: $(grep 'is not there yet' "$log" | tail -n 1)"
+  if [ $code != 0 ] && grep -qE "is not (there|supported) yet" "$log"; then
+    echo "note: bench $1: $(grep -E 'is not (there|supported) yet' "$log" | tail -n 1)"
     return 77
   fi
   return $code

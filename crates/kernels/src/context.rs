@@ -75,7 +75,7 @@ impl Context {
         let (device, isa) = (device.map_or_else(Device::from_env, Ok)?, Isa::from_env()?);
         let threads = threads.map_or_else(threads_from_env, Ok)?;
         if threads > MAX_THREADS {
-            let message = format!("{threads} is more than {MAX_THREADS}; as many as the machine has cores are best");
+            let message = format!("must be at most {MAX_THREADS}, got {threads}; one thread per core is best");
             return Err(Error::Value { op: "threads", message });
         }
         Context::on(device, isa, threads)
@@ -189,7 +189,7 @@ pub fn threads_from_env() -> Result<usize> {
     match std::env::var("LOCKSTEP_THREADS") {
         Ok(n) if !n.is_empty() => n.parse().ok().filter(|&n| n > 0).ok_or_else(|| Error::Value {
             op: "LOCKSTEP_THREADS",
-            message: format!("{n:?} is not a number of threads; give 1 or more"),
+            message: format!("expected a number of threads, 1 or more, got {n:?}"),
         }),
         _ => Ok(std::thread::available_parallelism().map_or(1, |n| n.get())),
     }

@@ -120,7 +120,8 @@ impl Lease {
             let shared = Arc::clone(&shared);
             move || shared.end_turns()
         });
-        let keeper = started.map_err(|e| error(&tokens.dir, format!("cannot be shared: no thread starts: {e}")))?;
+        let keeper =
+            started.map_err(|e| error(&tokens.dir, format!("cannot be shared: failed to start a thread: {e}")))?;
         Ok(Lease { tokens, shared, keeper: Some(keeper) })
     }
 
@@ -161,7 +162,7 @@ impl CoreTokens {
     /// Creates the lock files of `cores` ≥ 1 cores in the directory `dir`, and the directory if it is missing. Existing
     /// files are kept.
     pub fn create(dir: &Path, cores: usize) -> Result<CoreTokens> {
-        let fail = |path: &Path, e: std::io::Error| error(path, format!("cannot be made: {e}"));
+        let fail = |path: &Path, e: std::io::Error| error(path, format!("cannot be created: {e}"));
         disk::create_private_dir_all(dir).map_err(|e| fail(dir, e))?;
         let tokens = CoreTokens { dir: dir.to_owned(), cores: cores.max(1) };
         for path in (0..tokens.cores).map(|core| tokens.core(core)).chain([tokens.gate()]) {
@@ -178,7 +179,7 @@ impl CoreTokens {
             tokens.cores += 1;
         }
         if tokens.cores == 0 {
-            return Err(error(dir, "holds no cores: its learner makes them when it starts".into()));
+            return Err(error(dir, "has no lock files of cores: the learner creates them when it starts".into()));
         }
         Ok(tokens)
     }

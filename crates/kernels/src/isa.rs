@@ -147,7 +147,7 @@ impl Isa {
         #[cfg(target_arch = "x86_64")]
         let refusal = amx::refusal();
         #[cfg(not(target_arch = "x86_64"))]
-        let refusal = Some("this processor is not of x86-64");
+        let refusal = Some("this processor is not x86-64");
         refusal
     }
 
@@ -160,7 +160,7 @@ impl Isa {
         #[cfg(target_arch = "x86_64")]
         let refusal = crate::simd::dots::refusal();
         #[cfg(not(target_arch = "x86_64"))]
-        let refusal = Some("this processor is not of x86-64");
+        let refusal = Some("this processor is not x86-64");
         refusal
     }
 
@@ -193,7 +193,7 @@ impl Isa {
         let present = || Isa::present().iter().map(|i| i.name()).collect::<Vec<_>>().join(", ");
         let mut named = Kind::HARDWARE.into_iter().chain([Kind::AmxEmulated]);
         let kind = named.find(|kind| kind.name() == name).ok_or_else(|| {
-            Error::Isa(format!("LOCKSTEP_ISA={name}: no such instruction set; this machine has: {}", present()))
+            Error::Isa(format!("LOCKSTEP_ISA={name}: unknown instruction set; this machine has: {}", present()))
         })?;
         kind.checked().ok_or_else(|| {
             let why = match kind {
@@ -291,7 +291,7 @@ mod tests {
             assert!(why.is_none_or(|why| refused.contains(why)), "{refused}");
         }
         let unknown = Isa::from_name("mmx").unwrap_err().to_string();
-        assert!(unknown.contains("no such instruction set") && unknown.contains("portable"), "{unknown}");
+        assert!(unknown.contains("unknown instruction set") && unknown.contains("portable"), "{unknown}");
     }
 
     #[test]

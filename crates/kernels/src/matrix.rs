@@ -73,7 +73,7 @@ impl Matrix {
         let data = match layout {
             Layout::Panels => Tensor::zeros(memory, &[panels, cols, PANEL], dtype),
             Layout::Pairs => {
-                assert!(cols.is_multiple_of(2), "a matrix of bf16 has an even number of inputs, not {cols}");
+                assert!(cols.is_multiple_of(2), "a bf16 matrix must have an even number of inputs, got {cols}");
                 Tensor::zeros(memory, &[panels, cols / 2, PANEL, 2], dtype)
             }
         };
@@ -110,7 +110,7 @@ impl Matrix {
         let (n, k) = (self.rows, self.cols);
         assert!(
             from.len().is_multiple_of(k.max(1)) && first + from.len() / k.max(1) <= n,
-            "rows of [{n}, {k}] from {first}"
+            "rows from {first} on do not fit a matrix of shape [{n}, {k}]"
         );
         let at = |row: usize, col: usize| self.layout.at(k, first + row, col);
         let mut data = self.data.view_mut();
@@ -128,7 +128,11 @@ impl Matrix {
     /// Copies the matrix's rows `range` to `to`, row-major in f32.
     pub fn unpack_rows_into(&self, range: Range<usize>, to: &mut [f32]) {
         let (n, k) = (self.rows, self.cols);
-        assert!(range.end <= n && to.len() == range.len() * k, "rows {range:?} of [{n}, {k}] into {}", to.len());
+        assert!(
+            range.end <= n && to.len() == range.len() * k,
+            "rows {range:?} of a matrix of shape [{n}, {k}] into {} elements",
+            to.len()
+        );
         // On a device, only these panels are copied.
         let data = self.data.rows(range.start / PANEL..range.end.div_ceil(PANEL).max(range.start / PANEL));
         // Pairs have two inputs side by side, panels only one.
@@ -145,7 +149,7 @@ impl Matrix {
     /// The elements for a matmul on the CPU: f32 in [`Layout::Panels`], or bf16 in [`Layout::Pairs`].
     pub(crate) fn elements(&self, cpu: &Cpu) -> Elements<'_> {
         let layout = Layout::of(self.data.device(), self.data.dtype());
-        assert_eq!(self.layout, layout, "no matmul reads these elements");
+        assert_eq!(self.layout, layout, "matmuls cannot read this layout");
         self.data.view().elements(cpu)
     }
 }
@@ -261,13 +265,13 @@ mod tests {
     }
 
     #[test]
-    #[should_panic(expected = "an even number of inputs, not 7")]
+    #[should_panic(expected = "an even number of inputs, got 7")]
     fn pairs_need_even_inputs() {
         Matrix::zeros_of(&Memory::new(Device::Cpu), 4, 7, DType::Bf16);
     }
 
     #[test]
-    #[should_panic(expected = "no matmul reads")]
+    #[should_panic(expected = "matmuls cannot read this layout")]
     fn elements_in_another_layout_are_not_multiplied() {
         let memory = Memory::new(Device::Cpu);
         let mut moments = Matrix::zeros(&memory, 4, 8);
@@ -294,7 +298,7 @@ mod tests {
     }
 
     #[test]
-    #[should_panic(expected = "rows of [4, 3]")]
+    #[should_panic(expected = "do not fit a matrix of shape [4, 3]")]
     fn rows_past_the_end_are_refused() {
         Matrix::zeros(&Memory::new(Device::Cpu), 4, 3).pack_rows(3, &[0.0; 6]);
     }
@@ -325,8 +329,14 @@ mod tests {
             panic.downcast_ref::<String>().cloned().unwrap()
         };
         let matrix = Matrix::zeros(&memory, 4, 3);
-        assert_eq!(says(&|| matrix.unpack_rows_into(2..5, &mut [0.0; 9])), "rows 2..5 of [4, 3] into 9");
-        assert_eq!(says(&|| matrix.unpack_rows_into(2..4, &mut [0.0; 7])), "rows 2..4 of [4, 3] into 7");
+        assert_eq!(
+            says(&|| matrix.unpack_rows_into(2..5, &mut [0.0; 9])),
+            "rows 2..5 of a matrix of shape [4, 3] into 9 elements"
+        );
+        assert_eq!(
+            says(&|| matrix.unpack_rows_into(2..4, &mut [0.0; 7])),
+            "rows 2..4 of a matrix of shape [4, 3] into 7 elements"
+        );
         for (first, len, accepted) in
             [(0, 12, true), (3, 3, true), (4, 0, true), (3, 4, false), (4, 3, false), (0, 2, false)]
         {

@@ -113,7 +113,7 @@ impl Pool {
                 self.0.task::<V>(self.1, self.2);
             }
         }
-        assert!(SCRATCH.with(|scratch| scratch.try_borrow_mut().is_ok()), "a parallel region inside a task of another");
+        assert!(SCRATCH.with(|scratch| scratch.try_borrow_mut().is_ok()), "parallel regions must not be nested");
         let job = |index: usize| SCRATCH.with_borrow_mut(|scratch| isa.run(One(tasks, index, scratch)));
         let (threads, _running) = self.lease.get().map(|lease| lease.begin(self.threads())).unzip();
         threads.flatten().into_iter().for_each(|threads| self.limit(threads));

@@ -29,7 +29,7 @@ pub struct Shape {
 impl Shape {
     /// The shape with dimensions `dims`.
     pub fn new(dims: &[usize]) -> Shape {
-        assert!(dims.len() <= 5, "at most five dimensions, not {dims:?}");
+        assert!(dims.len() <= 5, "a tensor has at most five dimensions, got {dims:?}");
         let mut d = [1; 5];
         d[..dims.len()].copy_from_slice(dims);
         Shape { dims: d, rank: dims.len() }
@@ -190,7 +190,7 @@ pub struct ViewMut<'a> {
 /// Index of the first element of rows `range` in a tensor of this shape.
 fn elements_of_rows(shape: &Shape, range: &Range<usize>) -> usize {
     let rows = shape.dims()[0];
-    assert!(range.start <= range.end && range.end <= rows, "rows {range:?} of {shape:?}");
+    assert!(range.start <= range.end && range.end <= rows, "rows {range:?} of a tensor of shape {shape:?}");
     range.start * shape.row_len()
 }
 

@@ -34,13 +34,13 @@ impl Float for Flushed {
         Flushed(tiles::fma(self.0, b.0, c.0))
     }
     fn exp(self) -> Flushed {
-        unimplemented!("matmuls alone flush")
+        unimplemented!("only matmul arithmetic flushes denormals")
     }
     fn ln(self) -> Flushed {
-        unimplemented!("matmuls alone flush")
+        unimplemented!("only matmul arithmetic flushes denormals")
     }
     fn sqrt(self) -> Flushed {
-        unimplemented!("matmuls alone flush")
+        unimplemented!("only matmul arithmetic flushes denormals")
     }
 }
 impl Add for Flushed {

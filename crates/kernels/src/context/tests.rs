@@ -36,7 +36,7 @@ fn threads_are_given_or_as_many_as_the_process_may_use() {
     assert_eq!((context.threads(), context.memory().device()), (2, Device::Cpu));
     assert_eq!(Context::from_env_with(Some(Device::Meta), Some(1)).unwrap().memory().device(), Device::Meta);
     let refused = Context::from_env_with(Some(Device::Cpu), Some(4097)).err().unwrap().to_string();
-    assert_eq!(refused, "threads: 4097 is more than 4096; as many as the machine has cores are best");
+    assert_eq!(refused, "threads: must be at most 4096, got 4097; one thread per core is best");
     if std::env::var_os("LOCKSTEP_THREADS").is_none() {
         let cores = std::thread::available_parallelism().map_or(1, |n| n.get());
         assert_eq!(threads_from_env().unwrap(), cores);

@@ -10,7 +10,7 @@ fn scratch(name: &str) -> PathBuf {
 #[cfg_attr(miri, ignore = "it locks files")]
 fn cores_are_held_by_one_and_what_is_free_can_be_had() {
     let dir = scratch("held");
-    assert!(CoreTokens::open(&dir).is_err_and(|e| e.to_string().contains("holds no cores")));
+    assert!(CoreTokens::open(&dir).is_err_and(|e| e.to_string().contains("has no lock files of cores")));
     let tokens = CoreTokens::create(&dir, 3).unwrap();
     assert_eq!(CoreTokens::open(&dir).unwrap().cores(), 3);
     let one = tokens.acquire(1).unwrap();
@@ -130,10 +130,13 @@ fn lock_files_are_the_owners_alone_and_kept_by_the_next() {
     assert!(tokens.acquire(1).unwrap_err().to_string().contains("gate: cannot be opened"));
     std::fs::remove_dir_all(dir.parent().unwrap()).unwrap();
     let message = CoreTokens::open(&dir).unwrap_err().to_string();
-    assert_eq!(message, format!("cores in {}: holds no cores: its learner makes them when it starts", dir.display()));
+    assert_eq!(
+        message,
+        format!("cores in {}: has no lock files of cores: the learner creates them when it starts", dir.display())
+    );
     let file = scratch("file");
     std::fs::write(&file, "").unwrap();
-    assert!(CoreTokens::create(&file.join("x"), 1).unwrap_err().to_string().contains("/x: cannot be made: "));
+    assert!(CoreTokens::create(&file.join("x"), 1).unwrap_err().to_string().contains("/x: cannot be created: "));
     std::fs::remove_file(file).unwrap();
 }
 

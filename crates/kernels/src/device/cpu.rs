@@ -19,7 +19,7 @@ impl Cpu {
     pub(crate) fn new(isa: Isa, threads: usize, device: Device) -> Result<Cpu> {
         let pool = Pool::new(threads).map_err(|e| Error::Value {
             op: "threads",
-            message: format!("this machine does not give {threads} threads: {e}; ask for fewer"),
+            message: format!("cannot start {threads} threads: {e}; use fewer threads"),
         })?;
         Ok(Cpu { isa, pool: Arc::new(pool), device })
     }

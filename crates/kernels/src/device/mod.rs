@@ -69,7 +69,7 @@ impl Device {
             return Ok(Device::Cuda(number as u8));
         }
         Device::ALL.into_iter().find(|device| device.name() == name).ok_or_else(|| {
-            Error::Device(format!("no such device; there are: {}", Device::ALL.map(Device::name).join(", ")))
+            Error::Device(format!("unknown device; expected one of: {}", Device::ALL.map(Device::name).join(", ")))
         })
     }
 }
@@ -102,7 +102,7 @@ mod tests {
         assert_eq!(Device::Cuda(3).name(), "cuda:3");
         for wrong in ["cuda:16", "cuda:", "gpu"] {
             let refused = Device::from_name(wrong).unwrap_err().to_string();
-            assert_eq!(refused, "no such device; there are: cpu, cpu-checked, cuda, cuda-emulated");
+            assert_eq!(refused, "unknown device; expected one of: cpu, cpu-checked, cuda, cuda-emulated");
         }
     }
 }

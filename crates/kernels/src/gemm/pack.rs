@@ -108,7 +108,7 @@ impl Matmul<'_> {
                 }
                 (to.as_ptr(), panel)
             }
-            Right::Tiles(_) | Right::Words(_) => unreachable!("not read term by term"),
+            Right::Tiles(_) | Right::Words(_) => unreachable!("this operand is not read term by term"),
         }
     }
 }

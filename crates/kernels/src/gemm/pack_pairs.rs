@@ -70,9 +70,9 @@ impl Matmul<'_> {
                 }
                 Right::Rows(..) => self.zip::<V>(depth.clone(), panel, &mut [to]),
                 Right::Panels(Elements::F32(_)) | Right::Transposed(Elements::F32(_)) => {
-                    unreachable!("a weight in f32 is not multiplied in words")
+                    unreachable!("an f32 weight is not multiplied in words")
                 }
-                Right::Tiles(_) | Right::Words(_) => unreachable!("packed already, or for tiles"),
+                Right::Tiles(_) | Right::Words(_) => unreachable!("the operand is already packed, or packed for tiles"),
             }
         }
         (to.as_ptr(), pitch)
@@ -86,7 +86,7 @@ impl Matmul<'_> {
         match self.right {
             Right::Rows(Elements::F32(data), stride) => zip::<V, f32>(data, stride, depth, columns, to),
             Right::Rows(Elements::Bf16(data), stride) => zip::<V, bf16>(data, stride, depth, columns, to),
-            _ => unreachable!("only rows are zipped"),
+            _ => unreachable!("only row-major data is packed into words"),
         }
     }
 }

@@ -105,7 +105,7 @@ pub(super) fn pack_right<V: Simd>(matmul: &Matmul<'_>, steps: &Steps, panel: usi
             zip_lines::<V>(&outputs.0, to);
         }
         Right::Panels(Elements::F32(_)) | Right::Transposed(Elements::F32(_)) => {
-            unreachable!("a weight in f32 is not multiplied on tiles")
+            unreachable!("an f32 weight is not multiplied on tiles")
         }
         Right::Tiles(_) | Right::Words(_) => unreachable!("packed already"),
     }

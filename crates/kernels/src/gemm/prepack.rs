@@ -68,7 +68,7 @@ impl Matmul<'_> {
 
     /// Packs operands into tiles and multiplies them, one span of the depth after another.
     pub(super) fn run_prepacked(&self, cpu: &Cpu) {
-        let Some((unit, steps)) = &self.tiles else { unreachable!("tiles alone are packed ahead") };
+        let Some((unit, steps)) = &self.tiles else { unreachable!("only tiles are packed ahead") };
         PACKED.with_borrow_mut(|memory| self.spans(cpu, *unit, steps, memory));
     }
 
@@ -126,7 +126,7 @@ impl Matmul<'_> {
 
     /// Packs both operands into words and multiplies them, one block of the depth after another.
     pub(super) fn run_zipped(&self, cpu: &Cpu) {
-        let Right::Rows(data, stride) = self.right else { unreachable!("only rows are zipped") };
+        let Right::Rows(data, stride) = self.right else { unreachable!("only row-major data is packed into words") };
         for words in spans(self.depth.div_ceil(2), (ZIPPED / 2 / (self.m + self.n)).min(MAX_DEPTH)) {
             let depth = 2 * words.start..self.depth.min(2 * words.end);
             let matmul = Matmul {

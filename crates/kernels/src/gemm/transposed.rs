@@ -57,7 +57,7 @@ impl Matmul<'_> {
         let (Left::Rows(Elements::F32(left), stride), Right::Transposed(Elements::F32(weight))) =
             (self.left, self.right)
         else {
-            unreachable!("rows and weights of f32 alone are computed here")
+            unreachable!("both operands must be f32")
         };
         let pitch = self.m.next_multiple_of(LANES);
         let steps = (SPAN / pitch).next_multiple_of(PANEL);

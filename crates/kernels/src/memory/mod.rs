@@ -173,7 +173,7 @@ impl Memory {
     fn in_slot(&self, arena: Arc<slot::Arena>) -> Result<Memory> {
         if self.device != Device::Cpu {
             let name = self.device.name();
-            return Err(Error::Device(format!("weights in shared memory are for the CPU, and this is {name}")));
+            return Err(Error::Device(format!("weights in shared memory require the device cpu, got {name}")));
         }
         Ok(Memory { slot: Some(arena), ..self.clone() })
     }
@@ -262,7 +262,8 @@ impl Memory {
                 Storage::Checked { handle, mirror: mirror()? }
             }
             Device::Cuda(_) | Device::CudaEmulated => {
-                let missing = || Error::Device(format!("memory of {} comes with its context", self.device.name()));
+                let missing =
+                    || Error::Device(format!("memory of {} must be allocated through its context", self.device.name()));
                 let stream = self.ledger.stream.as_ref().ok_or_else(missing)?;
                 let at = stream.zeroed(bytes).ok_or_else(refused)?;
                 Storage::Cuda { stream: stream.clone(), at, mirror: mirror()? }

@@ -117,7 +117,7 @@ fn memory_that_cannot_be_had_is_an_error_that_names_the_part() {
     let buffer = memory.part("kv cache").allocate(1 << 60, DType::F32);
     let small = memory.part("weights").allocate(1 << 10, DType::F32);
     let message = memory.check().unwrap_err().to_string();
-    assert_eq!(message, format!("out of memory: kv cache: {} bytes could not be had", 1u64 << 60));
+    assert_eq!(message, format!("out of memory: kv cache: cannot allocate {} bytes", 1u64 << 60));
     drop((buffer, small));
     memory.check().unwrap();
     assert_eq!(memory.usage()["kv cache"].bytes, 0);
@@ -188,7 +188,7 @@ fn memory_of_a_cuda_device_comes_with_its_context() {
         let refused = memory.allocate(64, DType::F32);
         assert_eq!((refused.device(), memory.usage()["weights"].bytes), (device, 64));
         let message = memory.check().unwrap_err().to_string();
-        assert_eq!(message, format!("memory of {} comes with its context", device.name()));
+        assert_eq!(message, format!("memory of {} must be allocated through its context", device.name()));
         memory.check().unwrap();
         // Nothing happens to an empty range.
         // SAFETY: nobody else has the buffer.

@@ -38,7 +38,7 @@ pub(crate) fn expect_below(op: &'static str, what: &'static str, indices: &[u32]
     match indices.iter().position(|&i| i as usize >= end) {
         None => Ok(()),
         Some(at) => {
-            let message = format!("{what}[{at}] is {}, which is not below {end}", indices[at]);
+            let message = format!("{what}[{at}] is {}, expected below {end}", indices[at]);
             Err(Error::Value { op, message })
         }
     }
@@ -52,7 +52,7 @@ pub(crate) fn expect_offsets(op: &'static str, what: &'static str, view: View<'_
     let ascending = offsets.is_sorted() && offsets.first() == Some(&0);
     match offsets.last() {
         Some(&end) if ascending && end as usize == len => Ok(()),
-        _ => Err(Error::Value { op, message: format!("{what} do not ascend from 0 to {len}") }),
+        _ => Err(Error::Value { op, message: format!("{what} must ascend from 0 to {len}") }),
     }
 }
 

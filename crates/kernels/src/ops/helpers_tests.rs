@@ -14,8 +14,8 @@ fn the_first_index_that_is_too_large_is_named() {
     let says = |indices: &[u32], end| expect_below("op", "ids", indices, end).err().map(|error| error.to_string());
     assert_eq!(says(&[], 0), None);
     assert_eq!(says(&[0, 4, 2], 5), None);
-    assert_eq!(says(&[0, 5, 2, 7], 5).as_deref(), Some("op: ids[1] is 5, which is not below 5"));
-    assert_eq!(says(&[0], 0).as_deref(), Some("op: ids[0] is 0, which is not below 0"));
+    assert_eq!(says(&[0, 5, 2, 7], 5).as_deref(), Some("op: ids[1] is 5, expected below 5"));
+    assert_eq!(says(&[0], 0).as_deref(), Some("op: ids[0] is 0, expected below 0"));
 }
 
 #[test]
@@ -29,7 +29,7 @@ fn offsets_ascend_from_0_to_the_length() {
         assert_eq!(says(right, len), None, "{right:?}");
     }
     for (wrong, len) in [(&[][..], 0), (&[1, 4], 4), (&[0, 3], 4), (&[0, 5], 4), (&[0, 3, 2, 4], 4), (&[4, 0], 0)] {
-        let message = format!("op: segments do not ascend from 0 to {len}");
+        let message = format!("op: segments must ascend from 0 to {len}");
         assert_eq!(says(wrong, len), Some(message), "{wrong:?}");
     }
 }

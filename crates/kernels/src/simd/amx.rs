@@ -35,7 +35,7 @@ impl Config {
 }
 
 /// The reason that [`refusal`] gives for a processor whose AMX differs from Intel's manual.
-const OTHER_BITS: &str = "the processor has AMX, but its matmuls are not those of the manual's formula";
+const OTHER_BITS: &str = "the processor has AMX, but its results differ from the formula in Intel's manual";
 
 /// The reason why this process may not use AMX; `None` if it may.
 ///

@@ -13,7 +13,7 @@ use std::time::Instant;
 
 /// The reason that [`refusal`] gives for a processor whose instruction computes a different result.
 const OTHER_BITS: &str =
-    "the processor has dot products of pairs, but they are not two multiply-adds that flush denormals";
+    "the processor has AVX-512 BF16, but its dot products differ from two multiply-adds that flush denormals";
 
 /// The reason why this process may not use AVX-512 BF16, on a processor with AVX-512; `None` if it may. Determined
 /// once.

@@ -28,7 +28,7 @@ fn shapes_have_elements_rows_and_a_limit() {
     assert!(!shape.is_empty() && Shape::new(&[3, 0]).is_empty() && !Shape::new(&[]).is_empty());
     assert_eq!((Shape::new(&[7]).row_len(), Shape::new(&[7, 2]).row_len(), Shape::new(&[]).len()), (1, 2, 1));
     assert_eq!(format!("{shape:?}"), "[2, 3, 4, 5, 6]");
-    assert_eq!(refusal(|| Shape::new(&[1; 6])), "at most five dimensions, not [1, 1, 1, 1, 1, 1]");
+    assert_eq!(refusal(|| Shape::new(&[1; 6])), "a tensor has at most five dimensions, got [1, 1, 1, 1, 1, 1]");
 }
 
 #[test]
@@ -51,9 +51,12 @@ fn rows_of_views_are_relative_to_them() {
         assert_eq!(tensor.to_vec_f32(), [0.0, 1.0, 7.0, 7.0, 4.0, 5.0, -1.0, -2.0, 8.0, 9.0, 8.0, 8.0][..].to_vec());
         #[allow(clippy::reversed_empty_ranges)]
         for range in [0..7, 7..7, 4..3] {
-            assert_eq!(refusal(|| tensor.rows(range.clone()).shape().len()), format!("rows {range:?} of [6, 2]"));
+            assert_eq!(
+                refusal(|| tensor.rows(range.clone()).shape().len()),
+                format!("rows {range:?} of a tensor of shape [6, 2]")
+            );
             let message = refusal(|| tensor.rows_mut(range.clone()).shape().len());
-            assert_eq!(message, format!("rows {range:?} of [6, 2]"));
+            assert_eq!(message, format!("rows {range:?} of a tensor of shape [6, 2]"));
         }
         assert!(refusal(|| tensor.view_mut().split_rows(7).0.shape().len()).starts_with("rows 7..6 of"));
         assert!(refusal(|| tensor.view().reshape(&[5, 2]).shape().len()).contains("reshape [6, 2] to [5, 2]"));

@@ -31,7 +31,7 @@ impl Arg {
     pub(crate) fn after<T>(self, elements: usize) -> Arg {
         match self {
             Arg::Pointer(at) => Arg::Pointer(at + (elements * size_of::<T>()) as u64),
-            other => panic!("{other:?} points to nothing"),
+            other => panic!("{other:?} is not a pointer"),
         }
     }
     /// The letter for the argument's type in the emulator's signatures.
@@ -134,7 +134,7 @@ impl Grid {
 /// Number of blocks for `count` elements, as a grid's first dimension. CUDA allows 2³¹ − 1 blocks: 2³⁹ elements, more
 /// than any device can store.
 fn blocks(count: usize) -> u32 {
-    i32::try_from(count).expect("a grid's blocks fit 31 bits") as u32
+    i32::try_from(count).expect("the number of blocks fits 31 bits") as u32
 }
 
 /// Handle of a kernel that a driver has loaded.

@@ -190,7 +190,9 @@ pub(super) fn open_with(
         });
         let (major, minor) = (major?, minor?);
         if major < 7 || pools? == 0 {
-            return Err(format!("compute capability {major}.{minor}: 7.0 is the least, with a driver for CUDA 11.2"));
+            return Err(format!(
+                "compute capability {major}.{minor}: expected at least 7.0, and a driver for at least CUDA 11.2"
+            ));
         }
         driver.capability = (major, minor);
         driver.arch = format!("{major}{minor}");
@@ -230,7 +232,12 @@ impl LibCuda {
     fn compiled(&self, source: &Source) -> Outcome<PathBuf> {
         let nvrtc = self.nvrtc.clone().map_err(|why| match self.shipped.first() {
             Some(place) => {
-                format!("{} has no {}.cu of this program for sm_{}; {why}", place.display(), source.name, self.arch)
+                format!(
+                    "{} has no kernels compiled from this version's {}.cu for sm_{}; {why}",
+                    place.display(),
+                    source.name,
+                    self.arch
+                )
             }
             None => why,
         })?;

@@ -67,7 +67,7 @@ impl Cuda {
     }
     /// The error for an operation or a dtype without a CUDA kernel.
     pub(crate) fn lacks(&self, what: &str) -> Error {
-        Error::Device(format!("{}: {what} is not there yet; the device \"cpu\" has it", self.device().name()))
+        Error::Device(format!("{}: {what} is not supported yet; use the device \"cpu\"", self.device().name()))
     }
     /// Runs a kernel; an empty grid launches nothing. The arguments must have the types that the kernel declares, and
     /// point to as much memory as the kernel accesses. Operations have checked the shapes, and the emulator checks the

@@ -72,7 +72,7 @@ impl Nvrtc {
         // SAFETY: two places to write to.
         let code = unsafe { (functions.version)(&mut major, &mut minor) };
         if code != 0 {
-            return Err(format!("nvrtcVersion gives {code}"));
+            return Err(format!("nvrtcVersion failed with code {code}"));
         }
         Ok(Nvrtc { functions, version: (major, minor) })
     }
@@ -93,7 +93,7 @@ impl Nvrtc {
         // SAFETY: null-terminated strings that live until the program was created; no headers.
         let made = unsafe { (f.create)(&mut program, text.as_ptr(), name.as_ptr(), 0, null(), null()) };
         if made != 0 {
-            return Err(format!("nvrtcCreateProgram gives {made}"));
+            return Err(format!("nvrtcCreateProgram failed with code {made}"));
         }
         // SAFETY: a program; the count of options is right, and they are null-terminated strings.
         let code = unsafe { (f.compile)(program, options.len() as c_int, options.as_ptr()) };

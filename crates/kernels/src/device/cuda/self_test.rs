@@ -35,8 +35,8 @@ pub(super) fn run(cuda: &Cuda, family: Family) -> Outcome<()> {
     match report.first.first() {
         None => Ok(()),
         Some(first) => Err(format!(
-            "{} of {} dot products in bf16 are not those of the formula of {:?} (docs/arithmetic.md), so bits could \
-             not be promised; dtype = \"f32\" does without tensor cores. The first: {first}",
+            "{} of {} bf16 dot products differ from the formula of {:?} (docs/arithmetic.md), so results would not be \
+             reproducible; dtype = \"f32\" does not use tensor cores. The first: {first}",
             report.differ, report.compared, family.name
         )),
     }
@@ -134,7 +134,7 @@ impl Operands {
                     let hex =
                         |x: &[bf16]| x.iter().map(|x| format!("{:04x}", x.to_bits())).collect::<Vec<_>>().join(" ");
                     report.first.push(format!(
-                        "c {:08x}, a {}, b {}: {:08x}, the formula gives {:08x}",
+                        "c {:08x}, a {}, b {}: got {:08x}, expected {:08x}",
                         c.to_bits(),
                         hex(a),
                         hex(b),

@@ -75,7 +75,7 @@ impl CudaStream {
     pub(crate) fn tensor_cores(&self, compare: impl FnOnce(Family) -> Outcome<()>) -> Result<Family> {
         let find = || {
             let family = self.driver.tensor_cores().filter(|family| family.has_bf16());
-            let family = family.ok_or_else(|| "its tensor cores, if it has any, do not multiply bf16".to_owned())?;
+            let family = family.ok_or_else(|| "it has no tensor cores for bf16".to_owned())?;
             compare(family).map(|()| family)
         };
         self.tensor_cores.get_or_init(find).clone().map_err(|why| self.error(&why))
@@ -160,7 +160,7 @@ impl CudaStream {
         self.note(unsafe { self.driver.to_host(from, to, bytes) });
         self.note(self.wait());
         staging.used = 0;
-        self.check().unwrap_or_else(|error| panic!("a copy from a device that failed: {error}"));
+        self.check().unwrap_or_else(|error| panic!("cannot copy from a device that has failed: {error}"));
         let result = read(to);
         drop((staging, host));
         result

@@ -151,7 +151,7 @@ impl SlotWriter {
     /// A [`Memory`] that allocates in the slot and counts in `memory`'s ledger. Available once.
     pub fn memory(&self, memory: &Memory) -> Result<Memory> {
         if self.0.taken.swap(true, Ordering::SeqCst) {
-            return Err(self.0.place.error("its memory was given out already".into()));
+            return Err(self.0.place.error("its memory was already handed out".into()));
         }
         memory.in_slot(Arena::new(Hold::Writer(self.0.clone())))
     }
@@ -178,11 +178,11 @@ impl SlotWriter {
         let all = buffers.iter().all(|buffer| buffer.slot().is_some_and(|hold| hold.is_of(writer)));
         let live = writer.live.load(Ordering::SeqCst);
         if !all || live != buffers.len() {
-            let message = format!("published with {} tensors, and {live} live in it", buffers.len());
+            let message = format!("published with {} tensors, but has {live} live tensors", buffers.len());
             return Err(writer.place.error(message));
         }
         if !writer.locked.load(Ordering::SeqCst) {
-            return Err(writer.place.error("published without its lock".into()));
+            return Err(writer.place.error("must be locked before it is published".into()));
         }
         // The caller's references are exclusive, so nobody is writing the slot, and from here on nobody can.
         writer.locked.store(false, Ordering::SeqCst);
@@ -195,7 +195,7 @@ impl SlotWriter {
     pub fn seal(self, contents: Contents, checksum: bool) -> Result<SlotReader> {
         let path = self.0.place.path.clone();
         let fail = |message: &str| Error::Slot { path: path.clone(), message: message.into() };
-        let writer = Arc::try_unwrap(self.0).map_err(|_| fail("sealed while somebody holds it"))?;
+        let writer = Arc::try_unwrap(self.0).map_err(|_| fail("cannot be sealed while it is in use"))?;
         writer.write_head(&writer.summed(contents, checksum), false);
         let Writer { map, place, .. } = writer;
         drop(map);

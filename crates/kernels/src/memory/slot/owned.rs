@@ -57,7 +57,7 @@ impl Owned {
                 }
             }
         }
-        Err(Error::new(ErrorKind::AlreadyExists, "other processes have made files of the same names"))
+        Err(Error::new(ErrorKind::AlreadyExists, "other processes have created files with the same names"))
     }
 
     /// The slot's file.

@@ -105,8 +105,8 @@ impl SlotReader {
             }
         };
         Err(self.0.place.error(format!(
-            "holds weights of another layout: {:016x}, expected {:016x}; the first difference: `{other}`, expected \
-             `{own}`. Reader and writer need the same model, dtype and program",
+            "contains weights with another layout: {:016x}, expected {:016x}; the first difference: `{other}`, \
+             expected `{own}`. Reader and writer need the same model, dtype and program",
             hash(theirs),
             hash(layout)
         )))
@@ -153,7 +153,11 @@ impl Pin {
     pub fn read_at(&self, at: usize, out: &mut [u8]) -> Result<()> {
         let Reader { place, head, .. } = &*self.0.reader;
         if at.checked_add(out.len()).is_none_or(|end| end > head.bytes) {
-            return Err(place.error(format!("has {} bytes: {} from {at} on are not there", head.bytes, out.len())));
+            return Err(place.error(format!(
+                "has {} bytes: {} bytes from offset {at} on are out of range",
+                head.bytes,
+                out.len()
+            )));
         }
         let read = self.0.lock.read_exact_at(out, (head.data + at) as u64);
         read.map_err(|e| place.error(format!("cannot be read: {e}")))
@@ -172,7 +176,7 @@ impl Pin {
             Some(checksum) if checksum == found => Ok(()),
             Some(checksum) => {
                 let message =
-                    format!("its weights have the checksum {found:016x}, and were published with {checksum:016x}");
+                    format!("its weights have the checksum {found:016x}, but were published with {checksum:016x}");
                 Err(place.error(message))
             }
             None => Err(Error::Slot { path: place.path.clone(), message: "was published without a checksum".into() }),

@@ -116,14 +116,14 @@ pub fn step(ctx: &Context, args: Step<'_>) -> Result<()> {
         expect_floats(OP, "rounded", rounded.view(), rounded.shape())?;
         expect_shape(OP, "rounded", &[rounded.shape().iter().product()], &[len])?;
         if rounded.dtype() == DType::Bf16 && !len.is_multiple_of(cpu::TWO_INPUTS) {
-            let message = format!("{len} elements to round to bf16 are not panels with an even number of inputs");
+            let message = format!("{len} elements to round to bf16 must be panels with an even number of inputs");
             return Err(Error::Value { op: OP, message });
         }
     }
     expect(OP, "norm", norm, DType::F32, &[2])?;
     if hyper.step == 0 || max_norm.is_nan() || max_norm < 0.0 {
         let message =
-            format!("step {} and max_norm {max_norm}: steps count from 1, norms are not negative", hyper.step);
+            format!("step must be at least 1 and max_norm at least 0, got step {} and max_norm {max_norm}", hyper.step);
         return Err(Error::Value { op: OP, message });
     }
     count(15 * len as u64, ((3 * size_of::<f32>() + 4 * moments.bytes()) * len) as u64);

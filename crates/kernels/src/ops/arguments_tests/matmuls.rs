@@ -36,7 +36,7 @@ fn of_linear_layers() {
         x().blames(&["d_y", ""]),
         f32("d_y", &[2, 5]),
         f32("d_bias", &[5]),
-        ids("segments", &[2], &[0, 2]).blames(&["segments do not ascend from 0 to 2"]),
+        ids("segments", &[2], &[0, 2]).blames(&["segments must ascend from 0 to 2"]),
     ];
     // The gradient of the weight is read and written.
     check("linear::backward_weight", matmul(2, 5, 3, 2 * panel(3)), args, |ctx, [x, d_y, d_bias, segments]| {
@@ -79,7 +79,7 @@ fn of_the_lm_head() {
             f32("d_entropies", &[2]),
             f32("entropies", &[2]),
             f32("d_hidden", &[2, 4]),
-            ids("segments", &[2], &[0, 2]).blames(&["segments do not ascend from 0 to 2"]),
+            ids("segments", &[2], &[0, 2]).blames(&["segments must ascend from 0 to 2"]),
         ]
     };
     let backward =
@@ -111,9 +111,9 @@ fn of_the_lm_head() {
     };
     let message = "lm_head::backward: d_weight has shape [6, 4], expected [5, 4]";
     assert_eq!(with(6, &|_| ()), message);
-    let message = "lm_head::backward: targets[1] is 5, which is not below 5";
+    let message = "lm_head::backward: targets[1] is 5, expected below 5";
     assert_eq!(with(5, &|all| all[1].view_mut().copy_from_u32(&[4, 5])), message);
-    let message = "lm_head::backward: d_entropies is given without entropies";
+    let message = "lm_head::backward: d_entropies requires entropies";
     assert_eq!(with(5, &|all| all[5] = zeros(&ctx, &[0], F32)), message);
 
     // A weight is read once for each block of 512 rows. An element of hidden rows in bf16 has two bytes.
@@ -149,7 +149,7 @@ fn of_sampling() {
     let ctx = Context::cpu(Isa::PORTABLE, 1);
     let mut all = args().map(|arg| arg.of(&ctx, arg.shape, arg.dtype));
     let message = refused(forward(&ctx, 0, all.each_mut()));
-    assert_eq!(message, "sample::forward: there is no vocabulary to draw from");
+    assert_eq!(message, "sample::forward: the vocabulary is empty");
     assert!(forward(&ctx, 1, all.each_mut()).is_ok());
 }
 
@@ -282,7 +282,7 @@ fn of_the_gradients_of_adapters() {
         assert_eq!(refused(with(None, change)), format!("lora::backward: {message}"));
     }
     for (p, shown) in [(1.0, "1"), (-0.5, "-0.5"), (f64::NAN, "NaN")] {
-        let message = format!("lora::backward: dropout p = {shown} is not in [0, 1)");
+        let message = format!("lora::backward: dropout p must be in [0, 1), got {shown}");
         assert_eq!(refused(with(Some(p), &|_| ())), message);
     }
     // Without blocks or rows nothing is added, with or without dropout.

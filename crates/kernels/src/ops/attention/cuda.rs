@@ -24,7 +24,7 @@ impl Geometry {
     }
     fn fits(&self, cuda: &Cuda) -> Result<()> {
         if self.head_dim > MOST_DIM {
-            Err(cuda.lacks(&format!("a head_dim of {}, above {MOST_DIM},", self.head_dim)))
+            Err(cuda.lacks(&format!("head_dim = {}, above {MOST_DIM},", self.head_dim)))
         } else {
             Ok(())
         }
@@ -239,7 +239,7 @@ mod tests {
         for (head_dim, fits) in [(256, true), (257, false)] {
             let geometry = Geometry { heads: 1, kv_heads: 1, head_dim, scale: 1.0, window: None };
             let message = geometry.fits(&cuda).err().map(|error| error.to_string());
-            let expected = "cuda-emulated: a head_dim of 257, above 256, is not there yet; the device \"cpu\" has it";
+            let expected = "cuda-emulated: head_dim = 257, above 256, is not supported yet; use the device \"cpu\"";
             assert_eq!(message.as_deref(), (!fits).then_some(expected));
         }
     }

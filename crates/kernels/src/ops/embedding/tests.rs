@@ -85,5 +85,5 @@ fn an_id_past_the_vocabulary_is_an_error() {
     let mut out = Tensor::zeros(&memory, &[2, 2], DType::F32);
     let ctx = Context::cpu(Isa::PORTABLE, 1);
     let error = forward(&ctx, Forward { ids: ids.view(), table: &table, scale: 1.0, out: out.view_mut() }).unwrap_err();
-    assert_eq!(error.to_string(), "embedding::forward: ids[1] is 4, which is not below 4");
+    assert_eq!(error.to_string(), "embedding::forward: ids[1] is 4, expected below 4");
 }

@@ -157,7 +157,10 @@ fn columns_that_are_no_panels_are_not_fused() {
     let (x, y) = (x.view(), y.view_mut());
     let args = Fused { activation: Activation::Silu, x, w: &w, bias: None, kept: None, y };
     let refused = fused(&ctx, args).unwrap_err();
-    assert_eq!(refused.to_string(), "glu::fused: a weight of 66 rows for 33 columns, which come in panels of 32");
+    assert_eq!(
+        refused.to_string(),
+        "glu::fused: the weight has 66 rows, but 33 outputs need twice as many, in whole panels of 32"
+    );
     assert!(!ctx.fuses_gates(&w));
 }
 

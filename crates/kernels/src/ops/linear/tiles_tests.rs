@@ -317,6 +317,6 @@ fn segments_that_are_none_are_named() {
         let segments = Some(segments.view());
         let args = BackwardWeight { x: x.view(), d_y: d_y.view(), d_w: &mut d_w, d_bias: None, segments };
         let message = backward_weight(&Context::cpu(Isa::PORTABLE, 1), args).unwrap_err().to_string();
-        assert_eq!(message, "linear::backward_weight: segments do not ascend from 0 to 4");
+        assert_eq!(message, "linear::backward_weight: segments must ascend from 0 to 4");
     }
 }

@@ -358,7 +358,7 @@ fn wrong_arguments_are_named() {
         entropies: None,
     };
     let message = forward(&ctx, args).unwrap_err().to_string();
-    assert_eq!(message, "lm_head::forward: targets[1] is 5, which is not below 5");
+    assert_eq!(message, "lm_head::forward: targets[1] is 5, expected below 5");
 }
 
 #[test]

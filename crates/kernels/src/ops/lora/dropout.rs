@@ -57,7 +57,7 @@ impl Dropout<'_> {
     /// Checks that the probability is in [0, 1) and that samples and positions have `m` rows.
     pub(super) fn check(&self, op: &'static str, m: usize) -> Result<()> {
         if !(0.0..1.0).contains(&self.p) {
-            return Err(Error::Value { op, message: format!("dropout p = {} is not in [0, 1)", self.p) });
+            return Err(Error::Value { op, message: format!("dropout p must be in [0, 1), got {}", self.p) });
         }
         expect(op, "dropout.samples", self.samples, DType::U32, &[m])?;
         expect(op, "dropout.positions", self.positions, DType::U32, &[m])

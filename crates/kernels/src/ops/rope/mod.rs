@@ -130,7 +130,8 @@ fn check(op: &'static str, x: View<'_>, heads: usize, hd: usize, positions: View
     expect(op, "x", x, F32, &[t, width])?;
     expect(op, "positions", positions, U32, &[t])?;
     if hd != 2 * half || width % hd.max(1) != 0 || heads * hd > width {
-        let message = format!("{heads} heads of {hd} in rows of {width} with a table of {half} angles");
+        let message =
+            format!("shapes do not fit: {heads} heads of {hd} in rows of {width} with a table of {half} angles");
         return Err(Error::Value { op, message });
     }
     expect_below(op, "positions", positions.indices(), limit)?;

@@ -58,5 +58,5 @@ fn a_row_past_the_end_is_an_error() {
     let mut out = Tensor::zeros(&memory, &[1, 3], DType::F32);
     let ctx = Context::cpu(Isa::PORTABLE, 1);
     let error = gather(&ctx, Gather { x: x.view(), rows: rows.view(), out: out.view_mut() }).unwrap_err();
-    assert_eq!(error.to_string(), "rows::gather: rows[0] is 2, which is not below 2");
+    assert_eq!(error.to_string(), "rows::gather: rows[0] is 2, expected below 2");
 }

@@ -116,7 +116,10 @@ fn shipped_kernels_need_no_compiler() {
     let older = driver.function(&sources[1], "there").unwrap_err();
     assert!(older.starts_with("cuModuleLoadData of ") && older.contains("/older-"), "{older}");
     let missing = driver.function(&sources[2], "there").unwrap_err();
-    assert_eq!(missing, format!("{} has no missing.cu of this program for sm_86; no compiler", place.display()));
+    assert_eq!(
+        missing,
+        format!("{} has no kernels compiled from this version's missing.cu for sm_86; no compiler", place.display())
+    );
     // Of other text it is another one.
     let changed = Source { text: "x", ..sources[0] };
     assert!(driver.function(&Source { name: "shipped_too", ..changed }, "there").is_err());

@@ -60,7 +60,7 @@ fn memory_outside_an_allocation_is_not_touched() {
     let (x, mut y) = (tensor(), tensor());
     let args = [x.view().f32_at(&cuda).unwrap(), y.view_mut().f32_at(&cuda).unwrap(), 100usize.into()];
     let found = cuda.launch(&SOURCE, "past_the_end", Grid::each(1, 128), &args).unwrap_err().to_string();
-    assert!(found.contains("0 bytes past the end of one of 400 bytes"), "{found}");
+    assert!(found.contains("0 bytes past the end of an allocation of 400 bytes"), "{found}");
 }
 
 #[test]
@@ -73,7 +73,7 @@ fn a_write_before_the_start_is_found_when_the_memory_is_let_go_of() {
     let panic = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| x.to_vec_f32()));
     assert!(panic.is_err());
     let found = ctx.memory().check().unwrap_err().to_string();
-    assert!(found.contains("wrote beside an allocation of 1024 bytes"), "{found}");
+    assert!(found.contains("wrote outside an allocation of 1024 bytes"), "{found}");
 }
 
 #[test]
@@ -92,5 +92,5 @@ fn what_does_not_end_is_ended() {
 fn arguments_of_other_types_are_refused() {
     let Some(cuda) = emulated(0) else { return };
     let found = run(&cuda, "past_the_end", &[Arg::U32(3)]).unwrap_err();
-    assert!(found.contains("a kernel of arguments ppl is called with ppu"), "{found}");
+    assert!(found.contains("a kernel with the parameters ppl was called with ppu"), "{found}");
 }

@@ -30,10 +30,7 @@ fn a_device_with_other_bits_is_refused() {
     for (what, claimed) in claims {
         let Some(cuda) = emulated_as(0, HOPPER) else { return };
         let said = run(&cuda, claimed).expect_err(what);
-        assert!(
-            said.contains("are not those of the formula of \"hopper\"") && said.contains("The first: c "),
-            "{said}"
-        );
+        assert!(said.contains("differ from the formula of \"hopper\"") && said.contains("The first: c "), "{said}");
     }
 }
 
@@ -42,7 +39,7 @@ fn a_device_with_other_bits_is_refused() {
 #[test]
 fn products_asked_for_equal_the_formula() {
     let number = |name: &str, default: usize| match std::env::var(name) {
-        Ok(text) if !text.is_empty() => text.parse().unwrap_or_else(|_| panic!("{name}={text} is not a whole number")),
+        Ok(text) if !text.is_empty() => text.parse().unwrap_or_else(|_| panic!("{name}={text}: expected an integer")),
         _ => default,
     };
     let (products, seed) = (number("LOCKSTEP_PRODUCTS", 2048), number("LOCKSTEP_SEED", 1));

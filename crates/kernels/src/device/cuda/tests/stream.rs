@@ -66,11 +66,11 @@ fn memory_that_cannot_be_had_is_an_error_that_names_the_part() {
     let memory = Context::cuda(cuda).memory().part("kv cache");
     let _refused = Tensor::zeros(&memory, &[1 << 58], DType::F32);
     let message = memory.check().unwrap_err().to_string();
-    assert_eq!(message, format!("out of memory: kv cache: {} bytes could not be had", 1u64 << 60));
+    assert_eq!(message, format!("out of memory: kv cache: cannot allocate {} bytes", 1u64 << 60));
     memory.check().unwrap();
     let alone = Memory::new(Device::CudaEmulated);
     let _refused = Tensor::zeros(&alone, &[1], DType::F32);
-    assert_eq!(alone.check().unwrap_err().to_string(), "memory of cuda-emulated comes with its context");
+    assert_eq!(alone.check().unwrap_err().to_string(), "memory of cuda-emulated must be allocated through its context");
 }
 
 #[test]
@@ -87,7 +87,7 @@ fn the_most_that_was_held_is_counted_and_a_limit_is_kept() {
     assert_eq!(of(&ctx), expected);
     // The free memory was queried before another user took 4,000 bytes of it.
     let _refused = Tensor::zeros(&memory, &[1_001], DType::F32);
-    assert_eq!(memory.check().unwrap_err().to_string(), "out of memory: activations: 4004 bytes could not be had");
+    assert_eq!(memory.check().unwrap_err().to_string(), "out of memory: activations: cannot allocate 4004 bytes");
     drop(first);
     let _held = Tensor::zeros(&memory, &[1_500], DType::F32);
     memory.check().unwrap();

@@ -164,7 +164,7 @@ fn rows_are_f32_or_bf16_and_pages_have_their_type() {
     for (name, shape) in [("d_keys", [1, 1, 8, BLOCK]), ("d_values", [1, 1, BLOCK, 8])] {
         arguments.insert(name, of(&shape, DType::F32));
     }
-    let message = "attention::backward: d_pages has fewer than 2 pages";
+    let message = "attention::backward: d_pages must have at least 2 pages";
     assert_eq!(run(&ctx, &arguments), [None, None, Some(message.to_owned())]);
     for (name, shape) in [("d_keys", [3, 1, 8, BLOCK]), ("d_values", [3, 1, BLOCK, 8])] {
         arguments.insert(name, of(&shape, DType::F32));
@@ -187,7 +187,7 @@ fn indices_are_checked() {
     refused(&ctx, "groups", ids(&[2], &[1, 3]), "groups");
     refused(&ctx, "groups", ids(&[3], &[0, 4, 3]), "groups");
     // Both groups read page 1.
-    refused(&ctx, "groups", ids(&[3], &[0, 2, 3]), "page 1 is in groups 0 and 1");
+    refused(&ctx, "groups", ids(&[3], &[0, 2, 3]), "groups 0 and 1 must not share page 1");
 }
 
 /// A row's table is checked even if the previous row had the same table and attended to less, or had another table.
@@ -236,7 +236,7 @@ fn work_is_counted() {
     for (from, to, at) in [(2, 0, 0), (0, 2, 1)] {
         let pages = PagesMut { keys: keys.view_mut(), values: values.view_mut() };
         let message = copy_block(&ctx, from, to, pages).unwrap_err().to_string();
-        assert_eq!(message, format!("attention::copy_block: pages[{at}] is 2, which is not below 2"));
+        assert_eq!(message, format!("attention::copy_block: pages[{at}] is 2, expected below 2"));
     }
 }
 
@@ -245,11 +245,11 @@ fn a_geometry_without_heads_or_keys_is_refused() {
     let ctx = Context::cpu(Isa::PORTABLE, 1);
     let all = right(&ctx);
     for (wrong, message) in [
-        (Geometry { kv_heads: 0, ..G }, "2 query heads on 0 kv heads of 8"),
-        (Geometry { heads: 0, ..G }, "0 query heads on 1 kv heads of 8"),
-        (Geometry { head_dim: 0, ..G }, "2 query heads on 1 kv heads of 0"),
-        (Geometry { heads: 3, kv_heads: 2, ..G }, "3 query heads on 2 kv heads of 8"),
-        (Geometry { window: Some(0), ..G }, "a window of 0 sees nothing"),
+        (Geometry { kv_heads: 0, ..G }, "2 query heads, 0 kv heads, head_dim 8"),
+        (Geometry { heads: 0, ..G }, "0 query heads, 1 kv heads, head_dim 8"),
+        (Geometry { head_dim: 0, ..G }, "2 query heads, 1 kv heads, head_dim 0"),
+        (Geometry { heads: 3, kv_heads: 2, ..G }, "3 query heads, 2 kv heads, head_dim 8"),
+        (Geometry { window: Some(0), ..G }, "the sliding window must be at least 1, got 0"),
         (Geometry { heads: 3, ..G }, "qkv has shape [3, 32], expected [3, 40]"),
     ] {
         assert_eq!(run_of(&ctx, wrong, &all).0, NAMES.map(|op| Some(format!("{op}: {message}"))));
@@ -289,7 +289,7 @@ fn pages_that_rows_see_exist() {
         (Some(2), &[(0, 65), (0, 64)], &[[9, 1]]),
     ] {
         let message = says(window, rows, tables).unwrap_err();
-        assert!(message.starts_with("op: tables[") && message.ends_with("which is not below 3"), "{rows:?}: {message}");
+        assert!(message.starts_with("op: tables[") && message.ends_with("expected below 3"), "{rows:?}: {message}");
     }
 }
 
@@ -309,7 +309,7 @@ fn groups_cover_all_rows_and_share_no_page() {
         assert_eq!(says(None, &three, &apart, right), None, "{right:?}");
     }
     for wrong in [&[][..], &[0], &[0, 2], &[0, 4], &[1, 3], &[0, 2, 1, 3], &[0, 4, 3]] {
-        let message = format!("op: groups {wrong:?} do not cover 3 rows");
+        let message = format!("op: groups {wrong:?} must cover 3 rows");
         assert_eq!(says(None, &three, &apart, wrong), Some(message));
     }
     // A page may appear twice in one group.
@@ -323,7 +323,7 @@ fn groups_cover_all_rows_and_share_no_page() {
         (Some(1), &[(0, 64), (0, 63), (1, 0)], &[[4, 1], [4, 9]], &[0, 2, 3], 4),
         (Some(2), &[(0, 65), (0, 64), (1, 0)], &[[4, 1], [4, 9]], &[0, 2, 3], 4),
     ] {
-        let message = format!("op: page {page} is in groups 0 and 1");
+        let message = format!("op: groups 0 and 1 must not share page {page}");
         assert_eq!(says(window, rows, tables, groups), Some(message), "{rows:?}");
     }
     // Outside the window the row does not attend to the page.

@@ -63,7 +63,7 @@ fn tokens_of_the_history_matter_only_to_a_penalty() {
     let of = |repetition_penalty| RowParams { repetition_penalty, history: &[9, 10, 11], ..PLAIN };
     assert_eq!(says(of(1.0)), None);
     for penalty in [0.5, 2.0] {
-        let message = "sample::forward: history[1] is 10, which is not below 10";
+        let message = "sample::forward: history[1] is 10, expected below 10";
         assert_eq!(says(of(penalty)).as_deref(), Some(message));
     }
     assert!(of(1.0).penalised().is_empty());
