@@ -187,7 +187,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_instruction_set_gives_positive_figures() {
+    fn every_instruction_set_has_positive_peaks() {
         for isa in Isa::present() {
             let measured = measure(&Context::cpu(isa, 1), Duration::from_millis(2)).unwrap();
             // The test asserts only facts that do not depend on how busy the machine is.
@@ -203,7 +203,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_timed_is_called_for_the_time_and_at_least_twice() {
+    fn best_times_at_least_two_calls() {
         let mut calls = 0;
         let seconds = best(Duration::ZERO, || calls += 1);
         assert!(calls == 2 && seconds > 0.0, "{calls} {seconds}");

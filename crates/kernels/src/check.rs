@@ -130,7 +130,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn tells_a_right_gradient_from_a_wrong_one() {
+    fn the_gradient_check_detects_a_wrong_gradient() {
         let x: Vec<f64> = normal(1, 7);
         let f = |x: &[f64]| x.iter().map(|x| x.exp() * x).sum::<f64>();
         let g: Vec<f64> = x.iter().map(|x| x.exp() * (x + 1.0)).collect();
@@ -142,7 +142,7 @@ mod tests {
     }
 
     #[test]
-    fn errors_are_relative_to_what_is_expected() {
+    fn relative_error_is_relative_to_the_expected_values() {
         assert_eq!(relative_error(&[3.0, 4.0], &[0.0, 0.0]), 5.0);
         assert_eq!(relative_error(&[6.0, 12.0], &[3.0, 8.0f32]), 5.0 / 73f64.sqrt());
         assert_eq!(relative_error::<f64, f64>(&[], &[]), 0.0);

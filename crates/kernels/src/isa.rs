@@ -279,7 +279,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_are_found_or_refused_with_a_reason() {
+    fn unknown_and_missing_instruction_sets_are_refused_with_a_reason() {
         for isa in Isa::present().into_iter().chain([Isa::AMX_EMULATED]) {
             assert_eq!(Isa::from_name(isa.name()).unwrap(), isa);
         }
@@ -295,14 +295,14 @@ mod tests {
     }
 
     #[test]
-    fn tiles_in_plain_rust_are_never_chosen() {
+    fn emulated_tiles_are_never_chosen_by_default() {
         assert!(!Isa::present().contains(&Isa::AMX_EMULATED) && Isa::AMX_EMULATED.has_tiles());
         assert_eq!(Isa::best().is_amx(), Isa::amx_refusal().is_none());
     }
 
     /// The chosen instruction set is present on this machine, and AVX-512 BF16 is chosen only if it is fast enough.
     #[test]
-    fn the_best_is_the_last_that_is_worth_it() {
+    fn the_best_instruction_set_is_present_and_fast_enough() {
         let (present, best) = (Isa::present(), Isa::best());
         let pairs = present.iter().any(|isa| isa.has_dots());
         assert_eq!((pairs, pairs), (Isa::dots_refusal().is_none(), Isa::dots_gain().is_some()));

@@ -233,7 +233,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn packs_and_unpacks_any_rows() {
+    fn a_matrix_packs_and_unpacks_any_rows() {
         let memory = Memory::new(Device::Cpu);
         for (n, k) in [(1, 1), (3, 5), (32, 4), (33, 7), (129, 2), (70, 75), (0, 3), (5, 0)] {
             let data: Vec<f32> = (0..n * k).map(|i| i as f32 + 1.0).collect();
@@ -248,7 +248,7 @@ mod tests {
     }
 
     #[test]
-    fn bf16_elements_go_in_and_out() {
+    fn a_bf16_matrix_packs_and_unpacks_its_elements() {
         let memory = Memory::new(Device::Cpu);
         let (n, k) = (33, 8);
         let mut m = Matrix::zeros_of(&memory, n, k, DType::Bf16);
@@ -266,13 +266,13 @@ mod tests {
 
     #[test]
     #[should_panic(expected = "an even number of inputs, got 7")]
-    fn pairs_need_even_inputs() {
+    fn a_bf16_matrix_needs_an_even_number_of_inputs() {
         Matrix::zeros_of(&Memory::new(Device::Cpu), 4, 7, DType::Bf16);
     }
 
     #[test]
     #[should_panic(expected = "matmuls cannot read this layout")]
-    fn elements_in_another_layout_are_not_multiplied() {
+    fn a_matmul_refuses_a_matrix_in_another_layout() {
         let memory = Memory::new(Device::Cpu);
         let mut moments = Matrix::zeros(&memory, 4, 8);
         *moments.data_mut() = Tensor::zeros(&memory, moments.data().shape(), DType::Bf16);
@@ -280,7 +280,7 @@ mod tests {
     }
 
     #[test]
-    fn an_element_lies_where_the_header_says() {
+    fn elements_are_stored_at_the_documented_index() {
         let memory = Memory::new(Device::Cpu);
         let (n, k) = (70, 9);
         let data: Vec<f32> = (0..n * k).map(|i| i as f32).collect();
@@ -299,12 +299,12 @@ mod tests {
 
     #[test]
     #[should_panic(expected = "do not fit a matrix of shape [4, 3]")]
-    fn rows_past_the_end_are_refused() {
+    fn packing_rows_past_the_end_panics() {
         Matrix::zeros(&Memory::new(Device::Cpu), 4, 3).pack_rows(3, &[0.0; 6]);
     }
 
     #[test]
-    fn any_rows_are_unpacked_on_either_device_in_either_layout() {
+    fn rows_are_unpacked_on_every_device_in_every_layout() {
         let (n, k) = (100, 70);
         let data: Vec<f32> = (0..n * k).map(|i| (i % 251) as f32).collect();
         for device in [Device::Cpu, Device::CpuChecked] {

@@ -52,7 +52,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_mean_of_nothing_is_missing() {
+    fn a_mean_over_no_values_is_none() {
         let mut sums = Mean::default();
         sums.add_sum(0.0, 0);
         assert_eq!([sums.get(), mean([]), share(0, 0), over(3.0, 0)], [None; 4]);

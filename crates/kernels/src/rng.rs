@@ -106,14 +106,14 @@ mod tests {
 
     /// The known-answer vectors that the Random123 library publishes for Philox.
     #[test]
-    fn philox_known_answers() {
+    fn philox_matches_the_published_test_vectors() {
         assert_eq!(philox(0, [0; 4]), [0x6627e8d5, 0xe169c58d, 0xbc57ac4c, 0x9b00dbd8]);
         let ones = u32::MAX;
         assert_eq!(philox(u64::MAX, [ones; 4]), [0x408f276d, 0x41c83b0e, 0xa20bc7c6, 0x6d5451fd]);
     }
 
     #[test]
-    fn lanes_are_counters_of_their_own() {
+    fn philox_lanes_match_separate_counters() {
         let key = 0x0123_4567_89ab_cdef;
         let counters: [[u32; 5]; 4] = std::array::from_fn(|w| std::array::from_fn(|j| (7 * w + 1000 * j) as u32));
         let words = philox_lanes(key, counters);
@@ -123,7 +123,7 @@ mod tests {
     }
 
     #[test]
-    fn words_become_numbers_below_one() {
+    fn random_words_map_to_numbers_below_one() {
         let expected = [0.0, 0.0, 2f32.powi(-24), 0.5, 1.0 - 2f32.powi(-24)];
         assert_eq!([0, 255, 256, 1 << 31, u32::MAX].map(unit_f32), expected);
         let cases = [(0, 2047), (0, 2048), (1, 0), (1 << 31, 0), (u32::MAX, u32::MAX)];
@@ -142,7 +142,7 @@ mod tests {
     const SHUFFLED: [u32; 10] = [3, 2, 7, 0, 1, 5, 4, 9, 8, 6];
 
     #[test]
-    fn a_stream_is_named_by_its_key_and_id() {
+    fn a_random_stream_depends_on_its_key_and_id() {
         let stream = || Stream::new(KEY, ID);
         let mut words = stream();
         assert_eq!([0; 4].map(|_| words.next_u64()), FIRST);

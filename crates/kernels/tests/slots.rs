@@ -139,7 +139,7 @@ fn child() {
 }
 
 #[test]
-fn a_pinned_slot_is_not_used_again_while_its_reader_is_stopped_and_is_free_when_it_dies() {
+fn a_stopped_readers_pin_protects_the_slot_until_the_reader_dies() {
     for dir in [None, Some(Path::new("/dev/shm"))] {
         let (slot, mut tensor, memory) = writer(dir);
         assert_eq!(memory.usage()["weights"].bytes, 4 * ELEMENTS, "booked");
@@ -162,7 +162,7 @@ fn a_pinned_slot_is_not_used_again_while_its_reader_is_stopped_and_is_free_when_
 }
 
 #[test]
-fn without_its_lock_a_slot_cannot_be_written_by_its_writer_either() {
+fn a_writer_must_hold_the_lock_to_write_its_slot() {
     let (slot, mut tensor, _) = writer(None);
     publish(&slot, &mut tensor, 1);
     let refused = |tensor: &mut Tensor| {
@@ -189,7 +189,7 @@ fn without_its_lock_a_slot_cannot_be_written_by_its_writer_either() {
 }
 
 #[test]
-fn nobody_else_can_write_or_cut_a_memfd() {
+fn other_processes_cannot_write_or_truncate_a_memfd() {
     let (slot, mut tensor, _) = writer(None);
     publish(&slot, &mut tensor, 1);
     assert_eq!(Other::start("attack", slot.path()).says(), "[true, true, true, true]");
@@ -206,7 +206,7 @@ fn nobody_else_can_write_or_cut_a_memfd() {
 }
 
 #[test]
-fn with_pins_no_read_is_torn_and_without_them_some_are() {
+fn pinned_reads_are_never_torn_but_unpinned_reads_can_be() {
     for (reads, torn) in [("with pins", false), ("without pins", true)] {
         let (slot, mut tensor, _) = writer(None);
         publish(&slot, &mut tensor, 1);
@@ -231,7 +231,7 @@ fn with_pins_no_read_is_torn_and_without_them_some_are() {
 }
 
 #[test]
-fn weights_of_a_killed_writer_stay_readable_and_its_files_are_removed_by_the_next() {
+fn a_killed_writers_weights_stay_readable_and_the_next_writer_removes_its_files() {
     let mut other = Other::start("write", Path::new("none"));
     let path = PathBuf::from(other.says());
     let pinned = pin(&path).expect("published");
@@ -265,7 +265,7 @@ fn weights_of_a_killed_writer_stay_readable_and_its_files_are_removed_by_the_nex
 }
 
 #[test]
-fn a_flipped_bit_is_found_and_another_layout_is_refused() {
+fn a_flipped_bit_is_detected_and_another_layout_is_refused() {
     let (slot, mut tensor, _) = writer(Some(&std::env::temp_dir()));
     publish(&slot, &mut tensor, 1);
     let reader = SlotReader::open(slot.path()).unwrap();
@@ -285,7 +285,7 @@ fn a_flipped_bit_is_found_and_another_layout_is_refused() {
 }
 
 #[test]
-fn no_room_is_an_error_with_the_numbers() {
+fn the_error_for_a_full_device_names_the_sizes() {
     let message = |options| SlotWriter::create(options).err().expect("no room").to_string();
     let large = message(SlotOptions { bytes: 1 << 46, ..options(None) });
     assert!(large.contains("takes 70368746.3 MB") && large.contains("max_staleness"), "{large}");
@@ -294,7 +294,7 @@ fn no_room_is_an_error_with_the_numbers() {
 }
 
 #[test]
-fn a_slot_filled_with_bytes_is_the_slot_they_were_read_from() {
+fn a_slot_filled_with_copied_bytes_equals_its_source() {
     let (from, mut tensor, _memory) = writer(None);
     publish(&from, &mut tensor, 7);
     let reader = SlotReader::open(from.path()).unwrap();

@@ -73,7 +73,7 @@ mod tests {
     use std::time::Duration;
 
     #[test]
-    fn a_device_is_measured_by_its_own_kernels_and_time() {
+    fn a_device_measures_its_peaks_with_its_own_kernels_and_events() {
         let Some(cuda) = emulated(0) else { return };
         let ctx = Context::cuda(cuda);
         let before = ctx.memory().copies();

@@ -126,7 +126,7 @@ mod tests {
     }
 
     #[test]
-    fn planted_numbers_are_of_four_kinds_by_row() {
+    fn planted_rows_have_four_kinds_of_numbers() {
         let numbers = planted(3, 8, 50);
         assert_eq!((numbers.len(), &numbers), (400, &planted(3, 8, 50)));
         assert_ne!(numbers, planted(4, 8, 50));

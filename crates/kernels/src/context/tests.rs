@@ -16,7 +16,7 @@ fn work_is_counted_for_the_calling_thread() {
 }
 
 #[test]
-fn gates_are_fused_on_tiles_in_bf16_where_both_halves_are_whole_panels() {
+fn gates_are_fused_for_bf16_tiles_and_whole_panels_only() {
     let memory = Memory::new(Device::Cpu);
     for (isa, dtype, rows, fuses) in [
         (Isa::AMX_EMULATED, DType::Bf16, 64, true),
@@ -31,7 +31,7 @@ fn gates_are_fused_on_tiles_in_bf16_where_both_halves_are_whole_panels() {
 }
 
 #[test]
-fn threads_are_given_or_as_many_as_the_process_may_use() {
+fn the_thread_count_defaults_to_the_cores_of_the_process() {
     let context = Context::from_env_with(Some(Device::Cpu), Some(2)).unwrap();
     assert_eq!((context.threads(), context.memory().device()), (2, Device::Cpu));
     assert_eq!(Context::from_env_with(Some(Device::Meta), Some(1)).unwrap().memory().device(), Device::Meta);

@@ -8,7 +8,7 @@ fn scratch(name: &str) -> PathBuf {
 
 #[test]
 #[cfg_attr(miri, ignore = "it locks files")]
-fn cores_are_held_by_one_and_what_is_free_can_be_had() {
+fn a_core_is_reserved_by_one_process_at_a_time() {
     let dir = scratch("held");
     assert!(CoreTokens::open(&dir).is_err_and(|e| e.to_string().contains("has no lock files of cores")));
     let tokens = CoreTokens::create(&dir, 3).unwrap();
@@ -25,7 +25,7 @@ fn cores_are_held_by_one_and_what_is_free_can_be_had() {
 
 #[test]
 #[cfg_attr(miri, ignore = "it locks files")]
-fn nobody_starves_and_there_are_never_more_holders_than_cores() {
+fn no_process_starves_and_no_core_is_reserved_twice() {
     let dir = scratch("line");
     let tokens = CoreTokens::create(&dir, 2).unwrap();
     let (held, most) = (AtomicUsize::new(0), AtomicUsize::new(0));
@@ -48,7 +48,7 @@ fn nobody_starves_and_there_are_never_more_holders_than_cores() {
 
 #[test]
 #[cfg_attr(miri, ignore = "it locks files")]
-fn a_lease_lets_others_in_when_its_turn_is_over_or_it_is_released() {
+fn a_lease_yields_at_the_end_of_its_turn_or_when_released() {
     let dir = scratch("lease");
     let tokens = CoreTokens::create(&dir, 2).unwrap();
     let lease = Lease::new(tokens.clone()).unwrap();
@@ -71,7 +71,7 @@ fn a_lease_lets_others_in_when_its_turn_is_over_or_it_is_released() {
 
 #[test]
 #[cfg_attr(miri, ignore = "it locks files")]
-fn a_region_keeps_its_cores_beyond_its_turn() {
+fn a_running_region_keeps_its_cores_past_the_end_of_the_turn() {
     let dir = scratch("region");
     let tokens = CoreTokens::create(&dir, 3).unwrap();
     let free = || tokens.free(9).unwrap().len();
@@ -92,7 +92,7 @@ fn a_region_keeps_its_cores_beyond_its_turn() {
 
 #[test]
 #[cfg_attr(miri, ignore = "it locks files")]
-fn lock_files_are_the_owners_alone_and_kept_by_the_next() {
+fn lock_files_are_private_to_the_user_and_kept_by_the_next_run() {
     use std::os::unix::fs::PermissionsExt;
     let dir = scratch("files").join("below");
     let tokens = CoreTokens::create(&dir, 0).unwrap();
@@ -142,7 +142,7 @@ fn lock_files_are_the_owners_alone_and_kept_by_the_next() {
 
 #[test]
 #[cfg_attr(miri, ignore = "it locks files")]
-fn a_turn_lasts_and_then_the_cores_are_reserved_anew() {
+fn cores_are_reserved_again_after_each_turn() {
     let dir = scratch("turn");
     let lease = Lease::new(CoreTokens::create(&dir, 2).unwrap()).unwrap();
     let (threads, running) = lease.begin(1);

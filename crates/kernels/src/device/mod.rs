@@ -93,7 +93,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn devices_are_found_by_name_or_refused_with_those_there_are() {
+    fn unknown_device_names_are_refused_with_the_known_ones() {
         assert_eq!(Device::from_name("cpu").unwrap(), Device::Cpu);
         assert_eq!(Device::from_name("cpu-checked").unwrap(), Device::CpuChecked);
         assert_eq!(Device::from_name("cuda").unwrap(), Device::Cuda(0));

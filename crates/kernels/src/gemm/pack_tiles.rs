@@ -266,7 +266,7 @@ mod tests {
     }
 
     #[test]
-    fn pairs_are_transposed_and_missing_rows_are_zero() {
+    fn transposing_pairs_fills_missing_rows_with_zeros() {
         let from = numbered(2 * TILE);
         let mut to = numbered(2 * TILE);
         transpose_pairs::<F32x16>(&from.0, 2 * DEPTH, 5, &mut to.0, DEPTH);
@@ -304,7 +304,7 @@ mod tests {
     }
 
     #[test]
-    fn elements_are_rounded_and_padded() {
+    fn narrowed_elements_are_rounded_and_padded_with_zeros() {
         let f32s: Vec<f32> = (0..20).map(|i| i as f32 + 0.001).collect();
         let narrow: Vec<bf16> = f32s.iter().map(|&x| bf16::from_f32(x)).collect();
         for len in [0, 1, 15, 16, 17, 20] {

@@ -199,7 +199,7 @@ mod tests {
     use crate::simd::portable::F32x16;
     use crate::tensor::Elements;
     #[test]
-    fn rows_are_cut_into_strips_of_nearly_equal_height() {
+    fn rows_are_split_into_strips_of_nearly_equal_height() {
         let strips = Strips::new::<F32x16>(8..18);
         assert_eq!((strips.count, strips.most, strips.vectors), (3, 4, 1));
         assert_eq!((strips.pitch(), strips.packed()), (4 * 512 + 16, 3 * (4 * 512 + 16)));
@@ -236,7 +236,7 @@ mod tests {
 
     /// Checks which outputs each task computes, by what it writes.
     #[test]
-    fn a_task_is_a_block_of_rows_and_a_group_of_panels() {
+    fn each_task_computes_a_block_of_rows_and_a_group_of_panels() {
         let tasks = |[m, n]: [usize; 2], row_blocks: usize, groups: usize, own_rows: bool| {
             let (x, w) = (vec![1.0; m], vec![1.0; n.next_multiple_of(PANEL)]);
             let written = |index: usize| {

@@ -308,7 +308,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn spans_cover_all() {
+    fn spans_cover_the_whole_depth() {
         for (len, most) in [(1, 1), (100, 64), (96, 1), (1000, 256), (33, 0), (7, 100)] {
             let cut: Vec<_> = spans(len, most).collect();
             assert_eq!((cut[0].start, cut[cut.len() - 1].end), (0, len));

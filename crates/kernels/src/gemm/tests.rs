@@ -107,7 +107,7 @@ fn is_accepted(lens: Lens) -> bool {
 
 /// The kernels read and write without checks, so an operand that is too short by one element must be rejected.
 #[test]
-fn an_operand_that_is_too_short_is_refused() {
+fn a_matmul_operand_that_is_too_short_is_refused() {
     let right = Lens {
         left: 2 * 7 + 5,
         left_stride: 7,
@@ -164,7 +164,7 @@ fn an_operand_that_is_too_short_is_refused() {
 }
 
 #[test]
-fn steps_of_32_terms_begin_anew_at_each_segment() {
+fn steps_of_32_terms_restart_at_each_segment() {
     let terms = |steps: &Steps| (0..steps.len()).map(|step| steps.terms(step)).collect::<Vec<_>>();
     assert_eq!(terms(&Steps::new(70, None)), [0..32, 32..64, 64..70]);
     assert_eq!(terms(&Steps::new(64, None)), [0..32, 32..64]);

@@ -242,7 +242,7 @@ mod tests {
 
     /// The end of the tiles of A is after the last element that is read. The kernels rely on this check.
     #[test]
-    fn the_end_of_a_is_after_the_last_element_read() {
+    fn the_computed_end_of_a_covers_every_element_read() {
         let data = vec![bf16::ZERO; 1 << 16];
         for rows in [1, 2, 15, 16, 17, 31, 32, 33, 47, 65] {
             for steps in [1, 2, 5] {
@@ -268,7 +268,7 @@ mod tests {
     }
 
     #[test]
-    fn packed_operands_that_are_too_short_are_refused() {
+    fn packed_matmul_operands_that_are_too_short_are_refused() {
         let kind = Kind { isa: Isa::AMX_EMULATED, left: L::Bf16, right: R::Panels16, dtype: MatmulDType::Bf16 };
         let (a, b) = (vec![bf16::ZERO; 1 << 12], vec![bf16::ZERO; 1 << 12]);
         let accepts = |a: &[bf16], b: &[bf16]| {

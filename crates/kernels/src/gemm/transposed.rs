@@ -236,7 +236,7 @@ mod tests {
 
     /// Rows are packed for as many terms as fit into the buffer, in whole panels of the weight.
     #[test]
-    fn spans_fill_the_buffer() {
+    fn packed_spans_fill_the_buffer() {
         let kind = Kind { right: R::Transposed, ..Kind::default() };
         for (shape, elements) in [
             ([5, 40, 50], 50 * 16),

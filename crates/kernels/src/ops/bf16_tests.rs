@@ -64,7 +64,7 @@ impl Kernel for RoundTrip {
 }
 
 #[test]
-fn rounding_is_to_nearest_even_and_widening_exact() {
+fn bf16_rounds_to_nearest_even_and_widens_exactly() {
     // Tests every seventh pattern of the upper half, with lower halves below, at and above the middle.
     for upper in (0..=u16::MAX).step_by(7) {
         let lanes: [f32; LANES] = std::array::from_fn(|i| {
@@ -83,7 +83,7 @@ fn rounding_is_to_nearest_even_and_widening_exact() {
 }
 
 #[test]
-fn matmuls_are_those_of_the_widened_values() {
+fn bf16_matmuls_give_the_bits_of_the_widened_values() {
     for [m, n, k] in [[1, 1, 2], [3, 5, 6], [2, 129, 34], [13, 31, 64], [1, 300, 450], [5, 70, 520], [251, 34, 4]] {
         let (x, w, d_y) = (numbers(1, m * k), numbers(2, n * k), normal(3, m * n));
         let (x, w) = (both(&[m, k], &x), both_matrices(n, k, &w));
@@ -110,7 +110,7 @@ fn matmuls_are_those_of_the_widened_values() {
 
 /// A gradient that was rounded beforehand gives the same results in matmuls that round it themselves.
 #[test]
-fn gradients_may_come_in_bf16() {
+fn matmuls_accept_gradients_in_bf16() {
     for [m, n, k] in [[3, 5, 6], [33, 64, 32], [70, 160, 40]] {
         let (x, w) = (both(&[m, k], &numbers(1, m * k)), both_matrices(n, k, &numbers(2, n * k)));
         let d_ys = both(&[m, n], &numbers(3, m * n));
@@ -136,7 +136,7 @@ fn gradients_may_come_in_bf16() {
 }
 
 #[test]
-fn adapters_read_bf16() {
+fn adapters_accept_bf16_inputs() {
     let (m, k, n, r) = (5, 70, 33, 4);
     let x = both(&[m, k], &numbers(1, m * k));
     let a = Matrix::from_f32(&memory(), r, k, &normal(2, r * k));
@@ -158,7 +158,7 @@ fn adapters_read_bf16() {
 }
 
 #[test]
-fn embeddings_and_rows_are_widened() {
+fn embeddings_and_row_gathers_widen_bf16() {
     let (v, h) = (70, 38);
     let tables = both_matrices(v, h, &numbers(1, v * h));
     let ids = Tensor::from_u32(&memory(), &[4], &[69, 0, 33, 33]);
@@ -178,7 +178,7 @@ fn embeddings_and_rows_are_widened() {
 }
 
 #[test]
-fn norms_rotations_and_gates_round_once() {
+fn norms_rope_and_gates_round_to_bf16_once() {
     let (t, heads, hd) = (9, 5, 20);
     let h = heads * hd;
     let x = Tensor::from_f32(&memory(), &[t, h], &normal(1, t * h));
@@ -241,7 +241,7 @@ fn norms_rotations_and_gates_round_once() {
 }
 
 #[test]
-fn logits_are_those_of_the_widened_values() {
+fn bf16_logits_have_the_bits_of_the_widened_values() {
     let (r, h, v) = (7, 40, 1100);
     let (hidden, weight) = (both(&[r, h], &numbers(1, r * h)), both_matrices(v, h, &numbers(2, v * h)));
     let targets = Tensor::from_u32(&memory(), &[r], &[0, 1099, 511, 512, 7, 7, 600]);
@@ -294,7 +294,7 @@ fn logits_are_those_of_the_widened_values() {
 
 /// One sequence of 150 positions (three pages), some of its pages poisoned beyond the last position.
 #[test]
-fn attention_reads_and_keeps_bf16() {
+fn attention_reads_and_writes_bf16() {
     let (t, heads, kv_heads, hd) = (150, 4, 2, 20);
     let geometry = attention::Geometry { heads, kv_heads, head_dim: hd, scale: 0.2, window: None };
     let width = (heads + 2 * kv_heads) * hd;
@@ -373,7 +373,7 @@ fn attention_reads_and_keeps_bf16() {
 }
 
 #[test]
-fn the_optimizer_steps_in_f32_and_rounds_a_copy() {
+fn adamw_steps_in_f32_and_writes_a_rounded_copy() {
     let n = 31_360;
     let (start, grad) = (normal(1, n), Tensor::from_f32(&memory(), &[n], &normal(2, n)));
     let norm = Tensor::from_f32(&memory(), &[2], &[1.0, 1.0]);

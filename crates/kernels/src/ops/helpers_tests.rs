@@ -10,7 +10,7 @@ use crate::device::cuda::tests::emulated;
 use crate::{Context, Isa, Matrix, Result, Tensor};
 
 #[test]
-fn the_first_index_that_is_too_large_is_named() {
+fn the_error_names_the_first_index_that_is_too_large() {
     let says = |indices: &[u32], end| expect_below("op", "ids", indices, end).err().map(|error| error.to_string());
     assert_eq!(says(&[], 0), None);
     assert_eq!(says(&[0, 4, 2], 5), None);
@@ -19,7 +19,7 @@ fn the_first_index_that_is_too_large_is_named() {
 }
 
 #[test]
-fn offsets_ascend_from_0_to_the_length() {
+fn segment_offsets_must_ascend_from_0_to_the_length() {
     let ctx = Context::cpu(Isa::PORTABLE, 1);
     let says = |offsets: &[u32], len| {
         let offsets = Tensor::from_u32(ctx.memory(), &[offsets.len()], offsets);
@@ -35,7 +35,7 @@ fn offsets_ascend_from_0_to_the_length() {
 }
 
 #[test]
-fn chunks_of_64_rows_begin_where_segments_do() {
+fn chunks_of_64_rows_restart_at_each_segment() {
     let of = |segments: Option<&[u32]>, all| chunks(segments, all).collect::<Vec<_>>();
     assert_eq!(of(None, 0), []);
     assert_eq!(of(None, 64), std::iter::once(0..64).collect::<Vec<_>>());
@@ -61,7 +61,7 @@ fn list(ctx: &Context, list: &[u32]) -> Tensor {
 }
 
 #[test]
-fn scoring_takes_no_more_than_that() {
+fn scoring_stays_within_the_scratch_bound() {
     let (rows, vocab) = (3, 1025);
     let of_forward = taken(|ctx, begin| {
         let (hidden, weight) = (random(ctx, &[rows, 2]), Matrix::zeros(ctx.memory(), vocab, 2));
@@ -92,7 +92,7 @@ fn scoring_takes_no_more_than_that() {
 }
 
 #[test]
-fn sampling_takes_no_more_than_that() {
+fn sampling_stays_within_the_scratch_bound() {
     for top_k in [0, 3] {
         let history: Vec<u32> = (0..90).collect();
         // With a penalty, the history is among the parameters.
@@ -132,7 +132,7 @@ fn sampling_takes_no_more_than_that() {
 }
 
 #[test]
-fn attention_takes_no_more_than_that() {
+fn attention_stays_within_the_scratch_bound() {
     let geometry = attention::Geometry { heads: 3, kv_heads: 1, head_dim: 2, scale: 1.0, window: None };
     // One sequence of 70 tokens in two pages.
     let (t, width) = (70, 5 * 2);
@@ -173,7 +173,7 @@ fn attention_takes_no_more_than_that() {
 }
 
 #[test]
-fn adapters_take_no_more_than_that() {
+fn adapters_stay_within_the_scratch_bound() {
     let rank = 3;
     // All rows are computed at once; with many rows, as many as fit (sixteen); with wide rows, one.
     for (p, m, k) in [(None, 11, 31), (Some(0.5), 11, 31), (Some(0.5), 40, 31), (Some(0.5), 2, 600)] {

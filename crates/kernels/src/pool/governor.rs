@@ -264,7 +264,7 @@ mod tests {
     }
 
     #[test]
-    fn threads_that_cost_more_than_they_give_go_home_and_are_tried_again_ever_later() {
+    fn costly_workers_are_parked_and_retried_with_growing_delays() {
         let (mut watch, mut now) = (Watch::new(8), Instant::now());
         let (good, bad) = (balance(1, 12, 1), |sharing| balance(sharing, 1, 7));
         assert_eq!(watch.next_limit(8, 8, good, WINDOW, now), 8);
@@ -298,7 +298,7 @@ mod tests {
     }
 
     #[test]
-    fn delays_that_cost_little_send_nobody_home() {
+    fn small_delays_do_not_park_workers() {
         let (mut watch, now) = (Watch::new(2), Instant::now());
         for _ in 0..100 {
             let little = Balance { sharing: 1, gain: Duration::ZERO, cost: WINDOW / (WAITED_PART + 1) };
@@ -307,7 +307,7 @@ mod tests {
     }
 
     #[test]
-    fn a_region_longer_than_the_window_is_not_followed_by_a_trial() {
+    fn no_thread_is_tried_after_a_region_longer_than_the_window() {
         let (mut watch, now) = (Watch::new(2), Instant::now());
         assert_eq!(watch.next_limit(2, 2, balance(1, 0, 500), LATER, now), 1);
         assert_eq!(watch.next_limit(1, 2, balance(1, 0, 0), LATER, now + 15 * LATER), 1);
@@ -315,7 +315,7 @@ mod tests {
     }
 
     #[test]
-    fn a_balance_is_of_those_who_shared_a_core() {
+    fn the_balance_counts_only_threads_that_shared_a_core() {
         let governor = Governor::new(4);
         let ms = Duration::from_millis;
         for i in 1..4 {
@@ -331,7 +331,7 @@ mod tests {
     }
 
     #[test]
-    fn linux_says_how_long_a_thread_waited() {
+    fn the_run_delay_is_parsed_from_schedstat() {
         assert_eq!(run_delay(b"1234 56789 3\n"), Some(Duration::from_nanos(56789)));
         assert_eq!(run_delay(b""), None);
         assert_eq!(run_delay(b"12 x 3"), None);
@@ -341,7 +341,7 @@ mod tests {
     }
 
     #[test]
-    fn the_limit_is_within_what_the_process_has() {
+    fn the_thread_limit_stays_within_its_bounds() {
         let governor = Governor::new(4);
         assert_eq!(governor.limit(), 4);
         for (most, limit) in [(0, 1), (2, 2), (9, 4), (3, 3)] {

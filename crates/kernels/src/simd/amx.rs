@@ -390,7 +390,7 @@ mod tests {
     /// A unit that leaves out a step of depth, or ignores what C contained, fails the self-test; the emulation passes
     /// it.
     #[test]
-    fn the_self_test_bites() {
+    fn the_self_test_detects_wrong_results() {
         // SAFETY: the matmuls are the self-test's own, or less of them.
         let emulated = |matmuls: &[TileMatmul]| unsafe { tiles::emulated(matmuls) };
         let spoiled = |spoil: fn(&TileMatmul) -> TileMatmul| {
@@ -407,7 +407,7 @@ mod tests {
 
     /// Runs the AMX instructions that measure the peak, where AMX is present. The self-test ran all others.
     #[test]
-    fn the_measured_instructions_run() {
+    fn the_amx_peak_measurement_runs() {
         match refusal() {
             // SAFETY: nothing refuses it.
             None => unsafe { spin(3) },
@@ -417,7 +417,7 @@ mod tests {
     }
 
     #[test]
-    fn tiles_without_rows_are_not_configured() {
+    fn tile_registers_without_rows_are_not_configured() {
         let both = Config::new(Rows { upper: 16, lower: 5 });
         assert_eq!((both.palette, both.start_row, both.reserved), (1, 0, [0; 14]));
         assert_eq!(both.rows, [16, 16, 5, 5, 16, 5, 16, 16, 0, 0, 0, 0, 0, 0, 0, 0]);
@@ -431,7 +431,7 @@ mod tests {
     /// The features that Linux reports for the processor must be the ones found.
     #[cfg(target_os = "linux")]
     #[test]
-    fn a_processor_without_amx_is_said_to_have_none() {
+    fn the_amx_probe_agrees_with_linux() {
         let Ok(text) = std::fs::read_to_string("/proc/cpuinfo") else { return };
         let Some(flags) = text.lines().find(|line| line.starts_with("flags")) else { return };
         let has = |flag: &str| flags.split_whitespace().any(|own| own == flag);

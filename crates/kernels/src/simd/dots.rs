@@ -166,7 +166,7 @@ mod tests {
     /// it: denormals kept, pairs in the other order, and results flushed that only rounding to a denormal's precision
     /// would make normal.
     #[test]
-    fn the_self_test_bites() {
+    fn the_self_test_detects_wrong_results() {
         for isa in Isa::present() {
             assert!(self_test(|sums| isa.run_flushing(Sums(sums))), "{isa:?}");
             assert!(!self_test(|sums| isa.run(Sums(sums))), "{isa:?}");
@@ -190,7 +190,7 @@ mod tests {
     /// The features that Linux reports must be the ones found, and a gain is measured only if nothing refuses it.
     #[cfg(all(target_os = "linux", target_arch = "x86_64"))]
     #[test]
-    fn a_processor_without_dot_products_is_said_to_have_none() {
+    fn the_avx512_bf16_probe_agrees_with_linux() {
         let Ok(text) = std::fs::read_to_string("/proc/cpuinfo") else { return };
         let Some(flags) = text.lines().find(|line| line.starts_with("flags")) else { return };
         let has = |flag: &str| flags.split_whitespace().any(|own| own == flag);

@@ -201,7 +201,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn denormals_are_zeros_before_and_after() {
+    fn tile_operations_treat_denormals_as_zeros() {
         let tiny = f32::MIN_POSITIVE;
         assert_eq!(fma(tiny / 2.0, 4.0, 0.0), 0.0);
         assert_eq!(fma(1.0, 1.0, tiny / 2.0), 1.0);
@@ -216,7 +216,7 @@ mod tests {
     /// Per Intel's manual, a result is flushed to zero if it would be denormal when rounded with a full significand,
     /// even where rounding to a denormal's precision would make it the smallest normal number.
     #[test]
-    fn what_only_denormal_rounding_makes_normal_is_flushed() {
+    fn a_result_that_only_denormal_rounding_makes_normal_is_flushed() {
         // tiny · (1 − 0.75 · 2⁻²⁴): rounds to less than 1 with all bits of a significand, to 1 with one bit fewer.
         let (tiny, x) = (f32::MIN_POSITIVE, 2.0f32.powi(-76));
         assert_eq!(fma(3.0 * x, -x, tiny), 0.0);
@@ -226,7 +226,7 @@ mod tests {
     }
 
     #[test]
-    fn even_and_odd_terms_are_summed_apart() {
+    fn even_and_odd_terms_are_summed_separately() {
         // 2^24 + 1 − 2^24: in one chain the 1 would be lost.
         let terms = [(16_777_216.0, 1.0), (1.0, 1.0), (-16_777_216.0, 1.0)];
         assert_eq!(step(0.0, terms.into_iter()), 1.0);
@@ -235,7 +235,7 @@ mod tests {
     }
 
     #[test]
-    fn rows_are_cut_into_blocks_of_two_tiles_and_a_rest() {
+    fn rows_are_split_into_blocks_of_two_tiles_and_a_remainder() {
         let cut = |rows: usize| {
             let of = |(first, blocks, rows): (usize, usize, Rows)| (first, blocks, rows.upper, rows.lower);
             cuts(rows).map(of).collect::<Vec<_>>()
@@ -283,7 +283,7 @@ mod tests {
     }
 
     #[test]
-    fn matmuls_are_computed_in_order_eight_in_a_call() {
+    fn tile_matmuls_run_in_order_eight_per_call() {
         for (count, expected) in [
             (0, vec![]),
             (1, vec![vec![1]]),
@@ -299,7 +299,7 @@ mod tests {
     }
 
     #[test]
-    fn what_no_unit_can_compute_is_refused() {
+    fn invalid_tile_matmuls_are_refused() {
         let good = matmul(Rows { upper: 16, lower: 16 }, 1);
         let accepts =
             |matmuls: &[TileMatmul]| std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| check(matmuls))).is_ok();

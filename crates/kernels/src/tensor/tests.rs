@@ -22,7 +22,7 @@ fn refusal<T>(f: impl FnOnce() -> T) -> String {
 }
 
 #[test]
-fn shapes_have_elements_rows_and_a_limit() {
+fn a_shape_reports_its_elements_and_has_at_most_five_dimensions() {
     let shape = Shape::new(&[2, 3, 4, 5, 6]);
     assert_eq!((shape.dims(), shape.len(), shape.row_len()), (&[2, 3, 4, 5, 6][..], 720, 360));
     assert!(!shape.is_empty() && Shape::new(&[3, 0]).is_empty() && !Shape::new(&[]).is_empty());
@@ -32,7 +32,7 @@ fn shapes_have_elements_rows_and_a_limit() {
 }
 
 #[test]
-fn rows_of_views_are_relative_to_them() {
+fn row_ranges_of_a_view_are_relative_to_the_view() {
     for device in DEVICES {
         let memory = Memory::new(device);
         let mut tensor = ramp(&memory, &[6, 2], DType::F32);
@@ -66,7 +66,7 @@ fn rows_of_views_are_relative_to_them() {
 }
 
 #[test]
-fn copies_convert_between_f32_and_bf16_and_nothing_else() {
+fn copies_convert_only_between_f32_and_bf16() {
     for device in DEVICES {
         let memory = Memory::new(device);
         let (f32s, bf16s, u32s) = (
@@ -136,7 +136,7 @@ fn tensors_are_copied_bit_for_bit_on_and_between_devices() {
 }
 
 #[test]
-fn bits_are_seen_as_another_dtype_of_the_same_size() {
+fn reinterpret_keeps_the_bits() {
     let memory = Memory::new(Device::Cpu);
     let mut tensor = Tensor::from_u32(&memory, &[2], &[1.5f32.to_bits(), 7]);
     let view = tensor.view_mut().reinterpret(DType::F32);
@@ -145,7 +145,7 @@ fn bits_are_seen_as_another_dtype_of_the_same_size() {
 }
 
 #[test]
-fn elements_are_given_out_as_what_they_are() {
+fn elements_are_returned_in_their_dtype() {
     for device in DEVICES {
         let memory = Memory::new(device);
         let cpu = Cpu::new(Isa::PORTABLE, 1, device).unwrap();

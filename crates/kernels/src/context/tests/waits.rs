@@ -248,7 +248,7 @@ fn a_context_holds_no_core_while_its_thread_waits() {
 /// Two contexts with one core each wait for each other's result in turn, like a learner and its worker.
 #[test]
 #[cfg_attr(miri, ignore = "it locks files")]
-fn contexts_that_wait_for_each_other_take_turns_at_one_core() {
+fn two_waiting_contexts_share_one_core_in_turns() {
     let dir = scratch("two");
     let tokens = CoreTokens::create(&dir, 1).unwrap();
     let contexts = [2, 3].map(|threads| {
@@ -281,7 +281,7 @@ fn contexts_that_wait_for_each_other_take_turns_at_one_core() {
 
 #[test]
 #[cfg_attr(miri, ignore = "it locks files")]
-fn the_cores_are_free_once_no_thread_of_a_context_computes() {
+fn an_idle_context_releases_all_cores() {
     let dir = scratch("threads");
     let tokens = CoreTokens::create(&dir, 2).unwrap();
     let context = Context::cpu(Isa::PORTABLE, 2);

@@ -163,7 +163,7 @@ pub(crate) fn random(ctx: &Context, seed: u64, shape: &[usize]) -> Tensor {
 }
 
 #[test]
-fn the_difference_of_results_names_the_first_and_counts_all() {
+fn difference_names_the_first_differing_element_and_counts_all() {
     let of = |y: &[f32], z: &[f32]| -> Results {
         let bits = |x: &[f32]| x.iter().map(|x| x.to_bits()).collect();
         vec![("y", bits(y)), ("z", bits(z))]
@@ -199,7 +199,7 @@ fn the_difference_of_results_names_the_first_and_counts_all() {
 
 /// Every case is tried, and the failure lists all cases that differ or fail.
 #[test]
-fn all_cases_that_differ_are_listed() {
+fn same_lists_all_cases_that_differ_or_fail() {
     if emulated(0).is_none() {
         return;
     }

@@ -128,7 +128,7 @@ mod tests {
     /// Files that exist in the directory before another process creates a slot there, and whether they stay.
     #[test]
     #[cfg_attr(miri, ignore = "it locks files")]
-    fn only_slots_of_writers_that_are_gone_are_removed() {
+    fn only_slots_of_terminated_writers_are_removed() {
         // No process has a PID above the maximum.
         let (gone, own) = (4_194_305, std::process::id());
         let (free, held) = (false, true);
@@ -209,7 +209,7 @@ mod tests {
 
     #[test]
     #[cfg_attr(miri, ignore = "it locks files")]
-    fn a_name_that_another_container_has_is_left_to_it() {
+    fn a_slot_name_taken_by_another_container_is_not_reused() {
         let dir = directory("names");
         let next = MADE.load(Ordering::Relaxed);
         // Both files, or one, of writers with this process's number and run; tests beside this one take numbers, too.

@@ -13,7 +13,7 @@ fn contents(checksum: Option<u64>) -> Contents {
 }
 
 #[test]
-fn the_data_begins_on_the_page_after_header_and_layout() {
+fn slot_data_starts_on_the_page_after_header_and_layout() {
     for (layout, bytes, data) in [
         (0, 64, 4096),
         (4096 - 128, 64, 4096),
@@ -29,7 +29,7 @@ fn the_data_begins_on_the_page_after_header_and_layout() {
 }
 
 #[test]
-fn a_header_lies_where_readers_look_for_it() {
+fn the_slot_header_has_the_documented_offsets() {
     let head = Head::new(&options("one f32 [3]\n", 192));
     let bytes = head.encode(&contents(Some(0x11)));
     let word = |at: usize| u64::from_le_bytes(bytes[at..at + 8].try_into().unwrap());
@@ -56,7 +56,7 @@ fn file(name: &str, header: &[u8], layout: &str, length: u64) -> std::fs::File {
 
 #[test]
 #[cfg_attr(miri, ignore = "it writes files")]
-fn a_header_is_read_back_or_refused_with_a_reason() {
+fn a_damaged_slot_header_is_refused_with_a_reason() {
     let head = Head::new(&options("one\n", 192));
     for contents in [contents(Some(3)), contents(None), Contents { number: WRITING, ..Contents::default() }] {
         let (read, found) = Head::read(&file("good", &head.encode(&contents), "one\n", 4096 + 192)).unwrap();
@@ -99,7 +99,7 @@ fn a_header_is_read_back_or_refused_with_a_reason() {
 
 #[test]
 #[cfg_attr(miri, ignore = "it maps files")]
-fn allocations_follow_each_other_until_there_is_no_room() {
+fn slot_allocations_are_contiguous_until_the_slot_is_full() {
     let slot = SlotWriter::create(options("l\n", 256)).unwrap();
     let ledger = Memory::new(Device::Cpu);
     let memory = slot.memory(&ledger).unwrap();
@@ -126,7 +126,7 @@ fn allocations_follow_each_other_until_there_is_no_room() {
 
 #[test]
 #[cfg_attr(miri, ignore = "it maps files")]
-fn a_memfd_is_sealed_as_far_as_its_use_allows() {
+fn a_memfd_gets_the_seals_that_its_use_allows() {
     use rustix::fs::{SealFlags, fcntl_get_seals};
     let seals = |slot: &SlotWriter| fcntl_get_seals(&slot.0.place.file).unwrap();
     let length = SealFlags::SHRINK | SealFlags::GROW | SealFlags::FUTURE_WRITE;
@@ -147,7 +147,7 @@ fn a_memfd_is_sealed_as_far_as_its_use_allows() {
 
 #[test]
 #[cfg_attr(miri, ignore = "it maps files")]
-fn a_reader_knows_the_slot_and_what_differs_from_its_own_layout() {
+fn a_reader_names_the_first_difference_from_its_own_layout() {
     let mut slot = SlotFiller::create(options("a f32 [1]\nb f32 [2]\n", 128)).unwrap();
     assert!(slot.try_lock().unwrap(), "it is locked already");
     slot.write_at(0, &[1; 64]).unwrap();
@@ -203,7 +203,7 @@ fn a_reader_knows_the_slot_and_what_differs_from_its_own_layout() {
 
 #[test]
 #[cfg_attr(miri, ignore = "it writes files")]
-fn a_file_goes_with_its_slot_and_is_read_only_once_it_is_sealed() {
+fn a_slot_file_is_deleted_with_its_slot_and_read_only_once_sealed() {
     let dir = std::env::temp_dir().join(format!("lockstep-sealed-{}", std::process::id()));
     std::fs::create_dir_all(&dir).unwrap();
     let slot = SlotWriter::create(SlotOptions { dir: Some(&dir), ..options("l\n", 64) }).unwrap();
@@ -216,7 +216,7 @@ fn a_file_goes_with_its_slot_and_is_read_only_once_it_is_sealed() {
 }
 
 #[test]
-fn available_memory_is_read_in_bytes() {
+fn available_memory_is_converted_to_bytes() {
     use super::place::available;
     assert_eq!(available("MemTotal:  9 kB\nMemAvailable:   12345 kB\nBuffers: 1 kB\n"), Some(12_641_280));
     assert_eq!((available("MemTotal: 9 kB\n"), available("MemAvailable: some kB\n")), (None, None));
@@ -224,7 +224,7 @@ fn available_memory_is_read_in_bytes() {
 
 #[test]
 #[cfg_attr(miri, ignore = "it maps files")]
-fn without_room_the_size_and_the_fix_are_said() {
+fn a_full_disk_error_names_the_slot_size_and_the_fix() {
     let full = std::io::Error::from_raw_os_error(rustix::io::Errno::NOSPC.raw_os_error());
     let said = |slot: &SlotWriter| slot.0.place.no_room(2_510_000, &full).to_string();
     let words = said(&SlotWriter::create(options("l\n", 64)).unwrap());
@@ -238,7 +238,7 @@ fn without_room_the_size_and_the_fix_are_said() {
 /// A slot's file lies in a directory that others may share (`weights_dir`), and its path comes from a file of the run.
 #[test]
 #[cfg_attr(miri, ignore = "it writes files")]
-fn a_changed_slot_is_refused_by_name_or_read_as_it_was() {
+fn a_corrupted_slot_is_refused_or_read_unchanged() {
     let dir = std::env::temp_dir().join(format!("lockstep-changed-slots-{}", std::process::id()));
     std::fs::create_dir_all(&dir).unwrap();
     let layout = "a f32 [100]\n";

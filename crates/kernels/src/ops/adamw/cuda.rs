@@ -40,7 +40,7 @@ mod tests {
     use crate::device::cuda::tests::{random, results, same};
 
     #[test]
-    fn the_bits_are_the_cpu_s() {
+    fn cuda_gives_the_bits_of_the_cpu() {
         let cases = [(1, [3.0, 1.0], 1.0), (1000, [0.5, 1.0], 1.0), (37, [9.0, 1.0], 0.0), (5, [1.0, 0.0], 1.0)];
         let cases = [DType::F32, DType::Bf16].into_iter().flat_map(|moments| cases.map(|case| (moments, case)));
         same(cases, |&(moments, (len, norm, max_norm)), ctx| {

@@ -20,7 +20,7 @@ fn sum<const N: usize>(counts: [[usize; 2]; N]) -> [usize; 2] {
 }
 
 #[test]
-fn of_linear_layers() {
+fn linear_layers_refuse_wrong_arguments_and_count_their_work() {
     let x = || floats("x", &[2, 3]).leads();
     let args = [x().blames(&["y", ""]), f32("bias", &[5]), f32("y", &[2, 5])];
     check("linear::forward", matmul(2, 5, 3, panel(3)), args, |ctx, [x, bias, y]| {
@@ -47,7 +47,7 @@ fn of_linear_layers() {
 }
 
 #[test]
-fn of_the_lm_head() {
+fn the_lm_head_refuses_wrong_arguments_and_counts_its_work() {
     let weight = |ctx: &Context| Matrix::zeros(ctx.memory(), 5, 4);
     // Of two rows: 2 · 2 · 4 · 5 operations for each matmul; the hidden rows and each pass over the weight.
     let counts = |matmuls: usize, passes: usize| [matmuls * 80, passes * panel(4) + 4 * 8];
@@ -127,7 +127,7 @@ fn of_the_lm_head() {
 }
 
 #[test]
-fn of_sampling() {
+fn sampling_refuses_wrong_arguments_and_counts_its_work() {
     let forward = |ctx: &Context, vocab: usize, [hidden, ids, logps, truncated, packed]: [&mut Tensor; 5]| {
         let weight = Matrix::zeros(ctx.memory(), vocab, 4);
         let args = sample::Forward {
@@ -191,7 +191,7 @@ const SCALED: [usize; 2] = [10, 8 * 10];
 const WIDTHS: [usize; 2] = [2, 5];
 
 #[test]
-fn of_adapters() {
+fn adapters_refuse_wrong_arguments_and_count_their_work() {
     const INPUTS: &str = "a has shape [5, 7], expected [5, 8]";
     for p in [None, Some(0.25)] {
         let [samples, positions] = of_rows_of_adapters();
@@ -227,7 +227,7 @@ fn of_adapters() {
 }
 
 #[test]
-fn of_the_gradients_of_adapters() {
+fn adapter_gradients_refuse_wrong_arguments_and_count_their_work() {
     const INPUTS: &str = "a has shape [5, 7], expected [5, 8]";
     let args = || {
         let [samples, positions] = of_rows_of_adapters();

@@ -5,7 +5,7 @@ use crate::Matrix;
 use crate::ops::{adamw, embedding, glu, grad_norm, lerp, qk_norm, residual, rmsnorm, rope, rows, softmax, zero};
 
 #[test]
-fn of_rows() {
+fn row_gathers_refuse_wrong_arguments_and_count_their_work() {
     let args = [
         floats("x", &[4, 3]).leads().blames(&["-", "out"]),
         ids("rows", &[2], &[3, 1]).blames(&["out"]),
@@ -37,7 +37,7 @@ fn of_rows() {
 }
 
 #[test]
-fn of_embeddings() {
+fn embeddings_refuse_wrong_arguments_and_count_their_work() {
     let args = [ids("ids", &[2], &[4, 1]).blames(&["out"]), f32("out", &[2, 3])];
     check("embedding::forward", [0, 8 * 6], args, |ctx, [ids, out]| {
         let table = Matrix::zeros(ctx.memory(), 5, 3);
@@ -57,7 +57,7 @@ fn of_embeddings() {
 }
 
 #[test]
-fn of_softmax() {
+fn softmax_refuses_wrong_arguments_and_counts_its_work() {
     let (first, end) = (ids("first", &[2], &[0, 1]), ids("end", &[2], &[5, 3]));
     let args = [f32("x", &[2, 5]).leads().blames(&["y", "y"]), first, end, f32("y", &[2, 5])];
     check("softmax::forward", [20 * 10, 8 * 10], args, |ctx, [x, first, end, y]| {
@@ -80,7 +80,7 @@ fn of_softmax() {
 }
 
 #[test]
-fn of_rotations() {
+fn rope_refuses_wrong_arguments_and_counts_its_work() {
     let table = |ctx: &Context| rope::Table::new(ctx.memory(), &[1.0, 0.5], 1.0, 7);
     const WIDER: &str = "2 heads of 4 in rows of 13 with a table of 2 angles";
     type Rotate = fn(&Context, rope::Rotate<'_>) -> Result<()>;
@@ -116,7 +116,7 @@ fn of_rotations() {
 }
 
 #[test]
-fn of_gated_units() {
+fn gated_units_refuse_wrong_arguments_and_count_their_work() {
     let activation = glu::Activation::Silu;
     let args = [f32("gate_up", &[2, 6]), f32("kept", &[2, 6]), floats("y", &[2, 3]).leads().blames(&["kept", "kept"])];
     check("glu::forward", [20 * 6, 12 * 6], args, |ctx, [gate_up, kept, y]| {
@@ -162,7 +162,7 @@ fn of_gated_units() {
 }
 
 #[test]
-fn of_norms() {
+fn norms_refuse_wrong_arguments_and_count_their_work() {
     let args = [
         f32("x", &[2, 3]).leads().blames(&["y", "weight"]),
         f32("delta", &[2, 3]),
@@ -208,7 +208,7 @@ fn of_norms() {
 }
 
 #[test]
-fn of_residuals() {
+fn residual_additions_refuse_wrong_arguments_and_count_their_work() {
     let x = f32("x", &[2, 3]).leads().blames(&["y", "y"]);
     let args = [x, f32("delta", &[2, 3]), f32("sum", &[2, 3]), floats("y", &[2, 3])];
     check("residual::forward", [6, 8 * 6], args, |ctx, [x, delta, sum, y]| {
@@ -230,7 +230,7 @@ fn of_residuals() {
 
 /// Two query heads and a key head of 3, and a value head.
 #[test]
-fn of_the_norms_of_heads() {
+fn qk_norms_refuse_wrong_arguments_and_count_their_work() {
     // A weight whose length is not that of a head must cover all heads together.
     const WHOLE: &str = "q_weight has shape [4], expected [6]";
     let (heads, kv_heads, head_dim, offset) = (2, 1, 3, 0.0);
@@ -280,7 +280,7 @@ fn of_the_norms_of_heads() {
 }
 
 #[test]
-fn of_whole_tensors() {
+fn whole_tensor_operations_refuse_wrong_arguments_and_count_their_work() {
     let ctx = Context::cpu(Isa::PORTABLE, 1);
     let of = |shape: &[usize], dtype: DType| zeros(&ctx, shape, dtype);
     let counts = |run: &mut dyn FnMut()| {
@@ -341,7 +341,7 @@ fn adamw_with(t: [Tensor; 7], step: u64, max_norm: f32) -> Result<()> {
 }
 
 #[test]
-fn of_the_optimizer() {
+fn adamw_refuses_wrong_arguments_and_counts_its_work() {
     const NAMES: [&str; 7] = ["param", "from", "rounded", "grad", "m", "v", "norm"];
     let ctx = Context::cpu(Isa::PORTABLE, 1);
     let right = || [&[6][..], &[2, 3], &[6], &[3, 2], &[6], &[6], &[2]].map(|shape| zeros(&ctx, shape, F32));

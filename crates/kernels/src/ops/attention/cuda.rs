@@ -151,7 +151,7 @@ mod tests {
     /// number of shared pages, on sequences of these lengths, whose pages are scattered among pages of NaN. All
     /// sequences but the first share their first pages with the first.
     #[test]
-    fn the_bits_are_the_cpu_s() {
+    fn cuda_gives_the_bits_of_the_cpu() {
         let cases = [
             ([1, 1, 2], None, 0, &[1usize][..]),
             ([4, 2, 10], None, 0, &[70, 3, 64]),

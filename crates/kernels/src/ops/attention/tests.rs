@@ -233,7 +233,7 @@ fn inputs(g: &Geometry, l: &Layout) -> (Vec<f32>, Vec<f32>) {
 }
 
 #[test]
-fn forward_is_the_documented_formula_bit_for_bit_on_every_isa() {
+fn forward_matches_the_documented_formula_on_every_isa() {
     for (g, groups) in cases() {
         let l = of(&groups, 1);
         let (qkv, _) = inputs(&g, &l);
@@ -259,7 +259,7 @@ fn forward_is_the_documented_formula_bit_for_bit_on_every_isa() {
 }
 
 #[test]
-fn a_row_is_the_same_alone_in_other_pages_and_without_sharing() {
+fn a_rows_bits_do_not_depend_on_other_rows_pages_or_sharing() {
     for (g, groups) in cases() {
         let l = of(&groups, 1);
         let (qkv, _) = inputs(&g, &l);
@@ -293,7 +293,7 @@ fn a_row_is_the_same_alone_in_other_pages_and_without_sharing() {
 }
 
 #[test]
-fn the_oracle_is_its_own_gradient() {
+fn the_oracles_gradients_match_finite_differences() {
     for (g, groups) in
         [(geometry(3, 1, 5, None), vec![(3, vec![2, 4])]), (geometry(2, 2, 4, Some(3)), vec![(2, vec![5, 1])])]
     {
@@ -312,7 +312,7 @@ fn the_oracle_is_its_own_gradient() {
 }
 
 #[test]
-fn backward_is_the_oracles_on_every_isa_and_any_thread_count() {
+fn backward_matches_the_oracle_on_every_isa_and_thread_count() {
     for (g, groups) in cases() {
         let l = of(&groups, 1);
         let (qkv, d_out) = inputs(&g, &l);
@@ -339,7 +339,7 @@ fn backward_is_the_oracles_on_every_isa_and_any_thread_count() {
 }
 
 #[test]
-fn a_groups_gradient_is_the_same_in_any_batch() {
+fn a_groups_gradient_does_not_depend_on_its_batch() {
     let g = geometry(4, 2, 16, None);
     let all: Groups<'_> = &[(70, &[3, 9]), (4, &[2]), (65, &[1, 1, 5])];
     let l = layout(all, 1);
@@ -356,7 +356,7 @@ fn a_groups_gradient_is_the_same_in_any_batch() {
 }
 
 #[test]
-fn no_rows_and_wrong_arguments() {
+fn no_rows_are_accepted_and_invalid_pages_are_refused() {
     let g = geometry(2, 1, 8, None);
     let ctx = Context::cpu(Isa::best(), 2);
     let l = layout(&[(3, &[2])], 1);
@@ -369,7 +369,7 @@ fn no_rows_and_wrong_arguments() {
 }
 
 #[test]
-fn a_page_is_copied_whole() {
+fn copy_block_copies_a_whole_page() {
     let ctx = Context::cpu(Isa::best(), 1);
     let data: Vec<f32> = normal(1, 3 * 2 * 8 * BLOCK);
     let page = data.len() / 3;
@@ -387,7 +387,7 @@ fn a_page_is_copied_whole() {
 /// A caller that flushes denormals does not change a bit.
 #[cfg(target_arch = "x86_64")]
 #[test]
-fn the_callers_float_settings_do_not_matter() {
+fn the_callers_float_settings_do_not_change_attention() {
     let g = geometry(2, 1, 8, None);
     let l = layout(&[(3, &[2, 70])], 1);
     let (qkv, d_out) = inputs(&g, &l);

@@ -149,7 +149,7 @@ mod tests {
     }
 
     #[test]
-    fn sequences_part_where_their_prompt_ends() {
+    fn a_group_is_split_into_its_prompt_and_single_sequences() {
         // A prompt of 70 tokens. Two completions have copies of its last page.
         let rows = [(0, 0..70), (1, 70..140), (2, 70..80)];
         let tables = [[1, 2, 0], [1, 3, 4], [1, 5, 0]];
@@ -167,12 +167,12 @@ mod tests {
     }
 
     #[test]
-    fn one_sequence_is_one_part() {
+    fn a_group_of_one_sequence_is_not_split() {
         assert_eq!(parts(&WIDE, &[(0, 0..130)], &[[1, 2, 3]]), [(0..130, true, vec![1, 2, 3])]);
     }
 
     #[test]
-    fn what_cannot_wait_for_one_another_in_parts_stays_whole() {
+    fn a_group_with_a_page_in_two_blocks_or_out_of_order_is_not_split() {
         // In one case a page serves as two blocks; in the other a shared page follows a page that is not shared.
         for tables in [[[1, 2, 0], [2, 3, 0]], [[1, 3, 0], [2, 3, 0]]] {
             let parts = parts(&WIDE, &[(0, 0..100), (1, 0..100)], &tables);
@@ -185,7 +185,7 @@ mod tests {
     type Visits = Vec<(usize, usize, bool, usize, Vec<Range<usize>>)>;
 
     #[test]
-    fn a_page_is_visited_by_the_rows_that_see_it() {
+    fn a_page_is_visited_by_the_rows_that_attend_to_it() {
         let visits = |window, rows: &[(u32, Range<u32>)], tables: &[[u32; 3]], written: &[(usize, usize)]| -> Visits {
             let positions: Vec<u32> = rows.iter().flat_map(|(_, p)| p.clone()).collect();
             let of_rows: Vec<u32> = rows.iter().flat_map(|(t, p)| p.clone().map(|_| *t)).collect();

@@ -35,7 +35,7 @@ fn scattered(ctx: &Context, [tokens, vocab, hidden]: [usize; 3], scale: f32, cut
 }
 
 #[test]
-fn equals_the_oracle_bit_for_bit_on_any_threads_and_cut() {
+fn the_result_equals_the_oracle_for_any_threads_and_split() {
     for ((tokens, vocab, hidden), scale) in SHAPES.into_iter().flat_map(|shape| [(shape, 1.0), (shape, SCALE)]) {
         let (ids, shape) = (ids(tokens, vocab), [tokens, vocab, hidden]);
         let out = reference::forward(hidden, &ids, &normal::<f32>(1, vocab * hidden), scale);
@@ -56,7 +56,7 @@ fn equals_the_oracle_bit_for_bit_on_any_threads_and_cut() {
 }
 
 #[test]
-fn oracle_gradient() {
+fn the_oracles_gradient_matches_finite_differences() {
     let (tokens, vocab, hidden) = (7, 5, 3);
     let (table, d_out): (Vec<f64>, Vec<f64>) = (normal(1, vocab * hidden), normal(3, tokens * hidden));
     let ids = ids(tokens, vocab);
@@ -78,7 +78,7 @@ fn oracle_gradient() {
 }
 
 #[test]
-fn an_id_past_the_vocabulary_is_an_error() {
+fn a_token_id_outside_the_vocabulary_is_an_error() {
     let memory = Memory::new(Device::Cpu);
     let table = Matrix::zeros(&memory, 4, 2);
     let ids = Tensor::from_u32(&memory, &[2], &[3, 4]);

@@ -35,7 +35,7 @@ mod tests {
     use crate::device::cuda::tests::{random, results, same};
 
     #[test]
-    fn the_bits_are_the_cpu_s() {
+    fn cuda_gives_the_bits_of_the_cpu() {
         let cases = [(1, 1), (3, 5), (40, 131), (0, 4)].into_iter();
         let cases = cases.flat_map(|size| [(size, Activation::Silu), (size, Activation::GeluTanh)]);
         same(cases, |&((t, f), activation), ctx| {

@@ -31,7 +31,7 @@ fn run(ctx: &Context, activation: Activation, [t, f]: [usize; 2], gate_up: &[f32
 }
 
 #[test]
-fn equals_the_oracle_on_every_isa() {
+fn the_result_is_near_the_oracle_on_every_isa() {
     let shapes = [[1, 1], [3, 5], [2, 129], [70, 300], [0, 4]];
     for (activation, shape) in ACTIVATIONS.into_iter().flat_map(|a| shapes.map(|shape| (a, shape))) {
         let [t, f] = shape;
@@ -73,7 +73,7 @@ fn gelu_is_accurate_down_its_tail() {
 }
 
 #[test]
-fn the_oracle_is_its_own_gradient() {
+fn the_oracles_gradients_match_finite_differences() {
     let (t, f) = (3, 5);
     let (x, d_y): (Vec<f64>, Vec<f64>) = (normal(1, t * 2 * f), normal(2, t * f));
     for a in ACTIVATIONS {
@@ -135,7 +135,7 @@ fn of_matmul(
 }
 
 #[test]
-fn in_one_pass_the_bits_are_those_of_two() {
+fn the_fused_pass_gives_the_bits_of_two_passes() {
     let isas = || Isa::present().into_iter().chain([Isa::AMX_EMULATED]);
     for (isa, dtype) in isas().flat_map(|isa| [DType::F32, DType::Bf16].map(|dtype| (isa, dtype))) {
         for shape in [[1, 2, 32], [3, 10, 64], [5, 64, 160], [130, 34, 96], [300, 8, 32]] {
@@ -149,7 +149,7 @@ fn in_one_pass_the_bits_are_those_of_two() {
 }
 
 #[test]
-fn columns_that_are_no_panels_are_not_fused() {
+fn fusing_refuses_columns_that_are_not_whole_panels() {
     let ctx = Context::cpu(Isa::PORTABLE, 1);
     let m = ctx.memory();
     let (x, w, mut y) =
@@ -166,7 +166,7 @@ fn columns_that_are_no_panels_are_not_fused() {
 
 /// A gradient in bf16 is that in f32, rounded.
 #[test]
-fn a_gradient_may_be_rounded_as_it_is_written() {
+fn a_gradient_can_be_written_in_bf16() {
     let (t, f) = (5, 70);
     for isa in Isa::present() {
         let ctx = Context::cpu(isa, 2);

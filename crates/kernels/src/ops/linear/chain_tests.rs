@@ -32,7 +32,7 @@ fn cases() -> impl Iterator<Item = Case> {
 }
 
 #[test]
-fn forward_equals_the_formula_bit_for_bit() {
+fn forward_matches_the_formula_bit_for_bit() {
     for case in cases() {
         let of = |bias: Option<&[f32]>, start: Option<&[f32]>| {
             let (bias, start) = (bias.map(Flushed::all), start.map(Flushed::all));
@@ -49,7 +49,7 @@ fn forward_equals_the_formula_bit_for_bit() {
 }
 
 #[test]
-fn backward_equals_the_formula_bit_for_bit() {
+fn backward_matches_the_formula_bit_for_bit() {
     for case in cases() {
         let (x, w) = (Flushed::all(&case.x), Flushed::all(&case.w));
         let d_y = Flushed::all(&rounded_to_bf16(&case.d_y));

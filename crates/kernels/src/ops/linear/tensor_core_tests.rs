@@ -135,7 +135,7 @@ fn elements(rows: usize, columns: usize, element: impl Fn(usize, usize) -> f32) 
 }
 
 #[test]
-fn matmuls_have_the_bits_of_the_formula() {
+fn tensor_core_matmuls_have_the_bits_of_the_formula() {
     for schedule in 0..schedules() {
         for (cuda, family) in with_tensor_cores(schedule) {
             let ctx = Context::cuda(cuda);
@@ -148,7 +148,7 @@ fn matmuls_have_the_bits_of_the_formula() {
 
 /// A row's bits do not depend on the other rows.
 #[test]
-fn rows_do_not_depend_on_each_other() {
+fn tensor_core_rows_do_not_depend_on_each_other() {
     let Some((cuda, _)) = with_tensor_cores(0).pop() else { return };
     let ctx = Context::cuda(cuda);
     let (n, k) = (40, 50);
@@ -170,7 +170,7 @@ fn rows_do_not_depend_on_each_other() {
 
 /// A family without an instruction for bf16 is refused, and so are operands that would not be rounded.
 #[test]
-fn what_cannot_be_multiplied_is_refused() {
+fn unsupported_families_and_dtypes_are_refused() {
     let refused = |family: Family, dtype: DType| {
         let ctx = Context::cuda(emulated_as(0, family)?);
         let (x, w) = (tensor(&ctx, &[2, 4], &[1.0; 8], dtype), matrix(&ctx, 3, 4, &[1.0; 12], DType::Bf16));

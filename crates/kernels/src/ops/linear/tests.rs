@@ -109,7 +109,7 @@ fn f64s(x: &[f32]) -> Vec<f64> {
 }
 
 #[test]
-fn forward_equals_the_formula_bit_for_bit() {
+fn forward_matches_the_formula_bit_for_bit() {
     for isa in Isa::present() {
         let ctx = Context::cpu(isa, 1);
         for shape in SHAPES {
@@ -123,7 +123,7 @@ fn forward_equals_the_formula_bit_for_bit() {
 }
 
 #[test]
-fn backward_equals_the_formula_bit_for_bit() {
+fn backward_matches_the_formula_bit_for_bit() {
     for isa in Isa::present() {
         let ctx = Context::cpu(isa, 1);
         for shape in SHAPES {
@@ -175,7 +175,7 @@ fn bits_do_not_depend_on_threads_or_batch() {
 
 /// The oracle's gradients in f64: of x, w and b at once, along random directions.
 #[test]
-fn oracle_gradients() {
+fn the_oracles_gradients_match_finite_differences() {
     for [m, n, k] in [[1, 1, 1], [3, 5, 4], [2, 7, 3]] {
         let (x, w, b): (Vec<f64>, Vec<f64>, Vec<f64>) = (normal(1, m * k), normal(2, n * k), normal(3, n));
         let d_y: Vec<f64> = normal(4, m * n);
@@ -202,7 +202,7 @@ fn oracle_gradients() {
 }
 
 #[test]
-fn backward_is_near_the_f64_oracle_and_a_spoiled_one_is_not() {
+fn backward_is_near_the_f64_oracle_and_a_wrong_gradient_is_not() {
     let case = Case::new([33, 70, 45]);
     let (x, w, d_y) = (f64s(&case.x), f64s(&case.w), f64s(&case.d_y));
     let d_x = reference::backward_input(case.k, &d_y, &w, None);
@@ -225,7 +225,7 @@ fn backward_is_near_the_f64_oracle_and_a_spoiled_one_is_not() {
 
 /// Values that are not finite affect only their own row and column.
 #[test]
-fn a_nan_does_not_spread() {
+fn a_nan_affects_only_its_own_row_and_column() {
     for isa in Isa::present() {
         let ctx = Context::cpu(isa, 1);
         let mut case = Case::new([5, 37, 9]);
@@ -246,7 +246,7 @@ fn a_nan_does_not_spread() {
 }
 
 #[test]
-fn wrong_shapes_are_named() {
+fn the_error_names_a_wrong_shape() {
     let ctx = Context::cpu(Isa::PORTABLE, 1);
     let m = memory();
     let (x, w) = (Tensor::zeros(&m, &[2, 3], DType::F32), Matrix::zeros(&m, 5, 4));
@@ -257,7 +257,7 @@ fn wrong_shapes_are_named() {
 }
 
 #[test]
-fn work_is_booked() {
+fn matmuls_count_their_operations_and_bytes() {
     let before = crate::context::counted();
     let case = Case::new([3, 5, 7]);
     case.forward(&Context::cpu(Isa::PORTABLE, 1), 0..3, false, false);

@@ -137,7 +137,7 @@ pub(super) fn same(got: &[f32], expected: &[f32], what: &str) {
 }
 
 #[test]
-fn forward_equals_the_formula_bit_for_bit() {
+fn forward_matches_the_formula_bit_for_bit() {
     for shape in SHAPES {
         let case = Case::new(shape);
         let plain = reference::forward_on_tiles(case.k, &case.x, &case.w, Some(&case.bias), None);
@@ -151,7 +151,7 @@ fn forward_equals_the_formula_bit_for_bit() {
 }
 
 #[test]
-fn backward_equals_the_formula_bit_for_bit() {
+fn backward_matches_the_formula_bit_for_bit() {
     for shape in SHAPES {
         let case = Case::new(shape);
         let fresh = reference::backward_input_on_tiles(case.k, &case.d_y, &case.w, None);
@@ -178,7 +178,7 @@ fn backward_equals_the_formula_bit_for_bit() {
 
 /// The way from operands to tiles and back is written once for all vectors; here it runs on each of them.
 #[test]
-fn every_vector_packs_alike() {
+fn every_vector_type_packs_tiles_alike() {
     struct Block<'a, 'b>(&'a Matmul<'b>, usize, usize);
     impl Kernel for Block<'_, '_> {
         type Output = ();
@@ -258,7 +258,7 @@ fn bits_do_not_depend_on_the_batch() {
 }
 
 #[test]
-fn a_nan_does_not_spread() {
+fn a_nan_affects_only_its_own_row_and_column() {
     let (m, n, k) = (35, 37, 42);
     let mut case = Case::new([m, n, k]);
     case.x[2 * k + 4] = f32::NAN;
@@ -276,7 +276,7 @@ fn a_nan_does_not_spread() {
 
 /// Near the f64 oracle of the same numbers; with a row of `d_y` forgotten, not.
 #[test]
-fn backward_is_near_the_f64_oracle_and_a_spoiled_one_is_not() {
+fn backward_is_near_the_f64_oracle_and_a_wrong_gradient_is_not() {
     let mut case = Case::new([33, 70, 46]);
     let f64s = |x: &[f32]| x.iter().map(|&x| f64::from(x)).collect::<Vec<f64>>();
     let (x, w, d_y) = (f64s(&case.x), f64s(&case.w), f64s(&rounded_to_bf16(&case.d_y)));
@@ -296,7 +296,7 @@ fn backward_is_near_the_f64_oracle_and_a_spoiled_one_is_not() {
 
 /// Numbers in f32 are none of the tiles' business.
 #[test]
-fn matmuls_in_f32_are_chains() {
+fn f32_matmuls_do_not_run_on_tiles() {
     let case = Case::new([17, 33, 100]);
     for ctx in contexts() {
         let (x, w) = (wide(&[17, 100], &case.x), Matrix::from_f32(&memory(), 33, 100, &case.w));
@@ -309,7 +309,7 @@ fn matmuls_in_f32_are_chains() {
 }
 
 #[test]
-fn segments_that_are_none_are_named() {
+fn the_error_names_invalid_segments() {
     let (x, d_y) = (wide(&[4, 3], &[0.0; 12]), wide(&[4, 2], &[0.0; 8]));
     let mut d_w = Matrix::zeros(&memory(), 2, 3);
     for wrong in [&[0, 3][..], &[1, 4], &[0, 3, 2, 4], &[], &[4]] {

@@ -148,7 +148,7 @@ mod tests {
     use crate::device::cuda::tests::{random, results, same};
 
     #[test]
-    fn the_bits_are_the_cpu_s() {
+    fn cuda_gives_the_bits_of_the_cpu() {
         // One chunk, several, several windows; more rows than a block.
         let cases = [(1, 1, 1), (3, 5, 40), (5, 9, 1100), (2, 3, 4200), (514, 2, 33), (0, 2, 3)];
         same(cases, |&(r, h, v), ctx| {

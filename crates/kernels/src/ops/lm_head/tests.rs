@@ -150,7 +150,7 @@ fn f64s(x: &[f32]) -> Vec<f64> {
 }
 
 #[test]
-fn forward_equals_the_formula_bit_for_bit() {
+fn forward_matches_the_formula_bit_for_bit() {
     for shape in SHAPES {
         for beta in [1.0, 1.0 / 0.7] {
             let case = Case::new(shape, beta);
@@ -170,7 +170,7 @@ fn on_tiles() -> impl Iterator<Item = Context> {
 }
 
 #[test]
-fn forward_on_tiles_equals_the_formula_bit_for_bit() {
+fn forward_on_tiles_matches_the_formula_bit_for_bit() {
     for shape in [[1, 2, 1], [3, 6, 7], [2, 130, 33], [4, 10, 513], [70, 34, 1031]] {
         let case = Case::new(shape, 1.0 / 0.7).in_bf16();
         let dot = reference::dot_on_tiles;
@@ -197,7 +197,7 @@ fn d_logits(ctx: &Context, case: &Case) -> Vec<f32> {
 
 /// In bf16 the gradients of the logits are rounded before they are multiplied, and nothing else is.
 #[test]
-fn backward_in_bf16_equals_the_formula_bit_for_bit() {
+fn backward_in_bf16_matches_the_formula_bit_for_bit() {
     let case = |dtype: DType| {
         let mut case = Case { dtype, ..Case::new([7, 40, 1100], 1.25).in_bf16() };
         case.hidden.iter_mut().step_by(40).for_each(|x| *x = 1.0);
@@ -278,7 +278,7 @@ fn bits_do_not_depend_on_threads_or_batch() {
 }
 
 #[test]
-fn oracle_gradients() {
+fn the_oracles_gradients_match_finite_differences() {
     for [r, h, v] in [[1, 1, 1], [3, 5, 7], [2, 3, 9]] {
         let (hidden, weight): (Vec<f64>, Vec<f64>) = (normal(1, r * h), normal(2, v * h));
         let (d_logps, d_entropies): (Vec<f64>, Vec<f64>) = (normal(3, r), normal(4, r));
@@ -308,7 +308,7 @@ fn oracle_gradients() {
 }
 
 #[test]
-fn backward_is_near_the_f64_oracle_and_a_spoiled_one_is_not() {
+fn backward_is_near_the_f64_oracle_and_a_wrong_gradient_is_not() {
     for shape in SHAPES {
         let case = Case::new(shape, 0.9);
         let (d_hidden, d_weight) = case.oracle_backward();
@@ -330,7 +330,7 @@ fn backward_is_near_the_f64_oracle_and_a_spoiled_one_is_not() {
 
 /// An overflow in one row affects only that row.
 #[test]
-fn a_row_that_is_not_finite_says_so() {
+fn an_overflow_in_a_row_affects_only_that_row() {
     let mut case = Case::new([3, 4, 600], 1.0);
     case.hidden[4] = f32::NAN;
     for isa in Isa::present() {
@@ -342,7 +342,7 @@ fn a_row_that_is_not_finite_says_so() {
 }
 
 #[test]
-fn wrong_arguments_are_named() {
+fn the_error_names_a_wrong_lm_head_argument() {
     let ctx = Context::cpu(Isa::PORTABLE, 1);
     let m = memory();
     let (hidden, weight) = (Tensor::zeros(&m, &[2, 4], DType::F32), Matrix::zeros(&m, 5, 4));
@@ -362,7 +362,7 @@ fn wrong_arguments_are_named() {
 }
 
 #[test]
-fn whole_rows_of_logits_give_the_log_probabilities_of_the_forward() {
+fn whole_rows_of_logits_give_the_log_probabilities_of_forward() {
     for ctx in contexts(&[2]) {
         for shape in SHAPES {
             let cases = [Case::new(shape, 0.8), Case::new(shape, 0.8).in_bf16()];

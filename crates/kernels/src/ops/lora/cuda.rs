@@ -130,7 +130,7 @@ mod tests {
     use crate::device::cuda::tests::{random, results, same};
 
     #[test]
-    fn the_bits_are_the_cpu_s() {
+    fn cuda_gives_the_bits_of_the_cpu() {
         // [first column, columns, rank] of each block; columns that none reaches.
         let cases = [
             (1, 1, 1, None, &[[0, 1, 1]][..]),

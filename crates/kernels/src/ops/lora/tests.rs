@@ -111,7 +111,7 @@ fn fast(ctx: &Context, p: Option<f64>, (m, k, n, of): Case) -> Out {
 }
 
 #[test]
-fn equals_the_oracle_bit_for_bit() {
+fn adapters_equal_the_oracle_bit_for_bit() {
     for (p, case) in DROPOUTS.into_iter().flat_map(|p| CASES.map(|case| (p, case))) {
         let (m, k, n, of) = case;
         let (x, mut g) = (normal::<f32>(1, m * k), blocks(20, k, of));
@@ -132,12 +132,12 @@ fn equals_the_oracle_bit_for_bit() {
 }
 
 #[test]
-fn oracle_gradients_in_f64_and_the_fast_ones_near_them() {
+fn oracle_gradients_match_finite_differences_and_fast_gradients() {
     gradients(None);
 }
 
 #[test]
-fn with_dropout_too() {
+fn oracle_gradients_with_dropout_match_finite_differences() {
     gradients(Some(0.3));
 }
 
@@ -214,7 +214,7 @@ fn gradients(p: Option<f64>) {
 }
 
 #[test]
-fn a_zero_b_changes_no_bit() {
+fn an_adapter_with_zero_b_changes_no_bit() {
     let ctx = Context::cpu(Isa::best(), 1);
     let memory = Memory::new(Device::Cpu);
     let x = Tensor::from_f32(&memory, &[3, 7], &normal::<f32>(1, 21));
@@ -232,7 +232,7 @@ fn a_zero_b_changes_no_bit() {
 }
 
 #[test]
-fn the_share_that_is_dropped_is_p_and_masks_are_independent() {
+fn dropout_drops_a_fraction_p_with_independent_masks() {
     let (ctx, memory) = (Context::cpu(Isa::best(), 2), Memory::new(Device::Cpu));
     let (m, k) = (150, 200);
     let (samples, positions) = rows_of(m);
@@ -279,7 +279,7 @@ fn the_share_that_is_dropped_is_p_and_masks_are_independent() {
 
 /// A row's place in the batch, and the other rows, change nothing.
 #[test]
-fn a_row_is_dropped_by_its_identity() {
+fn the_dropout_mask_of_a_row_depends_only_on_its_identity() {
     let ctx = Context::cpu(Isa::best(), 1);
     let memory = Memory::new(Device::Cpu);
     let (m, k) = (9, 70);
@@ -299,7 +299,7 @@ fn a_row_is_dropped_by_its_identity() {
 }
 
 #[test]
-fn rows_of_dropout_are_those_of_samples_and_positions() {
+fn a_range_of_dropout_rows_uses_their_samples_and_positions() {
     let memory = Memory::new(Device::Cpu);
     let (samples, positions) =
         (Tensor::from_u32(&memory, &[4], &[3, 1, 4, 1]), Tensor::from_u32(&memory, &[4], &[5, 9, 2, 6]));
@@ -313,7 +313,7 @@ fn rows_of_dropout_are_those_of_samples_and_positions() {
 
 /// Factors and inputs of other lengths than the output are a panic, not a read beyond their end.
 #[test]
-fn what_is_multiplied_has_one_length() {
+fn dropout_multiplication_panics_on_different_lengths() {
     let ctx = Context::cpu(Isa::PORTABLE, 1);
     let with = |f: usize, x: usize| {
         let (f, x, mut y) = (vec![2.0f32; f], vec![3.0f32; x], vec![1.0f32; 20]);

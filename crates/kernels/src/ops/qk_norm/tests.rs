@@ -105,7 +105,7 @@ fn run_with(
 }
 
 #[test]
-fn equals_the_oracle_on_every_isa() {
+fn the_result_is_near_the_oracle_on_every_isa() {
     for c in CASES {
         let (x, d_y): (Vec<f32>, Vec<f32>) = (normal(1, c.t * c.width()), normal(2, c.t * c.width()));
         let (q, k): (Vec<f32>, Vec<f32>) = (normal(3, c.hd), normal(4, c.hd));
@@ -158,7 +158,7 @@ fn an_offset_is_added_to_both_weights() {
 }
 
 #[test]
-fn the_weights_gradients_do_not_know_at_which_segment_a_batch_is_cut() {
+fn the_weight_gradients_do_not_depend_on_the_split_between_segments() {
     let c = &CASES[4];
     let segments = [0, 1, 70, 70, 150];
     let (x, d_y): (Vec<f32>, Vec<f32>) = (normal(1, c.t * c.width()), normal(2, c.t * c.width()));
@@ -178,7 +178,7 @@ fn the_weights_gradients_do_not_know_at_which_segment_a_batch_is_cut() {
 }
 
 #[test]
-fn the_oracle_is_its_own_gradient() {
+fn the_oracles_gradients_match_finite_differences() {
     let c = &CASES[1];
     let (x, d_y): (Vec<f64>, Vec<f64>) = (normal(1, c.t * c.width()), normal(2, c.t * c.width()));
     let (q, k): (Vec<f64>, Vec<f64>) = (normal(3, c.hd), normal(4, c.hd));
@@ -196,7 +196,7 @@ fn the_oracle_is_its_own_gradient() {
 }
 
 #[test]
-fn a_spoiled_fast_backward_is_seen() {
+fn a_wrong_fast_backward_is_detected() {
     let c = &CASES[1];
     let (x, d_y): (Vec<f32>, Vec<f32>) = (normal(1, c.t * c.width()), normal(2, c.t * c.width()));
     let (q, k, zeros): (Vec<f32>, Vec<f32>, _) = (normal(3, c.hd), normal(4, c.hd), vec![0.0; c.hd]);
@@ -228,7 +228,7 @@ fn a_spoiled_fast_backward_is_seen() {
 
 /// One norm over all query heads and one over all key heads: `rmsnorm`'s oracle on these columns.
 #[test]
-fn weights_as_wide_as_all_heads_norm_them_together() {
+fn weights_for_all_heads_normalise_all_heads_together() {
     use crate::ops::rmsnorm::reference as rmsnorm;
     for c in [Case { t: 70, heads: 4, kv_heads: 2, hd: 5 }, Case { t: 3, heads: 2, kv_heads: 1, hd: 10 }] {
         let (q_dim, k_dim) = (c.heads * c.hd, c.kv_heads * c.hd);

@@ -91,7 +91,7 @@ fn run_back_with(
 const SHAPES: [(usize, usize); 7] = [(1, 1), (3, 5), (2, 129), (7, 64), (40, 896), (0, 8), (251, 33)];
 
 #[test]
-fn equals_the_oracle_on_every_isa() {
+fn the_result_is_near_the_oracle_on_every_isa() {
     for (t, h) in SHAPES {
         let (x, delta, d_y): (Vec<f32>, Vec<f32>, Vec<f32>) = (normal(1, t * h), normal(2, t * h), normal(3, t * h));
         let (w, d_x0, d_w0): (Vec<f32>, Vec<f32>, Vec<f32>) = (normal(4, h), normal(5, t * h), normal(6, h));
@@ -128,7 +128,7 @@ fn equals_the_oracle_on_every_isa() {
 }
 
 #[test]
-fn the_weights_gradient_does_not_know_at_which_segment_a_batch_is_cut() {
+fn the_weight_gradient_does_not_depend_on_the_split_between_segments() {
     let (t, h, ctx) = (150, 37, Context::cpu(Isa::best(), 2));
     let segments = [0, 1, 70, 70, 149, 150];
     let (x, d_y, w): (Vec<f32>, Vec<f32>, Vec<f32>) = (normal(1, t * h), normal(2, t * h), normal(3, h));
@@ -179,7 +179,7 @@ fn an_offset_is_added_to_the_weight() {
 }
 
 #[test]
-fn the_oracle_is_its_own_gradient() {
+fn the_oracles_gradients_match_finite_differences() {
     let (t, h) = (3, 5);
     let (x, w, d_y): (Vec<f64>, Vec<f64>, Vec<f64>) = (normal(1, t * h), normal(2, h), normal(3, t * h));
     let loss = |y: &[f64]| y.iter().zip(&d_y).map(|(y, d)| y * d).sum::<f64>();

@@ -17,7 +17,7 @@ fn run(ctx: &Context, x: &[f32], width: usize, heads: usize, positions: &[u32], 
 }
 
 #[test]
-fn cosines_and_sines_are_those_of_f64() {
+fn cosines_and_sines_match_f64() {
     let mut worst = 0.0f64;
     for i in 0..200_000u32 {
         // Small angles, then large ones.
@@ -29,7 +29,7 @@ fn cosines_and_sines_are_those_of_f64() {
 }
 
 #[test]
-fn equals_the_oracle_on_every_isa() {
+fn the_result_is_near_the_oracle_on_every_isa() {
     for (t, all, heads, hd) in [(1, 1, 1, 2), (3, 5, 3, 10), (9, 4, 3, 64), (0, 3, 2, 8)] {
         let freq = inv_freq(hd / 2);
         let positions: Vec<u32> = (0..t as u32).map(|i| i * 37 % 301).collect();
@@ -52,7 +52,7 @@ fn equals_the_oracle_on_every_isa() {
 }
 
 #[test]
-fn the_way_back_is_the_transpose() {
+fn the_backward_rotation_is_the_transpose() {
     let (width, heads, freq, positions) = (18, 2, inv_freq(3), [5u32, 0, 77]);
     let (x, d_y): (Vec<f64>, Vec<f64>) = (normal(1, 3 * width), normal(2, 3 * width));
     let rotated = |x: &[f64], sign: f64| {
@@ -66,7 +66,7 @@ fn the_way_back_is_the_transpose() {
 }
 
 #[test]
-fn a_spoiled_fast_backward_is_seen() {
+fn a_wrong_fast_backward_is_detected() {
     let (width, heads, freq, positions) = (18, 2, inv_freq(3), [5u32, 0, 77]);
     let d_y: Vec<f32> = normal(2, 3 * width);
     let mut oracle: Vec<f64> = d_y.iter().map(|&x| x.into()).collect();
@@ -82,7 +82,7 @@ fn a_spoiled_fast_backward_is_seen() {
 }
 
 #[test]
-fn wrong_positions_and_shapes_are_errors() {
+fn wrong_positions_and_rope_shapes_are_errors() {
     let ctx = Context::cpu(Isa::PORTABLE, 1);
     let table = Table::new(ctx.memory(), &inv_freq(4), 1.0, 16);
     let mut x = Tensor::zeros(ctx.memory(), &[1, 24], DType::F32);

@@ -9,7 +9,7 @@ fn chosen(from: usize, count: usize) -> Vec<u32> {
 }
 
 #[test]
-fn equals_the_oracle_bit_for_bit_on_any_threads_and_cut() {
+fn the_result_equals_the_oracle_for_any_threads_and_split() {
     let memory = Memory::new(Device::Cpu);
     for (from, count, hidden) in SHAPES {
         let (x, d_out): (Vec<f32>, Vec<f32>) = (normal(1, from * hidden), normal(2, count * hidden));
@@ -37,7 +37,7 @@ fn equals_the_oracle_bit_for_bit_on_any_threads_and_cut() {
 }
 
 #[test]
-fn oracle_gradient() {
+fn the_oracles_gradient_matches_finite_differences() {
     let (from, count, hidden) = (4, 7, 3);
     let (x, d_out): (Vec<f64>, Vec<f64>) = (normal(1, from * hidden), normal(2, count * hidden));
     let rows = chosen(from, count);
@@ -51,7 +51,7 @@ fn oracle_gradient() {
 }
 
 #[test]
-fn a_row_past_the_end_is_an_error() {
+fn gathering_a_row_past_the_end_is_an_error() {
     let memory = Memory::new(Device::Cpu);
     let x = Tensor::zeros(&memory, &[2, 3], DType::F32);
     let rows = Tensor::from_u32(&memory, &[1], &[2]);

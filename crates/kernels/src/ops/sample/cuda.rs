@@ -165,7 +165,7 @@ mod tests {
     }
 
     #[test]
-    fn the_bits_are_the_cpu_s() {
+    fn cuda_gives_the_bits_of_the_cpu() {
         same([(1, 1, 1), (50, 3, 37), (70, 5, 1300), (0, 2, 3)], |&(r, h, v), ctx| {
             let temperatures = [1.0, 0.7, 0.0, 3.0];
             let row = |i: usize| RowParams { temperature: temperatures[i % 4], counter: [i as u32, 7, 0, 1], ..PLAIN };
@@ -175,7 +175,7 @@ mod tests {
     }
 
     #[test]
-    fn so_they_are_of_truncated_rows_in_any_company() {
+    fn truncated_draws_on_cuda_match_the_cpu_in_any_batch() {
         same([(20, 3, 700), (9, 7, 1031), (30, 2, 601)], |&(r, h, v), ctx| {
             let kinds = kinds();
             let row = |i: usize| RowParams { counter: [i as u32, 1, 2, 3], ..kinds[(i + r) % kinds.len()] };
@@ -187,7 +187,7 @@ mod tests {
     /// Top-k, top-p and min-p that keep anything from one token to all of them, on logits with ties and with NaN and
     /// infinities: the device draws the tokens of the CPU.
     #[test]
-    fn so_they_are_whatever_stays() {
+    fn cuda_draws_match_the_cpu_for_any_truncation() {
         let mut rows = Vec::new();
         for top_k in [0, 1, 63, 99] {
             for top_p in [1.0, 0.999_999, 0.5] {
@@ -207,7 +207,7 @@ mod tests {
     }
 
     #[test]
-    fn words_of_other_rows_are_refused() {
+    fn packed_parameters_of_other_rows_are_refused() {
         let ctx = Context::cpu(crate::Isa::best(), 1);
         let Some(cuda) = crate::device::cuda::tests::emulated(0).map(Context::cuda) else { return };
         for ctx in [&ctx, &cuda] {

@@ -107,7 +107,7 @@ fn mixed(n: usize) -> Vec<RowParams<'static>> {
 }
 
 #[test]
-fn recorded_log_probabilities_are_the_bits_of_lm_head() {
+fn recorded_log_probabilities_have_the_bits_of_lm_head() {
     for v in [5 * 200, 1031, 700] {
         let case = Case::new(40, 19, v);
         let rows = mixed(40);
@@ -189,7 +189,7 @@ fn draws_follow_the_distribution() {
 }
 
 #[test]
-fn what_has_no_weight_is_never_drawn() {
+fn a_token_with_zero_weight_is_never_drawn() {
     let drawn = |weights: &[f32], u: f64| super::inverse::inverse_cdf(weights.iter().copied(), u);
     assert_eq!(drawn(&[0.0, 1.0], 0.0), (1, 0.0));
     assert_eq!(drawn(&[0.0, 1.0, 0.0, 3.0], 0.25), (3, 0.0));
@@ -203,7 +203,7 @@ fn what_has_no_weight_is_never_drawn() {
 }
 
 #[test]
-fn greedy_takes_the_lowest_of_equals() {
+fn greedy_takes_the_lowest_id_of_equal_logits() {
     let mut case = Case::new(3, 8, 1300);
     let best: Vec<f32> = case.hidden[..8].iter().map(|x| x * 100.0).collect();
     for id in [530, 1250, 700] {
@@ -233,7 +233,7 @@ fn drawn(case: &Case, params: RowParams<'_>) -> std::collections::BTreeMap<u32, 
 
 /// As in transformers' top-k, tokens that tie with the k-th token are kept.
 #[test]
-fn ties_with_the_kth_are_kept() {
+fn top_k_keeps_ties_with_the_kth_token() {
     let case = of_logits(&[1.0, 3.0, 2.0, 2.0, 0.0, 2.0]);
     let ids = |top_k| drawn(&case, RowParams { top_k, ..PLAIN }).into_keys().collect::<Vec<_>>();
     assert_eq!((ids(1), ids(2), ids(4)), (vec![1], vec![1, 2, 3, 5], vec![1, 2, 3, 5]));
@@ -242,7 +242,7 @@ fn ties_with_the_kth_are_kept() {
 
 /// Two equal logits: each is exactly as likely as the most likely, and a weight of min_p itself stays.
 #[test]
-fn what_is_exactly_min_p_times_as_likely_is_kept() {
+fn min_p_keeps_a_token_exactly_at_the_threshold() {
     let case = of_logits(&[2.0, 2.0, 1.0]);
     let drawn = drawn(&case, RowParams { min_p: 1.0, ..PLAIN });
     assert_eq!(drawn.keys().copied().collect::<Vec<_>>(), [0, 1]);
@@ -251,7 +251,7 @@ fn what_is_exactly_min_p_times_as_likely_is_kept() {
 
 /// However often a token stands in the history, its logit is divided (or, below 0, multiplied) once.
 #[test]
-fn a_token_is_penalised_once() {
+fn a_repeated_token_is_penalised_once() {
     let case = of_logits(&[4.0, -1.0, 0.5]);
     let logps = |history| drawn(&case, RowParams { repetition_penalty: 2.0, history, ..PLAIN });
     let once = logps(&[0, 1]);
@@ -265,7 +265,7 @@ fn a_token_is_penalised_once() {
 
 /// A nucleus that needs more than the first few, and one that everything belongs to.
 #[test]
-fn a_wide_nucleus_is_whole() {
+fn top_p_keeps_a_nucleus_of_many_tokens() {
     let case = Case { h: 1, v: 3000, hidden: vec![1.0], weight: vec![0.25; 3000] };
     let ctx = Context::cpu(Isa::best(), 1);
     for (top_p, kept) in [(0.5, 1500.0f64), (0.9999, 3000.0), (1e-9, 1.0)] {
@@ -281,7 +281,7 @@ fn logits(row: &[f32]) -> Case {
 }
 
 #[test]
-fn a_token_that_was_seen_twice_is_penalised_once() {
+fn greedy_penalises_a_token_seen_twice_once() {
     // 4 / 1.2 is more than 3, 4 / 1.44 is not.
     let seen_twice = RowParams { temperature: 0.0, repetition_penalty: 1.2, history: &[0, 0], ..PLAIN };
     for isa in Isa::present() {
@@ -290,7 +290,7 @@ fn a_token_that_was_seen_twice_is_penalised_once() {
 }
 
 #[test]
-fn what_is_as_likely_as_the_last_that_stays_stays() {
+fn top_k_and_min_p_keep_ties() {
     let ctx = Context::cpu(Isa::best(), 1);
     let kept = |row: &[f32], params: RowParams<'_>| -> f64 {
         let (ids, _, logps) = logits(row).sample(&ctx, 0, &[params]);
@@ -304,7 +304,7 @@ fn what_is_as_likely_as_the_last_that_stays_stays() {
 }
 
 #[test]
-fn a_row_that_is_not_finite_ends_with_a_log_probability_that_says_so() {
+fn a_non_finite_row_gets_a_non_finite_log_probability() {
     let mut case = Case::new(9, 8, 700);
     case.hidden.fill(f32::NAN);
     let (ids, logps, _) = case.sample(&Context::cpu(Isa::best(), 1), 0, &kinds());
@@ -312,7 +312,7 @@ fn a_row_that_is_not_finite_ends_with_a_log_probability_that_says_so() {
 }
 
 #[test]
-fn wrong_values_are_named() {
+fn the_error_names_an_invalid_sampling_parameter() {
     let message = |params| parameters::says(params).expect("it is refused");
     assert_eq!(
         message(RowParams { temperature: -1.0, ..PLAIN }),

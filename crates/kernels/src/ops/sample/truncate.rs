@@ -191,7 +191,7 @@ mod tests {
     }
 
     #[test]
-    fn a_selected_nucleus_is_the_sorted_one() {
+    fn the_radix_select_keeps_the_nucleus_of_the_sort() {
         let (mut decided, mut all) = (0, 0);
         for (case, n) in [1usize, 2, 255, 256, 257, 3000, 20_000].into_iter().enumerate() {
             let drawn = normal::<f32>(case as u64, n);
@@ -215,7 +215,7 @@ mod tests {
     }
 
     #[test]
-    fn numbers_that_are_not_finite_and_both_zeros_keep_their_order() {
+    fn non_finite_logits_and_signed_zeros_keep_their_order() {
         let z = [0.0, -0.0, -f32::INFINITY, 1.0, -0.0, 0.0, -3.0, f32::MIN_POSITIVE / 2.0, -f32::MIN_POSITIVE / 2.0];
         let ids: Vec<u32> = (0..z.len() as u32).collect();
         for i in 1..100 {
@@ -229,7 +229,7 @@ mod tests {
     }
 
     #[test]
-    fn goals_that_a_sum_meets_are_left_to_the_sort() {
+    fn the_radix_select_defers_to_the_sort_at_ambiguous_goals() {
         let ids: Vec<u32> = (0..1024).collect();
         assert!(!same(0.5, &[1.0; 1024], &ids));
         assert!(same(0.5 + 1e-6, &[1.0; 1024], &ids));

@@ -32,7 +32,7 @@ fn run(ctx: &Context, c: usize, x: &[f32], first: &[u32], end: &[u32], d_y: &[f3
 }
 
 #[test]
-fn equals_the_oracle_on_every_isa() {
+fn the_result_is_near_the_oracle_on_every_isa() {
     for (r, c) in [(1, 1), (3, 5), (2, 129), (30, 70), (0, 4)] {
         let (first, end) = mask(r, c);
         let (x, d_y): (Vec<f32>, Vec<f32>) = (normal(1, r * c), normal(2, r * c));
@@ -54,7 +54,7 @@ fn equals_the_oracle_on_every_isa() {
 }
 
 #[test]
-fn the_oracle_is_its_own_gradient() {
+fn the_oracles_gradients_match_finite_differences() {
     let (r, c) = (4, 7);
     let (first, end) = mask(r, c);
     let (x, d_y): (Vec<f64>, Vec<f64>) = (normal(1, r * c), normal(2, r * c));
@@ -68,7 +68,7 @@ fn the_oracle_is_its_own_gradient() {
 }
 
 #[test]
-fn a_spoiled_fast_backward_is_seen() {
+fn a_wrong_fast_backward_is_detected() {
     let (r, c) = (3, 21);
     let (first, end) = mask(r, c);
     let (x, d_y): (Vec<f32>, Vec<f32>) = (normal(1, r * c), normal(2, r * c));
@@ -84,7 +84,7 @@ fn a_spoiled_fast_backward_is_seen() {
 }
 
 #[test]
-fn a_mask_past_the_last_column_is_an_error() {
+fn a_softmax_mask_past_the_last_column_is_an_error() {
     let ctx = Context::cpu(Isa::PORTABLE, 1);
     let m = ctx.memory();
     let (x, mut y) = (Tensor::zeros(m, &[1, 2], DType::F32), Tensor::zeros(m, &[1, 2], DType::F32));

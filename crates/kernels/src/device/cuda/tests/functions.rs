@@ -27,7 +27,7 @@ fn bits(x: &[f32]) -> Vec<u32> {
 }
 
 #[test]
-fn functions_and_folds_are_those_of_the_cpu() {
+fn cuda_functions_and_reductions_give_the_bits_of_the_cpu() {
     let Some(cuda) = device(0) else { return };
     let ctx = Context::cuda(cuda.clone());
     let mut stream = Stream::new(7, 0);
@@ -61,7 +61,7 @@ fn functions_and_folds_are_those_of_the_cpu() {
 }
 
 #[test]
-fn random_words_are_those_of_the_cpu() {
+fn cuda_random_words_match_the_cpu() {
     let Some(cuda) = device(0) else { return };
     let ctx = Context::cuda(cuda.clone());
     let (count, key) = (1000usize, 0x0123_4567_89ab_cdef_u64);

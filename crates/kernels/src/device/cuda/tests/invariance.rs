@@ -117,7 +117,7 @@ fn together(ctx: &Context, w: &Weights, numbers: &[usize]) -> Vec<Row> {
 }
 
 #[test]
-fn a_row_is_the_same_in_any_company_order_and_cut() {
+fn a_rows_bits_do_not_depend_on_other_rows_their_order_or_the_split() {
     for schedule in 0..schedules() {
         let Some(ctx) = device(schedule).map(Context::cuda) else { return };
         let w = Weights::new(&ctx);

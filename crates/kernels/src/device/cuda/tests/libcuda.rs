@@ -28,7 +28,7 @@ fn library() -> Option<PathBuf> {
 }
 
 #[test]
-fn memory_copies_and_launches_are_what_the_driver_is_asked_for() {
+fn memory_copies_and_launches_call_the_driver_correctly() {
     let Some(path) = library() else { return };
     let name = path.to_string_lossy().into_owned();
     let cuda: &'static Functions = Box::leak(Box::new(Functions::open(&name).unwrap()));

@@ -25,7 +25,7 @@ fn run(cuda: &Cuda, kernel: &'static str, more: &[Arg]) -> Result<(Vec<f32>, Vec
 }
 
 #[test]
-fn planted_bugs_are_found_under_every_schedule() {
+fn the_emulator_finds_planted_bugs_under_every_schedule() {
     for schedule in 0..5 {
         let Some(_) = emulated(schedule) else { return };
         let of = |kernel, more: &[Arg]| run(&emulated(schedule).expect("as above"), kernel, more);
@@ -53,7 +53,7 @@ fn planted_bugs_are_found_under_every_schedule() {
 }
 
 #[test]
-fn memory_outside_an_allocation_is_not_touched() {
+fn an_access_past_the_end_of_an_allocation_is_an_error() {
     let Some(cuda) = emulated(0) else { return };
     let ctx = Context::cuda(cuda.clone());
     let tensor = || Tensor::zeros(ctx.memory(), &[100], DType::F32);
@@ -64,7 +64,7 @@ fn memory_outside_an_allocation_is_not_touched() {
 }
 
 #[test]
-fn a_write_before_the_start_is_found_when_the_memory_is_let_go_of() {
+fn a_write_before_an_allocation_is_detected_when_it_is_freed() {
     let Some(cuda) = emulated(0) else { return };
     run(&cuda, "before_the_start", &[COUNT.into()]).expect("it shows later");
     let ctx = Context::cuda(cuda);
@@ -77,7 +77,7 @@ fn a_write_before_the_start_is_found_when_the_memory_is_let_go_of() {
 }
 
 #[test]
-fn what_does_not_end_is_ended() {
+fn a_kernel_that_does_not_end_is_stopped() {
     if emulated(0).is_none() {
         return;
     }
@@ -89,7 +89,7 @@ fn what_does_not_end_is_ended() {
 }
 
 #[test]
-fn arguments_of_other_types_are_refused() {
+fn kernel_arguments_of_wrong_types_are_refused() {
     let Some(cuda) = emulated(0) else { return };
     let found = run(&cuda, "past_the_end", &[Arg::U32(3)]).unwrap_err();
     assert!(found.contains("a kernel with the parameters ppl was called with ppu"), "{found}");

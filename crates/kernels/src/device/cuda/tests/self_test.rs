@@ -8,7 +8,7 @@ use crate::device::cuda::tensor_core::{AMPERE, Family, HOPPER, VOLTA};
 use crate::device::cuda::tests::{device, emulated_as};
 
 #[test]
-fn the_emulator_computes_the_formula_of_its_family() {
+fn the_emulator_matches_the_formula_of_its_family() {
     for family in [AMPERE, HOPPER] {
         let Some(cuda) = emulated_as(0, family) else { return };
         assert_eq!(run(&cuda, family), Ok(()));
@@ -20,7 +20,7 @@ fn the_emulator_computes_the_formula_of_its_family() {
 
 /// A device that differs in any one of the formula's parameters is refused, and the error shows the operands.
 #[test]
-fn a_device_with_other_bits_is_refused() {
+fn a_device_that_differs_from_the_formula_is_refused() {
     let claims: [(&str, Family); 4] = [
         ("a bit more", Family { fraction: 26, ..HOPPER }),
         ("a bit less", Family { fraction: 24, ..HOPPER }),
@@ -37,7 +37,7 @@ fn a_device_with_other_bits_is_refused() {
 /// For a machine with a GPU: compares as many dot products as `LOCKSTEP_PRODUCTS` says, split over several seeds, on
 /// the device that `LOCKSTEP_DEVICE` names, and prints the mismatches.
 #[test]
-fn products_asked_for_equal_the_formula() {
+fn the_requested_dot_products_equal_the_formula() {
     let number = |name: &str, default: usize| match std::env::var(name) {
         Ok(text) if !text.is_empty() => text.parse().unwrap_or_else(|_| panic!("{name}={text}: expected an integer")),
         _ => default,
@@ -78,7 +78,7 @@ fn closest(cuda: &Cuda, family: Family, instructions: usize) -> Vec<(usize, Fami
 
 /// On a device of another family than expected, the device's own parameters are found.
 #[test]
-fn the_parameters_of_a_device_that_differs_are_found() {
+fn closest_finds_the_parameters_of_a_device_that_differs() {
     let Some(cuda) = emulated_as(0, AMPERE) else { return };
     let found = closest(&cuda, HOPPER, 16);
     let best: Vec<_> = found.iter().filter(|(differ, _)| *differ == 0).map(|(_, it)| (it.fraction, it.depth)).collect();

@@ -163,7 +163,7 @@ fn case(stream: &mut Stream, factor: Factor, depth: usize) -> (f32, Vec<(f32, f3
 }
 
 #[test]
-fn a_step_is_the_exact_sum_of_what_the_units_hold() {
+fn a_tensor_core_step_equals_the_exact_truncated_sum() {
     let (mut stream, mut compared, mut zeros, mut denormals, mut infinite) = (Stream::new(19, 0), 0, 0, 0, 0);
     for _ in 0..30_000 {
         let family = FAMILIES[stream.below(4) as usize];
@@ -192,7 +192,7 @@ fn a_step_is_the_exact_sum_of_what_the_units_hold() {
 
 /// The order of the terms within a step does not matter; the order of the steps does.
 #[test]
-fn a_step_has_no_order() {
+fn the_order_of_terms_within_a_step_does_not_matter() {
     let (mut stream, mut differ) = (Stream::new(20, 0), 0);
     for _ in 0..500 {
         for family in FAMILIES {
@@ -217,7 +217,7 @@ fn two(x: i32) -> f32 {
 
 /// These sums are worked out by hand, and show how many bits and terms each family keeps.
 #[test]
-fn families_differ_where_their_bits_end() {
+fn tensor_core_families_differ_in_kept_bits_and_terms() {
     let chain = |family: Family, c: f32, terms: &[(f32, f32)]| family.chain(Factor::Bf16, c, terms.iter().copied());
     let pad = |n: usize| vec![(0.0, 0.0); n];
     // Two halves of the last bit of 1 are added up in one step of 16, but each is cut off in two steps of 8.
@@ -243,7 +243,7 @@ fn families_differ_where_their_bits_end() {
 }
 
 #[test]
-fn small_integers_are_summed_exactly() {
+fn tensor_cores_sum_small_integers_exactly() {
     let mut stream = Stream::new(21, 0);
     for _ in 0..200 {
         let terms: Vec<_> =
@@ -256,7 +256,7 @@ fn small_integers_are_summed_exactly() {
 }
 
 #[test]
-fn what_is_no_finite_number_follows_ieee_754() {
+fn infinities_and_nan_follow_ieee_754() {
     let (inf, nan, huge) = (f32::INFINITY, f32::NAN, two(127));
     for family in FAMILIES {
         let step = |c: f32, terms: &[(f32, f32)]| family.chain(Factor::Bf16, c, terms.iter().copied());
@@ -281,7 +281,7 @@ fn what_is_no_finite_number_follows_ieee_754() {
 }
 
 #[test]
-fn zeros_have_a_sign_and_an_exponent() {
+fn zero_terms_keep_their_sign_and_exponent() {
     let least = f32::from_bits(1);
     for family in FAMILIES {
         let chain = |c: f32, terms: &[(f32, f32)]| family.chain(Factor::Bf16, c, terms.iter().copied()).to_bits();
@@ -308,7 +308,7 @@ fn zeros_have_a_sign_and_an_exponent() {
 }
 
 #[test]
-fn devices_have_their_family() {
+fn compute_capabilities_map_to_tensor_core_families() {
     let of = |capability: (i32, i32)| Family::of(capability.0, capability.1).map(|family| family.name);
     assert_eq!([(6, 1), (7, 0), (7, 2), (7, 5)].map(of), [None, Some("volta"), Some("volta"), Some("turing")]);
     assert_eq!([(8, 0), (8, 6), (8, 9)].map(of), [Some("ampere"); 3]);

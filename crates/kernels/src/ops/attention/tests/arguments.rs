@@ -121,7 +121,7 @@ fn refused(ctx: &Context, name: &'static str, wrong: Tensor, word: &str) {
 }
 
 #[test]
-fn shapes_and_types_are_checked() {
+fn attention_refuses_wrong_shapes_and_types() {
     let ctx = Context::cpu(Isa::best(), 1);
     let all = right(&ctx);
     assert_eq!(run(&ctx, &all), [None, None, None]);
@@ -150,7 +150,7 @@ fn shapes_and_types_are_checked() {
 }
 
 #[test]
-fn rows_are_f32_or_bf16_and_pages_have_their_type() {
+fn attention_rows_and_pages_must_have_the_same_dtype() {
     let ctx = Context::cpu(Isa::best(), 1);
     let of = |shape: &[usize], dtype: DType| Tensor::zeros(ctx.memory(), shape, dtype);
     refused(&ctx, "qkv", of(&[3, G.width()], DType::U32), "qkv is U32, expected F32");
@@ -173,7 +173,7 @@ fn rows_are_f32_or_bf16_and_pages_have_their_type() {
 }
 
 #[test]
-fn indices_are_checked() {
+fn attention_refuses_indices_out_of_range() {
     let ctx = Context::cpu(Isa::best(), 1);
     let ids = |shape: &[usize], ids: &[u32]| Tensor::from_u32(ctx.memory(), shape, ids);
     let slot = BLOCK as u32;
@@ -192,7 +192,7 @@ fn indices_are_checked() {
 
 /// A row's table is checked even if the previous row had the same table and attended to less, or had another table.
 #[test]
-fn each_rows_pages_are_checked() {
+fn the_pages_of_every_row_are_checked() {
     let ctx = Context::cpu(Isa::best(), 1);
     let ids = |shape: &[usize], ids: &[u32]| Tensor::from_u32(ctx.memory(), shape, ids);
     let mut arguments = right(&ctx);
@@ -213,7 +213,7 @@ fn each_rows_pages_are_checked() {
 
 /// Of the pairs of a query and a key that are seen, and of what is read and written of each row.
 #[test]
-fn work_is_counted() {
+fn attention_counts_its_operations_and_bytes() {
     let ctx = Context::cpu(Isa::PORTABLE, 1);
     // Position 2 sees two keys, so five pairs are seen.
     let narrow = Geometry { window: Some(2), ..G };
@@ -241,7 +241,7 @@ fn work_is_counted() {
 }
 
 #[test]
-fn a_geometry_without_heads_or_keys_is_refused() {
+fn an_invalid_attention_geometry_is_refused() {
     let ctx = Context::cpu(Isa::PORTABLE, 1);
     let all = right(&ctx);
     for (wrong, message) in [
@@ -267,7 +267,7 @@ fn rows_of(ctx: &Context, rows: &[(u32, u32)], tables: &[[u32; 2]]) -> [Tensor; 
 /// Only pages that a row attends to must exist, whichever row comes before; each attended pair of query and key is
 /// counted.
 #[test]
-fn pages_that_rows_see_exist() {
+fn pages_that_rows_attend_to_must_exist() {
     let ctx = Context::cpu(Isa::PORTABLE, 1);
     let says = |window, rows: &[(u32, u32)], tables: &[[u32; 2]]| {
         let [positions, tables_of_rows, tables] = rows_of(&ctx, rows, tables);
@@ -294,7 +294,7 @@ fn pages_that_rows_see_exist() {
 }
 
 #[test]
-fn groups_cover_all_rows_and_share_no_page() {
+fn groups_must_cover_all_rows_and_share_no_page() {
     let ctx = Context::cpu(Isa::PORTABLE, 1);
     let says = |window, rows: &[(u32, u32)], tables: &[[u32; 2]], groups: &[u32]| {
         let [positions, tables_of_rows, tables] = rows_of(&ctx, rows, tables);

@@ -67,7 +67,7 @@ fn same(got: &[f32], expected: &[f32], what: &str) {
 }
 
 #[test]
-fn forward_equals_the_formula_bit_for_bit() {
+fn forward_matches_the_formula_bit_for_bit() {
     for (g, groups) in cases() {
         let l = super::of(&groups, 1);
         let (qkv, _) = inputs(&g, &l);
@@ -108,7 +108,7 @@ fn another_formula_gives_other_bits() {
 }
 
 #[test]
-fn a_row_is_the_same_alone_and_among_others() {
+fn a_rows_bits_do_not_depend_on_other_rows() {
     for (g, groups) in cases().into_iter().skip(1).step_by(2) {
         let l = super::of(&groups, 1);
         let (qkv, _) = inputs(&g, &l);
@@ -131,7 +131,7 @@ fn a_row_is_the_same_alone_and_among_others() {
 }
 
 #[test]
-fn backward_equals_the_formula_bit_for_bit() {
+fn backward_matches_the_formula_bit_for_bit() {
     for (g, groups) in cases() {
         let l = super::of(&groups, 1);
         let (qkv, d_out) = inputs(&g, &l);
@@ -151,7 +151,7 @@ fn backward_equals_the_formula_bit_for_bit() {
 /// Where denormals begin: rows whose products with their like are some 2⁻¹²⁶, denormals among the others, and −0. The
 /// sum over rows takes a product with 0 for what a row beside it sees and it does not.
 #[test]
-fn denormals_are_flushed_as_the_formula_says_bit_for_bit() {
+fn denormals_are_flushed_as_in_the_formula() {
     let bits = |x: &[f32]| x.iter().map(|x| x.to_bits()).collect::<Vec<_>>();
     for (g, groups) in cases() {
         let l = super::of(&groups, 1);
@@ -198,7 +198,7 @@ fn backward_is_near_the_f64_oracle() {
 }
 
 #[test]
-fn a_groups_gradient_is_the_same_in_any_batch() {
+fn a_groups_gradient_does_not_depend_on_its_batch() {
     let g = geometry(6, 2, 32, None);
     let all: Groups<'_> = &[(70, &[3, 9]), (4, &[2]), (65, &[1, 1, 5])];
     let l = layout(all, 1);

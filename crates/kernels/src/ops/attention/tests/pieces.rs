@@ -35,7 +35,7 @@ fn pages_have_the_documented_layouts() {
 
 /// An odd head_dim has no pairs, but the formula is the same.
 #[test]
-fn an_odd_number_of_dimensions_is_computed_too() {
+fn attention_supports_an_odd_head_dim() {
     let (g, groups) = (geometry(3, 1, 9, None), vec![(70, vec![3, 2])]);
     let l = of(&groups, 1);
     let (qkv, d_out) = inputs(&g, &l);
@@ -181,7 +181,7 @@ fn expected((rows, columns, k): Sizes, accumulate: bool) -> Vec<f32> {
 }
 
 #[test]
-fn the_small_matmul_computes_its_rows_and_columns_and_no_more() {
+fn the_small_matmul_writes_only_its_rows_and_columns() {
     let isas = || Isa::present().into_iter().filter(|isa| !isa.has_tiles());
     for (rows, columns) in [(1, 1), (2, 16), (6, 31), (7, 32), (8, 70), (13, 5), (19, 64), (0, 4), (3, 0)] {
         for (k, accumulate) in [(0..1, false), (0..6, true), (3..8, false), (2..2, true), (2..2, false)] {
@@ -209,7 +209,7 @@ fn the_small_matmul_computes_its_rows_and_columns_and_no_more() {
 
 /// Unchecked reads and writes rely on these checks.
 #[test]
-fn operands_of_the_small_matmul_that_are_too_short_are_a_panic() {
+fn the_small_matmul_panics_if_an_operand_is_too_short() {
     let of: (Of<'_, f32>, Of<'_, f32>) = (&left, &right);
     for (rows, columns, k) in [(1, 1, 0..1), (5, 3, 0..4), (2, 40, 3..5)] {
         let with = |spare| product::<f32, f32>(Isa::PORTABLE, (rows, columns, k.clone()), true, of, spare);

@@ -120,7 +120,7 @@ fn bits((out, lse): &(Vec<f32>, f32)) -> Vec<u32> {
 
 /// Neither the thread that computes a split, nor its finishing time, nor other work beside it changes a bit.
 #[test]
-fn merging_in_order_depends_on_the_row_alone() {
+fn merging_splits_in_order_gives_bits_that_depend_only_on_the_row() {
     for a in [F32, ON_AMPERE, ON_HOPPER] {
         rows(a, |row| {
             let sequence = bits(&row.in_sequence(SPLIT));
@@ -131,7 +131,7 @@ fn merging_in_order_depends_on_the_row_alone() {
 
 /// A row that attends to only one split is computed as without splits.
 #[test]
-fn a_row_of_one_split_has_the_bits_of_the_unsplit_formula() {
+fn a_row_with_one_split_has_the_bits_of_the_unsplit_formula() {
     for a in [F32, ON_HOPPER] {
         rows(a, |row| {
             let Row { g, qkv, keys, head, a } = *row;
@@ -146,7 +146,7 @@ fn a_row_of_one_split_has_the_bits_of_the_unsplit_formula() {
 /// The test would notice violations of the rule: splits that depend on the row's length or the number of workers,
 /// merging in order of completion, or continuing without splits.
 #[test]
-fn another_rule_gives_other_bits() {
+fn another_split_rule_gives_other_bits() {
     let count = [(); 4].map(|()| std::cell::Cell::new(0));
     rows(ON_HOPPER, |row| {
         let Row { g, qkv, keys, head, a } = *row;
@@ -170,7 +170,7 @@ fn another_rule_gives_other_bits() {
 
 /// The result is attention.
 #[test]
-fn splits_are_close_to_the_oracle() {
+fn split_attention_is_close_to_the_oracle() {
     for (a, tolerance) in [(F32, 1e-5), (ON_HOPPER, 1e-2)] {
         rows(a, |row| {
             let Row { g, qkv, keys, head, .. } = *row;

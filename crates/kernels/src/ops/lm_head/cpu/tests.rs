@@ -4,7 +4,7 @@ use super::*;
 use crate::simd::portable::F32x16;
 
 #[test]
-fn blocks_of_rows_end_at_steps_of_a_segment() {
+fn blocks_of_rows_end_at_multiples_of_32_rows_of_a_segment() {
     let of = |rows, segments: Option<&[u32]>| cut(rows, segments);
     assert_eq!(of(0, None), []);
     assert_eq!(of(1, None), [(0..1, vec![0, 1])]);
@@ -21,7 +21,7 @@ fn blocks_of_rows_end_at_steps_of_a_segment() {
 }
 
 #[test]
-fn chunks_of_a_row_are_weighted_by_their_maxima() {
+fn combining_chunks_gives_the_log_sum_exp_of_the_row() {
     let of = |chunks: &[[f32; KEPT]]| {
         let Row { max, lse, entropy } = combine::<F32x16>(chunks.as_flattened());
         [max, lse, entropy]

@@ -20,7 +20,7 @@ pub(super) fn says(params: RowParams<'_>) -> Option<String> {
 }
 
 #[test]
-fn values_out_of_range_are_refused_and_bounds_are_not() {
+fn sampling_parameters_are_valid_up_to_their_bounds() {
     type With = fn(f64) -> RowParams<'static>;
     type Case = (&'static str, &'static str, With, &'static [f64], &'static [f64]);
     // Of a temperature near 0 the inverse is infinite.
@@ -59,7 +59,7 @@ fn values_out_of_range_are_refused_and_bounds_are_not() {
 }
 
 #[test]
-fn tokens_of_the_history_matter_only_to_a_penalty() {
+fn history_tokens_are_checked_only_with_a_penalty() {
     let of = |repetition_penalty| RowParams { repetition_penalty, history: &[9, 10, 11], ..PLAIN };
     assert_eq!(says(of(1.0)), None);
     for penalty in [0.5, 2.0] {
@@ -72,7 +72,7 @@ fn tokens_of_the_history_matter_only_to_a_penalty() {
 }
 
 #[test]
-fn truncation_and_a_penalty_need_the_whole_row() {
+fn truncation_and_penalties_need_the_whole_row_of_logits() {
     let greedy = RowParams { temperature: 0.0, ..PLAIN };
     for (params, whole) in [
         (PLAIN, false),
