@@ -190,7 +190,7 @@ mod tests {
     fn every_instruction_set_has_positive_peaks() {
         for isa in Isa::present() {
             let measured = measure(&Context::cpu(isa, 1), Duration::from_millis(2)).unwrap();
-            // The test asserts only facts that do not depend on how busy the machine is.
+            // Only facts that do not depend on the load of the machine are asserted.
             assert!(measured.flops_per_s.is_finite() && measured.flops_per_s > 1e5, "{isa:?} {measured:?}");
             assert_eq!(measured.tile_flops_per_s.is_some(), isa.is_amx());
             let of_bf16 = measured.of_dtype(DType::Bf16).flops_per_s;
@@ -207,7 +207,7 @@ mod tests {
         let mut calls = 0;
         let seconds = best(Duration::ZERO, || calls += 1);
         assert!(calls == 2 && seconds > 0.0, "{calls} {seconds}");
-        // Only a panic can end it long before its time.
+        // The panic ends the call to `best` before its time is over.
         let mut calls = 0;
         let until_twenty = || {
             calls += 1;

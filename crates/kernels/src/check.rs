@@ -79,7 +79,7 @@ pub fn relative_error<A: Float, B: Float>(a: &[A], b: &[B]) -> f64 {
     if size == 0.0 { difference } else { difference / size }
 }
 
-/// The gradient check compares `g`, the claimed gradient of `f` at `x`, with a fourth-order central difference. Returns
+/// Checks a gradient: compares `g`, the claimed gradient of `f` at `x`, with a fourth-order central difference. Returns
 /// the largest |⟨g, v⟩ − (slope of `f` along v)| / (‖g‖ ‖v‖) over eight random directions v.
 pub fn directional_error(x: &[f64], g: &[f64], f: impl Fn(&[f64]) -> f64) -> f64 {
     assert_eq!(x.len(), g.len());

@@ -7,8 +7,8 @@ use crate::matrix::PANEL;
 use crate::{DType, Device, Error, Isa, Matrix, Memory, Result};
 use std::cell::Cell;
 
-/// The largest accepted number of threads. A larger number is a typo that would cost stacks and seconds before it
-/// failed.
+/// The largest accepted number of threads. A larger number is probably a typo, and would take seconds and memory for
+/// stacks before it failed.
 const MAX_THREADS: usize = 4096;
 
 /// The device on which operations run, with its threads and its memory. One per process is enough; clones share threads
@@ -124,9 +124,9 @@ impl Context {
     }
 
     /// Makes the context compute with the cores that it can reserve from `tokens`, at most one for each of its
-    /// [`threads`](Self::threads). Every few milliseconds, and while it does not compute, it lets other processes have
-    /// the cores. Results do not depend on the cores. On devices other than the CPU this does nothing. Fails if the
-    /// system cannot start the thread that ends the turns.
+    /// [`threads`](Self::threads). Every few milliseconds, and while the context does not compute, other processes can
+    /// have the cores. Results do not depend on the cores. On devices other than the CPU this does nothing. Fails if
+    /// the system cannot start the thread that ends the turns.
     pub fn share_cores(&self, tokens: CoreTokens) -> Result<()> {
         if let Backend::Cpu(cpu) = &self.backend {
             cpu.share_cores(Lease::new(tokens)?);

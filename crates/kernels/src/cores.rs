@@ -1,8 +1,8 @@
 //! CPU cores shared by the processes of one machine. Each process computes with as many threads as it has reserved
 //! cores, so that processes do not interrupt each other in the middle of parallel regions.
 //!
-//! Each core is represented by a file. A process reserves the core by locking the file. The kernel releases the lock
-//! when the process ends in any way. A process that waits for cores queues at another lock, the gate, and gets its
+//! Each core is represented by a file. A process reserves the core by locking the file. The operating system releases
+//! the lock however the process ends. A process that waits for cores queues at another lock, the gate, and gets its
 //! first core before any other process gets a second one. So no process starves, and with as many processes as cores
 //! each has one thread.
 
@@ -50,10 +50,10 @@ impl HeldCores {
     }
 }
 
-/// A process's share of the cores. It keeps its cores from one parallel region to the next, and lets other processes
-/// have them every few milliseconds. A separate thread releases the cores at the end of a turn if no region is running.
-/// So the process keeps no cores while it waits for something else (workers, rewards, a disk), and no caller has to
-/// report that it waits.
+/// A process's share of the cores. A process keeps its cores from one parallel region to the next, and offers them to
+/// other processes every few milliseconds. A separate thread releases the cores at the end of a turn if no region is
+/// running. So a process keeps no cores while it waits for workers, rewards or a disk, and callers need not report that
+/// they wait.
 #[derive(Debug)]
 pub(crate) struct Lease {
     tokens: CoreTokens,

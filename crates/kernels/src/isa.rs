@@ -36,7 +36,7 @@ enum Kind {
     DotsEmulated,
 }
 
-/// The smallest [`Isa::dots_gain`] for which AVX-512 BF16 is preferred to AVX-512.
+/// AVX-512 BF16 is preferred to AVX-512 if [`Isa::dots_gain`] is at least this.
 const WORTH: f64 = 1.25;
 
 impl Kind {
@@ -79,7 +79,7 @@ impl Kind {
         }
     }
 
-    /// This instruction set, if the machine has it. Every [`Isa`] that a machine may lack is created here.
+    /// This instruction set, if the machine has it. Only this function creates an [`Isa`] that a machine may lack.
     fn checked(self) -> Option<Isa> {
         self.is_present().then_some(Isa(self))
     }
@@ -253,7 +253,7 @@ impl Isa {
         }
     }
 
-    /// The instruction set whose vectors this one uses. A real one was found on the processor by `Kind::checked`; for
+    /// The instruction set whose vectors this one uses. `Kind::checked` has found the real ones on this processor; for
     /// the emulated ones the processor is queried here.
     fn vectors(self) -> Kind {
         match self.0 {

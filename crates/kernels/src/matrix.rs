@@ -241,7 +241,7 @@ mod tests {
             assert_eq!((m.rows(), m.cols(), m.data().shape()), (n, k, &[n.div_ceil(PANEL), k, PANEL][..]));
             assert_eq!(m.unpack_rows(0..n), data);
             assert_eq!(m.unpack_rows(n / 2..n), data[n / 2 * k..]);
-            // All other elements are padding, which is 0.
+            // All other elements are padding, which must be 0.
             let all = m.data().to_vec_f32();
             assert_eq!(all.iter().filter(|&&x| x != 0.0).count(), n * k);
         }
@@ -325,7 +325,7 @@ mod tests {
         }
         let memory = Memory::new(Device::Cpu);
         let says = |f: &dyn Fn()| {
-            let panic = std::panic::catch_unwind(std::panic::AssertUnwindSafe(f)).expect_err("it was accepted");
+            let panic = std::panic::catch_unwind(std::panic::AssertUnwindSafe(f)).expect_err("`f` must panic");
             panic.downcast_ref::<String>().cloned().unwrap()
         };
         let matrix = Matrix::zeros(&memory, 4, 3);

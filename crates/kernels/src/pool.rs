@@ -1,6 +1,6 @@
 //! The thread pool of the CPU kernels. A parallel region costs a microsecond or two, because idle threads spin briefly
-//! before they sleep. Any thread, including the caller's, can run tasks, and a region never waits for a thread that has
-//! not begun a task: another process (a reward, another training run) may be using that thread's core.
+//! before they sleep. Any thread, including the caller's, can run tasks. A region never waits for a thread that has not
+//! begun a task, because another process (a reward function, another training run) may be using that thread's core.
 
 mod governor;
 mod region;
@@ -35,7 +35,7 @@ pub trait Tasks: Sync {
 /// How long a waiting thread spins before it sleeps. It is longer than the gaps between most regions of a decode step,
 /// because waking the thread would cost about as much.
 const SPIN: Duration = Duration::from_micros(if cfg!(miri) { 0 } else { 50 });
-/// Checks of the awaited condition between two readings of the clock.
+/// Number of checks of the awaited condition between two readings of the clock.
 const SPINS: usize = if cfg!(miri) { 2 } else { 64 };
 
 struct Shared {

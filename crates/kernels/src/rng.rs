@@ -1,7 +1,7 @@
 //! Counter-based randomness: Philox4x32-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011).
 //!
 //! A random number depends only on its key and its counter. So the noise of a sampled token is identified by (seed,
-//! prompt, completion, token), whatever the order or the thread in which it is drawn.
+//! prompt, completion, token), and does not depend on the order or the thread in which tokens are drawn.
 
 const ROUNDS: usize = 10;
 const MULTIPLIERS: (u32, u32) = (0xD251_1F53, 0xCD9E_8D57);
@@ -133,7 +133,7 @@ mod tests {
 
     const KEY: u64 = 0x0123_4567_89ab_cdef;
     const ID: u64 = 0xfedc_ba98_7654_3210;
-    // These values come from another implementation, in Python.
+    // These values come from an independent implementation in Python.
     const FIRST: [u64; 4] =
         [0xaef2_adf7_f69b_5950, 0xec2a_b39f_4671_fd85, 0xd7bb_4a2f_b8f7_6c27, 0x93f3_ffb3_e57c_34a2];
     const LATER: u64 = 0x0000_0005_0000_0007;

@@ -1,4 +1,5 @@
-//! Slots of shared memory between real processes: pinned contents stay, whichever process dies or is stopped.
+//! Tests of slots of shared memory between real processes: pinned contents do not change, whichever process dies or is
+//! stopped.
 #![cfg(target_os = "linux")]
 
 use kernels::memory::FileMap;
@@ -52,12 +53,12 @@ impl Other {
         let lines = BufReader::new(process.stdout.take().unwrap());
         Other { process, lines }
     }
-    /// The child's next answer.
+    /// The child's next line of output.
     fn says(&mut self) -> String {
         let mut line = String::new();
         while !line.contains("> ") {
             line.clear();
-            assert!(self.lines.read_line(&mut line).unwrap() > 0, "the child has ended");
+            assert!(self.lines.read_line(&mut line).unwrap() > 0, "the child must be running");
         }
         line.split("> ").nth(1).unwrap().trim().to_owned()
     }
@@ -122,7 +123,7 @@ fn child() {
             let (reader, map) = (SlotReader::open(&path).unwrap(), FileMap::open(&path).unwrap());
             let (until, pinned) = (Instant::now() + testing::HANG, reads == "with pins");
             let (mut torn, mut whole) = (0, 0);
-            // Torn reads are sought until there is one; whole ones of pins are enough at some number.
+            // Reads until one is torn; with pins, until enough reads were consistent.
             while Instant::now() < until && torn == 0 && !(pinned && whole >= 100) {
                 let same = if pinned {
                     let Some(pin) = reader.pin().unwrap() else { continue };
@@ -173,7 +174,7 @@ fn a_writer_must_hold_the_lock_to_write_its_slot() {
     assert!(slot.publish(&mut [&mut tensor], Contents::default(), false).is_err(), "twice");
     assert!(slot.try_lock().unwrap() && !refused(&mut tensor));
     assert!(pin(slot.path()).is_none(), "it is being written");
-    // A tensor that somebody may still be writing was left out.
+    // A live tensor, which somebody may still be writing, is missing in the call.
     let message = slot.publish(&mut [], Contents::default(), false).unwrap_err().to_string();
     assert!(message.contains("published with 0 tensors, but has 1 live tensors"), "{message}");
     publish(&slot, &mut tensor, 2);
@@ -182,7 +183,7 @@ fn a_writer_must_hold_the_lock_to_write_its_slot() {
     assert_eq!(pin.contents(), expected);
     pin.audit().unwrap();
     assert!(refused(&mut mapped(&pin)), "a reader's memory");
-    assert!(slot.memory(&Memory::new(Device::Cpu)).is_err(), "its memory can be had once");
+    assert!(slot.memory(&Memory::new(Device::Cpu)).is_err(), "the memory of a slot is handed out only once");
     assert!(
         pin.memory(&Memory::new(Device::CpuChecked)).is_err_and(|e| e.to_string().contains("require the device cpu"))
     );
@@ -238,7 +239,7 @@ fn a_killed_writers_weights_stay_readable_and_the_next_writer_removes_its_files(
     other.kill();
     assert_eq!(mapped(&pinned).to_vec_f32(), vec![3.0; ELEMENTS]);
     pinned.audit().unwrap();
-    assert!(SlotReader::open(&path).is_err(), "a memfd ends with its writer");
+    assert!(SlotReader::open(&path).is_err(), "a memfd must end with its writer");
 
     let dir = std::env::temp_dir().join(format!("lockstep-slots-{}", std::process::id()));
     std::fs::create_dir_all(&dir).unwrap();
@@ -252,7 +253,7 @@ fn a_killed_writers_weights_stay_readable_and_the_next_writer_removes_its_files(
     let path = PathBuf::from(other.says());
     assert_eq!(names(), std::slice::from_ref(&path));
     let first = writer(Some(&dir));
-    assert_eq!(names().len(), 2, "that of a writer that lives stays");
+    assert_eq!(names().len(), 2, "files of a running writer must be kept");
     assert_eq!(std::fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
     other.kill();
     drop(first);
@@ -303,7 +304,7 @@ fn a_slot_filled_with_copied_bytes_equals_its_source() {
     let options =
         SlotOptions { run: reader.run(), layout: &layout, bytes: reader.bytes(), dir: None, sealed_later: false };
     let mut copy = SlotFiller::create(options).unwrap();
-    // The pieces have an arbitrary length.
+    // Pieces of any length are allowed.
     let mut at = 0;
     while at < reader.bytes() {
         let mut piece = vec![0; 37.min(reader.bytes() - at)];
@@ -313,7 +314,7 @@ fn a_slot_filled_with_copied_bytes_equals_its_source() {
     }
     assert!(read.read_at(at, &mut [0]).unwrap_err().to_string().contains("are out of range"));
     assert!(copy.write_at(at, &[0]).unwrap_err().to_string().contains("do not fit"));
-    assert!(pin(copy.path()).is_none(), "nobody reads half a slot");
+    assert!(pin(copy.path()).is_none(), "a partly filled slot must not be readable");
     copy.publish(read.contents()).unwrap();
     assert!(copy.write_at(0, &[0]).unwrap_err().to_string().contains("must be locked"));
     let there = pin(copy.path()).unwrap();

@@ -85,8 +85,8 @@ impl Sum for Flushed {
 }
 
 /// A test matrix `[rows, columns]` of numbers that bf16 can represent, most of whose products are near the largest
-/// denormal. Its kinds of rows are ordinary numbers, numbers whose products with each other are about 2⁻¹²⁶, a mixture
-/// with denormals, and −0.
+/// denormal. There are four kinds of rows: ordinary numbers, numbers whose products with each other are about 2⁻¹²⁶, a
+/// mixture of these with denormals, and −0.
 pub fn planted(seed: u64, rows: usize, columns: usize) -> Vec<f32> {
     let mut stream = Stream::new(0x6c6f_636b, seed);
     let mut numbers = Vec::with_capacity(rows * columns);

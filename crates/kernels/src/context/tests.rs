@@ -8,8 +8,8 @@ fn work_is_counted_for_the_calling_thread() {
     let before = counted();
     count(5, 7);
     assert_eq!(counted(), (before.0 + 5, before.1 + 7));
-    // [3, 5] by [5, 11] takes two operations for each of 165 multiply-adds, and reads or writes weight, input and
-    // output once.
+    // A matmul of [3, 5] by [5, 11] has 165 multiply-adds of two operations each, and accesses weight, input and output
+    // once.
     count_matmul(3, 11, 5, 1000);
     assert_eq!(counted(), (before.0 + 5 + 330, before.1 + 7 + 1000 + 4 * (3 * 11 + 3 * 5)));
     std::thread::scope(|scope| scope.spawn(|| assert_eq!(counted(), (0, 0))).join().unwrap());

@@ -42,8 +42,8 @@ impl Cpu {
     pub(crate) fn device(&self) -> Device {
         self.device
     }
-    /// Runs tasks `0..count` of `tasks` on all threads and returns when all are done. It is not fixed which thread runs
-    /// which task. Tasks write disjoint outputs, and no sum runs across tasks, so the bits do not depend on it.
+    /// Runs tasks `0..count` of `tasks` on all threads and returns when all are done. Any thread may run any task.
+    /// Tasks write disjoint outputs, and no sum runs across tasks, so the assignment does not change a bit.
     pub(crate) fn run<T: Tasks>(&self, count: usize, tasks: &T) {
         self.pool.run(self.isa, count, tasks);
     }

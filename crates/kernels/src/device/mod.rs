@@ -1,9 +1,9 @@
 //! Devices: the memory that contains tensors, and the backends that compute on it. A new device is added here.
 //!
 //! A tensor has a handle, never a slice. Access to its elements takes the backend of its device as an argument
-//! ([`Cpu`], [`Cuda`]), and only code that computes on that device has a backend. All other code copies, or reads the
-//! host's mirror of an index tensor. An operation's `mod.rs` checks its arguments without reading device memory, and
-//! dispatches by [`Backend`].
+//! ([`Cpu`], [`Cuda`]), which only code for that device has. All other code copies elements, or reads the host's copy
+//! of an index tensor. An operation's `mod.rs` checks its arguments without reading device memory, and dispatches by
+//! [`Backend`].
 
 mod cpu;
 pub(crate) mod cuda;
@@ -33,7 +33,7 @@ pub enum Device {
 }
 
 impl Device {
-    /// The devices that can compute. Of the GPUs, only the first is listed.
+    /// The devices that can compute, with the first GPU for all GPUs.
     const ALL: [Device; 4] = [Device::Cpu, Device::CpuChecked, Device::Cuda(0), Device::CudaEmulated];
 
     /// The device's name in configurations, flags and `LOCKSTEP_DEVICE`.

@@ -126,7 +126,7 @@ fn pack_rows<V: Simd, E: Element>(
 ) {
     for (strip, to) in which.zip(to.chunks_mut(strips.pitch())) {
         if strips.most == 1 && !rounds {
-            // A single row already has the layout of its strip.
+            // A strip of a single row has the same layout as the row.
             let from = &data[strips.rows(strip).start * stride..][depth.clone()];
             widen_into::<V, E>(from, &mut to[..depth.len()]);
             continue;

@@ -98,7 +98,7 @@ pub(super) fn pack_right<V: Simd>(matmul: &Matmul<'_>, steps: &Steps, panel: usi
         }
         Right::Rows(data, stride) => zip_columns::<V>(data, stride, steps.terms(step), columns, to),
         Right::Transposed(Elements::Bf16(data)) => {
-            // A step is a panel of the weight, padded with zeros. Its outputs become rows, two of them side by side.
+            // A step is a panel of the weight, padded with zeros. Its outputs become rows, stored in pairs.
             let from = &data[(step * matmul.n + columns.start) * PANEL..(step * matmul.n + columns.end) * PANEL];
             let mut outputs = Lines([bf16::ZERO; 2 * TILE]);
             pairs_to_lines::<V>(from, columns.len() / 2, &mut outputs.0);
@@ -289,7 +289,7 @@ mod tests {
         }
     }
 
-    /// Elements are read and written without checks, so slices that are too short must be rejected.
+    /// The functions access elements without bounds checks, so they must reject slices that are too short.
     #[test]
     fn slices_that_are_too_short_are_refused() {
         let from = numbered(2 * TILE);

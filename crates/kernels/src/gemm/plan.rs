@@ -19,9 +19,9 @@ const SMALL: usize = 1 << 19;
 /// Numbers of rows per thread for which all threads read all of a small weight, each for its own rows. With fewer rows
 /// a thread would spend more time waiting for the weight than multiplying.
 const OWN_ROWS: Range<usize> = 8..65;
-/// Where each task computes all panels for a block of rows: blocks for each thread, and the fewest rows of a block that
-/// are worth packing the panels for. No other task then reads the rows that a task packs. That is faster, because
-/// fetching data that another core packed takes longer than packing it.
+/// If each task computes all panels for a block of rows: the number of blocks for each thread, and the minimum number
+/// of rows for which packing the panels is worth it. Then no task reads rows that another core packed, which would take
+/// longer than packing them.
 const BLOCKS_OF_THREAD: usize = 3;
 const ROWS_OF_BLOCK: usize = 64;
 /// Minimum number of multiply-adds in a task that is worth handing to another thread.
@@ -144,8 +144,8 @@ impl<'a> Plan<'a> {
             m.div_ceil(ROWS).max(square)
         };
         let groups = |row_blocks: usize| tasks.div_ceil(row_blocks).clamp(1, panels);
-        // The fewest blocks of rows that give each thread the same number of tasks: with nine tasks, one of two threads
-        // would be idle during the last.
+        // Chooses the fewest blocks of rows that give each thread the same number of tasks. With nine tasks, one of two
+        // threads would be idle during the last task.
         let even = |row_blocks: &usize| (row_blocks * groups(*row_blocks)).is_multiple_of(threads);
         let most = (2 * row_blocks).min(m.div_ceil(MAX_ROWS) + 1);
         let row_blocks = (row_blocks..most).find(even).unwrap_or(row_blocks);
@@ -234,7 +234,7 @@ mod tests {
         assert_eq!(rows(tiles, 100, 2, false), [0..64, 64..100]);
     }
 
-    /// Checks which outputs each task computes, by what it writes.
+    /// Checks which outputs each task computes, from the outputs that it writes.
     #[test]
     fn each_task_computes_a_block_of_rows_and_a_group_of_panels() {
         let tasks = |[m, n]: [usize; 2], row_blocks: usize, groups: usize, own_rows: bool| {
@@ -253,7 +253,7 @@ mod tests {
             };
             (0..row_blocks * groups).map(written).collect::<Vec<_>>()
         };
-        // The group changes slowest; if each thread has its own rows, the block does.
+        // The group changes slowest, or the block of rows if each thread has its own rows.
         let (a, b) = (0..4, 4..8);
         let (left, right) = (0..2, 2..5);
         let by_group = [

@@ -63,13 +63,13 @@ pub(super) unsafe fn block<V: Simd>(
     let limit = if few { STEPS_OF_FEW } else { STEPS };
     let blocks = steps.len().div_ceil(limit);
     let most = steps.len().div_ceil(blocks.max(1));
-    // The tiles of A, if A already has the layout of tiles in memory.
+    // A's own memory, if it already has the layout of tiles.
     let lies = match matmul.left {
         Left::Tiles(all) => Some(A::packed(&all[rows.start / SIDE * steps.len() * TILE..], steps.len())),
         Left::Rows(Elements::Bf16(data), stride) if whole => Some(A::rows(&data[rows.start * stride..], stride)),
         _ => None,
     };
-    // Number of elements of A that this task packs otherwise: all of it once, or one block of the depth at a time.
+    // Otherwise, the number of elements of A that this task packs: all of A once, or one block of the depth at a time.
     let of_a = match lies {
         Some(_) => 0,
         None => tiles * TILE * if resident { steps.len() } else { most },

@@ -16,7 +16,7 @@ const NOT_HAD: &str = "memory was used whose allocation failed: call `Memory::ch
 pub(super) enum Storage {
     Meta,
     Host(HostBytes),
-    /// Memory of [`Device::CpuChecked`]: the ledger owns the bytes, and this is their handle.
+    /// Memory of [`Device::CpuChecked`]: a handle of bytes that the ledger owns.
     Checked {
         handle: u64,
         mirror: Mirror,

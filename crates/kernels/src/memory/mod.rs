@@ -62,8 +62,8 @@ impl Ledger {
         if bytes > POOLED {
             return HostBytes::zeroed(bytes);
         }
-        // Small sizes are powers of two, so that one buffer serves many sizes. A map of the next power of two would
-        // take up to twice the size in the ledger, and with huge pages all of it would be resident.
+        // Small sizes are rounded up to powers of two, so that a pooled buffer fits many requests. For a memory map, a
+        // power of two could count up to twice the bytes, and with huge pages all of them would be resident.
         let size = if bytes < MAP_FROM { bytes.next_power_of_two().max(64) } else { bytes.next_multiple_of(PAGE) };
         let fits = |pooled: &mut Vec<HostBytes>| {
             let of_size = pooled.iter().enumerate().filter(|(_, host)| host.len() >= size);

@@ -3,7 +3,7 @@ use super::*;
 use crate::device::Cpu;
 
 #[test]
-#[cfg_attr(miri, ignore = "it maps no files")]
+#[cfg_attr(miri, ignore = "Miri cannot map files")]
 fn released_bytes_of_a_mapped_file_stay_readable() {
     let path = std::env::temp_dir().join(format!("lockstep-file-map-{}", std::process::id()));
     let data: Vec<u8> = (0..20_000u32).map(|i| (i % 251) as u8).collect();
@@ -53,7 +53,7 @@ fn allocations_are_zeroed_aligned_and_counted_by_part() {
 
 #[test]
 #[cfg(target_os = "linux")]
-#[cfg_attr(miri, ignore = "it has no pages")]
+#[cfg_attr(miri, ignore = "Miri has no memory pages")]
 fn untouched_pages_are_not_resident() {
     const BYTES: usize = 32 << 20;
     let memory = Memory::new(Device::Cpu);
@@ -62,7 +62,7 @@ fn untouched_pages_are_not_resident() {
     assert_eq!(memory.resident().unwrap(), [("kv cache", 0), ("weights", 100)].into());
     // SAFETY: nobody else has the buffer.
     unsafe { large.fill(0..BYTES / 16, 1.0f32) };
-    // A huge page is 2 MiB, or less if the map does not begin at a huge page.
+    // Touching the last byte may make a whole huge page of 2 MiB resident.
     let touched = memory.resident().unwrap()["kv cache"];
     assert!((BYTES / 4..=BYTES / 4 + (2 << 20)).contains(&touched), "{touched}");
     // SAFETY: as above.
@@ -111,7 +111,7 @@ fn freed_memory_is_reused_and_zeroed() {
 }
 
 #[test]
-#[cfg_attr(miri, ignore = "it gives up instead")]
+#[cfg_attr(miri, ignore = "Miri aborts instead")]
 fn a_failed_allocation_is_an_error_that_names_the_part() {
     let memory = Memory::new(Device::Cpu);
     let buffer = memory.part("kv cache").allocate(1 << 60, DType::F32);
@@ -137,7 +137,7 @@ fn copies_are_counted_and_indices_have_a_host_copy() {
         assert_eq!(memory.copies(), expected);
         buffer.slice_mut::<u32>(&cpu, 0..1)[0] = 9;
         let stale = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| buffer.mirror::<u32>(0..1).to_vec()));
-        assert!(stale.is_err(), "what an operation wrote was read without a copy");
+        assert!(stale.is_err(), "reading indices that an operation wrote must panic");
         assert_eq!(buffer.download(0..1, <[u32]>::to_vec), [9]);
         buffer.upload(0..4, |to: &mut [u32]| to.fill(5));
         assert_eq!(buffer.mirror::<u32>(0..4), [5; 4]);
@@ -154,7 +154,7 @@ fn a_device_refuses_the_memory_of_another_device() {
 }
 
 #[test]
-#[cfg_attr(miri, ignore = "it maps no files")]
+#[cfg_attr(miri, ignore = "Miri cannot map files")]
 fn mapping_a_missing_file_names_it() {
     let path = std::env::temp_dir().join(format!("lockstep-map-{}", std::process::id()));
     for content in [&b""[..], b"some bytes"] {
@@ -193,7 +193,7 @@ fn cuda_memory_must_come_from_a_context() {
         // Nothing happens to an empty range.
         // SAFETY: nobody else has the buffer.
         unsafe {
-            refused.upload(0..4, |_: &mut [f32]| panic!("there is nothing to write to"));
+            refused.upload(0..4, |_: &mut [f32]| panic!("memory without values cannot be written"));
             refused.fill(0..4, 1.0f32);
         }
     }

@@ -64,8 +64,8 @@ pub(crate) fn two_dims(op: &'static str, what: &'static str, view: View<'_>) -> 
     }
 }
 
-/// CUDA kernel arguments for segment offsets that were checked already: their address and the number of segments.
-/// Without offsets: a null pointer and 1.
+/// CUDA kernel arguments for segment offsets that have been checked: their address and the number of segments. Without
+/// offsets: a null pointer and 1.
 pub(crate) fn segments_at(cuda: &Cuda, segments: Option<View<'_>>) -> (Arg, Arg) {
     segments.map_or((Arg::NULL, 1usize.into()), |s| (s.u32_at(cuda), (s.shape()[0] - 1).into()))
 }

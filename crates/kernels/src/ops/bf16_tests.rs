@@ -1,7 +1,6 @@
-//! Storing tensors in bf16 changes only the rounding. An operation on bf16 tensors has the bits of the same operation
-//! on the widened values, on every instruction set, and its outputs are rounded once. Matmuls with f32 gradients equal
-//! those with the rounded gradients. Matmuls on tiles have a different formula ([`chains`]; see
-//! `linear/tiles_tests.rs`).
+//! Tests that bf16 tensors change only the rounding. An operation on bf16 tensors gives the bits of the same operation
+//! on the widened values, on every instruction set, and rounds its outputs once. Matmuls with f32 gradients equal those
+//! with rounded gradients. Matmuls on tiles have a different formula ([`chains`]; see `linear/tiles_tests.rs`).
 
 use crate::check::{normal, relative_error};
 use crate::ops::{adamw, attention, embedding, glu, linear, lm_head, lora, rmsnorm, rope, rows};
@@ -65,7 +64,7 @@ impl Kernel for RoundTrip {
 
 #[test]
 fn bf16_rounds_to_nearest_even_and_widens_exactly() {
-    // Tests every seventh pattern of the upper half, with lower halves below, at and above the middle.
+    // Tests every seventh bit pattern of the upper half, with lower halves below, at and above the midpoint.
     for upper in (0..=u16::MAX).step_by(7) {
         let lanes: [f32; LANES] = std::array::from_fn(|i| {
             let lower = [0, 1, 0x7fff, 0x8000, 0x8001, 0xffff][i % 6];
@@ -128,7 +127,7 @@ fn matmuls_accept_gradients_in_bf16() {
             };
             assert!(of(&d_ys[0]) == of(&d_ys[1]), "{:?} {m}×{n}×{k}", ctx.describe());
         }
-        // The other operand is f32, so nothing would be rounded.
+        // The other operand is f32, so a bf16 gradient is refused.
         let mut d_x = poisoned(&[m, k], DType::F32);
         let args = linear::BackwardInput { d_y: d_ys[1].view(), w: &w[0], d_x: d_x.view_mut(), accumulate: false };
         assert!(linear::backward_input(&Context::cpu(Isa::PORTABLE, 1), args).is_err());
@@ -218,7 +217,7 @@ fn norms_rope_and_gates_round_to_bf16_once() {
             let (gate_up, kept_out) = (gate_up.view(), Some(kept.view_mut()));
             let args = glu::Forward { activation, gate_up, kept: kept_out, y: y.view_mut() };
             glu::forward(&ctx, args).unwrap();
-            // The kept values give the same result again.
+            // Recomputing from the kept values gives the same result.
             let mut again = poisoned(&[t, h], dtype);
             let args = glu::Forward { activation, gate_up: kept.view(), kept: None, y: again.view_mut() };
             glu::forward(&ctx, args).unwrap();
@@ -292,7 +291,7 @@ fn bf16_logits_have_the_bits_of_the_widened_values() {
     }
 }
 
-/// One sequence of 150 positions (three pages), some of its pages poisoned beyond the last position.
+/// One sequence of 150 positions in three pages. The unwritten slots of the last page contain NaN.
 #[test]
 fn attention_reads_and_writes_bf16() {
     let (t, heads, kv_heads, hd) = (150, 4, 2, 20);
@@ -404,7 +403,7 @@ fn adamw_steps_in_f32_and_writes_a_rounded_copy() {
                 assert!(step(Some(&mut rounded)) == alone, "{:?}", ctx.describe());
                 let mut expected = rounded_to_bf16(&alone);
                 if dtype == DType::Bf16 {
-                    // Panels become pairs: of two inputs of 32 rows, those of a row are side by side.
+                    // Panels become pairs: the two inputs of each row are side by side.
                     expected = expected.chunks(64).flat_map(|c| (0..64).map(|i| c[i % 2 * 32 + i / 2])).collect();
                 }
                 assert!(rounded.to_vec_f32() == expected, "{:?} {dtype:?}", ctx.describe());

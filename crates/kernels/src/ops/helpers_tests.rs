@@ -87,7 +87,7 @@ fn scoring_stays_within_the_scratch_bound() {
         let (hidden, logits, lse) = (hidden.view(), logits.view_mut(), lse.view_mut());
         lm_head::logits(ctx, lm_head::Logits { hidden, weight: &weight, inv_temperature: 1.0, logits, lse })
     });
-    // Each row has the numbers of three chunks, and a column for log-probabilities that nobody reads.
+    // Each row has the statistics of three chunks, and an unused log-probability.
     assert_eq!(of_logits, Some(4 * 3 * (3 * 3 + 1)));
 }
 
@@ -95,7 +95,7 @@ fn scoring_stays_within_the_scratch_bound() {
 fn sampling_stays_within_the_scratch_bound() {
     for top_k in [0, 3] {
         let history: Vec<u32> = (0..90).collect();
-        // With a penalty, the history is among the parameters.
+        // With a penalty, the packed parameters include the history.
         let repetition_penalty = if top_k > 0 { 1.5 } else { 1.0 };
         let row = sample::RowParams {
             temperature: 1.0,
@@ -125,7 +125,7 @@ fn sampling_stays_within_the_scratch_bound() {
         if top_k > 0 {
             assert_eq!(taken, bound);
         } else {
-            // Without a penalty the history is not copied; each of four empty buffers has one word.
+            // Without a penalty, the history is not copied, and four empty buffers take one word each.
             assert_eq!(taken, bound - 4 * 7 * 90 + 4 * 4);
         }
     }
@@ -168,7 +168,7 @@ fn attention_stays_within_the_scratch_bound() {
     });
     let Some(taken) = taken else { return };
     let bound = Passes { tokens: t, positions: t, pages: 2, heads: 3, ..Passes::default() }.scratch_bytes();
-    // The first 64 tokens attend to one page, not two, and one unneeded length takes one word.
+    // The first 64 tokens attend to one page instead of two, and one unused length takes one word.
     assert_eq!(taken, bound - 4 * (2 * 64 + 1));
 }
 

@@ -1,6 +1,6 @@
-//! Every operation that contains `unsafe`, forward and backward, on the smallest shapes that have a tail everywhere.
-//! The tests are for Miri (`cargo xtask miri`), which is a thousand times slower than the processor. In addition they
-//! check that threads and the device do not change a bit.
+//! Runs every operation that contains `unsafe`, forward and backward, on the smallest shapes with tails in all
+//! dimensions. The tests are for Miri (`cargo xtask miri`), which is a thousand times slower than native code. They
+//! also check that threads and devices do not change a bit.
 
 use super::attention::{self, BLOCK, Geometry, Pages, PagesMut, Rows};
 use super::*;

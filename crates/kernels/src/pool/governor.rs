@@ -218,7 +218,7 @@ impl Watch {
             return limit + 1;
         }
         if limit == threads {
-            // One good window may only be the saved-up time of a thread that slept for long.
+            // A single good window may only mean that a thread had slept for long and the scheduler favoured it.
             self.rest = (self.rest - self.rest / 8).max(REST);
         }
         limit
@@ -268,9 +268,9 @@ mod tests {
         let (mut watch, mut now) = (Watch::new(8), Instant::now());
         let (good, bad) = (balance(1, 12, 1), |sharing| balance(sharing, 1, 7));
         assert_eq!(watch.next_limit(8, 8, good, WINDOW, now), 8);
-        assert_eq!(watch.next_limit(8, 8, bad(3), WINDOW, now), 8, "what was won before counts, too");
+        assert_eq!(watch.next_limit(8, 8, bad(3), WINDOW, now), 8, "gains of earlier windows count, too");
         assert_eq!(watch.next_limit(8, 8, bad(3), WINDOW, now), 5);
-        assert_eq!(watch.next_limit(5, 8, bad(5), WINDOW, now), 1, "the caller stays");
+        assert_eq!(watch.next_limit(5, 8, bad(5), WINDOW, now), 1, "the caller is never parked");
         assert_eq!(watch.next_limit(1, 8, bad(1), WINDOW, now), 1);
         let mut limit = 1;
         let mut rests = Vec::new();
@@ -280,13 +280,14 @@ mod tests {
                 now += WINDOW;
                 limit = watch.next_limit(1, 8, balance(1, 0, 0), WINDOW, now);
             }
-            assert_eq!(limit, 2, "one more at a time");
+            assert_eq!(limit, 2, "one more worker is tried at a time");
             rests.push(now - start);
             limit = watch.next_limit(2, 8, bad(1), WINDOW, now);
         }
         assert!(rests.is_sorted(), "{rests:?}");
         assert!(rests[7] >= LONGEST_REST && rests[7] < LONGEST_REST + 2 * WINDOW, "{rests:?}");
-        // Where there is room, all come back at once, and after some time a failure is a first one again.
+        // If cores are free, all workers come back at once. After some time, the delay after a failure starts again at
+        // its initial value.
         now += LATER;
         for limit in 1..8 {
             assert_eq!(watch.next_limit(limit, 8, good, WINDOW, now), limit + 1);
@@ -323,11 +324,11 @@ mod tests {
         }
         let mut watch = Watch::new(4);
         watch.waited(ms(5));
-        // No clock says that a worker had to wait: what the caller waited was the end of their tasks.
+        // No worker waited for a core, so the caller waited only for the end of the workers' tasks.
         let balance = watch.read(&governor, 3, WINDOW);
         assert_eq!((balance.sharing, balance.gain, balance.cost), (1, ms(12), ms(0)), "two workers within the limit");
         let balance = watch.read(&governor, 4, WINDOW);
-        assert_eq!((balance.gain, balance.cost), (ms(0), ms(0)), "each look counts from the one before");
+        assert_eq!((balance.gain, balance.cost), (ms(0), ms(0)), "each comparison starts from the previous readings");
     }
 
     #[test]

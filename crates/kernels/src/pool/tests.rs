@@ -62,7 +62,7 @@ fn sum_of_region(shared: &Shared, count: usize) -> u32 {
     sum.into_inner()
 }
 
-/// If no worker takes part, as if other processes had their cores, the caller does all tasks.
+/// If no worker takes part (other processes may have their cores), the caller runs all tasks.
 #[test]
 fn a_region_does_not_wait_for_threads_without_a_task() {
     let shared = Shared::new(3);
@@ -76,8 +76,7 @@ fn workers_beyond_the_limit_sleep_until_it_is_raised() {
     let pool = Pool::new(3).unwrap();
     for _ in 0..if cfg!(miri) { 2 } else { 50 } {
         pool.shared.governor.set_limit(1);
-        // No thread is called, and threads that are awake go to rest; so only the caller runs the region once both are
-        // asleep.
+        // No worker is woken, and running workers go to sleep. Once both sleep, only the caller runs the region.
         while pool.shared.workers.asleep() + pool.shared.governor.resting() < 2 {
             std::thread::yield_now();
         }
@@ -149,7 +148,7 @@ fn threads_take_their_own_tasks_first_and_then_steal_from_the_back() {
     assert_eq!(claimed(6, 2, &[0, 1, 0, 1, 0, 1]), all(&[0, 3, 1, 4, 2, 5]));
     assert_eq!(claimed(6, 2, &[0, 0, 0, 0, 1, 0]), all(&[0, 1, 2, 5, 3, 4]));
     assert_eq!(claimed(6, 2, &[1, 1, 1, 1, 0, 1, 0])[3..], [Some(2), Some(0), Some(1), None]);
-    // The cases are one task for three threads, more threads than shares, and a worker beyond those of this region.
+    // The cases: one task for three threads, more threads than queues, and a worker that is not in this region.
     assert_eq!(claimed(1, 3, &[0, 1, 2]), [Some(0), None, None]);
     let mut many = claimed(100, 64, &(0..100).collect::<Vec<_>>());
     many.sort();
@@ -183,7 +182,11 @@ fn the_caller_waits_for_claimed_tasks() {
             while shared.caller.asleep() == 0 {
                 std::thread::yield_now();
             }
-            assert_eq!(done.load(Ordering::Relaxed).count_ones(), 2, "the caller sleeps when nothing else is left");
+            assert_eq!(
+                done.load(Ordering::Relaxed).count_ones(),
+                2,
+                "the caller must sleep while it waits for the worker"
+            );
             may_end.store(true, Ordering::SeqCst);
         });
         scope.spawn(|| {
@@ -300,7 +303,7 @@ fn the_callers_float_settings_change_no_bit_and_are_restored() {
             // SAFETY: as above.
             unsafe { std::arch::asm!("ldmxcsr [{}]", in(reg) &before, options(nostack)) };
             // The low six bits are sticky exception flags.
-            assert_eq!(after & !0x3f, FOREIGN, "the caller's word is given back");
+            assert_eq!(after & !0x3f, FOREIGN, "the caller's control word must be restored");
             assert!(out.iter().all(|x| x.to_bits() == 714), "{isa:?}: {}", out[0].to_bits());
         }
     }
@@ -320,7 +323,7 @@ fn scratch_grows_and_out_of_range_slices_panic() {
 }
 
 #[test]
-#[cfg_attr(miri, ignore = "it waits for threads of a governor")]
+#[cfg_attr(miri, ignore = "Miri has no thread clocks for the governor")]
 fn a_limited_pool_computes_with_fewer_threads_and_the_same_results() {
     use std::collections::HashSet;
     struct Who<'a>(&'a Mutex<HashSet<std::thread::ThreadId>>, Disjoint<'a, u32>);
@@ -359,7 +362,7 @@ fn scratch_is_kept_between_tasks_and_its_parts_do_not_overlap() {
     inner.f32(3)[2] = 2.0;
     assert_eq!(memory.len(), 12);
     let (memory, inner) = scratch.split(12);
-    assert_eq!((memory[11], inner.f32(3)[2]), (1.0, 2.0), "kept from task to task");
+    assert_eq!((memory[11], inner.f32(3)[2]), (1.0, 2.0), "scratch memory must be kept from task to task");
     assert_eq!((scratch.f32(4).len(), scratch.with_ids(4).0.len(), scratch.split(4).0.len()), (4, 4, 4));
     assert_eq!(scratch.f32(12)[11], 1.0);
 }

@@ -325,7 +325,7 @@ fn self_test(unit: impl Fn(&[TileMatmul])) -> bool {
         state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
         state >> 8
     };
-    // Exponents of 2^-20 to 2^11; one number in 64 so small that its products vanish.
+    // Numbers of 2^-20 to 2^11; one in 64 is so small that its products are flushed to 0.
     let mut number = || {
         let (bits, exponent) = (next(), next());
         let exponent = if exponent.is_multiple_of(64) { 1 } else { 107 + exponent / 64 % 32 };
@@ -355,7 +355,7 @@ fn self_test(unit: impl Fn(&[TileMatmul])) -> bool {
                     from_c,
                     rows: Rows { upper, lower },
                 };
-                // All rows of a step below each other, columns further to the right; then rows as those of a matrix.
+                // First the layout in which a step's rows are contiguous, then the layout of a row-major matrix.
                 let (side, lines) = (size_of_val(&a[..TILE]), size_of_val(&a[..rows / SIDE * blocks * TILE]));
                 let line = depth * tall.a_row;
                 let of_matrix = TileMatmul {
@@ -428,7 +428,7 @@ mod tests {
         assert_eq!((size_of::<Config>(), spin_flops(0), spin_flops(1)), (64, 131_072.0, 131_072.0));
     }
 
-    /// The features that Linux reports for the processor must be the ones found.
+    /// The probe must find AMX if and only if Linux reports it.
     #[cfg(target_os = "linux")]
     #[test]
     fn the_amx_probe_agrees_with_linux() {

@@ -1,8 +1,8 @@
 //! The 16-lane vector as one AVX-512 register.
 //!
-//! VDPBF16PS does two multiply-adds of each lane, on Zen 4 in the time of one. It takes the second number of a pair
-//! first, so the 32-bit words have the two numbers the other way round. `dots.rs` compares the instruction's arithmetic
-//! with the formula.
+//! VDPBF16PS computes two multiply-adds per lane, on Zen 4 in the time of one. It adds the second number of a pair
+//! first, so 32-bit words store the two numbers in reverse order. `dots.rs` compares the instruction's arithmetic with
+//! the formula.
 
 use super::{Kernel, LANES, Simd};
 use half::bf16;

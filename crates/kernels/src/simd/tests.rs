@@ -44,7 +44,7 @@ fn vectors() -> Vec<[f32; LANES]> {
         .collect()
 }
 
-/// The bits of the lanes, with all NaN replaced by one: the payload of a NaN is not promised.
+/// The bits of the lanes. All NaNs are replaced by one NaN, because payloads may differ.
 fn bits(x: [f32; LANES]) -> [u32; LANES] {
     x.map(|x| if x.is_nan() { f32::NAN.to_bits() } else { x.to_bits() })
 }
@@ -130,7 +130,7 @@ fn bf16_matmul_operations_flush_denormals_on_every_isa() {
                 let expected = std::array::from_fn(|l| expected(a[l], b[l], c[l]));
                 assert_eq!(bits(got), bits(expected), "{name} on {isa:?} of {a:?}, {b:?}, {c:?}");
             }
-            // Denormals are kept before and after.
+            // Operations before and after a flushing kernel keep denormals.
             for (name, got, expected) in isa.run(Lanes([a, b, c])) {
                 let expected = std::array::from_fn(|l| expected(a[l], b[l], c[l]));
                 assert_eq!(bits(got), bits(expected), "{name} on {isa:?} of {a:?}, {b:?}, {c:?}");
@@ -304,7 +304,7 @@ impl Kernel for Exact<'_> {
 
 #[test]
 fn storing_a_loaded_bf16_keeps_its_bits() {
-    // Every number, but for signalling NaN, which may become quiet.
+    // Every number except signalling NaN, which may become quiet.
     let signals = |bits: u16| bits & 0x7fc0 == 0x7f80 && bits & 0x3f != 0;
     for first in (0..=u16::MAX).step_by(LANES) {
         let all: Vec<_> = (0..LANES as u16).map(|i| half::bf16::from_bits(first + i)).collect();
@@ -378,7 +378,7 @@ fn words_have_the_first_number_in_the_upper_half() {
                     "{isa:?}"
                 );
                 assert_eq!(loaded[l].to_bits(), words[l].to_bits(), "{isa:?}");
-                // Two multiply-adds, that of the first numbers first.
+                // The expected value: two multiply-adds, first of the first numbers, then of the second ones.
                 let [x, y, z] = [a[l], b[l], c[l]].map(rounded);
                 assert_eq!(dot[l].to_bits(), y.mul_add(x, x.mul_add(z, c[l])).to_bits(), "{isa:?}");
             }
@@ -386,7 +386,7 @@ fn words_have_the_first_number_in_the_upper_half() {
     }
 }
 
-/// Loads, stores and conversions of each element type, of `n` elements.
+/// Loads, stores and converts `n` elements of a type.
 struct Elements<'a, E>(&'a [E], usize);
 
 impl<E: super::Element> Kernel for Elements<'_, E> {

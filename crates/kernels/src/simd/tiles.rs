@@ -40,7 +40,7 @@ pub fn fma(a: f32, b: f32, c: f32) -> f32 {
     let (a, b, c) = (flushed(a), flushed(b), flushed(c));
     let sum = a.mul_add(b, c);
     if sum.abs() == f32::MIN_POSITIVE {
-        // What rounds up to the smallest normal number only because denormals are coarser than it is flushed.
+        // A result that only rounds up to the smallest normal number because denormals have fewer bits is flushed.
         let exact = (a * FAR).mul_add(b, c * FAR);
         return if exact.abs() < f32::MIN_POSITIVE * FAR { 0.0f32.copysign(sum) } else { sum };
     }
@@ -56,7 +56,7 @@ pub fn add(a: f32, b: f32) -> f32 {
 pub fn step(c: f32, terms: impl Iterator<Item = (f32, f32)>) -> f32 {
     let mut sums = [0.0f32; 2];
     for (taken, (a, b)) in terms.enumerate() {
-        assert!(taken < DEPTH, "more terms than one instruction takes");
+        assert!(taken < DEPTH, "a step must have at most 32 terms");
         sums[taken % 2] = fma(a, b, sums[taken % 2]);
     }
     add(c, add(sums[0], sums[1]))
@@ -227,7 +227,7 @@ mod tests {
 
     #[test]
     fn even_and_odd_terms_are_summed_separately() {
-        // 2^24 + 1 − 2^24: in one chain the 1 would be lost.
+        // For 2^24 + 1 − 2^24, a single chain would lose the 1.
         let terms = [(16_777_216.0, 1.0), (1.0, 1.0), (-16_777_216.0, 1.0)];
         assert_eq!(step(0.0, terms.into_iter()), 1.0);
         assert_eq!(step(5.0, terms.into_iter()), 6.0);

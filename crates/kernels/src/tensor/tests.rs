@@ -14,9 +14,9 @@ fn ramp(memory: &Memory, shape: &[usize], dtype: DType) -> Tensor {
     tensor
 }
 
-/// The words with which `f` panics.
+/// The panic message of `f`.
 fn refusal<T>(f: impl FnOnce() -> T) -> String {
-    let panic = catch_unwind(AssertUnwindSafe(|| drop(f()))).expect_err("it was accepted");
+    let panic = catch_unwind(AssertUnwindSafe(|| drop(f()))).expect_err("`f` must panic");
     let text = panic.downcast_ref::<String>().cloned();
     text.or_else(|| panic.downcast_ref::<&str>().map(|&text| text.to_owned())).expect("a text")
 }
@@ -128,7 +128,7 @@ fn tensors_are_copied_bit_for_bit_on_and_between_devices() {
         let message = refusal(|| target.view_mut().copy_from(source.view()));
         assert_eq!(message, format!("copy [3, 2] to {shape:?}"));
     }
-    // A tensor that is only a shape has nothing to copy.
+    // A tensor on `Device::Meta` has no elements to copy.
     let meta = Tensor::zeros(&Memory::new(Device::Meta), &[3, 2], DType::F32);
     let mut target = ramp(&memory, &[3, 2], DType::F32);
     target.view_mut().copy_from(meta.view());

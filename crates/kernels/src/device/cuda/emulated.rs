@@ -18,7 +18,7 @@ use std::sync::{Mutex, MutexGuard, OnceLock};
 use std::time::Instant;
 
 const EMULATOR: &str = include_str!("emulator.h");
-/// The source without kernels, which allocates device memory.
+/// An empty source, whose module allocates device memory.
 const MEMORY: Source = Source { name: "emulator", text: "" };
 
 /// The struct `Launch` of `emulator.h`.
@@ -161,8 +161,8 @@ pub(super) struct Emulated {
     held: Mutex<Held>,
 }
 
-/// The emulated device's memory, and the pending copies. Copies happen as late as the stream's order allows, so that a
-/// host that changes its buffer too early is detected.
+/// The emulated device's memory, and the pending copies. Copies execute as late as the stream's order allows, so that
+/// tests detect a host that changes its buffer too early.
 #[derive(Default)]
 struct Held {
     allocations: BTreeMap<u64, usize>,
@@ -172,7 +172,7 @@ struct Held {
     last_event: usize,
     copies: Vec<(u64, *const u8, usize)>,
     pinned: Vec<Vec<u64>>,
-    /// A message about writes next to an allocation, which were detected when it was freed.
+    /// An error about writes just outside an allocation, detected when the allocation was freed.
     spoiled: Option<String>,
 }
 

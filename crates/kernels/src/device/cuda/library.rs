@@ -1,4 +1,4 @@
-//! Opens NVIDIA's libraries at run time, when they are needed. Each library may be missing.
+//! Opens NVIDIA's libraries at run time, when they are first needed. Any of them may be missing.
 
 use super::driver::Outcome;
 use libloading::Library;

@@ -35,13 +35,13 @@ pub(super) struct Nvrtc {
 /// The result of compiling a source.
 pub(super) struct Compiled {
     pub cubin: Vec<u8>,
-    #[cfg_attr(not(test), allow(dead_code, reason = "what the compile gate looks at"))]
+    #[cfg_attr(not(test), allow(dead_code, reason = "only the test that compiles all kernels reads it"))]
     pub ptx: String,
-    #[cfg_attr(not(test), allow(dead_code, reason = "what the compile gate looks at"))]
+    #[cfg_attr(not(test), allow(dead_code, reason = "only the test that compiles all kernels reads it"))]
     pub log: String,
 }
 
-/// Compiler options: no `a·b + c` is contracted to a fused multiply-add unless the source writes one, and nothing is
+/// Compiler options: `a·b + c` becomes a fused multiply-add only where the source has one, and no instruction is
 /// approximate. Division and square roots are rounded correctly, and denormals are kept.
 const OPTIONS: [&str; 7] =
     ["--std=c++17", "-fmad=false", "-ftz=false", "-prec-div=true", "-prec-sqrt=true", "-w", "--ptxas-options=-v"];

@@ -1,5 +1,5 @@
-//! Compares a device's tensor cores with the formula of their family: a few thousand dot products when a process first
-//! uses the tensor cores, and any number in tests.
+//! Compares a device's tensor cores with the formula of their family. A process compares a few thousand dot products
+//! before it first uses the tensor cores; tests can compare any number.
 
 use super::driver::{Grid, Outcome};
 use super::sources::Source;
@@ -77,8 +77,8 @@ struct Operands {
 impl Operands {
     fn random(number: usize, seed: u64) -> Operands {
         let mut stream = Stream::new(seed, number as u64);
-        // The kinds are: ordinary; of all sizes; near and below the smallest normal number; cancelling; infinities and
-        // NaN.
+        // The kinds of operands: ordinary numbers, numbers of any size, numbers near the smallest normal number, terms
+        // that cancel, infinities and NaN.
         let kind = [0, 1, 0, 2, 3, 0, 1, 4][number % 8];
         let mut factor = || {
             let random = stream.next_u64();

@@ -126,7 +126,7 @@ impl CudaStream {
         }
         let mut staging = lock(&self.staging);
         if staging.used + bytes > STAGING {
-            // Copies from the old contents may not have happened yet.
+            // Copies from the old contents may still be pending.
             self.note(self.wait());
             staging.used = 0;
         }
@@ -150,7 +150,7 @@ impl CudaStream {
         count(&self.counters.to_host, bytes);
         let (mut host, mut staging) = (Vec::new(), lock(&self.staging));
         let to: *mut u8 = if bytes <= STAGING {
-            // Pending copies from the staging memory happen before this one, in the stream's order.
+            // Pending copies from the staging memory execute before this one, in the stream's order.
             staging.start
         } else {
             host = host_bytes(bytes);
@@ -224,7 +224,7 @@ impl CudaStream {
     fn error(&self, why: &str) -> Error {
         Error::Device(format!("{}: {why}", self.device.name()))
     }
-    /// Fails if an operation has failed so far, as far as the host knows without waiting.
+    /// Fails if the host already knows, without waiting, that an operation has failed.
     pub(crate) fn check(&self) -> Result<()> {
         lock(&self.failure).as_ref().map_or(Ok(()), |why| Err(self.error(why)))
     }

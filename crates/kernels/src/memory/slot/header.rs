@@ -62,7 +62,7 @@ impl Head {
         out
     }
 
-    /// Reads the constant part of the header, and the present contents of the slot.
+    /// Reads the constant part of the header, and the current contents of the slot.
     pub fn read(file: &std::fs::File) -> Result<(Head, Contents)> {
         let (header, contents) = read(file)?;
         let word = |at: usize| usize::try_from(number(&header, at)).map_err(invalid);

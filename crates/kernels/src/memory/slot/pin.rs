@@ -167,9 +167,8 @@ impl Pin {
     /// checksum.
     pub fn audit(&self) -> Result<()> {
         let Reader { place, map, head } = &*self.0.reader;
-        // SAFETY: initialised bytes inside the mapping. The pin prevents the writer from changing them. A process of
-        // this user that ignores it could change them meanwhile; then the hash, which reads plain bytes, would only
-        // have another value.
+        // SAFETY: initialised bytes inside the mapping. The pin prevents the writer from changing them. If a process of
+        // this user ignores the pin and changes them, the hash of these plain bytes only gets another value.
         let data = unsafe { std::slice::from_raw_parts(map.as_ptr().add(head.data), head.bytes) };
         let found = twox_hash::XxHash3_64::oneshot(data);
         match self.0.contents.checksum {

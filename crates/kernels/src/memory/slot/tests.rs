@@ -55,7 +55,7 @@ fn file(name: &str, header: &[u8], layout: &str, length: u64) -> std::fs::File {
 }
 
 #[test]
-#[cfg_attr(miri, ignore = "it writes files")]
+#[cfg_attr(miri, ignore = "Miri cannot write files")]
 fn a_damaged_slot_header_is_refused_with_a_reason() {
     let head = Head::new(&options("one\n", 192));
     for contents in [contents(Some(3)), contents(None), Contents { number: WRITING, ..Contents::default() }] {
@@ -98,7 +98,7 @@ fn a_damaged_slot_header_is_refused_with_a_reason() {
 }
 
 #[test]
-#[cfg_attr(miri, ignore = "it maps files")]
+#[cfg_attr(miri, ignore = "Miri cannot map files")]
 fn slot_allocations_are_contiguous_until_the_slot_is_full() {
     let slot = SlotWriter::create(options("l\n", 256)).unwrap();
     let ledger = Memory::new(Device::Cpu);
@@ -118,14 +118,14 @@ fn slot_allocations_are_contiguous_until_the_slot_is_full() {
     let message = slot.memory(&ledger).err().unwrap().to_string();
     assert!(message.ends_with(": its memory was already handed out"), "{message}");
     let other = slot.clone().memory(&Memory::new(Device::CpuChecked)).err().unwrap().to_string();
-    assert!(other.contains("already handed out"), "once, whatever the device: {other}");
+    assert!(other.contains("already handed out"), "the memory is handed out only once: {other}");
     let fresh = SlotWriter::create(options("l\n", 64)).unwrap();
     let message = fresh.memory(&Memory::new(Device::CpuChecked)).err().unwrap().to_string();
     assert_eq!(message, "weights in shared memory require the device cpu, got cpu-checked");
 }
 
 #[test]
-#[cfg_attr(miri, ignore = "it maps files")]
+#[cfg_attr(miri, ignore = "Miri cannot map files")]
 fn a_memfd_gets_the_seals_that_its_use_allows() {
     use rustix::fs::{SealFlags, fcntl_get_seals};
     let seals = |slot: &SlotWriter| fcntl_get_seals(&slot.0.place.file).unwrap();
@@ -146,10 +146,10 @@ fn a_memfd_gets_the_seals_that_its_use_allows() {
 }
 
 #[test]
-#[cfg_attr(miri, ignore = "it maps files")]
+#[cfg_attr(miri, ignore = "Miri cannot map files")]
 fn a_reader_names_the_first_difference_from_its_own_layout() {
     let mut slot = SlotFiller::create(options("a f32 [1]\nb f32 [2]\n", 128)).unwrap();
-    assert!(slot.try_lock().unwrap(), "it is locked already");
+    assert!(slot.try_lock().unwrap(), "the slot is already locked");
     slot.write_at(0, &[1; 64]).unwrap();
     slot.write_at(64, &[2; 64]).unwrap();
     let says = |result: Result<()>| result.unwrap_err().to_string().split_once(": ").unwrap().1.to_owned();
@@ -187,7 +187,7 @@ fn a_reader_names_the_first_difference_from_its_own_layout() {
     assert!(!slot.try_lock().unwrap(), "pinned");
     drop(pin);
     assert!(slot.try_lock().unwrap());
-    assert!(reader.pin().unwrap().is_none(), "it is being written");
+    assert!(reader.pin().unwrap().is_none(), "the slot is being written");
     slot.publish(contents(Some(0))).unwrap();
     let pin = reader.pin().unwrap().unwrap();
     pin.audit().unwrap();
@@ -202,14 +202,14 @@ fn a_reader_names_the_first_difference_from_its_own_layout() {
 }
 
 #[test]
-#[cfg_attr(miri, ignore = "it writes files")]
+#[cfg_attr(miri, ignore = "Miri cannot write files")]
 fn a_slot_file_is_deleted_with_its_slot_and_read_only_once_sealed() {
     let dir = std::env::temp_dir().join(format!("lockstep-sealed-{}", std::process::id()));
     std::fs::create_dir_all(&dir).unwrap();
     let slot = SlotWriter::create(SlotOptions { dir: Some(&dir), ..options("l\n", 64) }).unwrap();
     let reader = slot.seal(Contents::default(), false).unwrap();
     assert!(std::fs::metadata(reader.path()).unwrap().permissions().readonly());
-    assert_eq!(std::fs::read_dir(&dir).unwrap().count(), 2, "the slot and its lock");
+    assert_eq!(std::fs::read_dir(&dir).unwrap().count(), 2, "the slot and its lock file");
     drop(reader);
     assert_eq!(std::fs::read_dir(&dir).unwrap().count(), 0);
     std::fs::remove_dir_all(&dir).unwrap();
@@ -223,7 +223,7 @@ fn available_memory_is_converted_to_bytes() {
 }
 
 #[test]
-#[cfg_attr(miri, ignore = "it maps files")]
+#[cfg_attr(miri, ignore = "Miri cannot map files")]
 fn a_full_disk_error_names_the_slot_size_and_the_fix() {
     let full = std::io::Error::from_raw_os_error(rustix::io::Errno::NOSPC.raw_os_error());
     let said = |slot: &SlotWriter| slot.0.place.no_room(2_510_000, &full).to_string();
@@ -235,9 +235,10 @@ fn a_full_disk_error_names_the_slot_size_and_the_fix() {
     assert!(words.ends_with("set weights_dir to a directory with more free space"), "{words}");
 }
 
-/// A slot's file lies in a directory that others may share (`weights_dir`), and its path comes from a file of the run.
+/// A slot's file may be in a shared directory (`weights_dir`), and its path comes from a file of the run, so a reader
+/// must check what it opens.
 #[test]
-#[cfg_attr(miri, ignore = "it writes files")]
+#[cfg_attr(miri, ignore = "Miri cannot write files")]
 fn a_corrupted_slot_is_refused_or_read_unchanged() {
     let dir = std::env::temp_dir().join(format!("lockstep-changed-slots-{}", std::process::id()));
     std::fs::create_dir_all(&dir).unwrap();

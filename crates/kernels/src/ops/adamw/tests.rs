@@ -104,7 +104,7 @@ fn a_step_clips_only_above_max_norm_and_skips_non_finite_gradients() {
         state
     };
     let plain = after([2.29, 1.0], 0.0);
-    assert_eq!(plain.m, after([2.29, 1.0], 3.0).m, "below the largest norm");
+    assert_eq!(plain.m, after([2.29, 1.0], 3.0).m, "a norm below max_norm must not be clipped");
     let ratio = after([2.0, 1.0], 1.0).m[0] / plain.m[0];
     assert!((ratio - 0.5).abs() < 1e-6, "{ratio}");
     let skipped = after([f32::NAN, 0.0], 1.0);
@@ -195,7 +195,7 @@ fn bf16_moments_match_the_formula_on_every_instruction_set() {
         if len > 100 {
             let other = Rounding { key: rounding.key + 1, ..rounding };
             let got = bf16_steps(&Context::cpu(Isa::PORTABLE, 1), &start(), &grads, other);
-            assert!(got.m != m && got.v != v, "the key decides");
+            assert!(got.m != m && got.v != v, "another key must give other bits");
         }
     }
 }
@@ -278,12 +278,12 @@ fn a_step_to_another_slot_has_the_bits_of_a_step_in_place() {
                 assert!(run(isa, threads, true, [2.0, 1.0]) == in_place, "{isa:?} {threads} {moments:?} {len}");
             }
         }
-        // If gradients are not finite, nothing is written.
+        // Non-finite gradients change nothing.
         assert!(run(Isa::best(), 1, true, [f32::NAN, 0.0]).0 == tensor(9).to_vec_f32());
     }
 }
 
-/// The random words of steps that need more than 32 bits; and of two tensors that share no block.
+/// Steps that need more than 32 bits get different random words, and so do tensors without a common block.
 #[test]
 fn stochastic_rounding_uses_all_bits_of_the_step() {
     let memory = Memory::new(Device::Cpu);

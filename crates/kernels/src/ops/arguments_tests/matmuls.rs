@@ -5,7 +5,7 @@ use crate::Matrix;
 use crate::ops::sample::RowParams;
 use crate::ops::{linear, lm_head, lora, sample};
 
-/// FLOPs and bytes of a matmul of `[m, k]` by `[k, n]`, which moves `weight` bytes of the other operand.
+/// FLOPs and bytes of a matmul of `[m, k]` by `[k, n]`, whose second operand moves `weight` bytes.
 fn matmul(m: usize, n: usize, k: usize, weight: usize) -> [usize; 2] {
     [2 * m * n * k, weight + 4 * m * (n + k)]
 }
@@ -49,7 +49,8 @@ fn linear_layers_refuse_wrong_arguments_and_count_their_work() {
 #[test]
 fn the_lm_head_refuses_wrong_arguments_and_counts_its_work() {
     let weight = |ctx: &Context| Matrix::zeros(ctx.memory(), 5, 4);
-    // Of two rows: 2 · 2 · 4 · 5 operations for each matmul; the hidden rows and each pass over the weight.
+    // Two rows: each matmul has 2 · 2 · 4 · 5 operations. The bytes are those of the hidden rows and of each pass over
+    // the weight.
     let counts = |matmuls: usize, passes: usize| [matmuls * 80, passes * panel(4) + 4 * 8];
     let hidden = || floats("hidden", &[2, 4]).leads();
     let args = [hidden().blames(&["logits", ""]), f32("logits", &[2, 5]), f32("lse", &[2])];
@@ -116,7 +117,7 @@ fn the_lm_head_refuses_wrong_arguments_and_counts_its_work() {
     let message = "lm_head::backward: d_entropies requires entropies";
     assert_eq!(with(5, &|all| all[5] = zeros(&ctx, &[0], F32)), message);
 
-    // A weight is read once for each block of 512 rows. An element of hidden rows in bf16 has two bytes.
+    // A weight is read once for each block of 512 rows. An element of bf16 hidden rows has two bytes.
     let weight = Matrix::zeros(ctx.memory(), 3, 2);
     for (rows, dtype, bytes) in [(512, F32, 5 * panel(2) + 8 * 512), (513, Bf16, 10 * panel(2) + 4 * 513)] {
         let before = counted();
@@ -153,7 +154,7 @@ fn sampling_refuses_wrong_arguments_and_counts_its_work() {
     assert!(forward(&ctx, 1, all.each_mut()).is_ok());
 }
 
-/// Matrices of an adapter of two blocks: 2 of the ranks for 3 columns of 5, 3 for one.
+/// An adapter with two blocks: rank 2 for 3 of 5 columns, and rank 3 for one column.
 struct Lora {
     a: Matrix,
     b: Vec<Matrix>,
@@ -187,7 +188,7 @@ fn of_rows_of_adapters() -> [Arg; 2] {
 
 /// The cost of scaling 2 rows of 5 elements.
 const SCALED: [usize; 2] = [10, 8 * 10];
-/// A block begins inside a panel of A where the one before ends, and a matmul at the panel's start.
+/// The second block starts inside a panel of A, but its matmul starts at the beginning of the panel.
 const WIDTHS: [usize; 2] = [2, 5];
 
 #[test]
@@ -239,14 +240,14 @@ fn adapter_gradients_refuse_wrong_arguments_and_count_their_work() {
             positions,
         ]
     };
-    // Of each block: the gradient of xa, and that of B, which is read and written.
+    // For each block: the gradient of xa, and the gradient of B, which is read and written.
     let of_blocks = [
         matmul(2, 3, 2, panel(2)),
         matmul(2, 1, 3, panel(3)),
         matmul(2, 3, 2, 2 * panel(2)),
         matmul(2, 1, 3, 2 * panel(3)),
     ];
-    // xa again, then the gradients of A (read and written) and of x.
+    // The recomputed xa, and the gradients of A (read and written) and of x.
     let of_dropped =
         |width: usize| sum([matmul(2, width, 7, 4 * width * 7), matmul(2, width, 2 * 7, 3 * 4 * width * 7)]);
     let counts = sum([sum(of_blocks), SCALED, SCALED, sum(WIDTHS.map(of_dropped))]);

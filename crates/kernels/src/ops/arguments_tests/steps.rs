@@ -28,8 +28,8 @@ fn row_gathers_refuse_wrong_arguments_and_count_their_work() {
     let rows = Tensor::from_u32(ctx.memory(), &[3], &[3, 4, 9]);
     let args = rows::ScatterAdd { d_out: d_out.view(), rows: rows.view(), d_x: d_x.view_mut() };
     let message = refused(rows::scatter_add(&ctx, args));
-    assert_eq!(message, "rows::scatter_add: rows[1] is 4, expected below 4", "the first of two");
-    // Rows of bf16 take half as many bytes, and stay bf16.
+    assert_eq!(message, "rows::scatter_add: rows[1] is 4, expected below 4", "the first of two wrong indices is named");
+    // bf16 rows take half as many bytes, and the output is bf16.
     let (x, mut out) = (zeros(&ctx, &[10, 3], Bf16), zeros(&ctx, &[3, 3], Bf16));
     let before = counted();
     rows::gather(&ctx, rows::Gather { x: x.view(), rows: rows.view(), out: out.view_mut() }).unwrap();
@@ -84,7 +84,7 @@ fn rope_refuses_wrong_arguments_and_counts_its_work() {
     let table = |ctx: &Context| rope::Table::new(ctx.memory(), &[1.0, 0.5], 1.0, 7);
     const WIDER: &str = "2 heads of 4 in rows of 13 with a table of 2 angles";
     type Rotate = fn(&Context, rope::Rotate<'_>) -> Result<()>;
-    // 6 operations and 16 bytes for each of the 2 · 2 · 2 pairs.
+    // There are 2 · 2 · 2 pairs, with 6 operations and 16 bytes each.
     for (op, rotate) in [("rope::forward", rope::forward as Rotate), ("rope::backward", rope::backward)] {
         let args = [f32("x", &[2, 12]).leads().blames(&["positions", WIDER]), ids("positions", &[2], &[6, 3])];
         check(op, [6 * 8, 16 * 8], args, |ctx, [x, positions]| {
@@ -105,12 +105,12 @@ fn rope_refuses_wrong_arguments_and_counts_its_work() {
         let (x, positions) = (x.view_mut(), positions.view());
         rope::backward(&ctx, rope::Rotate { x, heads, head_dim, positions, table: &table(&ctx) })
     };
-    assert!(with(3, 4, 6).is_ok(), "all heads of a row, the last position");
+    assert!(with(3, 4, 6).is_ok(), "all heads of a row and the last position are valid");
     assert_eq!(refused(with(3, 4, 7)), "rope::backward: positions[0] is 7, expected below 7");
     assert_eq!(
         refused(with(4, 4, 0)),
         "rope::backward: 4 heads of 4 in rows of 12 with a table of 2 angles",
-        "more than a row has"
+        "more heads than a row has"
     );
     assert_eq!(refused(with(2, 6, 0)), "rope::backward: 2 heads of 6 in rows of 12 with a table of 2 angles");
 }
@@ -129,7 +129,7 @@ fn gated_units_refuse_wrong_arguments_and_count_their_work() {
         let (gate_up, d_y, d_gate_up) = (gate_up.view(), d_y.view(), d_gate_up.view_mut());
         glu::backward(ctx, glu::Backward { activation, gate_up, d_y, d_gate_up, y: Some(y.view_mut()) })
     });
-    // The matmul of [2, 4] by [4, 64], whose 64 · 4 weights are read, and the gates.
+    // The work is a matmul of [2, 4] by [4, 64], which reads 64 · 4 weights, and the gates.
     let args = [
         floats("x", &[2, 4]),
         f32("bias", &[64]),
@@ -368,7 +368,7 @@ fn adamw_refuses_wrong_arguments_and_counts_its_work() {
         };
         assert_eq!(with(&longer, F32), format!("adamw::step: {blamed}"));
     }
-    // Moments of bf16 take half as many bytes; both must have the same dtype.
+    // bf16 moments take half as many bytes. Both moments must have the same dtype.
     let mut narrow = right();
     (narrow[4], narrow[5]) = (zeros(&ctx, &[6], Bf16), zeros(&ctx, &[6], Bf16));
     let before = counted();
@@ -377,7 +377,7 @@ fn adamw_refuses_wrong_arguments_and_counts_its_work() {
     let mut mixed = right();
     mixed[4] = zeros(&ctx, &[6], Bf16);
     assert_eq!(refused(adamw_with(mixed, 1, 0.0)), "adamw::step: v is F32, expected Bf16");
-    // A matrix of bf16 has two inputs of 32 rows side by side.
+    // A bf16 matrix stores the inputs of 32 rows in pairs.
     let of = |len: usize| {
         let mut all = NAMES.map(|name| zeros(&ctx, &[if name == "norm" { 2 } else { len }], F32));
         all[2] = zeros(&ctx, &[len], Bf16);

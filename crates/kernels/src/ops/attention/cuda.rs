@@ -10,8 +10,8 @@ use crate::device::cuda::{Arg, Grid, Source, source};
 const SOURCE: Source = source!("attention");
 /// Largest head_dim for which each thread can have its share of the output in registers.
 const MOST_DIM: usize = 256;
-/// Threads that share one dimension when the gradients of pages are gathered into rows. Each of them reads the whole
-/// list of writes.
+/// Number of threads per dimension that gather the gradients of pages into rows. Each thread reads the whole list of
+/// writes.
 const RESIDUES: u32 = 16;
 
 impl Geometry {
@@ -206,7 +206,7 @@ mod tests {
             forward(ctx, Forward { qkv, geometry, rows, pages, out: out_mut, lse: lse_mut })?;
             let (d_out, mut d_qkv) = (random(ctx, 6, &[t, heads * head_dim]), random(ctx, 7, &[t, width]));
             let (mut d_keys, mut d_values) = (random(ctx, 8, keys.shape()), random(ctx, 9, values.shape()));
-            // One row is written twice, and another to a page that no row attends to.
+            // One row is written twice, and another row to a page that no row attends to.
             let last = (keys.shape()[0] - 1) * BLOCK;
             let mut write_rows: Vec<u32> = (0..t as u32).collect();
             let mut write_slots = slots.indices().to_vec();

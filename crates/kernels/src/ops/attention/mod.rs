@@ -52,7 +52,7 @@ use crate::{Context, DType, Error, Result, View, ViewMut};
 pub const BLOCK: usize = 64;
 
 /// KV-cache pages of one layer, read-only. Keys, values, fused rows and outputs are all f32 or all bf16. With bf16,
-/// inputs are widened to f32 when read and outputs rounded when written. The exp(z − m) that multiply values are
+/// inputs are widened to f32 when read and outputs rounded when written. The factors exp(z − m) of the values are
 /// rounded too, but their sum is not.
 #[derive(Clone, Copy)]
 pub struct Pages<'a> {

@@ -22,7 +22,8 @@ impl<'a> Parts<'a> {
         if count < 2 {
             return whole;
         }
-        // Two pages with the same bit count as one page. Then there is only one part, which is slower but correct.
+        // Two pages with the same bit count as one page. The list may then be a single part, which is slower but
+        // correct.
         const BITS: usize = 1 << 16;
         let mut seen = [0u64; BITS / 64];
         for i in (0..slots.len()).filter(|&i| whole.begins_page(i)) {

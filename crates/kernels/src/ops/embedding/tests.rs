@@ -51,7 +51,7 @@ fn the_result_equals_the_oracle_for_any_threads_and_split() {
                 }
             }
         }
-        assert_eq!(start == d_table, tokens == 0, "the check bites: a backward that does nothing is seen");
+        assert_eq!(start == d_table, tokens == 0, "the check must detect a missing gradient");
     }
 }
 
@@ -67,11 +67,11 @@ fn the_oracles_gradient_matches_finite_differences() {
     let mut gradient = vec![0.0; vocab * hidden];
     reference::backward(hidden, &ids, &d_out, 1.7, &mut gradient);
     assert!(directional_error(&table, &gradient, loss) < 1e-7);
-    // Here the last token is missing.
+    // A gradient without the last token is wrong.
     let mut spoiled = vec![0.0; vocab * hidden];
     reference::backward(hidden, &ids[..tokens - 1], &d_out, 1.7, &mut spoiled);
     assert!(directional_error(&table, &spoiled, loss) > 1e-3);
-    // Here the scale is missing.
+    // A gradient without the scale is wrong.
     let mut spoiled = vec![0.0; vocab * hidden];
     reference::backward(hidden, &ids, &d_out, 1.0, &mut spoiled);
     assert!(directional_error(&table, &spoiled, loss) > 1e-3);

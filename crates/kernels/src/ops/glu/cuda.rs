@@ -42,7 +42,7 @@ mod tests {
             let wide = |seed| random(ctx, seed, &[t, 2 * f]);
             let (mut gate_up, mut kept, mut d_gate_up) = (wide(1), wide(2), wide(3));
             if t * f > 0 {
-                // These gates are so large that sigmoids are 0 or 1.
+                // Gates this large give sigmoids of 0 or 1.
                 gate_up.rows_mut(0..1).fill(-90.0);
             }
             let [d_y, mut y, mut again] = [4, 5, 6].map(|seed| random(ctx, seed, &[t, f]));

@@ -11,7 +11,7 @@ fn wide(x: &[f32]) -> Vec<f64> {
     x.iter().map(|&x| x.into()).collect()
 }
 
-/// y and d_gate_up.
+/// The output `y` and the gradient of `gate_up`.
 fn run(ctx: &Context, activation: Activation, [t, f]: [usize; 2], gate_up: &[f32], d_y: &[f32]) -> [Vec<f32>; 2] {
     let m = ctx.memory();
     let poisoned = |shape: &[usize]| {
@@ -43,7 +43,7 @@ fn the_result_is_near_the_oracle_on_every_isa() {
         for ctx in contexts(&[1, 3]) {
             let got = run(&ctx, activation, shape, &gate_up, &d_y);
             let errors = [relative_error(&got[0], &y), relative_error(&got[1], &d)];
-            // A single gate far down the tail of GELU is the least exact one: see below.
+            // GELU is less accurate for a single gate far down its tail (see the next test).
             let bound = if activation == Activation::Silu { 1e-6 } else { 5e-6 };
             assert!(errors[0] < bound && errors[1] < 1e-5, "{activation:?} {} {t}×{f}: {errors:?}", ctx.describe());
             assert!(*bits.get_or_insert(got.clone()) == got, "{activation:?} {} {t}×{f}", ctx.describe());
@@ -51,14 +51,14 @@ fn the_result_is_near_the_oracle_on_every_isa() {
                 && t > 0
             {
                 spoiled[0] += 0.1;
-                assert!(relative_error(&spoiled, &d) > 1e-5, "a spoiled gradient passes");
+                assert!(relative_error(&spoiled, &d) > 1e-5, "a wrong gradient passes");
             }
         }
     }
 }
 
-/// Element by element, where a norm over all of them would hide the small ones. What the argument of σ is off by, its
-/// power is off by too: an error that grows with −x.
+/// Compares element by element, because a norm over all elements would hide small ones. A relative error in the
+/// argument of σ becomes an error that grows with −x.
 #[test]
 fn gelu_is_accurate_down_its_tail() {
     let gates: Vec<f32> = (-1000..1000).map(|i| i as f32 / 100.0).collect();
@@ -81,7 +81,7 @@ fn the_oracles_gradients_match_finite_differences() {
         let mut d = reference::backward(a, &x, f, &d_y);
         assert!(directional_error(&x, &d, loss) < 1e-7, "{a:?}");
         d[3] *= 1.01;
-        assert!(directional_error(&x, &d, loss) > 1e-7, "a spoiled gradient of {a:?} passes");
+        assert!(directional_error(&x, &d, loss) > 1e-7, "a wrong gradient of {a:?} passes");
     }
 }
 
@@ -97,7 +97,7 @@ fn large_gates_neither_overflow_nor_vanish() {
     assert!(y[0].is_nan() && d[0].is_nan());
 }
 
-/// y and kept of a matmul and its gates, in one pass or in two.
+/// The output `y` and the kept gate and up of a matmul with gates, in one pass or in two.
 fn of_matmul(
     ctx: &Context,
     activation: Activation,
@@ -164,7 +164,7 @@ fn fusing_refuses_columns_that_are_not_whole_panels() {
     assert!(!ctx.fuses_gates(&w));
 }
 
-/// A gradient in bf16 is that in f32, rounded.
+/// A bf16 gradient is the rounded f32 gradient.
 #[test]
 fn a_gradient_can_be_written_in_bf16() {
     let (t, f) = (5, 70);

@@ -7,7 +7,7 @@ use crate::device::cuda::tensor_core::{Factor, Family, HOPPER, TURING};
 use crate::device::cuda::tests::{emulated_as, full, schedules, with_tensor_cores};
 use crate::tensor::rounded_to_bf16;
 
-/// Operands, row-major, in f32 that bf16 can represent, except for `d_y`, which is rounded when it is used.
+/// Row-major operands. All of them are exact in bf16 except `d_y`, which matmuls round.
 struct Case {
     sizes: [usize; 3],
     x: Vec<f32>,
@@ -35,7 +35,7 @@ impl Case {
     }
 }
 
-/// Products of about −2⁻¹⁵⁰, which are cut off to −0 if nothing is added to them.
+/// Numbers whose products are −2⁻¹⁵⁰, which is truncated to −0 unless something is added.
 fn tiny(seed: u64, rows: usize, columns: usize) -> Vec<f32> {
     let sign = if seed % 2 == 1 { 1.0 } else { -1.0 };
     (0..rows * columns).map(|i| if i % columns == 0 { sign * 2.0f32.powi(-75) } else { 0.0 }).collect()
@@ -71,7 +71,7 @@ fn same(got: &[f32], expected: &[f32], what: &str) {
     }
 }
 
-/// The bits of all three matmuls of a case, from 0 and continued.
+/// Checks the bits of all three matmuls, with sums from 0 and with accumulated sums.
 fn check(case: &Case, ctx: &Context, family: Family, what: &str) {
     let [m, n, k] = case.sizes;
     let chain = |c: f32, terms: &mut dyn Iterator<Item = (f32, f32)>| family.chain(Factor::Bf16, c, terms);
@@ -99,7 +99,7 @@ fn check(case: &Case, ctx: &Context, family: Family, what: &str) {
             same(&d_x.to_vec_f32(), &expected, &format!("{what} d_x of {dtype:?}"));
         }
     }
-    // Each segment is padded with zeros.
+    // The gradient of the weight: each segment is padded with zeros.
     let cuts = [0, m / 3, m / 3, m];
     let mut expected = case.d_w.clone();
     for rows in cuts.windows(2) {
@@ -115,7 +115,7 @@ fn check(case: &Case, ctx: &Context, family: Family, what: &str) {
         let args = BackwardWeight { x: x.view(), d_y: d_y.view(), d_w: &mut d_w, d_bias: d_b, segments };
         backward_weight(ctx, args).unwrap();
         same(&d_w.unpack_rows(0..n), &expected, &format!("{what} d_w of {dtype:?}"));
-        // In chunks of 64 rows of a segment.
+        // The gradient of the bias: sums over chunks of 64 rows of a segment.
         let d_y = d_y.to_vec_f32();
         let sums = elements(n, 1, |j, _| {
             let mut sum = 0.0f32;
@@ -168,7 +168,7 @@ fn tensor_core_rows_do_not_depend_on_each_other() {
     }
 }
 
-/// A family without an instruction for bf16 is refused, and so are operands that would not be rounded.
+/// Tensor cores without bf16 are refused, and so is a matmul of f32 and bf16.
 #[test]
 fn unsupported_families_and_dtypes_are_refused() {
     let refused = |family: Family, dtype: DType| {

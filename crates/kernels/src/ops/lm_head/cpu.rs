@@ -22,7 +22,7 @@ const TASK_ROWS_ON_TILES: usize = 256;
 const WINDOW: usize = 8 * CHUNK;
 /// Statistics that are kept for each chunk of a row: m = max z, Σ exp(z−m), Σ exp(z−m)(z−m).
 pub(crate) const KEPT: usize = 3;
-/// Replaces −∞ where it is multiplied by its exponential, which is 0.
+/// Replaces −∞ where it is multiplied by its exponential, 0, to avoid NaN.
 const FAR: f32 = -1e4;
 
 /// The operands of the lm head: hidden rows, and the weight that maps them to logits.

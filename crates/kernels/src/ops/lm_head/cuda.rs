@@ -101,7 +101,7 @@ pub(super) fn logits(cuda: &Cuda, mut args: Logits<'_>) -> Result<()> {
     let (head, rows) = (Head::new(cuda, args.hidden, args.weight)?, args.hidden.shape()[0]);
     let (logits, lse, chunks) = (args.logits.f32_at(cuda)?, args.lse.f32_at(cuda)?, head.chunks());
     let partials = cuda.stream().scratch(rows * chunks * KEPT * size_of::<f32>())?;
-    // The combining kernel subtracts the log-sum-exp from a log-probability, which is not needed here.
+    // The combining kernel also computes log-probabilities, which are not used here.
     let unused = cuda.stream().scratch(rows * size_of::<f32>())?;
     head.logits(cuda, &(0..rows), &(0..head.vocab), logits)?;
     let beta = Beta::All(args.inv_temperature);

@@ -38,7 +38,7 @@ fn the_oracles_gradients_match_finite_differences() {
     reference::backward(&d_y, &mut d_x);
     assert!(directional_error(&x, &d_x, loss) < 1e-7);
     d_x[0] *= 1.01;
-    assert!(directional_error(&x, &d_x, loss) > 1e-7, "a spoiled gradient passes");
+    assert!(directional_error(&x, &d_x, loss) > 1e-7, "a wrong gradient passes");
 }
 
 #[test]

@@ -16,7 +16,7 @@ fn wide(x: &[f32]) -> Vec<f64> {
     x.iter().map(|&x| x.into()).collect()
 }
 
-/// y, rstd, sum.
+/// Returns y, rstd and sum.
 fn run(ctx: &Context, x: &[f32], delta: Option<&[f32]>, w: &[f32]) -> [Vec<f32>; 3] {
     run_with(ctx, x, delta, w, 0.0)
 }
@@ -46,7 +46,7 @@ fn run_with(ctx: &Context, x: &[f32], delta: Option<&[f32]>, w: &[f32], offset: 
     [y.to_vec_f32(), rstd.to_vec_f32(), sum.to_vec_f32()]
 }
 
-/// d_x and d_weight, added to their previous contents.
+/// Returns d_x and d_weight, which are added to `start`.
 fn run_back(
     ctx: &Context,
     x: &[f32],
@@ -121,7 +121,7 @@ fn the_result_is_near_the_oracle_on_every_isa() {
             }
             if t > 0 {
                 back[1][0] += 0.1;
-                assert!(relative_error(&back[1], &d_w) > 1e-5, "a spoiled gradient passes");
+                assert!(relative_error(&back[1], &d_w) > 1e-5, "a wrong gradient passes");
             }
         }
     }
@@ -145,7 +145,7 @@ fn the_weight_gradient_does_not_depend_on_the_split_between_segments() {
     }
 }
 
-/// An offset is a weight that is larger by it: with the oracle of that weight, the gradient of both is one.
+/// An offset has the same effect as a larger weight, in the forward and in the backward pass.
 #[test]
 fn an_offset_is_added_to_the_weight() {
     for (t, h) in SHAPES {
@@ -164,7 +164,7 @@ fn an_offset_is_added_to_the_weight() {
             let back = |w, start| run_back_with(&ctx, &x, w, &rstd, &d_y, start, &segments);
             assert!(back((&w, 1.0), [&d_x0, &d_w0]) == back((&larger, 0.0), [&d_x0, &d_w0]), "{t}×{h}");
             let [got_x, got_w] = back((&w, 1.0), [&zeros[..t * h], &zeros[..h]]);
-            // d_x of a row of one element is all cancellation.
+            // With one element per row, the terms of d_x cancel completely.
             assert!(h == 1 || relative_error(&got_x, &d_x) < 1e-5, "{t}×{h}");
             assert!(relative_error(&got_w, &d_w) < 1e-5, "{t}×{h}");
             if t > 0 && h > 1 {
@@ -172,7 +172,7 @@ fn an_offset_is_added_to_the_weight() {
             }
         }
     }
-    // No offset leaves the weight's bits, of which −0 + 0 would lose one.
+    // An offset of 0 must keep the weight's bits; −0 + 0 would lose the sign.
     let ctx = Context::cpu(Isa::best(), 1);
     let [y, ..] = run(&ctx, &[1.0, 2.0], None, &[-0.0, 1.0]);
     assert!(y[0] == 0.0 && y[0].is_sign_negative());

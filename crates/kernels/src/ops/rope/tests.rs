@@ -62,7 +62,7 @@ fn the_backward_rotation_is_the_transpose() {
     };
     let loss = |x: &[f64]| rotated(x, 1.0).iter().zip(&d_y).map(|(y, d)| y * d).sum::<f64>();
     assert!(directional_error(&x, &rotated(&d_y, -1.0), loss) < 1e-7);
-    assert!(directional_error(&x, &rotated(&d_y, 1.0), loss) > 1e-3, "the wrong direction passes");
+    assert!(directional_error(&x, &rotated(&d_y, 1.0), loss) > 1e-3, "a rotation in the wrong direction passes");
 }
 
 #[test]
@@ -75,7 +75,7 @@ fn a_wrong_fast_backward_is_detected() {
         let ctx = Context::cpu(isa, 2);
         let table = Table::new(ctx.memory(), &freq, 1.25, 301);
         assert!(relative_error(&run(&ctx, &d_y, width, heads, &positions, &table, true), &oracle) < 1e-6);
-        // Turned the wrong way; turned by the neighbour's angle.
+        // A rotation in the wrong direction, or by another position's angle, is wrong.
         assert!(relative_error(&run(&ctx, &d_y, width, heads, &positions, &table, false), &oracle) > 1e-3);
         assert!(relative_error(&run(&ctx, &d_y, width, heads, &[5, 1, 77], &table, true), &oracle) > 1e-3);
     }
@@ -94,7 +94,7 @@ fn wrong_positions_and_rope_shapes_are_errors() {
     assert!(fails(2, 8).contains("positions[0] is 16"));
     assert!(fails(4, 8).contains("4 heads of 8"));
     assert!(fails(2, 6).contains("2 heads of 6"));
-    // A plan on no device counts its bytes and computes nothing.
+    // On `Device::Meta`, a table only counts its bytes.
     let meta = Memory::new(crate::Device::Meta);
     Table::new(&meta, &inv_freq(4), 1.0, 16);
     assert_eq!(meta.usage()["other"].peak_bytes, 2 * 16 * 4 * 4);

@@ -47,7 +47,7 @@ fn the_oracles_gradient_matches_finite_differences() {
     assert!(directional_error(&x, &gradient, loss) < 1e-7);
     let mut spoiled = vec![0.0; from * hidden];
     reference::scatter_add(hidden, &d_out, &rows[..count - 1], &mut spoiled);
-    assert!(directional_error(&x, &spoiled, loss) > 1e-3, "a forgotten row is seen");
+    assert!(directional_error(&x, &spoiled, loss) > 1e-3, "the check must detect a missing row");
 }
 
 #[test]

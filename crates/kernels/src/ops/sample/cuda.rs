@@ -158,7 +158,7 @@ mod tests {
         Ok(all)
     }
 
-    /// Hidden rows that give peaked distributions of tokens, but not certain ones.
+    /// Hidden rows with peaked token distributions in which several tokens are still likely.
     fn peaked(r: usize, h: usize) -> Vec<f32> {
         let scale = 3.0 / (h as f32).sqrt();
         normal::<f32>(1, r * h).into_iter().map(|x| x * scale).collect()
@@ -184,8 +184,8 @@ mod tests {
         });
     }
 
-    /// Top-k, top-p and min-p that keep anything from one token to all of them, on logits with ties and with NaN and
-    /// infinities: the device draws the tokens of the CPU.
+    /// Top-k, top-p and min-p keep between one token and all of them. With ties, NaN and infinities in the logits, the
+    /// device draws the same tokens as the CPU.
     #[test]
     fn cuda_draws_match_the_cpu_for_any_truncation() {
         let mut rows = Vec::new();

@@ -19,7 +19,7 @@ pub(super) fn penalise(logits: &[f32], beta: f32, params: &RowParams<'_>, warped
     }
     if params.repetition_penalty != 1.0 {
         let penalty = params.repetition_penalty as f32;
-        // Computed from the original logit, so that a token that occurs twice is penalised once.
+        // The penalty is applied to the original logit, so that a token that occurs twice is penalised once.
         for &id in params.history {
             let z = logits[id as usize];
             warped[id as usize] = if z < 0.0 { z * penalty } else { z / penalty } * beta;
@@ -174,7 +174,7 @@ mod tests {
         }
     }
 
-    /// Returns whether the selection without sorting decided; either way it must keep what the oracle keeps.
+    /// Checks that the nucleus equals the oracle's. Returns whether it was found without sorting.
     #[track_caller]
     fn same(top_p: f64, z: &[f32], ids: &[u32]) -> bool {
         let max = z.iter().copied().fold(f32::NEG_INFINITY, f32::max);
@@ -197,7 +197,7 @@ mod tests {
             let drawn = normal::<f32>(case as u64, n);
             for scale in [0.0, 1e-3, 0.3, 4.0, 60.0] {
                 for top_p in [1e-9, 0.3, 0.5, 0.95, 0.999_99] {
-                    // As drawn, around other powers of two, and in steps that many share.
+                    // Logits as drawn, shifted to other powers of two, and rounded so that many are equal.
                     for step in [0.0, 0.25] {
                         let near = |x: &f32| 20.0 + scale * x;
                         let tied = |x: f32| if step > 0.0 { (x / step).round() * step } else { x };
@@ -210,7 +210,7 @@ mod tests {
                 }
             }
         }
-        // The rest is ties of weight 1 whose sums meet the goal, and tails that weigh less than rounding.
+        // The other cases are ties whose sums meet the goal exactly, and tails that weigh less than the rounding error.
         assert!(decided * 10 > all * 8, "{decided} of {all} without sorting");
     }
 
@@ -224,7 +224,7 @@ mod tests {
         for odd in [f32::NAN, f32::INFINITY] {
             let mut z = z;
             z[4] = odd;
-            assert!(!same(0.5, &z, &ids), "nothing to select by");
+            assert!(!same(0.5, &z, &ids), "there is nothing to select");
         }
     }
 

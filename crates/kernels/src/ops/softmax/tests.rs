@@ -6,7 +6,7 @@ fn wide(x: &[f32]) -> Vec<f64> {
     x.iter().map(|&x| x.into()).collect()
 }
 
-/// Row r sees a window of the columns; the first row none, if there are several.
+/// Each row sees a window of the columns. If there are several rows, the first row sees none.
 fn mask(rows: usize, columns: usize) -> (Vec<u32>, Vec<u32>) {
     let seen = |r: usize| {
         let end = (r * columns / rows + usize::from(rows == 1 || r > 0)).min(columns);
@@ -15,7 +15,7 @@ fn mask(rows: usize, columns: usize) -> (Vec<u32>, Vec<u32>) {
     (0..rows).map(seen).unzip()
 }
 
-/// y and d_x.
+/// Returns y and d_x.
 fn run(ctx: &Context, c: usize, x: &[f32], first: &[u32], end: &[u32], d_y: &[f32]) -> [Vec<f32>; 2] {
     let (m, r) = (ctx.memory(), first.len());
     let tensor = |x: &[f32]| Tensor::from_f32(m, &[r, c], x);
@@ -38,7 +38,7 @@ fn the_result_is_near_the_oracle_on_every_isa() {
         let (x, d_y): (Vec<f32>, Vec<f32>) = (normal(1, r * c), normal(2, r * c));
         let y = reference::forward(&wide(&x), c, f64::from(0.3f32), &first, &end);
         let d_x = reference::backward(&y, c, f64::from(0.3f32), &first, &end, &wide(&d_y));
-        // What a row does not see may be anything.
+        // Masked columns may contain anything, such as NaN.
         let unseen = |i: usize| !(first[i / c]..end[i / c]).contains(&((i % c) as u32));
         let poison = |x: &[f32]| x.iter().enumerate().map(|(i, &x)| if unseen(i) { f32::NAN } else { x }).collect();
         let (x, d_y): (Vec<f32>, Vec<f32>) = (poison(&x), poison(&d_y));
@@ -64,7 +64,7 @@ fn the_oracles_gradients_match_finite_differences() {
     assert!(directional_error(&x, &d, loss) < 1e-7);
     let largest = (0..d.len()).fold(0, |m, i| if d[i].abs() > d[m].abs() { i } else { m });
     d[largest] *= 1.01;
-    assert!(directional_error(&x, &d, loss) > 1e-7, "a spoiled gradient passes");
+    assert!(directional_error(&x, &d, loss) > 1e-7, "a wrong gradient passes");
 }
 
 #[test]
@@ -77,7 +77,7 @@ fn a_wrong_fast_backward_is_detected() {
     for isa in Isa::present() {
         let [_, mut d_x] = run(&Context::cpu(isa, 2), c, &x, &first, &end, &d_y);
         assert!(relative_error(&d_x, &oracle) < 1e-5);
-        // The mean that softmax's Jacobian subtracts, forgotten in the last row.
+        // A gradient whose last row lacks the mean that softmax's Jacobian subtracts is wrong.
         (0..c).for_each(|i| d_x[(r - 1) * c + i] = (y[(r - 1) * c + i] * f64::from(d_y[(r - 1) * c + i]) * 0.3) as f32);
         assert!(relative_error(&d_x, &oracle) > 1e-3, "{isa:?}");
     }

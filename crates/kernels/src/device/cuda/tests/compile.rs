@@ -1,5 +1,5 @@
-//! Compiles every kernel for every architecture with NVRTC, and checks that no register is spilled and nothing is
-//! approximate. Needs NVRTC, but neither a driver nor a GPU; `cargo xtask cuda` downloads NVRTC.
+//! Compiles every kernel for every architecture with NVRTC, and checks that no register is spilled and no instruction
+//! is approximate. Needs NVRTC, but neither a driver nor a GPU; `cargo xtask cuda` downloads NVRTC.
 
 use super::load::SOURCES;
 use crate::device::cuda::Source;
@@ -57,7 +57,7 @@ fn every_kernel_compiles_for_every_architecture() {
         for source in &SOURCES {
             let (found, registers) = judge(nvrtc, arch, source);
             wrong.extend(found);
-            // Printed for the record: a kernel's registers decide how many of its blocks a processor holds.
+            // Printed for information: the number of registers limits how many blocks run on a multiprocessor.
             println!("sm_{arch} {}.cu: registers {}", source.name, registers.join(", "));
         }
     }

@@ -1,6 +1,5 @@
-//! Checks that a row's bits depend on that row alone: not on how many rows are computed with it, their order, or how
-//! they are split into calls. Only operations that process one row at a time are tested here; attention has its own
-//! tests.
+//! Checks that a row's bits depend on that row alone, and not on the other rows, their order, or how they are split
+//! into calls. Only operations that process one row at a time are tested here; attention has its own tests.
 
 use super::{device, schedules};
 use crate::check::normal;
@@ -124,7 +123,7 @@ fn a_rows_bits_do_not_depend_on_other_rows_their_order_or_the_split() {
         let all: Vec<usize> = (0..ROWS).collect();
         let expected = together(&ctx, &w, &all);
         assert!(expected.iter().flatten().all(|&bits| f32::from_bits(bits).is_finite()));
-        // Different rows have different results: the first 200 have distinct ids and counters.
+        // The first 200 rows have distinct ids and counters, so their results must differ.
         assert!(expected.windows(2).all(|two| two[0] != two[1]));
         for n in 1..ROWS {
             assert!(together(&ctx, &w, &all[..n]) == expected[..n], "{n} rows");

@@ -66,9 +66,9 @@ fn an_access_past_the_end_of_an_allocation_is_an_error() {
 #[test]
 fn a_write_before_an_allocation_is_detected_when_it_is_freed() {
     let Some(cuda) = emulated(0) else { return };
-    run(&cuda, "before_the_start", &[COUNT.into()]).expect("it shows later");
+    run(&cuda, "before_the_start", &[COUNT.into()]).expect("the error must be reported when the memory is freed");
     let ctx = Context::cuda(cuda);
-    // Any copy waits, and so reports the error.
+    // A copy waits for the device, so it reports the error.
     let x = Tensor::zeros(ctx.memory(), &[1], DType::F32);
     let panic = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| x.to_vec_f32()));
     assert!(panic.is_err());

@@ -58,7 +58,7 @@ fn the_requested_dot_products_equal_the_formula() {
     );
     report.first.iter().for_each(|line| println!("{line}"));
     if report.differ > 0 {
-        println!("the formula's parameters with which the fewest of 32768 dot products differ:");
+        println!("parameters with the fewest differences in 32768 dot products:");
         closest(&cuda, family, 256).iter().take(5).for_each(|(differ, it)| println!("{differ} differ with {it:?}"));
     }
     assert_eq!(report.differ, 0);
@@ -76,7 +76,7 @@ fn closest(cuda: &Cuda, family: Family, instructions: usize) -> Vec<(usize, Fami
     found
 }
 
-/// On a device of another family than expected, the device's own parameters are found.
+/// On a device whose formula differs from its family's, the search finds the device's parameters.
 #[test]
 fn closest_finds_the_parameters_of_a_device_that_differs() {
     let Some(cuda) = emulated_as(0, AMPERE) else { return };

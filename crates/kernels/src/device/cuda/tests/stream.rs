@@ -56,7 +56,7 @@ fn indices_have_a_host_copy_until_a_kernel_writes_them() {
     assert_eq!(ctx.memory().copies(), before);
     ids.view_mut().u32_at(&cuda);
     let stale = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| ids.view().indices().to_vec()));
-    assert!(stale.is_err(), "what a kernel wrote was read without a copy");
+    assert!(stale.is_err(), "reading indices that a kernel wrote must panic");
     assert_eq!(ids.view().to_vec_u32(), [1, 2, 3, 4]);
 }
 

@@ -1,5 +1,5 @@
-//! Every argument with a wrong shape or type, and every index out of range, gives an error that names it, never a panic
-//! or a read past the end.
+//! For an argument with a wrong shape or type, or an index out of range, the error names the argument. Nothing panics
+//! or reads past the end.
 
 use super::*;
 use crate::context::counted;
@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 
 const G: Geometry = Geometry { heads: 2, kv_heads: 1, head_dim: 8, scale: 0.35, window: None };
 
-/// The arguments of all three functions by name: three rows of a sequence, of which page 1 of two has the keys.
+/// Correct arguments of all three functions, by name: three rows of a sequence whose keys are in page 1 of two pages.
 fn right(ctx: &Context) -> BTreeMap<&'static str, Tensor> {
     let (keys, values) = ([2, G.kv_heads, G.head_dim, BLOCK], [2, G.kv_heads, BLOCK, G.head_dim]);
     let zeros = |shape: &[usize]| Tensor::zeros(ctx.memory(), shape, DType::F32);
@@ -40,7 +40,7 @@ fn run(ctx: &Context, arguments: &BTreeMap<&'static str, Tensor>) -> [Option<Str
     run_of(ctx, G, arguments).0
 }
 
-/// The same of another geometry, and the floating-point operations and bytes that each counts.
+/// Like [`run`], for any geometry. Also returns the floating-point operations and bytes that each function counted.
 fn run_of(
     ctx: &Context,
     geometry: Geometry,
@@ -93,7 +93,7 @@ fn run_of(
     )
 }
 
-/// Which of the three functions accept the argument.
+/// Which of the three functions take this argument.
 fn takers(name: &str) -> [bool; 3] {
     match name {
         "qkv" | "keys" | "values" => [true, true, true],
@@ -114,7 +114,7 @@ fn refused(ctx: &Context, name: &'static str, wrong: Tensor, word: &str) {
                 let rest = message.strip_prefix(op).and_then(|rest| rest.strip_prefix(": "));
                 assert!(rest.is_some_and(|rest| rest.contains(word)), "{what}: {message}");
             }
-            (None, true) => panic!("{what} is accepted"),
+            (None, true) => panic!("{what} must be refused"),
             (found, false) => assert_eq!(found, None, "{what}"),
         }
     }
@@ -128,7 +128,7 @@ fn attention_refuses_wrong_shapes_and_types() {
     for (name, of) in all {
         let word = name.strip_prefix("d_").filter(|word| ["keys", "values"].contains(word)).unwrap_or(name);
         let other = if of.dtype() == DType::F32 { DType::U32 } else { DType::F32 };
-        // A wrong type of rows makes that of what they are compared with wrong.
+        // `qkv` is skipped: other arguments are compared with its dtype, so the error would name one of them.
         if name != "qkv" {
             refused(&ctx, name, Tensor::zeros(ctx.memory(), of.shape(), other), word);
         }
@@ -142,7 +142,7 @@ fn attention_refuses_wrong_shapes_and_types() {
             }
             let mut shape = of.shape().to_vec();
             shape[axis] += 1;
-            // The other tensor of the pair then has fewer pages.
+            // With more pages of keys, the tensor of values has too few.
             let word = if axis == 0 && name == "keys" { "values" } else { word };
             refused(&ctx, name, Tensor::zeros(ctx.memory(), &shape, of.dtype()), word);
         }
@@ -159,7 +159,7 @@ fn attention_rows_and_pages_must_have_the_same_dtype() {
     refused(&ctx, "qkv", of(&[3 * G.width()], DType::F32), "qkv has shape [96], expected two dimensions");
     refused(&ctx, "tables", of(&[1], DType::U32), "tables has shape [1], expected two dimensions");
     refused(&ctx, "groups", of(&[1, 2], DType::U32), "groups has shape [1, 2], expected [2]");
-    // As many pages of gradients as of keys, or more.
+    // There must be at least as many pages of gradients as of keys.
     let mut arguments = right(&ctx);
     for (name, shape) in [("d_keys", [1, 1, 8, BLOCK]), ("d_values", [1, 1, BLOCK, 8])] {
         arguments.insert(name, of(&shape, DType::F32));
@@ -190,7 +190,7 @@ fn attention_refuses_indices_out_of_range() {
     refused(&ctx, "groups", ids(&[3], &[0, 2, 3]), "groups 0 and 1 must not share page 1");
 }
 
-/// A row's table is checked even if the previous row had the same table and attended to less, or had another table.
+/// The block table of each row is checked, even if the previous row had the same table and attended to fewer pages.
 #[test]
 fn the_pages_of_every_row_are_checked() {
     let ctx = Context::cpu(Isa::best(), 1);
@@ -211,11 +211,11 @@ fn the_pages_of_every_row_are_checked() {
     says([0, 1, 2], [0, 0, 1], [1, 9, 9, 9], Some("tables"));
 }
 
-/// Of the pairs of a query and a key that are seen, and of what is read and written of each row.
+/// Operations are counted for each attended pair of query and key, and bytes for each row.
 #[test]
 fn attention_counts_its_operations_and_bytes() {
     let ctx = Context::cpu(Isa::PORTABLE, 1);
-    // Position 2 sees two keys, so five pairs are seen.
+    // With this window position 2 attends to two keys, so there are five pairs in total.
     let narrow = Geometry { window: Some(2), ..G };
     let (errors, counts) = run_of(&ctx, narrow, &right(&ctx));
     assert_eq!(errors, [None, None, None]);
@@ -230,7 +230,7 @@ fn attention_counts_its_operations_and_bytes() {
     let before = counted();
     copy_block(&ctx, 1, 0, PagesMut { keys: keys.view_mut(), values: values.view_mut() }).unwrap();
     let after = counted();
-    // A page of keys and one of values.
+    // A page of keys and a page of values are copied.
     assert_eq!((after.0 - before.0, after.1 - before.1), (0, 8 * 2 * 8 * BLOCK as u64));
     let mut values = zeros(&[2, 2, BLOCK, 8]);
     for (from, to, at) in [(2, 0, 0), (0, 2, 1)] {
@@ -264,8 +264,8 @@ fn rows_of(ctx: &Context, rows: &[(u32, u32)], tables: &[[u32; 2]]) -> [Tensor; 
     [of(rows.iter().map(|row| row.1).collect()), of(rows.iter().map(|row| row.0).collect()), tables]
 }
 
-/// Only pages that a row attends to must exist, whichever row comes before; each attended pair of query and key is
-/// counted.
+/// Every page that a row attends to must exist, whatever the previous rows are. The result is the number of attended
+/// pairs of query and key.
 #[test]
 fn pages_that_rows_attend_to_must_exist() {
     let ctx = Context::cpu(Isa::PORTABLE, 1);
@@ -278,7 +278,7 @@ fn pages_that_rows_attend_to_must_exist() {
     assert_eq!(says(None, &[], &[[9, 9]]), Ok(0));
     assert_eq!(says(None, &[(0, 0), (0, 63), (0, 64), (0, 127)], &[[2, 1]]), Ok(1 + 64 + 65 + 128));
     assert_eq!(says(Some(3), &[(0, 0), (0, 1), (0, 2), (0, 3), (0, 64)], &[[2, 1]]), Ok(1 + 2 + 3 + 3 + 3));
-    // The rows with a window attend only to the second block; an earlier row needs the first one.
+    // With this window, both rows attend only to the second block, so the page of the first block need not exist.
     assert_eq!(says(Some(1), &[(0, 64), (0, 127)], &[[9, 1]]), Ok(2));
     for (window, rows, tables) in [
         (None, &[(0, 0), (0, 64)][..], &[[0, 9]][..]),
@@ -314,8 +314,8 @@ fn groups_must_cover_all_rows_and_share_no_page() {
     }
     // A page may appear twice in one group.
     assert_eq!(says(None, &three, &[[0, 9], [0, 9], [2, 9]], &[0, 2, 3]), None);
-    // Pages of the second block, which an earlier row of the sequence does not see; of another sequence; of the first
-    // block, which an earlier row does not see.
+    // The shared page is the second block of a sequence; the page of another sequence; or the first block of a
+    // sequence, to which an earlier row does not attend.
     for (window, rows, tables, groups, page) in [
         (None, &[(0, 0), (0, 64), (1, 0)][..], &[[0, 1], [1, 9]][..], &[0, 2, 3][..], 1),
         (None, &[(0, 0), (1, 0), (2, 0)], &[[0, 9], [1, 9], [1, 9]], &[0, 2, 3], 1),

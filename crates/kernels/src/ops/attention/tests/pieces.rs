@@ -1,4 +1,4 @@
-//! The components of attention on the CPU: the layouts of pages, pages that serve as two blocks, and the small matmul.
+//! Tests of components of attention on the CPU: page layouts, pages that serve as two blocks, and the small matmul.
 
 use super::formula::Arithmetic;
 use super::*;
@@ -101,7 +101,8 @@ fn a_page_may_serve_as_two_blocks() {
     }
 }
 
-/// A row may be written to a slot that no row attends to. Its gradient there is 0, whatever was in the workspace.
+/// If no row attends to a slot, the gradient of the row written to it is 0, even if the workspace contained other
+/// values.
 #[test]
 fn a_slot_that_no_row_attends_to_has_no_gradient() {
     for head_dim in [8, 32] {
@@ -114,9 +115,9 @@ fn a_slot_that_no_row_attends_to_has_no_gradient() {
         for (dtype, isa, _) in KINDS {
             let ctx = Context::cpu(isa, 2);
             let expected = Run::of(dtype, &ctx, g, &plain, &qkv).backward(&d_out);
-            // Of a page that the rows see, and of one that they do not see.
+            // Unused slots of a page to which the rows attend, and of another page.
             let far = [page * 64 + 20, page * 64 + 63];
-            // On tiles, slots between written slots are multiplied by 0, so they would have to be finite.
+            // On tiles, slots between written slots are multiplied by 0, so they must be finite.
             let far = if isa.has_tiles() { &[][..] } else { &far };
             for &slot in [page * 64 + 3, unseen * 64, unseen * 64 + 9].iter().chain(far) {
                 let mut l = plain.clone();

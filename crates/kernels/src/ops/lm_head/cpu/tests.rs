@@ -13,7 +13,7 @@ fn blocks_of_rows_end_at_multiples_of_32_rows_of_a_segment() {
     // Segments that begin inside a block and at its end, and an empty segment.
     assert_eq!(of(70, Some(&[0, 1, 1, 40, 70])), [(0..70, vec![0, 1, 40, 70])]);
     assert_eq!(of(520, Some(&[0, 512, 520])), [(0..512, vec![0, 512]), (512..520, vec![0, 8])]);
-    // Steps of 32 from row 40 on: the last that ends by row 512 ends at 488.
+    // From row 40 on, steps have 32 rows. The last step that ends at or before row 512 ends at row 488.
     assert_eq!(of(600, Some(&[0, 1, 40, 600])), [(0..488, vec![0, 1, 40, 488]), (488..600, vec![0, 112])]);
     assert_eq!(blocks(3..10, 4).collect::<Vec<_>>(), [3..7, 7..10]);
     assert_eq!(blocks(3..11, 4).collect::<Vec<_>>(), [3..7, 7..11]);
@@ -38,7 +38,7 @@ fn combining_chunks_gives_the_log_sum_exp_of_the_row() {
     let entropy = total.ln() + 2.0 * (-2.0f64).exp() * 2.0 / total;
     near(of(&[[-1.0, 2.0, 0.0], [1.0, 2.0, 0.0]]), [1.0, 1.0 + total.ln(), entropy]);
     near(of(&[[1.0, 2.0, 0.0], [-1.0, 2.0, 0.0]]), [1.0, 1.0 + total.ln(), entropy]);
-    // What is not finite says so.
+    // A sum that is not finite, or impossible, gives NaN.
     for sum in [f32::INFINITY, f32::NAN, 0.5] {
         let [_, lse, entropy] = of(&[[1.0, sum, 0.0]]);
         assert!(lse.is_nan() && entropy.is_nan(), "{sum}");

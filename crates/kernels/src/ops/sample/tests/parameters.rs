@@ -1,8 +1,8 @@
-//! Sampling parameters of a row: which are rejected, and which need the whole row of logits.
+//! Sampling parameters that are rejected, and those that need the whole row of logits.
 
 use super::*;
 
-/// The error of sampling a row of logits of ten tokens, if there is one.
+/// The error of sampling from a row of ten logits; `None` if sampling succeeds.
 pub(super) fn says(params: RowParams<'_>) -> Option<String> {
     let m = memory();
     let (hidden, weight) = (Tensor::zeros(&m, &[1, 2], DType::F32), Matrix::zeros(&m, 10, 2));
@@ -23,7 +23,7 @@ pub(super) fn says(params: RowParams<'_>) -> Option<String> {
 fn sampling_parameters_are_valid_up_to_their_bounds() {
     type With = fn(f64) -> RowParams<'static>;
     type Case = (&'static str, &'static str, With, &'static [f64], &'static [f64]);
-    // Of a temperature near 0 the inverse is infinite.
+    // The inverse of a temperature near 0 is infinite.
     let of: [Case; 4] = [
         (
             "temperature",
@@ -81,7 +81,7 @@ fn truncation_and_penalties_need_the_whole_row_of_logits() {
         (RowParams { top_k: 1, ..PLAIN }, true),
         (RowParams { top_p: 0.999, ..PLAIN }, true),
         (RowParams { min_p: 0.001, ..PLAIN }, true),
-        // Greedy takes the most likely token, which no truncation removes.
+        // Greedy sampling takes the most likely token, which truncation never removes.
         (RowParams { top_k: 1, top_p: 0.5, min_p: 0.5, ..greedy }, false),
         (RowParams { repetition_penalty: 1.1, ..greedy }, true),
         (RowParams { repetition_penalty: 0.9, ..PLAIN }, true),
