@@ -56,7 +56,7 @@ pub fn measure(ctx: &Context, time: Duration) -> Result<Ceilings> {
         let per_pass = best(time / 4, || cpu.run(tasks, &Pairs { isa: cpu.isa(), rounds }));
         Spin::<true> { rounds }.flops() * tasks as f64 / per_pass
     });
-    // The data is written once, because all pages that were only reserved map to the same page of zeros.
+    // The data is written first, because Linux maps all untouched pages to one page of zeros.
     let data = vec![1.0f32; ELEMENTS];
     let per_read = best(time / 2, || cpu.run(ELEMENTS / PIECE, &Reads { data: &data }));
     let read_bytes_per_s = (ELEMENTS * 4) as f64 / per_read;

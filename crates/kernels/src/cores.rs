@@ -37,8 +37,7 @@ struct Locked(File);
 
 impl Drop for Locked {
     fn drop(&mut self) {
-        // Closing the file is not enough: a child process that is being started has copies of open files until its
-        // program runs.
+        // Closing the file is not enough: between fork and exec, a child process has copies of all open files.
         let _ = self.0.unlock();
     }
 }
@@ -153,7 +152,7 @@ impl Drop for Lease {
     fn drop(&mut self) {
         self.shared.lock().ends = true;
         self.shared.changed.notify_one();
-        // The thread cannot panic, and would have nothing to report.
+        // The result is ignored, because this thread does not panic.
         let _ = self.keeper.take().map(std::thread::JoinHandle::join);
     }
 }

@@ -81,7 +81,7 @@ pub fn ln<V: Simd>(x: V) -> V {
 #[inline(always)]
 pub fn sigmoid<V: Simd>(x: V) -> V {
     let one = V::splat(1.0);
-    // A tiny exponential has no effect when added to 1.
+    // A tiny exponential does not change the sum 1 + e^−x.
     one.div(one.add(exp_or_tiny(V::splat(0.0).sub(x))))
 }
 

@@ -135,7 +135,7 @@ impl Matrix {
         );
         // On a device, only these panels are copied.
         let data = self.data.rows(range.start / PANEL..range.end.div_ceil(PANEL).max(range.start / PANEL));
-        // Pairs have two inputs side by side, panels only one.
+        // Pairs interleave two inputs; panels do not interleave.
         match (data.dtype(), self.layout) {
             (DType::Bf16, Layout::Pairs) => {
                 data.download(|data: &[bf16]| Isa::best().run(Gather::<_, 2> { data, range, k, to }));
@@ -210,7 +210,7 @@ impl<T: Element, const SIDE: usize> Kernel for Gather<'_, T, SIDE> {
 fn transpose<V: Simd, T: Element>(from: &[T], to: &mut [f32], k: usize) {
     for row in (0..PANEL).step_by(LANES) {
         for input in (0..TOGETHER).step_by(LANES) {
-            // A closure would not be compiled with the instruction set's features.
+            // This is a loop because a closure would not be compiled with the instruction set's features.
             let mut inputs = [V::splat(0.0); LANES];
             for (i, lanes) in inputs.iter_mut().enumerate() {
                 *lanes = T::load(&from[(input + i) * PANEL + row..]);
@@ -316,7 +316,7 @@ mod tests {
                 for rows in [0..100, 0..32, 32..64, 31..33, 33..34, 64..100, 99..100, 5..5, 100..100] {
                     assert_eq!(matrix.unpack_rows(rows.clone()), data[rows.start * k..rows.end * k], "{rows:?}");
                 }
-                // Moments of bf16 weights have the layout of the f32 weights.
+                // bf16 moments have the layout of f32 weights.
                 let mut moments = Matrix::zeros(&memory, n, k);
                 *moments.data_mut() = Tensor::zeros(&memory, moments.data().shape(), DType::Bf16);
                 moments.pack_rows(0, &data);

@@ -70,7 +70,7 @@ impl Pool {
     pub fn new(threads: usize) -> std::io::Result<Pool> {
         let threads = threads.max(1);
         let (shared, turn) = (Arc::new(Shared::new(threads)), Mutex::new(Watch::new(threads)));
-        // If not all threads start, the pool is dropped with the threads that it has.
+        // If a thread fails to start, the pool is dropped, which ends the threads that have started.
         let mut pool = Pool { workers: Vec::new(), shared, turn, lease: OnceLock::new() };
         for i in 1..threads {
             let shared = pool.shared.clone();
@@ -87,7 +87,7 @@ impl Pool {
 
     /// Limits the number of the pool's threads that take tasks from now on to `threads`.
     pub fn limit(&self, threads: usize) {
-        // The limit changes between regions, because a region's threads are chosen when it opens.
+        // The lock makes the limit change between regions; a region chooses its threads when it opens.
         let _turn = self.turn.lock().unwrap_or_else(|e| e.into_inner());
         self.shared.governor.set_most(threads);
     }

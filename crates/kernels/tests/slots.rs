@@ -243,7 +243,7 @@ fn a_killed_writers_weights_stay_readable_and_the_next_writer_removes_its_files(
 
     let dir = std::env::temp_dir().join(format!("lockstep-slots-{}", std::process::id()));
     std::fs::create_dir_all(&dir).unwrap();
-    // A lock lies beside each slot.
+    // Each slot has a lock file beside it.
     let is_slot = |path: &PathBuf| path.extension().is_some_and(|ending| ending == "slot");
     let names = || {
         let all = std::fs::read_dir(&dir).unwrap().map(|entry| entry.unwrap().path());

@@ -32,8 +32,8 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     };
     let lora = LoraConfig { r: rank.parse()?, target_modules, ..LoraConfig::default() };
     let mut adapter = Adapter::new(ctx.memory(), &weights, &lora, 7)?;
-    // B is drawn too, because a new adapter changes nothing. So is the score head, which PEFT stores beside the
-    // adapter.
+    // B is random too, because a new adapter with B = 0 changes nothing. So is the score head, which PEFT stores with
+    // the adapter.
     let drawn = |name: &str| name.contains("lora_B") || name == "score.weight";
     let names = Named { params: &adapter.params }.tensors().into_iter().filter(|s| drawn(&s.name));
     for (i, spec) in names.enumerate() {

@@ -111,7 +111,7 @@ mod tests {
         assert_eq!((lm.config.head, lm.config.pad_token_id, lm.head_is_new), (Head::Lm, Some(2), false));
         assert_eq!((lm.eos_ids, lm.tokenizer.vocab_size()), (vec![0, 3], 4));
         assert_eq!(lm.chat.unwrap().source(), "hi");
-        // For a new head, the padding token is the tokenizer's, or else the end token.
+        // A model with a new score head gets the tokenizer's padding token, or else its end token.
         for (pad, id) in [(None, 0), (Some("c"), 0)] {
             let new = load(directory(json!({}), pad).path(), Head::Score(1)).unwrap();
             assert_eq!((new.config.head, new.config.pad_token_id, new.head_is_new), (Head::Score(1), Some(id), true));

@@ -175,7 +175,7 @@ fn parse(json: &Map<String, Value>) -> std::result::Result<AdapterConfig, String
 /// not read.
 pub fn load_adapter(memory: &Memory, dir: &Path, base: &Weights) -> Result<Adapter> {
     let AdapterConfig { lora, scores, .. } = load_adapter_config(dir)?;
-    // PEFT calls the field `target_modules`; this crate's name has the prefix `lora_`.
+    // PEFT's name of the field is `target_modules`; this crate's errors name `lora_target_modules`.
     let bad = |message: String| Error::file(dir.join(ADAPTER_CONFIG), message.replace("lora_target", "target"));
     match (scores, base.config.head) {
         (true, Head::Lm) => {
@@ -224,8 +224,8 @@ fn save_adapter_in<'a>(dir: &Path, adapter: &Adapter, base: impl Into<BaseModel<
         "lora_alpha": lora.alpha,
         "lora_dropout": lora.dropout,
         "use_rslora": lora.use_rslora,
-        // PEFT would apply a pattern to every module of the model and so select other modules; therefore names are
-        // written.
+        // Names are written, because PEFT would apply a pattern to every module of the model and so select other
+        // modules.
         "target_modules": lora.names(&adapter.config),
         "bias": "none",
         "fan_in_fan_out": false,

@@ -152,7 +152,7 @@ fn rows<V: Simd, E: Factor>(
             }
             let lines = V::transpose(lines);
             if n == WIDTH {
-                // The number of lines is a constant here, so that they stay in registers.
+                // The number of lines is a compile-time constant, so that the lines stay in registers.
                 for (i, line) in lines.into_iter().enumerate() {
                     line.store(&mut to[i * strips.most..]);
                 }
@@ -244,7 +244,7 @@ fn zip<V: Simd, E: Element>(
 fn transpose<V: Simd>(from: &[bf16], to: &mut [f32]) {
     for input in [0, LANES] {
         for output in [0, LANES] {
-            // A closure would not be compiled with the instruction set's features.
+            // This is a loop because a closure would not be compiled with the instruction set's features.
             let mut rows = [V::splat(0.0); LANES];
             for (i, rows) in rows.chunks_exact_mut(2).enumerate() {
                 rows.copy_from_slice(&bf16::rows::<V>(from, input + 2 * i, output));

@@ -117,7 +117,7 @@ pub(crate) fn narrowed<V: Simd>(from: Elements<'_>, to: &mut [bf16]) {
     let len = from.len();
     match from {
         Elements::Bf16(from) => match (<&[bf16; DEPTH]>::try_from(from), <&mut [bf16; DEPTH]>::try_from(&mut *to)) {
-            // The length is a constant here, so that the copy needs no function call.
+            // The length is a compile-time constant, so that the copy needs no function call.
             (Ok(from), Ok(to)) => *to = *from,
             _ => to[..len].copy_from_slice(from),
         },
@@ -233,7 +233,7 @@ pub(crate) fn pairs_to_lines<V: Simd>(pairs: &[bf16], rows: usize, lines: &mut [
 #[inline(always)]
 pub(crate) fn transpose_pairs<V: Simd>(from: &[bf16], from_line: usize, rows: usize, to: &mut [bf16], to_line: usize) {
     debug_assert!(from.as_ptr().cast::<f32>().is_aligned() && to.as_ptr().cast::<f32>().is_aligned());
-    // A closure would not be compiled with the instruction set's features.
+    // This is a loop because a closure would not be compiled with the instruction set's features.
     let mut lines = [V::splat(0.0); SIDE];
     for (i, line) in lines.iter_mut().enumerate().take(rows) {
         let from = &from[i * from_line..][..DEPTH];

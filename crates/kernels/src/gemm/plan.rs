@@ -125,7 +125,7 @@ impl<'a> Plan<'a> {
         }
         let work = m * n * matmul.depth.max(1) / TASK_WORK;
         let own_rows = threads > 1 && work >= threads && matmul.reads_weight() && OWN_ROWS.contains(&(m / threads));
-        // Rows that each task packs for itself are packed once for each task.
+        // If tasks pack rows themselves, each task repeats the packing, so there are fewer tasks.
         let of_thread = if own_rows || matmul.packs_few_rows() { TASKS_PER_THREAD / 2 } else { TASKS_PER_THREAD };
         let tasks = match (threads * of_thread).min(work + 1) {
             _ if threads == 1 => 1,
@@ -167,17 +167,16 @@ impl<'a> Plan<'a> {
 impl Tasks for Plan<'_> {
     #[inline(always)]
     fn task<V: Simd>(&self, index: usize, scratch: &mut Scratch) {
-        // Usually the group of panels changes slowest, so that threads read the same panels at the same time. Where
-        // each thread has one block of rows, its tasks come together, so that it reads the rows that it wrote in the
-        // operation before.
+        // Usually the group of panels changes slowest, so that threads read the same panels at the same time. If each
+        // thread has one block of rows, the tasks of a block are consecutive, so that a thread reads rows that it wrote
+        // in the previous operation.
         let (block, group) = if self.own_rows {
             (index / self.groups, index % self.groups)
         } else {
             (index % self.row_blocks, index / self.row_blocks)
         };
         let rows = self.rows::<V>(block);
-        // Where there are many panels, groups start at multiples of four, so that the wide tiles of few rows stay
-        // whole.
+        // If there are many panels, groups start at multiples of four, so that wide tiles of few rows are not split.
         let quads = self.panels.div_ceil(MAX_VECTORS / 2);
         let panels = if quads >= 4 * self.groups {
             let q = cut(group, quads, self.groups);
@@ -204,7 +203,7 @@ mod tests {
         assert_eq!((strips.count, strips.most, strips.vectors), (3, 4, 1));
         assert_eq!((strips.pitch(), strips.packed()), (4 * 512 + 16, 3 * (4 * 512 + 16)));
         assert_eq!([0, 1, 2].map(|strip| strips.rows(strip)), [8..11, 11..14, 14..18]);
-        // The index counts two blocks of the depth of the two previous strips, then one block of these.
+        // The index counts two blocks of the depth for the two previous strips, then one block for these strips.
         let before = 2 * (4 * 512 + 16);
         assert_eq!(
             (strips.place::<F32x16>(2, 0), strips.place::<F32x16>(2, 1)),

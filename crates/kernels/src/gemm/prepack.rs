@@ -59,7 +59,7 @@ impl Matmul<'_> {
     pub(super) fn prepacks(&self) -> bool {
         let several = match self.right {
             Right::Rows(..) => true,
-            // The depth must consist of whole panels of the weight, so that no padding lies inside it.
+            // The depth must consist of whole panels of the weight, so that it contains no padding.
             Right::Transposed(_) => self.m > tiles::ROWS && self.depth.is_multiple_of(PANEL),
             Right::Panels(_) | Right::Tiles(_) | Right::Words(_) => false,
         };
@@ -73,7 +73,7 @@ impl Matmul<'_> {
     }
 
     fn spans(&self, cpu: &Cpu, unit: Unit, steps: &Steps, memory: &mut Vec<f32>) {
-        // Elements of one step of 32 terms. A is packed here only if it consists of columns of row-major data.
+        // Elements of one packed step of 32 terms. A is packed only if it consists of columns of row-major data.
         let a = if let Left::Columns(..) = self.left { self.m.div_ceil(SIDE) * TILE } else { 0 };
         let b = self.n.div_ceil(PANEL) * 2 * TILE;
         for taken in spans(steps.len(), 2 * SPAN / (a + b)) {
@@ -286,7 +286,7 @@ impl Tasks for Tiles<'_> {
             for tile in (0..matmul.m.div_ceil(SIDE)).step_by(2) {
                 let columns = tile * SIDE..matmul.m.min((tile + 2) * SIDE);
                 let to = [0, 1].map(|i| {
-                    // The last lower tile may have no columns, and then does not exist.
+                    // The last lower tile does not exist if it has no columns.
                     let len = if i * SIDE < columns.len() { TILE } else { 0 };
                     let at = ((tile + i) * self.taken.len() + index) * TILE * len.min(1);
                     // SAFETY: as above.

@@ -281,7 +281,8 @@ fn bf16_logits_have_the_bits_of_the_widened_values() {
         });
         let [(outputs, wide), (narrow_outputs, narrow)] = results;
         assert!(outputs == narrow_outputs, "{:?}", ctx.describe());
-        // The gradients of the logits were rounded (`lm_head/tests.rs` contains the formula), the same way everywhere.
+        // The gradients of the logits are rounded (`lm_head/tests.rs` has the formula), in the same way on every
+        // instruction set.
         for (wide, narrow) in wide.iter().zip(&narrow) {
             let exact: Vec<f64> = wide.iter().map(|&x| x.into()).collect();
             let error = relative_error(narrow, &exact);
@@ -337,8 +338,7 @@ fn attention_reads_and_writes_bf16() {
         let error = relative_error(&narrow.2.to_vec_f32(), &exact);
         assert!(error > 1e-4 && error < 4e-3, "{:?}: {error}", ctx.describe());
 
-        // The backward pass uses the same scores; its factors are rounded (`attention/tests/bf16.rs` contains the
-        // formula).
+        // The backward pass uses the same scores, and rounds its factors (`attention/tests/bf16.rs` has the formula).
         let backward = |dtype: DType, qkv: &Tensor, keys: &Tensor, values: &Tensor, out: &Tensor| {
             let mut d_qkv = poisoned(&[t, width], DType::F32);
             let [mut d_keys, mut d_values] = pages(DType::F32);

@@ -175,7 +175,7 @@ fn attention_stays_within_the_scratch_bound() {
 #[test]
 fn adapters_stay_within_the_scratch_bound() {
     let rank = 3;
-    // All rows are computed at once; with many rows, as many as fit (sixteen); with wide rows, one.
+    // Few rows are computed all at once; of many rows, as many as fit (16); of wide rows, one at a time.
     for (p, m, k) in [(None, 11, 31), (Some(0.5), 11, 31), (Some(0.5), 40, 31), (Some(0.5), 2, 600)] {
         let taken = taken(|ctx, begin| {
             let matrix = |rows: usize, cols: usize| Matrix::zeros(ctx.memory(), rows, cols);

@@ -207,7 +207,7 @@ impl Watch {
         self.balance.cost = faded(self.balance.cost, new.cost);
         let Balance { gain, cost, .. } = self.balance;
         if limit > 1 && new.cost > window / WAITED_PART && cost > gain {
-            // Regions may be longer than the window.
+            // A region may last longer than the window, so the delay is at least 16 windows.
             self.again = now + self.rest.max(16 * window);
             self.rest = (2 * self.rest).min(LONGEST_REST);
             self.balance = Balance::default();

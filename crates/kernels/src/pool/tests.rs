@@ -165,7 +165,7 @@ fn the_caller_waits_for_claimed_tasks() {
     let done = AtomicU32::new(0);
     let job = |index: usize| {
         if std::thread::current().id() == caller {
-            // The worker has a task before the caller has finished its first one.
+            // The caller's first task waits until the worker has claimed a task.
             while !begun.load(Ordering::SeqCst) {
                 std::thread::yield_now();
             }

@@ -111,7 +111,8 @@ pub unsafe fn run(matmuls: &[TileMatmul]) {
     tiles::check(matmuls);
     let Some(first) = matmuls.first() else { return };
     let config = Config::new(first.rows);
-    // Two rows of tiles, or one: an instruction may not name a tile that is not configured.
+    // There are two versions, for two rows of tiles and for one, because an instruction must not name a tile that is
+    // not configured.
     if first.rows.lower > 0 {
         // SAFETY: tile loads and stores touch what the caller promises: configured rows of 64 bytes, from `a`, `b` and
         // `c` at their strides. All registers used are declared, tiles among them, and none of their state outlives the

@@ -217,11 +217,12 @@ mod tests {
     /// even where rounding to a denormal's precision would make it the smallest normal number.
     #[test]
     fn a_result_that_only_denormal_rounding_makes_normal_is_flushed() {
-        // tiny · (1 − 0.75 · 2⁻²⁴): rounds to less than 1 with all bits of a significand, to 1 with one bit fewer.
+        // tiny · (1 − 0.75 · 2⁻²⁴): with a full significand, the factor rounds to less than 1; with one bit fewer,
+        // to 1.
         let (tiny, x) = (f32::MIN_POSITIVE, 2.0f32.powi(-76));
         assert_eq!(fma(3.0 * x, -x, tiny), 0.0);
         assert_eq!((3.0 * x).mul_add(-x, tiny), tiny, "plain rounding would keep it");
-        // tiny · (1 − 0.25 · 2⁻²⁴) rounds to the smallest normal number with all bits too.
+        // tiny · (1 − 0.25 · 2⁻²⁴) rounds to the smallest normal number even with a full significand.
         assert_eq!(fma(x, -x, tiny), tiny);
     }
 

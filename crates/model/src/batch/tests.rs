@@ -23,7 +23,7 @@ fn check(groups: &[(Vec<u32>, Vec<Vec<u32>>)], sharing: bool) -> Batch {
     assert_eq!(batch.capacity(), expected.fold(Capacity::default(), |a, b| a + b));
     assert!(batch.write_rows.is_sorted());
 
-    // The row that each slot holds after the writes. Each slot is written once.
+    // Maps each slot to the row written to it. Each slot is written once.
     let mut slots = BTreeMap::new();
     for (&row, &slot) in batch.write_rows.iter().zip(&batch.write_slots) {
         assert!((slot as usize) < batch.blocks * BLOCK);

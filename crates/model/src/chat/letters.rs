@@ -84,7 +84,7 @@ pub(super) fn fold_case(text: &str) -> String {
     for c in text.chars() {
         match c {
             'ı' => out.push(c),
-            // Cherokee letters fold to capitals.
+            // Cherokee letters fold to upper case.
             '\u{13a0}'..='\u{13fd}' | '\u{ab70}'..='\u{abbf}' => out.extend(c.to_uppercase()),
             _ => out.extend(c.to_uppercase().flat_map(char::to_lowercase)),
         }

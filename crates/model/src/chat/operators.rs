@@ -143,7 +143,7 @@ const OWN_FILTERS: &[(&str, Operator)] = &[
 
 /// Upper bound on the bytes and elements that a filter or method of this name builds or reads.
 fn work(name: &str, arguments: &[Value]) -> std::result::Result<usize, Error> {
-    // Size of one piece of a string as a value, in bytes.
+    // Bytes that a piece of a string takes as a value of its own.
     const PIECE: usize = 32;
     let (mut elements, mut text, mut longest) = (0_usize, 0_usize, 0);
     for argument in arguments {
@@ -174,7 +174,7 @@ fn work(name: &str, arguments: &[Value]) -> std::result::Result<usize, Error> {
             text.saturating_add(lines.saturating_mul(width.max().unwrap_or(4)))
         }
         "format" => {
-            // Each field may be as wide as the largest number, or as long as all arguments.
+            // A field can be as wide as the largest number in the format, or as long as all arguments.
             let numbers = subject.split(|c: char| !c.is_ascii_digit()).filter(|n| !n.is_empty());
             let widest = numbers.map(|n| n.parse().unwrap_or(usize::MAX)).max().unwrap_or(0);
             let given = (1..arguments.len()).map(number).max().filter(|_| subject.contains('*')).unwrap_or(0);
@@ -309,7 +309,7 @@ fn concatenate(v: &[Value]) -> Outcome {
 }
 
 fn slice(v: &[Value]) -> Outcome {
-    // A slice from the end collects the characters of a text as elements.
+    // A slice with negative indices collects the string's characters as elements.
     charge(v[0].as_str().map_or_else(|| v[0].len().unwrap_or(0), |text| text.len().saturating_mul(4)))?;
     native(&SLICE, v)
 }

@@ -76,7 +76,7 @@ fn media_of_part(part: &Value) -> Option<&str> {
     let part = part.as_object()?;
     let kind = part.get("type").and_then(Value::as_str);
     let of_kind = kind.filter(|kind| MEDIA.contains(&kind.to_ascii_lowercase().as_str()));
-    // Arrow gives every part of a column the fields of all parts. The fields of other types are null.
+    // Arrow gives every part the fields of all parts of its column; fields of other types of parts are null.
     let field = || part.iter().find(|(name, value)| is_media_column(name) && !is_nothing(value));
     of_kind.or_else(|| field().map(|(name, _)| name.as_str()))
 }
@@ -97,7 +97,7 @@ pub(super) fn refuse_media(messages: &[Value]) -> Result<()> {
 pub(super) fn check_rendered(messages: &[Value], text: &str) -> Result<()> {
     for (i, message) in messages.iter().enumerate() {
         let Some(fields) = message.as_object() else { continue };
-        // Templates print the results of tools as JSON on purpose.
+        // Templates print tool results as JSON on purpose.
         let is_of_tool = matches!(fields.get("role").and_then(Value::as_str), Some("tool" | "function" | "ipython"));
         for part in parts(fields) {
             let fault = match lost(part, text) {

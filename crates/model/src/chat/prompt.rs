@@ -62,7 +62,7 @@ impl PromptEncoder<'_> {
 
     /// Token ids of a prompt that [`render`](Self::render) has rendered as `text`.
     pub fn encode_rendered(&self, prompt: &Content, text: &str) -> Result<Vec<u32>> {
-        // A rendered conversation contains its start token already.
+        // A rendered conversation already contains its start token.
         let rendered = matches!(prompt, Content::Messages(_)) && self.template.is_some();
         if rendered { self.tokenizer.encode_rendered(text) } else { self.tokenizer.encode(text) }
     }
@@ -125,7 +125,7 @@ impl PromptEncoder<'_> {
             return bad("`chosen` and `rejected` have the same tokens, so the pair teaches nothing: remove it");
         }
         let shared = match prompt {
-            // The prompt of two conversations is their common beginning.
+            // If both answers are whole conversations, the prompt is their common prefix.
             Content::Messages(messages) if messages.is_empty() => border(&chosen, &rejected),
             _ => {
                 let alone = self.encode_prompt(prompt)?;

@@ -185,7 +185,7 @@ impl Json {
                     match key.as_str() {
                         Some(text) => self.string(text, out),
                         None => {
-                            // In JSON keys, numbers, booleans and null are allowed, and become strings.
+                            // JSON keys may be numbers, booleans or null, which become strings.
                             let mut text = String::new();
                             self.write(&key, depth + 1, &mut text)?;
                             self.string(&text, out)
@@ -283,7 +283,7 @@ pub(super) fn strftime(format: &str, seconds: u64) -> String {
     let month = if shifted < 10 { shifted + 3 } else { shifted - 9 };
     let year = era * 400 + year_of_era + u64::from(month <= 2);
     let leap = year % 4 == 0 && year % 100 != 0 || year % 400 == 0;
-    // January and February come at the end of the shifted year.
+    // January and February are at the end of a year that starts in March.
     let day_of_year = if month > 2 { of_year + 60 + u64::from(leap) } else { of_year - 305 };
     let (hour, minute, second) = (second / 3600, second / 60 % 60, second % 60);
     let (weekday, month_name) = (DAYS[((days + 4) % 7) as usize], MONTHS[month as usize - 1]);

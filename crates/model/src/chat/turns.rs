@@ -56,7 +56,7 @@ impl<'a> Conversation<'a> {
         let (alone, head) = (self.render(&messages[..i], false)?, self.render(&messages[..i], true)?);
         let with = self.render(&messages[..=i], false)?;
         let begin = common(&head, &with);
-        // The generation prompt may end differently, but it must begin as the message does.
+        // The generation prompt may differ from the message's header at its end, but not at its beginning.
         let has_header = begin == head.len() || begin > common(&alone, &head);
         if !self.text.starts_with(&with) || !has_header || begin < before {
             return None;

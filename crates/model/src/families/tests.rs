@@ -75,8 +75,8 @@ fn version_4_and_5_configs_agree_and_frequencies_match_transformers() {
             }
         }
     }
-    // This crate's powers are correctly rounded. torch's are sometimes off by one unit in the last place, at different
-    // places on different machines; the ramp of llama3 can turn this into four units.
+    // This crate's powers are correctly rounded. torch's powers are sometimes off by one unit in the last place,
+    // depending on the machine; llama3's ramp can turn this into four units.
     assert!(100 * off <= all, "{off} of {all} frequencies differ from transformers'");
 }
 

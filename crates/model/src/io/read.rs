@@ -180,7 +180,7 @@ impl Files {
 
     /// Reads every tensor of `specs` into the sink. `alias` maps a tensor's name to its name in the files.
     fn load_into(&self, specs: &[TensorSpec], sink: &mut dyn TensorSink, alias: impl Fn(&str) -> String) -> Result<()> {
-        // All shapes are checked first, so that an error is reported before minutes of reading and before anything is
+        // All shapes are checked first, so that errors are reported before minutes of reading, and before anything is
         // overwritten.
         for spec in specs {
             let name = alias(&spec.name);

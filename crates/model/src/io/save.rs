@@ -75,7 +75,7 @@ pub fn lock_partial(path: &Path) -> Option<std::fs::File> {
 pub fn sweep_partial(path: &Path) {
     // Older versions do not lock the files that they write. So a PID that `/proc` shows counts as a lock, too.
     let (Some(name), true) = (path.file_name(), Path::new("/proc/self").exists()) else { return };
-    // The temporary name repeats only the beginning of a long name.
+    // Temporary names contain only the first characters of a long name.
     let start: String = format!(".{}", name.to_string_lossy()).chars().take(PARTIAL_NAME + 1).collect();
     let directory = path.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new("."));
     for entry in disk::read_dir(directory).into_iter().flatten() {

@@ -174,7 +174,7 @@ fn a_saved_adapter_has_pefts_format_and_loads() {
             _ => "belongs to a language model: it has no score head, which a reward model needs",
         };
         assert!(error.ends_with(&format!("adapter_config.json: {why}")), "{error}");
-        // On a device without memory nothing is read, so the file may be missing.
+        // On `Device::Meta` no weights are read, so the file may be missing.
         std::fs::remove_file(dir.path().join("adapter_model.safetensors")).unwrap();
         assert!(load_adapter(&Memory::new(Device::Meta), dir.path(), weights).is_ok());
         let error = load_adapter(&memory, dir.path(), weights).unwrap_err().to_string();

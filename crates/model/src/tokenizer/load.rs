@@ -18,7 +18,7 @@ pub(super) fn load(files: &ModelFiles) -> Result<Tokenizer> {
     let map = files.object(SPECIAL_TOKENS_MAP)?.unwrap_or_default();
     let special = special_tokens(&config, &map);
 
-    // Adds special tokens that the settings name but `tokenizer.json` lacks.
+    // Adds special tokens that the settings name and `tokenizer.json` lacks.
     let more = ["additional_special_tokens", "extra_special_tokens"].into_iter().filter_map(|key| config.get(key));
     let more = more.filter_map(Value::as_array).flatten().filter_map(token_text);
     let mut missing: Vec<String> = special.named().map(|(_, token)| token.to_owned()).chain(more).collect();

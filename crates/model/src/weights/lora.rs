@@ -162,7 +162,7 @@ impl LoraConfig {
     }
 
     fn matcher(&self) -> impl Fn(&str) -> bool {
-        // Patterns that do not compile were already rejected by `check`.
+        // `check` has already rejected patterns that do not compile.
         let regex = match &self.target_modules {
             TargetModules::Regex(pattern) => Whole::new(pattern).ok(),
             _ => None,
@@ -208,13 +208,14 @@ fn other_modules(config: &ModelConfig) -> Vec<String> {
     let mut others: BTreeSet<String> = head.into_iter().chain(["model.rotary_emb"]).map(str::to_owned).collect();
     for module in specs.iter().flat_map(|spec| &spec.parts).map(module_of).filter(|module| *module != "score") {
         let module = module.strip_suffix(".bias").unwrap_or(module);
-        // Includes the module itself, and all modules that contain it.
+        // Lists the module itself, and all modules that contain it.
         let dots = module.match_indices('.').map(|(at, _)| &module[..at]);
         others.extend(dots.chain([module]).map(str::to_owned));
     }
     others.extend((0..config.num_layers).map(|layer| format!("model.layers.{layer}.mlp.act_fn")));
     let mut others: Vec<String> = others.into_iter().filter(|module| !linear.contains(module)).collect();
-    // The head and the embedding come first, because a pattern that names them does so on purpose.
+    // The head and the embedding come first, so that errors name them before other modules: a pattern usually matches
+    // them on purpose.
     others.sort_by_key(|module| !["lm_head", "model.embed_tokens"].contains(&module.as_str()));
     others
 }

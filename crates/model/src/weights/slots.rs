@@ -434,8 +434,8 @@ mod tests {
         assert_eq!((first.version.0, norm(&first)), (0, vec![1.0; 4]));
         assert_eq!((slots.current().version.0, norm(slots.current())), (1, vec![7.0; 4]));
         assert_eq!(slots.current().params.read("model.embed_tokens.weight").unwrap(), embedding);
-        // The first update is in place while the first version is still held; the next goes to the slot that is
-        // released.
+        // The second version has no readers, so it is updated in place while the first is still held. The next update
+        // goes to the released slot.
         slots.update(|p| set(p, 8.0)).unwrap();
         let second = slots.hold();
         drop(first);

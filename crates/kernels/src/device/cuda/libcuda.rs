@@ -360,7 +360,7 @@ impl Driver for LibCuda {
         self.enter()?;
         // SAFETY: our stream.
         let waited = self.cuda.check("cuStreamSynchronize", unsafe { (self.cuda.synchronise)(self.stream) });
-        // A kernel's fault is reported here, long after its launch.
+        // The fault of a kernel is reported here, possibly long after its launch.
         waited.map_err(|why| {
             let last = self.name(self.launched.load(Ordering::Relaxed));
             format!(

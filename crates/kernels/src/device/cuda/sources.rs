@@ -82,7 +82,7 @@ pub(super) fn cached(
     let made = compile(&unfinished).and_then(|()| {
         std::fs::rename(&unfinished, &path).map_err(|e| format!("{} cannot be written: {e}", path.display()))
     });
-    // A compiler that failed may have left a file.
+    // A failed compilation may leave an incomplete file.
     let _ = std::fs::remove_file(&unfinished);
     made.map(|()| path)
 }

@@ -70,8 +70,7 @@ impl Drop for Owned {
     fn drop(&mut self) {
         let _ = std::fs::remove_file(&self.slot);
         let _ = std::fs::remove_file(&self.path);
-        // Closing the file is not enough: a child process that is being started has copies of open files until its
-        // program runs.
+        // Closing the file is not enough: between fork and exec, a child process has copies of all open files.
         let _ = self.lock.unlock();
     }
 }
@@ -130,10 +129,11 @@ mod tests {
     #[test]
     #[cfg_attr(miri, ignore = "Miri cannot lock files")]
     fn only_slots_of_terminated_writers_are_removed() {
-        // No process has a PID above the maximum.
+        // The first PID is above the maximum, so no process has it.
         let (gone, own) = (4_194_305, std::process::id());
         let (free, held) = (false, true);
-        // Each case has a name without its ending, the existing files, and whether another process holds the lock.
+        // Each case: a name without extension, the extensions of existing files, whether another process holds the
+        // lock, and whether the files are kept.
         let both: &[&str] = &["lock", "slot"];
         let rows: Vec<(String, &[&str], bool, bool)> = vec![
             (format!("lockstep-01234567-{gone}-0"), both, free, false),
@@ -178,7 +178,7 @@ mod tests {
                 }
             }
         }
-        // A link leads out of the directory, and a fifo has no writer.
+        // A symbolic link must not lead out of the directory, and a FIFO must not block.
         let (elsewhere, link, fifo) =
             (directory("elsewhere"), dir.join("lockstep-01234567-7-7.lock"), dir.join("lockstep-01234567-8-8.lock"));
         fs::write(elsewhere.join("precious"), "x").unwrap();
@@ -193,7 +193,7 @@ mod tests {
         }
         assert!(link.is_symlink() && elsewhere.join("precious").exists() && fifo.exists());
         assert!(rows.len() >= 20);
-        // The process's own slot is not mistaken for a leftover, and is deleted at the end.
+        // The process does not delete its own slot as a leftover, but deletes it at the end.
         let (own, begin) = (owned.slot().to_owned(), format!("lockstep-07070707-{own}-"));
         assert!(own.file_name().unwrap().to_str().unwrap().starts_with(&begin), "{own:?}");
         remove_left_behind(&dir);

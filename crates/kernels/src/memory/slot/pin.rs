@@ -37,8 +37,7 @@ pub(in crate::memory) struct Pinned {
 
 impl Drop for Pinned {
     fn drop(&mut self) {
-        // Closing the file is not enough: a child process that is being started has copies of open files until its
-        // program runs.
+        // Closing the file is not enough: between fork and exec, a child process has copies of all open files.
         let _ = self.lock.unlock();
     }
 }
@@ -118,7 +117,7 @@ impl SlotReader {
         let fail = |what: &str, error: &std::io::Error| place.error(format!("{what}: {error}"));
         let own = format!("/proc/self/fd/{}", place.file.as_raw_fd());
         let lock = match File::open(own) {
-            // The machine may not have /proc.
+            // Without /proc, the file is opened by its path.
             Err(_) if is_in_place(&place.file, &place.path) => File::open(&place.path),
             opened => opened,
         };

@@ -76,7 +76,7 @@ impl Place {
         let map = MmapOptions::new().map_raw(&self.file).map_err(|e| self.no_room(head.data + head.bytes, &e))?;
         // Huge pages are an optimisation, so the advice may fail.
         let _ = map.advise_range(Advice::HugePage, head.data, head.bytes);
-        // This comes before `fallocate`, which allocates small pages.
+        // This must run before `fallocate`, which allocates small pages.
         let populate = || match head.bytes {
             0 => Ok(()),
             bytes => map.advise_range(Advice::PopulateWrite, head.data, bytes),

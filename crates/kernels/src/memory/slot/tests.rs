@@ -254,7 +254,7 @@ fn a_corrupted_slot_is_refused_or_read_unchanged() {
         let _ = std::fs::remove_file(&path);
         let at = i.wrapping_mul(0x9e37_79b9) % whole.len();
         let mut bytes = whole.clone();
-        // A flipped bit is either in the header and the layout, or in the data.
+        // Half of the flipped bits are in the header and the layout, the others in the data.
         let flipped = if i % 16 < 8 { at % (128 + layout.len()) } else { at };
         match i % 8 {
             0 => bytes.truncate(at),

@@ -327,7 +327,7 @@ fn a_norm_near_zero_is_clipped_as_in_torch() {
     };
     let whole = after(1.0, 0.0);
     assert!((after(1e-6, 1e-6) / whole - 0.5).abs() < 1e-6);
-    // The factor is never above 1.
+    // The clip factor is at most 1.
     assert_eq!(after(1e-6, 2e-6), whole);
     assert_eq!(after(0.0, 1.0), whole);
 }

@@ -38,7 +38,7 @@ fn linear_layers_refuse_wrong_arguments_and_count_their_work() {
         f32("d_bias", &[5]),
         ids("segments", &[2], &[0, 2]).blames(&["segments must ascend from 0 to 2"]),
     ];
-    // The gradient of the weight is read and written.
+    // The bytes include the gradient of the weight twice, because it is read and written.
     check("linear::backward_weight", matmul(2, 5, 3, 2 * panel(3)), args, |ctx, [x, d_y, d_bias, segments]| {
         let (mut d_w, x, d_y) = (Matrix::zeros(ctx.memory(), 5, 3), x.view(), d_y.view());
         let (d_bias, segments) = (Some(d_bias.view_mut()), Some(segments.view()));
@@ -101,7 +101,8 @@ fn the_lm_head_refuses_wrong_arguments_and_counts_its_work() {
             };
             lm_head::backward(ctx, args)
         };
-    // The logits, the gradient of the hidden rows, and the gradient of the weight, which is read and written.
+    // The three matmuls compute the logits, the gradient of the hidden rows, and the gradient of the weight. The latter
+    // is read and written.
     check("lm_head::backward", counts(3, 4), args(), |ctx, all| backward(ctx, all, 5));
     check("lm_head::backward", counts(2, 2), args(), |ctx, all| backward(ctx, all, 0));
     let ctx = Context::cpu(Isa::PORTABLE, 1);
@@ -286,7 +287,7 @@ fn adapter_gradients_refuse_wrong_arguments_and_count_their_work() {
         let message = format!("lora::backward: dropout p must be in [0, 1), got {shown}");
         assert_eq!(refused(with(Some(p), &|_| ())), message);
     }
-    // Without blocks or rows nothing is added, with or without dropout.
+    // Without blocks or rows, no gradient changes, with or without dropout.
     let before = counted();
     for p in [None, Some(0.5)] {
         let none = |l: &mut Lora| {

@@ -148,7 +148,7 @@ fn gated_units_refuse_wrong_arguments_and_count_their_work() {
     let mut all = [&[2, 4][..], &[64], &[2, 64], &[2, 32]].map(|shape| zeros(&ctx, shape, F32));
     let message = "glu::fused: the weight has 128 rows, but 32 outputs need twice as many, in whole panels of 32";
     assert_eq!(refused(fused(&ctx, 128, all.each_mut())), message);
-    // In bf16, gate and up and their gradients may be f32 or bf16, but nothing else.
+    // If `y` is bf16, gate and up and their gradients may be f32 or bf16, but no other dtype.
     let (words, mut y) = (zeros(&ctx, &[2, 6], U32), zeros(&ctx, &[2, 3], Bf16));
     let args = glu::Forward { activation, gate_up: words.view(), kept: None, y: y.view_mut() };
     assert_eq!(refused(glu::forward(&ctx, args)), "glu::forward: gate_up is U32, expected F32");
@@ -231,7 +231,7 @@ fn residual_additions_refuse_wrong_arguments_and_count_their_work() {
 /// Two query heads and a key head of 3, and a value head.
 #[test]
 fn qk_norms_refuse_wrong_arguments_and_count_their_work() {
-    // A weight whose length is not that of a head must cover all heads together.
+    // A weight that is not as long as a head must be as long as all heads together.
     const WHOLE: &str = "q_weight has shape [4], expected [6]";
     let (heads, kv_heads, head_dim, offset) = (2, 1, 3, 0.0);
     let args = || {
@@ -303,7 +303,7 @@ fn whole_tensor_operations_refuse_wrong_arguments_and_count_their_work() {
 
     let blend =
         |mut y: Tensor, x: Tensor, alpha: f64| lerp::lerp(&ctx, lerp::Lerp { y: y.view_mut(), x: x.view(), alpha });
-    // Shapes do not matter, but lengths do.
+    // Only the lengths of the tensors must agree, not their shapes.
     assert_eq!(counts(&mut || blend(of(&[2, 3], F32), of(&[6], F32), 0.5).unwrap()), [3 * 6, 12 * 6]);
     let refusals = [
         (blend(of(&[6], F32), of(&[7], F32), 0.5), "lerp: x has shape [7], expected [6]"),
@@ -362,7 +362,7 @@ fn adamw_refuses_wrong_arguments_and_counts_its_work() {
         }
         let (longer, blamed) = match name {
             "norm" => ([3], "norm has shape [3], expected [2]".to_owned()),
-            // The parameter's length is compared with that of the gradient.
+            // With a wrong parameter, the error names the gradient.
             "param" => ([7], "grad has shape [6], expected [7]".to_owned()),
             _ => ([7], format!("{name} has shape [7], expected [6]")),
         };

@@ -180,7 +180,7 @@ fn online_softmax<V: Simd, E: Element>(
     o: &mut [f32],
 ) {
     let (scale, minus_infinity) = (V::splat(scale), V::splat(f32::NEG_INFINITY));
-    // Vectors that contain a slot that the query attends to. The others are never read.
+    // The vectors that contain a slot to which the query attends. Other vectors are never read.
     let vectors = slots.start / LANES..slots.end.div_ceil(LANES);
     let mut z = [minus_infinity; BLOCK / LANES];
     let mut largest = minus_infinity;

@@ -142,7 +142,7 @@ impl<B: Right> Kernel for &mut Matmul<'_, B> {
         if self.rows == 0 || self.columns == 0 || (self.k.is_empty() && self.accumulate) {
             return;
         }
-        // The checks of the largest indices cover every unchecked access below.
+        // These checks of the largest indices cover every unchecked access below.
         if let Some(k) = self.k.clone().last() {
             let k = k / B::TERMS;
             assert!((self.rows - 1) * self.a_row + k * self.a_k < self.a.len());

@@ -228,7 +228,7 @@ fn of(groups: &[(usize, Vec<usize>)], seed: u64) -> Layout {
 fn inputs(g: &Geometry, l: &Layout) -> (Vec<f32>, Vec<f32>) {
     let t = l.positions.len();
     let qkv: Vec<f32> = normal(3, t * g.width());
-    // Scores are large enough that maxima change and rescaling happens.
+    // Scores are so large that maxima change and outputs are rescaled.
     (qkv.iter().map(|x| 1.5 * x).collect(), normal(4, t * g.heads * g.head_dim))
 }
 

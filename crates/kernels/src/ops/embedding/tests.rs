@@ -8,7 +8,7 @@ const SCALE: f32 = 33.941_125;
 const SHAPES: [(usize, usize, usize); 5] = [(1, 1, 1), (3, 5, 7), (40, 129, 70), (0, 4, 3), (70, 33, 130)];
 
 fn ids(tokens: usize, vocab: usize) -> Vec<u32> {
-    // Repeated ids, and the last row of the table.
+    // Some ids repeat, and one is the last row of the table.
     (0..tokens).map(|t| if t % 3 == 0 { vocab as u32 - 1 } else { (t * 7 % vocab) as u32 }).collect()
 }
 

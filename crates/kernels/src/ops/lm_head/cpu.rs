@@ -432,7 +432,7 @@ pub(super) fn backward(cpu: &Cpu, args: Backward<'_>) {
     let (d_hidden, segments) = (args.d_hidden.f32(cpu), args.segments.map(|s| s.u32(cpu)));
     let mut d_weight = args.d_weight.map(|w| w.data_mut().view_mut().f32(cpu));
     let h = head.width;
-    // In bf16 the gradients are stored rounded, as the matmuls read them: half the memory.
+    // In bf16, gradients are stored rounded, as the matmuls read them, which halves their memory.
     let rounds = MatmulDType::of(&[head.hidden, head.weight]) == MatmulDType::Bf16;
     for (rows, segments) in cut(head.rows, segments) {
         let hidden = head.hidden.range(rows.start * h..rows.end * h);

@@ -149,7 +149,7 @@ mod tests {
 
     #[test]
     fn cuda_gives_the_bits_of_the_cpu() {
-        // One chunk, several, several windows; more rows than a block.
+        // Cases with one chunk, several chunks, several windows, and more rows than a block.
         let cases = [(1, 1, 1), (3, 5, 40), (5, 9, 1100), (2, 3, 4200), (514, 2, 33), (0, 2, 3)];
         same(cases, |&(r, h, v), ctx| {
             let weight = Matrix::from_f32(ctx.memory(), v, h, &normal(1, v * h));

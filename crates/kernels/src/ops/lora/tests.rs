@@ -89,7 +89,7 @@ fn fast(ctx: &Context, p: Option<f64>, (m, k, n, of): Case) -> Out {
     with_workspace(1 << 17, |all| all.fill(f32::NAN));
     forward(ctx, Forward { x: x.view(), adapter, dropout: dropout(0..m), y: y.view_mut() }).unwrap();
     with_workspace(1 << 17, |all| all.fill(f32::NAN));
-    // There are two calls, because the gradients of a batch may be split anywhere.
+    // The batch is split into two calls, which must not change the gradients.
     for rows in [0..m / 3, m / 3..m] {
         let args = Backward {
             x: x.rows(rows.clone()),

@@ -71,7 +71,7 @@ pub(super) fn forward(cuda: &Cuda, mut args: Forward<'_>) -> Result<()> {
     let (most, _) = block(all, vocab, whole);
     let logits = stream.scratch(most * vocab * size_of::<f32>())?;
     let partials = stream.scratch(most * chunks * KEPT * size_of::<f32>())?;
-    // Buffers for penalised logits, weights and kept ids; then the buffer to sort.
+    // Buffers for penalised logits, weights and kept ids, followed by the buffer for sorting.
     let of_whole = if whole { most * vocab * size_of::<f32>() } else { 0 };
     let [warped, weights, kept] = [stream.scratch(of_whole), stream.scratch(of_whole), stream.scratch(of_whole)];
     let (warped, weights, kept) = (warped?, weights?, kept?);

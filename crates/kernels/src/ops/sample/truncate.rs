@@ -100,7 +100,7 @@ const DIGITS: [u32; 3] = [12, 10, 10];
 /// twice that. If the sums before and after the found id are farther than that from `goal`, the sorted order ends at
 /// the same id.
 fn last_kept(goal: f64, total: f64, z: &[f32], weights: &[f32], ids: &[u32]) -> Option<(u32, u32)> {
-    // Twice the bound, to cover the rounding of `goal` and of the sums here.
+    // The slack is twice the bound, to cover the rounding of `goal` and of the sums computed here.
     let slack = 2.0 * f64::EPSILON * ids.len() as f64 * total;
     let (mut before, mut prefix, mut shift) = (0.0, 0, u32::BITS);
     for bits in DIGITS {

@@ -39,7 +39,7 @@ fn the_capacity_of_a_group_counts_its_rows_and_pages() {
 fn micro_batch_capacity_is_bounded_by_the_token_budget() {
     let one = capacity(100, 4, 30);
     for (groups, completions, most, expected) in [
-        // All groups fit.
+        // All groups fit into the budget.
         (2, 6, 1000, (200, 8, 60)),
         // The budget limits this batch: 150 tokens, 3 pages, and 2 more for each completion.
         (3, 2, 150, (150, 7, 90)),
@@ -82,7 +82,7 @@ fn a_step_uses_the_rows_that_were_set_last() {
     assert_eq!(tables(&rows), (vec![3, 2], vec![17, 11, 15, 16, 13, 14]));
     assert_eq!(rows.views().ids.to_vec_u32(), [4, 5, 6, 7, 8]);
     assert_eq!(rows.sequences().collect::<Vec<_>>(), [(0..1, 2..3), (1..4, 1..2), (4..5, 2..3)]);
-    // The rows to sample from can be replaced by more or fewer rows.
+    // `set_sampled` can replace the rows to sample from by more or fewer rows.
     for sampled in [&[0, 1, 2][..], &[3], &[]] {
         rows.set_sampled(sampled, &[]);
         assert_eq!((rows.sampled().to_vec_u32(), rows.draws().shape()), (sampled.to_vec(), &[0][..]));

@@ -26,7 +26,7 @@ fn a_rendering_may_use_its_whole_budget_and_no_more() {
         limits::charge_namespace().unwrap_or_else(|e| panic!("{n}: {e}"));
     }
     assert!(limits::charge_namespace().unwrap_err().to_string().contains("more than 1000 namespaces"));
-    // A rendering begins with the full budget, and a charge beyond the budget uses up the rest.
+    // A new rendering has the full budget. A charge beyond the remaining budget fails and uses up the rest.
     limits::begin();
     limits::charge_namespace().unwrap();
     limits::charge(10).unwrap();
@@ -116,7 +116,7 @@ fn compile_time_constants_have_a_size_limit() {
         ("'a' * (256 * 256)", "'a' * (256 * 257)", "65792"),
         ("'a' * (65535 + 1)", "'a' * (65535 + 2)", "65537"),
         ("'a' * 65000 + 'b' * 536", "'a' * 65000 + 'b' * 537", "65537"),
-        // Numbers print with at most 80 characters.
+        // A number counts as at most 80 characters.
         ("'a' * 65000 ~ 'b' * 456", "'a' * 65000 ~ 'b' * 457", "65537"),
         ("('a' * 256) * 256", "('a' * 257) * 256", "65792"),
     ] {

@@ -72,8 +72,8 @@ fn answers_are_encoded_after_their_prompt() {
     assert_eq!(answered(say(&[("user", "hi")]), say(&[("assistant", "ho"), ("user", "b")])), "tku:hi#a:ho#u:b#");
     let plain = all.plain().encode_answered(&say(&[("user", "hi")]), &"ho".into()).unwrap_err().to_string();
     assert_eq!(plain, NO_TEMPLATE);
-    // As in TRL, only the answer's own text decides whether it has its end token, and a start token in the text does
-    // not replace the one that the tokenizer adds.
+    // As in TRL, the end token is added unless the answer's own text ends with it, and the tokenizer's start token is
+    // added even if the text begins with one.
     assert_eq!(answered("hi#".into(), "".into()), "^hi##");
     assert_eq!(answered("hi".into(), "a#b".into()), "^hia#b#");
     assert_eq!(answered("^hi".into(), "a".into()), "^^hia#");
@@ -96,7 +96,7 @@ fn a_pair_shares_the_common_beginning_of_both_answers() {
     let same = "`chosen` and `rejected` have the same tokens, so the pair teaches nothing: remove it";
     assert_eq!(pair(&"hi".into(), "a", "a").unwrap_err(), same);
     assert_eq!(pair(&"hi".into(), "a", "a#").unwrap_err(), same);
-    // Here the answers begin with only a part of the prompt, or with none of it.
+    // With this template, the encoded answers begin with only a part of the prompt, or with none of it.
     let other = Encoders::new("{% for m in messages %}{{ m.content }}#{% endfor %}{{ 'b' if add_generation_prompt }}");
     let of = |prompt: &Content| other.chat().encode_pair(prompt, &"a".into(), &"c".into());
     let [shared, chosen, rejected] = of(&say(&[("user", "hi")])).unwrap().map(|ids| other.text(&ids));
@@ -113,7 +113,7 @@ fn a_pair_shares_the_common_beginning_of_both_answers() {
 #[test]
 fn completions_are_encoded_with_their_prompt() {
     let all = Encoders::new(TEMPLATE);
-    // The ids as text, with a bar where the completion begins.
+    // Shows the ids as text, with a bar where the completion begins.
     let complete = |e: PromptEncoder<'_>, prompt: Content, completion: Content| {
         let completed = e.encode_completion(&prompt, &completion).map_err(|e| e.to_string())?;
         let (before, after) = completed.ids.split_at(completed.border);
@@ -136,7 +136,8 @@ fn completions_are_encoded_with_their_prompt() {
         "{error}"
     );
     assert_eq!(complete(all.plain(), user(), answer()).unwrap_err(), NO_TEMPLATE);
-    // The template renders this prompt differently alone, so the completion begins where the tokens differ.
+    // The template renders this prompt differently without a completion, so the completion begins where the tokens
+    // differ.
     let other = Encoders::new("{{ messages | length }}{% for m in messages %}{{ m.content }}#{% endfor %}");
     assert_eq!(complete(other.chat(), user(), answer()).unwrap(), "|2hi#ho#");
     assert!(other.chat().encode_completion(&user(), &answer()).unwrap().prompt_differs);
@@ -159,14 +160,14 @@ fn the_assistants_tokens_end_with_the_turn() {
     };
     // Without a special token, everything printed belongs to the answer.
     assert_eq!(assistant_text(&plain(""), &chat).unwrap(), "ho\nhu\n");
-    // Special tokens inside the message end nothing. If several follow the message, the last one ends the turn.
+    // Special tokens inside the message do not end the turn. If several follow the message, the last one ends the turn.
     let twice = json!([{"role": "user", "content": "hi"}, {"role": "assistant", "content": "h#o"}]);
     assert_eq!(assistant_text(&plain(""), &twice).unwrap(), "h#o\n");
     assert_eq!(assistant_text(&plain("#"), &twice).unwrap(), "h#o#");
     assert_eq!(assistant_text(&plain("##"), &twice).unwrap(), "h#o##");
     // The last message ends differently from the others, and each message has its own end.
     assert_eq!(assistant_text(&plain("{% if not loop.last %}#{% endif %}"), &chat).unwrap(), "ho#hu");
-    // An assistant may speak first.
+    // The first message may be the assistant's.
     let first = json!([{"role": "assistant", "content": "ho"}, {"role": "user", "content": "hi"}]);
     assert!(assistant_text(&plain("#"), &first).unwrap().ends_with("ho#"));
     // The template does not print this message.

@@ -50,7 +50,7 @@ fn rendering_errors_name_their_cause() {
         let chat = Chat { add_generation_prompt, continue_final_message, ..chat };
         assert_eq!(rendered("{{ messages[0].content }}", &chat).unwrap(), "hi");
     }
-    // An error within an included template is reported with the place of the include.
+    // An error in an included template is reported with the location of the include.
     let sources = [("default", "{% include 'inner' %}"), ("inner", "\n{{ raise_exception('deep inside') }}")];
     let sources = sources.map(|(name, source)| (name.to_owned(), source.to_owned()));
     let error =
@@ -112,7 +112,7 @@ fn template_files_take_precedence_over_the_tokenizer_config() {
     assert_eq!(error, "chat template: the model has several templates, but none is named `default`: b, rag");
     assert_eq!(template.source(), "s", "without a default, source() returns the first by name");
 
-    // There are several template files; other files are not templates.
+    // The folder may contain several templates; files with other extensions are not templates.
     write("additional_chat_templates/tool_use.jinja", "tools");
     write("additional_chat_templates/notes.txt", "{% not a template");
     let template = load().unwrap().unwrap();

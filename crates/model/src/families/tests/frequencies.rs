@@ -42,7 +42,7 @@ fn each_rope_type_matches_its_formula() {
         for (factor, fast, slow, context) in [
             (4.0, 32.0, 1.0, 4096.0),
             (16.0, 8.0, 2.0, 1024.0),
-            // This ramp would begin before the first dimension and end after the last.
+            // The ends of this ramp are beyond the first and last dimension, so they are clamped.
             (2.0, 1e6, 1e-9, 2048.0),
             // This ramp has length 0.
             (2.0, 3.0, 3.0, 2048.0),

@@ -249,7 +249,7 @@ fn a_failed_directory_flush_is_an_error() {
     use super::super::save::sync_directory;
     let dir = tempfile::tempdir().unwrap();
     sync_directory(dir.path()).unwrap();
-    // A path that is only a name refers to the working directory.
+    // A bare file name refers to the working directory.
     sync_directory(Path::new("")).unwrap();
     let missing = dir.path().join("missing");
     let why = sync_directory(&missing).unwrap_err().to_string();

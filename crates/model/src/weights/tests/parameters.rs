@@ -118,7 +118,7 @@ fn a_bf16_tree_stores_bf16_values() {
     let mut copy = Params::zeros(&cpu(), &parse(""));
     copy.copy_from(&exact);
     assert_eq!(copy.read("model.norm.weight").unwrap(), data);
-    // Moments in bf16 take half the memory, parameters that are not kept none.
+    // bf16 moments take half the memory; parameters that are not kept take none.
     let bytes = |params: &Params| params.tensors().iter().map(|t| t.bytes()).sum::<usize>();
     let all = bytes(&exact);
     assert_eq!(bytes(&Params::zeros(&cpu(), &parse("")).zeros_in_bf16(&cpu())), all / 2);
@@ -189,7 +189,7 @@ fn invalid_lora_settings_are_refused() {
         assert_eq!(check(&bad), Err(why), "{bad:?}");
     }
     assert!(check(&regex("(")).unwrap_err().starts_with("`lora_target_modules`: `(` is not a regular expression: "));
-    // The modules that the settings select get matrices.
+    // Only the selected modules get LoRA matrices.
     let adapted = |target_modules: TargetModules| {
         let lora = LoraConfig { r: 1, target_modules, ..default.clone() };
         let adapter = Adapter::zeros(&cpu(), &Weights::zeros(&cpu(), &config), &lora).unwrap();

@@ -239,7 +239,8 @@ fn saving_and_loading_an_adapter_keeps_every_bit() {
         };
         assert!(tensors(&ours) == tensors(&theirs), "{family}: names, shapes or elements differ from PEFT's file");
         let again = with_peft(&ctx, family, dir.path());
-        // The file names the modules that a pattern matched; the tensors above show that the modules are the same.
+        // The saved file lists module names in place of a pattern. The tensors compared above are those of the same
+        // modules.
         let lora = weights.lora().unwrap();
         let mut of_file = again.lora().unwrap().clone();
         of_file.target_modules = lora.target_modules.clone();

@@ -49,7 +49,7 @@ fn a_score_is_the_dot_product_of_hidden_state_and_head() {
         };
         let expected: Vec<f64> = batch.score_rows.iter().map(of_row).collect();
         assert!(relative_error(&scores, &expected) < 1e-6, "{family}");
-        // The first token of every completion is chosen in the same state, so the values are equal.
+        // The first token of every completion follows the same prompt, so its values are equal.
         assert!(scores[0] == scores[20] && scores[0] == scores[21] && scores[1] != scores[0]);
         // A new score head gives 0, and the trunk is unchanged.
         let fresh = Weights::scorer(ctx.memory(), &load(&ctx, family));

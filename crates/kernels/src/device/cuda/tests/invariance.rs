@@ -132,7 +132,7 @@ fn a_rows_bits_do_not_depend_on_other_rows_their_order_or_the_split() {
         let shuffled: Vec<usize> = all.iter().map(|i| i * 77 % ROWS).collect();
         for order in [backwards, shuffled] {
             for cut in [1, 7, 64, 65, ROWS] {
-                // Only a few rows are computed one at a time.
+                // One row at a time is slow, so only a few rows are computed that way.
                 let some = if cut == 1 { &order[..20] } else { &order[..] };
                 for numbers in some.chunks(cut) {
                     let found = together(&ctx, &w, numbers);

@@ -46,7 +46,7 @@ fn the_emulator_finds_planted_bugs_under_every_schedule() {
             let found = of(kernel, &[]).expect_err(kernel);
             assert!(found.contains(expected) && found.contains(kernel), "{kernel}, schedule {schedule}: {found}");
         }
-        // Memory that was never written is NaN.
+        // Memory that was never written contains NaN.
         let (_, y) = of("never_written", &[]).unwrap();
         assert_eq!(y.iter().filter(|y| y.is_nan()).count(), 2);
     }

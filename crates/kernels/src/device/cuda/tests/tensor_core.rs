@@ -234,7 +234,7 @@ fn tensor_core_families_differ_in_kept_bits_and_terms() {
     // Terms are aligned with the accumulator, too: a large accumulator cuts off terms whose sum would otherwise count.
     assert_eq!(chain(HOPPER, two(27), &[(1.0, 1.0), (1.0, 1.0)]), two(27));
     assert_eq!(chain(HOPPER, two(25), &[(3.0, 1.0), (1.0, 1.0)]), two(25) + 4.0);
-    // Sums are cut off, never rounded. Negative sums are also cut off towards 0.
+    // Sums are truncated towards 0, never rounded.
     let three = [(two(-12), 1.75 * two(-11))];
     assert_eq!(chain(HOPPER, 1.0, &three), 1.0 + two(-23));
     assert_eq!(chain(HOPPER, -1.0, &[(-three[0].0, three[0].1)]), -1.0 - two(-23));
@@ -288,7 +288,7 @@ fn zero_terms_keep_their_sign_and_exponent() {
         assert_eq!(chain(-0.0, &[(-0.0, 1.0)]), 0);
         assert_eq!(chain(1.0, &[(-1.0, 1.0)]), 0);
         assert_eq!(chain(-0.0, &[]), (-0.0f32).to_bits(), "no instruction");
-        // A sum that is cut off to 0 keeps its sign; a following step with only zeros would lose it.
+        // A sum that is truncated to 0 keeps its sign, until a step with only zeros follows.
         let below = family.step(Factor::Bf16, 0.0, &[(-two(-75), two(-75))]);
         assert_eq!(below.to_bits(), (-0.0f32).to_bits());
         assert_eq!(family.step(Factor::Bf16, below, &[(0.0, 0.0)]).to_bits(), 0);
@@ -301,7 +301,7 @@ fn zero_terms_keep_their_sign_and_exponent() {
         assert_eq!(family.step(Factor::Bf16, 0.0, &tiny), least);
         assert_eq!(family.step(Factor::Bf16, least, &tiny), least);
     }
-    // The factors are denormals of f16.
+    // These factors are denormal in f16.
     let small = two(-24);
     assert_eq!(HOPPER.chain(Factor::F16, 0.0, [(small, small), (small, 1.0)]), small + small * small);
     assert_eq!(HOPPER.chain(Factor::F16, two(-23), [(small, two(-14))]), two(-23) + two(-38));

@@ -220,7 +220,7 @@ fn attention_counts_its_operations_and_bytes() {
     let (errors, counts) = run_of(&ctx, narrow, &right(&ctx));
     assert_eq!(errors, [None, None, None]);
     let (pairs, rows, dims) = (5, 3, 2 * 8);
-    // Each written row has one kv head of 8, and its keys and values are read and written.
+    // Each written row has one kv head of 8 dimensions, whose keys and values are read and written.
     assert_eq!(
         counts,
         [[0, 16 * rows * 8], [4 * pairs * dims, 8 * rows * dims], [10 * pairs * dims, 32 * rows * dims]]

@@ -144,7 +144,7 @@ fn product<B: Right, E: Element>(
     (a, b): (Of<'_, f32>, Of<'_, B>),
     spare: [isize; 3],
 ) -> Option<Vec<f32>> {
-    // Rows of `out` are longer than its columns, those of `b` too, and `a` is transposed.
+    // The rows of `out` and `b` are longer than their used columns, and `a` is transposed.
     let (b_row, out_row, a_k) = (columns + 2, columns + 3, rows + 1);
     let elements = k.end.div_ceil(B::TERMS);
     let lens = [
@@ -196,7 +196,7 @@ fn the_small_matmul_writes_only_its_rows_and_columns() {
                 let got = product::<bf16, bf16>(isa, sizes.clone(), accumulate, (&left, &narrow), [0; 3]);
                 assert_eq!(got, expected, "{isa:?} {rows} by {columns}, {k:?} in bf16");
             }
-            // An element has two terms; at an odd start or end only one of them counts.
+            // An element has two terms, of which only one counts at an odd start or end.
             let word = |m: usize, k: usize| {
                 let [first, second] = [0, 1].map(|i| u32::from(bf16::from_f32(left(m, 2 * k + i)).to_bits()));
                 f32::from_bits(first << 16 | second)

@@ -177,7 +177,7 @@ fn split_attention_is_close_to_the_oracle() {
             let wide: Vec<f64> = qkv.iter().map(|&x| x.into()).collect();
             let mut lists = vec![Vec::new(); keys.last().unwrap() + 1];
             *lists.last_mut().expect("one") = keys.to_vec();
-            // The oracle needs a list for each row; earlier rows attend only to themselves.
+            // The oracle needs a list of keys for each row. The other rows attend only to themselves.
             lists.iter_mut().enumerate().filter(|(_, list)| list.is_empty()).for_each(|(i, list)| list.push(i));
             let (out, lse) = reference::forward(g, &wide, &lists);
             let (got, got_lse) = row.in_sequence(SPLIT);

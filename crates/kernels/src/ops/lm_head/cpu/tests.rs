@@ -30,7 +30,7 @@ fn combining_chunks_gives_the_log_sum_exp_of_the_row() {
         let near = got.iter().zip(expected).all(|(&got, expected)| (f64::from(got) - expected).abs() < 1e-6);
         assert!(near, "{got:?} {expected:?}");
     };
-    // One token is certain.
+    // A single token has entropy 0.
     near(of(&[[3.0, 1.0, 0.0]]), [3.0, 3.0, 0.0]);
     // Two chunks with two equal tokens each, then one with tokens that are e^-2 as likely.
     near(of(&[[1.0, 2.0, 0.0], [1.0, 2.0, 0.0]]), [1.0, 1.0 + 4.0f64.ln(), 4.0f64.ln()]);
