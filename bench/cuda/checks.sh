@@ -90,7 +90,7 @@ formula() {
   local all=0 seed log each=$((products < 2000000 ? products : 2000000))
   for ((seed = 1; all < products; seed++, all += each)); do
     log=$(LOCKSTEP_PRODUCTS=$each LOCKSTEP_SEED=$seed on_device "$tests" --exact --nocapture \
-      device::cuda::tests::self_test::products_asked_for_equal_the_formula 2>&1) ||
+      device::cuda::tests::self_test::the_requested_dot_products_equal_the_formula 2>&1) ||
       { echo "$log"; echo "DIFFERS: $(grep -aE -m 1 ' differ$' <<<"$log")"; return 1; }
     echo "$log"
     [[ $log == *" differ"* ]] || { echo "note: nothing was compared: no products in bf16 here"; return 77; }
@@ -220,8 +220,8 @@ benchmark() {
   local log=$work/bench.log code
   on_device "$lockstep" bench "$@" 2>&1 | tee "$log"
   code=$?
-  if [ $code != 0 ] && grep -q "is not there yet" "$log"; then
-    echo "note: bench $1: $(grep 'is not there yet' "$log" | tail -n 1)"
+  if [ $code != 0 ] && grep -qE "is not (there|supported) yet" "$log"; then
+    echo "note: bench $1: $(grep -E 'is not (there|supported) yet' "$log" | tail -n 1)"
     return 77
   fi
   return $code

@@ -7,7 +7,7 @@ set -uo pipefail
 # The checks in order: name, estimated seconds on a GPU, time limit in seconds, function and arguments.
 table=(
   'device 8 60 device_check'
-  'load 6 150 kernel_tests device::cuda::tests::load::every_kernel_loads'
+  'load 6 150 kernel_tests device::cuda::tests::load::every_kernel_loads_on_the_device'
   'functions 2 60 kernel_tests device::cuda::tests::functions'
   'operations/residual 2 60 operation residual'
   'operations/lerp 2 60 operation lerp'

@@ -56,7 +56,7 @@ pub fn measure(ctx: &Context, time: Duration) -> Result<Ceilings> {
         let per_pass = best(time / 4, || cpu.run(tasks, &Pairs { isa: cpu.isa(), rounds }));
         Spin::<true> { rounds }.flops() * tasks as f64 / per_pass
     });
-    // The data is written once, because all pages that were only reserved map to the same page of zeros.
+    // The data is written first, because Linux maps all untouched pages to one page of zeros.
     let data = vec![1.0f32; ELEMENTS];
     let per_read = best(time / 2, || cpu.run(ELEMENTS / PIECE, &Reads { data: &data }));
     let read_bytes_per_s = (ELEMENTS * 4) as f64 / per_read;
@@ -187,10 +187,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_instruction_set_gives_positive_figures() {
+    fn every_instruction_set_has_positive_peaks() {
         for isa in Isa::present() {
             let measured = measure(&Context::cpu(isa, 1), Duration::from_millis(2)).unwrap();
-            // The test asserts only facts that do not depend on how busy the machine is.
+            // Only facts that do not depend on the load of the machine are asserted.
             assert!(measured.flops_per_s.is_finite() && measured.flops_per_s > 1e5, "{isa:?} {measured:?}");
             assert_eq!(measured.tile_flops_per_s.is_some(), isa.is_amx());
             let of_bf16 = measured.of_dtype(DType::Bf16).flops_per_s;
@@ -203,11 +203,11 @@ mod tests {
     }
 
     #[test]
-    fn what_is_timed_is_called_for_the_time_and_at_least_twice() {
+    fn best_times_at_least_two_calls() {
         let mut calls = 0;
         let seconds = best(Duration::ZERO, || calls += 1);
         assert!(calls == 2 && seconds > 0.0, "{calls} {seconds}");
-        // Only a panic can end it long before its time.
+        // The panic ends the call to `best` before its time is over.
         let mut calls = 0;
         let until_twenty = || {
             calls += 1;

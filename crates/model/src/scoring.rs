@@ -33,8 +33,8 @@ impl Scorer {
         Scorer { memory: memory.clone(), rope: None, tape: None, max_tokens, prefix_sharing, stop }
     }
 
-    /// Makes scoring check `stop` before each layer. Scoring ends with [`Error::Stopped`](crate::Error::Stopped) once
-    /// the check asks it to stop.
+    /// Makes scoring check `stop` before each layer. After a stop request, scoring returns
+    /// [`Error::Stopped`](crate::Error::Stopped).
     pub fn stop_with(&mut self, stop: impl Into<StopCheck>) {
         self.stop = stop.into();
         self.tape = self.tape.take().map(|tape| tape.stop_with(self.stop.clone()));
@@ -246,8 +246,8 @@ pub fn grow_rope(rope: &mut Option<(usize, Rope)>, memory: &Memory, config: &Mod
     }
 }
 
-/// The padding token that TRL gives to a reward model, whatever config.json says: the tokenizer's padding token, or
-/// else its end token.
+/// The padding token that TRL gives to a reward model: the tokenizer's padding token, or else its end token.
+/// `config.json` is only the fallback.
 pub fn padding_token(tokenizer: &Tokenizer, config: &ModelConfig) -> Option<u32> {
     tokenizer.pad_id().or_else(|| tokenizer.eos_id()).or(config.pad_token_id)
 }

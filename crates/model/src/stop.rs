@@ -4,7 +4,8 @@ use crate::{Error, Result};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// A check whether a pass should stop, made before each layer and each piece of the head. The default never stops.
+/// Decides whether a pass should stop. It is called before each layer and each piece of the head. The default never
+/// stops.
 #[derive(Clone, Default)]
 pub struct StopCheck(Option<Arc<dyn Fn() -> bool + Send + Sync>>);
 

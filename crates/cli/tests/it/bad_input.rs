@@ -133,7 +133,7 @@ fn data() {
     data("{\"question\": \"ab\"}\n", &["bad.jsonl, line 1", "no column `prompt`", "`question`"]);
     data("{\"prompt\": \"ab\"}\n{\"prompt\": \n", &["bad.jsonl, line 2", "broken JSON"]);
     data("\n", &["bad.jsonl", "empty"]);
-    data("{\"prompt\": 7}\n", &["line 1", "expected a text"]);
+    data("{\"prompt\": 7}\n", &["line 1", "expected a string"]);
     data(
         &format!("{{\"prompt\": \"{}\"}}\n", "a".repeat(70)),
         &["70 tokens", "context of 64", "max_prompt_length = 60"],
@@ -185,7 +185,7 @@ fn models() {
     with("config.json", &compact("\"vocab_size\":40", "\"vocab_size\":20"), &["vocabulary", "20"]);
     with("config.json", &compact("\"intermediate_size\":24", "\"intermediate_size\":23"), &["mlp", "23"]);
     let hiden = compact("\"hidden_size\"", "\"hiden_size\"");
-    with("config.json", &hiden, &["`hidden_size`: is missing; there is `hiden_size`"]);
+    with("config.json", &hiden, &["`hidden_size`: is missing; did you misspell it as `hiden_size`?"]);
     let huge = compact("\"vocab_size\":40", "\"vocab_size\":40000000000");
     with("config.json", &huge, &["`vocab_size` = 40000000000: expected at most"]);
     with("config.json", b"{", &["config.json: not JSON: EOF"]);
@@ -194,7 +194,7 @@ fn models() {
     std::fs::remove_file(dir.path().join("model/tokenizer.json")).unwrap();
     train(dir.path(), &[], &["model/tokenizer.json: there is no such file", "tokenizer_config.json"]);
     let merge = ["merge", "--model", "model", "--adapter", "model", "--out", "x"];
-    refused(dir.path(), &merge, &["model/adapter_config.json", "not an adapter's PEFT directory"]);
+    refused(dir.path(), &merge, &["model/adapter_config.json", "expected the directory of a PEFT adapter"]);
 }
 
 #[test]

@@ -19,7 +19,7 @@ fn each_of_another_step(root: &Path, run: &str, purpose: &str) -> Vec<String> {
         refused(
             root,
             &[purpose, "--resume", run, "--set", "max_steps=8"],
-            &[name, "written with the others of step 6", "--resume", "checkpoints/step-000004"],
+            &[name, "written at step 6", "--resume", "checkpoints/step-000004"],
         );
         fs::write(newer.join(name), own).unwrap();
     }
@@ -71,7 +71,7 @@ fn a_model_is_not_loaded_with_files_of_another_step() {
         let own = fs::read(&path).unwrap();
         fs::copy(root.join(checkpoint.replace('4', "2")).join(file), &path).unwrap();
         for arguments in readers(&named) {
-            refused(root, &arguments, &[file, "written with the others of step 4", "files.json"]);
+            refused(root, &arguments, &[file, "written at step 4", "files.json"]);
         }
         fs::write(&path, own).unwrap();
         good(root, &readers(&named)[1]);
@@ -79,7 +79,7 @@ fn a_model_is_not_loaded_with_files_of_another_step() {
     // The file is truncated or deleted, but not damaged otherwise.
     let path = root.join(model).join("generation_config.json");
     let own = fs::read_to_string(&path).unwrap();
-    for (text, words) in [(Some(own.trim_end()), "and had"), (None, "missing")] {
+    for (text, words) in [(Some(own.trim_end()), "expected"), (None, "missing")] {
         text.map_or_else(|| fs::remove_file(&path), |text| fs::write(&path, text)).unwrap();
         refused(root, &readers(&["--model", model])[1], &["generation_config.json", words]);
     }

@@ -91,12 +91,12 @@ fn a_device_that_is_not_there_is_refused_before_anything_is_written() {
         }
         assert_eq!(listing(root), before, "{device}");
     };
-    refused("tpu", &[], &[], &["no such device; there are: cpu, cpu-checked, cuda, cuda-emulated"]);
+    refused("tpu", &[], &[], &["unknown device; expected one of: cpu, cpu-checked, cuda, cuda-emulated"]);
     refused("cuda", &[], &[("LOCKSTEP_LIBCUDA", "none.so.1")], &["none.so.1 was not found", "install", "--device cpu"]);
     let (code, printed) = with(root, &["config", "show", "--set", "device=tpu"], &[]);
-    assert!(code == Some(2) && printed.contains("`device`: tpu: no such device"), "{printed}");
+    assert!(code == Some(2) && printed.contains("`device`: tpu: unknown device"), "{printed}");
     let (code, printed) = with(root, &arguments("train", "out", &[]), &[("LOCKSTEP_DEVICE", "tpu")]);
-    assert!(code == Some(2) && printed.contains("LOCKSTEP_DEVICE=tpu: no such device"), "{printed}");
+    assert!(code == Some(2) && printed.contains("LOCKSTEP_DEVICE=tpu: unknown device"), "{printed}");
     let Some(fake) = fake else { return };
     let here = ("LOCKSTEP_LIBCUDA", fake.as_str());
     refused("cuda", &[], &[here, ("LOCKSTEP_NVRTC", "none.so")], &["NVRTC", "none.so was not found", "pip install"]);
@@ -232,7 +232,7 @@ fn a_device_that_runs_out_of_memory_says_which_part_and_what_to_lower() {
             return;
         }
         assert!(matches!(code, Some(1 | 2)), "{printed}");
-        for words in [&format!("out of memory: {part}"), "could not be had", fix, "`lockstep plan`"] {
+        for words in [&format!("out of memory: {part}"), "cannot allocate", fix, "`lockstep plan`"] {
             assert!(printed.contains(words), "{words}: {printed}");
         }
         assert!(!printed.contains("panicked"), "{printed}");

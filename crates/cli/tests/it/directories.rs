@@ -105,7 +105,7 @@ fn a_full_directory_for_weights_is_named_with_what_it_lacks() {
             let mut all = arguments("train", "out", &[k, dtype]);
             all[0] = "learner";
             let printed = lockstep(root, &[&all[..], &["--weights-dir", "weights"]].concat());
-            let words = ["No space left on device", "weights_dir", "a directory with more room"];
+            let words = ["No space left on device", "weights_dir", "a directory with more free space"];
             assert!(
                 words.iter().all(|word| printed.err.contains(word)),
                 "{k} {dtype}: {:?} {}",

@@ -110,7 +110,7 @@ fn a_model_and_a_data_set_are_fetched_once_and_a_broken_download_continues() {
     server.broken.store(true, Ordering::Relaxed);
     let printed = run(&server.endpoint, "run");
     assert_eq!(printed.code, Some(2), "{}", printed.err);
-    assert!(printed.err.contains("fetching it from") && !dir.path().join("run").exists(), "{}", printed.err);
+    assert!(printed.err.contains("downloading it from") && !dir.path().join("run").exists(), "{}", printed.err);
 
     server.broken.store(false, Ordering::Relaxed);
     let printed = run(&server.endpoint, "run");

@@ -77,7 +77,7 @@ fn a_tokenizer_that_the_library_panics_on_is_an_error_with_its_words() {
     fs::write(&path, tokenizer.to_string()).unwrap();
     let printed = lockstep(root, &["generate", "--model", "model", "--prompt", "ab"]);
     assert_eq!(printed.code, Some(2), "{}", printed.err);
-    assert!(printed.err.contains("tokenizer.json: the tokenizers library cannot use it: "), "{}", printed.err);
+    assert!(printed.err.contains("tokenizer.json: the tokenizers library cannot load it: "), "{}", printed.err);
     assert!(!printed.err.contains("panicked") && !printed.err.contains("contradict"), "{}", printed.err);
 }
 

@@ -135,7 +135,7 @@ fn bad_input_is_refused() {
     let two = config.replace("Qwen3ForCausalLM", "Qwen3ForSequenceClassification");
     fs::create_dir(root.join("two")).unwrap();
     fs::write(root.join("two/config.json"), two).unwrap();
-    refused(root, &reward("model:two"), &["two", "2 labels", "has one"]);
+    refused(root, &reward("model:two"), &["two", "2 labels", "must have 1"]);
     assert!(
         lockstep(root, &["plan", "--for", "reward", "--model", "model", "--dataset", "x.jsonl"]).out.contains("fits")
     );

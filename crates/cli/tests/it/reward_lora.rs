@@ -138,7 +138,7 @@ fn it_is_gone_on_with_merged_and_used_as_a_reward() {
     assert!(a.len() == 2 && a[0] != 0.0 && (a[0] - b[0]).abs() < 1e-4, "{a:?} {b:?}");
 
     let adapter = ["generate", "--model", "model", "--adapter", "rm/model", "--prompt", "ab"];
-    refused(root, &adapter, &["adapter_config.json", "of a reward model"]);
+    refused(root, &adapter, &["adapter_config.json", "belongs to a reward model"]);
     let mut sft = arguments("sft", "out", &[]);
     sft[2] = "rm/model";
     refused(root, &sft, &["rm/model is an adapter of a reward model", "language model is needed"]);

@@ -48,7 +48,7 @@ impl Matmul<'_> {
                 // Several panels are computed at once only if every vector of the tile has columns.
                 let of_group = panel..panel + if panel + most <= panels.end { most } else { 1 };
                 panel = of_group.end;
-                // Tiles of few rows and several panels read as fast as memory delivers. Prefetching more would evict
+                // Tiles with few rows and several panels are limited by memory bandwidth. More prefetching would evict
                 // the data that they read.
                 let next = if most > 1 {
                     Prefetch::NOTHING

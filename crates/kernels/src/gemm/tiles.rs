@@ -63,13 +63,13 @@ pub(super) unsafe fn block<V: Simd>(
     let limit = if few { STEPS_OF_FEW } else { STEPS };
     let blocks = steps.len().div_ceil(limit);
     let most = steps.len().div_ceil(blocks.max(1));
-    // The tiles of A, if A already has the layout of tiles in memory.
+    // A's own memory, if it already has the layout of tiles.
     let lies = match matmul.left {
         Left::Tiles(all) => Some(A::packed(&all[rows.start / SIDE * steps.len() * TILE..], steps.len())),
         Left::Rows(Elements::Bf16(data), stride) if whole => Some(A::rows(&data[rows.start * stride..], stride)),
         _ => None,
     };
-    // Number of elements of A that this task packs otherwise: all of it once, or one block of the depth at a time.
+    // Otherwise, the number of elements of A that this task packs: all of A once, or one block of the depth at a time.
     let of_a = match lies {
         Some(_) => 0,
         None => tiles * TILE * if resident { steps.len() } else { most },
@@ -242,7 +242,7 @@ mod tests {
 
     /// The end of the tiles of A is after the last element that is read. The kernels rely on this check.
     #[test]
-    fn the_end_of_a_is_after_the_last_element_read() {
+    fn the_computed_end_of_a_covers_every_element_read() {
         let data = vec![bf16::ZERO; 1 << 16];
         for rows in [1, 2, 15, 16, 17, 31, 32, 33, 47, 65] {
             for steps in [1, 2, 5] {
@@ -268,7 +268,7 @@ mod tests {
     }
 
     #[test]
-    fn packed_operands_that_are_too_short_are_refused() {
+    fn packed_matmul_operands_that_are_too_short_are_refused() {
         let kind = Kind { isa: Isa::AMX_EMULATED, left: L::Bf16, right: R::Panels16, dtype: MatmulDType::Bf16 };
         let (a, b) = (vec![bf16::ZERO; 1 << 12], vec![bf16::ZERO; 1 << 12]);
         let accepts = |a: &[bf16], b: &[bf16]| {

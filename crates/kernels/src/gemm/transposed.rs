@@ -57,7 +57,7 @@ impl Matmul<'_> {
         let (Left::Rows(Elements::F32(left), stride), Right::Transposed(Elements::F32(weight))) =
             (self.left, self.right)
         else {
-            unreachable!("rows and weights of f32 alone are computed here")
+            unreachable!("both operands must be f32")
         };
         let pitch = self.m.next_multiple_of(LANES);
         let steps = (SPAN / pitch).next_multiple_of(PANEL);
@@ -236,7 +236,7 @@ mod tests {
 
     /// Rows are packed for as many terms as fit into the buffer, in whole panels of the weight.
     #[test]
-    fn spans_fill_the_buffer() {
+    fn packed_spans_fill_the_buffer() {
         let kind = Kind { right: R::Transposed, ..Kind::default() };
         for (shape, elements) in [
             ([5, 40, 50], 50 * 16),

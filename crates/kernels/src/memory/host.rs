@@ -78,7 +78,7 @@ impl HostBytes {
     pub(super) fn assert_writable(&self) {
         #[cfg(target_os = "linux")]
         if let Owner::Slot(hold) = &self.owner {
-            assert!(hold.is_writable(), "weights in a shared slot were written without its lock");
+            assert!(hold.is_writable(), "a shared slot must be locked before its weights are written");
         }
     }
 }

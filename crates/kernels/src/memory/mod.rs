@@ -62,8 +62,8 @@ impl Ledger {
         if bytes > POOLED {
             return HostBytes::zeroed(bytes);
         }
-        // Small sizes are powers of two, so that one buffer serves many sizes. A map of the next power of two would
-        // take up to twice the size in the ledger, and with huge pages all of it would be resident.
+        // Small sizes are rounded up to powers of two, so that a pooled buffer fits many requests. For a memory map, a
+        // power of two could count up to twice the bytes, and with huge pages all of them would be resident.
         let size = if bytes < MAP_FROM { bytes.next_power_of_two().max(64) } else { bytes.next_multiple_of(PAGE) };
         let fits = |pooled: &mut Vec<HostBytes>| {
             let of_size = pooled.iter().enumerate().filter(|(_, host)| host.len() >= size);
@@ -173,7 +173,7 @@ impl Memory {
     fn in_slot(&self, arena: Arc<slot::Arena>) -> Result<Memory> {
         if self.device != Device::Cpu {
             let name = self.device.name();
-            return Err(Error::Device(format!("weights in shared memory are for the CPU, and this is {name}")));
+            return Err(Error::Device(format!("weights in shared memory require the device cpu, got {name}")));
         }
         Ok(Memory { slot: Some(arena), ..self.clone() })
     }
@@ -262,7 +262,8 @@ impl Memory {
                 Storage::Checked { handle, mirror: mirror()? }
             }
             Device::Cuda(_) | Device::CudaEmulated => {
-                let missing = || Error::Device(format!("memory of {} comes with its context", self.device.name()));
+                let missing =
+                    || Error::Device(format!("memory of {} must be allocated through its context", self.device.name()));
                 let stream = self.ledger.stream.as_ref().ok_or_else(missing)?;
                 let at = stream.zeroed(bytes).ok_or_else(refused)?;
                 Storage::Cuda { stream: stream.clone(), at, mirror: mirror()? }

@@ -74,7 +74,7 @@ fn errors_of_invalid_rows_name_file_and_line() {
     refused("[1]\n", |_| {}, &["line 1", "a JSON object"]);
     refused("", |_| {}, &["empty"]);
     refused(" \n\n", |_| {}, &["empty"]);
-    refused("{\"prompt\": 3}\n", |_| {}, &["line 1", "`prompt`", "expected a text", "got 3"]);
+    refused("{\"prompt\": 3}\n", |_| {}, &["line 1", "`prompt`", "expected a string", "got 3"]);
     refused("{\"prompt\": [{\"content\": \"x\"}]}\n", |_| {}, &["message 1", "`role`"]);
     let rename = |s: &mut DatasetSpec| s.columns = vec![("answer".into(), "solution".into())];
     refused("{\"prompt\": \"a\", \"x\": 1}\n", rename, &["no column `solution`", "`prompt`, `x`"]);

@@ -216,7 +216,7 @@ impl ModelConfig {
         let sizes = [("hidden_size", self.hidden_size), ("intermediate_size", self.intermediate_size)];
         let odd = sizes.into_iter().find(|(_, size)| compute == kernels::DType::Bf16 && size % 2 != 0);
         if let Some((field, size)) = odd {
-            let message = "is odd, and bf16 takes even sizes: compute with dtype = \"f32\"".into();
+            let message = "must be even for bf16: set dtype = \"f32\"".into();
             return Err(Error::Config { field: field.into(), value: Some(size.to_string()), message });
         }
         Ok(ModelConfig { compute, ..self.clone() })

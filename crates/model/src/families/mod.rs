@@ -56,10 +56,12 @@ impl ModelConfig {
             return Err(f.error("model_type", format!("is missing; supported: {}", supported())));
         };
         let Some(family) = FAMILIES.into_iter().find(|family| family.model_type == model_type) else {
-            // An example is "gemma3", whose text model is the family gemma3_text.
+            // For example "gemma3", whose text model is supported as gemma3_text.
             if f.get("vision_config").is_some() {
                 let supported = supported();
-                let message = format!("is of text and images (vision_config), not supported; supported: {supported}");
+                let message = format!(
+                    "is a model of text and images (vision_config), which is not supported; supported: {supported}"
+                );
                 return Err(f.error("model_type", message));
             }
             return Err(f.error("model_type", format!("is not supported; supported: {}", supported())));

@@ -34,8 +34,8 @@ fn read(f: &Fields<'_>, family: &'static Family) -> Result<ModelConfig> {
 }
 
 /// The fields of `config.json` with the rope settings of one kind of layer. transformers 5 writes them under the kind's
-/// name in `rope_parameters`. In files of transformers 4, `rope_scaling` applies to full attention only and θ to both
-/// kinds.
+/// name in `rope_parameters`. In files of transformers 4, `rope_scaling` applies only to layers with full attention,
+/// and θ to both kinds of layers.
 pub(super) fn of_layers(f: &Fields<'_>, kind: &str) -> Map<String, Value> {
     let mut map = f.map.clone();
     if kind == "sliding_attention" {

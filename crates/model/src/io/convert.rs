@@ -1,4 +1,4 @@
-//! Finds the dtype of weight files, and copies the files in another dtype.
+//! Finds the dtype of weight files, and copies weight files in another dtype.
 
 use super::read::Files;
 use super::safetensors::entries;

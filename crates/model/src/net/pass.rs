@@ -46,7 +46,7 @@ pub(super) enum Input<'a> {
     Ready,
     /// The input is the sum of `delta` and the previous layer's `mid`.
     After(&'a LayerActivations),
-    /// As `After`, for layers that share one [`LayerActivations`], which still contains the previous layer's `mid`.
+    /// Like `After`, if all layers share one [`LayerActivations`], which still contains the previous layer's `mid`.
     AfterInPlace,
 }
 

@@ -148,8 +148,8 @@ impl ModelConfig {
         tensor_specs(self).iter().map(|t| t.shape.iter().product()).max().unwrap_or(0)
     }
     /// Upper bound on the additional host memory, in bytes, for reading the weight files, beyond the memory of the
-    /// weights themselves. While a tensor is read, it exists as an f32 array together with its bytes in the file (at
-    /// most f32), and then with its parameter. The memory of parameters that are read later is still untouched at that
+    /// weights themselves. While a tensor is read, memory contains its f32 array together with its bytes from the file
+    /// (at most f32), and then together with its parameter. The memory of later parameters is still untouched at that
     /// time.
     pub fn reading_bytes(&self) -> usize {
         let own = self.compute.bytes();

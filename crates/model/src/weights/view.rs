@@ -22,8 +22,8 @@ pub enum Adapters<'a> {
 }
 
 impl<'a> Adapters<'a> {
-    /// Builds from one adapter or none for each sequence; the result is [`PerSequence`](Self::PerSequence) only where
-    /// they differ.
+    /// Converts a list with one adapter or none for each sequence. The result is [`PerSequence`](Self::PerSequence)
+    /// only if the entries differ.
     pub fn of_sequences(adapters: &'a [Option<&'a Adapter>]) -> Adapters<'a> {
         match adapters.first() {
             Some(&first) if adapters.iter().all(|&other| same(first, other)) => {
@@ -95,7 +95,7 @@ impl<'a> ModelView<'a> {
         match (self.weights.config.head, self.adapters) {
             (Head::Lm, _) | (_, Adapters::Off) => Ok(self.weights.head()),
             (Head::Score(_), Adapters::One(adapter)) => {
-                Ok(adapter.params.head.as_ref().expect("an adapter of a model of scores has its head"))
+                Ok(adapter.params.head.as_ref().expect("an adapter of a score model has a score head"))
             }
             (Head::Score(_), Adapters::PerSequence(_)) => Err(Error::Value {
                 op: "head",
@@ -119,8 +119,8 @@ pub(crate) enum RowAdapters<'a> {
 pub(crate) struct AdapterRanges(Vec<(Range<usize>, usize)>);
 
 impl<'a> RowAdapters<'a> {
-    /// Finds the adapter of each row. `sequences` gives consecutive ranges of rows with the range of sequences that
-    /// they belong to; all sequences of one range must have the same adapter.
+    /// Finds the adapter of each row. `sequences` yields consecutive ranges of rows, each with the range of sequences
+    /// to which the rows belong; all sequences of a range must have the same adapter.
     pub fn new(
         adapters: Adapters<'a>,
         sequences: impl Iterator<Item = (Range<usize>, Range<usize>)>,
@@ -136,14 +136,14 @@ impl<'a> RowAdapters<'a> {
         for (rows, sequences) in sequences {
             let Some(named) = of_sequences.get(sequences.clone()) else {
                 return Err(bad(format!(
-                    "{} adapters are named, and there is a sequence {}",
+                    "got {} adapters, but the batch has {} sequences",
                     of_sequences.len(),
                     sequences.end
                 )));
             };
             let Some(&first) = named.first() else { continue };
             if !named.iter().all(|&other| same(first, other)) {
-                return Err(bad("sequences that share their prefix must name the same adapter".into()));
+                return Err(bad("sequences that share a prefix must have the same adapter".into()));
             }
             match ranges.last_mut() {
                 _ if first.is_none() => {}
@@ -165,7 +165,7 @@ impl<'a> RowAdapters<'a> {
                 if ranges.iter().all(|&(_, of)| same(first, of_sequences[of])) {
                     Ok(first)
                 } else {
-                    let message = "gradients are those of one adapter, and the batch has several".into();
+                    let message = "a backward pass trains one adapter, but the batch has several".into();
                     Err(Error::Value { op: "backward", message })
                 }
             }

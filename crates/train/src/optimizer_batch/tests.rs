@@ -56,7 +56,7 @@ fn consecutive_samples_with_the_same_prompt_form_a_group() {
     let told = |loss: &Objective, samples: Samples<'_>| {
         groups(&config, &sequences(loss, samples).unwrap()).unwrap_err().to_string()
     };
-    let outside = "token 10 is not in the vocabulary of 10";
+    let outside = "token id 10 is outside the vocabulary of 10 tokens";
     let bad = [of(&a, &[3]), of(&a, &[4]), of(&b, &[10])];
     assert_eq!(told(&Objective::Supervised, (&bad[..]).into()), format!("sample 2: {outside}"));
     for (chosen, rejected) in [([3], [10]), ([10], [3])] {

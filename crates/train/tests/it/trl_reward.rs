@@ -119,7 +119,7 @@ fn pairs_without_prompt_or_responses_are_refused() {
         }
     };
     assert!(refuse(&|p| p.rejected.ids.clear()).contains("at least one token"));
-    assert!(refuse(&|p| p.prompt = Prompt::new([])).contains("no token"));
+    assert!(refuse(&|p| p.prompt = Prompt::new([])).contains("the prompt is empty"));
 }
 
 /// Scoring held-out pairs uses another code path than training, and must give the same scores.

@@ -16,8 +16,8 @@ use std::sync::{Mutex, OnceLock};
 type Handle = *mut c_void;
 
 functions! {
-    /// The driver's functions as cuda.h declares them. A name with a version is the one to which cuda.h's macro
-    /// expands.
+    /// The driver's functions as cuda.h declares them. Names with a version suffix are those to which cuda.h's macros
+    /// expand.
     Functions {
         init = "cuInit"(c_uint);
         device_count = "cuDeviceGetCount"(*mut c_int);
@@ -122,7 +122,7 @@ pub(super) struct LibCuda {
     stream: Handle,
     pool: Handle,
     capability: (c_int, c_int),
-    /// The GPU's compute capability in the form of a compiler option, such as "90".
+    /// The GPU's compute capability as compilers spell it, such as "90".
     arch: String,
     modules: Mutex<HashMap<&'static str, Handle>>,
     /// Kernels and their sources by the driver's handle, for error messages.
@@ -141,7 +141,7 @@ unsafe impl Sync for LibCuda {}
 pub(super) fn open_device(number: u8) -> Outcome<Box<dyn Driver>> {
     let functions = Functions::get()?;
     let (nvrtc, shipped) = (Nvrtc::get(), sources::shipped());
-    // A machine with a driver but without a compiler should report it before it has loaded a model.
+    // A machine with a driver but no compiler must report this error before it loads a model.
     if shipped.is_empty() {
         nvrtc.clone()?;
     }
@@ -190,7 +190,9 @@ pub(super) fn open_with(
         });
         let (major, minor) = (major?, minor?);
         if major < 7 || pools? == 0 {
-            return Err(format!("compute capability {major}.{minor}: 7.0 is the least, with a driver for CUDA 11.2"));
+            return Err(format!(
+                "compute capability {major}.{minor}: expected at least 7.0, and a driver for at least CUDA 11.2"
+            ));
         }
         driver.capability = (major, minor);
         driver.arch = format!("{major}{minor}");
@@ -230,7 +232,12 @@ impl LibCuda {
     fn compiled(&self, source: &Source) -> Outcome<PathBuf> {
         let nvrtc = self.nvrtc.clone().map_err(|why| match self.shipped.first() {
             Some(place) => {
-                format!("{} has no {}.cu of this program for sm_{}; {why}", place.display(), source.name, self.arch)
+                format!(
+                    "{} has no kernels compiled from this version's {}.cu for sm_{}; {why}",
+                    place.display(),
+                    source.name,
+                    self.arch
+                )
             }
             None => why,
         })?;
@@ -282,7 +289,7 @@ impl Driver for LibCuda {
     }
 
     fn free(&self, at: Address) {
-        // An error here has occurred and been reported before.
+        // An error here was already reported.
         if self.enter().is_ok() {
             // SAFETY: allocated memory, freed once, after all work that used it.
             unsafe { (self.cuda.free)(at.0, self.stream) };
@@ -353,7 +360,7 @@ impl Driver for LibCuda {
         self.enter()?;
         // SAFETY: our stream.
         let waited = self.cuda.check("cuStreamSynchronize", unsafe { (self.cuda.synchronise)(self.stream) });
-        // A kernel's fault is reported here, long after its launch.
+        // The fault of a kernel is reported here, possibly long after its launch.
         waited.map_err(|why| {
             let last = self.name(self.launched.load(Ordering::Relaxed));
             format!(

@@ -72,7 +72,7 @@ impl<E: Element + Right> Tasks for BackwardTasks<'_, E> {
             let (d_keys, d_values) =
                 unsafe { (self.of.d_keys.slice(at..at + BLOCK * hd), self.of.d_values.slice(at..at + BLOCK * hd)) };
             clear(visit, hd, d_keys, d_values);
-            // Both are transposed, but only the used slots, because short sequences fill little of a page.
+            // Only used slots are transposed, because short sequences fill little of a page.
             let (keys, values) = (&self.of.keys[at..at + BLOCK * hd], &self.of.values[at..at + BLOCK * hd]);
             for (slot, to) in page.keys.chunks_exact_mut(hd).take(visit.end).enumerate() {
                 to.iter_mut().enumerate().for_each(|(i, to)| *to = keys[i * BLOCK + slot].widen());
@@ -213,7 +213,7 @@ pub(super) fn backward(cpu: &Cpu, args: Backward<'_>) {
     for offsets in offsets.windows(2) {
         let group = Group::new(&g, &places, offsets[0] as usize..offsets[1] as usize, &mut pages);
         if unit.is_some() {
-            // On tiles, the steps of queries are counted from the group's first row, so the group stays whole.
+            // On tiles, steps of queries are counted from the group's first row, so a group is not split.
             first.push(group.whole());
             continue;
         }

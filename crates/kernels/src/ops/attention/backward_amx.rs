@@ -3,8 +3,8 @@
 //! A task is a group of rows (a prompt with its completions) under one kv head, as in `backward.rs`. Its queries (row,
 //! query head), row by row, are cut into steps of 32 from the group's first query, the same steps for every KV-cache
 //! page. So the gradient of a page is a sum over these steps, and does not depend on the rows of other groups. Scores
-//! and their gradients are computed transposed, with keys as rows and queries as columns, because the matmuls that sum
-//! over queries read them so:
+//! and their gradients are computed transposed, with keys as rows and queries as columns, as the matmuls that sum over
+//! queries need them:
 //!
 //! | matmul              | left operand A    | right operand B     | summed in steps of 32                           |
 //! |---------------------|-------------------|---------------------|-------------------------------------------------|
@@ -36,7 +36,7 @@ use std::ops::Range;
 /// Steps of 32 queries that are processed together.
 const STEPS: usize = if cfg!(test) { 2 } else { 4 };
 const PAIRS: usize = STEPS * DEPTH;
-/// Limits the pages that are processed together: pages times padded hd. Their tiles and gradients stay in the
+/// Limit of pages times padded hd that are processed together. The tiles and gradients of these pages stay in the
 /// second-level cache, and queries are packed once for all of them.
 const WIDTH: usize = if cfg!(test) { 64 } else { 512 };
 
@@ -157,7 +157,7 @@ impl Tasks for BackwardTasks<'_> {
 
         let mut visits = &visits[..];
         while !visits.is_empty() {
-            // A page that is visited twice, as two blocks, is not processed twice at the same time.
+            // A page that serves as two blocks is visited twice, but must not be processed twice at the same time.
             let twice = |i: &usize| visits[..*i].iter().any(|v| v.page == visits[*i].page);
             let count = (1..visits.len().min(at_once)).find(twice).unwrap_or(visits.len().min(at_once));
             let (now, later) = visits.split_at(count);
@@ -379,7 +379,7 @@ impl BackwardTasks<'_> {
 
         for step in steps.clone() {
             self.gradients::<V>(b, step, looked[step] == Some(true));
-            // 32 keys of the step's queries, transposed: first the rows of two keys side by side, then queries as rows.
+            // Transposes the gradients for 32 keys: first to rows of two keys side by side, then to queries as rows.
             for (half, from) in b.d_s[step * 2 * 2 * TILE..][..2 * 2 * TILE].chunks_exact(2 * TILE).enumerate() {
                 let mut zipped = Lines([bf16::ZERO; 2 * TILE]);
                 zip_lines::<V>(from, &mut zipped.0);

@@ -67,7 +67,7 @@ impl Tasks for BackwardTasks<'_> {
         let (part, head) = (&self.of.parts[index / g.kv_heads], index % g.kv_heads);
         let Part { rows, visits, .. } = part;
         let rows_of_tile = rows_of_tile(g);
-        // An even number, so that every row has a partner.
+        // The number of pairs is even, so that every row has a partner.
         let pairs = (rows_of_tile * per).next_multiple_of(2);
 
         let scratch = scratch.f32(rows.len() * per + BLOCK * hd + pairs * (4 * hd + 3 * BLOCK));

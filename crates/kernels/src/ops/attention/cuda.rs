@@ -10,8 +10,8 @@ use crate::device::cuda::{Arg, Grid, Source, source};
 const SOURCE: Source = source!("attention");
 /// Largest head_dim for which each thread can have its share of the output in registers.
 const MOST_DIM: usize = 256;
-/// Threads that share one dimension when the gradients of pages are gathered into rows. Each of them reads the whole
-/// list of writes.
+/// Number of threads per dimension that gather the gradients of pages into rows. Each thread reads the whole list of
+/// writes.
 const RESIDUES: u32 = 16;
 
 impl Geometry {
@@ -24,7 +24,7 @@ impl Geometry {
     }
     fn fits(&self, cuda: &Cuda) -> Result<()> {
         if self.head_dim > MOST_DIM {
-            Err(cuda.lacks(&format!("a head_dim of {}, above {MOST_DIM},", self.head_dim)))
+            Err(cuda.lacks(&format!("head_dim = {}, above {MOST_DIM},", self.head_dim)))
         } else {
             Ok(())
         }
@@ -151,7 +151,7 @@ mod tests {
     /// number of shared pages, on sequences of these lengths, whose pages are scattered among pages of NaN. All
     /// sequences but the first share their first pages with the first.
     #[test]
-    fn the_bits_are_the_cpu_s() {
+    fn cuda_gives_the_bits_of_the_cpu() {
         let cases = [
             ([1, 1, 2], None, 0, &[1usize][..]),
             ([4, 2, 10], None, 0, &[70, 3, 64]),
@@ -206,7 +206,7 @@ mod tests {
             forward(ctx, Forward { qkv, geometry, rows, pages, out: out_mut, lse: lse_mut })?;
             let (d_out, mut d_qkv) = (random(ctx, 6, &[t, heads * head_dim]), random(ctx, 7, &[t, width]));
             let (mut d_keys, mut d_values) = (random(ctx, 8, keys.shape()), random(ctx, 9, values.shape()));
-            // One row is written twice, and another to a page that no row attends to.
+            // One row is written twice, and another row to a page that no row attends to.
             let last = (keys.shape()[0] - 1) * BLOCK;
             let mut write_rows: Vec<u32> = (0..t as u32).collect();
             let mut write_slots = slots.indices().to_vec();
@@ -239,7 +239,7 @@ mod tests {
         for (head_dim, fits) in [(256, true), (257, false)] {
             let geometry = Geometry { heads: 1, kv_heads: 1, head_dim, scale: 1.0, window: None };
             let message = geometry.fits(&cuda).err().map(|error| error.to_string());
-            let expected = "cuda-emulated: a head_dim of 257, above 256, is not there yet; the device \"cpu\" has it";
+            let expected = "cuda-emulated: head_dim = 257, above 256, is not supported yet; use the device \"cpu\"";
             assert_eq!(message.as_deref(), (!fits).then_some(expected));
         }
     }

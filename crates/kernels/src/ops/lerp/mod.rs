@@ -38,7 +38,7 @@ pub fn lerp(ctx: &Context, args: Lerp<'_>) -> Result<()> {
     expect(OP, "x", x, DType::F32, x.shape())?;
     expect_shape(OP, "x", &[x.shape().iter().product()], &[len])?;
     if !(0.0..=1.0).contains(&alpha) {
-        return Err(Error::Value { op: OP, message: format!("alpha is {alpha}, which is not in 0 ..= 1") });
+        return Err(Error::Value { op: OP, message: format!("alpha must be in 0 ..= 1, got {alpha}") });
     }
     count(3 * len as u64, 12 * len as u64);
     match ctx.backend() {

@@ -101,7 +101,7 @@ pub(super) fn logits(cuda: &Cuda, mut args: Logits<'_>) -> Result<()> {
     let (head, rows) = (Head::new(cuda, args.hidden, args.weight)?, args.hidden.shape()[0]);
     let (logits, lse, chunks) = (args.logits.f32_at(cuda)?, args.lse.f32_at(cuda)?, head.chunks());
     let partials = cuda.stream().scratch(rows * chunks * KEPT * size_of::<f32>())?;
-    // The combining kernel subtracts the log-sum-exp from a log-probability, which is not needed here.
+    // The combining kernel also computes log-probabilities, which are not used here.
     let unused = cuda.stream().scratch(rows * size_of::<f32>())?;
     head.logits(cuda, &(0..rows), &(0..head.vocab), logits)?;
     let beta = Beta::All(args.inv_temperature);
@@ -148,8 +148,8 @@ mod tests {
     use crate::device::cuda::tests::{random, results, same};
 
     #[test]
-    fn the_bits_are_the_cpu_s() {
-        // One chunk, several, several windows; more rows than a block.
+    fn cuda_gives_the_bits_of_the_cpu() {
+        // Cases with one chunk, several chunks, several windows, and more rows than a block.
         let cases = [(1, 1, 1), (3, 5, 40), (5, 9, 1100), (2, 3, 4200), (514, 2, 33), (0, 2, 3)];
         same(cases, |&(r, h, v), ctx| {
             let weight = Matrix::from_f32(ctx.memory(), v, h, &normal(1, v * h));

@@ -52,7 +52,7 @@ mod tests {
     use crate::device::cuda::tests::{random, results, same};
 
     #[test]
-    fn the_bits_are_the_cpu_s() {
+    fn cuda_gives_the_bits_of_the_cpu() {
         // Norms of each head, and of all heads together.
         let cases =
             [(1, 1, 1, 2, false), (5, 3, 1, 20, false), (70, 2, 2, 16, false), (9, 4, 2, 6, true), (0, 1, 1, 4, false)];

@@ -99,7 +99,7 @@ pub fn forward(ctx: &Context, args: Forward<'_>) -> Result<()> {
         expect(OP, "truncated_logps", logps.view(), DType::F32, &[rows.len()])?;
     }
     if weight.rows() == 0 && !rows.is_empty() {
-        return Err(Error::Value { op: OP, message: "there is no vocabulary to draw from".into() });
+        return Err(Error::Value { op: OP, message: "the vocabulary is empty".into() });
     }
     rows.iter().try_for_each(|row| row.check(OP, weight.rows()))?;
     expect_packed(OP, ctx.memory().device(), &args)?;

@@ -70,7 +70,7 @@ fn conversation_pairs_are_rendered_by_the_template() {
     let strange = json!({"chosen": [assistant("a")], "rejected": [user]});
     refused(&strange.to_string(), &["line 1", "do not begin with the same message", "`prompt`"]);
     let mixed = json!({"chosen": "a", "rejected": [user]});
-    refused(&mixed.to_string(), &["line 1", "one of `chosen` and `rejected` is a text"]);
+    refused(&mixed.to_string(), &["line 1", "`chosen` and `rejected` must both be strings"]);
 }
 
 #[test]
@@ -107,7 +107,7 @@ fn errors_of_invalid_pairs_name_the_line() {
     // An answer may be only the end token.
     let (texts, _) = load("{\"prompt\": \"a\", \"chosen\": \"\", \"rejected\": \"c\"}", true, |_| {}).unwrap();
     assert_eq!(texts, [["a", "<e>", "c<e>"].map(str::to_owned)]);
-    refused("{\"prompt\": \"a\", \"chosen\": \"b\", \"rejected\": 3}", &["line 1", "`rejected`", "expected a text"]);
+    refused("{\"prompt\": \"a\", \"chosen\": \"b\", \"rejected\": 3}", &["line 1", "`rejected`", "expected a string"]);
     refused("{\"prompt\": \"a\", \"chosen\": \"b\", \"rejected\": \"b<e>\"}", &["line 1", "the same tokens"]);
     refused("{\"prompt\": \"\", \"chosen\": \"b\", \"rejected\": \"c\"}", &["line 1", "the prompt has no token"]);
     refused(
@@ -209,7 +209,7 @@ fn margins_are_read_and_missing_columns_named() {
              `prompt` \
              and `margin`; here are `prompt`, `chosen`. Rename one with columns = { rejected = \"…\" }"],
     );
-    refused("{\"prompt\": 3, \"chosen\": \"b\", \"rejected\": \"c\"}", &["line 1: `prompt`: expected a text"]);
+    refused("{\"prompt\": 3, \"chosen\": \"b\", \"rejected\": \"c\"}", &["line 1: `prompt`: expected a string"]);
     // With a null prompt, the common beginning of both answers is the prompt.
     let (texts, _) = load("{\"prompt\": null, \"chosen\": \"ab\", \"rejected\": \"ac\"}", false, |_| {}).unwrap();
     assert_eq!(texts, [["a", "b<e>", "c<e>"].map(str::to_owned)]);

@@ -148,7 +148,7 @@ fn files_are_read_in_order_up_to_the_limit() {
     };
     assert_eq!(
         message(&dir),
-        "DIR/2.jsonl, line 2: `prompt`: expected a text, or a list of messages {\"role\": …, \"content\": …}, got 4"
+        "DIR/2.jsonl, line 2: `prompt`: expected a string or a list of messages {\"role\": …, \"content\": …}, got 4"
     );
     // Errors count rows in a JSON list, but lines in a .json file of JSON lines.
     assert!(message(&directory(&[("2.json", second)])).starts_with("DIR/2.json, row 2: "));

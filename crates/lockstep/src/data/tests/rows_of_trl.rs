@@ -181,9 +181,9 @@ fn rows_have_the_ids_and_labels_of_trl() {
     // 0051: the fixture's templates do not print a list of parts as text.
     let refused = [
         ("ids: labels of others: `labels` must equal `input_ids`, or", 3),
-        ("pair: letters join: the prompt has no token:", 6),
-        ("pair: no prompt in common: the prompt has no token:", 8),
-        ("pair: one letter apart: the prompt has no token:", 8),
+        ("pair: letters join: the prompt has no tokens:", 6),
+        ("pair: no prompt in common: the prompt has no tokens:", 8),
+        ("pair: one letter apart: the prompt has no tokens:", 8),
         ("split: parts: write the content as one", 115),
         ("talk: parts: write the content as one", 115),
     ];
@@ -219,16 +219,16 @@ fn errors_of_refused_rows_name_the_fix() {
     let talk = json!([{"role": "user", "content": "a"}]);
     for (row, mode, words) in [
         (json!({"input_ids": [5], "labels": [6]}), "default", "must equal `input_ids`, or be -100"),
-        (json!({"prompt": "a", "completion": talk}), "default", "give both as texts, or both as lists of messages"),
+        (json!({"prompt": "a", "completion": talk}), "default", "give two strings or two lists of messages"),
         (json!({"text": "a"}), "assistant", "remove the key, or use lists of messages"),
-        (json!({"messages": talk}), "assistant", "leave the row out, or assistant_only_loss"),
+        (json!({"messages": talk}), "assistant", "remove the row, or train without assistant_only_loss"),
     ] {
         let Outcome::Refused(why) = supervised(&row, mode, &encoder) else { panic!("{row} is taken") };
         assert!(why.contains(words), "{row}: {why}");
     }
     for (row, words) in [
         (json!({"prompt": "a", "chosen": "b", "rejected": "b"}), "remove it"),
-        (json!({"chosen": "b", "rejected": "c"}), "give a `prompt` column"),
+        (json!({"chosen": "b", "rejected": "c"}), "add a `prompt` column"),
     ] {
         let Outcome::Refused(why) = pair(&row, false, &encoder) else { panic!("{row} is taken") };
         assert!(why.contains(words), "{row}: {why}");

@@ -1,6 +1,6 @@
-//! Logits of whole sequences: they come in pieces of a few rows, and agree with the log-probabilities.
+//! Logits of whole sequences are passed on in pieces of a few rows, and agree with the log-probabilities.
 
-#![expect(clippy::disallowed_methods, reason = "an expectation within a tolerance may come from std's functions")]
+#![expect(clippy::disallowed_methods, reason = "expected values within a tolerance may use std's functions")]
 
 use super::*;
 use model::{Error, PromptCompletion};
@@ -29,7 +29,7 @@ fn logits_of_a_large_vocabulary_come_in_pieces() {
         pieces += 1;
     };
     scorer.logits(&ctx, &weights, &sequences, take).unwrap();
-    assert!(pieces > 3, "the longest does not come at once: {pieces}");
+    assert!(pieces > 3, "the longest sequence must come in several pieces, got {pieces}");
     assert_eq!(all.iter().map(Vec::len).collect::<Vec<_>>(), [11, 1, 3]);
     let given = sequences.map(|ids| PromptCompletion { prompt: &ids[..1], completion: &ids[1..] });
     for ((rows, ids), scores) in all.iter().zip(sequences).zip(scorer.score(&ctx, &weights, &given, 1.0).unwrap()) {
@@ -41,7 +41,7 @@ fn logits_of_a_large_vocabulary_come_in_pieces() {
 }
 
 #[test]
-fn they_do_not_depend_on_what_else_is_asked_for_and_end_when_asked() {
+fn logits_do_not_depend_on_other_sequences_and_can_be_stopped() {
     let ctx = context(2);
     let weights = load(&ctx, "gemma3");
     let (a, b): (Vec<u32>, Vec<u32>) = ((3..80).map(|i| i % 40).collect(), vec![9, 8, 7]);
@@ -50,7 +50,7 @@ fn they_do_not_depend_on_what_else_is_asked_for_and_end_when_asked() {
     scorer.logits(&ctx, &weights, &[&a, &b], |i, rows| all[i].extend_from_slice(rows)).unwrap();
     assert_eq!(all, [logits(&ctx, &weights, &a), logits(&ctx, &weights, &b)]);
     scorer.stop_with(Arc::new(AtomicBool::new(true)));
-    let stopped = scorer.logits(&ctx, &weights, &[&a], |_, _| panic!("nothing is wanted any more"));
+    let stopped = scorer.logits(&ctx, &weights, &[&a], |_, _| panic!("a stopped scorer must not pass on rows"));
     assert!(matches!(stopped, Err(Error::Stopped)));
     assert!(matches!(scorer.logits(&ctx, &weights, &[&[]], |_, _| ()), Err(Error::Sequence { index: 0, .. })));
 }

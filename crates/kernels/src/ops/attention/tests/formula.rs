@@ -1,4 +1,4 @@
-//! The documented formulas, computed one number at a time; keys are looked up in the rows that wrote them.
+//! The documented formulas, computed one number at a time, with keys and values read from the rows that wrote them.
 
 use super::*;
 use crate::math::{exp1, ln1};
@@ -8,14 +8,14 @@ use crate::simd::tiles::{self, DEPTH};
 use crate::simd::{LANES, portable::F32x16 as Portable};
 use std::collections::BTreeMap;
 
-/// The choices that the formulas leave open.
+/// The details in which the arithmetics of f32, bf16 chains and tiles differ.
 #[derive(Clone, Copy)]
 pub(super) struct Arithmetic {
-    /// `start` plus the products of these pairs.
+    /// Adds the products of these pairs to a start value.
     pub sum: fn(f32, Vec<(f32, f32)>) -> f32,
-    /// Rounding of values, their gradients and the gradients of scores when they are multiplied.
+    /// Rounds probabilities, output gradients and score gradients before they are multiplied.
     pub round: fn(f32) -> f32,
-    /// Pairs of a step of a sum over rows.
+    /// Number of pairs (row, query head) in one step of a sum over rows.
     pub step: usize,
 }
 
@@ -32,7 +32,7 @@ fn flushed_chain(start: f32, terms: Vec<(f32, f32)>) -> f32 {
 }
 
 impl Arithmetic {
-    /// A term that is a key's: 0 for those that are not seen where they are multiplied, nothing where they are not.
+    /// The term of a sum for one key. If the key is masked (`None`), tiles multiply by 0, and chains have no term.
     fn of_seen(self, a: f32, b: Option<f32>) -> Option<(f32, f32)> {
         if self.step == 1 { b.map(|b| (a, b)) } else { Some((a, b.unwrap_or(0.0))) }
     }
@@ -58,13 +58,13 @@ pub(super) fn seen(g: &Geometry, keys: &[usize]) -> Vec<(usize, Slots)> {
     (first / BLOCK..keys.len().div_ceil(BLOCK)).map(block).collect()
 }
 
-/// z of these keys, −∞ where there is none.
+/// The scores z of these keys, −∞ for a masked key.
 fn scores(g: &Geometry, a: Arithmetic, q: &[f32], keys: &[Option<&[f32]>]) -> Vec<f32> {
     let dot = |k: &[f32]| (a.sum)(0.0, q.iter().copied().zip(k.iter().copied()).collect()) * g.scale;
     keys.iter().map(|k| k.map_or(f32::NEG_INFINITY, dot)).collect()
 }
 
-/// The state carried from block to block.
+/// The online-softmax state that is carried from block to block.
 #[derive(Clone)]
 pub(super) struct State {
     pub m: f32,
@@ -73,7 +73,7 @@ pub(super) struct State {
 }
 
 impl State {
-    /// The state before any key.
+    /// The state before the first key.
     pub(super) fn new(g: &Geometry) -> State {
         State { m: f32::NEG_INFINITY, l: [0.0; LANES], o: vec![0.0; g.head_dim] }
     }
@@ -99,7 +99,7 @@ impl State {
         }
     }
 
-    /// The sum of the lanes.
+    /// The sum of the 16 lanes.
     pub(super) fn sum(&self) -> f32 {
         let mut l = self.l;
         for half in [8, 4, 2, 1] {
@@ -109,7 +109,7 @@ impl State {
     }
 }
 
-/// out and lse of one row and head.
+/// The attention output and log-sum-exp of one row under one head.
 pub(super) fn emulated(g: &Geometry, qkv: &[f32], keys: &[usize], head: usize, a: Arithmetic) -> (Vec<f32>, f32) {
     let (row, mut state) = (*keys.last().unwrap(), State::new(g));
     for (_, slots) in seen(g, keys) {
@@ -119,14 +119,14 @@ pub(super) fn emulated(g: &Geometry, qkv: &[f32], keys: &[usize], head: usize, a
     (state.o.iter().map(|o| o / l).collect(), state.m + ln1::<Portable>(l))
 }
 
-/// Of the slots of a page: the probabilities of a pair, and the gradients of its scores.
+/// The probabilities and score gradients of one pair (row, query head), for each slot of a page.
 type OfPair = ([f32; BLOCK], [f32; BLOCK]);
 
-/// d_qkv, given what forward left.
+/// The gradient of `qkv`, from the results of the forward pass.
 pub(super) fn emulated_backward(run: &Run, qkv: &[f32], [out, lse, d_out]: [&[f32]; 3], a: Arithmetic) -> Vec<f32> {
     let (g, l, hd) = (&run.g, &run.layout, run.g.head_dim);
     let mut d_qkv = vec![0.0f32; qkv.len()];
-    // Of each page and kv head: the gradients of its slots' keys and values.
+    // For each page and kv head, the gradients of the keys and values in its slots.
     let mut d_pages: BTreeMap<(u32, usize), Vec<[Vec<f32>; 2]>> = BTreeMap::new();
     let d_out: Vec<f32> = d_out.iter().map(|&x| (a.round)(x)).collect();
     let per = g.heads / g.kv_heads;
@@ -172,7 +172,7 @@ pub(super) fn emulated_backward(run: &Run, qkv: &[f32], [out, lse, d_out]: [&[f3
                     if pairs.iter().all(|(p, _)| p[0].is_nan()) {
                         continue;
                     }
-                    // A pair that does not look at the page has p = NaN.
+                    // A pair that does not attend to the page has p = NaN.
                     let zero = |x: f32| if x.is_nan() { 0.0 } else { x };
                     for (j, [d_k, d_v]) in d_page.iter_mut().enumerate() {
                         for i in 0..hd {
