@@ -57,7 +57,7 @@ pub fn run(ctx: &Context, subject: Subject) -> anyhow::Result<Report> {
         column("asked_without", "device calls without", 0),
         column("difference", "largest difference", 9),
     ];
-    let mut report = Report::new("ablation", Machine::measure(ctx)?.of_dtype(subject.dtype.dtype()), &columns);
+    let mut report = Report::new("ablation", Machine::measure(ctx)?.with_dtype(subject.dtype.dtype()), &columns);
     let weights = subject.weights(ctx)?;
     let mut add = |names: [&str; 2], [with, without]: [Side; 2], most: f64| -> anyhow::Result<()> {
         ensure!(

@@ -44,7 +44,7 @@ pub fn run(ctx: &Context, shape: Subject, args: &GroupOptions) -> anyhow::Result
         None => shape.weights(ctx)?,
     };
     let prompt = prompt(args, &weights.config)?;
-    let machine = Machine::measure(ctx)?.of_dtype(shape.dtype.dtype());
+    let machine = Machine::measure(ctx)?.with_dtype(shape.dtype.dtype());
     let columns = [
         column("completions", "completions", 0),
         column("prompt_tokens", "prompt", 0),

@@ -30,17 +30,17 @@ impl Machine {
     }
 
     /// Replaces the peak by that of matmuls in `dtype`: the peak of AMX tiles, if these matmuls use AMX.
-    pub fn of_dtype(self, dtype: DType) -> Machine {
+    pub fn with_dtype(self, dtype: DType) -> Machine {
         Machine { ceilings: self.ceilings.of_dtype(dtype), ..self }
     }
 
     /// `flops_per_s` as a percentage of the peak of multiply-adds.
-    pub fn of_flops(&self, flops_per_s: f64) -> f64 {
+    pub fn flops_percent(&self, flops_per_s: f64) -> f64 {
         100.0 * flops_per_s / self.ceilings.flops_per_s
     }
 
     /// `bytes_per_s` as a percentage of the peak of memory reads.
-    pub fn of_bandwidth(&self, bytes_per_s: f64) -> f64 {
+    pub fn bandwidth_percent(&self, bytes_per_s: f64) -> f64 {
         100.0 * bytes_per_s / self.ceilings.read_bytes_per_s
     }
 

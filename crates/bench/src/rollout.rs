@@ -17,7 +17,7 @@ const PROMPT: usize = 128;
 
 /// Times at least `steps` decode steps for each batch size. In each of these steps every sequence draws a token.
 pub fn run(ctx: &Context, shape: Subject, steps: usize) -> anyhow::Result<Report> {
-    let machine = Machine::measure(ctx)?.of_dtype(shape.dtype.dtype());
+    let machine = Machine::measure(ctx)?.with_dtype(shape.dtype.dtype());
     let columns = [
         column("sampling", "sampling", 0),
         column("batch", "batch", 0),
@@ -59,9 +59,9 @@ pub fn run(ctx: &Context, shape: Subject, steps: usize) -> anyhow::Result<Report
                 json!(1e3 * time),
                 json!(batch as f64 / time),
                 json!(bytes / time / 1e9),
-                json!(machine.of_bandwidth(bytes / time)),
+                json!(machine.bandwidth_percent(bytes / time)),
                 json!(work / time / 1e9),
-                json!(machine.of_flops(work / time)),
+                json!(machine.flops_percent(work / time)),
             ]);
         }
     }

@@ -19,7 +19,7 @@ pub fn run(
     if completions > 8 && !completions.is_multiple_of(8) {
         bad_input!("--completions {completions}: the number must be a multiple of 8 (the group size), or less than 8");
     }
-    let machine = Machine::measure(ctx)?.of_dtype(shape.dtype.dtype());
+    let machine = Machine::measure(ctx)?.with_dtype(shape.dtype.dtype());
     let columns = [
         column("shape", "shape", 0),
         column("completions", "completions", 0),

@@ -19,7 +19,7 @@ const TOKENS: usize = 64;
 
 /// Times `repeats` updates (forward, backward, optimizer) of each case.
 pub fn run(ctx: &Context, shape: Subject, repeats: usize) -> anyhow::Result<Report> {
-    let machine = Machine::measure(ctx)?.of_dtype(shape.dtype.dtype());
+    let machine = Machine::measure(ctx)?.with_dtype(shape.dtype.dtype());
     let columns = [
         column("case", "groups × (prompt + G × completion)", 0),
         column("prefix_sharing", "shared", 0),
@@ -63,7 +63,7 @@ pub fn run(ctx: &Context, shape: Subject, repeats: usize) -> anyhow::Result<Repo
                 json!(optimizer),
                 json!(update),
                 json!(flops / both / 1e9),
-                json!(machine.of_flops(flops / both)),
+                json!(machine.flops_percent(flops / both)),
             ]);
         }
         let [shared, apart] = by_sharing[..] else { unreachable!("each case has two rows") };

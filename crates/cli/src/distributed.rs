@@ -196,7 +196,7 @@ pub(crate) fn supervise(args: &RunArgs, workers: Option<u32>, sharing: &SharingA
             command
         }
     };
-    let layout = Layout::of_run(&out);
+    let layout = Layout::in_run(&out);
     disk::create_dir_all(layout.root()).or_bad_input_in(out.display())?;
     let role = |(i, flags): (usize, Vec<String>)| {
         let (name, log) = (format!("dev{i}"), layout.root().join(format!("dev{i}.log")));

@@ -37,7 +37,7 @@ pub(crate) fn run(args: Args) -> anyhow::Result<()> {
         check_base(&args.adapter, &args.model, &StopSignal::new(), output::warn)?;
     }
     let loaded = dtype_of_files(&args.model).or_bad_input()?;
-    let dtype = SaveDType::from(&*args.save_dtype).of_files(false, false, Some(loaded));
+    let dtype = SaveDType::from(&*args.save_dtype).file_dtype(false, false, Some(loaded));
     let ctx = context(None, None, ComputeDType::F32)?;
     new_directory(&args.out, |dir| {
         let mut policy = Policy::load_below(&ctx, &args.model, &args.adapter, ComputeDType::F32)?;

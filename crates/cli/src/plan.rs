@@ -77,7 +77,7 @@ pub(crate) fn run(mut args: Args) -> anyhow::Result<()> {
     let opened = device.is_cuda().then(|| context(Some(device), config.threads, config.dtype));
     let available = match &opened {
         Some(Ok(ctx)) => Available::of(ctx),
-        _ => Available::of_host(),
+        _ => Available::on_host(),
     };
     let run = PlannedRun { purpose, config: &config, distributed: args.distributed, device };
     let (plan, fits) = run.check(&available, &sinks)?;

@@ -51,7 +51,7 @@ pub(crate) fn run(args: Args) -> anyhow::Result<()> {
 
 /// The status of the run directory `run`; an error if the run is not distributed.
 pub(crate) fn read(run: &Path) -> anyhow::Result<Status> {
-    let layout = Layout::of_run(run);
+    let layout = Layout::in_run(run);
     let shown = run.display();
     match std::fs::metadata(layout.root()) {
         Ok(found) if found.is_dir() => return fleet::status::read(run).or_bad_input(),
@@ -91,7 +91,7 @@ fn text(run: &Path, status: &Status) -> String {
 
 fn learner(run: &Path, status: &Status) -> String {
     let Some(learner) = &status.learner else {
-        let path = Layout::of_run(run).learner();
+        let path = Layout::in_run(run).learner();
         return match (path.exists(), status.learner_alive) {
             (true, _) => format!("{} cannot be read: another version of lockstep wrote it?", path.display()),
             (false, true) => "starting".to_owned(),

@@ -23,7 +23,7 @@ pub struct BatchFiles {
 impl BatchFiles {
     /// Opens `OUT/fleet/batches` in the run directory `out`.
     pub fn open(out: &Path) -> Result<BatchFiles> {
-        let directory = spool::Layout::of_run(out).batches();
+        let directory = spool::Layout::in_run(out).batches();
         spool::create_dir(&directory)?;
         spool::sweep(&directory)?;
         Ok(BatchFiles { directory })

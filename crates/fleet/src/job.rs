@@ -132,7 +132,7 @@ impl Lineage {
 
     /// The lineage of a job's result that was sampled with weights of this lineage. It depends on the answer that the
     /// job continues, so that a chunk which continued another answer than the accepted one is recognized.
-    pub fn of_result(self, continues: Option<u64>) -> Lineage {
+    pub fn for_result(self, continues: Option<u64>) -> Lineage {
         continues.map_or(self, |before| self.continued(before))
     }
 }
@@ -219,7 +219,7 @@ impl Answer {
 pub struct JobResult {
     /// The name of the job.
     pub job: JobName,
-    /// The lineage of the weights that sampled it and of the answer that it continues; see [`Lineage::of_result`].
+    /// The lineage of the weights that sampled it and of the answer that it continues; see [`Lineage::for_result`].
     pub lineage: Lineage,
     /// The worker that produced the result.
     pub worker: WorkerName,
@@ -273,8 +273,8 @@ mod tests {
         let hex = |text: &[u8]| Sha256::digest(text).iter().map(|byte| format!("{byte:02x}")).collect::<String>();
         let one = Lineage([1; 16]);
         let continued = [&[1; 16][..], b"continued", &5u64.to_le_bytes()].concat();
-        assert_eq!(one.of_result(Some(5)).to_string(), hex(&continued)[..32]);
-        assert_eq!(one.of_result(None), one);
+        assert_eq!(one.for_result(Some(5)).to_string(), hex(&continued)[..32]);
+        assert_eq!(one.for_result(None), one);
         assert_eq!(format!("{one:?}"), "01".repeat(16));
         for bad in ["01".repeat(15), "01".repeat(17), "0g".repeat(16), "é1".repeat(11) + "é", "é".repeat(16)] {
             let why = Lineage::try_from(bad.clone()).unwrap_err();

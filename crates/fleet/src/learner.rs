@@ -217,8 +217,8 @@ impl<E: Exchange> Learner<E> {
     pub fn expel(&mut self, worker: &WorkerName, from: BatchId) -> Result<Option<BatchId>> {
         let from = from.max(self.coordinator.open_batch());
         let first = JobName::first(self.coordinator.plan().first_group(from));
-        let of_worker = self.kept.range(first..).filter(|(_, result)| result.worker == *worker);
-        let jobs = of_worker.map(|(job, _)| *job).filter(|job| self.coordinator.can_remake(*job));
+        let worker_results = self.kept.range(first..).filter(|(_, result)| result.worker == *worker);
+        let jobs = worker_results.map(|(job, _)| *job).filter(|job| self.coordinator.can_remake(*job));
         let jobs: Vec<JobName> = jobs.collect();
         // Later chunks of any worker continue the results that are taken back. If the result of such a chunk stayed in
         // the exchange, its job would not be done again.

@@ -142,7 +142,7 @@ fn advice(path: &Path, error: &std::io::Error) -> String {
 
 impl Locks {
     /// The real functions of this system.
-    pub fn of_system() -> Locks {
+    pub fn system() -> Locks {
         Locks { lock: File::try_lock, shared: File::try_lock_shared, proc: PathBuf::from("/proc") }
     }
 

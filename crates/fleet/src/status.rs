@@ -71,7 +71,7 @@ pub struct WorkerLine {
 
 /// Reads the status of the run directory `out`.
 pub fn read(out: &Path) -> Result<Status> {
-    let layout = Layout::of_run(out);
+    let layout = Layout::in_run(out);
     let learner: Option<LearnerState> = spool::read_json(&layout.learner());
     let learner_alive = spool::holder(&layout.root().join("learner.lock"))?.is_some();
     let pending = spool::jobs(&layout.pending())?;
@@ -105,8 +105,8 @@ pub fn read(out: &Path) -> Result<Status> {
         let listed = learner.max_staleness.min(MOST_LISTED - 1);
         let last = learner.batch.0.saturating_add(listed).min(learner.batches.saturating_sub(1));
         for batch in (learner.batch.0..=last).map(BatchId) {
-            let of_batch = |job: &&JobName| learner.batch_of(job.group) == batch;
-            let count = |jobs: &[JobName]| jobs.iter().filter(of_batch).count() as u64;
+            let is_in_batch = |job: &&JobName| learner.batch_of(job.group) == batch;
+            let count = |jobs: &[JobName]| jobs.iter().filter(is_in_batch).count() as u64;
             let synced = files.contains(&batch);
             batches.push(BatchStatus {
                 batch,
@@ -145,7 +145,7 @@ pub struct JobFiles {
 
 /// Finds the files of a job in the run directory `out`.
 pub fn find(out: &Path, job: JobName) -> Result<JobFiles> {
-    let layout = Layout::of_run(out);
+    let layout = Layout::in_run(out);
     let name = job.to_string();
     let mut found = JobFiles::default();
     let mut unreadable = Vec::new();

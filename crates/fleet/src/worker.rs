@@ -288,7 +288,7 @@ impl<'s, 'a> Shift<'s, 'a> {
     fn finish(&mut self, job: JobName, done: Done) -> Result<()> {
         let Some(Job { name, lineage, continues, .. }) = self.held.get(&job) else { return Ok(()) };
         let Done { bytes, answer } = done;
-        let lineage = lineage.of_result(*continues);
+        let lineage = lineage.for_result(*continues);
         let result = JobResult { job: *name, lineage, worker: self.name.clone(), answer, bytes };
         if self.unwritten.is_empty() {
             self.tried = Instant::now().checked_sub(RETRY).unwrap_or(self.tried);

@@ -68,15 +68,15 @@ pub fn paragraph(error: &anyhow::Error) -> String {
 /// If `cause` is a failed allocation: the configuration keys that lower the memory of the part that failed.
 fn keys_to_lower(cause: &(dyn std::error::Error + 'static)) -> Option<&'static str> {
     // The other crates' errors wrap the kernel's out-of-memory error.
-    let of_model = |error: &'_ model::Error| match error {
+    let model_part = |error: &'_ model::Error| match error {
         model::Error::Kernel(error) => part(error),
         _ => None,
     };
     let part = match (cause.downcast_ref(), cause.downcast_ref(), cause.downcast_ref(), cause.downcast_ref()) {
         (Some(kernel), ..) => part(kernel),
-        (_, Some(model), ..) => of_model(model),
+        (_, Some(model), ..) => model_part(model),
         (_, _, Some(train::Error::Kernel(kernel)), _) | (.., Some(rollout::Error::Kernel(kernel))) => part(kernel),
-        (_, _, Some(train::Error::Model(model)), _) => of_model(model),
+        (_, _, Some(train::Error::Model(model)), _) => model_part(model),
         _ => None,
     };
     Some(match part? {

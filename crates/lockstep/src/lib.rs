@@ -81,7 +81,7 @@ pub mod planning {
 pub mod evaluation {
     pub use crate::rollouts::evaluate::Outcome;
     pub use crate::rollouts::pieces::TokenTexts;
-    pub use crate::rollouts::samples::of_groups as samples_of_groups;
+    pub use crate::rollouts::samples::from_groups as samples_of_groups;
     pub use crate::session::{Evaluator, ScoredFile, ScoredRow, score_file};
 }
 

@@ -83,7 +83,7 @@ impl StopSignal {
     }
 
     /// The same signal in the form checked by a model's forward and backward passes.
-    pub(crate) fn of_passes(&self) -> StopCheck {
+    pub(crate) fn stop_check(&self) -> StopCheck {
         let stop = self.clone();
         StopCheck::new(move || {
             #[cfg(test)]

@@ -56,12 +56,12 @@ impl RewardBatch<'_> {
                     values.len(),
                     completions(self.len())
                 );
-                Err(Problem::new(reward, self.len(), message).of_kind(ProblemKind::BadData))
+                Err(Problem::new(reward, self.len(), message).with_kind(ProblemKind::BadData))
             }
             None => {
                 let present = self.columns.keys().map(|c| format!("`{c}`")).collect::<Vec<_>>().join(", ");
                 let message = format!("the dataset has no column `{column}`; it has {present}");
-                Err(Problem::new(reward, self.len(), message).of_kind(ProblemKind::BadData))
+                Err(Problem::new(reward, self.len(), message).with_kind(ProblemKind::BadData))
             }
         }
     }
@@ -145,7 +145,7 @@ impl Problem {
     }
 
     /// The same problem with another [`ProblemKind`].
-    pub fn of_kind(self, kind: ProblemKind) -> Self {
+    pub fn with_kind(self, kind: ProblemKind) -> Self {
         Problem { kind, ..self }
     }
 }
@@ -189,7 +189,7 @@ impl Scores {
 
     /// The scores of a grader's verdicts, with the metric `no_answer`: the share of graded completions without an
     /// answer.
-    pub(crate) fn of_verdicts(verdicts: Vec<Option<Verdict>>) -> Self {
+    pub(crate) fn from_verdicts(verdicts: Vec<Option<Verdict>>) -> Self {
         let graded = verdicts.iter().flatten().count();
         let unanswered = verdicts.iter().flatten().filter(|verdict| !verdict.answered).count();
         let mut scores = Scores::new(verdicts.iter().map(|verdict| verdict.map(|verdict| verdict.score)).collect());
@@ -219,7 +219,7 @@ impl Scores {
     /// Joins the scores of groups in their order, as if one call had scored all groups. Values and extra columns are
     /// concatenated (with null for a column that a group lacks), problems with equal messages are merged, and each
     /// metric is the mean over the groups that report it.
-    pub fn of_groups(groups: impl IntoIterator<Item = Scores>) -> Self {
+    pub fn from_groups(groups: impl IntoIterator<Item = Scores>) -> Self {
         let mut all = Scores::default();
         // For each metric, the number of groups that report it.
         let mut counts: Vec<f64> = Vec::new();
@@ -308,7 +308,7 @@ mod tests {
             metrics: vec![("n".into(), 5.0), ("m".into(), 2.0)],
             ..Scores::default()
         };
-        let all = Scores::of_groups([first.clone(), second, Scores::new(vec![Some(4.0)])]);
+        let all = Scores::from_groups([first.clone(), second, Scores::new(vec![Some(4.0)])]);
         assert_eq!(all.values, [Some(1.0), None, None, Some(4.0)]);
         let both = Problem { fatal: true, ..problem(2, "no number", "in A") }.at(vec![1, 2]);
         assert_eq!(all.problems, [both, problem(1, "crashed", "").at(vec![2])]);
@@ -316,11 +316,11 @@ mod tests {
         let why = column([Some("a"), Some("b"), None, None]);
         assert_eq!(all.extra, [("why".into(), why), ("how".into(), column([None, None, Some("c"), None]))]);
         assert_eq!(all.metrics, [("m".into(), 1.5), ("n".into(), 5.0)]);
-        assert_eq!(Scores::of_groups([first.clone()]), first.clone().with_places());
+        assert_eq!(Scores::from_groups([first.clone()]), first.clone().with_places());
         assert!(all.steps.is_empty());
         let steps = Some(vec![StepScore { end: crate::StepEnd::Token(0), score: 4.0 }]);
         let stepped = Scores { steps: vec![steps.clone()], ..Scores::new(vec![Some(4.0)]) };
-        let with_steps = Scores::of_groups([first.clone(), stepped, Scores::new(vec![None])]);
+        let with_steps = Scores::from_groups([first.clone(), stepped, Scores::new(vec![None])]);
         assert_eq!(with_steps.steps, [None, None, steps, None]);
         assert!(all.problems[0].to_string().ends_with("for 2 completions: no number, for example in A"));
         assert!(all.problems[1].to_string().ends_with("for 1 completion: crashed"));
@@ -349,7 +349,7 @@ mod tests {
             ("c", "column `c` must have one value per completion: got 3 values for 2 completions"),
             ("d", "the dataset has no column `d`; it has `a`, `b`, `c`"),
         ] {
-            let expected = Problem::new("r", 2, message).of_kind(ProblemKind::BadData);
+            let expected = Problem::new("r", 2, message).with_kind(ProblemKind::BadData);
             assert_eq!(batch.column("r", column), Err(expected));
         }
         let one = RewardBatch { completions: &texts[..1], ..batch };
@@ -369,10 +369,10 @@ mod tests {
         assert_eq!((verdict(Some(5), true), verdict(Some(5), false)), ((1.0, true), (0.0, true)));
         assert_eq!((verdict(None, true), verdict(None, false)), ((0.0, false), (0.0, false)));
         let of = |answered| Some(Verdict { score: 0.5, answered });
-        let scores = Scores::of_verdicts(vec![of(true), None, of(false), of(true), of(true)]);
+        let scores = Scores::from_verdicts(vec![of(true), None, of(false), of(true), of(true)]);
         assert_eq!(scores.values, [Some(0.5), None, Some(0.5), Some(0.5), Some(0.5)]);
         assert_eq!(scores.metrics, [("no_answer".to_owned(), 0.25)]);
-        assert!(Scores::of_verdicts(vec![None, None]).metrics.is_empty());
+        assert!(Scores::from_verdicts(vec![None, None]).metrics.is_empty());
         let failed = Scores::failed(2, Problem::new("r", 2, "why"));
         assert_eq!((failed.values, failed.problems), (vec![None, None], vec![Problem::new("r", 2, "why")]));
     }
@@ -390,7 +390,7 @@ mod tests {
         let first = Scores { steps: vec![None, steps(1.0), None], ..group(3, 1, vec![problem("r", "a").at(vec![0])]) };
         let second = group(2, 2, vec![problem("s", "a").at(vec![0]), problem("r", "a")]);
         let third = Scores { steps: vec![steps(2.0)], ..group(1, 4, vec![problem("r", "b")]) };
-        let all = Scores::of_groups([first, second, third]);
+        let all = Scores::from_groups([first, second, third]);
         assert_eq!((all.values.len(), all.timed_out), (6, 7));
         assert_eq!(all.steps, [None, steps(1.0), None, None, None, steps(2.0)]);
         let both = Problem { rows: 2, ..problem("r", "a") };
@@ -399,7 +399,7 @@ mod tests {
         assert_eq!(all.problems, expected);
         let fatal = |one, two| {
             let problem = |fatal| Problem { fatal, ..problem("r", "a") };
-            Scores::of_groups([group(1, 0, vec![problem(one)]), group(1, 0, vec![problem(two)])]).problems[0].fatal
+            Scores::from_groups([group(1, 0, vec![problem(one)]), group(1, 0, vec![problem(two)])]).problems[0].fatal
         };
         assert_eq!([fatal(false, false), fatal(false, true), fatal(true, false)], [false, true, true]);
     }

@@ -61,7 +61,7 @@ pub trait Reward: Send {
     }
 
     /// Whether the scores of a group (the completions of one prompt) depend only on that group. If so, `score` may be
-    /// called for one group at a time, in any order, while other groups are still generated, and [`Scores::of_groups`]
+    /// called for one group at a time, in any order, while other groups are still generated, and [`Scores::from_groups`]
     /// joins the results. Otherwise `score` is called once for the whole batch.
     fn scores_by_group(&self) -> bool {
         false

@@ -265,8 +265,8 @@ impl RewardJob<'_, '_> {
                 seconds[reward] += took;
             }
         }
-        for (place, of_groups) in by_reward {
-            scores[place] = Scores::of_groups(of_groups);
+        for (place, parts) in by_reward {
+            scores[place] = Scores::from_groups(parts);
         }
         if let Some(EarlyScores { times, .. }) = early {
             let until = |(from, to): (Instant, Instant)| to.min(generated).saturating_duration_since(from);
@@ -368,7 +368,7 @@ fn placed(name: &str, mut scores: Scores, inputs: &RewardInputs) -> Scores {
         if value.is_none() {
             *steps = None;
         } else if let Some(message) = misplaced(given, inputs.ids[row].len(), &inputs.completions[row].text()) {
-            problems.push(Problem::new(name, 1, message).of_kind(ProblemKind::BadAnswer).at(vec![row]));
+            problems.push(Problem::new(name, 1, message).with_kind(ProblemKind::BadAnswer).at(vec![row]));
             (*steps, *value) = (None, None);
         }
     }
@@ -386,7 +386,7 @@ fn finite(name: &str, mut scores: Scores) -> Scores {
     }
     if let Some((_, first)) = bad.first() {
         let message = format!("it gave {first}, which is not a finite number");
-        let problem = Problem::new(name, bad.len(), message).of_kind(ProblemKind::NotFinite);
+        let problem = Problem::new(name, bad.len(), message).with_kind(ProblemKind::NotFinite);
         scores.problems.push(problem.at(bad.into_iter().map(|(place, _)| place).collect()));
     }
     scores
@@ -450,7 +450,7 @@ mod tests {
         let Scores { values, steps, problems, .. } = placed("r", given, &inputs);
         assert_eq!((values, steps), (vec![None, None], vec![None, None]));
         let message = "a step ends at token 1, but the completion has 1 tokens (counted from 0)";
-        assert_eq!(problems, [Problem::new("r", 1, message).of_kind(ProblemKind::BadAnswer).at(vec![1])]);
+        assert_eq!(problems, [Problem::new("r", 1, message).with_kind(ProblemKind::BadAnswer).at(vec![1])]);
         assert_eq!(
             [metric_name("r", "mean"), metric_name("r", "std")],
             ["rewards/r/metric_mean", "rewards/r/metric_std"]

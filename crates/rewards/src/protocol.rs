@@ -137,7 +137,7 @@ fn read(reward: &str, answer: Answer, tokens: &[usize]) -> Result<Scores, String
     }
     let problem = unread.first().map(|(_, message)| {
         let places = unread.iter().map(|(row, _)| *row).collect();
-        Problem::new(reward, unread.len(), message.clone()).of_kind(ProblemKind::BadAnswer).at(places)
+        Problem::new(reward, unread.len(), message.clone()).with_kind(ProblemKind::BadAnswer).at(places)
     });
     if steps.iter().all(Option::is_none) {
         steps.clear();

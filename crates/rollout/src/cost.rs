@@ -55,7 +55,7 @@ impl StepCost {
     }
 
     /// The fraction by which one more row lengthens a step of `rows` rows.
-    pub(crate) fn of_row(&self, rows: usize) -> f32 {
+    pub(crate) fn row_fraction(&self, rows: usize) -> f32 {
         let one = match self.line {
             Some((step, row)) if step + row > 0.0 => row / (step + row),
             _ => ROW,
@@ -142,7 +142,7 @@ mod tests {
     #[test]
     fn the_fit_recovers_a_line_and_follows_changes() {
         let mut cost = StepCost::default();
-        assert_eq!((cost.seconds(1), cost.of_row(1)), (None, ROW as f32));
+        assert_eq!((cost.seconds(1), cost.row_fraction(1)), (None, ROW as f32));
         // Steps with the same number of rows do not reveal the cost per row.
         (0..100).for_each(|_| cost.observe(1, 10.0));
         assert_eq!(cost.seconds(1), None);
@@ -156,7 +156,7 @@ mod tests {
         let near = |cost: StepCost, step: f64, row: f64| {
             let (found, expected) = (cost.seconds(4).unwrap(), step + 4.0 * row);
             assert!((found / expected - 1.0).abs() < 0.02, "{found}, {expected}");
-            assert!((cost.of_row(1) - (row / (step + row)) as f32).abs() < 0.01, "{cost:?}");
+            assert!((cost.row_fraction(1) - (row / (step + row)) as f32).abs() < 0.01, "{cost:?}");
         };
         near(play(9.0, 1.0, 600), 9.0, 1.0);
         near(play(0.5, 0.5, 600), 0.5, 0.5);
@@ -169,6 +169,6 @@ mod tests {
         // Steps with more rows than a step with draft tokens may have are ignored.
         cost.observe(ROWS + 1, 1e9);
         assert!(cost.seconds(1).unwrap() < 2.0 * before);
-        assert!(cost.of_row(8) < cost.of_row(1));
+        assert!(cost.row_fraction(8) < cost.row_fraction(1));
     }
 }

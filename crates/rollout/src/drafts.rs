@@ -220,7 +220,7 @@ mod tests {
 
     /// The fraction by which one more row for each sequence lengthens a step of `live` sequences.
     fn row(live: usize) -> f32 {
-        live as f32 * StepCost::default().of_row(live)
+        live as f32 * StepCost::default().row_fraction(live)
     }
 
     fn learned(answers: &[(usize, usize)], live: usize) -> usize {

@@ -64,7 +64,7 @@ impl Earlier {
 
     /// Parses the output of [`to_bytes`](Self::to_bytes), up to the first corrupt text. Token ids must be below
     /// `vocab`.
-    pub(crate) fn of_bytes(bytes: &[u8], vocab: usize) -> Earlier {
+    pub(crate) fn from_bytes(bytes: &[u8], vocab: usize) -> Earlier {
         let words: Vec<u32> = bytes.chunks_exact(4).map(|b| u32::from_le_bytes([b[0], b[1], b[2], b[3]])).collect();
         let mut earlier = Earlier::default();
         let Some((&MAGIC, mut rest)) = words.split_first() else { return earlier };
@@ -134,14 +134,14 @@ mod tests {
             earlier.remember(&[prompt], [&[prompt + 10, 2][..]].into_iter());
         }
         let bytes = earlier.to_bytes();
-        let read = |bytes: &[u8]| Earlier::of_bytes(bytes, 100);
+        let read = |bytes: &[u8]| Earlier::from_bytes(bytes, 100);
         assert_eq!(read(&bytes).texts, earlier.texts);
         assert_eq!(read(&bytes).to_bytes(), bytes);
         assert_eq!(read(&bytes).tokens, earlier.tokens);
         assert_eq!(read(&bytes[..bytes.len() - 1]).texts.len(), 3, "a truncated file");
         assert!(read(&[]).texts.is_empty() && read(b"something else").texts.is_empty());
         // A token id outside the vocabulary would index beyond the embedding.
-        assert_eq!(Earlier::of_bytes(&bytes, 13).texts.len(), 3);
+        assert_eq!(Earlier::from_bytes(&bytes, 13).texts.len(), 3);
     }
 
     #[test]
@@ -178,10 +178,10 @@ mod tests {
         let words = [MAGIC, key as u32, (key >> 32) as u32, 3, 5, 6, 7];
         assert_eq!(earlier.to_bytes(), words.iter().flat_map(|word| word.to_le_bytes()).collect::<Vec<_>>());
         assert_eq!(
-            Earlier::of_bytes(&earlier.to_bytes(), 7).texts.len(),
+            Earlier::from_bytes(&earlier.to_bytes(), 7).texts.len(),
             0,
             "token ids outside the vocabulary are refused"
         );
-        assert_eq!(Earlier::of_bytes(&earlier.to_bytes(), 8).texts, earlier.texts);
+        assert_eq!(Earlier::from_bytes(&earlier.to_bytes(), 8).texts, earlier.texts);
     }
 }

@@ -127,7 +127,7 @@ impl Engine {
     /// of completions.
     pub fn restore_drafts(&mut self, bytes: &[u8]) {
         if self.config.speculative != Speculative::Off {
-            self.scheduler.earlier = Earlier::of_bytes(bytes, self.vocab);
+            self.scheduler.earlier = Earlier::from_bytes(bytes, self.vocab);
         }
     }
 
@@ -215,8 +215,8 @@ impl Engine {
     }
 
     fn compute_chunks(&mut self, model: ModelView<'_>, began: Instant) -> Result<()> {
-        let of_prompt = |chunk: &Chunk| chunk.from < self.scheduler.sequences[chunk.sequence].prompt_len;
-        let is_prefill = self.chunks.iter().any(of_prompt);
+        let is_prompt = |chunk: &Chunk| chunk.from < self.scheduler.sequences[chunk.sequence].prompt_len;
+        let is_prefill = self.chunks.iter().any(is_prompt);
         self.inputs.prepare(&self.scheduler, &self.chunks, &mut self.draws);
         let guesses = self.scheduler.count_drafts(&self.draws);
         let (rope, rows, kv, workspace) = (&self.rope, &self.inputs.rows, &mut self.kv, &mut self.workspace);
@@ -229,7 +229,7 @@ impl Engine {
             let logits = self.logits.take().map_or_else(|| LogitRows::new(&self.ctx, model), Ok)?;
             let logits = self.logits.insert(logits);
             let hidden = self.workspace.hidden();
-            logits.of_prompts(&self.ctx, model, hidden, &mut self.scheduler, &self.chunks)?;
+            logits.record_prompts(&self.ctx, model, hidden, &mut self.scheduler, &self.chunks)?;
         }
         for (i, draws) in self.draws.chunks(self.sampler.capacity).enumerate() {
             if i > 0 {
@@ -238,7 +238,7 @@ impl Engine {
             let (hidden, rows) = (self.workspace.hidden(), &self.inputs.rows);
             let (alternatives, entropies) = match &mut self.logits {
                 Some(logits) => (
-                    logits.of_draws(&self.ctx, model, hidden, &self.scheduler, draws)?,
+                    logits.top_tokens(&self.ctx, model, hidden, &self.scheduler, draws)?,
                     logits.entropies(&self.ctx, model, hidden, &self.scheduler, draws)?,
                 ),
                 None => (Vec::new(), Vec::new()),

@@ -103,7 +103,7 @@ impl LogitRows {
     }
 
     /// The most likely tokens for each draw. Empty for requests that do not want them.
-    pub(crate) fn of_draws(
+    pub(crate) fn top_tokens(
         &mut self,
         ctx: &Context,
         model: ModelView<'_>,
@@ -168,7 +168,7 @@ impl LogitRows {
 
     /// Records the log-probabilities and alternatives of the prompt tokens whose rows are in `chunks`, for requests
     /// that want them.
-    pub(crate) fn of_prompts(
+    pub(crate) fn record_prompts(
         &mut self,
         ctx: &Context,
         model: ModelView<'_>,

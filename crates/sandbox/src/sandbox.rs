@@ -120,7 +120,7 @@ impl Sandbox {
         unsafe_no_sandbox: bool,
         programs: &[&str],
     ) -> Result<Sandbox, String> {
-        let cgroups = Cgroups::find(&Roots::of_this_process());
+        let cgroups = Cgroups::find(&Roots::this_process());
         let mut refusals = Vec::new();
         for isolation in [Isolation::Bubblewrap, Isolation::Landlock] {
             if asked.is_none_or(|asked| asked == isolation) {

@@ -25,7 +25,7 @@ pub struct Build {
 
 impl Build {
     /// The build of this process. If the program has not announced its build, only the version is known.
-    pub fn of_process() -> Build {
+    pub fn current() -> Build {
         let unknown = || Build { version: env!("CARGO_PKG_VERSION").to_owned(), ..Build::default() };
         OF_PROCESS.get().cloned().unwrap_or_else(unknown)
     }

@@ -15,7 +15,7 @@ const BINS: usize = 10;
 /// averaged over the prompts with at least k scored completions (Chen et al. 2021, arXiv:2107.03374). `None` if there
 /// is no such prompt.
 pub fn pass_at_k(groups: &[Vec<bool>], k: usize) -> Option<f64> {
-    let of_group = |group: &Vec<bool>| {
+    let estimate = |group: &Vec<bool>| {
         let n = group.len();
         let wrong = group.iter().filter(|right| !**right).count();
         if wrong < k {
@@ -23,7 +23,7 @@ pub fn pass_at_k(groups: &[Vec<bool>], k: usize) -> Option<f64> {
         }
         1.0 - ((wrong + 1)..=n).map(|i| 1.0 - k as f64 / i as f64).product::<f64>()
     };
-    mean(groups.iter().filter(|group| group.len() >= k).map(of_group))
+    mean(groups.iter().filter(|group| group.len() >= k).map(estimate))
 }
 
 /// The Brier score of preference pairs, given the difference r_chosen − r_rejected of each pair; `None` without pairs.

@@ -80,7 +80,7 @@ impl UpdateMetrics {
     }
 
     /// The metrics of the loss itself, which an evaluation also reports.
-    pub(crate) fn of_loss(&self) -> Vec<(&'static str, f64)> {
+    pub(crate) fn loss_entries(&self) -> Vec<(&'static str, f64)> {
         let clip = self.clip.iter().flat_map(|clip| {
             let shares = [clip.low_mean, clip.low_min, clip.high_mean, clip.high_max, clip.region_mean];
             CLIP_RATIOS.into_iter().zip(shares)
@@ -99,7 +99,7 @@ impl UpdateMetrics {
         let mut out: Vec<(&str, f64)> = Vec::new();
         out.extend(self.learns().then_some(("loss", self.loss)));
         out.extend([("grad_norm", self.grad_norm), ("learning_rate", self.learning_rate)]);
-        out.extend(self.of_loss());
+        out.extend(self.loss_entries());
         if let Some(sampling) = &self.sampling {
             let [min, mean, max] = sampling.importance_sampling_ratio;
             out.extend([

@@ -176,8 +176,8 @@ impl Objective {
         on_policy: bool,
         sums: &mut LossSums,
     ) {
-        let of_ratios = matches!(self, Objective::Policy(config) if config.loss_type == LossType::Vespo);
-        let before = (of_ratios && !on_policy && mask.contains(&true)).then(|| sums.means.clone());
+        let needs_ratios = matches!(self, Objective::Policy(config) if config.loss_type == LossType::Vespo);
+        let before = (needs_ratios && !on_policy && mask.contains(&true)).then(|| sums.means.clone());
         let zeros = || vec![0.0; mask.len()];
         let (entropies, mut d_logps, mut d_entropies) = (zeros(), zeros(), zeros());
         let (logps, d_logps, d_entropies) = (sample.old_logps(), &mut d_logps[..], &mut d_entropies[..]);

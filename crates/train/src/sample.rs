@@ -219,9 +219,9 @@ mod tests {
         assert!(
             !sample.is_of_version(Updates(0)) && sample.old_logps().is_empty() && sample.values_and_returns().is_none()
         );
-        for (versions, of_7) in [([7, 7, 7], true), ([7, 7, 6], false), ([6, 7, 7], false)] {
+        for (versions, expected) in [([7, 7, 7], true), ([7, 7, 6], false), ([6, 7, 7], false)] {
             sample.versions = versions.map(Updates).to_vec();
-            assert_eq!(sample.is_of_version(Updates(7)), of_7);
+            assert_eq!(sample.is_of_version(Updates(7)), expected);
         }
         sample.columns.set(VALUES, vec![1.0; 3]);
         assert!(sample.values_and_returns().is_none());

@@ -115,9 +115,9 @@ fn a_worker_of_another_container_that_stands_still_costs_no_process_its_life() {
     let at_home = Container::start(root, "home", &learner("out", "weights", &set));
     let away = Container::start_first(root, "away", &["worker", "--join", "out", "--name", "w1", "--threads", "1"]);
     let run = root.join("out");
-    let busy = Layout::of_run(&run).processing(&WorkerName::new("w1").unwrap());
+    let busy = Layout::in_run(&run).processing(&WorkerName::new("w1").unwrap());
     testing::wait_until("the worker has a job", || fs::read_dir(&busy).is_ok_and(|mut jobs| jobs.next().is_some()));
-    let lock = fs::read_to_string(Layout::of_run(&run).alive(&WorkerName::new("w1").unwrap())).unwrap();
+    let lock = fs::read_to_string(Layout::in_run(&run).alive(&WorkerName::new("w1").unwrap())).unwrap();
     assert!(lock.starts_with("2 1\n"), "the number of a process at home: {lock}");
     let worker = number_outside(&["worker", "w1"]).expect("it works");
     signal(worker, "STOP");

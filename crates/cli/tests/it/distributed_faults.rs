@@ -81,7 +81,7 @@ fn a_damaged_result_is_made_again() {
     let mut child = start(root, &distributed("out", "1", &set));
     let learner = wait(&mut child, || learner_of(&run).filter(|_| busy_worker(&run).is_some()));
     let name = fleet::WorkerName::new("dev1").unwrap();
-    let results = Layout::of_run(&run).complete(&name);
+    let results = Layout::in_run(&run).complete(&name);
     let is_result = |path: &PathBuf| path.file_name().is_some_and(|name| !name.to_string_lossy().starts_with('.'));
     // If the learner was stopped after it had taken every result, it continues, and is stopped again.
     let result = wait(&mut child, || {

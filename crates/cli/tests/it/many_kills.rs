@@ -291,7 +291,7 @@ fn a_worker_whose_disk_is_full_waits_for_room() {
     let run = root.join("out");
     let set = ["max_steps=40", "max_staleness=1"];
     good(root, &arguments("train", "one", &set));
-    let results = Layout::of_run(&run).complete(&fleet::WorkerName::new("dev1").unwrap());
+    let results = Layout::in_run(&run).complete(&fleet::WorkerName::new("dev1").unwrap());
     let Some(disk) = Mounted::new(results) else { panic!("mount: only root can") };
     let mut child = start(root, &distributed("out", "1", &set));
     wait_until(&mut child, || run.join("checkpoints/step-000002").is_dir());

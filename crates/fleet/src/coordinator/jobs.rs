@@ -243,7 +243,7 @@ impl Coordinator {
         match (job.chunk, self.answer_before(job)) {
             (1.., _) if !self.rules.continues => true,
             (1.., None) => true,
-            (_, before) => known.of_result(before) == of,
+            (_, before) => known.for_result(before) == of,
         }
     }
 

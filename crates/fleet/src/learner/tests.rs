@@ -57,7 +57,7 @@ impl Fleet {
         let before = job.chunk.checked_sub(1).map(|before| chunk(job.group.0, before));
         let continues = before.and_then(|job| self.learner.kept.get(&job)).map(|before| before.answer.fingerprint);
         let worker = name(["dev1", "dev2"][worker]);
-        JobResult { job, lineage: lineage.of_result(continues), worker, answer, bytes: job.to_string().into_bytes() }
+        JobResult { job, lineage: lineage.for_result(continues), worker, answer, bytes: job.to_string().into_bytes() }
     }
 
     /// A worker returns the result of a job, and the learner handles it.
@@ -269,9 +269,9 @@ fn failures_are_counted_and_reported() {
     let differs = "job 000000.0: worker dev1 and dev2 computed different bits from the same weights: one of the \
                    machines is faulty or runs a different build";
     assert_eq!(fleet.steps(), [differs]);
-    let mut of_others = fleet.result(0, job(1), Answer { fingerprint: 1, more: false });
-    of_others.lineage = Lineage([0; 16]);
-    fleet.workers[0].complete(&of_others).unwrap();
+    let mut foreign = fleet.result(0, job(1), Answer { fingerprint: 1, more: false });
+    foreign.lineage = Lineage([0; 16]);
+    fleet.workers[0].complete(&foreign).unwrap();
     fleet.learner.look().unwrap();
     assert_eq!(fleet.learner.counts(), Counts { twice: 1, differing: 1, refused: 1, ..Counts::default() });
     fleet.learner.tell(Event::Tick(1)).unwrap();

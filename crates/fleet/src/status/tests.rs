@@ -77,7 +77,7 @@ fn only_unfinished_batches_are_counted() {
 fn the_status_of_a_remote_worker_is_its_last_report() {
     let out = tempfile::tempdir().unwrap();
     let learner = SpoolLearner::open(out.path()).unwrap();
-    let layout = Layout::of_run(out.path());
+    let layout = Layout::in_run(out.path());
     spool::create_dir(&layout.workers().join("far")).unwrap();
     let status = WorkerStatus {
         pid: 42,

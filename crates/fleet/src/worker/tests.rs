@@ -202,7 +202,7 @@ fn the_lineage_of_a_result_depends_on_weights_and_previous_answer() {
     let [first, second] = &script.inner().results[..] else { panic!("two results") };
     let Done { bytes, answer } = done(job_name(0));
     let expected = JobResult { job: job_name(0), lineage: Lineage([0; 16]), worker: name(), answer, bytes };
-    assert_eq!((first, second.lineage), (&expected, Lineage([1; 16]).of_result(Some(7))));
+    assert_eq!((first, second.lineage), (&expected, Lineage([1; 16]).for_result(Some(7))));
 }
 
 #[test]

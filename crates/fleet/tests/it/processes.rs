@@ -254,7 +254,7 @@ fn duplicate_learners_and_workers_are_refused_and_the_process_is_named() {
     let mut worker = process("dev1", out, &[]).spawn().unwrap();
     let name = WorkerName::new("dev1").unwrap();
     testing::wait_until("the worker runs", || {
-        Layout::of_run(out).alive(&name).exists() && pids(out).iter().flatten().count() >= 1
+        Layout::in_run(out).alive(&name).exists() && pids(out).iter().flatten().count() >= 1
     });
     let mut second = process("dev1", out, &[]).spawn().unwrap();
     assert_eq!(wait(&mut second, out).code(), Some(2));

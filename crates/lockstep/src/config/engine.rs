@@ -21,7 +21,7 @@ pub struct WorkloadBounds {
 
 impl WorkloadBounds {
     /// The bounds of a run that generates `sequences` completions at once.
-    pub fn of_prompts(longest_prompt: usize, sequences: usize) -> WorkloadBounds {
+    pub fn for_prompts(longest_prompt: usize, sequences: usize) -> WorkloadBounds {
         WorkloadBounds { longest_prompt, sequences, ref_logps: false, given: false }
     }
 

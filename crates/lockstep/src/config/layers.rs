@@ -145,7 +145,7 @@ impl Layers {
         resolved.apply_defaults(Methods::of(self.purpose, resolved.config.algorithm));
         super::validate::validate(&mut resolved, self.purpose)?;
         // Only methods that generate completions can record them.
-        resolved.config.record_rollouts &= Methods::of_command(self.purpose).meet(ONLINE);
+        resolved.config.record_rollouts &= Methods::for_command(self.purpose).meet(ONLINE);
         Ok(resolved)
     }
 }
@@ -173,8 +173,8 @@ impl Resolved {
 
     fn apply_file(&mut self, path: &Path) -> anyhow::Result<()> {
         if path.is_dir() {
-            let of_run = path.join("config.toml");
-            let fix = if of_run.is_file() { format!(": give {}", of_run.display()) } else { String::new() };
+            let run_config = path.join("config.toml");
+            let fix = if run_config.is_file() { format!(": give {}", run_config.display()) } else { String::new() };
             bad_input!("the configuration {} is a directory, not a TOML file{fix}", path.display());
         }
         let text = disk::read_to_string(path, disk::most::STATE).map_err(|e| {

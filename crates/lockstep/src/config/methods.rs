@@ -58,7 +58,7 @@ macro_rules! algorithms {
             }
         }
 
-        $(pub(super) const $method: Methods = Methods::of_bit(Algorithm::$variant as u16);)*
+        $(pub(super) const $method: Methods = Methods::from_bit(Algorithm::$variant as u16);)*
     };
 }
 
@@ -91,9 +91,9 @@ pub(super) const GROUPS: Methods = GRPO.and(DISTILLATION);
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Methods(u16);
 
-pub(super) const SFT: Methods = Methods::of_bit(13);
-pub(super) const DPO: Methods = Methods::of_bit(14);
-pub(super) const REWARD: Methods = Methods::of_bit(15);
+pub(super) const SFT: Methods = Methods::from_bit(13);
+pub(super) const DPO: Methods = Methods::from_bit(14);
+pub(super) const REWARD: Methods = Methods::from_bit(15);
 const _: () = assert!(
     Algorithm::METHODS.len() <= 13,
     "algorithms must not use the bits of other commands: widen \
@@ -106,12 +106,12 @@ pub(super) const ALL: Methods = Methods(u16::MAX);
 
 /// Each method as a set of one, with its name.
 pub(super) fn each() -> impl Iterator<Item = (Methods, &'static str)> {
-    let of_train = Algorithm::METHODS.iter().zip(Algorithm::NAMES).map(|(method, (name, _))| (*method, *name));
-    of_train.chain([(SFT, "sft"), (DPO, "dpo"), (REWARD, "reward")])
+    let train_methods = Algorithm::METHODS.iter().zip(Algorithm::NAMES).map(|(method, (name, _))| (*method, *name));
+    train_methods.chain([(SFT, "sft"), (DPO, "dpo"), (REWARD, "reward")])
 }
 
 impl Methods {
-    pub(super) const fn of_bit(bit: u16) -> Methods {
+    pub(super) const fn from_bit(bit: u16) -> Methods {
         Methods(1 << bit)
     }
 
@@ -149,12 +149,12 @@ impl Methods {
             (Purpose::Sft, _) => SFT,
             (Purpose::Dpo, _) => DPO,
             (Purpose::Reward, _) => REWARD,
-            (Purpose::Grpo | Purpose::Eval | Purpose::Show, algorithm) => Methods::of_bit(algorithm as u16),
+            (Purpose::Grpo | Purpose::Eval | Purpose::Show, algorithm) => Methods::from_bit(algorithm as u16),
         }
     }
 
     /// All methods of a command, as one set.
-    pub(super) fn of_command(purpose: Purpose) -> Methods {
+    pub(super) fn for_command(purpose: Purpose) -> Methods {
         match purpose {
             Purpose::Grpo | Purpose::Eval | Purpose::Show => ONLINE,
             Purpose::Sft => SFT,

@@ -19,7 +19,7 @@ pub enum SaveDType {
 impl SaveDType {
     /// The dtype of the written files. `is_bf16`: whether the model computes in bf16. `adapts`: whether an adapter is
     /// trained. `loaded`: the dtype of the files that training began with; `None` for a new adapter.
-    pub fn of_files(self, is_bf16: bool, adapts: bool, loaded: Option<FileDType>) -> FileDType {
+    pub fn file_dtype(self, is_bf16: bool, adapts: bool, loaded: Option<FileDType>) -> FileDType {
         match self {
             SaveDType::F32 => FileDType::F32,
             SaveDType::Bf16 => FileDType::Bf16,

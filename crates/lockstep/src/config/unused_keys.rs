@@ -10,7 +10,7 @@ use crate::bad_input;
 /// Adds a note for each key that was set without effect; refuses a key that belongs to another algorithm's objective.
 pub(super) fn check(resolved: &mut Resolved, purpose: Purpose) -> anyhow::Result<()> {
     let c = &resolved.config;
-    let (command, method) = (Methods::of_command(purpose), Methods::of(purpose, c.algorithm));
+    let (command, method) = (Methods::for_command(purpose), Methods::of(purpose, c.algorithm));
     let algorithm = KeyValue::write(&c.algorithm).map_or_else(String::new, |v| v.to_string());
     let default = Config::default();
     // `config show` may print any command's configuration, and an evaluation reads a training configuration.
@@ -21,13 +21,13 @@ pub(super) fn check(resolved: &mut Resolved, purpose: Purpose) -> anyhow::Result
         let set = matches!(origin, Origin::File(_) | Origin::Environment(_) | Origin::Flag | Origin::Program);
         set && key.value(c) != key.value(&default)
     };
-    let (mut of_others, mut without, mut notes) = (Vec::new(), Vec::<(String, Vec<&str>)>::new(), Vec::new());
+    let (mut not_read, mut without, mut notes) = (Vec::new(), Vec::<(String, Vec<&str>)>::new(), Vec::new());
     for key in KEYS.iter().filter(asked) {
         let readers = key.row.read_by;
         let hint = key.row.instead.iter().find(|(methods, _)| methods.contain(method));
         let hint = hint.map_or(String::new(), |(_, other)| format!(" (use {other} instead)"));
         if !any_use && !readers.meet(command) {
-            of_others.push(format!("{}{hint}", key.name));
+            not_read.push(format!("{}{hint}", key.name));
         } else if !any_use && !readers.contain(method) {
             let shared = readers == PPO || method == PPO && readers.meet(GRPO.and(RLOO));
             if !shared {
@@ -42,8 +42,8 @@ pub(super) fn check(resolved: &mut Resolved, purpose: Purpose) -> anyhow::Result
             }
         }
     }
-    if !of_others.is_empty() {
-        notes.push(format!("not read by `lockstep {}`: {}", purpose.command(), of_others.join(", ")));
+    if !not_read.is_empty() {
+        notes.push(format!("not read by `lockstep {}`: {}", purpose.command(), not_read.join(", ")));
     }
     notes.extend(without.iter().map(|(need, names)| format!("no effect without {need}: {}", names.join(", "))));
     if c.replay.is_some() {

@@ -48,7 +48,7 @@ pub struct Looking<'a> {
     /// Special tokens as text, except end tokens.
     special: Vec<String>,
     /// Arguments from the configuration, which apply to every row.
-    of_all: Vec<&'a str>,
+    configured: Vec<&'a str>,
     notices: Notices,
 }
 
@@ -59,7 +59,11 @@ impl<'a> Looking<'a> {
         let special = tokenizer.special_ids().into_iter().filter_map(|id| tokenizer.token(id));
         // A character tokenizer may have special tokens of one character, which are not counted.
         let special = special.filter(|token| token.chars().count() > 1).collect();
-        Looking { special, of_all: encoder.kwargs.keys().map(String::as_str).collect(), notices: Notices::default() }
+        Looking {
+            special,
+            configured: encoder.kwargs.keys().map(String::as_str).collect(),
+            notices: Notices::default(),
+        }
     }
 
     /// Counts a row: its prompt or whole conversation, and the rendered text. `encoder` has the row's own tools and
@@ -73,7 +77,7 @@ impl<'a> Looking<'a> {
         }
         // An empty list selects the template for tools, as in transformers, but nothing is printed.
         let has_tools = encoder.tools.is_some_and(|tools| !tools.is_empty());
-        let own = encoder.kwargs.keys().filter(|name| !self.of_all.contains(&name.as_str()));
+        let own = encoder.kwargs.keys().filter(|name| !self.configured.contains(&name.as_str()));
         let Content::Messages(messages) = content else {
             let has = [("tools", has_tools), ("chat_template_kwargs", own.count() > 0)];
             for (name, _) in has.into_iter().filter(|(_, has)| *has) {
@@ -105,18 +109,18 @@ impl<'a> Looking<'a> {
 
 /// Counts the conversations of a dataset for supervised fine-tuning. Rows that cannot be rendered are skipped, since
 /// the encoder reports their error.
-pub fn of_conversations(encoder: &PromptEncoder<'_>, data: &Dataset, stop: &StopSignal) -> anyhow::Result<Notices> {
+pub fn count_conversations(encoder: &PromptEncoder<'_>, data: &Dataset, stop: &StopSignal) -> anyhow::Result<Notices> {
     let mut looking = Looking::new(encoder);
     for example in &data.examples {
         stop.check()?;
         if encoder.tokenizer.is_beyond(example.bytes(), LONGEST) {
             continue;
         }
-        let (Some(whole), Ok(of_row)) = (conversation(example), OfTemplate::of(&example.columns, encoder.kwargs))
+        let (Some(whole), Ok(row_template)) = (conversation(example), OfTemplate::of(&example.columns, encoder.kwargs))
         else {
             continue;
         };
-        let own = of_row.encoder(encoder);
+        let own = row_template.encoder(encoder);
         if let Ok(text) = own.render_whole(&whole) {
             looking.look(&own, example.row, &Content::Messages(whole), &text);
         }

@@ -77,13 +77,13 @@ impl Pairs {
         let mut looking = Looking::new(encoder);
         let (mut number, mut prompts) = (0, PromptSet::default());
         pairs.hash = spec.read(&mut |row, place| {
-            let row = of_legacy_names(row);
+            let row = with_present_names(row);
             let encoded = match spec.task {
                 Some(Task::Gsm8kSolutions) => {
-                    let of_row = solutions::preferences(spec, number, &row);
-                    of_row.and_then(|all| all.iter().map(|one| encode_pair(encoder, one, most)).collect())
+                    let preferences = solutions::preferences(spec, number, &row);
+                    preferences.and_then(|all| all.iter().map(|one| encode_pair(encoder, one, most)).collect())
                 }
-                _ => of_row(spec, encoder, &row, (most, needs_prompt), &mut |own, pair| {
+                _ => encode_row(spec, encoder, &row, (most, needs_prompt), &mut |own, pair| {
                     look(&mut looking, own, number, pair)
                 })
                 .map(|pair| vec![pair]),
@@ -121,7 +121,7 @@ impl Pairs {
 impl Preference {
     /// Reads the pair in the columns `prompt`, `chosen`, `rejected` and `margin`, or in the columns that `columns`
     /// names instead.
-    fn of_row(spec: &DatasetSpec, row: &Row, needs_prompt: bool) -> anyhow::Result<Preference> {
+    fn from_row(spec: &DatasetSpec, row: &Row, needs_prompt: bool) -> anyhow::Result<Preference> {
         let named = |name: &str| spec.columns.iter().find(|(new, _)| new == name).map(|(_, old)| old.clone());
         let answer = |name: &str| -> anyhow::Result<Content> {
             let column = named(name).unwrap_or_else(|| name.to_owned());
@@ -165,7 +165,7 @@ impl Preference {
 
 /// Encodes the pair of one row: strings, conversations or token ids. `None` if its text is certainly longer than `most`
 /// tokens. `look` is called with each pair of strings or conversations, and the encoder for its row.
-fn of_row(
+fn encode_row(
     spec: &DatasetSpec,
     encoder: &PromptEncoder<'_>,
     row: &Row,
@@ -173,8 +173,8 @@ fn of_row(
     look: &mut dyn FnMut(&PromptEncoder<'_>, &Preference),
 ) -> anyhow::Result<Option<Pair>> {
     if !(row.contains_key(CHOSEN_IDS) && row.contains_key(REJECTED_IDS)) {
-        let of_template = OfTemplate::of(row, encoder.kwargs)?;
-        let (own, pair) = (of_template.encoder(encoder), Preference::of_row(spec, row, needs_prompt)?);
+        let row_template = OfTemplate::of(row, encoder.kwargs)?;
+        let (own, pair) = (row_template.encoder(encoder), Preference::from_row(spec, row, needs_prompt)?);
         let encoded = encode_pair(&own, &pair, most)?;
         if encoded.is_some() {
             look(&own, &pair);
@@ -216,7 +216,7 @@ fn look(looking: &mut Looking<'_>, encoder: &PromptEncoder<'_>, row: usize, pair
 }
 
 /// Renames columns of ids from TRL's former names to its present ones.
-fn of_legacy_names(mut row: Row) -> Row {
+fn with_present_names(mut row: Row) -> Row {
     for (former, name) in [("chosen_input_ids", CHOSEN_IDS), ("rejected_input_ids", REJECTED_IDS)] {
         if !row.contains_key(name)
             && let Some(ids) = row.shift_remove(former)

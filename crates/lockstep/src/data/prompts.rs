@@ -67,8 +67,8 @@ pub fn encode_all(
             );
         }
         let bad = |e: &dyn std::fmt::Display| BadInput::new(format!("{}, row {}: {e}", data.name, example.row + 1));
-        let of_template = of_template(encoder, data, example).map_err(|e| bad(&paragraph(&e)))?;
-        let own = of_template.encoder(encoder);
+        let row_template = template_of_row(encoder, data, example).map_err(|e| bad(&paragraph(&e)))?;
+        let own = row_template.encoder(encoder);
         let text = own.render(&example.prompt).map_err(|e| bad(&e))?;
         let ids = own.encode_rendered(&example.prompt, &text).map_err(|e| bad(&e))?;
         looking.look(&own, example.row, &example.prompt, &text);
@@ -115,7 +115,7 @@ pub fn encode_all(
 }
 
 /// The tools and arguments of a prompt's row for the chat template.
-fn of_template(encoder: &PromptEncoder<'_>, data: &Dataset, example: &Example) -> anyhow::Result<OfTemplate> {
+fn template_of_row(encoder: &PromptEncoder<'_>, data: &Dataset, example: &Example) -> anyhow::Result<OfTemplate> {
     let is_passed = |name: &&str| data.template_columns.iter().any(|passed| passed == name);
     let passed = TEMPLATE_COLUMNS.into_iter().filter(is_passed);
     let columns = passed.filter_map(|name| Some((name.to_owned(), example.columns.get(name)?.clone()))).collect();

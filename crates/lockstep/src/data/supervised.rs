@@ -47,12 +47,12 @@ impl Learned {
     /// never learned, even if it is marked, because nothing predicts it.)
     pub fn tokens(self, encoder: &PromptEncoder<'_>, example: &Example) -> anyhow::Result<LearnedRow> {
         if example.columns.contains_key(INPUT_IDS) {
-            return self.of_ids(&example.columns, encoder.tokenizer.vocab_size());
+            return self.id_row(&example.columns, encoder.tokenizer.vocab_size());
         }
-        let of_row = OfTemplate::of(&example.columns, encoder.kwargs)?;
-        let encoder = of_row.encoder(encoder);
+        let row_template = OfTemplate::of(&example.columns, encoder.kwargs)?;
+        let encoder = row_template.encoder(encoder);
         if self.assistant_only {
-            return self.of_assistant(&encoder, example);
+            return self.assistant_row(&encoder, example);
         }
         let Some(completion) = &example.completion else {
             let ids = encoder.encode_whole(&example.prompt).or_bad_input()?;
@@ -70,7 +70,7 @@ impl Learned {
 
     /// Learns the assistant's tokens, of the whole conversation or, if the row has a completion, of the completion
     /// alone.
-    fn of_assistant(self, encoder: &PromptEncoder<'_>, example: &Example) -> anyhow::Result<LearnedRow> {
+    fn assistant_row(self, encoder: &PromptEncoder<'_>, example: &Example) -> anyhow::Result<LearnedRow> {
         let (prompt, completion) = match (&example.prompt, &example.completion) {
             (Content::Messages(prompt), Some(Content::Messages(completion))) => (prompt, &completion[..]),
             (Content::Messages(messages), None) => (messages, &[][..]),
@@ -103,7 +103,7 @@ impl Learned {
     }
 
     /// Reads a row of token ids. Its `labels`, or else its masks, mark the learned tokens.
-    fn of_ids(self, columns: &Map<String, Value>, vocab: usize) -> anyhow::Result<LearnedRow> {
+    fn id_row(self, columns: &Map<String, Value>, vocab: usize) -> anyhow::Result<LearnedRow> {
         let ids = ids(columns, INPUT_IDS, vocab)?;
         let marks = |name: &str, kept: &dyn Fn(usize, i64) -> bool| -> anyhow::Result<Option<Vec<bool>>> {
             let Some(values) = columns.get(name).filter(|values| !values.is_null()) else { return Ok(None) };

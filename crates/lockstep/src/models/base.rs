@@ -11,7 +11,7 @@ use telemetry::record::{FileHash, hash_file_until, sha256};
 /// Checks that the adapter in the directory `adapter` was trained on the weights of the directory `model`. If the
 /// adapter does not record a hash of its base, `warn` is called instead.
 pub fn check_base(adapter: &Path, model: &Path, stop: &StopSignal, warn: impl FnOnce(&str)) -> anyhow::Result<()> {
-    let found = || Ok(of_weights(&hashes(model, stop, |name| name.ends_with(".safetensors"))?));
+    let found = || Ok(weights_hash(&hashes(model, stop, |name| name.ends_with(".safetensors"))?));
     compare_base(adapter, model, found, warn)
 }
 
@@ -46,7 +46,7 @@ pub(crate) fn compare_base(
 
 /// One hash for all weight files of a model: the file's own hash if there is only one, else the hash of the list of
 /// hashes, one per line, in the order of the file names.
-pub(crate) fn of_weights(files: &[FileHash]) -> String {
+pub(crate) fn weights_hash(files: &[FileHash]) -> String {
     let weights: Vec<&str> =
         files.iter().filter(|file| file.name.ends_with(".safetensors")).map(|file| &*file.sha256).collect();
     match weights[..] {
@@ -62,9 +62,9 @@ pub(crate) fn hashes(dir: &Path, stop: &StopSignal, which: impl Fn(&str) -> bool
     for entry in disk::read_dir(dir).or_bad_input_in(dir.display())? {
         let path = entry.path();
         let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
-        let of_weights = ["model.safetensors.index.json", model::peft::ADAPTER_CONFIG].contains(&&*name)
+        let is_weights = ["model.safetensors.index.json", model::peft::ADAPTER_CONFIG].contains(&&*name)
             || name.ends_with(".safetensors");
-        if path.is_file() && (of_weights || identifies_model(&name)) && which(&name) {
+        if path.is_file() && (is_weights || identifies_model(&name)) && which(&name) {
             let Some(hash) = hash_file_until(&path, &|| stop.is_requested())? else { return Err(Stopped.into()) };
             files.push(hash);
         }

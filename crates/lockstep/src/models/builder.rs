@@ -138,9 +138,9 @@ impl<'a> Builder<'a> {
     ) -> anyhow::Result<Trainer> {
         let ctx = self.part(name);
         let mut trainer = Trainer::new(ctx.memory(), model, trainer_config(self.config, objective))?;
-        trainer.stop_with(self.stop.of_passes());
+        trainer.stop_with(self.stop.stop_check());
         if let Some(capacity) = self.reserves(model, work) {
-            let tokens = work.completions.div_ceil(work.group) * self.of_group(work, work.group).tokens;
+            let tokens = work.completions.div_ceil(work.group) * self.group_capacity(work, work.group).tokens;
             trainer.reserve(model, tokens, capacity, work.longest.positions());
         }
         Ok(trainer)
@@ -150,7 +150,7 @@ impl<'a> Builder<'a> {
     pub fn scorer(&mut self, name: &str, model: &ModelConfig, work: Work) -> Scorer {
         let ctx = self.part(name);
         let mut scorer = Scorer::new(ctx.memory(), self.config.micro_batch_tokens(), self.config.prefix_sharing);
-        scorer.stop_with(self.stop.of_passes());
+        scorer.stop_with(self.stop.stop_check());
         self.reserve(&mut scorer, model, work);
         scorer
     }
@@ -197,16 +197,16 @@ impl<'a> Builder<'a> {
     /// grow with its micro-batches.
     fn reserves(&mut self, model: &ModelConfig, work: Work) -> Option<Capacity> {
         let group = work.group.min(work.completions).max(1);
-        let (of_group, most) = (self.of_group(work, group), self.config.micro_batch_tokens());
+        let (group_capacity, most) = (self.group_capacity(work, group), self.config.micro_batch_tokens());
         let Target::Plan(_, Counted { passes, .. }) = &mut self.target else { return None };
         let groups = work.completions.div_ceil(group);
-        let capacity = Capacity::of_micro_batch(of_group, groups, work.completions, most);
+        let capacity = Capacity::of_micro_batch(group_capacity, groups, work.completions, most);
         note(passes, self.config, model, capacity, work.longest.positions());
         Some(capacity)
     }
 
     /// The size of a group of `group` completions with the greatest lengths.
-    fn of_group(&self, work: Work, group: usize) -> Capacity {
+    fn group_capacity(&self, work: Work, group: usize) -> Capacity {
         Capacity::of_group(work.longest.prompt, &vec![work.longest.completion; group], self.config.prefix_sharing)
     }
 }

@@ -9,7 +9,7 @@ mod value_model;
 
 pub use base::check_base;
 pub(crate) use base::{
-    compare_base, hashes, hashes_of, hashes_of_reference, is_moved_adapter, of_weights, prompt_hashes,
+    compare_base, hashes, hashes_of, hashes_of_reference, is_moved_adapter, prompt_hashes, weights_hash,
 };
 pub use builder::{Builder, Counted, Longest, Work};
 pub use policy::{

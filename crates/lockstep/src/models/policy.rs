@@ -55,7 +55,7 @@ impl Policy {
             (None, true) => None,
             (adapter, _) => Some(dtype_of_files(adapter.as_ref().unwrap_or(&source.dir)).or_bad_input()?),
         };
-        self.exported = config.save_dtype.of_files(config.dtype == ComputeDType::Bf16, adapts, loaded);
+        self.exported = config.save_dtype.file_dtype(config.dtype == ComputeDType::Bf16, adapts, loaded);
         Ok(self)
     }
 

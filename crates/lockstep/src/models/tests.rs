@@ -59,9 +59,9 @@ fn message<T>(result: anyhow::Result<T>) -> String {
 fn the_hash_of_a_model_covers_all_weight_files() {
     let file = |name: &str, hash: &str| FileHash { name: name.into(), bytes: None, sha256: hash.into() };
     let config = file("config.json", "c");
-    assert_eq!(of_weights(&[config.clone(), file("model.safetensors", "a")]), "a");
+    assert_eq!(weights_hash(&[config.clone(), file("model.safetensors", "a")]), "a");
     let two = [file("1.safetensors", "a"), config, file("2.safetensors", "b")];
-    assert_eq!((of_weights(&two), of_weights(&[])), (sha256(b"a\nb\n"), sha256(b"")));
+    assert_eq!((weights_hash(&two), weights_hash(&[])), (sha256(b"a\nb\n"), sha256(b"")));
 }
 
 #[test]
@@ -189,10 +189,10 @@ fn models_and_adapters_are_distinguished() {
     // The reference model is a Hub id, a model directory or an adapter; if not set, `ref_adapter` decides.
     let source =
         |dir: &Path, adapter: Option<&Path>| ModelSource { dir: dir.to_owned(), adapter: adapter.map(Path::to_owned) };
-    let of_run = source(&base, Some(&adapter));
+    let run_source = source(&base, Some(&adapter));
     let reference = |ref_model: Option<&str>, ref_adapter| {
         let config = Config { ref_model: ref_model.map(Into::into), ref_adapter, ..Config::default() };
-        reference_source(&config, &of_run)
+        reference_source(&config, &run_source)
     };
     let missing = message(reference(Some("/no/such"), RefAdapter::None));
     assert!(missing.starts_with("`ref_model`: "), "{missing}");
@@ -201,7 +201,7 @@ fn models_and_adapters_are_distinguished() {
         assert_eq!(reference(Some(&b), ref_adapter).unwrap(), source(&base, None));
     }
     assert_eq!(reference(None, RefAdapter::None).unwrap(), source(&base, None));
-    assert_eq!(reference(None, RefAdapter::Initial).unwrap(), of_run);
+    assert_eq!(reference(None, RefAdapter::Initial).unwrap(), run_source);
     let new = Config { ref_adapter: RefAdapter::Initial, ..Config::default() };
     assert_eq!(reference_source(&new, &source(&base, None)).unwrap(), source(&base, None), "a new adapter");
     // A reference model with files of its own is hashed besides the base model.

@@ -95,26 +95,27 @@ pub fn difference(
     let scores = || {
         job.rewards.iter().zip(&remade.scores).find_map(|(name, remade)| {
             let given = &given.scores[rewards.iter().position(|other| other == name)?];
-            of_reward(name, given, remade)
+            reward_difference(name, given, remade)
         })
     };
-    of_group(&given.group, &remade.group).or_else(scores)
+    group_difference(&given.group, &remade.group).or_else(scores)
 }
 
 /// Compares the generated columns.
-fn of_group(given: &RolloutGroup, remade: &RolloutGroup) -> Option<Difference> {
+fn group_difference(given: &RolloutGroup, remade: &RolloutGroup) -> Option<Difference> {
     let RolloutGroup { group, prompt, completions, prompt_columns } = remade;
     let pairs = given.completions.iter().zip(completions).enumerate();
-    let of_tokens = |(place, (given, remade))| Some(Difference { completion: Some(place), ..tokens(given, remade)? });
+    let token_difference =
+        |(place, (given, remade))| Some(Difference { completion: Some(place), ..tokens(given, remade)? });
     unequal("number of the group", &given.group, group)
         .or_else(|| unequal("prompt", &given.prompt.ids, &prompt.ids))
         .or_else(|| unequal("number of completions", &given.completions.len(), &completions.len()))
-        .or_else(|| pairs.into_iter().find_map(of_tokens))
+        .or_else(|| pairs.into_iter().find_map(token_difference))
         .or_else(|| (!same_columns(&given.prompt_columns, prompt_columns)).then(|| differs("columns of the prompt")))
 }
 
 /// Compares the results of the reward `name`.
-fn of_reward(name: &str, given: &GivenScores, remade: &GivenScores) -> Option<Difference> {
+fn reward_difference(name: &str, given: &GivenScores, remade: &GivenScores) -> Option<Difference> {
     // The seconds that a reward took cannot be repeated.
     let GivenScores { reward: _, scores: remade, seconds: _ } = remade;
     let Scores { values, steps, problems, extra, metrics, timed_out } = remade;

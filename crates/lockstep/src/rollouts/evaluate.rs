@@ -128,14 +128,15 @@ fn explained(error: anyhow::Error, policy: &Policy) -> anyhow::Error {
 
 /// The names of all metrics that an evaluation reports if every reward function scores.
 pub fn metric_names(config: &Config, rewards: &[Box<dyn Reward>]) -> Vec<String> {
-    let of_rewards = rewards.iter().flat_map(|r| ["mean", "std"].map(|what| format!("rewards/{}/{what}", r.name())));
-    let of_all = ["reward", "reward_std", ZERO_STD].into_iter().filter(|_| !rewards.is_empty());
-    let fixed = of_all.chain([MEAN_LENGTH, CLIPPED_RATIO]).chain(LENGTHS).map(str::to_owned);
+    let reward_metrics =
+        rewards.iter().flat_map(|r| ["mean", "std"].map(|what| format!("rewards/{}/{what}", r.name())));
+    let total_metrics = ["reward", "reward_std", ZERO_STD].into_iter().filter(|_| !rewards.is_empty());
+    let fixed = total_metrics.chain([MEAN_LENGTH, CLIPPED_RATIO]).chain(LENGTHS).map(str::to_owned);
     let loss = config.has_eval_loss().then(|| names_of_loss(config)).into_iter().flatten();
     let pass = config.eval_pass_at_k.iter().map(|k| format!("pass@{k}"));
-    let of_set: Vec<String> = of_rewards.chain(fixed).chain(loss).chain(pass).collect();
+    let set_names: Vec<String> = reward_metrics.chain(fixed).chain(loss).chain(pass).collect();
     let sets = config.eval_dataset_name.iter().map(|_| "").chain(config.eval_datasets.keys().map(String::as_str));
-    let names = sets.flat_map(|set| of_set.iter().map(move |name| prefix(set) + name));
+    let names = sets.flat_map(|set| set_names.iter().map(move |name| prefix(set) + name));
     names.chain(["eval_num_tokens", "eval_runtime"].map(str::to_owned)).collect()
 }
 

@@ -265,14 +265,14 @@ fn completion(
     stop_ids: &[u32],
 ) -> Completion {
     let tokens = given.ids.len();
-    let of_engine = written.get(&(given.prompt_ids.clone(), given.ids.clone()));
+    let generated = written.get(&(given.prompt_ids.clone(), given.ids.clone()));
     let bits = |logps: &[f32]| logps.iter().map(|l| l.to_bits()).collect::<Vec<_>>();
     let (logps, is_policys) = match (&given.logps, scores) {
         (None, scores) => (scores.unwrap_or_default(), true),
         (Some(logps), Some(scores)) => {
             (logps.iter().zip(scores).map(|(&l, own)| if l.is_nan() { own } else { l }).collect(), false)
         }
-        (Some(logps), None) => (logps.clone(), of_engine.is_some_and(|(own, _)| bits(own) == bits(logps))),
+        (Some(logps), None) => (logps.clone(), generated.is_some_and(|(own, _)| bits(own) == bits(logps))),
     };
     let version = if is_policys { version } else { super::versions::NO_VERSION };
     // As in TRL, a completion whose last token is not an end-of-sequence id counts as truncated.
@@ -284,7 +284,7 @@ fn completion(
         sampled: given.sampled.clone().unwrap_or_else(|| vec![true; tokens]),
         versions: vec![version; tokens],
         columns: Columns::of([(SAMPLER_LOGPS, logps)]),
-        finish_reason: of_engine.map_or(reason, |(_, reason)| *reason),
+        finish_reason: generated.map_or(reason, |(_, reason)| *reason),
     }
 }
 

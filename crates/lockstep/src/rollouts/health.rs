@@ -28,10 +28,10 @@ impl RewardHealth {
         let all = rollouts.completions().count();
         let nobody = scored.iter().all(|(_, n)| *n == 0);
         self.silent.resize(scored.len(), 0);
-        for ((name, of_it), silent) in scored.into_iter().zip(&mut self.silent) {
+        for ((name, count), silent) in scored.into_iter().zip(&mut self.silent) {
             let own = || problems.iter().filter(|problem| problem.reward == name);
             let failed = own().map(|problem| problem.rows).sum::<usize>() >= all;
-            *silent = if of_it == 0 && all > 0 && (failed || nobody) { *silent + 1 } else { 0 };
+            *silent = if count == 0 && all > 0 && (failed || nobody) { *silent + 1 } else { 0 };
             let fatal = own().find(|problem| problem.fatal);
             if config.reward_errors == RewardErrors::Continue || fatal.is_none() && *silent < config.reward_patience {
                 continue;
@@ -105,9 +105,9 @@ mod tests {
         two.groups.iter_mut().flat_map(|group| &mut group.completions).for_each(|c| c.rewards.push(None));
         let mut health = RewardHealth::default();
         assert!(health.check(&two, &[], &config).is_ok());
-        let of_other = |rows: usize| Problem { reward: "other".into(), ..failed(rows) };
-        assert!(health.check(&two, &[of_other(3)], &config).is_ok(), "it scored one of four completions");
-        assert!(health.check(&two, &[of_other(1), failed(4), of_other(3)], &config).is_err());
+        let other_failed = |rows: usize| Problem { reward: "other".into(), ..failed(rows) };
+        assert!(health.check(&two, &[other_failed(3)], &config).is_ok(), "it scored one of four completions");
+        assert!(health.check(&two, &[other_failed(1), failed(4), other_failed(3)], &config).is_err());
         assert!(
             health.check(&Rollouts { groups: Vec::new(), ..two.clone() }, &[], &config).is_ok(),
             "a batch without groups"

@@ -125,7 +125,7 @@ pub struct Assembler {
     /// All reward functions, in the order of the configuration.
     pub rewards: Vec<Box<dyn Reward>>,
     /// The names of the reward functions that workers have, which score each group separately.
-    pub of_workers: BTreeSet<String>,
+    pub worker_rewards: BTreeSet<String>,
     /// Decodes completions for the other reward functions.
     pub tokenizer: Arc<Tokenizer>,
     /// Cancels a collection.
@@ -135,7 +135,7 @@ pub struct Assembler {
 impl Assembler {
     /// The reward functions that workers call: their indices among all, and their names.
     pub fn asked_elsewhere(&self) -> (Vec<usize>, Vec<String>) {
-        let by_workers = |reward: &dyn Reward| self.of_workers.contains(reward.name()) && reward.scores_by_group();
+        let by_workers = |reward: &dyn Reward| self.worker_rewards.contains(reward.name()) && reward.scores_by_group();
         let rewards = self.rewards.iter().enumerate().filter(|(_, reward)| by_workers(&***reward));
         rewards.map(|(place, reward)| (place, reward.name().to_owned())).unzip()
     }

@@ -56,7 +56,7 @@ pub(in crate::rollouts) mod tests {
     }
 
     /// A tokenizer whose tokens are `a`, the two bytes of `é`, and a space with the letter `b`.
-    pub(in crate::rollouts) fn of_bytes() -> TokenTexts {
+    pub(in crate::rollouts) fn byte_texts() -> TokenTexts {
         let decoder = r#"{"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": false}"#;
         let json = format!(
             r#"{{"version": "1.0", "truncation": null, "padding": null, "added_tokens": [], "normalizer": null,
@@ -78,7 +78,7 @@ pub(in crate::rollouts) mod tests {
 
     #[test]
     fn a_character_of_several_tokens_belongs_to_the_last_token() {
-        let texts = of_bytes();
+        let texts = byte_texts();
         let pieces = |ids: &[u32]| texts.pieces(ids).unwrap();
         assert_eq!(pieces(&[0, 1, 2, 3, 0]), ["a", "", "é", " b", "a"]);
         assert_eq!(pieces(&[1, 2, 1, 2]), ["", "é", "", "é"]);

@@ -101,7 +101,7 @@ impl Replay {
         let vocabulary = assets.config.vocab_size;
         if wire::is_records(&bytes) {
             for group in Group::read_all(&bytes).or_bad_input_in(&file)? {
-                add(&format!("group {}", group.group), of_record(group, vocabulary))?;
+                add(&format!("group {}", group.group), recorded_line(group, vocabulary))?;
             }
         } else {
             for (i, text) in bytes.lines().enumerate() {
@@ -298,7 +298,7 @@ fn parse(text: &str, vocabulary: usize) -> Result<RolloutLine, String> {
 }
 
 /// Converts a recorded group to a line.
-fn of_record(group: Group, vocabulary: usize) -> Result<RolloutLine, String> {
+fn recorded_line(group: Group, vocabulary: usize) -> Result<RolloutLine, String> {
     let completions = group.completions.iter().flat_map(|c| &c.ids);
     if let Some(id) = group.prompt_ids.iter().chain(completions).find(|&&id| id as usize >= vocabulary) {
         return Err(format!("token {id} is not in the model's vocabulary of {vocabulary}"));

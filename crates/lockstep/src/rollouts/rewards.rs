@@ -141,13 +141,13 @@ pub fn ready_rewards(
 /// out, since each worker would need their memory. Functions of the calling program are left out, too, unless
 /// `functions` is true: then the workers have them.
 pub fn asked_by_workers(named: &[ConfiguredReward], functions: bool) -> BTreeSet<String> {
-    let of_workers = |reward: &ConfiguredReward| match reward {
+    let name_for_workers = |reward: &ConfiguredReward| match reward {
         ConfiguredReward::Ready(reward, owner) if reward.scores_by_group() => {
             (functions || *owner == Owner::Configuration).then(|| reward.name().to_owned())
         }
         _ => None,
     };
-    named.iter().filter_map(of_workers).collect()
+    named.iter().filter_map(name_for_workers).collect()
 }
 
 /// Refuses reward functions that read a column missing from the dataset.

@@ -41,12 +41,12 @@ fn move_to(run: &RunDir, target: &Path, step: u64, later: &[(u64, PathBuf)]) -> 
         disk::copy(&file, &copy)?;
         disk::open(&copy)?.sync_all()?;
     }
-    let of_later = |file: &PathBuf| {
+    let is_later = |file: &PathBuf| {
         let name = file.file_name().unwrap_or_default().to_string_lossy().into_owned();
         let number = name.strip_prefix("completions_").and_then(|name| name.split('.').next()?.parse::<u64>().ok());
         number.is_some_and(|number| number > step)
     };
-    let tables = files(&run.completions()).into_iter().filter(of_later);
+    let tables = files(&run.completions()).into_iter().filter(is_later);
     let newest_first = later.iter().rev().map(|(_, path)| path.clone());
     for path in tables.chain([run.model()]).chain(newest_first).filter(|path| path.exists()) {
         disk::rename(&path, target.join(path.strip_prefix(run.root())?))?;

@@ -47,15 +47,15 @@ impl SetSize {
 
     /// Returns an error if the outputs do not fit into memory in addition to the run's `needed` bytes.
     pub fn check(&self, metrics: &dyn EvalMetrics, available: &Available, needed: u64) -> anyhow::Result<()> {
-        let of_batch = self.bytes(metrics.batch_size());
-        let all = of_batch + if metrics.keeps_outputs() { self.bytes(self.rows) } else { 0 };
+        let batch_bytes = self.bytes(metrics.batch_size());
+        let all = batch_bytes + if metrics.keeps_outputs() { self.bytes(self.rows) } else { 0 };
         let Some(left) = available.host.map(|host| host.saturating_sub(needed)).filter(|&left| left < all) else {
             return Ok(());
         };
         let mib = |bytes: u64| format!("{:.1} MiB", bytes as f64 / f64::from(1 << 20));
         let SetSize { sequences, longest, vocab, .. } = *self;
         let (shape, left, batch) =
-            (format!("[{sequences}, {longest}, {}]", vocab.unwrap_or(1)), mib(left), mib(of_batch));
+            (format!("[{sequences}, {longest}, {}]", vocab.unwrap_or(1)), mib(left), mib(batch_bytes));
         if metrics.keeps_outputs() {
             bad_input!(
                 "the logits of the evaluation, {shape} in f32, take {}, but the run leaves only {left}: use \

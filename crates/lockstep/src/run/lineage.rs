@@ -16,7 +16,7 @@ pub fn settings(config: &Config, ctx: &Context) -> Lineage {
 
 /// The lineage of the weights with which `run` begins. It hashes the model's files as the run's record lists them. A
 /// checkpoint of an older version has no lineage; then its files are hashed, and a message is printed.
-pub fn of_start(run: &TrainingRun, from: &ResumeFrom, settings: &Lineage) -> anyhow::Result<Lineage> {
+pub fn at_start(run: &TrainingRun, from: &ResumeFrom, settings: &Lineage) -> anyhow::Result<Lineage> {
     let files = match from.checkpoint() {
         None => RunRecord::read(&run.checkpoints.dir.record())?.model,
         Some(checkpoint) => {

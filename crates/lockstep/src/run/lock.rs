@@ -30,7 +30,7 @@ const POLL_INTERVAL: Duration = Duration::from_millis(10);
 /// decides, not the process number, which may have been reused. Locks of another machine may be invisible here; then
 /// the file's text decides. Nothing is written.
 pub fn writer(root: &Path) -> Option<Value> {
-    writer_with(&Locks::of_system(), root)
+    writer_with(&Locks::system(), root)
 }
 
 fn writer_with(locks: &Locks, root: &Path) -> Option<Value> {
@@ -77,7 +77,7 @@ fn owner(text: &str) -> Option<Owner> {
 impl RunLock {
     /// Takes the lock of the directory `root`. If another process holds it, the [`crate::BadInput`] names that process.
     pub fn take(root: &Path) -> anyhow::Result<RunLock> {
-        RunLock::take_with(&Locks::of_system(), root)
+        RunLock::take_with(&Locks::system(), root)
     }
 
     fn take_with(locks: &Locks, root: &Path) -> anyhow::Result<RunLock> {
@@ -138,7 +138,7 @@ impl RunLock {
     /// Whether a process is writing to the directory `root`.
     pub fn is_held(root: &Path) -> bool {
         let path = root.join(FILE);
-        disk::open(&path).is_ok_and(|file| Locks::of_system().is_held(&file, &path, owner).unwrap_or(false))
+        disk::open(&path).is_ok_and(|file| Locks::system().is_held(&file, &path, owner).unwrap_or(false))
     }
 
     /// Whether the file `run.lock` in `root` is still the file that this process has locked, not deleted or replaced.
@@ -214,7 +214,7 @@ mod tests {
             Err(std::fs::TryLockError::Error(std::io::Error::from_raw_os_error(38)))
         }
         let dir = tempfile::tempdir().unwrap();
-        let locks = Locks { lock: none, shared: none, ..Locks::of_system() };
+        let locks = Locks { lock: none, shared: none, ..Locks::system() };
         let take = || RunLock::take_with(&locks, dir.path());
         let first = take().unwrap();
         let warning = first.warning.clone().unwrap();
@@ -256,7 +256,7 @@ mod tests {
     /// The writer of a run, by lock and text. Process numbers of other containers belong to other processes here.
     #[test]
     fn the_lock_decides_whether_a_run_is_written_not_the_process_number() {
-        let here = Locks::of_system().this_process();
+        let here = Locks::system().this_process();
         let own = |owner: Owner| serde_json::to_string(&owner).unwrap();
         let gone = u32::MAX;
         // The older form has neither boot nor namespace.

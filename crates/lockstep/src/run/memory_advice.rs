@@ -157,16 +157,16 @@ impl Replan<'_> {
         }
         let mut value = *strongest;
         for &other in rest.iter().rev() {
-            let Some((weaker, of_weaker)) = self.change(&from.config, lever, other) else { break };
+            let Some((weaker, weaker_plan)) = self.change(&from.config, lever, other) else { break };
             let as_good = if plan.excess(available) == 0 {
-                of_weaker.excess(available) == 0
+                weaker_plan.excess(available) == 0
             } else {
-                size(&of_weaker) == size(&plan)
+                size(&weaker_plan) == size(&plan)
             };
             if !as_good {
                 break;
             }
-            (config, plan, value) = (weaker, of_weaker, other);
+            (config, plan, value) = (weaker, weaker_plan, other);
         }
         let texts = from.texts.iter().cloned().chain([lever.text(&from.config, value)]).collect();
         Some(Changed { texts, config, plan })

@@ -118,7 +118,7 @@ impl Part {
         kind == "optimizer" && !resumes || ["gradients", "activations", "workspace", "kv cache"].contains(&kind)
     }
 
-    fn of_host(name: &str, bytes: u64) -> Part {
+    fn on_host(name: &str, bytes: u64) -> Part {
         Part { name: name.to_owned(), bytes, lowered_by: String::new(), on: None }
     }
 }
@@ -128,11 +128,11 @@ impl Available {
     pub fn of(ctx: &Context) -> Available {
         let free = ctx.device_memory().ok().flatten().and_then(|memory| memory.total_and_free);
         let held: u64 = ctx.memory().usage().values().map(|usage| usage.bytes as u64).sum();
-        Available { device: free.map(|[_, free]| free + held), ..Available::of_host() }
+        Available { device: free.map(|[_, free]| free + held), ..Available::on_host() }
     }
 
     /// The memory available for a run on the host alone.
-    pub fn of_host() -> Available {
+    pub fn on_host() -> Available {
         let (host, limit) = telemetry::system::available_memory();
         Available { host, limit, device: None }
     }
@@ -156,12 +156,12 @@ impl MemoryPlan {
         let own = model.compute.bytes() as u64;
         let reading = if resumes { read / READ_BYTES * (READ_BYTES - own) } else { model.reading_bytes() as u64 };
         let untouched = parts.iter().filter(|part| part.is_untouched_while_reading(resumes));
-        let of_threads = threads * THREAD_BYTES + LOGITS_BYTES;
-        let later: u64 = untouched.map(|part| part.bytes).sum::<u64>() + of_threads;
-        let rest = [(READING, reading.saturating_sub(later)), ("threads", of_threads), (PROGRAM, resident)];
-        parts.extend(rest.map(|(name, bytes)| Part::of_host(name, bytes)));
+        let thread_bytes = threads * THREAD_BYTES + LOGITS_BYTES;
+        let later: u64 = untouched.map(|part| part.bytes).sum::<u64>() + thread_bytes;
+        let rest = [(READING, reading.saturating_sub(later)), ("threads", thread_bytes), (PROGRAM, resident)];
+        parts.extend(rest.map(|(name, bytes)| Part::on_host(name, bytes)));
         if drafts > 0 {
-            parts.push(Part::of_host("generation: drafts", drafts as u64));
+            parts.push(Part::on_host("generation: drafts", drafts as u64));
         }
         let total = parts.iter().map(|p| p.bytes).sum();
         let (device_total, scratch) = (None, passes.scratch_bytes());
@@ -178,7 +178,7 @@ impl MemoryPlan {
         self.parts.iter_mut().take(self.tensors).for_each(|part| part.on = on);
         let mut at = self.tensors;
         let mut add = |name: &str, bytes| {
-            self.parts.insert(at, Part { on, ..Part::of_host(name, bytes) });
+            self.parts.insert(at, Part { on, ..Part::on_host(name, bytes) });
             at += 1;
         };
         add("scratch of operations", self.scratch);
@@ -188,7 +188,7 @@ impl MemoryPlan {
         self.parts.retain(|part| part.name != "threads");
         // The tensors' untouched memory is on the device, so reading cannot reuse it.
         self.parts.iter_mut().filter(|part| part.name == READING).for_each(|part| part.bytes = self.read);
-        self.parts.push(Part::of_host("staging of copies", Passes::staging_bytes()));
+        self.parts.push(Part::on_host("staging of copies", Passes::staging_bytes()));
         let sum = |there: bool| self.parts.iter().filter(|p| p.on.is_some() == there).map(|p| p.bytes).sum::<u64>();
         (self.total, self.device_total) = (sum(false), Some(sum(true)));
         self

@@ -39,7 +39,7 @@ pub(super) fn is_temporary(name: &str) -> bool {
 
 /// The first name in the directory `root` that a run would use for its own files. Empty directories are ignored.
 pub(super) fn in_the_way(root: &Path) -> Option<String> {
-    let of_a_run = |name: &str| {
+    let belongs_to_run = |name: &str| {
         OF_A_RUN.iter().any(|pattern| match pattern.split_once('*') {
             Some((start, end)) => {
                 name.len() > start.len() + end.len() && name.starts_with(start) && name.ends_with(end)
@@ -54,7 +54,7 @@ pub(super) fn in_the_way(root: &Path) -> Option<String> {
         // A run deletes the temporary files that killed processes left behind, also those of its lock and
         // configuration.
         let is_of_killed = is_temporary(&name) && !name.starts_with(".config.toml.");
-        ((of_a_run(&name) && !is_empty(entry)) || is_of_killed).then_some(name)
+        ((belongs_to_run(&name) && !is_empty(entry)) || is_of_killed).then_some(name)
     };
     disk::read_dir(root).ok()?.iter().filter_map(in_the_way).min()
 }
@@ -85,11 +85,11 @@ mod tests {
                        runs/ events/ data/ checkpoint best-checkpoint-3 lockstep.log lockstep-0.txt my-lockstep-0.log \
                        config.toml.bak models/ completions.csv metrics.json tensorboard.txt given-12345678/ \
                        .x.partial notes.12.tmp unfinished-model/";
-        let of_a_run = "record.json metrics.jsonl rollouts.bin rollouts.idx rollouts.jsonl updates.bin updates.idx \
-                        evaluations.bin evaluations.idx trace.json profile.json drafts.bin lockstep-0.log \
-                        lockstep-12.log tensorboard completions checkpoints model tensorboard/ completions/ \
-                        checkpoints/ model/ abandoned/ checkpoint-100/ checkpoint-5 .metrics.jsonl.3.tmp \
-                        .x.12.partial .unfinished-model/";
+        let own = "record.json metrics.jsonl rollouts.bin rollouts.idx rollouts.jsonl updates.bin updates.idx \
+                   evaluations.bin evaluations.idx trace.json profile.json drafts.bin lockstep-0.log \
+                   lockstep-12.log tensorboard completions checkpoints model tensorboard/ completions/ \
+                   checkpoints/ model/ abandoned/ checkpoint-100/ checkpoint-5 .metrics.jsonl.3.tmp \
+                   .x.12.partial .unfinished-model/";
         for name in foreign.split_whitespace() {
             let dir = with(name);
             assert!(RunDir::is_new(dir.path()), "{name}");
@@ -101,7 +101,7 @@ mod tests {
             let kept = if kept.is_dir() { kept.join("notes") } else { kept };
             assert_eq!(fs::read_to_string(kept).unwrap(), "years of work", "{name}");
         }
-        for name in of_a_run.split_whitespace() {
+        for name in own.split_whitespace() {
             let dir = with(name);
             assert!(!RunDir::is_new(dir.path()), "{name}");
             let refusal = RunDir::fresh(dir.path()).unwrap_err();

@@ -6,8 +6,8 @@ use crate::bad_input;
 use crate::config::{Config, Purpose};
 use crate::error::BadInput;
 use crate::models::{
-    ModelSource, hashes, hashes_of, hashes_of_reference, is_moved_adapter, locate, of_weights, prompt_hashes,
-    separate_reference,
+    ModelSource, hashes, hashes_of, hashes_of_reference, is_moved_adapter, locate, prompt_hashes, separate_reference,
+    weights_hash,
 };
 use crate::run::run_dir::RunDir;
 use crate::stop::StopSignal;
@@ -91,7 +91,7 @@ pub fn write(run: &RunDir, metadata: RunMetadata<'_>) -> anyhow::Result<()> {
         record.command.clone_from(&command);
     }
     let (time_s, prompt_time_s) = (system::since_1970().as_secs(), metadata.prompt_time.0);
-    let build = Some(Build::of_process());
+    let build = Some(Build::current());
     record.build.clone_from(&build);
     record.starts.push(Start {
         time_s,
@@ -198,7 +198,7 @@ impl Models {
 
     /// The hash of the model's weights that adapters trained on them record.
     pub fn weights_sha256(&self) -> String {
-        of_weights(&self.model)
+        weights_hash(&self.model)
     }
 }
 
@@ -207,11 +207,11 @@ fn reward_files(config: &Config, stop: &StopSignal) -> anyhow::Result<Vec<FileHa
     let files = RefCell::new(Vec::new());
     for spec in &config.reward_funcs {
         spec.clone().map_paths(|path| -> anyhow::Result<String> {
-            let of_path = Path::new(path);
-            let found = match of_path.is_dir() {
-                true => of_reward_model(of_path, stop)?,
-                false if of_path.is_file() => {
-                    let hash = hash_file_until(of_path, &|| stop.is_requested())?;
+            let target = Path::new(path);
+            let found = match target.is_dir() {
+                true => reward_model_hashes(target, stop)?,
+                false if target.is_file() => {
+                    let hash = hash_file_until(target, &|| stop.is_requested())?;
                     hash.into_iter().map(|file| FileHash { name: path.to_owned(), ..file }).collect()
                 }
                 false => Vec::new(),
@@ -225,7 +225,7 @@ fn reward_files(config: &Config, stop: &StopSignal) -> anyhow::Result<Vec<FileHa
 
 /// Hashes of the files of the reward model in `dir`, by path: weights, shape, and everything that decides how it reads
 /// a prompt. For an adapter, the latter are the base model's.
-fn of_reward_model(dir: &Path, stop: &StopSignal) -> anyhow::Result<Vec<FileHash>> {
+fn reward_model_hashes(dir: &Path, stop: &StopSignal) -> anyhow::Result<Vec<FileHash>> {
     let place = |dir: &Path, file: FileHash| FileHash { name: dir.join(&file.name).display().to_string(), ..file };
     let mut found: Vec<_> = hashes(dir, stop, |_| true)?.into_iter().map(|file| place(dir, file)).collect();
     let below =
@@ -290,7 +290,7 @@ fn check_unchanged(what: &str, dir: &Path, recorded: &[FileHash], found: &[FileH
 
 /// A line for the user if another build resumes the run, or if the build of the last start is unknown.
 pub fn other_build(run: &RunDir) -> Option<String> {
-    let (record, here) = (RunRecord::read(&run.record()).ok()?, Build::of_process());
+    let (record, here) = (RunRecord::read(&run.record()).ok()?, Build::current());
     match &record.build {
         None => Some(format!("the run's record does not name the build that trained it so far; this is {here}")),
         Some(before) => match before.is_same(&here) {

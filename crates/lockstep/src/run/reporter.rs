@@ -83,7 +83,7 @@ impl Reporter {
             sinks.add(ClosedLog::open(run.older_rollouts(), "rollouts.jsonl")?);
         }
         sinks.add(CompletionsSink::new(run.completions()));
-        sinks.add(TraceSink::open(run.trace(), TRACE_BYTES)?.of_steps(config.traced_steps()?));
+        sinks.add(TraceSink::open(run.trace(), TRACE_BYTES)?.with_steps(config.traced_steps()?));
         Ok(Reporter {
             sinks,
             logging_steps: config.logging_steps,

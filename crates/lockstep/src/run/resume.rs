@@ -89,12 +89,12 @@ fn run_of(path: &Path) -> Option<&Path> {
 /// a stranger's run may be a link to another run's.
 fn stays_in_run(named: &Path, root: &Path) -> anyhow::Result<()> {
     let named = std::path::absolute(named).or_bad_input_in(named.display())?;
-    let Some(of_name) = run_of(&named).filter(|run| run.join("config.toml").is_file()) else { return Ok(()) };
-    if of_name.canonicalize().is_ok_and(|of_name| of_name != root) {
+    let Some(named_run) = run_of(&named).filter(|run| run.join("config.toml").is_file()) else { return Ok(()) };
+    if named_run.canonicalize().is_ok_and(|named_run| named_run != root) {
         bad_input!(
             "{}: a link leads out of the run {} to {}: name the checkpoint by a path in its own run",
             named.display(),
-            of_name.display(),
+            named_run.display(),
             root.display()
         );
     }

@@ -19,8 +19,8 @@ pub struct RewardNotes {
 
 impl RewardNotes {
     /// Takes the times of one generation in seconds: of generating, of waiting for rewards, and of each reward by name.
-    pub fn waited(&mut self, rollout_s: f64, waited_s: f64, of_rewards: &BTreeMap<String, f64>) {
-        let longest = of_rewards.iter().max_by(|a, b| a.1.total_cmp(b.1));
+    pub fn waited(&mut self, rollout_s: f64, waited_s: f64, reward_seconds: &BTreeMap<String, f64>) {
+        let longest = reward_seconds.iter().max_by(|a, b| a.1.total_cmp(b.1));
         let slow = longest.filter(|_| waited_s > SLOW_S && waited_s > rollout_s);
         self.slow = slow.map(|(name, seconds)| (name.clone(), *seconds));
     }

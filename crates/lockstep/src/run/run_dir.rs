@@ -100,7 +100,7 @@ impl RunDir {
     /// Returns an error if a directory of the run is a link. Links are never followed ([`disk`]), but a run whose
     /// `checkpoints` cannot be read must not begin anew.
     fn refuse_links(&self) -> anyhow::Result<()> {
-        let fleet = fleet::exchange::spool::Layout::of_run(&self.root);
+        let fleet = fleet::exchange::spool::Layout::in_run(&self.root);
         let own = [self.checkpoints(), self.completions(), self.tensorboard(), fleet.root().to_owned()];
         if let Some(link) = own.iter().find(|dir| dir.is_symlink()) {
             bad_input!(

@@ -126,8 +126,8 @@ impl TrainingRun {
     /// Checks, before more is written, whether somebody deleted files that a resume needs.
     pub(crate) fn check_files(&self) -> anyhow::Result<()> {
         let _span = self.log.stages.span("log");
-        let of_directory = self.checkpoints.dir.check()?;
-        let notes = of_directory.into_iter().chain(self.log.sinks().check()?);
+        let dir_note = self.checkpoints.dir.check()?;
+        let notes = dir_note.into_iter().chain(self.log.sinks().check()?);
         notes.for_each(|note| self.log.warn(&note));
         Ok(())
     }

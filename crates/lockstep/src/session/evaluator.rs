@@ -55,7 +55,7 @@ impl Evaluator {
         }
         let prompts = sets.iter().flat_map(|set| &set.questions.all);
         notices::unseen_tags(&config, &assets, prompts)?.iter().for_each(|sentence| sinks.warn(sentence));
-        let bounds = with_sets(WorkloadBounds::of_prompts(0, 0), &sets, &config);
+        let bounds = with_sets(WorkloadBounds::for_prompts(0, 0), &sets, &config);
         let sampling = sampling(&config, &assets.eos_ids);
         let longest = Longest { prompt: bounds.longest_prompt, completion: config.max_completion_length };
         let drawn = eval_sampling(&config, &sampling);

@@ -121,7 +121,7 @@ impl Run {
         resume_from: ResumeFrom,
         options: RunOptions,
     ) -> anyhow::Result<Run> {
-        let RunOptions { ctx, console, stop, sinks: of_caller, injected } = options;
+        let RunOptions { ctx, console, stop, sinks: caller_sinks, injected } = options;
         let Config { device, threads, dtype, .. } = resolved.config;
         let ctx = ctx.map_or_else(|| run::context(device, threads, dtype), Ok)?;
         run::context::check_dtype(&ctx, dtype)?;
@@ -131,7 +131,7 @@ impl Run {
         };
         let sinks = Sinks::new();
         sinks.add(ConsoleSink::new(console.clone()));
-        for sink in of_caller {
+        for sink in caller_sinks {
             sinks.add_boxed(sink);
         }
         for note in &resolved.notes {
@@ -219,8 +219,8 @@ impl Run {
     /// then tells how to resume.
     fn saved_on_failure<T>(&mut self, outcome: anyhow::Result<T>) -> anyhow::Result<T> {
         let Err(error) = outcome else { return outcome };
-        let of_reward = error.is::<RewardFailed>();
-        if !of_reward && !error.is::<RolloutFailed>() && !error.is::<MetricsFailed>() {
+        let is_reward = error.is::<RewardFailed>();
+        if !is_reward && !error.is::<RolloutFailed>() && !error.is::<MetricsFailed>() {
             return Err(error);
         }
         if !self.task.saves_on_failure() {
@@ -229,7 +229,7 @@ impl Run {
         }
         self.save_step()?;
         let (step, root) = (self.training.learner.step, self.training.checkpoints.dir.root().display());
-        Err(error.context(if of_reward {
+        Err(error.context(if is_reward {
             format!(
                 "stopped after step {step}; fix the reward and resume with --resume {root}, or continue without it \
              with reward_errors = \"continue\""

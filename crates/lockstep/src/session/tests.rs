@@ -512,7 +512,7 @@ fn without_a_console_nothing_is_printed() {
     let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
     assert!(child.status.success(), "{}", text(&child.stderr));
     assert_eq!(text(&child.stderr), "");
-    let of_harness =
+    let is_from_harness =
         |line: &str| ["", "."].contains(&line) || line.starts_with("running") || line.contains("test result");
-    assert!(text(&child.stdout).lines().all(of_harness), "{}", text(&child.stdout));
+    assert!(text(&child.stdout).lines().all(is_from_harness), "{}", text(&child.stdout));
 }

@@ -8,8 +8,8 @@ use crate::rollouts::rewards::{ConfiguredReward, asked_by_workers, named_rewards
 use crate::run;
 use crate::run::RunDir;
 use crate::sources::workers::{
-    CHECKPOINT, Host, Identity, MakeRewards, NatsServer, Parts, Scorers, Shared, WorkerWork, is_server, join, of_fleet,
-    share_cores,
+    CHECKPOINT, Host, Identity, MakeRewards, NatsServer, Parts, Scorers, Shared, WorkerWork, fleet_error, is_server,
+    join, share_cores,
 };
 use crate::stop::StopSignal;
 use awaited::Awaited;
@@ -89,7 +89,7 @@ pub(super) fn work_as<W: Work>(
         let (exchange, watch) = join(&server, name.clone())?;
         (exchange, Some(Host::open(&server, watch)?))
     } else {
-        (Box::new(SpoolWorker::join(run, name.clone()).map_err(of_fleet)?), None)
+        (Box::new(SpoolWorker::join(run, name.clone()).map_err(fleet_error)?), None)
     };
     let mut worker = Worker::new(exchange, name.clone(), profiles.clone());
     let wanted = Wanted { name: &name, threads, profiles: &profiles, rewards, allow_other_build, stop: &stop, say };
@@ -106,7 +106,7 @@ pub(super) fn work_as<W: Work>(
     let mut work = honesty(WorkerWork::new(parts));
     let asked = stop.clone();
     let cannot_fetch = || host.as_ref().is_some_and(Host::has_failed);
-    match worker.run(&mut work, &|| asked.is_requested() || cannot_fetch()).map_err(of_fleet)? {
+    match worker.run(&mut work, &|| asked.is_requested() || cannot_fetch()).map_err(fleet_error)? {
         End::RunEnded => Ok(()),
         End::Expelled => Err(Expelled(name.to_string()).into()),
         End::Stopped => match host.as_ref().and_then(Host::failure) {
@@ -133,7 +133,7 @@ impl Wanted<'_> {
         let shared: Shared = serde_json::from_value(state.shared.clone()).or_bad_input_in("learner.json")?;
         let batch = (state.groups as usize, state.max_staleness as usize);
         if host.is_none() {
-            refuse_memory_of_others(&Layout::of_run(run), &shared)?;
+            refuse_memory_of_others(&Layout::in_run(run), &shared)?;
         }
         if let Some(host) = host {
             wait_for_files(host, shared.run, self.stop, self.say)?;
@@ -197,7 +197,7 @@ impl Files {
 fn refuse_memory_of_others(layout: &Layout, shared: &Shared) -> anyhow::Result<()> {
     let places = shared.slots.values().map(|slot| &slot.path).chain(&shared.base);
     let is_memory = places.into_iter().any(|path| path.starts_with("/proc"));
-    let here = Locks::of_system().this_process();
+    let here = Locks::system().this_process();
     let learner = layout.learner_process().filter(|learner| is_memory && !learner.is_in_namespace_of(&here));
     match learner {
         Some(Owner { pid, boot, .. }) if boot != here.boot => Err(BadInput::new(format!(
@@ -273,7 +273,7 @@ fn parts(
     // are called by one thread.
     let scorers = if has_functions { 1 } else { staleness + 1 };
     let scorers = Scorers::new(make, assets.tokenizer.clone(), scorers, &stop)?;
-    let mut bounds = WorkloadBounds::of_prompts(shared.longest_prompt, config.num_generations);
+    let mut bounds = WorkloadBounds::for_prompts(shared.longest_prompt, config.num_generations);
     bounds.sequences = groups.saturating_mul(config.num_generations);
     let sizes = engine_config(&config, context(&config, &assets), bounds);
     let mut engine = Engine::new(&ctx, &assets.config, sizes).or_bad_input()?;

@@ -212,8 +212,8 @@ impl<O: Offline> Task for OfflineTask<O> {
         let span = run.log.stages.span("evaluation");
         let mut metrics = Vec::new();
         for set in &self.rows.held_out {
-            let mut of_set = O::evaluate(&run.config, &run.learner, scorer, &set.rows)?;
-            if let Some((name, value)) = of_set.iter().find(|(_, value)| !value.is_finite()) {
+            let mut set_metrics = O::evaluate(&run.config, &run.learner, scorer, &set.rows)?;
+            if let Some((name, value)) = set_metrics.iter().find(|(_, value)| !value.is_finite()) {
                 anyhow::bail!(
                     "the evaluation returned {}{name} = {value}: {}",
                     prefix(&set.name),
@@ -222,11 +222,11 @@ impl<O: Offline> Task for OfflineTask<O> {
             }
             if let Some(own) = &mut self.metrics {
                 for (name, value) in measured::<O>(run, scorer, set, &mut **own)? {
-                    of_set.retain(|(other, _)| *other != name);
-                    of_set.push((name, value));
+                    set_metrics.retain(|(other, _)| *other != name);
+                    set_metrics.push((name, value));
                 }
             }
-            metrics.extend(of_set.into_iter().map(|(name, value)| (prefix(&set.name) + &name, value)));
+            metrics.extend(set_metrics.into_iter().map(|(name, value)| (prefix(&set.name) + &name, value)));
         }
         metrics.push(("eval_num_tokens".to_owned(), run.data.num_tokens as f64));
         let seconds = span.end();
@@ -375,8 +375,8 @@ fn measured<O: Offline>(
 }
 
 /// Reorders the sequences of rows: first the first sequence of every row, then the second.
-fn first_of_each<T: Clone>(all: Vec<T>, of_row: usize) -> Vec<T> {
-    (0..of_row).flat_map(|at| all.iter().skip(at).step_by(of_row).cloned()).collect()
+fn first_of_each<T: Clone>(all: Vec<T>, per_row: usize) -> Vec<T> {
+    (0..per_row).flat_map(|at| all.iter().skip(at).step_by(per_row).cloned()).collect()
 }
 
 /// Logits of all `ids`, `[N, T, V]`: N sequences, T tokens of the longest one, V tokens of the vocabulary.

@@ -45,7 +45,7 @@ impl Offline for Sft {
         (spec.needs_completion, spec.whole_texts) = (true, true);
         let data = spec.load()?;
         let encoder = encoder(config, assets)?;
-        notices::of_conversations(&encoder, &data, &spec.stop)?.report(sinks);
+        notices::count_conversations(&encoder, &data, &spec.stop)?.report(sinks);
         let most = longest_row(config, assets);
         let learned =
             Learned { completion_only: config.completion_only_loss, assistant_only: config.assistant_only_loss };

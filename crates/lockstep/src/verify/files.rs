@@ -45,8 +45,9 @@ pub fn difference(recorded: &Path, remade: &Path, step: u64, of: OfRun<'_>) -> a
     // Older versions did not copy files in subdirectories of the model.
     let is_in_folder = |name: &str| name.contains('/') && is_listed(name);
     // PPO's value model is in a subdirectory itself.
-    let of_model = |name: &str| is_in_folder(name) || name.split_once('/').is_some_and(|(_, name)| is_in_folder(name));
-    let left_out = |name: &String| of_model(name) && !in_recorded.contains(name);
+    let is_in_subfolder =
+        |name: &str| is_in_folder(name) || name.split_once('/').is_some_and(|(_, name)| is_in_folder(name));
+    let left_out = |name: &String| is_in_subfolder(name) && !in_recorded.contains(name);
     let compared = |name: &String| {
         !NOT_COMPARED.contains(&&**name) && (name != OF_TRAINER || in_remade.contains(name)) && !left_out(name)
     };
@@ -72,10 +73,10 @@ pub fn difference(recorded: &Path, remade: &Path, step: u64, of: OfRun<'_>) -> a
 /// The first difference between the final model in `result` and a checkpoint's model. The result must have exactly the
 /// files of the model, since a program that loads it may prefer another file; only text files that users add (`ADDED`)
 /// are ignored.
-pub fn of_result(result: &Path, checkpoint: &Path, step: u64) -> anyhow::Result<Option<Difference>> {
+pub fn result_difference(result: &Path, checkpoint: &Path, step: u64) -> anyhow::Result<Option<Difference>> {
     let (in_result, in_checkpoint) = (names(result)?, names(checkpoint)?);
-    let of_model = in_checkpoint.iter().filter(|name| is_of_model(name));
-    let names: BTreeSet<&String> = in_result.iter().chain(of_model).collect();
+    let model_files = in_checkpoint.iter().filter(|name| is_of_model(name));
+    let names: BTreeSet<&String> = in_result.iter().chain(model_files).collect();
     let is_added = |name: &str| ADDED.contains(&name) && !in_checkpoint.contains(name);
     let mut names: Vec<&String> =
         names.into_iter().filter(|name| !NOT_COMPARED.contains(&&***name) && !is_added(name)).collect();
@@ -138,7 +139,7 @@ fn file(name: &str, a: &Path, b: &Path, of: OfRun<'_>) -> anyhow::Result<Option<
         "frontier.begun.bin" => begun(&disk::read(a, disk::most::GROUPS)?, &disk::read(b, disk::most::GROUPS)?, of)?,
         "generation_batch.bin" => {
             let (a, b) = (disk::read(a, disk::most::GROUPS)?, disk::read(b, disk::most::GROUPS)?);
-            match of_groups(&Group::read_all(&a)?, &Group::read_all(&b)?, of) {
+            match groups_difference(&Group::read_all(&a)?, &Group::read_all(&b)?, of) {
                 None => unknown_column(&a, &b, of)?,
                 found => found,
             }
@@ -173,7 +174,7 @@ fn bytes(a: &[u8], b: &[u8]) -> Option<Difference> {
     })
 }
 
-fn of_groups(a: &[Group], b: &[Group], of: OfRun<'_>) -> Option<Difference> {
+fn groups_difference(a: &[Group], b: &[Group], of: OfRun<'_>) -> Option<Difference> {
     // Scores that were not recomputed come from the record on both sides.
     let left_out = LeftOut { rewards: &[], words: !of.same_build };
     let found = a.iter().zip(b).find_map(|(a, b)| groups::difference(a, b, left_out));
@@ -204,11 +205,11 @@ fn unknown_column(a: &[u8], b: &[u8], of: OfRun<'_>) -> anyhow::Result<Option<Di
 /// Compares batches generated ahead.
 fn frontier(a: &[u8], b: &[u8], of: OfRun<'_>) -> anyhow::Result<Option<Difference>> {
     let answers = [written_answers(a)?, written_answers(b)?];
-    let [of_a, of_b] = answers
+    let [groups_a, groups_b] = answers
         .each_ref()
         .map(|all| all.iter().flat_map(|answer: &WrittenAnswer| answer.groups.iter().cloned()).collect::<Vec<Group>>());
     let [all_a, all_b] = &answers;
-    let found = of_groups(&of_a, &of_b, of)
+    let found = groups_difference(&groups_a, &groups_b, of)
         .or_else(|| all_a.iter().zip(all_b).find_map(|(a, b)| answer(a, b, of)))
         .or_else(|| unequal("number of batches", &all_a.len(), &all_b.len()));
     match found {
@@ -223,8 +224,8 @@ fn answer(a: &WrittenAnswer, b: &WrittenAnswer, of: OfRun<'_>) -> Option<Differe
     let names = b.groups.first().map_or(&[][..], |group| &group.reward_names);
     let asked_at = |place: usize| names.get(place).is_none_or(|name| !of.not_asked.contains(name));
     let timed_out = |answer: &WrittenAnswer| {
-        let of_rewards = answer.timed_out.iter().copied().enumerate();
-        of_rewards.filter(|(place, _)| asked_at(*place)).collect::<Vec<_>>()
+        let counts = answer.timed_out.iter().copied().enumerate();
+        counts.filter(|(place, _)| asked_at(*place)).collect::<Vec<_>>()
     };
     let is_asked = |reward: &str| !of.not_asked.iter().any(|name| name == reward);
     let problems = |answer: &WrittenAnswer| -> Vec<Value> {
@@ -232,8 +233,9 @@ fn answer(a: &WrittenAnswer, b: &WrittenAnswer, of: OfRun<'_>) -> Option<Differe
         all.filter(|problem| problem["reward"].as_str().is_none_or(is_asked)).cloned().collect()
     };
     let metrics = |answer: &WrittenAnswer| -> Vec<String> {
-        let of_other = |metric: &str| of.not_asked.iter().any(|name| metric.starts_with(&format!("rewards/{name}/")));
-        let all = answer.metrics.iter().filter(|(metric, _)| !of_other(metric));
+        let is_left_out =
+            |metric: &str| of.not_asked.iter().any(|name| metric.starts_with(&format!("rewards/{name}/")));
+        let all = answer.metrics.iter().filter(|(metric, _)| !is_left_out(metric));
         all.map(|(metric, value)| format!("{metric} = {}", f64_bits(*value))).collect()
     };
     unequal("number of the next group", &a.next_group, &b.next_group)
@@ -245,18 +247,18 @@ fn answer(a: &WrittenAnswer, b: &WrittenAnswer, of: OfRun<'_>) -> Option<Differe
 /// Compares batches that are generated in chunks, without scores: an ended group may or may not have been scored.
 /// Scores are compared when a step learns from the group.
 fn begun(a: &[u8], b: &[u8], of: OfRun<'_>) -> anyhow::Result<Option<Difference>> {
-    let found = of_groups(&groups_of_begun(a)?, &groups_of_begun(b)?, of);
+    let found = groups_difference(&groups_of_begun(a)?, &groups_of_begun(b)?, of);
     let (heads_a, heads_b) = (heads_of_begun(a)?, heads_of_begun(b)?);
     Ok(found.or_else(|| unequal("step, first group and rows of the batches", &heads_a, &heads_b)))
 }
 
 fn state(a: &Value, b: &Value, same_build: bool) -> Option<Difference> {
-    let of_older;
+    let older;
     let b = if same_build {
         b
     } else {
-        of_older = as_far_as(a, b);
-        &of_older
+        older = as_far_as(a, b);
+        &older
     };
     let task = |state: &Value| lineage_of(&state["task"]).cloned().unwrap_or_default();
     let (lineage_a, lineage_b) = (task(a), task(b));
@@ -341,12 +343,12 @@ impl Tensors {
 
 fn tensors(a: &Path, b: &Path) -> anyhow::Result<Option<Difference>> {
     let (mut a, mut b) = (Tensors::open(a)?, Tensors::open(b)?);
-    let (layout, of_b) = (a.layout(), b.layout());
-    if let Some(at) = (0..layout.len().max(of_b.len())).find(|&at| layout.get(at) != of_b.get(at)) {
+    let (layout, layout_b) = (a.layout(), b.layout());
+    if let Some(at) = (0..layout.len().max(layout_b.len())).find(|&at| layout.get(at) != layout_b.get(at)) {
         let show = |layout: &[(String, String, u64)]| {
             layout.get(at).map_or_else(|| "none".to_owned(), |(name, of, _)| format!("{name} {of}"))
         };
-        let (recorded, remade) = (show(&layout), show(&of_b));
+        let (recorded, remade) = (show(&layout), show(&layout_b));
         return Ok(Some(Difference { kind: "tensor".into(), recorded, remade, ..Difference::default() }));
     }
     let (mut at, mut left, mut right) = (0u64, vec![0; 1 << 16], vec![0; 1 << 16]);

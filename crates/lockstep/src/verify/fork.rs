@@ -125,16 +125,16 @@ fn replay(
         record.add_ahead(&checkpoint.join("frontier.bin"))?;
     }
     let record = SharedRecord::new(record);
-    let mut of_run = RunOptions::new()
+    let mut run_options = RunOptions::new()
         .context(run.ctx.clone())
         .stop_signal(options.stop.clone())
         .sink(record.clone())
         .scores_of_record(record.place());
     if let Some(time) = run.prompt_time(at) {
-        of_run = of_run.prompt_time(time);
+        run_options = run_options.prompt_time(time);
     }
-    let (of_fork, resume_from) = find_run(&dir.root().to_string_lossy(), None)?;
-    let mut replayed = Run::resolved(Purpose::Grpo, resolved, of_fork, resume_from, of_run)?;
+    let (fork_dir, resume_from) = find_run(&dir.root().to_string_lossy(), None)?;
+    let mut replayed = Run::resolved(Purpose::Grpo, resolved, fork_dir, resume_from, run_options)?;
     while replayed.steps_done() < at {
         let ended = replayed.step()?;
         if let Some(found) = record.lock().difference.take() {

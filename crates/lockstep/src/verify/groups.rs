@@ -179,11 +179,13 @@ fn advantages(a: &Completion, b: &Completion) -> Option<Difference> {
         Some(Advantage::Tokens(each)) => each.clone(),
         None => Vec::new(),
     };
-    let of_tokens = |c: &Completion| matches!(c.advantage, Some(Advantage::Tokens(_)));
+    let is_per_token = |c: &Completion| matches!(c.advantage, Some(Advantage::Tokens(_)));
     match floats("advantage", &values(a), &values(b)) {
-        Some(found) => Some(Difference { token: found.token.filter(|_| [a, b].into_iter().any(of_tokens)), ..found }),
+        Some(found) => {
+            Some(Difference { token: found.token.filter(|_| [a, b].into_iter().any(is_per_token)), ..found })
+        }
         // The completion has one token, so both forms have the same number.
-        None => unequal("advantage of each token", &of_tokens(a), &of_tokens(b)),
+        None => unequal("advantage of each token", &is_per_token(a), &is_per_token(b)),
     }
 }
 

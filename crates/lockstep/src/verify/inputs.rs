@@ -226,7 +226,7 @@ impl RecordedRun {
             ("seed", self.record.seed.to_string(), config.seed.to_string()),
             ("dtype", self.record.dtype.clone(), config.dtype.name().to_owned()),
         ];
-        let differs = all.into_iter().find(|(_, recorded, of_config)| recorded != of_config);
+        let differs = all.into_iter().find(|(_, recorded, configured)| recorded != configured);
         if let (None, Some((kind, recorded, remade))) = (&report.difference, differs) {
             let place = Some(self.dir.record().display().to_string());
             report.difference =
@@ -277,7 +277,7 @@ impl RecordedRun {
 
     /// The builds that trained the run, unless all are known to be this build.
     pub fn other_build(&self) -> Option<String> {
-        let here = Build::of_process();
+        let here = Build::current();
         let known = |build: &Option<Build>| {
             build.as_ref().map_or("a build that its record does not name".to_owned(), |b| b.to_string())
         };
@@ -308,7 +308,7 @@ impl RecordedRun {
         let name = config.model_name_or_path.as_deref().unwrap_or_default();
         let began = locate(name, HubKind::Model)?;
         let loaded = (!adapts || is_adapter(&began)).then(|| dtype_of_files(&began)).transpose().or_bad_input()?;
-        let dtype = config.save_dtype.of_files(config.dtype == ComputeDType::Bf16, adapts, loaded);
+        let dtype = config.save_dtype.file_dtype(config.dtype == ComputeDType::Bf16, adapts, loaded);
         Ok((dtype != dtype_of_files(checkpoint).or_bad_input()?).then_some(dtype))
     }
 
@@ -342,11 +342,11 @@ fn decides_bits(change: &str) -> bool {
 fn compare(place: &Path, recorded: &[FileHash], found: &[FileHash], report: &mut Report) {
     for file in found {
         // An adapter and its base may both have a file of this name.
-        let mut of_name = recorded.iter().filter(|old| old.name == file.name).peekable();
-        let Some(old) = of_name.peek().copied() else { continue };
+        let mut same_name = recorded.iter().filter(|old| old.name == file.name).peekable();
+        let Some(old) = same_name.peek().copied() else { continue };
         let length = |of: &FileHash| of.bytes.map_or_else(|| "none".to_owned(), |bytes| format!("{bytes} bytes"));
         let has_length = |old: &FileHash| old.bytes.is_none() || file.bytes.is_none() || old.bytes == file.bytes;
-        let (kind, recorded, remade) = match of_name.find(|old| old.sha256 == file.sha256) {
+        let (kind, recorded, remade) = match same_name.find(|old| old.sha256 == file.sha256) {
             Some(old) if has_length(old) => {
                 report.hashes.push(file.name.clone());
                 continue;

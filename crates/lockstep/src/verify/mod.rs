@@ -134,15 +134,15 @@ fn result(run: &RecordedRun, report: &mut Report) -> anyhow::Result<()> {
     let compared = |step: u64| {
         let (model, checkpoint) = (run.dir.model(), run.dir.checkpoint(step));
         let Some(dtype) = run.result_rounds_to(&checkpoint)? else {
-            return files::of_result(&model, &checkpoint, step);
+            return files::result_difference(&model, &checkpoint, step);
         };
         let scratch = tempfile::Builder::new().prefix("lockstep-verify-").tempdir()?;
         let rounded = scratch.path().join("model");
         if link_model(&checkpoint, &rounded, Some(dtype)).is_err() && dtype == FileDType::F16 {
             // A weight was too large for the dtype, so the result is f32.
-            return files::of_result(&model, &checkpoint, step);
+            return files::result_difference(&model, &checkpoint, step);
         }
-        files::of_result(&model, &rounded, step)
+        files::result_difference(&model, &rounded, step)
     };
     if run.dir.checkpoint(step).is_dir() {
         report.difference = compared(step)?;
@@ -175,16 +175,16 @@ fn replay(
         0 => ResumeFrom::Nothing,
         step => ResumeFrom::Checkpoint(run.dir.checkpoint(step)),
     };
-    let mut of_run = RunOptions::new()
+    let mut run_options = RunOptions::new()
         .context(run.ctx.clone())
         .stop_signal(options.stop.clone())
         .sink(record.clone())
         .scores_of_record(record.place());
     if let Some(time) = run.prompt_time(chain[0].to) {
-        of_run = of_run.prompt_time(time);
+        run_options = run_options.prompt_time(time);
     }
     let dir = RunDir::fresh(scratch.path())?;
-    let begun = Run::resolved(Purpose::Grpo, run.replay_config(chain[0])?, dir, resume_from, of_run);
+    let begun = Run::resolved(Purpose::Grpo, run.replay_config(chain[0])?, dir, resume_from, run_options);
     let mut replayed = match begun {
         Err(error) if from > 0 && is_of(&error, &run.dir.checkpoint(from)) => {
             report.difference = Some(unlisted(from, &error));
@@ -212,7 +212,7 @@ fn steps(
     record: &SharedRecord,
 ) -> anyhow::Result<Option<Difference>> {
     record.lock().compared.clear();
-    let recorded = record.lock().of_steps(interval.from, interval.to);
+    let recorded = record.lock().groups_in_steps(interval.from, interval.to);
     while replayed.steps_done() < interval.to {
         let ended = replayed.step()?;
         if let Some(found) = record.lock().difference.take() {
@@ -241,8 +241,8 @@ fn steps(
     }
     replayed.save_checkpoint()?;
     let remade = replayed.dir().checkpoint(interval.to);
-    let of_run = files::OfRun { not_asked: &record.lock().not_asked.clone(), same_build: run.is_of_same_build() };
-    let found = files::difference(&checkpoint, &remade, interval.to, of_run)?;
+    let about_run = files::OfRun { not_asked: &record.lock().not_asked.clone(), same_build: run.is_of_same_build() };
+    let found = files::difference(&checkpoint, &remade, interval.to, about_run)?;
     disk::remove_dir_all(&remade).with_context(|| remade.display().to_string())?;
     Ok(found)
 }

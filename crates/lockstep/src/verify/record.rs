@@ -48,8 +48,8 @@ impl Record {
     /// A record of the groups in `file`. Its `difference` is a group that occurs twice or for no step, or an entry of
     /// the index that does not match its group.
     pub fn new(file: GroupFile, not_asked: Vec<String>, same_build: bool) -> Record {
-        let of_index = if same_build { wrong_index(&file) } else { None };
-        let difference = of_index.or_else(|| misplaced(&file));
+        let index_difference = if same_build { wrong_index(&file) } else { None };
+        let difference = index_difference.or_else(|| misplaced(&file));
         let places = file.index().iter().enumerate().map(|(place, entry)| (entry.group, place)).collect();
         Record {
             file,
@@ -86,7 +86,7 @@ impl Record {
     }
 
     /// The groups recorded for the steps after `from`, up to `to`.
-    pub fn of_steps(&self, from: u64, to: u64) -> BTreeSet<GroupId> {
+    pub fn groups_in_steps(&self, from: u64, to: u64) -> BTreeSet<GroupId> {
         let inside = |step: Option<u64>| step.is_some_and(|step| from < step && step <= to);
         self.file.index().iter().filter(|entry| inside(entry.step)).map(|entry| entry.group).collect()
     }
@@ -133,8 +133,8 @@ impl Record {
         let mut own = std::mem::take(&mut group.problems);
         for name in names {
             if self.not_asked.contains(name) {
-                let of_reward = recorded.problems.iter().filter(|problem| problem["reward"] == **name);
-                group.problems.extend(of_reward.filter_map(|problem| serde_json::from_value(problem.clone()).ok()));
+                let problems = recorded.problems.iter().filter(|problem| problem["reward"] == **name);
+                group.problems.extend(problems.filter_map(|problem| serde_json::from_value(problem.clone()).ok()));
             } else {
                 group.problems.extend(own.extract_if(.., |problem| problem.reward == *name));
             }
@@ -153,17 +153,17 @@ impl Record {
         if self.difference.is_some() {
             return;
         }
-        let of_group = Difference { step: remade.step, group: Some(remade.group), ..Difference::default() };
+        let base = Difference { step: remade.step, group: Some(remade.group), ..Difference::default() };
         let found = match self.places.get(&remade.group) {
             None => Some(Difference {
                 kind: "group".into(),
                 recorded: "none".into(),
                 remade: format!("{} completions", remade.completions.len()),
-                ..of_group
+                ..base
             }),
             Some(&place) => self.compare_at(place, remade, record).unwrap_or_else(|error| {
                 let (recorded, remade) = (error.to_string(), "a group".into());
-                Some(Difference { kind: "record".into(), recorded, remade, ..of_group })
+                Some(Difference { kind: "record".into(), recorded, remade, ..base })
             }),
         };
         if found.is_none() {
@@ -180,18 +180,18 @@ impl Record {
         if let Some(found) = groups::difference(&recorded, remade, left_out) {
             return Ok(Some(found));
         }
-        let of_group = Difference { step: remade.step, group: Some(remade.group), ..Difference::default() };
+        let base = Difference { step: remade.step, group: Some(remade.group), ..Difference::default() };
         let beyond = column_beyond(&bytes, record).map_err(std::io::Error::other)?.filter(|_| self.same_build);
         if let Some((_, column)) = beyond {
             let (recorded, remade) = (format!("`{column}`"), "none".into());
-            return Ok(Some(Difference { kind: "column".into(), recorded, remade, ..of_group }));
+            return Ok(Some(Difference { kind: "column".into(), recorded, remade, ..base }));
         }
         let last = self.last.replace(place).filter(|last| *last >= place);
         Ok(last.map(|last| Difference {
             kind: "order of the groups".into(),
             recorded: format!("record {place}"),
             remade: format!("behind record {last}"),
-            ..of_group
+            ..base
         }))
     }
 }
@@ -201,27 +201,27 @@ fn misplaced(file: &GroupFile) -> Option<Difference> {
     let mut first: BTreeMap<GroupId, usize> = BTreeMap::new();
     file.index().iter().enumerate().find_map(|(place, entry)| {
         let before = first.insert(entry.group, place);
-        let of_group = Difference { step: entry.step, group: Some(entry.group), ..Difference::default() };
+        let base = Difference { step: entry.step, group: Some(entry.group), ..Difference::default() };
         if let Some(before) = before {
             let (recorded, remade) = (format!("records {before} and {place}"), "once".into());
-            return Some(Difference { kind: "group".into(), recorded, remade, ..of_group });
+            return Some(Difference { kind: "group".into(), recorded, remade, ..base });
         }
         entry.step.is_none_or(|step| step == 0).then(|| Difference {
             kind: "step".into(),
             recorded: entry.step.map_or_else(|| "none".into(), |step| step.to_string()),
             remade: "the step that learned from it".into(),
-            ..of_group
+            ..base
         })
     })
 }
 
 /// An entry of the index that does not match the file's records.
 fn wrong_index(file: &GroupFile) -> Option<Difference> {
-    let (place, entry, of_record) = file.wrong_entry()?;
-    let (recorded, remade) = (format!("{entry:?}"), format!("{of_record:?}"));
+    let (place, entry, correct) = file.wrong_entry()?;
+    let (recorded, remade) = (format!("{entry:?}"), format!("{correct:?}"));
     Some(Difference {
-        step: of_record.step,
-        group: Some(of_record.group),
+        step: correct.step,
+        group: Some(correct.group),
         kind: "index".into(),
         place: Some(format!("rollouts.idx, entry {place}")),
         recorded,

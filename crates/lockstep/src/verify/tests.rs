@@ -304,7 +304,7 @@ fn runs_that_cannot_be_verified_are_refused_with_the_reason() {
     let root = run(dir.path(), |config| config.max_steps = 2);
     let path = root.join("record.json");
     let good = RunRecord::read(&path).unwrap();
-    let [of_kind, of_arithmetic] = [
+    let [other_kind, other_arithmetic] = [
         RunRecord { kind: "sft".into(), ..good.clone() },
         RunRecord { arithmetic: "other".into(), isa: "strange".into(), ..good.clone() },
     ];
@@ -314,10 +314,10 @@ fn runs_that_cannot_be_verified_are_refused_with_the_reason() {
         assert!(report.proven.is_empty() && report.difference.is_none());
         report.not_verified.concat()
     };
-    assert!(why(&of_kind).contains("is a run of `lockstep sft`: only runs of `lockstep train` record"));
+    assert!(why(&other_kind).contains("is a run of `lockstep sft`: only runs of `lockstep train` record"));
     assert!(
-        why(&of_arithmetic).contains("the run's matmuls are other on strange")
-            && why(&of_arithmetic).contains("LOCKSTEP_ISA=strange")
+        why(&other_arithmetic).contains("the run's matmuls are other on strange")
+            && why(&other_arithmetic).contains("LOCKSTEP_ISA=strange")
     );
     // An older record does not name its arithmetic.
     let older = RunRecord { arithmetic: String::new(), ..good.clone() };

@@ -27,9 +27,9 @@ pub fn difference(updates: &Path, record: &Record) -> Result<Option<Difference>>
             (_, Err(_)) => continue,
             (Err(error), _) => error.to_string(),
             (Ok(_), Ok(None)) => "a group that was not recorded".to_owned(),
-            (Ok((update, bytes)), Ok(Some(of_record))) => {
+            (Ok((update, bytes)), Ok(Some(recorded_group))) => {
                 let mut expected = Vec::new();
-                of_update(&update, of_record).write(&mut expected);
+                expected_update(&update, recorded_group).write(&mut expected);
                 match (expected == bytes, before.insert(entry.group)) {
                     (true, true) => continue,
                     (true, false) => "the group a second time".to_owned(),
@@ -51,7 +51,7 @@ pub fn difference(updates: &Path, record: &Record) -> Result<Option<Difference>>
 }
 
 /// The record that a run writes for the group `recorded` after its step, with the log-probabilities of `update`.
-fn of_update(update: &Group, recorded: Group) -> Group {
+fn expected_update(update: &Group, recorded: Group) -> Group {
     let completion = |(place, (given, c)): (usize, (&Completion, Completion))| {
         let mut completion = Completion::new(place, c.ids);
         completion.loss_mask = c.loss_mask;

@@ -62,11 +62,11 @@ pub(super) fn score_rows<G: Grader<N>, const N: usize>(
     let cells = |row: usize| columns.map(|values| &values[row]);
     let completions = batch.completions.iter().enumerate();
     let verdicts = completions.map(|(row, completion)| grade(cells(row), &completion.text())).collect();
-    let mut scores = Scores::of_verdicts(verdicts);
+    let mut scores = Scores::from_verdicts(verdicts);
     if let Some(first) = scores.values.iter().position(Option::is_none) {
         let rows = scores.values.iter().filter(|value| value.is_none()).count();
         let (message, example) = grader.unread(cells(first));
-        let problem = Problem::new(name, rows, message).of_kind(ProblemKind::BadData);
+        let problem = Problem::new(name, rows, message).with_kind(ProblemKind::BadData);
         scores.problems.push(Problem { example, ..problem });
     }
     scores

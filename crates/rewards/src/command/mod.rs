@@ -20,7 +20,7 @@
 //! `by_group = true` a batch is one group (the completions of one prompt). It is sent as soon as its last completion
 //! has ended, while other groups are still generated, which helps slow programs that score each group separately.
 //! Groups are sent in the order in which they end; `timeout_s` and the rules above apply to each group, and a metric is
-//! the mean over groups ([`Scores::of_groups`]). The program is trusted: it is *not* sandboxed.
+//! the mean over groups ([`Scores::from_groups`]). The program is trusted: it is *not* sandboxed.
 
 mod process;
 #[cfg(all(test, unix))]
@@ -302,7 +302,7 @@ impl Reward for CommandReward {
                 kind = ProblemKind::GivenUp;
                 self.given_up = Some(message.clone());
             }
-            let problem = Problem::new(&self.name, batch.len(), message).of_kind(kind);
+            let problem = Problem::new(&self.name, batch.len(), message).with_kind(kind);
             Scores::failed(batch.len(), Problem { fatal: self.given_up.is_some(), ..problem })
         })
     }

@@ -318,14 +318,14 @@ impl Reward for HttpReward {
             })
         });
         let failed = |rows: usize, (kind, message): Failure| {
-            Scores::failed(rows, Problem::new(&self.name, rows, message).of_kind(kind))
+            Scores::failed(rows, Problem::new(&self.name, rows, message).with_kind(kind))
         };
         match requests.collect::<std::result::Result<Vec<_>, _>>() {
             Err(failure) => failed(batch.len(), failure),
             Ok(requests) => {
                 let counts: Vec<usize> = requests.iter().map(|request| request.tokens.len()).collect();
                 let outcomes = self.ask(requests).into_iter().zip(counts);
-                Scores::of_groups(outcomes.map(|(outcome, rows)| outcome.unwrap_or_else(|why| failed(rows, why))))
+                Scores::from_groups(outcomes.map(|(outcome, rows)| outcome.unwrap_or_else(|why| failed(rows, why))))
             }
         }
     }

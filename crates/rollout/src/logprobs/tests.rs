@@ -80,7 +80,7 @@ fn each_draw_returns_the_outputs_that_its_request_wants() {
     let draws: Vec<Draw> = (0..40).map(|i| Draw { row: 39 - i as u32, sequence: sequence(i), at: 2 }).collect();
     let (model, hidden) = (ModelView::from(&all.weights), all.hidden.view());
     let entropies = rows.entropies(&all.ctx, model, hidden, &all.scheduler, &draws).unwrap();
-    let tops = rows.of_draws(&all.ctx, model, hidden, &all.scheduler, &draws).unwrap();
+    let tops = rows.top_tokens(&all.ctx, model, hidden, &all.scheduler, &draws).unwrap();
     assert_eq!((entropies.len(), tops.len()), (40, 40));
     for (draw, (entropy, (ids, logps))) in draws.iter().zip(entropies.iter().zip(&tops)) {
         let sampling = all.scheduler.sampling(draw.sequence);
@@ -117,7 +117,7 @@ fn each_prompt_token_except_the_first_has_a_log_probability() {
     let mut compute = |all: &mut Case, chunks: &[(usize, usize, usize)]| {
         let chunks: Vec<Chunk> = chunks.iter().map(|&(sequence, from, to)| Chunk { sequence, from, to }).collect();
         let (model, hidden) = (ModelView::from(&all.weights), all.hidden.view());
-        rows.of_prompts(&all.ctx, model, hidden, &mut all.scheduler, &chunks).unwrap();
+        rows.record_prompts(&all.ctx, model, hidden, &mut all.scheduler, &chunks).unwrap();
         all.scheduler.groups[group].prompt_logps.len()
     };
     // The first part of the prompt is computed first.

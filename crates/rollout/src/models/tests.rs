@@ -37,9 +37,9 @@ fn weights_are_found_by_version_and_adapters_by_id_and_version() {
         let why = format!("a request names version {version} of adapter {id}, which the step did not get");
         assert_eq!(of(id, version).err(), Some(why));
     }
-    let of_view = AdapterVersion { id: AdapterVersion::OF_VIEW, version: Updates(7) };
+    let view_adapter = AdapterVersion { id: AdapterVersion::OF_VIEW, version: Updates(7) };
     let version = models.current_version().unwrap();
-    assert_eq!((version, version.trained().0), (ModelVersion { base: Updates(3), adapter: Some(of_view) }, 7));
+    assert_eq!((version, version.trained().0), (ModelVersion { base: Updates(3), adapter: Some(view_adapter) }, 7));
     let plain = Models::from(&old).current_version().unwrap();
     assert_eq!((plain, plain.trained().0), (ModelVersion { base: Updates(2), adapter: None }, 2));
     assert_eq!(Models::default().current_version(), None);

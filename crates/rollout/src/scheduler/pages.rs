@@ -97,12 +97,12 @@ impl Scheduler {
         }
         let Some(prompt) = held else { return Some(0) };
         let full = shared / BLOCK;
-        let (of_prompt, s) = self.sequences.get2_mut(prompt, id).expect("two sequences");
-        s.blocks.extend(of_prompt.blocks[..full].iter().map(|&block| self.blocks.share(block)));
-        (s.computed, s.cached, s.node) = (shared, of_prompt.cached.min(full), of_prompt.node);
+        let (source, s) = self.sequences.get2_mut(prompt, id).expect("two sequences");
+        s.blocks.extend(source.blocks[..full].iter().map(|&block| self.blocks.share(block)));
+        (s.computed, s.cached, s.node) = (shared, source.cached.min(full), source.node);
         if !shared.is_multiple_of(BLOCK) {
             let own = self.blocks.take()?;
-            copies.push((of_prompt.blocks[full], own));
+            copies.push((source.blocks[full], own));
             s.blocks.push(own);
         }
         Some(0)

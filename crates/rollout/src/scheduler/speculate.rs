@@ -61,7 +61,7 @@ impl Scheduler {
             Speculative::Off => 0,
             Speculative::Always(length) => length,
             Speculative::Auto => {
-                let (most, row) = (self.rows_for(id, live), live as f32 * self.cost.of_row(live));
+                let (most, row) = (self.rows_for(id, live), live as f32 * self.cost.row_fraction(live));
                 agreeing.map_or(0, |agreeing| self.sequences[id].pace.length(agreeing, row, most))
             }
         };

@@ -30,7 +30,7 @@ impl TraceSink {
     }
 
     /// Restricts the trace to these ranges of steps; an empty list means all steps.
-    pub fn of_steps(self, steps: Vec<RangeInclusive<u64>>) -> Self {
+    pub fn with_steps(self, steps: Vec<RangeInclusive<u64>>) -> Self {
         TraceSink { steps, ..self }
     }
 }
@@ -176,7 +176,7 @@ mod tests {
     fn only_the_configured_steps_are_traced() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("trace.json");
-        let mut sink = TraceSink::open(&path, 1 << 20).unwrap().of_steps(vec![2..=3, 7..=7]);
+        let mut sink = TraceSink::open(&path, 1 << 20).unwrap().with_steps(vec![2..=3, 7..=7]);
         for step in 1..9 {
             let span = EventKind::Span {
                 name: format!("step {step}"),

@@ -58,7 +58,7 @@ pub struct Weights {
     /// Corrections before the bounds are applied: one per token, or a single one. Empty means 1 for all tokens.
     raw: Vec<f64>,
     bounded: Vec<f64>,
-    of_sequence: bool,
+    per_sequence: bool,
 }
 
 impl Weights {
@@ -66,15 +66,15 @@ impl Weights {
     /// correction is 1.
     pub fn new<T: Float>(config: &Correction, old_logps: &[T], sampler_logps: &[T], mask: &[bool]) -> Weights {
         if !config.enabled {
-            return Weights { raw: Vec::new(), bounded: Vec::new(), of_sequence: false };
+            return Weights { raw: Vec::new(), bounded: Vec::new(), per_sequence: false };
         }
         let difference = |t: usize| {
             let sampler = sampler_logps[t].f64();
             if mask[t] && !sampler.is_nan() { old_logps[t].f64() - sampler } else { 0.0 }
         };
         use CorrectionMode::{SequenceMask, SequenceTruncate, TokenMask, TokenTruncate};
-        let of_sequence = matches!(config.mode, SequenceTruncate | SequenceMask);
-        let raw: Vec<f64> = if of_sequence {
+        let per_sequence = matches!(config.mode, SequenceTruncate | SequenceMask);
+        let raw: Vec<f64> = if per_sequence {
             vec![libm::exp((0..mask.len()).map(difference).sum())]
         } else {
             (0..mask.len()).map(|t| libm::exp(difference(t))).collect()
@@ -85,13 +85,13 @@ impl Weights {
             TokenMask | SequenceMask if c < low || c > high => 0.0,
             TokenMask | SequenceMask => c,
         };
-        Weights { bounded: raw.iter().map(bound).collect(), raw, of_sequence }
+        Weights { bounded: raw.iter().map(bound).collect(), raw, per_sequence }
     }
 
     /// The correction of token `t`.
     pub fn at(&self, t: usize) -> f64 {
         match self.bounded.as_slice() {
-            [one] if self.of_sequence => *one,
+            [one] if self.per_sequence => *one,
             [] => 1.0,
             many => many[t],
         }
@@ -143,7 +143,7 @@ impl SamplingSums {
     /// Adds a sequence to the sums.
     pub fn add<T: Float>(&mut self, weights: &Weights, old_logps: &[T], sampler_logps: &[T], mask: &[bool]) {
         // A per-sequence correction counts even if the mask keeps no token, as in TRL.
-        let kept = |t: usize| weights.of_sequence || mask[t];
+        let kept = |t: usize| weights.per_sequence || mask[t];
         for (t, (&raw, &bounded)) in weights.raw.iter().zip(&weights.bounded).enumerate() {
             if kept(t) {
                 self.ratio.add(raw);

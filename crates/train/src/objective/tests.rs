@@ -43,14 +43,14 @@ fn pair() -> PreferencePair {
 fn each_loss_accepts_either_samples_or_pairs() {
     let (samples, pairs) = ([sample(2), sample(3)], [pair(), pair()]);
     for (name, loss) in all() {
-        let (of_samples, of_pairs) = (loss.check(samples[..].into()), loss.check(pairs[..].into()));
+        let (on_samples, on_pairs) = (loss.check(samples[..].into()), loss.check(pairs[..].into()));
         let told = |result: Result<()>| result.map_err(|e| e.to_string());
         if loss.is_of_pairs() {
-            assert_eq!(told(of_pairs), Ok(()), "{name}");
-            assert_eq!(told(of_samples), Err("the loss needs preference pairs, got single samples".into()), "{name}");
+            assert_eq!(told(on_pairs), Ok(()), "{name}");
+            assert_eq!(told(on_samples), Err("the loss needs preference pairs, got single samples".into()), "{name}");
         } else {
-            assert_eq!(told(of_samples), Ok(()), "{name}");
-            assert_eq!(told(of_pairs), Err("the loss needs single samples, got preference pairs".into()), "{name}");
+            assert_eq!(told(on_samples), Ok(()), "{name}");
+            assert_eq!(told(on_pairs), Err("the loss needs single samples, got preference pairs".into()), "{name}");
         }
     }
 }

@@ -391,8 +391,8 @@ mod tests {
         optimizer.measure(&ctx, &grads).unwrap();
         optimizer.step(&ctx, &mut NextParams::in_place(&mut weights.params), &grads, 1e-3).unwrap();
         let m = optimizer.state().trees().next().unwrap().tensors;
-        let of_layer = |i: usize| m.get(&format!("model.layers.{i}.mlp.down_proj.weight")).unwrap();
-        let (first, second) = (of_layer(0), of_layer(1));
+        let layer_moment = |i: usize| m.get(&format!("model.layers.{i}.mlp.down_proj.weight")).unwrap();
+        let (first, second) = (layer_moment(0), layer_moment(1));
         // All values are the same number, rounded either up or down.
         assert!(first != second && first.iter().chain(&second).all(|x| (x / first[0] - 1.0).abs() < 0.01));
     }

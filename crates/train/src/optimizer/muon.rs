@@ -93,8 +93,8 @@ impl MuonConfig {
 
 /// Whether Muon updates this parameter: a matrix of a decoder layer.
 fn is_hidden_matrix(spec: &ParamSpec) -> bool {
-    let of_layer = |part: &Part| part.name.contains(".layers.");
-    spec.matrix && spec.role == Role::Base && spec.parts.iter().all(of_layer)
+    let is_in_layer = |part: &Part| part.name.contains(".layers.");
+    spec.matrix && spec.role == Role::Base && spec.parts.iter().all(is_in_layer)
 }
 
 /// Muon for the matrices of decoder layers, and AdamW for all other parameters.
@@ -162,9 +162,9 @@ impl Rule for Muon {
     fn step(&mut self, ctx: &Context, step: Step<'_, '_>) -> Result<()> {
         let Step { weights, mut masters, trees, grads, norm, clip, number, learning_rate, config } = step;
         let (buffers, moments) = trees.split_first_mut().expect("trees are momentum, then AdamW's moments");
-        let of_layers =
+        let matrices =
             weights.specs().iter().zip(grads.tensors()).filter(|(s, g)| is_hidden_matrix(s) && g.bytes() > 0);
-        let parts: Vec<Part> = of_layers.flat_map(|(spec, _)| spec.parts.clone()).collect();
+        let parts: Vec<Part> = matrices.flat_map(|(spec, _)| spec.parts.clone()).collect();
         let mut iterations = self.iterations.take().expect("reserved");
         for Part { name, shape, .. } in parts {
             let read = |params: &Params| params.read(&name).expect("every parameter has a tensor of its name");
@@ -331,7 +331,7 @@ mod tests {
         x.iter().map(|&x| f64::from(x)).collect()
     }
 
-    fn of_layer(name: &str) -> bool {
+    fn is_layer_matrix(name: &str) -> bool {
         name.contains(".layers.") && name.ends_with("proj.weight")
     }
 
@@ -364,7 +364,7 @@ mod tests {
                     optimizer.step(&ctx, &mut NextParams::in_place(&mut weights.params), &grads, 0.02).unwrap();
                     adamw.step(&ctx, &mut NextParams::in_place(&mut plain.params), &grads, 0.02).unwrap();
                     let clip = (2.0 / (norm + 1e-6)).min(1.0);
-                    for (i, spec) in specs.iter().enumerate().filter(|(_, spec)| of_layer(&spec.name)) {
+                    for (i, spec) in specs.iter().enumerate().filter(|(_, spec)| is_layer_matrix(&spec.name)) {
                         let momentum = |(&g, b): (&f32, &mut f64)| {
                             let g = clip * f64::from(g);
                             *b += 0.1 * (g - *b);
@@ -381,7 +381,7 @@ mod tests {
                 let tolerance = if compute == DType::F32 { 1e-5 } else { 1e-2 };
                 for (spec, expected) in specs.iter().zip(&expected) {
                     let (muon, adamw) = (weights.get(&spec.name).unwrap(), plain.get(&spec.name).unwrap());
-                    if of_layer(&spec.name) {
+                    if is_layer_matrix(&spec.name) {
                         let worst = in_f64(&muon).iter().zip(expected).map(|(a, b)| (a - b).abs()).fold(0.0, f64::max);
                         assert!(worst < tolerance, "{}, {isa:?}, {compute:?}: {worst}", spec.name);
                     } else {

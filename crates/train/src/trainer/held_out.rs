@@ -47,10 +47,10 @@ impl TrainState {
         let bonus = objective.entropy();
         let mut normalizer = Normalizer { entropy_coef: self.entropy.applied(&bonus), ..Normalizer::of(&masks) };
         if let Some(q) = objective.entropy_quantile() {
-            let of_sample = |(scores, mask): (&Scores, &Vec<bool>)| -> Vec<f32> {
+            let kept_entropies = |(scores, mask): (&Scores, &Vec<bool>)| -> Vec<f32> {
                 scores.entropies.iter().zip(mask).filter(|(_, kept)| **kept).map(|(entropy, _)| *entropy).collect()
             };
-            let entropies: Vec<f32> = scores.iter().zip(&masks).flat_map(of_sample).collect();
+            let entropies: Vec<f32> = scores.iter().zip(&masks).flat_map(kept_entropies).collect();
             normalizer.entropy_threshold = quantile(entropies.clone(), q);
             normalizer.entropy_tokens = entropies.iter().filter(|&&e| normalizer.keeps(f64::from(e))).count();
         }
@@ -78,7 +78,7 @@ impl TrainState {
         Ok(Some(HeldOut {
             loss: with_bonus(sums.loss, &bonus, &normalizer, entropy),
             metrics: metrics
-                .of_loss()
+                .loss_entries()
                 .into_iter()
                 .chain(sums.means.entries())
                 .map(|(name, x)| (name.to_owned(), x))

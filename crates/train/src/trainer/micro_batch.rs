@@ -123,8 +123,8 @@ impl TrainState {
         let checked = only(groups, |place| skipped.checked.contains(&place));
         let micro = micro_batches(&checked, self.config.max_tokens_per_micro_batch, self.config.prefix_sharing);
         // If the tokens were sampled with other weights, there is nothing to compare.
-        let of_sampler = |i: usize| batch.sequences[i].source.sample().is_some_and(|s| s.is_of_version(version));
-        for micro in micro.iter().filter(|micro| micro.scored().any(of_sampler)) {
+        let is_comparable = |i: usize| batch.sequences[i].source.sample().is_some_and(|s| s.is_of_version(version));
+        for micro in micro.iter().filter(|micro| micro.scored().any(is_comparable)) {
             self.reserve_for(compute, std::slice::from_ref(micro), longest(&checked))?;
             let forward = self.forward(compute, batch, micro, &mut measured.forward_time_s)?;
             let mut logps = &forward.logps[..];

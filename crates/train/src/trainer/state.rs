@@ -240,9 +240,9 @@ impl TrainState {
                 Accumulated::new(loss.clone(), *normalizer)
             }
         };
-        let of_skipped = Cell::new(&skipped.sequences[..]);
+        let skipped_sequences = Cell::new(&skipped.sequences[..]);
         let before = accumulated.sequences;
-        let batch = LossBatch { loss, normalizer, sequences: &sequences, before, skipped: of_skipped };
+        let batch = LossBatch { loss, normalizer, sequences: &sequences, before, skipped: skipped_sequences };
         let measured = &mut accumulated.measured;
         measured.forward_time_s += ahead.forward_time_s;
         let mut ahead = ahead.forwards.into_iter();

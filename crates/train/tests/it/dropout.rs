@@ -244,8 +244,8 @@ fn a_trainer_resumes_from_saved_counters_after_a_skipped_step() {
         let slot = again.adapter.as_mut().expect("an adapter");
         slot.overwrite(|a| NamedMut { params: &mut a.params }.put(&spec.name, &from)).expect("tensor");
     }
-    let of_resumed = resumed.optimizer_mut().state_mut().expect("not held").trees_mut();
-    for (from, (_, mut to)) in trainer.optimizer().state().trees().map(|tree| tree.tensors).zip(of_resumed) {
+    let resumed_trees = resumed.optimizer_mut().state_mut().expect("not held").trees_mut();
+    for (from, (_, mut to)) in trainer.optimizer().state().trees().map(|tree| tree.tensors).zip(resumed_trees) {
         for spec in from.tensors() {
             to.put(&spec.name, &from.get(&spec.name).expect("moment")).expect("moment");
         }

@@ -152,8 +152,8 @@ fn same(
         assert_eq!(lasting(a), expected, "{title}, step {step}");
         assert_eq!(a.grad_norm.to_bits(), b.grad_norm.to_bits(), "{title}, step {step}");
         assert_eq!(a.loss.to_bits(), b.loss.to_bits(), "{title}, step {step}");
-        let (rows, of_all) = (a.computed_tokens + a.skipped_tokens.unwrap_or(0), b.computed_tokens);
-        assert_eq!(rows, of_all, "{title}, step {step}");
+        let (rows, all_rows) = (a.computed_tokens + a.skipped_tokens.unwrap_or(0), b.computed_tokens);
+        assert_eq!(rows, all_rows, "{title}, step {step}");
     }
     assert_eq!(skipped[0].entropy, all[0].entropy, "{title}: recorded entropies must equal the trainer's");
     assert!(weights == expected, "{title}: other weights");

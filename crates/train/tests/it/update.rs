@@ -156,9 +156,9 @@ fn accumulated_parts_equal_the_whole_batch() {
 /// norm is copied back.
 #[test]
 fn an_update_makes_a_fixed_number_of_copies_per_micro_batch() {
-    let [of_micro_batch, others] = copies_of_an_update(&Context::cpu_checked(Isa::best(), 1));
+    let [per_micro_batch, others] = copies_of_an_update(&Context::cpu_checked(Isa::best(), 1));
     let copies = |to_device, to_host| Copies { to_device, to_host, ..Copies::default() };
-    assert_eq!([of_micro_batch, others], [copies(4, 2), copies(1, 1)]);
+    assert_eq!([per_micro_batch, others], [copies(4, 2), copies(1, 1)]);
 }
 
 /// In addition, each layer copies which rows see a page, for the gradients of keys and values. The host waits for the
@@ -170,12 +170,12 @@ fn an_update_on_emulated_cuda_has_fixed_copies_launches_and_waits() {
         return;
     };
     let layers = config().num_layers as u64;
-    let [of_micro_batch, others] = copies_of_an_update(&ctx);
+    let [per_micro_batch, others] = copies_of_an_update(&ctx);
     // The forward pass has the launches of a decode step, with log-probabilities instead of the draw. The backward pass
     // launches 56 operations for two layers.
     let launches = 11 * layers + 6 + 56;
     let expected = Copies { to_device: 4 + layers, to_host: 2, launches, waits: 2, ..Copies::default() };
-    assert_eq!(of_micro_batch, expected);
+    assert_eq!(per_micro_batch, expected);
     // The embedding's sums; for each tensor (8 per layer) its squares and its step; the norm.
     let tensors = 8 * layers + 2;
     let expected = Copies { to_device: 1, to_host: 1, launches: 2 * tensors + 2, waits: 1, ..Copies::default() };
@@ -195,17 +195,17 @@ fn copies_of_an_update(ctx: &Context) -> [Copies; 2] {
         let copies = Copies { to_device_bytes: 0, to_host_bytes: 0, ..ctx.memory().copies() - before };
         (metrics.micro_batches, copies)
     };
-    let ((whole, of_whole), (cut, of_cut)) = (updated(10_000), updated(1));
+    let ((whole, whole_copies), (cut, cut_copies)) = (updated(10_000), updated(1));
     assert_eq!((whole, cut), (1, 3));
-    let more = of_cut - of_whole;
-    let of_micro_batch = Copies {
+    let more = cut_copies - whole_copies;
+    let per_micro_batch = Copies {
         to_device: more.to_device / 2,
         to_host: more.to_host / 2,
         launches: more.launches / 2,
         waits: more.waits / 2,
         ..Copies::default()
     };
-    [of_micro_batch, of_whole - of_micro_batch]
+    [per_micro_batch, whole_copies - per_micro_batch]
 }
 
 #[test]
@@ -286,8 +286,8 @@ fn a_trainer_resumes_from_saved_moments() {
     let (mut again, mut resumed) = (policy(ctx.memory()), new());
     for spec in TensorSource::tensors(&weights) {
         again.put(&spec.name, &weights.get(&spec.name).expect("tensor")).expect("tensor");
-        let of_resumed = resumed.optimizer_mut().state_mut().expect("not held").trees_mut();
-        for (from, (_, mut to)) in trainer.optimizer().state().trees().map(|tree| tree.tensors).zip(of_resumed) {
+        let resumed_trees = resumed.optimizer_mut().state_mut().expect("not held").trees_mut();
+        for (from, (_, mut to)) in trainer.optimizer().state().trees().map(|tree| tree.tensors).zip(resumed_trees) {
             to.put(&spec.name, &from.get(&spec.name).expect("moment")).expect("moment");
         }
     }

@@ -17,17 +17,17 @@ fn a_chunk_must_continue_the_accepted_answer_with_the_right_weights() {
     let accepted = "accept 0 of dev1; withdraw 0; offer 0.1@0~5";
     assert_eq!(run.result_of(job(0), ORIGIN, answer(5, true)), accepted);
     assert_eq!(run.0.complete_groups(BatchId(0)), 0);
-    for of in [ORIGIN, ORIGIN.of_result(Some(6)), lineage(Version(1)).of_result(Some(5))] {
+    for of in [ORIGIN, ORIGIN.for_result(Some(6)), lineage(Version(1)).for_result(Some(5))] {
         assert_eq!(run.result_of(chunk(0, 1), of, answer(1, false)), "drop 0.1 of dev1: Lineage");
     }
     // The second chunk of batch 1 is sampled with the weights after batch 0.
     assert_eq!(run.result_of(job(1), ORIGIN, answer(8, true)), "accept 1 of dev1; withdraw 1");
     // The last chunk ends a group even if its answer has `more`.
     let accepted = "accept 0.1 of dev1; withdraw 0.1; sync 0: 0,0.1";
-    assert_eq!(run.result_of(chunk(0, 1), ORIGIN.of_result(Some(5)), answer(1, true)), accepted);
+    assert_eq!(run.result_of(chunk(0, 1), ORIGIN.for_result(Some(5)), answer(1, true)), accepted);
     assert_eq!(run.train(), "publish 1; offer 1.1@1~8; offer 2@1");
     let accepted = "accept 1.1 of dev1; withdraw 1.1; sync 1: 1,1.1";
-    assert_eq!(run.result_of(chunk(1, 1), lineage(Version(1)).of_result(Some(8)), answer(1, false)), accepted);
+    assert_eq!(run.result_of(chunk(1, 1), lineage(Version(1)).for_result(Some(8)), answer(1, false)), accepted);
     assert_eq!(run.result_of(chunk(2, 2), lineage(Version(2)), answer(1, false)), "drop 2.2 of dev1: NotAsked");
 }
 
@@ -43,7 +43,7 @@ fn a_frontier_contains_only_chunks_of_older_weights() {
     assert_eq!(run.frontier(1), both("1", "1.1,2"));
     run.result_of(job(2), ORIGIN, answer(3, true));
     assert_eq!(run.frontier(1), both("1,2", "1.1"));
-    run.result_of(chunk(1, 1), ORIGIN.of_result(Some(2)), answer(4, true));
+    run.result_of(chunk(1, 1), ORIGIN.for_result(Some(2)), answer(4, true));
     assert_eq!(run.frontier(1), both("1,1.1,2", ""));
     assert_eq!(run.frontier(2), both("2", "2.1,3"));
 }
@@ -52,7 +52,7 @@ fn a_frontier_contains_only_chunks_of_older_weights() {
 fn an_early_chunk_is_kept_if_it_continues_the_accepted_answer() {
     for (fingerprint, then) in [(5, "sync 0: 0,0.1"), (6, "offer 0.1@0~6")] {
         let mut run = Run::start(chunked(2, 1));
-        let early = run.result_of(chunk(0, 1), ORIGIN.of_result(Some(5)), answer(1, false));
+        let early = run.result_of(chunk(0, 1), ORIGIN.for_result(Some(5)), answer(1, false));
         assert_eq!(early, "accept 0.1 of dev1", "an earlier learner had offered this job");
         run.tell(Event::Recovered);
         let actions = run.result_of(job(0), ORIGIN, answer(fingerprint, true));
@@ -86,7 +86,7 @@ fn results_of_an_expelled_worker_are_recomputed_until_training_begins() {
         run.tell(Event::Joined(name("dev2")));
         run.tell(Event::Recovered);
         run.result_of(job(0), ORIGIN, answer(5, true));
-        run.result_of(chunk(0, 1), ORIGIN.of_result(Some(5)), answer(6, false));
+        run.result_of(chunk(0, 1), ORIGIN.for_result(Some(5)), answer(6, false));
         run.result_of(job(1), ORIGIN, answer(7, false));
         run
     };

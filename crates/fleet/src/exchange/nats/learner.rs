@@ -80,7 +80,7 @@ impl NatsLearner {
     /// that have arrived are kept. Fails if another learner is running in this directory, or with this name on the
     /// server.
     pub fn open(out: &Path, options: &NatsOptions) -> Result<NatsLearner> {
-        let layout = Layout::of_run(out);
+        let layout = Layout::in_run(out);
         layout.create()?;
         create_dir(&layout.batches())?;
         let who = format!("a learner of {}", out.display());

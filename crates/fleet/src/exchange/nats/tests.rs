@@ -57,8 +57,11 @@ fn the_names_of_streams_and_subjects_are_fixed() {
     assert_eq!((names.jobs.as_str(), names.results.as_str()), ("LOCKSTEP_x_JOBS", "LOCKSTEP_x_RESULTS"));
     let all = [names.state(), names.all_jobs(), names.job(job(3)), names.all_results()];
     assert_eq!(all, ["lockstep.x.state", "lockstep.x.jobs.>", "lockstep.x.jobs.000003.0", "lockstep.x.results.>"]);
-    let of_worker = [names.result(&name("dev1"), job(3)), names.worker("*"), names.control(&name("dev1"))];
-    assert_eq!(of_worker, ["lockstep.x.results.dev1.000003.0", "lockstep.x.workers.*", "lockstep.x.control.dev1"]);
+    let worker_subjects = [names.result(&name("dev1"), job(3)), names.worker("*"), names.control(&name("dev1"))];
+    assert_eq!(
+        worker_subjects,
+        ["lockstep.x.results.dev1.000003.0", "lockstep.x.workers.*", "lockstep.x.control.dev1"]
+    );
     assert_eq!(names.job_of("lockstep.x.jobs.000003.0"), Some(job(3)));
     assert_eq!(
         ["lockstep.y.jobs.000003.0", "lockstep.x.jobs.x", "lockstep.x.state"].map(|text| names.job_of(text)),

@@ -123,8 +123,8 @@ fn the_end_of_a_worker_is_reported_before_its_successor_joins() {
         let processing: &[u64] = if now.incarnation == 2 && now.alive { &[0] } else { &[] };
         // The jobs of the old process are not returned, because the next process still has them.
         let events: Vec<Event> = observer.compare(scan(now, &[], processing, &[]));
-        let of_end = |event: &Event| !matches!(event, Event::Returned { .. });
-        assert_eq!(describe(events.into_iter().filter(of_end).collect()), expected, "{now:?}");
+        let is_not_returned = |event: &Event| !matches!(event, Event::Returned { .. });
+        assert_eq!(describe(events.into_iter().filter(is_not_returned).collect()), expected, "{now:?}");
     }
     let mut observer = Observer::default();
     observer.compare(scan(before, &[], &[0], &[]));

@@ -31,7 +31,7 @@ impl SpoolLearner {
     /// Opens the spool of the run directory `out`. Jobs that an earlier learner offered are deleted; results and
     /// claimed jobs are kept. If a learner is already running, the error names its process.
     pub fn open(out: &Path) -> Result<SpoolLearner> {
-        let layout = Layout::of_run(out);
+        let layout = Layout::in_run(out);
         layout.create()?;
         let lock = layout.root().join("learner.lock");
         let remedy = "Wait until it has ended, or stop it";
@@ -173,7 +173,7 @@ impl Exchange for SpoolLearner {
     }
 
     fn kill(&mut self, worker: &WorkerName) -> Result<bool> {
-        self.kill_with(&Locks::of_system(), worker)
+        self.kill_with(&Locks::system(), worker)
     }
 
     fn poll(&mut self) -> Result<Vec<Event>> {

@@ -43,7 +43,7 @@ pub struct Layout {
 
 impl Layout {
     /// The spool of the run directory `out`.
-    pub fn of_run(out: &Path) -> Layout {
+    pub fn in_run(out: &Path) -> Layout {
         disk::no_links_below(out);
         Layout { root: out.join("fleet") }
     }
@@ -113,8 +113,8 @@ impl Layout {
 
     /// Deletes all results, including those in batch files.
     pub fn forget_results(&self) -> Result<()> {
-        let of_workers = self.known_workers()?.into_iter().map(|worker| self.complete(&worker));
-        for directory in of_workers.chain([self.batches()]) {
+        let worker_results = self.known_workers()?.into_iter().map(|worker| self.complete(&worker));
+        for directory in worker_results.chain([self.batches()]) {
             names(&directory)?.iter().try_for_each(|name| remove(&directory.join(name)))?;
         }
         Ok(())
@@ -255,7 +255,7 @@ impl Holder {
 /// Takes the lock of a file that is never deleted, and writes this process into the file. Retries for a moment, because
 /// a process that only checks a lock holds it briefly. `who` names the owner of the lock in the error.
 pub(crate) fn take_lock(path: &Path, who: &str, remedy: &str) -> Result<(FileLock, Holder)> {
-    take_lock_with(&Locks::of_system(), path, who, remedy)
+    take_lock_with(&Locks::system(), path, who, remedy)
 }
 
 fn take_lock_with(locks: &Locks, path: &Path, who: &str, remedy: &str) -> Result<(FileLock, Holder)> {
@@ -303,7 +303,7 @@ fn take_lock_with(locks: &Locks, path: &Path, who: &str, remedy: &str) -> Result
 
 /// The process that currently holds a lock; `None` if the lock is free.
 pub(crate) fn holder(path: &Path) -> Result<Option<Holder>> {
-    holder_with(&Locks::of_system(), path)
+    holder_with(&Locks::system(), path)
 }
 
 fn holder_with(locks: &Locks, path: &Path) -> Result<Option<Holder>> {

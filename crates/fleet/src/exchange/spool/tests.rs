@@ -89,13 +89,13 @@ fn a_corrupt_or_misnamed_result_is_deleted() {
     let whole = result(&job(0, ""), "dev1").to_bytes();
     let mut flipped = whole.clone();
     flipped[60] ^= 1;
-    let complete = Layout::of_run(out.path()).complete(&name("dev1"));
+    let complete = Layout::in_run(out.path()).complete(&name("dev1"));
     for (number, bytes) in [(0, &whole[..40]), (1, &flipped[..]), (2, &whole[..])] {
         learner.offer(&job(number, "")).unwrap();
         worker.claim(&[]).unwrap().unwrap();
         learner.poll().unwrap();
         std::fs::write(complete.join(job(number, "").name.to_string()), bytes).unwrap();
-        std::fs::remove_file(Layout::of_run(out.path()).processing(&name("dev1")).join(format!("00000{number}.0")))
+        std::fs::remove_file(Layout::in_run(out.path()).processing(&name("dev1")).join(format!("00000{number}.0")))
             .unwrap();
         let returned = Event::Returned { worker: name("dev1"), job: job(number, "").name, faulty: false };
         assert_eq!(learner.poll().unwrap(), [returned], "{number}");
@@ -120,7 +120,7 @@ fn jobs_of_a_dead_worker_are_returned_and_its_partial_files_deleted() {
     learner.offer(&job(0, "")).unwrap();
     worker.claim(&[]).unwrap().unwrap();
     assert_eq!(learner.poll().unwrap().len(), 2);
-    let half = Layout::of_run(out.path()).complete(&name("dev1")).join(".000000.0");
+    let half = Layout::in_run(out.path()).complete(&name("dev1")).join(".000000.0");
     std::fs::write(&half, b"half").unwrap();
     drop(worker);
     assert_eq!(learner.poll().unwrap()[0], Event::Ended { worker: name("dev1"), how: HowEnded::Vanished });

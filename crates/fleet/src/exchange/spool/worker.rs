@@ -36,7 +36,7 @@ impl SpoolWorker {
     /// Joins the run in the directory `out`. The run's learner may start later. If a worker of this name is already
     /// running, the error names its process. Jobs that an earlier process of this name left unfinished are returned.
     pub fn join(out: &Path, name: WorkerName) -> Result<SpoolWorker> {
-        let layout = Layout::of_run(out);
+        let layout = Layout::in_run(out);
         layout.create()?;
         for directory in [layout.workers().join(name.as_str()), layout.processing(&name), layout.complete(&name)] {
             create_dir(&directory)?;

@@ -103,7 +103,7 @@ impl World {
         }
         let worker = self.workers[i].name.clone();
         let answer = Answer { fingerprint: tokens, more };
-        let lineage = job.lineage.of_result(job.continues);
+        let lineage = job.lineage.for_result(job.continues);
         let result = JobResult { job: job.name, lineage, worker, answer, bytes };
         self.workers[i].doing = Doing::Made(result);
     }
@@ -163,8 +163,8 @@ impl World {
         let Some(learner) = &mut self.learner else { return Ok(()) };
         let batch = learner.coordinator.open_batch();
         let plan = &self.plan;
-        let of_batch = |job: &JobName| plan.batch_of(job.group) == batch && learner.coordinator.can_remake(*job);
-        let jobs: Vec<JobName> = learner.kept.keys().copied().filter(of_batch).collect();
+        let is_in_batch = |job: &JobName| plan.batch_of(job.group) == batch && learner.coordinator.can_remake(*job);
+        let jobs: Vec<JobName> = learner.kept.keys().copied().filter(is_in_batch).collect();
         let name = self.workers[i].name.clone();
         if jobs.is_empty() {
             return self.tell(Event::Expelled(name, jobs));

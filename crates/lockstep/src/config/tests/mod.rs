@@ -112,15 +112,15 @@ fn trl_keys_without_meaning_are_reported_and_impossible_ones_refused() {
 fn keys_of_other_commands_are_reported() {
     let notes =
         |purpose: Purpose, set: &[(&str, &str)]| resolve(purpose, &[&REQUIRED[..2], set].concat()).unwrap().notes;
-    let of_train = [("algorithm", "rloo"), ("epsilon", "0.3"), ("vf_coef", "2"), ("record_rollouts", "true")];
-    let reported = notes(Purpose::Dpo, &of_train);
+    let train_keys = [("algorithm", "rloo"), ("epsilon", "0.3"), ("vf_coef", "2"), ("record_rollouts", "true")];
+    let reported = notes(Purpose::Dpo, &train_keys);
     assert_eq!(reported, ["not read by `lockstep dpo`: algorithm, epsilon, vf_coef, record_rollouts"]);
     assert_eq!(notes(Purpose::Sft, &[("beta", "0.1")]), ["not read by `lockstep sft`: beta"]);
     assert_eq!(notes(Purpose::Dpo, &[("beta", "0.3"), ("num_generations", "8")]), [""; 0]);
     let reported = grpo(&[("dpo_loss_type", "ipo")]).unwrap().notes;
     assert_eq!(reported, ["not read by `lockstep train`: dpo_loss_type"]);
     // An algorithm's defaults do not apply to commands without an algorithm.
-    assert_eq!(resolve(Purpose::Dpo, &[&REQUIRED[..2], &of_train].concat()).unwrap().config.beta, 0.1);
+    assert_eq!(resolve(Purpose::Dpo, &[&REQUIRED[..2], &train_keys].concat()).unwrap().config.beta, 0.1);
     let ppo = resolve(Purpose::Sft, &[&REQUIRED[..2], &[("algorithm", "ppo")]].concat()).unwrap().config;
     assert_eq!((ppo.learning_rate, ppo.num_generations), (2e-5, 8));
     let recorded = |purpose| resolve(purpose, &[&REQUIRED[..], &[("record_rollouts", "true")]].concat()).unwrap();

@@ -97,7 +97,7 @@ fn engine_sizes_follow_the_configuration_and_the_prompts() {
         speculative: Speculative::Auto,
         ..Config::default()
     };
-    let bounds = |longest, sequences| WorkloadBounds::of_prompts(longest, sequences);
+    let bounds = |longest, sequences| WorkloadBounds::for_prompts(longest, sequences);
     let of = |config: &Config, context, bounds| {
         let sizes = engine_config(config, context, bounds);
         (sizes.max_num_seqs, sizes.max_model_len, sizes.kv_blocks, sizes.prefix_sharing, sizes.speculative)

@@ -21,8 +21,8 @@ fn notices(template: &str, kwargs: Value, rows: &[Value]) -> Notices {
     for (row, columns) in rows.iter().enumerate() {
         let content = Content::read(&columns["prompt"]).unwrap();
         let columns: Map<String, Value> = columns.as_object().unwrap().clone();
-        let of_row = OfTemplate::of(&columns, encoder.kwargs).unwrap();
-        let own = of_row.encoder(&encoder);
+        let row_template = OfTemplate::of(&columns, encoder.kwargs).unwrap();
+        let own = row_template.encoder(&encoder);
         let text = own.render(&content).unwrap();
         looking.look(&own, row, &content, &text);
     }

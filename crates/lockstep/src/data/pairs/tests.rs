@@ -128,7 +128,7 @@ fn labelled_solutions_are_split_by_problem() {
     let rights =
         [[true, false, true], [true; 3], [false; 3], [false, false, true], [true, false, false], [false, true, true]];
     let text: String = rights.iter().zip('a'..).map(|(&r, name)| row(&name.to_string(), r) + "\n").collect();
-    let of_split = |split: &str| {
+    let load_split = |split: &str| {
         load(&text, false, |s| {
             s.task = Some(Task::Gsm8kSolutions);
             s.prompt_column = "question".into();
@@ -138,10 +138,10 @@ fn labelled_solutions_are_split_by_problem() {
     let flat = |texts: Vec<[String; 3]>| {
         texts.iter().map(|t| t.concat().replace('\n', "").replace("<e>", "")).collect::<Vec<_>>()
     };
-    assert_eq!(flat(of_split("train").unwrap().0), ["apq", "arq", "drp", "drq", "fqp", "frp"]);
-    assert_eq!(flat(of_split("test").unwrap().0), ["epq", "epr"]);
-    assert_eq!(of_split("test").unwrap().0[0], ["e", "\np<e>", "\nq<e>"]);
-    assert!(of_split("dev").unwrap_err().to_string().contains("splits train and test"));
+    assert_eq!(flat(load_split("train").unwrap().0), ["apq", "arq", "drp", "drq", "fqp", "frp"]);
+    assert_eq!(flat(load_split("test").unwrap().0), ["epq", "epr"]);
+    assert_eq!(load_split("test").unwrap().0[0], ["e", "\np<e>", "\nq<e>"]);
+    assert!(load_split("dev").unwrap_err().to_string().contains("splits train and test"));
 }
 
 #[test]

@@ -196,9 +196,9 @@ fn examples_keep_the_columns_for_rewards_and_templates() {
     assert_eq!(columns(&needed), json!({"tools": [], "new": 3}));
     // A row that is learned whole keeps the columns that the chat template reads.
     let whole = "{\"text\": \"whole\", \"old\": 3, \"tools\": [], \"chat_template_kwargs\": {}}";
-    let of_text = example(whole, |s| s.whole_texts = true);
-    assert_eq!((of_text.prompt.clone(), of_text.completion.clone()), (Content::from("whole"), None));
-    assert_eq!((columns(&of_text), of_text.bytes()), (json!({"tools": [], "chat_template_kwargs": {}}), 5));
+    let text_example = example(whole, |s| s.whole_texts = true);
+    assert_eq!((text_example.prompt.clone(), text_example.completion.clone()), (Content::from("whole"), None));
+    assert_eq!((columns(&text_example), text_example.bytes()), (json!({"tools": [], "chat_template_kwargs": {}}), 5));
     let both = "{\"messages\": [{\"role\": \"user\", \"content\": \"m\"}], \"text\": \"t\"}";
     assert_eq!(example(both, |s| s.whole_texts = true).prompt, Content::from("t"));
     let talk = "{\"conversations\": [{\"role\": \"user\", \"content\": \"m\"}]}";

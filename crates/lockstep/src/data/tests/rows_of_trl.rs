@@ -75,7 +75,7 @@ fn numbers<T: TryFrom<u64>>(list: &Value) -> Vec<T> {
     list.as_array().expect("a list").iter().map(number).collect()
 }
 
-fn of_trl(found: &Value, make: impl Fn(&[Value]) -> Outcome) -> Outcome {
+fn trl_outcome(found: &Value, make: impl Fn(&[Value]) -> Outcome) -> Outcome {
     match found {
         Value::String(text) if text == "left out" => Outcome::LeftOut,
         Value::String(text) if text.starts_with("refused") => Outcome::Refused(text.clone()),
@@ -120,13 +120,13 @@ fn supervised(row: &Value, mode: &str, encoder: &PromptEncoder<'_>) -> Outcome {
     if stretches.is_empty() { Outcome::LeftOut } else { Outcome::Learned(ids, stretches) }
 }
 
-fn pair(row: &Value, of_reward: bool, encoder: &PromptEncoder<'_>) -> Outcome {
-    match Pairs::load(&spec(row), encoder, 4096, !of_reward, |_| Ok(())) {
+fn pair(row: &Value, for_reward: bool, encoder: &PromptEncoder<'_>) -> Outcome {
+    match Pairs::load(&spec(row), encoder, 4096, !for_reward, |_| Ok(())) {
         Err(error) => Outcome::Refused(error.to_string()),
         Ok(pairs) => {
             let Pair { prompt, chosen, rejected, .. } = &pairs.all[0];
             let prompt = &prompt.ids[..];
-            Outcome::Pair(if of_reward {
+            Outcome::Pair(if for_reward {
                 vec![[prompt, chosen].concat(), [prompt, rejected].concat()]
             } else {
                 vec![prompt.to_vec(), chosen.clone(), rejected.clone()]
@@ -161,11 +161,11 @@ fn compare(file: &str, template: impl Fn(&str) -> String) -> Table {
             let what = |how: &str| format!("{row_name} ({name}, {}) as {how}: {row}", group["template"]);
             for (how, found) in results.as_object().unwrap() {
                 if let "dpo" | "reward" = how.as_str() {
-                    let trl = of_trl(found, |lists| Outcome::Pair(lists.iter().map(ids_at).collect()));
+                    let trl = trl_outcome(found, |lists| Outcome::Pair(lists.iter().map(ids_at).collect()));
                     table.add(|| what(how), row_name, &pair(row, how == "reward", &encoder), &trl);
                     continue;
                 }
-                let trl = of_trl(found, |found| Outcome::Learned(ids_at(&found[0]), numbers(&found[1])));
+                let trl = trl_outcome(found, |found| Outcome::Learned(ids_at(&found[0]), numbers(&found[1])));
                 for mode in how.split(' ') {
                     table.add(|| what(mode), row_name, &supervised(row, mode, &encoder), &trl);
                 }

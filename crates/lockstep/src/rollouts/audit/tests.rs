@@ -106,13 +106,15 @@ fn only_scores_of_rewards_that_are_called_again_are_compared() {
     let lie = |reward: usize, completion: usize, to: Option<f64>| {
         move |given: &mut GroupAnswer| given.scores[reward].scores.values[completion] = to
     };
-    let of_b = "completion 1, score of `b`: the worker sent 2 (0x4000000000000000), but the repeated job gives none";
-    assert_eq!(said(&["a", "b"], lie(1, 1, Some(2.0))).as_deref(), Some(of_b));
+    let b_differs =
+        "completion 1, score of `b`: the worker sent 2 (0x4000000000000000), but the repeated job gives none";
+    assert_eq!(said(&["a", "b"], lie(1, 1, Some(2.0))).as_deref(), Some(b_differs));
     // A difference in scores names its reward.
-    assert_eq!(said(&["b"], lie(1, 1, Some(2.0))).as_deref(), Some(of_b));
+    assert_eq!(said(&["b"], lie(1, 1, Some(2.0))).as_deref(), Some(b_differs));
     assert_eq!((said(&["a"], lie(1, 1, Some(2.0))), said(&["b"], lie(0, 1, Some(2.0)))), (None, None));
-    let of_a = "completion 0, score of `a`: the worker sent none, but the repeated job gives 0.5 (0x3fe0000000000000)";
-    assert_eq!(said(&["a", "b"], lie(0, 0, None)).as_deref(), Some(of_a));
+    let a_differs =
+        "completion 0, score of `a`: the worker sent none, but the repeated job gives 0.5 (0x3fe0000000000000)";
+    assert_eq!(said(&["a", "b"], lie(0, 0, None)).as_deref(), Some(a_differs));
     // Scores are compared bit by bit.
     let zero = |given: &mut GroupAnswer| given.scores[0].scores.values[0] = Some(-0.0);
     let mut again = remade(&["a"]);
@@ -131,7 +133,7 @@ fn full() -> (GroupJob, GroupAnswer) {
     job.sampling.entropies = true;
     for (given, name) in answer.scores.iter_mut().zip(["a", "b"]) {
         let problem = Problem { example: Some("x".into()), ..Problem::new(name, 1, "no number") };
-        given.scores.problems = vec![problem.of_kind(ProblemKind::BadData).at(vec![1])];
+        given.scores.problems = vec![problem.with_kind(ProblemKind::BadData).at(vec![1])];
         given.scores.steps = vec![Some(vec![StepScore { end: StepEnd::Char(2), score: 0.5 }]), None];
         given.scores.extra = vec![("note".into(), vec!["x".into(), 0.5.into()])];
         given.scores.metrics = vec![("no_answer".into(), 0.5), ("m".into(), -0.0)];
@@ -243,10 +245,10 @@ fn invented_values_of_a_deterministic_reward_are_noticed() {
             difference(&given, &job.rewards, &full()).unwrap_or_else(|| panic!("{what} is not noticed")).to_string();
         assert!(said.starts_with(words), "{what}: {said}");
         // The scores of a reward program are not compared.
-        let (mut of_job, mut again) = full();
-        of_job.rewards.truncate(1);
+        let (mut short_job, mut again) = full();
+        short_job.rewards.truncate(1);
         again.scores.truncate(1);
-        assert_eq!(difference(&given, &job.rewards, &(of_job, again)), None, "{what}");
+        assert_eq!(difference(&given, &job.rewards, &(short_job, again)), None, "{what}");
     }
     // Long strings are truncated in the message.
     let mut given = answer.clone();

@@ -78,7 +78,7 @@ fn the_names_of_metrics_are_known_before_an_evaluation() {
     };
     assert_eq!(metric_names(&config, &rewards), with(&["eval_"], &all));
     // The loss metrics depend on the loss: a KL term, an entropy bonus, and whether the loss clips.
-    let of_loss = |change: fn(&mut Config)| {
+    let loss_names = |change: fn(&mut Config)| {
         let mut config = Config { eval_pass_at_k: Vec::new(), ..config.clone() };
         change(&mut config);
         let names = metric_names(&config, &[]).into_iter().skip_while(|name| name != "eval_loss");
@@ -87,10 +87,10 @@ fn the_names_of_metrics_are_known_before_an_evaluation() {
             .map(|name| name["eval_".len()..].to_owned())
             .collect::<Vec<_>>()
     };
-    assert_eq!(of_loss(|c| c.beta = 0.1)[..3], ["loss", "entropy", "kl"]);
-    assert_eq!(of_loss(|c| (c.algorithm, c.beta) = (Algorithm::Rloo, 0.1))[..4], ["loss", "entropy", "kl", all[16]]);
-    assert_eq!(of_loss(|c| c.entropy_coef = 0.1)[..4], ["loss", "entropy", "policy_loss", "entropy_coef"]);
-    assert_eq!(of_loss(|c| c.loss_type = LossType::Cispo), ["loss", "entropy"]);
+    assert_eq!(loss_names(|c| c.beta = 0.1)[..3], ["loss", "entropy", "kl"]);
+    assert_eq!(loss_names(|c| (c.algorithm, c.beta) = (Algorithm::Rloo, 0.1))[..4], ["loss", "entropy", "kl", all[16]]);
+    assert_eq!(loss_names(|c| c.entropy_coef = 0.1)[..4], ["loss", "entropy", "policy_loss", "entropy_coef"]);
+    assert_eq!(loss_names(|c| c.loss_type = LossType::Cispo), ["loss", "entropy"]);
     config.eval_datasets.insert("easy".into(), "e".into());
     assert_eq!(metric_names(&config, &rewards), with(&["eval_", "eval_easy_"], &all));
     (config.eval_dataset_name, config.eval_loss, config.eval_pass_at_k) = (None, false, Vec::new());

@@ -38,7 +38,7 @@ fn length(name: &str, factor: f64) -> Box<dyn Reward> {
 fn assembler(asked: &Arc<Mutex<Vec<usize>>>) -> Assembler {
     Assembler {
         rewards: vec![length("here", 2.0), Box::new(Whole(asked.clone())), length("there", 3.0)],
-        of_workers: ["there".to_owned(), "whole".to_owned()].into(),
+        worker_rewards: ["there".to_owned(), "whole".to_owned()].into(),
         tokenizer: Arc::new(tokenizer()),
         stop: StopSignal::new(),
     }

@@ -122,11 +122,11 @@ fn a_missing_column_of_a_reward_is_named() {
         let tokens = model::Prompt::new([1]);
         std::sync::Arc::new(crate::data::prompts::Prompt { row: 0, tokens, content: "x".into(), columns })
     };
-    let of_set = |all: Vec<_>| {
+    let refusal = |all: Vec<_>| {
         let prompts = PromptDataset { all, hash: String::new(), left_out: 0, notices: Default::default() };
         check_columns(&prompts, "d.jsonl", &rewards).err().map(|error| error.to_string())
     };
     // The first row decides which columns a dataset has.
-    assert_eq!(of_set(vec![]), None);
-    assert_eq!(of_set(vec![row(json!({})), row(json!({"answer": 1, "level": 1}))]), lacks("answer", "none"));
+    assert_eq!(refusal(vec![]), None);
+    assert_eq!(refusal(vec![row(json!({})), row(json!({"answer": 1, "level": 1}))]), lacks("answer", "none"));
 }

@@ -167,13 +167,13 @@ fn scores_do_not_depend_on_the_order_in_which_groups_end() {
             assert_eq!(own.count(), unscored(c), "{:?}", group.problems);
         }
     }
-    let of_slow = |group: usize| -> Vec<(usize, &str)> {
+    let slow_problems = |group: usize| -> Vec<(usize, &str)> {
         let problems = expected.rollouts.groups[group].problems.iter().filter(|problem| problem.reward == "slow");
         problems.map(|problem| (problem.rows, &*problem.message)).collect()
     };
-    assert_eq!([of_slow(0), of_slow(3)], [vec![], vec![]]);
-    assert_eq!(of_slow(1), [(2, "it crashed")]);
-    assert_eq!(of_slow(2), [(2, "it gave inf, which is not a finite number")]);
+    assert_eq!([slow_problems(0), slow_problems(3)], [vec![], vec![]]);
+    assert_eq!(slow_problems(1), [(2, "it crashed")]);
+    assert_eq!(slow_problems(2), [(2, "it gave inf, which is not a finite number")]);
 }
 
 #[test]
@@ -322,8 +322,8 @@ fn a_step_ends_at_the_token_with_its_last_character() {
     assert_eq!([0, 1, 2, 3, 6, 7].map(at), [0, 0, 1, 2, 5, 5]);
     assert_eq!(token_of(&tokenizer, &[], 3).unwrap(), 0);
     // A character of two tokens ends at the second token.
-    let of_bytes = crate::rollouts::pieces::tests::of_bytes().tokenizer();
-    let ends = [1, 2, 3, 4, 5].map(|end| token_of(&of_bytes, &[0, 1, 2, 3, 0], end).unwrap());
+    let byte_tokenizer = crate::rollouts::pieces::tests::byte_texts().tokenizer();
+    let ends = [1, 2, 3, 4, 5].map(|end| token_of(&byte_tokenizer, &[0, 1, 2, 3, 0], end).unwrap());
     assert_eq!(ends, [0, 2, 3, 3, 4]);
     let step = |end: StepEnd, score: f64| StepScore { end, score };
     let steps = vec![Some(vec![step(StepEnd::Char(2), 0.5), step(StepEnd::Token(4), 1.5)]), None, Some(vec![])];

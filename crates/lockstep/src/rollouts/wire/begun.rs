@@ -86,9 +86,9 @@ pub(crate) type HeadOfBegun = ([u64; 2], Vec<u64>);
 pub(crate) fn heads_of_begun(mut bytes: &[u8]) -> Result<Vec<HeadOfBegun>, WireError> {
     let mut heads = Vec::new();
     while !bytes.is_empty() {
-        let (of_batch, rest) = head(bytes)?;
-        let [step, first, count] = numbers(&of_batch, "begun")?;
-        heads.push(([step, first], of_batch.uints("rows")?.unwrap_or_default()));
+        let (batch_head, rest) = head(bytes)?;
+        let [step, first, count] = numbers(&batch_head, "begun")?;
+        heads.push(([step, first], batch_head.uints("rows")?.unwrap_or_default()));
         bytes = rest;
         for _ in 0..size("begun", count)? {
             // The answer, then its group.
@@ -104,8 +104,8 @@ pub(crate) fn heads_of_begun(mut bytes: &[u8]) -> Result<Vec<HeadOfBegun>, WireE
 pub(crate) fn groups_of_begun(mut bytes: &[u8]) -> Result<Vec<Group>, WireError> {
     let mut groups = Vec::new();
     while !bytes.is_empty() {
-        let (of_batch, rest) = head(bytes)?;
-        let [_, _, count] = numbers(&of_batch, "begun")?;
+        let (batch_head, rest) = head(bytes)?;
+        let [_, _, count] = numbers(&batch_head, "begun")?;
         bytes = rest;
         for _ in 0..size("begun", count)? {
             let (_, rest) = RecordReader::take(bytes)?;

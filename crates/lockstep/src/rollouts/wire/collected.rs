@@ -47,7 +47,7 @@ impl Collected {
                 dataset: Default::default(),
                 reward_names: reward_names.clone(),
                 reward_weights: reward_weights.clone(),
-                ..Group::of_scored(group, true)
+                ..Group::from_scored(group, true)
             };
             group.write(&mut bytes);
         }
@@ -67,7 +67,7 @@ impl Collected {
                 request.prompts.len()
             )));
         }
-        Collected::of_records(&head, groups, request)
+        Collected::from_records(&head, groups, request)
     }
 
     /// Reads the first answer in `bytes`, and also returns the bytes after it. Settings are taken from the request
@@ -90,10 +90,10 @@ impl Collected {
             return Err(WireError::new("its group numbers must ascend"));
         }
         let request = CollectRequest { prompts, ..*like };
-        Ok((Collected::of_records(&head, groups, &request)?, rest))
+        Ok((Collected::from_records(&head, groups, &request)?, rest))
     }
 
-    fn of_records(
+    fn from_records(
         head: &RecordReader<'_>,
         groups: Vec<Group>,
         request: &CollectRequest<'_>,
@@ -107,7 +107,7 @@ impl Collected {
         let scored =
             rows.zip(groups).map(|(row, group)| scored_group(row, group, request.num_generations, &reward_names));
         let groups = scored.collect::<Result<Vec<_>, _>>()?;
-        let of_rewards = |name: &str, found: usize| {
+        let check_length = |name: &str, found: usize| {
             if found == reward_names.len() {
                 Ok(())
             } else {
@@ -116,9 +116,9 @@ impl Collected {
         };
         let (metrics, problems) = (metrics(head)?, problems(head)?);
         let seconds = floats(head, "seconds")?;
-        of_rewards("seconds", seconds.len())?;
+        check_length("seconds", seconds.len())?;
         let timed_out = head.uints("timed_out")?.unwrap_or_default();
-        of_rewards("timed_out", timed_out.len())?;
+        check_length("timed_out", timed_out.len())?;
         let [rollout_s, reward_s, overlapped_s] = floats(head, "times")?[..] else {
             return Err(WireError::new("column `times` must have three values"));
         };
@@ -257,7 +257,7 @@ mod tests {
         given.tokens = model::Prompt::new([4, 9]);
         rollouts.groups[0].problems.push(Problem::new("r", 1, "no number").at(vec![1]));
         let problem = Problem { example: Some("x = 1".into()), ..Problem::new("r", 1, "it\nended") };
-        let problems = vec![Problem { fatal: true, ..problem.of_kind(ProblemKind::TimedOut) }];
+        let problems = vec![Problem { fatal: true, ..problem.with_kind(ProblemKind::TimedOut) }];
         let metrics = vec![("r/lines".to_owned(), 0.1 + 0.2), ("r/empty".to_owned(), f64::NAN)];
         let (seconds, timed_out) = (vec![0.25], vec![1]);
         let scored = ScoredRollouts { rollouts, problems, metrics, overlapped: Vec::new(), seconds, timed_out };
@@ -287,8 +287,8 @@ mod tests {
     fn text(collected: &Collected) -> String {
         let Collected { scored, next_group, rollout_s, reward_s, overlapped_s } = collected;
         let ScoredRollouts { rollouts, problems, metrics, overlapped, seconds, timed_out } = scored;
-        let of_scores = (rollouts, problems, metrics, overlapped, seconds, timed_out);
-        format!("{of_scores:?} {next_group} {:?}", (rollout_s, reward_s, overlapped_s))
+        let scored_fields = (rollouts, problems, metrics, overlapped, seconds, timed_out);
+        format!("{scored_fields:?} {next_group} {:?}", (rollout_s, reward_s, overlapped_s))
     }
 
     #[test]

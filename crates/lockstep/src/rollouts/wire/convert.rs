@@ -15,7 +15,7 @@ use train::{Advantage, Sample};
 
 impl Group {
     /// Converts a scored group, without names of reward functions; with `content`, texts are included.
-    pub fn of_scored(group: &ScoredGroup, content: bool) -> Group {
+    pub fn from_scored(group: &ScoredGroup, content: bool) -> Group {
         let completion = |scored: &ScoredCompletion| {
             let c = &scored.completion;
             Completion {
@@ -79,7 +79,7 @@ impl Group {
     }
 
     /// Converts samples to groups: adjacent samples with the same group number and prompt form a group.
-    pub fn of_samples(samples: &[Sample]) -> Vec<Group> {
+    pub fn from_samples(samples: &[Sample]) -> Vec<Group> {
         let mut prompts: BTreeMap<*const model::Prompt, u64> = BTreeMap::new();
         let mut groups: Vec<Group> = Vec::new();
         for sample in samples {
@@ -158,7 +158,7 @@ pub(crate) fn records_of_rollouts(
                 loss_mask: &sample.loss_mask,
                 columns: &sample.columns,
                 advantage: Some(&sample.advantage),
-                ..CompletionView::of_scored(scored)
+                ..CompletionView::from_scored(scored)
             }
         };
         let view = GroupView {
@@ -185,7 +185,7 @@ pub(crate) fn records_of_evaluation(
     let sampling = json(&sampling);
     rollouts.groups.iter().map(move |group| {
         let mut bytes = Vec::new();
-        let completions = group.completions.iter().map(CompletionView::of_scored).collect();
+        let completions = group.completions.iter().map(CompletionView::from_scored).collect();
         let view = GroupView { step: Some(step), completions, ..view(rollouts, group, &sampling) };
         view.write(&mut bytes);
         bytes

@@ -88,7 +88,7 @@ impl IndexEntry {
         bytes
     }
 
-    fn of_bytes(bytes: &[u8]) -> IndexEntry {
+    fn from_bytes(bytes: &[u8]) -> IndexEntry {
         let number = |i: usize| u64::from_le_bytes(bytes[8 * i..8 * i + 8].try_into().expect("eight bytes"));
         let half = |at: usize| u32::from_le_bytes(bytes[at..at + 4].try_into().expect("four bytes"));
         IndexEntry {
@@ -162,8 +162,8 @@ impl GroupFile {
     pub(crate) fn wrong_entry(&self) -> Option<(usize, IndexEntry, IndexEntry)> {
         let by_index = GroupFile::open(&self.path).ok()?;
         by_index.index.iter().enumerate().find_map(|(place, entry)| {
-            let of_record = read(&self.file, &self.path, entry.offset, entry.length).ok()?;
-            (of_record.to_bytes() != entry.to_bytes()).then_some((place, *entry, of_record))
+            let correct = read(&self.file, &self.path, entry.offset, entry.length).ok()?;
+            (correct.to_bytes() != entry.to_bytes()).then_some((place, *entry, correct))
         })
     }
 
@@ -252,7 +252,7 @@ impl GroupLog {
             let at = self.len + at as u64;
             let broken = |error| broken(&self.path, at, &error);
             let (record, next) = RecordReader::take(rest).map_err(broken)?;
-            let group = Outline::of_record(&record).map_err(broken)?;
+            let group = Outline::from_record(&record).map_err(broken)?;
             entries.extend(IndexEntry::new(at, (rest.len() - next.len()) as u64, &group).to_bytes());
             (rest, added) = (next, added + 1);
         }
@@ -325,7 +325,7 @@ fn read_index(path: &Path) -> Option<Vec<IndexEntry>> {
     if header[..4] != INDEX_MAGIC[..] || size < ENTRY {
         return None;
     }
-    Some(entries.chunks_exact(size).map(IndexEntry::of_bytes).collect())
+    Some(entries.chunks_exact(size).map(IndexEntry::from_bytes).collect())
 }
 
 /// Whether the index begins with the entries of these records.
@@ -335,7 +335,7 @@ fn fits(index: &[IndexEntry], whole: &[(u64, u64)]) -> bool {
 
 fn read(file: &File, path: &Path, at: u64, length: u64) -> Result<IndexEntry> {
     let bytes = bytes_of(file, at, length)?;
-    let outline = RecordReader::take(&bytes).and_then(|(record, _)| Outline::of_record(&record));
+    let outline = RecordReader::take(&bytes).and_then(|(record, _)| Outline::from_record(&record));
     Ok(IndexEntry::new(at, length, &outline.map_err(|error| broken(path, at, &error))?))
 }
 

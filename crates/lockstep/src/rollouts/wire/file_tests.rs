@@ -215,17 +215,17 @@ fn damaged_records_are_not_appended() {
 fn a_deleted_file_is_written_again() {
     let (_dir, path, mut log) = three();
     let (index, whole) = (index_path(&path), fs::read(&path).unwrap());
-    let of_index = fs::read(&index).unwrap();
+    let index_bytes = fs::read(&index).unwrap();
     assert_eq!(log.check().unwrap(), None);
     let deleted =
         |path: &std::path::Path| format!("{} was deleted during the run: it is written again", path.display());
     fs::remove_file(&index).unwrap();
     assert_eq!(log.check().unwrap(), Some(deleted(&index)));
-    assert_eq!((fs::read(&path).unwrap(), fs::read(&index).unwrap()), (whole.clone(), of_index.clone()));
+    assert_eq!((fs::read(&path).unwrap(), fs::read(&index).unwrap()), (whole.clone(), index_bytes.clone()));
     fs::remove_file(&index).unwrap();
     fs::remove_file(&path).unwrap();
     assert_eq!(log.check().unwrap(), Some(format!("{}; {}", deleted(&path), deleted(&index))));
-    assert_eq!((fs::read(&path).unwrap(), fs::read(&index).unwrap()), (whole, of_index));
+    assert_eq!((fs::read(&path).unwrap(), fs::read(&index).unwrap()), (whole, index_bytes));
     assert_eq!(log.check().unwrap(), None);
     log.append(&records(&[group(4, &[2.0])])).unwrap();
     assert_eq!(ids(&path), [0, 1, 2, 4]);

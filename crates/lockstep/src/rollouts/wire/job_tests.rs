@@ -82,7 +82,7 @@ fn answer() -> GroupAnswer {
     let first = Scores {
         values: vec![Some(0.1 + 0.2), None],
         steps: vec![Some(vec![StepScore { end: StepEnd::Char(2), score: -0.0 }]), None],
-        problems: vec![problem.of_kind(ProblemKind::TimedOut).at(vec![1])],
+        problems: vec![problem.with_kind(ProblemKind::TimedOut).at(vec![1])],
         extra: vec![("note".into(), vec![json!(0.1), Value::Null])],
         metrics: vec![("m".into(), 1e300), ("l".into(), 5e-324)],
         timed_out: 1,

@@ -47,7 +47,7 @@ impl Group {
     /// this version are skipped. An error names the column or the checksum, and the group if its number is readable.
     pub fn read(bytes: &[u8]) -> Result<(Group, &[u8]), WireError> {
         let (record, rest) = RecordReader::take(bytes)?;
-        Ok((Group::of_record(&record)?, rest))
+        Ok((Group::from_record(&record)?, rest))
     }
 
     /// Reads all groups of the concatenated records in `bytes`.
@@ -64,7 +64,7 @@ impl Group {
     }
 
     /// Converts a record to the group that it contains.
-    pub fn of_record(record: &RecordReader<'_>) -> Result<Group, WireError> {
+    pub fn from_record(record: &RecordReader<'_>) -> Result<Group, WireError> {
         let fields = Fields::of(record)?;
         let id = fields.id()?;
         fields.group(id).map_err(|e| e.of(format!("group {id}")))
@@ -85,7 +85,7 @@ pub(super) struct Outline {
 
 impl Outline {
     /// Reads the summary of the group in `record` without decoding the tokens, which would take most of the time.
-    pub fn of_record(record: &RecordReader<'_>) -> Result<Outline, WireError> {
+    pub fn from_record(record: &RecordReader<'_>) -> Result<Outline, WireError> {
         let fields = Fields::of(record)?;
         let id = fields.id()?;
         fields.outline(id).map_err(|e| e.of(format!("group {id}")))
@@ -295,7 +295,7 @@ impl Fields<'_> {
                 None
             })
         };
-        let all = scored.chunks_exact(rewards).map(|of_one| of_one.iter().map(&mut score).collect());
+        let all = scored.chunks_exact(rewards).map(|chunk| chunk.iter().map(&mut score).collect());
         let all = all.collect::<Result<_, _>>()?;
         match next.next() {
             None => Ok(all),

@@ -250,7 +250,7 @@ fn samples_are_read_back_with_shared_prompts() {
     };
     other.columns.set(OLD_LOGPS, vec![f32::NAN, -0.0]);
     let mut bytes = Vec::new();
-    let groups = Group::of_samples(&[sample.clone(), sample.clone(), again.clone(), other.clone()]);
+    let groups = Group::from_samples(&[sample.clone(), sample.clone(), again.clone(), other.clone()]);
     assert_eq!(groups.len(), 3);
     for group in &groups {
         group.write(&mut bytes);
@@ -309,7 +309,7 @@ fn scored_groups_are_read_back_unchanged() {
     let scored = &mut rollouts.groups[0];
     scored.completions[0].steps = vec![Some(vec![(0, 0.5)])];
     scored.completions[0].completion.sampled = vec![false];
-    let group = Group { reward_names: vec!["r".into()], ..Group::of_scored(scored, true) };
+    let group = Group { reward_names: vec!["r".into()], ..Group::from_scored(scored, true) };
     let (back, _) = Group::read(&bytes(&group)).unwrap();
     assert_eq!(back, group);
     let back = back.into_scored().unwrap();
@@ -318,7 +318,7 @@ fn scored_groups_are_read_back_unchanged() {
         assert_eq!((&back.completion, &back.content, &back.rewards), (&own.completion, &own.content, &own.rewards));
         assert_eq!((&back.steps, &back.extra), (&own.steps, &own.extra));
     }
-    let said = Group::of_scored(scored, false).into_scored().unwrap_err().to_string();
+    let said = Group::from_scored(scored, false).into_scored().unwrap_err().to_string();
     assert!(said.contains("group 3: column `completions` is missing"), "{said}");
 }
 

@@ -89,7 +89,7 @@ impl<'a> CompletionView<'a> {
     }
 
     /// The view of a scored completion, without its text, which follows from the token ids.
-    pub fn of_scored(scored: &'a ScoredCompletion) -> CompletionView<'a> {
+    pub fn from_scored(scored: &'a ScoredCompletion) -> CompletionView<'a> {
         let c = &scored.completion;
         CompletionView {
             generation: c.generation,

@@ -113,7 +113,7 @@ conditions! {
 }
 
 /// The condition for a kind of reward failure.
-pub fn of_problem(kind: ProblemKind) -> &'static Condition {
+pub fn for_problem(kind: ProblemKind) -> &'static Condition {
     match kind {
         ProblemKind::TimedOut => &TIMED_OUT,
         ProblemKind::Crashed => &CRASHED,

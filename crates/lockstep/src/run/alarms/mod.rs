@@ -151,24 +151,24 @@ impl Detection {
     }
 
     fn showing<'a>(self, rows: impl IntoIterator<Item = &'a Row>) -> Detection {
-        Detection { examples: of_several_prompts(rows).map(Row::example).collect(), ..self }
+        Detection { examples: example_rows(rows).map(Row::example).collect(), ..self }
     }
 
     /// An alarm about the reward `k`. Its examples are completions with scores of this reward.
-    fn of_reward(self, signs: &GenerationSigns, k: usize) -> Detection {
+    fn about_reward(self, signs: &GenerationSigns, k: usize) -> Detection {
         let scored = signs.rows().filter(|row| row.scores.get(k).is_some_and(Option::is_some));
-        let examples = of_several_prompts(scored).map(|row| row.example_of(k)).collect();
+        let examples = example_rows(scored).map(|row| row.example_of(k)).collect();
         Detection { examples, ..self.of(&signs.rewards[k].name) }
     }
 
-    fn of_problem(problem: &Problem) -> Detection {
-        let condition = conditions::of_problem(problem.kind);
+    fn from_problem(problem: &Problem) -> Detection {
+        let condition = conditions::for_problem(problem.kind);
         Detection::new(condition, problem.to_string()).of(problem.reward.clone())
     }
 }
 
 /// Some of the rows as examples: the first of each prompt, then others if prompts are few.
-fn of_several_prompts<'a>(rows: impl IntoIterator<Item = &'a Row>) -> impl Iterator<Item = &'a Row> {
+fn example_rows<'a>(rows: impl IntoIterator<Item = &'a Row>) -> impl Iterator<Item = &'a Row> {
     let mut seen = BTreeSet::new();
     let (first, others): (Vec<&Row>, Vec<&Row>) = rows.into_iter().partition(|row| seen.insert(row.prompt));
     first.into_iter().chain(others).take(EXAMPLES)
@@ -208,7 +208,7 @@ impl Alarms {
     /// Checks an evaluation after `step`. `problems` are its reward failures; `unscored` is a message about the
     /// completions without a score, if there are too many.
     pub fn evaluation(&mut self, step: u64, problems: &[Problem], unscored: Option<String>) -> Vec<Alarm> {
-        let mut seen: Vec<Detection> = problems.iter().map(Detection::of_problem).collect();
+        let mut seen: Vec<Detection> = problems.iter().map(Detection::from_problem).collect();
         seen.extend(unscored.map(|evidence| Detection::new(&conditions::UNSCORED, evidence)));
         for detection in &mut seen {
             detection.subject = format!("{} {IN_EVALUATION}", detection.subject).trim_start().to_owned();
@@ -233,10 +233,10 @@ impl Alarms {
         }
         for problem in &problems {
             let same = |s: &&Detection| {
-                s.subject == problem.reward && s.condition.id == conditions::of_problem(problem.kind).id
+                s.subject == problem.reward && s.condition.id == conditions::for_problem(problem.kind).id
             };
             if !seen.iter().any(|s| same(&s)) {
-                seen.push(Detection::of_problem(problem));
+                seen.push(Detection::from_problem(problem));
             }
         }
         let measures = |condition: &Condition, key: &str| {
@@ -315,7 +315,7 @@ impl History {
             if reward.overflows {
                 let (low, high) = reward.range.unwrap_or_default();
                 let evidence = format!("scores from {low:e} to {high:e} have no finite deviation");
-                seen.push(Detection::new(&conditions::OVERFLOW, evidence).of_reward(signs, k));
+                seen.push(Detection::new(&conditions::OVERFLOW, evidence).about_reward(signs, k));
             }
             let dependence = self.dependences.entry(name.clone()).or_default();
             dependence.take(&reward.portion);
@@ -332,7 +332,7 @@ impl History {
                      neither length, repetition, log-probability nor any token (at most {strongest:.1} standard \
                      deviations of chance), and it does not rise"
                 );
-                seen.push(Detection::new(&conditions::NOISE, evidence).of_reward(signs, k));
+                seen.push(Detection::new(&conditions::NOISE, evidence).about_reward(signs, k));
             }
             if let Some(example) = &reward.contradiction {
                 let detection = Detection::new(&conditions::CONTRADICTION, "two scores for the same text".to_owned());
@@ -347,7 +347,7 @@ impl History {
             };
             if let Some(value) = value.filter(|value| before.is_none_or(|before| before == Bits64(*value))) {
                 let evidence = format!("it gives {value} for every completion");
-                seen.push(Detection::new(&conditions::CONSTANT, evidence).of_reward(signs, k));
+                seen.push(Detection::new(&conditions::CONSTANT, evidence).about_reward(signs, k));
             }
         }
         self.look_at_characters(signs, seen);

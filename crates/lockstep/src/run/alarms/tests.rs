@@ -218,7 +218,7 @@ fn a_reward_that_rises_with_length_or_repetition_raises_an_alarm() {
 
 #[test]
 fn reward_failures_raise_alarms_by_kind_and_in_evaluations() {
-    let failed = |kind| Problem::new("r", 2, "it broke").of_kind(kind);
+    let failed = |kind| Problem::new("r", 2, "it broke").with_kind(kind);
     let mut alarms = Alarms::default();
     let mut observed = seen(&rollouts(&[&[("a", None, false), ("b", None, false)]]));
     observed.problems(&[failed(ProblemKind::TimedOut), failed(ProblemKind::TimedOut), failed(ProblemKind::Crashed)]);

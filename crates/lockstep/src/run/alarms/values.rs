@@ -105,16 +105,16 @@ impl History {
         }
         self.look_at_supervised(values, seen);
         // PPO's divergence is that of a whole completion.
-        let of_completion = || {
+        let kl_per_token = || {
             let length = value("completions/mean_length").filter(|length| *length > 0.0)?;
             Some(value("objective/kl")? / length)
         };
-        if let Some(kl) = value("kl").or_else(of_completion).filter(|kl| *kl >= conditions::KL.threshold) {
+        if let Some(kl) = value("kl").or_else(kl_per_token).filter(|kl| *kl >= conditions::KL.threshold) {
             let evidence = format!("the divergence from the reference model is {kl:.3} nats per token");
             seen.push(Detection::new(&conditions::KL, evidence));
         }
         // If the policy began as the reference, the divergence is 0 nats in the first step.
-        let kl = value("kl").or_else(of_completion).filter(|kl| kl.is_finite());
+        let kl = value("kl").or_else(kl_per_token).filter(|kl| kl.is_finite());
         self.first_kl = self.first_kl.or_else(|| kl.filter(|_| step == 1).map(Bits64));
         let far = |kl: &f64| *kl >= conditions::STALE_REFERENCE.threshold;
         if let (Some(first), Some(kl)) = (self.first_kl.map(|kl| kl.0).filter(far), kl.filter(far)) {

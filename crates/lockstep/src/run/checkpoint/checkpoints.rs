@@ -68,9 +68,9 @@ impl Checkpoints {
     pub fn write_result(&self, best: Option<u64>, learner: &mut Learner, log: &RunLog) -> anyhow::Result<()> {
         let mut saved = self.dir.checkpoint(learner.step);
         if let Some(step) = best.filter(|&step| step != learner.step) {
-            let of_best = self.dir.checkpoint(step);
-            if of_best.is_dir() {
-                saved = of_best;
+            let best_path = self.dir.checkpoint(step);
+            if best_path.is_dir() {
+                saved = best_path;
                 learner.policy.restore(&saved)?;
                 log.sinks().info(&format!("the result is the best checkpoint, of step {step}"));
             } else {

@@ -78,7 +78,7 @@ fn configured(root: &Path, purpose: Purpose, set: &[(&str, &str)]) -> Config {
 }
 
 /// Calls `call` with the replanner and plan of each case, and collects the failures.
-fn of_each_case(
+fn for_each_case(
     device: Device,
     call: impl Fn(&Replan<'_>, &MemoryPlan, &dyn Fn(&[String]) -> MemoryPlan) -> Vec<String>,
 ) {
@@ -117,7 +117,7 @@ fn percent(plan: &MemoryPlan, percent: u64) -> Available {
 }
 
 fn each_named_key_lowers_the_memory(device: Device, shares: &[u64]) {
-    of_each_case(device, |replan, plan, written| {
+    for_each_case(device, |replan, plan, written| {
         let mut wrong = Vec::new();
         let now = Changed { texts: Vec::new(), config: replan.config.clone(), plan: plan.clone() };
         for &share in shares {
@@ -171,7 +171,7 @@ fn each_suggested_key_lowers_the_memory_of_a_device() {
 /// Each key listed with a part lowers that part and the whole, at its smallest value.
 #[test]
 fn each_key_listed_with_a_part_lowers_that_part() {
-    of_each_case(Device::Cpu, |replan, plan, written| {
+    for_each_case(Device::Cpu, |replan, plan, written| {
         let mut named = plan.clone();
         replan.name_keys(&mut named);
         let mut wrong = Vec::new();

@@ -3,7 +3,7 @@ use super::*;
 const LONGEST: Longest = Longest { prompt: 5, completion: 7 };
 
 fn part(name: &str, bytes: u64) -> Part {
-    Part::of_host(name, bytes)
+    Part::on_host(name, bytes)
 }
 
 /// A plan of these parts, each with its bytes and whether it is in device memory.

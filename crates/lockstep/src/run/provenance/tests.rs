@@ -285,7 +285,7 @@ fn a_resume_by_another_build_logs_one_warning_line() {
     let config = place.config();
     let models = place.hashed(&config, Purpose::Sft, false).unwrap();
     let record = place.start(&config, &models, "sft", 0, &[]);
-    let here = Build::of_process();
+    let here = Build::current();
     assert_eq!((&record.build, &record.starts[0].build), (&Some(here.clone()), &Some(here.clone())));
     assert_eq!(other_build(&place.run), None, "the same build, though its commit is not known");
     let said = |build: Option<Build>| {

@@ -173,11 +173,11 @@ fn grpo_has_the_same_bits_with_a_collector_in_another_thread() {
 fn ppo_has_the_same_bits_with_a_collector_in_another_thread() {
     // Each generation batch serves four steps.
     assert_eq!(same_elsewhere(ppo, options), 2 + 4);
-    let of_lora = |config: &mut Config| {
+    let with_lora = |config: &mut Config| {
         ppo(config);
         lora(config);
     };
-    assert_eq!(same_elsewhere(of_lora, options), 2 + 4);
+    assert_eq!(same_elsewhere(with_lora, options), 2 + 4);
 }
 
 /// With dynamic sampling, each round is a separate collection.
@@ -188,11 +188,11 @@ fn dynamic_sampling_has_the_same_bits_with_a_collector_in_another_thread() {
         config.reward_weights = Some(vec![1.0, 0.0]);
     };
     assert!(same_elsewhere(dynamic, options) > 4 + 2);
-    let of_lora = |config: &mut Config| {
+    let with_lora = |config: &mut Config| {
         dynamic(config);
         lora(config);
     };
-    assert!(same_elsewhere(of_lora, options) > 4 + 2);
+    assert!(same_elsewhere(with_lora, options) > 4 + 2);
 }
 
 /// A rollout function that calls the engine, and omits the log-probabilities of every second completion.

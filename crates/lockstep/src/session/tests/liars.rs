@@ -89,7 +89,7 @@ impl Liar {
             // A completion that will be continued has no score yet.
             Lie::Score => scores.iter_mut().for_each(|given| given.scores.values[1] = Some(1.5)),
             Lie::Problem => {
-                let problem = Problem::new("unique_chars", 1, "x").of_kind(ProblemKind::Crashed).at(vec![1]);
+                let problem = Problem::new("unique_chars", 1, "x").with_kind(ProblemKind::Crashed).at(vec![1]);
                 for given in &mut scores {
                     given.scores.problems.push(problem.clone());
                 }

@@ -125,10 +125,10 @@ fn proven(k: usize, planted: bool, change: impl Fn(&mut Config)) -> Kept {
         assert_eq!(group.group.0, next, "group numbers must ascend without gaps");
         next += 1;
         let batch = (group.step.unwrap() - 1) / steps;
-        let of_batch = |batch: u64| &run.weights[(batch * steps) as usize];
+        let batch_weights = |batch: u64| &run.weights[(batch * steps) as usize];
         let version = batch.saturating_sub(k as u64);
         assert_eq!(*lineages.entry(version).or_insert(group.lineage.unwrap()), group.lineage.unwrap());
-        let (wrote, trained) = (of_batch(version), of_batch(batch));
+        let (wrote, trained) = (batch_weights(version), batch_weights(batch));
         for completion in &group.completions {
             let own = completion.columns.sampler_logps().unwrap();
             assert_eq!(own, scored(&config, wrote, &group, completion), "batch {batch}");

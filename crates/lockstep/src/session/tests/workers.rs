@@ -176,8 +176,8 @@ fn placed(count: usize, dtype: ComputeDType, seen: &Seen) -> PlaceCollector {
         let engine = engine.config().clone();
         let (own, halt) = (tokenizer.clone(), stop.clone());
         let workers = Threads { count, engine, dtype, tokenizer: own, stop: halt, queue: None, seen };
-        let of_workers = BTreeSet::from(["talks".to_owned(), "rank".to_owned()]);
-        let assembler = Assembler { rewards, of_workers, tokenizer, stop };
+        let worker_rewards = BTreeSet::from(["talks".to_owned(), "rank".to_owned()]);
+        let assembler = Assembler { rewards, worker_rewards, tokenizer, stop };
         Box::new(JobCollector { workers, assembler })
     })
 }

@@ -2,7 +2,7 @@
 
 use crate::error::BadInput;
 use crate::run::{RunDir, RunLock};
-use crate::sources::workers::of_fleet;
+use crate::sources::workers::fleet_error;
 use crate::stop::StopSignal;
 use fleet::exchange::spool::Layout;
 use fleet::exchange::{LearnerState, WorkerExchange};
@@ -35,7 +35,7 @@ impl Awaited<'_> {
         let mut has_waited = false;
         loop {
             self.stop.check()?;
-            match exchange.learner().map_err(of_fleet)? {
+            match exchange.learner().map_err(fleet_error)? {
                 // The exchange does not report the previous learner.
                 Some(state) if state.ended => return Ok(None),
                 Some(state) if self.is_of_learner(&state)? => return Ok(Some(state)),
@@ -51,7 +51,7 @@ impl Awaited<'_> {
     /// Whether the learner that wrote this state is still running. The next learner may have another configuration than
     /// a killed one.
     pub fn is_of_learner(&self, state: &LearnerState) -> anyhow::Result<bool> {
-        Ok(self.is_server || Layout::of_run(self.run).is_of_learner(state).map_err(of_fleet)?)
+        Ok(self.is_server || Layout::in_run(self.run).is_of_learner(state).map_err(fleet_error)?)
     }
 
     /// Fails if the run has begun and no file shows that it will have a learner (again). `since` is the start of the
@@ -84,5 +84,5 @@ impl Awaited<'_> {
 
 /// The last learner's message to its workers.
 fn last_learner(run: &Path) -> Option<LearnerState> {
-    serde_json::from_slice(&disk::read(Layout::of_run(run).learner(), disk::most::STATE).ok()?).ok()
+    serde_json::from_slice(&disk::read(Layout::in_run(run).learner(), disk::most::STATE).ok()?).ok()
 }

@@ -90,7 +90,7 @@ impl WorkerSource {
         let weights: BTreeMap<Updates, &HeldWeights> =
             weights.map(|held| (held.view().version().trained(), held)).collect();
         let Some(scorer) = scorer.as_ref().filter(|_| !weights.is_empty()) else { return Ok(()) };
-        let mut samples = samples::of_rollouts(&collected.scored.rollouts);
+        let mut samples = samples::from_rollouts(&collected.scored.rollouts);
         samples.retain(|sample| auditor.picks(auditor.rescored, sample.group));
         if samples.is_empty() {
             return Ok(());
@@ -118,8 +118,8 @@ impl WorkerSource {
             auditor.counts.tokens += tokens;
             if let Some((token, given, computed)) = first {
                 let chunk = spec.config.partial_rollout_tokens.map_or(0, |tokens| token / tokens);
-                let mut of_group = makers.iter().filter(|(group, _)| *group == sample.group);
-                let maker = of_group.clone().nth(chunk).or_else(|| of_group.next_back());
+                let mut group_makers = makers.iter().filter(|(group, _)| *group == sample.group);
+                let maker = group_makers.clone().nth(chunk).or_else(|| group_makers.next_back());
                 let maker = maker.map_or("somebody".to_owned(), |(_, worker)| format!("worker {worker}"));
                 (now.watch.warn)(&format!(
                     "group {}, token {token}: {maker} recorded the log-probability {given} ({:#010x}), but the weights \

@@ -59,9 +59,9 @@ impl WorkerSource {
     /// The part of a batch that workers have generated so far, for a checkpoint.
     pub(super) fn begun_batch(&self, (pending, results): Arrived) -> anyhow::Result<BegunBatch> {
         let Pending { prompts, jobs, step } = pending.context("a batch that was not offered has begun")?;
-        let of_groups = by_group(&results);
+        let group_results = by_group(&results);
         let answer = |whole: &GroupJob| {
-            let last = of_groups.get(&whole.group).and_then(|results| results.last());
+            let last = group_results.get(&whole.group).and_then(|results| results.last());
             let last = last.with_context(|| format!("no answer of group {} has arrived", whole.group))?;
             Ok(GroupAnswer::believed(&last.bytes, whole)?)
         };

@@ -111,9 +111,9 @@ impl Chunks {
     /// The first of a batch's `results` that does not answer its job. `jobs` are the jobs of the batch's groups. A
     /// `whole` batch must have the complete answers of every group.
     pub fn first_unusable(&self, jobs: &[GroupJob], results: &[JobResult], whole: bool) -> Option<Unusable> {
-        let of_groups = by_group(results);
+        let group_results = by_group(results);
         jobs.iter().find_map(|job| {
-            let results = of_groups.get(&job.group).map_or(&[][..], |results| results);
+            let results = group_results.get(&job.group).map_or(&[][..], |results| results);
             let in_a_row = results.iter().zip(0..).take_while(|(result, place)| result.job.chunk == *place).count();
             let is_over = |last: &&JobResult| !last.answer.more || last.job.chunk == self.plan.last_chunk();
             if in_a_row < results.len() || whole && results.last().is_none_or(|last| !is_over(last)) {

@@ -1,7 +1,7 @@
 //! The file `fleet/expelled.jsonl`: workers whose results a run no longer accepts, each with the reason. A restarted
 //! learner reads it.
 
-use super::of_fleet;
+use super::fleet_error;
 use anyhow::Context as _;
 use fleet::WorkerName;
 use fleet::exchange::spool::Layout;
@@ -22,8 +22,8 @@ pub(super) struct Expelled(File);
 impl Expelled {
     /// Opens the file in the run directory `out`, and returns the workers that it already contains.
     pub fn open(out: &Path) -> anyhow::Result<(Expelled, Vec<WorkerName>)> {
-        let layout = Layout::of_run(out);
-        layout.create().map_err(of_fleet)?;
+        let layout = Layout::in_run(out);
+        layout.create().map_err(fleet_error)?;
         let path = layout.root().join("expelled.jsonl");
         let text = match disk::read_to_string(&path, disk::most::STATE) {
             Err(error) if error.kind() == ErrorKind::NotFound => String::new(),

@@ -2,12 +2,12 @@
 
 use super::chunks::{CHECKPOINT, Chunks, Link, Unusable};
 use super::expelled::Expelled;
-use super::ids::{group_of, job_name, of_fleet_group};
+use super::ids::{group_from_fleet, group_of, job_name};
 use super::made_by::MadeBy;
 use super::missing::Missing;
 use super::network::{Network, Serving, learner_exchange};
 use super::payloads::Payloads;
-use super::{Shared, SlotPlace, of_fleet};
+use super::{Shared, SlotPlace, fleet_error};
 use crate::config::SamplingPlan;
 use crate::rollouts::jobs::GroupJob;
 use crate::rollouts::scoring::Prompts;
@@ -136,7 +136,7 @@ impl Distributed {
         let version = batch.version();
         let lineage = *lineages.entry(version).or_insert(lineage);
         forget_other_settings(out, settings)?;
-        let files = BatchFiles::open(out).map_err(of_fleet)?;
+        let files = BatchFiles::open(out).map_err(fleet_error)?;
         if at_beginning {
             let published = weights.publish(version.0, lineage.0)?;
             chunks.published(version, weights.version());
@@ -158,13 +158,13 @@ impl Distributed {
         let (expelled, names) = Expelled::open(out)?;
         let saved = SavedFrontier { version, in_batch: !at_beginning, lineages, frontier, expelled: names };
         let payloads = Payloads::new(chunks, sampling);
-        payloads.offer(of_batches(&batches));
+        payloads.offer(batch_jobs(&batches));
         if let Some(serving) = &serving {
             serving.publish(&shared.slots, shared.base.as_deref());
         }
         let json = serde_json::to_value(&shared)?;
         let learner = Learner::open(plan.clone(), saved, exchange, files, Box::new(payloads.clone()), json);
-        let handle = LearnerHandle::start(learner.map_err(of_fleet)?).map_err(of_fleet)?;
+        let handle = LearnerHandle::start(learner.map_err(fleet_error)?).map_err(fleet_error)?;
         let holds = (plan.max_staleness > 0 || audits) && at_beginning;
         let held = VecDeque::from_iter(holds.then(|| (version, weights.hold())));
         let arrived = BTreeMap::new();
@@ -222,7 +222,7 @@ impl Distributed {
         let mut missing = Missing::new();
         let mut lonely_since = Instant::now();
         loop {
-            if let Some(results) = self.handle.with(|learner| learner.frontier(version)).map_err(of_fleet)? {
+            if let Some(results) = self.handle.with(|learner| learner.frontier(version)).map_err(fleet_error)? {
                 let batches = results.chunk_by(|a, b| self.batch_of(a) == self.batch_of(b));
                 let arrived = batches.map(|results| {
                     let batch = self.batch_of(&results[0]);
@@ -261,7 +261,7 @@ impl Distributed {
     /// Waits for an event and handles it. All waits for workers use this function.
     fn take_step(&mut self, warn: &dyn Fn(&str)) -> anyhow::Result<()> {
         self.ctx.release_cores();
-        match self.handle.next_step(POLL_INTERVAL).map_err(of_fleet)? {
+        match self.handle.next_step(POLL_INTERVAL).map_err(fleet_error)? {
             Some(Step::Train(batch, results)) => {
                 self.made_by.note(batch, &results)?;
                 self.arrived.insert(batch, results);
@@ -295,7 +295,7 @@ impl Distributed {
         }
         warn(&format!("{unusable}; an earlier learner accepted it, so it is recomputed"));
         self.arrived.retain(|other, _| *other < batch);
-        self.handle.with(|learner| learner.take_back(batch, &[unusable.job])).map_err(of_fleet)
+        self.handle.with(|learner| learner.take_back(batch, &[unusable.job])).map_err(fleet_error)
     }
 
     /// Warns if none of the connected workers can generate these awaited groups.
@@ -320,7 +320,7 @@ impl Distributed {
 
     /// The incomplete groups of a batch.
     fn open_groups(&self, batch: BatchId) -> Vec<GroupId> {
-        self.handle.with(|learner| learner.coordinator().open_groups(batch).map(of_fleet_group).collect())
+        self.handle.with(|learner| learner.coordinator().open_groups(batch).map(group_from_fleet).collect())
     }
 
     /// The groups for which a checkpoint lacks chunks of versions before `version`.
@@ -370,12 +370,12 @@ impl Distributed {
         }
         self.arrived.remove(&self.batch);
         self.pending.remove(&self.batch);
-        let first = of_fleet_group(self.plan.first_group(next));
+        let first = group_from_fleet(self.plan.first_group(next));
         let mut offered = self.payloads.lock();
         offered.jobs.retain(|group, _| *group >= first);
         offered.chunks.published(version, weights.version());
         drop(offered);
-        self.payloads.offer(of_batches(&batches));
+        self.payloads.offer(batch_jobs(&batches));
         self.pending.extend(batches);
         self.shared.slots.retain(|published, _| *published >= oldest);
         self.shared.slots.insert(version, SlotPlace::of(published, lineage));
@@ -390,7 +390,7 @@ impl Distributed {
             learner.share(json)?;
             learner.trained(lineage)
         });
-        trained.map_err(of_fleet)
+        trained.map_err(fleet_error)
     }
 
     /// The weights of a version, while they are kept.
@@ -402,7 +402,7 @@ impl Distributed {
     /// optimizer may overwrite them.
     pub fn training_begins(&mut self, batch: BatchId) -> anyhow::Result<()> {
         self.forget_weights_before(batch.next());
-        self.handle.with(|learner| learner.training_began()).map_err(of_fleet)
+        self.handle.with(|learner| learner.training_began()).map_err(fleet_error)
     }
 
     /// Releases weights that only batches before `batch` need.
@@ -428,7 +428,7 @@ impl Distributed {
         self.expulsions += 1;
         self.expelled.note(worker, why)?;
         // Batches before `first` are not reopened or returned again.
-        if let Some(first) = self.handle.with(|learner| learner.expel(worker, from)).map_err(of_fleet)? {
+        if let Some(first) = self.handle.with(|learner| learner.expel(worker, from)).map_err(fleet_error)? {
             self.arrived.retain(|batch, _| *batch < first);
         }
         Ok(())
@@ -437,17 +437,17 @@ impl Distributed {
     /// Called after a checkpoint is complete: deletes the files of batches before the current one.
     pub fn checkpoint_written(&self) -> anyhow::Result<()> {
         let version = self.batch.version();
-        self.handle.with(|learner| learner.committed(version)).map_err(of_fleet)
+        self.handle.with(|learner| learner.committed(version)).map_err(fleet_error)
     }
 
     /// Discards the batch `from` and all later ones after rewards failed. The next learner has them regenerated.
     pub fn forget_from(&self, batch: BatchId) -> anyhow::Result<()> {
-        self.handle.with(|learner| learner.forget_from(batch)).map_err(of_fleet)
+        self.handle.with(|learner| learner.forget_from(batch)).map_err(fleet_error)
     }
 
     /// Tells the workers that the run has ended; early stopping and callbacks end it before its last batch.
     pub fn end(&self) -> anyhow::Result<()> {
-        self.handle.with(|learner| learner.end()).map_err(of_fleet)
+        self.handle.with(|learner| learner.end()).map_err(fleet_error)
     }
 
     /// The lineages of the weights, which a checkpoint saves with the batches.
@@ -480,18 +480,18 @@ impl Distributed {
     }
 }
 
-fn of_batches(batches: &BTreeMap<BatchId, Pending>) -> impl Iterator<Item = &GroupJob> {
+fn batch_jobs(batches: &BTreeMap<BatchId, Pending>) -> impl Iterator<Item = &GroupJob> {
     batches.values().flat_map(|batch| &batch.jobs)
 }
 
 /// Deletes results with other settings, since they come from other weights.
 fn forget_other_settings(out: &Path, settings: Lineage) -> anyhow::Result<()> {
-    let layout = fleet::exchange::spool::Layout::of_run(out);
+    let layout = fleet::exchange::spool::Layout::in_run(out);
     let (file, text) = (layout.root().join("settings"), settings.to_string());
     if disk::read_to_string(&file, disk::most::STATE).is_ok_and(|known| known == text) {
         return Ok(());
     }
-    layout.forget_results().map_err(of_fleet)?;
+    layout.forget_results().map_err(fleet_error)?;
     let opened = disk::Options::new().write().create().truncate().mode(0o600).open(&file);
     let written = opened.and_then(|mut file| file.write_all(text.as_bytes()));
     written.with_context(|| file.display().to_string())

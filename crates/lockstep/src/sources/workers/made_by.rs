@@ -25,7 +25,7 @@ pub struct MadeBy(File);
 
 /// The file in the run directory `out`; missing if the run never had workers.
 pub fn path(out: &Path) -> PathBuf {
-    Layout::of_run(out).root().join("made_by.jsonl")
+    Layout::in_run(out).root().join("made_by.jsonl")
 }
 
 impl MadeBy {

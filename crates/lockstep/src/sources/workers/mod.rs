@@ -22,7 +22,7 @@ mod worker;
 
 pub use chunks::CHECKPOINT;
 use chunks::{Chunks, Link, by_group};
-use ids::of_fleet_group;
+use ids::group_from_fleet;
 use learner::{Distributed, Frontier, FrontierGroup, LearnerStart, Pending};
 use made_by::makers;
 pub use made_by::{groups_made, made_by, path as made_by_path};
@@ -71,7 +71,7 @@ impl Identity {
         let files = hashes_of(files.used());
         Identity {
             program: env!("CARGO_PKG_VERSION").to_owned(),
-            build: Build::of_process(),
+            build: Build::current(),
             arithmetic: ctx.arithmetic(config.dtype.dtype()).to_owned(),
             files: files.into_iter().map(|FileHash { name, sha256, .. }| (name, sha256)).collect(),
             settings: telemetry::record::sha256(settings_of_weights(config).as_bytes()),
@@ -84,12 +84,12 @@ impl Identity {
         let (own, theirs) = (&self.build, &learner.build);
         let is_same = own.is_same(theirs).unwrap_or((&own.commit, &theirs.commit) == (&None, &None));
         (!is_same).then(|| {
-            let of_learner = if theirs.version.is_empty() {
+            let learner_build = if theirs.version.is_empty() {
                 format!("{}, whose commit is unknown", learner.program)
             } else {
                 theirs.to_string()
             };
-            format!("its build is {own}, but the learner's is {of_learner}")
+            format!("its build is {own}, but the learner's is {learner_build}")
         })
     }
 
@@ -144,12 +144,12 @@ impl Shared {
     /// Reads `learner.json` for a worker with the identity `own`. Returns an error if the run has another.
     fn read(bytes: &[u8], own: &Identity) -> anyhow::Result<Shared> {
         let state: LearnerState = serde_json::from_slice(bytes).context("learner.json")?;
-        Shared::of_state(&state, own)
+        Shared::from_state(&state, own)
     }
 
     /// The data that the learner with this state shares with a worker. Returns an error if the run's identity is not
     /// `own`.
-    fn of_state(state: &LearnerState, own: &Identity) -> anyhow::Result<Shared> {
+    fn from_state(state: &LearnerState, own: &Identity) -> anyhow::Result<Shared> {
         let shared: Shared = serde_json::from_value(state.shared.clone()).context("learner.json")?;
         if let Some(what) = own.difference(&shared.identity) {
             bail!("the run has changed since this worker joined: {what}; start the worker again");
@@ -179,13 +179,13 @@ impl SlotPlace {
 pub(crate) fn cores_of(out: &Path) -> PathBuf {
     // The run's directory may be shared with other machines, which have their own cores.
     let machine = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
-    Layout::of_run(out).root().join("cores").join(machine.trim())
+    Layout::in_run(out).root().join("cores").join(machine.trim())
 }
 
 /// Lets learner and workers of one machine take turns on its cores. A process uses at most as many threads as it has
 /// cores, and releases its cores while it waits.
 pub fn share_cores(ctx: &Context, out: &Path) -> anyhow::Result<()> {
-    let fleet = Layout::of_run(out);
+    let fleet = Layout::in_run(out);
     // Without locks processes cannot take turns: each computes whenever it has work.
     let probe = disk::open_dir(fleet.root());
     if probe.is_ok_and(|probe| matches!(probe.try_lock_shared(), Err(TryLockError::Error(e)) if is_unsupported(&e))) {
@@ -196,7 +196,7 @@ pub fn share_cores(ctx: &Context, out: &Path) -> anyhow::Result<()> {
 }
 
 /// Converts an error of the fleet. The user can fix a refusal, so it becomes a [`crate::BadInput`] with exit code 2.
-pub fn of_fleet(error: fleet::Error) -> anyhow::Error {
+pub fn fleet_error(error: fleet::Error) -> anyhow::Error {
     match error {
         fleet::Error::Refused(why) => crate::BadInput::new(why),
         error => error.into(),

@@ -8,8 +8,8 @@
 use super::audit::Auditor;
 use super::learner::Arrived;
 use super::{
-    Chunks, Distributed, Frontier, FrontierGroup, Identity, LearnerStart, Network, Pending, Shared, by_group, makers,
-    of_fleet_group, share_cores,
+    Chunks, Distributed, Frontier, FrontierGroup, Identity, LearnerStart, Network, Pending, Shared, by_group,
+    group_from_fleet, makers, share_cores,
 };
 use crate::bad_input;
 use crate::config::{Config, Trust};
@@ -227,7 +227,7 @@ impl BatchSource for WorkerSource {
         let identity = Identity::of(ctx, config, &policy.files);
         let mut groups: Vec<FrontierGroup> = at.ahead.iter().flat_map(|ahead| ahead.frontier()).collect();
         if !at_beginning {
-            groups.extend(in_use(start.in_use, plan.groups_of(batch).map(of_fleet_group), &chunks));
+            groups.extend(in_use(start.in_use, plan.groups_of(batch).map(group_from_fleet), &chunks));
         }
         let mut begun = BTreeMap::new();
         for (place, answers) in (0..).zip(std::mem::take(&mut at.begun)) {
@@ -248,7 +248,7 @@ impl BatchSource for WorkerSource {
             run: self.slots,
             base: policy.weights.shared_base.clone(),
             slots: BTreeMap::new(),
-            rewards: self.assembler.of_workers.iter().cloned().collect(),
+            rewards: self.assembler.worker_rewards.iter().cloned().collect(),
             network: None,
             longest_prompt: self.longest_prompt,
             prompt_time_s: start.prompt_time.0,

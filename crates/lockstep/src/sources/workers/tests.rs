@@ -22,7 +22,7 @@ fn the_next_learner_reads_the_expelled_workers() {
     file.note(&worker("a"), "it lied").unwrap();
     file.note(&worker("b"), "too").unwrap();
     assert_eq!(open().unwrap(), ["a", "b"]);
-    let path = Layout::of_run(dir.path()).root().join("expelled.jsonl");
+    let path = Layout::in_run(dir.path()).root().join("expelled.jsonl");
     let text = std::fs::read_to_string(&path).unwrap();
     assert_eq!(text, "{\"worker\":\"a\",\"why\":\"it lied\"}\n{\"worker\":\"b\",\"why\":\"too\"}\n");
     // An incomplete line is ignored.
@@ -37,7 +37,7 @@ fn the_next_learner_reads_the_expelled_workers() {
 fn the_workers_of_a_group_are_read_back() {
     let dir = tempfile::tempdir().unwrap();
     assert_eq!(made_by(dir.path(), GroupId(1)), None);
-    Layout::of_run(dir.path()).create().unwrap();
+    Layout::in_run(dir.path()).create().unwrap();
     let result = |group, chunk, name: &str| JobResult {
         job: JobName { group: fleet::GroupId(group), chunk },
         lineage: Lineage([0; 16]),
@@ -48,7 +48,7 @@ fn the_workers_of_a_group_are_read_back() {
     let mut file = MadeBy::open(dir.path()).unwrap();
     file.note(BatchId(0), &[result(1, 0, "a"), result(1, 1, "a"), result(2, 0, "a"), result(2, 1, "b")]).unwrap();
     file.note(BatchId(1), &[result(3, 0, "b")]).unwrap();
-    let text = std::fs::read_to_string(Layout::of_run(dir.path()).root().join("made_by.jsonl")).unwrap();
+    let text = std::fs::read_to_string(Layout::in_run(dir.path()).root().join("made_by.jsonl")).unwrap();
     assert_eq!(text, "{\"batch\":0,\"groups\":{\"a\":[1,2],\"b\":[2]}}\n{\"batch\":1,\"groups\":{\"b\":[3]}}\n");
     let who = |group| made_by(dir.path(), GroupId(group));
     assert_eq!(

@@ -101,7 +101,7 @@ enum PinnedWeights {
 impl WorkerWork {
     /// A worker with these parts and no jobs.
     pub fn new(parts: Parts) -> WorkerWork {
-        let layout = Layout::of_run(&parts.out);
+        let layout = Layout::in_run(&parts.out);
         WorkerWork {
             parts,
             layout,
@@ -318,7 +318,7 @@ impl Work for WorkerWork {
         if self.checked == Some(learner_is) {
             return Ok(());
         }
-        Shared::of_state(learner, &self.parts.identity).map_err(|error| paragraph(&error))?;
+        Shared::from_state(learner, &self.parts.identity).map_err(|error| paragraph(&error))?;
         self.checked = Some(learner_is);
         Ok(())
     }

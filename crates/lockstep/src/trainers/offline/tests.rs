@@ -34,8 +34,8 @@ fn the_chosen_response_of_each_pair_comes_before_the_rejected_one() {
         [vec![false, false, true], vec![false, false, true, true, true], vec![false, true, true], vec![false, true]];
     assert_eq!(PreferencePair::learned(&pairs), learned);
     // The caller's metrics receive first all chosen responses, then all rejected ones.
-    let of_each = first_of_each(PreferencePair::sequences(&pairs), 2);
-    assert_eq!(shown(&of_each), [0, 2, 1, 3].map(|at: usize| expected[at].clone()));
+    let reordered = first_of_each(PreferencePair::sequences(&pairs), 2);
+    assert_eq!(shown(&reordered), [0, 2, 1, 3].map(|at: usize| expected[at].clone()));
     assert_eq!(
         (first_of_each(vec![1, 2, 3], 1), first_of_each(vec![1, 2, 3, 4, 5, 6], 3)),
         (vec![1, 2, 3], vec![1, 4, 2, 5, 3, 6])

@@ -131,7 +131,7 @@ impl Prepared {
         telemetry::system::reset_peak_rss();
         let Parts { weights, trainer, own, reference, replay_scorer, scorer, engine, rewards: reward_models } =
             Parts::build(&mut builder, part_inputs, &reward_models, &own)?;
-        let of_workers = asked_by_workers(&rewards, inputs.injected.functions_of_workers);
+        let worker_rewards = asked_by_workers(&rewards, inputs.injected.functions_of_workers);
         let rewards = ready_rewards(rewards, reward_models, &inputs.stop);
         let sampling = SamplingPlan::new(&config, &assets.eos_ids)?;
         let evaluation = if held_out.is_empty() {
@@ -153,7 +153,8 @@ impl Prepared {
             reward_weights: eval_weights.clone(),
         };
         let longest_prompt = bounds.longest_prompt;
-        let parts = SourceParts { engine, rewards, of_workers, scorer: scorer.clone(), replay_scorer, longest_prompt };
+        let parts =
+            SourceParts { engine, rewards, worker_rewards, scorer: scorer.clone(), replay_scorer, longest_prompt };
         let source = source(inputs, &assets, rollouts, spec, parts)?;
         let policy = Policy::of(model.dir.clone(), assets, weights).exporting(&config, &model)?;
         let settings = lineage::settings(&config, &ctx);
@@ -202,7 +203,7 @@ impl Prepared {
         let from = inputs.resume_from.clone();
         let mut run = TrainingRun::begin(inputs, parts, |state, checkpoint| restore(&mut pipeline, state, checkpoint))?;
         if pipeline.state.lineage.is_none() {
-            pipeline.state.lineage = Some(lineage::of_start(&run, &from, &pipeline.settings)?);
+            pipeline.state.lineage = Some(lineage::at_start(&run, &from, &pipeline.settings)?);
         }
         pipeline.restore_drafts(&run);
         pipeline.begin_source(&mut run)?;
@@ -235,7 +236,7 @@ struct SourceParts {
     engine: Option<Engine>,
     rewards: Vec<Box<dyn Reward>>,
     /// The names of the rewards that workers have.
-    of_workers: BTreeSet<String>,
+    worker_rewards: BTreeSet<String>,
     scorer: Option<SharedScorer>,
     /// Scores the completions of a replayed file.
     replay_scorer: Option<SharedScorer>,
@@ -248,7 +249,7 @@ fn source(
     assets: &ModelAssets,
     rollouts: RolloutData,
     mut spec: BatchSpec,
-    SourceParts { engine, rewards, of_workers, scorer, replay_scorer, longest_prompt }: SourceParts,
+    SourceParts { engine, rewards, worker_rewards, scorer, replay_scorer, longest_prompt }: SourceParts,
 ) -> anyhow::Result<Box<dyn BatchSource>> {
     let (tokenizer, stop) = (assets.tokenizer.clone(), inputs.stop.clone());
     let injected = &mut inputs.injected;
@@ -260,7 +261,7 @@ fn source(
         RolloutData::File(replay) => Some(replay),
     };
     if let Some(Sharing { run: slots, .. }) = injected.sharing {
-        let assembler = Assembler { rewards, of_workers, tokenizer, stop };
+        let assembler = Assembler { rewards, worker_rewards, tokenizer, stop };
         let network = injected.network.take();
         let parts = WorkerSourceParts { assembler, engine, scorer, slots, network, longest_prompt };
         return Ok(Box::new(WorkerSource::new(spec, parts)?));
@@ -324,7 +325,7 @@ struct Data {
 fn data(inputs: &RunInputs, assets: &ModelAssets, rewards: &[ConfiguredReward]) -> anyhow::Result<Data> {
     let config = inputs.config();
     if inputs.injected.only_evaluates {
-        let (rollouts, bounds) = (RolloutData::Prompts(Vec::new()), WorkloadBounds::of_prompts(0, 0));
+        let (rollouts, bounds) = (RolloutData::Prompts(Vec::new()), WorkloadBounds::for_prompts(0, 0));
         return Ok(Data { rollouts, rows: 0, bounds, hash: String::new() });
     }
     if let Some(path) = &config.replay {
@@ -340,7 +341,7 @@ fn data(inputs: &RunInputs, assets: &ModelAssets, rewards: &[ConfiguredReward]) 
     if prompts.left_out > 0 {
         inputs.sinks.info(&format!("left out: {} longer than max_prompt_length", counted(prompts.left_out, "prompt")));
     }
-    let bounds = WorkloadBounds::of_prompts(prompts.longest(), config.generation_batch());
+    let bounds = WorkloadBounds::for_prompts(prompts.longest(), config.generation_batch());
     let (rows, hash) = (prompts.all.len(), prompts.hash);
     Ok(Data { rollouts: RolloutData::Prompts(prompts.all), rows, bounds, hash })
 }

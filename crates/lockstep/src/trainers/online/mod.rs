@@ -87,7 +87,7 @@ struct StageTimes {
     /// Seconds of scoring that overlapped with generation. The metric keeps this older name.
     reward_hidden_time_s: f64,
     /// Seconds per reward, by name.
-    of_rewards: BTreeMap<String, f64>,
+    reward_seconds: BTreeMap<String, f64>,
 }
 
 /// The pipeline from prompts, or from a file of rollouts, to the samples of an optimizer step.
@@ -217,7 +217,7 @@ impl RolloutPipeline {
         if self.batch_is_used_up() {
             return None;
         }
-        let bytes = records(Group::of_samples(&self.state.batch.samples));
+        let bytes = records(Group::from_samples(&self.state.batch.samples));
         Some(Box::new(move |dir| Ok(disk::write(dir.join(BATCH_FILE), bytes)?)))
     }
 

@@ -98,13 +98,13 @@ impl<T> Parts<T> {
         // Recorded completions may lack log-probabilities.
         let replays = config.replay.is_some();
         let replay_scorer = replays.then(|| Arc::new(Mutex::new(builder.scorer("given rollouts", model, generation))));
-        let of_evaluation = config.has_eval_data() && config.has_eval_loss();
-        let of_stale = scores_stale(config) || builder.sharing.is_some() && config.audit_stale > 0.0;
-        let of_updates = config.records_updates();
-        let scorer = (bounds.given || of_evaluation || of_stale || of_updates).then(|| {
-            let (name, work) = match (bounds.given, of_stale, of_evaluation) {
-                (true, _, of_evaluation) => ("given rollouts", if of_evaluation { evaluated } else { generation }),
-                (_, true, of_evaluation) => ("stale rollouts", if of_evaluation { evaluated } else { generation }),
+        let for_evaluation = config.has_eval_data() && config.has_eval_loss();
+        let for_stale = scores_stale(config) || builder.sharing.is_some() && config.audit_stale > 0.0;
+        let for_updates = config.records_updates();
+        let scorer = (bounds.given || for_evaluation || for_stale || for_updates).then(|| {
+            let (name, work) = match (bounds.given, for_stale, for_evaluation) {
+                (true, _, for_evaluation) => ("given rollouts", if for_evaluation { evaluated } else { generation }),
+                (_, true, for_evaluation) => ("stale rollouts", if for_evaluation { evaluated } else { generation }),
                 (_, _, true) => ("evaluation", evaluated),
                 _ => ("recorded updates", Work { completions: group, ..generation }),
             };
@@ -146,11 +146,11 @@ impl<T> Parts<T> {
     ) -> anyhow::Result<Planner<'a>> {
         let before = builder.config;
         let rewards = named_models(before)?;
-        let of_data = bounds(before, assets)?;
+        let data_bounds = bounds(before, assets)?;
         let has_data = before.dataset_name.is_some() || before.replay.is_some() || before.has_eval_data();
         Ok(Box::new(move |config| {
             let assets = assets.clone().computing_in(config.dtype.dtype()).or_bad_input()?;
-            let bounds = if has_data { of_data.under(config, before) } else { bounds(config, &assets)? };
+            let bounds = if has_data { data_bounds.under(config, before) } else { bounds(config, &assets)? };
             let inputs = PartInputs { source, assets: &assets, bounds };
             Parts::plan(&builder.with(config), inputs, &rewards.iter().collect::<Vec<_>>(), &own)
         }))
@@ -209,7 +209,7 @@ mod tests {
             scores_stale(&Config { max_staleness, vllm_importance_sampling_correction, ..Config::default() })
         };
         assert_eq!([config(0, true), config(1, false), config(1, true)], [false, false, true]);
-        let bounds = WorkloadBounds::of_prompts(7, 3);
+        let bounds = WorkloadBounds::for_prompts(7, 3);
         let found = longest(&Config { max_completion_length: 5, ..Config::default() }, bounds);
         assert_eq!((found.prompt, found.completion), (7, 5));
     }

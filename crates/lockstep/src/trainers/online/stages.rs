@@ -108,7 +108,7 @@ impl RolloutPipeline {
         for (name, value) in rollout::length_metrics(rollouts.completions().map(|c| &c.completion)) {
             next.run.add(&name, value);
         }
-        let mut samples = samples::of_rollouts(rollouts);
+        let mut samples = samples::from_rollouts(rollouts);
         span.end();
         self.score_reference(run, &mut samples)?;
         self.score_stale(run, &mut samples)?;
@@ -314,9 +314,9 @@ impl RolloutPipeline {
             unscored = unscored.or(outcome.unscored);
             metrics.extend(outcome.metrics);
             if run.config.has_eval_loss() {
-                let of_loss = self.loss_of_evaluation(run, &outcome.rollouts, &advantages)?;
+                let loss_metrics = self.loss_of_evaluation(run, &outcome.rollouts, &advantages)?;
                 let prefix = evaluate::prefix(&outcome.name);
-                metrics.extend(of_loss.into_iter().map(|(name, value)| (format!("{prefix}{name}"), value)));
+                metrics.extend(loss_metrics.into_iter().map(|(name, value)| (format!("{prefix}{name}"), value)));
             }
         }
         span.end();
@@ -341,7 +341,7 @@ impl RolloutPipeline {
         if !rollouts.reward_names.is_empty() && rollouts.completions().all(|c| rollouts.total(c).is_none()) {
             return Ok(Vec::new());
         }
-        let mut samples = samples::of_rollouts(rollouts);
+        let mut samples = samples::from_rollouts(rollouts);
         self.score_reference(run, &mut samples)?;
         let Some(scorer) = &self.scorer else { unreachable!("an evaluation with a loss needs a scorer") };
         let sequences: Vec<_> = samples.iter().map(Sample::sequence).collect();
@@ -358,12 +358,12 @@ impl RolloutPipeline {
         // Some algorithms compute advantages from log π_old, which must therefore be set first.
         let Advantages { advantages, metrics, .. } = advantages(&run.config, rollouts, &samples);
         samples.iter_mut().zip(advantages).for_each(|(sample, advantage)| sample.advantage = advantage);
-        let Some(HeldOut { loss, metrics: of_loss }) = run.learner.trainer.held_out(&samples, &scores)? else {
+        let Some(HeldOut { loss, metrics: loss_metrics }) = run.learner.trainer.held_out(&samples, &scores)? else {
             return Ok(Vec::new());
         };
         // If the divergence is part of the reward, its mean is among the metrics of the advantages.
         let kl = metrics.into_iter().filter(|(name, _)| name == KL).filter_map(|(name, kl)| Some((name, kl?)));
-        Ok([("loss".to_owned(), loss)].into_iter().chain(of_loss).chain(kl).collect())
+        Ok([("loss".to_owned(), loss)].into_iter().chain(loss_metrics).chain(kl).collect())
     }
 }
 
@@ -384,7 +384,7 @@ fn take_collected(run: &TrainingRun, next: &mut OnlineBatch, collected: Collecte
     times.reward_time_s += reward_s;
     times.reward_hidden_time_s += overlapped_s;
     let names = output.rollouts.reward_names.iter().zip(&output.seconds);
-    names.for_each(|(name, seconds)| *times.of_rewards.entry(name.clone()).or_default() += seconds);
+    names.for_each(|(name, seconds)| *times.reward_seconds.entry(name.clone()).or_default() += seconds);
     let late = output.rollouts.reward_names.iter().zip(&output.timed_out);
     late.for_each(|(name, &completions)| next.run.notes.timed_out(name, completions));
     next.run.observed.problems(&output.problems);
@@ -404,11 +404,11 @@ fn finish_generation(
     run: &TrainingRun,
     next: &mut OnlineBatch,
     generation: Generation,
-    StageTimes { rollout_time_s, rollout_tokens, reward_time_s, reward_hidden_time_s, of_rewards }: &StageTimes,
+    StageTimes { rollout_time_s, rollout_tokens, reward_time_s, reward_hidden_time_s, reward_seconds }: &StageTimes,
 ) -> Rollouts {
     let step = &mut next.run;
-    step.notes.waited(*rollout_time_s, *reward_time_s, of_rewards);
-    step.measured.rewards(of_rewards);
+    step.notes.waited(*rollout_time_s, *reward_time_s, reward_seconds);
+    step.measured.rewards(reward_seconds);
     step.add("rollout_time_s", *rollout_time_s);
     // If the completions already existed, the step did not wait for them.
     if *rollout_time_s > 0.0 {

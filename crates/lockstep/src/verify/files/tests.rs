@@ -158,9 +158,9 @@ fn the_first_byte_that_differs_is_named() {
         ("", "ab", "byte 0", "the end", "0x61"),
         ("xbc", "abd", "byte 0", "0x78", "0x61"),
     ];
-    for (recorded, remade, place, of_recorded, of_remade) in cases {
+    for (recorded, remade, place, recorded_byte, remade_byte) in cases {
         two.write("f.bin", recorded, remade);
-        assert_eq!(two.found(), two.at("f.bin", place, "byte", of_recorded, of_remade));
+        assert_eq!(two.found(), two.at("f.bin", place, "byte", recorded_byte, remade_byte));
     }
 }
 
@@ -297,7 +297,7 @@ fn files_of_groups_are_compared_group_by_group() {
 #[test]
 fn the_final_model_is_compared_with_its_checkpoint() {
     let two = Two::new();
-    let found = || of_result(&two.recorded, &two.remade, 4).unwrap();
+    let found = || result_difference(&two.recorded, &two.remade, 4).unwrap();
     let name = "model.safetensors";
     two.write("config.json", "{}", "{}");
     two.write(name, safetensors(&[("x", "U8", &[1])]), safetensors(&[("x", "U8", &[1])]));
@@ -390,7 +390,7 @@ fn a_result_must_have_exactly_the_files_of_the_model() {
         for file in ["run_state.json", "frontier.bin", "frontier.begun.bin", "generation_batch.bin", "fleet.json"] {
             fs::write(two.remade.join(file), "{}").unwrap();
         }
-        let found = || of_result(&two.recorded, &two.remade, 4).unwrap();
+        let found = || result_difference(&two.recorded, &two.remade, 4).unwrap();
         assert_eq!(found(), None, "before {name}");
         let path = two.recorded.join(name);
         let (recorded, remade) = match change {

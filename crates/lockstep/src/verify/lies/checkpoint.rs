@@ -43,9 +43,9 @@ fn a_changed_column_of_a_checkpoint_is_reported() {
                 let what = format!("{name}, record {place}, `{column}`");
                 tell(place, lie);
                 let plain = column.rsplit('.').next().unwrap();
-                let of_answer = columns(record)[0] == "answer";
+                let is_answer = columns(record)[0] == "answer";
                 let is_left_out = TIMES.contains(&plain)
-                    || name == "frontier.begun.bin" && (of_answer || OF_BEGUN.contains(&&*column));
+                    || name == "frontier.begun.bin" && (is_answer || OF_BEGUN.contains(&&*column));
                 if is_left_out {
                     proven(&root, &what)
                 } else {

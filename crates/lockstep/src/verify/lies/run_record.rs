@@ -194,12 +194,12 @@ fn a_changed_field_of_record_json_is_reported_or_listed() {
         .position(|line| line.starts_with("learning_rate was 0.01"))
         .unwrap_or_else(|| panic!("{changed:?}"));
     type Lie = fn(&mut Vec<String>, usize);
-    let of_starts: [(&str, Lie); 3] = [
+    let start_lies: [(&str, Lie); 3] = [
         ("another old value", |lines, rate| lines[rate] = lines[rate].replace("was 0.01", "was 0.03")),
         ("another key", |lines, rate| lines[rate] = "beta was 0.2, now 0.1".to_owned()),
         ("no change", |lines, rate| drop(lines.remove(rate))),
     ];
-    for (what, lie) in of_starts {
+    for (what, lie) in start_lies {
         let mut lied = record.clone();
         lie(&mut lied.starts[1].changed, rate);
         fs::write(&path, lied.to_bytes().unwrap()).unwrap();

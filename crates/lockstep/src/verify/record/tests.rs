@@ -44,7 +44,7 @@ fn record(dir: &Path, not_asked: &[&str]) -> Record {
 fn the_groups_of_an_interval_exclude_its_first_step() {
     let dir = tempfile::tempdir().unwrap();
     let record = record(dir.path(), &[]);
-    let of = |from, to| record.of_steps(from, to).into_iter().map(|group| group.0).collect::<Vec<u64>>();
+    let of = |from, to| record.groups_in_steps(from, to).into_iter().map(|group| group.0).collect::<Vec<u64>>();
     assert_eq!((of(0, 4), of(0, 1), of(1, 2), of(2, 3), of(2, 4)), (vec![2, 3, 4], vec![2], vec![3], vec![], vec![4]));
     assert_eq!(record.last_step(), Some(5));
 }

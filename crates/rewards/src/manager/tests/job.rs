@@ -143,8 +143,8 @@ fn columns_and_metrics_of_several_rewards_do_not_collide() {
         ..Scores::new(vec![Some(1.0), Some(f64::NAN), None])
     });
     let second = own("second", false, move |_| {
-        let late = Problem::new("second", 3, "late").of_kind(ProblemKind::TimedOut);
-        let bad = Problem::new("second", 5, "bad").of_kind(ProblemKind::Crashed).at(vec![0]);
+        let late = Problem::new("second", 3, "late").with_kind(ProblemKind::TimedOut);
+        let bad = Problem::new("second", 5, "bad").with_kind(ProblemKind::Crashed).at(vec![0]);
         let step = |token| Some(vec![StepScore { end: crate::StepEnd::Token(token), score: 1.0 }]);
         Scores {
             extra: vec![column("why", "e"), column("first_why", "f")],

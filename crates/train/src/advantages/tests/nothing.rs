@@ -89,10 +89,10 @@ fn the_kl_is_missing_if_no_token_is_in_the_loss() {
         for sample in &mut masked {
             sample.loss_mask = vec![mask];
         }
-        let of_rloo = rloo::compute(&m, &masked, &RlooRewards::default());
+        let rloo_result = rloo::compute(&m, &masked, &RlooRewards::default());
         let masks = vec![vec![mask]; 2];
-        let of_tokens = reinforce_plus_plus::compute(&m, &samples, &masks, 0.1, Baseline::Batch);
-        assert_eq!([metric(&of_rloo, "kl"), metric(&of_tokens, "kl")], [expected; 2], "{mask}");
+        let token_result = reinforce_plus_plus::compute(&m, &samples, &masks, 0.1, Baseline::Batch);
+        assert_eq!([metric(&rloo_result, "kl"), metric(&token_result, "kl")], [expected; 2], "{mask}");
     }
     let one = |scores: &[Option<f64>]| {
         let a = gdpo::compute(&one_function(scores, 2));

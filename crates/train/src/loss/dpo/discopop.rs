@@ -14,5 +14,5 @@ pub(super) fn phi(config: &DpoConfig, ratios: &Ratios) -> Phi {
     // m e^{−x}, in a form that stays finite if e^{−x} overflows, since m is small in that case.
     let exponential = libm::exp(-x - softplus(-x / config.discopop_tau));
     let slope = -other * logistic(-x) - exponential + other / config.discopop_tau * (exponential - m * softplus(-x));
-    Phi::of_difference(other * softplus(-x) + exponential, config.beta * slope)
+    Phi::from_difference(other * softplus(-x) + exponential, config.beta * slope)
 }

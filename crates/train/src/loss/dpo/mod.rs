@@ -134,7 +134,7 @@ struct Phi {
 
 impl Phi {
     /// A loss that depends only on ρ_c − ρ_r, from its value and slope.
-    fn of_difference(value: f64, slope: f64) -> Phi {
+    fn from_difference(value: f64, slope: f64) -> Phi {
         Phi { value, d_chosen: slope, d_rejected: -slope }
     }
 }

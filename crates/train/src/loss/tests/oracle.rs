@@ -30,8 +30,8 @@ fn sequence(case: &Case, s: usize, config: &LossConfig, normalizer: &Normalizer,
         if !enabled {
             return 1.0;
         }
-        let of_sequence = matches!(mode, CorrectionMode::SequenceMask | CorrectionMode::SequenceTruncate);
-        let c = if of_sequence {
+        let per_sequence = matches!(mode, CorrectionMode::SequenceMask | CorrectionMode::SequenceTruncate);
+        let c = if per_sequence {
             kept.iter().map(|&t| old[t] - sampler[t]).sum::<f64>().exp()
         } else {
             (old[t] - sampler[t]).exp()

@@ -140,18 +140,18 @@ fn through_scores(
     };
     let x = [w.clone(), h.clone()].concat();
     let d = gradient(&scores_at(&x));
-    let mut of_x = vec![0.0; x.len()];
+    let mut d_x = vec![0.0; x.len()];
     for (t, d) in d.iter().enumerate() {
         for k in 0..HIDDEN {
-            of_x[k] += d * h[t * HIDDEN + k];
-            of_x[HIDDEN + t * HIDDEN + k] = d * w[k];
+            d_x[k] += d * h[t * HIDDEN + k];
+            d_x[HIDDEN + t * HIDDEN + k] = d * w[k];
         }
     }
     let through = |x: &[f64]| value(&scores_at(x));
-    let error = directional_error(&x, &of_x, through);
+    let error = directional_error(&x, &d_x, through);
     assert!(error < 1e-7, "{name}: {error}");
-    of_x[1] += 1e-3;
-    assert!(directional_error(&x, &of_x, through) > 1e-5, "{name}");
+    d_x[1] += 1e-3;
+    assert!(directional_error(&x, &d_x, through) > 1e-5, "{name}");
     d
 }
 

@@ -135,13 +135,13 @@ fn only_a_process_proven_to_hold_the_lock_is_killed() {
         let out = tempfile::tempdir().unwrap();
         let mut learner = SpoolLearner::open(out.path()).unwrap();
         drop(SpoolWorker::join(out.path(), name("w")).unwrap());
-        let path = Layout::of_run(out.path()).alive(&name("w"));
+        let path = Layout::in_run(out.path()).alive(&name("w"));
         let mut named = Sleeper::new((*opened != Not).then_some(&*path), *opened == Locked);
         let holder = File::open(&path).unwrap();
         if *opened != Locked {
             holder.try_lock().unwrap();
         }
-        let locks = Locks::of_system();
+        let locks = Locks::system();
         let owner = Owner { pid: named.pid(), started: locks.started_of(named.pid()), ..locks.this_process() };
         assert!(owner.started.is_some() && owner.namespace.starts_with("pid:["), "{owner:?}");
         std::fs::write(&path, text(named.pid(), &owner)).unwrap();
@@ -177,14 +177,14 @@ fn a_learner_with_the_proc_of_another_namespace_kills_nothing() {
         let out = tempfile::tempdir().unwrap();
         let mut learner = SpoolLearner::open(out.path()).unwrap();
         drop(SpoolWorker::join(out.path(), name("w")).unwrap());
-        let path = Layout::of_run(out.path()).alive(&name("w"));
+        let path = Layout::in_run(out.path()).alive(&name("w"));
         let mut worker = Sleeper::new(Some(&path), true);
         std::fs::write(&path, format!("{} 3\n", worker.pid())).unwrap();
-        let locks = Locks { proc: proc.clone(), ..Locks::of_system() };
+        let locks = Locks { proc: proc.clone(), ..Locks::system() };
         assert!(!learner.kill_with(&locks, &name("w")).unwrap() && worker.lives(false), "{}", proc.display());
         let problems = learner.take_problems();
         assert!(problems.len() == 1 && problems[0].contains("/proc does not show"), "{problems:?}");
-        assert!(learner.kill_with(&Locks::of_system(), &name("w")).unwrap() && !worker.lives(true));
+        assert!(learner.kill_with(&Locks::system(), &name("w")).unwrap() && !worker.lives(true));
     }
 }
 
@@ -193,12 +193,12 @@ fn a_learner_with_the_proc_of_another_namespace_kills_nothing() {
 fn lock_files_are_compatible_with_older_versions() {
     let out = tempfile::tempdir().unwrap();
     let worker = SpoolWorker::join(out.path(), name("w")).unwrap();
-    let path = Layout::of_run(out.path()).alive(&name("w"));
+    let path = Layout::in_run(out.path()).alive(&name("w"));
     let text = std::fs::read_to_string(&path).unwrap();
     let lines: Vec<&str> = text.lines().collect();
     assert_eq!(lines[0], format!("{} 1", std::process::id()), "older versions read only this line");
     let owner: Owner = serde_json::from_str(lines[1]).unwrap();
-    assert!(owner == Locks::of_system().this_process() && lines.len() == 2, "{text}");
+    assert!(owner == Locks::system().this_process() && lines.len() == 2, "{text}");
     drop(worker);
     // The file was last written by an older version.
     std::fs::write(&path, "77 41\n").unwrap();

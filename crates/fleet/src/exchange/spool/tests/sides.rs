@@ -44,7 +44,7 @@ fn a_running_holder_keeps_its_file_without_file_locks() {
     }
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("lock");
-    let locks = crate::lock::Locks { lock: none, shared: none, ..crate::lock::Locks::of_system() };
+    let locks = crate::lock::Locks { lock: none, shared: none, ..crate::lock::Locks::system() };
     let take = || take_lock_with(&locks, &path, "a worker", "Go away");
     let held = || holder_with(&locks, &path).unwrap();
     let (lock, first) = take().unwrap();
@@ -97,7 +97,7 @@ fn files_are_written_read_and_listed() {
 #[test]
 fn a_starting_learner_deletes_old_offers_or_fails() {
     let out = tempfile::tempdir().unwrap();
-    let layout = Layout::of_run(out.path());
+    let layout = Layout::in_run(out.path());
     let mut learner = SpoolLearner::open(out.path()).unwrap();
     assert_eq!(learner.layout().root(), layout.root());
     learner.offer(&job(0, "")).unwrap();
@@ -115,7 +115,7 @@ fn a_starting_learner_deletes_old_offers_or_fails() {
 #[test]
 fn a_learners_state_is_used_only_while_the_learner_runs() {
     let out = tempfile::tempdir().unwrap();
-    let layout = Layout::of_run(out.path());
+    let layout = Layout::in_run(out.path());
     let read = || read_json::<LearnerState>(&layout.learner()).unwrap();
     assert!(!layout.is_of_learner(&state(false, 0)).unwrap(), "no learner is running");
     let mut learner = SpoolLearner::open(out.path()).unwrap();
@@ -140,7 +140,7 @@ fn a_worker_claims_valid_jobs_in_order() {
     let out = tempfile::tempdir().unwrap();
     let mut learner = SpoolLearner::open(out.path()).unwrap();
     let mut worker = SpoolWorker::join(out.path(), name("dev1")).unwrap();
-    let layout = Layout::of_run(out.path());
+    let layout = Layout::in_run(out.path());
     for job in [&job(3, ""), &job(1, "")] {
         learner.offer(job).unwrap();
     }
@@ -166,7 +166,7 @@ fn a_worker_claims_valid_jobs_in_order() {
 #[test]
 fn a_worker_identifies_itself_and_ignores_an_earlier_learner() {
     let out = tempfile::tempdir().unwrap();
-    let layout = Layout::of_run(out.path());
+    let layout = Layout::in_run(out.path());
     let mut learner = SpoolLearner::open(out.path()).unwrap();
     learner.announce(&state(true, 3)).unwrap();
     let mut worker = SpoolWorker::join(out.path(), name("dev1")).unwrap();
@@ -191,7 +191,7 @@ fn a_worker_identifies_itself_and_ignores_an_earlier_learner() {
 #[test]
 fn acknowledged_results_of_all_workers_are_deleted() {
     let out = tempfile::tempdir().unwrap();
-    let layout = Layout::of_run(out.path());
+    let layout = Layout::in_run(out.path());
     let mut learner = SpoolLearner::open(out.path()).unwrap();
     let mut workers = ["dev1", "dev2"].map(|worker| SpoolWorker::join(out.path(), name(worker)).unwrap());
     for (worker, called) in workers.iter_mut().zip(["dev1", "dev2"]) {

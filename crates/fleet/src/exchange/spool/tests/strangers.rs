@@ -70,8 +70,8 @@ const OPERATIONS: [(&str, Operation); 7] = [
         files.load(BatchId(0))?;
         files.remove_before(BatchId(9))
     }),
-    ("a learner with other settings", |out| Layout::of_run(out).forget_results()),
-    ("the directories", |out| Layout::of_run(out).create()),
+    ("a learner with other settings", |out| Layout::in_run(out).forget_results()),
+    ("the directories", |out| Layout::in_run(out).create()),
     ("the status", |out| status::read(out).map(drop)),
     ("a job's files", |out| (0..3).try_for_each(|group| status::find(out, crate::testing::job(group)).map(drop))),
 ];

@@ -190,11 +190,11 @@ fn replayed_completions_equal_newly_generated_ones() {
         scorer.score(&ctx, &policy.weights, &[one], 0.5).unwrap().remove(0).logps
     };
     // The policy computes missing log-probabilities, so they have the policy's version.
-    let (own, of_run) = (policy.weights.version(), Updates(1 << 63 | 6));
+    let (own, run_version) = (policy.weights.version(), Updates(1 << 63 | 6));
     let expected = [
         (0, vec![5], vec![NO_VERSION], vec![-0.25], FinishReason::Length),
         (1, vec![5, 0], vec![own; 2], logps(&[7], &[5, 0]), FinishReason::Length),
-        (0, vec![4, 0], vec![of_run; 2], vec![-0.5, -1.0], FinishReason::Stop),
+        (0, vec![4, 0], vec![run_version; 2], vec![-0.5, -1.0], FinishReason::Stop),
         (1, vec![4], vec![own], logps(&[9], &[4]), FinishReason::Stop),
     ];
     let all: Vec<&ScoredCompletion> = rollouts.groups.iter().flat_map(|group| &group.completions).collect();

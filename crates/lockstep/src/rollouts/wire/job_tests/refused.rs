@@ -82,25 +82,25 @@ fn a_continued_job_must_contain_its_completions_so_far() {
     let job_bytes = GroupJob { so_far: Vec::new(), ..later() }.to_bytes();
     let so_far = later().to_bytes()[job_bytes.len()..].to_vec();
     let other = "the record after the job must hold the job's completions so far";
-    let of_group = |change: &dyn Fn(&mut Group)| {
+    let job_with_group = |change: &dyn Fn(&mut Group)| {
         let (mut group, _) = Group::read(&so_far).unwrap();
         change(&mut group);
         let mut bytes = job_bytes.clone();
         group.write(&mut bytes);
         GroupJob::from_bytes(&bytes).map_err(|error| error.to_string())
     };
-    assert_eq!(of_group(&|_| {}), Ok(later()));
-    assert_eq!(of_group(&|group| group.group = GroupId(8)), Err(other.into()));
-    assert_eq!(of_group(&|group| drop(group.completions.pop())), Err(other.into()));
+    assert_eq!(job_with_group(&|_| {}), Ok(later()));
+    assert_eq!(job_with_group(&|group| group.group = GroupId(8)), Err(other.into()));
+    assert_eq!(job_with_group(&|group| drop(group.completions.pop())), Err(other.into()));
     assert_eq!(said(&[&later().to_bytes()[..], &so_far].concat()), other);
     let none = "completion 1 does not match the job";
-    assert_eq!(of_group(&|group| group.completions[1].generation = 0), Err(none.into()));
-    assert_eq!(of_group(&|group| group.completions[0].loss_mask[1] = false), Err(none.replace('1', "0")));
+    assert_eq!(job_with_group(&|group| group.completions[1].generation = 0), Err(none.into()));
+    assert_eq!(job_with_group(&|group| group.completions[0].loss_mask[1] = false), Err(none.replace('1', "0")));
     let lacks = |place: usize| Err(format!("completion {place} lacks `versions` or `token.sampler_logps`"));
-    assert_eq!(of_group(&|group| group.completions[0].versions.clear()), lacks(0));
-    assert_eq!(of_group(&|group| drop(group.completions[1].columns.remove(SAMPLER_LOGPS))), lacks(1));
+    assert_eq!(job_with_group(&|group| group.completions[0].versions.clear()), lacks(0));
+    assert_eq!(job_with_group(&|group| drop(group.completions[1].columns.remove(SAMPLER_LOGPS))), lacks(1));
     let why = Err("completion 1 has no finish reason".into());
-    assert_eq!(of_group(&|group| group.completions[1].finish_reason = None), why);
+    assert_eq!(job_with_group(&|group| group.completions[1].finish_reason = None), why);
 }
 
 #[test]
@@ -157,7 +157,7 @@ fn an_invalid_answer_is_refused_with_the_reason() {
 }
 
 /// An answer to `job` with a single completion, which has these tokens and this finish reason.
-fn of_one(job: &GroupJob, tokens: usize, finish_reason: FinishReason) -> Result<(), String> {
+fn single_answer(job: &GroupJob, tokens: usize, finish_reason: FinishReason) -> Result<(), String> {
     let completion = one(tokens, finish_reason);
     let group = RolloutGroup::new(GroupId(9), job.prompt.tokens.clone(), vec![completion]);
     let answer = GroupAnswer { group, scores: Vec::new(), rollout_s: 0.5 };
@@ -189,19 +189,19 @@ fn a_completion_must_have_the_length_that_its_job_requires() {
     let (none, other) = (Err(none.to_owned()), Err(other.to_owned()));
     // A completion has at most four tokens, and may be unfinished only if the job allows it.
     let whole = job(None, None);
-    assert_eq!((of_one(&whole, 4, Stop), of_one(&whole, 5, Stop)), (Ok(()), none.clone()));
-    assert_eq!((of_one(&whole, 0, Length), of_one(&whole, 4, Unfinished)), (Ok(()), none.clone()));
+    assert_eq!((single_answer(&whole, 4, Stop), single_answer(&whole, 5, Stop)), (Ok(()), none.clone()));
+    assert_eq!((single_answer(&whole, 0, Length), single_answer(&whole, 4, Unfinished)), (Ok(()), none.clone()));
     let chunk = job(None, Some(2));
-    assert_eq!((of_one(&chunk, 2, Unfinished), of_one(&chunk, 1, Unfinished)), (Ok(()), none.clone()));
-    assert_eq!((of_one(&chunk, 2, Stop), of_one(&chunk, 3, Stop)), (Ok(()), none.clone()));
+    assert_eq!((single_answer(&chunk, 2, Unfinished), single_answer(&chunk, 1, Unfinished)), (Ok(()), none.clone()));
+    assert_eq!((single_answer(&chunk, 2, Stop), single_answer(&chunk, 3, Stop)), (Ok(()), none.clone()));
     let beyond = job(None, Some(9));
-    assert_eq!((of_one(&beyond, 4, Length), of_one(&beyond, 5, Length)), (Ok(()), none.clone()));
+    assert_eq!((single_answer(&beyond, 4, Length), single_answer(&beyond, 5, Length)), (Ok(()), none.clone()));
     // A continued completion must grow.
     let begun = job(Some(one(2, Unfinished)), Some(3));
-    assert_eq!((of_one(&begun, 3, Unfinished), of_one(&begun, 3, Stop)), (Ok(()), Ok(())));
-    assert_eq!((of_one(&begun, 2, Stop), of_one(&begun, 1, Stop)), (other.clone(), other.clone()));
+    assert_eq!((single_answer(&begun, 3, Unfinished), single_answer(&begun, 3, Stop)), (Ok(()), Ok(())));
+    assert_eq!((single_answer(&begun, 2, Stop), single_answer(&begun, 1, Stop)), (other.clone(), other.clone()));
     // An ended completion is kept, even if it is longer than the job's limit.
     let ended = job(Some(one(3, Stop)), Some(2));
-    assert_eq!((of_one(&ended, 3, Stop), of_one(&ended, 3, Length)), (Ok(()), other.clone()));
-    assert_eq!((of_one(&ended, 2, Stop), of_one(&ended, 4, Stop)), (other, none));
+    assert_eq!((single_answer(&ended, 3, Stop), single_answer(&ended, 3, Length)), (Ok(()), other.clone()));
+    assert_eq!((single_answer(&ended, 2, Stop), single_answer(&ended, 4, Stop)), (other, none));
 }

@@ -15,7 +15,7 @@ fn row(row: u64) -> Option<Arc<Prompt>> {
 }
 
 /// The answer of group `number` with two completions of `tokens` tokens, unfinished or scored by one reward.
-fn answer(number: u64, of_row: u64, tokens: usize, ended: bool) -> GroupAnswer {
+fn answer(number: u64, row_number: u64, tokens: usize, ended: bool) -> GroupAnswer {
     let completion = |generation: usize| rollout::Completion {
         generation,
         ids: vec![4 + generation as u32; tokens],
@@ -25,7 +25,7 @@ fn answer(number: u64, of_row: u64, tokens: usize, ended: bool) -> GroupAnswer {
         finish_reason: if ended { FinishReason::Stop } else { FinishReason::Unfinished },
     };
     let group =
-        RolloutGroup::new(GroupId(number), row(of_row).unwrap().tokens.clone(), vec![completion(0), completion(1)]);
+        RolloutGroup::new(GroupId(number), row(row_number).unwrap().tokens.clone(), vec![completion(0), completion(1)]);
     let scores = Scores::new(vec![Some(0.5), Some(1.5)]);
     let scores = if ended { vec![GivenScores { reward: 0, scores, seconds: 0.25 }] } else { Vec::new() };
     GroupAnswer { group, scores, rollout_s: 0.75 }

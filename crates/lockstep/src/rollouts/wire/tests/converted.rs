@@ -52,7 +52,7 @@ fn settings() -> Value {
 #[test]
 fn a_generation_is_recorded_with_its_advantages_and_masks() {
     let rollouts = rollouts();
-    let mut samples = samples::of_rollouts(&rollouts);
+    let mut samples = samples::from_rollouts(&rollouts);
     assert_eq!(
         samples.iter().map(|s| (s.group.0, s.truncated())).collect::<Vec<_>>(),
         [(3, false), (3, false), (5, true), (5, false)]
@@ -113,7 +113,7 @@ fn a_generation_is_recorded_with_its_advantages_and_masks() {
 fn a_group_without_the_columns_for_scoring_is_refused() {
     let scored = rollouts().groups.remove(0);
     let said = |change: fn(&mut Group)| {
-        let mut group = Group::of_scored(&scored, true);
+        let mut group = Group::from_scored(&scored, true);
         change(&mut group);
         group.into_scored().unwrap_err().to_string()
     };
@@ -123,7 +123,7 @@ fn a_group_without_the_columns_for_scoring_is_refused() {
     assert_eq!(said(|g| g.completions[1].finish_reason = None), "group 3: column `finish_reasons` is missing");
     let problem = said(|g| g.problems = vec![json!({"reward": 1})]);
     assert!(problem.starts_with("group 3: column `problems`: invalid type: "), "{problem}");
-    let back = Group::of_scored(&scored, true).into_scored().unwrap();
+    let back = Group::from_scored(&scored, true).into_scored().unwrap();
     assert_eq!((back.problems, back.lineage), (scored.problems.clone(), scored.lineage));
 }
 
@@ -139,7 +139,7 @@ fn adjacent_samples_of_one_group_and_prompt_form_a_group() {
     };
     let samples =
         [sample(7, 0, 1), sample(7, 0, 2), sample(8, 0, 3), sample(8, 1, 4), sample(8, 1, 5), sample(7, 0, 6)];
-    let groups = Group::of_samples(&samples);
+    let groups = Group::from_samples(&samples);
     let of = |group: &Group| (group.group.0, group.prompt_in_batch, group.completions.len(), group.prompt_ids.clone());
     let expected = [(7, 0, 2), (8, 0, 1), (8, 1, 2), (7, 0, 1)].map(|(id, prompt, n)| (id, Some(prompt), n, vec![1]));
     assert_eq!(groups.iter().map(of).collect::<Vec<_>>(), expected);

@@ -34,7 +34,7 @@ fn said(bytes: &[u8]) -> String {
 
 #[test]
 fn each_number_has_exactly_one_encoding() {
-    let of_ones = |last: &[u8]| [&[0xff; 9][..], last].concat();
+    let nine_ones = |last: &[u8]| [&[0xff; 9][..], last].concat();
     let numbers: [(u64, Vec<u8>); 9] = [
         (0, vec![0]),
         (1, vec![1]),
@@ -44,7 +44,7 @@ fn each_number_has_exactly_one_encoding() {
         (16_383, vec![0xff, 0x7f]),
         (16_384, vec![0x80, 0x80, 1]),
         (u64::MAX >> 1, [[0xff; 8].to_vec(), vec![0x7f]].concat()),
-        (u64::MAX, of_ones(&[1])),
+        (u64::MAX, nine_ones(&[1])),
     ];
     for (number, bytes) in &numbers {
         assert_eq!(of(1, bytes, |r| r.uints("c")), Ok(vec![*number]));
@@ -58,7 +58,7 @@ fn each_number_has_exactly_one_encoding() {
     assert_eq!(of(1, &all, |r| r.uints("c")), Ok(numbers.iter().map(|(number, _)| *number).collect()));
     assert_eq!(of(1, &[], |r| r.uints("c")), Ok(vec![]));
     // Truncated numbers, a trailing zero byte, bits beyond 64, and numbers that are too long.
-    for broken in [vec![0x80], vec![0x80, 0], of_ones(&[2]), of_ones(&[0x81, 1]), vec![5, 0xff, 0x80, 0]] {
+    for broken in [vec![0x80], vec![0x80, 0], nine_ones(&[2]), nine_ones(&[0x81, 1]), vec![5, 0xff, 0x80, 0]] {
         assert_eq!(of(1, &broken, |r| r.uints("c")), Err("column `c`: invalid varint".into()), "{broken:?}");
         assert_eq!(of(4, &broken, |r| r.runs("c", 1)), Err("column `c`: invalid varint".into()), "{broken:?}");
     }

@@ -193,7 +193,7 @@ fn a_fork_must_refer_to_existing_tokens() {
 fn the_outline_of_a_group_matches_its_record() {
     let outline = |name: &str, put: Put<'_>| {
         let bytes = with_column(&good(), name, put);
-        Outline::of_record(&RecordReader::take(&bytes).unwrap().0).map_err(|error| error.to_string())
+        Outline::from_record(&RecordReader::take(&bytes).unwrap().0).map_err(|error| error.to_string())
     };
     // The total rewards are 2 · 0.5, and 2 · 0.25 + 4.
     let expected = |step, completions, tokens| Outline {
@@ -211,7 +211,7 @@ fn the_outline_of_a_group_matches_its_record() {
         r.runs("scored", [0, 0, 1, 0]);
     };
     let bytes = with_column(&with_column(&good(), "scored", unscored), "scores", |r| r.f64s("scores", 1, &[3.0]));
-    let found = Outline::of_record(&RecordReader::take(&bytes).unwrap().0).unwrap();
+    let found = Outline::from_record(&RecordReader::take(&bytes).unwrap().0).unwrap();
     assert_eq!(found.totals, [6.0], "a completion without a score has no total");
     assert_eq!(outline("lengths", &|_| {}), Err("group 4: column `lengths` is missing".into()));
     assert_eq!(outline("prompt_ids", &|_| {}), Err("group 4: column `prompt_ids` is missing".into()));

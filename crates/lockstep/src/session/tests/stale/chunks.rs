@@ -31,21 +31,21 @@ fn proven(k: usize, tokens: usize, planted: bool, change: impl Fn(&mut Config)) 
         assert_eq!(group.group.0, next, "group numbers must ascend without gaps");
         next += 1;
         let batch = (group.step.unwrap() - 1) / steps;
-        let of_batch = |batch: u64| &run.weights[(batch * steps) as usize];
+        let batch_weights = |batch: u64| &run.weights[(batch * steps) as usize];
         let version = |token: usize| (batch + (token / tokens) as u64).saturating_sub(k as u64).min(batch);
         for completion in &group.completions {
             let own = completion.columns.sampler_logps().unwrap();
-            let by = |version: u64| scored(&config, of_batch(version), &group, completion);
+            let by = |version: u64| scored(&config, batch_weights(version), &group, completion);
             let all: Vec<Vec<f32>> = (0..=batch).map(by).collect();
             for token in 0..own.len() {
                 let wrote = version(token);
                 assert_eq!(own[token], all[wrote as usize][token], "batch {batch}, token {token}");
-                assert_eq!(completion.versions[token], of_batch(wrote).view().version().trained());
+                assert_eq!(completion.versions[token], batch_weights(wrote).view().version().trained());
                 lags.push((batch, (batch - wrote) as f64));
             }
             let versions: BTreeSet<model::Updates> = completion.versions.iter().copied().collect();
             mixed += usize::from(versions.len() > 1);
-            let now = of_batch(batch).view().version().trained();
+            let now = batch_weights(batch).view().version().trained();
             let is_stale = versions.iter().any(|&version| version != now);
             let old = completion.columns.f32(OLD_LOGPS);
             let wanted = is_stale && config.vllm_importance_sampling_correction;

@@ -145,11 +145,11 @@ fn each_step_logs_its_own_metrics() {
     let dir = directory();
     let (seen, grpo) = (Seen::default(), Seen::default());
     train(Config { max_steps: 4, ..small(dir.path(), "sft") }, sft().sink(seen.clone()));
-    let of_rollout = ["prefill_time_s", "decode_time_s", "sampling_time_s"];
+    let rollout_times = ["prefill_time_s", "decode_time_s", "sampling_time_s"];
     let value = |values: &[(String, f64)], name: &str| values.iter().find(|(own, _)| own == name).map(|(_, x)| *x);
     for (step, values) in seen.logged() {
         assert_eq!(value(&values, "epoch"), Some(step as f64 / 3.0));
-        assert!(of_rollout.iter().all(|name| value(&values, name).is_none()), "{values:?}");
+        assert!(rollout_times.iter().all(|name| value(&values, name).is_none()), "{values:?}");
         for name in
             ["step_time", "cpu_time_s", "update_time_s", "forward_time_s", "backward_time_s", "optimizer_time_s"]
         {
@@ -162,7 +162,7 @@ fn each_step_logs_its_own_metrics() {
     let config = Config { max_steps: 1, ..config(dir.path(), "grpo") };
     Run::new(Purpose::Grpo, config, options().sink(grpo.clone())).unwrap().run().unwrap();
     let values = grpo.logged().remove(0).1;
-    assert!(of_rollout.iter().all(|name| value(&values, name).is_some()), "{values:?}");
+    assert!(rollout_times.iter().all(|name| value(&values, name).is_some()), "{values:?}");
     assert!(value(&values, "rollout/spec_decode_saved_time_s").is_none(), "nothing is guessed");
 }
 

@@ -3,7 +3,7 @@ use super::*;
 #[test]
 fn results_of_other_settings_are_deleted() {
     let dir = tempfile::tempdir().unwrap();
-    let layout = fleet::exchange::spool::Layout::of_run(dir.path());
+    let layout = fleet::exchange::spool::Layout::in_run(dir.path());
     layout.create().unwrap();
     std::fs::create_dir_all(layout.batches()).unwrap();
     let result = layout.batches().join("000001");

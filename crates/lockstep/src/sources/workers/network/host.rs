@@ -5,8 +5,8 @@
 //! with the lock of `fetch.lock` fetches; when its process ends, the kernel passes the lock to another worker.
 //! `fleet/learner.json` repeats the learner's state, with the host's slots instead of the learner's.
 
-use super::super::{Shared, SlotPlace, of_fleet};
-use super::serve::{AboutSlot, BASE, CONFIG, of_file, of_slot};
+use super::super::{Shared, SlotPlace, fleet_error};
+use super::serve::{AboutSlot, BASE, CONFIG, model_file_name, slot_name};
 use super::{NatsServer, NetworkPlace, Watch};
 use crate::error::BadInput;
 use anyhow::{Context as _, bail};
@@ -55,7 +55,7 @@ impl Host {
 
     pub(super) fn open_in(dir: PathBuf, server: &NatsServer, watch: Watch) -> anyhow::Result<Host> {
         // The directory must belong to this user, since its files are used for computing.
-        Layout::of_run(&dir).create().map_err(of_fleet)?;
+        Layout::in_run(&dir).create().map_err(fleet_error)?;
         if let Some(above) = dir.parent()
             && std::fs::metadata(above)?.uid() != std::fs::metadata(&dir)?.uid()
         {
@@ -114,7 +114,7 @@ impl Drop for Host {
 
 /// The content of the host's copy of `learner.json`.
 fn told(dir: &Path) -> Option<Shared> {
-    let bytes = disk::read(Layout::of_run(dir).learner(), disk::most::STATE).ok()?;
+    let bytes = disk::read(Layout::in_run(dir).learner(), disk::most::STATE).ok()?;
     let state: LearnerState = serde_json::from_slice(&bytes).ok()?;
     serde_json::from_value(state.shared).ok()
 }
@@ -135,7 +135,7 @@ fn fetch(dir: &Path, talk: &Arc<Talk>, bearer: Option<String>, watch: &Watch) ->
     let mut copies = Copies { dir, talk, bearer, from: None, slots: Vec::new(), base: None, seen: None };
     let result = copies.follow(watch, &stop);
     // The host's slots end with this process. A worker that takes over starts anew.
-    let _ = disk::remove_file(Layout::of_run(dir).learner());
+    let _ = disk::remove_file(Layout::in_run(dir).learner());
     // Closing is not enough: a child process that is being started has copies of open files until it executes its
     // program.
     let _ = lock.unlock();
@@ -211,7 +211,7 @@ impl Copies<'_> {
             }
             let free = self.free(&needed)?;
             // The slot no longer exists: the learner's state has changed.
-            let Some(copy) = self.fetch(&of_slot(*number), free, stop)? else { return Ok(false) };
+            let Some(copy) = self.fetch(&slot_name(*number), free, stop)? else { return Ok(false) };
             self.slots.push(copy);
             self.write(shared, state)?;
         }
@@ -225,9 +225,10 @@ impl Copies<'_> {
         let client = Client::new(&network.address, self.bearer.as_deref(), say);
         let model = self.dir.join("model");
         disk::create_dir_all(&model)?;
-        let files = network.files.iter().filter(|name| is_listed(name)).map(|name| (of_file(name), model.join(name)));
+        let files =
+            network.files.iter().filter(|name| is_listed(name)).map(|name| (model_file_name(name), model.join(name)));
         for (blob, path) in [(CONFIG.to_owned(), self.dir.join(CONFIG))].into_iter().chain(files) {
-            let Some(bytes) = client.bytes(&blob, stop).map_err(of_fleet)? else { return Ok(false) };
+            let Some(bytes) = client.bytes(&blob, stop).map_err(fleet_error)? else { return Ok(false) };
             disk::create_dir_all(path.parent().unwrap_or(&model))?;
             replace(&path, &bytes)?;
         }
@@ -255,7 +256,7 @@ impl Copies<'_> {
     /// Fetches the weights in a slot of the learner, into `free` if they fit.
     fn fetch(&mut self, blob: &str, free: Option<Copy>, stop: &dyn Fn() -> bool) -> anyhow::Result<Option<Copy>> {
         let Some((run, client)) = &self.from else { bail!("no learner is known") };
-        let Some(head) = client.head(blob, stop).map_err(of_fleet)? else {
+        let Some(head) = client.head(blob, stop).map_err(fleet_error)? else {
             self.slots.extend(free);
             return Ok(None);
         };
@@ -276,7 +277,7 @@ impl Copies<'_> {
             let written = filler.write_at(at as usize, block);
             written.map_err(|error| fleet::Error::Failed(error.to_string()))
         };
-        if !client.fetch(blob, &head, &mut sink, stop).map_err(of_fleet)? {
+        if !client.fetch(blob, &head, &mut sink, stop).map_err(fleet_error)? {
             self.slots.push(copy);
             return Ok(None);
         }
@@ -296,7 +297,7 @@ impl Copies<'_> {
         let own = Shared { slots, base, network: None, ..shared.clone() };
         let state = LearnerState { shared: serde_json::to_value(own)?, ..state.clone() };
         if self.seen.as_ref() != Some(&state) {
-            replace(&Layout::of_run(self.dir).learner(), &serde_json::to_vec(&state)?)?;
+            replace(&Layout::in_run(self.dir).learner(), &serde_json::to_vec(&state)?)?;
             self.seen = Some(state);
         }
         Ok(())

@@ -11,7 +11,7 @@ mod tests;
 pub use host::Host;
 pub use serve::Serving;
 
-use super::of_fleet;
+use super::fleet_error;
 use crate::error::BadInput;
 use fleet::WorkerName;
 use fleet::exchange::spool::SpoolLearner;
@@ -112,7 +112,7 @@ impl Network {
 /// Opens the learner's side of the connection.
 pub(super) fn learner_exchange(out: &Path, network: Option<&Network>) -> anyhow::Result<Box<dyn Exchange + Send>> {
     match network {
-        None => Ok(Box::new(SpoolLearner::open(out).map_err(of_fleet)?)),
+        None => Ok(Box::new(SpoolLearner::open(out).map_err(fleet_error)?)),
         Some(network) => built::learner(out, &network.server),
     }
 }
@@ -125,7 +125,7 @@ pub fn join(server: &NatsServer, name: WorkerName) -> anyhow::Result<Joined> {
 /// Functions of a build with NATS.
 #[cfg(feature = "nats")]
 mod built {
-    use super::{Joined, NatsServer, of_fleet};
+    use super::{Joined, NatsServer, fleet_error};
     use fleet::WorkerName;
     use fleet::exchange::Exchange;
     use fleet::exchange::nats::{self, Address, NatsLearner, NatsOptions, NatsWorker};
@@ -133,12 +133,12 @@ mod built {
     use std::sync::Arc;
 
     fn options(NatsServer { url, token, certificates }: &NatsServer) -> anyhow::Result<NatsOptions> {
-        let address = Address::parse(url).map_err(of_fleet)?;
+        let address = Address::parse(url).map_err(fleet_error)?;
         Ok(NatsOptions { address, token: token.clone(), certificates: certificates.clone() })
     }
 
     pub fn check(server: &NatsServer) -> anyhow::Result<()> {
-        nats::check(&options(server)?).map_err(of_fleet)
+        nats::check(&options(server)?).map_err(fleet_error)
     }
 
     /// The server's `HOST:PORT`.
@@ -147,11 +147,11 @@ mod built {
     }
 
     pub fn learner(out: &Path, server: &NatsServer) -> anyhow::Result<Box<dyn Exchange + Send>> {
-        Ok(Box::new(NatsLearner::open(out, &options(server)?).map_err(of_fleet)?))
+        Ok(Box::new(NatsLearner::open(out, &options(server)?).map_err(fleet_error)?))
     }
 
     pub fn join(server: &NatsServer, name: WorkerName) -> anyhow::Result<Joined> {
-        let worker = NatsWorker::join(&options(server)?, name).map_err(of_fleet)?;
+        let worker = NatsWorker::join(&options(server)?, name).map_err(fleet_error)?;
         let watch = worker.watch();
         Ok((Box::new(worker), Arc::new(move || watch.learner())))
     }

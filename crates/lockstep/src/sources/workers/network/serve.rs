@@ -2,7 +2,7 @@
 //! (without weights) and the published versions of the weights. Weights are read directly from their slots of shared
 //! memory.
 
-use super::super::{SlotPlace, of_fleet};
+use super::super::{SlotPlace, fleet_error};
 use super::{Network, NetworkPlace, built};
 use fleet::Version;
 use fleet::blobs::{Server, Source};
@@ -21,7 +21,7 @@ pub(super) const CONFIG: &str = "config.toml";
 pub(super) const BASE: &str = "base";
 
 /// The URL name of a model's file, which is one segment of a URL.
-pub(super) fn of_file(name: &str) -> String {
+pub(super) fn model_file_name(name: &str) -> String {
     let escaped = |byte: u8| match byte {
         b if b.is_ascii_alphanumeric() || b"._-".contains(&b) => char::from(b).to_string(),
         b => format!("~{b:02x}"),
@@ -30,7 +30,7 @@ pub(super) fn of_file(name: &str) -> String {
 }
 
 /// The URL name of the weights with a version number.
-pub(super) fn of_slot(number: u64) -> String {
+pub(super) fn slot_name(number: u64) -> String {
     format!("slot-{number}")
 }
 
@@ -96,11 +96,12 @@ impl Serving {
         {
             let mut places = served.places();
             places.insert(CONFIG.to_owned(), Place::File(config.to_owned()));
-            places.extend(files.iter().map(|name| (of_file(name), Place::OfModel(model.clone(), name.clone()))));
+            places
+                .extend(files.iter().map(|name| (model_file_name(name), Place::OfModel(model.clone(), name.clone()))));
         }
         let bearer = network.server.bearer();
         let server_of_nats = server;
-        let server = Server::start(network.listen, bearer, served.clone()).map_err(of_fleet)?;
+        let server = Server::start(network.listen, bearer, served.clone()).map_err(fleet_error)?;
         let address = network.advertised(server.address(), server_of_nats)?;
         Ok(Serving { server, served, place: NetworkPlace { address, files } })
     }
@@ -120,7 +121,7 @@ impl Serving {
         let mut places = self.served.places();
         places.retain(|_, place| !matches!(place, Place::Slot(..)));
         let slot =
-            |place: &SlotPlace| (of_slot(place.stored_as), Place::Slot(place.path.clone(), Some(place.stored_as)));
+            |place: &SlotPlace| (slot_name(place.stored_as), Place::Slot(place.path.clone(), Some(place.stored_as)));
         places.extend(slots.values().map(slot));
         places.extend(base.map(|base| (BASE.to_owned(), Place::Slot(base.to_owned(), None))));
         self.served.slots.lock().unwrap_or_else(PoisonError::into_inner).retain(|name, _| places.contains_key(name));

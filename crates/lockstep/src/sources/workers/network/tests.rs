@@ -1,5 +1,5 @@
 use super::super::{Identity, Shared, SlotPlace};
-use super::serve::{Serving, of_file, of_slot};
+use super::serve::{Serving, model_file_name, slot_name};
 use super::*;
 use fleet::blobs::Client;
 use fleet::{Lineage, Version};
@@ -105,7 +105,7 @@ impl Fake {
 fn has(host: &Host, numbers: &[u64]) {
     let shared = testing::wait_for(&format!("the host has the versions {numbers:?}"), || {
         assert!(!host.has_failed(), "{:?}", host.failure());
-        let bytes = std::fs::read(fleet::exchange::spool::Layout::of_run(host.dir()).learner());
+        let bytes = std::fs::read(fleet::exchange::spool::Layout::in_run(host.dir()).learner());
         let state = bytes.ok().and_then(|bytes| serde_json::from_slice::<LearnerState>(&bytes).ok());
         let shared = state.and_then(|state| serde_json::from_value::<Shared>(state.shared).ok());
         shared.filter(|shared| shared.slots.keys().map(|version| &version.0).eq(numbers))
@@ -153,7 +153,7 @@ fn a_pinned_version_on_the_host_is_not_overwritten() {
     learner.says(&[1]);
     let host = learner.host("host", "secret");
     has(&host, &[1]);
-    let bytes = std::fs::read(fleet::exchange::spool::Layout::of_run(host.dir()).learner()).unwrap();
+    let bytes = std::fs::read(fleet::exchange::spool::Layout::in_run(host.dir()).learner()).unwrap();
     let state: LearnerState = serde_json::from_slice(&bytes).unwrap();
     let shared: Shared = serde_json::from_value(state.shared).unwrap();
     let slot = SlotReader::open(&shared.slots[&Version(1)].path).unwrap();
@@ -185,12 +185,12 @@ fn a_slot_with_other_weights_is_not_served() {
     learner.says(&[1]);
     let client = Client::new(&learner.serving.place().address, Some(&fleet::blobs::bearer("secret")), |_| ());
     let never = || false;
-    let head = client.head(&of_slot(1), &never).unwrap().unwrap();
+    let head = client.head(&slot_name(1), &never).unwrap().unwrap();
     let filler = learner.slots.get_mut(&1).unwrap();
     assert!(filler.try_lock().unwrap());
     filler.publish(Contents { number: 2, version: 12, ..Contents::default() }).unwrap();
-    assert!(!client.fetch(&of_slot(1), &head, &mut |_, _| Ok(()), &never).unwrap());
-    assert!(client.head(&of_slot(1), &never).unwrap().is_none());
+    assert!(!client.fetch(&slot_name(1), &head, &mut |_, _| Ok(()), &never).unwrap());
+    assert!(client.head(&slot_name(1), &never).unwrap().is_none());
 }
 
 #[test]
@@ -233,15 +233,15 @@ fn files_are_served_as_the_learner_has_read_them() {
     let bytes = |name: &str| client.bytes(name, &|| false).unwrap().map(|bytes| String::from_utf8(bytes).unwrap());
     assert_eq!(bytes("config.toml").as_deref(), Some("seed = 2\n"));
     for name in listed {
-        assert_eq!(bytes(&of_file(name)).as_deref(), Some(name));
+        assert_eq!(bytes(&model_file_name(name)).as_deref(), Some(name));
     }
     for name in others {
-        assert_eq!(bytes(&of_file(name)), None, "{name}");
+        assert_eq!(bytes(&model_file_name(name)), None, "{name}");
     }
     let sent: usize = listed.iter().map(|name| name.len()).sum();
     assert_eq!(serving.bytes_sent(), ("seed = 2\n".len() + sent) as u64);
-    assert_eq!((of_file("x"), of_slot(7)), ("model-x".to_owned(), "slot-7".to_owned()));
-    assert_eq!(of_file("a/~b"), "model-a~2f~7eb");
+    assert_eq!((model_file_name("x"), slot_name(7)), ("model-x".to_owned(), "slot-7".to_owned()));
+    assert_eq!(model_file_name("a/~b"), "model-a~2f~7eb");
 }
 
 /// Only the last published weights are served.
@@ -251,13 +251,13 @@ fn versions_that_are_no_longer_published_are_not_served() {
     learner.says(&[1, 2]);
     let client = Client::new(&learner.serving.place().address, Some(&fleet::blobs::bearer("secret")), |_| ());
     let head = |name: &str| client.head(name, &|| false).unwrap();
-    assert!(head(&of_slot(1)).is_some() && head(&of_slot(2)).is_some() && head("base").is_some());
-    let about = head(&of_slot(2)).unwrap().about;
+    assert!(head(&slot_name(1)).is_some() && head(&slot_name(2)).is_some() && head("base").is_some());
+    let about = head(&slot_name(2)).unwrap().about;
     assert_eq!((&about["number"], &about["version"], &about["layout"]), (&2.into(), &12.into(), &"adapter".into()));
     learner.says(&[2]);
-    assert!(head(&of_slot(1)).is_none() && head(&of_slot(2)).is_some());
+    assert!(head(&slot_name(1)).is_none() && head(&slot_name(2)).is_some());
     learner.serving.publish(&BTreeMap::new(), None);
-    assert!(head(&of_slot(2)).is_none() && head("base").is_none() && head("config.toml").is_some());
+    assert!(head(&slot_name(2)).is_none() && head("base").is_none() && head("config.toml").is_some());
 }
 
 #[test]

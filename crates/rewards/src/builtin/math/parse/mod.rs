@@ -313,7 +313,7 @@ impl Parser {
             self.at += usize::from(signed);
             let term = self.product()?;
             let last = !matches!(self.peek(), Some(Token::Char('+' | '-')));
-            let term = units.of_term(term, last && sum.is_some())?;
+            let term = units.add_term(term, last && sum.is_some())?;
             sum = Some(match (sum, minus, both) {
                 (None, false, false) => term,
                 (None, true, _) => negative(term),
@@ -326,7 +326,7 @@ impl Parser {
                 break;
             }
         }
-        let mut sum = units.of_sum(sum?);
+        let mut sum = units.apply_to(sum?);
         while self.skip_command("cup") {
             let mut parts = if let Node::Union(parts) = sum { parts } else { vec![sum] };
             parts.push(self.product()?);

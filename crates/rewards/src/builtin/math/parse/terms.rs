@@ -25,7 +25,7 @@ pub(super) struct Units {
 impl Units {
     /// Returns the term if its unit agrees with the units of the other terms, else `None`. If only the last term has a
     /// unit, that unit applies to the whole sum: `1+2\sqrt3 \text{ cm}`. A term with a variable agrees with any unit.
-    pub fn of_term(&mut self, term: Node, last: bool) -> Option<Node> {
+    pub fn add_term(&mut self, term: Node, last: bool) -> Option<Node> {
         match name_of(&term) {
             Some(name) if self.name.as_ref().is_some_and(|other| *other != name) => None,
             Some(name) => {
@@ -48,7 +48,7 @@ impl Units {
         }
     }
 
-    pub fn of_sum(self, sum: Node) -> Node {
+    pub fn apply_to(self, sum: Node) -> Node {
         match self.name {
             Some(name) if self.applies_to_all => Node::Unit(sum.into(), name),
             _ => sum,
