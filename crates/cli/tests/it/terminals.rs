@@ -8,7 +8,7 @@ use crate::support::runs::{arguments, directory, good};
 use std::fs;
 use std::io::Write;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, Stdio};
 
 /// A terminal in which a shell runs the program, and then writes its exit code into the file `code`.
 struct Terminal {
