@@ -125,7 +125,7 @@ impl Stepper {
             completion: ids.to_vec(),
             loss_mask: mask,
             versions: vec![version; ids.len()],
-            finish_reason: FinishReason::of_ended(*truncated),
+            finish_reason: FinishReason::from_truncated(*truncated),
             advantage,
             columns,
         })

@@ -31,7 +31,7 @@ impl Machine {
 
     /// Replaces the peak by that of matmuls in `dtype`: the peak of AMX tiles, if these matmuls use AMX.
     pub fn with_dtype(self, dtype: DType) -> Machine {
-        Machine { ceilings: self.ceilings.of_dtype(dtype), ..self }
+        Machine { ceilings: self.ceilings.for_dtype(dtype), ..self }
     }
 
     /// `flops_per_s` as a percentage of the peak of multiply-adds.

@@ -28,7 +28,7 @@ pub struct Ceilings {
 impl Ceilings {
     /// The peaks for matmuls of `dtype`. For bf16, `flops_per_s` is the peak of tiles or of dot products of pairs if
     /// matmuls run on them.
-    pub fn of_dtype(self, dtype: DType) -> Ceilings {
+    pub fn for_dtype(self, dtype: DType) -> Ceilings {
         let own = self.tile_flops_per_s.or(self.pair_flops_per_s).filter(|_| dtype == DType::Bf16);
         Ceilings { flops_per_s: own.unwrap_or(self.flops_per_s), ..self }
     }
@@ -48,8 +48,8 @@ pub fn measure(ctx: &Context, time: Duration) -> Result<Ceilings> {
     };
     let rounds = 1 << 14;
     let tasks = cpu.threads() * 8;
-    let of_vectors = if cpu.isa().is_amx() || cpu.isa().has_dots() { time / 4 } else { time / 2 };
-    let per_pass = best(of_vectors, || cpu.run(tasks, &Chains { rounds }));
+    let vector_time = if cpu.isa().is_amx() || cpu.isa().has_dots() { time / 4 } else { time / 2 };
+    let per_pass = best(vector_time, || cpu.run(tasks, &Chains { rounds }));
     let flops = cpu.isa().run(FlopsPerRound) * (rounds * tasks) as f64;
     let tile_flops_per_s = tile_flops(cpu, time / 4);
     let pair_flops_per_s = cpu.isa().has_dots().then(|| {
@@ -193,11 +193,11 @@ mod tests {
             // Only facts that do not depend on the load of the machine are asserted.
             assert!(measured.flops_per_s.is_finite() && measured.flops_per_s > 1e5, "{isa:?} {measured:?}");
             assert_eq!(measured.tile_flops_per_s.is_some(), isa.is_amx());
-            let of_bf16 = measured.of_dtype(DType::Bf16).flops_per_s;
+            let bf16_flops = measured.for_dtype(DType::Bf16).flops_per_s;
             assert_eq!(measured.pair_flops_per_s.is_some(), isa.has_dots());
-            let of_matmuls = measured.tile_flops_per_s.or(measured.pair_flops_per_s);
-            assert_eq!(of_bf16, of_matmuls.unwrap_or(measured.flops_per_s));
-            assert!(of_matmuls.is_none_or(|flops| flops.is_finite() && flops > 1e5));
+            let matmul_flops = measured.tile_flops_per_s.or(measured.pair_flops_per_s);
+            assert_eq!(bf16_flops, matmul_flops.unwrap_or(measured.flops_per_s));
+            assert!(matmul_flops.is_none_or(|flops| flops.is_finite() && flops > 1e5));
             assert!(measured.read_bytes_per_s.is_finite() && measured.read_bytes_per_s > 1e5, "{isa:?} {measured:?}");
         }
     }

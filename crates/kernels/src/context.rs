@@ -50,7 +50,7 @@ impl Context {
     }
 
     fn of(cuda: Cuda) -> Context {
-        Context { memory: Memory::of_stream(cuda.stream().clone()), backend: Backend::Cuda(cuda) }
+        Context { memory: Memory::from_stream(cuda.stream().clone()), backend: Backend::Cuda(cuda) }
     }
 
     /// A context of a device that runs CUDA kernels.

@@ -170,8 +170,8 @@ impl Shared {
         }));
         // After a panic no thread begins another task.
         let theirs = count - self.region.close() - mine;
-        let of_one = start.elapsed() / mine.max(1) as u32;
-        let waited = self.wait_for(theirs, SPIN + 2 * of_one);
+        let task_time = start.elapsed() / mine.max(1) as u32;
+        let waited = self.wait_for(theirs, SPIN + 2 * task_time);
         let panicked = self.panicked.swap(false, Ordering::Relaxed);
         if let Err(panic) = result {
             resume_unwind(panic);

@@ -38,7 +38,7 @@ impl ModelAssets {
     fn of(files: ModelFiles, head: Head, time: PromptTime) -> Result<ModelAssets> {
         let path = files.path(CONFIG);
         let config = match files.get(CONFIG) {
-            Some(bytes) => ModelConfig::of_file(&path, bytes)?,
+            Some(bytes) => ModelConfig::from_bytes(&path, bytes)?,
             None => return Err(Error::file(&path, "No such file or directory")),
         };
         let refused = |message: String| Err(Error::file(&path, message));

@@ -217,12 +217,12 @@ mod tests {
 
     #[test]
     fn only_listed_files_and_weights_are_downloaded() {
-        let of_model = ["config.json", "model-00001-of-00002.safetensors", "chat_template.jinja", "vocab.json"];
+        let model_files = ["config.json", "model-00001-of-00002.safetensors", "chat_template.jinja", "vocab.json"];
         let more = ["additional_chat_templates/tool_use.jinja", "merges.txt", "tokenizer.model"];
         let others = ["README.md", "original/model.safetensors", "additional_chat_templates/a/b.jinja", "model.bin"];
         let fetched = |files: &[&str]| files.iter().map(|file| wanted(file, HubKind::Model)).collect::<Vec<_>>();
         assert_eq!(
-            (fetched(&of_model), fetched(&more), fetched(&others)),
+            (fetched(&model_files), fetched(&more), fetched(&others)),
             (vec![true; 4], vec![true; 3], vec![false; 4])
         );
         assert!(wanted("data/train.jsonl", HubKind::Dataset) && !wanted("config.json.txt", HubKind::Dataset));

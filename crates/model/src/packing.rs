@@ -42,7 +42,7 @@ impl<'a> PromptGroup<'a> {
     /// The space that the group takes in a micro-batch.
     pub fn capacity(&self, sharing: bool) -> Capacity {
         let lengths: Vec<usize> = self.branches().map(<[u32]>::len).collect();
-        Capacity::of_group(self.prompt.len(), &lengths, sharing)
+        Capacity::for_group(self.prompt.len(), &lengths, sharing)
     }
 
     /// A placeholder for a group that is skipped in the update. It has the same prompt and as many completions, all

@@ -180,7 +180,7 @@ impl Scorer {
         check_groups(config, &groups)?;
         let rows_at_once = (LOGITS_BYTES / (4 * head.rows())).max(1);
         let workspace = self.memory.part("workspace");
-        let capacities = sequences.iter().map(|ids| Capacity::of_group(ids.len(), &[], true));
+        let capacities = sequences.iter().map(|ids| Capacity::for_group(ids.len(), &[], true));
         self.reserve(config, capacities.fold(Capacity::default(), Capacity::max), longest(&groups));
         self.memory.check()?;
         let (Some(tape), Some((_, rope))) = (&mut self.tape, &self.rope) else { unreachable!("reserved") };

@@ -80,7 +80,7 @@ impl<'a> Models<'a> {
 
     /// A view of `weights` with these adapters, one or none for each sequence.
     pub(crate) fn view(weights: &'a Weights, adapters: &'a [Option<&'a Adapter>]) -> ModelView<'a> {
-        ModelView { weights, adapters: Adapters::of_sequences(adapters) }
+        ModelView { weights, adapters: Adapters::from_sequences(adapters) }
     }
 }
 

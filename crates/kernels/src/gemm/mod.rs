@@ -155,7 +155,7 @@ pub(crate) struct Operands<'a> {
 impl<'a> Operands<'a> {
     /// The operands of `c = x[rows] wᵀ + bias`, `[rows][outputs]`, for some outputs of a packed weight. `outputs` must
     /// start at a panel; `bias` contains only these outputs.
-    pub(crate) fn of_outputs(
+    pub(crate) fn for_outputs(
         (x, w): (Elements<'a>, Elements<'a>),
         depth: usize,
         rows: Range<usize>,

@@ -47,8 +47,8 @@ pub(super) fn pack_left<V: Simd>(
         }
         Left::Columns(data, stride) => {
             for (at, step) in depth.enumerate() {
-                let of_rows = to.chunks_mut(2 * tiles).zip(rows.clone().step_by(FEW));
-                for (to, start) in of_rows {
+                let row_chunks = to.chunks_mut(2 * tiles).zip(rows.clone().step_by(FEW));
+                for (to, start) in row_chunks {
                     let columns = start..rows.end.min(start + FEW);
                     let (upper, lower) = to.split_at_mut(tiles);
                     let lower = if lower.is_empty() { lower } else { &mut lower[at * TILE..][..TILE] };

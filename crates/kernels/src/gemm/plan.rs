@@ -126,8 +126,9 @@ impl<'a> Plan<'a> {
         let work = m * n * matmul.depth.max(1) / TASK_WORK;
         let own_rows = threads > 1 && work >= threads && matmul.reads_weight() && OWN_ROWS.contains(&(m / threads));
         // If tasks pack rows themselves, each task repeats the packing, so there are fewer tasks.
-        let of_thread = if own_rows || matmul.packs_few_rows() { TASKS_PER_THREAD / 2 } else { TASKS_PER_THREAD };
-        let tasks = match (threads * of_thread).min(work + 1) {
+        let tasks_per_thread =
+            if own_rows || matmul.packs_few_rows() { TASKS_PER_THREAD / 2 } else { TASKS_PER_THREAD };
+        let tasks = match (threads * tasks_per_thread).min(work + 1) {
             _ if threads == 1 => 1,
             tasks if tasks > threads => tasks - tasks % threads,
             few => few,
@@ -240,7 +241,7 @@ mod tests {
             let (x, w) = (vec![1.0; m], vec![1.0; n.next_multiple_of(PANEL)]);
             let written = |index: usize| {
                 let mut c = vec![f32::NAN; m * n];
-                let all = Operands::of_outputs((Elements::F32(&x), Elements::F32(&w)), 1, 0..m, 0..n, None, &mut c);
+                let all = Operands::for_outputs((Elements::F32(&x), Elements::F32(&w)), 1, 0..m, 0..n, None, &mut c);
                 let matmul = Matmul::new(Isa::PORTABLE, all);
                 let plan = Plan { matmul: &matmul, panels: n.div_ceil(PANEL), row_blocks, groups, own_rows };
                 plan.task::<F32x16>(index, &mut Scratch::default());

@@ -72,8 +72,8 @@ impl Matmul<'_> {
             }
             Right::Rows(data, stride) => (data, depth.start * stride + panel * PANEL, stride, stride * PANEL),
             Right::Words(data) => {
-                let of_panel = self.depth.div_ceil(2) * PANEL;
-                (Elements::F32(data), panel * of_panel + depth.start / 2 * PANEL, PANEL, PANEL * PANEL)
+                let panel_len = self.depth.div_ceil(2) * PANEL;
+                (Elements::F32(data), panel * panel_len + depth.start / 2 * PANEL, PANEL, PANEL * PANEL)
             }
             Right::Tiles(_) => unreachable!("tiles are not read by chains"),
         };

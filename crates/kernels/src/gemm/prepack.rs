@@ -174,10 +174,10 @@ impl Plan<'_> {
         }
         PACKED.with_borrow_mut(|memory| {
             let (blocks, parts) = (self.matmul.blocks().len(), cpu.threads());
-            let of_strips = cpu.isa().run(Room(self)).next_multiple_of(LANES);
+            let strips_len = cpu.isa().run(Room(self)).next_multiple_of(LANES);
             let words = if self.matmul.zips() { self.matmul.depth.div_ceil(2) } else { 0 };
-            let to = lines(memory, of_strips + self.panels * words * PANEL);
-            let (strips, panels) = to.split_at_mut(of_strips);
+            let to = lines(memory, strips_len + self.panels * words * PANEL);
+            let (strips, panels) = to.split_at_mut(strips_len);
             let rows = Rows { plan: self, blocks, parts, to: Disjoint::new(strips) };
             let tasks = Packing { rows, words, to: Disjoint::new(panels) };
             cpu.run(tasks.rows.tasks() + words.div_ceil(WORDS), &tasks);
@@ -229,8 +229,8 @@ impl Rows<'_> {
 
     #[inline(always)]
     fn task<V: Simd>(&self, index: usize) {
-        let (matmul, of_rows, part) = (self.plan.matmul, index / self.parts, index % self.parts);
-        let (rows, block) = (self.plan.rows::<V>(of_rows / self.blocks), of_rows % self.blocks);
+        let (matmul, block_index, part) = (self.plan.matmul, index / self.parts, index % self.parts);
+        let (rows, block) = (self.plan.rows::<V>(block_index / self.blocks), block_index % self.blocks);
         let strips = Strips::new::<V>(rows);
         let which = cut(part, strips.count, self.parts);
         let (at, pitch) = (strips.place::<V>(self.blocks, block), strips.pitch());

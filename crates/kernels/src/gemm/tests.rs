@@ -129,7 +129,7 @@ fn a_matmul_operand_that_is_too_short_is_refused() {
     let even = Lens { n: 34, depth: 6, left: 2 * 7 + 6, ..right };
     let pairs = Lens { right: R::Panels16, right_len: 2 * 6 * 32, c: 2 * 40 + 34, ..even };
     let transposed_pairs = Lens { right: R::Transposed16, right_len: 34 * 32, c: 2 * 40 + 34, ..even };
-    let of_segments = Lens { segments: Some(&[0, 2, 5]), ..columns };
+    let segmented = Lens { segments: Some(&[0, 2, 5]), ..columns };
     for (what, lens, accepted) in [
         ("rows", right, true),
         ("rows, short", Lens { left: right.left - 1, ..right }, false),
@@ -154,7 +154,7 @@ fn a_matmul_operand_that_is_too_short_is_refused() {
         ("an odd number of terms in pairs", Lens { depth: 5, ..pairs }, false),
         ("transposed pairs", transposed_pairs, true),
         ("an odd number of outputs in pairs", Lens { n: 33, ..transposed_pairs }, false),
-        ("segments of columns", of_segments, true),
+        ("segments of columns", segmented, true),
         ("segments of rows", Lens { segments: Some(&[0, 2, 5]), ..right }, false),
         ("segments that end early", Lens { segments: Some(&[0, 2, 4]), ..columns }, false),
         ("no segments", Lens { segments: Some(&[]), ..columns }, false),

@@ -70,16 +70,16 @@ pub(super) unsafe fn block<V: Simd>(
         _ => None,
     };
     // Otherwise, the number of elements of A that this task packs: all of A once, or one block of the depth at a time.
-    let of_a = match lies {
+    let a_len = match lies {
         Some(_) => 0,
         None => tiles * TILE * if resident { steps.len() } else { most },
     };
-    let of_b = if let Right::Tiles(_) = right { 0 } else { 2 * most * TILE };
+    let b_len = if let Right::Tiles(_) = right { 0 } else { 2 * most * TILE };
     // Outputs of an incomplete last panel are computed in a buffer, so that memory past the last column is not touched.
     let aside = rows.len() * PANEL;
-    let memory = aligned(scratch, (of_a + of_b) / 2 + aside);
-    let (packed, aside) = memory.split_at_mut((of_a + of_b) / 2);
-    let (own_a, own_b) = halves(packed).split_at_mut(of_a);
+    let memory = aligned(scratch, (a_len + b_len) / 2 + aside);
+    let (packed, aside) = memory.split_at_mut((a_len + b_len) / 2);
+    let (own_a, own_b) = halves(packed).split_at_mut(a_len);
 
     let chunk = if resident { 1 } else { CHUNK };
     for first in panels.clone().step_by(chunk) {
@@ -186,14 +186,14 @@ unsafe fn multiply<V: Simd>(
     };
     let c = matmul.c.wrapping_add(rows.start * row + panel_at);
     // SAFETY: rows and columns that exist, as the matmul checked; this thread's alone.
-    let of_row = |i: usize| unsafe { std::slice::from_raw_parts_mut(c.wrapping_add(i * row), columns) };
+    let c_row = |i: usize| unsafe { std::slice::from_raw_parts_mut(c.wrapping_add(i * row), columns) };
     let whole = columns == PANEL;
     if !whole && from_c {
-        aside.chunks_exact_mut(PANEL).enumerate().for_each(|(i, to)| to[..columns].copy_from_slice(of_row(i)));
+        aside.chunks_exact_mut(PANEL).enumerate().for_each(|(i, to)| to[..columns].copy_from_slice(c_row(i)));
     }
     let (start, stride) = if whole { (c, row) } else { (aside.as_mut_ptr(), PANEL) };
 
-    for (first, blocks, of_tiles) in cuts(rows.len()) {
+    for (first, blocks, tile_rows) in cuts(rows.len()) {
         let matmul = TileMatmul {
             a: a.data[first / SIDE * a.tile..].as_ptr(),
             b: b.as_ptr(),
@@ -207,7 +207,7 @@ unsafe fn multiply<V: Simd>(
             depth,
             blocks,
             from_c: usize::from(from_c),
-            rows: of_tiles,
+            rows: tile_rows,
         };
         assert!(b.len() >= 2 * depth * TILE && a.data.len() >= a.end(rows.len(), depth));
         // SAFETY: A holds `depth` steps of every row, B two tiles for each, as just checked; C is either rows of 32
@@ -217,13 +217,13 @@ unsafe fn multiply<V: Simd>(
 
     if !whole {
         aside.chunks_exact(PANEL).take(rows.len()).enumerate().for_each(|(i, from)| {
-            of_row(i).copy_from_slice(&from[..columns]);
+            c_row(i).copy_from_slice(&from[..columns]);
         });
     }
     if let Some(bias) = matmul.bias.filter(|_| last) {
         let bias = &bias[panel * PANEL..][..columns];
         for i in 0..rows.len() {
-            for (c, bias) in of_row(i).chunks_mut(LANES).zip(bias.chunks(LANES)) {
+            for (c, bias) in c_row(i).chunks_mut(LANES).zip(bias.chunks(LANES)) {
                 let n = c.len();
                 V::load_partial(c, n).add(V::load_partial(bias, n)).store_partial(c, n);
             }
@@ -280,9 +280,9 @@ mod tests {
                 catch_unwind(AssertUnwindSafe(run)).is_ok()
             })
         };
-        let (of_a, of_b) = (A::packed(&a, 2).end(17, 2), 2 * 2 * TILE);
-        assert!(accepts(&a[..of_a], &b[..of_b]));
-        assert!(!accepts(&a[..of_a - 1], &b[..of_b]));
-        assert!(!accepts(&a[..of_a], &b[..of_b - 1]));
+        let (a_len, b_len) = (A::packed(&a, 2).end(17, 2), 2 * 2 * TILE);
+        assert!(accepts(&a[..a_len], &b[..b_len]));
+        assert!(!accepts(&a[..a_len - 1], &b[..b_len]));
+        assert!(!accepts(&a[..a_len], &b[..b_len - 1]));
     }
 }

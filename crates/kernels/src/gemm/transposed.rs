@@ -46,10 +46,10 @@ struct Transposed<'a> {
 impl Matmul<'_> {
     /// Whether this module computes the matmul: few rows, f32, a transposed weight, no bias.
     pub(super) fn reads_transposed(&self) -> bool {
-        let of_f32 =
+        let is_f32 =
             matches!((self.left, self.right), (Left::Rows(Elements::F32(_), _), Right::Transposed(Elements::F32(_))));
         let plain = self.dtype == MatmulDType::Stored && self.bias.is_none() && matches!(self.order, Order::Rows(_));
-        of_f32 && plain && self.m <= MOST_ROWS && self.depth > 0
+        is_f32 && plain && self.m <= MOST_ROWS && self.depth > 0
     }
 
     /// Packs rows and multiplies, one span of the depth after another.

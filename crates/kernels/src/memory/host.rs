@@ -57,7 +57,7 @@ impl HostBytes {
 #[cfg(target_os = "linux")]
 impl HostBytes {
     /// Bytes in a slot of shared memory, which `hold` keeps alive.
-    pub(super) fn of_slot(start: NonNull<u8>, hold: super::slot::Hold) -> HostBytes {
+    pub(super) fn in_slot(start: NonNull<u8>, hold: super::slot::Hold) -> HostBytes {
         HostBytes { start, owner: Owner::Slot(hold) }
     }
     /// The slot of shared memory that contains the bytes, if any.

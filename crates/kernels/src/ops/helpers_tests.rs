@@ -63,7 +63,7 @@ fn list(ctx: &Context, list: &[u32]) -> Tensor {
 #[test]
 fn scoring_stays_within_the_scratch_bound() {
     let (rows, vocab) = (3, 1025);
-    let of_forward = taken(|ctx, begin| {
+    let forward_bytes = taken(|ctx, begin| {
         let (hidden, weight) = (random(ctx, &[rows, 2]), Matrix::zeros(ctx.memory(), vocab, 2));
         let (targets, mut logps, mut lse) = (list(ctx, &[0, 1024, 512]), random(ctx, &[rows]), random(ctx, &[rows]));
         begin();
@@ -78,9 +78,9 @@ fn scoring_stays_within_the_scratch_bound() {
         };
         lm_head::forward(ctx, args)
     });
-    let Some(of_forward) = of_forward else { return };
-    assert_eq!(of_forward, Passes { tokens: rows, vocab, ..Passes::default() }.scratch_bytes());
-    let of_logits = taken(|ctx, begin| {
+    let Some(forward_bytes) = forward_bytes else { return };
+    assert_eq!(forward_bytes, Passes { tokens: rows, vocab, ..Passes::default() }.scratch_bytes());
+    let logits_bytes = taken(|ctx, begin| {
         let (hidden, weight) = (random(ctx, &[rows, 2]), Matrix::zeros(ctx.memory(), vocab, 2));
         let (mut logits, mut lse) = (random(ctx, &[rows, vocab]), random(ctx, &[rows]));
         begin();
@@ -88,7 +88,7 @@ fn scoring_stays_within_the_scratch_bound() {
         lm_head::logits(ctx, lm_head::Logits { hidden, weight: &weight, inv_temperature: 1.0, logits, lse })
     });
     // Each row has the statistics of three chunks, and an unused log-probability.
-    assert_eq!(of_logits, Some(4 * 3 * (3 * 3 + 1)));
+    assert_eq!(logits_bytes, Some(4 * 3 * (3 * 3 + 1)));
 }
 
 #[test]
@@ -120,8 +120,8 @@ fn sampling_stays_within_the_scratch_bound() {
             sample::forward(ctx, args)
         });
         let Some(taken) = taken else { return };
-        let of_rows = Passes { sequences: 7, vocab: 100, positions: 90, whole: top_k > 0, ..Passes::default() };
-        let bound = of_rows.scratch_bytes();
+        let passes = Passes { sequences: 7, vocab: 100, positions: 90, whole: top_k > 0, ..Passes::default() };
+        let bound = passes.scratch_bytes();
         if top_k > 0 {
             assert_eq!(taken, bound);
         } else {
@@ -143,7 +143,8 @@ fn attention_stays_within_the_scratch_bound() {
             ([(); 2].map(|()| zeros(&[2, 1, 2, 64])), [(); 2].map(|()| zeros(&[2, 1, 64, 2])));
         let (out, lse) = (zeros(&[t, 3 * 2]), zeros(&[t, 3]));
         let ascending: Vec<u32> = (0..t as u32).collect();
-        let (positions, of_rows, groups) = (list(ctx, &ascending), list(ctx, &vec![0; t]), list(ctx, &[0, t as u32]));
+        let (positions, row_tables, groups) =
+            (list(ctx, &ascending), list(ctx, &vec![0; t]), list(ctx, &[0, t as u32]));
         let tables = Tensor::from_u32(ctx.memory(), &[1, 2], &[0, 1]);
         begin();
         let args = attention::Backward {
@@ -151,7 +152,7 @@ fn attention_stays_within_the_scratch_bound() {
             geometry,
             rows: attention::Rows {
                 positions: positions.view(),
-                tables_of_rows: of_rows.view(),
+                tables_of_rows: row_tables.view(),
                 tables: tables.view(),
             },
             pages: attention::Pages { keys: keys.view(), values: values.view() },

@@ -61,7 +61,7 @@ impl Governor {
 
     /// Worker `i` ≥ 1 has started: opens the clock of the calling thread for it.
     pub fn enter(&self, i: usize) {
-        if let Some(clock) = Clock::of_this_thread() {
+        if let Some(clock) = Clock::current() {
             let _ = self.workers[i - 1].clock.set(clock);
         }
     }
@@ -159,7 +159,7 @@ impl Watch {
         let here = std::thread::current().id();
         let anew = self.caller.as_ref().is_none_or(|(id, _)| *id != here);
         if anew {
-            self.caller = Clock::of_this_thread().map(|clock| (here, clock));
+            self.caller = Clock::current().map(|clock| (here, clock));
         }
         let (limit, window) = (governor.limit(), now - self.since);
         let balance = self.read(governor, limit, window);
@@ -229,7 +229,7 @@ impl Watch {
 struct Clock(File);
 
 impl Clock {
-    fn of_this_thread() -> Option<Clock> {
+    fn current() -> Option<Clock> {
         let there = cfg!(all(target_os = "linux", not(miri)));
         there.then(|| File::open("/proc/thread-self/schedstat")).and_then(Result::ok).map(Clock)
     }
@@ -336,7 +336,7 @@ mod tests {
         assert_eq!(run_delay(b"1234 56789 3\n"), Some(Duration::from_nanos(56789)));
         assert_eq!(run_delay(b""), None);
         assert_eq!(run_delay(b"12 x 3"), None);
-        let Some(clock) = Clock::of_this_thread() else { return };
+        let Some(clock) = Clock::current() else { return };
         let first = clock.read().unwrap();
         assert!(clock.read().unwrap() >= first);
     }

@@ -25,9 +25,9 @@ impl Config {
     /// The configuration for this many rows. Tile registers without rows stay unconfigured, and no instruction may name
     /// them.
     fn new(Rows { upper, lower }: Rows) -> Config {
-        let of_tiles = [upper, upper, lower, lower, upper, lower, SIDE as u8, SIDE as u8];
+        let tile_rows = [upper, upper, lower, lower, upper, lower, SIDE as u8, SIDE as u8];
         let mut config = Config { palette: 1, start_row: 0, reserved: [0; 14], row_bytes: [0; 16], rows: [0; 16] };
-        for (tile, rows) in of_tiles.into_iter().enumerate().filter(|(_, rows)| *rows > 0) {
+        for (tile, rows) in tile_rows.into_iter().enumerate().filter(|(_, rows)| *rows > 0) {
             (config.rows[tile], config.row_bytes[tile]) = (rows, 64);
         }
         config
@@ -125,7 +125,7 @@ pub unsafe fn run(matmuls: &[TileMatmul]) {
                 "mov {c}, [{matmul} + {c_start}]",
                 "mov {c_stride}, [{matmul} + {c_row}]",
                 "mov {a_row}, [{matmul} + {a_line}]",
-                "mov {blocks}, [{matmul} + {of_blocks}]",
+                "mov {blocks}, [{matmul} + {block_count}]",
                 "2:",
                 "mov {c_low}, {c_stride}",
                 "shl {c_low}, 4",
@@ -193,7 +193,7 @@ pub unsafe fn run(matmuls: &[TileMatmul]) {
                 c_start = const std::mem::offset_of!(TileMatmul, c),
                 c_row = const std::mem::offset_of!(TileMatmul, c_stride),
                 a_line = const std::mem::offset_of!(TileMatmul, a_row),
-                of_blocks = const std::mem::offset_of!(TileMatmul, blocks),
+                block_count = const std::mem::offset_of!(TileMatmul, blocks),
                 a_step = const std::mem::offset_of!(TileMatmul, a_step),
                 b_start = const std::mem::offset_of!(TileMatmul, b),
                 depth = const std::mem::offset_of!(TileMatmul, depth),
@@ -216,7 +216,7 @@ pub unsafe fn run(matmuls: &[TileMatmul]) {
                 "mov {c}, [{matmul} + {c_start}]",
                 "mov {c_stride}, [{matmul} + {c_row}]",
                 "mov {a_row}, [{matmul} + {a_line}]",
-                "mov {blocks}, [{matmul} + {of_blocks}]",
+                "mov {blocks}, [{matmul} + {block_count}]",
                 "2:",
                 "cmp qword ptr [{matmul} + {from_c}], 0",
                 "je 3f",
@@ -267,7 +267,7 @@ pub unsafe fn run(matmuls: &[TileMatmul]) {
                 c_start = const std::mem::offset_of!(TileMatmul, c),
                 c_row = const std::mem::offset_of!(TileMatmul, c_stride),
                 a_line = const std::mem::offset_of!(TileMatmul, a_row),
-                of_blocks = const std::mem::offset_of!(TileMatmul, blocks),
+                block_count = const std::mem::offset_of!(TileMatmul, blocks),
                 a_step = const std::mem::offset_of!(TileMatmul, a_step),
                 b_start = const std::mem::offset_of!(TileMatmul, b),
                 depth = const std::mem::offset_of!(TileMatmul, depth),
@@ -359,7 +359,7 @@ fn self_test(unit: impl Fn(&[TileMatmul])) -> bool {
                 // First the layout in which a step's rows are contiguous, then the layout of a row-major matrix.
                 let (side, lines) = (size_of_val(&a[..TILE]), size_of_val(&a[..rows / SIDE * blocks * TILE]));
                 let line = depth * tall.a_row;
-                let of_matrix = TileMatmul {
+                let row_major = TileMatmul {
                     c: c[4..].as_mut_ptr(),
                     a_row: line,
                     a_lower: SIDE * line,
@@ -367,7 +367,7 @@ fn self_test(unit: impl Fn(&[TileMatmul])) -> bool {
                     a_block: rows * line,
                     ..tall
                 };
-                let of_lines = TileMatmul {
+                let step_lines = TileMatmul {
                     c: c[8..].as_mut_ptr(),
                     a_lower: side,
                     a_step: lines,
@@ -375,7 +375,7 @@ fn self_test(unit: impl Fn(&[TileMatmul])) -> bool {
                     from_c: 1,
                     ..tall
                 };
-                unit(&[tall, of_lines, of_matrix]);
+                unit(&[tall, step_lines, row_major]);
                 c.into_iter().map(f32::to_bits).collect::<Vec<u32>>()
             };
             // SAFETY: at most four tiles of rows of A, DEPTH deep, B as deep, and 64 rows of 40 of C.

@@ -46,7 +46,7 @@ pub fn gain() -> Option<f64> {
             pass();
             start.elapsed().as_secs_f64()
         };
-        let (mut of_fma, mut of_dots) = (f64::INFINITY, f64::INFINITY);
+        let (mut best_fma, mut best_dots) = (f64::INFINITY, f64::INFINITY);
         let rounds = 1 << 10;
         for _ in 0..12 {
             // SAFETY: the processor has AVX-512 and the dot products of pairs: nothing refuses them.
@@ -56,9 +56,9 @@ pub fn gain() -> Option<f64> {
                     seconds(&|| control::flushing(avx512::run_dots::<Spin<true>>, Spin { rounds })),
                 )
             };
-            (of_fma, of_dots) = (of_fma.min(fma), of_dots.min(dots));
+            (best_fma, best_dots) = (best_fma.min(fma), best_dots.min(dots));
         }
-        Some(2.0 * of_fma / of_dots.max(1e-9))
+        Some(2.0 * best_fma / best_dots.max(1e-9))
     })
 }
 
@@ -75,8 +75,8 @@ pub struct Spin<const DOTS: bool> {
 impl<const DOTS: bool> Spin<DOTS> {
     /// Floating-point operations of one run of the kernel, a multiply-add counted as two.
     pub fn flops(&self) -> f64 {
-        let of_step = if DOTS { 4 } else { 2 };
-        (self.rounds * CHAINS * LANES * of_step) as f64
+        let flops_per_step = if DOTS { 4 } else { 2 };
+        (self.rounds * CHAINS * LANES * flops_per_step) as f64
     }
 }
 

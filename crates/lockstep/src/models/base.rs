@@ -108,5 +108,5 @@ pub(crate) fn hashes_of<'a>(files: impl Iterator<Item = (&'a str, &'a [u8])>) ->
 
 /// Hashes of the files in `dir` that decide prompts, besides those that identify the model.
 pub(crate) fn prompt_hashes(dir: &Path) -> anyhow::Result<Vec<FileHash>> {
-    Ok(hashes_of(ModelFiles::read(dir).or_bad_input()?.of_prompts()))
+    Ok(hashes_of(ModelFiles::read(dir).or_bad_input()?.prompt_files()))
 }

@@ -200,14 +200,14 @@ impl<'a> Builder<'a> {
         let (group_capacity, most) = (self.group_capacity(work, group), self.config.micro_batch_tokens());
         let Target::Plan(_, Counted { passes, .. }) = &mut self.target else { return None };
         let groups = work.completions.div_ceil(group);
-        let capacity = Capacity::of_micro_batch(group_capacity, groups, work.completions, most);
+        let capacity = Capacity::for_micro_batch(group_capacity, groups, work.completions, most);
         note(passes, self.config, model, capacity, work.longest.positions());
         Some(capacity)
     }
 
     /// The size of a group of `group` completions with the greatest lengths.
     fn group_capacity(&self, work: Work, group: usize) -> Capacity {
-        Capacity::of_group(work.longest.prompt, &vec![work.longest.completion; group], self.config.prefix_sharing)
+        Capacity::for_group(work.longest.prompt, &vec![work.longest.completion; group], self.config.prefix_sharing)
     }
 }
 

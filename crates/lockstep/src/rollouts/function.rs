@@ -277,7 +277,7 @@ fn completion(
     let version = if is_policys { version } else { super::versions::NO_VERSION };
     // As in TRL, a completion whose last token is not an end-of-sequence id counts as truncated.
     let ended = given.ids.last().is_some_and(|id| stop_ids.contains(id));
-    let reason = FinishReason::of_ended(!ended);
+    let reason = FinishReason::from_truncated(!ended);
     Completion {
         generation,
         ids: given.ids.clone(),

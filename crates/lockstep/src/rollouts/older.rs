@@ -57,7 +57,7 @@ impl SavedSample {
             completion: self.completion,
             loss_mask: self.loss_mask,
             versions: self.versions,
-            finish_reason: FinishReason::of_ended(self.truncated),
+            finish_reason: FinishReason::from_truncated(self.truncated),
             advantage: match self.advantage {
                 SavedAdvantage::Sequence(a) => Advantage::Sequence(f32::from_bits(a)),
                 SavedAdvantage::Tokens(a) => Advantage::Tokens(a.into_iter().map(f32::from_bits).collect()),

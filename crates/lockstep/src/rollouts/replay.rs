@@ -274,7 +274,7 @@ fn scored_completion(
                 recorded.versions.iter().map(|version| Updates(version | OF_ANOTHER_RUN)).collect()
             },
             columns,
-            finish_reason: FinishReason::of_ended(recorded.truncated.unwrap_or_else(cut)),
+            finish_reason: FinishReason::from_truncated(recorded.truncated.unwrap_or_else(cut)),
         },
         content: Content::Text(policy.tokenizer.completion(&recorded.ids)?),
         rewards: recorded.rewards.clone(),

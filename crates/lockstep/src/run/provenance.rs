@@ -153,7 +153,7 @@ impl Models {
         };
         let reads_weights = !resumes || config.use_peft || reference == Some(Reference::Policy);
         let model = hashes(dir, stop, |name| reads_weights || !name.ends_with(".safetensors"))?;
-        let prompt_files = hashes_of(files.of_prompts());
+        let prompt_files = hashes_of(files.prompt_files());
         let (what, other) = match reference {
             Some(Reference::Teacher { name, .. }) => ("teacher", Some(name)),
             // A reference model that was updated is in the checkpoint.
@@ -244,7 +244,7 @@ pub fn check_files(run: &RunDir, dir: &Path, files: &ModelFiles) -> anyhow::Resu
     let record = RunRecord::read(&run.record()).unwrap_or_default();
     check_unchanged("model", dir, &record.model, &hashes_of(files.used()))?;
     let Some(recorded) = &record.prompt_files else { return Ok(()) };
-    check_prompt_files(dir, recorded, &hashes_of(files.of_prompts()))
+    check_prompt_files(dir, recorded, &hashes_of(files.prompt_files()))
 }
 
 /// Refuses a file that decides prompts if its hash differs from the record, it is missing, or it did not exist.

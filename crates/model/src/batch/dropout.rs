@@ -28,8 +28,8 @@ impl Dropout {
     /// (completion) of `batch`, in the given order, `samples` contains its index in the optimizer batch. Memory is
     /// booked under "workspace".
     pub fn new(memory: &Memory, p: f64, seed: u64, step: u64, batch: &Batch, samples: &[u32]) -> Dropout {
-        let of_rows: Vec<u32> = batch.branches_of_rows.iter().map(|&b| samples[b as usize]).collect();
-        let samples = Tensor::from_u32(&memory.part("workspace"), &[of_rows.len()], &of_rows);
+        let row_samples: Vec<u32> = batch.branches_of_rows.iter().map(|&b| samples[b as usize]).collect();
+        let samples = Tensor::from_u32(&memory.part("workspace"), &[row_samples.len()], &row_samples);
         Dropout { p, seed, step, samples }
     }
 

@@ -50,11 +50,11 @@ pub struct Capacity {
 
 impl Capacity {
     /// Size of a group, given the lengths of its prefix and branches and whether branches share the prefix.
-    pub fn of_group(prefix: usize, branches: &[usize], sharing: bool) -> Capacity {
+    pub fn for_group(prefix: usize, branches: &[usize], sharing: bool) -> Capacity {
         if !sharing && branches.len() > 1 {
             return branches
                 .iter()
-                .map(|&b| Capacity::of_group(prefix, &[b], true))
+                .map(|&b| Capacity::for_group(prefix, &[b], true))
                 .fold(Capacity::default(), |a, b| a + b);
         }
         let rows = |tokens: usize| tokens.saturating_sub(1);
@@ -70,7 +70,7 @@ impl Capacity {
     }
     /// Upper bound on the size of a micro-batch of up to `max_tokens` tokens that is taken from `groups` groups with
     /// `completions` completions in total. Each group is at most as large as `one`.
-    pub fn of_micro_batch(one: Capacity, groups: usize, completions: usize, max_tokens: usize) -> Capacity {
+    pub fn for_micro_batch(one: Capacity, groups: usize, completions: usize, max_tokens: usize) -> Capacity {
         // A group larger than the budget is a micro-batch of its own, since groups are never split. Smaller groups
         // share a micro-batch up to the budget; each of their sequences may leave its last page, and the prompt's last
         // page, partly unused.

@@ -19,7 +19,7 @@ fn check(groups: &[(Vec<u32>, Vec<Vec<u32>>)], sharing: bool) -> Batch {
     let batch = Batch::new(&segments, sharing);
 
     let expected =
-        groups.iter().map(|(p, b)| Capacity::of_group(p.len(), &b.iter().map(Vec::len).collect::<Vec<_>>(), sharing));
+        groups.iter().map(|(p, b)| Capacity::for_group(p.len(), &b.iter().map(Vec::len).collect::<Vec<_>>(), sharing));
     assert_eq!(batch.capacity(), expected.fold(Capacity::default(), |a, b| a + b));
     assert!(batch.write_rows.is_sorted());
 
@@ -59,10 +59,10 @@ fn check(groups: &[(Vec<u32>, Vec<Vec<u32>>)], sharing: bool) -> Batch {
     for group in batch.groups.windows(2) {
         let rows = group[0] as usize..group[1] as usize;
         assert!(rows.is_empty() || batch.positions[rows.start] == 0);
-        let of_group: BTreeSet<u32> =
+        let group_pages: BTreeSet<u32> =
             rows.flat_map(|r| table(r)[..=batch.positions[r] as usize / BLOCK].to_vec()).collect();
-        assert!(pages.is_disjoint(&of_group));
-        pages.extend(of_group);
+        assert!(pages.is_disjoint(&group_pages));
+        pages.extend(group_pages);
     }
     assert_eq!(pages.len(), batch.blocks, "every page must be used");
 

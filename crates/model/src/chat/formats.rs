@@ -54,8 +54,8 @@ fn size(text: &str) -> (Option<&str>, &str) {
 
 /// Python's `format % values`. A tuple provides several values; a dictionary provides them by name.
 pub(super) fn percent(text: &str, values: &Value) -> Result<String, Error> {
-    let of_tuple: Vec<Value> = if values.is_tuple() { values.try_iter()?.collect() } else { vec![values.clone()] };
-    let mut left = of_tuple.into_iter();
+    let arguments: Vec<Value> = if values.is_tuple() { values.try_iter()?.collect() } else { vec![values.clone()] };
+    let mut left = arguments.into_iter();
     let mut next = || left.next().ok_or_else(|| refused("%: not enough values for the format"));
     let (mut out, mut rest) = (String::new(), text);
     while let Some((literal, after)) = rest.split_once('%') {
@@ -144,10 +144,10 @@ pub(super) fn int(all: &[Value]) -> Outcome {
     let default = default.unwrap_or_else(|| Value::from(0));
     if let Some(text) = value.as_str() {
         let base = base.ok_or_else(|| refused("int: the base must be from 2 to 36"))?;
-        let of_float = |text: &str| float_in(text).filter(|x| x.is_finite()).map(truncated).transpose();
+        let truncated_float = |text: &str| float_in(text).filter(|x| x.is_finite()).map(truncated).transpose();
         return match int_in(text, base as u32)? {
             Some(number) => Ok(number),
-            None => Ok(of_float(text)?.unwrap_or(default)),
+            None => Ok(truncated_float(text)?.unwrap_or(default)),
         };
     }
     match value.kind() {
@@ -203,9 +203,9 @@ fn int_in(text: &str, base: u32) -> Result<Option<Value>, Error> {
         None => (false, text.strip_prefix('+').unwrap_or(text)),
     };
     let lower = digits.to_ascii_lowercase();
-    let prefixed = [("0x", 16), ("0o", 8), ("0b", 2)].into_iter().find_map(|(prefix, of_prefix)| {
-        let rest = lower.strip_prefix(prefix).filter(|_| base == of_prefix || base == 0)?;
-        Some((rest.strip_prefix('_').unwrap_or(rest), of_prefix))
+    let prefixed = [("0x", 16), ("0o", 8), ("0b", 2)].into_iter().find_map(|(prefix, prefix_base)| {
+        let rest = lower.strip_prefix(prefix).filter(|_| base == prefix_base || base == 0)?;
+        Some((rest.strip_prefix('_').unwrap_or(rest), prefix_base))
     });
     let (digits, base) = prefixed.unwrap_or((&lower, base));
     // Without a base, a number that begins with 0 is 0.

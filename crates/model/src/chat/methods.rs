@@ -60,13 +60,13 @@ impl<'a> Arguments<'a> {
 pub(super) fn call(value: &Value, method: &str, all: &[Value]) -> Option<Outcome> {
     let arguments = Arguments::of(method, all);
     match value.as_str() {
-        Some(text) => of_text(text, method, &arguments),
-        None if matches!(value.kind(), ValueKind::Seq | ValueKind::Map) => of_collection(value, method, &arguments),
+        Some(text) => text_method(text, method, &arguments),
+        None if matches!(value.kind(), ValueKind::Seq | ValueKind::Map) => collection_method(value, method, &arguments),
         None => None,
     }
 }
 
-fn of_collection(value: &Value, method: &str, arguments: &Arguments<'_>) -> Option<Outcome> {
+fn collection_method(value: &Value, method: &str, arguments: &Arguments<'_>) -> Option<Outcome> {
     let is_list = value.kind() == ValueKind::Seq;
     match method {
         "copy" if !value.is_tuple() => Some(arguments.by_name([]).map(|_| value.clone())),
@@ -92,7 +92,7 @@ fn index_in_list(value: &Value, arguments: &Arguments<'_>) -> Outcome {
     Err(refused("index: the value is not in the list"))
 }
 
-fn of_text(text: &str, method: &str, arguments: &Arguments<'_>) -> Option<Outcome> {
+fn text_method(text: &str, method: &str, arguments: &Arguments<'_>) -> Option<Outcome> {
     let is = |holds: bool| arguments.by_name([]).map(|_| Value::from(holds));
     let changed = |change: &dyn Fn(&str) -> Result<String, Error>| {
         arguments.by_name([])?;

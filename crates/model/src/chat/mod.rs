@@ -109,7 +109,7 @@ impl ChatTemplate {
         if sources.is_empty() {
             sources = match files.object(TOKENIZER_CONFIG)?.as_ref().and_then(|c| c.get("chat_template")) {
                 None | Some(Value::Null) => return Ok(None),
-                Some(template) => of_config(template).ok_or_else(|| {
+                Some(template) => config_templates(template).ok_or_else(|| {
                     let path = files.path(TOKENIZER_CONFIG);
                     Error::file(path, "`chat_template` must be a string or a list of named templates")
                 })?,
@@ -191,7 +191,7 @@ fn with_line_feeds(source: &str) -> String {
 }
 
 /// Reads the templates in `tokenizer_config.json`: one string, or a list of `{name, template}`.
-fn of_config(entry: &Value) -> Option<BTreeMap<String, String>> {
+fn config_templates(entry: &Value) -> Option<BTreeMap<String, String>> {
     match entry {
         Value::String(source) => Some([("default".to_owned(), source.clone())].into()),
         Value::Array(list) => list

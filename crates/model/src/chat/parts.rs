@@ -75,10 +75,10 @@ fn parts(message: &Map<String, Value>) -> &[Value] {
 fn media_of_part(part: &Value) -> Option<&str> {
     let part = part.as_object()?;
     let kind = part.get("type").and_then(Value::as_str);
-    let of_kind = kind.filter(|kind| MEDIA.contains(&kind.to_ascii_lowercase().as_str()));
+    let media_kind = kind.filter(|kind| MEDIA.contains(&kind.to_ascii_lowercase().as_str()));
     // Arrow gives every part the fields of all parts of its column; fields of other types of parts are null.
     let field = || part.iter().find(|(name, value)| is_media_column(name) && !is_nothing(value));
-    of_kind.or_else(|| field().map(|(name, _)| name.as_str()))
+    media_kind.or_else(|| field().map(|(name, _)| name.as_str()))
 }
 
 /// Refuses messages with an image, a video, audio or a file.

@@ -32,11 +32,11 @@ pub const FAMILIES: [&Family; 8] = [
 impl ModelConfig {
     /// Reads a `config.json`.
     pub fn load(path: &Path) -> Result<ModelConfig> {
-        ModelConfig::of_file(path, &disk::read(path, disk::most::STATE).map_err(|e| Error::io(path, e))?)
+        ModelConfig::from_bytes(path, &disk::read(path, disk::most::STATE).map_err(|e| Error::io(path, e))?)
     }
 
     /// Parses the configuration from the bytes of the file `path`.
-    pub(crate) fn of_file(path: &Path, bytes: &[u8]) -> Result<ModelConfig> {
+    pub(crate) fn from_bytes(path: &Path, bytes: &[u8]) -> Result<ModelConfig> {
         let text = std::str::from_utf8(bytes).map_err(|e| Error::file(path, format!("not UTF-8: {e}")))?;
         let text = text.trim_start_matches('\u{feff}');
         ModelConfig::parse(text).map_err(|e| match e {

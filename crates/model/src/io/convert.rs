@@ -45,7 +45,7 @@ pub fn convert_weights(from: &Path, to: &Path, dtype: FileDType) -> Result<()> {
         serde_json::from_slice(without_bom(&text)).map_err(|e| Error::file(&path, format!("not JSON: {e}")))?;
     super::save::name_dtype(&mut config, dtype);
     write_json(&to.join(CONFIG), &Value::Object(config))?;
-    save_weights(to, &Source(Files::of_model(from)?), SaveOptions { dtype, ..SaveOptions::default() })
+    save_weights(to, &Source(Files::from_model(from)?), SaveOptions { dtype, ..SaveOptions::default() })
 }
 
 /// The tensors of weight files, in the order of the files.

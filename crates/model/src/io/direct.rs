@@ -97,9 +97,9 @@ struct Writer {
 
 impl Writer {
     fn start(mut disk: Disk) -> Result<Writer> {
-        let ((pieces, of_pieces), (done, written)) = (channel::<(Piece, u64)>(), channel());
+        let ((pieces, queued), (done, written)) = (channel::<(Piece, u64)>(), channel());
         let work = move || {
-            for (mut piece, at) in of_pieces {
+            for (mut piece, at) in queued {
                 let result = disk.put(piece.bytes(), at);
                 // After an error, the receiver may be gone.
                 let _ = done.send((piece, result));

@@ -77,7 +77,7 @@ impl FileList {
                 return Err(Error::file(dir.join(FILE_LIST), format!("lists {name}, which is outside the directory")));
             }
             let path = dir.join(name);
-            let difference = match ListedFile::of_length(&path, Some(listed.bytes)) {
+            let difference = match ListedFile::with_length(&path, Some(listed.bytes)) {
                 Err(Error::Io { source, .. }) if source.kind() == std::io::ErrorKind::NotFound => "is missing".into(),
                 Err(other) => return Err(other),
                 Ok(found) if found == *listed => continue,
@@ -99,20 +99,20 @@ impl FileList {
 
 impl ListedFile {
     fn of(path: &Path) -> Result<ListedFile> {
-        ListedFile::of_length(path, None)
+        ListedFile::with_length(path, None)
     }
 
     /// Length and checksum of a file. If the length differs from `expected`, the file is not read and the checksum is
     /// empty.
-    fn of_length(path: &Path, expected: Option<u64>) -> Result<ListedFile> {
+    fn with_length(path: &Path, expected: Option<u64>) -> Result<ListedFile> {
         let io = |e| Error::io(path, e);
         let file = disk::open(path).map_err(io)?;
         let bytes = file.metadata().map_err(io)?.len();
         if expected.is_some_and(|expected| expected != bytes) {
             return Ok(ListedFile { bytes, xxh3: String::new() });
         }
-        let of_tensors = path.extension().is_some_and(|extension| extension == "safetensors");
-        let xxh3 = match of_tensors.then(|| in_header(&file)).transpose().map_err(io)?.flatten() {
+        let is_safetensors = path.extension().is_some_and(|extension| extension == "safetensors");
+        let xxh3 = match is_safetensors.then(|| in_header(&file)).transpose().map_err(io)?.flatten() {
             Some(recorded) => recorded,
             None => checksum_of(&file).map_err(io)?,
         };

@@ -95,7 +95,7 @@ impl ModelFiles {
     }
 
     /// The files that determine prompts and the ends of completions, except those that identify the model.
-    pub fn of_prompts(&self) -> impl Iterator<Item = (&str, &[u8])> {
+    pub fn prompt_files(&self) -> impl Iterator<Item = (&str, &[u8])> {
         self.of(|used| used == Use::Prompts)
     }
 

@@ -114,7 +114,7 @@ impl Files {
         file.elements(entry)
     }
 
-    pub(super) fn of_model(dir: &Path) -> Result<Files> {
+    pub(super) fn from_model(dir: &Path) -> Result<Files> {
         let single = dir.join("model.safetensors");
         let index = dir.join("model.safetensors.index.json");
         match (single.exists(), index.exists()) {
@@ -222,7 +222,7 @@ impl Files {
 /// If the model ties head and embedding, its files may contain a head that equals the embedding, or a head instead of
 /// an embedding. A head that differs is an error; transformers would untie the two.
 pub fn load_weights(dir: &Path, config: &ModelConfig, sink: &mut dyn TensorSink) -> Result<()> {
-    let files = Files::of_model(dir)?;
+    let files = Files::from_model(dir)?;
     let specs = sink.tensors();
     let known: std::collections::HashSet<&str> = specs.iter().map(|s| s.name.as_str()).collect();
     let tied = config.head_rows().is_none();

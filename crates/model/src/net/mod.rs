@@ -128,7 +128,7 @@ pub fn backward<'a>(
     let ModelView { weights, adapters } = model.into();
     let mut ranges = AdapterRanges::default();
     let adapters = RowAdapters::new(adapters, batch.sequences(), &mut ranges)?;
-    if adapters.trained()?.is_some() != grads.of_adapter() {
+    if adapters.trained()?.is_some() != grads.is_for_adapter() {
         let message = "weights and gradients must belong to the same adapter".into();
         return Err(Error::Value { op: "backward", message }.into());
     }

@@ -97,13 +97,13 @@ fn surround(inner: &mut tokenizers::Tokenizer, special: &SpecialTokens, bos: boo
 /// of the tokenizer class.
 fn special_tokens(config: &Map<String, Value>, map: &Map<String, Value>) -> SpecialTokens {
     let class = config.get("tokenizer_class").and_then(Value::as_str).unwrap_or("");
-    let token = |name: &str, of_qwen: Option<&str>, of_llama: Option<&str>| {
+    let token = |name: &str, qwen_default: Option<&str>, llama_default: Option<&str>| {
         let value = config.get(name).or_else(|| map.get(name));
         match value {
             // An explicit null means no token; only an absent field has a default.
             Some(value) => token_text(value),
-            None if class.starts_with("Qwen2Tokenizer") => of_qwen.map(str::to_owned),
-            None if class.starts_with("LlamaTokenizer") => of_llama.map(str::to_owned),
+            None if class.starts_with("Qwen2Tokenizer") => qwen_default.map(str::to_owned),
+            None if class.starts_with("LlamaTokenizer") => llama_default.map(str::to_owned),
             None => None,
         }
     };

@@ -39,7 +39,7 @@ impl Grads {
         }
     }
     /// Whether these are the gradients of an adapter.
-    pub(crate) fn of_adapter(&self) -> bool {
+    pub(crate) fn is_for_adapter(&self) -> bool {
         self.params.layers.iter().flat_map(|l| l.linears()).any(|l| l.low_rank.is_some())
     }
     /// Allocates the memory that an update of up to `tokens` input tokens needs. Without this call, memory grows as

@@ -24,7 +24,7 @@ pub enum Adapters<'a> {
 impl<'a> Adapters<'a> {
     /// Converts a list with one adapter or none for each sequence. The result is [`PerSequence`](Self::PerSequence)
     /// only if the entries differ.
-    pub fn of_sequences(adapters: &'a [Option<&'a Adapter>]) -> Adapters<'a> {
+    pub fn from_sequences(adapters: &'a [Option<&'a Adapter>]) -> Adapters<'a> {
         match adapters.first() {
             Some(&first) if adapters.iter().all(|&other| same(first, other)) => {
                 first.map_or(Adapters::Off, Adapters::One)
@@ -126,7 +126,7 @@ impl<'a> RowAdapters<'a> {
         sequences: impl Iterator<Item = (Range<usize>, Range<usize>)>,
         AdapterRanges(ranges): &'a mut AdapterRanges,
     ) -> Result<RowAdapters<'a>> {
-        let of_sequences = match adapters {
+        let by_sequence = match adapters {
             Adapters::Off => return Ok(RowAdapters::All(None)),
             Adapters::One(adapter) => return Ok(RowAdapters::All(Some(adapter))),
             Adapters::PerSequence(list) => list,
@@ -134,10 +134,10 @@ impl<'a> RowAdapters<'a> {
         let bad = |message: String| Error::Value { op: "adapters", message };
         ranges.clear();
         for (rows, sequences) in sequences {
-            let Some(named) = of_sequences.get(sequences.clone()) else {
+            let Some(named) = by_sequence.get(sequences.clone()) else {
                 return Err(bad(format!(
                     "got {} adapters, but the batch has {} sequences",
-                    of_sequences.len(),
+                    by_sequence.len(),
                     sequences.end
                 )));
             };
@@ -147,22 +147,22 @@ impl<'a> RowAdapters<'a> {
             }
             match ranges.last_mut() {
                 _ if first.is_none() => {}
-                Some((before, of)) if before.end == rows.start && same(of_sequences[*of], first) => {
+                Some((before, of)) if before.end == rows.start && same(by_sequence[*of], first) => {
                     before.end = rows.end;
                 }
                 _ => ranges.push((rows, sequences.start)),
             }
         }
-        Ok(RowAdapters::Ranges(ranges, of_sequences))
+        Ok(RowAdapters::Ranges(ranges, by_sequence))
     }
 
     /// The adapter that a backward pass trains; none without adapters. An error if rows have different adapters.
     pub fn trained(&self) -> Result<Option<&'a Adapter>> {
         match self {
             RowAdapters::All(adapter) => Ok(*adapter),
-            RowAdapters::Ranges(ranges, of_sequences) => {
-                let first = ranges.first().and_then(|&(_, of)| of_sequences[of]);
-                if ranges.iter().all(|&(_, of)| same(first, of_sequences[of])) {
+            RowAdapters::Ranges(ranges, by_sequence) => {
+                let first = ranges.first().and_then(|&(_, of)| by_sequence[of]);
+                if ranges.iter().all(|&(_, of)| same(first, by_sequence[of])) {
                     Ok(first)
                 } else {
                     let message = "a backward pass trains one adapter, but the batch has several".into();
@@ -206,8 +206,8 @@ impl<'a> LowRankRows<'a> {
     pub fn is_empty(&self) -> bool {
         match self.adapters {
             RowAdapters::All(adapter) => adapter.is_none_or(|a| self.of(a).is_none()),
-            RowAdapters::Ranges(ranges, of_sequences) => {
-                ranges.iter().all(|&(_, of)| of_sequences[of].is_none_or(|a| self.of(a).is_none()))
+            RowAdapters::Ranges(ranges, by_sequence) => {
+                ranges.iter().all(|&(_, of)| by_sequence[of].is_none_or(|a| self.of(a).is_none()))
             }
         }
     }
@@ -223,10 +223,10 @@ impl<'a> LowRankRows<'a> {
                 Some(low_rank) => compute(0..len, low_rank, self.dropout),
                 None => Ok(()),
             },
-            RowAdapters::Ranges(ranges, of_sequences) => ranges.iter().try_for_each(|(rows, of)| {
+            RowAdapters::Ranges(ranges, by_sequence) => ranges.iter().try_for_each(|(rows, of)| {
                 let start = rows.start.max(self.first);
                 let end = rows.end.min(self.first + len);
-                match of_sequences[*of].and_then(|adapter| self.of(adapter)) {
+                match by_sequence[*of].and_then(|adapter| self.of(adapter)) {
                     Some(low_rank) if start < end => {
                         let rows = start - self.first..end - self.first;
                         compute(rows.clone(), low_rank, self.dropout.map(|d| d.rows(rows)))

@@ -81,7 +81,7 @@ fn samples(ctx: &Context, weights: &AdaptedWeights, without: &[u64]) -> Vec<Samp
             let a = if without.contains(&group) { [0.0, -0.0][n % 2] } else { 0.3 * (n as f32 % 7.0) - 1.0 };
             let (versions, advantage) = (vec![weights.version(); n], Advantage::Sequence(a));
             let sample = Sample::supervised(prompt.clone(), draw(n));
-            let finish_reason = FinishReason::of_ended(n > 60);
+            let finish_reason = FinishReason::from_truncated(n > 60);
             out.push(Sample { group: GroupId(group), loss_mask, versions, advantage, finish_reason, ..sample });
         }
     }

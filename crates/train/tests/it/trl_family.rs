@@ -67,7 +67,7 @@ impl Family {
                 (REF_LOGPS, self.reference[i].clone()),
             ]),
             versions: vec![Updates(u64::MAX); completion.len()],
-            finish_reason: FinishReason::of_ended(completion.len() == limit),
+            finish_reason: FinishReason::from_truncated(completion.len() == limit),
             ..Sample::supervised(prompts[i / self.base.num_generations()].clone(), completion.clone())
         };
         self.base.completions.iter().enumerate().map(sample).collect()

@@ -31,7 +31,7 @@ functions! {
         set_context = "cuCtxSetCurrent"(Handle);
         pool = "cuDeviceGetDefaultMemPool"(*mut Handle, c_int);
         set_pool = "cuMemPoolSetAttribute"(Handle, c_int, *mut c_void);
-        of_pool = "cuMemPoolGetAttribute"(Handle, c_int, *mut c_void);
+        pool_attribute = "cuMemPoolGetAttribute"(Handle, c_int, *mut c_void);
         create_event = "cuEventCreate"(*mut Handle, c_uint);
         record_event = "cuEventRecord"(Handle, Handle);
         await_event = "cuEventSynchronize"(Handle);
@@ -380,7 +380,7 @@ impl Driver for LibCuda {
     fn peak(&self) -> Outcome<u64> {
         let mut bytes = 0u64;
         // SAFETY: a pool, and a place for a 64-bit number, which is the type of the attribute.
-        let code = unsafe { (self.cuda.of_pool)(self.pool, USED_MOST, std::ptr::from_mut(&mut bytes).cast()) };
+        let code = unsafe { (self.cuda.pool_attribute)(self.pool, USED_MOST, std::ptr::from_mut(&mut bytes).cast()) };
         self.cuda.check("cuMemPoolGetAttribute", code).map(|()| bytes)
     }
 

@@ -106,7 +106,7 @@ impl Arena {
         if let Hold::Writer(writer) = &self.hold {
             writer.live.fetch_add(1, Ordering::SeqCst);
         }
-        Some(HostBytes::of_slot(start, self.hold.clone()))
+        Some(HostBytes::in_slot(start, self.hold.clone()))
     }
 
     /// Whether the allocations belong to a reader, and so are read-only.

@@ -183,7 +183,7 @@ impl Lora {
     }
 }
 
-fn of_rows_of_adapters() -> [Arg; 2] {
+fn dropout_rows() -> [Arg; 2] {
     [ids("dropout.samples", &[2], &[1, 1]), ids("dropout.positions", &[2], &[0, 1])]
 }
 
@@ -196,7 +196,7 @@ const WIDTHS: [usize; 2] = [2, 5];
 fn adapters_refuse_wrong_arguments_and_count_their_work() {
     const INPUTS: &str = "a has shape [5, 7], expected [5, 8]";
     for p in [None, Some(0.25)] {
-        let [samples, positions] = of_rows_of_adapters();
+        let [samples, positions] = dropout_rows();
         // Columns of y beyond the blocks are not changed.
         let args = [
             floats("x", &[2, 7]).leads().blames(&["y", INPUTS]),
@@ -232,7 +232,7 @@ fn adapters_refuse_wrong_arguments_and_count_their_work() {
 fn adapter_gradients_refuse_wrong_arguments_and_count_their_work() {
     const INPUTS: &str = "a has shape [5, 7], expected [5, 8]";
     let args = || {
-        let [samples, positions] = of_rows_of_adapters();
+        let [samples, positions] = dropout_rows();
         [
             floats("x", &[2, 7]).leads().blames(&["d_y", INPUTS]),
             f32("d_y", &[2, 5]).leads().blames(&["", "-"]),
@@ -242,16 +242,16 @@ fn adapter_gradients_refuse_wrong_arguments_and_count_their_work() {
         ]
     };
     // For each block: the gradient of xa, and the gradient of B, which is read and written.
-    let of_blocks = [
+    let block_costs = [
         matmul(2, 3, 2, panel(2)),
         matmul(2, 1, 3, panel(3)),
         matmul(2, 3, 2, 2 * panel(2)),
         matmul(2, 1, 3, 2 * panel(3)),
     ];
     // The recomputed xa, and the gradients of A (read and written) and of x.
-    let of_dropped =
+    let dropped_cost =
         |width: usize| sum([matmul(2, width, 7, 4 * width * 7), matmul(2, width, 2 * 7, 3 * 4 * width * 7)]);
-    let counts = sum([sum(of_blocks), SCALED, SCALED, sum(WIDTHS.map(of_dropped))]);
+    let counts = sum([sum(block_costs), SCALED, SCALED, sum(WIDTHS.map(dropped_cost))]);
     check("lora::backward", counts, args(), |ctx, all| Lora::new(ctx).backward(ctx, Some(0.25), all));
 
     let ctx = Context::cpu(Isa::PORTABLE, 1);
@@ -264,7 +264,7 @@ fn adapter_gradients_refuse_wrong_arguments_and_count_their_work() {
     with(None, &|_| ()).unwrap();
     let after = counted();
     let lowered = [matmul(2, 5, 7, panel(7)), matmul(2, 5, 2 * 7, 3 * panel(7))];
-    let counts = sum([sum(of_blocks), SCALED, SCALED, sum(lowered)]);
+    let counts = sum([sum(block_costs), SCALED, SCALED, sum(lowered)]);
     assert_eq!([after.0 - before.0, after.1 - before.1], counts.map(|n| n as u64));
 
     let zeros = |rows: usize, cols: usize| Matrix::zeros(ctx.memory(), rows, cols);

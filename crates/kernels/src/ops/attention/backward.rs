@@ -78,8 +78,8 @@ impl<E: Element + Right> Tasks for BackwardTasks<'_, E> {
                 to.iter_mut().enumerate().for_each(|(i, to)| *to = keys[i * BLOCK + slot].widen());
             }
             for (i, to) in page.values.chunks_exact_mut(BLOCK).enumerate() {
-                let of_slot = |slot: usize| values[slot * hd + i].widen();
-                to[..visit.end].iter_mut().enumerate().for_each(|(slot, to)| *to = of_slot(slot));
+                let slot_value = |slot: usize| values[slot * hd + i].widen();
+                to[..visit.end].iter_mut().enumerate().for_each(|(slot, to)| *to = slot_value(slot));
             }
             for run in &visit.rows {
                 for start in run.clone().step_by(rows_of_tile) {
@@ -126,9 +126,9 @@ impl<E: Element + Right> BackwardTasks<'_, E> {
 
         // Scores, computed as in the forward pass, and d_out · v.
         let (a_row, a_k, b_row, out_row, rows, k, accumulate) = (hd, 1, BLOCK, BLOCK, pairs, 0..hd, false);
-        let (a, out, of_hd) = (&*w.q, &mut *w.p, k.clone());
+        let (a, out, dims) = (&*w.q, &mut *w.p, k.clone());
         let b = &self.of.keys[at..at + BLOCK * hd];
-        Matmul { a, a_row, a_k, b, b_row, out, out_row, rows, columns, k: of_hd, accumulate }.compute::<E>(self.isa);
+        Matmul { a, a_row, a_k, b, b_row, out, out_row, rows, columns, k: dims, accumulate }.compute::<E>(self.isa);
         let (a, b, out) = (&*w.d_out, &*w.values, &mut *w.d_s);
         Matmul { a, a_row, a_k, b, b_row, out, out_row, rows, columns, k, accumulate }.compute::<E>(self.isa);
         for (i, row) in tile.clone().enumerate() {

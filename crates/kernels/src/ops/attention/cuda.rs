@@ -177,17 +177,17 @@ mod tests {
             };
             let tables: Vec<u32> =
                 (0..lengths.len()).flat_map(|s| (0..longest).map(move |b| page(s, b) as u32)).collect();
-            let (mut positions, mut of_rows, mut slots) = (Vec::new(), Vec::new(), Vec::new());
+            let (mut positions, mut row_tables, mut slots) = (Vec::new(), Vec::new(), Vec::new());
             for (s, &len) in lengths.iter().enumerate() {
                 for p in if s > 0 { shared * BLOCK } else { 0 }..len {
                     positions.push(p as u32);
-                    of_rows.push(s as u32);
+                    row_tables.push(s as u32);
                     slots.push((page(s, p / BLOCK) * BLOCK + p % BLOCK) as u32);
                 }
             }
             let t = positions.len();
             let list = |list: &[u32]| Tensor::from_u32(ctx.memory(), &[list.len()], list);
-            let (positions, of_rows, slots) = (list(&positions), list(&of_rows), list(&slots));
+            let (positions, row_tables, slots) = (list(&positions), list(&row_tables), list(&slots));
             let rows = list(&(0..t as u32).collect::<Vec<_>>());
             let tables = Tensor::from_u32(ctx.memory(), &[lengths.len(), longest], &tables);
             let qkv = random(ctx, 1, &[t, width]);
@@ -200,7 +200,7 @@ mod tests {
             write_kv(ctx, WriteKv { qkv: qkv.view(), geometry, rows, slots, pages: pages_mut })?;
             copy_block(ctx, 0, pages as u32 - 1, PagesMut { keys: keys.view_mut(), values: values.view_mut() })?;
             let (mut out, mut lse) = (random(ctx, 4, &[t, heads * head_dim]), random(ctx, 5, &[t, heads]));
-            let rows = Rows { positions: positions.view(), tables_of_rows: of_rows.view(), tables: tables.view() };
+            let rows = Rows { positions: positions.view(), tables_of_rows: row_tables.view(), tables: tables.view() };
             let pages = Pages { keys: keys.view(), values: values.view() };
             let (qkv, out_mut, lse_mut) = (qkv.view(), out.view_mut(), Some(lse.view_mut()));
             forward(ctx, Forward { qkv, geometry, rows, pages, out: out_mut, lse: lse_mut })?;

@@ -276,11 +276,11 @@ fn check_rows(op: &'static str, g: &Geometry, at: Rows<'_>, rows: usize, pages: 
     Ok(seen)
 }
 
-fn check_writes(op: &'static str, rows: View<'_>, slots: View<'_>, of_rows: usize, pages: usize) -> Result<()> {
+fn check_writes(op: &'static str, rows: View<'_>, slots: View<'_>, row_count: usize, pages: usize) -> Result<()> {
     let writes = rows.shape().first().copied().unwrap_or(0);
     expect(op, "rows", rows, U32, &[writes])?;
     expect(op, "slots", slots, U32, &[writes])?;
-    expect_below(op, "rows", rows.indices(), of_rows)?;
+    expect_below(op, "rows", rows.indices(), row_count)?;
     expect_below(op, "slots", slots.indices(), pages * BLOCK)
 }
 
@@ -296,17 +296,17 @@ fn check_groups(op: &'static str, g: &Geometry, groups: View<'_>, at: Rows<'_>, 
         return fail(format!("groups {offsets:?} must cover {rows} rows"));
     }
     let mut owner = vec![u32::MAX; pages];
-    let (positions, of_rows, tables) = (at.positions.indices(), at.tables_of_rows.indices(), at.tables.indices());
+    let (positions, row_tables, tables) = (at.positions.indices(), at.tables_of_rows.indices(), at.tables.indices());
     for (group, o) in offsets.windows(2).enumerate() {
         // Block table of the previous row, and its range of blocks that are known to belong to this group.
         let mut known = (u32::MAX, 0..0);
         for row in o[0] as usize..o[1] as usize {
             let keys = g.seen(positions[row] as usize);
             let blocks = keys.start / BLOCK..keys.end.div_ceil(BLOCK);
-            if known.0 == of_rows[row] && known.1.start <= blocks.start && blocks.end <= known.1.end {
+            if known.0 == row_tables[row] && known.1.start <= blocks.start && blocks.end <= known.1.end {
                 continue;
             }
-            let start = of_rows[row] as usize * table_len;
+            let start = row_tables[row] as usize * table_len;
             for &page in &tables[start + blocks.start..start + blocks.end] {
                 let owner = &mut owner[page as usize];
                 if *owner != u32::MAX && *owner != group as u32 {
@@ -314,7 +314,7 @@ fn check_groups(op: &'static str, g: &Geometry, groups: View<'_>, at: Rows<'_>, 
                 }
                 *owner = group as u32;
             }
-            known = (of_rows[row], blocks);
+            known = (row_tables[row], blocks);
         }
     }
     Ok(())

@@ -59,15 +59,15 @@ fn layout(groups: &[(usize, &[usize])], seed: u64) -> Layout {
             l.keys.push(keys.into_iter().chain([this]).collect());
             this
         };
-        let mut of_prefix = Vec::new();
+        let mut prefix_rows = Vec::new();
         for position in 0..prefix {
             let straddles = position >= prefix / BLOCK * BLOCK;
             let written = first..if straddles { tables.len() } else { first + 1 };
-            let this = row(position, first, written, of_prefix.clone());
-            of_prefix.push(this);
+            let this = row(position, first, written, prefix_rows.clone());
+            prefix_rows.push(this);
         }
         for (i, &branch) in branches.iter().enumerate() {
-            let mut keys = of_prefix.clone();
+            let mut keys = prefix_rows.clone();
             for position in prefix..prefix + branch {
                 let this = row(position, first + i, first + i..first + i + 1, keys.clone());
                 keys.push(this);
@@ -89,8 +89,8 @@ fn layout(groups: &[(usize, &[usize])], seed: u64) -> Layout {
         table.resize(l.table_len, 0);
         l.tables.extend(table);
     }
-    let of_page = |slot: u32| number[slot as usize / BLOCK] * BLOCK as u32 + slot % BLOCK as u32;
-    l.write_slots.iter_mut().for_each(|slot| *slot = of_page(*slot));
+    let renumbered = |slot: u32| number[slot as usize / BLOCK] * BLOCK as u32 + slot % BLOCK as u32;
+    l.write_slots.iter_mut().for_each(|slot| *slot = renumbered(*slot));
     l
 }
 

@@ -147,8 +147,8 @@ impl ForwardTasks<'_> {
         let slots = |row: usize| g.slots(self.places.positions[row] as usize, block);
         let (_, any_sees) = span(run.clone().map(slots));
         let at = (page * g.kv_heads + head) * BLOCK * hd;
-        let of_page = [&self.keys[at..at + BLOCK * hd], &self.values[at..at + BLOCK * hd]];
-        let [keys, values] = pages::tiles::<V>(of_page, hd, any_sees.end, t.room);
+        let page_kv = [&self.keys[at..at + BLOCK * hd], &self.values[at..at + BLOCK * hd]];
+        let [keys, values] = pages::tiles::<V>(page_kv, hd, any_sees.end, t.room);
         let (first, count) = ((run.start - start) * group, run.len() * group);
         assert!(first + count <= t.pairs && keys.len() == BLOCK * padded && values.len() == keys.len());
 

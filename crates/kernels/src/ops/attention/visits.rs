@@ -140,9 +140,9 @@ mod tests {
     /// visited.
     fn parts(g: &Geometry, rows: &[(u32, Range<u32>)], tables: &[[u32; 3]]) -> Vec<(Range<usize>, bool, Vec<usize>)> {
         let positions: Vec<u32> = rows.iter().flat_map(|(_, p)| p.clone()).collect();
-        let of_rows: Vec<u32> = rows.iter().flat_map(|(t, p)| p.clone().map(|_| *t)).collect();
+        let row_tables: Vec<u32> = rows.iter().flat_map(|(t, p)| p.clone().map(|_| *t)).collect();
         let places =
-            Places { positions: &positions, tables_of_rows: &of_rows, tables: tables.as_flattened(), table_len: 3 };
+            Places { positions: &positions, tables_of_rows: &row_tables, tables: tables.as_flattened(), table_len: 3 };
         let mut pages = vec![Page::default(); 16];
         let (shared, own) = Group::new(g, &places, 0..positions.len(), &mut pages).split();
         let of = |part: Part| (part.rows, part.begins, part.visits.iter().map(|v| v.page).collect());
@@ -189,9 +189,9 @@ mod tests {
     fn a_page_is_visited_by_the_rows_that_attend_to_it() {
         let visits = |window, rows: &[(u32, Range<u32>)], tables: &[[u32; 3]], written: &[(usize, usize)]| -> Visits {
             let positions: Vec<u32> = rows.iter().flat_map(|(_, p)| p.clone()).collect();
-            let of_rows: Vec<u32> = rows.iter().flat_map(|(t, p)| p.clone().map(|_| *t)).collect();
+            let row_tables: Vec<u32> = rows.iter().flat_map(|(t, p)| p.clone().map(|_| *t)).collect();
             let (tables, table_len) = (tables.as_flattened(), 3);
-            let places = Places { positions: &positions, tables_of_rows: &of_rows, tables, table_len };
+            let places = Places { positions: &positions, tables_of_rows: &row_tables, tables, table_len };
             let mut pages = vec![Page::default(); 16];
             for &(page, end) in written {
                 pages[page].end = end;

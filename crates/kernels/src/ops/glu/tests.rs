@@ -98,7 +98,7 @@ fn large_gates_neither_overflow_nor_vanish() {
 }
 
 /// The output `y` and the kept gate and up of a matmul with gates, in one pass or in two.
-fn of_matmul(
+fn matmul_outputs(
     ctx: &Context,
     activation: Activation,
     dtype: DType,
@@ -141,7 +141,8 @@ fn the_fused_pass_gives_the_bits_of_two_passes() {
         for shape in [[1, 2, 32], [3, 10, 64], [5, 64, 160], [130, 34, 96], [300, 8, 32]] {
             for (threads, bias, activation) in [(1, false, ACTIVATIONS[0]), (3, true, ACTIVATIONS[1])] {
                 let ctx = Context::cpu(isa, threads);
-                let [one, two] = [true, false].map(|in_one| of_matmul(&ctx, activation, dtype, shape, bias, in_one));
+                let [one, two] =
+                    [true, false].map(|in_one| matmul_outputs(&ctx, activation, dtype, shape, bias, in_one));
                 assert!(one == two, "{isa:?} {dtype:?} {shape:?} {threads} {activation:?}");
             }
         }

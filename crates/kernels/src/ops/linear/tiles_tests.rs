@@ -120,8 +120,8 @@ impl Case {
         }
         let used = d_w.unpack_rows(0..n);
         let sum = |x: &[f32]| x.iter().map(|x| f64::from(x.abs())).sum::<f64>();
-        let (all, of_used) = (sum(&d_w.data().to_vec_f32()), sum(&used));
-        assert!((all - of_used).abs() <= 1e-9 * all, "padding was written");
+        let (all, used_sum) = (sum(&d_w.data().to_vec_f32()), sum(&used));
+        assert!((all - used_sum).abs() <= 1e-9 * all, "padding was written");
         used
     }
 }

@@ -67,7 +67,7 @@ impl<'a> Head<'a> {
     where
         'a: 'b,
     {
-        let operands = Operands::of_outputs((self.hidden, self.weight), self.width, rows, ids, None, to);
+        let operands = Operands::for_outputs((self.hidden, self.weight), self.width, rows, ids, None, to);
         Matmul::new(self.isa, operands)
     }
 

@@ -382,8 +382,8 @@ fn whole_rows_of_logits_give_the_log_probabilities_of_forward() {
                 };
                 logits(&ctx, args).unwrap();
                 let (z, lse, forward) = (z.to_vec_f32(), lse.to_vec_f32(), case.forward(&ctx, 0..case.r));
-                let of_target = |r: usize| z[r * case.v + case.targets[r] as usize] - lse[r];
-                assert_eq!((0..case.r).map(of_target).collect::<Vec<_>>(), forward.logps, "{shape:?}");
+                let target_logp = |r: usize| z[r * case.v + case.targets[r] as usize] - lse[r];
+                assert_eq!((0..case.r).map(target_logp).collect::<Vec<_>>(), forward.logps, "{shape:?}");
                 assert_eq!(lse, forward.lse, "{shape:?}");
             }
         }

@@ -34,9 +34,9 @@ pub(super) fn backward(cuda: &Cuda, parts: Parts, mut args: Backward<'_>) -> Res
     let Some((mut d_q_weight, mut d_k_weight)) = args.d_weights else { return Ok(()) };
     let (segments, count) = segments_at(cuda, args.segments);
     let Parts { q, k, q_dim, k_dim, width } = parts;
-    let of_q = (d_q_weight.f32_at(cuda)?, [rows, q, q_dim, 0, 0, q + k, width]);
-    let of_k = (d_k_weight.f32_at(cuda)?, [rows, k, k_dim, q, q * q_dim, q + k, width]);
-    for (d_weight, sizes) in [of_q, of_k] {
+    let q_gradient = (d_q_weight.f32_at(cuda)?, [rows, q, q_dim, 0, 0, q + k, width]);
+    let k_gradient = (d_k_weight.f32_at(cuda)?, [rows, k, k_dim, q, q * q_dim, q + k, width]);
+    for (d_weight, sizes) in [q_gradient, k_gradient] {
         let dim = sizes[2];
         let mut arguments = vec![x, rstd, d_y, segments, d_weight, count];
         arguments.extend(sizes.map(Arg::from));

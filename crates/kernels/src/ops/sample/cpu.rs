@@ -72,13 +72,13 @@ impl Draws<'_> {
     }
 
     fn plain(&self, cpu: &Cpu, rows: Range<usize>) {
-        let of_partials = rows.len() * self.head.chunks() * KEPT;
-        let of_logits = Some(rows.len() * self.head.vocab).filter(|&len| len <= KEPT_LOGITS);
-        with_workspace(of_partials + of_logits.unwrap_or(0), |workspace| {
-            let (partials, logits) = workspace.split_at_mut(of_partials);
+        let partials_len = rows.len() * self.head.chunks() * KEPT;
+        let logits_len = Some(rows.len() * self.head.vocab).filter(|&len| len <= KEPT_LOGITS);
+        with_workspace(partials_len + logits_len.unwrap_or(0), |workspace| {
+            let (partials, logits) = workspace.split_at_mut(partials_len);
             let (partials, logits) = (Disjoint::new(partials), Disjoint::new(logits));
             let beta = |row: usize| self.rows[row].inv_temperature();
-            let (head, beta, logits) = (&self.head, Beta::Each(&beta), of_logits.map(|_| &logits));
+            let (head, beta, logits) = (&self.head, Beta::Each(&beta), logits_len.map(|_| &logits));
             let chunks = Chunks { head, rows: rows.clone(), beta, partials: &partials, picked: None, logits };
             cpu.run(chunks.tasks(), &chunks);
             cpu.run(rows.len(), &Plain { draws: self, rows, partials: &partials, logits });

@@ -72,8 +72,9 @@ pub(super) fn forward(cuda: &Cuda, mut args: Forward<'_>) -> Result<()> {
     let logits = stream.scratch(most * vocab * size_of::<f32>())?;
     let partials = stream.scratch(most * chunks * KEPT * size_of::<f32>())?;
     // Buffers for penalised logits, weights and kept ids, followed by the buffer for sorting.
-    let of_whole = if whole { most * vocab * size_of::<f32>() } else { 0 };
-    let [warped, weights, kept] = [stream.scratch(of_whole), stream.scratch(of_whole), stream.scratch(of_whole)];
+    let whole_bytes = if whole { most * vocab * size_of::<f32>() } else { 0 };
+    let [warped, weights, kept] =
+        [stream.scratch(whole_bytes), stream.scratch(whole_bytes), stream.scratch(whole_bytes)];
     let (warped, weights, kept) = (warped?, weights?, kept?);
     let sorted = stream.scratch(if whole { most * room * size_of::<u64>() } else { 0 })?;
     let own = match args.packed {
@@ -97,11 +98,11 @@ pub(super) fn forward(cuda: &Cuda, mut args: Forward<'_>) -> Result<()> {
         let here = &args.rows[rows.clone()];
         let (whole, plain) = (here.iter().any(RowParams::needs_logits), here.iter().any(plain));
         let [logits, partials, warped] = [&logits, &partials, &warped].map(|scratch| scratch.at(0));
-        let [first, all_rows, of_vocab] = [rows.start, all, vocab].map(Arg::from);
+        let [first, all_rows, vocab_size] = [rows.start, all, vocab].map(Arg::from);
         let outputs = [of(ids), of(logps), of(truncated)];
         head.logits(cuda, &rows, &(0..vocab), logits)?;
         if whole {
-            let arguments = [logits, words, warped, first, all_rows, of_vocab];
+            let arguments = [logits, words, warped, first, all_rows, vocab_size];
             cuda.launch(&SOURCE, "sample_penalise", Grid::each(rows.len(), 256), &arguments)?;
         }
         let betas = Beta::Each(words.after::<f32>(BETA * all + rows.start));
@@ -109,13 +110,13 @@ pub(super) fn forward(cuda: &Cuda, mut args: Forward<'_>) -> Result<()> {
         if whole {
             let mut arguments = vec![logits, partials, words, warped, weights.at(0), kept.at(0), sorted.at(0)];
             arguments.extend(outputs);
-            arguments.extend([first, all_rows, of_vocab, room.into(), chunks.into()]);
+            arguments.extend([first, all_rows, vocab_size, room.into(), chunks.into()]);
             cuda.launch(&SOURCE, "sample_whole", Grid::each(rows.len(), 256), &arguments)?;
         }
         if plain {
             let mut arguments = vec![logits, partials, words];
             arguments.extend(outputs);
-            arguments.extend([rows.len().into(), first, all_rows, of_vocab, CHUNK.into(), chunks.into()]);
+            arguments.extend([rows.len().into(), first, all_rows, vocab_size, CHUNK.into(), chunks.into()]);
             cuda.launch(&SOURCE, "sample_plain", Grid::each(rows.len().div_ceil(32), 32), &arguments)?;
         }
     }

@@ -91,8 +91,8 @@ pub struct Forward<'a> {
 pub fn forward(ctx: &Context, args: Forward<'_>) -> Result<()> {
     const OP: &str = "sample::forward";
     let Forward { hidden, weight, rows, ref ids, ref logps, ref truncated_logps, .. } = args;
-    let of_hidden = lm_head::check(OP, hidden, weight)?;
-    expect_shape(OP, "rows", &[rows.len()], &[of_hidden])?;
+    let hidden_rows = lm_head::check(OP, hidden, weight)?;
+    expect_shape(OP, "rows", &[rows.len()], &[hidden_rows])?;
     expect(OP, "ids", ids.view(), DType::U32, &[rows.len()])?;
     expect(OP, "logps", logps.view(), DType::F32, &[rows.len()])?;
     if let Some(logps) = truncated_logps {

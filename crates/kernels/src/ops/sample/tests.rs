@@ -220,7 +220,7 @@ fn greedy_takes_the_lowest_id_of_equal_logits() {
 }
 
 /// A case with these logits: the hidden size is 1, and every hidden value is 1.
-fn of_logits(logits: &[f32]) -> Case {
+fn case_with_logits(logits: &[f32]) -> Case {
     Case { h: 1, v: logits.len(), hidden: vec![1.0; 400], weight: logits.to_vec() }
 }
 
@@ -234,7 +234,7 @@ fn drawn(case: &Case, params: RowParams<'_>) -> std::collections::BTreeMap<u32, 
 /// As in transformers' top-k, tokens that tie with the k-th token are kept.
 #[test]
 fn top_k_keeps_ties_with_the_kth_token() {
-    let case = of_logits(&[1.0, 3.0, 2.0, 2.0, 0.0, 2.0]);
+    let case = case_with_logits(&[1.0, 3.0, 2.0, 2.0, 0.0, 2.0]);
     let ids = |top_k| drawn(&case, RowParams { top_k, ..PLAIN }).into_keys().collect::<Vec<_>>();
     assert_eq!((ids(1), ids(2), ids(4)), (vec![1], vec![1, 2, 3, 5], vec![1, 2, 3, 5]));
     assert_eq!(ids(5), [0, 1, 2, 3, 5]);
@@ -243,7 +243,7 @@ fn top_k_keeps_ties_with_the_kth_token() {
 /// Both of two equal logits are exactly as likely as the most likely token, so min_p = 1 keeps both.
 #[test]
 fn min_p_keeps_a_token_exactly_at_the_threshold() {
-    let case = of_logits(&[2.0, 2.0, 1.0]);
+    let case = case_with_logits(&[2.0, 2.0, 1.0]);
     let drawn = drawn(&case, RowParams { min_p: 1.0, ..PLAIN });
     assert_eq!(drawn.keys().copied().collect::<Vec<_>>(), [0, 1]);
     assert!(drawn.values().all(|logp| (logp + std::f32::consts::LN_2).abs() < 1e-6), "{drawn:?}");
@@ -252,7 +252,7 @@ fn min_p_keeps_a_token_exactly_at_the_threshold() {
 /// However often a token occurs in the history, its logit is divided by the penalty (or, below 0, multiplied) once.
 #[test]
 fn a_repeated_token_is_penalised_once() {
-    let case = of_logits(&[4.0, -1.0, 0.5]);
+    let case = case_with_logits(&[4.0, -1.0, 0.5]);
     let logps = |history| drawn(&case, RowParams { repetition_penalty: 2.0, history, ..PLAIN });
     let once = logps(&[0, 1]);
     assert_eq!(logps(&[0, 1, 0, 0, 1, 0]), once);

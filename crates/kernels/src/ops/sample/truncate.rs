@@ -104,11 +104,11 @@ fn last_kept(goal: f64, total: f64, z: &[f32], weights: &[f32], ids: &[u32]) -> 
     let slack = 2.0 * f64::EPSILON * ids.len() as f64 * total;
     let (mut before, mut prefix, mut shift) = (0.0, 0, u32::BITS);
     for bits in DIGITS {
-        let of_prefix = |key: u32| shift == u32::BITS || key >> shift == prefix;
+        let has_prefix = |key: u32| shift == u32::BITS || key >> shift == prefix;
         let mut sums = [0.0f64; 1 << DIGITS[0]];
         for &id in ids {
             let key = descending(z[id as usize]);
-            if of_prefix(key) {
+            if has_prefix(key) {
                 sums[(key >> (shift - bits)) as usize & ((1 << bits) - 1)] += f64::from(weights[id as usize]);
             }
         }

@@ -246,7 +246,7 @@ impl Profile {
 
 /// Measures the machine's peak speeds; `None` on failure.
 fn measure(ctx: &Context, dtype: DType) -> Option<MeasuredCeilings> {
-    let measured = kernels::ceilings::measure(ctx, CEILINGS_TIME).ok()?.of_dtype(dtype);
+    let measured = kernels::ceilings::measure(ctx, CEILINGS_TIME).ok()?.for_dtype(dtype);
     Some(MeasuredCeilings {
         time_s: telemetry::system::since_1970().as_secs(),
         isa: ctx.describe().to_owned(),

@@ -28,7 +28,7 @@ fn the_capacity_of_a_group_counts_its_rows_and_pages() {
         (130, &[0, 64], (193, 5, 64), (323, 7, 64)),
     ] {
         let of = |sharing| {
-            let c = Capacity::of_group(prefix, branches, sharing);
+            let c = Capacity::for_group(prefix, branches, sharing);
             (c.tokens, c.blocks, c.score_rows)
         };
         assert_eq!((of(true), of(false)), (shared, apart), "{prefix} {branches:?}");
@@ -48,10 +48,10 @@ fn micro_batch_capacity_is_bounded_by_the_token_budget() {
         (9, 1, 50, (100, 4, 101)),
         (1, 1, 50, (100, 4, 30)),
     ] {
-        let c = Capacity::of_micro_batch(one, groups, completions, most);
+        let c = Capacity::for_micro_batch(one, groups, completions, most);
         assert_eq!((c.tokens, c.blocks, c.score_rows), expected, "{groups} {completions} {most}");
     }
-    let large = Capacity::of_micro_batch(capacity(100, 40, 900), 9, 1, 50);
+    let large = Capacity::for_micro_batch(capacity(100, 40, 900), 9, 1, 50);
     assert_eq!(large, capacity(100, 40, 900));
 }
 

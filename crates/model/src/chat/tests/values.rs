@@ -122,11 +122,11 @@ fn tojson_takes_positional_and_keyword_arguments() {
 #[test]
 fn strftime_advances_by_one_day_over_400_years() {
     let days = ["Thu", "Fri", "Sat", "Sun", "Mon", "Tue", "Wed"];
-    let (mut year, mut month, mut day, mut of_year) = (1970_u64, 1, 1, 1);
+    let (mut year, mut month, mut day, mut day_of_year) = (1970_u64, 1, 1, 1);
     for n in 0..160_000_u64 {
         if !(3..=27).contains(&day) || n % 97 == 0 {
             let found = python::strftime("%Y-%m-%d %j %a", n * 86_400 + n % 86_400);
-            let expected = format!("{year}-{month:02}-{day:02} {of_year:03} {}", days[(n % 7) as usize]);
+            let expected = format!("{year}-{month:02}-{day:02} {day_of_year:03} {}", days[(n % 7) as usize]);
             assert_eq!(found, expected, "day {n}");
         }
         let leap = year % 4 == 0 && (year % 100 != 0 || year % 400 == 0);
@@ -135,12 +135,12 @@ fn strftime_advances_by_one_day_over_400_years() {
             4 | 6 | 9 | 11 => 30,
             _ => 31,
         };
-        (day, of_year) = (day + 1, of_year + 1);
+        (day, day_of_year) = (day + 1, day_of_year + 1);
         if day > length {
             (month, day) = (month + 1, 1);
         }
         if month > 12 {
-            (year, month, of_year) = (year + 1, 1, 1);
+            (year, month, day_of_year) = (year + 1, 1, 1);
         }
     }
     assert!(year > 2400, "the tested days must cross the 400-year cycle");

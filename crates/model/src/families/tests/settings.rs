@@ -47,12 +47,12 @@ fn absent_fields_get_the_defaults_of_the_family() {
         }
         assert_eq!((c.qkv_width(), c.head_rows()), ((32 + 2 * kv) * head_dim, (!tied).then_some(50)), "{family}");
         let slides: Vec<bool> = c.windows.iter().map(Option::is_some).collect();
-        let (every, of_all) = match family {
+        let (every, all_slide) = match family {
             "olmo3" => (4, false),
             "gemma3_text" => (6, false),
             _ => (1, family == "mistral"),
         };
-        assert_eq!(slides, (1..=12).map(|layer| of_all || layer % every != 0).collect::<Vec<_>>(), "{family}");
+        assert_eq!(slides, (1..=12).map(|layer| all_slide || layer % every != 0).collect::<Vec<_>>(), "{family}");
         assert!(c.windows.iter().flatten().all(|&window| window == 4096), "{family}");
         let local: Vec<bool> = c.layer_ropes.iter().map(|rope| *rope == LayerRope::Local).collect();
         assert_eq!(local, slides.iter().map(|&s| s && family != "mistral").collect::<Vec<_>>(), "{family}");

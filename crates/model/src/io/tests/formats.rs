@@ -321,8 +321,8 @@ fn the_python_package_lists_the_same_files() {
     let own = source.split("def _is_of_tokenizer").nth(1).and_then(|rest| rest.split("\ndef ").next()).unwrap();
     for (name, _) in model_files::FILES {
         let stem = name.split('.').next().unwrap();
-        let of_model = name == CONFIG || name == GENERATION_CONFIG;
-        assert_eq!(own.contains(&format!("\"{stem}\"")), !of_model, "{name}");
+        let is_model_file = name == CONFIG || name == GENERATION_CONFIG;
+        assert_eq!(own.contains(&format!("\"{stem}\"")), !is_model_file, "{name}");
     }
     assert!(own.contains(&format!("\"{}\"", model_files::MORE_TEMPLATES.trim_end_matches('/'))));
 }
@@ -356,7 +356,7 @@ fn a_model_is_loaded_from_the_bytes_that_were_hashed() {
     let mut sorted = listed;
     sorted.sort_unstable();
     assert_eq!(used, sorted);
-    assert_eq!(files.of_prompts().count(), 4);
+    assert_eq!(files.prompt_files().count(), 4);
     let templates: Vec<_> = files.templates().map(Result::unwrap).collect();
     assert_eq!(templates, [("default", "a"), ("a.b", "b"), ("c", "c")]);
     assert_eq!(files.object(TOKENIZER_CONFIG).unwrap().unwrap()["eos_token"], "x");

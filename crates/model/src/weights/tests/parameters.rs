@@ -85,8 +85,8 @@ fn frozen_parameters_have_no_elements() {
     assert!(Params::masters(&cpu(), &config, None).tensors().iter().all(|t| t.dtype() == DType::F32));
     // A score head is trained with the adapter.
     let scores = config.with_score_head(1);
-    let of_scores = named(&Params::trained(&cpu(), &scores, Some(&lora)));
-    assert_eq!(of_scores[0], ("score.weight".to_owned(), vec![1, 6]));
+    let trained = named(&Params::trained(&cpu(), &scores, Some(&lora)));
+    assert_eq!(trained[0], ("score.weight".to_owned(), vec![1, 6]));
     assert_eq!(named(&Params::masters(&cpu(), &scores, Some(&lora))), [("score.weight".to_owned(), vec![1, 6])]);
     let mut adapter = Adapter::zeros(&cpu(), &Weights::zeros(&cpu(), &Arc::new(scores)), &lora).unwrap();
     assert_eq!((adapter.len(), adapter.is_empty()), (2 * (12 + 12 + 140 + 12) + 6, false));
@@ -207,7 +207,7 @@ fn the_gradient_of_a_tied_matrix_sums_head_and_embedding() {
     let ctx = kernels::Context::cpu(kernels::Isa::best(), 1);
     let config = parse(r#", "tie_word_embeddings": true"#);
     let mut grads = Grads::zeros(ctx.memory(), &config);
-    assert!(!grads.of_adapter() && grads.head_mut().is_some());
+    assert!(!grads.is_for_adapter() && grads.head_mut().is_some());
     let tied = |grads: &Grads| grads.params.read("model.embed_tokens.weight").unwrap();
     grads.head_mut().unwrap().pack_rows(0, &[1.0; 600]);
     let d_out = Tensor::from_f32(ctx.memory(), &[3, 6], &[2.0; 18]);
@@ -233,7 +233,7 @@ fn the_gradient_of_a_tied_matrix_sums_head_and_embedding() {
     assert!(!std::ptr::eq(grads.head_mut().unwrap(), &raw const grads.params.embedding));
     // With an adapter, both matrices are frozen.
     let mut grads = Grads::trained(ctx.memory(), &config, Some(&lora(&["q_proj"])));
-    assert!(grads.of_adapter() && grads.head_mut().is_none());
+    assert!(grads.is_for_adapter() && grads.head_mut().is_none());
     grads.add_embedding(&ctx, &[5], d_out.rows(0..1)).unwrap();
     grads.finish(&ctx).unwrap();
 }

@@ -21,8 +21,8 @@ fn ranges(rows: &RowAdapters<'_>, all: &[&Adapter]) -> Vec<(Range<usize>, usize)
     let of = |adapter: &Adapter| all.iter().position(|other| std::ptr::eq(*other, adapter)).unwrap();
     match rows {
         RowAdapters::All(adapter) => adapter.iter().map(|adapter| (0..usize::MAX, of(adapter))).collect(),
-        RowAdapters::Ranges(ranges, of_sequences) => {
-            ranges.iter().map(|(range, sequence)| (range.clone(), of(of_sequences[*sequence].unwrap()))).collect()
+        RowAdapters::Ranges(ranges, by_sequence) => {
+            ranges.iter().map(|(range, sequence)| (range.clone(), of(by_sequence[*sequence].unwrap()))).collect()
         }
     }
 }

@@ -63,7 +63,7 @@ fn sequences_without_an_adapter_add_nothing_to_its_gradient() {
     let weight: Vec<f32> = normal(3, whole[0].targets.len());
     let first: usize = groups[0].1.iter().map(Vec::len).sum();
     let second: usize = groups[1].1.iter().map(Vec::len).sum();
-    let of_own = [&weight[..first], &weight[first + second..]].concat();
+    let own_weight = [&weight[..first], &weight[first + second..]].concat();
 
     let memory = ctx.memory();
     let grads = |model: ModelView<'_>, batch: &Batch, weight: &[f32]| {
@@ -77,7 +77,7 @@ fn sequences_without_an_adapter_add_nothing_to_its_gradient() {
         net::backward(&ctx, model, &rope, &tensors, &mut tape, &mut grads).map(|()| grads)
     };
     let got = grads(model, &whole[0], &weight).unwrap();
-    let expected = grads(ModelView::from(&a), &batch(&own, true), &of_own).unwrap();
+    let expected = grads(ModelView::from(&a), &batch(&own, true), &own_weight).unwrap();
     assert!(bits(&got) == bits(&expected));
     let several = named([Some(adapter(&a)), None, Some(adapter(&b))]);
     let model = ModelView { weights, adapters: Adapters::PerSequence(&several) };
@@ -114,9 +114,9 @@ fn each_sequence_of_an_inference_step_uses_its_own_adapter() {
         let hidden = workspace.hidden().to_vec_f32();
         hidden.chunks(LEN * weights.config.hidden_size).map(<[f32]>::to_vec).collect::<Vec<_>>()
     };
-    let (of_a, of_b, off) = (Adapters::One(adapter(&a)), Adapters::One(adapter(&b)), Adapters::Off);
+    let (with_a, with_b, off) = (Adapters::One(adapter(&a)), Adapters::One(adapter(&b)), Adapters::Off);
     let got = step(Adapters::PerSequence(&[None, Some(adapter(&b)), Some(adapter(&a))]));
-    assert!(got == [&step(off)[0], &step(of_b)[1], &step(of_a)[2]].map(Clone::clone));
+    assert!(got == [&step(off)[0], &step(with_b)[1], &step(with_a)[2]].map(Clone::clone));
     // All sequences have the same tokens, so only the adapters can make their results differ.
     assert!(got[0] != got[1] && got[1] != got[2]);
 }

@@ -3,7 +3,7 @@
 
 use super::fixtures::{Expected, GRADIENT, LOGITS};
 use super::gradients::{batch, groups};
-use super::lora::{PEFT, adapted, lora, move_along, of_peft, some, whole};
+use super::lora::{PEFT, adapted, lora, move_along, peft_reference, some, whole};
 use super::*;
 use kernels::check::{normal, relative_error};
 use model::TargetModules;
@@ -103,7 +103,7 @@ fn the_gradient_is_the_slope_under_fixed_dropout_noise() {
 /// Errors of the log-probabilities and of every gradient against PEFT's, with PEFT's adapter and the dropout masks of
 /// this probability, seed, step and first sequence index.
 fn errors(ctx: &Context, family: &str, (p, seed, step, place): (f64, u64, u64, u32)) -> Vec<(String, f64)> {
-    let (weights, _) = of_peft(ctx, family);
+    let (weights, _) = peft_reference(ctx, family);
     let expected = Expected::read(&folder(family).join("lora/dropout.safetensors"));
     let (ids, memory) = (expected.ids(), ctx.memory());
     let batch = Batch::new(&[GroupSegment { prefix: &ids[..1], branches: &[&ids[1..]] }], true);

@@ -20,12 +20,12 @@ fn logits_of_a_large_vocabulary_come_in_pieces() {
     let (mut all, mut pieces) = (vec![Vec::new(); 3], 0);
     let mut scorer = Scorer::new(ctx.memory(), 64, true);
     let take = |i: usize, rows: &[f32]| {
-        let of_row = |row: &[f32]| {
+        let row_and_lse = |row: &[f32]| {
             let highest = f64::from(row.iter().copied().fold(f32::MIN, f32::max));
             let sum = row.iter().map(|&z| (f64::from(z) - highest).exp()).sum::<f64>();
             (row.to_vec(), highest + sum.ln())
         };
-        all[i].extend(rows.chunks(vocab).map(of_row));
+        all[i].extend(rows.chunks(vocab).map(row_and_lse));
         pieces += 1;
     };
     scorer.logits(&ctx, &weights, &sequences, take).unwrap();

@@ -169,7 +169,7 @@ fn with_peft(ctx: &Context, family: &str, dir: &Path) -> AdaptedWeights {
     AdaptedWeights::new(ctx.memory(), weights, Some(adapter))
 }
 
-pub fn of_peft(ctx: &Context, family: &str) -> (AdaptedWeights, Expected) {
+pub fn peft_reference(ctx: &Context, family: &str) -> (AdaptedWeights, Expected) {
     let dir = folder(family).join("lora");
     let weights = with_peft(ctx, family, &dir);
     (weights, Expected::read(&dir.join("expected.safetensors")))
@@ -180,7 +180,7 @@ fn adapter_logits_and_gradients_match_peft() {
     for isa in Isa::present() {
         let ctx = Context::cpu(isa, 2);
         for family in PEFT {
-            let (weights, expected) = of_peft(&ctx, family);
+            let (weights, expected) = peft_reference(&ctx, family);
             let error = relative_error(&logits(&ctx, &weights, &expected.ids()), &expected.f64("logits"));
             println!("{family} {isa:?}: logits {error:.1e}");
             assert!(error <= LOGITS, "{family} {isa:?}: {error:e}");
@@ -202,16 +202,16 @@ fn a_wrong_module_scale_or_block_changes_the_logits() {
         let error = |weights: &AdaptedWeights, expected: &Expected| {
             relative_error(&logits(&ctx, weights, &expected.ids()), &expected.f64("logits"))
         };
-        let (weights, expected) = of_peft(&ctx, family);
+        let (weights, expected) = peft_reference(&ctx, family);
         for spec in
             (Named { params: &adapter(&weights).params }).tensors().into_iter().filter(|s| s.name.contains("lora_B"))
         {
-            let (mut weights, _) = of_peft(&ctx, family);
+            let (mut weights, _) = peft_reference(&ctx, family);
             let zeros = vec![0.0; spec.shape.iter().product()];
             change(&mut weights, |a| NamedMut { params: &mut a.params }.put(&spec.name, &zeros)).unwrap();
             assert!(error(&weights, &expected) > 100.0 * LOGITS, "{family} without {}", spec.name);
         }
-        let (mut weights, _) = of_peft(&ctx, family);
+        let (mut weights, _) = peft_reference(&ctx, family);
         change(&mut weights, |adapter| {
             let linears = adapter.params.layers.iter_mut().flat_map(|layer| layer.linears_mut());
             linears.filter_map(|l| l.low_rank.as_mut()).for_each(|a| a.scale *= 1.01);
@@ -224,7 +224,7 @@ fn a_wrong_module_scale_or_block_changes_the_logits() {
 fn saving_and_loading_an_adapter_keeps_every_bit() {
     let ctx = context(1);
     for family in PEFT {
-        let (weights, expected) = of_peft(&ctx, family);
+        let (weights, expected) = peft_reference(&ctx, family);
         assert_eq!(weights.lora().unwrap().dropout, 0.0);
         let dir = tempfile::tempdir().unwrap();
         model::peft::save_adapter(dir.path(), adapter(&weights), family).unwrap();
@@ -242,9 +242,9 @@ fn saving_and_loading_an_adapter_keeps_every_bit() {
         // The saved file lists module names in place of a pattern. The tensors compared above are those of the same
         // modules.
         let lora = weights.lora().unwrap();
-        let mut of_file = again.lora().unwrap().clone();
-        of_file.target_modules = lora.target_modules.clone();
-        assert_eq!(&of_file, lora);
+        let mut loaded = again.lora().unwrap().clone();
+        loaded.target_modules = lora.target_modules.clone();
+        assert_eq!(&loaded, lora);
         let config = dir.path().join(model::peft::ADAPTER_CONFIG);
         let told = std::fs::read_to_string(&config).unwrap();
         assert!(told.contains("\"lora_dropout\": 0.0"), "{told}");

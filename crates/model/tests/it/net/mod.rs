@@ -99,10 +99,10 @@ fn gradients_with<'a>(
         tensors.set_dropout(dropout.map(noise));
         net::forward(ctx, model, &rope, &tensors, &mut tape).unwrap();
         net::head_forward(ctx, model, &tensors, 1.0, &mut tape).unwrap();
-        let of_batch = &weight[logps.len()..logps.len() + batch.targets.len()];
-        let d_logps = Tensor::from_f32(memory, &[of_batch.len()], of_batch);
-        let halves: Vec<f32> = of_batch.iter().map(|w| 0.5 * w).collect();
-        let d_entropies = Tensor::from_f32(memory, &[of_batch.len()], &halves);
+        let batch_weight = &weight[logps.len()..logps.len() + batch.targets.len()];
+        let d_logps = Tensor::from_f32(memory, &[batch_weight.len()], batch_weight);
+        let halves: Vec<f32> = batch_weight.iter().map(|w| 0.5 * w).collect();
+        let d_entropies = Tensor::from_f32(memory, &[batch_weight.len()], &halves);
         logps.extend(tape.logps().to_vec_f32());
         entropies.extend(tape.entropies().to_vec_f32());
         hidden.extend(tape.hidden().to_vec_f32());

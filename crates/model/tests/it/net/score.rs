@@ -43,11 +43,11 @@ fn a_score_is_the_dot_product_of_hidden_state_and_head() {
         let (h, head) = (weights.config.hidden_size, weights.get("score.weight").unwrap());
         let batch = batch();
         let (scores, hidden, _) = scores(&ctx, &weights, &vec![0.0; batch.targets.len()]);
-        let of_row = |&row: &u32| {
+        let row_score = |&row: &u32| {
             let row = &hidden[row as usize * h..][..h];
             row.iter().zip(&head).map(|(x, w)| f64::from(*x) * f64::from(*w)).sum::<f64>()
         };
-        let expected: Vec<f64> = batch.score_rows.iter().map(of_row).collect();
+        let expected: Vec<f64> = batch.score_rows.iter().map(row_score).collect();
         assert!(relative_error(&scores, &expected) < 1e-6, "{family}");
         // The first token of every completion follows the same prompt, so its values are equal.
         assert!(scores[0] == scores[20] && scores[0] == scores[21] && scores[1] != scores[0]);

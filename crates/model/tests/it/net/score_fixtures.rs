@@ -44,8 +44,8 @@ fn errors(ctx: &Context, family: &str, weights: &Weights) -> Vec<(String, f64)> 
     // A single score can be near 0 by chance, so its error is relative to all scores.
     let (last, theirs) = (expected.f64("last")[0], expected.f64("scores"));
     let scale = (theirs.iter().map(|s| s * s).sum::<f64>() / theirs.len() as f64).sqrt();
-    let of_last = (f64::from(scores[scores.len() - 1]) - last).abs() / scale;
-    let mut errors = vec![of("scores", &scores), ("last".to_owned(), of_last)];
+    let last_error = (f64::from(scores[scores.len() - 1]) - last).abs() / scale;
+    let mut errors = vec![of("scores", &scores), ("last".to_owned(), last_error)];
     errors.push(("loss".to_owned(), (loss / expected.f64("loss")[0] - 1.0).abs()));
     errors.extend(tensor_specs(config).iter().map(|s| of(&format!("grad.{}", s.name), &named.get(&s.name).unwrap())));
     // Every gradient that transformers computes is compared.

@@ -64,7 +64,7 @@ fn the_log_weight_of_a_sequence_is_clamped() {
 fn truncated_completions_are_masked_if_configured() {
     let sample = |truncated| {
         let plain = crate::Sample::supervised(model::Prompt::new([1]), vec![2, 3]);
-        let finish_reason = model::FinishReason::of_ended(truncated);
+        let finish_reason = model::FinishReason::from_truncated(truncated);
         crate::Sample { loss_mask: vec![true, false], finish_reason, ..plain }
     };
     for (asked, truncated) in [(false, false), (false, true), (true, false), (true, true)] {

@@ -100,7 +100,7 @@ impl Fixture {
                 (SAMPLER_LOGPS, if case.changed { self.old_logps[i].clone() } else { on[i].clone() }),
                 (REF_LOGPS, self.ref_logps[i].clone()),
             ]),
-            finish_reason: FinishReason::of_ended(completion.len() == limit),
+            finish_reason: FinishReason::from_truncated(completion.len() == limit),
         };
         self.completions.iter().enumerate().map(sample).collect()
     }

@@ -24,7 +24,7 @@ impl Exact {
         Exact(words)
     }
     /// The absolute value of `x`.
-    fn of_f32(x: f32) -> Exact {
+    fn from_f32(x: f32) -> Exact {
         let (mantissa, exponent) = pair(x);
         Exact::of(mantissa, exponent)
     }
@@ -94,11 +94,11 @@ fn exact_step(family: Family, factor: Factor, c: f32, terms: &[(f32, f32)]) -> f
         all.push((a.is_sign_negative() != b.is_sign_negative(), value, e));
     }
     let e = if c == 0.0 { family.zero } else { exponent(c, -126) };
-    all.push((c.is_sign_negative(), Exact::of_f32(c), e));
+    all.push((c.is_sign_negative(), Exact::from_f32(c), e));
     let unit = all.iter().map(|term| term.2).max().unwrap() - family.fraction as i32;
     let sum = |negative: bool| {
-        let of_sign = all.iter().filter(|term| term.0 == negative);
-        of_sign.fold(Exact::of(0, 0), |sum, term| sum.add(term.1.cut_off(unit)))
+        let same_sign = all.iter().filter(|term| term.0 == negative);
+        same_sign.fold(Exact::of(0, 0), |sum, term| sum.add(term.1.cut_off(unit)))
     };
     let (up, down) = (sum(false), sum(true));
     let (negative, size) = match up.cmp(&down) {
@@ -110,7 +110,7 @@ fn exact_step(family: Family, factor: Factor, c: f32, terms: &[(f32, f32)]) -> f
     let (mut low, mut high) = (0u32, f32::INFINITY.to_bits());
     let reached = |bits: u32| {
         let number =
-            if bits == f32::INFINITY.to_bits() { Exact::of(1, 128) } else { Exact::of_f32(f32::from_bits(bits)) };
+            if bits == f32::INFINITY.to_bits() { Exact::of(1, 128) } else { Exact::from_f32(f32::from_bits(bits)) };
         number.cmp(&size) != Ordering::Greater
     };
     while low < high {

@@ -197,9 +197,9 @@ fn the_pages_of_every_row_are_checked() {
     let ids = |shape: &[usize], ids: &[u32]| Tensor::from_u32(ctx.memory(), shape, ids);
     let mut arguments = right(&ctx);
     let slot = BLOCK as u32;
-    let mut says = |positions: [u32; 3], of_rows: [u32; 3], tables: [u32; 4], word: Option<&str>| {
+    let mut says = |positions: [u32; 3], row_tables: [u32; 3], tables: [u32; 4], word: Option<&str>| {
         arguments.insert("positions", ids(&[3], &positions));
-        arguments.insert("tables_of_rows", ids(&[3], &of_rows));
+        arguments.insert("tables_of_rows", ids(&[3], &row_tables));
         arguments.insert("tables", ids(&[2, 2], &tables));
         let forward = run(&ctx, &arguments)[1].clone();
         assert_eq!(forward.as_deref().map(|message| message.contains("tables")), word.map(|_| true), "{forward:?}");

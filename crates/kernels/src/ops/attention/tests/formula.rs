@@ -33,7 +33,7 @@ fn flushed_chain(start: f32, terms: Vec<(f32, f32)>) -> f32 {
 
 impl Arithmetic {
     /// The term of a sum for one key. If the key is masked (`None`), tiles multiply by 0, and chains have no term.
-    fn of_seen(self, a: f32, b: Option<f32>) -> Option<(f32, f32)> {
+    fn term(self, a: f32, b: Option<f32>) -> Option<(f32, f32)> {
         if self.step == 1 { b.map(|b| (a, b)) } else { Some((a, b.unwrap_or(0.0))) }
     }
 }
@@ -81,9 +81,9 @@ impl State {
     /// Adds the keys of a block for the query of `row`.
     pub(super) fn take(&mut self, g: &Geometry, qkv: &[f32], row: usize, head: usize, slots: &Slots, a: Arithmetic) {
         let State { m, l, o } = self;
-        let of_head = |head: usize| slots.map(|key| key.map(|key| part(g, qkv, key, head)));
+        let head_parts = |head: usize| slots.map(|key| key.map(|key| part(g, qkv, key, head)));
         let [k_head, v_head] = heads(g, head);
-        let z = scores(g, a, part(g, qkv, row, head), &of_head(k_head));
+        let z = scores(g, a, part(g, qkv, row, head), &head_parts(k_head));
         let largest = z.iter().copied().fold(f32::NEG_INFINITY, f32::max);
         if largest > *m {
             let alpha = exp1::<Portable>(*m - largest);
@@ -92,9 +92,9 @@ impl State {
         }
         let p: Vec<f32> = z.iter().map(|z| exp1::<Portable>(z - *m)).collect();
         p.iter().enumerate().for_each(|(j, p)| l[j % LANES] += p);
-        let values = of_head(v_head);
+        let values = head_parts(v_head);
         for (i, o) in o.iter_mut().enumerate() {
-            let terms = p.iter().zip(&values).filter_map(|(&p, v)| a.of_seen((a.round)(p), v.map(|v| v[i])));
+            let terms = p.iter().zip(&values).filter_map(|(&p, v)| a.term((a.round)(p), v.map(|v| v[i])));
             *o = (a.sum)(*o, terms.collect());
         }
     }
@@ -147,8 +147,8 @@ pub(super) fn emulated_backward(run: &Run, qkv: &[f32], [out, lse, d_out]: [&[f3
                     (0..half).for_each(|i| delta[i] += delta[i + half]);
                 }
                 for (block, slots) in seen(g, &l.keys[row]) {
-                    let of_head = |head: usize| slots.map(|key| key.map(|key| part(g, qkv, key, head)));
-                    let [keys, values] = heads(g, h).map(of_head);
+                    let head_parts = |head: usize| slots.map(|key| key.map(|key| part(g, qkv, key, head)));
+                    let [keys, values] = heads(g, h).map(head_parts);
                     let z = scores(g, a, q, &keys);
                     let p: [f32; BLOCK] = std::array::from_fn(|j| exp1::<Portable>(z[j] - lse[row * g.heads + h]));
                     let d_s: [f32; BLOCK] = std::array::from_fn(|j| {
@@ -157,13 +157,13 @@ pub(super) fn emulated_backward(run: &Run, qkv: &[f32], [out, lse, d_out]: [&[f3
                     });
                     let at = (row * g.width()) + h * hd;
                     for i in 0..hd {
-                        let terms = d_s.iter().zip(&keys).filter_map(|(&d_s, k)| a.of_seen(d_s, k.map(|k| k[i])));
+                        let terms = d_s.iter().zip(&keys).filter_map(|(&d_s, k)| a.term(d_s, k.map(|k| k[i])));
                         d_qkv[at + i] = (a.sum)(d_qkv[at + i], terms.collect());
                     }
                     let page = l.tables[l.tables_of_rows[row] as usize * l.table_len + block];
-                    let of_group = visits.entry((block, page)).or_default();
-                    of_group.resize(group.len() * per, ([f32::NAN; BLOCK], [0.0; BLOCK]));
-                    of_group[pair] = (p.map(a.round), d_s);
+                    let page_pairs = visits.entry((block, page)).or_default();
+                    page_pairs.resize(group.len() * per, ([f32::NAN; BLOCK], [0.0; BLOCK]));
+                    page_pairs[pair] = (p.map(a.round), d_s);
                 }
             }
             for ((_, page), pairs) in visits {
@@ -176,15 +176,15 @@ pub(super) fn emulated_backward(run: &Run, qkv: &[f32], [out, lse, d_out]: [&[f3
                     let zero = |x: f32| if x.is_nan() { 0.0 } else { x };
                     for (j, [d_k, d_v]) in d_page.iter_mut().enumerate() {
                         for i in 0..hd {
-                            let of_pair = |pair: usize| {
+                            let pair_values = |pair: usize| {
                                 let pair = step * a.step + pair;
                                 let (row, h) = (group.start + pair / per, kv * per + pair % per);
                                 (part(g, qkv, row, h)[i], d_out[(row * g.heads + h) * hd + i])
                             };
                             let pairs = || pairs.iter().enumerate();
-                            let keys = pairs().map(|(n, (_, d_s))| (d_s[j], of_pair(n).0));
+                            let keys = pairs().map(|(n, (_, d_s))| (d_s[j], pair_values(n).0));
                             d_k[i] = (a.sum)(d_k[i], keys.collect());
-                            let values = pairs().map(|(n, (p, _))| (zero(p[j]), of_pair(n).1));
+                            let values = pairs().map(|(n, (p, _))| (zero(p[j]), pair_values(n).1));
                             d_v[i] = (a.sum)(d_v[i], values.collect());
                         }
                     }

@@ -133,7 +133,7 @@ fn adjacent_samples_of_one_group_and_prompt_form_a_group() {
     let sample = |group: u64, prompt: usize, id: u32| Sample {
         group: GroupId(group),
         versions: vec![Updates(u64::from(id))],
-        finish_reason: FinishReason::of_ended(id.is_multiple_of(2)),
+        finish_reason: FinishReason::from_truncated(id.is_multiple_of(2)),
         advantage: Advantage::Sequence(id as f32),
         ..Sample::supervised(prompts[prompt].clone(), vec![id])
     };
