@@ -61,8 +61,8 @@ pub trait Reward: Send {
     }
 
     /// Whether the scores of a group (the completions of one prompt) depend only on that group. If so, `score` may be
-    /// called for one group at a time, in any order, while other groups are still generated, and [`Scores::from_groups`]
-    /// joins the results. Otherwise `score` is called once for the whole batch.
+    /// called for one group at a time, in any order, while other groups are still generated.
+    /// [`Scores::from_groups`] joins the results. Otherwise `score` is called once for the whole batch.
     fn scores_by_group(&self) -> bool {
         false
     }

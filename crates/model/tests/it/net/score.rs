@@ -36,7 +36,7 @@ fn scores(ctx: &Context, weights: &Weights, weight: &[f32]) -> (Vec<f32>, Vec<f3
 }
 
 #[test]
-fn a_score_is_the_dot_product_of_hidden_state_and_head() {
+fn the_hidden_state_times_the_head_is_the_score() {
     for family in FAMILIES {
         let ctx = context(2);
         let weights = scorer(&ctx, family);
