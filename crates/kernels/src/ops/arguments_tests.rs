@@ -90,19 +90,19 @@ fn check<const N: usize>(
             let mut longer = shape.to_vec();
             longer[axis] += 1;
             let what = format!("{op} with {name} {longer:?}");
-            let said = with(Some((i, arg.of(&ctx, &longer, arg.dtype))));
+            let error = with(Some((i, arg.of(&ctx, &longer, arg.dtype))));
             let blamed = arg.blames.get(axis).copied().unwrap_or("");
             match args.iter().find(|arg| arg.name == blamed) {
-                _ if blamed == "-" => assert_eq!(said, None, "{what}"),
+                _ if blamed == "-" => assert_eq!(error, None, "{what}"),
                 _ if blamed.is_empty() => {
                     let expected = format!("{op}: {name} has shape {longer:?}, expected {shape:?}");
-                    assert_eq!(said, Some(expected));
+                    assert_eq!(error, Some(expected));
                 }
                 Some(other) => {
                     let start = format!("{op}: {blamed} has shape {:?}, expected [", other.shape);
-                    assert!(said.as_ref().is_some_and(|said| said.starts_with(&start)), "{what}: {said:?}");
+                    assert!(error.as_ref().is_some_and(|error| error.starts_with(&start)), "{what}: {error:?}");
                 }
-                None => assert_eq!(said, Some(format!("{op}: {blamed}")), "{what}"),
+                None => assert_eq!(error, Some(format!("{op}: {blamed}")), "{what}"),
             }
         }
         if !arg.deepens {
@@ -110,8 +110,8 @@ fn check<const N: usize>(
         }
         let deeper = [&[1][..], shape].concat();
         let expected = if arg.leads { "two dimensions".to_owned() } else { format!("{shape:?}") };
-        let said = with(Some((i, arg.of(&ctx, &deeper, arg.dtype))));
-        assert_eq!(said, Some(format!("{op}: {name} has shape {deeper:?}, expected {expected}")));
+        let error = with(Some((i, arg.of(&ctx, &deeper, arg.dtype))));
+        assert_eq!(error, Some(format!("{op}: {name} has shape {deeper:?}, expected {expected}")));
     }
 }
 

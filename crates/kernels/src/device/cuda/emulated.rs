@@ -86,11 +86,11 @@ fn compile(source: &Source) -> Outcome<Module> {
         let run = Command::new(compiler).args(&options).arg(&input).arg("-o").arg(output).output();
         let _ = std::fs::remove_file(&input);
         let run = run.map_err(|e| format!("{compiler}: {e}"))?;
-        let said = String::from_utf8_lossy(&run.stderr);
+        let messages = String::from_utf8_lossy(&run.stderr);
         if run.status.success() {
             Ok(())
         } else {
-            Err(format!("{compiler} failed to compile {}.cu:\n{}", source.name, said.trim()))
+            Err(format!("{compiler} failed to compile {}.cu:\n{}", source.name, messages.trim()))
         }
     })?;
     let fail = |e: libloading::Error| format!("{}: {e}", path.display());

@@ -170,7 +170,7 @@ fn difference_names_the_first_differing_element_and_counts_all() {
     };
     let other_nan = f32::from_bits(0xffc0_0001);
     let expected = of(&[1.0, 2.0, f32::NAN], &[0.0, 5.0]);
-    for (got, said) in [
+    for (got, message) in [
         (of(&[1.0, 2.0, f32::NAN], &[0.0, 5.0]), None),
         (of(&[1.0, 2.0, other_nan], &[0.0, 5.0]), None),
         (
@@ -193,7 +193,7 @@ fn difference_names_the_first_differing_element_and_counts_all() {
             Some("element 0 of y (result 0) is NaN (7fc00000), the CPU's is 1e0 (3f800000); 1 of 3 elements differ"),
         ),
     ] {
-        assert_eq!(difference(&expected, &got).as_deref(), said);
+        assert_eq!(difference(&expected, &got).as_deref(), message);
     }
 }
 

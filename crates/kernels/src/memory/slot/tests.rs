@@ -226,12 +226,12 @@ fn available_memory_is_converted_to_bytes() {
 #[cfg_attr(miri, ignore = "Miri cannot map files")]
 fn a_full_disk_error_names_the_slot_size_and_the_fix() {
     let full = std::io::Error::from_raw_os_error(rustix::io::Errno::NOSPC.raw_os_error());
-    let said = |slot: &SlotWriter| slot.0.place.no_room(2_510_000, &full).to_string();
-    let words = said(&SlotWriter::create(options("l\n", 64)).unwrap());
+    let message = |slot: &SlotWriter| slot.0.place.no_room(2_510_000, &full).to_string();
+    let words = message(&SlotWriter::create(options("l\n", 64)).unwrap());
     assert!(words.contains("not enough space for a weight slot of 2.5 MB (No space left"), "{words}");
     assert!(words.ends_with("use a smaller max_staleness, or a container with more memory"), "{words}");
     let dir = std::env::temp_dir();
-    let words = said(&SlotWriter::create(SlotOptions { dir: Some(&dir), ..options("l\n", 64) }).unwrap());
+    let words = message(&SlotWriter::create(SlotOptions { dir: Some(&dir), ..options("l\n", 64) }).unwrap());
     assert!(words.ends_with("set weights_dir to a directory with more free space"), "{words}");
 }
 

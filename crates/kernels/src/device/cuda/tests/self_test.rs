@@ -29,8 +29,8 @@ fn a_device_that_differs_from_the_formula_is_refused() {
     ];
     for (what, claimed) in claims {
         let Some(cuda) = emulated_as(0, HOPPER) else { return };
-        let said = run(&cuda, claimed).expect_err(what);
-        assert!(said.contains("differ from the formula of \"hopper\"") && said.contains("The first: c "), "{said}");
+        let error = run(&cuda, claimed).expect_err(what);
+        assert!(error.contains("differ from the formula of \"hopper\"") && error.contains("The first: c "), "{error}");
     }
 }
 
