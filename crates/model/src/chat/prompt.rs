@@ -98,11 +98,11 @@ impl PromptEncoder<'_> {
     /// the plain text.
     pub fn encode_answered(&self, prompt: &Content, answer: &Content) -> Result<Vec<u32>> {
         if let (Content::Messages(prompt), Some(_)) = (prompt, self.template) {
-            let said = match answer {
+            let messages = match answer {
                 Content::Messages(messages) => messages.clone(),
                 Content::Text(text) => vec![serde_json::json!({"role": "assistant", "content": text})],
             };
-            return self.encode_whole(&Content::Messages(prompt.iter().cloned().chain(said).collect()));
+            return self.encode_whole(&Content::Messages(prompt.iter().cloned().chain(messages).collect()));
         }
         self.tokenizer.encode_row(&(self.render(prompt)? + &self.ended(&answer.text())))
     }

@@ -105,8 +105,8 @@ fn a_final_message_is_continued_where_it_ends() {
 fn a_template_like_gemma_3s_renders_as_in_jinja2() {
     let template = "{{ bos_token }}
 {%- if messages[0]['role'] == 'system' -%}
-    {%- set said = messages[0]['content'] -%}
-    {%- set prefix = (said if said is string else said[0]['text']) + '\n\n' -%}
+    {%- set content = messages[0]['content'] -%}
+    {%- set prefix = (content if content is string else content[0]['text']) + '\n\n' -%}
     {%- set turns = messages[1:] -%}
 {%- else -%}
     {%- set prefix = '' -%}
