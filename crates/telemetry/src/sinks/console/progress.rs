@@ -188,14 +188,14 @@ mod tests {
         assert_eq!(printed(&memory), ["grpo 201/300, 99 h 00 min left"]);
         progress.printed(300);
         progress.last_line = before(LINE_EVERY);
-        progress.set(300, "a line of the table said it");
+        progress.set(300, "a line of the table shows it");
         assert!(printed(&memory).is_empty());
         progress.printed(299);
         progress.set(300, "");
         assert_eq!(printed(&memory), ["grpo 300/300"]);
         progress.last_line = before(LINE_EVERY);
         progress.printed(250);
-        progress.set(260, "another line was said just now");
+        progress.set(260, "another line was printed just now");
         assert!(printed(&memory).is_empty());
     }
 

@@ -20,21 +20,21 @@ fn every_level_has_its_mark_and_colour() {
     for (level, mark, ansi) in
         [(Level::Error, "error: ", "31"), (Level::Warn, "warning: ", "33"), (Level::Debug, "debug: ", "2")]
     {
-        let plain = plain_line(12.34, level, &"said".into(), &fields(), false);
-        assert_eq!(plain, format!("[    12.3s] {mark}said level=5 x=1.5 name=a b"));
-        let coloured = plain_line(12.34, level, &"said".into(), &fields(), true);
+        let plain = plain_line(12.34, level, &"text".into(), &fields(), false);
+        assert_eq!(plain, format!("[    12.3s] {mark}text level=5 x=1.5 name=a b"));
+        let coloured = plain_line(12.34, level, &"text".into(), &fields(), true);
         let expected =
-            format!("\u{1b}[2m[    12.3s]\u{1b}[0m \u{1b}[{ansi}m{mark}said\u{1b}[0m level=5 x=1.5 name=a b");
+            format!("\u{1b}[2m[    12.3s]\u{1b}[0m \u{1b}[{ansi}m{mark}text\u{1b}[0m level=5 x=1.5 name=a b");
         assert_eq!(coloured, expected);
     }
-    assert_eq!(plain_line(0.0, Level::Info, &"said".into(), &Record::new(), false), "[     0.0s] said");
+    assert_eq!(plain_line(0.0, Level::Info, &"text".into(), &Record::new(), false), "[     0.0s] text");
     assert_eq!(
-        plain_line(123.0, Level::Info, &"said".into(), &fields(), true),
-        "\u{1b}[2m[   123.0s]\u{1b}[0m said level=5 x=1.5 name=a b"
+        plain_line(123.0, Level::Info, &"text".into(), &fields(), true),
+        "\u{1b}[2m[   123.0s]\u{1b}[0m text level=5 x=1.5 name=a b"
     );
     assert_eq!(
-        json_line(1.234_56, Level::Warn, "said", &fields()),
-        r#"{"time_s":1.235,"level":"warn","message":"said","field_level":5,"x":1.5,"name":"a b"}"#
+        json_line(1.234_56, Level::Warn, "text", &fields()),
+        r#"{"time_s":1.235,"level":"warn","message":"text","field_level":5,"x":1.5,"name":"a b"}"#
     );
 }
 

@@ -111,8 +111,8 @@ fn every_kind_of_json_line_has_its_values_as_fields() {
     // Messages with and without their own fields.
     for level in [Level::Error, Level::Warn, Level::Info, Level::Debug] {
         let fields = Record(serde_json::Map::from_iter([("x".to_owned(), 1.into())]));
-        let found = event(EventKind::Message { level, text: "said".into(), fields });
-        assert_eq!(found, json!({"level": level.name(), "message": "said", "x": 1}));
+        let found = event(EventKind::Message { level, text: "text".into(), fields });
+        assert_eq!(found, json!({"level": level.name(), "message": "text", "x": 1}));
     }
     assert_eq!(line(|_, console| console.fatal("boom")), json!({"level": "error", "message": "boom"}));
     // Progress: in the middle, and at its end.
