@@ -20,7 +20,7 @@ pub(super) enum Mark {
     /// The answer follows `####`.
     Hashes,
     /// The answer follows words that announce it.
-    Said,
+    Announced,
 }
 
 /// A marked answer. Its text extends to the end of the mark, or to the end of the completion.
@@ -105,7 +105,7 @@ pub(super) fn hashed(text: &str) -> Option<&str> {
 }
 
 /// The text after the last words that announce an answer, without leading white space.
-pub(super) fn said(text: &str) -> Option<&str> {
+pub(super) fn announced(text: &str) -> Option<&str> {
     static WORDS: LazyLock<Regex> = LazyLock::new(|| {
         regex(
             r#"(?ix) \banswer
@@ -125,7 +125,7 @@ pub(super) fn marked(text: &str) -> Option<Marked<'_>> {
     closed(text)
         .map(of(Mark::Closed))
         .or_else(|| hashed(text).map(of(Mark::Hashes)))
-        .or_else(|| said(text).map(of(Mark::Said)))
+        .or_else(|| announced(text).map(of(Mark::Announced)))
 }
 
 /// The text up to the end of its first line that is not empty.
@@ -263,10 +263,10 @@ mod tests {
             ("<answer>5</solution></answer>", Mark::Closed, "5</solution>"),
             ("<answer></answer>, 5", Mark::Closed, ""),
             ("4 #### 5", Mark::Hashes, " 5"),
-            ("The answer is 4. The answer is 5.", Mark::Said, " 5."),
-            ("**Answer**: 5", Mark::Said, " 5"),
-            ("answer=5", Mark::Said, "5"),
-            ("{\"answer\": \"B\"}", Mark::Said, " \"B\"}"),
+            ("The answer is 4. The answer is 5.", Mark::Announced, " 5."),
+            ("**Answer**: 5", Mark::Announced, " 5"),
+            ("answer=5", Mark::Announced, "5"),
+            ("{\"answer\": \"B\"}", Mark::Announced, " \"B\"}"),
         ] {
             assert_eq!(marked(text), Some(Marked { mark, text: answer }), "{text}");
         }

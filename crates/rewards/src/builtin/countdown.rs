@@ -15,7 +15,7 @@ use regex::Regex;
 use serde::Deserialize;
 use serde_json::Value;
 
-use super::answer::{Mark, first_line, marked, plain_digits, regex, said};
+use super::answer::{Mark, announced, first_line, marked, plain_digits, regex};
 use super::grader::Grader;
 use super::markup::{bare_sentence, first_sentence, undecorated, unstyled};
 use super::rational::Rational;
@@ -132,7 +132,7 @@ fn answer(text: &str) -> Option<Computed> {
         marked(text).map(|marked| if marked.mark == Mark::Closed { marked.text } else { first_line(marked.text) });
     let part = marked.unwrap_or_else(|| text.trim().lines().next_back().unwrap_or_default());
     // Inside tags, words may precede the expression: "the answer is 3 + 4".
-    let part = said(part).unwrap_or(part);
+    let part = announced(part).unwrap_or(part);
     let plain = plain(unstyled(bare_sentence(first_sentence(part))));
     let mut sides: Vec<Computed> = plain.split('=').filter_map(compute).collect();
     // The answer is the side with an operation, in `14 = (3 + 4) * 2` as in `(3 + 4) * 2 = 14`.

@@ -8,7 +8,7 @@ use regex::Regex;
 use serde::Deserialize;
 use serde_json::Value;
 
-use super::answer::{Mark, first_line, marked, said, thought_before};
+use super::answer::{Mark, announced, first_line, marked, thought_before};
 use super::grader::Grader;
 use super::markup::{bare, bare_sentence, first_sentence, undecorated, unstyled, without_copula};
 use crate::batch::Verdict;
@@ -119,7 +119,7 @@ impl ExactMatch {
             let marked = marked(completion).filter(|_| self.options.marked);
             let part = marked.map(|marked| match marked.mark {
                 Mark::Closed => marked.text,
-                Mark::Hashes | Mark::Said => first_line(marked.text).trim_start_matches([':', '*', ' ']),
+                Mark::Hashes | Mark::Announced => first_line(marked.text).trim_start_matches([':', '*', ' ']),
             });
             return [completion].into_iter().chain(part).collect();
         };
@@ -139,10 +139,12 @@ impl ExactMatch {
             match marked.mark {
                 Mark::Closed => {
                     // For example "<answer>The answer is Paris.</answer>".
-                    parts.extend(said(marked.text).map(|said| unstyled(bare_sentence(first_line(said))).to_owned()));
+                    parts.extend(
+                        announced(marked.text).map(|answer| unstyled(bare_sentence(first_line(answer))).to_owned()),
+                    );
                     parts.extend([marked.text, bare(marked.text), unstyled(marked.text)].map(str::to_owned))
                 }
-                Mark::Hashes | Mark::Said => {
+                Mark::Hashes | Mark::Announced => {
                     let line = first_line(marked.text);
                     // For example "The answer is Paris. It is in France."
                     let sentence = first_sentence(line);
@@ -151,8 +153,9 @@ impl ExactMatch {
                 }
             }
         }
-        let said: Vec<String> = parts[1..].iter().filter_map(|part| without_copula(part)).map(str::to_owned).collect();
-        parts.extend(said);
+        let answers: Vec<String> =
+            parts[1..].iter().filter_map(|part| without_copula(part)).map(str::to_owned).collect();
+        parts.extend(answers);
         parts.retain(|part| !part.is_empty());
         parts
     }

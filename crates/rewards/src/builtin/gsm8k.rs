@@ -15,7 +15,7 @@ use regex::Regex;
 use serde::Deserialize;
 use serde_json::Value;
 
-use super::answer::{closed, first_line, hashed, plain_digits, regex, said, taken_back_before, taken_back_behind};
+use super::answer::{announced, closed, first_line, hashed, plain_digits, regex, taken_back_before, taken_back_behind};
 use super::formulas::formulas;
 use super::grader::Grader;
 use super::markup::undecorated;
@@ -93,7 +93,7 @@ pub fn answer_of(completion: &str, strict: bool) -> Option<Number> {
     if marked.is_some() || strict || hashes.is_some() || closed.is_some() {
         return marked;
     }
-    match said(text).map(first_line) {
+    match announced(text).map(first_line) {
         Some(line) if begins_with_number(line) || groups(line).take(2).count() == 1 => first_number(line),
         _ => last_number(text),
     }

@@ -279,7 +279,7 @@ mod tests {
         let answered = |closeness| verdict([3.0, -0.5, closeness]);
         assert_eq!((answered(2.0).score, answered(2.0).answered), (4.5, true));
         assert_eq!((answered(-4.5).score, answered(-4.5).answered), (-2.0, false));
-        let said = scores(&staged(), &["5"], [("answer", vec!["x".into()])]).problems[0].to_string();
-        assert_eq!(said, "reward `gsm8k_staged` gave no score for 1 completion: no number in column `answer`");
+        let problem = scores(&staged(), &["5"], [("answer", vec!["x".into()])]).problems[0].to_string();
+        assert_eq!(problem, "reward `gsm8k_staged` gave no score for 1 completion: no number in column `answer`");
     }
 }

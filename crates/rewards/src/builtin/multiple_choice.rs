@@ -13,7 +13,7 @@ use regex::Regex;
 use serde::Deserialize;
 use serde_json::Value;
 
-use super::answer::{bare_words, closed, first_line, hashed, regex, said, taken_back_before, taken_back_behind};
+use super::answer::{announced, bare_words, closed, first_line, hashed, regex, taken_back_before, taken_back_behind};
 use super::grader::Grader;
 use super::markup::{emphasized, undecorated};
 use super::number::is_of_script_without_spaces;
@@ -102,7 +102,7 @@ impl Grader<1> for MultipleChoice {
         let gold = self.gold(answer)?;
         let numbered = || {
             let text = answer.as_str().filter(|text| self.numbered(text).is_some())?;
-            let marked = closed(completion).or_else(|| hashed(completion)).or_else(|| said(completion));
+            let marked = closed(completion).or_else(|| hashed(completion)).or_else(|| announced(completion));
             let given = self.numbered(first_line(marked.unwrap_or(completion)))?;
             self.numbered(text).map(|_| given)
         };
@@ -148,8 +148,8 @@ impl MultipleChoice {
 
     fn choice_in(&self, text: &str) -> Option<usize> {
         if let Some(inside) = closed(text) {
-            return match said(inside) {
-                Some(said) => self.begins(first_line(said), true),
+            return match announced(inside) {
+                Some(answer) => self.begins(first_line(answer), true),
                 None => self.begins(inside, false),
             };
         }
@@ -165,7 +165,7 @@ impl MultipleChoice {
         });
         let chooses = CHOOSES.find_iter(text).last().map(|words| &text[words.end()..]);
         // The last announcement counts, which is the one with less text after it.
-        let last = said(text).into_iter().chain(chooses).min_by_key(|rest| rest.len());
+        let last = announced(text).into_iter().chain(chooses).min_by_key(|rest| rest.len());
         if let Some(rest) = last
             && let Some(choice) = self.begins(first_line(rest), true)
         {

@@ -7,7 +7,7 @@ use std::sync::LazyLock;
 use regex::Regex;
 use serde_json::Value;
 
-use super::super::answer::{closed, hashed, regex, said, taken_back_before, taken_back_behind};
+use super::super::answer::{announced, closed, hashed, regex, taken_back_before, taken_back_behind};
 use super::super::boxed::last_boxed;
 use super::super::formulas::{formulas, is_prose, plain_words};
 use super::super::markup::without_end;
@@ -53,15 +53,15 @@ fn is_solution(text: &str) -> bool {
 pub(super) fn answer_of(completion: &str, strict: bool) -> Option<&str> {
     if let Some(inside) = closed(completion) {
         // Tags may contain a sentence.
-        let sentence = said(inside).filter(|_| !inside.contains('\\')).and_then(sentence);
+        let sentence = announced(inside).filter(|_| !inside.contains('\\')).and_then(sentence);
         return Some(sentence.unwrap_or(inside));
     }
     if strict {
         return None;
     }
     // The later of the two marks counts, which is the one with less text after it.
-    let said = hashed(completion).into_iter().chain(said(completion)).min_by_key(|rest| rest.len());
-    said.and_then(sentence).or_else(|| last_formula_or_number(completion))
+    let last = hashed(completion).into_iter().chain(announced(completion)).min_by_key(|rest| rest.len());
+    last.and_then(sentence).or_else(|| last_formula_or_number(completion))
 }
 
 /// The contents of several consecutive boxes, `\boxed{1}` and `\boxed{2}`, as one list.
@@ -124,11 +124,11 @@ fn sentence(text: &str) -> Option<&str> {
     let end = |end: regex::Match<'_>| end.start() + usize::from(end.as_str().is_ascii());
     let line = line[..END.find(line).map_or(line.len(), end)].trim();
     let line = without_word(line)?;
-    let said = match EXPLANATION.find(line) {
+    let answer = match EXPLANATION.find(line) {
         Some(explanation) => line[..explanation.start()].trim_end_matches('*'),
         None => without_end(line),
     };
-    Some(said).filter(|answer| !answer.is_empty())
+    Some(answer).filter(|answer| !answer.is_empty())
 }
 
 /// The number of a text such as `42人` or `42です`, in which a word follows the number without a space. `None` if the word
