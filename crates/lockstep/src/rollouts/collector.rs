@@ -351,9 +351,9 @@ mod tests {
             };
             RolloutGroup::new(GroupId(group), model::Prompt::new([1]), vec![completion])
         };
-        let said = |groups: &[RolloutGroup]| finite_logps(groups).err().map(|error| error.to_string());
-        assert_eq!((said(&[]), said(&[group(1, &[-0.5, 0.0]), group(2, &[])])), (None, None));
-        let infinite = said(&[group(1, &[-0.5]), group(2, &[-1.0, f32::NEG_INFINITY, f32::NAN])]);
+        let refused = |groups: &[RolloutGroup]| finite_logps(groups).err().map(|error| error.to_string());
+        assert_eq!((refused(&[]), refused(&[group(1, &[-0.5, 0.0]), group(2, &[])])), (None, None));
+        let infinite = refused(&[group(1, &[-0.5]), group(2, &[-1.0, f32::NEG_INFINITY, f32::NAN])]);
         assert_eq!(infinite.as_deref(), Some("a token's log-probability is -inf"));
     }
 }

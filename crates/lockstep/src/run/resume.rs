@@ -186,7 +186,7 @@ mod tests {
         assert_eq!(model(&run.checkpoint(1)), run.checkpoint(1));
     }
 
-    fn said(result: anyhow::Result<impl Sized>) -> String {
+    fn refused(result: anyhow::Result<impl Sized>) -> String {
         let error = result.err().expect("it was accepted");
         assert!(crate::error::is_bad_input(&error), "{error}");
         error.to_string()
@@ -207,11 +207,11 @@ mod tests {
         assert_eq!(place("latest", Some(&root)), (root.clone(), Some(run.checkpoint(2))));
         assert_eq!(place(&text(&run.checkpoint(1)), None), (root.clone(), Some(run.checkpoint(1))));
         assert_eq!(
-            said(found("latest", None)),
+            refused(found("latest", None)),
             "--resume latest needs the run's directory. Give --out DIR, or --resume DIR"
         );
         let new = root.join("new");
-        assert_eq!(said(found(&text(&new), None)), format!("{} is not a run: it has no config.toml", new.display()));
+        assert_eq!(refused(found(&text(&new), None)), format!("{} is not a run: it has no config.toml", new.display()));
         let (dir, from) = found("latest", Some(&new)).unwrap();
         assert!(dir == new && matches!(from, ResumeFrom::Beginning));
         fs::remove_dir_all(run.checkpoints()).unwrap();
@@ -219,7 +219,7 @@ mod tests {
         assert!(matches!(from, ResumeFrom::Beginning));
         fs::create_dir(run.model()).unwrap();
         let ended = "the run has ended and left no checkpoint to resume from (save_strategy = \"no\")";
-        assert_eq!(said(found(&text(&root), None)), format!("{}: {ended}", root.display()));
+        assert_eq!(refused(found(&text(&root), None)), format!("{}: {ended}", root.display()));
     }
 
     /// The user may name a checkpoint through a link, but a link in a stranger's run must not lead out of that run.
@@ -251,11 +251,14 @@ mod tests {
         fs::write(stranger.join("config.toml"), "").unwrap();
         symlink(run.checkpoints(), stranger.join("checkpoints")).unwrap();
         let named = stranger.join("checkpoints/step-000001");
-        for said in [said(find_run(&text(&named), None).map(drop)), said(find_model(&named).map(drop))] {
-            assert!(said.starts_with(&format!("{}: a link leads out of the run", named.display())), "{said}");
+        for error in [refused(find_run(&text(&named), None).map(drop)), refused(find_model(&named).map(drop))] {
+            assert!(error.starts_with(&format!("{}: a link leads out of the run", named.display())), "{error}");
         }
-        let said = said(find_run(&text(&stranger), None).map(drop));
-        assert!(said.starts_with(&format!("{} is a symbolic link", stranger.join("checkpoints").display())), "{said}");
+        let error = refused(find_run(&text(&stranger), None).map(drop));
+        assert!(
+            error.starts_with(&format!("{} is a symbolic link", stranger.join("checkpoints").display())),
+            "{error}"
+        );
         // A checkpoint that is a link does not count as the run's own.
         fs::remove_file(stranger.join("checkpoints")).unwrap();
         fs::create_dir(stranger.join("checkpoints")).unwrap();
@@ -271,17 +274,17 @@ mod tests {
         fs::remove_dir_all(run.checkpoints()).unwrap();
         let root = run.root().display();
         let none = "the run has neither a model nor a checkpoint yet";
-        assert_eq!(said(find_model(run.root())), format!("{root}: {none}"));
+        assert_eq!(refused(find_model(run.root())), format!("{root}: {none}"));
         let model = run.root().join("some model");
         fs::create_dir(&model).unwrap();
         let display = model.display();
-        assert_eq!(said(find_model(&model)), format!("{display} is not a run: it has no config.toml"));
+        assert_eq!(refused(find_model(&model)), format!("{display} is not a run: it has no config.toml"));
         fs::write(model.join("config.json"), "{}").unwrap();
         let fix = format!("{display} is a model, not a run: give it as --model {display}");
-        assert_eq!(said(find_model(&model)), fix);
+        assert_eq!(refused(find_model(&model)), fix);
         fs::write(model.join("config.toml"), "").unwrap();
-        assert!(said(find_model(&model)).ends_with(none));
-        assert!(said(find_model(&run.root().join("nothing"))).contains("nothing: "));
+        assert!(refused(find_model(&model)).ends_with(none));
+        assert!(refused(find_model(&run.root().join("nothing"))).contains("nothing: "));
     }
 
     #[test]
@@ -322,7 +325,7 @@ mod tests {
         check(&same, &config).unwrap();
         // Older versions wrote only the instruction set.
         check(&state(|state| state["isa"] = isa.into()), &config).unwrap();
-        let older = said(check(&state(|_| ()), &config));
+        let older = refused(check(&state(|_| ()), &config));
         let words = |began: &str| {
             format!(
                 "the run's matmuls are {began} on another, but here they would be {own} on {isa}, with other bits. Set \
@@ -331,9 +334,9 @@ mod tests {
         };
         assert_eq!(older, words("an older version's formula"));
         let other = state(|state| (state["isa"], state["arithmetic"]) = (isa.into(), "other".into()));
-        assert!(said(check(&other, &config)).starts_with("the run's matmuls are other on "));
+        assert!(refused(check(&other, &config)).starts_with("the run's matmuls are other on "));
         check(&other, &Config { allow_other_isa: true, ..config.clone() }).unwrap();
-        let data = |config: &Config| said(check_resumable(&same, config, &ctx, "d2"));
+        let data = |config: &Config| refused(check_resumable(&same, config, &ctx, "d2"));
         let changed = |name: &str| {
             format!(
                 "{name}: the training data has changed since the run began: its SHA-256 is d2, but was d1. Restore the \

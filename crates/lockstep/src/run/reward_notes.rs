@@ -14,7 +14,7 @@ pub struct RewardNotes {
     /// timeouts among many progress lines would be overlooked.
     timed_out: BTreeMap<String, usize>,
     /// The last report: the slow reward, and the counts of timeouts.
-    said: (Option<String>, BTreeMap<String, usize>),
+    reported: (Option<String>, BTreeMap<String, usize>),
 }
 
 impl RewardNotes {
@@ -44,7 +44,7 @@ impl RewardNotes {
     /// Whether the slow reward or the counts of timeouts have changed since the last call.
     pub fn is_news(&mut self) -> bool {
         let now = (self.slow.as_ref().map(|(name, _)| name.clone()), self.timed_out.clone());
-        std::mem::replace(&mut self.said, now.clone()) != now
+        std::mem::replace(&mut self.reported, now.clone()) != now
     }
 }
 
@@ -55,15 +55,15 @@ mod tests {
     #[test]
     fn the_slowest_reward_is_named_if_the_run_waits_for_it() {
         let times = BTreeMap::from([("a".to_owned(), 3.0), ("b".to_owned(), 9.25)]);
-        let said = |rollout_s, waited_s, times: &BTreeMap<String, f64>| {
+        let text = |rollout_s, waited_s, times: &BTreeMap<String, f64>| {
             let mut notes = RewardNotes::default();
             notes.waited(rollout_s, waited_s, times);
             notes.text()
         };
-        assert_eq!(said(1.0, 12.0, &times).unwrap(), "slow reward b 9.2 s");
-        assert_eq!(said(13.0, 12.0, &times), None);
-        assert_eq!(said(0.1, 0.9, &times), None);
-        assert_eq!(said(1.0, 12.0, &BTreeMap::new()), None);
+        assert_eq!(text(1.0, 12.0, &times).unwrap(), "slow reward b 9.2 s");
+        assert_eq!(text(13.0, 12.0, &times), None);
+        assert_eq!(text(0.1, 0.9, &times), None);
+        assert_eq!(text(1.0, 12.0, &BTreeMap::new()), None);
     }
 
     #[test]

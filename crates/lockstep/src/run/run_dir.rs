@@ -316,26 +316,30 @@ mod tests {
     fn an_unusable_run_directory_is_refused_with_the_reason() {
         let dir = tempfile::tempdir().unwrap();
         let at = |name: &str| dir.path().join(name);
-        let said = |path: &Path| {
+        let refused = |path: &Path| {
             let error = RunDir::fresh(path).unwrap_err();
             assert!(crate::error::is_bad_input(&error));
             error.to_string().replace(&dir.path().display().to_string(), "DIR")
         };
         fs::write(at("file"), "").unwrap();
-        assert_eq!(said(&at("file")), "output_dir DIR/file must be a directory, but is a file");
-        assert!(said(&at("file/below")).starts_with("output_dir DIR/file/below: "), "{}", said(&at("file/below")));
+        assert_eq!(refused(&at("file")), "output_dir DIR/file must be a directory, but is a file");
+        assert!(
+            refused(&at("file/below")).starts_with("output_dir DIR/file/below: "),
+            "{}",
+            refused(&at("file/below"))
+        );
         #[cfg(unix)]
         {
             std::os::unix::fs::symlink(at("nothing"), at("link")).unwrap();
-            assert_eq!(said(&at("link")), "output_dir DIR/link is a link to nothing; give another --out");
+            assert_eq!(refused(&at("link")), "output_dir DIR/link is a link to nothing; give another --out");
         }
         fs::write(at("record.json"), "").unwrap();
         let words = "output_dir DIR is not a run (it has no config.toml), and has `record.json`, a name that a run \
                      gives to its own files and may replace or delete; move it, or give another --out";
-        assert_eq!(said(dir.path()), words);
+        assert_eq!(refused(dir.path()), words);
         fs::write(at("config.toml"), "").unwrap();
         assert_eq!(
-            said(dir.path()),
+            refused(dir.path()),
             "output_dir DIR already holds a run; resume it with --resume DIR, or give another --out"
         );
         let none = RunDir::open(&at("none")).unwrap_err().to_string();

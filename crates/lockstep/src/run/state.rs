@@ -199,8 +199,8 @@ mod foreign {
         for (format, fix) in [(OLDEST - 1, "the version that began it"), (FORMAT + 1, "use a newer one")] {
             let mut other = valid();
             other["format"] = format.into();
-            let said = read(other.to_string().as_bytes()).unwrap_err().to_string();
-            assert!(said.contains(&format!("has format {format}")) && said.contains(fix), "{said}");
+            let error = read(other.to_string().as_bytes()).unwrap_err().to_string();
+            assert!(error.contains(&format!("has format {format}")) && error.contains(fix), "{error}");
         }
         for format in OLDEST..=FORMAT {
             let mut other = valid();

@@ -287,9 +287,9 @@ mod tests {
     }
 
     /// A sink that keeps the messages as strings.
-    struct Said(Arc<Mutex<Vec<String>>>);
+    struct Messages(Arc<Mutex<Vec<String>>>);
 
-    impl Sink for Said {
+    impl Sink for Messages {
         fn receive(&mut self, event: &Event) -> telemetry::Result<()> {
             if let EventKind::Message { text, .. } = &event.kind {
                 self.0.lock().unwrap().push(text.clone());
@@ -306,16 +306,16 @@ mod tests {
         std::fs::write(&path, rows.iter().map(row).collect::<String>()).unwrap();
         let config = Config { dataset_name: Some(path.clone()), max_length: Some(3), ..Config::default() };
         let assets = load_assets(&dir.path().join("model"), Head::Lm, ComputeDType::F32, PromptTime(0)).unwrap();
-        let (said, sinks) = (Arc::new(Mutex::new(Vec::new())), Sinks::new());
-        sinks.add(Said(said.clone()));
+        let (messages, sinks) = (Arc::new(Mutex::new(Vec::new())), Sinks::new());
+        sinks.add(Messages(messages.clone()));
         let loaded = Sft::load(&config, DatasetSpec::train(&config).unwrap(), &assets, &sinks);
-        let said = said.lock().unwrap().iter().map(|text| text.replace(&path, "FILE")).collect();
-        (loaded.map_err(|error| error.to_string().replace(&path, "FILE")), said)
+        let messages = messages.lock().unwrap().iter().map(|text| text.replace(&path, "FILE")).collect();
+        (loaded.map_err(|error| error.to_string().replace(&path, "FILE")), messages)
     }
 
     #[test]
     fn tokens_before_the_first_learned_token_become_the_prompt() {
-        let (found, said) = loaded(&[
+        let (found, messages) = loaded(&[
             (&[5, 6, 7], &[-100, 6, 7]),
             (&[5, 6, 7], &[-100, -100, 7]),
             (&[5, 6, 7], &[-100, 6, -100]),
@@ -335,9 +335,9 @@ mod tests {
         assert_eq!(found.rows.iter().map(of).collect::<Vec<_>>(), expected);
         assert!(!found.whole, "not every token counts");
         let left_out = "FILE: left out: 1 row longer than 3 tokens (max_length)";
-        assert_eq!(said, [left_out, "FILE: left out: 2 rows without a token to learn"]);
-        let (found, said) = loaded(&[(&[5, 6, 7], &[5, 6, 7]), (&[8, 9], &[8, 9])]);
-        assert!(found.unwrap().whole && said.is_empty());
+        assert_eq!(messages, [left_out, "FILE: left out: 2 rows without a token to learn"]);
+        let (found, messages) = loaded(&[(&[5, 6, 7], &[5, 6, 7]), (&[8, 9], &[8, 9])]);
+        assert!(found.unwrap().whole && messages.is_empty());
 
         let refused = |rows: &[(&[u32], &[i64])]| loaded(rows).0.err().expect("refused");
         assert_eq!(refused(&[(&[5, 6], &[5, -100])]), "FILE: no row has a token to learn");

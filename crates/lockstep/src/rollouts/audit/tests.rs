@@ -45,7 +45,7 @@ fn remade(names: &[&str]) -> (GroupJob, GroupAnswer) {
 }
 
 /// The difference in an answer with the rewards `a` and `b` after `lie`, if the rewards `asked` are called again.
-fn said(asked: &[&str], lie: impl FnOnce(&mut GroupAnswer)) -> Option<String> {
+fn reported(asked: &[&str], lie: impl FnOnce(&mut GroupAnswer)) -> Option<String> {
     let (GroupJob { rewards, .. }, mut given) = remade(&["a", "b"]);
     lie(&mut given);
     let mut again = remade(&["a", "b"]);
@@ -56,8 +56,8 @@ fn said(asked: &[&str], lie: impl FnOnce(&mut GroupAnswer)) -> Option<String> {
 
 #[test]
 fn the_first_difference_of_an_answer_is_named() {
-    let of = |lie: fn(&mut Completion)| said(&[], |given| lie(&mut given.group.completions[1])).unwrap();
-    assert_eq!(said(&["a", "b"], |_| {}), None);
+    let of = |lie: fn(&mut Completion)| reported(&[], |given| lie(&mut given.group.completions[1])).unwrap();
+    assert_eq!(reported(&["a", "b"], |_| {}), None);
     assert_eq!(of(|c| c.ids[1] = 3), "completion 1, token 1, token: the worker sent 3, but the repeated job gives 8");
     assert_eq!(
         of(|c| c.ids.truncate(1)),
@@ -92,7 +92,7 @@ fn the_first_difference_of_an_answer_is_named() {
     let columns = "completion 1, columns of its tokens: the worker sent others, but the repeated job gives its own";
     assert_eq!(of(|c| c.columns.set(ENTROPIES, vec![1.0, 2.0])), columns);
     // Of several differences, the first in the first completion is reported.
-    let several = said(&["a"], |given| {
+    let several = reported(&["a"], |given| {
         given.scores[0].scores.values[0] = None;
         given.group.completions[0].versions[0] = Updates(5);
         given.group.completions[0].columns.set(SAMPLER_LOGPS, vec![-0.5, -0.5, 0.0]);
@@ -108,13 +108,13 @@ fn only_scores_of_rewards_that_are_called_again_are_compared() {
     };
     let b_differs =
         "completion 1, score of `b`: the worker sent 2 (0x4000000000000000), but the repeated job gives none";
-    assert_eq!(said(&["a", "b"], lie(1, 1, Some(2.0))).as_deref(), Some(b_differs));
+    assert_eq!(reported(&["a", "b"], lie(1, 1, Some(2.0))).as_deref(), Some(b_differs));
     // A difference in scores names its reward.
-    assert_eq!(said(&["b"], lie(1, 1, Some(2.0))).as_deref(), Some(b_differs));
-    assert_eq!((said(&["a"], lie(1, 1, Some(2.0))), said(&["b"], lie(0, 1, Some(2.0)))), (None, None));
+    assert_eq!(reported(&["b"], lie(1, 1, Some(2.0))).as_deref(), Some(b_differs));
+    assert_eq!((reported(&["a"], lie(1, 1, Some(2.0))), reported(&["b"], lie(0, 1, Some(2.0)))), (None, None));
     let a_differs =
         "completion 0, score of `a`: the worker sent none, but the repeated job gives 0.5 (0x3fe0000000000000)";
-    assert_eq!(said(&["a", "b"], lie(0, 0, None)).as_deref(), Some(a_differs));
+    assert_eq!(reported(&["a", "b"], lie(0, 0, None)).as_deref(), Some(a_differs));
     // Scores are compared bit by bit.
     let zero = |given: &mut GroupAnswer| given.scores[0].scores.values[0] = Some(-0.0);
     let mut again = remade(&["a"]);
@@ -241,9 +241,9 @@ fn invented_values_of_a_deterministic_reward_are_noticed() {
     for (what, lie, words) in rows {
         let mut given = answer.clone();
         lie(&mut given.scores[1].scores);
-        let said =
+        let text =
             difference(&given, &job.rewards, &full()).unwrap_or_else(|| panic!("{what} is not noticed")).to_string();
-        assert!(said.starts_with(words), "{what}: {said}");
+        assert!(text.starts_with(words), "{what}: {text}");
         // The scores of a reward program are not compared.
         let (mut short_job, mut again) = full();
         short_job.rewards.truncate(1);
@@ -253,8 +253,8 @@ fn invented_values_of_a_deterministic_reward_are_noticed() {
     // Long strings are truncated in the message.
     let mut given = answer.clone();
     given.scores[1].scores.problems[0].message = "é".repeat(100_000);
-    let said = difference(&given, &job.rewards, &full()).unwrap().to_string();
-    assert!(said.chars().count() < 600 && said.contains('…'), "{said}");
+    let text = difference(&given, &job.rewards, &full()).unwrap().to_string();
+    assert!(text.chars().count() < 600 && text.contains('…'), "{text}");
     // So are long columns of the prompt, which must be empty.
     let mut given = answer;
     given.group.prompt_columns.set("lie", Vec::new());

@@ -38,34 +38,37 @@ fn invalid_completions_of_a_rollout_function_are_refused() {
         rollouts.checked(all, 4, 2, 10).map(|all| all.len()).map_err(|error| error.to_string())
     };
     assert_eq!(checked(&|_| {}), Ok(4), "the last completion has exactly the most tokens that fit");
-    let said =
+    let refused =
         |change: &dyn Fn(&mut Vec<GivenCompletion>), words: &str| assert_eq!(checked(change), Err(words.to_owned()));
-    said(
+    refused(
         &|all| drop(all.pop()),
         "it returned 3 completions for 4 prompts, but must return one per prompt (each prompt is repeated 2 times, \
          once per completion of its group)",
     );
-    said(&|all| all[3].prompt_ids.clear(), "prompt_ids[3] must have at least one token");
-    said(&|all| all[1].ids.clear(), "completion_ids[1] must have at least one token");
-    said(
+    refused(&|all| all[3].prompt_ids.clear(), "prompt_ids[3] must have at least one token");
+    refused(&|all| all[1].ids.clear(), "completion_ids[1] must have at least one token");
+    refused(
         &|all| all[2].prompt_ids[1] = 10,
         "prompt_ids[2] has token 10, but token ids must be below 10, the vocabulary size",
     );
-    said(
+    refused(
         &|all| all[0].ids[1] = 11,
         "completion_ids[0] has token 11, but token ids must be below 10, the vocabulary size",
     );
-    said(&|all| all[0].logps = Some(vec![-1.0]), "logprobs[0] must have one element per token: it has 1 for 2 tokens");
-    said(
+    refused(
+        &|all| all[0].logps = Some(vec![-1.0]),
+        "logprobs[0] must have one element per token: it has 1 for 2 tokens",
+    );
+    refused(
         &|all| all[1].sampled = Some(vec![true; 2]),
         "env_mask[1] must have one element per token: it has 2 for 1 tokens",
     );
-    said(
+    refused(
         &|all| all[0].sampled = Some(vec![false; 2]),
         "env_mask[0] is 0 for every token, so there is nothing to learn: at least one token must come from the model",
     );
     assert_eq!(checked(&|all| (all[0].sampled, all[0].logps) = (Some(vec![false, true]), Some(vec![-1.0; 2]))), Ok(4));
-    said(
+    refused(
         &|all| all[3].ids.push(1),
         "prompt and completion 3 have 7 tokens, but at most 6 fit: raise max_completion_length, or set \
          max_prompt_length if the function's prompts are longer than the dataset's",
@@ -76,8 +79,8 @@ fn invalid_completions_of_a_rollout_function_are_refused() {
              move the tokens that differ into completion_ids, with env_mask 0"
         )
     };
-    said(&|all| all[1].prompt_ids[0] = 2, &other(1, 0));
-    said(&|all| all[3].prompt_ids[0] = 2, &other(3, 2));
+    refused(&|all| all[1].prompt_ids[0] = 2, &other(1, 0));
+    refused(&|all| all[3].prompt_ids[0] = 2, &other(3, 2));
 }
 
 #[test]

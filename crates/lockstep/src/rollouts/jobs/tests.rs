@@ -145,22 +145,22 @@ fn answers_are_assembled_in_any_order() {
 
 #[test]
 fn missing_and_duplicate_answers_are_refused() {
-    let said = |answers: &[Vec<u8>]| collect(answers, false).0.err().expect("refused");
+    let refused = |answers: &[Vec<u8>]| collect(answers, false).0.err().expect("refused");
     let all = answers(-0.5);
-    assert_eq!(said(&all[..1]), "1 of 2 jobs were answered");
-    assert_eq!(said(&[]), "0 of 2 jobs were answered");
-    assert_eq!(said(&[&all[..], &all[1..]].concat()), "a job was answered twice");
+    assert_eq!(refused(&all[..1]), "1 of 2 jobs were answered");
+    assert_eq!(refused(&[]), "0 of 2 jobs were answered");
+    assert_eq!(refused(&[&all[..], &all[1..]].concat()), "a job was answered twice");
     let (plan, asked) = (plan(), Arc::default());
     let mut jobs = assembler(&asked).jobs(&request(&plan), Updates(6));
     jobs[1].group = GroupId(9);
     let other = answer(&jobs[1], -0.5).to_bytes();
     let none = "a worker answered an unknown job, of group 9";
-    assert_eq!(said(&[all[0].clone(), other]), none);
+    assert_eq!(refused(&[all[0].clone(), other]), none);
     jobs[1] = GroupJob { group: GroupId(8), updates: Updates(5), ..jobs[1].clone() };
     let older = answer(&jobs[1], -0.5).to_bytes();
     let version = "the answer to the job of group 8: completion 0 was sampled by weights of version 5, not 6";
-    assert_eq!(said(&[all[0].clone(), older]), version);
-    assert!(said(&[b"rubbish".to_vec()]).starts_with("a worker's answer: 7 bytes are not a record"));
+    assert_eq!(refused(&[all[0].clone(), older]), version);
+    assert!(refused(&[b"rubbish".to_vec()]).starts_with("a worker's answer: 7 bytes are not a record"));
 }
 
 #[test]

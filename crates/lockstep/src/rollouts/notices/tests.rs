@@ -29,7 +29,7 @@ fn assets(special: &[&str]) -> ModelAssets {
     ModelAssets::load(dir.path(), Head::Lm, model::chat::PromptTime(0)).unwrap()
 }
 
-fn said(rewards: &Value, special: &[&str], prompts: &[&str], skip_special_tokens: bool) -> Vec<String> {
+fn messages(rewards: &Value, special: &[&str], prompts: &[&str], skip_special_tokens: bool) -> Vec<String> {
     let assets = assets(special);
     let reward_funcs = serde_json::from_value(rewards.clone()).unwrap();
     let config = Config { reward_funcs, skip_special_tokens, ..Config::default() };
@@ -88,13 +88,13 @@ fn tags_that_rewards_look_for_and_cannot_see_are_named() {
         (json!(["length:3"]), &[], &["q <think>"], vec![]),
         (json!(["think_answer"]), &think, &["q <think>"], vec!["special tokens", "but 1 of 1 prompts"]),
     ] {
-        let found = said(&rewards, special, prompts, true);
+        let found = messages(&rewards, special, prompts, true);
         let is_right = found.len() == expected.len() && found.iter().zip(&expected).all(|(a, b)| a.contains(b));
         if !is_right {
             wrong.push(format!("{rewards}, {special:?}, {prompts:?}: {found:?}, not {expected:?}"));
         }
         // With skip_special_tokens = false, special tokens are visible.
-        let shown = said(&rewards, special, prompts, false);
+        let shown = messages(&rewards, special, prompts, false);
         if shown.iter().any(|line| line.contains("special tokens")) {
             wrong.push(format!("{rewards} with skip_special_tokens = false: {shown:?}"));
         }
@@ -103,10 +103,10 @@ fn tags_that_rewards_look_for_and_cannot_see_are_named() {
     let words = "reward `think_answer` looks for <think>, but 1 of 1 prompts already end with it, so the completion \
                  does not contain it: set think_in_prompt = true in the reward's table ({ kind = \"think_answer\", … \
                  })";
-    assert_eq!(said(&json!(["think_answer"]), &[], &["q <think>"], true), [words]);
+    assert_eq!(messages(&json!(["think_answer"]), &[], &["q <think>"], true), [words]);
     let words = "reward `think_answer` looks for <think>, </think>, special tokens that are removed from completions: \
                  set skip_special_tokens = false to keep them";
-    assert_eq!(said(&json!(["think_answer"]), &think, &["q"], true), [words]);
+    assert_eq!(messages(&json!(["think_answer"]), &think, &["q"], true), [words]);
 }
 
 #[test]

@@ -104,19 +104,19 @@ fn a_missing_column_of_a_reward_is_named() {
         ConfiguredReward::Ready(function("x"), Owner::Caller),
         ConfiguredReward::Ready(Box::new(Whole("whole")), Owner::Configuration),
     ];
-    let said = |columns: Value| {
+    let refused = |columns: Value| {
         let error = check_columns_of(columns.as_object().unwrap(), "d.jsonl", &rewards).err();
         error.map(|error| error.to_string())
     };
-    assert_eq!(said(json!({"answer": 1, "level": null})), None);
+    assert_eq!(refused(json!({"answer": 1, "level": null})), None);
     let lacks = |column: &str, present: &str| {
         Some(format!(
             "reward whole reads column `{column}`, which d.jsonl lacks; its columns besides the prompt are: {present}. \
              Rename one with columns = {{ {column} = \"…\" }}"
         ))
     };
-    assert_eq!(said(json!({})), lacks("answer", "none"));
-    assert_eq!(said(json!({"answer": 1, "other": 2})), lacks("level", "answer, other"));
+    assert_eq!(refused(json!({})), lacks("answer", "none"));
+    assert_eq!(refused(json!({"answer": 1, "other": 2})), lacks("level", "answer, other"));
     let row = |columns: Value| {
         let columns = columns.as_object().unwrap().clone();
         let tokens = model::Prompt::new([1]);

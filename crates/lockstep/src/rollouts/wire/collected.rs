@@ -324,15 +324,15 @@ mod tests {
         assert_eq!(head.f64s("times").unwrap().unwrap(), [1.5, 0.5, 0.25]);
         let unknown = |name: &&str| head.refuse_unknown(|known| known != *name).is_err();
         assert_eq!(names.iter().filter(|name| unknown(name)).collect::<Vec<_>>(), [&"next_number", &"groups"]);
-        let said = |name: &str, put: &dyn Fn(&mut RecordWriter)| {
+        let error = |name: &str, put: &dyn Fn(&mut RecordWriter)| {
             read(&with_column(&bytes, name, put), |_| {}).err().expect("refused")
         };
-        let groups = |groups: u64| said("groups", &|r| r.uints("groups", 1, [groups]));
+        let groups = |groups: u64| error("groups", &|r| r.uints("groups", 1, [groups]));
         assert_eq!(groups(1), "the answer has 1 groups, but its request had 2");
         assert_eq!(groups(3), "0 bytes are not a record: the header alone has 16");
         for name in ["groups", "next_number"] {
             let one = format!("column `{name}` must have one number");
-            assert_eq!((said(name, &|_| {}), said(name, &|r| r.uints(name, 1, [2, 2]))), (one.clone(), one));
+            assert_eq!((error(name, &|_| {}), error(name, &|r| r.uints(name, 1, [2, 2]))), (one.clone(), one));
         }
         for name in ["seconds", "timed_out"] {
             let each = format!("column `{name}` must have one value per reward");
@@ -340,18 +340,18 @@ mod tests {
                 "seconds" => r.f64s(name, 1, &[1.0, 2.0]),
                 name => r.uints(name, 1, [1, 2]),
             };
-            assert_eq!((said(name, &|_| {}), said(name, &two)), (each.clone(), each));
+            assert_eq!((error(name, &|_| {}), error(name, &two)), (each.clone(), each));
         }
         for count in [0, 2, 4] {
-            let times = said("times", &|r| r.f64s("times", 1, &vec![1.0; count]));
+            let times = error("times", &|r| r.f64s("times", 1, &vec![1.0; count]));
             assert_eq!(times, "column `times` must have three values");
         }
         let metrics = "columns `metrics` and `metric_values` must have equally many values";
-        assert_eq!(said("metrics", &|r| r.texts("metrics", ["x"])), metrics);
-        assert_eq!(said("metric_values", &|_| {}), metrics);
-        let problem = said("problems", &|r| r.texts("problems", ["{"]));
+        assert_eq!(error("metrics", &|r| r.texts("metrics", ["x"])), metrics);
+        assert_eq!(error("metric_values", &|_| {}), metrics);
+        let problem = error("problems", &|r| r.texts("problems", ["{"]));
         assert_eq!(problem, "column `problems`: EOF while parsing an object at line 1 column 1");
-        assert!(said("", &|r| r.must_be_known().bytes("later", &[])).contains("column `later`"));
+        assert!(error("", &|r| r.must_be_known().bytes("later", &[])).contains("column `later`"));
     }
 
     #[test]
@@ -379,22 +379,22 @@ mod tests {
         assert_eq!(ids, [7, 9, 7]);
         assert!(groups_of_answers(&[]).unwrap().is_empty() && groups_of_answers(&bytes[..bytes.len() - 1]).is_err());
 
-        let said = |change: fn(&mut Vec<ScoredGroup>)| {
+        let refused = |change: fn(&mut Vec<ScoredGroup>)| {
             let mut spoiled = collected();
             change(&mut spoiled.scored.rollouts.groups);
             Collected::take(&spoiled.to_bytes(), &like, row).err().expect("refused").to_string()
         };
         let ascend = "its group numbers must ascend";
-        assert_eq!(said(|groups| groups.reverse()), ascend);
-        assert_eq!(said(|groups| groups[1].group = GroupId(7)), ascend);
+        assert_eq!(refused(|groups| groups.reverse()), ascend);
+        assert_eq!(refused(|groups| groups[1].group = GroupId(7)), ascend);
         assert_eq!(
-            said(|groups| Arc::make_mut(&mut groups[1].prompt).row = 8),
+            refused(|groups| Arc::make_mut(&mut groups[1].prompt).row = 8),
             "group 9: column `prompt_id` names a row that the data lacks"
         );
         let fewer = "group 9 must have 2 completions with scores of the rewards [\"r\"]";
-        assert_eq!(said(|groups| drop(groups[1].completions.pop())), fewer);
+        assert_eq!(refused(|groups| drop(groups[1].completions.pop())), fewer);
         let lacks = "group 7: column `versions` or `token.sampler_logps` is missing";
-        assert_eq!(said(|groups| groups[0].completions[1].completion.versions.clear()), lacks);
+        assert_eq!(refused(|groups| groups[0].completions[1].completion.versions.clear()), lacks);
     }
 
     proptest! {

@@ -113,8 +113,8 @@ fn a_file_without_groups_is_refused_and_kept() {
     fs::write(&path, &bytes).unwrap();
     let file = GroupFile::open(&path).unwrap();
     assert!(file.read(0).is_ok() && file.read(2).is_ok(), "undamaged groups are read");
-    let said = file.read(1).unwrap_err().to_string();
-    assert!(said.contains(&format!("the record at byte {}", second.offset)) && said.contains("checksum"), "{said}");
+    let error = file.read(1).unwrap_err().to_string();
+    assert!(error.contains(&format!("the record at byte {}", second.offset)) && error.contains("checksum"), "{error}");
 
     fs::write(&path, "{\"prompt_ids\": [1]}\n").unwrap();
     assert!(GroupFile::open(&path).unwrap_err().to_string().contains("rollouts.bin"));
@@ -196,8 +196,8 @@ fn damaged_records_are_not_appended() {
     let mut second = records(&[group(8, &[1.0])]);
     *second.last_mut().unwrap() ^= 1;
     let place = |at: usize| format!("{}, the record at byte {}: ", path.display(), before.len() + at);
-    let said = log.append(&[&first[..], &second].concat()).unwrap_err().to_string();
-    assert_eq!(said, place(first.len()) + "the checksum (XXH3) does not match: the record is damaged");
+    let error = log.append(&[&first[..], &second].concat()).unwrap_err().to_string();
+    assert_eq!(error, place(first.len()) + "the checksum (XXH3) does not match: the record is damaged");
     let mut other = super::RecordWriter::new();
     other.uints("group", 1, [5]);
     let mut bytes = Vec::new();

@@ -113,8 +113,8 @@ fn an_answer_that_does_not_continue_the_job_is_refused() {
     let refused = |spoil: fn(&mut GroupAnswer), word: &str| {
         let mut answer = answer_to_later();
         spoil(&mut answer);
-        let said = GroupAnswer::from_bytes(&answer.to_bytes(), &later()).unwrap_err().to_string();
-        assert!(said.contains(word), "{said}");
+        let error = GroupAnswer::from_bytes(&answer.to_bytes(), &later()).unwrap_err().to_string();
+        assert!(error.contains(word), "{error}");
     };
     refused(|answer| answer.group.completions[0].ids[0] = 5, "does not continue");
     refused(|answer| answer.group.completions[0].versions[1] = Updates(7), "does not continue");
@@ -141,8 +141,8 @@ fn an_answer_to_another_job_is_refused() {
         let (mut job, mut answer) = (job(), answer());
         change(&mut job);
         spoil(&mut answer);
-        let said = GroupAnswer::from_bytes(&answer.to_bytes(), &job).unwrap_err().to_string();
-        assert!(said.contains(word), "{said}");
+        let error = GroupAnswer::from_bytes(&answer.to_bytes(), &job).unwrap_err().to_string();
+        assert!(error.contains(word), "{error}");
     };
     refused(|job| job.group = GroupId(8), |_| {}, "another job");
     refused(|job| job.prompt.tokens = model::Prompt::new([7]), |_| {}, "another job");

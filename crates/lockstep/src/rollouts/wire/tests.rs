@@ -171,16 +171,19 @@ fn a_flipped_bit_anywhere_is_an_error() {
     }
     let mut flipped = written.clone();
     *flipped.last_mut().unwrap() ^= 1;
-    let said = Group::read_all(&[written.clone(), flipped].concat()).unwrap_err().to_string();
-    assert!(said.starts_with(&format!("record 1, at byte {}: ", written.len())) && said.contains("checksum"), "{said}");
+    let error = Group::read_all(&[written.clone(), flipped].concat()).unwrap_err().to_string();
+    assert!(
+        error.starts_with(&format!("record 1, at byte {}: ", written.len())) && error.contains("checksum"),
+        "{error}"
+    );
 }
 
 #[test]
 fn a_truncated_record_or_another_version_is_refused() {
     let written = bytes(&full());
     for length in 0..written.len() {
-        let said = Group::read(&written[..length]).unwrap_err().to_string();
-        assert!(said.contains(if length < HEADER { "are not a record" } else { "is truncated" }), "{length}: {said}");
+        let error = Group::read(&written[..length]).unwrap_err().to_string();
+        assert!(error.contains(if length < HEADER { "are not a record" } else { "is truncated" }), "{length}: {error}");
     }
     let newer = [&b"LSG\x02"[..], &written[4..]].concat();
     assert!(Group::read(&newer).unwrap_err().to_string().contains("version 2"), "the error names the version");
@@ -212,8 +215,8 @@ fn unknown_columns_are_skipped_unless_they_must_be_known() {
             ..Group::default()
         }
     );
-    let said = Group::read(rest).unwrap_err().to_string();
-    assert!(said.contains("`reversed`") && said.contains("use a newer one"), "{said}");
+    let error = Group::read(rest).unwrap_err().to_string();
+    assert!(error.contains("`reversed`") && error.contains("use a newer one"), "{error}");
 }
 
 /// Versions that do not know a reserved column read the others.
@@ -223,8 +226,8 @@ fn readers_need_not_know_reserved_columns() {
     let (record, _) = RecordReader::take(&written).unwrap();
     assert_eq!(record.uints("forks").unwrap().unwrap(), [0, 0, 1, 1, 0, 0], "parent 0 and one token of the second");
     record.refuse_unknown(|name| name != "forks" && !name.starts_with("prompt.")).unwrap();
-    let said = record.refuse_unknown(|name| name != "ids").unwrap_err().to_string();
-    assert!(said.contains("`ids`"), "{said}");
+    let error = record.refuse_unknown(|name| name != "ids").unwrap_err().to_string();
+    assert!(error.contains("`ids`"), "{error}");
 }
 
 #[test]
@@ -318,8 +321,8 @@ fn scored_groups_are_read_back_unchanged() {
         assert_eq!((&back.completion, &back.content, &back.rewards), (&own.completion, &own.content, &own.rewards));
         assert_eq!((&back.steps, &back.extra), (&own.steps, &own.extra));
     }
-    let said = Group::from_scored(scored, false).into_scored().unwrap_err().to_string();
-    assert!(said.contains("group 3: column `completions` is missing"), "{said}");
+    let error = Group::from_scored(scored, false).into_scored().unwrap_err().to_string();
+    assert!(error.contains("group 3: column `completions` is missing"), "{error}");
 }
 
 /// f32 with any bits.

@@ -260,8 +260,8 @@ impl AlarmState {
             if !streak.raised && streak.held >= condition.patience {
                 streak.raised = true;
                 // A quiet alarm is about configured behaviour, and is raised once.
-                let said = |a: &Alarm| a.quiet && a.id == condition.id && a.subject == subject;
-                if quiet && self.raised.iter().any(said) {
+                let is_raised = |a: &Alarm| a.quiet && a.id == condition.id && a.subject == subject;
+                if quiet && self.raised.iter().any(is_raised) {
                     held.insert(key);
                     continue;
                 }

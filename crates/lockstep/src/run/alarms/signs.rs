@@ -306,7 +306,7 @@ mod tests {
 
     #[test]
     fn unpaired_marks_are_recognised() {
-        assert!(["\"", "he said \"yes", "$5", "`x", "**a", "“a", "<answer>5", "5</answer>"].into_iter().all(odd));
+        assert!(["\"", "he wrote \"yes", "$5", "`x", "**a", "“a", "<answer>5", "5</answer>"].into_iter().all(odd));
         let pairs = ["", "\"a\"", "$x$", "`x`", "**a**", "“a”", "<answer>5</answer>", "it's 3 < 4 > 2", "<br>x</br>"];
         assert!(!pairs.into_iter().any(odd));
     }

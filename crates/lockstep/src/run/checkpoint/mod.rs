@@ -327,9 +327,9 @@ mod tests {
         let unlisted = "(older versions wrote none), so it is not checked that all files belong to the same step";
         assert_eq!(check(&checkpoint).unwrap(), Some(format!("{place} has no {FILE_LIST} {unlisted}")));
         let other = with_state(&run, 4);
-        let said = check(&other).unwrap_err().to_string();
+        let error = check(&other).unwrap_err().to_string();
         assert_eq!(
-            said,
+            error,
             format!("{}: belongs to step 4, but run_state.json to step 3", other.join(FILE_LIST).display())
         );
     }

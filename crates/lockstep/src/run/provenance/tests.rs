@@ -288,18 +288,18 @@ fn a_resume_by_another_build_logs_one_warning_line() {
     let here = Build::current();
     assert_eq!((&record.build, &record.starts[0].build), (&Some(here.clone()), &Some(here.clone())));
     assert_eq!(other_build(&place.run), None, "the same build, though its commit is not known");
-    let said = |build: Option<Build>| {
+    let warning = |build: Option<Build>| {
         let record = RunRecord { build, ..record.clone() };
         fs::write(place.run.record(), record.to_bytes().unwrap()).unwrap();
         let line = other_build(&place.run).unwrap();
         assert!(!line.contains('\n') && line.contains(&here.to_string()), "{line}");
         line
     };
-    assert!(said(None).contains("does not name the build"), "a record of an older version");
+    assert!(warning(None).contains("does not name the build"), "a record of an older version");
     let version = Build { version: "0.0.1".to_owned(), ..here.clone() };
-    assert!(said(Some(version)).contains("by another build: 0.0.1 (commit unknown (no git)"));
+    assert!(warning(Some(version)).contains("by another build: 0.0.1 (commit unknown (no git)"));
     let known = Build { commit: Some("0123456789abcdef".to_owned()), ..here.clone() };
-    assert!(said(Some(known)).contains("trained the run so far: that was"));
+    assert!(warning(Some(known)).contains("trained the run so far: that was"));
     fs::remove_file(place.run.record()).unwrap();
     assert_eq!(other_build(&place.run), None, "a missing record has a warning of its own");
 }

@@ -324,8 +324,8 @@ fn an_unreadable_answer_is_regenerated() {
                     if lies < 3 {
                         return Ok(());
                     }
-                    let is_said = || std::fs::read(&expelled).is_ok_and(|bytes| !bytes.is_empty());
-                    testing::wait_until("the liar is expelled", is_said);
+                    let is_reported = || std::fs::read(&expelled).is_ok_and(|bytes| !bytes.is_empty());
+                    testing::wait_until("the liar is expelled", is_reported);
                     join(&out, "honest", Lie::Nothing)
                 });
                 run.run().unwrap();

@@ -8,13 +8,13 @@ const POLL_INTERVAL: Duration = Duration::from_secs(10);
 /// The missing workers of one wait, and the time of the last check.
 pub(super) struct Missing {
     looked: Instant,
-    said: Option<String>,
+    reported: Option<String>,
 }
 
 impl Missing {
     /// No worker is missing yet.
     pub fn new() -> Missing {
-        Missing { looked: Instant::now(), said: None }
+        Missing { looked: Instant::now(), reported: None }
     }
 
     /// Whether a check is due.
@@ -28,9 +28,9 @@ impl Missing {
 
     /// Returns the present message if it has changed: workers come and go while a learner waits.
     pub fn news(&mut self, missing: Option<String>) -> Option<&str> {
-        let is_new = missing != self.said;
-        self.said = missing;
-        self.said.as_deref().filter(|_| is_new)
+        let is_new = missing != self.reported;
+        self.reported = missing;
+        self.reported.as_deref().filter(|_| is_new)
     }
 }
 
@@ -43,7 +43,7 @@ mod tests {
     fn missing_workers_are_reported_whenever_they_change() {
         let mut missing = Missing::new();
         assert!(!missing.is_due(), "no check is due at the start of a wait");
-        for (now, said) in [
+        for (now, expected) in [
             (None, None),
             (Some("a"), Some("a")),
             (Some("a"), None),
@@ -55,7 +55,7 @@ mod tests {
             (None, None),
             (Some("a"), Some("a")),
         ] {
-            assert_eq!(missing.news(now.map(str::to_owned)), said);
+            assert_eq!(missing.news(now.map(str::to_owned)), expected);
         }
     }
 }

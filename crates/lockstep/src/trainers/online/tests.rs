@@ -16,10 +16,10 @@ fn refused(checkpoint: &Path, name: &str, bytes: &[u8]) -> String {
     let ctx = crate::context(None, Some(1), ComputeDType::F32).unwrap();
     let error = Run::resume(Purpose::Grpo, checkpoint, RunOptions::new().context(ctx)).err().expect("refused");
     std::fs::write(&file, good).unwrap();
-    let said = format!("{error:#}");
-    let at = said.find(name).unwrap_or_else(|| panic!("{said}"));
+    let text = format!("{error:#}");
+    let at = text.find(name).unwrap_or_else(|| panic!("{text}"));
     // The advice on how to resume is removed, because it does not depend on this file.
-    said[at..].split("; there is no earlier checkpoint").next().unwrap_or_default().to_owned()
+    text[at..].split("; there is no earlier checkpoint").next().unwrap_or_default().to_owned()
 }
 
 /// The bytes of each batch in a file. `records` returns how many records follow the first record of a batch.
@@ -80,6 +80,6 @@ fn the_current_batch_must_have_the_expected_samples() {
     }
     let words = "generation_batch.bin has 3 samples, but the run left off with 4";
     assert_eq!(refused(&checkpoint, name, &fewer), words);
-    let said = refused(&checkpoint, name, &bytes[..bytes.len() - 1]);
-    assert!(said.starts_with("generation_batch.bin: record 1, at byte "), "{said}");
+    let error = refused(&checkpoint, name, &bytes[..bytes.len() - 1]);
+    assert!(error.starts_with("generation_batch.bin: record 1, at byte "), "{error}");
 }

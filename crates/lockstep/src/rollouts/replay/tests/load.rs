@@ -75,36 +75,36 @@ fn lines_with_the_same_prompt_form_a_group() {
 
 #[test]
 fn errors_of_invalid_lines_name_the_line() {
-    let said = |lines: &[String], generations: usize| load(lines.concat(), generations).err().expect("refused");
+    let refused = |lines: &[String], generations: usize| load(lines.concat(), generations).err().expect("refused");
     let good = || line("[9]", "[4]", "1");
-    assert_eq!(said(&[], 1), "FILE is empty: it has no rollout");
-    assert_eq!(said(&["\n".into()], 1), "FILE is empty: it has no rollout");
-    assert_eq!(said(&[good()], 2), "FILE, line 1: the last group has 1 completion, but num_generations is 2");
+    assert_eq!(refused(&[], 1), "FILE is empty: it has no rollout");
+    assert_eq!(refused(&["\n".into()], 1), "FILE is empty: it has no rollout");
+    assert_eq!(refused(&[good()], 2), "FILE, line 1: the last group has 1 completion, but num_generations is 2");
     let other = "FILE, line 4: a new prompt begins after a group of 2 completions, but num_generations is 3";
-    assert_eq!(said(&[good(), "\n".into(), good(), line("[8]", "[4]", "1")], 3), other);
+    assert_eq!(refused(&[good(), "\n".into(), good(), line("[8]", "[4]", "1")], 3), other);
     let whole = "FILE, line 2: a new prompt begins after a group of 1 completion, but num_generations is 2";
-    assert_eq!(said(&[good(), line("[9]", "[[4], [5]]", "[1, 2]")], 2), whole);
+    assert_eq!(refused(&[good(), line("[9]", "[[4], [5]]", "[1, 2]")], 2), whole);
     let set = "FILE, line 1: the group has 2 completions, but num_generations is 3: set num_generations = 2";
-    assert_eq!(said(&[line("[9]", "[[4], [5]]", "[1, 2]")], 3), set);
+    assert_eq!(refused(&[line("[9]", "[[4], [5]]", "[1, 2]")], 3), set);
     assert!(load(line("[8, 9]", "[1, 2, 3]", "1"), 1).is_ok(), "as long as the limits allow");
     let long =
         "FILE, line 1: a completion has 4 tokens, more than max_completion_length = 3: raise max_completion_length";
-    assert_eq!(said(&[line("[9]", "[1, 2, 3, 4]", "1")], 1), long);
+    assert_eq!(refused(&[line("[9]", "[1, 2, 3, 4]", "1")], 1), long);
     let context = "FILE, line 1: prompt and completion have 6 tokens, but the context has 5";
-    assert_eq!(said(&[line("[7, 8, 9]", "[1, 2, 3]", "1")], 1), context);
+    assert_eq!(refused(&[line("[7, 8, 9]", "[1, 2, 3]", "1")], 1), context);
     let rewards = "FILE, line 2: `rewards` has 2 numbers, but earlier lines have 1";
-    assert_eq!(said(&[good(), line("[9]", "[4]", "[1, 2]")], 1), rewards);
+    assert_eq!(refused(&[good(), line("[9]", "[4]", "[1, 2]")], 1), rewards);
     let names = |names: &str| line("[9]", "[4]", &format!("[1, 2], \"reward_names\": {names}"));
     let count = "FILE, line 1: `reward_names` has 1 names for 2 rewards";
-    assert_eq!(said(&[names("[\"x\"]")], 1), count);
+    assert_eq!(refused(&[names("[\"x\"]")], 1), count);
     let other = "FILE, line 2: `reward_names` is [\"x\", \"z\"], but [\"x\", \"y\"] in earlier lines";
-    assert_eq!(said(&[names("[\"x\", \"y\"]"), names("[\"x\", \"z\"]")], 1), other);
+    assert_eq!(refused(&[names("[\"x\", \"y\"]"), names("[\"x\", \"z\"]")], 1), other);
     let lineage = "FILE, line 1: a lineage is 32 hexadecimal digits, not \"12\"";
-    assert_eq!(said(&[line("[9]", "[4]", "1, \"lineage\": \"12\"")], 1), lineage);
-    assert!(said(&["[1]\n".into()], 1).starts_with("FILE, line 1: expected an object"));
+    assert_eq!(refused(&[line("[9]", "[4]", "1, \"lineage\": \"12\"")], 1), lineage);
+    assert!(refused(&["[1]\n".into()], 1).starts_with("FILE, line 1: expected an object"));
     let vocabulary = "FILE, line 1: completion_ids[0] = 40 is not in the model's vocabulary of 40";
-    assert_eq!(said(&[line("[9]", "[40]", "1")], 1), vocabulary);
-    let problem = said(&[line("[9]", "[4]", "null, \"problems\": [{\"reward\": 1}]")], 1);
+    assert_eq!(refused(&[line("[9]", "[40]", "1")], 1), vocabulary);
+    let problem = refused(&[line("[9]", "[4]", "null, \"problems\": [{\"reward\": 1}]")], 1);
     assert!(problem.starts_with("FILE, line 1: `problems`: invalid type: integer"), "{problem}");
     let missing = Replay::load(Path::new("/nowhere/r"), &assets(), &limits(1)).err().unwrap().to_string();
     assert!(missing.starts_with("cannot read the rollouts /nowhere/r: "), "{missing}");
@@ -148,19 +148,19 @@ fn recorded_groups_and_json_lines_are_read_alike() {
     assert_eq!(shown(&replay), [(vec![9], vec![vec![4], vec![4]])]);
     assert_eq!((replay.groups[0].lineage, replay.reward_names.clone()), (Some(Lineage([3; 16])), vec!["r".to_owned()]));
     assert_eq!(replay.groups[0].completions[1].versions, [6]);
-    let said = |change: &dyn Fn(&mut Group)| load(group(change), 2).err().expect("refused");
+    let refused = |change: &dyn Fn(&mut Group)| load(group(change), 2).err().expect("refused");
     let token = |id: u32| format!("FILE, group 12: token {id} is not in the model's vocabulary of 40");
-    assert_eq!(said(&|group| group.prompt_ids = vec![9, 40]), token(40));
-    assert_eq!(said(&|group| group.completions[1].ids[0] = 41), token(41));
+    assert_eq!(refused(&|group| group.prompt_ids = vec![9, 40]), token(40));
+    assert_eq!(refused(&|group| group.completions[1].ids[0] = 41), token(41));
     let nothing =
         "FILE, group 12: the group has no prompt, no completion or no reward, so nothing can be learned from it";
-    assert_eq!(said(&|group| group.prompt_ids.clear()), nothing);
-    assert_eq!(said(&|group| group.completions.clear()), nothing);
+    assert_eq!(refused(&|group| group.prompt_ids.clear()), nothing);
+    assert_eq!(refused(&|group| group.completions.clear()), nothing);
     let without = |group: &mut Group| {
         group.reward_names.clear();
         group.completions.iter_mut().for_each(|c| c.rewards.clear());
     };
-    assert_eq!(said(&without), nothing);
+    assert_eq!(refused(&without), nothing);
     let mut cut = group(&|_| {});
     cut.pop();
     assert!(load(cut, 2).err().unwrap().starts_with("FILE: record 0, at byte 0: the record is truncated"));

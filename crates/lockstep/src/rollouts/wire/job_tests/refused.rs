@@ -7,13 +7,13 @@ use super::*;
 type Put<'a> = &'a dyn Fn(&mut RecordWriter);
 
 /// The error for `bytes` as a job.
-fn said(bytes: &[u8]) -> String {
+fn job_error(bytes: &[u8]) -> String {
     GroupJob::from_bytes(bytes).unwrap_err().to_string()
 }
 
 /// The error for a job whose column `name` has other values.
 fn job_with(name: &str, put: Put<'_>) -> String {
-    said(&with_column(&job().to_bytes(), name, put))
+    job_error(&with_column(&job().to_bytes(), name, put))
 }
 
 /// The error for an answer whose column `name` has other values.
@@ -92,7 +92,7 @@ fn a_continued_job_must_contain_its_completions_so_far() {
     assert_eq!(job_with_group(&|_| {}), Ok(later()));
     assert_eq!(job_with_group(&|group| group.group = GroupId(8)), Err(other.into()));
     assert_eq!(job_with_group(&|group| drop(group.completions.pop())), Err(other.into()));
-    assert_eq!(said(&[&later().to_bytes()[..], &so_far].concat()), other);
+    assert_eq!(job_error(&[&later().to_bytes()[..], &so_far].concat()), other);
     let none = "completion 1 does not match the job";
     assert_eq!(job_with_group(&|group| group.completions[1].generation = 0), Err(none.into()));
     assert_eq!(job_with_group(&|group| group.completions[0].loss_mask[1] = false), Err(none.replace('1', "0")));
@@ -109,12 +109,12 @@ fn an_invalid_answer_is_refused_with_the_reason() {
     assert_eq!(answer_with("answer", &|r| r.uints("answer", 1, [9])), "column `answer` must have 2 numbers");
     assert_eq!(answer_with("answer", &|r| r.uints("answer", 1, [8, 2])), "the answer belongs to another job");
     for asked in [0, 1, 3] {
-        let said = answer_with("answer", &|r| r.uints("answer", 1, [9, asked]));
-        assert_eq!(said, "the answer must have 2 completions with scores of 2 rewards");
+        let error = answer_with("answer", &|r| r.uints("answer", 1, [9, asked]));
+        assert_eq!(error, "the answer must have 2 completions with scores of 2 rewards");
     }
     for seconds in [&[][..], &[1.0, 2.0]] {
-        let said = answer_with("rollout_s", &|r| r.f64s("rollout_s", 1, seconds));
-        assert_eq!(said, "column `rollout_s` must have one number");
+        let error = answer_with("rollout_s", &|r| r.f64s("rollout_s", 1, seconds));
+        assert_eq!(error, "column `rollout_s` must have one number");
         assert_eq!(answer_with("1.seconds", &|r| r.f64s("1.seconds", 1, seconds)), does_not_fit("1.seconds"));
     }
     assert_eq!(answer_with("0.scored", &|_| {}), does_not_fit("0.scored"));

@@ -85,23 +85,23 @@ fn a_begun_batch_is_read_back_unchanged() {
 #[test]
 fn a_begun_batch_that_does_not_fit_the_data_is_refused() {
     let bytes = batch().to_bytes();
-    let said = |name: &str, put: &dyn Fn(&mut RecordWriter)| take(&with_column(&bytes, name, put)).unwrap_err();
-    let begun = |values: [u64; 3]| said("begun", &|r| r.uints("begun", 1, values));
-    assert_eq!(said("begun", &|r| r.uints("begun", 1, [5, 7])), "column `begun` must have 3 numbers");
+    let refused = |name: &str, put: &dyn Fn(&mut RecordWriter)| take(&with_column(&bytes, name, put)).unwrap_err();
+    let begun = |values: [u64; 3]| refused("begun", &|r| r.uints("begun", 1, values));
+    assert_eq!(refused("begun", &|r| r.uints("begun", 1, [5, 7])), "column `begun` must have 3 numbers");
     let rows = "column `rows` must have one row per group";
     for wrong in [vec![3], vec![3, 1, 1], vec![]] {
-        assert_eq!(said("rows", &|r| r.uints("rows", 1, wrong.clone())), rows);
+        assert_eq!(refused("rows", &|r| r.uints("rows", 1, wrong.clone())), rows);
     }
-    assert_eq!(said("rows", &|_| {}), rows);
+    assert_eq!(refused("rows", &|_| {}), rows);
     assert_eq!((begun([5, 7, 1]), begun([5, 7, 3]), begun([5, u64::MAX, 2])), (rows.into(), rows.into(), rows.into()));
-    let no_row = said("rows", &|r| r.uints("rows", 1, [3, 6]));
+    let no_row = refused("rows", &|r| r.uints("rows", 1, [3, 6]));
     assert_eq!(no_row, "group 8: column `rows` names a row that the data lacks");
     assert_eq!(begun([5, 8, 2]), "the answer belongs to another job");
     // The tokens differ from the row's.
-    assert_eq!(said("rows", &|r| r.uints("rows", 1, [1, 3])), "the answer belongs to another job");
-    let other = said("rewards", &|r| r.texts("rewards", ["a", "b"]));
+    assert_eq!(refused("rows", &|r| r.uints("rows", 1, [1, 3])), "the answer belongs to another job");
+    let other = refused("rewards", &|r| r.texts("rewards", ["a", "b"]));
     assert_eq!(other, "the answer must have 2 completions with scores of 2 rewards");
-    assert!(said("", &|r| r.must_be_known().bytes("later", &[])).contains("column `later`"));
+    assert!(refused("", &|r| r.must_be_known().bytes("later", &[])).contains("column `later`"));
     assert!(groups_of_begun(&with_column(&bytes, "begun", |r| r.uints("begun", 1, [5, 7, 3]))).is_err());
     assert!(groups_of_begun(&with_column(&bytes, "begun", |_| {})).is_err());
 }

@@ -112,16 +112,16 @@ fn a_generation_is_recorded_with_its_advantages_and_masks() {
 #[test]
 fn a_group_without_the_columns_for_scoring_is_refused() {
     let scored = rollouts().groups.remove(0);
-    let said = |change: fn(&mut Group)| {
+    let refused = |change: fn(&mut Group)| {
         let mut group = Group::from_scored(&scored, true);
         change(&mut group);
         group.into_scored().unwrap_err().to_string()
     };
-    assert_eq!(said(|g| g.prompt_id = None), "group 3: column `prompt_id` is missing");
-    assert_eq!(said(|g| g.prompt = None), "group 3: column `prompt` is missing");
-    assert_eq!(said(|g| g.completions[1].content = None), "group 3: column `completions` is missing");
-    assert_eq!(said(|g| g.completions[1].finish_reason = None), "group 3: column `finish_reasons` is missing");
-    let problem = said(|g| g.problems = vec![json!({"reward": 1})]);
+    assert_eq!(refused(|g| g.prompt_id = None), "group 3: column `prompt_id` is missing");
+    assert_eq!(refused(|g| g.prompt = None), "group 3: column `prompt` is missing");
+    assert_eq!(refused(|g| g.completions[1].content = None), "group 3: column `completions` is missing");
+    assert_eq!(refused(|g| g.completions[1].finish_reason = None), "group 3: column `finish_reasons` is missing");
+    let problem = refused(|g| g.problems = vec![json!({"reward": 1})]);
     assert!(problem.starts_with("group 3: column `problems`: invalid type: "), "{problem}");
     let back = Group::from_scored(&scored, true).into_scored().unwrap();
     assert_eq!((back.problems, back.lineage), (scored.problems.clone(), scored.lineage));

@@ -28,7 +28,7 @@ fn of<T>(
     read(&record).map(|values| values.expect("the column is there")).map_err(|error| error.to_string())
 }
 
-fn said(bytes: &[u8]) -> String {
+fn refused(bytes: &[u8]) -> String {
     RecordReader::take(bytes).unwrap_err().to_string()
 }
 
@@ -137,12 +137,12 @@ fn a_damaged_column_table_is_refused() {
         b"\x01\x01n\x01\x01\x01\x07\x07",
         b"\x02\x01n\x01\x01\x00",
     ] {
-        assert_eq!(said(&sealed(body)), broken, "{body:?}");
+        assert_eq!(refused(&sealed(body)), broken, "{body:?}");
     }
-    assert_eq!(said(&sealed(b"\x02\x01n\x01\x01\x01\x01m\x01\x01\x02\x07\x07")), "column `m` is truncated");
-    assert_eq!(said(&sealed(b"\x01\x01n\x01\x01\xff\xff\x03")), "column `n` is truncated");
+    assert_eq!(refused(&sealed(b"\x02\x01n\x01\x01\x01\x01m\x01\x01\x02\x07\x07")), "column `m` is truncated");
+    assert_eq!(refused(&sealed(b"\x01\x01n\x01\x01\xff\xff\x03")), "column `n` is truncated");
     for (names, twice) in [(["b", "a", "b"], "b"), (["a", "b", "a"], "a"), (["a", "b", "b"], "b")] {
         let columns = names.map(|name| (name, 1, 1, &[0][..]));
-        assert_eq!(said(&raw(&columns)), format!("duplicate column `{twice}`"));
+        assert_eq!(refused(&raw(&columns)), format!("duplicate column `{twice}`"));
     }
 }

@@ -28,7 +28,7 @@ fn with(name: &str, put: Put<'_>) -> Result<Group, String> {
 
 /// Checks the error for a group whose column `name` is written by `put`.
 #[track_caller]
-fn said(name: &str, put: Put<'_>, what: &str) {
+fn refused(name: &str, put: Put<'_>, what: &str) {
     assert_eq!(with(name, put).unwrap_err(), format!("group 4: column {what}"));
 }
 
@@ -37,7 +37,7 @@ fn a_missing_column_is_named() {
     assert_eq!(with("group", &|_| {}).unwrap_err(), "column `group` is missing");
     assert_eq!(with("group", &|r| r.uints("group", 1, [4, 4])).unwrap_err(), "column `group` must have one number");
     for name in ["prompt_ids", "lengths", "ids", "scored", "scores"] {
-        said(name, &|_| {}, &format!("`{name}` is missing"));
+        refused(name, &|_| {}, &format!("`{name}` is missing"));
     }
     // Without names of rewards, there are no scores to read.
     let without = with("reward_names", &|_| {}).unwrap_err();
@@ -51,59 +51,59 @@ fn a_missing_column_is_named() {
 
 #[test]
 fn invalid_numbers_and_strings_are_named() {
-    said("prompt_ids", &|r| r.uints("prompt_ids", 1, [1, 1 << 32]), "`prompt_ids` has a number above 2^32");
-    said("ids", &|r| r.uints("ids", 1, [9, 8, 1 << 32]), "`ids` has a number above 2^32");
+    refused("prompt_ids", &|r| r.uints("prompt_ids", 1, [1, 1 << 32]), "`prompt_ids` has a number above 2^32");
+    refused("ids", &|r| r.uints("ids", 1, [9, 8, 1 << 32]), "`ids` has a number above 2^32");
     for more in [vec![2, 2], vec![4], vec![2, u64::MAX], vec![u64::MAX, 2]] {
-        said("lengths", &|r| r.uints("lengths", 1, more.clone()), "`lengths` names more tokens than `ids` has");
+        refused("lengths", &|r| r.uints("lengths", 1, more.clone()), "`lengths` names more tokens than `ids` has");
     }
     for fewer in [vec![2], vec![1, 1], vec![]] {
-        said("lengths", &|r| r.uints("lengths", 1, fewer.clone()), "`lengths` names fewer tokens than `ids` has");
+        refused("lengths", &|r| r.uints("lengths", 1, fewer.clone()), "`lengths` names fewer tokens than `ids` has");
     }
     for weights in [&[1.0][..], &[1.0; 3]] {
         let what = "`reward_weights` must have one weight for each of `reward_names`";
-        said("reward_weights", &|r| r.f64s("reward_weights", 1, weights), what);
+        refused("reward_weights", &|r| r.f64s("reward_weights", 1, weights), what);
     }
     for name in ["step", "prompt_id", "prompt_in_batch"] {
-        said("", &|r| r.uints(name, 1, [1, 2]), &format!("`{name}` must have one number"));
-        said("", &|r| r.uints(name, 1, []), &format!("`{name}` must have one number"));
+        refused("", &|r| r.uints(name, 1, [1, 2]), &format!("`{name}` must have one number"));
+        refused("", &|r| r.uints(name, 1, []), &format!("`{name}` must have one number"));
     }
     for name in ["prompt", "dataset", "sampling"] {
-        said("", &|r| r.texts(name, ["{}", "{}"]), &format!("`{name}` must have one string"));
+        refused("", &|r| r.texts(name, ["{}", "{}"]), &format!("`{name}` must have one string"));
     }
     for name in ["dataset", "sampling", "problems"] {
         let end = "EOF while parsing an object at line 1 column 1";
-        said("", &|r| r.texts(name, ["{"]), &format!("`{name}` has broken JSON: {end}"));
+        refused("", &|r| r.texts(name, ["{"]), &format!("`{name}` has broken JSON: {end}"));
     }
     for length in [15, 17] {
-        said("", &|r| r.bytes("lineage", &vec![0; length]), "`lineage` must have 16 bytes");
+        refused("", &|r| r.bytes("lineage", &vec![0; length]), "`lineage` must have 16 bytes");
     }
 }
 
 #[test]
 fn columns_must_have_one_value_per_completion() {
     for name in ["completions", "extra", "step_scores"] {
-        said("", &|r| r.texts(name, ["{}"; 3]), &format!("`{name}` must have 2 values, got 3"));
+        refused("", &|r| r.texts(name, ["{}"; 3]), &format!("`{name}` must have 2 values, got 3"));
     }
-    said("", &|r| r.uints("generations", 1, [0]), "`generations` must have 2 values, got 1");
-    said("", &|r| r.f32s("advantages", 1, &[0.5]), "`advantages` must have 2 values, got 1");
-    said("", &|r| r.f32s("token_advantages", 1, &[0.5; 2]), "`token_advantages` must have 3 values, got 2");
+    refused("", &|r| r.uints("generations", 1, [0]), "`generations` must have 2 values, got 1");
+    refused("", &|r| r.f32s("advantages", 1, &[0.5]), "`advantages` must have 2 values, got 1");
+    refused("", &|r| r.f32s("token_advantages", 1, &[0.5; 2]), "`token_advantages` must have 3 values, got 2");
     for name in ["mask", "inserted", "versions"] {
-        said("", &|r| r.runs(name, [1, 0]), &format!("`{name}` must have 3 values"));
+        refused("", &|r| r.runs(name, [1, 0]), &format!("`{name}` must have 3 values"));
     }
-    said("", &|r| r.runs("finish_reasons", [1]), "`finish_reasons` must have 2 values");
-    said("", &|r| r.runs("finish_reasons", [0, 3]), "`finish_reasons` has an unknown finish reason");
-    said("scored", &|r| r.runs("scored", [1, 0, 1]), "`scored` must have 4 values");
+    refused("", &|r| r.runs("finish_reasons", [1]), "`finish_reasons` must have 2 values");
+    refused("", &|r| r.runs("finish_reasons", [0, 3]), "`finish_reasons` has an unknown finish reason");
+    refused("scored", &|r| r.runs("scored", [1, 0, 1]), "`scored` must have 4 values");
     for (name, flags) in [("mask", vec![1, 0, 2]), ("inserted", vec![2, 0, 1])] {
-        said("", &|r| r.runs(name, flags.clone()), &format!("`{name}` must contain only 0 and 1"));
+        refused("", &|r| r.runs(name, flags.clone()), &format!("`{name}` must contain only 0 and 1"));
     }
-    said("scored", &|r| r.runs("scored", [1, 0, 2, 1]), "`scored` must contain only 0 and 1");
-    said("scores", &|r| r.f64s("scores", 1, &[0.5; 2]), "`scores` has fewer scores than `scored` says");
-    said("scores", &|r| r.f64s("scores", 1, &[0.5; 4]), "`scores` has more scores than `scored` says");
+    refused("scored", &|r| r.runs("scored", [1, 0, 2, 1]), "`scored` must contain only 0 and 1");
+    refused("scores", &|r| r.f64s("scores", 1, &[0.5; 2]), "`scores` has fewer scores than `scored` says");
+    refused("scores", &|r| r.f64s("scores", 1, &[0.5; 4]), "`scores` has more scores than `scored` says");
     let does_not_fit = "`step_scores` does not fit the completions and `reward_names`";
     for steps in
         [["[null]", "[]"], ["[]", "[null, null, null]"], ["[[[2, 1.0]], null]", "[]"], ["[]", "[null, [[1, 1.0]]]"]]
     {
-        said("", &|r| r.texts("step_scores", steps), does_not_fit);
+        refused("", &|r| r.texts("step_scores", steps), does_not_fit);
     }
     let steps = with("", &|r| r.texts("step_scores", ["[[[1, 0.5]], null]", "[null, [[0, 1.5]]]"])).unwrap();
     let steps: Vec<_> = steps.completions.into_iter().map(|c| c.steps).collect();
@@ -145,26 +145,26 @@ fn a_column_of_some_completions_is_assigned_to_these() {
             r.f32s("advantages", 1, &[0.5]);
         }
     };
-    said("", &has(&[1, 2]), "`has.advantages` must contain only 0 and 1");
-    said("", &has(&[1]), "`has.advantages` must have 2 values");
-    said("", &has(&[1, 1]), "`advantages` must have 2 values, got 1");
-    said(
+    refused("", &has(&[1, 2]), "`has.advantages` must contain only 0 and 1");
+    refused("", &has(&[1]), "`has.advantages` must have 2 values");
+    refused("", &has(&[1, 1]), "`advantages` must have 2 values, got 1");
+    refused(
         "",
         &|r| r.uints("token.x", 1, [1, 2]),
         "`token.x` has 2 values, which does not match the tokens and the column's width",
     );
-    said(
+    refused(
         "",
         &|r| r.f32s("token.x", 2, &[0.0; 7]),
         "`token.x` has 7 values, which does not match the tokens and the column's width",
     );
-    said(
+    refused(
         "",
         &|r| r.f32s("prompt.x", 2, &[0.0; 3]),
         "`prompt.x` has 3 values, which does not match the tokens and the column's width",
     );
-    said("", &|r| r.runs("token.x", [1; 3]), "`token.x` has values of kind 4, not 2");
-    said("", &|r| r.f64s("prompt.x", 1, &[1.0]), "`prompt.x` has values of kind 3, not 2");
+    refused("", &|r| r.runs("token.x", [1; 3]), "`token.x` has values of kind 4, not 2");
+    refused("", &|r| r.f64s("prompt.x", 1, &[1.0]), "`prompt.x` has values of kind 3, not 2");
     let prompt = with("", &|r| r.f32s("prompt.x", 2, &[0.5, 1.5])).unwrap().prompt_columns;
     assert_eq!(prompt.get("x"), Some(&Column { width: 2, values: Values::F32(vec![0.5, 1.5]) }));
 }
@@ -185,7 +185,7 @@ fn a_fork_must_refer_to_existing_tokens() {
     }
     for odd in [&[0, 0][..], &[0; 3], &[0; 5], &[0; 6]] {
         let what = "`forks` must have two numbers per completion";
-        said("", &|r| r.uints("forks", 2, odd.iter().copied()), what);
+        refused("", &|r| r.uints("forks", 2, odd.iter().copied()), what);
     }
 }
 
@@ -223,6 +223,6 @@ fn the_outline_of_a_group_matches_its_record() {
 #[test]
 fn the_place_of_a_damaged_record_is_reported() {
     let (first, second) = (good(), with_column(&good(), "ids", |_| {}));
-    let said = Group::read_all(&[&first[..], &first, &second].concat()).unwrap_err().to_string();
-    assert_eq!(said, format!("record 2, at byte {}: group 4: column `ids` is missing", 2 * first.len()));
+    let error = Group::read_all(&[&first[..], &first, &second].concat()).unwrap_err().to_string();
+    assert_eq!(error, format!("record 2, at byte {}: group 4: column `ids` is missing", 2 * first.len()));
 }

@@ -67,7 +67,7 @@ fn a_list_of_wrong_length_is_not_written() {
     for (group, words) in cases {
         let panic = catch_unwind(AssertUnwindSafe(|| bytes(&group))).expect_err(&words);
         let text = panic.downcast_ref::<String>().map(String::as_str);
-        let said = text.or_else(|| panic.downcast_ref::<&str>().copied()).expect("a text");
-        assert!(said.contains(&words), "{said}, not {words}");
+        let message = text.or_else(|| panic.downcast_ref::<&str>().copied()).expect("a text");
+        assert!(message.contains(&words), "{message}, not {words}");
     }
 }

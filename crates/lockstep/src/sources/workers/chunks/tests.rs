@@ -118,12 +118,12 @@ fn each_chunk_must_continue_the_answer_before() {
     // A result without bytes comes from a checkpoint, which keeps only the last answer.
     let kept = JobResult { worker: WorkerName::new(CHECKPOINT).unwrap(), ..result(7, 0, Vec::new(), true) };
     assert_eq!(on.chain(&whole(7), &[&kept]).unwrap().len(), 0);
-    let said = |more| {
+    let refused = |more| {
         let wrong = result(7, 0, answered(7, &[1, 2, 3], FinishReason::Unfinished), more);
         on.chain(&whole(7), &[&wrong]).err().map(|error| format!("{error:#}"))
     };
     let words = "worker w's answer to the job 000007.0: it contradicts itself about being continued";
-    assert_eq!((said(true), said(false).as_deref()), (None, Some(words)));
+    assert_eq!((refused(true), refused(false).as_deref()), (None, Some(words)));
     let broken = on.chain(&whole(7), &[&result(7, 0, vec![1, 2, 3], true)]).err().unwrap();
     assert!(format!("{broken:#}").starts_with("worker w's answer to the job 000007.0: "), "{broken:#}");
     // With weights from before this learner's start, the answer is accepted and continues itself.

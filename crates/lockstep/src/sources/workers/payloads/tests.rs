@@ -48,13 +48,13 @@ fn offered_jobs_have_their_content_and_profile() {
         let (profile, bytes) = plain.job(name(number), &[]).unwrap();
         assert_eq!((profile.as_str(), GroupJob::from_bytes(&bytes).unwrap()), ("any", group(number)));
     }
-    let said = |payloads: &mut Payloads, job| payloads.job(job, &[]).unwrap_err().to_string();
-    let other = said(&mut plain, name(3));
+    let refused = |payloads: &mut Payloads, job| payloads.job(job, &[]).unwrap_err().to_string();
+    let other = refused(&mut plain, name(3));
     assert!(other.contains("job 000003.0 was not prepared"), "{other}");
     // Chunks need weights that this learner has published.
     let mut chunked = payloads(&Config::default(), true);
     offer(&chunked, &[0]);
-    let gone = said(&mut chunked, name(0));
+    let gone = refused(&mut chunked, name(0));
     assert!(gone.contains("job 000000.0 needs weights that no longer exist"), "{gone}");
     chunked.lock().chunks.published(Version(0), Updates(5));
     let (_, bytes) = chunked.job(name(0), &[]).unwrap();
@@ -157,8 +157,8 @@ fn an_invalid_answer_is_not_accepted() {
     for (what, change, why) in NONE {
         let mut answer = answer();
         change(&mut answer);
-        let said = checked(&result(0, 0, &answer), &[]).expect_err(what);
-        assert!(said.contains(why), "{what}: {said}");
+        let error = checked(&result(0, 0, &answer), &[]).expect_err(what);
+        assert!(error.contains(why), "{what}: {error}");
     }
     let whole = answer().to_bytes();
     let other = group(0).to_bytes();

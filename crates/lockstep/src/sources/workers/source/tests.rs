@@ -7,15 +7,15 @@ use train::Sample;
 
 #[test]
 fn settings_that_workers_do_not_support_are_refused() {
-    let said = |change: fn(&mut Config), has_function: bool| {
+    let refused = |change: fn(&mut Config), has_function: bool| {
         let mut config = Config::default();
         change(&mut config);
         refuse_what_workers_cannot(&config, has_function).err().map(|error| error.to_string())
     };
-    assert_eq!(said(|_| {}, false), None);
+    assert_eq!(refused(|_| {}, false), None);
     let why = |change: fn(&mut Config), has_function: bool, words: &str| {
-        let said = said(change, has_function).expect(words);
-        assert!(said.starts_with(&format!("a distributed run: {words}")), "{said}");
+        let error = refused(change, has_function).expect(words);
+        assert!(error.starts_with(&format!("a distributed run: {words}")), "{error}");
     };
     why(|c| c.dynamic_sampling = true, false, "`dynamic_sampling` must know the rewards of a batch");
     why(|c| c.target_kl = Some(0.1), false, "`target_kl` ends batches early");
@@ -33,11 +33,11 @@ fn a_queue_too_small_for_a_checkpoint_is_refused() {
         max_staleness,
         ..Config::default()
     };
-    let said = |config: &Config| refuse_short_queue(config).err().map(|error| error.to_string());
-    assert_eq!((said(&config(6, 2)), said(&config(7, 2)), said(&config(1, 0))), (None, None, None));
+    let refused = |config: &Config| refuse_short_queue(config).err().map(|error| error.to_string());
+    assert_eq!((refused(&config(6, 2)), refused(&config(7, 2)), refused(&config(1, 0))), (None, None, None));
     let words = "a distributed run: `queue_maxsize` is 5, but a checkpoint needs the groups of the batches ahead, \
                  max_staleness × 3: set it to 6 or more";
-    assert_eq!(said(&config(5, 2)).as_deref(), Some(words));
+    assert_eq!(refused(&config(5, 2)).as_deref(), Some(words));
     assert!(refuse_what_workers_cannot(&config(5, 2), false).is_err());
 }
 
