@@ -18,7 +18,7 @@ pub struct AssistantTokens {
     pub ids: Vec<u32>,
     /// For each id, whether an assistant wrote it.
     pub mask: Vec<bool>,
-    /// The number of ids that belong to the prompt; 0 if there is no completion.
+    /// The number of ids that belong to the prompt; 0 without a completion.
     pub border: usize,
 }
 

@@ -146,7 +146,7 @@ pub struct ModelConfig {
     /// Attention scores are divided by the square root of this number. It is [`head_dim`](Self::head_dim) unless the
     /// family sets another value.
     pub query_pre_attn_scalar: f64,
-    /// Rotary position settings of layers with full attention, and of all layers where there is no `local_rope`.
+    /// Rotary position settings of layers with full attention, and of all layers if `local_rope` is missing.
     pub rope: Rope,
     /// Rotary position settings of layers with a sliding window, if they differ from those of the other layers.
     pub local_rope: Option<Rope>,

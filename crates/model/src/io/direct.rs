@@ -201,7 +201,7 @@ impl Write for DirectFile {
 }
 
 impl Seek for DirectFile {
-    /// After a seek nothing is written directly, because offsets are no longer multiples of a block.
+    /// After a seek nothing is written directly, because offsets are not multiples of a block.
     fn seek(&mut self, to: SeekFrom) -> Result<u64> {
         self.flush()?;
         let at = self.at;

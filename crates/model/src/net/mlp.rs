@@ -110,8 +110,7 @@ pub(super) fn backward(
     }
     let low_rank = pass.low_rank(layer, Linears::GateUp);
     let adapted = !low_rank.is_empty();
-    // With an adapter, the weight is frozen, so there is no weight gradient to sum over groups, and rows may be split
-    // anywhere.
+    // With an adapter, the weight is frozen and has no gradient to sum over groups, so rows may be split anywhere.
     let at_once = if adapted && b.d_gates.is_some() { ctx.rows_at_once() } else { n };
     for rows in pieces(n, at_once) {
         let (gate_up, d_y) = (gate_up.rows(rows.clone()), b.narrow.view(n, f).rows(rows.clone()));

@@ -77,7 +77,7 @@ pub(super) struct LayerActivations {
     pub mid: Tensor,
     /// 1 / rms of each row of m `[T]`.
     pub mlp_rstd: Tensor,
-    /// Gate and up projections of the MLP's input g, g Wgateᵀ and g Wupᵀ `[T, 2F]`; `None` if there is no backward
+    /// Gate and up projections of the MLP's input g, g Wgateᵀ and g Wupᵀ `[T, 2F]`; `None` without a backward
     /// pass.
     pub gate_up: Option<Tensor>,
 }

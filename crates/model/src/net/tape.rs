@@ -151,8 +151,8 @@ impl Tape {
         };
         Tape { back: Some(back), ..Tape::with(&memory, config, capacity, keep) }
     }
-    /// Buffers for [`forward`](super::forward) and [`score`](super::score) only. There is no backward pass, and the
-    /// size of the buffers does not grow with the number of layers.
+    /// Buffers for [`forward`](super::forward) and [`score`](super::score) only. A backward pass is impossible, and
+    /// the size of the buffers does not grow with the number of layers.
     pub fn forward_only(memory: &Memory, config: &ModelConfig, capacity: Capacity) -> Tape {
         Tape::with(memory, config, capacity, Keep::Nothing)
     }

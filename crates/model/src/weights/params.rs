@@ -189,7 +189,7 @@ impl Params {
         self.slots_mut().into_iter().map(SlotMut::tensor).collect()
     }
 
-    /// A row-major copy of the tensor named `name` in Hugging Face files; `None` if there is no such tensor, or if it
+    /// A row-major copy of the tensor named `name` in Hugging Face files; `None` if this tensor is missing, or if it
     /// is frozen and has no elements here.
     pub fn read(&self, name: &str) -> Option<Vec<f32>> {
         let (index, rows) = self.find(name)?;
@@ -217,7 +217,7 @@ impl Params {
         }
     }
     /// Overwrites the tensor named `name` in Hugging Face files with row-major `data`, rounded if the tree is bf16.
-    /// Returns false if there is no such tensor, or if it is frozen and has no elements here.
+    /// Returns false if this tensor is missing, or if it is frozen and has no elements here.
     pub fn write(&mut self, name: &str, data: &[f32]) -> bool {
         let Some((index, rows)) = self.find(name) else { return false };
         let rounded = self.dtype == DType::Bf16;

@@ -54,7 +54,7 @@ pub struct Version {
 }
 
 impl Version {
-    /// The version of the trained parameters: of the adapter, or of the base weights if there is no adapter.
+    /// The version of the trained parameters: of the adapter, or of the base weights without an adapter.
     pub fn trained(self) -> Updates {
         self.adapter.unwrap_or(self.base)
     }
@@ -75,7 +75,7 @@ impl<'a> ModelView<'a> {
     pub fn config(&self) -> &'a Arc<ModelConfig> {
         &self.weights.config
     }
-    /// The adapter that every sequence uses; none if there is no adapter, or if sequences have different ones.
+    /// The adapter that every sequence uses; none without an adapter, or if sequences have different ones.
     pub fn adapter(&self) -> Option<&'a Adapter> {
         match self.adapters {
             Adapters::One(adapter) => Some(adapter),
