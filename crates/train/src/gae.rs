@@ -106,7 +106,7 @@ pub fn whiten(rows: &mut [Vec<f64>], masks: &[Vec<bool>], shift_mean: bool) {
 }
 
 /// The explained variance of the value model, 1 − Var(R − V) / Var(R) with returns R and values V, over the tokens that
-/// `masks` keep: 1 is perfect, 0 is no better than a constant. `None` if the returns do not vary.
+/// `masks` keep: 1 is perfect, 0 is not better than a constant. `None` if the returns do not vary.
 pub fn explained_variance(returns: &[Vec<f64>], values: &[Vec<f64>], masks: &[Vec<bool>]) -> Option<f64> {
     let errors: Vec<Vec<f64>> =
         returns.iter().zip(values).map(|(r, v)| r.iter().zip(v).map(|(r, v)| r - v).collect()).collect();

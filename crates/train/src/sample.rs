@@ -40,8 +40,7 @@ impl Advantage {
         }
     }
 
-    /// A single number for the completion: its advantage, or the mean if each token has its own; `None` if there are no
-    /// tokens.
+    /// A single number for the completion: its advantage, or the mean if each token has its own; `None` without tokens.
     pub fn mean(&self) -> Option<f64> {
         match self {
             Advantage::Sequence(a) => Some(f64::from(*a)),
@@ -160,7 +159,7 @@ impl Samples<'_> {
         }
     }
 
-    /// Whether there are no samples or pairs.
+    /// Whether it has neither samples nor pairs.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }

@@ -148,8 +148,8 @@ impl RewardMatrix {
 }
 
 /// Counts the samples in groups whose standard deviation is zero, if any group has a deviation. As in TRL, a group with
-/// fewer than two scored samples counts as one with differing rewards. If all groups are of this kind, there is no
-/// count.
+/// fewer than two scored samples counts as one with differing rewards. If all groups are of this kind, the count
+/// is missing.
 #[derive(Clone, Copy, Debug, Default)]
 struct ZeroStd {
     zero: usize,

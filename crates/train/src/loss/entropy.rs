@@ -120,15 +120,15 @@ pub fn bonus<T: Float>(
     }
 }
 
-/// The loss J with its entropy bonus, given the mean `entropy` of the kept tokens. If no token is kept, there is no
-/// bonus.
+/// The loss J with its entropy bonus, given the mean `entropy` of the kept tokens. If no token is kept, the bonus
+/// is 0.
 pub fn with_bonus(loss: f64, bonus: &EntropyConfig, normalizer: &Normalizer, entropy: Option<f64>) -> f64 {
     let bonus = if bonus.is_on() { entropy.map(|entropy| normalizer.entropy_coef * entropy) } else { None };
     loss - bonus.unwrap_or(0.0)
 }
 
-/// The q quantile of `values`, 0 ≤ q ≤ 1, interpolated linearly in f32 as `torch.quantile` does. `None` if there are no
-/// values; NaN if a value is NaN.
+/// The q quantile of `values`, 0 ≤ q ≤ 1, interpolated linearly in f32 as `torch.quantile` does. `None` without values;
+/// NaN if a value is NaN.
 pub fn quantile(mut values: Vec<f32>, q: f64) -> Option<f32> {
     if values.iter().any(|v| v.is_nan()) {
         return Some(f32::NAN);

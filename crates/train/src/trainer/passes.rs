@@ -85,7 +85,7 @@ impl Compute<'_> {
 /// The model's output for the scored tokens of a micro-batch, whose activations are on the tape.
 pub(crate) struct Forward {
     pub(super) tensors: BatchTensors,
-    /// Dropout of the second pass, which is differentiated; `None` if there is no second pass.
+    /// Dropout of the second pass, which is differentiated; `None` without a second pass.
     pub(super) dropout: Option<Dropout>,
     pub(crate) logps: Vec<f32>,
     pub(crate) entropies: Vec<f32>,

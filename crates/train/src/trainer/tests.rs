@@ -253,7 +253,7 @@ fn the_held_out_loss_equals_the_loss_of_one_batch() {
     let names = ["entropy", "policy_loss", "entropy_coef", "kl", "clip_ratio/region_mean"];
     assert_eq!(names.map(metric), [Some(2.5), Some(-1.0), Some(0.5), None, Some(0.0)]);
     let masked = samples.clone().map(|sample| Sample { loss_mask: vec![false; sample.completion.len()], ..sample });
-    assert_eq!(loss_of(&policy, &masked, &given).unwrap(), None, "without tokens in the loss there is no loss");
+    assert_eq!(loss_of(&policy, &masked, &given).unwrap(), None, "without tokens in the loss, the loss is missing");
     samples[0].columns.remove(SAMPLER_LOGPS);
     assert!(loss_of(&policy, &samples, &given).is_err());
 }

@@ -228,7 +228,7 @@ fn a_step_is_taken_even_if_all_groups_are_skipped() {
     assert!(!metrics.skipped && weights.version() == before.1.next() && bits(weights.base.current()) != before.0);
 }
 
-/// If the first update computes nothing, there is no tape yet.
+/// If the first update computes nothing, no tape exists yet.
 #[test]
 fn the_first_step_may_skip_all_groups() {
     let change = |samples: &mut Vec<Sample>| {

@@ -1,4 +1,4 @@
-//! Tests of reward metrics: they are missing if there is no value to average, and deviations of equal rewards are
+//! Tests of reward metrics: they are missing without a value to average, and deviations of equal rewards are
 //! exactly 0.
 
 use super::*;

@@ -94,7 +94,7 @@ fn the_normalizer_and_clip_ratios_count_sequences_and_tokens() {
     let expected = ClipRatios { low_mean: 0.25, low_min: 0.25, high_mean: 0.5, high_max: 0.5, region_mean: 0.75 };
     assert_eq!(sums.clip_ratios(), Some(expected));
     sums.tokens = 0;
-    assert_eq!(sums.clip_ratios(), None, "there are no clip ratios without a token in the loss");
+    assert_eq!(sums.clip_ratios(), None, "clip ratios are missing without a token in the loss");
 }
 
 #[test]
