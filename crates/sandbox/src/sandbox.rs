@@ -87,7 +87,7 @@ pub(super) struct Sandbox {
     pub cgroups: Result<Cgroups, &'static str>,
     /// The most bytes of memory that the processes of one program held together; compilers and judges do not count.
     pub peak: AtomicU64,
-    /// A flag that is set when results are no longer wanted. Running programs are then stopped.
+    /// A flag that is set when results are not needed any more. Running programs are then stopped.
     pub stop: Arc<AtomicBool>,
 }
 
