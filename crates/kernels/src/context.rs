@@ -30,7 +30,7 @@ impl Context {
         Context::given(Device::CpuChecked, isa, threads)
     }
 
-    /// A context of [`Device::CudaEmulated`]. For tests. Fails if there is no C++ compiler.
+    /// A context of [`Device::CudaEmulated`]. For tests. Fails without a C++ compiler.
     pub fn cuda_emulated() -> Result<Context> {
         Context::on(Device::CudaEmulated, Isa::best(), 1)
     }

@@ -2,7 +2,7 @@
 
 use super::{Kernel, LANES, Simd, tiles};
 
-/// 16 lanes in an array. `mul_add` is fused on every target (in software where there is no instruction). With
+/// 16 lanes in an array. `mul_add` is fused on every target (in software on CPUs without the instruction). With
 /// `FLUSHED`, additions, multiplications and multiply-adds treat denormals as zeros, as x86 does with flush-to-zero and
 /// denormals-are-zero.
 #[derive(Clone, Copy)]

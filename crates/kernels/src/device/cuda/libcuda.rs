@@ -159,7 +159,7 @@ pub(super) fn open_with(
     cuda.check("cuDeviceGetCount", unsafe { (cuda.device_count)(&mut count) })?;
     if c_int::from(number) >= count {
         return Err(match count {
-            0 => "there is no device".into(),
+            0 => "this machine has no CUDA device".into(),
             1 => "there is one device: cuda".into(),
             2 => "there are 2 devices: cuda and cuda:1".into(),
             _ => format!("there are {count} devices: cuda to cuda:{}", count - 1),

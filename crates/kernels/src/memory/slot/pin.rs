@@ -162,8 +162,8 @@ impl Pin {
         read.map_err(|e| place.error(format!("cannot be read: {e}")))
     }
 
-    /// Compares the slot's bytes with the checksum that the writer published. Fails if they differ, or if there is no
-    /// checksum.
+    /// Compares the slot's bytes with the checksum that the writer published. Fails if they differ, or if the checksum
+    /// is missing.
     pub fn audit(&self) -> Result<()> {
         let Reader { place, map, head } = &*self.0.reader;
         // SAFETY: initialised bytes inside the mapping. The pin prevents the writer from changing them. If a process of

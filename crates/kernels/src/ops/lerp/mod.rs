@@ -5,7 +5,7 @@
 //! y[i] = fma(α, x[i], (1 − α) · y[i])
 //! ```
 //!
-//! Both factors are computed in f64 and rounded to f32 once. There is no backward pass.
+//! Both factors are computed in f64 and rounded to f32 once. The operation has no backward pass.
 
 mod cpu;
 mod cuda;
