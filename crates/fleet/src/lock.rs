@@ -108,7 +108,7 @@ impl fmt::Display for Held {
 #[derive(Debug)]
 pub struct Claim {
     path: PathBuf,
-    /// A warning for the user: why there is no lock, and how to fix that.
+    /// A warning for the user: why the lock is missing, and how to fix that.
     pub warning: String,
 }
 

@@ -28,7 +28,7 @@ pub trait Work {
     }
     /// Begins a job.
     fn begin(&mut self, job: Job);
-    /// Drops a job that is no longer needed.
+    /// Drops a job that is not needed any more.
     fn forget(&mut self, job: JobName);
     /// Advances all jobs that have begun, for some milliseconds. Each job waits for the weights of its version, and
     /// pins them.

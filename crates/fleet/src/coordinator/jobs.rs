@@ -194,7 +194,7 @@ impl Coordinator {
         let why = self.why_dropped(&from, job, of, answer);
         if let Some(state) = self.jobs.get_mut(&job) {
             state.claims.remove(&from);
-            // An expelled worker had taken the job, so the job is no longer pending and is offered again.
+            // An expelled worker had taken the job, so the job is not pending any more and is offered again.
             state.pending &= why != Some(Dropped::Expelled);
         }
         match why {

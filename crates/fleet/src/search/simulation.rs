@@ -22,8 +22,8 @@ impl Random {
     }
 }
 
-/// Simulates one run. Returns its last state and the number of moves. Without `disturbed` there are no faults or lost
-/// messages; disturbed runs must end with the same weights.
+/// Simulates one run. Returns its last state and the number of moves. Without `disturbed`, the run has neither faults
+/// nor lost messages; disturbed runs must end with the same weights.
 fn simulate(plan: &Plan, seed: u64, disturbed: bool) -> Result<(World, usize), String> {
     let mut random = Random(seed);
     let workers = if disturbed { 1 + random.below(4) } else { 1 };

@@ -5,7 +5,7 @@
 //! LOCKSTEP_NAME_RESULTS   lockstep.NAME.results.dev1.000123.0    acknowledged once the batch file is synced
 //! (no stream)             lockstep.NAME.state                    the learner's state, twice a second
 //! (no stream)             lockstep.NAME.workers.dev1             a worker's status, with its progress counter
-//! (no stream)             lockstep.NAME.control.dev1             jobs that are no longer needed; a refused name
+//! (no stream)             lockstep.NAME.control.dev1             jobs to withdraw; a refused name
 //! ```
 //!
 //! The run does not depend on the server's data. The server acknowledges before it syncs, and it may be restarted, lose
@@ -95,7 +95,7 @@ struct Beat {
 /// A learner's message to one worker.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 enum Control {
-    /// These jobs are no longer needed.
+    /// These jobs are not needed any more.
     Withdrawn(Vec<JobName>),
     /// Another process uses the worker's name. The process with this identifier must end, for the given reason.
     Refused(u64, String),
