@@ -48,7 +48,7 @@ fn kill_group(_: u32) {}
 
 /// Starts a shell that kills the process group `group` when the pipe to the shell closes. The pipe closes at the end of
 /// this process, even if it is killed. (A program that does not read its input would not notice that.) Returns `None`
-/// if there is no shell.
+/// without a shell.
 #[cfg(unix)]
 fn guard(group: u32) -> Option<Child> {
     let mut shell = Command::new("/bin/sh");

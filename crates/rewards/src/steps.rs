@@ -29,7 +29,7 @@ pub(crate) struct CompletionReward {
 }
 
 impl CompletionReward {
-    /// The score of a completion is the sum of its step scores. Without steps there is no score.
+    /// The score of a completion is the sum of its step scores. Without steps, the score is missing.
     fn from_steps(steps: Vec<StepScore>) -> Self {
         if steps.is_empty() {
             return CompletionReward::default();

@@ -194,7 +194,7 @@ mod tests {
         let scores = scored(&mut reward, &rows);
         assert_eq!((&scores.values[..], scores.timed_out), (&[None; 3][..], 0));
         assert_eq!(scores.extra, [("failure".to_owned(), vec![Value::Null; 3])]);
-        let stopped = "a program could not be judged: its score is no longer needed";
+        let stopped = "a program could not be judged: its score is not needed any more";
         assert_eq!(scores.problems, [Problem::new("code", 1, UNTESTED), Problem::new("code", 2, stopped)]);
         let completions = vec![Content::from("sleep 100"); 3];
         let missing = reward.score(&RewardBatch {

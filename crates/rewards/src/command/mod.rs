@@ -218,7 +218,7 @@ impl CommandReward {
                 (TimedOut, process.with_stderr(message))
             }
             Silence::TooLong => (BadAnswer, process.with_stderr("the answer is longer than 256 MiB".to_owned())),
-            Silence::Stopped => (Failed, "the scores are no longer needed".to_owned()),
+            Silence::Stopped => (Failed, "the scores are not needed any more".to_owned()),
             Silence::Ended => (Crashed, process.epitaph()),
         }
     }

@@ -143,7 +143,7 @@ impl HttpReward {
 
     /// Sends the requests. Returns the scores or the failure of each, in the order of the requests.
     fn ask(&self, requests: Vec<Request>) -> Vec<std::result::Result<Scores, Failure>> {
-        let stopped = || Err((ProblemKind::Failed, "the scores are no longer needed".to_owned()));
+        let stopped = || Err((ProblemKind::Failed, "the scores are not needed any more".to_owned()));
         let mut outcomes: Vec<_> = requests.iter().map(|_| stopped()).collect();
         let threads = self.concurrency.min(requests.len());
         let (queue, work) = channel();

@@ -71,7 +71,7 @@ pub(crate) fn build(name: String, options: PythonOptions, stop: &Arc<AtomicBool>
         Error::Program { message, .. } if message.starts_with("no such program") => Error::options(
             KIND,
             format!(
-                "there is no interpreter `{interpreter}`: install Python 3, or name another interpreter in the \
+                "the interpreter `{interpreter}` was not found: install Python 3, or name another interpreter in the \
                  reward's table, as in {{ kind = \"python\", python = \"{file}:{function}\", interpreter = \
                  \".venv/bin/python\" }}"
             ),

@@ -215,7 +215,7 @@ fn missing_and_invalid_files_are_reported_when_the_reward_is_built() {
     std::fs::write(&file, "def f(**kwargs):\n    return [1]\n").unwrap();
     let refusal = refused(&file, "f", json!({"interpreter": "no/such/python"}));
     assert!(
-        refusal.contains("there is no interpreter `no/such/python`") && refusal.contains("interpreter = "),
+        refusal.contains("the interpreter `no/such/python` was not found") && refusal.contains("interpreter = "),
         "{refusal}"
     );
     let refusal = refused(&file, "f", json!({"interpreter": "echo"}));
@@ -296,7 +296,7 @@ fn an_interpreter_must_report_ready_at_every_start() {
         ("echo hello", 30.0, false, "the program is not a Python interpreter"),
         ("exit 3", 30.0, false, "the program exited (exit status: 3)"),
         ("exec sleep 60", 0.1, false, "the import took longer than timeout_s = 0.1; the interpreter was killed"),
-        ("exec sleep 60", 30.0, true, "the scores are no longer needed"),
+        ("exec sleep 60", 30.0, true, "the scores are not needed any more"),
     ] {
         assert_eq!(begin(body, timeout_s, stop).err().unwrap(), format!("{place}{expected}"), "{body}");
     }

@@ -81,7 +81,7 @@ pub(super) fn boxes(completion: &str) -> Option<String> {
     )
 }
 
-/// The last formula, or the last number if there is no formula. If the words around the last formula retract it, the
+/// The last formula, or the last number without a formula. If the words around the last formula retract it, the
 /// answer is a number after the formula.
 fn last_formula_or_number(completion: &str) -> Option<&str> {
     let Some(formula) = formulas(completion).last() else { return last_number(completion) };

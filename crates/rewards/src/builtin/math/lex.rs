@@ -276,7 +276,7 @@ fn without_thin_spaces(text: &str) -> String {
     joined
 }
 
-/// The end of a number that begins at `at`, with digits in groups of three; `at` if there is no such number.
+/// The end of a number that begins at `at`, with digits in groups of three; `at` if no such number exists.
 fn thousands_end(chars: &[char], at: usize) -> usize {
     let digits = |from: usize| chars[from.min(chars.len())..].iter().take_while(|c| c.is_ascii_digit()).count();
     let mut end = at + digits(at);
