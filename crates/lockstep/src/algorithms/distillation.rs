@@ -140,7 +140,7 @@ mod tests {
         assert_eq!(found.advantages, [tokens(&[0.5, -0.5, -4.0]), tokens(&[-2.0, 0.0, -2.0])]);
         let metric = found.metrics.iter().find(|(name, _)| name == "distillation/reverse_kl").unwrap();
         assert_eq!(metric.1, Some((4.0 + 4.0) / 5.0));
-        assert_eq!(found.rewards, [None, None], "there are no rewards");
+        assert_eq!(found.rewards, [None, None], "rewards are missing");
         // The advantage of a token sums its own k and half of each later k; the discount also counts masked tokens.
         let found = of(&config(2.0, 0.5), &samples, &[&[], &[]]);
         assert_eq!(found.advantages, [tokens(&[-1.5, -5.0, -8.0]), tokens(&[-5.0, 0.0, -4.0])]);

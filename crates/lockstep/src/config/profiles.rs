@@ -46,7 +46,7 @@ struct Profile {
 /// The sampling parameters of each group, which depend only on the group's number in the run.
 #[derive(Clone, Debug)]
 pub struct SamplingPlan {
-    /// The sampling parameters if there are no profiles.
+    /// The sampling parameters without profiles.
     all: Arc<SamplingParams>,
     /// For each profile: its name, the sum of the shares of it and all profiles before it, and its sampling parameters.
     profiles: Vec<(String, f64, Arc<SamplingParams>)>,

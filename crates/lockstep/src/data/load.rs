@@ -234,7 +234,7 @@ impl DatasetSpec {
         let present = || row.keys().map(|k| format!("`{k}`")).collect::<Vec<_>>().join(", ");
         let Some(prompt) = row.get(&self.prompt_column) else {
             bad_input!(
-                "{}: there is no column `{}` for the prompt; the columns are {}: set prompt_column (or task) to the \
+                "{}: no column `{}` for the prompt; the columns are {}: set prompt_column (or task) to the \
                  prompt's column",
                 place(),
                 self.prompt_column,
@@ -244,11 +244,7 @@ impl DatasetSpec {
         let prompt =
             self.content(prompt).map_err(|e| BadInput::new(format!("{}: `{}`: {e}", place(), self.prompt_column)))?;
         if let Some((_, old)) = self.columns.iter().find(|(_, old)| !row.contains_key(old)) {
-            bad_input!(
-                "{}: there is no column `{old}`, which `columns` renames; the columns are {}",
-                place(),
-                present()
-            );
+            bad_input!("{}: no column `{old}`, which `columns` renames; the columns are {}", place(), present());
         }
         let completion = match row.get(&self.completion_column) {
             Some(completion) => Some(
@@ -256,7 +252,7 @@ impl DatasetSpec {
                     .map_err(|e| BadInput::new(format!("{}: `{}`: {e}", place(), self.completion_column)))?,
             ),
             None if self.needs_completion => bad_input!(
-                "{}: there is no column `{}` for the completion; the columns are {}: set completion_column to the \
+                "{}: no column `{}` for the completion; the columns are {}: set completion_column to the \
                  completion's column",
                 place(),
                 self.completion_column,

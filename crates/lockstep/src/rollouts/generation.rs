@@ -142,7 +142,7 @@ pub(crate) mod tests {
             assert_eq!(generation.finish().1[3].1, weight / 2.0);
         }
 
-        // Without scores, there is no mean reward.
+        // Without scores, the mean reward is missing.
         let mut generation = Generation::default();
         generation.take(round(&[(1, [None, None])]));
         let names: Vec<&str> = generation.finish().1.into_iter().map(|(name, _)| name).collect();

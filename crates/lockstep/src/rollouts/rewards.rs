@@ -119,7 +119,7 @@ pub fn named_models(config: &Config) -> anyhow::Result<Vec<RewardModelFiles>> {
 
 /// All reward functions, ready to score. `models` fill the places of the reward models, in order.
 ///
-/// Once `stop` is set, reward functions are no longer awaited.
+/// Once `stop` is set, reward functions are not awaited any more.
 pub fn ready_rewards(
     named: Vec<ConfiguredReward>,
     models: Vec<RewardModel>,

@@ -296,7 +296,7 @@ mod tests {
         assert_eq!(
             (found(3.0), found(0.0)),
             (expected(3.0).to_vec(), vec![rate, saved]),
-            "without a pass there is no mean"
+            "without a pass, the mean is missing"
         );
     }
 }

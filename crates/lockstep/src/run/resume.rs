@@ -121,7 +121,7 @@ pub fn or_earlier<T>(result: anyhow::Result<T>, resume_from: &ResumeFrom, dir: &
     let earlier = checkpoint::all(dir).into_iter().map(|(_, path)| path).take_while(|path| path != checkpoint).last();
     let fix = match earlier {
         Some(earlier) => format!("resume from the checkpoint before it with --resume {}", earlier.display()),
-        None => "there is no earlier checkpoint: start a new run in another directory".to_owned(),
+        None => "no earlier checkpoint exists: start a new run in another directory".to_owned(),
     };
     Err(BadInput::new(format!("{text}; {fix}")))
 }
@@ -297,7 +297,7 @@ mod tests {
         let damaged = |step: u64| format!("{}/x is damaged", run.checkpoint(step).display());
         let before = format!("resume from the checkpoint before it with --resume {}", run.checkpoint(1).display());
         assert_eq!(of(2, &damaged(2)), format!("{}; {before}", damaged(2)));
-        let first = "there is no earlier checkpoint: start a new run in another directory";
+        let first = "no earlier checkpoint exists: start a new run in another directory";
         assert_eq!(of(1, &damaged(1)), format!("{}; {first}", damaged(1)));
         // Other errors and successes are passed on unchanged.
         assert_eq!(of(2, "the disk is full"), "the disk is full");

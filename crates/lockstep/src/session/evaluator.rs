@@ -107,7 +107,7 @@ impl Evaluator {
         let rewards = &self.collector.rewards;
         let evaluation = Evaluation::new(&self.config, self.sets.clone(), &self.sampling, rewards)?;
         let weights = self.config.weights_of_rewards();
-        // There are no observers.
+        // Nothing observes the evaluation.
         let observer = Observer { stages: &Stages::default(), on_wait: &|_, _| {} };
         evaluation.run(&mut self.collector, policy, &weights, 0, &observer)
     }

@@ -260,7 +260,7 @@ fn is_of(error: &anyhow::Error, checkpoint: &Path) -> bool {
 fn unlisted(step: u64, error: &anyhow::Error) -> Difference {
     let text = paragraph(error);
     // The advice for resuming is removed.
-    let text = text.split("; there is no earlier checkpoint").next().unwrap_or_default();
+    let text = text.split("; no earlier checkpoint exists").next().unwrap_or_default();
     Difference {
         step: Some(step),
         kind: "hash".into(),

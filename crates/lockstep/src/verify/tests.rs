@@ -206,7 +206,7 @@ fn changed_files_are_reported_with_their_step() {
         (found.kind.as_str(), found.step, found.recorded.as_str()),
         ("hash", Some(4), "the checkpoint's own checksums")
     );
-    assert!(found.remade.contains("model.safetensors") && !found.remade.contains("there is no earlier checkpoint"));
+    assert!(found.remade.contains("model.safetensors") && !found.remade.contains("no earlier checkpoint exists"));
     assert_eq!(report.proven, [interval(0, 2)]);
     FileList::of(&checkpoint, 4).unwrap().write(&checkpoint).unwrap();
     let report = verified(&root);

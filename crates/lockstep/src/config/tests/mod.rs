@@ -212,7 +212,7 @@ fn old_values_are_restored_from_the_lines_that_list_changes() {
     undo(&mut undone, &lines.iter().map(String::as_str).collect::<Vec<_>>()).unwrap();
     assert_eq!(undone, Config { threads: now.threads, ..began.clone() });
     // Two resumed starts; the second changes a value again.
-    let lines = ["max_steps was -1, now 5", "a reward is no key", "max_steps was 5, now 9"];
+    let lines = ["max_steps was -1, now 5", "a reward is not a key", "max_steps was 5, now 9"];
     undo(&mut undone, &lines).unwrap();
     assert_eq!(undone.max_steps, -1);
     assert!(undo(&mut undone, &["max_steps was many, now 5"]).unwrap_err().contains("max_steps"));

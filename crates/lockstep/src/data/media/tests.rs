@@ -153,7 +153,7 @@ fn the_error_of_a_media_column_suggests_renaming_it_for_rewards() {
     assert_eq!(read(Kind::Online, &parts, &[]).unwrap_err(), words);
     // The first row does not have the column.
     let error = read(Kind::Online, &row, &[("my_image", "image")]).unwrap_err();
-    assert!(error.starts_with("d.jsonl, line 1: there is no column `image`"), "{error}");
+    assert!(error.starts_with("d.jsonl, line 1: no column `image`"), "{error}");
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("d.jsonl");
     std::fs::write(&path, format!("{row}\n")).unwrap();

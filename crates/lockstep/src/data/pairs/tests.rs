@@ -205,7 +205,7 @@ fn margins_are_read_and_missing_columns_named() {
     assert_eq!(texts, [["a", "b<e>", "<e>"].map(str::to_owned)], "an empty answer is the end token alone");
     refused(
         "{\"prompt\": \"a\", \"chosen\": \"b\"}",
-        &["line 1: there is no column `rejected`; a pair has the columns `chosen` and `rejected`, and may have \
+        &["line 1: no column `rejected`; a pair has the columns `chosen` and `rejected`, and may have \
              `prompt` \
              and `margin`; here are `prompt`, `chosen`. Rename one with columns = { rejected = \"…\" }"],
     );

@@ -103,11 +103,11 @@ conditions! {
         "the output must be one JSON line with a number or null per completion; print debugging output to standard \
          error";
     GIVEN_UP "reward_given_up" 1.0 1 Generation
-        "it is no longer called: fix it and resume (--resume), or raise max_restarts";
+        "it is not called any more: fix it and resume (--resume), or raise max_restarts";
     BAD_DATA "reward_bad_data" 1.0 1 Generation
         "the dataset's column lacks what the reward compares with: fix these rows, or set another column";
     NOT_A_NUMBER "reward_not_finite" 1.0 1 Generation
-        "a division by zero or an overflow in the reward: return null where there is no score";
+        "a division by zero or an overflow in the reward: return null for a missing score";
     FAILED "reward_failed" 1.0 1 Generation
         "try the reward on these completions with `lockstep score-rewards`";
 }

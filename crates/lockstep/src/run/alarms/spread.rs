@@ -73,7 +73,7 @@ impl Spread {
         let most = |count: usize| count > 0 && 2 * count >= self.equal;
         if most(self.cancel) {
             let evidence = format!(
-                "all totals are equal although rewards vary ({names}): their weighted sum cancels, and there is no \
+                "all totals are equal although rewards vary ({names}): their weighted sum cancels and gives no \
                  advantage"
             );
             let remedy = "these rewards have opposite effects: change a sign, set other reward_weights, or remove one \

@@ -39,7 +39,7 @@ pub fn write(run: &RunDir, step: u64, fill: impl FnOnce(&Path) -> anyhow::Result
         let _ = disk::remove_dir_all(&temporary);
     }
     written.with_context(|| {
-        let kept = latest(run).map_or("there is no earlier checkpoint".to_owned(), |c| {
+        let kept = latest(run).map_or("no earlier checkpoint exists".to_owned(), |c| {
             format!("the last good checkpoint is {}", c.display())
         });
         format!("cannot write the checkpoint of step {step} to {}; {kept}", target.display())
@@ -341,7 +341,7 @@ mod tests {
         let words = |step: u64, kept: &str| {
             format!("cannot write the checkpoint of step {step} to {}; {kept}: full", run.checkpoint(step).display())
         };
-        assert_eq!(failing(2), words(2, "there is no earlier checkpoint"));
+        assert_eq!(failing(2), words(2, "no earlier checkpoint exists"));
         put(&run, 2);
         let kept = format!("the last good checkpoint is {}", run.checkpoint(2).display());
         assert_eq!(failing(5), words(5, &kept));

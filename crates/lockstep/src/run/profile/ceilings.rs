@@ -21,7 +21,7 @@ const MOST_TRIES: u32 = 3;
 /// The sentences that replace the ceilings.
 pub(super) const BUSY: &str = "The machine was too busy to measure its ceilings, so stages are not compared with them.";
 pub(super) const UNKNOWN: &str =
-    "This system does not report the machine's load, so there are no measured ceilings to compare stages with.";
+    "This system does not report the machine's load, so stages are not compared with measured ceilings.";
 
 /// The cores of a machine, and its clock.
 pub(super) trait Cores: Send {
@@ -66,7 +66,7 @@ pub(super) struct Quiet {
     before: VecDeque<CpuTimes>,
     pending: Option<Pending>,
     tries: u32,
-    /// The reason why there are no ceilings, once they should have been measured.
+    /// The reason why ceilings are missing, once they should have been measured.
     pub why_not: Option<&'static str>,
 }
 

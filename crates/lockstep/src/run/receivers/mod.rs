@@ -259,7 +259,7 @@ impl Shared {
     }
 }
 
-/// The thread of a receiver, which delivers records until there are no more.
+/// The thread of a receiver, which delivers records until the last one.
 fn carry(mut carrier: Box<dyn Carrier>, records: &Queue<Vec<u8>>, shared: &Shared) {
     if let Err(failure) = carrier.begin() {
         shared.failed(failure.why);

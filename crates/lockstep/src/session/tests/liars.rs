@@ -297,7 +297,7 @@ fn wrong_answers_about_chunks_are_detected() {
 const UNREADABLE: [Lie; 7] =
     [Lie::Rubbish, Lie::Empty, Lie::Vocabulary, Lie::Version, Lie::Group, Lie::Count, Lie::Columns];
 
-/// Without an audit, an unreadable answer is regenerated, by the same worker if there is no other. A worker whose
+/// Without an audit, an unreadable answer is regenerated, by the same worker if it is the only one. A worker whose
 /// answers are all unreadable is expelled.
 #[test]
 fn an_unreadable_answer_is_regenerated() {

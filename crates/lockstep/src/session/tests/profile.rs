@@ -84,6 +84,6 @@ fn sequences_per_decode_step_and_tails_are_counted() {
     let live = profile.measured.count("decode_passes") / profile.measured.count("decode_steps");
     assert!((1.0..=2.0).contains(&live), "{:?}", profile.measured.counts);
     assert!(profile.measured.stage("rollout/decode") > 0.0 && profile.measured.tail.completions == 14);
-    // With a model of 64 tokens each sequence needs one page, so there are no preemptions.
+    // With a model of 64 tokens each sequence needs one page, so none is preempted.
     assert_eq!(profile.measured.count("preemptions"), 0.0);
 }

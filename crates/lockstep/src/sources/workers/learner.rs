@@ -398,7 +398,7 @@ impl Distributed {
         self.held.iter().find(|(held, _)| *held == version).map(|(_, weights)| weights)
     }
 
-    /// Called when training on a batch begins: its results are final, and its weights are no longer read, so the
+    /// Called when training on a batch begins: its results are final, and its weights are not read any more, so the
     /// optimizer may overwrite them.
     pub fn training_begins(&mut self, batch: BatchId) -> anyhow::Result<()> {
         self.forget_weights_before(batch.next());

@@ -99,7 +99,7 @@ impl WorkerSource {
 
     /// The connection to the workers.
     pub(super) fn fleet(&mut self) -> anyhow::Result<&mut Distributed> {
-        self.fleet.as_mut().context("the run has not begun, so there are no workers")
+        self.fleet.as_mut().context("the run has not begun, so it has no workers")
     }
 
     /// The number of the batch after the current one.

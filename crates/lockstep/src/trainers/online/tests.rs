@@ -19,7 +19,7 @@ fn refused(checkpoint: &Path, name: &str, bytes: &[u8]) -> String {
     let text = format!("{error:#}");
     let at = text.find(name).unwrap_or_else(|| panic!("{text}"));
     // The advice on how to resume is removed, because it does not depend on this file.
-    text[at..].split("; there is no earlier checkpoint").next().unwrap_or_default().to_owned()
+    text[at..].split("; no earlier checkpoint exists").next().unwrap_or_default().to_owned()
 }
 
 /// The bytes of each batch in a file. `records` returns how many records follow the first record of a batch.

@@ -167,7 +167,7 @@ fn a_changed_field_of_record_json_is_reported_or_listed() {
             continue;
         }
         let found = OF_RECORD.iter().find(|(name, _)| *name == row);
-        let (_, gives) = found.unwrap_or_else(|| panic!("record.json has the field {row}, of which there is no row"));
+        let (_, gives) = found.unwrap_or_else(|| panic!("record.json has the field {row}, but the table lacks it"));
         rows.insert(row.clone());
         let mut lied = good.clone();
         match lied.pointer_mut(&leaf).unwrap() {

@@ -39,7 +39,7 @@ fn a_missing_column_is_named() {
     for name in ["prompt_ids", "lengths", "ids", "scored", "scores"] {
         refused(name, &|_| {}, &format!("`{name}` is missing"));
     }
-    // Without names of rewards, there are no scores to read.
+    // Without names of rewards, no scores are read.
     let without = with("reward_names", &|_| {}).unwrap_err();
     assert_eq!(without, "group 4: column `reward_weights` must have one weight for each of `reward_names`");
     let rewards = |group: Group| group.completions.into_iter().map(|c| c.rewards).collect::<Vec<_>>();

@@ -178,7 +178,7 @@ fn a_wrong_token_is_refused_with_an_error() {
     assert_eq!(learner.serving.bytes_sent(), 0);
 }
 
-/// Weights that are no longer published cannot be fetched by their old name.
+/// Weights that were withdrawn cannot be fetched by their old name.
 #[test]
 fn a_slot_with_other_weights_is_not_served() {
     let mut learner = Fake::start();
@@ -246,7 +246,7 @@ fn files_are_served_as_the_learner_has_read_them() {
 
 /// Only the last published weights are served.
 #[test]
-fn versions_that_are_no_longer_published_are_not_served() {
+fn withdrawn_versions_are_not_served() {
     let mut learner = Fake::start();
     learner.says(&[1, 2]);
     let client = Client::new(&learner.serving.place().address, Some(&fleet::blobs::bearer("secret")), |_| ());
@@ -271,7 +271,7 @@ fn workers_get_the_advertised_or_own_address() {
         network(advertise).advertised(bound.into(), server).map_err(|error| error.to_string())
     };
     let any = ([0, 0, 0, 0], 70);
-    assert_eq!(told(Some("h:99999"), any, "x"), Ok("h:99999:70".to_owned()), "99999 is no port");
+    assert_eq!(told(Some("h:99999"), any, "x"), Ok("h:99999:70".to_owned()), "99999 is not a port");
     assert_eq!(told(Some("h:0"), any, "x"), Ok("h:0".to_owned()));
     assert_eq!(told(None, ([10, 0, 0, 5], 71), "x"), Ok("10.0.0.5:71".to_owned()));
     assert_eq!(told(None, any, "127.0.0.1:4222"), Ok("127.0.0.1:70".to_owned()));
