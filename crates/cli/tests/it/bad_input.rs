@@ -116,7 +116,7 @@ fn configuration() {
     train(dir.path(), &never, &["`eval_pass_at_k` has 0", "at least 1"]);
     let eval =
         ["eval", "--model", "model", "--reward", "unique_chars", "--dataset", "a=d.jsonl", "--dataset", "a=d.jsonl"];
-    refused(dir.path(), &eval, &["--dataset a=d.jsonl", "another set has that name"]);
+    refused(dir.path(), &eval, &["--dataset a=d.jsonl", "the name is used twice"]);
 }
 
 #[test]
@@ -289,7 +289,11 @@ fn empty_stop_strings() {
 fn a_key_given_twice() {
     let dir = good();
     let root = dir.path();
-    train(root, &["--seed", "1", "--set", "seed=2"], &["`seed` is 1 by --seed and 2 by --set", "leave one"]);
+    train(
+        root,
+        &["--seed", "1", "--set", "seed=2"],
+        &["`seed` has two values: 1 from --seed and 2 from --set", "remove one"],
+    );
     train(root, &["--reward", "format:a"], &["`reward_funcs` is [\"format:a\"] by --reward and unique_chars by --set"]);
     let replay = ["train", "--model", "model", "--replay", "a.jsonl", "--set", "replay=b.jsonl"];
     refused(root, &replay, &["`replay` is a.jsonl by --replay and b.jsonl by --set"]);

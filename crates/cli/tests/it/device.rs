@@ -142,7 +142,7 @@ fn doctor_prints_the_devices_and_the_one_in_use() {
         return;
     }
     assert_eq!(code, Some(0), "{printed}");
-    for words in ["not meaningful", "cuda-emulated: --device asks for it", "for tests; its figures say"] {
+    for words in ["not meaningful", "cuda-emulated: set by --device", "for tests; its figures are"] {
         assert!(printed.contains(words), "{words}: {printed}");
     }
 }

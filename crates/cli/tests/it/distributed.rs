@@ -250,5 +250,5 @@ fn what_workers_cannot_do_is_refused_before_anything_starts() {
     refuse(&["algorithm=ppo", "num_generations=1", "target_kl=0.1"], &["target_kl", "leave it unset"]);
     refused(root, &["worker", "--join", "x", "--name", "a b"], &["letters, digits"]);
     let none = [&arguments("train", "out", &[])[..], &["--distributed", "--workers", "0"]].concat();
-    refused(root, &none, &["--workers 0"]);
+    refused(root, &none, &["--workers must be at least 1"]);
 }

@@ -153,12 +153,12 @@ fn status_of_a_learner_that_is_not_there() {
     write(&LearnerState { ended: true, batch: BatchId(8), ..state() });
     assert!(first().contains("step 8/8  version 8  ended"), "{}", first());
     write(&LearnerState { checkpoints: CheckpointStates::default(), ..state() });
-    let gone = format!("DEAD (it was pid {})  checkpoint none yet", std::process::id());
+    let gone = format!("DEAD (was pid {})  checkpoint none yet", std::process::id());
     assert!(first().ends_with(&gone), "{}", first());
     std::fs::write(dir.path().join("run/fleet/learner.json"), "{}").unwrap();
     assert!(first().contains("learner.json cannot be read"), "{}", first());
     std::fs::remove_file(dir.path().join("run/fleet/learner.json")).unwrap();
-    assert_eq!(first(), "learner  none yet: workers wait for it");
+    assert_eq!(first(), "learner  not started: workers are waiting for it");
 }
 
 #[test]
@@ -191,7 +191,7 @@ pending     000010.0
 processing  000009.0  by dev1 (sampling)
 processing  000011.0  by dev2 (dead)
 complete    000008.0  from dev1
-synced      batch 2   trained on, in no checkpoint yet
+synced      batch 2   trained on, not yet in a checkpoint
 synced      batch 3
 ";
     assert_eq!(output.out, expected);
@@ -265,7 +265,7 @@ fn other_directories_and_unknown_jobs_are_refused() {
     show("9", &["named like 000123.0", "did you mean 000009.0?"]);
     show("nine", &["\"nine\" is no job: jobs are named like 000123.0"]);
     show("000001.0", &["its batch, 0, is trained on", "`lockstep queue run ls`"]);
-    show("000012.0", &["belongs to batch 6 and is not offered; the run is at batch 3"]);
+    show("000012.0", &["belongs to batch 6 and is not in the queue; the run is at batch 3"]);
     show("000016.0", &["the last group of the run is 000015"]);
     show("eval-000003.0", &["\"eval-000003.0\" is no job"]);
     assert_eq!(lockstep(root, &["queue", "run"]).code, Some(2));

@@ -126,7 +126,7 @@ fn an_adapter_is_used_with_its_model_or_merged_into_it() {
     refused(
         root,
         &["merge", "--model", "model", "--adapter", "run/model", "--out", "merged"],
-        &["nothing is overwritten"],
+        &["files are not overwritten"],
     );
     // The adapter's configuration does not fit its weights.
     let path = root.join("run/model/adapter_config.json");

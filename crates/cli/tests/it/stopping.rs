@@ -86,7 +86,7 @@ fn a_signal_stops_the_run_which_resumes_to_the_same_bits() {
         fs::write(root.join("hold"), "nothing").unwrap();
         let (status, printed) = ended(child);
         assert_eq!(status.code(), Some(code), "{name}: {printed}");
-        let acknowledged = format!("SIG{name}: the run stops, with a checkpoint to resume from");
+        let acknowledged = format!("SIG{name}: the run writes a checkpoint and stops");
         for words in [&*acknowledged, "stopped as asked after step", "--resume"] {
             assert!(printed.contains(words), "{name}: `{words}`: {printed}");
         }

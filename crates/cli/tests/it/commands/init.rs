@@ -21,7 +21,7 @@ fn nothing_is_overwritten_and_nothing_is_left_half_written() {
     let dir = model();
     let before = weights(&dir.path().join("model"));
     let to = |out, config| lockstep(dir.path(), &["init", "--config", config, "--out", out], "");
-    assert!(to("model", "config.json").refused().contains("nothing is overwritten"));
+    assert!(to("model", "config.json").refused().contains("files are not overwritten"));
     assert_eq!(weights(&dir.path().join("model")), before);
 
     std::fs::create_dir(dir.path().join("empty")).unwrap();
@@ -53,7 +53,7 @@ fn characters_become_a_tokenizer() {
     );
     assert!(tokenizer.encode("x").is_err());
 
-    assert!(with("", "none").refused().contains("--characters: the text is empty"));
+    assert!(with("", "none").refused().contains("--characters must not be empty"));
     let many: String = ('!'..='~').collect();
     assert!(with(&many, "none").refused().contains("40 rows"));
     let other = ["init", "--config", "config.json", "--characters", "ab", "--out", "none"];
