@@ -80,7 +80,7 @@ fn commands() -> Result<Done, String> {
 
 /// The golden runs on every instruction set that this machine has.
 fn golden() -> Result<Done, String> {
-    let test = ["test", "--workspace", "--test", "golden", "runs_leave_the_bits_of_the_file"];
+    let test = ["test", "--workspace", "--test", "golden", "golden_runs_match_the_recorded_hashes"];
     crate::cargo::run(&test, &[("GOLDEN_RUNS", "all")])?;
     Ok(Done::Passed("the bits of bits.txt on every instruction set".to_owned()))
 }
@@ -132,8 +132,8 @@ fn kills() -> Result<Done, String> {
 fn terminals() -> Result<Done, String> {
     program(
         &[
-            "terminals::a_terminal_that_closes_stops_every_kind_of_run_with_a_checkpoint",
-            "consoles::every_kind_of_run_has_the_same_bits_whatever_its_console_is",
+            "terminals::a_closing_terminal_stops_every_kind_of_run_with_a_checkpoint",
+            "consoles::every_kind_of_run_has_the_same_bits_on_any_console",
             "stopping_workers::every_way_to_stop_a_run_with_workers_leaves_a_checkpoint",
         ],
         &["a terminal closed in", "on closed pipes", "ways to stop"],
