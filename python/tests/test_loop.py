@@ -120,7 +120,7 @@ def test_a_step_moves_probability_to_what_was_better(loaded):
 
 @pytest.mark.parametrize("call, error, words", [
     (lambda m: m.score([([], [1])]), ValueError, "a prompt is empty"),
-    (lambda m: m.score([([1], [4000])]), ValueError, "4000 is not in the model's vocabulary"),
+    (lambda m: m.score([([1], [4000])]), ValueError, "4000 must be below the vocabulary size"),
     (lambda m: m.score([([1.5], [1])]), ValueError, "must be integers"),
     (lambda m: m.score([([-1], [1])]), ValueError, "from 0 on"),
     (lambda m: m.score([([[1]], [1])]), ValueError, "2 dimensions"),

@@ -210,7 +210,7 @@ def test_where_there_is_no_such_function(model, rows):
         return by_the_engine(prompts, trainer)
 
     run(model, rows, kept, max_steps=1).train()
-    with pytest.raises(RuntimeError, match="and not after it"):
+    with pytest.raises(RuntimeError, match="can generate only while"):
         engines[0].generate(["ab"], 1, {})
 
 
