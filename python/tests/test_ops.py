@@ -125,7 +125,7 @@ def test_h2d_once_is_one_copy_of_many_arrays():
     (lambda: ops.masked_softmax(np.zeros((2, 3)), [4, 0]), ValueError, "expected 0 to 3"),
     (lambda: ops.masked_softmax(np.zeros((2, 3)), [1, 1], first=[2, 0]), ValueError, "must not be after `end`"),
     (lambda: ops.masked_softmax(np.zeros((2, 3), np.int64)), TypeError, "floats"),
-    (lambda: ops.fused_sample(HIDDEN, WEIGHT[:, :7]), ValueError, "weight is .40, 7."),
+    (lambda: ops.fused_sample(HIDDEN, WEIGHT[:, :7]), ValueError, "got .40, 7."),
     (lambda: ops.fused_sample(HIDDEN[0], WEIGHT), ValueError, "hidden .R, H."),
     (lambda: ops.fused_sample(HIDDEN, WEIGHT, temperature=-1.0), ValueError, "temperature"),
     (lambda: ops.fused_sample(HIDDEN, WEIGHT, history=[[1]]), ValueError, "1 rows for 5"),
