@@ -101,7 +101,7 @@ def test_a_worker_that_is_killed_is_started_again_and_ctrl_c_leaves_nothing(setu
         pass
     os.killpg(trains.pid, signal.SIGINT)
     out, err = trains.communicate(timeout=HANG)
-    assert "is started again" in err and "resume_from_checkpoint=True" in err, err
+    assert "is restarted" in err and "resume_from_checkpoint=True" in err, err
     while [pid for pid in {int(line.split()[0]) for line in open("scored")} if os.path.exists(f"/proc/{pid}")]:
         assert time.monotonic() < until, "processes are left"
         time.sleep(0.05)

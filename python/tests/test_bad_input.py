@@ -109,7 +109,7 @@ ARGUMENTS = [
     (dict(train_dataset="./no.jsonl"), FileNotFoundError, "no.jsonl"),
     (dict(eval_dataset=[]), ValueError, "eval_dataset"),
     (dict(eval_dataset={}), ValueError, "empty dict"),
-    (dict(eval_dataset={"easy": []}), ValueError, "eval_dataset.'easy'.* is empty"),
+    (dict(eval_dataset={"easy": []}), ValueError, "eval_dataset.'easy'.* must have at least one row"),
     (dict(callbacks=[3]), TypeError, "no callback"),
     (dict(peft_config=3), TypeError, "LoraConfig"),
     (dict(peft_config={"peft_type": "IA3"}), ValueError, "not IA3"),
@@ -190,7 +190,7 @@ def test_methods_that_have_no_meaning_say_so(model, rows):
         trainer.accelerator.backward
     with pytest.raises(AttributeError, match="no `trian`"):
         trainer.trian()
-    with pytest.raises(ValueError, match="no eval_dataset"):
+    with pytest.raises(ValueError, match="eval_dataset is missing"):
         trainer.evaluate()
 
 

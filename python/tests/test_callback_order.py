@@ -335,5 +335,5 @@ def test_training_inside_a_callback_is_refused(model, rows):
     callback = Trains()
     trainer = grpo(model, rows, callbacks=[callback])
     callback.trainer = trainer
-    with pytest.raises(RuntimeError, match="is training already"):
+    with pytest.raises(RuntimeError, match="is already training"):
         trainer.train()

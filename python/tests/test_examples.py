@@ -119,7 +119,7 @@ def test_the_script_of_the_o_grpo_document_without_torch(bytes_model, place):
     said = run("script.py", MODEL=bytes_model, MAX_NEW_TOKENS="8", MAX_SAMPLES="8")
     assert said.returncode == 0, said.stderr
     assert "[train(grpo)]" in said.stdout
-    assert "`gen_kwargs` is old" in said.stderr and "train() is called under torch.no_grad()" in said.stderr
+    assert "`gen_kwargs` is deprecated" in said.stderr and "train() is called under torch.no_grad()" in said.stderr
     # Lines of alarms have no metrics.
     metrics = [line for line in logged("model-GRPO") if "rewards/reward_unique_chars/mean" in line]
     assert metrics[-1]["step"] == 3 * 8 and metrics[-1]["completions/max_length"] <= 8

@@ -204,7 +204,7 @@ def test_a_stream_is_bounded_and_resumed_to_the_same_bits(model):
 
 def test_a_stream_without_an_end_needs_a_bound(model, monkeypatch):
     monkeypatch.setattr("lockstep_rl._data.STREAM_ROWS", 100)
-    with pytest.raises(ValueError, match="stream of more than 100 rows: set max_steps, or max_samples"):
+    with pytest.raises(ValueError, match="stream of more than 100 rows: set max_steps, or set max_samples"):
         grpo(model, Stream(), max_steps=-1)
 
 

@@ -292,7 +292,7 @@ def test_a_run_of_a_stream_is_resumed_with_its_rows(model):
 def test_streams_that_end_and_streams_without_steps(model, monkeypatch):
     MAKERS["sft"](model, "short", iter_of(TEXTS), max_steps=5).train()
     monkeypatch.setattr("lockstep_rl._data.STREAM_ROWS", 50)
-    with pytest.raises(ValueError, match="set max_steps, or max_samples"):
+    with pytest.raises(ValueError, match="set max_steps, or set max_samples"):
         MAKERS["sft"](model, "endless", Stream(lambda i: {"text": "a"}), max_steps=-1, num_train_epochs=1)
 
 

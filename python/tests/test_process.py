@@ -51,7 +51,7 @@ def test_ctrl_c_stops_with_a_checkpoint(model, reward):
     process.send_signal(signal.SIGINT)
     out, err = process.communicate(timeout=HANG)
     assert process.returncode == -signal.SIGINT, err
-    assert "Ctrl-C: the run stops, with a checkpoint" in err and "KeyboardInterrupt" in err
+    assert "Ctrl-C: the run writes a checkpoint and stops" in err and "KeyboardInterrupt" in err
     steps = int(out.rsplit("stopped after ", 1)[1])
     if reward:
         assert steps == 0

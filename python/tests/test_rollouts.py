@@ -195,13 +195,13 @@ def test_what_a_function_cannot_give(model, rows, function, error, words):
 def test_where_there_is_no_such_function(model, rows):
     with pytest.raises(TypeError, match="`rollout_func` must be a function"):
         run(model, rows, 3)
-    with pytest.raises(ValueError, match="GRPOTrainer, RLOOTrainer and PPOTrainer alone"):
+    with pytest.raises(ValueError, match="only GRPOTrainer, RLOOTrainer and PPOTrainer"):
         SFTTrainer(model, SFTConfig("out"), [{"text": "ab"}] * 4, rollout_func=by_the_engine)
     open("rows.jsonl", "w").close()
     with pytest.raises(ValueError, match="remove one"):
         run(model, rows, by_the_engine, replay="rows.jsonl").train()
     trainer = run(model, rows, by_the_engine)
-    with pytest.raises(RuntimeError, match="elsewhere take lockstep_rl.Model"):
+    with pytest.raises(RuntimeError, match="elsewhere use lockstep_rl.Model"):
         trainer.generate(["ab"])
     engines = []
 

@@ -87,7 +87,7 @@ def test_what_a_peft_model_cannot_be(model, rows):
     peft = pytest.importorskip("peft")
     config = peft.LoraConfig(r=2, target_modules=["q_proj"], task_type="CAUSAL_LM")
     given = peft.get_peft_model(load(model), config)
-    with pytest.raises(ValueError, match="is a PeftModel already"):
+    with pytest.raises(ValueError, match="is already a PeftModel"):
         GRPOTrainer(given, vowels, GRPOConfig("out", **SMALL), rows, peft_config=config,
                     processing_class=tokenizer(model))
     given.add_adapter("second", config)
@@ -127,7 +127,7 @@ def test_the_script_of_the_o_grpo_document(bytes_model, place):
     (place / "rows.jsonl").write_text('{"prompt": "Hello there"}\n' * 8)
     said = python("script.py", env={**os.environ, "MODEL": bytes_model, "MAX_NEW_TOKENS": "8", "MAX_SAMPLES": "8"})
     assert said.returncode == 0, said.stderr
-    assert "[train(grpo)]" in said.stdout and "`gen_kwargs` is old" in said.stderr
+    assert "[train(grpo)]" in said.stdout and "`gen_kwargs` is deprecated" in said.stderr
 
 
 def total(model):

@@ -152,7 +152,7 @@ REFUSED = {
         "are two, and its configuration says tie_word_embeddings = True: set it to False"),
     "compiled": (Loaded, lambda model: setattr(model, "_orig_mod", model), r"is compiled: give.*_orig_mod"),
     "an adapter inside": (Loaded, lambda model: model.modules.update(x=LoraLayer()),
-        "an adapter inside .`x`. and is no"),
+        "an adapter inside .`x`., but is not"),
     "not trainable": (Adapted, froze(), "`layers.0.attn.lora_A.default.weight` of the adapter.*is_trainable=True"),
     "half of an adapter frozen": (Adapted, froze("layers.1.attn.lora_B"), "`layers.1.attn.lora_B.default.weight` of"),
     "the base trained, too": (Adapted, thawed("head"), "`head` below the adapter has requires_grad = True"),
