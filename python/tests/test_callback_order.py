@@ -195,7 +195,7 @@ ROWS = [
 
 
 @pytest.mark.parametrize("name, callback, fields, state, expected", ROWS, ids=[row[0] for row in ROWS])
-def test_the_order_of_calls_is_trls(model, name, callback, fields, state, expected):
+def test_callbacks_are_called_in_the_order_of_trl(model, name, callback, fields, state, expected):
     events, trainer = train(model, callback, **fields)
     assert events == expected
     own = trainer.state
@@ -203,13 +203,13 @@ def test_the_order_of_calls_is_trls(model, name, callback, fields, state, expect
     assert own.log_history[-1].keys() >= {"train_runtime", "train_loss", "step"}
 
 
-def test_a_run_that_a_callback_ends_keeps_its_last_checkpoint(model):
+def test_a_run_stopped_by_a_callback_saves_a_checkpoint(model):
     """TRL saves none there."""
     events, _ = train(model, asks("on_step_end", 2, "should_training_stop"), save_strategy="steps", save_steps=50)
     assert events.endswith("step2 log2 epoch_end2 save2 log2 train_end2")
 
 
-def test_log_history_is_whole_after_a_resume(model):
+def test_log_history_is_complete_after_a_resume(model):
     """Each way to resume has all entries, as if training had not been stopped."""
 
     def history(trainer):
@@ -245,7 +245,7 @@ def test_log_history_is_whole_after_a_resume(model):
         assert not os.path.exists(f"{place}/model/trainer_state.json")
 
 
-def test_the_state_before_training_is_not_that_of_training(model):
+def test_entries_logged_before_training_are_cleared_by_training(model):
     rows = [{"text": f"{word} {word}"} for word in WORDS]
     args = SFTConfig("out", per_device_train_batch_size=2, logging_steps=1, max_steps=2, threads=1, disable_tqdm=True)
     trainer = SFTTrainer(model, args, rows, rows)
@@ -281,7 +281,7 @@ def plain(model, tmp_path_factory):
 
 
 @pytest.mark.parametrize("event, steps", INSIDE, ids=[event for event, _ in INSIDE])
-def test_evaluate_inside_a_callback(model, plain, event, steps):
+def test_a_callback_can_evaluate_the_current_weights(model, plain, event, steps):
     """The metrics are those of the weights of this moment, and training continues as without."""
     rows = [{"text": f"{word} {word}"} for word in WORDS]
     found = {}
@@ -304,7 +304,7 @@ def test_evaluate_inside_a_callback(model, plain, event, steps):
 
 
 @pytest.mark.parametrize("fields", [{}, {"use_peft": True, "lora_r": 2}, {"beta": 0.1}, {"num_iterations": 2}])
-def test_evaluate_inside_a_callback_of_grpo(model, rows, fields):
+def test_an_evaluation_in_a_callback_does_not_change_grpo_training(model, rows, fields):
     class Evaluates(TrainerCallback):
         trainer, found = None, 0
 
@@ -325,7 +325,7 @@ def test_evaluate_inside_a_callback_of_grpo(model, rows, fields):
     assert rewards[0] == rewards[1] and len(rewards[0]) >= 2
 
 
-def test_training_inside_a_callback_is_refused(model, rows):
+def test_a_callback_cannot_start_training(model, rows):
     class Trains(TrainerCallback):
         trainer = None
 

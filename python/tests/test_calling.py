@@ -23,7 +23,7 @@ def function_of(name):
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case["function"])
-def test_the_calling_convention(case):
+def test_reward_functions_are_called_as_the_table_of_cases_says(case):
     rewards = RewardSet(function_of(case["function"]))
     rewards.state = SimpleNamespace(global_step=case["batch"]["step"])
     [function] = rewards.functions

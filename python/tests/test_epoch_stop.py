@@ -72,7 +72,7 @@ ROWS = [
 
 
 @pytest.mark.parametrize("event, steps, fields, events, epochs", ROWS)
-def test_an_epoch_ends_where_trls_does(model, event, steps, fields, events, epochs):
+def test_should_epoch_stop_ends_the_epoch_as_in_trl(model, event, steps, fields, events, epochs):
     callback = asks_at(event, *steps)
     found, trainer = train(model, callback, **fields)
     assert found == events
@@ -82,7 +82,7 @@ def test_an_epoch_ends_where_trls_does(model, event, steps, fields, events, epoc
 
 
 @pytest.mark.parametrize("trainer", ["sft", "grpo", "grpo, two passes"])
-def test_the_next_epoch_begins_with_its_own_first_rows(model, trainer):
+def test_the_epoch_after_an_early_stop_has_all_its_rows(model, trainer):
     """The rows of the second epoch are those of a run that was not ended early."""
     seen = {}
     for ends in (False, True):
@@ -110,7 +110,7 @@ def test_the_next_epoch_begins_with_its_own_first_rows(model, trainer):
     assert seen[True] == [first[0], *first], "one batch of the first epoch, then all of the second"
 
 
-def test_a_resumed_run_continues_behind_an_ended_epoch(model):
+def test_a_run_with_a_shortened_epoch_can_be_resumed(model):
     fields = dict(save_strategy="steps", save_steps=1, num_train_epochs=3)
     _, whole = train(model, asks_at("on_step_end", 1), output_dir="whole", **fields)
     rows = [{"text": f"{word} {word}"} for word in WORDS]
@@ -126,7 +126,7 @@ def test_a_resumed_run_continues_behind_an_ended_epoch(model):
 
 
 @pytest.mark.parametrize("fields", [dict(record_rollouts=True), dict(max_staleness=1)])
-def test_where_an_epoch_cannot_be_ended(model, rows, fields):
+def test_should_epoch_stop_is_refused_where_it_is_unsupported(model, rows, fields):
     made = grpo(model, rows, callbacks=[asks("on_step_end", 1, "should_epoch_stop")], num_train_epochs=2, max_steps=-1,
                 **fields)
     with pytest.raises(ValueError, match="should_epoch_stop.*should_training_stop"):

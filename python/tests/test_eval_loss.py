@@ -31,7 +31,7 @@ def of_groups(scores, size):
 
 
 @pytest.mark.parametrize("loss_type", ["dapo", "grpo", "dr_grpo"])
-def test_it_is_the_loss_at_a_ratio_of_one(model, rows, loss_type):
+def test_eval_loss_is_the_policy_loss_at_a_ratio_of_1(model, rows, loss_type):
     seen = []
     trainer = grpo(model, rows, counted(seen), trainer={"eval_dataset": rows}, loss_type=loss_type, seed=5)
     loss = trainer.evaluate()["eval_loss"]
@@ -47,7 +47,7 @@ def test_it_is_the_loss_at_a_ratio_of_one(model, rows, loss_type):
     assert loss_type == "grpo" or abs(loss) > 1e-4, "the lengths differ"
 
 
-def test_it_has_the_divergence_and_the_entropy(model, rows):
+def test_eval_loss_includes_the_kl_and_entropy_terms(model, rows):
     """The policy is its own reference before the first step, and has moved away from it after some."""
     def zero(completions, **kwargs):
         return [0.0] * len(completions)
@@ -66,7 +66,7 @@ def test_it_has_the_divergence_and_the_entropy(model, rows):
     assert len(losses) == 4 and all(math.isfinite(loss) for loss in losses) and len(set(losses)) == 4
 
 
-def test_named_sets_and_other_methods(model, rows):
+def test_eval_loss_is_logged_for_named_sets_and_rloo_but_not_ppo(model, rows):
     metrics = grpo(model, rows).evaluate({"a": rows[:2], "b": rows[2:4]})
     assert {"eval_a_loss", "eval_b_loss"} <= metrics.keys()
     for kind in ("RLOO", "PPO"):
@@ -78,7 +78,7 @@ def test_named_sets_and_other_methods(model, rows):
     assert "eval_loss" not in grpo(model, rows, eval_loss=False, output_dir="off").evaluate(rows[:2])
 
 
-def test_it_is_the_best_models_metric_if_nothing_else_is(model, rows):
+def test_the_best_model_can_be_chosen_by_eval_loss(model, rows):
     trainer = grpo(model, rows, trainer={"eval_dataset": rows}, eval_strategy="steps", eval_steps=2,
                    save_strategy="steps", save_steps=2, metric_for_best_model="loss", load_best_model_at_end=True)
     trainer.train()

@@ -26,7 +26,7 @@ def logged(directory):
         return [json.loads(line) for line in file]
 
 
-def test_the_quickstart(bytes_model):
+def test_the_quickstart_example_runs(bytes_model):
     with open("rows.jsonl", "w") as file:
         for a in range(8):
             prompt = [{"role": "user", "content": f"{a} + 1 = ?"}]
@@ -36,7 +36,7 @@ def test_the_quickstart(bytes_model):
     assert "rewards/accuracy_reward/mean" in logged("quickstart")[0]
 
 
-def test_two_turns_with_an_answer_between(bytes_model):
+def test_the_two_turns_example_masks_the_answers_of_the_game(bytes_model):
     said = run(EXAMPLES / "two_turns.py", MODEL=bytes_model, STEPS="2", TOKENS="4")
     assert said.returncode == 0, said.stderr
     assert "rewards/near/mean" in logged("two-turns")[0]
@@ -46,7 +46,7 @@ def test_two_turns_with_an_answer_between(bytes_model):
         assert 0 < begin < end < len(line["mask"]) and not any(line["mask"][begin:end]), line["mask"]
 
 
-def test_gsm8k_with_xml_rewards(bytes_model):
+def test_the_gsm8k_example_logs_all_its_rewards(bytes_model):
     with open("gsm8k.jsonl", "w") as file:
         file.writelines(json.dumps(row) + "\n" for row in QUESTIONS)
     said = run(EXAMPLES / "gsm8k_xml.py", MODEL=bytes_model, DATA="gsm8k.jsonl", STEPS="2", TOKENS="16")
@@ -101,7 +101,7 @@ sys.modules["torch"] = torch
 """
 
 
-def test_the_script_of_the_o_grpo_document_without_torch(bytes_model, place):
+def test_the_o_grpo_script_runs_without_torch(bytes_model, place):
     """Only its import and its data are others. The same with torch and a model of transformers: test_torch.py."""
     script = SHARED / "data/scripts/train_grpo_v100.py"
     if not script.exists() and os.environ.get("CI") != "true":
@@ -128,7 +128,7 @@ def test_the_script_of_the_o_grpo_document_without_torch(bytes_model, place):
     assert all(line in config for line in ["top_p = 0.9", "temperature = 0.7", "repetition_penalty = 1.05"])
 
 
-def test_what_the_xml_rewards_say():
+def test_rewards_of_the_gsm8k_example_have_the_expected_scores():
     demo = {"__name__": "demo"}
     exec((EXAMPLES / "gsm8k_xml.py").read_text(), demo)
     whole = "<reasoning>\n1 + 1\n</reasoning>\n<answer>\n2\n</answer>\n"

@@ -59,7 +59,7 @@ def occupy(names):
 NEIGHBOURS = ["out-model", "out-ref-model", "out-given", "given-00000000", "out-2"]
 
 
-def test_no_neighbour_is_touched(model, rows):
+def test_directories_with_similar_names_are_not_touched(model, rows):
     occupy(NEIGHBOURS)
     before = files(".")
     trainer = GRPOTrainer(InMemory(model), vowels, GRPOConfig("out", **SMALL), rows)
@@ -74,13 +74,13 @@ def test_no_neighbour_is_touched(model, rows):
     assert sorted(os.listdir(pathlib.Path("dpo", *given("dpo")))) == ["model_name_or_path", "ref_model", MARKER]
 
 
-def test_a_loaded_model_trains_as_its_files_do(model, rows):
+def test_a_loaded_model_trains_the_same_weights_as_its_directory(model, rows):
     GRPOTrainer(InMemory(model), vowels, GRPOConfig("loaded", **SMALL), rows).train()
     grpo(model, rows, output_dir="named").train()
     assert weights("loaded/model") == weights("named/model")
 
 
-def test_a_directory_with_work_in_it_is_refused_and_stays(model, rows):
+def test_a_directory_with_other_files_is_refused_and_left_unchanged(model, rows):
     occupy(["out"])
     pathlib.Path("out/given-12345678").mkdir()
     before = files("out")
@@ -90,7 +90,7 @@ def test_a_directory_with_work_in_it_is_refused_and_stays(model, rows):
     assert files("out") == before and given() == ["given-12345678"]
 
 
-def test_the_model_stays_with_the_run_that_needs_it(model, rows):
+def test_the_written_model_is_kept_for_resuming(model, rows):
     stop = [True]
 
     def stops(completions, **kwargs):
@@ -112,14 +112,14 @@ def test_the_model_stays_with_the_run_that_needs_it(model, rows):
     assert len(given()) == 1
 
 
-def test_a_run_that_does_not_begin_leaves_nothing(model, rows):
+def test_a_run_that_fails_to_start_leaves_no_files(model, rows):
     trainer = GRPOTrainer(InMemory(model), "no_such_reward", GRPOConfig("out", **SMALL), rows)
     with pytest.raises(ValueError, match="no_such_reward"):
         trainer.train()
     assert not os.path.exists("out")
 
 
-def test_what_a_killed_process_left_is_swept_and_nothing_else(model, rows):
+def test_only_files_of_a_killed_process_are_removed(model, rows):
     script = "import os, signal; from lockstep_rl._given import GivenFiles; " \
              "GivenFiles('out').place('model'); os.kill(os.getpid(), signal.SIGKILL)"
     ended = subprocess.run([sys.executable, "-c", script])
@@ -138,7 +138,7 @@ def test_what_a_killed_process_left_is_swept_and_nothing_else(model, rows):
     assert len(given()) == 1, "what was left is in nobody's way"
 
 
-def test_a_tokenizers_own_template_is_used(bytes_model, place):
+def test_the_chat_template_of_a_tokenizer_object_is_used(bytes_model, place):
     """Also where it was loaded from the model's directory, and where the model is an adapter."""
     seen = {}
 
@@ -166,7 +166,7 @@ def test_a_tokenizers_own_template_is_used(bytes_model, place):
     assert seen["named"] == seen["loaded"]
 
 
-def test_eos_token_of_sft(model):
+def test_eos_token_of_sft_is_set_in_the_saved_tokenizer(model):
     few = dict(per_device_train_batch_size=2, max_steps=1, threads=1, disable_tqdm=True)
     SFTTrainer(model, SFTConfig("out", eos_token=".", **few), [{"text": "ab sun"}] * 4).train()
     assert json.loads(pathlib.Path("out/model/tokenizer_config.json").read_text())["eos_token"] == "."

@@ -98,7 +98,7 @@ KINDS = list(CLASSES)
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("how", ["end", "callback", "exception", "interrupt", "stop"])
-def test_the_object_has_the_trained_weights(model, scorer, kind, how):
+def test_the_model_object_has_the_trained_weights(model, scorer, kind, how):
     source = scorer if kind == "reward" else model
     loaded, before = Loaded(source), weights(source)
     ends = Ends(how)
@@ -127,7 +127,7 @@ def test_the_object_has_the_trained_weights(model, scorer, kind, how):
     ("rloo", "ppo"),
     ("ppo", "grpo"), ("sft", "ppo"), ("dpo", "rloo"),
 ])
-def test_a_second_trainer_continues(model, first, second):
+def test_a_second_trainer_continues_with_the_weights_of_the_first(model, first, second):
     loaded = Loaded(model)
     make(first, loaded, "one").train()
     make(second, loaded, "two").train()
@@ -136,7 +136,7 @@ def test_a_second_trainer_continues(model, first, second):
     assert loaded.bytes == weights("named-two/model") == weights("two/model")
 
 
-def test_a_curriculum_of_three_on_one_object(model):
+def test_three_trainers_train_one_object_in_turn(model):
     loaded, named = Loaded(model), model
     for stage in range(3):
         make("sft", loaded, f"stage-{stage}").train()
@@ -146,7 +146,7 @@ def test_a_curriculum_of_three_on_one_object(model):
 
 
 @pytest.mark.parametrize("where", ["reward", "log", "save", "begin"])
-def test_an_exception_anywhere_leaves_the_weights_of_the_last_step(model, where):
+def test_after_an_exception_the_object_has_the_weights_of_the_last_step(model, where):
     places = [where]
 
     def ends(place):
@@ -182,7 +182,7 @@ def test_an_exception_anywhere_leaves_the_weights_of_the_last_step(model, where)
     assert trainer.evaluate(ROWS["grpo"])["eval_reward"] == named.evaluate(ROWS["grpo"])["eval_reward"]
 
 
-def test_before_the_first_step_it_stays_what_it_was(model):
+def test_an_exception_in_the_first_step_leaves_the_object_unchanged(model):
     def fails(completions, **kwargs):
         raise RuntimeError("enough")
 
@@ -192,7 +192,7 @@ def test_before_the_first_step_it_stays_what_it_was(model):
     assert loaded.bytes == weights(model) and loaded.synced == 0
 
 
-def test_a_run_is_resumed_with_the_object_that_it_trained(model):
+def test_a_run_resumes_with_the_object_that_it_trained(model):
     """The reference and the bits are those of the run that was never stopped, and the files are not written again."""
     fields = dict(save_strategy="steps", save_steps=1, beta=0.1, max_steps=4)
     make("grpo", model, "whole", **fields).train()
@@ -204,7 +204,7 @@ def test_a_run_is_resumed_with_the_object_that_it_trained(model):
     assert weights("out/model") == weights("whole/model") == loaded.bytes and len(given()) == 1
 
 
-def test_trained_on_another_thread(model):
+def test_the_object_is_updated_if_training_runs_on_another_thread(model):
     loaded = Loaded(model)
     trainer = make("sft", loaded, "out")
     trainer.start().result()
@@ -215,7 +215,7 @@ def test_trained_on_another_thread(model):
     assert loaded.bytes == weights("two/model")
 
 
-def test_a_model_of_a_name_is_saved_as_it_was_left(model):
+def test_a_model_passed_by_name_can_be_saved_after_an_exception(model):
     trainer = make("sft", model, "out", callbacks=[Ends("exception")])
     with pytest.raises(RuntimeError, match="enough"):
         trainer.train()

@@ -89,7 +89,7 @@ ROWS = [
 
 
 @pytest.mark.parametrize("words, expected", ROWS, ids=[" ".join(words) or "defaults" for words, _ in ROWS])
-def test_fields_of_a_subclass_are_parsed(words, expected):
+def test_parsers_accept_the_fields_of_a_subclass(words, expected):
     parsers = [TrlParser((ScriptArguments, Other, ModelConfig), prog="script")]
     try:
         from transformers import HfArgumentParser
@@ -105,7 +105,7 @@ def test_fields_of_a_subclass_are_parsed(words, expected):
         assert args.output_dir == "out"
 
 
-def test_options_are_a_dict_and_have_another_name():
+def test_a_dict_field_is_parsed_from_json_under_its_alias():
     (args,) = TrlParser(Other).parse_args_and_config(["-o", '{"a": 1}'])
     assert args.options == {"a": 1}
 
@@ -115,7 +115,7 @@ def test_options_are_a_dict_and_have_another_name():
     (["--shape", "flat"], "invalid choice: 'flat'"), (["--limit", "many"], "expected integer, got 'many'"),
     (["--benchmarkz", "x"], "--benchmarkz"),
 ])
-def test_wrong_values_of_a_subclass(words, complaint, capsys):
+def test_wrong_values_for_fields_of_a_subclass_are_refused(words, complaint, capsys):
     with pytest.raises(SystemExit) as ended:
         TrlParser(Other, prog="script").parse_args_and_config(words)
     assert ended.value.code == 2 and complaint in capsys.readouterr().err
@@ -138,7 +138,7 @@ def test_fields_without_a_default_are_required(place, capsys):
 
 @pytest.mark.parametrize("base", [GRPOConfig, RLOOConfig, PPOConfig, SFTConfig, DPOConfig, RewardConfig,
                                   lockstep_rl.AsyncGRPOConfig])
-def test_every_configuration_can_be_extended(base):
+def test_every_configuration_can_be_subclassed(base):
     @dataclass
     class Mine(base):
         tags: list[str] = field(default_factory=list)
@@ -151,7 +151,7 @@ def test_every_configuration_can_be_extended(base):
     assert args.values()["learning_rate"] == 0.5
 
 
-def test_a_trainer_takes_a_subclass(model, rows):
+def test_a_trainer_accepts_a_subclass_of_its_configuration(model, rows):
     args = OpenR1("out", **SMALL, benchmarks=["math"], system_prompt="not the engine's")
     trainer = GRPOTrainer(model, vowels, args, rows)
     assert "system_prompt" not in trainer._values, "the script's own field, as in open-r1"
@@ -161,7 +161,7 @@ def test_a_trainer_takes_a_subclass(model, rows):
     assert GRPOConfig("out", system_prompt="Be brief.").values()["system_prompt"] == "Be brief."
 
 
-def test_arguments_are_read_back_as_trls():
+def test_computed_arguments_have_the_values_of_trl():
     """TRL 1.16's values, with its own defaults for batch sizes."""
     for args, expected in [
         (GRPOConfig("o"), {"generation_batch_size": 8, "steps_per_generation": 1, "eval_batch_size": 8}),
@@ -198,7 +198,7 @@ def test_arguments_print_as_in_transformers():
     assert str(OpenR1("out", benchmarks=["math"])).startswith("OpenR1(\n")
 
 
-def test_the_best_model_without_a_metric_is_that_of_the_loss(model):
+def test_the_best_model_is_chosen_by_the_loss_by_default(model):
     rows = [{"text": word} for word in ["ab", "sun", "moon", "tree"]]
     for fields in [dict(eval_strategy="epoch", save_strategy="epoch", num_train_epochs=2),
                    dict(eval_strategy="steps", save_strategy="steps", eval_steps=0.5, save_steps=0.5, max_steps=4)]:
@@ -212,7 +212,7 @@ def test_the_best_model_without_a_metric_is_that_of_the_loss(model):
         assert (trainer.state.best_global_step, trainer.state.best_metric) == (best, losses[best])
 
 
-def test_best_checkpoints_need_a_metric():
+def test_save_strategy_best_needs_a_metric():
     with pytest.raises(ValueError, match="set metric_for_best_model"):
         SFTConfig("out", save_strategy="best", eval_strategy="epoch")
     for kind in ("epoch", "steps"):
@@ -221,7 +221,7 @@ def test_best_checkpoints_need_a_metric():
                   load_best_model_at_end=True)
 
 
-def test_flags_without_a_value(model):
+def test_boolean_flags_need_no_value(model):
     """Every flag that TRL's parser takes without a value."""
     transformers = pytest.importorskip("transformers")
     flags = [
@@ -246,7 +246,7 @@ def test_flags_without_a_value(model):
     assert args.use_cpu is args.push_to_hub is args.use_vllm is True and os.fspath(args.output_dir) == "out"
 
 
-def test_shares_of_steps_of_every_kind():
+def test_numbers_of_steps_may_be_fractions():
     for name in ("logging_steps", "eval_steps", "save_steps"):
         for value, kept in [(0.25, 0.25), (3, 3), (3.0, 3.0), ("0.5", 0.5), ("7", 7)]:
             if isinstance(value, str):

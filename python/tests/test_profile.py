@@ -25,7 +25,7 @@ def waits(trainer):
     return statistics.median(entry["rewards/vowels/gil_wait_s"] for entry in trainer.state.log_history[:-1])
 
 
-def test_rewards_that_wait_for_the_interpreter_are_found(model, rows):
+def test_the_profile_finds_rewards_that_wait_for_the_interpreter_lock(model, rows):
     """A thread of the user's that computes in Python holds the interpreter, and the reward waits for it."""
     done = threading.Event()
     thread = threading.Thread(target=lambda: [None for _ in iter(done.is_set, True)])

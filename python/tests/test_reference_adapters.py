@@ -90,7 +90,7 @@ def begins_as_its_reference(kind, logged):
 @pytest.mark.parametrize("fields, is_reference", [
     ({}, True), ({"ref_adapter": "initial"}, True), ({"ref_adapter": "none"}, False),
 ])
-def test_the_reference_is_the_adapter(model, adapters, kind, given, fields, is_reference):
+def test_the_reference_of_a_continued_adapter_is_that_adapter(model, adapters, kind, given, fields, is_reference):
     policy = adapters[0] if given == "directory" else Adapted(adapters[0], model)
     trainer = MADE[kind](policy, **fields)
     assert begins_as_its_reference(kind, first(trainer)) == is_reference
@@ -98,14 +98,14 @@ def test_the_reference_is_the_adapter(model, adapters, kind, given, fields, is_r
 
 
 @pytest.mark.parametrize("kind", MADE)
-def test_a_new_adapter_begins_as_the_base(model, kind):
+def test_a_new_adapter_starts_equal_to_the_base_model(model, kind):
     for fields in ({}, {"ref_adapter": "initial"}, {"ref_adapter": "none"}):
         logged = first(MADE[kind](model, str(fields), use_peft=True, lora_r=4, **fields))
         assert begins_as_its_reference(kind, logged), fields
 
 
 @pytest.mark.parametrize("fields", [{}, {"ref_adapter": "none"}])
-def test_a_reference_that_is_given_wins(model, adapters, fields):
+def test_an_explicit_reference_takes_precedence(model, adapters, fields):
     """The base, the adapter itself, and another adapter."""
     results = []
     for i, reference in enumerate([model, adapters[0], adapters[1]]):
@@ -116,7 +116,7 @@ def test_a_reference_that_is_given_wins(model, adapters, fields):
 
 @pytest.mark.parametrize("kind", ["dpo", "grpo"])
 @pytest.mark.parametrize("policy", ["continued", "continued from none", "new", "whole"])
-def test_an_evaluation_after_training_has_the_reference_of_training(model, adapters, kind, policy):
+def test_evaluating_after_training_uses_the_reference_of_training(model, adapters, kind, policy):
     """The last evaluation of training says what `evaluate` says afterwards."""
     fields = {"continued from none": {"ref_adapter": "none"}, "new": {"use_peft": True, "lora_r": 4}}.get(policy, {})
     more = {} if kind == "dpo" else {"num_generations_eval": 2}
@@ -149,7 +149,7 @@ def test_a_resumed_run_keeps_its_reference(model, adapters, kind):
     assert pathlib.Path("none/model/adapter_model.safetensors").read_bytes() == none != whole
 
 
-def test_the_field_is_documented_and_checked():
+def test_ref_adapter_is_documented_and_validated():
     (row,) = [row for row in lockstep_rl.field_table("dpo") if row["name"] == "ref_adapter"]
     assert row["default"] is None and "initial" in row["doc"]
     with pytest.raises(ValueError, match="ref_adapter"):

@@ -59,7 +59,7 @@ ROWS = [
 
 @pytest.mark.parametrize("fields, expected", ROWS, ids=[str(row[0]) for row in ROWS])
 @pytest.mark.parametrize("kind", ["sft", "dpo", "grpo"])
-def test_a_model_that_is_given_by_name_is_saved_as_it_was_loaded(bf16_model, kind, fields, expected):
+def test_a_model_passed_by_name_is_saved_in_the_dtype_it_was_loaded_in(bf16_model, kind, fields, expected):
     few = dict(max_steps=1, per_device_train_batch_size=2, threads=1, disable_tqdm=True, **fields)
     if kind == "grpo":
         trainer = grpo(bf16_model, [{"prompt": f"{word} "} for word in WORDS], **few)
@@ -73,7 +73,7 @@ def test_a_model_that_is_given_by_name_is_saved_as_it_was_loaded(bf16_model, kin
     assert dtypes("saved") == {expected}
 
 
-def test_small_steps_are_in_the_result(bf16_model):
+def test_small_updates_are_not_lost_when_the_model_is_saved(bf16_model):
     """Of which bf16 keeps none: TRL's own tests look whether each parameter has changed."""
     args = SFTConfig("out", max_steps=1, learning_rate=1e-5, per_device_train_batch_size=4, threads=1,
                      lr_scheduler_type="constant", disable_tqdm=True)
@@ -96,7 +96,7 @@ def test_a_resumed_run_keeps_its_dtype(bf16_model):
     assert dtypes("out/model") == {"BF16"}
 
 
-def test_the_loss_of_no_token_is_0(model, rows):
+def test_the_loss_is_0_if_every_token_is_masked(model, rows):
     """As in TRL, where every completion is truncated and masked."""
     trainer = grpo(model, rows, max_completion_length=1, mask_truncated_completions=True, max_steps=1,
                    generation_kwargs={"temperature": 0.01})

@@ -47,7 +47,7 @@ trainer.end()
 """
 
 
-def test_a_script_with_flags_and_a_file(model, place):
+def test_a_script_reads_flags_and_a_yaml_file(model, place):
     pytest.importorskip("yaml")
     (place / "rows.jsonl").write_text("".join(json.dumps({"prompt": f"{word} "}) + "\n" for word in WORDS))
     (place / "run.yaml").write_text(
@@ -71,7 +71,7 @@ def parsed(*arguments, classes=(ScriptArguments, SFTConfig, ModelConfig, Dataset
     return TrlParser(classes, prog="script").parse_args_and_config(list(arguments), **kwargs)
 
 
-def test_a_field_of_several_classes_is_the_scripts_own():
+def test_fields_that_trl_declares_in_one_class_are_set_only_there():
     script, training, model, _ = parsed("--dataset_name", "d", "--lora_r", "4", "--dtype", "bfloat16", "--packing",
                                         "--learning_rate", "3e-5", "--no_shuffle_dataset", "--report_to", "none")
     assert (script.dataset_name, model.lora_r, model.dtype) == ("d", 4, "bfloat16")
@@ -79,7 +79,7 @@ def test_a_field_of_several_classes_is_the_scripts_own():
     assert training.dataset_name is None and training.lora_r == SFTConfig().lora_r
 
 
-def test_classes_of_ones_own():
+def test_the_parser_accepts_other_dataclasses():
     @dataclasses.dataclass
     class Mine(ScriptArguments):
         weights: list[float] | None = None
@@ -92,7 +92,7 @@ def test_classes_of_ones_own():
     assert TrlParser(Mine).parse_args_and_config(["--fast", "false"])[0].fast is False
 
 
-def test_what_nobody_knows(place, capsys):
+def test_unknown_keys_and_flags_are_refused(place, capsys):
     pytest.importorskip("yaml")
     (place / "run.yaml").write_text("lora_r: 4\nnonsense: 3\nenv:\n  LOCKSTEP_TEST_SEEN: 7\n")
     with pytest.raises(ValueError, match="unknown arguments: nonsense"):
@@ -107,7 +107,7 @@ def test_what_nobody_knows(place, capsys):
         assert ended.value.code == 2 and complaint in capsys.readouterr().err
 
 
-def test_adapters_and_quantization():
+def test_model_config_makes_peft_and_quantization_configurations():
     assert get_peft_config(ModelConfig()) is None and get_quantization_config(ModelConfig()) is None
     one = get_peft_config(ModelConfig(use_peft=True, lora_target_modules=["all-linear"]))
     assert one["r"] == 16 and one["target_modules"] == "all-linear"
@@ -115,7 +115,7 @@ def test_adapters_and_quantization():
         get_quantization_config(ModelConfig(load_in_4bit=True))
 
 
-def test_a_mixture(place):
+def test_get_dataset_mixes_datasets_by_fractions(place):
     datasets = pytest.importorskip("datasets")
     for name, count in (("a", 3), ("b", 5)):
         rows = [json.dumps({"text": f"{name}{i}", "other": i}) + "\n" for i in range(count)]
@@ -142,7 +142,7 @@ def test_a_mixture(place):
             DatasetMixtureConfig(datasets=[wrong])
 
 
-def test_numbers_of_a_file_that_yaml_reads_as_text(place):
+def test_numbers_that_yaml_reads_as_strings_are_converted(place):
     pytest.importorskip("yaml")
     (place / "run.yaml").write_text("learning_rate: 1e-5\nmax_length: none\nlora_target_modules: [all-linear]\n"
                                     "model_init_kwargs: {dtype: float32}\nreport_to: none\nlora_r: null\n")
@@ -169,13 +169,13 @@ def test_numbers_of_a_file_that_yaml_reads_as_text(place):
         ("--hub_model_id 7", "hub_model_id", "7"),
     ],
 )
-def test_a_flag_as_trl_reads_it(words, name, value):
+def test_flags_are_parsed_as_in_trl(words, name, value):
     """Flags of fields that the engine has not, too."""
     _, training, *_ = parsed(*words.split())
     assert getattr(training, name) == value
 
 
-def test_a_flag_of_a_refused_feature_has_the_reason():
+def test_the_error_for_an_unsupported_flag_has_the_reason():
     from lockstep_rl import DPOConfig
 
     classes = (ScriptArguments, DPOConfig, ModelConfig)
@@ -190,7 +190,7 @@ def test_a_flag_of_a_refused_feature_has_the_reason():
             parsed(*words.split(), classes=classes)
 
 
-def test_every_field_of_trl_has_an_answer():
+def test_configurations_have_every_field_of_trl():
     """TRL's classes, as conformance/trl_keys_fixtures.py has read them."""
     file = pathlib.Path(__file__).resolve().parents[2] / "crates/lockstep/tests/fixtures/trl_keys.json"
     fields = json.loads(file.read_text())
@@ -200,7 +200,7 @@ def test_every_field_of_trl_has_an_answer():
         assert not fields[name].keys() - own, name
 
 
-def test_two_fields_of_one_key():
+def test_two_fields_that_set_one_key_must_agree():
     for kwargs in ({"bf16": True, "model_init_kwargs": {"dtype": "float32"}}, {"model_init_kwargs": {"dtype": "bf16"}}):
         assert SFTConfig(**kwargs).values()["dtype"] == "bf16"
     # As TRL's scripts have it: the model's own dtype is among the arguments, and only then comes --bf16.
@@ -214,7 +214,7 @@ def test_two_fields_of_one_key():
         SFTConfig(sft_loss_type="dft", loss_type="nll")
 
 
-def test_accelerates_loggers_have_their_state(monkeypatch):
+def test_arguments_create_the_partial_state_of_accelerate(monkeypatch):
     """As transformers' arguments make it, where accelerate is imported."""
     states = []
     monkeypatch.setitem(sys.modules, "accelerate", types.SimpleNamespace(PartialState=lambda **how: states.append(how)))
@@ -222,7 +222,7 @@ def test_accelerates_loggers_have_their_state(monkeypatch):
     assert states == [{"cpu": True}, {}]
 
 
-def test_one_of_several_processes_is_refused(monkeypatch):
+def test_a_launch_with_several_processes_is_refused(monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "2")
     assert SFTConfig().world_size == 1
     monkeypatch.setenv("LOCAL_RANK", "1")
@@ -230,7 +230,7 @@ def test_one_of_several_processes_is_refused(monkeypatch):
         SFTConfig()
 
 
-def test_upload(model, place, monkeypatch):
+def test_push_to_hub_uploads_to_a_repository_with_the_name_of_the_run(model, place, monkeypatch):
     """To a repository with the name of the run, private if it is to be."""
     calls = []
 
@@ -277,7 +277,7 @@ ROWS |= {"reward": ROWS["dpo"], "rloo": ROWS["grpo"]}
 @pytest.mark.skipif(TRL is None, reason="trl is not installed")
 @pytest.mark.parametrize("lora", [True, False], ids=["lora", "whole"])
 @pytest.mark.parametrize("method", ["sft", "dpo", "reward", "grpo", "rloo"])
-def test_a_script_of_trls(model, method, lora, place):
+def test_scripts_of_trl_run_with_the_import_replaced(model, method, lora, place):
     """Only its import is changed."""
     pytest.importorskip("accelerate")
     text = (pathlib.Path(TRL.origin).parent / f"scripts/{method}.py").read_text()

@@ -68,7 +68,7 @@ def recorded():
     return steps
 
 
-def test_tensorboard_shows_what_a_run_and_lockstep_board_wrote(model, rows):
+def test_tensorboard_loads_the_events_of_a_run_and_of_lockstep_board(model, rows):
     trained = dict(log_completions=True, record_rollouts=True, eval_strategy="steps", eval_steps=2)
     grpo(model, rows, report_to=["tensorboard"], trainer=dict(eval_dataset=rows[:2]), **trained).train()
     assert _native.main(["lockstep", "board", "out", "--out", "made"]) == 0

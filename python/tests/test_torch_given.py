@@ -42,7 +42,7 @@ def test_save_pretrained_of_the_object_saves_the_trained_weights(model, dtype):
     assert same(load("saved"), load("out/model").to(dtype).float()) and not same(load("saved"), load(model))
 
 
-def test_a_base_model_with_a_new_adapter_has_it_inside(model):
+def test_a_new_adapter_is_added_to_the_base_model_object(model):
     """As in TRL, PEFT puts the layers into the object that was given."""
     given = load(model)
     before = given(torch.tensor([[1, 2, 3]])).logits
@@ -60,7 +60,7 @@ def test_a_base_model_with_a_new_adapter_has_it_inside(model):
         SFTTrainer(given, SFTConfig("three", **FEW), TEXTS, processing_class=tokenizer(model)).train()
 
 
-def test_stages_of_named_models_and_adapters(model):
+def test_adapters_are_trained_on_by_later_trainers(model):
     first = SFTTrainer(model, SFTConfig("one", **FEW), TEXTS, peft_config=lora())
     first.train()
     second = DPOTrainer(first.model, None, DPOConfig("two", **FEW), PAIRS, processing_class=tokenizer(model))
@@ -86,7 +86,7 @@ def reward(completions, **kwargs):
 
 
 @pytest.mark.parametrize("given", ["model", "adapter"])
-def test_two_trainers_on_one_object_are_trls(model, given):
+def test_two_trainers_on_one_object_have_the_losses_of_trl(model, given):
     trl, datasets = pytest.importorskip("trl"), pytest.importorskip("datasets")
     logs = []
     for library in (trl, None):
@@ -110,7 +110,7 @@ def test_two_trainers_on_one_object_are_trls(model, given):
 
 
 @pytest.mark.parametrize("kind", ["GRPO", "RLOO"])
-def test_the_divergence_begins_at_zero_as_in_trl(model, kind):
+def test_the_kl_divergence_of_a_continued_adapter_starts_at_0(model, kind):
     classes = {"GRPO": (GRPOTrainer, GRPOConfig), "RLOO": (RLOOTrainer, RLOOConfig)}[kind]
     args = classes[1]("out", num_generations=2, max_completion_length=6, beta=0.1, **FEW)
     trainer = classes[0](trained_adapter(model), reward, args, PROMPTS, processing_class=tokenizer(model))

@@ -30,7 +30,7 @@ def log(model, tmp_path_factory):
 
 
 @pytest.mark.parametrize("step", [1, 2, 3, 4])
-def test_a_step_of_the_log_is_trls(log, step):
+def test_the_log_of_a_step_equals_trls(log, step):
     expected, found = FIXTURE["log_history"][step - 1], log[step - 1]
     assert expected["step"] == found["step"] == step and len(expected) >= 13
     assert expected.keys() <= found.keys()
@@ -38,5 +38,5 @@ def test_a_step_of_the_log_is_trls(log, step):
         assert found[name] == pytest.approx(expected[name], abs=1e-4), name
 
 
-def test_the_last_entry_has_trls_keys(log):
+def test_the_last_log_entry_has_the_keys_of_trl(log):
     assert {"train_runtime", "train_samples_per_second", "train_steps_per_second", "train_loss"} <= log[-1].keys()

@@ -49,7 +49,7 @@ def given(package, method, model, rows, **more):
 
 @pytest.mark.parametrize("method, rows", [("SFT", SOLVED), ("SFT", TEXTS), ("DPO", PAIRS), ("Reward", PAIRS)],
                          ids=["completions", "texts", "pairs", "scores"])
-def test_values_are_trls(model, method, rows, place):
+def test_compute_metrics_gets_the_values_of_trl(model, method, rows, place):
     if method == "Reward":
         # TRL's new head would be random, and another one.
         args = lockstep_rl.RewardConfig("judge", max_steps=2, per_device_train_batch_size=2, learning_rate=0.01,
@@ -85,7 +85,7 @@ MEASURED = {"eval_runtime", "eval_samples_per_second", "eval_steps_per_second", 
 
 @pytest.mark.parametrize("method, rows", [("SFT", SOLVED), ("SFT", TEXTS), ("DPO", PAIRS), ("Reward", PAIRS)],
                          ids=["completions", "texts", "pairs", "scores"])
-def test_evaluations_have_trls_keys_and_values(model, method, rows):
+def test_an_evaluation_has_the_keys_and_values_of_trl(model, method, rows):
     """In one batch: TRL's are means of those of batches, here they are means over all tokens or pairs."""
     trained = dict(max_steps=6, per_device_train_batch_size=2, learning_rate=0.02, threads=1, disable_tqdm=True)
     if method == "Reward":
@@ -115,7 +115,7 @@ def test_evaluations_have_trls_keys_and_values(model, method, rows):
         assert ours[name] == pytest.approx(theirs[name], abs=1e-4), name
 
 
-def test_preprocessing_is_given_tensors(model):
+def test_logits_are_preprocessed_as_torch_tensors(model):
     shapes = []
 
     def preprocess(logits, labels):
@@ -131,7 +131,7 @@ def test_preprocessing_is_given_tensors(model):
     assert (ours.predictions == theirs.predictions)[learned].all()
 
 
-def test_a_reward_models_scores_are_transformers(model, rows, place):
+def test_scores_of_a_reward_model_equal_those_of_transformers(model, rows, place):
     """As TRL's GRPOTrainer scores completions, whose tokenizer pads with its end token. config.json is silent."""
     args = lockstep_rl.RewardConfig("judge", max_steps=4, per_device_train_batch_size=2, learning_rate=0.02, threads=1,
                                     disable_tqdm=True)

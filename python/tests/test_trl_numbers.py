@@ -25,7 +25,7 @@ def steps(model, tmp_path_factory):
 
 @pytest.mark.parametrize("kind", ["grpo", "rloo", "ppo", "sft", "dpo", "reward"])
 @pytest.mark.parametrize("every, first", [(2, False), (3, False), (9, False), (3, True)])
-def test_the_last_values_and_the_mean_loss_are_transformers(model, steps, kind, every, first):
+def test_logged_values_and_the_mean_loss_are_those_of_transformers(model, steps, kind, every, first):
     trainer = make(kind, model, "out", max_steps=5, logging_steps=every, logging_first_step=first)
     output = trainer.train()
     mean = sum(step["loss"] for step in steps[kind]) / 5
@@ -39,7 +39,7 @@ def test_the_last_values_and_the_mean_loss_are_transformers(model, steps, kind, 
 
 
 @pytest.mark.parametrize("every", [1, 2, 3])
-def test_a_resumed_training_has_the_mean_of_its_own_steps(model, steps, every):
+def test_training_loss_of_a_resumed_run_is_the_mean_over_its_own_steps(model, steps, every):
     fields = dict(max_steps=5, save_strategy="steps", save_steps=2)
     make("sft", model, "out", **fields).train()
     output = make("sft", model, "out", logging_steps=every, **fields).train(resume_from_checkpoint="out/checkpoint-2")
@@ -58,7 +58,7 @@ EVALUATED = {
 
 @pytest.mark.parametrize("when", ["before", "after", "during"])
 @pytest.mark.parametrize("kind", ["grpo", "rloo"])
-def test_an_evaluation_logs_what_trl_logs(model, kind, when):
+def test_an_evaluation_logs_the_metrics_of_trl(model, kind, when):
     trainer = make(kind, model, "out", **({"eval_strategy": "steps", "eval_steps": 2} if when == "during" else {}))
     trainer.eval_dataset = [{"prompt": "ab "}, {"prompt": "x "}]
     if when != "before":
@@ -79,7 +79,7 @@ def test_an_evaluation_logs_what_trl_logs(model, kind, when):
 
 
 @pytest.mark.parametrize("kind", ["grpo", "rloo"])
-def test_an_evaluation_logs_the_divergence(model, kind):
+def test_an_evaluation_logs_the_kl_divergence(model, kind):
     """It is 0 before training, and not afterwards; without a reference there is none."""
     fields = dict(beta=0.1, eval_strategy="steps", eval_steps=4, eval_on_start=True, max_steps=4)
     trainer = make(kind, model, "out", **fields)
@@ -92,14 +92,14 @@ def test_an_evaluation_logs_the_divergence(model, kind):
     assert "eval_kl" not in plain.evaluate() and "eval_entropy" in plain.evaluate()
 
 
-def test_a_mean_over_nothing_is_not_logged(model, rows):
+def test_the_mean_length_of_no_completion_is_not_logged(model, rows):
     trainer = grpo(model, rows, max_completion_length=1, max_steps=2)
     trainer.train()
     for entry in trainer.state.log_history[:2]:
         assert ("completions/mean_terminated_length" in entry) == (entry["completions/clipped_ratio"] < 1)
 
 
-def test_the_third_argument_is_the_dataset(model):
+def test_the_third_positional_argument_is_the_dataset(model):
     rows = [{"text": "ab"}, {"text": "sun"}]
     trainer = SFTTrainer(model, SFTConfig("out"), rows)
     assert trainer.train_dataset is rows
@@ -115,7 +115,7 @@ def _generated(completions, **kwargs):
     lambda completions, **kwargs: (len(text) for text in completions),
     lambda completions, **kwargs: tuple(map(len, completions)),
 ], ids=["generator", "map", "expression", "tuple"])
-def test_scores_may_come_one_after_another(model, rows, given):
+def test_a_reward_may_return_any_iterable_of_scores(model, rows, given):
     def listed(completions, **kwargs):
         return [float(len(text)) for text in completions]
 
@@ -130,7 +130,7 @@ def test_scores_may_come_one_after_another(model, rows, given):
         grpo(model, rows, lambda completions, **kwargs: iter([1.0]), output_dir="short").train()
 
 
-def test_no_limit_of_the_most_likely_tokens(model, rows):
+def test_top_k_none_means_no_limit(model, rows):
     logs = []
     for top_k in (None, 0):
         trainer = grpo(model, rows, output_dir=f"out{top_k}", top_k=top_k, max_steps=1)
@@ -148,7 +148,7 @@ LAST = [
 
 
 @pytest.mark.parametrize("count, batch, epochs, drops, tokens", LAST)
-def test_the_last_batch_of_an_epoch_is_learned(model, count, batch, epochs, drops, tokens):
+def test_the_last_incomplete_batch_of_an_epoch_is_trained_on(model, count, batch, epochs, drops, tokens):
     rows = [{"text": "a" * (i + 1)} for i in range(count)]
     more = {"dataloader_drop_last": True} if drops else {}
     args = SFTConfig("out", per_device_train_batch_size=batch, num_train_epochs=epochs, shuffle_dataset=False,
@@ -162,7 +162,7 @@ def test_the_last_batch_of_an_epoch_is_learned(model, count, batch, epochs, drop
 
 
 @pytest.mark.parametrize("kind", ["dpo", "reward"])
-def test_the_last_pairs_of_an_epoch_are_learned(model, kind):
+def test_the_last_incomplete_batch_of_pairs_is_trained_on(model, kind):
     trainer = make(kind, model, "out", max_steps=-1, num_train_epochs=2)
     trainer.train_dataset = PAIRS * 3 + PAIRS[:1]
     trainer.train()
@@ -170,7 +170,7 @@ def test_the_last_pairs_of_an_epoch_are_learned(model, kind):
     assert trainer.state.global_step == 2 * (len(trainer.train_dataset) // batch + 1)
 
 
-def test_a_run_that_left_out_its_last_batches_goes_on_so(model):
+def test_a_run_that_dropped_incomplete_batches_still_drops_them_when_resumed(model):
     """As a run of an older version, whose configuration has no such key."""
     rows = [{"text": f"{'ab' * (i + 1)}"} for i in range(5)]
 
@@ -230,7 +230,7 @@ def named(scorer, names):
     (["a/reward"], ["reward"]),
 ])
 @pytest.mark.parametrize("given", ["named", "loaded"])
-def test_a_reward_model_has_its_own_name(model, rows, scorer, names, logged, given):
+def test_metrics_of_a_reward_model_have_the_name_of_its_directory(model, rows, scorer, names, logged, given):
     names = named(scorer, names)
     models = [Scorer(name, os.path.abspath(name)) for name in names] if given == "loaded" else names
     trainer = grpo(model, rows, [*models], max_steps=1)
@@ -240,7 +240,7 @@ def test_a_reward_model_has_its_own_name(model, rows, scorer, names, logged, giv
     assert f"eval_rewards/{logged[0]}/mean" in trainer.evaluate(rows)
 
 
-def test_a_reward_model_beside_a_function_of_its_name(model, rows, scorer):
+def test_rewards_with_equal_names_are_numbered(model, rows, scorer):
     (name,) = named(scorer, ["vowels"])
     trainer = grpo(model, rows, [vowels, name, Scorer(scorer, os.path.abspath(name))], max_steps=1)
     assert trainer.reward_func_names == ["vowels", "vowels_2", "vowels_3"]
@@ -248,7 +248,7 @@ def test_a_reward_model_beside_a_function_of_its_name(model, rows, scorer):
     assert {"rewards/vowels_2/mean", "rewards/vowels_3/mean"} <= trainer.state.log_history[0].keys()
 
 
-def test_an_older_run_with_a_reward_model_is_resumed(model, rows, scorer):
+def test_a_run_whose_configuration_has_no_reward_names_is_resumed(model, rows, scorer):
     """Its configuration has no name for the model."""
     saved = dict(save_strategy="steps", save_steps=1, max_steps=3)
     grpo(model, rows, [scorer], **saved).train()
@@ -279,7 +279,7 @@ def played(env_mask, logprobs):
     (None, 4), ([1, 1, 1, 1], 4), ([1, 0, 0, 1], 2), ([1, 1, 1, 0], 3), ([0, 0, 0, 1], 1),
     ([True, False, True, True], 3),
 ])
-def test_tokens_of_an_environment_are_not_counted(model, rows, env_mask, tokens):
+def test_tokens_written_by_an_environment_are_not_counted(model, rows, env_mask, tokens):
     args = GRPOConfig("out", **{**SMALL, "max_steps": 1})
     trainer = GRPOTrainer(model, vowels, args, [rows[0]] * 4, rollout_func=played(env_mask, None))
     trainer.train()
@@ -293,7 +293,7 @@ def test_tokens_of_an_environment_are_not_counted(model, rows, env_mask, tokens)
     ([0.0] * 4, True), ([-0.0] * 4, True), ([0, 0, 0, 0], True), ([0.0, 0.0, 0.0, -1.0], False), ([-2.0] * 4, False),
     ([0.0, -3.0, 0.0, 0.0], "where the environment wrote it"),
 ])
-def test_placeholders_of_log_probabilities_are_not_used(model, rows, env_mask, logprobs, is_placeholder):
+def test_log_probabilities_that_are_all_0_are_ignored(model, rows, env_mask, logprobs, is_placeholder):
     """As in TRL without vLLM: the gradient is the current policy's."""
     is_placeholder = is_placeholder is True or (bool(is_placeholder) and env_mask is not None)
 
@@ -322,7 +322,7 @@ SCHEDULES = [
 
 
 @pytest.mark.parametrize("kind, arguments, factors", SCHEDULES, ids=[row[0] for row in SCHEDULES])
-def test_schedules_are_transformers(model, kind, arguments, factors):
+def test_learning_rate_schedules_equal_those_of_transformers(model, kind, arguments, factors):
     """Beside transformers itself, where torch is there; some points by hand."""
     trainer = make("sft", model, "out", max_steps=6, learning_rate=0.01, warmup_steps=2, lr_scheduler_type=kind,
                    lr_scheduler_kwargs=arguments)
