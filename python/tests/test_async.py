@@ -1,4 +1,4 @@
-"""Completions that other processes make: the weights of one process, with rewards called in the workers."""
+"""AsyncGRPOTrainer: worker processes generate and call rewards, and the weights are those of one process."""
 
 import json
 import os
@@ -68,7 +68,7 @@ def test_workers_train_the_same_weights_as_one_process(setup):
 def test_train_and_worker_commands_run_a_file_with_get_trainer(setup):
     run("-m", "lockstep_rl", "train", setup)
     run(setup, "one", "sync", "dict(max_staleness=1)")
-    assert weights("one/model") == weights("out/model"), "a batch behind is the default"
+    assert weights("one/model") == weights("out/model"), "max_staleness is 1 by default"
     script = setup.replace("_of_run", "_by_hand")
     with open(script, "w") as file:
         file.write(open(setup).read().replace("save_steps=2)", "save_steps=2, num_workers=0, output_dir='hand')")
@@ -103,7 +103,7 @@ def test_a_killed_worker_is_restarted_and_ctrl_c_ends_all_processes(setup):
     out, err = trains.communicate(timeout=HANG)
     assert "is restarted" in err and "resume_from_checkpoint=True" in err, err
     while [pid for pid in {int(line.split()[0]) for line in open("scored")} if os.path.exists(f"/proc/{pid}")]:
-        assert time.monotonic() < until, "processes are left"
+        assert time.monotonic() < until, "worker processes are still running"
         time.sleep(0.05)
 
 

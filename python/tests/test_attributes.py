@@ -1,4 +1,4 @@
-"""What scripts read of trainers and arguments, and what is said where torch is not there."""
+"""Attributes of trainers and arguments that scripts read, warnings, and errors without torch."""
 
 import logging
 import os

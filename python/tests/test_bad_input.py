@@ -1,4 +1,4 @@
-"""Each mistake of somebody who comes from TRL is one clear exception of Python, and nothing is written."""
+"""Wrong arguments raise one clear exception each, and no file is written."""
 
 import os
 import shutil
@@ -223,7 +223,7 @@ def test_every_field_of_trl_is_supported_ignored_or_refused():
 
 @pytest.mark.parametrize("name", sorted(REFUSED_ARGUMENTS.keys() - {"tokenizer", "gen_kwargs"}))
 def test_an_unsupported_argument_is_accepted_if_it_is_empty(model, rows, name):
-    """With a value it is refused, with the reason."""
+    """If it has a value, the error has the reason."""
 
     def made(value):
         if name in ("compute_metrics", "preprocess_logits_for_metrics"):

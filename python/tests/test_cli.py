@@ -43,7 +43,7 @@ def test_the_sft_command_reads_a_yaml_file_and_flags_override_it(model):
     assert said.returncode == 0, said.stderr
     assert os.path.exists("out/adapter_config.json")
     with open("out/metrics.jsonl") as file:
-        assert len(file.readlines()) == 1, "a flag wins over the file"
+        assert len(file.readlines()) == 1, "a flag overrides the file"
 
 
 @pytest.mark.parametrize("arguments, words", [

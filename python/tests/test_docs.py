@@ -1,4 +1,4 @@
-"""What is written about the package is the package."""
+"""The documentation matches the package."""
 
 import ast
 import json
@@ -15,7 +15,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 PACKAGE = pathlib.Path(lockstep_rl.__file__).parent
 
 if not (ROOT / "docs/python").exists():
-    pytest.skip("the repository's documentation is not beside the tests", allow_module_level=True)
+    pytest.skip("the repository's documentation is missing", allow_module_level=True)
 
 
 def test_generated_tables_and_stubs_are_up_to_date():
@@ -45,7 +45,7 @@ def test_every_difference_from_trl_names_an_existing_test():
 
 
 def names_of(stub):
-    """The names that a stub declares, methods of classes with a dot."""
+    """Returns the names that a stub declares, with methods as `Class.method`."""
     names = set()
     for node in ast.parse(stub.read_text()).body:
         if isinstance(node, ast.ClassDef):
@@ -85,7 +85,7 @@ def test_imports_in_a_page_work(page):
         exec(line, {})
 
 
-# What stands in a page for a Hub's name or for a reader's own, and what this test has in its place.
+# Names of the Hub and placeholders in pages, and their replacements in this test.
 OWN = {
     '"Qwen/Qwen2.5-0.5B-Instruct"': "model_directory",
     "{\"prompt\": \"My name is\"}, ...]": "{\"prompt\": \"My name is\"}] * 8",

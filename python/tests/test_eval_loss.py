@@ -1,4 +1,4 @@
-"""eval_loss of trainers that generate: the loss of the evaluation's completions, without a step."""
+"""eval_loss of online trainers: the policy loss of the completions generated in an evaluation."""
 
 import math
 
@@ -9,7 +9,7 @@ import lockstep_rl
 
 
 def counted(seen):
-    """A reward that differs, and keeps what it is asked about."""
+    """Returns a reward with varied scores that records scores and lengths in `seen`."""
 
     def length(completions, completion_ids, **kwargs):
         scores = [float(sum(map(ord, text)) % 7) for text in completions]
@@ -20,7 +20,7 @@ def counted(seen):
 
 
 def of_groups(scores, size):
-    """Advantages: the difference to the group's mean, divided by its standard deviation."""
+    """Returns advantages: the difference from the group's mean, divided by its standard deviation."""
     advantages = []
     for first in range(0, len(scores), size):
         group = scores[first : first + size]
@@ -44,18 +44,18 @@ def test_eval_loss_is_the_policy_loss_at_a_ratio_of_1(model, rows, loss_type):
         "dr_grpo": -total / (len(lengths) * SMALL["max_completion_length"]),
     }[loss_type]
     assert loss == pytest.approx(expected, abs=1e-6)
-    assert loss_type == "grpo" or abs(loss) > 1e-4, "the lengths differ"
+    assert loss_type == "grpo" or abs(loss) > 1e-4, "expected completions of different lengths"
 
 
 def test_eval_loss_includes_the_kl_and_entropy_terms(model, rows):
-    """The policy is its own reference before the first step, and has moved away from it after some."""
+    """Before the first step the policy equals its reference, so that the KL term is 0."""
     def zero(completions, **kwargs):
         return [0.0] * len(completions)
 
     trainer = grpo(model, rows, zero, trainer={"eval_dataset": rows}, beta=0.5, entropy_coef=0.25)
     loss = trainer.evaluate()["eval_loss"]
     entropy = -loss / 0.25
-    assert 0.5 < entropy < math.log(40), "of 40 tokens"
+    assert 0.5 < entropy < math.log(40), "the vocabulary has 40 tokens"
     plain = grpo(model, rows, zero, trainer={"eval_dataset": rows}, beta=0.5, output_dir="plain")
     assert plain.evaluate()["eval_loss"] == 0.0
     letters = grpo(model, rows, lambda completions, **kwargs: [float(len(text)) for text in completions],
@@ -74,7 +74,7 @@ def test_eval_loss_is_logged_for_named_sets_and_rloo_but_not_ppo(model, rows):
         trainer = getattr(lockstep_rl, f"{kind}Trainer")(model, "unique_chars", args, rows)
         assert ("eval_loss" in trainer.evaluate(rows[:2])) == (kind == "RLOO")
     greedy = grpo(model, rows, eval_sampling="greedy", output_dir="greedy").evaluate(rows[:2])
-    assert greedy["eval_loss"] == 0.0, "one completion is not better than itself"
+    assert greedy["eval_loss"] == 0.0, "equal completions have advantages of 0"
     assert "eval_loss" not in grpo(model, rows, eval_loss=False, output_dir="off").evaluate(rows[:2])
 
 

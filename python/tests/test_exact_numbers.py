@@ -1,4 +1,4 @@
-"""Numbers that 64 bits do not hold reach the graders exactly, and Python functions as they are."""
+"""Numbers beyond 64 bits are passed to graders exactly, and to Python functions unchanged."""
 
 import decimal
 

@@ -1,4 +1,4 @@
-"""The scripts that a TRL user brings: only the import is another. Models and data are tiny and local."""
+"""Scripts of TRL users, with only the import changed. Models and data are tiny and local."""
 
 import json
 import os
@@ -41,7 +41,7 @@ def test_the_two_turns_example_masks_the_answers_of_the_game(bytes_model):
     assert said.returncode == 0, said.stderr
     assert "rewards/near/mean" in logged("two-turns")[0]
     for line in lines("two-turns/rollouts.bin"):
-        # The tokens of the game between those of the model: " That is no number. Guess:", …
+        # Tokens of the game, such as " That is no number. Guess:", are between tokens of the model.
         begin, end = line["mask"].index(False), len(line["mask"]) - line["mask"][::-1].index(False)
         assert 0 < begin < end < len(line["mask"]) and not any(line["mask"][begin:end]), line["mask"]
 
@@ -58,10 +58,10 @@ def test_the_gsm8k_example_logs_all_its_rewards(bytes_model):
 
 
 SHARED = pathlib.Path(os.environ.get("LOCKSTEP_SHARED", pathlib.Path(__file__).parents[3] / "shared"))
-# What the O-GRPO document's script asks torch and transformers for, without torch: a model that is its directory.
+# Stand-ins for what the O-GRPO script uses of torch and transformers; a model is only its directory.
 WITHOUT_TORCH = """
 import contextlib, shutil, sys, types
-# Both look for torch once, and do without.
+# Both check for torch when they are imported, and work without it.
 import datasets, transformers
 
 class Model:
@@ -77,7 +77,7 @@ class Model:
 class AutoModelForCausalLM:
     @staticmethod
     def from_pretrained(name, torch_dtype, device_map):
-        assert torch_dtype is None and device_map is None, "this machine is said to have no GPU"
+        assert torch_dtype is None and device_map is None, "expected the arguments for a machine without GPU"
         return Model(name)
 
 torch = types.ModuleType("torch")
@@ -91,7 +91,7 @@ def no_grad():
     yield
     grad_enabled[0] = True
 
-# What `datasets` asks about when it hashes what it was given.
+# Types that `datasets` checks for when it computes hashes.
 torch.Tensor, torch.Generator = type("Tensor", (), {}), type("Generator", (), {})
 torch.nn = types.SimpleNamespace(Module=type("Module", (), {}))
 torch.no_grad = no_grad
@@ -102,7 +102,7 @@ sys.modules["torch"] = torch
 
 
 def test_the_o_grpo_script_runs_without_torch(bytes_model, place):
-    """Only its import and its data are others. The same with torch and a model of transformers: test_torch.py."""
+    """Only the import and the data are changed. test_torch.py runs the same script with torch."""
     script = SHARED / "data/scripts/train_grpo_v100.py"
     if not script.exists() and os.environ.get("CI") != "true":
         pytest.skip(f"{script} is missing")
@@ -120,7 +120,7 @@ def test_the_o_grpo_script_runs_without_torch(bytes_model, place):
     assert said.returncode == 0, said.stderr
     assert "[train(grpo)]" in said.stdout
     assert "`gen_kwargs` is deprecated" in said.stderr and "train() is called under torch.no_grad()" in said.stderr
-    # Lines of alarms have no metrics.
+    # Lines with alarms have no metrics.
     metrics = [line for line in logged("model-GRPO") if "rewards/reward_unique_chars/mean" in line]
     assert metrics[-1]["step"] == 3 * 8 and metrics[-1]["completions/max_length"] <= 8
     with open("model-GRPO/config.toml") as file:

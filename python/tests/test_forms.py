@@ -1,4 +1,4 @@
-"""What datasets may look like, several sets of them to evaluate, and where metrics go."""
+"""Formats of datasets, several evaluation sets, trackers of metrics, and streams."""
 
 import json
 import sys
@@ -40,7 +40,7 @@ def test_sft_trains_on_a_conversation_rendered_by_the_template(model):
     def said(word):
         return {"messages": [{"role": "user", "content": f"{word} "}, {"role": "assistant", "content": f"{word}<e>"}]}
 
-    # The template of the tests puts contents one behind the other.
+    # The chat template of the tests concatenates the contents of messages.
     conversations = sft(model, [said(word) for word in WORDS], "conversations")
     assert conversations == sft(model, [{"text": f"{word} {word}"} for word in WORDS], "texts") != weights(model)
 
@@ -109,7 +109,7 @@ def test_a_reward_gets_the_columns_of_every_dataset(model, rows):
 
 
 class Service(types.ModuleType):
-    """A stand-in for a tracker's package: it records every call."""
+    """A stand-in for the package of a tracker that records all calls."""
 
     def __init__(self, name):
         super().__init__(name)
@@ -170,7 +170,7 @@ def test_records_are_written_to_the_stdin_of_a_program(model, rows, service):
     logged = [record for record in records if record["event"] == "metrics"]
     assert [record["step"] for record in logged] == [1, 2, 3, 4] and records[0]["run"] == "first"
     assert all("rewards/vowels/gil_wait_s" in record["values"] for record in logged)
-    assert calls(package, "log"), "the service gets its own"
+    assert calls(package, "log"), "expected calls to the other tracker, too"
 
 
 def test_the_error_names_the_missing_package_of_a_tracker(model, rows, monkeypatch):
@@ -181,7 +181,7 @@ def test_the_error_names_the_missing_package_of_a_tracker(model, rows, monkeypat
 
 
 class Stream:
-    """An endless dataset that can only be gone through, from its beginning each time."""
+    """An endless iterable dataset that starts over in each iteration."""
 
     def __init__(self, words=WORDS):
         self.words = words

@@ -1,5 +1,5 @@
-"""An object that was given holds the trained weights when `train()` ends, however it ends; a second trainer on the
-object continues. Without torch: a stand-in takes the weights from the files from which a torch model would."""
+"""A model object holds the trained weights when `train()` ends, however it ends, and a second trainer continues with
+them. A stand-in replaces the torch model: it reads the weights from the same files."""
 
 import os
 import pathlib
@@ -14,7 +14,7 @@ from lockstep_rl import TrainerCallback, _live
 
 
 class Loaded(InMemory):
-    """A loaded model: files of its configuration, and weights in memory."""
+    """A stand-in for a loaded model with weights in memory."""
 
     def __init__(self, directory):
         super().__init__(directory)
@@ -40,7 +40,7 @@ def sync(monkeypatch):
 
 @pytest.fixture(scope="module")
 def scorer(model, tmp_path_factory):
-    """A reward model's directory."""
+    """Returns the directory of a trained reward model."""
     out = tmp_path_factory.mktemp("scorer")
     make("reward", model, out / "run").train()
     return str(out / "run/model")
@@ -74,7 +74,7 @@ def make(kind, model, out, callbacks=None, reward=vowels, **fields):
 
 
 class Ends(TrainerCallback):
-    """Ends training after two steps."""
+    """Ends training after two steps, in the way `how`."""
 
     def __init__(self, how):
         self.how = how
@@ -114,10 +114,10 @@ def test_the_model_object_has_the_trained_weights(model, scorer, kind, how):
         by_hand.add_callback(Ends("callback"))
     by_hand.train()
     assert loaded.bytes == weights("named/model") != before
-    assert loaded.synced == 1 and trainer.model is loaded and loaded.synced == 1, "nothing is read twice"
+    assert loaded.synced == 1 and trainer.model is loaded and loaded.synced == 1, "expected the weights to be read once"
     trainer.save_model("saved")
     assert weights("saved") == loaded.bytes
-    # What somebody does with the object afterwards is theirs.
+    # Later changes of the object are kept.
     loaded.bytes = before
     assert trainer.model.bytes == before
 
@@ -193,7 +193,7 @@ def test_an_exception_in_the_first_step_leaves_the_object_unchanged(model):
 
 
 def test_a_run_resumes_with_the_object_that_it_trained(model):
-    """The reference and the bits are those of the run that was never stopped, and the files are not written again."""
+    """Its reference and weights are those of an uninterrupted run, and the files of the model are not written again."""
     fields = dict(save_strategy="steps", save_steps=1, beta=0.1, max_steps=4)
     make("grpo", model, "whole", **fields).train()
     loaded = Loaded(model)

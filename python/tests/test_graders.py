@@ -1,4 +1,4 @@
-"""`lockstep_rl.rewards`: the engine's graders as functions, and as rewards that run inside it."""
+"""`lockstep_rl.rewards`: the engine's graders as functions, and as rewards that run inside the engine."""
 
 import pytest
 from conftest import SMALL, grpo, weights

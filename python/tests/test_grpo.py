@@ -1,4 +1,4 @@
-"""GRPO through Python: what rewards, callbacks and logs see, and that its bits are the program's."""
+"""GRPOTrainer: arguments of rewards and callbacks, logs, and the same weights as the program."""
 
 import asyncio
 import functools
@@ -254,7 +254,7 @@ def test_an_exception_keeps_its_traceback_and_names_the_row(model, rows):
     assert any(entry.name == "fragile" for entry in raised.traceback)
     notes = " ".join(getattr(raised.value, "__notes__", [str(raised.value)]))
     assert "reward `fragile`" in notes and "row 2 of the dataset" in notes and "step 2" in notes
-    assert os.listdir("out/checkpoints") == ["step-000001"], "the last whole step is saved"
+    assert os.listdir("out/checkpoints") == ["step-000001"], "expected a checkpoint of the last complete step"
 
 
 def test_with_reward_errors_continue_an_exception_counts_as_no_score(model, rows):
@@ -321,7 +321,7 @@ def test_any_sequence_or_iterator_of_rows_is_a_dataset(model, rows):
 
 
 def test_the_engine_releases_the_interpreter_lock(model, rows):
-    # If the engine kept the interpreter, nothing here would run before its hundred million steps are done.
+    # If the engine held the lock, nothing here would run before its hundred million steps are done.
     run = grpo(model, rows, "unique_chars", max_steps=10**8, logging_steps=10**8, save_strategy="no").start()
     for _ in range(50):
         time.sleep(0.001)
@@ -335,11 +335,11 @@ def test_the_wait_of_a_reward_for_the_interpreter_lock_is_logged(model, rows):
     done = threading.Event()
     thread = threading.Thread(target=lambda: [None for _ in iter(done.is_set, True)])
     before = sys.getswitchinterval()
-    # Whoever asks for the interpreter while the thread counts has to wait for so long.
+    # A thread that requests the lock waits this long while the other thread is busy.
     sys.setswitchinterval(0.02)
     thread.start()
     try:
-        # Completions long enough for the thread to begin while they are written.
+        # Completions long enough for the thread to start while they are generated.
         trainer = grpo(model, rows * 8, max_steps=12, max_completion_length=48, per_device_train_batch_size=64)
         trainer.train()
     finally:
@@ -356,7 +356,7 @@ def test_a_slow_reward_called_by_group_runs_during_generation(model, rows):
         time.sleep(0.005 * len(completions))
         return vowels(completions)
 
-    # One group is generated at a time: those before it are scored beside it.
+    # One group is generated at a time, so that earlier groups are scored meanwhile.
     trainer = grpo(model, rows * 8, slow, per_device_train_batch_size=96, max_num_seqs=2, max_completion_length=48,
                    max_steps=1)
     trainer.train()
@@ -368,7 +368,7 @@ def test_a_slow_reward_called_by_group_runs_during_generation(model, rows):
              trace if event.get("ph") == "X"]
     (rollout,) = [span for span in spans if span[0] == "rollout"]
     beside = [span for span in spans if span[0] == "rewards" and rollout[1] <= span[1] < rollout[2]]
-    assert beside, "the timeline shows scoring beside generation"
+    assert beside, "expected scoring during generation in the trace"
 
 
 def test_two_trainers_train_in_two_threads(model, rows):

@@ -1,5 +1,5 @@
-"""Attributes and arguments that a script changes after the trainer was made: they are read when training begins, or
-refused by name."""
+"""Attributes and arguments that a script changes after it created the trainer: they have an effect when training
+starts, or the error names them."""
 
 import os
 
@@ -24,7 +24,7 @@ from lockstep_rl import (
 
 
 def letters(completions, **kwargs):
-    """The number of letters x."""
+    """Scores each completion by its number of letters x."""
     return [float(text.count("x")) for text in completions]
 
 
@@ -33,7 +33,7 @@ def trained(trainer):
     return weights(os.path.join(trainer._values["output_dir"], "model"))
 
 
-# How a script changes a trainer, and the fields and arguments that say the same from the beginning.
+# Changes of a trainer, with the fields and arguments that have the same effect when passed at creation.
 CHANGES = {
     "max_steps": (lambda t: setattr(t.args, "max_steps", 2), dict(max_steps=2), {}),
     "learning_rate": (lambda t: setattr(t.args, "learning_rate", 0.05), dict(learning_rate=0.05), {}),
@@ -84,7 +84,7 @@ def test_changes_before_training_have_an_effect(model, rows, name):
         late.args.output_dir = "late"
     early = made("early", fields, **others)
     assert trained(late) == trained(early)
-    assert weights("late/model") != weights(model), "it was trained"
+    assert weights("late/model") != weights(model), "expected changed weights"
     unchanged = made("unchanged", {})
     assert trained(unchanged) != weights("late/model")
 
@@ -225,7 +225,7 @@ def test_changing_arguments_during_training_warns(model, rows):
         with pytest.warns(UserWarning, match=f"`args.{name}` was changed while training"):
             trainer.train()
         assert trainer.state.global_step == 4
-    # What has an effect then is not warned of.
+    # A change that still has an effect does not warn.
     trainer = changing(model, rows, lambda t: setattr(t.args, "save_strategy", "no"), save_steps=3, output_dir="quiet",
                        save_strategy="steps")
     import warnings

@@ -1,5 +1,5 @@
-"""What scripts do with a trainer before and after training: its tokenizer, its accelerator, a directory with other
-files, streams without an end, rows with several forms."""
+"""Trainers before and after training: tokenizer, accelerator, output directories with other files, endless streams, and
+rows with several formats."""
 
 import itertools
 import json
@@ -56,7 +56,7 @@ def test_processing_class_defaults_to_the_tokenizer_of_the_model(model, kind):
     trainer.train()
     tokenizer.save_pretrained("copy")
     assert {"tokenizer.json", "tokenizer_config.json"} <= set(os.listdir("copy"))
-    assert "given-" not in " ".join(os.listdir("out")), "only reading it gives nothing to the engine"
+    assert "given-" not in " ".join(os.listdir("out")), "reading processing_class must not write files for the engine"
 
 
 def test_callbacks_get_the_tokenizer(model, rows):
@@ -163,7 +163,7 @@ def test_output_dir_may_contain_other_files(model, kind):
 
 
 def test_metrics_and_state_can_be_saved_before_training(model):
-    """As transformers' run_*.py: evaluate, write metrics and state, then train."""
+    """The scripts run_*.py of transformers evaluate and save metrics and state, then train."""
     trainer = SFTTrainer(model, SFTConfig("out", **COMMON, max_steps=2), TEXTS, TEXTS)
     metrics = trainer.evaluate()
     trainer.log_metrics("eval", metrics)
@@ -204,7 +204,7 @@ def test_the_error_names_a_file_that_would_be_overwritten(model, name):
 # Streams.
 
 class Stream:
-    """An endless stream that counts the rows it has given."""
+    """An endless stream that counts the rows read from it."""
 
     def __init__(self, row):
         self.row, self.count = row, 0
@@ -222,7 +222,7 @@ def letter(i):
     return WORD[i % 26]
 
 
-# Kind, fields, row, and rows that are read.
+# Kind, fields, row, and the number of rows read.
 STREAMS = [
     ("sft", dict(max_steps=2), lambda i: {"text": letter(i)}, 4),
     ("sft", dict(max_steps=3, gradient_accumulation_steps=2), lambda i: {"text": letter(i)}, 12),
@@ -252,7 +252,7 @@ def test_only_the_rows_needed_for_training_are_read_from_a_stream(model, kind, f
 
 
 def test_rows_of_a_stream_are_not_shuffled(model):
-    """As TRL does: an IterableDataset has no sampler."""
+    """As in TRL, where an IterableDataset has no sampler."""
     rows = [{"text": letter(i) * (i + 1)} for i in range(4)]
     MAKERS["sft"](model, "stream", Stream(lambda i: rows[i % 4])).train()
     MAKERS["sft"](model, "list", rows, shuffle_dataset=False).train()
@@ -268,7 +268,7 @@ def test_more_steps_read_more_rows_of_a_stream(model):
 
 
 def test_a_run_on_a_stream_resumes_with_the_same_rows(model):
-    """Also with more steps; and a run of an older version, which has the whole stream and shuffled it."""
+    """Also with more steps, and runs of older versions, which shuffled the whole stream."""
     stop = type("Stop", (TrainerCallback,), {"on_step_end": lambda self, args, state, control, **kwargs: setattr(
         control, "should_training_stop", state.global_step == 2)})
 
@@ -316,13 +316,13 @@ def test_an_iterable_dataset_is_a_stream(model):
     assert trainer.state.global_step == 2
 
 
-# Rows with several forms.
+# Rows with several formats.
 
 TALK = [{"role": "user", "content": "ab"}, {"role": "assistant", "content": "cd"}]
 VALUES = [{"from": "human", "value": "ab"}, {"from": "gpt", "value": "cd"}]
 OTHER = [{"role": "user", "content": "x"}]
 
-# A row, and the row that TRL 1.16 learns.
+# A row, and the part of it that TRL 1.16 trains on.
 FORMS = [
     ({"text": "x", "messages": TALK}, {"messages": TALK}),
     ({"text": "x", "conversations": VALUES}, {"conversations": VALUES}),

@@ -1,4 +1,4 @@
-"""Loops of one's own: Model, Engine and Trainer over arrays."""
+"""Custom training loops with Model, Engine and Trainer on arrays."""
 
 import pytest
 from conftest import SMALL, grpo, vowels, weights
@@ -43,7 +43,7 @@ def test_arrays_are_passed_without_a_copy(loaded):
 
 
 class Exported:
-    """An array of another package."""
+    """A stand-in for an array of another package, with DLPack support."""
 
     def __init__(self, array):
         self.array = array

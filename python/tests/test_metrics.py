@@ -1,4 +1,4 @@
-"""compute_metrics and predict: what they are given, checked against the engine's own metrics."""
+"""compute_metrics and predict: their predictions are checked against the engine's own metrics."""
 
 import json
 import os
@@ -27,7 +27,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:compute_metrics and predict are 
 
 
 class Seen:
-    """Keeps what it is given, and gives metrics."""
+    """A compute_metrics function that records its predictions."""
 
     def __init__(self, metrics=None):
         self.all = []
@@ -45,7 +45,7 @@ def log_softmax(logits):
 
 
 def token_logps(prediction):
-    """Of each token after the first, given those before it; NaN where nothing is learned."""
+    """Returns the log-probability of each token after the first; NaN for tokens without a label."""
     labels = prediction.label_ids[:, 1:]
     logps = log_softmax(prediction.predictions[:, :-1])
     taken = np.take_along_axis(logps, np.maximum(labels, 0)[..., None], -1)[..., 0]
@@ -61,7 +61,7 @@ def sft(model, seen, rows=None, evaluation=None, more=None, **fields):
 @pytest.mark.parametrize("dtype", ["f32", "bf16"])
 def test_the_loss_computed_from_logits_equals_eval_loss(model, dtype):
     def nll(prediction):
-        """By batches of four, as TRL's evaluation has it: each row counts as much as its batch's tokens say."""
+        """Averages over batches of four as in TRL, where each batch has the weight of its rows."""
         logps = token_logps(prediction)
         batches = [logps[:4], logps[4:]]
         assert abs(np.nanmean(logps) - np.nanmean(batches[0])) > 1e-5
@@ -79,7 +79,7 @@ def test_the_loss_computed_from_logits_equals_eval_loss(model, dtype):
     assert given.predictions.shape[:2] == given.label_ids.shape == (5, given.predictions.shape[1])
     assert given.predictions.shape[1] >= longest and given.predictions.shape[2] == 40
     assert given.predictions.dtype == np.float32 and given.label_ids.dtype == np.int64
-    # "x x.": the prompt is not learned, and what is behind its end is padding.
+    # "x x.": the prompt has no labels, and the rest of the row is padding.
     row = [row["prompt"] for row in SOLVED[1:]].index("x ")
     assert (given.label_ids[row, :2] == -100).all() and (given.label_ids[row, 2:4] > 0).all()
     assert (given.predictions[row, -1] == -100).all() and (given.label_ids[row, -1] == -100)
@@ -89,7 +89,7 @@ def test_the_loss_computed_from_logits_equals_eval_loss(model, dtype):
 
 
 def of_tokens(prediction):
-    """Entropy, accuracy and mean logits of the tokens that are learned."""
+    """Returns entropy, accuracy and mean logit of the tokens with labels."""
     learned = prediction.label_ids[:, 1:] != -100
     logits = prediction.predictions[:, :-1][learned].astype("float64")
     logps = log_softmax(logits)
@@ -133,7 +133,7 @@ def test_all_tokens_of_a_text_are_labels(model):
     trainer = sft(model, seen, rows=texts, evaluation=texts[:2], include_for_metrics=["inputs", "loss"])
     trainer.evaluate()
     [given] = seen.all
-    assert (given.label_ids[0] == given.inputs[0]).all(), "the first token, too"
+    assert (given.label_ids[0] == given.inputs[0]).all(), "expected a label for the first token, too"
     assert (given.label_ids[1] == -100).sum() == 2 and len(list(given)) == 4
     nll = -np.nanmean(token_logps(given))
     assert given.losses.shape == (2,) and given.losses == pytest.approx(nll, abs=1e-5)
@@ -143,8 +143,8 @@ def test_logps_of_pairs_from_logits_equal_the_logged_ones(model):
     rows = [{"prompt": f"{word} ", "chosen": "abc", "rejected": "bcd"} for word in ("xx", "yy") * 3]
 
     def of_pairs(prediction):
-        # Labels are all ids: the prompt's three, which are not of the answer, among them. Each batch's chosen answers
-        # come before its rejected ones.
+        # All ids have labels, including the three of the prompt. In each batch, the chosen answers are before the
+        # rejected ones.
         answers = token_logps(prediction)[:, 2:].sum(-1)
         chosen = [0, 1, 2, 3, 8, 9]
         return {"chosen": answers[chosen].mean(), "rejected": np.delete(answers, chosen).mean()}
@@ -312,7 +312,7 @@ def test_an_exception_in_compute_metrics_leaves_a_checkpoint(model):
     sft(model, broken, eval_strategy="steps", eval_steps=1).train(resume_from_checkpoint=True)
     sft(model, None, output_dir="whole", eval_strategy="steps", eval_steps=1).train()
     assert weights("out/model") == weights("whole/model")
-    assert len(calls) == 5, "the evaluation that failed was made again"
+    assert len(calls) == 5, "expected the failed evaluation to be repeated"
 
 
 @pytest.mark.parametrize("given, kind, text", [
@@ -347,7 +347,7 @@ def test_grpo_refuses_compute_metrics(model, rows):
     lambda model, train, held_out: grpo(model, train, trainer=dict(eval_dataset=held_out)),
 ], ids=["sft", "dpo", "grpo"])
 def test_an_evaluation_does_not_encode_the_training_set(model, make):
-    """Of these rows none can be encoded: the vocabulary lacks Ω."""
+    """The training rows cannot be encoded: the vocabulary has no Ω."""
     train = [{"prompt": "Ω", "completion": "Ω", "chosen": "Ω", "rejected": "ΩΩ"}] * 8
     held_out = [{**solved, **pair} for solved, pair in zip(SOLVED, PAIRS)]
     trainer = make(model, train, held_out)

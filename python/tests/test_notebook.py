@@ -1,4 +1,4 @@
-"""What a notebook shows of a run, and what another cell can read of it."""
+"""Display of a run in a notebook, and access to it from other cells."""
 
 import sys
 import types
@@ -17,7 +17,7 @@ class Display:
 
 @pytest.fixture
 def display(monkeypatch):
-    """A kernel that keeps what it is to show."""
+    """A stand-in for a kernel that records what it displays."""
     handle = Display()
     module = types.ModuleType("IPython.display")
     module.HTML = str
@@ -95,7 +95,7 @@ def test_a_background_run_can_be_stopped_and_raises_its_error(model, rows):
 
 
 def cell(client, code, output=None):
-    """Runs a cell: what it printed, and its error's name and text. `output` hears each piece while it runs."""
+    """Runs a cell and returns its output and its error. `output` is called with each part of the output."""
     printed = []
 
     def hear(message):
@@ -111,7 +111,7 @@ def cell(client, code, output=None):
 
 @pytest.mark.parametrize("where", ["engine", "reward"])
 def test_interrupting_a_cell_leaves_the_kernel_usable(model, place, where):
-    """The kernel's interrupt comes while the engine works on a step, or while the cell's own reward runs."""
+    """The interrupt arrives while the engine computes a step, or while a reward of the cell runs."""
     pytest.importorskip("ipykernel")
     manager = pytest.importorskip("jupyter_client").KernelManager(kernel_name="python3")
     manager.start_kernel(cwd=str(place))
@@ -149,7 +149,7 @@ trainer = GRPOTrainer({model!r}, reward, args, [{{"prompt": "ab "}}] * 8, callba
         assert error is not None and error[0] == "KeyboardInterrupt", error
         said, error = cell(client, "print(1 + 1, trainer.state.global_step >= 2)")
         assert (said, error) == ("2 True\n", None)
-        assert list((place / "out/checkpoints").iterdir()), "the run left a checkpoint"
+        assert list((place / "out/checkpoints").iterdir()), "expected a checkpoint of the interrupted run"
         said, error = cell(client, """
 slow = False
 done = trainer.state.global_step

@@ -1,4 +1,4 @@
-"""`lockstep_rl.ops` against NumPy's formulas."""
+"""`lockstep_rl.ops` compared with NumPy."""
 
 import pytest
 

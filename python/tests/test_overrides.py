@@ -1,4 +1,4 @@
-"""What a subclass, a mixin or a patch changes is called, or refused when the trainer is made: never ignored."""
+"""Methods that a subclass, a mixin or a patch overrides are called or refused, but never ignored."""
 
 import json
 import os
@@ -105,12 +105,12 @@ class Events(TrainerCallback):
 def test_callbacks_are_called_after_each_optimizer_step(model, rows):
     events = Events()
     grpo(model, rows, callbacks=[events]).train()
-    # As in transformers, the step is counted after the optimizer's event.
+    # As in transformers, on_optimizer_step is called before the step is counted.
     assert events.seen == [event for step in (1, 2, 3, 4) for event in (("optimizer", step - 1), ("step", step))]
 
 
 class Patience(TrainerCallback):
-    """As transformers' EarlyStoppingCallback decides."""
+    """Stops early by the rule of transformers' EarlyStoppingCallback."""
 
     def __init__(self, patience):
         self.patience, self.waited, self.seen = patience, 0, []
@@ -124,7 +124,7 @@ class Patience(TrainerCallback):
 
 def test_best_metric_is_updated_after_each_evaluation(model, rows):
     def falls(completions, trainer_state, **kwargs):
-        """Best at step 2."""
+        """Returns the highest scores at step 2."""
         return [1.0 if trainer_state.global_step == 2 else 0.5] * len(completions)
 
     patience = Patience(2)

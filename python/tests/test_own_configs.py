@@ -1,5 +1,5 @@
-"""Configuration classes of a script's own, through TrlParser and transformers' HfArgumentParser, as open-r1 and the
-alignment handbook have them."""
+"""Subclasses of configurations, as in open-r1 and the alignment handbook, parsed with TrlParser and with transformers'
+HfArgumentParser."""
 
 import copy
 import enum
@@ -49,7 +49,7 @@ class OpenR1(GRPOConfig):
 
 @dataclass
 class Other(OpenR1):
-    """A class of a class, with other defaults of known fields."""
+    """A subclass of a subclass, with other defaults for known fields."""
 
     learning_rate: float = 5e-5
     num_generations: int = 4
@@ -154,7 +154,7 @@ def test_every_configuration_can_be_subclassed(base):
 def test_a_trainer_accepts_a_subclass_of_its_configuration(model, rows):
     args = OpenR1("out", **SMALL, benchmarks=["math"], system_prompt="not the engine's")
     trainer = GRPOTrainer(model, vowels, args, rows)
-    assert "system_prompt" not in trainer._values, "the script's own field, as in open-r1"
+    assert "system_prompt" not in trainer._values, "system_prompt belongs to the script, as in open-r1"
     trainer.args.max_steps = 1
     trainer.train()
     assert trainer.args.benchmarks == ["math"] and trainer.state.global_step == 1
@@ -162,7 +162,7 @@ def test_a_trainer_accepts_a_subclass_of_its_configuration(model, rows):
 
 
 def test_computed_arguments_have_the_values_of_trl():
-    """TRL 1.16's values, with its own defaults for batch sizes."""
+    """These are the values of TRL 1.16, with its defaults for batch sizes."""
     for args, expected in [
         (GRPOConfig("o"), {"generation_batch_size": 8, "steps_per_generation": 1, "eval_batch_size": 8}),
         (GRPOConfig("o", gradient_accumulation_steps=4), {"generation_batch_size": 32, "steps_per_generation": 4}),
@@ -182,7 +182,7 @@ def test_computed_arguments_have_the_values_of_trl():
     ]:
         found = {name: getattr(args, name) for name in expected}
         assert found == expected
-        # What was computed is not what the script has set.
+        # Computed values must not count as values that the script set.
         again = pickle.loads(pickle.dumps(copy.deepcopy(args)))
         assert again.values() == args.values() and {name: getattr(again, name) for name in expected} == expected
     assert "generation_batch_size" not in GRPOConfig("o").values()
@@ -222,7 +222,7 @@ def test_save_strategy_best_needs_a_metric():
 
 
 def test_boolean_flags_need_no_value(model):
-    """Every flag that TRL's parser takes without a value."""
+    """Covers every flag that TRL's parser accepts without a value."""
     transformers = pytest.importorskip("transformers")
     flags = [
         "bf16_full_eval", "dataloader_drop_last", "disable_dropout", "do_eval", "do_train", "eval_on_start", "fp16",

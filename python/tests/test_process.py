@@ -65,7 +65,7 @@ def test_a_second_ctrl_c_ends_the_process_immediately(model):
         [sys.executable, "-c", SCRIPT.replace("time.sleep(0.01)", "hold()").replace("def slow", '''
 def hold():
     said = False
-    while True:  # A reward that swallows the first one.
+    while True:  # A reward that swallows the first Ctrl-C.
         try:
             if not said:
                 said = True
@@ -140,7 +140,7 @@ def test_memory_does_not_grow_over_200_short_runs(model):
     assert said.returncode == 0, said.stderr
     _, *sizes = next(line for line in said.stdout.splitlines() if line.startswith("SIZES")).split()
     first, *_, last = map(int, sizes)
-    # 150 runs: 40 KiB kept by each would show.
+    # 150 runs: a leak of 40 KiB per run would fail.
     assert last - first < 6 << 20, sizes
 
 
@@ -259,7 +259,7 @@ try:
     trainer("out").train()
 except KeyboardInterrupt:
     print("CHECKPOINTS", os.listdir("out/checkpoints"))
-    if not os.path.exists("out/model"):  # a signal that was late found the run ended
+    if not os.path.exists("out/model"):  # the signal may arrive after the run ended
         trainer("out").train(resume_from_checkpoint=True)
 assert sent
 where = None
@@ -272,7 +272,7 @@ print("DONE", sent)
     ("begin", 0), ("begin", 0.01), ("reward", 0), ("reward", 0.002), ("reward", 0.01), ("end", 0), ("evaluate", 0),
 ])
 def test_a_run_interrupted_at_any_stage_resumes_to_the_same_weights(model, where, delay):
-    """With a delay the signal comes while the engine works, in whichever stage that is."""
+    """With a delay, the signal arrives while the engine computes, at an arbitrary stage."""
     said = python("-c", INTERRUPTED, model, where, str(delay))
     assert "DONE" in said.stdout, said.stderr
     if not delay:

@@ -1,4 +1,4 @@
-"""A checkpoint of another run is read there, and training continues in `output_dir`, as in TRL."""
+"""Training continues from a checkpoint of another run, and writes to `output_dir`, as in TRL."""
 
 import json
 import logging
@@ -23,7 +23,7 @@ def test_a_checkpoint_of_another_run_is_continued_in_output_dir(model, kind):
     before = files("runs/a")
     trainer = make(kind, model, "runs/b", **SAVED)
     done = trainer.train(resume_from_checkpoint="runs/a/checkpoint-1")
-    assert files("runs/a") == before, "the other run is only read"
+    assert files("runs/a") == before, "expected the other run to be unchanged"
     assert weights("runs/b/model") == weights("runs/a/model") and done.global_step == 3
     assert sorted(os.listdir("runs/b/checkpoints")) == ["step-000001", "step-000002", "step-000003"]
     assert trainer.args.output_dir == "runs/b" and os.path.exists("runs/b/checkpoint-3")
@@ -31,7 +31,7 @@ def test_a_checkpoint_of_another_run_is_continued_in_output_dir(model, kind):
     assert of["step"] == 1 and of["run"] == os.path.realpath("runs/a")
     lines = [json.loads(line) for line in pathlib.Path("runs/b/metrics.jsonl").read_text().splitlines()]
     assert [line["step"] for line in lines if "alarm" not in line] == [1, 2, 3]
-    # It is a run: it can be resumed itself.
+    # The new run can be resumed itself.
     again = make(kind, model, "runs/b", **SAVED)
     again.train(resume_from_checkpoint="runs/b/checkpoint-2")
     assert weights("runs/b/model") == weights("runs/a/model") and files("runs/a") == before
@@ -150,7 +150,7 @@ def test_a_run_without_a_checkpoint_is_refused(model):
 
 
 def test_warnings_of_the_engine_are_logged_with_disable_tqdm(model, caplog):
-    """Also in notebooks, where the engine's own console is silent."""
+    """Also in notebooks, where the engine prints nothing."""
     make("sft", model, "a", **SAVED).train()
     with caplog.at_level(logging.WARNING, "lockstep_rl"):
         make("sft", model, "a", logging_steps=2, **SAVED).train(resume_from_checkpoint="a/checkpoint-1")

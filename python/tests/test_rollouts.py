@@ -12,7 +12,7 @@ from lockstep_rl import GRPOConfig, SFTConfig, SFTTrainer, TrainerCallback, _nat
 
 
 def by_the_engine(prompts, trainer):
-    """What the engine would do by itself."""
+    """A rollout function that generates as the engine does without one."""
     group = trainer.num_generations
     return gathered(trainer.generate(prompts[::group], num_generations=group))
 
@@ -38,7 +38,7 @@ def test_recorded_rollouts_are_read_without_the_package(model, rows, capfd):
     found = recorded("out")
     assert len(said) == len(found) > 0
     for line, other in zip(found, said, strict=True):
-        # The program writes as many digits as tell one f32 from the next.
+        # The program writes enough digits to distinguish f32 values.
         other["logprobs"] = [struct.unpack("<f", struct.pack("<f", x))[0] for x in other["logprobs"]]
         assert line == {name: other[name] for name in line}
 
@@ -157,7 +157,7 @@ def test_an_exception_of_a_rollout_function_keeps_its_traceback(model, rows):
     with pytest.raises(ZeroDivisionError, match="mine") as raised:
         run(model, rows, function).train()
     assert raised.traceback[-1].name == "function"
-    assert os.listdir("out/checkpoints") == ["step-000002"], "the last whole step is saved"
+    assert os.listdir("out/checkpoints") == ["step-000002"], "expected a checkpoint of the last complete step"
 
 
 def changed(**fields):

@@ -1,4 +1,4 @@
-"""Rows of SFT, DPO and reward models as TRL takes them: ids, masks, tools; equal data train to equal weights."""
+"""Rows of SFT, DPO and reward models in the formats of TRL: ids, masks, tools. Equal data train equal weights."""
 
 import json
 
@@ -54,7 +54,7 @@ def test_assistant_only_loss_trains_on_the_messages_of_the_assistant(bytes_model
     split = [{"prompt": conversation("hi"), "completion": [{"role": "assistant", "content": word}]} for word in WORDS]
     said = of(talk, "said", assistant_only_loss=True)
     assert said == of(split, "both", assistant_only_loss=True)
-    assert said not in (of(talk, "whole"), of(split, "split"))  # the line feed behind the turn is not learned
+    assert said not in (of(talk, "whole"), of(split, "split"))  # the line feed after the message has no label
     shared = [{"conversations": [{"from": m["role"], "value": m["content"]} for m in row["messages"]]} for row in talk]
     assert of(shared, "shared", assistant_only_loss=True) == said
     with pytest.raises(ValueError, match="assistant_only_loss is for conversations"):

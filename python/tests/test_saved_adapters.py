@@ -1,4 +1,4 @@
-"""An adapter that leaves its run names the model that was given, so that it can be loaded elsewhere."""
+"""A saved adapter names the model passed to the trainer, so that it can be loaded without the run."""
 
 import json
 import os
@@ -35,9 +35,9 @@ def test_a_saved_adapter_names_the_model_passed_to_the_trainer(model, kind, give
     trainer.train()
     trainer.save_model("saved")
     assert base("saved") == model
-    # In the run it is what the run reads.
+    # The adapter in the run names the model that the run reads.
     assert (base("out/model") == model) == (given == "name")
-    # Moved away, and without the run: it is loaded with the model of that name.
+    # The saved adapter can be moved and loaded without the run.
     shutil.move("saved", "elsewhere")
     shutil.rmtree("out")
     merge = ["lockstep", "merge", "--model", base("elsewhere"), "--adapter", "elsewhere", "--out", "one"]

@@ -1,4 +1,4 @@
-"""Scripts that read their arguments as TRL's do."""
+"""Scripts that parse their arguments as TRL's scripts do."""
 
 import dataclasses
 import importlib.util
@@ -127,7 +127,7 @@ def test_get_dataset_mixes_datasets_by_fractions(place):
     assert isinstance(split, datasets.DatasetDict) and (len(split["train"]), len(split["test"])) == (6, 2)
     with pytest.raises(ValueError, match="has none"):
         get_dataset(DatasetMixtureConfig())
-    # As many as the smaller part allows: three quarters are "a", of which there are 3.
+    # The smallest dataset limits the size: three quarters are rows of "a", which has 3.
     shares = [DatasetConfig(**part, fraction=fraction) for part, fraction in zip(parts, (1.5, 0.5))]
     assert get_dataset(DatasetMixtureConfig(datasets=shares))["train"]["text"] == ["a0", "a1", "a2", "b0"]
     for one, why in (({}, "set fraction for all of them"), ({"fraction": -1}, "expected numbers of 0 or more")):
@@ -170,7 +170,7 @@ def test_numbers_that_yaml_reads_as_strings_are_converted(place):
     ],
 )
 def test_flags_are_parsed_as_in_trl(words, name, value):
-    """Flags of fields that the engine has not, too."""
+    """Also flags of fields that the engine does not have."""
     _, training, *_ = parsed(*words.split())
     assert getattr(training, name) == value
 
@@ -191,7 +191,7 @@ def test_the_error_for_an_unsupported_flag_has_the_reason():
 
 
 def test_configurations_have_every_field_of_trl():
-    """TRL's classes, as conformance/trl_keys_fixtures.py has read them."""
+    """The fields are those that conformance/trl_keys_fixtures.py read from TRL's classes."""
     file = pathlib.Path(__file__).resolve().parents[2] / "crates/lockstep/tests/fixtures/trl_keys.json"
     fields = json.loads(file.read_text())
     for name in ("GRPOConfig", "RLOOConfig", "SFTConfig", "DPOConfig", "RewardConfig", "ModelConfig",
@@ -203,7 +203,7 @@ def test_configurations_have_every_field_of_trl():
 def test_two_fields_that_set_one_key_must_agree():
     for kwargs in ({"bf16": True, "model_init_kwargs": {"dtype": "float32"}}, {"model_init_kwargs": {"dtype": "bf16"}}):
         assert SFTConfig(**kwargs).values()["dtype"] == "bf16"
-    # As TRL's scripts have it: the model's own dtype is among the arguments, and only then comes --bf16.
+    # TRL's scripts put the dtype of ModelConfig into model_init_kwargs, after --bf16 was parsed.
     _, training, model, _ = parsed("--bf16")
     training.model_init_kwargs = {"dtype": model.dtype, "revision": model.model_revision}
     assert training.values()["dtype"] == "bf16"
@@ -215,7 +215,7 @@ def test_two_fields_that_set_one_key_must_agree():
 
 
 def test_arguments_create_the_partial_state_of_accelerate(monkeypatch):
-    """As transformers' arguments make it, where accelerate is imported."""
+    """As the arguments of transformers do, if accelerate is imported."""
     states = []
     monkeypatch.setitem(sys.modules, "accelerate", types.SimpleNamespace(PartialState=lambda **how: states.append(how)))
     SFTConfig(use_cpu=True), SFTConfig()
@@ -231,7 +231,7 @@ def test_a_launch_with_several_processes_is_refused(monkeypatch):
 
 
 def test_push_to_hub_uploads_to_a_repository_with_the_name_of_the_run(model, place, monkeypatch):
-    """To a repository with the name of the run, private if it is to be."""
+    """The repository is private with hub_private_repo."""
     calls = []
 
     class Api:
@@ -278,7 +278,7 @@ ROWS |= {"reward": ROWS["dpo"], "rloo": ROWS["grpo"]}
 @pytest.mark.parametrize("lora", [True, False], ids=["lora", "whole"])
 @pytest.mark.parametrize("method", ["sft", "dpo", "reward", "grpo", "rloo"])
 def test_scripts_of_trl_run_with_the_import_replaced(model, method, lora, place):
-    """Only its import is changed."""
+    """Only the import is changed."""
     pytest.importorskip("accelerate")
     text = (pathlib.Path(TRL.origin).parent / f"scripts/{method}.py").read_text()
     assert "from trl import" in text

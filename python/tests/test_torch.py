@@ -1,4 +1,4 @@
-"""With torch and transformers: models in and out, PEFT's models, the O-GRPO document's script. Run with `-m torch`."""
+"""Models of torch and PEFT in trainers, callbacks of transformers, and the O-GRPO script. Run with `-m torch`."""
 
 import os
 import pathlib
@@ -29,14 +29,14 @@ def logits(model):
 
 
 def scores(directory):
-    """The engine's own log-probabilities of IDS after its first token."""
+    """Returns the engine's log-probabilities of IDS after its first token."""
     from lockstep_rl import Model
 
     return torch.tensor(Model(directory).score([(IDS[0][:1], IDS[0][1:])])[0].logprobs)
 
 
 def of_torch(model):
-    """The same by torch."""
+    """Returns torch's log-probabilities of the same tokens."""
     logps = torch.log_softmax(logits(model)[0], -1)
     return torch.tensor([logps[at, token] for at, token in enumerate(IDS[0][1:])])
 
@@ -57,7 +57,7 @@ def test_a_peft_model_holds_the_trained_adapter_after_training(model, rows):
     config = peft.LoraConfig(r=4, lora_alpha=8, target_modules=["q_proj", "v_proj"], task_type="CAUSAL_LM")
     torch.manual_seed(0)
     given = peft.get_peft_model(load(model), config)
-    # An adapter whose training continues: its product is not zero.
+    # As in an adapter that was trained before, lora_B is not zero.
     for name, parameter in given.named_parameters():
         if "lora_B" in name:
             torch.nn.init.normal_(parameter, std=0.1)
@@ -66,7 +66,7 @@ def test_a_peft_model_holds_the_trained_adapter_after_training(model, rows):
     trainer = GRPOTrainer(given, vowels, GRPOConfig("out", **SMALL), rows, processing_class=tokenizer(model))
     trainer.train()
     assert trainer.model is given
-    assert all(torch.equal(below[name], given.state_dict()[name]) for name in below), "the model below is frozen"
+    assert all(torch.equal(below[name], given.state_dict()[name]) for name in below), "the base model must be frozen"
     assert (logits(given) - before).abs().max() > 1e-4
     loaded = peft.PeftModel.from_pretrained(load(model), "out/model")
     assert (logits(given) - logits(loaded)).abs().max() <= 1e-5
@@ -135,8 +135,8 @@ def total(model):
 
 
 def test_callbacks_get_the_current_weights_however_the_model_was_passed(model, rows):
-    """By name, loaded, as a PeftModel × with an adapter or not × looked at by a callback: with a parameter, in kwargs,
-    by the trainer."""
+    """The model is passed by name, loaded, or as a PeftModel, with or without an adapter; callbacks get it as a
+    parameter, in kwargs, or from the trainer."""
     peft = pytest.importorskip("peft")
     lora = peft.LoraConfig(r=4, lora_alpha=8, target_modules=["q_proj", "v_proj"], task_type="CAUSAL_LM")
     ways = {
@@ -192,11 +192,11 @@ def test_weights_are_not_copied_for_callbacks_that_do_not_read_the_model(model, 
     trainer = GRPOTrainer(load(model), vowels, GRPOConfig("out", **SMALL), rows, callbacks=[Quiet],
                           processing_class=tokenizer(model))
     trainer.train()
-    assert len(synced) == 1, "at the end"
+    assert len(synced) == 1, "expected one copy, when training ends"
 
 
 def test_training_starts_from_the_changed_weights_of_trainer_model(model, rows):
-    """By name, too: what one was given to look at and has changed is not dropped."""
+    """Also if the model was passed by name."""
     results = []
     for out, given, changes in [("plain", model, False), ("name", model, True), ("loaded", load(model), True)]:
         args = GRPOConfig(out, **{**SMALL, "learning_rate": 0.0, "weight_decay": 0.0, "max_steps": 1})
@@ -210,7 +210,7 @@ def test_training_starts_from_the_changed_weights_of_trainer_model(model, rows):
 
 
 def test_a_changed_tokenizer_object_is_used_instead_of_its_files(bytes_model):
-    """It was loaded from the model's directory, and changed."""
+    """It was loaded from the directory of the model, and then changed."""
     rows = [{"prompt": [{"role": "user", "content": "ab"}]}] * 4
     for out, given in [("named", bytes_model), ("loaded", load(bytes_model))]:
         own = tokenizer(bytes_model)
@@ -264,7 +264,7 @@ def test_ref_model_follows_the_policy_with_sync_ref_model(model, rows):
 
 
 def test_the_gsm8k_demo_trains_a_loaded_model_with_lora(bytes_model):
-    """The API of the well-known GSM8K script: a loaded model in bf16, a tokenizer with a pad token, a LoraConfig, five
+    """As in the well-known GSM8K script: a loaded model in bf16, a tokenizer with a pad token, a LoraConfig, and five
     rewards on chat messages."""
     peft = pytest.importorskip("peft")
     demo: dict = {"__name__": "demo"}
@@ -306,7 +306,7 @@ def test_the_gsm8k_demo_trains_a_loaded_model_with_lora(bytes_model):
 
 
 def test_training_arguments_of_transformers_are_accepted(model):
-    """As TRL's SFTTrainer takes them: their values, also where TRL's defaults are others."""
+    """As in TRL's SFTTrainer, their values are used even if TRL has other defaults."""
     arguments = transformers.TrainingArguments("out", max_steps=2, per_device_train_batch_size=2, report_to="none")
     trainer = SFTTrainer(model, arguments, [{"text": word} for word in ("abc", "def", "ghi")])
     assert isinstance(trainer.args, SFTConfig) and trainer.args.learning_rate == arguments.learning_rate == 5e-5
@@ -316,7 +316,7 @@ def test_training_arguments_of_transformers_are_accepted(model):
 
 
 def test_an_adapter_of_a_reward_model_is_trained_with_its_head(model):
-    """With its head, which is trained beside it, whether the adapter is new or was given."""
+    """Both for new adapters and for a PeftModel; the saved adapter can be loaded by PEFT."""
     peft = pytest.importorskip("peft")
     from lockstep_rl import RewardConfig, RewardTrainer
 

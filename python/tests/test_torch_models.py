@@ -1,5 +1,5 @@
-"""State of torch's own models that the engine cannot see is refused by name, and what has none is trained: every model
-family, loaded, converted, adapted, used before. Run with `-m torch`."""
+"""Changes of a torch model that the engine cannot see are refused, and unchanged models of all families are accepted:
+loaded, converted, with an adapter, or used before. Run with `-m torch`."""
 
 import copy
 import types
@@ -72,11 +72,11 @@ def test_unchanged_models_of_every_family_are_accepted(family, tied, tmp_path):
 
 
 def hook(*args):
-    """A user's."""
+    """A hook of a user."""
 
 
 def mine(self, *args, **kwargs):
-    """A forward function of the user's."""
+    """A forward function of a user."""
 
 
 def layer(model, i=1):

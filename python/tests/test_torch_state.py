@@ -1,5 +1,5 @@
-"""State of a torch object that the engine cannot see is refused by name: here with stand-ins, in test_torch_models.py
-with torch's own."""
+"""Changes of a torch object that the engine cannot see are refused. The objects here are stand-ins; those in
+test_torch_models.py are models of torch."""
 
 import types
 
@@ -40,7 +40,7 @@ class LoraLayer(Module):
 
 
 class Loaded(InMemory):
-    """A loaded model of two layers, as far as its state goes."""
+    """A stand-in for a loaded model with two layers."""
 
     def __init__(self, directory):
         super().__init__(directory)
@@ -64,7 +64,7 @@ class Loaded(InMemory):
 
 
 class Adapted(Loaded):
-    """A PeftModel."""
+    """A stand-in for a PeftModel."""
 
     def __init__(self, directory):
         super().__init__(directory)
@@ -80,7 +80,7 @@ class Adapted(Loaded):
 
 
 def hook(*args):
-    """A user's."""
+    """A hook of a user."""
 
 
 def froze(*names):
@@ -171,7 +171,7 @@ def test_torch_state_that_the_engine_would_ignore_is_refused(model, rows, name):
     kind, change, words = REFUSED[name]
     loaded = kind(model)
     trainer = GRPOTrainer(loaded, vowels, GRPOConfig("out", **SMALL), rows)
-    # After the trainer was made, too.
+    # The change is also found after the trainer was created.
     change(loaded)
     with pytest.raises(ValueError, match=f"`model`.*{words}|{words}"):
         trainer.train()

@@ -1,4 +1,4 @@
-"""The other trainers, the configuration classes, and small parts."""
+"""Trainers other than GRPOTrainer, configuration classes, and conversions of arguments."""
 
 import dataclasses
 import json
@@ -33,7 +33,7 @@ SOLVED = [{"prompt": f"{word} ", "completion": f"{word}."} for word in WORDS]
 
 
 def program(command, model, rows, values, out, *more):
-    """The command line's run of the same."""
+    """Trains on the same rows with the command line."""
     with open("rows.jsonl", "w") as file:
         file.writelines(json.dumps(row) + "\n" for row in rows)
     values = {key: value for key, value in values.items() if key != "disable_tqdm"}
@@ -102,7 +102,7 @@ def test_dpo_accepts_a_reference_model(model):
     assert held_out["eval_loss"] < 0.69 and held_out["eval_rewards/margins"] > 0
     DPOTrainer(model, None, DPOConfig("b", **OFFLINE), PAIRS).train()
     assert weights("a/model") == weights("b/model")
-    # Another reference: the model that was trained is as far from itself as nothing.
+    # With the trained model as the reference, the initial model has the opposite margins.
     other = DPOTrainer(model, "a/model", DPOConfig("c", **OFFLINE), PAIRS, PAIRS[:3])
     assert other.evaluate()["eval_rewards/margins"] == pytest.approx(-held_out["eval_rewards/margins"])
     other.train()
@@ -216,7 +216,7 @@ def test_lora_configurations_are_converted_to_keys(model):
         use_dora: bool = False
         group_size: int = 16
 
-    assert lora_values(Own(r=4))["lora_r"] == 4, "what PEFT has by itself asks for nothing"
+    assert lora_values(Own(r=4))["lora_r"] == 4, "fields with PEFT's default values must be ignored"
     for field, value in [("use_dora", True), ("group_size", 8)]:
         with pytest.raises(ValueError, match=field):
             lora_values(Own(**{field: value}))

@@ -1,4 +1,4 @@
-"""Numbers and names that TRL logs: last values and means, evaluations, reward models, tokens of environments."""
+"""Metrics as TRL logs them: last values and means, evaluations, reward models, tokens of environments."""
 
 import math
 import os
@@ -14,7 +14,7 @@ from lockstep_rl import GRPOConfig, GRPOTrainer, RewardConfig, RewardTrainer, SF
 
 @pytest.fixture(scope="module")
 def steps(model, tmp_path_factory):
-    """The log of each trainer, step by step."""
+    """Returns the log of each trainer with an entry for each step."""
     logs = {}
     for kind in ("grpo", "rloo", "ppo", "sft", "dpo", "reward"):
         trainer = make(kind, model, tmp_path_factory.mktemp(kind) / "run", max_steps=5)
@@ -73,14 +73,14 @@ def test_an_evaluation_logs_the_metrics_of_trl(model, kind, when):
     assert EVALUATED <= metrics.keys(), EVALUATED - metrics.keys()
     lengths = [metrics[f"eval_completions/{what}_length"] for what in ("min", "mean", "max")]
     assert lengths == sorted(lengths) and lengths[0] >= 1
-    # Of 40 tokens; the completions are the policy's own, so that nothing is clipped.
+    # The vocabulary has 40 tokens. Nothing is clipped, because the policy generated the completions.
     assert 0 < metrics["eval_entropy"] <= math.log(40) + 1e-6 and metrics["eval_clip_ratio/region_mean"] == 0
     assert "epoch" in metrics or when == "before"
 
 
 @pytest.mark.parametrize("kind", ["grpo", "rloo"])
 def test_an_evaluation_logs_the_kl_divergence(model, kind):
-    """It is 0 before training, and not afterwards; without a reference there is none."""
+    """It is 0 before training and not 0 afterwards; without a reference it is not logged."""
     fields = dict(beta=0.1, eval_strategy="steps", eval_steps=4, eval_on_start=True, max_steps=4)
     trainer = make(kind, model, "out", **fields)
     trainer.eval_dataset = [{"prompt": "ab "}, {"prompt": "x "}]
@@ -139,7 +139,7 @@ def test_top_k_none_means_no_limit(model, rows):
     assert logs[0] == logs[1]
 
 
-# Rows, batch, epochs, dataloader_drop_last → the tokens of each step: row i has i + 1 letters and an end.
+# Rows, batch size, epochs, dataloader_drop_last, and the tokens of each step: row i has i + 1 letters and an end token.
 LAST = [
     (10, 4, 2, False, [14, 30, 21] * 2), (10, 4, 2, True, [14, 30] * 2), (8, 4, 1, False, [14, 30]),
     (9, 4, 1, False, [14, 30, 10]), (3, 4, 2, False, [9, 9]), (1, 8, 3, False, [2, 2, 2]), (5, 2, 1, False, [5, 9, 6]),
@@ -171,7 +171,7 @@ def test_the_last_incomplete_batch_of_pairs_is_trained_on(model, kind):
 
 
 def test_a_run_that_dropped_incomplete_batches_still_drops_them_when_resumed(model):
-    """As a run of an older version, whose configuration has no such key."""
+    """The configuration of an older run has no dataloader_drop_last."""
     rows = [{"text": f"{'ab' * (i + 1)}"} for i in range(5)]
 
     def args(**more):
@@ -191,7 +191,7 @@ def test_a_run_that_dropped_incomplete_batches_still_drops_them_when_resumed(mod
 
 @pytest.fixture(scope="module")
 def scorer(model, tmp_path_factory):
-    """A reward model."""
+    """Returns the directory of a reward model."""
     out = str(tmp_path_factory.mktemp("reward") / "run")
     args = RewardConfig(out, per_device_train_batch_size=2, max_steps=1, threads=1, disable_tqdm=True)
     RewardTrainer(model, args, PAIRS * 2).train()
@@ -199,7 +199,7 @@ def scorer(model, tmp_path_factory):
 
 
 class Scorer(InMemory):
-    """A loaded reward model."""
+    """A stand-in for a loaded reward model."""
 
     config = None
 
@@ -214,7 +214,7 @@ class Scorer(InMemory):
 
 
 def named(scorer, names):
-    """The model in directories of these names."""
+    """Copies the model into directories with these names."""
     for name in set(names):
         if not os.path.exists(name):
             shutil.copytree(scorer, name)
@@ -249,7 +249,7 @@ def test_rewards_with_equal_names_are_numbered(model, rows, scorer):
 
 
 def test_a_run_whose_configuration_has_no_reward_names_is_resumed(model, rows, scorer):
-    """Its configuration has no name for the model."""
+    """Configurations of older runs have no name for a reward model."""
     saved = dict(save_strategy="steps", save_steps=1, max_steps=3)
     grpo(model, rows, [scorer], **saved).train()
     with open("out/config.toml") as file:
@@ -264,7 +264,7 @@ def test_a_run_whose_configuration_has_no_reward_names_is_resumed(model, rows, s
 
 
 def played(env_mask, logprobs):
-    """A rollout of four tokens, of which an environment wrote some."""
+    """Returns a rollout function with completions of four tokens, some of them from an environment."""
     def play(prompts, trainer):
         count = len(prompts)
         return {
@@ -294,7 +294,7 @@ def test_tokens_written_by_an_environment_are_not_counted(model, rows, env_mask,
     ([0.0, -3.0, 0.0, 0.0], "where the environment wrote it"),
 ])
 def test_log_probabilities_that_are_all_0_are_ignored(model, rows, env_mask, logprobs, is_placeholder):
-    """As in TRL without vLLM: the gradient is the current policy's."""
+    """As in TRL without vLLM, the current policy's log-probabilities replace them."""
     is_placeholder = is_placeholder is True or (bool(is_placeholder) and env_mask is not None)
 
     def norm(out, logprobs):
@@ -323,7 +323,7 @@ SCHEDULES = [
 
 @pytest.mark.parametrize("kind, arguments, factors", SCHEDULES, ids=[row[0] for row in SCHEDULES])
 def test_learning_rate_schedules_equal_those_of_transformers(model, kind, arguments, factors):
-    """Beside transformers itself, where torch is there; some points by hand."""
+    """Compared with transformers if torch is installed; some values are computed by hand."""
     trainer = make("sft", model, "out", max_steps=6, learning_rate=0.01, warmup_steps=2, lr_scheduler_type=kind,
                    lr_scheduler_kwargs=arguments)
     trainer.train()

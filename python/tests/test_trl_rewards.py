@@ -1,4 +1,4 @@
-"""Rewards with TRL's names give TRL's values (conformance/trl_rewards_fixtures.py recorded them) and take its calls."""
+"""Rewards with TRL's names have TRL's scores (recorded by conformance/trl_rewards_fixtures.py) and signatures."""
 
 import functools
 import importlib.util
