@@ -123,7 +123,7 @@ fn differences(before: &BTreeMap<String, Facts>, now: &BTreeMap<String, Facts>) 
     let mut found = Vec::new();
     for name in names {
         let (Some(before), Some(now)) = (before.get(name), now.get(name)) else {
-            let is = if now.contains_key(name) { "is not committed" } else { "is no longer created" };
+            let is = if now.contains_key(name) { "is not committed" } else { "is not created any more" };
             found.push(format!("{name} {is}"));
             continue;
         };
@@ -195,7 +195,7 @@ mod tests {
         let expected = [
             "a: verdict was \"Learned\", now \"Worse\"",
             "b: metrics removed [\"loss\"], added [\"kl\"]",
-            "c is no longer created",
+            "c is not created any more",
             "d is not committed",
         ];
         assert_eq!(differences(&before, &now), expected);
