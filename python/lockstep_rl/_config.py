@@ -262,21 +262,21 @@ _SPECIAL = {
 # Descriptions of these fields for docs/python/fields.md.
 MAPPED = {
     "bf16": "dtype = \"bf16\"",
-    "model_init_kwargs": "torch_dtype or dtype is the field dtype (float32 with bf16 is bf16: it is computed in that); "
-    "what is about PyTorch has no meaning; the rest is refused",
+    "model_init_kwargs": "torch_dtype or dtype sets the field dtype (float32 with bf16=True is bf16 compute); "
+    "arguments for PyTorch have no effect; others are refused",
     "dataset_text_field": "columns = {\"text\": NAME}",
     "project": "the project of wandb and trackio",
     "disable_tqdm": "nothing is printed while training",
     "overwrite_output_dir": "a directory that holds a run is never overwritten: remove it, or resume the run",
-    "resume_from_checkpoint": "the argument of train()",
+    "resume_from_checkpoint": "the same as the argument of train()",
     "push_to_hub": "read by scripts, which then call push_to_hub(); nothing is uploaded while training",
-    "hub_model_id": "where push_to_hub() uploads to; not set: a repository of yours with the name of output_dir",
-    "hub_private_repo": "whether the repository that push_to_hub() makes is private",
+    "hub_model_id": "the repository for push_to_hub(); by default your repository with the name of output_dir",
+    "hub_private_repo": "whether push_to_hub() creates a private repository",
     "hub_revision": "the branch that push_to_hub() uploads to",
-    "hub_token": "push_to_hub()'s",
-    "eos_token": "the tokenizer's end of a sequence: a token that it has",
-    "accelerator_config": "an object, as in transformers; dispatch_batches is False where rows are a stream, and True "
-    "is refused there; the rest has no meaning",
+    "hub_token": "the token for push_to_hub()",
+    "eos_token": "the end-of-sequence token, which must be a token of the tokenizer",
+    "accelerator_config": "an object, as in transformers; dispatch_batches is False for streams, and True is refused "
+    "for them; its other fields have no effect",
 }
 
 

@@ -147,7 +147,7 @@ class GRPOTrainer(Trainer):
                 import torch
 
                 self._weights = torch.tensor(self._weights, dtype=torch.float32)
-            # In float32, as in a tensor.
+            # Rounded to float32, as in the tensor.
             self._weights_seen = _numbers(self._weights)
         return self._weights
 

@@ -27,8 +27,8 @@ export function smoothed(values, weight) {
 
 /** The values of a run at the positions of all runs. */
 function aligned(values, series, places, gaps = []) {
-  // A step that only another run has is not a gap: uPlot draws the line across undefined values. A step without this
-  // metric is not a gap either (an evaluation, or one of several steps on the same rewards).
+  // A step that only another run has is not a gap: uPlot draws the line across undefined values. Neither is a step
+  // in which this metric is not logged (an evaluation, or one of several steps on the same rewards).
   const known = new Map(placesOf(series).map((x, i) => [x, values?.[i] ?? (gaps.includes(i) ? null : undefined)]));
   return places.map((x) => known.get(x));
 }
